@@ -221,7 +221,7 @@
     press(event) {
       if (event.button || event.pointerType === "touch") return;
       const { axes } = this.shown, at = this.at(event);
-      this.pressed = { x: at[0], pan: event.shiftKey && !axes.x.names, range: axes.x.range, value: axes.x.from(at[0]) };
+      this.pressed = { x: at[0], y: at[1], pan: event.shiftKey && !axes.x.names, range: axes.x.range, value: axes.x.from(at[0]) };
       this.picture.setPointerCapture(event.pointerId);
     }
 
@@ -233,12 +233,23 @@
       this.zoom([low - by, high - by]);
     }
 
-    stretch([x]) {
-      const { axes, area } = this.shown, begin = this.pressed.x;
-      this.dragging = !axes.x.names && Math.abs(x - begin) >= DRAG_PX;
+    // Over a figure with `meta.box`, a drag chooses the cells in a box; over others, a range of x.
+    stretch([x, y]) {
+      const { axes, area } = this.shown, { pressed } = this, box = this.meta.box;
+      const far = box ? Math.hypot(x - pressed.x, y - pressed.y) : axes.x.names ? 0 : Math.abs(x - pressed.x);
+      this.dragging = far >= DRAG_PX;
       this.rubber.hidden = !this.dragging;
-      const [left, right] = [begin, Math.min(Math.max(x, area.left), area.right)].sort((one, other) => one - other);
-      Object.assign(this.rubber.style, { left: `${left}px`, top: `${area.top}px`, width: `${right - left}px`, height: `${area.bottom - area.top}px` });
+      const span = (begin, end, low, high) => [begin, Math.min(Math.max(end, low), high)].sort((one, other) => one - other);
+      const [left, right] = span(pressed.x, x, area.left, area.right);
+      const [top, bottom] = box ? span(pressed.y, y, area.top, area.bottom) : [area.top, area.bottom];
+      Object.assign(this.rubber.style, { left: `${left}px`, top: `${top}px`, width: `${right - left}px`, height: `${bottom - top}px` });
+    }
+
+    // The cells between two places.
+    boxed(one, other, when) {
+      const { axes, area } = this.shown, within = (px, low, high) => Math.min(Math.max(px, low + 1), high - 1);
+      const ends = (axis, at, low, high) => [one, other].map((place) => Math.round(axis.from(within(place[at], low, high)))).sort((a, b) => a - b);
+      this.click({ points: [], box: [ends(axes.x, 0, area.left, area.right), ends(axes.y, 1, area.top, area.bottom)], at: when });
     }
 
     release(event) {
@@ -247,6 +258,7 @@
       this.dragging = false;
       this.rubber.hidden = true;
       if (dragging && pressed.pan) return;
+      if (dragging && this.meta.box) return this.boxed([pressed.x, pressed.y], at, event.timeStamp);
       if (dragging) {
         const { axes, area } = this.shown, end = axes.x.from(Math.min(Math.max(at[0], area.left), area.right));
         return this.zoom([Math.min(pressed.value, end), Math.max(pressed.value, end)]);
@@ -275,7 +287,8 @@
       if (event.ctrlKey || event.metaKey || event.altKey) return;
       if (steps) this.focus = beside(this.shown, this.focus, steps) || this.focus;
       else if (event.key === "Escape") this.reset();
-      else if (event.key === "Enter" && this.focus) this.choose(this.focus, event.timeStamp, 0);
+      else if (event.key === "Enter" && event.shiftKey && this.meta.box && this.corner && this.focus) this.boxed(this.corner, this.focus, event.timeStamp);
+      else if (event.key === "Enter" && this.focus) this.choose((this.corner = this.focus), event.timeStamp, 0);
       else if (named) this.toggle(named.trace.name);
       else return;
       event.preventDefault();

@@ -13,27 +13,50 @@ from typing import Any
 import numpy as np
 
 from tracekit.base.text import short
-from tracekit.show.figures.worker_map import WorkerMap
+from tracekit.show.figures.worker_map import Ints, WorkerMap, blocks_that_fit
 from tracekit.trace.model import Worker
 
 _WORKER = re.compile(r"(?:worker\s*)?\(?\s*([0-9]{1,7})\s*,\s*([0-9]{1,7})\s*\)?", re.IGNORECASE)
 _RANK = re.compile(r"(?:rank\s*)?([0-9]{1,9})", re.IGNORECASE)
+_RANGE = re.compile(r"([0-9]{1,7})(?:-([0-9]{1,7}))?")
 _NUMBER = re.compile(r"-?[0-9]{1,15}")
 
 
 @dataclass(frozen=True, slots=True)
+class Box:
+    """Several workers: those of some DP ranks and stages, the first and the last of each as text, such as `1-3`."""
+
+    dp_ranks: str
+    stages: str
+
+    def cells(self, found: WorkerMap) -> Ints:
+        """The flat cell numbers of the workers of the map in it; none if the text is no range."""
+        ranges = [_RANGE.fullmatch(text) for text in (self.dp_ranks, self.stages)]
+        (rows, columns) = (
+            np.zeros(len(values), np.bool_)
+            if match is None
+            else (values >= int(match[1])) & (values <= int(match[2] or match[1]))
+            for match, values in zip(ranges, (found.dp_ranks, np.arange(found.stages)), strict=True)
+        )
+        return np.flatnonzero(rows[:, None] & columns)
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerView:
-    """The view of a job: the position of a step (None: all steps), the cell of a worker (None: none chosen), a host.
-    `said`: remarks on invalid parts of the address.
+    """The view of a job: the position of a step (None: all steps), the cell of a worker (None: none chosen), a host,
+    several workers. `said`: remarks on invalid parts of the address.
     """
 
     position: int | None = None
     cell: int | None = None
     host: str | None = None
+    box: Box | None = None
     said: tuple[str, ...] = ()
 
 
-def read_view(found: WorkerMap, step: str | None, worker: str | None, host: str | None) -> WorkerView:
+def read_view(
+    found: WorkerMap, step: str | None, worker: str | None, host: str | None, dp_rank: str | None, stage: str | None
+) -> WorkerView:
     """Parse the view in an address; invalid parts are dropped or moved to the nearest valid value, with a remark."""
     view = WorkerView()
     if step:
@@ -43,7 +66,20 @@ def read_view(found: WorkerMap, step: str | None, worker: str | None, host: str 
     if host:
         known = host in found.hosts
         view = replace(view, host=host) if known else _say(view, f"No host {short(host)!r} in this job.")
+    if dp_rank or stage:
+        box = Box(dp_rank or "", stage or "")
+        there = len(box.cells(found)) > 0
+        words = f"No worker has DP rank {short(box.dp_ranks)!r} and stage {short(box.stages)!r}."
+        view = replace(view, box=box) if there else _say(view, words)
     return view
+
+
+def choose_box(found: WorkerMap, columns: tuple[int, int], rows: tuple[int, int], view: WorkerView) -> WorkerView:
+    """Return `view` with the workers between these blocks of the drawn map, both ends included."""
+    down, across = blocks_that_fit(*found.slowdown.shape)
+    ends = [[low * size, (high + 1) * size - 1] for (low, high), size in ((rows, down), (columns, across))]
+    (top, bottom), (left, right) = np.clip(ends, 0, [[len(found.dp_ranks) - 1], [found.stages - 1]]).tolist()
+    return replace(view, box=Box(f"{found.dp_ranks[top]}-{found.dp_ranks[bottom]}", f"{left}-{right}"))
 
 
 def choose_step(found: WorkerMap, step: str, view: WorkerView) -> WorkerView:
@@ -90,4 +126,6 @@ def address(found: WorkerMap, view: WorkerView) -> dict[str, Any]:
         "step": None if view.position is None else int(found.steps[view.position]),
         "worker": None if view.cell is None else comma(found.worker(view.cell)),
         "host": view.host,
+        "dp_rank": view.box and view.box.dp_ranks,
+        "stage": view.box and view.box.stages,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import plotly.graph_objects as go
@@ -23,8 +23,8 @@ from dash import (
 from dash.development.base_component import Component
 
 from tracekit.dashboards.data.queries import Stored
-from tracekit.dashboards.data.worker_view import WorkerView, address, choose_step, choose_worker, read_view
-from tracekit.dashboards.pages.workers_parts import LISTED, detail, hosts, slowest, slowest_steps
+from tracekit.dashboards.data.worker_view import WorkerView, address, choose_box, choose_step, choose_worker, read_view
+from tracekit.dashboards.pages.workers_parts import LISTED, detail, hosts, several, slowest, slowest_steps
 from tracekit.dashboards.ui.callbacks import answers
 from tracekit.dashboards.ui.components import (
     attributes,
@@ -57,12 +57,18 @@ MOST_MARKED = 500
 
 
 def build(
-    stored: Stored, step: str | None = None, worker: str | None = None, host: str | None = None, **_: str
+    stored: Stored,
+    step: str | None = None,
+    worker: str | None = None,
+    host: str | None = None,
+    dp_rank: str | None = None,
+    stage: str | None = None,
+    **_: str,
 ) -> list[Component]:
-    """`step`: its number; `worker`: `dp,pp`; `host`: its name."""
+    """`step`: its number; `worker`: `dp,pp`; `host`: its name; `dp_rank`, `stage`: those of several workers, `1-3`."""
     found, report = results().worker_map(stored.name), stored.report
     assert report is not None
-    view = read_view(found, step, worker, host)
+    view = read_view(found, step, worker, host, dp_rank, stage)
     pattern = [
         html.P(believed(report, space_words(report["patterns"]["space"], found))),
         html.P(believed(report, time_words(report["patterns"]["time"], report["by_step"]))),
@@ -103,14 +109,16 @@ def draw(found: WorkerMap, view: WorkerView) -> go.Figure:
     of_host: list[int] = []
     if view.host is not None:
         of_host = np.flatnonzero(found.host.ravel() == found.hosts.index(view.host))[:MOST_MARKED].tolist()
-    return worker_heatmap(
+    drawn = worker_heatmap(
         found,
         view.position,
         viewer().theme,
         marked=marked,
         chosen=view.cell,
         dotted=of_host,
+        boxed=() if view.box is None else view.box.cells(found),
     )
+    return drawn.update_layout(meta={"box": True})
 
 
 def _said(view: WorkerView) -> list[Component]:
@@ -151,6 +159,7 @@ def _map_panel(stored: Stored, found: WorkerMap, view: WorkerView) -> Component:
         [term("slowdown alone", "Slowdown"), " of each ", term("worker"), ": DP ranks down, stages across"],
         _scrubber(stored, found, view),
         *parts,
+        html.Div(several(stored.name, found, view), id="workers-several", role="status"),
         extra=go_to,
     )
 
@@ -233,9 +242,10 @@ class Point(TypedDict):
 
 
 class Clicked(TypedDict):
-    """A click on a figure, as far as it is read."""
+    """A click on a figure, as far as it is read, or a drag over the map, from column to column and from row to row."""
 
     points: list[Point]
+    box: NotRequired[tuple[tuple[int, int], tuple[int, int]]]
 
 
 class Shown(TypedDict):
@@ -244,6 +254,8 @@ class Shown(TypedDict):
     step: int | None
     worker: str | None
     host: str | None
+    dp_rank: str | None
+    stage: str | None
 
 
 @answers(
@@ -277,8 +289,8 @@ def change(
         return no_update
     stored, found = results().stored(job), results().worker_map(job)
     assert stored.report is not None  # else there were no map
-    step = shown["step"]
-    before = read_view(found, None if step is None else str(step), shown["worker"], shown["host"])
+    step = None if shown["step"] is None else str(shown["step"])
+    before = read_view(found, step, shown["worker"], shown["host"], shown["dp_rank"], shown["stage"])
     clicked = {"workers-map": cell, "workers-times": of_time, "workers-steps": of_steps}.get(str(ctx.triggered_id))
     view = _followed(found, replace(before, said=()), position, clicked, typed)
     if view.said:
@@ -288,6 +300,7 @@ def change(
     set_props("workers-map", {"figure": drawing(draw(found, view))})
     set_props("workers-list", {"children": slowest(found, view.position, _cell(found, view))})
     set_props("workers-readout", {"children": _readout(stored, found, view)})
+    set_props("workers-several", {"children": several(stored.name, found, view)})
     if ctx.triggered_id != "workers-step":
         set_props("workers-detail", {"children": _detail(job, found, view)})
         set_props("workers-hosts", {"children": hosts(found, view.host, stored.report)})
@@ -303,9 +316,11 @@ def _followed(
         case "workers-step":
             number = int(position) if str(position).isdecimal() else 0  # a range field tells digits
             return replace(view, position=min(number, len(found.steps)) - 1 if number else None)
+        case "workers-map" if clicked and "box" in clicked:
+            return choose_box(found, *clicked["box"], view)
         case "workers-map" if clicked and clicked["points"]:
             who = clicked["points"][0]["customdata"]
-            return choose_worker(found, ",".join(map(str, who[:2])), view)
+            return choose_worker(found, ",".join(map(str, who[:2])), replace(view, box=None))
         case "workers-times" | "workers-steps" if clicked and clicked["points"]:
             of, who = clicked["points"][0]["customdata"][:1], clicked["points"][0]["customdata"][1:]
             view = choose_step(found, "".join(map(str, of)), view)

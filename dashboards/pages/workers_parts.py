@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import polars as pl
 from dash import dcc, html
 from dash.development.base_component import Component
 
 from tracekit.base.text import seconds, short
 from tracekit.dashboards.data.queries import Stored
-from tracekit.dashboards.data.worker_view import comma
+from tracekit.dashboards.data.worker_view import WorkerView, comma
 from tracekit.dashboards.ui.components import attributes, figure_parts, href, html_table, note, scrolled, term
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.sentences import host_words
@@ -123,6 +124,32 @@ def detail(found: WorkerMap, cell: int, job: str, position: int | None, *, defau
             table=table,
             id="workers-history",
         ),
+    ]
+
+
+def several(job: str, found: WorkerMap, view: WorkerView) -> list[Component]:
+    """What the workers in the chosen box cost together, and where to look next."""
+    if view.box is None:
+        return [note("A drag over the map chooses several workers.")]
+    values = found.values(view.position).ravel()
+    cells = view.box.cells(found)
+    own, whole = (float(np.nansum(np.clip(each - 1, 0, None))) for each in (values[cells], values))
+    share = f" of {whole:.3f}, {own / whole:.0%} of that of all workers" if whole else ""
+    where = {"dp_rank": view.box.dp_ranks, "stage": view.box.stages}
+    step = None if view.position is None else int(found.steps[view.position])
+    selection = " and ".join(f"{name}={values}" for name, values in where.items())
+    ways = {
+        "Timeline of these workers": href("/timeline", job=job, step=step, **where),
+        "What if they were as fast as their peers?": href("/whatif", job=job, select=selection),
+    }
+    return [
+        html.P(
+            [
+                html.B(f"{len(cells):,} workers, dp {view.box.dp_ranks}, stage {view.box.stages}: "),
+                *(term("summed excess"), f" {own:.3f}{share}"),
+            ]
+        ),
+        html.P([html.Span(dcc.Link(words, href=to), className="next") for words, to in ways.items()]),
     ]
 
 

@@ -11,8 +11,7 @@ GLOSSARY: Final[dict[str, str]] = {
     " From 1.1 on a job is straggling.",
     "slowdown alone": "S_w, exact: the step time of the ideal job with only this worker as recorded, divided by that of"
     " the ideal job. 1.00 is harmless.",
-    "summed excess": "Slowdown alone less 1, summed over the workers of the host: what they cost together, as if"
-    " it added up.",
+    "summed excess": "Slowdown alone less 1, summed over these workers: what they cost together, as if it added up.",
     "S alone": "The ideal job with only this set of ops as recorded, divided by the ideal job (added back).",
     "launch delays": "Host-side time (data loading, Python, kernel launches) between an op being ready and its start.",
     "waste": "1 - 1/S: the share of the GPU time that the ideal job would not need. The verdict counts what goes with"

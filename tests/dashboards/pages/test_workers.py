@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import parse_qsl
 
 import numpy as np
+import polars as pl
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.dashboards.clicks import address, click_figure, wait_for_state
+from tests.dashboards.clicks import address, click_figure, point_at_figure, wait_for_state
 from tests.dashboards.conftest import Serving
+from tests.dashboards.page_text import Pages
 from tests.dashboards.pages.test_pages import whatif
 from tracekit.dashboards.data.queries import Results
+from tracekit.dashboards.data.worker_view import Box, WorkerView, choose_box
+from tracekit.show.figures.worker_map import WorkerMap
 
 Visit = Callable[..., Page]
 
@@ -140,6 +145,72 @@ def test_a_host_marks_its_workers_until_it_is_chosen_again(visit: Visit) -> None
     page.click("#workers-hosts button:has-text('host-0000')")
     expect(page.locator("#workers-map .marker")).to_have_count(0)
     wait_for_state(page, job=JOB)
+
+
+def test_a_drag_over_the_map_sums_up_the_workers_in_it_with_the_ways_on(visit: Visit, serving: Serving) -> None:
+    report = whatif(serving.store, JOB)
+    page = open_map(visit, f"/workers?job={JOB}")
+    point_at_figure(page, "workers-map", 1.5 / 4, 1.5 / 4)
+    area = page.locator("#workers-map .area").bounding_box()
+    assert area is not None
+    page.mouse.down()
+    page.mouse.move(area["x"] + area["width"] * 2.4 / 4, area["y"] + area["height"] * 0.6 / 4, steps=3)
+    page.mouse.up()
+    wait_for_state(page, job=JOB, dp_rank="0-1", stage="1-2")
+    excess = {(row["dp_rank"], row["pp_rank"]): row["slowdown"] - 1 for row in report["by_worker"]}
+    assert min(excess.values()) > -1e-12
+    own, whole = sum(excess[at] for at in ((0, 1), (0, 2), (1, 1), (1, 2))), sum(excess.values())
+    several = page.locator("#workers-several")
+    expect(several).to_contain_text("4 workers, dp 0-1, stage 1-2: summed excess")
+    expect(several).to_contain_text(f"{own:.3f} of {whole:.3f}, {own / whole:.0%} of that of all workers")
+    links = dict(several.locator("a").evaluate_all("all => all.map(one => [one.innerText, one.getAttribute('href')])"))
+    assert links == {
+        "Timeline of these workers": f"/timeline?job={JOB}&dp_rank=0-1&stage=1-2",
+        "What if they were as fast as their peers?": f"/whatif?job={JOB}&select=dp_rank%3D0-1+and+stage%3D1-2",
+    }
+    again = open_map(visit, address(page))
+    assert again.inner_text("#workers-several") == several.inner_text()
+    assert again.evaluate(READ_OUTLINES) == page.evaluate(READ_OUTLINES)
+    click_figure(page, "workers-map", 0.5 / 4, 3.5 / 4)
+    expect(several).to_have_text("A drag over the map chooses several workers.")
+    wait_for_state(page, job=JOB, worker="3,0")
+
+
+def test_the_keyboard_chooses_several_workers_from_enter_to_shift_and_enter(visit: Visit) -> None:
+    page = open_map(visit, f"/workers?job={JOB}")
+    picture = page.locator("#workers-map .chart-picture")
+    picture.press("ArrowRight")  # the first cell
+    picture.press("Enter")
+    expect(page.locator("#workers-detail h3")).to_have_text("Rank 0 on host-0000 (dp 0, stage 0)")
+    for key in ("ArrowRight", "ArrowDown", "ArrowDown", "Shift+Enter"):
+        picture.press(key)
+    wait_for_state(page, job=JOB, worker="0,0", dp_rank="0-2", stage="0-1")
+    expect(page.locator("#workers-several")).to_contain_text("6 workers, dp 0-2, stage 0-1: ")
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("dp_rank=9-10&stage=0", "No worker has DP rank '9-10' and stage '0'."),
+        ("dp_rank=3-1&stage=0-3", "No worker has DP rank '3-1' and stage '0-3'."),
+        ("dp_rank=one&stage=0", "No worker has DP rank 'one' and stage '0'."),
+        ("stage=0-3", "No worker has DP rank '(no name)' and stage '0-3'."),
+    ],
+)
+def test_a_box_without_workers_is_said(serving: Serving, query: str, words: str) -> None:
+    shown = Pages(serving.store).lines("/workers", job=JOB, **dict(parse_qsl(query)))
+    assert words in shown
+    assert "A drag over the map chooses several workers." in shown
+
+
+def test_a_box_on_a_pooled_map_holds_the_workers_of_its_blocks() -> None:
+    """Of 330 DP ranks, three are a row of the map; the last row has no others to fill it."""
+    ones = np.ones((330, 2))
+    found = WorkerMap(pl.DataFrame(), np.arange(10, 340), ones, ones, ones, ones, (), np.arange(1), ones[None])
+    view = choose_box(found, (1, 1), (0, 1), WorkerView())
+    assert view.box == Box("10-15", "1-1")
+    assert view.box.cells(found).tolist() == [1, 3, 5, 7, 9, 11]
+    assert choose_box(found, (-3, 9), (109, 500), WorkerView()).box == Box("337-339", "0-1")
 
 
 def test_workers_that_were_not_traced_are_named(visit: Visit, odd: Serving) -> None:

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from tracekit.show.figures.base import axis, figure, markers, step_axis
 from tracekit.show.figures.theme import Theme, slowdown_scale
-from tracekit.show.figures.worker_map import UNKNOWN, Pooled, WorkerMap, blocks_that_fit, pool
+from tracekit.show.figures.worker_map import UNKNOWN, Ints, Pooled, WorkerMap, blocks_that_fit, pool
 
 #: Maps up to this many cells show each value and the gaps between cells.
 FEW_CELLS = 160
@@ -30,11 +30,12 @@ def worker_heatmap(
     marked: Sequence[int] = (),
     chosen: int | None = None,
     dotted: Sequence[int] = (),
+    boxed: Sequence[int] | Ints = (),
 ) -> go.Figure:
     """DP ranks down, stages across; pooled by maximum if there are too many cells.
 
     `position`: which step, None for all. Flat cell numbers: `marked` are outlined, `chosen` is outlined boldly,
-    `dotted` get a dot.
+    `dotted` get a dot, a box is drawn from the first to the last of `boxed`.
     """
     values = found.values(position)
     pooled = pool(values, *blocks_that_fit(*values.shape))
@@ -61,6 +62,10 @@ def worker_heatmap(
         aside = 0.4 if cells <= FEW_CELLS else 0.0  # of the figure in the cell
         places = [(column - aside, row) for column, row in (_place(found, pooled, cell) for cell in dotted)]
         _markers(drawn, places, {"symbol": "circle", "size": 7, "color": theme.outline})
+    if len(boxed):
+        (left, top), (right, bottom) = (_place(found, pooled, int(cell)) for cell in (boxed[0], boxed[-1]))
+        corners = {"x0": left - 0.5, "x1": right + 0.5, "y0": top - 0.5, "y1": bottom + 0.5}
+        drawn.add_shape(type="rect", line={"color": theme.text, "width": 3}, **corners)
     stages = np.arange(found.stages)[:: pooled.column_block]
     drawn.update_xaxes(axis(stages, TICKS, showgrid=False, constrain="domain"))
     drawn.update_yaxes(axis(found.dp_ranks[:: pooled.row_block], TICKS, down=True, showgrid=False))
