@@ -25,6 +25,7 @@ from tracekit.dashboards.ui.components import attributes, badge, href, note, pan
 from tracekit.dashboards.ui.context import gpu_hour, results, viewer
 from tracekit.dashboards.ui.forms import text_field
 from tracekit.dashboards.ui.sentences import Tone
+from tracekit.dashboards.ui.share import xlsx
 from tracekit.dashboards.ui.shell import page
 from tracekit.fleet.rows import TEAM_KEYS
 from tracekit.report.verdict import UNNAMED, LossKind
@@ -204,8 +205,8 @@ def _table(jobs: pl.DataFrame, view: dict[str, str | None], at: int) -> Componen
     ]
     where = [note([f"Part {at:,} of {parts:,}. ", *(html.Span([one, " "]) for one in pages)])] if parts > 1 else []
     said = [] if rows.height else [note(["No job fits. ", dcc.Link("All jobs", href=href("/"))])]
-    csv = html.A("CSV", href=href("/download/jobs.csv"), download="")
-    return panel(count, _filter(view), _facets(jobs, view), *said, _grid(shown, view), *where, extra=csv)
+    files = html.Span([html.A("CSV", href=href("/download/jobs.csv"), download=""), " ", xlsx("jobs", "XLSX")])
+    return panel(count, _filter(view), _facets(jobs, view), *said, _grid(shown, view), *where, extra=files)
 
 
 def narrowed(jobs: pl.DataFrame, view: dict[str, str | None]) -> pl.DataFrame:
