@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
+from urllib.parse import urlencode
 
 import polars as pl
 from dash import dcc, html
@@ -23,8 +24,10 @@ from tracekit.dashboards.pages.job_card import hang_card, job_card
 from tracekit.dashboards.ui.charts import trend
 from tracekit.dashboards.ui.components import attributes, badge, href, note, panel, row_table
 from tracekit.dashboards.ui.context import gpu_hour, results, viewer
+from tracekit.dashboards.ui.drawn import Views
 from tracekit.dashboards.ui.forms import text_field
 from tracekit.dashboards.ui.sentences import Tone
+from tracekit.dashboards.ui.share import xlsx
 from tracekit.dashboards.ui.shell import page
 from tracekit.fleet.rows import TEAM_KEYS
 from tracekit.report.verdict import UNNAMED, LossKind
@@ -78,7 +81,9 @@ _UNSURE = UNNAMED | {_NOT_ANALYSED, _NO_VERDICT}
 
 
 def build(q: str = "", sort: str = "lost", at: str = "1", days: str = "", **state: str) -> list[Component]:
-    """`q`: text that the jobs shown contain; `sort`: an order; `at`: a part of the table; `days`: of AGES; facets."""
+    """`q`: text that the jobs shown contain; `sort`: an order; `at`: a part of the table; `days`: of AGES; facets;
+    `view`: the name of all this.
+    """
     jobs = job_table()
     if jobs.is_empty():
         return [
@@ -98,7 +103,12 @@ def build(q: str = "", sort: str = "lost", at: str = "1", days: str = "", **stat
         "days": days if days in AGES else None,
         **asked,
     }
-    return [html.H1("Jobs"), _sums(jobs), *_burning(jobs), _table(jobs, view, int(at) if at.isdecimal() else 1)]
+    views = Views(
+        id="jobs-views",
+        query=urlencode({name: value for name, value in view.items() if value}),
+        name=short(state["view"]) if state.get("view") else "",
+    )
+    return [html.H1("Jobs"), _sums(jobs), *_burning(jobs), _table(jobs, view, int(at) if at.isdecimal() else 1, views)]
 
 
 def job_table() -> pl.DataFrame:
@@ -188,7 +198,7 @@ def _burning(jobs: pl.DataFrame) -> list[Component]:
     return [html.Div(cards, className="job-cards")] if cards else []
 
 
-def _table(jobs: pl.DataFrame, view: dict[str, str | None], at: int) -> Component:
+def _table(jobs: pl.DataFrame, view: dict[str, str | None], at: int, views: Component) -> Component:
     """The facets, and a part of the rows that fit them."""
     rows = narrowed(jobs, view)
     column, largest_first = ORDERS[view["sort"] or "lost"]
@@ -204,8 +214,8 @@ def _table(jobs: pl.DataFrame, view: dict[str, str | None], at: int) -> Componen
     ]
     where = [note([f"Part {at:,} of {parts:,}. ", *(html.Span([one, " "]) for one in pages)])] if parts > 1 else []
     said = [] if rows.height else [note(["No job fits. ", dcc.Link("All jobs", href=href("/"))])]
-    csv = html.A("CSV", href=href("/download/jobs.csv"), download="")
-    return panel(count, _filter(view), _facets(jobs, view), *said, _grid(shown, view), *where, extra=csv)
+    files = html.Span([html.A("CSV", href=href("/download/jobs.csv"), download=""), " ", xlsx("jobs", "XLSX")])
+    return panel(count, _filter(view), _facets(jobs, view), views, *said, _grid(shown, view), *where, extra=files)
 
 
 def narrowed(jobs: pl.DataFrame, view: dict[str, str | None]) -> pl.DataFrame:

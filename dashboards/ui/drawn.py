@@ -61,6 +61,14 @@ class Choice(_Drawn):
         super().__init__(options=_items(options), value=value, **named)
 
 
+class Views(_Drawn):
+    """The named views of a table (assets/views.js). `query`: the view that is shown; `name`: that in the address."""
+
+    _namespace = "tracekit_views"
+    _type = "Views"
+    _properties = ("id", "query", "name")
+
+
 def _items(options: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"value": value, "label": label} for value, label in options.items()]
 

@@ -5,6 +5,8 @@ In: a stored job. Out: a component; assets/share.js copies.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from dash import html
 from dash.development.base_component import Component
 
@@ -25,4 +27,17 @@ def share(stored: Stored) -> Component:
     ]
     page = html.A("Download HTML", href=href("/download/report.html", job=stored.name), download="", className="button")
     said = html.Span(role="status", className="note")
-    return html.Details([html.Summary("Share"), html.Div([*copies, page, said])], className="share")
+    return html.Details(
+        [
+            html.Summary("Share"),
+            html.Div([*copies, page, xlsx("report", "Download XLSX", "button", job=stored.name), said]),
+        ],
+        className="share",
+    )
+
+
+def xlsx(name: str, words: str, style: str = "", **state: object) -> Component:
+    """The link to a file for Excel (`web/downloads.py`), or how to get one where the extra is missing."""
+    if find_spec("xlsxwriter") is None:
+        return html.Span("XLSX: pip install 'tracekit-analysis[xlsx]'", className="note")
+    return html.A(words, href=href(f"/download/{name}.xlsx", **state), download="", className=style)

@@ -1,16 +1,17 @@
-"""Downloads: every table of a report as CSV, and the report as a page.
+"""Downloads: every table of a report as CSV or XLSX, and the report as a page.
 
 In: the name of a table and of a job, from the address. Out: the file, or a status and a one-line reason.
 """
 
 from __future__ import annotations
 
+import io
 import re
 
 import flask
 import polars as pl
 
-from tracekit.base.errors import NotStoredError
+from tracekit.base.errors import NotStoredError, SelectionError, extra
 from tracekit.base.safe_csv import safe_csv
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.ui.context import choose_window, results
@@ -21,6 +22,12 @@ from tracekit.show.documents.page import page
 #: Tables of a report that are a file of their own.
 TABLES = (*JSON_TABLES, "by_rank", *COMMON_TABLES)
 _PER_STEP = "by_worker_per_step"
+#: All tables of a report, as the name of a workbook.
+REPORT = "report"
+#: Rows of a sheet, without the heads.
+MOST_SHEET_ROWS = 1_048_575
+#: Text from outside stays text.
+_AS_TEXT = {"in_memory": True, "strings_to_formulas": False, "strings_to_urls": False, "nan_inf_to_errors": True}
 
 
 def download(name: str) -> flask.Response:
@@ -30,16 +37,41 @@ def download(name: str) -> flask.Response:
 
 def csv_file(name: str, table: pl.DataFrame) -> flask.Response:
     """A table as a file to save."""
-    response = flask.Response(safe_csv(table), mimetype="text/csv")
-    response.headers["Content-Disposition"] = f'attachment; filename="{name}.csv"'
-    return response
+    return _file(f"{name}.csv", safe_csv(table), "text/csv")
+
+
+def workbook(name: str) -> flask.Response:
+    """A table as a file for Excel, or with REPORT all of a job, a sheet for each.
+
+    Raises StoreError, SelectionError or MissingExtraError.
+    """
+    with extra("xlsx", "a file for Excel"):
+        from xlsxwriter import Workbook
+    if name == REPORT:
+        stored = results().stored(_job())
+        stem = file_stem(stored.name)
+        sheets = {one: _flat(stored.table(one)) for one in TABLES if (stored.report or {}).get(one)}
+    else:
+        stem, sheets = name, {name: _table(name)}
+    longest = max((table.height for table in sheets.values()), default=0)
+    if longest > MOST_SHEET_ROWS:
+        raise SelectionError(f"{longest:,} rows are more than the {MOST_SHEET_ROWS:,} of a sheet; CSV has all")
+    file = io.BytesIO()
+    with Workbook(file, _AS_TEXT) as book:
+        for title, table in sheets.items():
+            table.write_excel(book, title, float_precision=6)
+    return _file(f"{stem}.xlsx", file.getvalue(), "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet")
 
 
 def report_page() -> flask.Response:
     """The report on a job as one HTML page, as `tracekit whatif --html` writes it. Raises StoreError."""
     stored = results().stored(_job())
-    response = flask.Response(page(results().job_of(stored).report), mimetype="text/html")
-    response.headers["Content-Disposition"] = f'attachment; filename="{file_stem(stored.name)}.html"'
+    return _file(f"{file_stem(stored.name)}.html", page(results().job_of(stored).report), "text/html")
+
+
+def _file(name: str, content: str | bytes, kind: str) -> flask.Response:
+    response = flask.Response(content, mimetype=kind)
+    response.headers["Content-Disposition"] = f'attachment; filename="{name}"'
     return response
 
 

@@ -22,7 +22,7 @@ from tracekit.base.text import printable
 from tracekit.dashboards.ui.context import results
 from tracekit.dashboards.web.access import HEALTH, MOST_BYTES_ASKED, Access, WithoutPrefix, client_address
 from tracekit.dashboards.web.auth import refused
-from tracekit.dashboards.web.downloads import download, report_page
+from tracekit.dashboards.web.downloads import download, report_page, workbook
 from tracekit.dashboards.web.handle import HANDLE, handle
 from tracekit.dashboards.web.passwords import LOGIN, LOGOUT
 from tracekit.dashboards.web.search import search
@@ -75,6 +75,7 @@ def harden(app: Dash, access: Access) -> None:
     for address in ("/api", "/api/", "/api/<path:path>"):
         server.add_url_rule(address, "api", _no_api)
     server.add_url_rule("/download/<name>.csv", "download", download)
+    server.add_url_rule("/download/<name>.xlsx", "workbook", workbook)
     server.add_url_rule("/download/report.html", "report_page", report_page)
     server.add_url_rule("/search", "search", search)
     server.add_url_rule(HANDLE, "handle", handle, methods=["POST"])

@@ -18,6 +18,7 @@ Visit = Callable[..., Page]
 
 JOB = "job=slow-worker"
 PAGES = ("/", *(f"/{page}?{JOB}" for page in ("job", "time", "workers", "whatif", "timeline", "hang")))
+PAGES = (*PAGES, "/?verdict=stalls", f"/workers?{JOB}&dp_rank=0-1&stage=1-2")
 PAGES = (*PAGES, f"/compare?{JOB}&with=healthy", *(f"/{page}?job=gpu_slow_input" for page in ("job", "timeline")))
 #: Pages about what goes on in a store of watched jobs.
 WATCHED = ("/", "/incidents", "/hosts", "/hosts?q=node-d", "/job?job=live")

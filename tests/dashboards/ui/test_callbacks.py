@@ -18,7 +18,7 @@ Visit = Callable[..., Page]
 STATE = {"job": "slow-worker", "select": "stage=1", "action": "peers", "factor": None, "kept": "", "remarks": []}
 DRAWN = {"answer": "", "kept": ""}
 CLICKED = {"points": [{"customdata": [1, 2]}]}
-SHOWN = {"step": None, "worker": None, "host": None}
+SHOWN = {"step": None, "worker": None, "host": None, "dp_rank": None, "stage": None}
 #: A right value for each value that a callback of the pages takes from the browser.
 RIGHT: dict[str, Any] = {
     "_pages_location.pathname": "/job",

@@ -258,6 +258,8 @@ class TestDownloads:
         "path",
         [
             "/download/nothing.csv",
+            "/download/nothing.xlsx",
+            "/download/report.xlsx?job=nobody",
             "/download/op.csv?job=healthy",
             "/download/by_step.csv?job=nobody",
             "/download/by_step.csv?job=../../../etc/passwd",
