@@ -430,8 +430,8 @@ class Session(Guard):
     # ---- values ------------------------------------------------------------------------------------------------
 
     def log(self, values: dict[str, Any], step: int | None = None) -> None:
-        """Keep values of a step, by default the current one; what is no number of the host is left out, and reported
-        once.
+        """Keep values of a step, the current one by default, or the one before; what is no number of the host is left
+        out, and reported once.
         """
         if self.recording:
             self.attempt_hook("log", self._log, values, self.step if step is None else step)
@@ -442,16 +442,24 @@ class Session(Guard):
             if value is None:
                 continue
             try:
-                at, bits = operator.index(step), _bits(value, is_count=name == "tokens")
+                at, bits = _recent(step, self.step), _bits(value, is_count=name == "tokens")
             except Exception as error:  # whatever the user's object raises
                 if not self._refused_value and self.recorder.first_of_all_ranks("value-refused"):
                     warn(
-                        f"rank {self.rank}: tracekit.log({name}=...) in step {step}: {type(error).__name__}:"
+                        f"rank {self.rank}: tracekit.log({name}=...) in step {self.step}: {type(error).__name__}:"
                         f" {error!s:.200}; such values are left out; training continues"
                     )
                 self._refused_value = True
                 continue
             self.recorder.add((Category.VALUE, 0, self.name(name), at, NONE, NONE, NONE, now, now, bits))
+
+
+def _recent(step: Any, now: int) -> int:
+    """The number of a step, as a user gives it. Raises if it is neither that of now nor of the one before."""
+    number = operator.index(step)
+    if not max(now - 1, 0) <= number <= now:
+        raise ValueError(f"step={number}; expected the step that goes on, {now}, or the one before it")
+    return number
 
 
 def _bits(value: Any, is_count: bool) -> int:

@@ -39,7 +39,7 @@ class _Nobody:
         """Start the next step now."""
 
     def log(self, values: dict[str, Any], step: int | None) -> None:
-        """Keep the values of a step, by default the current one, that are not None."""
+        """Keep the values of a step that are not None: of the current one, or of that number, which is one less."""
 
 
 NOBODY = _Nobody()
@@ -121,8 +121,8 @@ def set_step(step: int) -> None:
 
 
 def log(*, tokens: float | None = None, loss: float | None = None, step: int | None = None) -> None:
-    """Record what a step trained on and came to. Call it when the step has computed, before the next begins, or give
-    the number of the `step`.
+    """Record what a step trained on and came to. Call it when the step has computed, before the next begins; once that
+    has begun, give the number of the `step` that has ended.
 
     `tokens`: of this data-parallel replica; its ranks may all call it, and count once. `loss`: of this rank; that of
     the job is the mean over the ranks that call it. Both are numbers, or tensors in the memory of the host: a tensor on

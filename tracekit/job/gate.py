@@ -88,7 +88,7 @@ def _identity(job: Job) -> dict[str, Any]:
     """What must be equal for two runs to be comparable, by the words for it; None if it is not known."""
     trace = job.trace
     if POST_TRAINING in trace.metadata:
-        return {"source": job.source, **trace.sizes}
+        return {"source": job.source, "engines": trace.sizes["world_size"] - 1}
     recorded = "profiler_step" in job.replay.graph.label_names
     known = {"source": "a recording of GPUs" if recorded else job.source, **trace.sizes}
     known |= {name: trace.metadata.get(name) for name in SAME_JOB}

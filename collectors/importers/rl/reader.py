@@ -137,6 +137,6 @@ def _formats(path: str, content: bytes) -> set[Format]:
 
 
 def _lines(content: bytes) -> Iterator[tuple[int, str]]:
-    """Lines with their numbers, without what a console puts around them."""
-    for number, line in enumerate(content.split(b"\n"), 1):
+    """Lines with their numbers, without what a console puts around them; progress bars end theirs with a return."""
+    for number, line in enumerate(content.splitlines(), 1):
         yield number, plain(line.decode(errors="replace").rstrip())

@@ -37,6 +37,7 @@ def test_a_log_in_another_wrapping_reads_the_same(tmp_path):
         **wrapped,
         "a byte order mark": codecs.BOM_UTF8.decode() + VERL,
         "Windows": VERL.replace("\n", "\r\n"),
+        "progress bars": "".join(f"\r{step} of 3\r{line}" for step, line in enumerate(CONSOLE.splitlines(), 1)),
         "a configuration": configuration + CONSOLE,
         "a validation": '{"step": 0, "data": {"val-core/acc": 0.5}}\n' + VERL,
         "a line that is being written": VERL + record(4)[:-9],

@@ -47,9 +47,14 @@ def test_a_value_may_be_of_an_earlier_step_and_of_no_number_it_is_left_out(loop)
     loop.step()
     loop.backward()
     loop.sink.first_of_all_ranks = lambda _: False
-    for step in ("first", 0, 0.5):
+    for step in ("first", 0, 0.5, -1, 2, 10**30):
         loop.session.log({"loss": 0.5}, step)
     assert logged(loop) == [(0, "loss")]
+    for _ in range(2):
+        loop.step()
+        loop.backward()
+    loop.session.log({"loss": 0.5}, 1)
+    assert (loop.session.step, logged(loop)) == (3, [(0, "loss")])  # two steps have begun since
     assert not loop.session.failures
 
 
