@@ -22,6 +22,7 @@ from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.trace.gpu_activity import IdleReason
 
 _REASONS = tuple(IdleReason)
+_NUMBER = {str(reason): number for number, reason in enumerate(_REASONS)}
 #: No launch arrives faster than this, seconds.
 ARRIVES_S = 10e-6
 #: Times in seconds of whole microseconds differ by rounding.
@@ -64,7 +65,7 @@ def idle_of(gpu: pl.DataFrame, calls: pl.DataFrame, host: pl.DataFrame, whats: p
     begun, done = np.minimum(ls, b), np.minimum(le, b)
     arrived = np.maximum(done, begun)
     ends, none = gpu["name"].gather(op).cast(pl.String), pl.repeat("", len(op), eager=True)
-    call = pl.concat([calls["name"].cast(pl.String), pl.Series([""])]).gather(launch[op])
+    call = calls["name"].gather(gpu["launch"].gather(op)).cast(pl.String).fill_null("")
     host_reasons, gaps_of = threads.did(np.flatnonzero(late), thread[launch[op]], a, begun)
     parts = [
         (IdleReason.UNKNOWN, none, np.where(unknown, b - a, 0.0)),
@@ -152,7 +153,7 @@ class _Threads:
         said = self.whats.select("reason", "name", "where")
         said = pl.concat([said, pl.DataFrame([(str(IdleReason.PYTHON), "", "")], said.schema, orient="row")])
         whats = np.where(whats < 0, said.height - 1, whats)
-        reason = np.array([_REASONS.index(IdleReason(one)) for one in said["reason"]])
+        reason = np.array([_NUMBER[one] for one in said["reason"].to_list()])
         each = np.unique(number.astype(np.int64) * len(_REASONS) + reason[whats]) % len(_REASONS)
         counts = np.bincount(each, minlength=len(_REASONS))
         gaps_of = {str(one): int(count) for one, count in zip(_REASONS, counts, strict=True) if count}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -48,6 +49,14 @@ class FoldedGraph:
     def label_names(self) -> tuple[str, ...]:
         """The labels that ops of this job have."""
         return tuple(dict.fromkeys(("step", "rank", "peer", *self.ops.labels)))
+
+    @cached_property
+    def cell(self) -> Ints:
+        """The cell of each op, counted over the cells [rows, lanes] of all blocks, [ops]."""
+        ops = np.concatenate([block.op for block in self.blocks], axis=None)
+        found = np.empty(len(ops), np.int64)
+        found[ops] = np.arange(len(ops))
+        return found
 
     def label(self, number: int, name: str) -> Label:
         """A label of the ops of block `number`. Raises SelectionError, with the labels that exist, if there is none."""

@@ -29,7 +29,7 @@ from tracekit.analysis.replay.kernel import NO_MATRIX, Costs
 from tracekit.trace.model import DP_COLLECTIVES
 
 if TYPE_CHECKING:
-    from tracekit.analysis.graph.fold import FoldedSteps
+    from tracekit.analysis.graph.fold import FoldedGraph, FoldedSteps
 
 
 class ChangedRows(Struct):
@@ -126,13 +126,11 @@ class CostOverlay(Struct):
         """The launch delay of each op of an op graph, seconds, [ops]."""
         return self.of_ops(self.replay.durations.launch_delay) if self.op_delay is None else self.op_delay
 
-    def of_ops(self, matrices: Sequence[Floats]) -> Floats:
-        """The values of matrices, one [rows, lanes] per block, by op of an op graph, [ops]."""
-        blocks = [cast("FoldedSteps", block) for block in self.replay.graph.blocks]
-        found = np.empty(sum(block.op.size for block in blocks))
-        for block, matrix in zip(blocks, matrices, strict=True):
-            found[block.op] = matrix
-        return found
+    def of_ops(self, matrices: Sequence[Floats], ops: Ints | None = None) -> Floats:
+        """The values of matrices, one [rows, lanes] per block, by op of an op graph, of all or some, [ops]."""
+        cells = np.concatenate(matrices, axis=None) if len(matrices) > 1 else matrices[0].reshape(-1)
+        cell = cast("FoldedGraph", self.replay.graph).cell
+        return np.asarray(cells[cell if ops is None else cell[ops]])
 
     def costs(self, graph: LabelledGraph, durations: Durations, number: int) -> Costs:
         """The costs of a block for its replay, see `CostRule.costs`."""
@@ -265,15 +263,16 @@ class QueuedAhead(Struct, frozen=True, eq=False):
         late = overlay.op_delay[own] = np.zeros(len(own))
         for _ in range(_PASSES):
             timelines, before = overlay.replay.timelines(overlay), late
-            start, end = (overlay.of_ops([getattr(one, name) for one in timelines]) for name in ("start", "end"))
-            late = np.clip(end[launched_by] + arrives_s - (start[own] - before), 0.0, most)
+            start = overlay.of_ops([one.start for one in timelines], own)
+            launched = overlay.of_ops([one.end for one in timelines], launched_by)
+            late = np.clip(launched + arrives_s - (start - before), 0.0, most)
             overlay.op_delay[own] = late
-            if np.array_equal(late, before):  # every further pass would find the same
+            if np.allclose(late, before, rtol=0.0, atol=_ROUNDING_S):  # every further pass would find the same
                 break
 
 
-#: So many passes are enough for launches to settle, but for rounding.
-_PASSES = 4
+#: So many passes are enough for launches to settle, but for rounding, seconds.
+_PASSES, _ROUNDING_S = 4, 1e-12
 
 
 class NoDelays(Struct, frozen=True):
