@@ -43,7 +43,8 @@ class ReplayedSteps(Struct, frozen=True, eq=False):
     `times`: fields of `Attribution`, arrays with the steps as first axis. `slowest_workers`: of the whole job;
     `slowest`: the ideal job with these as recorded, and the original job with these idealised, [steps] each. `hidden`:
     see `_hidden_times`. `paths`: of the recorded, the original and the ideal job, as in `CriticalTimes`, per step and
-    kind of op.
+    kind of op. `as_recorded`: the original and the ideal job without reconstructed ops, [steps] each, None if there are
+    none.
     """
 
     times: Mapping[str, Any]
@@ -51,6 +52,7 @@ class ReplayedSteps(Struct, frozen=True, eq=False):
     slowest: tuple[Floats, ...]
     hidden: Floats | None
     paths: Mapping[str, tuple[Mapping[Any, list[float]], Mapping[Any, list[float]], Floats]]
+    as_recorded: tuple[Floats, ...] | None
     clamped_transfers: int
     clamped_delays: int
     ops: int
@@ -61,6 +63,7 @@ class ReplayedSteps(Struct, frozen=True, eq=False):
         """Replay every what-if question about the steps of `replay`, of the job `whole`."""
         tell = progress or (lambda _: None)
         replay = replay.sampled_from(whole)
+        plain = None if replay.as_recorded is None else replay.as_recorded.sampled_from(whole)
         graph, durations = replay.graph, replay.durations
         stages = graph.layout.pp
         tell("step times")
@@ -114,6 +117,7 @@ class ReplayedSteps(Struct, frozen=True, eq=False):
                 name: (path.step_seconds_by(["kind"]), path.step_seconds_by(["dp_rank", "stage"]), path.step_delays_s)
                 for name, path in paths.items()
             },
+            as_recorded=None if plain is None else (plain.step_times(ORIGINAL), plain.step_times(IDEAL)),
             clamped_transfers=durations.clamped_transfers,
             clamped_delays=durations.clamped_delays,
             ops=graph.ops,
@@ -134,7 +138,6 @@ def attribute(replay: JobReplay, *, progress: Progress | None = None) -> Attribu
         world_size=graph.layout.world_size,
         correlation=forward_backward_correlation(replay),
         gaps=graph.gaps,
-        slowdown_as_recorded=None if replay.as_recorded is None else slowdown_of(replay.as_recorded),
         clock_doubts=replay.clocks.doubts,
         coarse_starts_s=coarse_starts_s(graph),
         one_clock=graph.trace is not None and graph.trace.one_clock,
@@ -151,6 +154,8 @@ def joined(parts: Sequence[ReplayedSteps]) -> dict[str, Any]:
     )
     hidden = _concatenated([part.hidden for part in parts])
     hidden_s = None if hidden is None else float(hidden.mean())
+    plain = [part.as_recorded for part in parts if part.as_recorded is not None]
+    plain_s = [float(_concatenated(some).mean()) for some in zip(*plain, strict=True)]
     return times | {
         "critical": {
             name: _critical_times([part.paths[name] for part in parts], times["by_kind"]) for name in _WITH_PATH
@@ -163,6 +168,7 @@ def joined(parts: Sequence[ReplayedSteps]) -> dict[str, Any]:
             removed_s=float(times["removed_by_stage"][:, -1].mean()),
         ),
         "slowest_workers": parts[0].slowest_workers,
+        "slowdown_as_recorded": plain_s[0] / plain_s[1] if plain_s else None,
         "hidden_slowdown": None if hidden_s is None else original_s / hidden_s if hidden_s > 0 else math.inf,
         **{
             name: sum(getattr(part, name) for part in parts)

@@ -40,9 +40,9 @@ from tracekit.analysis.whatif.interventions import (
     NoDelays,
     Scale,
     Together,
-    delayed_step_times,
     step_times,
 )
+from tracekit.analysis.whatif.scenario import RECORDED
 from tracekit.report.experts import ExpertCause
 from tracekit.trace.canonical import RUN_QUEUE, Trace, share_of_samples
 from tracekit.trace.magnitudes import LONGEST_S
@@ -320,7 +320,7 @@ class Evidence(Subject, frozen=True, eq=False):
     @cached_property
     def delay_share(self) -> float:
         """The share that a step's own launch delays add to it; below 0 if ops overlap that the graph orders."""
-        return float(delayed_step_times(self.replay).mean()) / self.attribution.original_s - 1
+        return self.replay.mean_step_time(RECORDED) / self.attribution.original_s - 1
 
     def delay_share_without(self, changes: Sequence[Intervention]) -> float:
         """As `delay_share`, without the launch delays that go with `changes`: the part left to explain, at least 0.

@@ -149,12 +149,11 @@ class DependencyGraph(Struct, frozen=True, eq=False, dict=True):
         `whole`: the job of which `trace` may be some steps. `lanes`: those of the trace, if they are placed already.
         """
         lanes = lanes or place_lanes(trace, whole)
-        missing = lanes.missing
-        if reconstruct and len(missing):
-            lanes = place_lanes(with_missing_ops(trace, missing))
-            graph = cls._of_lanes(trace, lanes, posting, whole)
-            return replace(_begun_when_ready(graph, missing), gaps=missing.gaps(), reconstructed=True)
-        return replace(cls._of_lanes(trace, lanes, posting, whole), gaps=missing.gaps())
+        if not reconstruct:
+            return cls._of_lanes(trace, lanes, posting, whole)
+        filled = place_lanes(with_missing_ops(trace, lanes.missing), whole)
+        graph = cls._of_lanes(trace, filled, posting, whole)
+        return replace(_begun_when_ready(graph, lanes.missing), gaps=lanes.missing.gaps(), reconstructed=True)
 
     @classmethod
     def _of_lanes(cls, trace: Trace, lanes: Lanes, posting: PostingRule | None, whole: Whole) -> DependencyGraph:
@@ -171,9 +170,7 @@ class DependencyGraph(Struct, frozen=True, eq=False, dict=True):
         """The graph of the same trace by the rules of the published method, which infers none."""
         assert self.lanes is not None, "a graph built from a trace"
         assert self.trace is not None, "a graph built from a trace"
-        return replace(
-            DependencyGraph._built(self.trace, self.lanes, self.job, self.job.structures, PUBLISHED), gaps=self.gaps
-        )
+        return DependencyGraph._built(self.trace, self.lanes, self.job, self.job.structures, PUBLISHED)
 
     @classmethod
     def _built(
@@ -197,6 +194,7 @@ class DependencyGraph(Struct, frozen=True, eq=False, dict=True):
             ),
             rendezvous_count=len(keys),
             dropped_lanes=lanes.dropped_lanes,
+            gaps=job.gaps,
             posting=posting,
             trace=trace.outline(),
             inferred_transfers=lanes.inferred_transfers,

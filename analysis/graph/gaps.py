@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import DP_COLLECTIVES, KINDS, OpKind, Worker
@@ -54,6 +55,11 @@ class MissingOps(Struct, frozen=True, eq=False):
 
     def __len__(self) -> int:
         return len(self.step)
+
+    @classmethod
+    def joined(cls, parts: Sequence[MissingOps]) -> MissingOps:
+        """Those of several batches of steps."""
+        return cls(*map(np.concatenate, zip(*map(astuple, parts), strict=True)))
 
     def gaps(self) -> tuple[Gap, ...]:
         """The missing ops by worker and kind."""

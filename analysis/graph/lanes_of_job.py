@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
+from itertools import chain
 
 import numpy as np
 from msgspec import Struct
 
+from tracekit.analysis.graph.gaps import Gap, MissingOps
 from tracekit.analysis.graph.lanes import LaneGroup, Lanes
 from tracekit.analysis.graph.rules.posting import RecordedLanes, sampled_lanes
 from tracekit.analysis.graph.structure import Structure
@@ -22,7 +24,7 @@ from tracekit.trace.model import KINDS, OpKind
 #: Digest of a structure, and how many structures before it are equal.
 StructureKey = tuple[str, int]
 _Here = tuple[Structure, Int32s, Int32s, int]
-_Dropped = tuple[tuple[int, int], ...]
+_Part = tuple[Mapping[StructureKey, _Here], tuple[tuple[int, int], ...], MissingOps]
 
 
 class JobLanes(Struct, frozen=True, eq=False):
@@ -30,7 +32,7 @@ class JobLanes(Struct, frozen=True, eq=False):
     numbers and DP ranks, [lanes] each.
 
     `steps`, `lanes_of_step`: the step numbers, and how many lanes each has, [steps]. `dp_ranks`: ascending. `ops`: the
-    number of ops. `dropped`: as `Lanes.dropped_lanes`.
+    number of ops. `dropped`: as `Lanes.dropped_lanes`. `gaps`: of `Lanes.missing`.
     """
 
     structures: Mapping[StructureKey, Structure]
@@ -40,6 +42,7 @@ class JobLanes(Struct, frozen=True, eq=False):
     dp_ranks: Int32s
     ops: int
     dropped: tuple[tuple[int, int], ...]
+    gaps: tuple[Gap, ...]
 
     @property
     def kinds(self) -> tuple[OpKind, ...]:
@@ -66,21 +69,23 @@ def by_key(lanes: Lanes) -> dict[StructureKey, LaneGroup]:
     return found
 
 
-def lanes_here(lanes: Lanes) -> tuple[dict[StructureKey, _Here], _Dropped]:
+def lanes_here(lanes: Lanes) -> _Part:
     """What some steps contribute to `JobLanes`: each structure, the step numbers and DP ranks of its lanes, and the
-    number of their ops; and the lanes that were dropped.
+    number of their ops; the lanes that were dropped; and the ops that are missing.
     """
-    return {
+    groups = {
         key: (group.structure, lanes.steps[group.step], group.dp_rank, group.ops)
         for key, group in by_key(lanes).items()
-    }, lanes.dropped_lanes
+    }
+    return groups, lanes.dropped_lanes, lanes.missing
 
 
-def merged_lanes(parts: Sequence[tuple[Mapping[StructureKey, _Here], _Dropped]]) -> JobLanes:
+def merged_lanes(parts: Sequence[_Part]) -> JobLanes:
     """The lanes of a job from the `lanes_here` of its batches of steps."""
+    groups, dropped, missing = zip(*parts, strict=True)
     structures: dict[StructureKey, Structure] = {}
     sampled, every_step, every_rank = {}, [], []
-    for key, some in by_name([groups for groups, _ in parts]).items():
+    for key, some in by_name(groups).items():
         structures[key] = some[0][0]
         step, dp_rank = (np.concatenate([one[at] for one in some]) for at in (1, 2))
         chosen = sampled_lanes(len(step))
@@ -88,9 +93,16 @@ def merged_lanes(parts: Sequence[tuple[Mapping[StructureKey, _Here], _Dropped]])
         every_step.append(step)
         every_rank.append(dp_rank)
     steps, lanes_of_step = np.unique(np.concatenate(every_step), return_counts=True)
-    ops = sum(here[3] for groups, _ in parts for here in groups.values())
-    dropped = tuple(lane for _, lanes in parts for lane in lanes)
-    return JobLanes(structures, sampled, steps, lanes_of_step, np.unique(np.concatenate(every_rank)), ops, dropped)
+    return JobLanes(
+        structures,
+        sampled,
+        steps,
+        lanes_of_step,
+        np.unique(np.concatenate(every_rank)),
+        ops=sum(here[3] for part in groups for here in part.values()),
+        dropped=tuple(chain.from_iterable(dropped)),
+        gaps=MissingOps.joined(missing).gaps(),
+    )
 
 
 def merged_samples(parts: Sequence[Mapping[StructureKey, RecordedLanes]]) -> dict[StructureKey, RecordedLanes]:

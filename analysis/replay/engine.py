@@ -14,7 +14,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph
-from tracekit.analysis.graph.gaps import gaps_text
 from tracekit.analysis.graph.lanes import Lanes
 from tracekit.analysis.graph.lanes_of_job import JobLanes, StructureKey
 from tracekit.analysis.graph.rules.posting import PUBLISHED
@@ -228,14 +227,15 @@ class JobGraph(Struct, frozen=True, eq=False, dict=True):
         if clocks.any_off:
             trace = with_clocks_set(reread() if reread else trace, graph, clocks)
             graph = replace(DependencyGraph.from_trace(trace, posting=None, whole=whole), dropped_lanes=dropped)
-        if whole.divided and graph.gaps:
-            raise SelectionError(f"{gaps_text(graph.gaps)} were not recorded: only --engine local reconstructs them")
         graph = with_early_beginnings(graph, whole)
         if not graph.gaps:
             return cls(graph, clocks, method, left_out, whole=whole)
         # A missing member ends when its peers did, by the corrected clocks.
-        rebuilt = replace(DependencyGraph.from_trace(trace, reconstruct=True, posting=None), dropped_lanes=dropped)
-        return cls(with_early_beginnings(rebuilt), clocks, method, left_out, as_recorded=graph)
+        if reread and not clocks.any_off:
+            trace = reread()
+        rebuilt = DependencyGraph.from_trace(trace, reconstruct=True, posting=None, whole=whole, lanes=graph.lanes)
+        rebuilt = with_early_beginnings(replace(rebuilt, dropped_lanes=dropped, gaps=graph.gaps), whole)
+        return cls(rebuilt, clocks, method, left_out, as_recorded=graph, whole=whole)
 
     @cached_property
     def replay(self) -> JobReplay:

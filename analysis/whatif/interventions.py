@@ -382,14 +382,6 @@ def keeps_delay(template: Template) -> np.ndarray:
     return kept
 
 
-def delayed_step_times(replay: JobReplay) -> Floats:
-    """Recorded step times, seconds, [steps], with all launch delays, including those of communication."""
-    durations = replay.durations
-    return replay.step_times_at(
-        [Costs.of_matrix(cost, delay) for cost, delay in zip(durations.cost, durations.launch_delay, strict=True)]
-    )
-
-
 def _scale(matrices: Sequence[ChangedRows], parts: Iterable[Part]) -> None:
     """Multiply the values of `parts`, except rows whose factor is 1 throughout."""
     for part in parts:

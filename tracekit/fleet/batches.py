@@ -16,7 +16,7 @@ import pickle
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice, product
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,16 +31,14 @@ from tracekit.analysis.replay.engine import JobGraph, cut_steps, incomplete_step
 from tracekit.analysis.replay.method import Method
 from tracekit.base.errors import GraphError, OutputError, SelectionError, TraceError, TracekitError
 from tracekit.fleet.executor import BASE_BYTES, Batch, Executor, Outcome
+from tracekit.job.load import read_trace
 from tracekit.trace.canonical import (
-    MOST_MISSING,
     Coverage,
     Trace,
     read_header,
-    read_parquet,
     rows_of_steps,
-    traced_dp_ranks,
 )
-from tracekit.trace.model import Layout, Unit, Worker
+from tracekit.trace.model import Unit, Worker
 from tracekit.trace.units import FEWEST_STEPS
 
 if TYPE_CHECKING:
@@ -74,40 +72,34 @@ class JobFile(Struct, frozen=True):
         """The trace of these steps. Raises FormatError, TraceError or LayoutError; SelectionError if its clock runs
         across steps.
         """
-        known: Mapping[str, float] = {}
-        if self.layout is None:
-            trace = read_parquet(self.path, unit=self.unit, steps=steps)
-            known = (read_header(self.path) or {}).get("step_starts", {})
-        else:
-            from tracekit.collectors.importers.published import read_published
-
-            trace = read_published(self.path, self.layout, unit=self.unit, steps=steps)
-        if trace.step_starts != {int(step): float(start) for step, start in known.items()}:
-            raise SelectionError("starts count from one clock for all steps: use --engine local")
+        trace = read_trace(self.path, self.layout, unit=self.unit, steps=steps)
+        known = (read_header(self.path) or {}).get("step_starts", {})
+        if any(known.get(str(step)) != start for step, start in trace.step_starts.items()):
+            raise SelectionError(f"{self.path}: starts count from one clock for all steps: use --engine local")
         return trace.redacted() if self.redact else trace
 
 
-class _Result(Struct, frozen=True):
-    """The result of a batch: `asked` and its `part` of the question, or the replayed steps; or its error.
+class _Seen(Struct, frozen=True):
+    """What a batch has: the `ranks` of its workers, how many worker-steps, and `cut_steps`."""
 
-    `ranks`: of its workers. `worker_steps`: how many of them are traced.
-    """
-
-    asked: Callable[[Sequence[Any]], Any] | None
-    part: Any
     ranks: Mapping[Worker, int]
     worker_steps: int
+    cut: tuple[int, ...]
+
+
+class _Result(Struct, frozen=True):
+    """The result of a batch: `asked` and its `part` of the question, or the replayed steps; or its error."""
+
+    seen: _Seen | None
+    asked: Callable[[Sequence[Any]], Any] | None
+    part: Any
 
 
 def analyse_batch(batch: Batch) -> Outcome:
     """Analyse a batch as far as the answers in its folder allow, and leave the result there."""
     folder = Path(batch.folder)
     job, batches = _load(folder / "job")
-    found: _Result | TracekitError
-    try:
-        found = _analysed(job, batches[batch.number], folder / f"placed-{batch.number}", _load(folder / "answers"))
-    except TracekitError as error:
-        found = error
+    found = _analysed(job, batches[batch.number], folder / f"placed-{batch.number}", _load(folder / "answers"))
     try:
         _save(folder / f"result-{batch.number}", found)
     except OutputError as error:
@@ -116,23 +108,23 @@ def analyse_batch(batch: Batch) -> Outcome:
 
 
 def _analysed(job: JobFile, steps: Sequence[int], placed: Path, answers: Sequence[Any]) -> _Result:
-    whole = Divided(answers)
-    if placed.exists():
-        trace, lanes, whole.taken = _load(placed)
-    else:
-        trace, lanes = job.read(steps), None
+    whole, seen = Divided(answers), None
     try:
-        if lanes is None:
+        if placed.exists():
+            seen, trace, lanes, whole.taken = _load(placed)
+        else:
+            trace = job.read(steps)
+            seen = _Seen(trace.worker_ranks(), trace.coverage().worker_steps_traced, cut_steps(trace))
             lanes = place_lanes(trace, whole)
-            trace = replace(
-                trace.outline(), step_starts=dict(trace.step_starts), metadata=dict(trace.metadata)
-            )  # can be pickled
-            _save(placed, (trace, lanes, whole.taken))
+            # can be pickled
+            trace = replace(trace.outline(), step_starts=dict(trace.step_starts), metadata=dict(trace.metadata))
+            _save(placed, (seen, trace, lanes, whole.taken))
         graph = JobGraph.from_trace(trace, job.method, whole, lanes, lambda: job.read(steps))
-        asked, part = None, ReplayedSteps.of(graph.replay, whole)
+        return _Result(seen, None, ReplayedSteps.of(graph.replay, whole))
     except Asked as question:
-        asked, part = question.merge, question.part
-    return _Result(asked, part, trace.worker_ranks(), trace.coverage().worker_steps_traced)
+        return _Result(seen, question.merge, question.part)
+    except TracekitError as error:
+        return _Result(seen, None, error)
 
 
 def analysed_in_batches(
@@ -161,8 +153,9 @@ def analysed_in_batches(
     job.read(list(steps)[:FEWEST_STEPS])  # what is wrong with the file, and a clock that runs on, shows at once
     ops = sum(steps.values())
     whole = _Whole(job, executor, progress)
-    fields = whole.fields(steps, batch_ops)
-    return whole.report(fields, ops, evidence_ops, asked)
+    while (parts := whole.replayed(steps, batch_ops)) is None:
+        pass
+    return whole.report(joined(parts), ops, len(steps), evidence_ops, asked)
 
 
 class _Whole:
@@ -170,58 +163,38 @@ class _Whole:
 
     def __init__(self, job: JobFile, executor: Executor, progress: Progress) -> None:
         self.job, self.executor, self.progress = job, executor, progress
-        self.cut: tuple[int, ...] = ()
-        self.incomplete: tuple[int, ...] = ()
-        self.dropped: tuple[tuple[int, int], ...] | None = None
+        self.left_out: tuple[int, ...] = ()
+        self.dropped: tuple[tuple[int, int], ...] = ()
         self.answers: list[Any] = []
-        self.ranks: dict[Worker, int] = {}
-        self.worker_steps = self.all_steps = 0
-        self.counted = False
+        self.seen: list[_Seen] = []
         self.steps: dict[int, int] = {}
 
-    def fields(self, steps: Mapping[int, int], batch_ops: int) -> dict[str, Any]:
-        """The fields of the attribution of the whole job."""
-        self.all_steps = len(steps)
-        while True:
-            left_out = {*self.cut, *self.incomplete}
-            self.steps = {step: ops for step, ops in steps.items() if step not in left_out}
-            batches, self.answers = list(_batches(self.steps, batch_ops)), []
-            with tempfile.TemporaryDirectory(prefix="tracekit-batches-") as folder:
-                try:
-                    parts = self._rounds(Path(folder), batches)
-                except GraphError:
-                    for some in batches:
-                        trace = self.job.read(some)
-                        self.cut += cut_steps(trace)
-                        if not self.counted:
-                            self._count(trace.worker_ranks(), trace.coverage().worker_steps_traced)
-                    self.counted = True
-                    if left_out or not 0 < len(self.cut) < len(self.steps):
-                        raise
-                    continue
-            if parts is not None:
-                return joined(parts)
-
-    def _rounds(self, folder: Path, batches: Sequence[Sequence[int]]) -> list[ReplayedSteps] | None:
-        """The replayed steps of all batches; None if other steps are to be left out."""
-        _save(folder / "job", (self.job, batches))
-        while True:
-            _save(folder / "answers", self.answers)
-            results = self._round(folder, batches)
-            for result in () if self.counted else results:
-                self._count(result.ranks, result.worker_steps)
-            self.counted = True
-            asked = {result.asked for result in results}
-            if asked == {None}:
-                return [result.part for result in results]
-            if len(asked) > 1:
-                raise SelectionError("the steps of this job differ too much for batches; use --engine local")
-            (merge,) = asked
-            assert merge is not None, "handled above"
-            answer = merge([result.part for result in results])
-            if isinstance(answer, JobLanes) and self._leaves_out(answer):
-                return None
-            self.answers.append(answer)
+    def replayed(self, steps: Mapping[int, int], batch_ops: int) -> list[ReplayedSteps] | None:
+        """The replayed steps of all batches; None if more steps are to be left out."""
+        self.steps = {step: ops for step, ops in steps.items() if step not in self.left_out}
+        batches, self.answers = list(_batches(self.steps, batch_ops)), []
+        # A process that is being killed may still write there.
+        with tempfile.TemporaryDirectory(prefix="tracekit-batches-", ignore_cleanup_errors=True) as name:
+            folder = Path(name)
+            _save(folder / "job", (self.job, batches))
+            while True:
+                _save(folder / "answers", self.answers)
+                results = self._round(folder, batches)
+                self.seen = self.seen or [result.seen for result in results if result.seen is not None]
+                if error := next((one.part for one in results if isinstance(one.part, TracekitError)), None):
+                    self._leave_out_cut(error)
+                    return None
+                asked = {result.asked for result in results}
+                if asked == {None}:
+                    return [result.part for result in results]
+                if len(asked) > 1:
+                    raise SelectionError(f"{self.job.path}: its steps differ too much for batches; use --engine local")
+                (merge,) = asked
+                assert merge is not None, "handled above"
+                answer = merge([result.part for result in results])
+                if isinstance(answer, JobLanes) and self._leaves_out(answer):
+                    return None
+                self.answers.append(answer)
 
     def _round(self, folder: Path, batches: Sequence[Sequence[int]]) -> list[_Result]:
         """One task for each batch."""
@@ -244,32 +217,29 @@ class _Whole:
         if left:
             steps = batches[min(left)]
             raise TraceError(f"{self.job.path}: steps {steps[0]} to {steps[-1]}: {reason}, {_ATTEMPTS} times")
-        found = [_load(folder / f"result-{number}") for number in range(len(batches))]
-        for result in found:
-            if isinstance(result, TracekitError):
-                raise result
-        return found
+        return [_load(folder / f"result-{number}") for number in range(len(batches))]
 
-    def _count(self, ranks: Mapping[Worker, int], worker_steps: int) -> None:
-        """Keep the ranks of workers, and in how many steps they are. Raises TraceError if one has two ranks."""
-        self.worker_steps += worker_steps
-        for worker, rank in ranks.items():
-            if self.ranks.setdefault(worker, rank) != rank:
-                raise TraceError(f"{self.job.path}: worker {worker} has rank {rank} in some steps only")
+    def _leave_out_cut(self, error: TracekitError) -> None:
+        """Leave out steps whose recording was cut. Raises `error` if that is not why there is one."""
+        cut = tuple(step for seen in self.seen for step in seen.cut)
+        if self.left_out or not isinstance(error, GraphError) or not 0 < len(cut) < len(self.steps):
+            raise error
+        self.left_out, self.dropped = cut, ()
 
     def _leaves_out(self, lanes: JobLanes) -> bool:
         """Whether more steps have to be left out. Raises SelectionError if steps without some DP ranks remain."""
-        if self.dropped is None:
-            self.dropped = lanes.dropped
+        self.dropped = self.dropped or lanes.dropped
         if self.job.method is Method.TRACEKIT and (more := incomplete_steps(lanes)):
-            self.incomplete = more
+            self.left_out += more
             return True
         if (lanes.lanes_of_step != len(lanes.dp_ranks)).any():
-            raise SelectionError("DP ranks are missing from some steps: use --engine local, or --ignore-steps")
+            raise SelectionError(
+                f"{self.job.path}: DP ranks are missing from some steps: use --engine local, or --ignore-steps"
+            )
         return False
 
     def report(
-        self, fields: Mapping[str, Any], ops: int, evidence_ops: int, asked: Mapping[str, Any]
+        self, fields: Mapping[str, Any], ops: int, steps: int, evidence_ops: int, asked: Mapping[str, Any]
     ) -> PipelineReport:
         """The report, with causes and fixes from some steps."""
         from tracekit.job.replayed import ReplayedJob, published_graph
@@ -278,6 +248,8 @@ class _Whole:
         trace = self.job.read(some)
         graph = JobGraph.from_trace(trace, self.job.method, Divided(self.answers))
         all_here = len(some) == len(self.steps)
+        ranks = self._ranks()
+        dp_rank, pp_rank = np.array([(worker.dp_rank, worker.pp_rank) for worker in ranks]).T
         lean = ReplayedJob(
             trace=trace.outline(),
             ops=ops,
@@ -299,26 +271,22 @@ class _Whole:
         return replace(
             report,
             diagnosis=diagnosis,
-            coverage=self._coverage(report.layout),
-            dropped_lanes=self.dropped or (),
-            left_out_steps=tuple(sorted((*self.cut, *self.incomplete))),
-            ranks=dict(sorted(self.ranks.items())),
+            coverage=Coverage.of(report.layout, dp_rank, pp_rank, steps, sum(seen.worker_steps for seen in self.seen)),
+            dropped_lanes=self.dropped,
+            left_out_steps=tuple(sorted(self.left_out)),
+            ranks=ranks,
             attribution=attribution,
             published=report.published if all_here else None,
             evidence_steps=None if all_here else len(some),
         )
 
-    def _coverage(self, layout: Layout) -> Coverage:
-        dp_ranks = traced_dp_ranks(layout, np.array([worker.dp_rank for worker in self.ranks]))
-        every = (Worker(*place) for place in product(range(dp_ranks), range(layout.pp)))
-        workers = dp_ranks * layout.pp
-        return Coverage(
-            workers_expected=workers,
-            workers_traced=len(self.ranks),
-            worker_steps_expected=self.all_steps * workers,
-            worker_steps_traced=self.worker_steps,
-            missing_workers=tuple(islice((worker for worker in every if worker not in self.ranks), MOST_MISSING)),
-        )
+    def _ranks(self) -> dict[Worker, int]:
+        """The rank of each worker. Raises TraceError if one has two."""
+        ranks: dict[Worker, int] = {}
+        for worker, rank in chain.from_iterable(seen.ranks.items() for seen in self.seen):
+            if ranks.setdefault(worker, rank) != rank:
+                raise TraceError(f"{self.job.path}: worker {worker} has rank {rank} in some steps only")
+        return dict(sorted(ranks.items()))
 
 
 def _batches(steps: Mapping[int, int], most: int) -> Iterator[list[int]]:

@@ -87,7 +87,7 @@ def load_trace(
     from tracekit.trace.model import unit_of_time
 
     known = None if unit is None else unit_of_time(unit)
-    return PipelineJob(_read(file, layout, importer, known), Method(method))
+    return PipelineJob(read_trace(file, layout, importer, known), Method(method))
 
 
 def is_store(path: Path) -> bool:
@@ -107,16 +107,22 @@ def _refuse(what: str, file: Path, **options: object) -> None:
             raise SelectionError(f"--{name} is for pipeline traces; {file} {what}: leave out --{name}")
 
 
-def _read(file: Path, layout: PathLike | None, importer: str | None, unit: Unit | None) -> Trace:
-    """The trace in `file`, by whatever reads it."""
+def read_trace(
+    file: Path,
+    layout: PathLike | None,
+    importer: str | None = None,
+    unit: Unit | None = None,
+    steps: Sequence[int] | None = None,
+) -> Trace:
+    """The trace in `file`, by whatever reads it. `steps`: only these, of a Parquet file."""
     if importer is None and layout is None and file.suffix == ".parquet":  # avoids importing every importer
         from tracekit.trace.canonical import read_parquet
 
-        return read_parquet(file, unit=unit)
+        return read_parquet(file, unit=unit, steps=steps)
     if importer is None and layout is not None and not file.is_dir():
         from tracekit.collectors.importers.published import read_published
 
-        return read_published(file, layout, unit=unit)
+        return read_published(file, layout, unit=unit, steps=steps)
     from tracekit.collectors.importers.registry import read_any
 
     return read_any(file, name=importer, layout=None if layout is None else Path(layout), unit=unit)

@@ -33,7 +33,6 @@ from tracekit.trace.schema import (
     checked_columns,
     distinct_steps,
     first_rows,
-    step_positions,
 )
 from tracekit.trace.step_values import STEP_VALUES, step_values
 from tracekit.trace.units import in_seconds
@@ -80,6 +79,21 @@ class Coverage:
     worker_steps_expected: int
     worker_steps_traced: int
     missing_workers: tuple[Worker, ...]
+
+    @classmethod
+    def of(cls, layout: Layout, dp_rank: np.ndarray, pp_rank: np.ndarray, steps: int, worker_steps: int) -> Coverage:
+        """`dp_rank`, `pp_rank`: of the traced workers, repeated or not, in any order. `worker_steps`: those traced."""
+        workers = traced_dp_ranks(layout, dp_rank) * layout.pp
+        traced = np.zeros((max(workers // layout.pp, int(dp_rank.max()) + 1), layout.pp), dtype=bool)
+        traced[dp_rank, pp_rank] = True
+        missing = np.flatnonzero(~traced.ravel()[:workers])[:MOST_MISSING]
+        return cls(
+            workers_expected=workers,
+            workers_traced=int(traced.sum()),
+            worker_steps_expected=steps * workers,
+            worker_steps_traced=worker_steps,
+            missing_workers=tuple(Worker(*divmod(cell, layout.pp)) for cell in missing.tolist()),
+        )
 
     @property
     def complete(self) -> bool:
@@ -247,25 +261,8 @@ class Trace:
     def coverage(self) -> Coverage:
         """Which workers and worker-steps of the layout the trace holds."""
         some = self._outline.ops
-        steps, dp_rank, pp_rank = (some[name].to_numpy() for name in ("step", "dp_rank", "pp_rank"))
-        workers = traced_dp_ranks(self.layout, dp_rank) * self.layout.pp
-        numbers = self.steps
-        # often only a few of many DP ranks are traced: use memory per step only for those
-        here = distinct_steps(dp_rank)
-        present = np.zeros((len(numbers), len(here) * self.layout.pp), dtype=bool)
-        position = step_positions(dp_rank, here).astype(np.int64)
-        present[step_positions(steps, numbers), position * self.layout.pp + pp_rank] = True
-        traced = present.any(axis=0).reshape(len(here), self.layout.pp)
-        expected = np.zeros((max(workers // self.layout.pp, int(here[-1]) + 1), self.layout.pp), dtype=bool)
-        expected[here] = traced
-        missing = np.flatnonzero(~expected.ravel()[:workers])
-        return Coverage(
-            workers_expected=workers,
-            workers_traced=int(traced.sum()),
-            worker_steps_expected=len(numbers) * workers,
-            worker_steps_traced=int(present.sum()),
-            missing_workers=tuple(Worker(*divmod(int(cell), self.layout.pp)) for cell in missing[:MOST_MISSING]),
-        )
+        dp_rank, pp_rank = some["dp_rank"].to_numpy(), some["pp_rank"].to_numpy()
+        return Coverage.of(self.layout, dp_rank, pp_rank, len(self.steps), some.height)
 
     def outline(self) -> Trace:
         """The trace with one op of each worker and step: enough for `coverage` and `worker_ranks`.

@@ -17,7 +17,6 @@ from tracekit.analysis.replay.clocks import Clocks
 from tracekit.analysis.replay.costs import measure_durations
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.method import Method
-from tracekit.analysis.whatif.interventions import delayed_step_times
 from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, RECORDED, Action, Base, Edit, Scenario
 from tracekit.analysis.whatif.selection import count_selected, dp_rank, everything, kind, slowest
 from tracekit.analysis.whatif.timeline import compared_frame
@@ -97,7 +96,7 @@ def test_replays_and_attribution_are_those_of_a_structure_per_lane(seed, share, 
     for scenario in scenarios:
         exactly(one.step_times(scenario), many.step_times(scenario))
     exactly(one.recorded_step_times(), many.recorded_step_times())
-    exactly(delayed_step_times(one), delayed_step_times(many))
+    exactly(one.step_times(RECORDED), many.step_times(RECORDED))
     for selection in (everything(), slowest(3), kind(OpKind.GC)):
         counts = [count_selected(selection, replay.graph, replay.durations) for replay in (one, many)]
         assert counts[0] == counts[1]
@@ -135,7 +134,7 @@ def test_every_op_costs_and_runs_as_with_a_structure_per_lane(seed, share, monke
         grids = [op_grid(replay.graph, kinds).gather(replay.durations.cost) for replay in (one, many)]
         exactly(grids[0], grids[1])
     delays = [with_step_delays(replay, {0: 0.0, 1: 0.1, 2: 0.2}) for replay in (one, many)]
-    exactly(delayed_step_times(delays[0]), delayed_step_times(delays[1]))
+    exactly(delays[0].step_times(RECORDED), delays[1].step_times(RECORDED))
 
 
 @pytest.mark.parametrize(("seed", "share"), JOBS)
