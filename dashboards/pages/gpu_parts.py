@@ -81,7 +81,7 @@ def _rank_links(stored: Stored, every: Sequence[Gpu], shown: Gpu) -> list[Any]:
 
 def _table(label: str, heads: Sequence[str], rows: Iterable[Row]) -> Component:
     """A table of these rows, figures to the right. `label`: what it lists."""
-    made = [
+    made: list[list[Any]] = [
         [cell if at and isinstance(cell, str) else html.Td(cell, className="what") for at, cell in enumerate(row)]
         for row in rows
     ]

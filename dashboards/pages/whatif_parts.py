@@ -69,8 +69,8 @@ def fixes_panel(report: dict[str, Any]) -> Component:
         times = f"{seconds(step_s)} \u2192 {seconds(fix['new_step_s'])}"
         cells = [title, times, bound + with_error(fix["saved_s"], fix["error_s"]), html.Td(ask, className="ask")]
         rows[confidence is not None].append(cells)
-    heads = ["Fix", f"{report['job']['whole'].capitalize()} time", "Saves", html.Th("", className="ask")]
-    names = [*heads[:3], "Change"]
+    names = ["Fix", f"{report['job']['whole'].capitalize()} time", "Saves", "Change"]
+    heads = [*names[:-1], html.Th("", className="ask")]
     said = note(
         "Edit puts a fix into the form above, where it has the same price: change its factors, add ` + SELECTION` or"
         " ` + SELECTION * FACTOR`, and replay."
