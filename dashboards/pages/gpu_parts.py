@@ -81,11 +81,12 @@ def _rank_links(stored: Stored, every: Sequence[Gpu], shown: Gpu) -> list[Any]:
 
 def _table(label: str, heads: Sequence[str], rows: Iterable[Row]) -> Component:
     """A table of these rows, figures to the right. `label`: what it lists."""
-    made = [
-        [html.Td(cell, className="number" if at and isinstance(cell, str) else "what") for at, cell in enumerate(row)]
+    made: list[list[Any]] = [
+        [cell if at and isinstance(cell, str) else html.Td(cell, className="what") for at, cell in enumerate(row)]
         for row in rows
     ]
-    return row_table(heads, made, label) if made else note("None.")
+    figures = [at for at in range(1, len(heads)) if any(isinstance(row[at], str) for row in made)]
+    return row_table(heads, made, label, figures) if made else note("None.")
 
 
 def _name(text: str | None) -> Component:

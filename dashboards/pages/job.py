@@ -35,8 +35,6 @@ from tracekit.report.applied import AppliedFix
 
 #: Causes that are shown at once.
 MOST_CAUSES = 3
-#: Levels of a chart of one fix, which shows no more than its row: as recorded, the fix, and what is left.
-MOST_ALONE = 3
 
 
 def build(stored: Stored, rank: str = "", q: str = "", **_: str) -> list[Component]:
@@ -139,9 +137,8 @@ def _fixes(stored: Stored, report: dict[str, Any]) -> list[Component]:
         row_table(heads, rows[each], label, range(1 + len(where), len(heads)), names=names)
         for each, label in ((True, of_cause), (False, of_any_job))
     ]
-    levels = fix_levels(stored, report)
     priced = [tables[0], *said]
-    if len(levels) > MOST_ALONE:
+    if levels := fix_levels(stored, report):
         priced = [waterfall(levels), folded(f"All fixes, priced: {len(rows[True])}", *priced)]
     return [
         *([panel(of_cause, *priced)] if rows[True] else []),

@@ -96,26 +96,18 @@ def pictures(stored: Stored, report: dict[str, Any]) -> list[Component]:
 
 
 def fix_levels(stored: Stored, report: dict[str, Any]) -> list[Level]:
-    """Recorded, each fix of the best combination on top of those before it, and what is left."""
+    """Recorded, each fix of the best combination on top of those before it, and what is left; empty without one."""
+    fixes = [fix for fix in report["fixes"] if fix["kind"] == "combination" and fix["withheld"] is None]
+    if not fixes:
+        return []
 
     def page(path: str) -> str | None:
         return href(path, job=stored.name) if stored.has_workers else None
 
     at, theme = report["step_time_s"]["recorded"], viewer().theme
     levels = [Level("Recorded", 0, at, theme.recorded, seconds(at), page("/workers"))]
-    for title, saved_s in _sequence(report):
-        levels.append(Level(title, at, at - saved_s, theme.changed, f"-{seconds(saved_s)}", page("/whatif")))
+    for one in fixes[0]["details"]["sequence"]:
+        saved_s = one["marginal_saved_s"]
+        levels.append(Level(one["title"], at, at - saved_s, theme.changed, f"-{seconds(saved_s)}", page("/whatif")))
         at -= saved_s
-    if len(levels) > 1:
-        levels.append(Level("With these fixes", 0, at, theme.changed, seconds(at), page("/whatif")))
-    return levels
-
-
-def _sequence(report: dict[str, Any]) -> list[tuple[str, float]]:
-    """Title and saving of the fixes that save most together, in their order; else of the one that saves most."""
-    promised = [fix for fix in report["fixes"] if fix["withheld"] is None]
-    for fix in promised:
-        if fix["kind"] == "combination":
-            return [(one["title"], one["marginal_saved_s"]) for one in fix["details"]["sequence"]]
-    best = max(promised, key=lambda fix: fix["saved_s"], default=None)
-    return [] if best is None else [(best["title"], best["saved_s"])]
+    return [*levels, Level("With these fixes", 0, at, theme.changed, seconds(at), page("/whatif"))]

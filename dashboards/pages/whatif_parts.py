@@ -27,6 +27,7 @@ from tracekit.dashboards.ui.components import (
     note,
     panel,
     problem,
+    row_table,
     scrolled,
     term,
 )
@@ -68,20 +69,22 @@ def fixes_panel(report: dict[str, Any]) -> Component:
         times = f"{seconds(step_s)} \u2192 {seconds(fix['new_step_s'])}"
         cells = [title, times, bound + with_error(fix["saved_s"], fix["error_s"]), html.Td(ask, className="ask")]
         rows[confidence is not None].append(cells)
-    heads = ["Fix", f"{report['job']['whole'].capitalize()} time", "Saves", html.Th("", className="ask")]
+    names = ["Fix", f"{report['job']['whole'].capitalize()} time", "Saves", "Change"]
+    heads = [*names[:-1], html.Th("", className="ask")]
     said = note(
         "Edit puts a fix into the form above, where it has the same price: change its factors, add ` + SELECTION` or"
         " ` + SELECTION * FACTOR`, and replay."
     )
+    title, general = "Priced fixes", f"Fixes that any job could try: {len(rows[False])}"
     of_causes, of_any_job = (
-        html.Div(html_table(heads, some, numbers=(1, 2)), className="table-wide", tabIndex=0)
-        for some in (rows[True], rows[False])
+        row_table(heads, some, label, (1, 2), names=names)
+        for some, label in ((rows[True], title), (rows[False], general))
     )
     return panel(
-        "Priced fixes",
+        title,
         *([of_causes] if rows[True] else []),
         *([said] if rows[True] and "by_worker" in report else []),
-        *([folded(f"Fixes that any job could try: {len(rows[False])}", of_any_job)] if rows[False] else []),
+        *([folded(general, of_any_job)] if rows[False] else []),
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from tests.analysis.rl.logs import lines, write
 from tests.documents.evil import EVIL, SAMPLES, write_evil
 from tests.handmade import run
 from tracekit.base.text import printable, short
@@ -101,6 +102,18 @@ def test_names_stay_text_and_redacting_leaves_none(tmp_path: Path, show: Callabl
     assert "alert" not in redacted
     assert printable(EVIL) not in redacted
     assert "host-2" in redacted
+
+
+def test_a_page_folds_tables_that_most_readers_skip_and_has_no_heading_without_content(tmp_path: Path) -> None:
+    text = made(SAMPLES / "gpu_slow_input", tmp_path).read_text()
+    shown, folded = text.split("<details><summary>All tables</summary>")
+    assert [title in shown for title in ("<h2>Ranks</h2>", "<h2>Causes</h2>", "<h2>Critical path</h2>")] == [1, 1, 0]
+    report = load(SAMPLES / "gpu_slow_input").whatif()
+    assert all(f"<h2>{table.title}</h2>" in folded for table in report.sections(full=True))
+    assert '<td data-head="rank">2</td><td class="figure" data-head="sole delay">5.9 ms</td>' in shown
+    even = write(tmp_path / "rl.jsonl", lines(6, reward_s=0.125, sync_s=0.125))
+    assert load(even).report.diagnosis.causes == ()
+    assert "<h2>Causes</h2>" not in made(even, tmp_path).read_text()
 
 
 def test_a_large_job_stays_small(tmp_path: Path) -> None:

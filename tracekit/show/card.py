@@ -6,6 +6,7 @@ page from the same parts.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from functools import cache
 from html import escape
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from tracekit.report.report import Report
     from tracekit.report.section import Table
 
+#: A cell of figures: a number with its unit and error, nothing, or that none is known.
+_FIGURE = re.compile(r"-?|[-+]?\d[\d.,]*( ?[%\w]+)?( ± .+)?")
 _TONES = {LossKind.BALANCED: "good", **dict.fromkeys(UNNAMED, "unsure")}
 
 
@@ -119,13 +122,16 @@ def plain(text: str) -> str:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table. Each cell carries its head, because narrow screens show rows as blocks."""
-    head = "".join(f"<th>{plain(name)}</th>" for name in heads)
-    body = "".join(
-        f"<tr>{''.join(_cell(name, cell) for name, cell in zip(heads, row, strict=True))}</tr>" for row in rows
+    """A table, figures to the right. Each cell carries its head, because narrow screens show rows as blocks."""
+    rows = tuple(rows)
+    figures = [bool(at) and all(map(_FIGURE.fullmatch, column)) for at, column in enumerate(zip(*rows, strict=True))]
+    kinds = [' class="figure"' * one for one in figures]
+    head = "".join(f"<th{kind}>{plain(name)}</th>" for name, kind in zip(heads, kinds, strict=True))
+    cells = (
+        "".join(
+            f'<td{kind} data-head="{plain(name)}">{plain(cell)}</td>'
+            for name, kind, cell in zip(heads, kinds, row, strict=True)
+        )
+        for row in rows
     )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _cell(head: str, text: str) -> str:
-    return f'<td data-head="{plain(head)}">{plain(text)}</td>'
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(f'<tr>{row}</tr>' for row in cells)}</tbody></table>"

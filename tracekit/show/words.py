@@ -79,7 +79,8 @@ def trust_row(trust: str, *, trustworthy: bool) -> tuple[str, str]:
 
 def tables(report: Report) -> Iterator[Table]:
     """Causes, fixes, and what a reader asked for."""
-    yield cause_table(report)
+    if report.diagnosis.causes:
+        yield cause_table(report)
     yield fix_table(report)
     yield from report.asked_tables()
 

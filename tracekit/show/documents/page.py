@@ -30,13 +30,14 @@ PAGE_FILE = Kind("a page that `tracekit whatif --html` wrote", starting_with(BEG
 def page(report: Report, *, gpu_hour: float | None = None) -> str:
     """The whole page. `gpu_hour`: as for the terminal."""
     name = report_html.plain(short(report.name))
-    lanes = report.pipeline
+    lanes, shown, every = report.pipeline, tuple(report.sections()), tuple(report.sections(full=True))
+    folded = f"<details><summary>All tables</summary>{report_html.sections(every)}</details>" if every != shown else ""
     return (
         f'{BEGINNING}<html lang="en" class="tracekit">{head(name)}<body><main>'
         f"<header><h1><bdi>{name}</bdi></h1><p>{report_html.plain(report.sizes)}</p></header>"
         f"{report_html.card(report, gpu_hour=gpu_hour)}{'' if lanes is None else report_html.pair(lanes)}"
         f"{'' if report.rl is None else pictures(report.rl)}"
-        f"{report_html.sections((*tables(report), *report.sections(full=True)))}"
+        f"{report_html.sections((*tables(report), *shown))}{folded}"
         f"{_FOOTER if lanes is None else report_html.bubbles(lanes) + _timeline(lanes)}</body></html>\n"
     )
 
@@ -52,10 +53,11 @@ def _timeline(report: PipelineReport) -> str:
 
 _FOOTER = "<footer>Made by tracekit.</footer></main>"
 _TIMELINE = (
-    '<section id="timeline"><h2>Slowest steps</h2><p id="timeline-note" role="status"></p><div class="controls"'
-    ' id="timeline-controls"></div><div class="canvas"><canvas id="timeline-canvas" tabindex="0" role="img"'
-    ' aria-label="Recorded ops over ideal ones, a row a worker; arrow keys move, plus and minus zoom"></canvas></div>'
-    '<p id="timeline-op" aria-live="polite"></p><noscript>The timeline needs JavaScript.</noscript></section>'
+    '<section id="timeline"><h2>Slowest steps, dark above</h2><p id="timeline-note" role="status"></p><div'
+    ' class="controls" id="timeline-controls"></div><div class="canvas"><canvas id="timeline-canvas" tabindex="0"'
+    ' role="img" aria-label="Recorded ops over ideal ones, a row a worker; arrow keys move, plus and minus zoom">'
+    '</canvas></div><p id="timeline-op" aria-live="polite"></p><noscript>The timeline needs JavaScript.</noscript>'
+    "</section>"
 )
 
 
