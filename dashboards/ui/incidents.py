@@ -21,22 +21,15 @@ from tracekit.live.incident_words import advice, evidence, handling, lasted
 from tracekit.store import HANG, Incident
 from tracekit.store.handling import Change, muted_until, owner_of
 
-#: GPU-hours of a GPU in a day.
-_DAY = 24.0
-
 
 @dataclass(frozen=True, slots=True)
 class Handled:
-    """An incident, the changes that people made to it, and its GPU-hours a day; None if the job's size is unknown."""
+    """An incident, what people did about it, who takes it, and its GPU-hours a day; None if unknown."""
 
     incident: Incident
     changes: tuple[Change, ...]
+    owner: str | None
     lost: float | None
-
-    @property
-    def owner(self) -> str | None:
-        """Who takes it."""
-        return owner_of(self.changes)
 
 
 #: The columns, and the order of those that can be sorted.
@@ -56,13 +49,17 @@ _FIGURES = (3, 4, 7)
 def handled(incidents: Sequence[Incident]) -> list[Handled]:
     """What is known of each."""
     gpus: Mapping[str, int] = dict(results().jobs().select("name", "world_size").iter_rows()) if incidents else {}
-    return [Handled(one, results().handled(one.incident_id), _lost(one, gpus.get(one.job))) for one in incidents]
+    changes = [results().handled(one.incident_id) for one in incidents]
+    return [
+        Handled(one, done, owner_of(done), _lost(one, gpus.get(one.job)))
+        for one, done in zip(incidents, changes, strict=True)
+    ]
 
 
 def _lost(incident: Incident, gpus: int | None) -> float | None:
     if gpus is None and incident.cause.kind == HANG:  # before the job had a trace
         gpus = next((one.report.get("world_size") for one in results().hangs(incident.job)), None)
-    return None if gpus is None else _DAY * gpus * incident.cause.share
+    return None if gpus is None else 24 * gpus * incident.cause.share
 
 
 def incident_table(rows: Sequence[Handled], heads: Sequence[Any] = tuple(COLUMNS)) -> Component:
@@ -89,7 +86,7 @@ def _row(one: Handled) -> list[Any]:
         "-" if one.lost is None else f"{one.lost:,.1f}",
         [html.Span(short(one.owner or "nobody")), *([" ", _button(one)] if is_open else [])],
         html.Td(viewer().moment(incident.opened_at.timestamp()), className="short"),
-        [lasted(incident), *_because(incident)],
+        [lasted(incident), html.Div(printable(incident.closed_because or ""), className="note")],
     ]
 
 
@@ -107,9 +104,3 @@ def _button(one: Handled) -> Component:
     number, job = str(one.incident.incident_id), short(one.incident.job)
     of = attributes(data_handle=number, data_job=job, data_owner=one.owner or "", aria_label=f"Acknowledge {number}")
     return html.Button("Change" if one.changes else "Acknowledge", className="chip-button", **of)
-
-
-def _because(incident: Incident) -> list[Component]:
-    """The reason why the incident closed: a crashed job is not cured."""
-    why = incident.closed_because
-    return [] if why is None else [html.Div(printable(why), className="note")]
