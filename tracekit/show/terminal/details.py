@@ -39,8 +39,7 @@ def print_details(report: Report, console: Console) -> None:
     if (lanes := report.pipeline) is not None:
         found_map = merged_map(lanes.attribution.worker_slowdown, lanes.attribution.dp_ranks, LARGEST_MAP[0])
         panels = [_kinds(lanes), _sets("Stage", lanes.by_pp_rank), _sets("DP rank", lanes.by_dp_rank), _workers(lanes)]
-        panels += [] if found_map is None else [found_map]
-        console.print(side_by_side(panels, console))
+        console.print(side_by_side([*panels, *([found_map] if found_map is not None else [])], console))
         console.print(Padding(steps_line(lanes, max(console.width - 60, 10)), (0, 0, 1, 0)))
     if tables := [section_table(table) for table in report.sections(full=True)]:
         console.print(side_by_side(tables, console))
