@@ -24,36 +24,30 @@ from tracekit.store.handling import Change, muted_until, owner_of
 
 @dataclass(frozen=True, slots=True)
 class Handled:
-    """An incident, what people did about it, who takes it, and its GPU-hours a day; None if unknown."""
+    """An incident, what people did about it, and its GPU-hours a day; None if the size of its job is unknown."""
 
     incident: Incident
     changes: tuple[Change, ...]
-    owner: str | None
     lost: float | None
 
 
-#: The columns, and the order of those that can be sorted.
-COLUMNS: dict[str, Callable[[Handled], Any] | None] = {
-    "Incident": None,
+COLUMNS = ("Incident", "Job", "What", "Lost", "GPU-hours a day", "Owner", "Opened", "Lasted")
+_FIGURES = (3, 4, 7)
+#: The orders of columns that can be sorted. Those that nobody takes come first.
+ORDERS: dict[str, Callable[[Handled], Any]] = {
     "Job": lambda one: one.incident.job,
-    "What": None,
     "Lost": lambda one: -one.incident.cause.share,
     "GPU-hours a day": lambda one: -(one.lost or 0.0),
-    "Owner": lambda one: one.owner or "",  # those that nobody takes come first
+    "Owner": lambda one: owner_of(one.changes) or "",
     "Opened": lambda one: -one.incident.opened_at.timestamp(),
     "Lasted": lambda one: one.incident.opened_at.timestamp(),
 }
-_FIGURES = (3, 4, 7)
 
 
 def handled(incidents: Sequence[Incident]) -> list[Handled]:
     """What is known of each."""
     gpus: Mapping[str, int] = dict(results().jobs().select("name", "world_size").iter_rows()) if incidents else {}
-    changes = [results().handled(one.incident_id) for one in incidents]
-    return [
-        Handled(one, done, owner_of(done), _lost(one, gpus.get(one.job)))
-        for one, done in zip(incidents, changes, strict=True)
-    ]
+    return [Handled(one, results().handled(one.incident_id), _lost(one, gpus.get(one.job))) for one in incidents]
 
 
 def _lost(incident: Incident, gpus: int | None) -> float | None:
@@ -62,9 +56,9 @@ def _lost(incident: Incident, gpus: int | None) -> float | None:
     return None if gpus is None else 24 * gpus * incident.cause.share
 
 
-def incident_table(rows: Sequence[Handled], heads: Sequence[Any] = tuple(COLUMNS)) -> Component:
+def incident_table(rows: Sequence[Handled], heads: Sequence[Any] = COLUMNS) -> Component:
     """One row per incident; an open one names the culprit, the check and the action, and can be acknowledged."""
-    return row_table(heads, [_row(one) for one in rows], "Incidents", _FIGURES, names=tuple(COLUMNS))
+    return row_table(heads, [_row(one) for one in rows], "Incidents", _FIGURES, names=COLUMNS)
 
 
 def _row(one: Handled) -> list[Any]:
@@ -84,7 +78,7 @@ def _row(one: Handled) -> list[Any]:
         what,
         percent(incident.cause.share),
         "-" if one.lost is None else f"{one.lost:,.1f}",
-        [html.Span(short(one.owner or "nobody")), *([" ", _button(one)] if is_open else [])],
+        [html.Span(short(owner_of(one.changes) or "nobody")), *([" ", _button(one)] if is_open else [])],
         html.Td(viewer().moment(incident.opened_at.timestamp()), className="short"),
         [lasted(incident), html.Div(printable(incident.closed_because or ""), className="note")],
     ]
@@ -102,5 +96,7 @@ def _state(one: Handled) -> list[Component]:
 
 def _button(one: Handled) -> Component:
     number, job = str(one.incident.incident_id), short(one.incident.job)
-    of = attributes(data_handle=number, data_job=job, data_owner=one.owner or "", aria_label=f"Acknowledge {number}")
+    of = attributes(
+        data_handle=number, data_job=job, data_owner=owner_of(one.changes) or "", aria_label=f"Acknowledge {number}"
+    )
     return html.Button("Change" if one.changes else "Acknowledge", className="chip-button", **of)
