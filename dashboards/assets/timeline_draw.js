@@ -191,15 +191,16 @@
     const after = EDGE + context.measureText(name).width + 10;
     context.font = FONT;
     context.fillStyle = colours.dimmed;
-    const of = scene.names || LABELS < 200 ? [] : [known && place, `slowdown ${scene.slowdown[row].toFixed(3)}`];
+    const of = scene.names ? [] : [known && place, `slowdown ${scene.slowdown[row].toFixed(3)}`];
     const who = scene.names ? "rank" : "worker", members = scene.members[row];
     const facts = group ? [`${members} ${who}${members === 1 ? "" : "s"}`] : [host, ...of].filter(Boolean);
     const room = Math.max(0, Math.floor((block.height - 20) / 14));
+    const most = (scene.names || block.lines.length > 2 ? STREAM_AT : LABELS) - 2 * EDGE;
+    while (room === 1 && facts.length > 1 && context.measureText(facts.join(" ")).width > most) facts.pop();
     const lines = room >= facts.length ? facts : room === 2 ? [facts.slice(0, -1).join(" "), facts.at(-1)] : [facts.join(" ")];
     const beside = group || facts.length === 1 ? facts : facts.slice(0, -1), free = STREAM_AT - 8 - after;
     const wide = block.lines.length > 2 ? free : LABELS - after - 10;
     if (room < 1 && wide > 40) context.fillText(beside.join(" "), after, base, wide);
-    const most = (LABELS < 200 && !scene.names && block.lines.length < 3 ? LABELS : STREAM_AT) - 2 * EDGE;
     lines.slice(0, room).forEach((text, at) => context.fillText(cut(context, text, most), EDGE, y + 30 + at * 14));
     block.lines.forEach((line) => {
       context.fillStyle = colours[line.replay];

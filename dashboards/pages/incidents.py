@@ -10,7 +10,7 @@ from dash.development.base_component import Component
 
 from tracekit.dashboards.ui.components import href, note, panel
 from tracekit.dashboards.ui.context import results
-from tracekit.dashboards.ui.incidents import COLUMNS, handled, incident_table
+from tracekit.dashboards.ui.incidents import COLUMNS, ORDERS, handled, incident_table
 from tracekit.dashboards.ui.shell import page
 
 #: Incidents that are listed, of the open and of the closed ones.
@@ -21,10 +21,8 @@ _COSTLIEST = "GPU-hours a day"
 def build(sort: str = "", **_: str) -> list[Component]:
     """The open ones by column `sort`, then the newest closed ones."""
     incidents, (running, over) = results().incidents(only_open=True), results().count_incidents()
-    chosen = sort if COLUMNS.get(sort) else _COSTLIEST
-    order = COLUMNS[chosen]
-    assert order is not None
-    listed = sorted(handled(incidents), key=order)[:MOST_LISTED]
+    chosen = sort if sort in ORDERS else _COSTLIEST
+    listed = sorted(handled(incidents), key=ORDERS[chosen])[:MOST_LISTED]
     none = note("No cause costs any watched job 5% of its step, and none hangs.")
     table = incident_table(listed, [_head(name, chosen) for name in COLUMNS]) if listed else none
     cut = f", the first {MOST_LISTED} of them" if running > MOST_LISTED else ""
@@ -37,8 +35,8 @@ def build(sort: str = "", **_: str) -> list[Component]:
 
 
 def _head(name: str, chosen: str) -> Any:
-    """The heading of a column, which sorts by it."""
-    if COLUMNS[name] is None:
+    """The heading of a column, which sorts by it if it can."""
+    if name not in ORDERS:
         return name
     words = f"{name} \u2193" if name == chosen else name
     return dcc.Link(words, href=href("/incidents", sort=None if name == _COSTLIEST else name))

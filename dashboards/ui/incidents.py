@@ -21,36 +21,27 @@ from tracekit.live.incident_words import advice, evidence, handling, lasted
 from tracekit.store import HANG, Incident
 from tracekit.store.handling import Change, muted_until, owner_of
 
-#: GPU-hours of a GPU in a day.
-_DAY = 24.0
-
 
 @dataclass(frozen=True, slots=True)
 class Handled:
-    """An incident, the changes that people made to it, and its GPU-hours a day; None if the job's size is unknown."""
+    """An incident, what people did about it, and its GPU-hours a day; None if the size of its job is unknown."""
 
     incident: Incident
     changes: tuple[Change, ...]
     lost: float | None
 
-    @property
-    def owner(self) -> str | None:
-        """Who takes it."""
-        return owner_of(self.changes)
 
-
-#: The columns, and the order of those that can be sorted.
-COLUMNS: dict[str, Callable[[Handled], Any] | None] = {
-    "Incident": None,
+COLUMNS = ("Incident", "Job", "What", "Lost", "GPU-hours a day", "Owner", "Opened", "Lasted")
+_FIGURES = (3, 4, 7)
+#: The orders of columns that can be sorted. Those that nobody takes come first.
+ORDERS: dict[str, Callable[[Handled], Any]] = {
     "Job": lambda one: one.incident.job,
-    "What": None,
     "Lost": lambda one: -one.incident.cause.share,
     "GPU-hours a day": lambda one: -(one.lost or 0.0),
-    "Owner": lambda one: one.owner or "",  # those that nobody takes come first
+    "Owner": lambda one: owner_of(one.changes) or "",
     "Opened": lambda one: -one.incident.opened_at.timestamp(),
     "Lasted": lambda one: one.incident.opened_at.timestamp(),
 }
-_FIGURES = (3, 4, 7)
 
 
 def handled(incidents: Sequence[Incident]) -> list[Handled]:
@@ -62,12 +53,12 @@ def handled(incidents: Sequence[Incident]) -> list[Handled]:
 def _lost(incident: Incident, gpus: int | None) -> float | None:
     if gpus is None and incident.cause.kind == HANG:  # before the job had a trace
         gpus = next((one.report.get("world_size") for one in results().hangs(incident.job)), None)
-    return None if gpus is None else _DAY * gpus * incident.cause.share
+    return None if gpus is None else 24 * gpus * incident.cause.share
 
 
-def incident_table(rows: Sequence[Handled], heads: Sequence[Any] = tuple(COLUMNS)) -> Component:
+def incident_table(rows: Sequence[Handled], heads: Sequence[Any] = COLUMNS) -> Component:
     """One row per incident; an open one names the culprit, the check and the action, and can be acknowledged."""
-    return row_table(heads, [_row(one) for one in rows], "Incidents", _FIGURES, names=tuple(COLUMNS))
+    return row_table(heads, [_row(one) for one in rows], "Incidents", _FIGURES, names=COLUMNS)
 
 
 def _row(one: Handled) -> list[Any]:
@@ -87,9 +78,9 @@ def _row(one: Handled) -> list[Any]:
         what,
         percent(incident.cause.share),
         "-" if one.lost is None else f"{one.lost:,.1f}",
-        [html.Span(short(one.owner or "nobody")), *([" ", _button(one)] if is_open else [])],
+        [html.Span(short(owner_of(one.changes) or "nobody")), *([" ", _button(one)] if is_open else [])],
         html.Td(viewer().moment(incident.opened_at.timestamp()), className="short"),
-        [lasted(incident), *_because(incident)],
+        [lasted(incident), html.Div(printable(incident.closed_because or ""), className="note")],
     ]
 
 
@@ -105,11 +96,7 @@ def _state(one: Handled) -> list[Component]:
 
 def _button(one: Handled) -> Component:
     number, job = str(one.incident.incident_id), short(one.incident.job)
-    of = attributes(data_handle=number, data_job=job, data_owner=one.owner or "", aria_label=f"Acknowledge {number}")
+    of = attributes(
+        data_handle=number, data_job=job, data_owner=owner_of(one.changes) or "", aria_label=f"Acknowledge {number}"
+    )
     return html.Button("Change" if one.changes else "Acknowledge", className="chip-button", **of)
-
-
-def _because(incident: Incident) -> list[Component]:
-    """The reason why the incident closed: a crashed job is not cured."""
-    why = incident.closed_because
-    return [] if why is None else [html.Div(printable(why), className="note")]

@@ -104,7 +104,7 @@ def _compress(server: flask.Flask) -> None:
 def _refusal(access: Access) -> Response | None:
     """Return the rejection of a request that would change something or may not pass; None if it may."""
     request = flask.request
-    flask.g.prefix, flask.g.secure = access.prefix, access.secure
+    flask.g.prefix, flask.g.secure, flask.g.proxied = access.prefix, access.secure, access.proxied
     flask.g.client = client_address(request, proxied=access.proxied)
     if request.method not in _LOOKING and not (request.method == "POST" and request.path in _POSTED_TO):
         return refused(405, "the dashboard only reads")

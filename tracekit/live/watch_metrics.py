@@ -23,30 +23,23 @@ class WatchMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """One family per figure."""
-        if self._watch.run is not None:
-            counts = self._watch.run.counts
-            windows = CounterMetricFamily(
-                "tracekit_watch_windows_failed", "Windows that are not in the store", labels=["reason"]
-            )
-            windows.add_metric(["analysis"], counts.failed)
-            windows.add_metric(["storing"], counts.lost)
-            yield windows
-            unanalysed = CounterMetricFamily(
-                "tracekit_watch_windows_unanalysed", "Windows that are stored without findings: the analysis failed"
-            )
-            unanalysed.add_metric([], counts.unanalysed)
-            yield unanalysed
-            left_out = CounterMetricFamily("tracekit_watch_ranks_left_out", "Ranks whose segments are unusable")
-            left_out.add_metric([], counts.left_out)
-            yield left_out
-            late = CounterMetricFamily("tracekit_watch_late_records", "Records of steps that were stored before")
-            late.add_metric([], counts.late_records)
-            yield late
-        if self._watch.notifier is not None:
-            sent = self._watch.notifier.counts
-            delivered = CounterMetricFamily(
-                "tracekit_watch_notifications", "Messages to --notify, by what became of them", labels=["outcome"]
-            )
-            for outcome, count in (("sent", sent.sent), ("failed", sent.failed), ("dropped", sent.dropped)):
-                delivered.add_metric([outcome], count)
-            yield delivered
+        run, notifier = self._watch.run, self._watch.notifier
+        figures: list[tuple[str, str, str, dict[str, int]]] = []
+        if run is not None:
+            counts = run.counts
+            failed = {"analysis": counts.failed, "storing": counts.lost}
+            without = "Windows that are stored without findings: the analysis failed"
+            figures = [
+                ("windows_failed", "Windows that are not in the store", "reason", failed),
+                ("windows_unanalysed", without, "", {"": counts.unanalysed}),
+                ("ranks_left_out", "Ranks whose segments are unusable", "", {"": counts.left_out}),
+                ("late_records", "Records of steps that were stored before", "", {"": counts.late_records}),
+            ]
+        if notifier is not None:
+            sent = {name: getattr(notifier.counts, name) for name in ("sent", "failed", "dropped")}
+            figures.append(("notifications", "Messages to --notify, by what became of them", "outcome", sent))
+        for name, says, label, values in figures:
+            family = CounterMetricFamily(f"tracekit_watch_{name}", says, labels=[label] if label else [])
+            for value, count in values.items():
+                family.add_metric([value] if label else [], count)
+            yield family

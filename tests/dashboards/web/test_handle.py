@@ -8,12 +8,13 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 
 from tests.dashboards.conftest import Serving
 from tests.test_store_windows import window
-from tracekit.dashboards.web.access import Access
+from tracekit.dashboards.web.access import Access, read_access
 from tracekit.dashboards.web.app import make_app
 from tracekit.dashboards.web.auth import read_auth
 from tracekit.dashboards.web.handle import _is_own
@@ -31,14 +32,16 @@ def store(tmp_path: Path) -> Store:
 
 
 def test_the_user_who_runs_the_dashboard_acknowledges_from_the_same_machine(
-    store: Store, serve: Callable[[Path], Serving]
+    store: Store, serve: Callable[..., Serving]
 ) -> None:
-    before = store.state()
-    request = urllib.request.Request(
-        f"{serve(store.path).url}/handle", json.dumps(CHANGE).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request) as answer:
+    before, data, kind = store.state(), json.dumps(CHANGE).encode(), {"Content-Type": "application/json"}
+    url = f"{serve(store.path).url}/handle"
+    with urllib.request.urlopen(urllib.request.Request(url, data, kind)) as answer:
         assert answer.status == 204
+    proxied = f"{serve(store.path, read_access(None, [], 'http://127.0.0.1/')).url}/handle"
+    for address, more in ((url, {"X-Forwarded-For": "10.0.0.7"}), (proxied, {})):
+        with pytest.raises(HTTPError, match="403"):
+            urllib.request.urlopen(urllib.request.Request(address, data, {**kind, **more}))
     (change,) = store.handled(1)
     assert (change.by, change.owner, change.note) == (current_user(), "ann", None)
     assert change.muted_until == change.at + 4 * 3600

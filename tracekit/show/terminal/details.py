@@ -17,7 +17,7 @@ from tracekit.job.pipeline_report import PipelineReport
 from tracekit.job.pipeline_words import worker_label
 from tracekit.report.question import change_text
 from tracekit.report.report import Report
-from tracekit.show.terminal.maps import steps_line, worker_map
+from tracekit.show.terminal.maps import LARGEST_MAP, merged_map, steps_line
 from tracekit.show.terminal.tables import new_table, section_table, side_by_side, slowdown_text
 from tracekit.show.words import fix_table, published_instead
 from tracekit.trace.model import Worker
@@ -37,10 +37,9 @@ _POSTED = {
 def print_details(report: Report, console: Console) -> None:
     """Print all evidence behind the answer."""
     if (lanes := report.pipeline) is not None:
-        found_map = worker_map(lanes.attribution.worker_slowdown, lanes.attribution.dp_ranks)
-        panels = [_kinds(lanes), _sets("Stage", lanes.by_pp_rank), _sets("DP rank", lanes.by_dp_rank), _workers(lanes),
-                  found_map]  # fmt: skip
-        console.print(side_by_side(panels, console))
+        found_map = merged_map(lanes.attribution.worker_slowdown, lanes.attribution.dp_ranks, LARGEST_MAP[0])
+        panels = [_kinds(lanes), _sets("Stage", lanes.by_pp_rank), _sets("DP rank", lanes.by_dp_rank), _workers(lanes)]
+        console.print(side_by_side([*panels, *([found_map] if found_map is not None else [])], console))
         console.print(Padding(steps_line(lanes, max(console.width - 60, 10)), (0, 0, 1, 0)))
     if tables := [section_table(table) for table in report.sections(full=True)]:
         console.print(side_by_side(tables, console))

@@ -15,7 +15,6 @@ from tracekit.analysis.numeric.arrays import Floats
 from tracekit.base.text import seconds
 from tracekit.job.pipeline_report import PipelineReport
 from tracekit.report.finding import Place
-from tracekit.show.figures.worker_map import LEVELS
 from tracekit.show.terminal.colours import LOST
 from tracekit.show.worker_cells import WorkerCells, level_of, worker_cells
 
@@ -26,27 +25,6 @@ _GLYPHS = "·░▒▓▆█"
 _SPARKS = "▁▂▃▄▅▆▇█"
 #: The number of bars in the line of steps.
 _LINE_BARS = 24
-
-
-def worker_map(slowdown: Floats, dp_ranks: Sequence[int], largest: tuple[int, int] = LARGEST_MAP) -> RenderableType:
-    """S of every worker, DP ranks down, stages across; large maps keep the maximum of each patch."""
-    if slowdown.size == 1:
-        return Text()
-    cells = worker_cells(slowdown, dp_ranks, largest)
-    lines: list[RenderableType] = [Text("Slowdown by worker: DP rank down, stage across", style="bold underline")]
-    if cells.patch != (1, 1):
-        lines.append(Text(f"a cell is the worst of {cells.patch[0]} x {cells.patch[1]} workers", style="dim"))
-    for first, values in zip(cells.dp_ranks, cells.slowdown, strict=True):
-        line = Text.assemble((f"  {first:>5} ", "dim"))
-        for value in values:
-            line.append(*_cell(level_of(value)))
-        lines.append(line)
-    legend = Text("        ")
-    for level in range(len(_GLYPHS)):
-        bound = f"<{LEVELS[0]:.2f}" if level == 0 else f"{LEVELS[level - 1]:.2f}"
-        legend.append(*_cell(level)).append(f" {bound} ", style="dim")
-    lines.append(legend)
-    return Group(*lines)
 
 
 def small_map(report: PipelineReport, rows: int) -> RenderableType | None:
@@ -61,7 +39,8 @@ def small_map(report: PipelineReport, rows: int) -> RenderableType | None:
 def merged_map(
     slowdown: Floats, dp_ranks: Sequence[int], rows: int, accused: Set[int] = frozenset()
 ) -> RenderableType | None:
-    """`worker_map` in at most `rows` rows, its scale in words in the line above; None where all workers are alike.
+    """S of every worker, DP ranks down, stages across, in at most `rows` rows, its scale in words in the line above;
+    None where all workers are alike.
 
     Neighbouring DP ranks that look alike share a row, but for the `accused`, which are marked. Where more rows than
     that differ, a row is the worst of several.

@@ -68,7 +68,7 @@ def frame(state: TopState, now_s: float | None = None) -> RenderableType:
     if state.windows.is_empty():
         return Group(Text(f"{short(state.job)}   no window yet", style="bold"), "", *_incidents(state.incidents, ""))
     newest = state.windows.row(-1, named=True)
-    age_s = (time.time() if now_s is None else now_s) - newest["added_at"]
+    age_s = max((time.time() if now_s is None else now_s) - newest["added_at"], 0.0)  # by a clock that is ahead
     when = f"{age_s:.0f} s ago"
     if state.end is not None:
         ended_at, how = state.end
