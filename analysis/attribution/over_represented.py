@@ -36,21 +36,23 @@ def labelled_ops(traces: Sequence[Trace]) -> pl.DataFrame:
         workers = workers.with_columns(
             host=_of_rank(trace.hosts), **{"GPU model": _of_rank(_models(trace.metadata.get("gpus")))}
         )
-        of_step = step_values(trace.metadata).get("tokens", {})
+        logged = step_values(trace.metadata).get("tokens", {})
         ops = costs_frame(replay.as_recorded or replay).cast({"dp_rank": pl.Int32, "pp_rank": pl.Int16})
         frames.append(
             ops.join(workers, on=["dp_rank", "pp_rank"], how="left", maintain_order="left").with_columns(
                 pl.lit(number).alias("trace"),
-                pl.col("step").replace_strict(of_step, default=None, return_dtype=pl.Float64).alias("tokens"),
+                pl.col("step").replace_strict(logged, default=None, return_dtype=pl.Float64).alias("tokens"),
             )
         )
     beyond = pl.col("cost") - pl.col("cost").median().over(*_PEERS)
     tokens = pl.col("tokens").cast(pl.Int64, strict=False)
     part = (tokens.rank("min") - 1) * _RANGES_OF_TOKENS // tokens.count()
+    least, most = tokens.min().over(part), tokens.max().over(part)
+    of_step = pl.when(least == most).then(least.cast(pl.String)).otherwise(pl.format("{} to {}", least, most))
     return pl.concat(frames).select(
         *("trace", "step", "host", "rank", "GPU model", "microbatch", "chunk"),
+        of_step.alias("tokens of the step"),
         **{"stage": "pp_rank", "DP rank": "dp_rank", "op kind": "kind"},
-        **{"tokens of the step": pl.format("{} to {}", tokens.min().over(part), tokens.max().over(part))},
         excess_s=beyond.clip(lower_bound=0.0),
     )
 

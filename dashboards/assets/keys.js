@@ -11,6 +11,7 @@
     ["a", "acknowledge the incident of the row"],
     ["Esc", "close, or let go of what is kept"],
     ["← →", "figure: previous, next point; Enter chooses it, 1 to 9 hide and show a series"],
+    ["⇧ Enter", "map of workers: choose all from the last one chosen to this one"],
     ["w s", "timeline: zoom in, out (also + -)"],
     ["a d", "timeline: move left, right (also ← →)"],
     ["↑ ↓", "timeline: scroll the rows"],
