@@ -180,7 +180,7 @@ def _steps_in_words(steps: npt.NDArray[np.int64]) -> str:
 
 def _side(name: str, report: Report, workers: WorkerSteps | None, chosen: npt.NDArray[np.bool_], title: str) -> Side:
     rows = [row for row, wanted in zip(report["by_step"], chosen, strict=True) if wanted]
-    job, per_step = report["job"], steps_in_whole(report)
+    job, per_step, several = report["job"], steps_in_whole(report), "engines" if "rl" in report else "ranks"
     recorded, original, ideal = (
         np.array([row[f"{figure}_s"] for row in rows]) / per_step for figure in ("recorded", "original", "ideal")
     )
@@ -188,7 +188,7 @@ def _side(name: str, report: Report, workers: WorkerSteps | None, chosen: npt.ND
     return Side(
         job=name,
         title=title,
-        layout=job.get("layout") or {_units(report): job["ranks"], "world_size": job["gpus"]},
+        layout=job.get("layout") or {several: job["ranks"], "world_size": job["gpus"]},
         ops_per_step=job.get("ops", job.get("gpu_ops", 0)) / max(job["steps"], 1),
         trustworthy=report["trust"]["trustworthy"],
         steps=np.array([row["step"] for row in rows]),
@@ -208,11 +208,6 @@ def rates(before: float | None, after: float | None) -> str | None:
     if not before or not after:
         return None
     return f"{three_digits(before)} tokens a second before, {three_digits(after)} after ({after / before - 1:+.1%})"
-
-
-def _units(report: Report) -> str:
-    """What a job that is no pipeline has several of."""
-    return "engines" if "rl" in report else "ranks"
 
 
 def unit(report: Report) -> str:
@@ -239,7 +234,7 @@ def verdict(before: Side, after: Side) -> Verdict:
         size, spread = f"{seconds(abs(change.difference))} ({abs(change.share):.1%})", _between(change, seconds)
     else:
         change = difference_of_means(before.slowdown_by_step(), after.slowdown_by_step())
-        what, words, show = "S is", ("lower", "higher"), _three_decimals
+        what, words, show = "S is", ("lower", "higher"), "{:.3f}".format
         size, spread = f"{abs(change.difference):.3f}", _between(change, lambda value: f"{value:+.3f}")
         if distrusted := _distrusted(before, after):
             unknown = f"the layouts differ, so only S compares, and {distrusted}"
@@ -267,10 +262,6 @@ def _outcome(change: MeanDifference) -> Outcome:
     if not change.clear or abs(change.share) < NEGLIGIBLE:
         return Outcome.NO_DIFFERENCE
     return Outcome.BETTER if change.difference < 0 else Outcome.WORSE
-
-
-def _three_decimals(value: float) -> str:
-    return f"{value:.3f}"
 
 
 def _between(change: MeanDifference, show: Any) -> str:

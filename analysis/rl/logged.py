@@ -5,13 +5,12 @@ In: a `PhaseLog`. Out: `LoggedRun`.
 
 from __future__ import annotations
 
-from collections.abc import Set
-from typing import Any
+from collections.abc import Sequence, Set
 
 import numpy as np
 
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.rl.account import Loss, LossTime, Run
+from tracekit.analysis.rl.account import Loss, LossTime, RlAccount, Run
 from tracekit.analysis.rl.run import NO_TRAINING, SIDE_BY_SIDE, Assumed, RlRun, contradiction
 from tracekit.analysis.rl.scenario import Scenario
 from tracekit.trace.rl import PhaseLog, StepTime
@@ -31,24 +30,24 @@ class LoggedRun(RlRun):
     def step_times(self, without: Set[Loss] = frozenset(), one: Scenario | None = None) -> Floats:
         return np.asarray(self.recorded - self._accounted() + self._accounted(without, one))
 
-    def losses(self) -> list[LossTime]:
-        if self._beside(None):
-            return []
-        return [LossTime(loss, self.mean[loss]) for loss in ("reward", "sync") if loss in self.mean]
-
-    def facts(self) -> dict[str, Any]:
-        return {
-            "job": Run(self.log.format, len(self.steps), 0, 0, "phases"),
-            "length_s": float(self.recorded.sum()),
-            "replayed_s": None,
-            "generation_s": self.mean.get("generate"),
-            "trainer_wait_s": None,
-            "staleness": None if self._beside(None) or "generate" not in self.mean else 0,
-            "unaccounted_s": self.unaccounted_s,
-            "generation": None,
-            "left_out": list(self.log.left_out),
-            "restarts": list(self.log.restarts),
-        }
+    def account(self, scenarios: Sequence[Scenario]) -> RlAccount:
+        losses: list[LossTime] = []
+        if not self.flagged and not self._beside(None):
+            losses = [LossTime(loss, self.mean[loss]) for loss in ("reward", "sync") if loss in self.mean]
+        return self._account(
+            scenarios,
+            losses,
+            job=Run(self.log.format, len(self.steps), 0, 0, "phases"),
+            length_s=float(self.recorded.sum()),
+            replayed_s=None,
+            generation_s=self.mean.get("generate"),
+            trainer_wait_s=None,
+            staleness=None if self._beside(None) or "generate" not in self.mean else 0,
+            unaccounted_s=self.unaccounted_s,
+            generation=None,
+            left_out=list(self.log.left_out),
+            restarts=list(self.log.restarts),
+        )
 
     def assumed(self, one: Scenario) -> Assumed:
         if one.regenerates and (one.generate_s is None or (one.rollout and one.train_s is None)):

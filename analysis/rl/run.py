@@ -63,16 +63,11 @@ class RlRun(ABC):
         """Return what a price rests on. Raises SelectionError for a scenario without the GPUs that it needs."""
 
     @abstractmethod
-    def losses(self) -> list[LossTime]:
-        """Return what each loss costs, of times that do not contradict each other."""
-
-    @abstractmethod
-    def facts(self) -> dict[str, Any]:
-        """Return the fields of `RlAccount` that depend on what was recorded."""
-
     def account(self, scenarios: Sequence[Scenario]) -> RlAccount:
         """Return where the mean step went, and what these alternatives save. Raises SelectionError, see `assumed`."""
-        losses = [] if self.flagged else self.losses()
+
+    def _account(self, scenarios: Sequence[Scenario], losses: list[LossTime], **own: Any) -> RlAccount:
+        """The account with these losses. `own`: its fields that depend on what was recorded."""
         taken = [PhaseTime(name, float(seconds.mean())) for name, seconds in self.phases.items()]
         return RlAccount(
             step_s=self.step_s,
@@ -82,7 +77,7 @@ class RlRun(ABC):
             losses=losses,
             leading=leading(losses, self.step_s),
             what_if=[self.price(one) for one in scenarios],
-            **self.facts(),
+            **own,
         )
 
     @cached_property

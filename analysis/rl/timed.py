@@ -7,13 +7,12 @@ not explain of the recording is in both.
 from __future__ import annotations
 
 import math
-from collections.abc import Set
-from typing import Any
+from collections.abc import Sequence, Set
 
 import numpy as np
 
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.rl.account import Loss, LossTime, Run
+from tracekit.analysis.rl.account import Loss, LossTime, RlAccount, Run
 from tracekit.analysis.rl.generation import Generations
 from tracekit.analysis.rl.loop import WARM_UP, Loop
 from tracekit.analysis.rl.run import NO_TRAINING, SIDE_BY_SIDE, Assumed, RlRun, contradiction
@@ -66,32 +65,27 @@ class TimedRun(RlRun):
             loop = loop.replace(sync=np.zeros_like(loop.sync))
         return (loop if one is None else self._in_scenario(one, loop)[0]).step_times()
 
-    def losses(self) -> list[LossTime]:
-        known: tuple[Loss, ...] = (*(() if self.made is None else _OF_REQUESTS), "reward", "sync")
-        return [LossTime(loss, float((self.unchanged - self.step_times({loss})).mean())) for loss in known]
-
-    def facts(self) -> dict[str, Any]:
-        made, whole = self.made, self.whole
-        requests, engines = (0, 0) if made is None else (made.count, len(made.names))
+    def account(self, scenarios: Sequence[Scenario]) -> RlAccount:
+        made, whole, losses = self.made, self.whole, list[LossTime]()
+        if not self.flagged:
+            known: tuple[Loss, ...] = (*(() if made is None else _OF_REQUESTS), "reward", "sync")
+            losses = [LossTime(loss, float((self.unchanged - self.step_times({loss})).mean())) for loss in known]
+        steps, (requests, engines) = len(whole.numbers), (0, 0) if made is None else (made.count, len(made.names))
         waits = whole.train_start[WARM_UP:] - whole.sync_end[WARM_UP - 1 : -1]
-        return {
-            "job": Run(
-                Format.TRAJECTORIES,
-                len(whole.numbers),
-                requests,
-                engines,
-                "phases" if made is None else "trajectories",
-            ),
-            "length_s": float(whole.sync_end[-1] - whole.generate_start[0]),
-            "replayed_s": float(self.unchanged.mean()),
-            "generation_s": self.generation_s,
-            "trainer_wait_s": float(waits.mean()),
-            "staleness": self.loop.staleness,
-            "unaccounted_s": whole.unaccounted_s(),
-            "generation": None if made is None else made.fitted(),
-            "left_out": whole.left_out,
-            "restarts": [],
-        }
+        return self._account(
+            scenarios,
+            losses,
+            job=Run(Format.TRAJECTORIES, steps, requests, engines, "trajectories" if made else "phases"),
+            length_s=float(whole.sync_end[-1] - whole.generate_start[0]),
+            replayed_s=float(self.unchanged.mean()),
+            generation_s=self.generation_s,
+            trainer_wait_s=float(waits.mean()),
+            staleness=self.loop.staleness,
+            unaccounted_s=whole.unaccounted_s(),
+            generation=None if made is None else made.fitted(),
+            left_out=whole.left_out,
+            restarts=[],
+        )
 
     def assumed(self, one: Scenario) -> Assumed:
         if self.made is None and one.regenerates and one.generate_s is None:

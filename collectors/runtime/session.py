@@ -429,12 +429,12 @@ class Session(Guard):
 
     # ---- values ------------------------------------------------------------------------------------------------
 
-    def log(self, values: dict[str, Any], step: int | None = None) -> None:
-        """Keep values of a step, the current one by default, or the one before; what is no number of the host is left
-        out, and reported once.
+    def log(self, values: dict[str, Any], ended: bool = False) -> None:
+        """Keep values of the current step, or of the one before; what is no number of the host is left out, and
+        reported once.
         """
         if self.recording:
-            self.attempt_hook("log", self._log, values, self.step if step is None else step)
+            self.attempt_hook("log", self._log, values, self.step - bool(ended and self.step))
 
     def _log(self, values: dict[str, Any], step: int) -> None:
         now = now_ns()
@@ -442,24 +442,16 @@ class Session(Guard):
             if value is None:
                 continue
             try:
-                at, bits = _recent(step, self.step), _bits(value, is_count=name == "tokens")
+                bits = _bits(value, is_count=name == "tokens")
             except Exception as error:  # whatever the user's object raises
                 if not self._refused_value and self.recorder.first_of_all_ranks("value-refused"):
                     warn(
-                        f"rank {self.rank}: tracekit.log({name}=...) in step {self.step}: {type(error).__name__}:"
+                        f"rank {self.rank}: tracekit.log({name}=...) in step {step}: {type(error).__name__}:"
                         f" {error!s:.200}; such values are left out; training continues"
                     )
                 self._refused_value = True
                 continue
-            self.recorder.add((Category.VALUE, 0, self.name(name), at, NONE, NONE, NONE, now, now, bits))
-
-
-def _recent(step: Any, now: int) -> int:
-    """The number of a step, as a user gives it. Raises if it is neither that of now nor of the one before."""
-    number = operator.index(step)
-    if not max(now - 1, 0) <= number <= now:
-        raise ValueError(f"step={number}; expected the step that goes on, {now}, or the one before it")
-    return number
+            self.recorder.add((Category.VALUE, 0, self.name(name), step, NONE, NONE, NONE, now, now, bits))
 
 
 def _bits(value: Any, is_count: bool) -> int:

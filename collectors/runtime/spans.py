@@ -38,8 +38,8 @@ class _Nobody:
     def begin_step(self) -> None:
         """Start the next step now."""
 
-    def log(self, values: dict[str, Any], step: int | None) -> None:
-        """Keep the values of a step that are not None: of the current one, or of that number, which is one less."""
+    def log(self, values: dict[str, Any], ended: bool) -> None:
+        """Keep the values that are not None of the current step, or of the one that has ended."""
 
 
 NOBODY = _Nobody()
@@ -120,13 +120,13 @@ def set_step(step: int) -> None:
     _sink.set_step(step)
 
 
-def log(*, tokens: float | None = None, loss: float | None = None, step: int | None = None) -> None:
+def log(*, tokens: float | None = None, loss: float | None = None, ended: bool = False) -> None:
     """Record what a step trained on and came to. Call it when the step has computed, before the next begins; once that
-    has begun, give the number of the `step` that has ended.
+    has begun, with `ended`.
 
     `tokens`: of this data-parallel replica; its ranks may all call it, and count once. `loss`: of this rank; that of
     the job is the mean over the ranks that call it. Both are numbers, or tensors in the memory of the host: a tensor on
     a GPU is left out, since the host would have to wait for it, and so is what is no finite number, with one warning.
     The last value in a step counts.
     """
-    _sink.log({"tokens": tokens, "loss": loss}, step)
+    _sink.log({"tokens": tokens, "loss": loss}, ended)

@@ -54,13 +54,6 @@ class _Window(Struct, frozen=True):
         return self.costs is not None and self.costs.planned[Part.CHECKPOINTS] > 0
 
     @property
-    def length_s(self) -> float:
-        """Seconds of its steps."""
-        if self.costs is not None and self.costs.length_s is not None:
-            return self.costs.length_s
-        return float(self.row["steps"] * (self.row["recorded_s"] or 0.0))
-
-    @property
     def whole(self) -> bool:
         """Whether all its steps are known."""
         return self.costs is not None and self.row["steps"] == self.row["last_step"] - self.row["first_step"] + 1
@@ -102,7 +95,8 @@ def _bill(store: Store, rows: list[dict[str, Any]]) -> Bill:
         last = max((at for at, window in enumerate(some) if window.saves), default=-1)
         for at, window in enumerate(some):
             row, gpus = window.row, window.row["world_size"]
-            start_s, length_s = at_s, window.length_s
+            start_s, known_s = at_s, None if window.costs is None else window.costs.length_s
+            length_s = row["steps"] * (row["recorded_s"] or 0.0) if known_s is None else known_s
             if origin_s is not None:
                 start_s = max(at_s, row["started_at"] - origin_s)
                 length_s = max(0.0, row["ended_at"] - origin_s + (row["recorded_s"] or 0.0) - start_s)
@@ -128,10 +122,10 @@ def _bill(store: Store, rows: list[dict[str, Any]]) -> Bill:
 
 def _claims(window: _Window, share: float, length_s: float) -> list[Claim]:
     """What the `share` of a window of `length_s` seconds that is not lost went to."""
-    row, costs = window.row, window.costs
+    row, costs, steps = window.row, window.costs, window.row["steps"] * share
     if costs is None or not row["recorded_s"]:
         return [(Part.UNKNOWN, "windows that are not analysed", ALL)]
-    rest_s, steps = (length_s - window.length_s) * share, window.length_s * share / row["recorded_s"]
+    rest_s = length_s * share - steps * row["recorded_s"]
     spent = {(part, str(part)): seconds for part, seconds in costs.planned.items()} | costs.lost
     claims = [(*to, steps * seconds) for to, seconds in spent.items()]
     return [(Part.UNKNOWN, "between recorded steps", rest_s if rest_s > _LEAST_S else 0.0), *claims, costs.rest]

@@ -33,9 +33,9 @@ class StepTrace(TrainerCallback):  # type: ignore[misc]  # transformers may not 
         set_step(state.global_step)
         self.on_epoch_end(args, state, control)
 
-    def on_log(self, _args: Any, state: Any, _control: Any, logs: Any = None, **_: Any) -> None:
+    def on_log(self, _args: Any, _state: Any, _control: Any, logs: Any = None, **_: Any) -> None:
         """Record the loss, which the trainer has brought to the host, of the step that has ended."""
-        log(loss=(logs or {}).get("loss"), step=state.global_step - 1)
+        log(loss=(logs or {}).get("loss"), ended=True)
 
     def on_epoch_end(self, _args: Any, _state: Any, control: Any, **_: Any) -> None:
         """Start the evaluation or checkpoint that follows."""

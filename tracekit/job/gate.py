@@ -76,9 +76,9 @@ def _tokens_per_s(jobs: Sequence[Job], sides: Sequence[Spent | SpentPhases]) -> 
     """Tokens a second of the mean job; None if the loop of one logs no tokens."""
     found = list[float]()
     for job, side in zip(jobs, sides, strict=True):
-        tokens, times_s = step_values(job.trace.metadata).get("tokens", {}), side.step_s.tolist()
-        steps = ({"tokens": tokens.get(step), "recorded_s": s} for step, s in zip(side.steps, times_s, strict=True))
-        if (rate := tokens_per_s(steps)) is None:
+        tokens = step_values(job.trace.metadata).get("tokens", {})
+        timed = zip(side.steps, side.step_s.tolist(), strict=True)
+        if (rate := tokens_per_s({"tokens": tokens.get(step), "recorded_s": s} for step, s in timed)) is None:
             return None
         found.append(rate)
     return sum(found) / len(found)

@@ -13,6 +13,7 @@ import polars as pl
 
 from tracekit.analysis.evidence.rl import RlEvidence
 from tracekit.analysis.rl.account import Generation, LossTime, PhaseTime, Price, RlAccount
+from tracekit.analysis.rl.loop import WARM_UP
 from tracekit.analysis.rl.run import CONTRADICTION
 from tracekit.base.text import counted, percent, ranks_text, seconds, short, three_digits, with_error
 from tracekit.report.question import question_table
@@ -92,7 +93,7 @@ class RlReport(Report):
         return _frame(self.account.what_if, Price)
 
     def remarks_of_source(self) -> Iterator[tuple[str, str]]:
-        yield "Step", "; ".join(_step(self.account, len(self.evidence.steps)))
+        yield "Step", "; ".join(_step(self.account))
         if self.account.generation is not None:
             yield "Engines", "; ".join(_engines(self.account.generation))
         if left_out := self.account.left_out:
@@ -146,12 +147,9 @@ def _frame(rows: list[Any], shape: type[Any]) -> pl.DataFrame:
     return frame_of(rows, shape)
 
 
-def _step(account: RlAccount, measured: int) -> Iterator[str]:
-    if account.trainer_wait_s is None:
-        yield f"{seconds(account.step_s)} as logged"
-    else:
-        first = account.job.steps - measured
-        yield f"{seconds(account.step_s)} from sync to sync, the mean of {measured} after the first {first}"
+def _step(account: RlAccount) -> Iterator[str]:
+    measured = f"from sync to sync, the mean of {account.job.steps - WARM_UP} after the first {WARM_UP}"
+    yield f"{seconds(account.step_s)} {'as logged' if account.trainer_wait_s is None else measured}"
     if account.generation_s is not None:
         yield f"generation {seconds(account.generation_s)}"
     if account.trainer_wait_s is not None:

@@ -6,7 +6,7 @@ In: what `tracekit.rl` records, or a log, read again once it has grown. Out: win
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
 
@@ -28,11 +28,6 @@ REST = 20
 QUIET_STEPS = 10
 
 
-def _cutter() -> WindowCutter:
-    """It takes what it gets: `_state` has the steps of a window alone."""
-    return WindowCutter(WindowSize(steps=1), late_after_s=0.0)
-
-
 class LivePostTraining(LiveRun):
     """The windows of a run of post-training. `options.directory`: the folder of its records, or its log."""
 
@@ -40,11 +35,11 @@ class LivePostTraining(LiveRun):
         if options.consume or options.size.steps in range(WARM_UP + 1):
             raise SelectionError(f"post-training: windows have more than {WARM_UP} steps; nothing can be consumed")
         super().__init__(options, tell)
-        self._cutter = _cutter()
         self._sizes, self._grown, self._read_at, self._problem = dict[Path, int](), False, 0.0, ""
         self._trace: OpTrace | None = None
         self._took_s, self._last, self._quiet_s = dict[int, float](), -1, QUIET_S
-        self._ended, self._left_out, self._attempt = False, set[int](), 0
+        self._ended, self._left_out = False, set[int]()
+        self._begin_attempt(0)
 
     def ended(self) -> bool:
         """Return whether nothing was written for so long that the run must have ended: nobody announces it."""
@@ -74,16 +69,16 @@ class LivePostTraining(LiveRun):
         if self._trace is not None and self._source is None and (stored := self._begin_watch(str(path))) is not None:
             (self._attempt, self._last), job = stored, short(self.options.name)
             self._tell(f"windows of {job!r} go on after step {self._last}; give another run another --name")
-        if self._trace is not None:
-            self._begin_attempts(self._trace.metadata[POST_TRAINING].get("restarts", []))
-
-    def _begin_attempts(self, restarts: Sequence[int]) -> None:
-        """Go back to where attempts began since the last look; windows of those before stay in the store."""
-        first = min(restarts[self._attempt :], default=self._last + 1)
-        self._attempt = max(self._attempt, len(restarts))
-        if first <= self._last:
+        restarts = [] if self._trace is None else self._trace.metadata[POST_TRAINING].get("restarts", [])
+        if (first := min(restarts[self._attempt :], default=self._last + 1)) <= self._last:
             self._tell(f"step {first} is logged again: windows of the new attempt begin there")
-            self._last, self._cutter = first - 1, _cutter()
+            self._last = first - 1
+        if len(restarts) > self._attempt:
+            self._begin_attempt(len(restarts))
+
+    def _begin_attempt(self, number: int) -> None:
+        self._attempt = number
+        self._cutter = WindowCutter(WindowSize(steps=1), late_after_s=0.0)  # `_state` has the steps of a window alone
 
     def _take(self, trace: OpTrace) -> None:
         """Keep what was read, and the steps that have recorded the phase with which a step ends."""

@@ -6,7 +6,7 @@ and `loss`, by step.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
@@ -33,20 +33,14 @@ def step_values(metadata: Mapping[str, Any]) -> dict[str, dict[int, float]]:
             values = msgspec.convert(by_step or {}, dict[_Step, float], strict=False, str_keys=True)
         except msgspec.ValidationError:
             continue
-        if possible := {step: value for step, value in values.items() if is_possible(name, value)}:
+        least, most = (0, MOST_TOKENS) if name == "tokens" else (-sys.float_info.max, sys.float_info.max)
+        if possible := {step: value for step, value in values.items() if least <= value <= most}:
             found[name] = possible
     return found
 
 
-def is_possible(name: str, value: float) -> bool:
-    """Whether a step can have this value: finite, and tokens from 0 to `MOST_TOKENS`."""
-    return 0 <= value <= MOST_TOKENS if name == "tokens" else math.isfinite(value)
-
-
 def tokens_per_s(steps: Iterable[Mapping[str, Any]]) -> float | None:
-    """Tokens a second over the steps that log tokens; None if none does. `steps`: with `tokens` and `recorded_s`, as
-    `by_step` of a report.
-    """
+    """Tokens a second over the rows of `by_step` of a report that have tokens; None if none has."""
     logged = [(step["tokens"], step["recorded_s"]) for step in steps if step.get("tokens") is not None]
     time_s = sum(took_s for _, took_s in logged)
     return sum(tokens for tokens, _ in logged) / time_s if time_s > 0 else None

@@ -25,8 +25,8 @@ class Sink:
     def set_step(self, step):
         self.told.append(step)
 
-    def log(self, values, step):
-        of = {} if step is None else {"step": step}
+    def log(self, values, ended):
+        of = {"ended": True} if ended else {}
         self.told.append({name: value for name, value in values.items() if value is not None} | of)
 
 
@@ -90,7 +90,7 @@ def test_the_trainer_of_transformers_says_the_tokens_of_a_step_and_its_loss_wher
         callback.on_log(args, state, control, logs={"loss": 2.5, "learning_rate": 0.1})
         callback.on_log(args, state, control, logs={"eval_loss": 2.5})
         callback.on_log(args, state, control)
-    losses = [9, {"loss": 2.5, "step": 8}, {"step": 8}, {"step": 8}]
+    losses = [9, {"loss": 2.5, "ended": True}, {"ended": True}, {"ended": True}]
     assert told == [7, {"tokens": 100.0}, 8, {"tokens": 50.0}, *losses, *2 * [7, 8, *losses]]
 
 
