@@ -151,7 +151,8 @@
       const { scene } = this, over = document.fullscreenElement ? this.scroll.getBoundingClientRect().top + 24 : window.innerHeight * 0.2;
       const most = Math.max(360, window.innerHeight - over), around = paint().AXIS + paint().foot(scene);
       scene.block = paint().fitted(scene.lines, scene.rows, most - around, scene.names);
-      const total = scene.rows * scene.block.height + around;
+      paint().place(scene);
+      const total = scene.tops[scene.rows] + around;
       this.height = Math.max(160, Math.min(total, most));
       this.scroll.style.height = `${this.height}px`;
       element("timeline-sizer").style.height = `${Math.max(0, total - this.height)}px`;
@@ -223,7 +224,7 @@
     scrollTo(worker) {
       if (!worker) return;
       const row = data().position(this.scene, worker);
-      if (row >= 0) this.scroll.scrollTop = (row - this.scene.pinned) * this.scene.block.height;
+      if (row >= 0) this.scroll.scrollTop = this.scene.tops[row] - this.scene.tops[this.scene.pinned];
     }
 
     // The slowest worker, where it is not in sight anyway: it is what people come for.
@@ -246,8 +247,8 @@
       const whole = this.from === this.earliest && this.to === this.longest;
       this.state.from = whole ? null : Math.round(this.from * 1e6) / 1e3;
       this.state.to = whole ? null : Math.round(this.to * 1e6) / 1e3;
-      const down = Math.round(this.scroll.scrollTop / this.scene.block.height);
-      this.state.at = down ? rows().worker(this.scene, this.scene.pinned + down) : null;
+      const { pinned, tops, block } = this.scene, row = paint().rowAt(this.scene, tops[pinned] + this.scroll.scrollTop + block.height / 2);
+      this.state.at = row > pinned ? rows().worker(this.scene, row) : null;
       window.tracekit.remember({ job: this.config.job, ...this.state });
       this.guarded(async () => {
         if (this.stale()) await this.fetchSpans();

@@ -40,15 +40,33 @@
     return block;
   }
 
+  // Gives each row its lines, down to the last that it uses, and where it begins below the first.
+  function place(scene) {
+    const { lines, height } = scene.block, all = lines.length;
+    const blocks = lines.map((line, at) => (at + 1 === all ? scene.block : { lines: lines.slice(0, at + 1), height: Math.min(height, Math.max(26, line.y + line.height + GAP)) }));
+    scene.blocks = Array.from({ length: scene.rows }, (_, row) => blocks[(scene.used ? scene.used[row] : all) - 1]);
+    scene.tops = scene.blocks.reduce((tops, block) => (tops.push(tops[tops.length - 1] + block.height), tops), [0]);
+  }
+
+  // The last row that begins at that height or above.
+  function rowAt(scene, height) {
+    let [row, end] = [0, scene.rows];
+    while (end - row > 1) {
+      const middle = (row + end) >> 1;
+      if (scene.tops[middle] <= height) row = middle;
+      else end = middle;
+    }
+    return row;
+  }
+
   // Where a row is on the canvas: pinned rows stay on top.
-  const rowTop = (scene, view, row) => AXIS + row * scene.block.height - (row < scene.pinned ? 0 : view.top);
+  const rowTop = (scene, view, row) => AXIS + scene.tops[row] - (row < scene.pinned ? 0 : view.top);
   // Where the rows that scroll begin.
-  const scrolls = (scene) => AXIS + scene.pinned * scene.block.height;
+  const scrolls = (scene) => AXIS + scene.tops[scene.pinned];
 
   // The first scrolling row in view, and the one after the last.
   function inView(scene, top, height) {
-    const last = Math.ceil((top + height - AXIS - foot(scene)) / scene.block.height);
-    return [scene.pinned + Math.floor(top / scene.block.height), Math.min(scene.rows, last)];
+    return [rowAt(scene, scene.tops[scene.pinned] + top), Math.min(scene.rows, rowAt(scene, top + height - AXIS - foot(scene)) + 1)];
   }
 
   // The height of the strip below the tracks that says where each replay ends: a row for each.
@@ -178,7 +196,7 @@
   }
 
   function labels(context, scene, row, y) {
-    const { colours, block, hosts } = scene;
+    const { colours, hosts } = scene, block = scene.blocks[row];
     const dp = scene.dp_rank[row], pp = scene.pp_rank[row], host = hosts[scene.host[row]];
     const group = scene.groups[scene.group[row]], base = y + Math.min(16, block.height / 2 + 5);
     context.textBaseline = "alphabetic";
@@ -270,9 +288,9 @@
   }
 
   function paintRows(context, scene, view, spans, first, last) {
-    const { block, colours } = scene, batch = Batch([colours.wait, ...colours.classes]), words = [];
+    const { colours } = scene, batch = Batch([colours.wait, ...colours.classes]), words = [];
     for (let row = first; row < last; row += 1) {
-      const y = rowTop(scene, view, row);
+      const y = rowTop(scene, view, row), block = scene.blocks[row];
       context.fillStyle = colours.grid;
       context.fillRect(0, y + block.height - 1, LABELS + view.width, 1);
       labels(context, scene, row, y);
@@ -373,7 +391,7 @@
       }
     }
     batch.paint(context);
-    const { begins } = scene, scale = (width - LABELS) / (scene.ends[scene.overview[2]] - begins), total = scene.rows * scene.block.height;
+    const { begins } = scene, scale = (width - LABELS) / (scene.ends[scene.overview[2]] - begins), total = scene.tops[scene.rows];
     const x = LABELS + Math.max(0, (view.from - begins) * scale), stop = Math.min(width, LABELS + (view.to - begins) * scale);
     const y = (view.top / total) * height, shown = Math.min(1, (view.height - AXIS - foot(scene)) / total) * height;
     context.strokeStyle = colours.outline;
@@ -389,6 +407,6 @@
   }
 
   window.tracekitTimelineDraw = {
-    AXIS: AXIS, get LABELS() { return LABELS; }, fit: fit, fitted: fitted, foot: foot, rowTop: rowTop, scrolls: scrolls, inView: inView, draw: draw, overview: overview,
+    AXIS: AXIS, get LABELS() { return LABELS; }, fit: fit, fitted: fitted, place: place, rowAt: rowAt, foot: foot, rowTop: rowTop, scrolls: scrolls, inView: inView, draw: draw, overview: overview,
   };
 })();

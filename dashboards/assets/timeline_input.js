@@ -127,7 +127,7 @@
       const { begins, ends, overview } = timeline.scene, at = begins + share * (ends[overview[2]] - begins);
       timeline.show(at - wide / 2, at + wide / 2);
     }
-    const total = timeline.scene.rows * timeline.scene.block.height;
+    const total = timeline.scene.tops[timeline.scene.rows];
     timeline.scroll.scrollTop = ((event.clientY - box.top) / box.height) * total - timeline.height / 2;
   }
 

@@ -14,10 +14,10 @@
 
   // The row at a height of the canvas, and how far down in it that is; null where there is none.
   function at(timeline, y) {
-    const { scene } = timeline, height = scene.block.height, fixed = y < paint().scrolls(scene);
-    const down = y - paint().AXIS + (fixed ? 0 : timeline.scroll.scrollTop), row = Math.floor(down / height);
-    if (y < paint().AXIS || y > timeline.height - paint().foot(scene) || row >= scene.rows) return null;
-    return { row: row, inside: down - row * height };
+    const { scene } = timeline, fixed = y < paint().scrolls(scene);
+    const down = y - paint().AXIS + (fixed ? 0 : timeline.scroll.scrollTop), row = paint().rowAt(scene, down);
+    if (y < paint().AXIS || y > timeline.height - paint().foot(scene) || down >= scene.tops[scene.rows]) return null;
+    return { row: row, inside: down - scene.tops[row] };
   }
 
   function arrange(timeline, name, workers) {

@@ -15,7 +15,7 @@ from dash.development.base_component import Component
 from tracekit.base.text import code_name, cost, percent_sure, printable, seconds, short, sure, with_error
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.pages.gpu_parts import gpu_panels
-from tracekit.dashboards.pages.job_parts import fix_levels, hero, pictures, way
+from tracekit.dashboards.pages.job_parts import fix_levels, hero, pictures
 from tracekit.dashboards.pages.job_windows import history, window_bar
 from tracekit.dashboards.pages.section_parts import experts_picture, sections
 from tracekit.dashboards.ui.charts import waterfall
@@ -50,7 +50,7 @@ def build(stored: Stored, rank: str = "", q: str = "", **_: str) -> list[Compone
         *_applied(stored.name),
         *gpu_panels(stored, report, rank, q),
         *experts_picture(report),
-        *sections(stored, report),
+        *sections(report),
         *history(stored),
         _about(stored, report),
     ]
@@ -71,7 +71,7 @@ def _cause(stored: Stored, report: dict[str, Any], cause: dict[str, Any]) -> lis
         head.append(f"  {place_words(report, cause) or 'whole job'}, {cause['when']}")
     if costs:
         price = cost(cause["saved_s"], cause["alone_s"], report["job"]["whole"], bound=cause["bound"])
-        head += [": ", way(stored, price, "/workers") or price, f", {sure(cause['confidence'])}"]
+        head.append(f": {price}, {sure(cause['confidence'])}")
     parts: list[Component] = [html.Div(head), html.Div(_effect(cause, costs=costs))]
     evidence = [("Looks like", "signature"), ("Wrong if", "refuted_by")]
     if cause["effect"] != report["answer"]["why"]:

@@ -11,11 +11,10 @@ import polars as pl
 from dash import html
 from dash.development.base_component import Component
 
-from tracekit.base.command_line import command
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.figures.job import expert_loads, rank_times
-from tracekit.dashboards.ui.components import figure_panel, folded_panel, href, note, panel, plain_table, scrolled
-from tracekit.dashboards.ui.context import results, viewer
+from tracekit.dashboards.ui.components import figure_panel, folded_panel, href, panel, plain_table, scrolled
+from tracekit.dashboards.ui.context import viewer
 
 #: A table of at most so many columns fits into half of a page.
 NARROW = 5
@@ -51,10 +50,8 @@ def experts_picture(report: dict[str, Any]) -> list[Component]:
     return [drawn]
 
 
-def sections(stored: Stored, report: dict[str, Any]) -> list[Component]:
-    """The tables of the report, narrow ones two in a row; of one GPU without those that compare ranks. They are the
-    answer of post-training, else folded.
-    """
+def sections(report: dict[str, Any]) -> list[Component]:
+    """The tables of the report, folded unless it is of post-training; of one GPU without those that compare ranks."""
     alone = "gpu" in report
     tables = [
         html.Div(_table(section), className="half" if len(section["heads"]) <= NARROW else "whole")
@@ -63,9 +60,8 @@ def sections(stored: Stored, report: dict[str, Any]) -> list[Component]:
     ]
     if not tables:
         return []
-    listing = command("whatif", "--store", results().path, "--job", stored.name, "--json")
-    shown = [html.Div(tables, className="row"), note(f"Long tables show the costliest rows; `{listing}` lists all.")]
-    return shown if "rl" in report else [folded_panel("Critical path and times by kind", *shown)]
+    shown = html.Div(tables, className="row")
+    return [shown if "rl" in report else folded_panel("Critical path and times by kind", shown)]
 
 
 def _table(section: dict[str, Any]) -> Component:

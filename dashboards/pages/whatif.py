@@ -126,7 +126,7 @@ def build(stored: Stored, **state: str) -> list[Component]:
     assert stored.report is not None
     view = QuestionForm.of_address(state)
     seen = _look(stored, view, wait_s=FIRST_WAIT_S)
-    lists = losses(stored)
+    lists = losses(stored.report)
     form = _form(stored.report, view, seen)
     if lists:
         form = [html.Details([html.Summary("Ask your own question"), *form], id="whatif-own", open=bool(seen.wrong))]

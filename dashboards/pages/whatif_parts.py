@@ -14,7 +14,6 @@ from dash import html
 from dash.development.base_component import Component
 
 from tracekit.base.text import seconds, sure, with_error
-from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.data.replays import Answer, Pending, Phase, Rejected, Status
 from tracekit.dashboards.data.whatif_query import MOST_KEPT, QueryAction, WhatifQuery, kept_text, query_of, worker_words
 from tracekit.dashboards.figures.whatif import Bar, scenario_times
@@ -88,18 +87,16 @@ def fixes_panel(report: dict[str, Any]) -> Component:
     )
 
 
-def losses(stored: Stored) -> list[Component]:
+def losses(report: dict[str, Any]) -> list[Component]:
     """The workers, stages and DP ranks, and op kinds that a step loses most to, each with a button that asks what the
     speed of its peers would save; empty if none loses any.
     """
-    report = stored.report
-    assert report is not None
     workers = [
         (worker_words(report, row), f"{row['slowdown']:.2f} times", f"worker={row['dp_rank']},{row['pp_rank']}")
         for row in report.get("by_worker", ())
         if round(row["slowdown"], 2) > 1
     ]
-    places = [("by_pp_rank", "pp_rank", "stage"), ("by_dp_rank", "dp_rank", "dp_rank")] if stored.has_workers else []
+    places = [("by_pp_rank", "pp_rank", "stage"), ("by_dp_rank", "dp_rank", "dp_rank")]
     lost = "Lost a step" if report["job"]["whole"] == "step" else "Lost"
     lists = [
         _list("Worker", "Slows the job", workers),
@@ -118,7 +115,7 @@ def _lost(report: dict[str, Any], tables: Sequence[tuple[str, str, str]]) -> lis
     found = [
         (row["saved_s"], f"{word}={row[column]}")
         for table, column, word in tables
-        for row in report[table]
+        for row in report.get(table, ())
         if (row.get("saved_s") or 0.0) >= SMALLEST_LOSS * report["step_time_s"]["recorded"]
     ]
     return [

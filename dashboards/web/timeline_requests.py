@@ -153,7 +153,7 @@ def _layout(texts: Mapping[str, str]) -> flask.Response:
             for line in shown.lines
         ],
         **(
-            {"kinds": [LANE_OP], "names": ops.names, "roles": ops.roles}
+            {"kinds": [LANE_OP], "names": ops.names, "roles": ops.roles, "used": _lanes_used(shown).tolist()}
             if isinstance(ops, LaneOps)
             else {"kinds": list(map(str, KINDS))}
         ),
@@ -178,6 +178,16 @@ def _layout(texts: Mapping[str, str]) -> flask.Response:
             "picture": picture.ravel(),
         },
     )
+
+
+def _lanes_used(shown: _Shown) -> Ints:
+    """Return for each row how many lines it has, down to the last with an op."""
+    lane = shown.ops.stream(np.arange(shown.ops.first[-1]))
+    at = {line.stream: number for number, line in enumerate(shown.lines, 1)}
+    number = np.array([at.get(stream, 1) for stream in shown.ops.stream_names])[lane]
+    last, used = np.maximum.reduceat(number, shown.ops.first[:-1]), np.ones(shown.rows.row[-1] + 1, np.int64)
+    np.maximum.at(used, shown.rows.row, last[shown.rows.worker])
+    return used
 
 
 def _started_at(shown: _Shown) -> float | None:

@@ -15,6 +15,8 @@ import polars as pl
 import pytest
 from playwright.sync_api import Page, expect
 
+import tracekit
+from tests.analysis.rl.logs import lines, write
 from tests.dashboards.clicks import address, state
 from tests.dashboards.conftest import SAMPLES, Serving
 from tests.dashboards.data.test_spans import early
@@ -564,3 +566,25 @@ def test_a_phone_shows_the_timeline_first_and_two_fingers_zoom_it(visit: Visit) 
     fingers("touchEnd")
     assert at(250) == pytest.approx(at_200)
     touches.send("Emulation.setTouchEmulationEnabled", {"enabled": False})
+
+
+def test_a_row_is_as_tall_as_the_lines_that_it_uses(
+    visit: Visit, show: Callable[[Path], Serving], tmp_path: Path
+) -> None:
+    """Four phases lie on lines 1 to 4, three requests of the only engine on lines 0 to 2."""
+    job, store = tracekit.load(write(tmp_path / "rl.jsonl", lines())), Store(tmp_path / "rl.store")
+    store.add([Incoming(job.trace, "rl", "rl.jsonl", job.stored())])
+    page = visit("/timeline?job=rl&step=0", base=show(store.path).url)
+    painted(page)
+    used, tops, whole, (left, top) = page.evaluate(
+        """() => {
+            const { scene } = window.tracekitTimeline.current(), { LABELS, AXIS } = window.tracekitTimelineDraw;
+            return [scene.used, scene.tops, scene.block.height, [LABELS, AXIS]];
+        }"""
+    )
+    assert used == [5, 3]
+    assert tops[1] == whole > tops[2] - tops[1] > whole / 2
+    box = page.locator("#timeline-canvas").bounding_box()
+    assert box is not None
+    page.mouse.click(box["x"] + left + 40, box["y"] + top + tops[1] + 14)  # the first line of the engine
+    expect(page.locator("#timeline-details h3")).to_contain_text("request")
