@@ -33,6 +33,9 @@ from tracekit.live.run import LiveOptions, LiveRun
 from tracekit.live.windows import WindowSize
 from tracekit.report.findings import Findings
 from tracekit.store import Incoming, Store
+from tracekit.synth.causes import parse_cause
+from tracekit.synth.simulate import SynthSpec, synthesize
+from tracekit.trace.model import Layout
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 RANKS, MICROBATCHES, STEPS, WINDOWS = 1024, 4, 10, 5
@@ -40,15 +43,17 @@ RANKS, MICROBATCHES, STEPS, WINDOWS = 1024, 4, 10, 5
 SMALL_RANKS, SMALL_STEPS, READINGS, EVERY = 4, 5, 10, 1000
 #: Windows per segment, per slow spell of one rank, and between two scrapes of metrics.
 SEALED_AFTER, SPELL, SCRAPED = 100, 20, 10
+#: Windows with a fault, a rank that computes so much slower, and healthy ones before and after them.
+FAULTY, FAULT, AROUND = 100, "slow-worker:dp=1,pp=2,factor=1.3", 5
 #: Healthy windows: jobs of these cases of the event-driven simulator with at least this many steps.
 HEALTHY, FIRST_SEED, CASES, FEWEST_STEPS = 1000, 8_600_000, ("healthy", "healthy-lockstep"), 5
-QUICK = {"RANKS": 8, "WINDOWS": 2, "EVERY": 4, "HEALTHY": 2}
+QUICK = {"RANKS": 8, "WINDOWS": 2, "EVERY": 4, "HEALTHY": 2, "FAULTY": 2}
 
 
 def section() -> str:
     """The Markdown of this section."""
     with tempfile.TemporaryDirectory() as name:
-        parts = [_latency(Path(name) / "large"), _memory(Path(name) / "small"), _alarms()]
+        parts = [_latency(Path(name) / "large"), _memory(Path(name) / "small"), _alarms(), _fault(Path(name) / "fault")]
     return "## Windows of a running job\n\n" + "\n\n".join(parts)
 
 
@@ -193,3 +198,18 @@ def _alarms() -> str:
         f"Healthy windows of the event-driven simulator: {seen:,}; incidents: {len(alarms)}, untrusted: {doubtful}."
         f"{listed}"
     )
+
+
+def _fault(folder: Path) -> str:
+    """The incidents of a job with one fault. No two of its windows have the same noise."""
+    store = Store(folder)
+    for number in range(AROUND + FAULTY + AROUND):
+        causes = (parse_cause(FAULT),) if AROUND <= number < AROUND + FAULTY else ()
+        job = synthesize(SynthSpec(Layout(dp=4, pp=4), steps=FEWEST_STEPS, seed=number, causes=causes))
+        store.append(Incoming(job, "job", "synth", PipelineJob(job).stored()))
+    found = "; ".join(
+        f"opened in window {one.opened_window}, last seen in {one.seen_window}, closed in {one.closed_window}"
+        for one in store.incidents()
+    )
+    through = f"windows {AROUND} to {AROUND + FAULTY - 1}"
+    return f"One fault ({FAULT}) through {through} of a store; incidents: {len(store.incidents())} ({found})."

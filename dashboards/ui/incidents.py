@@ -95,8 +95,6 @@ def _state(one: Handled) -> list[Component]:
 
 
 def _button(one: Handled) -> Component:
-    number, job = str(one.incident.incident_id), short(one.incident.job)
-    of = attributes(
-        data_handle=number, data_job=job, data_owner=owner_of(one.changes) or "", aria_label=f"Acknowledge {number}"
-    )
-    return html.Button("Change" if one.changes else "Acknowledge", className="chip-button", **of)
+    number, words = str(one.incident.incident_id), "Change" if one.changes else "Acknowledge"
+    dialog = {"data_handle": number, "data_job": short(one.incident.job), "data_owner": owner_of(one.changes) or ""}
+    return html.Button(words, className="chip-button", **attributes(**dialog, aria_label=f"{words} incident {number}"))
