@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from tracekit.analysis import native
-from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
+from tracekit.analysis.numeric.arrays import Int32s, Ints
 from tracekit.analysis.numeric.codes import numbered
 from tracekit.trace.gpu_activity import IdleReason
 from tracekit.trace.kineto import WHAT_SCHEMA
@@ -37,7 +37,12 @@ def with_work(host: pl.DataFrame, pieces: pl.DataFrame, whats: pl.DataFrame) -> 
     end = begin + host["duration"].to_numpy()
     start, what = pieces["start"].to_numpy(), pieces["what"].to_numpy()
     stop = start + pieces["duration"].to_numpy()
-    first, last = _pieces_of(host, pieces, (begin, end), (start, stop))
+    first, last = np.zeros((2, host.height), np.int64)
+    lane, of_piece = _lanes(host), _lanes(pieces)
+    for low, high in pairwise(np.flatnonzero(np.diff(of_piece, prepend=-1, append=-1)).tolist()):
+        mine = np.flatnonzero(lane == of_piece[low])
+        first[mine] = low + np.searchsorted(stop[low:high], begin[mine], side="right")
+        last[mine] = np.maximum(first[mine], low + np.searchsorted(start[low:high], end[mine], side="left"))
     room = int((last - first).sum()) + host.height
 
     def divided(number: Int32s, shortest_s: float) -> pl.DataFrame:
@@ -71,27 +76,9 @@ def with_work(host: pl.DataFrame, pieces: pl.DataFrame, whats: pl.DataFrame) -> 
     return host.hstack(parts.select(pl.col("did", "did_s", "did_n").gather(at))), kept
 
 
-def _pieces_of(
-    host: pl.DataFrame, pieces: pl.DataFrame, of_op: tuple[Floats, Floats], of_piece: tuple[Floats, Floats]
-) -> tuple[Ints, Ints]:
-    """The first piece in each host op and the one behind the last, of its thread, [ops]. `of_op`, `of_piece`: begin and
-    end, seconds.
-    """
-    first, last = np.zeros((2, host.height), np.int64)
-    there = _threads(pieces)
-    for thread, rows in _threads(host).items():
-        mine = there.get(thread, slice(0, 0))
-        first[rows] = mine.start + np.searchsorted(of_piece[1][mine], of_op[0][rows], side="right")
-        last[rows] = mine.start + np.searchsorted(of_piece[0][mine], of_op[1][rows], side="left")
-    return first, np.maximum(first, last)
-
-
-def _threads(table: pl.DataFrame) -> dict[tuple[int, int], slice]:
-    """The rows of each thread, by rank and thread, of a table in that order."""
-    rank, thread = table["rank"].to_numpy(), table["thread"].to_numpy()
-    begins = np.append(True, (rank[1:] != rank[:-1]) | (thread[1:] != thread[:-1])) if len(rank) else rank
-    edges = np.append(np.flatnonzero(begins), len(rank))
-    return {(int(rank[low]), int(thread[low])): slice(low, high) for low, high in pairwise(edges.tolist())}
+def _lanes(table: pl.DataFrame) -> Ints:
+    """A number for the thread of each row, the same in every table, [rows]."""
+    return np.asarray((table["rank"].to_numpy().astype(np.int64) << 32) + table["thread"].to_numpy())
 
 
 def _longest(whats: pl.DataFrame, seconds: np.ndarray) -> tuple[pl.DataFrame, np.ndarray]:

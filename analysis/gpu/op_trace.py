@@ -162,7 +162,7 @@ def _aligned(
     )  # fmt: skip
     steps, pieces = (corrected(table, skew) for table in (recording.step_spans, recording.host))
     at_launch = {"operator": "inner", "inputs": "inputs", "recomputed": "recomputed", "action": "action"}
-    around = pl.DataFrame({name: _at_launch(calls[of_call], gpu) for name, of_call in at_launch.items()})
+    around = pl.DataFrame({name: calls[of_call].gather(gpu["launch"]) for name, of_call in at_launch.items()})
     return ops.drop("step").hstack(around), corrected(calls, skew), steps, pieces, skew
 
 
@@ -179,11 +179,6 @@ def _rows(column: str, ranks: pl.Expr) -> pl.Expr:
     text = pl.col(column).cast(pl.String)
     whole = text.str.contains(r"^\[\d{1,15}(?:, ?\d{1,15})*\]$") & (text.str.count_matches(r"\d+") == ranks)
     return pl.when(whole).then(text.str.extract_all(r"\d{1,15}").cast(pl.List(pl.Int64)).list.sum())
-
-
-def _at_launch(of_call: pl.Series, gpu: pl.DataFrame) -> pl.Series:
-    """A column of calls at the call that launched each GPU op, null for none."""
-    return of_call.gather(gpu["launch"])
 
 
 def _marks(recording: GpuRecording, pieces: pl.DataFrame) -> pl.DataFrame:

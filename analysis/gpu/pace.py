@@ -36,10 +36,7 @@ class PaceOfPeers:
     @cached_property
     def cost(self) -> Floats:
         """Own cost of each op, seconds, [ops]."""
-        costs = np.empty(len(self.graph.ops.start))
-        for block, cost in zip(self.graph.blocks, self.replay.durations.cost, strict=True):
-            costs[block.op] = cost
-        return costs
+        return self.graph.of_ops(self.replay.durations.cost)
 
     @cached_property
     def steps(self) -> Int32s:
@@ -243,9 +240,7 @@ class PaceOfPeers:
 
     def _durations_of(self, graph: FoldedGraph) -> Durations:
         """The costs of the ops, with launch delays, in the layout of another graph of the same ops."""
-        delay = np.empty(len(self.cost))
-        for block, late in zip(self.graph.blocks, self.replay.durations.launch_delay, strict=True):
-            delay[block.op] = late
+        delay = self.graph.of_ops(self.replay.durations.launch_delay)
         cost = tuple(self.cost[block.op] for block in graph.blocks)
         return Durations(cost, tuple(delay[block.op] for block in graph.blocks), cost, 0, 0)
 

@@ -49,11 +49,8 @@ def times_of(recording: GpuRecording, rank: int) -> GpuTimes:
     idle = idle_of(gpu, calls, recording.host.filter(rank=rank), recording.whats, begin)
     launched = gpu.filter(pl.col("launch").is_not_null())
     at = launched["launch"]
-    around = launched.hstack(
-        [
-            calls[name].gather(at).rename(new)
-            for name, new in (("inner", "op"), ("inputs", "inputs"), ("module", "module"))
-        ]
+    around = launched.with_columns(
+        op=calls["inner"].gather(at), inputs=calls["inputs"].gather(at), module=calls["module"].gather(at)
     )
     kernels = gpu.filter(activity=str(Activity.KERNEL))
     short = kernels.filter(pl.col("duration") < SHORT_S - ROUNDING_S)

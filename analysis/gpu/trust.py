@@ -37,9 +37,7 @@ class Unexplained:
 def unexplained(graph: FoldedGraph, durations: Durations) -> Unexplained:
     """Measure what the edges of `graph` leave unexplained."""
     ops = graph.ops
-    delay = np.zeros(len(ops.start))
-    for block, late in zip(graph.blocks, durations.launch_delay, strict=True):
-        delay[block.op] = late
+    delay = graph.of_ops(durations.launch_delay)
     kind = ops.labels["kind"]
     communicates = kind.where({str(KernelClass.COMMUNICATION)})
     computes = ~communicates & kind.where({str(one) for one in KernelClass})

@@ -13,7 +13,7 @@ KERNEL(divide_work) {
     const double *begin = REALS(a[0]), *end = REALS(a[1]), *start = REALS(a[4]), *stop = REALS(a[5]);
     const int64_t *first = INT64S(a[2]), *last = INT64S(a[3]);
     const int32_t *what = INT32S(a[6]), *number = INT32S(a[7]);
-    const int64_t ops = AXIS(a[0], 0), numbers = a[8].integer, room = AXIS(a[11], 0);
+    const int64_t ops = AXIS(a[0], 0), numbers = a[8].integer;
     const double shortest = a[9].real;
     int64_t *bound = INT64S(a[10]), written = 0;
     int32_t *did = INT32S(a[11]), *pieces = INT32S(a[13]), unrecorded = number[AXIS(a[7], 0) - 1];
@@ -38,7 +38,7 @@ KERNEL(divide_work) {
             }
             qsort(found, count, sizeof *found, ascending);
             for (size_t i = 0; i < count; i++) {
-                if (spent[found[i]] > shortest && written < room) {
+                if (spent[found[i]] > shortest) {
                     did[written] = found[i];
                     seconds[written] = spent[found[i]];
                     pieces[written++] = times[found[i]];

@@ -32,9 +32,7 @@ def ideals_of_peers(graph: FoldedGraph, costs: Sequence[Floats]) -> tuple[Floats
     `costs`: cost of each op, seconds, [rows, lanes] per block.
     """
     ops = graph.ops
-    cost = np.empty(len(ops.start))
-    for block, of_block in zip(graph.blocks, costs, strict=True):
-        cost[block.op] = of_block
+    cost = graph.of_ops(costs)
     ranks, steps = ops.mesh.ranks, len(graph.steps)
     # A cell is all ops of a class on one rank in one step.
     cells, cell = combinations([ops.peer, ops.rank, ops.step])

@@ -29,7 +29,7 @@ from tracekit.analysis.replay.kernel import NO_MATRIX, Costs
 from tracekit.trace.model import DP_COLLECTIVES
 
 if TYPE_CHECKING:
-    from tracekit.analysis.graph.fold import FoldedGraph, FoldedSteps
+    from tracekit.analysis.graph.fold import FoldedGraph
 
 
 class ChangedRows(Struct):
@@ -120,26 +120,24 @@ class CostOverlay(Struct):
 
     def cost_of_ops(self) -> Floats:
         """The own cost of each op of an op graph, seconds, [ops]."""
-        return self.of_ops(self.replay.durations.cost) if self.op_cost is None else self.op_cost
+        return self._graph.of_ops(self.replay.durations.cost) if self.op_cost is None else self.op_cost
 
     def delay_of_ops(self) -> Floats:
         """The launch delay of each op of an op graph, seconds, [ops]."""
-        return self.of_ops(self.replay.durations.launch_delay) if self.op_delay is None else self.op_delay
+        return self._graph.of_ops(self.replay.durations.launch_delay) if self.op_delay is None else self.op_delay
 
-    def of_ops(self, matrices: Sequence[Floats], ops: Ints | None = None) -> Floats:
-        """The values of matrices, one [rows, lanes] per block, by op of an op graph, of all or some, [ops]."""
-        cells = np.concatenate(matrices, axis=None) if len(matrices) > 1 else matrices[0].reshape(-1)
-        cell = cast("FoldedGraph", self.replay.graph).cell
-        return np.asarray(cells[cell if ops is None else cell[ops]])
+    @property
+    def _graph(self) -> FoldedGraph:
+        return cast("FoldedGraph", self.replay.graph)
 
     def costs(self, graph: LabelledGraph, durations: Durations, number: int) -> Costs:
         """The costs of a block for its replay, see `CostRule.costs`."""
         assert durations is self.replay.durations, "an overlay is of one replay"
         cost, delay, rows = self.cost[number], self.delay[number], len(self.kept[number])
         if self.op_cost is not None:
-            cost = ChangedRows(self.op_cost[cast("FoldedSteps", graph.blocks[number]).op])
+            cost = ChangedRows(self.op_cost[cast("FoldedGraph", graph).blocks[number].op])
         if self.op_delay is not None:
-            delay = ChangedRows(self.op_delay[cast("FoldedSteps", graph.blocks[number]).op])
+            delay = ChangedRows(self.op_delay[cast("FoldedGraph", graph).blocks[number].op])
         delayed = np.where(self.kept[number] & self.keeps_delays, delay.source(), -1)
         return Costs(cost.base, cost.source(), np.zeros(rows), delay.base, delayed, cost.changed(),
                      changed_delay=delay.changed())  # fmt: skip
@@ -259,12 +257,12 @@ class QueuedAhead(Struct, frozen=True, eq=False):
         recorded = overlay.delay_of_ops()
         own = np.flatnonzero(np.isfinite(self.arrives_s) & (recorded > 0))
         launched_by, arrives_s, most = self.launched_by[own], self.arrives_s[own], recorded[own]
-        overlay.op_delay = recorded.copy()
+        overlay.op_delay, graph = recorded.copy(), cast("FoldedGraph", overlay.replay.graph)
         late = overlay.op_delay[own] = np.zeros(len(own))
         for _ in range(_PASSES):
             timelines, before = overlay.replay.timelines(overlay), late
-            start = overlay.of_ops([one.start for one in timelines], own)
-            launched = overlay.of_ops([one.end for one in timelines], launched_by)
+            start = graph.of_ops([one.start for one in timelines], own)
+            launched = graph.of_ops([one.end for one in timelines], launched_by)
             late = np.clip(launched + arrives_s - (start - before), 0.0, most)
             overlay.op_delay[own] = late
             if np.allclose(late, before, rtol=0.0, atol=_ROUNDING_S):  # every further pass would find the same
