@@ -80,7 +80,7 @@ def place_lanes(trace: Trace, whole: Whole = UNDIVIDED) -> Lanes:
     fewest, most = whole.agreed(lambda: _range_of(counts[lanes]), _joined_range)
     inferred = layout.pp > 1 and not most.reshape(-1, len(KINDS))[:, [kind.code for kind in _TRANSFERS]].any()
     if inferred:
-        ops = _Ops(with_inferred_transfers(trace, virtual), inferred=True)
+        ops = _Ops(with_inferred_transfers(trace, virtual, whole), inferred=True)
         counts = ops.counts()
     missing = missing_ops(counts, lanes, ops.steps, ops.dp_ranks, layout.pp)
     placed = _united(ops, counts, lanes, varying_kinds(fewest, most), optional_kinds(most), whole)

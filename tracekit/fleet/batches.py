@@ -29,7 +29,7 @@ from tracekit.analysis.graph.lanes_of_job import JobLanes
 from tracekit.analysis.numeric.whole import Asked, Divided
 from tracekit.analysis.replay.engine import JobGraph, cut_steps, incomplete_steps
 from tracekit.analysis.replay.method import Method
-from tracekit.base.errors import GraphError, OutputError, SelectionError, TraceError, TracekitError
+from tracekit.base.errors import GraphError, LayoutError, OutputError, SelectionError, TraceError, TracekitError
 from tracekit.fleet.executor import BASE_BYTES, Batch, Executor, Outcome
 from tracekit.job.load import read_trace
 from tracekit.trace.canonical import (
@@ -221,6 +221,8 @@ class _Whole:
 
     def _leave_out_cut(self, error: TracekitError) -> None:
         """Leave out steps whose recording was cut. Raises `error` if that is not why there is one."""
+        if isinstance(error, LayoutError):  # a stage or a rank may be missing from these steps only
+            raise SelectionError(f"{error}. If other steps have it: --engine local")
         cut = tuple(step for seen in self.seen for step in seen.cut)
         if self.left_out or not isinstance(error, GraphError) or not 0 < len(cut) < len(self.steps):
             raise error
@@ -245,9 +247,12 @@ class _Whole:
         from tracekit.job.replayed import ReplayedJob, published_graph
 
         some = _spread(self.steps, evidence_ops)
-        trace = self.job.read(some)
-        graph = JobGraph.from_trace(trace, self.job.method, Divided(self.answers))
-        all_here = len(some) == len(self.steps)
+        all_here, left_out = len(some) == len(self.steps), tuple(sorted(self.left_out))
+        trace = self.job.read([*some, *left_out] if all_here else some)
+        replayed = trace.without_steps(left_out) if all_here and left_out else trace
+        graph = JobGraph.from_trace(replayed, self.job.method, Divided(self.answers))
+        whole = structs.replace(graph.graph, dropped_lanes=self.dropped)
+        graph = structs.replace(graph, graph=whole, left_out_steps=left_out)
         ranks = self._ranks()
         dp_rank, pp_rank = np.array([(worker.dp_rank, worker.pp_rank) for worker in ranks]).T
         lean = ReplayedJob(
@@ -256,7 +261,7 @@ class _Whole:
             graph=graph,
             published=published_graph(trace, graph) if all_here else None,
         )
-        del trace
+        del trace, replayed
         report = lean.whatif(**asked)
         attribution = structs.replace(report.attribution, **fields)
         diagnosis = report.diagnosis
@@ -272,8 +277,6 @@ class _Whole:
             report,
             diagnosis=diagnosis,
             coverage=Coverage.of(report.layout, dp_rank, pp_rank, steps, sum(seen.worker_steps for seen in self.seen)),
-            dropped_lanes=self.dropped,
-            left_out_steps=tuple(sorted(self.left_out)),
             ranks=ranks,
             attribution=attribution,
             published=report.published if all_here else None,
