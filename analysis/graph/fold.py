@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -50,18 +49,12 @@ class FoldedGraph:
         """The labels that ops of this job have."""
         return tuple(dict.fromkeys(("step", "rank", "peer", *self.ops.labels)))
 
-    @cached_property
-    def _cell(self) -> Ints:
-        """The cell of each op, counted over the cells [rows, lanes] of all blocks, [ops]."""
-        ops = np.concatenate([block.op for block in self.blocks], axis=None)
-        found = np.empty(len(ops), np.int64)
-        found[ops] = np.arange(len(ops))
+    def of_ops(self, matrices: Sequence[Floats]) -> Floats:
+        """The values of matrices, one [rows, lanes] per block, by op, [ops]."""
+        found = np.empty(len(self.ops.start))
+        for block, matrix in zip(self.blocks, matrices, strict=True):
+            found[block.op] = matrix
         return found
-
-    def of_ops(self, matrices: Sequence[Floats], ops: Ints | slice = slice(None)) -> Floats:
-        """The values of matrices, one [rows, lanes] per block, by op: of all, or of some, [ops]."""
-        cells = np.concatenate(matrices, axis=None) if len(matrices) > 1 else matrices[0].reshape(-1)
-        return np.asarray(cells[self._cell[ops]])
 
     def label(self, number: int, name: str) -> Label:
         """A label of the ops of block `number`. Raises SelectionError, with the labels that exist, if there is none."""

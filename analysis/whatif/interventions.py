@@ -261,9 +261,8 @@ class QueuedAhead(Struct, frozen=True, eq=False):
         late = overlay.op_delay[own] = np.zeros(len(own))
         for _ in range(_PASSES):
             timelines, before = overlay.replay.timelines(overlay), late
-            start = graph.of_ops([one.start for one in timelines], own)
-            launched = graph.of_ops([one.end for one in timelines], launched_by)
-            late = np.clip(launched + arrives_s - (start - before), 0.0, most)
+            start, end = (graph.of_ops([getattr(one, name) for one in timelines]) for name in ("start", "end"))
+            late = np.clip(end[launched_by] + arrives_s - (start[own] - before), 0.0, most)
             overlay.op_delay[own] = late
             if np.allclose(late, before, rtol=0.0, atol=_ROUNDING_S):  # every further pass would find the same
                 break
