@@ -24,7 +24,7 @@ from tracekit.trace.model import KINDS, OpKind
 #: Digest of a structure, and how many structures before it are equal.
 StructureKey = tuple[str, int]
 _Here = tuple[Structure, Int32s, Int32s, int]
-_Part = tuple[Mapping[StructureKey, _Here], tuple[tuple[int, int], ...], MissingOps]
+_Part = tuple[Mapping[StructureKey, _Here], tuple[tuple[int, int], ...], MissingOps, float]
 
 
 class JobLanes(Struct, frozen=True, eq=False):
@@ -33,6 +33,7 @@ class JobLanes(Struct, frozen=True, eq=False):
 
     `steps`, `lanes_of_step`: the step numbers, and how many lanes each has, [steps]. `dp_ranks`: ascending. `ops`: the
     number of ops. `dropped`: as `Lanes.dropped_lanes`. `gaps`: of `Lanes.missing`.
+    `first_s`: start of the first op of any step, seconds after the step's.
     """
 
     structures: Mapping[StructureKey, Structure]
@@ -43,6 +44,7 @@ class JobLanes(Struct, frozen=True, eq=False):
     ops: int
     dropped: tuple[tuple[int, int], ...]
     gaps: tuple[Gap, ...]
+    first_s: float
 
     @property
     def kinds(self) -> tuple[OpKind, ...]:
@@ -71,18 +73,18 @@ def by_key(lanes: Lanes) -> dict[StructureKey, LaneGroup]:
 
 def lanes_here(lanes: Lanes) -> _Part:
     """What some steps contribute to `JobLanes`: each structure, the step numbers and DP ranks of its lanes, and the
-    number of their ops; the lanes that were dropped; and the ops that are missing.
+    number of their ops; the lanes that were dropped; the ops that are missing; and `first_s`.
     """
     groups = {
         key: (group.structure, lanes.steps[group.step], group.dp_rank, group.ops)
         for key, group in by_key(lanes).items()
     }
-    return groups, lanes.dropped_lanes, lanes.missing
+    return groups, lanes.dropped_lanes, lanes.missing, min(float(group.start.min()) for group in lanes.groups)
 
 
 def merged_lanes(parts: Sequence[_Part]) -> JobLanes:
     """The lanes of a job from the `lanes_here` of its batches of steps."""
-    groups, dropped, missing = zip(*parts, strict=True)
+    groups, dropped, missing, first_s = zip(*parts, strict=True)
     structures: dict[StructureKey, Structure] = {}
     sampled, every_step, every_rank = {}, [], []
     for key, some in by_name(groups).items():
@@ -102,6 +104,7 @@ def merged_lanes(parts: Sequence[_Part]) -> JobLanes:
         ops=sum(here[3] for part in groups for here in part.values()),
         dropped=tuple(chain.from_iterable(dropped)),
         gaps=MissingOps.joined(missing).gaps(),
+        first_s=min(first_s),
     )
 
 

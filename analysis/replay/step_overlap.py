@@ -39,7 +39,7 @@ def with_early_beginnings(graph: DependencyGraph, whole: Whole = UNDIVIDED) -> D
     """The graph in which ops that wait for nothing begin as early as they usually did, at the latest at 0. `whole`: the
     job of which the graph may be some steps.
     """
-    if not (whole.divided or any((block.start[_firsts(block.template)] < 0).any() for block in graph.blocks)):
+    if graph.job.first_s >= 0:
         return graph
     usual_s, rank_begin_s = whole.agreed(lambda: _recorded_begins(graph), _usual_begins)
     early = rank_begin_s is not None or any(begin_s.any() for begin_s in usual_s.values())
