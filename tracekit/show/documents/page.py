@@ -53,7 +53,7 @@ def _timeline(report: PipelineReport) -> str:
 
 _FOOTER = "<footer>Made by tracekit.</footer></main>"
 _TIMELINE = (
-    '<section id="timeline"><h2>Slowest steps, dark above</h2><p id="timeline-note" role="status"></p><div'
+    '<section id="timeline"><h2>Slowest steps, marked above</h2><p id="timeline-note" role="status"></p><div'
     ' class="controls" id="timeline-controls"></div><div class="canvas"><canvas id="timeline-canvas" tabindex="0"'
     ' role="img" aria-label="Recorded ops over ideal ones, a row a worker; arrow keys move, plus and minus zoom">'
     '</canvas></div><p id="timeline-op" aria-live="polite"></p><noscript>The timeline needs JavaScript.</noscript>'
