@@ -8,7 +8,7 @@ afterwards (`occasional`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import numpy as np
@@ -77,46 +77,48 @@ def place_lanes(trace: Trace, whole: Whole = UNDIVIDED) -> Lanes:
     ops = _Ops(trace)
     counts = ops.counts()
     lanes, dropped_lanes = _complete_lanes(counts, ops.steps, ops.dp_ranks, layout.pp, trace.name)
-    fewest, most = whole.agreed(lambda: _range_of(counts[lanes]), _joined_range)
+    here = counts[lanes].min(axis=0), counts[lanes].max(axis=0)
+    placed = {} if varying_kinds(*here) else _alike(ops, counts, lanes)
+    fewest, most, structures = whole.agreed(lambda: (*here, set(placed)), _joined)
     inferred = layout.pp > 1 and not most.reshape(-1, len(KINDS))[:, [kind.code for kind in _TRANSFERS]].any()
     if inferred:
         ops = _Ops(with_inferred_transfers(trace, virtual, whole), inferred=True)
         counts = ops.counts()
     missing = missing_ops(counts, lanes, ops.steps, ops.dp_ranks, layout.pp)
-    placed = _united(ops, counts, lanes, varying_kinds(fewest, most), optional_kinds(most), whole)
-    groups = [_group(part, ops, virtual) for part in placed]
+    varying, optional = varying_kinds(fewest, most), optional_kinds(most)
+    if inferred or varying or (optional and len(structures) > 1):
+        placed.clear()
+        tried = dict.fromkeys((varying, optional)) if inferred or varying else (optional,)
+        placed = _united(ops, counts, lanes, tried, whole)
+    groups = [_group(part, ops, virtual) for part in placed.values()]
     return Lanes(ops.steps, tuple(groups), dropped_lanes, missing, virtual, inferred)
 
 
-def _range_of(counts: Int32s) -> tuple[Int32s, Int32s]:
-    """The fewest and the most ops of each stage and kind that a lane has, [stages x kinds] each."""
-    return counts.min(axis=0), counts.max(axis=0)
-
-
-def _joined_range(parts: Sequence[tuple[Int32s, Int32s]]) -> tuple[Int32s, Int32s]:
-    fewest, most = zip(*parts, strict=True)
-    return np.min(fewest, axis=0), np.max(most, axis=0)
+def _joined(
+    parts: Sequence[tuple[Int32s, Int32s, set[StructureHash]]],
+) -> tuple[Int32s, Int32s, set[StructureHash]]:
+    """The fewest and the most ops of each stage and kind that a lane has, [stages x kinds] each, and the structures if
+    no optional kind varies.
+    """
+    fewest, most, structures = zip(*parts, strict=True)
+    return np.min(fewest, axis=0), np.max(most, axis=0), set().union(*structures)
 
 
 def _united(
     ops: _Ops,
     counts: Int32s,
     lanes: npt.NDArray[np.int64],
-    varying: tuple[OpKind, ...],
-    optional: tuple[OpKind, ...],
+    tried: Iterable[tuple[OpKind, ...]],
     whole: Whole,
-) -> list[PlacedLanes]:
+) -> dict[StructureHash, PlacedLanes]:
     """The lanes by structure, disregarding ops that only some lanes have, unless lanes have too little in common.
 
-    `optional`: the kinds that a lane may lack. `varying`: those of which lanes have different numbers; if lanes differ
-    otherwise, too, all optional ones are disregarded.
+    `tried`: the kinds of such ops, and those to disregard instead if lanes differ in more than these.
     """
     parts: dict[StructureHash, PlacedLanes] = {}
-    for kinds in dict.fromkeys((varying, optional)):
+    for kinds in tried:
         parts.clear()  # one placement at a time fits into memory
         parts = _alike(ops, _without(counts, kinds), lanes)
-        if not optional:
-            return list(parts.values())
         occasional = {key: ops.occasional(kinds, part) for key, part in parts.items()}
         cells = {key: Cells.of(part, occasional[key]) for key, part in parts.items()}
         found = {key: (cells[key].names, len(occasional[key].lane), part.start.shape) for key, part in parts.items()}
@@ -125,8 +127,8 @@ def _united(
             break
     if not fit:
         parts.clear()
-        return list(_alike(ops, counts, lanes).values())
-    return [with_occasional(parts.pop(key), occasional[key], cells[key].among(names[key])) for key in list(parts)]
+        return _alike(ops, counts, lanes)
+    return {key: with_occasional(parts.pop(key), occasional[key], cells[key].among(names[key])) for key in list(parts)}
 
 
 def _without(counts: Int32s, kinds: tuple[OpKind, ...]) -> Int32s:
