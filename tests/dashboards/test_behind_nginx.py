@@ -100,6 +100,7 @@ def test_a_person_logs_in_and_sees_every_kind_of_page(proxied: Proxied, browser:
     page.click("#jobs a.job")
     page.wait_for_selector(".hero")
     with page.expect_download() as download:
+        page.click("text=About this job, and its tables as CSV")
         page.click("text=causes.csv")
     assert "slow" in Path(download.value.path()).read_text()
     page.click("text=Log out")

@@ -206,7 +206,7 @@ def test_a_box_without_workers_is_said(serving: Serving, query: str, words: str)
 def test_a_box_on_a_pooled_map_holds_the_workers_of_its_blocks() -> None:
     """Of 330 DP ranks, three are a row of the map; the last row has no others to fill it."""
     ones = np.ones((330, 2))
-    found = WorkerMap(pl.DataFrame(), np.arange(10, 340), ones, ones, ones, ones, (), np.arange(1), ones[None])
+    found = WorkerMap(pl.DataFrame(), np.arange(10, 340), ones, ones, ones, (), np.arange(1), ones[None])
     view = choose_box(found, (1, 1), (0, 1), WorkerView())
     assert view.box == Box("10-15", "1-1")
     assert view.box.cells(found).tolist() == [1, 3, 5, 7, 9, 11]
