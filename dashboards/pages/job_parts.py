@@ -106,8 +106,10 @@ def fix_levels(stored: Stored, report: dict[str, Any]) -> list[Level]:
 
     at, theme = report["step_time_s"]["recorded"], viewer().theme
     levels = [Level("Recorded", 0, at, theme.recorded, seconds(at), page("/workers"))]
+    doubtful = {fix["title"] for fix in report["fixes"] if fix["withheld"] is not None}
     for one in fixes[0]["details"]["sequence"]:
         saved_s = one["marginal_saved_s"]
-        levels.append(Level(one["title"], at, at - saved_s, theme.changed, f"-{seconds(saved_s)}", page("/whatif")))
+        title = f"{one['title']} (not promised alone)" if one["title"] in doubtful else one["title"]
+        levels.append(Level(title, at, at - saved_s, theme.changed, f"-{seconds(saved_s)}", page("/whatif")))
         at -= saved_s
     return [*levels, Level("With these fixes", 0, at, theme.changed, seconds(at), page("/whatif"))]

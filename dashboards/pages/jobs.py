@@ -214,7 +214,9 @@ def _table(jobs: pl.DataFrame, view: dict[str, str | None], at: int, views: Comp
     ]
     where = [note([f"Part {at:,} of {parts:,}. ", *(html.Span([one, " "]) for one in pages)])] if parts > 1 else []
     said = [] if rows.height else [note(["No job fits. ", dcc.Link("All jobs", href=href("/"))])]
-    files = html.Span([html.A("CSV", href=href("/download/jobs.csv"), download=""), " ", xlsx("jobs", "XLSX")])
+    files = html.Span(
+        ["All as ", html.A("CSV", href=href("/download/jobs.csv"), download=""), " ", xlsx("jobs", "XLSX")]
+    )
     return panel(count, _filter(view), _facets(jobs, view), views, *said, _grid(shown, view), *where, extra=files)
 
 

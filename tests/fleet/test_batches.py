@@ -15,6 +15,7 @@ from tests.analysis.replay.test_step_overlap import DataParallel, Pipeline
 from tests.fleet.buckets import upload
 from tests.handmade import little_space, published_columns, run, run_process, slow_trace, write_canonical
 from tests.properties import examples
+from tests.test_op_trace import OPS
 from tracekit.base.errors import OutputError, SelectionError, TraceError
 from tracekit.fleet.batches import JobFile, analysed_in_batches
 from tracekit.fleet.local import LocalExecutor
@@ -24,6 +25,7 @@ from tracekit.show.documents.worst_steps import worst_steps
 from tracekit.store import Incoming, Store
 from tracekit.synth import synthesize
 from tracekit.trace.canonical import METADATA_KEY
+from tracekit.trace.op import OpTrace
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 
@@ -116,6 +118,20 @@ def test_an_error_in_a_batch_is_that_of_one_piece(tmp_path):
         in_batches(path, batch_ops=1)
 
 
+def test_rows_that_an_error_names_are_said_to_be_counted_in_some_steps(tmp_path):
+    """Of the last step, the second half of the rows repeats the first."""
+    ops = slow_trace(range(9)).ops
+    path = write_canonical(tmp_path / "job.parquet", pl.concat([ops, ops.filter(step=8)]))
+    with pytest.raises(TraceError, match=r"rows 0 and \d+ .*\(rows are counted in steps 8 to 8 alone\)"):
+        in_batches(path, batch_ops=1)
+
+
+def test_a_file_without_rows_is_said_as_in_one_piece(tmp_path):
+    path = write_canonical(tmp_path / "job.parquet", slow_trace().ops.clear())
+    one, many = (run("whatif", path, "--engine", engine) for engine in ("local", "processes"))
+    assert (one.code, many) == (2, one)
+
+
 def test_a_full_disk_is_one_error(tmp_path):
     slow_trace(range(2)).write_parquet(tmp_path / "job.parquet")
     with little_space(1000), pytest.raises(OutputError, match=r"File too large; set TMPDIR to a folder with more"):
@@ -141,6 +157,7 @@ def test_the_only_trace_in_a_folder_and_a_window_of_a_job_in_a_store(tmp_path):
         assert (many.code, many) == (0, one)
 
 
+@pytest.mark.fleet
 def test_a_job_of_a_store_in_object_storage_that_throttles(tmp_path, throttled_s3):
     Store(tmp_path / "store").append(Incoming(slow_trace(range(3)), "job", "by hand"))
     upload(tmp_path / "store", f"{throttled_s3}://jobs/store")
@@ -151,11 +168,13 @@ def test_a_job_of_a_store_in_object_storage_that_throttles(tmp_path, throttled_s
 
 def test_only_pipelines_are_analysed_in_batches(tmp_path):
     (tmp_path / "job.json").write_text("{}")
-    done = run("whatif", tmp_path / "job.json", "--engine", "processes")
-    assert (done.code, done.message) == (
-        2,
-        "tracekit: --engine processes is for a pipeline in one Parquet file or stored window; leave it out",
-    )
+    Store(tmp_path / "store").append(Incoming(OpTrace(OPS, "ops"), "ops", "by hand"))
+    for named in ((tmp_path / "job.json",), ("--store", tmp_path / "store", "--job", "ops")):
+        done = run("whatif", *named, "--engine", "processes")
+        assert (done.code, done.message) == (
+            2,
+            "tracekit: --engine processes is for a pipeline in one Parquet file or stored window; leave it out",
+        )
     missing = [run("whatif", tmp_path / "no.parquet", "--engine", engine).message for engine in ("local", "processes")]
     assert missing == [f"tracekit: {tmp_path / 'no.parquet'}: no such file or folder"] * 2
 

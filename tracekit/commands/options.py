@@ -118,7 +118,9 @@ class Source(Struct, frozen=True):
         store, name = self._in_store()
         if self.job is None:
             _say_newest(name)
-        return store.of_ops(name, self.window, lambda one, path: use(path) if one.kind is TraceKind.PIPELINE else None)
+        if self.stored_window().kind is not TraceKind.PIPELINE:
+            return None
+        return store.of_ops(name, self.window, use)
 
     def stored_window(self) -> StoredWindow:
         """The window of the job in the store."""

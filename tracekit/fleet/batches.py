@@ -72,7 +72,13 @@ class JobFile(Struct, frozen=True):
         """The trace of these steps. Raises FormatError, TraceError or LayoutError; SelectionError if its clock runs
         across steps.
         """
-        trace = read_trace(self.path, self.layout, unit=self.unit, steps=steps)
+        try:
+            trace = read_trace(self.path, self.layout, unit=self.unit, steps=steps)
+        except TraceError as error:
+            if " row" not in str(error):
+                raise
+            where = f"rows are counted in steps {steps[0]} to {steps[-1]} alone"
+            raise type(error)(f"{error} ({where})") from None
         known = (read_header(self.path) or {}).get("step_starts", {})
         if any(known.get(str(step)) != start for step, start in trace.step_starts.items()):
             raise SelectionError(f"{self.path}: starts count from one clock for all steps: use --engine local")
@@ -145,8 +151,10 @@ def analysed_in_batches(
     """
     progress("the steps of the trace")
     rows = rows_of_steps(job.path)
-    if None in rows or not rows:
+    if None in rows:
         raise TraceError(f"{job.path}: ops without a step; drop or repair these rows")
+    if not rows:
+        raise TraceError(f"{job.path}: no ops (0 rows); record at least one step")
     steps = {step: ops for step, ops in rows.items() if step not in ignored}
     if not steps or (ignored and len(steps) == len(rows)):
         raise SelectionError(f"--ignore-steps leaves {len(steps)} of {len(rows)} steps, {min(rows)} to {max(rows)}")

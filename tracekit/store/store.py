@@ -276,9 +276,9 @@ class Store:
         """The trace of a window of the job `name`, by default of the newest."""
         return self._read_ops(name, window, Folder.trace)
 
-    def of_ops(self, name: str, window: int | None, use: Callable[[StoredWindow, Path], _Read]) -> _Read:
-        """What `use` makes of a window and the Parquet file of its ops, which may be a copy that goes afterwards."""
-        return self._read_ops(name, window, lambda folder, found: use(found, folder.ops(found)))
+    def of_ops(self, name: str, window: int | None, use: Callable[[Path], _Read]) -> _Read:
+        """What `use` makes of the Parquet file of a window's ops, which may be a copy that goes afterwards."""
+        return self._read_ops(name, window, lambda folder, found: use(folder.ops(found)))
 
     def _read_ops(self, name: str, window: int | None, read: Callable[[Folder, StoredWindow], _Read]) -> _Read:
         found = self._read(name, window, Part.OPS, read)

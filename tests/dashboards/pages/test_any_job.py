@@ -179,3 +179,23 @@ def test_a_job_without_a_report_that_can_be_shown_says_how_to_get_one(pages: Pag
             assert why in pages.text("/job", job=name)
             assert name in sent(pages.page("/"))
             assert all(NO_WORKERS in pages.text(path, job=name) for path in OF_WORKERS)
+
+
+def test_a_fix_that_is_not_promised_alone_says_so_in_the_chart(pages: Pages) -> None:
+    parts = [{"title": title, "marginal_saved_s": saved_s} for title, saved_s in (("sure", 2.0), ("unsure", 1.0))]
+    fixes = [
+        {"kind": "combination", "title": "both", "withheld": None, "details": {"sequence": parts}},
+        {"kind": "a", "title": "sure", "withheld": None},
+        {"kind": "b", "title": "unsure", "withheld": "the saving is below its error"},
+    ]
+    report = {"fixes": fixes, "step_time_s": {"recorded": 10.0}}
+    from tracekit.dashboards.pages.job_parts import fix_levels  # pages need an app
+
+    with pages._server.test_request_context("/job"):
+        levels = fix_levels(pages.service.results.stored("pipeline"), report)
+    assert [(one.title, one.start_s, one.end_s) for one in levels] == [
+        ("Recorded", 0, 10.0),
+        ("sure", 10.0, 8.0),
+        ("unsure (not promised alone)", 8.0, 7.0),
+        ("With these fixes", 0, 7.0),
+    ]
