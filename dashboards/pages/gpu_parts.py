@@ -176,7 +176,7 @@ def _named(gpu: Gpu, q: str) -> Component:
     ]
     field = html.Div([html.Label(["Filter", search]), said], className="filter")
     title = f"{len(kernels)} kernels and {len(operators)} operators"
-    return folded_panel(title, field, html.Div(tables, id="names"), open=bool(q))
+    return folded_panel(title, field, html.Div(tables, id="names"), opened=bool(q))
 
 
 def _shapes(op: dict[str, Any]) -> Component:

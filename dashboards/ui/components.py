@@ -76,9 +76,9 @@ def folded(title: str, *children: Any) -> Component:
     return html.Details([html.Summary(title), *children], className="folded")
 
 
-def folded_panel(title: str, *children: Any, open: bool = False) -> Component:  # noqa: A002 - HTML's name
+def folded_panel(title: str, *children: Any, opened: bool = False) -> Component:
     """A part of a page that most readers skip: its heading, which opens it."""
-    return html.Details([html.Summary(html.H2(title)), *children], className="panel", open=open)
+    return html.Details([html.Summary(html.H2(title)), *children], className="panel", open=opened)
 
 
 def halves(*parts: Any) -> Component:
