@@ -44,7 +44,6 @@ class SpentPhases(Struct, frozen=True, eq=False):
     ranks: Ints = np.zeros(0, np.int64)
 
     def by_rank(self, _: Part) -> Floats:
-        """See `Spent.by_rank`."""
         return np.zeros((len(self.step_s), 0))
 
 

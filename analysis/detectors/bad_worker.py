@@ -58,7 +58,6 @@ class BadWorker(Detector):
     repair = Repair("replace-workers", "Make the rank as fast as its peers", SPEED_OF_PEERS, excludes=MACHINE)
 
     def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        """See `Detector.in_ops`."""
         found = compared(evidence)
         if found is not None and not found.uneven:
             effect = f"its {evidence.op}s take {found.ratio:.2f} times as long as the same ones of its peers"
@@ -66,7 +65,6 @@ class BadWorker(Detector):
             yield from rank_behind(self.kind, evidence, Part.COMPUTE, effect, figure)
 
     def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        """See `Detector.in_pipeline`."""
         _, hit = slow_groups(evidence)
         if not hit.any():
             return

@@ -47,7 +47,6 @@ class BusyCores(Detector):
     repair = Repair("free-cores", "Give each training thread a core of its own", "a core for each training thread")
 
     def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        """See `Detector.in_pipeline`."""
         waits_s, step_s = evidence.run_queue_s, evidence.recorded_s
         if not waits_s.any():
             return

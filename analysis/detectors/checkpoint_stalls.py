@@ -61,7 +61,6 @@ class Checkpoints(Detector):
     repair = Repair("async-checkpoint", "Write checkpoints asynchronously")
 
     def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        """See `Detector.in_pipeline`."""
         stops, breaks = stops_s(evidence, evidence.checkpoints), evidence.breaks
         recorded = longest_share(evidence, stops) >= SMALLEST_STOP_SHARE
         still_s = evidence.stalled_s + (0.0 if breaks is None else breaks.late_s.max(axis=(0, 2)))

@@ -31,7 +31,6 @@ class ClockError(Detector):
     suggested_fix = "synchronise the clocks (chrony, ptp4l); the figures here are corrected for the offset"
 
     def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        """See `Detector.in_pipeline`."""
         offset = evidence.replay.clocks.offset_s
         hit = np.abs(offset) >= SMALLEST_OFFSET_S
         if not hit.any() or evidence.trace.one_clock:

@@ -40,7 +40,6 @@ class Congestion(Detector):
     repair = Repair("calm-network", "Remove the very long transfers", assumes="all very long transfers go")
 
     def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        """See `Detector.in_pipeline`."""
         if evidence.transfers.empty and evidence.collectives.empty:
             return
         if on_one_host(evidence):

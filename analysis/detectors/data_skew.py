@@ -45,7 +45,6 @@ class DataSkew(Detector):
     repair = Repair("even-work", "Give the rank the same work as its peers", "the same work as its peers")
 
     def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        """See `Detector.in_ops`."""
         found = compared(evidence)
         if found is not None and found.uneven:
             extra = f"{found.own:,} {evidence.op}s ({seconds(found.own_s)})"
@@ -59,7 +58,6 @@ class DataSkew(Detector):
                 )
 
     def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        """See `Detector.in_pipeline`."""
         hit = ranks_with_more_data(evidence)
         profile = evidence.profile
         if profile is None or not hit.any():

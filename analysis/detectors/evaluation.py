@@ -55,7 +55,6 @@ class Evaluations(Detector):
     repair = Repair("evaluate-elsewhere", "Evaluate, or generate rollouts, in a job of its own")
 
     def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        """See `Detector.in_pipeline`."""
         stops = stops_s(evidence, evidence.evaluations)
         if longest_share(evidence, stops) < SMALLEST_STOP_SHARE:
             return

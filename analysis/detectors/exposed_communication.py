@@ -31,7 +31,6 @@ class ExposedCommunication(Detector):
     )
 
     def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        """See `Detector.in_ops`."""
         if evidence.leading is not self.loss:
             return
         exposed_s = evidence.exposed_communication_s

@@ -37,7 +37,6 @@ class GpuAllocation(Detector):
     repair = Repair("no-allocation", "Allocate memory once, before the loop")
 
     def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        """See `Detector.in_ops`."""
         if gpu_of(evidence) is None:
             return
         found = waiting_calls(evidence, allocates=True)

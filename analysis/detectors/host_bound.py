@@ -53,7 +53,6 @@ class HostBound(Detector):
     )
 
     def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        """See `Detector.in_ops`."""
         gpu = gpu_of(evidence)
         if gpu is not None:
             yield from self._in_one_gpu(evidence, gpu)
@@ -124,7 +123,6 @@ class HostBound(Detector):
             yield plan if found.spent is None else structs.replace(plan, details=graph)
 
     def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        """See `Detector.in_pipeline`."""
         change = evidence.host_code.none_but_beyond(slow_host_code(evidence))
         share = 1 - float(step_times(evidence.replay, (change,)).mean()) / evidence.unchanged_s
         if share < HOST_BOUND_SHARE:

@@ -33,7 +33,6 @@ class HostOperators(Detector):
     repair = Repair("no-host-operator", "Take the operator off the launching thread")
 
     def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        """See `Detector.in_ops`."""
         if gpu_of(evidence) is None:
             return
         work, long = evidence.host_time, evidence.computes_on_host

@@ -31,7 +31,6 @@ class IdleUnseen(Detector):
     loss = LossKind.IDLE
 
     def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        """See `Detector.in_ops`."""
         gpu = gpu_of(evidence)
         yield from self._head(evidence)
         for idle in gpu.idle_by_reason if gpu is not None and evidence.alone else ():

@@ -48,7 +48,6 @@ class LateData(Detector):
     repair = Repair("prefetch-data", "Prefetch data, so that no forward waits for it")
 
     def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        """See `Detector.in_ops`."""
         yield from self._in_one_gpu(evidence)
         behind = evidence.behind(Part.INPUT)
         if behind is not None:
@@ -77,7 +76,6 @@ class LateData(Detector):
             )
 
     def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        """See `Detector.in_pipeline`."""
         found = evidence.data_waits
         if not any(wait.late.any() for wait in found.waits):
             return

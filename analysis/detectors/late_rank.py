@@ -26,7 +26,6 @@ class LateRank(Detector):
     part = "compute"
 
     def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        """See `Detector.in_ops`."""
         culprit = evidence.culprit
         if culprit is None or culprit.behind or culprit.late_s is not None:
             return

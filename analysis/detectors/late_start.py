@@ -26,7 +26,6 @@ class LateStart(Detector):
     part = "host"
 
     def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        """See `Detector.in_ops`."""
         culprit = evidence.culprit
         if culprit is None or culprit.late_s is None:
             return

@@ -31,7 +31,6 @@ class LockstepJitter(Detector):
     )
 
     def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        """See `Detector.in_pipeline`."""
         lockstep = evidence.lockstep
         if lockstep is None:
             return

@@ -39,7 +39,6 @@ class OneLaunchQueue(Detector):
     repair = Repair("more-launch-queues", "Give streams hardware queues of their own")
 
     def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        """See `Detector.in_ops`."""
         if not {"launched_by", "stream", "role", "communicates"} <= set(evidence.ops.columns):
             return
         ops, graph = evidence.ops, evidence.graph.ops

@@ -34,7 +34,6 @@ class PositionEffect(Detector):
     )
 
     def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        """See `Detector.in_pipeline`."""
         profile = evidence.profile
         if profile is None or (profile.position == 1).all():
             return

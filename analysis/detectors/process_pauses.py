@@ -68,7 +68,6 @@ class ProcessPauses(Detector):
     repair = Repair("stop-pauses", "Remove the pauses of the process")
 
     def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        """See `Detector.in_pipeline`."""
         pauses = evidence.pauses
         if pauses is None:
             return

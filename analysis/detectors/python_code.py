@@ -60,7 +60,6 @@ class PythonCode(Detector):
     repair = Repair("no-python-between", "Take the function out of the way of launches")
 
     def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        """See `Detector.in_ops`."""
         gpu = gpu_of(evidence)
         if gpu is None:
             return

@@ -68,7 +68,6 @@ class PythonGc(Detector):
     repair = Repair("planned-gc", "Collect garbage on all ranks in the same steps", "none in other steps")
 
     def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        """See `Detector.in_ops`."""
         yield from self._in_one_gpu(evidence)
         behind = evidence.behind(Part.GC)
         if behind is not None:
@@ -89,7 +88,6 @@ class PythonGc(Detector):
             )
 
     def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        """See `Detector.in_pipeline`."""
         changes: list[Intervention] = []
         figures: list[Figure] = []
         effects: list[str] = []

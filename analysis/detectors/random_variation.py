@@ -32,7 +32,6 @@ class RandomVariation(Detector):
     suggested_fix = "lock the clocks of the GPUs (nvidia-smi -lgc) and keep other jobs off the hosts, then record again"
 
     def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        """See `Detector.in_pipeline`."""
         wander = wander_of(evidence)
         if not wander.shows:
             return

@@ -40,7 +40,6 @@ class Recompute(Detector):
     repair = Repair("no-recompute", "Keep activations instead of computing them again", assumes="memory for them")
 
     def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        """See `Detector.in_ops`."""
         ops = evidence.ops
         if gpu_of(evidence) is None or "operator" not in ops.columns:
             return

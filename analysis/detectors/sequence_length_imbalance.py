@@ -33,7 +33,6 @@ class SequenceLengthImbalance(Detector):
     treatment = Treatment.BALANCE_DATA
 
     def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        """See `Detector.in_pipeline`."""
         profile = evidence.profile
         if profile is None:
             return

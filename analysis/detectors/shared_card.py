@@ -35,7 +35,6 @@ class SharedCard(Detector):
     loss = LossKind.COMMUNICATION
 
     def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        """See `Detector.in_pipeline`."""
         if evidence.transfers.empty:
             return
         traffic = evidence.traffic

@@ -37,7 +37,6 @@ class SlowCopies(Detector):
     repair = Repair("pinned-copies", "Copy from pinned memory, ahead of use", "the speed of the link")
 
     def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        """See `Detector.in_ops`."""
         ops = evidence.ops
         if gpu_of(evidence) is None or "bytes" not in ops.columns:
             return

@@ -35,7 +35,6 @@ class SlowHost(Detector):
     treatment = Treatment.REPLACE_MACHINES
 
     def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        """See `Detector.in_pipeline`."""
         for group in slow_groups(evidence)[0]:
             if group.host is not None:
                 where = Place(workers=evidence.workers_where(group.hit), host=group.host)

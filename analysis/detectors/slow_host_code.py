@@ -51,7 +51,6 @@ class SlowHostCode(Detector):
     repair = Repair("speed-up-host-code", "Make the host code as fast as that of its peers", SPEED_OF_PEERS)
 
     def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        """See `Detector.in_ops`."""
         behind = evidence.behind(Part.HOST)
         if behind is not None:
             took = spent(evidence, behind)
@@ -62,7 +61,6 @@ class SlowHostCode(Detector):
             yield from rank_behind(self.kind, evidence, Part.HOST, effect)
 
     def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        """See `Detector.in_pipeline`."""
         code, slow = evidence.host_code, slow_host_code(evidence)
         if not slow.any():
             return

@@ -52,7 +52,6 @@ class SlowKernels(Detector):
     repair = Repair("faster-kernels", "Bring the kernels to 70% of the card's peak", "that speed")
 
     def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        """See `Detector.in_ops`."""
         ops = evidence.ops
         if gpu_of(evidence) is None or "operator" not in ops.columns:
             return

@@ -45,7 +45,6 @@ class SlowLink(Detector):
     )
 
     def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        """See `Detector.in_pipeline`."""
         if evidence.transfers.empty:
             return
         traffic = evidence.traffic

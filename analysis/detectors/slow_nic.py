@@ -57,13 +57,11 @@ class SlowNic(Detector):
     )
 
     def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        """See `Detector.in_ops`."""
         if evidence.behind(Part.TRANSFERS) is not None:
             effect = "its transfers take longer than those of its peers once all ranks are there"
             yield from rank_behind(self.kind, evidence, Part.TRANSFERS, effect)
 
     def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        """See `Detector.in_pipeline`."""
         if len(evidence.replay.graph.steps) < FEWEST_STEPS:
             return
         cards = () if evidence.transfers.empty else evidence.traffic.cards

@@ -48,7 +48,6 @@ class SlowOptimizer(Detector):
     repair = Repair("replace-workers", "Make the optimizer as fast as those of its peers", SPEED_OF_PEERS)
 
     def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        """See `Detector.in_pipeline`."""
         among_stages = len(evidence.dp_ranks) < 2
         if evidence.optimizers.empty or (among_stages and evidence.stages < 2):
             return

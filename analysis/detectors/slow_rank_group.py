@@ -33,7 +33,6 @@ class SlowRankGroup(Detector):
     treatment = Treatment.REPLACE_MACHINES
 
     def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        """See `Detector.in_pipeline`."""
         for group in slow_groups(evidence)[0]:
             if group.dp_ranks:
                 yield of_group(self.kind, evidence, group, Place(dp_ranks=group.dp_ranks), "the other DP ranks")

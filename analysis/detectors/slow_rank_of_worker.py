@@ -38,7 +38,6 @@ class SlowRankOfWorker(Detector):
     repair = Repair("replace-workers", "Make the rank as fast as the other ranks of its worker", SPEED_OF_PEERS)
 
     def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        """See `Detector.in_pipeline`."""
         lockstep = evidence.lockstep
         if lockstep is None:
             return

@@ -38,7 +38,6 @@ class SlowSteps(Detector):
     repair = Repair("steady-steps", "Keep all steps as fast as the usual one", "all steps as fast as the usual one")
 
     def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        """See `Detector.in_pipeline`."""
         profile = evidence.profile
         if profile is None or len(profile.step) < FEWEST_STEPS:
             return

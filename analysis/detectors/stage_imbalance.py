@@ -38,7 +38,6 @@ class StageImbalance(Detector):
     treatment = Treatment.MOVE_LAYERS
 
     def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        """See `Detector.in_pipeline`."""
         profile = evidence.profile
         if profile is None or evidence.stages < 2:
             return

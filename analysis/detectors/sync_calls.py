@@ -44,7 +44,6 @@ class SyncCalls(Detector):
     repair = Repair("remove-sync-calls", "Remove the calls that wait for the GPU", "none that its peers do not make")
 
     def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        """See `Detector.in_ops`."""
         yield from self._in_one_gpu(evidence)
         behind = evidence.behind(Part.SYNC_CALLS)
         if behind is not None:

@@ -26,7 +26,6 @@ class TooLittleTrace(Detector):
     suggested_fix = "trace all ranks for at least ten steps"
 
     def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        """See `Detector.in_pipeline`."""
         steps = len(evidence.replay.graph.steps)
         if evidence.all_lanes_replayed and steps >= FEWEST_STEPS:
             return

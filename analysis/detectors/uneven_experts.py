@@ -55,11 +55,9 @@ class UnevenExperts(Detector):
     words = ""
 
     def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        """See `Detector.in_ops`."""
         yield from self._candidates(evidence)
 
     def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        """See `Detector.in_pipeline`."""
         if evidence.exchanges is not None and evidence.even_experts is not None:
             for found in self._candidates(evidence.exchanges):
                 yield structs.replace(found, change=evidence.even_experts)

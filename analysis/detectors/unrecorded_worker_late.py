@@ -34,7 +34,6 @@ class UnrecordedWorkerLate(Detector):
     repair = Repair("replace-workers", "Get the worker that was not recorded on time", SPEED_OF_PEERS, excludes=MACHINE)
 
     def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        """See `Detector.in_pipeline`."""
         if evidence.collectives.empty or evidence.all_workers_traced:
             return
         traffic = evidence.traffic

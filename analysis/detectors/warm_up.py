@@ -40,7 +40,6 @@ class WarmUp(Detector):
     repair = Repair("warm-up-before", "Do once-only work before what counts")
 
     def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        """See `Detector.in_ops`."""
         if gpu_of(evidence) is None:
             return
         work = evidence.host_time

@@ -166,7 +166,6 @@ class Scale(Struct, frozen=True, eq=False):
     factor: Floats
 
     def make(self, overlay: CostOverlay) -> None:
-        """See `Intervention.make`."""
         _scale(overlay.cost, self.ops.parts(self.factor))
 
 
@@ -177,7 +176,6 @@ class ScaleDelays(Struct, frozen=True, eq=False):
     factor: Floats
 
     def make(self, overlay: CostOverlay) -> None:
-        """See `Intervention.make`."""
         _scale(overlay.delay, self.ops.parts(self.factor))
 
 
@@ -187,7 +185,6 @@ class ScaleParts(Struct, frozen=True, eq=False):
     parts: tuple[Part, ...]
 
     def make(self, overlay: CostOverlay) -> None:
-        """See `Intervention.make`."""
         _scale(overlay.cost, self.parts)
 
 
@@ -197,7 +194,6 @@ class SetParts(Struct, frozen=True, eq=False):
     parts: tuple[Part, ...]
 
     def make(self, overlay: CostOverlay) -> None:
-        """See `Intervention.make`."""
         for part in self.parts:
             overlay.cost[part.block].set(part)
 
@@ -208,7 +204,6 @@ class SetOps(Struct, frozen=True, eq=False):
     cost: Floats
 
     def make(self, overlay: CostOverlay) -> None:
-        """See `Intervention.make`."""
         overlay.op_cost = self.cost
 
 
@@ -219,7 +214,6 @@ class SetSomeOps(Struct, frozen=True, eq=False):
     cost: Floats
 
     def make(self, overlay: CostOverlay) -> None:
-        """See `Intervention.make`."""
         overlay.op_cost = np.where(self.chosen, self.cost, overlay.cost_of_ops())
 
 
@@ -232,7 +226,6 @@ class LessTime(Struct, frozen=True, eq=False):
     delay_s: Floats | None = None
 
     def make(self, overlay: CostOverlay) -> None:
-        """See `Intervention.make`."""
         overlay.op_cost = np.maximum(overlay.cost_of_ops() - self.cost_s, 0.0)
         if self.delay_s is not None:
             delay = overlay.delay_of_ops()
@@ -253,7 +246,6 @@ class QueuedAhead(Struct, frozen=True, eq=False):
     launched_by: Ints
 
     def make(self, overlay: CostOverlay) -> None:
-        """See `Intervention.make`."""
         recorded = overlay.delay_of_ops()
         own = np.flatnonzero(np.isfinite(self.arrives_s) & (recorded > 0))
         launched_by, arrives_s, most = self.launched_by[own], self.arrives_s[own], recorded[own]
@@ -276,7 +268,6 @@ class NoDelays(Struct, frozen=True):
     """Remove all launch delays."""
 
     def make(self, overlay: CostOverlay) -> None:
-        """See `Intervention.make`."""
         overlay.keeps_delays = False
 
 
@@ -284,7 +275,6 @@ class NoStalls(Struct, frozen=True):
     """Remove the time in which no rank does anything."""
 
     def make(self, overlay: CostOverlay) -> None:
-        """See `Intervention.make`."""
         overlay.stalled_s = np.zeros_like(overlay.stalled_s)
 
 
@@ -292,7 +282,6 @@ class NoOverlap(Struct, frozen=True):
     """Make every step end before the next one begins, which removes whatever made some workers late at its end."""
 
     def make(self, overlay: CostOverlay) -> None:
-        """See `Intervention.make`."""
         overlay.overlap_s = np.zeros_like(overlay.overlap_s)
 
 
@@ -302,7 +291,6 @@ class AddTime(Struct, frozen=True):
     seconds: float
 
     def make(self, overlay: CostOverlay) -> None:
-        """See `Intervention.make`."""
         overlay.stalled_s = overlay.stalled_s + self.seconds
 
 
@@ -314,7 +302,6 @@ class Restructure(Struct, frozen=True, eq=False):
     replay: GraphReplay
 
     def make(self, overlay: CostOverlay) -> None:
-        """See `Intervention.make`."""
         recorded = CostOverlay.recorded(self.replay)
         recorded.op_cost, recorded.op_delay = overlay.op_cost, overlay.op_delay
         recorded.stalled_s = overlay.stalled_s
@@ -328,7 +315,6 @@ class Together(Struct, frozen=True):
     interventions: tuple[Intervention, ...]
 
     def make(self, overlay: CostOverlay) -> None:
-        """See `Intervention.make`."""
         for intervention in self.interventions:
             intervention.make(overlay)
 

@@ -62,7 +62,6 @@ class LocalExecutor:
         self.processes, self.memory_bytes = processes, memory_bytes
 
     def run(self, tasks: Sequence[AnyTask], *, alone: bool = False) -> Iterator[Outcome]:
-        """See `Executor.run`."""
         most = 1 if alone else min(self.processes, len(tasks))
         waiting, idle = list(tasks), list[_Process]()
         running: dict[Future[Outcome], tuple[_Process, AnyTask]] = {}

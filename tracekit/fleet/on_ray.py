@@ -32,7 +32,6 @@ class RayExecutor:
         self.address, self.processes = address, processes
 
     def run(self, tasks: Sequence[AnyTask], *, alone: bool = False) -> Iterator[Outcome]:
-        """See `Executor.run`."""
         if not tasks:
             return
         ray = _ray()

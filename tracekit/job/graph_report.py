@@ -63,7 +63,6 @@ class GraphReport(Report):
 
     @property
     def ops_evidence(self) -> OpEvidence:
-        """See `Report.ops_evidence`."""
         return self.evidence
 
     @property
@@ -82,12 +81,10 @@ class GraphReport(Report):
 
     @property
     def daily(self) -> bool:
-        """See `Report.daily`."""
         return self.evidence.daily
 
     @property
     def has_peers(self) -> bool:
-        """See `Report.has_peers`."""
         return not self.evidence.alone
 
     @property

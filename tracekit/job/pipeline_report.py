@@ -90,7 +90,6 @@ class PipelineReport(ReportTables):
 
     @property
     def ops_evidence(self) -> OpEvidence | None:
-        """See `Report.ops_evidence`."""
         return self.exchanges
 
     @property
@@ -102,27 +101,22 @@ class PipelineReport(ReportTables):
 
     @property
     def pipeline(self) -> PipelineReport:
-        """See `Report.pipeline`."""
         return self
 
     @property
     def sizes(self) -> str:
-        """See `Report.sizes`."""
         return words.pipeline_sizes(self)
 
     @property
     def gpus(self) -> int:
-        """See `Report.gpus`."""
         return self.layout.world_size
 
     @property
     def whole(self) -> str:
-        """See `Report.whole`."""
         return "step"
 
     @property
     def times_s(self) -> dict[str, float]:
-        """See `Report.times_s`."""
         found = self.attribution
         return {"recorded": found.recorded_s, "original": found.original_s, "ideal": found.ideal_s}
 
@@ -133,21 +127,17 @@ class PipelineReport(ReportTables):
 
     @property
     def steps_traced(self) -> int:
-        """See `Report.steps_traced`."""
         return len(self.attribution.steps)
 
     def step_times(self) -> StepTimes:
-        """See `Report.step_times`."""
         found = self.attribution
         return StepTimes(np.asarray(found.steps, np.int32), found.recorded, found.original, found.ideal)
 
     @property
     def workers(self) -> pl.DataFrame:
-        """See `Report.workers`."""
         return self.by_worker.select("dp_rank", "pp_rank", "rank", "host", "slowdown").sort("dp_rank", "pp_rank")
 
     def remarks_of_source(self) -> Iterator[tuple[str, str]]:
-        """See `Report.remarks_of_source`."""
         yield from words.pipeline_remarks(self)
         if self.bubbles is not None:
             from tracekit.job import bubbles_words
@@ -165,16 +155,13 @@ class PipelineReport(ReportTables):
             yield from experts.loads(self.experts)
 
     def frames(self) -> dict[str, pl.DataFrame]:
-        """See `Report.frames`."""
         return super().frames() | ({} if self.bubbles is None else bubble_frames(self.bubbles))
 
     def asked_tables(self) -> Iterator[Table]:
-        """See `Report.asked_tables`."""
         yield from super().asked_tables()
         yield from experts.asked_tables(self)
 
     def details(self) -> dict[str, Any]:
-        """See `Report.details`."""
         from tracekit.report import plain_data as shapes
 
         found = self.attribution
@@ -212,7 +199,6 @@ class PipelineReport(ReportTables):
         }
 
     def worker_slowdowns(self) -> WorkerSlowdowns:
-        """See `Report.worker_slowdowns`."""
         from tracekit.report.findings import WorkerSlowdowns
 
         found = self.attribution

@@ -74,7 +74,6 @@ class RlJob(Job):
         return RlEvidence(run, None if self.gpus is None else self.gpus.rollout + self.gpus.trainer)
 
     def validate(self) -> None:
-        """See `Job.validate`."""
         _ = self.evidence
 
     def whatif(

@@ -61,15 +61,12 @@ class LaneOps(StepOps):
 
     @property
     def stream_names(self) -> tuple[str, ...]:
-        """See `StepOps.stream_names`."""
         return self.lanes
 
     def stream(self, ops: Ints) -> Ints:
-        """See `StepOps.stream`."""
         return self.lane[ops]
 
     def streams(self) -> tuple[str, ...]:
-        """See `StepOps.streams`."""
         return self.lanes
 
     def computes(self, ops: Ints) -> npt.NDArray[np.bool_]:
@@ -83,15 +80,12 @@ class LaneOps(StepOps):
 
     @property
     def op_names(self) -> tuple[str, ...]:
-        """See `StepOps.op_names`."""
         return self.names
 
     def op_name(self, ops: Ints) -> npt.NDArray[np.int32]:
-        """See `StepOps.op_name`."""
         return self.name[ops]
 
     def kinds(self, ops: Ints) -> pl.Series:
-        """See `StepOps.kinds`."""
         return self.frame["kind"].gather(ops)
 
     def arrows(self, op: int, replay: Replay) -> tuple[Ints, Floats]:
