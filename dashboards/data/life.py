@@ -72,7 +72,8 @@ def read_life(found: Results, job: str, since: float, until: float) -> Life | No
     if parts.is_empty():
         return None
     few = int(parts["windows"].sum()) <= MOST_STEPWISE and parts["recorded_s"].null_count() == 0
-    spans = (_steps(found, job, parts) if few else _windows(parts)).filter(
+    of_windows = parts.with_columns(window="last", step=pl.lit(None, pl.Int64), broken=_broken())
+    spans = (_steps(found, job, parts) if few else of_windows).filter(
         (pl.col("end_s") >= since) & (pl.col("start_s") <= until)
     )
     events = [*_incidents(found, job, parts), *_restarts(parts), *(_stops(found, job, parts, spans) if few else ())]
@@ -116,10 +117,6 @@ def read_differences(found: Results, job: str, since: float, until: float) -> Di
     sides = [spent.filter(chosen=side)["excess_s"] for side in (True, False)]
     means = [float(side.sum()) / max(len(side), 1) for side in sides]
     return Differences(over_represented(ops, chosen), len(sides[0]), len(sides[1]), *means)
-
-
-def _windows(parts: pl.DataFrame) -> pl.DataFrame:
-    return parts.with_columns(window="last", step=pl.lit(None, pl.Int64), broken=_broken())
 
 
 def _broken() -> pl.Expr:

@@ -38,7 +38,6 @@ from tracekit.store import Store, StoredHang, TraceKind
 from tracekit.store.handling import Change
 from tracekit.store.live_tables import LiveTables
 from tracekit.trace.canonical import Trace
-from tracekit.trace.op import OpTrace
 
 if TYPE_CHECKING:
     from tracekit.analysis.replay.engine import JobReplay
@@ -287,7 +286,9 @@ class Results:
     def _take_apart(self, name: str, step: int) -> StepOps:
         row = self._row(name)
         if not _has_workers(row):
-            return lane_ops(self._ops(row), step)
+            trace = self._store.load(row["name"], row["number"])
+            assert trace.kind is TraceKind.OPS, "jobs without workers are op traces"
+            return lane_ops(trace, step)
         replay = self.replay(name)
         with self._expanding:  # one at a time: each needs memory for its whole step
             return step_ops(replay.only_steps([step]))
@@ -339,11 +340,6 @@ class Results:
         frame = self._read_workers(row)
         return dict(zip(frame["step"].to_list(), frame["started_at"].to_list(), strict=True))
 
-    def _ops(self, row: dict[str, Any]) -> OpTrace:
-        trace = self._store.load(row["name"], row["number"])
-        assert trace.kind is TraceKind.OPS, "jobs without workers are op traces"
-        return trace
-
     def _missing(self, name: str) -> NotStoredError:
         """Build the error for a job that does not exist, suggesting a similar name."""
         close = difflib.get_close_matches(name, self.jobs()["name"].to_list(), n=1)
@@ -357,7 +353,8 @@ class Results:
     def _of_row(
         self, row: dict[str, Any], what: tuple[Any, ...], kept: _Kept, read: Callable[[dict[str, Any]], _Result]
     ) -> _Result:
-        return kept.get((_window(row), *what), lambda: read(row))
+        # Identifies a window of the list of jobs, also among later windows of the same name.
+        return kept.get((row["job_id"], row["number"], row["imported_at"], *what), lambda: read(row))
 
 
 class _Kept:
@@ -393,11 +390,6 @@ class _Kept:
                 while len(self._results) > self._most:
                     self._results.popitem(last=False)
         return result
-
-
-def _window(row: dict[str, Any]) -> tuple[int, int, float]:
-    """Return a key that identifies a window of the list of jobs, also among later windows of the same name."""
-    return row["job_id"], row["number"], row["imported_at"]
 
 
 def _stored(row: dict[str, Any], text: str | None) -> Stored:

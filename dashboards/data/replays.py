@@ -16,12 +16,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from tracekit.analysis.numeric.means import saving_error_s
-from tracekit.analysis.whatif.scenario import Scenario
-from tracekit.analysis.whatif.selection import count_selected
-from tracekit.analysis.whatif.selection_text import checked_selection
 from tracekit.base.command_line import command
 from tracekit.base.errors import SelectionError, TracekitError
 from tracekit.dashboards.data.queries import Results, Stored
@@ -184,29 +178,15 @@ class Replays:
 
 
 def answered(job: Job, report: dict[str, Any], query: WhatifQuery) -> Answer:
-    """Replay the question. `report`: that of the job, whose times are not computed again.
-
-    Raises SelectionError for a selection without a single op.
-    """
-    known = report["step_time_s"]
-    slowdown = None
-    if query.action is QueryAction.KEEP:
-        chosen = checked_selection(query.selection, job.replay.graph, job.replay.durations)
-        ops, base_s = count_selected(chosen, job.replay.graph, job.replay.durations), known["original"]
-        kept_s = job.replay.step_times(Scenario.addition(chosen))
-        saving = np.array([row["original_s"] for row in report["by_step"]]) - kept_s
-        error_s = saving_error_s(saving, 0.0)
-        slowdown = float(kept_s.mean()) / known["ideal"]
-    else:
-        priced = job.price(query.edit)
-        ops, base_s, saving, error_s = priced.ops, priced.recorded_s, priced.saving, priced.error_s
-    saved_s = float(saving.mean())
+    """Replay the question. `report`: that of the job. Raises SelectionError for a selection without a single op."""
+    keep = query.action is QueryAction.KEEP
+    found = job.answer(query.edit, keep=keep)
     return Answer(
-        ops=ops,
-        recorded_s=base_s,
-        step_time_s=base_s - saved_s,
-        saved_s=saved_s,
-        error_s=error_s,
-        saved_gpu_hours_per_day=saved_s / base_s * report["job"]["gpus"] * 24,
-        slowdown=slowdown,
+        ops=found.ops,
+        recorded_s=found.step_time_s + found.saved_s,
+        step_time_s=found.step_time_s,
+        saved_s=found.saved_s,
+        error_s=found.error_s,
+        saved_gpu_hours_per_day=found.saved_gpu_hours_per_day,
+        slowdown=found.step_time_s / report["step_time_s"]["ideal"] if keep else None,
     )

@@ -95,11 +95,6 @@ def _name(text: str | None) -> Component:
     return html.Div(shown, className="name", tabIndex=0, title=shown) if len(shown) > SHORT_NAME else html.Div(shown)
 
 
-def _line(where: str) -> Component:
-    """A line of Python without its folders."""
-    return html.Div(_name(where.rpartition("/")[2]), title=printable(where))
-
-
 def _told(gpu: Gpu, spent_s: float) -> tuple[str, str]:
     """A time, and its share of the recording."""
     return seconds(spent_s), f"{spent_s / (gpu['recording_s'] or 1.0):.1%}"
@@ -196,7 +191,8 @@ def _call(one: dict[str, Any]) -> Row:
     name = f"{one['call']} in {one['op']}" if one["op"] else one["call"]
     times = (one["blocked_s"], one["idle_after_s"], one["saves_s"])
     told = ("-" if spent is None else seconds(spent) for spent in times)
-    return (_name(name), _line(one["where"]), f"{one['count']:,}", *told)
+    line = html.Div(_name(one["where"].rpartition("/")[2]), title=printable(one["where"]))
+    return (_name(name), line, f"{one['count']:,}", *told)
 
 
 def _copies(gpu: Gpu) -> Component:

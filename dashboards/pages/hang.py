@@ -74,13 +74,12 @@ def _verdict(found: StoredHang) -> Component:
         *([html.P(["Do first: ", html.B(first)])] if first else []),
         html.Ol([html.Li(_culprit(one)) for one in shown], className="causes"),
         *([note(f"and {more} more culprits: see the table")] if more > 0 else []),
-        *[problem(f"{ranks_text(one['ranks'])}: {one['missing']}", title="Cannot tell") for one in _undecided(found)],
+        *[
+            problem(f"{ranks_text(one['ranks'])}: {one['missing']}", title="Cannot tell")
+            for one in report["undecided"][:MOST_CULPRITS]
+        ],
         *[note(words) for words in report["notes"]],
     )
-
-
-def _undecided(found: StoredHang) -> list[dict[str, Any]]:
-    return list(found.report["undecided"])[:MOST_CULPRITS]
 
 
 def _culprit(one: dict[str, Any]) -> list[Any]:
@@ -102,17 +101,16 @@ def _stacks(report: dict[str, Any]) -> list[Component]:
         return []
     parts = [
         html.Details(
-            [html.Summary(f"{ranks_text(one['ranks'])}: {printable(one['frames'][0])}"), _frames(one["frames"])],
+            [
+                html.Summary(f"{ranks_text(one['ranks'])}: {printable(one['frames'][0])}"),
+                html.Ol([html.Li(html.Code(printable(frame))) for frame in one["frames"]], className="evidence"),
+            ],
             open=number == 0,
         )
         for number, one in enumerate(groups[:MOST_STACKS])
     ]
     more = [note(f"and {len(groups) - MOST_STACKS} more stacks")] if len(groups) > MOST_STACKS else []
     return [panel("Stacks, the fewest ranks first", *parts, *more)]
-
-
-def _frames(frames: list[str]) -> Component:
-    return html.Ol([html.Li(html.Code(printable(frame))) for frame in frames], className="evidence")
 
 
 def _others(hangs: tuple[StoredHang, ...]) -> list[Component]:

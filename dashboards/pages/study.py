@@ -54,7 +54,8 @@ def build(team: str = "", cause: str = "", **_: str) -> list[Component]:
     }
     every = list(tables(found))
     titles = [BY_CAUSE, APPLIED, *([BY_TEAM] if found.groups["team"].height > 1 else [])]
-    first = [_first(table, *drilled.get(table.title, ())) for table in every if table.title in titles]
+    short_ones = [replace(table, rows=table.rows[:MOST_ROWS], note="") for table in every if table.title in titles]
+    first = [_panel(table, *drilled.get(table.title, ())) for table in short_ones]
     rest = [_panel(table, *drilled.get(table.title, ())) for table in every]
     (first if report.culprits.height else rest).append(_culprits(report))
     return [
@@ -120,11 +121,6 @@ def _culprits(report: FleetReport) -> Component:
         return panel(table.title, note("None beyond chance."))
     csv = html.A("CSV", href=inline_csv(report.culprits), download="")
     return panel(table.title, _shown(table, table.rows), note(table.note), extra=csv)
-
-
-def _first(table: Table, by: str = "", values: Sequence[str] = ()) -> Component:
-    """The first rows of a table, without its note."""
-    return _panel(replace(table, rows=table.rows[:MOST_ROWS], note=""), by, values)
 
 
 def _panel(table: Table, by: str = "", values: Sequence[str] = ()) -> Component:

@@ -22,6 +22,7 @@ from dash import (
 )
 from dash.development.base_component import Component
 
+from tracekit.base.text import listed
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.data.worker_view import WorkerView, address, choose_box, choose_step, choose_worker, read_view
 from tracekit.dashboards.pages.workers_parts import LISTED, detail, hosts, several, slowest, slowest_steps
@@ -40,7 +41,7 @@ from tracekit.dashboards.ui.components import (
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.drawn import drawing
 from tracekit.dashboards.ui.forms import scale, text_field
-from tracekit.dashboards.ui.sentences import believed, listed, space_words, time_words
+from tracekit.dashboards.ui.sentences import MOST_NAMED, believed, space_words, time_words
 from tracekit.dashboards.ui.shell import job_page
 from tracekit.dashboards.ui.time_range import in_range
 from tracekit.show.figures.time import step_times, step_workers
@@ -141,7 +142,7 @@ def _missing(report: dict[str, Any]) -> list[Component]:
         return []
     number = coverage["workers_expected"] - coverage["workers_traced"]
     count = "1 worker was" if number == 1 else f"{number:,} workers were"
-    gone = f"{count} not traced: {listed(missing)}. " if missing else ""
+    gone = f"{count} not traced: {listed(missing, MOST_NAMED)}. " if missing else ""
     blank = "A DP rank that lacks a stage cannot be replayed: it is blank in those steps, or not on the map at all."
     return [note(gone + blank)]
 

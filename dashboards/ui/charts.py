@@ -61,13 +61,9 @@ def worker_cells(found: WorkerMap, job: str) -> Component:
     size = pooled.row_block * pooled.column_block
     patch = f"; a cell is the worst of {size} workers" if size > 1 else ""
     caption = html.Figcaption(f"how much each worker slows the job: DP ranks down, stages across{patch}")
-    grid = html.Div(cells, className="cells", style={"--columns": columns, "--height": f"{_height(rows)}px"})
+    height = int(np.clip(220 // rows, 5, 34))  # of a row: maps of all sizes take about the same room
+    grid = html.Div(cells, className="cells", style={"--columns": columns, "--height": f"{height}px"})
     return html.Figure([grid, caption], className="picture")
-
-
-def _height(rows: int) -> int:
-    """Height of a row in pixels, chosen so that maps of all sizes take about the same room."""
-    return int(np.clip(220 // rows, 5, 34))
 
 
 def _cell(found: WorkerMap, job: str, pooled: Pooled, row: int, column: int, level: int) -> Component:

@@ -143,7 +143,7 @@ def figure_parts(
     most: int = MOST_ROWS,
 ) -> list[Component]:
     """The figure and its table, of at most `most` rows, without a frame around them."""
-    graph = Chart(drawing(drawn), **named(id))
+    graph = Chart(figure=drawing(drawn), **named(id))
     return [html.Div(graph, role="group", **attributes(aria_label=label)), as_table(table, csv=csv, most=most)]
 
 

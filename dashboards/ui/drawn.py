@@ -5,7 +5,6 @@ In: for a chart, a Plotly figure of bars, lines, points and heat maps. Out: Dash
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import plotly.graph_objects as go
@@ -35,19 +34,13 @@ class Chart(_Drawn):
     _type = "Chart"
     _properties = ("id", "figure", "clickData")
 
-    def __init__(self, figure: Mapping[str, Any], **named: Any) -> None:
-        super().__init__(figure=figure, **named)
-
 
 class Menu(_Drawn):
-    """A select of HTML (assets/forms.js). `options`: label by value."""
+    """A select of HTML (assets/forms.js). `options`: `value` and `label` of each."""
 
     _namespace = "tracekit_forms"
     _type = "Menu"
     _properties = ("id", "options", "value")
-
-    def __init__(self, options: Mapping[str, str], value: str, **named: Any) -> None:
-        super().__init__(options=_items(options), value=value, **named)
 
 
 class Choice(_Drawn):
@@ -57,9 +50,6 @@ class Choice(_Drawn):
     _type = "Choice"
     _properties = ("id", "options", "value")
 
-    def __init__(self, options: Mapping[str, str], value: str | Sequence[str], **named: Any) -> None:
-        super().__init__(options=_items(options), value=value, **named)
-
 
 class Views(_Drawn):
     """The named views of a table (assets/views.js). `query`: the view that is shown; `name`: that in the address."""
@@ -67,10 +57,6 @@ class Views(_Drawn):
     _namespace = "tracekit_views"
     _type = "Views"
     _properties = ("id", "query", "name")
-
-
-def _items(options: Mapping[str, str]) -> list[dict[str, str]]:
-    return [{"value": value, "label": label} for value, label in options.items()]
 
 
 def drawing(figure: go.Figure) -> dict[str, Any]:

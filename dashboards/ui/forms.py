@@ -48,14 +48,18 @@ def text_field(
 
 def choice(name: str, label: str, options: Mapping[str, str], value: str | Sequence[str]) -> Component:
     """Radio buttons; checkboxes if `value` is a list. `options`: label by value."""
-    return html.Fieldset(
-        [html.Legend(label, className="field-label"), Choice(options, value, id=name)], className="choice"
-    )
+    buttons = Choice(id=name, options=_items(options), value=value)
+    return html.Fieldset([html.Legend(label, className="field-label"), buttons], className="choice")
 
 
 def menu(name: str, label: str, options: Mapping[str, str], value: str) -> Component:
     """A drop-down list."""
-    return html.Label([html.Span(label, className="field-label"), Menu(options, value, id=name)], className="menu")
+    select = Menu(id=name, options=_items(options), value=value)
+    return html.Label([html.Span(label, className="field-label"), select], className="menu")
+
+
+def _items(options: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"value": value, "label": label} for value, label in options.items()]
 
 
 def scale(name: str, label: str, most: int, value: int) -> Component:

@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN
-from tracekit.base.text import cost, short, sure
+from tracekit.base.text import cost, listed, short, sure
 from tracekit.report.nodes import nodes_of
 from tracekit.report.verdict import UNNAMED, LossKind
 from tracekit.show.figures.worker_map import WorkerMap
@@ -174,7 +174,8 @@ def _listed(workers: Sequence[Worker], found: WorkerMap) -> str:
     """Workers by rank; by coordinates where the map has no rank."""
     cells = [(worker, found.cell(worker)) for worker in workers]
     named = [None if cell is None or found.rank_of(cell) is None else found.label(cell) for _, cell in cells]
-    return listed([name or f"({worker.coordinates})" for name, (worker, _) in zip(named, cells, strict=True)])
+    words = [name or f"({worker.coordinates})" for name, (worker, _) in zip(named, cells, strict=True)]
+    return listed(words, MOST_NAMED)
 
 
 def _cause_words(report: Report, cause: Mapping[str, Any]) -> str:
@@ -237,7 +238,7 @@ def time_words(pattern: Mapping[str, Any], by_step: Sequence[Mapping[str, Any]])
     """The slowdown over the steps. `by_step`: the rows of that table of the report."""
     if len(by_step) == 1:
         return "One step was traced: since when cannot be said."
-    steps = listed([str(step) for step in pattern["slow_steps"]])
+    steps = listed(map(str, pattern["slow_steps"]), MOST_NAMED)
     values = [row["slowdown"] for row in by_step]
     match pattern["shape"]:
         case "none":
@@ -266,9 +267,3 @@ def time_words(pattern: Mapping[str, Any], by_step: Sequence[Mapping[str, Any]])
             return f"The slowdown rises every {pattern['period']} steps{slow_ones}."
         case _:
             return f"Single slow steps: {steps}. All others run at the usual speed."
-
-
-def listed(items: Sequence[str]) -> str:
-    """List the first few of `items` and the number of the rest."""
-    more = f" and {len(items) - MOST_NAMED:,} more" if len(items) > MOST_NAMED else ""
-    return ", ".join(items[:MOST_NAMED]) + more

@@ -174,12 +174,13 @@ def job_head(stored: Stored, active: str) -> Component:
     if stored.report is not None:
         verdict = headline(stored.report)
         badges = [badge(verdict.badge, verdict.tone, loud=verdict.tone is Tone.BAD), trust_badge(stored.report)]
+    hung = active == "/hang" or any(one.cause.kind == HANG for one in results().incidents(stored.name))
     tabs = [
         html.Span(tab.title, className="job-tab active", **attributes(aria_current="page"))
         if tab.path == active
         else dcc.Link(tab.title, href=href(tab.path, job=stored.name), className="job-tab")
         for tab in TABS
-        if (tab.any_job or stored.has_workers) and (tab.path != "/hang" or active == "/hang" or _hung(stored.name))
+        if (tab.any_job or stored.has_workers) and (tab.path != "/hang" or hung)
     ]
     return html.Div(
         [
@@ -190,11 +191,6 @@ def job_head(stored: Stored, active: str) -> Component:
         ],
         className="job-head",
     )
-
-
-def _hung(job: str) -> bool:
-    """Whether a hang of the job was recorded."""
-    return any(one.cause.kind == HANG for one in results().incidents(job))
 
 
 def _which_window(stored: Stored, path: str) -> list[Component]:

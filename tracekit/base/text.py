@@ -73,7 +73,7 @@ def cut(text: str, most: int) -> str:
 def listed(names: Iterable[str], most: int = 20) -> str:
     """Names from outside, each of them short, and how many more there are."""
     every = list(names)
-    more = f" and {len(every) - most} more" if len(every) > most else ""
+    more = f" and {len(every) - most:,} more" if len(every) > most else ""
     return ", ".join(map(short, every[:most])) + more
 
 
