@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from tracekit.analysis.graph.dependency_graph import Block
 from tracekit.analysis.graph.template import Template, build_coupled_template
-from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s
+from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.kernel import NO_MATRIX, Costs, replay_lanes
 from tracekit.analysis.whatif.scenario import IDEAL, Scenario
@@ -85,17 +85,12 @@ def add_back_lanes(replay: JobReplay, represented: tuple[RepresentativeLanes, ..
     times = np.repeat(replay.step_times(IDEAL)[:, None], len(graph.dp_ranks), axis=1)
     for part in represented:
         template = part.template
-        chosen = _of_stage(template, stage) & (template.member == 0)
+        chosen = template.member == 0 if stage is None else (template.member == 0) & (template.pp_rank == stage)
         rows = np.where(chosen, np.arange(template.rows), -1)
         none = np.full(template.rows, -1)
         costs = Costs(part.cost, rows, part.ideal, NO_MATRIX, none)
         times[part.step, part.dp_index] = replay_lanes(template, np.arange(len(part.step) + 1), costs)
     return times
-
-
-def _of_stage(template: Template, stage: int | None) -> Bools:
-    """Mask of the rows of a stage, or of all, [rows]."""
-    return np.ones(template.rows, np.bool_) if stage is None else template.pp_rank == stage
 
 
 def _one_by_one(replay: JobReplay, stage: int | None) -> Floats:

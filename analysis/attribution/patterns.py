@@ -113,15 +113,18 @@ def pattern_of_series(series: Floats, steps: list[int]) -> TimePattern:
     steady = TimeShape.PERSISTENT if level >= SMALLEST_SLOWDOWN else TimeShape.NONE
     if len(series) < FEWEST_STEPS:
         return found(steady, level, SMALLEST_SLOWDOWN)
-    noise = max(_noise(series), 1e-9)
+    # The standard deviation of a step, from differences of neighbours, which trends and jumps hardly affect.
+    noise = max(float(1.4826 * np.median(np.abs(np.diff(series))) / np.sqrt(2)), 1e-9)
     at, change = _change_point(series, noise)
     gap = abs(float(series[at:].mean() - series[:at].mean()))
     trend, rise = _trend(series)
     slow = np.flatnonzero(series > level + max(SLOW_STEP_ERRORS * noise, SMALLEST_CHANGE * level))
     slow_steps = tuple(steps[position] for position in slow)
     few = 0 < len(slow) <= TRANSIENT_SHARE * len(series)
-    line = _line_share(series)
-    drifts = line > _step_share(series, at) and (line > CLEAR_LINE_SHARE or not few)
+    at_all = np.arange(len(series))
+    line = _share(series, np.polyval(np.polyfit(at_all, series, 1), at_all).astype(np.float64))
+    jump = _share(series, np.where(at_all < at, series[:at].mean(), series[at:].mean()))
+    drifts = line > jump and (line > CLEAR_LINE_SHARE or not few)
     if trend > TREND_ERRORS and rise > SMALLEST_CHANGE and drifts:
         return found(TimeShape.DRIFTING, trend, TREND_ERRORS)
     if change > CHANGE_ERRORS and gap > SMALLEST_CHANGE and not few:
@@ -133,11 +136,6 @@ def pattern_of_series(series: Floats, steps: list[int]) -> TimePattern:
         height = float((series[slow] - level).max() / noise)
         return found(TimeShape.TRANSIENT, height, SLOW_STEP_ERRORS, slow_steps=slow_steps)
     return found(steady, level, SMALLEST_SLOWDOWN)
-
-
-def _noise(series: Floats) -> float:
-    """Standard deviation of a step, from differences of neighbours, which trends and jumps hardly affect."""
-    return float(1.4826 * np.median(np.abs(np.diff(series))) / np.sqrt(2))
 
 
 def _change_point(series: Floats, noise: float) -> tuple[int, float]:
@@ -180,18 +178,8 @@ def rising_pairs(series: Floats) -> int:
     return total
 
 
-def _line_share(series: Floats) -> float:
-    """Share of the variance that a straight line explains."""
-    line: Floats = np.polyval(np.polyfit(np.arange(len(series)), series, 1), np.arange(len(series))).astype(np.float64)
-    return _share(series, line)
-
-
-def _step_share(series: Floats, at: int) -> float:
-    """Share of the variance that a jump before position `at` explains."""
-    return _share(series, np.where(np.arange(len(series)) < at, series[:at].mean(), series[at:].mean()))
-
-
 def _share(series: Floats, model: Floats) -> float:
+    """The share of the variance that a model explains."""
     variance = float(((series - series.mean()) ** 2).sum())
     return 1 - float(((series - model) ** 2).sum()) / variance if variance else 0.0
 

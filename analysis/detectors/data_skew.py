@@ -16,7 +16,6 @@ from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.evidence.workers import data_factor, optimizer_factor, ranks_with_more_data
 from tracekit.analysis.gpu.part import Part
-from tracekit.analysis.numeric.arrays import Bools
 from tracekit.analysis.whatif.interventions import Scale
 from tracekit.base.text import seconds
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
@@ -63,7 +62,8 @@ class DataSkew(Detector):
         if profile is None or not hit.any():
             return
         members = np.flatnonzero(hit)
-        excess, optimizer = float(np.expm1(profile.ranks.level[members].min())), _optimizer_excess(evidence, hit)
+        excess = float(np.expm1(profile.ranks.level[members].min()))
+        optimizer = float(np.median(optimizer_factor(evidence)[:, :, hit])) - 1
         figures = (
             Figure("compute beyond that of other DP ranks, on all stages", excess, SMALLEST_FACTOR, Unit.SHARE),
             *chance_figures(profile.ranks, hit),
@@ -84,7 +84,3 @@ class DataSkew(Detector):
             series,
             time_of_episodes(evidence, profile.ranks, int(members[0]), series),
         )
-
-
-def _optimizer_excess(evidence: Evidence, hit: Bools) -> float:
-    return float(np.median(optimizer_factor(evidence)[:, :, hit])) - 1

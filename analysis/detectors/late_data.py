@@ -84,7 +84,8 @@ class LateData(Detector):
         late = [wait.late & here for wait in found.waits]
         waited = [np.where(late_here, wait.waits_s, 0.0) for late_here, wait in zip(late, found.waits, strict=True)]
         worst = np.sum([waits_s.sum(axis=1) for waits_s in waited], axis=0).max(axis=(0, 2))
-        figures = (Figure(self._figure(evidence), float(worst.mean()), found.least_s, Unit.SECONDS),)
+        name = "delay before the first ops" if evidence.data_loads.empty else "data loading of the worst DP rank"
+        figures = (Figure(name, float(worst.mean()), found.least_s, Unit.SECONDS),)
         scale = Scale if found.recorded else ScaleDelays
         change = Together(
             tuple(
@@ -99,9 +100,6 @@ class LateData(Detector):
         changing = ", on changing ranks" if few and where == Place() else ""
         effect = f"data comes {mean} late on average, {longest} in the worst step{changing}"
         yield Candidate(self.kind, where, effect, figures, confidence_from(figures), change, series)
-
-    def _figure(self, evidence: Evidence) -> str:
-        return "delay before the first ops" if evidence.data_loads.empty else "data loading of the worst DP rank"
 
 
 def _cells_of(evidence: Evidence, where: Place) -> Bools:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from typing import Any
 
 from tracekit.analysis.detectors.detector import Candidate
 from tracekit.analysis.evidence.host_time import Part
@@ -52,29 +53,8 @@ def costly(evidence: OpEvidence, parts: Iterable[Part]) -> Iterator[Part]:
 
 
 def candidate(
-    kind: str,
-    evidence: OpEvidence,
-    spent: Spent,
-    effect: str,
-    change: Intervention | None,
-    *,
-    suggested_fix: str | None = None,
-    title: str | None = None,
-    next_check: str | None = None,
-    bound: bool = False,
+    kind: str, evidence: OpEvidence, spent: Spent, effect: str, change: Intervention | None, **more: Any
 ) -> Candidate:
-    """Return the candidate of something that takes time of a recording."""
+    """Return the candidate of something that takes time of a recording. `more`: other fields of `Candidate`."""
     figure = Figure("over the recording", share_of(evidence, spent.seconds), SMALLEST_SHARE, Unit.SHARE)
-    return Candidate(
-        kind,
-        Place(),
-        effect,
-        (figure,),
-        confidence_from((figure,)),
-        change,
-        title=title,
-        next_check=next_check,
-        suggested_fix=suggested_fix,
-        bound=bound,
-        spent=spent,
-    )
+    return Candidate(kind, Place(), effect, (figure,), confidence_from((figure,)), change, spent=spent, **more)

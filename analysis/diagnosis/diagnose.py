@@ -33,7 +33,6 @@ from tracekit.analysis.diagnosis.verdict import verdict_of
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.method import Method
-from tracekit.analysis.whatif.interventions import Intervention
 from tracekit.base.plug_ins import in_words, tell
 from tracekit.report.diagnosis import Diagnosis
 from tracekit.report.finding import Finding
@@ -113,7 +112,9 @@ def _diagnosed(
     verdict = verdict_of(evidence, causes)
     trust = attribution.trust
     if method is Method.TRACEKIT:
-        trust = attribution.trust_given(evidence.delay_share_without(_explanations(causes)))
+        with_change = [cause for cause in causes if cause.change is not None]
+        explain = [cause.change for cause in with_change if detector_of(cause.kind).explains_delays]
+        trust = attribution.trust_given(evidence.delay_share_without(explain))
     if doubts := doubts_of(causes):
         trust = structs.replace(trust, trustworthy=False, reasons=(*trust.reasons, *doubts))
     return Diagnosis(
@@ -126,8 +127,3 @@ def _diagnosed(
         causes=causes,
         fixes=fixes,
     )
-
-
-def _explanations(causes: Sequence[Finding]) -> list[Intervention]:
-    """Return the changes that remove launch delays for a visible reason."""
-    return [cause.change for cause in causes if cause.change is not None and detector_of(cause.kind).explains_delays]

@@ -62,9 +62,6 @@ def _diagnosed(evidence: OpEvidence, detectors: Sequence[Detector]) -> Diagnosis
         trust=trust,
         answer=answer_of(evidence, verdict, causes, fixes, (), trust),
         verdict=verdict,
-        time=None,
-        space=None,
-        stalls=(),
         causes=causes,
         fixes=fixes,
     )

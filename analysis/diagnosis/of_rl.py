@@ -43,9 +43,6 @@ def _diagnosed(evidence: RlEvidence, account: RlAccount, detectors: Sequence[Det
         trust=trust,
         answer=answer_of(evidence, verdict, causes, fixes, (), trust),
         verdict=verdict,
-        time=None,
-        space=None,
-        stalls=(),
         causes=causes,
         fixes=fixes,
     )

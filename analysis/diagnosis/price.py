@@ -211,9 +211,12 @@ def _combination(pricer: _Pricer, fixes: Sequence[Fix], hidden: Sequence[Fix]) -
     sequence, done_s = [], 0.0
     for count, fix in enumerate(taken, 1):
         saved_s = pricer.evidence.unchanged_s - float(pricer.times(taken[:count]).mean())
-        sequence.append(_step_of(fix, saved_s - done_s))
+        step = {"kind": str(fix.kind), "title": fix.title, "alone_saved_s": fix.saved_s}
+        sequence.append(step | {"marginal_saved_s": saved_s - done_s})
         done_s = saved_s
     if len(taken) > 1:
+        assumed = dict.fromkeys(fix.assumes for fix in taken if fix.assumes is not None)
+        edits = [fix.edit for fix in taken if fix.edit is not None]
         plan = Plan(
             COMBINATION,
             " + ".join(fix.title for fix in taken),
@@ -223,9 +226,9 @@ def _combination(pricer: _Pricer, fixes: Sequence[Fix], hidden: Sequence[Fix]) -
             details={
                 "sequence": sequence,
                 "sum_of_single_savings_s": sum(fix.saved_s for fix in taken),
-                "assumes": _all_assumed(taken),
+                "assumes": "; ".join(assumed) or None,
             },
-            edit=_all_edits(taken),
+            edit=" + ".join(edits) if len(edits) == len(taken) else None,
         )
         # As certain as its least certain part.
         sure = [fix.confidence for fix in taken if fix.confidence is not None]
@@ -237,7 +240,11 @@ def _grown(pricer: _Pricer, start: list[Fix], fixes: Sequence[Fix]) -> tuple[lis
     """`start` plus the fixes that help most on top of it, one by one, and the resulting step times, [steps]."""
     taken, times = list(start), pricer.times(start)
     while len(taken) < max(LONGEST_COMBINATION, len(start)):
-        options = [(fix, pricer.times([*taken, fix])) for fix in fixes if _allowed(fix, taken)]
+        options = [
+            (fix, pricer.times([*taken, fix]))
+            for fix in fixes
+            if not any(fix.kind == other.kind or _exclude(fix, other) for other in taken)
+        ]
         if not options:
             break
         fix, then = min(options, key=lambda option: float(option[1].mean()))
@@ -257,26 +264,6 @@ def _compatible(fixes: Sequence[Fix]) -> list[Fix]:
     return taken
 
 
-def _all_edits(fixes: Sequence[Fix]) -> str | None:
-    """The edits of all these fixes as one; None if one of them is no edit."""
-    edits = [fix.edit for fix in fixes if fix.edit is not None]
-    return " + ".join(edits) if len(edits) == len(fixes) else None
-
-
-def _all_assumed(fixes: Sequence[Fix]) -> str | None:
-    """The assumptions of all these fixes, each once."""
-    assumed = dict.fromkeys(fix.assumes for fix in fixes if fix.assumes is not None)
-    return "; ".join(assumed) or None
-
-
-def _allowed(fix: Fix, taken: Sequence[Fix]) -> bool:
-    return not any(fix.kind == other.kind or _exclude(fix, other) for other in taken)
-
-
 def _exclude(fix: Fix, other: Fix) -> bool:
     """Return whether a combination has at most one of these fixes."""
     return fix.excludes is not None and fix.excludes == other.excludes
-
-
-def _step_of(fix: Fix, gain_s: float) -> dict[str, Any]:
-    return {"kind": str(fix.kind), "title": fix.title, "alone_saved_s": fix.saved_s, "marginal_saved_s": gain_s}

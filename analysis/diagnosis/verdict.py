@@ -68,6 +68,7 @@ def verdict_of(evidence: Evidence, causes: Sequence[Finding]) -> Verdict:
     of_kind = losses[:1] if headline.kind is LossKind.MINOR else losses
     leading = next((loss.causes for loss in of_kind if headline.kind in {loss.kind, LossKind.MINOR}), ())
     label = detector_of(leading[0].kind).label if headline.kind is LossKind.STRAGGLER and leading else None
+    rest = parts.words(evidence.recorded_s) or ""
     return Verdict(
         kind=headline.kind,
         label=label or str(headline.kind),
@@ -77,7 +78,7 @@ def verdict_of(evidence: Evidence, causes: Sequence[Finding]) -> Verdict:
         step_lost_s=_step_lost_s(evidence, gone, lost_s),
         lost_gpu_hours=lost_s * len(found.steps) * found.world_size / 3600,
         lost_gpu_hours_per_day=share * found.world_size * 24,
-        sentence=_with_rest(headline.sentence, parts.words(evidence.recorded_s)),
+        sentence=headline.sentence if rest in headline.sentence else f"{headline.sentence}; {rest}",
         confidence=leading[0].confidence if leading else None,
         losses=tuple(losses),
         parts=parts,
@@ -91,10 +92,6 @@ def parts_of(evidence: Evidence, causes: Sequence[Finding]) -> Parts:
     if noise.unexplained_s < SMALLEST_UNEXPLAINED * noise.step_s:  # there is nothing for causes to explain
         return noise
     return Parts.of(found.original, found.ideal, evidence.noisy, _explained_of_s(evidence, causes))
-
-
-def _with_rest(sentence: str, rest: str | None) -> str:
-    return sentence if rest is None or rest in sentence else f"{sentence}; {rest}"
 
 
 def _gone(evidence: Evidence, causes: Sequence[Finding]) -> Floats:
@@ -129,7 +126,9 @@ def _losses(evidence: Evidence, causes: Sequence[Finding], gone: Floats, parts: 
         if others and stragglers.causes:
             lost_s = min(lost_s, _beside(evidence, losses))
         losses = [*others, replace(stragglers, lost_s=lost_s)]
-    return sorted(losses, key=lambda loss: (-_weight_s(loss), -loss.lost_s))
+    # A loss with a known cause outweighs one without.
+    weight_s = {loss.kind: loss.explained_s if loss.causes else EXPLAINED_SHARE * loss.lost_s for loss in losses}
+    return sorted(losses, key=lambda loss: (-weight_s[loss.kind], -loss.lost_s))
 
 
 def _explained(evidence: Evidence, others: Sequence[Loss], by_s: float) -> bool:
@@ -139,11 +138,6 @@ def _explained(evidence: Evidence, others: Sequence[Loss], by_s: float) -> bool:
         return True
     causes = [cause for loss in may_explain for cause in loss.causes]
     return float(_explained_of_s(evidence, causes).mean()) >= EXPLAINED_SHARE * by_s
-
-
-def _weight_s(loss: Loss) -> float:
-    """The key that orders losses, seconds: a loss with a known cause outweighs one without."""
-    return loss.explained_s if loss.causes else EXPLAINED_SHARE * loss.lost_s
 
 
 def _done_for_all(cause: Finding) -> bool:

@@ -61,8 +61,9 @@ def worker_plans(evidence: Evidence, slow: Sequence[Finding]) -> Iterator[Plan]:
 
 def _fewest(evidence: Evidence, workers: tuple[Worker, ...], cause: Finding) -> Iterator[Plan]:
     """The smallest set of slow workers whose repair brings the slowdown below the target."""
-    ranked = sorted(workers, key=lambda worker: -_exact(evidence, worker))
-    target_s = TARGET_SLOWDOWN * evidence.attribution.ideal_s * evidence.unchanged_s / evidence.attribution.original_s
+    found = evidence.attribution
+    ranked = sorted(workers, key=lambda one: -found.worker_slowdown[found.dp_ranks.index(one.dp_rank), one.pp_rank])
+    target_s = TARGET_SLOWDOWN * found.ideal_s * evidence.unchanged_s / found.original_s
 
     def reached(chosen: Sequence[Worker]) -> bool:
         return float(evidence.step_times((as_fast_as_peers(evidence, chosen),)).mean()) <= target_s
@@ -162,9 +163,3 @@ def _shifted(evidence: Evidence, worker: Worker, cause: Finding) -> Iterator[Pla
         )
     if plans:
         yield min(plans, key=lambda plan: float(np.mean(plan.step_times if plan.step_times is not None else np.inf)))
-
-
-def _exact(evidence: Evidence, worker: Worker) -> float:
-    return float(
-        evidence.attribution.worker_slowdown[evidence.attribution.dp_ranks.index(worker.dp_rank), worker.pp_rank]
-    )

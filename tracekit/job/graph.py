@@ -32,7 +32,7 @@ from tracekit.base.text import short
 from tracekit.job.experts import unasked
 from tracekit.job.graph_report import GraphReport
 from tracekit.job.job import Exported, Job, PathLike, Progress
-from tracekit.job.questions import Price, answer, by_labels, price
+from tracekit.job.questions import answer, by_labels
 from tracekit.report.question import ByLabel, Question
 from tracekit.trace.kineto import GpuRecording
 from tracekit.trace.op import OpTrace
@@ -140,9 +140,6 @@ class OfGraph(Job):
     def answer(self, selection: str, *, keep: bool = False) -> Question:
         _ = self.times  # or the error that there are none
         return answer(self.replay, selection, len(self.graph.ops.mesh.ranks), keep=keep, evidence=self.evidence)
-
-    def price(self, edit: str) -> Price:
-        return price(self.replay, edit, self.evidence)
 
     def _critical_label(self) -> str:
         """The label of the critical path: classes of comparable ops, or kinds if the classes are numbers."""

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from tracekit.analysis.attribution.spent import Spent, SpentPhases
     from tracekit.analysis.experts.loads import Loads
     from tracekit.analysis.replay.graph_replay import GraphReplay
-    from tracekit.job.questions import Price
     from tracekit.job.replayed import ReplayedJob
     from tracekit.report.finding import Finding
     from tracekit.report.findings import Findings, Unanalysed
@@ -98,10 +97,6 @@ class Job(ABC):
         """Return the answer to a question: what if the selected ops were ideal? With `keep`: what if only they were as
         recorded?
         """
-
-    @abstractmethod
-    def price(self, edit: str) -> Price:
-        """Return what an edit saves in each step, see `answer`."""
 
     def build(self) -> None:
         """Build now what answers are made from, which takes long."""

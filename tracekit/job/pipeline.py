@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from tracekit.analysis.experts.loads import Loads
     from tracekit.analysis.replay.engine import JobGraph, JobReplay
     from tracekit.job.pipeline_report import PipelineReport
-    from tracekit.job.questions import Price
     from tracekit.job.replayed import ReplayedJob
     from tracekit.report.question import ByLabel, Question
 
@@ -122,11 +121,6 @@ class PipelineJob(Job):
         check(self.replay, () if keep else (selection,))
         evidence = None if keep else self.evidence
         return answer(self.replay, selection, self.trace.layout.world_size, keep=keep, evidence=evidence)
-
-    def price(self, edit: str) -> Price:
-        from tracekit.job.questions import price
-
-        return price(self.replay, edit, self.evidence)
 
     @cached_property
     def evidence(self) -> Evidence:

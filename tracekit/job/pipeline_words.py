@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tracekit.analysis.detectors.clock_error import SMALLEST_OFFSET_S
 from tracekit.analysis.graph.gaps import gaps_text
 from tracekit.analysis.replay.method import Method
-from tracekit.base.text import seconds
+from tracekit.base.text import listed, seconds
 
 if TYPE_CHECKING:
     from tracekit.job.pipeline_report import PipelineReport
@@ -51,10 +51,8 @@ def _clocks(report: PipelineReport) -> str:
     """Which clocks were off and were corrected, or that some could not be compared; empty if neither applies."""
     clocks = report.clocks
     off = [row for row in clocks.offsets if max(abs(row.offset_s), abs(row.jump_s)) >= SMALLEST_OFFSET_S]
-    parts = [_clock(report, row) for row in off[:_MOST_CLOCKS]]
-    if parts:
-        more = f" and {len(off) - _MOST_CLOCKS} more" if len(off) > _MOST_CLOCKS else ""
-        return f"{', '.join(parts)}{more}: corrected in all figures"
+    if off:
+        return f"{listed((_clock(report, row) for row in off), _MOST_CLOCKS)}: corrected in all figures"
     if clocks.untied:
         return f"{clocks.untied} cannot be compared: no op ends on several of them at the same time"
     return ""

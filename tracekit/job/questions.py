@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from msgspec import Struct
 
 from tracekit.analysis.attribution.by_label import attribute_by
 from tracekit.analysis.evidence.ops import OpEvidence
@@ -25,22 +24,6 @@ from tracekit.report.question import ByLabel, Question
 
 if TYPE_CHECKING:
     from tracekit.analysis.evidence.evidence import Evidence
-
-
-class Price(Struct, frozen=True, eq=False):
-    """What an edit of a job saves: the number of ops edited, the recorded step, the saving of each step, [steps], and
-    how far their mean can be off, in seconds.
-    """
-
-    ops: int
-    recorded_s: float
-    saving: Floats
-    error_s: float
-
-    @property
-    def saved_s(self) -> float:
-        """Seconds saved per mean step."""
-        return float(self.saving.mean())
 
 
 def check(replay: GraphReplay, texts: Iterable[str]) -> None:
@@ -63,35 +46,24 @@ def answer(
     if keep:
         chosen = checked_selection(text, replay.graph, replay.durations)
         original, kept = replay.step_times(ORIGINAL), replay.step_times(Scenario.addition(chosen))
-        ops = count_selected(chosen, replay.graph, replay.durations)
-        priced = Price(ops, float(original.mean()), original - kept, saving_error_s(original - kept, 0.0))
-    else:
-        assert evidence is not None, "an edit needs the evidence"
-        priced = price(replay, text, evidence)
-    return Question(
-        question=f"keep only {text}" if keep else f"fix {text}",
-        ops=priced.ops,
-        step_time_s=priced.recorded_s - priced.saved_s,
-        saved_s=priced.saved_s,
-        error_s=priced.error_s,
-        saved_gpu_hours_per_day=priced.saved_s / priced.recorded_s * gpus * 24,
-    )
-
-
-def price(replay: GraphReplay, text: str, evidence: Evidence | OpEvidence) -> Price:
-    """What an edit saves, see `answer`."""
+        ops, saving = count_selected(chosen, replay.graph, replay.durations), original - kept
+        return answered(f"keep only {text}", ops, float(original.mean()), saving, saving_error_s(saving, 0.0), gpus)
+    assert evidence is not None, "an edit needs the evidence"
     check(replay, (text,))
     terms, base = parse_edit(text), evidence.replay
-    chosen = [term.selection for term in terms if term.selection is not None]
+    selected = [term.selection for term in terms if term.selection is not None]
     edits = _of_ops(evidence, terms) if isinstance(evidence, OpEvidence) else _of_pipeline(evidence, terms)
     unchanged = step_times(base, ())
     saving = unchanged - step_times(base, edits)
-    return Price(
-        ops=count_selected(all_of(chosen), replay.graph, replay.durations) if chosen else 0,
-        recorded_s=max(float(replay.recorded_step_times().mean()), float(unchanged.mean())),
-        saving=saving,
-        error_s=evidence.saving_error_s(saving, ()),
-    )
+    ops = count_selected(all_of(selected), replay.graph, replay.durations) if selected else 0
+    recorded_s = max(float(replay.recorded_step_times().mean()), float(unchanged.mean()))
+    return answered(f"fix {text}", ops, recorded_s, saving, evidence.saving_error_s(saving, ()), gpus)
+
+
+def answered(words: str, ops: int, recorded_s: float, saving: Floats, error_s: float, gpus: int) -> Question:
+    """A question with its answer. `saving`: of each step, [steps], seconds, of the mean step `recorded_s`."""
+    saved_s = float(saving.mean())
+    return Question(words, ops, recorded_s - saved_s, saved_s, error_s, saved_s / recorded_s * gpus * 24)
 
 
 def _of_pipeline(evidence: Evidence, terms: Sequence[Term]) -> Iterable[Intervention]:

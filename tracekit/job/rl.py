@@ -24,7 +24,7 @@ from tracekit.base.errors import FormatError, SelectionError, TraceError
 from tracekit.base.text import short
 from tracekit.collectors.importers.rl.reader import read_rl
 from tracekit.job.job import Exported, Job, PathLike, Progress
-from tracekit.job.questions import Price
+from tracekit.job.questions import answered
 from tracekit.job.rl_report import RlReport
 from tracekit.report.question import ByLabel, Question
 from tracekit.trace.op import OpTrace
@@ -113,25 +113,20 @@ class RlJob(Job):
         """
         if keep:
             raise self._not_for("--keep")
-        saved, evidence = self.price(selection), self.evidence
-        a_day = saved.saved_s / evidence.recorded_s * evidence.gpus * 24
-        step_s = evidence.recorded_s - saved.saved_s
-        return Question(f"fix {selection}", saved.ops, step_s, saved.saved_s, saved.error_s, a_day)
-
-    def build(self) -> None:
-        _ = self.evidence
-
-    def price(self, edit: str) -> Price:
         evidence = self.evidence
         if evidence.run.doubt:
-            raise SelectionError(f"{edit}: no price, {evidence.run.doubt}")
-        parts = edit.split(" + ") if _FIX in edit else [edit]
+            raise SelectionError(f"{selection}: no price, {evidence.run.doubt}")
+        parts = selection.split(" + ") if _FIX in selection else [selection]
         changes = [self._change(text.strip()) for text in parts]
         for one in changes:
             if isinstance(one, Scenario) and (price := evidence.run.price(one)).saved_s is None:
-                raise SelectionError(f"{edit}: no price, {price.assumes}")
+                raise SelectionError(f"{selection}: no price, {price.assumes}")
         saving = evidence.unchanged - evidence.step_times(changes)
-        return Price(self.trace.ops.height, evidence.recorded_s, saving, evidence.saving_error_s(saving, changes))
+        error_s = evidence.saving_error_s(saving, changes)
+        return answered(f"fix {selection}", self.trace.ops.height, evidence.recorded_s, saving, error_s, evidence.gpus)
+
+    def build(self) -> None:
+        _ = self.evidence
 
     def _change(self, text: str) -> Any:
         """What an alternative changes, or the fix that it names."""

@@ -27,10 +27,10 @@ class Diagnosis(Struct, frozen=True, eq=False):
     trust: Trust
     answer: Answer
     verdict: Verdict
-    time: TimePattern | None
-    space: SpacePattern | None
-    stalls: tuple[Stall, ...]
     causes: tuple[Finding, ...]
     fixes: tuple[Fix, ...]
+    time: TimePattern | None = None
+    space: SpacePattern | None = None
+    stalls: tuple[Stall, ...] = ()
     problems: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
