@@ -185,6 +185,7 @@ def _side(name: str, report: Report, workers: WorkerSteps | None, chosen: npt.ND
         np.array([row[f"{figure}_s"] for row in rows]) / per_step for figure in ("recorded", "original", "ideal")
     )
     none = np.zeros(0)
+    slowdown = None if workers is None else workers.slowdown[chosen].astype(np.float64)
     return Side(
         job=name,
         title=title,
@@ -196,7 +197,7 @@ def _side(name: str, report: Report, workers: WorkerSteps | None, chosen: npt.ND
         original_s=original,
         ideal_s=ideal,
         dp_ranks=none.astype(np.int64) if workers is None else workers.dp_ranks,
-        workers=none if workers is None else _over_steps(workers.slowdown[chosen], ideal),
+        workers=none if slowdown is None else np.tensordot(ideal / ideal.sum(), slowdown, axes=1),
         steps_each=per_step,
         whole=unit(report),
         tokens_per_s=tokens_per_s(rows),
@@ -218,10 +219,6 @@ def unit(report: Report) -> str:
 def steps_in_whole(report: Report) -> int:
     """The number of training steps that the times of a report are of."""
     return max(report["job"]["steps"], 1) if report["job"]["whole"] == "recording" else 1
-
-
-def _over_steps(slowdown: npt.NDArray[np.float32], ideal_s: Floats) -> Floats:
-    return np.tensordot(ideal_s / ideal_s.sum(), slowdown.astype(np.float64), axes=1)
 
 
 def verdict(before: Side, after: Side) -> Verdict:

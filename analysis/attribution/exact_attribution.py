@@ -9,14 +9,11 @@ differ (for example, if most workers collect garbage, at different places) does 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tracekit.analysis.graph.dependency_graph import Block
 from tracekit.analysis.graph.template import Template, build_coupled_template
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.analysis.replay.engine import JobReplay
@@ -58,10 +55,12 @@ def representative_lanes(replay: JobReplay) -> tuple[RepresentativeLanes, ...]:
         for company in np.unique(others, axis=0):
             lanes = np.flatnonzero((others == company).all(axis=1))
             members = [number, *np.flatnonzero(company).tolist()]
+            coupled = build_coupled_template([graph.blocks[member].structure for member in members])
+            begin = np.concatenate([graph.blocks[member].template.begin for member in members])
             cost = replay.durations.cost[number]
             found.append(
                 RepresentativeLanes(
-                    template=_coupled([graph.blocks[member] for member in members]),
+                    template=replace(coupled, begin=begin),
                     ideal=np.concatenate([replay.durations.ideal[member] for member in members]),
                     cost=cost if len(lanes) == block.lanes else np.ascontiguousarray(cost[:, lanes]),
                     step=block.step[lanes],
@@ -69,12 +68,6 @@ def representative_lanes(replay: JobReplay) -> tuple[RepresentativeLanes, ...]:
                 )
             )
     return tuple(found)
-
-
-def _coupled(blocks: Sequence[Block]) -> Template:
-    """One template of a lane of each of these blocks."""
-    template = build_coupled_template([block.structure for block in blocks])
-    return replace(template, begin=np.concatenate([block.template.begin for block in blocks]))
 
 
 def add_back_lanes(replay: JobReplay, represented: tuple[RepresentativeLanes, ...], stage: int | None = None) -> Floats:

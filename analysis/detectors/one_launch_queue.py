@@ -65,6 +65,7 @@ class OneLaunchQueue(Detector):
         late = np.zeros(len(end), np.bool_)
         late[held] = True
         figures = (Figure("ops held up by an op launched before them", float(len(held)), 2.0, Unit.COUNT),)
+        no_delay = LessTime(np.zeros(len(late)), np.where(late, np.inf, 0.0))
         yield Candidate(
             self.kind,
             Place(),
@@ -72,7 +73,7 @@ class OneLaunchQueue(Detector):
             " that was launched before them",
             figures,
             confidence_from(figures),
-            _freed(evidence, late, guessed),
+            Together((evidence.pace.without_edges(guessed & late[after]), no_delay)),  # they begin when they are ready
             bound=True,
         )
 
@@ -103,10 +104,3 @@ def _leaves_room(evidence: OpEvidence) -> Bools:
         blocks = recording.gpu_ops.select(grid_blocks()).to_series().fill_null(0).to_numpy()
         room[np.flatnonzero(evidence.ops["role"].eq("gpu").to_numpy())] = blocks < recording.multiprocessors
     return room
-
-
-def _freed(evidence: OpEvidence, late: Bools, guessed: Bools) -> Together:
-    """The job in which these ops begin when they are ready."""
-    gone = guessed & late[evidence.graph.ops.after]
-    no_delay = LessTime(np.zeros(len(late)), np.where(late, np.inf, 0.0))
-    return Together((evidence.pace.without_edges(gone), no_delay))

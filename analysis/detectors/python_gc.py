@@ -32,13 +32,6 @@ LARGEST_GC_SHARE = 0.005
 EVERY_STEP_SHARE = 0.9
 
 
-def _collections(share: float, where: Place) -> str:
-    """What collections of garbage do, at the worst worker for this share of the step."""
-    if where.workers:
-        return f"Python's garbage collection takes {share:.0%} of the step"
-    return f"ranks collect garbage, the worst for {share:.0%} of the step, and wait for each other"
-
-
 def _in_every_step(evidence: Evidence, stops: Floats, where: Place) -> bool:
     """Whether these workers collect garbage in nearly every step, which Python does not do by itself."""
     cells = [(worker.pp_rank, evidence.dp_index[worker.dp_rank]) for worker in where.workers]
@@ -103,7 +96,11 @@ class PythonGc(Detector):
             )
             figures.append(share)
             where = Place(workers=stopped_workers(evidence, stops))
-            effects.append(_collections(share.value, where))
+            effects.append(
+                f"Python's garbage collection takes {share.value:.0%} of the step"
+                if where.workers
+                else f"ranks collect garbage, the worst for {share.value:.0%} of the step, and wait for each other"
+            )
         pause = pauses_in_forwards(evidence)
         if pause is not None:
             long = pause > 0

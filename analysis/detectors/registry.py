@@ -94,13 +94,8 @@ def left_out() -> tuple[str, ...]:
 @cache
 def own_detectors() -> tuple[Detector, ...]:
     """Return the detectors of tracekit."""
-    return tuple(_loaded(name) for name in _DETECTORS)
-
-
-def _loaded(name: str) -> Detector:
-    module, found = name.split(".")
-    made: Detector = getattr(import_module(f"tracekit.analysis.detectors.{module}"), found)()
-    return made
+    named = (name.split(".") for name in _DETECTORS)
+    return tuple(getattr(import_module(f"tracekit.analysis.detectors.{module}"), found)() for module, found in named)
 
 
 def detector_of(kind: str) -> Detector:

@@ -168,7 +168,8 @@ class SlowKernels(Detector):
         """Elementwise kernels of one size in a row, which one kernel could do."""
         taken = table["duration"].to_numpy()
         element_wise = table["kind"].eq(str(KernelClass.ELEMENT_WISE)).to_numpy()
-        size = _of_each(_elements, table["inputs"])
+        # The elements of each operator's largest input; 0 if unknown.
+        size = _of_each(lambda told: element_count(msgspec.json.decode(told)[0]) if told else 0, table["inputs"])
         order = np.lexsort((table["start"].to_numpy(), table["stream"].cast(pl.String).rank("dense").to_numpy()))
         goes_on = np.zeros(len(order), np.bool_)
         goes_on[1:] = (
@@ -279,8 +280,3 @@ def _needed_s(card: Card | None, op: str, kind: str, inputs: str | None) -> floa
         return float("nan")
     dtype = next((str(one) for one in types if str(one)), "")
     return roofline_s(flops or 0.0, moved, dtype, card)
-
-
-def _elements(inputs: str | None) -> int:
-    """The elements of an operator's largest input; 0 if unknown."""
-    return element_count(msgspec.json.decode(inputs)[0]) if inputs else 0

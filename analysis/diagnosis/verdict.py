@@ -296,16 +296,11 @@ def _together(evidence: Evidence, losses: Sequence[Loss], lost_s: float, gone_s:
     """
     causes = [cause for loss in losses for cause in loss.causes]
     share = min(lost_s, gone_s) / evidence.recorded_s
-    named = "; ".join(_described(evidence, cause) for cause in causes[:2])
+    told = [(evidence.names.place(cause.where), main_clause(cause.effect)) for cause in causes[:2]]
+    named = "; ".join(f"{place.words}: {effect}" if place else effect for place, effect in told)
     more = f"; and {len(causes) - 2} more" if len(causes) > 2 else ""
     sentence = f"{len(causes)} causes cost {share:.0%} of each step together, each alone little: {named}{more}"
     return _Headline(losses[0].kind, lost_s, sentence)
-
-
-def _described(evidence: Evidence, cause: Finding) -> str:
-    """Where a cause is and what it does."""
-    place = evidence.names.place(cause.where)
-    return f"{f'{place.words}: ' if place else ''}{main_clause(cause.effect)}"
 
 
 def _exposed_communication(evidence: Evidence) -> list[Loss]:

@@ -41,7 +41,8 @@ def drifts_of(series: Floats, deviation: Floats, memory: float, *, pooled: float
     level, left, parameters = np.zeros_like(series), np.full(len(series), np.inf), np.zeros(len(series), np.int64)
     bases = [_basis(steps, start) for start in starts]
     for basis in bases:
-        fitted = _fitted(series, basis, memory)
+        weights = np.linalg.lstsq(_shocks(basis, memory).T, _shocks(series, memory).T, rcond=None)[0]
+        fitted = np.asarray(weights.T @ basis)
         unlike = _squares(series - fitted, memory)
         better = unlike < left
         level[better], left[better], parameters[better] = fitted[better], unlike[better], len(basis)
@@ -67,11 +68,6 @@ def _basis(steps: int, start: int) -> Floats:
     for n in range(2, degree + 1):  # Legendre's polynomials; importing numpy's takes longer than fitting all curves
         curves.append((curves[-1] * place * (2 * n - 1) - curves[-2] * (n - 1)) / n)
     return np.array([*(curve * after for curve in curves[: degree + 1]), *[~after] * bool(start)], np.float64)
-
-
-def _fitted(series: Floats, basis: Floats, memory: float) -> Floats:
-    weights = np.linalg.lstsq(_shocks(basis, memory).T, _shocks(series, memory).T, rcond=None)[0]
-    return np.asarray(weights.T @ basis)
 
 
 def _squares(series: Floats, memory: float) -> Floats:

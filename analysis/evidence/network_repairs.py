@@ -46,18 +46,12 @@ def rings_faster(traffic: Traffic, factor: Floats, transfers: Floats | float = 1
         return rings
     if not (factor < 1).any():
         return Scale(evidence.transfers, np.broadcast_to(transfers, traffic.seconds.shape))
-    left = np.maximum(
-        traffic.seconds - traffic.shared_with(1 - factor), np.fmax(traffic.link_s, traffic.usual_s)[:, None, None]
-    )
+    usual_s = np.fmax(traffic.link_s, traffic.usual_s)[:, None, None]
+    left = np.maximum(traffic.seconds - traffic.shared_with(1 - factor), usual_s)
+    wait = traffic.seconds > BESIDE_FACTOR * usual_s  # so long that they must be waiting
     with np.errstate(invalid="ignore", divide="ignore"):
-        waited = np.where(_wait(traffic) & (left < traffic.seconds), left / traffic.seconds, 1.0)
+        waited = np.where(wait & (left < traffic.seconds), left / traffic.seconds, 1.0)
     return Together((rings, Scale(evidence.transfers, np.minimum(waited, transfers))))
-
-
-def _wait(traffic: Traffic) -> Bools:
-    """Mask of the transfers that are so long that they must be waiting, [slots, ops, steps, dp_ranks]."""
-    wait: Bools = traffic.seconds > BESIDE_FACTOR * np.fmax(traffic.link_s, traffic.usual_s)[:, None, None]
-    return wait
 
 
 def shared_anyway_s(traffic: Traffic, factor: Floats) -> Floats:

@@ -256,7 +256,9 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
         kept = left.copy()
         slow = left.any(axis=1)
         for slot, at in np.argwhere(slow):
-            beside = self._beside(slot, at)
+            links = np.zeros(self.link_s.shape, np.bool_)
+            links[slot, at] = True
+            beside = self.beside(links)
             steps = np.asarray(left.transpose(1, 0, 2)[:, beside].any(axis=1))
             kept[slot, :, at] &= (
                 np.nanquantile(self.seconds[slot][:, steps, at], FASTEST_SHARE) > self.limit_s[slot, at]
@@ -298,12 +300,6 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
     def fewest_steps(self) -> int:
         """The number of steps in which a link or card must be slow."""
         return fewest_of(self.seconds.shape[2])
-
-    def _beside(self, slot: int, at: int) -> Bools:
-        """Links that share a card with this one, including itself, [slots, dp_ranks]."""
-        links = np.zeros(self.link_s.shape, np.bool_)
-        links[slot, at] = True
-        return self.beside(links)
 
     def beside(self, links: Bools) -> Bools:
         """Links that share a card with any of `links` [slots, dp_ranks], including these."""

@@ -50,7 +50,8 @@ def elasticity(relative: Floats, slowness: Floats, work: Floats) -> Floats:
     quarter of the microbatches, and are relative to the stages' upper median, because most stages contain only layers.
     """
     shape = relative.shape
-    lanes = _few(shape[4] * shape[5], shape[3] * shape[0] * shape[1] * shape[2])
+    # Evenly spaced lanes that make about SAMPLE cells.
+    lanes = slice(None, None, max(1, int(np.prod(shape)) // (4 * SAMPLE)) | 1)
     work = work.reshape(shape[3], -1)[:, lanes].reshape(-1)
     beside = (relative / safe(slowness)[:, :, None, None]).reshape(*shape[:4], -1)[..., lanes]
     cells = beside.reshape(*shape[:3], -1)
@@ -124,8 +125,3 @@ def _autocorrelation(series: Floats) -> tuple[float, float]:
     # The values of a short row are not independent of its mean.
     own = (float(product.sum()) / total * count + 1) / (count - 1)
     return own, float(np.sqrt((product**2).sum())) / total
-
-
-def _few(lanes: int, each: int) -> slice:
-    """Evenly spaced lanes that make about SAMPLE cells of `each`."""
-    return slice(None, None, max(1, lanes * each // (4 * SAMPLE)) | 1)

@@ -56,7 +56,8 @@ def layer_plans(
     for cause, around in ((uneven, False), (slow, True)):
         if cause is None:
             continue
-        slowness = _slowness(evidence) if around else np.ones(evidence.stages)
+        # How much slower the slowest worker of each stage is than its peers.
+        slowness = np.maximum(worker_factor(evidence).max(axis=1), 1.0) if around else np.ones(evidence.stages)
         if known is None and cause.where.chunks:
             yield from _even_chunks(cause)
         elif known is None:
@@ -157,13 +158,6 @@ def _moved(title: str, change: Scale, details: dict[str, Any], cause: Finding, *
     """Return the plan that moves layers; `around`: those of a slow worker, which stays slow."""
     kind, excludes = ("shift-work-from-slow-worker", MACHINE) if around else ("repartition-stages", None)
     return Plan(kind, title, Place(), change, details=details, cause=cause, around=around, excludes=excludes, edit=edit)
-
-
-def _slowness(evidence: Evidence) -> Floats:
-    """How much slower the slowest worker of each stage is than its peers, [stages], at least 1."""
-    assert evidence.profile is not None
-    slowness: Floats = np.maximum(worker_factor(evidence).max(axis=1), 1.0)
-    return slowness
 
 
 def _details(model: StageModel, best: tuple[int, ...]) -> dict[str, Any]:

@@ -30,6 +30,12 @@ def report_of(case: Case, culprits: list[Culprit], undecided: list[Undecided]) -
     finished = [replace(one, stall=numbers[one.stall], waiting=counted[one.rank]) for one in culprits]
     readable = {rank for rank, dump in record.dumps.items() if dump.problem is None}
     stale = tuple(f"the dump of rank {rank} is older than those of its peers" for rank in case.rendezvous.stale)
+    contradicted = (
+        f"sequence numbers in the dump of rank {rank} contradict those of all its peers: its dump is damaged, and it is"
+        " not accused"
+        for rank in case.rendezvous.doubtful
+        if record.dumps[rank].doubt is None
+    )
     return HangReport(
         world_size=record.world_size,
         dumps=len(readable),
@@ -40,15 +46,8 @@ def report_of(case: Case, culprits: list[Culprit], undecided: list[Undecided]) -
         stacks=_stacks(record),
         without_dump=tuple(rank for rank in range(record.world_size) if rank not in readable),
         taken_ns=record.taken_ns,
-        notes=(*record.notes, *stale, *_contradicted(case)),
+        notes=(*record.notes, *stale, *contradicted),
     )
-
-
-def _contradicted(case: Case) -> list[str]:
-    """Notes on ranks in doubt whose own dump does not show why."""
-    ranks = [rank for rank in case.rendezvous.doubtful if case.record.dumps[rank].doubt is None]
-    why = "contradict those of all its peers: its dump is damaged, and it is not accused"
-    return [f"sequence numbers in the dump of rank {rank} {why}" for rank in ranks]
 
 
 def _stacks(record: FlightRecord) -> tuple[StackGroup, ...]:

@@ -72,19 +72,15 @@ def _proven(case: Case, sinks: Sinks) -> list[int]:
     """The ranks at the end of waiting, except those whose state is unknown and that may wait themselves."""
     silent = case.graph.silent
     seen = [rank for rank in sinks.ranks if rank not in silent]
-    suspects = [rank for rank in sinks.ranks if rank in silent and _is_awaited(case, rank)]
+    begin, end = case.graph.edges
+    # Those for whom a rank waits that waits itself: an operation that a broken rank waits in proves nothing.
+    suspects = [rank for rank in sinks.ranks if rank in silent and np.isin(begin[end == rank], end).any()]
     if sinks.doubtful or not suspects:  # the silent ones may wait for those in doubt
         return seen
     blamed = [rank for rank in suspects if _never_came(case, rank, frozenset(seen))]
     if blamed:  # one process is gone: so are the others that left as little and are waited for
         blamed = suspects
     return sorted({*seen, *blamed} or ({*suspects} if not sinks.operations else set()))
-
-
-def _is_awaited(case: Case, rank: int) -> bool:
-    """True if a rank that waits itself waits for this one; an operation that a broken rank waits in proves nothing."""
-    begin, end = case.graph.edges
-    return bool(np.isin(begin[end == rank], end).any())
 
 
 def _never_came(case: Case, rank: int, culprits: frozenset[int]) -> bool:

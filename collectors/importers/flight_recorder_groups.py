@@ -83,7 +83,7 @@ class GroupTable:
             if _is_whole(key):
                 groups[key] = ProcessGroup(key.description, ranks)
                 continue
-            head = ranks if _CUT not in key.members else _before_cut(key.members)
+            head = ranks if _CUT not in key.members else _stated(key.members.split(_CUT, 1)[0])
             twins = [twin for members, twin in whole[key.description, key.occurrence] if members[: len(head)] == head]
             if _CUT in key.members and len(twins) == 1:
                 same[key] = twins[0]
@@ -112,10 +112,6 @@ def _stated(members: str) -> tuple[int, ...]:
     if max(ranks, default=0) >= MOST_RANKS:
         raise ValueError(f"rank {max(ranks)}")
     return ranks
-
-
-def _before_cut(members: str) -> tuple[int, ...]:
-    return tuple(map(int, _NUMBER.findall(members.split(_CUT, 1)[0])))
 
 
 def _beyond_the_end(

@@ -30,7 +30,7 @@ from tracekit.collectors.run_directory.host_clocks import read_clocks
 from tracekit.collectors.run_directory.segments import is_run_directory, read_run
 from tracekit.collectors.run_directory.whole import read_attempt
 from tracekit.collectors.run_directory.writing import attempts
-from tracekit.trace.canonical import Trace, read_header, read_parquet
+from tracekit.trace.canonical import Trace, read_parquet
 from tracekit.trace.chrome import MARK
 from tracekit.trace.model import Unit, is_size
 
@@ -70,8 +70,9 @@ class CanonicalImporter:
     description = "canonical Parquet written by tracekit"
 
     def sniff(self, path: Path) -> bool:
-        """Recognise a Parquet file with tracekit's header."""
-        return _starts_with(path, _PARQUET) and read_header(path) is not None
+        """False: a Parquet file is read as such a trace, or it says why it is none."""
+        del path
+        return False
 
     def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
         """Read the trace; the layout is in the file."""
@@ -87,8 +88,9 @@ class PublishedImporter:
     description = "Parquet + YAML of the straggler study (OSDI'25); give the YAML with --layout"
 
     def sniff(self, path: Path) -> bool:
-        """Recognise a Parquet file without tracekit's header."""
-        return _starts_with(path, _PARQUET) and read_header(path) is None
+        """False: `--layout` says that it is one."""
+        del path
+        return False
 
     def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
         """Read the trace, with the layout of the YAML file."""
@@ -270,16 +272,9 @@ def _read(importer: Importer, path: Path, layout: Path | None, unit: Unit | None
 
 def _recognises(importer: Importer, path: Path) -> bool:
     """True if the importer recognises the path. Never reads a pipe: that would block and consume its data."""
-    if importer.name in {"tracekit", "published"} or not (path.is_file() or path.is_dir()):
+    if not (path.is_file() or path.is_dir()):
         return False
     try:
         return importer.sniff(path)
     except OSError:
         return False
-
-
-def _starts_with(path: Path, magic: bytes) -> bool:
-    if path.is_dir():
-        return False
-    with path.open("rb") as file:
-        return file.read(len(magic)) == magic

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from tracekit.base.text import printable, ranks_text
+from tracekit.base.text import ranks_text, short
 from tracekit.dashboards.data.hang_graph import Node
 from tracekit.show.figures.base import figure
 from tracekit.show.figures.theme import Theme
@@ -62,12 +62,10 @@ def _arrow(drawn: go.Figure, begin: tuple[float, float], end: tuple[float, float
 
 def _box(drawn: go.Figure, node: Node, x: float, y: float, theme: Theme) -> None:
     culprit = node.column == 0
-    label = printable(node.label)
-    label = label if len(label) <= _LABEL else f"{label[: _LABEL - 3]}..."
     drawn.add_annotation(
         x=x,
         y=y,
-        text=f"<b>{ranks_text(node.ranks, _RUNS)}</b><br>{html.escape(label)}",
+        text=f"<b>{ranks_text(node.ranks, _RUNS)}</b><br>{html.escape(short(node.label, _LABEL))}",
         showarrow=False,
         bgcolor=theme.paper,
         bordercolor=theme.outline if culprit else theme.grid,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
-from tracekit.base.text import seconds
+from tracekit.base.text import seconds, short
 from tracekit.show.figures.base import figure
 from tracekit.show.figures.theme import Theme, ink_on
 
@@ -30,7 +30,7 @@ def scenario_times(recorded_s: float, bars: Sequence[Bar], theme: Theme, whole: 
     colours = [theme.recorded, *[theme.changed] * len(bars)]
     drawn = figure(theme, height=74 + 34 * len(rows), x=f"seconds a {whole}")
     drawn.add_bar(
-        y=[_cut(bar.label) for bar in rows],
+        y=[short(bar.label, LONGEST_LABEL) for bar in rows],
         x=[bar.step_time_s for bar in rows],
         error_x={"type": "data", "array": [bar.error_s for bar in rows], "color": theme.text, "thickness": 1.2},
         orientation="h",
@@ -48,7 +48,3 @@ def scenario_times(recorded_s: float, bars: Sequence[Bar], theme: Theme, whole: 
     drawn.update_xaxes(rangemode="tozero")
     drawn.update_yaxes(autorange="reversed", showgrid=False)
     return drawn
-
-
-def _cut(label: str) -> str:
-    return label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 3]}..."

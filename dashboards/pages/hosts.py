@@ -45,7 +45,9 @@ def build(q: str = "", **_: str) -> list[Component]:
         " sits on this host, or this GPU, alone. That calls for a check of it. Drain a host only if a recording shows"
         " its hardware at fault: the pages Job and Workers say so."
     )
-    return [html.H1("Hosts"), _search(q), said, *shown]
+    field = text_field("hosts-q", "Host or GPU", q, placeholder="part of its name", style="wide", sent_as="q")
+    search = html.Form(field, action=href("/hosts"), method="GET", role="search")
+    return [html.H1("Hosts"), search, said, *shown]
 
 
 def _history_panel(title: str, what: str, machines: pl.DataFrame, *, everyone: bool) -> Component | None:
@@ -88,12 +90,6 @@ def _jobs(row: dict[str, Any]) -> list[Any]:
         )
         for one in row["culprit_in"] or ()
     ]
-
-
-def _search(text: str) -> Component:
-    """A field whose text goes into the address with Enter."""
-    field = text_field("hosts-q", "Host or GPU", text, placeholder="part of its name", style="wide", sent_as="q")
-    return html.Form(field, action=href("/hosts"), method="GET", role="search")
 
 
 def _reads(found: Results, texts: Mapping[str, str]) -> list[Callable[[], object]]:

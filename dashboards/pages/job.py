@@ -31,7 +31,6 @@ from tracekit.dashboards.ui.components import (
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.sentences import advised, costs_time, fix_place, place_words
 from tracekit.dashboards.ui.shell import job_page
-from tracekit.report.applied import AppliedFix
 
 #: Causes that are shown at once.
 MOST_CAUSES = 3
@@ -148,17 +147,13 @@ def _fixes(stored: Stored, report: dict[str, Any]) -> list[Component]:
 
 def _applied(name: str) -> list[Component]:
     """The fixes of this job that another run has, and those that this run has: expected and got."""
-    rows = [
-        html.P([html.B(one.title), f": {one.outcome}, ", _runs(one)])
-        for one in results().applied()
-        if name in (one.before, one.after)
-    ]
+    rows = []
+    for one in results().applied():
+        if name in (one.before, one.after):
+            between = href("/compare", job=one.after, **{"with": one.before})
+            runs = dcc.Link(f"from {short(one.before)} to {short(one.after)}", href=between, className="way")
+            rows.append(html.P([html.B(one.title), f": {one.outcome}, ", runs]))
     return [panel("Fixes applied", *rows)] if rows else []
-
-
-def _runs(fix: AppliedFix) -> Component:
-    between = href("/compare", job=fix.after, **{"with": fix.before})
-    return dcc.Link(f"from {short(fix.before)} to {short(fix.after)}", href=between, className="way")
 
 
 def _title(fix: dict[str, Any]) -> list[Any]:

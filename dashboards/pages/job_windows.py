@@ -27,7 +27,7 @@ STALE_WINDOWS, STALE_S = 5, 60.0
 
 def window_bar(stored: Stored) -> list[Component]:
     """Which window this is, when the newest came, and the way to the others."""
-    live = _live(stored.name)
+    live = next(results().live_jobs().filter(pl.col("name") == stored.name).iter_rows(named=True), None)
     if live is None or (stored.windows < 2 and not live["watched"] and live["ending"] is None):
         return []
     rows = results().history(stored.name, MOST_AROUND, stored.window).to_dicts()
@@ -52,12 +52,6 @@ def window_bar(stored: Stored) -> list[Component]:
             **attributes(aria_label="Windows of this job", data_window=str(stored.window)),
         )
     ]
-
-
-def _live(name: str) -> dict[str, Any] | None:
-    """What metrics know of the job; None where its store is of a form that has no windows."""
-    rows = results().live_jobs().filter(pl.col("name") == name)
-    return None if rows.is_empty() else rows.row(0, named=True)
 
 
 def _way(words: str, job: str, window: int | None) -> Component:

@@ -230,22 +230,12 @@ def _answered(report: dict[str, Any], query: WhatifQuery, answer: Answer) -> lis
         for value, caption in figures
     ]
     scatter = f" and the scatter over {report['job']['steps']:,} steps (95%)" if len(report["by_step"]) > 1 else ""
-    footing = note(
-        [
-            "The error is the ",
-            term("replay error"),
-            f" ({trust['replay_error']:.2%}){scatter}. ",
-            *_question_words(query),
-        ]
-    )
-    return [*said, html.Div(cards, className="figures"), footing]
-
-
-def _question_words(query: WhatifQuery) -> list[Any]:
-    """Which question was answered."""
+    error = ["The error is the ", term("replay error"), f" ({trust['replay_error']:.2%}){scatter}. "]
+    means = ["Like the price of a ", term("fix"), ": everything else as recorded, launch delays kept."]
     if query.action is QueryAction.KEEP:
-        return ["This is the question of the paper, without launch delays; it is no price of a fix."]
-    return ["Like the price of a ", term("fix"), ": everything else as recorded, launch delays kept."]
+        means = ["This is the question of the paper, without launch delays; it is no price of a fix."]
+    footing = note([*error, *means])
+    return [*said, html.Div(cards, className="figures"), footing]
 
 
 def kept_panel(report: dict[str, Any], seen: Seen) -> Component | None:

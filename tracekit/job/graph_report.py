@@ -142,7 +142,9 @@ class GraphReport(Report):
     def sections(self, *, full: bool = False) -> Iterator[Table]:
         found, gpu = self.recorded, self.evidence.gpu if self.evidence.alone else None
         if full and len(self.evidence.ranks) > 1:
-            yield self._method()
+            names = {"recorded": "recorded", "original": "launch delays removed", "ideal": "and all ranks alike"}
+            rows = ((name, seconds(self.times_s[key])) for key, name in names.items())
+            yield Table("Method", (f"Times of a {self.whole}", "mean"), (*rows, ("S", self.slowdown_text)))
         if full and gpu is not None:
             yield from gpu_tables(gpu)
         if found is not None and gpu is None:
@@ -162,12 +164,6 @@ class GraphReport(Report):
     def asked_tables(self) -> Iterator[Table]:
         yield from super().asked_tables()
         yield from experts.asked_tables(self)
-
-    def _method(self) -> Table:
-        """What the method of the paper says: S, and the times that it divides."""
-        names = {"recorded": "recorded", "original": "launch delays removed", "ideal": "and all ranks alike"}
-        rows = ((name, seconds(self.times_s[key])) for key, name in names.items())
-        return Table("Method", (f"Times of a {self.whole}", "mean"), (*rows, ("S", self.slowdown_text)))
 
     def _ranks(self, found: Recorded, *, full: bool) -> Table:
         """A row for each rank, the one that the others wait for first; a rank alone waits for nobody.

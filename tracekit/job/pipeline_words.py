@@ -5,7 +5,7 @@ In: a `PipelineReport`. Out: words, without markup.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tracekit.analysis.detectors.clock_error import SMALLEST_OFFSET_S
@@ -25,17 +25,13 @@ _MOST_CLOCKS = 3
 def pipeline_sizes(report: PipelineReport) -> str:
     """What was analysed: layout, GPUs, steps, ops."""
     layout = report.layout
-    sizes = [f"dp {layout.dp}"] + [f"{name} {size}" for name, size in _other_sizes(report) if size > 1]
+    others = ((name, getattr(layout, name)) for name in ("pp", "tp", "cp", "ep", "vpp"))
+    sizes = [f"dp {layout.dp}"] + [f"{name} {size}" for name, size in others if size > 1]
     steps, gpus = len(report.attribution.steps), layout.world_size
     return (
         f"{' x '.join(sizes)} on {gpus:,} GPU{'s' if gpus > 1 else ''}, {steps:,} step{'s' if steps > 1 else ''},"
         f" {report.ops:,} ops"
     )
-
-
-def _other_sizes(report: PipelineReport) -> Iterable[tuple[str, int]]:
-    layout = report.layout
-    return (("pp", layout.pp), ("tp", layout.tp), ("cp", layout.cp), ("ep", layout.ep), ("vpp", layout.vpp))
 
 
 def pipeline_remarks(report: PipelineReport) -> Iterator[tuple[str, str]]:
