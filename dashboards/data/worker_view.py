@@ -7,6 +7,7 @@ part that does not.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -54,13 +55,14 @@ class WorkerView:
     said: tuple[str, ...] = ()
 
 
-def read_view(
-    found: WorkerMap, step: str | None, worker: str | None, host: str | None, dp_rank: str | None, stage: str | None
-) -> WorkerView:
-    """Parse the view in an address; invalid parts are dropped or moved to the nearest valid value, with a remark."""
+def read_view(found: WorkerMap, state: Mapping[str, Any]) -> WorkerView:
+    """Parse the view in `state`, as of `address`; invalid parts are dropped or moved to the nearest valid value, with a
+    remark.
+    """
     view = WorkerView()
-    if step:
-        view = choose_step(found, step, view)
+    step, worker, host, dp_rank, stage = (state.get(name) for name in ("step", "worker", "host", "dp_rank", "stage"))
+    if step is not None and step != "":
+        view = choose_step(found, str(step), view)
     if worker:
         view = choose_worker(found, worker, view)
     if host:

@@ -8,7 +8,6 @@ loses nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from dash import ClientsideFunction, Input, Output, State, clientside_callback, ctx, dcc, html, no_update
@@ -22,7 +21,6 @@ from tracekit.dashboards.data.whatif_query import (
     LONGEST_ADDRESS,
     Choice,
     QueryAction,
-    WhatifQuery,
     kept_text,
     read_kept,
     read_query,
@@ -82,52 +80,17 @@ class Answered(TypedDict):
     pending: bool
 
 
-@dataclass(frozen=True, slots=True)
-class QuestionForm:
-    """The state of the page: the texts of the question as they were given, and the kept questions."""
-
-    select: str | None
-    action: str | None
-    factor: str | None
-    kept: tuple[WhatifQuery, ...]
-    remarks: tuple[str, ...]
-
-    @classmethod
-    def of_address(cls, state: dict[str, str]) -> QuestionForm:
-        """From the texts of the address."""
-        kept, remarks = read_kept(state.get("kept", ""))
-        return cls(state.get("select") or None, state.get("action") or None, state.get("factor") or None, kept, remarks)
-
-    @classmethod
-    def of(cls, state: Asking) -> QuestionForm:
-        """From the state in the browser."""
-        kept, remarks = read_kept(state["kept"])
-        texts = (state["select"] or None, state["action"] or None, state["factor"] or None)
-        return cls(*texts, kept, (*state["remarks"], *remarks))
-
-    def asking(self, job: str) -> Asking:
-        """The state as the browser has it."""
-        return Asking(
-            job=job,
-            select=self.select,
-            action=self.action,
-            factor=self.factor,
-            kept=kept_text(self.kept),
-            remarks=list(self.remarks),
-        )
-
-    def query(self) -> WhatifQuery | None:
-        """The question; None where none is asked. Raises SelectionError."""
-        return None if self.select is None else read_query(self.select, self.action, self.factor)
-
-
 def build(stored: Stored, **state: str) -> list[Component]:
     """`select`, `action`, `factor`: the question; `kept`: those kept beside it."""
     assert stored.report is not None
-    view = QuestionForm.of_address(state)
-    seen = _look(stored, view, wait_s=FIRST_WAIT_S)
+    select, action, factor = (state.get(name) or None for name in ("select", "action", "factor"))
+    kept, remarks = read_kept(state.get("kept", ""))
+    asking = Asking(
+        job=stored.name, select=select, action=action, factor=factor, kept=kept_text(kept), remarks=list(remarks)
+    )
+    seen = _look(stored, asking, wait_s=FIRST_WAIT_S)
     lists = losses(stored.report)
-    form = _form(stored.report, view, seen)
+    form = _form(stored.report, asking, seen)
     if lists:
         form = [html.Details([html.Summary("Ask your own question"), *form], id="whatif-own", open=bool(seen.wrong))]
     return [
@@ -135,7 +98,7 @@ def build(stored: Stored, **state: str) -> list[Component]:
         html.Div(answer_panel(stored.report, seen), id="whatif-answer", **attributes(aria_live="polite")),
         html.Div(kept_panel(stored.report, seen), id="whatif-kept"),
         fixes_panel(stored.report),
-        dcc.Store(id="whatif-state", data=dict(view.asking(stored.name))),
+        dcc.Store(id="whatif-state", data=dict(asking)),
         dcc.Store(id="whatif-limit", data={"characters": LONGEST_ADDRESS, "said": TOO_LONG}),
         dcc.Store(id="whatif-drawn", data=dict(_drawn(seen))),
         dcc.Store(id="whatif-asked", data=0),
@@ -143,18 +106,20 @@ def build(stored: Stored, **state: str) -> list[Component]:
     ]
 
 
-def _look(stored: Stored, view: QuestionForm, *, wait_s: float = 0.0) -> Seen:
-    """Ask for all answers of the view; only the first is waited for."""
+def _look(stored: Stored, state: Asking, *, wait_s: float = 0.0) -> Seen:
+    """Ask for all answers of the page; only the first is waited for."""
+    kept, remarks = read_kept(state["kept"])
     try:
-        query, wrong = view.query(), None
+        query = read_query(state["select"], state["action"], state["factor"]) if state["select"] else None
+        wrong = None
     except SelectionError as error:
         query, wrong = None, str(error)
     status = None if query is None else replays().ask(stored, query, wait_s=wait_s)
     if isinstance(status, Rejected) and status.selection:
         wrong = status.message
     wait_s = wait_s if status is None else 0.0
-    beside = tuple((other, replays().ask(stored, other, wait_s=wait_s)) for other in view.kept)
-    return Seen(query, status, wrong, beside, view.remarks)
+    beside = tuple((other, replays().ask(stored, other, wait_s=wait_s)) for other in kept)
+    return Seen(query, status, wrong, beside, (*state["remarks"], *remarks))
 
 
 def _drawn(seen: Seen) -> Drawn:
@@ -169,8 +134,9 @@ def _drawn(seen: Seen) -> Drawn:
 # --- the question ---------------------------------------------------------------------------------------------------
 
 
-def _form(report: dict[str, Any], view: QuestionForm, seen: Seen) -> list[Component]:
+def _form(report: dict[str, Any], state: Asking, seen: Seen) -> list[Component]:
     rl = "rl" in report  # has no ops to choose
+    action = str(state["action"]) if state["action"] in set(QueryAction) else str(QueryAction.PEERS)
     chips = [ask_button(suggestion.title, suggestion.query) for suggestion in suggestions(report)]
     question = [
         html.Div(
@@ -178,7 +144,7 @@ def _form(report: dict[str, Any], view: QuestionForm, seen: Seen) -> list[Compon
                 text_field(
                     "whatif-select",
                     "Alternative" if rl else "Ops",
-                    view.select or "",
+                    state["select"] or "",
                     placeholder="staleness=1,partial=0.9"
                     if rl
                     else "worker=1,2 and step=100-105"
@@ -194,26 +160,22 @@ def _form(report: dict[str, Any], view: QuestionForm, seen: Seen) -> list[Compon
                 "whatif-action",
                 "What happens to them",
                 {str(ask): label for ask, label in _ACTIONS.items()},
-                _action(view),
+                action,
             ),
             hidden=rl,
         ),
         html.Div(
-            text_field("whatif-factor", "Factor", view.factor or "0.5", style="narrow"),
+            text_field("whatif-factor", "Factor", state["factor"] or "0.5", style="narrow"),
             id="whatif-factor-field",
-            hidden=_action(view) != QueryAction.SCALE,
+            hidden=action != QueryAction.SCALE,
         ),
         html.Button("Replay", id="whatif-run", className="primary", **attributes(data_whatif="run")),
     ]
     return [
         html.Div([html.Span("Examples", className="label"), *chips], className="suggestions", role="group"),
         html.Div(question, className="question"),
-        html.Div(_controls(report, Choice.of(view.select or "")), hidden=rl),
+        html.Div(_controls(report, Choice.of(state["select"] or "")), hidden=rl),
     ]
-
-
-def _action(view: QuestionForm) -> str:
-    return view.action if view.action in set(QueryAction) else str(QueryAction.PEERS)
 
 
 def _texts(choice: Choice) -> tuple[str, ...]:
@@ -279,7 +241,7 @@ def show(state: Asking, asked: int, before: Drawn) -> Any:
     stored = results().stored(state["job"])
     if stored.report is None:
         raise StoreError("The job is stored without an analysis by now.")
-    seen = _look(stored, QuestionForm.of(state), wait_s=FIRST_WAIT_S if ctx.triggered_id == "whatif-state" else 0.0)
+    seen = _look(stored, state, wait_s=FIRST_WAIT_S if ctx.triggered_id == "whatif-state" else 0.0)
     now = _drawn(seen)
     same = now["answer"] == before["answer"]
     return (

@@ -57,19 +57,11 @@ MOST_ROWS = 40
 MOST_MARKED = 500
 
 
-def build(
-    stored: Stored,
-    step: str | None = None,
-    worker: str | None = None,
-    host: str | None = None,
-    dp_rank: str | None = None,
-    stage: str | None = None,
-    **_: str,
-) -> list[Component]:
+def build(stored: Stored, **state: str) -> list[Component]:
     """`step`: its number; `worker`: `dp,pp`; `host`: its name; `dp_rank`, `stage`: those of several workers, `1-3`."""
     found, report = results().worker_map(stored.name), stored.report
     assert report is not None
-    view = read_view(found, step, worker, host, dp_rank, stage)
+    view = read_view(found, state)
     pattern = [
         html.P(believed(report, space_words(report["patterns"]["space"], found))),
         html.P(believed(report, time_words(report["patterns"]["time"], report["by_step"]))),
@@ -290,8 +282,7 @@ def change(
         return no_update
     stored, found = results().stored(job), results().worker_map(job)
     assert stored.report is not None  # else there were no map
-    step = None if shown["step"] is None else str(shown["step"])
-    before = read_view(found, step, shown["worker"], shown["host"], shown["dp_rank"], shown["stage"])
+    before = read_view(found, shown)
     clicked = {"workers-map": cell, "workers-times": of_time, "workers-steps": of_steps}.get(str(ctx.triggered_id))
     view = _followed(found, replace(before, said=()), position, clicked, typed)
     if view.said:
