@@ -7,9 +7,10 @@ stages never touches the lanes and stays cheap.
 
 from __future__ import annotations
 
+import operator
 import re
 from abc import ABCMeta, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from msgspec import Struct, StructMeta
@@ -40,13 +41,13 @@ class Selection(Struct, frozen=True, metaclass=_AbstractStruct):
         """Mask of the block's ops in the set; broadcasts to [rows, lanes]."""
 
     def __and__(self, other: Selection) -> Selection:
-        return _And(self, other)
+        return _Combined(operator.and_, (self, other))
 
     def __or__(self, other: Selection) -> Selection:
-        return _Or(self, other)
+        return _Combined(operator.or_, (self, other))
 
     def __invert__(self) -> Selection:
-        return _Not(self)
+        return _Combined(operator.invert, (self,))
 
 
 class Context(Struct, frozen=True, eq=False):
@@ -96,15 +97,10 @@ class Labelled(Selection, frozen=True):
         unknown = [value for value in self.values if isinstance(value, str) and value not in (label.names or ())]
         if (label.names is not None and unknown) or not any(isinstance(value, wanted) for value in self.values):
             there = shown_values(label_values(context.graph, context.written(self.label)))
-            raise SelectionError(
-                f"{min(map(str, unknown or self.values))!r:.80} is not {_article(self.label)} {self.label} of this job;"
-                f" it has {there}"
-            )
+            article = "an" if self.label[:1] in set("aeio") else "a"
+            first = min(map(str, unknown or self.values))
+            raise SelectionError(f"{first!r:.80} is not {article} {self.label} of this job; it has {there}")
         return label.where(self.values)
-
-
-def _article(label: str) -> str:
-    return "an" if label[:1] in set("aeio") else "a"
 
 
 class LabelledBetween(Selection, frozen=True):
@@ -169,27 +165,14 @@ class Slowest(Selection, frozen=True):
         return chosen
 
 
-class _And(Selection, frozen=True):
-    left: Selection
-    right: Selection
+class _Combined(Selection, frozen=True):
+    """What an operator makes of the masks of one selection or two."""
+
+    how: Callable[..., Mask]
+    parts: tuple[Selection, ...]
 
     def mask(self, context: Context) -> Mask:
-        return self.left.mask(context) & self.right.mask(context)
-
-
-class _Or(Selection, frozen=True):
-    left: Selection
-    right: Selection
-
-    def mask(self, context: Context) -> Mask:
-        return self.left.mask(context) | self.right.mask(context)
-
-
-class _Not(Selection, frozen=True):
-    inner: Selection
-
-    def mask(self, context: Context) -> Mask:
-        return ~self.inner.mask(context)
+        return self.how(*(part.mask(context) for part in self.parts))
 
 
 def everything() -> Selection:

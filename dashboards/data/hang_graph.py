@@ -68,14 +68,8 @@ def _columns(culprits: Iterable[int], waits_for: dict[int, Sequence[int]]) -> di
 
 def node_table(nodes: Sequence[Node]) -> pl.DataFrame:
     """The same as a table, culprits first."""
-    return pl.DataFrame(
-        {
-            "ranks": [ranks_text(node.ranks, most=1000) for node in nodes],
-            "what": [node.label for node in nodes],
-            "operation": [node.operation for node in nodes],
-            "wait for": [
-                ", ".join(dict.fromkeys(ranks_text(nodes[held].ranks) for held in node.held_by)) for node in nodes
-            ],
-        },
-        schema=dict.fromkeys(("ranks", "what", "operation", "wait for"), pl.String()),
-    )
+    rows = []
+    for node in nodes:
+        awaited = dict.fromkeys(ranks_text(nodes[held].ranks) for held in node.held_by)
+        rows.append((ranks_text(node.ranks, most=1000), node.label, node.operation, ", ".join(awaited)))
+    return pl.DataFrame(rows, dict.fromkeys(("ranks", "what", "operation", "wait for"), pl.String()), orient="row")

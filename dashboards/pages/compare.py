@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -46,30 +45,16 @@ MOST_SUGGESTED, MOST_OFFERED = 6, 200
 _JOB, _SPLIT = "job", "split"
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """What is compared: `other`, the job before, or `split`, the first step after, each as given or None."""
-
-    other: str | None
-    split: str | None
-
-    @property
-    def mode(self) -> str:
-        """Which of the two it is."""
-        return _JOB if self.other is not None or self.split is None else _SPLIT
-
-
-def build(stored: Stored, split: str | None = None, **state: str) -> list[Component]:
+def build(stored: Stored, split: str = "", **state: str) -> list[Component]:
     """`with`: the job before; `split`: the first step after a change of this job."""
     assert stored.report is not None
-    view = Comparison(state.get("with") or None, split or None)
-    if stored.has_workers and view.other is None and view.split is None:
-        changed = first_split(stored.report)
-        view = Comparison(None, None if changed is None else str(changed))
+    other = state.get("with", "")
+    if stored.has_workers and not (other or split) and (changed := first_split(stored.report)) is not None:
+        split = str(changed)
     return [
-        _chooser(stored, view),
+        _chooser(stored, other, split),
         dcc.Loading(
-            html.Div(guarded(_content)(stored, view), id="compare-content"),
+            html.Div(guarded(_content)(stored, other, split), id="compare-content"),
             delay_show=300,
             overlay_style={"visibility": "visible", "opacity": 0.5},
         ),
@@ -80,8 +65,9 @@ def build(stored: Stored, split: str | None = None, **state: str) -> list[Compon
 # --- what is compared -----------------------------------------------------------------------------------------------
 
 
-def _chooser(stored: Stored, view: Comparison) -> Component:
-    report = stored.report
+def _chooser(stored: Stored, other: str, split: str) -> Component:
+    """The fields: the job before, or the first step after a change if only `split` is given."""
+    report, by_step_now = stored.report, bool(split and not other)
     assert report is not None
     names = [str(name) for name in results().jobs().filter(pl.col("slowdown").is_not_null())["name"]]
     steps = report["by_step"]
@@ -89,7 +75,7 @@ def _chooser(stored: Stored, view: Comparison) -> Component:
         text_field(
             "compare-with",
             "Job before",
-            view.other or "",
+            other,
             placeholder="Name of a job",
             wait_s=True,
             style="wide",
@@ -100,34 +86,34 @@ def _chooser(stored: Stored, view: Comparison) -> Component:
     by_step = text_field(
         "compare-split",
         "First step after the change",
-        view.split or "",
+        split,
         placeholder=f"{steps[0]['step'] + 1}-{steps[-1]['step']}",
         wait_s=0.5,
     )
     modes = {_JOB: "Another job"} | ({_SPLIT: "This job before a step"} if stored.has_workers else {})
-    mode = choice("compare-mode", "Compare with", modes, view.mode)
+    mode = choice("compare-mode", "Compare with", modes, _SPLIT if by_step_now else _JOB)
     return panel(
         "Compare",
         html.Div(
             [
                 mode,
-                html.Div(by_job, id="compare-by-job", className="compare-fields", hidden=view.mode != _JOB),
-                html.Div(by_step, id="compare-by-step", className="compare-fields", hidden=view.mode != _SPLIT),
+                html.Div(by_job, id="compare-by-job", className="compare-fields", hidden=by_step_now),
+                html.Div(by_step, id="compare-by-step", className="compare-fields", hidden=not by_step_now),
             ],
             className="compare-fields",
         ),
     )
 
 
-def _content(stored: Stored, view: Comparison) -> list[Component]:
+def _content(stored: Stored, before_name: str, split: str) -> list[Component]:
     """The comparison, or what is missing for one, in words."""
     report = stored.report
     assert report is not None
-    if view.mode == _SPLIT:
-        return _by_step(stored, report, view.split or "")
-    if view.other is None:
+    if split and not before_name:
+        return _by_step(stored, report, split)
+    if not before_name:
         return [_nothing_chosen(stored)]
-    other = results().stored(view.other)
+    other = results().stored(before_name)
     if other.report is None or other.lacking != stored.lacking:
         return [problem(f"{short(other.name)} {other.lacking or 'is a pipeline'}; choose another job.")]
     if other.name == stored.name:
@@ -227,13 +213,14 @@ def _chosen(job: str, by_step: bool, other: str | None, split: str | None) -> li
     if stored.report is None:
         return [problem(f"{short(job)} is stored without an analysis by now.")]
     if not by_step:
-        return _content(stored, Comparison(other or None, None))
-    if not (split or "").strip():
+        return _content(stored, other or "", "")
+    split = (split or "").strip()
+    if not split:
         steps = stored.report["by_step"]
         return [
             note(f"Which step is the first after the change? The job has {steps[0]['step']} to {steps[-1]['step']}.")
         ]
-    return _content(stored, Comparison(None, split))
+    return _content(stored, "", split)
 
 
 clientside_callback(
