@@ -10,6 +10,7 @@ from typing import Any
 import polars as pl
 from dash import dcc, html
 from dash.development.base_component import Component
+from msgspec import structs
 
 from tracekit.base.errors import StoreError
 from tracekit.base.text import short
@@ -30,8 +31,19 @@ from tracekit.dashboards.ui.components import (
 from tracekit.dashboards.ui.context import results, study, viewer
 from tracekit.dashboards.ui.sentences import Tone
 from tracekit.dashboards.ui.shell import page
-from tracekit.fleet.words import APPLIED, BY_CAUSE, BY_TEAM, Table, answer_rows, culprits_table, headline, hours, tables
+from tracekit.fleet.words import (
+    APPLIED,
+    BY_CAUSE,
+    BY_TEAM,
+    answer_rows,
+    culprits_table,
+    figure_columns,
+    headline,
+    hours,
+    tables,
+)
 from tracekit.report.applied import AppliedFix
+from tracekit.report.section import Table
 
 #: Jobs that are listed, and rows of a table on the first screen.
 MOST_JOBS, MOST_ROWS = 5, 4
@@ -117,14 +129,14 @@ def _stored() -> set[str]:
 def _culprits(report: FleetReport) -> Component:
     table = culprits_table(report.culprits, report.rate)
     if not table.rows:
-        return panel(table.title, note("None beyond chance."))
+        return panel(table.title, note(table.note or ""))
     csv = html.A("CSV", href=inline_csv(report.culprits), download="")
-    return panel(table.title, _shown(table, table.rows), note(table.note), extra=csv)
+    return panel(table.title, _shown(table, table.rows), note(table.note or ""), extra=csv)
 
 
 def _first(table: Table, by: str = "", values: Sequence[str] = ()) -> Component:
     """The first rows of a table, without its note."""
-    return _panel(replace(table, rows=table.rows[:MOST_ROWS], note=""), by, values)
+    return _panel(structs.replace(table, rows=table.rows[:MOST_ROWS], note=None), by, values)
 
 
 def _panel(table: Table, by: str = "", values: Sequence[str] = ()) -> Component:
@@ -139,7 +151,7 @@ def _panel(table: Table, by: str = "", values: Sequence[str] = ()) -> Component:
 
 
 def _shown(table: Table, cells: Sequence[Any]) -> Component:
-    numbers = [at for at, figures in enumerate(table.figures()) if figures]
+    numbers = [at for at, figures in enumerate(figure_columns(table)) if figures]
     # On a phone the table scrolls sideways, so the keyboard must reach it.
     return html_table(table.heads, cells, numbers, tabIndex=0, **attributes(aria_label=table.title))
 
