@@ -91,4 +91,4 @@ lock: $(VENV)/.dev
 	$(BIN)/python -m pip freeze --all --exclude-editable --exclude pip > requirements.lock
 
 clean:
-	rm -rf $(VENV) build *.egg-info analysis/native/*.so collectors/importers/kineto/*.so tracekit/trace/*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build *.egg-info analysis/native/*.so collectors/importers/kineto/*.so collectors/nccl/*.so tracekit/trace/*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tracekit.base.errors import OutputError, TracekitError
+from tracekit.collectors.launch.launcher import script_name
 from tracekit.collectors.merge.merge import MergedAttempt, RankReport, merge_attempt, rank_report
 from tracekit.collectors.merge.recording_cost import RecordingCost, recording_cost
 from tracekit.collectors.merge.restarts import segments_of_jobs, trace_of_segments
@@ -125,19 +126,19 @@ def _keep(options: CollectOptions, trace: Trace, attempt: int, *, last: bool) ->
 
     `last`: the attempt is the last of the run, too.
     """
-    name, out = job_name(options, attempt, last=last), _out_path(options, attempt, last=last)
-    trace = replace(trace, name=name)
-    store: Path | None = None
-    problem = None
+    trace = replace(trace, name=job_name(options, attempt, last=last))
+    kept: dict[str, Any] = {"name": trace.name, "out": None, "store": None, "problem": None}
+    out = options.out
+    if out is not None and not last:
+        out = out.with_name(f"{out.stem}.attempt-{attempt}{out.suffix}")
     try:
         if out is not None:
             trace.write_parquet(out)
         if options.keep_in_store and options.live is None:
-            store = store_trace(options, trace)
+            kept["store"] = str(store_trace(options, trace))
     except TracekitError as error:
-        problem = str(error)
-    written = str(out) if out is not None and problem is None else None
-    return {"name": name, "out": written, "store": None if store is None else str(store), "problem": problem}
+        return {**kept, "problem": str(error)}
+    return {**kept, "out": None if out is None else str(out)}
 
 
 def _recorded_steps(recording: AttemptRecording) -> bool:
@@ -165,13 +166,5 @@ def job_name(options: CollectOptions, attempt: int, *, last: bool) -> str:
     """The requested name, else script and time; jobs before the last carry the number of their last attempt."""
     base = options.name
     if base is None:
-        scripts = [Path(word).stem for word in options.command if word.endswith(".py")]
-        stem = scripts[0] if scripts else Path(options.command[0]).name
-        base = f"{stem}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
+        base = f"{script_name(options.command)}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
     return base if last else f"{base}-attempt-{attempt}"
-
-
-def _out_path(options: CollectOptions, attempt: int, *, last: bool) -> Path | None:
-    if options.out is None or last:
-        return options.out
-    return options.out.with_name(f"{options.out.stem}.attempt-{attempt}{options.out.suffix}")

@@ -126,14 +126,16 @@ def collect(options: CollectOptions) -> CollectSummary:
         profiler_folder="" if options.profiler is None else str(options.profiler.absolute()),
         profiler_steps=0 if options.profiler is None else options.profiler_steps,
     )
-    _check_targets(options)
+    elsewhere = options.segments is not None and launched_elsewhere(options.segments)
+    if not elsewhere:  # else the first launcher merges
+        _check_targets(options)
     directory = options.segments or _temporary_folder()
     drain = Drain(directory)
     watcher: HangWatcher | None = None
     watch: WatchProcess | None = None
     unstored: str | None = None
-    options = replace(options, name=_free_name(options))  # one name for trace, windows and hangs
-    hangs: list[HangText] = []
+    options = replace(options, name=_free_name(options, elsewhere))  # one name for trace, windows and hangs
+    tasks: dict[str, Callable[[], object]] = {}
     try:
         environment = prepare_run(directory.absolute(), runtime, options.command)
         if options.nccl is not None:
@@ -143,22 +145,17 @@ def collect(options: CollectOptions) -> CollectSummary:
                 environment, plugged = setup.environment, setup.plugged
                 _warn(setup.warnings)
             options = options if plugged else replace(options, nccl=None)
-
-        with unharmed("the watch of the run"):
-            watch = _start_watch(options, directory)
-        with unharmed("hang detection"):
-            watcher = _hang_watcher(options, directory, functools.partial(_keep_hang, options, hangs))
-        if watcher is not None:
-            environment.setdefault(*RECORDER_SIZE)
-
-        tasks: dict[str, Callable[[], object]] = {}
         if options.nccl is not None:
             tasks["reading NCCL's rings"] = drain.update
-        if watch is not None:
-            tasks["the watch of the run"] = watch.tick
-        if watcher is not None:
-            tasks["hang detection"] = watcher.tick
-
+        if options.live is not None and not elsewhere:
+            with unharmed("the watch of the run"):
+                watch = _start_watch(options, options.live, directory)
+                tasks["the watch of the run"] = watch.tick
+        if options.hang_after_s > 0 and not elsewhere:
+            with unharmed("hang detection"):
+                watcher = _hang_watcher(options, directory)
+                tasks["hang detection"] = watcher.tick
+                environment.setdefault(*RECORDER_SIZE)
         launched = run_command(options.command, environment, directory, tasks, str(options.name))
         if watcher is not None:
             with unharmed("hang detection"):
@@ -178,20 +175,19 @@ def collect(options: CollectOptions) -> CollectSummary:
                 watcher.close()
     with unharmed("reading NCCL's rings"):
         drain.update()
+    summary = CollectSummary(
+        launched.exit_code, launched.wall_s, (), str(directory), not launched.first, problem=None, unstored=unstored
+    )
     if not launched.first:
-        return CollectSummary(launched.exit_code, launched.wall_s, (), str(directory), True, None)
-    with unharmed("hang detection"):
-        ending = how_ended(directory)
-        if hangs:
-            with contextlib.suppress(TracekitError):  # the incident stays open, visibly
-                _store(options).end_watch(str(options.name), None if ending is None else ending.words)
+        return summary
+    if watcher is not None and watcher.found and options.keep_in_store:
+        with unharmed("hang detection"), contextlib.suppress(TracekitError):  # the incident stays open, visibly
+            ending = how_ended(directory)
+            _store(options).end_watch(str(options.name), None if ending is None else ending.words)
     try:
-        return _conclude(options, directory, launched, unstored)
+        return _conclude(options, directory, launched, summary)
     except Exception as error:  # the exit code is the command's all the same
-        problem = f"{type(error).__name__}: {error!s:.200}"
-        return CollectSummary(
-            launched.exit_code, launched.wall_s, (), str(directory), False, problem, unstored=unstored
-        )
+        return replace(summary, problem=f"{type(error).__name__}: {error!s:.200}")
 
 
 def _temporary_folder() -> Path:
@@ -203,13 +199,13 @@ def _temporary_folder() -> Path:
         ) from None
 
 
-def _free_name(options: CollectOptions) -> str:
+def _free_name(options: CollectOptions, elsewhere: bool) -> str:
     """The name of the job, with a number if the store already has that name: a restart must not fail because of it.
 
     Nor may it fail because the store cannot be used: the segments are kept until it can be.
     """
     name = job_name(options, 0, last=True)
-    if not options.keep_in_store or (options.segments is not None and launched_elsewhere(options.segments)):
+    if not options.keep_in_store or elsewhere:
         return name
     store = _store(options)
     try:
@@ -224,13 +220,10 @@ def _free_name(options: CollectOptions) -> str:
     return free
 
 
-def _start_watch(options: CollectOptions, directory: Path) -> WatchProcess | None:
-    """Start the process that cuts the run into windows, next to the first launcher only."""
-    if options.live is None or (options.segments is not None and launched_elsewhere(options.segments)):
-        return None
-    store = options.store or default_store()
+def _start_watch(options: CollectOptions, live: WatchOptions, directory: Path) -> WatchProcess:
+    """Start the process that cuts the run into windows."""
     consume = options.segments is None and options.out is None
-    watch = WatchProcess(options.live, directory, store, str(options.name), options.layout, consume)
+    watch = WatchProcess(live, directory, _store(options).path, str(options.name), options.layout, consume)
     watch.start()
     return watch
 
@@ -239,34 +232,26 @@ def _store(options: CollectOptions) -> Store:
     return Store(options.store or default_store())
 
 
-def _keep_hang(options: CollectOptions, kept: list[HangText], report: HangText) -> None:
-    """Store a report while the job hangs: it opens an incident. One that cannot be stored remains in its folder."""
-    with unharmed("keeping reports on hangs"):
-        if options.keep_in_store:
-            try:
-                _store(options).add_hang(str(options.name), report.lines, report.report)
-                kept.append(report)
-            except TracekitError as error:
-                say(f"tracekit: the report on the hang could not be stored: {printable(str(error))}")
-
-
-def _hang_watcher(options: CollectOptions, directory: Path, keep: Callable[[HangText], None]) -> HangWatcher | None:
-    """The hang watcher, in the first launcher of a run only. Reports are written next to the trace."""
-    if options.hang_after_s <= 0 or (options.segments is not None and launched_elsewhere(options.segments)):
-        return None
-    trace = options.out or (options.store or default_store() if options.keep_in_store else Path("trace"))
-    explainer = ExplainerProcess((sys.executable, "-P", "-m", STANDBY))
-    reports = trace.absolute().parent
+def _hang_watcher(options: CollectOptions, directory: Path) -> HangWatcher:
+    """The hang watcher. Reports are written next to the trace, and kept in the store."""
+    trace = options.out or (_store(options).path if options.keep_in_store else Path("trace"))
+    explainer, reports = ExplainerProcess((sys.executable, "-P", "-m", STANDBY)), trace.absolute().parent
+    keep = functools.partial(_keep_hang, options)
     return HangWatcher(directory.absolute(), options.hang_after_s, reports, explainer, options.stop_on_hang, keep=keep)
 
 
-def _check_targets(options: CollectOptions) -> None:
-    """Refuse, before the command runs, targets that cannot be written. Not the store: it never stops a command.
+def _keep_hang(options: CollectOptions, report: HangText) -> None:
+    """Store a report while the job hangs: it opens an incident. One that cannot be stored remains in its folder."""
+    with unharmed("keeping reports on hangs"):
+        try:
+            if options.keep_in_store:
+                _store(options).add_hang(str(options.name), report.lines, report.report)
+        except TracekitError as error:
+            say(f"tracekit: the report on the hang could not be stored: {printable(str(error))}")
 
-    Nothing is checked if another node has started the run: that node merges.
-    """
-    if options.segments is not None and launched_elsewhere(options.segments):
-        return
+
+def _check_targets(options: CollectOptions) -> None:
+    """Refuse, before the command runs, targets that cannot be written. Not the store: it never stops a command."""
     if options.out is not None:
         check_writable(options.out, TRACE_FILE)
     if options.live is not None and not options.keep_in_store:
@@ -285,14 +270,16 @@ def _warn(warnings: Iterable[str]) -> None:
         say(f"tracekit: WARNING: {printable(warning)}")
 
 
-def _conclude(options: CollectOptions, directory: Path, launched: LaunchResult, unstored: str | None) -> CollectSummary:
-    """Conclude the run. `unstored`: the command that stores the windows which the watch did not."""
+def _conclude(
+    options: CollectOptions, directory: Path, launched: LaunchResult, summary: CollectSummary
+) -> CollectSummary:
+    """Conclude the run: `summary` with what became of the recording."""
     problem = None
     collected: list[CollectedAttempt] = []
     numbers: list[int] = []
     if not directory.is_dir() or not ((directory / RUN_FILE).exists() or attempts(directory)):
         problem = f"{directory} was removed while the command ran, and the recording with it"
-        return CollectSummary(launched.exit_code, launched.wall_s, (), None, False, problem, unstored=unstored)
+        return replace(summary, segments=None, problem=problem)
     try:
         await_other_launchers(directory)
         numbers = attempts(directory)
@@ -309,20 +296,22 @@ def _conclude(options: CollectOptions, directory: Path, launched: LaunchResult, 
             problem = why_nothing_was_recorded(directory)
     except (TracekitError, OSError) as error:
         problem = str(error)
-    keep = options.segments is not None or any(one.problem for one in collected) or (problem and numbers) or unstored
+    keep = (
+        options.segments is not None
+        or any(one.problem for one in collected)
+        or (problem and numbers)
+        or summary.unstored
+    )
     if not keep:
         shutil.rmtree(directory, ignore_errors=True)
-    return CollectSummary(
-        launched.exit_code,
-        launched.wall_s,
-        tuple(collected),
-        str(directory) if keep else None,
-        merged_elsewhere=False,
+    return replace(
+        summary,
+        attempts=tuple(collected),
+        segments=str(directory) if keep else None,
         problem=problem,
         profiles=tuple(_profile_lines(options, collected)),
         live=options.name if options.live is not None and numbers else None,
-        unstored=unstored,
-        store=None if options.live is None else str(options.store or default_store()),
+        store=None if options.live is None else str(_store(options).path),
     )
 
 

@@ -21,8 +21,7 @@ from typing import Any
 from tracekit.base.errors import OutputError, StoreError
 from tracekit.base.text import short
 from tracekit.collectors.inject.tracekit_collect_hook import install_command
-from tracekit.collectors.nccl.build import build_plugin
-from tracekit.collectors.nccl.launching import hazards, installed_version
+from tracekit.collectors.nccl.launching import find_plugin, hazards, installed_version
 from tracekit.collectors.runtime.nccl_wire_format import DEFAULT_MASK
 from tracekit.collectors.runtime.wire_format import RECORD
 from tracekit.store import Store, default_store
@@ -152,7 +151,7 @@ def _nccl(probe: dict[str, Any]) -> Check:
     if not probe.get("nccl"):
         return Check("NCCL plugin", Outcome.NOTE, "not needed: this torch has no NCCL")
     try:
-        plugin = build_plugin()
+        plugin = find_plugin()
     except OutputError as error:
         return Check("NCCL plugin", Outcome.NOTE, f"`--nccl` records nothing: {error}")
     troubles = hazards(installed_version(), int(DEFAULT_MASK))

@@ -14,7 +14,6 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
@@ -85,12 +84,6 @@ class ExplainerProcess:
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
-
-
-class _Outcome(Enum):
-    HANG = auto()
-    LONG_PHASE = auto()
-    NOBODY_WAITS = auto()
 
 
 @dataclass(slots=True)
@@ -238,12 +231,9 @@ class HangWatcher:
             where = printable(str(self._kept(folder)))
             say(f"tracekit: no operation for {idle_s:.0f} s; the ranks' answers, in {where}, could not be analysed")
             return False
-        report, outcome = found.report, self._judge(found.report, idle_s)
-        if outcome is not _Outcome.HANG:
+        if (why := self._why_no_hang(found.report, idle_s)) is not None:
             self._patience_until = self.now() + self.hang_after_s
-            busy = [f"rank {one['rank']} is in a {one['phase']}" for one in report["culprits"][:3]]
-            whom = "; ".join(busy) if outcome is _Outcome.LONG_PHASE else "no rank is waiting"
-            say(f"tracekit: no operation for {idle_s:.0f} s, but the job does not hang: {printable(whom)}")
+            say(f"tracekit: no operation for {idle_s:.0f} s, but the job does not hang: {printable(why)}")
             return False
         self._said = True
         self._tell(folder, found, _LEFT if self._departed else f"no operation for {idle_s:.1f} s")
@@ -251,12 +241,14 @@ class HangWatcher:
             say("tracekit: stopping the command (--on-hang stop)")
         return self.stop
 
-    def _judge(self, report: dict[str, Any], idle_s: float) -> _Outcome:
+    def _why_no_hang(self, report: dict[str, Any], idle_s: float) -> str | None:
+        """Why nobody moves although the job does not hang: no rank waits, or a long phase; None if it hangs."""
         if not report["hang"]:
-            return _Outcome.NOBODY_WAITS
-        busy = [one for one in report["culprits"] if one.get("phase") in _LONG_PHASES]
-        patient = report["culprits"] and len(busy) == len(report["culprits"])
-        return _Outcome.LONG_PHASE if patient and idle_s < LONG_PHASE * self.hang_after_s else _Outcome.HANG
+            return "no rank is waiting"
+        culprits = report["culprits"]
+        busy = [f"rank {one['rank']} is in a {one['phase']}" for one in culprits if one.get("phase") in _LONG_PHASES]
+        patient = busy and len(busy) == len(culprits) and idle_s < LONG_PHASE * self.hang_after_s
+        return "; ".join(busy[:3]) if patient else None
 
     def _tell(self, folder: Path, found: HangText, why: str) -> None:
         """Write the report next to the trace, print its first lines, and keep it."""

@@ -193,6 +193,11 @@ def run_command(
     return LaunchResult(code if code >= 0 else 128 - code, time.monotonic() - begin, first, ended_ns)
 
 
+def script_name(command: Sequence[str]) -> str:
+    """The name of a command: its script, or its program."""
+    return next((Path(word).stem for word in command if word.endswith(".py")), Path(command[0]).name)
+
+
 def _rings() -> RingStore | None:
     """Memory for the records of the ranks. Without, each rank has its own, which is lost if it is killed."""
     try:

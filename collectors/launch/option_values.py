@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from tracekit.base.errors import SelectionError
+from tracekit.base.text import bytes_of
 from tracekit.collectors.runtime.wire_format import IDLE, Schedule
 
 #: Number of consecutive steps that `--overhead` records, and then leaves out.
@@ -16,8 +17,6 @@ OVERHEAD_STEPS = 10
 #: Below this limit, segments would be replaced all the time, bytes.
 SMALLEST_KEPT = 1_000_000
 _STEPS = re.compile(r"(\d*):(\d*)$")
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)([MGT])B?$", re.IGNORECASE)
-_UNITS = {"M": 10**6, "G": 10**9, "T": 10**12}
 
 
 def parse_steps(text: str) -> tuple[int, int | None]:
@@ -33,10 +32,9 @@ def parse_steps(text: str) -> tuple[int, int | None]:
 
 def parse_size(text: str) -> int:
     """`500MB`, `2GB` or `1TB` -> bytes, by powers of ten."""
-    match = _SIZE.match(text)
-    if match is None:
+    size = bytes_of(text)
+    if size is None:
         raise ValueError(f"{text!r} is not a size; write it like 500MB or 2GB")
-    size = int(float(match.group(1)) * _UNITS[match.group(2).upper()])
     if size < SMALLEST_KEPT:
         raise ValueError(f"{text!r} is too small; keep at least {SMALLEST_KEPT // 1_000_000}MB per rank")
     return size

@@ -23,6 +23,7 @@ from tracekit.collectors.launch.launcher import (
     finish_run,
     prepare_run,
     run_command,
+    script_name,
     why_nothing_was_recorded,
 )
 from tracekit.collectors.launch.option_values import parse_size, parse_steps, schedule_options
@@ -108,7 +109,7 @@ def _collect(parsed: argparse.Namespace) -> int:
         options = RuntimeOptions(**asdict(schedule), keep_bytes=parsed.keep)
         directory = (parsed.segments or Path(f"tracekit-{datetime.now():%Y%m%d-%H%M%S}")).absolute()
         environment = prepare_run(directory, options, parsed.command)
-        launched = run_command(parsed.command, environment, directory, {}, parsed.name or _script(parsed.command))
+        launched = run_command(parsed.command, environment, directory, {}, parsed.name or script_name(parsed.command))
     finally:
         release()
     if launched.first:
@@ -116,11 +117,6 @@ def _collect(parsed: argparse.Namespace) -> int:
         for line in _conclude(directory, launched.ended_ns):
             say(f"tracekit: {printable(line)}")
     return launched.exit_code
-
-
-def _script(command: Sequence[str]) -> str:
-    """The name of a command: its script, or its program."""
-    return next((Path(word).stem for word in command if word.endswith(".py")), Path(command[0]).name)
 
 
 def _attach(parsed: argparse.Namespace) -> int:

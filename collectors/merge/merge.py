@@ -7,7 +7,7 @@ left out. This module converts device times to host times; `ops.py` turns record
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from tracekit.collectors.merge.gpu_samples import read_samples, summarize_gpu
 from tracekit.collectors.merge.lockstep import ranks_of_workers, with_waits_for_peers, with_work_of_ranks
 from tracekit.collectors.merge.off_cpu import with_off_cpu
 from tracekit.collectors.merge.ops import OpReport, build_ops
-from tracekit.collectors.merge.placement import LayoutOptions, Place, Placement, RankFacts, place_ranks
+from tracekit.collectors.merge.placement import LayoutOptions, Placement, RankFacts, place_ranks
 from tracekit.collectors.merge.stepcut import cut_steps
 from tracekit.collectors.merge.unrecorded import find_unrecorded
 from tracekit.collectors.merge.values import logged_values
@@ -146,7 +146,11 @@ def records_on_one_clock(
     recording: AttemptRecording, clocks: Mapping[str, ClockFit]
 ) -> tuple[dict[str, Any], dict[int, DeviceClockFit], pl.DataFrame]:
     """The process on whose host's clock all times are, the fitted clocks of GPUs, and all records of an attempt."""
-    reference, device_clocks = _reference(recording, clocks), _device_clocks(recording)
+    processes: list[dict[str, Any]] = [recording.ranks[rank].facts["process"][0] for rank in sorted(recording.ranks)]
+    # One whose host was not measured against another.
+    reference = next((process for process in processes if process["host"] not in clocks), processes[0])
+    read = {one.rank: one.facts.get("device-clock") for one in recording.ranks.values()}
+    device_clocks = {rank: fit_device_clock(readings) for rank, readings in read.items() if readings}
     return reference, device_clocks, _records(recording, clocks, reference, device_clocks)
 
 
@@ -166,21 +170,9 @@ def rank_report(recording: RankRecording) -> RankReport:
     )
 
 
-def _reference(recording: AttemptRecording, clocks: Mapping[str, ClockFit]) -> dict[str, Any]:
-    """The process whose monotonic clock all times are converted to: its host was not measured against another one."""
-    processes: list[dict[str, Any]] = [recording.ranks[rank].facts["process"][0] for rank in sorted(recording.ranks)]
-    return next((process for process in processes if process["host"] not in clocks), processes[0])
-
-
 def epoch_ns(process: Mapping[str, Any]) -> int:
     """The wall-clock time at which the monotonic clock of the process's host was 0, ns since the epoch."""
     return int(process["time_ns"]) - int(process["monotonic_ns"])
-
-
-def _device_clocks(recording: AttemptRecording) -> dict[int, DeviceClockFit]:
-    """The fitted clock of each rank's GPU, for ranks that read it."""
-    read = {one.rank: one.facts.get("device-clock") for one in recording.ranks.values()}
-    return {rank: fit_device_clock(readings) for rank, readings in read.items() if readings}
 
 
 def _device_metadata(
@@ -379,7 +371,7 @@ def _group_table(groups: Mapping[int, Mapping[int, Mapping[str, Any]]], placemen
             if id(group) not in seen:
                 members = tuple(group["ranks"])
                 if members not in known:
-                    known[members] = astuple(_Members.of(len(known), members, placement))
+                    known[members] = (*_relations(members, placement), len(members), len(known))
                 seen[id(group)] = (str(group["description"] or group["name"]), *known[members])
             rows.append((rank, number, *seen[id(group)]))
     schema = {
@@ -395,32 +387,12 @@ def _group_table(groups: Mapping[int, Mapping[int, Mapping[str, Any]]], placemen
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 
-@dataclass(frozen=True, slots=True)
-class _Members:
-    """Columns of the table of groups for one set of ranks, independent of the names and numbers that ranks use."""
-
-    data_parallel: bool
-    joins_all: bool
-    within_worker: bool
-    size: int
-    number: int
-
-    @classmethod
-    def of(cls, number: int, ranks: Sequence[int], placement: Placement) -> _Members:
-        """Derive the columns from the places of these ranks."""
-        places, size = [placement.places[rank] for rank in ranks if rank in placement.places], len(ranks)
-        data_parallel = _is_data_parallel(places, size)
-        within_worker = size > 1 and len(places) == size and len({(place.dp, place.pp) for place in places}) == 1
-        joins_all = len({place.dp for place in places}) == placement.layout.dp
-        return cls(
-            data_parallel=data_parallel and not within_worker,
-            joins_all=data_parallel and joins_all and not within_worker,
-            within_worker=within_worker,
-            size=size,
-            number=number,
-        )
-
-
-def _is_data_parallel(places: list[Place], size: int) -> bool:
-    """True if there is more than one rank, and all have the same stage and tensor-parallel slice."""
-    return size > 1 and len({(place.pp, place.tp) for place in places}) == 1
+def _relations(ranks: Sequence[int], placement: Placement) -> tuple[bool, bool, bool]:
+    """Whether these ranks are data-parallel, with the same stage and tensor-parallel slice; whether they are of all
+    DP ranks; whether they are of one worker.
+    """
+    places, size = [placement.places[rank] for rank in ranks if rank in placement.places], len(ranks)
+    within_worker = size > 1 and len(places) == size and len({(place.dp, place.pp) for place in places}) == 1
+    data_parallel = size > 1 and len({(place.pp, place.tp) for place in places}) == 1 and not within_worker
+    joins_all = data_parallel and len({place.dp for place in places}) == placement.layout.dp
+    return data_parallel, joins_all, within_worker

@@ -23,8 +23,9 @@ class Unrecorded:
 
     `lost`: hooks that could not be installed: `hook`, `reason`, `lacks` (what the trace lacks as a result), `torch`
     (its version), `ranks`. `failed`: hooks that failed while the job ran and have been off since: `hook`, `calls` (over
-    all ranks, including missed ones), `ranks`. `stopped`: rank -> last step, for ranks whose recording stopped before
-    they ended. `unused_device`: the GPU platform that torch could have used (`CUDA 13.0`) if no rank used a GPU.
+    all ranks, including missed ones), `ranks`. `stopped`: rank -> last step (-1: none), where a recording stopped
+    before its rank ended. `unused_device`: the GPU platform that torch could have used (`CUDA 13.0`) if no rank used
+    a GPU.
     """
 
     lost: list[dict[str, Any]]
@@ -61,13 +62,9 @@ class Unrecorded:
 def find_unrecorded(recording: AttemptRecording) -> Unrecorded:
     """Gather the reports of all ranks."""
     ranks = list(recording.ranks.values())
-    stopped = {one.rank: _last_step(one) for one in ranks if (one.summary or {"off": "no summary"}).get("off")}
+    off = [one for one in ranks if (one.summary or {"off": "no summary"}).get("off")]
+    stopped = {one.rank: int(one.records["step"].max(initial=-1)) for one in off}
     return Unrecorded(_lost(ranks), _failed(ranks), stopped, _unused_device(ranks))
-
-
-def _last_step(one: RankRecording) -> int:
-    """The last step with a record, -1 if there is none."""
-    return int(one.records["step"].max()) if len(one.records) else -1
 
 
 def _lost(ranks: Iterable[RankRecording]) -> list[dict[str, Any]]:

@@ -180,7 +180,8 @@ def _operations(nccl: NcclRecording, numbers: Mapping[_Members, int], clocks: Ma
     rows = []
     for identity, members in nccl.communicators.items():
         places = _places(members, numbers)
-        rows.append((identity, numbers.get(tuple(places)) if places else None, places or _known(members)))
+        known = [members.ranks.get(place) for place in range(members.size)]
+        rows.append((identity, numbers.get(tuple(places)) if places else None, places or known))
     schema: dict[str, Any] = {
         "communicator_id": pl.UInt64,
         "ranks_number": pl.Int32,
@@ -215,10 +216,6 @@ def _places(members: CommunicatorMembers, numbers: Mapping[_Members, int]) -> li
         if len(ranks) == members.size and all(ranks[place] == rank for place, rank in members.ranks.items())
     ]
     return list(fitting[0]) if len(fitting) == 1 else None
-
-
-def _known(members: CommunicatorMembers) -> list[int | None]:
-    return [members.ranks.get(place) for place in range(members.size)]
 
 
 # ---- matching --------------------------------------------------------------------------------------------------------

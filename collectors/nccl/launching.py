@@ -12,16 +12,18 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from tracekit.base.errors import OutputError
 from tracekit.base.text import ranks_text
-from tracekit.collectors.nccl.build import build_plugin
 from tracekit.collectors.nccl.recording import ring_files
 from tracekit.collectors.run_directory.segments import AttemptRecording
 from tracekit.collectors.runtime.nccl_wire_format import DEFAULT_MASK, ENV_MASK, ENV_NCCL_PLUGIN, ENV_PLUGIN, Event
 
+#: NCCL truncates longer paths.
+LONGEST_PATH = 255
 #: The first version that takes one of the plugin's tables.
 FIRST_VERSION = (2, 27)
 #: Versions with known problems.
@@ -66,19 +68,31 @@ def parse_mask(text: str) -> int:
 
 
 def prepare_nccl(environment: Mapping[str, str], mask: int = int(DEFAULT_MASK)) -> NcclSetup:
-    """Put the plugin into the environment of a command, unless the user has set one or there is no compiler."""
+    """Put the plugin into the environment of a command, unless the user has set one or NCCL could not load ours."""
     theirs = environment.get(ENV_NCCL_PLUGIN)
     if theirs is not None:
         warning = f"{ENV_NCCL_PLUGIN}={theirs} is already set and NCCL loads one plugin only, so --nccl records nothing"
         return NcclSetup(dict(environment), plugged=False, warnings=(warning,))
     try:
-        plugin = build_plugin()
+        plugin = find_plugin()
     except OutputError as error:
         warning = f"--nccl records nothing, the rest is recorded: {error}"
         return NcclSetup(dict(environment), plugged=False, warnings=(warning,))
     ours = {ENV_NCCL_PLUGIN: str(plugin), ENV_PLUGIN: str(plugin), ENV_MASK: hex(mask)}
     warnings = (*hazards(installed_version(), mask), *_shared_memory(mask))
     return NcclSetup({**environment, **ours}, plugged=True, warnings=warnings)
+
+
+def find_plugin() -> Path:
+    """The plugin's shared library. Raises OutputError if there is none, or NCCL would cut off its path."""
+    spec = find_spec("tracekit.collectors.nccl._plugin")
+    if spec is None or spec.origin is None:
+        raise OutputError("the NCCL plugin is not compiled; install tracekit again")
+    if len(os.fsencode(spec.origin)) >= LONGEST_PATH:
+        raise OutputError(
+            f"{spec.origin}: too long, NCCL cuts paths at {LONGEST_PATH} bytes; install tracekit into a shorter folder"
+        )
+    return Path(spec.origin)
 
 
 def installed_version() -> tuple[int, ...] | None:

@@ -9,7 +9,6 @@ order for a window. One that cannot be read is retried for some time. `whole.py`
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,36 +20,30 @@ from tracekit.collectors.run_directory.facts import FactParser
 from tracekit.collectors.run_directory.followed_rank import FileRead, FollowedRank, Notice, Trouble
 from tracekit.collectors.run_directory.plausible import GarbageError
 from tracekit.collectors.run_directory.segments import AttemptRecording, records_in
+from tracekit.collectors.run_directory.writing import RANK_FILE
 from tracekit.collectors.runtime.small_file import open_to_read
-from tracekit.collectors.runtime.wire_format import (
-    FACTS_SUFFIX,
-    HEADER,
-    LEFT_OVER_SEGMENT,
-    OPEN_SUFFIX,
-    RECORD,
-    SEALED_SUFFIX,
-)
+from tracekit.collectors.runtime.wire_format import HEADER, LEFT_OVER_SEGMENT, RECORD, SEALED_SUFFIX
 
 #: A rank whose files cannot be read is retried after growing delays, and left out after this long, seconds.
 READ_RETRY_S = 300.0
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 0.5, 10.0
-_FILE = re.compile(rf"rank-(\d+)(?:-(\d+))?({'|'.join(map(re.escape, (OPEN_SUFFIX, SEALED_SUFFIX, FACTS_SUFFIX)))})$")
 
 
 class _FileName(NamedTuple):
-    """Parts of a file name. `rank`: -1 if it is not a rank's file. `key`: the same before and after sealing."""
+    """Parts of a file name. `rank`: -1 if it is no rank's. `number`: of a segment, -1 for facts. `key`: the same before
+    and after sealing.
+    """
 
     rank: int
     number: int
-    suffix: str
     key: str
 
     @classmethod
     def of(cls, name: str) -> _FileName:
-        match = _FILE.match(name)
-        if match is None or (match[2] is None) != (match[3] == FACTS_SUFFIX):
-            return cls(-1, -1, "", name)
-        return cls(int(match[1]), int(match[2] or -1), match[3], name if match[2] is None else Path(name).stem)
+        match = RANK_FILE.match(name)
+        if match is None:
+            return cls(-1, -1, name)
+        return cls(int(match[1]), int(match[2] or -1), name if match[2] is None else Path(name).stem)
 
 
 @dataclass(slots=True)
@@ -138,7 +131,6 @@ class AttemptFollower:
                 yield Notice(f"rank {rank.rank} can be read again")
 
     def _read_on(self, entry: os.DirEntry[str], name: _FileName, rank: FollowedRank) -> list[Notice]:
-        is_segment = name.suffix != FACTS_SUFFIX
         if (known := self._files.get(name.key)) is None:
             known = self._files[name.key] = FileRead(0)
         if entry.stat().st_size <= known.read:
@@ -147,7 +139,7 @@ class AttemptFollower:
         with open_to_read(path) as file:
             file.seek(known.read)
             content = file.read()
-        if not is_segment:
+        if name.number < 0:
             known.read += len(content)
             self.grew = True
             return rank.add_facts(content, path, known, self._parser)
@@ -231,7 +223,7 @@ class AttemptFollower:
     def _skip_to_the_end(self, ranks: Collection[int]) -> None:
         """Continue after the last whole record that these ranks have written."""
         for entry, name in self._listed():
-            if name.rank in ranks and name.suffix != FACTS_SUFFIX:
+            if name.rank in ranks and name.number >= 0:
                 size = entry.stat().st_size
                 known = self._files.setdefault(name.key, FileRead(0))
                 if size >= HEADER.size:

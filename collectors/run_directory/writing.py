@@ -35,8 +35,8 @@ RUN_FILE = "run.json"
 RUN_FILE_BYTES = 4 << 20
 _MANIFEST_KIND = Kind("a manifest of `tracekit collect`", starting_with(b'{"version": '))
 _SEGMENT_KIND = Kind("a segment of `tracekit collect`", starting_with(MAGIC))
-#: A segment or the facts of a rank.
-RANK_FILE = re.compile(r"rank-(\d+)(?:-\d+\.(?:ops|open)|\.facts)$")
+#: A segment or the facts of a rank: its number and, of a segment, that of the segment.
+RANK_FILE = re.compile(r"rank-(\d+)(?:-(\d+)\.(?:ops|open)|\.facts)$")
 _ATTEMPT = re.compile(r"attempt-(\d+)$")
 
 

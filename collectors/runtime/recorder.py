@@ -40,11 +40,6 @@ RING_SEGMENTS = 8
 CLOSE_TIMEOUT_S = 5.0
 
 
-def _segment_records(keep_bytes: int) -> int:
-    """Records per segment such that `RING_SEGMENTS` segments take at most `keep_bytes`."""
-    return max(1, (keep_bytes // RING_SEGMENTS - HEADER.size) // RECORD.size)
-
-
 class Recorder:
     """Writes the records of one rank. `add` keeps one. `off`: why it stopped, if it has. `bounded`: whether its size on
     disk is limited.
@@ -60,7 +55,7 @@ class Recorder:
         self._per_segment = options.records_per_segment
         self.bounded = options.keep_bytes > 0
         if self.bounded:
-            self._per_segment = _segment_records(options.keep_bytes)
+            self._per_segment = max(1, (options.keep_bytes // RING_SEGMENTS - HEADER.size) // RECORD.size)
         self._sealed: deque[Path] = deque()
         self.between: Callable[[], None] | None = None
         self.ring = open_ring(rank, attempt, options.ring_capacity)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import polars as pl
 from dash import dcc, html
 from dash.development.base_component import Component
+from msgspec import structs
 
 from tracekit.base.errors import StoreError
 from tracekit.base.text import short
@@ -30,8 +30,19 @@ from tracekit.dashboards.ui.components import (
 from tracekit.dashboards.ui.context import results, study, viewer
 from tracekit.dashboards.ui.sentences import Tone
 from tracekit.dashboards.ui.shell import page
-from tracekit.fleet.words import APPLIED, BY_CAUSE, BY_TEAM, Table, answer_rows, culprits_table, headline, hours, tables
+from tracekit.fleet.words import (
+    APPLIED,
+    BY_CAUSE,
+    BY_TEAM,
+    answer_rows,
+    culprits_table,
+    figure_columns,
+    headline,
+    hours,
+    tables,
+)
 from tracekit.report.applied import AppliedFix
+from tracekit.report.section import Table
 
 #: Jobs that are listed, and rows of a table on the first screen.
 MOST_JOBS, MOST_ROWS = 5, 4
@@ -54,7 +65,7 @@ def build(team: str = "", cause: str = "", **_: str) -> list[Component]:
     }
     every = list(tables(found))
     titles = [BY_CAUSE, APPLIED, *([BY_TEAM] if found.groups["team"].height > 1 else [])]
-    short_ones = [replace(table, rows=table.rows[:MOST_ROWS], note="") for table in every if table.title in titles]
+    short_ones = [structs.replace(table, rows=table.rows[:MOST_ROWS], note=None) for table in every if table.title in titles]
     first = [_panel(table, *drilled.get(table.title, ())) for table in short_ones]
     rest = [_panel(table, *drilled.get(table.title, ())) for table in every]
     (first if report.culprits.height else rest).append(_culprits(report))
@@ -118,9 +129,9 @@ def _stored() -> set[str]:
 def _culprits(report: FleetReport) -> Component:
     table = culprits_table(report.culprits, report.rate)
     if not table.rows:
-        return panel(table.title, note("None beyond chance."))
+        return panel(table.title, note(table.note or ""))
     csv = html.A("CSV", href=inline_csv(report.culprits), download="")
-    return panel(table.title, _shown(table, table.rows), note(table.note), extra=csv)
+    return panel(table.title, _shown(table, table.rows), note(table.note or ""), extra=csv)
 
 
 def _panel(table: Table, by: str = "", values: Sequence[str] = ()) -> Component:
@@ -135,7 +146,7 @@ def _panel(table: Table, by: str = "", values: Sequence[str] = ()) -> Component:
 
 
 def _shown(table: Table, cells: Sequence[Any]) -> Component:
-    numbers = [at for at, figures in enumerate(table.figures()) if figures]
+    numbers = [at for at, figures in enumerate(figure_columns(table)) if figures]
     # On a phone the table scrolls sideways, so the keyboard must reach it.
     return html_table(table.heads, cells, numbers, tabIndex=0, **attributes(aria_label=table.title))
 

@@ -114,6 +114,12 @@ def hidden(saved_s: float, alone_s: float) -> bool:
     return saved_s < alone_s / 2
 
 
+def bytes_of(size: str) -> int | None:
+    """`500MB`, `1.5g` or `100` in bytes, by powers of ten; None if it is no size."""
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([KMGT]?)B?", size.upper(), re.ASCII)
+    return None if match is None else int(float(match[1]) * 1000.0 ** " KMGT".index(match[2] or " "))
+
+
 def percent_sure(confidence: float) -> str:
     """A confidence, 0 to 1, in percent; never more than 99%."""
     return f"{min(confidence, MOST_CONFIDENT):.0%}"

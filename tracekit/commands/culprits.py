@@ -7,8 +7,6 @@ doubts go to stderr and into the exit code.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
 
 import click
 import msgspec
@@ -19,39 +17,13 @@ from tracekit.base.errors import SelectionError
 from tracekit.base.exit_codes import ExitCode
 from tracekit.base.hostlist import hostlist, is_node_name
 from tracekit.base.stderr import progress, say
-from tracekit.base.text import printable, short
+from tracekit.base.text import listed, printable, short
 from tracekit.commands.options import Source, console, trace_source
 from tracekit.report.answer import Culprit
 from tracekit.report.nodes import Nodes, nodes_of
 
 #: The number of unknown nodes to list on stderr.
 _MOST_LISTED = 8
-
-
-@dataclass(frozen=True)
-class _Found:
-    """The culprits of a job. `culprits`: rows of the JSON; `trust`: the reason why the report is `trusted` or not.
-
-    `whatif`: the command that prints the whole report.
-    """
-
-    job: str
-    trusted: bool
-    trust: str
-    culprits: Sequence[dict[str, Any]]
-    whatif: str
-
-    @property
-    def nodes(self) -> Nodes:
-        """Nodes to drain, and suspects."""
-        return nodes_of(self.culprits, trusted=self.trusted)
-
-    @property
-    def without_node(self) -> list[str]:
-        """The culprits whose node is unknown, in words."""
-        rows = [row for row in self.culprits if row["host"] is None or not is_node_name(row["host"])]
-        return [f"worker ({row['dp_rank']},{row['pp_rank']})" if row["rank"] is None else f"rank {row['rank']}"
-                for row in rows]  # fmt: skip
 
 
 class CulpritsOutput(Struct, frozen=True):
@@ -111,20 +83,43 @@ def culprits_command(
     with progress() as tell:
         tell("reading the trace")
         report = source.load().whatif()
-    answer = report.answer
-    found = _Found(
-        report.name,
-        report.trust.trustworthy,
-        answer.trust,
-        [asdict(one) for one in answer.culprits],
-        f"tracekit whatif {source.arguments}".rstrip(),
-    )
-    if part:
-        chosen = [row for row in found.culprits if row["part"] in part]
-        found = replace(found, culprits=chosen)
-    nodes = found.nodes.drain + (found.nodes.suspects if suspects and found.trusted else ())
-    _show(found, form, nodes)
-    return _code(found, form, nodes)
+    trusted, found = report.trust.trustworthy, [one for one in report.answer.culprits if not part or one.part in part]
+    nodes = nodes_of(map(asdict, found), trusted=trusted)
+    named = nodes.drain + (nodes.suspects if suspects and trusted else ())
+    nameless = [
+        f"worker ({one.dp_rank},{one.pp_rank})" if one.rank is None else f"rank {one.rank}"
+        for one in found
+        if one.host is None or not is_node_name(one.host)
+    ]
+    if form == "json":
+        trust = report.answer.trust
+        output = CulpritsOutput(report.name, trusted, trust, named, hostlist(named), nodes.suspects, found)
+        click.echo(msgspec.json.encode(output))
+    elif form == "text" and found:
+        from tracekit.show.terminal.culprits import print_culprits
+
+        print_culprits(found, console())
+    elif form == "slurm" and named:
+        click.echo(hostlist(named))
+    doubt = None
+    if not trusted:
+        doubt = f"the report cannot be trusted, so no node is named for a script: {printable(report.answer.trust)}"
+    elif not found:
+        doubt = f"no rank is to blame; `{f'tracekit whatif {source.arguments}'.rstrip()}` says where the time goes"
+    elif nameless:
+        doubt = (
+            f"the node of {listed(nameless, _MOST_LISTED)} is unknown: the trace's metadata has"
+            " no `hosts` for it, or a name that no node can have"
+        )
+    elif form == "slurm" and len(named) < len(nodes.drain + nodes.suspects):
+        doubt = f"{Nodes((), nodes.suspects).sentence} Check first; --suspects prints them all the same"
+    if form != "json" and doubt is not None:
+        say(f"tracekit: {short(report.name)}: {doubt}")
+    if not found or not trusted:
+        return ExitCode.NO_ANSWER
+    if nameless:
+        return ExitCode.UNKNOWN_NODE
+    return ExitCode.DONE if named or form == "text" else ExitCode.NO_ANSWER
 
 
 def _history(source: Source, form: str, part: Sequence[str]) -> ExitCode:
@@ -154,46 +149,3 @@ def _check_parts(parts: Sequence[str]) -> None:
     known = known_parts()
     if unknown := [name for name in parts if name not in known]:
         raise SelectionError(f"--part {unknown[0]!r:.100}; expected one of {', '.join(known)}")
-
-
-def _show(found: _Found, form: str, nodes: Sequence[str]) -> None:
-    """Print the answer in the chosen form, with these nodes for a script; to stderr, why it is empty or incomplete."""
-    if form == "json":
-        rows, suspects = msgspec.convert(found.culprits, list[Culprit]), found.nodes.suspects
-        output = CulpritsOutput(found.job, found.trusted, found.trust, nodes, hostlist(nodes), suspects, rows)
-        click.echo(msgspec.json.encode(output))
-    elif form == "text" and found.culprits:
-        from tracekit.show.terminal.culprits import print_culprits
-
-        print_culprits(found.culprits, console())
-    elif form == "slurm" and nodes:
-        click.echo(hostlist(nodes))
-    if form != "json" and (note := _doubt(found, form, nodes)) is not None:
-        say(f"tracekit: {note}")
-
-
-def _doubt(found: _Found, form: str, nodes: Sequence[str]) -> str | None:
-    """The reason not to act on the names, None if there is none."""
-    name = short(found.job)
-    if not found.trusted:
-        return f"{name}: the report cannot be trusted, so no node is named for a script: {printable(found.trust)}"
-    if not found.culprits:
-        return f"{name}: no rank is to blame; `{found.whatif}` says where the time goes"
-    if missing := found.without_node:
-        more = f" and {len(missing) - _MOST_LISTED} more" if len(missing) > _MOST_LISTED else ""
-        return (
-            f"{name}: the node of {', '.join(missing[:_MOST_LISTED])}{more} is unknown: the trace's metadata has no"
-            " `hosts` for it, or a name that no node can have"
-        )
-    if form == "slurm" and len(nodes) < len(found.nodes.drain + found.nodes.suspects):
-        without = Nodes((), found.nodes.suspects).sentence
-        return f"{name}: {without} Check first; --suspects prints them all the same"
-    return None
-
-
-def _code(found: _Found, form: str, nodes: Sequence[str]) -> ExitCode:
-    if not found.culprits or not found.trusted:
-        return ExitCode.NO_ANSWER
-    if found.without_node:
-        return ExitCode.UNKNOWN_NODE
-    return ExitCode.DONE if nodes or form == "text" else ExitCode.NO_ANSWER

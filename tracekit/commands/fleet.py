@@ -6,10 +6,12 @@ In: traces, or studies. Out: a study, reports in the terminal and as a page, CSV
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import click
@@ -20,12 +22,11 @@ from tracekit.base.command_line import command, quoted
 from tracekit.base.errors import SelectionError
 from tracekit.base.exit_codes import ExitCode
 from tracekit.base.stderr import progress, say
-from tracekit.base.text import printable
-from tracekit.commands.options import OUT, PATH, console
+from tracekit.base.text import bytes_of, printable
+from tracekit.commands.options import OUT, PATH, console, executor_of
 
 if TYPE_CHECKING:
     from tracekit.base.atomic_write import Kind
-    from tracekit.fleet.executor import Executor
     from tracekit.fleet.run import RunSummary, Standing
     from tracekit.fleet.study import Study
 
@@ -34,7 +35,7 @@ _OWN_CLUSTER = "local"
 #: Columns of `--timings`.
 _TIMINGS = ("url", "reused", "rule", "read_s", "analyse_s", "write_s", "cpu_s", "analyse_cpu_s",
             "peak_bytes")  # fmt: skip
-_UNITS = {"M": 1 << 20, "G": 1 << 30}
+_OF_TIMINGS = "timings that `tracekit fleet run` wrote"
 
 
 @click.group("fleet")
@@ -80,39 +81,20 @@ def run(
     if timings is not None:
         from tracekit.base.atomic_write import check_writable
 
-        check_writable(timings, _kind(_TIMINGS, "timings that `tracekit fleet run` wrote"))
-    executor = _executor(processes, memory, ray)
+        check_writable(timings, _kind(_TIMINGS, _OF_TIMINGS))
+    most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2 if memory is None else bytes_of(memory)
+    if most is None:
+        raise SelectionError(f"--memory {memory!r:.40}; expected a size such as 2500M or 16G")
+    executor = executor_of(ray is not None, None if ray == _OWN_CLUSTER else ray, most, processes)
     with progress() as tell:
         tell("looking for traces")
         found = find_sources(sources)
-        rate = _Rate()
-        done = run_study(Study(out), found, executor, lambda standing: tell(rate.line(standing)))
+        began = monotonic()
+        done = run_study(Study(out), found, executor, lambda standing: tell(_progress(standing, monotonic() - began)))
     if timings is not None:
         _write_timings(timings, done)
     for line in _summary(done, out):
         click.echo(printable(line))
-
-
-def _executor(processes: int | None, memory: str | None, ray: str | None) -> Executor:
-    import os
-
-    from tracekit.fleet.local import LocalExecutor
-
-    cores = processes or len(os.sched_getaffinity(0))
-    if ray is not None:
-        from tracekit.fleet.on_ray import RayExecutor
-
-        return RayExecutor(None if ray == _OWN_CLUSTER else ray, cores)
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return LocalExecutor(cores, total // 2 if memory is None else _bytes(memory))
-
-
-def _bytes(text: str) -> int:
-    """`2500M` or `16G`. Raises SelectionError for anything else."""
-    number, unit = text[:-1], text[-1:].upper()
-    if unit not in _UNITS or not number.isascii() or not number.isdigit():
-        raise SelectionError(f"--memory {text!r:.40}; expected a size such as 2500M or 16G")
-    return int(number) * _UNITS[unit]
 
 
 def _study(path: Path) -> Study:
@@ -126,20 +108,12 @@ def _study(path: Path) -> Study:
     return opened
 
 
-class _Rate:
+def _progress(standing: Standing, took_s: float) -> str:
     """Jobs done, rate, time left and failures, in a line."""
-
-    def __init__(self) -> None:
-        from time import monotonic
-
-        self.now, self.began = monotonic, monotonic()
-
-    def line(self, standing: Standing) -> str:
-        """The progress line of a run."""
-        a_second = standing.done / max(self.now() - self.began, 1e-9)
-        left = f", {(standing.total - standing.done) / a_second / 60:.0f} min left" if standing.done else ""
-        failed = "".join(f", {count} {rule}" for rule, count in sorted(standing.failed.items()))
-        return f"{standing.done:,} of {standing.total:,} jobs, {a_second * 60:,.0f} a minute{left}{failed}"
+    a_second = standing.done / max(took_s, 1e-9)
+    left = f", {(standing.total - standing.done) / a_second / 60:.0f} min left" if standing.done else ""
+    failed = "".join(f", {count} {rule}" for rule, count in sorted(standing.failed.items()))
+    return f"{standing.done:,} of {standing.total:,} jobs, {a_second * 60:,.0f} a minute{left}{failed}"
 
 
 def _summary(done: RunSummary, out: Path) -> list[str]:
@@ -175,17 +149,12 @@ def _left_out(out: Path, said: Counter[str]) -> list[str]:
 def _write_timings(path: Path, done: RunSummary) -> None:
     import polars as pl
 
-    from tracekit.base.atomic_write import replacing
+    from tracekit.base.atomic_write import write_text
     from tracekit.base.safe_csv import safe_csv
 
-    table = pl.DataFrame(
-        {name: [getattr(one, name) for one in done.outcomes] for name in _TIMINGS}, schema_overrides={"rule": pl.String}
-    )
-    with (
-        replacing(path, _kind(_TIMINGS, "timings that `tracekit fleet run` wrote")) as temporary,
-        open(temporary, "wb") as file,
-    ):
-        file.write(safe_csv(table).encode())
+    columns = {name: [getattr(one, name) for one in done.outcomes] for name in _TIMINGS}
+    table = pl.DataFrame(columns, schema_overrides={"rule": pl.String})
+    write_text(path, safe_csv(table), _kind(_TIMINGS, _OF_TIMINGS))
 
 
 def _kind(columns: Sequence[str], name: str) -> Kind:
@@ -255,7 +224,7 @@ def report(study: Path, full: bool, html: Path | None, as_json: bool, store: Pat
 def culprits(study: Path, csv: Path | None, rate: float) -> None:
     """List hosts and GPUs that hold up one job of STUDY after another, more often than chance explains."""
     memory.return_later()
-    from tracekit.base.atomic_write import check_writable, replacing
+    from tracekit.base.atomic_write import check_writable, write_text
     from tracekit.base.safe_csv import safe_csv
     from tracekit.fleet.culprits import CULPRITS, recurring_culprits
     from tracekit.show.terminal.fleet import print_culprits
@@ -269,8 +238,7 @@ def culprits(study: Path, csv: Path | None, rate: float) -> None:
     if csv is None:
         print_culprits(found, rate, console(), most=found.height, all_culprits=command("fleet", "culprits", study))
         return
-    with replacing(csv, kind) as temporary, open(temporary, "wb") as file:
-        file.write(safe_csv(found).encode())
+    write_text(csv, safe_csv(found), kind)
     click.echo(f"Wrote {printable(str(csv))}: {found.height:,} machines")
 
 

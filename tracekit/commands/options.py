@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from tracekit.commands.recognise import explained, only_job
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from tracekit.fleet.executor import Executor
     from tracekit.job.job import Job
     from tracekit.store import Store
     from tracekit.store.window import StoredWindow
@@ -183,6 +185,20 @@ def job_source(command: Callable[..., Any]) -> Any:
         return command(source=Source(named, layout, unit, store, job, window), **options)
 
     return with_source
+
+
+def executor_of(ray: bool, address: str | None, memory_bytes: int, processes: int | None = None) -> Executor:
+    """What runs the analyses of a study or a large job: the Ray cluster at `address`, None for one on this machine, or
+    processes that share so much memory, by default one a core.
+    """
+    cores = processes or len(os.sched_getaffinity(0))
+    if ray:
+        from tracekit.fleet.on_ray import RayExecutor
+
+        return RayExecutor(address, cores)
+    from tracekit.fleet.local import LocalExecutor
+
+    return LocalExecutor(cores, memory_bytes)
 
 
 def console() -> Console:

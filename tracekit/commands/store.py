@@ -19,13 +19,12 @@ from tracekit.base.command_line import command
 from tracekit.base.errors import SelectionError
 from tracekit.base.exit_codes import ExitCode
 from tracekit.base.stderr import progress
-from tracekit.base.text import printable, short
+from tracekit.base.text import bytes_of, printable, short
 from tracekit.commands.complete import job_names
 from tracekit.commands.recognise import is_store
 
 _PATH = click.Path(path_type=Path)
 _STORE = click.option("--store", type=_PATH, help="Store [default: $TRACEKIT_STORE, else ./tracekit.store].")
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
 _Code = TypeVar("_Code")
@@ -175,7 +174,9 @@ def prune(store: Path, older_than: str | None, max_size: str | None) -> None:
     if older_than is None and max_size is None:
         raise SelectionError("say what to prune with --older-than or --max-size")
     age = None if older_than is None else _age("--older-than", older_than)
-    most = None if max_size is None else _size(max_size)
+    most = None if max_size is None else bytes_of(max_size)
+    if max_size is not None and most is None:
+        raise SelectionError(f"--max-size {max_size!r:.40}; expected a number of bytes, such as 500M or 50G")
     with progress() as tell:
         removed = pruning(Store(store), older_than=age, most_bytes=most, tell=tell)
     if not _echo(removed):
@@ -195,11 +196,3 @@ def _age(option: str, text: str) -> timedelta:
     if match is None:
         raise SelectionError(f"{option} {text!r:.40}; expected a number of days, hours or minutes, such as 30d or 12h")
     return timedelta(**{{"d": "days", "h": "hours", "m": "minutes"}[match[2]]: int(match[1])})
-
-
-def _size(text: str) -> int:
-    """`50G` or the like in bytes. Raises SelectionError for anything else."""
-    match = re.fullmatch(r"(\d{1,15})([KMGT]?)B?", text.upper())
-    if match is None:
-        raise SelectionError(f"--max-size {text!r:.40}; expected a number of bytes, such as 500M or 50G")
-    return int(match[1]) * _UNITS[match[2]]

@@ -87,10 +87,10 @@ def _write_job(work: tuple[Population, int, Path]) -> JobTruth:
 def _write_truth(path: Path, truths: list[JobTruth]) -> None:
     import polars as pl
 
-    from tracekit.base.atomic_write import Kind, replacing, starting_with
+    from tracekit.base.atomic_write import Kind, starting_with, write_text
     from tracekit.synth.population import JobTruth
 
     columns = [one.name for one in fields(JobTruth)]
     kind = Kind("what `tracekit synth-fleet` wrote", starting_with(f"{','.join(columns)}\n".encode()))
-    with replacing(path, kind) as temporary, open(temporary, "wb") as file:
-        pl.DataFrame({name: [getattr(truth, name) for truth in truths] for name in columns}).write_csv(file)
+    table = pl.DataFrame({name: [getattr(truth, name) for truth in truths] for name in columns})
+    write_text(path, table.write_csv(), kind)

@@ -70,7 +70,11 @@ def watch_command(
     if steps is not None and seconds is not None:
         raise SelectionError("--window-steps and --window-seconds cannot be combined; choose one")
     if Store(source).is_store():
-        _check_of_store(store, steps, seconds, consume)
+        if store is not None or steps is not None or seconds is not None or consume:
+            raise SelectionError(
+                "a store already holds windows: --store, --window-steps, --window-seconds and --consume are for the"
+                " folder that ranks write to"
+            )
         watched, run = Store(source), None
     else:
         seconds = None if steps is not None else seconds or _DEFAULT_SECONDS
@@ -113,14 +117,6 @@ def watch_command(
         watch.until_ended(stop)
         if scrapes is not None:
             scrapes.wait_for_all(stop)  # otherwise Prometheus takes the end of the job for a killed watch
-
-
-def _check_of_store(store: Path | None, steps: int | None, seconds: float | None, consume: bool) -> None:
-    if store is not None or steps is not None or seconds is not None or consume:
-        raise SelectionError(
-            "a store already holds windows: --store, --window-steps, --window-seconds and --consume are for the folder"
-            " that ranks write to"
-        )
 
 
 def _is_post_training(source: Path) -> bool:

@@ -5,6 +5,7 @@ In: a trace, a folder of torch.profiler or a job in a store. Out: the report in 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from tracekit.base.exit_codes import ExitCode
 from tracekit.base.stderr import progress, say
 from tracekit.base.text import printable, short
 from tracekit.commands.arguments import Condition, parse_layers, parse_steps
-from tracekit.commands.options import OUT, PATH, Price, Source, console, job_source
+from tracekit.commands.options import OUT, PATH, Price, Source, console, executor_of, job_source
 from tracekit.trace.model import TraceKind
 
 if TYPE_CHECKING:
@@ -258,22 +259,11 @@ def _free_bytes() -> int:
 
 def _in_batches(source: Source, engine: str, *, method: str, redact: bool, **asked: Any) -> Report:
     """The report on a job whose steps are analysed in batches. Raises SelectionError for other jobs than pipelines."""
-    import os
-
     from tracekit.analysis.replay.method import Method
     from tracekit.fleet.batches import JobFile, analysed_in_batches
-    from tracekit.fleet.executor import Executor
     from tracekit.trace.model import unit_of_time
 
-    executor: Executor
-    if engine == "ray":
-        from tracekit.fleet.on_ray import RayExecutor
-
-        executor = RayExecutor(os.environ.get("RAY_ADDRESS"), len(os.sched_getaffinity(0)))
-    else:
-        from tracekit.fleet.local import LocalExecutor
-
-        executor = LocalExecutor(len(os.sched_getaffinity(0)), _free_bytes() * 3 // 4)
+    executor = executor_of(engine == "ray", os.environ.get("RAY_ADDRESS"), _free_bytes() * 3 // 4)
     unit = None if source.unit is None else unit_of_time(source.unit)
 
     def analysed(path: Path) -> Report:

@@ -45,7 +45,8 @@ def analyse(task: Task) -> Outcome:
             study = Study(Path(task.study))
             if study.has(there.digest, task.analysis):
                 return replace(outcome, reused=True)
-            return _with_peak(_analysed(task, there, study, outcome, began))
+            outcome = _analysed(task, there, study, outcome, began)
+            return replace(outcome, peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
     except OSError as error:
         return Outcome(task.source.url, rule=str(Rule.UNREADABLE), reason=_reason(error))
 
@@ -82,11 +83,6 @@ def _analysed(task: Task, there: Fetched, study: Study, outcome: Outcome, began:
         cpu_s=written.cpu_s - began.cpu_s,
         analyse_cpu_s=analysed.cpu_s - read.cpu_s,
     )
-
-
-def _with_peak(outcome: Outcome) -> Outcome:
-    """The outcome with the peak memory of this process so far, bytes."""
-    return replace(outcome, peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
 def _reason(error: OSError | OutputError) -> str:

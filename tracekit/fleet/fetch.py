@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tracekit.base.object_storage import fetch
-from tracekit.fleet.sources import PARQUET, Source, folder_files, is_endless, stamp_of
+from tracekit.fleet.sources import PARQUET, Source, files_of, is_endless, stamp_of
 
 _CHUNK = 1 << 20
 #: A file that changed less than this before it was read, seconds, can change again without a new modification time.
@@ -63,8 +63,7 @@ def fetched(source: Source) -> Iterator[Fetched]:
 def digest_of(path: Path, layout: Path | None = None) -> str:
     """Digest of a trace's content, 32 hexadecimal digits: covers the names in a folder, not the name of a file."""
     digest = hashlib.blake2b(digest_size=16)
-    files = folder_files(path) if path.is_dir() else [path]
-    for file in [*files, *([] if layout is None else [layout])]:
+    for file in [*files_of(path), *([] if layout is None else [layout])]:
         if path.is_dir():
             digest.update(str(file.relative_to(path)).encode("utf-8", "surrogateescape") + b"\0")
         with open(file, "rb") as content:
@@ -74,8 +73,7 @@ def digest_of(path: Path, layout: Path | None = None) -> str:
 
 
 def _is_fresh(path: Path) -> bool:
-    files = folder_files(path) if path.is_dir() else [path]
-    return any(time.time() - file.stat().st_ctime < _SETTLED_S for file in files)
+    return any(time.time() - file.stat().st_ctime < _SETTLED_S for file in files_of(path))
 
 
 def _has_header(path: Path) -> bool:

@@ -38,7 +38,7 @@ def rows_of(job: Job, digest: str, analysis: str) -> Rows:
     hours, stated = _gpu_hours(metadata, report.gpus, times.recorded)
     per_hour = hours / report.times_s["recorded"]
     tables = {
-        "jobs": _one("jobs", {**_figures(report, metadata, hours, stated=stated), **_of_pipeline(report)}),
+        "jobs": _many("jobs", [{**_figures(report, metadata, hours, stated=stated), **_of_pipeline(report)}]),
         "workers": _workers(report, metadata.get("gpus")),
         "steps": _steps(report, starts),
         "causes": _causes(report, per_hour),
@@ -255,12 +255,6 @@ def _gpu_hours(metadata: Mapping[str, Any], gpus: int, recorded: Any) -> tuple[f
     if isinstance(stated, int | float) and math.isfinite(stated) and stated > 0:
         return float(stated), True
     return float(recorded.sum()) * gpus / 3600, False
-
-
-def _one(table: str, row: Mapping[str, Any]) -> pl.DataFrame:
-    return frame(table, {name: [value] for name, value in row.items()}).with_columns(
-        pl.selectors.float().fill_nan(None)
-    )
 
 
 def _many(table: str, rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:

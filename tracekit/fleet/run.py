@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -91,24 +91,19 @@ def _analyse(
 ) -> list[Outcome]:
     """An outcome for each source. A source that ended its process is retried alone: memory may have been short."""
     of_url = {source.url: source for source in todo}
-    standing = Standing(len(todo))
-
-    def taken(outcomes: Iterable[Outcome], *, last: bool) -> list[Outcome]:
-        kept = []
-        for outcome in outcomes:
-            log.add(of_url[outcome.url], outcome)
-            kept.append(outcome)
-            if last or not outcome.died:
-                standing.done += 1
-                standing.failed.update([outcome.rule] if outcome.rule is not None else [])
-                progress(standing)
-        return kept
-
-    largest_first = sorted(todo, key=lambda source: (-source.bytes, source.url))
+    standing, outcomes = Standing(len(todo)), list[Outcome]()
     progress(standing)
-    first = taken(executor.run([Task(one, str(study.path), analysis) for one in largest_first]), last=False)
-    again = sorted(one.url for one in first if one.died)
-    second = taken(
-        executor.run([Task(of_url[url], str(study.path), analysis) for url in again], alone=True), last=True
-    )  # fmt: skip
-    return sorted((*(one for one in first if not one.died), *second), key=lambda one: one.url)
+    left = sorted(of_url, key=lambda url: (-of_url[url].bytes, url))
+    for last in (False, True):
+        again = []
+        for outcome in executor.run([Task(of_url[url], str(study.path), analysis) for url in left], alone=last):
+            log.add(of_url[outcome.url], outcome)
+            if outcome.died and not last:
+                again.append(outcome.url)
+                continue
+            outcomes.append(outcome)
+            standing.done += 1
+            standing.failed.update([outcome.rule] if outcome.rule is not None else [])
+            progress(standing)
+        left = sorted(again)
+    return sorted(outcomes, key=lambda one: one.url)

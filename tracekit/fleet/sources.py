@@ -60,12 +60,14 @@ def find_sources(named: Iterable[str]) -> list[Source]:
 
 def stamp_of(path: Path) -> str:
     """A stamp that changes with the content of a file, or of all files of a folder. Raises OSError."""
-    files = folder_files(path) if path.is_dir() else [path]
-    return "|".join(_stamp(file.stat()) for file in files)
+    found = [file.stat() for file in files_of(path)]
+    return "|".join(f"{one.st_size}:{one.st_mtime_ns}:{one.st_ctime_ns}:{one.st_ino}" for one in found)
 
 
-def folder_files(path: Path) -> list[Path]:
-    """All files below a folder, by name. Raises OSError if a folder cannot be read."""
+def files_of(path: Path) -> list[Path]:
+    """The file, or all files below a folder, by name. Raises OSError if a folder cannot be read."""
+    if not path.is_dir():
+        return [path]
 
     def fail(error: OSError) -> None:
         raise error
@@ -83,10 +85,6 @@ def is_endless(path: Path) -> bool:
     return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
 
 
-def _stamp(found: os.stat_result) -> str:
-    return f"{found.st_size}:{found.st_mtime_ns}:{found.st_ctime_ns}:{found.st_ino}"
-
-
 def _expand(text: str) -> Iterator[Source]:
     if text.startswith(ADDRESSES):
         yield from _in_object_storage(text)
@@ -99,23 +97,19 @@ def _expand(text: str) -> Iterator[Source]:
     elif glob.has_magic(text):
         pattern = path.absolute()
         for match in sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))):
-            yield from _in_folder(match, seen) if match.is_dir() else _named_file(match)
+            if match.is_dir():
+                yield from _in_folder(match, seen)
+            elif match.suffix not in _LAYOUTS:
+                yield _local(match.absolute())
     else:
         raise SelectionError(
             f"{short(text)}: not found; expected trace files, a folder, a glob, a store or s3://, gs://, az://"
         )
 
 
-def _named_file(path: Path) -> Iterator[Source]:
-    """A file that a glob matches, unless it is a layout."""
-    if path.suffix not in _LAYOUTS:
-        yield _local(path.absolute())
-
-
 def _local(path: Path) -> Source:
     try:
-        files = folder_files(path) if path.is_dir() else [path]
-        size = sum(file.stat().st_size for file in files)
+        size = sum(file.stat().st_size for file in files_of(path))
         stamp = stamp_of(path)
     except OSError:  # reading will report what is wrong
         size, stamp = 0, ""
@@ -150,7 +144,7 @@ def _jobs_in(folder: Path, seen: set[tuple[int, int]]) -> Iterator[Source]:
         return
     seen.add((found.st_dev, found.st_ino))
     if is_store_folder(folder):
-        yield from _in_store(folder)
+        yield from map(_local, _ops_of(folder))
         return
     if is_study(folder):
         return
@@ -166,10 +160,6 @@ def _jobs_in(folder: Path, seen: set[tuple[int, int]]) -> Iterator[Source]:
             yield from _in_folder(path, seen)
         elif entry.name.endswith(PARQUET) or (entry.name.endswith(_OTHERS) and _is_trace(path)):
             yield _local(path)
-
-
-def _in_store(folder: Path) -> Iterator[Source]:
-    yield from map(_local, _ops_of(folder))
 
 
 def _ops_of(store: Path) -> Iterator[Path]:

@@ -6,8 +6,7 @@ In: `FleetFigures`. Out: headings and cells as text. The names of causes and fix
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import polars as pl
 
@@ -16,6 +15,7 @@ from tracekit.fleet.bootstrap import CONFIDENCE, Interval
 from tracekit.fleet.figures import FixOfFleet, FleetFigures
 from tracekit.fleet.paper import CITATION, SHARE
 from tracekit.report.applied import in_all
+from tracekit.report.section import Table
 
 #: The number of table rows to show; the JSON has all.
 MOST_ROWS = 10
@@ -29,19 +29,10 @@ _TITLES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table of text: a title, headings, rows, and a note below."""
-
-    title: str
-    heads: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
-    note: str = ""
-
-    def figures(self) -> list[bool]:
-        """Flags of the columns that contain figures; the first column is the row's subject."""
-        columns = list(zip(*self.rows, strict=True))
-        return [at > 0 and all(map(_is_figure, column)) for at, column in enumerate(columns)]
+def figure_columns(table: Table) -> list[bool]:
+    """Flags of the columns that contain figures; the first column is the row's subject."""
+    columns = zip(*table.rows, strict=True)
+    return [at > 0 and all(map(_is_figure, column)) for at, column in enumerate(columns)]
 
 
 def _is_figure(text: str) -> bool:
@@ -109,7 +100,7 @@ def _causes(found: FleetFigures) -> Table:
         "Jobs that lose at least 1% of their step to it. Causes overlap: they do not add up. The GPU-hours lost in all"
         " are what differences between workers cost; causes that slow all alike, such as checkpoints, come on top."
     )
-    return Table(BY_CAUSE, ("Cause", "jobs", "GPU-hours", "of all"), rows, note)
+    return Table(BY_CAUSE, ("Cause", "jobs", "GPU-hours", "of all"), tuple(rows), note)
 
 
 def _fixes(found: FleetFigures) -> Table:
@@ -125,7 +116,7 @@ def _fixes(found: FleetFigures) -> Table:
     ]
     heads = ("Fix", "for", "jobs", "gives back", "of all GPU-hours")
     note = "First fixes for causes, then what any job could try. Of each job the best fix of its kind. Fixes overlap."
-    return Table("Fixes that give back most", heads, rows, note)
+    return Table("Fixes that give back most", heads, tuple(rows), note)
 
 
 def _applied(found: FleetFigures) -> Table:
@@ -141,7 +132,7 @@ def _applied(found: FleetFigures) -> Table:
     ]
     heads = ("Fix", "jobs", "expected", "got", "GPU-hours a day")
     note = "What each was expected to save a step, and what the run with it saves, as tracekit compare --fix noted it."
-    return Table(APPLIED, heads, rows, note)
+    return Table(APPLIED, heads, tuple(rows), note)
 
 
 def _fix(one: FixOfFleet) -> str:
@@ -150,7 +141,7 @@ def _fix(one: FixOfFleet) -> str:
 
 def _examples(found: FleetFigures) -> Table:
     rows = [(_fix(one), f"{short(one.example_job)}: {one.example}") for one in found.fixes]
-    return Table("Where each of these fixes gives back most", ("Fix", "job"), rows)
+    return Table("Where each of these fixes gives back most", ("Fix", "job"), tuple(rows))
 
 
 def _distribution(found: FleetFigures) -> Table:
@@ -166,7 +157,7 @@ def _distribution(found: FleetFigures) -> Table:
         if found.jobs
     ]
     heads = ("At most, in", "S of jobs", "waste", "S by GPU-hours", "waste by GPU-hours")
-    return Table("Slowdown and waste", heads, rows)
+    return Table("Slowdown and waste", heads, tuple(rows))
 
 
 def _groups(found: FleetFigures) -> Iterator[Table]:
@@ -175,7 +166,7 @@ def _groups(found: FleetFigures) -> Iterator[Table]:
         cells = [_group_row(row) for row in shown.iter_rows(named=True)]
         heads = ("", "jobs", "GPU-hours lost", "straggling", "lost")[: len(cells[0]) if cells else 5]
         more = f"{rows.height - shown.height:,} more in the JSON." if rows.height > shown.height else ""
-        yield Table(_TITLES[name], heads, cells, more)
+        yield Table(_TITLES[name], heads, tuple(cells), more)
 
 
 def _group_row(row: dict[str, object]) -> tuple[str, ...]:
@@ -195,7 +186,7 @@ def _patterns(found: FleetFigures) -> Table:
         )
         for row in found.patterns.iter_rows(named=True)
     ]
-    return Table("Patterns", ("Slowdown", "of jobs", "of GPU-hours", "GPU-hours lost"), rows)
+    return Table("Patterns", ("Slowdown", "of jobs", "of GPU-hours", "GPU-hours lost"), tuple(rows))
 
 
 def _paper(found: FleetFigures) -> Table:
@@ -207,16 +198,16 @@ def _paper(found: FleetFigures) -> Table:
         for one in found.paper
     ]
     heads = ("", "the paper", "ours", "our jobs")
-    return Table("Our fleet beside the paper's", heads, rows, f"Jobs of 128 GPUs and more. Paper: {CITATION}.")
+    return Table("Our fleet beside the paper's", heads, tuple(rows), f"Jobs of 128 GPUs and more. Paper: {CITATION}.")
 
 
 def _left_out(found: FleetFigures) -> Table:
     rows = [(str(one.rule), one.scope, f"{one.jobs:,}", f"{one.first:,}") for one in found.left_out]
-    return Table("Jobs left out", ("Rule", "of", "jobs", "by this rule first"), rows)
+    return Table("Jobs left out", ("Rule", "of", "jobs", "by this rule first"), tuple(rows))
 
 
 def culprits_table(found: pl.DataFrame, rate: float) -> Table:
-    """Machines that recur, at that false-discovery rate; without rows if there are none."""
+    """Machines that recur, at that false-discovery rate; without rows, and a note that says so, if there are none."""
     rows = [
         (
             f"{row['kind']} {short(row['machine'])}",
@@ -231,7 +222,8 @@ def culprits_table(found: pl.DataFrame, rate: float) -> Table:
     ]
     heads = ("Machine", "held up", "by chance", "q", "GPU-hours lost", "slow in", "last")
     note = f"At most {rate:.0%} of them are expected to be named by chance (Benjamini-Hochberg)."
-    return Table("Machines that hold up one job after another", heads, rows, note)
+    note = note if rows else "None beyond chance."
+    return Table("Machines that hold up one job after another", heads, tuple(rows), note)
 
 
 def between(found: Interval) -> str:

@@ -51,18 +51,16 @@ def _cells(report: PipelineReport, cells: WorkerCells) -> Iterator[str]:
     for row, values in enumerate(cells.slowdown):
         for column, value in enumerate(values):
             worker = Worker(cells.dp_ranks[row], column * cells.patch[1])
-            named = _long_name(report, worker) if cells.patch == (1, 1) else f"workers from {worker} on"
-            rank = report.ranks.get(worker) if cells.patch == (1, 1) else None
+            named, rank = f"workers from {worker} on", None
+            if cells.patch == (1, 1):
+                named = f"{worker_name(report, worker)}, dp {worker.dp_rank}, stage {worker.pp_rank}"
+                rank = report.ranks.get(worker)
             mark = "" if rank is None else f' data-rank="{rank}"'
             words = f"{escape(named)}: slowdown alone {value:.3f}"
             yield (
                 f'<rect class="level{level_of(value)}"{mark} x="{_LEFT + column * _CELL}" y="{_TOP + row * _CELL}"'
                 f' width="{_CELL - _GAP}" height="{_CELL - _GAP}"><title>{words}</title></rect>'
             )
-
-
-def _long_name(report: PipelineReport, worker: Worker) -> str:
-    return f"{worker_name(report, worker)}, dp {worker.dp_rank}, stage {worker.pp_rank}"
 
 
 def _ticks(cells: WorkerCells) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
@@ -10,18 +11,21 @@ from pathlib import Path
 import pytest
 
 from tests.collectors.nccl.harness import Nccl
-from tracekit.collectors.nccl import build
 from tracekit.collectors.nccl.reader import Ring, read_ring
 from tracekit.collectors.nccl.recording import ring_files
 
-SOURCES = Path(build.__file__).parent
+ROOT = Path(__file__).parents[3]
+SOURCES = ROOT / "collectors" / "nccl"
 
 
 @pytest.fixture(scope="session")
 def plugin(tmp_path_factory) -> Path:
-    """The shared library, compiled as strictly as the compiler can."""
+    """The shared library, compiled with the flags of an install and as strictly as the compiler can."""
+    extensions = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["ext-modules"]
+    (ours,) = (one for one in extensions if one["name"] == "tracekit.collectors.nccl._plugin")
     library = tmp_path_factory.mktemp("plugin") / "plugin.so"
-    command = ["cc", *build.FLAGS, "-Werror", "-o", str(library), str(SOURCES / "plugin.c"), *build.LINK_FLAGS]
+    flags, linked = ours["extra-compile-args"], ours["extra-link-args"]
+    command = ["cc", *flags, "-Werror", "-fPIC", "-shared", "-o", library, SOURCES / "plugin.c", *linked]
     subprocess.run(command, check=True, capture_output=True)
     return library
 

@@ -13,7 +13,6 @@ import pytest
 from tests.collectors.conftest import contradictions, several
 from tracekit.collectors.importers.registry import read_any
 from tracekit.collectors.nccl import launching
-from tracekit.collectors.nccl.build import build_plugin
 from tracekit.collectors.nccl.operations import operations
 from tracekit.collectors.nccl.reader import read_ring
 from tracekit.collectors.run_directory.segments import AttemptRecording, RankRecording
@@ -49,20 +48,27 @@ def test_a_users_plugin_stays(monkeypatch):
     assert warning.startswith("NCCL_PROFILER_PLUGIN=/their/plugin.so is already set")
 
 
-def test_without_a_compiler_the_rest_is_recorded(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        (None, "the NCCL plugin is not compiled; install tracekit again"),
+        (SimpleNamespace(origin=f"/{'x' * 254}"), ": too long, NCCL cuts paths at 255 bytes; install"),
+    ],
+)
+def test_without_a_plugin_that_nccl_can_load_the_rest_is_recorded(spec, why, monkeypatch):
     """The environment is as it was."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(launching, "find_spec", lambda _: spec)
     setup = launching.prepare_nccl({"A": "b"})
     assert (setup.plugged, setup.environment) == (False, {"A": "b"})
-    assert setup.warnings[0].startswith("--nccl records nothing, the rest is recorded: no C compiler")
+    (warning,) = setup.warnings
+    assert warning.startswith("--nccl records nothing, the rest is recorded: ")
+    assert why in warning
 
 
-def test_nccl_and_the_ranks_are_told_where_the_plugin_is(tmp_path, monkeypatch):
+def test_nccl_and_the_ranks_are_told_where_the_plugin_is():
     """And which events."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     setup = launching.prepare_nccl({}, 0x02)
-    path = str(build_plugin())
+    path = str(launching.find_plugin())
     assert setup.environment == {
         "NCCL_PROFILER_PLUGIN": path,
         "TRACEKIT_NCCL_PLUGIN": path,

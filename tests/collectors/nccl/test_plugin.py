@@ -1,6 +1,7 @@
 """The compiled plugin, driven through its tables of functions as NCCL drives it."""
 
 import os
+import subprocess
 import threading
 from ctypes import CFUNCTYPE, c_char_p, c_int, c_ulong, cast, create_string_buffer
 from pathlib import Path
@@ -24,6 +25,7 @@ from tests.collectors.nccl.harness import (
     VERSIONS,
 )
 from tests.properties import examples
+from tracekit.collectors.nccl.launching import find_plugin
 from tracekit.collectors.nccl.operations import PROXY_OP as OP_SLOT
 from tracekit.collectors.nccl.operations import PROXY_STEP as STEP_SLOT
 from tracekit.collectors.nccl.operations import START, STATE, STOP, channels, count_proxy_steps, operations
@@ -31,6 +33,20 @@ from tracekit.collectors.nccl.reader import HEADER_BYTES, SLOT, Communicator
 
 HERE = Path(__file__).parent
 DEFAULT = COLL | P2P | KERNEL_CH
+
+
+def test_the_installed_library_needs_libc_alone_shows_five_names_and_stays_loaded():
+    """NCCL closes it behind its last communicator; code that runs then must still be there."""
+    plugin = find_plugin()
+    dynamic = subprocess.run(["readelf", "-d", plugin], capture_output=True, text=True, check=True).stdout
+    needed = [line.split("[")[1].rstrip("]") for line in dynamic.splitlines() if "(NEEDED)" in line]
+    assert all(name.startswith(("libc.", "ld-")) for name in needed)  # the loader serves thread-local variables
+    assert "NODELETE" in dynamic
+    symbols = subprocess.run(["nm", "-D", "--defined-only", plugin], capture_output=True, text=True, check=True).stdout
+    assert sorted(line.split()[-1] for line in symbols.splitlines()) == [
+        *(f"ncclProfiler_v{version}" for version in VERSIONS),
+        "tracekit_nccl_set_step",
+    ]
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -11,9 +11,8 @@ import polars as pl
 
 from tracekit.base.atomic_write import Kind, starting_with
 from tracekit.fleet.figures import FleetFigures
-from tracekit.fleet.words import Table, answer_rows, culprits_table, headline, tables
-from tracekit.show.card import plain
-from tracekit.show.card import table as html_table
+from tracekit.fleet.words import answer_rows, culprits_table, headline, tables
+from tracekit.show.card import plain, sections
 from tracekit.show.documents.page import head
 
 _BEGINNING = "<!doctype html>\n<!-- tracekit fleet report -->\n"
@@ -26,21 +25,16 @@ _WIDTH, _HEIGHT, _LEFT, _BELOW = 480, 200, 40, 24
 def fleet_page(found: FleetFigures, curves: pl.DataFrame, culprits: pl.DataFrame, rate: float, name: str) -> str:
     """The whole page. `curves`: `figures.quantiles` for many shares. `culprits`: recurring ones at that rate."""
     rows = "".join(f"<dt>{plain(about)}</dt><dd>{plain(words)}</dd>" for about, words in answer_rows(found))
-    sections = "".join(map(_section, [*tables(found), culprits_table(culprits, rate)]))
+    shown = sections([*tables(found), culprits_table(culprits, rate)])
     return (
         f'{_BEGINNING}<html lang="en" class="tracekit">{head(plain(name))}<body><main>'
         f"<header><h1><bdi>{plain(name)}</bdi></h1><p>{found.jobs:,} jobs</p></header>"
         f'<section class="card {"bad" if found.straggling_jobs.value > 0 else "good"}"><p class="headline">'
         f"{plain(headline(found))}</p><dl>{rows}</dl></section>"
-        f'<div class="pair">{"".join(_curves(curves)) if found.jobs else ""}</div>{sections}'
+        f'<div class="pair">{"".join(_curves(curves)) if found.jobs else ""}</div>{shown}'
         f"<footer>Made by tracekit.</footer></main>"
         "</body></html>\n"
     )
-
-
-def _section(table: Table) -> str:
-    rows = html_table(table.heads, table.rows) if table.rows else "<p>None beyond chance.</p>"
-    return f"<section><h2>{plain(table.title)}</h2>{rows}<p>{plain(table.note)}</p></section>"
 
 
 def _curves(curves: pl.DataFrame) -> Iterator[str]:

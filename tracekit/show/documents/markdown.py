@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tracekit.base.atomic_write import Kind, replacing, starting_with
+from tracekit.base.atomic_write import Kind, starting_with, write_text
 from tracekit.base.text import printable, short
 from tracekit.report.report import Report
 from tracekit.show.words import answer_rows, tables
@@ -45,8 +45,7 @@ def markdown(report: Report, *, gpu_hour: float | None = None, source: str | Non
 
 def write_markdown(path: Path, text: str) -> None:
     """Write the document to a file. Raises OutputError; a file there is replaced only if this function wrote it."""
-    with replacing(path, MARKDOWN_FILE) as temporary:
-        temporary.write_text(_BEGINNING + text, encoding="utf-8")
+    write_text(path, _BEGINNING + text, MARKDOWN_FILE)
 
 
 def escaped(text: str) -> str:

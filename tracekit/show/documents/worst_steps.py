@@ -9,22 +9,23 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import polars as pl
+import numpy.typing as npt
 
-from tracekit.analysis.whatif.timeline import compared_frame
 from tracekit.job.pipeline_report import PipelineReport
+from tracekit.show.spans import Ints, Replay, StepOps, step_ops
 from tracekit.show.worker_cells import workers_that_matter
 from tracekit.trace.model import KINDS, OpKind, Worker
 
 #: Steps on the page, workers, and spans in total; a span takes about 20 bytes.
 MOST_STEPS, MOST_WORKERS, MOST_SPANS = 3, 24, 36_000
-_REPLAYS = ("recorded", "ideal")
+_REPLAYS = (Replay.RECORDED, Replay.IDEAL)
 _FORWARD, _BACKWARD, _COMMUNICATION, _OTHER = range(4)
 _CLASS = {
     OpKind.FORWARD_COMPUTE: _FORWARD,
     OpKind.LOSS: _FORWARD,
     OpKind.BACKWARD_COMPUTE: _BACKWARD,
     OpKind.BACKWARD_WEIGHT: _BACKWARD,
+    **{kind: _COMMUNICATION for kind in KINDS if kind.is_communication},
 }
 
 
@@ -37,66 +38,38 @@ def worst_steps(report: PipelineReport) -> dict[str, Any]:
     found = report.attribution
     order = np.argsort(-found.recorded, kind="stable")
     order = order[np.isin(found.steps[order], report.replay.graph.steps)][:MOST_STEPS]
-    steps = [int(step) for step in found.steps[order]]
-    frame = compared_frame(report.replay.only_steps(sorted(steps))).with_columns(kind=pl.col("kind").cast(pl.String))
-    rows = _rows(report, frame.height // max(_worker_count(frame), 1))
-    placed = frame.join(_row_frame(rows), on=["dp_rank", "pp_rank"])
-    kinds = sorted(set(placed["kind"].to_list()))
+    steps = [step_ops(report.replay.only_steps([step])) for step in found.steps[order].tolist()]
+    of_worker = len(_REPLAYS) * sum(len(ops.kind) // ops.workers for ops in steps)
+    workers = workers_that_matter(report, min(MOST_WORKERS, max(1, MOST_SPANS // max(of_worker, 1))))
     budget = MOST_SPANS // (len(steps) * len(_REPLAYS))
     left_out, drawn = 0, []
-    for step, at in zip(steps, order, strict=True):
-        ops = placed.filter(pl.col("step") == step)
-        left_out += max(ops.height - budget, 0)
-        ops = ops.sort("recorded_duration", descending=True).head(budget)
-        drawn.append(
-            {"step": step, "recorded_us": _us(found.recorded[at]), "ideal_us": _us(found.ideal[at])}
-            | {name: _spans(ops, name, kinds) for name in _REPLAYS}
-        )
+    for ops, at in zip(steps, order, strict=True):
+        row = _rows(ops, workers)
+        shown = np.flatnonzero(row >= 0)
+        left_out += max(len(shown) - budget, 0)
+        shown = shown[np.argsort(-ops.duration[Replay.RECORDED][shown], kind="stable")[:budget]]
+        times = {"recorded_us": int(_us(found.recorded[at])), "ideal_us": int(_us(found.ideal[at]))}
+        spans = {str(replay): _spans(ops, row, shown, replay) for replay in _REPLAYS}
+        drawn.append({"step": ops.step, **times, **spans})
     return {
-        "kinds": [{"name": kind, "class": _class_of(kind)} for kind in kinds],
-        "workers": [_worker(report, worker) for worker in rows],
+        "kinds": [{"name": kind, "class": _CLASS.get(kind, _OTHER)} for kind in KINDS],
+        "workers": [_worker(report, worker) for worker in workers],
         "steps": drawn,
         "left_out": left_out,
     }
 
 
-def _worker_count(frame: pl.DataFrame) -> int:
-    return frame.select("dp_rank", "pp_rank").n_unique()
+def _rows(ops: StepOps, workers: list[Worker]) -> Ints:
+    """The row of each op, -1 for ops of other workers."""
+    rows = {(worker.dp_rank, worker.pp_rank): row for row, worker in enumerate(workers)}
+    places = zip(ops.dp_rank.tolist(), ops.pp_rank.tolist(), strict=True)
+    return np.repeat([rows.get(place, -1) for place in places], np.diff(ops.first))
 
 
-def _rows(report: PipelineReport, ops_of_worker: int) -> list[Worker]:
-    """The workers to show: as many of those that matter most as fit."""
-    fitting = max(1, MOST_SPANS // max(len(_REPLAYS) * ops_of_worker, 1))
-    return workers_that_matter(report, min(MOST_WORKERS, fitting))
-
-
-def _row_frame(rows: list[Worker]) -> pl.DataFrame:
-    """The row of each worker, with types that can be joined with those of the ops."""
-    return pl.DataFrame(
-        {
-            "dp_rank": pl.Series([worker.dp_rank for worker in rows], dtype=pl.Int32),
-            "pp_rank": pl.Series([worker.pp_rank for worker in rows], dtype=pl.Int32),
-            "row": range(len(rows)),
-        }
-    )
-
-
-def _spans(ops: pl.DataFrame, name: str, kinds: list[str]) -> list[int]:
-    numbers = ops.select(
-        pl.col("row"),
-        pl.col("kind").replace_strict({kind: at for at, kind in enumerate(kinds)}, return_dtype=pl.Int64),
-        (pl.col(f"{name}_start") * 1e6).round().cast(pl.Int64).alias("start"),
-        (pl.col(f"{name}_duration") * 1e6).round().cast(pl.Int64).alias("duration"),
-    )
-    flat: list[int] = numbers.to_numpy().ravel().tolist()
+def _spans(ops: StepOps, row: Ints, shown: Ints, replay: Replay) -> list[int]:
+    columns = row, ops.kind, _us(ops.start[replay]), _us(ops.duration[replay])
+    flat: list[int] = np.column_stack([column[shown] for column in columns]).ravel().tolist()
     return flat
-
-
-def _class_of(kind: str) -> int:
-    known = next((one for one in KINDS if str(one) == kind), None)
-    if known is None or known in _CLASS:
-        return _OTHER if known is None else _CLASS[known]
-    return _COMMUNICATION if known.is_communication else _OTHER
 
 
 def _worker(report: PipelineReport, worker: Worker) -> dict[str, Any]:
@@ -110,5 +83,6 @@ def _worker(report: PipelineReport, worker: Worker) -> dict[str, Any]:
     }
 
 
-def _us(value: float) -> int:
-    return round(float(value) * 1e6)
+def _us(seconds: npt.ArrayLike) -> Ints:
+    """Whole microseconds."""
+    return np.rint(np.multiply(seconds, 1e6, dtype=np.float64)).astype(np.int64)

@@ -1,36 +1,34 @@
 """The ranks that hold a job up, one per line.
 
-In: rows as in the JSON of a report (`answer.culprits`), or hosts against their own history. Out: what rich prints.
+In: the culprits of a report, or hosts against their own history. Out: what rich prints.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.text import Text
 
 from tracekit.base.text import counted, percent_sure, seconds, short, three_digits
 from tracekit.job.history import FEWEST_WINDOWS, History
+from tracekit.report.answer import Culprit
 from tracekit.show.terminal.tables import new_table
 
 _LONGEST_HOST = 28
 
 
-def print_culprits(culprits: Sequence[Mapping[str, Any]], console: Console) -> None:
+def print_culprits(culprits: Sequence[Culprit], console: Console) -> None:
     """Print each culprit with its node, what is slow, its cost per step, the confidence, and since when."""
     table = new_table("Rank", "host", "slow", "costs a step", "sure", "since")
-    for row in culprits:
-        unrecorded = f"worker ({row['dp_rank']},{row['pp_rank']})"
-        confidence, first = row["confidence"], row["first_step"]
+    for one in culprits:
         table.add_row(
-            unrecorded if row["rank"] is None else str(row["rank"]),
-            Text("unknown" if row["host"] is None else short(row["host"])),
-            str(row["part"]),
-            seconds(row["cost_s"]),
-            "-" if confidence is None else percent_sure(confidence),
-            "-" if first is None else f"step {first}",
+            f"worker ({one.dp_rank},{one.pp_rank})" if one.rank is None else str(one.rank),
+            Text("unknown" if one.host is None else short(one.host)),
+            one.part,
+            seconds(one.cost_s),
+            percent_sure(one.confidence),
+            "-" if one.first_step is None else f"step {one.first_step}",
         )
     console.print(table)
 

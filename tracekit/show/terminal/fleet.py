@@ -5,9 +5,8 @@ In: figures of a study, or of two. Out: what rich prints.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import polars as pl
+from msgspec.structs import replace
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
@@ -15,7 +14,8 @@ from rich.text import Text
 from tracekit.base.text import printable
 from tracekit.fleet.comparison import Direction, FleetComparison
 from tracekit.fleet.figures import FleetFigures
-from tracekit.fleet.words import Table, answer_rows, culprits_table, headline, tables
+from tracekit.fleet.words import answer_rows, culprits_table, figure_columns, headline, tables
+from tracekit.report.section import Table
 from tracekit.show.terminal.colours import LOST
 from tracekit.show.terminal.tables import labelled, new_table
 
@@ -59,7 +59,7 @@ def print_culprits(culprits: pl.DataFrame, rate: float, console: Console, most: 
         return
     more = culprits.height - most
     said = f" {more:,} more with `{all_culprits}`." if more > 0 else ""
-    console.print(_drawn(replace(table, note=table.note + said)))
+    console.print(_drawn(replace(table, note=f"{table.note}{said}")))
 
 
 def print_fleet_comparison(found: FleetComparison, console: Console) -> None:
@@ -86,7 +86,7 @@ def print_fleet_comparison(found: FleetComparison, console: Console) -> None:
 
 def _drawn(table: Table) -> RenderableType:
     shown = new_table(*table.heads)
-    for column, figures, texts in zip(shown.columns, table.figures(), zip(*table.rows, strict=True), strict=True):
+    for column, figures, texts in zip(shown.columns, figure_columns(table), zip(*table.rows, strict=True), strict=True):
         column.justify = "right" if figures else "left"
         column.no_wrap = not any(" " in text for text in texts)  # words break only if all columns have shrunk
     for row in table.rows:
