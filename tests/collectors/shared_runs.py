@@ -41,6 +41,7 @@ SHAPES = {
     "uneven": "RANKS=2 plain_pipeline.py",
     "sharded": "RANKS=2 sharded_optimizer.py",
     "functional-collectives": "RANKS=2 functional.py",
+    "logs": "RANKS=2 STEPS=8 logs.py",
     "slept": "RANKS=2 PAUSE=sleep WHERE=middle paused.py",
     "met": "RANKS=2 MEET=1 PAUSE=sleep WHERE=between paused.py",
     "ddp": "RANKS=4 ddp_accumulation.py",
