@@ -34,7 +34,7 @@ LONGEST = (
     "tests/dashboards/pages",
     "tests/dashboards",
     "tests/live/test_alerts.py",
-    *(f"tests/collectors/launch/test_{name}.py" for name in ("nodes", "fault_injection", "hang", "doctor")),
+    *(f"tests/collectors/launch/test_{name}.py" for name in ("nodes", "hang", "doctor")),
     *(f"tests/collectors/launch/test_{name}.py" for name in ("around_a_command", "other_python")),
     "tests/test_killed_import.py",
     "tests/live/test_run.py",
@@ -183,7 +183,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """`pytest -n 5` hands out units in order; pytest-xdist 3.8 loses its own groups under pytest 9.2."""
+    """`pytest -n 4` hands out units in order; pytest-xdist 3.8 loses its own groups under pytest 9.2."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Units(LoadScopeScheduling):
