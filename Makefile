@@ -43,9 +43,9 @@ check: $(VENV)/.dev
 test: $(VENV)/.dev $(CHROMIUM) $(NGINX) $(PROMETHEUS)
 	+$(MAKE) --no-print-directory --jobs 2 check suite
 
-# More processes than two cores: many tests wait for a browser, a training job or an alert.
+# More processes than two cores: many tests wait for a browser, a training job or an alert. Each collects all tests first.
 suite: $(VENV)/.dev
-	$(BIN)/pytest -n 5 -m "not fleet"
+	$(BIN)/pytest -n 4 -m "not fleet"
 
 # Studies of many jobs: killed processes, a Ray cluster on this machine, servers of S3 and Google's storage. Some minutes.
 test-fleet: $(VENV)/.fleet

@@ -34,7 +34,7 @@ LONGEST = (
     "tests/dashboards/pages",
     "tests/dashboards",
     "tests/live/test_alerts.py",
-    *(f"tests/collectors/launch/test_{name}.py" for name in ("nodes", "fault_injection", "hang", "doctor")),
+    *(f"tests/collectors/launch/test_{name}.py" for name in ("nodes", "hang", "doctor")),
     *(f"tests/collectors/launch/test_{name}.py" for name in ("around_a_command", "other_python")),
     "tests/test_killed_import.py",
     "tests/live/test_run.py",
@@ -47,6 +47,8 @@ LONGEST = (
     "tests/fleet/test_sources.py",
     *(f"tests/test_{name}.py" for name in ("absurd_sizes", "bad_input", "cli", "in_the_way")),
 )
+#: Imported where a test needs them only.
+HEAVY = {"mcp", "pandas", "scipy.stats", "torch"}
 #: Folders whose tests only compute: behind all others.
 COMPUTED = ("tests/analysis/", "tests/benchmarks/", "tests/fuzz/", "tests/synth/")
 
@@ -155,11 +157,12 @@ def compile_share(worker: dict[str, Any] | None) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[object]:
-    """A file that imports torch is an error: every process collects all files, and torch is a quarter of that time."""
-    before = "torch" in sys.modules
+    """A file that imports one of HEAVY is an error: every process collects all files, and they take half that time."""
+    before = HEAVY & sys.modules.keys()
     report: Any = yield
-    if not before and "torch" in sys.modules:
-        report.outcome, report.longrepr = "failed", "imports torch when it is collected: import it in the test instead"
+    if imported := (HEAVY & sys.modules.keys()) - before:
+        names = ", ".join(sorted(imported))
+        report.outcome, report.longrepr = "failed", f"imports {names} when it is collected: import it in the test"
     return report
 
 
@@ -180,7 +183,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """`pytest -n 5` hands out units in order; pytest-xdist 3.8 loses its own groups under pytest 9.2."""
+    """`pytest -n 4` hands out units in order; pytest-xdist 3.8 loses its own groups under pytest 9.2."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Units(LoadScopeScheduling):

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from scipy.stats import linregress
 
 from tests.handmade import LAYOUT, healthy_frame, run
 from tracekit.base.exit_codes import ExitCode
@@ -121,6 +120,8 @@ def test_options_that_do_not_fit_are_one_clear_line(arguments: list[str]) -> Non
 
 def test_a_rise_has_the_chance_of_students_test_times_the_places_where_it_could_begin() -> None:
     """So noise alone names a host in one store of a hundred at most (Bonferroni)."""
+    from scipy.stats import linregress
+
     for level in 1 + 0.01 * np.random.default_rng(7).standard_normal((50, 20)):
         places = range(2, 20)
         chances = [linregress(np.arange(20) >= at, level, alternative="greater").pvalue for at in places]

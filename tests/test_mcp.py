@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mcp import Client, StdioServerParameters
 
 import tracekit
 from tests.handmade import HEALTHY_STEP_S, SLOW_STEP_S, awaited, run, slow_trace
@@ -21,6 +20,7 @@ SLOW, HEALTHY = (str(ROOT / "sample_traces" / f"{name}.parquet") for name in ("s
 
 def ask(folder: Path, *questions: tuple[str, dict[str, Any]]) -> list[tuple[bool, Any]]:
     """For each tool and its arguments: whether it failed, and its data or the text of its error."""
+    from mcp import Client, StdioServerParameters
 
     async def asked() -> list[tuple[bool, Any]]:
         command = StdioServerParameters(

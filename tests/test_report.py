@@ -10,7 +10,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import polars as pl
 import pytest
 from jsonschema import Draft202012Validator
@@ -320,6 +319,8 @@ def test_what_takes_a_replay_for_every_dp_rank_is_null_where_that_is_too_dear(mo
 
 @pytest.mark.parametrize("name", PipelineReport.table_names)
 def test_pandas_frames_equal_polars_frames(name: str, slow: PipelineReport) -> None:
+    import pandas as pd
+
     frame, ours = slow.pandas(name), slow.table(name)
     assert isinstance(frame, pd.DataFrame)
     assert list(frame.columns) == ours.columns

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 
 import duckdb
@@ -29,6 +30,7 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "live.store")
 
 
+@cache
 def window(number: int, name: str = "live", *, analysed: bool = False) -> Incoming:
     """Window `number` of a job: two steps of its own, at an hour of its own."""
     steps = (2 * number, 2 * number + 1)

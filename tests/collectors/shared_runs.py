@@ -1,5 +1,7 @@
 """The runs that many tests look at: name -> `NAME=value ... script.py argument ...`, as `several.py` takes them."""
 
+from tests.collectors.sabotage.faults import SIGNALS, TESTED
+
 PAUSES = {
     "collecting": "RANKS=2 PAUSE=gc paused.py",
     "collecting-in-closure": "RANKS=2 PAUSE=gc CLOSURE=1 paused.py",
@@ -41,6 +43,7 @@ SHAPES = {
     "uneven": "RANKS=2 plain_pipeline.py",
     "sharded": "RANKS=2 sharded_optimizer.py",
     "functional-collectives": "RANKS=2 functional.py",
+    "logs": "RANKS=2 STEPS=8 logs.py",
     "slept": "RANKS=2 PAUSE=sleep WHERE=middle paused.py",
     "met": "RANKS=2 MEET=1 PAUSE=sleep WHERE=between paused.py",
     "ddp": "RANKS=4 ddp_accumulation.py",
@@ -73,7 +76,9 @@ PLAYED = {
     "gpu-captures": "NVML=./libnvidia-ml.so.1 STEPS=28 CAPTURES_AT=13 fake_gpu.py",
     "gpu-without-nvml": "STEPS=8 fake_gpu.py",
 }
-RUNS = {**PLAYED, **SHAPES, **ROWS, **PAUSES, **LOOPS, **FAULTS}
+#: A training for each way for the recorder to fail, and one in which it does not.
+SABOTAGED = {"none": "trains.py", **{name: f"SABOTAGE={name} trains.py" for name in TESTED}}
+RUNS = {**PLAYED, **SHAPES, **ROWS, **PAUSES, **LOOPS, **FAULTS, **SABOTAGED}
 #: Those whose results must be what they are without collect.
 ALONE = (
     "fsdp",
@@ -86,4 +91,6 @@ ALONE = (
     "plain",
     "compile-many",
     *ROWS,
+    "none",
+    *(name for name in SIGNALS if name in TESTED),  # the only ones that make a difference without collect, too
 )

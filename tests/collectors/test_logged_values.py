@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tests.collectors.conftest import collect, torchrun
+from tests.collectors.conftest import Run
 from tests.handmade import run
 from tracekit.collectors.merge.placement import Place, Placement
 from tracekit.collectors.merge.values import logged_values
@@ -18,23 +18,23 @@ from tracekit.trace.model import Layout
 from tracekit.trace.step_values import STEP_VALUES, step_values
 
 
-def test_the_store_has_what_two_ranks_of_torchrun_wrote(tmp_path: Path) -> None:
+def test_the_store_has_what_two_ranks_wrote(runs: dict[str, Run], tmp_path: Path) -> None:
     """Rank r trains on 1,000 (r + 1) + step tokens; garbage is told once, and changes nothing."""
-    ran = collect(tmp_path, torchrun(2, "logs.py"), STEPS=8)
-    assert ran.process.returncode == 0
-    assert ran.process.stderr.count("tracekit.log(") == 1
+    ran = runs["logs"]
+    assert ran.exit_codes == [0, 0]
+    assert ran.complained.count("tracekit.log(") == 1
     assert re.search(
         r"rank [01]: tracekit.log\(tokens=...\) in step 0: ValueError: nan; expected a count from 0 to 2\^53; such"
         r" values are left out; training continues",
-        ran.process.stderr,
+        ran.complained,
     )
-    said = re.findall(r"step (\d+) loss (0x[0-9a-f.]+p[+-]\d+)", ran.process.stdout)
+    said = re.findall(r"step (\d+) loss (0x[0-9a-f.]+p[+-]\d+)", ran.said)
     losses = [np.mean([float.fromhex(loss) for at, loss in said if int(at) == step]) for step in range(8)]
     values = step_values(ran.trace.metadata)
     assert values["tokens"] == {step: 3000 + 2 * step for step in range(1, 8)}
     assert list(values["loss"]) == list(range(1, 8))
     assert list(values["loss"].values()) == pytest.approx(losses[1:], rel=1e-12)
-    assert run("import", ran.out, "--store", tmp_path / "s.store", "--name", "job").code == 0
+    assert run("import", ran.attempt["out"], "--store", tmp_path / "s.store", "--name", "job").code == 0
     (newest,) = Store(tmp_path / "s.store").history("job").to_dicts()
     assert newest["tokens_per_s"] == pytest.approx(3008 / newest["recorded_s"])  # the mean of steps 1 to 7
     assert newest["loss"] == pytest.approx(losses[7])

@@ -80,7 +80,7 @@ def proxied(sample_store: Path, tmp_path: Path, serve: Callable[..., Serving]) -
 
 
 def test_a_person_logs_in_and_sees_every_kind_of_page(proxied: Proxied, browser: Browser) -> None:
-    context = browser.new_context(ignore_https_errors=True)
+    context = browser.new_context()
     page, noise = context.new_page(), list[str]()
     page.on("console", lambda said: noise.append(said.text) if said.type in ("error", "warning") else None)
     page.on("request", lambda asked: None if asked.url.startswith(proxied.url) else noise.append(asked.url))

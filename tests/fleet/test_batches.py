@@ -18,7 +18,6 @@ from tests.properties import examples
 from tests.test_op_trace import OPS
 from tracekit.base.errors import OutputError, SelectionError, TraceError
 from tracekit.fleet.batches import JobFile, analysed_in_batches
-from tracekit.fleet.local import LocalExecutor
 from tracekit.fleet.worker import work
 from tracekit.job.load import load
 from tracekit.show.documents.worst_steps import worst_steps
@@ -36,6 +35,12 @@ class InTurn:
     def run(self, tasks, *, alone=False):  # noqa: ARG002 - the interface of executors
         work(tasks[0])
         yield from map(work, tasks)
+
+
+@pytest.fixture
+def without_processes(monkeypatch):
+    """The command's batches are analysed here: `test_the_command_prints_the_same_with_either_engine` has processes."""
+    monkeypatch.setattr("tracekit.fleet.local.LocalExecutor", lambda *_: InTurn())
 
 
 def in_batches(path, executor=None, layout=None, **settings):
@@ -85,15 +90,15 @@ def test_causes_may_follow_from_fewer_steps_than_figures(tmp_path):
     assert shown["slowdown"] == whole.slowdown
 
 
-def test_processes_of_which_one_is_killed_in_every_round(tmp_path):
+def test_batches_of_which_one_dies_in_every_round_are_analysed_again(tmp_path):
     slow_trace(range(4)).write_parquet(tmp_path / "job.parquet")
 
-    class Killing(LocalExecutor):
+    class Killing(InTurn):
         def run(self, tasks, *, alone=False):
             for count, done in enumerate(super().run(tasks, alone=alone)):
                 yield type(done)(done.url, died=True, reason="killed") if count == 0 and not alone else done
 
-    found = in_batches(tmp_path / "job.parquet", Killing(2, 1 << 30), batch_ops=1)
+    found = in_batches(tmp_path / "job.parquet", Killing(), batch_ops=1)
     assert found.to_json() == load(tmp_path / "job.parquet").report.to_json()
 
 
@@ -139,22 +144,29 @@ def test_a_full_disk_is_one_error(tmp_path):
 
 
 def test_the_command_prints_the_same_with_either_engine(tmp_path):
+    slow_trace(range(2)).write_parquet(tmp_path / "job.parquet")
+    same_with_either_engine(tmp_path / "job.parquet")
+
+
+def same_with_either_engine(*words):
+    one, many = (run("whatif", *words, "--engine", engine, "--json") for engine in ("local", "processes"))
+    assert (many.code, many) == (0, one)
+
+
+@pytest.mark.parametrize("options", [("--fix", "worker=1,0", "--by", "stage"), ("--ignore-steps", "1", "--redact")])
+def test_options_print_the_same_with_either_engine(options, tmp_path, without_processes):
     slow_trace(range(3)).write_parquet(tmp_path / "job.parquet")
-    for options in ((), ("--fix", "worker=1,0", "--by", "host"), ("--ignore-steps", "1", "--redact")):
-        one, many = (run("whatif", tmp_path / "job.parquet", "--engine", engine, "--json", *options)
-                     for engine in ("local", "processes"))  # fmt: skip
-        assert many == one
+    same_with_either_engine(tmp_path / "job.parquet", *options)
 
 
-def test_the_only_trace_in_a_folder_and_a_window_of_a_job_in_a_store(tmp_path):
+def test_the_only_trace_in_a_folder_and_a_window_of_a_job_in_a_store(tmp_path, without_processes):
     (tmp_path / "traces").mkdir()
     slow_trace(range(3)).write_parquet(tmp_path / "traces" / "job.parquet")
     store = Store(tmp_path / "store")
     for steps in (range(3), range(3, 5)):
         store.append(Incoming(slow_trace(steps), "job", "by hand"))
     for named in ((tmp_path / "traces",), ("--store", store.path), ("--store", store.path, "--window", "0")):
-        one, many = (run("whatif", *named, "--engine", engine, "--json") for engine in ("local", "processes"))
-        assert (many.code, many) == (0, one)
+        same_with_either_engine(*named)
 
 
 @pytest.mark.fleet
@@ -179,7 +191,7 @@ def test_only_pipelines_are_analysed_in_batches(tmp_path):
     assert missing == [f"tracekit: {tmp_path / 'no.parquet'}: no such file or folder"] * 2
 
 
-def test_a_job_that_needs_more_memory_than_is_free_is_analysed_in_batches(tmp_path, monkeypatch):
+def test_a_job_that_needs_more_memory_than_is_free_is_analysed_in_batches(tmp_path, monkeypatch, without_processes):
     slow_trace(range(2)).write_parquet(tmp_path / "job.parquet")
     expected = run("whatif", tmp_path / "job.parquet", "--json")
     Store(tmp_path / "store").append(Incoming(slow_trace(range(2)), "slow job", "by hand"))
@@ -278,11 +290,13 @@ def test_row_groups_of_any_size(tmp_path, rows, statistics):
     assert found.to_json() == load(tmp_path / "job.parquet").report.to_json()
 
 
-@pytest.mark.parametrize("looked_at", [4, 12])
+PIPELINE, DATA_PARALLEL = Pipeline(data=(0.1, 3.0)), DataParallel((4.0, 3.0), optimizer=(0.0, 2.0), pause_s=0.5)
+
+
 @pytest.mark.parametrize(
-    "job", [Pipeline(data=(0.1, 3.0)), DataParallel(work=(4.0, 3.0), optimizer=(0.0, 2.0), pause_s=0.5)]
+    ("job", "looked_at", "steps"), [(PIPELINE, 4, 1), (PIPELINE, 12, 5), (DATA_PARALLEL, 4, 5), (DATA_PARALLEL, 12, 1)]
 )
-def test_workers_that_begin_steps_early(tmp_path, monkeypatch, job, looked_at):
+def test_workers_that_begin_steps_early(tmp_path, monkeypatch, job, looked_at, steps):
     """Whichever steps of the job show when workers begin in a scenario, all batches begin them then."""
     monkeypatch.setattr("tracekit.analysis.replay.step_overlap.MOST_STEPS", looked_at)
     trace, _ = job.played()
@@ -290,9 +304,8 @@ def test_workers_that_begin_steps_early(tmp_path, monkeypatch, job, looked_at):
     path = write_canonical(tmp_path / "job.parquet", uneven, trace.layout.to_dict())
     expected = load(path)
     assert expected.replay.graph.begins_early
-    for steps in (1, 5):
-        found = in_batches(path, batch_ops=steps * trace.ops.height // 12)
-        assert found.to_json() == expected.report.to_json()
+    found = in_batches(path, batch_ops=steps * trace.ops.height // 12)
+    assert found.to_json() == expected.report.to_json()
 
 
 @pytest.mark.parametrize("name", ["collected", "collected_healthy"])

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-import pandas as pd
 import polars as pl
 import pytest
 
@@ -61,6 +60,8 @@ def test_a_copy_counts_once_and_what_is_no_trace_is_a_row_with_its_reason(study:
 
 
 def test_duckdb_pandas_and_polars_read_the_same_tables(study: Path) -> None:
+    import pandas as pd
+
     for name, schema in TABLES.items():
         found = pl.read_parquet(f"{study}/{name}/*.parquet")
         assert found.schema == schema

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from scipy.special import gammaincc
 
 from tracekit.analysis.numeric.coincidence import _erlang_tail, waits_beyond_chance
 
@@ -30,6 +29,8 @@ def test_ends_that_fall_anywhere_are_taken_for_waits_once_in_a_thousand_groups()
 
 def test_the_chance_of_a_group_is_the_tail_of_a_gamma_distribution():
     """Of three gaps it is e^-x (1 + x + x^2 / 2), which is 1/1000 at x = 11.2289: each end this close with e^-x/3."""
+    from scipy.special import gammaincc
+
     for x, waits in ((11.2, False), (11.3, True)):
         late = np.full(3, np.exp(-x / 3))
         assert waits_beyond_chance(np.ones(3), late, np.ones(3, int), np.zeros(3, int)).all() == waits

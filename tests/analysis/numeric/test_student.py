@@ -5,7 +5,6 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.special import stdtr
 
 from tests.properties import examples
 from tracekit.analysis.numeric.student import student_beyond, student_tail
@@ -28,6 +27,8 @@ def test_with_one_and_two_degrees_of_freedom_it_has_a_closed_form() -> None:
 @examples(200)
 @given(st.floats(-40, 40), FREEDOM)
 def test_the_tail_is_that_of_scipy(t: float, freedom: float) -> None:
+    from scipy.special import stdtr
+
     assert student_tail(t, freedom) == pytest.approx(stdtr(freedom, -t), rel=1e-8, abs=1e-300)
 
 

@@ -145,15 +145,23 @@ def test_an_event_that_cannot_be_is_left_out_and_counted(tmp_path, at):
 def test_an_absurd_number_in_one_event_ends_in_a_report(tmp_path):
     fields = ("pid", "tid", "grid", "block", "stream", "device", "correlation", "In msg nelems")
     values = (-1, 7, 1.5, 2**63 - 1, 2**63, 10**29, "x", True, None, {"a": [1]})
+    """Where values are read alike, so that all that is analysed is the same, one report is enough."""
     write(tmp_path / "rank0.json", document([all_reduce(20 + 10 * number, 5) for number in range(4)], 0))
+    reported = set()
     for field, value in itertools.product(fields, values):
         events = [all_reduce(20 + 10 * number, 5) for number in range(4)]
         (events[1] if field in events[1] else events[1]["args"])[field] = value
         write(tmp_path / "rank1.json", document(events, 1))
         with case((field, value)):
-            report = load(tmp_path).whatif()
+            job = load(tmp_path)
+            read = repr([one.rows() if isinstance(one, pl.DataFrame) else one for one in vars(job.recording).values()])
+            if read in reported:
+                continue
+            reported.add(read)
+            report = job.whatif()
             assert report.recorded.recording.gpu_ops.height >= 7
             json.loads(report.to_json())
+    assert len(reported) > 5
 
 
 def test_the_mark_of_a_step_with_thirty_digits_marks_nothing(tmp_path):

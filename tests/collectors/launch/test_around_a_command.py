@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.collectors.conftest import SCRIPTS, TIMEOUT_S, collect, environment, plain, python, torchrun
+from tests.collectors.conftest import SCRIPTS, TIMEOUT_S, collect, environment, plain, python
 from tests.handmade import run, slow_trace
 from tracekit.collectors.importers.registry import read_any
 from tracekit.store import Incoming, Store
@@ -185,29 +185,6 @@ def test_an_interruption_sent_to_the_launcher_alone_reaches_the_command(tmp_path
         _, stderr = process.communicate(timeout=TIMEOUT_S)
     assert "KeyboardInterrupt" in stderr
     assert process.returncode == 130
-
-
-def test_attempts_of_an_elastic_job_are_segments_of_one_trace(tmp_path):
-    """Step 4 fails, so three steps of the first attempt are whole behind its step 0, and five of the second. The first
-    of those is the sixth number: one is left free. One rank: restarted gloo groups of two often fail to connect by
-    themselves.
-    """
-    kept = ["--segments", "segments"]
-    collected = collect(tmp_path, torchrun(1, "quick.py", "--max-restarts", "1"), *kept, CRASH_STEP=4, STEPS=6)
-    assert collected.process.returncode == 0, collected.process.stderr
-    first, second = collected.summary["attempts"]
-    assert (first["steps"], second["steps"]) == (3, 5)
-    assert first["out"] == second["out"] == str(collected.out)
-    trace = collected.trace
-    assert trace.steps.tolist() == [1, 2, 3, 5, 6, 7, 8, 9]
-    assert trace.metadata["segments"] == [
-        {"attempt": 0, "first_step": 1, "last_step": 3, "numbered_from": 1, "missing_ranks": []},
-        {"attempt": 1, "first_step": 5, "last_step": 9, "numbered_from": 1, "missing_ranks": []},
-    ]
-    starts = [trace.step_starts[step] for step in trace.steps.tolist()]
-    assert starts == sorted(starts)
-    assert read_any(tmp_path / "segments").ops.equals(trace.ops)
-    assert not list(tmp_path.glob("job.attempt-*"))
 
 
 def test_an_unwritable_folder_is_refused_before_the_command_runs(tmp_path):

@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from tests.cases import case
-from tests.collectors.conftest import TIMEOUT_S, environment, several
-from tests.collectors.sabotage.faults import FAULTS, SIGNALS, TESTED, UNNOTICED
+from tests.collectors.conftest import TIMEOUT_S, environment
+from tests.collectors.sabotage.faults import FAULTS, TESTED, UNNOTICED
+from tests.collectors.shared_runs import SABOTAGED
 from tracekit.base.errors import OutputError
 from tracekit.collectors.launch import collect as library
 from tracekit.collectors.launch import launcher
@@ -24,52 +25,35 @@ from tracekit.collectors.run_directory.writing import write_left_over, write_man
 from tracekit.collectors.runtime.ring import LeftOver
 
 
-def trainings(names):
-    return {"none": "trains.py", **{name: f"SABOTAGE={name} trains.py" for name in names}}
-
-
-@pytest.fixture(scope="module")
-def faulty(tmp_path_factory):
-    """A training for each fault, under collect."""
-    return several(tmp_path_factory.mktemp("faulty"), trainings(TESTED))
-
-
-@pytest.fixture(scope="module")
-def by_itself(tmp_path_factory):
-    """The same without collect; only signals make a difference there."""
-    signals = [name for name in SIGNALS if name in TESTED]
-    return several(tmp_path_factory.mktemp("by-itself"), trainings(signals), under_collect=False)
-
-
-def test_a_fault_in_the_training_process_changes_neither_exit_code_nor_weights(faulty, by_itself):
-    for name, ran in faulty.items():
-        expected = by_itself.get(name, by_itself["none"])
+def test_a_fault_in_the_training_process_changes_neither_exit_code_nor_weights(runs, alone):
+    for name in SABOTAGED:
+        ran, expected = runs[name], alone.get(name, alone["none"])
         assert ran.exit_codes == expected.exit_codes, (name, ran.complained)
         assert ran.said == expected.said, name
 
 
-def test_there_are_forty_faults_and_they_take_effect(faulty):
+def test_there_are_forty_faults_and_they_take_effect(runs):
     """The recording suffers, or a line says what has failed; without a fault it is whole."""
-    sound = faulty["none"]
+    sound = runs["none"]
     assert (sound.complained, sound.attempt["steps"], sound.attempt["problem"]) == ("", 5, None)
     whole = [line for line in sound.closing if "wrote" not in line]
     harmed = {
         name
         for name in TESTED
-        if faulty[name].complained or [line for line in faulty[name].closing if "wrote" not in line] != whole
+        if runs[name].complained or [line for line in runs[name].closing if "wrote" not in line] != whole
     }
     assert harmed | UNNOTICED >= set(TESTED)
     assert len(TESTED) >= 40
     assert set(TESTED) <= FAULTS.keys()
 
 
-def test_no_file_of_a_rank_is_written_through_a_link(faulty):
-    assert (faulty["every-file-is-a-link"].segments.parent / "victim").read_text() == "precious"
+def test_no_file_of_a_rank_is_written_through_a_link(runs):
+    assert (runs["every-file-is-a-link"].segments.parent / "victim").read_text() == "precious"
 
 
-def test_a_run_directory_that_is_gone_is_not_made_again(faulty):
+def test_a_run_directory_that_is_gone_is_not_made_again(runs):
     """Anybody can have taken its place since."""
-    assert not (faulty["folder-cannot-be-made"].segments.parent / "run-of-folder-cannot-be-made").exists()
+    assert not (runs["folder-cannot-be-made"].segments.parent / "run-of-folder-cannot-be-made").exists()
 
 
 def raises(*_args, **_kwargs):

@@ -6,13 +6,16 @@ import socket
 import subprocess
 import sys
 
+import pytest
+
 from tests.collectors.conftest import TIMEOUT_S, environment, python
 from tracekit.collectors.importers.registry import read_any
+from tracekit.collectors.runtime.wire_format import rank_stem
 from tracekit.trace.canonical import read_parquet
 
 
-def run_nodes(directory, segments):
-    """Two nodes of one rank each, as Slurm or Kubernetes start them, node n with the folder segments[n].
+def run_nodes(directory, segments, commands):
+    """Two nodes of one rank each, as Slurm or Kubernetes start them: node n runs commands[n], with folder segments[n].
 
     What each `collect` said, and its summary.
     """
@@ -20,12 +23,12 @@ def run_nodes(directory, segments):
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     nodes = []
-    for node, folder in enumerate(segments):
+    for node, (folder, command) in enumerate(zip(segments, commands, strict=True)):
         collect = [sys.executable, "-m", "tracekit", "collect", "--segments", folder, "--no-store", "--json"]
         place = {"RANK": node, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         nodes.append(
             subprocess.Popen(
-                [*collect, "--out", f"node{node}.parquet", "--", *python("quick.py")],
+                [*collect, "--out", f"node{node}.parquet", "--", *command],
                 cwd=directory,
                 env=environment(**place),
                 stdout=subprocess.PIPE,
@@ -38,20 +41,35 @@ def run_nodes(directory, segments):
     return [(json.loads(out.splitlines()[-1]), err) for out, err in outputs]
 
 
-def test_two_nodes_share_the_segments_folder(tmp_path):
+@pytest.fixture(scope="module")
+def sharing(tmp_path_factory):
+    """Where two nodes have trained together that share a folder of segments, and their summaries."""
+    directory = tmp_path_factory.mktemp("sharing")
+    ran = run_nodes(directory, ("shared", "shared"), [python("quick.py")] * 2)
+    return directory, [summary for summary, _ in ran]
+
+
+def test_two_nodes_share_the_segments_folder(sharing):
     """Both nodes' ranks are in one trace; the node that started first writes it."""
-    ran = run_nodes(tmp_path, ("shared", "shared"))
-    assert sorted(summary["merged_elsewhere"] for summary, _ in ran) == [False, True]
-    (written,) = tmp_path.glob("node*.parquet")
+    directory, summaries = sharing
+    assert sorted(summary["merged_elsewhere"] for summary in summaries) == [False, True]
+    (written,) = directory.glob("node*.parquet")
     trace = read_parquet(written)
     assert trace.layout.world_size == trace.layout.dp == 2
     assert trace.coverage().complete
     assert trace.metadata["missing_ranks"] == []
 
 
-def test_folders_of_nodes_that_share_none_are_copied_together(tmp_path):
-    """Each node warns that it lacks the other's rank; copied into one folder they are one trace."""
-    for node, (summary, said) in enumerate(run_nodes(tmp_path, ("one", "two"))):
+def test_folders_of_nodes_that_share_none_are_copied_together(sharing, tmp_path):
+    """Each node, whose command brings the segments of its rank, warns that it lacks the other's; copied into one folder
+    they are one trace.
+    """
+    recorded, _ = sharing
+    commands, where = [], "$TRACEKIT_COLLECT_DIR/attempt-000"
+    for node in (0, 1):
+        segments = (recorded / "shared" / "attempt-000").glob(f"{rank_stem(node)}*")
+        commands.append(["sh", "-c", f'mkdir "{where}" && cp "$@" "{where}"', "sh", *map(str, segments)])
+    for node, (summary, said) in enumerate(run_nodes(tmp_path, ("one", "two"), commands)):
         assert summary["attempts"][0]["missing_ranks"] == [1 - node]
         assert f"rank {1 - node} reported nothing; the trace lacks them" in said
     shutil.copytree(tmp_path / "two", tmp_path / "one", dirs_exist_ok=True)

@@ -32,10 +32,10 @@ def other(tmp_path_factory) -> Path:
     return directory / "bin" / "python"
 
 
-def under_collect(directory, python, command, *options, **variables):
+def under_collect(directory, command, *options, **variables):
     """The run, and its lines on stderr that are tracekit's."""
-    under = [sys.executable, "-m", "tracekit", "collect", *options, "--store", "jobs", "--", *command]
-    ran = plain([*under, str(python), str(SCRIPTS / "quick.py")], directory, **variables)
+    under = [sys.executable, "-m", "tracekit", "collect", *options, "--store", "jobs", "--", *map(str, command)]
+    ran = plain(under, directory, **variables)
     return ran, [line for line in ran.stderr.splitlines() if line.startswith("tracekit: ")]
 
 
@@ -45,7 +45,7 @@ TWICE = ["sh", "-c", '"$0" "$1" & "$0" "$1"; code=$?; wait; exit $code']
 
 def test_it_trains_and_one_line_says_how_to_install_the_recorder(other, tmp_path):
     """Not one per rank. The closing line names the same reason, and no other."""
-    ran, (first, last) = under_collect(tmp_path, other, TWICE, STEPS=2)
+    ran, (first, last) = under_collect(tmp_path, [*TWICE, other, SCRIPTS / "quick.py"], STEPS=2)
     assert ran.returncode == 0, ran.stderr
     lacks = f"{other} cannot import tracekit's recorder (No module named 'tracekit')"
     found = re.fullmatch(
@@ -57,23 +57,42 @@ def test_it_trains_and_one_line_says_how_to_install_the_recorder(other, tmp_path
     assert (Path(source) / "pyproject.toml").is_file()
 
 
-def test_a_strangers_package_of_the_same_name_is_named(other, tmp_path):
+#: What torch does at the end of its import.
+TORCH = """
+import importlib.metadata
+found = importlib.metadata.entry_points()
+found = found.select(group="torch.backends") if hasattr(found, "select") else found["torch.backends"]
+for one in found:
+    one.load()()
+"""
+
+
+@pytest.fixture
+def played(tmp_path) -> Path:
+    """A folder with a torch that does only that."""
+    (tmp_path / "played").mkdir()
+    (tmp_path / "played" / "torch.py").write_text(TORCH)
+    return tmp_path / "played"
+
+
+def test_a_strangers_package_of_the_same_name_is_named(other, played, tmp_path):
     """On the package index, `tracekit` is another project's, with the same import."""
     (packages,) = (other.parents[1] / "lib").glob("python*/site-packages")
     stranger = packages / "tracekit" / "__init__.py"
     stranger.parent.mkdir()
     stranger.write_text('__version__ = "0.3.1"\n')
     try:
-        ran, (first, _) = under_collect(tmp_path, other, [], STEPS=2)
+        ran, (first, _) = under_collect(tmp_path, [other, "-c", "import torch"], PYTHONPATH=played)
     finally:
         shutil.rmtree(stranger.parent)
     assert ran.returncode == 0, ran.stderr
     assert f"; {stranger} is another project's package of that name: pip uninstall tracekit, then install it: " in first
 
 
-def test_the_exit_code_of_a_training_that_fails_is_its_own(other, tmp_path):
+def test_the_exit_code_of_a_training_that_fails_is_its_own(other, played, tmp_path):
     """With --live, too."""
-    ran, said = under_collect(tmp_path, other, [], "--live", END="raise")
+    fails = "import torch; raise ValueError('the loss is not to my liking')"
+    ran, said = under_collect(tmp_path, [other, "-c", fails], "--live", PYTHONPATH=played)
     assert ran.returncode == 1
     assert "ValueError: the loss is not to my liking" in ran.stderr
     assert [line for line in said if " -m pip install " in line] == said[:1]
@@ -96,14 +115,6 @@ def test_nothing_is_blamed_that_is_not_known(tmp_path):
         assert option in why_nothing_was_recorded(tmp_path)
 
 
-#: What torch does at the end of its import.
-TORCH = """
-import importlib.metadata
-found = importlib.metadata.entry_points()
-found = found.select(group="torch.backends") if hasattr(found, "select") else found["torch.backends"]
-for one in found:
-    one.load()()
-"""
 #: Ways for the recorder to be broken in the Python of the training -> what the line says.
 BROKEN = {
     "raise ImportError('libfoo.so: cannot open')": "cannot import tracekit's recorder (libfoo.so: cannot open)",
@@ -116,14 +127,13 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("options", [(), ("-S",)], ids=["both ways in", "only torch's"])
-def test_a_recorder_that_is_broken_ends_no_import(options, tmp_path):
+def test_a_recorder_that_is_broken_ends_no_import(options, played, tmp_path):
     """Whatever it raises: `import torch` succeeds, and the line appears once, from the first process of the job."""
     bootstrap = tmp_path / "path" / "tracekit" / "collectors" / "runtime" / "bootstrap.py"
     bootstrap.parent.mkdir(parents=True)
     for folder in (bootstrap.parent, *bootstrap.parents[1:3]):
         (folder / "__init__.py").touch()
-    (tmp_path / "path" / "torch.py").write_text(TORCH)
-    path = os.pathsep.join([str(SCRIPTS.parents[2] / "collectors" / "inject"), str(tmp_path / "path")])
+    path = os.pathsep.join(map(str, [SCRIPTS.parents[2] / "collectors" / "inject", tmp_path / "path", played]))
     python = [sys.executable, "-s", "-B", *options, "-c", "import torch; import json; print('trains')"]
     for number, (source, said) in enumerate(BROKEN.items()):
         bootstrap.write_text(source)

@@ -2,8 +2,7 @@
 
 The optimizer is one of its own, as many users have one: those of torch import its compiler, which takes longer than all
 the rest. Several ranks reduce their gradients; with SPAWN the script starts its two itself. END: how step 5 ends, by
-`raise` or by waiting for an `interrupt`. READY: the step in which it says so, and goes on. CRASH_STEP: where the first
-attempt of an elastic job fails.
+`raise` or by waiting for an `interrupt`. READY: the step in which it says so, and goes on.
 """
 
 import os
@@ -18,8 +17,6 @@ from torch import nn
 STEPS = int(os.environ.get("STEPS", "6"))
 END = os.environ.get("END")
 READY = int(os.environ.get("READY", "-1"))
-CRASH_STEP = int(os.environ.get("CRASH_STEP", "-1"))
-FIRST_ATTEMPT = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
 
 
 class Descent(torch.optim.Optimizer):
@@ -53,8 +50,6 @@ def main():
                 dist.all_reduce(parameter.grad)
         if step == READY:
             print("ready", flush=True)
-        if step == CRASH_STEP and FIRST_ATTEMPT:
-            raise RuntimeError("a rank fails")
         if END == "raise" and step == 4:
             raise ValueError("the loss is not to my liking")
         if END == "interrupt" and step == 4:
