@@ -295,7 +295,9 @@ def test_the_same_job_in_either_format_gives_the_same_ops(tmp_path: Path) -> Non
 
 
 def test_a_large_published_file_is_read_like_a_small_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its columns are converted as they are read; what does not fit is refused in the same words."""
+    """Its columns are converted as they are read, from any number of row groups; what does not fit is refused in the
+    same words.
+    """
     (tmp_path / "meta.yaml").write_text("dp_size: 2\npp_size: 2\nworld_size: 4\n")
     few = published_columns(slow_frame((0, 1))).with_columns(
         pl.col("start_ts", "duration").cast(pl.Float32), pl.col("stage").cast(pl.Int8), pl.col("step").cast(pl.Int64)
@@ -305,10 +307,10 @@ def test_a_large_published_file_is_read_like_a_small_one(tmp_path: Path, monkeyp
         few.with_columns(pl.when(row).then(pl.lit(value)).otherwise(name).alias(name)) for name, value in cell.items()
     ]
     found = []
-    for most in (canonical.MOST_ROWS_AT_ONCE, 0):
+    for most, in_a_group in ((canonical.MOST_ROWS_AT_ONCE, None), (0, 1)):
         monkeypatch.setattr(canonical, "MOST_ROWS_AT_ONCE", most)
         for ops in (few, *bad):
-            ops.write_parquet(tmp_path / "trace.parquet")
+            ops.write_parquet(tmp_path / "trace.parquet", row_group_size=in_a_group)
             try:
                 found.append(read_published(tmp_path / "trace.parquet", tmp_path / "meta.yaml").ops.rows())
             except TracekitError as error:

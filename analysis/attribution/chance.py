@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import polars as pl
 from msgspec import Struct
 
 from tracekit.analysis.numeric import parallel
@@ -26,6 +27,7 @@ from tracekit.analysis.replay.kernel import Costs
 if TYPE_CHECKING:
     from tracekit.analysis.graph.dependency_graph import Block
     from tracekit.analysis.graph.fold import FoldedGraph
+    from tracekit.analysis.graph.op_graph import OpGraph
     from tracekit.analysis.replay.engine import JobReplay
     from tracekit.analysis.replay.graph_replay import GraphReplay
 
@@ -123,15 +125,22 @@ def _factors(block: Block, cost: Floats) -> Floats:
 
 def noisy_step_times_of_ops(replay: GraphReplay, graph: FoldedGraph) -> Floats:
     """The same for a job of any shape, whose ops are compared with those of their class on the same rank."""
-    ops, cost = graph.ops, graph.of_ops(replay.durations.cost)
-    order = np.lexsort((ops.start, combinations([ops.peer, ops.rank, ops.step])[1]))
-    alike = (ops.peer[order][1:] == ops.peer[order][:-1]) & (ops.rank[order][1:] == ops.rank[order][:-1])
-    logs = _of_previous(cost[None], _previous(order, alike))[0]
-    ranked, count = np.lexsort((np.abs(logs), ops.peer)), np.bincount(ops.peer)
-    middle = np.cumsum(count) - count + np.maximum(count - 1, 0) // 2
-    usual = np.abs(logs)[ranked[np.minimum(middle, len(ranked) - 1)]]
-    factor = _usual(logs, usual[ops.peer])
+    ops = graph.ops
+    logs = _of_previous(graph.of_ops(replay.durations.cost)[None], _one_before(ops))[0]
+    classes = pl.DataFrame({"peer": ops.peer, "far": np.abs(logs)})
+    usual = classes.select(pl.col("far").quantile(0.5, "lower").over("peer")).to_series().to_numpy()
+    factor = _usual(logs, usual)
     return _with_factors(replay, [factor[block.op] for block in graph.blocks])
+
+
+def _one_before(ops: OpGraph) -> Ints:
+    """The one before each op among those of its class on its rank, as of `_previous`."""
+    code = combinations([ops.peer, ops.rank, ops.step])[1]
+    order = np.argsort(ops.start, kind="stable")
+    # numpy sorts narrow integers without comparing them.
+    order = order[np.argsort(code.astype(np.min_scalar_type(code.max(initial=0)))[order], kind="stable")]
+    alike = (ops.peer[order][1:] == ops.peer[order][:-1]) & (ops.rank[order][1:] == ops.rank[order][:-1])
+    return _previous(order, alike)
 
 
 def _previous(order: Ints, alike: Bools) -> Ints:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import polars as pl
 
 from tracekit.collectors.merge.device_ops import ON_DEVICE
+from tracekit.collectors.merge.runs import place_in_run
 from tracekit.collectors.runtime.wire_format import Flag
 from tracekit.trace.model import OpKind
 
@@ -35,9 +36,9 @@ def mark_nested(records: pl.DataFrame, direct: pl.DataFrame) -> pl.DataFrame:
     return marked.with_columns(nested=(pl.col("start_ns") < pl.col("host_end_ns")).fill_null(value=False))
 
 
-def classify_collectives(collectives: pl.DataFrame, groups: pl.DataFrame, direct: pl.DataFrame) -> pl.DataFrame:
+def classify_collectives(marked: pl.DataFrame, groups: pl.DataFrame, direct: pl.DataFrame) -> pl.DataFrame:
     """Collectives with their kind in the graph, null if it has none; reductions are never `nested`, but may be `inside`
-    a compute.
+    a compute. `marked`: collectives, as returned by `mark_nested`.
 
     Gradients are reduced from the step's last backward on; parameters are gathered before the chunk's first forward. A
     reduction among model-parallel ranks between the last backward and the optimizer is the gradient norm. Any other
@@ -47,7 +48,7 @@ def classify_collectives(collectives: pl.DataFrame, groups: pl.DataFrame, direct
     """
     computes = direct.filter(pl.col("kind").is_in(COMPUTES))
     optimizers = direct.filter(pl.col("kind") == str(OpKind.OPTIMIZER))
-    marked = mark_nested(collectives, direct).join(groups, on=["rank", "peer"], how="left", maintain_order="left")
+    marked = marked.join(groups, on=["rank", "peer"], how="left", maintain_order="left")
     marked = marked.with_columns(all_there_ns=all_there_ns(), meets=_meets())
     of_step = computes.group_by("rank", "step").agg(last_ns=pl.col("start_ns").max())
     of_step = of_step.join(
@@ -213,6 +214,8 @@ def without_waits(ops: pl.DataFrame, collectives: pl.DataFrame) -> pl.DataFrame:
     waits = collectives.filter(blocking).select(
         "rank", wait_start_ns="start_ns", waited_ns=pl.col("all_there_ns") - pl.col("start_ns")
     )
+    if waits.is_empty():
+        return ops
     hosts = ops.filter(host).select("rank", "start_ns", "end_ns").sort("start_ns")
     waited = (
         waits.sort("wait_start_ns")
@@ -231,11 +234,13 @@ def ended_by_optimizers(ops: pl.DataFrame) -> pl.DataFrame:
     key = ["rank", "step"]
     is_reduction = pl.col("kind").is_in(REDUCTIONS)
     optimizers = ops.filter(pl.col("kind") == str(OpKind.OPTIMIZER)).select(*key, "start_ns", optimizer_ns="start_ns")
-    placed = ops.sort("start_ns").join_asof(
-        optimizers.sort("start_ns"), on="start_ns", by=key, strategy="forward", check_sortedness=False
+    placed = (
+        ops.filter(is_reduction)
+        .sort("start_ns")
+        .join_asof(optimizers.sort("start_ns"), on="start_ns", by=key, strategy="forward", check_sortedness=False)
+        .with_columns(end_ns=pl.min_horizontal("end_ns", "optimizer_ns"))
     )
-    end_ns = pl.when(is_reduction).then(pl.min_horizontal("end_ns", "optimizer_ns")).otherwise(pl.col("end_ns"))
-    return placed.with_columns(end_ns=end_ns).select(OP_COLUMNS)
+    return pl.concat([ops.filter(~is_reduction), placed.select(OP_COLUMNS)])
 
 
 def with_one_clip(ops: pl.DataFrame) -> pl.DataFrame:
@@ -261,22 +266,18 @@ def with_joined_reductions(ops: pl.DataFrame, on_device: list[int]) -> pl.DataFr
     key, peers = ["rank", "step", "kind"], ["step", "pp_rank", "kind"]
     reductions = (
         ops.filter(is_reduction)
-        .sort("start_ns", "end_ns")
+        .sort(*key, "start_ns", "end_ns")
         .with_columns(
-            number=pl.int_range(pl.len()).over(key),
-            count=pl.len().over(key),
-            # What began inside the backward was moved to its end.
-            overlaps=(
-                (
-                    ~pl.col("rank").is_in(on_device)
-                    & (pl.col("start_ns") < pl.col("end_ns").cum_max().shift(1).over(key))
-                )
-                | (pl.col("start_ns") == pl.col("start_ns").shift(1).over(key))
-            ).fill_null(value=False),
+            number=place_in_run(*key), count=pl.len().over(key), before_ns=pl.col("end_ns").cum_max().shift(1).over(key)
         )
-        .with_columns(alike=pl.col("count").n_unique().over(peers) == 1)
+        .with_columns(
+            # What began inside the backward was moved to its end.
+            overlaps=(~pl.col("rank").is_in(on_device) & (pl.col("start_ns") < pl.col("before_ns")))
+            | ((pl.col("number") > 0) & (pl.col("start_ns") == pl.col("start_ns").shift(1))),
+            alike=pl.col("count").n_unique().over(peers) == 1,
+        )
         .with_columns(joined=pl.col("overlaps").any().over(*peers, "number") & pl.col("alike"))
-        .with_columns(op=(~pl.col("joined")).cum_sum().over(key, order_by="number"))
+        .with_columns(op=(~pl.col("joined")).cum_sum())
     )
     whole = reductions.group_by(*key, "op").agg(
         pl.col("start_ns").min(), pl.col("end_ns").max(), pl.exclude("start_ns", "end_ns").first()

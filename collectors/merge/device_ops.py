@@ -81,11 +81,10 @@ def one_after_another(ops: pl.DataFrame, ranks: list[int]) -> pl.DataFrame:
     queued = pl.col("kind").is_in(_ALWAYS_IN_TURN)
     on_device = pl.col("rank").is_in(ranks) & pl.col("kind").is_in(_IN_TURN)
     in_turn = on_device | queued
-    ordered = ops.sort("start_ns", "end_ns")
-    if not ordered.select(in_turn.any()).item():
-        return ordered
+    if not ops.select(in_turn.any()).item():
+        return ops
     before_ns = pl.col("end_ns").cum_max().shift(1).over("rank", "step", "kind").fill_null(0)
-    ordered = ordered.with_columns(before_ns=before_ns)
+    ordered = ops.sort("start_ns", "end_ns").with_columns(before_ns=before_ns)
     # Ops finish in the order in which they are issued: an end before the previous op's end was estimated or noticed
     # too early.
     ends = pl.when(queued).then(pl.max_horizontal("end_ns", "before_ns")).otherwise(pl.col("end_ns"))

@@ -98,11 +98,11 @@ def merge_attempt(
     if nccl is not None:
         records, joined = join_nccl(records, groups, nccl, clocks or {}, steps)
     records = _with_rows(records, recording)
-    worked, hidden = waited_for(_placed(records, placement).join(steps, on=["rank", "step"], how="semi"))
+    met = records.join(steps, on=["rank", "step"], how="semi")
+    worked, hidden = waited_for(_placed(met, placement))
     group_table = _group_table(groups, placement)
     ops, report = build_ops(worked, placement.layout, group_table)
     cut, step_starts_ns = cut_steps(ops)
-    met = records.join(steps, on=["rank", "step"], how="semi")
     # NCCL's kernels show when a transfer ran, not when a stream issued it or waited for it.
     kept = cut if joined is None else cut.drop(POSTED, RESUMED, strict=False)
     peers_waited = with_waits_for_peers(kept, met, group_table, placement, step_starts_ns)
@@ -316,7 +316,8 @@ def _reduced(records: pl.DataFrame) -> dict[int, list[int]]:
     """Rank -> numbers of the groups over which it reduced gradients, most used first, then of those of all-to-alls."""
     reduces = pl.col("name").str.contains("reduce")
     used = (
-        records.filter((pl.col("category") == "collective") & (reduces | ALL_TO_ALL))
+        records.filter(pl.col("category") == "collective")
+        .filter(reduces | ALL_TO_ALL)
         .group_by("rank", "peer", reduces=reduces)
         .agg(pl.col("extra").sum())
         .sort("rank", "reduces", "extra", "peer", descending=[False, True, True, False])
@@ -335,7 +336,7 @@ def _facts(recording: RankRecording, reduced: Sequence[int], groups: Mapping[int
         meshes=tuple(recording.facts.get("mesh", [])),
         megatron=megatron[-1] if megatron else None,
         pipelines=tuple(recording.facts.get("pipeline", [])),
-        reduced=tuple(tuple(groups[number]["ranks"]) for number in reduced if number in groups),
+        reduced=tuple(groups[number]["ranks"] for number in reduced if number in groups),
     )
 
 

@@ -45,6 +45,8 @@ def with_off_cpu(
     gets none if the time of one of its ranks is unknown.
     """
     steps = records.filter((pl.col("category") == "step") & (pl.col("peer") >= 0) & (pl.col("chunk") >= 0))
+    if steps.is_empty():
+        return ops
     active_us = pl.col("peer") + pl.col("chunk").cast(pl.Int64)
     counted = steps.group_by("step", "rank").agg(active_s=active_us.sum() / 1e6)
     off = pl.col("own_s") - pl.col("active_s")

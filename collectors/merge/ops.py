@@ -93,10 +93,10 @@ def build_ops(records: pl.DataFrame, layout: Layout, groups: pl.DataFrame) -> tu
     records = _with_chunks(_with_single_kinds(records.filter(~is_step)), layout)
     direct = _without_repeats(records.filter(_has_kind())).with_columns(kind=pl.col("name"))
     transfers = _transfers(records.filter(pl.col("category") == "p2p"))
-    collectives = classify_collectives(records.filter(pl.col("category") == "collective"), groups, direct)
-    pauses = mark_nested(records.filter(pl.col("category") == "gc"), direct).with_columns(
-        kind=pl.when(~pl.col("nested")).then(pl.lit(str(OpKind.GC)))
-    )
+    marked = mark_nested(records.filter(pl.col("category").is_in(["collective", "gc"])), direct)
+    is_pause = pl.col("category") == "gc"
+    collectives = classify_collectives(marked.filter(~is_pause), groups, direct)
+    pauses = marked.filter(is_pause).with_columns(kind=pl.when(~pl.col("nested")).then(pl.lit(str(OpKind.GC))))
     kept = [frame.filter(pl.col("kind").is_not_null()).select(OP_COLUMNS) for frame in (collectives, pauses)]
     ops = cut_last_computes(pl.concat([direct.select(OP_COLUMNS), transfers.ops.select(OP_COLUMNS), *kept]))
     optimizers = direct.filter(pl.col("kind") == str(OpKind.OPTIMIZER))
@@ -106,16 +106,16 @@ def build_ops(records: pl.DataFrame, layout: Layout, groups: pl.DataFrame) -> tu
     ops = one_after_another(with_joined_reductions(ops, on_device), on_device)
     waits = records.filter(pl.col("category") == "wait").join(groups, on=["rank", "peer"])
     exchanges = waits.clear()
-    if layout.pp == 1:
+    if layout.pp == 1 and waits.height:
         met = waits.filter("joins_all")
         exchanges = met.filter(ALL_TO_ALL)
         ops = with_exchanges_apart(ops, exchanges.select("rank", "start_ns", "end_ns"))
         ops = with_waits_apart(ops, met.filter(~ALL_TO_ALL).select("rank", "start_ns", "end_ns"))
-    ops = _without_closures(with_one_clip(ops))
-    inside_optimizers = _collected_inside(ops)
-    ops = ops.join(inside_optimizers, on=OP_COLUMNS, how="anti", nulls_equal=True)
-    ops = ended_by_optimizers(ops)
-    ops = shorter_by_waits(ops, waits.filter("data_parallel").select("rank", "start_ns", "end_ns"))
+    ops = _with_collections_marked(_without_closures(with_one_clip(ops)))
+    inside_optimizers = ops.filter("inside")
+    ops = ended_by_optimizers(ops.filter(~pl.col("inside")).select(OP_COLUMNS))
+    if waits.height:
+        ops = shorter_by_waits(ops, waits.filter("data_parallel").select("rank", "start_ns", "end_ns"))
     unkinded = [
         records.filter(pl.col("category").is_in(["span", "compute"]) & ~_has_kind()).with_columns(
             all_there_ns=pl.col("start_ns")
@@ -285,8 +285,8 @@ def _before_closures(optimizers: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFram
     )
 
 
-def _collected_inside(ops: pl.DataFrame) -> pl.DataFrame:
-    """The garbage collections among `ops` that count as part of an optimizer, because they start inside it.
+def _with_collections_marked(ops: pl.DataFrame) -> pl.DataFrame:
+    """Add `inside`, whether an op is a garbage collection that counts as part of an optimizer: it starts inside it.
 
     Garbage collections between the gradient reduction and the optimizer are included: the graph has no place for host
     work there, so their time becomes the launch delay of the optimizer.
@@ -296,11 +296,13 @@ def _collected_inside(ops: pl.DataFrame) -> pl.DataFrame:
     reduced = (
         ops.filter(pl.col("kind").is_in([*REDUCTIONS, CLIP])).group_by(key).agg(reduced_ns=pl.col("start_ns").min())
     )
-    pauses = ops.filter(pl.col("kind") == str(OpKind.GC)).sort("start_ns")
+    is_pause = pl.col("kind") == str(OpKind.GC)
+    pauses = ops.filter(is_pause).sort("start_ns")
     placed = pauses.join_asof(optimizers.sort("start_ns"), on="start_ns", by=key, check_sortedness=False)
     placed = placed.join(reduced, on=key, how="left")
     inside, behind = pl.col("start_ns") < pl.col("until_ns"), pl.col("start_ns") >= pl.col("reduced_ns")
-    return placed.filter(inside.fill_null(value=False) | behind.fill_null(value=False)).select(OP_COLUMNS)
+    marked = placed.select(*OP_COLUMNS, inside=inside.fill_null(value=False) | behind.fill_null(value=False))
+    return pl.concat([ops.filter(~is_pause).with_columns(inside=pl.lit(value=False)), marked])
 
 
 def _between_steps(
@@ -312,8 +314,8 @@ def _between_steps(
     recorded, it ends when the host ended it; ranks timed by a GPU (`on_device`) then get no delay, as their GPU may
     have ended later.
     """
-    spanned = ops.group_by("rank", "dp_rank", "pp_rank", "step").agg(
-        first_ns=pl.col("start_ns").min(), last_ns=pl.col("end_ns").max()
+    spanned = ops.group_by("rank", "step").agg(
+        pl.col("dp_rank", "pp_rank").first(), first_ns=pl.col("start_ns").min(), last_ns=pl.col("end_ns").max()
     )
     ended = pl.concat([spanned.select("rank", "step", "last_ns"), optimizers.select("rank", "step", last_ns="end_ns")])
     before = ended.group_by("rank", pl.col("step") + 1).agg(before_ns=pl.col("last_ns").max())
@@ -334,6 +336,7 @@ def _host_delays(rest: pl.DataFrame, ops: pl.DataFrame) -> tuple[pl.DataFrame, d
     counted, and their time becomes the launch delay of the next op.
     """
     key = ["rank", "step"]
+    ops = ops.join(rest, on=key, how="semi")
     ends = ops.filter(pl.col("kind").is_in([*REDUCTIONS, CLIP, str(OpKind.OPTIMIZER)]))
     closing = ends.group_by(key).agg(closing_ns=pl.col("start_ns").min())
     rest = rest.sort("start_ns", "end_ns", descending=[False, True])

@@ -7,7 +7,7 @@ pipeline stages with the groups that reduced gradients. If ranks disagree, the e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -75,7 +75,7 @@ class RankFacts:
     meshes: tuple[Mapping[str, Any], ...] = ()
     megatron: Mapping[str, Any] | None = None
     pipelines: tuple[Mapping[str, Any], ...] = ()
-    reduced: tuple[tuple[int, ...], ...] = ()
+    reduced: tuple[Sequence[int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,13 +192,16 @@ def _largest(places: Mapping[int, Place]) -> dict[str, int]:
 
 def _from_meshes(ranks: list[RankFacts], world_size: int) -> _Found | None:
     """Places from the device mesh that contains all ranks and whose dimensions all have known names."""
-    seen: dict[int, _Mesh] = {}  # by identity: ranks that wrote the same mesh share one object
+    # By identity, too: ranks that wrote the same mesh share one object.
+    seen: dict[int, list[int] | None] = {}
     builders: dict[_Mesh, list[int]] = {}
     for one in ranks:
         for fact in one.meshes:
-            mesh = seen[id(fact)] if id(fact) in seen else seen.setdefault(id(fact), _Mesh.of(fact))
-            if mesh.places_all(world_size):
-                builders.setdefault(mesh, []).append(one.rank)
+            if id(fact) not in seen:
+                mesh = _Mesh.of(fact)
+                seen[id(fact)] = builders.setdefault(mesh, []) if mesh.places_all(world_size) else None
+            if (members := seen[id(fact)]) is not None:
+                members.append(one.rank)
                 break
     if not builders:
         return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from tracekit.collectors.merge.runs import place_in_run
 from tracekit.trace.schema import POSTED, RECEIVED, RESUMED, SENT
 
 COLUMNS = ("step", "rank", "dp_rank", "pp_rank", "kind", "seq", "microbatch", "chunk", "start", "duration")
@@ -35,7 +36,7 @@ def cut_steps(ops: pl.DataFrame) -> tuple[pl.DataFrame, dict[int, int]]:
             **{name: lasted.clip(0) / 1e9 for name, lasted in waits.items()},
         )
         .sort("step", "rank", "kind", "start_ns", "end_ns")
-        .with_columns(seq=pl.int_range(pl.len()).over("step", "rank", "kind"))
+        .with_columns(seq=place_in_run("step", "rank", "kind"))
     )
     waited = [name for name in waits if ordered[name].count()]
     waited += [name for name in (SENT, RECEIVED) if name in ordered.columns]

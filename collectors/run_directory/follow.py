@@ -135,18 +135,17 @@ class AttemptFollower:
             known = self._files[name.key] = FileRead(0)
         if entry.stat().st_size <= known.read:
             return []
-        path = Path(entry.path)
-        with open_to_read(path) as file:
+        with open_to_read(entry.path) as file:
             file.seek(known.read)
             content = file.read()
         if name.number < 0:
             known.read += len(content)
             self.grew = True
-            return rank.add_facts(content, path, known, self._parser)
+            return rank.add_facts(content, Path(entry.path), known, self._parser)
         head = HEADER.size if known.read == 0 else 0
         if len(content) < head:
             return []
-        records = records_in(content, path, has_header=head > 0)
+        records = records_in(content, entry.path, has_header=head > 0)
         # A shared folder can show zeros in place of bytes that have not arrived yet; no record has the number 0.
         absent = records["number"] == 0
         if absent.any():

@@ -14,6 +14,8 @@ import numpy.typing as npt
 from tracekit.base.errors import FormatError
 from tracekit.collectors.runtime.wire_format import Category, Flag
 
+#: Looking a member up takes longer than comparing the records of a step with it.
+_STEP, _DEVICE_CLOCK = int(Category.STEP), int(Flag.DEVICE_CLOCK)
 #: A rank numbers its records from 1, and never makes this many.
 _MOST_RECORDS = 1 << 48
 #: Records are made as ops end. Even one that was held back is not this late, ns.
@@ -65,8 +67,8 @@ class Trail:
         if back.any():
             worst = records[back][0]
             raise _stepped(f"in step {worst['step']}", int(worst["end_ns"]) - int(worst["start_ns"]))
-        on_device = records["flags"] & int(Flag.DEVICE_CLOCK) != 0
-        self._check_steps(records[(records["category"] == Category.STEP) & ~on_device])
+        on_device = records["flags"] & _DEVICE_CLOCK != 0
+        self._check_steps(records[(records["category"] == _STEP) & ~on_device])
         host, device = records[~on_device], records[on_device]
         early = host["start_ns"] < self.born_ns - _FAR_NS
         if early.any():
@@ -97,9 +99,9 @@ class Trail:
         row = int(odd.argmax()) if odd.any() else None
         if row is not None and steps[row] < ahead[row]:
             raise GarbageError(f"garbage: a record of step {steps[row]} follows one of step {ahead[row]}")
-        ends = np.unique(steps[:row][records["category"][:row] == Category.STEP])
+        ends = sorted(set(steps[:row][records["category"][:row] == _STEP].tolist()))
         if len(ends) > 1:
-            self.stride = int(ends[-1] - ends[-2])
+            self.stride = ends[-1] - ends[-2]
         self.step = int(newest[len(steps) if row is None else row])
         return row
 

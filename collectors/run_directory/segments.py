@@ -128,15 +128,15 @@ def without_torn_steps(records: npt.NDArray[np.void], last: int = 0) -> npt.NDAr
 
     `last`: the number of the record before the first. A step without its end is not whole, so the merge leaves it out.
     """
-    gaps = np.flatnonzero(np.diff(records["number"], prepend=last) > 1)
-    if not len(gaps):
+    if not len(records) or records["number"][-1] - last == len(records):  # the numbers rise, so none is missing
         return records
+    gaps = np.flatnonzero(np.diff(records["number"], prepend=last) > 1)
     ends = np.flatnonzero(records["category"] == Category.STEP)
     torn = np.searchsorted(ends, gaps)
     return np.delete(records, ends[torn[torn < len(ends)]])
 
 
-def records_in(content: bytes, path: Path, *, has_header: bool = True) -> npt.NDArray[np.void]:
+def records_in(content: bytes, path: Path | str, *, has_header: bool = True) -> npt.NDArray[np.void]:
     """The whole records in a segment, or in a part of one, which has no header. Raises FormatError if it is none."""
     start = HEADER.size if has_header else 0
     if has_header:

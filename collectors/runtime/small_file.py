@@ -45,7 +45,7 @@ def read_small(path: Path | str, most: int = MOST_BYTES, *, folder: int | None =
     return content
 
 
-def open_to_read(path: Path) -> BinaryIO:
+def open_to_read(path: Path | str) -> BinaryIO:
     """A regular file of a recording, perhaps through links. Raises OSError."""
     return open(open_regular(path, follow=True), "rb")
 

@@ -377,19 +377,22 @@ def read_columns(
     `types`: of columns that are to be of other numbers. In a large file, those that fit are converted as they are read,
     so that the file is not in memory twice; all others stay as they are.
     """
-    if (width := len(_parquet(path, pl.read_parquet_schema))) > USUAL_COLUMNS:
-        _check_size(path, width)
-    few: pl.DataFrame = _parquet(path, lambda file: pl.read_parquet(file, n_rows=MOST_ROWS_AT_ONCE + 1))
-    if few.height <= MOST_ROWS_AT_ONCE:
-        return few.rechunk()
-    names = few.columns
-    del few
-    _check_size(path, width)
+    ops: pl.DataFrame = _parquet(path, lambda file: _columns_of(path, pl.scan_parquet(file), types or {}))
+    return ops
+
+
+def _columns_of(path: str | os.PathLike[str], file: pl.LazyFrame, types: Mapping[str, Any]) -> pl.DataFrame:
+    """See `read_columns`. `file` keeps the footer, which takes seconds to read if a file has 10^5 row groups."""
+    names, rows = file.collect_schema().names(), int(file.select(pl.len()).collect().item())
+    if len(names) > USUAL_COLUMNS or rows > MOST_ROWS_AT_ONCE:
+        _check_size(path, rows, len(names))
+    if rows <= MOST_ROWS_AT_ONCE:
+        return file.collect().rechunk()
 
     def column(name: str) -> pl.Series:
         """One column as a single chunk."""
-        series: pl.Series = _parquet(path, lambda file: pl.read_parquet(file, columns=[name]))[name].rechunk()
-        wanted = (types or {}).get(name, series.dtype)
+        series = file.select(name).collect()[name].rechunk()
+        wanted = types.get(name, series.dtype)
         alike = (series.dtype.is_integer() and wanted.is_integer()) or (series.dtype.is_float() and wanted.is_float())
         with contextlib.suppress(pl.exceptions.InvalidOperationError):  # where columns are checked, it is an error
             return series.cast(wanted) if alike else series
@@ -425,9 +428,9 @@ def rows_of_steps(path: str | os.PathLike[str]) -> dict[int, int]:
     return dict(by_step.sort("step").iter_rows())
 
 
-def _check_size(path: str | os.PathLike[str], columns: int) -> None:
+def _check_size(path: str | os.PathLike[str], rows: int, columns: int) -> None:
     """Raise FormatError if the file claims more values than its bytes can hold, or more columns than any trace has."""
-    size, rows = Path(path).stat().st_size, rows_of_file(path)
+    size = Path(path).stat().st_size
     values = rows * max(columns, USUAL_COLUMNS)
     if columns > MOST_COLUMNS or values > max(MOST_VALUES_PER_BYTE * size, FEWEST_VALUES):
         raise FormatError(
