@@ -123,7 +123,7 @@ def _factors(block: Block, cost: Floats) -> Floats:
 
 def noisy_step_times_of_ops(replay: GraphReplay, graph: FoldedGraph) -> Floats:
     """The same for a job of any shape, whose ops are compared with those of their class on the same rank."""
-    ops, cost = graph.ops, graph.of_ops(replay.durations.cost)
+    ops, cost = graph.ops, replay.cost_of_ops
     order = np.lexsort((ops.start, combinations([ops.peer, ops.rank, ops.step])[1]))
     alike = (ops.peer[order][1:] == ops.peer[order][:-1]) & (ops.rank[order][1:] == ops.rank[order][:-1])
     logs = _of_previous(cost[None], _previous(order, alike))[0]

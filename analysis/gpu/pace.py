@@ -33,10 +33,10 @@ class PaceOfPeers:
     graph: FoldedGraph
     replay: GraphReplay
 
-    @cached_property
+    @property
     def cost(self) -> Floats:
         """Own cost of each op, seconds, [ops]."""
-        return self.graph.of_ops(self.replay.durations.cost)
+        return self.replay.cost_of_ops
 
     @cached_property
     def steps(self) -> Int32s:
@@ -190,7 +190,7 @@ class PaceOfPeers:
 
     def at(self, cost: Floats) -> PaceOfPeers:
         """Return the same job with ops of this cost, seconds, [ops]."""
-        costs = tuple(cost[block.op] for block in self.graph.blocks)
+        costs = tuple(cost.take(block.op) for block in self.graph.blocks)
         durations = Durations(costs, self.replay.durations.launch_delay, costs, 0, 0)
         return PaceOfPeers(self.graph, GraphReplay(self.graph, durations))
 
@@ -240,9 +240,10 @@ class PaceOfPeers:
 
     def _durations_of(self, graph: FoldedGraph) -> Durations:
         """The costs of the ops, with launch delays, in the layout of another graph of the same ops."""
-        delay = self.graph.of_ops(self.replay.durations.launch_delay)
-        cost = tuple(self.cost[block.op] for block in graph.blocks)
-        return Durations(cost, tuple(delay[block.op] for block in graph.blocks), cost, 0, 0)
+        cost, delay = (
+            tuple(of_ops.take(block.op) for block in graph.blocks) for of_ops in (self.cost, self.replay.delay_of_ops)
+        )
+        return Durations(cost, delay, cost, 0, 0)
 
     def time_with_window(self, rank: int, begin_s: float) -> float:
         """How long the recording takes if the window of a rank begins `begin_s` after the recording, seconds."""

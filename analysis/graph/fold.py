@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -30,7 +31,7 @@ class FoldedSteps:
     first_lane: Ints
     start: Floats
     duration: Floats
-    op: Int32s
+    op: Ints
     present: Mask | None = None
 
 
@@ -49,11 +50,16 @@ class FoldedGraph:
         """The labels that ops of this job have."""
         return tuple(dict.fromkeys(("step", "rank", "peer", *self.ops.labels)))
 
-    def of_ops(self, matrices: Sequence[Floats]) -> Floats:
-        """The values of matrices, one [rows, lanes] per block, by op, [ops]."""
-        found = np.empty(len(self.ops.start))
-        for block, matrix in zip(self.blocks, matrices, strict=True):
-            found[block.op] = matrix
+    def of_ops(self, matrices: Sequence[Floats], ops: Ints | None = None) -> Floats:
+        """The values of matrices, one [rows, lanes] per block, by op, [ops]; only those of some `ops`."""
+        cells = matrices[0].ravel() if len(matrices) == 1 else np.concatenate([matrix.ravel() for matrix in matrices])
+        return cells.take(self._cell if ops is None else self._cell[ops])
+
+    @cached_property
+    def _cell(self) -> Ints:
+        """Where each op is in the concatenated cells of all blocks, [ops]."""
+        found = np.empty(len(self.ops.start), np.int64)
+        found[np.concatenate([block.op.ravel() for block in self.blocks])] = np.arange(len(found))
         return found
 
     def label(self, number: int, name: str) -> Label:
@@ -139,7 +145,7 @@ def _block(graph: OpGraph, steps: list[_Step]) -> FoldedSteps:
         describe=lambda row: graph.describe(sample.first + row),
     )
     (template,) = compile_graphs([wiring], NO_RENDEZVOUS)
-    op = template.order[:, None] + np.array([step.first for step in steps], np.int32)
+    op = template.order[:, None] + np.array([step.first for step in steps])
     return FoldedSteps(
         template=template.in_replay_order(),
         step=np.array([step.number for step in steps], np.int32),
