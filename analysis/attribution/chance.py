@@ -126,7 +126,7 @@ def _factors(block: Block, cost: Floats) -> Floats:
 def noisy_step_times_of_ops(replay: GraphReplay, graph: FoldedGraph) -> Floats:
     """The same for a job of any shape, whose ops are compared with those of their class on the same rank."""
     ops = graph.ops
-    logs = _of_previous(graph.of_ops(replay.durations.cost)[None], _one_before(ops))[0]
+    logs = _of_previous(replay.cost_of_ops[None], _one_before(ops))[0]
     classes = pl.DataFrame({"peer": ops.peer, "far": np.abs(logs)})
     usual = classes.select(pl.col("far").quantile(0.5, "lower").over("peer")).to_series().to_numpy()
     factor = _usual(logs, usual)

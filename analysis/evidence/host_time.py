@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 from msgspec import Struct
 
-from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
+from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s, Ints
 from tracekit.analysis.numeric.codes import numbered
 from tracekit.analysis.whatif.interventions import LessTime
 from tracekit.trace.gpu_activity import PROFILER_LINE, IdleReason
@@ -54,12 +54,12 @@ class HostTime(Struct, frozen=True, eq=False, dict=True):
     """
 
     whats: Sequence[HostWhat]
-    op: Ints
-    what: Ints
+    op: Int32s
+    what: Int32s
     seconds: Floats
     called_s: Floats
     launched_by: Ints
-    pieces: Ints
+    pieces: Int32s
     lane: Ints
     launching: frozenset[str] = frozenset()
 
@@ -73,12 +73,12 @@ class HostTime(Struct, frozen=True, eq=False, dict=True):
         launched = ops["launched_by"] if "launched_by" in ops.columns else pl.Series([-1] * count)
         return cls(
             kept.whats,
-            parts["op"].to_numpy().astype(np.int64),
-            parts["did"].to_numpy().astype(np.int64),
+            parts["op"].cast(pl.Int32).to_numpy(),
+            parts["did"].cast(pl.Int32).to_numpy(),
             parts["did_s"].to_numpy(),
             ops["call_s"].fill_null(0.0).to_numpy(),
             launched.fill_null(-1).to_numpy().astype(np.int64),
-            parts["did_n"].to_numpy().astype(np.int64),
+            parts["did_n"].cast(pl.Int32).to_numpy(),
             numbered(ops["rank"], ops["stream"].fill_null("")),
             frozenset(ops["name"].gather(launched.drop_nulls().cast(pl.Int64)).unique().to_list()),
         )
@@ -86,7 +86,7 @@ class HostTime(Struct, frozen=True, eq=False, dict=True):
     @classmethod
     def nothing(cls, ops: int) -> HostTime:
         """Nothing is known of so many ops."""
-        none = np.zeros(0, np.int64)
+        none = np.zeros(0, np.int32)
         return cls((), none, none, np.zeros(0), np.zeros(ops), np.full(ops, -1), none, np.zeros(ops, np.int64))
 
     @cached_property
@@ -117,11 +117,13 @@ class HostTime(Struct, frozen=True, eq=False, dict=True):
         distinct = sorted(set(keys) - {""})
         numbers = {one: number for number, one in enumerate(distinct)}
         number = np.array([numbers.get(one, -1) for one in keys], np.int64)
-        of_part = number[self.what] if len(number) else np.zeros(0, np.int64)
-        if among is not None:
-            of_part = np.where(among, of_part, -1)
-        totals = np.bincount(of_part[of_part >= 0], self.seconds[of_part >= 0], len(distinct))
-        by_what = np.bincount(self.what[of_part >= 0], self.seconds[of_part >= 0], len(self.whats))
+        chosen = (number >= 0)[self.what] if len(number) else np.zeros(0, np.bool_)
+        parts = np.flatnonzero(chosen if among is None else chosen & among)
+        what, seconds = self.what[parts], self.seconds[parts]
+        of_part = number[what] if len(number) else what
+        totals = np.bincount(of_part, seconds, len(distinct))
+        pieces = np.bincount(of_part, self.pieces[parts], len(distinct))
+        by_what = np.bincount(what, seconds, len(self.whats))
         for at in np.argsort(-totals, kind="stable").tolist():
             if not totals[at]:
                 return
@@ -130,7 +132,7 @@ class HostTime(Struct, frozen=True, eq=False, dict=True):
             lines = [self.whats[what].where for what in mine if self.whats[what].where]
             yield Part(
                 next(iter(named), distinct[at]), lines[0] if lines else "", tuple(named),
-                np.flatnonzero(of_part == at), float(totals[at]), int(self.pieces[of_part == at].sum()),
+                parts[of_part == at], float(totals[at]), int(pieces[at]),
             )  # fmt: skip
 
     def happens_once(self, name: str) -> bool:
@@ -173,7 +175,7 @@ class HostTime(Struct, frozen=True, eq=False, dict=True):
                 found[first] = excess
         return found
 
-    @cached_property
+    @property
     def steady_s(self) -> Floats:
         """How long each part takes, but for what is warm-up (`first_excess_s`), seconds, [parts]."""
         return self.seconds - self.first_excess_s

@@ -6,6 +6,7 @@ In: the calls and GPU ops of a recording with aligned clocks. Out: frames of `ho
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -118,13 +119,14 @@ def _times_of_calls(calls: pl.DataFrame, gpu: pl.DataFrame, marks: pl.DataFrame)
         if len(mine):
             first = mine[start[mine].argmin()]
             begun[first] = min(begun[first], mark)
-    freed, before = _last_gpu_end(rank, busy, gpu)
-    _, earlier = _last_gpu_end(rank, begun, gpu)
+    ended = {one: np.sort((mine["start"] + mine["duration"]).to_numpy()) for (one,), mine in gpu.group_by("rank")}
+    freed, before = _last_gpu_end(rank, busy, ended)
+    _, earlier = _last_gpu_end(rank, begun, ended)
     blocked = busy - begun >= _LONG_GAP_S
     blocked[blocked] = waits_beyond_chance(
         *(values[blocked] for values in (busy - begun, busy - freed, before - earlier, _places(calls)))
     )
-    done = np.maximum(start, _last_gpu_end(rank, end, gpu)[0])
+    done = np.maximum(start, _last_gpu_end(rank, end, ended)[0])
     return _TimesOfCalls(start, end, begun, busy, waits, done, copied, resumed, blocked, freed)
 
 
@@ -183,14 +185,14 @@ def _places(calls: pl.DataFrame) -> Ints:
     return numbered(*(placed[name] for name in (*pair, "position")))
 
 
-def _last_gpu_end(rank: Ints, until: Floats, gpu: pl.DataFrame) -> tuple[Floats, Ints]:
-    """When the last GPU op of the rank before each time ended, -inf for none, and how many had ended, [times]."""
+def _last_gpu_end(rank: Ints, until: Floats, ended: Mapping[object, Floats]) -> tuple[Floats, Ints]:
+    """When the last GPU op of the rank before each time ended, -inf for none, and how many had ended, [times].
+
+    `ended`: when the GPU ops of each rank ended, ascending, seconds.
+    """
     ends, counts = np.full(len(rank), -np.inf), np.zeros(len(rank), np.int64)
-    of_gpu, all_ends = gpu["rank"].to_numpy(), (gpu["start"] + gpu["duration"]).to_numpy()
-    for one in np.unique(rank):
-        mine = rank == one
-        ended = np.sort(all_ends[of_gpu == one])
-        at = np.searchsorted(ended, until[mine], side="right") - 1
-        ends[mine] = np.where(at >= 0, ended[at], -np.inf) if len(ended) else -np.inf
-        counts[mine] = at + 1
+    for one, its_ends in ended.items():
+        mine = np.flatnonzero(rank == one)
+        counts[mine] = np.searchsorted(its_ends, until[mine], side="right")
+        ends[mine] = np.append(-np.inf, its_ends).take(counts[mine])
     return ends, counts

@@ -6,13 +6,15 @@ trace still tells which part of them a repair takes away.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import polars as pl
 
 from tracekit.analysis import native
-from tracekit.analysis.numeric.arrays import Int32s, Ints
+from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.analysis.numeric.codes import numbered
 from tracekit.trace.gpu_activity import IdleReason
 from tracekit.trace.kineto import WHAT_SCHEMA
@@ -33,52 +35,82 @@ def with_work(host: pl.DataFrame, pieces: pl.DataFrame, whats: pl.DataFrame) -> 
     """
     if host.is_empty():
         return host, whats.clear()
-    begin = host["start"].to_numpy()
-    end = begin + host["duration"].to_numpy()
-    start, what = pieces["start"].to_numpy(), pieces["what"].to_numpy()
-    stop = start + pieces["duration"].to_numpy()
-    first, last = np.zeros((2, host.height), np.int64)
-    lane, of_piece = _lanes(host), _lanes(pieces)
-    for low, high in pairwise(np.flatnonzero(np.diff(of_piece, prepend=-1, append=-1)).tolist()):
-        mine = np.flatnonzero(lane == of_piece[low])
-        first[mine] = low + np.searchsorted(stop[low:high], begin[mine], side="right")
-        last[mine] = np.maximum(first[mine], low + np.searchsorted(start[low:high], end[mine], side="left"))
-    room = int((last - first).sum()) + host.height
-
-    def divided(number: Int32s, shortest_s: float) -> pl.DataFrame:
-        """The parts of each op, by `row` and `did`, the number of what it did. `number`: of whats and of nothing."""
-        bound = np.zeros(host.height + 1, np.int64)
-        did, did_s, did_n = np.empty(room, np.int32), np.empty(room), np.empty(room, np.int32)
-        numbers = int(number.max()) + 1
-        count = native.divide_work(
-            begin, end, first, last, start, stop, what, number, numbers, shortest_s, bound, did, did_s, did_n
-        )
-        row = np.repeat(np.arange(host.height), np.diff(bound))
-        return pl.DataFrame({"row": row, "did": did[:count], "did_s": did_s[:count], "did_n": did_n[:count]})
-
     named = pl.concat(
         [whats, pl.DataFrame([(str(IdleReason.PYTHON), "", "", False, False)], WHAT_SCHEMA, orient="row")]
     )
-    found = divided(np.arange(named.height, dtype=np.int32), -np.inf)
+    every, total_s = np.arange(named.height, dtype=np.int32), np.zeros(named.height)
+    of_kind = [(named["reason"] == one).to_numpy() for one in KINDS]
+    ranks, mostly = [*_ranks(host, pieces)], []
+    for one in ranks:
+        row, did, did_s, _ = one.divided(every, -np.inf)
+        total_s += np.bincount(did, did_s, named.height)
+        inside = [np.bincount(row[mask[did]], did_s[mask[did]], len(one.begin)) for mask in of_kind]
+        mostly.append((2 * np.array(inside) > one.end - one.begin) & (one.end > one.begin))
     host = host.drop("thread")
-    for one, kind in KINDS.items():
-        of_kind = found.filter((named["reason"] == one).gather(found["did"]))
-        inside = np.bincount(of_kind["row"], of_kind["did_s"], host.height)
-        mostly = pl.Series((2 * inside > end - begin) & (end > begin)) & (host["kind"] == "host")
-        host = host.with_columns(kind=pl.when(mostly).then(pl.lit(kind)).otherwise("kind"))
-    kept, renumbered = _longest(named, np.bincount(found["did"], found["did_s"], named.height))
-    del found
-    found = divided(renumbered.astype(np.int32), _SHORTEST_S).with_columns(pl.col("row").set_sorted())
-    parts = found.group_by("row", maintain_order=True).agg("did", "did_s", "did_n")
-    place = np.full(host.height, -1)
-    place[parts["row"].to_numpy()] = np.arange(parts.height)
-    at = pl.Series(place).set(pl.Series(place < 0), None)
-    return host.hstack(parts.select(pl.col("did", "did_s", "did_n").gather(at))), kept
+    for kind, mask in zip(KINDS.values(), np.concatenate(mostly, axis=1), strict=True):
+        of_it = pl.Series(mask) & (host["kind"] == "host")
+        host = host.with_columns(kind=pl.when(of_it).then(pl.lit(kind)).otherwise("kind"))
+    kept, renumbered = _longest(named, total_s)
+    return host.hstack(pl.concat(one.lists(renumbered.astype(np.int32)) for one in ranks)), kept
 
 
-def _lanes(table: pl.DataFrame) -> Ints:
-    """A number for the thread of each row, the same in every table, [rows]."""
-    return np.asarray((table["rank"].to_numpy().astype(np.int64) << 32) + table["thread"].to_numpy())
+@dataclass(frozen=True, slots=True, eq=False)
+class _OfRank:
+    """The host ops of a rank: `begin`, `end`, seconds, and which `pieces` of its threads they may share, [ops]."""
+
+    begin: Floats
+    end: Floats
+    first: Ints
+    last: Ints
+    pieces: pl.DataFrame
+
+    def divided(self, number: Int32s, shortest_s: float) -> tuple[Ints, Int32s, Floats, Int32s]:
+        """The parts of the ops, by op: the op, the number of what it did, seconds, and in how many pieces, [parts].
+
+        `number`: of whats and of nothing.
+        """
+        ops, room = len(self.begin), int((self.last - self.first).sum()) + len(self.begin)
+        bound, did_s = np.zeros(ops + 1, np.int64), np.empty(room)
+        did, did_n = np.empty((2, room), np.int32)
+        start, what = self.pieces["start"].to_numpy(), self.pieces["what"].to_numpy()
+        count = native.divide_work(
+            self.begin, self.end, self.first, self.last, start, start + self.pieces["duration"].to_numpy(), what,
+            number, int(number.max()) + 1, shortest_s, bound, did, did_s, did_n,
+        )  # fmt: skip
+        return np.repeat(np.arange(ops), np.diff(bound)), did[:count], did_s[:count], did_n[:count]
+
+    def lists(self, number: Int32s) -> pl.DataFrame:
+        """The columns `did`, `did_s` and `did_n` of the ops."""
+        found = pl.DataFrame(dict(zip(("row", *_LISTS), self.divided(number, _SHORTEST_S), strict=True)))
+        parts = found.with_columns(pl.col("row").set_sorted()).group_by("row", maintain_order=True).agg(_LISTS)
+        place = np.full(len(self.begin), -1)
+        place[parts["row"].to_numpy()] = np.arange(parts.height)
+        return parts.select(pl.col(_LISTS).gather(pl.Series(place).set(pl.Series(place < 0), None)))
+
+
+_LISTS = ("did", "did_s", "did_n")
+
+
+def _ranks(host: pl.DataFrame, pieces: pl.DataFrame) -> Iterator[_OfRank]:
+    """Yield each rank of `host`."""
+    for one in host["rank"].unique().sort().to_list():
+        mine, there = (table.slice(*_rows_of(table["rank"].to_numpy(), one)) for table in (host, pieces))
+        begin = mine["start"].to_numpy()
+        end, thread = begin + mine["duration"].to_numpy(), mine["thread"].to_numpy()
+        start, of_piece = there["start"].to_numpy(), there["thread"].to_numpy()
+        stop = start + there["duration"].to_numpy()
+        first, last = np.zeros((2, mine.height), np.int64)
+        for low, high in pairwise(np.flatnonzero(np.diff(of_piece, prepend=-1, append=-1)).tolist()):
+            ops = np.flatnonzero(thread == of_piece[low])
+            first[ops] = low + np.searchsorted(stop[low:high], begin[ops], side="right")
+            last[ops] = np.maximum(first[ops], low + np.searchsorted(start[low:high], end[ops], side="left"))
+        yield _OfRank(begin, end, first, last, there)
+
+
+def _rows_of(rank: Int32s, one: int) -> tuple[int, int]:
+    """Where the rows of a rank begin, and their number; `rank`: ascending."""
+    first, end = np.searchsorted(rank, [one, one + 1]).tolist()
+    return first, end - first
 
 
 def _longest(whats: pl.DataFrame, seconds: np.ndarray) -> tuple[pl.DataFrame, np.ndarray]:

@@ -8,7 +8,7 @@ rank saves.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
 
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.analysis.attribution.critical_path import critical_path
-from tracekit.analysis.graph.fold import FoldedGraph, fold
+from tracekit.analysis.graph.fold import FoldedGraph
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.analysis.numeric.codes import dense
 from tracekit.analysis.replay.costs import Durations
@@ -33,10 +33,10 @@ class PaceOfPeers:
     graph: FoldedGraph
     replay: GraphReplay
 
-    @cached_property
+    @property
     def cost(self) -> Floats:
         """Own cost of each op, seconds, [ops]."""
-        return self.graph.of_ops(self.replay.durations.cost)
+        return self.replay.cost_of_ops
 
     @cached_property
     def steps(self) -> Int32s:
@@ -190,7 +190,7 @@ class PaceOfPeers:
 
     def at(self, cost: Floats) -> PaceOfPeers:
         """Return the same job with ops of this cost, seconds, [ops]."""
-        costs = tuple(cost[block.op] for block in self.graph.blocks)
+        costs = tuple(cost.take(block.op) for block in self.graph.blocks)
         durations = Durations(costs, self.replay.durations.launch_delay, costs, 0, 0)
         return PaceOfPeers(self.graph, GraphReplay(self.graph, durations))
 
@@ -218,9 +218,9 @@ class PaceOfPeers:
 
     def without_edges(self, gone: npt.NDArray[np.bool_]) -> Restructure:
         """Return the same job in which ops do not wait for each other along these edges, [edges]."""
-        ops = self.graph.ops
-        graph = fold(replace(ops, before=ops.before[~gone], after=ops.after[~gone], why=ops.why[~gone]))
-        return Restructure(GraphReplay(graph, self._durations_of(graph)))
+        graph = self.graph.without(gone)
+        as_before = all(one.op is block.op for one, block in zip(graph.blocks, self.graph.blocks, strict=False))
+        return Restructure(GraphReplay(graph, self.replay.durations if as_before else self._durations_of(graph)))
 
     def _extra_waits(self, rank: int, without: Ints) -> tuple[npt.NDArray[np.bool_], float]:
         """The edges by which calls of `rank` wait for its GPU though most peers, all but ranks `without`, make none;
@@ -240,9 +240,10 @@ class PaceOfPeers:
 
     def _durations_of(self, graph: FoldedGraph) -> Durations:
         """The costs of the ops, with launch delays, in the layout of another graph of the same ops."""
-        delay = self.graph.of_ops(self.replay.durations.launch_delay)
-        cost = tuple(self.cost[block.op] for block in graph.blocks)
-        return Durations(cost, tuple(delay[block.op] for block in graph.blocks), cost, 0, 0)
+        cost, delay = (
+            tuple(of_ops.take(block.op) for block in graph.blocks) for of_ops in (self.cost, self.replay.delay_of_ops)
+        )
+        return Durations(cost, delay, cost, 0, 0)
 
     def time_with_window(self, rank: int, begin_s: float) -> float:
         """How long the recording takes if the window of a rank begins `begin_s` after the recording, seconds."""

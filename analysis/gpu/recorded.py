@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -102,7 +103,7 @@ class Kept(Struct, frozen=True):
         return {KEPT: msgspec.to_builtins(self, str_keys=True)}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Recorded:
     """`part`: what of it is compared, and why; its matches and clocks. `kept`: what its op trace keeps.
 
@@ -129,7 +130,7 @@ class Recorded:
         """How far the clock of each rank is ahead."""
         return self.part.clocks
 
-    @property
+    @cached_property
     def breakdowns(self) -> tuple[Breakdown, ...]:
         """What the GPU of each rank spent its time on."""
         return breakdowns(self.recording)

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
+from msgspec import structs
 
 from tracekit.analysis.graph.compiled import NO_RENDEZVOUS, CompiledGraph, Wiring, compile_graphs
 from tracekit.analysis.graph.labels import Label, Mask, unknown_label
 from tracekit.analysis.graph.op_graph import OpGraph
-from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
+from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s, Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,7 +32,7 @@ class FoldedSteps:
     first_lane: Ints
     start: Floats
     duration: Floats
-    op: Int32s
+    op: Ints
     present: Mask | None = None
 
 
@@ -49,12 +51,28 @@ class FoldedGraph:
         """The labels that ops of this job have."""
         return tuple(dict.fromkeys(("step", "rank", "peer", *self.ops.labels)))
 
-    def of_ops(self, matrices: Sequence[Floats]) -> Floats:
-        """The values of matrices, one [rows, lanes] per block, by op, [ops]."""
-        found = np.empty(len(self.ops.start))
-        for block, matrix in zip(self.blocks, matrices, strict=True):
-            found[block.op] = matrix
+    def of_ops(self, matrices: Sequence[Floats], ops: Ints | None = None) -> Floats:
+        """The values of matrices, one [rows, lanes] per block, by op, [ops]; only those of some `ops`."""
+        cells = matrices[0].ravel() if len(matrices) == 1 else np.concatenate([matrix.ravel() for matrix in matrices])
+        return cells.take(self._cell if ops is None else self._cell[ops])
+
+    @cached_property
+    def _cell(self) -> Ints:
+        """Where each op is in the concatenated cells of all blocks, [ops]."""
+        found = np.empty(len(self.ops.start), np.int64)
+        found[np.concatenate([block.op.ravel() for block in self.blocks])] = np.arange(len(found))
         return found
+
+    def without(self, gone: Bools) -> FoldedGraph:
+        """The same ops, which do not wait for each other along these edges, [edges]."""
+        ops = self.ops
+        left = replace(ops, before=ops.before[~gone], after=ops.after[~gone], why=ops.why[~gone])
+        if any(len(block.step) > 1 for block in self.blocks):
+            return fold(left)  # steps that were alike may be so no more
+        after, pair = np.zeros(len(ops.start), np.bool_), ops.after[gone].astype(np.int64) * len(ops.start)
+        after[ops.after[gone]] = True
+        blocks = tuple(_without(block, after, pair + ops.before[gone]) for block in self.blocks)
+        return replace(self, ops=left, blocks=blocks)
 
     def label(self, number: int, name: str) -> Label:
         """A label of the ops of block `number`. Raises SelectionError, with the labels that exist, if there is none."""
@@ -127,6 +145,21 @@ def _groups(rendezvous: Ints) -> Int32s:
     return group
 
 
+def _without(block: FoldedSteps, after: Bools, gone: Ints) -> FoldedSteps:
+    """A block of one lane without some edges, whose rows still are in an order that can be replayed.
+
+    `after`: the ops that these edges lead to, [ops]; `gone`: number of that op times the number of ops, plus that of
+    the op before, [edges].
+    """
+    graph, op = block.template, block.op[:, 0]
+    row = np.repeat(np.arange(graph.rows), np.diff(graph.first_wait))
+    some = np.flatnonzero(after[op[row]])
+    kept = np.ones(len(row), np.bool_)
+    kept[some] = ~np.isin(op[row[some]] * len(after) + op[graph.waits_for[some]], gone)
+    first_wait = np.append(0, np.cumsum(kept)).astype(np.int32)[graph.first_wait]
+    return replace(block, template=structs.replace(graph, first_wait=first_wait, waits_for=graph.waits_for[kept]))
+
+
 def _block(graph: OpGraph, steps: list[_Step]) -> FoldedSteps:
     sample = steps[0]
     rows = sample.last - sample.first
@@ -139,7 +172,7 @@ def _block(graph: OpGraph, steps: list[_Step]) -> FoldedSteps:
         describe=lambda row: graph.describe(sample.first + row),
     )
     (template,) = compile_graphs([wiring], NO_RENDEZVOUS)
-    op = template.order[:, None] + np.array([step.first for step in steps], np.int32)
+    op = template.order[:, None] + np.array([step.first for step in steps])
     return FoldedSteps(
         template=template.in_replay_order(),
         step=np.array([step.number for step in steps], np.int32),

@@ -25,8 +25,11 @@ def dense(values: Ints | Int32s) -> Ints:
     if places > _PLACES_PER_VALUE * (len(values) + 1024):
         return np.asarray(np.unique(values, return_inverse=True)[1], np.int64)
     there = np.zeros(places, np.bool_)
-    there[values - lowest] = True
-    return np.asarray((np.cumsum(there) - 1)[values - lowest], np.int64)
+    place = values - lowest if lowest else values
+    there[place] = True
+    code = np.cumsum(there, dtype=np.int64)
+    code -= 1
+    return code.take(place)
 
 
 def combinations(codes: Sequence[Ints] | Sequence[Int32s]) -> tuple[Ints, Ints]:
@@ -46,17 +49,18 @@ def codes_of(column: pl.Series) -> tuple[Ints, int]:
     """A code for each value of a column, and the number of possible codes; null is a value, the last one."""
     whole = column.cast(pl.Categorical).to_physical() if column.dtype in (pl.String, pl.Categorical) else column
     code = whole.cast(pl.Int64).fill_null(0).to_numpy()
-    if int(code.max(initial=0)) - int(code.min(initial=0)) >= _LARGEST_SPAN:
+    lowest, values = int(code.min(initial=0)), int(code.max(initial=0)) - int(code.min(initial=0)) + 2
+    if values - 2 >= _LARGEST_SPAN:
         code = dense(code)
-    code = code - code.min(initial=0)
-    values = int(code.max(initial=0)) + 2
+        lowest, values = 0, int(code.max(initial=0)) + 2
+    code = code - lowest if lowest else code
     return (np.where(whole.is_null().to_numpy(), values - 1, code) if whole.null_count() else code), values
 
 
 def numbered(*columns: pl.Series) -> Ints:
     """A code for each combination of values, without gaps, [rows]; null is a value."""
-    found, size = np.zeros(len(columns[0]), np.int64), 1
-    for column in columns:
+    found, size = codes_of(columns[0])
+    for column in columns[1:]:
         code, values = codes_of(column)
         if size * values >= _LARGEST_NUMBER:
             found = dense(found)

@@ -7,7 +7,8 @@ of job.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 from msgspec import Struct
@@ -27,6 +28,9 @@ from tracekit.analysis.replay.kernel import (
     replay_timelines,
 )
 
+if TYPE_CHECKING:
+    from tracekit.analysis.graph.fold import FoldedGraph
+
 #: With fewer lanes than this, walking the graph takes longer than replaying them; so many replays run side by side.
 FEW_LANES, CHOICES_SIDE_BY_SIDE = 8, 16
 #: Add up this many ops at a time, so that they stay in the cache.
@@ -41,11 +45,21 @@ class CostRule(Protocol):
         ...
 
 
-class GraphReplay(Struct, frozen=True, eq=False):
+class GraphReplay(Struct, frozen=True, eq=False, dict=True):
     """A graph and the cost of each op."""
 
     graph: LabelledGraph
     durations: Durations
+
+    @cached_property
+    def cost_of_ops(self) -> Floats:
+        """The own cost of each op of an op graph, seconds, [ops]."""
+        return cast("FoldedGraph", self.graph).of_ops(self.durations.cost)
+
+    @cached_property
+    def delay_of_ops(self) -> Floats:
+        """The launch delay of each op of an op graph, seconds, [ops]."""
+        return cast("FoldedGraph", self.graph).of_ops(self.durations.launch_delay)
 
     def recorded_step_times(self) -> Floats:
         """End of the last op of each step in the recording, seconds, [steps]."""

@@ -120,24 +120,20 @@ class CostOverlay(Struct):
 
     def cost_of_ops(self) -> Floats:
         """The own cost of each op of an op graph, seconds, [ops]."""
-        return self._graph.of_ops(self.replay.durations.cost) if self.op_cost is None else self.op_cost
+        return self.replay.cost_of_ops if self.op_cost is None else self.op_cost
 
     def delay_of_ops(self) -> Floats:
         """The launch delay of each op of an op graph, seconds, [ops]."""
-        return self._graph.of_ops(self.replay.durations.launch_delay) if self.op_delay is None else self.op_delay
-
-    @property
-    def _graph(self) -> FoldedGraph:
-        return cast("FoldedGraph", self.replay.graph)
+        return self.replay.delay_of_ops if self.op_delay is None else self.op_delay
 
     def costs(self, graph: LabelledGraph, durations: Durations, number: int) -> Costs:
         """The costs of a block for its replay, see `CostRule.costs`."""
         assert durations is self.replay.durations, "an overlay is of one replay"
         cost, delay, rows = self.cost[number], self.delay[number], len(self.kept[number])
         if self.op_cost is not None:
-            cost = ChangedRows(self.op_cost[cast("FoldedGraph", graph).blocks[number].op])
+            cost = ChangedRows(self.op_cost.take(cast("FoldedGraph", graph).blocks[number].op))
         if self.op_delay is not None:
-            delay = ChangedRows(self.op_delay[cast("FoldedGraph", graph).blocks[number].op])
+            delay = ChangedRows(self.op_delay.take(cast("FoldedGraph", graph).blocks[number].op))
         delayed = np.where(self.kept[number] & self.keeps_delays, delay.source(), -1)
         return Costs(cost.base, cost.source(), np.zeros(rows), delay.base, delayed, cost.changed(),
                      changed_delay=delay.changed())  # fmt: skip
@@ -253,8 +249,9 @@ class QueuedAhead(Struct, frozen=True, eq=False):
         late = overlay.op_delay[own] = np.zeros(len(own))
         for _ in range(_PASSES):
             timelines, before = overlay.replay.timelines(overlay), late
-            start, end = (graph.of_ops([getattr(one, name) for one in timelines]) for name in ("start", "end"))
-            late = np.clip(end[launched_by] + arrives_s - (start[own] - before), 0.0, most)
+            start_s = graph.of_ops([one.start for one in timelines], own)
+            launched_s = graph.of_ops([one.end for one in timelines], launched_by)
+            late = np.clip(launched_s + arrives_s - (start_s - before), 0.0, most)
             overlay.op_delay[own] = late
             if np.allclose(late, before, rtol=0.0, atol=_ROUNDING_S):  # every further pass would find the same
                 break

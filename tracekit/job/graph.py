@@ -45,6 +45,10 @@ if TYPE_CHECKING:
 USUAL_LABELS = ("kind", "phase", "stream", "host", "group")
 #: A label with more values than this is attributed only on request.
 MOST_VALUES_UNASKED = 512
+#: Columns of a recording's GPU ops that reports read beside the op trace.
+_READ_OF_GPU_OPS = (
+    "rank", "start", "duration", "name", "activity", "kernel_class", "shape", "launch", "collective", "received",
+)  # fmt: skip
 
 
 class OfGraph(Job):
@@ -274,11 +278,13 @@ class RecordingJob(OfGraph):
         return Recorded(part, self.kept, measure_waits(part.matches, part.clocks), self.op_trace.skew_s)
 
     def lean(self) -> RecordingJob:
-        """See `Job.lean`: without what the host threads did at any time, once ops and `kept` are made from it."""
-        part, none = self.comparable, self.recording.host.clear()
-        job = RecordingJob(replace(self.recording, host=none))
-        read = replace(part, recording=replace(part.recording, host=none))
-        vars(job).update(comparable=read, op_trace=self.op_trace, kept=self.kept)
+        """See `Job.lean`: what reports read of the recording, once ops and `kept` are made from it."""
+        whole = self.comparable.recording
+        read = replace(whole, host=whole.host.clear(), calls=whole.calls.select("annotated"),
+                       gpu_ops=whole.gpu_ops.select(_READ_OF_GPU_OPS))  # fmt: skip
+        job = RecordingJob(read)
+        part = replace(self.comparable, recording=read)
+        vars(job).update(comparable=part, op_trace=self.op_trace, kept=self.kept)
         return job
 
     def redacted(self) -> RecordingJob:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tracekit.base.errors import FormatError
+from tracekit.base.memory import reuse_large_arrays
 from tracekit.collectors.importers.kineto.event_columns import ColumnBuilder
 from tracekit.collectors.importers.kineto.event_tables import CATEGORIES, FileColumns
 from tracekit.collectors.importers.kineto.json_events import EventStream
@@ -66,6 +67,7 @@ def _ranks(
 
 def send_files() -> None:
     """In a process of its own: for each pickled path on stdin, its ranks or the error, pickled, on stdout."""
+    reuse_large_arrays()
     found: list[RankColumns] | FormatError
     while True:
         try:
