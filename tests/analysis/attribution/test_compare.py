@@ -42,8 +42,8 @@ def test_no_difference_excludes_a_large_one_and_wide_steps_cannot_tell() -> None
     steady, loose = (side([1 + size * one for one in scatter]) for size in (0.01, 0.5))
     narrow = verdict(steady, steady)
     assert narrow.outcome is Outcome.NO_DIFFERENCE
-    share = float(re.fullmatch(r"a recorded step takes 1.00 s on both sides; a difference larger than (.*)% is unlikely",
-                               narrow.change)[1])  # fmt: skip
+    words = r"a recorded step takes 1.00 s on both sides; a difference larger than (.*)% is unlikely"
+    share = float(re.fullmatch(words, narrow.change)[1])
     assert share == pytest.approx(0.99, abs=0.2)  # two errors of 0.87 % / sqrt(7), and a t of 14 degrees, 2.14
     wide = verdict(loose, loose)
     assert (wide.outcome, wide.change) == (Outcome.UNKNOWN, "a recorded step takes 1.00 s on both sides")
