@@ -139,7 +139,7 @@ def test_a_folder_as_large_as_a_disk_is_not_searched_to_its_end(
     for command in (("bill",), ("whatif",), ("info",), ("hang",), ("fleet", "report"), ()):
         ran = run(*command, tmp_path / "disk")
         assert (ran.code, ran.out) == (ExitCode.BAD_INPUT, "")
-        assert ran.message == "tracekit: " + (
-            f"{tmp_path / 'disk'}: not searched further after 30 files and folders; name the trace, or a smaller folder"
+        assert ran.message.removeprefix(f"tracekit: {tmp_path / 'disk'}: ") == (
+            "not searched further after 30 files and folders; name the trace, or a smaller folder"
         ), command
     assert "not searched" not in run("whatif", few).message

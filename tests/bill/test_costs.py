@@ -58,7 +58,7 @@ def test_stragglers_are_divided_among_their_causes_and_nothing_counts_twice(
 
 
 def test_of_a_report_that_is_not_trusted_only_what_was_recorded_is_billed() -> None:
-    rest = (Part.UNKNOWN, "steps whose analysis is not to be trusted", ALL)
+    rest = (Part.UNKNOWN, "analysis not trusted", ALL)
     planned = {Part.CHECKPOINTS: 3.0, Part.EVALUATION: 0.0, Part.INPUT: 1.5}
     assert costs_of(report(3.0, trusted=False)) == Costs(planned, {}, rest)
 

@@ -53,7 +53,7 @@ def costs_of(report: str) -> Costs | None:
         return None
     planned = {part: sum(max(s, 0.0) for kind, s in on_path if kind == of_part) for of_part, part in PLANNED.items()}
     if not trusted:
-        return Costs(planned, {}, (Part.UNKNOWN, "steps whose analysis is not to be trusted", ALL), length_s)
+        return Costs(planned, {}, (Part.UNKNOWN, "analysis not trusted", ALL), length_s)
     lost_s = of.get(LossKind.STRAGGLER, 0.0)
     lost = _divided(Part.STRAGGLERS, [one for one in causes if _is_straggler(one[0], one[2])], lost_s)
     lost[Part.STRAGGLERS, _UNEXPLAINED] = lost_s - sum(lost.values())
