@@ -6,11 +6,13 @@ import dataclasses
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import tracekit
 from tests.analysis.rl.logs import lines, write
 from tests.handmade import run
+from tracekit.analysis.rl.account import LossTime
 from tracekit.report.plain_data import json_schema
 
 VERL = "".join(
@@ -53,6 +55,22 @@ def test_of_one_measured_step_nothing_is_sure_or_promised(tmp_path: Path) -> Non
     assert "NOT TRUSTED, looks like REWARD: the reward costs 16% of the step Cost" in words
     assert f"Saves no saving promised, {reason}" in words
     assert f"Trust NO: {reason}" in words
+
+
+def test_a_loss_below_0_says_what_that_means(tmp_path: Path) -> None:
+    report = tracekit.load(write(tmp_path / "run.jsonl", lines())).report
+    for lost_s, words in ((-0.5, "below 0 (engines): without it, the step would take longer"), (0.0, None)):
+        account = msgspec.structs.replace(report.account, losses=[LossTime("engines", lost_s), LossTime("sync", 1.0)])
+        (table,) = (one for one in dataclasses.replace(report, account=account).sections() if one.title == "Losses")
+        assert table.note == words
+
+
+def test_bytes_that_are_no_text_are_not_called_parquet(tmp_path: Path) -> None:
+    (tmp_path / "run.jsonl").write_bytes(bytes(range(256)))
+    ran = run("gate", tmp_path / "run.jsonl", "--baseline", write(tmp_path / "before.jsonl", lines()))
+    assert ran.message.removeprefix(f"tracekit: {tmp_path}/run.jsonl: ") == (
+        "a file, not a trace; `tracekit import --format` lists the formats that tracekit reads"
+    )
 
 
 def test_the_json_has_the_documented_keys(tmp_path: Path) -> None:

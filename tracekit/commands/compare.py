@@ -6,7 +6,6 @@ In: two traces, or two jobs in a store. Out: one screen in the terminal, or JSON
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 
@@ -56,11 +55,12 @@ def compare_command(
     applied = None
     if fix is not None and store is not None:
         from tracekit.store import Store
+        from tracekit.store.handling import current_user
 
         opened = Store(store)
         expected = opened.report(before)
         promised = reports[0] if expected is None else reports[0] | {"fixes": json.loads(expected)["fixes"]}
-        applied = fix_applied((promised, reports[1]), fix, time.time(), os.environ.get("USER") or f"user {os.getuid()}")
+        applied = fix_applied((promised, reports[1]), fix, time.time(), current_user())
         opened.note_applied(applied)
     if as_json:
         click.echo(msgspec.json.encode(ComparedOutput(**msgspec.structs.asdict(found.output), fix=applied)))

@@ -255,8 +255,9 @@ def _foreign(path: Path, wanted: Wanted) -> str | None:
         case ".parquet" | ".json" | ".gz" if wanted is Wanted.TRACE:
             return None  # a damaged or unknown trace; the reader has reported more
     beginning = _beginning(path)
-    if b"\0" not in beginning:
-        if wanted is Wanted.TRACE:
-            return "a text file, not a trace; `tracekit import --format` lists the formats that tracekit reads"
-        return f"a text file, not {wanted}"
-    return f"a file, not {wanted}" if wanted is Wanted.DUMPS else None
+    kind = "a text file" if b"\0" not in beginning else "a file"
+    if wanted is not Wanted.TRACE:
+        return f"{kind}, not {wanted}" if kind != "a file" or wanted is Wanted.DUMPS else None
+    if beginning.startswith(_PARQUET):
+        return None
+    return f"{kind}, not a trace; `tracekit import --format` lists the formats that tracekit reads"
