@@ -113,7 +113,7 @@ def test_a_job_beside_itself_shows_no_difference(runs: tuple[Path, Path]) -> Non
     assert found["outcome"] == "no difference"
     assert found["causes"]["gone"] == found["causes"]["new"] == []
     assert found["kinds"] is None
-    assert found["sentence"].startswith("No difference: a recorded step takes 15.50 s on both sides; nothing differs")
+    assert found["sentence"].startswith("No difference: a recorded step takes 15.50 s on both sides; a difference")
     assert found["cost"].startswith("both lose ")
     assert all("now costs" not in cause for cause in found["causes"]["staying"])
 

@@ -10,6 +10,8 @@ import pytest
 
 from tests.analysis.rl.logs import lines, write
 from tests.handmade import COMMANDS, run, slow_trace
+from tracekit.base import searches
+from tracekit.base.exit_codes import ExitCode
 
 GPU_FOLDER = Path(__file__).resolve().parents[1] / "sample_traces" / "gpu_slow_input"
 DUMP = {"version": "2.10", "pg_config": {}, "entries": []}
@@ -125,3 +127,19 @@ def test_a_folder_of_dumps_does_not_open_in_the_browser() -> None:
     ran = run("open", "dumps")
     assert ran.code == 2
     assert "tracekit hang dumps" in ran.err
+
+
+def test_a_folder_as_large_as_a_disk_is_not_searched_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searches, "MOST_ENTRIES", 30)
+    for number in range(20):
+        (tmp_path / "disk" / f"folder-{number:02}" / "below").mkdir(parents=True)
+    few = tmp_path / "disk" / "folder-00"
+    for command in (("bill",), ("whatif",), ("info",), ("hang",), ("fleet", "report"), ()):
+        ran = run(*command, tmp_path / "disk")
+        assert (ran.code, ran.out) == (ExitCode.BAD_INPUT, "")
+        assert ran.message.removeprefix(f"tracekit: {tmp_path / 'disk'}: ") == (
+            "not searched further after 30 files and folders; name the trace, or a smaller folder"
+        ), command
+    assert "not searched" not in run("whatif", few).message

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
+import pwd
 import time
 from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -11,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 from prometheus_client import generate_latest
 
@@ -25,7 +28,7 @@ from tracekit.live.watch import Watch
 from tracekit.report.findings import Account, WindowVerdict
 from tracekit.store import Store
 from tracekit.store.care import damages, prune, repair
-from tracekit.store.handling import Change, muted_until, read_changes, write_change
+from tracekit.store.handling import Change, current_user, muted_until, read_changes, write_change
 from tracekit.store.incidents import HANG, Incident, followed
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -286,3 +289,11 @@ def test_reports_on_hangs_are_checked_repaired_and_pruned(tmp_path: Path) -> Non
     (line,) = prune(store, older_than=timedelta(0))
     assert "removed the report on a hang" in line
     assert (store.hangs(), len(store.incidents("live"))) == ((), 1)
+
+
+def test_a_user_without_a_variable_has_the_name_of_the_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    assert current_user() == pwd.getpwuid(os.getuid()).pw_name
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # a number that no account has
+    assert current_user() == f"user {os.getuid()}"

@@ -6,11 +6,13 @@ import dataclasses
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import tracekit
 from tests.analysis.rl.logs import lines, write
 from tests.handmade import run
+from tracekit.analysis.rl.account import LossTime
 from tracekit.report.plain_data import json_schema
 
 VERL = "".join(
@@ -35,11 +37,40 @@ def test_the_first_screen(tmp_path: Path) -> None:
     assert "partial=0.9 11.00 s 0.00 s 0%" in words  # all three requests, as 0.9 x 3 is more than two
 
 
-def test_a_price_from_one_measured_step_says_so(tmp_path: Path) -> None:
-    for steps, told in ((3, True), (4, False)):
-        log = write(tmp_path / f"{steps}.jsonl", [line for line in lines() if line["step"] < steps])
-        for price in json.loads(run("rl", log, "--json").out)["what_if"]:
-            assert ("one step was measured" in (price["assumes"] or "")) == told
+def test_of_one_measured_step_nothing_is_sure_or_promised(tmp_path: Path) -> None:
+    """Three recorded steps have one after the warm-up; a log of one step has just that."""
+    reason, timed = "one step was measured, which does not show how steps differ; record more", lines(reward_s=2.0)
+    (tmp_path / "verl.log").write_text(VERL.splitlines()[0].replace("train", "reward"))
+    few = write(tmp_path / "few.jsonl", [line for line in timed if line["step"] < 3])
+    for log, known in ((few, False), (tmp_path / "verl.log", False), (write(tmp_path / "run.jsonl", timed), True)):
+        report = tracekit.load(log).report
+        diagnosis, account = report.diagnosis, report.account
+        assert diagnosis.trust.trustworthy == known, log
+        assert ({fix.withheld for fix in diagnosis.fixes} == {reason}) != known
+        assert {cause.confidence > 0 for cause in diagnosis.causes if cause.change} <= {known}
+        assert all((price.high_s is not None) == known for price in account.what_if)
+        assert {price.assumes for price in account.what_if} == {reason} or known
+        assert bool(report.stored().verdict().alarming) == known
+    words = " ".join(run("rl", few).out.split())
+    assert "NOT TRUSTED, looks like REWARD: the reward costs 16% of the step Cost" in words
+    assert f"Saves no saving promised, {reason}" in words
+    assert f"Trust NO: {reason}" in words
+
+
+def test_a_loss_below_0_says_what_that_means(tmp_path: Path) -> None:
+    report = tracekit.load(write(tmp_path / "run.jsonl", lines())).report
+    for lost_s, words in ((-0.5, "below 0 (engines): without it, the step would take longer"), (0.0, None)):
+        account = msgspec.structs.replace(report.account, losses=[LossTime("engines", lost_s), LossTime("sync", 1.0)])
+        (table,) = (one for one in dataclasses.replace(report, account=account).sections() if one.title == "Losses")
+        assert table.note == words
+
+
+def test_bytes_that_are_no_text_are_not_called_parquet(tmp_path: Path) -> None:
+    (tmp_path / "run.jsonl").write_bytes(bytes(range(256)))
+    ran = run("gate", tmp_path / "run.jsonl", "--baseline", write(tmp_path / "before.jsonl", lines()))
+    assert ran.message.removeprefix(f"tracekit: {tmp_path}/run.jsonl: ") == (
+        "a file, not a trace; `tracekit import --format` lists the formats that tracekit reads"
+    )
 
 
 def test_the_json_has_the_documented_keys(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ from tracekit.trace.step_values import tokens_per_s
 
 #: Ignore a difference of less than this share, however clear it is.
 NEGLIGIBLE = 0.001
+#: Runs do not differ if the interval has no larger difference than this share, the limit of `gate`.
+_LARGEST_UNSEEN = 0.03
 #: Two jobs whose ops per step differ by more than this share may not do the same work.
 SAME_WORK = 0.01
 _SIZES = ("dp", "pp", "tp", "cp", "ep", "vpp", "dsp")
@@ -240,7 +242,7 @@ def verdict(before: Side, after: Side) -> Verdict:
     outcome = _outcome(change)
     if outcome is Outcome.NO_DIFFERENCE:
         both = f"{now} on both sides" if now == then else f"{then} before and {now} after"
-        what = f"{what} {both}; nothing differs beyond {'noise' if not change.clear else f'{NEGLIGIBLE:.1%}'}"
+        what = f"{what} {both}; a difference larger than {max(change.largest_share, NEGLIGIBLE):.1%} is unlikely"
     elif not change.difference:
         what = f"{what} {now} on both sides"
     elif now == then:  # a clear difference, but smaller than the digits shown
@@ -249,15 +251,16 @@ def verdict(before: Side, after: Side) -> Verdict:
         what = f"{what} {now} instead of {then}, {size} {word}"
     how = f"{spread}, bootstrap over {len(before.steps)} and {len(after.steps)} steps"
     several = "recordings" if max(before.steps_each, after.steps_each) > 1 else f"{before.whole}s"
-    certainty = f"too few {several} show how much they differ by chance" if change.low is None else how
-    return Verdict(outcome, what, certainty, _notes(before, after), not same_layout)
+    if change.low is None:
+        how = f"too few {several} show how much they differ by chance"
+    elif outcome is Outcome.UNKNOWN:
+        how = f"it may be chance: {how}; record more steps"
+    return Verdict(outcome, what, how, _notes(before, after), not same_layout)
 
 
 def _outcome(change: MeanDifference) -> Outcome:
-    if change.low is None:
-        return Outcome.UNKNOWN
     if not change.clear or abs(change.share) < NEGLIGIBLE:
-        return Outcome.NO_DIFFERENCE
+        return Outcome.NO_DIFFERENCE if change.largest_share <= _LARGEST_UNSEEN else Outcome.UNKNOWN
     return Outcome.BETTER if change.difference < 0 else Outcome.WORSE
 
 
@@ -284,7 +287,7 @@ def _notes(before: Side, after: Side) -> tuple[str, ...]:
 def _distrusted(before: Side, after: Side) -> str:
     """A note that S of a side is not reliable; empty if both are."""
     sides = " and ".join(name for name, side in (("before", before), ("after", after)) if not side.trustworthy)
-    return f"S is not to be trusted on the side {sides}: the replay does not explain the recording." if sides else ""
+    return f"S is not to be trusted on the side {sides}." if sides else ""
 
 
 def causes_of_jobs(before: Report, after: Report) -> CauseChange:

@@ -152,5 +152,8 @@ class Detector(ABC):
         yield from self.fixes(found)
 
     def loss_at(self, place: Place) -> LossKind:
-        """Return the kind of loss that a finding at this place causes."""
-        return LossKind.STRAGGLER if self.stragglers_where_few and place.workers else self.loss
+        """Return the kind of loss that a finding at this place causes: single ranks are stragglers, whatever makes them
+        late; few workers, where the detector says so.
+        """
+        few = self.stragglers_where_few if place.workers else place.ranks
+        return LossKind.STRAGGLER if few else self.loss

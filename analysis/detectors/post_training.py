@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # the replay of requests is imported for runs of post-trainin
     from tracekit.analysis.rl.generation import Generations
     from tracekit.analysis.rl.run import RlRun
 
-#: A loss is certain if it exceeds what the replay misses, and at least this share of the step.
+#: A loss in several steps is certain if it exceeds what the replay misses, and at least this share of the step.
 _SMALLEST_ERROR = 0.01
 #: What any job can try, as an edit and its title; trainers wait for a tail less.
 STALE = "staleness=1", "Generate the next samples while this step trains"
@@ -38,7 +38,7 @@ class _LossOfStep(Detector):
         if lost_s >= evidence.smallest_cost_s:
             needed = max(evidence.replay_error, _SMALLEST_ERROR)
             figures = (Figure("part of the step", lost_s / evidence.recorded_s, needed, Unit.SHARE),)
-            change, confidence = Without(self.kind), confidence_from(figures)
+            change, confidence = Without(self.kind), confidence_from(figures) if len(evidence.steps) > 1 else 0.0
             yield Candidate(self.kind, Place(), self.effect(evidence.run), figures, confidence, change)
 
     def effect(self, run: RlRun) -> str:

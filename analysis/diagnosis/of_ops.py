@@ -116,8 +116,7 @@ def verdict_of_ops(evidence: OpEvidence, causes: Sequence[Finding]) -> Verdict:
 
 
 def _loss_of(cause: Finding) -> LossKind:
-    """The kind of loss that a cause belongs to: a few ranks that are late are stragglers, whatever makes them late."""
-    return LossKind.STRAGGLER if cause.where.ranks else detector_of(cause.kind).loss
+    return detector_of(cause.kind).loss_at(cause.where)
 
 
 def _sentence(evidence: OpEvidence, kind: LossKind, leading: Sequence[Finding], lost_s: float) -> str:

@@ -54,6 +54,13 @@ class MeanDifference:
         """Whether the interval excludes 0."""
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
+    @property
+    def largest_share(self) -> float:
+        """The largest difference in the interval, up or down, as a share of the mean before; infinite without one."""
+        if self.low is None or self.high is None:
+            return math.inf
+        return max(-self.low, self.high) / self.before if self.before else 0.0
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeanDifferences:

@@ -26,8 +26,8 @@ CONTRADICTION = 0.01
 SIDE_BY_SIDE = "generation and training take as long side by side"
 #: Why nothing that goes on beside the training has a price.
 NO_TRAINING = "the time of the training is not known; state it with train=S"
-#: What a single measured step cannot show.
-_ONE_STEP = "one step was measured, which does not show how steps differ"
+#: Why nothing has a price after a single measured step.
+_ONE_STEP = "one step was measured, which does not show how steps differ; record more"
 
 
 class Assumed(Struct, frozen=True):
@@ -101,13 +101,15 @@ class RlRun(ABC):
 
     @property
     def doubt(self) -> str | None:
-        """Why nothing has a price: times contradict each other, or the replay misses the step or the requests of an
-        engine. None if there are prices.
+        """Why nothing has a price: times contradict each other, the replay misses the step or the requests of an
+        engine, or no interval is known. None if there are prices.
         """
         engine_error = 0.0 if self.made is None else self.made.engine_error
-        if self.flagged or max(self.replay_error_s / self.step_s, engine_error) <= UNEXPLAINED:
+        if self.flagged:
             return self.flagged
-        return f"{self.replayed_words}, more than {UNEXPLAINED:.0%}"
+        if max(self.replay_error_s / self.step_s, engine_error) > UNEXPLAINED:
+            return f"{self.replayed_words}, more than {UNEXPLAINED:.0%}"
+        return _ONE_STEP if len(self.recorded) == 1 else None
 
     def error_s(self, saving: Floats, scenarios: Sequence[Scenario] = ()) -> float:
         """How far a mean saving, of [steps], can be off under these alternatives: by what the replay misses, by what
@@ -125,8 +127,7 @@ class RlRun(ABC):
         saved_s, error_s = float(saving.mean()), self.error_s(saving, [one])
         step_s = self.step_s - saved_s
         bounds = max(step_s - error_s, 0.0), step_s + error_s
-        assumes = "; ".join((*found.assumes, *([_ONE_STEP] if len(saving) == 1 else [])))
-        return Price(one.text, step_s, *bounds, saved_s, found.oldest_sample_steps, assumes or None)
+        return Price(one.text, step_s, *bounds, saved_s, found.oldest_sample_steps, "; ".join(found.assumes) or None)
 
 
 def contradiction(phases_s: float, step_s: float) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -65,7 +66,9 @@ def build(team: str = "", cause: str = "", **_: str) -> list[Component]:
     }
     every = list(tables(found))
     titles = [BY_CAUSE, APPLIED, *([BY_TEAM] if found.groups["team"].height > 1 else [])]
-    short_ones = [structs.replace(table, rows=table.rows[:MOST_ROWS], note=None) for table in every if table.title in titles]
+    short_ones = [
+        structs.replace(table, rows=table.rows[:MOST_ROWS], note=None) for table in every if table.title in titles
+    ]
     first = [_panel(table, *drilled.get(table.title, ())) for table in short_ones]
     rest = [_panel(table, *drilled.get(table.title, ())) for table in every]
     (first if report.culprits.height else rest).append(_culprits(report))

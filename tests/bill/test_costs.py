@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import pytest
 
@@ -11,8 +12,9 @@ from tracekit.bill.costs import Costs, costs_of
 
 
 def report(stragglers_s: float, *, trusted: bool = True) -> str:
-    def cause(kind: str, saved_s: float, workers: int = 0) -> dict[str, object]:
-        return {"kind": kind, "saved_s": saved_s, "alone_s": saved_s / 2, "where": {"workers": [{}] * workers}}
+    def cause(kind: str, saved_s: float, workers: int = 0, ranks: Sequence[int] = ()) -> dict[str, object]:
+        where = {"workers": [{}] * workers, "ranks": ranks}
+        return {"kind": kind, "saved_s": saved_s, "alone_s": saved_s / 2, "where": where}
 
     losses = {"straggler": stragglers_s, "input-bound": 2.0, "stalls": 4.0, "communication-bound": 9.0}
     content = {
@@ -28,6 +30,7 @@ def report(stragglers_s: float, *, trusted: bool = True) -> str:
             *(cause("bad-worker", 1.0, 1), cause("bad-worker", 0.5, 1)),
             cause("checkpoint-stalls", 3.0),
             cause("checkpoint-stalls", 0.5, workers=1),  # a few workers that stop the others
+            cause("late-data-loading", 0.5, ranks=[2]),  # a rank of an op trace, for whose data the others wait
             cause("of a plug-in", 7.0),
         ],
     }
@@ -37,8 +40,11 @@ def report(stragglers_s: float, *, trusted: bool = True) -> str:
 @pytest.mark.parametrize(
     ("stragglers_s", "expected"),
     [
-        (3.0, {"bad-worker": 1.5, "checkpoint-stalls": 0.5, "unexplained": 1.0}),
-        (1.0, {"bad-worker": 0.75, "checkpoint-stalls": 0.25}),  # causes that hide each other share what they cost
+        (3.0, {"bad-worker": 1.5, "checkpoint-stalls": 0.5, "late-data-loading": 0.5, "unexplained": 0.5}),
+        (
+            1.25,
+            {"bad-worker": 0.75, "checkpoint-stalls": 0.25, "late-data-loading": 0.25},
+        ),  # causes that hide each other share what they cost
     ],
 )
 def test_stragglers_are_divided_among_their_causes_and_nothing_counts_twice(
@@ -52,7 +58,7 @@ def test_stragglers_are_divided_among_their_causes_and_nothing_counts_twice(
 
 
 def test_of_a_report_that_is_not_trusted_only_what_was_recorded_is_billed() -> None:
-    rest = (Part.UNKNOWN, "steps whose analysis is not to be trusted", ALL)
+    rest = (Part.UNKNOWN, "analysis not trusted", ALL)
     planned = {Part.CHECKPOINTS: 3.0, Part.EVALUATION: 0.0, Part.INPUT: 1.5}
     assert costs_of(report(3.0, trusted=False)) == Costs(planned, {}, rest)
 

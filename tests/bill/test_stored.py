@@ -23,6 +23,7 @@ from tests.handmade import (
     slow_frame,
 )
 from tests.live.beside import Beside
+from tracekit.base.exit_codes import ExitCode
 from tracekit.bill.stored import bill_of_store
 from tracekit.job.pipeline import PipelineJob
 from tracekit.store import Incoming, Store
@@ -102,7 +103,7 @@ def test_the_last_checkpoint_before_a_restart_says_which_windows_are_lost(tmp_pa
         ("useful", "training"): 10 * HEALTHY_STEP_S,
         ("checkpoints", "checkpoints"): 15.0,
         # Its ops overlap, so that the replay misses its steps by 9 %.
-        ("unknown", "steps whose analysis is not to be trusted"): 5 * HEALTHY_STEP_S,
+        ("unknown", "analysis not trusted"): 5 * HEALTHY_STEP_S,
     }
 
 
@@ -119,6 +120,22 @@ def test_what_windows_do_not_show_is_unknown(tmp_path: Path) -> None:
         ("unknown", "between windows"): 20.0,
         ("unknown", "windows that are not analysed"): 3 * HEALTHY_STEP_S,
     }
+
+
+def test_a_job_whose_report_is_damaged_is_left_out_and_named(tmp_path: Path) -> None:
+    store = stored(tmp_path, [window(healthy_frame(range(4)), None, 0.0)])
+    other = window(healthy_frame([1, 3]), 0.0, 2 * HEALTHY_STEP_S)
+    store.append(Incoming(other, "other", "handmade", PipelineJob(other).stored()))
+    (report,) = (tmp_path / "jobs.store" / "jobs" / "1").glob("*.report.json")
+    report.write_text("{")
+    ran = run("bill", store.path)
+    assert [line.split()[:-3] for line in ran.out.splitlines()[1:4]] == [
+        ["useful"], ["unknown:", "between", "recorded", "steps"], ["wall", "clock"]]  # fmt: skip
+    shown = json.loads(run("bill", store.path, "--json").out)
+    assert shown["jobs"] == [{"job": "other", "wall_s": 3 * HEALTHY_STEP_S}]
+    assert shown["notes"][0].startswith(f"job: left out, {report}: has 1 bytes; expected")
+    next((tmp_path / "jobs.store" / "jobs" / "2").glob("*.report.json")).write_text("{")
+    assert run("bill", store.path).code == ExitCode.BAD_INPUT
 
 
 def test_a_trace_without_times_is_billed_in_no_week(tmp_path: Path) -> None:
@@ -172,7 +189,7 @@ def test_post_training_is_billed_by_its_losses_and_what_is_in_no_phase(tmp_path:
         ("post-training", "reward"): 4 * 0.5,
         ("post-training", "sync"): 4 * 1.0 + 2 * 10,
         ("unknown", "in no phase"): 2 * 30.0,
-        ("unknown", "steps whose analysis is not to be trusted"): 2 * 100.0,
+        ("unknown", "analysis not trusted"): 2 * 100.0,
     }
 
 

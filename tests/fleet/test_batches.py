@@ -114,6 +114,15 @@ def test_a_batch_that_always_dies_ends_the_analysis(tmp_path):
         in_batches(tmp_path / "job.parquet", Dying(), batch_ops=1)
 
 
+def test_an_exception_in_a_process_is_one_error_with_its_cause(tmp_path, monkeypatch):
+    """Whatever replays a batch raises, as a defect would."""
+    slow_trace(range(3)).write_parquet(tmp_path / "job.parquet")
+    monkeypatch.setattr("tracekit.fleet.batches.place_lanes", lambda *_: {}["nowhere"])
+    words = "job.parquet: steps 0 to 0: the analysis ended with KeyError: 'nowhere'"
+    with pytest.raises(TraceError, match=f"{words}$"):
+        in_batches(tmp_path / "job.parquet", batch_ops=1)
+
+
 def test_an_error_in_a_batch_is_that_of_one_piece(tmp_path):
     ops = slow_trace(range(3)).ops.with_columns(
         duration=pl.when((pl.col("step") == 2) & (pl.col("seq") == 1)).then(-1.0).otherwise("duration")

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from tracekit.analysis.detectors.registry import detector_of
 from tracekit.bill.bill import ALL, LEAST_S, USEFUL, Claim, Part
+from tracekit.report.finding import Place
 from tracekit.report.verdict import OF_POST_TRAINING, LossKind
 from tracekit.trace.model import OpKind
 
@@ -42,7 +43,7 @@ def costs_of(report: str) -> Costs | None:
         found = json.loads(report)
         on_path = [(op.get("kind"), op["recorded_s"]) for op in found["critical_path"]]
         of = {loss["kind"]: loss["lost_s"] for loss in found["verdict"]["losses"]}
-        causes = [(cause["kind"], max(cause["saved_s"], cause["alone_s"], 0.0), bool(cause["where"]["workers"]))
+        causes = [(cause["kind"], max(cause["saved_s"], cause["alone_s"], 0.0), Place(**cause["where"]))
                   for cause in found["causes"]]  # fmt: skip
         trusted, times, unaccounted_s, length_s = found["trust"]["trustworthy"], found["step_time_s"], 0.0, None
         if "rl" in found:
@@ -52,7 +53,7 @@ def costs_of(report: str) -> Costs | None:
         return None
     planned = {part: sum(max(s, 0.0) for kind, s in on_path if kind == of_part) for of_part, part in PLANNED.items()}
     if not trusted:
-        return Costs(planned, {}, (Part.UNKNOWN, "steps whose analysis is not to be trusted", ALL), length_s)
+        return Costs(planned, {}, (Part.UNKNOWN, "analysis not trusted", ALL), length_s)
     lost_s = of.get(LossKind.STRAGGLER, 0.0)
     lost = _divided(Part.STRAGGLERS, [one for one in causes if _is_straggler(one[0], one[2])], lost_s)
     lost[Part.STRAGGLERS, _UNEXPLAINED] = lost_s - sum(lost.values())
@@ -65,7 +66,7 @@ def costs_of(report: str) -> Costs | None:
     return Costs(planned, {to: seconds for to, seconds in lost.items() if seconds > LEAST_S}, length_s=length_s)
 
 
-def _divided(part: Part, causes: list[tuple[str, float, bool]], lost_s: float) -> dict[tuple[Part, str], float]:
+def _divided(part: Part, causes: list[tuple[str, float, Place]], lost_s: float) -> dict[tuple[Part, str], float]:
     """What causes cost by kind; those that hide each other share what they cost together, `lost_s`."""
     by_kind: dict[tuple[Part, str], float] = {}
     for kind, cost_s, _ in causes:
@@ -75,9 +76,8 @@ def _divided(part: Part, causes: list[tuple[str, float, bool]], lost_s: float) -
     return {to: cost_s * scale for to, cost_s in by_kind.items()}
 
 
-def _is_straggler(kind: str, on_workers: bool) -> bool:
+def _is_straggler(kind: str, where: Place) -> bool:
     try:
-        detector = detector_of(kind)
+        return detector_of(kind).loss_at(where) is LossKind.STRAGGLER
     except KeyError:  # of a plug-in that is not installed here
         return False
-    return detector.loss is LossKind.STRAGGLER or (detector.stragglers_where_few and on_workers)

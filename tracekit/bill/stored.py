@@ -60,12 +60,23 @@ class _Window(Struct, frozen=True):
 
 
 def bill_of_store(store: Store) -> Bill:
-    """The bill of all jobs in a store. Raises StoreError if it has no windows."""
+    """The bill of all jobs in a store; notes name those that are left out, because what is stored of them is damaged.
+
+    Raises StoreError if it has no windows, or if all jobs are damaged.
+    """
     with store.reading() as catalogue:
         rows = catalogue.live.all_windows()
     if rows.is_empty():
         raise StoreError(f"{store.name}: no job has a window yet, so there is nothing to bill")
-    return joined([_bill(store, of_job.rows(named=True)) for of_job in rows.partition_by("job", maintain_order=True)])
+    bills, damaged = list[Bill](), list[StoreError]()
+    for (job,), of_job in rows.group_by("job", maintain_order=True):
+        try:
+            bills.append(_bill(store, of_job.rows(named=True)))
+        except StoreError as error:
+            damaged.append(StoreError(f"{short(str(job))}: left out, {error}"))
+    if not bills:
+        raise damaged[0]
+    return joined([*bills, Bill(bills[0].rows.clear(), {}, tuple(map(str, damaged)))])
 
 
 def bill_of_job(job: Job) -> Bill:

@@ -119,7 +119,8 @@ def _nearest(path: Path) -> str:
 def jobs_in(path: Path) -> list[Path]:
     """Return the jobs in a folder. Several folders of torch.profiler count as one; their reader separates them.
 
-    Jobs in a store count only if there are no others: they were imported from somewhere, most likely from here.
+    Jobs in a store count only if there are no others: they were imported from somewhere, most likely from here. Raises
+    FormatError for a folder that is too large to be searched.
     """
     if not path.is_dir() or is_store(path):
         return []
@@ -128,7 +129,7 @@ def jobs_in(path: Path) -> list[Path]:
     from tracekit.store.folder import is_store_folder
 
     try:
-        sources = find_sources([str(path)])
+        sources = find_sources([str(path)], bounded=True)
     except SelectionError:
         return []
     found = [path / Path(source.path).relative_to(path.absolute()) for source in sources]
@@ -254,8 +255,9 @@ def _foreign(path: Path, wanted: Wanted) -> str | None:
         case ".parquet" | ".json" | ".gz" if wanted is Wanted.TRACE:
             return None  # a damaged or unknown trace; the reader has reported more
     beginning = _beginning(path)
-    if b"\0" not in beginning:
-        if wanted is Wanted.TRACE:
-            return "a text file, not a trace; `tracekit import --format` lists the formats that tracekit reads"
-        return f"a text file, not {wanted}"
-    return f"a file, not {wanted}" if wanted is Wanted.DUMPS else None
+    kind = "a text file" if b"\0" not in beginning else "a file"
+    if wanted is not Wanted.TRACE:
+        return f"{kind}, not {wanted}" if kind != "a file" or wanted is Wanted.DUMPS else None
+    if beginning.startswith(_PARQUET):
+        return None
+    return f"{kind}, not a trace; `tracekit import --format` lists the formats that tracekit reads"

@@ -210,22 +210,24 @@ class _Whole:
         left = {number: Batch(str(folder), number, most[number]) for number in range(len(batches))}
         for attempt in range(_ATTEMPTS):
             for outcome in self.executor.run(list(left.values()), alone=attempt > 0):
+                reason = outcome.reason
                 if outcome.died:
-                    reason = outcome.reason
                     continue
                 if outcome.rule == _NO_ROOM:
-                    raise OutputError(outcome.reason)
+                    raise OutputError(reason)
                 if outcome.rule is not None:
-                    raise RuntimeError(outcome.reason)
+                    raise self._error(batches[int(outcome.url)], reason)
                 del left[int(outcome.url)]
                 done = len(batches) - len(left)
                 self.progress(f"round {len(self.answers) + 1}: {done} of {len(batches)} batches of steps")
             if not left:
                 break
         if left:
-            steps = batches[min(left)]
-            raise TraceError(f"{self.job.path}: steps {steps[0]} to {steps[-1]}: {reason}, {_ATTEMPTS} times")
+            raise self._error(batches[min(left)], f"{reason}, {_ATTEMPTS} times")
         return [_load(folder / f"result-{number}") for number in range(len(batches))]
+
+    def _error(self, steps: Sequence[int], reason: str | None) -> TraceError:
+        return TraceError(f"{self.job.path}: steps {steps[0]} to {steps[-1]}: {reason}")
 
     def _leave_out_cut(self, error: TracekitError) -> None:
         """Leave out steps whose recording was cut. Raises `error` if that is not why there is one."""

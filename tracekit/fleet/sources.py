@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tracekit.base.errors import SelectionError
 from tracekit.base.object_storage import ADDRESSES, objects_below, said, shown
+from tracekit.base.searches import Search
 from tracekit.base.text import encodable, short
 
 PARQUET = ".parquet"
@@ -44,11 +45,13 @@ class Source:
         return self.url.startswith(ADDRESSES)
 
 
-def find_sources(named: Iterable[str]) -> list[Source]:
-    """Return all jobs in the named places, once each, by url. Raises SelectionError for a name without any."""
+def find_sources(named: Iterable[str], *, bounded: bool = False) -> list[Source]:
+    """Return all jobs in the named places, once each, by url. Raises SelectionError for a name without any; if
+    `bounded`, FormatError for a folder that is too large to be searched.
+    """
     found: dict[str, Source] = {}
     for text in named:
-        there = list(_expand(text))
+        there = list(_expand(text, Search(Path(text), bounded=bounded)))
         for source in there:
             found.setdefault(source.url, source)
         if not there:
@@ -85,20 +88,20 @@ def is_endless(path: Path) -> bool:
     return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
 
 
-def _expand(text: str) -> Iterator[Source]:
+def _expand(text: str, search: Search) -> Iterator[Source]:
     if text.startswith(ADDRESSES):
         yield from _in_object_storage(text)
         return
-    path, seen = Path(text), set[tuple[int, int]]()
+    path = Path(text)
     if path.is_dir():
-        yield from _in_folder(path.absolute(), seen)
+        yield from _in_folder(path.absolute(), search)
     elif path.exists():
         yield _local(path.absolute())
     elif glob.has_magic(text):
         pattern = path.absolute()
         for match in sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))):
             if match.is_dir():
-                yield from _in_folder(match, seen)
+                yield from _in_folder(match, search)
             elif match.suffix not in _LAYOUTS:
                 yield _local(match.absolute())
     else:
@@ -125,30 +128,31 @@ def _layout_beside(path: Path) -> str | None:
     return next((str(name) for name in names if name.exists()), None)
 
 
-def _in_folder(folder: Path, seen: set[tuple[int, int]]) -> Iterator[Source]:
+def _in_folder(folder: Path, search: Search) -> Iterator[Source]:
     """The jobs in a folder and everything below it: stores by window, folders that are one job as one, files.
 
-    `seen`: folders that need not be searched again, by device and inode, because links can form loops. It grows.
+    Folders that `search` has seen are not searched again, because links can form loops.
     """
     try:
-        yield from _jobs_in(folder, seen)
+        yield from _jobs_in(folder, search)
     except OSError:
         yield Source(encodable(str(folder)), "", 0, path=str(folder))  # reading will report what is wrong
 
 
-def _jobs_in(folder: Path, seen: set[tuple[int, int]]) -> Iterator[Source]:
+def _jobs_in(folder: Path, search: Search) -> Iterator[Source]:
     from tracekit.store.folder import is_store_folder
 
     found = folder.stat()
-    if (found.st_dev, found.st_ino) in seen:
+    if (found.st_dev, found.st_ino) in search.folders:
         return
-    seen.add((found.st_dev, found.st_ino))
+    search.folders.add((found.st_dev, found.st_ino))
     if is_store_folder(folder):
         yield from map(_local, _ops_of(folder))
         return
     if is_study(folder):
         return
     entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    search.count(len(entries))
     shown = [entry for entry in entries if not entry.name.startswith(".") and not is_endless(Path(entry.path))]
     others = [entry for entry in shown if entry.name.endswith(_OTHERS)]
     if others and _is_one_job(folder, [Path(entry.path) for entry in others]):
@@ -157,7 +161,7 @@ def _jobs_in(folder: Path, seen: set[tuple[int, int]]) -> Iterator[Source]:
     for entry in shown:
         path = Path(entry.path)
         if entry.is_dir():
-            yield from _in_folder(path, seen)
+            yield from _in_folder(path, search)
         elif entry.name.endswith(PARQUET) or (entry.name.endswith(_OTHERS) and _is_trace(path)):
             yield _local(path)
 

@@ -15,7 +15,7 @@ from tracekit.analysis.evidence.rl import RlEvidence
 from tracekit.analysis.rl.account import Generation, LossTime, PhaseTime, Price, RlAccount
 from tracekit.analysis.rl.loop import WARM_UP
 from tracekit.analysis.rl.run import CONTRADICTION
-from tracekit.base.text import counted, percent, ranks_text, seconds, short, three_digits, with_error
+from tracekit.base.text import counted, listed, percent, ranks_text, seconds, short, three_digits, with_error
 from tracekit.report.question import question_table
 from tracekit.report.report import COMMON_TABLES, Report, StepTimes
 from tracekit.report.section import Table
@@ -115,8 +115,10 @@ class RlReport(Report):
         yield Table("Phases", ("Phase", "a step", "share"), phases)
         losses = tuple(row(one.loss, one.lost_s) for one in account.losses)
         if losses:
-            within = "" if account.generation is not None else "those within the generation need trajectories"
-            yield Table("Losses", ("Loss", "costs a step", "share"), losses, within or None)
+            notes = [] if account.generation is not None else ["those within the generation need trajectories"]
+            if negative := [name for name, cost, _ in losses if cost.startswith("-")]:
+                notes.append(f"below 0 ({listed(negative)}): without it, the step would take longer")
+            yield Table("Losses", ("Loss", "costs a step", "share"), losses, "; ".join(notes) or None)
         yield _prices(account)
 
     def asked_tables(self) -> Iterator[Table]:

@@ -9,6 +9,7 @@ at once, both are kept. A damaged line is left out.
 
 from __future__ import annotations
 
+import getpass
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -39,7 +40,10 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def current_user() -> str:
     """The user who runs this process."""
-    return os.environ.get("USER") or f"user {os.getuid()}"
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # in a container, a number may have no name
+        return f"user {os.getuid()}"
 
 
 def write_change(store: Path, incident: int, change: Change) -> None:

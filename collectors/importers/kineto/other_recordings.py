@@ -5,12 +5,13 @@ In: a path, or the first bytes of a file. Out: what it is and what to do instead
 
 from __future__ import annotations
 
-import os
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from tracekit.base.command_line import quoted
+from tracekit.base.searches import files_below
 from tracekit.collectors.importers.kineto.sniff import SQLITE, first_bytes
 
 _PICKLE = b"\x80"
@@ -77,5 +78,4 @@ def _by_name(file: Path) -> str | None:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    found = (Path(root) / name for root, _, names in os.walk(folder) for name in sorted(names))
-    return (file for file, _ in zip(found, range(_MOST_FILES), strict=False))
+    return itertools.islice(files_below(folder), _MOST_FILES)

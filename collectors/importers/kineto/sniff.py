@@ -5,12 +5,13 @@ In: a path. Out: whether it is or contains such a trace. Imports almost nothing,
 
 from __future__ import annotations
 
-import os
 import re
 import zlib
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+
+from tracekit.base.searches import files_below
 
 SUFFIXES = (".json", ".json.gz", ".sqlite")
 #: First bytes of a SQLite file, such as an export of Nsight Systems.
@@ -42,7 +43,7 @@ def empty_in(folder: Path) -> list[Path]:
 
 
 def _named_as_traces(folder: Path) -> Iterator[Path]:
-    return (Path(root) / name for root, _, names in os.walk(folder) for name in names if name.endswith(SUFFIXES))
+    return (path for path in files_below(folder) if path.name.endswith(SUFFIXES))
 
 
 def _by_number(path: Path) -> list[tuple[str, int]]:

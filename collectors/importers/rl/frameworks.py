@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
+from itertools import chain
 
 import numpy as np
 from msgspec import Struct
@@ -180,20 +181,24 @@ def _time_of_day(words: str) -> float | None:
 
 
 def _nemo_rl(lines: Iterator[tuple[int, str]]) -> Iterator[Record]:
-    """NeMo-RL: `Total step time: 46.00s`, then a line for each timer. Its numbers of steps begin anew in each epoch."""
-    steps = 0
+    """NeMo-RL: `Total step time: 46.00s`, then a line for each timer. Steps are counted, because their numbers, above
+    them in `=== Step 3/100 ===`, begin anew in each `=== Epoch 2/4 ===`; one that comes again has its old count.
+    """
+    steps, at = 0, {"Epoch": 0, "Step": -1}
+    counts: dict[tuple[int, int], int] = {}
     values: dict[str, float] = {}
-    for _, line in lines:
+    for _, line in chain(lines, [(0, "")]):
         match = re.match(r"\W*([A-Za-z][\w/ ]*): (\d+(?:\.\d+)?)s\b", line)
         if match is None or match[1] == _NEMO_STEP:
             if values:
+                steps = steps if at["Step"] < 0 else counts.setdefault((at["Epoch"], at["Step"]), steps)
                 yield steps, values, None
-                steps += 1
+                steps, at["Step"] = steps + 1, -1
             values = {}
         if match and (values or match[1] == _NEMO_STEP):
             values[match[1]] = float(match[2])
-    if values:
-        yield steps, values, None
+        elif head := _NEMO_HEAD.search(line):
+            at[head[1]] = int(head[2])
 
 
 def _serial(_: Mapping[str, float], __: Mapping[str, float]) -> StepTime:
@@ -220,6 +225,7 @@ def _waits_for_rollout(timers: Mapping[str, float], phases: Mapping[str, float])
 _TOKENS = ("perf/throughput", "perf/total_num_tokens")
 _VERL_STEP = re.compile(r"(?:^|\s)step:(\d+) - ")
 _NEMO_STEP = "Total step time"
+_NEMO_HEAD = re.compile(r"={5,} (Epoch|Step) (\d{1,18})\b")
 FRAMEWORKS = (
     Framework(
         Format.VERL,

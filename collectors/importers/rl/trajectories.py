@@ -115,6 +115,15 @@ def _trajectories(lines: list[_Line], where: str) -> Trajectories:
     # A line that is there twice, as in a copy of a file, is one request.
     again = np.logical_and.reduce([column[order][1:] == column[order][:-1] for column in (names, step, engine, end)])
     order = np.delete(order, 1 + np.flatnonzero(again))
+    ended: dict[tuple[int, str | int | None], float] = {}
+    for line in map(lines.__getitem__, order.tolist()):
+        request = line.step, line.trajectory
+        if line.start < ended.get(request, line.start) - TOLERANCE * (line.end - line.start):
+            raise FormatError(
+                f"{where}: trajectory {quoted(line.trajectory)} of step {line.step} starts at {line.start} s, before it"
+                f" ends at {ended[request]} s: two attempts, or two runs; give the records of one"
+            )
+        ended[request] = line.end
     columns: Iterator[Any] = (
         column[order]
         for column in (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.handmade import LAYOUT
@@ -29,19 +31,31 @@ def test_a_change_that_helps_is_told_with_its_size_and_interval() -> None:
 
 
 def test_a_change_for_the_worse_and_one_within_the_scatter_are_told_apart() -> None:
-    steady, scattered = side([1.0, 1.01, 0.99]), side([0.5, 1.6, 1.0])
+    steady = side([1.0, 1.01, 0.99])
     assert verdict(steady, side([2.0, 2.01, 1.99])).outcome is Outcome.WORSE
-    within = verdict(steady, scattered)
-    assert within.outcome is Outcome.NO_DIFFERENCE
-    assert within.change == "a recorded step takes 1.00 s before and 1.03 s after; nothing differs beyond noise"
     assert verdict(side([1.0]), steady).outcome is Outcome.UNKNOWN
 
 
+def test_no_difference_excludes_a_large_one_and_wide_steps_cannot_tell() -> None:
+    """The same steps on both sides, which scatter by 1 % and by 50 %."""
+    scatter = [-1, 1, 1, -1, 0, 0, -1, 1]
+    steady, loose = (side([1 + size * one for one in scatter]) for size in (0.01, 0.5))
+    narrow = verdict(steady, steady)
+    assert narrow.outcome is Outcome.NO_DIFFERENCE
+    words = r"a recorded step takes 1.00 s on both sides; a difference larger than (.*)% is unlikely"
+    share = float(re.fullmatch(words, narrow.change)[1])
+    assert share == pytest.approx(0.99, abs=0.2)  # two errors of 0.87 % / sqrt(7), and a t of 14 degrees, 2.14
+    wide = verdict(loose, loose)
+    assert (wide.outcome, wide.change) == (Outcome.UNKNOWN, "a recorded step takes 1.00 s on both sides")
+    assert wide.certainty is not None
+    assert wide.certainty.startswith("it may be chance: 95% interval of the change -")
+    assert wide.certainty.endswith("bootstrap over 8 and 8 steps; record more steps")
+
+
 def test_what_reads_the_same_on_both_sides_is_not_told_as_a_change() -> None:
-    steady = side([1.0, 1.01, 0.99])
-    assert verdict(steady, steady).change == "a recorded step takes 1.00 s on both sides; nothing differs beyond noise"
     tiny = verdict(side([1.0, 1.0]), side([1.0005, 1.0005]))
-    assert (tiny.outcome, tiny.change.partition("; ")[2]) == (Outcome.NO_DIFFERENCE, "nothing differs beyond 0.1%")
+    assert (tiny.outcome, tiny.change.partition("; ")[2]) == (
+        Outcome.NO_DIFFERENCE, "a difference larger than 0.1% is unlikely")  # fmt: skip
     small = verdict(side([2.0, 2.0]), side([1.996, 1.996]))
     assert (small.outcome, small.change) == (
         Outcome.BETTER, "a recorded step takes 4.0 ms (0.2%) less, about 2.00 s")  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.analysis.rl.logs import lines, write
+from tests.analysis.rl.logs import lines, request, write
 from tests.cases import case
 from tracekit.base.errors import FormatError
 from tracekit.collectors.importers.rl.reader import read_rl
@@ -146,6 +146,28 @@ def test_nemo_rl_prints_a_block_a_step(tmp_path: Path) -> None:
     assert set(alone.phases) == {"exposed-generation", "train", "sync"}
 
 
+def test_nemo_rl_that_prints_a_step_again_was_restarted_and_an_epoch_goes_on(tmp_path: Path) -> None:
+    def text(*heads: str) -> str:
+        """Each step takes 10 s longer than the one before."""
+        took_s, said = 40.0, ""
+        for head in heads:
+            said += f"{'=' * 25} {head} {'=' * 25}\n"
+            if head.startswith("Step"):
+                took_s += 10
+                said += f"  • Total step time: {took_s:.2f}s\n  • generation: 30.00s (60.0%)\n\n"
+        return said
+
+    for name, heads, numbers, step_s, restarts in (
+        ("one", ("Epoch 1/2", "Step 1/3", "Step 2/3", "Epoch 2/2", "Step 1/3"), [0, 1, 2], [50, 60, 70], ()),
+        ("again", ("Epoch 1/1", "Step 1/9", "Step 2/9", "Step 3/9", "Epoch 1/1", "Step 2/9", "Step 3/9"),
+         [0, 1, 2], [50, 80, 90], (1,)),
+        ("asynchronous", ("Step 5/9", "Step 6/9", "Step 6/9", "Step 7/9"), [0, 1, 2], [50, 70, 80], (1,)),
+    ):  # fmt: skip
+        with case(name):
+            log = phases_of(tmp_path / name, text(*heads))
+            assert (log.steps.tolist(), log.step_s.tolist(), log.restarts) == (numbers, step_s, restarts)
+
+
 def test_trajectories_keep_the_order_of_submission(tmp_path: Path) -> None:
     timeline = read_rl([write(tmp_path / "run.jsonl", reversed(lines()))])
     assert isinstance(timeline, Timeline)
@@ -169,6 +191,18 @@ def test_several_files_are_one_run(tmp_path: Path) -> None:
     assert parts.trajectories is not None
     for name in whole.trajectories.__struct_fields__:
         assert np.array_equal(getattr(whole.trajectories, name), getattr(parts.trajectories, name))
+
+
+def test_a_trajectory_that_is_decoded_twice_at_once_is_of_two_runs(tmp_path: Path) -> None:
+    """A part of a trajectory, aborted after 2 s, and its second part are one run; so is a copy of a file."""
+    parts = [request("part", 0, 0.0, 2.0, 4), request("part", 0, 2.0, 5.0, 4)]
+    assert isinstance(read_rl([write(tmp_path / f"{name}.jsonl", [*lines(), *parts]) for name in "ab"]), Timeline)
+    other = [{key: value + 0.5 if key in ("submit", "start", "end") else value for key, value in line.items()}
+             for line in lines()]  # fmt: skip
+    with pytest.raises(
+        FormatError, match=r"trajectory '0-0' of step 0 starts at 0\.5 s, before it ends at 2\.0 s: two"
+    ):
+        read_rl([write(tmp_path / "a.jsonl", lines()), write(tmp_path / "other.jsonl", other)])
 
 
 def test_a_last_line_that_is_still_being_written_is_left_out(tmp_path: Path) -> None:

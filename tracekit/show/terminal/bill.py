@@ -5,20 +5,26 @@ In: a `Bill`. Out: what rich prints.
 
 from __future__ import annotations
 
+import polars as pl
 from rich.console import Console
 from rich.text import Text
 
 from tracekit.base.text import printable, short, three_digits
-from tracekit.bill.bill import Bill
+from tracekit.bill.bill import Bill, Part
 from tracekit.show.terminal.tables import labelled, new_table
 
 #: Longer names are cut.
-_LONGEST_NAME = 38
+_LONGEST_NAME = 46
 
 
 def print_bill(bill: Bill, console: Console, by: str, gpu_hour: float | None) -> None:
-    """Print the totals of each part, cause, week, team or job. `gpu_hour`: the price of a GPU-hour, in any currency."""
+    """Print the totals of each part, cause, week, team or job; what is unknown, with each reason. `gpu_hour`: the price
+    of a GPU-hour, in any currency.
+    """
     totals, hours = bill.by(by), sum(bill.wall_s.values()) / 3600
+    if by == "part":  # the unknown is the last part
+        unknown = pl.col("part") == Part.UNKNOWN
+        totals = pl.concat([totals.remove(unknown), bill.by("cause").filter(unknown)], how="diagonal")
     of_parts = by in ("part", "cause")
     heads = [by, "hours", "GPU-hours", "share" if of_parts else "useful", *(["cost"] if gpu_hour is not None else [])]
     table = new_table(*heads)
@@ -37,7 +43,7 @@ def print_bill(bill: Bill, console: Console, by: str, gpu_hour: float | None) ->
         )
 
     for row in totals.iter_rows(named=True):
-        name = f"{row['part']}: {row['cause']}" if by == "cause" else row[by] or "unknown"
+        name = f"{row['part']}: {row['cause']}" if row.get("cause") else row[by] or "unknown"
         add(name, row, gpu_hours if of_parts else row["gpu_hours"])
     useful = gpu_hours if of_parts else float(totals["useful"].sum())
     add("wall clock", {"hours": hours, "gpu_hours": gpu_hours, "useful": useful}, gpu_hours)
