@@ -102,8 +102,15 @@ def _priced(evidence: Subject, candidates: Sequence[Candidate]) -> list[Finding]
             others = [change for change in changes if change is not candidate.change]
             alone_s = float(evidence.step_times(others).mean()) - floor_s if others else saved_s
         cause = replace(_cause(evidence, candidate), saved_s=saved_s, alone_s=alone_s, without_s=without)
-        cause = replace(cause, time=_when_it_costs(evidence, cause))
-        causes.append(replace(cause, saved_when_acting_s=_saved_when_acting_s(evidence, cause)))
+        acts = acting(evidence, cause)
+        if acts is not None and without is not None:
+            saved = evidence.unchanged - without
+            gained = saved.clip(min=0)
+            if gained[acts].sum() >= SMALLEST_SHARE_IN_TIME * gained.sum():
+                cause = replace(cause, saved_when_acting_s=float(saved[acts].mean()))
+            else:  # it costs most in other steps, as where a few are only the longest
+                cause = replace(cause, time=None)
+        causes.append(cause)
     return causes
 
 
@@ -116,23 +123,6 @@ def _without(evidence: Subject, candidate: Candidate) -> Floats | None:
         if is_plug_in(candidate.kind) and not (np.isfinite(without) & (without >= 0)).all():
             raise ValueError("after its change, some step time is negative or no number")
     return without
-
-
-def _when_it_costs(evidence: Subject, cause: Finding) -> TimePattern | None:
-    """The time of a cause; None if most of what it costs lies in other steps, as where a few are only the longest."""
-    acts = acting(evidence, cause)
-    if acts is None or cause.without_s is None:
-        return cause.time
-    saved_s = (evidence.unchanged - cause.without_s).clip(min=0)
-    return cause.time if saved_s[acts].sum() >= SMALLEST_SHARE_IN_TIME * saved_s.sum() else None
-
-
-def _saved_when_acting_s(evidence: Subject, cause: Finding) -> float | None:
-    """Seconds saved per step in which the cause acts; None if it acts in all steps."""
-    acts = acting(evidence, cause)
-    if acts is None or cause.without_s is None:
-        return None
-    return float((evidence.unchanged - cause.without_s)[acts].mean())
 
 
 def acting(evidence: Subject, cause: Finding) -> Bools | None:

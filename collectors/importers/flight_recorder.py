@@ -114,7 +114,9 @@ def _take(
     config = dump.get("pg_config") or {}
     try:
         groups = columns.groups.add(rank, config)
-        world = max((str(about.get("ranks", "")).count(",") + 1 for about in _default_groups(config)), default=0)
+        default = [about for about in config.values() if about.get("desc") == "default_pg"]
+        stated = [str(about["ranks"]) for about in default if "..." not in about["ranks"]]
+        world = max((ranks.count(",") + 1 for ranks in stated), default=0)
     except (TypeError, ValueError, LookupError, AttributeError) as error:
         reason = f"is damaged: its pg_config is not that of a dump ({type(error).__name__})"
         notes.append(f"{short(name)} {reason}")
@@ -158,10 +160,6 @@ def _take(
 
 def _text(value: Any) -> str | None:
     return None if value is None else printable(str(value))[:LONGEST_TEXT]
-
-
-def _default_groups(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [about for about in config.values() if about.get("desc") == "default_pg" and "..." not in about["ranks"]]
 
 
 def _record(

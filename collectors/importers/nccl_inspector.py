@@ -160,9 +160,9 @@ def _trace(frame: pl.DataFrame, log: _Log, path: Path) -> Trace:
     own = frame.filter(pl.col("communicator") == _longest(frame))
     once = own.unique([*_COLLECTIVE, "rank"], keep="first", maintain_order=True)
     verbose = once["start_us"].null_count() == 0
-    # Without start times, how much later than the first rank each one arrived, because all end together.
-    since_first = pl.col("exec_us").max().over(_COLLECTIVE) - pl.col("exec_us")
-    arrivals = _since_previous(once) if verbose else once.with_columns(delay_us=since_first)
+    # How much later than the first rank each one arrived, because all end together.
+    after_first_us = pl.col("exec_us").max().over(_COLLECTIVE) - pl.col("exec_us")
+    arrivals = _since_previous(once) if verbose else once.with_columns(delay_us=after_first_us)
     ranks = once["rank"].n_unique()
     whole = arrivals.filter(pl.len().over(_COLLECTIVE) == ranks)
     if whole.is_empty():

@@ -56,7 +56,11 @@ def build(team: str = "", cause: str = "", **_: str) -> list[Component]:
         how = "`tracekit fleet run TRACES --out STUDY` makes one, `tracekit dashboard --study STUDY` shows it here."
         return [html.H1("Fleet"), panel("No study", note(how))]
     report = served.report()
-    found = replace(report.figures, applied=_applied())
+    applied: tuple[AppliedFix, ...] = ()
+    stored: set[str] = set()
+    with suppress(StoreError):  # a study can be served without a store
+        applied, stored = results().applied(), set(results().jobs()["name"])
+    found = replace(report.figures, applied=applied)
     answer = [part for about, words in answer_rows(found) for part in (html.Dt(about), html.Dd(words))]
     tone = Tone.BAD if found.straggling_jobs.value > 0 else Tone.GOOD
     verdict = html.P(headline(found), className="verdict")
@@ -75,7 +79,7 @@ def build(team: str = "", cause: str = "", **_: str) -> list[Component]:
     return [
         html.H1(f"Fleet: {report.name}"),
         html.Section([verdict, html.Dl(answer, className="answer paired")], className=f"panel hero {tone}"),
-        halves(_jobs(report, team, cause), *first),
+        halves(_jobs(report, team, cause, stored), *first),
         folded("All tables", halves(*([_distribution(report)] if found.jobs else []), *rest)),
     ]
 
@@ -91,18 +95,17 @@ def _distribution(report: FleetReport) -> Component:
     )
 
 
-def _jobs(report: FleetReport, team: str, cause: str) -> Component:
-    """The jobs that lose most, those of the store as links."""
+def _jobs(report: FleetReport, team: str, cause: str, stored: set[str]) -> Component:
+    """The jobs that lose most, those that are `stored` as links."""
     jobs = report.jobs
     if team:
         jobs = jobs.filter(pl.col("team").fill_null("unknown") == team)
     if cause:
         jobs = jobs.filter(pl.col("causes").list.contains(cause))
-    names = set(jobs["name"].head(MOST_JOBS)) & _stored()
     rows = [
         [
             dcc.Link(short(row["name"]), href=href("/job", job=row["name"]))
-            if row["name"] in names
+            if row["name"] in stored
             else short(row["name"]),
             short(row["team"] or "unknown"),
             f"{row['slowdown']:.3f}",
@@ -115,18 +118,6 @@ def _jobs(report: FleetReport, team: str, cause: str) -> Component:
     count = html.Span(f"{jobs.height:,} jobs ", className="note")
     everything = [dcc.Link("All jobs", href=href("/fleet"))] if of else []
     return panel(f"Jobs that lose most{f': {of}' if of else ''}", table, extra=[count, *everything])
-
-
-def _applied() -> tuple[AppliedFix, ...]:
-    with suppress(StoreError):  # a study can be served without a store
-        return results().applied()
-    return ()
-
-
-def _stored() -> set[str]:
-    with suppress(StoreError):  # a study can be served without a store
-        return set(results().jobs()["name"])
-    return set()
 
 
 def _culprits(report: FleetReport) -> Component:

@@ -39,7 +39,10 @@ def build(stored: Stored, **_: str) -> list[Component]:
         return [panel("No times", note(["The trace does not say when its steps ran. Their order is on ", way, "."]))]
     ends = life.ends if chosen is None else chosen.within(*life.ends)
     shown = _panels(stored, life, ends, chosen is not None)
-    return shown if chosen is None else [_question(stored), *shown]
+    ask = html.Button("What is different here?", id="time-ask", className="primary")
+    answer = html.Div(id="time-different", role="status")
+    question = html.Section([ask, answer, dcc.Store(id="time-job", data=stored.name)], className="panel")
+    return shown if chosen is None else [question, *shown]
 
 
 def _panels(stored: Stored, life: Life, ends: tuple[float, float], chosen: bool) -> list[Component]:
@@ -116,12 +119,6 @@ def _panels(stored: Stored, life: Life, ends: tuple[float, float], chosen: bool)
 def _row(event: Event, where: str | None) -> list[Any]:
     link = dcc.Link(short(event.words, 200), href=where) if where else short(event.words, 200)
     return [viewer().moment(event.start_s), event.kind, link]
-
-
-def _question(stored: Stored) -> Component:
-    ask = html.Button("What is different here?", id="time-ask", className="primary")
-    answer = html.Div(id="time-different", role="status")
-    return html.Section([ask, answer, dcc.Store(id="time-job", data=stored.name)], className="panel")
 
 
 @answers(Output("time-different", "children"), Input("time-ask", "n_clicks"), State("time-job", "data"))

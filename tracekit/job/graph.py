@@ -110,7 +110,9 @@ class OfGraph(Job):
         tell("critical path")
         path = critical_path(replay, RECORDED)
         tell("looking for causes")
-        label = self._critical_label()
+        ops = self.ops.ops
+        numbers = ops["peer"].dtype.is_integer() if "peer" in ops.columns else False
+        label = "kind" if numbers and "kind" in self.graph.ops.labels else "peer"
         return GraphReport(
             name=self.ops.name,
             diagnosis=diagnose_ops(evidence),
@@ -144,12 +146,6 @@ class OfGraph(Job):
     def answer(self, selection: str, *, keep: bool = False) -> Question:
         _ = self.times  # or the error that there are none
         return answer(self.replay, selection, len(self.graph.ops.mesh.ranks), keep=keep, evidence=self.evidence)
-
-    def _critical_label(self) -> str:
-        """The label of the critical path: classes of comparable ops, or kinds if the classes are numbers."""
-        ops = self.ops.ops
-        numbers = ops["peer"].dtype.is_integer() if "peer" in ops.columns else False
-        return "kind" if numbers and "kind" in self.graph.ops.labels else "peer"
 
     def export(self, path: PathLike, *, steps: Sequence[int] | None = None) -> Exported:
         """See `Job.export`. `steps`: by the label `profiler_step` if ops have it."""
