@@ -160,7 +160,9 @@ def _trace(frame: pl.DataFrame, log: _Log, path: Path) -> Trace:
     own = frame.filter(pl.col("communicator") == _longest(frame))
     once = own.unique([*_COLLECTIVE, "rank"], keep="first", maintain_order=True)
     verbose = once["start_us"].null_count() == 0
-    arrivals = _since_previous(once) if verbose else _since_first(once)
+    # How much later than the first rank each one arrived, because all end together.
+    after_first_us = pl.col("exec_us").max().over(_COLLECTIVE) - pl.col("exec_us")
+    arrivals = _since_previous(once) if verbose else once.with_columns(delay_us=after_first_us)
     ranks = once["rank"].n_unique()
     whole = arrivals.filter(pl.len().over(_COLLECTIVE) == ranks)
     if whole.is_empty():
@@ -220,11 +222,6 @@ def _since_previous(once: pl.DataFrame) -> pl.DataFrame:
     )
     known = ordered.filter(pl.col("left_us").is_not_null() & (pl.col("before").n_unique().over(_COLLECTIVE) == 1))
     return known.with_columns(delay_us=pl.max_horizontal(0.0, pl.col("start_us") - pl.col("left_us")))
-
-
-def _since_first(once: pl.DataFrame) -> pl.DataFrame:
-    """Add `delay_us`: how much later than the first rank this one arrived, because all end together."""
-    return once.with_columns(delay_us=pl.col("exec_us").max().over(_COLLECTIVE) - pl.col("exec_us"))
 
 
 def _ops(chosen: pl.DataFrame) -> pl.DataFrame:
