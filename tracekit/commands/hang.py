@@ -177,7 +177,9 @@ def to_dict(report: HangReport) -> dict[str, Any]:
     from tracekit.report.plain_data import shaped
 
     def times(since_ns: int) -> dict[str, Any]:
-        return {"since_s": _since_s(report, since_ns), "since_unix_ns": since_ns or None}
+        taken_ns = report.taken_ns if since_ns else None
+        since_s = None if taken_ns is None else round((taken_ns - since_ns) / 1e9, 3)
+        return {"since_s": since_s, "since_unix_ns": since_ns or None}
 
     output = shaped(
         HangOutput,
@@ -193,9 +195,3 @@ def to_dict(report: HangReport) -> dict[str, Any]:
     )
     plain: dict[str, Any] = to_builtins(output)
     return plain
-
-
-def _since_s(report: HangReport, since_ns: int | None) -> float | None:
-    if report.taken_ns is None or not since_ns:
-        return None
-    return round((report.taken_ns - since_ns) / 1e9, 3)

@@ -225,7 +225,9 @@ def whatif_command(
         from tracekit.show.terminal.report import print_report
 
         print_report(report, console(), source=named, full=full, explain=explain, gpu_hour=gpu_hour)
-    _say_written(csv_directory, parquet_file, markdown, html)
+    for path in (csv_directory, parquet_file, markdown, html):
+        if path is not None and path != STDOUT:
+            click.echo(f"Wrote {printable(str(path))}", err=True)
     return ExitCode.DONE if condition is None else condition.judge(report)
 
 
@@ -350,9 +352,3 @@ def _check_writable(parquet_file: Path | None, markdown: Path | None, html: Path
     for path, kind in ((parquet_file, TABLE_FILE), (markdown, MARKDOWN_FILE), (html, PAGE_FILE)):
         if path is not None and path != STDOUT:
             check_writable(path, kind)
-
-
-def _say_written(*paths: Path | None) -> None:
-    for path in paths:
-        if path is not None and path != STDOUT:
-            click.echo(f"Wrote {printable(str(path))}", err=True)

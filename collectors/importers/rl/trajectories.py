@@ -58,10 +58,13 @@ def read_trajectories(contents: Mapping[str, bytes]) -> Timeline:
 
 
 def _read(content: bytes, where: str) -> list[_Line]:
-    try:
-        lines = _decoder.decode_lines(content)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        lines = _one_by_one(content, where)
+    lines = []
+    for number, text in enumerate(content.split(b"\n"), 1):
+        if text.strip():
+            try:
+                lines.append(_decoder.decode(text))
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                raise FormatError(f"{where}, line {number}: {error}; {_EXPECTED}") from None
     for line in lines:
         if (wrong := _wrong(line)) is not None:
             raise FormatError(f"{where}: {wrong}")
@@ -81,18 +84,6 @@ def _wrong(line: _Line) -> str | None:
     else:
         times = f"takes {took} s, of which {line.tool_s} s in tools; count tools that run at the same time once"
     return f"{name} of step {line.step} {times}"
-
-
-def _one_by_one(content: bytes, where: str) -> list[_Line]:
-    """The lines, to name the one that cannot be read."""
-    lines = []
-    for number, text in enumerate(content.split(b"\n"), 1):
-        if text.strip():
-            try:
-                lines.append(_decoder.decode(text))
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                raise FormatError(f"{where}, line {number}: {error}; {_EXPECTED}") from None
-    return lines
 
 
 def _times(lines: Sequence[_Line]) -> tuple[Any, Any, Any]:
