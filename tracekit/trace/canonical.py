@@ -389,24 +389,16 @@ def _columns_of(path: str | os.PathLike[str], file: pl.LazyFrame, types: Mapping
     if rows <= MOST_ROWS_AT_ONCE:
         return file.collect().rechunk()
 
-    def column(name: str) -> pl.Series:
-        """One column as a single chunk."""
-        series = file.select(name).collect()[name].rechunk()
-        wanted = types.get(name, series.dtype)
+    def converted(series: pl.Series) -> pl.Series:
+        wanted = types.get(series.name, series.dtype)
         alike = (series.dtype.is_integer() and wanted.is_integer()) or (series.dtype.is_float() and wanted.is_float())
         with contextlib.suppress(pl.exceptions.InvalidOperationError):  # where columns are checked, it is an error
             return series.cast(wanted) if alike else series
         return series
 
     # Two columns at a time: joining the chunks of all columns at once would hold a large trace twice.
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(2) as pool:
-        try:
-            columns = pool.map(column, names)
-        except RuntimeError:  # the interpreter is ending and starts no threads
-            columns = map(column, names)
-        return pl.DataFrame(list(columns))
+    pairs = (file.select(names[first : first + 2]).collect().rechunk() for first in range(0, len(names), 2))
+    return pl.DataFrame([converted(pair.drop_in_place(name)) for pair in pairs for name in pair.columns])
 
 
 def read_steps(path: str | os.PathLike[str], steps: Sequence[int]) -> pl.DataFrame:
