@@ -226,7 +226,7 @@ class _Whole:
             raise self._error(batches[min(left)], f"{reason}, {_ATTEMPTS} times")
         return [_load(folder / f"result-{number}") for number in range(len(batches))]
 
-    def _error(self, steps: Sequence[int], reason: str) -> TraceError:
+    def _error(self, steps: Sequence[int], reason: str | None) -> TraceError:
         return TraceError(f"{self.job.path}: steps {steps[0]} to {steps[-1]}: {reason}")
 
     def _leave_out_cut(self, error: TracekitError) -> None:
