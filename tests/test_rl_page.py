@@ -99,20 +99,25 @@ def test_every_scenario_of_the_table_has_a_price(workplace):
     assert [one["scenario"] for one in json.loads(ran.out)["what_if"] if one["step_s"]] == asked[1::2]
 
 
-def test_the_loop_records_what_the_report_reads(tmp_path):
-    """6 steps of 8 requests on an engine."""
-    subprocess.run([sys.executable, "-W", "error", "-c", LOOP], cwd=tmp_path, check=True, timeout=60)
-    report = json.loads(run("rl", tmp_path / "records", "--json").out)
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """What the loop of the page records: 6 steps of 8 requests on an engine."""
+    folder = tmp_path_factory.mktemp("loop")
+    subprocess.run([sys.executable, "-W", "error", "-c", LOOP], cwd=folder, check=True, timeout=60)
+    return folder / "records"
+
+
+def test_the_loop_records_what_the_report_reads(recorded):
+    report = json.loads(run("rl", recorded, "--json").out)
     job = report["job"]
     assert (job["basis"], job["steps"], job["trajectories"], job["engines"]) == ("trajectories", 6, 48, 1)
     assert {phase["phase"] for phase in report["phases"]} == {"generate", "train", "sync"}
     assert report["step_s"] > report["generation_s"] > 0.0
 
 
-def test_the_lines_of_the_format_are_those_of_the_recorder(tmp_path):
+def test_the_lines_of_the_format_are_those_of_the_recorder(recorded):
     shown = [json.loads(line) for line in re.search(r"```json\n(.*?)```", PAGE, re.DOTALL)[1].splitlines()]
-    subprocess.run([sys.executable, "-c", LOOP], cwd=tmp_path, check=True, timeout=60)
-    (file,) = (tmp_path / "records").iterdir()
+    (file,) = recorded.iterdir()
     written = [json.loads(line) for line in file.read_text().splitlines()]
     for kind, one in zip(("trajectory", "phase"), shown, strict=True):
         first = next(record for record in written if kind in record)

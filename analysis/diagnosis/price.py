@@ -200,14 +200,18 @@ class _Pricer(Struct, frozen=True, eq=False):
 def _combination(pricer: _Pricer, fixes: Sequence[Fix], hidden: Sequence[Fix]) -> Iterator[Fix]:
     """The best of: the fix that helps most, or those of all named causes; then whatever else helps most on top of that.
 
-    `hidden`: fixes of causes that save nothing alone.
+    Each of its fixes is promised by itself, or saves more than its error on top of the others, as a pause of one rank
+    does once those of other ranks are gone. `hidden`: fixes of causes that save nothing alone.
     """
     causes_gone = _compatible([fix for fix in (*fixes, *hidden) if _removes_a_cause(fix)])
     starts = [start for start in (list(fixes[:1]), causes_gone) if start]
     grown = [_grown(pricer, start, fixes) for start in starts]
     if not grown:
         return
-    taken, best_times = min(grown, key=lambda one: (round(float(one[1].mean()), 9), len(one[0])))
+    taken, _ = min(grown, key=lambda one: (round(float(one[1].mean()), 9), len(one[0])))
+    for fix in reversed(taken):
+        if fix.withheld is not None and not _helps(pricer, fix, others := [one for one in taken if one is not fix]):
+            taken = others
     sequence, done_s = [], 0.0
     for count, fix in enumerate(taken, 1):
         saved_s = pricer.evidence.unchanged_s - float(pricer.times(taken[:count]).mean())
@@ -222,7 +226,7 @@ def _combination(pricer: _Pricer, fixes: Sequence[Fix], hidden: Sequence[Fix]) -
             " + ".join(fix.title for fix in taken),
             Place(),
             None,
-            step_times=best_times,
+            step_times=pricer.times(taken),
             details={
                 "sequence": sequence,
                 "sum_of_single_savings_s": sum(fix.saved_s for fix in taken),
@@ -234,6 +238,12 @@ def _combination(pricer: _Pricer, fixes: Sequence[Fix], hidden: Sequence[Fix]) -
         sure = [fix.confidence for fix in taken if fix.confidence is not None]
         changes = [fix.change for fix in taken if fix.change is not None]
         yield replace(pricer.price(plan, changes), confidence=min(sure, default=None))
+
+
+def _helps(pricer: _Pricer, fix: Fix, others: Sequence[Fix]) -> bool:
+    """Whether a fix saves more than its error on top of others."""
+    gained = pricer.times(others) - pricer.times([*others, fix])
+    return float(gained.mean()) >= pricer.evidence.saving_error_s(gained, [fix.change])
 
 
 def _grown(pricer: _Pricer, start: list[Fix], fixes: Sequence[Fix]) -> tuple[list[Fix], Floats]:

@@ -149,8 +149,3 @@ class GpuTimes(Struct, frozen=True):
     stacks: bool
     shapes: bool
     memory: MemoryTimes | None
-
-    @property
-    def waiting_s(self) -> float:
-        """How long the GPU does nothing: idle, or before its first op, for a reason that is known."""
-        return self.idle_s + sum(self.before_first.by_reason.values())

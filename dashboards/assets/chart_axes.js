@@ -35,6 +35,7 @@
     if (kind === "%") return `${before}${(100 * value).toFixed(places)}%`;
     if (kind === "f") return before + value.toFixed(places);
     const rounded = Number(value.toPrecision(Math.max(places, 1)));
+    if (Math.abs(rounded) >= 1e15) return before + rounded.toExponential(); // in full, it fits on no axis
     return before + ((spec || "").includes(",") ? rounded.toLocaleString("en-US") : String(rounded));
   }
 

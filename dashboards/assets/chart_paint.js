@@ -88,10 +88,13 @@
   function grid({ made, axes, area, across, down, hidden, layout, width }) {
     if (hidden) return [];
     const drawn = [], ink = layout.font.color, { left, right, top, bottom } = area;
+    let taken = -Infinity;
     for (const [at, said] of across) {
       const px = axes.x.at(at);
       if (axes.x.spec.showgrid !== false && !axes.x.names) drawn.push(line(px, top, px, bottom, { color: axes.x.spec.gridcolor }));
       const inside = Math.min(px, width - wide(said) / 2);
+      if (inside - wide(said) / 2 < taken) continue;
+      taken = inside + wide(said) / 2 + GAP_PX / 2;
       drawn.push(text([inside, bottom + TICK_PX + LINE_PX / 2], said, { anchor: "middle", colour: ink, kind: "across" }));
     }
     for (const [at, said] of down) {
@@ -100,9 +103,11 @@
       drawn.push(text([left - TICK_PX, px], shown, { anchor: "end", colour: ink, kind: "down" }));
     }
     const lowest = Math.min(...axes.y.range), cropped = made.paths.length && !axes.y.names && !axes.y.spec.tickvals && lowest > 0;
-    if (cropped) drawn.push(text([GAP_PX, layout.height - GAP_PX - LINE_PX / 2], `axis from ${format(lowest, ".3g")}`, { colour: ink, size: 12 }));
-    const title = axes.y.spec.title.text, below = axes.x.spec.title.text || "", middle = (top + bottom) / 2;
-    const centre = Math.max(Math.min((left + right) / 2, width - GAP_PX - wide(below) / 2), wide(below) / 2);
+    const from = cropped ? `axis from ${format(lowest, ".3g")}` : "", room = from ? wide(from) + 2 * GAP_PX : 0;
+    if (cropped) drawn.push(text([GAP_PX, layout.height - GAP_PX - LINE_PX / 2], from, { colour: ink, size: 12 }));
+    const title = axes.y.spec.title.text, middle = (top + bottom) / 2;
+    const below = cut(axes.x.spec.title.text || "", width - GAP_PX - room);
+    const centre = Math.max(Math.min((left + right) / 2, width - GAP_PX - wide(below) / 2), room + wide(below) / 2);
     drawn.push(text([centre, layout.height - GAP_PX - LINE_PX / 2], below, { anchor: "middle", colour: ink }));
     if (title) {
       const turned = text([0, 0], title, { anchor: "middle", colour: ink });

@@ -42,12 +42,17 @@
     if (form) form.open = true;
   }
 
-  // The field says that it is wrong also to who cannot see the words below it.
+  const DRAWN_MS = 50;
+  let unseen = false; // whether the answer to a question just asked may lie above the screen
+
+  // With each answer. The field says that it is wrong also to who cannot see the words below it.
   function doubt(wrong) {
     const field = document.getElementById("whatif-select");
     field.setAttribute("aria-invalid", String(Boolean(wrong)));
     field.setAttribute("aria-describedby", "whatif-wrong");
     if (wrong) open();
+    if (unseen) setTimeout(() => document.getElementById("whatif-answer")?.scrollIntoView({ block: "nearest" }), DRAWN_MS);
+    unseen = false;
     return window.dash_clientside.no_update;
   }
 
@@ -88,6 +93,7 @@
   }
 
   function run() {
+    unseen = true;
     const action = property("whatif-action", "value");
     change({
       select: (property("whatif-select", "value") || "").split(/\s+/).filter(Boolean).join(" ") || null,
@@ -97,6 +103,7 @@
   }
 
   function suggest({ select, action, factor }) {
+    unseen = true;
     give("whatif-select", "value", select);
     give("whatif-action", "value", action);
     if (factor) give("whatif-factor", "value", factor);

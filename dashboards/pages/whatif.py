@@ -94,8 +94,8 @@ def build(stored: Stored, **state: str) -> list[Component]:
     if lists:
         form = [html.Details([html.Summary("Ask your own question"), *form], id="whatif-own", open=bool(seen.wrong))]
     return [
-        panel("Without which would the job be faster?" if lists else "What if ...", *lists, *form),
         html.Div(answer_panel(stored.report, seen), id="whatif-answer", **attributes(aria_live="polite")),
+        panel("Without which would the job be faster?" if lists else "What if ...", *lists, *form),
         html.Div(kept_panel(stored.report, seen), id="whatif-kept"),
         fixes_panel(stored.report),
         dcc.Store(id="whatif-state", data=dict(asking)),

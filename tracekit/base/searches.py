@@ -1,4 +1,4 @@
-"""Searches of folders, which end at so many entries: nobody waits for one of a whole disk.
+"""Bounded searches of folders, so that nobody waits for one of a whole disk.
 
 In: a folder. Out: its files, or FormatError.
 """
@@ -26,10 +26,8 @@ class Search:
         """Count entries that it looks at. Raises FormatError if they are too many."""
         self._left -= entries
         if self._left < 0:
-            raise FormatError(
-                f"{self._folder}: not searched further after {MOST_ENTRIES:,} files and folders; name the trace, or a"
-                " smaller folder"
-            )
+            many = f"{MOST_ENTRIES:,} files and folders"
+            raise FormatError(f"{self._folder}: not searched further after {many}; name the trace, or a smaller folder")
 
 
 def files_below(folder: Path) -> Iterator[Path]:

@@ -228,6 +228,23 @@ def test_the_error_of_a_price_holds_the_scatter_of_the_steps_and_is_that_of_the_
     assert headline(job.report.account) == "PHASES: generate takes 70% of the step"
 
 
+def test_what_is_to_be_done_together_is_promised(tmp_path: Path) -> None:
+    """Partial rollouts of the second run save less than their error, alone and on top of staleness, though both
+    together save more than theirs.
+    """
+    for seed, together in ((5, {"partial", "staleness"}), (10, set())):
+        drawn = draw("tail", seed)
+        record(drawn, tmp_path / "run.jsonl")
+        job = RlJob.read([tmp_path / "run.jsonl"], slots=drawn.slots)
+        fixes = {fix.kind: fix for fix in job.report.diagnosis.fixes}
+        assert (fixes["partial"].withheld is None) == bool(together)
+        assert fixes["staleness"].withheld is None
+        details = fixes["combination"].details if together else {"sequence": ()}
+        assert {one["kind"] for one in details["sequence"]} == together
+        both = job.answer("staleness=1,partial=0.9")
+        assert both.saved_s > both.error_s
+
+
 @pytest.mark.parametrize(
     ("phases", "kind"),
     [

@@ -305,3 +305,31 @@ def test_a_point_opens_its_step_where_only_times_are_known(
     page.locator("#time-steps .chart-picture").press("ArrowRight")
     page.locator("#time-steps .chart-picture").press("Enter")
     page.wait_for_function("() => location.pathname === '/timeline'")
+
+
+def test_on_a_phone_texts_of_a_short_range_and_of_a_huge_loss_do_not_overlap(
+    tmp_path: Path, visit: Callable[..., Page], show: Callable[[Path], Serving]
+) -> None:
+    """Steps 0.4 s apart, of which 0.2 s are chosen; losses of 1e300 and, in the range, of 1."""
+    store = Store(tmp_path / "s.store")
+    values = {STEP_VALUES: {"loss": {"0": 1.0, "1": 1e300, "2": 3.0}}}
+    starts = {step: BEGIN + 0.4 * step for step in range(4)}
+    store.append(analysed(replace(trace(slow=False), step_starts=starts, metadata={"hosts": HOSTS} | values)))
+    base, page = show(store.path).url, None
+    for chosen in ("", "&since=2023-11-14T22:00:00.100Z&until=2023-11-14T22:00:00.300Z"):
+        page = visit(f"/time?job=live{chosen}", base=base, width=390, within=page)
+        page.wait_for_selector("#time-loss svg text.down")
+        overlapping = page.evaluate(
+            """() => [...document.querySelectorAll(".chart svg, #time-steps svg, #time-loss svg")].flatMap((chart) => {
+                const texts = [...chart.querySelectorAll("text")].filter((one) => one.textContent);
+                const boxes = texts.map((one) => one.getBoundingClientRect());
+                return boxes.flatMap((a, at) => boxes.slice(0, at).map((b, other) => [a, b, other])
+                    .filter(([a, b]) => Math.min(a.right, b.right) > Math.max(a.left, b.left) + 1
+                        && Math.min(a.bottom, b.bottom) > Math.max(a.top, b.top) + 4)
+                    .map(([, , other]) => [texts[other].textContent, texts[at].textContent]));
+            })"""
+        )
+        assert overlapping == [], chosen
+        labels = page.locator("#time-loss text.down").all_text_contents()
+        assert ("1e+300" in labels) == (not chosen), labels
+        assert max(map(len, labels)) <= 7

@@ -330,3 +330,12 @@ def test_the_page_asks_again_only_once_it_was_answered(
         assert len(asked) == 1  # a busy server that answers later than this is heard
         with page.expect_request(ASKING, timeout=PATIENCE_MS):
             page.clock.run_for(LOST_MS)
+
+
+def test_on_a_phone_the_answer_is_above_the_form_and_comes_into_view(visit: Callable[..., Page]) -> None:
+    page = visit(address(), width=390)
+    button = page.locator("main .panel button[data-whatif=suggest]:visible").last
+    button.click()  # far below the top
+    answer = page.locator("#whatif-answer")
+    expect(answer).to_be_in_viewport(timeout=PATIENCE_MS)
+    assert answer.bounding_box()["y"] < button.bounding_box()["y"]
