@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import duckdb
 import pytest
@@ -17,6 +18,7 @@ from tracekit.live.metrics import JobStates, StoreMetrics
 from tracekit.store import Incoming, Store
 from tracekit.store.care import damages
 from tracekit.store.catalogue import MOST_NAMED
+from tracekit.store.possible import TABLES, impossible
 
 #: Table, column and a value, as SQL, that a foreign or damaged catalogue can hold and tracekit never writes.
 IMPOSSIBLE = [
@@ -141,6 +143,17 @@ def test_pages_show_the_rest_and_name_what_is_left_out(foreign: Path) -> None:
     assert "rank" in pages.text("/job", job="good")
     assert re.search(r"^good,", pages.client().get("/download/jobs.csv").text, re.MULTILINE)
     assert pages.client().get("/metrics").status_code == 200
+
+
+def test_a_catalogue_is_looked_at_again_once_it_has_changed_and_not_before(whole: Path, tmp_path: Path) -> None:
+    store = Store(Path(shutil.copytree(whole, tmp_path / "jobs.store")))
+    with mock.patch("tracekit.store.possible.impossible", side_effect=impossible) as looked:
+        for changed in (False, False, True, True):
+            if changed and looked.call_count == len(TABLES):
+                with duckdb.connect(str(store.path / "catalog.duckdb")) as connection:
+                    connection.execute("UPDATE windows SET dp = 0 WHERE job_id = 2")
+            assert {job.name for job in store.jobs()} == ({"good"} if changed else {"good", "bad"})
+            assert looked.call_count == len(TABLES) * (1 + changed)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from benchmarks.hangsim import run as simulated
 from benchmarks.hangsim import write as write_dumps
 from tests.analysis.rl.logs import lines, write
 from tests.bill.test_run import restarted
-from tests.fleet.few_jobs import study_of, write_jobs
+from tests.fleet.few_jobs import study_here, write_jobs
 from tests.handmade import run
 from tests.outputs import OUTPUTS, SHIPPED, json_schema
 from tests.test_history import stored, window
@@ -52,7 +52,7 @@ def _hang(folder: Path) -> list[object]:
 
 def _study(folder: Path) -> Path:
     if not (folder / "study").exists():
-        study_of(write_jobs(folder / "traces", 2), out=folder / "study")
+        study_here(write_jobs(folder / "traces", 2), out=folder / "study")
     return folder / "study"
 
 

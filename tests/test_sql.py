@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import duckdb
 import polars as pl
 import pytest
 
+from tests.collectors.conftest import POLL_S
 from tests.handmade import run
 from tracekit import load
 from tracekit.base.errors import SelectionError
@@ -98,13 +100,19 @@ def test_ctrl_c_ends_a_query(store: Store) -> None:
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as asked:
             proc = Path("/proc", str(asked.pid))
             while "_duckdb" not in (proc / "maps").read_text():
-                assert asked.poll() is None
+                wait(asked)
             ticks = _ticks(proc) + more_cpu_s * os.sysconf("SC_CLK_TCK")
             while _ticks(proc) < ticks:
-                assert asked.poll() is None
+                wait(asked)
             asked.send_signal(signal.SIGINT)
             said = asked.communicate(timeout=60)[1].split("\n")
             assert ("interrupted" in said, "Traceback" in said[0], asked.returncode) == (True, False, 130)
+
+
+def wait(asked: subprocess.Popen[str]) -> None:
+    """A moment, in which it does not end."""
+    select.select([asked.stderr], [], [], POLL_S)
+    assert asked.poll() is None
 
 
 def _ticks(proc: Path) -> int:

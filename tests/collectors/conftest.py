@@ -93,6 +93,12 @@ def python(script: str, *arguments: str) -> list[str]:
     return [sys.executable, str(SCRIPTS / script), *arguments]
 
 
+def brings(attempt: Path, ranks: str = "rank-") -> list[str]:
+    """The command that brings what ranks once recorded, where it is not the point how."""
+    where = "$TRACEKIT_COLLECT_DIR/attempt-000"
+    return ["sh", "-c", f'mkdir "{where}" && cp "$@" "{where}"', "sh", *map(str, attempt.glob(f"{ranks}*"))]
+
+
 def collect(directory: Path, command: list[str], *options: str, **variables) -> Collected:
     """Run `tracekit collect` in `directory`."""
     out = directory / "job.parquet"

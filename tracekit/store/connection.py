@@ -46,6 +46,8 @@ _OPENING_S = 60.0
 _STARTED: dict[int, duckdb.DuckDBPyConnection] = {}
 #: What a thread that reads has attached: process and path -> name, and by how many readers.
 _READ: dict[tuple[int, str], tuple[str, int]] = {}
+#: Of each file that is attached to be read, by its name there: the state it was in then.
+_STATES: dict[str, tuple[int, ...]] = {}
 #: Files are attached under names that nobody uses again.
 _NUMBERS = itertools.count(1)
 
@@ -133,6 +135,7 @@ def _detach(name: str) -> None:
     """Let go of a file. If DuckDB cannot, because a damaged file has made it unusable, it is started again."""
     import duckdb
 
+    _STATES.pop(name, None)
     try:
         with _duckdb().cursor() as connection:
             connection.execute(f"DETACH DATABASE IF EXISTS {name}")
@@ -162,7 +165,8 @@ def _attach_to_read(connection: duckdb.DuckDBPyConnection, name: str, path: Path
             if identity(path) == before:
                 raise
             continue
-        if identity(path) == before:
+        if before is not None and identity(path) == before:
+            _STATES[name] = before
             return
         connection.execute(f"DETACH {name}")
     raise duckdb.IOException(
@@ -182,6 +186,11 @@ def identity(path: Path) -> tuple[int, ...] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def state(name: str) -> tuple[int, ...]:
+    """The `identity` of the file that is attached under this name to be read, as it was then."""
+    return _STATES[name]
 
 
 def check_version(connection: duckdb.DuckDBPyConnection, store: Path | str, known: int) -> None:

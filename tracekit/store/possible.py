@@ -74,6 +74,9 @@ def stored_account(text: str) -> Account | None:
 _GRID = ("pp", "tp", "cp", "ep", "vpp", "dsp")
 #: Tables whose rows are looked at.
 TABLES = ("windows", "findings", "culprits", "files", "incidents", "watches")
+#: State of the file of a catalogue -> what `_all_impossible` found in it; of so many files at most.
+_FOUND: dict[tuple[int, ...], Mapping[str, list[Impossible]]] = {}
+_MOST_FOUND = 100
 
 
 @cache
@@ -157,16 +160,30 @@ class Impossible:
 
 def without_impossible(connection: duckdb.DuckDBPyConnection) -> tuple[str, ...]:
     """Hide the impossible rows of a catalogue that is open for reading; returns a line for each."""
-    found: tuple[str] = connection.execute("SELECT current_setting('search_path')").fetchall()[0]
-    database = found[0].split(",")[1].partition(".")[0]
-    lines: list[str] = []
-    for table in TABLES:
-        if bad := impossible(connection, table):
-            lines += [row.line for row in bad]
-            keys = ", ".join(str(row.key) for row in bad)
-            source = f"{database}.main.{table}"
-            connection.execute(f"CREATE TEMP VIEW {table} AS SELECT * FROM {source} WHERE rowid NOT IN ({keys})")  # noqa: S608 - numbers
-    return tuple(lines)
+    path: tuple[str] = connection.execute("SELECT current_setting('search_path')").fetchall()[0]
+    database = path[0].split(",")[1].partition(".")[0]
+    found = _all_impossible(connection, database)
+    for table, bad in found.items():
+        keys = ", ".join(str(row.key) for row in bad)
+        source = f"{database}.main.{table}"
+        connection.execute(f"CREATE TEMP VIEW {table} AS SELECT * FROM {source} WHERE rowid NOT IN ({keys})")  # noqa: S608 - numbers
+    return tuple(row.line for bad in found.values() for row in bad)
+
+
+def _all_impossible(connection: duckdb.DuckDBPyConnection, database: str) -> Mapping[str, list[Impossible]]:
+    """Table -> its impossible rows, where there are some. Looking for them takes most of the time that opening takes: a
+    file is looked at again once it has changed.
+    """
+    from tracekit.store.connection import state  # not above: see `frames.py`
+
+    known = state(database)
+    found = _FOUND.get(known)
+    if found is None:
+        found = {table: bad for table in TABLES if (bad := impossible(connection, table))}
+        if len(_FOUND) >= _MOST_FOUND:
+            _FOUND.clear()
+        _FOUND[known] = found
+    return found
 
 
 def impossible(connection: duckdb.DuckDBPyConnection, table: str) -> list[Impossible]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.collectors.conftest import SCRIPTS, TIMEOUT_S, collect, environment, plain, python
+from tests.collectors.conftest import SCRIPTS, TIMEOUT_S, brings, collect, environment, plain, python
 from tests.handmade import run, slow_trace
 from tracekit.collectors.importers.registry import read_any
 from tracekit.store import Incoming, Store
@@ -121,10 +121,10 @@ def test_a_store_that_cannot_be_used_keeps_no_command_from_starting(store, why, 
     assert ran.err.startswith(f"tracekit: WARNING: {why}")
 
 
-def test_a_run_whose_store_cannot_be_used_is_recorded_and_its_segments_are_kept(tmp_path):
+def test_a_run_whose_store_cannot_be_used_is_recorded_and_its_segments_are_kept(raised, tmp_path):
     """A line says why, before it starts and at the end."""
     (tmp_path / "notes.txt").write_text("no store at all")
-    ran = plain(under_collect("--store", "notes.txt"), tmp_path, TMPDIR=tmp_path)
+    ran = plain(under_collect(raised, "--store", "notes.txt"), tmp_path, TMPDIR=tmp_path)
     assert ran.returncode == 0
     first, *rest = ran.stderr.splitlines()
     assert first.startswith("tracekit: WARNING: notes.txt: not a tracekit store")
@@ -134,13 +134,15 @@ def test_a_run_whose_store_cannot_be_used_is_recorded_and_its_segments_are_kept(
     assert run(*shlex.split(merge), "--store", "good.store", cwd=tmp_path).code == 0
 
 
-def under_collect(*options):
-    return [sys.executable, "-m", "tracekit", "collect", *options, "--", *python("quick.py")]
+def under_collect(raised, *options):
+    """A run that brings the segments of that one."""
+    command = brings(raised.out.parent / "segments" / "attempt-000")
+    return [sys.executable, "-m", "tracekit", "collect", *options, "--", *command]
 
 
-def test_a_live_run_starts_though_its_store_cannot_be_used(tmp_path):
+def test_a_live_run_starts_though_its_store_cannot_be_used(raised, tmp_path):
     (tmp_path / "notes.txt").write_text("no store at all")
-    ran = plain(under_collect("--live", "--store", "notes.txt", "--segments", "run"), tmp_path)
+    ran = plain(under_collect(raised, "--live", "--store", "notes.txt", "--segments", "run"), tmp_path)
     assert ran.returncode == 0
     assert "tracekit: notes.txt: not a tracekit store" in ran.stderr
     assert "windows are missing, because the watch died; store them with `tracekit watch " in ran.stderr

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.collectors.conftest import TIMEOUT_S, environment, python
+from tests.collectors.conftest import TIMEOUT_S, brings, environment, python
 from tracekit.collectors.importers.registry import read_any
 from tracekit.collectors.runtime.wire_format import rank_stem
 from tracekit.trace.canonical import read_parquet
@@ -65,10 +65,7 @@ def test_folders_of_nodes_that_share_none_are_copied_together(sharing, tmp_path)
     they are one trace.
     """
     recorded, _ = sharing
-    commands, where = [], "$TRACEKIT_COLLECT_DIR/attempt-000"
-    for node in (0, 1):
-        segments = (recorded / "shared" / "attempt-000").glob(f"{rank_stem(node)}*")
-        commands.append(["sh", "-c", f'mkdir "{where}" && cp "$@" "{where}"', "sh", *map(str, segments)])
+    commands = [brings(recorded / "shared" / "attempt-000", rank_stem(node)) for node in (0, 1)]
     for node, (summary, said) in enumerate(run_nodes(tmp_path, ("one", "two"), commands)):
         assert summary["attempts"][0]["missing_ranks"] == [1 - node]
         assert f"rank {1 - node} reported nothing; the trace lacks them" in said
