@@ -71,7 +71,9 @@ def idle_of(gpu: pl.DataFrame, calls: pl.DataFrame, host: pl.DataFrame, whats: p
         (IdleReason.LAUNCH_LATENCY, ends, np.where(late, b - arrived, np.where(unknown | queued, 0.0, b - a))),
         (IdleReason.LAUNCH_CALL, call, np.where(late, done - begun, 0.0).clip(min=0.0)),
     ]
-    waited = _waited_at(calls, thread, a, late)
+    waits = pl.col("waits") & (pl.col("rank") == gpu["rank"][0])
+    waiting = calls.select("rank", "thread", "start", "duration", "waits").with_row_index().filter(waits)
+    waited = _waited_at(waiting, thread, a, late)
     opened = np.where(unknown, "unknown", np.where(queued, "queued", np.where(waited >= 0, "synchronise", "host")))
     first, before = int(order[0]), host_reasons.clear()
     launched = gpu["launch"][first]
@@ -103,11 +105,10 @@ def _of_reason(reason: IdleReason, names: pl.Series, seconds: Floats) -> pl.Data
 
 
 def _waited_at(calls: pl.DataFrame, thread: Ints, at: Floats, wanted: Bools) -> Ints:
-    """The call in which a thread waited for the GPU at a time, -1 for none, [times]."""
+    """The one of `calls` that wait in which a thread waited for the GPU at a time, -1 for none, [times]."""
     found = np.full(len(at), -1, np.int64)
-    rows = np.flatnonzero(calls["waits"].to_numpy())
-    start, end = calls["start"].to_numpy()[rows], (calls["start"] + calls["duration"]).to_numpy()[rows]
-    of_thread = calls["thread"].to_numpy()[rows]
+    rows, of_thread = calls["index"].to_numpy(), calls["thread"].to_numpy()
+    start, end = calls["start"].to_numpy(), (calls["start"] + calls["duration"]).to_numpy()
     for one in np.unique(thread[wanted]):
         mine, here = np.flatnonzero(of_thread == one), np.flatnonzero(wanted & (thread == one))
         mine = mine[np.argsort(start[mine], kind="stable")]
