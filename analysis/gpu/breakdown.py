@@ -35,7 +35,8 @@ class Breakdown:
 
 def breakdowns(recording: GpuRecording) -> tuple[Breakdown, ...]:
     """A breakdown for each rank, ascending."""
-    return tuple(_breakdown(rank, recording.gpu_ops.filter(rank=rank)) for rank in recording.ranks)
+    ops = recording.gpu_ops.select("rank", "start", "duration", "activity", "kernel_class")
+    return tuple(_breakdown(rank, ops.filter(rank=rank)) for rank in recording.ranks)
 
 
 def _breakdown(rank: int, ops: pl.DataFrame) -> Breakdown:

@@ -18,7 +18,7 @@ from itertools import pairwise
 import numpy as np
 import polars as pl
 
-from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.trace.gpu_activity import IdleReason
 
 _REASONS = tuple(IdleReason)
@@ -54,32 +54,32 @@ def idle_of(gpu: pl.DataFrame, calls: pl.DataFrame, host: pl.DataFrame, whats: p
     reached = np.maximum.accumulate(end[order])
     opens = np.flatnonzero(start[order][1:] > reached[:-1] + ROUNDING_S) + 1  # positions of ops that end a gap
     op, a, b = order[opens], reached[opens - 1], start[order][opens]
-    threads = _Threads(host, whats)
-    launch = gpu["launch"].fill_null(-1).to_numpy()
-    called = np.append(calls["start"].to_numpy(), np.nan)
-    returned = np.append((calls["start"] + calls["duration"]).to_numpy(), np.nan)
-    thread = np.append(calls["thread"].to_numpy(), -1)
-    ls, le = called[launch[op]], returned[launch[op]]
-    unknown, queued = launch[op] < 0, ls + ARRIVES_S <= a + ROUNDING_S
+    threads, launch = _Threads(host, whats), gpu["launch"].gather(op)
+    called = {name: calls[name].gather(launch) for name in ("start", "duration", "thread", "name")}
+    ls, le = called["start"].to_numpy(), (called["start"] + called["duration"]).to_numpy()
+    thread = called["thread"].fill_null(-1).to_numpy()
+    unknown, queued = launch.is_null().to_numpy(), ls + ARRIVES_S <= a + ROUNDING_S
     late = ~unknown & (ls >= a - ROUNDING_S)
     begun, done = np.minimum(ls, b), np.minimum(le, b)
     arrived = np.maximum(done, begun)
     ends, none = gpu["name"].gather(op).cast(pl.String), pl.repeat("", len(op), eager=True)
-    call = calls["name"].gather(gpu["launch"].gather(op)).cast(pl.String).fill_null("")
-    host_reasons, gaps_of = threads.did(np.flatnonzero(late), thread[launch[op]], a, begun)
+    call = called["name"].cast(pl.String).fill_null("")
+    host_reasons, gaps_of = threads.did(np.flatnonzero(late), thread, a, begun)
     parts = [
         (IdleReason.UNKNOWN, none, np.where(unknown, b - a, 0.0)),
         (IdleReason.QUEUED, ends, np.where(queued, b - a, 0.0)),
         (IdleReason.LAUNCH_LATENCY, ends, np.where(late, b - arrived, np.where(unknown | queued, 0.0, b - a))),
         (IdleReason.LAUNCH_CALL, call, np.where(late, done - begun, 0.0).clip(min=0.0)),
     ]
-    waited = _waited_at(calls, thread[launch[op]], a, late)
+    waits = pl.col("waits") & (pl.col("rank") == gpu["rank"][0])
+    waiting = calls.select("rank", "thread", "start", "duration", "waits").with_row_index().filter(waits)
+    waited = _waited_at(waiting, thread, a, late)
     opened = np.where(unknown, "unknown", np.where(queued, "queued", np.where(waited >= 0, "synchronise", "host")))
     first, before = int(order[0]), host_reasons.clear()
-    if launch[first] >= 0 and called[launch[first]] > begin:
-        until = min(called[launch[first]], start[first])
-        where = np.array([begin]), np.array([until])
-        before, _ = threads.did(np.zeros(1, np.int64), thread[launch[first]][None], *where, alone=True)
+    launched = gpu["launch"][first]
+    if launched is not None and calls["start"][launched] > begin:
+        where = np.array([begin]), np.array([min(calls["start"][launched], start[first])])
+        before, _ = threads.did(np.zeros(1, np.int64), np.array([calls["thread"][launched]]), *where, alone=True)
     return Idle(
         between=pl.concat([host_reasons, *(_of_reason(*part) for part in parts)]),
         before=before,
@@ -104,12 +104,11 @@ def _of_reason(reason: IdleReason, names: pl.Series, seconds: Floats) -> pl.Data
     return by_name.with_columns(reason=pl.lit(str(reason)), where=pl.lit("")).select(_SCHEMA.names()).cast(_SCHEMA)
 
 
-def _waited_at(calls: pl.DataFrame, thread: Ints, at: Floats, wanted: Ints) -> Ints:
-    """The call in which a thread waited for the GPU at a time, -1 for none, [times]."""
+def _waited_at(calls: pl.DataFrame, thread: Ints, at: Floats, wanted: Bools) -> Ints:
+    """The one of `calls` that wait in which a thread waited for the GPU at a time, -1 for none, [times]."""
     found = np.full(len(at), -1, np.int64)
-    rows = np.flatnonzero(calls["waits"].to_numpy())
-    start, end = calls["start"].to_numpy()[rows], (calls["start"] + calls["duration"]).to_numpy()[rows]
-    of_thread = calls["thread"].to_numpy()[rows]
+    rows, of_thread = calls["index"].to_numpy(), calls["thread"].to_numpy()
+    start, end = calls["start"].to_numpy(), (calls["start"] + calls["duration"]).to_numpy()
     for one in np.unique(thread[wanted]):
         mine, here = np.flatnonzero(of_thread == one), np.flatnonzero(wanted & (thread == one))
         mine = mine[np.argsort(start[mine], kind="stable")]

@@ -81,7 +81,8 @@ def gpu_op_trace(recording: GpuRecording, matches: Matches, clocks: ClockOffsets
     on_all = _on_all_ranks(peer, ops) | whole
     host_in_no_step = pl.col("role").ne("gpu") & pl.col("profiler_step").is_null()
     ops = ops.with_columns(
-        peer=pl.Series(peer), comparable=~pl.col("role").eq("window") & ~host_in_no_step & pl.Series(on_all)
+        peer=pl.Series(peer.astype(np.int32)),
+        comparable=~pl.col("role").eq("window") & ~host_in_no_step & pl.Series(on_all),
     )
     if recording.hosts:
         hosts = pl.Series([recording.hosts.get(rank) for rank in recording.ranks], dtype=pl.Categorical)
@@ -205,7 +206,7 @@ def _windows(gpu: pl.DataFrame, host: pl.DataFrame, first: float) -> pl.DataFram
 
 def _looked_up(numbers: pl.Series, rows: Ints) -> pl.Series:
     """Row numbers of values; null for a value that is null or -1, or has no row."""
-    found = np.append(rows, -1)[numbers.fill_null(-1).to_numpy()]
+    found = np.append(rows, -1)[numbers.fill_null(-1).to_numpy()].astype(np.int32)
     return pl.Series(found).set(pl.Series(found < 0), None)
 
 
@@ -218,7 +219,7 @@ def _rendezvous(gpu_ops: int, matches: Matches, clocks: ClockOffsets) -> pl.Seri
     np.maximum.at(last, matches.instance, start)
     meets = matches.synchronising[matches.instance] | (end >= last[matches.instance])
     meets &= np.bincount(matches.instance[meets], minlength=matches.matched)[matches.instance] > 1
-    found = np.full(gpu_ops, -1, np.int64)
+    found = np.full(gpu_ops, -1, np.int32)
     found[matches.row[meets]] = matches.instance[meets]
     return pl.Series(found).set(pl.Series(found < 0), None)
 

@@ -136,15 +136,13 @@ class PaceOfPeers:
         [ranks, steps, parts], for each marked step, split into `parts`.
         """
         ops, steps = self.graph.ops, self.marked_steps
-        critical = np.zeros(len(ops.start), np.bool_)
-        critical[self._critical] = True
-        critical &= chosen & (ops.rank == rank) & np.isin(self.steps, steps)
+        mine = np.unique(self._critical[ops.rank[self._critical] == rank])
+        mine = mine[chosen[mine] & np.isin(self.steps[mine], steps)]
         if ops.comparable is not None:
-            critical &= ops.comparable
-        mine = np.flatnonzero(critical)
+            mine = mine[ops.comparable[mine]]
         classes, first, count = np.unique(self._class[mine], return_index=True, return_counts=True)
         # If only part of a class's ops is critical, count that part.
-        share = count / np.bincount(self._class[ops.rank == rank], minlength=len(self._totals))[classes]
+        share = count / self._counts[classes, np.searchsorted(ops.mesh.ranks, rank)]
         cell = np.searchsorted(steps, self.steps[mine[first]]) * parts + self.part_of_step(parts)[mine[first]]
         behind = np.zeros((len(ops.mesh.ranks), len(steps) * parts))
         for at in range(len(behind)):
@@ -166,9 +164,8 @@ class PaceOfPeers:
         mine = np.flatnonzero(mask)
         classes, inverse, counts = np.unique(self._class[mine], return_inverse=True, return_counts=True)
         usual = self._usual(classes, at)
-        whole = np.bincount(self._class[ops.rank == rank], minlength=len(self._totals))[classes]
         cost = self.cost.copy()
-        cost[mine] = (usual / np.maximum(whole, counts))[inverse]
+        cost[mine] = (usual / np.maximum(self._counts[classes, at], counts))[inverse]
         return cost
 
     def _usual(self, classes: Ints, at: int) -> Floats:
@@ -228,9 +225,11 @@ class PaceOfPeers:
         """
         ops, on_gpu = self.graph.ops, self._of_kind(*KernelClass)
         calls = np.flatnonzero(self._calls & (ops.rank == rank))
+        calls = calls[np.median(np.delete(self._counts[self._class[calls]], without, axis=1), axis=1) == 0]
+        if not len(calls):
+            return np.zeros(len(ops.before), np.bool_), 0.0
         extra = np.zeros(len(ops.start), np.bool_)
-        if len(calls):
-            extra[calls] = np.median(np.delete(self._counts[self._class[calls]], without, axis=1), axis=1) == 0
+        extra[calls] = True
         end = ops.start + ops.duration
         waits = extra[ops.after] & on_gpu[ops.before]
         called = np.full(len(extra), np.inf)

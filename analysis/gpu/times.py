@@ -46,7 +46,8 @@ def times_of(recording: GpuRecording, rank: int) -> GpuTimes:
     gpu = recording.gpu_ops.filter(rank=rank)
     begin, end = recording.spans[rank]
     calls = recording.calls
-    idle = idle_of(gpu, calls, recording.host.filter(rank=rank), recording.whats, begin)
+    first, last = np.searchsorted(recording.host["rank"].to_numpy(), [rank, rank + 1]).tolist()
+    idle = idle_of(gpu, calls, recording.host.slice(first, last - first), recording.whats, begin)
     launched = gpu.filter(pl.col("launch").is_not_null())
     at = launched["launch"]
     around = launched.with_columns(
@@ -55,7 +56,7 @@ def times_of(recording: GpuRecording, rank: int) -> GpuTimes:
     kernels = gpu.filter(activity=str(Activity.KERNEL))
     short = kernels.filter(pl.col("duration") < SHORT_S - ROUNDING_S)
     steps = recording.step_spans.filter(rank=rank)
-    mine = calls.filter(rank=rank)
+    mine = calls.with_row_index("row").filter(rank=rank)
     return GpuTimes(
         rank=rank,
         recording_s=end - begin,
@@ -80,7 +81,7 @@ def times_of(recording: GpuRecording, rank: int) -> GpuTimes:
             .iter_rows()
         ),
         ops=tuple(_ops(around, recording.device_name)),
-        synchronisations=tuple(_synchronisations(calls.with_row_index("row").filter(rank=rank), idle)),
+        synchronisations=tuple(_synchronisations(mine, idle)),
         transfers=tuple(_transfers(gpu)),
         launch=Launches(
             calls=at.n_unique(),

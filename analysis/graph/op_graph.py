@@ -263,8 +263,10 @@ class _Reader:
                 row = int(strange.arg_max() or 0)
                 raise TraceError(f"ops: column 'rendezvous', row {row}: {column[row]}; expected integers or strings")
             column = column.cast(pl.Int64)
-        if column.dtype.is_integer() and (column.is_between(0, np.iinfo(np.int64).max) | column.is_null()).all():
-            return column.cast(pl.Int64).fill_null(-1).to_numpy()
+        if column.dtype.is_integer():
+            whole = column.cast(pl.Int64, strict=False)  # null for what is larger
+            if (whole.fill_null(-1).ge(0) | column.is_null()).all():
+                return whole.fill_null(-1).to_numpy()
         names = column.cast(pl.String) if column.dtype.is_integer() else self.text("rendezvous")  # signed hashes, too
         codes, _ = _numbered(names)
         return codes.astype(np.int64)

@@ -250,7 +250,10 @@ class ColumnBuilder:
         known = self._code_of_number
         if (more := int(number.max()) + 2 - len(known)) > 0:  # the last one is the code of no text
             known = self._code_of_number = np.insert(known, len(known) - 1, np.full(more + len(known), NO_ID))
-        for at in np.flatnonzero(known[number] == NO_ID).tolist():
+        new = np.flatnonzero(known[number] == NO_ID)
+        if of == Column.THREAD:  # the main thread of a process first, whichever thread happens to begin
+            new = new[np.lexsort(batch.rows[[Column.TID, Column.PID]][:, chosen[new]])]
+        for at in new.tolist():
             if known[number[at]] == NO_ID:
                 known[number[at]] = code_of(batch.text, batch.rows[:, chosen[at]].tolist())
         return np.asarray(known[number])

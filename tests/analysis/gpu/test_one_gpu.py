@@ -152,6 +152,17 @@ def test_how_gaps_begin(tmp_path: Path) -> None:
     assert (row["blocked_s"], row["idle_after_s"]) == US((100, 200))
 
 
+def test_only_the_threads_of_a_rank_wait_for_its_gpu(tmp_path: Path) -> None:
+    """The main threads of both ranks have the same number."""
+    waits = two_kernels(OPERATOR, call("cudaStreamSynchronize", 20, 100))
+    for rank, events in enumerate((two_kernels(OPERATOR), waits)):
+        write(tmp_path / f"rank{rank}.json", document(events, rank=rank))
+    both = load(tmp_path)
+    assert isinstance(both, RecordingJob)
+    opened = [in_us(times_of(both.recording, rank).idle_opened_by) for rank in (0, 1)]
+    assert opened == [US({"host": 200}), US({"synchronise": 200})]
+
+
 def test_copies_by_kind_and_what_they_expose(tmp_path: Path) -> None:
     """A copy of 100 us of which a kernel hides 40, and one within the GPU."""
     name = "Memcpy HtoD (Pageable -> Device)"

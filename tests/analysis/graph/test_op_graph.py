@@ -107,6 +107,18 @@ def test_two_ops_of_a_rank_cannot_be_one_member() -> None:
         OpGraph.from_frames(ops(rank=[1, 1], rendezvous=[7, 7]), NO_EDGES)
 
 
+@pytest.mark.parametrize("kind", [pl.UInt8, pl.Int32, pl.Int64, pl.UInt64])
+def test_a_rendezvous_is_an_integer_of_any_size(kind: type[pl.DataType]) -> None:
+    graph = OpGraph.from_frames(ops(rendezvous=pl.Series([7, None], dtype=kind)), NO_EDGES)
+    assert graph.rendezvous.tolist() == [7, -1]
+
+
+def test_numbers_of_rendezvous_that_are_hashes_only_tell_them_apart() -> None:
+    for kind, numbers in ((pl.UInt64, [2**64 - 1, 2**64 - 1]), (pl.Int64, [-5, -5]), (pl.Int32, [-5, -5])):
+        graph = OpGraph.from_frames(ops(rendezvous=pl.Series(numbers, dtype=kind)), NO_EDGES)
+        assert graph.rendezvous.tolist() == [0, 0]
+
+
 def test_a_rendezvous_lies_in_one_step() -> None:
     with pytest.raises(GraphError, match="share rendezvous 7 but are in two steps"):
         OpGraph.from_frames(ops(step=[0, 1], rendezvous=[7, 7]), NO_EDGES)
