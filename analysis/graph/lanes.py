@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -33,13 +33,13 @@ from tracekit.analysis.graph.rules.megatron import BACKWARD, FORWARD, build_stru
 from tracekit.analysis.graph.structure import LaneOps, Structure
 from tracekit.analysis.graph.virtual_stages import is_v_shaped, virtual_stages
 from tracekit.analysis.numeric import parallel
-from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
+from tracekit.analysis.numeric.arrays import Int32s, Ints
 from tracekit.analysis.numeric.whole import UNDIVIDED, Whole
 from tracekit.base.errors import GraphError
 from tracekit.base.text import short
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import DP_COLLECTIVES, KINDS, OpKind
-from tracekit.trace.schema import POSTED, RESUMED, distinct_steps, step_positions
+from tracekit.trace.schema import POSTED, RESUMED
 
 #: Represents "no chunk" and "no microbatch" in integer columns.
 NONE = -1
@@ -152,35 +152,21 @@ def _alike(ops: _Ops, counts: Int32s, lanes: npt.NDArray[np.int64]) -> dict[Stru
 
 
 class _Ops:
-    """The columns of a trace, with steps and DP ranks as indices."""
+    """The ops of a trace, in order of step, DP rank, stage, kind and seq."""
 
     def __init__(self, trace: Trace, *, inferred: bool = False) -> None:
-        names = ("step", "dp_rank", "pp_rank", "seq", "start", "duration")
-        columns = {name: trace.ops[name].to_numpy() for name in names}
         self.trace, self.stages, self.inferred = trace, trace.layout.pp, inferred
-        self.steps = trace.steps
-        # often only a few of many are traced: count lanes over those
-        self.dp_ranks = distinct_steps(columns["dp_rank"])
-        self.step = step_positions(columns["step"], self.steps)
-        self.dp_rank = step_positions(columns["dp_rank"], self.dp_ranks)
-        self.pp_rank, self.seq, self.kind = columns["pp_rank"], columns["seq"], trace.kind_codes()
-        self.start, self.duration = columns["start"], columns["duration"]
-        self.host_times = _host_times(trace)
+        # often only a few DP ranks of many are traced: count lanes over those
+        self.steps, self.dp_ranks, self.workers = trace.steps, trace.dp_ranks, trace.workers
 
     def counts(self) -> Int32s:
         """The number of ops of each kind and stage in each lane, [steps x dp_ranks, stages x kinds]; collectives of a
         single DP rank do not count.
         """
-        counts = np.zeros((len(self.steps) * len(self.dp_ranks), self.stages * len(KINDS)), np.int32)
-        native.count_ops(self.step, self.dp_rank, self.pp_rank, self.kind, len(self.dp_ranks), len(KINDS), counts)
+        counts = self.workers.counts.reshape(-1, self.stages * len(KINDS)).copy()
         if not self.trace.layout.has_dp_collectives:
             counts.reshape(-1, self.stages, len(KINDS))[:, :, [kind.code for kind in DP_COLLECTIVES]] = 0
         return counts
-
-    def label(self, name: str) -> Int32s:
-        """An integer column, NONE for null."""
-        values: Int32s = self.trace.ops[name].cast(pl.Int32).fill_null(NONE).to_numpy()
-        return values
 
     def lane_of(self, part: PlacedLanes) -> npt.NDArray[np.int64]:
         """The indices of the lanes in `counts`."""
@@ -188,101 +174,57 @@ class _Ops:
 
     def occasional(self, kinds: tuple[OpKind, ...], part: PlacedLanes) -> OccasionalOps:
         """The ops of these kinds in the lanes of `part`."""
-        column = np.full(len(self.steps) * len(self.dp_ranks), NONE)
-        column[self.lane_of(part)] = np.arange(len(part.step))
-        some = np.flatnonzero(np.isin(self.kind, [kind.code for kind in kinds]))
-        lane = column[self.step[some].astype(np.int64) * len(self.dp_ranks) + self.dp_rank[some]]
-        some, lane = some[lane != NONE], lane[lane != NONE]
-        return OccasionalOps(
-            lane=lane,
-            stage=self.pp_rank[some].astype(np.int64),
-            kind=self.kind[some],
-            seq=self.seq[some],
-            start=self.start[some],
-            duration=self.duration[some],
-            chunk=self.label("chunk")[some],
-            microbatch=self.label("microbatch")[some],
-        )
+        lanes = self.lane_of(part)
+        column = np.zeros(len(self.steps) * len(self.dp_ranks), np.int64)
+        column[lanes] = np.arange(len(lanes))
+        there = self.workers.counts.reshape(-1, self.stages, len(KINDS))
+        some = np.zeros_like(there)
+        some[lanes] = there[lanes] * np.isin(np.arange(len(KINDS)), [kind.code for kind in kinds])
+        cell, kind, seq, place = self.workers.places_of(some.reshape(-1, len(KINDS)))
+        names = ("start", "duration", "chunk", "microbatch")
+        columns = {name: values[place] for name, values in zip(names, self.trace.ordered(*names), strict=True)}
+        return OccasionalOps(column[cell // self.stages], cell % self.stages, kind, seq, **columns)
 
     def placed(self, counts: Int32s, lanes: npt.NDArray[np.int64]) -> list[PlacedLanes]:
         """The counted ops of `lanes`: one part for each distinct count."""
-        dp_ranks = len(self.dp_ranks)
-        group_of_lane = np.full(len(counts), -1, np.int32)
-        column_of_lane = np.zeros(len(counts), np.int64)
-        members = by_value(row_hash(counts[lanes]), lanes)
-        for number, group_lanes in enumerate(members):
-            group_of_lane[group_lanes] = number
-            column_of_lane[group_lanes] = np.arange(len(group_lanes))
-        group_counts = np.stack([counts[group_lanes[0]] for group_lanes in members])
-        lanes_in_group = np.array([len(group_lanes) for group_lanes in members], np.int64)
-        rows_in_group = group_counts.sum(axis=1, dtype=np.int64)
-        row_base = np.cumsum(group_counts, axis=1, dtype=np.int64) - group_counts
-        row_base[group_counts == 0] = -1
-        row_offset = np.cumsum(rows_in_group) - rows_in_group
-        cell_offset = np.cumsum(rows_in_group * lanes_in_group) - rows_in_group * lanes_in_group
-
-        total = int((rows_in_group * lanes_in_group).sum())
-        of_lanes = (
-            dp_ranks, len(KINDS), group_of_lane, column_of_lane, row_base, lanes_in_group, cell_offset,
-        )  # fmt: skip
-        address = (self.step, self.dp_rank, self.pp_rank, self.kind, self.seq, *of_lanes)
-
-        def place(times: tuple[Floats, Floats], placed: tuple[Floats, Floats]) -> None:
-            def run(some: slice) -> None:
-                native.place_times(
-                    self.step[some], self.dp_rank[some], self.pp_rank[some], self.kind[some], self.seq[some],
-                    *of_lanes, times[0][some], times[1][some], *placed,
-                )  # fmt: skip
-
-            parallel.each(run, parallel.slices(len(self.step), len(self.step)))  # every op has a cell of its own
-
-        def labels(name: str) -> list[Int32s]:
-            """An integer column per group: [rows, 1] if its lanes agree, else [rows, lanes]."""
-            values = self.label(name)
-            uniform = np.full(int(rows_in_group.sum()), NONE - 1, np.int32)
-            varies = np.zeros(len(members), np.bool_)
-            native.place_uniform(*address[:8], row_base, values, row_offset, NONE - 1, uniform, varies)
-            every = np.empty(total if varies.any() else 0, np.int32)
-            if varies.any():
-                native.place_labels(*address, values, every)
-            return [
-                every[cells_of[number]].reshape(rows_in_group[number], lanes_in_group[number])
-                if varies[number]
-                else uniform[row_offset[number] : row_offset[number] + rows_in_group[number]].reshape(-1, 1)
-                for number in range(len(members))
-            ]
-
-        cells_of = [
-            slice(int(first), int(first + rows * width))
-            for first, rows, width in zip(cell_offset, rows_in_group, lanes_in_group, strict=True)
-        ]
-
-        def matrix(times: Floats, number: int) -> Floats:
-            """The times of a group, [rows, lanes]."""
-            return times[cells_of[number]].reshape(int(rows_in_group[number]), int(lanes_in_group[number]))
-
-        chunks, microbatches = labels("chunk"), labels("microbatch")
-        start, duration = np.empty(total), np.empty(total)
-        place((self.start, self.duration), (start, duration))
-        host: tuple[Floats, Floats] | None = None
-        if self.host_times is not None:
-            host = np.empty(total), np.empty(total)
-            place(self.host_times, host)
+        groups = by_value(row_hash(counts[lanes]), lanes)
+        of_group = [counts[same[0]] for same in groups]
+        first = self.workers.first.reshape(counts.shape)
+        timed = {POSTED, RESUMED} <= {*self.trace.outline().ops.columns}
+        names = ("chunk", "microbatch", "start", "duration", *((POSTED, RESUMED) if timed else ()))
+        found: list[dict[str, Any]] = [{} for _ in groups]
+        for name, values in zip(names, self.trace.ordered(*names), strict=True):
+            for same, rows, part in zip(groups, of_group, found, strict=True):
+                matrix = _gathered(values, first, same, rows)
+                agree = name in ("chunk", "microbatch") and (matrix == matrix[:, :1]).all()
+                part[name] = matrix[:, :1].copy() if agree else matrix
+        for part in found if timed else ():
+            part[POSTED], part[RESUMED] = part["start"] - part[POSTED], part["start"] + part[RESUMED]
         return [
             PlacedLanes(
-                counts=group_counts[number],
-                step=(group_lanes // dp_ranks).astype(np.int32),
-                dp_rank=self.dp_ranks[group_lanes % dp_ranks],
-                start=matrix(start, number),
-                duration=matrix(duration, number),
-                chunk=chunks[number],
-                microbatch=microbatches[number],
-                seq=_positions(group_counts[number]).astype(np.int32).reshape(-1, 1),
-                posted=None if host is None else matrix(host[0], number),
-                resumed=None if host is None else matrix(host[1], number),
+                counts=rows,
+                step=(same // len(self.dp_ranks)).astype(np.int32),
+                dp_rank=self.dp_ranks[same % len(self.dp_ranks)],
+                seq=_positions(rows).astype(np.int32).reshape(-1, 1),
+                **part,
             )
-            for number, group_lanes in enumerate(members)
+            for same, rows, part in zip(groups, of_group, found, strict=True)
         ]
+
+
+def _gathered(values: npt.NDArray[Any], first: Ints, lanes: Ints, counts: Int32s) -> npt.NDArray[Any]:
+    """The values of the ops of `lanes`, [rows, lanes]. `counts`: the rows of each cell of a lane; `first`: where the
+    ops of each cell begin in `values`, [all lanes, cells].
+    """
+    cell, seq = np.repeat(np.arange(len(counts)), counts), _positions(counts)
+    found = np.empty((len(cell), len(lanes)), values.dtype)
+    gather: Any = native.gather_times if values.dtype == np.float64 else native.gather_labels
+
+    def run(some: slice) -> None:
+        gather(values, first, lanes, cell, seq, some.start, some.stop, found)
+
+    parallel.each(run, parallel.slices(len(lanes), found.size))
+    return found
 
 
 def _positions(counts: Int32s) -> npt.NDArray[np.int64]:
@@ -312,17 +254,6 @@ def _group(placed: PlacedLanes, ops: _Ops, virtual: Ints) -> LaneGroup:
         )
     )
     return LaneGroup(**{name: getattr(placed, name) for name in placed.__struct_fields__}, structure=structure)
-
-
-def _host_times(trace: Trace) -> tuple[Floats, Floats] | None:
-    """Times at which the host requested each transfer and continued after it, seconds, nan if unknown; None if not
-    recorded.
-    """
-    if POSTED not in trace.ops.columns or RESUMED not in trace.ops.columns:
-        return None
-    start = trace.ops["start"]
-    posted, resumed = (start - trace.ops[POSTED]).fill_null(np.nan), (start + trace.ops[RESUMED]).fill_null(np.nan)
-    return posted.to_numpy(), resumed.to_numpy()
 
 
 def _complete_lanes(

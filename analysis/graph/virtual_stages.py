@@ -47,9 +47,9 @@ def _v_shaped_lanes(trace: Trace) -> tuple[int, int]:
     layout = trace.layout
     first, forward = pl.col("pp_rank") == 0, pl.col("kind") == OpKind.FORWARD_COMPUTE
     lanes = (
-        trace.ops.filter(
+        trace.of_stages((0, layout.pp - 1))
+        .filter(
             pl.col("kind").is_in([str(OpKind.FORWARD_COMPUTE), str(OpKind.BACKWARD_COMPUTE)]),
-            pl.col("pp_rank").is_in([0, layout.pp - 1]),
             pl.col("chunk") % 2 == 1,
         )
         .group_by("step", "dp_rank", "pp_rank", "kind")

@@ -9,66 +9,19 @@ _Int64s = npt.NDArray[np.int64]
 _UInt64s = npt.NDArray[np.uint64]
 _Floats = npt.NDArray[np.float64]
 
-def count_ops(
-    step: _Int32s, dp_rank: _Int32s, pp_rank: _Int16s, kind: _Bytes, dp_ranks: int, kinds: int, counts: _Int32s
+def gather_times(
+    values: _Floats, first: _Int64s, lane: _Int64s, cell: _Int64s, seq: _Int64s, begin: int, end: int, out: _Floats
 ) -> None:
-    """Add to `counts`, [lanes, stages x kinds], how many ops each cell has; lane = step x `dp_ranks` + dp_rank."""
+    """Fill `out`, [rows, lanes], from `begin` to `end` of its lanes.
 
-def place_times(
-    step: _Int32s,
-    dp_rank: _Int32s,
-    pp_rank: _Int16s,
-    kind: _Bytes,
-    seq: _Int32s,
-    dp_ranks: int,
-    kinds: int,
-    group_of_lane: _Int32s,
-    column_of_lane: _Int64s,
-    row_base: _Int64s,
-    lanes_in_group: _Int64s,
-    cell_offset: _Int64s,
-    start: _Floats,
-    duration: _Floats,
-    start_out: _Floats,
-    duration_out: _Floats,
-) -> None:
-    """Put the times of each op into its cell; ops whose lane or kind has no place (-1) are left out."""
+    `first`: where the ops of each cell of a lane begin in `values`, [all lanes, cells]. `lane`: that of each column of
+    `out`; `cell`, `seq`: of each row.
+    """
 
-def place_uniform(
-    step: _Int32s,
-    dp_rank: _Int32s,
-    pp_rank: _Int16s,
-    kind: _Bytes,
-    seq: _Int32s,
-    dp_ranks: int,
-    kinds: int,
-    group_of_lane: _Int32s,
-    row_base: _Int64s,
-    values: _Int32s,
-    row_offset: _Int64s,
-    unset: int,
-    uniform: _Int32s,
-    varies: _Bools,
+def gather_labels(
+    values: _Int32s, first: _Int64s, lane: _Int64s, cell: _Int64s, seq: _Int64s, begin: int, end: int, out: _Int32s
 ) -> None:
-    """Keep each row's value in `uniform`, which starts as `unset`; mark in `varies` the groups whose lanes differ."""
-
-def place_labels(
-    step: _Int32s,
-    dp_rank: _Int32s,
-    pp_rank: _Int16s,
-    kind: _Bytes,
-    seq: _Int32s,
-    dp_ranks: int,
-    kinds: int,
-    group_of_lane: _Int32s,
-    column_of_lane: _Int64s,
-    row_base: _Int64s,
-    lanes_in_group: _Int64s,
-    cell_offset: _Int64s,
-    values: _Int32s,
-    out: _Int32s,
-) -> None:
-    """Like `place_times`, for one integer column."""
+    """Like `gather_times`, for an integer column."""
 
 def hash_streams(start: _Floats, bounds: _Int64s, streams: _Int64s, signature: _UInt64s) -> None:
     """Fold into each lane's `signature` the order in which the kinds of each stream take turns.

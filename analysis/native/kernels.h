@@ -6,7 +6,7 @@
 
 /* Calls `EACH` with the name of every kernel: those of place.c, order.c, costs.c, critical.c, proximal.c, replay.c, rollout.c, host_work.c. */
 #define KERNELS(EACH)                                                                            \
-    EACH(count_ops) EACH(place_times) EACH(place_uniform) EACH(place_labels) EACH(hash_streams)  \
+    EACH(gather_times) EACH(gather_labels) EACH(hash_streams)                                    \
     EACH(replay_order) EACH(rounds) EACH(assign_buffers)                                         \
     EACH(rendezvous_starts) EACH(transfer_durations) EACH(launch_delays)                         \
     EACH(critical_paths) EACH(proximal_step) EACH(replay) EACH(roll_out)               \

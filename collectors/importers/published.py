@@ -16,9 +16,9 @@ from typing import Any
 import polars as pl
 
 from tracekit.base.errors import FormatError, LayoutError
-from tracekit.trace.canonical import Trace, read_columns, read_steps
+from tracekit.trace.canonical import Trace, columns_of_file, trace_of_file
 from tracekit.trace.model import LARGEST_SIZE, Layout, Unit, is_size
-from tracekit.trace.schema import SCHEMA
+from tracekit.trace.schema import NULLABLE, SCHEMA
 
 #: Published column -> canonical column.
 COLUMNS = {
@@ -62,26 +62,30 @@ def read_published(
     """
     header = read_layout_file(layout_path)
     layout = _layout(header, str(layout_path))
-    types = {column: SCHEMA[name] for column, name in COLUMNS.items()}
-    ops = read_columns(path, types) if steps is None else read_steps(path, steps)
-    if missing := [name for name in COLUMNS if name not in ops.columns]:
+    there = columns_of_file(path)
+    if missing := [name for name in COLUMNS if name not in there]:
         raise FormatError(
             f"{path}: column {missing[0]!r} is missing; a published trace has {', '.join(COLUMNS)}."
             " A canonical trace contains its layout: leave out --layout"
         )
-    ops = ops.select(pl.col(column).alias(name) for column, name in COLUMNS.items())
-    for name in ("microbatch", "chunk"):
-        if ops[name].dtype.is_integer():
-            ops = ops.with_columns(pl.when(pl.col(name) >= 0).then(pl.col(name)).alias(name))
-    return Trace.from_frame(
-        ops,
+    return trace_of_file(
+        path,
         layout,
+        unit=unit,
+        steps=steps,
+        types={column: SCHEMA[name] for column, name in COLUMNS.items()},
+        renamed=_canonical,
         name=str(_scalar(header.get("trial_name")) or "") or Path(os.fsdecode(path)).stem,
         metadata={"format": "published", "run_id": _scalar(header.get("run_id"))},
-        source=str(path),
         columns={name: column for column, name in COLUMNS.items()},
-        unit=unit,
     )
+
+
+def _canonical(ops: pl.DataFrame) -> pl.DataFrame:
+    """The columns of a trace among those of `ops`, with canonical names."""
+    ops = ops.select(pl.col(column).alias(name) for column, name in COLUMNS.items() if column in ops.columns)
+    integers = [name for name in NULLABLE & {*ops.columns} if ops[name].dtype.is_integer()]
+    return ops.with_columns(pl.when(pl.col(name) >= 0).then(pl.col(name)).alias(name) for name in integers)
 
 
 def read_layout_file(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class PipelineJob(Job):
     method: Method = Method.TRACEKIT
 
     def __repr__(self) -> str:
-        return f"<Job {short(self.trace.name)}: {self.trace.layout.world_size:,} GPUs, {self.trace.ops.height:,} ops>"
+        return f"<Job {short(self.trace.name)}: {self.trace.layout.world_size:,} GPUs, {self.trace.rows:,} ops>"
 
     @property
     def source(self) -> str:
@@ -90,7 +90,7 @@ class PipelineJob(Job):
 
         return ReplayedJob(
             trace=self.trace.outline(),
-            ops=self.trace.ops.height,
+            ops=self.trace.rows,
             graph=self._graph,
             published=published_graph(self.trace, self._graph),
         )

@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,18 +21,19 @@ import numpy as np
 import polars as pl
 
 from tracekit.base.atomic_write import Kind, parquet_with, replacing
-from tracekit.base.errors import FormatError, LayoutError, SelectionError, TraceError, extra
+from tracekit.base.errors import FormatError, LayoutError, SelectionError, TraceError, TracekitError, extra
 from tracekit.base.text import encodable, quoted
-from tracekit.trace.magnitudes import check_magnitudes
+from tracekit.trace.magnitudes import check_bounds, check_magnitudes, judged_steps
 from tracekit.trace.model import Layout, TraceKind, Unit, Worker, numbered_hosts, unit_of_time
 from tracekit.trace.schema import (
     NULLABLE,
     SENT,
     WAITED,
     Source,
+    Workers,
     checked_columns,
     distinct_steps,
-    first_rows,
+    numbers_of,
 )
 from tracekit.trace.step_values import STEP_VALUES, step_values
 from tracekit.trace.units import in_seconds
@@ -65,6 +66,10 @@ MOST_ROWS_AT_ONCE = 250_000
 MOST_MISSING = 1000
 #: No clock shows this many seconds since 1970.
 LARGEST_CLOCK_S = 1e11
+
+
+#: Gives the columns of a file their canonical names.
+Renamed = Callable[[pl.DataFrame], pl.DataFrame]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +111,8 @@ class Trace:
     """One job as recorded, a pipeline (`kind`). Frames are never changed.
 
     `ops`: a polars frame with a row per op and the canonical columns (step, rank, dp_rank, pp_rank, kind, seq,
-    microbatch, chunk, start, duration; times in seconds, from the start of the step). `layout`: the parallel sizes.
+    microbatch, chunk, start, duration; times in seconds, from the start of the step), in the order of the file, or in
+    order (see `ordered`) if the file is large. `layout`: the parallel sizes.
     `name`: of the job. `step_starts` maps a step to its absolute start, if known: seconds since the epoch, or of
     another clock that runs across steps. `metadata` is plain JSON data (framework, GPU model, hosts, the labels of a
     synthetic trace ...). Build a trace with `Trace.from_frame`, which validates; the constructor does not.
@@ -146,18 +152,19 @@ class Trace:
         origin, kept = Source(source, columns or {}), dict(metadata or {})
         known = None if unit is None else unit_of_time(unit)
         frame = ops if isinstance(ops, pl.DataFrame) else _of_pandas(ops, origin)
-        timed, starts = in_seconds(frame, known, _finite(step_starts or {}, origin), origin)
+        timed, starts = in_seconds(frame, known, finite_starts(step_starts or {}, origin), origin)
         checked = checked_columns(timed, layout, origin)
         if known is not None:
             kept[UNIT_KEY] = str(known)
-        stated = kept.get(UNIT_KEY)
         check_magnitudes(
             checked,
+            judged_steps(distinct_steps(checked["step"].to_numpy()), checked.height),
             step_starts or {},
             origin,
-            stated=Unit(stated) if stated in tuple(Unit) else None,
+            stated=stated_unit(kept),
             integers=all(timed[name].dtype.is_integer() for name in ("start", "duration")),
         )
+        check_bounds(checked, origin)
         return cls(
             ops=checked,
             layout=layout,
@@ -165,6 +172,37 @@ class Trace:
             step_starts=MappingProxyType(dict(starts)),
             metadata=MappingProxyType(kept),
         )
+
+    @property
+    def rows(self) -> int:
+        """The number of ops."""
+        return self.ops.height
+
+    @cached_property
+    def workers(self) -> Workers:
+        """What each worker does in each step."""
+        workers = Workers(self.steps, self.dp_ranks, np.arange(self.layout.pp, dtype=np.int32))
+        workers.add(self.ops)
+        return workers
+
+    def ordered(self, *names: str) -> Iterator[np.ndarray]:
+        """These columns in the order of step, DP rank, stage, kind and seq, one after the other, see `numbers_of`."""
+        place = self.workers.places(self.ops, np.zeros(self.rows, np.bool_))
+        assert place is not None, "a valid trace"
+        for name in names:
+            values = numbers_of(self.ops[name])
+            ordered = np.empty_like(values)
+            ordered[place] = values
+            yield ordered
+
+    def of_stages(self, stages: Iterable[int]) -> pl.DataFrame:
+        """The ops of these stages."""
+        return self.ops.filter(pl.col("pp_rank").is_in(list(stages)))
+
+    @property
+    def dp_ranks(self) -> np.ndarray:
+        """The traced DP ranks, ascending, int32 [dp_ranks]."""
+        return distinct_steps(self._outline.ops["dp_rank"].to_numpy())
 
     @property
     def steps(self) -> np.ndarray:
@@ -185,10 +223,6 @@ class Trace:
     def sizes(self) -> dict[str, int]:
         """The parallel sizes by name."""
         return self.layout.to_dict()
-
-    def kind_codes(self) -> np.ndarray:
-        """`OpKind.code` of each op, uint8 [ops]."""
-        return self.ops["kind"].cat.physical().to_numpy()
 
     def worker_ranks(self) -> dict[Worker, int]:
         """The recorded global rank of each traced worker."""
@@ -275,8 +309,8 @@ class Trace:
     @cached_property
     def _outline(self) -> Trace:
         """The first op of each worker and step."""
-        rows = first_rows(*(self.ops[name].to_numpy() for name in ("step", "dp_rank", "pp_rank")))
-        return replace(self, ops=self.ops[rows])
+        ops = self.ops.unique(["step", "dp_rank", "pp_rank"], keep="first", maintain_order=True)
+        return replace(self, ops=ops)
 
     def write_parquet(self, path: str | os.PathLike[str]) -> None:
         """Write the canonical Parquet file; replaces only another one.
@@ -344,15 +378,33 @@ def read_parquet(
         raise FormatError(f"{source}: damaged tracekit metadata ({quoted(error)}); write the trace again") from None
     except LayoutError as error:
         raise LayoutError(f"{source}: {error}") from None
-    return Trace.from_frame(
-        read_columns(path) if steps is None else read_steps(path, steps),
-        layout,
-        name=name,
-        step_starts=step_starts,
-        metadata=metadata,
-        source=source,
-        unit=unit,
-    )
+    return trace_of_file(path, layout, unit=unit, steps=steps, name=name, step_starts=step_starts, metadata=metadata)
+
+
+def trace_of_file(
+    path: str | os.PathLike[str],
+    layout: Layout,
+    *,
+    unit: Unit | None,
+    steps: Sequence[int] | None,
+    types: Mapping[str, pl.DataType | type[pl.DataType]] | None = None,
+    columns: Mapping[str, str] | None = None,
+    renamed: Renamed = lambda ops: ops,
+    **known: Any,
+) -> Trace:
+    """The trace in a Parquet file: without a table if it is large and nothing is wrong with it.
+
+    `types`: as `read_columns` takes them. `renamed`: gives columns their canonical names, which `columns` has. `known`:
+    more arguments of `Trace.from_frame`. Raises FormatError, TraceError or LayoutError.
+    """
+    with contextlib.suppress(TracekitError, pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError):
+        if unit is None and steps is None and rows_of_file(path) > MOST_ROWS_AT_ONCE:
+            from tracekit.trace.ordered import ordered_trace
+
+            if (found := ordered_trace(path, layout, Source(str(path), columns or {}), renamed, **known)) is not None:
+                return found
+    ops = renamed(read_columns(path, types) if steps is None else read_steps(path, steps))
+    return Trace.from_frame(ops, layout, source=str(path), columns=columns, unit=unit, **known)
 
 
 def read_header(path: str | os.PathLike[str]) -> dict[str, Any] | None:
@@ -385,7 +437,7 @@ def _columns_of(path: str | os.PathLike[str], file: pl.LazyFrame, types: Mapping
     """See `read_columns`. `file` keeps the footer, which takes seconds to read if a file has 10^5 row groups."""
     names, rows = file.collect_schema().names(), int(file.select(pl.len()).collect().item())
     if len(names) > USUAL_COLUMNS or rows > MOST_ROWS_AT_ONCE:
-        _check_size(path, rows, len(names))
+        check_size(path, rows, len(names))
     if rows <= MOST_ROWS_AT_ONCE:
         return file.collect().rechunk()
 
@@ -409,6 +461,11 @@ def read_steps(path: str | os.PathLike[str], steps: Sequence[int]) -> pl.DataFra
     return found.rechunk()
 
 
+def columns_of_file(path: str | os.PathLike[str]) -> list[str]:
+    """The names of the columns of a Parquet file. Raises FormatError as `read_columns` does."""
+    return list(_parquet(path, pl.read_parquet_schema))
+
+
 def rows_of_file(path: str | os.PathLike[str]) -> int:
     """The number of rows of a Parquet file, as its footer says. Raises FormatError as `read_columns` does."""
     return int(_parquet(path, lambda file: pl.scan_parquet(file).select(pl.len()).collect().item()))
@@ -420,7 +477,7 @@ def rows_of_steps(path: str | os.PathLike[str]) -> dict[int, int]:
     return dict(by_step.sort("step").iter_rows())
 
 
-def _check_size(path: str | os.PathLike[str], rows: int, columns: int) -> None:
+def check_size(path: str | os.PathLike[str], rows: int, columns: int) -> None:
     """Raise FormatError if the file claims more values than its bytes can hold, or more columns than any trace has."""
     size = Path(path).stat().st_size
     values = rows * max(columns, USUAL_COLUMNS)
@@ -450,7 +507,7 @@ def _parquet(path: str | os.PathLike[str], read: Any) -> Any:
         ) from None
 
 
-def _finite(step_starts: Mapping[int, float], source: Source) -> Mapping[int, float]:
+def finite_starts(step_starts: Mapping[int, float], source: Source) -> Mapping[int, float]:
     """`step_starts`, checked to be clock times. Raises TraceError."""
     for step, start in step_starts.items():
         if not abs(start) <= LARGEST_CLOCK_S:
@@ -458,6 +515,12 @@ def _finite(step_starts: Mapping[int, float], source: Source) -> Mapping[int, fl
                 f"{source}: the start of step {step} is {start!r:.40}; expected seconds since 1970, such as 1.7e9"
             )
     return step_starts
+
+
+def stated_unit(metadata: Mapping[str, Any]) -> Unit | None:
+    """The original unit of the times, if it was stated."""
+    stated = metadata.get(UNIT_KEY)
+    return Unit(stated) if stated in tuple(Unit) else None
 
 
 def _is_rank(text: str) -> bool:

@@ -11,7 +11,7 @@ outside its usual range adds its distance in decades. The alarm is raised if ano
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from msgspec import Struct
 from tracekit.base.errors import TraceError
 from tracekit.base.text import seconds
 from tracekit.trace.model import DP_COLLECTIVES, KINDS, P2P, OpKind, Unit
-from tracekit.trace.schema import Source, distinct_steps, violation
+from tracekit.trace.schema import Source, violation
 
 
 class Usual(Struct, frozen=True):
@@ -102,17 +102,30 @@ class _Found(Struct, frozen=True):
 
 
 def check_magnitudes(
-    ops: pl.DataFrame, step_starts: Mapping[int, float], source: Source, *, stated: Unit | None, integers: bool
+    ops: pl.DataFrame,
+    steps: Sequence[int],
+    step_starts: Mapping[int, float],
+    source: Source,
+    *,
+    stated: Unit | None,
+    integers: bool,
 ) -> None:
-    """Raise TraceError if another unit than seconds would explain the times far better, or a time is beyond all bounds.
+    """Raise TraceError if another unit than seconds would explain the times far better.
 
-    `ops`: canonical columns. `stated`: the unit of the input, if stated. `integers`: True if the input had integers.
+    `ops`: canonical columns, at least of these `steps` (see `judged_steps`) and of the rank of the first row.
+    `stated`: the unit of the input, if stated. `integers`: True if the input had integers.
     """
-    if stated is not Unit.S:
-        few = _few_steps(ops)
-        _check_same_unit(few, source)
-        found = [*_statistics(few), *_overlap(ops, step_starts)]
-        _check_usual(found, source, stated, integers=integers)
+    if stated is Unit.S:
+        return
+    here = pl.col("step").is_in(list(steps)) & (pl.col("duration") > 0)
+    few = ops.select("step", "rank", "kind", "duration").filter(here)
+    _check_same_unit(few, source)
+    found = [*_statistics(few), *_overlap(ops, step_starts)]
+    _check_usual(found, source, stated, integers=integers)
+
+
+def check_bounds(ops: pl.DataFrame, source: Source) -> None:
+    """Raise TraceError if a time is beyond all bounds. `ops`: canonical columns."""
     for name in ("start", "duration"):
         least, most = float(ops[name].min()), float(ops[name].max())  # type: ignore[arg-type]
         if max(-least, most) > LONGEST_S:
@@ -180,13 +193,11 @@ def _median(values: npt.NDArray[np.float64]) -> float:
     return float(np.median(values))
 
 
-def _few_steps(ops: pl.DataFrame) -> pl.DataFrame:
-    """The ops of a few evenly spaced steps that take time."""
-    steps = distinct_steps(ops["step"].to_numpy())
-    few = max(1, min(MOST_STEPS, MOST_OPS * len(steps) // ops.height))
-    wanted = steps[np.linspace(0, len(steps) - 1, few).astype(np.int64)].tolist()
-    here = pl.col("step").is_in(wanted) & (pl.col("duration") > 0)
-    return ops.select("step", "rank", "kind", "duration").filter(here)
+def judged_steps(steps: npt.NDArray[np.int32], ops: int) -> list[int]:
+    """A few of the step numbers, evenly spaced. `ops`: how many all of them have."""
+    few = max(1, min(MOST_STEPS, MOST_OPS * len(steps) // ops))
+    judged: list[int] = steps[np.linspace(0, len(steps) - 1, few).astype(np.int64)].tolist()
+    return judged
 
 
 def _check_same_unit(few: pl.DataFrame, source: Source) -> None:

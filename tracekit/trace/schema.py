@@ -7,8 +7,9 @@ types, or one error that names source, column, row, value, expectation and next 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +53,10 @@ OFF_CPU = "off_cpu"
 #: not recorded, null for other ops.
 SENT, RECEIVED = "sent", "received"
 ROWS_TYPE = pl.List(pl.Int64)
+#: "No chunk" and "no microbatch" among numbers.
+NONE = -1
+#: The optional columns.
+OPTIONAL = frozenset({WAITED, LASTED, POSTED, RESUMED, OFF_CPU, SENT, RECEIVED})
 
 
 def distinct_steps(step: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int32]:
@@ -76,29 +81,9 @@ def step_positions(step: npt.NDArray[np.integer[Any]], steps: npt.NDArray[np.int
     return np.asarray(table[step - first])
 
 
-def _cells(*columns: npt.NDArray[np.integer[Any]]) -> tuple[npt.NDArray[np.int32], tuple[int, ...]] | None:
-    """The number of each row's combination of values, int32 [rows], and how many values each column has.
-
-    None if only a few of very many combinations may occur, so that a table of them would waste memory.
-    """
-    values = [distinct_steps(column) for column in columns]
-    if math.prod(map(len, values)) > min(4 * len(columns[0]) + 1_000_000, np.iinfo(np.int32).max):
-        return None
-    cell = step_positions(columns[0], values[0])
-    for column, known in zip(columns[1:], values[1:], strict=True):
-        cell = cell * np.int32(len(known))
-        cell += step_positions(column, known)
-    return cell, tuple(map(len, values))
-
-
-def first_rows(*columns: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
-    """Where each combination of values of `columns`, numbers from 0, first occurs, ascending."""
-    if (cells := _cells(*columns)) is None:
-        return np.sort(np.unique(np.stack(columns), axis=1, return_index=True)[1])
-    cell, sizes = cells
-    first = np.full(math.prod(sizes), len(cell))
-    np.minimum.at(first, cell, np.arange(len(cell)))
-    return np.sort(first[first < len(cell)])
+def numbers_of(column: pl.Series) -> npt.NDArray[Any]:
+    """Times as float64, nan for null; other numbers as int32, NONE for null."""
+    return (column if column.dtype.is_float() else column.cast(pl.Int32).fill_null(NONE)).to_numpy()
 
 
 class Source(Struct, frozen=True):
@@ -124,9 +109,10 @@ def checked_columns(ops: pl.DataFrame, layout: Layout, source: Source) -> pl.Dat
 
     Raises TraceError for a violation of the data model, LayoutError if the layout contradicts the ops.
     """
-    checked = _canonical_columns(ops, source)
-    _check_values(checked, source)
-    _check_layout(checked, layout, source)
+    checked = canonical_columns(ops, source)
+    check_ranges(checked, layout, source)
+    largest = int(numbers_of(checked["chunk"]).max())
+    check_complete(distinct_steps(checked["pp_rank"].to_numpy()), largest, layout, source)
     _check_identity(checked, source)
     optional = [_host_time(ops[name], source) for name in (POSTED, RESUMED) if name in ops.columns]
     optional += [_of_ranks(ops[name], layout, source) for name in (WAITED, LASTED, OFF_CPU) if name in ops.columns]
@@ -134,10 +120,10 @@ def checked_columns(ops: pl.DataFrame, layout: Layout, source: Source) -> pl.Dat
     return checked.with_columns(optional) if optional else checked
 
 
-def _canonical_columns(ops: pl.DataFrame, source: Source) -> pl.DataFrame:
-    """The canonical columns of `ops` in canonical types, one contiguous chunk each."""
+def canonical_columns(ops: pl.DataFrame, source: Source, names: Iterable[str] = SCHEMA) -> pl.DataFrame:
+    """These canonical columns of `ops` in canonical types, one contiguous chunk each. Raises TraceError."""
     optional = {name for name in NULLABLE if name not in ops.columns}
-    if missing := [name for name in SCHEMA if name not in ops.columns and name not in optional]:
+    if missing := [name for name in names if name not in ops.columns and name not in optional]:
         raise TraceError(
             f"{source}: {source.column(missing[0])} is missing; found {listed(ops.columns)}; expected"
             f" {', '.join(SCHEMA)}"
@@ -145,10 +131,10 @@ def _canonical_columns(ops: pl.DataFrame, source: Source) -> pl.DataFrame:
     if ops.height == 0:
         raise TraceError(f"{source}: no ops (0 rows); record at least one step")
     columns = [
-        pl.Series(name, [None], dtype=dtype).extend_constant(None, ops.height - 1)
+        pl.Series(name, [None], dtype=SCHEMA[name]).extend_constant(None, ops.height - 1)
         if name in optional
-        else _canonical(ops[name], dtype, source)
-        for name, dtype in SCHEMA.items()
+        else _canonical(ops[name], SCHEMA[name], source)
+        for name in names
     ]
     return pl.DataFrame([column.rechunk() for column in columns])
 
@@ -221,35 +207,41 @@ def _kinds(column: pl.Series, source: Source) -> pl.Series:
         raise violation(source, column, int(column.is_null().arg_max() or 0), "expected an op kind")
     if column.dtype == KIND_TYPE:
         return column
-    known = set(KINDS)
-    if unknown := [name for name in column.unique().cast(pl.String).to_list() if name not in known]:
+    known, present = {str(kind): kind.code for kind in KINDS}, column.unique()
+    names = present.cast(pl.String).to_list()
+    if unknown := [name for name in names if name not in known]:
         row = int((column == unknown[0]).arg_max() or 0)  # not as strings: a category can be long and in every row
         raise violation(source, column, row, f"known kinds: {', '.join(KINDS)}")
-    return column.cast(KIND_TYPE)
+    if column.dtype == pl.String:
+        return column.cast(KIND_TYPE)
+    category = present.to_physical().to_numpy()  # a cast of all ops takes ten times as long
+    code = np.zeros(int(category.max()) + 1, np.uint8)
+    code[category] = [known[name] for name in names]
+    return pl.Series(column.name, code[column.to_physical().to_numpy()]).cat.to(KIND_TYPE)
 
 
-def _check_values(ops: pl.DataFrame, source: Source) -> None:
-    """Check the ranges that are valid for every trace, whatever its layout."""
+def check_ranges(ops: pl.DataFrame, layout: Layout, source: Source) -> None:
+    """Check that every value of some ops is in its range, and every rank inside the layout, in any canonical columns.
+
+    Raises TraceError for the former, LayoutError for the latter.
+    """
+    there = {*ops.columns}
     for name in ("start", "duration"):
-        finite = ops[name].is_finite()
-        if not finite.all():
+        if name in there and not (finite := ops[name].is_finite()).all():
             raise violation(source, ops[name], int((~finite).arg_max() or 0), "expected a finite number of seconds")
     for name in ("duration", "step", "rank", "dp_rank", "pp_rank", "seq", "microbatch", "chunk"):
-        smallest = ops[name].min()
+        smallest = ops[name].min() if name in there else None
         if smallest is not None and smallest < 0:  # type: ignore[operator]
             hint = "; null where it has no meaning" if name in NULLABLE else ""
             raise violation(source, ops[name], int(ops[name].arg_min() or 0), f"expected 0 or more{hint}")
 
-
-def _check_layout(ops: pl.DataFrame, layout: Layout, source: Source) -> None:
-    """Check that every rank is inside the layout, and that every stage and chunk of the layout occurs."""
     for name, size, parameter in (
         ("dp_rank", layout.dp_ranks, "dp"),
         ("pp_rank", layout.pp, "pp"),
         ("rank", layout.world_size, "world_size"),
         ("chunk", layout.vpp, "vpp"),
     ):
-        largest = ops[name].max()
+        largest = ops[name].max() if name in there else None
         if largest is not None and largest >= size:  # type: ignore[operator]
             error = violation(
                 source,
@@ -258,13 +250,18 @@ def _check_layout(ops: pl.DataFrame, layout: Layout, source: Source) -> None:
                 f"the layout says {parameter} {size}, so at most {size - 1}; correct the layout or the trace",
             )
             raise LayoutError(str(error))
-    largest = cast("int | None", ops["chunk"].max())
-    if layout.vpp > 1 and (layout.pp > 1 if largest is None else largest < layout.vpp - 1):
-        found = "no op has a chunk" if largest is None else f"the largest chunk in the trace is {largest}"
+
+
+def check_complete(stages: npt.NDArray[np.int32], largest: int, layout: Layout, source: Source) -> None:
+    """Check that every stage and chunk of the layout occurs. `stages`: those that do; `largest`: chunk, -1 if none has.
+
+    Raises LayoutError.
+    """
+    if layout.vpp > 1 and (layout.pp > 1 if largest < 0 else largest < layout.vpp - 1):
+        found = "no op has a chunk" if largest < 0 else f"the largest chunk in the trace is {largest}"
         raise LayoutError(f"{source}: the layout says vpp {layout.vpp}, but {found}; correct the layout or the trace")
-    stages = len(distinct_steps(ops["pp_rank"].to_numpy()))
-    if stages < layout.pp:
-        absent = np.setdiff1d(np.arange(layout.pp), ops["pp_rank"].to_numpy())
+    if len(stages) < layout.pp:
+        absent = np.setdiff1d(np.arange(layout.pp), stages)
         shown = ", ".join(map(str, absent[:8])) + (" ..." if len(absent) > 8 else "")
         raise LayoutError(
             f"{source}: the layout says pp {layout.pp}, but no op of pp_rank {shown} is in the trace; correct the"
@@ -323,16 +320,82 @@ def _check_identity(ops: pl.DataFrame, source: Source) -> None:
 
 def _are_identified(ops: pl.DataFrame) -> bool:
     """Whether ops satisfy `_check_identity`; False if that is uncertain."""
-    step, dp_rank, rank, seq = (ops[name].to_numpy() for name in ("step", "dp_rank", "rank", "seq"))
-    cells = _cells(step, dp_rank, ops["pp_rank"].to_numpy())
-    if cells is None:
+    workers = Workers(*(distinct_steps(ops[name].to_numpy()) for name in ("step", "dp_rank", "pp_rank")))
+    if not workers.fit(ops.height):
         return False
-    cell, (steps, *workers) = cells
-    rank_of = np.full((steps, math.prod(workers)), -1, np.int32)
-    kind = ops["kind"].cat.physical().to_numpy()
-    if not _rows.are_identified(cell, rank, kind, seq, len(KINDS), rank_of.reshape(-1)):
-        return False
-    return bool(((rank_of == rank_of.max(axis=0)) | (rank_of < 0)).all())
+    workers.add(ops)
+    return workers.have_one_rank and workers.places(ops, np.zeros(ops.height, np.bool_)) is not None
+
+
+class Workers:
+    """What workers do in each step, counted in pieces of the ops. `steps`, `dp_ranks`, `stages`: all that there are."""
+
+    def __init__(
+        self, steps: npt.NDArray[np.int32], dp_ranks: npt.NDArray[np.int32], stages: npt.NDArray[np.int32]
+    ) -> None:
+        self.numbers = {"step": steps, "dp_rank": dp_ranks, "pp_rank": stages}
+        self._one_rank = True
+
+    def fit(self, ops: int) -> bool:
+        """Whether a table of them takes no more memory than so many ops may."""
+        return math.prod(map(len, self.numbers.values())) <= min(4 * ops + 1_000_000, np.iinfo(np.int32).max)
+
+    @cached_property
+    def rank_of(self) -> npt.NDArray[np.int32]:
+        """The rank of each worker in each step, -1 if it has no op, [steps, dp_ranks, stages]."""
+        return np.full([len(values) for values in self.numbers.values()], -1, np.int32)
+
+    @cached_property
+    def counts(self) -> npt.NDArray[np.int32]:
+        """Ops of each kind of each worker in each step, [steps x dp_ranks x stages, kinds]."""
+        return np.zeros((self.rank_of.size, len(KINDS)), np.int32)
+
+    def add(self, ops: pl.DataFrame) -> None:
+        """Count some ops."""
+        (cell, kind, _), rank = self._streams(ops), ops["rank"].to_numpy()
+        self._one_rank &= _rows.count(cell, rank, kind, len(KINDS), self.rank_of.reshape(-1), self.counts.reshape(-1))
+
+    @property
+    def have_one_rank(self) -> bool:
+        """Whether each worker has one rank in all of its steps."""
+        return self._one_rank and bool(((self.rank_of == self.rank_of.max(axis=0)) | (self.rank_of < 0)).all())
+
+    @cached_property
+    def first(self) -> npt.NDArray[np.int64]:
+        """Where the ops of each kind of each worker in each step begin, if they are in that order; as `counts`."""
+        return (np.cumsum(self.counts, dtype=np.int64) - self.counts.reshape(-1)).reshape(self.counts.shape)
+
+    def places(self, ops: pl.DataFrame, taken: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64] | None:
+        """Where these ops belong in the order of step, DP rank, stage, kind and seq, [ops], when all have been added.
+
+        Marks them in `taken`, [all ops]; None if two belong in one place, or one beyond the last of its kind.
+        """
+        place = np.empty(ops.height, np.int64)
+        counts, first = self.counts.reshape(-1), self.first.reshape(-1)
+        fits = _rows.find_places(*self._streams(ops), len(KINDS), counts, first, taken, place)
+        return place if fits else None
+
+    def places_of(self, counts: npt.NDArray[np.int32]) -> tuple[npt.NDArray[Any], ...]:
+        """Cell, kind, seq and place of the ops that `counts` has, all or none of a cell and kind, [ops] each."""
+        cell, kind = np.nonzero(counts)
+        often = counts[cell, kind]
+        seq = np.arange(int(often.sum())) - np.repeat(np.cumsum(often, dtype=np.int64) - often, often)
+        place = np.repeat(self.first[cell, kind], often) + seq
+        return np.repeat(cell, often), np.repeat(kind.astype(np.uint8), often), seq.astype(np.int32), place
+
+    def frame(self, cell: npt.NDArray[np.int64]) -> pl.DataFrame:
+        """Step, DP rank, stage and rank of workers in steps, given as indices into `rank_of`."""
+        at = np.unravel_index(cell, self.rank_of.shape)
+        found = {name: values[index] for (name, values), index in zip(self.numbers.items(), at, strict=True)}
+        return pl.DataFrame(found | {"rank": self.rank_of.reshape(-1)[cell]})
+
+    def _streams(self, ops: pl.DataFrame) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+        """The cell of each op in `rank_of`, its kind and its seq, [ops] each."""
+        cell = np.zeros(ops.height, np.int32)
+        for name, values in self.numbers.items():
+            cell *= np.int32(len(values))
+            cell += step_positions(ops[name].to_numpy(), values)
+        return cell, ops["kind"].cat.physical().to_numpy(), ops["seq"].to_numpy()
 
 
 def _describe(ops: pl.DataFrame, row: int) -> str:
