@@ -11,7 +11,6 @@ from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.gpu.breakdown import grid_blocks
 from tracekit.analysis.graph.op_graph import Why
 from tracekit.analysis.numeric.arrays import Bools, Int32s, Ints
-from tracekit.analysis.numeric.codes import numbered, of_texts
 from tracekit.analysis.whatif.interventions import LessTime, Together
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
 
@@ -44,7 +43,7 @@ class OneLaunchQueue(Detector):
             return
         ops, graph = evidence.ops, evidence.graph.ops
         communicates = ops["communicates"].fill_null(value=False).to_numpy()
-        stream = numbered(ops["stream"])
+        stream = ops["stream"].rank("dense").fill_null(0).to_numpy().astype(np.int64)
         before, after = graph.before, graph.after
         # Computes of different streams whose order only their times suggest.
         guessed = (graph.why == Why.INFERRED) & ~communicates[before] & ~communicates[after]
@@ -102,9 +101,6 @@ def _leaves_room(evidence: OpEvidence) -> Bools:
     room = np.ones(evidence.ops.height, np.bool_)
     recording = None if evidence.recorded is None else evidence.recorded.recording
     if recording is not None and recording.multiprocessors is not None:
-        shapes = recording.gpu_ops["shape"]
-        blocks = (
-            of_texts(shapes, lambda texts: texts.to_frame().select(grid_blocks()).to_series()).fill_null(0).to_numpy()
-        )
+        blocks = recording.gpu_ops.select(grid_blocks()).to_series().fill_null(0).to_numpy()
         room[np.flatnonzero(evidence.ops["role"].eq("gpu").to_numpy())] = blocks < recording.multiprocessors
     return room

@@ -13,7 +13,6 @@ from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, gp
 from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.gpu.roofline import work_of
 from tracekit.analysis.numeric.arrays import Ints
-from tracekit.analysis.numeric.codes import of_texts
 from tracekit.analysis.whatif.interventions import CostOverlay, LessTime
 from tracekit.base.text import code_name, seconds, three_digits
 from tracekit.report.finding import Spent
@@ -76,8 +75,9 @@ class Recompute(Detector):
         ops, launched_by = evidence.ops, evidence.host_time.launched_by
         if "outer" not in ops.columns:
             return
-        reentrant = of_texts(ops["outer"], lambda names: names.str.contains(_REENTRANT, literal=True))
-        within = np.append(reentrant.fill_null(value=False).to_numpy(), [False])
+        within = np.append(
+            ops["outer"].cast(pl.String).fill_null("").str.contains(_REENTRANT, literal=True).to_numpy(), [False]
+        )
         rows = np.flatnonzero(on_gpu & within[launched_by])
         taken_s = float(ops["duration"].gather(rows).sum())
         if share_of(evidence, taken_s) < SMALLEST_SHARE:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+import polars as pl
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, gpu_of, share_of
 from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.gpu.roofline import Card
-from tracekit.analysis.numeric.codes import of_texts
 from tracekit.analysis.whatif.interventions import LessTime, Together
 from tracekit.base.text import seconds, three_digits
 from tracekit.report.finding import Spent
@@ -42,7 +42,7 @@ class SlowCopies(Detector):
             return
         wanted = (
             ops["role"].eq("gpu")
-            & of_texts(ops["name"], lambda names: names.str.contains("Pageable"))
+            & ops["name"].cast(pl.String).str.contains("Pageable")
             & ops["bytes"].fill_null(0).gt(0)
         )
         copies = np.flatnonzero(wanted.fill_null(value=False).to_numpy())

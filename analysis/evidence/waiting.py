@@ -11,7 +11,6 @@ from msgspec import Struct
 
 from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
-from tracekit.analysis.numeric.codes import of_texts
 from tracekit.trace.gpu_activity import PROFILER_LINE
 
 #: Calls that allocate or free memory of the GPU, which wait for it, too.
@@ -44,11 +43,10 @@ class WaitingCalls(Struct, frozen=True, eq=False):
 def waiting_calls(evidence: OpEvidence, *, allocates: bool) -> WaitingCalls:
     """Find the calls that wait, either those that allocate or free memory, or all others; none of the profiler."""
     ops, graph = evidence.ops, evidence.graph.ops
-    of_kind = of_texts(ops["name"], lambda names: names.str.contains(_ALLOCATES))
+    of_kind = ops["name"].cast(pl.String).str.contains(_ALLOCATES)
     waits = ops["role"].eq("synchronise") & (of_kind if allocates else ~of_kind)
     if "own" in ops.columns:
-        of_profiler = of_texts(ops["own"], lambda lines: lines.str.contains(f"^({PROFILER_LINE.pattern})"))
-        waits &= ~of_profiler.fill_null(value=False)
+        waits &= ~ops["own"].cast(pl.String).fill_null("").str.contains(f"^({PROFILER_LINE.pattern})")
     rows = np.flatnonzero(waits.fill_null(value=False).to_numpy())
     table = ops[rows].select(
         "name", *(pl.col(name) if name in ops.columns else pl.lit(None, pl.String).alias(name)

@@ -94,7 +94,8 @@ _LISTS = ("did", "did_s", "did_n")
 def _ranks(host: pl.DataFrame, pieces: pl.DataFrame) -> Iterator[_OfRank]:
     """Yield each rank of `host`."""
     for one in host["rank"].unique().sort().to_list():
-        mine, there = (table.slice(*_rows_of(table["rank"].to_numpy(), one)) for table in (host, pieces))
+        bounds = [np.searchsorted(table["rank"].to_numpy(), [one, one + 1]).tolist() for table in (host, pieces)]
+        mine, there = (table[slice(*bound)] for table, bound in zip((host, pieces), bounds, strict=True))
         begin = mine["start"].to_numpy()
         end, thread = begin + mine["duration"].to_numpy(), mine["thread"].to_numpy()
         start, of_piece = there["start"].to_numpy(), there["thread"].to_numpy()
@@ -105,12 +106,6 @@ def _ranks(host: pl.DataFrame, pieces: pl.DataFrame) -> Iterator[_OfRank]:
             first[ops] = low + np.searchsorted(stop[low:high], begin[ops], side="right")
             last[ops] = np.maximum(first[ops], low + np.searchsorted(start[low:high], end[ops], side="left"))
         yield _OfRank(begin, end, first, last, there)
-
-
-def _rows_of(rank: Int32s, one: int) -> tuple[int, int]:
-    """Where the rows of a rank begin, and their number; `rank`: ascending."""
-    first, end = np.searchsorted(rank, [one, one + 1]).tolist()
-    return first, end - first
 
 
 def _longest(whats: pl.DataFrame, seconds: np.ndarray) -> tuple[pl.DataFrame, np.ndarray]:

@@ -8,7 +8,7 @@ rank saves.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import cast
 
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.analysis.attribution.critical_path import critical_path
-from tracekit.analysis.graph.fold import FoldedGraph
+from tracekit.analysis.graph.fold import FoldedGraph, fold
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.analysis.numeric.codes import dense
 from tracekit.analysis.replay.costs import Durations
@@ -215,9 +215,9 @@ class PaceOfPeers:
 
     def without_edges(self, gone: npt.NDArray[np.bool_]) -> Restructure:
         """Return the same job in which ops do not wait for each other along these edges, [edges]."""
-        graph = self.graph.without(gone)
-        as_before = all(one.op is block.op for one, block in zip(graph.blocks, self.graph.blocks, strict=False))
-        return Restructure(GraphReplay(graph, self.replay.durations if as_before else self._durations_of(graph)))
+        ops = self.graph.ops
+        graph = fold(replace(ops, before=ops.before[~gone], after=ops.after[~gone], why=ops.why[~gone]))
+        return Restructure(GraphReplay(graph, self._durations_of(graph)))
 
     def _extra_waits(self, rank: int, without: Ints) -> tuple[npt.NDArray[np.bool_], float]:
         """The edges by which calls of `rank` wait for its GPU though most peers, all but ranks `without`, make none;

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import numpy as np
 import polars as pl
 
+from tracekit.analysis.gpu.breakdown import union
 from tracekit.analysis.gpu.gpu_times import (
     BeforeFirst,
     GpuTimes,
@@ -175,7 +176,7 @@ def _transfers(gpu: pl.DataFrame) -> Iterable[Transfer]:
     )
     if copies.is_empty():
         return
-    computing = _merged(gpu.filter(activity=str(Activity.KERNEL)))
+    computing = union(gpu.filter(activity=str(Activity.KERNEL)))
     exposed = copies["duration"].to_numpy() - _covered(copies, computing)
     grouped = copies.with_columns(exposed=pl.Series(exposed)).group_by("kind", "pageable").agg(
         pl.len(), pl.col("bytes").fill_null(0).sum(), pl.col("duration").sum(), pl.col("exposed").sum()
@@ -184,20 +185,9 @@ def _transfers(gpu: pl.DataFrame) -> Iterable[Transfer]:
         yield Transfer(*row)
 
 
-def _merged(ops: pl.DataFrame) -> np.ndarray:
-    """When any of the ops ran, seconds, [2, intervals]."""
-    start, end = ops["start"].to_numpy(), (ops["start"] + ops["duration"]).to_numpy()
-    if not len(start):
-        return np.empty((2, 0))
-    order = np.argsort(start, kind="stable")
-    reached = np.maximum.accumulate(end[order])
-    begins = np.append(True, start[order][1:] > reached[:-1])
-    return np.stack([start[order][begins], reached[np.append(np.flatnonzero(begins)[1:] - 1, len(order) - 1)]])
-
-
 def _covered(ops: pl.DataFrame, intervals: np.ndarray) -> np.ndarray:
-    """How much of each op lies in the intervals, seconds, [ops]."""
-    begin, end = intervals
+    """How much of each op lies in the `intervals`, as of `union`, seconds, [ops]."""
+    begin, end = intervals.T
     length = np.append(0.0, np.cumsum(end - begin))
 
     def before(at: Floats) -> Floats:

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from msgspec import structs
 
 from tracekit.analysis.graph.compiled import NO_RENDEZVOUS, CompiledGraph, Wiring, compile_graphs
 from tracekit.analysis.graph.labels import Label, Mask, unknown_label
 from tracekit.analysis.graph.op_graph import OpGraph
-from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s, Ints
+from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,17 +61,6 @@ class FoldedGraph:
         found = np.empty(len(self.ops.start), np.int64)
         found[np.concatenate([block.op.ravel() for block in self.blocks])] = np.arange(len(found))
         return found
-
-    def without(self, gone: Bools) -> FoldedGraph:
-        """The same ops, which do not wait for each other along these edges, [edges]."""
-        ops = self.ops
-        left = replace(ops, before=ops.before[~gone], after=ops.after[~gone], why=ops.why[~gone])
-        if any(len(block.step) > 1 for block in self.blocks):
-            return fold(left)  # steps that were alike may be so no more
-        after, pair = np.zeros(len(ops.start), np.bool_), ops.after[gone].astype(np.int64) * len(ops.start)
-        after[ops.after[gone]] = True
-        blocks = tuple(_without(block, after, pair + ops.before[gone]) for block in self.blocks)
-        return replace(self, ops=left, blocks=blocks)
 
     def label(self, number: int, name: str) -> Label:
         """A label of the ops of block `number`. Raises SelectionError, with the labels that exist, if there is none."""
@@ -143,21 +131,6 @@ def _groups(rendezvous: Ints) -> Int32s:
     _, first, inverse = np.unique(rendezvous[members], return_index=True, return_inverse=True)
     group[members] = members[first[inverse]]
     return group
-
-
-def _without(block: FoldedSteps, after: Bools, gone: Ints) -> FoldedSteps:
-    """A block of one lane without some edges, whose rows still are in an order that can be replayed.
-
-    `after`: the ops that these edges lead to, [ops]; `gone`: number of that op times the number of ops, plus that of
-    the op before, [edges].
-    """
-    graph, op = block.template, block.op[:, 0]
-    row = np.repeat(np.arange(graph.rows), np.diff(graph.first_wait))
-    some = np.flatnonzero(after[op[row]])
-    kept = np.ones(len(row), np.bool_)
-    kept[some] = ~np.isin(op[row[some]] * len(after) + op[graph.waits_for[some]], gone)
-    first_wait = np.append(0, np.cumsum(kept)).astype(np.int32)[graph.first_wait]
-    return replace(block, template=structs.replace(graph, first_wait=first_wait, waits_for=graph.waits_for[kept]))
 
 
 def _block(graph: OpGraph, steps: list[_Step]) -> FoldedSteps:

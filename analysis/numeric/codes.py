@@ -6,7 +6,7 @@ faster than sorting millions of values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import polars as pl
@@ -68,11 +68,3 @@ def numbered(*columns: pl.Series) -> Ints:
         found = found * values + code
         size *= values
     return dense(found)
-
-
-def of_texts(column: pl.Series, function: Callable[[pl.Series], pl.Series]) -> pl.Series:
-    """A function of the values of a column as texts, called with each value once, [rows]."""
-    code = numbered(column)
-    row = np.empty(int(code.max(initial=-1)) + 1, np.int64)  # one that has the value
-    row[code] = np.arange(len(code))
-    return function(column.gather(row).cast(pl.String)).gather(code)

@@ -7,7 +7,6 @@ def scan_events(
     categories: bytes,
     rows: npt.NDArray[np.int64],
     times: npt.NDArray[np.float64],
-    seen: npt.NDArray[np.int64],
     /,
 ) -> tuple[int, int, int]: ...
 def nest_spans(

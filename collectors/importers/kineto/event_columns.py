@@ -44,6 +44,9 @@ LONGEST_US = 86.4e9
 _LONGEST_SPANS, _FURTHEST_SPANS = 2, 1000
 _INT64 = (1 << 63) - 1
 
+#: Rows of `Batch`, [Column, events].
+Rows = npt.NDArray[np.int64]
+
 #: Allocating and freeing memory waits for the GPU too, freeing always.
 _SYNCHRONISES = re.compile(
     r"(Device|Stream|Event|Ctx|Context)Synchronize|^(cuda|hip|cu)(Mem)?(Malloc|Alloc|Free)(Host)?(_v\d)?$"
@@ -54,10 +57,6 @@ _RECORDS = re.compile(r"EventRecord")
 ROLES = (CallRole.LAUNCH, CallRole.SYNCHRONISE, CallRole.STREAM_WAIT)
 RECORD_EVENT = len(ROLES)
 _NO_ARGS = Args()
-#: The columns of rows of GPU ops that are numbers.
-_OF_GPU = (
-    Column.CATEGORY, Column.PID, Column.TID, Column.DEVICE, Column.STREAM, Column.CORRELATION, Column.SIZE,
-)  # fmt: skip
 #: The name of events that say how much memory is allocated.
 _MEMORY = "[memory]"
 _OF_MEMORY = ("device", "allocated", "reserved")
@@ -78,7 +77,7 @@ class ColumnBuilder:
 
     def __init__(self) -> None:
         self._strings: dict[str, int] = {}
-        self._code_of_number = np.full(1, NO_ID, np.int32)
+        self._code_of_hash: dict[int, int] = {}
         self._threads: dict[tuple[int | str, ...], int] = {}
         self._collectives: dict[tuple[Any, ...], int] = {}
         self._parts: dict[str, dict[str, list[npt.NDArray[Any]]]] = {
@@ -91,7 +90,7 @@ class ColumnBuilder:
             "gpu": self._gpu, "calls": self._calls, "operators": self._operators, "annotations": self._host,
             "python": self._host, "syncs": self._syncs, "memory": _memory,
         }  # fmt: skip
-        self._columns_by: dict[str, Callable[[Batch, Ints], dict[str, Any]]] = {
+        self._columns_by: dict[str, Callable[[bytes, Rows], dict[str, Any]]] = {
             "gpu": self._gpu_rows, "calls": self._call_rows, "operators": self._operator_rows,
             "annotations": self._host_rows, "python": self._host_rows,
         }  # fmt: skip
@@ -102,7 +101,7 @@ class ColumnBuilder:
         for number, table in enumerate(SCHEMAS):
             chosen = np.flatnonzero(of_table == number)
             if len(chosen):
-                self._add_rows(table, batch, chosen)
+                self._add_rows(table, batch.text, batch.rows[:, chosen], batch.times[:, chosen])
         by_category: defaultdict[str, list[Event]] = defaultdict(list)
         for event in batch.events:
             if event.ph == "X":
@@ -113,18 +112,17 @@ class ColumnBuilder:
             if name in TABLES:
                 self._add_events(name, events)
 
-    def _add_rows(self, table: str, batch: Batch, chosen: Ints) -> None:
-        """Add the rows of one table, which are the `chosen` ones of a batch."""
+    def _add_rows(self, table: str, text: bytes, rows: Rows, times: npt.NDArray[np.float64]) -> None:
+        """Add the rows of one table."""
         if table == "syncs":  # they are few, and have arguments of their own
-            pieces = batch.rows[[Column.BEGIN, Column.END]][:, chosen].T.tolist()
-            self._add_events("cuda_sync", [event for begin, end in pieces if (event := decoded(batch.text[begin:end]))])
+            pieces = rows[[Column.BEGIN, Column.END]].T.tolist()
+            self._add_events("cuda_sync", [event for begin, end in pieces if (event := decoded(text[begin:end]))])
             return
-        times = batch.times[:, chosen]
-        whole = self._whole(table, times, batch.rows[Column.NAME, chosen] != NO_ID)
+        whole = self._whole(table, times, rows[Column.NAME] != NO_ID)
         if not whole.all():
-            chosen, times = chosen[whole], times[:, whole]
+            rows, times = rows[:, whole], times[:, whole]
         if times.size:
-            self._keep(table, times, batch.rows[Column.PID, chosen], self._columns_by[table](batch, chosen))
+            self._keep(table, times, rows[Column.PID], self._columns_by[table](text, rows))
 
     def _add_events(self, category: str, events: list[Event]) -> None:
         """Add the events of one category."""
@@ -209,69 +207,52 @@ class ColumnBuilder:
                 self._absurd += lost
                 self._damaged[_of_host(name)] += lost
 
-    def _gpu_rows(self, batch: Batch, chosen: Ints) -> dict[str, Any]:
-        of = {column: batch.rows[column, chosen] for column in _OF_GPU}
-        device, stream = of[Column.DEVICE], of[Column.STREAM]
+    def _gpu_rows(self, text: bytes, rows: Rows) -> dict[str, Any]:
+        device, stream = rows[Column.DEVICE], rows[Column.STREAM]
         return {
-            "name": self._codes_of(batch, chosen, Column.NAME, self._name_of),
-            "activity": ACTIVITY_OF[of[Column.CATEGORY]],
-            "device": np.where(device == NO_ID, of[Column.PID], device),
-            "stream": np.where(stream == NO_ID, of[Column.TID], stream),
-            "correlation": of[Column.CORRELATION],
-            "shape": self._codes_of(batch, chosen, Column.SHAPE, self._shape_of),
-            "size": of[Column.SIZE],
-            "collective": np.full(len(chosen), NO_ID, np.int64),
+            "name": self._text_codes(text, rows, Column.NAME, _name_of),
+            "activity": ACTIVITY_OF[rows[Column.CATEGORY]],
+            "device": np.where(device == NO_ID, rows[Column.PID], device),
+            "stream": np.where(stream == NO_ID, rows[Column.TID], stream),
+            "correlation": rows[Column.CORRELATION],
+            "shape": self._text_codes(text, rows, Column.SHAPE, _shape_of),
+            "size": rows[Column.SIZE],
+            "collective": np.full(rows.shape[1], NO_ID, np.int64),
         }
 
-    def _call_rows(self, batch: Batch, chosen: Ints) -> dict[str, Any]:
-        host = self._host_rows(batch, chosen)
+    def _call_rows(self, text: bytes, rows: Rows) -> dict[str, Any]:
+        host = self._host_rows(text, rows)
         codes, inverse = np.unique(host["name"], return_inverse=True)
         names = list(self._strings)
         roles = np.array([role_of(names[code]) for code in codes.tolist()], np.int64)
-        return host | {"correlation": batch.rows[Column.CORRELATION, chosen], "role": roles[inverse]}
+        return host | {"correlation": rows[Column.CORRELATION], "role": roles[inverse]}
 
-    def _operator_rows(self, batch: Batch, chosen: Ints) -> dict[str, Any]:
-        return self._host_rows(batch, chosen) | {
-            "shape": self._codes_of(batch, chosen, Column.SHAPE, self._inputs_of),
-            "collective": np.full(len(chosen), NO_ID, np.int64),
+    def _operator_rows(self, text: bytes, rows: Rows) -> dict[str, Any]:
+        return self._host_rows(text, rows) | {
+            "shape": self._text_codes(text, rows, Column.SHAPE, _inputs_of),
+            "collective": np.full(rows.shape[1], NO_ID, np.int64),
         }
 
-    def _host_rows(self, batch: Batch, chosen: Ints) -> dict[str, Any]:
-        return {
-            "thread": self._codes_of(batch, chosen, Column.THREAD, self._thread_of),
-            "name": self._codes_of(batch, chosen, Column.NAME, self._name_of),
-        }
-
-    def _codes_of(
-        self, batch: Batch, chosen: Ints, of: Column, code_of: Callable[[bytes, list[int]], int]
-    ) -> npt.NDArray[np.int32]:
-        """Return the code of a text or thread for each chosen row, found once for each number in the column `of`."""
-        number = batch.rows[of, chosen]
-        known = self._code_of_number
-        if (more := int(number.max()) + 2 - len(known)) > 0:  # the last one is the code of no text
-            known = self._code_of_number = np.insert(known, len(known) - 1, np.full(more + len(known), NO_ID))
-        new = np.flatnonzero(known[number] == NO_ID)
-        if of == Column.THREAD:  # the main thread of a process first, whichever thread happens to begin
-            new = new[np.lexsort(batch.rows[[Column.TID, Column.PID]][:, chosen[new]])]
-        for at in new.tolist():
-            if known[number[at]] == NO_ID:
-                known[number[at]] = code_of(batch.text, batch.rows[:, chosen[at]].tolist())
-        return np.asarray(known[number])
-
-    def _thread_of(self, _: bytes, row: list[int]) -> int:
+    def _host_rows(self, text: bytes, rows: Rows) -> dict[str, Any]:
         # Threads of several processes may have the same number.
-        return self._threads.setdefault((row[Column.PID], row[Column.TID]), len(self._threads))
+        pids, pid = np.unique(rows[Column.PID], return_inverse=True)
+        tids, tid = np.unique(rows[Column.TID], return_inverse=True)
+        pairs, inverse = np.unique(pid * len(tids) + tid, return_inverse=True)
+        named = [(int(pids[one // len(tids)]), int(tids[one % len(tids)])) for one in pairs.tolist()]
+        threads = [self._threads.setdefault(one, len(self._threads)) for one in named]
+        return {
+            "thread": np.array(threads, np.int64)[inverse],
+            "name": self._text_codes(text, rows, Column.NAME, _name_of),
+        }
 
-    def _name_of(self, text: bytes, row: list[int]) -> int:
-        return self._codes([text[row[Column.NAME_BEGIN] : row[Column.NAME_END]].decode("utf-8", "replace")])[0]
-
-    def _shape_of(self, text: bytes, row: list[int]) -> int:
-        grid, block = _two_lists(text, row)
-        return self._codes([_shape(Args(grid=grid, block=block))])[0]
-
-    def _inputs_of(self, text: bytes, row: list[int]) -> int:
-        dims, types = _two_lists(text, row)
-        return self._codes([_inputs(Args(dims=dims, types=types))])[0]
+    def _text_codes(self, text: bytes, rows: Rows, of: Column, read: Callable[[bytes, list[int]], str]) -> Ints:
+        """Return a code for the text of each row, read once for all rows with the same hash in the column `of`."""
+        hashes, first, inverse = np.unique(rows[of], return_index=True, return_inverse=True)
+        known = self._code_of_hash
+        for number, at in zip(hashes.tolist(), first.tolist(), strict=True):
+            if number not in known:
+                known[number] = self._codes([read(text, rows[:, at].tolist())])[0]
+        return np.array([known[number] for number in hashes.tolist()], np.int64)[inverse]
 
     def _gpu(self, events: list[Event]) -> dict[str, Any]:
         args = [event.args or _NO_ARGS for event in events]
@@ -380,6 +361,22 @@ def _integer(value: int | str | None, otherwise: int | str | None = None) -> int
             except ValueError:
                 continue
     return NO_ID
+
+
+def _name_of(text: bytes, row: list[int]) -> str:
+    return (
+        text[row[Column.NAME_BEGIN] : row[Column.NAME_END]].decode("utf-8", "replace") if row[Column.NAME] != -1 else ""
+    )
+
+
+def _shape_of(text: bytes, row: list[int]) -> str:
+    grid, block = _two_lists(text, row)
+    return _shape(Args(grid=grid, block=block))
+
+
+def _inputs_of(text: bytes, row: list[int]) -> str:
+    dims, types = _two_lists(text, row)
+    return _inputs(Args(dims=dims, types=types))
 
 
 def _two_lists(text: bytes, row: list[int]) -> tuple[Any, Any]:

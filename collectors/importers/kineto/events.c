@@ -4,10 +4,10 @@
 #include <math.h>
 #include <string.h>
 
-/* The columns of a row. Of a text, its number (`number_of_hash`) and its position; a missing number is NONE. */
+/* The columns of a row. A text is stored as its hash and its position; a missing number is NONE. */
 enum {
     CATEGORY, ODD, PID, TID, NAME, NAME_BEGIN, NAME_END, CORRELATION, DEVICE, STREAM,
-    SHAPE, FIRST_BEGIN, FIRST_END, SECOND_BEGIN, SECOND_END, SIZE, BEGIN, END, THREAD, COLUMNS
+    SHAPE, FIRST_BEGIN, FIRST_END, SECOND_BEGIN, SECOND_END, SIZE, BEGIN, END, COLUMNS
 };
 enum { TS, DUR, TIMES };
 /* Why the scan stopped. */
@@ -131,28 +131,6 @@ static int64_t hash(const uint8_t *at, const uint8_t *end) {
         found ^= found >> 32;
     }
     return (int64_t)found;
-}
-
-/*
- * Give what a row holds a hash of a number: the same for the same hash, unless too many others were seen in between.
- * `seen`: [slots + 1, 2], where slots is a power of two; hashes and their numbers counted from 1, 0 if free, and in the
- * last row how many numbers were given. Where all slots for a hash are taken, it takes the first one over.
- */
-#define PROBES 8
-static void number_of_hash(int64_t *seen, int64_t slots, int64_t *value) {
-    const uint64_t mask = (uint64_t)slots - 1, first = (uint64_t)*value & mask;
-    int64_t *slot = &seen[2 * first];
-    for (uint64_t probe = 0; probe < PROBES; probe++) {
-        int64_t *next = &seen[2 * ((first + probe) & mask)];
-        if (next[1] && next[0] != *value) continue;
-        slot = next;
-        break;
-    }
-    if (!slot[1] || slot[0] != *value) {
-        slot[0] = *value;
-        slot[1] = ++seen[2 * slots];
-    }
-    *value = slot[1] - 1;
 }
 
 /* Parse an integer of at most 18 digits. Returns 0 if the value is not one. */
@@ -298,23 +276,20 @@ static const uint8_t *take_event(Scan *scan, const uint8_t *at, int64_t *row, do
 }
 
 /*
- * scan_events(text, begin, categories, rows, times, seen) -> (rows filled, where it stopped, why)
+ * scan_events(text, begin, categories, rows, times) -> (rows filled, where it stopped, why)
  *
- * `begin` is before an event, a comma or the end of the list. The scan stops before what it cannot parse. `seen`: of
- * `number_of_hash`, kept from scan to scan.
+ * `begin` is before an event, a comma or the end of the list. The scan stops before what it cannot parse.
  */
 static KERNEL(scan_events) {
-    ENTER("scan_events", "BnB*l*d*l", 6);
+    ENTER("scan_events", "BnB*l*d", 5);
     Scan scan = {BYTES(a[0]), BYTES(a[0]) + AXIS(a[0], 0), (const char *)BYTES(a[2]), AXIS(a[2], 0), 0};
-    const int64_t most = AXIS(a[3], 1), slots = AXIS(a[5], 0) - 1;
-    int64_t row[COLUMNS], *rows = INT64S(a[3]), *seen = INT64S(a[5]), filled = 0;
+    const int64_t most = AXIS(a[3], 1);
+    int64_t row[COLUMNS], *rows = INT64S(a[3]), filled = 0;
     double time[TIMES], *times = REALS(a[4]);
     const uint8_t *at = scan.text + a[1].integer, *stopped = at;
-    static const int hashed[] = {NAME, SHAPE, THREAD};
     int why = INCOMPLETE, kept = 0;
-    if (AXIS(a[3], 0) != COLUMNS || AXIS(a[4], 0) != TIMES || AXIS(a[4], 1) != most ||
-        slots < PROBES || (slots & (slots - 1)) || AXIS(a[5], 1) != 2) {
-        PyErr_SetString(PyExc_TypeError, "scan_events: rows, times or seen of the wrong shape");
+    if (AXIS(a[3], 0) != COLUMNS || AXIS(a[4], 0) != TIMES || AXIS(a[4], 1) != most) {
+        PyErr_SetString(PyExc_TypeError, "scan_events: rows and times of the wrong shape");
         LEAVE(NULL);
     }
     for (;;) {
@@ -343,10 +318,6 @@ static KERNEL(scan_events) {
         if (kept) {
             row[BEGIN] = stopped - scan.text;
             row[END] = at - scan.text;
-            row[THREAD] = hash((const uint8_t *)&row[PID], (const uint8_t *)&row[NAME]);
-            if (!row[ODD])
-                for (const int *i = hashed; i < hashed + 3; i++)
-                    if (row[*i] != NONE) number_of_hash(seen, slots, &row[*i]);
             for (int i = 0; i < COLUMNS; i++) rows[i * most + filled] = row[i];
             for (int i = 0; i < TIMES; i++) times[i * most + filled] = time[i];
             filled++;

@@ -31,8 +31,6 @@ LARGEST_HEAD_BYTES = 64 << 20
 LARGEST_EVENT_BYTES = 16 << 20
 #: Number of events in a batch.
 _ROWS = 1 << 15
-#: Texts and threads that have a number at the same time, at most.
-_SEEN = 1 << 17
 _GZIP = b"\x1f\x8b"
 _GZIP_BITS = 31
 _PACKED_BYTES = 1 << 20
@@ -98,10 +96,7 @@ _EVENT = msgspec.json.Decoder(Event, strict=False)
 
 
 class Column(IntEnum):
-    """Columns of the rows of `Batch`. Texts have a number and a position; missing values are -1.
-
-    Equal numbers of texts and threads mean equal ones; equal ones may have several numbers.
-    """
+    """Columns of the rows of `Batch`. Texts have a hash and a position; missing values are -1."""
 
     CATEGORY = 0  #: its position in the wanted categories
     ODD = 1  #: 1 if the row must be decoded as an `Event`
@@ -121,7 +116,6 @@ class Column(IntEnum):
     SIZE = 15  #: bytes of a copy; of a kernel, its estimated occupancy in percent
     BEGIN = 16
     END = 17
-    THREAD = 18  #: the number of PID and TID
 
 
 class _Stop(IntEnum):
@@ -163,7 +157,6 @@ class EventStream:
     _tail: bytes = b""
     _rows: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty((len(Column), _ROWS), np.int64))
     _times: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty((2, _ROWS)))
-    _seen: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros((_SEEN + 1, 2), np.int64))
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches. Raises FormatError if the file cannot be read or holds no events."""
@@ -214,7 +207,7 @@ class EventStream:
         wanted = "".join(f"{name}\n" for name in self.categories).encode()
         at = 0
         while not self._tail:
-            count, at, why = scan_events(text, at, wanted, self._rows, self._times, self._seen)
+            count, at, why = scan_events(text, at, wanted, self._rows, self._times)
             if count:
                 yield self._batch(text, self._rows[:, :count], self._times[:, :count])
             if why == _Stop.AT_END:

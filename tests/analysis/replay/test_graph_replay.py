@@ -6,7 +6,6 @@ import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.analysis.op_graphs import frames, simulated_ends
 from tests.properties import examples
@@ -48,29 +47,6 @@ def test_every_op_ends_when_an_event_simulation_ends_it(drawn: Frames) -> None:
     np.testing.assert_allclose(ends, expected, rtol=1e-12)
     of_steps = [expected[graph.ops.step == step].max() for step in graph.steps]
     np.testing.assert_allclose(replay.step_times(ORIGINAL), of_steps, rtol=1e-12)
-
-
-@PATIENT
-@given(frames(steps=2), st.integers(0, 2**32))
-def test_a_graph_without_some_edges_is_replayed_without_them(drawn: Frames, seed: int) -> None:
-    """First without some of steps that are alike, then without some of each step that is left alone in its block."""
-    graph, rng = fold(OpGraph.from_frames(*drawn)), np.random.default_rng(seed)
-    for _ in range(2):
-        graph = graph.without(rng.random(len(graph.ops.before)) < 0.4)
-        replay = GraphReplay(graph, measure_op_durations(graph))
-        ends = of_ops(graph, tuple(timeline.end for timeline in replay.timelines(ORIGINAL)))
-        expected = simulated_ends(graph.ops, of_ops(graph, replay.durations.cost))
-        np.testing.assert_allclose(ends, expected, rtol=1e-12)
-
-
-@PATIENT
-@given(frames(steps=2))
-def test_values_of_cells_are_found_by_op(drawn: Frames) -> None:
-    graph = fold(OpGraph.from_frames(*drawn))
-    values, some = np.arange(len(graph.ops.start)) / 3, np.arange(len(graph.ops.start))[::-2]
-    matrices = tuple(values[block.op] for block in graph.blocks)
-    assert graph.of_ops(matrices).tolist() == values.tolist()
-    assert graph.of_ops(matrices, some).tolist() == values[some].tolist()
 
 
 @PATIENT

@@ -464,11 +464,3 @@ def test_a_report_attributes_by_an_axis_of_the_mesh(tmp_path):
     found = dict(values.iter_rows())
     assert found["tp_rank"] == ["0", "1"]  # an axis, without being asked for
     assert found["tp_rank,dp_rank"] == ["0,0", "0,1", "1,0", "1,1"]
-
-
-def test_threads_are_numbered_by_their_ids_whichever_begins_first(tmp_path):
-    events = [
-        launch(0, 1, tid=200), kernel(GEMM, 10, 5, correlation=1), launch(20, 2, tid=100),
-        kernel(GEMM, 30, 5, correlation=2),
-    ]  # fmt: skip
-    assert read_kineto([write(tmp_path / "t.json", document(events, world=1))]).calls["thread"].to_list() == [1, 0]

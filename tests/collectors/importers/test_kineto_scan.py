@@ -33,11 +33,11 @@ events = st.fixed_dictionaries(
 )  # fmt: skip
 
 
-def scan(text, most=100, slots=64):
+def scan(text, most=100):
     """The rows, as {column: value}, with times; where scanning stopped, and why."""
     rows, times = np.empty((len(Column), most), np.int64), np.empty((2, most))
     wanted = "".join(f"{name}\n" for name in CATEGORIES).encode()
-    count, stopped, why = scan_events(text, 0, wanted, rows, times, np.zeros((slots + 1, 2), np.int64))
+    count, stopped, why = scan_events(text, 0, wanted, rows, times)
     found = [({column: int(rows[column, at]) for column in Column}, *times[:, at].tolist()) for at in range(count)]
     return found, stopped, why
 
@@ -100,15 +100,3 @@ def test_equal_names_have_equal_numbers_and_others_other_ones():
     numbers = [row[Column.NAME] for row, *_ in scan(text)[0]]
     assert len(set(numbers)) == len(set(names))
     assert numbers[0] == numbers[5]
-
-
-def test_more_names_and_threads_than_there_is_room_for_have_different_numbers_all_the_same():
-    """Eight slots for 90 names, each twice, on 30 threads."""
-    stated = [
-        {"ph": "X", "cat": "cpu_op", "name": f"op {at}", "pid": 1, "tid": at // 3, "ts": 1} for at in [*range(90)] * 2
-    ]
-    rows = [row for row, *_ in scan(json.dumps(stated)[1:].encode(), most=200, slots=8)[0]]
-    of_number = {}
-    for row, event in zip(rows, stated, strict=True):
-        assert of_number.setdefault(row[Column.NAME], event["name"]) == event["name"]
-        assert of_number.setdefault(row[Column.THREAD], event["tid"]) == event["tid"]
