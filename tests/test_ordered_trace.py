@@ -25,7 +25,7 @@ IN_ORDER = ["step", "dp_rank", "pp_rank", "kind", "seq"]
 @pytest.fixture(autouse=True)
 def large(monkeypatch):
     """Every file is large, and read seven rows at a time."""
-    monkeypatch.setattr(canonical, "MOST_ROWS_AT_ONCE", 0)
+    monkeypatch.setattr(canonical, "MOST_ROWS_AS_TABLE", 0)
     monkeypatch.setattr(ordered, "PIECE_ROWS", 7)
     monkeypatch.setattr(ordered, "MOST_PIECES", 10_000)
 
@@ -33,7 +33,7 @@ def large(monkeypatch):
 def as_table(path, use):
     """What `use` makes of a file that is small."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(canonical, "MOST_ROWS_AT_ONCE", 1_000_000)
+        patched.setattr(canonical, "MOST_ROWS_AS_TABLE", 1_000_000)
         return use(path)
 
 

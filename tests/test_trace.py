@@ -300,6 +300,7 @@ def test_a_large_published_file_is_read_like_a_small_one(tmp_path: Path, monkeyp
     found = []
     for most, in_a_group in ((canonical.MOST_ROWS_AT_ONCE, None), (0, 1)):
         monkeypatch.setattr(canonical, "MOST_ROWS_AT_ONCE", most)
+        monkeypatch.setattr(canonical, "MOST_ROWS_AS_TABLE", most)
         for ops in (few, *bad):
             ops.write_parquet(tmp_path / "trace.parquet", row_group_size=in_a_group)
             try:

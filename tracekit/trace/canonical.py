@@ -62,6 +62,8 @@ _WITHOUT_NAMES = (UNIT_KEY, "layers", "ranks_of_workers")
 USUAL_COLUMNS, MOST_COLUMNS, MOST_VALUES_PER_BYTE, FEWEST_VALUES = 32, 10_000, 64, 32_000_000
 #: Read files with more rows than this one column at a time.
 MOST_ROWS_AT_ONCE = 250_000
+#: A file with more rows is read without a table of them, which takes more memory if they are few.
+MOST_ROWS_AS_TABLE = 2_000_000
 #: Name at most this many workers that were not traced.
 MOST_MISSING = 1000
 #: No clock shows this many seconds since 1970.
@@ -398,7 +400,7 @@ def trace_of_file(
     more arguments of `Trace.from_frame`. Raises FormatError, TraceError or LayoutError.
     """
     with contextlib.suppress(TracekitError, pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError):
-        if unit is None and steps is None and rows_of_file(path) > MOST_ROWS_AT_ONCE:
+        if unit is None and steps is None and rows_of_file(path) > MOST_ROWS_AS_TABLE:
             from tracekit.trace.ordered import ordered_trace
 
             if (found := ordered_trace(path, layout, Source(str(path), columns or {}), renamed, **known)) is not None:
