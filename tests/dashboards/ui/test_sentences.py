@@ -10,7 +10,6 @@ import numpy as np
 from tests.figures.test_worker_map import small
 from tracekit.dashboards.ui.sentences import (
     believed,
-    listed,
     space_words,
     time_words,
 )
@@ -95,5 +94,8 @@ def test_a_report_that_is_not_trustworthy_says_so_first() -> None:
 
 
 def test_long_lists_are_cut_and_counted() -> None:
-    assert listed([str(number) for number in range(9)]) == "0, 1, 2, 3, 4, 5 and 3 more"
-    assert listed(["0", "1"]) == "0, 1"
+    steps = [{"step": step, "slowdown": 1.0} for step in range(9)]
+    every = time_words({"shape": "transient", "slow_steps": range(9)}, steps)
+    assert every.startswith("Single slow steps: 0, 1, 2, 3, 4, 5 and 3 more.")
+    few = time_words({"shape": "transient", "slow_steps": (0, 1)}, steps)
+    assert few.startswith("Single slow steps: 0, 1.")
