@@ -38,6 +38,7 @@ model = nn.Linear(512, 512)
 optimizer = Descent(model.parameters())
 for step in range(8):
     model(torch.randn(64, 512)).square().mean().backward()
+    note(f"update-{step}")
     optimizer.step()
     note(f"step-{step}")
     if step == 2:
