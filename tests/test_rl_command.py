@@ -14,6 +14,7 @@ from tests.analysis.rl.logs import lines, write
 from tests.handmade import run
 from tracekit.analysis.rl.account import LossTime
 from tracekit.report.plain_data import json_schema
+from tracekit.show.documents.markdown import markdown
 
 VERL = "".join(
     f"step:{step} - timing_s/gen:60.0 - timing_s/update_actor:30.0 - timing_s/step:100.0\n" for step in range(3)
@@ -51,7 +52,9 @@ def test_of_one_measured_step_nothing_is_sure_or_promised(tmp_path: Path) -> Non
         assert all((price.high_s is not None) == known for price in account.what_if)
         assert {price.assumes for price in account.what_if} == {reason} or known
         assert bool(report.stored().verdict().alarming) == known
-    words = " ".join(run("rl", few).out.split())
+    words = " ".join(run("rl", few, "--html", tmp_path / "page.html").out.split())
+    for text in (words, markdown(tracekit.load(few).report), (tmp_path / "page.html").read_text()):
+        assert "NOT TRUSTED, looks like REWARD" in text
     assert "NOT TRUSTED, looks like REWARD: the reward costs 16% of the step Cost" in words
     assert f"Saves no saving promised, {reason}" in words
     assert f"Trust NO: {reason}" in words

@@ -22,6 +22,8 @@ from tracekit.analysis.numeric.student import student_beyond
 CONFIDENCE = 0.95
 #: The number of resamples; of 99 %, 20 are beyond.
 _SAMPLES = 2000
+#: Values that differ by no more than this share are equal but for the rounding of their sums.
+_ROUNDING = 1e-9
 #: Ask for fewer more steps than this.
 _MOST_STEPS = 100_000
 #: Ask for fewer more runs than this.
@@ -240,6 +242,8 @@ class _Blocks:
     """
 
     def __init__(self, series: Floats, length: int | None = None) -> None:
+        varies = np.ptp(series, axis=0) > _ROUNDING * np.abs(series).max(axis=0)
+        series = np.where(varies, series, series[0])
         self.length = length = block_length(series) if length is None else length
         steps = len(series)
         self.mean = _mean(series)

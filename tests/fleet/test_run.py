@@ -59,6 +59,18 @@ def test_a_copy_counts_once_and_what_is_no_trace_is_a_row_with_its_reason(study:
     assert "not a readable Parquet file" in row["reason"]
 
 
+def test_a_damaged_store_stops_no_other_job(jobs: Path, tmp_path: Path) -> None:
+    shutil.copytree(jobs, tmp_path / "jobs")
+    torn = tmp_path / "jobs" / "torn.store"
+    Store(torn).add([Incoming(slow_trace(), "slow", "by hand")])
+    (torn / "catalog.duckdb").unlink()
+    study_here(tmp_path / "jobs", out=tmp_path / "study")
+    found = Study(tmp_path / "study")
+    assert found.read("jobs").height == 6
+    row = found.read("exclusions").filter(source=str(torn)).row(0, named=True)
+    assert "catalog.duckdb is missing" in row["reason"]
+
+
 def test_duckdb_pandas_and_polars_read_the_same_tables(study: Path) -> None:
     import pandas as pd
 

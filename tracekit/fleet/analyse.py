@@ -54,9 +54,13 @@ def analyse(task: Task) -> Outcome:
 def _analysed(task: Task, there: Fetched, study: Study, outcome: Outcome, began: _Clock) -> Outcome:
     from tracekit.fleet.rows import exclusion_rows, rows_of
     from tracekit.job.load import load_trace
+    from tracekit.store import Store
+    from tracekit.store.folder import is_store_folder
 
     read = analysed = _Clock.now()
     try:
+        if is_store_folder(Path(there.path)):
+            Store(Path(there.path)).jobs()  # says why it could not be searched
         with hushed_panics(telling=False):
             job = load_trace(there.path, layout=there.layout)
         if there.changed(task.source):

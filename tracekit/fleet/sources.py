@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tracekit.base.errors import SelectionError
+from tracekit.base.errors import SelectionError, StoreError
 from tracekit.base.object_storage import ADDRESSES, objects_below, said, shown
 from tracekit.base.searches import Search
 from tracekit.base.text import encodable, short
@@ -136,7 +136,12 @@ def _in_folder(folder: Path, search: Search) -> Iterator[Source]:
     try:
         yield from _jobs_in(folder, search)
     except OSError:
-        yield Source(encodable(str(folder)), "", 0, path=str(folder))  # reading will report what is wrong
+        yield _unreadable(folder)
+
+
+def _unreadable(folder: Path) -> Source:
+    """A folder that cannot be searched: reading it as a job will report what is wrong."""
+    return Source(encodable(str(folder)), "", 0, path=str(folder))
 
 
 def _jobs_in(folder: Path, search: Search) -> Iterator[Source]:
@@ -147,7 +152,11 @@ def _jobs_in(folder: Path, search: Search) -> Iterator[Source]:
         return
     search.folders.add((found.st_dev, found.st_ino))
     if is_store_folder(folder):
-        yield from map(_local, _ops_of(folder))
+        try:
+            windows = [_local(path) for path in _ops_of(folder)]
+        except StoreError:
+            windows = [_unreadable(folder)]
+        yield from windows
         return
     if is_study(folder):
         return

@@ -33,6 +33,7 @@ from tracekit.report.diagnosis import Diagnosis
 from tracekit.report.finding import Finding
 from tracekit.report.question import Question, label_table, question_table
 from tracekit.report.section import Table
+from tracekit.report.verdict import LossKind
 from tracekit.trace.step_values import StepValues
 
 if TYPE_CHECKING:
@@ -168,6 +169,12 @@ class Report(ABC):
     def trust(self) -> Trust:
         """Whether to believe the report, and why not."""
         return self.diagnosis.trust
+
+    @property
+    def doubt(self) -> str:
+        """What stands before the kind of a loss in every output: empty if the report is to be believed."""
+        believed = self.trust.trustworthy or self.diagnosis.verdict.kind is LossKind.CONTRADICTION
+        return "" if believed else "NOT TRUSTED, looks like "
 
     @property
     def answer(self) -> Answer:

@@ -73,14 +73,15 @@ def _colours(theme: Theme) -> str:
 def card(report: Report, *, gpu_hour: float | None = None) -> str:
     """The answer: what, who, why, what to do, and whether to believe it. `gpu_hour`: as for the terminal."""
     verdict = report.diagnosis.verdict
-    return answer_card(verdict.kind, verdict.label, report.diagnosis.answer.headline, answer_rows(report, gpu_hour))
+    label = f"{report.doubt}{verdict.label.upper()}"
+    return answer_card(verdict.kind, label, report.diagnosis.answer.headline, answer_rows(report, gpu_hour))
 
 
 def answer_card(kind: LossKind, label: str, headline: str, rows: Iterable[tuple[str, str]]) -> str:
     """The card of an answer, in the colour of its kind of loss. `label`: the kind in words; `rows`: (name, text)."""
     listed = "".join(f"<dt>{name}</dt><dd>{plain(words)}</dd>" for name, words in rows)
     return (
-        f'<section class="card {_TONES.get(kind, "bad")}"><p class="headline"><b>{plain(label.upper())}</b>'
+        f'<section class="card {_TONES.get(kind, "bad")}"><p class="headline"><b>{plain(label)}</b>'
         f" {plain(headline)}</p><dl>{listed}</dl></section>"
     )
 

@@ -111,8 +111,9 @@ def _trajectories(lines: list[_Line], where: str) -> Trajectories:
         request = line.step, line.trajectory
         if line.start < ended.get(request, line.start) - TOLERANCE * (line.end - line.start):
             raise FormatError(
-                f"{where}: trajectory {quoted(line.trajectory)} of step {line.step} starts at {line.start} s, before it"
-                f" ends at {ended[request]} s: two attempts, or two runs; give the records of one"
+                f"{where}: trajectory {quoted(line.trajectory)} of step {line.step} starts at {line.start} s, while one"
+                f" of that name runs until {ended[request]} s; names are unique in a step: give the records of one"
+                " attempt of one run"
             )
         ended[request] = line.end
     columns: Iterator[Any] = (

@@ -104,6 +104,16 @@ def test_steps_that_do_not_vary_leave_no_doubt() -> None:
     assert not difference_of_means(np.full(4, 0.1), np.full(7, 0.1)).clear
 
 
+def test_a_figure_that_varies_by_rounding_alone_leaves_no_doubt_about_another() -> None:
+    """Sums of equal times differ in their last digit; so do ten steps of 0.1 s + 0.2 s here."""
+    noise = np.random.default_rng(0).normal(1.0, 0.01, (2, 10, 1))
+    still = np.where(np.arange(10) < 9, 0.1 + 0.2, 0.3)[:, None]
+    alone = differences_of_means(*noise, 0.95)
+    both = differences_of_means(*(np.concatenate([side, still], axis=1) for side in noise), 0.95)
+    assert np.ptp(still) > 0
+    assert both.margin == pytest.approx([alone.margin[0], 0.0])
+
+
 def test_one_step_has_no_interval_and_two_have_none_that_is_finite() -> None:
     for steps in ([1.0], [1.0, 2.0]):
         change = difference_of_means(np.array(steps), np.array([1.0, 2.0]))

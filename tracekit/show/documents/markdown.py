@@ -29,7 +29,7 @@ def markdown(report: Report, *, gpu_hour: float | None = None, source: str | Non
     parts = [
         f"## {escaped(short(report.name))}",
         escaped(report.sizes),
-        f"**{escaped(verdict.label.upper())}: {escaped(answer.headline)}**",
+        f"**{report.doubt}{escaped(verdict.label.upper())}: {escaped(answer.headline)}**",
         answer_table(answer_rows(report, gpu_hour)),
     ]
     for table in (*tables(report), *report.sections(full=True)):

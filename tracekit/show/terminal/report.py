@@ -101,9 +101,7 @@ def _answer(report: Report, gpu_hour: float | None, most_causes: int, *, full: b
     rows = answer_rows(report, gpu_hour, most_causes=most_causes, all_causes=all_causes)
     job = Text.assemble((short(report.name), "bold"), (f"   {report.sizes}", "dim"))
     kind = (verdict.label.upper(), _VERDICT_STYLE.get(verdict.kind, BAD))
-    believed = report.trust.trustworthy or verdict.kind is LossKind.CONTRADICTION
-    doubt = () if believed else (("NOT TRUSTED", UNSURE), ", looks like ")
-    headline = Text.assemble(*doubt, kind, f": {report.diagnosis.answer.headline}")
+    headline = Text.assemble((report.doubt, UNSURE), kind, f": {report.diagnosis.answer.headline}")
     gap = [Text()] * bool(verdict.losses)
     return Group(job, *gap, headline, *gap, labelled(rows))
 
