@@ -24,7 +24,7 @@ from tracekit.trace.step_values import tokens_per_s
 
 #: Ignore a difference of less than this share, however clear it is.
 NEGLIGIBLE = 0.001
-#: Runs do not differ if the interval has no larger difference than this share, the limit of `gate`.
+#: Runs do not differ if the interval has no larger difference than this share, the default limit of `gate`.
 _LARGEST_UNSEEN = 0.03
 #: Two jobs whose ops per step differ by more than this share may not do the same work.
 SAME_WORK = 0.01

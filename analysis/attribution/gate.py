@@ -229,7 +229,7 @@ def _judged(found: MeanDifferences, at: int, part: Part | None, allowed_s: float
         outcome = Outcome.PASSED if change_s <= allowed_s else grown
     else:  # an interval that ends at the limit, or half as wide as that of runs that are equal but for their noise
         wanted_s = max(abs(change_s - allowed_s), allowed_s / 2)
-        more = found.more_steps(at, wanted_s) or None  # of too few to know their scatter, none says how many
+        more = found.more_steps(at, wanted_s) or None  # 0 if too few show their scatter
         baselines = found.more_runs(at, wanted_s) if more is None else None
     margin = margin_s if np.isfinite(margin_s) else None
     return Judged(name, outcome, float(found.before[at]), float(found.after[at]), margin, allowed_s, more, baselines)

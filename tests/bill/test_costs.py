@@ -41,10 +41,8 @@ def report(stragglers_s: float, *, trusted: bool = True) -> str:
     ("stragglers_s", "expected"),
     [
         (3.0, {"bad-worker": 1.5, "checkpoint-stalls": 0.5, "late-data-loading": 0.5, "unexplained": 0.5}),
-        (
-            1.25,
-            {"bad-worker": 0.75, "checkpoint-stalls": 0.25, "late-data-loading": 0.25},
-        ),  # causes that hide each other share what they cost
+        # Causes that hide each other share what they cost.
+        (1.25, {"bad-worker": 0.75, "checkpoint-stalls": 0.25, "late-data-loading": 0.25}),
     ],
 )
 def test_stragglers_are_divided_among_their_causes_and_nothing_counts_twice(
