@@ -17,7 +17,8 @@ def named(folder: Path, hosts: dict[int, str], *, throttled: bool = True) -> Pat
     """The job with a slow rank 9, whose ranks are on these hosts; its GPU is throttled, or nothing is known of it."""
     trace = read_parquet(SAMPLES / "slow_worker.parquet")
     metadata = {**trace.metadata, "hosts": {str(rank): host for rank, host in hosts.items()}}
-    metadata |= {"gpus": {"9": {"throttled": 0.75}}} if throttled else {}
+    if throttled:
+        metadata["gpus"] = {"8": {"reasons": {}}, "9": {"reasons": {"hw-thermal-slowdown": 0.75}}}
     renamed = Trace.from_frame(trace.ops, trace.layout, name=trace.name, metadata=metadata)
     renamed.write_parquet(folder / "named.parquet")
     return folder / "named.parquet"

@@ -10,7 +10,7 @@ import numpy as np
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, Treatment
 from tracekit.analysis.detectors.process_pauses import ProcessPauses
 from tracekit.analysis.detectors.rank_behind import rank_behind
-from tracekit.analysis.detectors.remedies import SLOW_KIND, SLOW_RANK, THROTTLED_RANK
+from tracekit.analysis.detectors.remedies import SLOW_KIND, SLOW_RANK
 from tracekit.analysis.detectors.slow_computes import (
     ONE_KIND_CHECK,
     sampled_remedy,
@@ -82,7 +82,7 @@ class BadWorker(Detector):
         """The candidate that names `workers`, which are slow in the same steps."""
         hit = evidence.cells_of(workers)
         figures, one_kind = worker_figures(evidence, hit), slow_kind(evidence, hit) is not None
-        remedy = SLOW_KIND if one_kind else sampled_remedy(evidence, hit)
+        remedy = SLOW_KIND if one_kind else sampled_remedy(evidence, workers)
         return Candidate(
             cls.kind,
             Place(workers=tuple(workers)),
@@ -93,7 +93,7 @@ class BadWorker(Detector):
             worker_series(evidence, hit),
             time_of(evidence, hit),
             next_check=ONE_KIND_CHECK if one_kind else None,
-            suggested_fix=THROTTLED_RANK if evidence.hardware_at_fault(workers) else remedy,
+            suggested_fix=remedy,
         )
 
     def review(self, evidence: Evidence, candidates: Sequence[Candidate]) -> Sequence[Candidate]:

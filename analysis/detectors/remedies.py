@@ -32,15 +32,18 @@ _ON_CPUS = {
     SLOW_RANK: "check the cores of {ranks} on {hosts} for other processes and lowered clocks (top, /proc/pressure/cpu,"
     " turbostat); if there are none, profile {it} beside a peer (py-spy)",
 }
-#: GPUs were sampled, and are as fast as those of peers.
-SAMPLED_RANK = (
-    "profile {ranks} on {hosts} beside a peer (torch.profiler, py-spy): GPUs were not throttled, and ran at the clock"
-    " of the others"
+#: GPUs were sampled: they are not what differs.
+SAME_CLOCK = (
+    "profile {ranks} on {hosts} beside a peer (torch.profiler, py-spy): GPUs ran at the clock of the others, so look"
+    " for more work, other input or user code"
 )
-#: GPUs were sampled: they run at lower clocks than others, though they are not throttled.
+SAME_CARD = (
+    "profile {ranks} on {hosts} beside a peer (torch.profiler, py-spy): both compute on one GPU, so look for more work,"
+    " other input or user code"
+)
 LOW_CLOCK = (
-    "raise the GPU clocks of {ranks} on {hosts}, which are lower than those of others, though not throttled (nvidia-smi"
-    " -q -d CLOCK,POWER: application clocks, locked clocks, power limit)"
+    "raise the GPU clocks of {ranks} on {hosts}, which are lower than those of others (nvidia-smi -q -d CLOCK,POWER:"
+    " application clocks, locked clocks, power limit)"
 )
 #: More hosts than this are counted, not listed.
 _MOST_HOSTS = 4

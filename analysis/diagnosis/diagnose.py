@@ -113,7 +113,10 @@ def _diagnosed(
     trust = attribution.trust
     if method is Method.TRACEKIT:
         with_change = [cause for cause in causes if cause.change is not None]
-        explain = [cause.change for cause in with_change if detector_of(cause.kind).explains_delays]
+        gaps_are_the_host = evidence.trace.timed_on_gpus
+        explain = [
+            cause.change for cause in with_change if gaps_are_the_host or detector_of(cause.kind).explains_delays
+        ]
         trust = attribution.trust_given(evidence.delay_share_without(explain))
     if doubts := doubts_of(causes):
         trust = structs.replace(trust, trustworthy=False, reasons=(*trust.reasons, *doubts))

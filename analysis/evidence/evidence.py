@@ -44,7 +44,7 @@ from tracekit.analysis.whatif.interventions import (
 )
 from tracekit.analysis.whatif.scenario import RECORDED
 from tracekit.report.experts import ExpertCause
-from tracekit.trace.canonical import RUN_QUEUE, Trace, share_of_samples
+from tracekit.trace.canonical import RUN_QUEUE, Trace
 from tracekit.trace.magnitudes import LONGEST_S
 from tracekit.trace.model import COMMUNICATION, DP_COLLECTIVES, OpKind, Worker
 
@@ -57,10 +57,6 @@ if TYPE_CHECKING:
 
 #: Findings that cost less than this share of the step, gone alone or with all others gone, are not reported.
 SMALLEST_COST_SHARE = 0.02
-#: A GPU throttled in this share of its samples is slow because of it; every GPU is throttled for a moment now and then.
-THROTTLED_SHARE = 0.05
-#: No GPU has such a clock.
-HIGHEST_MHZ = 1e5
 
 
 def _grid(kinds: Collection[OpKind], *, most: int | None = None) -> cached_property[OpGrid]:
@@ -236,7 +232,9 @@ class Evidence(Subject, frozen=True, eq=False):
         )
 
     def machines_at_fault(self, where: Place) -> bool:
-        return self.hardware_at_fault(where.workers)
+        from tracekit.analysis.evidence.cards import hardware_at_fault  # which reads this evidence
+
+        return hardware_at_fault(self, where.workers)
 
     def fixes(self, detector: Detector, found: Finding) -> Iterator[Plan]:
         return detector.fixes_in_pipeline(self, found)
@@ -429,31 +427,6 @@ class Evidence(Subject, frozen=True, eq=False):
         return count if isinstance(count, int) and 0 <= count < 2**53 else None
 
     @cached_property
-    def _sampled_gpus(self) -> dict[Worker, dict[str, Any]]:
-        """What was sampled of the GPU of each worker, as far as the metadata gives it."""
-        gpus = self.trace.metadata.get("gpus")
-        known = gpus if isinstance(gpus, dict) else {}
-        of_workers = {worker: known.get(str(rank)) for worker, rank in self.worker_ranks.items()}
-        return {worker: gpu for worker, gpu in of_workers.items() if isinstance(gpu, dict)}
-
-    @cached_property
-    def throttled(self) -> dict[Worker, float]:
-        """The share of samples in which the GPU of a worker was throttled, where it is known."""
-        shares = {worker: share_of_samples(gpu.get("throttled")) for worker, gpu in self._sampled_gpus.items()}
-        return {worker: share for worker, share in shares.items() if share is not None}
-
-    @cached_property
-    def clocks_mhz(self) -> dict[Worker, float]:
-        """The median clock of the GPU of a worker, where it is known."""
-        spreads = {worker: gpu.get("sm_mhz") for worker, gpu in self._sampled_gpus.items()}
-        medians = {worker: spread.get("median") for worker, spread in spreads.items() if isinstance(spread, dict)}
-        return {
-            worker: float(mhz)
-            for worker, mhz in medians.items()
-            if isinstance(mhz, int | float) and 0 < mhz < HIGHEST_MHZ
-        }
-
-    @cached_property
     def off_cpu_s(self) -> Floats:
         """Seconds in which each worker neither ran nor was ready to run in its own ops, [stages, steps, dp_ranks].
 
@@ -506,13 +479,6 @@ class Evidence(Subject, frozen=True, eq=False):
             if isinstance(seconds, int | float) and 0 <= seconds < LONGEST_S and worker.dp_rank in self.dp_index:
                 waits[worker.pp_rank, self.dp_index[worker.dp_rank]] = seconds
         return waits
-
-    def hardware_at_fault(self, workers: Iterable[Worker]) -> bool:
-        """True if the recording shows that the machines of `workers` are slow, and not the code on them.
-
-        A slow compute alone does not show it: user code, data or a neighbour on the cores slow it down just as well.
-        """
-        return any(self.throttled.get(worker, 0.0) >= THROTTLED_SHARE for worker in workers)
 
     def worker(self, stage: int, dp_index: int) -> Worker:
         """The worker at an index of the grids."""

@@ -13,7 +13,13 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from tracekit.analysis.evidence.compute_profile import OPTIMIZER_SHARE, SMALLEST_FACTOR, ComputeProfile
+from tracekit.analysis.evidence.compute_profile import (
+    BACKWARD,
+    FORWARD,
+    OPTIMIZER_SHARE,
+    SMALLEST_FACTOR,
+    ComputeProfile,
+)
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.significance import episodes_of, kinds_and_all, most_telling
 from tracekit.analysis.numeric.arrays import Bools, Floats
@@ -35,6 +41,8 @@ SMALLEST_NATS = 1e-3
 MOST_OF_EXCESS = 0.5
 #: DP ranks share one factor if theirs differ by less than this share of their excess.
 ONE_FACTOR_SHARE = 0.25
+#: A worker is slow in one kind only if the excess of the other kind is below this share of it.
+OTHER_KIND_SHARE = 0.25
 
 
 def workers_as_fast_as_peers(evidence: Evidence, hit: Bools) -> Intervention:
@@ -108,6 +116,27 @@ def worker_factor(evidence: Evidence) -> Floats:
     slow = both > 1
     factor: Floats = np.where(slow, both, 0.0).sum(axis=1) / np.maximum(slow.sum(axis=1), 1)
     return np.where(slow.any(axis=1), factor, 1.0)
+
+
+def slow_kind(evidence: Evidence, hit: Bools) -> int | None:
+    """`FORWARD` or `BACKWARD` if the workers in `hit` are slow in that kind only; None if they are slow in both."""
+    if len(evidence.dp_ranks) < 2 or not hit.any():
+        return None
+    beyond = kind_factors(evidence, hit) - 1
+    for kind, other in ((FORWARD, BACKWARD), (BACKWARD, FORWARD)):
+        if (beyond[other] < OTHER_KIND_SHARE * beyond[kind]).all():
+            return kind
+    return None
+
+
+def kind_factors(evidence: Evidence, hit: Bools) -> Floats:
+    """How slow the forwards and the backwards of the workers in `hit` are relative to their peers', [kinds, workers].
+
+    The mean over the steps in which they are slow.
+    """
+    factor = slow_factor(evidence).transpose(0, 1, 3, 2)[:, hit]  # [kinds, workers, steps]
+    slow = (factor > 1).any(axis=0)
+    return np.asarray(1 + ((factor - 1) * slow).sum(axis=2) / np.maximum(slow.sum(axis=1), 1))
 
 
 def factor_by_step(evidence: Evidence) -> Floats:

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from tracekit.analysis.evidence.cards import hardware_at_fault
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.naming import Names
 from tracekit.analysis.evidence.workers import as_fast_as_peers, worker_factor
@@ -38,7 +39,7 @@ def worker_plans(evidence: Evidence, slow: Sequence[Finding]) -> Iterator[Plan]:
     names = evidence.names
     for cause in slow:
         host = cause.where.host is not None
-        hardware = evidence.hardware_at_fault(cause.where.workers)
+        hardware = hardware_at_fault(evidence, cause.where.workers)
         drained = f"Drain {cause.where.host}" if host and hardware else None
         yield Plan(
             "drain-host" if host else "replace-workers",
@@ -71,7 +72,7 @@ def _fewest(evidence: Evidence, workers: tuple[Worker, ...], cause: Finding) -> 
     chosen = fewest_that_suffice(ranked, reached)
     if chosen is None or len(chosen) == len(workers):
         return
-    where, hardware = Place(workers=tuple(sorted(chosen))), evidence.hardware_at_fault(chosen)
+    where, hardware = Place(workers=tuple(sorted(chosen))), hardware_at_fault(evidence, chosen)
     yield Plan(
         "replace-workers",
         f"{_repair(evidence.names, where, hardware=hardware)}: enough for a slowdown under {TARGET_SLOWDOWN:g}",

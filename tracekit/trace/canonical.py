@@ -55,8 +55,9 @@ RUN_QUEUE = "run_queue_s"
 COLLECTED = "collected"
 #: How the clocks of GPUs that timed ops relate to their hosts', in the free metadata.
 DEVICE_CLOCK = "device_clock"
-#: Metadata without names that the analysis reads.
+#: Metadata without names that the analysis reads, and figures without names about each GPU.
 _WITHOUT_NAMES = (UNIT_KEY, "layers", "ranks_of_workers")
+_GPU_FIGURES = ("throttled", "reasons", "sm_mhz")
 #: Beyond the first values, a file with more of them per byte than this contains no real ops: each op has two times of
 #: its own. A row counts as at least the usual number of columns.
 USUAL_COLUMNS, MOST_COLUMNS, MOST_VALUES_PER_BYTE, FEWEST_VALUES = 32, 10_000, 64, 32_000_000
@@ -259,6 +260,11 @@ class Trace:
         return self.metadata.get("format") == COLLECTED and not gpus
 
     @property
+    def timed_on_gpus(self) -> bool:
+        """Whether GPUs timed its ops: a gap between two of them is time of the host."""
+        return DEVICE_CLOCK in self.metadata
+
+    @property
     def one_host(self) -> bool:
         """Whether `tracekit collect` recorded all ranks on one host."""
         hosts = self.hosts
@@ -269,10 +275,11 @@ class Trace:
         """The trace without names: hosts are numbered in order of their ranks, and the metadata keeps only figures."""
         kept = {name: self.metadata[name] for name in _WITHOUT_NAMES if name in self.metadata}
         if isinstance(gpus := self.metadata.get("gpus"), dict):
-            throttled = {
-                rank: one["throttled"] for rank, one in gpus.items() if isinstance(one, dict) and "throttled" in one
+            kept["gpus"] = {
+                rank: {figure: gpu[figure] for figure in _GPU_FIGURES if figure in gpu}
+                for rank, gpu in gpus.items()
+                if isinstance(gpu, dict)
             }
-            kept["gpus"] = {rank: {"throttled": share} for rank, share in throttled.items()}
         if values := step_values(self.metadata):
             kept[STEP_VALUES] = values
         if self.metadata.get("format") == COLLECTED:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 
 from tests.analysis.causes.corpus import (
@@ -46,17 +47,24 @@ from tracekit.synth import (
     SynthSpec,
     synthesize,
 )
-from tracekit.trace.canonical import Trace, read_parquet
+from tracekit.trace.canonical import DEVICE_CLOCK, Trace, read_parquet
 from tracekit.trace.model import Layout, Worker
 
 ROOT = Path(__file__).resolve().parents[3]
 SAMPLES = ROOT / "sample_traces"
 REFERENCE = Path(os.environ.get("TRACEKIT_PUBLISHED", ""))
 SPEC = SynthSpec(Layout(dp=4, pp=4, tp=4), steps=10, seed=11)
+#: Reasons for the clock of a GPU, as shares of its samples.
+HOT, CAPPED = {"hw-thermal-slowdown": 0.75}, {"sw-power-cap": 0.9}
 
 
 def job(*causes, **changes) -> Trace:
     return synthesize(replace(SPEC, causes=causes, **changes))
+
+
+def of_gpus(trace: Trace, gpus: dict[str, dict[str, object]]) -> Trace:
+    """The job with these samples of its GPUs, by rank."""
+    return Trace.from_frame(trace.ops, trace.layout, name="job", metadata={"gpus": gpus})
 
 
 def kinds(trace: Trace) -> list[str]:
@@ -223,41 +231,64 @@ class TestTellingApart:
             again = Trace.from_frame(trace.ops, trace.layout, name="job", metadata={"collect": {"nested": nested}})
             assert ("python-gc" in kinds(again)) is named
 
-    def test_a_slow_worker_says_how_often_its_gpu_was_throttled(self):
-        trace = job(SlowWorker(dp_rank=1, pp_rank=2, factor=1.5))
-        slow = trace.worker_ranks()[Worker(1, 2)]
-        for gpus, shown in (
-            ({str(slow): {"throttled": 0.75}, "0": {"throttled": 0.5}}, [0.75]),
-            ({"0": {"throttled": 0.5}, str(slow): {"throttled": None}}, []),
-            ("no gpus", []),
-        ):
-            named = Trace.from_frame(trace.ops, trace.layout, name="job", metadata={"gpus": gpus})
-            (cause,) = found_in(named)
-            assert [one.value for one in cause.evidence if "throttled" in one.name] == shown
-
     @pytest.mark.parametrize(
-        ("throttled", "own", "advice", "said"),
+        ("own", "peers", "advice"),
         [
-            (0.0, {"median": 1980}, "GPUs were not throttled, and ran at the clock of the others", True),
-            # 4 % of the 50 %:
-            (0.0, {"median": 1900}, "GPUs were not throttled, and ran at the clock of the others", True),
-            (0.0, {"median": 1320}, "Raise the GPU clocks of rank", True),  # 1980 / 1320 is all of the 50 %
-            (0.5, {"median": 1320}, "because the GPUs of rank", True),
-            (0.0, {"median": float("nan")}, "nvidia-smi -q -d PERFORMANCE", False),
-            (0.0, "fast", "nvidia-smi -q -d PERFORMANCE", False),
-            (None, {"median": 1980}, "nvidia-smi -q -d PERFORMANCE", True),
+            ({"sm_mhz": {"median": 1980}}, {}, "ran at the clock of the others"),
+            ({"sm_mhz": {"median": 1900}}, {}, "ran at the clock of the others"),  # 4 % of the 50 %
+            ({"sm_mhz": {"median": 1320}}, {}, "Raise the GPU clocks of rank"),  # 1980 / 1320 is all of the 50 %
+            ({"sm_mhz": {"median": 1320}, "reasons": HOT}, {}, "because the GPUs of ranks 36-39"),
+            ({"sm_mhz": None, "reasons": HOT}, {}, "because the GPUs of ranks 36-39"),
+            ({"sm_mhz": {"median": float("nan")}}, {}, "nvidia-smi -q -d PERFORMANCE"),
+            ({"sm_mhz": "fast"}, {}, "nvidia-smi -q -d PERFORMANCE"),
+            # Every GPU under load reaches its power cap, and a hot one that runs as fast as the others is not slow.
+            ({"sm_mhz": {"median": 1980}, "throttled": 0.9, "reasons": CAPPED}, {}, "ran at the clock of the others"),
+            ({"sm_mhz": {"median": 1980}, "reasons": HOT}, {}, "ran at the clock of the others"),
+            # All GPUs are as hot, so heat does not explain why one is slow.
+            ({"sm_mhz": None, "reasons": HOT}, {"reasons": HOT}, "nvidia-smi -q -d PERFORMANCE"),
+            # No peer of its model.
+            ({"model": "L40S", "sm_mhz": {"median": 1320}}, {}, "nvidia-smi -q -d PERFORMANCE"),
+            # Its peers compute on the very same GPU.
+            (
+                {"sm_mhz": {"median": 1320}, "reasons": HOT, "uuid": "GPU-1"},
+                {"uuid": "GPU-1"},
+                "both compute on one GPU",
+            ),
         ],
     )
-    def test_what_was_sampled_of_gpus_decides_what_to_do_about_a_slow_worker(self, throttled, own, advice, said):
+    def test_gpus_are_blamed_only_against_others_of_their_model(self, own, peers, advice):
         trace = job(SlowWorker(dp_rank=1, pp_rank=2, factor=1.5))
         ranks = trace.worker_ranks()
-        gpus = {str(rank): {"throttled": 0.0, "sm_mhz": {"median": 1980}} for rank in ranks.values()}
-        gpus[str(ranks[Worker(1, 2)])] = {"throttled": throttled, "sm_mhz": own}
-        sampled = Trace.from_frame(trace.ops, trace.layout, name="job", metadata={"gpus": gpus})
-        report = PipelineJob(sampled).report
-        assert advice in report.diagnosis.answer.fix
-        (cause,) = found_in(sampled)
-        assert ("MHz, those of others at 1,980 MHz" in cause.effect) is said
+        usual = {"model": "H100", "throttled": 0.0, "sm_mhz": {"median": 1980}, "reasons": {}}
+        gpus = {str(rank): {**usual, "uuid": f"GPU of {rank}", **peers} for rank in ranks.values()}
+        slow = str(ranks[Worker(1, 2)])
+        gpus[slow] = {**usual, "uuid": f"GPU of {slow}", **own}
+        answer = PipelineJob(of_gpus(trace, gpus)).report.diagnosis.answer
+        assert advice in answer.fix
+        assert answer.culprits[0].hardware is ("because the GPUs" in advice)
+
+    def test_a_worker_that_is_slow_in_its_forwards_alone_has_a_healthy_gpu(self):
+        trace = job(SlowWorker(dp_rank=1, pp_rank=2, factor=1.5))
+        slow = str(trace.worker_ranks()[Worker(1, 2)])
+        forwards_alone = trace.ops.with_columns(
+            duration=pl.when(
+                (pl.col("kind") == "backward-compute") & (pl.col("dp_rank") == 1) & (pl.col("pp_rank") == 2)
+            )
+            .then(pl.col("duration") / 1.5)
+            .otherwise("duration")
+        )
+        gpus = {"0": {"model": "H100", "reasons": {}}, slow: {"model": "H100", "reasons": HOT}}
+        both, alone = (of_gpus(replace(trace, ops=ops), gpus) for ops in (trace.ops, forwards_alone))
+        answers = [PipelineJob(one).report.diagnosis.answer for one in (both, alone)]
+        assert [answer.culprits[0].hardware for answer in answers] == [True, False]
+        assert "what runs only there" in answers[1].fix
+
+    def test_a_job_whose_gpus_timed_it_is_trusted_where_the_host_explains_all_gaps(self):
+        trace = job(layout=Layout(dp=4, pp=1), costs=BaseCosts(launch_delay_s=0.004))
+        on_gpus = Trace.from_frame(trace.ops, trace.layout, name="job", metadata={DEVICE_CLOCK: {}})
+        reports = [PipelineJob(one).report.diagnosis for one in (trace, on_gpus)]
+        assert [one.trust.trustworthy for one in reports] == [False, True]
+        assert {one.verdict.kind for one in reports} == {"host-bound"}
 
 
 class TestTime:

@@ -266,7 +266,8 @@ class TestPauses:
 
 def test_to_replace_a_worker_takes_evidence_of_its_hardware():
     slow = simulate(job(SlowWorkers(frozenset({(1, 0)}), 1.5), shape=FLAT)).trace
-    throttled = replace(slow, metadata={**slow.metadata, "gpus": {"8": {"throttled": 0.4}}})
+    gpus = {"0": {"reasons": {}}, "8": {"reasons": {"hw-power-brake": 0.4}}}
+    throttled = replace(slow, metadata={**slow.metadata, "gpus": gpus})
     for trace, words, act in (
         (
             slow,

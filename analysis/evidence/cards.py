@@ -1,0 +1,120 @@
+"""Whether the GPUs that were sampled explain why workers are slow.
+
+In: `Evidence`; what `tracekit collect` sampled of each rank's GPU, in the trace's metadata. Out: clocks of slow workers
+and of their peers, and whether the hardware is at fault.
+
+A GPU is judged against others of its model only. A share of samples at the power cap says nothing: under load, every
+data-center GPU reaches its cap. Nor does a GPU that a peer shares, or a worker that is slow in its forwards alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from statistics import median
+from typing import Any
+
+from msgspec import Struct
+
+from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR
+from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.workers import slow_kind, worker_factor
+from tracekit.trace.canonical import share_of_samples
+from tracekit.trace.model import Worker
+
+#: Reasons for a lower clock that no healthy GPU has under load, as `tracekit collect` names them.
+FAULTS = frozenset({"hw-slowdown", "sw-thermal-slowdown", "hw-thermal-slowdown", "hw-power-brake"})
+#: A GPU with faults in this share of its samples is slow because of them; short ones are normal.
+FAULTY_SHARE = 0.05
+#: A lower clock is to blame if it explains more than this share of what a worker is slow by: at half the clock, work
+#: that only computing limits takes twice as long.
+EXPLAINED_SHARE = 0.5
+#: No GPU has such a clock.
+HIGHEST_MHZ = 1e5
+
+
+class Card(Struct, frozen=True):
+    """One sampled GPU. `sm_mhz`: its median clock, None if unknown. `faulty`: the share of samples with a reason of
+    `FAULTS`, None if reasons were not sampled.
+    """
+
+    uuid: str | None
+    model: str | None
+    sm_mhz: float | None
+    faulty: float | None
+
+
+class Clocks(Struct, frozen=True):
+    """Median clocks of slow workers' GPUs and of the others', MHz."""
+
+    own_mhz: float
+    peers_mhz: float
+
+    def explain(self, factor: float) -> bool:
+        """Whether the lower clock explains most of a slowdown by `factor`."""
+        return self.peers_mhz / self.own_mhz - 1 > EXPLAINED_SHARE * (factor - 1)
+
+
+def cards_of(evidence: Evidence) -> dict[Worker, Card]:
+    """The sampled GPU of each worker, as far as the trace's metadata has it."""
+    gpus = evidence.trace.metadata.get("gpus")
+    sampled = gpus if isinstance(gpus, dict) else {}
+    of_workers = {worker: sampled.get(str(rank)) for worker, rank in evidence.worker_ranks.items()}
+    return {worker: _card(gpu) for worker, gpu in of_workers.items() if isinstance(gpu, dict)}
+
+
+def _card(gpu: Mapping[str, Any]) -> Card:
+    spread, reasons = gpu.get("sm_mhz"), gpu.get("reasons")
+    mhz = spread.get("median") if isinstance(spread, dict) else None
+    shares = [share_of_samples(reasons.get(fault, 0.0)) for fault in FAULTS] if isinstance(reasons, dict) else []
+    uuid, model = gpu.get("uuid"), gpu.get("model")
+    return Card(
+        uuid if isinstance(uuid, str) else None,
+        model if isinstance(model, str) else None,
+        float(mhz) if isinstance(mhz, int | float) and 0 < mhz < HIGHEST_MHZ else None,
+        max((share for share in shares if share is not None), default=None),
+    )
+
+
+def shares_card(evidence: Evidence, workers: Iterable[Worker]) -> bool:
+    """Whether one of `workers` computes on the GPU of another worker."""
+    slow, cards = set(workers), cards_of(evidence)
+    own = {cards[worker].uuid for worker in slow & cards.keys()} - {None}
+    return any(card.uuid in own for worker, card in cards.items() if worker not in slow)
+
+
+def clocks_of(evidence: Evidence, workers: Iterable[Worker]) -> Clocks | None:
+    """The clocks of the GPUs of `workers` and of others of the same models; None if one of them is unknown."""
+    own, peers = _own_and_peers(evidence, workers)
+    own_mhz, peers_mhz = ([card.sm_mhz for card in cards if card.sm_mhz is not None] for cards in (own, peers))
+    return Clocks(median(own_mhz), median(peers_mhz)) if own_mhz and peers_mhz else None
+
+
+def hardware_at_fault(evidence: Evidence, workers: Iterable[Worker]) -> bool:
+    """Whether the recording shows that the GPUs of `workers` are at fault, and not the code on them.
+
+    They report faults that their peers do not, and run at a clock that explains how slow the workers are. A slow
+    compute alone does not show it: user code, data or a neighbour on the cores slow it down just as well.
+    """
+    slow = tuple(workers)
+    own, peers = _own_and_peers(evidence, slow)
+    if evidence.profile is None or shares_card(evidence, slow) or not peers or not _faulty(own) or _faulty(peers):
+        return False
+    hit = evidence.cells_of(slow)
+    factor = float(worker_factor(evidence)[hit].min())
+    if factor < 1 + SMALLEST_FACTOR or slow_kind(evidence, hit) is not None:
+        return False
+    clocks = clocks_of(evidence, slow)
+    return clocks is None or clocks.explain(factor)
+
+
+def _own_and_peers(evidence: Evidence, workers: Iterable[Worker]) -> tuple[list[Card], list[Card]]:
+    """The GPUs of `workers`, and those of the other workers that are of the same models."""
+    slow, cards = set(workers), cards_of(evidence)
+    own = [card for worker, card in cards.items() if worker in slow]
+    models = {card.model for card in own}
+    return own, [card for worker, card in cards.items() if worker not in slow and card.model in models]
+
+
+def _faulty(cards: Iterable[Card]) -> bool:
+    shares = [card.faulty for card in cards if card.faulty is not None]
+    return bool(shares) and median(shares) >= FAULTY_SHARE
