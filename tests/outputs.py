@@ -1,6 +1,7 @@
-"""The JSON Schema of what commands print with --json, other than reports: `python -m tests.outputs` writes it.
+"""What is generated from the code: `python -m tests.outputs` writes it.
 
-In: the types that commands print. Out: tracekit/commands/outputs.schema.json, with a definition for each command.
+In: the types that commands print, and what sources lack. Out: tracekit/commands/outputs.schema.json, with a definition
+for each command; tracekit/report/report.schema.json; the table of docs/limits.md.
 """
 
 from __future__ import annotations
@@ -26,8 +27,15 @@ from tracekit.fleet.comparison import FleetComparison
 from tracekit.fleet.figures import FleetFigures
 from tracekit.job.history import History
 from tracekit.report.applied import ComparedOutput
+from tracekit.report.plain_data import json_schema as report_schema
+from tracekit.report.verdict import NEEDS
+from tracekit.trace.facts import SOURCES, Fact
 
 SHIPPED = Path(str(files("tracekit.commands").joinpath("outputs.schema.json")))
+REPORT = Path(str(files("tracekit.report").joinpath("report.schema.json")))
+LIMITS = Path(__file__).parents[1] / "docs" / "limits.md"
+#: Around the generated table of that page.
+BEGIN, END = "<!-- what sources lack -->", "<!-- end -->"
 
 
 class RlOutput(RlAccount, frozen=True, kw_only=True):
@@ -79,5 +87,25 @@ def _rows(kind: type) -> dict[str, Any]:
     raise NotImplementedError(kind)
 
 
+def limits() -> str:
+    """The table of docs/limits.md: what each kind of source cannot show."""
+    forbidden = {fact: [str(kind) for kind, needed in NEEDS.items() if needed is fact] for fact in Fact}
+    rows = ["| source | cannot show | so there is no verdict | instead |", "|---|---|---|---|"]
+    for source in SOURCES:
+        rows += [
+            f"| {source.title} | {lack.fact}: {lack.why} | {', '.join(forbidden[lack.fact])} | {lack.instead} |"
+            for lack in source.lacks
+        ] or [f"| {source.title} | | | |"]
+    return "\n".join(rows)
+
+
+def with_limits(page: str) -> str:
+    """The page docs/limits.md with its table as it is now."""
+    before, _, rest = page.partition(BEGIN)
+    return f"{before}{BEGIN}\n{limits()}\n{END}{rest.partition(END)[2]}"
+
+
 if __name__ == "__main__":
+    REPORT.write_text(json.dumps(report_schema(), indent=2) + "\n", encoding="utf-8")
+    LIMITS.write_text(with_limits(LIMITS.read_text("utf-8")), encoding="utf-8")
     SHIPPED.write_text(json.dumps(json_schema(), indent=2) + "\n", encoding="utf-8")

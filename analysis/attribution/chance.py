@@ -23,6 +23,7 @@ from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.codes import combinations
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, NOTHING, sample_stride
 from tracekit.analysis.replay.kernel import Costs
+from tracekit.base.text import seconds
 
 if TYPE_CHECKING:
     from tracekit.analysis.graph.dependency_graph import Block
@@ -79,21 +80,23 @@ class Parts(Struct, frozen=True):
         """True if that loss is large, at any S."""
         return self.to_tell and self.unexplained_s >= HEADLINE_UNEXPLAINED * self.step_s
 
-    def words(self, step_s: float, whole: str = "each step") -> str | None:
+    def words(self, step_s: float, whole: str = "each step", *, shares: bool = True) -> str | None:
         """Describe the loss without a cause, and whether noise can be the reason; None if it is small. `step_s`: the
-        whole for shares, seconds.
+        whole for shares, seconds; without `shares`, times are told in seconds.
         """
+
+        def part(time_s: float) -> str:
+            return f"{time_s / step_s:.0%}" if shares else seconds(time_s)
+
         noise_s = min(self.noise_s, self.lost_s - self.explained_s)
         if not self.to_tell:
             big = noise_s >= HEADLINE_UNEXPLAINED * self.step_s
-            return f"the noise of its ops costs {noise_s / step_s:.0%} of {whole}" if big else None
-        cost = f"stragglers cost {self.lost_s / step_s:.0%} of {whole}"
-        made = (
-            f", and {noise_s / step_s:.0%} by the noise of its ops" if noise_s >= SMALLEST_UNEXPLAINED * step_s else ""
-        )
+            return f"the noise of its ops costs {part(noise_s)} of {whole}" if big else None
+        cost = f"stragglers cost {part(self.lost_s)} of {whole}"
+        made = f", and {part(noise_s)} by the noise of its ops" if noise_s >= SMALLEST_UNEXPLAINED * step_s else ""
         if not self.explained_s and not made:
             return f"{cost}, for a reason tracekit does not know"
-        return f"{cost} in all, {self.unexplained_s / step_s:.0%} for reasons tracekit does not know{made}"
+        return f"{cost} in all, {part(self.unexplained_s)} for reasons tracekit does not know{made}"
 
 
 def noisy_step_times(replay: JobReplay) -> Floats:

@@ -13,6 +13,7 @@ from tracekit.analysis.graph.op_graph import Why
 from tracekit.analysis.numeric.arrays import Bools, Int32s, Ints
 from tracekit.analysis.whatif.interventions import LessTime, Together
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
+from tracekit.report.verdict import LossKind
 
 #: An op could have begun earlier if it was ready this long, seconds, before the op launched before it began.
 _READY_S = 20e-6
@@ -36,6 +37,7 @@ class OneLaunchQueue(Detector):
         "unset CUDA_DEVICE_MAX_CONNECTIONS or set it to 8, unless the job needs the order (Megatron-LM's overlap of"
         " tensor-parallel communication); else launch the independent stream first"
     )
+    loss = LossKind.HOST
     repair = Repair("more-launch-queues", "Give streams hardware queues of their own")
 
     def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:

@@ -17,6 +17,7 @@ from tracekit.analysis.gpu.part import Part
 from tracekit.analysis.numeric.arrays import Bools
 from tracekit.base.text import seconds
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
+from tracekit.trace.facts import Fact
 
 if TYPE_CHECKING:
     from tracekit.analysis.gpu.behind import Behind
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 SMALLEST_HOST_SHARE = 0.02
 #: If at least this share of it is in one place of the step, all of it counts as being there.
 ALL_OF_IT = 0.9
+#: Where only collectives were recorded: compute, launches and waits look alike.
+_PROFILE_BESIDE_PEER = "profile {ranks} beside a peer (torch.profiler, py-spy record): what comes before the collective"
 
 
 class SlowHostCode(Detector):
@@ -81,14 +84,18 @@ class SlowHostCode(Detector):
                 "more likely slow than by chance", float(episodes.nats[hit.ravel()].min()), episodes.needed, Unit.NATS
             ),
         )
+        effect = f"host code takes {seconds(longer_s)} longer than that of its peers, {most}{code.places[place]}"
+        seen = evidence.shows(Fact.COMPUTE)
         yield Candidate(
             self.kind,
             Place(workers=evidence.workers_where(hit)),
-            f"host code takes {seconds(longer_s)} longer than that of its peers, {most}{code.places[place]}",
+            effect if seen else f"it comes to the collective {seconds(longer_s)} after its peers",
             figures,
             confidence_from(figures),
             code.as_peers(slow),
             by_step,
+            title=None if seen else "Rank is late to collectives",
+            suggested_fix=None if seen else _PROFILE_BESIDE_PEER,
         )
 
 

@@ -18,6 +18,7 @@ from tracekit.report.answer import Account, Answer, Culprit
 from tracekit.report.finding import Finding, Place
 from tracekit.report.fix import Fix
 from tracekit.report.verdict import Verdict
+from tracekit.trace.facts import Fact
 
 
 def answer_of(
@@ -58,6 +59,8 @@ def _cost(evidence: Subject, verdict: Verdict, causes: Sequence[Finding], leadin
     whole_s = seconds(verdict.lost_s / verdict.share)
     whole = f"{every} {whole_s} step" if evidence.whole == "step" else f"the {whole_s} recorded"
     most = "at most " * (leading is not None and leading.bound)
+    if not evidence.shows(Fact.COMPUTE):
+        return f"{most}{seconds(verdict.lost_s)} {of_whole(evidence.whole)}{than.rstrip(',;')}"
     if not evidence.daily:
         return f"{most}{seconds(verdict.lost_s)} of {whole}{than.rstrip(',')}"
     return (
@@ -111,11 +114,11 @@ def _saves(evidence: Subject, cause: Finding, best: Fix) -> str:
     assumed = assumed_by(cause, best)
     assumes = f"; assumes {assumed}" if assumed else ""
     a_day = f", {three_digits(best.saved_gpu_hours_per_day)} GPU-hours a day" if evidence.daily else ""
-    return (
-        f"saves {'at most ' if best.bound else ''}{saved} {of_whole(evidence.whole)}"
-        f" ({seconds(evidence.recorded_s)} -> {seconds(best.new_step_s)}, {best.saved_s / evidence.recorded_s:.0%})"
-        f"{a_day}{assumes}"
-    )
+    saves = f"saves {'at most ' if best.bound else ''}{saved} {of_whole(evidence.whole)}"
+    if evidence.shows(Fact.COMPUTE):
+        share = best.saved_s / evidence.recorded_s
+        saves += f" ({seconds(evidence.recorded_s)} -> {seconds(best.new_step_s)}, {share:.0%})"
+    return f"{saves}{a_day}{assumes}"
 
 
 def _culprits(evidence: Subject, causes: Sequence[Finding]) -> Iterator[Culprit]:

@@ -129,4 +129,5 @@ def _diagnosed(
         space=space_pattern(evidence.attribution, evidence.hosts),
         causes=causes,
         fixes=fixes,
+        lacks=evidence.lacks,
     )

@@ -24,6 +24,8 @@ from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.base.text import quoted
 from tracekit.report.finding import Figure, Finding, Place, as_confidence
+from tracekit.report.verdict import NEEDS, LossKind
+from tracekit.trace.facts import Fact
 
 #: A time pattern holds only if its steps have at least this share of what the cause costs.
 SMALLEST_SHARE_IN_TIME = 0.5
@@ -46,6 +48,7 @@ def causes_of(evidence: Subject, detectors: Sequence[Detector] | None = None) ->
     for detector in used:
         with guarded(detector.kind):
             candidates = list(evidence.reviewed(detector, candidates))
+    candidates = [one for one in candidates if can_conclude(evidence, detector_of(one.kind).loss_at(one.where))]
     least_s = evidence.smallest_cost_s
     named = [
         cause
@@ -65,6 +68,11 @@ def causes_of(evidence: Subject, detectors: Sequence[Detector] | None = None) ->
     if not any(cause.change for cause in named):
         named.append(_nothing_found(evidence))
     return tuple(named)
+
+
+def can_conclude(evidence: Subject, kind: LossKind) -> bool:
+    """Whether the source shows what a loss of this kind rests on."""
+    return kind not in NEEDS or evidence.shows(NEEDS[kind])
 
 
 def _untold(cause: Finding) -> bool:
@@ -154,7 +162,7 @@ def _cause(evidence: Subject, candidate: Candidate) -> Finding:
             candidate.suggested_fix or detector.suggested_fix,
             evidence.names,
             candidate.where,
-            on_cpus=evidence.on_cpus,
+            on_cpus=not evidence.shows(Fact.GPUS),
         ),
         time=candidate.time or (None if candidate.series is None else _time_of(candidate.series, steps)),
         bound=candidate.bound,

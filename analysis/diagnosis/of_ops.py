@@ -64,6 +64,7 @@ def _diagnosed(evidence: OpEvidence, detectors: Sequence[Detector]) -> Diagnosis
         verdict=verdict,
         causes=causes,
         fixes=fixes,
+        lacks=evidence.lacks,
     )
 
 

@@ -45,6 +45,7 @@ def _diagnosed(evidence: RlEvidence, account: RlAccount, detectors: Sequence[Det
         verdict=verdict,
         causes=causes,
         fixes=fixes,
+        lacks=evidence.lacks,
     )
 
 

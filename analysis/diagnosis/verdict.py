@@ -21,6 +21,7 @@ from tracekit.analysis.attribution.attribution import (
 )
 from tracekit.analysis.attribution.chance import SMALLEST_UNEXPLAINED, Parts
 from tracekit.analysis.detectors.registry import detector_of
+from tracekit.analysis.diagnosis.find import can_conclude
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.whatif.interventions import Intervention, NoDelays, NoOverlap, step_times
@@ -30,6 +31,7 @@ from tracekit.analysis.whatif.selection import kind as kind_of
 from tracekit.base.text import main_clause, seconds
 from tracekit.report.finding import Finding
 from tracekit.report.verdict import Loss, LossKind, Verdict
+from tracekit.trace.facts import Fact
 
 #: A job that spends this share of its step in exposed communication is communication-bound.
 COMMUNICATION_BOUND_SHARE = 0.3
@@ -68,7 +70,7 @@ def verdict_of(evidence: Evidence, causes: Sequence[Finding]) -> Verdict:
     of_kind = losses[:1] if headline.kind is LossKind.MINOR else losses
     leading = next((loss.causes for loss in of_kind if headline.kind in {loss.kind, LossKind.MINOR}), ())
     label = detector_of(leading[0].kind).label if headline.kind is LossKind.STRAGGLER and leading else None
-    rest = parts.words(evidence.recorded_s) or ""
+    rest = _rest(evidence, parts) or ""
     return Verdict(
         kind=headline.kind,
         label=label or str(headline.kind),
@@ -233,16 +235,17 @@ def _headline(evidence: Evidence, losses: Sequence[Loss], lost_s: float, gone_s:
             f"without stragglers the job would be slower than it is (slowdown {found.slowdown:.2f}), which cannot be",
         )
     kind, of_kind_s = LossKind.BALANCED, 0.0
-    sentence = (
-        f"no straggler (slowdown {found.slowdown:.3f}), and nothing costs {SMALLEST_HEADLINE_SHARE:.0%} of the step"
-    )
-    if rest := parts.words(evidence.recorded_s):
-        sentence = f"slowdown {found.slowdown:.3f}: {rest}; no cause costs {SMALLEST_HEADLINE_SHARE:.0%} or more"
+    sentence = f"no straggler (slowdown {found.slowdown:.3f})"
+    if evidence.shows(Fact.COMPUTE):
+        sentence += f", and nothing costs {SMALLEST_HEADLINE_SHARE:.0%} of the step"
+    little = f"; no cause costs {SMALLEST_HEADLINE_SHARE:.0%} or more" if evidence.shows(Fact.COMPUTE) else ""
+    if rest := _rest(evidence, parts):
+        sentence = f"slowdown {found.slowdown:.3f}: {rest}{little}"
     if losses and losses[0].causes and not losses[0].causes[0].hidden:
         kind, of_kind_s = LossKind.MINOR, losses[0].lost_s
-        sentence = f"{_loss_sentence(evidence, parts, losses[0])}; no cause costs {SMALLEST_HEADLINE_SHARE:.0%} or more"
+        sentence = f"{_loss_sentence(evidence, parts, losses[0])}{little}"
     left = evidence.delay_share_without([cause.change for loss in losses for cause in loss.causes if cause.change])
-    if left > LARGEST_DISCREPANCY:
+    if left > LARGEST_DISCREPANCY and evidence.shows(Fact.COMPUTE):
         sentence += f"; launch delays that no cause explains add {left:.0%} to the step"
     return _Headline(kind, of_kind_s, sentence)
 
@@ -258,7 +261,7 @@ def _loss_sentence(evidence: Evidence, parts: Parts, loss: Loss, *others: Loss) 
     if beside:
         return f"{_loss_sentence(evidence, parts, loss)}; {_loss_sentence(evidence, parts, *beside)}"
     if not loss.causes:
-        return parts.words(step_s) or f"stragglers cost {loss.lost_s / step_s:.0%} of each step"
+        return _rest(evidence, parts) or f"stragglers cost {_part(evidence, loss.lost_s)} of each step"
     first, more = loss.causes[0], len(loss.causes) - 1
     place, effect = evidence.names.place(first.where), main_clause(first.effect)
     if loss.kind is not LossKind.STRAGGLER:
@@ -271,7 +274,7 @@ def _loss_sentence(evidence: Evidence, parts: Parts, loss: Loss, *others: Loss) 
     if place is not None:
         said = f"{place.words} {place.verb('costs', 'cost')} {share}: {effect}"
     if more:
-        said += f"; with {_others(more)} {loss.explained_s / step_s:.0%}"
+        said += f"; with {_others(more)} {_part(evidence, loss.explained_s)}"
     return said
 
 
@@ -279,10 +282,21 @@ def _share_of_step(evidence: Evidence, cause: Finding) -> str:
     """What a cause costs, over the steps since it began: no step loses the mean over those before and after."""
     since = None if cause.time is None else cause.time.since_step
     if since is None or cause.saved_when_acting_s is None:
-        return f"{cause.saved_s / evidence.recorded_s:.0%} of each step"
+        return f"{_part(evidence, cause.saved_s)} of each step"
     acts = np.asarray(evidence.attribution.steps) >= since
     step_s = max(evidence.attribution.recorded[acts].mean(), evidence.unchanged[acts].mean())
-    return f"{cause.saved_when_acting_s / step_s:.0%} of each step since step {since}"
+    return f"{_part(evidence, cause.saved_when_acting_s, step_s)} of each step since step {since}"
+
+
+def _part(evidence: Evidence, lost_s: float, step_s: float | None = None) -> str:
+    """A loss as a share of the step, of the mean one by default; in seconds, if it is not known what a step has."""
+    if not evidence.shows(Fact.COMPUTE):
+        return seconds(lost_s)
+    return f"{lost_s / (step_s or evidence.recorded_s):.0%}"
+
+
+def _rest(evidence: Evidence, parts: Parts) -> str | None:
+    return parts.words(evidence.recorded_s, shares=evidence.shows(Fact.COMPUTE))
 
 
 def _others(count: int) -> str:
@@ -295,17 +309,17 @@ def _together(evidence: Evidence, losses: Sequence[Loss], lost_s: float, gone_s:
     `gone_s`: what goes with all of them, seconds of the mean step.
     """
     causes = [cause for loss in losses for cause in loss.causes]
-    share = min(lost_s, gone_s) / evidence.recorded_s
     told = [(evidence.names.place(cause.where), main_clause(cause.effect)) for cause in causes[:2]]
     named = "; ".join(f"{place.words}: {effect}" if place else effect for place, effect in told)
     more = f"; and {len(causes) - 2} more" if len(causes) > 2 else ""
-    sentence = f"{len(causes)} causes cost {share:.0%} of each step together, each alone little: {named}{more}"
+    cost = _part(evidence, min(lost_s, gone_s))
+    sentence = f"{len(causes)} causes cost {cost} of each step together, each alone little: {named}{more}"
     return _Headline(losses[0].kind, lost_s, sentence)
 
 
 def _exposed_communication(evidence: Evidence) -> list[Loss]:
     """What the mean step would save if communication took no time, if the job is communication-bound; else nothing."""
-    if evidence.attribution.slowdown < SMALLEST_SLOWDOWN:
+    if evidence.attribution.slowdown < SMALLEST_SLOWDOWN or not can_conclude(evidence, LossKind.COMMUNICATION):
         return []
     silent = Scenario(Base.ORIGINAL, (Edit(communication(), Action.SET, 0.0),))
     exposed_s = evidence.attribution.original_s - evidence.replay.mean_step_time(silent)

@@ -45,6 +45,7 @@ from tracekit.analysis.whatif.interventions import (
 from tracekit.analysis.whatif.scenario import RECORDED
 from tracekit.report.experts import ExpertCause
 from tracekit.trace.canonical import RUN_QUEUE, Trace
+from tracekit.trace.facts import Fact, Lack
 from tracekit.trace.magnitudes import LONGEST_S
 from tracekit.trace.model import COMMUNICATION, DP_COLLECTIVES, OpKind, Worker
 
@@ -155,8 +156,13 @@ class Evidence(Subject, frozen=True, eq=False):
         return Names(self.worker_ranks, self.hosts, self.stages, self.host_of_rank, alike)
 
     @property
-    def on_cpus(self) -> bool:
-        return self.trace.on_cpus
+    def lacks(self) -> tuple[Lack, ...]:
+        return self.trace.source_kind.lacks
+
+    @property
+    def daily(self) -> bool:
+        """Whether times are shares of a step: not if it is unknown what happens between collectives."""
+        return self.shows(Fact.COMPUTE)
 
     @property
     def metadata(self) -> Mapping[str, Any]:

@@ -33,6 +33,7 @@ from tracekit.analysis.whatif.interventions import (
 from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, RECORDED
 from tracekit.base.text import code_name, counted, seconds
 from tracekit.report.verdict import LossKind
+from tracekit.trace.facts import OP_TRACE, RECORDING, RECORDING_OF_ONE, Lack
 from tracekit.trace.gpu_activity import NOT_THE_HOST, IdleReason
 
 if TYPE_CHECKING:
@@ -212,6 +213,12 @@ class OpEvidence(Subject, frozen=True, eq=False):
     @property
     def steps(self) -> Int32s:
         return self.graph.ops.steps
+
+    @property
+    def lacks(self) -> tuple[Lack, ...]:
+        if self.kept is None:
+            return OP_TRACE.lacks
+        return (RECORDING_OF_ONE if self.alone else RECORDING).lacks
 
     @property
     def whole(self) -> str:

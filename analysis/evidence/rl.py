@@ -22,6 +22,7 @@ from tracekit.analysis.rl.account import RlAccount
 from tracekit.analysis.rl.run import RlRun
 from tracekit.analysis.rl.scenario import USUAL, Scenario, Without, more_engines
 from tracekit.report.finding import Finding, Place
+from tracekit.trace.facts import RL_LOG, TRAJECTORIES, Lack
 from tracekit.trace.model import Worker
 
 if TYPE_CHECKING:
@@ -51,6 +52,10 @@ class RlEvidence(Subject, frozen=True, eq=False):
     def gpus(self) -> int:
         """Those of both roles; if unknown, one for each engine and one for the trainer."""
         return self.gpus_known or self.account.job.engines + 1
+
+    @property
+    def lacks(self) -> tuple[Lack, ...]:
+        return (RL_LOG if self.run.made is None else TRAJECTORIES).lacks
 
     @property
     def daily(self) -> bool:

@@ -19,6 +19,7 @@ from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.analysis.numeric.means import saving_error_s
 from tracekit.analysis.whatif.interventions import Intervention
 from tracekit.report.finding import Finding, Place
+from tracekit.trace.facts import Fact, Lack
 from tracekit.trace.model import Worker
 
 if TYPE_CHECKING:
@@ -65,9 +66,13 @@ class Subject(Struct, frozen=True, eq=False, dict=True):
         """The names of places in the job."""
 
     @property
-    def on_cpus(self) -> bool:
-        """Whether no GPU takes part in the job, as far as known."""
-        return False
+    @abstractmethod
+    def lacks(self) -> tuple[Lack, ...]:
+        """What the source cannot show."""
+
+    def shows(self, fact: Fact) -> bool:
+        """Return whether the source shows a fact."""
+        return all(lack.fact is not fact for lack in self.lacks)
 
     @property
     @abstractmethod

@@ -14,6 +14,7 @@ from tracekit.report.answer import Answer
 from tracekit.report.finding import Finding
 from tracekit.report.fix import Fix
 from tracekit.report.verdict import Verdict
+from tracekit.trace.facts import Lack
 
 
 class Diagnosis(Struct, frozen=True, eq=False):
@@ -21,7 +22,7 @@ class Diagnosis(Struct, frozen=True, eq=False):
 
     `answer`: all of it in a few sentences. `stalls`: isolated slow steps. `trust`: as that of the attribution, except
     that launch delays that a named cause explains do not count against the replay. `problems`: why plug-ins were left
-    out; `failed`: the kinds of those that failed on this job.
+    out; `failed`: the kinds of those that failed on this job. `lacks`: what its source cannot show.
     """
 
     trust: Trust
@@ -34,3 +35,4 @@ class Diagnosis(Struct, frozen=True, eq=False):
     stalls: tuple[Stall, ...] = ()
     problems: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
+    lacks: tuple[Lack, ...] = ()

@@ -32,6 +32,7 @@ from tracekit.report.question import Question
 from tracekit.report.report import REPORT_VERSION, Report
 from tracekit.report.section import Table
 from tracekit.report.verdict import LossKind
+from tracekit.trace.facts import Lack
 from tracekit.trace.model import Layout, OpKind, Worker
 
 T = TypeVar("T")
@@ -407,6 +408,7 @@ class Content(Struct, frozen=True, kw_only=True):
     patterns: Patterns
     stalls: list[Stall]
     problems: list[str]
+    lacks: list[Lack]
     questions: list[Question]
     by_label: list[OfLabel]
     by_kind: list[Contribution]
@@ -473,6 +475,7 @@ def report_as_dict(report: Report) -> dict[str, Any]:
             patterns=shaped(Patterns, found),
             stalls=list(found.stalls),
             problems=list(found.problems),
+            lacks=list(found.lacks),
             questions=list(report.questions_asked),
             by_label=[OfLabel(**row) for row in report.by_label.to_dicts()],
             by_step=[OfStep(**row) for row in report.by_step.to_dicts()],

@@ -34,6 +34,7 @@ from tracekit.report.finding import Finding
 from tracekit.report.question import Question, label_table, question_table
 from tracekit.report.section import Table
 from tracekit.report.verdict import LossKind
+from tracekit.trace.facts import Fact
 from tracekit.trace.step_values import StepValues
 
 if TYPE_CHECKING:
@@ -119,6 +120,7 @@ class Report(ABC):
 
     def remarks(self) -> Iterator[tuple[str, str]]:
         """Yield what else a reader must know: names and sentences."""
+        yield from (("Missing", lack.sentence) for lack in self.diagnosis.lacks if lack.fact is Fact.COMPUTE)
         yield from self.remarks_of_source()
         yield from (("" if number else "Plug-ins", problem) for number, problem in enumerate(self.diagnosis.problems))
 
@@ -221,7 +223,7 @@ class Report(ABC):
     @property
     def daily(self) -> bool:
         """Whether enough was recorded to say what a day costs."""
-        return True
+        return all(lack.fact is not Fact.COMPUTE for lack in self.diagnosis.lacks)
 
     @property
     def assumptions(self) -> list[str]:

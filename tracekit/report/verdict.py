@@ -12,6 +12,7 @@ from msgspec import Struct
 from tracekit.analysis.attribution.chance import Parts
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.report.finding import Finding
+from tracekit.trace.facts import Fact
 
 
 class LossKind(StrEnum):
@@ -44,6 +45,20 @@ OF_POST_TRAINING = frozenset(
 )
 #: Kinds that name no loss to act on: it is small, or unknown. Only a balanced job loses nothing.
 UNNAMED = frozenset((LossKind.UNACCOUNTED, LossKind.PHASES, LossKind.MINOR, LossKind.CONTRADICTION))
+
+
+#: What a verdict of a kind rests on. It is not given where the source lacks that.
+NEEDS = {
+    LossKind.STRAGGLER: Fact.RANKS,
+    LossKind.INPUT: Fact.COMPUTE,
+    LossKind.HOST: Fact.COMPUTE,
+    LossKind.COMMUNICATION: Fact.COMPUTE,
+    LossKind.COMPUTE: Fact.COMPUTE,
+    LossKind.IDLE: Fact.COMPUTE,
+    LossKind.QUEUEING: Fact.REQUESTS,
+    LossKind.TAIL: Fact.REQUESTS,
+    LossKind.ENGINES: Fact.REQUESTS,
+}
 
 
 class Loss(Struct, frozen=True, eq=False):

@@ -23,6 +23,7 @@ import polars as pl
 from tracekit.base.atomic_write import Kind, parquet_with, replacing
 from tracekit.base.errors import FormatError, LayoutError, SelectionError, TraceError, TracekitError, extra
 from tracekit.base.text import encodable, quoted
+from tracekit.trace.facts import COLLECT, COLLECT_CPU, INSPECTOR, TABLE, SourceKind
 from tracekit.trace.magnitudes import check_bounds, check_magnitudes, judged_steps
 from tracekit.trace.model import Layout, TraceKind, Unit, Worker, numbered_hosts, unit_of_time
 from tracekit.trace.schema import (
@@ -254,10 +255,14 @@ class Trace:
         return self.one_host and DEVICE_CLOCK not in self.metadata
 
     @property
-    def on_cpus(self) -> bool:
-        """Whether `tracekit collect` recorded it, and no GPU took part."""
-        gpus = DEVICE_CLOCK in self.metadata or bool(self.metadata.get("gpus"))
-        return self.metadata.get("format") == COLLECTED and not gpus
+    def source_kind(self) -> SourceKind:
+        """What it was read from, and what that cannot show."""
+        match self.metadata.get("format"):
+            case "collected":
+                return COLLECT if self.timed_on_gpus or self.metadata.get("gpus") else COLLECT_CPU
+            case "nccl-inspector":
+                return INSPECTOR
+        return TABLE
 
     @property
     def timed_on_gpus(self) -> bool:
