@@ -30,6 +30,7 @@ from tracekit.report.diagnosis import Diagnosis
 from tracekit.report.finding import Finding
 from tracekit.report.fix import Fix
 from tracekit.report.verdict import Loss, LossKind, Verdict
+from tracekit.trace.facts import Fact
 
 #: The number of rendezvous with missing members to name.
 _MOST_GAPS = 3
@@ -87,13 +88,15 @@ def verdict_of_ops(evidence: OpEvidence, causes: Sequence[Finding]) -> Verdict:
     kind = loss = max(losses_s, key=lambda one: losses_s[one])
     if evidence.alone and costly and costly[0].saved_s >= SMALLEST_HEADLINE_SHARE * whole_s:
         kind = loss = _loss_of(costly[0])  # of one rank, what saves most leads
-    if losses_s[loss] < SMALLEST_HEADLINE_SHARE * whole_s:
+    if not evidence.shows(Fact.COMPUTE):
+        kind, loss, losses_s = LossKind.CONTRADICTION, LossKind.CONTRADICTION, {}
+    elif losses_s[loss] < SMALLEST_HEADLINE_SHARE * whole_s:
         kind = loss = LossKind.BALANCED
         if costly or evidence.culprit is not None:
             kind, loss = LossKind.MINOR, _loss_of(costly[0]) if costly else LossKind.STRAGGLER
     lost_s = losses_s.get(loss, 0.0)
     leading = tuple(cause for cause in causes if (cause.change or cause.spent) and _loss_of(cause) is loss)
-    if not leading and evidence.alone and kind is not LossKind.BALANCED:
+    if not leading and evidence.alone and kind not in {LossKind.BALANCED, LossKind.CONTRADICTION}:
         kind = loss = LossKind.BALANCED  # idle in pieces too small to name
     if evidence.kept is not None and leading:
         named_s = _cost_s(evidence, leading[0])
@@ -122,6 +125,8 @@ def _loss_of(cause: Finding) -> LossKind:
 
 def _sentence(evidence: OpEvidence, kind: LossKind, leading: Sequence[Finding], lost_s: float) -> str:
     """What costs most, and what else nobody can explain, without the kind of loss."""
+    if kind is LossKind.CONTRADICTION and evidence.kept is not None:
+        return f"{evidence.kept.lost}: what costs time cannot be told"
     whole = "each step" if evidence.kept is None else "the recording"
     rest = evidence.parts.words(evidence.recorded_s, whole)
     if kind is LossKind.STRAGGLER and not leading:
@@ -158,6 +163,8 @@ def _doubts(evidence: OpEvidence) -> Iterator[str]:
     if found is None or waits is None:
         return
     yield from found.doubts
+    if found.lost:
+        yield f"{found.lost}, so its idle time is not known"
     if evidence.uneven_experts or evidence.unknown_loads:  # others wait for ranks with more tokens
         return
     named = None if evidence.culprit is None else evidence.culprit.rank
@@ -185,10 +192,11 @@ def _of_transfers(evidence: OpEvidence) -> str | None:
 def _of_replay(evidence: OpEvidence) -> Iterator[str]:
     """Yield what the replay does not explain."""
     slowdown, clamped, any_doubt = evidence.slowdown, evidence.clamped, False
-    if np.isnan(slowdown):
+    compares = evidence.shows(Fact.RANKS)  # as S does
+    if compares and np.isnan(slowdown):
         any_doubt = True
         yield "the job without stragglers takes no time, so S is not known"
-    elif slowdown < SMALLEST_SLOWDOWN:
+    elif compares and slowdown < SMALLEST_SLOWDOWN:
         any_doubt = True
         yield (
             f"S is {slowdown:.2f}: the job without stragglers is slower than the job itself, so these ideal durations"

@@ -33,7 +33,7 @@ from tracekit.analysis.whatif.interventions import (
 from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, RECORDED
 from tracekit.base.text import code_name, counted, seconds
 from tracekit.report.verdict import LossKind
-from tracekit.trace.facts import OP_TRACE, RECORDING, RECORDING_OF_ONE, Lack
+from tracekit.trace.facts import OP_TRACE, RECORDING, RECORDING_OF_ONE, Fact, Lack
 from tracekit.trace.gpu_activity import NOT_THE_HOST, IdleReason
 
 if TYPE_CHECKING:
@@ -58,6 +58,12 @@ if TYPE_CHECKING:
     from tracekit.trace.op import OpTrace
 
 
+#: Of a recording in which launches have no GPU op.
+LOST_OPS = Lack(
+    Fact.COMPUTE,
+    "GPU ops that were launched are not in the file",
+    "record fewer steps at a time, and capture CUDA graphs before the recording begins",
+)
 #: So many steps of one rank say what a day costs.
 FEWEST_STEPS = 3
 #: Findings on a rank alone that cost a smaller share of the recording are not reported.
@@ -218,7 +224,8 @@ class OpEvidence(Subject, frozen=True, eq=False):
     def lacks(self) -> tuple[Lack, ...]:
         if self.kept is None:
             return OP_TRACE.lacks
-        return (RECORDING_OF_ONE if self.alone else RECORDING).lacks
+        lost = [LOST_OPS] if self.kept.lost else []
+        return (*(RECORDING_OF_ONE if self.alone else RECORDING).lacks, *lost)
 
     @property
     def whole(self) -> str:

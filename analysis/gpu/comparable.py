@@ -19,6 +19,7 @@ from tracekit.analysis.gpu.steps import with_steps
 from tracekit.analysis.gpu.trust import NOISE_S
 from tracekit.analysis.numeric.codes import numbered
 from tracekit.base.text import ranks_text
+from tracekit.trace.gpu_activity import LostOps
 from tracekit.trace.kineto import GpuRecording
 
 #: A rank is compared if at most this share of its events is missing or damaged: the smallest saving for which a rank is
@@ -66,7 +67,10 @@ def comparable_part(recording: GpuRecording) -> Comparable:
 def _incomplete(recording: GpuRecording) -> dict[int, str]:
     """Why ranks cannot be compared: what others recorded is missing or damaged."""
     overlapping, unlinked = ranks_with_overlaps(recording), _beyond_peers(recording, recording.unlinked)
-    found = {rank: f"{share:.0%} of its GPU ops overlap the next one of their stream" for rank, share in overlapping}
+    # Of a file that is cut off, the steps before the cut are whole.
+    lost = {rank: one.share for rank, one in recording.lost.items() if rank not in recording.cut}
+    found = {rank: lost_in_words(recording.lost[rank]) for rank, _ in _beyond_peers(recording, lost)}
+    found |= {rank: f"{share:.0%} of its GPU ops overlap the next one of their stream" for rank, share in overlapping}
     found |= {
         rank: f"for {share:.0%} of its GPU ops and launches, the other half is missing" for rank, share in unlinked
     }
@@ -80,6 +84,14 @@ def _incomplete(recording: GpuRecording) -> dict[int, str]:
         there = set(table["rank"].unique().to_list())
         found |= {rank: why for rank in recording.ranks if there and rank not in there}
     return found
+
+
+def lost_in_words(lost: LostOps) -> str:
+    """How many launches have no GPU op, and what share of the GPU's time they stand for."""
+    return (
+        f"{lost.without_op:,} of {lost.launches:,} launches have no GPU op in its file ({lost.share:.0%} of the GPU's"
+        " time, by the other launches)"
+    )
 
 
 def ranks_with_overlaps(recording: GpuRecording) -> list[tuple[int, float]]:

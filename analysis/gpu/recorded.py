@@ -5,7 +5,7 @@ In: a `GpuRecording`. Out: `Recorded`, which evidence and reports read, and `Kep
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from tracekit.analysis.gpu.breakdown import Breakdown, breakdowns
 from tracekit.analysis.gpu.clock_offsets import ClockOffsets
-from tracekit.analysis.gpu.comparable import Comparable
+from tracekit.analysis.gpu.comparable import Comparable, lost_in_words
 from tracekit.analysis.gpu.gpu_times import GpuTimes
 from tracekit.analysis.gpu.late_rank import LateRanks
 from tracekit.analysis.gpu.matching import Matches
@@ -29,6 +29,9 @@ from tracekit.trace.kineto import GpuRecording
 MOST_RANKS = 16
 #: Key of the metadata of an op trace that was a recording.
 KEPT = "recording"
+#: If launches that stand for more of the GPU's time have no op, its idle time is not known. Whole recordings lack at
+#: most 1 % of their launches.
+LARGEST_LOST_SHARE = 0.05
 
 
 class HostWhat(Struct, frozen=True):
@@ -49,6 +52,7 @@ class Kept(Struct, frozen=True):
     `steps`: the number of marked training steps, 0 for none. `matched`, `unmatched`: collectives, and kernels without
     one. `idle_s`: how long the busiest GPU was idle, seconds. `left_out`, `doubts`: as of `Comparable`. `gpus`: what
     the GPU of each rank did (of `MOST_RANKS` at most). `whats`: what host ops consist of, by their column `did`.
+    `lost`: how many launches have no GPU op, empty if few.
     """
 
     steps: int
@@ -65,6 +69,7 @@ class Kept(Struct, frozen=True):
     late: LateRanks
     gpus: tuple[GpuTimes, ...] = ()
     whats: tuple[HostWhat, ...] = ()
+    lost: str = ""
 
     @classmethod
     def of(cls, whole: GpuRecording, part: Comparable, late: LateRanks, whats: pl.DataFrame) -> Kept:
@@ -87,6 +92,7 @@ class Kept(Struct, frozen=True):
             notes=(*left_out, *recording.notes, *([nothing] if alone else [])),
             late=late,
             gpus=tuple(times_of(whole, rank) for rank in recording.ranks[:MOST_RANKS]),
+            lost=_lost(recording, () if len(recording.ranks) == 1 else whole.cut),
             whats=tuple(HostWhat(*row) for row in whats.drop("busy").iter_rows()),
         )
 
@@ -153,3 +159,15 @@ class Recorded:
             .agg(ops=pl.len(), seconds=pl.col("duration").sum())
             .sort("seconds", "name", descending=[True, False])
         )
+
+
+def _lost(recording: GpuRecording, cut: Sequence[int]) -> str:
+    """How many launches of the rank that lacks most have no GPU op, in words; empty if too few to matter.
+
+    Ranks whose files are `cut` off are compared over whole steps only.
+    """
+    lost = {rank: one for rank, one in recording.lost.items() if rank in recording.ranks and rank not in cut}
+    worst = max(lost, key=lambda rank: lost[rank].share, default=None)
+    if worst is None or lost[worst].share <= LARGEST_LOST_SHARE:
+        return ""
+    return f"rank {worst}: {lost_in_words(lost[worst])}"

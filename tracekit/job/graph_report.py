@@ -22,6 +22,7 @@ from tracekit.report.gpu import gpu_tables, in_report
 from tracekit.report.question import label_table
 from tracekit.report.report import Report, StepTimes
 from tracekit.report.section import Table
+from tracekit.trace.facts import Fact
 
 if TYPE_CHECKING:
     from tracekit.report.question import ByLabel
@@ -130,7 +131,7 @@ class GraphReport(Report):
     def remarks_of_source(self) -> Iterator[tuple[str, str]]:
         kept = self.evidence.kept
         gpu = self.evidence.gpu
-        if self.evidence.alone and gpu is not None:
+        if self.evidence.alone and gpu is not None and self.evidence.shows(Fact.COMPUTE):
             yield "GPU", _gpu_in_words(gpu)
         unnamed = any(one.change is not None and one.spent and not one.spent.where for one in self.findings)
         if gpu is not None and not gpu.stacks and unnamed and "with_stack" not in (self.answer.action or ""):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
+from typing import NamedTuple
 
 #: Lines of torch's profiler itself, which a job without it does not run.
 PROFILER_LINE = re.compile(r"(.*/)?torch/profiler(/|\.py)")
@@ -58,3 +59,13 @@ class CallRole(StrEnum):
     LAUNCH = "launch"  #: starts a GPU op of the recording
     SYNCHRONISE = "synchronise"  #: returns once the GPU has done something
     STREAM_WAIT = "stream-wait"  #: makes a stream wait for an event
+
+
+class LostOps(NamedTuple):
+    """The launches of a rank, those of them without a GPU op in the file, and the share of the GPU's time that they
+    stand for.
+    """
+
+    launches: int
+    without_op: int
+    share: float

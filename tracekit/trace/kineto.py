@@ -14,7 +14,7 @@ from typing import Any
 
 import polars as pl
 
-from tracekit.trace.gpu_activity import PROFILER_LINE
+from tracekit.trace.gpu_activity import PROFILER_LINE, LostOps
 from tracekit.trace.model import ProcessGroup, numbered_hosts
 
 #: Begins the annotation of torch's data loader.
@@ -118,9 +118,9 @@ class GpuRecording:
     `world_size`: number of ranks of the job, `device_name`: its kind of GPU, `multiprocessors`: how many SMs that
     has, if the files give them. `cut`: the ranks
     whose files lack their end. By rank: `damaged`, the share of its events that were left out or repaired; `unlinked`,
-    the share of its GPU ops and launches whose other half is missing; `left_out`, why a rank with a file is not in the
-    tables. `coordinates`: of ranks on the job's mesh by label, such as tp_rank, as far as process
-    groups are named after axes; `axes`: the labels that do not depend on others.
+    the share of its GPU ops and launches whose other half is missing; `lost`, launches whose GPU ops the file lacks;
+    `left_out`, why a rank with a file is not in the tables. `coordinates`: of ranks on the job's mesh by label, such as
+    tp_rank, as far as process groups are named after axes; `axes`: the labels that do not depend on others.
     """
 
     name: str
@@ -141,6 +141,7 @@ class GpuRecording:
     cut: tuple[int, ...] = ()
     damaged: Mapping[int, float] = field(default_factory=dict)
     unlinked: Mapping[int, float] = field(default_factory=dict)
+    lost: Mapping[int, LostOps] = field(default_factory=dict)
     left_out: Mapping[int, str] = field(default_factory=dict)
     coordinates: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     axes: tuple[str, ...] = ()

@@ -85,6 +85,7 @@ def assemble(files: Sequence[RankColumns], classes: KernelClasses, *, name: str)
         cut=tuple(rank for rank, one in by_rank.items() if one.cut),
         damaged={rank: one.damaged for rank, one in by_rank.items()},
         unlinked={rank: one.unlinked for rank, one in by_rank.items()},
+        lost={rank: one.lost for rank, one in by_rank.items()},
         left_out=left_out,
         coordinates=mesh.coordinates,
         axes=mesh.axes,

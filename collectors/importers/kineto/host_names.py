@@ -19,6 +19,12 @@ _PHASE_PATTERNS = (
 PHASES = ("forward", *(phase for phase, _ in _PHASE_PATTERNS))
 #: Calls that make the GPU do something.
 LAUNCHES = re.compile(r"Launch|Memcpy|Memset")
+#: Those that run something on a GPU, at once or as soon as its stream is free.
+RUNS_ON_GPU = re.compile(r"^(cuda|hip|cu)((Graph)?Launch(?!HostFunc)|Mem(cpy|set))")
+#: The calls around what is captured into a graph instead of run.
+BEGINS_CAPTURE, ENDS_CAPTURE = re.compile(r"StreamBeginCapture"), re.compile(r"StreamEndCapture")
+#: Annotations of torch, which its versions before 1.11 call operators.
+ANNOTATION = re.compile(r"^(ProfilerStep|enumerate\(DataLoader\)|Optimizer\.(step|zero_grad))#")
 #: Calls that wait for the GPU whatever they were given.
 SYNCHRONISES = re.compile(r"(Device|Stream|Event|Ctx|Context)Synchronize")
 #: Copies of which one side is the host: neither within a GPU nor between two.

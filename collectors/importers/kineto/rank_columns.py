@@ -7,6 +7,7 @@ a library of data frames would add a fifth of the time, and a third of the memor
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
@@ -18,19 +19,23 @@ import numpy.typing as npt
 from tracekit.collectors.importers.kineto.event_columns import RECORD_EVENT, outermost
 from tracekit.collectors.importers.kineto.event_tables import NO_ID, CollectiveArgs, FileColumns, Table, rows_of
 from tracekit.collectors.importers.kineto.host_names import (
+    ANNOTATION,
+    BEGINS_CAPTURE,
     COLLECTIVE_OPERATOR,
+    ENDS_CAPTURE,
     HOST_COPY,
     LAUNCHES,
     NCCL_ANNOTATION,
     PASS_OF_MODULE,
     PIPELINE_ACTION,
     RECOMPUTES,
+    RUNS_ON_GPU,
     STEP,
     SYNCHRONISES,
     codes_of_phases,
 )
 from tracekit.collectors.importers.kineto.host_work import HostWork, host_work
-from tracekit.trace.gpu_activity import Activity
+from tracekit.trace.gpu_activity import Activity, LostOps
 
 #: At most so many points in time, and one, show how much memory is allocated.
 MOST_MEMORY = 199
@@ -53,6 +58,7 @@ class RankColumns:
     waits_for_stream (-1 for none) and recorded_at (nan for none). `step_spans`: start, duration, step. `work`: what
     the threads did; `memory`: start, bytes allocated and reserved, of the GPU that has most. `calls` has what is around
     each: inner, inputs, module, own, and whether it waits.
+    `lost`: launches whose GPU ops the file lacks.
     `host_events`: of the whole file. `unlinked`: the share of GPU ops and launches whose other half is missing.
     `cut`: the end of the file is missing; `damaged`: the share of its events that were left out or repaired.
     """
@@ -73,6 +79,7 @@ class RankColumns:
     host_events: int
     notes: tuple[str, ...]
     unlinked: float
+    lost: LostOps
     cut: bool = False
     damaged: float = 0.0
 
@@ -81,12 +88,26 @@ def ranks_of(
     columns: FileColumns, file: str, header: Mapping[str, Any], notes: tuple[str, ...]
 ) -> Iterator[RankColumns]:
     """Yield each rank of the file; one without events if it has none."""
+    columns = _with_annotations(columns)
     tables = (
         columns.gpu, columns.calls, columns.operators, columns.annotations, columns.python, columns.syncs
     )  # fmt: skip
     parts = sorted({part for table in tables for part in np.unique(table["part"]).tolist()}) or [0]
     for part in parts:
         yield _rank(columns, part, file, header, notes, fused=parts != [0])
+
+
+def _with_annotations(columns: FileColumns) -> FileColumns:
+    """Return the columns with annotations in their table: torch 1.x wrote them as operators."""
+    annotates = _matches(columns.strings, ANNOTATION)[columns.operators["name"]]
+    if not annotates.any():
+        return columns
+    moved, table = rows_of(columns.operators, np.flatnonzero(annotates)), columns.annotations
+    return replace(
+        columns,
+        operators=rows_of(columns.operators, np.flatnonzero(~annotates)),
+        annotations={name: np.concatenate([values, moved[name]]) for name, values in table.items()},
+    )
 
 
 def _rank(
@@ -152,6 +173,7 @@ def _rank(
         host_events=columns.host_events,
         notes=notes,
         unlinked=_unlinked(gpu, launch, calls, all_calls, names),
+        lost=_lost(gpu, all_calls, names),
     )  # fmt: skip
 
 
@@ -201,10 +223,44 @@ def _unlinked(gpu: Table, launch: Ints, calls: Table, all_calls: Table, names: S
     first = np.full(int(stream.max(initial=-1)) + 1, np.inf)
     np.minimum.at(first, stream[launch >= 0], gpu["ts"][launch >= 0])
     missing = int(((launch < 0) & (gpu["ts"] > first[stream])).sum())
-    launches = np.array([LAUNCHES.search(name) is not None for name in [*names, ""]])[all_calls["name"]]
+    launches = _matches(names, LAUNCHES)[all_calls["name"]]
     launches &= all_calls["ts"] <= calls["ts"][launch[launch >= 0]].max(initial=-np.inf)
     in_vain = int((launches & ~np.isin(all_calls["correlation"], gpu["correlation"])).sum())
     return (missing + in_vain) / max(len(launch) + int(launches.sum()), 1)
+
+
+def _lost(gpu: Table, calls: Table, names: Sequence[str]) -> LostOps:
+    """Return how many launches have no GPU op, and the share of the GPU's time that they stand for.
+
+    A call that has none takes as long on the GPU as those of its name that have some: one call launches a whole graph.
+    While a stream is captured into a graph, nothing runs.
+    """
+    launches = np.flatnonzero(_matches(names, RUNS_ON_GPU)[calls["name"]] & ~_captured(calls, names))
+    name, order = calls["name"][launches], np.argsort(gpu["correlation"], kind="stable")
+    total = np.append(0.0, np.cumsum(gpu["dur"][order]))
+    ids = gpu["correlation"][order]
+    first, last = (np.searchsorted(ids, calls["correlation"][launches], side=side) for side in ("left", "right"))
+    ran, took = last > first, total[last] - total[first]
+    usual = np.bincount(name[ran], took[ran], len(names)) / np.maximum(np.bincount(name[ran], minlength=len(names)), 1)
+    lost = np.where(usual > 0, usual, took[ran].mean() if ran.any() else 0.0)[name[~ran]].sum()
+    return LostOps(len(launches), int((~ran).sum()), float(lost / (lost + gpu["dur"].sum())) if lost else 0.0)
+
+
+def _captured(calls: Table, names: Sequence[str]) -> Bools:
+    """Return which calls a thread makes while it captures a stream into a graph."""
+    begins, ends = (_matches(names, pattern)[calls["name"]] for pattern in (BEGINS_CAPTURE, ENDS_CAPTURE))
+    if not begins.any():
+        return np.zeros(len(begins), np.bool_)
+    order = np.argsort(calls["thread"], kind="stable")
+    open_captures = np.cumsum((begins.astype(np.int64) - ends)[order])
+    captured = np.empty(len(order), np.bool_)
+    captured[order] = open_captures > 0
+    return captured
+
+
+def _matches(names: Sequence[str], pattern: re.Pattern[str]) -> Bools:
+    """Return which names match, and False for no name."""
+    return np.array([pattern.search(name) is not None for name in [*names, ""]])
 
 
 def _has_name(table: Table, names: Sequence[str], wanted: str) -> Bools:
@@ -225,8 +281,8 @@ def _waits(calls: Table, gpu: Table, names: Sequence[str]) -> Bools:
 
     Copies within a GPU or between GPUs do not count; a short one may end before its call returns.
     """
-    found = np.array([SYNCHRONISES.search(name) is not None for name in (*names, "")])[calls["name"]]
-    host_copy = np.array([HOST_COPY.search(name) is not None for name in (*names, "")])[gpu["name"]]
+    found = _matches(names, SYNCHRONISES)[calls["name"]]
+    host_copy = _matches(names, HOST_COPY)[gpu["name"]]
     host_copy &= (gpu["activity"] == list(Activity).index(Activity.MEMCPY)) & (gpu["correlation"] != NO_ID)
     copies = np.flatnonzero(host_copy)
     call = _looked_up(gpu["correlation"][copies], calls["correlation"])
