@@ -57,11 +57,11 @@ def causes_of(evidence: Subject, detectors: Sequence[Detector] | None = None) ->
     ]
     # Causes that save time in the job as it is come before those that save time only once others are gone; what nobody
     # can act upon, because its name or price is not known, comes last unless it is more than all others together.
-    told_s = sum(cause.saved_s for cause in named if not _untold(cause))
+    told_s = sum(cause.worth_s for cause in named if not _untold(cause))
     named.sort(
         key=lambda cause: (
-            _untold(cause) and cause.saved_s < told_s,
-            -cause.saved_s if cause.saved_s >= least_s else 0.0,
+            _untold(cause) and cause.worth_s < told_s,
+            -cause.worth_s if cause.saved_s >= least_s else 0.0,
             -cause.alone_s,
         )
     )
@@ -110,6 +110,8 @@ def _priced(evidence: Subject, candidates: Sequence[Candidate]) -> list[Finding]
             others = [change for change in changes if change is not candidate.change]
             alone_s = float(evidence.step_times(others).mean()) - floor_s if others else saved_s
         cause = replace(_cause(evidence, candidate), saved_s=saved_s, alone_s=alone_s, without_s=without)
+        if without is not None:
+            cause = replace(cause, saves_step_s=evidence.saves_step((candidate.change,), bound=cause.bound))
         acts = acting(evidence, cause)
         if acts is not None and without is not None:
             saved = evidence.unchanged - without

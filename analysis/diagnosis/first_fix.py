@@ -26,9 +26,9 @@ def paying_first(causes: Sequence[Finding], fixes: Sequence[Fix]) -> tuple[Findi
 
     def given_back_s(cause: Finding) -> float:
         fix = best_fix(cause, fixes)
-        if fix is None or fix.withheld is not None or fix.saved_s < SMALLEST_COST_SHARE * _step_s(fix):
+        if fix is None or fix.withheld is not None or fix.share < SMALLEST_COST_SHARE:
             return 0.0
-        return fix.saved_s
+        return fix.worth_s
 
     return tuple(sorted(causes, key=lambda cause: -given_back_s(cause)))
 
@@ -41,12 +41,12 @@ def first_fix(cause: Finding, fixes: Sequence[Fix]) -> Fix | None:
     best = best_fix(cause, fixes)
     if best is not None and best.withheld == IN_VAIN:
         anyway = [fix for fix in fixes if fix.cause is None and fix.withheld is None]
-        most = max(anyway, key=lambda fix: fix.saved_s, default=best)
-        return most if most.saved_s >= SMALLEST_FIRST_SHARE * _step_s(most) else best
+        most = max(anyway, key=lambda fix: fix.worth_s, default=best)
+        return most if most.share >= SMALLEST_FIRST_SHARE else best
     together = next((fix for fix in fixes if fix.kind == COMBINATION and fix.withheld is None), None)
-    if best is None or together is None or best.saved_s >= SMALLEST_FIRST_SHARE * _step_s(best):
+    if best is None or together is None or best.share >= SMALLEST_FIRST_SHARE:
         return best
-    return together if hidden(best.saved_s, together.saved_s) else best
+    return together if hidden(best.worth_s, together.worth_s) else best
 
 
 def act_of(cause: Finding, fix: Fix | None) -> str | None:
@@ -84,8 +84,3 @@ def best_fix(cause: Finding, fixes: Sequence[Fix]) -> Fix | None:
     of_cause = own or [fix for fix in of_cause if not fix.bound] or of_cause
     here = [fix for fix in of_cause if fix.where == cause.where] or of_cause
     return next((fix for fix in here if fix.withheld is None), here[0] if here else None)
-
-
-def _step_s(fix: Fix) -> float:
-    """The current step, seconds."""
-    return fix.new_step_s + fix.saved_s

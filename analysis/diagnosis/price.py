@@ -77,17 +77,22 @@ def priced(
             plans = evidence.fixes(detector_of(cause.kind), cause) if cause.change else ()
             fixes += [pricer.price(plan) for plan in plans]
     fixes += [pricer.price(plan) for plan in more]
-    least_s = SMALLEST_SAVING_SHARE * evidence.measured_s
-    paying = [fix for fix in fixes if fix.saved_s >= least_s]
+    paying = [fix for fix in fixes if _pays(evidence, fix)]
     # Causes hide behind each other: a fix of one alone may save nothing, but all of them together a lot.
     removing = [fix for fix in fixes if _removes_a_cause(fix)]
     why = HIDDEN if len({(fix.cause, fix.where) for fix in removing}) > 1 else IN_VAIN
-    hidden = [replace(fix, withheld=why) for fix in removing if fix.saved_s < least_s]
-    paying.sort(key=lambda fix: (fix.cause is None, fix.withheld is not None, -fix.saved_s))
+    hidden = [replace(fix, withheld=why) for fix in removing if not _pays(evidence, fix)]
+    paying.sort(key=lambda fix: (fix.cause is None, fix.withheld is not None, -fix.worth_s))
     named = _named((*paying, *hidden))
     usable = [fix for fix in named[: len(paying)] if fix.cause is not None and not fix.bound and fix.change is not None]
-    usable.sort(key=lambda fix: -fix.saved_s)
+    usable.sort(key=lambda fix: -fix.worth_s)
     return (*named, *_combination(pricer, usable, named[len(paying) :]))
+
+
+def _pays(evidence: Subject, fix: Fix) -> bool:
+    """Return whether a fix saves enough to be worth a line, also without a profiler."""
+    enough = fix.saved_s >= SMALLEST_SAVING_SHARE * evidence.measured_s
+    return enough and (fix.saves_step_s is None or fix.share >= SMALLEST_SAVING_SHARE)
 
 
 def _named(fixes: Sequence[Fix]) -> tuple[Fix, ...]:
@@ -155,6 +160,13 @@ class _Pricer(Struct, frozen=True, eq=False):
         saving = self.evidence.unchanged - changed
         saved_s = float(saving.mean())
         error_s = self.evidence.saving_error_s(saving, [plan.change] if changes is None else changes)
+        step, made = self.evidence.unprofiled_step, [plan.change] if changes is None else changes
+        saves = (
+            None
+            if step is None
+            else self.evidence.saves_step([one for one in made if one is not None], bound=plan.bound)
+        )
+        share = saved_s / self.evidence.recorded_s if step is None or saves is None else saves.value / step.value
         reason, bound, details = self.withheld, plan.bound, plan.details
         if reason is None and saved_s < error_s:
             seen = None if plan.cause is None else self._seen(plan.cause, saving)
@@ -168,7 +180,7 @@ class _Pricer(Struct, frozen=True, eq=False):
             where=plan.where,
             new_step_s=self.evidence.recorded_s - saved_s,
             saved_s=saved_s,
-            saved_gpu_hours_per_day=saved_s / self.evidence.recorded_s * self.evidence.gpus * 24,
+            saved_gpu_hours_per_day=share * self.evidence.gpus * 24,
             error_s=error_s,
             bound=bound,
             withheld=reason,
@@ -181,6 +193,8 @@ class _Pricer(Struct, frozen=True, eq=False):
             excludes=plan.excludes,
             edit=plan.edit or (None if plan.change is None else f"fix={plan.kind}"),
             extra_s=plan.extra_s,
+            saves_step_s=saves,
+            unprofiled_step_s=None if step is None else step.value,
         )
 
     def _seen(self, cause: Finding, saving: Floats) -> int | None:

@@ -32,6 +32,7 @@ from tracekit.analysis.whatif.interventions import (
 )
 from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, RECORDED
 from tracekit.base.text import code_name, counted, seconds
+from tracekit.report.estimate import Estimate
 from tracekit.report.verdict import LossKind
 from tracekit.trace.facts import OP_TRACE, RECORDING, RECORDING_OF_ONE, Fact, Lack
 from tracekit.trace.gpu_activity import NOT_THE_HOST, IdleReason
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from tracekit.analysis.gpu.part import Part
     from tracekit.analysis.gpu.recorded import Kept, Recorded
     from tracekit.analysis.gpu.trust import Unexplained
+    from tracekit.analysis.gpu.unprofiled import Steps, Unprofiled
     from tracekit.analysis.gpu.waits import Waits
     from tracekit.analysis.graph.fold import FoldedGraph
     from tracekit.analysis.replay.graph_replay import GraphReplay
@@ -179,6 +181,41 @@ class OpEvidence(Subject, frozen=True, eq=False):
         in_queue = delay_s[~own & (self.host_time.launched_by >= 0)]
         usual_s = float(np.median(in_queue)) if len(in_queue) else 0.0
         return np.where(own, np.maximum(delay_s - usual_s, 0.0), 0.0)
+
+    @cached_property
+    def marked_steps(self) -> Steps:
+        """The training steps of a recording."""
+        from tracekit.analysis.gpu.unprofiled import Steps
+
+        nothing = pl.Series([None] * self.ops.height, dtype=pl.Int32)
+        return Steps.of(
+            self.ops.to_dict().get("profiler_step", nothing),
+            self.graph.ops.start,
+            self.ops["role"].eq("gpu").to_numpy(),
+            self.arrives_s,
+        )
+
+    @cached_property
+    def unprofiled(self) -> Unprofiled | None:
+        """The job without the profiler that recorded it; None if what recording cost is not known of all ranks."""
+        from tracekit.analysis.gpu.unprofiled import Unprofiled
+
+        costs = {} if self.kept is None else self.kept.costs
+        if not {*self.ranks} <= {*costs} or "recording_s" not in self.ops.columns:
+            return None
+        places = np.searchsorted(self.ranks, self.ops["rank"].to_numpy())
+        in_launch_s = np.array([costs[rank].in_launch for rank in self.ranks])[places]
+        return Unprofiled.of(
+            self.replay, self.ops["recording_s"].fill_null(0.0).to_numpy(), in_launch_s, self.arrives_s,
+            self.launch_latency_s, self.host_time.launched_by, self.marked_steps, stacks=all(one.stacks for one in costs.values()),
+        )  # fmt: skip
+
+    @property
+    def unprofiled_step(self) -> Estimate | None:
+        return None if self.unprofiled is None else self.unprofiled.step_s
+
+    def saves_step(self, changes: Sequence[Intervention], *, bound: bool = False) -> Estimate | None:
+        return None if self.unprofiled is None else self.unprofiled.saves(changes, bound=bound)
 
     def without_waits(self, calls: Bools, kept_s: Floats | float = 0.0) -> Intervention:
         """Return the job in which these calls do not wait for the GPU, and take only `kept_s`, seconds, [ops]."""

@@ -18,6 +18,7 @@ from tracekit.analysis.evidence.naming import Names
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.analysis.numeric.means import saving_error_s
 from tracekit.analysis.whatif.interventions import Intervention
+from tracekit.report.estimate import Estimate
 from tracekit.report.finding import Finding, Place
 from tracekit.trace.facts import Fact, Lack
 from tracekit.trace.model import Worker
@@ -103,6 +104,16 @@ class Subject(Struct, frozen=True, eq=False, dict=True):
     def unchanged_s(self) -> float:
         """Their mean, seconds."""
         return float(self.unchanged.mean())
+
+    @property
+    def unprofiled_step(self) -> Estimate | None:
+        """The step without the profiler that recorded the job, seconds; None if none did, or if that is not known."""
+        return None
+
+    def saves_step(self, changes: Sequence[Intervention], *, bound: bool = False) -> Estimate | None:
+        """Return what these changes save of that step, seconds. `bound`: at most so much."""
+        del changes, bound
+        return None
 
     @property
     @abstractmethod

@@ -52,6 +52,7 @@ def host_ops(calls: pl.DataFrame, gpu: pl.DataFrame, marks: pl.DataFrame) -> pl.
             call_s=pl.when(pl.col("waits")).then(0.0).otherwise("duration"),
         ),
         start=pl.Series(begun), duration=pl.Series(start - begun), kind=pl.lit("host"), part=pl.lit(0),
+        recording_s=pl.Series(_recording_s(calls)),
         resumed_by_call=pl.Series(np.where(times.blocked, -1, times.resumed)),
     )  # fmt: skip
     scope = (
@@ -66,6 +67,12 @@ def host_ops(calls: pl.DataFrame, gpu: pl.DataFrame, marks: pl.DataFrame) -> pl.
     every = pl.concat((one.cast({pl.String: pl.Categorical}) for one in (waiting, host, synchronise)), how="diagonal")
     order = np.lexsort([every[name].to_numpy() for name in ("part", "call", "thread", "rank")])
     return every[order].drop("part")
+
+
+def _recording_s(calls: pl.DataFrame) -> Floats:
+    """What recording cost each thread from the call before to each call, seconds, [calls]."""
+    before = pl.col("recorded_s").shift(1, fill_value=0.0).over("rank", "thread", order_by="start")
+    return calls.select((pl.col("recorded_s") - before).fill_null(0.0)).to_series().to_numpy()
 
 
 def name_numbers(prefix: str, numbers: pl.Series) -> pl.Series:

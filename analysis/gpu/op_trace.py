@@ -101,7 +101,7 @@ COLUMNS = (
     "rank", "start", "duration", "stream", "peer", "comparable", "rendezvous",
     "kind", "name", "phase", "action", "stage", "microbatch", "host", "group", "profiler_step", "operator",
     "role", "communicates", "launched_by", "resumed_by", "in_collective", "scope", "copied",
-    "waits_stream", "waits_for_stream", "recorded_at", "call_s",
+    "waits_stream", "waits_for_stream", "recorded_at", "call_s", "recording_s",
     "did", "did_s", "did_n", "bytes", "outer", "inputs", "own", "recomputed", "shape", "occupancy",
     "exchanges", "rows_sent", "rows_received",
 )  # fmt: skip

@@ -24,6 +24,7 @@ from tracekit.analysis.gpu.times import times_of
 from tracekit.analysis.gpu.waits import Waits
 from tracekit.trace.gpu_activity import KernelClass
 from tracekit.trace.kineto import GpuRecording
+from tracekit.trace.recording_cost import RecordingCost
 
 #: Of at most so many ranks the times are told; they are those of one job, so more would repeat them.
 MOST_RANKS = 16
@@ -51,8 +52,8 @@ class Kept(Struct, frozen=True):
 
     `steps`: the number of marked training steps, 0 for none. `matched`, `unmatched`: collectives, and kernels without
     one. `idle_s`: how long the busiest GPU was idle, seconds. `left_out`, `doubts`: as of `Comparable`. `gpus`: what
-    the GPU of each rank did (of `MOST_RANKS` at most). `whats`: what host ops consist of, by their column `did`.
-    `lost`: how many launches have no GPU op, empty if few.
+    the GPU of each rank did (of `MOST_RANKS` at most). `costs`: what recording costs the host of a rank. `whats`: what
+    host ops consist of, by their column `did`. `lost`: how many launches have no GPU op, empty if few.
     """
 
     steps: int
@@ -68,6 +69,7 @@ class Kept(Struct, frozen=True):
     notes: tuple[str, ...]
     late: LateRanks
     gpus: tuple[GpuTimes, ...] = ()
+    costs: dict[int, RecordingCost] = msgspec.field(default_factory=dict)
     whats: tuple[HostWhat, ...] = ()
     lost: str = ""
 
@@ -92,6 +94,7 @@ class Kept(Struct, frozen=True):
             notes=(*left_out, *recording.notes, *([nothing] if alone else [])),
             late=late,
             gpus=tuple(times_of(whole, rank) for rank in recording.ranks[:MOST_RANKS]),
+            costs={rank: recording.costs[rank] for rank in recording.ranks if rank in recording.costs},
             lost=_lost(recording, () if len(recording.ranks) == 1 else whole.cut),
             whats=tuple(HostWhat(*row) for row in whats.drop("busy").iter_rows()),
         )

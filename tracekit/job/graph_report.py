@@ -18,7 +18,7 @@ from tracekit.analysis.gpu.gpu_times import GpuTimes
 from tracekit.analysis.gpu.recorded import Kept, Recorded
 from tracekit.base.text import counted, of_whole, printable, seconds, short
 from tracekit.job import experts
-from tracekit.report.gpu import gpu_tables, in_report
+from tracekit.report.gpu import Unprofiled, gpu_tables, in_report
 from tracekit.report.question import label_table
 from tracekit.report.report import Report, StepTimes
 from tracekit.report.section import Table
@@ -38,6 +38,10 @@ _SMALLEST_SHARE = 0.005
 _MOST_UNKNOWN = 20
 _WIDEST_NAME = 40
 _OPS_ONLY = "of the recording, only the ops are kept: no kernels, clocks, collectives"
+_NO_OVERHEAD = (
+    "what recording cost the hosts shows between operators, and the recording has too few of them, or was not made with"
+    " torch.profiler"
+)
 _NO_STACKS = "recorded without stacks; to see lines of code, record with_stack=True"
 
 
@@ -241,7 +245,7 @@ class GraphReport(Report):
 
     def _of_kept(self, kept: Kept, verdict: dict[str, Any]) -> dict[str, Any]:
         left = self.evidence.unexplained
-        gpus = [in_report(times, self.findings) for times in kept.gpus]
+        gpus = [in_report(times, self.findings, self._unprofiled(times.rank)) for times in kept.gpus]
         return {
             "job": {
                 "source": "recording",
@@ -263,6 +267,15 @@ class GraphReport(Report):
             "recording_time_s": self.times_s,
             **({"gpu": gpus[0]} if self.evidence.alone and gpus else {"gpus": gpus}),
         }
+
+    def _unprofiled(self, rank: int) -> Unprofiled | str:
+        """The step without the profiler, or why it is not known."""
+        step, cost = self.evidence.unprofiled_step, self.evidence.kept.costs.get(rank) if self.evidence.kept else None
+        if step is None or cost is None:
+            return _NO_OVERHEAD
+        spans, ops = self.evidence.marked_steps, self.evidence.graph.ops
+        profiled_s = float(spans.lengths_s(ops.start, ops.start + ops.duration).mean())
+        return Unprofiled(profiled_s, step, profiled_s - step.value, cost.operator, cost.words)
 
     def _of_recording(self, found: Recorded) -> dict[str, Any]:
         from tracekit.report import plain_data as shapes

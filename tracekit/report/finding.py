@@ -15,6 +15,7 @@ from msgspec import Struct
 from tracekit.analysis.attribution.patterns import TimePattern
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.base.text import MOST_CONFIDENT, cost, hidden, seconds
+from tracekit.report.estimate import Estimate
 from tracekit.trace.model import Worker
 
 #: Report a cause that has neither culprit nor fix only if it takes at least this share of the step: every job needs an
@@ -148,7 +149,8 @@ class Finding:
     and not the job; `without_s`: its step times, seconds, [steps]. `bound`: `saved_s` is an
     upper bound. `every_step`: it shows in nearly all steps, though its kind acts by chance; `by_chance`: no step is
     certain to have it. `whole`: what seconds are of, "step" or "recording". `spent`: what the time of a recording is
-    spent on.
+    spent on. `saves_step_s`: what its end saves of a step as it runs without the profiler, seconds; None if that is not
+    known, or if no profiler recorded the job.
     """
 
     kind: str
@@ -172,6 +174,12 @@ class Finding:
     without_s: Floats | None = field(default=None, repr=False, compare=False)
     whole: str = "step"
     spent: Spent | None = None
+    saves_step_s: Estimate | None = None
+
+    @property
+    def worth_s(self) -> float:
+        """By what findings are ordered: what a step saves without the profiler, if the job was recorded with one."""
+        return self.saved_s if self.saves_step_s is None else self.saves_step_s.value
 
     @property
     def hidden(self) -> bool:

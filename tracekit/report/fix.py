@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tracekit.report.estimate import Estimate
 from tracekit.report.finding import Place
 
 
@@ -23,7 +24,8 @@ class Fix:
     `details`: the plan as plain data. `reached`: if the title gives a goal and not the way to it, the assumption that
     it is reached. `around`: it works around its cause, which stays. `excludes`: of all fixes with this name, a
     combination has one. `extra_s`: seconds that it adds to each step. `edit`: the fix as text that `whatif --fix` gives
-    the same price, to be changed and asked again; None if it is no change of costs.
+    the same price, to be changed and asked again; None if it is no change of costs. `saves_step_s`:
+    as of `Finding`; `unprofiled_step_s`: the step without the profiler, as it is. `saved_gpu_hours_per_day` is of that.
     """
 
     kind: str
@@ -44,6 +46,19 @@ class Fix:
     excludes: str | None = None
     edit: str | None = None
     extra_s: float = 0.0
+    saves_step_s: Estimate | None = None
+    unprofiled_step_s: float | None = None
+
+    @property
+    def worth_s(self) -> float:
+        """By what fixes are ordered: what a step saves without the profiler, if the job was recorded with one."""
+        return self.saved_s if self.saves_step_s is None else self.saves_step_s.value
+
+    @property
+    def share(self) -> float:
+        """What it saves, as a share of the step."""
+        now_s = self.unprofiled_step_s if self.saves_step_s is not None else self.new_step_s + self.saved_s
+        return self.worth_s / (now_s or float("inf"))
 
     @property
     def assumes(self) -> str | None:

@@ -12,15 +12,31 @@ from msgspec.structs import replace
 
 from tracekit.analysis.gpu.gpu_times import GpuTimes, NamedTime
 from tracekit.base.text import code_name, seconds, short
+from tracekit.report.estimate import Estimate
 from tracekit.report.finding import Finding, Spent
 from tracekit.report.section import Table
 from tracekit.trace.gpu_activity import IdleReason
 
 
+class Unprofiled(Struct, frozen=True):
+    """The step as it runs without the profiler that recorded the job, seconds.
+
+    `profiled_step_s`: the mean recorded step; `overhead_s`: their difference; `per_operator_s`: what it costs to record
+    one operator. `how`: how that was found out.
+    """
+
+    profiled_step_s: float
+    step_s: Estimate
+    overhead_s: float
+    per_operator_s: float
+    how: str
+
+
 class GpuFinding(Struct, frozen=True):
     """A finding of one GPU. `reason`: an `IdleReason`, or transfer, kernel, launch-bound. `share`: of the recording.
 
-    `saves_s`: None if that cannot be told, because of `cannot_tell`.
+    `saves_s`: of the recording; None if that cannot be told, because of `cannot_tell`. `saves_step_s`: of a step
+    without the profiler; None if that is not known.
     """
 
     reason: str
@@ -31,23 +47,33 @@ class GpuFinding(Struct, frozen=True):
     seconds: float
     share: float
     saves_s: float | None
+    saves_step_s: Estimate | None
     action: str
     cannot_tell: str | None
 
 
-class GpuInReport(GpuTimes, frozen=True):
-    """One rank in a report: its times, and the findings, those that save most first."""
+class GpuInReport(GpuTimes, frozen=True, kw_only=True):
+    """One rank in a report: its times, and the findings, those first that save most without the profiler.
+
+    `unprofiled`: None because of `unprofiled_reason`.
+    """
 
     findings: tuple[GpuFinding, ...]
+    unprofiled: Unprofiled | None
+    unprofiled_reason: str | None
 
 
-def in_report(times: GpuTimes, findings: Sequence[Finding]) -> GpuInReport:
-    """Return the times of a rank with the findings of its recording."""
+def in_report(times: GpuTimes, findings: Sequence[Finding], unprofiled: Unprofiled | str) -> GpuInReport:
+    """Return the times of a rank with the findings of its recording.
+
+    `unprofiled`: the step without the profiler, or why it is not known.
+    """
     found = [
         GpuFinding(
             **{name: getattr(one.spent, name) for name in Spent.__struct_fields__},
             share=one.spent.seconds / (times.recording_s or 1.0),
             saves_s=None if one.change is None else one.saved_s,
+            saves_step_s=one.saves_step_s,
             action=one.suggested_fix,
         )
         for one in findings
@@ -59,7 +85,11 @@ def in_report(times: GpuTimes, findings: Sequence[Finding]) -> GpuInReport:
         for row in times.synchronisations
     )
     own = {name: getattr(times, name) for name in GpuTimes.__struct_fields__}
-    return GpuInReport(**own | {"synchronisations": synchronisations}, findings=tuple(found))
+    unknown = isinstance(unprofiled, str)
+    return GpuInReport(
+        **own | {"synchronisations": synchronisations}, findings=tuple(found),
+        unprofiled=None if unknown else unprofiled, unprofiled_reason=unprofiled if unknown else None,
+    )  # fmt: skip
 
 
 def gpu_tables(times: GpuTimes) -> Iterator[Table]:

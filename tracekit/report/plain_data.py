@@ -25,6 +25,7 @@ from tracekit.analysis.rl.account import RlAccount
 from tracekit.report.answer import Answer
 from tracekit.report.bubbles import Bubbles
 from tracekit.report.clocks import ClockReport
+from tracekit.report.estimate import Estimate
 from tracekit.report.experts import Experts, Overlap
 from tracekit.report.finding import Place, Spent, Unit
 from tracekit.report.gpu import GpuInReport
@@ -207,6 +208,7 @@ class Finding(Struct, frozen=True):
     next_check: str
     suggested_fix: str
     spent: Spent | None
+    saves_step_s: Estimate | None
 
 
 class Fix(Struct):
@@ -227,6 +229,7 @@ class Fix(Struct):
     confidence: float | None
     edit: str | None
     details: dict[str, Any]
+    saves_step_s: Estimate | None
 
 
 class OfLabel(Struct, frozen=True):

@@ -16,6 +16,7 @@ import polars as pl
 
 from tracekit.trace.gpu_activity import PROFILER_LINE, LostOps
 from tracekit.trace.model import ProcessGroup, numbered_hosts
+from tracekit.trace.recording_cost import RecordingCost
 
 #: Begins the annotation of torch's data loader.
 LOADER = "enumerate(DataLoader)#"
@@ -61,7 +62,8 @@ GPU_OP_SCHEMA = pl.Schema(
 #: thread began what it was doing at the start of the call. `operator`: the framework's outermost operator around it;
 #: `inner`: the innermost, and its `inputs`, sizes and types as JSON; `module`: the innermost nn.Module; `own`: the
 #: innermost line of Python outside of torch, such as "train.py(88): step"; `annotated`: the shortest annotation such as
-#: "attn(F)" around it, on any thread. `waits`: whether it waits for the GPU.
+#: "attn(F)" around it, on any thread. `waits`: whether it waits for the GPU. `recorded_s`: what recording had cost its
+#: thread before it, seconds.
 #: `recomputed`: true inside the recomputation of an activation checkpoint, else null.
 #: `phase`: forward, backward, optimizer or data. `action`: of torch's pipeline schedule, such as PP:2F0.
 #: `collective_call`: whether the framework called it for a collective.
@@ -82,6 +84,7 @@ CALL_SCHEMA = pl.Schema(
         "own": _TEXT,
         "annotated": _TEXT,
         "waits": pl.Boolean,
+        "recorded_s": pl.Float64,
         "recomputed": pl.Boolean,
         "phase": _TEXT,
         "action": _TEXT,
@@ -120,7 +123,8 @@ class GpuRecording:
     whose files lack their end. By rank: `damaged`, the share of its events that were left out or repaired; `unlinked`,
     the share of its GPU ops and launches whose other half is missing; `lost`, launches whose GPU ops the file lacks;
     `left_out`, why a rank with a file is not in the tables. `coordinates`: of ranks on the job's mesh by label, such as
-    tp_rank, as far as process groups are named after axes; `axes`: the labels that do not depend on others.
+    tp_rank, as far as process groups are named after axes; `axes`: the labels that do not depend on others. `costs`:
+    what recording costs the host of a rank; without ranks of which that is not known.
     """
 
     name: str
@@ -145,6 +149,7 @@ class GpuRecording:
     left_out: Mapping[int, str] = field(default_factory=dict)
     coordinates: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     axes: tuple[str, ...] = ()
+    costs: Mapping[int, RecordingCost] = field(default_factory=dict)
 
     def redacted(self) -> GpuRecording:
         """The recording without names: hosts, Python functions, lines and modules are numbered, and files go by the

@@ -22,5 +22,6 @@ def nest_spans(
     what: npt.NDArray[np.int32],
     where: npt.NDArray[np.int32],
     around: npt.NDArray[np.int32],
+    parent: npt.NDArray[np.int32],
     /,
 ) -> tuple[int, bytes]: ...

@@ -89,6 +89,7 @@ def assemble(files: Sequence[RankColumns], classes: KernelClasses, *, name: str)
         left_out=left_out,
         coordinates=mesh.coordinates,
         axes=mesh.axes,
+        costs={rank: one.work.cost for rank, one in by_rank.items() if one.work.cost is not None},
     )
 
 
@@ -237,6 +238,7 @@ def _calls(one: RankColumns, rank: int, late_us: float) -> pl.DataFrame:
             "operator": _texts(one.strings, one.calls["operator"]),
             **{name: _texts(one.strings, one.calls[name]) for name in _AROUND},
             "waits": one.calls["waits"],
+            "recorded_s": one.calls["recorded_s"],
             "recomputed": pl.Series(one.calls["recomputed"]).set(pl.Series(~one.calls["recomputed"]), None),
             "phase": _texts(PHASES, one.calls["phase"]),
             "action": _texts(one.strings, one.calls["action"]),

@@ -393,23 +393,23 @@ static What what_in(const Open *open, int is_call, int32_t name, int32_t reason_
 }
 
 /*
- * nest_spans(lane, begin, end, name, inputs, flags, reason_of_call, begun, ended, what, where, around) -> (pieces, whats)
+ * nest_spans(lane, begin, end, name, inputs, flags, reason_of_call, begun, ended, what, where, around, parent) -> (pieces, whats)
  *
  * Spans of lanes, which lie inside each other; in order of lane, begin, and end, the latest first. The pieces are when
  * lanes did one thing, at most two a span; `where`: their lanes; `whats`: the distinct things, five int32 each.
  * around[:, c]: of the call number c the innermost operator, its inputs, module, own line. Of operators, reason_of_call
- * is whether they launch. Spans that overlap otherwise: the outer ones last until the inner one ends, unless that is a
+ * is whether they launch. `parent`: the innermost span around each span, NONE for none. Spans that overlap otherwise: the outer ones last until the inner one ends, unless that is a
  * matter of rounding.
  */
 #define ROUNDING 2.0
 static KERNEL(nest_spans) {
-    ENTER("nest_spans", "id*diiBB*d*d*i*i*i", 12);
+    ENTER("nest_spans", "id*diiBB*d*d*i*i*i*i", 13);
     const int64_t spans = AXIS(a[0], 0), calls = AXIS(a[11], 1);
     const int32_t *lane = INT32S(a[0]), *name = INT32S(a[3]), *inputs = INT32S(a[4]);
     const uint8_t *flags = BYTES(a[5]), *reason_of_call = BYTES(a[6]);
     const double *begin = REALS(a[1]);
     double *end = REALS(a[2]), *begun = REALS(a[7]), *ended = REALS(a[8]), at = 0.0;
-    int32_t *what = INT32S(a[9]), *where = INT32S(a[10]), *around = INT32S(a[11]);
+    int32_t *what = INT32S(a[9]), *where = INT32S(a[10]), *around = INT32S(a[11]), *parent = INT32S(a[12]);
     int64_t pieces = 0, depth = 0, room = 256, call = 0;
     Whats whats = {NULL, NULL, 0, 0};
     Open *open = PyMem_Malloc(sizeof *open * (size_t)room);
@@ -448,9 +448,10 @@ static KERNEL(nest_spans) {
         Open *one = &open[depth];
         *one = depth ? open[depth - 1] : (Open){i, NONE, NONE, NONE, NONE, NONE, NONE, NONE, NONE, 0, 0, 0};
         one->span = i;
+        parent[i] = depth ? (int32_t)open[depth - 1].span : NONE;
         if (depth) {
-            const int64_t parent = open[depth - 1].span;
-            if (end[i] > end[parent] && end[i] <= end[parent] + ROUNDING) end[i] = end[parent];
+            const double last = end[parent[i]];
+            if (end[i] > last && end[i] <= last + ROUNDING) end[i] = last;
             for (int64_t k = depth - 1; k >= 0 && end[open[k].span] < end[i]; k--) end[open[k].span] = end[i];
         }
         if (flags[i] & OPERATOR) {

@@ -16,7 +16,9 @@ import numpy.typing as npt
 
 from tracekit.collectors.importers.kineto._events import nest_spans
 from tracekit.collectors.importers.kineto.event_tables import Table, rows_of
+from tracekit.collectors.importers.kineto.recording_cost import Kind, recorded_before, recording_cost
 from tracekit.trace.gpu_activity import PROFILER_LINE, IdleReason
+from tracekit.trace.recording_cost import RecordingCost
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -60,6 +62,8 @@ class HostWork:
     `whats`: reason, name, own line ("" if unknown), whether it is inside an operator or a call, and inside an operator
     that launches kernels. `around`: for each call, positions of texts, -1 for none: `inner`, its innermost operator;
     `inputs` of that; `module`; `own`, its line.
+    `recorded_s`: what recording had cost the thread of each call before it, seconds, [calls], by `cost`, None if that
+    is not known.
     `first`, `last`: the first start and the last end of all events; nan if there are none.
     """
 
@@ -68,6 +72,8 @@ class HostWork:
     around: Mapping[str, np.ndarray]
     first: float
     last: float
+    recorded_s: npt.NDArray[np.float64]
+    cost: RecordingCost | None = None
 
 
 def host_work(
@@ -85,7 +91,7 @@ def host_work(
     count = [len(table["ts"]) for table in tables]
     if not sum(count):
         none = dict.fromkeys(("thread", "start", "duration"), np.zeros(0)) | {"what": np.zeros(0, np.int32)}
-        return HostWork(none, (), dict.fromkeys(_AROUND, np.zeros(0, np.int32)), np.nan, np.nan)
+        return HostWork(none, (), dict.fromkeys(_AROUND, np.zeros(0, np.int32)), np.nan, np.nan, np.zeros(0))
     begin, length = (np.concatenate([table[column] for table in tables]) for column in ("ts", "dur"))
     thread, name = (np.concatenate([table[column] for table in tables]) for column in ("thread", "name"))
     of_name = _flags_of(names)
@@ -100,11 +106,29 @@ def host_work(
     inputs[before_calls - count[2] : before_calls] = operators["shape"]
     reason[before_calls - count[2] : before_calls] = _launching(operators, rows_of(calls, np.flatnonzero(launches)))
     reason[before_calls:] = _reasons_of_calls(calls, waits, names)
-    around = np.empty((len(_AROUND), count[3]), np.int32)
+    around, parent = np.empty((len(_AROUND), count[3]), np.int32), np.empty(len(name), np.int32)
     (begun, ended), (what, where) = np.empty((2, 2 * len(name))), np.empty((2, 2 * len(name)), np.int32)
     pieces, found = nest_spans(
-        thread, begin, end, name, inputs[order], flags, reason[order], begun, ended, what, where, around
+        thread,
+        begin,
+        end,
+        name,
+        inputs[order],
+        flags,
+        reason[order],
+        begun,
+        ended,
+        what,
+        where,
+        around,
+        parent,
     )
+    kind = np.repeat(np.array([Kind.NOTE, Kind.FUNCTION, Kind.OPERATOR, Kind.CALL], np.uint8), count)
+    kind[before_calls:][launches] = Kind.LAUNCH
+    kind = kind[order]
+    cost = recording_cost(begin, end, name, kind, parent)
+    recorded_s = np.empty(count[3])
+    recorded_s[order[order >= before_calls] - before_calls] = recorded_before(cost, kind, thread)[order >= before_calls]
     call = order[order >= before_calls] - before_calls
     in_order = np.empty_like(around)
     in_order[:, call] = around
@@ -117,6 +141,8 @@ def host_work(
         around=dict(zip(_AROUND, in_order, strict=True)),
         first=first,
         last=last,
+        recorded_s=recorded_s,
+        cost=cost,
     )  # fmt: skip
 
 

@@ -1,0 +1,161 @@
+"""The job as it runs without a profiler: what recording cost the hosts is taken away, and the graph is replayed.
+
+In: the graph and replay of a recording, and what recording cost its hosts. Out: `Unprofiled`. A host-bound step becomes
+shorter until the GPU, a copy or another rank is the limit; kernels take as long as recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Self, cast
+
+import numpy as np
+import polars as pl
+from msgspec import Struct
+
+from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
+from tracekit.analysis.replay.graph_replay import GraphReplay
+from tracekit.analysis.whatif.interventions import CostOverlay, Intervention, QueuedAhead, Together
+from tracekit.report.estimate import Estimate
+
+if TYPE_CHECKING:
+    from tracekit.analysis.graph.fold import FoldedGraph
+
+#: The cost of recording lies within these factors of what the recording shows, in 90 % of cases; without stacks, less is
+#: seen of it.
+_WITH_STACKS, _WITHOUT_STACKS = (0.8, 1.2), (0.7, 1.3)
+#: The 90 % interval of a median, as a multiple of the median absolute deviation over the root of the number.
+_WIDE = 1.645 * 1.2533 * 1.4826
+#: A step that a change makes no shorter than this is as long as before, seconds.
+_ROUNDING_S = 1e-9
+#: No more than this share of a piece of host work is the profiler's.
+_MOST = 0.9
+
+
+class LessRecording(Struct, frozen=True, eq=False):
+    """Take the cost of recording off an op graph, after all other changes. `kept`: the share that stays of the own cost
+    of each op; `most_delay_s`: its launch delay without a profiler, seconds; [ops].
+    """
+
+    kept: Floats
+    most_delay_s: Floats
+
+    def make(self, overlay: CostOverlay) -> None:
+        overlay.op_cost = overlay.cost_of_ops() * self.kept
+        overlay.op_delay = np.minimum(overlay.delay_of_ops(), self.most_delay_s)
+
+
+class Steps(Struct, frozen=True, eq=False):
+    """The training steps of a recording. `step`: of each op, -1 before the first and `count` after the last, [ops].
+
+    A step ends with the last op that it launched, and begins where the one before ends, the first with what was launched
+    before: a GPU may lag behind by more than a step. `waited`: the first op of a GPU that was busy with what is not in
+    the recording, -1 if none was. Without marked steps, the recording is one.
+    """
+
+    step: Ints
+    count: int
+    waited: int
+
+    @classmethod
+    def of(cls, marked: pl.Series, start: Floats, on_gpu: Bools, arrives_s: Floats) -> Self:
+        """The steps by their marks, null for none, and when ops began. `arrives_s`: as of `OpEvidence`."""
+        first = int(np.where(on_gpu, start, np.inf).argmin())
+        waited = first if np.isnan(arrives_s[first]) else -1
+        numbers = np.unique(marked.drop_nulls().to_numpy())
+        step = np.searchsorted(numbers, marked.fill_null(-1).to_numpy())
+        unmarked = marked.is_null().to_numpy()
+        if not len(numbers):
+            return cls(np.zeros(len(start), np.int64), 1, waited)
+        first_s = start[~unmarked & (step == 0)].min()
+        step = np.where(unmarked, np.where(start < first_s, -1, len(numbers)), step)
+        return cls(step, len(numbers), waited)
+
+    def lengths_s(self, start: Floats, end: Floats) -> Floats:
+        """How long each step takes if ops begin and end then, seconds, [steps]."""
+        before = self.step < 0
+        ends = np.full(self.count, -np.inf)
+        inside = np.flatnonzero((self.step >= 0) & (self.step < self.count))
+        np.maximum.at(ends, self.step[inside], end[inside])
+        first = end[before].max() if before.any() else start[self.step == 0].min()
+        if self.waited >= 0:
+            first = max(first, start[self.waited])
+        return np.diff(np.maximum.accumulate(ends), prepend=first)
+
+
+class Unprofiled(Struct, frozen=True, eq=False):
+    """A job without its profiler. `changes`: for the likely cost of recording, the highest and the lowest; `steps_s`:
+    how long each step takes with each, seconds, [steps].
+    """
+
+    replay: GraphReplay
+    steps: Steps
+    changes: tuple[LessRecording, ...]
+    steps_s: tuple[Floats, ...]
+
+    @classmethod
+    def of(
+        cls,
+        replay: GraphReplay,
+        recording_s: Floats,
+        in_launch_s: Floats,
+        arrives_s: Floats,
+        latency_s: Floats,
+        launched_by: Ints,
+        steps: Steps,
+        *,
+        stacks: bool,
+    ) -> Self:
+        """Take `recording_s` off each op, and `in_launch_s` off its launch, seconds, [ops].
+
+        `arrives_s`, `latency_s`, `launched_by`: as `OpEvidence` has them.
+        """  # fmt: skip
+        low, high = _WITH_STACKS if stacks else _WITHOUT_STACKS
+        recorded = CostOverlay.recorded(replay)
+        cost, delay = recorded.cost_of_ops(), recorded.delay_of_ops()
+        changes = []
+        for factor in (1.0, high, low):
+            gone = np.minimum(factor * recording_s, _MOST * cost)
+            kept = 1 - np.divide(gone, cost, out=np.zeros_like(cost), where=cost > 0)
+            faster = np.minimum(factor * in_launch_s, latency_s)
+            overlay = CostOverlay.recorded(replay)
+            LessRecording(kept, delay - faster).make(overlay)
+            QueuedAhead(arrives_s - faster, launched_by).make(overlay)
+            changes.append(LessRecording(kept, overlay.delay_of_ops()))
+        return cls(replay, steps, tuple(changes), tuple(_lengths_s(replay, steps, (one,)) for one in changes))
+
+    @property
+    def step_s(self) -> Estimate:
+        """The step without a profiler, seconds: the median, because a profiler records few steps, the first one cold."""
+        return _typical(self.steps_s)
+
+    def saves(self, changes: Sequence[Intervention], *, bound: bool = False) -> Estimate:
+        """Return what these changes save, seconds of a step. `bound`: they save at most so much.
+
+        What acts in less than half of the steps saves what it does on average.
+        """
+        left = [_lengths_s(self.replay, self.steps, (*changes, one)) for one in self.changes]
+        saved = [before - after for before, after in zip(self.steps_s, left, strict=True)]
+        if 2 * np.count_nonzero(saved[0] > _ROUNDING_S) < self.steps.count:
+            saved = [np.full(1, one.mean()) for one in saved]
+        found = _typical(saved)
+        return Estimate(max(found.value, 0.0), 0.0 if bound else max(found.low, 0.0), max(found.high, 0.0))
+
+
+def _typical(each: Sequence[Floats]) -> Estimate:
+    """The median of the steps, with the interval of what recording cost and that of so few steps, [likely, more, less].
+
+    The second is 90 % of a normal distribution as wide as the steps, by their median absolute deviation.
+    """
+    value, more, less = (float(np.median(one)) for one in each)
+    wide = _WIDE * float(np.median(np.abs(each[0] - value))) / len(each[0]) ** 0.5
+    low, high = min(value, more, less), max(value, more, less)
+    return Estimate(value, value - float(np.hypot(value - low, wide)), value + float(np.hypot(high - value, wide)))
+
+
+def _lengths_s(replay: GraphReplay, steps: Steps, changes: Sequence[Intervention]) -> Floats:
+    overlay, graph = CostOverlay.recorded(replay), cast("FoldedGraph", replay.graph)
+    Together(tuple(changes)).make(overlay)
+    timelines = overlay.replay.timelines(overlay)
+    start, end = (graph.of_ops(times) for times in ([one.start for one in timelines], [one.end for one in timelines]))
+    return steps.lengths_s(start, end)
