@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
-from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, gpu_of, share_of
+from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, gpu_of, on_each, share_of
 from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.evidence.waiting import waiting_calls
 from tracekit.analysis.whatif.interventions import Together
-from tracekit.base.text import code_name, seconds
+from tracekit.base.text import code_name
 from tracekit.report.finding import Spent
 from tracekit.report.verdict import LossKind
 from tracekit.trace.gpu_activity import IdleReason
@@ -56,6 +56,6 @@ class GpuAllocation(Detector):
             self.kind,
             evidence,
             Spent(IdleReason.ALLOCATION, names[0], where, names, max(len(found.rows), len(parts)), taken_s),
-            f"{code_name(names[0])}{more} {seconds(taken_s)}: memory of the GPU is allocated in the loop",
+            f"{code_name(names[0])}{more} {on_each(evidence, taken_s)}: memory of the GPU is allocated in the loop",
             change,
         )

@@ -9,14 +9,14 @@ from msgspec import structs
 
 from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
-from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, gpu_of, share_of
+from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, gpu_of, on_each, share_of
 from tracekit.analysis.detectors.slow_host_code import slow_host_code
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.ops import LONGEST_DISPATCH_S, OpEvidence
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.gpu.gpu_times import GpuTimes
 from tracekit.analysis.whatif.interventions import AddTime, LessTime, Together, step_times
-from tracekit.base.text import code_name, seconds
+from tracekit.base.text import code_name
 from tracekit.report.finding import Figure, Finding, Place, Spent, Unit, confidence_from
 from tracekit.report.verdict import LossKind
 from tracekit.trace.gpu_activity import IdleReason
@@ -92,7 +92,7 @@ class HostBound(Detector):
             return
         named = [part for part in work.by_name(IdleReason.OPERATOR) if dispatch[part.parts].any()]
         names = tuple(part.name for part in named[:_MOST_NAMES])
-        longest = f", longest of {code_name(names[0])} ({seconds(named[0].seconds)})" if names else ""
+        longest = f", longest of {code_name(names[0])} ({on_each(evidence, named[0].seconds)})" if names else ""
         launch = gpu.launch
         tell = None if evidence.repeats else "steps launch different work, which no CUDA graph can repeat"
         yield candidate(

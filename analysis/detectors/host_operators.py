@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
-from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, gpu_of, plain, share_of
+from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, gpu_of, on_each, plain, share_of
 from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.base.text import code_name, seconds
 from tracekit.report.finding import Spent
@@ -47,7 +47,8 @@ class HostOperators(Detector):
             self.kind,
             evidence,
             Spent(IdleReason.OPERATOR, names[0], named[0].where, names, int(work.pieces[long].sum()), taken_s),
-            f"{code_name(names[0])}{more} {seconds(taken_s)} on the host, up to {seconds(at_most_s)} at a time",
+            f"{code_name(names[0])}{more} {on_each(evidence, taken_s)} on the host, up to {seconds(at_most_s)} at a"
+            " time",
             work.less_s(np.where(long, work.steady_s, 0.0)),
             suggested_fix=plain(f"run {code_name(names[0])} on the GPU, or once before the loop"),
         )

@@ -9,11 +9,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+from msgspec.structs import replace
+
 from tracekit.analysis.detectors.detector import Candidate
 from tracekit.analysis.evidence.host_time import Part
 from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.gpu.gpu_times import GpuTimes, NamedTime
 from tracekit.analysis.whatif.interventions import Intervention
+from tracekit.base.text import seconds
 from tracekit.report.finding import Figure, Place, Spent, Unit, confidence_from
 
 #: Name what takes at least this share of the recording.
@@ -41,9 +44,15 @@ def idle_s(gpu: GpuTimes, names: Iterable[str], reasons: Sequence[str]) -> float
     return sum(row.seconds for row in rows if row.name in wanted)
 
 
-def share_of(evidence: OpEvidence, seconds: float) -> float:
+def share_of(evidence: OpEvidence, total_s: float) -> float:
     """The share of the recording, of time that all its ranks spend together."""
-    return seconds / (evidence.recorded_s * len(evidence.ranks) or float("inf"))
+    return total_s / (evidence.recorded_s * len(evidence.ranks) or float("inf"))
+
+
+def on_each(evidence: OpEvidence, total_s: float) -> str:
+    """Time that all ranks spend together, in words: of each, if there are several."""
+    ranks = len(evidence.ranks)
+    return seconds(total_s / ranks) + (f" on each of {ranks} ranks" if ranks > 1 else "")
 
 
 def costly(evidence: OpEvidence, parts: Iterable[Part]) -> Iterator[Part]:
@@ -55,6 +64,11 @@ def costly(evidence: OpEvidence, parts: Iterable[Part]) -> Iterator[Part]:
 def candidate(
     kind: str, evidence: OpEvidence, spent: Spent, effect: str, change: Intervention | None, **more: Any
 ) -> Candidate:
-    """Return the candidate of something that takes time of a recording. `more`: other fields of `Candidate`."""
+    """Return the candidate of something that takes time of a recording. `more`: other fields of `Candidate`.
+
+    `spent`: of all ranks together; the candidate has what one of them spends.
+    """
     figure = Figure("over the recording", share_of(evidence, spent.seconds), SMALLEST_SHARE, Unit.SHARE)
+    ranks = len(evidence.ranks)
+    spent = replace(spent, seconds=spent.seconds / ranks, count=round(spent.count / ranks))
     return Candidate(kind, Place(), effect, (figure,), confidence_from((figure,)), change, spent=spent, **more)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
-from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, costly, gpu_of, plain, share_of
+from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, costly, gpu_of, on_each, plain, share_of
 from tracekit.analysis.evidence.ops import LONGEST_DISPATCH_S, OpEvidence
 from tracekit.analysis.gpu.gpu_times import GpuTimes
 from tracekit.base.text import code_name, seconds
@@ -74,7 +74,7 @@ class PythonCode(Detector):
                 self.kind,
                 evidence,
                 Spent(IdleReason.PYTHON, part.name or name, part.where, part.names, part.count, part.seconds),
-                f"{code_name(name)} takes {seconds(part.seconds)} between launches{inside}",
+                f"{code_name(name)} takes {on_each(evidence, part.seconds)} between launches{inside}",
                 work.less(part.parts),
                 suggested_fix=plain(
                     f"let torch.compile or a CUDA graph spare the Python of {code_name(name)}, or call it less often"
@@ -100,7 +100,7 @@ class PythonCode(Detector):
             self.kind,
             evidence,
             Spent(reason, first.name or first.where, first.where, names, sum(part.count for part in parts), taken_s),
-            f"before its first op, the GPU waits {seconds(taken_s)} for {told}",
+            f"before its first op, the GPU waits {on_each(evidence, taken_s)} for {told}",
             work.less(rows),
             title="The GPU waits for its first op",
             suggested_fix=plain(
@@ -123,7 +123,8 @@ class PythonCode(Detector):
             self.kind,
             evidence,
             Spent(IdleReason.PYTHON, "Python without a name", "", (), len(parts), taken_s, tell),
-            f"Python outside of any operator takes {seconds(taken_s)}; which function cannot be told without stacks",
+            f"Python outside of any operator takes {on_each(evidence, taken_s)}; which function cannot be told without"
+            " stacks",
             work.less(parts),
             suggested_fix="record with_stack=True (torch.profiler) to see which functions take the time",
             bound=True,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
-from tracekit.analysis.detectors.of_one_gpu import candidate, costly, gpu_of
+from tracekit.analysis.detectors.of_one_gpu import candidate, costly, gpu_of, on_each
 from tracekit.analysis.detectors.rank_behind import rank_behind, spent
 from tracekit.analysis.detectors.stops import SMALLEST_STOP_SHARE, longest_share, stopped_workers, stops_s
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
@@ -75,7 +75,7 @@ class PythonGc(Detector):
                 self.kind,
                 evidence,
                 Spent(IdleReason.GC, part.name, part.where, part.names, part.count, part.seconds),
-                f"Python collects garbage for {seconds(part.seconds)} between launches",
+                f"Python collects garbage for {on_each(evidence, part.seconds)} between launches",
                 evidence.host_time.less(part.parts),
                 suggested_fix="gc.freeze() after the model is built, gc.disable(), and gc.collect() every N steps",
             )

@@ -9,12 +9,12 @@ import numpy as np
 import polars as pl
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
-from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, gpu_of, share_of
+from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, gpu_of, on_each, share_of
 from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.gpu.roofline import work_of
 from tracekit.analysis.numeric.arrays import Ints
 from tracekit.analysis.whatif.interventions import CostOverlay, LessTime
-from tracekit.base.text import code_name, seconds, three_digits
+from tracekit.base.text import code_name, three_digits
 from tracekit.report.finding import Spent
 from tracekit.report.verdict import LossKind
 
@@ -65,7 +65,7 @@ class Recompute(Detector):
             evidence,
             Spent(self.kind, names[0], "", names, len(rows), taken_s),
             f"the backward repeats {len(rows):,} kernels of the forward, longest of {code_name(names[0])}:"
-            f" {seconds(taken_s)}",
+            f" {on_each(evidence, taken_s)}",
             LessTime(np.where(again, evidence.pace.cost, 0.0), np.where(again & on_gpu, delay_s, 0.0)),
             suggested_fix=f"{self.suggested_fix}: {memory}",
         )
@@ -87,7 +87,7 @@ class Recompute(Detector):
             self.kind,
             evidence,
             Spent(self.kind, _REENTRANT, "", (_REENTRANT,), len(rows), taken_s, tell),
-            f"the backward repeats a part of the forward: {seconds(taken_s)} are that and its gradients",
+            f"the backward repeats a part of the forward: {on_each(evidence, taken_s)} are that and its gradients",
             None,
             suggested_fix="record with_stack=True (torch.profiler) to see what the backward repeats",
         )

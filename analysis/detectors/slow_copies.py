@@ -8,11 +8,11 @@ import numpy as np
 import polars as pl
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
-from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, gpu_of, share_of
+from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, gpu_of, on_each, share_of
 from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.gpu.roofline import Card
 from tracekit.analysis.whatif.interventions import LessTime, Together
-from tracekit.base.text import seconds, three_digits
+from tracekit.base.text import three_digits
 from tracekit.report.finding import Spent
 from tracekit.report.verdict import LossKind
 
@@ -65,6 +65,6 @@ class SlowCopies(Detector):
             evidence,
             Spent("transfer", names[0], "", names, len(copies), seconds_all),
             f"{three_digits(float(moved.sum()) / 1e6)} MB cross from or to pageable memory in"
-            f" {seconds(float(taken.sum()))}, {three_digits(speed)} GB/s",
+            f" {on_each(evidence, float(taken.sum()))}, {three_digits(speed)} GB/s",
             Together((evidence.without_waits(calls), LessTime(less))),
         )

@@ -7,11 +7,19 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
-from tracekit.analysis.detectors.of_one_gpu import MOST_OF_A_KIND, SMALLEST_SHARE, candidate, gpu_of, plain, share_of
+from tracekit.analysis.detectors.of_one_gpu import (
+    MOST_OF_A_KIND,
+    SMALLEST_SHARE,
+    candidate,
+    gpu_of,
+    on_each,
+    plain,
+    share_of,
+)
 from tracekit.analysis.evidence.ops import LATEST_ARRIVAL_S, OpEvidence
 from tracekit.analysis.graph.op_graph import Why
 from tracekit.analysis.numeric.codes import numbered
-from tracekit.base.text import code_name, seconds
+from tracekit.base.text import code_name
 from tracekit.report.finding import Spent
 from tracekit.report.verdict import LossKind
 from tracekit.trace.gpu_activity import IdleReason, KernelClass
@@ -65,8 +73,8 @@ class StreamWaits(Detector):
                 self.kind,
                 evidence,
                 Spent(IdleReason.QUEUED, names[0], "", (*names, other, waiting), len(mine), taken_s),
-                f"{waiting} waits {seconds(taken_s)} for {other}: {code_name(then)} begins as {code_name(names[0])}"
-                " ends",
+                f"{waiting} waits {on_each(evidence, taken_s)} for {other}: {code_name(then)} begins as"
+                f" {code_name(names[0])} ends",
                 evidence.pace.without_edges(gone),
                 suggested_fix=plain(
                     f"let {waiting} wait only for what {code_name(then)} needs of {other}, or launch"

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
-from tracekit.analysis.detectors.of_one_gpu import MOST_OF_A_KIND, SMALLEST_SHARE, candidate, gpu_of, plain, share_of
+from tracekit.analysis.detectors.of_one_gpu import (
+    MOST_OF_A_KIND,
+    SMALLEST_SHARE,
+    candidate,
+    gpu_of,
+    on_each,
+    plain,
+    share_of,
+)
 from tracekit.analysis.detectors.rank_behind import rank_behind, spent
 from tracekit.analysis.evidence.host_time import HostTime
 from tracekit.analysis.evidence.ops import OpEvidence
@@ -16,7 +24,7 @@ from tracekit.analysis.evidence.waiting import waiting_calls
 from tracekit.analysis.gpu.part import Part
 from tracekit.analysis.numeric.codes import numbered
 from tracekit.analysis.whatif.interventions import Intervention, Together
-from tracekit.base.text import code_name, seconds
+from tracekit.base.text import code_name
 from tracekit.report.finding import Spent
 from tracekit.report.verdict import LossKind
 from tracekit.trace.gpu_activity import IdleReason
@@ -71,12 +79,12 @@ class SyncCalls(Detector):
             calls[mine] = True
             name = op or call
             at = f" at {code_name(line)}" if line else ""
-            names = tuple(text for text in (op, call) if text)
+            names, waited = tuple(text for text in (op, call) if text), float(by_place[one])
             yield candidate(
                 self.kind,
                 evidence,
-                Spent(IdleReason.SYNCHRONISE, name, line or "", names, len(mine), float(by_place[one])),
-                f"{code_name(name)}{at} waits for the GPU {len(mine):,} times, {seconds(float(by_place[one]))} in all",
+                Spent(IdleReason.SYNCHRONISE, name, line or "", names, len(mine), waited),
+                f"{code_name(name)}{at} waits for the GPU {len(mine):,} times, {on_each(evidence, waited)}",
                 Together((_without_dispatch(evidence.host_time, op, line), evidence.without_waits(calls))),
                 title="The host waits for the GPU",
                 next_check="torch.cuda.set_sync_debug_mode('warn') names the lines",

@@ -59,6 +59,8 @@ def _cost(evidence: Subject, verdict: Verdict, causes: Sequence[Finding], leadin
     whole_s = seconds(verdict.lost_s / verdict.share)
     whole = f"{every} {whole_s} step" if evidence.whole == "step" else f"the {whole_s} recorded"
     most = "at most " * (leading is not None and leading.bound)
+    if leading is not None and leading.once is not None:
+        return f"{most}{seconds(verdict.lost_s)} of {whole}, seen once"
     if not evidence.shows(Fact.COMPUTE):
         return f"{most}{seconds(verdict.lost_s)} {of_whole(evidence.whole)}{than.rstrip(',;')}"
     if not evidence.daily:
@@ -85,11 +87,11 @@ def _place(evidence: Subject, cause: Finding) -> str:
 
 def _other(evidence: Subject, cause: Finding) -> str:
     """One more cause, with its cost; of what the time of a recording is spent on, only the name."""
-    spent = cause.spent
+    spent, once = cause.spent, f", seen once: {cause.once.words}" if cause.once else ""
     if spent is None:
-        return f"{_cause(evidence, cause)} ({cause.costs})"
+        return f"{_cause(evidence, cause)} ({cause.costs}{once})"
     at = f" at {code_name(spent.where)}" if spent.where and spent.where != spent.name else ""
-    return f"{spent.reason}: {code_name(spent.name)}{at} {cause.costs}"
+    return f"{spent.reason}: {code_name(spent.name)}{at} {cause.costs}{once}"
 
 
 def _who(evidence: Subject, cause: Finding, *, trusted: bool = True) -> str:
@@ -113,7 +115,8 @@ def _saves(evidence: Subject, cause: Finding, best: Fix) -> str:
     saved = with_error(best.saved_s, 0.0 if best.bound else best.error_s)
     assumed = assumed_by(cause, best)
     assumes = f"; assumes {assumed}" if assumed else ""
-    a_day = f", {three_digits(best.saved_gpu_hours_per_day)} GPU-hours a day" if evidence.daily else ""
+    daily = evidence.daily and cause.once is None
+    a_day = f", {three_digits(best.saved_gpu_hours_per_day)} GPU-hours a day" if daily else ""
     saves = f"saves {'at most ' if best.bound else ''}{saved} {of_whole(evidence.whole)}"
     if evidence.shows(Fact.COMPUTE):
         share = best.saved_s / evidence.recorded_s

@@ -20,6 +20,7 @@ from tracekit.analysis.detectors.detector import Candidate, Detector
 from tracekit.analysis.detectors.nothing_found import Healthy, Unexplained
 from tracekit.analysis.detectors.registry import detector_of, guarded, is_plug_in, own_detectors
 from tracekit.analysis.detectors.remedies import remedy_for
+from tracekit.analysis.diagnosis.seen_once import seen_once
 from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.base.text import quoted
@@ -56,10 +57,12 @@ def causes_of(evidence: Subject, detectors: Sequence[Detector] | None = None) ->
         if cause.change is None or max(cause.saved_s, cause.alone_s) >= least_s
     ]
     # Causes that save time in the job as it is come before those that save time only once others are gone; what nobody
-    # can act upon, because its name or price is not known, comes last unless it is more than all others together.
+    # can act upon, because its name or price is not known, comes last unless it is more than all others together. What
+    # was seen once comes behind what returns.
     told_s = sum(cause.worth_s for cause in named if not _untold(cause))
     named.sort(
         key=lambda cause: (
+            cause.once is not None,
             _untold(cause) and cause.worth_s < told_s,
             -cause.worth_s if cause.saved_s >= least_s else 0.0,
             -cause.alone_s,
@@ -112,6 +115,7 @@ def _priced(evidence: Subject, candidates: Sequence[Candidate]) -> list[Finding]
         cause = replace(_cause(evidence, candidate), saved_s=saved_s, alone_s=alone_s, without_s=without)
         if without is not None:
             cause = replace(cause, saves_step_s=evidence.saves_step((candidate.change,), bound=cause.bound))
+            cause = replace(cause, once=seen_once(*evidence.lost_by_step(candidate.change, without)))
         acts = acting(evidence, cause)
         if acts is not None and without is not None:
             saved = evidence.unchanged - without

@@ -82,9 +82,12 @@ def verdict_of_ops(evidence: OpEvidence, causes: Sequence[Finding]) -> Verdict:
     One kind of loss counts, the costliest: the time in which all GPUs are idle, or all transfer, may be the same time.
     """
     whole_s, losses_s = evidence.recorded_s or 1.0, dict(evidence.losses_s)
-    costly = [cause for cause in causes if cause.change is not None]
+    costly = [cause for cause in causes if cause.change is not None and cause.once is None]
+    once = [cause for cause in causes if cause.once is not None and cause.saved_s >= SMALLEST_HEADLINE_SHARE * whole_s]
     for cause in costly:
         losses_s[_loss_of(cause)] = max(losses_s.get(_loss_of(cause), 0.0), cause.saved_s)
+    for cause in once:  # the rest of its kind is what returns
+        losses_s[_loss_of(cause)] = max(losses_s.get(_loss_of(cause), 0.0) - cause.saved_s, 0.0)
     kind = loss = max(losses_s, key=lambda one: losses_s[one])
     if evidence.alone and costly and costly[0].saved_s >= SMALLEST_HEADLINE_SHARE * whole_s:
         kind = loss = _loss_of(costly[0])  # of one rank, what saves most leads
@@ -94,8 +97,11 @@ def verdict_of_ops(evidence: OpEvidence, causes: Sequence[Finding]) -> Verdict:
         kind = loss = LossKind.BALANCED
         if costly or evidence.culprit is not None:
             kind, loss = LossKind.MINOR, _loss_of(costly[0]) if costly else LossKind.STRAGGLER
-    lost_s = losses_s.get(loss, 0.0)
     leading = tuple(cause for cause in causes if (cause.change or cause.spent) and _loss_of(cause) is loss)
+    if once and (not leading or kind in {LossKind.BALANCED, LossKind.MINOR}):  # it is most of what was lost
+        kind = loss = LossKind.STALLS
+        leading, losses_s[loss] = tuple(once), once[0].saved_s
+    lost_s = losses_s.get(loss, 0.0)
     if not leading and evidence.alone and kind not in {LossKind.BALANCED, LossKind.CONTRADICTION}:
         kind = loss = LossKind.BALANCED  # idle in pieces too small to name
     if evidence.kept is not None and leading:
@@ -110,7 +116,7 @@ def verdict_of_ops(evidence: OpEvidence, causes: Sequence[Finding]) -> Verdict:
         share=lost_s / whole_s,
         step_lost_s=np.full(len(evidence.steps), lost_s),
         lost_gpu_hours=lost_s * len(evidence.steps) * evidence.gpus / 3600,
-        lost_gpu_hours_per_day=lost_s / whole_s * evidence.gpus * 24,
+        lost_gpu_hours_per_day=lost_s / whole_s * evidence.gpus * 24 * (leading[0].returning_share if leading else 1.0),
         sentence=_sentence(evidence, kind, leading, lost_s),
         confidence=leading[0].confidence if leading else None,
         losses=(Loss(loss, lost_s, leading, lost_s if leading else 0.0),) if lost_s > 0 else (),
@@ -142,6 +148,8 @@ def _costs_most(evidence: OpEvidence, kind: LossKind, leading: Sequence[Finding]
         nobody = "no rank stands out, and " if len(evidence.ranks) > 1 else ""
         return f"{nobody}nothing costs {SMALLEST_HEADLINE_SHARE:.0%} of {whole}"
     effect, place = main_clause(leading[0].effect), evidence.names.place(leading[0].where)
+    if leading[0].once is not None:
+        effect = f"{leading[0].once.words}: {effect}"
     if place is None:
         return effect
     share = _cost_s(evidence, leading[0]) / evidence.recorded_s

@@ -167,6 +167,7 @@ class _Pricer(Struct, frozen=True, eq=False):
             else self.evidence.saves_step([one for one in made if one is not None], bound=plan.bound)
         )
         share = saved_s / self.evidence.recorded_s if step is None or saves is None else saves.value / step.value
+        share *= 1.0 if plan.cause is None else plan.cause.returning_share
         reason, bound, details = self.withheld, plan.bound, plan.details
         if reason is None and saved_s < error_s:
             seen = None if plan.cause is None else self._seen(plan.cause, saving)

@@ -71,6 +71,7 @@ def verdict_of(evidence: Evidence, causes: Sequence[Finding]) -> Verdict:
     leading = next((loss.causes for loss in of_kind if headline.kind in {loss.kind, LossKind.MINOR}), ())
     label = detector_of(leading[0].kind).label if headline.kind is LossKind.STRAGGLER and leading else None
     rest = _rest(evidence, parts) or ""
+    once_s = sum((1 - cause.returning_share) * cause.saved_s for cause in causes)
     return Verdict(
         kind=headline.kind,
         label=label or str(headline.kind),
@@ -79,7 +80,7 @@ def verdict_of(evidence: Evidence, causes: Sequence[Finding]) -> Verdict:
         share=share,
         step_lost_s=_step_lost_s(evidence, gone, lost_s),
         lost_gpu_hours=lost_s * len(found.steps) * found.world_size / 3600,
-        lost_gpu_hours_per_day=share * found.world_size * 24,
+        lost_gpu_hours_per_day=max(lost_s - once_s, 0.0) / evidence.recorded_s * found.world_size * 24,
         sentence=headline.sentence if rest in headline.sentence else f"{headline.sentence}; {rest}",
         confidence=leading[0].confidence if leading else None,
         losses=tuple(losses),

@@ -406,6 +406,16 @@ class OpEvidence(Subject, frozen=True, eq=False):
     def step_times(self, changes: Sequence[Intervention]) -> Floats:
         return step_times(self.replay, changes)
 
+    def lost_by_step(self, change: Intervention, without: Floats) -> tuple[Sequence[int], Floats]:
+        if self.kept is None:
+            return super().lost_by_step(change, without)
+        return self.marked_steps.numbers, self._marked_s - self.marked_steps.replayed_s(self.replay, (change,))
+
+    @cached_property
+    def _marked_s(self) -> Floats:
+        """How long each marked step takes, as replayed, seconds, [steps]."""
+        return self.marked_steps.replayed_s(self.replay, ())
+
     def at_pace(self, rank: int, ops: Bools | None = None, *, freed: bool = False) -> Intervention:
         """Return the job with some ops of a rank as fast as those of its peers. `ops`: which ones, of any rank, [ops].
 

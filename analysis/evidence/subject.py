@@ -124,6 +124,14 @@ class Subject(Struct, frozen=True, eq=False, dict=True):
     def step_times(self, changes: Sequence[Intervention]) -> Floats:
         """Return the duration of each step after these changes, seconds, [steps]."""
 
+    def lost_by_step(self, change: Intervention, without: Floats) -> tuple[Sequence[int], Floats]:
+        """Return training steps, and what each loses to what a change takes away, seconds, [steps].
+
+        `without`: the step times after the change, seconds.
+        """
+        del change
+        return self.steps.tolist(), self.unchanged - without
+
     def saving_error_s(self, saving: Floats, changes: Sequence[Any]) -> float:
         """Return how far the mean saving of these changes, of [steps], can be off."""
         del changes

@@ -47,6 +47,7 @@ class LessRecording(Struct, frozen=True, eq=False):
 
 class Steps(Struct, frozen=True, eq=False):
     """The training steps of a recording. `step`: of each op, -1 before the first and `count` after the last, [ops].
+    `numbers`: of the steps.
 
     A step ends with the last op that it launched, and begins where the one before ends, the first with what was launched
     before: a GPU may lag behind by more than a step. `waited`: the first op of a GPU that was busy with what is not in
@@ -54,8 +55,13 @@ class Steps(Struct, frozen=True, eq=False):
     """
 
     step: Ints
-    count: int
+    numbers: tuple[int, ...]
     waited: int
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self.numbers)
 
     @classmethod
     def of(cls, marked: pl.Series, start: Floats, on_gpu: Bools, arrives_s: Floats) -> Self:
@@ -66,10 +72,10 @@ class Steps(Struct, frozen=True, eq=False):
         step = np.searchsorted(numbers, marked.fill_null(-1).to_numpy())
         unmarked = marked.is_null().to_numpy()
         if not len(numbers):
-            return cls(np.zeros(len(start), np.int64), 1, waited)
+            return cls(np.zeros(len(start), np.int64), (0,), waited)
         first_s = start[~unmarked & (step == 0)].min()
         step = np.where(unmarked, np.where(start < first_s, -1, len(numbers)), step)
-        return cls(step, len(numbers), waited)
+        return cls(step, tuple(numbers.tolist()), waited)
 
     def lengths_s(self, start: Floats, end: Floats) -> Floats:
         """How long each step takes if ops begin and end then, seconds, [steps]."""
@@ -81,6 +87,14 @@ class Steps(Struct, frozen=True, eq=False):
         if self.waited >= 0:
             first = max(first, start[self.waited])
         return np.diff(np.maximum.accumulate(ends), prepend=first)
+
+    def replayed_s(self, replay: GraphReplay, changes: Sequence[Intervention]) -> Floats:
+        """How long each step takes after these changes, seconds, [steps]."""
+        overlay, graph = CostOverlay.recorded(replay), cast("FoldedGraph", replay.graph)
+        Together(tuple(changes)).make(overlay)
+        timelines = overlay.replay.timelines(overlay)
+        start, end = (graph.of_ops(each) for each in ([one.start for one in timelines], [one.end for one in timelines]))
+        return self.lengths_s(start, end)
 
 
 class Unprofiled(Struct, frozen=True, eq=False):
@@ -122,7 +136,7 @@ class Unprofiled(Struct, frozen=True, eq=False):
             LessRecording(kept, delay - faster).make(overlay)
             QueuedAhead(arrives_s - faster, launched_by).make(overlay)
             changes.append(LessRecording(kept, overlay.delay_of_ops()))
-        return cls(replay, steps, tuple(changes), tuple(_lengths_s(replay, steps, (one,)) for one in changes))
+        return cls(replay, steps, tuple(changes), tuple(steps.replayed_s(replay, (one,)) for one in changes))
 
     @property
     def step_s(self) -> Estimate:
@@ -134,7 +148,7 @@ class Unprofiled(Struct, frozen=True, eq=False):
 
         What acts in less than half of the steps saves what it does on average.
         """
-        left = [_lengths_s(self.replay, self.steps, (*changes, one)) for one in self.changes]
+        left = [self.steps.replayed_s(self.replay, (*changes, one)) for one in self.changes]
         saved = [before - after for before, after in zip(self.steps_s, left, strict=True)]
         if 2 * np.count_nonzero(saved[0] > _ROUNDING_S) < self.steps.count:
             saved = [np.full(1, one.mean()) for one in saved]
@@ -151,11 +165,3 @@ def _typical(each: Sequence[Floats]) -> Estimate:
     wide = _WIDE * float(np.median(np.abs(each[0] - value))) / len(each[0]) ** 0.5
     low, high = min(value, more, less), max(value, more, less)
     return Estimate(value, value - float(np.hypot(value - low, wide)), value + float(np.hypot(high - value, wide)))
-
-
-def _lengths_s(replay: GraphReplay, steps: Steps, changes: Sequence[Intervention]) -> Floats:
-    overlay, graph = CostOverlay.recorded(replay), cast("FoldedGraph", replay.graph)
-    Together(tuple(changes)).make(overlay)
-    timelines = overlay.replay.timelines(overlay)
-    start, end = (graph.of_ops(times) for times in ([one.start for one in timelines], [one.end for one in timelines]))
-    return steps.lengths_s(start, end)

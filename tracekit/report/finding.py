@@ -137,6 +137,26 @@ class Spent(Struct, frozen=True):
     cannot_tell: str | None = None
 
 
+class SeenOnce(Struct, frozen=True):
+    """The steps in which most of a loss was seen: one or two, so that no rate follows from it.
+
+    `lost_s`: of each of `steps`, beyond what the others lose; `others_s`: what the usual one of the others loses;
+    `of_steps`: how many there are in all.
+    """
+
+    steps: tuple[int, ...]
+    lost_s: tuple[float, ...]
+    others_s: float
+    of_steps: int
+
+    @property
+    def words(self) -> str:
+        """Where it was seen, and what is seen of it elsewhere: "step 4: +244.0 ms; the others lose 300 us each"."""
+        each = zip(self.steps, self.lost_s, strict=True)
+        others = f"lose {seconds(self.others_s)} each" if self.others_s > 0 else "lose nothing"
+        return f"{'; '.join(f'step {step}: +{seconds(lost_s)}' for step, lost_s in each)}; the others {others}"
+
+
 @dataclass(frozen=True, eq=False)
 class Finding:
     """One cause of a job's slowness.
@@ -150,7 +170,7 @@ class Finding:
     upper bound. `every_step`: it shows in nearly all steps, though its kind acts by chance; `by_chance`: no step is
     certain to have it. `whole`: what seconds are of, "step" or "recording". `spent`: what the time of a recording is
     spent on. `saves_step_s`: what its end saves of a step as it runs without the profiler, seconds; None if that is not
-    known, or if no profiler recorded the job.
+    known, or if no profiler recorded the job. `once`: the steps in which it was seen, None if it returns.
     """
 
     kind: str
@@ -175,11 +195,20 @@ class Finding:
     whole: str = "step"
     spent: Spent | None = None
     saves_step_s: Estimate | None = None
+    once: SeenOnce | None = None
 
     @property
     def worth_s(self) -> float:
         """By what findings are ordered: what a step saves without the profiler, if the job was recorded with one."""
         return self.saved_s if self.saves_step_s is None else self.saves_step_s.value
+
+    @property
+    def returning_share(self) -> float:
+        """The share of what it costs that returns in other steps, from which a rate follows; 1 if all of it does."""
+        if self.once is None:
+            return 1.0
+        lost_s, others_s = sum(self.once.lost_s), self.once.others_s * self.once.of_steps
+        return others_s / (lost_s + others_s)
 
     @property
     def hidden(self) -> bool:

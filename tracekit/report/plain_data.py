@@ -27,7 +27,7 @@ from tracekit.report.bubbles import Bubbles
 from tracekit.report.clocks import ClockReport
 from tracekit.report.estimate import Estimate
 from tracekit.report.experts import Experts, Overlap
-from tracekit.report.finding import Place, Spent, Unit
+from tracekit.report.finding import Place, SeenOnce, Spent, Unit
 from tracekit.report.gpu import GpuInReport
 from tracekit.report.question import Question
 from tracekit.report.report import REPORT_VERSION, Report
@@ -209,6 +209,7 @@ class Finding(Struct, frozen=True):
     suggested_fix: str
     spent: Spent | None
     saves_step_s: Estimate | None
+    once: SeenOnce | None
 
 
 class Fix(Struct):
