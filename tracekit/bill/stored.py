@@ -158,10 +158,11 @@ def _reasons(job: str, windows: Sequence[_Window]) -> Iterator[str]:
 
 def _claims(window: _Window, share: float, length_s: float) -> list[Claim]:
     """What the `share` of a window of `length_s` seconds that is not lost went to."""
-    row, costs, steps = window.row, window.costs, window.row["steps"] * share
+    costs, step_s, steps = window.costs, window.row["recorded_s"] or 0.0, window.row["steps"] * share
     if isinstance(costs, str):
         return [(Part.UNKNOWN, costs, ALL)]
-    step_s = row["recorded_s"] or 0.0
+    if length_s * share < steps * step_s:  # the steps that warm up are shorter than the mean
+        steps = length_s * share / step_s
     rest_s = length_s * share - steps * step_s
     planned: list[Claim] = [(part, str(part), seconds) for part, seconds in costs.planned.items()]
     claims = [(part, cause, steps * seconds) for part, cause, seconds in (*planned, *costs.claims)]
