@@ -6,7 +6,7 @@ the critical path beyond these.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
@@ -68,7 +68,7 @@ def costs_of(text: str) -> Costs | None:
     if report is None:
         return None
     planned = dict.fromkeys(PLANNED.values(), 0.0)
-    for op in report.critical_path:
+    for op in report.critical_kinds or report.critical_path:
         if op.kind in PLANNED:
             planned[PLANNED[OpKind(op.kind)]] += max(op.recorded_s, 0.0)
     length_s, gpus = None if report.rl is None else report.rl.length_s, report.job.gpus
@@ -76,7 +76,7 @@ def costs_of(text: str) -> Costs | None:
         return Costs(planned, {}, (NOT_TRUSTED,), gpus, length_s, next(iter(report.trust.reasons), None))
     losses_s = _losses_s(report)
     lost = dict[tuple[Part, str], float]()
-    for (part, cause, _), seconds in _beyond(planned, _divided(report, losses_s)).items():
+    for (part, cause, _), seconds in _beyond(planned, _divided(report, losses_s, planned)).items():
         lost[part, cause] = lost.get((part, cause), 0.0) + seconds
     lost[Part.UNKNOWN, "losses that hide each other"] = report.verdict.lost_s - sum(losses_s.values())
     rest = shown_useful(report, losses_s, _others(report, losses_s))
@@ -92,7 +92,7 @@ def _losses_s(report: Reported) -> dict[LossKind, float]:
     return losses_s
 
 
-def _divided(report: Reported, losses_s: Mapping[LossKind, float]) -> _Lost:
+def _divided(report: Reported, losses_s: Mapping[LossKind, float], planned: Mapping[Part, float]) -> _Lost:
     """The losses by their causes; those of a loss that hide each other share what they cost together."""
     lost: _Lost = {}
     for kind, lost_s in losses_s.items():
@@ -104,25 +104,34 @@ def _divided(report: Reported, losses_s: Mapping[LossKind, float]) -> _Lost:
             work = _planned_part(cause)
             to = Part.CHECKPOINTS if (kind, work) == (LossKind.STALLS, Part.CHECKPOINTS) else part
             _add(lost, (to, cause.kind, work), _cost_s(cause) * scale)
-        rest_s = max(lost_s - named_s, 0.0)
-        if kind is LossKind.STRAGGLER:
-            for work, seconds in _uneven_work_s(report).items():
-                _add(lost, (part, _UNEXPLAINED, work), min(seconds, rest_s))
-                rest_s -= min(seconds, rest_s)
-        _add(lost, (part, _UNEXPLAINED if kind is LossKind.STRAGGLER else str(kind), None), rest_s)
+        rest = part, _UNEXPLAINED if kind is LossKind.STRAGGLER else str(kind), None
+        _add(lost, rest, max(lost_s - named_s, 0.0))
+        if kind is LossKind.STRAGGLER:  # a finding on a rank prices all that the rank does
+            on_ranks = [(part, cause.kind, None) for cause in of_kind if cause.where.ranks]
+            _take(lost, (rest, *on_ranks), sum(_uneven_work_s(report, lost, planned).values()))
     return lost
 
 
-def _uneven_work_s(report: Reported) -> dict[Part, float]:
-    """Seconds of S that planned work makes which only some ranks do, by its part. If a finding names the work, the
-    verdict has left them out.
+def _uneven_work_s(report: Reported, lost: _Lost, planned: Mapping[Part, float]) -> dict[Part, float]:
+    """Seconds of planned work that S counts as stragglers, because only some ranks do it, by part; without what
+    findings name, and work that the verdict leaves out of S.
     """
-    named = {_planned_part(cause) for cause in report.causes}
+    left_out = {_planned_part(cause) for cause in report.causes if _loss_of(cause) is not LossKind.STRAGGLER}
     uneven_s = dict[Part, float]()
     for op in report.by_kind:
-        if op.kind in PLANNED and (work := PLANNED[OpKind(op.kind)]) not in named:
-            uneven_s[work] = max((op.slowdown or 1.0) - 1, 0.0) * report.step_time_s.ideal
+        if op.kind in PLANNED and (work := PLANNED[OpKind(op.kind)]) not in left_out:
+            of_s = ((op.slowdown or 1.0) - 1) * report.step_time_s.ideal
+            named_s = sum(seconds for (part, _, of), seconds in lost.items() if (part, of) == (Part.STRAGGLERS, work))
+            uneven_s[work] = max(min(of_s, planned[work]) - named_s, 0.0)
     return uneven_s
+
+
+def _take(lost: _Lost, of: Iterable[tuple[Part, str, Part | None]], seconds: float) -> None:
+    """Take seconds from losses, as far as they go."""
+    for to in of:
+        taken_s = min(lost.get(to, 0.0), seconds)
+        _add(lost, to, -taken_s)
+        seconds -= taken_s
 
 
 def _beyond(planned: Mapping[Part, float], lost: _Lost) -> _Lost:

@@ -112,6 +112,7 @@ class Reported(Struct, frozen=True):
     causes: list[Cause]
     critical_path: list[OnPath]
     by_kind: list[OfKind]
+    critical_kinds: list[OnPath] | None = None
     rl: Rl | None = None
     gpu: Gpu | None = None
     gpus: list[Gpu] = []
