@@ -58,7 +58,8 @@ def late_ranks(recording: GpuRecording, part: Comparable, recorded_s: float) -> 
     if mismatched(matches, clocks):
         return LateRanks(compared)
     late = late_rank(with_steps(recording, matches), matches, clocks, least_s)
-    usual = np.median(np.unique(part.matches.rank, return_counts=True)[1])
+    counts = np.unique(part.matches.rank, return_counts=True)[1]
+    usual = np.median(counts) if len(counts) else 0.0  # of one rank, nothing is matched
     contradict = {rank for rank, _ in ranks_with_overlaps(recording)}
     seen = [rank for rank in left_out if (matches.rank == rank).sum() >= CONVINCING * usual > 0]
     hidden = late if late is not None and late.rank in left_out else None
