@@ -138,7 +138,7 @@ def _bill(store: Store, rows: list[dict[str, Any]]) -> Bill:
 def _costs(row: dict[str, Any], report: str | None) -> Costs | str:
     """What the mean step of a window goes to, or why that is unknown."""
     if report is not None:
-        return costs_of(report) or "windows whose report is of another version"
+        return costs_of(report) or "windows whose report cannot be read"
     return "windows that are not analysed" if row["recorded_s"] is None else "windows whose report is gone"
 
 
