@@ -62,7 +62,8 @@ def causes_of(evidence: Subject, detectors: Sequence[Detector] | None = None) ->
     told_s = sum(cause.worth_s for cause in named if not _untold(cause))
     named.sort(
         key=lambda cause: (
-            cause.once is not None,
+            cause.once is not None or cause.saved_s < least_s,
+            cause.once is None,
             _untold(cause) and cause.worth_s < told_s,
             -cause.worth_s if cause.saved_s >= least_s else 0.0,
             -cause.alone_s,
