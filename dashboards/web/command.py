@@ -81,7 +81,7 @@ def dashboard_command(
         with _listen(host, port) as listening:
             url = public_url or _url(listening)
             token = getattr(checked, "token", None)
-            link = f"{url}?token={token}" if token else url
+            link = f"{url.rstrip('/')}/?token={token}" if token else url
             proxied = f", through a proxy to {_url(listening)}" if public_url else ""
             click.echo(f"tracekit dashboard of {printable(shown(store))}: {link}{proxied}  (Ctrl-C ends it)")
             app = make_app(store, access, study and study.absolute(), gpu_hour)
