@@ -259,5 +259,5 @@ def _log_out() -> list[Component]:
     """A button for those who have logged in."""
     if not flask.g.get("can_log_out"):
         return []
-    button = html.Button("Log out", title=f"End the sessions of {short(flask.g.user)} on every device")
+    button = html.Button("Log out", title=f"End the session of {short(flask.g.user)} in this browser")
     return [html.Form(button, action=href("/logout"), method="POST")]
