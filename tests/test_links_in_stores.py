@@ -112,7 +112,7 @@ MARK, COPY = "tracekit-store", ".tracekit.store-0"
 
 def state(folder: Path) -> dict[str, tuple[object, ...]]:
     """Everything below a folder: its kind, times, links and content."""
-    found = {}
+    found: dict[str, tuple[object, ...]] = {}
     for path in [folder, *sorted(folder.rglob("*"))]:
         status = path.lstat()
         content = path.read_bytes() if stat.S_ISREG(status.st_mode) else b""
