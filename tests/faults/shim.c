@@ -75,6 +75,9 @@ static void path_of(int fd, char *path) {
 }
 
 static void path_at(int fd, const char *name, char *path) {
+    int end = 0;
+    if (sscanf(name, "/proc/self/fd/%d/%n", &fd, &end) == 1 && end)
+        name += end; /* a name in the folder of that descriptor */
     if (name[0] == '/') {
         snprintf(path, PATH_MAX, "%s", name);
         return;

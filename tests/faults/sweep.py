@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import re
 import shutil
 import signal
 import sys
-import traceback
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tests.faults.forks import forked, import_all, sure
 from tests.faults.shim import FAULTS, Fault, What, arm, disarm
 from tests.handmade import slow_trace
 from tracekit import cli
@@ -32,14 +30,13 @@ from tracekit.report.applied import AppliedFix
 from tracekit.report.findings import Findings
 from tracekit.store import Incoming, Part, Store
 from tracekit.store.care import damages, prune, repair
-from tracekit.store.handling import Change, read_changes
-from tracekit.store.hangs import hang_files, read_hang
+from tracekit.store.handling import Change
 
-#: Ends a fork that waits for something that never comes.
-LONGEST_S = 100
-State = dict[tuple[Any, ...], Any]
+State = dict[tuple[Any, ...], tuple[Any, ...]]
 DAMAGED = "damaged"
 _COPY = ".tracekit.store-"
+#: The job, and the words, of those who write next.
+NEXT = "next"
 #: The name of the fault that no single operation meets.
 POWER = "power failure"
 #: The part of a temporary file's name that is another one each time.
@@ -94,46 +91,6 @@ class Outcome:
     wrong: list[str] = field(default_factory=list)
 
 
-# ---- forks
-
-
-def forked(work: Callable[[], object], said: Path | None = None) -> tuple[int, Any]:
-    """The exit code of a fork, negative for a signal, and what `work` returned there. `said`: gets its stderr."""
-    reading, writing = os.pipe()
-    if (child := os.fork()) == 0:
-        _in_fork(work, writing, said)
-    os.close(writing)
-    with open(reading, "rb") as pipe:
-        content = pipe.read()
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return code, pickle.loads(content) if content else None  # noqa: S301 - of our own fork
-
-
-def _in_fork(work: Callable[[], object], writing: int, said: Path | None) -> NoReturn:
-    code = 1
-    try:
-        signal.alarm(LONGEST_S)
-        if said is not None:
-            os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        os.write(writing, pickle.dumps(work()))
-        code = 0
-    except SystemExit as left:
-        code = int(left.code or 0)
-    except BaseException:  # whatever it is, the test shows it
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def sure(work: Callable[[], Any]) -> Any:
-    """What `work` returns in a fork that must end well."""
-    code, result = forked(work)
-    assert code == 0, f"exit code {code}"
-    return result
-
-
 # ---- what a store holds
 
 
@@ -151,26 +108,22 @@ def state(path: Path) -> State:
             for part, file in window.files.items():
                 content = store.folder().file(window.job_id, window.number, part).read_bytes()
                 whole = (len(content), zlib.crc32(content)) == (file.bytes, file.crc32)
-                found[part, *key] = file.crc32 if whole else DAMAGED
+                found[part, *key] = (file.crc32 if whole else DAMAGED,)
         for incident in store.incidents():
             number = incident.incident_id
             found["incident", number] = (incident.job, incident.cause.what, incident.closed_because)
-            for place, change in enumerate(read_changes(path, number)):
+            for place, change in enumerate(store.handled(number)):
                 found["handled", number, place] = (change.by, change.owner, change.note)
         for job in catalogue.jobs():
             if (Part.OPS, job.name, 0) in found:
                 assert store.load(job.name, 0).ops.height == found["window", job.name, 0][3]
-        found |= {
-            ("watched", name): True for name in ("old", "other", "new", "hung") if catalogue.live.is_watched(name)
-        }
-    for file in hang_files(path):
-        try:
-            hang = read_hang(file)
-            found["hang", hang.job, hang.lines] = json.dumps(hang.report)
-        except StoreError:
-            found["hang", file.name, ()] = DAMAGED
+        found |= {("watched", name): () for name in ("old", "other", "new", "hung") if catalogue.live.is_watched(name)}
+    try:
+        found |= {("hang", hang.job, hang.lines): (json.dumps(hang.report),) for hang in store.hangs()}
+    except StoreError:
+        found["hang", DAMAGED] = ()
     for fix in store.applied():
-        found["applied", fix.before, fix.title] = fix.after
+        found["applied", fix.before, fix.title] = (fix.after,)
     return found
 
 
@@ -388,18 +341,32 @@ class Sweep:
             yield from self.compared(found, code, "")
             if store.is_store():
                 list(damages(store))
-            store.append(Incoming(slow_trace(name="next"), "next", "by hand"))
+            yield from self.next_writers(store)
         if lost_catalogue or list(damages(store)):
             repair(store)
             yield "repaired"
             if problems := list(damages(store)):
                 yield f"repair leaves: {problems}"
-        found = {key: value for key, value in state(self.place.store).items() if "next" not in key}
-        yield from self.compared(found, code, "after the next writer, ")
+        found = {key: value for key, value in state(self.place.store).items() if NEXT not in (*key, *value)}
+        yield from self.compared(found, code, "after the next writers, ")
         names = {path.name for path in self.place.store.iterdir()}
         expected = {"tracekit-store", ".catalog.duckdb.lock", "catalog.duckdb", "jobs", "hangs", "handled", "left-out"}
         if names - expected:
             yield f"files left in the store: {sorted(names - expected)}"
+
+    def next_writers(self, store: Store) -> Iterator[str]:
+        """Whatever is written next is there, and nothing that a killed writer left becomes a part of it."""
+        store.append(Incoming(slow_trace(name=NEXT), NEXT, "by hand"))
+        store.add_hang(NEXT, [NEXT], {"hang": False})
+        store.note_applied(fix(NEXT))
+        for incident in store.incidents():
+            store.handle(incident.incident_id, Change(2.0, "me", None, None, NEXT))
+            if store.handled(incident.incident_id)[-1].note != NEXT:
+                yield "the next change of an incident is lost"
+        if store.applied()[-1].title != NEXT:
+            yield "the next fix is lost"
+        if not any(hang.job == NEXT for hang in store.hangs()):
+            yield "the next report on a hang is lost"
 
     def catalogue(self) -> Path:
         return self.place.store / "catalog.duckdb"
@@ -468,11 +435,7 @@ def warm_up(folder: Path) -> None:
     assert code == 0, (folder / "said").read_text()
     modules, findings = result
     FINDINGS.append(findings)
-    for name in sorted(modules):
-        try:
-            import_module(name)
-        except ImportError:  # made by another module
-            continue
+    import_all(modules)
 
 
 def main(folder: Path, chosen: list[str], every: int) -> None:
