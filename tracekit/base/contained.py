@@ -143,6 +143,30 @@ class Contained:
         finally:
             os.close(handle)
 
+    def put(self, name: str, content: bytes) -> None:
+        """Write a complete file in place of the existing one, if there is one, and sync it to the disk. A writer that
+        is killed, or fails, leaves the existing one.
+        """
+        folder, slash, last = name.rpartition("/")
+        self.put_by(name, f"{folder}{slash}.{last}.unfinished", lambda file: file.write(content), lasting=True)
+
+    def put_by(self, name: str, unfinished: str, write: Callable[[BinaryIO], object], *, lasting: bool = False) -> None:
+        """The same with what `write` writes; synced only if `lasting`. `unfinished`: the name until then, in the same
+        folder, for this writer alone.
+        """
+        self.remove(unfinished)
+        try:
+            with self.new(unfinished) as file:
+                write(file)
+                file.flush()
+                if lasting:
+                    os.fsync(file.fileno())
+            self.rename(unfinished, name, replacing=True)
+        except BaseException:
+            with suppress(OSError, UnsafeFileError):
+                self.remove(unfinished)
+            raise
+
     def make_folder(self, name: str) -> bool:
         """Make a folder and those above it, unless they are there; returns whether it was made."""
         made, parts = False, name.split("/")
@@ -162,15 +186,16 @@ class Contained:
         with self._opened(name, _LISTED) as folder:
             os.utime(folder)
 
-    def rename(self, name: str, new: str) -> None:
-        """Rename a regular file or a folder. Raises FileExistsError."""
+    def rename(self, name: str, new: str, *, replacing: bool = False) -> None:
+        """Rename a regular file or a folder, `replacing` a regular file, if there is one. Raises FileExistsError."""
         with self._parent(name) as (folder, last), self._parent(new) as (target, new_last):
             found = os.stat(last, dir_fd=folder, follow_symlinks=False)
             if not stat.S_ISDIR(found.st_mode):
                 self._check(found, name, folder)
             with suppress(FileNotFoundError):
-                os.stat(new_last, dir_fd=target, follow_symlinks=False)
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self.root / new))
+                self._check(os.stat(new_last, dir_fd=target, follow_symlinks=False), new, target)
+                if not replacing:
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self.root / new))
             os.rename(last, new_last, src_dir_fd=folder, dst_dir_fd=target)
 
     def remove(self, name: str) -> None:

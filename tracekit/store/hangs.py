@@ -8,7 +8,6 @@ Each file is written once and atomically, so it needs no entry in the catalogue.
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -25,7 +24,7 @@ from tracekit.report.answer import Account
 from tracekit.store.incidents import HANG
 
 HANGS = "hangs"
-_SUFFIX, _UNFINISHED = ".json", ".unfinished"
+_SUFFIX = ".json"
 
 
 class _Place(msgspec.Struct, rename={"stall_class": "class", "waits_for": "for"}):
@@ -75,16 +74,7 @@ def write_hang(folder: Path, job: str, lines: Sequence[str], report: dict[str, A
     stored = StoredHang(job, now.timestamp(), tuple(lines), report)
     name = f"{HANGS}/{now:%Y%m%d-%H%M%S-%f}-{secrets.token_hex(4)}{_SUFFIX}"
     contained.make_folder(HANGS)
-    try:
-        with contained.new(f"{name}{_UNFINISHED}") as file:
-            file.write(json.dumps(msgspec.to_builtins(stored)).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        contained.rename(f"{name}{_UNFINISHED}", name)
-    except OSError:
-        with suppress(OSError):
-            contained.remove(f"{name}{_UNFINISHED}")
-        raise
+    contained.put(name, json.dumps(msgspec.to_builtins(stored)).encode() + b"\n")
     contained.sync_folder(HANGS)
 
 
