@@ -17,7 +17,6 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,7 +28,7 @@ from tracekit.base.errors import StoreError, TracekitError
 from tracekit.report.applied import AppliedFix
 from tracekit.report.findings import Findings
 from tracekit.store import Incoming, Part, Store
-from tracekit.store.care import damages, prune, repair
+from tracekit.store.care import damages, repair
 from tracekit.store.handling import Change
 
 State = dict[tuple[Any, ...], tuple[Any, ...]]
@@ -205,9 +204,7 @@ OPERATIONS = {
     "begin a watch": Operation(lambda place: told(lambda: Store(place.store).begin_watch("new", "by hand"))),
     "end a watch": Operation(watch_ends),
     "prune": Operation(lambda place: command("store", "prune", place.store, "--max-size", "0")),
-    "prune by age": Operation(
-        lambda place: told(lambda: prune(Store(place.store), older_than=timedelta(seconds=-1000))), steps=True
-    ),
+    "prune by age": Operation(lambda place: command("store", "prune", place.store, "--older-than", "0m"), steps=True),
     "repair": Operation(lambda place: command("store", "repair", place.store), damage, steps=True),
     "repair without a catalogue": Operation(
         lambda place: command("store", "repair", place.store), lose_catalogue, steps=True
@@ -341,7 +338,7 @@ class Sweep:
             yield from self.compared(found, code, "")
             if store.is_store():
                 list(damages(store))
-            yield from self.next_writers(store)
+            yield from self.next_writers(store, hangs=("hang", DAMAGED) not in found)
         if lost_catalogue or list(damages(store)):
             repair(store)
             yield "repaired"
@@ -354,8 +351,11 @@ class Sweep:
         if names - expected:
             yield f"files left in the store: {sorted(names - expected)}"
 
-    def next_writers(self, store: Store) -> Iterator[str]:
-        """Whatever is written next is there, and nothing that a killed writer left becomes a part of it."""
+    def next_writers(self, store: Store, *, hangs: bool) -> Iterator[str]:
+        """Whatever is written next is there, and nothing that a killed writer left becomes a part of it.
+
+        `hangs`: whether the reports on hangs can be read.
+        """
         store.append(Incoming(slow_trace(name=NEXT), NEXT, "by hand"))
         store.add_hang(NEXT, [NEXT], {"hang": False})
         store.note_applied(fix(NEXT))
@@ -365,7 +365,7 @@ class Sweep:
                 yield "the next change of an incident is lost"
         if store.applied()[-1].title != NEXT:
             yield "the next fix is lost"
-        if not any(hang.job == NEXT for hang in store.hangs()):
+        if hangs and not any(hang.job == NEXT for hang in store.hangs()):
             yield "the next report on a hang is lost"
 
     def catalogue(self) -> Path:
