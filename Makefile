@@ -51,7 +51,7 @@ suite: $(VENV)/.dev
 test-fleet: $(VENV)/.fleet
 	$(BIN)/pytest -m fleet
 
-# A fault at every file operation of everything that changes a store, and writers killed among readers. Half an hour.
+# A fault at every file operation of everything that changes a store, and writers killed among readers. An hour.
 test-nightly: $(VENV)/.dev
 	$(BIN)/pytest -n 2 -m nightly
 
