@@ -116,7 +116,6 @@ BOMBS: dict[str, Callable[[Path], Arguments]] = {
     "note": store_with("unfinished", "store", "prune", "STORE", "--max-size", "1G", beginning=b"1 1\n"),
     "note, checked": store_with("unfinished", "store", "check", "STORE", beginning=b"1 1\n"),
     "catalogue": store_with("catalog.duckdb", "info", "--store", "STORE", beginning=bytes(8) + b"DUCK"),
-    "report": store_with("jobs/1/0.report.json", "whatif", "STORE"),
     "report, checked": store_with("jobs/1/0.report.json", "store", "check", "STORE"),
     "stray file, checked": store_with("jobs/1/99.parquet", "store", "check", "STORE"),
     "mark": store_with("tracekit-store", "info", "--store", "STORE"),

@@ -11,7 +11,7 @@ from tests.faults.bombs import BOMBS, MOST_BYTES
 from tests.faults.test_store import ran
 
 #: Of these, nothing is read but their size, or their existence.
-CHECKED = {"report, checked", "stray file, checked"}
+CHECKED = {"hang, checked", "report, checked", "stray file, checked"}
 HARMLESS = {"mark"}
 #: Seconds of a processor each.
 LONG = [name for name in BOMBS if name.startswith("gzip")]
