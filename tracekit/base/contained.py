@@ -18,6 +18,7 @@ from typing import BinaryIO
 
 from tracekit.base.atomic_write import SPECIAL_FILES
 from tracekit.base.errors import UnreadableFileError, UnsafeFileError
+from tracekit.base.text import printable
 
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -171,8 +172,10 @@ class Contained:
                 self.remove(unfinished)
             raise
 
-    def make_folder(self, name: str) -> bool:
-        """Make a folder and those above it, unless they are there; returns whether it was made."""
+    def make_folder(self, name: str, *, lasting: bool = False) -> bool:
+        """Make a folder and those above it, unless they are there; returns whether it was made. `lasting`: the names of
+        new ones are synced to the disk.
+        """
         made, parts = False, name.split("/")
         for depth in range(1, len(parts) + 1):
             with self._parent(below := "/".join(parts[:depth])) as (folder, last):
@@ -183,6 +186,8 @@ class Contained:
                     made = False
             with self._opened(below, _FOLDER):  # refuses what is no folder
                 pass
+            if made and lasting:
+                self.sync_folder("/".join(parts[: depth - 1]))
         return made
 
     def touch_folder(self, name: str) -> None:
@@ -303,13 +308,12 @@ class Contained:
         if stat.S_ISLNK(mode):
             target = os.readlink(last, dir_fd=folder)
             return UnsafeFileError(
-                f"{path}: is a link to {target}, which is not followed; put the {expected} itself there, or remove it"
+                printable(f"{path}: is a link to {target}, which is not followed;")
+                + f" put the {expected} itself there, or remove it"
             )
         plain = "a folder" if stat.S_ISDIR(mode) else "a file"
-        return UnsafeFileError(
-            f"{path}: is {SPECIAL_FILES.get(stat.S_IFMT(mode), plain)} where a {expected} of tracekit belongs; move it"
-            " away"
-        )
+        kind = SPECIAL_FILES.get(stat.S_IFMT(mode), plain)
+        return UnsafeFileError(printable(f"{path}: is {kind} where a {expected} of tracekit belongs; move it away"))
 
 
 def sync_names(folder: int) -> None:

@@ -178,8 +178,9 @@ def _moved_out(store: Store, folder: Folder) -> Iterator[str]:
     with store.writing() as writer:  # now that the catalogue no longer names them, and while nobody adds files
         for name in _unnamed(writer.catalogue, folder):
             moved = f"{out}{name.removeprefix(JOBS)}"
-            folder.contained.make_folder(moved.rpartition("/")[0])
+            folder.contained.make_folder(to := moved.rpartition("/")[0], lasting=True)
             folder.contained.rename(name, moved)
+            folder.contained.sync_folder(to)
             yield f"{folder.path / name}: moved to {folder.path / moved}; no window names it"
 
 

@@ -169,6 +169,7 @@ def _attach_to_read(connection: duckdb.DuckDBPyConnection, name: str, path: Path
     folder, deadline = Contained(path.parent), time.monotonic() + _OPENING_S
     while True:
         try:
+            folder.status(f"{path.name}.wal")  # DuckDB reads it, too
             handle = folder.open(path.name)
         except OSError as error:
             raise StoreError(f"{path}: cannot be read: {error.strerror or error}; check the path") from None

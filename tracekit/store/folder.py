@@ -213,7 +213,7 @@ class Folder:
 
     def unsafe(self) -> Iterator[str]:
         """A line for each link, pipe and the like where a file or folder of a store belongs."""
-        for name in (MARK, CATALOGUE, lock_of(self.catalogue), UNFINISHED, WATCH_ERRORS):
+        for name in (MARK, CATALOGUE, f"{CATALOGUE}.wal", lock_of(self.catalogue), UNFINISHED, WATCH_ERRORS):
             try:
                 self.contained.status(name)
             except UnsafeFileError as error:
@@ -231,11 +231,14 @@ class Folder:
         """
         if self.check_place():
             return False
-        beside = Contained(self.path.parent)
+        beside, made = Contained(self.path.parent), False
         try:
-            made = beside.make_folder(self.path.name)
+            if not self.path.exists():
+                made = beside.make_folder(self.path.name)
             with self.contained.new(MARK) as mark:
                 mark.write(_MARK_TEXT.encode())
+                mark.flush()
+                os.fsync(mark.fileno())
             beside.sync_folder()
         except FileExistsError:  # others were faster
             return self.make()
@@ -296,12 +299,9 @@ class Folder:
                 rows = item.findings.workers.rows(trace.step_starts)
                 parts[Part.WORKERS] = lambda file: rows.write_parquet(file, compression="zstd")
         folder = f"{JOBS}/{job_id}"
-        new = self.contained.make_folder(folder)
+        self.contained.make_folder(folder, lasting=True)
         written = {part: self._written(name_of(job_id, number, part), write) for part, write in parts.items()}
         self.contained.sync_folder(folder)
-        if new:
-            self.contained.sync_folder(JOBS)
-            self.contained.sync_folder()
         return written
 
     def _written(self, name: str, write: Callable[[BinaryIO], object]) -> StoredFile:

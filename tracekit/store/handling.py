@@ -66,8 +66,7 @@ def write_applied(store: Path, fix: AppliedFix) -> None:
 
 def _append(store: Path, name: str, record: msgspec.Struct) -> None:
     folder = Contained(store)
-    if folder.make_folder(HANDLED):
-        folder.sync_folder()
+    folder.make_folder(HANDLED, lasting=True)
     folder.append(f"{HANDLED}/{name}", msgspec.json.encode(record) + b"\n", lasting=True)
     folder.sync_folder(HANDLED)
     folder.touch_folder(HANDLED)  # so that `Store.state` changes

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +18,7 @@ import msgspec
 
 from tracekit.base.contained import Contained
 from tracekit.base.errors import StoreError, UnreadableFileError
+from tracekit.base.stderr import say_once
 from tracekit.base.text import LAST_MOMENT, MOST_CONFIDENT, printable, ranks_text
 from tracekit.report.answer import Account
 from tracekit.store.incidents import HANG
@@ -73,17 +73,25 @@ def write_hang(folder: Path, job: str, lines: Sequence[str], report: dict[str, A
     now, contained = datetime.now(UTC), Contained(folder)
     stored = StoredHang(job, now.timestamp(), tuple(lines), report)
     name = f"{HANGS}/{now:%Y%m%d-%H%M%S-%f}-{secrets.token_hex(4)}{_SUFFIX}"
-    contained.make_folder(HANGS)
+    contained.make_folder(HANGS, lasting=True)
     contained.put(name, json.dumps(msgspec.to_builtins(stored)).encode() + b"\n")
     contained.sync_folder(HANGS)
 
 
 def read_hangs(folder: Path, job: str | None) -> tuple[StoredHang, ...]:
-    """The reports in the store in `folder`, those of one job or of all, newest first. Raises StoreError."""
-    reports = []
-    for name in reversed(hang_files(folder)):
-        with suppress(FileNotFoundError):  # removed since
+    """The reports in the store in `folder`, those of one job or of all, newest first; what is none is named on stderr.
+    Raises UnsafeFileError if their folder is something else.
+    """
+    reports, names = list[StoredHang](), hang_files(folder)
+    for line in Contained(folder).unsafe(HANGS):
+        say_once(f"left out: {line}")
+    for name in reversed(names):
+        try:
             reports.append(read_hang(folder, name))
+        except FileNotFoundError:  # removed since
+            continue
+        except StoreError as error:
+            say_once(f"left out: {error}")
     return tuple(report for report in reports if job in (None, report.job))
 
 
@@ -101,9 +109,9 @@ def read_hang(folder: Path, name: str) -> StoredHang:
         raise
     except OSError as error:
         why = error.strerror or error
-        raise UnreadableFileError(f"{folder / name}: cannot be read: {why}; check the path") from None
+        raise UnreadableFileError(printable(f"{folder / name}: cannot be read: {why}; check the path")) from None
     except (ValueError, RecursionError) as error:
-        raise StoreError(f"{folder / name}: not a report on a hang ({printable(str(error))}); remove it") from None
+        raise StoreError(printable(f"{folder / name}: not a report on a hang ({error}); remove it")) from None
     return stored
 
 
