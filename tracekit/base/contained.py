@@ -17,13 +17,15 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tracekit.base.atomic_write import SPECIAL_FILES
-from tracekit.base.errors import UnsafeFileError
+from tracekit.base.errors import UnreadableFileError, UnsafeFileError
 from tracekit.base.text import printable
 
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _FILE, _A_FOLDER = "file", "folder"
+#: No file that is read or appended to as a whole is larger.
+MOST_READ_BYTES = 256 << 20
 #: How often a line is written again of which the system has written only a part.
 _ATTEMPTS = 3
 #: What systems of files say that cannot sync the names in a folder.
@@ -81,9 +83,10 @@ class Contained:
         return open(self.open(name), "rb")
 
     def read(self, name: str) -> bytes:
-        """The content of a file."""
+        """The content of a file. Raises UnreadableFileError if it is larger than MOST_READ_BYTES."""
         with self.reading(name) as file:
-            return file.read()
+            self._check_size(name, os.fstat(file.fileno()))
+            return file.read(MOST_READ_BYTES)
 
     def files(self, name: str) -> list[str]:
         """Names of the regular files right in a folder, sorted; none if it is missing. All else is passed over."""
@@ -126,6 +129,7 @@ class Contained:
         handle = self.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         try:
             found = os.fstat(handle)
+            self._check_size(name, found)
             if found.st_nlink > 1:
                 raise UnsafeFileError(
                     f"{self.root / name}: has {found.st_nlink} names (hard links), and the file would change under all"
@@ -290,6 +294,12 @@ class Contained:
     def _check(self, found: os.stat_result, name: str, folder: int) -> None:
         if not stat.S_ISREG(found.st_mode):
             raise self._refused(name, folder, _FILE)
+
+    def _check_size(self, name: str, found: os.stat_result) -> None:
+        if found.st_size > MOST_READ_BYTES:
+            raise UnreadableFileError(
+                f"{self.root / name}: has {found.st_size:,} bytes, more than {MOST_READ_BYTES:,}; move it away"
+            )
 
     def _refused(self, name: str, folder: int, expected: str) -> UnsafeFileError:
         """The error about the last part of `name`, which is in `folder`, and is not what was expected there."""

@@ -103,6 +103,10 @@ class UnsafeFileError(StoreError, StudyError):
     """A link, a pipe, a socket or a device is where a file or folder of a store or a study belongs."""
 
 
+class UnreadableFileError(StoreError, StudyError):
+    """A file of a store or a study cannot be read now, or is far too large: that does not make it damaged."""
+
+
 class SelectionError(TracekitError):
     """A selection of ops, workers or steps cannot be understood or matches nothing."""
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
-from tracekit.base.errors import StoreError, TracekitError, UnsafeFileError
+from tracekit.base.errors import StoreError, TracekitError, UnreadableFileError, UnsafeFileError
 from tracekit.base.text import short
 from tracekit.report.findings import Findings
 from tracekit.store.catalogue import Catalogue
@@ -43,7 +43,7 @@ def damages(store: Store, tell: Tell = lambda _: None) -> Iterator[str]:
     yield from unsafe
     if line := _damaged_note(folder):
         yield line
-    yield from _damaged_hangs(store).values()
+    yield from map(str, _damaged_hangs(store).values())
 
 
 def _damaged(
@@ -58,7 +58,7 @@ def _damaged(
         for part in window.files:
             try:
                 problem = folder.damage(window, part)
-            except UnsafeFileError as error:
+            except (UnsafeFileError, UnreadableFileError) as error:
                 unsafe[str(error)] = None
             else:
                 bad |= {part: problem} if problem else {}
@@ -88,7 +88,8 @@ def _lasting(store: Store, folder: Folder, damaged: Iterable[tuple[StoredWindow,
 
 
 def repair(store: Store, tell: Tell = lambda _: None) -> list[str]:
-    """Drop what is damaged, one line each: a window without ops keeps its report, and the other way round.
+    """Drop what is damaged, one line each: a window without ops keeps its report, and the other way round. What cannot
+    be read now stays, with a line, too.
 
     If the catalogue is gone, it is rebuilt from the traces, each of which names its job. Files that no window names
     move to `LEFT_OUT`.
@@ -120,6 +121,9 @@ def repair(store: Store, tell: Tell = lambda _: None) -> list[str]:
     except UnsafeFileError as error:  # in the place of the folder to move them to
         unsafe[str(error)] = None
     for name, problem in _damaged_hangs(store).items():
+        if isinstance(problem, UnreadableFileError):
+            unsafe[str(problem)] = None
+            continue
         folder.contained.remove(name)
         lines.append(f"removed; {problem}")
     return [*lines, *unsafe]
@@ -154,9 +158,9 @@ def _damaged_note(folder: Folder) -> str | None:
         return None
 
 
-def _damaged_hangs(store: Store) -> dict[str, str]:
+def _damaged_hangs(store: Store) -> dict[str, StoreError]:
     """Problems with reports on hangs, by the names of their files."""
-    problems = dict[str, str]()
+    problems = dict[str, StoreError]()
     with suppress(UnsafeFileError):
         for name in hang_files(store.path):
             try:
@@ -164,7 +168,7 @@ def _damaged_hangs(store: Store) -> dict[str, str]:
             except FileNotFoundError:  # removed since
                 continue
             except StoreError as error:
-                problems[name] = str(error)
+                problems[name] = error
     return problems
 
 
@@ -189,6 +193,9 @@ def _recovered(catalogue: Catalogue, folder: Folder, tell: Tell) -> Iterator[str
         if status is None or name != name_of(job_id, number, Part.OPS):
             continue
         tell(f"reading {path.name} of job {job_id}")
+        # Whatever cannot be read now ends the repair here: it is no reason to leave a window out.
+        files = {part: stored for part in Part if (stored := _stored(folder, name_of(job_id, number, part)))}
+        found = _findings(folder, name_of(job_id, number, Part.REPORT))
         try:
             trace = read_op_trace(path) if is_op_trace(path) else read_parquet(path)
         except TracekitError as error:
@@ -197,8 +204,6 @@ def _recovered(catalogue: Catalogue, folder: Folder, tell: Tell) -> Iterator[str
         if catalogue.job_id(trace.name) not in (None, job_id):
             yield f"{path}: left out; job {short(trace.name)!r} was replaced by a newer one"
             continue
-        files = {part: stored for part in Part if (stored := _stored(folder, name_of(job_id, number, part)))}
-        found = _findings(folder, name_of(job_id, number, Part.REPORT))
         if found is None:
             files = {Part.OPS: files[Part.OPS]}
         item = Incoming(trace, trace.name, "unknown: found by repair", found)
@@ -218,9 +223,9 @@ def _stored(folder: Folder, name: str) -> StoredFile | None:
 def _findings(folder: Folder, name: str) -> Findings | None:
     """The findings in a report; None if there is none, or it is damaged."""
     try:
-        found = Findings(folder.contained.read(name).decode())
+        found = Findings(folder.read(name).decode())
         found.figures(), found.verdict(), found.hosts()
-    except (OSError, UnsafeFileError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except (FileNotFoundError, UnsafeFileError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
     return found
 

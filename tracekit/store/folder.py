@@ -33,7 +33,7 @@ import polars as pl
 from tracekit.base.atomic_write import Place, check_writable
 from tracekit.base.command_line import command
 from tracekit.base.contained import Contained
-from tracekit.base.errors import FormatError, OutputError, StoreError, UnsafeFileError
+from tracekit.base.errors import FormatError, OutputError, StoreError, UnreadableFileError, UnsafeFileError
 from tracekit.base.text import short
 from tracekit.report.findings import Findings
 from tracekit.store.catalogue import Catalogue
@@ -132,7 +132,7 @@ class Folder:
     def report(self, window: StoredWindow) -> str:
         """The report of a window that has one, as JSON."""
         path = self._checked(window, Part.REPORT)
-        content = self.contained.read(name_of(window.job_id, window.number, Part.REPORT))
+        content = self.read(name_of(window.job_id, window.number, Part.REPORT))
         if zlib.crc32(content) != window.files[Part.REPORT].crc32:
             raise self._damaged(f"{path}: has changed since it was written")
         try:
@@ -154,11 +154,9 @@ class Folder:
 
     def _checked(self, window: StoredWindow, part: Part) -> Path:
         """The path of a file that exists with its recorded size."""
-        path = self.file(window.job_id, window.number, part)
-        try:
-            found = self.contained.status(name_of(window.job_id, window.number, part))
-        except OSError as error:
-            raise StoreError(f"{path}: cannot be read: {error.strerror or error}; check the path") from None
+        path, name = self.file(window.job_id, window.number, part), name_of(window.job_id, window.number, part)
+        with self._readable(name):
+            found = self.contained.status(name)
         if found is None:
             raise FileGoneError(f"{path}: is missing; drop it from the store with `{self._repair}`")
         if found.st_size != window.files[part].bytes:
@@ -166,27 +164,44 @@ class Folder:
         return path
 
     def damage(self, window: StoredWindow, part: Part) -> str | None:
-        """What is wrong with a file, None if it is as it was written; reads all of it. Raises UnsafeFileError: what is
-        in its place is nobody's to remove.
+        """What is wrong with a file, None if it is as it was written; reads all of it. Raises UnsafeFileError,
+        UnreadableFileError: what is in its place is nobody's to remove.
         """
         try:
             path = self._checked(window, part)
             found = self.checksum(name_of(window.job_id, window.number, part))
-        except UnsafeFileError:
+        except (UnsafeFileError, UnreadableFileError):
             raise
+        except FileNotFoundError:
+            return f"{self.file(window.job_id, window.number, part)}: is missing"
         except StoreError as error:
             return str(error)
-        except OSError as error:
-            return f"{self.file(window.job_id, window.number, part)}: cannot be read: {error.strerror or error}"
         return None if found == window.files[part] else f"{path}: has changed since it was written"
 
     def checksum(self, name: str) -> StoredFile:
-        """Size and CRC-32 of a file. Raises OSError."""
+        """Size and CRC-32 of a file. Raises FileNotFoundError, UnsafeFileError, UnreadableFileError."""
         size = crc32 = 0
-        with self.contained.reading(name) as file:
+        with self._readable(name), self.contained.reading(name) as file:
             while chunk := file.read(_CHUNK):
                 size, crc32 = size + len(chunk), zlib.crc32(chunk, crc32)
         return StoredFile(size, crc32)
+
+    def read(self, name: str) -> bytes:
+        """The content of a file. Raises FileNotFoundError, UnsafeFileError, UnreadableFileError."""
+        with self._readable(name):
+            return self.contained.read(name)
+
+    @contextmanager
+    def _readable(self, name: str) -> Iterator[None]:
+        """Turn errors of reading into UnreadableFileError; FileNotFoundError stays."""
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise UnreadableFileError(
+                f"{self.path / name}: cannot be read: {error.strerror or error}; check the path"
+            ) from None
 
     def files_of_jobs(self) -> list[str]:
         """Everything in the folders of jobs, by name, but for what `unsafe` names."""

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import msgspec
 
 from tracekit.base.contained import Contained
-from tracekit.base.errors import StoreError
+from tracekit.base.errors import StoreError, UnreadableFileError
 from tracekit.base.stderr import say_once
 from tracekit.base.text import LAST_MOMENT, MOST_CONFIDENT, printable, ranks_text
 from tracekit.report.answer import Account
@@ -107,7 +107,10 @@ def read_hang(folder: Path, name: str) -> StoredHang:
         msgspec.convert(stored.report, _Report)
     except FileNotFoundError:
         raise
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        why = error.strerror or error
+        raise UnreadableFileError(printable(f"{folder / name}: cannot be read: {why}; check the path")) from None
+    except (ValueError, RecursionError) as error:
         raise StoreError(printable(f"{folder / name}: not a report on a hang ({error}); remove it")) from None
     return stored
 
