@@ -11,6 +11,7 @@
     │   ├── StoreTakenError another process is adding windows to the same job
     │   └── NotStoredError  the store can be read, and lacks the job or its results
     ├── StudyError        a folder is not a study of a fleet, or cannot be read as one
+    │   └── UnsafeFileError a link, a pipe or the like is where a file belongs; a StoreError, too
     ├── SelectionError    a selection or scenario names something that does not exist
     ├── OutputError       a result cannot be written
     └── MissingExtraError  an optional part of tracekit is not installed
@@ -96,6 +97,14 @@ class NotStoredError(StoreError):
 
 class StudyError(TracekitError):
     """A folder cannot be used as a study of a fleet."""
+
+
+class UnsafeFileError(StoreError, StudyError):
+    """A link, a pipe, a socket or a device is where a file or folder of a store or a study belongs."""
+
+
+class UnreadableFileError(StoreError, StudyError):
+    """A file of a store or a study cannot be read now, or is far too large: that does not make it damaged."""
 
 
 class SelectionError(TracekitError):

@@ -18,6 +18,8 @@ LONGEST_QUOTE = 200
 NO_NAME = "(no name)"
 #: Nothing is more certain than this.
 MOST_CONFIDENT = 0.99
+#: The last second that dates can show, of the year 9999; seconds since the epoch.
+LAST_MOMENT = 253_402_300_799
 
 
 def encodable(text: str) -> str:
