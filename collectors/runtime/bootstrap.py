@@ -20,12 +20,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tracekit.collectors.inject.tracekit_collect_hook import first_to_say, warn
-from tracekit.collectors.runtime import spans
-from tracekit.collectors.runtime.patches import on_import
-from tracekit.collectors.runtime.recorder import Recorder
-from tracekit.collectors.runtime.small_file import read_small
-from tracekit.collectors.runtime.wire_format import (
+from ..inject._tracekit_recorder import first_to_say, warn
+from . import spans
+from .patches import on_import
+from .recorder import Recorder
+from .small_file import read_small
+from .wire_format import (
     ENV_DIRECTORY,
     ENV_OPTIONS,
     ENV_RINGS,
@@ -182,9 +182,9 @@ def _start(rank: int, world_size: int) -> Any:
     if not _claimed(directory, rank):
         return None
     options = _options()
-    from tracekit.collectors.runtime.control import Control
-    from tracekit.collectors.runtime.install import install_hooks
-    from tracekit.collectors.runtime.session import Session
+    from .control import Control
+    from .install import install_hooks
+    from .session import Session
 
     recorder = Recorder(directory, rank, attempt, options)
     session = Session(recorder, options, rank=rank, world_size=world_size, attempt=attempt)
@@ -194,7 +194,7 @@ def _start(rank: int, world_size: int) -> Any:
     try:
         install_hooks(session)
         if options.hang_after_s > 0 and world_size > 1:
-            from tracekit.collectors.runtime.hang_watch import HangWatch
+            from .hang_watch import HangWatch
 
             session.install("the watch for hangs", HangWatch(session, directory).start, lacks="reports on hangs")
         atexit.register(session.close)
