@@ -9,6 +9,7 @@ import importlib.abc
 import json
 import mmap
 import os
+import resource
 import signal
 import socket
 import sys
@@ -280,6 +281,46 @@ def folder_is_a_link():
 def folder_is_removed():
     folder = own_run()
     sys.midway = lambda: folder.rename(f"{folder}-gone")
+
+
+def without_rights():
+    """Give up what lets root write where the permissions do not."""
+    import ctypes
+
+    version, nothing = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    if ctypes.CDLL(None, use_errno=True).capset(version, nothing):
+        raise OSError(ctypes.get_errno(), "capset")
+
+
+@fault
+def folder_is_read_only():
+    own_run().chmod(0o555)
+    without_rights()
+
+
+@fault
+def folder_becomes_read_only():
+    folder = own_run()
+    os.environ["TRACEKIT_COLLECT_OPTIONS"] = json.dumps({"records_per_segment": 8})
+    without_rights()
+
+    def make_read_only():
+        attempt().chmod(0o555)
+        folder.chmod(0o555)
+
+    sys.midway = make_read_only
+
+
+@fault
+def files_may_not_grow():
+    sys.midway = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (512, 512))
+
+
+@fault
+def no_file_can_be_opened():
+    """The process may have no more descriptors than it has; those that it closes are not given again."""
+    os.environ["TRACEKIT_COLLECT_OPTIONS"] = json.dumps({"records_per_segment": 8})
+    sys.midway = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
 
 
 @fault
