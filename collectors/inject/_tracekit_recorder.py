@@ -29,9 +29,11 @@ _started = False
 
 def arm() -> None:
     """Start the recorder: at once if torch has been imported, otherwise when torch imports what trains."""
+    if ENV_DIRECTORY not in os.environ:
+        return
     if "torch" in sys.modules:
         _start()
-    elif ENV_DIRECTORY in os.environ:
+    else:
         sys.meta_path.insert(0, _AtTorch())
 
 

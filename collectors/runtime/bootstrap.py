@@ -36,16 +36,12 @@ from .wire_format import (
 
 #: Variables with the number of processes: of torchrun, srun, Open MPI, MPICH and its relatives, and MVAPICH.
 _SIZES = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
-_armed = _tried = False
+_tried = False
 _session: Any = None
 
 
 def arm() -> None:
-    """Watch for the imports that identify a training process. Called by sitecustomize and by torch's entry point."""
-    global _armed  # noqa: PLW0603  once per process
-    if _armed or ENV_DIRECTORY not in os.environ:
-        return
-    _armed = True
+    """Watch for the imports that identify a training process. Called once, by `_tracekit_recorder`."""
     on_import("torch.distributed.distributed_c10d", _guarded(_watch_process_group))
     on_import("torch.optim.optimizer", _guarded(_watch_optimizer))
     os.register_at_fork(after_in_child=_off_in_child)
