@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tracekit.base.text import LONGEST_QUOTE, cut
+from .text import LONGEST_QUOTE, cut
 
 if TYPE_CHECKING:
     from pathlib import Path
