@@ -12,6 +12,7 @@
     │   └── NotStoredError  the store can be read, and lacks the job or its results
     ├── StudyError        a folder is not a study of a fleet, or cannot be read as one
     ├── SelectionError    a selection or scenario names something that does not exist
+    ├── TimeLimitError    a question takes longer than it may
     ├── OutputError       a result cannot be written
     └── MissingExtraError  an optional part of tracekit is not installed
 
@@ -100,6 +101,10 @@ class StudyError(TracekitError):
 
 class SelectionError(TracekitError):
     """A selection of ops, workers or steps cannot be understood or matches nothing."""
+
+
+class TimeLimitError(TracekitError):
+    """A question takes longer than it may."""
 
 
 class OutputError(TracekitError):
