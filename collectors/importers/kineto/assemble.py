@@ -200,7 +200,8 @@ def _gpu_ops(
         schema={name: GPU_OP_SCHEMA[name] for name in _OF_COLLECTIVES},
         strict=False,
     )
-    class_of = {code: str(classes.of(one.strings[code])) for code in np.unique(one.gpu["name"]).tolist()}
+    used = np.unique(one.gpu["name"]).tolist()
+    class_of = dict(zip(used, map(str, classes.of([one.strings[code] for code in used])), strict=True))
     kernel_class = [class_of.get(code) for code in range(len(one.strings))]
     described = pl.concat([table, table.clear(1)])[
         np.where(one.gpu["collective"] >= 0, one.gpu["collective"], len(args))
