@@ -13,7 +13,9 @@ from pathlib import Path
 
 from tracekit.base.errors import FormatError
 from tracekit.base.text import listed
-from tracekit.collectors.importers.rl.frameworks import FRAMEWORKS, Framework, Record, format_of, plain, read_phases
+from tracekit.collectors.importers.rl.console import plain
+from tracekit.collectors.importers.rl.frameworks import FRAMEWORKS, Framework, Record, formats_of
+from tracekit.collectors.importers.rl.phase_log import read_phases
 from tracekit.collectors.importers.rl.trajectories import read_trajectories
 from tracekit.trace.rl import Format, PhaseLog, Timeline
 
@@ -127,7 +129,7 @@ def _formats(path: str, content: bytes) -> set[Format]:
     first = content.lstrip()[:65536].split(b"\n", 1)[0]
     if first.startswith(b"{") and any(key in first for key in _GENERIC):
         return {Format.TRAJECTORIES}
-    found = {known for _, line in _lines(content) if (known := format_of(line)) is not None}
+    found = formats_of([line for _, line in _lines(content)])
     if not found:
         raise FormatError(
             f"{path}, line 1: {first[:60].decode(errors='replace')!r}; no line is as {listed(Format)} write it. Give"
