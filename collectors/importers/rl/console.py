@@ -14,10 +14,14 @@ _DECORATION = re.compile(r"\x1b\[[0-9;]*m|^\s*\((?:[\w.:]+ )?pid=[^)]*\)\s*")
 NUMBER = r"(?:[\w.]+\()?['\"]?([-+]?(?:\d{1,3}(?:,\d{3})+(?![\d,])(?:\.\d*)?|\d+(?:\.\d*)?|nan|inf)(?:[eE][-+]?\d+)?)"
 _PAIR = re.compile(rf"(?<![\w/.])([A-Za-z_][\w/.@%()-]*)['\"]?[ \t]*[:=][ \t]*{NUMBER}")
 #: A line that goes on with keys and values of the record above.
-_KEYS = re.compile(r"(?:^|\s)-\s+['\"]?[A-Za-z_][\w/.@%()-]*\s*[:=]|^\s*['\"]?[A-Za-z_][\w.@%()-]*/[\w/.@%()-]+['\"]?\s*[:=]")
+_KEYS = re.compile(
+    r"(?:^|\s)-\s+['\"]?[A-Za-z_][\w/.@%()-]*\s*[:=]|^\s*['\"]?[A-Za-z_][\w.@%()-]*/[\w/.@%()-]+['\"]?\s*[:=]"
+)
 #: The rest of a key or of a value that a terminal has wrapped, and the widest of terminals.
 _FRAGMENT = re.compile(r"[\w./:+-]+")
 _WIDEST = 320
+#: Spaces at both ends of a wrapped line may be gone.
+_TRIMMED = 2
 #: The most lines of a dict that is printed over several.
 _MOST_LINES = 2000
 
@@ -49,7 +53,7 @@ def unwrapped(lines: Iterator[tuple[int, str]], begins: re.Pattern[str]) -> Iter
             first, text, prefix, width, last = place, line[match.start() :], line[: match.start()], len(line), len(line)
         elif text:
             more = line.removeprefix(prefix)
-            if joined := _joined(text, more, is_full=last >= width):
+            if joined := _joined(text, more, is_full=last + _TRIMMED >= width):
                 text, last = joined, len(line)
             else:
                 yield from _matched(begins, first, text)

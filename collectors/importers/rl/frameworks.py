@@ -45,10 +45,10 @@ class Framework(Struct, frozen=True):
 
     `timer`: matches keys of timers, and its group is the timer's name. `step`: the timer of the whole step. `phases`:
     our names of its timers; those of `_ANYWHERE` count, too, and any other timer keeps its own. `not_phases`: timers
-    inside others, or outside the step. `around`: timers around others, which are what the others do not explain of
-    them: a wait of the trainer. `stale`: whether values are those of a job that generates while it trains, where
-    `generate` is the trainer's wait for samples. `begins`, `mark`: what begins its records, and is in one of its lines. `records`: reads lines, each with
-    its number in the file, and raises ValueError.
+    inside others, or outside the step. `around`: timers around others: what those do not explain of them is a wait of
+    the trainer. `stale`: whether values are those of a job that generates while it trains, where `generate` is the
+    trainer's wait for samples. `begins`, `mark`: what begins its records, and is in one of their lines. `records`:
+    reads lines, each with its number in the file, and raises ValueError.
     """
 
     format: Format
@@ -131,11 +131,11 @@ def _time_of_day(words: str) -> float | None:
 
 
 def _nemo_rl(lines: Iterator[tuple[int, str]]) -> Iterator[Record]:
-    """NeMo-RL: `Total step time: 46.00s`, then a line for each timer. Steps are counted, because their numbers, above
-    them in `=== Step 3/100 ===`, begin anew in each `=== Epoch 2/4 ===`; one that comes again has its old count. A
-    validation is printed before its step.
+    """NeMo-RL: `Total step time: 46.00s`, then a line for each timer, below `=== Step 3/100 ===`. In runs of several
+    epochs, `=== Epoch 2/4 ===`, those numbers begin anew: steps are counted from 0, and one that comes again has its
+    old count. A validation is printed before its step.
     """
-    steps, heads = 0, {"Epoch": 0, "Step": -1}
+    steps, heads, epochs = 0, {"Epoch": 0, "Step": -1}, 1
     counts: dict[tuple[int, int], int] = {}
     values: dict[str, float] = {}
     ahead: dict[str, float] = {}
@@ -143,7 +143,9 @@ def _nemo_rl(lines: Iterator[tuple[int, str]]) -> Iterator[Record]:
         match = _NEMO_TIMER.match(line)
         if match is None or match[1] == _NEMO_STEP:
             if values:
-                steps = steps if heads["Step"] < 0 else counts.setdefault((heads["Epoch"], heads["Step"]), steps)
+                if heads["Step"] >= 0:
+                    place = counts.setdefault((heads["Epoch"], heads["Step"]), steps)
+                    steps = place if epochs > 1 else heads["Step"]
                 yield steps, values, None
                 steps, heads["Step"] = steps + 1, -1
             values = {}
@@ -153,6 +155,7 @@ def _nemo_rl(lines: Iterator[tuple[int, str]]) -> Iterator[Record]:
             values, ahead = values | ahead | {match[1]: number(match[2])}, {}
         elif head := _NEMO_HEAD.search(line):
             heads[head[1]] = int(head[2])
+            epochs = int(head[3] or 2) if head[1] == "Epoch" else epochs
 
 
 def _serial(_: Mapping[str, float], __: Mapping[str, float]) -> StepTime:
@@ -176,21 +179,21 @@ def _waits_for_rollout(timers: Mapping[str, float], phases: Mapping[str, float])
 
 
 def _is_fully_async(values: Mapping[str, float]) -> bool:
-    """verl's `fully_async_policy`, whose weights go to other GPUs, times `param_sync`; `one_step_off_policy` waits for
-    the generation of the step before.
+    """True for verl's `fully_async_policy`, which sends weights to other GPUs, and its `one_step_off_policy`, which
+    waits for the generation of the step before.
     """
     return any(_VERL_STALE.match(key) for key in values)
 
 
 #: verl's rate of tokens of a GPU, per second of the step, and the tokens of all GPUs.
 TOKENS = ("perf/throughput", "perf/total_num_tokens")
-_VERL_STEP = re.compile(r"(?:^|\s)step\s*[:=]\s*(\d+)(?=\s+-\s|\s*-?\s*$)")
+_VERL_STEP = re.compile(r"(?:^|\s)step\s*[:=]\s*(\d+)(?=\s+-\s|\s*-?\s*$|\s+\w+/[\w/]+\s*[:=])")
 #: The values of verl that are of interest: its timers, and how its two sides spend the time.
 _VERL_VALUE = re.compile(r"timing_s/|fully_async/|rollouter/|trainer/|perf/(?:throughput|total_num_tokens)$")
 _VERL_STALE = re.compile(r"fully_async/|timing_s/(?:timing_s/)?(?:param_sync|wait_prev_gen|sync_rollout_weights)$")
 _NEMO_STEP = "Total step time"
 _NEMO_TIMER = re.compile(rf"\W*([A-Za-z][\w/ ]*?)\s*[:=|]\s*{NUMBER}\s*s(?:ec(?:onds)?)?\b")
-_NEMO_HEAD = re.compile(r"={5,} (Epoch|Step) (\d{1,18})\b")
+_NEMO_HEAD = re.compile(r"={5,} (Epoch|Step) (\d{1,18})(?:/(\d{1,18}))?\b")
 _NEMO_AHEAD = frozenset(("Total validation time",))
 _OPENRLHF_STEP = re.compile(r"Global step (\d+):(?=\s*\{|\s*$)")
 _SLIME_STEP = re.compile(r"\bperf (\d+):(?=\s*\{|\s*$)")

@@ -100,7 +100,7 @@ def read_phases(framework: Framework, records: Iterable[Record], where: str) -> 
 
 
 def _phases(framework: Framework, whole: list[dict[str, float]], *, stale: bool) -> dict[str, _Floats]:
-    """The seconds of each phase, [steps]. The trainer of a job that generates while it trains only waits for samples."""
+    """The seconds of each phase, [steps]. `stale`: the job generates while it trains, which only waits for samples."""
     seconds: dict[str, _Floats] = {}
     outside = {framework.step, *framework.not_phases, *framework.around}
     for place, timers in enumerate(whole):

@@ -161,8 +161,8 @@ def test_nemo_rl_that_prints_a_step_again_was_restarted_and_an_epoch_goes_on(tmp
     for name, heads, numbers, step_s, restarts in (
         ("one", ("Epoch 1/2", "Step 1/3", "Step 2/3", "Epoch 2/2", "Step 1/3"), [0, 1, 2], [50, 60, 70], ()),
         ("again", ("Epoch 1/1", "Step 1/9", "Step 2/9", "Step 3/9", "Epoch 1/1", "Step 2/9", "Step 3/9"),
-         [0, 1, 2], [50, 80, 90], (1,)),
-        ("asynchronous", ("Step 5/9", "Step 6/9", "Step 6/9", "Step 7/9"), [0, 1, 2], [50, 70, 80], (1,)),
+         [1, 2, 3], [50, 80, 90], (2,)),
+        ("asynchronous", ("Step 5/9", "Step 6/9", "Step 6/9", "Step 7/9"), [5, 6, 7], [50, 70, 80], (6,)),
     ):  # fmt: skip
         with case(name):
             log = phases_of(tmp_path / name, text(*heads))
