@@ -124,6 +124,7 @@ def unlike(numbers: Ints, step_s: Floats, phases: Mapping[str, Floats]) -> Unlik
     parts[_NO_PHASE] = step_s - sum(phases.values(), np.zeros_like(step_s))
     cold = _cold(step_s, parts)
     odd = cold | _slow(step_s, ~cold)
+    cold[:1] |= odd[:1]
     begins = int(np.flatnonzero(~odd)[-1]) + 1 if (~odd).any() else len(odd)
     changed = len(odd) - begins >= _SIDE
     if changed:  # no steps that differ, but the steps from here on
@@ -176,7 +177,7 @@ def _group(
 ) -> DifferingSteps:
     usual_s, steps = float(np.median(step_s[usual])), numbers[places].tolist()
     extra_s, apart = float(step_s[places].mean()) - usual_s, np.unique(np.diff(steps))
-    returns = len(apart) == 1 and apart[0] > 1 and (len(steps) > 2 or steps[0] % apart[0] == 0)
+    returns = len(apart) == 1 and apart[0] > 1 and (len(steps) > 2 or steps[0] == apart[0])
     return DifferingSteps(
         steps=steps,
         extra_s=extra_s,
