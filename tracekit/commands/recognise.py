@@ -235,6 +235,7 @@ def _own(path: Path, wanted: Wanted) -> str | None:
 
 def _foreign(path: Path, wanted: Wanted) -> str | None:
     """Files that belong to another command, or to none."""
+    from tracekit.collectors.importers.other_logs import is_hang_text, other_log
     from tracekit.collectors.importers.rl.reader import looks_like_rl
 
     if _is_dump(path):
@@ -255,6 +256,8 @@ def _foreign(path: Path, wanted: Wanted) -> str | None:
         case ".parquet" | ".json" | ".gz" if wanted is Wanted.TRACE:
             return None  # a damaged or unknown trace; the reader has reported more
     beginning = _beginning(path)
+    if (log := other_log(beginning, path)) is not None:
+        return None if wanted is Wanted.DUMPS and is_hang_text(beginning) else f"{log}"
     kind = "a text file" if b"\0" not in beginning else "a file"
     if wanted is not Wanted.TRACE:
         return f"{kind}, not {wanted}" if kind != "a file" or wanted is Wanted.DUMPS else None

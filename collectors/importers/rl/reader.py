@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tracekit.base.errors import FormatError
 from tracekit.base.text import listed
+from tracekit.collectors.importers.other_logs import other_log
 from tracekit.collectors.importers.rl.console import plain
 from tracekit.collectors.importers.rl.frameworks import FRAMEWORKS, Framework, Record, formats_of
 from tracekit.collectors.importers.rl.phase_log import read_phases
@@ -131,6 +132,8 @@ def _formats(path: str, content: bytes) -> set[Format]:
         return {Format.TRAJECTORIES}
     found = formats_of([line for _, line in _lines(content)])
     if not found:
+        if (log := other_log(content[:_LOOKED_AT], path)) is not None:
+            raise FormatError(f"{path}: {log}")
         raise FormatError(
             f"{path}, line 1: {first[:60].decode(errors='replace')!r}; no line is as {listed(Format)} write it. Give"
             " the output of the trainer with its timings, or docs/rl.md's generic format"
