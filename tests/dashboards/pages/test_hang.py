@@ -56,7 +56,7 @@ def pages(hung: Path) -> Pages:
 def test_the_newest_hang_says_who_why_and_what_to_do_first(pages: Pages) -> None:
     text = pages.text("/hang")
     assert "HANG 1 rank holds up 15 others (16 of 16 ranks left a dump)" in text
-    assert "rank 6 on <i>node</i>: process gone or interpreter locked" in text
+    assert "rank 6 on <i>node</i>: interpreter locked, or idle in other code" in text
     assert "Do first: is its process alive?" in text
     assert text.index("rank 6: train.py:9 stuck") < text.index("ranks 0-5, 7-15: c10d.py:7 wait")
     assert "Earlier hangs" in text
