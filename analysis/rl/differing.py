@@ -102,7 +102,7 @@ class Unlike(Struct, frozen=True):
     @property
     def worst(self) -> str | None:
         """The words for what costs most of the run, if it is worth the first line."""
-        slow = [one for one in self.steps if one.share >= _WORTH]
+        slow = [group for group in self.steps if group.share >= _WORTH]
         if slow:
             return max(slow, key=lambda group: group.share).words
         return None if self.trend is None else self.trend.words
@@ -199,7 +199,9 @@ def _trend(numbers: Ints, step_s: Floats, parts: Mapping[str, Floats], usual: Bo
     slope, level = np.polyfit(steps - steps.mean(), took, 1)
     off_line = float(((took - level - slope * (steps - steps.mean())) ** 2).sum())
     splits = range(_SIDE, count - _SIDE + 1)
-    squares = [float(sum(((side - side.mean()) ** 2).sum() for side in (took[:at], took[at:]))) for at in splits]
+    squares = [
+        float(sum(((side - side.mean()) ** 2).sum() for side in (took[:split], took[split:]))) for split in splits
+    ]
     split = splits[int(np.argmin(squares))]
     changes = min(squares) < _BETTER * off_line
     if changes:

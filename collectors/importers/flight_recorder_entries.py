@@ -103,8 +103,8 @@ def checked_entries(listed: Sequence[Any]) -> Entries:
         ["what is left out may be the last that it did"] if not all(_is_past(raw, last_life) for raw in lost) else []
     )
     if gaps := _gaps(last_life, lost):
-        missing = ", ".join(f"{first} to {last}" for first, last in gaps[:3])
-        left_out.append(f"records {missing}{', ...' * (len(gaps) > 3)} are missing")
+        missing = ", ".join(f"{first}" if first == last else f"{first} to {last}" for first, last in gaps[:3])
+        left_out.append(f"without record {missing}{', ...' * (len(gaps) > 3)}")
         doubts.append("what is missing may be the last that it did")
     if not _in_time(last_life):
         doubts.append("times of unfinished entries contradict their record_id")

@@ -62,23 +62,29 @@ def ras_record(lines: Sequence[str], source: str) -> FlightRecord | None:
     Raises FormatError if it names no rank that is behind.
     """
     counts, places = _read(lines)
-    known = [(one, ranks) for one in counts if (ranks := one.complete()) and len(set(ranks.values())) > 1]
+    complete = [
+        (counted, ranks) for counted in counts if (ranks := counted.complete()) and len(set(ranks.values())) > 1
+    ]
     unreachable = [f"process {match[1]} on node {match[2]} (GPU {match[3].strip()})" for line in lines
                    if (match := _UNREACHABLE.search(line))]  # fmt: skip
-    if not known:
+    if not complete:
         if not counts and not unreachable:
             return None
         why = f"it cannot reach {listed(unreachable, 3)}: look there first" if unreachable else "give the whole report"
         raise FormatError(f"{source}: a report of RAS that names no rank which others wait for; {why}")
-    largest = max(known, key=lambda pair: pair[0].size)[0].communicator
-    chosen = [(one, ranks) for one, ranks in known if one.communicator == largest]
-    size = max(one.size for one, _ in chosen)
-    others = sorted({one.communicator for one in counts} - {largest})
+    largest = max(complete, key=lambda pair: pair[0].size)[0].communicator
+    chosen = [(counted, ranks) for counted, ranks in complete if counted.communicator == largest]
+    size = max(counted.size for counted, _ in chosen)
+    others = sorted({counted.communicator for counted in counts} - {largest})
     return FlightRecord(
         world_size=size,
-        groups=tuple(ProcessGroup(largest, tuple(range(one.size))) for one, _ in chosen),
+        groups=tuple(ProcessGroup(largest, tuple(range(counted.size))) for counted, _ in chosen),
         operations=pl.DataFrame(
-            [row for place, (one, ranks) in enumerate(chosen) for row in _rows(place, one.operation.lower(), ranks)],
+            [
+                row
+                for place, (counted, ranks) in enumerate(chosen)
+                for row in _rows(place, counted.operation.lower(), ranks)
+            ],
             schema=OPERATIONS,
             orient="row",
         ),

@@ -84,10 +84,10 @@ def _record(said: Mapping[str, Mapping[int, _Rank]], taken_ns: int, source: str)
         for name, of_group in said.items()
     ]
     statuses = [
-        (rank, place, one.enqueued, one.completed)
+        (rank, place, counters.enqueued, counters.completed)
         for place, of_group in enumerate(said.values())
-        for rank, one in of_group.items()
-        if one.enqueued is not None and one.completed is not None
+        for rank, counters in of_group.items()
+        if counters.enqueued is not None and counters.completed is not None
     ]
     operations = [row for place, of_group in enumerate(said.values()) for row in _rows(place, of_group)]
     return FlightRecord(
@@ -103,21 +103,25 @@ def _record(said: Mapping[str, Mapping[int, _Rank]], taken_ns: int, source: str)
 
 
 def _rows(place: int, of_group: Mapping[int, _Rank]) -> Iterator[dict[str, Any]]:
-    """The unfinished operations of the ranks of a group; one that has not timed out has the name that others give."""
+    """The unfinished operations of a group; those that have not timed out on a rank have the names that others give."""
     names = {number: work["name"] for rank in of_group.values() for number, work in rank.works.items()}
-    for rank, one in sorted(of_group.items()):
-        for number in one.waits_in:
+    for rank, counters in sorted(of_group.items()):
+        for number in counters.waits_in:
             row = dict.fromkeys(OPERATIONS.names()) | {"sizes": "", "dtypes": "", "elements": 0, "created_ns": 0}
             row |= {"rank": rank, "group": place, "sequence": number, "order": number}
             row |= {"name": names.get(number, "collective"), "progress": int(Progress.SCHEDULED)}
-            row |= one.works.get(number, {})
+            row |= counters.works.get(number, {})
             yield row | {"p2p": row["name"] in ("send", "recv")}
 
 
 def _notes(said: Mapping[str, Mapping[int, _Rank]]) -> Iterator[str]:
     yield _COUNTERS_ALONE
     for name, of_group in said.items():
-        level = [rank for rank, one in of_group.items() if one.enqueued is not None and one.enqueued == one.completed]
+        level = [
+            rank
+            for rank, counters in of_group.items()
+            if counters.enqueued is not None and counters.enqueued == counters.completed
+        ]
         if level:
             yield (
                 f"{ranks_text(level)} completed all that was enqueued in {name}: nothing more was issued there, or the"
