@@ -153,9 +153,9 @@ class RlAccount(Struct, frozen=True):
     what_if: list[Price]
     left_out: list[int]
     restarts: list[int]
-    unlike: Unlike | None = None
-    sides: Sides | None = None
-    tools: ToolsBound | None = None
+    unlike: Unlike | None
+    sides: Sides | None
+    tools: ToolsBound | None
 
 
 def leading(losses: list[LossTime], step_s: float) -> Loss | None:
