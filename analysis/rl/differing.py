@@ -130,12 +130,13 @@ def unlike(numbers: Ints, step_s: Floats, phases: Mapping[str, Floats]) -> Unlik
     if changed:  # no steps that differ, but the steps from here on
         odd[begins:] = False
     usual, groups = ~odd, list[DifferingSteps]()
-    phase_of = np.array([_leading(parts, place, usual) for place in np.flatnonzero(odd)], dtype=object)
-    for name in dict.fromkeys(phase_of.tolist()):
-        places = np.flatnonzero(odd)[phase_of == name]
-        for chosen in (places[cold[places]], places[~cold[places]]):
-            if len(chosen):
-                groups.append(_group(numbers, step_s, parts[name], chosen, usual, name, cold=bool(cold[chosen[0]])))
+    by_phase: dict[str, list[int]] = {}
+    for place in np.flatnonzero(odd).tolist():
+        by_phase.setdefault(_leading(parts, place, usual), []).append(place)
+    for phase, places in by_phase.items():
+        for chosen in ([place for place in places if cold[place]], [place for place in places if not cold[place]]):
+            if chosen:
+                groups.append(_group(numbers, step_s, parts[phase], chosen, usual, phase, cold=bool(cold[chosen[0]])))
     groups.sort(key=lambda group: group.steps)
     return Unlike(groups, _trend(numbers, step_s, parts, usual), float(step_s[usual].mean()))
 
@@ -173,7 +174,7 @@ def _leading(parts: Mapping[str, Floats], place: int, usual: Bools) -> str:
 
 
 def _group(
-    numbers: Ints, step_s: Floats, took: Floats, places: Ints, usual: Bools, phase: str, *, cold: bool
+    numbers: Ints, step_s: Floats, took: Floats, places: list[int], usual: Bools, phase: str, *, cold: bool
 ) -> DifferingSteps:
     usual_s, steps = float(np.median(step_s[usual])), numbers[places].tolist()
     extra_s, apart = float(step_s[places].mean()) - usual_s, np.unique(np.diff(steps))

@@ -7,6 +7,7 @@ checked in its sources.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from tracekit.base.command_line import command
 
@@ -77,7 +78,7 @@ def is_hang_text(head: bytes) -> bool:
     return b"\0" not in head[:4096] and any(pattern.search(head) for pattern in _COMPILED.values())
 
 
-def other_log(head: bytes, path: object = "FILE") -> str | None:
+def other_log(head: bytes, path: str | Path = "FILE") -> str | None:
     """What a file is that begins with these bytes, and what to do; None if unknown. `path`: its name, for commands."""
     if _EVENTS in head[:64]:
         return _EVENTS_ARE

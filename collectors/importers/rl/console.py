@@ -12,7 +12,6 @@ from collections.abc import Iterator
 _DECORATION = re.compile(r"\x1b\[[0-9;]*m|^\s*\((?:[\w.:]+ )?pid=[^)]*\)\s*")
 #: A number as Python prints it, also `np.float64(1.5)`, `'1.5'` and `1,251.5`.
 NUMBER = r"(?:[\w.]+\()?['\"]?([-+]?(?:\d{1,3}(?:,\d{3})+(?![\d,])(?:\.\d*)?|\d+(?:\.\d*)?|nan|inf)(?:[eE][-+]?\d+)?)"
-_PAIR = re.compile(rf"(?<![\w/.])([A-Za-z_][\w/.@%()-]*)['\"]?[ \t]*[:=][ \t]*{NUMBER}")
 #: A line that goes on with keys and values of the record above.
 _KEYS = re.compile(
     r"(?:^|\s)-\s+['\"]?[A-Za-z_][\w/.@%()-]*\s*[:=]|^\s*['\"]?[A-Za-z_][\w.@%()-]*/[\w/.@%()-]+['\"]?\s*[:=]"
@@ -33,21 +32,28 @@ def plain(line: str) -> str:
 
 def number(text: str) -> float:
     """The value that `NUMBER` matched."""
-    return float(text.replace(",", ""))
+    return float(text.replace(",", "") if "," in text else text)
 
 
-def pairs(text: str) -> dict[str, float]:
-    """All keys with numbers in a text: `key:1.5`, `key: 1.5`, `key = 1.5`, `'key': np.float64(1.5)`."""
-    return {key: number(value) for key, value in _PAIR.findall(text)}
+def pair_of(key: str) -> re.Pattern[str]:
+    """Matches a key that begins so, and its number: `key:1.5`, `key: 1.5`, `key = 1.5`, `'key': np.float64(1.5)`."""
+    return re.compile(rf"(?<![\w/.])((?:{key})[\w/.@%()-]*)['\"]?[ \t]*[:=][ \t]*{NUMBER}")
 
 
-def unwrapped(lines: Iterator[tuple[int, str]], begins: re.Pattern[str]) -> Iterator[tuple[int, re.Match[str]]]:
+def pairs(text: str, wanted: re.Pattern[str]) -> dict[str, float]:
+    """The keys with numbers in a text that `wanted`, a pattern of `pair_of`, matches."""
+    return {key: number(value) for key, value in wanted.findall(text)}
+
+
+def unwrapped(
+    lines: Iterator[tuple[int, str]], begins: re.Pattern[str], word: str
+) -> Iterator[tuple[int, re.Match[str]]]:
     """The match of each record's beginning, in its whole text: with the lines over which a terminal, or whoever pasted
-    it, has spread it.
+    it, has spread it. `word`: is in each beginning.
     """
     first, text, prefix, width, last = 0, "", "", 0, 0
     for place, line in lines:
-        if match := begins.search(line):
+        if word in line and (match := begins.search(line)):
             if text:
                 yield from _matched(begins, first, text)
             first, text, prefix, width, last = place, line[match.start() :], line[: match.start()], len(line), len(line)

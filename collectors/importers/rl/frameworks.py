@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import chain
 
 from msgspec import Struct
 
 from tracekit.base.text import quoted
-from tracekit.collectors.importers.rl.console import NUMBER, dicts, number, pairs, unwrapped
+from tracekit.collectors.importers.rl.console import NUMBER, dicts, number, pair_of, pairs, unwrapped
 from tracekit.trace.rl import TRAINER_WAIT, Format, StepTime
 
 #: A step's number, its values by their names as the framework prints them, and when it printed them; None if unknown.
@@ -82,11 +82,10 @@ def _verl(lines: Iterator[tuple[int, str]]) -> Iterator[Record]:
             yield place, line
 
     files: list[Record] = []
-    for _, match in unwrapped(console(), _VERL_STEP):
+    for _, match in unwrapped(console(), _VERL_STEP, "step"):
         yield from files
         files.clear()
-        values = pairs(match.string[match.end(1) :])
-        yield int(match[1]), {key: value for key, value in values.items() if _VERL_VALUE.match(key)}, None
+        yield int(match[1]), pairs(match.string[match.end(1) :], _VERL_PAIR), None
     yield from files
 
 
@@ -112,7 +111,7 @@ def _printed_dicts(begins: re.Pattern[str]) -> Callable[[Iterator[tuple[int, str
 
     def records(lines: Iterator[tuple[int, str]]) -> Iterator[Record]:
         for step, before, text in dicts(lines, begins):
-            if values := {key: value for key, value in pairs(text).items() if "/" in key}:
+            if values := pairs(text, _OF_DICTS):
                 yield step, values, _time_of_day(before)
 
     return records
@@ -188,8 +187,11 @@ def _is_fully_async(values: Mapping[str, float]) -> bool:
 #: verl's rate of tokens of a GPU, per second of the step, and the tokens of all GPUs.
 TOKENS = ("perf/throughput", "perf/total_num_tokens")
 _VERL_STEP = re.compile(r"(?:^|\s)step\s*[:=]\s*(\d+)(?=\s+-\s|\s*-?\s*$|\s+\w+/[\w/]+\s*[:=])")
+#: The values of dicts that are of interest.
+_OF_DICTS = pair_of("timing/|perf/")
 #: The values of verl that are of interest: its timers, and how its two sides spend the time.
-_VERL_VALUE = re.compile(r"timing_s/|fully_async/|rollouter/|trainer/|perf/(?:throughput|total_num_tokens)$")
+_VERL_KEY = r"timing_s/|fully_async/|rollouter/|trainer/|perf/throughput|perf/total_num_tokens"
+_VERL_VALUE, _VERL_PAIR = re.compile(_VERL_KEY), pair_of(_VERL_KEY)
 _VERL_STALE = re.compile(r"fully_async/|timing_s/(?:timing_s/)?(?:param_sync|wait_prev_gen|sync_rollout_weights)$")
 _NEMO_STEP = "Total step time"
 _NEMO_TIMER = re.compile(rf"\W*([A-Za-z][\w/ ]*?)\s*[:=|]\s*{NUMBER}\s*s(?:ec(?:onds)?)?\b")
@@ -286,15 +288,17 @@ FRAMEWORKS = (
 )
 
 
-def formats_of(lines: Sequence[str]) -> set[Format]:
-    """The frameworks that printed times of steps among these lines."""
-    return {framework.format for framework in FRAMEWORKS if _printed(framework, lines)}
+def formats_of(content: bytes, lines: Iterable[tuple[int, str]]) -> set[Format]:
+    """The frameworks that printed times of steps among these lines of a file's content."""
+    marked = [framework for framework in FRAMEWORKS if framework.mark.encode() in content]
+    formats = set[Format]()
+    for _, line in lines if marked else ():
+        formats |= {framework.format for framework in marked if _begins(framework, line)}
+        if len(formats) == len(marked):
+            break
+    return formats
 
 
-def _printed(framework: Framework, lines: Sequence[str]) -> bool:
-    marked = [place for place, line in enumerate(lines) if framework.mark in line]
-    if not marked:
-        return False
-    if framework.format is Format.VERL and any(lines[place].startswith("{") for place in marked):
-        return True
-    return any(framework.begins.search(line) for line in lines[: marked[-1] + 1])
+def _begins(framework: Framework, line: str) -> bool:
+    in_file = framework.format is Format.VERL and line.startswith('{"') and framework.mark in line
+    return in_file or framework.begins.search(line) is not None

@@ -130,7 +130,7 @@ def _formats(path: str, content: bytes) -> set[Format]:
     first = content.lstrip()[:65536].split(b"\n", 1)[0]
     if first.startswith(b"{") and any(key in first for key in _GENERIC):
         return {Format.TRAJECTORIES}
-    found = formats_of([line for _, line in _lines(content)])
+    found = formats_of(content, _lines(content))
     if not found:
         if (log := other_log(content[:_LOOKED_AT], path)) is not None:
             raise FormatError(f"{path}: {log}")
