@@ -138,6 +138,8 @@ def headline(report: HangReport) -> str:
     held, count = report.held_up, len(report.culprits)
     stalls = len({one.stall for one in report.culprits})
     apart = f" in {stalls} independent stalls" if stalls > 1 else ""
+    if held == 0 and count > 1:
+        return f"HANG  {count} ranks hold each other up{apart} ({seen})"
     verb = "holds" if count == 1 else "hold"
     return f"HANG  {count} rank{'s' * (count != 1)} {verb} up {held} other{'s' * (held != 1)}{apart} ({seen})"
 

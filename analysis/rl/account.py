@@ -106,22 +106,27 @@ class Sides(Struct, frozen=True):
 class ToolsBound(Struct, frozen=True):
     """At most how much tools cost, from a log without trajectories: in `steps`, the trajectory that took longest spent
     longer in tools than it was sampled. `most_s`: generation beyond the longest sampling there, per mean step; `share`:
-    of the run.
+    of the run; None if the log does not tell. `calls_s`: tool calls of the mean trajectory, None if not logged.
     """
 
     steps: list[int]
-    most_s: float
-    share: float
+    most_s: float | None
+    share: float | None
+    calls_s: float | None
 
     @property
     def words(self) -> str:
         """In which steps, and at most how much."""
+        calls = "" if self.calls_s is None else f"the mean trajectory spends {seconds(self.calls_s)} in tool calls"
+        if self.most_s is None or self.share is None:
+            return f"{calls}; whether they hold up the step needs the slowest one, or trajectories"
         if not self.steps:
-            return "tool calls: in no step did the slowest trajectory spend longer in them than it was sampled"
-        return (
+            return "; ".join([*filter(None, [calls]), "in no step was the slowest one longer in tools than sampled"])
+        bound = (
             f"in {ranks_text(self.steps, name='step')} the slowest trajectory spent longer in tools than it was"
-            f" sampled: tools cost at most {percent(self.share)} of the run ({seconds(self.most_s)} a step)"
+            f" sampled: they cost at most {percent(self.share)} of the run ({seconds(self.most_s)} a step)"
         )
+        return "; ".join([*filter(None, [calls]), bound])
 
 
 class RlAccount(Struct, frozen=True):
@@ -222,8 +227,8 @@ def _more(account: RlAccount) -> Iterator[str]:
         yield account.sides.short_of_gpus
     if account.unlike is not None and account.unlike.worst:
         yield account.unlike.worst
-    if account.tools is not None and account.tools.share >= WORTH:
-        yield f"tools cost at most {percent(account.tools.share)} of the run"
+    if account.tools is not None and (account.tools.share or 0.0) >= WORTH:
+        yield f"tools cost at most {percent(account.tools.share or 0.0)} of the run"
 
 
 def _saves(account: RlAccount) -> str:

@@ -6,6 +6,7 @@ and which phase does it, is the finding.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -19,7 +20,7 @@ from tracekit.base.text import percent, ranks_text, ratio, seconds, three_digits
 _DEVIATIONS, _LEAST = 5.0, 0.2
 _OF_MEDIAN_DEVIATION = 1.4826
 #: Fewer steps do not show what is usual. The first one, which starts everything, needs fewer to be compared with.
-_FEWEST, _FEWEST_WITH_FIRST = 5, 3
+_FEWEST, _FEWEST_WITH_FIRST = 4, 3
 #: A trend is certain beyond so many standard errors, and matters from this share of the step on over the whole run.
 _ERRORS, _SMALLEST_TREND = 5.0, 0.1
 #: The fewest steps on each side of a change.
@@ -123,12 +124,11 @@ def unlike(numbers: Ints, step_s: Floats, phases: Mapping[str, Floats]) -> Unlik
     parts = dict(phases)
     parts[_NO_PHASE] = step_s - sum(phases.values(), np.zeros_like(step_s))
     cold = _cold(step_s, parts)
-    odd = cold | _slow(step_s, ~cold)
+    odd = cold | _slow(step_s, ~cold) | _apart(step_s, ~cold)
     cold[:1] |= odd[:1]
-    begins = int(np.flatnonzero(~odd)[-1]) + 1 if (~odd).any() else len(odd)
-    changed = len(odd) - begins >= _SIDE
-    if changed:  # no steps that differ, but the steps from here on
-        odd[begins:] = False
+    blocks = np.flatnonzero(np.diff(np.concatenate(([False], odd & ~cold, [False])))).reshape(-1, 2)
+    if len(blocks) == 1 and np.diff(blocks[0]) >= _SIDE and (blocks[0][1] == len(odd) or blocks[0][0] == cold.sum()):
+        odd = cold.copy()  # no steps that differ, but a change for all that follow
     usual, groups = ~odd, list[DifferingSteps]()
     by_phase: dict[str, list[int]] = {}
     for place in np.flatnonzero(odd).tolist():
@@ -168,6 +168,17 @@ def _slow(step_s: Floats, asked: Bools) -> Bools:
     return asked & (step_s > usual_s + _far(step_s[asked], usual_s))
 
 
+def _apart(step_s: Floats, asked: Bools) -> Bools:
+    """Mask of the longer steps where steps are of two kinds, with a gap that is wider than either, [steps]."""
+    ordered = np.sort(step_s[asked])
+    if len(ordered) < _FEWEST:
+        return np.zeros(len(step_s), np.bool_)
+    split = int(np.argmax(np.diff(ordered))) + 1
+    low, high = ordered[:split], ordered[split:]
+    apart = float(high[0] - low[-1]) > max(_LEAST * float(np.median(low)), float(max(np.ptp(low), np.ptp(high))))
+    return asked & (step_s > low[-1]) & (apart and len(high) <= len(low))
+
+
 def _leading(parts: Mapping[str, Floats], place: int, usual: Bools) -> str:
     """The part of a step that exceeds that of the usual steps most."""
     return max(parts, key=lambda name: parts[name][place] - np.median(parts[name][usual]))
@@ -195,16 +206,16 @@ def _trend(numbers: Ints, step_s: Floats, parts: Mapping[str, Floats], usual: Bo
     """The trend of the usual steps, None if there is none that is certain and matters."""
     steps, took = numbers[usual].astype(np.float64), step_s[usual]
     count, mean_s = len(took), float(took.mean())
-    if count < 2 * _SIDE:
+    if count < _FEWEST + 1:
         return None
     slope, level = np.polyfit(steps - steps.mean(), took, 1)
     off_line = float(((took - level - slope * (steps - steps.mean())) ** 2).sum())
     splits = range(_SIDE, count - _SIDE + 1)
     squares = [
-        float(sum(((side - side.mean()) ** 2).sum() for side in (took[:split], took[split:]))) for split in splits
+        float(sum(((side - side.mean()) ** 2).sum() for side in (took[:place], took[place:]))) for place in splits
     ]
-    split = splits[int(np.argmin(squares))]
-    changes = min(squares) < _BETTER * off_line
+    split = splits[int(np.argmin(squares))] if squares else 0
+    changes = min(squares, default=math.inf) < _BETTER * off_line
     if changes:
         before_s, after_s = float(took[:split].mean()), float(took[split:].mean())
         spread = (min(squares) / (count - 2) * (1 / split + 1 / (count - split))) ** 0.5

@@ -15,7 +15,7 @@ from tracekit.analysis.rl.account import Loss, LossTime, RlAccount, Run, Sides, 
 from tracekit.analysis.rl.differing import unlike
 from tracekit.analysis.rl.run import NO_TRAINING, SIDE_BY_SIDE, Assumed, RlRun, contradiction
 from tracekit.analysis.rl.scenario import Scenario
-from tracekit.trace.rl import ROLLOUT_IDLE, TOOLS, TRAINER_IDLE, TRAINER_WAIT, PhaseLog, StepTime
+from tracekit.trace.rl import ROLLOUT_IDLE, TOOL_CALLS, TOOLS, TRAINER_IDLE, TRAINER_WAIT, PhaseLog, StepTime
 
 
 class LoggedRun(RlRun):
@@ -71,13 +71,14 @@ class LoggedRun(RlRun):
         return Sides(idle.get(TRAINER_IDLE), idle.get(ROLLOUT_IDLE)) if idle else None
 
     def _tools(self) -> ToolsBound | None:
-        most_s = self.log.measures.get(TOOLS)
+        """What tools cost at most; None if the log has no tool calls."""
+        most_s, calls_s = self.log.measures.get(TOOLS), self.log.measures.get(TOOL_CALLS)
+        mean_s = None if calls_s is None else float(np.nanmean(calls_s))
         if most_s is None:
-            return None
+            return ToolsBound([], None, None, mean_s) if mean_s else None
         most_s = np.minimum(np.nan_to_num(most_s), self.recorded)
-        return ToolsBound(
-            self.steps[most_s > 0].tolist(), float(most_s.mean()), float(most_s.sum() / self.recorded.sum())
-        )
+        steps, share = self.steps[most_s > 0].tolist(), float(most_s.sum() / self.recorded.sum())
+        return ToolsBound(steps, float(most_s.mean()), share, mean_s)
 
     def assumed(self, one: Scenario) -> Assumed:
         if one.regenerates and (one.generate_s is None or (one.rollout and one.train_s is None)):

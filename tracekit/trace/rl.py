@@ -37,9 +37,9 @@ class Format(StrEnum):
 
 #: The phase in which a trainer waits for samples.
 TRAINER_WAIT = "trainer-wait"
-#: What logs say of a step apart from its phases: shares of the time in which a side idles, and at most so many seconds
-#: that are due to tools.
-TRAINER_IDLE, ROLLOUT_IDLE, TOOLS = "trainer idle", "rollout idle", "tools"
+#: What logs say of a step apart from its phases: shares of the time in which a side idles; seconds that are due to
+#: tools at most; seconds of tool calls of the mean trajectory.
+TRAINER_IDLE, ROLLOUT_IDLE, TOOLS, TOOL_CALLS = "trainer idle", "rollout idle", "tools", "tool calls"
 
 
 class StepTime(StrEnum):

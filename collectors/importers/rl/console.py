@@ -105,3 +105,16 @@ def dicts(lines: Iterator[tuple[int, str]], begins: re.Pattern[str]) -> Iterator
             text = None
     if text:
         yield step, before, text
+
+
+def unnumbered(lines: Iterator[tuple[int, str]], wanted: re.Pattern[str]) -> Iterator[dict[str, float]]:
+    """Records that do not name their step, as of one step in notes: a new one begins with a key that is there again."""
+    values: dict[str, float] = {}
+    for _, line in lines:
+        for key, value in pairs(line, wanted).items():
+            if key in values:
+                yield values
+                values = {}
+            values[key] = value
+    if values:
+        yield values

@@ -47,8 +47,9 @@ class Framework(Struct, frozen=True):
     our names of its timers; those of `_ANYWHERE` count, too, and any other timer keeps its own. `not_phases`: timers
     inside others, or outside the step. `around`: timers around others: what those do not explain of them is a wait of
     the trainer. `stale`: whether values are those of a job that generates while it trains, where `generate` is the
-    trainer's wait for samples. `begins`, `mark`: what begins its records, and is in one of their lines. `records`:
-    reads lines, each with its number in the file, and raises ValueError.
+    trainer's wait for samples. `begins`, `mark`: what begins its records, and is in one of their lines. `keys`:
+    its keys with numbers, None if they are no such keys. `records`: reads lines, each with its number in the file, and
+    raises ValueError.
     """
 
     format: Format
@@ -58,6 +59,7 @@ class Framework(Struct, frozen=True):
     not_phases: frozenset[str]
     mark: str
     begins: re.Pattern[str]
+    keys: re.Pattern[str] | None
     records: Callable[[Iterator[tuple[int, str]]], Iterator[Record]]
     step_time: Callable[[Mapping[str, float], Mapping[str, float]], StepTime]
     around: Mapping[str, frozenset[str]] = {}
@@ -217,6 +219,7 @@ FRAMEWORKS = (
         frozenset(("generate_sequences", "reshard", "start_profile", "stop_profile")),
         "timing_s/",
         _VERL_STEP,
+        _VERL_PAIR,
         _verl,
         _serial,
         stale=_is_fully_async,
@@ -229,6 +232,7 @@ FRAMEWORKS = (
         frozenset(),
         "'timing/",
         _OPENRLHF_STEP,
+        _OF_DICTS,
         _printed_dicts(_OPENRLHF_STEP),
         _sum_or_clock,
     ),
@@ -246,6 +250,7 @@ FRAMEWORKS = (
         frozenset(("train",)),
         "'perf/",
         _SLIME_STEP,
+        _OF_DICTS,
         _printed_dicts(_SLIME_STEP),
         _waits_for_rollout,
         # The weights were updated before this step.
@@ -266,6 +271,7 @@ FRAMEWORKS = (
         frozenset(),
         _NEMO_STEP,
         re.compile(rf"{_NEMO_STEP}\s*[:=|]\s*\d"),
+        None,
         _nemo_rl,
         _serial,
     ),
@@ -282,6 +288,7 @@ FRAMEWORKS = (
         frozenset(("policy_train", "critic_train")),  # within train_critic_and_policy
         "timing/step'",
         _SKYRL_STEP,
+        _OF_DICTS,
         _printed_dicts(_SKYRL_STEP),
         _serial,
     ),
@@ -291,12 +298,19 @@ FRAMEWORKS = (
 def formats_of(content: bytes, lines: Iterable[tuple[int, str]]) -> set[Format]:
     """The frameworks that printed times of steps among these lines of a file's content."""
     marked = [framework for framework in FRAMEWORKS if framework.mark.encode() in content]
-    formats = set[Format]()
+    formats, whole = set[Format](), set[Format]()
     for _, line in lines if marked else ():
         formats |= {framework.format for framework in marked if _begins(framework, line)}
+        whole |= {framework.format for framework in marked if not formats and _has_step(framework, line)}
         if len(formats) == len(marked):
             break
-    return formats
+    return formats or whole
+
+
+def _has_step(framework: Framework, line: str) -> bool:
+    """Whether a line has the time of a step, which a step without its number has, too."""
+    keys = [] if framework.keys is None else framework.keys.findall(line)
+    return any(match[1] == framework.step for key, _ in keys if (match := framework.timer.fullmatch(key)))
 
 
 def _begins(framework: Framework, line: str) -> bool:

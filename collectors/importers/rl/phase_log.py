@@ -21,7 +21,15 @@ from tracekit.collectors.importers.rl.frameworks import (
     Framework,
     Record,
 )
-from tracekit.trace.rl import ROLLOUT_IDLE, TOOLS, TRAINER_IDLE, TRAINER_WAIT, PhaseLog, StepTime
+from tracekit.trace.rl import (
+    ROLLOUT_IDLE,
+    TOOL_CALLS,
+    TOOLS,
+    TRAINER_IDLE,
+    TRAINER_WAIT,
+    PhaseLog,
+    StepTime,
+)
 
 _Floats = npt.NDArray[np.float64]
 #: A time beyond it is none.
@@ -32,6 +40,8 @@ _CLOCK_S = 2.0
 _UNITS = 10
 #: Phases that lie in the step of some versions, and behind that of others.
 _MOVED = (VALIDATION, CHECKPOINT)
+#: A phase explains time if it exceeds that by this share at most, and leaves less than that of it.
+_EXPLAINED, _UNEXPLAINED = 0.05, 0.2
 #: Values of both sides of a job that generates while it trains -> our names.
 _IDLE = {"trainer/idle_ratio": TRAINER_IDLE, "rollouter/idle_ratio": ROLLOUT_IDLE}
 #: What verl times within a generation: of the slowest trajectory, and of all.
@@ -129,7 +139,7 @@ def _within(phases: dict[str, _Floats], step_s: _Floats) -> dict[str, _Floats]:
     """The phases without the validations and checkpoints that lie outside the step.
 
     Inside, steps that have one take longer by it than the phases of the others explain. Where all steps have one, the
-    phases add up to the step with it, and not without.
+    phases with it add up to the step, and without do not.
     """
     moved = {name: phases[name] for name in _MOVED if name in phases}
     always = {name: took for name, took in phases.items() if name not in moved}
@@ -138,8 +148,7 @@ def _within(phases: dict[str, _Floats], step_s: _Floats) -> dict[str, _Floats]:
         others = sum((more for other, more in moved.items() if other != name), np.zeros_like(step_s))
         has, alone = took > 0, others == 0
         if has.all() or not has.any():
-            offs = [abs(rest - more).mean() for more in (took, took + others)]
-            inside = min(offs) <= TOLERANCE * step_s.mean() < abs(rest).mean()
+            inside = any(_explains(rest, more) for more in (took, took + others))
         else:
             longer = np.median(rest[has & alone] if (has & alone).any() else rest[has]) - np.median(rest[~has])
             inside = longer > np.median(took[has]) / 2
@@ -148,10 +157,17 @@ def _within(phases: dict[str, _Floats], step_s: _Floats) -> dict[str, _Floats]:
     return always
 
 
+def _explains(rest: _Floats, took: _Floats) -> bool:
+    """Whether a phase is most of the time that the others do not explain, and no more than that."""
+    rest_s, took_s = float(rest.mean()), float(took.mean())
+    return 0 < took_s <= rest_s + max(_EXPLAINED * rest_s, 0.0) and rest_s - took_s <= _UNEXPLAINED * rest_s
+
+
 def _measures(logged: list[dict[str, float]]) -> dict[str, _Floats]:
     """What a log says of each step apart from its phases, [steps], nan where it does not."""
     measured = {name: [_ratio(values, end) for values in logged] for end, name in _IDLE.items()}
     measured[TOOLS] = [_tools_s(values) for values in logged]
+    measured[TOOL_CALLS] = [values.get(f"timing_s/agent_loop/{_TOOL_CALLS}/mean", math.nan) for values in logged]
     return {name: np.array(column) for name, column in measured.items() if not np.isnan(column).all()}
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from tracekit.base.errors import FormatError
 from tracekit.base.text import listed
 from tracekit.collectors.importers.other_logs import other_log
-from tracekit.collectors.importers.rl.console import plain
+from tracekit.collectors.importers.rl.console import plain, unnumbered
 from tracekit.collectors.importers.rl.frameworks import FRAMEWORKS, Framework, Record, formats_of
 from tracekit.collectors.importers.rl.phase_log import read_phases
 from tracekit.collectors.importers.rl.trajectories import read_trajectories
@@ -53,9 +53,12 @@ def read_rl(paths: Sequence[Path], written_by: Format | None = None) -> PhaseLog
 
 def _records(framework: Framework, name: str, content: bytes) -> list[Record]:
     try:
-        return list(framework.records(_lines(content)))
+        records = list(framework.records(_lines(content)))
     except ValueError as error:
         raise FormatError(f"{name}, {error}") from None
+    if records or framework.keys is None:
+        return records
+    return [(step, values, None) for step, values in enumerate(unnumbered(_lines(content), framework.keys))]
 
 
 def looks_like_rl(path: Path) -> bool:

@@ -73,6 +73,11 @@ def test_a_change_is_told_with_the_step_since_when_it_lasts() -> None:
     assert (late.since, late.after_s) == (21, 220.0)
 
 
+def test_every_second_step_is_told_though_half_of_all_differ() -> None:
+    (group,) = differing([80.0, 180.0] * 6).steps
+    assert (group.steps, group.every, group.extra_s) == ([2, 4, 6, 8, 10, 12], 2, 100.0)
+
+
 @examples(60)
 @given(st.integers(3, 40), st.integers(0, 2**32 - 1))
 def test_healthy_scatter_is_neither(steps: int, seed: int) -> None:

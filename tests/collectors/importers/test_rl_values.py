@@ -63,6 +63,14 @@ def test_keys_and_values_are_read_in_any_spacing(tmp_path: Path) -> None:
             assert means(log) == PHASES
 
 
+def test_steps_without_their_numbers_are_counted(tmp_path: Path) -> None:
+    """As of one step in notes; a key that comes again begins the next step."""
+    text = "\n".join(f"timing_s/{name}: {value}" for name, value in VERL.items())
+    for times, name in enumerate(("one", "two", "three"), 1):
+        log = log_of(tmp_path / name, "From the run of Monday:\n" + f"{text}\n\n" * times)
+        assert (log.steps.tolist(), means(log)) == (list(range(times)), PHASES)
+
+
 def test_dicts_are_read_over_several_lines(tmp_path: Path) -> None:
     line = "perf 1: {'perf/train_wait_time': 30.0, 'perf/actor_train_time': 10.0, 'perf/step_time': 41.0}"
     for text in (line, line.replace(", ", ",\n "), wrapped(line, 33), line.replace("'", '"').replace('"', "'")):
@@ -111,6 +119,8 @@ def test_validations_and_checkpoints_are_in_the_step_if_the_times_say_so(tmp_pat
     always = {"testing": 9.5, "save_checkpoint": 0.4}
     every = "".join(verl(step, **phases, old_log_prob=0.0, step=100.0, **always) + "\n" for step in range(3))
     assert means(log_of(tmp_path / "each", every))["validation"] == 9.5
+    small = every.replace("testing:9.5", "testing:4.0")  # 6 s are in no phase, of which it may be none
+    assert "validation" not in log_of(tmp_path / "small", small).phases
     ran = run("rl", tmp_path / "inside")
     assert "validation" in ran.out
 
@@ -147,6 +157,12 @@ def test_tools_have_a_bound_where_the_slowest_trajectory_was_in_them(tmp_path: P
     tools = RlJob.read([tmp_path / "log"]).report.account.tools
     assert tools is not None
     assert (tools.steps, tools.most_s, tools.share) == ([2], 100.0, 0.1)
+    bare = "".join(verl(step) + " - timing_s/agent_loop/tool_calls/mean:42.0\n" for step in range(3))
+    log_of(tmp_path / "mean", bare)
+    tools = RlJob.read([tmp_path / "mean"]).report.account.tools
+    assert tools is not None
+    assert (tools.share, tools.calls_s) == (None, 42.0)
+    assert "the mean trajectory spends 42.00 s in tool calls" in run("rl", tmp_path / "mean").out
     again = run_of(part_of(trace_of(log, "log"), 2, 3))  # as a store keeps a window
     assert isinstance(again, PhaseLog)
     assert np.array_equal(again.measures["tools"], [300.0, math.nan], equal_nan=True)
