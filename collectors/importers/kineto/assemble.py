@@ -18,7 +18,7 @@ from tracekit.collectors.importers.kineto.event_columns import LONGEST_US, ROLES
 from tracekit.collectors.importers.kineto.host_names import PHASES
 from tracekit.collectors.importers.kineto.kernel_classes import KernelClasses
 from tracekit.collectors.importers.kineto.mesh import mesh_of
-from tracekit.collectors.importers.kineto.other_recordings import other_accelerator
+from tracekit.collectors.importers.kineto.other_recordings import ACCELERATOR_IS, other_accelerator
 from tracekit.collectors.importers.kineto.placement import Groups, groups_of, place, rank_of
 from tracekit.collectors.importers.kineto.rank_columns import RankColumns
 from tracekit.trace.gpu_activity import Activity
@@ -108,8 +108,8 @@ def _why_empty(one: RankColumns) -> str:
         return f"{one.notes[0].partition(';')[0]} before its first GPU op; copy or record it again"
     if one.notes:
         return f"{one.notes[0]}, and no GPU op is left; copy or record it again"
-    if (accelerator := other_accelerator(Path(one.file))) is not None:
-        return f"{one.file}: holds no GPU ops, but events of {accelerator}, an accelerator that tracekit does not know"
+    if (accelerator := other_accelerator(Path(one.file), of_torch=one.host_events > 0)) is not None:
+        return f"{one.file}: holds no GPU ops, but events of {accelerator}, {ACCELERATOR_IS}"
     if one.host_events or len(one.calls["start"]):
         return (
             f"{one.file}: holds no GPU ops ({one.host_events:,} host events): it was recorded on the CPU only;"
