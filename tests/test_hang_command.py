@@ -34,7 +34,7 @@ def test_json_has_culprits_waiting_and_groups(tmp_path):
     assert result.code == 4
     (culprit,) = report["culprits"]
     assert {"rank", "host", "class", "group", "operation", "since_s", "evidence"} <= culprit.keys()
-    assert (culprit["rank"], culprit["class"]) == (6, "process gone or interpreter locked")
+    assert (culprit["rank"], culprit["class"]) == (6, "interpreter locked, or idle in other code")
     assert [one["rank"] for one in report["waiting"]] == [rank for rank in range(16) if rank != 6]
     assert all(one.keys() == {"rank", "for", "operation", "group"} for one in report["waiting"])
     assert any(6 in group["not_issued"] for group in report["groups"])

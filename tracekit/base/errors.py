@@ -13,6 +13,7 @@
     ├── StudyError        a folder is not a study of a fleet, or cannot be read as one
     │   └── UnsafeFileError a link, a pipe or the like is where a file belongs; a StoreError, too
     ├── SelectionError    a selection or scenario names something that does not exist
+    ├── TimeLimitError    a question takes longer than it may
     ├── OutputError       a result cannot be written
     └── MissingExtraError  an optional part of tracekit is not installed
 
@@ -27,7 +28,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tracekit.base.text import LONGEST_QUOTE, cut
+from .text import LONGEST_QUOTE, cut
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,6 +110,10 @@ class UnreadableFileError(StoreError, StudyError):
 
 class SelectionError(TracekitError):
     """A selection of ops, workers or steps cannot be understood or matches nothing."""
+
+
+class TimeLimitError(TracekitError):
+    """A question takes longer than it may."""
 
 
 class OutputError(TracekitError):

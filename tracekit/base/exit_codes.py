@@ -1,6 +1,7 @@
 """The meaning of each exit code; the table in docs/scripts.md lists the same.
 
-`tracekit collect`, and a hang that it watches, end with the exit code of the training command instead.
+`tracekit collect`, and a hang that it watches, end with the exit code of the training command instead. An error
+of tracekit itself ends as Python ends: with a traceback and 1.
 """
 
 from __future__ import annotations

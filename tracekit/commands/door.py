@@ -17,7 +17,7 @@ from tracekit.base.errors import FormatError, SelectionError
 from tracekit.base.object_storage import ADDRESSES
 from tracekit.base.text import short
 from tracekit.commands.options import PATH
-from tracekit.commands.recognise import is_dumps, is_store, jobs_in, what_it_is
+from tracekit.commands.recognise import is_dumps, is_hang_log, is_store, jobs_in, what_it_is
 
 #: Least similarity of a suggested name, from 0 to 1.
 _ALIKE = 0.6
@@ -37,7 +37,7 @@ def arguments_for(word: str) -> list[str]:
         return ["fleet", "report", word]
     if is_store(path):
         return ["info", "--store", word]
-    if is_dumps(path):
+    if is_dumps(path) or is_hang_log(path):
         return ["hang", word]
     if not word.startswith(ADDRESSES) and not os.path.lexists(path):
         raise FormatError(f"{word}: {what_it_is(path)}")

@@ -207,6 +207,23 @@ def _beginning(path: Path, size: int = _LOOKED_AT) -> bytes:
         return file.read(size)
 
 
+def _end(path: Path, size: int = _LOOKED_AT) -> bytes:
+    """The last bytes of a file that is longer: a job that hung says so at the end."""
+    with path.open("rb") as file:
+        file.seek(max(size, path.stat().st_size - size))
+        return file.read(size)
+
+
+def is_hang_log(path: Path) -> bool:
+    """True if a path is a file with what NCCL's watchdogs have printed, or with a report of its RAS."""
+    from tracekit.collectors.importers.other_logs import is_hang_text
+
+    try:
+        return path.is_file() and (is_hang_text(_beginning(path)) or is_hang_text(_end(path)))
+    except OSError:
+        return False
+
+
 def _is_dump(path: Path) -> bool:
     beginning = _beginning(path)
     return beginning[:1] in {b"\x80", b"{"} and all(word in beginning for word in _DUMP_WORDS)
@@ -235,6 +252,7 @@ def _own(path: Path, wanted: Wanted) -> str | None:
 
 def _foreign(path: Path, wanted: Wanted) -> str | None:
     """Files that belong to another command, or to none."""
+    from tracekit.collectors.importers.other_logs import other_log
     from tracekit.collectors.importers.rl.reader import looks_like_rl
 
     if _is_dump(path):
@@ -255,6 +273,8 @@ def _foreign(path: Path, wanted: Wanted) -> str | None:
         case ".parquet" | ".json" | ".gz" if wanted is Wanted.TRACE:
             return None  # a damaged or unknown trace; the reader has reported more
     beginning = _beginning(path)
+    if (log := other_log(beginning, path) or other_log(_end(path), path)) is not None:
+        return log
     kind = "a text file" if b"\0" not in beginning else "a file"
     if wanted is not Wanted.TRACE:
         return f"{kind}, not {wanted}" if kind != "a file" or wanted is Wanted.DUMPS else None
