@@ -58,7 +58,7 @@ def hang_command(directory: Path, job: str | None, as_json: bool, out: Path | No
     if out is not None:
         write_report(out, lines, report)
     click.echo(json.dumps(report) if as_json else "\n".join(lines))
-    return ExitCode.HANG if report["hang"] else ExitCode.DONE
+    return ExitCode.CONDITION if report["hang"] else ExitCode.DONE
 
 
 def _newest_hang(store: Store, job: str | None) -> StoredHang:
