@@ -11,7 +11,7 @@ from tracekit.store.care import damages
 
 
 def folder_of(tmp_path, faults):
-    job = Job(3, 2, 2)
+    job = Job(4, 2, 2)
     write(tmp_path / "dumps", dumps(job, faults, run(job, faults)))
     return tmp_path / "dumps"
 
