@@ -35,6 +35,7 @@ class Candidate(Struct, frozen=True, eq=False):
     if it has one; `time`: when it acts, by default as `series` shows. `title`, `next_check`, `suggested_fix`: override
     those of the detector if the job gives more detail. `bound`: the price is an upper bound. `every_step`: it shows in
     nearly all steps, though its kind acts by chance. `spent`: what the time of a recording is spent on.
+    `most`: the job with as much gone as the fix can take away at most, where that is more than `change`.
     """
 
     kind: str
@@ -51,6 +52,7 @@ class Candidate(Struct, frozen=True, eq=False):
     bound: bool = False
     every_step: bool = False
     spent: Spent | None = None
+    most: Any = None
 
 
 class Repair(Struct, frozen=True):

@@ -24,6 +24,7 @@ from tracekit.analysis.diagnosis.seen_once import seen_once
 from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.base.text import quoted
+from tracekit.report.estimate import Estimate
 from tracekit.report.finding import Figure, Finding, Place, as_confidence
 from tracekit.report.verdict import NEEDS, LossKind
 from tracekit.trace.facts import Fact
@@ -114,7 +115,7 @@ def _priced(evidence: Subject, candidates: Sequence[Candidate]) -> list[Finding]
             alone_s = float(evidence.step_times(others).mean()) - floor_s if others else saved_s
         cause = replace(_cause(evidence, candidate), saved_s=saved_s, alone_s=alone_s, without_s=without)
         if without is not None:
-            cause = replace(cause, saves_step_s=evidence.saves_step((candidate.change,), bound=cause.bound))
+            cause = replace(cause, saves_step_s=_saves_step(evidence, candidate))
             cause = replace(cause, once=seen_once(*evidence.lost_by_step(candidate.change, without)))
         acts = acting(evidence, cause)
         if acts is not None and without is not None:
@@ -126,6 +127,13 @@ def _priced(evidence: Subject, candidates: Sequence[Candidate]) -> list[Finding]
                 cause = replace(cause, time=None)
         causes.append(cause)
     return causes
+
+
+def _saves_step(evidence: Subject, candidate: Candidate) -> Estimate | None:
+    """What the end of a candidate saves of a step without the profiler, and at most, seconds."""
+    saves = evidence.saves_step((candidate.change,), bound=candidate.bound)
+    most = None if candidate.most is None else evidence.saves_step((candidate.most,))
+    return saves if saves is None or most is None else Estimate(saves.value, saves.low, max(saves.high, most.high))
 
 
 def _without(evidence: Subject, candidate: Candidate) -> Floats | None:
