@@ -67,8 +67,10 @@ class Steps(Struct, frozen=True, eq=False):
         unmarked = marked.is_null().to_numpy()
         if not len(numbers):
             return cls(np.zeros(len(start), np.int64), 1, waited)
-        first_s = start[~unmarked & (step == 0)].min()
-        step = np.where(unmarked, np.where(start < first_s, -1, len(numbers)), step)
+        # What a GPU still does from before the first step begins while the host is in that step.
+        marked_s = [np.where(of & ~unmarked, start, np.inf).min() for of in (~on_gpu, on_gpu)]
+        early = start < np.where(on_gpu, marked_s[1], marked_s[0])
+        step = np.where(unmarked, np.where(early, -1, len(numbers)), step)
         return cls(step, len(numbers), waited)
 
     def lengths_s(self, start: Floats, end: Floats) -> Floats:

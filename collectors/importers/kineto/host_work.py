@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from tracekit.collectors.importers.kineto._events import nest_spans
 from tracekit.collectors.importers.kineto.event_tables import Table, rows_of
-from tracekit.collectors.importers.kineto.recording_cost import Kind, recorded_before, recording_cost
+from tracekit.collectors.importers.kineto.recording_cost import Kind, pace_of_host, recorded_before, recording_cost
 from tracekit.trace.gpu_activity import PROFILER_LINE, IdleReason
 from tracekit.trace.recording_cost import RecordingCost
 
@@ -115,9 +115,12 @@ def host_work(
     kind = np.repeat(np.array([Kind.NOTE, Kind.FUNCTION, Kind.OPERATOR, Kind.CALL], np.uint8), count)
     kind[before_calls:][launches] = Kind.LAUNCH
     kind = kind[order]
-    cost = recording_cost(begin, end, name, kind, parent)
+    pace = pace_of_host(begin, end, name, kind, parent)
+    cost = recording_cost(begin, end, name, kind, parent, pace)
     recorded_s = np.empty(count[3])
-    recorded_s[order[order >= before_calls] - before_calls] = recorded_before(cost, kind, thread)[order >= before_calls]
+    recorded_s[order[order >= before_calls] - before_calls] = recorded_before(
+        cost, kind, thread, pace
+    )[order >= before_calls]
     call = order[order >= before_calls] - before_calls
     in_order = np.empty_like(around)
     in_order[:, call] = around

@@ -27,7 +27,7 @@ Bools = npt.NDArray[np.bool_]
 
 #: What recording an event costs, by the gap that shows: operators and launches; functions of Python, between which the
 #: interpreter works too.
-_OF_GAP, _OF_FUNCTION_GAP = 2.3, 0.6
+OF_GAP, OF_FUNCTION_GAP = 2.3, 0.6
 #: CUPTI makes a launch take twice as long, and times the calls before it (which device, which stream) as those behind
 #: it (which error, which device); it does not write them down.
 _SHARE_OF_LAUNCH, _SIDES = 0.5, 2
@@ -36,6 +36,8 @@ _SHARE_OF_LAUNCH, _SIDES = 0.5, 2
 _CHEAPEST, _FEWEST, _FEWEST_PAIRS = 0.1, 5, 20
 #: So many pairs, spread over the recording, are enough.
 _MOST_PAIRS = 200_000
+#: The pace of a host is that of so many pairs.
+_IN_STRETCH = 100
 
 
 class Kind(IntEnum):
@@ -48,7 +50,7 @@ class Kind(IntEnum):
     LAUNCH = 4
 
 
-def recording_cost(begin: Floats, end: Floats, name: Int32s, kind: npt.NDArray[np.uint8], parent: Int32s) -> RecordingCost | None:
+def recording_cost(begin: Floats, end: Floats, name: Int32s, kind: npt.NDArray[np.uint8], parent: Int32s, pace: Floats) -> RecordingCost | None:
     """Measure the cost of recording; None if there are too few operators.
 
     Events, by thread and begin: `begin`, `end`, microseconds; `parent`: the innermost event around each, -1 for none.
@@ -60,32 +62,56 @@ def recording_cost(begin: Floats, end: Floats, name: Int32s, kind: npt.NDArray[n
     def gap(between: Kind) -> float:
         pairs = before[siblings & (kind[before] == between) & (kind[following] == between)]
         context = name[parent[pairs]] if between is Kind.FUNCTION else name[pairs]
-        return _cheapest(begin[pairs + 1] - end[pairs], context, name[pairs + 1])
+        return _cheapest((begin[pairs + 1] - end[pairs]) / pace[pairs], context, name[pairs + 1])
 
     operator = gap(Kind.OPERATOR)
     if np.isnan(operator):
         return None
     last = before[(kind[before] == Kind.LAUNCH) & (parent[before] >= 0) & (begin[following] >= end[parent[before]])]
     last = last[kind[parent[last]] == Kind.OPERATOR]
-    behind = _cheapest(end[parent[last]] - end[last], name[parent[last]])
+    behind = _cheapest((end[parent[last]] - end[last]) / pace[last], name[parent[last]])
     leaves = before[(kind[before] == Kind.FUNCTION) & (parent[following] != before)]
-    function = gap(Kind.FUNCTION) + _cheapest(end[leaves] - begin[leaves], name[leaves])
+    function = gap(Kind.FUNCTION) + _cheapest((end[leaves] - begin[leaves]) / pace[leaves], name[leaves])
     launches = np.flatnonzero(kind == Kind.LAUNCH)
-    within = _SHARE_OF_LAUNCH * float(np.median(end[launches] - begin[launches])) if len(launches) else 0.0
+    within = _SHARE_OF_LAUNCH * float(np.median((end[launches] - begin[launches]) / pace[launches])) if len(launches) else 0.0
     launch = _SIDES * np.nan_to_num(behind) + within
-    costs = (_OF_GAP * operator, _OF_FUNCTION_GAP * np.nan_to_num(function), _OF_GAP * np.nan_to_num(gap(Kind.CALL)),
-             _OF_GAP * launch, within)  # fmt: skip
+    costs = (OF_GAP * operator, OF_FUNCTION_GAP * np.nan_to_num(function), OF_GAP * np.nan_to_num(gap(Kind.CALL)),
+             OF_GAP * launch, within)  # fmt: skip
     return RecordingCost(*(1e-6 * float(cost) for cost in costs), bool((kind == Kind.FUNCTION).any()))
 
 
-def recorded_before(cost: RecordingCost | None, kind: npt.NDArray[np.uint8], thread: Int32s) -> Floats:
+def recorded_before(
+    cost: RecordingCost | None, kind: npt.NDArray[np.uint8], thread: Int32s, pace: Floats
+) -> Floats:
     """Return what recording the events before each one had cost its thread, seconds, [events]; 0 if not known."""
     if cost is None or not len(kind):
         return np.zeros(len(kind))
     each = np.array([0.0, cost.function, cost.operator, cost.call, cost.launch])[kind]
+    each *= pace
     total = np.cumsum(each) - each
     begins = np.flatnonzero(np.diff(thread, prepend=thread[0] - 1))
     return np.asarray(total - np.repeat(total[begins], np.diff(np.append(begins, len(kind)))))
+
+
+def pace_of_host(begin: Floats, end: Floats, name: Int32s, kind: npt.NDArray[np.uint8], parent: Int32s) -> Floats:
+    """How much longer gaps between events are now than usual, [events]: at times, others use the cores or caches."""
+    before = np.arange(len(begin) - 1)
+    chosen = (parent[1:] == parent[:-1]) & (parent[:-1] >= 0) & (kind[1:] == kind[:-1])
+    pairs = before[chosen & ((kind[:-1] == Kind.OPERATOR) | (kind[:-1] == Kind.FUNCTION))]
+    if len(pairs) < 2 * _IN_STRETCH:
+        return np.ones(len(begin))
+    gaps = np.maximum(begin[pairs + 1] - end[pairs], 0.0)
+    key = name[pairs].astype(np.int64) * (int(name.max()) + 1) + name[pairs + 1]
+    order = np.lexsort((gaps, key))
+    first = np.flatnonzero(np.diff(key[order], prepend=-1))
+    count = np.diff(np.append(first, len(order)))
+    usual = np.empty(len(pairs))
+    usual[order] = np.repeat(gaps[order][first + count // 2], count)
+    slower = np.divide(gaps, usual, out=np.ones(len(pairs)), where=usual > 0)
+    stretches = len(pairs) // _IN_STRETCH
+    pace = np.median(slower[: stretches * _IN_STRETCH].reshape(stretches, _IN_STRETCH), axis=1)
+    stretch = np.minimum(np.searchsorted(pairs, np.arange(len(begin))) // _IN_STRETCH, stretches - 1)
+    return np.asarray(pace[stretch])
 
 
 def _cheapest(gaps: Floats, *contexts: Int32s) -> float:
