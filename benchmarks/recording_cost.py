@@ -2,9 +2,9 @@
 
 python -m benchmarks recording-cost [ROUNDS]
 
-Runs small jobs of torch on one thread of the CPU, by turns without the profiler and with it, with and without shapes and
-stacks, and compares the CPU time that recording added to a step with what the gaps between the recorded events add up to.
-The factors of the importer (`recording_cost.py`) are the medians that this prints, rounded.
+Runs small jobs of torch on one thread of the CPU, by turns without the profiler and with it, with and without shapes
+and stacks, and compares the CPU time that recording added to a step with what the gaps between events add up to. The
+factors of the importer (`recording_cost.py`) are the medians that this prints, rounded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Step = Callable[[], object]
 
 
 class Seen(NamedTuple):
-    """A recorded job: what recording added to a step, and what the gaps of operators and functions add up to, seconds."""
+    """A recorded job: what recording added to a step, and what gaps of operators and functions add up to, seconds."""
 
     job: str
     shapes: bool
@@ -125,9 +125,10 @@ def main(arguments: list[str]) -> None:
                 1e3 * statistics.median(values) for values in zip(*[one[3:] for one in mine], strict=True)
             )
             said = OF_GAP * operators + OF_FUNCTION_GAP * functions
+            way = "shapes " * shapes + "stacks " * stacks or "neither"
             print(
-                f"{name:44s} {'shapes ' * shapes + 'stacks ' * stacks or 'neither':14s} step {step:6.2f} ms, recording adds"
-                f" {added:6.2f}; gaps {operators:5.2f} + {functions:5.2f}; added over said {added / said:.2f}"
+                f"{name:44s} {way:14s} step {step:6.2f} ms, recording adds {added:6.2f};"
+                f" gaps {operators:5.2f} + {functions:5.2f}; added over said {added / said:.2f}"
             )
     ratio = sorted(
         one.added_s / (OF_GAP * one.operators_s + OF_FUNCTION_GAP * one.functions_s) for one in found if one.added_s

@@ -25,7 +25,7 @@ from tracekit.analysis.diagnosis.find import causes_of
 from tracekit.analysis.diagnosis.price import priced
 from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.gpu.late_rank import unexplained_waits
-from tracekit.base.text import main_clause, ranks_text
+from tracekit.base.text import main_clause, ranks_text, seconds
 from tracekit.report.diagnosis import Diagnosis
 from tracekit.report.finding import Finding
 from tracekit.report.fix import Fix
@@ -79,12 +79,15 @@ def verdict_of_ops(evidence: OpEvidence, causes: Sequence[Finding]) -> Verdict:
 
     One kind of loss counts, the costliest: the time in which all GPUs are idle, or all transfer, may be the same time.
     """
-    whole_s, losses_s = evidence.recorded_s or 1.0, dict(evidence.losses_s)
+    whole_s, losses_s = evidence.in_production_s or 1.0, dict(evidence.losses_s)
+    if evidence.unprofiled_step is not None:  # hosts lost to the profiler what it cost
+        overhead_s = evidence.profiled_step_s * evidence.steps_in_whole - whole_s
+        losses_s[LossKind.HOST] = max(losses_s[LossKind.HOST] - overhead_s, 0.0)
     costly = [cause for cause in causes if cause.change is not None]
     for cause in costly:
-        losses_s[_loss_of(cause)] = max(losses_s.get(_loss_of(cause), 0.0), cause.saved_s)
+        losses_s[_loss_of(cause)] = max(losses_s.get(_loss_of(cause), 0.0), evidence.worth_s(cause))
     kind = loss = max(losses_s, key=lambda one: losses_s[one])
-    if evidence.alone and costly and costly[0].saved_s >= SMALLEST_HEADLINE_SHARE * whole_s:
+    if evidence.alone and costly and evidence.worth_s(costly[0]) >= SMALLEST_HEADLINE_SHARE * whole_s:
         kind = loss = _loss_of(costly[0])  # of one rank, what saves most leads
     if losses_s[loss] < SMALLEST_HEADLINE_SHARE * whole_s:
         kind = loss = LossKind.BALANCED
@@ -121,12 +124,17 @@ def _loss_of(cause: Finding) -> LossKind:
 
 def _sentence(evidence: OpEvidence, kind: LossKind, leading: Sequence[Finding], lost_s: float) -> str:
     """What costs most, and what else nobody can explain, without the kind of loss."""
-    whole = "each step" if evidence.kept is None else "the recording"
+    whole, step = "each step" if evidence.kept is None else "the recording", evidence.unprofiled_step
+    if step is not None:
+        whole = "each step without the profiler"
     rest = evidence.parts.words(evidence.recorded_s, whole)
     if kind is LossKind.STRAGGLER and not leading:
         lost = f"stragglers cost {lost_s / evidence.recorded_s:.0%} of {whole}"
         return rest if rest and evidence.parts.to_tell else f"{lost}, which the noise of its ops explains"
     said = [_costs_most(evidence, kind, leading, whole), rest]
+    if step is not None:
+        profiled = seconds(evidence.profiled_step_s)
+        said.insert(0, f"without the profiler, a step takes {seconds(step.value)} ({profiled} as recorded)")
     return "; ".join(part for part in said if part)
 
 
@@ -138,7 +146,7 @@ def _costs_most(evidence: OpEvidence, kind: LossKind, leading: Sequence[Finding]
     effect, place = main_clause(leading[0].effect), evidence.names.place(leading[0].where)
     if place is None:
         return effect
-    share = _cost_s(evidence, leading[0]) / evidence.recorded_s
+    share = _cost_s(evidence, leading[0]) / evidence.in_production_s
     return f"{place.words} {place.verb('costs', 'cost')} {share:.0%} of {whole}: {effect}"
 
 
@@ -147,7 +155,8 @@ def _cost_s(evidence: OpEvidence, cause: Finding) -> float:
     if cause.change is None and cause.spent is not None:
         return cause.spent.seconds
     culprit = evidence.culprit
-    return culprit.saved_s if culprit and cause.where.ranks == (culprit.rank,) else cause.saved_s
+    of_culprit = culprit is not None and cause.where.ranks == (culprit.rank,)
+    return culprit.saved_s if culprit and of_culprit and cause.saves_step_s is None else evidence.worth_s(cause)
 
 
 def _doubts(evidence: OpEvidence) -> Iterator[str]:

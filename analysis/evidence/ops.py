@@ -202,8 +202,27 @@ class OpEvidence(Subject, frozen=True, eq=False):
     def unprofiled_step(self) -> Estimate | None:
         return None if self.unprofiled is None else self.unprofiled.step_s
 
-    def saves_step(self, changes: Sequence[Intervention], *, bound: bool = False) -> Estimate | None:
-        return None if self.unprofiled is None else self.unprofiled.saves(changes, bound=bound)
+    @property
+    def profiled_step_s(self) -> float:
+        """The mean step of a recording, the work that a GPU finishes after it included, seconds."""
+        ops = self.graph.ops
+        return float(self.marked_steps.lengths_s(ops.start, ops.start + ops.duration).mean())
+
+    @property
+    def in_production_s(self) -> float:
+        """How long the steps that were recorded take without the profiler; if that is not known, the recording."""
+        step = self.unprofiled_step
+        return self.recorded_s if step is None else step.value * self.steps_in_whole
+
+    def worth_s(self, found: Finding) -> float:
+        """Return what the end of a finding saves of `in_production_s`, seconds."""
+        known = self.unprofiled_step is not None and found.saves_step_s is not None
+        return found.worth_s * self.steps_in_whole if known else found.saved_s
+
+    def saves_step(
+        self, changes: Sequence[Intervention], *, bound: bool = False, after: Intervention | None = None
+    ) -> Estimate | None:
+        return None if self.unprofiled is None else self.unprofiled.saves(changes, bound=bound, after=after)
 
     def without_waits(self, calls: Bools, kept_s: Floats | float = 0.0) -> Intervention:
         """Return the job in which these calls do not wait for the GPU, and take only `kept_s`, seconds, [ops]."""

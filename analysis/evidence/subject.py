@@ -105,9 +105,11 @@ class Subject(Struct, frozen=True, eq=False, dict=True):
         """The step without the profiler that recorded the job, seconds; None if none did, or if that is not known."""
         return None
 
-    def saves_step(self, changes: Sequence[Intervention], *, bound: bool = False) -> Estimate | None:
-        """Return what these changes save of that step, seconds. `bound`: at most so much."""
-        del changes, bound
+    def saves_step(
+        self, changes: Sequence[Intervention], *, bound: bool = False, after: Intervention | None = None
+    ) -> Estimate | None:
+        """Return what these changes save of that step, seconds. `bound`: at most so much. `after`: once this is done."""
+        del changes, bound, after
         return None
 
     @property

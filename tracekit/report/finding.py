@@ -150,7 +150,7 @@ class Finding:
     upper bound. `every_step`: it shows in nearly all steps, though its kind acts by chance; `by_chance`: no step is
     certain to have it. `whole`: what seconds are of, "step" or "recording". `spent`: what the time of a recording is
     spent on. `saves_step_s`: what its end saves of a step as it runs without the profiler, seconds; None if that is not
-    known, or if no profiler recorded the job.
+    known, or if no profiler recorded the job. `follows`: kinds of finding that have to be seen to first.
     """
 
     kind: str
@@ -175,6 +175,7 @@ class Finding:
     whole: str = "step"
     spent: Spent | None = None
     saves_step_s: Estimate | None = None
+    follows: tuple[str, ...] = ()
 
     @property
     def worth_s(self) -> float:
@@ -194,6 +195,8 @@ class Finding:
     @property
     def costs(self) -> str:
         """What it costs, in words."""
+        if self.saves_step_s is not None:
+            return f"costs {'at most ' * self.bound}{seconds(self.worth_s)} a step without the profiler"
         return cost(self.saved_s, self.alone_s, self.whole, bound=self.bound)
 
     @property

@@ -69,28 +69,30 @@ def recording_cost(begin: Floats, end: Floats, name: Int32s, kind: npt.NDArray[n
         return None
     last = before[(kind[before] == Kind.LAUNCH) & (parent[before] >= 0) & (begin[following] >= end[parent[before]])]
     last = last[kind[parent[last]] == Kind.OPERATOR]
-    behind = _cheapest((end[parent[last]] - end[last]) / pace[last], name[parent[last]])
+    behind = float(np.nan_to_num(_cheapest((end[parent[last]] - end[last]) / pace[last], name[parent[last]])))
     leaves = before[(kind[before] == Kind.FUNCTION) & (parent[following] != before)]
-    function = gap(Kind.FUNCTION) + _cheapest((end[leaves] - begin[leaves]) / pace[leaves], name[leaves])
+    function = np.nan_to_num(gap(Kind.FUNCTION) + _cheapest((end - begin)[leaves] / pace[leaves], name[leaves]))
     launches = np.flatnonzero(kind == Kind.LAUNCH)
-    within = _SHARE_OF_LAUNCH * float(np.median((end[launches] - begin[launches]) / pace[launches])) if len(launches) else 0.0
-    launch = _SIDES * np.nan_to_num(behind) + within
-    costs = (OF_GAP * operator, OF_FUNCTION_GAP * np.nan_to_num(function), OF_GAP * np.nan_to_num(gap(Kind.CALL)),
-             OF_GAP * launch, within)  # fmt: skip
+    calls_us = (end - begin)[launches] / pace[launches]
+    within = _SHARE_OF_LAUNCH * float(np.median(calls_us)) if len(launches) else 0.0
+    launch = OF_GAP * (_SIDES * behind + within)
+    costs = (OF_GAP * operator, OF_FUNCTION_GAP * function, OF_GAP * np.nan_to_num(gap(Kind.CALL)), launch,
+             launch - behind - within, within)  # fmt: skip
     return RecordingCost(*(1e-6 * float(cost) for cost in costs), bool((kind == Kind.FUNCTION).any()))
 
 
 def recorded_before(
     cost: RecordingCost | None, kind: npt.NDArray[np.uint8], thread: Int32s, pace: Floats
 ) -> Floats:
-    """Return what recording the events before each one had cost its thread, seconds, [events]; 0 if not known."""
+    """Return what recording had cost the thread of each event before that, seconds, [events]; 0 if not known."""
     if cost is None or not len(kind):
         return np.zeros(len(kind))
     each = np.array([0.0, cost.function, cost.operator, cost.call, cost.launch])[kind]
     each *= pace
     total = np.cumsum(each) - each
     begins = np.flatnonzero(np.diff(thread, prepend=thread[0] - 1))
-    return np.asarray(total - np.repeat(total[begins], np.diff(np.append(begins, len(kind)))))
+    total -= np.repeat(total[begins], np.diff(np.append(begins, len(kind))))
+    return np.asarray(total + np.where(kind == Kind.LAUNCH, cost.before_launch * pace, 0.0))
 
 
 def pace_of_host(begin: Floats, end: Floats, name: Int32s, kind: npt.NDArray[np.uint8], parent: Int32s) -> Floats:
