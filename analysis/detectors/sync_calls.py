@@ -92,8 +92,8 @@ _READS = {"aten::_local_scalar_dense": "aten::item", "aten::item": "aten::item"}
 
 
 def _without_dispatch(evidence: OpEvidence, op: str | None, line: str | None) -> Intervention:
-    """Return the job without the host work of an operator at a line, if it only reads a value, and without the Python of
-    a function that launches nothing, as a hook that waits to take the time; else as it is.
+    """Return the job without the host work of an operator at a line, if it only reads a value, and without the Python
+    of a function that launches nothing, as a hook that waits to take the time; else as it is.
     """
     work, names = evidence.host_time, {op, _READS[op]} if op in _READS else set()
     only_waits = False

@@ -25,8 +25,8 @@ from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.base.text import quoted
 from tracekit.report.finding import Figure, Finding, Place, as_confidence
 
-#: What is worth this share of the step goes before what can only be done once it is gone; a fix that saves less, and less
-#: than half of what all fixes save, is not a first step.
+#: What is worth this share of the step goes before what can only be done once it is gone; a fix that saves less, and
+#: less than half of what all fixes save, is not a first step.
 SMALLEST_FIRST_SHARE = 0.05
 #: A time pattern holds only if its steps have at least this share of what the cause costs.
 SMALLEST_SHARE_IN_TIME = 0.5
@@ -117,7 +117,8 @@ def _priced(evidence: Subject, candidates: Sequence[Candidate]) -> list[Finding]
             alone_s = float(evidence.step_times(others).mean()) - floor_s if others else saved_s
         cause = replace(_cause(evidence, candidate), saved_s=saved_s, alone_s=alone_s, without_s=without)
         if without is not None:
-            cause = replace(cause, saves_step_s=evidence.saves_step((candidate.change,), bound=cause.bound, after=candidate.after))
+            saves = evidence.saves_step((candidate.change,), bound=cause.bound, after=candidate.after)
+            cause = replace(cause, saves_step_s=saves)
         acts = acting(evidence, cause)
         if acts is not None and without is not None:
             saved = evidence.unchanged - without

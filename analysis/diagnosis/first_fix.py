@@ -15,7 +15,6 @@ from tracekit.report.finding import Finding
 from tracekit.report.fix import Fix
 
 
-
 def paying_first(causes: Sequence[Finding], fixes: Sequence[Fix]) -> tuple[Finding, ...]:
     """The causes, those whose fixes save most first; causes without a fix that saves anything stay in order.
 

@@ -21,6 +21,7 @@ from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.graph.op_graph import Why
 from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s, Ints
 from tracekit.analysis.numeric.codes import numbered
+from tracekit.analysis.numeric.estimate import Estimate
 from tracekit.analysis.whatif.interventions import (
     CostOverlay,
     Intervention,
@@ -32,7 +33,6 @@ from tracekit.analysis.whatif.interventions import (
 )
 from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, RECORDED
 from tracekit.base.text import code_name, counted, seconds
-from tracekit.report.estimate import Estimate
 from tracekit.report.verdict import LossKind
 from tracekit.trace.gpu_activity import NOT_THE_HOST, IdleReason
 
@@ -180,23 +180,28 @@ class OpEvidence(Subject, frozen=True, eq=False):
         """The training steps of a recording."""
         from tracekit.analysis.gpu.unprofiled import Steps
 
-        nothing = pl.Series([None] * self.ops.height, dtype=pl.Int32)
-        return Steps.of(self.ops.to_dict().get("profiler_step", nothing), self.graph.ops.start, self.ops["role"].eq("gpu").to_numpy(), self.arrives_s)
+        label = pl.col("profiler_step") if "profiler_step" in self.ops.columns else pl.lit(None, pl.Int32)
+        on_gpu = self.ops["role"].eq("gpu").to_numpy()
+        return Steps.of(self.ops.select(rank="rank", step=label)["step"], self.graph.ops.start, on_gpu, self.arrives_s)
 
     @cached_property
     def unprofiled(self) -> Unprofiled | None:
         """The job without the profiler that recorded it; None if what recording cost is not known of all ranks."""
-        from tracekit.analysis.gpu.unprofiled import Unprofiled
+        from tracekit.analysis.gpu.unprofiled import Launches, Unprofiled
 
         costs = {} if self.kept is None else self.kept.costs
         if not {*self.ranks} <= {*costs} or "recording_s" not in self.ops.columns:
             return None
-        places = np.searchsorted(self.ranks, self.ops["rank"].to_numpy())
-        in_launch_s = np.array([costs[rank].in_launch for rank in self.ranks])[places]
-        return Unprofiled.of(
-            self.replay, self.ops["recording_s"].fill_null(0.0).to_numpy(), in_launch_s, self.arrives_s,
-            self.launch_latency_s, self.host_time.launched_by, self.marked_steps, stacks=all(one.stacks for one in costs.values()),
-        )  # fmt: skip
+        in_launch_s = np.array([costs[rank].in_launch for rank in self.ranks])
+        launches = Launches(
+            in_launch_s[np.searchsorted(self.ranks, self.ops["rank"].to_numpy())],
+            self.arrives_s,
+            self.launch_latency_s,
+            self.host_time.launched_by,
+        )
+        recording_s = self.ops["recording_s"].fill_null(0.0).to_numpy()
+        stacks = all(cost.stacks for cost in costs.values())
+        return Unprofiled.of(self.replay, self.marked_steps, recording_s, launches, stacks=stacks)
 
     @property
     def unprofiled_step(self) -> Estimate | None:

@@ -16,9 +16,9 @@ from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN, Trust
 from tracekit.analysis.attribution.chance import Parts
 from tracekit.analysis.evidence.naming import Names
 from tracekit.analysis.numeric.arrays import Floats, Int32s
+from tracekit.analysis.numeric.estimate import Estimate
 from tracekit.analysis.numeric.means import saving_error_s
 from tracekit.analysis.whatif.interventions import Intervention
-from tracekit.report.estimate import Estimate
 from tracekit.report.finding import Finding, Place
 from tracekit.trace.model import Worker
 
@@ -108,7 +108,7 @@ class Subject(Struct, frozen=True, eq=False, dict=True):
     def saves_step(
         self, changes: Sequence[Intervention], *, bound: bool = False, after: Intervention | None = None
     ) -> Estimate | None:
-        """Return what these changes save of that step, seconds. `bound`: at most so much. `after`: once this is done."""
+        """Return what these changes save of that step, seconds. `bound`: at most so much. `after`: once it is done."""
         del changes, bound, after
         return None
 

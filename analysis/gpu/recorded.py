@@ -49,7 +49,8 @@ class Kept(Struct, frozen=True):
 
     `steps`: the number of marked training steps, 0 for none. `matched`, `unmatched`: collectives, and kernels without
     one. `idle_s`: how long the busiest GPU was idle, seconds. `left_out`, `doubts`: as of `Comparable`. `gpus`: what
-    the GPU of each rank did (of `MOST_RANKS` at most). `costs`: what recording costs the host of a rank. `whats`: what host ops consist of, by their column `did`.
+    the GPU of each rank did (of `MOST_RANKS` at most). `costs`: what recording costs the host
+    of a rank. `whats`: what host ops consist of, by their column `did`.
     """
 
     steps: int

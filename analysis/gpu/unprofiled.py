@@ -15,15 +15,15 @@ import polars as pl
 from msgspec import Struct
 
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
+from tracekit.analysis.numeric.estimate import Estimate
 from tracekit.analysis.replay.graph_replay import GraphReplay
-from tracekit.analysis.whatif.interventions import CostOverlay, Intervention, QueuedAhead, Together
-from tracekit.report.estimate import Estimate
+from tracekit.analysis.whatif.interventions import CostOverlay, Intervention, LessRecording, QueuedAhead, Together
 
 if TYPE_CHECKING:
     from tracekit.analysis.graph.fold import FoldedGraph
 
-#: The cost of recording lies within these factors of what the recording shows, in 90 % of cases; without stacks, less is
-#: seen of it.
+#: The cost of recording lies within these factors of what the recording shows, in 90 % of cases; without stacks, less
+#: of it shows.
 _WITH_STACKS, _WITHOUT_STACKS = (0.8, 1.2), (0.7, 1.3)
 #: The 90 % interval of a median, as a multiple of the median absolute deviation over the root of the number.
 _WIDE = 1.645 * 1.2533 * 1.4826
@@ -35,25 +35,12 @@ _ROUNDING_S = 1e-9
 _MOST = 0.9
 
 
-class LessRecording(Struct, frozen=True, eq=False):
-    """Take the cost of recording off an op graph, after all other changes. `kept`: the share that stays of the own cost
-    of each op; `most_delay_s`: its launch delay without a profiler, seconds; [ops].
-    """
-
-    kept: Floats
-    most_delay_s: Floats
-
-    def make(self, overlay: CostOverlay) -> None:
-        overlay.op_cost = overlay.cost_of_ops() * self.kept
-        overlay.op_delay = np.minimum(overlay.delay_of_ops(), self.most_delay_s)
-
-
 class Steps(Struct, frozen=True, eq=False):
     """The training steps of a recording. `step`: of each op, -1 before the first and `count` after the last, [ops].
 
-    A step ends with the last op that it launched, and begins where the one before ends, the first with what was launched
-    before: a GPU may lag behind by more than a step. `waited`: the first op of a GPU that was busy with what is not in
-    the recording, -1 if none was. Without marked steps, the recording is one.
+    A step ends with the last op that it launched, and begins where the one before ends, the first with what was
+    launched before: a GPU may lag behind by more than a step. `waited`: the first op of a GPU that was
+    busy with what is not in the recording, -1 if none was. Without marked steps, the recording is one.
     """
 
     step: Ints
@@ -88,6 +75,17 @@ class Steps(Struct, frozen=True, eq=False):
         return np.diff(np.maximum.accumulate(ends), prepend=first)
 
 
+class Launches(Struct, frozen=True, eq=False):
+    """How ops were launched, [ops]. `recording_s`: what recording costs within a call that launches; the others as of
+    `OpEvidence`; seconds.
+    """
+
+    recording_s: Floats
+    arrives_s: Floats
+    latency_s: Floats
+    launched_by: Ints
+
+
 class Unprofiled(Struct, frozen=True, eq=False):
     """A job without its profiler. `changes`: for the likely cost of recording, the highest and the lowest; `steps_s`:
     how long each step takes with each, seconds, [steps].
@@ -99,14 +97,8 @@ class Unprofiled(Struct, frozen=True, eq=False):
     steps_s: tuple[Floats, ...]
 
     @classmethod
-    def of(
-        cls, replay: GraphReplay, recording_s: Floats, in_launch_s: Floats, arrives_s: Floats, latency_s: Floats,
-        launched_by: Ints, steps: Steps, *, stacks: bool,
-    ) -> Self:
-        """Take `recording_s` off each op, and `in_launch_s` off its launch, seconds, [ops].
-
-        `arrives_s`, `latency_s`, `launched_by`: as `OpEvidence` has them.
-        """  # fmt: skip
+    def of(cls, replay: GraphReplay, steps: Steps, recording_s: Floats, launches: Launches, *, stacks: bool) -> Self:
+        """Take `recording_s` off each op, seconds, [ops]. `stacks`: whether Python functions were recorded."""
         low, high = _WITH_STACKS if stacks else _WITHOUT_STACKS
         recorded = CostOverlay.recorded(replay)
         cost, delay = recorded.cost_of_ops(), recorded.delay_of_ops()
@@ -114,16 +106,16 @@ class Unprofiled(Struct, frozen=True, eq=False):
         for factor in (1.0, high, low):
             gone = np.minimum(factor * recording_s, _MOST * cost)
             kept = 1 - np.divide(gone, cost, out=np.zeros_like(cost), where=cost > 0)
-            faster = np.minimum(factor * in_launch_s, latency_s)
+            faster = np.minimum(factor * launches.recording_s, launches.latency_s)
             overlay = CostOverlay.recorded(replay)
             LessRecording(kept, delay - faster).make(overlay)
-            QueuedAhead(arrives_s - faster, launched_by).make(overlay)
+            QueuedAhead(launches.arrives_s - faster, launches.launched_by).make(overlay)
             changes.append(LessRecording(kept, overlay.delay_of_ops()))
         return cls(replay, steps, tuple(changes), tuple(_lengths_s(replay, steps, (one,)) for one in changes))
 
     @property
     def step_s(self) -> Estimate:
-        """The step without a profiler, seconds: the median, because a profiler records few steps, the first one cold."""
+        """The step without a profiler, seconds: the median, as a profiler records few steps, the first one cold."""
         found = _typical(self.steps_s)
         same = _REPLAYED * found.value
         return Estimate(
@@ -140,7 +132,11 @@ class Unprofiled(Struct, frozen=True, eq=False):
         What acts in less than half of the steps saves what it does on average.
         """
         given = () if after is None else (after,)
-        now = self.steps_s if after is None else [_lengths_s(self.replay, self.steps, (after, one)) for one in self.changes]
+        now = (
+            self.steps_s
+            if after is None
+            else [_lengths_s(self.replay, self.steps, (after, one)) for one in self.changes]
+        )
         left = [_lengths_s(self.replay, self.steps, (*given, *changes, one)) for one in self.changes]
         saved = [before - then for before, then in zip(now, left, strict=True)]
         if 2 * np.count_nonzero(saved[0] > _ROUNDING_S) < self.steps.count:

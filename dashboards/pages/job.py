@@ -12,6 +12,7 @@ from typing import Any
 from dash import dcc, html
 from dash.development.base_component import Component
 
+from tracekit.analysis.numeric.estimate import Estimate
 from tracekit.base.text import code_name, percent_sure, printable, seconds, short, sure, with_error
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.pages.gpu_parts import gpu_panels
@@ -31,7 +32,6 @@ from tracekit.dashboards.ui.components import (
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.sentences import advised, cost_words, costs_time, fix_place, place_words
 from tracekit.dashboards.ui.shell import job_page
-from tracekit.report.estimate import Estimate
 
 #: Causes that are shown at once.
 MOST_CAUSES = 3
@@ -115,8 +115,8 @@ def _ways_on(cause: dict[str, Any], name: str) -> list[Component]:
 
 def _times(report: dict[str, Any], fix: dict[str, Any]) -> list[str]:
     """The step with a fix, and what it saves: without the profiler, where that is known."""
-    gpu = report.get("gpu") or next(iter(report.get("gpus", [])), {})
-    if (saves := fix.get("saves_step_s")) and (unprofiled := gpu.get("unprofiled")):
+    gpus = [report["gpu"]] if "gpu" in report else report.get("gpus", [])
+    if (saves := fix.get("saves_step_s")) and (unprofiled := gpus[0].get("unprofiled")):
         found = Estimate(**saves)
         then = seconds(unprofiled["step_s"]["value"] - found.value)
         return [then, seconds(found.value) if fix["bound"] else found.words]

@@ -14,8 +14,8 @@ from msgspec import Struct
 
 from tracekit.analysis.attribution.patterns import TimePattern
 from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.estimate import Estimate
 from tracekit.base.text import MOST_CONFIDENT, cost, hidden, seconds
-from tracekit.report.estimate import Estimate
 from tracekit.trace.model import Worker
 
 #: Report a cause that has neither culprit nor fix only if it takes at least this share of the step: every job needs an

@@ -12,7 +12,8 @@ class RecordingCost(NamedTuple):
     """What recording one event costs the host, seconds: an `operator`, a Python `function`, a `call` of the runtime, a
     `launch` with the calls around it that no recording shows.
 
-    `before_launch`, `in_launch`: what of a launch lies before the call and within it. `stacks`: whether Python functions were recorded.
+    `before_launch`, `in_launch`: what of a launch lies before the call and within it. `stacks`: whether functions were
+    recorded.
     """
 
     operator: float

@@ -16,7 +16,13 @@ import numpy.typing as npt
 
 from tracekit.collectors.importers.kineto._events import nest_spans
 from tracekit.collectors.importers.kineto.event_tables import Table, rows_of
-from tracekit.collectors.importers.kineto.recording_cost import Kind, pace_of_host, recorded_before, recording_cost
+from tracekit.collectors.importers.kineto.recording_cost import (
+    Kind,
+    Nested,
+    pace_of_host,
+    recorded_before,
+    recording_cost,
+)
 from tracekit.trace.gpu_activity import PROFILER_LINE, IdleReason
 from tracekit.trace.recording_cost import RecordingCost
 
@@ -109,21 +115,30 @@ def host_work(
     around, parent = np.empty((len(_AROUND), count[3]), np.int32), np.empty(len(name), np.int32)
     (begun, ended), (what, where) = np.empty((2, 2 * len(name))), np.empty((2, 2 * len(name)), np.int32)
     pieces, found = nest_spans(
-        thread, begin, end, name, inputs[order], flags, reason[order], begun, ended, what, where, around,
+        thread,
+        begin,
+        end,
+        name,
+        inputs[order],
+        flags,
+        reason[order],
+        begun,
+        ended,
+        what,
+        where,
+        around,
         parent,
     )
     kind = np.repeat(np.array([Kind.NOTE, Kind.FUNCTION, Kind.OPERATOR, Kind.CALL], np.uint8), count)
     kind[before_calls:][launches] = Kind.LAUNCH
-    kind = kind[order]
-    pace = pace_of_host(begin, end, name, kind, parent)
-    cost = recording_cost(begin, end, name, kind, parent, pace)
-    recorded_s = np.empty(count[3])
-    recorded_s[order[order >= before_calls] - before_calls] = recorded_before(
-        cost, kind, thread, pace
-    )[order >= before_calls]
+    events = Nested(thread, begin, end, name, kind[order], parent)
+    pace = pace_of_host(events)
+    cost = recording_cost(events, pace)
     call = order[order >= before_calls] - before_calls
     in_order = np.empty_like(around)
     in_order[:, call] = around
+    recorded_s = np.empty(count[3])
+    recorded_s[call] = recorded_before(events, cost, pace)[order >= before_calls]
     return HostWork(
         pieces={
             "thread": where[:pieces].copy(), "start": begun[:pieces].copy(),

@@ -1,6 +1,6 @@
 """What recording an event cost the host of a rank, measured on the recording itself.
 
-In: the nested events of a rank. Out: a `RecordingCost`, and what recording had cost each thread by each of its calls.
+In: the nested events of a rank. Out: a `RecordingCost`, and what recording had cost its thread before each event.
 
 A profiler takes its timestamps inside its own work, so most of its cost lies between events. Where a program does next
 to nothing between two events, as between two operators that one operator calls in turn, the gap is the profiler's. Some
@@ -14,6 +14,7 @@ caches. How much more it is was measured with torch.profiler on jobs without a G
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,8 +37,8 @@ _SHARE_OF_LAUNCH, _SIDES = 0.5, 2
 _CHEAPEST, _FEWEST, _FEWEST_PAIRS = 0.1, 5, 20
 #: So many pairs, spread over the recording, are enough.
 _MOST_PAIRS = 200_000
-#: The pace of a host is that of so many pairs.
-_IN_STRETCH = 100
+#: The pace of a host is that of so many pairs; it is known from so many stretches on, and no faster than this.
+_IN_STRETCH, _FEWEST_STRETCHES, _FASTEST = 100, 2, 0.2
 
 
 class Kind(IntEnum):
@@ -50,70 +51,95 @@ class Kind(IntEnum):
     LAUNCH = 4
 
 
-def recording_cost(begin: Floats, end: Floats, name: Int32s, kind: npt.NDArray[np.uint8], parent: Int32s, pace: Floats) -> RecordingCost | None:
-    """Measure the cost of recording; None if there are too few operators.
-
-    Events, by thread and begin: `begin`, `end`, microseconds; `parent`: the innermost event around each, -1 for none.
+class Nested(NamedTuple):
+    """The host events of a rank, by thread and begin: `begin`, `end`, microseconds; `name`: its number; `kind`;
+    `parent`: the innermost event around each, -1 for none; [events].
     """
-    following = np.arange(1, len(begin))
-    before = following - 1
-    siblings = (parent[following] == parent[before]) & (parent[before] >= 0)
 
-    def gap(between: Kind) -> float:
-        pairs = before[siblings & (kind[before] == between) & (kind[following] == between)]
-        context = name[parent[pairs]] if between is Kind.FUNCTION else name[pairs]
-        return _cheapest((begin[pairs + 1] - end[pairs]) / pace[pairs], context, name[pairs + 1])
+    thread: Int32s
+    begin: Floats
+    end: Floats
+    name: Int32s
+    kind: npt.NDArray[np.uint8]
+    parent: Int32s
 
-    operator = gap(Kind.OPERATOR)
+    @property
+    def siblings(self) -> Ints:
+        """The events that have no other inside and are followed by another of their kind and parent, by position."""
+        parent, kind = self.parent, self.kind
+        return np.flatnonzero((parent[1:] == parent[:-1]) & (parent[:-1] >= 0) & (kind[1:] == kind[:-1]))
+
+    def gap(self, before: Ints) -> Floats:
+        """How long after each of these events the next one begins, microseconds."""
+        return np.maximum(self.begin[before + 1] - self.end[before], 0.0)
+
+
+def recording_cost(events: Nested, pace: Floats) -> RecordingCost | None:
+    """Measure the cost of recording at the usual pace; None if there are too few operators. `pace`: `pace_of_host`."""
+    kind, name, parent, length = events.kind, events.name, events.parent, events.end - events.begin
+    siblings = events.siblings
+
+    def gap_between(what: Kind) -> float:
+        before = siblings[kind[siblings] == what]
+        context = name[parent[before]] if what is Kind.FUNCTION else name[before]
+        return _cheapest(events.gap(before) / pace[before], context, name[before + 1])
+
+    operator = gap_between(Kind.OPERATOR)
     if np.isnan(operator):
         return None
-    last = before[(kind[before] == Kind.LAUNCH) & (parent[before] >= 0) & (begin[following] >= end[parent[before]])]
-    last = last[kind[parent[last]] == Kind.OPERATOR]
-    behind = float(np.nan_to_num(_cheapest((end[parent[last]] - end[last]) / pace[last], name[parent[last]])))
-    leaves = before[(kind[before] == Kind.FUNCTION) & (parent[following] != before)]
-    function = np.nan_to_num(gap(Kind.FUNCTION) + _cheapest((end - begin)[leaves] / pace[leaves], name[leaves]))
     launches = np.flatnonzero(kind == Kind.LAUNCH)
-    calls_us = (end - begin)[launches] / pace[launches]
-    within = _SHARE_OF_LAUNCH * float(np.median(calls_us)) if len(launches) else 0.0
+    last = launches[launches < len(kind) - 1]
+    last = last[(parent[last] >= 0) & (events.begin[last + 1] >= events.end[parent[last]])]
+    last = last[kind[parent[last]] == Kind.OPERATOR]
+    behind = _or_0(_cheapest((events.end[parent[last]] - events.end[last]) / pace[last], name[parent[last]]))
+    leaves = np.flatnonzero((kind[:-1] == Kind.FUNCTION) & (parent[1:] != np.arange(len(parent) - 1)))
+    function = _or_0(gap_between(Kind.FUNCTION) + _cheapest(length[leaves] / pace[leaves], name[leaves]))
+    within = _SHARE_OF_LAUNCH * float(np.median(length[launches] / pace[launches])) if len(launches) else 0.0
     launch = OF_GAP * (_SIDES * behind + within)
-    costs = (OF_GAP * operator, OF_FUNCTION_GAP * function, OF_GAP * np.nan_to_num(gap(Kind.CALL)), launch,
-             launch - behind - within, within)  # fmt: skip
-    return RecordingCost(*(1e-6 * float(cost) for cost in costs), bool((kind == Kind.FUNCTION).any()))
+    return RecordingCost(
+        operator=1e-6 * OF_GAP * operator,
+        function=1e-6 * OF_FUNCTION_GAP * function,
+        call=1e-6 * OF_GAP * _or_0(gap_between(Kind.CALL)),
+        launch=1e-6 * launch,
+        before_launch=1e-6 * (launch - behind - within),
+        in_launch=1e-6 * within,
+        stacks=bool((kind == Kind.FUNCTION).any()),
+    )
 
 
-def recorded_before(
-    cost: RecordingCost | None, kind: npt.NDArray[np.uint8], thread: Int32s, pace: Floats
-) -> Floats:
+def recorded_before(events: Nested, cost: RecordingCost | None, pace: Floats) -> Floats:
     """Return what recording had cost the thread of each event before that, seconds, [events]; 0 if not known."""
+    kind, thread = events.kind, events.thread
     if cost is None or not len(kind):
         return np.zeros(len(kind))
-    each = np.array([0.0, cost.function, cost.operator, cost.call, cost.launch])[kind]
-    each *= pace
+    each = np.array([0.0, cost.function, cost.operator, cost.call, cost.launch])[kind] * pace
     total = np.cumsum(each) - each
     begins = np.flatnonzero(np.diff(thread, prepend=thread[0] - 1))
     total -= np.repeat(total[begins], np.diff(np.append(begins, len(kind))))
     return np.asarray(total + np.where(kind == Kind.LAUNCH, cost.before_launch * pace, 0.0))
 
 
-def pace_of_host(begin: Floats, end: Floats, name: Int32s, kind: npt.NDArray[np.uint8], parent: Int32s) -> Floats:
+def pace_of_host(events: Nested) -> Floats:
     """How much longer gaps between events are now than usual, [events]: at times, others use the cores or caches."""
-    before = np.arange(len(begin) - 1)
-    chosen = (parent[1:] == parent[:-1]) & (parent[:-1] >= 0) & (kind[1:] == kind[:-1])
-    pairs = before[chosen & ((kind[:-1] == Kind.OPERATOR) | (kind[:-1] == Kind.FUNCTION))]
-    if len(pairs) < 2 * _IN_STRETCH:
-        return np.ones(len(begin))
-    gaps = np.maximum(begin[pairs + 1] - end[pairs], 0.0)
-    key = name[pairs].astype(np.int64) * (int(name.max()) + 1) + name[pairs + 1]
+    before, name = events.siblings, events.name
+    before = before[(events.kind[before] == Kind.OPERATOR) | (events.kind[before] == Kind.FUNCTION)]
+    stretches = len(before) // _IN_STRETCH
+    if stretches < _FEWEST_STRETCHES:
+        return np.ones(len(name))
+    gaps, key = events.gap(before), name[before].astype(np.int64) * (int(name.max()) + 1) + name[before + 1]
     order = np.lexsort((gaps, key))
     first = np.flatnonzero(np.diff(key[order], prepend=-1))
     count = np.diff(np.append(first, len(order)))
-    usual = np.empty(len(pairs))
+    usual = np.empty(len(before))
     usual[order] = np.repeat(gaps[order][first + count // 2], count)
-    slower = np.divide(gaps, usual, out=np.ones(len(pairs)), where=usual > 0)
-    stretches = len(pairs) // _IN_STRETCH
+    slower = np.divide(gaps, usual, out=np.ones(len(before)), where=usual > 0)
     pace = np.median(slower[: stretches * _IN_STRETCH].reshape(stretches, _IN_STRETCH), axis=1)
-    stretch = np.minimum(np.searchsorted(pairs, np.arange(len(begin))) // _IN_STRETCH, stretches - 1)
-    return np.asarray(pace[stretch])
+    stretch = np.minimum(np.searchsorted(before, np.arange(len(name))) // _IN_STRETCH, stretches - 1)
+    return np.asarray(np.maximum(pace, _FASTEST)[stretch])
+
+
+def _or_0(value: float) -> float:
+    return 0.0 if np.isnan(value) else float(value)
 
 
 def _cheapest(gaps: Floats, *contexts: Int32s) -> float:
@@ -121,7 +147,7 @@ def _cheapest(gaps: Floats, *contexts: Int32s) -> float:
     if len(gaps) < _FEWEST_PAIRS:
         return np.nan
     spread = np.linspace(0, len(gaps) - 1, min(len(gaps), _MOST_PAIRS)).astype(np.int64)
-    gaps = np.maximum(gaps[spread], 0.0)
+    gaps = gaps[spread]
     key = contexts[0][spread].astype(np.int64)
     for other in contexts[1:]:
         key = key * (int(other.max()) + 1) + other[spread]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,9 @@ _LAUNCH, _ARRIVES, _SMALL, _WAIT, _TRANSFER = 2.0, 5.0, 0.1, 3.0, 50.0
 class RecordedJob:
     """Each step runs `units`: two Python functions (with `stacks`), an operator with two small ones inside, a kernel.
 
-    `work_us`: host work of a unit, its launch included; `kernel_us`: of the GPU. `gap_us`: what a recorded event shows
-    between small operators, 0 for a job without a profiler; `function_gap_us`: between functions. `waits`: after so many
-    units the host waits for the GPU, 0 for never. `slow`: how much more recording costs, by step.
+    `work_us`: host work of a unit, its launch included; `kernel_us`: of the GPU. `gap_us`: what a recording
+    shows between small operators, 0 for a job without a profiler; `function_gap_us`: between functions. `waits`: after
+    so many units the host waits for the GPU, 0 for never. `slow`: how much more recording costs, by step.
     """
 
     units: int = 40
@@ -53,7 +54,7 @@ class RecordedJob:
         for step in range(self.steps):
             self.step(step)
             ends.append(max(self.gpu_us, self.now_us))
-        lengths = sorted(then - before for before, then in zip(ends[:-1], ends[1:], strict=True))
+        lengths = sorted(then - before for before, then in pairwise(ends))
         return lengths[len(lengths) // 2]
 
     def step(self, step: int) -> None:
@@ -121,4 +122,4 @@ def run_together(jobs: Sequence[RecordedJob]) -> list[float]:
             one.events.append(event("cuda_runtime", "cudaDeviceSynchronize", called, one.now_us - called))
             one.gpu_us = end
         ends.append(max(one.now_us for one in jobs))
-    return [then - before for before, then in zip(ends[:-1], ends[1:], strict=True)]
+    return [then - before for before, then in pairwise(ends)]

@@ -139,7 +139,7 @@ def test_a_stored_recording_gives_the_same_step(tmp_path):
 
 
 def test_a_step_begins_when_the_gpu_is_done_with_the_one_before():
-    """Launched before the first step, the GPU works until 30; steps end at 70 and 90, though hosts begin them at 0, 10."""
+    """A GPU works until 30 on what was launched before; steps end at 70 and 90, though hosts begin them at 0 and 10."""
     marked = pl.Series([None, 1, 1, 2, 2, None], dtype=pl.Int32)
     start, end = np.array([5.0, 0.0, 30.0, 10.0, 70.0, 95.0]), np.array([30.0, 10.0, 70.0, 20.0, 90.0, 99.0])
     on_gpu = np.array([True, False, True, False, True, False])
