@@ -57,7 +57,7 @@ class HostBound(Detector):
         gpu = gpu_of(evidence)
         if gpu is not None:
             yield from self._in_one_gpu(evidence, gpu)
-        if evidence.kept is None or evidence.alone or evidence.leading is not self.loss:
+        if evidence.kept is None or evidence.alone or not evidence.leads(self.loss):
             return
         idle_s = evidence.kept.idle_s
         share = idle_s / evidence.recorded_s

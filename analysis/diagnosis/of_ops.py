@@ -79,10 +79,7 @@ def verdict_of_ops(evidence: OpEvidence, causes: Sequence[Finding]) -> Verdict:
 
     One kind of loss counts, the costliest: the time in which all GPUs are idle, or all transfer, may be the same time.
     """
-    whole_s, losses_s = evidence.in_production_s or 1.0, dict(evidence.losses_s)
-    if evidence.unprofiled_step is not None:  # hosts lost to the profiler what it cost
-        overhead_s = evidence.profiled_step_s * evidence.steps_in_whole - whole_s
-        losses_s[LossKind.HOST] = max(losses_s[LossKind.HOST] - overhead_s, 0.0)
+    whole_s, losses_s = evidence.in_production_s or 1.0, dict(evidence.lost_in_production_s)
     costly = [cause for cause in causes if cause.change is not None]
     for cause in costly:
         losses_s[_loss_of(cause)] = max(losses_s.get(_loss_of(cause), 0.0), evidence.worth_s(cause))
@@ -133,7 +130,7 @@ def _sentence(evidence: OpEvidence, kind: LossKind, leading: Sequence[Finding], 
         return rest if rest and evidence.parts.to_tell else f"{lost}, which the noise of its ops explains"
     said = [_costs_most(evidence, kind, leading, whole), rest]
     if step is not None:
-        profiled = seconds(evidence.profiled_step_s)
+        profiled = seconds(float(np.median(evidence.profiled_steps_s)))
         said.insert(0, f"without the profiler, a step takes {seconds(step.value)} ({profiled} as recorded)")
     return "; ".join(part for part in said if part)
 
@@ -178,7 +175,7 @@ def _of_transfers(evidence: OpEvidence) -> str | None:
     if found is None or evidence.waits is None:
         return None
     unseen = [rank for rank in found.left_out if rank not in found.late.accounted]
-    if evidence.leading is LossKind.COMMUNICATION:
+    if evidence.leads(LossKind.COMMUNICATION):
         recorded = {*evidence.ranks, *found.left_out}
         unseen += [rank for rank in range(found.world_size or 0) if rank not in recorded]
     exposed = evidence.exposed_communication_s / (evidence.recorded_s or 1.0)

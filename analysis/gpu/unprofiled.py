@@ -1,7 +1,7 @@
 """The job as it runs without a profiler: what recording cost the hosts is taken away, and the graph is replayed.
 
-In: the graph and replay of a recording, and what recording cost its hosts. Out: `Unprofiled`. A host-bound step becomes
-shorter until the GPU, a copy or another rank is the limit; kernels take as long as recorded.
+In: the graph and replay of a recording, and what recording cost its hosts. Out: `WithoutProfiler`. A host-bound step
+becomes shorter until the GPU, a copy or another rank is the limit; kernels take as long as recorded.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ROUNDING_S = 1e-9
 _MOST = 0.9
 
 
-class Steps(Struct, frozen=True, eq=False):
+class StepsOfRecording(Struct, frozen=True, eq=False):
     """The training steps of a recording. `step`: of each op, -1 before the first and `count` after the last, [ops].
 
     A step ends with the last op that it launched, and begins where the one before ends, the first with what was
@@ -75,7 +75,7 @@ class Steps(Struct, frozen=True, eq=False):
         return np.diff(np.maximum.accumulate(ends), prepend=first)
 
 
-class Launches(Struct, frozen=True, eq=False):
+class OpLaunches(Struct, frozen=True, eq=False):
     """How ops were launched, [ops]. `recording_s`: what recording costs within a call that launches; the others as of
     `OpEvidence`; seconds.
     """
@@ -86,18 +86,20 @@ class Launches(Struct, frozen=True, eq=False):
     launched_by: Ints
 
 
-class Unprofiled(Struct, frozen=True, eq=False):
+class WithoutProfiler(Struct, frozen=True, eq=False):
     """A job without its profiler. `changes`: for the likely cost of recording, the highest and the lowest; `steps_s`:
     how long each step takes with each, seconds, [steps].
     """
 
     replay: GraphReplay
-    steps: Steps
+    steps: StepsOfRecording
     changes: tuple[LessRecording, ...]
     steps_s: tuple[Floats, ...]
 
     @classmethod
-    def of(cls, replay: GraphReplay, steps: Steps, recording_s: Floats, launches: Launches, *, stacks: bool) -> Self:
+    def of(
+        cls, replay: GraphReplay, steps: StepsOfRecording, recording_s: Floats, launches: OpLaunches, *, stacks: bool
+    ) -> Self:
         """Take `recording_s` off each op, seconds, [ops]. `stacks`: whether Python functions were recorded."""
         low, high = _WITH_STACKS if stacks else _WITHOUT_STACKS
         recorded = CostOverlay.recorded(replay)
@@ -156,9 +158,13 @@ def _typical(each: Sequence[Floats]) -> Estimate:
     return Estimate(value, value - hypot(value - low, wide), value + hypot(high - value, wide))
 
 
-def _lengths_s(replay: GraphReplay, steps: Steps, changes: Sequence[Intervention]) -> Floats:
+def _lengths_s(replay: GraphReplay, steps: StepsOfRecording, changes: Sequence[Intervention]) -> Floats:
     overlay, graph = CostOverlay.recorded(replay), cast("FoldedGraph", replay.graph)
     Together(tuple(changes)).make(overlay)
     timelines = overlay.replay.timelines(overlay)
     start, end = (graph.of_ops(times) for times in ([one.start for one in timelines], [one.end for one in timelines]))
-    return steps.lengths_s(start, end)
+    lengths_s = steps.lengths_s(start, end)
+    # Time in which no rank does anything, as far as it is not the profiler's.
+    profiler_s = float(replay.recorded_step_times().sum()) - end.max()
+    less_s = max(-float(overlay.stalled_s.sum()) - profiler_s, 0.0)
+    return np.asarray(lengths_s * (1 - min(less_s / (float(lengths_s.sum()) or 1.0), 1.0)))

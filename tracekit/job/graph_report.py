@@ -272,7 +272,7 @@ class GraphReport(Report):
         step, cost = self.evidence.unprofiled_step, self.evidence.kept.costs.get(rank) if self.evidence.kept else None
         if step is None or cost is None:
             return _NO_OVERHEAD
-        profiled_s = self.evidence.profiled_step_s
+        profiled_s = float(self.evidence.profiled_steps_s.mean())
         return Unprofiled(profiled_s, step, profiled_s - step.value, cost.operator, cost.words)
 
     def _of_recording(self, found: Recorded) -> dict[str, Any]:

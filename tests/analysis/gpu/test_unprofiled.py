@@ -13,7 +13,7 @@ import pytest
 from tests.analysis.gpu.jobs import loaded
 from tests.analysis.gpu.recorded_job import RecordedJob, recorded, run_together
 from tests.kineto_files import GEMM, document, event, kernel, launch, write
-from tracekit.analysis.gpu.unprofiled import Steps
+from tracekit.analysis.gpu.unprofiled import StepsOfRecording
 
 JOBS = {
     "host-bound": RecordedJob(),
@@ -100,7 +100,7 @@ def test_what_waits_is_to_go_before_launches_that_need_it_gone(tmp_path):
     assert first["saves_step_s"]["value"] * 1e6 == pytest.approx(saved_us, rel=0.1)
 
 
-def test_several_ranks_lose_what_their_recording_cost(tmp_path):
+def test_several_ranks_lose_what_their_profiler_cost(tmp_path):
     """Rank 1 has half as much work again; recording costs its host more, too, and rank 0 waits for it."""
     jobs = [RecordedJob(units=units, work_us=30) for units in (40, 60)]
     plain = [replace(one, gap_us=0.0, events=[]) for one in jobs]
@@ -113,6 +113,19 @@ def test_several_ranks_lose_what_their_recording_cost(tmp_path):
         found = gpu["unprofiled"]
         assert found["profiled_step_s"] * 1e6 == pytest.approx(recorded_us, rel=0.02)
         assert found["step_s"]["value"] * 1e6 == pytest.approx(plain_us, rel=0.05)
+
+
+def test_times_in_whole_microseconds_are_averaged(tmp_path):
+    """A gap of 0.7 us is recorded as 0 or 1, and so is all that is short."""
+    job = RecordedJob(units=200, gap_us=0.7, work_us=20.3)
+    plain_us, _ = plain_step_us(job), job.run()
+    rounded = [
+        {**one, "ts": float(int(one["ts"])), "dur": float(int(one["ts"] + one["dur"]) - int(one["ts"]))}
+        for one in job.events
+    ]
+    write(tmp_path / "rank0.json", document(rounded, world=1))
+    found = report_on(tmp_path)["gpu"]["unprofiled"]
+    assert found["step_s"]["value"] * 1e6 == pytest.approx(plain_us, rel=0.1)
 
 
 def test_too_few_operators_tell_nothing(tmp_path):
@@ -143,5 +156,5 @@ def test_a_step_begins_when_the_gpu_is_done_with_the_one_before():
     marked = pl.Series([None, 1, 1, 2, 2, None], dtype=pl.Int32)
     start, end = np.array([5.0, 0.0, 30.0, 10.0, 70.0, 95.0]), np.array([30.0, 10.0, 70.0, 20.0, 90.0, 99.0])
     on_gpu = np.array([True, False, True, False, True, False])
-    steps = Steps.of(marked, start, on_gpu, np.zeros(6))
+    steps = StepsOfRecording.of(marked, start, on_gpu, np.zeros(6))
     assert steps.lengths_s(start, end).tolist() == [40.0, 20.0]

@@ -1,10 +1,10 @@
 """How much more recording an event costs than the gaps between events show, on jobs without a GPU.
 
-python -m benchmarks recording-cost [ROUNDS]
+python -m benchmarks profiler-cost [ROUNDS]
 
 Runs small jobs of torch on one thread of the CPU, by turns without the profiler and with it, with and without shapes
 and stacks, and compares the CPU time that recording added to a step with what the gaps between events add up to. The
-factors of the importer (`recording_cost.py`) are the medians that this prints, rounded.
+factors of the importer (`profiler_cost.py`) are the medians that this prints, rounded.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from tracekit.collectors.importers.kineto.profiler_cost import OF_FUNCTION_GAP, OF_GAP
 from tracekit.collectors.importers.kineto.reading import read_file
-from tracekit.collectors.importers.kineto.recording_cost import OF_FUNCTION_GAP, OF_GAP
 
 _STEPS, _WARM = 12, 3
 Step = Callable[[], object]
 
 
-class Seen(NamedTuple):
+class TimedRecording(NamedTuple):
     """A recorded job: what recording added to a step, and what gaps of operators and functions add up to, seconds."""
 
     job: str
@@ -85,7 +85,7 @@ def _times(step: Step, steps: int, between: Callable[[], None] = lambda: None) -
     return times
 
 
-def seen(job: str, step: Step, folder: Path, *, shapes: bool, stacks: bool) -> Seen:
+def seen(job: str, step: Step, folder: Path, *, shapes: bool, stacks: bool) -> TimedRecording:
     """Time some steps without the profiler, then record some."""
     file, plan = folder / "rank-0.json", schedule(wait=0, warmup=_WARM, active=_STEPS)
     plain_s = _usual(_times(step, _WARM + _STEPS))
@@ -96,7 +96,7 @@ def seen(job: str, step: Step, folder: Path, *, shapes: bool, stacks: bool) -> S
     cost = read_file(file)[0].work.cost
     if cost is None:
         raise SystemExit(f"{job}: too few operators")
-    return Seen(
+    return TimedRecording(
         job, shapes, stacks, plain_s, recorded_s - plain_s,
         cost.operator / OF_GAP * events["cpu_op"] / _STEPS,
         cost.function / OF_FUNCTION_GAP * events["python_function"] / _STEPS,
