@@ -79,7 +79,7 @@ def host_ops(calls: pl.DataFrame, gpu: pl.DataFrame, marks: pl.DataFrame) -> pl.
 def _recording_s(calls: pl.DataFrame) -> Floats:
     """What recording cost each thread from the call before to each call, seconds, [calls]."""
     before = pl.col("recorded_s").shift(1, fill_value=0.0).over("rank", "thread", order_by="start")
-    return calls.select((pl.col("recorded_s") - before).fill_null(0.0)).to_series().to_numpy()
+    return calls.select((pl.col("recorded_s") - before).fill_null(0.0).clip(0.0)).to_series().to_numpy()
 
 
 def name_numbers(prefix: str, numbers: pl.Series) -> pl.Series:
