@@ -10,6 +10,7 @@ python -m benchmarks one-gpu FOLDER     puts losses into real traces of one GPU,
 python -m benchmarks gate-live ...      judges real runs, see benchmarks/gate_live.py
 python -m benchmarks tracker-live ...   runs a job beside a tracker that hangs, see benchmarks/tracker_live.py
 python -m benchmarks rl-published FILE  compares `tracekit rl` with published figures, see benchmarks/rl_published.py
+python -m benchmarks profiler-cost     measures what recording costs a host, see benchmarks/profiler_cost.py
 """
 
 import re
@@ -27,7 +28,9 @@ SECTIONS = (
 )  # fmt: skip
 #: Benchmarks with a command line of their own, which prints instead of writing RESULTS.md.
 WITH_OPTIONS = ("eventsim", "clocks", "hang_live", "frameworks")
-ALWAYS_WITH_OPTIONS = ("compatibility", "goldens", "one-gpu", "rl-published", "gate-live", "tracker-live")
+ALWAYS_WITH_OPTIONS = (
+    "compatibility", "goldens", "one-gpu", "rl-published", "gate-live", "tracker-live", "profiler-cost",
+)  # fmt: skip
 _SECTION = "<!-- section {} -->\n"
 
 

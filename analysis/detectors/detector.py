@@ -34,7 +34,10 @@ class Candidate(Struct, frozen=True, eq=False):
     without it, None if the trace is at fault and not the job. `series`: its strength over the steps, 1 = none, [steps],
     if it has one; `time`: when it acts, by default as `series` shows. `title`, `next_check`, `suggested_fix`: override
     those of the detector if the job gives more detail. `bound`: the price is an upper bound. `every_step`: it shows in
-    nearly all steps, though its kind acts by chance. `spent`: what the time of a recording is spent on.
+    nearly all steps, though its kind acts by chance. `spent`: what the time of a recording is spent on. `after`: a
+    change that its fix needs to be made before, which is no part of what it saves of a step without the profiler;
+    `follows`: the kinds of finding that this is about.
+    `most`: the job with as much gone as the fix can take away at most, where that is more than `change`.
     """
 
     kind: str
@@ -51,6 +54,9 @@ class Candidate(Struct, frozen=True, eq=False):
     bound: bool = False
     every_step: bool = False
     spent: Spent | None = None
+    after: Any = None
+    follows: tuple[str, ...] = ()
+    most: Any = None
 
 
 class Repair(Struct, frozen=True):

@@ -31,7 +31,7 @@ class ExposedCommunication(Detector):
     )
 
     def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        if evidence.leading is not self.loss:
+        if not evidence.leads(self.loss):
             return
         exposed_s = evidence.exposed_communication_s
         figure = Figure(

@@ -13,9 +13,10 @@ from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, gp
 from tracekit.analysis.detectors.slow_host_code import slow_host_code
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.ops import LONGEST_DISPATCH_S, OpEvidence
+from tracekit.analysis.evidence.waiting import waiting_calls
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.gpu.gpu_times import GpuTimes
-from tracekit.analysis.whatif.interventions import AddTime, LessTime, Together, step_times
+from tracekit.analysis.whatif.interventions import AddTime, Intervention, LessTime, Together, step_times
 from tracekit.base.text import code_name
 from tracekit.report.finding import Figure, Finding, Place, Spent, Unit, confidence_from
 from tracekit.report.verdict import LossKind
@@ -56,7 +57,7 @@ class HostBound(Detector):
         gpu = gpu_of(evidence)
         if gpu is not None:
             yield from self._in_one_gpu(evidence, gpu)
-        if evidence.kept is None or evidence.alone or evidence.leading is not self.loss:
+        if evidence.kept is None or evidence.alone or not evidence.leads(self.loss):
             return
         idle_s = evidence.kept.idle_s
         share = idle_s / evidence.recorded_s
@@ -94,6 +95,7 @@ class HostBound(Detector):
         names = tuple(part.name for part in named[:_MOST_NAMES])
         longest = f", longest of {code_name(names[0])} ({on_each(evidence, named[0].seconds)})" if names else ""
         launch = gpu.launch
+        free = _without_waits(evidence)
         tell = None if evidence.repeats else "steps launch different work, which no CUDA graph can repeat"
         yield candidate(
             self.kind,
@@ -108,6 +110,8 @@ class HostBound(Detector):
                 )
             ),
             bound=tell is not None,
+            after=free,
+            follows=() if free is None else ("sync-calls", "gpu-allocation"),
             title="The GPU waits for launches",
             next_check="torch.compile on the model: are the gaps gone?",
             suggested_fix=(
@@ -130,6 +134,13 @@ class HostBound(Detector):
         figures = (Figure("launch delays and host work, over the step", share, HOST_BOUND_SHARE, Unit.SHARE),)
         effect = f"launch delays and host work between ops take {share:.0%} of the step"
         yield Candidate(self.kind, Place(), effect, figures, confidence_from(figures), change)
+
+
+def _without_waits(evidence: OpEvidence) -> Intervention | None:
+    """The job without the calls that wait for the GPU, if steps have several: a CUDA graph can hold none of them."""
+    found = [waiting_calls(evidence, allocates=of) for of in (True, False)]
+    calls = found[0].calls | found[1].calls
+    return evidence.without_waits(calls) if np.count_nonzero(calls) > evidence.steps_in_whole else None
 
 
 def _mostly(evidence: OpEvidence) -> str:

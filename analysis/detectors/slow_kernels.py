@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import msgspec
 import numpy as np
 import polars as pl
+from msgspec import structs
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.detectors.of_one_gpu import MOST_OF_A_KIND, candidate, gpu_of, plain, share_of
 from tracekit.analysis.evidence.ops import OpEvidence
-from tracekit.analysis.gpu.roofline import Card, element_count, roofline_s, work_of
+from tracekit.analysis.gpu.roofline import Card, bytes_of, element_count, roofline_s, work_of
 from tracekit.analysis.gpu.times import SHORT_S
-from tracekit.analysis.numeric.arrays import Bools, Floats
-from tracekit.analysis.numeric.codes import numbered
+from tracekit.analysis.gpu.unfused_attention import find_unfused_attention
+from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
+from tracekit.analysis.numeric.codes import numbered, of_each
 from tracekit.analysis.whatif.interventions import LessTime
 from tracekit.base.text import code_name, seconds
 from tracekit.report.finding import Spent
@@ -53,22 +55,28 @@ class SlowKernels(Detector):
 
     def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
         ops = evidence.ops
-        if gpu_of(evidence) is None or "operator" not in ops.columns:
+        if gpu_of(evidence) is None:
             return
-        gpu = ops["role"].eq("gpu") & ops["kind"].ne(str(KernelClass.COMMUNICATION)) & ops["operator"].is_not_null()
-        rows = np.flatnonzero(gpu.fill_null(value=False).to_numpy())
+        on_gpu = ops["role"].eq("gpu") & ops["kind"].ne(str(KernelClass.COMMUNICATION))
+        rows = np.flatnonzero(on_gpu.fill_null(value=False).to_numpy())
         more = {
-            name: pl.col(name) if name in ops.columns else pl.lit(None) for name in ("inputs", "shape", "occupancy")
+            name: pl.col(name) if name in ops.columns else pl.lit(None, pl.String).alias(name)
+            for name in ("operator", "inputs", "shape", "occupancy")
         }
-        table = ops.select("name", "operator", "kind", "stream", "duration", "start", **more)[rows]
-        attention, between = _unfused_attention(table)
-        if share_of(evidence, float(table["duration"].to_numpy()[between].sum())) >= _SMALLEST_SHARE:
-            yield self._attention(evidence, rows[between], table.filter(between))
-            rows, table = rows[~attention], table.filter(~attention)
+        table = ops.select(
+            "name", "kind", "duration", "start", lane=pl.Series(numbered(ops["rank"], ops["stream"])), **more
+        )[rows]
+        priced = table["operator"].is_null().to_numpy()
+        for find in (self._attention, self._layout):
+            one = find(evidence, rows, table)
+            if one is not None:
+                yield one[0]
+                priced = priced | one[1]
+        rows, table = rows[~priced], table.filter(~priced)
         below = list(self._below_peak(evidence, rows, table))
         yield from below
-        priced = [one.spent.name for one in below if one.change is not None and one.spent is not None]
-        yield from self._small_grids(evidence, rows, table, table["operator"].is_in(priced).to_numpy())
+        named = [one.spent.name for one in below if one.change is not None and one.spent is not None]
+        yield from self._small_grids(evidence, rows, table, table["operator"].is_in(named).to_numpy())
         yield from self._chains(evidence, rows, table)
 
     def _below_peak(self, evidence: OpEvidence, rows: np.ndarray, table: pl.DataFrame) -> Iterator[Candidate]:
@@ -82,7 +90,7 @@ class SlowKernels(Detector):
             mine = table["operator"].eq(op).to_numpy()
             kernels = table.filter(mine)
             took = kernels["duration"].to_numpy()
-            need = _of_each(partial(_needed_s, card, op), kernels["kind"], kernels["inputs"])
+            need = of_each(partial(_needed_s, card, op), kernels["kind"], kernels["inputs"])
             names = _names(kernels, op)
             if np.isnan(need).all():
                 if share_of(evidence, taken_s) >= _LARGE_SHARE:
@@ -115,7 +123,7 @@ class SlowKernels(Detector):
         if card is None:
             return
         took = table["duration"].to_numpy()
-        blocks = _of_each(_blocks, table["shape"])
+        blocks = of_each(_blocks, table["shape"])
         small = np.flatnonzero((blocks > 0) & (blocks < card.processors) & (took >= SHORT_S) & ~priced)
         less_s = took[small] * (1 - blocks[small] / card.processors)
         if share_of(evidence, float(less_s.sum())) < _SMALLEST_SHARE:
@@ -152,25 +160,72 @@ class SlowKernels(Detector):
             suggested_fix=plain(f"see whether {code_name(op)} can be faster: {more}"),
         )
 
-    def _attention(self, evidence: OpEvidence, rows: np.ndarray, table: pl.DataFrame) -> Candidate:
-        """Attention as separate products with a softmax in between, whose scores go through memory."""
-        inner, less_s = table["operator"].to_list(), table["duration"].to_numpy()
-        softmax = next(name for name in inner if "softmax" in name)
-        share = share_of(evidence, float(less_s.sum()))
-        return self._faster(
-            evidence, rows, less_s, softmax, tuple(dict.fromkeys([softmax, *inner])), float(less_s.sum()),
-            f"attention runs as products and {code_name(softmax)}, whose scores go through memory: {share:.0%} of the"
-            " recording",
-            "use torch.nn.functional.scaled_dot_product_attention, or flash attention",
+    def _attention(self, evidence: OpEvidence, rows: np.ndarray, table: pl.DataFrame) -> tuple[Candidate, Bools] | None:
+        """Attention as separate products with a softmax in between, and which kernels it consists of, [kernels]."""
+        assert evidence.kept is not None, "a recording"
+        found = find_unfused_attention(table, table["lane"].to_numpy(), Card.named(evidence.kept.gpu))
+        kernels, taken_s = found.kernels, table["duration"].to_numpy()
+        least_s, most_s = found.less_s(taken_s, REACHABLE)
+        if share_of(evidence, float(least_s.sum())) < _SMALLEST_SHARE:
+            return None
+        inside = table.filter(kernels)
+        named = inside["operator"].drop_nulls().to_list() or inside["name"].to_list()
+        softmax = next(name for name in named if "softmax" in name.lower())
+        math = _called_by(evidence, rows[kernels], _FUSED_OPERATOR)
+        known = bool((least_s == most_s).all())
+        one = self._faster(
+            evidence, rows, least_s, softmax, tuple(dict.fromkeys([softmax, *named])), float(taken_s[kernels].sum()),
+            f"attention runs as products and {code_name(softmax)}, whose scores go through memory:"
+            f" {share_of(evidence, float(taken_s[kernels].sum())):.0%} of the recording"
+            + ("" if known else "; how fast a fused kernel is cannot be told without the card and the sizes of inputs"),
+            _FUSE_MATH if math else "use torch.nn.functional.scaled_dot_product_attention, or flash attention",
+            most_s=None if known else most_s, count=int(kernels.sum()),
         )  # fmt: skip
+        return one, kernels
+
+    def _layout(self, evidence: OpEvidence, rows: np.ndarray, table: pl.DataFrame) -> tuple[Candidate, Bools] | None:
+        """Convolutions whose inputs and outputs the library transposes, and which kernels do, [kernels]."""
+        assert evidence.kept is not None, "a recording"
+        card, taken_s = Card.named(evidence.kept.gpu), table["duration"].to_numpy()
+        to_last = of_each(lambda name: bool(_TO_CHANNELS_LAST.search(name)), table["name"]) > 0
+        to_first = of_each(lambda name: bool(_TO_CHANNELS_FIRST.search(name)), table["name"]) > 0
+        transposes = to_last | to_first
+        less_s = np.where(transposes, taken_s, 0.0)
+        share = share_of(evidence, float(less_s.sum()))
+        if share < _SMALLEST_SHARE:
+            return None
+        # A convolution transposes both its inputs, and one output back.
+        channels_first = np.count_nonzero(to_last) >= np.count_nonzero(to_first)
+        most_s, between = None, ""
+        if card is not None and channels_first:
+            least_s = of_each(partial(_read_s, card), table["kind"], table["inputs"])
+            most_s = np.where(np.isnan(least_s), less_s, np.maximum(taken_s - least_s, less_s))
+            between = "; batch norms and activations in between may become faster, too"
+        names = table.filter(transposes).select(pl.coalesce("operator", "name"))["operator"].unique(maintain_order=True)
+        one = self._faster(
+            evidence, rows, less_s, "nchwToNhwc" if channels_first else "nhwcToNchw",
+            (*names.head(_MOST_NAMES), *table.filter(transposes)["name"].unique(maintain_order=True).head(_MOST_NAMES)),
+            float(less_s.sum()),
+            f"{np.count_nonzero(transposes):,} kernels only transpose tensors between"
+            f" {'NCHW and NHWC' if channels_first else 'NHWC and NCHW'} around convolutions: {share:.0%} of the"
+            f" recording{between}",
+            "keep model and input in channels_last: model.to(memory_format=torch.channels_last), and the same for the"
+            " images" if channels_first else
+            "tensors are channels_last, and convolutions of their type run in NCHW: compute in bfloat16"
+            " (torch.autocast), or leave the layout as it was",
+            most_s=most_s, count=int(np.count_nonzero(transposes)),
+        )  # fmt: skip
+        return structs.replace(
+            one, title="Convolutions run in another layout than their tensors", bound=False
+        ), transposes
 
     def _chains(self, evidence: OpEvidence, rows: np.ndarray, table: pl.DataFrame) -> Iterator[Candidate]:
         """Elementwise kernels of one size in a row, which one kernel could do."""
         taken = table["duration"].to_numpy()
         element_wise = table["kind"].eq(str(KernelClass.ELEMENT_WISE)).to_numpy()
         # The elements of each operator's largest input; 0 if unknown.
-        size = _of_each(lambda told: element_count(msgspec.json.decode(told)[0]) if told else 0, table["inputs"])
-        order = np.lexsort((table["start"].to_numpy(), table["stream"].cast(pl.String).rank("dense").to_numpy()))
+        size = of_each(lambda told: element_count(msgspec.json.decode(told)[0]) if told else 0, table["inputs"])
+        order = np.lexsort((table["start"].to_numpy(), table["lane"].to_numpy()))
         goes_on = np.zeros(len(order), np.bool_)
         goes_on[1:] = (
             element_wise[order][1:] & element_wise[order][:-1] & (size[order][1:] == size[order][:-1])
@@ -213,16 +268,41 @@ class SlowKernels(Detector):
         taken_s: float,
         effect: str,
         action: str,
+        *,
+        most_s: Floats | None = None,
+        count: int | None = None,
     ) -> Candidate:
-        """The candidate of GPU ops `rows` that take `less_s` less."""
-        less = np.zeros(evidence.ops.height)
-        less[rows] = less_s
-        spent = Spent("kernel", op, "", names, len(rows), taken_s)
-        return candidate(self.kind, evidence, spent, effect, LessTime(less), suggested_fix=action, bound=True)
+        """The candidate of GPU ops `rows` that take `less_s` less, or at most `most_s` where that is not the same."""
+
+        def change(each_s: Floats) -> LessTime:
+            less = np.zeros(evidence.ops.height)
+            less[rows] = each_s
+            return LessTime(less)
+
+        spent = Spent("kernel", op, "", names, len(rows) if count is None else count, taken_s)
+        return candidate(
+            self.kind,
+            evidence,
+            spent,
+            effect,
+            change(less_s),
+            suggested_fix=action,
+            bound=most_s is None,
+            most=None if most_s is None else change(most_s),
+        )
 
 
-#: So many ops lie between the two products of attention at most: scale, mask, softmax, dropout, casts.
-_LONGEST_ATTENTION = 8
+#: Operators that choose a fused kernel themselves, where their inputs allow it.
+_FUSED_OPERATOR = "scaled_dot_product_attention"
+_FUSE_MATH = (
+    "let scaled_dot_product_attention use a fused kernel: 16-bit types, a head size that is a multiple of 8, is_causal"
+    " in place of a mask; torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION) says what keeps it from that"
+)
+#: Kernels of cuDNN and MIOpen that change the layout of what convolutions read and write.
+_TO_CHANNELS_LAST = re.compile(r"nchw_?(to|2)_?nhwc", re.IGNORECASE)
+_TO_CHANNELS_FIRST = re.compile(r"nhwc_?(to|2)_?nchw", re.IGNORECASE)
+#: Images have a batch, channels, height and width.
+_OF_IMAGES = 4
 _MOST_NAMES = 6
 
 
@@ -247,27 +327,23 @@ def _names(mine: pl.DataFrame, op: str) -> tuple[str, ...]:
     return (op, *kernels["name"].head(_MOST_NAMES).to_list())
 
 
-def _of_each(function: Callable[..., float], *columns: pl.Series) -> np.ndarray:
-    """A function of the values of each row, called once for each combination of them, [rows]."""
-    number = numbered(*columns)
-    row = np.zeros(int(number.max(initial=-1)) + 1, np.int64)  # one that has the combination
-    row[number] = np.arange(len(number))
-    values = zip(*(column.gather(row) for column in columns), strict=True)
-    return np.array([function(*one) for one in values])[number]
+def _called_by(evidence: OpEvidence, rows: Ints, operator: str) -> bool:
+    """Whether one of these GPU ops was launched inside this operator."""
+    launched_by = evidence.host_time.launched_by[rows]
+    if "outer" not in evidence.ops.columns:
+        return False
+    outer = evidence.ops["outer"].gather(launched_by[launched_by >= 0]).cast(pl.String)
+    return bool(outer.str.contains(operator, literal=True).any())
 
 
-def _unfused_attention(table: pl.DataFrame) -> tuple[Bools, Bools]:
-    """Which kernels are attention with separate products, and which of them are between two products, [kernels]."""
-    product = table["kind"].eq(str(KernelClass.MATRIX_PRODUCT)).to_numpy()
-    before = np.append(0, np.cumsum(_of_each(lambda name: "softmax" in name, table["operator"])))
-    at = np.flatnonzero(product)
-    first, second = at[:-1], at[1:]
-    attention = (second - first <= _LONGEST_ATTENTION) & (before[second] > before[first + 1])
-    open_at = np.zeros(table.height + 1, np.int64)
-    np.add.at(open_at, first[attention], 1)
-    np.add.at(open_at, second[attention] + 1, -1)
-    every = np.cumsum(open_at)[:-1] > 0
-    return every, every & ~product
+def _read_s(card: Card, kind: str, inputs: str | None) -> float:
+    """The least time that an elementwise kernel of images takes: to read the first one; seconds, nan for others."""
+    if kind != str(KernelClass.ELEMENT_WISE) or not inputs:
+        return float("nan")
+    dims, types = msgspec.json.decode(inputs)
+    if not dims or not isinstance(dims[0], list) or len(dims[0]) != _OF_IMAGES or not types:
+        return float("nan")
+    return element_count(dims[:1]) * bytes_of(str(types[0])) / card.bytes_s
 
 
 def _needed_s(card: Card | None, op: str, kind: str, inputs: str | None) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
+import polars as pl
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.detectors.of_one_gpu import (
@@ -18,7 +19,6 @@ from tracekit.analysis.detectors.of_one_gpu import (
     share_of,
 )
 from tracekit.analysis.detectors.rank_behind import rank_behind, spent
-from tracekit.analysis.evidence.host_time import HostTime
 from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.evidence.waiting import waiting_calls
 from tracekit.analysis.gpu.part import Part
@@ -85,7 +85,7 @@ class SyncCalls(Detector):
                 evidence,
                 Spent(IdleReason.SYNCHRONISE, name, line or "", names, len(mine), waited),
                 f"{code_name(name)}{at} waits for the GPU {len(mine):,} times, {on_each(evidence, waited)}",
-                Together((_without_dispatch(evidence.host_time, op, line), evidence.without_waits(calls))),
+                Together((_without_dispatch(evidence, op, line), evidence.without_waits(calls))),
                 title="The host waits for the GPU",
                 next_check="torch.cuda.set_sync_debug_mode('warn') names the lines",
                 suggested_fix=plain(
@@ -99,11 +99,18 @@ class SyncCalls(Detector):
 _READS = {"aten::_local_scalar_dense": "aten::item", "aten::item": "aten::item"}
 
 
-def _without_dispatch(work: HostTime, op: str | None, line: str | None) -> Intervention:
-    """Return the job without the host work of an operator at a line, if it only reads a value; else as it is."""
-    names = {op, _READS[op]} if op in _READS else set()
+def _without_dispatch(evidence: OpEvidence, op: str | None, line: str | None) -> Intervention:
+    """Return the job without the host work of an operator at a line, if it only reads a value, and without the Python
+    of a function that launches nothing, as a hook that waits to take the time; else as it is.
+    """
+    work, names = evidence.host_time, {op, _READS[op]} if op in _READS else set()
+    only_waits = False
+    if line and "own" in evidence.ops.columns:
+        launching = evidence.ops["own"].gather(np.unique(work.launched_by[work.launched_by >= 0]))
+        only_waits = not launching.cast(pl.String).eq(line).any()
 
     def belongs(what: HostWhat) -> bool:
-        return what.where == (line or "") and what.name.rpartition(" in ")[2] in names
+        own = what.name.rpartition(" in ")[2] in names or (only_waits and what.reason == IdleReason.PYTHON)
+        return what.where == (line or "") and own
 
     return work.less(work.mask(*IdleReason, where=belongs))

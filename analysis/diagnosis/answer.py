@@ -63,10 +63,14 @@ def _cost(evidence: Subject, verdict: Verdict, causes: Sequence[Finding], leadin
         return f"{most}{seconds(verdict.lost_s)} of {whole}, seen once"
     if not evidence.shows(Fact.COMPUTE):
         return f"{most}{seconds(verdict.lost_s)} {of_whole(evidence.whole)}{than.rstrip(',;')}"
+    step, lost = evidence.unprofiled_step, seconds(verdict.lost_s)
+    if step is not None:
+        lost = seconds(verdict.lost_s / evidence.steps_in_whole)
+        whole = f"every {seconds(step.value)} step without the profiler"
     if not evidence.daily:
-        return f"{most}{seconds(verdict.lost_s)} of {whole}{than.rstrip(',')}"
+        return f"{most}{lost} of {whole}{than.rstrip(',')}"
     return (
-        f"{most}{seconds(verdict.lost_s)} of {whole}{than}"
+        f"{most}{lost} of {whole}{than}"
         f" {three_digits(verdict.lost_gpu_hours_per_day)} of {evidence.gpus * 24:,} GPU-hours a day"
     )
 
@@ -117,6 +121,14 @@ def _saves(evidence: Subject, cause: Finding, best: Fix) -> str:
     assumes = f"; assumes {assumed}" if assumed else ""
     daily = evidence.daily and cause.once is None
     a_day = f", {three_digits(best.saved_gpu_hours_per_day)} GPU-hours a day" if daily else ""
+    step, estimate = evidence.unprofiled_step, best.saves_step_s
+    if step is not None and estimate is not None and cause.once is None:
+        most = "at most " * best.bound
+        between = "" if best.bound else f"; {seconds(estimate.low)} to {seconds(estimate.high)}"
+        return (
+            f"saves {most}{seconds(estimate.value)} a step without the profiler ({seconds(step.value)} ->"
+            f" {seconds(step.value - estimate.value)}, {best.share:.0%}{between}){a_day}{assumes}"
+        )
     saves = f"saves {'at most ' if best.bound else ''}{saved} {of_whole(evidence.whole)}"
     if evidence.shows(Fact.COMPUTE):
         share = best.saved_s / evidence.recorded_s

@@ -23,11 +23,15 @@ from tracekit.analysis.detectors.remedies import remedy_for
 from tracekit.analysis.diagnosis.seen_once import seen_once
 from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.numeric.arrays import Bools, Floats
+from tracekit.analysis.numeric.estimate import Estimate
 from tracekit.base.text import quoted
 from tracekit.report.finding import Figure, Finding, Place, as_confidence
 from tracekit.report.verdict import NEEDS, LossKind
 from tracekit.trace.facts import Fact
 
+#: What is worth this share of the step goes before what can only be done once it is gone; a fix that saves less, and
+#: less than half of what all fixes save, is not a first step.
+SMALLEST_FIRST_SHARE = 0.05
 #: A time pattern holds only if its steps have at least this share of what the cause costs.
 SMALLEST_SHARE_IN_TIME = 0.5
 
@@ -71,7 +75,18 @@ def causes_of(evidence: Subject, detectors: Sequence[Detector] | None = None) ->
     )
     if not any(cause.change for cause in named):
         named.append(_nothing_found(evidence))
-    return tuple(named)
+    return tuple(_in_turn(evidence, named))
+
+
+def _in_turn(evidence: Subject, named: Sequence[Finding]) -> Iterator[Finding]:
+    """Yield findings in this order, but what a fix needs to be gone first, and is worth that, before what needs it."""
+    step, left = evidence.unprofiled_step, list(named)
+    least_s = SMALLEST_FIRST_SHARE * step.value if step is not None else float("inf")
+    while left:
+        kinds = left[0].follows
+        first = next((one for one in left if one.kind in kinds and one.worth_s >= least_s), left[0])
+        left.remove(first)
+        yield first
 
 
 def can_conclude(evidence: Subject, kind: LossKind) -> bool:
@@ -115,7 +130,7 @@ def _priced(evidence: Subject, candidates: Sequence[Candidate]) -> list[Finding]
             alone_s = float(evidence.step_times(others).mean()) - floor_s if others else saved_s
         cause = replace(_cause(evidence, candidate), saved_s=saved_s, alone_s=alone_s, without_s=without)
         if without is not None:
-            cause = replace(cause, saves_step_s=evidence.saves_step((candidate.change,), bound=cause.bound))
+            cause = replace(cause, saves_step_s=_saves_step(evidence, candidate))
             cause = replace(cause, once=seen_once(*evidence.lost_by_step(candidate.change, without)))
         acts = acting(evidence, cause)
         if acts is not None and without is not None:
@@ -127,6 +142,13 @@ def _priced(evidence: Subject, candidates: Sequence[Candidate]) -> list[Finding]
                 cause = replace(cause, time=None)
         causes.append(cause)
     return causes
+
+
+def _saves_step(evidence: Subject, candidate: Candidate) -> Estimate | None:
+    """What the end of a candidate saves of a step without the profiler, and at most, seconds."""
+    saves = evidence.saves_step((candidate.change,), bound=candidate.bound, after=candidate.after)
+    most = None if candidate.most is None else evidence.saves_step((candidate.most,), after=candidate.after)
+    return saves if saves is None or most is None else Estimate(saves.value, saves.low, max(saves.high, most.high))
 
 
 def _without(evidence: Subject, candidate: Candidate) -> Floats | None:
@@ -178,6 +200,7 @@ def _cause(evidence: Subject, candidate: Candidate) -> Finding:
         change=candidate.change,
         whole=evidence.whole,
         spent=candidate.spent,
+        follows=candidate.follows,
     )
 
 

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tracekit.analysis.diagnosis.find import SMALLEST_FIRST_SHARE
 from tracekit.analysis.diagnosis.price import COMBINATION, IN_VAIN
 from tracekit.analysis.evidence.evidence import SMALLEST_COST_SHARE
 from tracekit.base.text import hidden
 from tracekit.report.finding import Finding
 from tracekit.report.fix import Fix
-
-#: A fix that saves less than this share of the step, and less than half of what all fixes save, is not a first step.
-SMALLEST_FIRST_SHARE = 0.05
 
 
 def paying_first(causes: Sequence[Finding], fixes: Sequence[Fix]) -> tuple[Finding, ...]:

@@ -25,7 +25,7 @@ from tracekit.analysis.diagnosis.find import causes_of
 from tracekit.analysis.diagnosis.price import priced
 from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.gpu.late_rank import unexplained_waits
-from tracekit.base.text import main_clause, ranks_text
+from tracekit.base.text import main_clause, ranks_text, seconds
 from tracekit.report.diagnosis import Diagnosis
 from tracekit.report.finding import Finding
 from tracekit.report.fix import Fix
@@ -81,15 +81,15 @@ def verdict_of_ops(evidence: OpEvidence, causes: Sequence[Finding]) -> Verdict:
 
     One kind of loss counts, the costliest: the time in which all GPUs are idle, or all transfer, may be the same time.
     """
-    whole_s, losses_s = evidence.recorded_s or 1.0, dict(evidence.losses_s)
+    whole_s, losses_s = evidence.in_production_s or 1.0, dict(evidence.lost_in_production_s)
     costly = [cause for cause in causes if cause.change is not None and cause.once is None]
     once = [cause for cause in causes if cause.once is not None and cause.saved_s >= SMALLEST_HEADLINE_SHARE * whole_s]
     for cause in costly:
-        losses_s[_loss_of(cause)] = max(losses_s.get(_loss_of(cause), 0.0), cause.saved_s)
+        losses_s[_loss_of(cause)] = max(losses_s.get(_loss_of(cause), 0.0), evidence.worth_s(cause))
     for cause in once:  # the rest of its kind is what returns
         losses_s[_loss_of(cause)] = max(losses_s.get(_loss_of(cause), 0.0) - cause.saved_s, 0.0)
     kind = loss = max(losses_s, key=lambda one: losses_s[one])
-    if evidence.alone and costly and costly[0].saved_s >= SMALLEST_HEADLINE_SHARE * whole_s:
+    if evidence.alone and costly and evidence.worth_s(costly[0]) >= SMALLEST_HEADLINE_SHARE * whole_s:
         kind = loss = _loss_of(costly[0])  # of one rank, what saves most leads
     if not evidence.shows(Fact.COMPUTE):
         kind, loss, losses_s = LossKind.CONTRADICTION, LossKind.CONTRADICTION, {}
@@ -133,12 +133,17 @@ def _sentence(evidence: OpEvidence, kind: LossKind, leading: Sequence[Finding], 
     """What costs most, and what else nobody can explain, without the kind of loss."""
     if kind is LossKind.CONTRADICTION and evidence.kept is not None:
         return f"{evidence.kept.lost}: what costs time cannot be told"
-    whole = "each step" if evidence.kept is None else "the recording"
+    whole, step = "each step" if evidence.kept is None else "the recording", evidence.unprofiled_step
+    if step is not None:
+        whole = "each step without the profiler"
     rest = evidence.parts.words(evidence.recorded_s, whole)
     if kind is LossKind.STRAGGLER and not leading:
         lost = f"stragglers cost {lost_s / evidence.recorded_s:.0%} of {whole}"
         return rest if rest and evidence.parts.to_tell else f"{lost}, which the noise of its ops explains"
     said = [_costs_most(evidence, kind, leading, whole), rest]
+    if step is not None:
+        profiled = seconds(float(np.median(evidence.profiled_steps_s)))
+        said.insert(0, f"without the profiler, a step takes {seconds(step.value)} ({profiled} as recorded)")
     return "; ".join(part for part in said if part)
 
 
@@ -152,7 +157,7 @@ def _costs_most(evidence: OpEvidence, kind: LossKind, leading: Sequence[Finding]
         effect = f"{leading[0].once.words}: {effect}"
     if place is None:
         return effect
-    share = _cost_s(evidence, leading[0]) / evidence.recorded_s
+    share = _cost_s(evidence, leading[0]) / evidence.in_production_s
     return f"{place.words} {place.verb('costs', 'cost')} {share:.0%} of {whole}: {effect}"
 
 
@@ -161,7 +166,8 @@ def _cost_s(evidence: OpEvidence, cause: Finding) -> float:
     if cause.change is None and cause.spent is not None:
         return cause.spent.seconds
     culprit = evidence.culprit
-    return culprit.saved_s if culprit and cause.where.ranks == (culprit.rank,) else cause.saved_s
+    of_culprit = culprit is not None and cause.where.ranks == (culprit.rank,)
+    return culprit.saved_s if culprit and of_culprit and cause.saves_step_s is None else evidence.worth_s(cause)
 
 
 def _doubts(evidence: OpEvidence) -> Iterator[str]:
@@ -185,7 +191,7 @@ def _of_transfers(evidence: OpEvidence) -> str | None:
     if found is None or evidence.waits is None:
         return None
     unseen = [rank for rank in found.left_out if rank not in found.late.accounted]
-    if evidence.leading is LossKind.COMMUNICATION:
+    if evidence.leads(LossKind.COMMUNICATION):
         recorded = {*evidence.ranks, *found.left_out}
         unseen += [rank for rank in range(found.world_size or 0) if rank not in recorded]
     exposed = evidence.exposed_communication_s / (evidence.recorded_s or 1.0)

@@ -161,12 +161,12 @@ class _Pricer(Struct, frozen=True, eq=False):
         saving = self.evidence.unchanged - changed
         saved_s = float(saving.mean())
         error_s = self.evidence.saving_error_s(saving, [plan.change] if changes is None else changes)
-        step, made = self.evidence.unprofiled_step, [plan.change] if changes is None else changes
-        saves = (
-            None
-            if step is None
-            else self.evidence.saves_step([one for one in made if one is not None], bound=plan.bound)
-        )
+        step, saves = self.evidence.unprofiled_step, None
+        if plan.cause is not None and plan.change is plan.cause.change:
+            saves = plan.cause.saves_step_s
+        elif step is not None:
+            made = [plan.change] if changes is None else changes
+            saves = self.evidence.saves_step([one for one in made if one is not None], bound=plan.bound)
         share = saved_s / self.evidence.recorded_s if step is None or saves is None else saves.value / step.value
         share *= 1.0 if plan.cause is None else plan.cause.returning_share
         reason, bound, details = self.withheld, plan.bound, plan.details

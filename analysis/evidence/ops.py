@@ -21,6 +21,7 @@ from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.graph.op_graph import Why
 from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s, Ints
 from tracekit.analysis.numeric.codes import numbered
+from tracekit.analysis.numeric.estimate import Estimate
 from tracekit.analysis.whatif.interventions import (
     CostOverlay,
     Intervention,
@@ -32,7 +33,6 @@ from tracekit.analysis.whatif.interventions import (
 )
 from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, RECORDED
 from tracekit.base.text import code_name, counted, seconds
-from tracekit.report.estimate import Estimate
 from tracekit.report.verdict import LossKind
 from tracekit.trace.facts import OP_TRACE, RECORDING, RECORDING_OF_ONE, Fact, Lack
 from tracekit.trace.gpu_activity import NOT_THE_HOST, IdleReason
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from tracekit.analysis.gpu.part import Part
     from tracekit.analysis.gpu.recorded import Kept, Recorded
     from tracekit.analysis.gpu.trust import Unexplained
-    from tracekit.analysis.gpu.unprofiled import Steps, Unprofiled
+    from tracekit.analysis.gpu.unprofiled import StepsOfRecording, WithoutProfiler
     from tracekit.analysis.gpu.waits import Waits
     from tracekit.analysis.graph.fold import FoldedGraph
     from tracekit.analysis.replay.graph_replay import GraphReplay
@@ -183,39 +183,67 @@ class OpEvidence(Subject, frozen=True, eq=False):
         return np.where(own, np.maximum(delay_s - usual_s, 0.0), 0.0)
 
     @cached_property
-    def marked_steps(self) -> Steps:
+    def marked_steps(self) -> StepsOfRecording:
         """The training steps of a recording."""
-        from tracekit.analysis.gpu.unprofiled import Steps
+        from tracekit.analysis.gpu.unprofiled import StepsOfRecording
 
-        nothing = pl.Series([None] * self.ops.height, dtype=pl.Int32)
-        return Steps.of(
-            self.ops.to_dict().get("profiler_step", nothing),
-            self.graph.ops.start,
-            self.ops["role"].eq("gpu").to_numpy(),
-            self.arrives_s,
+        label = pl.col("profiler_step") if "profiler_step" in self.ops.columns else pl.lit(None, pl.Int32)
+        on_gpu = self.ops["role"].eq("gpu").to_numpy()
+        return StepsOfRecording.of(
+            self.ops.select(rank="rank", step=label)["step"], self.graph.ops.start, on_gpu, self.arrives_s
         )
 
     @cached_property
-    def unprofiled(self) -> Unprofiled | None:
+    def unprofiled(self) -> WithoutProfiler | None:
         """The job without the profiler that recorded it; None if what recording cost is not known of all ranks."""
-        from tracekit.analysis.gpu.unprofiled import Unprofiled
+        from tracekit.analysis.gpu.unprofiled import OpLaunches, WithoutProfiler
 
         costs = {} if self.kept is None else self.kept.costs
         if not {*self.ranks} <= {*costs} or "recording_s" not in self.ops.columns:
             return None
-        places = np.searchsorted(self.ranks, self.ops["rank"].to_numpy())
-        in_launch_s = np.array([costs[rank].in_launch for rank in self.ranks])[places]
-        return Unprofiled.of(
-            self.replay, self.ops["recording_s"].fill_null(0.0).to_numpy(), in_launch_s, self.arrives_s,
-            self.launch_latency_s, self.host_time.launched_by, self.marked_steps, stacks=all(one.stacks for one in costs.values()),
-        )  # fmt: skip
+        in_launch_s = np.array([costs[rank].in_launch for rank in self.ranks])
+        launches = OpLaunches(
+            in_launch_s[np.searchsorted(self.ranks, self.ops["rank"].to_numpy())],
+            self.arrives_s,
+            self.launch_latency_s,
+            self.host_time.launched_by,
+        )
+        recording_s = self.ops["recording_s"].fill_null(0.0).to_numpy()
+        stacks = all(cost.stacks for cost in costs.values())
+        return WithoutProfiler.of(self.replay, self.marked_steps, recording_s, launches, stacks=stacks)
 
     @property
     def unprofiled_step(self) -> Estimate | None:
         return None if self.unprofiled is None else self.unprofiled.step_s
 
-    def saves_step(self, changes: Sequence[Intervention], *, bound: bool = False) -> Estimate | None:
-        return None if self.unprofiled is None else self.unprofiled.saves(changes, bound=bound)
+    @cached_property
+    def profiled_steps_s(self) -> Floats:
+        """How long the steps of a recording take, with the work that a GPU finishes after them, seconds, [steps]."""
+        ops = self.graph.ops
+        return self.marked_steps.lengths_s(ops.start, ops.start + ops.duration)
+
+    @property
+    def in_production_s(self) -> float:
+        """How long the steps that were recorded take without the profiler; if that is not known, the recording."""
+        step = self.unprofiled_step
+        return self.recorded_s if step is None else step.value * self.steps_in_whole
+
+    @property
+    def profiler_s(self) -> float:
+        """By how much the profiler made the recorded steps longer, seconds; 0 if that is not known."""
+        if self.unprofiled is None:
+            return 0.0
+        return max(float(self.profiled_steps_s.sum() - self.unprofiled.steps_s[0].sum()), 0.0)
+
+    def worth_s(self, found: Finding) -> float:
+        """Return what the end of a finding saves of `in_production_s`, seconds."""
+        known = self.unprofiled_step is not None and found.saves_step_s is not None
+        return found.worth_s * self.steps_in_whole if known else found.saved_s
+
+    def saves_step(
+        self, changes: Sequence[Intervention], *, bound: bool = False, after: Intervention | None = None
+    ) -> Estimate | None:
+        return None if self.unprofiled is None else self.unprofiled.saves(changes, bound=bound, after=after)
 
     def without_waits(self, calls: Bools, kept_s: Floats | float = 0.0) -> Intervention:
         """Return the job in which these calls do not wait for the GPU, and take only `kept_s`, seconds, [ops]."""
@@ -486,10 +514,23 @@ class OpEvidence(Subject, frozen=True, eq=False):
     @property
     def leading(self) -> LossKind:
         """The kind of loss that costs most: one rank, or what all ranks lose together."""
-        kind = max(self.losses_s, key=lambda one: self.losses_s[one])
-        if self.losses_s[kind] >= SMALLEST_HEADLINE_SHARE * (self.recorded_s or 1.0):
+        return self._leading(self.losses_s, self.recorded_s)
+
+    def leads(self, kind: LossKind) -> bool:
+        """Return whether this kind of loss costs most, as recorded or without the profiler."""
+        return kind in {self.leading, self._leading(self.lost_in_production_s, self.in_production_s)}
+
+    def _leading(self, losses_s: Mapping[LossKind, float], whole_s: float) -> LossKind:
+        kind = max(losses_s, key=lambda one: losses_s[one])
+        if losses_s[kind] >= SMALLEST_HEADLINE_SHARE * (whole_s or 1.0):
             return kind
         return LossKind.BALANCED if self.culprit is None else LossKind.MINOR
+
+    @property
+    def lost_in_production_s(self) -> Mapping[LossKind, float]:
+        """What each kind of loss costs of `in_production_s`, seconds: of the hosts', without what is the profiler's."""
+        losses_s = dict(self.losses_s)
+        return losses_s | {LossKind.HOST: max(losses_s[LossKind.HOST] - self.profiler_s, 0.0)}
 
     @property
     def slowdown(self) -> float:
@@ -556,7 +597,7 @@ class OpEvidence(Subject, frozen=True, eq=False):
     @property
     def idles(self) -> bool:
         """Whether to ask what the hosts do while GPUs idle: of a rank alone, or if nothing costs several ranks more."""
-        return self.alone or (self.kept is not None and self.leading is LossKind.HOST)
+        return self.alone or (self.kept is not None and self.leads(LossKind.HOST))
 
     def fixes(self, detector: Detector, found: Finding) -> Iterator[Plan]:
         return detector.fixes(found)

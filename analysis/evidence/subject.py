@@ -16,9 +16,9 @@ from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN, Trust
 from tracekit.analysis.attribution.chance import Parts
 from tracekit.analysis.evidence.naming import Names
 from tracekit.analysis.numeric.arrays import Floats, Int32s
+from tracekit.analysis.numeric.estimate import Estimate
 from tracekit.analysis.numeric.means import saving_error_s
 from tracekit.analysis.whatif.interventions import Intervention
-from tracekit.report.estimate import Estimate
 from tracekit.report.finding import Finding, Place
 from tracekit.trace.facts import Fact, Lack
 from tracekit.trace.model import Worker
@@ -110,9 +110,11 @@ class Subject(Struct, frozen=True, eq=False, dict=True):
         """The step without the profiler that recorded the job, seconds; None if none did, or if that is not known."""
         return None
 
-    def saves_step(self, changes: Sequence[Intervention], *, bound: bool = False) -> Estimate | None:
-        """Return what these changes save of that step, seconds. `bound`: at most so much."""
-        del changes, bound
+    def saves_step(
+        self, changes: Sequence[Intervention], *, bound: bool = False, after: Intervention | None = None
+    ) -> Estimate | None:
+        """Return what these changes save of that step, seconds. `bound`: at most so much. `after`: once it is done."""
+        del changes, bound, after
         return None
 
     @property

@@ -10,6 +10,7 @@ import polars as pl
 from msgspec import Struct
 
 from tracekit.analysis.evidence.ops import OpEvidence
+from tracekit.analysis.gpu.host_ops import QUEUE
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.trace.gpu_activity import PROFILER_LINE
 
@@ -41,10 +42,15 @@ class WaitingCalls(Struct, frozen=True, eq=False):
 
 
 def waiting_calls(evidence: OpEvidence, *, allocates: bool) -> WaitingCalls:
-    """Find the calls that wait, either those that allocate or free memory, or all others; none of the profiler."""
+    """Find the calls that wait, either those that allocate or free memory, or all others; none of the profiler.
+
+    A launch that waits for a place in a full queue is none: the host is far ahead.
+    """
     ops, graph = evidence.ops, evidence.graph.ops
     of_kind = ops["name"].cast(pl.String).str.contains(_ALLOCATES)
     waits = ops["role"].eq("synchronise") & (of_kind if allocates else ~of_kind)
+    if "scope" in ops.columns:
+        waits &= ops["scope"].cast(pl.String).ne_missing(QUEUE)
     if "own" in ops.columns:
         waits &= ~ops["own"].cast(pl.String).fill_null("").str.contains(f"^({PROFILER_LINE.pattern})")
     rows = np.flatnonzero(waits.fill_null(value=False).to_numpy())

@@ -23,6 +23,11 @@ _OF_DEVICE = r"(?i)(Device|Ctx|Context)Synchronize|Alloc|Free"
 #: A thread without any recorded activity for this long, seconds, may have waited for the GPU: not every waiting call is
 #: recorded.
 _LONG_GAP_S = 1e-3
+#: A call that launches and takes this long, seconds, waits for a free place if the queue of its stream is as long as it
+#: ever gets, give or take a tenth. Queues hold about a thousand launches; short ones are none.
+_LONG_CALL_S, _FULL, _SHORTEST_QUEUE = 100e-6, 0.9, 500
+#: The scope of such waits.
+QUEUE = "queue"
 
 _SYNCHRONISES = {"kind": pl.lit("synchronise"), "role": pl.lit("synchronise")}
 
@@ -49,7 +54,7 @@ def host_ops(calls: pl.DataFrame, gpu: pl.DataFrame, marks: pl.DataFrame) -> pl.
         calls.select(
             pl.when(waits_for_stream).then(pl.lit("stream-wait")).otherwise(pl.lit("host")).alias("role"),
             "waits_stream", "waits_for_stream", "recorded_at", in_collective="collective_call",
-            call_s=pl.when(pl.col("waits")).then(0.0).otherwise("duration"),
+            call_s=pl.when(pl.col("waits") | pl.Series(times.freed_by >= 0)).then(0.0).otherwise("duration"),
         ),
         start=pl.Series(begun), duration=pl.Series(start - begun), kind=pl.lit("host"), part=pl.lit(0),
         recording_s=pl.Series(_recording_s(calls)),
@@ -62,8 +67,10 @@ def host_ops(calls: pl.DataFrame, gpu: pl.DataFrame, marks: pl.DataFrame) -> pl.
     )
     synchronise = common.with_columns(
         **_SYNCHRONISES, start=pl.Series(times.done), duration=pl.Series(times.end - times.done),
-        copied=pl.Series(times.copied), waits_for_stream=calls["waits_for_stream"], part=pl.lit(1),
-    ).filter(pl.Series(times.waits)).with_columns(scope=scope)  # fmt: skip
+        copied=pl.Series(np.maximum(times.copied, times.freed_by)), waits_for_stream=calls["waits_for_stream"],
+        part=pl.lit(1),
+        scope=pl.when(pl.Series(times.freed_by >= 0)).then(pl.lit(QUEUE)).otherwise(scope),
+    ).filter(pl.Series(times.waits))  # fmt: skip
     every = pl.concat((one.cast({pl.String: pl.Categorical}) for one in (waiting, host, synchronise)), how="diagonal")
     order = np.lexsort([every[name].to_numpy() for name in ("part", "call", "thread", "rank")])
     return every[order].drop("part")
@@ -72,7 +79,7 @@ def host_ops(calls: pl.DataFrame, gpu: pl.DataFrame, marks: pl.DataFrame) -> pl.
 def _recording_s(calls: pl.DataFrame) -> Floats:
     """What recording cost each thread from the call before to each call, seconds, [calls]."""
     before = pl.col("recorded_s").shift(1, fill_value=0.0).over("rank", "thread", order_by="start")
-    return calls.select((pl.col("recorded_s") - before).fill_null(0.0)).to_series().to_numpy()
+    return calls.select((pl.col("recorded_s") - before).fill_null(0.0).clip(0.0)).to_series().to_numpy()
 
 
 def name_numbers(prefix: str, numbers: pl.Series) -> pl.Series:
@@ -88,7 +95,8 @@ class _TimesOfCalls:
     """Times of calls, seconds, [calls], unless stated otherwise.
 
     `begun`: when the host work before a call began; `busy`: since when the thread was inside an operator. `waits`:
-    which calls waited for the GPU; `done`: until when. `copied`: the copy that a call waited for, -1 for none.
+    which calls waited for the GPU; `done`: until when. `copied`: the copy that a call waited for, -1 for none;
+    `freed_by`: the GPU op whose end made room in a full queue for what a call launched, -1 for none.
     `resumed`: the call of another thread that handed over, -1 for none. `blocked`: before which calls the thread waited
     for the GPU without a record of it; `freed`: until when.
     """
@@ -100,6 +108,7 @@ class _TimesOfCalls:
     waits: npt.NDArray[np.bool_]
     done: Floats
     copied: Ints
+    freed_by: Ints
     resumed: Ints
     blocked: npt.NDArray[np.bool_]
     freed: Floats
@@ -111,7 +120,8 @@ def _times_of_calls(calls: pl.DataFrame, gpu: pl.DataFrame, marks: pl.DataFrame)
     start, end = calls["start"].to_numpy(), (calls["start"] + calls["duration"]).to_numpy()
     busy = np.minimum(calls["busy_since"].to_numpy(), start)
     copied = _copies_waited_for(calls, gpu)
-    waits = (calls["role"] == str(CallRole.SYNCHRONISE)).to_numpy() | (copied >= 0)
+    freed_by = np.where(copied >= 0, -1, _made_room(calls, gpu))
+    waits = (calls["role"] == str(CallRole.SYNCHRONISE)).to_numpy() | (copied >= 0) | (freed_by >= 0)
     released = np.where(waits, end, start)
     order = np.lexsort((start, thread, rank))
     previous = np.full(len(start), -np.inf)
@@ -134,7 +144,7 @@ def _times_of_calls(calls: pl.DataFrame, gpu: pl.DataFrame, marks: pl.DataFrame)
         *(values[blocked] for values in (busy - begun, busy - freed, before - earlier, _places(calls)))
     )
     done = np.maximum(start, _last_gpu_end(rank, end, ended)[0])
-    return _TimesOfCalls(start, end, begun, busy, waits, done, copied, resumed, blocked, freed)
+    return _TimesOfCalls(start, end, begun, busy, waits, done, copied, freed_by, resumed, blocked, freed)
 
 
 def _copies_waited_for(calls: pl.DataFrame, gpu: pl.DataFrame) -> Ints:
@@ -152,6 +162,35 @@ def _copies_waited_for(calls: pl.DataFrame, gpu: pl.DataFrame) -> Ints:
     pageable = copies["name"].cast(pl.String).str.contains("Pageable").fill_null(value=False).to_numpy()
     waited = returned >= np.where(pageable, copies["start"].to_numpy(), ended)
     found[launch[waited]] = copies["row"].to_numpy()[waited]
+    return found
+
+
+def _made_room(calls: pl.DataFrame, gpu: pl.DataFrame) -> Ints:
+    """The GPU op whose end made room in the full queue of its stream for what each call launched, -1 for none.
+
+    Work that was launched before the recording is in the queue, too.
+    """
+    found = np.full(calls.height, -1, np.int64)
+    start, end = calls["start"].to_numpy(), (calls["start"] + calls["duration"]).to_numpy()
+    launch = gpu["launch"].fill_null(-1).to_numpy()
+    ended = (gpu["start"] + gpu["duration"]).to_numpy()
+    stream = numbered(*(gpu[name] for name in ("rank", "device", "stream") if name in gpu.columns))
+    for rows in np.split(np.argsort(stream, kind="stable"), np.flatnonzero(np.diff(np.sort(stream))) + 1):
+        if len(rows) < _SHORTEST_QUEUE:
+            continue
+        call, last = np.unique(launch[rows[::-1]], return_index=True)  # a graph is in the queue until its last op ends
+        own = call >= 0
+        call, last = call[own], rows[::-1][last[own]]
+        call, last = (values[np.argsort(start[call], kind="stable")] for values in (call, last))
+        ends = np.sort(np.concatenate([ended[last], ended[rows[launch[rows] < 0]]]))
+        queued = np.arange(len(call)) + np.count_nonzero(launch[rows] < 0) - np.searchsorted(ends, end[call], "right")
+        longest = int(queued.max(initial=0))
+        if longest < _SHORTEST_QUEUE:
+            continue
+        full = call[(queued >= _FULL * longest) & (end[call] - start[call] >= _LONG_CALL_S)]
+        in_order = rows[np.argsort(ended[rows], kind="stable")]
+        freed = np.searchsorted(ended[in_order], end[full], "right") - 1
+        found[full[freed >= 0]] = in_order[freed[freed >= 0]]
     return found
 
 

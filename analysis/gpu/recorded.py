@@ -24,7 +24,7 @@ from tracekit.analysis.gpu.times import times_of
 from tracekit.analysis.gpu.waits import Waits
 from tracekit.trace.gpu_activity import KernelClass
 from tracekit.trace.kineto import GpuRecording
-from tracekit.trace.recording_cost import RecordingCost
+from tracekit.trace.profiler_cost import ProfilerCost
 
 #: Of at most so many ranks the times are told; they are those of one job, so more would repeat them.
 MOST_RANKS = 16
@@ -69,7 +69,7 @@ class Kept(Struct, frozen=True):
     notes: tuple[str, ...]
     late: LateRanks
     gpus: tuple[GpuTimes, ...] = ()
-    costs: dict[int, RecordingCost] = msgspec.field(default_factory=dict)
+    costs: dict[int, ProfilerCost] = msgspec.field(default_factory=dict)
     whats: tuple[HostWhat, ...] = ()
     lost: str = ""
 

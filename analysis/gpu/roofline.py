@@ -158,6 +158,11 @@ def work_of(op: str, dims: Sequence[Any], types: Sequence[Any]) -> tuple[float |
     return None, read + written, written
 
 
+def bytes_of(dtype: str) -> int:
+    """Return the bytes of an element of a type, 0 if it is unknown."""
+    return _BYTES.get(dtype.lower(), 0)
+
+
 def element_count(dims: Sequence[Any]) -> int:
     """Return the elements of the largest of these tensors; 0 if there is none."""
     return max((math.prod(size) for size in dims if _is_size(size)), default=0)

@@ -1,12 +1,13 @@
 """The job as it runs without a profiler: what recording cost the hosts is taken away, and the graph is replayed.
 
-In: the graph and replay of a recording, and what recording cost its hosts. Out: `Unprofiled`. A host-bound step becomes
-shorter until the GPU, a copy or another rank is the limit; kernels take as long as recorded.
+In: the graph and replay of a recording, and what recording cost its hosts. Out: `WithoutProfiler`. A host-bound step
+becomes shorter until the GPU, a copy or another rank is the limit; kernels take as long as recorded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import hypot
 from typing import TYPE_CHECKING, Self, cast
 
 import numpy as np
@@ -14,44 +15,33 @@ import polars as pl
 from msgspec import Struct
 
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
+from tracekit.analysis.numeric.estimate import Estimate
 from tracekit.analysis.replay.graph_replay import GraphReplay
-from tracekit.analysis.whatif.interventions import CostOverlay, Intervention, QueuedAhead, Together
-from tracekit.report.estimate import Estimate
+from tracekit.analysis.whatif.interventions import CostOverlay, Intervention, LessRecording, QueuedAhead, Together
 
 if TYPE_CHECKING:
     from tracekit.analysis.graph.fold import FoldedGraph
 
-#: The cost of recording lies within these factors of what the recording shows, in 90 % of cases; without stacks, less is
-#: seen of it.
+#: The cost of recording lies within these factors of what the recording shows, in 90 % of cases; without stacks, less
+#: of it shows.
 _WITH_STACKS, _WITHOUT_STACKS = (0.8, 1.2), (0.7, 1.3)
 #: The 90 % interval of a median, as a multiple of the median absolute deviation over the root of the number.
 _WIDE = 1.645 * 1.2533 * 1.4826
+#: Even where the GPU is the limit, steps with and without a profiler differ by this share.
+_REPLAYED = 0.01
 #: A step that a change makes no shorter than this is as long as before, seconds.
 _ROUNDING_S = 1e-9
 #: No more than this share of a piece of host work is the profiler's.
 _MOST = 0.9
 
 
-class LessRecording(Struct, frozen=True, eq=False):
-    """Take the cost of recording off an op graph, after all other changes. `kept`: the share that stays of the own cost
-    of each op; `most_delay_s`: its launch delay without a profiler, seconds; [ops].
-    """
-
-    kept: Floats
-    most_delay_s: Floats
-
-    def make(self, overlay: CostOverlay) -> None:
-        overlay.op_cost = overlay.cost_of_ops() * self.kept
-        overlay.op_delay = np.minimum(overlay.delay_of_ops(), self.most_delay_s)
-
-
-class Steps(Struct, frozen=True, eq=False):
+class StepsOfRecording(Struct, frozen=True, eq=False):
     """The training steps of a recording. `step`: of each op, -1 before the first and `count` after the last, [ops].
     `numbers`: of the steps.
 
-    A step ends with the last op that it launched, and begins where the one before ends, the first with what was launched
-    before: a GPU may lag behind by more than a step. `waited`: the first op of a GPU that was busy with what is not in
-    the recording, -1 if none was. Without marked steps, the recording is one.
+    A step ends with the last op that it launched, and begins where the one before ends, the first with what was
+    launched before: a GPU may lag behind by more than a step. `waited`: the first op of a GPU that was
+    busy with what is not in the recording, -1 if none was. Without marked steps, the recording is one.
     """
 
     step: Ints
@@ -73,8 +63,10 @@ class Steps(Struct, frozen=True, eq=False):
         unmarked = marked.is_null().to_numpy()
         if not len(numbers):
             return cls(np.zeros(len(start), np.int64), (0,), waited)
-        first_s = start[~unmarked & (step == 0)].min()
-        step = np.where(unmarked, np.where(start < first_s, -1, len(numbers)), step)
+        # What a GPU still does from before the first step begins while the host is in that step.
+        marked_s = [np.where(of & ~unmarked, start, np.inf).min() for of in (~on_gpu, on_gpu)]
+        early = start < np.where(on_gpu, marked_s[1], marked_s[0])
+        step = np.where(unmarked, np.where(early, -1, len(numbers)), step)
         return cls(step, tuple(numbers.tolist()), waited)
 
     def lengths_s(self, start: Floats, end: Floats) -> Floats:
@@ -94,36 +86,39 @@ class Steps(Struct, frozen=True, eq=False):
         Together(tuple(changes)).make(overlay)
         timelines = overlay.replay.timelines(overlay)
         start, end = (graph.of_ops(each) for each in ([one.start for one in timelines], [one.end for one in timelines]))
-        return self.lengths_s(start, end)
+        lengths_s = self.lengths_s(start, end)
+        # Time in which no rank does anything, as far as it is not the profiler's.
+        profiler_s = float(replay.recorded_step_times().sum()) - end.max()
+        less_s = max(-float(overlay.stalled_s.sum()) - profiler_s, 0.0)
+        return np.asarray(lengths_s * (1 - min(less_s / (float(lengths_s.sum()) or 1.0), 1.0)))
 
 
-class Unprofiled(Struct, frozen=True, eq=False):
+class OpLaunches(Struct, frozen=True, eq=False):
+    """How ops were launched, [ops]. `recording_s`: what recording costs within a call that launches; the others as of
+    `OpEvidence`; seconds.
+    """
+
+    recording_s: Floats
+    arrives_s: Floats
+    latency_s: Floats
+    launched_by: Ints
+
+
+class WithoutProfiler(Struct, frozen=True, eq=False):
     """A job without its profiler. `changes`: for the likely cost of recording, the highest and the lowest; `steps_s`:
     how long each step takes with each, seconds, [steps].
     """
 
     replay: GraphReplay
-    steps: Steps
+    steps: StepsOfRecording
     changes: tuple[LessRecording, ...]
     steps_s: tuple[Floats, ...]
 
     @classmethod
     def of(
-        cls,
-        replay: GraphReplay,
-        recording_s: Floats,
-        in_launch_s: Floats,
-        arrives_s: Floats,
-        latency_s: Floats,
-        launched_by: Ints,
-        steps: Steps,
-        *,
-        stacks: bool,
+        cls, replay: GraphReplay, steps: StepsOfRecording, recording_s: Floats, launches: OpLaunches, *, stacks: bool
     ) -> Self:
-        """Take `recording_s` off each op, and `in_launch_s` off its launch, seconds, [ops].
-
-        `arrives_s`, `latency_s`, `launched_by`: as `OpEvidence` has them.
-        """  # fmt: skip
+        """Take `recording_s` off each op, seconds, [ops]. `stacks`: whether Python functions were recorded."""
         low, high = _WITH_STACKS if stacks else _WITHOUT_STACKS
         recorded = CostOverlay.recorded(replay)
         cost, delay = recorded.cost_of_ops(), recorded.delay_of_ops()
@@ -131,25 +126,39 @@ class Unprofiled(Struct, frozen=True, eq=False):
         for factor in (1.0, high, low):
             gone = np.minimum(factor * recording_s, _MOST * cost)
             kept = 1 - np.divide(gone, cost, out=np.zeros_like(cost), where=cost > 0)
-            faster = np.minimum(factor * in_launch_s, latency_s)
+            faster = np.minimum(factor * launches.recording_s, launches.latency_s)
             overlay = CostOverlay.recorded(replay)
             LessRecording(kept, delay - faster).make(overlay)
-            QueuedAhead(arrives_s - faster, launched_by).make(overlay)
+            QueuedAhead(launches.arrives_s - faster, launches.launched_by).make(overlay)
             changes.append(LessRecording(kept, overlay.delay_of_ops()))
         return cls(replay, steps, tuple(changes), tuple(steps.replayed_s(replay, (one,)) for one in changes))
 
     @property
     def step_s(self) -> Estimate:
-        """The step without a profiler, seconds: the median, because a profiler records few steps, the first one cold."""
-        return _typical(self.steps_s)
+        """The step without a profiler, seconds: the median, as a profiler records few steps, the first one cold."""
+        found = _typical(self.steps_s)
+        same = _REPLAYED * found.value
+        return Estimate(
+            found.value, max(found.value - hypot(found.value - found.low, same), 0.0),
+            found.value + hypot(found.high - found.value, same),
+        )  # fmt: skip
 
-    def saves(self, changes: Sequence[Intervention], *, bound: bool = False) -> Estimate:
-        """Return what these changes save, seconds of a step. `bound`: they save at most so much.
+    def saves(
+        self, changes: Sequence[Intervention], *, bound: bool = False, after: Intervention | None = None
+    ) -> Estimate:
+        """Return what these changes save, seconds of a step. `bound`: they save at most so much. `after`: once this is
+        done.
 
         What acts in less than half of the steps saves what it does on average.
         """
-        left = [self.steps.replayed_s(self.replay, (*changes, one)) for one in self.changes]
-        saved = [before - after for before, after in zip(self.steps_s, left, strict=True)]
+        given = () if after is None else (after,)
+        now = (
+            self.steps_s
+            if after is None
+            else tuple(self.steps.replayed_s(self.replay, (after, one)) for one in self.changes)
+        )
+        left = [self.steps.replayed_s(self.replay, (*given, *changes, one)) for one in self.changes]
+        saved = [before - then for before, then in zip(now, left, strict=True)]
         if 2 * np.count_nonzero(saved[0] > _ROUNDING_S) < self.steps.count:
             saved = [np.full(1, one.mean()) for one in saved]
         found = _typical(saved)
@@ -164,4 +173,4 @@ def _typical(each: Sequence[Floats]) -> Estimate:
     value, more, less = (float(np.median(one)) for one in each)
     wide = _WIDE * float(np.median(np.abs(each[0] - value))) / len(each[0]) ** 0.5
     low, high = min(value, more, less), max(value, more, less)
-    return Estimate(value, value - float(np.hypot(value - low, wide)), value + float(np.hypot(high - value, wide)))
+    return Estimate(value, value - hypot(value - low, wide), value + hypot(high - value, wide))

@@ -6,7 +6,7 @@ faster than sorting millions of values.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import polars as pl
@@ -68,3 +68,12 @@ def numbered(*columns: pl.Series) -> Ints:
         found = found * values + code
         size *= values
     return dense(found)
+
+
+def of_each(function: Callable[..., float], *columns: pl.Series) -> np.ndarray:
+    """A function of the values of each row, called once for each combination of them, [rows]."""
+    number = numbered(*columns)
+    row = np.zeros(int(number.max(initial=-1)) + 1, np.int64)  # one that has the combination
+    row[number] = np.arange(len(number))
+    values = zip(*(column.gather(row) for column in columns), strict=True)
+    return np.array([function(*one) for one in values])[number]

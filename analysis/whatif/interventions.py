@@ -230,6 +230,19 @@ class LessTime(Struct, frozen=True, eq=False):
             )
 
 
+class LessRecording(Struct, frozen=True, eq=False):
+    """Take what recording cost hosts off an op graph, after all other changes. `kept`: the share that stays of the own
+    cost of each op; `most_delay_s`: its launch delay without a profiler, seconds; [ops].
+    """
+
+    kept: Floats
+    most_delay_s: Floats
+
+    def make(self, overlay: CostOverlay) -> None:
+        overlay.op_cost = overlay.cost_of_ops() * self.kept
+        overlay.op_delay = np.minimum(overlay.delay_of_ops(), self.most_delay_s)
+
+
 class QueuedAhead(Struct, frozen=True, eq=False):
     """Let launch latency cost nothing where, after the changes before this one, the GPU has other work meanwhile.
 

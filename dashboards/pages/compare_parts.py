@@ -21,7 +21,7 @@ from tracekit.analysis.attribution.compare import (
     verdict,
 )
 from tracekit.analysis.numeric.means import MeanDifference, difference_of_means
-from tracekit.base.text import cost, seconds, short, sure, three_digits
+from tracekit.base.text import seconds, short, sure, three_digits
 from tracekit.dashboards.figures.compare import costs, distributions, step_series, worker_map
 from tracekit.dashboards.ui.components import (
     badge,
@@ -37,7 +37,7 @@ from tracekit.dashboards.ui.components import (
     term,
 )
 from tracekit.dashboards.ui.context import viewer
-from tracekit.dashboards.ui.sentences import Tone, place_words
+from tracekit.dashboards.ui.sentences import Tone, cost_words, place_words
 from tracekit.show.figures.worker_map import UNKNOWN, Ints
 from tracekit.trace.model import Worker
 
@@ -207,12 +207,11 @@ def causes_panel(change: CauseChange, reports: Mapping[str, dict[str, Any]], sta
 def _cause(
     report: Mapping[str, Any], cause: Mapping[str, Any], word: str, was: Mapping[str, Any] | None = None
 ) -> Component:
-    whole = report["job"]["whole"]
-    words = cost(cause["saved_s"], cause["alone_s"], whole)
+    words = cost_words(report, cause)
     if was is None:
         words = words.replace("costs", word, 1)
     elif was is not cause:
-        words = f"{cost(was['saved_s'], was['alone_s'], whole).replace('costs', 'cost', 1)}, now {words}"
+        words = f"{cost_words(report, was).replace('costs', 'cost', 1)}, now {words}"
     since = "" if cause["since_step"] is None else f", since step {cause['since_step']}"
     return html.Li(
         [

@@ -12,7 +12,8 @@ from typing import Any
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from tracekit.base.text import code_name, cost, percent_sure, printable, seconds, short, sure, with_error
+from tracekit.analysis.numeric.estimate import Estimate
+from tracekit.base.text import code_name, percent_sure, printable, seconds, short, sure, with_error
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.pages.gpu_parts import gpu_panels
 from tracekit.dashboards.pages.job_parts import fix_levels, hero, pictures
@@ -29,7 +30,7 @@ from tracekit.dashboards.ui.components import (
     term,
 )
 from tracekit.dashboards.ui.context import results, viewer
-from tracekit.dashboards.ui.sentences import advised, costs_time, fix_place, place_words
+from tracekit.dashboards.ui.sentences import advised, cost_words, costs_time, fix_place, place_words
 from tracekit.dashboards.ui.shell import job_page
 
 #: Causes that are shown at once.
@@ -69,7 +70,7 @@ def _cause(stored: Stored, report: dict[str, Any], cause: dict[str, Any]) -> lis
     if costs or cause["suggested_fix"]:
         head.append(f"  {place_words(report, cause) or 'whole job'}, {cause['when']}")
     if costs:
-        price = cost(cause["saved_s"], cause["alone_s"], report["job"]["whole"], bound=cause["bound"])
+        price = cost_words(report, cause, bound=cause["bound"])
         head.append(f": {price}, {sure(cause['confidence'])}")
     parts: list[Component] = [html.Div(head), html.Div(_effect(cause, costs=costs))]
     evidence = [("Looks like", "signature"), ("Wrong if", "refuted_by")]
@@ -112,11 +113,23 @@ def _ways_on(cause: dict[str, Any], name: str) -> list[Component]:
     ]
 
 
+def _times(report: dict[str, Any], fix: dict[str, Any]) -> list[str]:
+    """The step with a fix, and what it saves: without the profiler, where that is known."""
+    gpus = [report["gpu"]] if "gpu" in report else report.get("gpus", [])
+    if (saves := fix.get("saves_step_s")) and (unprofiled := gpus[0].get("unprofiled")):
+        found = Estimate(**saves)
+        then = seconds(unprofiled["step_s"]["value"] - found.value)
+        return [then, seconds(found.value) if fix["bound"] else found.words]
+    return [seconds(fix["new_step_s"]), with_error(fix["saved_s"], fix["error_s"])]
+
+
 def _fixes(stored: Stored, report: dict[str, Any]) -> list[Component]:
     """The fixes for a named cause, below a chart if several save most together; folded, what any job could try."""
     whole, where = report["job"]["whole"], [] if "gpu" in report else ["Where"]  # one GPU is one place
     hours = ["GPU-hours a day"] if report["assumptions"] else []
-    then = [f"{whole.capitalize()} then, ", term("recorded")]
+    unprofiled = any(fix.get("saves_step_s") for fix in report["fixes"])
+    whole = "step" if unprofiled else whole
+    then = ["Step then, without the profiler"] if unprofiled else [f"{whole.capitalize()} then, ", term("recorded")]
     heads = ["Fix", *where, term("sure", "Sure"), then, f"Saves a {whole}", *map(term, hours)]
     names = ["Fix", *where, "Sure", f"{whole.capitalize()} then", f"Saves a {whole}", *hours]
     rows: dict[bool, list[list[Any]]] = {True: [], False: []}
@@ -128,7 +141,7 @@ def _fixes(stored: Stored, report: dict[str, Any]) -> list[Component]:
             cells.append(html.Td(f"not promised: {fix['withheld']}", colSpan=2 + len(hours), className="note"))
         else:
             a_day = [f"{fix['saved_gpu_hours_per_day']:,.1f}"] if hours else []
-            cells += [seconds(fix["new_step_s"]), with_error(fix["saved_s"], fix["error_s"]), *a_day]
+            cells += [*_times(report, fix), *a_day]
         rows[confidence is not None].append(cells)
     of_cause, of_any_job = "What fixes give back", f"Fixes that any job could try: {len(rows[False])}"
     said = [note(f"{words}.") for words in report["assumptions"]]

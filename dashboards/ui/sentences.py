@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN
-from tracekit.base.text import cost, listed, short, sure
+from tracekit.base.text import cost, listed, seconds, short, sure
 from tracekit.report.nodes import nodes_of
 from tracekit.report.verdict import UNNAMED, LossKind
 from tracekit.show.figures.worker_map import WorkerMap
@@ -178,11 +178,18 @@ def _listed(workers: Sequence[Worker], found: WorkerMap) -> str:
     return listed(words, MOST_NAMED)
 
 
+def cost_words(report: Report, cause: Mapping[str, Any], *, bound: bool = False) -> str:
+    """What a cause costs: without the profiler, where that is known."""
+    if saves := cause.get("saves_step_s"):
+        return f"costs {'at most ' * bound}{seconds(saves['value'])} a step without the profiler"
+    return cost(cause["saved_s"], cause["alone_s"], report["job"]["whole"], bound=bound)
+
+
 def _cause_words(report: Report, cause: Mapping[str, Any]) -> str:
     """One cause: its name, place, cost and confidence."""
     where = place_words(report, cause)
     place = f", {where}" if where else ""
-    costs = f"{cost(cause['saved_s'], cause['alone_s'], report['job']['whole'])}, " if costs_time(report, cause) else ""
+    costs = f"{cost_words(report, cause)}, " if costs_time(report, cause) else ""
     return f"{cause['title']}{place} ({costs}{sure(cause['confidence'])})"
 
 

@@ -275,8 +275,7 @@ class GraphReport(Report):
         step, cost = self.evidence.unprofiled_step, self.evidence.kept.costs.get(rank) if self.evidence.kept else None
         if step is None or cost is None:
             return _NO_OVERHEAD
-        spans, ops = self.evidence.marked_steps, self.evidence.graph.ops
-        profiled_s = float(spans.lengths_s(ops.start, ops.start + ops.duration).mean())
+        profiled_s = float(self.evidence.profiled_steps_s.mean())
         return Unprofiled(profiled_s, step, profiled_s - step.value, cost.operator, cost.words)
 
     def _of_recording(self, found: Recorded) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from msgspec import Struct
 
 from tracekit.analysis.attribution.patterns import TimePattern
 from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.estimate import Estimate
 from tracekit.base.text import MOST_CONFIDENT, cost, hidden, seconds
-from tracekit.report.estimate import Estimate
 from tracekit.trace.model import Worker
 
 #: Report a cause that has neither culprit nor fix only if it takes at least this share of the step: every job needs an
@@ -170,7 +170,8 @@ class Finding:
     upper bound. `every_step`: it shows in nearly all steps, though its kind acts by chance; `by_chance`: no step is
     certain to have it. `whole`: what seconds are of, "step" or "recording". `spent`: what the time of a recording is
     spent on. `saves_step_s`: what its end saves of a step as it runs without the profiler, seconds; None if that is not
-    known, or if no profiler recorded the job. `once`: the steps in which it was seen, None if it returns.
+    known, or if no profiler recorded the job. `once`: the steps in which it was seen, None if it returns. `follows`:
+    kinds of finding that have to be seen to first.
     """
 
     kind: str
@@ -196,6 +197,7 @@ class Finding:
     spent: Spent | None = None
     saves_step_s: Estimate | None = None
     once: SeenOnce | None = None
+    follows: tuple[str, ...] = ()
 
     @property
     def worth_s(self) -> float:
@@ -223,6 +225,8 @@ class Finding:
     @property
     def costs(self) -> str:
         """What it costs, in words."""
+        if self.saves_step_s is not None:
+            return f"costs {'at most ' * self.bound}{seconds(self.worth_s)} a step without the profiler"
         return cost(self.saved_s, self.alone_s, self.whole, bound=self.bound)
 
     @property

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tracekit.report.estimate import Estimate
+from tracekit.analysis.numeric.estimate import Estimate
 from tracekit.report.finding import Place
 
 

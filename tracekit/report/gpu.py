@@ -11,8 +11,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.gpu.gpu_times import GpuTimes, NamedTime
+from tracekit.analysis.numeric.estimate import Estimate
 from tracekit.base.text import code_name, seconds, short
-from tracekit.report.estimate import Estimate
 from tracekit.report.finding import Finding, Spent
 from tracekit.report.section import Table
 from tracekit.trace.gpu_activity import IdleReason
@@ -85,11 +85,13 @@ def in_report(times: GpuTimes, findings: Sequence[Finding], unprofiled: Unprofil
         for row in times.synchronisations
     )
     own = {name: getattr(times, name) for name in GpuTimes.__struct_fields__}
-    unknown = isinstance(unprofiled, str)
+    known = None if isinstance(unprofiled, str) else unprofiled
     return GpuInReport(
-        **own | {"synchronisations": synchronisations}, findings=tuple(found),
-        unprofiled=None if unknown else unprofiled, unprofiled_reason=unprofiled if unknown else None,
-    )  # fmt: skip
+        **own | {"synchronisations": synchronisations},
+        findings=tuple(found),
+        unprofiled=known,
+        unprofiled_reason=unprofiled if isinstance(unprofiled, str) else None,
+    )
 
 
 def gpu_tables(times: GpuTimes) -> Iterator[Table]:

@@ -20,12 +20,12 @@ from tracekit.analysis.attribution.stalls import Stall
 from tracekit.analysis.gpu.matching import GroupMatches
 from tracekit.analysis.graph.op_graph import MissingMembers
 from tracekit.analysis.graph.rules.posting import PostingRule
+from tracekit.analysis.numeric.estimate import Estimate
 from tracekit.analysis.replay.method import Method
 from tracekit.analysis.rl.account import RlAccount
 from tracekit.report.answer import Answer
 from tracekit.report.bubbles import Bubbles
 from tracekit.report.clocks import ClockReport
-from tracekit.report.estimate import Estimate
 from tracekit.report.experts import Experts, Overlap
 from tracekit.report.finding import Place, SeenOnce, Spent, Unit
 from tracekit.report.gpu import GpuInReport

@@ -125,6 +125,9 @@ def _headline(report: Report, leading: Finding) -> Iterator[tuple[str, str]]:
     if leading.change is None:
         yield "Cause", f"{seconds(verdict.lost_s)} of it as recorded; no replay tells what would change it"
         return
+    if leading.saves_step_s is not None:
+        yield "Cause", f"T(no profiler) - T(no profiler, without this cause) = {leading.saves_step_s.words} a step"
+        return
     yield "Cause", f"T(kept) - T(kept, without this cause) = {_of(leading.saved_s, whole_s, whole)}"
     loss = next(loss for loss in verdict.losses if leading in loss.causes)
     if len(loss.causes) > 1 and report.pipeline is not None:
@@ -142,6 +145,15 @@ def _price(report: Report, fix: Fix) -> Iterator[tuple[str, str]]:
     """What the fix saves."""
     gpus, whole = report.gpus, report.whole
     whole_s = fix.new_step_s + fix.saved_s
+    if fix.saves_step_s is not None and fix.unprofiled_step_s is not None:
+        yield (
+            "Saves",
+            (
+                f"T(no profiler) - T(no profiler, {fix.title[:1].lower()}{fix.title[1:]}) = {fix.saves_step_s.words} of"
+                f" a step of {seconds(fix.unprofiled_step_s)}; 90 %: what recording cost, and the scatter of the steps"
+            ),
+        )
+        return
     yield (
         "Saves",
         (

@@ -106,13 +106,17 @@ def fix_table(report: Report) -> Table:
             continue
         remarks = [*(["at most"] if fix.bound else []), *([f"assumes {fix.assumes}"] if fix.assumes else [])]
         title = f"{fix.title} ({'; '.join(remarks)})" if remarks else fix.title
-        rows.append((title, sure, seconds(fix.new_step_s), with_error(fix.saved_s, fix.error_s), *a_day))
-    heads = ("Fix", "Sure", f"{whole.capitalize()} then", "Saves a step" if whole == "step" else "Saves",
-             *(["GPU-hours a day"] if report.daily else []))  # fmt: skip
-    note = "".join(
-        f"{each}. "
-        for each in (*report.assumptions, *(["Times as recorded, with launch delays"] if report.rl is None else []))
-    ).rstrip()
+        then, saves = seconds(fix.new_step_s), with_error(fix.saved_s, fix.error_s)
+        if fix.saves_step_s is not None and fix.unprofiled_step_s is not None:
+            then = seconds(fix.unprofiled_step_s - fix.worth_s)
+            saves = seconds(fix.worth_s) if fix.bound else fix.saves_step_s.words
+        rows.append((title, sure, then, saves, *a_day))
+    unprofiled = any(fix.saves_step_s is not None for fix in report.diagnosis.fixes)
+    of_step = whole == "step" or unprofiled
+    heads = ("Fix", "Sure", "Step then" if unprofiled else f"{whole.capitalize()} then",
+             "Saves a step" if of_step else "Saves", *(["GPU-hours a day"] if report.daily else []))  # fmt: skip
+    times = "Times without the profiler" if unprofiled else "Times as recorded, with launch delays"
+    note = "".join(f"{each}. " for each in (*report.assumptions, *([times] if report.rl is None else []))).rstrip()
     return Table("Fixes", heads, tuple(rows), note if rows else f"No fix saves enough of the {whole} to be named.")
 
 

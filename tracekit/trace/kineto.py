@@ -16,7 +16,7 @@ import polars as pl
 
 from tracekit.trace.gpu_activity import PROFILER_LINE, LostOps
 from tracekit.trace.model import ProcessGroup, numbered_hosts
-from tracekit.trace.recording_cost import RecordingCost
+from tracekit.trace.profiler_cost import ProfilerCost
 
 #: Begins the annotation of torch's data loader.
 LOADER = "enumerate(DataLoader)#"
@@ -149,7 +149,7 @@ class GpuRecording:
     left_out: Mapping[int, str] = field(default_factory=dict)
     coordinates: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     axes: tuple[str, ...] = ()
-    costs: Mapping[int, RecordingCost] = field(default_factory=dict)
+    costs: Mapping[int, ProfilerCost] = field(default_factory=dict)
 
     def redacted(self) -> GpuRecording:
         """The recording without names: hosts, Python functions, lines and modules are numbered, and files go by the

@@ -16,9 +16,15 @@ import numpy.typing as npt
 
 from tracekit.collectors.importers.kineto._events import nest_spans
 from tracekit.collectors.importers.kineto.event_tables import Table, rows_of
-from tracekit.collectors.importers.kineto.recording_cost import Kind, recorded_before, recording_cost
+from tracekit.collectors.importers.kineto.profiler_cost import (
+    EventKind,
+    Nested,
+    pace_of_host,
+    profiler_cost,
+    recorded_before,
+)
 from tracekit.trace.gpu_activity import PROFILER_LINE, IdleReason
-from tracekit.trace.recording_cost import RecordingCost
+from tracekit.trace.profiler_cost import ProfilerCost
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -73,7 +79,7 @@ class HostWork:
     first: float
     last: float
     recorded_s: npt.NDArray[np.float64]
-    cost: RecordingCost | None = None
+    cost: ProfilerCost | None = None
 
 
 def host_work(
@@ -123,15 +129,17 @@ def host_work(
         around,
         parent,
     )
-    kind = np.repeat(np.array([Kind.NOTE, Kind.FUNCTION, Kind.OPERATOR, Kind.CALL], np.uint8), count)
-    kind[before_calls:][launches] = Kind.LAUNCH
-    kind = kind[order]
-    cost = recording_cost(begin, end, name, kind, parent)
-    recorded_s = np.empty(count[3])
-    recorded_s[order[order >= before_calls] - before_calls] = recorded_before(cost, kind, thread)[order >= before_calls]
+    kinds = (EventKind.NOTE, EventKind.FUNCTION, EventKind.OPERATOR, EventKind.CALL)
+    kind = np.repeat(np.array(kinds, np.uint8), count)
+    kind[before_calls:][launches] = EventKind.LAUNCH
+    events = Nested(thread, begin, end, name, kind[order], parent)
+    pace = pace_of_host(events)
+    cost = profiler_cost(events, pace)
     call = order[order >= before_calls] - before_calls
     in_order = np.empty_like(around)
     in_order[:, call] = around
+    recorded_s = np.empty(count[3])
+    recorded_s[call] = recorded_before(events, cost, pace)[order >= before_calls]
     return HostWork(
         pieces={
             "thread": where[:pieces].copy(), "start": begun[:pieces].copy(),

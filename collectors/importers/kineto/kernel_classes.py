@@ -37,7 +37,7 @@ PATTERNS: Mapping[KernelClass, tuple[str, ...]] = {
         r"elementwise|element_wise|pointwise|reduce|softmax|norm|dropout|copy|fill|catarray|index|gather|scatter",
         r"embedding|relu|gelu|silu|swiglu|activation|cast|transpose|permute|triton_(poi|red|per)|bernoulli|cunn_",
         r"nll_loss|where|distribution|random|sort|scan|cumsum|topk|arange|compare|add_|mul_|pool|upsample|rope|rotary",
-        r"padding|subtensorop",
+        r"padding|subtensorop|nchw_?(to|2)_?nhwc|nhwc_?(to|2)_?nchw",
     ),
 }
 _CLASSES = ", ".join(sorted({str(known) for known in KernelClass} - {str(KernelClass.OTHER)}))

@@ -57,8 +57,8 @@ class RankColumns:
     (position in PHASES), collective_call, step, recomputed; where the profiler recorded any, also waits_stream,
     waits_for_stream (-1 for none) and recorded_at (nan for none). `step_spans`: start, duration, step. `work`: what
     the threads did; `memory`: start, bytes allocated and reserved, of the GPU that has most. `calls` has what is around
-    each: inner, inputs, module, own, and whether it waits; and what recording had cost its thread before it,
-    `recorded_s`. `lost`: launches whose GPU ops the file lacks.
+    each: inner, inputs, module, own, and whether it waits; `recorded_s`: what recording had cost its thread before.
+    `lost`: launches whose GPU ops the file lacks.
     `host_events`: of the whole file. `unlinked`: the share of GPU ops and launches whose other half is missing.
     `cut`: the end of the file is missing; `damaged`: the share of its events that were left out or repaired.
     """
@@ -164,7 +164,8 @@ def _rank(
             "operator": threads.operators(), "phase": threads.phases(), "action": threads.actions(),
             "collective_call": inside >= 0, "step": step, "annotated": _annotated(annotations, names, calls["ts"]),
             "recomputed": threads.recomputed(python),
-            "waits": waits[kept_calls], "recorded_s": work.recorded_s[kept_calls], **{name: values[kept_calls] for name, values in work.around.items()},
+            "waits": waits[kept_calls], "recorded_s": work.recorded_s[kept_calls],
+            **{name: values[kept_calls] for name, values in work.around.items()},
             **_recorded_waits(of(columns.syncs), calls, all_calls),
         },
         step_spans=steps,

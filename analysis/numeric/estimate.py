@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from tracekit.base.text import seconds
+
 
 class Estimate(Struct, frozen=True):
     """`value`, and its 90 % interval from `low` to `high`."""
@@ -12,6 +14,7 @@ class Estimate(Struct, frozen=True):
     low: float
     high: float
 
-    def over(self, number: float) -> Estimate:
-        """Return the estimate divided by a number above 0."""
-        return Estimate(self.value / number, self.low / number, self.high / number)
+    @property
+    def words(self) -> str:
+        """The value of a time, and its interval."""
+        return f"{seconds(self.value)} ({seconds(self.low)} to {seconds(self.high)})"

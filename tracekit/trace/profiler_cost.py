@@ -1,6 +1,6 @@
 """What recording costs the host of a rank: a profiler's own time, which a job does not spend in production.
 
-In: nothing. Out: `RecordingCost`. Imports nothing, as it leaves the process that reads a file.
+In: nothing. Out: `ProfilerCost`. Imports nothing, as it leaves the process that reads a file.
 """
 
 from __future__ import annotations
@@ -8,17 +8,19 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class RecordingCost(NamedTuple):
+class ProfilerCost(NamedTuple):
     """What recording one event costs the host, seconds: an `operator`, a Python `function`, a `call` of the runtime, a
     `launch` with the calls around it that no recording shows.
 
-    `in_launch`: what of a launch lies within the call. `stacks`: whether Python functions were recorded.
+    `before_launch`, `in_launch`: what of a launch lies before the call and within it. `stacks`: whether functions were
+    recorded.
     """
 
     operator: float
     function: float
     call: float
     launch: float
+    before_launch: float
     in_launch: float
     stacks: bool
 
