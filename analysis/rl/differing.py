@@ -176,7 +176,8 @@ def _apart(step_s: Floats, asked: Bools) -> Bools:
     split = int(np.argmax(np.diff(ordered))) + 1
     low, high = ordered[:split], ordered[split:]
     apart = float(high[0] - low[-1]) > max(_LEAST * float(np.median(low)), float(max(np.ptp(low), np.ptp(high))))
-    return asked & (step_s > low[-1]) & (apart and len(high) <= len(low))
+    longer: Bools = asked & (step_s > low[-1])
+    return longer if apart and len(high) <= len(low) else np.zeros_like(longer)
 
 
 def _leading(parts: Mapping[str, Floats], place: int, usual: Bools) -> str:

@@ -151,7 +151,7 @@ def _within(phases: dict[str, _Floats], step_s: _Floats) -> dict[str, _Floats]:
             inside = any(_explains(rest, more) for more in (took, took + others))
         else:
             longer = np.median(rest[has & alone] if (has & alone).any() else rest[has]) - np.median(rest[~has])
-            inside = longer > np.median(took[has]) / 2
+            inside = bool(longer > np.median(took[has]) / 2)
         if inside:
             always[name] = took
     return always
