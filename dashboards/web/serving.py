@@ -19,6 +19,7 @@ from werkzeug.wrappers import Response
 
 from tracekit.base.errors import NotStoredError, StoreError, TracekitError
 from tracekit.base.text import printable
+from tracekit.dashboards.data.whatif_query import LONGEST_ADDRESS
 from tracekit.dashboards.ui.context import results
 from tracekit.dashboards.web.access import HEALTH, MOST_BYTES_ASKED, Access, WithoutPrefix, client_address
 from tracekit.dashboards.web.auth import refused
@@ -104,6 +105,8 @@ def _compress(server: flask.Flask) -> None:
 def _refusal(access: Access) -> Response | None:
     """Return the rejection of a request that would change something or may not pass; None if it may."""
     request = flask.request
+    if len(request.query_string) > LONGEST_ADDRESS:
+        return refused(414, f"the address has more than {LONGEST_ADDRESS:,} characters")
     flask.g.prefix, flask.g.secure, flask.g.proxied = access.prefix, access.secure, access.proxied
     flask.g.client = client_address(request, proxied=access.proxied)
     if request.method not in _LOOKING and not (request.method == "POST" and request.path in _POSTED_TO):

@@ -225,7 +225,7 @@ def _waits_for_rollout(timers: Mapping[str, float], phases: Mapping[str, float])
 _TOKENS = ("perf/throughput", "perf/total_num_tokens")
 _VERL_STEP = re.compile(r"(?:^|\s)step:(\d+) - ")
 _NEMO_STEP = "Total step time"
-_NEMO_HEAD = re.compile(r"={5,} (Epoch|Step) (\d{1,18})\b")
+_NEMO_HEAD = re.compile(r"(?<!=)={5,} (Epoch|Step) (\d{1,18})\b")
 FRAMEWORKS = (
     Framework(
         Format.VERL,
