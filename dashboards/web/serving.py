@@ -105,7 +105,7 @@ def _compress(server: flask.Flask) -> None:
 def _refusal(access: Access) -> Response | None:
     """Return the rejection of a request that would change something or may not pass; None if it may."""
     request = flask.request
-    if len(request.query_string) > LONGEST_ADDRESS:
+    if len(request.query_string) > 3 * LONGEST_ADDRESS:  # as %XX; pages say themselves what is too long for them
         return refused(414, f"the address has more than {LONGEST_ADDRESS:,} characters")
     flask.g.prefix, flask.g.secure, flask.g.proxied = access.prefix, access.secure, access.proxied
     flask.g.client = client_address(request, proxied=access.proxied)
