@@ -6,6 +6,7 @@ the store, changed, moved or removed, and nothing waits for the pipe.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -80,8 +81,8 @@ def pipe(path: Path, _: Path) -> None:
 
 
 def unix_socket(path: Path, _: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(os.path.relpath(path))  # a socket's path is short
+    with socket.socket(socket.AF_UNIX) as listening, contextlib.chdir(path.parent):
+        listening.bind(path.name)  # a socket's path is short
 
 
 THINGS: list[Callable[[Path, Path], None]] = [
@@ -111,7 +112,7 @@ MARK, COPY = "tracekit-store", ".tracekit.store-0"
 
 def state(folder: Path) -> dict[str, tuple[object, ...]]:
     """Everything below a folder: its kind, times, links and content."""
-    found = {}
+    found: dict[str, tuple[object, ...]] = {}
     for path in [folder, *sorted(folder.rglob("*"))]:
         status = path.lstat()
         content = path.read_bytes() if stat.S_ISREG(status.st_mode) else b""
@@ -154,14 +155,13 @@ def plant(whole: Path, tmp_path: Path, name: str, thing: Callable[[Path, Path], 
 
 @pytest.mark.parametrize("thing", THINGS)
 def test_whatever_is_in_the_place_of_a_file_nothing_outside_is_touched(
-    thing: Callable[[Path, Path], None], whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    thing: Callable[[Path, Path], None], whole: Path, tmp_path: Path
 ) -> None:
     """Every name meets `repair` and one other command, another one for each thing."""
     reading = [*COMMANDS][:-1]
     for number, name in enumerate(names(whole / "jobs.store")):
         place = tmp_path / str(number)
         store, outside = plant(whole, place, name, thing)
-        monkeypatch.chdir(place)
         before, inode = state(outside), (store / name).lstat().st_ino
         other = reading[(number + 3 * THINGS.index(thing)) % len(reading)]
         for what in (other, "repair"):

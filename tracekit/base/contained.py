@@ -309,7 +309,7 @@ class Contained:
             target = os.readlink(last, dir_fd=folder)
             return UnsafeFileError(
                 printable(f"{path}: is a link to {target}, which is not followed;")
-                + f" put the {expected} itself there, or remove it"
+                + " remove it, or put what it leads to in its place"
             )
         plain = "a folder" if stat.S_ISDIR(mode) else "a file"
         kind = SPECIAL_FILES.get(stat.S_IFMT(mode), plain)

@@ -11,7 +11,7 @@
     │   ├── StoreTakenError another process is adding windows to the same job
     │   └── NotStoredError  the store can be read, and lacks the job or its results
     ├── StudyError        a folder is not a study of a fleet, or cannot be read as one
-    │   └── UnsafeFileError a link, a pipe or the like where a file of a store or a study belongs; also a StoreError
+    │   └── UnsafeFileError a link, a pipe or the like is where a file belongs; a StoreError, too
     ├── SelectionError    a selection or scenario names something that does not exist
     ├── OutputError       a result cannot be written
     └── MissingExtraError  an optional part of tracekit is not installed

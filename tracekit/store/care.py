@@ -254,8 +254,8 @@ def prune(
     """
     folder = store.folder()
     store.check()
-    lines = [] if older_than is None else list(_prune_hangs(folder, older_than))
     with store.writing() as writer:
+        lines = [] if older_than is None else list(_prune_hangs(folder, older_than))
         windows = writer.catalogue.windows()
         size = sum(file.bytes for window in windows for file in window.files.values())
         for window in (one for one in windows if Part.OPS in one.files):
