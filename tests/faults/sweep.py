@@ -70,8 +70,8 @@ class Operation:
     """One way to change a store.
 
     `spoil`: what is done to the store beforehand. `steps`: it is done in several steps, each whole or not at all; what
-    is neither before nor after must be a mixture of both. `leaves`: it ends well with lines about what it could not read,
-    which stays.
+    is neither before nor after must be a mixture of both. `leaves`: what it could not read stays, with a line, and it
+    ends well.
     """
 
     run: Callable[[Place], object]
