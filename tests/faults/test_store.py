@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from tests.cases import case
+from tests.faults.power import POWER, unsynced
 from tests.faults.shim import FAULTS, preloaded
-from tests.faults.sweep import OPERATIONS, POWER, unsynced
+from tests.faults.sweep import OPERATIONS
 
 
 def ran(library: Path, module: str, *arguments: str | Path) -> list[dict[str, Any]]:
