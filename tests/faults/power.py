@@ -1,4 +1,4 @@
-"""What a power failure may take: bytes and names that nobody has synced, though something on the disk relies on them."""
+"""What a power failure may take: bytes and names that nobody has synced, but something on the disk relies on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def unsynced(lines: Iterable[str], store: Path) -> Iterator[str]:
         if name in ("write", "truncate") and not path.startswith(aside):
             dirty[path] = "its bytes"
         elif name in ("create", "mkdir", "rename", "link") and not place.startswith(aside):
-            if other and dirty.pop(path, None):
+            if other and path in dirty:
+                del dirty[path]
                 dirty[place] = "its bytes"
             if place == str(catalogue):
                 yield from (f"{lost}: {what}, when the catalogue is replaced" for lost, what in dirty.items())
