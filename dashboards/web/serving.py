@@ -19,6 +19,7 @@ from werkzeug.wrappers import Response
 
 from tracekit.base.errors import NotStoredError, StoreError, TracekitError
 from tracekit.base.text import printable
+from tracekit.dashboards.data.whatif_query import LONGEST_ADDRESS
 from tracekit.dashboards.ui.context import results
 from tracekit.dashboards.web.access import HEALTH, MOST_BYTES_ASKED, Access, WithoutPrefix
 from tracekit.dashboards.web.auth import refused
@@ -107,6 +108,8 @@ def _refusal(access: Access) -> Response | None:
     """Return the rejection of a request that would change something or may not pass; None if it may."""
     request = flask.request
     flask.g.prefix, flask.g.proxied = access.prefix, access.proxied
+    if len(request.query_string) > 3 * LONGEST_ADDRESS:  # as %XX; pages say themselves what is too long for them
+        return refused(414, f"the address has more than {LONGEST_ADDRESS:,} characters")
     if request.method not in _LOOKING and not (request.method == "POST" and request.path in _POSTED_TO):
         return refused(405, "the dashboard only reads")
     return access.refusal(request)

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from tests.cases import case
+from tests.faults.power import POWER, unsynced
 from tests.faults.shim import FAULTS, preloaded
-from tests.faults.sweep import OPERATIONS, POWER, unsynced
+from tests.faults.sweep import OPERATIONS
 
 
 def ran(library: Path, module: str, *arguments: str | Path) -> list[dict[str, Any]]:
@@ -39,14 +40,14 @@ def check(outcome: dict[str, Any]) -> None:
 
 
 def test_some_file_operations_fail(library: Path, tmp_path: Path) -> None:
-    """A sample of what follows: each eleventh one of appending a window, each third one of the others."""
-    few = ("killed in a write", "short write", "failing write", "full disk")
-    outcomes = ran(library, "sweep", tmp_path, "11", "append/killed", f"append/{POWER}", "append/failing write")
-    (tmp_path / "handle").mkdir()
-    outcomes += ran(library, "sweep", tmp_path / "handle", "3", *(f"handle/{fault}" for fault in (POWER, *few)))
+    """A sample of what follows: the first, and each thirteenth one after it."""
+    faults = {"append": (POWER, "killed", "failing write"), "handle": ("short write", "full disk")}
+    chosen = [f"{operation}/{fault}" for operation, several in faults.items() for fault in several]
+    outcomes = ran(library, "sweep", tmp_path, "13", *chosen)
     for outcome in outcomes:
         check(outcome)
     endings = {(outcome["operation"], outcome["fault"]): outcome["endings"].keys() for outcome in outcomes}
+    assert len(endings) == len(chosen)
     assert endings["append", "killed"] == {"killed"}
     assert "exit code 2" in endings["append", "failing write"]
     assert endings["handle", "full disk"] == {"exit code 2"}

@@ -17,7 +17,7 @@ import click
 from tracekit.base.command_line import command, quoted
 from tracekit.base.errors import FormatError, SelectionError, StoreError, StudyError, TracekitError
 from tracekit.base.object_storage import ADDRESSES, object_url, shown
-from tracekit.base.text import listed, printable
+from tracekit.base.text import listed, nearest, printable
 
 #: Most bytes of a file, and most files of a folder, to inspect.
 _LOOKED_AT, _MOST_FILES = 65_536, 16
@@ -105,12 +105,10 @@ def _nearest(path: Path) -> str:
     """What to type instead of a path that does not exist here: one with a similar name, if there is one."""
     if object_url(path) is not None:
         return f"in object storage: `{command('fleet', 'run')}` reads traces there, --store a store; else copy it here"
-    import difflib
-
     folder = path.parent
     names = [entry.name for entry in os.scandir(folder)] if folder.is_dir() else []
-    found = difflib.get_close_matches(path.name, names, n=1)
-    meant = f"; did you mean {printable(str(folder / found[0]))}?" if found else ""
+    found = nearest(path.name, names)
+    meant = f"; did you mean {printable(str(folder / found))}?" if found else ""
     if re.match(r"[a-z][\w+.-]+:/", str(path)):
         meant = f"; addresses of object storage begin with {listed(ADDRESSES)}"
     return f"no such file or folder{meant}"

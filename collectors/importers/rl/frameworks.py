@@ -197,7 +197,7 @@ _VERL_VALUE, _VERL_PAIR = re.compile(_VERL_KEY), pair_of(_VERL_KEY)
 _VERL_STALE = re.compile(r"fully_async/|timing_s/(?:timing_s/)?(?:param_sync|wait_prev_gen|sync_rollout_weights)$")
 _NEMO_STEP = "Total step time"
 _NEMO_TIMER = re.compile(rf"\W*([A-Za-z][\w/ ]*?)\s*[:=|]\s*{NUMBER}\s*s(?:ec(?:onds)?)?\b")
-_NEMO_HEAD = re.compile(r"={5,} (Epoch|Step) (\d{1,18})(?:/(\d{1,18}))?\b")
+_NEMO_HEAD = re.compile(r"(?<!=)={5,} (Epoch|Step) (\d{1,18})(?:/(\d{1,18}))?\b")
 _NEMO_AHEAD = frozenset(("Total validation time",))
 _OPENRLHF_STEP = re.compile(r"Global step (\d+):(?=\s*\{|\s*$)")
 _SLIME_STEP = re.compile(r"\bperf (\d+):(?=\s*\{|\s*$)")
