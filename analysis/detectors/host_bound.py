@@ -28,6 +28,8 @@ HOST_BOUND_SHARE = 0.04
 #: So many operators are named.
 _MOST_NAMES = 16
 _MOST_REASONS = 3
+_OF_LOADER = (IdleReason.LOADER,)
+_OF_LAUNCHES = (IdleReason.OPERATOR, IdleReason.RUNTIME_CALL, IdleReason.LAUNCH_CALL, IdleReason.LAUNCH_LATENCY)
 
 
 class HostBound(Detector):
@@ -95,7 +97,11 @@ class HostBound(Detector):
         names = tuple(part.name for part in named[:_MOST_NAMES])
         longest = f", longest of {code_name(names[0])} ({on_each(evidence, named[0].seconds)})" if names else ""
         launch = gpu.launch
-        free = _without_waits(evidence)
+        waits, loader = _without_waits(evidence), _without_loader(evidence)
+        gone = [one for one in (waits, loader) if one is not None]
+        first = () if waits is None else ("sync-calls", "gpu-allocation")
+        if loader is not None and _idle_s(gpu, *_OF_LOADER) > _idle_s(gpu, *_OF_LAUNCHES):
+            first += ("late-data-loading",)
         tell = None if evidence.repeats else "steps launch different work, which no CUDA graph can repeat"
         yield candidate(
             self.kind,
@@ -110,8 +116,8 @@ class HostBound(Detector):
                 )
             ),
             bound=tell is not None,
-            after=free,
-            follows=() if free is None else ("sync-calls", "gpu-allocation"),
+            after=Together(tuple(gone)) if gone else None,
+            follows=first,
             title="The GPU waits for launches",
             next_check="torch.compile on the model: are the gaps gone?",
             suggested_fix=(
@@ -141,6 +147,21 @@ def _without_waits(evidence: OpEvidence) -> Intervention | None:
     found = [waiting_calls(evidence, allocates=of) for of in (True, False)]
     calls = found[0].calls | found[1].calls
     return evidence.without_waits(calls) if np.count_nonzero(calls) > evidence.steps_in_whole else None
+
+
+def _without_loader(evidence: OpEvidence) -> Intervention | None:
+    """The job without its data loader, if it has one.
+
+    A host that launches at once runs ahead of the GPU, and hides the loader: that is no time that launches take.
+    """
+    loads = evidence.host_time.mask(IdleReason.LOADER)
+    return evidence.host_time.less(loads) if loads.any() else None
+
+
+def _idle_s(gpu: GpuTimes, *reasons: IdleReason) -> float:
+    """How long the GPU is idle for these reasons, before its first op too, seconds."""
+    idle_s = sum(idle.seconds for idle in gpu.idle_by_reason if idle.reason in reasons)
+    return idle_s + sum(gpu.before_first.by_reason.get(reason, 0.0) for reason in reasons)
 
 
 def _mostly(evidence: OpEvidence) -> str:

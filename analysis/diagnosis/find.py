@@ -66,9 +66,8 @@ def causes_of(evidence: Subject, detectors: Sequence[Detector] | None = None) ->
     told_s = sum(cause.worth_s for cause in named if not _untold(cause))
     named.sort(
         key=lambda cause: (
-            cause.once is not None or cause.saved_s < least_s,
-            cause.once is None,
             _untold(cause) and cause.worth_s < told_s,
+            cause.once is not None,
             -cause.worth_s if cause.saved_s >= least_s else 0.0,
             -cause.alone_s,
         )
@@ -81,7 +80,7 @@ def causes_of(evidence: Subject, detectors: Sequence[Detector] | None = None) ->
 def _in_turn(evidence: Subject, named: Sequence[Finding]) -> Iterator[Finding]:
     """Yield findings in this order, but what a fix needs to be gone first, and is worth that, before what needs it."""
     step, left = evidence.unprofiled_step, list(named)
-    least_s = SMALLEST_FIRST_SHARE * step.value if step is not None else float("inf")
+    least_s = SMALLEST_FIRST_SHARE * (evidence.unchanged_s if step is None else step.value)
     while left:
         kinds = left[0].follows
         first = next((one for one in left if one.kind in kinds and one.worth_s >= least_s), left[0])

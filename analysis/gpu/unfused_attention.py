@@ -49,7 +49,7 @@ class UnfusedAttention(Struct, frozen=True, eq=False):
         return np.asarray(self.group >= 0)
 
     def less_s(self, taken_s: Floats, reachable: float) -> tuple[Floats, Floats]:
-        """How much less each kernel takes at a share of the peak with fused attention, and at most, seconds, [kernels].
+        """How much less each kernel takes at a share of the peak if attention is fused, and at most; seconds.
 
         Where a fused kernel's time is unknown: the scores stay out of memory at least, and at most all of it goes.
         """
