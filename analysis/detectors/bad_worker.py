@@ -14,7 +14,6 @@ from tracekit.analysis.detectors.remedies import SLOW_KIND, SLOW_RANK
 from tracekit.analysis.detectors.slow_computes import (
     ONE_KIND_CHECK,
     sampled_remedy,
-    slow_kind,
     slower,
     time_of,
     worker_figures,
@@ -23,7 +22,13 @@ from tracekit.analysis.detectors.uneven_kernels import compared
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.groups import slow_groups
 from tracekit.analysis.evidence.ops import OpEvidence
-from tracekit.analysis.evidence.workers import as_fast_as_peers, beyond_peers_s, worker_series, workers_as_fast_as_peers
+from tracekit.analysis.evidence.workers import (
+    as_fast_as_peers,
+    beyond_peers_s,
+    slow_kind,
+    worker_series,
+    workers_as_fast_as_peers,
+)
 from tracekit.analysis.fixes.plan import MACHINE, SPEED_OF_PEERS
 from tracekit.analysis.gpu.part import Part
 from tracekit.analysis.whatif.interventions import Intervention

@@ -7,7 +7,6 @@ ranks. Out: the rank that left first, if it left without an error and others fai
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import threading
@@ -15,7 +14,9 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import msgspec
+from msgspec import Struct
 
 from tracekit.collectors.launch.hang_pulses import Pulse
 from tracekit.collectors.runtime.small_file import MOST_DUMP_BYTES, read_small
@@ -68,20 +69,31 @@ def find_departure(attempt: Path, pulses: Mapping[int, Pulse], ended_ns: Mapping
     `ended_ns`: when processes were seen to end. The last words of a rank come before its connections close, and so
     before its peers can fail. Raises OSError.
     """
-    words = {rank: found for rank in pulses if (found := _last_words(attempt, rank)) is not None}
+    words = {rank: last for rank in pulses if (last := _last_words(attempt, rank)) is not None}
     left_ns = {rank: ended_ns[pulse.process_id] for rank, pulse in pulses.items() if pulse.process_id in ended_ns}
-    left_ns |= {rank: int(found["taken_ns"]) for rank, found in words.items()}
-    failed = frozenset(rank for rank, found in words.items() if "error" in found)
+    left_ns |= {rank: last.taken_ns for rank, last in words.items()}
+    failed = frozenset(rank for rank, last in words.items() if last.error is not None)
     if not left_ns or not failed:
         return None
     first = min(left_ns, key=left_ns.__getitem__)
     return None if first in failed else Departure(first, failed)
 
 
-def _last_words(attempt: Path, rank: int) -> dict[str, Any] | None:
+class _LastWords(Struct):
+    """What a rank left behind as its process ended. `error`: of the rank itself."""
+
+    taken_ns: int
+    error: str | None = None
+
+
+class _Dump(Struct):
+    tracekit: _LastWords
+
+
+def _last_words(attempt: Path, rank: int) -> _LastWords | None:
+    """The last words of a rank; None if there are none, or if they are damaged."""
     try:
         content = read_small(attempt / f"{rank_stem(rank)}{LAST_WORDS_SUFFIX}", MOST_DUMP_BYTES)
-    except FileNotFoundError:
+        return msgspec.json.decode(content, type=_Dump).tracekit
+    except (FileNotFoundError, msgspec.DecodeError):
         return None
-    about: dict[str, Any] = json.loads(content)["tracekit"]
-    return about

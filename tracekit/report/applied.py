@@ -41,7 +41,7 @@ class AppliedFix(Struct, frozen=True):
     @property
     def got_gpu_hours_per_day(self) -> float:
         """What it gives back at the rate of the job before."""
-        return self.expected_gpu_hours_per_day * self.got_s / self.expected_s
+        return self.expected_gpu_hours_per_day * self.got_s / self.expected_s if self.expected_s else 0.0
 
     @property
     def outcome(self) -> str:
