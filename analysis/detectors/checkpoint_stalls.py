@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
+from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, costly, gpu_of, on_each, share_of
 from tracekit.analysis.detectors.stops import (
     SMALLEST_STOP_SHARE,
     do_it_for_all,
@@ -17,11 +18,14 @@ from tracekit.analysis.detectors.stops import (
     stops_s,
 )
 from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.ops import OpEvidence
+from tracekit.analysis.evidence.unnamed_saves import unnamed_saves
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.whatif.interventions import Intervention, NoStalls, Scale, Together
-from tracekit.base.text import seconds
-from tracekit.report.finding import Figure, Place, confidence_from
+from tracekit.base.text import code_name, seconds
+from tracekit.report.finding import Figure, Place, Spent, confidence_from
 from tracekit.report.verdict import LossKind
+from tracekit.trace.gpu_activity import IdleReason
 from tracekit.trace.model import OpKind, Worker
 
 _UNRECORDED = "as for a checkpoint that is not recorded"
@@ -87,6 +91,47 @@ class Checkpoints(Detector):
             title=None if recorded else title,
             next_check=None if recorded else STALL_CHECK,
         )
+
+    def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
+        """Checkpoints that the training thread writes, by the functions around its work."""
+        work = evidence.host_time
+        if gpu_of(evidence) is None:
+            return
+        for part in costly(evidence, work.by_name(IdleReason.CHECKPOINT, key=lambda what: what.where or what.name)):
+            at = f" at {code_name(part.where)}" if part.where else ""
+            yield self._written(
+                evidence,
+                Spent(IdleReason.CHECKPOINT, part.name, part.where, part.names, part.count, part.seconds),
+                work.less(part.parts),
+                f"the host writes checkpoints in {code_name(part.name)}{at}: {on_each(evidence, part.seconds)}",
+            )
+        unnamed = unnamed_saves(evidence) & work.mask(IdleReason.PYTHON)
+        taken_s = float(work.seconds[unnamed].sum())
+        if share_of(evidence, taken_s) >= SMALLEST_SHARE:
+            tell = "no stack was recorded: record with_stack=True to see whether it is a checkpoint"
+            yield self._written(
+                evidence,
+                Spent(IdleReason.CHECKPOINT, "copies to the host", "", (), int(unnamed.sum()), taken_s, tell),
+                work.less(unnamed),
+                f"tensors are copied to the host in a row, which then works {on_each(evidence, taken_s)} outside of any"
+                " operator, as it does to write a checkpoint",
+                bound=True,
+            )
+
+    def _written(
+        self, evidence: OpEvidence, spent: Spent, change: Intervention, effect: str, *, bound: bool = False
+    ) -> Candidate:
+        """The candidate of checkpoints that the training thread writes; copies from the GPU stay."""
+        return candidate(
+            self.kind, evidence, spent, effect, change,
+            bound=bound,
+            title="The GPU waits for checkpoints",
+            next_check="how long the write takes, and to which storage",
+            suggested_fix=(
+                "write checkpoints in the background: torch.distributed.checkpoint.async_save, or copy to pinned memory"
+                " and let a thread write; and write them less often"
+            ),
+        )  # fmt: skip
 
     def _effect(
         self,

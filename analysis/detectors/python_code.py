@@ -12,6 +12,7 @@ import numpy as np
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, costly, gpu_of, on_each, plain, share_of
 from tracekit.analysis.evidence.ops import LONGEST_DISPATCH_S, OpEvidence
+from tracekit.analysis.evidence.unnamed_saves import unnamed_saves
 from tracekit.analysis.gpu.gpu_times import GpuTimes
 from tracekit.base.text import code_name, seconds
 from tracekit.report.finding import Spent
@@ -65,7 +66,8 @@ class PythonCode(Detector):
             return
         yield from self._before_first(evidence)
         work = evidence.host_time
-        parts = work.by_name(IdleReason.PYTHON, key=_function)
+        saves = unnamed_saves(evidence)
+        parts = work.by_name(IdleReason.PYTHON, key=_function, among=~saves)
         later = (part for part in parts if not evidence.in_head[part.parts].all())
         for part in costly(evidence, later):
             name = part.where or part.name
@@ -114,7 +116,8 @@ class PythonCode(Detector):
     def _unnamed(self, evidence: OpEvidence, gpu: GpuTimes) -> Iterator[Candidate]:
         """Python of which nothing is known."""
         work = evidence.host_time
-        parts = np.flatnonzero(work.mask(IdleReason.PYTHON, where=lambda what: not what.name and not what.where))
+        unnamed = work.mask(IdleReason.PYTHON, where=lambda what: not what.name and not what.where)
+        parts = np.flatnonzero(unnamed & ~unnamed_saves(evidence))
         taken_s = float(work.seconds[parts].sum())
         if gpu.stacks or share_of(evidence, taken_s) < _SMALLEST_UNNAMED_SHARE:
             return

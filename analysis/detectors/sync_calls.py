@@ -20,8 +20,10 @@ from tracekit.analysis.detectors.of_one_gpu import (
 )
 from tracekit.analysis.detectors.rank_behind import rank_behind, spent
 from tracekit.analysis.evidence.ops import OpEvidence
+from tracekit.analysis.evidence.unnamed_saves import unnamed_saves
 from tracekit.analysis.evidence.waiting import waiting_calls
 from tracekit.analysis.gpu.part import Part
+from tracekit.analysis.numeric.arrays import Bools
 from tracekit.analysis.numeric.codes import numbered
 from tracekit.analysis.whatif.interventions import Intervention, Together
 from tracekit.base.text import code_name
@@ -70,10 +72,13 @@ class SyncCalls(Detector):
         table = found.table
         place = numbered(table["name"], table["operator"], table["own"])
         by_place = np.bincount(place, waited_s)
+        saving = _saving(evidence)
         for one in np.argsort(-by_place, kind="stable")[:MOST_OF_A_KIND].tolist():
             if share_of(evidence, by_place[one]) < SMALLEST_SHARE:
                 return
             mine = rows[place == one]
+            if 2 * np.count_nonzero(saving[mine - 1]) > len(mine):
+                continue  # a checkpoint is to be written elsewhere, which needs what it waits for
             call, op, line = table.row(int(np.flatnonzero(place == one)[0]))
             calls = np.zeros(evidence.ops.height, np.bool_)
             calls[mine] = True
@@ -97,6 +102,14 @@ class SyncCalls(Detector):
 
 #: Operators that only read a value of the GPU, and what they are called by.
 _READS = {"aten::_local_scalar_dense": "aten::item", "aten::item": "aten::item"}
+
+
+def _saving(evidence: OpEvidence) -> Bools:
+    """Which host ops mostly write checkpoints, [ops]; a call that waits follows its own."""
+    work = evidence.host_time
+    saves = work.mask(IdleReason.CHECKPOINT) | unnamed_saves(evidence)
+    spent_s = (np.bincount(work.op[of], work.seconds[of], evidence.ops.height) for of in (saves, ~saves))
+    return np.greater(*spent_s)
 
 
 def _without_dispatch(evidence: OpEvidence, op: str | None, line: str | None) -> Intervention:

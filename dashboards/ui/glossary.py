@@ -47,6 +47,7 @@ GPU_REASONS: Final[dict[str, str]] = {
     IdleReason.LAUNCH_LATENCY: "launched, and on its way to the GPU",
     IdleReason.QUEUED: "launched long before, and held up on the GPU",
     IdleReason.UNKNOWN: "its launch was not recorded",
+    IdleReason.CHECKPOINT: "a checkpoint is written",
     "kernel": "kernels below what the card can do",
     "transfer": "copies that nothing hides",
     "launch-bound": "kernels that end before the next is launched",

@@ -47,6 +47,7 @@ class IdleReason(StrEnum):
     LAUNCH_LATENCY = "launch-latency"  #: launched, and not yet arrived
     QUEUED = "queued"  #: the op was launched long before, and waits for something else
     UNKNOWN = "unknown"  #: its launch was not recorded
+    CHECKPOINT = "checkpoint"  #: it writes a checkpoint
 
 
 #: Reasons for which the host is not to blame, as far as the recording shows.

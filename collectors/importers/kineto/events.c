@@ -327,16 +327,16 @@ static KERNEL(scan_events) {
 }
 
 /* What a span is, and what the innermost spans around it are: positions of texts, NONE for none. */
-enum { CALL = 1, OPERATOR = 2, PYTHON = 4, NOTE = 8, COLLECTS = 16, LOADER = 32, MODULE = 64, OWN = 128 };
+enum { CALL = 1, OPERATOR = 2, PYTHON = 4, NOTE = 8, COLLECTS = 16, LOADER = 32, MODULE = 64, OWN = 128, SAVES = 256 };
 /* Of what a thread does. `reason`: numbers of IdleReason, as far as threads cause them. `busy`: 1, and 2 in an operator
  * that launches. */
-enum { REASON_LOADER, REASON_GC, REASON_OPERATOR = 5, REASON_PYTHON };
+enum { REASON_LOADER, REASON_GC, REASON_OPERATOR = 5, REASON_PYTHON, REASON_CHECKPOINT = 11 };
 typedef struct {
     int32_t reason, name, called, own, busy;
 } What;
 typedef struct {
     int64_t span;
-    int32_t operator_name, inputs, python, note, loader, module, own, number;
+    int32_t operator_name, inputs, python, note, loader, saves, module, own, number;
     int collects, in_call, launches;
 } Open;
 typedef struct {
@@ -388,6 +388,7 @@ static What what_in(const Open *open, int is_call, int32_t name, int32_t reason_
         what.called = name;
     }
     if (open->collects) what = (What){REASON_GC, NONE, NONE, open->own, what.busy};
+    if (open->saves != NONE) what = (What){REASON_CHECKPOINT, open->saves, NONE, open->own, what.busy};
     if (open->loader != NONE) what = (What){REASON_LOADER, open->loader, NONE, open->own, what.busy};
     return what;
 }
@@ -403,10 +404,11 @@ static What what_in(const Open *open, int is_call, int32_t name, int32_t reason_
  */
 #define ROUNDING 2.0
 static KERNEL(nest_spans) {
-    ENTER("nest_spans", "id*diiBB*d*d*i*i*i*i", 13);
+    ENTER("nest_spans", "id*diiiB*d*d*i*i*i*i", 13);
     const int64_t spans = AXIS(a[0], 0), calls = AXIS(a[11], 1);
     const int32_t *lane = INT32S(a[0]), *name = INT32S(a[3]), *inputs = INT32S(a[4]);
-    const uint8_t *flags = BYTES(a[5]), *reason_of_call = BYTES(a[6]);
+    const int32_t *flags = INT32S(a[5]);
+    const uint8_t *reason_of_call = BYTES(a[6]);
     const double *begin = REALS(a[1]);
     double *end = REALS(a[2]), *begun = REALS(a[7]), *ended = REALS(a[8]), at = 0.0;
     int32_t *what = INT32S(a[9]), *where = INT32S(a[10]), *around = INT32S(a[11]), *parent = INT32S(a[12]);
@@ -446,7 +448,7 @@ static KERNEL(nest_spans) {
             open = more;
         }
         Open *one = &open[depth];
-        *one = depth ? open[depth - 1] : (Open){i, NONE, NONE, NONE, NONE, NONE, NONE, NONE, NONE, 0, 0, 0};
+        *one = depth ? open[depth - 1] : (Open){i, NONE, NONE, NONE, NONE, NONE, NONE, NONE, NONE, NONE, 0, 0, 0};
         one->span = i;
         parent[i] = depth ? (int32_t)open[depth - 1].span : NONE;
         if (depth) {
@@ -460,8 +462,10 @@ static KERNEL(nest_spans) {
         if (flags[i] & PYTHON) one->python = name[i];
         if (flags[i] & NOTE) one->note = name[i];
         if (flags[i] & LOADER) one->loader = name[i];
+        if (flags[i] & SAVES && one->saves == NONE) one->saves = name[i];
         if (flags[i] & MODULE) one->module = name[i];
-        if (flags[i] & OWN) one->own = name[i];
+        /* What writes a checkpoint was called from the line before it, whichever library it is. */
+        if (flags[i] & OWN && (one->saves == NONE || one->own == NONE)) one->own = name[i];
         if (flags[i] & COLLECTS) one->collects = 1;
         if (flags[i] & CALL) {
             one->in_call = 1;

@@ -35,6 +35,19 @@ _LOADER = re.compile(
     re.IGNORECASE,
 )
 _COLLECTS = re.compile(r"^(Python )?GC\b|^gc\.collect|garbage collect", re.IGNORECASE)
+#: Functions and annotations in which a checkpoint is written: of torch, safetensors, pickle and numpy, and whatever is
+#: called so. `async_save` returns once the copy is made, and another thread writes.
+_SAVES = re.compile(
+    r"(^|/)torch/serialization\.py\(\d+\): (_legacy)?_?save$"
+    r"|(^|/)torch/distributed/checkpoint/\w+\.py\(\d+\): _?save(_state_dict)?$"
+    r"|(^|/)safetensors/\w+\.py\(\d+\): save(_file|_model)?$"
+    r"|(^|/)pickle\.py\(\d+\): _?dump$|^<built-in function dump>$"
+    r"|(^|/)numpy/lib/\w+\.py\(\d+\): savez?(_compressed)?$"
+    r"|\.py\(\d+\): _?save_(checkpoint|ckpt|pretrained|state|state_dict|model)$"
+    r"|^(?!.*\.py\()(.*[^a-z])?(sav(e|ing)|writ(e|ing))[^a-z]*(model[^a-z]*)?(checkpoint|ckpt)"
+    r"|^(?!.*\.py\()(.*[^a-z])?(checkpoint|ckpt)[^a-z]*(sav(e|ing)|writ(e|ing))|^\W*(checkpoint|ckpt)(ing)?\W*$",
+    re.IGNORECASE,
+)
 _ALLOCATES = re.compile(
     r"^(cuda|hip|cu)(Mem)?(Malloc|Alloc|Free|HostAlloc|HostRegister|MemCreate|MemMap|MemUnmap|MemRelease|MemSetAccess"
     r"|MemAddressReserve)"
@@ -59,6 +72,7 @@ class _Flag(IntFlag):
     LOADER = 32
     MODULE = 64
     OWN = 128
+    SAVES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +115,8 @@ def host_work(
     begin, length = (np.concatenate([table[column] for table in tables]) for column in ("ts", "dur"))
     thread, name = (np.concatenate([table[column] for table in tables]) for column in ("thread", "name"))
     of_name = _flags_of(names)
-    flags = np.repeat(np.array([_Flag.NOTE, _Flag.PYTHON, _Flag.OPERATOR, _Flag.CALL], np.uint8), count)
-    flags |= of_name[name] & np.repeat(np.array([_OF_CODE, _OF_CODE, _Flag.COLLECTS, _Flag.COLLECTS], np.uint8), count)
+    flags = np.repeat(np.array([_Flag.NOTE, _Flag.PYTHON, _Flag.OPERATOR, _Flag.CALL], np.int32), count)
+    flags |= of_name[name] & np.repeat(np.array([_OF_CODE, _OF_CODE, _Flag.COLLECTS, _Flag.COLLECTS], np.int32), count)
     order = np.lexsort((-length, begin, thread)).astype(np.int32)
     before_calls = len(name) - count[3]
     thread, begin, name, flags = thread[order], begin[order], name[order], flags[order]
@@ -156,15 +170,17 @@ def host_work(
 
 _AROUND = ("inner", "inputs", "module", "own")
 #: Flags that only names of Python functions and annotations have.
-_OF_CODE = _Flag.COLLECTS | _Flag.LOADER | _Flag.MODULE | _Flag.OWN
+_OF_CODE = _Flag.COLLECTS | _Flag.LOADER | _Flag.MODULE | _Flag.OWN | _Flag.SAVES
 
 
-def _flags_of(names: Sequence[str]) -> npt.NDArray[np.uint8]:
+def _flags_of(names: Sequence[str]) -> npt.NDArray[np.int32]:
     """What the name of a span says about it, [names]."""
-    found = np.zeros(len(names) + 1, np.uint8)
+    found = np.zeros(len(names) + 1, np.int32)
     for code, name in enumerate(names):
         if _LOADER.search(name):
             found[code] |= _Flag.LOADER
+        if _SAVES.search(name):
+            found[code] |= _Flag.SAVES
         if _COLLECTS.search(name):
             found[code] |= _Flag.COLLECTS
         if name.startswith(_MODULE):
