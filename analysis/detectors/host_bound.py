@@ -99,7 +99,7 @@ class HostBound(Detector):
         launch = gpu.launch
         waits, loader = _without_waits(evidence), _without_loader(evidence)
         gone = [one for one in (waits, loader) if one is not None]
-        first = () if waits is None else ("sync-calls", "gpu-allocation")
+        first: tuple[str, ...] = () if waits is None else ("sync-calls", "gpu-allocation")
         if loader is not None and _idle_s(gpu, *_OF_LOADER) > _idle_s(gpu, *_OF_LAUNCHES):
             first += ("late-data-loading",)
         tell = None if evidence.repeats else "steps launch different work, which no CUDA graph can repeat"

@@ -15,7 +15,7 @@ def nest_spans(
     end: npt.NDArray[np.float64],
     name: npt.NDArray[np.int32],
     inputs: npt.NDArray[np.int32],
-    flags: npt.NDArray[np.uint8],
+    flags: npt.NDArray[np.int32],
     reason_of_call: npt.NDArray[np.uint8],
     begun: npt.NDArray[np.float64],
     ended: npt.NDArray[np.float64],
