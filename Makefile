@@ -11,7 +11,7 @@ GET_PROMETHEUS := apt-get install -y --no-install-recommends prometheus promethe
 # Byte code is kept, whatever the environment says: the tests start Python some hundred times.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-live test suite test-fleet check docs bench fuzz wheels lock clean
+.PHONY: demo demo-live test suite test-fleet test-nightly check docs bench fuzz wheels lock clean
 
 # A stamp per set of extras; stale once pyproject.toml, the lock or the C code changes, or the environment is gone.
 $(VENV)/.demo: pyproject.toml requirements.lock $(wildcard analysis/native/*.[ch] collectors/importers/kineto/*.c tracekit/trace/*.c)
@@ -45,11 +45,15 @@ test: $(VENV)/.dev $(CHROMIUM) $(NGINX) $(PROMETHEUS)
 
 # More processes than two cores: many tests wait for a browser, a training job or an alert. Each collects all tests first.
 suite: $(VENV)/.dev
-	$(BIN)/pytest -n 4 -m "not fleet"
+	$(BIN)/pytest -n 4 -m "not fleet and not nightly"
 
 # Studies of many jobs: killed processes, a Ray cluster on this machine, servers of S3 and Google's storage. Some minutes.
 test-fleet: $(VENV)/.fleet
 	$(BIN)/pytest -m fleet
+
+# A fault at every file operation of everything that changes a store, and writers killed among readers. An hour.
+test-nightly: $(VENV)/.dev
+	$(BIN)/pytest -n 2 -m nightly
 
 $(VENV)/.fleet: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[dev,torch,ray,fleet-tests]'

@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import statistics
 import subprocess
 import sys
@@ -9,9 +10,10 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 from playwright.sync_api import Browser, Page, sync_playwright
@@ -36,6 +38,13 @@ LARGE: dict[str, tuple[int, int, int, int]] = {"512x16": (512, 16, 16, 6), "1024
 PAGES = ("/job", "/time", "/workers", "/whatif", "/timeline", "/compare")
 #: Pages about all jobs.
 OF_ALL = ("/", "/incidents", "/hosts")
+#: What slow clients send before they stop: part of a head, part of a body, or requests whose answers they do not read.
+UNFINISHED = (
+    b"GET / HTTP/1.1\r\nHost: localhost\r\nX-",
+    b"POST /_dash-update-component HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4000\r\n\r\n{",
+    b"GET /assets/tracekit.css HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100,
+)
+SLOW_CLIENTS = 200
 #: A page can be used once its content is there, every figure is drawn.
 READY = """() => document.querySelector("#page > *") && !document.querySelector("[data-dash-is-loading]")
   && [...document.querySelectorAll(".chart")].every(chart => chart.querySelector("svg"))"""
@@ -81,6 +90,7 @@ def section() -> str:
                 _large(browser, store),
                 _timeline(browser, store),
                 _crowd(store),
+                _slow(store),
             ]
             browser.close()
     return "\n\n".join(parts)
@@ -322,3 +332,23 @@ def _crowd(store: Path) -> str:
         f"20 clients at once, 400 requests of five kinds: {errors} errors, median {times[200] * 1e3:.0f} ms,"
         f" 99th percentile {times[395] * 1e3:.0f} ms."
     )
+
+
+def _slow(store: Path) -> str:
+    """Health check and page while slow clients hold their connections."""
+    times: dict[str, list[float]] = {"/healthz": [], "/_dash-layout": []}
+    with _serving(store) as server, ExitStack() as stack:
+        for number in range(SLOW_CLIENTS):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", urlsplit(server.url).port or 0)))
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.sendall(UNFINISHED[number % len(UNFINISHED)])
+        for path in list(times) * 100:
+            began = time.perf_counter()
+            with urlopen(server.url + path) as answer:
+                answer.read()
+            times[path].append(time.perf_counter() - began)
+    said = (
+        f"`{path}` in {statistics.median(took) * 1e3:.0f} ms, at most {max(took) * 1e3:.0f} ms"
+        for path, took in times.items()
+    )
+    return f"{SLOW_CLIENTS} slow clients, of heads, bodies and answers, meanwhile: {'; '.join(said)}."

@@ -32,6 +32,9 @@ _LAYER = (
     ("aten::gelu", "void at::native::vectorized_elementwise_kernel<4, GeluCUDAKernelImpl>(int)", (1024, 1, 1), 12.0),
 )  # fmt: skip
 _INSIDE = ("aten::to", "aten::_to_copy", "aten::copy_")
+_SMALL = ("aten::view", "aten::as_strided")
+#: What recording costs, by the gap that shows it.
+_OF_GAP = 2.3
 
 
 @dataclass(frozen=True)
@@ -57,11 +60,16 @@ class Trouble:
 
 @dataclass
 class _Rank:
-    """One rank while it runs. `graph`: the launch of the current CUDA graph. `events`: those of its profiler."""
+    """One rank while it runs. `graph`: the launch of the current CUDA graph. `events`: those of its profiler.
+
+    `call_us`, `recording_us`: as of `Job`.
+    """
 
     rank: int
     trouble: Trouble
     random: random.Random
+    call_us: float = _CALL_US
+    recording_us: float = 0.0
     host_us: float = 0.0
     compute_us: float = 0.0
     comm_us: float = 0.0
@@ -87,7 +95,7 @@ class _Rank:
     def launch(self, thread: int, call: str) -> int:
         """A call of the runtime; its correlation."""
         self.correlation += 1
-        self.span("cuda_runtime", call, thread, self.host_us, self.host_us + _CALL_US, correlation=self.correlation)
+        self.span("cuda_runtime", call, thread, self.host_us, self.host_us + self.call_us, correlation=self.correlation)
         return self.correlation
 
     def gpu(
@@ -103,12 +111,20 @@ class _Rank:
         if self.graph is not None:
             self._compute(name, grid, us, self.compute_us + _GRAPH_DISPATCH_US, self.graph)
             return
-        begin = self.host_us
+        begin, gap, slower = self.host_us + self.recording_us, self.recording_us, 0.0
         self.work(host_us)
+        if gap:
+            slower = self.call_us / 2
+            for number, small in enumerate(_SMALL):
+                at = begin + 0.5 + number * (gap + 0.1)
+                self.span("cpu_op", small, thread, at, at + 0.1)
+            operators = len(_SMALL) + 1 + len(_INSIDE)
+            self.host_us += _OF_GAP * (operators * gap + 2 * gap + slower) - slower - gap
         correlation = self.launch(thread, "cudaLaunchKernel")
-        start = max(self.compute_us + _DISPATCH_US, self.host_us + _LAUNCH_US)
+        start = max(self.compute_us + _DISPATCH_US, self.host_us + _LAUNCH_US + slower)
         self._compute(name, grid, us, start, correlation)
-        self.host_us += _CALL_US
+        self.host_us += self.call_us
+        self.host_us += gap
         for number, inner in enumerate((operator, *_INSIDE)):
             # Nested, with the arguments that make up most of a real file.
             dims = [[4, 2048, 1024], [1024, 4096], []]
@@ -117,7 +133,7 @@ class _Rank:
                 **{"Record function id": 0, "Concrete Inputs": ["", "", "1"], "Input type": ["c10::BFloat16"] * 2,
                    "Input Strides": dims, "Input Dims": dims, "Ev Idx": correlation},
             )  # fmt: skip
-        for phase, stream, at in (("s", thread, self.host_us - _CALL_US), ("f", COMPUTE_STREAM, start)):
+        for phase, stream, at in (("s", thread, self.host_us - self.call_us), ("f", COMPUTE_STREAM, start)):
             flow = {"ph": phase, "id": correlation, "pid": self.pid, "tid": stream, "cat": "ac2g", "name": "ac2g"}
             self.events.append({**flow, "ts": at, "dur": 0.0, "args": {}})
 
@@ -131,7 +147,7 @@ class _Rank:
         self.work(host_us)
         self.graph = self.launch(thread, "cudaGraphLaunch")
         self.compute_us = max(self.compute_us, self.comm_us, self.host_us + _GRAPH_LAUNCH_US)
-        self.host_us += _CALL_US
+        self.host_us += self.call_us
 
     def end_graph(self) -> None:
         """Launch later kernels one by one again."""
@@ -150,7 +166,7 @@ class _Rank:
         start = max(self.compute_us + _DISPATCH_US, self.host_us + _LAUNCH_US)
         self.gpu("gpu_memcpy", "Memcpy DtoH (Device -> Pageable)", COMPUTE_STREAM, start, 1.5, correlation, bytes=4)
         self.compute_us = start + 1.5
-        self.host_us += _CALL_US + 1.0
+        self.host_us += self.call_us + 1.0
         end = max(self.host_us, self.compute_us) + _SYNC_US
         self.correlation += 1
         self.span("cuda_runtime", "cudaStreamSynchronize", self.pid, self.host_us, end, correlation=self.correlation)
@@ -163,7 +179,8 @@ class Job:
     """A job of `ranks` with `layers`, whose gradients are reduced every `bucket` layers.
 
     `host_us`: host work per kernel. `clocks_us`, `late_us`: how far clocks are apart and how late windows begin, at
-    most. `cuda_graphs`: whether a step is a graph.
+    most. `cuda_graphs`: whether a step is a graph. `call_us`: a launch. `recording_us`: the gap that shows what
+    it costs to record an operator, 0 for a profiler that costs nothing; else half of `call_us` is the profiler's, too.
     """
 
     ranks: int = 4
@@ -177,12 +194,20 @@ class Job:
     troubles: tuple[Trouble, ...] = ()
     seed: int = 0
     cuda_graphs: bool = False
+    call_us: float = _CALL_US
+    recording_us: float = 0.0
 
     def run(self) -> Recording:
         """Run it."""
         wrong = {one.rank: one for one in self.troubles}
         ranks = [
-            _Rank(number, wrong.get(number, Trouble(number)), random.Random(self.seed * 1000 + number))
+            _Rank(
+                number,
+                wrong.get(number, Trouble(number)),
+                random.Random(self.seed * 1000 + number),
+                self.call_us,
+                self.recording_us,
+            )
             for number in range(self.ranks)
         ]
         for step in range(self.steps):
@@ -262,7 +287,7 @@ class Job:
                 correlation = one.launch(thread, "cudaLaunchKernelExC")
                 ready = max(one.compute_us, one.host_us + _LAUNCH_US)
                 reduced[layer // self.bucket].append((ready, correlation))
-                one.host_us += _CALL_US
+                one.host_us += one.call_us
                 one.span("cpu_op", "record_param_comms", thread, begin, one.host_us, **self._args(), Rank=one.rank)
         one.end_graph()
         one.work(20.0)

@@ -4,10 +4,12 @@
 and the importers do without them.
 """
 
+import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tracekit.collectors.runtime.spans import log, set_step, span, step
+    from .runtime.spans import log, set_step, span, step
 
 __all__ = ["log", "set_step", "span", "step"]
 
@@ -15,6 +17,11 @@ __all__ = ["log", "set_step", "span", "step"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from tracekit.collectors.runtime import spans
+    # Under `tracekit collect`, a recorder runs under another name, and only its own functions reach it.
+    recorder = sys.modules.get("_tracekit_recorder")
+    if recorder is not None:
+        with suppress(Exception):  # it cannot be loaded, and has said so
+            return getattr(recorder.load("collectors.runtime.spans"), name)
+    from .runtime import spans
 
     return getattr(spans, name)

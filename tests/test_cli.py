@@ -12,9 +12,11 @@ import os
 import shlex
 import subprocess
 import sys
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import click
 import polars as pl
@@ -30,6 +32,7 @@ from tests.handmade import (
     KEPT_STEP_S,
     LAYOUT,
     SLOW_STEP_S,
+    Ran,
     healthy_frame,
     published_columns,
     run,
@@ -37,6 +40,7 @@ from tests.handmade import (
     slow_frame,
     slow_trace,
 )
+from tracekit import cli
 from tracekit.base.errors import TracekitError
 from tracekit.cli import commands
 from tracekit.job.pipeline_report import PipelineReport
@@ -486,6 +490,30 @@ def test_an_interruption_while_the_command_line_loads_is_one_line() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "interrupted\n")
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), click.Abort(), RuntimeError("Query interrupted")], ids=repr)
+def test_ctrl_c_is_one_line_however_libraries_report_it(stop: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli.commands, "main", Mock(side_effect=stop))
+    assert run("info") == Ran(130, "", "interrupted\n")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("no queue"),
+        RecursionError("deep"),
+        NotImplementedError("Query interrupted"),
+        BrokenProcessPool("x"),
+    ],
+    ids=repr,
+)
+def test_no_other_error_is_shown_as_an_interruption(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python prints its traceback, and ends with 1."""
+    monkeypatch.setattr(cli.commands, "main", Mock(side_effect=error))
+    with pytest.raises(type(error)) as raised:
+        cli.main()
+    assert raised.value is error
 
 
 def test_importing_tracekit_imports_nothing_at_all() -> None:

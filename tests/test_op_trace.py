@@ -71,6 +71,11 @@ def test_the_report_has_the_numbers_of_the_hand(written: Path) -> None:
     path = {row["peer"]: row["recorded_s"] for row in report["critical_path"]}
     assert path == {"forward": 3.0, "gc": 2.5, "sync": 1.0, None: 0.0}
     assert sum(row["recorded_s"] for row in report["critical_ranks"]) == 6.5
+    assert {row["kind"]: row["recorded_s"] for row in report["critical_kinds"]} == {
+        "forward": 3.0,
+        "gc": 2.5,
+        "sync": 1.0,
+    }
     found = [(cause["kind"], cause["where"]["ranks"], cause["saved_s"]) for cause in report["causes"]]
     assert found == [("python-gc", [1], 2.5), ("bad-worker", [1], 2.0)]
     assert report["verdict"]["lost_s"] == 4.5

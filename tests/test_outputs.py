@@ -73,7 +73,7 @@ CASES: dict[str, tuple[Callable[[Path], list[object]], ExitCode]] = {
     "fleet compare": (lambda folder: ["fleet", "compare", _study(folder), _study(folder)], ExitCode.DONE),
     "fleet report": (lambda folder: ["fleet", "report", _study(folder)], ExitCode.DONE),
     "gate": (lambda _: ["gate", SLOW, "--baseline", HEALTHY, "--noise", "1%"], ExitCode.CONDITION),
-    "hang": (_hang, ExitCode.HANG),
+    "hang": (_hang, ExitCode.CONDITION),
     "rl": (lambda folder: ["rl", write(folder / "run.jsonl", lines())], ExitCode.DONE),
     "sql": (_sql, ExitCode.DONE),
 }

@@ -22,7 +22,7 @@ VERL = "".join(
 KEYS = [
     "headline", "job", "step_s", "length_s", "replayed_s", "generation_s", "trainer_wait_s", "staleness", "phases",
     "unaccounted_s", "flagged", "doubt", "losses", "leading", "generation", "what_if",
-    "left_out", "restarts",
+    "left_out", "restarts", "unlike", "sides", "tools",
 ]  # fmt: skip
 
 
@@ -42,6 +42,10 @@ def test_of_one_measured_step_nothing_is_sure_or_promised(tmp_path: Path) -> Non
     """Three recorded steps have one after the warm-up; a log of one step has just that."""
     reason, timed = "one step was measured, which does not show how steps differ; record more", lines(reward_s=2.0)
     (tmp_path / "verl.log").write_text(VERL.splitlines()[0].replace("train", "reward"))
+    (tmp_path / "two.log").write_text("\n".join(VERL.splitlines()[:2]))
+    assert "Trust NO: two steps were measured, which do not show" in " ".join(
+        run("rl", tmp_path / "two.log").out.split()
+    )
     few = write(tmp_path / "few.jsonl", [line for line in timed if line["step"] < 3])
     for log, known in ((few, False), (tmp_path / "verl.log", False), (write(tmp_path / "run.jsonl", timed), True)):
         report = tracekit.load(log).report

@@ -13,6 +13,7 @@ import polars as pl
 import pytest
 
 from tests.handmade import LAYOUT, healthy_frame, run, slow_frame, slow_trace
+from tracekit.base.contained import Contained
 from tracekit.base.errors import StoreError
 from tracekit.job.load import load_from_store
 from tracekit.job.pipeline import PipelineJob
@@ -538,21 +539,21 @@ def test_a_lock_that_is_a_link_is_not_followed(store: Store) -> None:
     lock = store.path / f".{CATALOGUE}.lock"
     lock.unlink()
     lock.symlink_to("elsewhere")
-    with pytest.raises(StoreError, match=r"catalog\.duckdb: cannot be written: Too many levels of symbolic links"):
+    with pytest.raises(StoreError, match=r"\.catalog\.duckdb\.lock: is a link to elsewhere, which is not followed"):
         store.add([incoming(slow_trace((0,)), "b")])
     assert not (store.path / "elsewhere").exists()
 
 
 def test_of_two_first_writers_both_are_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other one makes the store while this one is about to."""
-    path, mkdir, others = tmp_path / "jobs.store", Path.mkdir, iter(["other"])
+    path, make_folder, others = tmp_path / "jobs.store", Contained.make_folder, iter(["other"])
 
-    def late(self: Path, *given: int, **options: bool) -> None:
+    def late(self: Contained, folder: str, *, lasting: bool = False) -> bool:
         for name in others:
             Store(path).add([Incoming(slow_trace(name=name), name, "by hand")])
-        mkdir(self, *given, **options)
+        return make_folder(self, folder, lasting=lasting)
 
-    monkeypatch.setattr(Path, "mkdir", late)
+    monkeypatch.setattr(Contained, "make_folder", late)
     Store(path).add([Incoming(slow_trace(name="this"), "this", "by hand")])
     assert {job.name for job in Store(path).jobs()} == {"this", "other"}
     assert {file.name for file in tmp_path.iterdir()} == {"jobs.store"}

@@ -32,7 +32,7 @@ PLACEHOLDERS = {"COMMAND", "FILE", "FOLDER", "JOB", "SOURCES", "STORE", "STUDY",
 #: Commands that train, serve or wait.
 LASTING = {"attach", "collect", "dashboard", "demo", "open", "watch"}
 #: Exit codes that say something of the job and not of the command line.
-FINE = {ExitCode.DONE, ExitCode.HANG, ExitCode.NO_ANSWER, ExitCode.UNKNOWN_NODE}
+FINE = {ExitCode.DONE, ExitCode.CONDITION, ExitCode.NO_ANSWER, ExitCode.UNKNOWN_NODE}
 TRACE, STORE, STUDY, JOB = "it's a trace.parquet", "my jobs.store", "my study", "it's slow"
 
 #: What a user types in a folder that has all of this.

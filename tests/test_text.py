@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracekit.base.text import cost, seconds, with_error
+from tracekit.base.text import cost, nearest, seconds, with_error
 
 
 def test_a_duration_is_in_a_unit_that_keeps_three_digits_readable():
@@ -32,3 +32,11 @@ def test_an_error_is_in_the_unit_of_what_it_belongs_to():
         (0.0366, 0.0, "36.6 ms"),
     ):
         assert with_error(value, error) == shown
+
+
+def test_the_nearest_name_is_found_among_many_and_however_long() -> None:
+    others = [f"{letter}{number}" * 40 for letter in "ab" for number in range(3000)]
+    assert nearest("slow-workr", [*others, "slow-worker"]) == "slow-worker"
+    assert nearest("q" * 100_000, others) is None
+    assert nearest("slow-worker-" + "x" * 300, ["slow-worker-" + "x" * 299]) == "slow-worker-" + "x" * 299
+    assert nearest("x", []) is None

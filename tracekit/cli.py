@@ -10,7 +10,7 @@ import io
 import os
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -90,11 +90,12 @@ def main() -> None:
     except click.ClickException as error:
         say(f"tracekit: {_usage(error)}")
         sys.exit(ExitCode.BAD_INPUT)
-    except (click.Abort, KeyboardInterrupt, RuntimeError) as error:
-        if type(error) is RuntimeError and str(error) != "Query interrupted":  # what DuckDB makes of Ctrl-C
+    except (click.Abort, KeyboardInterrupt):
+        _end_interrupted()
+    except RuntimeError as error:
+        if type(error) is not RuntimeError or str(error) != "Query interrupted":  # what DuckDB makes of Ctrl-C
             raise
-        say("interrupted")
-        sys.exit(ExitCode.INTERRUPTED)
+        _end_interrupted()
     except NotAStoreError as error:
         from tracekit.commands.recognise import Wanted, what_it_is
 
@@ -112,6 +113,11 @@ def main() -> None:
         say("tracekit: out of memory; analyse fewer steps or use a larger machine")
         sys.exit(ExitCode.BAD_INPUT)
     sys.exit(code or 0)
+
+
+def _end_interrupted() -> NoReturn:
+    say("interrupted")
+    sys.exit(ExitCode.INTERRUPTED)
 
 
 def _usage(error: click.ClickException) -> str:

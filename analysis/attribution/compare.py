@@ -19,7 +19,7 @@ import numpy.typing as npt
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.means import MeanDifference, difference_of_means
 from tracekit.base.errors import SelectionError
-from tracekit.base.text import counted, seconds, three_digits
+from tracekit.base.text import counted, ranks_text, seconds, three_digits
 from tracekit.trace.step_values import tokens_per_s
 
 #: Ignore a difference of less than this share, however clear it is.
@@ -48,6 +48,7 @@ class Side:
     """One side of a comparison: the job `job` or a part of it, named by `title`.
 
     `recorded_s`, `original_s`, `ideal_s`: seconds, [steps]; `workers`: exact S_w over these steps, [dp_ranks, stages].
+    `unlike`: steps of post-training that differ from the others and are not here, in words.
     `steps_each`: training steps in each of `steps`, several in a recording of GPUs; times are those of one. `whole`:
     what they are of, "step" or, if no steps are marked, "recording". `tokens_per_s`: None if the loop logs no tokens.
     """
@@ -66,6 +67,7 @@ class Side:
     steps_each: int = 1
     whole: str = "step"
     tokens_per_s: float | None = None
+    unlike: str = ""
 
     @property
     def slowdown(self) -> float:
@@ -158,7 +160,17 @@ class CauseChange:
 
 def whole(name: str, report: Report, workers: WorkerSteps | None = None) -> Side:
     """All steps of a job. `workers`: None if nobody asks for them."""
-    return _side(name, report, workers, np.ones(len(report["by_step"]), np.bool_), name)
+    chosen = np.isin([row["step"] for row in report["by_step"]], _unlike_steps(report), invert=True)
+    return _side(name, report, workers, chosen, name)
+
+
+def _unlike(report: Report) -> list[Report]:
+    """Groups of steps of post-training that differ from the others; older reports do not name them."""
+    return list(((report.get("rl") or {}).get("unlike") or {}).get("steps", ()))
+
+
+def _unlike_steps(report: Report) -> list[int]:
+    return [step for group in _unlike(report) for step in group["steps"]]
 
 
 def parts(name: str, report: Report, workers: WorkerSteps, first_after: int) -> tuple[Side, Side]:
@@ -203,6 +215,7 @@ def _side(name: str, report: Report, workers: WorkerSteps | None, chosen: npt.ND
         steps_each=per_step,
         whole=unit(report),
         tokens_per_s=tokens_per_s(rows),
+        unlike=ranks_text(unlike, name="step") if (unlike := _unlike_steps(report)) else "",
     )
 
 
@@ -279,6 +292,11 @@ def _notes(before: Side, after: Side) -> tuple[str, ...]:
             f"A {before.whole} has {before.ops_per_step:,.0f} ops before and {after.ops_per_step:,.0f} after: it may"
             " not be the same work."
         )
+    notes += [
+        f"Left out of {side.title}, as unlike its other steps: {side.unlike} (`tracekit rl` says how)."
+        for side in (before, after)
+        if side.unlike
+    ]
     if distrusted := _distrusted(before, after):
         notes.append(f"{distrusted[:1].upper()}{distrusted[1:]}")
     return tuple(notes)
@@ -363,7 +381,10 @@ def cost_changes(before: Report, after: Report, table: str, column: str) -> tupl
 
 def phase_changes(before: Report, after: Report) -> tuple[CostChange, ...]:
     """Seconds a step of each phase of post-training, on each side."""
-    taken = [{row["phase"]: row["seconds"] for row in report["rl"]["phases"]} for report in (before, after)]
+    taken = [
+        {row["phase"]: row.get("usual_s", row["seconds"]) for row in report["rl"]["phases"]}
+        for report in (before, after)
+    ]
     return tuple(CostChange(name, taken[0].get(name), taken[1].get(name)) for name in taken[0] | taken[1])
 
 

@@ -35,12 +35,15 @@ class Part(Struct, frozen=True):
 
 
 class SpentPhases(Struct, frozen=True, eq=False):
-    """What steps of post-training take, [steps], as `Spent` says it of other jobs; no ranks are known."""
+    """What steps of post-training take, [steps], as `Spent` says it of other jobs; no ranks are known. `unlike`: the
+    steps that differ from the others and are not here, in words; empty if there are none.
+    """
 
     steps: list[int]
     step_s: Floats
     parts: Mapping[Part, Floats]
     ops_a_step: float
+    unlike: str = ""
     ranks: Ints = np.zeros(0, np.int64)
 
     def by_rank(self, _: Part) -> Floats:

@@ -35,7 +35,8 @@ def _diagnosed(evidence: RlEvidence, account: RlAccount, detectors: Sequence[Det
     doubts = tuple(filter(None, [account.doubt]))
     fixes: tuple[Fix, ...] = ()
     if not account.flagged:
-        anyway = [] if any(cause.kind == Tail.kind for cause in causes) else [alternative(evidence, *STALE)]
+        known = evidence.run.stale or any(cause.kind == Tail.kind for cause in causes)
+        anyway = [] if known else [alternative(evidence, *STALE)]
         fixes = priced(evidence, causes, anyway, withheld=doubts[0] if doubts else None)
     trust = Trust(evidence.replay_error, 0.0, 0.0, not doubts, doubts)
     verdict = _verdict(evidence, account, causes)

@@ -6,6 +6,7 @@ are not reported, and none are if unexplained launch delays make up more than 5 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -109,7 +110,7 @@ def fix_named(fixes: Sequence[Fix], name: str) -> Fix:
     """The fix that an edit calls `KIND` or `KIND:NUMBER`. Raises SelectionError if there is none with a change."""
     kind, _, number = name.partition(":")
     of_kind = [fix for fix in fixes if fix.kind == kind]
-    at = int(number) if number.isdecimal() else 0 if number else 1
+    at = int(number) if re.fullmatch(r"\d{1,9}", number) else 0 if number else 1
     if not 0 < at <= len(of_kind) or of_kind[at - 1].change is None:
         there = sorted({str(fix.kind) for fix in fixes if fix.change is not None})
         raise SelectionError(f"fix={name:.80}: the job has no such fix; it has {', '.join(there) or 'none'}")

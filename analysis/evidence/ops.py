@@ -207,6 +207,7 @@ class OpEvidence(Subject, frozen=True, eq=False):
             self.arrives_s,
             self.launch_latency_s,
             self.host_time.launched_by,
+            self.in_queue_s,
         )
         recording_s = self.ops["recording_s"].fill_null(0.0).to_numpy()
         stacks = all(cost.stacks for cost in costs.values())
@@ -244,6 +245,15 @@ class OpEvidence(Subject, frozen=True, eq=False):
         self, changes: Sequence[Intervention], *, bound: bool = False, after: Intervention | None = None
     ) -> Estimate | None:
         return None if self.unprofiled is None else self.unprofiled.saves(changes, bound=bound, after=after)
+
+    @property
+    def in_queue_s(self) -> float:
+        """How long a GPU takes between an op and the next, if that was launched long before; seconds, 0 if none was."""
+        ops, launched_by = self.graph.ops, self.host_time.launched_by
+        since_s = ops.start - np.append(ops.start + ops.duration, np.nan)[launched_by]
+        delay_s = np.maximum(CostOverlay.recorded(self.replay).delay_of_ops(), 0.0)
+        queued = (launched_by >= 0) & np.isnan(self.arrives_s) & (2 * delay_s < since_s)
+        return float(np.median(delay_s[queued])) if queued.any() else 0.0
 
     def without_waits(self, calls: Bools, kept_s: Floats | float = 0.0) -> Intervention:
         """Return the job in which these calls do not wait for the GPU, and take only `kept_s`, seconds, [ops]."""

@@ -38,10 +38,11 @@ class RlEvidence(Subject, frozen=True, eq=False):
 
     @cached_property
     def account(self) -> RlAccount:
-        """Where its step went, and the prices of the usual alternatives: without trajectories, of the first of them;
-        if queueing leads, of more engines, too.
+        """Where its step went, and the prices of the usual alternatives: without trajectories, of the first of them,
+        unless samples are stale already; if queueing leads, of more engines, too.
         """
-        usual = USUAL if self.run.made is not None else USUAL[:1]
+        logged = () if self.run.stale else USUAL[:1]
+        usual = USUAL if self.run.made is not None else logged
         found = self.run.account([Scenario.parse(text) for text in usual])
         if found.leading != "queueing":
             return found

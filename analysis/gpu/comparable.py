@@ -25,6 +25,8 @@ from tracekit.trace.kineto import GpuRecording
 #: A rank is compared if at most this share of its events is missing or damaged: the smallest saving for which a rank is
 #: named.
 LARGEST_MISSING_SHARE = 0.01
+#: A rank that lacks the launches of a larger share of its GPU ops shows nothing of its host.
+MOST_UNLINKED = 0.5
 #: A comparison over fewer steps than this does not show what a rank costs in the steps that are left out.
 FEWEST_STEPS = 2
 
@@ -44,8 +46,12 @@ class Comparable:
 
 
 def comparable_part(recording: GpuRecording) -> Comparable:
-    """The part of a recording in which ranks can be compared; all of it if fewer than two ranks can be."""
-    unfit = _incomplete(recording)
+    """The part of a recording in which ranks can be compared. If fewer than two can be, all of it; or the only rank
+    with launches alone.
+    """
+    unfit, lacking = _incomplete(recording), _without_launches(recording)
+    if lacking and len(linked := [rank for rank in recording.ranks if rank not in lacking]) == 1:
+        return _matched(_of_ranks(recording, linked), {**recording.left_out, **unfit})
     while len(ranks := [rank for rank in recording.ranks if rank not in unfit]) > 1:
         found = _matched(_of_ranks(recording, ranks), {**recording.left_out, **unfit})
         steps = _whole_steps(found.recording)
@@ -83,7 +89,21 @@ def _incomplete(recording: GpuRecording) -> dict[int, str]:
     ):
         there = set(table["rank"].unique().to_list())
         found |= {rank: why for rank in recording.ranks if there and rank not in there}
-    return found
+    hosts = set(recording.host["rank"].unique().to_list())
+    return found | {rank: why for rank, why in _without_launches(recording).items() if rank in hosts}
+
+
+def _without_launches(recording: GpuRecording) -> dict[int, str]:
+    """Why ranks lack the launches of most GPU ops; empty if all ranks do, as from exporters that write no args."""
+    missing = dict(recording.gpu_ops.group_by("rank").agg(pl.col("launch").is_null().mean()).iter_rows())
+    shares = {rank: min(missing.get(rank, 0.0), recording.unlinked.get(rank, 0.0)) for rank in recording.ranks}
+    if min(shares.values(), default=1.0) > MOST_UNLINKED:
+        return {}
+    return {
+        rank: f"its events lack args: no correlation names the launches of {missing[rank]:.0%} of its GPU ops"
+        for rank, share in shares.items()
+        if share > MOST_UNLINKED
+    }
 
 
 def lost_in_words(lost: LostOps) -> str:

@@ -59,7 +59,7 @@ def late_ranks(recording: GpuRecording, part: Comparable, recorded_s: float) -> 
         return LateRanks(compared)
     late = late_rank(with_steps(recording, matches), matches, clocks, least_s)
     of_rank = np.unique(part.matches.rank, return_counts=True)[1]
-    usual = float(np.median(of_rank)) if len(of_rank) else 0.0
+    usual = float(np.median(of_rank)) if len(of_rank) else 0.0  # of one rank, nothing is matched
     contradict = {rank for rank, _ in ranks_with_overlaps(recording)}
     seen = [rank for rank in left_out if (matches.rank == rank).sum() >= CONVINCING * usual > 0]
     hidden = late if late is not None and late.rank in left_out else None

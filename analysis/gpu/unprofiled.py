@@ -95,13 +95,14 @@ class StepsOfRecording(Struct, frozen=True, eq=False):
 
 class OpLaunches(Struct, frozen=True, eq=False):
     """How ops were launched, [ops]. `recording_s`: what recording costs within a call that launches; the others as of
-    `OpEvidence`; seconds.
+    `OpEvidence`; `in_queue_s`: between two ops of a GPU, the second of which was launched long before; seconds.
     """
 
     recording_s: Floats
     arrives_s: Floats
     latency_s: Floats
     launched_by: Ints
+    in_queue_s: float
 
 
 class WithoutProfiler(Struct, frozen=True, eq=False):
@@ -130,7 +131,8 @@ class WithoutProfiler(Struct, frozen=True, eq=False):
             overlay = CostOverlay.recorded(replay)
             LessRecording(kept, delay - faster).make(overlay)
             QueuedAhead(launches.arrives_s - faster, launches.launched_by).make(overlay)
-            changes.append(LessRecording(kept, overlay.delay_of_ops()))
+            in_queue = np.minimum(delay, launches.in_queue_s)
+            changes.append(LessRecording(kept, np.maximum(overlay.delay_of_ops(), in_queue)))
         return cls(replay, steps, tuple(changes), tuple(steps.replayed_s(replay, (one,)) for one in changes))
 
     @property

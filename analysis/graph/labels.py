@@ -45,6 +45,14 @@ class Label(Struct, frozen=True, eq=False):
         numbers = [value for value in values if isinstance(value, int) and value != UNLABELLED]
         return np.isin(self.codes, numbers) if len(numbers) != 1 else self.codes == numbers[0]
 
+    def within(self, ranges: Sequence[range]) -> Mask:
+        """Mask of the ops with a number in one of these ranges; broadcasts to [rows, lanes]."""
+        ends = np.clip([(each[0], each[-1]) for each in ranges], 0, np.iinfo(np.int64).max).astype(np.int64)
+        first, last = ends[np.argsort(ends[:, 0])].T
+        place = np.searchsorted(first, self.codes, "right") - 1
+        chosen: Mask = (place >= 0) & (self.codes <= np.maximum.accumulate(last)[place])
+        return chosen
+
     def between(self, first: int, last: int) -> Mask:
         """Mask of the ops with a value from `first` to `last`, both included; broadcasts to [rows, lanes]."""
         return (self.codes >= first) & (self.codes <= last)

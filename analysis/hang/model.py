@@ -15,6 +15,7 @@ class StallClass(StrEnum):
     HOST = "host stuck"
     DEVICE = "device or network stuck"
     GONE = "process gone or interpreter locked"
+    SILENT = "interpreter locked, or idle in other code"
     MISMATCH = "mismatch"
     PARTNER = "partner"
 
@@ -65,11 +66,15 @@ class StalledGroup:
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """A stall whose culprit the dumps do not show: the candidates, and the evidence that would decide between them."""
+    """A stall whose culprit the dumps do not show: the candidates, and the evidence that would decide between them.
+
+    `alike`: all of them are in the same state, so that there is no rank to look for; `missing` says what there is.
+    """
 
     ranks: tuple[int, ...]
     operation: str
     missing: str
+    alike: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +89,8 @@ class StackGroup:
 class HangReport:
     """The verdict on one set of dumps. A hang is found if any rank waits (`hung`).
 
-    `stacks`: of all ranks whose dumps have one, smallest groups first: the few that differ from the many.
+    `stacks`: of all ranks whose dumps have one, smallest groups first: the few that differ from the many. `held_up`:
+    how many ranks wait for the culprits and are none; `seen_as`: what is known of how many ranks.
     """
 
     world_size: int
@@ -97,6 +103,8 @@ class HangReport:
     without_dump: tuple[int, ...]
     taken_ns: int | None
     notes: tuple[str, ...]
+    held_up: int = 0
+    seen_as: str = "left a dump"
 
     @property
     def hung(self) -> bool:
@@ -109,21 +117,29 @@ _FIRST = {
     StallClass.HOST: "look at its Python stack (py-spy dump --pid PID on its host): it computes, reads or waits there",
     StallClass.DEVICE: "look for Xid errors (dmesg), nvidia-smi and the network card on its host; restart without it",
     StallClass.GONE: "is its process alive? If not: exit code, OOM killer; if so: py-spy dump --native --pid PID",
-    StallClass.MISMATCH: "compare the calls below: the program calls collectives in different order or size",
+    StallClass.SILENT: (
+        "py-spy dump --pid PID on its host: a thread that holds the GIL in native code has locked the interpreter"
+        " (--native shows where); else it is idle or busy elsewhere, outside this group"
+    ),
+    StallClass.MISMATCH: "compare these calls: the program calls collectives in different order or size",
     StallClass.PARTNER: "look for the missing receive in its pipeline schedule",
 }
 
 
 def headline(report: HangReport) -> str:
     """The finding, in one line."""
-    seen = f"{report.dumps} of {report.world_size} rank{'s' * (report.world_size != 1)} left a dump"
+    seen = f"{report.dumps} of {report.world_size} rank{'s' * (report.world_size != 1)} {report.seen_as}"
     if not report.hung:
         return f"NO HANG  no rank waits for another one ({seen})"
+    if not report.culprits and report.undecided and all(one.alike for one in report.undecided):
+        return f"HANG  {waiting_ranks(len(report.waiting))}, all in the same state: no rank holds them up ({seen})"
     if not report.culprits:
         return f"HANG  {waiting_ranks(len(report.waiting))}; who holds them up is not certain ({seen})"
-    held, count = max(one.waiting for one in report.culprits), len(report.culprits)
+    held, count = report.held_up, len(report.culprits)
     stalls = len({one.stall for one in report.culprits})
     apart = f" in {stalls} independent stalls" if stalls > 1 else ""
+    if held == 0 and count > 1:
+        return f"HANG  {count} ranks hold each other up{apart} ({seen})"
     verb = "holds" if count == 1 else "hold"
     return f"HANG  {count} rank{'s' * (count != 1)} {verb} up {held} other{'s' * (held != 1)}{apart} ({seen})"
 

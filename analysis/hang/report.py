@@ -26,8 +26,8 @@ def report_of(case: Case, culprits: list[Culprit], undecided: list[Undecided]) -
     numbers = {stall: place for place, stall in enumerate(dict.fromkeys(one.stall for one in culprits))}
     begin, end = case.graph.edges
     backwards = adjacency(end, begin, case.graph.nodes)
-    counted = {one.rank: _held_up(case, one, backwards) for one in culprits}
-    finished = [replace(one, stall=numbers[one.stall], waiting=counted[one.rank]) for one in culprits]
+    held_up = {one.rank: _held_up(case, one, backwards) for one in culprits}
+    finished = [replace(one, stall=numbers[one.stall], waiting=len(held_up[one.rank])) for one in culprits]
     readable = {rank for rank, dump in record.dumps.items() if dump.problem is None}
     stale = tuple(f"the dump of rank {rank} is older than those of its peers" for rank in case.rendezvous.stale)
     contradicted = (
@@ -47,6 +47,8 @@ def report_of(case: Case, culprits: list[Culprit], undecided: list[Undecided]) -
         without_dump=tuple(rank for rank in range(record.world_size) if rank not in readable),
         taken_ns=record.taken_ns,
         notes=(*record.notes, *stale, *contradicted),
+        held_up=len(set().union(*held_up.values()) - held_up.keys()),
+        seen_as=record.seen_as,
     )
 
 
@@ -59,14 +61,14 @@ def _stacks(record: FlightRecord) -> tuple[StackGroup, ...]:
     return tuple(sorted(groups, key=lambda one: (len(one.ranks), one.ranks)))
 
 
-def _held_up(case: Case, culprit: Culprit, backwards: tuple[Int32s, Int32s]) -> int:
-    """Number of ranks that wait for a culprit: for its arrival or, if its call differs, in their common operation."""
+def _held_up(case: Case, culprit: Culprit, backwards: tuple[Int32s, Int32s]) -> set[int]:
+    """The ranks that wait for a culprit: for its arrival or, if its call differs, in their common operation."""
     waiting = waiting_for(case.graph, culprit.rank, backwards)
     if culprit.stall_class is StallClass.MISMATCH:
         together = case.rendezvous.members.filter(rank=culprit.rank, state=WAITS)["id"]
         found = [waiting_for(case.graph, case.graph.world_size + number, backwards) for number in together]
         waiting = np.unique(np.concatenate([waiting, *found]))
-    return int((waiting != culprit.rank).sum())
+    return set(waiting[waiting != culprit.rank].tolist())
 
 
 def _waiting(case: Case, culprits: set[int]) -> tuple[Waiting, ...]:

@@ -169,10 +169,22 @@ def _stuck(case: Case, rank: int) -> Culprit:
     elif rank in case.rendezvous.stale:
         sign = ("its dump is older than those of its peers",)
     else:
-        sign = () if dump.operations else ("its dump has no entries",)
-    stands = StallClass.GONE if sign else StallClass.HOST
+        sign = () if dump.operations else (_nothing_open(case, rank),)
+    # A process that wrote a dump is there: its interpreter may be locked, or the rank has nothing to do in this group.
+    wrote = dump is not None and dump.process is None and dump.problem is None and rank not in case.rendezvous.stale
+    gone = StallClass.SILENT if wrote else StallClass.GONE
     posted = () if sign else _posted_receive(case, rank)
-    return _culprit(case, rank, stands, _awaited_in(case, rank), (*sign, *missed, *posted))
+    return _culprit(case, rank, gone if sign else StallClass.HOST, _awaited_in(case, rank), (*sign, *missed, *posted))
+
+
+def _nothing_open(case: Case, rank: int) -> str:
+    """What the dump of a rank without entries says: it may list unfinished operations alone."""
+    statuses = case.record.statuses.filter(pl.col("rank") == rank, pl.col("issued") == pl.col("finished"))
+    counted = [
+        f"{issued} enqueued and as many completed in {case.record.groups[group].description or 'unnamed group'}"
+        for group, issued in statuses.select("group", "issued").iter_rows()
+    ]
+    return "; ".join(["its dump has no entries", *counted[:1]])
 
 
 def _posted_receive(case: Case, rank: int) -> tuple[str, ...]:
@@ -228,13 +240,40 @@ def _not_reached(case: Case, number: int) -> tuple[list[Culprit], list[Undecided
     if started and scheduled:
         evidence = f"{where} has started on {_ranks(started)} and not here"
         return [_culprit(case, rank, StallClass.DEVICE, number, (evidence,)) for rank in scheduled], []
+    ranks = tuple(sorted({*started, *scheduled}))
     if started:
         missing = "it has started on all of them: the logs of their network cards and switches would tell"
-    else:
+        return [], [Undecided(ranks, where, missing)]
+    if jumped := _jumped_over(case, number, rows):
+        return [], [Undecided(ranks, where, jumped, alike=True)]
+    dumps = case.record.dumps
+    if all(rank in dumps and dumps[rank].starts for rank in ranks):
         missing = (
-            "all have issued it, and which device has not begun it is not recorded: run with TORCH_NCCL_ENABLE_TIMING=1"
+            f"{where} is enqueued on all of them and has started on none, while starts are recorded: what runs before"
+            " it on their streams holds it up, such as a kernel that does not end, or an event that is never recorded"
         )
-    return [], [Undecided(tuple(sorted({*started, *scheduled})), where, missing)]
+        return [], [Undecided(ranks, where, missing, alike=True)]
+    missing = (
+        "all have issued it, and which device has not begun it is not recorded: run with TORCH_NCCL_ENABLE_TIMING=1"
+    )
+    return [], [Undecided(ranks, where, missing)]
+
+
+def _jumped_over(case: Case, number: int, rows: pl.DataFrame) -> str | None:
+    """Where an operation that no rank has started was jumped over on all of them, by the same later one, in words."""
+    started = case.record.operations.filter(pl.col("progress") == int(Progress.STARTED), ~pl.col("p2p"))
+    later = started.join(rows.select("rank", first="order"), on="rank").filter(pl.col("order") > pl.col("first"))
+    calls = later.group_by("group", "sequence", "name").agg(pl.col("rank").n_unique().alias("ranks"))
+    everywhere = calls.filter(pl.col("ranks") == rows["rank"].n_unique()).sort("sequence", "group")
+    if everywhere.is_empty():
+        return None
+    group, sequence, name = everywhere.select("group", "sequence", "name").row(0)
+    described = case.record.groups[group].description or "unnamed group"
+    return (
+        f"{case.operation(number)} of {case.group(number)} is enqueued on all of them and has started on none, while"
+        f" {name} {sequence} of {described}, issued after it, has started on all: the device runs them in another order"
+        " than they were issued. Look at the streams and events between the two calls"
+    )
 
 
 def _unreceived(case: Case, number: int) -> tuple[list[Culprit], list[Undecided]]:

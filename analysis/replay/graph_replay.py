@@ -27,6 +27,7 @@ from tracekit.analysis.replay.kernel import (
     replay_meeting_lanes,
     replay_timelines,
 )
+from tracekit.base.time_limit import check_time
 
 if TYPE_CHECKING:
     from tracekit.analysis.graph.fold import FoldedGraph
@@ -103,6 +104,7 @@ class GraphReplay(Struct, frozen=True, eq=False, dict=True):
         """
         times = np.zeros((choices, len(self.graph.steps)))
         for number, block in enumerate(self.graph.blocks):
+            check_time()
             shape = block.start.shape
             one, other = (np.broadcast_to(of[number].reshape(shape[0], -1), shape) for of in (usual, chosen))
             code = np.ascontiguousarray(np.broadcast_to(codes[number], (shape[0], codes[number].shape[1])))
@@ -126,10 +128,12 @@ class GraphReplay(Struct, frozen=True, eq=False, dict=True):
 
     def timelines(self, scenario: CostRule) -> tuple[Timeline, ...]:
         """Times of every op under `scenario`, one timeline per block of the graph."""
+        check_time()
         graph = self.graph
         return tuple(replay_timelines(self._lanes(scenario), graph.rendezvous_count, meet=graph.blocks_meet))
 
     def _step_times(self, parts: Sequence[LanesToReplay], *, threads: int | None = None) -> Floats:
+        check_time()
         if self.graph.blocks_meet:
             ends = replay_meeting_lanes(parts, self.graph.rendezvous_count, threads=threads)
         else:

@@ -5,15 +5,20 @@ All times are seconds of the mean step. docs/report-schema.md explains the keys.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 from msgspec import Struct
 
-from tracekit.base.text import percent
+from tracekit.analysis.rl.differing import Unlike
+from tracekit.base.text import percent, ranks_text, seconds
+from tracekit.trace.rl import TRAINER_WAIT
 
 Loss = Literal["queueing", "tail", "engines", "tools", "reward", "sync"]
 #: Losses below this share of the step do not lead, and a replay further off than this is not trusted.
 WORTH = UNEXPLAINED = 0.05
+#: Sides of a job whose idle shares differ by less do not wait for each other.
+IDLE = 0.1
 
 
 class Run(Struct, frozen=True):
@@ -27,10 +32,11 @@ class Run(Struct, frozen=True):
 
 
 class PhaseTime(Struct, frozen=True):
-    """What a phase takes in a step."""
+    """What a phase takes in the mean step, and in that of the steps that do not differ (`Unlike`)."""
 
     phase: str
     seconds: float
+    usual_s: float
 
 
 class LossTime(Struct, frozen=True):
@@ -73,6 +79,56 @@ class Price(Struct, frozen=True):
     assumes: str | None
 
 
+class Sides(Struct, frozen=True):
+    """What shares of the time the two sides of a job idle that generates while it trains; None: unknown."""
+
+    trainer_idle: float | None
+    rollout_idle: float | None
+
+    @property
+    def words(self) -> str:
+        """Both shares, and which side is short of GPUs."""
+        shares = {"trainer": self.trainer_idle, "rollout": self.rollout_idle}
+        idle = ", ".join(
+            f"the {side} side idles {percent(share)}" for side, share in shares.items() if share is not None
+        )
+        return f"{idle} of the time{'' if self.short_of_gpus is None else f': {self.short_of_gpus}'}"
+
+    @property
+    def short_of_gpus(self) -> str | None:
+        """The side for which the other one waits, in words; None if neither does, or both do."""
+        trainer, rollout = self.trainer_idle or 0.0, self.rollout_idle or 0.0
+        if abs(trainer - rollout) < IDLE:
+            return None
+        return f"the {'rollout' if trainer > rollout else 'trainer'} side is short of GPUs"
+
+
+class ToolsBound(Struct, frozen=True):
+    """At most how much tools cost, from a log without trajectories: in `steps`, the trajectory that took longest spent
+    longer in tools than it was sampled. `most_s`: generation beyond the longest sampling there, per mean step; `share`:
+    of the run; None if the log does not tell. `calls_s`: tool calls of the mean trajectory, None if not logged.
+    """
+
+    steps: list[int]
+    most_s: float | None
+    share: float | None
+    calls_s: float | None
+
+    @property
+    def words(self) -> str:
+        """In which steps, and at most how much."""
+        calls = "" if self.calls_s is None else f"the mean trajectory spends {seconds(self.calls_s)} in tool calls"
+        if self.most_s is None or self.share is None:
+            return f"{calls}; whether they hold up the step needs the slowest one, or trajectories"
+        if not self.steps:
+            return "; ".join([*filter(None, [calls]), "in no step was the slowest one longer in tools than sampled"])
+        bound = (
+            f"in {ranks_text(self.steps, name='step')} the slowest trajectory spent longer in tools than it was"
+            f" sampled: they cost at most {percent(self.share)} of the run ({seconds(self.most_s)} a step)"
+        )
+        return "; ".join([*filter(None, [calls]), bound])
+
+
 class RlAccount(Struct, frozen=True):
     """Where a step went. `replayed_s`: the step as replayed, None for a log without times. `flagged`: why the times
     contradict each other; such a run has no losses. `doubt`: why there are no prices, None if there are.
@@ -81,7 +137,8 @@ class RlAccount(Struct, frozen=True):
     `unaccounted_s`: the part of the step in no phase, None if the log has the sum of the phases as the step.
     `trainer_wait_s`: from the end of a weight sync to the start of the training, None if the log lacks times.
     `left_out`: numbers of steps that lack the time of the step or of a phase that others have. `restarts`: steps that a
-    later attempt logged again; from each on, that one counts.
+    later attempt logged again; from each on, that one counts. `unlike`: steps of a log that differ, and its trend, None
+    with times. `sides`: of a job that generates while it trains. `tools`: a bound, None if the log has no tool calls.
     """
 
     job: Run
@@ -101,6 +158,9 @@ class RlAccount(Struct, frozen=True):
     what_if: list[Price]
     left_out: list[int]
     restarts: list[int]
+    unlike: Unlike | None
+    sides: Sides | None
+    tools: ToolsBound | None
 
 
 def leading(losses: list[LossTime], step_s: float) -> Loss | None:
@@ -132,20 +192,43 @@ def first_line(account: RlAccount) -> tuple[str, str]:
     """
     if account.flagged:
         return "contradiction", account.flagged
-    kind, seconds, words = "balanced", 0.0, f"no loss costs {percent(WORTH)} of the step"
+    kind, lost_s, words = "balanced", 0.0, f"no loss costs {percent(WORTH)} of the step"
     if account.leading is not None:
-        kind, seconds = account.leading, max(one.lost_s for one in account.losses)
-        words = f"{_LOSSES[account.leading]} costs {percent(seconds / account.step_s)} of the step"
+        kind, lost_s = account.leading, max(one.lost_s for one in account.losses)
+        words = f"{_LOSSES[account.leading]} costs {percent(lost_s / account.step_s)} of the step"
     elif account.job.basis == "phases" and account.phases:
-        kind, seconds = "phases", account.phases[0].seconds
-        words = f"{account.phases[0].phase} takes {percent(seconds / account.step_s)} of the step"
+        kind, lost_s = "phases", account.phases[0].seconds
+        words = _phase_words(account.phases[0].phase, lost_s / account.step_s)
     unknown_s = account.unaccounted_s or 0.0
-    if unknown_s > seconds and unknown_s >= WORTH * account.step_s:
+    if unknown_s > lost_s and unknown_s >= WORTH * account.step_s:
         kind, words = (
             "unaccounted",
             f"{percent(unknown_s / account.step_s)} of the step is in no phase; time what it does",
         )
-    return kind, words + _saves(account)
+    return kind, words + "".join(f"; {more}" for more in _more(account)) + _saves(account)
+
+
+#: What to say of a phase that is neither generation nor training, and what to do about it.
+_PHASES = {
+    TRAINER_WAIT: ("the trainer waits for rollouts", ""),
+    "validation": ("validation takes", ": validate less often, or beside the training"),
+    "checkpoint": ("saving checkpoints takes", ": save less often, or asynchronously"),
+}
+
+
+def _phase_words(phase: str, share: float) -> str:
+    words, do = _PHASES.get(phase, (f"{phase} takes", ""))
+    return f"{words} {percent(share)} of the step{do}"
+
+
+def _more(account: RlAccount) -> Iterator[str]:
+    """What else belongs into the first line: the side that is short of GPUs, what steps differ by, and tools."""
+    if account.sides is not None and account.sides.short_of_gpus:
+        yield account.sides.short_of_gpus
+    if account.unlike is not None and account.unlike.worst:
+        yield account.unlike.worst
+    if account.tools is not None and (account.tools.share or 0.0) >= WORTH:
+        yield f"tools cost at most {percent(account.tools.share or 0.0)} of the run"
 
 
 def _saves(account: RlAccount) -> str:

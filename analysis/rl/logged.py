@@ -6,18 +6,22 @@ In: a `PhaseLog`. Out: `LoggedRun`.
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
+from typing import ClassVar
 
 import numpy as np
 
-from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.rl.account import Loss, LossTime, RlAccount, Run
+from tracekit.analysis.numeric.arrays import Bools, Floats
+from tracekit.analysis.rl.account import Loss, LossTime, RlAccount, Run, Sides, ToolsBound
+from tracekit.analysis.rl.differing import unlike
 from tracekit.analysis.rl.run import NO_TRAINING, SIDE_BY_SIDE, Assumed, RlRun, contradiction
 from tracekit.analysis.rl.scenario import Scenario
-from tracekit.trace.rl import PhaseLog, StepTime
+from tracekit.trace.rl import ROLLOUT_IDLE, TOOL_CALLS, TOOLS, TRAINER_IDLE, TRAINER_WAIT, PhaseLog, StepTime
 
 
 class LoggedRun(RlRun):
     """All logged `steps`. With other durations, or in another order, the unaccounted time may go or double."""
+
+    fewest: ClassVar[int] = 3
 
     def __init__(self, log: PhaseLog) -> None:
         self.log, self.steps, self.recorded, self.phases = log, log.steps, log.step_s, log.phases
@@ -26,6 +30,12 @@ class LoggedRun(RlRun):
         accounted_s = float(self._accounted().mean())
         self.unaccounted_s = None if log.step_time is StepTime.SUMMED else self.step_s - accounted_s
         self.flagged = contradiction(accounted_s, self.step_s) or log.contradiction
+        self.stale = log.stale or log.step_time is StepTime.OVERLAPPED
+        self.unlike = unlike(log.steps, log.step_s, log.phases)
+
+    @property
+    def usual(self) -> Bools:
+        return np.isin(self.steps, self.unlike.numbers, invert=True)
 
     def step_times(self, without: Set[Loss] = frozenset(), one: Scenario | None = None) -> Floats:
         return np.asarray(self.recorded - self._accounted() + self._accounted(without, one))
@@ -47,11 +57,34 @@ class LoggedRun(RlRun):
             generation=None,
             left_out=list(self.log.left_out),
             restarts=list(self.log.restarts),
+            unlike=self.unlike,
+            sides=self._sides(),
+            tools=self._tools(),
         )
+
+    def _sides(self) -> Sides | None:
+        """How much each side idles, as logged, or while the trainer waits for samples; None if neither is known."""
+        idle = {name: float(np.nanmean(self.log.measures[name])) for name in (TRAINER_IDLE, ROLLOUT_IDLE)
+                if name in self.log.measures}  # fmt: skip
+        if self.log.stale and TRAINER_WAIT in self.mean:
+            idle.setdefault(TRAINER_IDLE, self.mean[TRAINER_WAIT] / self.step_s)
+        return Sides(idle.get(TRAINER_IDLE), idle.get(ROLLOUT_IDLE)) if idle else None
+
+    def _tools(self) -> ToolsBound | None:
+        """What tools cost at most; None if the log has no tool calls."""
+        most_s, calls_s = self.log.measures.get(TOOLS), self.log.measures.get(TOOL_CALLS)
+        mean_s = None if calls_s is None else float(np.nanmean(calls_s))
+        if most_s is None:
+            return ToolsBound([], None, None, mean_s) if mean_s else None
+        most_s = np.minimum(np.nan_to_num(most_s), self.recorded)
+        steps, share = self.steps[most_s > 0].tolist(), float(most_s.sum() / self.recorded.sum())
+        return ToolsBound(steps, float(most_s.mean()), share, mean_s)
 
     def assumed(self, one: Scenario) -> Assumed:
         if one.regenerates and (one.generate_s is None or (one.rollout and one.train_s is None)):
             return Assumed("needs trajectories, or generate=S and train=S: phases do not show what requests take")
+        if one.staleness is not None and self.log.stale:
+            return Assumed("the job trains on stale samples already")
         if "generate" not in self.mean and one.generate_s is None:
             return Assumed("the log lacks the time of the generation, or has only what no training hides")
         if one.staleness is not None and "train" not in self.mean and one.train_s is None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence, Set
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 from msgspec import Struct
 
-from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.means import saving_error_s
 from tracekit.analysis.rl.account import UNEXPLAINED, Loss, LossTime, PhaseTime, Price, RlAccount, leading
 from tracekit.analysis.rl.scenario import Scenario
@@ -26,8 +27,9 @@ CONTRADICTION = 0.01
 SIDE_BY_SIDE = "generation and training take as long side by side"
 #: Why nothing that goes on beside the training has a price.
 NO_TRAINING = "the time of the training is not known; state it with train=S"
-#: Why nothing has a price after a single measured step.
-_ONE_STEP = "one step was measured, which does not show how steps differ; record more"
+#: Why nothing has a price after too few measured steps.
+_FEW_STEPS = "{} measured, which {} not show how steps differ; record more"
+_COUNTS = {1: ("one step was", "does"), 2: ("two steps were", "do")}
 
 
 class Assumed(Struct, frozen=True):
@@ -44,7 +46,8 @@ class Assumed(Struct, frozen=True):
 class RlRun(ABC):
     """A run. `steps`: numbers of the steps that count, [steps]; `recorded`: seconds of each, `step_s` in the mean;
     `phases`: seconds of each phase in each of them. `flagged`: why the times contradict each other, None if they do
-    not. `made`: its generations, None without trajectories.
+    not. `made`: its generations, None without trajectories. `stale`: it generates while it trains. `fewest`:
+    fewer steps are no sample of a run; a log shows nothing of what is within them, and needs more.
     """
 
     steps: Ints
@@ -53,6 +56,8 @@ class RlRun(ABC):
     phases: Mapping[str, Floats]
     flagged: str | None
     made: Generations | None = None
+    stale: bool = False
+    fewest: ClassVar[int] = 2
 
     @abstractmethod
     def step_times(self, without: Set[Loss] = frozenset(), one: Scenario | None = None) -> Floats:
@@ -68,7 +73,11 @@ class RlRun(ABC):
 
     def _account(self, scenarios: Sequence[Scenario], losses: list[LossTime], **own: Any) -> RlAccount:
         """The account with these losses. `own`: its fields that depend on what was recorded."""
-        taken = [PhaseTime(name, float(seconds.mean())) for name, seconds in self.phases.items()]
+        usual = self.usual
+        taken = [
+            PhaseTime(name, float(seconds.mean()), float(seconds[usual].mean()))
+            for name, seconds in self.phases.items()
+        ]
         return RlAccount(
             step_s=self.step_s,
             phases=sorted(taken, key=lambda one: -one.seconds),
@@ -79,6 +88,11 @@ class RlRun(ABC):
             what_if=[self.price(one) for one in scenarios],
             **own,
         )
+
+    @property
+    def usual(self) -> Bools:
+        """Mask of the steps that are like the others, [steps]."""
+        return np.ones(len(self.steps), np.bool_)
 
     @cached_property
     def unchanged(self) -> Floats:
@@ -109,7 +123,7 @@ class RlRun(ABC):
             return self.flagged
         if max(self.replay_error_s / self.step_s, engine_error) > UNEXPLAINED:
             return f"{self.replayed_words}, more than {UNEXPLAINED:.0%}"
-        return _ONE_STEP if len(self.recorded) == 1 else None
+        return _FEW_STEPS.format(*_COUNTS[len(self.recorded)]) if len(self.recorded) < self.fewest else None
 
     def error_s(self, saving: Floats, scenarios: Sequence[Scenario] = ()) -> float:
         """How far a mean saving, of [steps], can be off under these alternatives: by what the replay misses, by what

@@ -85,6 +85,9 @@ class TimedRun(RlRun):
             generation=None if made is None else made.fitted(),
             left_out=whole.left_out,
             restarts=[],
+            unlike=None,
+            sides=None,
+            tools=None,
         )
 
     def assumed(self, one: Scenario) -> Assumed:

@@ -8,12 +8,12 @@ stages never touches the lanes and stays cheap.
 from __future__ import annotations
 
 import operator
-import re
 from abc import ABCMeta, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
 
 import numpy as np
-from msgspec import Struct, StructMeta
+from msgspec import Struct, StructMeta, field
 
 from tracekit.analysis.graph.labels import (
     Label,
@@ -26,6 +26,8 @@ from tracekit.analysis.graph.labels import (
 )
 from tracekit.analysis.replay.costs import Durations
 from tracekit.base.errors import SelectionError
+from tracekit.base.patterns import search
+from tracekit.base.time_limit import check_time
 from tracekit.trace.model import OpKind, Worker
 
 
@@ -51,11 +53,15 @@ class Selection(Struct, frozen=True, metaclass=_AbstractStruct):
 
 
 class Context(Struct, frozen=True, eq=False):
-    """What a selection can read: one block of a graph, and the durations of all blocks."""
+    """What a selection can read: one block of a graph, and the durations of all blocks.
+
+    `remembered`: what is the same for all blocks of the graph, computed once for all of them.
+    """
 
     graph: LabelledGraph
     durations: Durations
     number: int
+    remembered: dict[Hashable, Any] = field(default_factory=dict)
 
     @property
     def block(self) -> LabelledBlock:
@@ -86,21 +92,28 @@ class Communication(Selection, frozen=True):
 
 
 class Labelled(Selection, frozen=True):
-    """Ops whose label has one of these values, numbers or names; excludes ops without the label."""
+    """Ops whose label has one of these values, numbers or names; excludes ops without the label.
+
+    `ranges`: more numbers, whichever they are; as many as there are cost no more than a few.
+    """
 
     label: str
     values: frozenset[Value]
+    ranges: tuple[range, ...] = ()
 
     def mask(self, context: Context) -> Mask:
         label = context.label(self.label)
         wanted = str if label.names is not None else int
-        unknown = [value for value in self.values if isinstance(value, str) and value not in (label.names or ())]
-        if (label.names is not None and unknown) or not any(isinstance(value, wanted) for value in self.values):
+        unknown = {value for value in self.values if isinstance(value, str)}.difference(label.names or ())
+        numbers = self.ranges if label.names is None else ()
+        if (label.names is not None and unknown) or not (
+            numbers or any(isinstance(value, wanted) for value in self.values)
+        ):
             there = shown_values(label_values(context.graph, context.written(self.label)))
             article = "an" if self.label[:1] in set("aeio") else "a"
             first = min(map(str, unknown or self.values))
             raise SelectionError(f"{first!r:.80} is not {article} {self.label} of this job; it has {there}")
-        return label.where(self.values)
+        return label.within(numbers) if numbers else label.where(self.values)
 
 
 class LabelledBetween(Selection, frozen=True):
@@ -124,8 +137,10 @@ class LabelledLike(Selection, frozen=True):
         label = context.label(self.label)
         if label.names is None:
             raise SelectionError(f"{self.label} has numbers, not names: the pattern {self.pattern!r} matches none")
-        found = re.compile(self.pattern)
-        return label.where(frozenset(name for name in label.names if found.search(name)))
+        if self not in context.remembered:
+            matched = zip(label.names, search(self.pattern, label.names), strict=True)
+            context.remembered[self] = frozenset(name for name, matches in matched if matches)
+        return label.where(context.remembered[self])
 
 
 class Workers(Selection, frozen=True):
@@ -150,19 +165,24 @@ class Slowest(Selection, frozen=True):
     percent: float
 
     def mask(self, context: Context) -> Mask:
-        blocks, costs = context.graph.blocks, context.durations.cost
-        kinds = [context.graph.label(number, "kind").codes for number in range(len(blocks))]
-        cost, chosen = costs[context.number], np.zeros(costs[context.number].shape, np.bool_)
-        for code in np.unique(kinds[context.number]):
-            of_kind = []
-            for block, codes, matrix in zip(blocks, kinds, costs, strict=True):
-                rows = (codes == code).any(axis=1)  # all lanes of most jobs have the same kinds
-                there = np.broadcast_to(codes == code, matrix.shape)[rows]
-                of_kind.append(matrix[rows][there if block.present is None else there & block.present[rows]])
-            threshold = np.percentile(np.concatenate(of_kind), 100 - self.percent)
-            rows = (kinds[context.number] == code).any(axis=1)
-            chosen[rows] |= (kinds[context.number][rows] == code) & (cost[rows] >= threshold)
+        codes, cost = context.graph.label(context.number, "kind").codes, context.durations.cost[context.number]
+        chosen = np.zeros(cost.shape, np.bool_)
+        for code in np.unique(codes).tolist():
+            if (self, code) not in context.remembered:
+                context.remembered[self, code] = self._threshold(context, code)
+            rows = (codes == code).any(axis=1)
+            chosen[rows] |= (codes[rows] == code) & (cost[rows] >= context.remembered[self, code])
         return chosen
+
+    def _threshold(self, context: Context, code: int) -> float:
+        """What an op of that kind costs that is just among the slowest, seconds."""
+        of_kind = []
+        for number, (block, matrix) in enumerate(zip(context.graph.blocks, context.durations.cost, strict=True)):
+            codes = context.graph.label(number, "kind").codes
+            rows = (codes == code).any(axis=1)  # all lanes of most jobs have the same kinds
+            there = np.broadcast_to(codes == code, matrix.shape)[rows]
+            of_kind.append(matrix[rows][there if block.present is None else there & block.present[rows]])
+        return float(np.percentile(np.concatenate(of_kind), 100 - self.percent))
 
 
 class _Combined(Selection, frozen=True):
@@ -172,6 +192,7 @@ class _Combined(Selection, frozen=True):
     parts: tuple[Selection, ...]
 
     def mask(self, context: Context) -> Mask:
+        check_time()
         return self.how(*(part.mask(context) for part in self.parts))
 
 
@@ -240,9 +261,10 @@ def all_of(selections: Iterable[Selection]) -> Selection:
 
 def masks_of(selection: Selection, graph: LabelledGraph, durations: Durations) -> list[Mask]:
     """The selected ops that exist, [rows, lanes] for each block."""
-    masks = []
+    masks, remembered = [], dict[Hashable, Any]()
     for number, block in enumerate(graph.blocks):
-        mask = selection.mask(Context(graph, durations, number))
+        check_time()
+        mask = selection.mask(Context(graph, durations, number, remembered))
         masks.append(np.broadcast_to(mask if block.present is None else mask & block.present, block.start.shape))
     return masks
 

@@ -26,9 +26,11 @@ from tracekit.analysis.replay.costs import Durations
 from tracekit.analysis.whatif import selection as select
 from tracekit.analysis.whatif.selection import Selection, all_of, count_selected
 from tracekit.base.errors import SelectionError
+from tracekit.base.patterns import check_pattern
 from tracekit.trace.model import KINDS, Worker, kind_groups
 
-_TOKEN = re.compile(r"\s*(?:([()])|([^\s()=]+)|=)")
+_TOKEN = re.compile(r"[()]|[^\s()=]+")
+_NUMBERS = re.compile(r"(\d{1,40})(?:-(\d{1,40}))?")
 _NAME = re.compile(r"[^\W\d][\w.-]*")
 _JOINING = {"and", "but", "or", ")"}
 _LARGEST_RANGE = 1_000_000
@@ -95,8 +97,10 @@ def _term(text: str) -> Term:
     if named:
         splits = text.removeprefix("layers=").split(">")
         return Term(text, layers=tuple(tuple(map(int, split.split(","))) for split in splits))
-    chosen, *times = re.split(r"\s\*\s*(?=\S+\s*$)|\s\*\s*$", text)
-    return Term(chosen.strip(), parse_selection(chosen), read_factor(times[0]) if times else None)
+    chosen, star, factor = text.rpartition("*")
+    if not star or not chosen[-1:].isspace() or len(factor.split()) > 1:
+        return Term(text, parse_selection(text))
+    return Term(chosen.strip(), parse_selection(chosen), read_factor(factor))
 
 
 def read_factor(text: object) -> float:
@@ -115,7 +119,7 @@ class _Parser:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.tokens: list[str] = [bracket or word for bracket, word in _TOKEN.findall(text) if bracket or word]
+        self.tokens: list[str] = _TOKEN.findall(text)
         if not self.tokens:
             raise self.error("it is empty")
         if len(self.tokens) > _MOST_WORDS:
@@ -174,15 +178,10 @@ class _Parser:
         if word in _VALUED:
             return _VALUED[word](value)
         if value.startswith("~"):
-            try:
-                re.compile(value[1:])
-            except re.error as error:
-                raise ValueError(f"{value[1:]!r} is not a regular expression: {error}") from None
-            return select.LabelledLike(word, value[1:])
+            return _like(word, value[1:])
         names = value.split(",")
-        if all(re.fullmatch(r"\d+(-\d+)?", name) for name in names):
-            return select.labelled(word, *names, *_flat(value))
-        return select.labelled(word, *names)
+        numbers = _numbers(value) if all(map(_NUMBERS.fullmatch, names)) else []
+        return select.Labelled(word, frozenset(names), tuple(numbers))
 
     def _next_is(self, token: str) -> bool:
         if self.tokens and self.tokens[0].lower() == token:
@@ -200,9 +199,9 @@ def _numbers(text: str) -> list[range]:
     """`3`, `3-7` or `3,5,9-12` as ranges, ends included."""
     ranges = []
     for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        match = _NUMBERS.fullmatch(part)
         if not match:
-            raise ValueError(f"{part!r} is neither a number nor a range such as 100-200")
+            raise ValueError(f"{part!r:.60} is neither a number nor a range such as 100-200")
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
             raise ValueError(f"{part!r} is not a range from a smaller to a larger number")
@@ -214,21 +213,26 @@ def _numbers(text: str) -> list[range]:
     return ranges
 
 
-def _flat(text: str) -> list[int]:
-    return [number for numbers in _numbers(text) for number in numbers]
+def _numbered(label: str) -> Callable[[str], Selection]:
+    return lambda text: select.Labelled(label, frozenset(), tuple(_numbers(text)))
+
+
+def _like(label: str, pattern: str) -> Selection:
+    check_pattern(pattern)
+    return select.LabelledLike(label, pattern)
 
 
 def _kinds(text: str) -> Selection:
     """Ops of these kinds; the name of a transfer between stages selects its send and its recv."""
     merged = kind_groups(KINDS)
     names = [kind for name in text.split(",") for kind in merged.get(name, (name,))]
-    return select.LabelledLike("kind", text[1:]) if text.startswith("~") else select.labelled("kind", *map(str, names))
+    return _like("kind", text[1:]) if text.startswith("~") else select.labelled("kind", *map(str, names))
 
 
 def _worker(text: str) -> Selection:
-    match = re.fullmatch(r"(\d+),(\d+)", text)
+    match = re.fullmatch(r"(\d{1,40}),(\d{1,40})", text)
     if not match:
-        raise ValueError(f"{text!r} is not DP_RANK,PP_RANK such as 5,2")
+        raise ValueError(f"{text!r:.60} is not DP_RANK,PP_RANK such as 5,2")
     return select.worker(Worker(int(match[1]), int(match[2])))
 
 
@@ -236,19 +240,19 @@ def _slowest(text: str) -> Selection:
     try:
         percent = float(text.removesuffix("%"))
     except ValueError:
-        raise ValueError(f"{text!r} is not a percentage such as 3%") from None
+        raise ValueError(f"{text!r:.60} is not a percentage such as 3%") from None
     return select.slowest(percent)
 
 
 _VALUED: dict[str, Callable[[str], Selection]] = {
     "kind": _kinds,
-    "stage": lambda text: select.stage(*_flat(text)),
-    "pp_rank": lambda text: select.stage(*_flat(text)),
-    "dp": lambda text: select.dp_rank(*_flat(text)),
-    "dp_rank": lambda text: select.dp_rank(*_flat(text)),
-    "microbatch": lambda text: select.microbatch(*_flat(text)),
+    "stage": _numbered("stage"),
+    "pp_rank": _numbered("stage"),
+    "dp": _numbered("dp_rank"),
+    "dp_rank": _numbered("dp_rank"),
+    "microbatch": _numbered("microbatch"),
     "worker": _worker,
-    "step": lambda text: all_of(select.steps(part[0], part[-1]) for part in _numbers(text)),
-    "steps": lambda text: all_of(select.steps(part[0], part[-1]) for part in _numbers(text)),
+    "step": _numbered("step"),
+    "steps": _numbered("step"),
     "slowest": _slowest,
 }

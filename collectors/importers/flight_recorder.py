@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import polars as pl
 
 from tracekit.base.errors import FormatError
 from tracekit.base.text import printable, short
-from tracekit.collectors.importers.flight_recorder_entries import checked_entries, whole_number
+from tracekit.collectors.importers.flight_recorder_entries import Entry, checked_entries, whole_number
 from tracekit.collectors.importers.flight_recorder_file import UnreadableError, bounded_memory, is_newer, read_dump
 from tracekit.collectors.importers.flight_recorder_groups import MOST_RANKS
 from tracekit.collectors.importers.flight_recorder_rows import DumpRows, take_operations, take_statuses
@@ -155,6 +155,20 @@ def _take(
         phase=_text(about.get("phase")),
         process=_text(about.get("process")),
         stack=tuple(map(str, stack)) if isinstance(stack, list | tuple) else None,
+        starts=_shows_starts(dump, found.entries),
+    )
+
+
+def _shows_starts(dump: Mapping[str, Any], entries: Sequence[Entry]) -> bool:
+    """True if a dump has the start of any operation, which needs events of the device before each."""
+    statuses = dump.get("pg_status")
+    last = [
+        whole_number(status.get("last_started_collective"))
+        for status in (statuses.values() if isinstance(statuses, dict) else ())
+        if isinstance(status, dict)
+    ]
+    return any(number is not None for number in last) or any(
+        entry.started or whole_number(entry.raw.get("time_discovered_started_ns")) for entry in entries
     )
 
 

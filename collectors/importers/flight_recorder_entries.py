@@ -102,6 +102,10 @@ def checked_entries(listed: Sequence[Any]) -> Entries:
     doubts = (
         ["what is left out may be the last that it did"] if not all(_is_past(raw, last_life) for raw in lost) else []
     )
+    if gaps := _gaps(last_life, lost):
+        missing = ", ".join(f"{first}" if first == last else f"{first} to {last}" for first, last in gaps[:3])
+        left_out.append(f"without record {missing}{', ...' * (len(gaps) > 3)}")
+        doubts.append("what is missing may be the last that it did")
     if not _in_time(last_life):
         doubts.append("times of unfinished entries contradict their record_id")
     if _repeated(last_life):
@@ -109,6 +113,21 @@ def checked_entries(listed: Sequence[Any]) -> Entries:
     if not _are_lives(ordered, begins):
         doubts.append("one entry alone counts differently")
     return Entries(last_life, [*left_out, *_unstated(last_life)], len(last_life) < len(ordered), doubts)
+
+
+def _gaps(used: list[Entry], lost: list[Any]) -> list[tuple[int, int]]:
+    """The first and last of each run of records that are missing: a ring buffer holds neighbours. None in a dump of
+    unfinished operations alone, which leaves the others out.
+    """
+    if not any(entry.finished for entry in used):
+        return []
+    left_out = {whole_number(raw.get("record_id")) for raw in lost if isinstance(raw, dict)}
+    pairs = itertools.pairwise(entry.record for entry in used)
+    return [
+        (before + 1, after - 1)
+        for before, after in pairs
+        if after - before > 1 and not left_out.intersection(range(before + 1, after))
+    ]
 
 
 def _unstated(used: list[Entry]) -> list[str]:

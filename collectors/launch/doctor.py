@@ -20,7 +20,7 @@ from typing import Any
 
 from tracekit.base.errors import OutputError, StoreError
 from tracekit.base.text import short
-from tracekit.collectors.inject.tracekit_collect_hook import install_command
+from tracekit.collectors.launch.launcher import INJECTED
 from tracekit.collectors.nccl.launching import find_plugin, hazards, installed_version
 from tracekit.collectors.runtime.nccl_wire_format import DEFAULT_MASK
 from tracekit.collectors.runtime.wire_format import RECORD
@@ -50,8 +50,10 @@ if dist.is_available():
     found |= {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available()}
 if torch.cuda.is_available():
     found["gpus"] = [torch.cuda.get_device_name(at) for at in range(torch.cuda.device_count())]
+sys.path.append(sys.argv[1])
 try:
-    import tracekit.collectors.runtime.bootstrap
+    import _tracekit_recorder
+    _tracekit_recorder.load("collectors.runtime.bootstrap")
 except Exception as error:
     found["lacks"] = str(error)[:200]
 print(json.dumps(found))
@@ -106,7 +108,11 @@ def _probe(python: str) -> dict[str, Any]:
     """Facts about the interpreter and its torch; `problem` if they cannot be found out."""
     try:
         ran = subprocess.run(  # noqa: S603  the user names the interpreter
-            [python, "-c", _PROBE], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False
+            [python, "-c", _PROBE, str(INJECTED)],
+            capture_output=True,
+            text=True,
+            timeout=PROBE_TIMEOUT_S,
+            check=False,
         )
         found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
@@ -130,11 +136,8 @@ def _torch(probe: dict[str, Any], python: str) -> Check:
 def _recorder(probe: dict[str, Any], python: str) -> Check:
     """Whether the training can load what records it."""
     if probe["lacks"] is None:
-        return Check("recorder", Outcome.OK, f"tracekit can be imported by {python}")
-    install = install_command(python)
-    return Check(
-        "recorder", Outcome.FAILS, f"{python} cannot import tracekit ({probe['lacks']}); install it: {install}"
-    )
+        return Check("recorder", Outcome.OK, f"loads in {python}")
+    return Check("recorder", Outcome.FAILS, f"{python} cannot load it: {probe['lacks']}")
 
 
 def _gpus(probe: dict[str, Any]) -> Check:

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from tracekit.base.errors import FormatError
+from tracekit.base.contained import Contained
+from tracekit.base.errors import FormatError, UnsafeFileError
 from tracekit.collectors.run_directory.facts import FactParser
 from tracekit.collectors.run_directory.followed_rank import FileRead, FollowedRank, Notice, Trouble
 from tracekit.collectors.run_directory.plausible import GarbageError
@@ -230,8 +231,13 @@ class AttemptFollower:
 
     def remove_spent(self) -> None:
         """Remove the sealed segments whose records have all been delivered."""
-        for path in self.directory.glob(f"rank-*{SEALED_SUFFIX}"):
-            known = self._files.get(path.stem)
-            if known is not None and known.newest_step < self.first and known.read >= path.stat().st_size:
-                path.unlink(missing_ok=True)
-                del self._files[path.stem]
+        run = Contained(self.directory.parent)
+        with suppress(UnsafeFileError):  # an attempt that is a link leads to files of others
+            for name in run.files(self.directory.name):
+                known = self._files.get(name.removesuffix(SEALED_SUFFIX)) if name.endswith(SEALED_SUFFIX) else None
+                if known is None or known.newest_step >= self.first:
+                    continue
+                status = run.status(path := f"{self.directory.name}/{name}")
+                if status is not None and known.read >= status.st_size:
+                    run.remove(path)
+                    del self._files[name.removesuffix(SEALED_SUFFIX)]

@@ -6,12 +6,12 @@ Ranks of one host share its monotonic clock.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -71,8 +71,8 @@ def read_clocks(directory: Path, newest: int | None = None) -> dict[str, ClockFi
     fits = {}
     for path in sorted(directory.glob("clock-*.samples")):
         try:
-            samples = [ClockSample(**json.loads(line)) for line in _lines(path, newest)]
-        except (ValueError, TypeError) as error:
+            samples = [msgspec.json.decode(line, type=ClockSample) for line in _lines(path, newest)]
+        except (ValueError, RecursionError) as error:
             raise FormatError(f"{path}: damaged ({error}); delete it to merge without correcting this clock") from None
         if samples:
             fits[path.name.removeprefix("clock-").removesuffix(".samples")] = fit_clock(samples)

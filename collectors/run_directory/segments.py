@@ -6,13 +6,13 @@ In: files of a run directory (of `tracekit collect --segments`). Out: the record
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -168,25 +168,31 @@ class Run:
     ended_ns: int | None = None
 
 
+class _Options(msgspec.Struct):
+    first_step: Annotated[int, msgspec.Meta(ge=0, lt=_LARGEST_STEP)]
+
+
+#: A time of the wall clock.
+_TimeNs = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+
+
+class _RunFile(msgspec.Struct):
+    """What is read of the launcher's record of a run."""
+
+    command: tuple[str, ...]
+    options: _Options
+    started_ns: _TimeNs | None = None
+    ended_ns: _TimeNs | None = None
+
+
 def read_run(directory: Path) -> Run:
     """The run of a run directory. Raises FormatError if its file is damaged."""
     path = directory / RUN_FILE
     try:
-        content = json.loads(read_small(path, RUN_FILE_BYTES))
-        command, first_step = tuple(content["command"]), int(content["options"]["first_step"])
-        times = [_time_ns(content.get(name)) for name in ("started_ns", "ended_ns")]
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        content = msgspec.json.decode(read_small(path, RUN_FILE_BYTES), type=_RunFile)
+    except (OSError, ValueError, RecursionError) as error:
         raise FormatError(f"{path}: damaged or unreadable ({error!s:.200}); record the run again") from None
-    if not 0 <= first_step < _LARGEST_STEP:
-        raise FormatError(f"{path}: damaged, first_step is {first_step!s:.40}; record the run again")
-    return Run(command, first_step, *times)
-
-
-def _time_ns(value: Any) -> int | None:
-    """A time of the wall clock. Raises ValueError for anything else."""
-    if value is not None and (type(value) is not int or not 0 <= value < 1 << 62):
-        raise ValueError(f"the time {value!s:.40}")
-    return value
+    return Run(content.command, content.options.first_step, content.started_ns, content.ended_ns)
 
 
 def is_run_directory(path: str | os.PathLike[str]) -> bool:

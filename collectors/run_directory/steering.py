@@ -97,7 +97,7 @@ def current_schedule(directory: Path) -> Schedule:
             return Schedule.parse(read_small(directory / CONTROL_FILE))
         except FileNotFoundError:
             options = json.loads(read_small(directory / RUN_FILE, RUN_FILE_BYTES))["options"]
-            return Schedule(**{name: options[name] for name in asdict(Schedule())})
+            return Schedule.parse(json.dumps({name: options[name] for name in asdict(Schedule())}))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise FormatError(f"{directory}: not a folder of a run ({error!s:.200}); name the folder of one") from None
 

@@ -15,7 +15,7 @@ from typing import Any
 from tracekit.base.atomic_write import Kind, replacing, starting_with, write_text
 from tracekit.base.errors import OutputError
 from tracekit.base.text import printable
-from tracekit.collectors.inject.tracekit_collect_hook import REASON_FILE
+from tracekit.collectors.inject._tracekit_recorder import REASON_FILE
 from tracekit.collectors.runtime.ring import LeftOver
 from tracekit.collectors.runtime.small_file import read_small
 from tracekit.collectors.runtime.wire_format import (

@@ -20,12 +20,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tracekit.collectors.inject.tracekit_collect_hook import first_to_say, warn
-from tracekit.collectors.runtime import spans
-from tracekit.collectors.runtime.patches import on_import
-from tracekit.collectors.runtime.recorder import Recorder
-from tracekit.collectors.runtime.small_file import read_small
-from tracekit.collectors.runtime.wire_format import (
+from ..inject._tracekit_recorder import first_to_say, warn
+from . import spans
+from .patches import on_import
+from .recorder import Recorder
+from .small_file import read_small
+from .wire_format import (
     ENV_DIRECTORY,
     ENV_OPTIONS,
     ENV_RINGS,
@@ -36,16 +36,12 @@ from tracekit.collectors.runtime.wire_format import (
 
 #: Variables with the number of processes: of torchrun, srun, Open MPI, MPICH and its relatives, and MVAPICH.
 _SIZES = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
-_armed = _tried = False
+_tried = False
 _session: Any = None
 
 
 def arm() -> None:
-    """Watch for the imports that identify a training process. Called by sitecustomize and by torch's entry point."""
-    global _armed  # noqa: PLW0603  once per process
-    if _armed or ENV_DIRECTORY not in os.environ:
-        return
-    _armed = True
+    """Watch for the imports that identify a training process. Called once, by `_tracekit_recorder`."""
     on_import("torch.distributed.distributed_c10d", _guarded(_watch_process_group))
     on_import("torch.optim.optimizer", _guarded(_watch_optimizer))
     os.register_at_fork(after_in_child=_off_in_child)
@@ -182,9 +178,9 @@ def _start(rank: int, world_size: int) -> Any:
     if not _claimed(directory, rank):
         return None
     options = _options()
-    from tracekit.collectors.runtime.control import Control
-    from tracekit.collectors.runtime.install import install_hooks
-    from tracekit.collectors.runtime.session import Session
+    from .control import Control
+    from .install import install_hooks
+    from .session import Session
 
     recorder = Recorder(directory, rank, attempt, options)
     session = Session(recorder, options, rank=rank, world_size=world_size, attempt=attempt)
@@ -194,7 +190,7 @@ def _start(rank: int, world_size: int) -> Any:
     try:
         install_hooks(session)
         if options.hang_after_s > 0 and world_size > 1:
-            from tracekit.collectors.runtime.hang_watch import HangWatch
+            from .hang_watch import HangWatch
 
             session.install("the watch for hangs", HangWatch(session, directory).start, lacks="reports on hangs")
         atexit.register(session.close)

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tracekit.collectors.runtime.callbacks import Callbacks
-from tracekit.collectors.runtime.device import Instant
-from tracekit.collectors.runtime.session import Session, UnderWay, now_ns
-from tracekit.collectors.runtime.wire_format import NONE, Category, Flag
+from .callbacks import Callbacks
+from .device import Instant
+from .session import Session, UnderWay, now_ns
+from .wire_format import NONE, Category, Flag
 
 _BLOCKING = int(Flag.BLOCKING)
 _COLLECTIVE, _WAIT = int(Category.COLLECTIVE), int(Category.WAIT)

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tracekit.collectors.inject.tracekit_collect_hook import warn
-from tracekit.collectors.runtime.small_file import read_small
-from tracekit.collectors.runtime.wire_format import CONTROL_FILE, Schedule
+from ..inject._tracekit_recorder import warn
+from .small_file import read_small
+from .wire_format import CONTROL_FILE, Schedule
 
 #: How often the file is checked, seconds.
 PERIOD_S = 0.25

@@ -20,8 +20,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tracekit.collectors.runtime.ring import Record
-from tracekit.collectors.runtime.wire_format import Category, Flag
+from .ring import Record
+from .wire_format import Category, Flag
 
 #: A host time in ns, or a `Mark`. Any, because without a device they are added and subtracted without a check.
 Instant = Any

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tracekit.collectors.runtime.compiling import is_compiling
-from tracekit.collectors.runtime.device import Instant
-from tracekit.collectors.runtime.patches import Patch
-from tracekit.collectors.runtime.wire_format import Category
+from .compiling import is_compiling
+from .device import Instant
+from .patches import Patch
+from .wire_format import Category
 
 if TYPE_CHECKING:
-    from tracekit.collectors.runtime.session import Session
+    from .session import Session
 
 EVALUATION = "evaluation"
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from tracekit.collectors.runtime.nvml import Nvml
-from tracekit.collectors.runtime.small_file import create
+from .nvml import Nvml
+from .small_file import create
 
 #: Maximum number of samples: one every 2 s for a day.
 SAMPLE_LIMIT = 43_200

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tracekit.collectors.inject.tracekit_collect_hook import warn
-from tracekit.collectors.runtime.patches import PatchSet, Wrap
-from tracekit.collectors.runtime.recorder import Recorder
+from ..inject._tracekit_recorder import warn
+from .patches import PatchSet, Wrap
+from .recorder import Recorder
 
 
 class Guard:

@@ -27,10 +27,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from tracekit.collectors.runtime.plain_pickle import load_plain
-from tracekit.collectors.runtime.session import Session
-from tracekit.collectors.runtime.small_file import create, read_small, write_whole
-from tracekit.collectors.runtime.wire_format import (
+from .plain_pickle import load_plain
+from .session import Session
+from .small_file import create, read_small, write_whole
+from .wire_format import (
     HANG_DUMP,
     HANG_FOLDER,
     HANG_REQUEST,

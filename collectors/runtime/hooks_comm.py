@@ -8,11 +8,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from tracekit.collectors.runtime.collectives import Collectives
-from tracekit.collectors.runtime.compiling import is_compiling
-from tracekit.collectors.runtime.device import Instant
-from tracekit.collectors.runtime.hooks_reducer import REDUCERS, BelowAutograd, ReducerHooks
-from tracekit.collectors.runtime.wire_format import NONE, Category
+from .collectives import Collectives
+from .compiling import is_compiling
+from .device import Instant
+from .hooks_reducer import REDUCERS, BelowAutograd, ReducerHooks
+from .wire_format import NONE, Category
 
 #: Bound methods of `ProcessGroup` that start a collective; old and new names of one collective are grouped.
 COLLECTIVES = (

@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from tracekit.collectors.runtime.compiling import is_compiling
-from tracekit.collectors.runtime.device import Instant
-from tracekit.collectors.runtime.evaluation import in_training_mode
-from tracekit.collectors.runtime.patches import Patch, Wrap
-from tracekit.collectors.runtime.session import Session, now_ns
-from tracekit.collectors.runtime.wire_format import NONE, Category, Flag
+from .compiling import is_compiling
+from .device import Instant
+from .evaluation import in_training_mode
+from .patches import Patch, Wrap
+from .session import Session, now_ns
+from .wire_format import NONE, Category, Flag
 
 FORWARD, BACKWARD, BACKWARD_WEIGHT = "forward-compute", "backward-compute", "backward-weight"
 LOSS = "loss"

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from tracekit.collectors.runtime.hooks_compute import LoopHooks
-from tracekit.collectors.runtime.hooks_host import HostHooks
-from tracekit.collectors.runtime.session import Session
+from .hooks_compute import LoopHooks
+from .hooks_host import HostHooks
+from .session import Session
 
 _HOOK = "deepspeed"
 

@@ -7,10 +7,10 @@ import inspect
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
-from tracekit.collectors.runtime.collectives import Collectives
-from tracekit.collectors.runtime.compiling import is_compiling
-from tracekit.collectors.runtime.device import Instant
-from tracekit.collectors.runtime.wire_format import Category
+from .collectives import Collectives
+from .compiling import is_compiling
+from .device import Instant
+from .wire_format import Category
 
 #: Functional collectives of one tensor, new and old names: `wait_tensor` waits for their results.
 FUNCTIONAL = (

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch.optim import optimizer as torch_optimizer
 
-from tracekit.collectors.runtime.compiling import is_compiling
-from tracekit.collectors.runtime.device import Instant
-from tracekit.collectors.runtime.session import Session, now_ns
-from tracekit.collectors.runtime.wire_format import Category
+from .compiling import is_compiling
+from .device import Instant
+from .session import Session, now_ns
+from .wire_format import Category
 
 #: Functions that scale or clip gradients for the optimizer. The inner ones cover scripts that imported
 #: `clip_grad_norm_` before it was hooked; not every version of torch has them.

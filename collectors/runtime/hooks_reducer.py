@@ -17,11 +17,11 @@ import torch
 import torch.distributed as dist
 from torch.utils.hooks import unserializable_hook
 
-from tracekit.collectors.runtime.collectives import Collectives
-from tracekit.collectors.runtime.compiling import is_compiling
-from tracekit.collectors.runtime.device import Instant
-from tracekit.collectors.runtime.session import now_ns
-from tracekit.collectors.runtime.wire_format import Category
+from .collectives import Collectives
+from .compiling import is_compiling
+from .device import Instant
+from .session import now_ns
+from .wire_format import Category
 
 #: The collective that DistributedDataParallel's reducer starts from C++.
 REDUCERS = "allreduce"

@@ -11,18 +11,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tracekit.collectors.runtime.collectives import Collectives
-from tracekit.collectors.runtime.device import DeviceClock
-from tracekit.collectors.runtime.gpu_state import GpuState
-from tracekit.collectors.runtime.hooks_comm import CollectiveHooks
-from tracekit.collectors.runtime.hooks_compute import LoopHooks, PipelineHooks
-from tracekit.collectors.runtime.hooks_deepspeed import DeepSpeedHooks
-from tracekit.collectors.runtime.hooks_functional import FunctionalHooks
-from tracekit.collectors.runtime.hooks_host import HostHooks
-from tracekit.collectors.runtime.hooks_reducer import BUCKETS, ReducerHooks
-from tracekit.collectors.runtime.nccl import follow_steps
-from tracekit.collectors.runtime.patches import on_import
-from tracekit.collectors.runtime.session import Session
+from .collectives import Collectives
+from .device import DeviceClock
+from .gpu_state import GpuState
+from .hooks_comm import CollectiveHooks
+from .hooks_compute import LoopHooks, PipelineHooks
+from .hooks_deepspeed import DeepSpeedHooks
+from .hooks_functional import FunctionalHooks
+from .hooks_host import HostHooks
+from .hooks_reducer import BUCKETS, ReducerHooks
+from .nccl import follow_steps
+from .patches import on_import
+from .session import Session
 
 _FSDP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 #: A module with hooks -> the package that imports it. If only the package exists, this torch has moved the module.
@@ -65,7 +65,7 @@ def install_hooks(session: Session) -> None:
 
 
 def _install_profiler(session: Session) -> None:
-    from tracekit.collectors.runtime.profiler import record_steps  # imports torch.profiler
+    from .profiler import record_steps  # imports torch.profiler
 
     record_steps(session)
 

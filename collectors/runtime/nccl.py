@@ -12,9 +12,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from tracekit.collectors.runtime.gpu_state import nccl_version
-from tracekit.collectors.runtime.nccl_wire_format import DEFAULT_MASK, ENV_MASK, ENV_PLUGIN
-from tracekit.collectors.runtime.session import Session
+from .gpu_state import nccl_version
+from .nccl_wire_format import DEFAULT_MASK, ENV_MASK, ENV_PLUGIN
+from .session import Session
 
 
 def follow_steps(session: Session) -> None:

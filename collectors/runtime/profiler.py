@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
-from tracekit.collectors.runtime.session import Session
-from tracekit.collectors.runtime.wire_format import attempt_directory
+from .session import Session
+from .wire_format import attempt_directory
 
 #: Suffix of an incomplete file, which no reader recognises as a trace.
 _UNFINISHED = ".part.gz"

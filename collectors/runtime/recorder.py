@@ -15,10 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tracekit.collectors.inject.tracekit_collect_hook import warn
-from tracekit.collectors.runtime.ring import Record, open_ring
-from tracekit.collectors.runtime.small_file import create, write_all
-from tracekit.collectors.runtime.wire_format import (
+from ..inject._tracekit_recorder import warn
+from .ring import Record, open_ring
+from .small_file import create, write_all
+from .wire_format import (
     FACTS_SUFFIX,
     HEADER,
     MAGIC,

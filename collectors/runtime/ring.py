@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tracekit.collectors.runtime.wire_format import ENV_RINGS, RECORD
+from .wire_format import ENV_RINGS, RECORD
 
 Record = tuple[int, int, int, int, int, int, int, int, int, int]
 

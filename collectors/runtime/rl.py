@@ -18,8 +18,8 @@ from multiprocessing import util
 from pathlib import Path
 from typing import Any
 
-from tracekit.collectors.inject.tracekit_collect_hook import warn
-from tracekit.collectors.runtime.small_file import create, write_all
+from ..inject._tracekit_recorder import warn
+from .small_file import create, write_all
 
 #: Processes record into this folder from their start, without calling `record`.
 ENV_FOLDER = "TRACEKIT_RL"

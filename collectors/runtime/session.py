@@ -17,16 +17,16 @@ from collections.abc import Callable
 from numbers import Real
 from typing import Any
 
-from tracekit.collectors.inject.tracekit_collect_hook import warn
-from tracekit.collectors.runtime.device import DeviceClock, Instant, host_ns
-from tracekit.collectors.runtime.evaluation import Evaluation
-from tracekit.collectors.runtime.gpu_state import GpuState
-from tracekit.collectors.runtime.guard import Guard
-from tracekit.collectors.runtime.recorder import Recorder
-from tracekit.collectors.runtime.run_queue import RunQueue
-from tracekit.collectors.runtime.scheduler import scheduler_facts
-from tracekit.collectors.runtime.wire_format import NONE, Category, Flag, RuntimeOptions
-from tracekit.trace.model import OpKind
+from ...trace.model import OpKind
+from ..inject._tracekit_recorder import warn
+from .device import DeviceClock, Instant, host_ns
+from .evaluation import Evaluation
+from .gpu_state import GpuState
+from .guard import Guard
+from .recorder import Recorder
+from .run_queue import RunQueue
+from .scheduler import scheduler_facts
+from .wire_format import NONE, Category, Flag, RuntimeOptions
 
 now_ns = time.monotonic_ns
 _COMPUTE, _OPTIMIZER = Category.COMPUTE, Category.OPTIMIZER

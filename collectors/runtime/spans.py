@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tracekit.collectors.runtime.wire_format import ENV_DIRECTORY
+from .wire_format import ENV_DIRECTORY
 
 if TYPE_CHECKING:
     from typing import ParamSpec  # Python 3.10

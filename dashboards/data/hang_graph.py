@@ -33,7 +33,10 @@ def fold(report: dict[str, Any]) -> tuple[Node, ...]:
     ranks, grouped by process group and distance from the culprits.
     """
     nodes = [Node(0, one["class"], (one["rank"],), one["operation"], ()) for one in report["culprits"]]
-    nodes += [Node(0, "cannot tell", tuple(one["ranks"]), one["operation"], ()) for one in report["undecided"]]
+    nodes += [
+        Node(0, "all alike" if one.get("alike") else "cannot tell", tuple(one["ranks"]), one["operation"], ())
+        for one in report["undecided"]
+    ]
     place = {rank: number for number, node in enumerate(nodes) for rank in node.ranks}
     waiting = {one["rank"]: one for one in report["waiting"] if one["rank"] not in place}
     column = _columns(place, {rank: one["for"] for rank, one in waiting.items()})

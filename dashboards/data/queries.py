@@ -7,7 +7,6 @@ stays valid, because a window never changes.
 
 from __future__ import annotations
 
-import difflib
 import json
 import logging
 import threading
@@ -26,7 +25,7 @@ import polars as pl
 from tracekit.analysis.attribution.compare import WorkerSteps
 from tracekit.base.command_line import adding
 from tracekit.base.errors import NotStoredError, TracekitError
-from tracekit.base.text import short
+from tracekit.base.text import nearest, short
 from tracekit.job.load import job_of
 from tracekit.job.pipeline import PipelineJob
 from tracekit.report.applied import AppliedFix
@@ -342,8 +341,8 @@ class Results:
 
     def _missing(self, name: str) -> NotStoredError:
         """Build the error for a job that does not exist, suggesting a similar name."""
-        close = difflib.get_close_matches(name, self.jobs()["name"].to_list(), n=1)
-        hint = f"did you mean {short(close[0])!r}?" if close else "the page Jobs lists those that there are"
+        close = nearest(name, self.jobs()["name"])
+        hint = f"did you mean {short(close)!r}?" if close is not None else "the page Jobs lists those that there are"
         return NotStoredError(f"no job named {name!r} in this store; {hint}")
 
     def _of(self, name: str, what: tuple[Any, ...], kept: _Kept, read: Callable[[dict[str, Any]], _Result]) -> _Result:

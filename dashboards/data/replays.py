@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracekit.base.command_line import command
 from tracekit.base.errors import SelectionError, TracekitError
+from tracekit.base.time_limit import time_limit
 from tracekit.dashboards.data.queries import Results, Stored
 from tracekit.dashboards.data.whatif_query import QueryAction, WhatifQuery
 
@@ -32,6 +33,8 @@ ANSWERS_KEPT = 1024
 MOST_WAITING = 64
 #: A question that nobody has asked again for so long is dropped when its turn comes.
 ABANDONED_S = 90.0
+#: A question may take so long once its job is loaded.
+LONGEST_S = 120.0
 #: A larger job is not loaded into the server's memory.
 MOST_OPS = 40_000_000
 
@@ -174,7 +177,8 @@ class Replays:
             job.build()
         run.status = Pending(Phase.REPLAYING)
         assert run.stored.report is not None, "only analysed jobs can be asked about"
-        return answered(job, run.stored.report, run.query)
+        with time_limit(LONGEST_S):
+            return answered(job, run.stored.report, run.query)
 
 
 def answered(job: Job, report: dict[str, Any], query: WhatifQuery) -> Answer:

@@ -236,7 +236,7 @@ class Choice:
     def of(cls, text: str) -> Choice:
         """The controls that write `text`; empty ones where it says more than they can."""
         found: dict[str, str] = {}
-        for part in re.split(r"\s+and\s+", text.strip()):
+        for part in " ".join(text.split()).split(" and ") if len(text) <= LONGEST_SELECTION else ("too long",):
             if match := re.fullmatch(r"(kind|stage|dp_rank|step|microbatch|slowest)=([^~\s]\S*)", part):
                 name, value = match[1], match[2]
             elif workers := re.fullmatch(r"\(?((?:worker=\d+,\d+)(?:\s+or\s+worker=\d+,\d+)*)\)?", part):

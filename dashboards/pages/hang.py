@@ -75,7 +75,10 @@ def _verdict(found: StoredHang) -> Component:
         html.Ol([html.Li(_culprit(one)) for one in shown], className="causes"),
         *([note(f"and {more} more culprits: see the table")] if more > 0 else []),
         *[
-            problem(f"{ranks_text(one['ranks'])}: {one['missing']}", title="Cannot tell")
+            problem(
+                f"{ranks_text(one['ranks'])}: {one['missing']}",
+                title="All alike" if one.get("alike") else "Cannot tell",  # older reports do not say
+            )
             for one in report["undecided"][:MOST_CULPRITS]
         ],
         *[note(words) for words in report["notes"]],

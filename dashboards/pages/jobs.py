@@ -19,6 +19,7 @@ from dash.development.base_component import Component
 from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE
 from tracekit.analysis.detectors.registry import detector_of
 from tracekit.base.command_line import adding, command
+from tracekit.base.errors import SelectionError
 from tracekit.base.text import printable, short
 from tracekit.dashboards.pages.job_card import hang_card, job_card
 from tracekit.dashboards.ui.charts import trend
@@ -35,6 +36,8 @@ from tracekit.store import HANG, Incident
 
 #: Rows of a part of the table, cards above it, and values of a facet.
 MOST_ROWS, MOST_CARDS, MOST_VALUES = 50, 3, 8
+#: Every word of a filter is looked for in every job.
+LONGEST_FILTER = 200
 #: Orders by name: column, and whether the largest comes first.
 ORDERS = {
     "lost": ("lost_gpu_hours_per_day", True),
@@ -84,6 +87,8 @@ def build(q: str = "", sort: str = "lost", at: str = "1", days: str = "", **stat
     """`q`: text that the jobs shown contain; `sort`: an order; `at`: a part of the table; `days`: of AGES; facets;
     `view`: the name of all this.
     """
+    if len(q) > LONGEST_FILTER:
+        raise SelectionError(f"the filter has {len(q):,} characters; expected at most {LONGEST_FILTER}")
     jobs = job_table()
     if jobs.is_empty():
         return [
@@ -108,7 +113,12 @@ def build(q: str = "", sort: str = "lost", at: str = "1", days: str = "", **stat
         query=urlencode({name: value for name, value in view.items() if value}),
         name=short(state["view"]) if state.get("view") else "",
     )
-    return [html.H1("Jobs"), _sums(jobs), *_burning(jobs), _table(jobs, view, int(at) if at.isdecimal() else 1, views)]
+    return [
+        html.H1("Jobs"),
+        _sums(jobs),
+        *_burning(jobs),
+        _table(jobs, view, int(at[:9]) if at.isdecimal() else 1, views),
+    ]
 
 
 def job_table() -> pl.DataFrame:

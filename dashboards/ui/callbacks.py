@@ -11,6 +11,7 @@ from functools import wraps
 from inspect import Parameter, signature
 from typing import Any, ParamSpec, TypeVar, get_type_hints
 
+import flask
 import msgspec
 from dash import callback, html, set_props
 from werkzeug.exceptions import BadRequest, HTTPException
@@ -19,6 +20,9 @@ from tracekit.dashboards.ui.components import attributes, told
 
 #: Id of the element that shows errors of callbacks without a better place for them.
 TROUBLE = "page-trouble"
+
+#: Pages send a few kilobytes; what a callback may cost grows with them.
+MOST_BYTES = 1 << 17
 
 _Arguments = ParamSpec("_Arguments")
 _Answer = TypeVar("_Answer")
@@ -55,6 +59,8 @@ def checked(function: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _An
             given = expected.bind(*values, **named).arguments
         except TypeError as error:
             raise BadRequest(f"{function.__name__}: {error}") from None
+        if flask.request.content_length is None or flask.request.content_length > MOST_BYTES:
+            raise BadRequest(f"{function.__name__}: more than {MOST_BYTES:,} bytes")
         for name, value in given.items():
             several = expected.parameters[name].kind is Parameter.VAR_POSITIONAL
             if not all(_fits(each, hints[name]) for each in (value if several else [value])):

@@ -21,6 +21,7 @@ from tracekit.base.command_line import adding, command
 from tracekit.base.errors import NotStoredError, SelectionError, StoreError
 from tracekit.base.text import short
 from tracekit.dashboards.data.queries import Results, Stored
+from tracekit.dashboards.data.whatif_query import LONGEST_ADDRESS
 from tracekit.dashboards.ui.callbacks import TROUBLE
 from tracekit.dashboards.ui.components import attributes, badge, guarded, href, note, panel, problem, term
 from tracekit.dashboards.ui.context import (
@@ -81,7 +82,7 @@ def page(module: str, path: str, title: str, build: Layout, reads: Reads) -> Non
         with suppress(StoreError):  # the content shows the error
             seen["data_state"] = results().state()  # before anything is read, so that nothing newer goes unnoticed
             left_out = _left_out(results().left_out())
-        content = guarded(build)(**texts)
+        content = guarded(_within_limits(build))(**texts)
         trouble = html.Div(id=TROUBLE, role="alert")
         return html.Main(
             [*(content if isinstance(content, list) else [content]), left_out, trouble],
@@ -90,6 +91,17 @@ def page(module: str, path: str, title: str, build: Layout, reads: Reads) -> Non
         )
 
     dash.register_page(module, path=path, title=f"{title} - tracekit", name=title, layout=layout)
+
+
+def _within_limits(build: Layout) -> Layout:
+    """The page, or SelectionError for an address longer than the dashboard makes any."""
+
+    def limited(**texts: str) -> Any:
+        if (length := sum(map(len, texts.values()))) > LONGEST_ADDRESS:
+            raise SelectionError(f"the address has {length:,} characters; expected at most {LONGEST_ADDRESS:,}")
+        return build(**texts)
+
+    return limited
 
 
 def _left_out(lines: Sequence[str]) -> Component | None:
@@ -259,5 +271,5 @@ def _log_out() -> list[Component]:
     """A button for those who have logged in."""
     if not flask.g.get("can_log_out"):
         return []
-    button = html.Button("Log out", title=f"End the sessions of {short(flask.g.user)} on every device")
+    button = html.Button("Log out", title=f"End the session of {short(flask.g.user)} in this browser")
     return [html.Form(button, action=href("/logout"), method="POST")]

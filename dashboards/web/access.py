@@ -15,11 +15,10 @@ import flask
 from werkzeug.wrappers import Response
 
 from tracekit.base.errors import SelectionError
-from tracekit.dashboards.web.attempts import ip_address
-from tracekit.dashboards.web.auth import Auth, refused
+from tracekit.dashboards.web.auth import Auth, ip_address, refused
 
 HEALTH = "/healthz"
-#: Paths that a load balancer or Kubernetes may request without a password; neither reveals a name.
+#: Paths that a load balancer or Kubernetes may request without a token; neither reveals a name.
 OPEN = (HEALTH, "/readyz")
 #: Pages send a few kilobytes; more is an accident or an attack.
 MOST_BYTES_ASKED = 4 * 1024 * 1024
@@ -34,7 +33,7 @@ class Access:
     """`auth`: None admits everybody. `hosts`: accepted host names; numeric addresses are always accepted.
 
     `prefix`: the path under which browsers see the dashboard, with slashes around it. `proxied`: a reverse proxy stands
-    in front and names the client in X-Forwarded-For. `secure`: browsers use TLS. `url`: `--public-url`, "" without it.
+    in front. `secure`: browsers use TLS. `url`: `--public-url`, "" without it.
     """
 
     auth: Auth | None = None
@@ -45,12 +44,28 @@ class Access:
     url: str = ""
 
     def refusal(self, request: flask.Request) -> Response | None:
-        """Return the response that rejects this request; None if it may pass."""
+        """Return the response that rejects this request, or leads it elsewhere; None if it may pass."""
+        if self._is_foreign(request):
+            return refused(403, "another site asked for this")
         if not self._is_ours(request.headers.get("Host", "")):
             return refused(421, "this host name is not one of the dashboard's: allow it with --allowed-host")
         if self.auth is None or request.path in OPEN:
             return None
         return self.auth.refusal(request)
+
+    def _is_foreign(self, request: flask.Request) -> bool:
+        """True if a page of another site makes its visitor's browser send this, other than by a link.
+
+        No script can change these headers, and programs send none. Sec-Fetch-Site also is there without Origin, but
+        over plain HTTP only for this machine; Origin is with every POST.
+        """
+        site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
+        if site is None:
+            asking = (origin or "").partition("://")[2]  # "" of the origin "null"
+            own = (request.headers.get("Host"), urlsplit(self.url).netloc)
+            return origin is not None and (not asking or asking not in own)
+        is_link = request.method == "GET" and request.headers.get("Sec-Fetch-Mode") == "navigate"
+        return site not in ("same-origin", "none") and not is_link
 
     def _is_ours(self, host: str) -> bool:
         """True if a Host header names this server.
@@ -102,9 +117,3 @@ class WithoutPrefix:
         if self.prefix != "/" and path.startswith(self.prefix):
             environment = {**environment, "PATH_INFO": "/" + path.removeprefix(self.prefix)}
         return self._application(environment, start)
-
-
-def client_address(request: flask.Request, *, proxied: bool) -> str:
-    """Return the client's address: the last of X-Forwarded-For, as the proxy saw it; the others can be forged."""
-    forwarded = request.headers.get("X-Forwarded-For", "") if proxied else ""
-    return forwarded.rpartition(",")[2].strip() or request.remote_addr or ""

@@ -1,11 +1,15 @@
 """`tracekit dashboard`: serve the dashboard of a store, or of a few traces.
 
-In: options. Out: a running server; the same one in development and in production (one process with threads, because it
-caches results and holds the what-ifs in progress; gunicorn restarts it if it dies).
+In: options. Out: a running server; the same one in development and in production: one process with threads, because it
+caches results and holds the what-ifs in progress.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -22,7 +26,7 @@ from tracekit.base.object_storage import absolute, shown
 from tracekit.base.text import printable
 
 _PATH = click.Path(path_type=Path)
-_EXTRAS = ("dash", "flask_compress", "gunicorn", "plotly", "waitress")
+_EXTRAS = ("dash", "flask_compress", "plotly", "waitress")
 
 
 @click.command("dashboard")
@@ -30,7 +34,7 @@ _EXTRAS = ("dash", "flask_compress", "gunicorn", "plotly", "waitress")
 @click.option("--study", type=_PATH, help="A study that `tracekit fleet run` made, for the page Fleet.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8050, show_default=True, help="Port; 0 takes a free one.")
-@click.option("--auth", help="Who may look, for any other --host: header:NAME@ADDRESS or password:FILE.")
+@click.option("--auth", help="Who may look: token[:FILE], the default for any other --host, or proxy:HEADER@ADDRESS.")
 @click.option(
     "--allowed-host", "hosts", multiple=True, metavar="NAME", help="A host name browsers may ask by; repeatable."
 )
@@ -39,7 +43,6 @@ _EXTRAS = ("dash", "flask_compress", "gunicorn", "plotly", "waitress")
 )
 @click.option("--gpu-hour", type=click.FloatRange(0, 1e6), metavar="PRICE", help="State what is lost in money, too.")
 @click.option("--threads", default=8, show_default=True, type=click.IntRange(1, 256), help="Requests at once.")
-@click.option("--hash-password", is_flag=True, help="Ask for a user and password, print a line for --auth and leave.")
 def dashboard_command(
     sources: tuple[Path, ...],
     study: Path | None,
@@ -50,7 +53,6 @@ def dashboard_command(
     public_url: str | None,
     gpu_hour: float | None,
     threads: int,
-    hash_password: bool,
 ) -> None:
     """Serve the dashboard: what do stragglers cost, who, since when, why, and what would each fix buy?
 
@@ -58,39 +60,36 @@ def dashboard_command(
     """
     if missing := [name for name in _EXTRAS if find_spec(name) is None]:
         raise SelectionError(f"the dashboard needs {', '.join(missing)}: pip install 'tracekit-analysis[dashboard]'")
-    if hash_password:
-        _print_hash()
-        return
     from tracekit.dashboards.web.access import read_access
-    from tracekit.dashboards.web.attempts import ip_address
-    from tracekit.dashboards.web.auth import read_auth
-    from tracekit.dashboards.web.server import serve
+    from tracekit.dashboards.web.auth import ip_address, read_auth
+    from tracekit.dashboards.web.server import make_server
 
     numeric = ip_address(host)
-    if auth is None and not (host == "localhost" if numeric is None else numeric.is_loopback):
-        raise SelectionError(
-            f"--host {host!r} lets others in: say with --auth who they are (header:NAME@ADDRESS or password:FILE), or"
-            " listen on 127.0.0.1 and put an authenticating proxy or an ssh tunnel before it"
-        )
+    is_own = host == "localhost" if numeric is None else numeric.is_loopback
+    checked = None if auth is None and is_own else read_auth("token" if auth is None else auth)
     named = () if numeric is not None or not host else (host,)  # browsers may then ask by that name
-    access = read_access(None if auth is None else read_auth(auth), (*hosts, *named), public_url)
+    access = read_access(checked, (*hosts, *named), public_url)
     if study is not None:
         from tracekit.fleet.study import Study
 
         Study(study).check()
     store, clean_up = _store_of(sources, needed=study is None)
+    from tracekit.dashboards.web.app import make_app
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     try:
-        listening = _listen(host, port)
-    except SelectionError:
+        with _listen(host, port) as listening:
+            url = public_url or _url(listening)
+            token = getattr(checked, "token", None)
+            link = f"{url.rstrip('/')}/?token={token}" if token else url
+            proxied = f", through a proxy to {_url(listening)}" if public_url else ""
+            click.echo(f"tracekit dashboard of {printable(shown(store))}: {link}{proxied}  (Ctrl-C ends it)")
+            app = make_app(store, access, study and study.absolute(), gpu_hour)
+            make_server(listening, app.server, threads, access.prefix).run()
+    finally:
         clean_up()
-        raise
-    name = f"[{host}]" if ":" in host else host
-    bound = listening.getsockname()[1]
-    local = f"http://{name}:{bound}/"
-    seen = f"{public_url}, through a proxy to {local}" if public_url else local
-    click.echo(f"tracekit dashboard of {printable(shown(store))}: {seen}  (Ctrl-C ends it)")
-    # From here on the process is gunicorn's: it forks, and both halves leave through here.
-    serve(store, study and study.absolute(), listening.detach(), threads, access, clean_up, gpu_hour)
+    sys.stdout.flush()
+    os._exit(0)  # a normal exit would wait for threads that read ahead
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -104,6 +103,16 @@ def _listen(host: str, port: int) -> socket.socket:
         raise SelectionError(f"cannot listen on {host}, port {port}: {error}; choose another --port") from None
     listening.listen(128)
     return listening
+
+
+def _url(listening: socket.socket) -> str:
+    """Return the address of a listening socket; if it listens on all, the one that leads to other machines."""
+    host, port = listening.getsockname()[:2]
+    with socket.socket(listening.family, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        if ipaddress.ip_address(host).is_unspecified:
+            probe.connect(("192.0.2.1" if listening.family == socket.AF_INET else "2001:db8::1", 9))  # sends nothing
+            host = probe.getsockname()[0]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
 
 def _store_of(sources: tuple[Path, ...], *, needed: bool) -> tuple[Path, Callable[[], None]]:
@@ -125,19 +134,10 @@ def _store_of(sources: tuple[Path, ...], *, needed: bool) -> tuple[Path, Callabl
         )
     folder = tempfile.TemporaryDirectory(prefix="tracekit-dashboard-")
     store = Path(folder.name) / "traces.store"
-    # In a process of its own: the server forks, which a process that has computed must not do.
+    # In a process of its own, with which its memory ends.
     importing = [sys.executable, "-P", "-m", "tracekit.cli", "import", "--store", str(store), "--", *map(str, sources)]
     done = subprocess.run(importing, check=False, stdout=subprocess.DEVNULL)  # noqa: S603 - tracekit itself
     if done.returncode:
         folder.cleanup()
         sys.exit(done.returncode)
     return store, folder.cleanup
-
-
-def _print_hash() -> None:
-    """Prompt for a user and a password; print the line for the password file."""
-    from werkzeug.security import generate_password_hash
-
-    user = click.prompt("User", err=True)
-    password = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
-    click.echo(f"{user}:{generate_password_hash(password)}")

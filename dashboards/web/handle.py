@@ -25,6 +25,8 @@ from tracekit.store import Store
 from tracekit.store.handling import Change, current_user
 
 HANDLE = "/handle"
+#: What the headers begin with that proxies add.
+_OF_PROXIES = ("x-forwarded", "x-real-ip", "forwarded", "via")
 #: The state of a connection in /proc/net/tcp that has ended; its user is no longer known.
 _TIME_WAIT = "06"
 
@@ -41,7 +43,8 @@ class _Asked(msgspec.Struct, forbid_unknown_fields=True):
 def handle() -> flask.Response:
     """Add a change to an incident. Raises SelectionError, StoreError."""
     request, store = flask.request, Store(results().path)
-    forwarded = flask.g.proxied or "X-Forwarded-For" in request.headers  # for somebody whom only --auth can name
+    # A proxy on this machine asks for somebody whom only --auth can name.
+    forwarded = flask.g.proxied or any(name.startswith(_OF_PROXIES) for name in request.headers.keys(lower=True))
     user = flask.g.get("user") or (current_user() if not forwarded and _is_own(request.environ) else None)
     if user is None:
         instead = command("store", "handle", "INCIDENT", "--owner", "NAME", "--store", store.path)

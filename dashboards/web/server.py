@@ -1,126 +1,104 @@
-"""The web server: gunicorn, which keeps a worker of ours (worker.py) alive around the dashboard.
+"""The web server: waitress, with connections that slow clients cannot use up.
 
-In: a store, a bound socket and the access rules. Out: a server that runs until stopped. `create` returns the
-application for users who run gunicorn themselves.
+In: a listening socket and the application. Out: answers, until stopped. One loop reads requests and writes answers of
+all connections; a thread gets a request once it is complete, and leaves the answer to the loop. So a client that sends
+or reads slowly, or not at all, holds a connection but no thread; a silent one is closed after a while, and with too
+many the one that has been silent for longest. systemd, or whatever runs the container, starts the process again should
+it die.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
-from pathlib import Path
+import logging
+import resource
+import socket
 from typing import Any
 
-import flask
-from gunicorn.app.base import BaseApplication
-from gunicorn.errors import AppImportError
+from waitress.adjustments import Adjustments
+from waitress.channel import HTTPChannel
+from waitress.server import TcpWSGIServer
+from waitress.task import ThreadedTaskDispatcher
 
-from tracekit.base.errors import TracekitError
-from tracekit.base.object_storage import absolute
-from tracekit.dashboards.web.access import Access, read_access
-from tracekit.dashboards.web.auth import read_auth
-from tracekit.dashboards.web.worker import Worker
+from tracekit.dashboards.web.access import HEALTH, MOST_BYTES_ASKED
 
-#: gunicorn replaces a worker that is silent for this long.
-TIMEOUT_S = 300
-#: Read by `create`: values of `--auth`, `--allowed-host` (comma-separated) and `--public-url`.
-AUTH_VARIABLE = "TRACEKIT_DASHBOARD_AUTH"
-HOSTS_VARIABLE = "TRACEKIT_DASHBOARD_ALLOWED_HOSTS"
-URL_VARIABLE = "TRACEKIT_DASHBOARD_PUBLIC_URL"
-STUDY_VARIABLE, PRICE_VARIABLE = "TRACEKIT_STUDY", "TRACEKIT_GPU_HOUR"
+#: A client may be silent for so long.
+PATIENCE_S = 30
+#: Open connections; fewer if the process may not open twice as many files. A browser opens six.
+MOST_CONNECTIONS = min(500, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+#: The address, with a view and kept what-ifs, takes up to 8 kB of the request's head; cookies take little.
+LONGEST_HEAD = 32 * 1024
+#: Unread bytes of answers above which a connection gets no further answers.
+MOST_NOT_TAKEN = 1024 * 1024
 
 
-def create(store: str | None = None) -> flask.Flask:
-    """The WSGI application, for `gunicorn 'tracekit.dashboards.web.server:create("jobs.store")'`.
+class _Threads(ThreadedTaskDispatcher):  # type: ignore[misc]  # waitress has no types
+    """`count` threads for pages, and one for health checks, which are answered while all others are busy."""
 
-    Without `store`: $TRACEKIT_STORE, else ./tracekit.store. $TRACEKIT_DASHBOARD_AUTH, $TRACEKIT_DASHBOARD_ALLOWED_HOSTS
-    and $TRACEKIT_DASHBOARD_PUBLIC_URL take the place of options, $TRACEKIT_STUDY that of `--study`, $TRACEKIT_GPU_HOUR
-    that of `--gpu-hour`. Raises AppImportError, which gunicorn prints as one line, if one of them is invalid.
-    """
-    from tracekit.dashboards.web.app import make_app
-    from tracekit.store import default_store
-
-    path = default_store() if store is None else Path(store)
-    study = os.environ.get(STUDY_VARIABLE)
-    where = Path(study).absolute() if study else None
-    return make_app(absolute(path), _access_of_environment(), where, _price_of_environment()).server
-
-
-def _price_of_environment() -> float | None:
-    text = os.environ.get(PRICE_VARIABLE)
-    try:
-        price = None if not text else float(text)
-    except ValueError:
-        price = -1.0
-    if price is not None and not 0 <= price < float("inf"):
-        raise AppImportError(f"${PRICE_VARIABLE}: {text!r:.40}; expected the price of a GPU-hour, such as 2.5")
-    return price
-
-
-def _access_of_environment() -> Access:
-    """Parse the variables; an empty authentication variable is an error, because it would admit everybody."""
-    text = os.environ.get(AUTH_VARIABLE)
-    try:
-        auth = None if text is None else read_auth(text)
-    except TracekitError as error:
-        raise AppImportError(f"${AUTH_VARIABLE}: {error}") from None
-    hosts = filter(None, os.environ.get(HOSTS_VARIABLE, "").replace(" ", "").split(","))
-    try:
-        return read_access(auth, hosts, os.environ.get(URL_VARIABLE) or None)
-    except TracekitError as error:
-        raise AppImportError(f"${HOSTS_VARIABLE}, ${URL_VARIABLE}: {error}") from None
-
-
-def serve(
-    store: Path,
-    study: Path | None,
-    listening: int,
-    threads: int,
-    access: Access,
-    at_end: Callable[[], None],
-    gpu_hour: float | None = None,
-) -> None:
-    """Serve requests until SIGINT or SIGTERM.
-
-    `listening`: the descriptor of a socket. `at_end`: called once, after the server's end. `gpu_hour`: as of
-    `make_app`.
-    """
-
-    def make() -> flask.Flask:
-        from tracekit.dashboards.web.app import make_app
-
-        return make_app(store, access, study, gpu_hour).server
-
-    settings = {
-        "bind": f"fd://{listening}",
-        "workers": 1,
-        "worker_class": Worker,
-        "threads": threads,
-        "timeout": TIMEOUT_S,
-        "loglevel": "warning",
-        "control_socket_disable": True,
-        "proc_name": "tracekit-dashboard",
-        "on_exit": lambda _server: at_end(),
-        "worker_exit": _leave,
-    }
-    _Gunicorn(settings, make).run()
-
-
-def _leave(_server: Any, worker: Worker) -> None:
-    """End a worker that has answered its requests immediately. A normal exit of Python would wait for prefetching
-    threads, or for threads that stayed in the process that forked.
-    """
-    if worker.booted:
-        os._exit(0)
-
-
-class _Gunicorn(BaseApplication):  # type: ignore[misc]  # gunicorn has no types
-    """Gunicorn started from here instead of from its own command line."""
-
-    def __init__(self, settings: Mapping[str, Any], make: Callable[[], flask.Flask]) -> None:
-        self._settings, self.load = settings, make
+    def __init__(self, count: int, prefix: str) -> None:
         super().__init__()
+        self._paths = (HEALTH, prefix + HEALTH[1:])
+        self._health = ThreadedTaskDispatcher()
+        self._health.set_thread_count(1)
+        self.set_thread_count(count)
 
-    def load_config(self) -> None:
-        for name, value in self._settings.items():
-            self.cfg.set(name, value)
+    def shutdown(self, cancel_pending: bool = True, timeout: float = 5) -> bool:
+        """Let the threads finish their answers, then end them."""
+        self._health.shutdown(cancel_pending, timeout)
+        return bool(super().shutdown(cancel_pending, timeout))
+
+    def add_task(self, connection: HTTPChannel) -> None:
+        """Queue the first request of a connection, unless its client has not read earlier answers."""
+        request = connection.requests[0]
+        if connection.total_outbufs_len > MOST_NOT_TAKEN:
+            connection.requests.clear()
+            connection.close_when_flushed = True
+        elif not request.error and request.path in self._paths:
+            self._health.add_task(connection)
+        else:
+            super().add_task(connection)
+
+
+class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
+    def handle_accept(self) -> None:
+        """Accept a connection; close the one that has been silent for longest if there are too many."""
+        super().handle_accept()
+        if len(self.active_channels) > MOST_CONNECTIONS:
+            waiting = [connection for connection in self.active_channels.values() if not connection.requests]
+            min(waiting, key=lambda connection: connection.last_activity).handle_close()
+
+    def maintenance(self, now: float) -> None:
+        """Close connections whose clients are silent.
+
+        waitress would mark them, and close them once they become writable: never, if the client does not read.
+        """
+        for connection in list(self.active_channels.values()):
+            if not connection.requests and now - connection.last_activity > PATIENCE_S:
+                connection.handle_close()
+
+
+def make_server(listening: socket.socket, application: Any, threads: int, prefix: str = "/") -> TcpWSGIServer:
+    """Return a server for a listening socket; `run` serves until KeyboardInterrupt or SystemExit.
+
+    `threads` answer its requests. `prefix`: the path under which browsers see the application.
+    """
+    logging.getLogger("waitress").setLevel(logging.ERROR)  # queued requests need no warning
+    settings = Adjustments(
+        max_request_header_size=LONGEST_HEAD,
+        max_request_body_size=MOST_BYTES_ASKED + 1,
+        # A thread never waits for a client to read an answer; unread parts go to a file.
+        outbuf_high_watermark=2**62,
+        connection_limit=2**31,
+        cleanup_interval=1,
+        clear_untrusted_proxy_headers=False,  # access.py decides which proxy to trust
+        asyncore_use_poll=True,
+        ident=None,
+    )
+    socket_information = (listening.family, listening.type, listening.proto, listening.getsockname())
+    return _Server(
+        application,
+        _sock=listening,
+        dispatcher=_Threads(threads, prefix),
+        adj=settings,
+        bind_socket=False,
+        sockinfo=socket_information,
+    )

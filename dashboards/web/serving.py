@@ -19,13 +19,14 @@ from werkzeug.wrappers import Response
 
 from tracekit.base.errors import NotStoredError, StoreError, TracekitError
 from tracekit.base.text import printable
+from tracekit.dashboards.data.whatif_query import LONGEST_ADDRESS
 from tracekit.dashboards.ui.context import results
-from tracekit.dashboards.web.access import HEALTH, MOST_BYTES_ASKED, Access, WithoutPrefix, client_address
+from tracekit.dashboards.web.access import HEALTH, MOST_BYTES_ASKED, Access, WithoutPrefix
 from tracekit.dashboards.web.auth import refused
 from tracekit.dashboards.web.downloads import download, report_page, workbook
 from tracekit.dashboards.web.handle import HANDLE, handle
-from tracekit.dashboards.web.passwords import LOGIN, LOGOUT
 from tracekit.dashboards.web.search import search
+from tracekit.dashboards.web.tokens import LOGIN, LOGOUT
 
 if TYPE_CHECKING:
     from tracekit.live.metrics import JobStates
@@ -62,7 +63,9 @@ _COMPRESSED = (
 def harden(app: Dash, access: Access) -> None:
     """Add authentication, health checks, metrics, downloads, and headers that keep a page to this host."""
     server = app.server
-    server.config["MAX_CONTENT_LENGTH"] = MOST_BYTES_ASKED
+    server.config.update(
+        MAX_CONTENT_LENGTH=MOST_BYTES_ASKED, SESSION_COOKIE_PATH=access.prefix, SESSION_COOKIE_SECURE=access.secure
+    )
     server.wsgi_app = WithoutPrefix(server.wsgi_app, access.prefix)
     server.before_request(lambda: _refusal(access))
     server.after_request(lambda response: _restrict(app, access, response))
@@ -104,12 +107,11 @@ def _compress(server: flask.Flask) -> None:
 def _refusal(access: Access) -> Response | None:
     """Return the rejection of a request that would change something or may not pass; None if it may."""
     request = flask.request
-    flask.g.prefix, flask.g.secure, flask.g.proxied = access.prefix, access.secure, access.proxied
-    flask.g.client = client_address(request, proxied=access.proxied)
+    flask.g.prefix, flask.g.proxied = access.prefix, access.proxied
+    if len(request.query_string) > 3 * LONGEST_ADDRESS:  # as %XX; pages say themselves what is too long for them
+        return refused(414, f"the address has more than {LONGEST_ADDRESS:,} characters")
     if request.method not in _LOOKING and not (request.method == "POST" and request.path in _POSTED_TO):
         return refused(405, "the dashboard only reads")
-    if request.method == "POST" and request.headers.get("Sec-Fetch-Site") == "cross-site":
-        return refused(403, "another site asked for this")
     return access.refusal(request)
 
 

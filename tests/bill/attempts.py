@@ -58,14 +58,18 @@ class Attempt(WrittenRun):
         *,
         slow: Mapping[int, float] | None = None,
         recorded: bool = True,
+        idle_s: float = 0.0,
     ) -> None:
-        """A step of all ranks. Each computes forward and backward in its last 0.9 s, of which 0.1 s are the gradients'
-        reduction and 0.1 s the optimizer; a rank in `slow` that many seconds longer, while the others wait.
+        """A step of all ranks. Each computes forward and backward from its start, or the end of work that begins there,
+        or `idle_s` later, until 0.2 s before its end, of which 0.1 s are the gradients' reduction and 0.1 s the
+        optimizer; a rank in `slow` that many seconds longer, while the others wait.
         """
         late = max((slow or {}).values(), default=0.0)
+        planned = [ends for ops in (work or {}).values() for _, starts, ends in ops if starts == start_s]
         for rank in range(self.ranks):
-            begun, more = end_s - 0.9 - late, (slow or {}).get(rank, 0.0)
-            turned, reduced = begun + 0.2 + more / 2, begun + 0.7 + more
+            begun, more = max(planned, default=start_s) + idle_s, (slow or {}).get(rank, 0.0)
+            reduced = end_s - 0.2 - late + more
+            turned = begun + (reduced - begun) * 0.3
             ops = [
                 ("forward-compute", Category.COMPUTE, 0, begun, turned),
                 ("backward-compute", Category.COMPUTE, int(Flag.LAST_BACKWARD), turned, reduced),

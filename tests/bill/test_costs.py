@@ -3,64 +3,199 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 
-from tracekit.bill.bill import ALL, Part
+from tracekit.bill.bill import ALL, USEFUL, Part
 from tracekit.bill.costs import Costs, costs_of
 
+UNEXPLAINED_DELAYS = (Part.UNKNOWN, "launch delays without a cause", 0.0)
 
-def report(stragglers_s: float, *, trusted: bool = True) -> str:
-    def cause(kind: str, saved_s: float, workers: int = 0, ranks: Sequence[int] = ()) -> dict[str, object]:
-        where = {"workers": [{}] * workers, "ranks": ranks}
-        return {"kind": kind, "saved_s": saved_s, "alone_s": saved_s / 2, "where": where}
 
-    losses = {"straggler": stragglers_s, "input-bound": 2.0, "stalls": 4.0, "communication-bound": 9.0}
+def cause(kind: str, saved_s: float, alone_s: float = 0.0, **where: object) -> dict[str, object]:
+    return {"kind": kind, "saved_s": saved_s, "alone_s": alone_s, "where": where}
+
+
+def report(
+    losses: Mapping[str, float],
+    causes: Sequence[Mapping[str, object]] = (),
+    *,
+    source: str = "pipeline",
+    lost_s: float | None = None,
+    path: Mapping[str, float] | None = None,
+    by_kind: Mapping[str, float] | None = None,
+    doubt: str | None = None,
+    **more: Any,
+) -> str:
+    """Of 4 GPUs and steps of 20 s, ideally 10 s. `by_kind`: S of the ops of a kind alone."""
     content = {
-        "critical_path": [
-            {"kind": "data-load", "recorded_s": 1.5},
-            {"kind": "checkpoint", "recorded_s": 3.0},
-            {"kind": None, "recorded_s": 5.0},
-        ],
-        "trust": {"trustworthy": trusted},
-        "step_time_s": {"original": 20.0, "ideal": 20.0 - stragglers_s},
-        "verdict": {"losses": [{"kind": kind, "lost_s": lost_s} for kind, lost_s in losses.items()]},
-        "causes": [
-            *(cause("bad-worker", 1.0, 1), cause("bad-worker", 0.5, 1)),
-            cause("checkpoint-stalls", 3.0),
-            cause("checkpoint-stalls", 0.5, workers=1),  # a few workers that stop the others
-            cause("late-data-loading", 0.5, ranks=[2]),  # a rank of an op trace, for whose data the others wait
-            cause("of a plug-in", 7.0),
-        ],
+        "job": {"source": source, "gpus": 4},
+        "step_time_s": {"recorded": 20.0, "original": 20.0, "ideal": 10.0},
+        "verdict": {
+            "lost_s": sum(losses.values()) if lost_s is None else lost_s,
+            "losses": [{"kind": kind, "lost_s": seconds} for kind, seconds in losses.items()],
+        },
+        "trust": {"trustworthy": doubt is None, "reasons": [doubt] if doubt else [], "unexplained": 0.0},
+        "causes": causes,
+        "critical_path": [{"kind": None, "recorded_s": 5.0}]
+        + [{"kind": kind, "recorded_s": seconds} for kind, seconds in (path or {}).items()],
+        "by_kind": [{"kind": kind, "slowdown": slowdown} for kind, slowdown in (by_kind or {}).items()],
     }
-    return json.dumps(content)
+    return json.dumps(content | more)
+
+
+def costs(*arguments: Any, **options: Any) -> Costs:
+    found = costs_of(report(*arguments, **options))
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize(
-    ("stragglers_s", "expected"),
+    ("kind", "part", "rest"),
     [
-        (3.0, {"bad-worker": 1.5, "checkpoint-stalls": 0.5, "late-data-loading": 0.5, "unexplained": 0.5}),
-        # Causes that hide each other share what they cost.
-        (1.25, {"bad-worker": 0.75, "checkpoint-stalls": 0.25, "late-data-loading": 0.25}),
+        ("straggler", Part.STRAGGLERS, "unexplained"),
+        ("input-bound", Part.INPUT, "input-bound"),
+        ("host-bound", Part.HOST, "host-bound"),
+        ("communication-bound", Part.COMMUNICATION, "communication-bound"),
+        ("compute-bound", Part.COMPUTE, "compute-bound"),
+        ("idle", Part.IDLE, "idle"),
+        ("stalls", Part.IDLE, "stalls"),
+        ("evaluation", Part.EVALUATION, "evaluation"),
+        *((kind, Part.POST_TRAINING, kind) for kind in ("queueing", "tail", "engines", "tools", "reward", "sync")),
     ],
 )
-def test_stragglers_are_divided_among_their_causes_and_nothing_counts_twice(
-    stragglers_s: float, expected: dict[str, float]
-) -> None:
-    assert costs_of(report(stragglers_s)) == Costs(
-        planned={Part.CHECKPOINTS: 3.0, Part.EVALUATION: 0.0, Part.INPUT: 1.5},
-        lost={(Part.STRAGGLERS, kind): seconds for kind, seconds in expected.items()}
-        | {(Part.INPUT, "late data"): 0.5, (Part.IDLE, "pauses and stalls"): 1.0},
+def test_every_kind_of_loss_has_a_row_though_nobody_knows_its_cause(kind: str, part: Part, rest: str) -> None:
+    assert costs({kind: 6.0}).lost == {(part, rest): 6.0}
+
+
+def test_a_straggler_without_a_cause_is_lost_not_useful() -> None:
+    """As op traces report it: with a finding of its own that says so."""
+    found = costs({"straggler": 3.0}, [cause("unexplained", 3.0, 3.0)])
+    assert found.lost == {(Part.STRAGGLERS, "unexplained"): 3.0}
+    assert found.rest == (UNEXPLAINED_DELAYS, USEFUL)
+
+
+@pytest.mark.parametrize(
+    ("lost_s", "expected"),
+    [
+        (3.0, {"bad-worker": 1.5, "late-rank": 0.5, "unexplained": 1.0}),
+        # Causes that hide each other share what they cost.
+        (1.0, {"bad-worker": 0.75, "late-rank": 0.25}),
+    ],
+)
+def test_a_loss_is_divided_among_its_causes(lost_s: float, expected: dict[str, float]) -> None:
+    causes = [cause("bad-worker", 1.0, 0.5), cause("bad-worker", 0.5), cause("late-rank", 0.25, 0.5, ranks=[2])]
+    found = costs({"straggler": lost_s}, [*causes, cause("of a plug-in", 7.0)])
+    assert found.lost == {(Part.STRAGGLERS, kind): seconds for kind, seconds in expected.items()}
+
+
+def test_losses_cost_together_what_the_verdict_says() -> None:
+    """5 s of which the second loss shares 1 s with the first, and 5 s of which 2 s go only with both."""
+    losses = {"host-bound": 4.0, "communication-bound": 2.0}
+    assert costs(losses, lost_s=5.0).lost == {
+        (Part.HOST, "host-bound"): 4.0,
+        (Part.COMMUNICATION, "communication-bound"): 1.0,
+    }
+    assert costs({"host-bound": 2.0, "communication-bound": 1.0}, lost_s=5.0).lost == {
+        (Part.HOST, "host-bound"): 2.0,
+        (Part.COMMUNICATION, "communication-bound"): 1.0,
+        (Part.UNKNOWN, "losses that hide each other"): 2.0,
+    }
+
+
+def test_planned_work_is_billed_once_whatever_loss_counts_it() -> None:
+    """Stalls of 4 s are a checkpoint of 3 s on all ranks, and 1 s of something else; 0.5 s of checkpoint are one
+    worker's. The path shows 3 s of checkpoints, of 3.5 s that losses count, and 1.5 s of loading, which one rank does
+    0.5 s of; data is late for 2 s.
+    """
+    causes = [
+        cause("checkpoint-stalls", 3.0),
+        cause("checkpoint-stalls", 0.5, workers=[{"dp_rank": 0, "pp_rank": 0}]),
+        cause("late-data-loading", 0.5, ranks=[2]),
+        cause("late-data-loading", 2.0),
+    ]
+    losses = {"stalls": 4.0, "straggler": 1.0, "input-bound": 2.0}
+    found = costs(losses, causes, path={"checkpoint": 3.0, "data-load": 1.5})
+    assert found.planned == {Part.CHECKPOINTS: 3.0, Part.EVALUATION: 0.0, Part.INPUT: 1.5}
+    assert found.lost == pytest.approx(
+        {
+            (Part.CHECKPOINTS, "checkpoint-stalls"): 0.5 * 3.0 / 3.5,
+            (Part.STRAGGLERS, "checkpoint-stalls"): 0.5 * 0.5 / 3.5,
+            (Part.IDLE, "stalls"): 1.0,
+            (Part.STRAGGLERS, "late-data-loading"): 1.0 * 0.5 / 2.5,
+            (Part.INPUT, "late-data-loading"): 1.0 * 2.0 / 2.5,
+        }
+    )
+    assert sum(found.planned.values()) + sum(found.lost.values()) == pytest.approx(sum(losses.values()))
+
+
+def test_stragglers_without_a_cause_that_are_checkpoints_of_a_rank_are_billed_as_checkpoints() -> None:
+    """With its checkpoint alone as recorded, S is 1.2: 2 s of a step of ideally 10 s."""
+    found = costs({"straggler": 3.0}, path={"checkpoint": 2.0}, by_kind={"checkpoint": 1.2, "forward": 1.1})
+    assert (found.planned[Part.CHECKPOINTS], found.lost) == (2.0, {(Part.STRAGGLERS, "unexplained"): pytest.approx(1)})
+
+
+def test_launch_delays_without_a_cause_are_unknown() -> None:
+    trust = {"trustworthy": True, "reasons": [], "unexplained": 0.04}
+    assert costs({}, trust=trust).rest == ((*UNEXPLAINED_DELAYS[:2], pytest.approx(0.8)), USEFUL)
+
+
+def test_of_a_recording_only_what_gpus_compute_is_useful() -> None:
+    """The median rank computes for 8 s, of which slow kernels waste 1 s, transfers are exposed for 2 s; both may share
+    their time with the loss that leads.
+    """
+
+    def gpu(compute_s: float) -> dict[str, object]:
+        kernels = [{"class": "matrix-product", "seconds": compute_s}, {"class": "communication", "seconds": 5.0}]
+        return {"busy_s": 19.0, "kernels": kernels}
+
+    found = costs(
+        {"host-bound": 6.0},
+        [cause("host-bound-launch", 6.0), cause("slow-kernels", 1.5, 1.0)],
+        source="recording",
+        gpus=[gpu(8.0), gpu(12.0), gpu(7.5)],
+        verdict={"lost_s": 6.0, "losses": [{"kind": "host-bound", "lost_s": 6.0}], "exposed_communication_s": 2.0},
+    )
+    assert found.claims == (
+        (Part.HOST, "host-bound-launch", 6.0),
+        (Part.USEFUL, "training", 7.0),
+        (Part.COMPUTE, "slow-kernels", 1.0),
+        (Part.COMMUNICATION, "exposed-communication", 2.0),
+        (Part.UNKNOWN, "no GPU computes, for no known loss", ALL),
+    )
+
+
+@pytest.mark.parametrize(("basis", "decoded_s"), [("trajectories", 5.0), ("phases", 0.0)])
+def test_of_post_training_only_what_engines_decode_is_useful(basis: str, decoded_s: float) -> None:
+    """A generation of 8 s with a tail of 3 s."""
+    rl = {"job": {"basis": basis}, "generation_s": 8.0, "unaccounted_s": 1.0, "length_s": 70.0}
+    found = costs({"tail": 3.0}, [cause("tail", 3.0, 3.0), cause("sync", 0.5, 0.5)], source="rl", rl=rl)
+    assert found.length_s == 70.0
+    assert found.claims == (
+        (Part.POST_TRAINING, "tail", 3.0),
+        (Part.POST_TRAINING, "sync", 0.5),
+        (Part.UNKNOWN, "in no phase", 1.0),
+        (Part.USEFUL, "generation", decoded_s),
+        (Part.UNKNOWN, "phases: the log shows no compute", ALL),
     )
 
 
 def test_of_a_report_that_is_not_trusted_only_what_was_recorded_is_billed() -> None:
-    rest = (Part.UNKNOWN, "analysis not trusted", ALL)
-    planned = {Part.CHECKPOINTS: 3.0, Part.EVALUATION: 0.0, Part.INPUT: 1.5}
-    assert costs_of(report(3.0, trusted=False)) == Costs(planned, {}, rest)
+    found = costs({"straggler": 3.0}, path={"checkpoint": 2.0}, doubt="clocks are off")
+    rest = ((Part.UNKNOWN, "analysis not trusted", ALL),)
+    planned = {Part.CHECKPOINTS: 2.0, Part.EVALUATION: 0.0, Part.INPUT: 0.0}
+    assert found == Costs(planned, {}, rest, 4, None, "clocks are off")
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"critical_path": 1}', '{"critical_path": [{"kind": "gc"}]}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"critical_path": 1}', report({"gone-wrong": 1.0})])
 def test_a_report_with_other_keys_has_no_costs(text: str) -> None:
     assert costs_of(text) is None
+
+
+def test_what_a_source_without_compute_shows_beyond_its_losses_is_unknown() -> None:
+    """10 ms of 20 s are a late rank; the rest lies between collectives."""
+    lack = {"fact": "compute", "why": "the log holds no compute", "instead": "record it"}
+    found = costs({"straggler": 4.0}, lacks=[lack])
+    assert found.rest == ((Part.UNKNOWN, "the log holds no compute", ALL),)

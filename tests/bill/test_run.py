@@ -132,6 +132,16 @@ def test_stragglers_are_what_the_analysis_says_by_kind_of_cause(tmp_path: Path) 
     assert rows["gpu_hours"].sum() == pytest.approx(4 * 21 * 1.6 / 3600)
 
 
+def test_time_in_which_the_host_keeps_all_ranks_waiting_is_not_useful(tmp_path: Path) -> None:
+    """0.3 s of every step of 1 s."""
+    one = Attempt(tmp_path, begins_s=0.0)
+    for number in range(11):
+        one.step(number, number, number + 1.0, idle_s=0.3)
+    one.end(0)
+    found = seconds(tmp_path)
+    assert (found["host", "host-bound-launch"], found["useful", "training"]) == (3.0, 7.0)
+
+
 def test_steps_that_were_not_recorded_are_unknown(tmp_path: Path) -> None:
     """`--every 2`, and a step whose records were dropped: steps 3, 5 and 6."""
     one = Attempt(tmp_path, begins_s=0.0)

@@ -138,6 +138,14 @@ def test_a_job_whose_report_is_damaged_is_left_out_and_named(tmp_path: Path) -> 
     assert run("bill", store.path).code == ExitCode.BAD_INPUT
 
 
+def test_a_job_whose_report_is_gone_is_unknown_with_a_note(tmp_path: Path) -> None:
+    store = stored(tmp_path, [window(healthy_frame(range(4)), None, 0.0)])
+    (report,) = (tmp_path / "jobs.store" / "jobs" / "1").glob("*.report.json")
+    report.unlink()
+    assert set(seconds(store)) == {("unknown", "windows whose report is gone")}
+    assert bill_of_store(store).notes == ("job: window 0 is one of the windows whose report is gone",)
+
+
 def test_a_trace_without_times_is_billed_in_no_week(tmp_path: Path) -> None:
     store = stored(tmp_path, [window(healthy_frame(range(4)), None, 0.0)])
     assert seconds(store) == {("useful", "training"): 4 * HEALTHY_STEP_S}
@@ -185,7 +193,8 @@ def test_post_training_is_billed_by_its_losses_and_what_is_in_no_phase(tmp_path:
     for name in ("timed", "logged", "wrong"):
         assert run("import", tmp_path / name, "--store", store.path).code == 0
     assert seconds(store) == {
-        ("useful", "training"): 4 * 9.5 + 2 * 60,
+        ("useful", "generation"): 4 * 5.5,
+        ("unknown", "phases: the log shows no compute"): 4 * 4.0 + 2 * 60,
         ("post-training", "reward"): 4 * 0.5,
         ("post-training", "sync"): 4 * 1.0 + 2 * 10,
         ("unknown", "in no phase"): 2 * 30.0,

@@ -343,7 +343,8 @@ def test_code_on_the_command_line_is_recorded_without_heavy_imports(by_code):
     """In a training process is what torch itself imports, and nothing else of what tracekit's analysis needs."""
     assert counts(by_code.trace)[OpKind.OPTIMIZER] == 1
     (imported,) = (line.split()[1:] for line in by_code.process.stdout.splitlines() if line.startswith("imported "))
-    assert {"torch", "tracekit"} <= set(imported)
+    assert {"torch", "_tracekit_recorder"} <= set(imported)
+    assert not {"tracekit", "collectors", "analysis", "dashboards"} & set(imported)
     assert not HEAVY & set(imported)
 
 

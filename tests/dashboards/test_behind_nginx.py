@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import Browser
-from werkzeug.security import generate_password_hash
 from werkzeug.serving import make_server
 
 from tests.dashboards.conftest import Serving
+from tests.dashboards.web.test_tokens import NEW, write
 from tracekit.dashboards.web.access import read_access
 from tracekit.dashboards.web.auth import read_auth
 
@@ -56,11 +56,11 @@ def proxied(sample_store: Path, tmp_path: Path, serve: Callable[..., Serving]) -
          "-keyout", tmp_path / "key", "-out", tmp_path / "crt"],
         check=True, capture_output=True,
     )  # fmt: skip
-    (tmp_path / "users").write_text(f"ann:{generate_password_hash('right', 'pbkdf2:sha256:1')}\n")
+    write(tmp_path / "tokens", f"ann: {NEW}\n")
     free = make_server("127.0.0.1", 0, lambda *_: [])  # a port that nobody has, for nginx
     free.server_close()
     url = f"https://localhost:{free.server_port}/tracekit/"
-    access = read_access(read_auth(f"password:{tmp_path / 'users'}"), [], url)
+    access = read_access(read_auth(f"token:{tmp_path / 'tokens'}"), [], url)
     port = urlsplit(serve(sample_store, access).url).port
     assert port is not None
     config = tmp_path / "nginx.conf"
@@ -85,8 +85,7 @@ def test_a_person_logs_in_and_sees_every_kind_of_page(proxied: Proxied, browser:
     page.on("console", lambda said: noise.append(said.text) if said.type in ("error", "warning") else None)
     page.on("request", lambda asked: None if asked.url.startswith(proxied.url) else noise.append(asked.url))
     page.goto(f"{proxied.url}job?job=slow-worker")
-    page.fill("[name=user]", "ann")
-    page.fill("[name=password]", "right")
+    page.fill("[name=token]", NEW)
     page.click("button")
     page.wait_for_selector(".hero")
     assert page.url == f"{proxied.url}job?job=slow-worker"
@@ -104,6 +103,11 @@ def test_a_person_logs_in_and_sees_every_kind_of_page(proxied: Proxied, browser:
         page.click("text=causes.csv")
     assert "slow" in Path(download.value.path()).read_text()
     page.click("text=Log out")
-    page.wait_for_selector("[name=password]")
-    assert noise == []
+    page.wait_for_selector("[name=token]")
+    assert page.url == proxied.url
+    page.goto(f"{proxied.url}workers?token={NEW}&job=slow-worker")
+    page.wait_for_selector("#workers-detail")
+    assert page.url.startswith(f"{proxied.url}workers?job=slow-worker")
+    assert NEW not in page.url
+    assert [line for line in noise if "401" not in line] == []
     context.close()

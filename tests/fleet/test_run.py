@@ -146,16 +146,16 @@ from tracekit.fleet.sources import find_sources
 from tracekit.fleet.study import Study
 
 jobs, out, what, number = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-replace, replaced = Path.replace, 0
+rename, renamed = os.rename, 0
 
 
-def die_at_replace(path, target):
+def die_at_rename(*names, **folders):
     # the driver dies before it puts the number-th file in its place
-    global replaced
-    replaced += 1
-    if replaced == number:
+    global renamed
+    renamed += 1
+    if renamed == number:
         os.kill(os.getpid(), signal.SIGKILL)
-    return replace(path, target)
+    return rename(*names, **folders)
 
 
 def progress(standing):
@@ -167,7 +167,7 @@ def progress(standing):
 
 
 if what == "fold":
-    Path.replace = die_at_replace
+    os.rename = die_at_rename
 run_study(Study(out), find_sources([str(jobs)]), LocalExecutor(2, 2 * GIB), progress)
 """
 

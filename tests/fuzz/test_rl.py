@@ -25,6 +25,17 @@ LOGS = (
     "Global step 1: {'timing/generation': 3.0, 'timing/ppo_train': 2.0, 'timing/step_total': 5.0}\n",
     "perf 1: {'perf/rollout_time': 3.0}\nperf 1: {'perf/step_time': 6.0, 'perf/train_wait_time': 3.5}\n",
     "Total step time: 6.00s\n  generation: 3.00s\n  policy_training: 2.00s\n",
+    "Step 1: \n{'timing/step': '6.0000',\n 'timing/generate': '3.0000',\n 'timing/eval': '1.0000'}\n",
+    "step:1 - timing_s/gen:3.0 - timi\nng_s/step:6.0 - timing_s/testing:2.\n0\n",
+    "timing_s/gen: 3.0\ntiming_s/step: 6.0\n",
+    (
+        "step:1 - timing_s/gen:3.0 - timing_s/step:6.0 - fully_async/trainer/idle_ratio:0.4"
+        " - fully_async/rollouter/idle_ratio:0.1\n"
+    ),
+    (
+        "step:1 - timing_s/gen:3.0 - timing_s/step:6.0 - timing_s/agent_loop/slowest/tool_calls:2.0"
+        " - timing_s/agent_loop/slowest/generate_sequences:1.0 - timing_s/agent_loop/generate_sequences/max:1.5\n"
+    ),
 )
 
 
@@ -57,9 +68,9 @@ def test_edited_trajectories(changes, options):
         ask(write(Path(folder) / "log", edited), "--gpus", "rollout=2,trainer=2", *options)
 
 
-@examples(30)
+@examples(60)
 @given(
-    st.sampled_from(LOGS), st.lists(st.tuples(st.integers(0, 90), st.integers(0, 9), st.text(max_size=4)), max_size=3)
+    st.sampled_from(LOGS), st.lists(st.tuples(st.integers(0, 200), st.integers(0, 9), st.text(max_size=4)), max_size=3)
 )
 def test_damaged_logs(log, damage):
     text = log * 3

@@ -26,7 +26,8 @@ from tracekit.base.errors import OutputError
 TEMPORARY_PREFIX = ".tracekit.new-"
 #: Some shared file systems hide the locks of other hosts: a file older than this, seconds, has no living writer there.
 ABANDONED_S = 86_400.0
-_TYPES = {
+#: What a file is that is no regular file, folder or link, by its type.
+SPECIAL_FILES = {
     stat.S_IFIFO: "a pipe",
     stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device",
@@ -136,7 +137,7 @@ class Place:
                 found = self.path.stat()
         if stat.S_ISDIR(found.st_mode):
             return "is a folder; name a file in it"
-        if (special := _TYPES.get(stat.S_IFMT(found.st_mode))) is not None:
+        if (special := SPECIAL_FILES.get(stat.S_IFMT(found.st_mode))) is not None:
             return f"is {special}; tracekit writes only to regular files, choose another place"
         return f"{what}, which is not followed; name the file itself"
 

@@ -11,7 +11,9 @@
     │   ├── StoreTakenError another process is adding windows to the same job
     │   └── NotStoredError  the store can be read, and lacks the job or its results
     ├── StudyError        a folder is not a study of a fleet, or cannot be read as one
+    │   └── UnsafeFileError a link, a pipe or the like is where a file belongs; a StoreError, too
     ├── SelectionError    a selection or scenario names something that does not exist
+    ├── TimeLimitError    a question takes longer than it may
     ├── OutputError       a result cannot be written
     └── MissingExtraError  an optional part of tracekit is not installed
 
@@ -26,7 +28,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tracekit.base.text import LONGEST_QUOTE, cut
+from .text import LONGEST_QUOTE, cut
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -98,8 +100,20 @@ class StudyError(TracekitError):
     """A folder cannot be used as a study of a fleet."""
 
 
+class UnsafeFileError(StoreError, StudyError):
+    """A link, a pipe, a socket or a device is where a file or folder of a store or a study belongs."""
+
+
+class UnreadableFileError(StoreError, StudyError):
+    """A file of a store or a study cannot be read now, or is far too large: that does not make it damaged."""
+
+
 class SelectionError(TracekitError):
     """A selection of ops, workers or steps cannot be understood or matches nothing."""
+
+
+class TimeLimitError(TracekitError):
+    """A question takes longer than it may."""
 
 
 class OutputError(TracekitError):

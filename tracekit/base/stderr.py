@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, TextIO
 
 _SPINNER = "|/-\\"
@@ -40,6 +41,10 @@ def say(text: str, end: str = "\n") -> None:
         sys.stderr.flush()
     except OSError:
         _silence_stderr()
+
+
+#: The same, once in each process.
+say_once = lru_cache(maxsize=4096)(say)
 
 
 class _Stdout(io.FileIO):

@@ -14,10 +14,14 @@ from collections.abc import Iterable
 LONGEST_NAME = 80
 #: Messages cut values from outside to this many characters.
 LONGEST_QUOTE = 200
+#: A mistyped name is compared with so many.
+MOST_COMPARED = 1000
 #: What stands for a name of spaces only.
 NO_NAME = "(no name)"
 #: Nothing is more certain than this.
 MOST_CONFIDENT = 0.99
+#: The last second that dates can show, of the year 9999; seconds since the epoch.
+LAST_MOMENT = 253_402_300_799
 
 
 def encodable(text: str) -> str:
@@ -75,6 +79,18 @@ def listed(names: Iterable[str], most: int = 20) -> str:
     every = list(names)
     more = f" and {len(every) - most:,} more" if len(every) > most else ""
     return ", ".join(map(short, every[:most])) + more
+
+
+def nearest(word: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The name that a mistyped word most likely means, of 1,000 that begin like it if there are more; None if none is
+    alike. Names are compared by their first characters: to compare two takes the square of their length.
+    """
+    import difflib
+
+    likely = sorted(names, key=lambda name: name[:1] != word[:1])[:MOST_COMPARED]
+    by_start = {name[:LONGEST_NAME]: name for name in reversed(likely)}
+    close = difflib.get_close_matches(word[:LONGEST_NAME], by_start, n=1, cutoff=cutoff)
+    return by_start[close[0]] if close else None
 
 
 def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:

@@ -40,6 +40,9 @@ class Part(StrEnum):
 
     USEFUL = "useful"
     STRAGGLERS = "stragglers"
+    HOST = "host"
+    COMMUNICATION = "communication"
+    COMPUTE = "compute"
     POST_TRAINING = "post-training"
     INPUT = "input"
     CHECKPOINTS = "checkpoints"

@@ -1,17 +1,19 @@
-"""What the mean step of a report loses to the parts of a bill.
+"""What the mean step of a report goes to, as parts of a bill.
 
-In: the JSON of a report. Out: seconds of the mean step by part and cause.
+In: the JSON of a report. Out: seconds of the mean step by part and cause: each loss of the verdict, and planned work of
+the critical path beyond these.
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
 from tracekit.analysis.detectors.registry import detector_of
-from tracekit.bill.bill import ALL, LEAST_S, USEFUL, Claim, Part
-from tracekit.report.finding import Place
+from tracekit.bill.bill import ALL, LEAST_S, Claim, Part
+from tracekit.bill.reported import Cause, Reported, read_report
+from tracekit.bill.useful import shown_useful
 from tracekit.report.verdict import OF_POST_TRAINING, LossKind
 from tracekit.trace.model import OpKind
 
@@ -21,63 +23,162 @@ PLANNED = {
     OpKind.EVALUATION: Part.EVALUATION,
     OpKind.DATA_LOAD: Part.INPUT,
 }
+#: The part of each kind of loss.
+PART_OF = {
+    LossKind.STRAGGLER: Part.STRAGGLERS,
+    LossKind.INPUT: Part.INPUT,
+    LossKind.HOST: Part.HOST,
+    LossKind.COMMUNICATION: Part.COMMUNICATION,
+    LossKind.COMPUTE: Part.COMPUTE,
+    LossKind.IDLE: Part.IDLE,
+    LossKind.STALLS: Part.IDLE,
+    LossKind.EVALUATION: Part.EVALUATION,
+    **dict.fromkeys(OF_POST_TRAINING, Part.POST_TRAINING),
+}
 _UNEXPLAINED = "unexplained"
+NOT_TRUSTED: Claim = Part.UNKNOWN, "analysis not trusted", ALL
+#: Seconds by part, cause, and the part of the planned work that the cause consists of.
+_Lost = dict[tuple[Part, str, Part | None], float]
 
 
 class Costs(Struct, frozen=True):
-    """Seconds of the mean step. `planned`: of data loading, checkpoints and evaluation on the critical path. `lost`: to
-    stragglers, by kind of finding, to data that no op shows, and to pauses and stalls; of post-training, to its losses,
-    and what is in no phase. `rest`: what all else went to. `length_s`: seconds of all steps, None if they are as many
-    times the mean step.
+    """Seconds of the mean step. `planned`: of data loading, checkpoints and evaluation on the critical path; `lost`: of
+    the losses, beyond planned work. `rest`: what else the step goes to, in order; the last claim gets all that is left.
+
+    `gpus`: of the job. `length_s`: seconds of all steps, None if they are as many times the mean step. `doubt`: why the
+    losses are not known, None if they are.
     """
 
-    planned: dict[Part, float]
-    lost: dict[tuple[Part, str], float]
-    rest: Claim = USEFUL
+    planned: Mapping[Part, float]
+    lost: Mapping[tuple[Part, str], float]
+    rest: tuple[Claim, ...]
+    gpus: int
     length_s: float | None = None
+    doubt: str | None = None
+
+    @property
+    def claims(self) -> tuple[Claim, ...]:
+        """What a step goes to beyond planned work, in order."""
+        return (*((*to, seconds) for to, seconds in self.lost.items()), *self.rest)
 
 
-def costs_of(report: str) -> Costs | None:
+def costs_of(text: str) -> Costs | None:
     """The costs that a report shows; None for a report of a version with other keys."""
-    try:
-        found = json.loads(report)
-        on_path = [(op.get("kind"), op["recorded_s"]) for op in found["critical_path"]]
-        of = {loss["kind"]: loss["lost_s"] for loss in found["verdict"]["losses"]}
-        causes = [(cause["kind"], max(cause["saved_s"], cause["alone_s"], 0.0), Place(**cause["where"]))
-                  for cause in found["causes"]]  # fmt: skip
-        trusted, times, unaccounted_s, length_s = found["trust"]["trustworthy"], found["step_time_s"], 0.0, None
-        if "rl" in found:
-            unaccounted_s, length_s = found["rl"]["unaccounted_s"] or 0.0, found["rl"].get("length_s")
-        together_s = times["original"] - times["ideal"]
-    except (ValueError, KeyError, TypeError, AttributeError):
+    report = read_report(text)
+    if report is None:
         return None
-    planned = {part: sum(max(s, 0.0) for kind, s in on_path if kind == of_part) for of_part, part in PLANNED.items()}
-    if not trusted:
-        return Costs(planned, {}, (Part.UNKNOWN, "analysis not trusted", ALL), length_s)
-    lost_s = of.get(LossKind.STRAGGLER, 0.0)
-    lost = _divided(Part.STRAGGLERS, [one for one in causes if _is_straggler(one[0], one[2])], lost_s)
-    lost[Part.STRAGGLERS, _UNEXPLAINED] = lost_s - sum(lost.values())
-    lost |= _divided(Part.POST_TRAINING, [one for one in causes if one[0] in OF_POST_TRAINING], together_s)
-    lost[Part.UNKNOWN, "in no phase"] = unaccounted_s
-    # What is recorded as an op is not lost once more: stalls include checkpoints.
-    lost[Part.INPUT, "late data"] = max(of.get(LossKind.INPUT, 0.0) - planned[Part.INPUT], 0.0)
-    still_s = of.get(LossKind.STALLS, 0.0) + of.get(LossKind.IDLE, 0.0) - planned[Part.CHECKPOINTS]
-    lost[Part.IDLE, "pauses and stalls"] = max(still_s, 0.0)
-    return Costs(planned, {to: seconds for to, seconds in lost.items() if seconds > LEAST_S}, length_s=length_s)
+    planned = dict.fromkeys(PLANNED.values(), 0.0)
+    for op in report.critical_kinds or report.critical_path:
+        if op.kind in PLANNED:
+            planned[PLANNED[OpKind(op.kind)]] += max(op.recorded_s, 0.0)
+    length_s, gpus = None if report.rl is None else report.rl.length_s, report.job.gpus
+    if not report.trust.trustworthy:
+        return Costs(planned, {}, (NOT_TRUSTED,), gpus, length_s, next(iter(report.trust.reasons), None))
+    losses_s = _losses_s(report)
+    lost = dict[tuple[Part, str], float]()
+    for (part, cause, _), seconds in _beyond(planned, _divided(report, losses_s, planned)).items():
+        lost[part, cause] = lost.get((part, cause), 0.0) + seconds
+    lost[Part.UNKNOWN, "losses that hide each other"] = report.verdict.lost_s - sum(losses_s.values())
+    rest = shown_useful(report, losses_s, _others(report, losses_s))
+    return Costs(planned, {to: seconds for to, seconds in lost.items() if seconds > LEAST_S}, rest, gpus, length_s)
 
 
-def _divided(part: Part, causes: list[tuple[str, float, Place]], lost_s: float) -> dict[tuple[Part, str], float]:
-    """What causes cost by kind; those that hide each other share what they cost together, `lost_s`."""
-    by_kind: dict[tuple[Part, str], float] = {}
-    for kind, cost_s, _ in causes:
-        by_kind[part, kind] = by_kind.get((part, kind), 0.0) + cost_s
-    named_s = sum(by_kind.values())
-    scale = min(1.0, lost_s / named_s) if named_s else 0.0
-    return {to: cost_s * scale for to, cost_s in by_kind.items()}
+def _losses_s(report: Reported) -> dict[LossKind, float]:
+    """Seconds of each kind of loss, together no more than all cost together: those that lead come first."""
+    left_s, losses_s = report.verdict.lost_s, dict[LossKind, float]()
+    for loss in report.verdict.losses:
+        losses_s[loss.kind] = min(max(loss.lost_s, 0.0), left_s)
+        left_s -= losses_s[loss.kind]
+    return losses_s
 
 
-def _is_straggler(kind: str, where: Place) -> bool:
+def _divided(report: Reported, losses_s: Mapping[LossKind, float], planned: Mapping[Part, float]) -> _Lost:
+    """The losses by their causes; those of a loss that hide each other share what they cost together."""
+    lost: _Lost = {}
+    for kind, lost_s in losses_s.items():
+        part = PART_OF.get(kind, Part.UNKNOWN)
+        of_kind = [cause for cause in report.causes if _loss_of(cause) is kind]
+        named_s = sum(_cost_s(cause) for cause in of_kind)
+        scale = min(1.0, lost_s / named_s) if named_s else 0.0
+        for cause in of_kind:
+            work = _planned_part(cause)
+            to = Part.CHECKPOINTS if (kind, work) == (LossKind.STALLS, Part.CHECKPOINTS) else part
+            _add(lost, (to, cause.kind, work), _cost_s(cause) * scale)
+        rest = part, _UNEXPLAINED if kind is LossKind.STRAGGLER else str(kind), None
+        _add(lost, rest, max(lost_s - named_s, 0.0))
+        if kind is LossKind.STRAGGLER:  # a finding on a rank prices all that the rank does
+            on_ranks = [(part, cause.kind, None) for cause in of_kind if cause.where.ranks]
+            _take(lost, (rest, *on_ranks), sum(_uneven_work_s(report, lost, planned).values()))
+    return lost
+
+
+def _uneven_work_s(report: Reported, lost: _Lost, planned: Mapping[Part, float]) -> dict[Part, float]:
+    """Seconds of planned work that S counts as stragglers, because only some ranks do it, by part; without what
+    findings name, and work that the verdict leaves out of S.
+    """
+    left_out = {_planned_part(cause) for cause in report.causes if _loss_of(cause) is not LossKind.STRAGGLER}
+    uneven_s = dict[Part, float]()
+    for op in report.by_kind:
+        if op.kind in PLANNED and (work := PLANNED[OpKind(op.kind)]) not in left_out:
+            of_s = ((op.slowdown or 1.0) - 1) * report.step_time_s.ideal
+            named_s = sum(seconds for (part, _, of), seconds in lost.items() if (part, of) == (Part.STRAGGLERS, work))
+            uneven_s[work] = max(min(of_s, planned[work]) - named_s, 0.0)
+    return uneven_s
+
+
+def _take(lost: _Lost, of: Iterable[tuple[Part, str, Part | None]], seconds: float) -> None:
+    """Take seconds from losses, as far as they go."""
+    for to in of:
+        taken_s = min(lost.get(to, 0.0), seconds)
+        _add(lost, to, -taken_s)
+        seconds -= taken_s
+
+
+def _beyond(planned: Mapping[Part, float], lost: _Lost) -> _Lost:
+    """The losses without the planned work of the critical path, which is billed as such: it is the same time."""
+    of_work = dict.fromkeys(planned, 0.0)
+    for (_, _, work), seconds in lost.items():
+        if work is not None:
+            of_work[work] += seconds
+    share = {work: max(1 - planned[work] / seconds, 0.0) for work, seconds in of_work.items() if seconds}
+    return {to: seconds * (1.0 if to[2] is None else share.get(to[2], 1.0)) for to, seconds in lost.items()}
+
+
+def _add(lost: _Lost, to: tuple[Part, str, Part | None], seconds: float) -> None:
+    lost[to] = lost.get(to, 0.0) + seconds
+
+
+def _others(report: Reported, losses_s: Mapping[LossKind, float]) -> tuple[Claim, ...]:
+    """What causes of a kind cost beside others that the verdict counts no loss of: in a recording, only the largest."""
+    others = dict[tuple[Part, str], float]()
+    for cause in report.causes:
+        kind = _loss_of(cause)
+        seconds = min(cause.saved_s, cause.alone_s)
+        if kind is not None and kind not in losses_s and seconds > LEAST_S:
+            to = PART_OF.get(kind, Part.UNKNOWN), cause.kind
+            others[to] = others.get(to, 0.0) + seconds
+    return tuple((part, kind, seconds) for (part, kind), seconds in others.items())
+
+
+def _cost_s(cause: Cause) -> float:
+    return max(cause.saved_s, cause.alone_s, 0.0)
+
+
+def _loss_of(cause: Cause) -> LossKind | None:
+    """The kind of its loss; None if it names none, or is of a plug-in that is not installed here."""
+    if cause.kind == _UNEXPLAINED:
+        return None
     try:
-        return detector_of(kind).loss_at(where) is LossKind.STRAGGLER
-    except KeyError:  # of a plug-in that is not installed here
-        return False
+        return detector_of(cause.kind).loss_at(cause.where)
+    except KeyError:
+        return None
+
+
+def _planned_part(cause: Cause) -> Part | None:
+    """The part of the planned work that a cause consists of."""
+    if _loss_of(cause) is None:
+        return None
+    detector = detector_of(cause.kind)
+    if detector.planned is not None:
+        return PLANNED.get(detector.planned)
+    return Part.INPUT if detector.loss is LossKind.INPUT else None

@@ -153,7 +153,9 @@ class _Page(Struct):
             claims += [(Part.UNKNOWN, "steps that cannot be analysed", ALL)]
             self.ledger.notes += [f"attempt {one.number} cannot be analysed: {one.costs}"] * (len(number) > 0)
         else:
-            claims += [*((*to, seconds) for to, seconds in one.costs.lost.items()), one.costs.rest]
+            claims += one.costs.claims
+            if one.costs.doubt:
+                self.ledger.notes.append(f"the analysis of attempt {one.number} is not trusted: {one.costs.doubt}")
         self.add(one, start[:-1], until[:-1], *claims)
         rest: Claim = (Part.UNKNOWN, "after the last step", ALL)
         self.add(one, start[-1:], until[-1:], (*LOST_WORK, again[-1:]), *planned(slice(-1, None)), rest)

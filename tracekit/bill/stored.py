@@ -7,6 +7,7 @@ windows, only whether the job began another attempt is known.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -40,23 +41,23 @@ _LEAST_S = 1e-6
 
 
 class _Window(Struct, frozen=True):
-    """A window of a job. `row`: of the catalogue; `attempt`: of which it is a part; `costs`: of its mean step, None if
-    it was not analysed.
+    """A window of a job. `row`: of the catalogue; `attempt`: of which it is a part; `costs`: of its mean step, or why
+    they are unknown.
     """
 
     row: dict[str, Any]
     attempt: Any
-    costs: Costs | None
+    costs: Costs | str
 
     @property
     def saves(self) -> bool:
         """Whether a checkpoint is on its critical path."""
-        return self.costs is not None and self.costs.planned[Part.CHECKPOINTS] > 0
+        return isinstance(self.costs, Costs) and self.costs.planned[Part.CHECKPOINTS] > 0
 
     @property
     def whole(self) -> bool:
         """Whether all its steps are known."""
-        return self.costs is not None and self.row["steps"] == self.row["last_step"] - self.row["first_step"] + 1
+        return isinstance(self.costs, Costs) and self.row["steps"] == self.row["last_step"] - self.row["first_step"] + 1
 
 
 def bill_of_store(store: Store) -> Bill:
@@ -92,7 +93,7 @@ def _bill(store: Store, rows: list[dict[str, Any]]) -> Bill:
     reports = store.reports([(job, row["number"]) for row in rows])
     metadata = [json.loads(row["metadata"]) for row in rows]
     windows = [
-        _Window(row, facts.get("attempt"), costs_of(reports.get((job, row["number"]), "")))
+        _Window(row, facts.get("attempt"), _costs(row, reports.get((job, row["number"]))))
         for row, facts in zip(rows, metadata, strict=True)
     ]
     attempts = [list(some) for _, some in groupby(windows, lambda window: window.attempt)]
@@ -105,8 +106,10 @@ def _bill(store: Store, rows: list[dict[str, Any]]) -> Bill:
         cut_off = failed or number + 1 < len(attempts)
         last = max((at for at, window in enumerate(some) if window.saves), default=-1)
         for at, window in enumerate(some):
-            row, gpus = window.row, window.row["world_size"]
-            start_s, known_s = at_s, None if window.costs is None else window.costs.length_s
+            row, costs, start_s = window.row, window.costs, at_s
+            gpus, known_s = row["world_size"], None
+            if isinstance(costs, Costs):
+                gpus, known_s = costs.gpus, costs.length_s
             length_s = row["steps"] * (row["recorded_s"] or 0.0) if known_s is None else known_s
             if origin_s is not None:
                 start_s = max(at_s, row["started_at"] - origin_s)
@@ -124,19 +127,43 @@ def _bill(store: Store, rows: list[dict[str, Any]]) -> Bill:
                     to = Part.UNKNOWN  # the checkpoint is somewhere in this window, or cannot be seen
             lost = LOST_WORK if to is Part.RESTARTS else KEPT_OR_LOST
             ledger.add(start_s, at_s, gpus, (*lost, again * length_s), *_claims(window, 1 - again, length_s))
+    ledger.notes += _reasons(job, windows)
     until_s = at_s
     if origin_s is not None and first["watched_until_s"] is not None:
         until_s = max(at_s, first["watched_until_s"] - origin_s)
-        ledger.add(at_s, until_s, rows[-1]["world_size"], (Part.UNKNOWN, "after the last window", ALL))
+        ledger.add(at_s, until_s, gpus, (Part.UNKNOWN, "after the last window", ALL))
     return ledger.bill(until_s)
+
+
+def _costs(row: dict[str, Any], report: str | None) -> Costs | str:
+    """What the mean step of a window goes to, or why that is unknown."""
+    if report is not None:
+        return costs_of(report) or "windows whose report cannot be read"
+    return "windows that are not analysed" if row["recorded_s"] is None else "windows whose report is gone"
+
+
+def _reasons(job: str, windows: Sequence[_Window]) -> Iterator[str]:
+    """Yield why windows are billed as unknown, the first of each reason."""
+    first = dict[str, int]()
+    for window in windows:
+        costs, problem = window.costs, window.row["problem"]
+        if isinstance(costs, Costs):
+            reason = costs.doubt and f"is not trusted: {costs.doubt}"
+        else:
+            reason = f"cannot be analysed: {problem}" if problem else f"is one of the {costs}"
+        if reason:
+            first.setdefault(reason, window.row["number"])
+    yield from (f"{short(job)}: window {number} {reason}" for reason, number in first.items())
 
 
 def _claims(window: _Window, share: float, length_s: float) -> list[Claim]:
     """What the `share` of a window of `length_s` seconds that is not lost went to."""
-    row, costs, steps = window.row, window.costs, window.row["steps"] * share
-    if costs is None or not row["recorded_s"]:
-        return [(Part.UNKNOWN, "windows that are not analysed", ALL)]
-    rest_s = length_s * share - steps * row["recorded_s"]
-    spent = {(part, str(part)): seconds for part, seconds in costs.planned.items()} | costs.lost
-    claims = [(*to, steps * seconds) for to, seconds in spent.items()]
-    return [(Part.UNKNOWN, "between recorded steps", rest_s if rest_s > _LEAST_S else 0.0), *claims, costs.rest]
+    costs, step_s, steps = window.costs, window.row["recorded_s"] or 0.0, window.row["steps"] * share
+    if isinstance(costs, str):
+        return [(Part.UNKNOWN, costs, ALL)]
+    if length_s * share < steps * step_s:  # the steps that warm up are shorter than the mean
+        steps = length_s * share / step_s
+    rest_s = length_s * share - steps * step_s
+    planned: list[Claim] = [(part, str(part), seconds) for part, seconds in costs.planned.items()]
+    claims = [(part, cause, steps * seconds) for part, cause, seconds in (*planned, *costs.claims)]
+    return [(Part.UNKNOWN, "between recorded steps", rest_s if rest_s > _LEAST_S else 0.0), *claims]

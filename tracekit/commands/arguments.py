@@ -63,7 +63,7 @@ class Condition:
     """
 
     def __init__(self, text: str) -> None:
-        match = re.fullmatch(r"\s*([\w-]+)\s*(>=|<=|>|<)\s*([0-9]*\.?[0-9]+)\s*(%?)\s*", text)
+        match = re.fullmatch(r"\s*([\w-]+)\s*(>=|<=|>|<)\s*([0-9]{0,15}\.?[0-9]{1,15})\s*(%?)\s*", text)
         if not match or (match[1] not in _FIGURES and not _is_kind(match[1])):
             raise SelectionError(
                 f"--fail-on {text!r:.200}; expected slowdown, waste, replay_error, discrepancy or a kind of cause"

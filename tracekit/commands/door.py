@@ -5,7 +5,6 @@ In: a path. Out: the arguments of a command, or an error with a suggestion.
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,9 +14,9 @@ import click
 from tracekit.base.command_line import command
 from tracekit.base.errors import FormatError, SelectionError
 from tracekit.base.object_storage import ADDRESSES
-from tracekit.base.text import short
+from tracekit.base.text import nearest, short
 from tracekit.commands.options import PATH
-from tracekit.commands.recognise import is_dumps, is_store, jobs_in, what_it_is
+from tracekit.commands.recognise import is_dumps, is_hang_log, is_store, jobs_in, what_it_is
 
 #: Least similarity of a suggested name, from 0 to 1.
 _ALIKE = 0.6
@@ -37,7 +36,7 @@ def arguments_for(word: str) -> list[str]:
         return ["fleet", "report", word]
     if is_store(path):
         return ["info", "--store", word]
-    if is_dumps(path):
+    if is_dumps(path) or is_hang_log(path):
         return ["hang", word]
     if not word.startswith(ADDRESSES) and not os.path.lexists(path):
         raise FormatError(f"{word}: {what_it_is(path)}")
@@ -47,8 +46,8 @@ def arguments_for(word: str) -> list[str]:
 def nearest_command(word: str, names: Iterable[str]) -> str:
     """Error text for a word that is neither a command nor a path."""
     files = [path.name for path in Path().iterdir()] if os.access(".", os.R_OK) else []
-    found = difflib.get_close_matches(word, [*names, *files], n=1, cutoff=_ALIKE)
-    meant = f"; did you mean `{command(found[0])}`?" if found else ""
+    found = nearest(word, [*names, *files], _ALIKE)
+    meant = f"; did you mean `{command(found)}`?" if found else ""
     return f"no such command or path {short(word)!r}{meant}"
 
 

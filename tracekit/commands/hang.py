@@ -19,7 +19,7 @@ from tracekit.base.stderr import progress
 from tracekit.base.text import printable, short
 from tracekit.commands.complete import job_names
 from tracekit.commands.options import OUT
-from tracekit.commands.recognise import Wanted, explained
+from tracekit.commands.recognise import Wanted, explained, is_dumps
 
 if TYPE_CHECKING:
     from tracekit.store import Store, StoredHang
@@ -37,7 +37,8 @@ def hang_command(directory: Path, job: str | None, as_json: bool, out: Path | No
     """Which rank never arrives? Names the ranks that hold a hung job up, and why.
 
     DIRECTORY holds the flight-recorder dumps of the ranks, one file each (pickle or JSON), or is the --segments folder
-    of a `tracekit collect --hang-after` that saw a hang. With a STORE, shows the newest hang that it holds. Exit code
+    of a `tracekit collect --hang-after` that saw a hang, or a file with what the watchdogs of NCCL printed, or with a
+    report of `ncclras`. With a STORE, shows the newest hang that it holds. Exit code
     4: a hang was found.
     """
     from tracekit.store import Store
@@ -57,7 +58,7 @@ def hang_command(directory: Path, job: str | None, as_json: bool, out: Path | No
     if out is not None:
         write_report(out, lines, report)
     click.echo(json.dumps(report) if as_json else "\n".join(lines))
-    return ExitCode.HANG if report["hang"] else ExitCode.DONE
+    return ExitCode.CONDITION if report["hang"] else ExitCode.DONE
 
 
 def _newest_hang(store: Store, job: str | None) -> StoredHang:
@@ -77,15 +78,19 @@ def _newest_hang(store: Store, job: str | None) -> StoredHang:
 
 
 def analyse(directory: Path) -> tuple[list[str], dict[str, Any]]:
-    """The report on a folder of dumps, as text and as plain data."""
+    """The report on a folder of dumps, or on text about a hang, as text and as plain data."""
     from tracekit.analysis.hang.verdict import find_hang
     from tracekit.collectors.importers.flight_recorder import read_flight_records
+    from tracekit.collectors.importers.nccl_text import read_nccl_text
     from tracekit.show.terminal.hang import report_lines
 
     with progress() as tell:
         tell("reading the dumps")
-        with explained(directory, Wanted.DUMPS):
-            record = read_flight_records(newest_dumps(directory))
+        newest = newest_dumps(directory)
+        record = read_nccl_text(newest) if newest.exists() and not is_dumps(newest) else None
+        if record is None:
+            with explained(directory, Wanted.DUMPS):
+                record = read_flight_records(newest)
         tell("finding who waits for whom")
         report = find_hang(record)
     return list(report_lines(report)), to_dict(report)

@@ -17,7 +17,7 @@ import click
 from tracekit.base.command_line import command, quoted
 from tracekit.base.errors import FormatError, SelectionError, StoreError, StudyError, TracekitError
 from tracekit.base.object_storage import ADDRESSES, object_url, shown
-from tracekit.base.text import listed, printable
+from tracekit.base.text import listed, nearest, printable
 
 #: Most bytes of a file, and most files of a folder, to inspect.
 _LOOKED_AT, _MOST_FILES = 65_536, 16
@@ -105,12 +105,10 @@ def _nearest(path: Path) -> str:
     """What to type instead of a path that does not exist here: one with a similar name, if there is one."""
     if object_url(path) is not None:
         return f"in object storage: `{command('fleet', 'run')}` reads traces there, --store a store; else copy it here"
-    import difflib
-
     folder = path.parent
     names = [entry.name for entry in os.scandir(folder)] if folder.is_dir() else []
-    found = difflib.get_close_matches(path.name, names, n=1)
-    meant = f"; did you mean {printable(str(folder / found[0]))}?" if found else ""
+    found = nearest(path.name, names)
+    meant = f"; did you mean {printable(str(folder / found))}?" if found else ""
     if re.match(r"[a-z][\w+.-]+:/", str(path)):
         meant = f"; addresses of object storage begin with {listed(ADDRESSES)}"
     return f"no such file or folder{meant}"
@@ -207,6 +205,23 @@ def _beginning(path: Path, size: int = _LOOKED_AT) -> bytes:
         return file.read(size)
 
 
+def _end(path: Path, size: int = _LOOKED_AT) -> bytes:
+    """The last bytes of a file that is longer: a job that hung says so at the end."""
+    with path.open("rb") as file:
+        file.seek(max(size, path.stat().st_size - size))
+        return file.read(size)
+
+
+def is_hang_log(path: Path) -> bool:
+    """True if a path is a file with what NCCL's watchdogs have printed, or with a report of its RAS."""
+    from tracekit.collectors.importers.other_logs import is_hang_text
+
+    try:
+        return path.is_file() and (is_hang_text(_beginning(path)) or is_hang_text(_end(path)))
+    except OSError:
+        return False
+
+
 def _is_dump(path: Path) -> bool:
     beginning = _beginning(path)
     return beginning[:1] in {b"\x80", b"{"} and all(word in beginning for word in _DUMP_WORDS)
@@ -235,6 +250,7 @@ def _own(path: Path, wanted: Wanted) -> str | None:
 
 def _foreign(path: Path, wanted: Wanted) -> str | None:
     """Files that belong to another command, or to none."""
+    from tracekit.collectors.importers.other_logs import other_log
     from tracekit.collectors.importers.rl.reader import looks_like_rl
 
     if _is_dump(path):
@@ -255,6 +271,8 @@ def _foreign(path: Path, wanted: Wanted) -> str | None:
         case ".parquet" | ".json" | ".gz" if wanted is Wanted.TRACE:
             return None  # a damaged or unknown trace; the reader has reported more
     beginning = _beginning(path)
+    if (log := other_log(beginning, path) or other_log(_end(path), path)) is not None:
+        return log
     kind = "a text file" if b"\0" not in beginning else "a file"
     if wanted is not Wanted.TRACE:
         return f"{kind}, not {wanted}" if kind != "a file" or wanted is Wanted.DUMPS else None

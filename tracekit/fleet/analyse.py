@@ -13,13 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from tracekit.base.errors import FormatError, OutputError, TracekitError
+from tracekit.base.errors import FormatError, OutputError, TracekitError, UnsafeFileError
 from tracekit.base.stderr import hushed_panics
 from tracekit.base.text import printable
 from tracekit.fleet.exclusions import Exclusion, Rule
 from tracekit.fleet.executor import Outcome, Task
 from tracekit.fleet.fetch import Fetched, fetched
-from tracekit.fleet.results import result_path, write_result
+from tracekit.fleet.results import result_name, write_result
 from tracekit.fleet.study import Study
 
 _LONGEST_REASON = 400
@@ -75,8 +75,8 @@ def _analysed(task: Task, there: Fetched, study: Study, outcome: Outcome, began:
         rows = {"exclusions": exclusion_rows(there.digest, task.analysis, [Exclusion(rule, _short(reason))])}
     analysed = _Clock.now()
     try:
-        write_result(result_path(study.results, there.digest, task.analysis), rows)
-    except (OSError, OutputError) as error:
+        write_result(study.contained, result_name(there.digest, task.analysis), rows)
+    except (OSError, OutputError, UnsafeFileError) as error:
         return replace(outcome, digest=None, stamp="", rule=str(Rule.NOT_STORED), reason=_reason(error))
     written = _Clock.now()
     return replace(
@@ -89,7 +89,7 @@ def _analysed(task: Task, there: Fetched, study: Study, outcome: Outcome, began:
     )
 
 
-def _reason(error: OSError | OutputError) -> str:
+def _reason(error: OSError | TracekitError) -> str:
     if isinstance(error, OSError) and error.errno in errno.errorcode:
         return error.strerror or str(error)
     return _short(str(error))

@@ -10,56 +10,55 @@ import io
 import os
 import zipfile
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from typing import BinaryIO
 
 import polars as pl
 
+from tracekit.base.contained import Contained
 from tracekit.fleet.tables import TABLES
 
+#: Where the results are, below the folder of a study.
+RESULTS = ".run/results"
 _SUFFIX = ".result"
 _UNFINISHED = ".unfinished"
 
 
-def result_path(folder: Path, digest: str, analysis: str) -> Path:
-    """The path of the result for a content."""
-    return folder / f"{digest}-{analysis}{_SUFFIX}"
+def result_name(digest: str, analysis: str) -> str:
+    """The name of the result for a content, below the folder of the study."""
+    return f"{RESULTS}/{digest}-{analysis}{_SUFFIX}"
 
 
-def write_result(path: Path, rows: Mapping[str, pl.DataFrame]) -> None:
+def write_result(study: Contained, name: str, rows: Mapping[str, pl.DataFrame]) -> None:
     """Write the rows of a job. Raises OSError, and then leaves nothing behind."""
-    temporary = path.with_name(f"{path.name}-{os.getpid()}{_UNFINISHED}")
-    try:
-        with zipfile.ZipFile(temporary, "w") as archive:
+
+    def write(file: BinaryIO) -> None:
+        with zipfile.ZipFile(file, "w") as archive:
             for table, frame in rows.items():
                 held = io.BytesIO()
                 frame.write_ipc(held, compression="zstd")
                 archive.writestr(table, held.getvalue())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+
+    study.put_by(name, f"{name}-{os.getpid()}{_UNFINISHED}", write)
 
 
-def read_result(path: Path) -> dict[str, pl.DataFrame] | None:
+def read_result(study: Contained, name: str) -> dict[str, pl.DataFrame] | None:
     """The rows of a job; None if the file is damaged, which also removes it."""
     try:
-        with zipfile.ZipFile(path) as archive:  # checks the CRC of every member
+        with study.reading(name) as file, zipfile.ZipFile(file) as archive:  # checks the CRC of every member
             rows = {table: pl.read_ipc(io.BytesIO(archive.read(table))) for table in archive.namelist()}
     except (zipfile.BadZipFile, pl.exceptions.PolarsError, EOFError):
         rows = {"": pl.DataFrame()}
     if any(table not in TABLES or frame.schema != TABLES[table] for table, frame in rows.items()):
-        path.unlink(missing_ok=True)
+        study.remove(name)
         return None
     return rows
 
 
-def waiting(folder: Path, analysis: str) -> Iterator[tuple[str, Path]]:
-    """Digest and path of every result of this analysis, in order. Removes results of others and unfinished files."""
-    if not folder.is_dir():
-        return
-    for path in sorted(folder.iterdir()):
-        digest, _, rest = path.name.partition("-")
+def waiting(study: Contained, analysis: str) -> Iterator[tuple[str, str]]:
+    """Digest and name of every result of this analysis, in order. Removes results of others and unfinished files."""
+    for name in study.files(RESULTS):
+        digest, _, rest = name.partition("-")
         if rest == f"{analysis}{_SUFFIX}":
-            yield digest, path
+            yield digest, f"{RESULTS}/{name}"
         else:
-            path.unlink(missing_ok=True)
+            study.remove(f"{RESULTS}/{name}")

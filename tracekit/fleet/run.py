@@ -76,7 +76,7 @@ def run_study(
         todo = [source for source in sources if not _is_done(source, seen, done)]
         outcomes = _analyse(study, todo, executor, analysis, log, progress)
         failed = {one.url: one for one in outcomes if one.rule is not None}
-        if outcomes or any(study.results.iterdir()):
+        if outcomes or study.unfinished:
             study.fold(analysis, failed, {source.url for source in todo})
     return RunSummary(len(sources), len(sources) - len(todo), outcomes)
 

@@ -13,9 +13,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tracekit.base.errors import SelectionError, StoreError
+from tracekit.base.errors import SelectionError, StoreError, UnsafeFileError
 from tracekit.base.object_storage import ADDRESSES, objects_below, said, shown
 from tracekit.base.searches import Search
+from tracekit.base.stderr import say
 from tracekit.base.text import encodable, short
 
 PARQUET = ".parquet"
@@ -178,13 +179,19 @@ def _jobs_in(folder: Path, search: Search) -> Iterator[Source]:
 def _ops_of(store: Path) -> Iterator[Path]:
     """The traces of all windows of a store that have not been pruned."""
     from tracekit.store import Part, Store
-    from tracekit.store.folder import Folder
+    from tracekit.store.folder import Folder, name_of
 
-    opened = Store(store)
+    opened, folder = Store(store), Folder(store)
     for job in opened.jobs():
         for window in opened.windows(job.name):
             if Part.OPS in window.files:
-                yield Folder(store).file(window.job_id, window.number, Part.OPS)
+                name = name_of(window.job_id, window.number, Part.OPS)
+                try:
+                    folder.contained.status(name)
+                except UnsafeFileError as error:
+                    say(f"left out: {error}")
+                    continue
+                yield store / name
 
 
 def is_study(folder: Path) -> bool:

@@ -18,23 +18,29 @@ import io
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
+import msgspec
 import polars as pl
 
 from tracekit.base.command_line import command
-from tracekit.base.errors import OutputError, StudyError
+from tracekit.base.contained import Contained
+from tracekit.base.errors import OutputError, StudyError, UnsafeFileError
 from tracekit.fleet.exclusions import EVERYWHERE
 from tracekit.fleet.executor import Outcome
-from tracekit.fleet.results import read_result, result_path, waiting
+from tracekit.fleet.results import RESULTS, read_result, result_name, waiting
 from tracekit.fleet.sources import MARK, Source
 from tracekit.fleet.tables import BY_JOB, STUDY_VERSION, TABLES, frame
 
 PARTS = "0123456789abcdef"
 _ROW_GROUP = 1 << 17
+_LOCK, _SEEN = ".run/lock", ".run/seen.jsonl"
 _MARK_TEXT = json.dumps({"study_version": STUDY_VERSION, "made_by": "tracekit fleet run"}) + "\n"
+
+
+class _Mark(msgspec.Struct):
+    study_version: int
 
 
 class Study:
@@ -42,39 +48,32 @@ class Study:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        #: What reads and changes the files.
+        self.contained = Contained(path)
 
-    @property
-    def results(self) -> Path:
-        """The folder of results that are not yet in the tables."""
-        return self.path / ".run" / "results"
-
-    @property
-    def _seen(self) -> Path:
-        return self.path / ".run" / "seen.jsonl"
-
-    def part(self, table: str, part: str = PARTS[0]) -> Path:
-        """The file of a part of a table."""
-        return self.path / table / f"part-{part}.parquet"
+    def _parts(self, table: str, parts: str = PARTS) -> list[Path]:
+        """The files of these parts of a table that are there."""
+        names = [_name(table, part) for part in parts]
+        return [self.path / name for name in names if self.contained.status(name) is not None]
 
     # ---- reading
 
     @property
     def unfinished(self) -> bool:
         """True if a run left results that are not in the tables, or is under way."""
-        return self.results.is_dir() and any(self.results.iterdir())
+        return bool(self.contained.files(RESULTS))
 
     def check(self) -> None:
         """Raise StudyError if there is no study that this tracekit can read."""
         try:
-            text = (self.path / MARK).read_text(encoding="utf-8")
+            mark = self.contained.read(MARK)
         except OSError:
             raise StudyError(
                 f"{self.path}: not a study; create one with `{command('fleet', 'run', 'SOURCES', '--out', self.path)}`"
             ) from None
-        try:
-            version = json.loads(text).get("study_version")
-        except (ValueError, AttributeError):
-            version = None
+        version = None
+        with suppress(ValueError, RecursionError):
+            version = msgspec.json.decode(mark, type=_Mark).study_version
         if version != STUDY_VERSION:
             raise StudyError(
                 f"{self.path}: a study of version {version!r:.20}; this tracekit reads version {STUDY_VERSION}: upgrade"
@@ -83,12 +82,13 @@ class Study:
 
     def state(self) -> tuple[tuple[str, int, int], ...]:
         """Every table file with its size and time, which changes whenever a table does."""
-        files = sorted(path for table in TABLES for path in (self.path / table).glob("part-*.parquet"))
-        return tuple((str(path), found.st_size, found.st_mtime_ns) for path in files for found in [path.stat()])
+        names = [_name(table, part) for table in TABLES for part in PARTS]
+        status = {name: self.contained.status(name) for name in names}
+        return tuple((name, found.st_size, found.st_mtime_ns) for name, found in status.items() if found is not None)
 
     def table(self, name: str) -> pl.LazyFrame:
         """A table, lazily; without rows if nothing is there yet."""
-        files = sorted((self.path / name).glob("part-*.parquet"))
+        files = self._parts(name)
         if not files:
             return pl.LazyFrame(schema=TABLES[name])
         return pl.scan_parquet(files, glob=False)
@@ -106,35 +106,32 @@ class Study:
 
     def has(self, digest: str, analysis: str) -> bool:
         """True if a content has been analysed, in the tables or not."""
-        if result_path(self.results, digest, analysis).exists():
+        if self.contained.status(result_name(digest, analysis)) is not None:
             return True
         mine = (pl.col("job") == digest) & (pl.col("analysis") == analysis)
-        parts = (self.part("jobs", digest[0]), self.part("exclusions", PARTS[0]))
+        parts = (*self._parts("jobs", digest[0]), *self._parts("exclusions", PARTS[0]))
         return any(
             not pl.scan_parquet(part, glob=False).filter(mine).select("job").head(1).collect().is_empty()
             for part in parts
-            if part.exists()
         )
 
     def analysed(self, analysis: str) -> set[str]:
         """The contents that have been analysed, in the tables or not."""
         wanted = pl.col("analysis") == analysis
-        done = {digest for digest, _ in waiting(self.results, analysis)}
+        done = {digest for digest, _ in waiting(self.contained, analysis)}
         for table in ("jobs", "exclusions"):
             done |= set(self.table(table).filter(wanted).select("job").drop_nulls().collect()["job"])
         return done
 
     def seen(self) -> dict[str, tuple[str, str]]:
         """Source -> its stamp and the digest of its content when it was last read."""
-        found: dict[str, tuple[str, str]] = {}
-        if self._seen.exists():
-            for line in self._seen.read_text(encoding="utf-8").splitlines():
-                try:
-                    url, stamp, digest = json.loads(line)
-                except ValueError:  # its writer was killed: the source is read again
-                    continue
-                found[url] = stamp, digest
-        return found
+        seen: dict[str, tuple[str, str]] = {}
+        with suppress(FileNotFoundError):
+            for line in self.contained.read(_SEEN).splitlines():
+                with suppress(ValueError, RecursionError):  # its writer was killed: the source is read again
+                    url, stamp, digest = msgspec.json.decode(line, type=tuple[str, str, str])
+                    seen[url] = stamp, digest
+        return seen
 
     # ---- writing
 
@@ -142,20 +139,23 @@ class Study:
     def running(self, analysis: str) -> Iterator[SeenLog]:
         """The one run of this study. Raises StudyError if there is another, or the folder is something else."""
         try:
-            if self.path.exists() and not (self.path / MARK).exists() and any(self.path.iterdir()):
+            self.path.mkdir(parents=True, exist_ok=True)
+            if self.contained.status(MARK) is None and any(self.path.iterdir()):
                 raise StudyError(f"{self.path}: neither empty nor a study; choose another --out")
-            self.results.mkdir(parents=True, exist_ok=True)
-            with open(self.path / ".run" / "lock", "wb") as lock:
+            for folder in (".run", *TABLES):
+                for line in self.contained.unsafe(folder, deep=True):
+                    raise UnsafeFileError(line)
+            self.contained.make_folder(RESULTS)
+            with open(self.contained.open(_LOCK, os.O_RDWR | os.O_CREAT), "rb") as lock:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError:
+                except BlockingIOError:
                     raise StudyError(f"{self.path}: another run is writing this study; wait for it") from None
-                if not (self.path / MARK).exists():
-                    _put(self.path / MARK, _MARK_TEXT.encode())
+                if self.contained.status(MARK) is None:
+                    self._put(MARK, _MARK_TEXT.encode())
                 self.check()
-                list(waiting(self.results, analysis))  # removes unfinished results and those of another analysis
-                with open(self._seen, "ab") as log:
-                    yield SeenLog(log)
+                list(waiting(self.contained, analysis))  # removes unfinished results and those of another analysis
+                yield SeenLog(self.contained)
         except OSError as error:
             raise _cannot_write(self.path, error) from None
 
@@ -166,13 +166,13 @@ class Study:
         """
         before = {row["source"]: row["job"] for row in self.read("sources").to_dicts()}
         now = before | {url: digest for url, (_, digest) in self.seen().items() if url not in failed}
-        results = dict(waiting(self.results, analysis))
+        results = dict(waiting(self.contained, analysis))
         wanted = set(now.values())
         dropped = set(before.values()) - wanted
         first = _first_source(now)
         left_out = [self._old_exclusions(wanted - results.keys(), set(failed) | tried)]
         for part in PARTS:
-            mine = {digest: path for digest, path in results.items() if digest[0] == part}
+            mine = {digest: name for digest, name in results.items() if digest[0] == part}
             if mine or any(digest[0] == part for digest in dropped):
                 left_out += self._fold_part(part, mine, wanted)
         left_out.append(_failures([one for url, one in failed.items() if url not in now]))
@@ -182,17 +182,17 @@ class Study:
         self._write("exclusions", exclusions.sort("job", "source", "rule", nulls_last=True))
         sources = frame("sources", {"source": sorted(now), "job": [now[url] for url in sorted(now)]})
         self._write("sources", sources)
-        for path in results.values():
-            path.unlink(missing_ok=True)
+        for name in results.values():
+            self.contained.remove(name)
         self._forget(now)
 
-    def _fold_part(self, part: str, results: Mapping[str, Path], wanted: set[str]) -> list[pl.DataFrame]:
+    def _fold_part(self, part: str, results: Mapping[str, str], wanted: set[str]) -> list[pl.DataFrame]:
         """Put results into one part of the tables, and drop the jobs that no source has; returns their exclusions."""
-        read = {digest: rows for digest, path in results.items() if (rows := read_result(path)) is not None}
+        study = self.contained
+        read = {digest: rows for digest, name in results.items() if (rows := read_result(study, name)) is not None}
         keep = pl.col("job").is_in(list(wanted - read.keys()))
         for table, schema in BY_JOB.items():
-            path = self.part(table, part)
-            old = [pl.read_parquet(path, glob=False).filter(keep)] if path.exists() else []
+            old = [pl.read_parquet(path, glob=False).filter(keep) for path in self._parts(table, part)]
             new = [rows[table] for digest, rows in read.items() if table in rows and digest in wanted]
             merged = pl.concat([pl.DataFrame(schema=schema), *old, *new])
             self._write(table, merged.sort("job", maintain_order=True), part)
@@ -206,30 +206,39 @@ class Study:
         )  # fmt: skip
 
     def _write(self, table: str, rows: pl.DataFrame, part: str = PARTS[0]) -> None:
-        (self.path / table).mkdir(exist_ok=True)
+        self.contained.make_folder(table)
         held = io.BytesIO()  # first, because polars reports a full disk as damage
         rows.rechunk().write_parquet(held, compression="zstd", row_group_size=_ROW_GROUP, statistics=True)
-        _put(self.part(table, part), held.getvalue())
+        self._put(_name(table, part), held.getvalue())
+
+    def _put(self, name: str, content: bytes) -> None:
+        """Write a complete file in place of the existing one. Raises OutputError."""
+        try:
+            self.contained.put(name, content)
+        except OSError as error:
+            raise _cannot_write(self.path / name, error) from None
 
     def _forget(self, now: Mapping[str, str]) -> None:
         """Reduce the log of seen sources to one line per source."""
         lines = [_line(url, stamp, digest) for url, (stamp, digest) in sorted(self.seen().items()) if url in now]
-        _put(self._seen, b"".join(lines))
+        self._put(_SEEN, b"".join(lines))
 
 
 class SeenLog:
     """The file to which a line is added as each source is done, so that a killed run need not read it again."""
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self.file = file
-        if file.tell():
-            file.write(b"\n")  # terminates a line whose writer was killed
+    def __init__(self, study: Contained) -> None:
+        self._study = study
 
     def add(self, source: Source, outcome: Outcome) -> None:
         """Note the content of a source. Raises OSError."""
         if outcome.digest is not None:
-            self.file.write(_line(source.url, outcome.stamp, outcome.digest))
-            self.file.flush()
+            self._study.append(_SEEN, _line(source.url, outcome.stamp, outcome.digest))
+
+
+def _name(table: str, part: str) -> str:
+    """The name of the file of a part of a table, below the folder of the study."""
+    return f"{table}/part-{part}.parquet"
 
 
 def _line(url: str, stamp: str, digest: str) -> bytes:
@@ -253,20 +262,6 @@ def _failures(outcomes: list[Outcome]) -> pl.DataFrame:
         "reason": [one.reason for one in outcomes],
     }
     return frame("exclusions", columns)
-
-
-def _put(path: Path, content: bytes) -> None:
-    """Write a complete file in place of the existing one. Raises OutputError."""
-    temporary = path.with_name(f".{path.name}.unfinished")  # the lock permits only one writer
-    try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise _cannot_write(path, error) from None
 
 
 def _cannot_write(path: Path, error: OSError) -> OutputError:

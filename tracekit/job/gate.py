@@ -59,6 +59,11 @@ def gate(
         notes.append(f"a step has {most:,.0f} ops in the baseline and {now:,.0f} in the run")
     if run.trace.metadata.get(POST_TRAINING, {}).get("format") == Format.TRAJECTORIES:
         notes.append(f"the first {WARM_UP} steps of a run warm up and do not count")
+    notes += [
+        f"{short(job.trace.name)}: left out, as unlike the other steps: {side.unlike}"
+        for job, side in zip((*baselines, run), (*before, after), strict=True)
+        if isinstance(side, SpentPhases) and side.unlike
+    ]
     if found := rates(_tokens_per_s(baselines, before), _tokens_per_s([run], [after])):
         notes.append(found)
     names = listed([short(job.trace.name) for job in baselines])

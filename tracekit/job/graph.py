@@ -112,7 +112,8 @@ class OfGraph(Job):
         tell("looking for causes")
         ops = self.ops.ops
         numbers = ops["peer"].dtype.is_integer() if "peer" in ops.columns else False
-        label = "kind" if numbers and "kind" in self.graph.ops.labels else "peer"
+        kinds = ["kind"] if "kind" in self.graph.ops.labels else []
+        label = "kind" if numbers and kinds else "peer"
         return GraphReport(
             name=self.ops.name,
             diagnosis=diagnose_ops(evidence),
@@ -121,6 +122,7 @@ class OfGraph(Job):
             evidence=evidence,
             critical_label=label,
             critical_peers={str(peer): seconds for (peer,), seconds in path.seconds_by([label]).items()},
+            critical_kinds={str(kind): seconds for (kind,), seconds in path.seconds_by(kinds).items()} if kinds else {},
             critical_ranks={int(rank or 0): seconds for (rank,), seconds in path.seconds_by(["rank"]).items()},
             critical_delay_s=path.mean_delay_s,
             asked=tuple(by),

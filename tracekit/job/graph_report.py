@@ -49,14 +49,15 @@ _NO_STACKS = "recorded without stacks; to see lines of code, record with_stack=T
 class GraphReport(Report):
     """The report on a job of any shape. `evidence`: its graph and replay.
 
-    `critical_peers` (by the label `critical_label`, peer or kind), `critical_ranks`: mean seconds per step on the
-    critical path of the recorded job, largest first; `critical_delay_s`: while nothing on it ran. `asked`: labels, or
-    several joined by commas, that a reader asked for.
+    `critical_peers` (by the label `critical_label`, peer or kind), `critical_kinds`, `critical_ranks`: mean seconds per
+    step on the critical path of the recorded job, largest first; `critical_delay_s`: while nothing on it ran. `asked`:
+    labels, or several joined by commas, that a reader asked for.
     """
 
     evidence: OpEvidence
     critical_label: str
     critical_peers: Mapping[str, float]
+    critical_kinds: Mapping[str, float]
     critical_ranks: Mapping[int, float]
     critical_delay_s: float
     asked: tuple[str, ...] = ()
@@ -217,6 +218,7 @@ class GraphReport(Report):
                 *({self.critical_label: name, "recorded_s": spent} for name, spent in self.critical_peers.items()),
                 {self.critical_label: None, "recorded_s": self.critical_delay_s},
             ],
+            "critical_kinds": [{"kind": kind, "recorded_s": spent} for kind, spent in self.critical_kinds.items()],
             "critical_ranks": [{"rank": rank, "recorded_s": spent} for rank, spent in self.critical_ranks.items()],
             "by_rank": [
                 {"rank": rank, "host": evidence.hosts.get(rank), **self._alone(rank)}

@@ -24,6 +24,7 @@ from tracekit.report.question import ByLabel, Question
 
 if TYPE_CHECKING:
     from tracekit.analysis.evidence.evidence import Evidence
+    from tracekit.report.fix import Fix
 
 
 def check(replay: GraphReplay, texts: Iterable[str]) -> None:
@@ -67,27 +68,28 @@ def answered(words: str, ops: int, recorded_s: float, saving: Floats, error_s: f
 
 
 def _of_pipeline(evidence: Evidence, terms: Sequence[Term]) -> Iterable[Intervention]:
+    from tracekit.analysis.diagnosis.diagnose import priced_fixes
     from tracekit.analysis.evidence.yardstick import as_fast_as_peers
 
     graph, durations = evidence.replay.graph, evidence.replay.durations
+    fixes = priced_fixes(evidence) if any(term.fix is not None for term in terms) else ()
     for term in terms:
         if term.selection is None:
-            yield _change_of(evidence, term)
+            yield _change_of(evidence, term, fixes)
         elif term.factor is None:
             yield as_fast_as_peers(evidence, term.selection)
         else:
             yield scaled_ops(masks_of(term.selection, graph, durations), term.factor)
 
 
-def _change_of(evidence: Evidence, term: Term) -> Intervention:
-    """The change of a fix that an edit names, or of other layers."""
-    from tracekit.analysis.diagnosis.diagnose import priced_fixes
+def _change_of(evidence: Evidence, term: Term, fixes: Sequence[Fix]) -> Intervention:
+    """The change of the fix, one of `fixes`, that an edit names, or of other layers."""
     from tracekit.analysis.diagnosis.price import fix_named
     from tracekit.analysis.fixes.layers import split_again
 
     if term.fix is None:
         return split_again(evidence, *term.layers)
-    fix = fix_named(priced_fixes(evidence), term.fix)
+    fix = fix_named(fixes, term.fix)
     assert fix.change is not None, "`fix_named` finds only such fixes"
     return Together((fix.change, AddTime(fix.extra_s)))
 
@@ -101,9 +103,10 @@ def _of_ops(evidence: OpEvidence, terms: Sequence[Term]) -> Iterable[Interventio
     replay, pace = evidence.replay, evidence.pace
     cost, like_peers = pace.cost, np.zeros(len(pace.cost), np.bool_)
     changes: list[Intervention] = []
+    fixes = diagnose_ops(evidence).fixes if any(term.fix is not None for term in terms) else ()
     for term in terms:
         if term.fix is not None:
-            changes.append(fix_named(diagnose_ops(evidence).fixes, term.fix).change)
+            changes.append(fix_named(fixes, term.fix).change)
             continue
         if term.selection is None:
             raise SelectionError(f"{term.text:.80}: only pipeline traces have layers; select ops instead")

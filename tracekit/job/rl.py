@@ -137,10 +137,16 @@ class RlJob(Job):
     def spent(self, ignored: Collection[int] = ()) -> SpentPhases:
         if flagged := self.evidence.account.flagged:
             raise TraceError(f"{short(self.trace.name)}: {flagged}")
-        run, kept = self.evidence.run, kept_steps(self.evidence.run.steps.tolist(), ignored)
+        run, unlike = self.evidence.run, self.evidence.account.unlike
+        differing = [] if unlike is None else sorted(set(unlike.numbers) - set(ignored))
+        kept = kept_steps(run.steps.tolist(), [*ignored, *differing])
         parts = {Part("kind", name): took[kept] for name, took in run.phases.items()}
         return SpentPhases(
-            run.steps[kept].tolist(), run.recorded[kept], parts, self.trace.ops.height / len(self.trace.steps)
+            run.steps[kept].tolist(),
+            run.recorded[kept],
+            parts,
+            self.trace.ops.height / len(self.trace.steps),
+            "" if unlike is None or not differing else "; ".join(group.words for group in unlike.steps),
         )
 
     def attribute_by(self, *labels: str) -> ByLabel:

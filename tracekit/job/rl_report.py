@@ -96,6 +96,13 @@ class RlReport(Report):
         yield "Step", "; ".join(_step(self.account))
         if self.account.generation is not None:
             yield "Engines", "; ".join(_engines(self.account.generation))
+        if self.account.sides is not None:
+            yield "Sides", self.account.sides.words
+        if self.account.unlike is not None and self.account.unlike.words:
+            without = f"; without them the mean step takes {seconds(self.account.unlike.usual_s)}"
+            yield "Steps", "; ".join(self.account.unlike.words) + without * bool(self.account.unlike.steps)
+        if self.account.tools is not None:
+            yield "Tools", self.account.tools.words
         if left_out := self.account.left_out:
             parts = "the step or its generation" if self.account.replayed_s is None else "generation, training or sync"
             yield "Left out", f"{ranks_text(left_out, name='step')} without the time of {parts}"
@@ -119,7 +126,8 @@ class RlReport(Report):
             if negative := [name for name, cost, _ in losses if cost.startswith("-")]:
                 notes.append(f"below 0 ({listed(negative)}): without it, the step would take longer")
             yield Table("Losses", ("Loss", "costs a step", "share"), losses, "; ".join(notes) or None)
-        yield _prices(account)
+        if account.what_if:
+            yield _prices(account)
 
     def asked_tables(self) -> Iterator[Table]:
         """See `Report.asked_tables`: the fixes that were named; `sections` have the other alternatives."""

@@ -9,14 +9,17 @@ In: a store in a folder, and the receiver's address; its digest names the file. 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from pathlib import Path
 
+from tracekit.base.contained import Contained
+from tracekit.base.errors import UnsafeFileError
 from tracekit.base.object_storage import object_url
 from tracekit.store import Incident, Store
+from tracekit.store.folder import TOLD
 
-FOLDER = "told"
+_LINE = re.compile(rb"after (?P<after>[0-9]{1,18})|(?P<incident>[0-9]{1,18}) (?P<status>opened|closed)")
 
 
 class DeliveryLog:
@@ -26,7 +29,8 @@ class DeliveryLog:
         self._store = store
         digest = hashlib.sha256(url.encode("utf-8", "surrogateescape")).hexdigest()[:16]
         self._unwritten = ""  # the store may not be there yet
-        self._file: Path | None = None if object_url(store.path) is not None else store.path / FOLDER / digest
+        self._folder = Contained(store.path) if object_url(store.path) is None else None
+        self._name = f"{TOLD}/{digest}"
 
     def note(self, messages: Iterable[tuple[int, str]]) -> None:
         """Record delivered messages: number of the incident, and "opened" or "closed". A read-only store keeps none."""
@@ -54,24 +58,26 @@ class DeliveryLog:
 
     def _add(self, lines: Iterable[str]) -> None:
         self._unwritten += "".join(lines)
-        if self._file is None or not self._unwritten:
+        if self._folder is None or not self._unwritten:
             return
-        with suppress(OSError):  # at worst, an incident is reported twice
-            self._file.parent.mkdir(exist_ok=True)
-            with self._file.open("a", encoding="utf-8") as file:
-                file.write(self._unwritten)
+        with suppress(OSError, UnsafeFileError):  # at worst, an incident is reported twice
+            self._folder.make_folder(TOLD)
+            self._folder.append(self._name, self._unwritten.encode())
             self._unwritten = ""
 
     def _noted(self) -> tuple[dict[int, str], int | None]:
-        """How each incident was last sent, and the last one before the first delivery, None for a new receiver."""
-        try:
-            text = "" if self._file is None else self._file.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return {}, None
+        """How each incident was last sent, and the last one before the first delivery, None for a new receiver.
+
+        Other lines, and one that a killed writer has left unfinished, are passed over.
+        """
         last, after = dict[int, str](), None
-        for words in map(str.split, text.splitlines()):
-            if len(words) == 2 and words[0].isdecimal():
-                last[int(words[0])] = words[1]
-            elif len(words) == 2 and words[0] == "after" and words[1].isdecimal():
-                after = int(words[1])
+        try:
+            content = b"" if self._folder is None else self._folder.read(self._name)
+        except OSError:
+            return last, after
+        for match in filter(None, map(_LINE.fullmatch, content.split(b"\n")[:-1])):
+            if match["status"] is None:
+                after = int(match["after"])
+            else:
+                last[int(match["incident"])] = match["status"].decode()
         return last, after

@@ -9,10 +9,11 @@ import time
 import traceback
 from pathlib import Path
 
-from tracekit.base.errors import TracekitError
+from tracekit.base.contained import Contained
+from tracekit.base.errors import TracekitError, UnsafeFileError
 from tracekit.base.text import encodable
+from tracekit.store.folder import WATCH_ERRORS
 
-FILE = "watch-errors.log"
 #: Size at which the file is restarted, bytes.
 MOST_BYTES = 1_000_000
 
@@ -27,12 +28,17 @@ def where_traceback_is(store: Path, title: str, error: Exception) -> str:
     """Append an unexpected error's traceback to the log in the folder `store`; return the end of a line about it."""
     if isinstance(error, TracekitError):
         return ""
-    path = store / FILE
+    folder = Contained(store)
+    lines = [
+        f"{time.strftime('%Y-%m-%d %H:%M:%SZ', time.gmtime())} {title}\n",
+        *traceback.format_exception(error),
+        "\n",
+    ]
     try:
-        full = path.exists() and path.stat().st_size > MOST_BYTES
-        with path.open("w" if full else "a", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%SZ', time.gmtime())} {title}\n")
-            file.writelines([*traceback.format_exception(error), "\n"])
-    except OSError:
+        status = folder.status(WATCH_ERRORS)
+        if status is not None and status.st_size > MOST_BYTES:
+            folder.remove(WATCH_ERRORS)
+        folder.append(WATCH_ERRORS, "".join(lines).encode(errors="backslashreplace"))
+    except (OSError, UnsafeFileError):
         return ""
-    return f" (traceback in {path})"
+    return f" (traceback in {store / WATCH_ERRORS})"

@@ -436,6 +436,7 @@ class Content(Struct, frozen=True, kw_only=True):
     critical_workers: Maybe[list[OnPath]] = UNSET
     forward_backward_correlation: Maybe[list[Correlation]] = UNSET
     by_rank: Maybe[list[OfRank]] = UNSET
+    critical_kinds: Maybe[list[OnPath]] = UNSET
     critical_ranks: Maybe[list[OnPath]] = UNSET
     gaps: Maybe[list[MissingMembers]] = UNSET
     recording_time_s: Maybe[Times] = UNSET

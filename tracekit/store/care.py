@@ -1,24 +1,25 @@
 """Maintenance of a store: check its files, drop damaged ones, prune ops.
 
-In: a store. Out: what was found or done, one line each. Findings stay when ops go.
+In: a store. Out: what was found or done, one line each. Findings stay when ops go. A link, a pipe or the like where a
+file belongs is named and stays as it is; a window behind it is neither dropped nor pruned.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
-from tracekit.base.errors import StoreError, TracekitError
+from tracekit.base.errors import StoreError, TracekitError, UnreadableFileError, UnsafeFileError
 from tracekit.base.text import short
 from tracekit.report.findings import Findings
 from tracekit.store.catalogue import Catalogue
 from tracekit.store.catalogue_file import if_nobody_writes
-from tracekit.store.folder import JOBS, LEFT_OUT, Folder, checksum
-from tracekit.store.hangs import hang_files, read_hang
+from tracekit.store.folder import JOBS, LEFT_OUT, Folder, name_of
+from tracekit.store.hangs import HANGS, hang_files, read_hang
 from tracekit.store.store import Store
-from tracekit.store.window import Incoming, Part, StoredWindow
+from tracekit.store.window import Incoming, Part, StoredFile, StoredWindow
 from tracekit.store.writer import Writer
 from tracekit.trace.canonical import read_parquet
 from tracekit.trace.op import is_op_trace, read_op_trace
@@ -26,8 +27,8 @@ from tracekit.trace.op import is_op_trace, read_op_trace
 #: Called with the name of each stage of the work.
 Tell = Callable[[str], None]
 
-#: Where a trace of a window is, below `JOBS`.
-_TRACE = re.compile(r"[0-9]+/[0-9]+\.parquet")
+#: The name of a trace of a window.
+_TRACE = re.compile(rf"{JOBS}/([0-9]{{1,18}})/([0-9]{{1,18}})\.parquet")
 _NAMES = {Part.OPS: "ops", Part.REPORT: "report", Part.WORKERS: "slowdowns of workers"}
 
 
@@ -37,17 +38,31 @@ def damages(store: Store, tell: Tell = lambda _: None) -> Iterator[str]:
     with store.reading() as catalogue:
         windows = catalogue.windows()
     yield from catalogue.left_out
-    yield from _lasting(store, folder, list(_damaged(folder, windows, tell)))
-    yield from _damaged_hangs(store).values()
+    unsafe = dict.fromkeys(folder.unsafe())
+    yield from _lasting(store, folder, list(_damaged(folder, windows, tell, unsafe)))
+    yield from unsafe
+    if line := _damaged_note(folder):
+        yield line
+    yield from map(str, _damaged_hangs(store).values())
 
 
 def _damaged(
-    folder: Folder, windows: Sequence[StoredWindow], tell: Tell
+    folder: Folder, windows: Sequence[StoredWindow], tell: Tell, unsafe: dict[str, None]
 ) -> Iterator[tuple[StoredWindow, dict[Part, str]]]:
-    """The windows with damaged files, and what is wrong with each; reads all files."""
+    """The windows with damaged files, and what is wrong with each; reads all files. What is refused goes to `unsafe`, a
+    line for each.
+    """
     for number, window in enumerate(windows, 1):
         tell(f"checking window {number:,} of {len(windows):,}")
-        if bad := {part: problem for part in window.files if (problem := folder.damage(window, part))}:
+        bad: dict[Part, str] = {}
+        for part in window.files:
+            try:
+                problem = folder.damage(window, part)
+            except (UnsafeFileError, UnreadableFileError) as error:
+                unsafe[str(error)] = None
+            else:
+                bad |= {part: problem} if problem else {}
+        if bad:
             yield window, bad
 
 
@@ -58,86 +73,129 @@ def _lasting(store: Store, folder: Folder, damaged: Iterable[tuple[StoredWindow,
     touches their files, and the catalogue names them before the note goes: what is neither noted nor named, in this
     order, is nobody's work. Nor is anything while no writer is there.
     """
-    files = sorted((store.path / JOBS).glob("*/*"))
+    before = set(_files_of_jobs(folder))
     with if_nobody_writes(folder.catalogue) as nobody:
         at_work = set() if nobody else folder.noted_files()
         with store.reading() as catalogue:
             named = folder.named_files(catalogue)
-        left = [path for path in files if path not in named and path not in at_work and path.exists()]
+        nameless = (before - named.keys() - at_work).intersection(_files_of_jobs(folder))
     for window, bad in damaged:
         for part, problem in bad.items():
-            if named.get(folder.file(window.job_id, window.number, part)) == window.files[part]:
+            if named.get(name_of(window.job_id, window.number, part)) == window.files[part]:
                 yield f"{_title(window)}: {_NAMES[part]}: {problem}"
-    for path in left:
-        yield f"{path}: no window names it; a killed writer or a lost catalogue left it behind"
+    for name in sorted(nameless):
+        yield f"{folder.path / name}: no window names it; a killed writer or a lost catalogue left it behind"
 
 
 def repair(store: Store, tell: Tell = lambda _: None) -> list[str]:
-    """Drop what is damaged, one line each: a window without ops keeps its report, and the other way round.
+    """Drop what is damaged, one line each: a window without ops keeps its report, and the other way round. What cannot
+    be read now stays, with a line, too.
 
     If the catalogue is gone, it is rebuilt from the traces, each of which names its job. Files that no window names
     move to `LEFT_OUT`.
     """
     folder = store.folder()
     store.check()
-    rebuilding = not folder.catalogue.exists()
-    if not (rebuilding or (folder.path / JOBS).exists()):
+    rebuilding = not folder.has_catalogue()
+    if not rebuilding and _is_missing(folder):
         with store.reading() as catalogue:
             if folder.named_files(catalogue):  # a disk that is not mounted looks like this
                 raise StoreError(
                     f"{folder.path / JOBS}: is missing with the files of all jobs; bring it back, or remove the store"
                 )
+    note = _damaged_note(folder)
+    unsafe = dict.fromkeys(folder.unsafe())
     with store.writing(rebuilding=rebuilding) as writer:
         dropped = list(writer.catalogue.remove_impossible())
         lines = [f"{line}: dropped" for _, line in dropped]
+        if note:
+            lines.append(f"dropped; {note}")
         if rebuilding or any(table == "windows" for table, _ in dropped):
             lines += _recovered(writer.catalogue, folder, tell)
         left = _unnamed(writer.catalogue, folder)
-        for window, bad in _damaged(folder, writer.catalogue.windows(), tell):
+        for window, bad in _damaged(folder, writer.catalogue.windows(), tell, unsafe):
             lines += _without(writer, window, bad)
-    if left:
-        lines += _moved_out(store, folder)
-    for path, problem in _damaged_hangs(store).items():
-        path.unlink(missing_ok=True)
-        lines.append(f"removed; {problem}")
-    return lines
-
-
-def _unnamed(catalogue: Catalogue, folder: Folder) -> list[Path]:
-    """The files of jobs that no window names."""
-    return sorted(set((folder.path / JOBS).glob("*/*")) - folder.named_files(catalogue).keys())
-
-
-def _damaged_hangs(store: Store) -> dict[Path, str]:
-    """Problems with reports on hangs, by file."""
-    found = {}
-    for path in hang_files(store.path):
-        try:
-            read_hang(path)
-        except FileNotFoundError:  # removed since
+    try:
+        if left:
+            lines += _moved_out(store, folder)
+    except UnsafeFileError as error:  # in the place of the folder to move them to
+        unsafe[str(error)] = None
+    for name, problem in _damaged_hangs(store).items():
+        if isinstance(problem, UnreadableFileError):
+            unsafe[str(problem)] = None
             continue
-        except StoreError as error:
-            found[path] = str(error)
-    return found
+        folder.contained.remove(name)
+        lines.append(f"removed; {problem}")
+    return [*lines, *unsafe]
+
+
+def _is_missing(folder: Folder) -> bool:
+    """Whether the folder of all jobs is missing."""
+    try:
+        return folder.contained.folder_status(JOBS) is None
+    except UnsafeFileError:  # something else is in its place
+        return False
+
+
+def _files_of_jobs(folder: Folder) -> list[str]:
+    """The names of the files of jobs; none if something else is in the place of their folder."""
+    try:
+        return folder.files_of_jobs()
+    except UnsafeFileError:
+        return []
+
+
+def _unnamed(catalogue: Catalogue, folder: Folder) -> list[str]:
+    """The names of files of jobs that no window names."""
+    return sorted(set(_files_of_jobs(folder)) - folder.named_files(catalogue).keys())
+
+
+def _damaged_note(folder: Folder) -> str | None:
+    """What is wrong with the note of unfinished windows; None if nothing is, or it is no file."""
+    try:
+        return folder.damaged_note()
+    except UnsafeFileError:
+        return None
+
+
+def _damaged_hangs(store: Store) -> dict[str, StoreError]:
+    """Problems with reports on hangs, by the names of their files."""
+    problems = dict[str, StoreError]()
+    with suppress(UnsafeFileError):
+        for name in hang_files(store.path):
+            try:
+                read_hang(store.path, name)
+            except FileNotFoundError:  # removed since
+                continue
+            except StoreError as error:
+                problems[name] = error
+    return problems
 
 
 def _moved_out(store: Store, folder: Folder) -> Iterator[str]:
     """Move the files that no window names out of the way of new windows."""
-    out = folder.path / LEFT_OUT / f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
+    out = f"{LEFT_OUT}/{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
     with store.writing() as writer:  # now that the catalogue no longer names them, and while nobody adds files
-        for path in _unnamed(writer.catalogue, folder):
-            moved = out / path.relative_to(folder.path / JOBS)
-            moved.parent.mkdir(parents=True, exist_ok=True)
-            path.rename(moved)
-            yield f"{path}: moved to {moved}; no window names it"
+        for name in _unnamed(writer.catalogue, folder):
+            moved = f"{out}{name.removeprefix(JOBS)}"
+            folder.contained.make_folder(to := moved.rpartition("/")[0], lasting=True)
+            folder.contained.rename(name, moved)
+            folder.contained.sync_folder(to)
+            yield f"{folder.path / name}: moved to {folder.path / moved}; no window names it"
 
 
 def _recovered(catalogue: Catalogue, folder: Folder, tell: Tell) -> Iterator[str]:
     """Add windows from their traces, each of which names its job; of several jobs with one name, the newest."""
-    traces = [path for path in _unnamed(catalogue, folder) if _TRACE.fullmatch(f"{path.parent.name}/{path.name}")]
-    for path in sorted(traces, key=lambda path: (-int(path.parent.name), int(path.stem))):
-        job_id, number = int(path.parent.name), int(path.stem)
+    matches = filter(None, map(_TRACE.fullmatch, _unnamed(catalogue, folder)))
+    traces = [(int(match[1]), int(match[2]), match.string) for match in matches]
+    for job_id, number, name in sorted(traces, key=lambda trace: (-trace[0], trace[1])):
+        path, status = folder.path / name, folder.contained.status(name)
+        if status is None or name != name_of(job_id, number, Part.OPS):
+            continue
         tell(f"reading {path.name} of job {job_id}")
+        # Whatever cannot be read now ends the repair here: it is no reason to leave a window out.
+        files = {part: stored for part in Part if (stored := _stored(folder, name_of(job_id, number, part)))}
+        found = _findings(folder, name_of(job_id, number, Part.REPORT))
         try:
             trace = read_op_trace(path) if is_op_trace(path) else read_parquet(path)
         except TracekitError as error:
@@ -146,22 +204,28 @@ def _recovered(catalogue: Catalogue, folder: Folder, tell: Tell) -> Iterator[str
         if catalogue.job_id(trace.name) not in (None, job_id):
             yield f"{path}: left out; job {short(trace.name)!r} was replaced by a newer one"
             continue
-        files = {part: checksum(file) for part in Part if (file := folder.file(job_id, number, part)).exists()}
-        found = _findings(folder.file(job_id, number, Part.REPORT))
         if found is None:
             files = {Part.OPS: files[Part.OPS]}
         item = Incoming(trace, trace.name, "unknown: found by repair", found)
         catalogue.ensure_job(job_id, item.name, item.source)
-        catalogue.add_window(job_id, number, item, files, datetime.fromtimestamp(path.stat().st_mtime, UTC))
+        catalogue.add_window(job_id, number, item, files, datetime.fromtimestamp(status.st_mtime, UTC))
         yield f"{short(item.name)}, window {number}: recovered"
 
 
-def _findings(path: Path) -> Findings | None:
+def _stored(folder: Folder, name: str) -> StoredFile | None:
+    """The size and checksum of a file; None if there is none, or something else."""
+    try:
+        return folder.checksum(name)
+    except (FileNotFoundError, UnsafeFileError):
+        return None
+
+
+def _findings(folder: Folder, name: str) -> Findings | None:
     """The findings in a report; None if there is none, or it is damaged."""
     try:
-        found = Findings(path.read_text(encoding="utf-8"))
+        found = Findings(folder.read(name).decode())
         found.figures(), found.verdict(), found.hosts()
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (FileNotFoundError, UnsafeFileError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
     return found
 
@@ -188,15 +252,20 @@ def prune(
     Reports and slowdowns of workers stay. Reports on hangs are removed by age only; their incidents stay. `most_bytes`:
     target size of all files of windows.
     """
-    store.folder()
+    folder = store.folder()
     store.check()
-    lines = [] if older_than is None else list(_prune_hangs(store, older_than))
     with store.writing() as writer:
+        lines = [] if older_than is None else list(_prune_hangs(folder, older_than))
         windows = writer.catalogue.windows()
         size = sum(file.bytes for window in windows for file in window.files.values())
         for window in (one for one in windows if Part.OPS in one.files):
             old = older_than is not None and datetime.now(UTC) - window.added_at > older_than
             if not old and (most_bytes is None or size <= most_bytes):
+                continue
+            try:
+                folder.contained.status(name_of(window.job_id, window.number, Part.OPS))
+            except UnsafeFileError as error:
+                lines.append(str(error))
                 continue
             tell(f"removing ops of {short(window.job)}")
             freed = window.files[Part.OPS].bytes
@@ -207,13 +276,20 @@ def prune(
     return lines
 
 
-def _prune_hangs(store: Store, older_than: timedelta) -> Iterator[str]:
-    """Remove reports on hangs that are older than that."""
-    for path in hang_files(store.path):
-        made_at = datetime.fromtimestamp(path.stat().st_mtime, UTC)
-        if datetime.now(UTC) - made_at > older_than:
-            path.unlink(missing_ok=True)
-            yield f"{path}: removed the report on a hang of {made_at:%Y-%m-%d %H:%M}"
+def _prune_hangs(folder: Folder, older_than: timedelta) -> Iterator[str]:
+    """Remove reports on hangs that are older than that, and what killed writers of reports have left."""
+    try:
+        names = [f"{HANGS}/{name}" for name in folder.contained.files(HANGS)]
+    except UnsafeFileError as error:
+        yield str(error)
+        return
+    for name in names:
+        if (status := folder.contained.status(name)) is None:  # removed since
+            continue
+        written_at = datetime.fromtimestamp(status.st_mtime, UTC)
+        if datetime.now(UTC) - written_at > older_than:
+            folder.contained.remove(name)
+            yield f"{folder.path / name}: removed the report on a hang of {written_at:%Y-%m-%d %H:%M}"
 
 
 def _title(window: StoredWindow) -> str:

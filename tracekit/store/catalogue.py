@@ -12,7 +12,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ import polars as pl
 from tracekit import __version__
 from tracekit.base.command_line import command
 from tracekit.base.errors import NotStoredError, StoreError
-from tracekit.base.stderr import say
+from tracekit.base.stderr import say_once
 from tracekit.base.text import listed, short
 from tracekit.report.findings import FIGURES, Findings
 from tracekit.store.connection import OF_WINDOWS, check_version, insert
@@ -110,9 +109,9 @@ class Catalogue:
             return cls(connection, path)
         left_out = without_impossible(connection)
         for line in left_out[:MOST_NAMED]:
-            _warn(f"{path}: left out, since it is impossible: {line}")
+            say_once(f"{path}: left out, since it is impossible: {line}")
         if (more := len(left_out) - MOST_NAMED) > 0:
-            _warn(f"{path}: left out {more} more impossible rows")
+            say_once(f"{path}: left out {more} more impossible rows")
         return cls(connection, path, left_out)
 
     def job_list(self) -> pl.DataFrame:
@@ -306,10 +305,6 @@ def _by_rank(value: object) -> dict[str, Any]:
 
 def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
-
-
-#: Warns on stderr, once in each process.
-_warn = cache(say)
 
 
 def _found(item: Incoming) -> dict[str, Any]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
-import stat
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -14,13 +15,17 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tracekit.base.atomic_write import Kind, Place
-from tracekit.base.errors import StoreBusyError, StoreError
+from tracekit.base.contained import Contained, opened_through_links
+from tracekit.base.errors import StoreBusyError, StoreError, UnsafeFileError
 from tracekit.store.connection import identity
 
 #: How long a writer waits for another one.
 LOCK_TIMEOUT_S = 60.0
 _POLL_S = 0.05
 _COPY_PREFIX = ".tracekit.store-"
+_BY_DESCRIPTOR = "/proc/self/fd/{}"
+#: What NFS and others say of locks that they do not have.
+_WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 
 
 def is_duckdb(file: BinaryIO) -> bool:
@@ -33,36 +38,47 @@ STORE_FILE = Kind("a tracekit store", is_duckdb)
 
 
 def is_duckdb_file(path: Path) -> bool:
-    """Whether a path is a DuckDB file. Raises StoreError if it cannot be read."""
-    try:  # must not wait for the writer of a pipe
-        with open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
-            return stat.S_ISREG(os.fstat(file.fileno()).st_mode) and is_duckdb(file)
+    """Whether a path, which can be a link, is a DuckDB file. Raises StoreError if it cannot be read."""
+    try:
+        with opened_through_links(path) as file:
+            return file is not None and is_duckdb(file)
     except OSError as error:
         raise StoreError(f"{path}: cannot be read: {error.strerror or error}; check the path") from None
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogueCopy:
-    """A copy that will become the catalogue. `path`: where to create it; nothing is there yet.
+    """A copy that will become the catalogue. `name`: of the copy in `folder`; nothing is there yet.
 
     `replaces`: whether there is a catalogue already.
     """
 
-    path: Path
+    folder: Contained
+    name: str
     replaces: bool
     _place: Place
     _found: tuple[int, ...] | None
+
+    @property
+    def path(self) -> Path:
+        """The path of the copy."""
+        return self.folder.root / self.name
+
+    def fill(self) -> None:
+        """Make it a copy of the catalogue."""
+        with self.folder.reading(self._place.path.name) as old, self.folder.new(self.name) as new:
+            shutil.copyfile(_BY_DESCRIPTOR.format(old.fileno()), _BY_DESCRIPTOR.format(new.fileno()))  # in the kernel
 
     def put(self) -> None:
         """Replace the catalogue by the copy, and sync it to the disk.
 
         Raises StoreBusyError if another program has changed the catalogue meanwhile.
         """
-        if identity(self._place.path) != self._found:
+        if identity(self.folder.status(self._place.path.name)) != self._found:
             raise StoreBusyError(f"{self._place.path}: another program has changed the store meanwhile; try again")
-        sync(self.path)
+        self.folder.sync(self.name)
         self._place.put(self.path)
-        sync(self._place.path.parent)
+        self.folder.sync_folder()
 
 
 @contextmanager
@@ -71,21 +87,23 @@ def catalogue_copy(path: Path) -> Iterator[CatalogueCopy]:
 
     Raises OutputError or StoreError if something else is at `path` or it cannot be written.
     """
-    place = Place(path, STORE_FILE)
-    found = place.check() and identity(path)
-    if os.path.lexists(log := f"{path}.wal"):  # DuckDB would add them to the store
+    place, folder = Place(path, STORE_FILE), Contained(path.parent)
+    found = identity(folder.status(path.name))
+    place.check()
+    log = f"{path.name}.wal"
+    if folder.status(log) is not None:  # DuckDB would add them to the store
         raise StoreError(
-            f"{log}: holds changes to the store that another program has not finished; open and close {path} with"
-            " DuckDB, or move this file away if there is no store"
+            f"{folder.root / log}: holds changes to the store that another program has not finished; open and close"
+            f" {path} with DuckDB, or move this file away if there is no store"
         )
-    _remove_copies(path.parent)  # killed writers left them: nobody else is writing now
+    _remove_copies(folder)  # killed writers left them: nobody else is writing now
     try:
-        copy = path.with_name(f"{_COPY_PREFIX}{secrets.token_hex(4)}")
-        yield CatalogueCopy(copy, found is not None, place, found)
+        copy = f"{_COPY_PREFIX}{secrets.token_hex(4)}"
+        yield CatalogueCopy(folder, copy, found is not None, place, found)
     except OSError as error:
         raise place.error(error) from None
     finally:
-        _remove_copies(path.parent)
+        _remove_copies(folder)
 
 
 @contextmanager
@@ -117,24 +135,24 @@ def if_nobody_writes(path: Path) -> Iterator[bool]:
     with ExitStack() as stack:
         alone = True
         try:
-            lock = os.open(_lock_of(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            lock = Contained(path.parent).open(lock_of(path))
             stack.callback(os.close, lock)
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError as error:
+        except (OSError, UnsafeFileError) as error:
             alone = isinstance(error, FileNotFoundError)  # each writer begins with creating it
         yield alone
 
 
-def _lock_of(path: Path) -> Path:
-    return path.with_name(f".{path.name}.lock")
+def lock_of(path: Path) -> str:
+    """The name of a catalogue's lock, next to it."""
+    return f".{path.name}.lock"
 
 
 def _lock(path: Path) -> int | None:
     """The lock of a catalogue, open and held; None if another process holds it, or has just removed the store."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         with ExitStack() as stack:
-            lock = os.open(_lock_of(path), flags, 0o666)
+            lock = Contained(path.parent).open(lock_of(path), os.O_RDWR | os.O_CREAT)
             stack.callback(os.close, lock)
             with suppress(BlockingIOError):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -142,22 +160,18 @@ def _lock(path: Path) -> int | None:
                     stack.pop_all()
                     return lock
     except OSError as error:
+        if error.errno in _WITHOUT_LOCKS:
+            raise StoreError(
+                f"{path.parent}: its file system has no locks ({error.strerror}), so writers could not take turns;"
+                " mount it with locks, or choose another --store"
+            ) from None
         raise Place(path, STORE_FILE).error(error) from None
     return None
 
 
-def _remove_copies(folder: Path) -> None:
+def _remove_copies(folder: Contained) -> None:
     """Remove copies, and what DuckDB creates next to them."""
-    for left in folder.glob(f"{_COPY_PREFIX}*"):
-        with suppress(OSError):
-            left.unlink()
-
-
-def sync(path: Path) -> None:
-    """Sync a file, or the names in a folder, to the disk."""
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        with suppress(OSError):  # some file systems cannot do so for folders
-            os.fsync(handle)
-    finally:
-        os.close(handle)
+    with suppress(OSError):
+        for name in folder.files(""):
+            if name.startswith(_COPY_PREFIX):
+                folder.remove(name)

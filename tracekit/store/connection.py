@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tracekit.base.command_line import adding, command
+from tracekit.base.contained import Contained
 from tracekit.base.errors import StoreBusyError, StoreError
 
 if TYPE_CHECKING:
@@ -39,15 +41,16 @@ _VIEWS = "SELECT view_name FROM system.main.duckdb_views() WHERE database_name =
 
 #: DuckDB attaches a file once at a time: reading threads take turns.
 _ONE_READS = threading.RLock()
-#: How long to retry opening a file that was replaced meanwhile. A writer takes many times as long as opening, so a
-#: second attempt is rare.
+#: How long to retry opening a file that was replaced meanwhile: some systems of files then have it no more.
 _OPENING_S = 60.0
 #: DuckDB as started, by process: a fork starts its own.
 _STARTED: dict[int, duckdb.DuckDBPyConnection] = {}
 #: What a thread that reads has attached: process and path -> name, and by how many readers.
 _READ: dict[tuple[int, str], tuple[str, int]] = {}
-#: Of each file that is attached to be read, by its name there: the state it was in then.
-_STATES: dict[str, tuple[int, ...]] = {}
+#: Descriptors of the files that are attached to be read, by their names there.
+_OPEN: dict[str, int] = {}
+#: A path by which DuckDB has a file.
+_BY_DESCRIPTOR = re.compile(r"/proc/self/fd/[0-9]+(/[^\s\"]*)?")
 #: Files are attached under names that nobody uses again.
 _NUMBERS = itertools.count(1)
 
@@ -58,10 +61,10 @@ def connected(path: Path, store: Path | str, *, read_only: bool) -> Iterator[duc
     import duckdb
 
     try:
-        with _reading(path, store) if read_only else writing(_name(path)) as connection:
+        with _reading(path, store) if read_only else _changing(path) as connection:
             yield connection
     except duckdb.Error as error:
-        reason = str(error).splitlines()[0]
+        reason = _BY_DESCRIPTOR.sub(lambda _: str(path), str(error).splitlines()[0])
         if "Could not set lock" not in reason:
             again = "copy it again"
             if isinstance(store, Path):
@@ -88,13 +91,20 @@ def writing(path: str) -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 @contextmanager
+def _changing(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A connection that creates or changes a file in the folder that has it now."""
+    with Contained(path.parent).path_of(path.name) as opened, writing(opened) as connection:
+        yield connection
+
+
+@contextmanager
 def _reading(path: Path, store: Path | str) -> Iterator[duckdb.DuckDBPyConnection]:
     """A connection that reads a file, in the state in which the thread reads it already, if it does.
 
     Nothing in a foreign file runs as part of our queries, since it could read other files of this machine: DuckDB's own
     functions come before macros of the file, and a view in place of a table raises StoreError.
     """
-    which = os.getpid(), _name(path)
+    which = os.getpid(), str(path.absolute())
     with _ONE_READS:
         name, readers = _READ.get(which, (f"catalogue_{next(_NUMBERS)}", 0))
         _READ[which] = name, readers + 1
@@ -135,12 +145,14 @@ def _detach(name: str) -> None:
     """Let go of a file. If DuckDB cannot, because a damaged file has made it unusable, it is started again."""
     import duckdb
 
-    _STATES.pop(name, None)
     try:
         with _duckdb().cursor() as connection:
             connection.execute(f"DETACH DATABASE IF EXISTS {name}")
     except duckdb.Error:
         _STARTED.pop(os.getpid(), None)
+    finally:
+        if (handle := _OPEN.pop(name, None)) is not None:
+            os.close(handle)
 
 
 def _attach(connection: duckdb.DuckDBPyConnection, name: str, path: str, *, read_only: bool = False) -> None:
@@ -149,48 +161,38 @@ def _attach(connection: duckdb.DuckDBPyConnection, name: str, path: str, *, read
 
 
 def _attach_to_read(connection: duckdb.DuckDBPyConnection, name: str, path: Path) -> None:
-    """Attach one state of a file that writers replace.
-
-    DuckDB opens a file several times to attach it: the header may come from the old file, and the blocks from the one
-    that replaced it. So the file is attached again until it is the same before and after.
+    """Attach the file that is at a path now, by its descriptor: another can take its place, and DuckDB opens it several
+    times. Raises StoreError if it is not a file, or cannot be read.
     """
     import duckdb
 
-    deadline = time.monotonic() + _OPENING_S
-    while time.monotonic() < deadline:
-        before = identity(path)
+    folder, deadline = Contained(path.parent), time.monotonic() + _OPENING_S
+    while True:
         try:
-            _attach(connection, name, _name(path), read_only=True)
+            folder.status(f"{path.name}.wal")  # DuckDB reads it, too
+            handle = folder.open(path.name)
+        except OSError as error:
+            raise StoreError(f"{path}: cannot be read: {error.strerror or error}; check the path") from None
+        _OPEN[name] = handle  # until it is detached: closing it would also let go of DuckDB's lock
+        try:
+            _attach(connection, name, f"/proc/self/fd/{handle}", read_only=True)
         except duckdb.Error:
-            if identity(path) == before:
+            if identity(folder.status(path.name)) == state(name) or time.monotonic() > deadline:
                 raise
-            continue
-        if before is not None and identity(path) == before:
-            _STATES[name] = before
+            os.close(_OPEN.pop(name))
+        else:
             return
-        connection.execute(f"DETACH {name}")
-    raise duckdb.IOException(
-        f"for {_OPENING_S:.0f} s, the file was replaced during every attempt to open it; try again"
-    )
 
 
-def _name(path: Path) -> str:
-    """An absolute path: DuckDB interprets ":memory:" and prefixes such as "md:" differently."""
-    return str(path.absolute())
-
-
-def identity(path: Path) -> tuple[int, ...] | None:
+def identity(found: os.stat_result | None) -> tuple[int, ...] | None:
     """Identifies a file and its state, as opposed to one that replaces it; None if there is none."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return None if found is None else (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def state(name: str) -> tuple[int, ...]:
-    """The `identity` of the file that is attached under this name to be read, as it was then."""
-    return _STATES[name]
+    """The `identity` of the file that is attached under this name to be read."""
+    found = os.fstat(_OPEN[name])
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def check_version(connection: duckdb.DuckDBPyConnection, store: Path | str, known: int) -> None:

@@ -11,13 +11,15 @@
     STORE/told/<receiver>                 which incidents a webhook has been told of (live/delivery_log.py)
 
 Files are written before the catalogue names them and removed after it does so no longer; numbers are never used twice.
-So a reader of any state of the catalogue finds every file that it names, unless that was removed meanwhile.
+So a reader of any state of the catalogue finds every file that it names, unless that was removed meanwhile. All files
+are reached through `Contained`: a link, a pipe or the like in the place of one is refused by name.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -30,22 +32,28 @@ import polars as pl
 
 from tracekit.base.atomic_write import Place, check_writable
 from tracekit.base.command_line import command
-from tracekit.base.errors import FormatError, OutputError, StoreError
+from tracekit.base.contained import Contained
+from tracekit.base.errors import FormatError, OutputError, StoreError, UnreadableFileError, UnsafeFileError
 from tracekit.base.text import short
 from tracekit.report.findings import Findings
 from tracekit.store.catalogue import Catalogue
-from tracekit.store.catalogue_file import STORE_FILE, sync
+from tracekit.store.catalogue_file import STORE_FILE, lock_of
 from tracekit.store.connection import IMPORT_AGAIN, connected, writing
-from tracekit.store.hangs import StoredHang, read_hangs
+from tracekit.store.handling import HANDLED
+from tracekit.store.hangs import HANGS, StoredHang, read_hangs
 from tracekit.store.window import AnyTrace, Incoming, Part, StoredFile, StoredWindow
 from tracekit.trace.canonical import read_columns, read_parquet
 from tracekit.trace.model import TraceKind
 from tracekit.trace.op import read_op_trace
 
 MARK, CATALOGUE, UNFINISHED, JOBS, LEFT_OUT = "tracekit-store", "catalog.duckdb", "unfinished", "jobs", "left-out"
+#: Files of `tracekit.live`: incidents that each receiver has been told of, and tracebacks.
+TOLD, WATCH_ERRORS = "told", "watch-errors.log"
 _SUFFIX = {Part.OPS: ".parquet", Part.REPORT: ".report.json", Part.WORKERS: ".workers.parquet"}
 _MARK_TEXT = "This folder is a store of tracekit; `tracekit info --store FOLDER` lists its jobs.\n"
 _CHUNK = 1 << 20
+#: A line of the note of unfinished windows: job and number.
+_NOTED = re.compile(rb"([0-9]{1,18}) ([0-9]{1,18})")
 
 
 class FileGoneError(StoreError):
@@ -64,6 +72,11 @@ class Folder:
         return self.path / CATALOGUE
 
     @property
+    def contained(self) -> Contained:
+        """What reads and changes the files."""
+        return Contained(self.path)
+
+    @property
     def _repair(self) -> str:
         return command("store", "repair", "--store", self.path)
 
@@ -72,13 +85,17 @@ class Folder:
 
     def file(self, job_id: int, number: int, part: Part) -> Path:
         """The path of a part of a window."""
-        return self.path / JOBS / str(job_id) / f"{number}{_SUFFIX[part]}"
+        return self.path / name_of(job_id, number, part)
+
+    def has_catalogue(self) -> bool:
+        """Whether there is a catalogue. Raises UnsafeFileError."""
+        return self.contained.status(CATALOGUE) is not None
 
     @contextmanager
     def reading(self) -> Iterator[Catalogue]:
         """The catalogue as it is now."""
         self.check_no_jobs()
-        if self.catalogue.exists():
+        if self.has_catalogue():
             with open_catalogue(self.catalogue, self.path) as catalogue:
                 yield catalogue
             return
@@ -87,10 +104,10 @@ class Folder:
 
     def check_no_jobs(self) -> None:
         """Raise StoreError if a store without a catalogue has files of jobs that no writer is adding."""
-        if self.catalogue.exists():
+        if self.has_catalogue():
             return
-        left = set((self.path / JOBS).glob("*/*")) - self.noted_files()
-        if left and not self.catalogue.exists():  # the first writer may have finished meanwhile
+        left = set(self.files_of_jobs()) - self.noted_files()
+        if left and not self.has_catalogue():  # the first writer may have finished meanwhile
             raise StoreError(
                 f"{self.path}: its {CATALOGUE} is missing; rebuild it from the traces with `{self._repair}`"
             )
@@ -115,10 +132,13 @@ class Folder:
     def report(self, window: StoredWindow) -> str:
         """The report of a window that has one, as JSON."""
         path = self._checked(window, Part.REPORT)
-        content = path.read_bytes()
+        content = self.read(name_of(window.job_id, window.number, Part.REPORT))
         if zlib.crc32(content) != window.files[Part.REPORT].crc32:
             raise self._damaged(f"{path}: has changed since it was written")
-        return content.decode()
+        try:
+            return content.decode()
+        except UnicodeDecodeError:
+            raise self._damaged(f"{path}: not text in UTF-8") from None
 
     def hangs(self, job: str | None) -> tuple[StoredHang, ...]:
         """The reports on hangs, newest first."""
@@ -134,27 +154,72 @@ class Folder:
 
     def _checked(self, window: StoredWindow, part: Part) -> Path:
         """The path of a file that exists with its recorded size."""
-        path = self.file(window.job_id, window.number, part)
-        try:
-            size = path.stat().st_size
-        except FileNotFoundError:
-            raise FileGoneError(f"{path}: is missing; drop it from the store with `{self._repair}`") from None
-        except OSError as error:
-            raise StoreError(f"{path}: cannot be read: {error.strerror or error}; check the path") from None
-        if size != window.files[part].bytes:
-            raise self._damaged(f"{path}: has {size:,} bytes; expected {window.files[part].bytes:,}")
+        path, name = self.file(window.job_id, window.number, part), name_of(window.job_id, window.number, part)
+        with self._readable(name):
+            found = self.contained.status(name)
+        if found is None:
+            raise FileGoneError(f"{path}: is missing; drop it from the store with `{self._repair}`")
+        if found.st_size != window.files[part].bytes:
+            raise self._damaged(f"{path}: has {found.st_size:,} bytes; expected {window.files[part].bytes:,}")
         return path
 
     def damage(self, window: StoredWindow, part: Part) -> str | None:
-        """What is wrong with a file, None if it is as it was written; reads all of it."""
+        """What is wrong with a file, None if it is as it was written; reads all of it. Raises UnsafeFileError,
+        UnreadableFileError: what is in its place is nobody's to remove.
+        """
         try:
             path = self._checked(window, part)
-            found = checksum(path)
+            found = self.checksum(name_of(window.job_id, window.number, part))
+        except (UnsafeFileError, UnreadableFileError):
+            raise
+        except FileNotFoundError:
+            return f"{self.file(window.job_id, window.number, part)}: is missing"
         except StoreError as error:
             return str(error)
-        except OSError as error:
-            return f"{self.file(window.job_id, window.number, part)}: cannot be read: {error.strerror or error}"
         return None if found == window.files[part] else f"{path}: has changed since it was written"
+
+    def checksum(self, name: str) -> StoredFile:
+        """Size and CRC-32 of a file. Raises FileNotFoundError, UnsafeFileError, UnreadableFileError."""
+        size = crc32 = 0
+        with self._readable(name), self.contained.reading(name) as file:
+            while chunk := file.read(_CHUNK):
+                size, crc32 = size + len(chunk), zlib.crc32(chunk, crc32)
+        return StoredFile(size, crc32)
+
+    def read(self, name: str) -> bytes:
+        """The content of a file. Raises FileNotFoundError, UnsafeFileError, UnreadableFileError."""
+        with self._readable(name):
+            return self.contained.read(name)
+
+    @contextmanager
+    def _readable(self, name: str) -> Iterator[None]:
+        """Turn errors of reading into UnreadableFileError; FileNotFoundError stays."""
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise UnreadableFileError(
+                f"{self.path / name}: cannot be read: {error.strerror or error}; check the path"
+            ) from None
+
+    def files_of_jobs(self) -> list[str]:
+        """Everything in the folders of jobs, by name, but for what `unsafe` names."""
+        contained = self.contained
+        folders = [f"{JOBS}/{job}" for job in contained.folders(JOBS)]
+        return [
+            f"{folder}/{name}" for folder in folders for name in [*contained.files(folder), *contained.folders(folder)]
+        ]
+
+    def unsafe(self) -> Iterator[str]:
+        """A line for each link, pipe and the like where a file or folder of a store belongs."""
+        for name in (MARK, CATALOGUE, f"{CATALOGUE}.wal", lock_of(self.catalogue), UNFINISHED, WATCH_ERRORS):
+            try:
+                self.contained.status(name)
+            except UnsafeFileError as error:
+                yield str(error)
+        for name in (JOBS, LEFT_OUT, HANDLED, HANGS, TOLD):
+            yield from self.contained.unsafe(name, deep=name == JOBS)
 
     # ---- writing
 
@@ -166,30 +231,32 @@ class Folder:
         """
         if self.check_place():
             return False
-        made = not self.path.exists()
+        beside, made = Contained(self.path.parent), False
         try:
-            if made:
-                self.path.mkdir()
-            with open(self.path / MARK, "x", encoding="utf-8") as mark:
-                mark.write(_MARK_TEXT)
-            sync(self.path.parent)
+            if not self.path.exists():
+                made = beside.make_folder(self.path.name)
+            with self.contained.new(MARK) as mark:
+                mark.write(_MARK_TEXT.encode())
+                mark.flush()
+                os.fsync(mark.fileno())
+            beside.sync_folder()
         except FileExistsError:  # others were faster
             return self.make()
         except OSError as error:
             with suppress(OSError):
-                self.path.rmdir()
+                beside.remove_folder(self.path.name)
             raise Place(self.path, STORE_FILE).error(error) from None
         return made
 
     def unmake(self) -> None:
         """Remove a store into which nothing was written."""
-        if not self.catalogue.exists():
+        if not self.has_catalogue():
             with suppress(OSError):
-                for name in (UNFINISHED, f".{CATALOGUE}.lock", MARK):
-                    (self.path / name).unlink(missing_ok=True)
+                for name in (UNFINISHED, lock_of(self.catalogue), MARK):
+                    self.contained.remove(name)
                 with suppress(FileNotFoundError):
-                    (self.path / JOBS).rmdir()
-                self.path.rmdir()
+                    self.contained.remove_folder(JOBS)
+                Contained(self.path.parent).remove_folder(self.path.name)
 
     def check_place(self) -> bool:
         """Whether there is a store; False for nothing or an empty folder. Raises OutputError for anything else."""
@@ -213,6 +280,7 @@ class Folder:
                 return False
         if is_store_folder(self.path):  # another first writer has marked it meanwhile
             return True
+        self.contained.status(MARK)  # names what is in its place
         raise OutputError(f"{self.path}: is a folder, but not a tracekit store; choose another place")
 
     def check_writable(self) -> None:
@@ -230,63 +298,88 @@ class Folder:
             if item.findings.workers is not None:
                 rows = item.findings.workers.rows(trace.step_starts)
                 parts[Part.WORKERS] = lambda file: rows.write_parquet(file, compression="zstd")
-        folder = self.file(job_id, number, Part.OPS).parent
-        new = not folder.exists()
-        folder.mkdir(parents=True, exist_ok=True)
-        written = {part: _written(self.file(job_id, number, part), write) for part, write in parts.items()}
-        sync(folder)
-        if new:
-            sync(folder.parent)
-            sync(self.path)
+        folder = f"{JOBS}/{job_id}"
+        self.contained.make_folder(folder, lasting=True)
+        written = {part: self._written(name_of(job_id, number, part), write) for part, write in parts.items()}
+        self.contained.sync_folder(folder)
         return written
+
+    def _written(self, name: str, write: Callable[[BinaryIO], object]) -> StoredFile:
+        """Write a new file and sync it to the disk."""
+        try:
+            with self.contained.new(name) as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+        except pl.exceptions.PolarsError as error:  # an error of the disk, reported by polars
+            raise OSError(errno.EIO, short(str(error).splitlines()[0])) from None
+        return self.checksum(name)
 
     def check_free(self, job_id: int, number: int) -> None:
         """Raise StoreError if a window that is to be written has a file already, which no window names."""
         for part in Part:
-            if (path := self.file(job_id, number, part)).exists():
+            if self.contained.status(name := name_of(job_id, number, part)) is not None:
                 raise StoreError(
-                    f"{path}: is in the way of a new window, and no window names it; move it with `{self._repair}`"
+                    f"{self.path / name}: is in the way of a new window, and no window names it; move it with"
+                    f" `{self._repair}`"
                 )
 
     def note_unfinished(self, windows: Iterable[tuple[int, int]]) -> None:
         """Note windows, by job and number, whose files are about to be written or removed."""
-        with open(self.path / UNFINISHED, "a", encoding="utf-8", opener=_no_link) as file:
-            file.writelines(f"{job_id} {number}\n" for job_id, number in windows)
+        self.contained.append(UNFINISHED, "".join(f"{job_id} {number}\n" for job_id, number in windows).encode())
 
     def forget_unfinished(self) -> None:
         """Forget the note: the catalogue names all noted files."""
-        (self.path / UNFINISHED).unlink(missing_ok=True)
+        self.contained.remove(UNFINISHED)
 
-    def noted_files(self) -> set[Path]:
-        """All files that noted windows can have."""
+    def _lines_of_note(self) -> list[bytes]:
+        """The lines of the note; the last one may be incomplete, and is left out."""
         try:
-            with open(self.path / UNFINISHED, encoding="utf-8", opener=_no_link) as file:
-                lines = file.read().split("\n")[:-1]  # the last line may be incomplete
+            return self.contained.read(UNFINISHED).split(b"\n")[:-1]
         except FileNotFoundError:
-            return set()
-        noted = [line.split() for line in lines]
-        return {self.file(int(job_id), int(number), part) for job_id, number in noted for part in Part}
+            return []
+
+    def noted_files(self) -> set[str]:
+        """The names of all files that noted windows can have. Lines that note no window are left out."""
+        noted = [match.groups() for line in self._lines_of_note() if (match := _NOTED.fullmatch(line))]
+        return {name_of(int(job_id), int(number), part) for job_id, number in noted for part in Part}
+
+    def damaged_note(self) -> str | None:
+        """A line about what notes no window in the note; None if nothing does. The next writer drops it."""
+        damaged = [line for line in self._lines_of_note() if line and not _NOTED.fullmatch(line)]
+        if not damaged:
+            return None
+        return (
+            f"{self.path / UNFINISHED}: {short(repr(damaged[0]))} notes no window; the next writer, such as"
+            f" `{self._repair}`, drops it"
+        )
 
     def clear_unfinished(self) -> None:
         """Remove files of the noted windows that the catalogue does not name, and the note."""
-        if not (self.path / UNFINISHED).exists():
+        if self.contained.status(UNFINISHED) is None:
             return
         if noted := self.noted_files():
             with self.reading() as catalogue:
                 noted -= self.named_files(catalogue).keys()
-        for path in noted:
-            path.unlink(missing_ok=True)
-            with suppress(OSError):  # other files are there, or none
-                path.parent.rmdir()
+        for name in noted:
+            with suppress(UnsafeFileError):  # a link in its place is nobody's work
+                self.contained.remove(name)
+                with suppress(OSError):  # other files are there, or none
+                    self.contained.remove_folder(name.rpartition("/")[0])
         self.forget_unfinished()
 
-    def named_files(self, catalogue: Catalogue) -> dict[Path, StoredFile]:
+    def named_files(self, catalogue: Catalogue) -> dict[str, StoredFile]:
         """All files that a catalogue names."""
         return {
-            self.file(window.job_id, window.number, part): file
+            name_of(window.job_id, window.number, part): file
             for window in catalogue.windows()
             for part, file in window.files.items()
         }
+
+
+def name_of(job_id: int, number: int, part: Part) -> str:
+    """The name of a part of a window, below the folder of the store."""
+    return f"{JOBS}/{job_id}/{number}{_SUFFIX[part]}"
 
 
 @contextmanager
@@ -306,32 +399,6 @@ def older_store(path: Path) -> StoreError:
 def is_store_folder(path: Path) -> bool:
     """Whether a folder is marked as a store."""
     try:
-        return stat.S_ISREG((path / MARK).lstat().st_mode)
-    except OSError:
+        return Contained(path).status(MARK) is not None
+    except (OSError, UnsafeFileError):
         return False
-
-
-def checksum(path: Path) -> StoredFile:
-    """Size and CRC-32 of a file. Raises OSError."""
-    size = crc32 = 0
-    with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK):
-            size, crc32 = size + len(chunk), zlib.crc32(chunk, crc32)
-    return StoredFile(size, crc32)
-
-
-def _written(path: Path, write: Callable[[BinaryIO], object]) -> StoredFile:
-    """Write a new file and sync it to the disk."""
-    try:
-        with open(path, "xb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-    except pl.exceptions.PolarsError as error:  # an error of the disk, reported by polars
-        raise OSError(errno.EIO, short(str(error).splitlines()[0])) from None
-    return checksum(path)
-
-
-def _no_link(path: str, flags: int) -> int:
-    """Open a file that others could have put into a store that they share; waits for no pipe."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)

@@ -14,16 +14,22 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
-from tracekit.base.errors import SelectionError
+from tracekit.base.contained import Contained
+from tracekit.base.errors import SelectionError, UnsafeFileError
+from tracekit.base.text import LAST_MOMENT
 from tracekit.report.applied import AppliedFix
 
-FOLDER, FIXES = "handled", "fixes"
+HANDLED, FIXES = "handled", "fixes"
 #: The most characters of an owner or a note.
 LONGEST_TEXT = 1000
+
+#: Seconds since the epoch.
+_Moment = Annotated[float, msgspec.Meta(ge=0, le=LAST_MOMENT)]
+_Text = Annotated[str, msgspec.Meta(max_length=LONGEST_TEXT)]
 
 _Record = TypeVar("_Record", bound=msgspec.Struct)
 
@@ -31,11 +37,11 @@ _Record = TypeVar("_Record", bound=msgspec.Struct)
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     """One change: `at` and `muted_until` in seconds since the epoch; what is None stays as it was."""
 
-    at: float
-    by: str
-    owner: str | None = None
-    muted_until: float | None = None
-    note: str | None = None
+    at: _Moment
+    by: _Text
+    owner: _Text | None = None
+    muted_until: _Moment | None = None
+    note: _Text | None = None
 
 
 def current_user() -> str:
@@ -47,37 +53,35 @@ def current_user() -> str:
 
 
 def write_change(store: Path, incident: int, change: Change) -> None:
-    """Append a change. Raises SelectionError for a text that is too long, OSError."""
+    """Append a change. Raises SelectionError for a text that is too long, OSError, UnsafeFileError."""
     if max(len(change.owner or ""), len(change.note or "")) > LONGEST_TEXT:
         raise SelectionError(f"an owner and a note have at most {LONGEST_TEXT:,} characters")
     _append(store, str(incident), change)
 
 
 def write_applied(store: Path, fix: AppliedFix) -> None:
-    """Append a fix that was applied. Raises OSError."""
+    """Append a fix that was applied. Raises OSError, UnsafeFileError."""
     _append(store, FIXES, fix)
 
 
 def _append(store: Path, name: str, record: msgspec.Struct) -> None:
-    folder = store / FOLDER
-    folder.mkdir(exist_ok=True)
-    file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    try:
-        os.write(file, msgspec.json.encode(record) + b"\n")  # one write, so that lines of two writers do not mix
-    finally:
-        os.close(file)
-    os.utime(folder)  # so that `Store.state` changes
+    folder = Contained(store)
+    folder.make_folder(HANDLED, lasting=True)
+    folder.append(f"{HANDLED}/{name}", msgspec.json.encode(record) + b"\n", lasting=True)
+    folder.sync_folder(HANDLED)
+    folder.touch_folder(HANDLED)  # so that `Store.state` changes
 
 
 def changed_at(store: Path) -> int:
     """When something was last appended, nanoseconds; 0: never."""
-    with suppress(OSError):
-        return (store / FOLDER).stat().st_mtime_ns
+    with suppress(OSError, UnsafeFileError):
+        found = Contained(store).folder_status(HANDLED)
+        return 0 if found is None else found.st_mtime_ns
     return 0
 
 
 def read_changes(store: Path, incident: int) -> tuple[Change, ...]:
-    """The changes of an incident, oldest first; none where there is no file."""
+    """The changes of an incident, oldest first; none where there is no file. Raises UnsafeFileError."""
     return tuple(_read(store, str(incident), Change))
 
 
@@ -88,8 +92,8 @@ def read_applied(store: Path) -> tuple[AppliedFix, ...]:
 
 def _read(store: Path, name: str, kind: type[_Record]) -> Iterator[_Record]:
     with suppress(OSError):
-        for line in (store / FOLDER / name).read_bytes().splitlines():
-            with suppress(msgspec.DecodeError):
+        for line in Contained(store).read(f"{HANDLED}/{name}").splitlines():
+            with suppress(ValueError, RecursionError):
                 yield msgspec.json.decode(line, type=kind)
 
 

@@ -2,7 +2,7 @@
 
 STORE/hangs/<time>-<number>.json      one report: the job's name, when it was found, its text and its JSON
 
-Each file is written once and atomically, so it needs no entry in the catalogue.
+Each file is written once and atomically, so it needs no entry in the catalogue. They are read as data of others.
 """
 
 from __future__ import annotations
@@ -10,67 +10,109 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from tracekit.base.atomic_write import Kind, starting_with, write_text
-from tracekit.base.errors import StoreError
-from tracekit.base.text import MOST_CONFIDENT, printable, ranks_text
+import msgspec
+
+from tracekit.base.contained import Contained
+from tracekit.base.errors import StoreError, UnreadableFileError
+from tracekit.base.stderr import say_once
+from tracekit.base.text import LAST_MOMENT, MOST_CONFIDENT, printable, ranks_text
 from tracekit.report.answer import Account
 from tracekit.store.incidents import HANG
 
 HANGS = "hangs"
-_KIND = Kind("a report on a hang", starting_with(b'{"format": "tracekit-hang"'))
+_SUFFIX = ".json"
 
 
-@dataclass(frozen=True, slots=True)
-class StoredHang:
+class _Place(msgspec.Struct, rename={"stall_class": "class", "waits_for": "for"}):
+    """The types of what docs/hang.md says about a rank or several, where they are given."""
+
+    rank: int | None = None
+    ranks: tuple[int, ...] = ()
+    host: str | None = None
+    group: str | None = None
+    stall_class: str | None = None
+    operation: str | None = None
+    phase: str | None = None
+    since_s: float | None = None
+    missing: str | None = None
+    evidence: tuple[str, ...] = ()
+    frames: tuple[str, ...] = ()
+
+
+class _Report(msgspec.Struct):
+    """The types of what docs/hang.md says about a hang, where they are given."""
+
+    hang: bool = False
+    headline: str = ""
+    first_step: str | None = None
+    world_size: Annotated[int, msgspec.Meta(ge=0)] = 0
+    culprits: tuple[_Place, ...] = ()
+    undecided: tuple[_Place, ...] = ()
+    waiting: tuple[_Place, ...] = ()
+    stacks: tuple[_Place, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class StoredHang(msgspec.Struct, frozen=True, tag_field="format", tag="tracekit-hang"):
     """`job`: its name; the store need not have such a job. `found_at`: seconds since the epoch. `lines`: the report as
     a terminal shows it; `report`: as described in docs/hang.md.
     """
 
     job: str
-    found_at: float
+    found_at: Annotated[float, msgspec.Meta(ge=0, le=LAST_MOMENT)]
     lines: tuple[str, ...]
     report: dict[str, Any]
 
 
 def write_hang(folder: Path, job: str, lines: Sequence[str], report: dict[str, Any]) -> None:
-    """Add a report to the store in `folder`. Raises OSError, OutputError."""
-    now = datetime.now(UTC)
+    """Add a report to the store in `folder`. Raises OSError, UnsafeFileError."""
+    now, contained = datetime.now(UTC), Contained(folder)
     stored = StoredHang(job, now.timestamp(), tuple(lines), report)
-    (folder / HANGS).mkdir(exist_ok=True)
-    path = folder / HANGS / f"{now:%Y%m%d-%H%M%S-%f}-{secrets.token_hex(4)}.json"
-    write_text(path, json.dumps({"format": "tracekit-hang", **asdict(stored)}) + "\n", _KIND)
+    name = f"{HANGS}/{now:%Y%m%d-%H%M%S-%f}-{secrets.token_hex(4)}{_SUFFIX}"
+    contained.make_folder(HANGS, lasting=True)
+    contained.put(name, json.dumps(msgspec.to_builtins(stored)).encode() + b"\n")
+    contained.sync_folder(HANGS)
 
 
 def read_hangs(folder: Path, job: str | None) -> tuple[StoredHang, ...]:
-    """The reports in the store in `folder`, those of one job or of all, newest first. Raises StoreError."""
-    found = []
-    for path in reversed(hang_files(folder)):
-        with suppress(FileNotFoundError):  # removed since
-            found.append(read_hang(path))
-    return tuple(one for one in found if job in (None, one.job))
+    """The reports in the store in `folder`, those of one job or of all, newest first; what is none is named on stderr.
+    Raises UnsafeFileError if their folder is something else.
+    """
+    reports, names = list[StoredHang](), hang_files(folder)
+    for line in Contained(folder).unsafe(HANGS):
+        say_once(f"left out: {line}")
+    for name in reversed(names):
+        try:
+            reports.append(read_hang(folder, name))
+        except FileNotFoundError:  # removed since
+            continue
+        except StoreError as error:
+            say_once(f"left out: {error}")
+    return tuple(report for report in reports if job in (None, report.job))
 
 
-def hang_files(folder: Path) -> list[Path]:
-    """The files of the reports in the store in `folder`, oldest first."""
-    return sorted((folder / HANGS).glob("*.json"))
+def hang_files(folder: Path) -> list[str]:
+    """The names below the store in `folder` of the files of the reports, oldest first. Raises UnsafeFileError."""
+    return [f"{HANGS}/{name}" for name in Contained(folder).files(HANGS) if name.endswith(_SUFFIX)]
 
 
-def read_hang(path: Path) -> StoredHang:
+def read_hang(folder: Path, name: str) -> StoredHang:
     """One report. Raises StoreError if it is not one, FileNotFoundError if it is gone."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        del content["format"]
-        return StoredHang(**{**content, "lines": tuple(content["lines"])})
+        stored = msgspec.convert(json.loads(Contained(folder).read(name)), StoredHang)
+        msgspec.convert(stored.report, _Report)
     except FileNotFoundError:
         raise
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise StoreError(f"{path}: not a report on a hang ({printable(str(error))}); remove it") from None
+    except OSError as error:
+        why = error.strerror or error
+        raise UnreadableFileError(printable(f"{folder / name}: cannot be read: {why}; check the path")) from None
+    except (ValueError, RecursionError) as error:
+        raise StoreError(printable(f"{folder / name}: not a report on a hang ({error}); remove it")) from None
+    return stored
 
 
 def sighting_of_hang(report: Mapping[str, Any]) -> Account:

@@ -173,7 +173,7 @@ def _add_ops(connection: duckdb.DuckDBPyConnection, store: Store, jobs: Sequence
     if not windows:
         raise SelectionError(f"{store.name}: no window has ops")
     folder = Folder(store.path.absolute())
-    paths = [str(folder.file(window.job_id, window.number, Part.OPS)) for window in windows]
+    paths = [str(folder.ops(window)) for window in windows]
     connection.execute(
         "CREATE TABLE stored.paths AS"
         ' SELECT unnest($paths) AS filename, unnest($jobs) AS job, unnest($numbers) AS "window"',

@@ -70,10 +70,9 @@ class Remote:
     def hangs(self, job: str | None) -> tuple[StoredHang, ...]:
         """The reports on hangs, newest first."""
         with tempfile.TemporaryDirectory(prefix="tracekit-store-") as name, _errors(self.url):
-            for url, info in object_storage.objects_below(f"{self.url}/{HANGS}").items():
-                path = Path(name, HANGS, info.base_name)
-                path.parent.mkdir(exist_ok=True)
-                object_storage.fetch(url, path)
+            Path(name, HANGS).mkdir()
+            for number, url in enumerate(sorted(object_storage.objects_below(f"{self.url}/{HANGS}"))):
+                object_storage.fetch(url, Path(name, HANGS, f"{number:09}.json"))  # a key can end in any name
             return read_hangs(Path(name), job)
 
     @contextmanager

@@ -26,7 +26,7 @@ from tracekit.report.applied import AppliedFix
 from tracekit.report.findings import Findings
 from tracekit.store.catalogue import Catalogue
 from tracekit.store.catalogue_file import is_duckdb_file
-from tracekit.store.folder import FileGoneError, Folder, is_store_folder, older_store
+from tracekit.store.folder import CATALOGUE, MARK, FileGoneError, Folder, is_store_folder, older_store
 from tracekit.store.handling import Change, changed_at, read_applied, read_changes, write_applied, write_change
 from tracekit.store.hangs import StoredHang, sighting_of_hang, write_hang
 from tracekit.store.incidents import HANG, Incident, followed
@@ -340,9 +340,9 @@ class Store:
         """A tag that changes with the state of the store."""
         if (remote := self._remote()) is not None:
             return remote.state()
-        catalogue = Folder(self.path).catalogue
+        contained = Folder(self.path).contained
         try:
-            found = (catalogue if catalogue.exists() else self.path).stat()
+            found = contained.status(CATALOGUE) or self.path.stat()
         except OSError as error:
             raise StoreError(f"{self.path}: cannot be read: {error.strerror}; is the store still there?") from None
         return f"{found.st_ino}-{found.st_mtime_ns}-{found.st_size}-{changed_at(self.path)}"
@@ -375,10 +375,10 @@ class Store:
             if path.is_dir():
                 return Folder(path)
             raise older_store(path)
-        folder = "a folder, but not a tracekit store; choose another --store"
-        raise NotAStoreError(
-            path, folder if path.is_dir() else "not a tracekit store; pass a trace file without --store"
-        )
+        if not path.is_dir():
+            raise NotAStoreError(path, "not a tracekit store; pass a trace file without --store")
+        Folder(path).contained.status(MARK)  # names what is in its place
+        raise NotAStoreError(path, "a folder, but not a tracekit store; choose another --store")
 
     def _remote(self) -> Remote | None:
         """The store at an address in object storage; None for a path."""

@@ -5,7 +5,6 @@ In: a folder and what to write or remove. Out: the files of windows, and a catal
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -44,7 +43,7 @@ def _on_copy(folder: Folder, copy: CatalogueCopy, *, rebuilding: bool) -> Iterat
         folder.clear_unfinished()
     if copy.replaces:
         with connected(folder.catalogue, folder.path, read_only=True):  # nobody else has it open for writing
-            shutil.copyfile(folder.catalogue, copy.path)
+            copy.fill()
     try:
         with connected(copy.path, folder.path, read_only=False) as connection:
             open_catalogue = Catalogue.existing if copy.replaces else Catalogue.new

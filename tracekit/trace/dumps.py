@@ -36,7 +36,7 @@ class RankDump:
 
     `problem`: why its dump cannot be read, None if it can. `doubt`: what is damaged in it, None if nothing is: the rank
     may have done what the damage hides, so its silence proves nothing, and it is never a culprit. `operations`: number
-    of entries, including finished ones.
+    of entries, including finished ones. `starts`: it shows which operations have started on the device.
     `host`, `stack` (innermost frame first), `phase` (what the rank is known to be busy with) and `process` (what the
     system reports about a process that did not answer) are None if the dump does not contain them; PyTorch's own dumps
     never do.
@@ -50,6 +50,7 @@ class RankDump:
     phase: str | None = None
     process: str | None = None
     stack: tuple[str, ...] | None = None
+    starts: bool = False
 
 
 #: One row per operation of one rank. `sequence` counts the collectives (or the transfers) of a group on that rank,
@@ -84,6 +85,7 @@ class FlightRecord:
 
     `operations` and `statuses`: columns as above; `group` is an index into `groups`. `dumps` has the ranks that left a
     file; the other ranks of the `world_size` left none. `taken_ns`: when the state was recorded, None if unknown.
+    `seen_as`: what the ranks of `dumps` have done to be known.
     """
 
     world_size: int
@@ -93,3 +95,4 @@ class FlightRecord:
     dumps: Mapping[int, RankDump]
     taken_ns: int | None = None
     notes: tuple[str, ...] = field(default=())
+    seen_as: str = "left a dump"

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from tracekit.base.enums import StrEnum
-from tracekit.base.errors import LayoutError, TraceError
-from tracekit.base.text import quoted
+from ..base.enums import StrEnum
+from ..base.errors import LayoutError, TraceError
+from ..base.text import quoted
 
 
 class OpKind(StrEnum):

@@ -31,7 +31,15 @@ class Format(StrEnum):
     OPENRLHF = "openrlhf"
     SLIME = "slime"
     NEMO_RL = "nemo-rl"
+    SKYRL = "skyrl"
     TRAJECTORIES = "trajectories"
+
+
+#: The phase in which a trainer waits for samples.
+TRAINER_WAIT = "trainer-wait"
+#: What logs say of a step apart from its phases: shares of the time in which a side idles; seconds that are due to
+#: tools at most; seconds of tool calls of the mean trajectory.
+TRAINER_IDLE, ROLLOUT_IDLE, TOOLS, TOOL_CALLS = "trainer idle", "rollout idle", "tools", "tool calls"
 
 
 class StepTime(StrEnum):
@@ -48,6 +56,8 @@ class PhaseLog(Struct, frozen=True, eq=False):
     `steps`: their numbers, ascending. `left_out`: those of steps without the time of the step, or of the generation if
     others have it. `contradiction`: why the times cannot be seconds; None if nothing in the log contradicts them.
     `restarts`: steps that a later attempt logged again, in the order of the attempts; from each on, that one counts.
+    `stale`: the job generates samples while it trains on older ones. `measures`: what else the log says of each step,
+    [steps], nan where it does not.
     """
 
     format: Format
@@ -58,6 +68,8 @@ class PhaseLog(Struct, frozen=True, eq=False):
     left_out: tuple[int, ...] = ()
     contradiction: str | None = None
     restarts: tuple[int, ...] = ()
+    stale: bool = False
+    measures: Mapping[str, _Floats] = {}
 
 
 class Phases(Struct, frozen=True, eq=False):
@@ -113,6 +125,10 @@ def part_of(trace: OpTrace, first: int, last: int) -> OpTrace:
     known, steps = trace.metadata[POST_TRAINING], trace.ops["step"].unique().sort()
     if "begun" in known:
         known = known | {"begun": pl.Series(known["begun"]).filter(steps.is_between(first, last)).to_list()}
+    if "measures" in known:
+        inside = steps.is_between(first, last)
+        part = {name: pl.Series(values).filter(inside).to_list() for name, values in known["measures"].items()}
+        known = known | {"measures": part}
     of_steps = known.keys() & {"left_out", "restarts"}
     known = known | {name: [step for step in known[name] if first <= step <= last] for name in of_steps}
     ops = trace.ops.filter(pl.col("step").is_between(first, last))
@@ -129,7 +145,8 @@ def run_of(trace: OpTrace) -> PhaseLog | Timeline:
             return PhaseLog(
                 Format(known["format"]), StepTime(known["step_time"]), trace.steps.astype(np.int64),
                 step["duration"].to_numpy(), seconds, tuple(known.get("left_out", ())), known.get("contradiction"),
-                tuple(known.get("restarts", ())),
+                tuple(known.get("restarts", ())), bool(known.get("stale")),
+                {str(name): np.array(values, np.float64) for name, values in known.get("measures", {}).items()},
             )  # fmt: skip
         steps = trace.ops["step"].unique().sort()
         begun = pl.col("step").replace_strict(steps, known["begun"], return_dtype=pl.Float64)
@@ -173,8 +190,17 @@ def _logged(log: PhaseLog) -> tuple[pl.DataFrame, dict[str, Any]]:
         }
     )
     known = {"format": str(log.format), "step_time": str(log.step_time)}
-    doubts = {"left_out": list(log.left_out), "contradiction": log.contradiction, "restarts": list(log.restarts)}
-    return ops, known | {name: value for name, value in doubts.items() if value}
+    measures = {
+        name: [None if np.isnan(value) else value for value in values.tolist()] for name, values in log.measures.items()
+    }
+    more = {
+        "left_out": list(log.left_out),
+        "contradiction": log.contradiction,
+        "restarts": list(log.restarts),
+        "stale": log.stale,
+        "measures": measures,
+    }
+    return ops, known | {name: value for name, value in more.items() if value}
 
 
 def _timed(log: Timeline) -> tuple[pl.DataFrame, dict[str, Any]]:

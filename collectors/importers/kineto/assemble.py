@@ -18,7 +18,7 @@ from tracekit.collectors.importers.kineto.event_columns import LONGEST_US, ROLES
 from tracekit.collectors.importers.kineto.host_names import PHASES
 from tracekit.collectors.importers.kineto.kernel_classes import KernelClasses
 from tracekit.collectors.importers.kineto.mesh import mesh_of
-from tracekit.collectors.importers.kineto.other_recordings import other_accelerator
+from tracekit.collectors.importers.kineto.other_recordings import ACCELERATOR_IS, other_accelerator
 from tracekit.collectors.importers.kineto.placement import Groups, groups_of, place, rank_of
 from tracekit.collectors.importers.kineto.rank_columns import RankColumns
 from tracekit.trace.gpu_activity import Activity
@@ -110,8 +110,8 @@ def _why_empty(one: RankColumns) -> str:
         return f"{one.notes[0].partition(';')[0]} before its first GPU op; copy or record it again"
     if one.notes:
         return f"{one.notes[0]}, and no GPU op is left; copy or record it again"
-    if (accelerator := other_accelerator(Path(one.file))) is not None:
-        return f"{one.file}: holds no GPU ops, but events of {accelerator}, an accelerator that tracekit does not know"
+    if (accelerator := other_accelerator(Path(one.file), of_torch=one.host_events > 0)) is not None:
+        return f"{one.file}: holds no GPU ops, but events of {accelerator}, {ACCELERATOR_IS}"
     if one.host_events or len(one.calls["start"]):
         return (
             f"{one.file}: holds no GPU ops ({one.host_events:,} host events): it was recorded on the CPU only;"
@@ -202,7 +202,8 @@ def _gpu_ops(
         schema={name: GPU_OP_SCHEMA[name] for name in _OF_COLLECTIVES},
         strict=False,
     )
-    class_of = {code: str(classes.of(one.strings[code])) for code in np.unique(one.gpu["name"]).tolist()}
+    used = np.unique(one.gpu["name"]).tolist()
+    class_of = dict(zip(used, map(str, classes.of([one.strings[code] for code in used])), strict=True))
     kernel_class = [class_of.get(code) for code in range(len(one.strings))]
     described = pl.concat([table, table.clear(1)])[
         np.where(one.gpu["collective"] >= 0, one.gpu["collective"], len(args))

@@ -34,6 +34,9 @@ _ROWS = 1 << 15
 _GZIP = b"\x1f\x8b"
 _GZIP_BITS = 31
 _PACKED_BYTES = 1 << 20
+#: A gzip file that unpacks to more than that, and than so many times what was read of it, is no recording: profiles
+#: shrink to a twentieth.
+_MOST_UNPACKED_BYTES, _MOST_TIMES = 256 << 20, 200
 _DAMAGED = cast("type[Exception]", isal_zlib.error)  # stubs declare an instance
 _BEGIN = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{)")
@@ -185,6 +188,11 @@ class EventStream:
         try:
             for block in _unpacked(raw) if packed else iter(lambda: raw.read(BLOCK_BYTES), b""):
                 self.bytes_read += len(block)
+                if packed and self.bytes_read > max(_MOST_UNPACKED_BYTES, _MOST_TIMES * raw.tell()):
+                    raise FormatError(
+                        f"{self.path}: unpacks to more than {_MOST_TIMES} times its size, as no recording does; copy or"
+                        " record it again"
+                    )
                 yield block
         except _CutError as error:
             self.cut = f"its gzip stream is damaged or cut off ({error})"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tracekit.base.errors import SelectionError
+from tracekit.base.patterns import check_pattern, search
 from tracekit.collectors.importers.published import read_mapping
 from tracekit.trace.gpu_activity import KernelClass
 
@@ -46,15 +47,20 @@ _CLASSES = ", ".join(sorted({str(known) for known in KernelClass} - {str(KernelC
 class KernelClasses:
     """Patterns of names. `own`: those of the user, which come before the table."""
 
-    own: tuple[tuple[KernelClass, re.Pattern[str]], ...] = ()
+    own: tuple[tuple[KernelClass, str], ...] = ()
 
-    def of(self, name: str) -> KernelClass:
-        """Return the class of a kernel."""
-        lower = name.lower()
-        for kernel_class, pattern in self.own:
-            if pattern.search(name):
-                return kernel_class
-        return next((known for known, pattern in _TABLE if pattern.search(lower)), KernelClass.OTHER)
+    def of(self, names: Sequence[str]) -> list[KernelClass]:
+        """Return the class of each kernel."""
+        classes = [
+            next((known for known, pattern in _TABLE if pattern.search(name.lower())), KernelClass.OTHER)
+            for name in names
+        ]
+        for kernel_class, pattern in reversed(self.own):
+            classes = [
+                kernel_class if matches else known
+                for matches, known in zip(search(pattern, names, any_case=True), classes, strict=True)
+            ]
+        return classes
 
 
 def kernel_classes(stated: Sequence[str] = ()) -> KernelClasses:
@@ -62,7 +68,7 @@ def kernel_classes(stated: Sequence[str] = ()) -> KernelClasses:
 
     The file maps classes to a pattern or a list of patterns. Raises SelectionError or FormatError for anything else.
     """
-    own: list[tuple[KernelClass, re.Pattern[str]]] = []
+    own: list[tuple[KernelClass, str]] = []
     for text in stated:
         name, equals, pattern = text.partition("=")
         if equals:
@@ -75,13 +81,14 @@ def kernel_classes(stated: Sequence[str] = ()) -> KernelClasses:
 _TABLE = tuple((kernel_class, re.compile("|".join(patterns))) for kernel_class, patterns in PATTERNS.items())
 
 
-def _pattern(name: str, pattern: str, where: str) -> tuple[KernelClass, re.Pattern[str]]:
+def _pattern(name: str, pattern: str, where: str) -> tuple[KernelClass, str]:
     if name.strip() not in {str(known) for known in KernelClass}:
         raise SelectionError(f"{where}: {name!r:.40} is not a kernel class; expected one of {_CLASSES}")
     try:
-        return KernelClass(name.strip()), re.compile(pattern, re.IGNORECASE)
-    except re.error as error:
-        raise SelectionError(f"{where}: {pattern!r:.80} is not a regular expression ({error})") from None
+        check_pattern(pattern, any_case=True)
+    except ValueError as error:
+        raise SelectionError(f"{where}: {error}") from None
+    return KernelClass(name.strip()), pattern
 
 
 def _read(path: Path) -> Mapping[str, Sequence[str]]:

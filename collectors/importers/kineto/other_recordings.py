@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tracekit.base.command_line import quoted
 from tracekit.base.searches import files_below
+from tracekit.base.text import listed
 from tracekit.collectors.importers.kineto.sniff import SQLITE, first_bytes
 
 _PICKLE = b"\x80"
@@ -36,8 +37,28 @@ _ENDINGS = {
     ".xplane.pb": f"a trace of XLA's profiler, {_ASKS_FOR_JSON}",
     ".et": f"an execution trace of Chakra, {_ASKS_FOR_JSON}",
 }
-#: Categories of events of accelerators that are no GPUs, looked for in so many bytes.
-_ACCELERATOR = re.compile(rb'"cat"\s*:\s*"(mtia|hpu|privateuse1)_', re.IGNORECASE)
+#: What follows the name of an accelerator.
+ACCELERATOR_IS = (
+    "an accelerator that tracekit does not know: record on CUDA or ROCm GPUs, or write its ops as an op trace"
+    " (docs/op-trace.md)"
+)
+#: Words of accelerators that are no GPUs, in names and categories of events, looked for in so many bytes.
+_ACCELERATORS = {
+    "Ascend NPUs": rb'"Ascend Hardware"|"name"\s*:\s*"CANN"|"labels"\s*:\s*"NPU"',
+    "MTIA": rb'"cat"\s*:\s*"mtia_',
+    "HPU (Habana)": rb'"cat"\s*:\s*"hpu_|"(?:name|labels)"\s*:\s*"(?:HPU|Habana|Gaudi)\b',
+    "AIU (Spyre)": rb'"(?:cat|name|labels)"\s*:\s*"[^"]{0,40}\b(?:AIU|Spyre|sendnn)',
+    "XLA devices (TPU)": rb'"name"\s*:\s*"(?:/device:TPU|XLA Ops|XLA Modules|TPU )',
+    "Neuron devices": rb'"(?:name|labels)"\s*:\s*"(?:Neuron|NC)[ _]?(?:Core|Device|\d)',
+    "PRIVATEUSE1": rb'"cat"\s*:\s*"privateuse1_',
+}
+_ACCELERATOR = re.compile(b"|".join(b"(%s)" % words for words in _ACCELERATORS.values()), re.IGNORECASE)
+#: Categories of events of torch.profiler on a machine without accelerators.
+_CATEGORY = re.compile(rb'"cat"\s*:\s*"([^"\\]{1,60})"')
+_OF_HOSTS = frozenset(
+    b"cpu_op user_annotation python_function cpu_instant_event overhead Trace ac2g async_cpu_to_gpu fwdbwd Operator"
+    b" forward_backward cuda_runtime cuda_driver cuda_sync cuda_profiler_range Runtime Kernel".split()
+)
 _LOOKED_AT = 64 << 20
 #: Most files of a folder to inspect.
 _MOST_FILES = 1000
@@ -64,13 +85,22 @@ def what_it_is(head: bytes) -> str | None:
         return _SQLITE_IS
     if start.startswith(b"{") and b'"schema"' in start and b'"nodes"' in start:
         return _GRAPH_IS
+    if start.startswith(b"[") and (match := _ACCELERATOR.search(head)) is not None and match.lastindex is not None:
+        return f"a trace of {list(_ACCELERATORS)[match.lastindex - 1]}, {ACCELERATOR_IS}"
     return None
 
 
-def other_accelerator(file: Path) -> str | None:
-    """Return the accelerator whose events a trace without GPU ops holds, such as "MTIA"; None for none."""
-    found = _ACCELERATOR.search(first_bytes(file, _LOOKED_AT))
-    return None if found is None else found[1].decode().upper()
+def other_accelerator(file: Path, *, of_torch: bool) -> str | None:
+    """Return the accelerators whose events a trace without GPU ops holds, such as "MTIA"; None for none. `of_torch`: it
+    has events of torch, so that categories which torch does not have are those of an accelerator.
+    """
+    head = first_bytes(file, _LOOKED_AT)
+    if (match := _ACCELERATOR.search(head)) is not None and match.lastindex is not None:
+        return list(_ACCELERATORS)[match.lastindex - 1]
+    if not of_torch:
+        return None
+    unknown = sorted(set(_CATEGORY.findall(head)) - _OF_HOSTS)
+    return f"the categories {listed([name.decode(errors='replace') for name in unknown], 4)}" if unknown else None
 
 
 def _by_name(file: Path) -> str | None:

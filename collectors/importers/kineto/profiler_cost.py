@@ -7,8 +7,8 @@ to nothing between two events, as between two operators that one operator calls 
 pairs of events do more in between than others; the cheapest pairs show the cost.
 
 Such a gap is not all: arguments are copied for other operators than the cheapest, and the program runs with cold
-caches. How much more it is was measured with torch.profiler on jobs without a GPU, with and without shapes and stacks
-(`benchmarks profiler-cost`), and holds for machines of any speed, because it is a factor.
+caches. How much more it is was measured on jobs without a GPU (benchmarks/RESULTS.md), and scatters; that launches cost
+more by the same factor is an assumption.
 """
 
 from __future__ import annotations

@@ -121,6 +121,8 @@ def _rank(
     names = columns.strings
     gpu, operators, annotations = of(columns.gpu), of(columns.operators), of(columns.annotations)
     all_calls = of(columns.calls)
+    if (all_calls["correlation"] == 0).sum() > 1:  # of no launch: the profiler left it unset
+        gpu, all_calls = _without_zeros(gpu), _without_zeros(all_calls)
     kept_calls, role = _kept_calls(all_calls, gpu)
     calls = {**rows_of(all_calls, kept_calls), "role": role}
     waits = _waits(all_calls, gpu, names)
@@ -204,6 +206,11 @@ def _without_copies(table: Table) -> Table:
     return rows_of(table, np.flatnonzero(kept))
 
 
+def _without_zeros(table: Table) -> Table:
+    """Return events without the correlation 0."""
+    return {**table, "correlation": np.where(table["correlation"] == 0, NO_ID, table["correlation"])}
+
+
 def _not_too_early(gpu: Table, launch: Ints, calls: Table) -> Ints:
     """Drop GPU ops that begin long before their launch, judged by the clock offset of nearly all others."""
     delay = gpu["ts"] - np.append(calls["ts"], np.nan)[launch]
@@ -217,14 +224,16 @@ def _unlinked(gpu: Table, launch: Ints, calls: Table, all_calls: Table, names: S
     """Return the share of GPU ops and of launching calls whose counterpart is missing.
 
     Ops launched before the recording come first in their stream, and ops that had not run at its end were launched
-    last; these do not count.
+    last; these do not count, unless no op has a launch.
     """
+    launches = _matches(names, LAUNCHES)[all_calls["name"]]
+    if not (launch >= 0).any():
+        return float(launches.any())
     device, stream = (np.unique(gpu[name], return_inverse=True)[1] for name in ("device", "stream"))
     stream = device * (int(stream.max(initial=0)) + 1) + stream
     first = np.full(int(stream.max(initial=-1)) + 1, np.inf)
     np.minimum.at(first, stream[launch >= 0], gpu["ts"][launch >= 0])
     missing = int(((launch < 0) & (gpu["ts"] > first[stream])).sum())
-    launches = _matches(names, LAUNCHES)[all_calls["name"]]
     launches &= all_calls["ts"] <= calls["ts"][launch[launch >= 0]].max(initial=-np.inf)
     in_vain = int((launches & ~np.isin(all_calls["correlation"], gpu["correlation"])).sum())
     return (missing + in_vain) / max(len(launch) + int(launches.sum()), 1)

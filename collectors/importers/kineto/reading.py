@@ -30,7 +30,9 @@ def read_file(path: Path) -> list[RankColumns]:
             from tracekit.collectors.importers.kineto.nsys import read_nsys  # most files are JSON
 
             columns, header, said = read_nsys(path)
-            return _ranks(path, columns, header, said)
+            ranks = _ranks(path, columns, header, said)
+            # What is known of the cost of recording is torch.profiler's.
+            return [replace(one, work=replace(one.work, cost=None)) for one in ranks]
         stream, builder = EventStream(path, CATEGORIES), ColumnBuilder()
         for batch in stream:
             builder.add(batch)

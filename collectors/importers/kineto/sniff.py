@@ -17,6 +17,11 @@ SUFFIXES = (".json", ".json.gz", ".sqlite")
 #: First bytes of a SQLite file, such as an export of Nsight Systems.
 SQLITE = b"SQLite format 3\0"
 _SNIFFED_BYTES = 1 << 16
+#: A bare list of events, Chrome's array format, is of torch.profiler by the categories of its events.
+_LIST = re.compile(
+    rb'"cat"\s*:\s*"(?:cpu_op|kernel|cuda_runtime|cuda_driver|gpu_mem\w+|user_annotation|python_function|Operator|Kernel'
+    rb'|Runtime|Mem\w+)"'
+)
 _MARKS = (b'"traceEvents"', b'"distributedInfo"', b'"deviceProperties"', b'"baseTimeNanoseconds"')
 
 
@@ -57,7 +62,8 @@ def _is_trace(path: Path) -> bool:
         return False
     if head.startswith(SQLITE):
         return _is_export(path)
-    if not any(mark in head for mark in _MARKS):
+    is_list = head.lstrip().startswith(b"[") and b'"ph"' in head and _LIST.search(head) is not None
+    if not is_list and not any(mark in head for mark in _MARKS):
         return False
     from tracekit.trace.chrome import MARK  # imports polars, which reading processes avoid
 

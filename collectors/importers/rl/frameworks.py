@@ -1,7 +1,8 @@
 """What frameworks print about the phases of a step, as facts: which timers there are, and which contain which.
 
-In: lines of a log. Out: a `PhaseLog`. Checked in the sources: verl's `ray_trainer.py`, OpenRLHF's `ppo_trainer.py` and
-`ppo_trainer_async.py`, slime's `actor.py` and `train_metric_utils.py`, NeMo-RL's `grpo.py`.
+In: lines of a log. Out: `Record`s, and the table of the frameworks. Checked in the sources: verl's `ray_trainer.py`,
+`fully_async_trainer.py` and `agent_loop.py`, OpenRLHF's `ppo_trainer.py` and `ppo_trainer_async.py`, slime's `actor.py`
+and `train_metric_utils.py`, NeMo-RL's `grpo.py`, SkyRL's `trainer.py`, `fully_async_trainer.py` and `tracking.py`.
 """
 
 from __future__ import annotations
@@ -13,35 +14,42 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import chain
 
-import numpy as np
 from msgspec import Struct
 
-from tracekit.base.errors import FormatError
 from tracekit.base.text import quoted
-from tracekit.trace.rl import Format, PhaseLog, StepTime
+from tracekit.collectors.importers.rl.console import NUMBER, dicts, number, pair_of, pairs, unwrapped
+from tracekit.trace.rl import TRAINER_WAIT, Format, StepTime
 
-#: A step's number, seconds by the timer's name as the framework prints it, and when it printed them; None if unknown.
+#: A step's number, its values by their names as the framework prints them, and when it printed them; None if unknown.
 Record = tuple[int, dict[str, float], float | None]
-#: Colours, and what Ray puts before a line of a worker.
-_DECORATION = re.compile(r"\x1b\[[0-9;]*m|^\s*\((?:[\w.:]+ )?pid=[^)]*\)\s*")
-_NUMBER = r"(?:[\w.]+\()?([-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf))"
-#: A time beyond it is none.
-LONGEST_S = 1e12
 #: Two clocks, or a sum and its parts, differ by this share of a step at most.
 TOLERANCE = 0.01
-#: The clock of a console, and how exact a difference is: it shows whole seconds.
+#: The clock of a console.
 _CLOCK = re.compile(r"(?:(\d{4})-)?(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)")
-_CLOCK_S = 2.0
-#: Units of time differ by more than this factor. What differs by less may have been printed late.
-_UNITS = 10
+#: Phases that lie in the step of some versions and behind that of others: arithmetic tells (`phase_log.py`).
+VALIDATION, CHECKPOINT = "validation", "checkpoint"
+#: Our names of timers that several frameworks have, or have had under other names.
+_ANYWHERE = {
+    **dict.fromkeys(("testing", "validation", "validate", "eval", "evaluate", "evaluation"), VALIDATION),
+    "total_validation_time": VALIDATION,
+    **dict.fromkeys(("save_checkpoint", "save_checkpoints", "checkpointing", "checkpoint", "save"), CHECKPOINT),
+    **dict.fromkeys(("save_model", "save_hf_model"), CHECKPOINT),
+    **dict.fromkeys(("update_weights", "param_sync", "sync_weights", "weight_sync", "sync_rollout_weights"), "sync"),
+    **dict.fromkeys(("broadcast", "weight_update", "update_weight", "broadcast_weights"), "sync"),
+    **dict.fromkeys(("wait_prev_gen", "wait_for_generation_buffer", "wait_for_rollout"), TRAINER_WAIT),
+}
 
 
 class Framework(Struct, frozen=True):
     """How a framework reports times.
 
     `timer`: matches keys of timers, and its group is the timer's name. `step`: the timer of the whole step. `phases`:
-    our names of its timers; one that is not here keeps its own. `not_phases`: timers around other timers, inside them,
-    or outside the step. `records`: reads lines, each with its number in the file, and raises ValueError.
+    our names of its timers; those of `_ANYWHERE` count, too, and any other timer keeps its own. `not_phases`: timers
+    inside others, or outside the step. `around`: timers around others: what those do not explain of them is a wait of
+    the trainer. `stale`: whether values are those of a job that generates while it trains, where `generate` is the
+    trainer's wait for samples. `begins`, `mark`: what begins its records, and is in one of their lines. `keys`:
+    its keys with numbers, None if they are no such keys. `records`: reads lines, each with its number in the file, and
+    raises ValueError.
     """
 
     format: Format
@@ -49,90 +57,18 @@ class Framework(Struct, frozen=True):
     step: str
     phases: Mapping[str, str]
     not_phases: frozenset[str]
+    mark: str
+    begins: re.Pattern[str]
+    keys: re.Pattern[str] | None
     records: Callable[[Iterator[tuple[int, str]]], Iterator[Record]]
     step_time: Callable[[Mapping[str, float], Mapping[str, float]], StepTime]
+    around: Mapping[str, frozenset[str]] = {}
+    stale: Callable[[Mapping[str, float]], bool] = lambda _: False
 
-
-def plain(line: str) -> str:
-    """A line of a console without colours and without Ray's prefix."""
-    return _DECORATION.sub("", _DECORATION.sub("", line)) if "\x1b" in line or "pid=" in line else line
-
-
-def read_phases(framework: Framework, records: Iterable[Record], where: str) -> PhaseLog:
-    """All steps of a log; from a step on that is logged again, as after a restart, the last attempt alone.
-
-    Raises FormatError.
-    """
-    steps: dict[int, dict[str, float]] = {}
-    restarts: list[int] = []
-    rates: dict[int, list[float | None]] = {}
-    for number, values, written_s in records:
-        if not 0 <= number < 1 << 31:
-            raise FormatError(f"{where}: step {number}; expected a number of at least 0 and below {1 << 31}")
-        rates[number] = [values.get(name) for name in _TOKENS] + [written_s]
-        found = {match[1]: value for key, value in values.items() if (match := framework.timer.fullmatch(key))}
-        for name, value in found.items():
-            if not 0 <= value <= LONGEST_S:
-                expected = f"a time of at least 0 and at most {LONGEST_S:g} s"
-                took = "is no number" if math.isnan(value) else f"took {value} s"
-                raise FormatError(f"{where}: step {number}: {name} {took}; expected {expected}")
-        known = steps.get(number, {})
-        # slime reports a step in two records: those that have a timer in common are of two attempts.
-        if known.keys() & found.keys() and not found.items() <= known.items():
-            restarts.append(number)
-            steps = {step: timers for step, timers in steps.items() if step < number}
-            known = {}
-        if found:
-            steps[number] = known | found
-    # A log that was cut can lack one of the two: then the generation is unknown, not 0.
-    generates = {name for name, phase in framework.phases.items() if phase == "generate"}
-    needed = generates if any(generates & timers.keys() for timers in steps.values()) else set()
-    numbers = sorted(
-        number for number, timers in steps.items() if timers.get(framework.step, 0.0) > 0 and needed <= timers.keys()
-    )
-    if not numbers:
-        raise FormatError(f"{where}: {framework.format} logs no whole step here; expected lines with {framework.step}")
-    whole = [steps[number] for number in numbers]
-    seconds: dict[str, list[float]] = {}
-    for at, timers in enumerate(whole):
-        for name, value in timers.items():
-            if name != framework.step and name not in framework.not_phases:
-                phase = framework.phases.get(name, name.replace("_", "-").replace("/", "-"))
-                seconds.setdefault(phase, [0.0] * len(whole))[at] += value
-    step_s = np.array([timers[framework.step] for timers in whole])
-    phases = {phase: np.array(column) for phase, column in seconds.items()}
-    means = {name: math.fsum(timers.get(name, 0.0) for timers in whole) / len(whole) for name in set().union(*whole)}
-    return PhaseLog(
-        framework.format,
-        framework.step_time(means, {phase: float(column.mean()) for phase, column in phases.items()}),
-        np.array(numbers, dtype=np.int64),
-        step_s,
-        phases,
-        tuple(sorted(steps.keys() - set(numbers))),
-        _contradiction(step_s, [rates[number] for number in numbers]),
-        tuple(restarts),
-    )
-
-
-def _contradiction(step_s: np.ndarray, others: list[list[float | None]]) -> str | None:
-    """Why the steps cannot have taken so many seconds: by the time at which they were printed, or by verl's rate of
-    tokens, which is that of each GPU. `others`: rate, tokens, and that time, of each step.
-    """
-    rate, tokens, written_s = (np.array(column, dtype=np.float64) for column in zip(*others, strict=True))
-    order = np.argsort(written_s)
-    passed_s, logged_s = written_s[order[-1]] - written_s[order[0]], step_s[order[1:]].sum()
-    if logged_s > _UNITS * (passed_s + _CLOCK_S):
-        why = f"{len(step_s) - 1} steps take {logged_s:,.0f} s, but were printed within {passed_s:,.0f} s"
-    elif (tokens < rate * step_s * (1 - TOLERANCE)).all():
-        why = f"{rate.mean():,.0f} tokens a second of each GPU are more than all {tokens.mean():,.0f} of a step"
-    else:
-        return None
-    return f"{why}: the timers do not count seconds"
-
-
-def _numbers(words: str) -> dict[str, float]:
-    """The numbers of a dict as Python prints it, also as `np.float64(1.5)` or `tensor(1.5)`."""
-    return {key: float(value) for key, value in re.findall(rf"'([^']+)': {_NUMBER}", words)}
+    def phase(self, timer: str) -> str:
+        """Our name of a timer."""
+        common = _ANYWHERE.get(timer.lower().replace(" ", "_"))
+        return self.phases.get(timer) or common or timer.replace("_", "-").replace("/", "-")
 
 
 def _verl(lines: Iterator[tuple[int, str]]) -> Iterator[Record]:
@@ -140,40 +76,55 @@ def _verl(lines: Iterator[tuple[int, str]]) -> Iterator[Record]:
 
     Raises ValueError for JSON that is something else.
     """
-    for number, line in lines:
-        if line.startswith('{"'):  # the console shows the configuration as {'actor_rollout_ref': ...
-            try:
-                record = json.loads(line, parse_int=float)
-                step, data = int(record["step"]), record["data"].items()
-            except (ValueError, OverflowError, KeyError, TypeError, AttributeError, RecursionError):
-                raise ValueError(f"line {number}: {quoted(line, 80)} is no record of verl's FileLogger") from None
-            # A time that is no number is an error, as NaN is.
-            timers = {
-                key: float(value) if isinstance(value, int | float) else math.nan
-                for key, value in data
-                if key.startswith("timing_s/") or key in _TOKENS
-            }
-            yield step, timers, None
-        elif match := _VERL_STEP.search(line):
-            pairs = re.findall(rf"(?<= - )([^\s:]+):{_NUMBER}", line)
-            yield int(match[1]), {key: float(value) for key, value in pairs}, None
+
+    def console() -> Iterator[tuple[int, str]]:
+        for place, line in lines:
+            if line.startswith('{"'):  # the console shows the configuration as {'actor_rollout_ref': ...
+                files.append(_of_file(place, line))
+            yield place, line
+
+    files: list[Record] = []
+    for _, match in unwrapped(console(), _VERL_STEP, "step"):
+        yield from files
+        files.clear()
+        yield int(match[1]), pairs(match.string[match.end(1) :], _VERL_PAIR), None
+    yield from files
 
 
-def _printed_dicts(lines: Iterator[tuple[int, str]]) -> Iterator[Record]:
+def _of_file(place: int, line: str) -> Record:
+    try:
+        record = json.loads(line, parse_int=float)
+        step, data = int(record["step"]), record["data"].items()
+    except (ValueError, OverflowError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ValueError(f"line {place}: {quoted(line, 80)} is no record of verl's FileLogger") from None
+    # A time that is no number is an error, as NaN is.
+    values = {
+        key: float(value) if isinstance(value, int | float) else math.nan
+        for key, value in data
+        if _VERL_VALUE.match(key)
+    }
+    return step, values, None
+
+
+def _printed_dicts(begins: re.Pattern[str]) -> Callable[[Iterator[tuple[int, str]]], Iterator[Record]]:
     """OpenRLHF: `Global step 3: {'timing/...': 1.5, ...}`; slime: `perf 3: {'perf/rollout_time': 1.5, ...}`, one of the
-    rollout and one of the trainer.
+    rollout and one of the trainer; SkyRL: `Step 3:`, and a dict over many lines, whose numbers are text.
     """
-    for _, line in lines:
-        if match := re.search(r"(?:Global step|\bperf) (\d+): (\{.*)", line):
-            yield int(match[1]), _numbers(match[2]), _time_of_day(line[: match.start()])
+
+    def records(lines: Iterator[tuple[int, str]]) -> Iterator[Record]:
+        for step, before, text in dicts(lines, begins):
+            if values := pairs(text, _OF_DICTS):
+                yield step, values, _time_of_day(before)
+
+    return records
 
 
 def _time_of_day(words: str) -> float | None:
     """Seconds since some year, as a logger prints the time in front of a message; None if it does not."""
-    found = _CLOCK.search(words)
-    if found is None:
+    clock = _CLOCK.search(words)
+    if clock is None:
         return None
-    year, month, day, hour, minute, second = (int(one or 2000) for one in found.groups())
+    year, month, day, hour, minute, second = (int(part or 2000) for part in clock.groups())
     try:
         return datetime(year, month, day, hour, minute, second, tzinfo=UTC).timestamp()
     except ValueError:
@@ -181,24 +132,31 @@ def _time_of_day(words: str) -> float | None:
 
 
 def _nemo_rl(lines: Iterator[tuple[int, str]]) -> Iterator[Record]:
-    """NeMo-RL: `Total step time: 46.00s`, then a line for each timer. Steps are counted, because their numbers, above
-    them in `=== Step 3/100 ===`, begin anew in each `=== Epoch 2/4 ===`; one that comes again has its old count.
+    """NeMo-RL: `Total step time: 46.00s`, then a line for each timer, below `=== Step 3/100 ===`. In runs of several
+    epochs, `=== Epoch 2/4 ===`, those numbers begin anew: steps are counted from 0, and one that comes again has its
+    old count. A validation is printed before its step.
     """
-    steps, at = 0, {"Epoch": 0, "Step": -1}
+    steps, heads, epochs = 0, {"Epoch": 0, "Step": -1}, 1
     counts: dict[tuple[int, int], int] = {}
     values: dict[str, float] = {}
+    ahead: dict[str, float] = {}
     for _, line in chain(lines, [(0, "")]):
-        match = re.match(r"\W*([A-Za-z][\w/ ]*): (\d+(?:\.\d+)?)s\b", line)
+        match = _NEMO_TIMER.match(line)
         if match is None or match[1] == _NEMO_STEP:
             if values:
-                steps = steps if at["Step"] < 0 else counts.setdefault((at["Epoch"], at["Step"]), steps)
+                if heads["Step"] >= 0:
+                    place = counts.setdefault((heads["Epoch"], heads["Step"]), steps)
+                    steps = place if epochs > 1 else heads["Step"]
                 yield steps, values, None
-                steps, at["Step"] = steps + 1, -1
+                steps, heads["Step"] = steps + 1, -1
             values = {}
-        if match and (values or match[1] == _NEMO_STEP):
-            values[match[1]] = float(match[2])
+        if match and match[1] in _NEMO_AHEAD:
+            ahead[match[1]] = number(match[2])
+        elif match and (values or match[1] == _NEMO_STEP):
+            values, ahead = values | ahead | {match[1]: number(match[2])}, {}
         elif head := _NEMO_HEAD.search(line):
-            at[head[1]] = int(head[2])
+            heads[head[1]] = int(head[2])
+            epochs = int(head[3] or 2) if head[1] == "Epoch" else epochs
 
 
 def _serial(_: Mapping[str, float], __: Mapping[str, float]) -> StepTime:
@@ -221,15 +179,33 @@ def _waits_for_rollout(timers: Mapping[str, float], phases: Mapping[str, float])
     return StepTime.OVERLAPPED if phases.get("generate", 0.0) > waited * (1 + TOLERANCE) else StepTime.SERIAL
 
 
+def _is_fully_async(values: Mapping[str, float]) -> bool:
+    """True for verl's `fully_async_policy`, which sends weights to other GPUs, and its `one_step_off_policy`, which
+    waits for the generation of the step before.
+    """
+    return any(_VERL_STALE.match(key) for key in values)
+
+
 #: verl's rate of tokens of a GPU, per second of the step, and the tokens of all GPUs.
-_TOKENS = ("perf/throughput", "perf/total_num_tokens")
-_VERL_STEP = re.compile(r"(?:^|\s)step:(\d+) - ")
+TOKENS = ("perf/throughput", "perf/total_num_tokens")
+_VERL_STEP = re.compile(r"(?:^|\s)step\s*[:=]\s*(\d+)(?=\s+-\s|\s*-?\s*$|\s+\w+/[\w/]+\s*[:=])")
+#: The values of dicts that are of interest.
+_OF_DICTS = pair_of("timing/|perf/")
+#: The values of verl that are of interest: its timers, and how its two sides spend the time.
+_VERL_KEY = r"timing_s/|fully_async/|rollouter/|trainer/|perf/throughput|perf/total_num_tokens"
+_VERL_VALUE, _VERL_PAIR = re.compile(_VERL_KEY), pair_of(_VERL_KEY)
+_VERL_STALE = re.compile(r"fully_async/|timing_s/(?:timing_s/)?(?:param_sync|wait_prev_gen|sync_rollout_weights)$")
 _NEMO_STEP = "Total step time"
-_NEMO_HEAD = re.compile(r"={5,} (Epoch|Step) (\d{1,18})\b")
+_NEMO_TIMER = re.compile(rf"\W*([A-Za-z][\w/ ]*?)\s*[:=|]\s*{NUMBER}\s*s(?:ec(?:onds)?)?\b")
+_NEMO_HEAD = re.compile(r"(?<!=)={5,} (Epoch|Step) (\d{1,18})(?:/(\d{1,18}))?\b")
+_NEMO_AHEAD = frozenset(("Total validation time",))
+_OPENRLHF_STEP = re.compile(r"Global step (\d+):(?=\s*\{|\s*$)")
+_SLIME_STEP = re.compile(r"\bperf (\d+):(?=\s*\{|\s*$)")
+_SKYRL_STEP = re.compile(r"(?<!Global )\bStep (\d+):(?=\s*\{|\s*$)")
 FRAMEWORKS = (
     Framework(
         Format.VERL,
-        re.compile(r"timing_s/(\w+)"),  # timing_s/agent_loop/... is within gen
+        re.compile(r"timing_s/(?:timing_s/)?(\w+)"),  # timing_s/agent_loop/... is within gen
         "step",
         {
             "gen": "generate",
@@ -238,22 +214,26 @@ FRAMEWORKS = (
             "adv": "advantage",
             "update_actor": "train",
             "update_critic": "train-critic",
-            "update_weights": "sync",
         },
-        frozenset(
-            # Within gen, as its workers time it; then what is before and after the step.
-            ("generate_sequences", "reshard", "testing", "save_checkpoint", "start_profile", "stop_profile")
-        ),
+        # Within gen, as its workers time it; then what is before and after the step.
+        frozenset(("generate_sequences", "reshard", "start_profile", "stop_profile")),
+        "timing_s/",
+        _VERL_STEP,
+        _VERL_PAIR,
         _verl,
         _serial,
+        stale=_is_fully_async,
     ),
     Framework(
         Format.OPENRLHF,
         re.compile(r"timing/(\w+)"),
         "step_total",
-        {"generation": "generate", "make_experience": "experience", "ppo_train": "train", "broadcast": "sync"},
+        {"generation": "generate", "make_experience": "experience", "ppo_train": "train"},
         frozenset(),
-        _printed_dicts,
+        "'timing/",
+        _OPENRLHF_STEP,
+        _OF_DICTS,
+        _printed_dicts(_OPENRLHF_STEP),
         _sum_or_clock,
     ),
     Framework(
@@ -265,13 +245,16 @@ FRAMEWORKS = (
             "log_probs": "old-log-prob",
             "ref_log_probs": "ref-log-prob",
             "actor_train": "train",
-            "update_weights": "sync",
         },
-        # The step is train_wait + train. train_wait is around rollout, update_weights (which was before this step) and
-        # data_preprocess; train is around the others.
-        frozenset(("train_wait", "train")),
-        _printed_dicts,
+        # The step is train_wait + train.
+        frozenset(("train",)),
+        "'perf/",
+        _SLIME_STEP,
+        _OF_DICTS,
+        _printed_dicts(_SLIME_STEP),
         _waits_for_rollout,
+        # The weights were updated before this step.
+        around={"train_wait": frozenset(("rollout", "update_weights", "data_preprocess", "sleep", "wake_up"))},
     ),
     Framework(
         Format.NEMO_RL,
@@ -283,22 +266,53 @@ FRAMEWORKS = (
             "policy_and_reference_logprobs": "old-log-prob",
             "reward_calculation": "reward",
             "prepare_for_generation/total": "sync",
-            "weight_sync": "sync",
             "prepare_for_generation": "sync",
         },
         frozenset(),
+        _NEMO_STEP,
+        re.compile(rf"{_NEMO_STEP}\s*[:=|]\s*\d"),
+        None,
         _nemo_rl,
+        _serial,
+    ),
+    Framework(
+        Format.SKYRL,
+        re.compile(r"timing/(\w+)"),
+        "step",
+        {
+            "generate": "generate",
+            "fwd_logprobs_values_reward": "old-log-prob",
+            "compute_advantages_and_returns": "advantage",
+            "train_critic_and_policy": "train",
+        },
+        frozenset(("policy_train", "critic_train")),  # within train_critic_and_policy
+        "timing/step'",
+        _SKYRL_STEP,
+        _OF_DICTS,
+        _printed_dicts(_SKYRL_STEP),
         _serial,
     ),
 )
 
 
-def format_of(line: str) -> Format | None:
-    """The framework that printed a line with times of a step, None for any other line."""
-    if "timing_s/step" in line and (line.startswith("{") or _VERL_STEP.search(line)):
-        return Format.VERL
-    if "'timing/" in line and "Global step " in line:
-        return Format.OPENRLHF
-    if "'perf/" in line and re.search(r"\bperf \d+: \{", line):
-        return Format.SLIME
-    return Format.NEMO_RL if f"{_NEMO_STEP}: " in line else None
+def formats_of(content: bytes, lines: Iterable[tuple[int, str]]) -> set[Format]:
+    """The frameworks that printed times of steps among these lines of a file's content."""
+    marked = [framework for framework in FRAMEWORKS if framework.mark.encode() in content]
+    formats, whole = set[Format](), set[Format]()
+    for _, line in lines if marked else ():
+        formats |= {framework.format for framework in marked if _begins(framework, line)}
+        whole |= {framework.format for framework in marked if not formats and _has_step(framework, line)}
+        if len(formats) == len(marked):
+            break
+    return formats or whole
+
+
+def _has_step(framework: Framework, line: str) -> bool:
+    """Whether a line has the time of a step, which a step without its number has, too."""
+    keys = [] if framework.keys is None else framework.keys.findall(line)
+    return any(match[1] == framework.step for key, _ in keys if (match := framework.timer.fullmatch(key)))
+
+
+def _begins(framework: Framework, line: str) -> bool:
+    in_file = framework.format is Format.VERL and line.startswith('{"') and framework.mark in line
+    return in_file or framework.begins.search(line) is not None

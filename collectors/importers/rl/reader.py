@@ -13,7 +13,10 @@ from pathlib import Path
 
 from tracekit.base.errors import FormatError
 from tracekit.base.text import listed
-from tracekit.collectors.importers.rl.frameworks import FRAMEWORKS, Framework, Record, format_of, plain, read_phases
+from tracekit.collectors.importers.other_logs import other_log
+from tracekit.collectors.importers.rl.console import plain, unnumbered
+from tracekit.collectors.importers.rl.frameworks import FRAMEWORKS, Framework, Record, formats_of
+from tracekit.collectors.importers.rl.phase_log import read_phases
 from tracekit.collectors.importers.rl.trajectories import read_trajectories
 from tracekit.trace.rl import Format, PhaseLog, Timeline
 
@@ -50,9 +53,12 @@ def read_rl(paths: Sequence[Path], written_by: Format | None = None) -> PhaseLog
 
 def _records(framework: Framework, name: str, content: bytes) -> list[Record]:
     try:
-        return list(framework.records(_lines(content)))
+        records = list(framework.records(_lines(content)))
     except ValueError as error:
         raise FormatError(f"{name}, {error}") from None
+    if records or framework.keys is None:
+        return records
+    return [(step, values, None) for step, values in enumerate(unnumbered(_lines(content), framework.keys))]
 
 
 def looks_like_rl(path: Path) -> bool:
@@ -127,8 +133,10 @@ def _formats(path: str, content: bytes) -> set[Format]:
     first = content.lstrip()[:65536].split(b"\n", 1)[0]
     if first.startswith(b"{") and any(key in first for key in _GENERIC):
         return {Format.TRAJECTORIES}
-    found = {known for _, line in _lines(content) if (known := format_of(line)) is not None}
+    found = formats_of(content, _lines(content))
     if not found:
+        if (log := other_log(content[:_LOOKED_AT], path)) is not None:
+            raise FormatError(f"{path}: {log}")
         raise FormatError(
             f"{path}, line 1: {first[:60].decode(errors='replace')!r}; no line is as {listed(Format)} write it. Give"
             " the output of the trainer with its timings, or docs/rl.md's generic format"

@@ -76,6 +76,19 @@ def every(number: int, categories: tuple[str, ...], **changed: Any) -> Callable[
     return damage
 
 
+def args(categories: tuple[str, ...], **changed: Any) -> Callable[[Events], Events]:
+    """An argument of every event is something else, or missing."""
+
+    def damage(events: Events) -> Events:
+        for one in events:
+            if one["cat"] in categories and one["args"].keys() & changed.keys():
+                kept = {name: value for name, value in one["args"].items() if name not in changed}
+                one["args"] = kept | {name: value for name, value in changed.items() if value is not ...}
+        return events
+
+    return damage
+
+
 #: What can be missing of a rank, and the words that say so.
 DAMAGES = {
     "activities=[CUDA]": (without(*HOST, "ac2g"), "no calls of the host"),
@@ -85,6 +98,15 @@ DAMAGES = {
     "names": (every(5, GPU, name=None), "% of its GPU ops or host calls are damaged"),
     "times": (every(5, HOST, ts=...), "% of its GPU ops or host calls are damaged"),
     "arguments": (every(5, GPU, args=...), "the other half is missing"),
+    "all arguments": (every(1, (*GPU, *HOST), args=...), "lack args: no correlation names the launches of 100%"),
+    "arguments of most kernels": (
+        lambda events: every(1, GPU, args=...)(events[len(events) // 4 :]) and events,
+        "lack args: no correlation names the launches of 7",
+    ),
+    "empty arguments": (every(1, GPU, args={}), "lack args: no correlation names the launches of 100%"),
+    "correlation": (args(GPU, correlation=...), "lack args: no correlation names the launches of 100%"),
+    "correlation of calls": (args(HOST, correlation=...), "lack args: no correlation names the launches of 100%"),
+    "correlations that are all 0": (args((*GPU, *HOST), correlation=0), "lack args: no correlation"),
     "kernels": (without("kernel", name="void"), "the other half is missing"),
 }
 
@@ -132,11 +154,12 @@ def later_by_two_steps(events: Events) -> Events:
         every(10**6, GPU, dur=1e9),
         every(10**6, HOST, ts=1e40),
         every(10**6, GPU, ts=4e9),
+        args(GPU, stream=..., device=...),
     ],
 )
 @pytest.mark.parametrize("rank", [OTHER, CULPRIT])
 def test_what_can_be_repaired_changes_nothing(folder, expected, rank, damage):
-    """Fewer steps, events that are there twice, single ones with impossible times."""
+    """Fewer steps, events that are there twice, single ones with impossible times, streams that only `tid` names."""
     report = report_of(folder, rank, damage)
     assert share(report) == pytest.approx(expected, rel=0.05)
     assert not report.trust.reasons
@@ -183,6 +206,32 @@ def test_two_ranks_of_which_one_is_damaged_are_compared_but_not_trusted(tmp_path
     report = loaded(tmp_path).whatif()
     assert report.evidence.ranks == (0, 1)
     assert any("rank 1 cannot be compared: up to 21% of its GPU ops" in doubt for doubt in report.trust.reasons)
+
+
+def test_most_ranks_may_lack_what_the_others_are_compared_by(folder):
+    for rank in (0, OTHER):
+        report = report_of(folder, rank, every(1, GPU, args=...))
+    assert report.evidence.ranks == (CULPRIT, 3)
+    assert share(report) > 0.2
+
+
+@pytest.mark.parametrize("lacking", [(0, CULPRIT, 3), (0, 2)])
+def test_the_only_rank_with_arguments_is_answered_as_one_rank(folder, lacking):
+    for rank in {0, OTHER, CULPRIT, 3}.difference({OTHER, *lacking}):
+        (folder / f"rank{rank}.json").unlink()
+    for rank in lacking:
+        report = report_of(folder, rank, every(1, GPU, args=...))
+    assert report.evidence.ranks == (OTHER,)
+    for rank in lacking:
+        assert any(f"rank {rank} is left out: its events lack args" in doubt for doubt in said(report))
+
+
+def test_no_rank_is_left_out_for_what_all_of_them_lack(folder):
+    """As exporters write that know no arguments."""
+    for rank in range(4):
+        report = report_of(folder, rank, every(1, GPU, args=...))
+    assert report.evidence.ranks == (0, 1, 2, 3)
+    assert report.trust.reasons
 
 
 @pytest.mark.parametrize("rank", [CULPRIT, OTHER])

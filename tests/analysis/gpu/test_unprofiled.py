@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from benchmarks.kinetosim import Job
 from tests.analysis.gpu.jobs import loaded
 from tests.analysis.gpu.recorded_job import RecordedJob, recorded, run_together
 from tests.kineto_files import GEMM, document, event, kernel, launch, write
@@ -113,6 +114,17 @@ def test_several_ranks_lose_what_their_profiler_cost(tmp_path):
         found = gpu["unprofiled"]
         assert found["profiled_step_s"] * 1e6 == pytest.approx(recorded_us, rel=0.02)
         assert found["step_s"]["value"] * 1e6 == pytest.approx(plain_us, rel=0.05)
+
+
+@pytest.mark.parametrize(("ranks", "host_us"), [(1, 40.0), (2, 40.0), (2, 6.0)])
+def test_simulated_jobs_take_as_long_as_without_recording(ranks, host_us, tmp_path):
+    """Host-bound, with and without a rank that waits for another one; and as long as the GPU takes."""
+    job = Job(ranks=ranks, steps=5, host_us=host_us, seed=81, recording_us=1.5)
+    plain_us = replace(job, recording_us=0.0, call_us=job.call_us / 2).run().took_us / 5
+    job.run().write(tmp_path)
+    report = report_on(tmp_path)
+    step = (report.get("gpus") or [report["gpu"]])[0]["unprofiled"]["step_s"]
+    assert step["value"] * 1e6 == pytest.approx(plain_us, rel=0.02)
 
 
 def test_times_in_whole_microseconds_are_averaged(tmp_path):

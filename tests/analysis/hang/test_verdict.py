@@ -31,7 +31,7 @@ def named(report):
 
 def test_a_rank_that_stops_issuing_is_named_and_those_that_wait_are_not(tmp_path):
     report, _ = verdict(tmp_path, TP2_PP2_DP2, [Fault("host", 5, 24)])
-    assert named(report) == {5: StallClass.GONE}  # all it had issued is finished: its dump has no entries
+    assert named(report) == {5: StallClass.SILENT}  # all it had issued is finished: its dump has no entries
     assert sorted(one.rank for one in report.waiting) == [0, 1, 2, 3, 4, 6, 7]
     assert report.culprits[0].waiting == 7
 
@@ -97,7 +97,7 @@ def test_all_to_alls_of_different_sizes_belong_together(tmp_path):
                     entry["input_sizes"] = [[1000 + rank, 1]]
 
     report, _ = verdict(tmp_path, (4, 2, 2), [Fault("host", 6, 31)], change=as_all_to_all)
-    assert named(report) == {6: StallClass.GONE}
+    assert named(report) == {6: StallClass.SILENT}
 
 
 def test_a_rank_without_dump_that_all_members_wait_for_is_gone(tmp_path):

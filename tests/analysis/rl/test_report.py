@@ -197,8 +197,8 @@ def test_times_without_trajectories_price_staleness_only(tmp_path: Path) -> None
 
 
 def logged(step_time: StepTime, **phases: float) -> PhaseLog:
-    seconds = {name.replace("_", "-"): np.array([value, value]) for name, value in phases.items()}
-    return PhaseLog(Format.VERL, step_time, np.arange(2), np.array([100.0, 100.0]), seconds)
+    seconds = {name.replace("_", "-"): np.full(3, value) for name, value in phases.items()}
+    return PhaseLog(Format.VERL, step_time, np.arange(3), np.full(3, 100.0), seconds)
 
 
 def test_logged_phases_price_staleness_between_its_bounds() -> None:
@@ -212,19 +212,21 @@ def test_logged_phases_price_staleness_between_its_bounds() -> None:
 
 
 def test_the_error_of_a_price_holds_the_scatter_of_the_steps_and_is_that_of_the_fix(tmp_path: Path) -> None:
-    """Training takes 20 and 40 s: one step of staleness saves 30 s, +- half the 95 % interval of two, 12.706 x 10."""
+    """Training takes 10, 50 and 30 s: one step of staleness saves 30 s, +- half the 95 % interval of three, 4.303 x
+    20 / sqrt(3).
+    """
     log = tmp_path / "verl.log"
     log.write_text("".join(
         f"step:{step} - timing_s/gen:{100 - train} - timing_s/update_actor:{train} - timing_s/step:100\n"
-        for step, train in enumerate((20, 40))
+        for step, train in enumerate((10, 50, 30))
     ))  # fmt: skip
     job = RlJob.read([log])
     (price,) = job.report.account.what_if
     assert (price.step_s, price.saved_s) == (70.0, 30.0)
-    assert (price.low_s, price.high_s) == (0.0, pytest.approx(70 + 127.062, abs=1e-3))
+    assert (price.low_s, price.high_s) == pytest.approx((70 - 49.683, 70 + 49.683), abs=1e-3)
     (fix,) = job.report.diagnosis.fixes
-    assert fix.error_s == job.answer("staleness=1").error_s == price.high_s - 70.0
-    assert fix.withheld == "the saving of 30.00 s is below its error of 127.06 s"
+    assert fix.error_s == job.answer("staleness=1").error_s == pytest.approx(price.high_s - 70.0)
+    assert fix.withheld == "the saving of 30.00 s is below its error of 49.68 s"
     assert headline(job.report.account) == "PHASES: generate takes 70% of the step"
 
 

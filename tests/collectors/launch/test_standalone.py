@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 #: Source folder -> the package that it is.
 FOLDERS = {"tracekit": "tracekit", "collectors": "tracekit/collectors"}
 ENTRY_POINT = {
-    f"tracekit/collectors/inject/tracekit_collect_hook-0.dist-info/{name}" for name in ("METADATA", "entry_points.txt")
+    f"tracekit/collectors/inject/_tracekit_recorder-0.dist-info/{name}" for name in ("METADATA", "entry_points.txt")
 }
 
 
@@ -122,13 +122,6 @@ def test_a_job_is_recorded_without_the_analysis_and_read_with_it(training, tmp_p
     trace = read_any(tmp_path / "run")
     assert (trace.layout.dp, trace.steps.tolist()) == (2, [2, 5, 8])
     assert trace.coverage().complete
-
-
-def test_an_installed_recorder_names_its_distribution_to_other_pythons(training):
-    """Its sources are not there to be installed from."""
-    code = "from tracekit.collectors.inject.tracekit_collect_hook import install_command as c; print(c('/x y/python'))"
-    ran = subprocess.run([training, "-c", code], cwd="/", capture_output=True, text=True, check=True)
-    assert ran.stdout == "'/x y/python' -m pip install tracekit-collect\n"
 
 
 def test_the_analysis_is_asked_for_by_name(training, tmp_path):

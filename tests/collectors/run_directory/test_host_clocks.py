@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import case
 from tests.properties import examples
 from tracekit.base.errors import FormatError
 from tracekit.collectors.launch.clock_keeper import ClockKeeper
@@ -144,9 +145,16 @@ def test_samples_of_a_run(tmp_path):
     append_sample(tmp_path, "node1", ClockSample(0, 50, 10))
     append_sample(tmp_path, "node1", ClockSample(10**10, 60, 10))
     assert read_clocks(tmp_path)["node1"].drift == pytest.approx(1e-9)
-    (tmp_path / "clock-node2.samples").write_text("{")
-    with pytest.raises(FormatError, match=r"clock-node2.samples: damaged"):
-        read_clocks(tmp_path)
+    for damaged in (
+        "{",
+        '{"local_ns": "x", "offset_ns": 1, "round_trip_ns": 1}',
+        '{"local_ns": 1}',
+        "[" * 9999,
+        "\xff",
+    ):
+        (tmp_path / "clock-node2.samples").write_bytes(f"{damaged}\n".encode("latin-1"))
+        with case(damaged), pytest.raises(FormatError, match=r"clock-node2.samples: damaged"):
+            read_clocks(tmp_path)
 
 
 def test_a_clock_can_be_read_from_its_newest_samples(tmp_path):

@@ -14,8 +14,8 @@ from pathlib import Path
 with open(os.environ["SITECUSTOMIZE_SAYS"], "a") as file:
     file.write(f"{os.getpid()}\n")
 
-if "tracekit.collectors.runtime.bootstrap" in sys.modules:
-    from tracekit.collectors.runtime import bootstrap
+if "_tracekit_recorder.collectors.runtime.bootstrap" in sys.modules:
+    from _tracekit_recorder.collectors.runtime import bootstrap
 
     start = bootstrap._start
 

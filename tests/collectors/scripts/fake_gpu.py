@@ -19,9 +19,10 @@ import torch.distributed as dist
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
+from _tracekit_recorder.collectors.runtime.device import DeviceClock  # the recorder in a job
+
 import tracekit
 from tests.collectors.fake_cuda import CudaError, FakeCuda
-from tracekit.collectors.runtime.device import DeviceClock
 
 if "NVML" in os.environ:
     ctypes.CDLL(os.environ["NVML"])

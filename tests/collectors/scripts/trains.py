@@ -1,6 +1,6 @@
 """A few steps of training that use all that is hooked in a process of its own group; prints a digest of the weights.
 
-`sys.midway`, where a test has put it, is called before step 3: what a test breaks while the job runs.
+STEPS: how many. `sys.midway`, where a test has put it, is called before step 3: what a test breaks while the job runs.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-STEPS = 6
+STEPS = int(os.environ.get("STEPS", "6"))
 
 
 def evaluate(model, x):

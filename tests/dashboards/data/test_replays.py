@@ -148,6 +148,23 @@ def test_a_job_that_memory_cannot_hold_is_refused(results, stored, monkeypatch) 
     assert "does not fit into this server's memory" in rejected.message
 
 
+def test_a_question_that_takes_too_long_is_refused_and_may_be_asked_again(results, stored, monkeypatch) -> None:
+    asking = Replays(results)
+    for query in (
+        WhatifQuery("worker=1,0"),
+        WhatifQuery("worker=1,0 + slowest=3% * 0.5"),
+        WhatifQuery("kind=~x.*", QueryAction.KEEP),
+        WhatifQuery("fix=repair-link"),
+    ):
+        with monkeypatch.context() as short:
+            short.setattr(replays, "LONGEST_S", 1e-9)
+            rejected = asking.ask(stored, query, wait_s=LONG_S)
+        assert rejected == Rejected(
+            "it took longer than 1e-09 s; ask for less at a time, such as `worker=1,2` or `step=100-105`"
+        )
+    assert isinstance(asking.ask(stored, WhatifQuery("worker=1,0"), wait_s=LONG_S), Answer)
+
+
 def test_a_failure_of_our_own_is_no_stack_trace(results, stored, monkeypatch, caplog) -> None:
     def broken(stored: Stored) -> PipelineJob:
         raise KeyError(stored.name)

@@ -56,8 +56,8 @@ def pages(hung: Path) -> Pages:
 def test_the_newest_hang_says_who_why_and_what_to_do_first(pages: Pages) -> None:
     text = pages.text("/hang")
     assert "HANG 1 rank holds up 15 others (16 of 16 ranks left a dump)" in text
-    assert "rank 6 on <i>node</i>: process gone or interpreter locked" in text
-    assert "Do first: is its process alive?" in text
+    assert "rank 6 on <i>node</i>: interpreter locked, or idle in other code" in text
+    assert "Do first: py-spy dump --pid PID" in text
     assert text.index("rank 6: train.py:9 stuck") < text.index("ranks 0-5, 7-15: c10d.py:7 wait")
     assert "Earlier hangs" in text
     assert "at once" in text
@@ -82,7 +82,7 @@ def test_jobs_that_hang_lead_the_jobs_page_also_before_they_have_a_trace(pages: 
     assert links == ["/hang?job=%3Cb%3Ehung%3C%2Fb%3E+job", "/hang?job=at+once", "/job?job=fine"]
     cards = [lines(card) for card in found(page, "Article")]
     assert {card[0] for card in cards} == {"at once", NAME}
-    assert all("Do first" in card[-1] and "is its process alive?" in card[-1] for card in cards)
+    assert all("Do first" in card[-1] and "py-spy dump --pid PID" in card[-1] for card in cards)
     hanging = found(pages.page("/", status="hangs", q="once"), "Link", "job")
     assert [lines(link) for link in hanging] == [["at once"]]
 

@@ -41,7 +41,7 @@ def test_the_page_says_what_the_study_holds_now(study: Study, tmp_path: Path) ->
     for title in ("Slowdown: cumulative distribution", "GPU-hours lost by cause", "Our fleet beside the paper's"):
         assert title in text
     assert "None beyond chance." in lines
-    part = study.part("jobs")
+    (part,) = study.path.glob("jobs/*.parquet")
     study.read("jobs").filter(name="a").write_parquet(part)
     assert "100.0% of 1 jobs straggle; 50.0% of 200 GPU-hours are lost to it" in pages.text("/fleet")
 

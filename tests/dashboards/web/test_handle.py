@@ -70,7 +70,7 @@ def test_a_connection_is_judged_by_the_user_of_its_other_end(tmp_path: Path) -> 
 
 
 def test_a_user_whom_a_proxy_names_acknowledges_in_that_name(store: Store) -> None:
-    client = make_app(store.path, Access(read_auth("header:X-User@127.0.0.1"))).server.test_client()
+    client = make_app(store.path, Access(read_auth("proxy:X-User@127.0.0.1"))).server.test_client()
     assert client.post("/handle", json=CHANGE, headers={"X-User": "bob"}).status_code == 204
     assert client.post("/handle", json=CHANGE).status_code == 403
     forged = {"X-User": "bob", "Sec-Fetch-Site": "cross-site"}
@@ -81,7 +81,7 @@ def test_a_user_whom_a_proxy_names_acknowledges_in_that_name(store: Store) -> No
 def test_what_cannot_be_stored_is_a_line(store: Store) -> None:
     nobody = make_app(store.path).server.test_client().post("/handle", json=CHANGE)
     assert (nobody.status_code, "tracekit store handle INCIDENT" in nobody.text) == (403, True)
-    client = make_app(store.path, Access(read_auth("header:X-User@127.0.0.1"))).server.test_client()
+    client = make_app(store.path, Access(read_auth("proxy:X-User@127.0.0.1"))).server.test_client()
     for body, status, said in (
         ({"data": json.dumps(CHANGE), "content_type": "text/plain"}, 415, "expected JSON"),
         ({"json": {**CHANGE, "incident": 2}}, 404, "no incident 2"),

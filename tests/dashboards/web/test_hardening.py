@@ -28,7 +28,7 @@ ADDRESSES = (
 METHODS = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "TRACE", "PROPFIND")
 BODIES: tuple[dict[str, object], ...] = (
     {"json": {"output": "whatif-answer.children", "inputs": [], "changedPropIds": []}},
-    {"data": {"user": "ann", "password": "x"}},
+    {"data": {"token": "x", "next": "/"}},
     {"data": b"\0" * 1000},
 )
 

@@ -23,9 +23,11 @@ def report_lines(report: HangReport) -> Iterator[str]:
         yield from _culprit(culprit)
     for question in report.undecided[: max(_AT_THE_TOP - len(report.culprits), 1)]:
         which = "which of " if len(question.ranks) > 1 else "whether it is "
-        yield from _wrapped(f"cannot tell {which}{ranks_text(question.ranks)}: {question.missing}", "  ")
+        ranks = ranks_text(question.ranks)
+        lead = f"{ranks} are alike" if question.alike else f"cannot tell {which}{ranks}"
+        yield from _wrapped(f"{lead}: {question.missing}", "  ", limit=6 if question.alike else 3)
     if (step := first_step(report)) is not None:
-        yield from _wrapped(f"First: {step}", "", limit=2)
+        yield from _wrapped(f"First: {step}", "", limit=3)
     yield from _rest(report)
 
 

@@ -121,6 +121,14 @@ def test_emitted_operators_are_operators_and_the_ranges_of_a_user_are_annotation
     assert linear["inputs"].to_list()[0] == "[[[4, 8], [8]],[]]"
 
 
+def test_what_nsight_costs_a_host_is_not_taken_for_what_torch_profiler_does(tmp_path):
+    small = [span(f"aten::view, op_id = {number}", 1 + 2 * number, 1) for number in range(40)]
+    rows = [span("aten::mul, op_id = 99", 0, 90), *small, launch(85, 1), kernel(GEMM, 95, 2, 1)]
+    recording = read(tmp_path, rows)
+    assert recording.whats.height > 2
+    assert recording.costs == {}
+
+
 def test_a_range_from_any_start_to_any_end_is_not_around_what_its_thread_does(tmp_path):
     rows = [
         span("aten::mm, op_id = 1", 0, 10),
