@@ -166,19 +166,18 @@ class Recorded:
 
 
 def _too_long(recording: GpuRecording) -> Iterator[str]:
-    """Yield what cannot be told of ranks with kernels that run for longer than their hosts were recorded."""
-    calls = recording.calls.group_by("rank").agg(
-        host_s=(pl.col("start") + pl.col("duration")).max() - pl.col("start").min()
-    )
-    on_gpu = recording.gpu_ops.join(calls, on="rank").filter(pl.col("activity") == str(Activity.KERNEL))
-    # A short recording may end before what it launched does.
-    longer = on_gpu.filter(pl.col("duration") > pl.col("host_s"), pl.col("launch").is_null())
+    """Yield what cannot be told of ranks with kernels without a launch that last longer than all that has one."""
+    launched = recording.gpu_ops.filter(pl.col("launch").is_not_null())
+    rest = pl.concat([table.select("rank", "start", "duration") for table in (recording.calls, launched)])
+    rest = rest.group_by("rank").agg(rest_s=(pl.col("start") + pl.col("duration")).max() - pl.col("start").min())
+    others = recording.gpu_ops.filter(pl.col("launch").is_null() & pl.col("activity").eq(str(Activity.KERNEL)))
+    longer = others.join(rest, on="rank").filter(pl.col("duration") > pl.col("rest_s"))
     for (rank,), kernels in longer.group_by("rank", maintain_order=True):
         longest = kernels.sort("duration", descending=True)
         yield (
             f"rank {rank}: {counted(kernels.height, 'kernel')} such as {code_name(str(longest['name'][0]))} last"
-            f" {seconds(longest['duration'][0])}, longer than the {seconds(longest['host_s'][0])} recorded of its host:"
-            " whether its GPU is idle meanwhile cannot be told"
+            f" {seconds(longest['duration'][0])}, longer than all that was recorded from launch to end"
+            f" ({seconds(longest['rest_s'][0])}): whether its GPU is idle meanwhile cannot be told"
         )
 
 
