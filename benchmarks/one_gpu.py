@@ -48,6 +48,7 @@ EXPECTED = {
     "python": ("python", "log_metrics"), "gc": ("gc", "(?i)gc|garbage"),
     "allocation": ("allocation", "Malloc|Free|aten::empty"), "slow": ("kernel", "aten::(add)?mm|ampere_sgemm"),
     "tiny": ("launch-bound", "aten::add_"), "pageable": ("transfer", "Pageable|HtoD|aten::copy_"),
+    "checkpoint": ("checkpoint", "save"),
 }  # fmt: skip
 KINDS = (*EXPECTED, "none", "small")
 TOLERANCE = {"slow": 0.20, "tiny": 0.30, "pageable": 0.30}
@@ -379,7 +380,8 @@ def planned(kind: str, recording: Recording, rng: Random, scale: float) -> Loss 
         lengths = [rng.uniform(200.0, 2000.0) * scale for _ in every]
         plays = [(one, _allocation(us, vendor)) for one, us in zip(every, lengths, strict=True)]
         return Loss(plays, sum(lengths)) if len(every) >= 10 else None
-    counts = {"loader": (3, 5), "sync": (10, 60), "python": (3, 20), "gc": (2, 12), "tiny": (1, 1), "pageable": (2, 5)}
+    counts = {"loader": (3, 5), "sync": (10, 60), "python": (3, 20), "gc": (2, 12), "tiny": (1, 1), "pageable": (2, 5),
+              "checkpoint": (2, 5)}  # fmt: skip
     count = rng.randint(*counts[kind])
     if kind == "sync":
         count = max(1, round(count * scale))
@@ -401,6 +403,13 @@ def planned(kind: str, recording: Recording, rng: Random, scale: float) -> Loss 
     layers = {
         "loader": [("user_annotation", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__")],
         "python": [("python_function" if stacks else "user_annotation", "train.py(120): log_metrics")],
+        "checkpoint": [
+            ("python_function", "train.py(140): keep"),
+            ("python_function", "torch/serialization.py(944): save"),
+            ("python_function", "<built-in method write_record of PyTorchFileWriter object at 0x7f00>"),
+        ]
+        if stacks
+        else [("user_annotation", "save_checkpoint")],
         # The first is what torch 2.13 writes.
         "gc": [rng.choice([("python_function", "Python GC"), ("python_gc", "Python GC"), ("python_gc", "gc")])],
     }[kind]
@@ -499,6 +508,7 @@ def _most(events: Sequence[Event], length: float) -> dict[str, float]:
     launches = len({e["args"].get("correlation") for e in _of(events, GPU)}) * 0.5e-3  # none takes longer
     return {
         "loader": spent("DataLoader", HOST), "gc": spent("", ["python_gc"]) + spent("Python GC", ["python_function"]),
+        "checkpoint": spent("save", ("python_function", "user_annotation")),
         "allocation": spent(_ALLOCATES, CALLS), "launch-bound": min(length - busy, launches),
         "transfer": spent("", ["gpu_memcpy"]) + spent("Memcpy|StreamSynchronize", CALLS),
     }  # fmt: skip

@@ -5,7 +5,7 @@ In: a `GpuRecording`. Out: `Recorded`, which evidence and reports read, and `Kep
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -22,7 +22,8 @@ from tracekit.analysis.gpu.late_rank import LateRanks
 from tracekit.analysis.gpu.matching import Matches
 from tracekit.analysis.gpu.times import times_of
 from tracekit.analysis.gpu.waits import Waits
-from tracekit.trace.gpu_activity import KernelClass
+from tracekit.base.text import code_name, counted, ranks_text, seconds
+from tracekit.trace.gpu_activity import Activity, KernelClass
 from tracekit.trace.kineto import GpuRecording
 from tracekit.trace.profiler_cost import ProfilerCost
 
@@ -90,8 +91,8 @@ class Kept(Struct, frozen=True):
             unmatched=matches.unmatched,
             idle_s=min((one.idle_s for one in breakdowns(recording)), default=0.0),
             left_out=dict(part.left_out),
-            doubts=part.doubts,
-            notes=(*left_out, *recording.notes, *([nothing] if alone else [])),
+            doubts=(*part.doubts, *_too_long(recording)),
+            notes=(*left_out, *recording.notes, *([nothing] if alone else []), *_without_stacks(recording)),
             late=late,
             gpus=tuple(times_of(whole, rank) for rank in recording.ranks[:MOST_RANKS]),
             costs={rank: recording.costs[rank] for rank in recording.ranks if rank in recording.costs},
@@ -161,6 +162,34 @@ class Recorded:
             other.group_by("name")
             .agg(ops=pl.len(), seconds=pl.col("duration").sum())
             .sort("seconds", "name", descending=[True, False])
+        )
+
+
+def _too_long(recording: GpuRecording) -> Iterator[str]:
+    """Yield what cannot be told of ranks with kernels without a launch that last longer than all that has one."""
+    launched = recording.gpu_ops.filter(pl.col("launch").is_not_null())
+    rest = pl.concat([table.select("rank", "start", "duration") for table in (recording.calls, launched)])
+    rest = rest.group_by("rank").agg(rest_s=(pl.col("start") + pl.col("duration")).max() - pl.col("start").min())
+    others = recording.gpu_ops.filter(pl.col("launch").is_null() & pl.col("activity").eq(str(Activity.KERNEL)))
+    longer = others.join(rest, on="rank").filter(pl.col("duration") > pl.col("rest_s"))
+    for (rank,), kernels in longer.group_by("rank", maintain_order=True):
+        longest = kernels.sort("duration", descending=True)
+        yield (
+            f"rank {rank}: {counted(kernels.height, 'kernel')} such as {code_name(str(longest['name'][0]))} last"
+            f" {seconds(longest['duration'][0])}, longer than all that was recorded from launch to end"
+            f" ({seconds(longest['rest_s'][0])}): whether its GPU is idle meanwhile cannot be told"
+        )
+
+
+def _without_stacks(recording: GpuRecording) -> Iterator[str]:
+    """Yield which ranks lack stacks that others have, and what follows."""
+    named = pl.any_horizontal(pl.col("own").is_not_null(), pl.col("module").is_not_null())
+    found = recording.calls.group_by("rank").agg(named.any().alias("stacks")).sort("rank")
+    lacking = found.filter(~pl.col("stacks"))["rank"].to_list()
+    if lacking and len(lacking) < found.height:
+        yield (
+            f"{ranks_text(lacking)} recorded without stacks, the others with: lines of code are known of those only,"
+            " and recording slows their hosts more; record all with the same options to compare hosts"
         )
 
 

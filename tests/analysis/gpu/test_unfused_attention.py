@@ -51,13 +51,12 @@ FUSED_US = 4 * 128 * 2048**2 * 64 / 989e12 * 1e6
 
 
 def table(rows: Iterable[Row], *, operators: bool = True, shapes: bool = True) -> pl.DataFrame:
-    classes = kernel_classes()
+    rows = list(rows)
+    kinds = kernel_classes().of([name for _, name, _, _ in rows])
     found, start = [], 0.0
-    for operator, name, sizes, taken in rows:
+    for (operator, name, sizes, taken), kind in zip(rows, kinds, strict=True):
         inputs = f"[{sizes}, {[BF16] * len(sizes)}]".replace("'", '"')
-        found.append(
-            (name, operator if operators else None, str(classes.of(name)), inputs if shapes else None, start, taken)
-        )
+        found.append((name, operator if operators else None, str(kind), inputs if shapes else None, start, taken))
         start += taken
     schema = dict.fromkeys(("name", "operator", "kind", "inputs"), pl.String)
     return pl.DataFrame(found, {**schema, "start": pl.Float64, "duration": pl.Float64}, orient="row")
