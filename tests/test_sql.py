@@ -218,7 +218,7 @@ def test_pruned_ops_and_lost_files_are_said(store: Store, tmp_path: Path) -> Non
     (made.path / "jobs" / "1" / "0.parquet").write_bytes(b"PAR1")
     lost = run("sql", "FROM ops", "--store", made.path)
     assert lost.code == 2
-    assert "store check" in lost.err
+    assert "store repair" in lost.err
     assert run("store", "prune", "--max-size", "0", "--store", made.path).code == 0
     with pytest.raises(SelectionError, match="no window has ops"):
         rows_of(made, "FROM ops")

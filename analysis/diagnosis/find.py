@@ -130,7 +130,8 @@ def _priced(evidence: Subject, candidates: Sequence[Candidate]) -> list[Finding]
         cause = replace(_cause(evidence, candidate), saved_s=saved_s, alone_s=alone_s, without_s=without)
         if without is not None:
             cause = replace(cause, saves_step_s=_saves_step(evidence, candidate))
-            cause = replace(cause, once=seen_once(*evidence.lost_by_step(candidate.change, without)))
+            if not cause.hidden:  # what others hide shows in few steps, whenever it acts
+                cause = replace(cause, once=seen_once(*evidence.lost_by_step(candidate.change, without)))
         acts = acting(evidence, cause)
         if acts is not None and without is not None:
             saved = evidence.unchanged - without

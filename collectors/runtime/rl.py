@@ -58,10 +58,13 @@ class _Recorder:
 
     def close(self) -> None:
         """Write what is queued, for at most `CLOSE_TIMEOUT_S`, and report what is lost."""
-        if self._off or not self._started.locked():
+        if not self._started.locked():
             return
         self._close_now.set()
+        # Also where it has stopped: Python aborts a process that ends while a thread writes a warning.
         self._writer.join(CLOSE_TIMEOUT_S)
+        if self._off:
+            return
         self._off = True
         if lost := self._lost + len(self._queue):
             warn(f"rl: {lost:,} records of process {os.getpid()} are lost")

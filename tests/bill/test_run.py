@@ -293,7 +293,7 @@ def test_csv_has_every_row_with_its_price(tmp_path: Path) -> None:
         (None, "no such file or folder"),
         ("", "an empty folder, not a trace"),
         ('{"command": ["x"], "options": {"first_step": 1}}', "no attempt has begun"),
-        ('{"command": ["x"], "options": {"first_step": 1}, "started_ns": "soon"}', "the time soon"),
+        ('{"command": ["x"], "options": {"first_step": 1}, "started_ns": "soon"}', "got `str` - at `$.started_ns`"),
     ],
 )
 def test_what_is_no_run_is_one_clear_line(tmp_path: Path, content: str | None, words: str) -> None:

@@ -182,23 +182,23 @@ def test_a_job_that_was_watched_begins_with_its_watch(tmp_path: Path, clock: lis
 
 
 def test_post_training_is_billed_by_its_losses_and_what_is_in_no_phase(tmp_path: Path) -> None:
-    """Four steps, of which two count, of 11 s: a reward of 0.5 s and a sync of 1 s, and steps of a log of 100 s with
+    """Four steps, of which two count, of 11 s: a reward of 0.5 s and a sync of 1 s, and three steps of a log of 100 s with
     30 s in no phase and a sync of 10 s. A run of two phases of 60 s in a step of 100 s is not trusted.
     """
     store = Store(tmp_path / "jobs.store")
     write(tmp_path / "timed", lines())
     for name, timers in (("logged", "gen:60 - timing_s/update_weights:10"), ("wrong", "gen:60 - timing_s/ref:60")):
-        steps = (f"step:{step} - timing_s/{timers} - timing_s/step:100\n" for step in range(2))
+        steps = (f"step:{step} - timing_s/{timers} - timing_s/step:100\n" for step in range(3))
         (tmp_path / name).write_text("".join(steps))
     for name in ("timed", "logged", "wrong"):
         assert run("import", tmp_path / name, "--store", store.path).code == 0
     assert seconds(store) == {
         ("useful", "generation"): 4 * 5.5,
-        ("unknown", "phases: the log shows no compute"): 4 * 4.0 + 2 * 60,
+        ("unknown", "phases: the log shows no compute"): 4 * 4.0 + 3 * 60,
         ("post-training", "reward"): 4 * 0.5,
-        ("post-training", "sync"): 4 * 1.0 + 2 * 10,
-        ("unknown", "in no phase"): 2 * 30.0,
-        ("unknown", "analysis not trusted"): 2 * 100.0,
+        ("post-training", "sync"): 4 * 1.0 + 3 * 10,
+        ("unknown", "in no phase"): 3 * 30.0,
+        ("unknown", "analysis not trusted"): 3 * 100.0,
     }
 
 

@@ -11,7 +11,8 @@
     │   ├── StoreTakenError another process is adding windows to the same job
     │   └── NotStoredError  the store can be read, and lacks the job or its results
     ├── StudyError        a folder is not a study of a fleet, or cannot be read as one
-    │   └── UnsafeFileError a link, a pipe or the like is where a file belongs; a StoreError, too
+    │   ├── UnsafeFileError a link, a pipe or the like is where a file belongs; a StoreError, too
+    │   └── UnreadableFileError  a file cannot be read now, which says nothing of what is in it; a StoreError, too
     ├── SelectionError    a selection or scenario names something that does not exist
     ├── TimeLimitError    a question takes longer than it may
     ├── OutputError       a result cannot be written

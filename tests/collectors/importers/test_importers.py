@@ -270,7 +270,7 @@ DAMAGES = {
     ),
     "first step": (
         lambda run: (run / "run.json").write_text(RUN % "1e308"),
-        r"run\.json: damaged, first_step is 1000000000",
+        r"run\.json: damaged or unreadable .*got `float` - at `\$\.options\.first_step`",
     ),
     "infinite step": (lambda run: (run / "run.json").write_text(RUN % "Infinity"), r"run\.json: damaged"),
     "run": (lambda run: (run / "run.json").write_text(DEEP), r"run\.json: damaged"),
@@ -279,7 +279,7 @@ DAMAGES = {
     "segment folder": (lambda run: instead(run / SEGMENT), r"\.ops: cannot be read: not a regular file"),
     "facts folder": (lambda run: instead(run / FACTS), r"\.facts: cannot be read: not a regular file"),
     "manifest folder": (lambda run: instead(run / MANIFEST), r"manifest\.json: damaged"),
-    "clock": (lambda run: (run / "clock-a.samples").write_text(DEEP), r"run: damaged, or not in the format segments"),
+    "clock": (lambda run: (run / "clock-a.samples").write_text(DEEP), r"clock-a\.samples: damaged .*delete it"),
     "clock folder": (lambda run: instead(run / "clock-a.samples"), r"clock-a\.samples: cannot be read"),
 }
 SEGMENT, FACTS, MANIFEST = (
