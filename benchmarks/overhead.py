@@ -43,7 +43,7 @@ class Job:
 #: Milliseconds that a step takes, about, on two cores -> the job.
 JOBS = {2: Job(64, 4, 16, 50, 600), 20: Job(512, 4, 128, 10, 75), 200: Job(1024, 8, 192, 3, 10)}
 #: Pairs of turns per job, and starts of Python with and without.
-PAIRS, STARTS = 20, 40
+PAIRS, STARTS = 12, 12
 QUICK = {"PAIRS": 2, "STARTS": 2, "JOBS": {2: JOBS[2]}}
 #: Standard error of a median, in median absolute deviations of n values times sqrt(n).
 _ERROR_PER_MAD = 1.2533 * 1.4826
