@@ -182,8 +182,8 @@ def test_a_job_that_was_watched_begins_with_its_watch(tmp_path: Path, clock: lis
 
 
 def test_post_training_is_billed_by_its_losses_and_what_is_in_no_phase(tmp_path: Path) -> None:
-    """Four steps, of which two count, of 11 s: a reward of 0.5 s and a sync of 1 s; three of a log of 100 s, with 30 s in no
-    phase and a sync of 10 s. A run of two phases of 60 s in a step of 100 s is not trusted.
+    """Four steps, of which two count, of 11 s: a reward of 0.5 s and a sync of 1 s. Three of a log of 100 s: 30 s in no
+    phase, a sync of 10 s. A run of two phases of 60 s in a step of 100 s is not trusted.
     """
     store = Store(tmp_path / "jobs.store")
     write(tmp_path / "timed", lines())
