@@ -41,7 +41,7 @@ def answer_of(
         fix=None if leading is None else _fix(evidence, leading, best),
         action=None if leading is None else act_of(leading, best),
         saves=None if leading is None or best is None else _saves(evidence, leading, best),
-        others=tuple(_other(evidence, cause) for cause in causes if cause.change is not None and cause is not leading),
+        others=tuple(_other(evidence, cause) for cause in causes if cause is not leading and _costs(cause)),
         stalls=tuple(f"step {stall.step}: +{seconds(stall.extra_s)}, {stall.part}" for stall in stalls),
         causes=tuple(_cause(evidence, cause) for cause in causes),
         places=tuple(_place(evidence, cause) for cause in causes),
@@ -49,6 +49,11 @@ def answer_of(
         culprits=tuple(_culprits(evidence, causes)),
         accounts=tuple(_accounts(evidence, causes, leading, fixes)),
     )
+
+
+def _costs(cause: Finding) -> bool:
+    """Whether a cause costs time: without the profiler, another limit may hide all of it."""
+    return cause.change is not None and (cause.saves_step_s is None or cause.saves_step_s.high > 0)
 
 
 def _cost(evidence: Subject, verdict: Verdict, causes: Sequence[Finding], leading: Finding | None) -> str:
