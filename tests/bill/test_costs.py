@@ -144,18 +144,19 @@ def test_launch_delays_without_a_cause_are_unknown() -> None:
 
 def test_of_a_recording_only_what_gpus_compute_is_useful() -> None:
     """The median rank computes for 8 s, of which slow kernels waste 1 s, transfers are exposed for 2 s; both may share
-    their time with the loss that leads.
+    their time with the loss that leads. Recording cost a fifth or more of the 20 s.
     """
 
-    def gpu(compute_s: float) -> dict[str, object]:
+    def gpu(compute_s: float, overhead_s: float | None = 1.0) -> dict[str, object]:
         kernels = [{"class": "matrix-product", "seconds": compute_s}, {"class": "communication", "seconds": 5.0}]
-        return {"busy_s": 19.0, "kernels": kernels}
+        step = None if overhead_s is None else {"profiled_step_s": 5.0, "overhead_s": overhead_s}
+        return {"busy_s": 19.0, "kernels": kernels, "unprofiled": step}
 
     found = costs(
         {"host-bound": 6.0},
         [cause("host-bound-launch", 6.0), cause("slow-kernels", 1.5, 1.0)],
         source="recording",
-        gpus=[gpu(8.0), gpu(12.0), gpu(7.5)],
+        gpus=[gpu(8.0), gpu(12.0, 1.5), gpu(7.5, None)],
         verdict={"lost_s": 6.0, "losses": [{"kind": "host-bound", "lost_s": 6.0}], "exposed_communication_s": 2.0},
     )
     assert found.claims == (
@@ -163,6 +164,7 @@ def test_of_a_recording_only_what_gpus_compute_is_useful() -> None:
         (Part.USEFUL, "training", 7.0),
         (Part.COMPUTE, "slow-kernels", 1.0),
         (Part.COMMUNICATION, "exposed-communication", 2.0),
+        (Part.UNKNOWN, "the profiler's own cost", 4.0),
         (Part.UNKNOWN, "no GPU computes, for no known loss", ALL),
     )
 

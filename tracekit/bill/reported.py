@@ -74,11 +74,19 @@ class Kernel(Struct, frozen=True):
     of_class: str = field(name="class")
 
 
+class ProfiledStep(Struct, frozen=True):
+    """Seconds of a step as a profiler recorded it, and what of them recording cost."""
+
+    profiled_step_s: float
+    overhead_s: float
+
+
 class Gpu(Struct, frozen=True):
-    """What the GPU of a rank did, seconds."""
+    """What the GPU of a rank did, seconds. `unprofiled`: None if it is not known what recording cost."""
 
     busy_s: float
     kernels: list[Kernel]
+    unprofiled: ProfiledStep | None = None
 
 
 class RlRun(Struct, frozen=True):

@@ -53,8 +53,16 @@ def _of_recording(report: Reported, losses: dict[LossKind, float], others: tuple
         (*USEFUL[:2], computed_s),
         *others,
         (Part.COMMUNICATION, "exposed-communication", exposed_s),
+        (Part.UNKNOWN, "the profiler's own cost", _recording_s(report, gpus)),
         (Part.UNKNOWN, "no GPU computes, for no known loss", ALL),
     )
+
+
+def _recording_s(report: Reported, gpus: list[Gpu]) -> float:
+    """What recording cost of the whole recording, at least: that of the rank that it cost least."""
+    steps = [gpu.unprofiled for gpu in gpus if gpu.unprofiled is not None and gpu.unprofiled.profiled_step_s > 0]
+    shares = [step.overhead_s / step.profiled_step_s for step in steps]
+    return max(min(shares, default=0.0), 0.0) * report.step_time_s.recorded
 
 
 def _computed_s(gpu: Gpu) -> float:
