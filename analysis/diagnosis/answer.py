@@ -65,7 +65,9 @@ def _cost(evidence: Subject, verdict: Verdict, causes: Sequence[Finding], leadin
     whole = f"{every} {whole_s} step" if evidence.whole == "step" else f"the {whole_s} recorded"
     most = "at most " * (leading is not None and leading.bound)
     if leading is not None and leading.once is not None:
-        return f"{most}{seconds(verdict.lost_s)} of {whole}, seen once"
+        recorded_s = seconds(evidence.recorded_s)
+        recorded = f"the mean {recorded_s} step" if evidence.whole == "step" else f"the {recorded_s} recorded"
+        return f"{most}{seconds(leading.saved_s)} of {recorded}, seen once"
     if not evidence.shows(Fact.COMPUTE):
         return f"{most}{seconds(verdict.lost_s)} {of_whole(evidence.whole)}{than.rstrip(',;')}"
     step, lost = evidence.unprofiled_step, seconds(verdict.lost_s)
