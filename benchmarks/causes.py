@@ -103,6 +103,8 @@ def _prices() -> str:
 def _cost() -> str:
     from tracekit.analysis.attribution.attribute import attribute
     from tracekit.analysis.diagnosis.diagnose import diagnose
+    from tracekit.analysis.diagnosis.of_pipeline import PipelineAssessment
+    from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
     from tracekit.analysis.replay.engine import JobReplay
     from tracekit.synth import FlappingNetwork, PythonGc, SequenceLengthImbalance, SlowWorker, SynthSpec, synthesize
     from tracekit.trace.model import Layout
@@ -114,9 +116,11 @@ def _cost() -> str:
         trace = synthesize(SynthSpec(layout, microbatches=MICROBATCHES, steps=STEPS, causes=causes))
         replay = JobReplay.from_trace(trace)
         attribution = attribute(replay)
-        diagnose(trace, replay, attribution)
+        diagnose(PipelineAssessment(PipelineSubject.of(trace, replay, attribution)))
         attributed_s = median_s(lambda replay=replay: attribute(replay), 3)
-        diagnosed_s = median_s(lambda job=(trace, replay, attribution): diagnose(*job), 3)
+        diagnosed_s = median_s(
+            lambda job=(trace, replay, attribution): diagnose(PipelineAssessment(PipelineSubject.of(*job))), 3
+        )
         rows.append([f"{workers:,}", f"{attributed_s:.2f}", f"{diagnosed_s:.2f}", f"{diagnosed_s / attributed_s:.2f}"])
     header = (
         f"Patterns, causes and fixes of a job with four causes, pp {PP}, {MICROBATCHES} microbatches, {STEPS} steps:"

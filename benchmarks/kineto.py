@@ -19,6 +19,7 @@ from benchmarks.core import REFERENCE
 from benchmarks.kinetoinject import Delay, Moments
 from benchmarks.kinetosim import Job, Trouble
 from benchmarks.measure import measure, table, tracekit
+from tracekit.analysis.evidence.culprit import culprit_of
 from tracekit.analysis.gpu.behind import Culprit, find_culprit, saved_by_rank
 from tracekit.analysis.gpu.pace import PaceOfPeers
 from tracekit.analysis.gpu.waits import measure_waits
@@ -148,7 +149,7 @@ def _jobs(*, cuda_graphs: bool = False) -> Iterator[Job]:
 
 
 def _healthy(jobs: Iterator[Job]) -> list[str]:
-    named = [(job, culprit) for job in jobs if (culprit := _report(job).evidence.culprit) is not None]
+    named = [(job, culprit) for job in jobs if (culprit := culprit_of(_report(job).evidence)) is not None]
     missed = "; ".join(f"{_called(job)}: rank {culprit.rank}" for job, culprit in named)
     return [str(6 * SEEDS), f"{len(named)} (0 is right)", "", "", missed]
 
@@ -163,7 +164,7 @@ def _found(cause: str, trouble: Trouble, jobs: Iterator[Job]) -> list[str]:
             continue  # hidden behind the GPU, so that the job loses nothing
         count += 1
         report = _report(job)
-        culprit = report.evidence.culprit
+        culprit = culprit_of(report.evidence)
         if culprit is None or culprit.rank != trouble.rank:
             missed.append(_called(job))
             continue

@@ -179,7 +179,7 @@ from tracekit.analysis.whatif.interventions import AddTime
 from tracekit.report.finding import Place
 class it(Detector):
     kind, title, suggested_fix = "odd", "A second too long", "shorten it"
-    def in_ops(self, evidence):
+    def find(self, job):
         yield Candidate(self.kind, Place(), "takes a second too long", (), 0.9, AddTime(-1.0))
 """
 
@@ -211,19 +211,16 @@ def found(plugged: str) -> tuple[list[str], tuple[str, ...]]:
         ('"takes a second too long"', "7", "expected a Place, and texts, in "),
         ("0.9", "None", "(TypeError: "),
         ("1.0", "float('nan')", "failed (ValueError: after its change, some step time is negative or no number)"),
-        ("def in_ops", "def fixes(self, found): raise OSError('later')\n    def in_ops", "failed (OSError: later)"),
-        ("def in_ops", "def review(self, *both): raise OSError\n    def in_ops", None),
+        ("def find", "def fixes(self, *both): raise OSError('later')\n    def find", "failed (OSError: later)"),
+        ("def find", "def review(self, *both): raise OSError('seen')\n    def find", "failed (OSError: seen)"),
     ],
 )
 def test_a_detector_that_fails_is_left_out_of_the_report(
-    before: str, after: str, why: str | None, site_packages: Path, capsys: pytest.CaptureFixture[str]
+    before: str, after: str, why: str, site_packages: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The report names it once; it is as without the detector. Nobody reviews candidates in op traces."""
+    """The report names it once; it is as without the detector."""
     plug(site_packages, "detectors", odd=DETECTOR.replace(before, after))
     kinds, problems = found(after)
-    if why is None:
-        assert (kinds, problems) == (["odd"], ())
-        return
     (problem,) = problems
     assert kinds == ["healthy"]
     assert why in problem
@@ -232,7 +229,7 @@ def test_a_detector_that_fails_is_left_out_of_the_report(
 
 
 def test_what_a_plug_in_prints_does_not_go_into_the_report(site_packages: Path, slow_file: Path) -> None:
-    code = DETECTOR.replace("in_ops", "in_pipeline").replace("yield", "print('run'); yield")
+    code = DETECTOR.replace("yield", "print('run'); yield")
     plug(site_packages, "detectors", odd=f"print('imported')\n{code}")
     ran = run("whatif", slow_file, "--json")
     assert json.loads(ran.out)["causes"]
@@ -252,7 +249,7 @@ def test_a_detector_that_fails_spoils_no_other(site_packages: Path) -> None:
 
 
 def test_a_gate_does_not_pass_if_the_detector_that_it_asks_about_failed(site_packages: Path, slow_file: Path) -> None:
-    plug(site_packages, "detectors", odd=DETECTOR.replace("in_ops", "in_pipeline").replace("yield", "1 / 0; yield"))
+    plug(site_packages, "detectors", odd=DETECTOR.replace("yield", "1 / 0; yield"))
     ran = run("whatif", slow_file, "--fail-on", "odd>5%")
     assert ran.code == 2
     assert ran.err.endswith("\ntracekit: --fail-on odd: cannot be judged, because its detector failed\n")
@@ -287,16 +284,20 @@ def test_what_cannot_be_a_detector_is_named_and_left_out(
 def test_detectors_of_tracekit_are_not_guarded(site_packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A defect of tracekit must not become a report without a finding, even beside a plug-in."""
     plug(site_packages, "detectors", odd=DETECTOR)
-    monkeypatch.setattr(LateStart, "in_ops", lambda *_: iter([1 // 0]))
+    monkeypatch.setattr(LateStart, "find", lambda *_: iter([1 // 0]))
     with pytest.raises(ZeroDivisionError):
         found("ours")
 
 
 def test_only_a_plug_in_costs_the_import_of_the_metadata() -> None:
     """Looking for detectors reads small files; `importlib.metadata` takes longer to import than all of that."""
-    code = (
-        "import sys; from tracekit.analysis.detectors.registry import detectors; before = 'importlib.metadata' in"
-        " sys.modules; detectors(); print(before or 'importlib.metadata' not in sys.modules)"
-    )
+    code = """
+import sys
+from tracekit.analysis.detectors.registry import detectors
+from tracekit.analysis.evidence.subject import JobKind
+before = "importlib.metadata" in sys.modules
+detectors(JobKind.ANY)
+print(before or "importlib.metadata" not in sys.modules)
+"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"

@@ -27,8 +27,8 @@ from tests.handmade import (
     run,
     slow_frame,
 )
-from tracekit.analysis.detectors.detector import Detector
-from tracekit.analysis.detectors.registry import detectors
+from tracekit.analysis.detectors.registry import kinds_of_jobs, own_detectors
+from tracekit.analysis.evidence.subject import JobKind
 from tracekit.base.errors import SelectionError
 from tracekit.job.load import load
 from tracekit.job.pipeline import PipelineJob
@@ -200,9 +200,14 @@ def test_the_page_explains_every_key(name: str) -> None:
 
 def test_the_page_lists_every_kind_of_finding() -> None:
     expected = []
-    for one in detectors():
-        ways = {"in_pipeline": "pipelines", "in_ops": "op traces, recordings", "in_rl": "post-training"}
-        where = [words for way, words in ways.items() if getattr(type(one), way) is not getattr(Detector, way)]
+    for one in own_detectors():
+        ways = {
+            JobKind.PIPELINE: "pipelines",
+            JobKind.GRAPH: "op traces, recordings",
+            JobKind.RECORDING: "recordings",
+            JobKind.POST_TRAINING: "post-training",
+        }
+        where = [words for kind, words in ways.items() if kind & kinds_of_jobs(one.kind)]
         part = "" if one.part is None else f"`{one.part}`"
         expected.append([f"`{one.kind}`", one.title, ", ".join(where) or "all", part, f"`{one.loss}`"])
     assert [[cell.strip() for cell in row] for row in table("Kinds of findings")] == expected

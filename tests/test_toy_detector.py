@@ -20,7 +20,9 @@ from tracekit.store.incidents import followed
 
 TOY = """
 import numpy as np
-from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
+from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, only_in
+from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.evidence.grids import optimizers
 from tracekit.analysis.whatif.interventions import AddTime
 from tracekit.analysis.whatif.interventions import Scale
 from tracekit.report.finding import Place
@@ -30,15 +32,20 @@ class Toy(Detector):
     next_check, suggested_fix = "the toy box", "oil the toys of {ranks}"
     repair = Repair("oil-toys", "Make all toys equally fast")
 
-    def in_pipeline(self, evidence):
-        taken_s = evidence.optimizers.gather(evidence.replay.durations.cost).sum(axis=1).mean(axis=1)
+    def find(self, job):
+        ops = optimizers(job)
+        if ops is None:
+            yield from self.in_graph(job)
+            return
+        taken_s = ops.gather(job.replay.durations.cost).sum(axis=1).mean(axis=1)
         slow = taken_s > 1
         if slow.any():
-            change = Scale(evidence.optimizers, np.where(slow, 0.5 / taken_s, 1.0)[:, None, None, :])
-            yield Candidate(self.kind, Place(workers=evidence.workers_where(slow)), "toys take 1.50 s", (), 0.9, change)
+            change = Scale(ops, np.where(slow, 0.5 / taken_s, 1.0)[:, None, None, :])
+            yield Candidate(self.kind, Place(workers=job.workers_where(slow)), "toys take 1.50 s", (), 0.9, change)
 
-    def in_ops(self, evidence):
-        toys_s = evidence.ops.filter(kind="toy", rank=0)["duration"].sum() / len(evidence.steps)
+    @only_in(GraphSubject)
+    def in_graph(self, job):
+        toys_s = job.ops.filter(kind="toy", rank=0)["duration"].sum() / len(job.steps)
         if toys_s > 1:
             yield Candidate(self.kind, Place(), "toys take 1.50 s", (), 0.9, AddTime(0.5 - toys_s))
 """

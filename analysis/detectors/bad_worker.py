@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
-from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, Treatment
+from tracekit.analysis.detectors.detector import SMALLEST_COST_SHARE, Candidate, Detector, Repair, Treatment, only_in
 from tracekit.analysis.detectors.process_pauses import ProcessPauses
-from tracekit.analysis.detectors.rank_behind import rank_behind
 from tracekit.analysis.detectors.remedies import SLOW_KIND, SLOW_RANK
 from tracekit.analysis.detectors.slow_computes import (
     ONE_KIND_CHECK,
@@ -19,9 +19,9 @@ from tracekit.analysis.detectors.slow_computes import (
     worker_figures,
 )
 from tracekit.analysis.detectors.uneven_kernels import compared
-from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.groups import slow_groups
-from tracekit.analysis.evidence.ops import OpEvidence
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
+from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.evidence.workers import (
     as_fast_as_peers,
     beyond_peers_s,
@@ -30,7 +30,6 @@ from tracekit.analysis.evidence.workers import (
     workers_as_fast_as_peers,
 )
 from tracekit.analysis.fixes.plan import MACHINE, SPEED_OF_PEERS
-from tracekit.analysis.gpu.part import Part
 from tracekit.analysis.whatif.interventions import Intervention
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
 from tracekit.trace.model import Worker
@@ -62,46 +61,48 @@ class BadWorker(Detector):
     treatment = Treatment.REPLACE_MACHINES
     repair = Repair("replace-workers", "Make the rank as fast as its peers", SPEED_OF_PEERS, excludes=MACHINE)
 
-    def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        found = compared(evidence)
-        if found is not None and not found.uneven:
-            effect = f"its {evidence.op}s take {found.ratio:.2f} times as long as the same ones of its peers"
-            figure = Figure("time over that of its peers", found.ratio, 0.0, Unit.FACTOR)
-            yield from rank_behind(self.kind, evidence, Part.COMPUTE, effect, figure)
+    def find(self, job: Subject) -> Iterator[Candidate]:
+        kernels = compared(job)
+        if kernels is not None and not kernels.uneven:
+            effect = f"its {kernels.op}s take {kernels.ratio:.2f} times as long as the same ones of its peers"
+            figure = Figure("time over that of its peers", kernels.ratio, 0.0, Unit.FACTOR)
+            yield kernels.behind.candidate(self.kind, effect, figure)
+        yield from self._workers(job)
 
-    def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        _, hit = slow_groups(evidence)
+    @only_in(PipelineSubject)
+    def _workers(self, job: PipelineSubject) -> Iterator[Candidate]:
+        _, hit = slow_groups(job)
         if not hit.any():
             return
         at_times = np.zeros_like(hit)
-        if len(evidence.dp_ranks) > 1:
-            assert evidence.profile is not None
-            at_times = hit & ~evidence.profile.on.all(axis=1)
+        if len(job.dp_ranks) > 1:
+            assert job.profile is not None
+            at_times = hit & ~job.profile.on.all(axis=1)
         if (hit & ~at_times).any():
-            yield self.of_workers(evidence, evidence.workers_where(hit & ~at_times))
-        for worker in evidence.workers_where(at_times):
-            yield self.of_workers(evidence, (worker,))
+            yield self.of_workers(job, job.workers_where(hit & ~at_times))
+        for worker in job.workers_where(at_times):
+            yield self.of_workers(job, (worker,))
 
     @classmethod
-    def of_workers(cls, evidence: Evidence, workers: Sequence[Worker]) -> Candidate:
+    def of_workers(cls, job: PipelineSubject, workers: Sequence[Worker]) -> Candidate:
         """The candidate that names `workers`, which are slow in the same steps."""
-        hit = evidence.cells_of(workers)
-        figures, one_kind = worker_figures(evidence, hit), slow_kind(evidence, hit) is not None
-        remedy = SLOW_KIND if one_kind else sampled_remedy(evidence, workers)
+        hit = job.cells_of(workers)
+        figures, one_kind = worker_figures(job, hit), slow_kind(job, hit) is not None
+        remedy = SLOW_KIND if one_kind else sampled_remedy(job, workers)
         return Candidate(
             cls.kind,
             Place(workers=tuple(workers)),
-            slower(evidence, hit, "its peers" if len(workers) == 1 else "their peers"),
+            slower(job, hit, "its peers" if len(workers) == 1 else "their peers"),
             figures,
             confidence_from(figures[:2]),
-            workers_as_fast_as_peers(evidence, hit),
-            worker_series(evidence, hit),
-            time_of(evidence, hit),
+            workers_as_fast_as_peers(job, hit),
+            worker_series(job, hit),
+            time_of(job, hit),
             next_check=ONE_KIND_CHECK if one_kind else None,
             suggested_fix=remedy,
         )
 
-    def review(self, evidence: Evidence, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+    def review(self, job: Any, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
         """Leave out workers that are slow because their processes are stopped, and those whose slowness costs nothing
         once all other findings are gone.
         """
@@ -115,27 +116,27 @@ class BadWorker(Detector):
         for candidate in candidates:
             if candidate.kind == self.kind and stopped & set(candidate.where.workers):
                 slow = tuple(worker for worker in candidate.where.workers if worker not in stopped)
-                kept += [self.of_workers(evidence, slow)] if slow else []
+                kept += [self.of_workers(job, slow)] if slow else []
             else:
                 kept.append(candidate)
         reviewed = list(kept)
         for at, candidate in enumerate(kept):
             if candidate.kind == self.kind and len(candidate.where.workers) > 1:
                 others = [other.change for other in kept if other is not candidate and other.change is not None]
-                reviewed[at] = self.of_workers(evidence, _costly(evidence, candidate.where.workers, others))
+                reviewed[at] = self.of_workers(job, _costly(job, candidate.where.workers, others))
         return reviewed
 
 
-def _costly(evidence: Evidence, workers: tuple[Worker, ...], others: Sequence[Intervention]) -> tuple[Worker, ...]:
+def _costly(job: PipelineSubject, workers: tuple[Worker, ...], others: Sequence[Intervention]) -> tuple[Worker, ...]:
     """Return the workers that each cost as much as a finding must; all of them, if they do so only together.
 
     The longer a worker computes beyond its peers, the more it costs, so bisection finds where it begins to matter.
     """
 
     def step_s(slow: Worker | None) -> float:
-        repaired = as_fast_as_peers(evidence, [worker for worker in workers if worker != slow])
-        return float(evidence.step_times((*others, repaired)).mean())
+        repaired = as_fast_as_peers(job, [worker for worker in workers if worker != slow])
+        return float(job.step_times((*others, repaired)).mean())
 
-    ranked = sorted(workers, key=lambda worker: beyond_peers_s(evidence, worker))
-    least_s = step_s(None) + evidence.smallest_cost_s
+    ranked = sorted(workers, key=lambda worker: beyond_peers_s(job, worker))
+    least_s = step_s(None) + SMALLEST_COST_SHARE * job.unchanged_s
     return tuple(sorted(ranked[bisect_left(ranked, least_s, key=step_s) :])) or workers

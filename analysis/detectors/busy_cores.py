@@ -9,7 +9,9 @@ import numpy as np
 from msgspec import structs
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
-from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.grids import computing
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
+from tracekit.analysis.evidence.run_queue import run_queue_s
 from tracekit.analysis.evidence.workers import MOST_OF_EXCESS, busy_s
 from tracekit.analysis.numeric.arrays import Bools
 from tracekit.analysis.numeric.robust import NOTHING, safe
@@ -46,15 +48,15 @@ class BusyCores(Detector):
     lost_to = "are lost to busy cores"
     repair = Repair("free-cores", "Give each training thread a core of its own", "a core for each training thread")
 
-    def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        waits_s, step_s = evidence.run_queue_s, evidence.recorded_s
+    def find(self, job: PipelineSubject) -> Iterator[Candidate]:
+        waits_s, step_s = run_queue_s(job), job.recorded_s
         if not waits_s.any():
             return
         workers: defaultdict[str, list[Worker]] = defaultdict(list)
-        for worker, host in evidence.hosts.items():
-            if worker.dp_rank in evidence.dp_index:
+        for worker, host in job.hosts.items():
+            if worker.dp_rank in job.dp_index:
                 workers[host].append(worker)
-        cells = {host: evidence.cells_of(workers[host]) for host in sorted(workers)}
+        cells = {host: job.cells_of(workers[host]) for host in sorted(workers)}
         busy = [host for host, here in cells.items() if waits_s[here].mean() >= SMALLEST_BLAMELESS_SHARE * step_s]
         if not busy:
             return
@@ -68,27 +70,27 @@ class BusyCores(Detector):
         effect = f"training threads{on} wait {seconds(wait_s)} of each step for a processor"
         if seconds(longest_s) != seconds(wait_s):
             effect += f", one of them {seconds(longest_s)}"
-        change = without_run_queue(evidence, here)
+        change = without_run_queue(job, here)
         where = Place(host=busy[0]) if len(busy) == 1 else Place()
         yield Candidate(self.kind, where, effect, figures, confidence_from(figures), change)
 
-    def review(self, evidence: Evidence, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+    def review(self, job: PipelineSubject, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
         """Make candidates less sure by the share of their price that goes with the waits for a processor.
 
         A thread without a processor is slow at whatever it does. A candidate gives way to busy cores that explain most
         of it.
         """
-        if not evidence.run_queue_s.any():
+        if not run_queue_s(job).any():
             return candidates
-        free = without_run_queue(evidence, np.ones(evidence.run_queue_s.shape, np.bool_))
-        free_s = float(evidence.step_times((free,)).mean())
+        free = without_run_queue(job, np.ones(run_queue_s(job).shape, np.bool_))
+        free_s = float(job.step_times((free,)).mean())
         busy = any(candidate.kind == self.kind for candidate in candidates)
         kept = []
         for candidate in candidates:
             explained = 0.0
             if candidate.change is not None and candidate.kind != self.kind:
-                saved_s = evidence.unchanged_s - float(evidence.step_times((candidate.change,)).mean())
-                left_s = free_s - float(evidence.step_times((free, candidate.change)).mean())
+                saved_s = job.unchanged_s - float(job.step_times((candidate.change,)).mean())
+                left_s = free_s - float(job.step_times((free, candidate.change)).mean())
                 explained = 1 - min(max(left_s / saved_s, 0.0), 1.0) if saved_s > NOTHING else 0.0
             if not busy or explained < MOST_OF_EXCESS:
                 figure = Figure("explained by waits for a processor", explained, 0.0, Unit.SHARE)
@@ -98,8 +100,8 @@ class BusyCores(Detector):
         return kept
 
 
-def without_run_queue(evidence: Evidence, here: Bools) -> Intervention:
+def without_run_queue(job: PipelineSubject, here: Bools) -> Intervention:
     """The job in which the workers `here`, [stages, dp_ranks], never wait for a processor."""
-    left = 1 - np.minimum(evidence.run_queue_s / safe(busy_s(evidence)), LARGEST_WAITING_SHARE)
+    left = 1 - np.minimum(run_queue_s(job) / safe(busy_s(job)), LARGEST_WAITING_SHARE)
     factor = np.where(here, left, 1.0)[:, None, None, :]
-    return Together((Scale(evidence.computing, factor), ScaleDelays(evidence.computing, factor)))
+    return Together((Scale(computing(job), factor), ScaleDelays(computing(job), factor)))

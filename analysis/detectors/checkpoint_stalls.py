@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
+from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, only_in
 from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, costly, gpu_of, on_each, share_of
 from tracekit.analysis.detectors.stops import (
     SMALLEST_STOP_SHARE,
@@ -17,8 +17,12 @@ from tracekit.analysis.detectors.stops import (
     slow_at_it,
     stops_s,
 )
-from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.analysis.evidence.ops import OpEvidence
+from tracekit.analysis.evidence.evidence import evidence
+from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.evidence.grids import checkpoints
+from tracekit.analysis.evidence.host_time import host_time
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
+from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.evidence.unnamed_saves import unnamed_saves
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.whatif.interventions import Intervention, NoStalls, Scale, Together
@@ -44,8 +48,8 @@ class Checkpoints(Detector):
     Paper: leaves out steps with a checkpoint. tracekit names checkpoints that were recorded as ops and prices them by a
     replay without them. An unrecorded checkpoint shows as time in which no rank does anything, before anybody begins a
     step or between two steps: a tenth of the usual step or more, in some steps but not in most. Or all ranks, or the
-    first DP rank alone, are late with the first ops of every n-th step (see `evidence.breaks`). Data that is late for
-    all ranks is late in every step, or in irregular ones. A period makes the stall a checkpoint (or an evaluation);
+    first DP rank alone, are late with the first ops of every n-th step (see `evidence/breaks.py`). Data that is late
+    for all ranks is late in every step, or in irregular ones. A period makes the stall a checkpoint (or an evaluation);
     without one, time in which no rank does anything is still named, with less confidence.
     """
 
@@ -64,66 +68,72 @@ class Checkpoints(Detector):
     planned = OpKind.CHECKPOINT
     repair = Repair("async-checkpoint", "Write checkpoints asynchronously")
 
-    def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        stops, breaks = stops_s(evidence, evidence.checkpoints), evidence.breaks
-        recorded = longest_share(evidence, stops) >= SMALLEST_STOP_SHARE
-        still_s = evidence.stalled_s + (0.0 if breaks is None else breaks.late_s.max(axis=(0, 2)))
-        stalled = float(still_s.mean()) >= SMALLEST_STOP_SHARE * evidence.unchanged_s
+    def find(self, job: Subject) -> Iterator[Candidate]:
+        yield from self._recorded(job)
+        yield from self._on_host(job)
+
+    @only_in(PipelineSubject)
+    def _recorded(self, job: PipelineSubject) -> Iterator[Candidate]:
+        stops, breaks = stops_s(job, checkpoints(job)), job.breaks
+        recorded = longest_share(job, stops) >= SMALLEST_STOP_SHARE
+        still_s = stalled_s(job) + (0.0 if breaks is None else breaks.late_s.max(axis=(0, 2)))
+        stalled = float(still_s.mean()) >= SMALLEST_STOP_SHARE * job.unchanged_s
         if not recorded and not stalled:
             return
         lost_s = still_s * stalled + stops.max(axis=(0, 2)) * recorded
         figures = figures_of_stops(
-            evidence, lost_s, *(("checkpoints", "a checkpoint") if recorded else ("all ranks stand still", "a stall"))
+            job, lost_s, *(("checkpoints", "a checkpoint") if recorded else ("all ranks stand still", "a stall"))
         )
-        changes: list[Intervention] = [Scale(evidence.checkpoints, np.array(0.0))] if recorded else []
+        changes: list[Intervention] = [Scale(checkpoints(job), np.array(0.0))] if recorded else []
         changes += [NoStalls()] if stalled else []
         changes += [breaks.change] if stalled and breaks is not None else []
-        few = _stop_the_others(evidence, stops, recorded=recorded, stalled=stalled)
+        few = _stop_the_others(job, stops, recorded=recorded, stalled=stalled)
         title = ALONE_TITLE if few else TOGETHER_TITLE
         yield Candidate(
             self.kind,
-            Place(workers=slow_at_it(evidence, stops) if recorded and not stalled else ()),
-            self._effect(evidence, few, lost_s, figures, recorded=recorded),
+            Place(workers=slow_at_it(job, stops) if recorded and not stalled else ()),
+            self._effect(job, few, lost_s, figures, recorded=recorded),
             figures,
             confidence_from(figures) * (1.0 if recorded else UNRECORDED_CONFIDENCE),
             Together(tuple(changes)),
-            1 + lost_s / evidence.unchanged_s,
+            1 + lost_s / job.unchanged_s,
             title=None if recorded else title,
             next_check=None if recorded else STALL_CHECK,
         )
 
-    def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
+    @only_in(GraphSubject)
+    def _on_host(self, job: GraphSubject) -> Iterator[Candidate]:
         """Checkpoints that the training thread writes, by the functions around its work."""
-        work = evidence.host_time
-        if gpu_of(evidence) is None:
+        work = host_time(job)
+        if gpu_of(job) is None:
             return
-        for part in costly(evidence, work.by_name(IdleReason.CHECKPOINT, key=lambda what: what.where or what.name)):
+        for part in costly(job, work.by_name(IdleReason.CHECKPOINT, key=lambda what: what.where or what.name)):
             at = f" at {code_name(part.where)}" if part.where else ""
             yield self._written(
-                evidence,
+                job,
                 Spent(IdleReason.CHECKPOINT, part.name, part.where, part.names, part.count, part.seconds),
                 work.less(part.parts),
-                f"the host writes checkpoints in {code_name(part.name)}{at}: {on_each(evidence, part.seconds)}",
+                f"the host writes checkpoints in {code_name(part.name)}{at}: {on_each(job, part.seconds)}",
             )
-        unnamed = unnamed_saves(evidence) & work.mask(IdleReason.PYTHON)
+        unnamed = unnamed_saves(job) & work.mask(IdleReason.PYTHON)
         taken_s = float(work.seconds[unnamed].sum())
-        if share_of(evidence, taken_s) >= SMALLEST_SHARE:
+        if share_of(job, taken_s) >= SMALLEST_SHARE:
             tell = "no stack was recorded: record with_stack=True to see whether it is a checkpoint"
             yield self._written(
-                evidence,
+                job,
                 Spent(IdleReason.CHECKPOINT, "copies to the host", "", (), int(unnamed.sum()), taken_s, tell),
                 work.less(unnamed),
-                f"tensors are copied to the host in a row, which then works {on_each(evidence, taken_s)} outside of any"
+                f"tensors are copied to the host in a row, which then works {on_each(job, taken_s)} outside of any"
                 " operator, as it does to write a checkpoint",
                 bound=True,
             )
 
     def _written(
-        self, evidence: OpEvidence, spent: Spent, change: Intervention, effect: str, *, bound: bool = False
+        self, job: GraphSubject, spent: Spent, change: Intervention, effect: str, *, bound: bool = False
     ) -> Candidate:
         """The candidate of checkpoints that the training thread writes; copies from the GPU stay."""
         return candidate(
-            self.kind, evidence, spent, effect, change,
+            self.kind, job, spent, effect, change,
             bound=bound,
             title="The GPU waits for checkpoints",
             next_check="how long the write takes, and to which storage",
@@ -135,7 +145,7 @@ class Checkpoints(Detector):
 
     def _effect(
         self,
-        evidence: Evidence,
+        job: PipelineSubject,
         few: tuple[Worker, ...],
         lost_s: Floats,
         figures: tuple[Figure, ...],
@@ -144,18 +154,25 @@ class Checkpoints(Detector):
     ) -> str:
         """What the checkpoints do. `lost_s`: seconds of each step; `few`: who stops the others."""
         if few and recorded:
-            return said_of_few(evidence, few, lost_s, "writes a checkpoint", "write checkpoints")
+            return said_of_few(job, few, lost_s, "writes a checkpoint", "write checkpoints")
         if few:
-            return said_of_few(evidence, few, lost_s, "stands still", "stand still")
+            return said_of_few(job, few, lost_s, "stands still", "stand still")
         return (
             f"{'checkpoints take' if recorded else 'all ranks stand still for'} {figures[0].value:.0%} of the time, in"
             f" {figures[1].value:,.0f} of {len(lost_s):,} steps, up to {seconds(figures[2].value)}"
         )
 
 
-def _stop_the_others(evidence: Evidence, stops: Floats, *, recorded: bool, stalled: bool) -> tuple[Worker, ...]:
+def _stop_the_others(job: PipelineSubject, stops: Floats, *, recorded: bool, stalled: bool) -> tuple[Worker, ...]:
     """The workers for whose checkpoints, recorded or not, the others wait; empty if all stop together."""
     if recorded:
-        return () if stalled else do_it_for_all(evidence, stops)
-    breaks = evidence.breaks
-    return () if breaks is None or evidence.stalled_s.any() else evidence.workers_where(breaks.alone)
+        return () if stalled else do_it_for_all(job, stops)
+    breaks = job.breaks
+    return () if breaks is None or stalled_s(job).any() else job.workers_where(breaks.alone)
+
+
+@evidence(PipelineSubject)
+def stalled_s(job: PipelineSubject) -> Floats:
+    """Seconds in which no rank does anything, [steps]."""
+    none = np.zeros(len(job.replay.graph.steps))
+    return none if job.replay.stalled_s is None else job.replay.stalled_s

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector
-from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.base.text import seconds
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
 
@@ -30,12 +30,12 @@ class ClockError(Detector):
     next_check = "chronyc tracking (or ptp4l's offset) on the host; record again with tracekit's clock probe"
     suggested_fix = "synchronise the clocks (chrony, ptp4l); the figures here are corrected for the offset"
 
-    def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        offset = evidence.replay.clocks.offset_s
+    def find(self, job: PipelineSubject) -> Iterator[Candidate]:
+        offset = job.replay.clocks.offset_s
         hit = np.abs(offset) >= SMALLEST_OFFSET_S
-        if not hit.any() or evidence.trace.one_clock:
+        if not hit.any() or job.trace.one_clock:
             return
         figures = (Figure("offset", float(np.abs(offset).max()), SMALLEST_OFFSET_S, Unit.SECONDS),)
-        where = Place(workers=evidence.workers_where(hit))
+        where = Place(workers=job.workers_where(hit))
         effect = f"clock is off by {seconds(figures[0].value)}"
         yield Candidate(self.kind, where, effect, figures, confidence_from(figures), None)

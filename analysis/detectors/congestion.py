@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.detectors.network_times import network_time, on_one_host
-from tracekit.analysis.evidence.congestion import SMALLEST_LEVEL
-from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.congestion import SMALLEST_LEVEL, congestion_of
+from tracekit.analysis.evidence.grids import collectives, transfers
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.base.text import ratio
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
 from tracekit.report.verdict import LossKind
@@ -39,12 +40,12 @@ class Congestion(Detector):
     by_chance = True
     repair = Repair("calm-network", "Remove the very long transfers", assumes="all very long transfers go")
 
-    def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        if evidence.transfers.empty and evidence.collectives.empty:
+    def find(self, job: PipelineSubject) -> Iterator[Candidate]:
+        if transfers(job).empty and collectives(job).empty:
             return
-        if on_one_host(evidence):
+        if on_one_host(job):
             return
-        found = evidence.congestion
+        found = congestion_of(job)
         if not found.shows:
             return
         congested, most = found.level > 1, float(found.level.max())
@@ -68,7 +69,7 @@ class Congestion(Detector):
                 " long as usual, on changing links"
             )
         # Single long transfers are random, so the place of a few of them does not predict the next ones.
-        time = network_time(evidence, found.level) if congested.any() else None
+        time = network_time(job, found.level) if congested.any() else None
         yield Candidate(
             self.kind, Place(), effect, figures, confidence_from(figures), found.change, time=time, title=title
         )

@@ -7,15 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 from msgspec import structs
 
-from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, Treatment
+from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, Treatment, only_in
 from tracekit.analysis.detectors.episode_figures import chance_figures, time_of_episodes
-from tracekit.analysis.detectors.rank_behind import rank_behind
 from tracekit.analysis.detectors.uneven_kernels import compared
 from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR
-from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.analysis.evidence.ops import OpEvidence
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
+from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.evidence.workers import data_factor, optimizer_factor, ranks_with_more_data
-from tracekit.analysis.gpu.part import Part
 from tracekit.analysis.whatif.interventions import Scale
 from tracekit.base.text import seconds
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
@@ -43,44 +41,45 @@ class DataSkew(Detector):
     treatment = Treatment.BALANCE_DATA
     repair = Repair("even-work", "Give the rank the same work as its peers", "the same work as its peers")
 
-    def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        found = compared(evidence)
-        if found is not None and found.uneven:
-            extra = f"{found.own:,} {evidence.op}s ({seconds(found.own_s)})"
+    def find(self, job: Subject) -> Iterator[Candidate]:
+        kernels = compared(job)
+        if kernels is not None and kernels.uneven:
+            extra = f"{kernels.own:,} {kernels.op}s ({seconds(kernels.own_s)})"
             effect = f"runs {extra} of shapes or counts that not all peers have"
-            for candidate in rank_behind(self.kind, evidence, Part.COMPUTE, effect):
-                yield structs.replace(
-                    candidate,
-                    title="A rank has more work than the others",
-                    next_check=f"which {evidence.op}s only this rank runs, and the shapes of their input",
-                    suggested_fix="give {ranks} the same work as its peers: shapes of its input, layers, experts",
-                )
+            yield structs.replace(
+                kernels.behind.candidate(self.kind, effect),
+                title="A rank has more work than the others",
+                next_check=f"which {kernels.op}s only this rank runs, and the shapes of their input",
+                suggested_fix="give {ranks} the same work as its peers: shapes of its input, layers, experts",
+            )
+        yield from self._dp_ranks(job)
 
-    def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        hit = ranks_with_more_data(evidence)
-        profile = evidence.profile
+    @only_in(PipelineSubject)
+    def _dp_ranks(self, job: PipelineSubject) -> Iterator[Candidate]:
+        hit = ranks_with_more_data(job)
+        profile = job.profile
         if profile is None or not hit.any():
             return
         members = np.flatnonzero(hit)
         excess = float(np.expm1(profile.ranks.level[members].min()))
-        optimizer = float(np.median(optimizer_factor(evidence)[:, :, hit])) - 1
+        optimizer = float(np.median(optimizer_factor(job)[:, :, hit])) - 1
         figures = (
             Figure("compute beyond that of other DP ranks, on all stages", excess, SMALLEST_FACTOR, Unit.SHARE),
             *chance_figures(profile.ranks, hit),
             Figure("optimizer beyond that of other DP ranks", optimizer, 0.0, Unit.SHARE),
         )
-        share = np.where(hit, data_factor(evidence), 1.0)
+        share = np.where(hit, data_factor(job), 1.0)
         even = share.mean(axis=1, keepdims=True) / share  # the total amount of data stays
-        change = Scale(evidence.table, even[None, None, None, None])
+        change = Scale(job.table, even[None, None, None, None])
         series = profile.rank_by_step[:, members].mean(axis=1)
         yield Candidate(
             self.kind,
-            Place(dp_ranks=tuple(evidence.dp_ranks[int(at)] for at in members)),
+            Place(dp_ranks=tuple(job.dp_ranks[int(at)] for at in members)),
             f"{'takes' if len(members) == 1 else 'take'} at least {excess:.0%} longer than other DP ranks, on all"
-            f" {evidence.stages} stages; the optimizers take {optimizer:.0%} longer, so it is not the machines",
+            f" {job.stages} stages; the optimizers take {optimizer:.0%} longer, so it is not the machines",
             figures,
             confidence_from(figures[:2]),
             change,
             series,
-            time_of_episodes(evidence, profile.ranks, int(members[0]), series),
+            time_of_episodes(job, profile.ranks, int(members[0]), series),
         )

@@ -7,15 +7,15 @@ for a signature; the diagnosis asks the replay afterwards whether a candidate co
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import wraps
+from typing import Any, ClassVar, TypeVar
 
 from msgspec import Struct
 
 from tracekit.analysis.attribution.patterns import TimePattern
-from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.analysis.evidence.ops import OpEvidence
+from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.base.text import code_name
@@ -23,8 +23,12 @@ from tracekit.report.finding import Figure, Finding, Place, Spent
 from tracekit.report.verdict import LossKind
 from tracekit.trace.model import OpKind
 
-if TYPE_CHECKING:
-    from tracekit.analysis.evidence.rl import RlEvidence
+J = TypeVar("J", bound=Subject)
+D = TypeVar("D", bound="Detector")
+
+
+#: Findings that cost less than this share of the step, gone alone or with all others gone, are not reported.
+SMALLEST_COST_SHARE = 0.02
 
 
 class Candidate(Struct, frozen=True, eq=False):
@@ -94,6 +98,7 @@ class Detector(ABC):
     kind of loss where this finding leads. `lost_to`: the end of "12 ms of every step ...". `planned`: ops of planned
     work of the training loop that it consists of, which is no straggler, though S counts it. `by_chance`: it hits
     single ops, so no step is certain to have it. `explains_delays`: launch delays that go with it are accounted for.
+    `beyond_experts`: it looks at what uneven loads of experts leave unexplained.
 
     `repair` or `treatment`: how to fix it; `fixes` for a fix of its own.
     """
@@ -112,50 +117,40 @@ class Detector(ABC):
     planned: ClassVar[OpKind | None] = None
     by_chance: ClassVar[bool] = False
     explains_delays: ClassVar[bool] = True
+    beyond_experts: ClassVar[bool] = True
     repair: ClassVar[Repair | None] = None
     treatment: ClassVar[Treatment | None] = None
 
-    def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        """Yield every place of a pipeline where the signature shows."""
+    def find(self, job: Any) -> Iterator[Candidate]:
+        """Yield every place of a job where the signature shows; none where the job lacks what shows it.
+
+        `job`: a `Subject`; for a detector of tracekit, of a kind that the registry names.
+        """
         return iter(())
 
-    def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        """Yield every place of an op trace, or of a recording of GPUs, where the signature shows."""
-        return iter(())
-
-    def in_rl(self, evidence: RlEvidence) -> Iterator[Candidate]:
-        """Yield every loss of a run of post-training that shows the signature."""
-        return iter(())
-
-    def review(self, evidence: Evidence, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+    def review(self, job: Any, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
         """Return the candidates of all detectors as this one sees them: confirmed, refuted, or giving way to it."""
         return candidates
 
-    def fixes(self, found: Finding) -> Iterator[Plan]:
-        """Yield the fixes of one finding of this kind; by default, that it goes away as `repair` states."""
-        if self.repair is not None:
-            of = "" if found.spent is None or not found.spent.name else f": {code_name(found.spent.name)}"
+    def fixes(self, job: Any, finding: Finding) -> Iterator[Plan]:
+        """Yield the fixes of one finding of this kind; by default, that it goes away as `repair` states.
+
+        A `treatment` fixes workers together with those of other findings; single ranks are repaired.
+        """
+        if self.repair is not None and (self.treatment is None or finding.where.ranks):
+            of = "" if finding.spent is None or not finding.spent.name else f": {code_name(finding.spent.name)}"
             yield Plan(
                 kind=self.repair.kind,
                 title=f"{self.repair.title}{of}",
-                where=found.where,
-                change=found.change,
-                step_times=found.without_s,
-                bound=found.bound,
+                where=finding.where,
+                change=finding.change,
+                step_times=finding.without_s,
+                bound=finding.bound,
                 details={} if self.repair.assumes is None else {"assumes": self.repair.assumes},
-                cause=found,
+                cause=finding,
                 reached=self.repair.assumes or self.repair.reached,
                 excludes=self.repair.excludes,
             )
-
-    def fixes_in_pipeline(self, evidence: Evidence, found: Finding) -> Iterator[Plan]:
-        """Yield the fixes of one finding in a pipeline, but for those of its `treatment`; by default, as `fixes`."""
-        if self.treatment is None:
-            yield from self.fixes(found)
-
-    def fixes_in_rl(self, evidence: RlEvidence, found: Finding) -> Iterator[Plan]:
-        """Yield the fixes of one finding in a run of post-training; by default, as `fixes`."""
-        yield from self.fixes(found)
 
     def loss_at(self, place: Place) -> LossKind:
         """Return the kind of loss that a finding at this place causes: single ranks are stragglers, whatever makes them
@@ -163,3 +158,18 @@ class Detector(ABC):
         """
         few = self.stragglers_where_few if place.workers else place.ranks
         return LossKind.STRAGGLER if few else self.loss
+
+
+def only_in(
+    kind: type[J],
+) -> Callable[[Callable[[D, J], Iterator[Candidate]]], Callable[[D, Subject], Iterator[Candidate]]]:
+    """Return a decorator for a part of `find` that looks in one kind of job, and finds nothing in others."""
+
+    def decorated(look: Callable[[D, J], Iterator[Candidate]]) -> Callable[[D, Subject], Iterator[Candidate]]:
+        @wraps(look)
+        def looked(detector: D, job: Subject) -> Iterator[Candidate]:
+            return look(detector, job) if isinstance(job, kind) else iter(())
+
+        return looked
+
+    return decorated

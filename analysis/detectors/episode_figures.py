@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from tracekit.analysis.attribution.patterns import TimePattern, TimeShape
-from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.significance import Episodes
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.report.finding import Figure, Unit
@@ -25,9 +25,9 @@ def chance_figures(episodes: Episodes, hit: Bools) -> tuple[Figure, ...]:
     )
 
 
-def time_of_episodes(evidence: Evidence, episodes: Episodes, member: int, series: Floats) -> TimePattern:
+def time_of_episodes(job: PipelineSubject, episodes: Episodes, member: int, series: Floats) -> TimePattern:
     """When a member is slow, as a time pattern."""
-    steps = evidence.replay.graph.steps
+    steps = job.replay.graph.steps
     on, since, period = episodes.on[member], int(episodes.since[member]), int(episodes.period[member])
     shape, slow = TimeShape.TRANSIENT, tuple(int(step) for step in steps[on])
     if episodes.rises[member]:

@@ -16,7 +16,8 @@ from tracekit.analysis.detectors.stops import (
     slow_at_it,
     stops_s,
 )
-from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.grids import evaluations
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import lower_median, safe
 from tracekit.analysis.whatif.interventions import Scale
@@ -54,29 +55,29 @@ class Evaluations(Detector):
     planned = OpKind.EVALUATION
     repair = Repair("evaluate-elsewhere", "Evaluate, or generate rollouts, in a job of its own")
 
-    def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        stops = stops_s(evidence, evidence.evaluations)
-        if longest_share(evidence, stops) < SMALLEST_STOP_SHARE:
+    def find(self, job: PipelineSubject) -> Iterator[Candidate]:
+        stops = stops_s(job, evaluations(job))
+        if longest_share(job, stops) < SMALLEST_STOP_SHARE:
             return
         lost_s = stops.max(axis=(0, 2))
-        figures = figures_of_stops(evidence, lost_s, "evaluation", "an evaluation")
-        slow = slow_at_it(evidence, stops)
-        few, rollouts = do_it_for_all(evidence, stops), bool((lost_s > 0).all())
+        figures = figures_of_stops(job, lost_s, "evaluation", "an evaluation")
+        slow = slow_at_it(job, stops)
+        few, rollouts = do_it_for_all(job, stops), bool((lost_s > 0).all())
         what = "evaluation or rollouts take" if rollouts else "evaluation takes"
         effect = (
             f"{what} {figures[0].value:.0%} of the time, in {figures[1].value:,.0f} of {len(lost_s):,} steps, up to"
             f" {seconds(figures[2].value)}{', longer than on its peers' if slow else ''}"
         )
         if few:
-            effect = said_of_few(evidence, few, lost_s, "evaluates", "evaluate")
+            effect = said_of_few(job, few, lost_s, "evaluates", "evaluate")
         yield Candidate(
             self.kind,
             Place(workers=slow),
             effect,
             figures,
             confidence_from(figures),
-            Scale(evidence.evaluations, _as_in_step(stops, evidence.cells_of(slow)) if slow else np.array(0.0)),
-            1 + lost_s / evidence.unchanged_s,
+            Scale(evaluations(job), _as_in_step(stops, job.cells_of(slow)) if slow else np.array(0.0)),
+            1 + lost_s / job.unchanged_s,
             title="Evaluation takes longer on a worker than on its peers" if slow else None,
             next_check=ROLLOUT_CHECK if rollouts else None,
             suggested_fix=ROLLOUT_FIX if rollouts else None,

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
-from tracekit.analysis.evidence.ops import OpEvidence
+from tracekit.analysis.evidence.gpu_losses import exposed_communication_s, leads
+from tracekit.analysis.evidence.graph_subject import GraphSubject
 from tracekit.analysis.whatif.interventions import AddTime
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
 from tracekit.report.verdict import LossKind
@@ -30,13 +31,11 @@ class ExposedCommunication(Detector):
         "overlap-communication", "Hide all transfers behind compute", assumes="all transfers hidden behind compute"
     )
 
-    def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        if not evidence.leads(self.loss):
+    def find(self, job: GraphSubject) -> Iterator[Candidate]:
+        if not leads(job, self.loss):
             return
-        exposed_s = evidence.exposed_communication_s
-        figure = Figure(
-            "exposed, over the recording", exposed_s / evidence.recorded_s, SMALLEST_HEADLINE_SHARE, Unit.SHARE
-        )
+        exposed_s = exposed_communication_s(job)
+        figure = Figure("exposed, over the recording", exposed_s / job.recorded_s, SMALLEST_HEADLINE_SHARE, Unit.SHARE)
         yield Candidate(
             self.kind,
             Place(),

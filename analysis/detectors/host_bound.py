@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
+import polars as pl
 from msgspec import structs
 
 from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE
-from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
+from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, only_in
 from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, gpu_of, on_each, share_of
 from tracekit.analysis.detectors.slow_host_code import slow_host_code
-from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.analysis.evidence.ops import LONGEST_DISPATCH_S, OpEvidence
+from tracekit.analysis.evidence.evidence import evidence
+from tracekit.analysis.evidence.gpu_losses import leads
+from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.evidence.host_code import host_code_of
+from tracekit.analysis.evidence.host_time import LONGEST_DISPATCH_S, computes_on_host, host_time, in_head
+from tracekit.analysis.evidence.launches import launch_latency_s, without_waits
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
+from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.evidence.waiting import waiting_calls
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.gpu.gpu_times import GpuTimes
+from tracekit.analysis.numeric.codes import numbered
 from tracekit.analysis.whatif.interventions import AddTime, Intervention, LessTime, Together, step_times
 from tracekit.base.text import code_name
 from tracekit.report.finding import Figure, Finding, Place, Spent, Unit, confidence_from
@@ -55,18 +64,23 @@ class HostBound(Detector):
         "hide-launch-delays", "Remove launch delays and host work between ops", assumes="all launch delays go"
     )
 
-    def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        gpu = gpu_of(evidence)
+    def find(self, job: Subject) -> Iterator[Candidate]:
+        yield from self._in_recording(job)
+        yield from self._in_pipeline(job)
+
+    @only_in(GraphSubject)
+    def _in_recording(self, job: GraphSubject) -> Iterator[Candidate]:
+        gpu = gpu_of(job)
         if gpu is not None:
-            yield from self._in_one_gpu(evidence, gpu)
-        if evidence.kept is None or evidence.alone or not evidence.leads(self.loss):
+            yield from self._in_one_gpu(job, gpu)
+        if job.kept is None or job.alone or not leads(job, self.loss):
             return
-        idle_s = evidence.kept.idle_s
-        share = idle_s / evidence.recorded_s
+        idle_s = job.kept.idle_s
+        share = idle_s / job.recorded_s
         yield Candidate(
             self.kind,
             Place(),
-            f"every GPU is idle for at least {share:.0%} of the recording{_mostly(evidence)}",
+            f"every GPU is idle for at least {share:.0%} of the recording{_mostly(job)}",
             (Figure("idle, over the recording", share, SMALLEST_HEADLINE_SHARE, Unit.SHARE),),
             confidence_from((Figure("idle", share, SMALLEST_HEADLINE_SHARE),)),
             AddTime(-idle_s),
@@ -79,40 +93,40 @@ class HostBound(Detector):
             ),
         )
 
-    def _in_one_gpu(self, evidence: OpEvidence, gpu: GpuTimes) -> Iterator[Candidate]:
+    def _in_one_gpu(self, job: GraphSubject, gpu: GpuTimes) -> Iterator[Candidate]:
         """Dispatch of operators and launches, from the recording of one rank."""
-        work = evidence.host_time
+        work = host_time(job)
         dispatch = work.mask(IdleReason.OPERATOR, IdleReason.RUNTIME_CALL) | work.mask(
             IdleReason.PYTHON, where=lambda what: OF_TORCH.match(what.name) is not None
         )
         short = work.seconds < LONGEST_DISPATCH_S * work.pieces
-        dispatch &= ~evidence.in_head & (short | work.mask(IdleReason.OPERATOR)) & ~evidence.computes_on_host
+        dispatch &= ~in_head(job) & (short | work.mask(IdleReason.OPERATOR)) & ~computes_on_host(job)
         taken_s = float(work.steady_s[dispatch].sum())
         opened_s = gpu.idle_opened_by
         if opened_s.get("synchronise", 0.0) > opened_s.get("host", 0.0):
             return  # the host falls behind because it waited: the waits are to be removed
-        if share_of(evidence, taken_s) < SMALLEST_SHARE:
+        if share_of(job, taken_s) < SMALLEST_SHARE:
             return
         named = [part for part in work.by_name(IdleReason.OPERATOR) if dispatch[part.parts].any()]
         names = tuple(part.name for part in named[:_MOST_NAMES])
-        longest = f", longest of {code_name(names[0])} ({on_each(evidence, named[0].seconds)})" if names else ""
+        longest = f", longest of {code_name(names[0])} ({on_each(job, named[0].seconds)})" if names else ""
         launch = gpu.launch
-        waits, loader = _without_waits(evidence), _without_loader(evidence)
+        waits, loader = _without_waits(job), _without_loader(job)
         gone = [one for one in (waits, loader) if one is not None]
         first: tuple[str, ...] = () if waits is None else ("sync-calls", "gpu-allocation")
         if loader is not None and _idle_s(gpu, *_OF_LOADER) > _idle_s(gpu, *_OF_LAUNCHES):
             first += ("late-data-loading",)
-        tell = None if evidence.repeats else "steps launch different work, which no CUDA graph can repeat"
+        tell = None if repeats(job) else "steps launch different work, which no CUDA graph can repeat"
         yield candidate(
             self.kind,
-            evidence,
+            job,
             Spent("launch-bound", names[0] if names else "launches", "", names, launch.calls, taken_s, tell),
             f"the GPU waits for dispatch and launch{longest}: {launch.short_kernels:,} of {launch.kernels:,} kernels"
             " are shorter than 10 us",
             Together(
                 (
                     work.less_s(np.where(dispatch, work.steady_s, 0.0)),
-                    LessTime(np.zeros(len(work.called_s)), evidence.launch_latency_s),
+                    LessTime(np.zeros(len(work.called_s)), launch_latency_s(job)),
                 )
             ),
             bound=tell is not None,
@@ -126,15 +140,16 @@ class HostBound(Detector):
             ),
         )
 
-    def fixes(self, found: Finding) -> Iterator[Plan]:
+    def fixes(self, job: Subject, finding: Finding) -> Iterator[Plan]:
         """See `Detector.fixes`. Of one GPU, the price is that of a graph."""
-        for plan in super().fixes(found):
+        for plan in super().fixes(job, finding):
             graph = {"assumes": "one launch for all kernels"}
-            yield plan if found.spent is None else structs.replace(plan, details=graph)
+            yield plan if finding.spent is None else structs.replace(plan, details=graph)
 
-    def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        change = evidence.host_code.none_but_beyond(slow_host_code(evidence))
-        share = 1 - float(step_times(evidence.replay, (change,)).mean()) / evidence.unchanged_s
+    @only_in(PipelineSubject)
+    def _in_pipeline(self, job: PipelineSubject) -> Iterator[Candidate]:
+        change = host_code_of(job).none_but_beyond(slow_host_code(job))
+        share = 1 - float(step_times(job.replay, (change,)).mean()) / job.unchanged_s
         if share < HOST_BOUND_SHARE:
             return
         figures = (Figure("launch delays and host work, over the step", share, HOST_BOUND_SHARE, Unit.SHARE),)
@@ -142,20 +157,20 @@ class HostBound(Detector):
         yield Candidate(self.kind, Place(), effect, figures, confidence_from(figures), change)
 
 
-def _without_waits(evidence: OpEvidence) -> Intervention | None:
+def _without_waits(job: GraphSubject) -> Intervention | None:
     """The job without the calls that wait for the GPU, if steps have several: a CUDA graph can hold none of them."""
-    found = [waiting_calls(evidence, allocates=of) for of in (True, False)]
+    found = [waiting_calls(job, allocates=of) for of in (True, False)]
     calls = found[0].calls | found[1].calls
-    return evidence.without_waits(calls) if np.count_nonzero(calls) > evidence.steps_in_whole else None
+    return without_waits(job, calls) if np.count_nonzero(calls) > job.steps_in_whole else None
 
 
-def _without_loader(evidence: OpEvidence) -> Intervention | None:
+def _without_loader(job: GraphSubject) -> Intervention | None:
     """The job without its data loader, if it has one.
 
     A host that launches at once runs ahead of the GPU, and hides the loader: that is no time that launches take.
     """
-    loads = evidence.host_time.mask(IdleReason.LOADER)
-    return evidence.host_time.less(loads) if loads.any() else None
+    loads = host_time(job).mask(IdleReason.LOADER)
+    return host_time(job).less(loads) if loads.any() else None
 
 
 def _idle_s(gpu: GpuTimes, *reasons: IdleReason) -> float:
@@ -164,11 +179,24 @@ def _idle_s(gpu: GpuTimes, *reasons: IdleReason) -> float:
     return idle_s + sum(gpu.before_first.by_reason.get(reason, 0.0) for reason in reasons)
 
 
-def _mostly(evidence: OpEvidence) -> str:
+def _mostly(job: GraphSubject) -> str:
     """What the host of the rank that is idle least does meanwhile, in words."""
-    gpu = evidence.gpu
+    gpu = job.gpu
     reasons = () if gpu is None else gpu.idle_by_reason[:_MOST_REASONS]
     if gpu is None or not reasons:
         return ""
-    named = [f"{one.reason} {one.seconds / evidence.recorded_s:.0%}" for one in reasons]
+    named = [f"{one.reason} {one.seconds / job.recorded_s:.0%}" for one in reasons]
     return f", that of rank {gpu.rank} for {', '.join(named)}"
+
+
+@evidence(GraphSubject)
+def repeats(job: GraphSubject) -> bool:
+    """Whether most marked steps launch the same kernels in the same order; of one step, nothing else is known."""
+    if "profiler_step" not in job.ops.columns:
+        return True
+    ops = job.ops.select("role", "profiler_step", "name")
+    gpu = ops.filter(pl.col("role") == "gpu", pl.col("profiler_step").is_not_null())
+    name, step = numbered(gpu["name"]), gpu["profiler_step"].to_numpy()
+    order = np.argsort(step, kind="stable")
+    steps = Counter(mine.tobytes() for mine in np.split(name[order], np.flatnonzero(np.diff(step[order])) + 1))
+    return len(steps) < 2 or 2 * max(steps.values()) >= steps.total()

@@ -8,7 +8,8 @@ import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, gpu_of, on_each, plain, share_of
-from tracekit.analysis.evidence.ops import OpEvidence
+from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.evidence.host_time import computes_on_host, host_time
 from tracekit.base.text import code_name, seconds
 from tracekit.report.finding import Spent
 from tracekit.report.verdict import LossKind
@@ -32,12 +33,12 @@ class HostOperators(Detector):
     loss = LossKind.HOST
     repair = Repair("no-host-operator", "Take the operator off the launching thread")
 
-    def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        if gpu_of(evidence) is None:
+    def find(self, job: GraphSubject) -> Iterator[Candidate]:
+        if gpu_of(job) is None:
             return
-        work, long = evidence.host_time, evidence.computes_on_host
+        work, long = host_time(job), computes_on_host(job)
         taken_s = float(work.steady_s[long].sum())
-        if share_of(evidence, taken_s) < SMALLEST_SHARE:
+        if share_of(job, taken_s) < SMALLEST_SHARE:
             return
         named = list(work.by_name(IdleReason.OPERATOR, among=long))
         names = tuple(part.name for part in named[:_MOST_NAMES])
@@ -45,10 +46,9 @@ class HostOperators(Detector):
         at_most_s = float(np.max(work.steady_s[long] / work.pieces[long]))
         yield candidate(
             self.kind,
-            evidence,
+            job,
             Spent(IdleReason.OPERATOR, names[0], named[0].where, names, int(work.pieces[long].sum()), taken_s),
-            f"{code_name(names[0])}{more} {on_each(evidence, taken_s)} on the host, up to {seconds(at_most_s)} at a"
-            " time",
+            f"{code_name(names[0])}{more} {on_each(job, taken_s)} on the host, up to {seconds(at_most_s)} at a time",
             work.less_s(np.where(long, work.steady_s, 0.0)),
             suggested_fix=plain(f"run {code_name(names[0])} on the GPU, or once before the loop"),
         )

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 from tracekit.analysis.detectors.detector import Candidate, Detector
 from tracekit.analysis.detectors.of_one_gpu import candidate, gpu_of, share_of
-from tracekit.analysis.evidence.ops import OpEvidence
+from tracekit.analysis.detectors.stream_waits import stream_waits_recorded
+from tracekit.analysis.evidence.gpu_losses import unseen_head_s
+from tracekit.analysis.evidence.graph_subject import GraphSubject
 from tracekit.base.text import code_name, seconds
 from tracekit.report.finding import Spent
 from tracekit.report.verdict import LossKind
@@ -30,39 +32,39 @@ class IdleUnseen(Detector):
     suggested_fix = "record one step earlier, and all processes that use the GPU"
     loss = LossKind.IDLE
 
-    def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        gpu = gpu_of(evidence)
-        yield from self._head(evidence)
-        for idle in gpu.idle_by_reason if gpu is not None and evidence.alone else ():
-            if idle.reason not in _SENTENCES or share_of(evidence, idle.seconds) < _SMALLEST_SHARE:
+    def find(self, job: GraphSubject) -> Iterator[Candidate]:
+        gpu = gpu_of(job)
+        yield from self._head(job)
+        for idle in gpu.idle_by_reason if gpu is not None and job.alone else ():
+            if idle.reason not in _SENTENCES or share_of(job, idle.seconds) < _SMALLEST_SHARE:
                 continue
             why, then = _SENTENCES[IdleReason(idle.reason)]
-            if idle.reason == IdleReason.QUEUED and evidence.stream_waits_recorded:
+            if idle.reason == IdleReason.QUEUED and stream_waits_recorded(job):
                 then = "record all processes that use the GPU: no stream that it waited for was busy"
             names = tuple(row.name for row in idle.names if row.name)
             before = f" before {code_name(names[0])}" if names else ""
             yield candidate(
                 self.kind,
-                evidence,
+                job,
                 Spent(idle.reason, names[0] if names else "", "", names, idle.gaps, idle.seconds, f"{why}: {then}"),
-                f"the GPU is idle for {share_of(evidence, idle.seconds):.0%} of the recording{before}: {why}",
+                f"the GPU is idle for {share_of(job, idle.seconds):.0%} of the recording{before}: {why}",
                 None,
                 next_check=then,
                 suggested_fix=then,
             )
 
-    def _head(self, evidence: OpEvidence) -> Iterator[Candidate]:
+    def _head(self, job: GraphSubject) -> Iterator[Candidate]:
         """The time from the launch of the first op to its start, in which the GPU did something that is not seen."""
-        unseen_s = evidence.unseen_head_s
-        gpu = gpu_of(evidence)
-        if gpu is None or share_of(evidence, unseen_s) < _SMALLEST_SHARE:
+        unseen_s = unseen_head_s(job)
+        gpu = gpu_of(job)
+        if gpu is None or share_of(job, unseen_s) < _SMALLEST_SHARE:
             return
         then = _NEXT[IdleReason.LAUNCH_LATENCY]
         why = "what the GPU did before the recording is not seen"
         began = "the launch" if gpu.before_first.by_reason else "the recording, and after its launch"
         yield candidate(
             self.kind,
-            evidence,
+            job,
             Spent(IdleReason.LAUNCH_LATENCY, "before the first op", "", (), 1, unseen_s, f"{why}: {then}"),
             f"the GPU began its first op {seconds(unseen_s)} after {began}: {why}",
             None,

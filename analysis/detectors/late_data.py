@@ -6,12 +6,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
+from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, only_in
 from tracekit.analysis.detectors.of_one_gpu import candidate, costly, gpu_of, idle_s, share_of
-from tracekit.analysis.detectors.rank_behind import rank_behind, spent
-from tracekit.analysis.evidence.data_waits import late_ranks
-from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.analysis.evidence.ops import OpEvidence
+from tracekit.analysis.detectors.rank_behind import rank_behind
+from tracekit.analysis.evidence.data_waits import data_waits_of, late_ranks
+from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.evidence.grids import data_loads
+from tracekit.analysis.evidence.host_time import host_time
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
+from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.gpu.part import Part
 from tracekit.analysis.numeric.arrays import Bools
 from tracekit.analysis.numeric.robust import safe
@@ -47,44 +50,46 @@ class LateData(Detector):
     loss = LossKind.INPUT
     repair = Repair("prefetch-data", "Prefetch data, so that no forward waits for it")
 
-    def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        yield from self._in_one_gpu(evidence)
-        behind = evidence.behind(Part.INPUT)
-        if behind is not None:
-            took = spent(evidence, behind)
-            effect = f"waits {seconds(took.mine_s)} for its data loader, its peers {seconds(took.usual_s)}"
-            yield from rank_behind(self.kind, evidence, Part.INPUT, effect)
+    def find(self, job: Subject) -> Iterator[Candidate]:
+        yield from self._in_one_gpu(job)
+        late = rank_behind(job, Part.INPUT)
+        if late is not None:
+            effect = f"waits {seconds(late.spent_s)} for its data loader, its peers {seconds(late.usual_s)}"
+            yield late.candidate(self.kind, effect)
+        yield from self._before_steps(job)
 
-    def _in_one_gpu(self, evidence: OpEvidence) -> Iterator[Candidate]:
+    @only_in(GraphSubject)
+    def _in_one_gpu(self, job: GraphSubject) -> Iterator[Candidate]:
         """The loader that the GPU waits for, from the recording of one rank."""
-        gpu = gpu_of(evidence)
+        gpu = gpu_of(job)
         if gpu is None:
             return
-        for part in costly(evidence, evidence.host_time.by_name(IdleReason.LOADER)):
-            waits_s = idle_s(gpu, part.names, (IdleReason.LOADER,)) * len(evidence.ranks)
+        for part in costly(job, host_time(job).by_name(IdleReason.LOADER)):
+            waits_s = idle_s(gpu, part.names, (IdleReason.LOADER,)) * len(job.ranks)
             spent_on = Spent(IdleReason.LOADER, part.name, part.where, part.names, part.count, part.seconds)
             single = "SingleProcess" in part.name
             workers = "its name says that it has none: give it num_workers" if single else "more num_workers"
             yield candidate(
                 self.kind,
-                evidence,
+                job,
                 spent_on,
-                f"the GPU waits {share_of(evidence, waits_s):.0%} of the recording for {code_name(part.name)}",
-                evidence.host_time.less(part.parts),
+                f"the GPU waits {share_of(job, waits_s):.0%} of the recording for {code_name(part.name)}",
+                host_time(job).less(part.parts),
                 title="The GPU waits for the data loader",
                 suggested_fix=f"let the loader work ahead ({workers}, prefetch_factor), with pin_memory=True",
             )
 
-    def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        found = evidence.data_waits
+    @only_in(PipelineSubject)
+    def _before_steps(self, job: PipelineSubject) -> Iterator[Candidate]:
+        found = data_waits_of(job)
         if not any(wait.late.any() for wait in found.waits):
             return
-        where = _where_late(evidence)
-        here = _cells_of(evidence, where)[:, None, None]
+        where = _where_late(job)
+        here = _cells_of(job, where)[:, None, None]
         late = [wait.late & here for wait in found.waits]
         waited = [np.where(late_here, wait.waits_s, 0.0) for late_here, wait in zip(late, found.waits, strict=True)]
         worst = np.sum([waits_s.sum(axis=1) for waits_s in waited], axis=0).max(axis=(0, 2))
-        name = "delay before the first ops" if evidence.data_loads.empty else "data loading of the worst DP rank"
+        name = "delay before the first ops" if data_loads(job).empty else "data loading of the worst DP rank"
         figures = (Figure(name, float(worst.mean()), found.least_s, Unit.SECONDS),)
         scale = Scale if found.recorded else ScaleDelays
         change = Together(
@@ -93,7 +98,7 @@ class LateData(Detector):
                 for wait, waits_s in zip(found.waits, waited, strict=True)
             )
         )
-        series = 1 + worst / evidence.unchanged_s
+        series = 1 + worst / job.unchanged_s
         mean, longest = seconds(float(worst.mean())), seconds(float(worst.max()))
         by_rank = np.logical_or.reduce([late_here.any(axis=(0, 1)) for late_here in late])
         few = by_rank.shape[1] > 1 and 2 * by_rank.sum() <= by_rank.any(axis=1).sum() * by_rank.shape[1]
@@ -102,24 +107,24 @@ class LateData(Detector):
         yield Candidate(self.kind, where, effect, figures, confidence_from(figures), change, series)
 
 
-def _cells_of(evidence: Evidence, where: Place) -> Bools:
+def _cells_of(job: PipelineSubject, where: Place) -> Bools:
     """The workers of a place, [stages, dp_ranks]."""
     if where.workers:
-        return evidence.cells_of(where.workers)
-    dp_ranks = np.isin(evidence.dp_ranks, where.dp_ranks or evidence.dp_ranks)
-    return np.broadcast_to(dp_ranks, (evidence.stages, len(dp_ranks)))
+        return job.cells_of(where.workers)
+    dp_ranks = np.isin(job.dp_ranks, where.dp_ranks or job.dp_ranks)
+    return np.broadcast_to(dp_ranks, (job.stages, len(dp_ranks)))
 
 
-def _where_late(evidence: Evidence) -> Place:
+def _where_late(job: PipelineSubject) -> Place:
     """The DP ranks whose data is late, or the workers if that of only some of their stages is."""
-    waits = evidence.data_waits.waits
+    waits = data_waits_of(job).waits
     late = np.logical_or.reduce([wait.late.any(axis=1) for wait in waits])
     hit = late.any(axis=(0, 2))
     late_s = np.sum([np.where(wait.late, wait.waits_s, 0.0).sum(axis=1) for wait in waits], axis=0)
     ranks = late_ranks(late_s.max(axis=0))
     mostly = (late[:, hit].mean(axis=1) >= MOST_STEPS_SHARE) & ranks
     fetches = np.logical_or.reduce([np.isfinite(wait.waits_s).any(axis=(1, 2)) for wait in waits])
-    if evidence.data_waits.recorded and (mostly.any(axis=0) & (mostly != fetches).any(axis=0)).any():
-        return Place(workers=evidence.workers_where(mostly))
+    if data_waits_of(job).recorded and (mostly.any(axis=0) & (mostly != fetches).any(axis=0)).any():
+        return Place(workers=job.workers_where(mostly))
     some = not ranks.all() or len(ranks) == 1
-    return Place(dp_ranks=tuple(evidence.dp_ranks[int(at)] for at in np.flatnonzero(ranks)) if some else ())
+    return Place(dp_ranks=tuple(job.dp_ranks[int(at)] for at in np.flatnonzero(ranks)) if some else ())

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tracekit.analysis.detectors.detector import Candidate, Detector
-from tracekit.analysis.evidence.ops import OpEvidence
+from tracekit.analysis.evidence.culprit import at_pace, culprit_of
+from tracekit.analysis.evidence.graph_subject import GraphSubject
 from tracekit.analysis.gpu.noise import LARGEST_CHANCE
 from tracekit.base.text import seconds
 from tracekit.report.finding import Figure, Place, Unit
@@ -25,8 +26,8 @@ class LateRank(Detector):
     suggested_fix = "profile {ranks} beside a peer (torch.profiler, py-spy record) and take out what runs only there"
     part = "compute"
 
-    def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        culprit = evidence.culprit
+    def find(self, job: GraphSubject) -> Iterator[Candidate]:
+        culprit = culprit_of(job)
         if culprit is None or culprit.behind or culprit.late_s is not None:
             return
         waited = f"the others wait {seconds(culprit.waited_s)} for it" if culprit.waited_s > 0 else "the others wait"
@@ -36,5 +37,5 @@ class LateRank(Detector):
             waited,
             (Figure("saved at the pace of its peers", culprit.saved_s, 0.0, Unit.SECONDS),),
             1 - LARGEST_CHANCE,
-            evidence.at_pace(culprit.rank, freed=True),
+            at_pace(job, culprit.rank, freed=True),
         )

@@ -9,7 +9,7 @@ import numpy as np
 from tracekit.analysis.detectors.detector import Candidate, Detector
 from tracekit.analysis.detectors.lockstep_ranks import late_ranks
 from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR
-from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.whatif.interventions import step_times
 from tracekit.report.finding import SMALLEST_BLAMELESS_SHARE, Figure, Place, Unit, confidence_from
 
@@ -30,24 +30,22 @@ class LockstepJitter(Detector):
         "pin the processes to cores and lock the GPU clocks (nvidia-smi -lgc); merge small ops between collectives"
     )
 
-    def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        lockstep = evidence.lockstep
+    def find(self, job: PipelineSubject) -> Iterator[Candidate]:
+        lockstep = job.lockstep
         if lockstep is None:
             return
-        slow = [lockstep.slow(SMALLEST_FACTOR), *late_ranks(evidence).values()]
+        slow = [lockstep.slow(SMALLEST_FACTOR), *late_ranks(job).values()]
         even = np.logical_not(np.logical_or.reduce(slow).any(axis=(1, 2)))
         if not even.any():
             return
         change = lockstep.alike(even)
-        lost_s = evidence.unchanged_s - float(step_times(evidence.replay, (change,)).mean())
-        if lost_s < SMALLEST_BLAMELESS_SHARE * evidence.unchanged_s:
+        lost_s = job.unchanged_s - float(step_times(job.replay, (change,)).mean())
+        if lost_s < SMALLEST_BLAMELESS_SHARE * job.unchanged_s:
             return
         here = even[lockstep.worker]
         share = float(lockstep.waited_s[here].mean(axis=1).sum() / max(lockstep.duration_s[here].sum(), 1e-9))
         figures = (
-            Figure(
-                "waiting in turn, over the step", lost_s / evidence.unchanged_s, SMALLEST_BLAMELESS_SHARE, Unit.SHARE
-            ),
+            Figure("waiting in turn, over the step", lost_s / job.unchanged_s, SMALLEST_BLAMELESS_SHARE, Unit.SHARE),
         )
         effect = (
             f"ranks of a worker wait for each other for {share:.0%} of their ops; none is last more often than chance"

@@ -12,8 +12,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from tracekit.analysis.detectors.detector import Candidate
+from tracekit.analysis.evidence.gpu_losses import idles
+from tracekit.analysis.evidence.graph_subject import GraphSubject
 from tracekit.analysis.evidence.host_time import Part
-from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.gpu.gpu_times import GpuTimes, NamedTime
 from tracekit.analysis.whatif.interventions import Intervention
 from tracekit.base.text import seconds
@@ -25,9 +26,9 @@ SMALLEST_SHARE = 0.01
 MOST_OF_A_KIND = 3
 
 
-def gpu_of(evidence: OpEvidence) -> GpuTimes | None:
+def gpu_of(job: GraphSubject) -> GpuTimes | None:
     """Return the times of the GPU to explain: of one rank, or of the busiest of several that all idle most."""
-    return evidence.gpu if evidence.idles else None
+    return job.gpu if idles(job) else None
 
 
 def plain(text: str) -> str:
@@ -44,31 +45,31 @@ def idle_s(gpu: GpuTimes, names: Iterable[str], reasons: Sequence[str]) -> float
     return sum(row.seconds for row in rows if row.name in wanted)
 
 
-def share_of(evidence: OpEvidence, total_s: float) -> float:
+def share_of(job: GraphSubject, total_s: float) -> float:
     """The share of the recording, of time that all its ranks spend together."""
-    return total_s / (evidence.recorded_s * len(evidence.ranks) or float("inf"))
+    return total_s / (job.recorded_s * len(job.ranks) or float("inf"))
 
 
-def on_each(evidence: OpEvidence, total_s: float) -> str:
+def on_each(job: GraphSubject, total_s: float) -> str:
     """Time that all ranks spend together, in words: of each, if there are several."""
-    ranks = len(evidence.ranks)
+    ranks = len(job.ranks)
     return seconds(total_s / ranks) + (f" on each of {ranks} ranks" if ranks > 1 else "")
 
 
-def costly(evidence: OpEvidence, parts: Iterable[Part]) -> Iterator[Part]:
+def costly(job: GraphSubject, parts: Iterable[Part]) -> Iterator[Part]:
     """Yield the few parts of host work that take a share of the recording worth naming, longest first."""
-    large = (part for part in parts if share_of(evidence, part.seconds) >= SMALLEST_SHARE)
+    large = (part for part in parts if share_of(job, part.seconds) >= SMALLEST_SHARE)
     return islice(large, MOST_OF_A_KIND)
 
 
 def candidate(
-    kind: str, evidence: OpEvidence, spent: Spent, effect: str, change: Intervention | None, **more: Any
+    kind: str, job: GraphSubject, spent: Spent, effect: str, change: Intervention | None, **more: Any
 ) -> Candidate:
     """Return the candidate of something that takes time of a recording. `more`: other fields of `Candidate`.
 
     `spent`: of all ranks together; the candidate has what one of them spends.
     """
-    figure = Figure("over the recording", share_of(evidence, spent.seconds), SMALLEST_SHARE, Unit.SHARE)
-    ranks = len(evidence.ranks)
+    figure = Figure("over the recording", share_of(job, spent.seconds), SMALLEST_SHARE, Unit.SHARE)
+    ranks = len(job.ranks)
     spent = replace(spent, seconds=spent.seconds / ranks, count=round(spent.count / ranks))
     return Candidate(kind, Place(), effect, (figure,), confidence_from((figure,)), change, spent=spent, **more)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
-from tracekit.analysis.evidence.ops import OpEvidence
+from tracekit.analysis.evidence.graph_subject import GraphSubject
 from tracekit.analysis.gpu.breakdown import grid_blocks
 from tracekit.analysis.graph.op_graph import Why
 from tracekit.analysis.numeric.arrays import Bools, Int32s, Ints
@@ -40,10 +40,10 @@ class OneLaunchQueue(Detector):
     loss = LossKind.HOST
     repair = Repair("more-launch-queues", "Give streams hardware queues of their own")
 
-    def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        if not {"launched_by", "stream", "role", "communicates"} <= set(evidence.ops.columns):
+    def find(self, job: GraphSubject) -> Iterator[Candidate]:
+        if not {"launched_by", "stream", "role", "communicates"} <= set(job.ops.columns):
             return
-        ops, graph = evidence.ops, evidence.graph.ops
+        ops, graph = job.ops, job.graph.ops
         communicates = ops["communicates"].fill_null(value=False).to_numpy()
         stream = ops["stream"].rank("dense").fill_null(0).to_numpy().astype(np.int64)
         before, after = graph.before, graph.after
@@ -53,12 +53,12 @@ class OneLaunchQueue(Detector):
         end = graph.start + graph.duration
         ready = np.full(len(end), -np.inf)
         np.maximum.at(ready, after[~guessed], end[before[~guessed]])
-        first, second = _neighbours(evidence, stream)
+        first, second = _neighbours(job, stream)
         known = ~guessed & np.isin(after, second, kind="table")
         free = ~joined(first, second, before[known], after[known], len(end)) & np.isfinite(ready[second])
         # In one queue, an op begins no earlier than the one before it, or, if they cannot share the GPU, than its end.
         held = second[:0]
-        for since, may in ((graph.start[first], free), (end[first], free & _leaves_room(evidence)[first])):
+        for since, may in ((graph.start[first], free), (end[first], free & _leaves_room(job)[first])):
             chance = may & (ready[second] < since - _READY_S)
             if not (graph.start[second] < since - _READY_S)[chance].any() and chance.sum() > len(held):
                 held = second[chance]
@@ -75,7 +75,7 @@ class OneLaunchQueue(Detector):
             " that was launched before them",
             figures,
             confidence_from(figures),
-            Together((evidence.pace.without_edges(guessed & late[after]), no_delay)),  # they begin when they are ready
+            Together((job.pace.without_edges(guessed & late[after]), no_delay)),  # they begin when they are ready
             bound=True,
         )
 
@@ -85,9 +85,9 @@ def joined(first: Ints, second: Ints, before: Int32s, after: Int32s, ops: int) -
     return np.isin(first * ops + second, before.astype(np.int64) * ops + after)
 
 
-def _neighbours(evidence: OpEvidence, stream: Ints) -> tuple[Ints, Ints]:
+def _neighbours(job: GraphSubject, stream: Ints) -> tuple[Ints, Ints]:
     """GPU ops of different streams that a thread launched one directly after the other."""
-    ops, graph = evidence.ops, evidence.graph.ops
+    ops, graph = job.ops, job.graph.ops
     launcher = ops["launched_by"].fill_null(-1).to_numpy().astype(np.int64)
     rows = np.flatnonzero(ops["role"].eq("gpu").to_numpy() & (launcher >= 0))
     launched = (graph.start + graph.duration)[launcher[rows]]
@@ -98,11 +98,11 @@ def _neighbours(evidence: OpEvidence, stream: Ints) -> tuple[Ints, Ints]:
     return first[apart], second[apart]
 
 
-def _leaves_room(evidence: OpEvidence) -> Bools:
+def _leaves_room(job: GraphSubject) -> Bools:
     """Which ops leave room for another one on the GPU, or may do so as far as their sizes were recorded, [ops]."""
-    room = np.ones(evidence.ops.height, np.bool_)
-    recording = None if evidence.recorded is None else evidence.recorded.recording
+    room = np.ones(job.ops.height, np.bool_)
+    recording = None if job.recorded is None else job.recorded.recording
     if recording is not None and recording.multiprocessors is not None:
         blocks = recording.gpu_ops.select(grid_blocks()).to_series().fill_null(0).to_numpy()
-        room[np.flatnonzero(evidence.ops["role"].eq("gpu").to_numpy())] = blocks < recording.multiprocessors
+        room[np.flatnonzero(job.ops["role"].eq("gpu").to_numpy())] = blocks < recording.multiprocessors
     return room

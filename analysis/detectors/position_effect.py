@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector
-from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.workload import SMALLEST_POSITION
 from tracekit.analysis.whatif.interventions import Scale
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
@@ -33,8 +33,8 @@ class PositionEffect(Detector):
         " autotuning, a collective; balancing data does not help"
     )
 
-    def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        profile = evidence.profile
+    def find(self, job: PipelineSubject) -> Iterator[Candidate]:
+        profile = job.profile
         if profile is None or (profile.position == 1).all():
             return
         places = np.flatnonzero((profile.position != 1).any(axis=0))
@@ -44,7 +44,7 @@ class PositionEffect(Detector):
             ),
             Figure("first slow place", float(places[0]), 0.0),
         )
-        change = Scale(evidence.table, 1 / profile.position[:, None, None, :, None, None])
+        change = Scale(job.table, 1 / profile.position[:, None, None, :, None, None])
         named = f"microbatch {places[0]}" if len(places) == 1 else f"{len(places)} microbatches, {places[0]} the first,"
         effect = f"{named} of each step take{'s' if len(places) == 1 else ''} up to {figures[0].value:.0%} longer"
         yield Candidate(self.kind, Place(), effect, figures, confidence_from(figures[:1]), change)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from msgspec import structs
 
-from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
+from tracekit.analysis.detectors.detector import SMALLEST_COST_SHARE, Candidate, Detector, Repair
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.rl.scenario import Scenario, Without, more_engines
 from tracekit.base.text import percent, seconds, three_digits
@@ -16,7 +16,7 @@ from tracekit.report.finding import Figure, Finding, Place, Unit, confidence_fro
 from tracekit.report.verdict import LossKind
 
 if TYPE_CHECKING:  # the replay of requests is imported for runs of post-training only
-    from tracekit.analysis.evidence.rl import RlEvidence
+    from tracekit.analysis.evidence.rl_subject import RlSubject
     from tracekit.analysis.rl.account import Loss
     from tracekit.analysis.rl.generation import Generations
     from tracekit.analysis.rl.run import RlRun
@@ -33,29 +33,29 @@ class _LossOfStep(Detector):
     kind: ClassVar[Loss]
     edits: ClassVar[dict[str, str]] = {}
 
-    def in_rl(self, evidence: RlEvidence) -> Iterator[Candidate]:
-        lost_s = next((one.lost_s for one in evidence.account.losses if one.loss == self.kind), 0.0)
-        if lost_s >= evidence.smallest_cost_s:
-            needed = max(evidence.replay_error, _SMALLEST_ERROR)
-            figures = (Figure("part of the step", lost_s / evidence.recorded_s, needed, Unit.SHARE),)
-            change, confidence = Without(self.kind), confidence_from(figures) if len(evidence.steps) > 1 else 0.0
-            yield Candidate(self.kind, Place(), self.effect(evidence.run), figures, confidence, change)
+    def find(self, job: RlSubject) -> Iterator[Candidate]:
+        lost_s = next((loss.lost_s for loss in job.account.losses if loss.loss == self.kind), 0.0)
+        if not job.run.flagged and lost_s >= SMALLEST_COST_SHARE * job.recorded_s:
+            needed = max(job.replay_error, _SMALLEST_ERROR)
+            figures = (Figure("part of the step", lost_s / job.recorded_s, needed, Unit.SHARE),)
+            change, confidence = Without(self.kind), confidence_from(figures) if len(job.steps) > 1 else 0.0
+            yield Candidate(self.kind, Place(), self.effect(job.run), figures, confidence, change)
 
     def effect(self, run: RlRun) -> str:
         """Return how the loss shows, with its size."""
         return f"the {self.kind} takes {seconds(float(run.phases[self.kind].mean()))} of each step"
 
-    def fixes_in_rl(self, evidence: RlEvidence, found: Finding) -> Iterator[Plan]:
-        yield from (structs.replace(plan, bound=True) for plan in self.fixes(found))  # that all of it goes away
-        more = more_engines(evidence.account.job.engines)
+    def fixes(self, job: RlSubject, finding: Finding) -> Iterator[Plan]:
+        yield from (structs.replace(plan, bound=True) for plan in super().fixes(job, finding))  # all of it goes away
+        more = more_engines(job.account.job.engines)
         for edit, title in self.edits.items():
-            yield alternative(evidence, edit.format(more=more), title.format(more=more), found)
+            yield alternative(job, edit.format(more=more), title.format(more=more), finding)
 
 
-def alternative(evidence: RlEvidence, edit: str, title: str, found: Finding | None = None) -> Plan:
+def alternative(job: RlSubject, edit: str, title: str, found: Finding | None = None) -> Plan:
     """An alternative as a plan, with what its price assumes."""
     scenario = Scenario.parse(edit)
-    price = evidence.run.price(scenario)
+    price = job.run.price(scenario)
     age = price.oldest_sample_steps
     assumed = [*([f"samples up to {age} step{'s' * (age > 1)} old"] if age else []), *filter(None, [price.assumes])]
     details = {"assumes": "; ".join(assumed) or None, "oldest_sample_steps": age}

@@ -9,10 +9,13 @@ from msgspec.structs import replace
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.detectors.stops import SMALLEST_STOP_SHARE
-from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.grids import all_ops, communicating, computing, data_loads, host_work
 from tracekit.analysis.evidence.off_cpu import without_stops
 from tracekit.analysis.evidence.paused_starts import paused_share
 from tracekit.analysis.evidence.pauses import Pauses, stopped_cells
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
+from tracekit.analysis.evidence.process_stops import process_stops_s, steps_with_stops, stopped_processes
+from tracekit.analysis.evidence.run_queue import run_queue_s
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import safe
 from tracekit.analysis.whatif.interventions import Intervention, Scale, ScaleDelays, Together, step_times
@@ -28,14 +31,14 @@ MOST_STOPPED = 0.95
 NEGLIGIBLE_S = 1e-6
 
 
-def waited_for_a_core(evidence: Evidence, pauses_s: Floats) -> Bools:
+def waited_for_a_core(job: PipelineSubject, pauses_s: Floats) -> Bools:
     """Workers that paused no longer than they waited for a processor, [stages, dp_ranks]. `pauses_s`: shaped as the
     table.
 
     A stopped process is not in the run queue.
     """
     mean_s = np.nansum(pauses_s, axis=(0, 2, 3, 4)) / pauses_s.shape[4]
-    return np.asarray((mean_s > 0) & (mean_s <= evidence.run_queue_s))
+    return np.asarray((mean_s > 0) & (mean_s <= run_queue_s(job)))
 
 
 class ProcessPauses(Detector):
@@ -67,65 +70,65 @@ class ProcessPauses(Detector):
     by_chance = True
     repair = Repair("stop-pauses", "Remove the pauses of the process")
 
-    def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        pauses = evidence.pauses
+    def find(self, job: PipelineSubject) -> Iterator[Candidate]:
+        pauses = job.pauses
         if pauses is None:
             return
-        counted = evidence.stopped_processes
+        counted = stopped_processes(job)
         if counted.any():
-            yield self._counted(evidence, counted)
-        hit = pauses.stopped & ~waited_for_a_core(evidence, np.maximum(evidence.table.grid - pauses.usual_s, 0.0))
+            yield self._counted(job, counted)
+        hit = pauses.stopped & ~waited_for_a_core(job, np.maximum(job.table.grid - pauses.usual_s, 0.0))
         hit &= ~counted
         if hit.any():
-            yield self._stopped(evidence, pauses, hit)
-        pauses = replace(pauses, seconds=np.where(evidence.steps_with_stops[:, None], 0.0, pauses.seconds))
+            yield self._stopped(job, pauses, hit)
+        pauses = replace(pauses, seconds=np.where(steps_with_stops(job)[:, None], 0.0, pauses.seconds))
         count = pauses.forwards + pauses.backwards
         paused = (pauses.seconds > 0).any(axis=(0, 2, 3, 4))
-        if not pauses.of_processes or waited_for_a_core(evidence, pauses.seconds)[paused].all():
+        if not pauses.of_processes or waited_for_a_core(job, pauses.seconds)[paused].all():
             return
         lengths = pauses.seconds[pauses.seconds > 0]
         figures = (
             Figure("paused computes", count, FEWEST_UNRECORDED),
             Figure("usual pause", float(np.median(lengths)), 0.0, Unit.SECONDS),
         )
-        factor = 1 - pauses.seconds / safe(evidence.table.grid)
+        factor = 1 - pauses.seconds / safe(job.table.grid)
         effect = (
             f"{count:,} computes pause by about {seconds(figures[1].value)} ({pauses.forwards:,} forwards,"
             f" {pauses.backwards:,} backwards)"
         )
-        changes: list[Intervention] = [Scale(evidence.table, factor)]
-        if evidence.paused_starts is not None:
-            changes.append(evidence.paused_starts.change(~pauses.stopped))
+        changes: list[Intervention] = [Scale(job.table, factor)]
+        if job.paused_starts is not None:
+            changes.append(job.paused_starts.change(~pauses.stopped))
         # No time pattern: pauses are random.
         yield Candidate(self.kind, Place(), effect, figures, confidence_from(figures), Together(tuple(changes)))
 
-    def _counted(self, evidence: Evidence, hit: Bools) -> Candidate:
+    def _counted(self, job: PipelineSubject, hit: Bools) -> Candidate:
         """The candidate for the workers in `hit`, [stages, dp_ranks], whose stops the kernel counted."""
-        stops = evidence.process_stops_s
-        busy_s = np.nansum(evidence.computing.gather(evidence.replay.durations.cost), axis=1)
+        stops = process_stops_s(job)
+        busy_s = np.nansum(computing(job).gather(job.replay.durations.cost), axis=1)
         lasts_s = stops[stops > 0]
         usual_and_longest_s = float(np.median(lasts_s)), float(lasts_s.max())
         changes: list[Intervention] = [
-            Scale(evidence.computing, (1 - np.minimum(stops / safe(busy_s), MOST_STOPPED))[:, None])
+            Scale(computing(job), (1 - np.minimum(stops / safe(busy_s), MOST_STOPPED))[:, None])
         ]
         # Who transfers with a stopped worker is in its stage or in its DP rank.
         others = np.asarray(hit.any(axis=1, keepdims=True) | hit.any(axis=0, keepdims=True))
-        for ops, taking_part in ((evidence.data_loads, hit), (evidence.communicating, others)):
+        for ops, taking_part in ((data_loads(job), hit), (communicating(job), others)):
             if not ops.empty:
-                took_s = ops.gather(evidence.replay.durations.cost)
+                took_s = ops.gather(job.replay.durations.cost)
                 changes.append(Scale(ops, without_stops(took_s, taking_part, usual_and_longest_s)))
-        late_s = evidence.all_ops.gather(evidence.replay.durations.launch_delay)
-        changes.append(ScaleDelays(evidence.all_ops, without_stops(late_s, hit, usual_and_longest_s)))
+        late_s = all_ops(job).gather(job.replay.durations.launch_delay)
+        changes.append(ScaleDelays(all_ops(job), without_stops(late_s, hit, usual_and_longest_s)))
         change = Together(tuple(changes))
         # A step that gets shorter without them has a stop, even one that the kernel could not tell from other waits.
-        saved_s = evidence.unchanged - step_times(evidence.replay, (change,))
+        saved_s = job.unchanged - step_times(job.replay, (change,))
         by_step = np.maximum(stops.max(axis=(0, 2)), saved_s.clip(min=0))
         by_step[by_step < NEGLIGIBLE_S] = 0.0
         long = by_step[by_step > 0]
         figures = (
             Figure(
                 "neither running nor ready to, over the step",
-                float(by_step.mean()) / evidence.unchanged_s,
+                float(by_step.mean()) / job.unchanged_s,
                 SMALLEST_STOP_SHARE,
                 Unit.SHARE,
             ),
@@ -133,19 +136,19 @@ class ProcessPauses(Detector):
         )
         return Candidate(
             self.kind,
-            Place(workers=evidence.workers_where(hit)),
+            Place(workers=job.workers_where(hit)),
             f"the process is stopped for {seconds(float(long.mean()))} in {len(long)} of {len(by_step)} steps: its"
             " training thread neither runs nor waits for a processor",
             figures,
             confidence_from(figures[:1]),
             change,
-            1 + by_step / evidence.unchanged_s,
+            1 + by_step / job.unchanged_s,
             title="The process of a worker is stopped again and again",
         )
 
-    def _stopped(self, evidence: Evidence, pauses: Pauses, hit: Bools) -> Candidate:
+    def _stopped(self, job: PipelineSubject, pauses: Pauses, hit: Bools) -> Candidate:
         """The candidate for the workers in `hit`, [stages, dp_ranks], whose processes are stopped again and again."""
-        grid = evidence.table.grid
+        grid = job.table.grid
         mine = np.broadcast_to(stopped_cells(hit, grid.shape), grid.shape)
         beyond = np.where(mine, grid - pauses.usual_s, 0.0)
         factor = np.where(beyond > 0, pauses.usual_s / safe(grid), 1.0)
@@ -154,16 +157,16 @@ class ProcessPauses(Detector):
             Figure("computes beyond those of its peers, now and then", share, SMALLEST_STOP_SHARE, Unit.SHARE),
             Figure("usual pause", float(np.median(pauses.stops_s)), 0.0, Unit.SECONDS),
         )
-        changes: list[Intervention] = [Scale(evidence.table, factor)]
-        for ops in (evidence.data_loads, evidence.host_work):
+        changes: list[Intervention] = [Scale(job.table, factor)]
+        for ops in (data_loads(job), host_work(job)):
             if not ops.empty:
-                share_of_op = paused_share(ops.gather(evidence.replay.durations.cost), pauses)
+                share_of_op = paused_share(ops.gather(job.replay.durations.cost), pauses)
                 changes.append(Scale(ops, 1 - share_of_op * hit[:, None, None]))
-        if evidence.paused_starts is not None:
-            changes.append(evidence.paused_starts.change(hit))
+        if job.paused_starts is not None:
+            changes.append(job.paused_starts.change(hit))
         return Candidate(
             self.kind,
-            Place(workers=evidence.workers_where(hit)),
+            Place(workers=job.workers_where(hit)),
             f"the process is stopped about {seconds(figures[1].value)} at a time, for {share:.0%} of its compute time",
             figures,
             confidence_from(figures),

@@ -11,7 +11,8 @@ import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, costly, gpu_of, on_each, plain, share_of
-from tracekit.analysis.evidence.ops import LONGEST_DISPATCH_S, OpEvidence
+from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.evidence.host_time import LONGEST_DISPATCH_S, host_time, in_head
 from tracekit.analysis.evidence.unnamed_saves import unnamed_saves
 from tracekit.analysis.gpu.gpu_times import GpuTimes
 from tracekit.base.text import code_name, seconds
@@ -60,23 +61,23 @@ class PythonCode(Detector):
     loss = LossKind.HOST
     repair = Repair("no-python-between", "Take the function out of the way of launches")
 
-    def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        gpu = gpu_of(evidence)
+    def find(self, job: GraphSubject) -> Iterator[Candidate]:
+        gpu = gpu_of(job)
         if gpu is None:
             return
-        yield from self._before_first(evidence)
-        work = evidence.host_time
-        saves = unnamed_saves(evidence)
+        yield from self._before_first(job)
+        work = host_time(job)
+        saves = unnamed_saves(job)
         parts = work.by_name(IdleReason.PYTHON, key=_function, among=~saves)
-        later = (part for part in parts if not evidence.in_head[part.parts].all())
-        for part in costly(evidence, later):
+        later = (part for part in parts if not in_head(job)[part.parts].all())
+        for part in costly(job, later):
             name = part.where or part.name
             inside = f", in {code_name(part.name)}" if part.name not in {"", name} else ""
             yield candidate(
                 self.kind,
-                evidence,
+                job,
                 Spent(IdleReason.PYTHON, part.name or name, part.where, part.names, part.count, part.seconds),
-                f"{code_name(name)} takes {on_each(evidence, part.seconds)} between launches{inside}",
+                f"{code_name(name)} takes {on_each(job, part.seconds)} between launches{inside}",
                 work.less(part.parts),
                 suggested_fix=plain(
                     f"let torch.compile or a CUDA graph spare the Python of {code_name(name)}, or call it less often"
@@ -84,15 +85,15 @@ class PythonCode(Detector):
                     else _action(name, "out of the loop or to the GPU, or cache what it returns")
                 ),
             )
-        yield from self._unnamed(evidence, gpu)
+        yield from self._unnamed(job, gpu)
 
-    def _before_first(self, evidence: OpEvidence) -> Iterator[Candidate]:
+    def _before_first(self, job: GraphSubject) -> Iterator[Candidate]:
         """What the host does only before the first op of the GPU, but for waits and calls of the runtime."""
-        work, reasons = evidence.host_time, (IdleReason.PYTHON, IdleReason.OPERATOR)
-        only = (part for part in work.by_name(*reasons, key=_function) if evidence.in_head[part.parts].all())
+        work, reasons = host_time(job), (IdleReason.PYTHON, IdleReason.OPERATOR)
+        only = (part for part in work.by_name(*reasons, key=_function) if in_head(job)[part.parts].all())
         parts = [*islice(only, _MOST_NAMES)]
         taken_s = sum(part.seconds for part in parts)
-        if not parts or share_of(evidence, taken_s) < SMALLEST_SHARE:
+        if not parts or share_of(job, taken_s) < SMALLEST_SHARE:
             return
         told = ", ".join(f"{code_name(part.where or part.name)} {seconds(part.seconds)}" for part in parts[:_MOST_TOLD])
         first, rows = parts[0], np.concatenate([part.parts for part in parts])
@@ -100,9 +101,9 @@ class PythonCode(Detector):
         reason = work.whats[work.what[first.parts[0]]].reason
         yield candidate(
             self.kind,
-            evidence,
+            job,
             Spent(reason, first.name or first.where, first.where, names, sum(part.count for part in parts), taken_s),
-            f"before its first op, the GPU waits {on_each(evidence, taken_s)} for {told}",
+            f"before its first op, the GPU waits {on_each(job, taken_s)} for {told}",
             work.less(rows),
             title="The GPU waits for its first op",
             suggested_fix=plain(
@@ -113,20 +114,20 @@ class PythonCode(Detector):
             ),
         )
 
-    def _unnamed(self, evidence: OpEvidence, gpu: GpuTimes) -> Iterator[Candidate]:
+    def _unnamed(self, job: GraphSubject, gpu: GpuTimes) -> Iterator[Candidate]:
         """Python of which nothing is known."""
-        work = evidence.host_time
+        work = host_time(job)
         unnamed = work.mask(IdleReason.PYTHON, where=lambda what: not what.name and not what.where)
-        parts = np.flatnonzero(unnamed & ~unnamed_saves(evidence))
+        parts = np.flatnonzero(unnamed & ~unnamed_saves(job))
         taken_s = float(work.seconds[parts].sum())
-        if gpu.stacks or share_of(evidence, taken_s) < _SMALLEST_UNNAMED_SHARE:
+        if gpu.stacks or share_of(job, taken_s) < _SMALLEST_UNNAMED_SHARE:
             return
         tell = "no stack was recorded: record with_stack=True to see which functions it is"
         yield candidate(
             self.kind,
-            evidence,
+            job,
             Spent(IdleReason.PYTHON, "Python without a name", "", (), len(parts), taken_s, tell),
-            f"Python outside of any operator takes {on_each(evidence, taken_s)}; which function cannot be told without"
+            f"Python outside of any operator takes {on_each(job, taken_s)}; which function cannot be told without"
             " stacks",
             work.less(parts),
             suggested_fix="record with_stack=True (torch.profiler) to see which functions take the time",

@@ -6,13 +6,18 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
+from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, only_in
 from tracekit.analysis.detectors.of_one_gpu import candidate, costly, gpu_of, on_each
-from tracekit.analysis.detectors.rank_behind import rank_behind, spent
+from tracekit.analysis.detectors.rank_behind import rank_behind
 from tracekit.analysis.detectors.stops import SMALLEST_STOP_SHARE, longest_share, stopped_workers, stops_s
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
-from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.analysis.evidence.ops import OpEvidence
+from tracekit.analysis.evidence.evidence import evidence
+from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.evidence.grids import collections
+from tracekit.analysis.evidence.host_time import host_time
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
+from tracekit.analysis.evidence.process_stops import steps_with_stops
+from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.gpu.part import Part
 from tracekit.analysis.numeric.arrays import Floats
@@ -32,9 +37,9 @@ LARGEST_GC_SHARE = 0.005
 EVERY_STEP_SHARE = 0.9
 
 
-def _in_every_step(evidence: Evidence, stops: Floats, where: Place) -> bool:
+def _in_every_step(job: PipelineSubject, stops: Floats, where: Place) -> bool:
     """Whether these workers collect garbage in nearly every step, which Python does not do by itself."""
-    cells = [(worker.pp_rank, evidence.dp_index[worker.dp_rank]) for worker in where.workers]
+    cells = [(worker.pp_rank, job.dp_index[worker.dp_rank]) for worker in where.workers]
     return bool(cells) and all((stops[stage, :, at] > 0).mean() >= EVERY_STEP_SHARE for stage, at in cells)
 
 
@@ -60,53 +65,55 @@ class PythonGc(Detector):
     by_chance = True
     repair = Repair("planned-gc", "Collect garbage on all ranks in the same steps", "none in other steps")
 
-    def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        yield from self._in_one_gpu(evidence)
-        behind = evidence.behind(Part.GC)
-        if behind is not None:
-            took = spent(evidence, behind)
-            effect = f"Python collects garbage for {seconds(took.mine_s)}, on its peers for {seconds(took.usual_s)}"
-            yield from rank_behind(self.kind, evidence, Part.GC, effect)
+    def find(self, job: Subject) -> Iterator[Candidate]:
+        yield from self._in_one_gpu(job)
+        late = rank_behind(job, Part.GC)
+        if late is not None:
+            effect = f"Python collects garbage for {seconds(late.spent_s)}, on its peers for {seconds(late.usual_s)}"
+            yield late.candidate(self.kind, effect)
+        yield from self._in_pipeline(job)
 
-    def _in_one_gpu(self, evidence: OpEvidence) -> Iterator[Candidate]:
+    @only_in(GraphSubject)
+    def _in_one_gpu(self, job: GraphSubject) -> Iterator[Candidate]:
         """The collections in the recording of one rank; none if none were recorded."""
-        for part in costly(evidence, evidence.host_time.by_name(IdleReason.GC)) if gpu_of(evidence) else ():
+        for part in costly(job, host_time(job).by_name(IdleReason.GC)) if gpu_of(job) else ():
             yield candidate(
                 self.kind,
-                evidence,
+                job,
                 Spent(IdleReason.GC, part.name, part.where, part.names, part.count, part.seconds),
-                f"Python collects garbage for {on_each(evidence, part.seconds)} between launches",
-                evidence.host_time.less(part.parts),
+                f"Python collects garbage for {on_each(job, part.seconds)} between launches",
+                host_time(job).less(part.parts),
                 suggested_fix="gc.freeze() after the model is built, gc.disable(), and gc.collect() every N steps",
             )
 
-    def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
+    @only_in(PipelineSubject)
+    def _in_pipeline(self, job: PipelineSubject) -> Iterator[Candidate]:
         changes: list[Intervention] = []
         figures: list[Figure] = []
         effects: list[str] = []
-        stops = stops_s(evidence, evidence.collections)
+        stops = stops_s(job, collections(job))
         where = Place()
-        if longest_share(evidence, stops) >= SMALLEST_STOP_SHARE:
-            changes.append(Scale(evidence.collections, np.array(0.0)))
+        if longest_share(job, stops) >= SMALLEST_STOP_SHARE:
+            changes.append(Scale(collections(job), np.array(0.0)))
             share = Figure(
                 "recorded collections of garbage, over the step",
-                longest_share(evidence, stops),
+                longest_share(job, stops),
                 SMALLEST_STOP_SHARE,
                 Unit.SHARE,
             )
             figures.append(share)
-            where = Place(workers=stopped_workers(evidence, stops))
+            where = Place(workers=stopped_workers(job, stops))
             effects.append(
                 f"Python's garbage collection takes {share.value:.0%} of the step"
                 if where.workers
                 else f"ranks collect garbage, the worst for {share.value:.0%} of the step, and wait for each other"
             )
-        pause = pauses_in_forwards(evidence)
+        pause = pauses_in_forwards(job)
         if pause is not None:
             long = pause > 0
             factor = np.ones_like(pause)
-            factor[long] = 1 - pause[long] / evidence.table.grid[long]
-            changes.append(Scale(evidence.table, factor))
+            factor[long] = 1 - pause[long] / job.table.grid[long]
+            changes.append(Scale(job.table, factor))
             paused = long[FORWARD].any(axis=(1, 2, 3))
             figures += [
                 Figure("paused forwards", int(long[FORWARD].sum()), FEWEST_PAUSES),
@@ -117,10 +124,10 @@ class PythonGc(Detector):
                 " which points to Python's garbage collector"
             )
             if not stops.any():
-                only = evidence.workers_where(paused) if paused.sum() == 1 else ()
-                where = Place(workers=only or stopped_workers(evidence, pause[FORWARD].sum(axis=(1, 2))))
+                only = job.workers_where(paused) if paused.sum() == 1 else ()
+                where = Place(workers=only or stopped_workers(job, pause[FORWARD].sum(axis=(1, 2))))
         if changes:
-            series = None if pause is None else _usual_pause(evidence, pause)
+            series = None if pause is None else _usual_pause(job, pause)
             yield Candidate(
                 self.kind,
                 where,
@@ -129,49 +136,52 @@ class PythonGc(Detector):
                 confidence_from(tuple(figures[:1])),
                 Together(tuple(changes)),
                 series,
-                every_step=_in_every_step(evidence, stops, where),
+                every_step=_in_every_step(job, stops, where),
             )
 
-    def fixes_in_pipeline(self, evidence: Evidence, found: Finding) -> Iterator[Plan]:
+    def fixes(self, job: Subject, finding: Finding) -> Iterator[Plan]:
         """Collect garbage on all ranks in the same steps, at an interval that costs little."""
-        yield _planned(evidence, found)
+        pauses_s = _pauses_s(job)
+        if pauses_s is None:
+            yield from super().fixes(job, finding)
+        else:
+            yield _planned(job, finding, float(pauses_s.mean()))
 
 
-def pauses_in_forwards(evidence: Evidence) -> Floats | None:
+def pauses_in_forwards(job: PipelineSubject) -> Floats | None:
     """Seconds of each pause in a forward, in the shape of the table; None if not caused by the garbage collector."""
-    pauses = evidence.pauses
+    pauses = job.pauses
     if pauses is None or not pauses.spare_backwards:
         return None
-    seen = evidence.pauses_inside_computes
+    seen = pauses_inside_computes(job)
     if seen is not None and seen < pauses.forwards / 2:  # something else paused them
         return None
-    pause = np.where(evidence.steps_with_stops[:, None], 0.0, pauses.seconds)
+    pause = np.where(steps_with_stops(job)[:, None], 0.0, pauses.seconds)
     pause[BACKWARD] = 0.0
     return pause if pause.any() else None
 
 
-def _usual_pause(evidence: Evidence, pause: Floats) -> Floats:
+def _usual_pause(job: PipelineSubject, pause: Floats) -> Floats:
     """The usual pause of each step over the step, so that a leak shows as a drift, whatever the number of pauses."""
     count = (pause[FORWARD] > 0).sum(axis=(0, 1, 2, 4))
     total = pause.sum(axis=(0, 1, 2, 3, 5))
     usual: Floats = np.where(count > 0, total / np.maximum(count, 1), total.sum() / count.sum())
-    return 1 + usual / evidence.unchanged_s
+    return 1 + usual / job.unchanged_s
 
 
-def _planned(evidence: Evidence, cause: Finding) -> Plan:
+def _planned(job: Subject, cause: Finding, pause_s: float) -> Plan:
     """No pauses in forwards; all ranks pause together once every N steps, for the length of an average pause."""
-    pause_s = float(_pauses(evidence).mean())
-    step_s = evidence.attribution.recorded_s
+    step_s = job.measured_s
     every = next((count for count in GC_INTERVALS if pause_s / count <= LARGEST_GC_SHARE * step_s), GC_INTERVALS[-1])
-    without = evidence.unchanged if cause.without_s is None else cause.without_s
+    without = job.unchanged if cause.without_s is None else cause.without_s
     sweep = [
-        {"every_steps": count, "new_step_s": step_s - evidence.unchanged_s + float(without.mean()) + pause_s / count}
+        {"every_steps": count, "new_step_s": step_s - job.unchanged_s + float(without.mean()) + pause_s / count}
         for count in GC_INTERVALS
     ]
     title = (
         f"Collect garbage on all ranks together every {every} steps (gc.disable(), then gc.collect() in those steps)"
     )
-    place = evidence.names.place(cause.where)
+    place = job.names.place(cause.where)
     if place is not None and cause.every_step:
         title = (
             f"Take out what collects garbage in every step on {place.words}"
@@ -195,14 +205,24 @@ def _planned(evidence: Evidence, cause: Finding) -> Plan:
     )
 
 
-def _pauses(evidence: Evidence) -> Floats:
+@evidence(PipelineSubject)
+def _pauses_s(job: PipelineSubject) -> Floats:
     """Seconds of each garbage collection, recorded as an op or found as a pause of a forward."""
-    between = np.empty(0) if evidence.collections.empty else evidence.collections.gather(evidence.replay.durations.cost)
-    inside = pauses_in_forwards(evidence)
+    between = np.empty(0) if collections(job).empty else collections(job).gather(job.replay.durations.cost)
+    inside = pauses_in_forwards(job)
     within = np.empty(0) if inside is None else inside
     every: Floats = np.concatenate([between[between > 0], within[within > 0]])
-    lockstep = evidence.lockstep
+    lockstep = job.lockstep
     if not len(every) and lockstep is not None and lockstep.work_s is not None:  # only other ranks of workers collect
         of_ranks = lockstep.work_of((OpKind.GC,))
         every = of_ranks[of_ranks > 0]
     return every
+
+
+@evidence(PipelineSubject)
+def pauses_inside_computes(job: PipelineSubject) -> int | None:
+    """The number of garbage collections seen inside computes; None if they were not recorded."""
+    collected = job.trace.metadata.get("collect")
+    nested = collected.get("nested") if isinstance(collected, dict) else None
+    count = nested.get(str(OpKind.GC), 0) if isinstance(nested, dict) else None
+    return count if isinstance(count, int) and 0 <= count < 2**53 else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tracekit.analysis.detectors.detector import Candidate, Detector
-from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.wander import wander_of
 from tracekit.analysis.whatif.interventions import Scale, step_times
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
@@ -31,13 +31,13 @@ class RandomVariation(Detector):
     next_check = "clocks, temperature and power of the GPUs over minutes; other tenants of the hosts; a longer trace"
     suggested_fix = "lock the clocks of the GPUs (nvidia-smi -lgc) and keep other jobs off the hosts, then record again"
 
-    def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        wander = wander_of(evidence)
+    def find(self, job: PipelineSubject) -> Iterator[Candidate]:
+        wander = wander_of(job)
         if not wander.shows:
             return
-        change = Scale(evidence.table, wander.even)
-        saved_s = evidence.unchanged_s - float(step_times(evidence.replay, (change,)).mean())
-        share = saved_s / evidence.unchanged_s
+        change = Scale(job.table, wander.even)
+        saved_s = job.unchanged_s - float(step_times(job.replay, (change,)).mean())
+        share = saved_s / job.unchanged_s
         if share < SMALLEST_VARIATION_SHARE:
             return
         figures = (

@@ -1,19 +1,20 @@
 """A rank that takes longer than its peers at one part of its time: what detectors of such ranks share.
 
-In: `OpEvidence`. Out: `Candidate`s, and the figures behind them.
+In: a job of any graph. Out: a `RankBehind`, with its figures and its `Candidate`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
+from msgspec import Struct
 
 from tracekit.analysis.detectors.detector import Candidate
-from tracekit.analysis.evidence.ops import OpEvidence
-from tracekit.analysis.gpu.noise import LARGEST_CHANCE
+from tracekit.analysis.evidence.evidence import evidence
+from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.gpu.part import Part
 from tracekit.report.finding import Figure, Place, Unit
 
@@ -21,46 +22,56 @@ if TYPE_CHECKING:
     from tracekit.analysis.gpu.behind import Behind
 
 
-class Spent(NamedTuple):
-    """What the rank that stands out spent on a part of its time, and what its peers did, usually: seconds and ops."""
-
-    mine_s: float
-    usual_s: float
-    mine: int
-    usual: int
-
-
-def spent(evidence: OpEvidence, behind: Behind) -> Spent:
-    """Return what the rank that stands out and its peers spent on a part of their time."""
-    assert evidence.culprit is not None
-    ops = evidence.ops.select("rank", "duration").filter(behind.ops)
-    total = ops.group_by("rank").agg(seconds=pl.col("duration").sum(), ops=pl.len())
-    mine, theirs = (total.filter(pl.col("rank").eq(evidence.culprit.rank) == here) for here in (True, False))
-    usual_s, usual = (
-        float(np.median(theirs[name].to_numpy())) if theirs.height else 0.0 for name in ("seconds", "ops")
-    )
-    return Spent(float(mine["seconds"].sum()), usual_s, int(mine["ops"].sum()), round(usual))
-
-
-def rank_behind(
-    kind: str, evidence: OpEvidence, part: Part, effect: str, *figures: Figure, freed: bool = False
-) -> Iterator[Candidate]:
-    """Yield the candidate for the rank that stands out: it is behind its peers in a part of its time.
-
-    `freed`: without the calls in which it waits for its GPU and its peers do not.
+class RankBehind(Struct, frozen=True, eq=False):
+    """A rank, and where it is behind its peers. `spent_s`, `ops`: its seconds and ops in that part of its time;
+    `usual_s`, `usual_ops`: the median of its peers.
     """
-    culprit, behind = evidence.culprit, evidence.behind(part)
-    assert culprit is not None
-    assert behind is not None
-    share = Figure(
-        f"longer than its peers, over the {evidence.whole}", behind.saved_s / evidence.recorded_s, 0.0, Unit.SHARE
-    )
-    yield Candidate(
-        kind,
-        Place(ranks=(culprit.rank,)),
-        effect,
-        (share, *figures),
-        1 - LARGEST_CHANCE,
-        evidence.at_pace(culprit.rank, behind.ops, freed=freed),
-        series=None if evidence.recorded is not None else 1 + behind.saved_each_s / evidence.unchanged_s,
-    )
+
+    job: GraphSubject
+    rank: int
+    behind: Behind
+    spent_s: float
+    usual_s: float
+    ops: int
+    usual_ops: int
+
+    def candidate(self, kind: str, effect: str, *figures: Figure, freed: bool = False) -> Candidate:
+        """Return the finding that makes it late. `freed`: without the calls in which it waits for its GPU and its
+        peers do not.
+        """
+        from tracekit.analysis.evidence.culprit import at_pace
+        from tracekit.analysis.gpu.noise import LARGEST_CHANCE
+
+        job, behind = self.job, self.behind
+        share = Figure(f"longer than its peers, over the {job.whole}", behind.saved_s / job.recorded_s, 0.0, Unit.SHARE)
+        return Candidate(
+            kind,
+            Place(ranks=(self.rank,)),
+            effect,
+            (share, *figures),
+            1 - LARGEST_CHANCE,
+            at_pace(job, self.rank, behind.ops, freed=freed),
+            series=None if job.recorded is not None else 1 + behind.saved_each_s / job.unchanged_s,
+        )
+
+
+def rank_behind(job: Subject, part: Part) -> RankBehind | None:
+    """Return the rank that the others wait for, if it is behind them in this part of its time."""
+    ranks = _ranks_behind(job)
+    return None if ranks is None else ranks.get(part)
+
+
+@evidence(GraphSubject)
+def _ranks_behind(job: GraphSubject) -> dict[Part, RankBehind]:
+    from tracekit.analysis.evidence.culprit import culprit_of  # which a pipeline does not need
+
+    culprit = culprit_of(job)
+    return {} if culprit is None else {behind.part: _of(job, culprit.rank, behind) for behind in culprit.behind}
+
+
+def _of(job: GraphSubject, rank: int, behind: Behind) -> RankBehind:
+    ops = job.ops.select("rank", "duration").filter(behind.ops)
+    total = ops.group_by("rank").agg(seconds=pl.col("duration").sum(), ops=pl.len())
+    own, peers = (total.filter(pl.col("rank").eq(rank) == itself) for itself in (True, False))
+    usual_s, usual = (float(np.median(peers[name].to_numpy())) if peers.height else 0.0 for name in ("seconds", "ops"))
+    return RankBehind(job, rank, behind, float(own["seconds"].sum()), usual_s, int(own["ops"].sum()), round(usual))

@@ -10,7 +10,8 @@ import polars as pl
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, gpu_of, on_each, share_of
-from tracekit.analysis.evidence.ops import OpEvidence
+from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.evidence.host_time import host_time
 from tracekit.analysis.gpu.roofline import work_of
 from tracekit.analysis.numeric.arrays import Ints
 from tracekit.analysis.whatif.interventions import CostOverlay, LessTime
@@ -39,40 +40,40 @@ class Recompute(Detector):
     loss = LossKind.COMPUTE
     repair = Repair("no-recompute", "Keep activations instead of computing them again", assumes="memory for them")
 
-    def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        ops = evidence.ops
-        if gpu_of(evidence) is None or "operator" not in ops.columns:
+    def find(self, job: GraphSubject) -> Iterator[Candidate]:
+        ops = job.ops
+        if gpu_of(job) is None or "operator" not in ops.columns:
             return
         on_gpu = ops["role"].eq("gpu").fill_null(value=False).to_numpy()
         if "recomputed" not in ops.columns:
-            yield from self._unseen(evidence, on_gpu)
+            yield from self._unseen(job, on_gpu)
             return
         again = ops["recomputed"].fill_null(value=False).to_numpy()
         rows = np.flatnonzero(again & on_gpu)
         taken_s = float(ops["duration"].gather(rows).sum())
-        if share_of(evidence, taken_s) < SMALLEST_SHARE:
+        if share_of(job, taken_s) < SMALLEST_SHARE:
             return
-        names = _longest(evidence, rows)
-        kept = _kept_bytes(evidence, rows)
+        names = _longest(job, rows)
+        kept = _kept_bytes(job, rows)
         memory = (
             "record_shapes=True shows how much memory that takes"
             if kept is None
             else f"that takes at most {three_digits(kept / 1e9)} GB more"
         )
-        delay_s = np.maximum(CostOverlay.recorded(evidence.replay).delay_of_ops(), 0.0)
+        delay_s = np.maximum(CostOverlay.recorded(job.replay).delay_of_ops(), 0.0)
         yield candidate(
             self.kind,
-            evidence,
+            job,
             Spent(self.kind, names[0], "", names, len(rows), taken_s),
             f"the backward repeats {len(rows):,} kernels of the forward, longest of {code_name(names[0])}:"
-            f" {on_each(evidence, taken_s)}",
-            LessTime(np.where(again, evidence.pace.cost, 0.0), np.where(again & on_gpu, delay_s, 0.0)),
+            f" {on_each(job, taken_s)}",
+            LessTime(np.where(again, job.pace.cost, 0.0), np.where(again & on_gpu, delay_s, 0.0)),
             suggested_fix=f"{self.suggested_fix}: {memory}",
         )
 
-    def _unseen(self, evidence: OpEvidence, on_gpu: np.ndarray) -> Iterator[Candidate]:
+    def _unseen(self, job: GraphSubject, on_gpu: np.ndarray) -> Iterator[Candidate]:
         """Checkpointing of which the recording shows only that there is some."""
-        ops, launched_by = evidence.ops, evidence.host_time.launched_by
+        ops, launched_by = job.ops, host_time(job).launched_by
         if "outer" not in ops.columns:
             return
         within = np.append(
@@ -80,33 +81,33 @@ class Recompute(Detector):
         )
         rows = np.flatnonzero(on_gpu & within[launched_by])
         taken_s = float(ops["duration"].gather(rows).sum())
-        if share_of(evidence, taken_s) < SMALLEST_SHARE:
+        if share_of(job, taken_s) < SMALLEST_SHARE:
             return
         tell = "no stack was recorded: record with_stack=True to tell what is repeated from gradients"
         yield candidate(
             self.kind,
-            evidence,
+            job,
             Spent(self.kind, _REENTRANT, "", (_REENTRANT,), len(rows), taken_s, tell),
-            f"the backward repeats a part of the forward: {on_each(evidence, taken_s)} are that and its gradients",
+            f"the backward repeats a part of the forward: {on_each(job, taken_s)} are that and its gradients",
             None,
             suggested_fix="record with_stack=True (torch.profiler) to see what the backward repeats",
         )
 
 
-def _longest(evidence: OpEvidence, rows: Ints) -> tuple[str, ...]:
+def _longest(job: GraphSubject, rows: Ints) -> tuple[str, ...]:
     """The operators, or kernels without one, that launched these GPU ops, longest first."""
-    named = evidence.ops.select("operator", "name", "duration")[rows]
+    named = job.ops.select("operator", "name", "duration")[rows]
     named = named.select(pl.coalesce("operator", "name").alias("operator"), "duration")
     totals = named.group_by("operator").agg(pl.col("duration").sum())
     return tuple(totals.sort("duration", "operator", descending=[True, False])["operator"].head(_MOST_NAMES).to_list())
 
 
-def _kept_bytes(evidence: OpEvidence, rows: Ints) -> float | None:
+def _kept_bytes(job: GraphSubject, rows: Ints) -> float | None:
     """The bytes of what these ops write, of the step that writes most; None if no sizes were recorded.
 
     An operator that launches several kernels writes once; one whose name ends with _ writes into its input.
     """
-    ops = evidence.ops
+    ops = job.ops
     if "inputs" not in ops.columns:
         return None
     steps = ops["profiler_step"].gather(rows).to_list() if "profiler_step" in ops.columns else [None] * len(rows)

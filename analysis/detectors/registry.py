@@ -12,65 +12,66 @@ from importlib import import_module
 from typing import get_args, get_type_hints
 
 from tracekit.analysis.detectors.detector import Detector
+from tracekit.analysis.evidence.subject import JobKind
 from tracekit.base.plug_ins import PlugIn, plug_ins
 
-#: Module and class of each detector.
-_DETECTORS = (
-    "bad_worker.BadWorker",
-    "slow_host.SlowHost",
-    "slow_rank_group.SlowRankGroup",
-    "slow_rank_of_worker.SlowRankOfWorker",
-    "lockstep_jitter.LockstepJitter",
-    "data_skew.DataSkew",
-    "uneven_experts.HotExpert",
-    "uneven_experts.HotRank",
-    "uneven_experts.Rotating",
-    "uneven_experts.Skew",
-    "uneven_experts.UnknownLoads",
-    "one_launch_queue.OneLaunchQueue",
-    "stage_imbalance.StageImbalance",
-    "sequence_length_imbalance.SequenceLengthImbalance",
-    "position_effect.PositionEffect",
-    "random_variation.RandomVariation",
-    "python_gc.PythonGc",
-    "process_pauses.ProcessPauses",
-    "checkpoint_stalls.Checkpoints",
-    "evaluation.Evaluations",
-    "slow_steps.SlowSteps",
-    "slow_link.SlowLink",
-    "slow_nic.SlowNic",
-    "congestion.Congestion",
-    "shared_card.SharedCard",
-    "unrecorded_worker_late.UnrecordedWorkerLate",
-    "late_data.LateData",
-    "slow_optimizer.SlowOptimizer",
-    "slow_host_code.SlowHostCode",
-    "host_bound.HostBound",
-    "busy_cores.BusyCores",
-    "clock_error.ClockError",
-    "too_little_trace.TooLittleTrace",
-    "warm_up.WarmUp",
-    "gpu_allocation.GpuAllocation",
-    "python_code.PythonCode",
-    "host_operators.HostOperators",
-    "slow_copies.SlowCopies",
-    "slow_kernels.SlowKernels",
-    "recompute.Recompute",
-    "stream_waits.StreamWaits",
-    "idle_unseen.IdleUnseen",
-    "sync_calls.SyncCalls",
-    "late_start.LateStart",
-    "late_rank.LateRank",
-    "exposed_communication.ExposedCommunication",
-    "post_training.Queueing",
-    "post_training.Tail",
-    "post_training.UnevenEngines",
-    "post_training.Tools",
-    "post_training.Reward",
-    "post_training.WeightSync",
-    "nothing_found.Unexplained",
-    "nothing_found.Healthy",
-)
+#: Of each kind of finding, the module and class of its detector, and the kinds of jobs in which that looks.
+_DETECTORS = {
+    "bad-worker": ("bad_worker.BadWorker", JobKind.PIPELINE | JobKind.GRAPH),
+    "slow-host": ("slow_host.SlowHost", JobKind.PIPELINE),
+    "slow-rank-group": ("slow_rank_group.SlowRankGroup", JobKind.PIPELINE),
+    "slow-rank-of-worker": ("slow_rank_of_worker.SlowRankOfWorker", JobKind.PIPELINE),
+    "lockstep-jitter": ("lockstep_jitter.LockstepJitter", JobKind.PIPELINE),
+    "data-skew": ("data_skew.DataSkew", JobKind.PIPELINE | JobKind.GRAPH),
+    "hot-expert": ("uneven_experts.HotExpert", JobKind.PIPELINE | JobKind.GRAPH),
+    "hot-rank": ("uneven_experts.HotRank", JobKind.PIPELINE | JobKind.GRAPH),
+    "rotating": ("uneven_experts.Rotating", JobKind.PIPELINE | JobKind.GRAPH),
+    "skew": ("uneven_experts.Skew", JobKind.PIPELINE | JobKind.GRAPH),
+    "unknown-loads": ("uneven_experts.UnknownLoads", JobKind.PIPELINE | JobKind.GRAPH),
+    "one-launch-queue": ("one_launch_queue.OneLaunchQueue", JobKind.GRAPH),
+    "stage-imbalance": ("stage_imbalance.StageImbalance", JobKind.PIPELINE),
+    "sequence-length-imbalance": ("sequence_length_imbalance.SequenceLengthImbalance", JobKind.PIPELINE),
+    "position-effect": ("position_effect.PositionEffect", JobKind.PIPELINE),
+    "random-variation": ("random_variation.RandomVariation", JobKind.PIPELINE),
+    "python-gc": ("python_gc.PythonGc", JobKind.PIPELINE | JobKind.GRAPH),
+    "process-pauses": ("process_pauses.ProcessPauses", JobKind.PIPELINE),
+    "checkpoint-stalls": ("checkpoint_stalls.Checkpoints", JobKind.PIPELINE | JobKind.RECORDING),
+    "evaluation": ("evaluation.Evaluations", JobKind.PIPELINE),
+    "slow-steps": ("slow_steps.SlowSteps", JobKind.PIPELINE),
+    "slow-p2p-link": ("slow_link.SlowLink", JobKind.PIPELINE),
+    "slow-nic": ("slow_nic.SlowNic", JobKind.PIPELINE | JobKind.GRAPH),
+    "congestion": ("congestion.Congestion", JobKind.PIPELINE),
+    "shared-network-card": ("shared_card.SharedCard", JobKind.PIPELINE),
+    "unrecorded-worker-late": ("unrecorded_worker_late.UnrecordedWorkerLate", JobKind.PIPELINE),
+    "late-data-loading": ("late_data.LateData", JobKind.PIPELINE | JobKind.GRAPH),
+    "slow-optimizer": ("slow_optimizer.SlowOptimizer", JobKind.PIPELINE),
+    "slow-host-code": ("slow_host_code.SlowHostCode", JobKind.PIPELINE | JobKind.GRAPH),
+    "host-bound-launch": ("host_bound.HostBound", JobKind.PIPELINE | JobKind.RECORDING),
+    "busy-cores": ("busy_cores.BusyCores", JobKind.PIPELINE),
+    "clock-error": ("clock_error.ClockError", JobKind.PIPELINE),
+    "too-little-trace": ("too_little_trace.TooLittleTrace", JobKind.PIPELINE),
+    "warm-up": ("warm_up.WarmUp", JobKind.RECORDING),
+    "gpu-allocation": ("gpu_allocation.GpuAllocation", JobKind.RECORDING),
+    "python-code": ("python_code.PythonCode", JobKind.RECORDING),
+    "host-operator": ("host_operators.HostOperators", JobKind.RECORDING),
+    "slow-copies": ("slow_copies.SlowCopies", JobKind.RECORDING),
+    "slow-kernels": ("slow_kernels.SlowKernels", JobKind.RECORDING),
+    "recompute": ("recompute.Recompute", JobKind.RECORDING),
+    "stream-waits": ("stream_waits.StreamWaits", JobKind.RECORDING),
+    "idle-unseen": ("idle_unseen.IdleUnseen", JobKind.RECORDING),
+    "sync-calls": ("sync_calls.SyncCalls", JobKind.GRAPH),
+    "late-start": ("late_start.LateStart", JobKind.GRAPH),
+    "late-rank": ("late_rank.LateRank", JobKind.GRAPH),
+    "exposed-communication": ("exposed_communication.ExposedCommunication", JobKind.RECORDING),
+    "queueing": ("post_training.Queueing", JobKind.POST_TRAINING),
+    "tail": ("post_training.Tail", JobKind.POST_TRAINING),
+    "engines": ("post_training.UnevenEngines", JobKind.POST_TRAINING),
+    "tools": ("post_training.Tools", JobKind.POST_TRAINING),
+    "reward": ("post_training.Reward", JobKind.POST_TRAINING),
+    "sync": ("post_training.WeightSync", JobKind.POST_TRAINING),
+    "unexplained": ("nothing_found.Unexplained", JobKind.NONE),
+    "healthy": ("nothing_found.Healthy", JobKind.NONE),
+}
 
 
 class PlugInError(Exception):
@@ -81,9 +82,19 @@ class PlugInError(Exception):
         self.kind = kind
 
 
-def detectors() -> tuple[Detector, ...]:
-    """Return every detector, those of plug-ins last."""
-    return (*own_detectors(), *(plug_in.value for plug_in in _plugged()[0].values()))
+def detectors(kind: JobKind) -> tuple[Detector, ...]:
+    """Return the detectors that look in jobs of a kind, those of plug-ins last; no module of another one is loaded."""
+    return (*own_detectors(kind), *(plug_in.value for plug_in in _plugged()[0].values()))
+
+
+def own_detectors(kind: JobKind = JobKind.ANY) -> tuple[Detector, ...]:
+    """Return the detectors of tracekit that look in jobs of a kind."""
+    return tuple(_own(name) for name, (_, where) in _DETECTORS.items() if where & kind or kind is JobKind.ANY)
+
+
+def kinds() -> frozenset[str]:
+    """Return all kinds of findings."""
+    return frozenset(_DETECTORS) | _plugged()[0].keys()
 
 
 def left_out() -> tuple[str, ...]:
@@ -91,28 +102,27 @@ def left_out() -> tuple[str, ...]:
     return _plugged()[1]
 
 
-@cache
-def own_detectors() -> tuple[Detector, ...]:
-    """Return the detectors of tracekit."""
-    named = (name.split(".") for name in _DETECTORS)
-    return tuple(getattr(import_module(f"tracekit.analysis.detectors.{module}"), found)() for module, found in named)
-
-
 def detector_of(kind: str) -> Detector:
     """Return the detector of a kind of finding. Raises KeyError if there is none."""
-    own = _own_by_kind().get(kind)
-    made: Detector = _plugged()[0][kind].value if own is None else own
-    return made
+    plugged: Detector = _own(kind) if kind in _DETECTORS else _plugged()[0][kind].value
+    return plugged
 
 
 @cache
-def _own_by_kind() -> dict[str, Detector]:
-    return {detector.kind: detector for detector in own_detectors()}
+def _own(kind: str) -> Detector:
+    module, name = _DETECTORS[kind][0].split(".")
+    detector: Detector = getattr(import_module(f"tracekit.analysis.detectors.{module}"), name)()
+    return detector
+
+
+def kinds_of_jobs(kind: str) -> JobKind:
+    """Return the kinds of jobs in which the detector of a kind looks."""
+    return _DETECTORS[kind][1] if kind in _DETECTORS else JobKind.ANY
 
 
 def is_plug_in(kind: str) -> bool:
     """Whether findings of this kind come from a plug-in."""
-    return kind not in _own_by_kind()
+    return kind not in _DETECTORS
 
 
 @contextmanager
@@ -127,7 +137,7 @@ def guarded(kind: str) -> Iterator[None]:
 
 def _plugged() -> tuple[dict[str, PlugIn], tuple[str, ...]]:
     """The plug-ins by kind, and why others are left out."""
-    found, problems = plug_ins("detectors", frozenset(_own_by_kind()), _fits)
+    found, problems = plug_ins("detectors", frozenset(_DETECTORS), _fits)
     misnamed = tuple(
         f"{plug_in.source} is left out: its kind is {plug_in.value.kind!r:.40};"
         " give both the same name, one that tracekit itself does not use"
@@ -146,4 +156,4 @@ def _fits(made: object) -> bool:
 
 def parts() -> tuple[str, ...]:
     """Return all parts of a rank that can be slow, each once."""
-    return tuple(dict.fromkeys(detector.part for detector in detectors() if detector.part is not None))
+    return tuple(dict.fromkeys(detector.part for detector in detectors(JobKind.ANY) if detector.part is not None))

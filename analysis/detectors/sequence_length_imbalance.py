@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Treatment
 from tracekit.analysis.evidence.compute_profile import SMALLEST_CORRELATION, SMALLEST_LENGTH_SPREAD, uneven_lengths
-from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.wander import wander_of
 from tracekit.analysis.numeric.robust import safe
 from tracekit.analysis.whatif.interventions import Scale
@@ -32,12 +32,12 @@ class SequenceLengthImbalance(Detector):
     label = "uneven work"
     treatment = Treatment.BALANCE_DATA
 
-    def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        profile = evidence.profile
+    def find(self, job: PipelineSubject) -> Iterator[Candidate]:
+        profile = job.profile
         if profile is None:
             return
         r, spread = profile.length_correlation, profile.length_spread
-        if not uneven_lengths(r, spread) or wander_of(evidence).in_workload:
+        if not uneven_lengths(r, spread) or wander_of(job).in_workload:
             return
         figures = (
             Figure("correlation within DP rank and step", r, SMALLEST_CORRELATION),
@@ -50,5 +50,5 @@ class SequenceLengthImbalance(Detector):
             f"microbatches take unequal time ({spread:.0%} more or less), as sequences of unequal length do",
             figures,
             confidence_from(figures[1:]) * min(1.0, r),
-            Scale(evidence.table, even[None, None, None]),
+            Scale(job.table, even[None, None, None]),
         )

@@ -7,8 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector
-from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.congestion import congestion_of
+from tracekit.analysis.evidence.grids import transfers
 from tracekit.analysis.evidence.network_repairs import HICCUP_FACTOR, shared_anyway_s
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
+from tracekit.analysis.evidence.transfers import traffic_of
 from tracekit.analysis.whatif.interventions import Scale, step_times
 from tracekit.base.text import ratio
 from tracekit.report.finding import SMALLEST_BLAMELESS_SHARE, Figure, Place, Unit, confidence_from
@@ -34,12 +37,12 @@ class SharedCard(Detector):
     )
     loss = LossKind.COMMUNICATION
 
-    def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        if evidence.transfers.empty:
+    def find(self, job: PipelineSubject) -> Iterator[Candidate]:
+        if transfers(job).empty:
             return
-        traffic = evidence.traffic
+        traffic = traffic_of(job)
         usual = np.fmax(traffic.link_s, traffic.usual_s)[:, None, None]
-        found = evidence.congestion
+        found = congestion_of(job)
         shared_s = shared_anyway_s(traffic, found.rings if found.shows else np.ones(traffic.rings.shape))
         alone = np.maximum(traffic.seconds - shared_s, usual)
         long = (shared_s > 0) & (traffic.seconds > HICCUP_FACTOR * usual) & (alone < traffic.seconds)
@@ -47,8 +50,8 @@ class SharedCard(Detector):
             return
         with np.errstate(invalid="ignore", divide="ignore"):
             factor = np.where(long, alone / traffic.seconds, 1.0)
-        change = Scale(evidence.transfers, factor)
-        share = 1 - float(step_times(evidence.replay, (change,)).mean()) / evidence.unchanged_s
+        change = Scale(transfers(job), factor)
+        share = 1 - float(step_times(job.replay, (change,)).mean()) / job.unchanged_s
         if share < SMALLEST_BLAMELESS_SHARE:
             return
         figures = (

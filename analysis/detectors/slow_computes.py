@@ -1,6 +1,6 @@
 """Workers that compute slower than their peers: by how much, since when, how certain.
 
-In: `Evidence` and the workers. Out: words, figures and a `Candidate` for detectors of slow machines.
+In: `PipelineSubject` and the workers. Out: words, figures and a `Candidate` for detectors of slow machines.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from tracekit.analysis.detectors.episode_figures import NOISE, chance_figures, t
 from tracekit.analysis.detectors.remedies import LOW_CLOCK, SAME_CARD, SAME_CLOCK, THROTTLED_HOST, THROTTLED_RANK
 from tracekit.analysis.evidence.cards import clocks_of, hardware_at_fault, shares_card
 from tracekit.analysis.evidence.compute_profile import FORWARD, SMALLEST_FACTOR
-from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.groups import SlowGroup
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.workers import (
     factor_by_step,
     kind_factors,
@@ -39,100 +39,100 @@ ONE_KIND_CHECK = (
 )
 
 
-def slower(evidence: Evidence, hit: Bools, who: str) -> str:
+def slower(job: PipelineSubject, hit: Bools, who: str) -> str:
     """How much slower the workers in `hit` compute than `who`, and how large noise is, in words."""
-    alone = slow_kind(evidence, hit)
-    factors = worker_factor(evidence)[hit] - 1 if alone is None else kind_factors(evidence, hit)[alone] - 1
+    alone = slow_kind(job, hit)
+    factors = worker_factor(job)[hit] - 1 if alone is None else kind_factors(job, hit)[alone] - 1
     low, high = float(factors.min()), float(factors.max())
     size = f"{high:.0%}" if f"{low:.0%}" == f"{high:.0%}" else f"{low:.0%} to {high:.0%}"
     if 0 < high - low < _ALIKE:
         size = f"about {(low + high) / 2:.0%}"
-    grows = _growth(evidence, hit, alone)
+    grows = _growth(job, hit, alone)
     if alone is not None:
         slow, well = ("forwards", "backwards") if alone == FORWARD else ("backwards", "forwards")
         whose = "its" if len(factors) == 1 else "their"
         words = f"{whose} {slow} take {size} longer than those of {who}{grows}, {whose} {well} do not"
     else:
         words = f"compute{'s' if len(factors) == 1 else ''} {size} slower than {who}{grows}"
-    noise = next((figure.value for figure in _confidence_figures(evidence, hit) if figure.name == NOISE), None)
-    clocks = clocks_of(evidence, evidence.workers_where(hit))
+    noise = next((figure.value for figure in _confidence_figures(job, hit) if figure.name == NOISE), None)
+    clocks = clocks_of(job, job.workers_where(hit))
     at = clocks and f"; its GPU runs at {clocks.own_mhz:,.0f} MHz, those of others at {clocks.peers_mhz:,.0f} MHz"
     return words + ("" if noise is None else f"; noise alone makes {noise:.1%}") + (at or "")
 
 
-def _growth(evidence: Evidence, hit: Bools, kind: int | None) -> str:
+def _growth(job: PipelineSubject, hit: Bools, kind: int | None) -> str:
     """How the slowness of the workers in `hit` (in one kind, or in both) grows, in words; "" if it does not."""
-    profile = evidence.profile
-    if len(evidence.dp_ranks) < 2 or profile is None or not profile.workers.rises.reshape(hit.shape)[hit].all():
+    profile = job.profile
+    if len(job.dp_ranks) < 2 or profile is None or not profile.workers.rises.reshape(hit.shape)[hit].all():
         return ""
-    factor = factor_by_step(evidence) if kind is None else slow_factor(evidence)[kind]
+    factor = factor_by_step(job) if kind is None else slow_factor(job)[kind]
     by_step = factor.transpose(0, 2, 1)[hit].mean(axis=0)
     slow = by_step[by_step > 1] - 1
     return f", growing step by step from {slow[0]:.0%} to {slow[-1]:.0%}"
 
 
-def sampled_remedy(evidence: Evidence, workers: Sequence[Worker]) -> str | None:
+def sampled_remedy(job: PipelineSubject, workers: Sequence[Worker]) -> str | None:
     """What to do about slow workers by what was sampled of their GPUs; None if that says nothing."""
-    if hardware_at_fault(evidence, workers):
+    if hardware_at_fault(job, workers):
         return THROTTLED_RANK
-    if shares_card(evidence, workers):
+    if shares_card(job, workers):
         return SAME_CARD
-    clocks = clocks_of(evidence, workers)
+    clocks = clocks_of(job, workers)
     if clocks is None:
         return None
-    factor = float(worker_factor(evidence)[evidence.cells_of(workers)].min())
+    factor = float(worker_factor(job)[job.cells_of(workers)].min())
     return LOW_CLOCK if clocks.explain(factor) else SAME_CLOCK
 
 
-def worker_figures(evidence: Evidence, hit: Bools) -> tuple[Figure, ...]:
+def worker_figures(job: PipelineSubject, hit: Bools) -> tuple[Figure, ...]:
     """Return by how much the workers in `hit` are slow, and how certain that is."""
-    factor = float(worker_factor(evidence)[hit].min()) - 1
-    exact = evidence.attribution.worker_slowdown.T[hit]
+    factor = float(worker_factor(job)[hit].min()) - 1
+    exact = job.attribution.worker_slowdown.T[hit]
     return (
         Figure("compute beyond that of its peers", factor, SMALLEST_FACTOR, Unit.SHARE),
-        *_confidence_figures(evidence, hit),
+        *_confidence_figures(job, hit),
         Figure("slowdown from it alone", float(exact.max()), 0.0),
-        Figure("loss gone if the slowest 3% of workers were ideal", evidence.attribution.m_w.removal, 0.0, Unit.SHARE),
+        Figure("loss gone if the slowest 3% of workers were ideal", job.attribution.m_w.removal, 0.0, Unit.SHARE),
     )
 
 
-def _confidence_figures(evidence: Evidence, hit: Bools) -> tuple[Figure, ...]:
+def _confidence_figures(job: PipelineSubject, hit: Bools) -> tuple[Figure, ...]:
     """How unlikely the slowness is by chance, and how large the noise of the run is."""
-    profile = evidence.profile
+    profile = job.profile
     assert profile is not None
-    if len(evidence.dp_ranks) < 2:
+    if len(job.dp_ranks) < 2:
         return ()
     own = profile.slow_workers & hit
     if own.any():
         return chance_figures(profile.workers, own)
-    return chance_figures(profile.ranks, slow_machines(evidence) & hit.any(axis=0))
+    return chance_figures(profile.ranks, slow_machines(job) & hit.any(axis=0))
 
 
-def time_of(evidence: Evidence, hit: Bools) -> TimePattern | None:
+def time_of(job: PipelineSubject, hit: Bools) -> TimePattern | None:
     """When the workers in `hit` are slow; all of them are slow in the same steps."""
-    profile = evidence.profile
+    profile = job.profile
     assert profile is not None
-    if len(evidence.dp_ranks) < 2:
+    if len(job.dp_ranks) < 2:
         return None
-    series = worker_series(evidence, hit)
+    series = worker_series(job, hit)
     own = profile.slow_workers & hit
     if own.any():
-        return time_of_episodes(evidence, profile.workers, int(np.flatnonzero(own.ravel())[0]), series)
-    return time_of_episodes(evidence, profile.ranks, int(np.flatnonzero(hit.any(axis=0))[0]), series)
+        return time_of_episodes(job, profile.workers, int(np.flatnonzero(own.ravel())[0]), series)
+    return time_of_episodes(job, profile.ranks, int(np.flatnonzero(hit.any(axis=0))[0]), series)
 
 
-def of_group(kind: str, evidence: Evidence, group: SlowGroup, where: Place, who: str) -> Candidate:
+def of_group(kind: str, job: PipelineSubject, group: SlowGroup, where: Place, who: str) -> Candidate:
     """Return the candidate for a group of slow workers; `who`: its peers in words."""
-    figures = worker_figures(evidence, group.hit)
-    drained = group.host is not None and hardware_at_fault(evidence, evidence.workers_where(group.hit))
+    figures = worker_figures(job, group.hit)
+    drained = group.host is not None and hardware_at_fault(job, job.workers_where(group.hit))
     return Candidate(
         kind,
         where,
-        slower(evidence, group.hit, who),
+        slower(job, group.hit, who),
         figures,
         confidence_from(figures[:2]),
-        workers_as_fast_as_peers(evidence, group.hit),
-        worker_series(evidence, group.hit),
-        time_of(evidence, group.hit),
+        workers_as_fast_as_peers(job, group.hit),
+        worker_series(job, group.hit),
+        time_of(job, group.hit),
         suggested_fix=THROTTLED_HOST if drained else None,
     )

@@ -9,7 +9,8 @@ import polars as pl
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, gpu_of, on_each, share_of
-from tracekit.analysis.evidence.ops import OpEvidence
+from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.evidence.launches import without_waits
 from tracekit.analysis.gpu.roofline import Card
 from tracekit.analysis.whatif.interventions import LessTime, Together
 from tracekit.base.text import three_digits
@@ -36,9 +37,9 @@ class SlowCopies(Detector):
     loss = LossKind.INPUT
     repair = Repair("pinned-copies", "Copy from pinned memory, ahead of use", "the speed of the link")
 
-    def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        ops = evidence.ops
-        if gpu_of(evidence) is None or "bytes" not in ops.columns:
+    def find(self, job: GraphSubject) -> Iterator[Candidate]:
+        ops = job.ops
+        if gpu_of(job) is None or "bytes" not in ops.columns:
             return
         wanted = (
             ops["role"].eq("gpu")
@@ -52,19 +53,19 @@ class SlowCopies(Detector):
             calls = ops["copied"].is_in(copies).fill_null(value=False).to_numpy()
         waited_s = float(ops["duration"].to_numpy()[calls].sum())
         seconds_all = float(taken.sum()) + waited_s
-        if not len(copies) or share_of(evidence, seconds_all) < SMALLEST_SHARE:
+        if not len(copies) or share_of(job, seconds_all) < SMALLEST_SHARE:
             return
-        assert evidence.kept is not None, "a recording"
-        card = Card.named(evidence.kept.gpu)
+        assert job.kept is not None, "a recording"
+        card = Card.named(job.kept.gpu)
         less = np.zeros(ops.height)
         less[copies] = np.maximum(taken - moved / (card.link_s if card else _USUAL_LINK_S), 0.0)
         speed = float(moved.sum()) / (float(taken.sum()) or np.inf) / 1e9
         names = tuple(ops["name"].gather(copies).unique().sort().to_list())
         yield candidate(
             self.kind,
-            evidence,
+            job,
             Spent("transfer", names[0], "", names, len(copies), seconds_all),
             f"{three_digits(float(moved.sum()) / 1e6)} MB cross from or to pageable memory in"
-            f" {on_each(evidence, float(taken.sum()))}, {three_digits(speed)} GB/s",
-            Together((evidence.without_waits(calls), LessTime(less))),
+            f" {on_each(job, float(taken.sum()))}, {three_digits(speed)} GB/s",
+            Together((without_waits(job, calls), LessTime(less))),
         )

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Treatment
 from tracekit.analysis.detectors.slow_computes import of_group
-from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.groups import slow_groups
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.report.finding import Place
 
 
@@ -34,8 +34,8 @@ class SlowHost(Detector):
     part = "compute"
     treatment = Treatment.REPLACE_MACHINES
 
-    def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        for group in slow_groups(evidence)[0]:
+    def find(self, job: PipelineSubject) -> Iterator[Candidate]:
+        for group in slow_groups(job)[0]:
             if group.host is not None:
-                where = Place(workers=evidence.workers_where(group.hit), host=group.host)
-                yield of_group(self.kind, evidence, group, where, "their peers on other hosts")
+                where = Place(workers=job.workers_where(group.hit), host=group.host)
+                yield of_group(self.kind, job, group, where, "their peers on other hosts")

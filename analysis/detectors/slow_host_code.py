@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
-from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
-from tracekit.analysis.detectors.rank_behind import rank_behind, spent
-from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.analysis.evidence.ops import OpEvidence
+from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, only_in
+from tracekit.analysis.detectors.rank_behind import RankBehind, rank_behind
+from tracekit.analysis.evidence.host_code import host_code_of
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
+from tracekit.analysis.evidence.process_stops import process_stops_s
+from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.fixes.plan import SPEED_OF_PEERS
 from tracekit.analysis.gpu.part import Part
 from tracekit.analysis.numeric.arrays import Bools
 from tracekit.base.text import seconds
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
 from tracekit.trace.facts import Fact
-
-if TYPE_CHECKING:
-    from tracekit.analysis.gpu.behind import Behind
 
 #: Name the host code of a worker if it exceeds that of its peers by at least this share of the step.
 SMALLEST_HOST_SHARE = 0.02
@@ -53,18 +51,19 @@ class SlowHostCode(Detector):
     part = "host"
     repair = Repair("speed-up-host-code", "Make the host code as fast as that of its peers", SPEED_OF_PEERS)
 
-    def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        behind = evidence.behind(Part.HOST)
-        if behind is not None:
-            took = spent(evidence, behind)
+    def find(self, job: Subject) -> Iterator[Candidate]:
+        late = rank_behind(job, Part.HOST)
+        if late is not None:
             effect = (
-                f"its host works {seconds(took.mine_s)} between calls, {seconds(took.usual_s)} on its peers"
-                f"{_most_of_it(evidence, behind)}"
+                f"its host works {seconds(late.spent_s)} between calls, {seconds(late.usual_s)} on its peers"
+                f"{_most_of_it(late)}"
             )
-            yield from rank_behind(self.kind, evidence, Part.HOST, effect)
+            yield late.candidate(self.kind, effect)
+        yield from self._workers(job)
 
-    def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        code, slow = evidence.host_code, slow_host_code(evidence)
+    @only_in(PipelineSubject)
+    def _workers(self, job: PipelineSubject) -> Iterator[Candidate]:
+        code, slow = host_code_of(job), slow_host_code(job)
         if not slow.any():
             return
         hit = np.asarray(slow.any(axis=1))
@@ -74,21 +73,19 @@ class SlowHostCode(Detector):
         most = "" if by_place[place, worst] > ALL_OF_IT * longer_s else "mostly "
         stage, dp_index = divmod(worst, hit.shape[1])
         # Its level, not its scatter: chance has already been ruled out.
-        by_step = np.where(slow[stage, :, dp_index], 1 + longer_s / evidence.unchanged_s, 1.0)
+        by_step = np.where(slow[stage, :, dp_index], 1 + longer_s / job.unchanged_s, 1.0)
         episodes = code.episodes
         figures = (
-            Figure(
-                "longer than its peers, over the step", longer_s / evidence.unchanged_s, SMALLEST_HOST_SHARE, Unit.SHARE
-            ),
+            Figure("longer than its peers, over the step", longer_s / job.unchanged_s, SMALLEST_HOST_SHARE, Unit.SHARE),
             Figure(
                 "more likely slow than by chance", float(episodes.nats[hit.ravel()].min()), episodes.needed, Unit.NATS
             ),
         )
         effect = f"host code takes {seconds(longer_s)} longer than that of its peers, {most}{code.places[place]}"
-        seen = evidence.shows(Fact.COMPUTE)
+        seen = job.shows(Fact.COMPUTE)
         yield Candidate(
             self.kind,
-            Place(workers=evidence.workers_where(hit)),
+            Place(workers=job.workers_where(hit)),
             effect if seen else f"it comes to the collective {seconds(longer_s)} after its peers",
             figures,
             confidence_from(figures),
@@ -99,25 +96,25 @@ class SlowHostCode(Detector):
         )
 
 
-def slow_host_code(evidence: Evidence) -> Bools:
+def slow_host_code(job: PipelineSubject) -> Bools:
     """Which workers' host code takes longer than their peers', and when, [stages, steps, dp_ranks].
 
     Stops of a process make it launch late, too: one problem, one cause. Where the kernel counted them, steps with stops
     are left out; otherwise, launch delays are those without the stops seen in computes.
     """
-    return np.asarray(evidence.host_code.slow(SMALLEST_HOST_SHARE) & ~(evidence.process_stops_s > 0))
+    return np.asarray(host_code_of(job).slow(SMALLEST_HOST_SHARE) & ~(process_stops_s(job) > 0))
 
 
-def _most_of_it(evidence: OpEvidence, behind: Behind) -> str:
+def _most_of_it(late: RankBehind) -> str:
     """Return the phase and the operator in which the rank's host takes longest beyond its peers, in words."""
-    culprit = evidence.culprit
-    if culprit is None or not {"operator", "phase"} <= set(evidence.ops.columns):
+    ops = late.job.ops
+    if not {"operator", "phase"} <= set(ops.columns):
         return ""
-    named = [name for name in ("outer", "operator", "phase") if name in evidence.ops.columns]
-    host = evidence.ops.select("rank", "duration", *named).filter(behind.ops)
+    named = [name for name in ("outer", "operator", "phase") if name in ops.columns]
+    host = ops.select("rank", "duration", *named).filter(late.behind.ops)
     operator = pl.col("outer" if "outer" in host.columns else "operator").fill_null("Python, outside operators")
     key = [pl.col("phase").fill_null("?"), operator.alias("operator")]
-    here, others = pl.col("rank") == culprit.rank, max(host["rank"].n_unique() - 1, 1)
+    here, others = pl.col("rank") == late.rank, max(host["rank"].n_unique() - 1, 1)
     excess = (
         host.with_columns(key)
         .group_by("phase", "operator")

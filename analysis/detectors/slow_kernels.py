@@ -14,7 +14,8 @@ from msgspec import structs
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.detectors.of_one_gpu import MOST_OF_A_KIND, candidate, gpu_of, plain, share_of
-from tracekit.analysis.evidence.ops import OpEvidence
+from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.evidence.host_time import host_time
 from tracekit.analysis.gpu.roofline import Card, bytes_of, element_count, roofline_s, work_of
 from tracekit.analysis.gpu.times import SHORT_S
 from tracekit.analysis.gpu.unfused_attention import find_unfused_attention
@@ -53,9 +54,9 @@ class SlowKernels(Detector):
     loss = LossKind.COMPUTE
     repair = Repair("faster-kernels", "Bring the kernels to 70% of the card's peak", "that speed")
 
-    def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        ops = evidence.ops
-        if gpu_of(evidence) is None:
+    def find(self, job: GraphSubject) -> Iterator[Candidate]:
+        ops = job.ops
+        if gpu_of(job) is None:
             return
         on_gpu = ops["role"].eq("gpu") & ops["kind"].ne(str(KernelClass.COMMUNICATION))
         rows = np.flatnonzero(on_gpu.fill_null(value=False).to_numpy())
@@ -68,24 +69,24 @@ class SlowKernels(Detector):
         )[rows]
         priced = table["operator"].is_null().to_numpy()
         for find in (self._attention, self._layout):
-            one = find(evidence, rows, table)
+            one = find(job, rows, table)
             if one is not None:
                 yield one[0]
                 priced = priced | one[1]
         rows, table = rows[~priced], table.filter(~priced)
-        below = list(self._below_peak(evidence, rows, table))
+        below = list(self._below_peak(job, rows, table))
         yield from below
         named = [one.spent.name for one in below if one.change is not None and one.spent is not None]
-        yield from self._small_grids(evidence, rows, table, table["operator"].is_in(named).to_numpy())
-        yield from self._chains(evidence, rows, table)
+        yield from self._small_grids(job, rows, table, table["operator"].is_in(named).to_numpy())
+        yield from self._chains(job, rows, table)
 
-    def _below_peak(self, evidence: OpEvidence, rows: np.ndarray, table: pl.DataFrame) -> Iterator[Candidate]:
+    def _below_peak(self, job: GraphSubject, rows: np.ndarray, table: pl.DataFrame) -> Iterator[Candidate]:
         """The operators whose kernels could be faster, the longest first."""
-        assert evidence.kept is not None, "a recording"
-        card = Card.named(evidence.kept.gpu)
+        assert job.kept is not None, "a recording"
+        card = Card.named(job.kept.gpu)
         longest = table.group_by("operator").agg(pl.col("duration").sum()).sort("duration", "operator", descending=True)
         for op, taken_s in longest.head(MOST_OF_A_KIND).iter_rows():
-            if share_of(evidence, taken_s) < _SMALLEST_SHARE:
+            if share_of(job, taken_s) < _SMALLEST_SHARE:
                 return
             mine = table["operator"].eq(op).to_numpy()
             kernels = table.filter(mine)
@@ -93,8 +94,8 @@ class SlowKernels(Detector):
             need = of_each(partial(_needed_s, card, op), kernels["kind"], kernels["inputs"])
             names = _names(kernels, op)
             if np.isnan(need).all():
-                if share_of(evidence, taken_s) >= _LARGE_SHARE:
-                    yield self._unknown(evidence, rows[mine], op, names, taken_s, known=card is not None)
+                if share_of(job, taken_s) >= _LARGE_SHARE:
+                    yield self._unknown(job, rows[mine], op, names, taken_s, known=card is not None)
                 continue
             less_s = np.nan_to_num(np.maximum(took - need / REACHABLE, 0.0))
             if less_s.sum() < (1 - 1 / _SLOW) * taken_s:
@@ -102,8 +103,8 @@ class SlowKernels(Detector):
             slow = any(_NO_TENSOR_CORES.search(name) for name in names[1:])
             how = " in float32 without tensor cores" if slow else ""
             yield self._faster(
-                evidence, rows[mine], less_s, op, names, taken_s,
-                f"{code_name(op)}{how} takes {share_of(evidence, taken_s):.0%} of the recording, at"
+                job, rows[mine], less_s, op, names, taken_s,
+                f"{code_name(op)}{how} takes {share_of(job, taken_s):.0%} of the recording, at"
                 f" {np.nansum(need) / took[~np.isnan(need)].sum():.0%} of the card's peak"
                 f"{_occupied(kernels)}",
                 "allow TF32 (torch.set_float32_matmul_precision('high')), or compute in bfloat16 (torch.autocast)"
@@ -112,86 +113,86 @@ class SlowKernels(Detector):
             )  # fmt: skip
 
     def _small_grids(
-        self, evidence: OpEvidence, rows: np.ndarray, table: pl.DataFrame, priced: Bools
+        self, job: GraphSubject, rows: np.ndarray, table: pl.DataFrame, priced: Bools
     ) -> Iterator[Candidate]:
         """Kernels with fewer blocks than the card has multiprocessors, which leave some of them idle.
 
         `priced`: kernels that have a price already, [kernels].
         """
-        assert evidence.kept is not None, "a recording"
-        card = Card.named(evidence.kept.gpu)
+        assert job.kept is not None, "a recording"
+        card = Card.named(job.kept.gpu)
         if card is None:
             return
         took = table["duration"].to_numpy()
         blocks = of_each(_blocks, table["shape"])
         small = np.flatnonzero((blocks > 0) & (blocks < card.processors) & (took >= SHORT_S) & ~priced)
         less_s = took[small] * (1 - blocks[small] / card.processors)
-        if share_of(evidence, float(less_s.sum())) < _SMALLEST_SHARE:
+        if share_of(job, float(less_s.sum())) < _SMALLEST_SHARE:
             return
         mine = table[small]
         ops = mine.group_by("operator").agg(pl.col("duration").sum()).sort("duration", "operator", descending=True)
         names, taken_s = tuple(ops["operator"].head(_MOST_NAMES).to_list()), float(took[small].sum())
         usual = float(np.average(blocks[small], weights=took[small]))
         yield self._faster(
-            evidence, rows[small], less_s, names[0], names, taken_s,
+            job, rows[small], less_s, names[0], names, taken_s,
             f"kernels of {code_name(names[0])}{f' and {ops.height - 1} more' if ops.height > 1 else ''} have"
             f" {usual:.0f} blocks in the mean for {card.processors} multiprocessors, and take"
-            f" {share_of(evidence, taken_s):.0%} of the recording{_occupied(mine)}",
+            f" {share_of(job, taken_s):.0%} of the recording{_occupied(mine)}",
             "give each kernel more to do at once (a larger batch, fused operators, products with split K), or run it"
             " beside other work, on a stream of its own",
         )  # fmt: skip
 
     def _unknown(
-        self, evidence: OpEvidence, rows: np.ndarray, op: str, names: tuple[str, ...], taken_s: float, *, known: bool
+        self, job: GraphSubject, rows: np.ndarray, op: str, names: tuple[str, ...], taken_s: float, *, known: bool
     ) -> Candidate:
         """An operator that takes long; what it need take is not known, and so it has no price."""
         lacks = "the sizes of its inputs are not recorded" if known else "the peaks of this card are not known"
         more = "record with record_shapes=True" if known else "add the card with TRACEKIT_CARDS (docs/kineto.md)"
-        less = np.zeros(evidence.ops.height)
-        less[rows] = evidence.ops["duration"].gather(rows).to_numpy() / 2
-        half_s = evidence.unchanged_s - float(evidence.step_times((LessTime(less),)).mean())
+        less = np.zeros(job.ops.height)
+        less[rows] = job.ops["duration"].gather(rows).to_numpy() / 2
+        half_s = job.unchanged_s - float(job.step_times((LessTime(less),)).mean())
         return candidate(
             self.kind,
-            evidence,
+            job,
             Spent("kernel", op, "", names, len(rows), taken_s, f"{lacks}: {more}"),
-            f"{code_name(op)} takes {share_of(evidence, taken_s):.0%} of the recording; twice as fast would save"
+            f"{code_name(op)} takes {share_of(job, taken_s):.0%} of the recording; twice as fast would save"
             f" {seconds(half_s)}; {lacks}",
             None,
             suggested_fix=plain(f"see whether {code_name(op)} can be faster: {more}"),
         )
 
-    def _attention(self, evidence: OpEvidence, rows: np.ndarray, table: pl.DataFrame) -> tuple[Candidate, Bools] | None:
+    def _attention(self, job: GraphSubject, rows: np.ndarray, table: pl.DataFrame) -> tuple[Candidate, Bools] | None:
         """Attention as separate products with a softmax in between, and which kernels it consists of, [kernels]."""
-        assert evidence.kept is not None, "a recording"
-        found = find_unfused_attention(table, table["lane"].to_numpy(), Card.named(evidence.kept.gpu))
+        assert job.kept is not None, "a recording"
+        found = find_unfused_attention(table, table["lane"].to_numpy(), Card.named(job.kept.gpu))
         kernels, taken_s = found.kernels, table["duration"].to_numpy()
         least_s, most_s = found.less_s(taken_s, REACHABLE)
-        if share_of(evidence, float(least_s.sum())) < _SMALLEST_SHARE:
+        if share_of(job, float(least_s.sum())) < _SMALLEST_SHARE:
             return None
         inside = table.filter(kernels)
         named = inside["operator"].drop_nulls().to_list() or inside["name"].to_list()
         softmax = next(name for name in named if "softmax" in name.lower())
-        math = _called_by(evidence, rows[kernels], _FUSED_OPERATOR)
+        math = _called_by(job, rows[kernels], _FUSED_OPERATOR)
         known = bool((least_s == most_s).all())
         one = self._faster(
-            evidence, rows, least_s, softmax, tuple(dict.fromkeys([softmax, *named])), float(taken_s[kernels].sum()),
+            job, rows, least_s, softmax, tuple(dict.fromkeys([softmax, *named])), float(taken_s[kernels].sum()),
             f"attention runs as products and {code_name(softmax)}, whose scores go through memory:"
-            f" {share_of(evidence, float(taken_s[kernels].sum())):.0%} of the recording"
+            f" {share_of(job, float(taken_s[kernels].sum())):.0%} of the recording"
             + ("" if known else "; how fast a fused kernel is cannot be told without the card and the sizes of inputs"),
             _FUSE_MATH if math else "use torch.nn.functional.scaled_dot_product_attention, or flash attention",
             most_s=None if known else most_s, count=int(kernels.sum()),
         )  # fmt: skip
         return one, kernels
 
-    def _layout(self, evidence: OpEvidence, rows: np.ndarray, table: pl.DataFrame) -> tuple[Candidate, Bools] | None:
+    def _layout(self, job: GraphSubject, rows: np.ndarray, table: pl.DataFrame) -> tuple[Candidate, Bools] | None:
         """Convolutions whose inputs and outputs the library transposes, and which kernels do, [kernels]."""
-        assert evidence.kept is not None, "a recording"
-        card, taken_s = Card.named(evidence.kept.gpu), table["duration"].to_numpy()
+        assert job.kept is not None, "a recording"
+        card, taken_s = Card.named(job.kept.gpu), table["duration"].to_numpy()
         to_last = of_each(lambda name: bool(_TO_CHANNELS_LAST.search(name)), table["name"]) > 0
         to_first = of_each(lambda name: bool(_TO_CHANNELS_FIRST.search(name)), table["name"]) > 0
         transposes = to_last | to_first
         less_s = np.where(transposes, taken_s, 0.0)
-        share = share_of(evidence, float(less_s.sum()))
+        share = share_of(job, float(less_s.sum()))
         if share < _SMALLEST_SHARE:
             return None
         # A convolution transposes both its inputs, and one output back.
@@ -203,7 +204,7 @@ class SlowKernels(Detector):
             between = "; batch norms and activations in between may become faster, too"
         names = table.filter(transposes).select(pl.coalesce("operator", "name"))["operator"].unique(maintain_order=True)
         one = self._faster(
-            evidence, rows, less_s, "nchwToNhwc" if channels_first else "nhwcToNchw",
+            job, rows, less_s, "nchwToNhwc" if channels_first else "nhwcToNchw",
             (*names.head(_MOST_NAMES), *table.filter(transposes)["name"].unique(maintain_order=True).head(_MOST_NAMES)),
             float(less_s.sum()),
             f"{np.count_nonzero(transposes):,} kernels only transpose tensors between"
@@ -219,7 +220,7 @@ class SlowKernels(Detector):
             one, title="Convolutions run in another layout than their tensors", bound=False
         ), transposes
 
-    def _chains(self, evidence: OpEvidence, rows: np.ndarray, table: pl.DataFrame) -> Iterator[Candidate]:
+    def _chains(self, job: GraphSubject, rows: np.ndarray, table: pl.DataFrame) -> Iterator[Candidate]:
         """Elementwise kernels of one size in a row, which one kernel could do."""
         taken = table["duration"].to_numpy()
         element_wise = table["kind"].eq(str(KernelClass.ELEMENT_WISE)).to_numpy()
@@ -239,7 +240,7 @@ class SlowKernels(Detector):
         less = np.where(length[chain] >= _SHORTEST_CHAIN, taken[order], 0.0)
         less[first] -= np.where(length >= _SHORTEST_CHAIN, longest, 0.0)[: int(first.sum())]
         total_s = float(taken[order][length[chain] >= _SHORTEST_CHAIN].sum())
-        if share_of(evidence, float(less.sum())) < _SMALLEST_SHARE:
+        if share_of(job, float(less.sum())) < _SMALLEST_SHARE:
             return
         in_chain = order[length[chain] >= _SHORTEST_CHAIN]
         named = (
@@ -252,15 +253,15 @@ class SlowKernels(Detector):
         less_s = np.zeros(len(order))
         less_s[order] = less
         yield self._faster(
-            evidence, rows, less_s, names[0], names, total_s,
+            job, rows, less_s, names[0], names, total_s,
             f"{int((length >= _SHORTEST_CHAIN).sum()):,} chains of elementwise kernels such as {code_name(names[0])}"
-            f" take {share_of(evidence, total_s):.0%} of the recording, which fused ones read and write once",
+            f" take {share_of(job, total_s):.0%} of the recording, which fused ones read and write once",
             "fuse them with torch.compile, or use fused operators (fused optimizer, fused norms and activations)",
         )  # fmt: skip
 
     def _faster(
         self,
-        evidence: OpEvidence,
+        job: GraphSubject,
         rows: np.ndarray,
         less_s: Floats,
         op: str,
@@ -275,14 +276,14 @@ class SlowKernels(Detector):
         """The candidate of GPU ops `rows` that take `less_s` less, or at most `most_s` where that is not the same."""
 
         def change(each_s: Floats) -> LessTime:
-            less = np.zeros(evidence.ops.height)
+            less = np.zeros(job.ops.height)
             less[rows] = each_s
             return LessTime(less)
 
         spent = Spent("kernel", op, "", names, len(rows) if count is None else count, taken_s)
         return candidate(
             self.kind,
-            evidence,
+            job,
             spent,
             effect,
             change(less_s),
@@ -327,12 +328,12 @@ def _names(mine: pl.DataFrame, op: str) -> tuple[str, ...]:
     return (op, *kernels["name"].head(_MOST_NAMES).to_list())
 
 
-def _called_by(evidence: OpEvidence, rows: Ints, operator: str) -> bool:
+def _called_by(job: GraphSubject, rows: Ints, operator: str) -> bool:
     """Whether one of these GPU ops was launched inside this operator."""
-    launched_by = evidence.host_time.launched_by[rows]
-    if "outer" not in evidence.ops.columns:
+    launched_by = host_time(job).launched_by[rows]
+    if "outer" not in job.ops.columns:
         return False
-    outer = evidence.ops["outer"].gather(launched_by[launched_by >= 0]).cast(pl.String)
+    outer = job.ops["outer"].gather(launched_by[launched_by >= 0]).cast(pl.String)
     return bool(outer.str.contains(operator, literal=True).any())
 
 

@@ -8,9 +8,10 @@ import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.detectors.network_times import network_time
-from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.grids import transfers
 from tracekit.analysis.evidence.network_repairs import links_as_usual
-from tracekit.analysis.evidence.transfers import SMALLEST_LINK_FACTOR
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
+from tracekit.analysis.evidence.transfers import SMALLEST_LINK_FACTOR, traffic_of
 from tracekit.base.text import ratio
 from tracekit.report.finding import Figure, Link, Place, Unit, confidence_from
 
@@ -44,15 +45,15 @@ class SlowLink(Detector):
         "the speed of other links afterwards",
     )
 
-    def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        if evidence.transfers.empty:
+    def find(self, job: PipelineSubject) -> Iterator[Candidate]:
+        if transfers(job).empty:
             return
-        traffic = evidence.traffic
+        traffic = traffic_of(job)
         slow, factor = traffic.slow_links, traffic.factor
         # With two stages, the direction from the last stage to the first uses the same connection as that from the
         # first to the last: one cause, named after the slow direction.
-        ways = 2 * evidence.stages if evidence.stages == 2 else 2
-        for link in range(2 * evidence.stages // ways):
+        ways = 2 * job.stages if job.stages == 2 else 2
+        for link in range(2 * job.stages // ways):
             mine = np.zeros_like(slow)
             mine[ways * link : ways * (link + 1)] = slow[ways * link : ways * (link + 1)]
             if not mine.any():
@@ -64,7 +65,7 @@ class SlowLink(Detector):
             )
             stage = int(mine.any(axis=(1, 2)).argmax()) // 2
             links = tuple(
-                Link(evidence.dp_ranks[int(at)], stage, (stage + 1) % evidence.stages)
+                Link(job.dp_ranks[int(at)], stage, (stage + 1) % job.stages)
                 for at in np.flatnonzero(mine.any(axis=(0, 1)))
             )
             series = np.where(mine.any(axis=(0, 2)), float(np.median(factor[mine])), 1.0)
@@ -77,5 +78,5 @@ class SlowLink(Detector):
                 figures,
                 confidence_from(figures),
                 change,
-                time=network_time(evidence, series),
+                time=network_time(job, series),
             )

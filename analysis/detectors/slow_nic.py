@@ -6,15 +6,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
+from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, only_in
 from tracekit.analysis.detectors.network_times import network_time, on_one_host
 from tracekit.analysis.detectors.rank_behind import rank_behind
 from tracekit.analysis.detectors.too_little_trace import FEWEST_STEPS
-from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.grids import collectives, transfers
 from tracekit.analysis.evidence.network_repairs import card_as_usual
-from tracekit.analysis.evidence.ops import OpEvidence
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.slow_cards import SMALLEST_RING_FACTOR
-from tracekit.analysis.evidence.transfers import SMALLEST_LINK_FACTOR
+from tracekit.analysis.evidence.subject import Subject
+from tracekit.analysis.evidence.transfers import SMALLEST_LINK_FACTOR, traffic_of
 from tracekit.analysis.gpu.part import Part
 from tracekit.analysis.numeric.robust import lower_median, median
 from tracekit.analysis.whatif.interventions import Scale
@@ -56,15 +57,19 @@ class SlowNic(Detector):
         "the speed of other cards afterwards",
     )
 
-    def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        if evidence.behind(Part.TRANSFERS) is not None:
-            effect = "its transfers take longer than those of its peers once all ranks are there"
-            yield from rank_behind(self.kind, evidence, Part.TRANSFERS, effect)
+    def find(self, job: Subject) -> Iterator[Candidate]:
+        late = rank_behind(job, Part.TRANSFERS)
+        if late is not None:
+            yield late.candidate(
+                self.kind, "its transfers take longer than those of its peers once all ranks are there"
+            )
+        yield from self._cards(job)
 
-    def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        if len(evidence.replay.graph.steps) < FEWEST_STEPS:
+    @only_in(PipelineSubject)
+    def _cards(self, job: PipelineSubject) -> Iterator[Candidate]:
+        if len(job.replay.graph.steps) < FEWEST_STEPS:
             return
-        cards = () if evidence.transfers.empty else evidence.traffic.cards
+        cards = () if transfers(job).empty else traffic_of(job).cards
         for card in cards:
             figures: tuple[Figure, ...] = (
                 Figure("transfer time over the usual", float(card.factor.max()), SMALLEST_LINK_FACTOR, Unit.FACTOR),
@@ -81,22 +86,22 @@ class SlowNic(Detector):
                 )
             yield Candidate(
                 self.kind,
-                Place(workers=card.workers, host=evidence.hosts.get(card.workers[0])),
+                Place(workers=card.workers, host=job.hosts.get(card.workers[0])),
                 effect,
                 figures,
                 confidence_from(figures),
-                card_as_usual(evidence.traffic, card),
-                time=network_time(evidence, np.where(card.steps, float(card.factor[card.steps].mean()), 1.0)),
+                card_as_usual(traffic_of(job), card),
+                time=network_time(job, np.where(card.steps, float(card.factor[card.steps].mean()), 1.0)),
                 title=f"Network card is slow in {' and '.join(card.sides)}",
             )
         if not cards:
-            yield from self._of_one_member(evidence)
+            yield from self._of_one_member(job)
 
-    def _of_one_member(self, evidence: Evidence) -> Iterator[Candidate]:
+    def _of_one_member(self, job: PipelineSubject) -> Iterator[Candidate]:
         """Workers whose collectives take longer than those of their peers in the same rings."""
-        if evidence.collectives.empty or len(evidence.dp_ranks) < 2 or on_one_host(evidence):
+        if collectives(job).empty or len(job.dp_ranks) < 2 or on_one_host(job):
             return
-        member_s = evidence.collectives.gather(evidence.replay.durations.cost)
+        member_s = collectives(job).gather(job.replay.durations.cost)
         usual = lower_median(median(member_s, (2,)), axis=-1)
         # Peers with transfers of almost no time were waited for, or measured by a wrong clock; they do not measure a
         # card.
@@ -110,7 +115,7 @@ class SlowNic(Detector):
         figures = (
             Figure("transfer time over that of its peers", float(factor[hit].max()), SMALLEST_NIC_FACTOR, Unit.FACTOR),
         )
-        change = Scale(evidence.collectives, 1 / np.where(hit, factor, 1.0)[:, None, None, :])
-        where = Place(workers=evidence.workers_where(hit))
+        change = Scale(collectives(job), 1 / np.where(hit, factor, 1.0)[:, None, None, :])
+        where = Place(workers=job.workers_where(hit))
         effect = f"collectives take {ratio(figures[0].value)} times as long as on its peers in the same ring"
         yield Candidate(self.kind, where, effect, figures, confidence_from(figures), change)

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
-from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.evidence import evidence
+from tracekit.analysis.evidence.grids import optimizers
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.workers import slow_workers, worker_factor
 from tracekit.analysis.fixes.plan import SPEED_OF_PEERS
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, median, nan_mean
@@ -47,38 +49,47 @@ class SlowOptimizer(Detector):
     part = "optimizer"
     repair = Repair("replace-workers", "Make the optimizer as fast as those of its peers", SPEED_OF_PEERS)
 
-    def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        among_stages = len(evidence.dp_ranks) < 2
-        if evidence.optimizers.empty or (among_stages and evidence.stages < 2):
+    def find(self, job: PipelineSubject) -> Iterator[Candidate]:
+        among_stages = len(job.dp_ranks) < 2
+        if optimizers(job).empty or (among_stages and job.stages < 2):
             return
         axis = 0 if among_stages else 1
-        taken_s = evidence.optimizers.gather(evidence.replay.durations.cost).sum(axis=1)
+        taken_s = optimizers(job).gather(job.replay.durations.cost).sum(axis=1)
         level = median(taken_s, (1,))
         usual = np.maximum(np.expand_dims(lower_median(level, axis=axis), axis), 1e-9)
         scatter = MAD_TO_SIGMA * median(np.abs(taken_s - level[:, None]), (1,)) / np.sqrt(taken_s.shape[1])
         apart = MAD_TO_SIGMA * np.expand_dims(lower_median(np.abs(level - usual), axis=axis), axis)
         # A stage with more layers has more parameters, too.
-        peers = usual * (np.maximum(worker_factor(evidence), 1.0) if among_stages else 1.0)
+        peers = usual * (np.maximum(worker_factor(job), 1.0) if among_stages else 1.0)
         error, factor = np.hypot(scatter, apart) / peers, level / peers
         smallest = SMALLEST_OPTIMIZER_FACTOR_OF_STAGES if among_stages else SMALLEST_OPTIMIZER_FACTOR
-        hit = (factor > smallest) & (factor - 1 > OPTIMIZER_ERRORS * error) & ~slow_workers(evidence)
+        hit = (factor > smallest) & (factor - 1 > OPTIMIZER_ERRORS * error) & ~slow_workers(job)
         if not hit.any():
             return
         figures = (
             Figure("optimizer over that of its peers", float(factor[hit].max()), smallest, Unit.FACTOR),
             Figure("beyond its peers", float((level - peers)[hit].max()), 0.0, Unit.SECONDS),
         )
-        as_peers = Scale(evidence.optimizers, 1 / np.where(hit, factor, 1.0)[:, None, None, :])
+        as_peers = Scale(optimizers(job), 1 / np.where(hit, factor, 1.0)[:, None, None, :])
         change = Together((as_peers, NoOverlap()))
         series = np.where(hit[:, None], taken_s / peers[:, None], np.nan)
         whose = "those of other stages" if among_stages else "its peers'"
         yield Candidate(
             self.kind,
-            Place(workers=evidence.workers_where(hit)),
+            Place(workers=job.workers_where(hit)),
             f"optimizer takes {ratio(figures[0].value)} times as long as {whose}, {seconds(figures[1].value)} more",
             figures,
             confidence_from(figures),
             change,
             nan_mean(series, (0, 2)),
-            bound=not evidence.distances_seen,
+            bound=not distances_seen(job),
         )
+
+
+@evidence(PipelineSubject)
+def distances_seen(job: PipelineSubject) -> bool:
+    """True if the trace shows how much of the end of a step overlaps the beginning of the next one.
+
+    Starts relative to each step do not, unless workers begin late because they ended the previous step late.
+    """
+    return bool(job.trace.step_starts) or job.replay.overlap_s is not None

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Treatment
 from tracekit.analysis.detectors.slow_computes import of_group
-from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.groups import slow_groups
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.report.finding import Place
 
 
@@ -32,7 +32,7 @@ class SlowRankGroup(Detector):
     part = "compute"
     treatment = Treatment.REPLACE_MACHINES
 
-    def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        for group in slow_groups(evidence)[0]:
+    def find(self, job: PipelineSubject) -> Iterator[Candidate]:
+        for group in slow_groups(job)[0]:
             if group.dp_ranks:
-                yield of_group(self.kind, evidence, group, Place(dp_ranks=group.dp_ranks), "the other DP ranks")
+                yield of_group(self.kind, job, group, Place(dp_ranks=group.dp_ranks), "the other DP ranks")

@@ -11,8 +11,8 @@ from tracekit.analysis.detectors.lockstep_ranks import PARTS_OF_RANKS, late_rank
 from tracekit.analysis.detectors.remedies import SLOW_RANK
 from tracekit.analysis.detectors.slow_host_code import SMALLEST_HOST_SHARE
 from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR
-from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.lockstep import Lockstep
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.fixes.plan import SPEED_OF_PEERS
 from tracekit.analysis.numeric.arrays import Bools
 from tracekit.base.text import seconds
@@ -37,25 +37,25 @@ class SlowRankOfWorker(Detector):
     part = "compute"
     repair = Repair("replace-workers", "Make the rank as fast as the other ranks of its worker", SPEED_OF_PEERS)
 
-    def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        lockstep = evidence.lockstep
+    def find(self, job: PipelineSubject) -> Iterator[Candidate]:
+        lockstep = job.lockstep
         if lockstep is None:
             return
-        late_by_kind = late_ranks(evidence)
+        late_by_kind = late_ranks(job)
         slow = lockstep.slow(SMALLEST_FACTOR)
         if (stopped := late_by_kind.get("process-pauses")) is not None:
             slow &= ~stopped.any(axis=2, keepdims=True)
         for worker in np.flatnonzero(slow.any(axis=(1, 2))):
             here = np.zeros_like(slow)
             here[worker] = slow[worker]
-            yield self._candidate(evidence, lockstep, here)
+            yield self._candidate(job, lockstep, here)
         for kind, late in late_by_kind.items():
-            yield from self._late(evidence, lockstep, kind, late)
+            yield from self._late(job, lockstep, kind, late)
 
-    def _late(self, evidence: Evidence, lockstep: Lockstep, kind: str, late: Bools) -> Iterator[Candidate]:
+    def _late(self, job: PipelineSubject, lockstep: Lockstep, kind: str, late: Bools) -> Iterator[Candidate]:
         """Ranks that hold up their worker by something other than computing, one candidate per worker."""
         if kind == "process-pauses":
-            beyond_s = lockstep.stopped(evidence.unchanged_s)[1]
+            beyond_s = lockstep.stopped(job.unchanged_s)[1]
         else:
             beyond_s = lockstep.beyond_s(PARTS_OF_RANKS[kind][0])
         for worker in np.flatnonzero(late.any(axis=(1, 2))):
@@ -66,7 +66,7 @@ class SlowRankOfWorker(Detector):
             figures = (
                 Figure(
                     "longer than its peers, over the step",
-                    longer_s / evidence.unchanged_s,
+                    longer_s / job.unchanged_s,
                     SMALLEST_HOST_SHARE,
                     Unit.SHARE,
                 ),
@@ -85,11 +85,11 @@ class SlowRankOfWorker(Detector):
             else:
                 longer = f"{PARTS_OF_RANKS[kind][1]} takes {seconds(longer_s)} longer"
                 effect = f"{longer} than on the other ranks of the worker, which wait for it"
-            series = np.where(steps, 1 + longer_s / evidence.unchanged_s, 1.0)
+            series = np.where(steps, 1 + longer_s / job.unchanged_s, 1.0)
             change = lockstep.on_time(here, beyond_s)
             yield Candidate(kind, where, effect, figures, confidence_from(figures), change, series)
 
-    def _candidate(self, evidence: Evidence, lockstep: Lockstep, slow: np.ndarray) -> Candidate:
+    def _candidate(self, job: PipelineSubject, lockstep: Lockstep, slow: np.ndarray) -> Candidate:
         (worker,) = np.flatnonzero(slow.any(axis=(1, 2)))
         positions = np.flatnonzero(slow[worker].any(axis=1))
         steps = slow[worker].any(axis=0)
@@ -111,6 +111,6 @@ class SlowRankOfWorker(Detector):
             f"{who} {excess:.0%} slower than its peers in the worker; they wait {waits} of each step for it, and noise"
             f" alone makes {noise:.0%}"
         )
-        series = 1 + gained / evidence.unchanged_s
+        series = 1 + gained / job.unchanged_s
         change = lockstep.as_fast_as_peers(slow)
         return Candidate(self.kind, where, effect, figures, confidence_from(figures), change, series)

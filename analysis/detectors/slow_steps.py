@@ -10,7 +10,8 @@ from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.detectors.episode_figures import chance_figures
 from tracekit.analysis.detectors.too_little_trace import FEWEST_STEPS
 from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR
-from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
+from tracekit.analysis.evidence.process_stops import steps_with_stops
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import lower_median, median, safe
 from tracekit.analysis.whatif.interventions import Scale
@@ -37,13 +38,13 @@ class SlowSteps(Detector):
     )
     repair = Repair("steady-steps", "Keep all steps as fast as the usual one", "all steps as fast as the usual one")
 
-    def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        profile = evidence.profile
+    def find(self, job: PipelineSubject) -> Iterator[Candidate]:
+        profile = job.profile
         if profile is None or len(profile.step) < FEWEST_STEPS:
             return
-        slow = (profile.slow_step > 1) & ~evidence.steps_with_stops
-        if evidence.pauses is not None and evidence.pauses.stopped.any():
-            slow &= _slow_on(~evidence.pauses.stopped, evidence.table.grid)
+        slow = (profile.slow_step > 1) & ~steps_with_stops(job)
+        if job.pauses is not None and job.pauses.stopped.any():
+            slow &= _slow_on(~job.pauses.stopped, job.table.grid)
         if not slow.any() or slow.mean() > 0.5:
             return
         figures = (
@@ -55,8 +56,8 @@ class SlowSteps(Detector):
             ),
             *chance_figures(profile.steps, np.array([True])),
         )
-        steps = tuple(int(step) for step in evidence.replay.graph.steps[slow])
-        change = Scale(evidence.table, 1 / np.where(slow, profile.slow_step, 1.0)[:, None])
+        steps = tuple(int(step) for step in job.replay.graph.steps[slow])
+        change = Scale(job.table, 1 / np.where(slow, profile.slow_step, 1.0)[:, None])
         confidence = min(confidence_from(figures[:2]), 1 - float(slow.mean()))
         effect = (
             f"computes of {len(steps)} of {len(profile.step)} steps take up to {figures[0].value:.0%} longer than in"

@@ -8,7 +8,7 @@ import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Treatment
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD, ComputeProfile
-from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.workers import SMALLEST_STAGE_EXCESS, larger_chunks, slow_workers, stage_excess
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.robust import lower_median, safe
@@ -37,16 +37,16 @@ class StageImbalance(Detector):
     label = "uneven work"
     treatment = Treatment.MOVE_LAYERS
 
-    def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        profile = evidence.profile
-        if profile is None or evidence.stages < 2:
+    def find(self, job: PipelineSubject) -> Iterator[Candidate]:
+        profile = job.profile
+        if profile is None or job.stages < 2:
             return
         excess = stage_excess(profile)
-        if len(evidence.dp_ranks) == 1:
-            excess[slow_workers(evidence)[:, 0]] = 0.0
-        larger = larger_chunks(evidence, profile) & (excess > SMALLEST_STAGE_EXCESS)
+        if len(job.dp_ranks) == 1:
+            excess[slow_workers(job)[:, 0]] = 0.0
+        larger = larger_chunks(job, profile) & (excess > SMALLEST_STAGE_EXCESS)
         for stage in np.flatnonzero(larger.any(axis=1) & ~larger.all(axis=1)):
-            yield from _uneven_chunks(self.kind, evidence, profile, int(stage), np.flatnonzero(larger[stage]))
+            yield from _uneven_chunks(self.kind, job, profile, int(stage), np.flatnonzero(larger[stage]))
         for stage in np.flatnonzero(larger.all(axis=1)):
             figures = (
                 Figure(
@@ -55,8 +55,8 @@ class StageImbalance(Detector):
                     SMALLEST_STAGE_EXCESS,
                     Unit.SHARE,
                 ),
-                Figure("S of the stage", float(evidence.attribution.stage_slowdown[stage]), 0.0),
-                Figure("loss gone if the last stage were ideal", evidence.attribution.m_s.removal, 0.0, Unit.SHARE),
+                Figure("S of the stage", float(job.attribution.stage_slowdown[stage]), 0.0),
+                Figure("loss gone if the last stage were ideal", job.attribution.m_s.removal, 0.0, Unit.SHARE),
             )
             yield Candidate(
                 self.kind,
@@ -64,12 +64,12 @@ class StageImbalance(Detector):
                 f"takes {excess[stage].max():.0%} longer than the usual stage, on all DP ranks",
                 figures,
                 confidence_from(figures[:1]),
-                Scale(evidence.table, _like_the_usual_stage(profile, int(stage), larger[stage])),
+                Scale(job.table, _like_the_usual_stage(profile, int(stage), larger[stage])),
             )
 
 
 def _uneven_chunks(
-    kind: str, evidence: Evidence, profile: ComputeProfile, stage: int, chunks: Ints
+    kind: str, job: PipelineSubject, profile: ComputeProfile, stage: int, chunks: Ints
 ) -> Iterator[Candidate]:
     """Yield each of these chunks of a stage of which others have no more work than usual."""
     for chunk in chunks.tolist():
@@ -99,7 +99,7 @@ def _uneven_chunks(
             takes + "".join(f", its {name} {factor:.2g} times" for name, factor in more),
             figures,
             confidence_from(figures[:1]),
-            Scale(evidence.table, factor[:, :, :, None, None, None]),
+            Scale(job.table, factor[:, :, :, None, None, None]),
             title="Model chunk has more work than the others",
             next_check="layers of the chunk; output head, vocabulary size and loss in the last, embedding in the first",
             suggested_fix="give {place} fewer layers, or make its embedding, output head or loss faster",

@@ -16,7 +16,9 @@ from tracekit.analysis.detectors.of_one_gpu import (
     plain,
     share_of,
 )
-from tracekit.analysis.evidence.ops import LATEST_ARRIVAL_S, OpEvidence
+from tracekit.analysis.evidence.evidence import evidence
+from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.evidence.launches import LATEST_ARRIVAL_S
 from tracekit.analysis.graph.op_graph import Why
 from tracekit.analysis.numeric.codes import numbered
 from tracekit.base.text import code_name
@@ -43,10 +45,10 @@ class StreamWaits(Detector):
     loss = LossKind.IDLE
     repair = Repair("no-stream-wait", "Let the streams run at the same time", assumes="they share no data")
 
-    def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        """See `Detector.in_ops`; only waits that the profiler recorded count."""
-        graph, ops = evidence.graph.ops, evidence.ops
-        if gpu_of(evidence) is None or not evidence.stream_waits_recorded:
+    def find(self, job: GraphSubject) -> Iterator[Candidate]:
+        """See `Detector.find`; only waits that the profiler recorded count."""
+        graph, ops = job.graph.ops, job.ops
+        if gpu_of(job) is None or not stream_waits_recorded(job):
             return
         end, alike = graph.start + graph.duration, (ops["kind"] == str(KernelClass.COMMUNICATION)).to_numpy()
         event = (graph.why == Why.EVENT) & ~alike[graph.before]
@@ -60,7 +62,7 @@ class StreamWaits(Detector):
         by_pair = np.bincount(pair, waited_s[waits])
         for one in np.argsort(-by_pair, kind="stable")[:MOST_OF_A_KIND].tolist():
             taken_s = float(by_pair[one])
-            if share_of(evidence, taken_s) < SMALLEST_SHARE:
+            if share_of(job, taken_s) < SMALLEST_SHARE:
                 return
             mine = waits[pair == one]
             waiting, other = (side[int(np.flatnonzero(pair == one)[0])] for side in stream)
@@ -71,14 +73,20 @@ class StreamWaits(Detector):
             then = ops["name"][int(graph.after[longest[0]])]
             yield candidate(
                 self.kind,
-                evidence,
+                job,
                 Spent(IdleReason.QUEUED, names[0], "", (*names, other, waiting), len(mine), taken_s),
-                f"{waiting} waits {on_each(evidence, taken_s)} for {other}: {code_name(then)} begins as"
+                f"{waiting} waits {on_each(job, taken_s)} for {other}: {code_name(then)} begins as"
                 f" {code_name(names[0])} ends",
-                evidence.pace.without_edges(gone),
+                job.pace.without_edges(gone),
                 suggested_fix=plain(
                     f"let {waiting} wait only for what {code_name(then)} needs of {other}, or launch"
                     f" {code_name(names[0])} earlier"
                 ),
                 bound=True,
             )
+
+
+@evidence(GraphSubject)
+def stream_waits_recorded(job: GraphSubject) -> bool:
+    """Whether the profiler recorded which stream waits for which."""
+    return bool((job.graph.ops.why == Why.EVENT).any())

@@ -18,8 +18,10 @@ from tracekit.analysis.detectors.of_one_gpu import (
     plain,
     share_of,
 )
-from tracekit.analysis.detectors.rank_behind import rank_behind, spent
-from tracekit.analysis.evidence.ops import OpEvidence
+from tracekit.analysis.detectors.rank_behind import rank_behind
+from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.evidence.host_time import host_time
+from tracekit.analysis.evidence.launches import without_waits
 from tracekit.analysis.evidence.unnamed_saves import unnamed_saves
 from tracekit.analysis.evidence.waiting import waiting_calls
 from tracekit.analysis.gpu.part import Part
@@ -53,44 +55,43 @@ class SyncCalls(Detector):
     stragglers_where_few = True
     repair = Repair("remove-sync-calls", "Remove the calls that wait for the GPU", "none that its peers do not make")
 
-    def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        yield from self._in_one_gpu(evidence)
-        behind = evidence.behind(Part.SYNC_CALLS)
-        if behind is not None:
-            took = spent(evidence, behind)
-            effect = f"waits for its GPU in {took.mine:,} calls, its peers in {took.usual:,}"
-            yield from rank_behind(self.kind, evidence, Part.SYNC_CALLS, effect, freed=True)
+    def find(self, job: GraphSubject) -> Iterator[Candidate]:
+        yield from self._in_one_gpu(job)
+        late = rank_behind(job, Part.SYNC_CALLS)
+        if late is not None:
+            effect = f"waits for its GPU in {late.ops:,} calls, its peers in {late.usual_ops:,}"
+            yield late.candidate(self.kind, effect, freed=True)
 
-    def _in_one_gpu(self, evidence: OpEvidence) -> Iterator[Candidate]:
+    def _in_one_gpu(self, job: GraphSubject) -> Iterator[Candidate]:
         """The calls that wait, by operator and line, from the recording of one rank."""
-        if gpu_of(evidence) is None:
+        if gpu_of(job) is None:
             return
-        found = waiting_calls(evidence, allocates=False)
+        found = waiting_calls(job, allocates=False)
         rows, waited_s = found.rows, found.waited_s
         if not len(rows):
             return
         table = found.table
         place = numbered(table["name"], table["operator"], table["own"])
         by_place = np.bincount(place, waited_s)
-        saving = _saving(evidence)
+        saving = _saving(job)
         for one in np.argsort(-by_place, kind="stable")[:MOST_OF_A_KIND].tolist():
-            if share_of(evidence, by_place[one]) < SMALLEST_SHARE:
+            if share_of(job, by_place[one]) < SMALLEST_SHARE:
                 return
             mine = rows[place == one]
             if 2 * np.count_nonzero(saving[mine - 1]) > len(mine):
                 continue  # a checkpoint is to be written elsewhere, which needs what it waits for
             call, op, line = table.row(int(np.flatnonzero(place == one)[0]))
-            calls = np.zeros(evidence.ops.height, np.bool_)
+            calls = np.zeros(job.ops.height, np.bool_)
             calls[mine] = True
             name = op or call
             at = f" at {code_name(line)}" if line else ""
             names, waited = tuple(text for text in (op, call) if text), float(by_place[one])
             yield candidate(
                 self.kind,
-                evidence,
+                job,
                 Spent(IdleReason.SYNCHRONISE, name, line or "", names, len(mine), waited),
-                f"{code_name(name)}{at} waits for the GPU {len(mine):,} times, {on_each(evidence, waited)}",
-                Together((_without_dispatch(evidence, op, line), evidence.without_waits(calls))),
+                f"{code_name(name)}{at} waits for the GPU {len(mine):,} times, {on_each(job, waited)}",
+                Together((_without_dispatch(job, op, line), without_waits(job, calls))),
                 title="The host waits for the GPU",
                 next_check="torch.cuda.set_sync_debug_mode('warn') names the lines",
                 suggested_fix=plain(
@@ -104,22 +105,22 @@ class SyncCalls(Detector):
 _READS = {"aten::_local_scalar_dense": "aten::item", "aten::item": "aten::item"}
 
 
-def _saving(evidence: OpEvidence) -> Bools:
+def _saving(job: GraphSubject) -> Bools:
     """Which host ops mostly write checkpoints, [ops]; a call that waits follows its own."""
-    work = evidence.host_time
-    saves = work.mask(IdleReason.CHECKPOINT) | unnamed_saves(evidence)
-    spent_s = (np.bincount(work.op[of], work.seconds[of], evidence.ops.height) for of in (saves, ~saves))
+    work = host_time(job)
+    saves = work.mask(IdleReason.CHECKPOINT) | unnamed_saves(job)
+    spent_s = (np.bincount(work.op[of], work.seconds[of], job.ops.height) for of in (saves, ~saves))
     return np.greater(*spent_s)
 
 
-def _without_dispatch(evidence: OpEvidence, op: str | None, line: str | None) -> Intervention:
+def _without_dispatch(job: GraphSubject, op: str | None, line: str | None) -> Intervention:
     """Return the job without the host work of an operator at a line, if it only reads a value, and without the Python
     of a function that launches nothing, as a hook that waits to take the time; else as it is.
     """
-    work, names = evidence.host_time, {op, _READS[op]} if op in _READS else set()
+    work, names = host_time(job), {op, _READS[op]} if op in _READS else set()
     only_waits = False
-    if line and "own" in evidence.ops.columns:
-        launching = evidence.ops["own"].gather(np.unique(work.launched_by[work.launched_by >= 0]))
+    if line and "own" in job.ops.columns:
+        launching = job.ops["own"].gather(np.unique(work.launched_by[work.launched_by >= 0]))
         only_waits = not launching.cast(pl.String).eq(line).any()
 
     def belongs(what: HostWhat) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tracekit.analysis.detectors.detector import Candidate, Detector
-from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.coverage import all_lanes_replayed
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.report.finding import Figure, Place, Unit
 
 #: Fewer steps do not show which of them are the usual ones.
@@ -25,11 +26,11 @@ class TooLittleTrace(Detector):
     next_check = "whether the collector ran on all ranks; its count of dropped records"
     suggested_fix = "trace all ranks for at least ten steps"
 
-    def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        steps = len(evidence.replay.graph.steps)
-        if evidence.all_lanes_replayed and steps >= FEWEST_STEPS:
+    def find(self, job: PipelineSubject) -> Iterator[Candidate]:
+        steps = len(job.replay.graph.steps)
+        if all_lanes_replayed(job) and steps >= FEWEST_STEPS:
             return
-        coverage = evidence.trace.coverage()
+        coverage = job.trace.coverage()
         if coverage.complete and steps >= FEWEST_STEPS:
             return
         missing = 1 - coverage.worker_steps_traced / coverage.worker_steps_expected

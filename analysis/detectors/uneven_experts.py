@@ -6,10 +6,14 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import structs
 
-from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
+from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, only_in
 from tracekit.analysis.detectors.one_launch_queue import OneLaunchQueue
-from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.analysis.evidence.ops import OpEvidence
+from tracekit.analysis.evidence.culprit import culprit_of
+from tracekit.analysis.evidence.exchanges import even_experts, exchanges_of
+from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.evidence.subject import Subject
+from tracekit.analysis.evidence.uneven_loads import experts_of, uneven_experts
+from tracekit.analysis.evidence.unknown_loads import unknown_loads
 from tracekit.analysis.experts.experts import EQUAL
 from tracekit.analysis.gpu.noise import LARGEST_CHANCE
 from tracekit.analysis.whatif.interventions import SetOps
@@ -22,14 +26,14 @@ _LATE_SHARE = 0.05
 LATE_PEER = "Loads are equal, and one rank comes late to all-to-alls"
 
 
-def other_causes(evidence: OpEvidence, findings: Iterable[Finding]) -> Iterator[CauseOfImbalance]:
+def other_causes(job: GraphSubject, findings: Iterable[Finding]) -> Iterator[CauseOfImbalance]:
     """Yield why ranks wait for each other in all-to-alls, other than for loads."""
-    late, equal = evidence.culprit, evidence.uneven_experts is None and evidence.experts.excess < EQUAL
-    if late is not None and equal and late.saved_s >= _LATE_SHARE * evidence.recorded_s:
-        yield CauseOfImbalance("late-peer", late.rank, None, [], late.saved_s / evidence.steps_in_whole)
+    late, equal = culprit_of(job), uneven_experts(job) is None and experts_of(job).excess < EQUAL
+    if late is not None and equal and late.saved_s >= _LATE_SHARE * job.recorded_s:
+        yield CauseOfImbalance("late-peer", late.rank, None, [], late.saved_s / job.steps_in_whole)
     for one in findings:
         if one.kind == OneLaunchQueue.kind:
-            yield CauseOfImbalance("one-launch-queue", None, None, [], one.saved_s / evidence.steps_in_whole)
+            yield CauseOfImbalance("one-launch-queue", None, None, [], one.saved_s / job.steps_in_whole)
 
 
 def doubts_of(causes: Iterable[Finding]) -> tuple[str, ...]:
@@ -53,22 +57,22 @@ class UnevenExperts(Detector):
     label = "uneven work"
     repair = Repair("balance-experts", "Give the experts of all ranks equally many tokens", "equal tokens on all ranks")
     words = ""
+    beyond_experts = False
 
-    def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        yield from self._candidates(evidence)
+    def find(self, job: Subject) -> Iterator[Candidate]:
+        yield from self._in_graph(job)
+        exchanges, even = exchanges_of(job), even_experts(job)
+        if exchanges is not None and even is not None:
+            yield from (structs.replace(candidate, change=even) for candidate in self._in_graph(exchanges))
 
-    def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        if evidence.exchanges is not None and evidence.even_experts is not None:
-            for found in self._candidates(evidence.exchanges):
-                yield structs.replace(found, change=evidence.even_experts)
-
-    def _candidates(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        found = evidence.uneven_experts
+    @only_in(GraphSubject)
+    def _in_graph(self, job: GraphSubject) -> Iterator[Candidate]:
+        found = uneven_experts(job)
         if found is None or found.cause != self.kind:
             return
-        layers = [one for one in evidence.experts.layers() if one.layer in found.layers]
+        layers = [one for one in experts_of(job).layers() if one.layer in found.layers]
         factor = sum(one.max_over_mean for one in layers) / max(len(layers), 1)
-        fit = min(line.r2 for name, line in evidence.experts.job.lines.items() if name.startswith("experts"))
+        fit = min(line.r2 for name, line in experts_of(job).job.lines.items() if name.startswith("experts"))
         yield Candidate(
             self.kind,
             Place(),
@@ -79,7 +83,7 @@ class UnevenExperts(Detector):
                 Figure("time of the experts that their tokens explain", fit, 0.0, Unit.SHARE),
             ),
             max(fit, 0.0),
-            SetOps(evidence.experts.job.balanced_cost),
+            SetOps(experts_of(job).job.balanced_cost),
         )
 
 
@@ -98,8 +102,9 @@ class UnknownLoads(UnevenExperts):
     suggested_fix = "record all ranks of its group, with split sizes or a log of tokens per expert (--expert-loads)"
     repair = Repair("balance-experts", "Make the experts of the rank as fast as those of its peers")
 
-    def _candidates(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        found = evidence.unknown_loads
+    @only_in(GraphSubject)
+    def _in_graph(self, job: GraphSubject) -> Iterator[Candidate]:
+        found = unknown_loads(job)
         if found is not None:
             yield Candidate(
                 self.kind,

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
-from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.coverage import all_workers_traced
+from tracekit.analysis.evidence.grids import collectives
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
+from tracekit.analysis.evidence.transfers import traffic_of
 from tracekit.analysis.fixes.plan import MACHINE, SPEED_OF_PEERS
 from tracekit.analysis.whatif.interventions import Scale
 from tracekit.base.text import seconds
@@ -33,27 +36,27 @@ class UnrecordedWorkerLate(Detector):
     part = "unrecorded"
     repair = Repair("replace-workers", "Get the worker that was not recorded on time", SPEED_OF_PEERS, excludes=MACHINE)
 
-    def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
-        if evidence.collectives.empty or evidence.all_workers_traced:
+    def find(self, job: PipelineSubject) -> Iterator[Candidate]:
+        if collectives(job).empty or all_workers_traced(job):
             return
-        traffic = evidence.traffic
+        traffic = traffic_of(job)
         wait_s = traffic.unseen_wait_s.sum(axis=1)
         longest = wait_s.max(axis=0)
         late_s = float(longest.mean())
-        if (longest > 0).mean() < 0.5 or late_s < SMALLEST_LATENESS_SHARE * evidence.unchanged_s:
+        if (longest > 0).mean() < 0.5 or late_s < SMALLEST_LATENESS_SHARE * job.unchanged_s:
             return
-        missing = evidence.trace.coverage().missing_workers
+        missing = job.trace.coverage().missing_workers
         stages = sorted({worker.pp_rank for worker in missing})
         group = f"the data-parallel group of stage {stages[0]}" if len(stages) == 1 else "a data-parallel group"
-        figures = (Figure("its peers wait", late_s, SMALLEST_LATENESS_SHARE * evidence.unchanged_s, Unit.SECONDS),)
+        figures = (Figure("its peers wait", late_s, SMALLEST_LATENESS_SHARE * job.unchanged_s, Unit.SECONDS),)
         yield Candidate(
             self.kind,
             Place(workers=missing),
             f"its peers wait {seconds(late_s)} of each step for it",
             figures,
             confidence_from(figures),
-            Scale(evidence.collectives, traffic.transfer_share[..., None]),
-            1 + longest / evidence.unchanged_s,
+            Scale(collectives(job), traffic.transfer_share[..., None]),
+            1 + longest / job.unchanged_s,
             title=f"A worker of {group} that was not recorded is late by {seconds(late_s)}",
             bound=True,  # what else the worker holds up in its own pipeline was not recorded
         )

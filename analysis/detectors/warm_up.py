@@ -9,7 +9,11 @@ import polars as pl
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, gpu_of, share_of
-from tracekit.analysis.evidence.ops import OpEvidence
+from tracekit.analysis.evidence.evidence import evidence
+from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.evidence.host_time import host_time
+from tracekit.analysis.numeric.arrays import Ints
+from tracekit.analysis.numeric.codes import numbered
 from tracekit.analysis.whatif.interventions import Together
 from tracekit.base.text import code_name, seconds
 from tracekit.report.finding import Spent
@@ -39,24 +43,22 @@ class WarmUp(Detector):
     loss = LossKind.HOST
     repair = Repair("warm-up-before", "Do once-only work before what counts")
 
-    def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
-        if gpu_of(evidence) is None:
+    def find(self, job: GraphSubject) -> Iterator[Candidate]:
+        if gpu_of(job) is None:
             return
-        work = evidence.host_time
-        excess_s, called_s = work.first_excess_s, work.first_call_excess_s(evidence.first_launches)
+        work = host_time(job)
+        excess_s, called_s = work.first_excess_s, work.first_call_excess_s(first_launches(job))
         total_s = float(excess_s.sum() + called_s.sum())
-        if share_of(evidence, total_s) < SMALLEST_SHARE:
+        if share_of(job, total_s) < SMALLEST_SHARE:
             return
         by_name: dict[tuple[str, str, str], float] = {}
         for at in np.flatnonzero(excess_s).tolist():
             what = work.whats[work.what[at]]
             key = (what.reason, what.name, what.where)
             by_name[key] = by_name.get(key, 0.0) + float(excess_s[at])
-        inside = evidence.ops.get_column(
-            "operator", default=pl.repeat(None, len(called_s), dtype=pl.String, eager=True)
-        )
+        inside = job.ops.get_column("operator", default=pl.repeat(None, len(called_s), dtype=pl.String, eager=True))
         for row in np.flatnonzero(called_s).tolist():
-            key = (str(IdleReason.LAUNCH_CALL), f"{evidence.ops['name'][row]} in {inside[row] or 'Python'}", "")
+            key = (str(IdleReason.LAUNCH_CALL), f"{job.ops['name'][row]} in {inside[row] or 'Python'}", "")
             by_name[key] = by_name.get(key, 0.0) + float(called_s[row])
         order = sorted(by_name, key=lambda key: -by_name[key])
         reason, name, where = order[0]
@@ -68,7 +70,14 @@ class WarmUp(Detector):
             f"{name} occurs once: a later recording would tell whether it comes back" if single else None,
         )  # fmt: skip
         what = ", ".join(code_name(name) for name in names[:_MOST_NAMES])
-        effect = (
-            f"{share_of(evidence, total_s):.0%} of the recording is warm-up: {seconds(total_s)} in the first {what}"
-        )
-        yield candidate(self.kind, evidence, spent, effect, change)
+        effect = f"{share_of(job, total_s):.0%} of the recording is warm-up: {seconds(total_s)} in the first {what}"
+        yield candidate(self.kind, job, spent, effect, change)
+
+
+@evidence(GraphSubject)
+def first_launches(job: GraphSubject) -> Ints:
+    """A number for the kernel that the call at the end of each op launches first, -1 for none, [ops]."""
+    launched_by = host_time(job).launched_by
+    found, gpu = np.full(len(launched_by), -1, np.int64), np.flatnonzero(launched_by >= 0)[::-1]
+    found[launched_by[gpu]] = numbered(*(job.ops[name].gather(gpu) for name in ("rank", "name")))
+    return found

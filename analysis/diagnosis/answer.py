@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tracekit.analysis.attribution.attribution import Trust
-from tracekit.analysis.attribution.stalls import Stall
 from tracekit.analysis.detectors.registry import detector_of
+from tracekit.analysis.diagnosis.assessment import Assessment
 from tracekit.analysis.diagnosis.first_fix import act_of, assumed_by, best_fix, first_fix
 from tracekit.analysis.evidence.subject import Subject
+from tracekit.analysis.evidence.unprofiled_steps import unprofiled_step
 from tracekit.base.text import code_name, main_clause, of_whole, seconds, sure, three_digits, with_error
 from tracekit.report.answer import Account, Answer, Culprit
 from tracekit.report.finding import Finding, Place
@@ -22,32 +23,28 @@ from tracekit.trace.facts import Fact
 
 
 def answer_of(
-    evidence: Subject,
-    verdict: Verdict,
-    causes: Sequence[Finding],
-    fixes: Sequence[Fix],
-    stalls: Sequence[Stall],
-    trust: Trust,
+    assessed: Assessment, verdict: Verdict, causes: Sequence[Finding], fixes: Sequence[Fix], trust: Trust
 ) -> Answer:
     """Return the answer for a diagnosed job."""
+    job = assessed.job
     leading = next((cause for loss in verdict.losses for cause in loss.causes), None)
     best = None if leading is None else first_fix(leading, fixes)
     return Answer(
         headline=verdict.sentence,
-        cost=_cost(evidence, verdict, causes, leading) if verdict.lost_s > 0 else None,
-        who=None if leading is None else _who(evidence, leading, trusted=trust.trustworthy),
+        cost=_cost(job, verdict, causes, leading) if verdict.lost_s > 0 else None,
+        who=None if leading is None else _who(assessed, leading, trusted=trust.trustworthy),
         why=None if leading is None else leading.effect,
         check=None if leading is None else leading.next_check,
-        fix=None if leading is None else _fix(evidence, leading, best),
+        fix=None if leading is None else _fix(job, leading, best),
         action=None if leading is None else act_of(leading, best),
-        saves=None if leading is None or best is None else _saves(evidence, leading, best),
-        others=tuple(_other(evidence, cause) for cause in causes if cause is not leading and _costs(cause)),
-        stalls=tuple(f"step {stall.step}: +{seconds(stall.extra_s)}, {stall.part}" for stall in stalls),
-        causes=tuple(_cause(evidence, cause) for cause in causes),
-        places=tuple(_place(evidence, cause) for cause in causes),
-        trust=evidence.fit(trust),
-        culprits=tuple(_culprits(evidence, causes)),
-        accounts=tuple(_accounts(evidence, causes, leading, fixes)),
+        saves=None if leading is None or best is None else _saves(job, leading, best),
+        others=tuple(_other(job, cause) for cause in causes if cause is not leading and _costs(cause)),
+        stalls=tuple(f"step {stall.step}: +{seconds(stall.extra_s)}, {stall.part}" for stall in assessed.stalls),
+        causes=tuple(_cause(job, cause) for cause in causes),
+        places=tuple(_place(job, cause) for cause in causes),
+        trust=assessed.fit(trust),
+        culprits=tuple(_culprits(assessed, causes)),
+        accounts=tuple(_accounts(assessed, causes, leading, fixes)),
     )
 
 
@@ -56,79 +53,79 @@ def _costs(cause: Finding) -> bool:
     return cause.change is not None and (cause.saves_step_s is None or cause.saves_step_s.high > 0)
 
 
-def _cost(evidence: Subject, verdict: Verdict, causes: Sequence[Finding], leading: Finding | None) -> str:
+def _cost(job: Subject, verdict: Verdict, causes: Sequence[Finding], leading: Finding | None) -> str:
     # The saving is another figure: compared with its peers, a slow rank loses more than compared with the mean that
     # includes it.
     than = ", compared with mean ops;" if verdict.of_mean_ops else ","
     every = "the mean" if any(cause.saved_when_acting_s is not None for cause in causes[:1]) else "every"
     whole_s = seconds(verdict.lost_s / verdict.share)
-    whole = f"{every} {whole_s} step" if evidence.whole == "step" else f"the {whole_s} recorded"
+    whole = f"{every} {whole_s} step" if job.whole == "step" else f"the {whole_s} recorded"
     most = "at most " * (leading is not None and leading.bound)
     if leading is not None and leading.once is not None:
-        recorded_s = seconds(evidence.recorded_s)
-        recorded = f"the mean {recorded_s} step" if evidence.whole == "step" else f"the {recorded_s} recorded"
+        recorded_s = seconds(job.recorded_s)
+        recorded = f"the mean {recorded_s} step" if job.whole == "step" else f"the {recorded_s} recorded"
         return f"{most}{seconds(leading.saved_s)} of {recorded}, seen once"
-    if not evidence.shows(Fact.COMPUTE):
-        return f"{most}{seconds(verdict.lost_s)} {of_whole(evidence.whole)}{than.rstrip(',;')}"
-    step, lost = evidence.unprofiled_step, seconds(verdict.lost_s)
+    if not job.shows(Fact.COMPUTE):
+        return f"{most}{seconds(verdict.lost_s)} {of_whole(job.whole)}{than.rstrip(',;')}"
+    step, lost = unprofiled_step(job), seconds(verdict.lost_s)
     if step is not None:
-        lost = seconds(verdict.lost_s / evidence.steps_in_whole)
+        lost = seconds(verdict.lost_s / job.steps_in_whole)
         whole = f"every {seconds(step.value)} step without the profiler"
-    if not evidence.daily:
+    if not job.daily:
         return f"{most}{lost} of {whole}{than.rstrip(',')}"
     return (
         f"{most}{lost} of {whole}{than}"
-        f" {three_digits(verdict.lost_gpu_hours_per_day)} of {evidence.gpus * 24:,} GPU-hours a day"
+        f" {three_digits(verdict.lost_gpu_hours_per_day)} of {job.gpus * 24:,} GPU-hours a day"
     )
 
 
-def _cause(evidence: Subject, cause: Finding) -> str:
+def _cause(job: Subject, cause: Finding) -> str:
     """One cause: where, and what it does."""
-    place = evidence.names.place(cause.where)
+    place = job.names.place(cause.where)
     return f"{place.words}: {main_clause(cause.effect)}" if place else main_clause(cause.effect)
 
 
-def _place(evidence: Subject, cause: Finding) -> str:
+def _place(job: Subject, cause: Finding) -> str:
     """Ranks and nodes of a cause."""
-    place = evidence.names.place(cause.where)
+    place = job.names.place(cause.where)
     if place is None:
-        return evidence.everywhere
+        return job.everywhere
     return place.words
 
 
-def _other(evidence: Subject, cause: Finding) -> str:
+def _other(job: Subject, cause: Finding) -> str:
     """One more cause, with its cost; of what the time of a recording is spent on, only the name."""
     spent, once = cause.spent, f", seen once: {cause.once.words}" if cause.once else ""
     if spent is None:
-        return f"{_cause(evidence, cause)} ({cause.costs}{once})"
+        return f"{_cause(job, cause)} ({cause.costs}{once})"
     at = f" at {code_name(spent.where)}" if spent.where and spent.where != spent.name else ""
     return f"{spent.reason}: {code_name(spent.name)}{at} {cause.costs}{once}"
 
 
-def _who(evidence: Subject, cause: Finding, *, trusted: bool = True) -> str:
+def _who(assessed: Assessment, cause: Finding, *, trusted: bool = True) -> str:
     """Ranks and nodes, then coordinates, since when and, for a `trusted` job, how sure: of what a recording shows the
     time of, there is no doubt.
     """
     confidence = f", {sure(cause.confidence)}" if trusted and cause.spent is None else ""
-    return f"{_place(evidence, cause)}{evidence.seen(cause)}{confidence}"
+    return f"{_place(assessed.job, cause)}{assessed.seen(cause)}{confidence}"
 
 
-def _fix(evidence: Subject, cause: Finding, best: Fix | None) -> str | None:
+def _fix(job: Subject, cause: Finding, best: Fix | None) -> str | None:
     """What to do about a cause and, if it has a price, what that saves."""
     act = act_of(cause, best)
-    return act if act is None or best is None else f"{act}; {_saves(evidence, cause, best)}"
+    return act if act is None or best is None else f"{act}; {_saves(job, cause, best)}"
 
 
-def _saves(evidence: Subject, cause: Finding, best: Fix) -> str:
+def _saves(job: Subject, cause: Finding, best: Fix) -> str:
     """What a fix saves, or why that is not reported."""
     if best.withheld is not None:
         return f"no saving promised, {best.withheld}"
     saved = with_error(best.saved_s, 0.0 if best.bound else best.error_s)
     assumed = assumed_by(cause, best)
     assumes = f"; assumes {assumed}" if assumed else ""
-    daily = evidence.daily and cause.once is None
+    daily = job.daily and cause.once is None
     a_day = f", {three_digits(best.saved_gpu_hours_per_day)} GPU-hours a day" if daily else ""
-    step, estimate = evidence.unprofiled_step, best.saves_step_s
+    step, estimate = unprofiled_step(job), best.saves_step_s
     if step is not None and estimate is not None and cause.once is None:
         most = "at most " * best.bound
         between = "" if best.bound else f"; {seconds(estimate.low)} to {seconds(estimate.high)}"
@@ -136,21 +133,22 @@ def _saves(evidence: Subject, cause: Finding, best: Fix) -> str:
             f"saves {most}{seconds(estimate.value)} a step without the profiler ({seconds(step.value)} ->"
             f" {seconds(step.value - estimate.value)}, {best.share:.0%}{between}){a_day}{assumes}"
         )
-    saves = f"saves {'at most ' if best.bound else ''}{saved} {of_whole(evidence.whole)}"
-    if evidence.shows(Fact.COMPUTE):
-        share = best.saved_s / evidence.recorded_s
-        saves += f" ({seconds(evidence.recorded_s)} -> {seconds(best.new_step_s)}, {share:.0%})"
+    saves = f"saves {'at most ' if best.bound else ''}{saved} {of_whole(job.whole)}"
+    if job.shows(Fact.COMPUTE):
+        share = best.saved_s / job.recorded_s
+        saves += f" ({seconds(job.recorded_s)} -> {seconds(best.new_step_s)}, {share:.0%})"
     return f"{saves}{a_day}{assumes}"
 
 
-def _culprits(evidence: Subject, causes: Sequence[Finding]) -> Iterator[Culprit]:
+def _culprits(assessed: Assessment, causes: Sequence[Finding]) -> Iterator[Culprit]:
     """The ranks that causes are on, costliest cause first."""
-    gpus, hosts = evidence.metadata.get("gpus"), evidence.names.host_of_rank
+    job = assessed.job
+    gpus, hosts = job.metadata.get("gpus"), job.names.host_of_rank
     for cause in causes:
         part = detector_of(cause.kind).part
         if part is None or cause.change is None:
             continue
-        for rank, worker in evidence.places(cause.where):
+        for rank, worker in job.places(cause.where):
             yield Culprit(
                 rank=rank,
                 dp_rank=None if worker is None else worker.dp_rank,
@@ -158,36 +156,37 @@ def _culprits(evidence: Subject, causes: Sequence[Finding]) -> Iterator[Culprit]
                 host=None if rank is None else hosts.get(rank),
                 gpu_uuid=_uuid(gpus, rank),
                 part=part,
-                cost_s=cause.cost_s / evidence.steps_in_whole,
+                cost_s=cause.cost_s / job.steps_in_whole,
                 confidence=cause.confidence,
                 first_step=cause.since_step,
-                hardware=worker is not None and evidence.machines_at_fault(Place(workers=(worker,))),
+                hardware=worker is not None and assessed.machines_at_fault(Place(workers=(worker,))),
             )
 
 
 def _accounts(
-    evidence: Subject, causes: Sequence[Finding], leading: Finding | None, fixes: Sequence[Fix]
+    assessed: Assessment, causes: Sequence[Finding], leading: Finding | None, fixes: Sequence[Fix]
 ) -> Iterator[Account]:
     """Everything to say about each cause that costs time."""
-    gpus, hosts = evidence.metadata.get("gpus"), evidence.names.host_of_rank
+    job = assessed.job
+    gpus, hosts = job.metadata.get("gpus"), job.names.host_of_rank
     for cause in sorted(causes, key=lambda cause: cause is not leading):
         if cause.change is None:
             continue
-        ranks = tuple(dict.fromkeys(rank for rank, _ in evidence.places(cause.where) if rank is not None))
+        ranks = tuple(dict.fromkeys(rank for rank, _ in job.places(cause.where) if rank is not None))
         named, best = [hosts.get(rank) for rank in ranks], best_fix(cause, fixes)
         yield Account(
             kind=str(cause.kind),
             part=detector_of(cause.kind).part,
-            what=_other(evidence, cause),
-            who=_who(evidence, cause),
+            what=_other(job, cause),
+            who=_who(assessed, cause),
             why=cause.effect,
             check=cause.next_check,
-            fix=_fix(evidence, cause, best),
+            fix=_fix(job, cause, best),
             ranks=ranks,
             hosts=tuple(dict.fromkeys(host for host in [cause.where.host, *named] if host)),
             gpu_uuids=tuple(uuid for rank in ranks if (uuid := _uuid(gpus, rank))),
-            cost_s=cause.cost_s / evidence.steps_in_whole,
-            share=cause.cost_s / evidence.recorded_s,
+            cost_s=cause.cost_s / job.steps_in_whole,
+            share=cause.cost_s / job.recorded_s,
             confidence=cause.confidence,
             first_step=cause.since_step,
             saved_gpu_hours_per_day=None if best is None or best.withheld else best.saved_gpu_hours_per_day,

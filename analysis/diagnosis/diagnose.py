@@ -1,90 +1,47 @@
-"""Patterns, causes and fixes of a job in one pass.
+"""The diagnosis of a job: causes, fixes, verdict, answer, and whether to believe them.
 
-In: a `Trace`, its `JobReplay` and `Attribution`. Out: a `Diagnosis`; evidence that causes and fixes share is computed
-once.
+In: an `Assessment` of the job. Out: a `Diagnosis`; evidence that causes and fixes share is gathered once.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
 from msgspec import structs
 
-from tracekit.analysis.attribution.attribution import Attribution
-from tracekit.analysis.attribution.patterns import space_pattern, time_pattern
-from tracekit.analysis.attribution.stalls import Stall, stalls_of
 from tracekit.analysis.detectors.detector import Detector
-from tracekit.analysis.detectors.registry import (
-    PlugInError,
-    detector_of,
-    detectors,
-    is_plug_in,
-    left_out,
-    own_detectors,
-)
-from tracekit.analysis.detectors.uneven_experts import doubts_of
+from tracekit.analysis.detectors.registry import PlugInError, detectors, is_plug_in, left_out, own_detectors
 from tracekit.analysis.diagnosis.answer import answer_of
+from tracekit.analysis.diagnosis.assessment import Assessment
 from tracekit.analysis.diagnosis.find import causes_of
-from tracekit.analysis.diagnosis.first_fix import paying_first
 from tracekit.analysis.diagnosis.price import fixes_of
 from tracekit.analysis.diagnosis.verdict import verdict_of
-from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.analysis.replay.engine import JobReplay
-from tracekit.analysis.replay.method import Method
 from tracekit.base.plug_ins import in_words, tell
 from tracekit.report.diagnosis import Diagnosis
 from tracekit.report.finding import Finding
-from tracekit.report.fix import Fix
-from tracekit.trace.canonical import Trace
-
-if TYPE_CHECKING:
-    from tracekit.analysis.experts.loads import Loads
 
 
-def diagnose(
-    trace: Trace,
-    replay: JobReplay,
-    attribution: Attribution,
-    *,
-    layers: tuple[int, ...] | None = None,
-    method: Method = Method.TRACEKIT,
-    expert_loads: Loads | None = None,
-) -> Diagnosis:
-    """Patterns, causes and fixes. `layers` as in `fixes_of`. With the published method, no cause explains
-    launch delays. `expert_loads`: tokens of each expert, if the job logged them.
-    """
-    evidence = structs.replace(Evidence.of(trace, replay, attribution), expert_loads=expert_loads)
-    stalls = stalls_of(replay, attribution)
-    return with_plug_ins(lambda detectors: _diagnosed(evidence, stalls, detectors, layers, method))
-
-
-def priced_fixes(evidence: Evidence) -> tuple[Fix, ...]:
-    """Return the fixes of the diagnosis of a job."""
-    return with_plug_ins(lambda detectors: _diagnosed(evidence, (), detectors, None, Method.TRACEKIT)).fixes
-
-
-def with_plug_ins(make: Callable[[Sequence[Detector]], Diagnosis]) -> Diagnosis:
-    """Return the diagnosis that `make` makes with all detectors, or without the plug-ins that fail."""
-    used, problems = detectors(), left_out()
+def diagnose(assessed: Assessment) -> Diagnosis:
+    """Return what a job loses, why, and what each fix would save; without the plug-ins that fail."""
+    used, problems = detectors(assessed.job.kind), left_out()
     failed: tuple[str, ...] = ()
     while True:
         plugged = [detector.kind for detector in used if is_plug_in(detector.kind)]
         try:
-            made = make(used)
+            diagnosis = _diagnosed(assessed, used)
             if plugged:
-                _check(cause for cause in made.causes if cause.kind in plugged)
+                _check(cause for cause in diagnosis.causes if cause.kind in plugged)
         except PlugInError as failure:
             plugged, problem = [failure.kind], str(failure)
         except Exception as failure:
             if not plugged:
                 raise
-            _ = make(own_detectors())  # raises, too, unless a plug-in is to blame
+            _ = _diagnosed(assessed, own_detectors(assessed.job.kind))  # raises, too, unless a plug-in is to blame
             problem = f"a finding of detector {' or '.join(map(repr, plugged))} cannot be used ({in_words(failure)})"
         else:
             tell(problems)
-            return structs.replace(made, problems=problems, failed=failed)
+            return structs.replace(diagnosis, problems=problems, failed=failed)
         used = tuple(detector for detector in used if detector.kind not in plugged)
         problems, failed = (*problems, f"{problem}; this report leaves it out"), (*failed, *plugged)
 
@@ -97,37 +54,21 @@ def _check(findings: Iterable[Finding]) -> None:
         json.dumps(plain_data.plain(plain_data.shaped(plain_data.Finding, finding)), allow_nan=False)
 
 
-def _diagnosed(
-    evidence: Evidence,
-    stalls: tuple[Stall, ...],
-    detectors: Sequence[Detector],
-    layers: tuple[int, ...] | None,
-    method: Method,
-) -> Diagnosis:
-    attribution = evidence.attribution
-    _ = evidence.noisy  # takes most memory, so it comes before the grids that detectors keep
-    found = causes_of(evidence, detectors)
-    fixes = fixes_of(evidence, found, layers=layers)
-    causes = paying_first(found, fixes)
-    verdict = verdict_of(evidence, causes)
-    trust = attribution.trust
-    if method is Method.TRACEKIT:
-        with_change = [cause for cause in causes if cause.change is not None]
-        gaps_are_the_host = evidence.trace.timed_on_gpus
-        explain = [
-            cause.change for cause in with_change if gaps_are_the_host or detector_of(cause.kind).explains_delays
-        ]
-        trust = attribution.trust_given(evidence.delay_share_without(explain))
-    if doubts := doubts_of(causes):
-        trust = structs.replace(trust, trustworthy=False, reasons=(*trust.reasons, *doubts))
+def _diagnosed(assessed: Assessment, detectors: Sequence[Detector]) -> Diagnosis:
+    job = assessed.job
+    _ = job.noise  # takes most memory, so it comes before the grids that detectors keep
+    findings = assessed.reported(causes_of(assessed, detectors))
+    fixes = fixes_of(assessed, findings)
+    causes = assessed.ordered(findings, fixes)
+    trust, verdict = assessed.trust(causes), verdict_of(job, assessed.headline(causes))
     return Diagnosis(
         trust=trust,
-        answer=answer_of(evidence, verdict, causes, fixes, stalls, trust),
-        stalls=stalls,
+        answer=answer_of(assessed, verdict, causes, fixes, trust),
+        stalls=assessed.stalls,
         verdict=verdict,
-        time=time_pattern(evidence.attribution),
-        space=space_pattern(evidence.attribution, evidence.hosts),
+        time=assessed.time,
+        space=assessed.space,
         causes=causes,
         fixes=fixes,
-        lacks=evidence.lacks,
+        lacks=job.lacks,
     )

@@ -1,6 +1,6 @@
 """Why a job is slow: every cause whose signature shows and that costs time.
 
-In: evidence on a job. Out: `Finding`s, costliest first. Several may be true at the same time
+In: the assessment of a job. Out: `Finding`s, costliest first. Several may be true at the same time
 and hide behind each other. So each candidate is priced by two replays: with only this cause gone (what fixing it
 first saves), and with all others gone (what it still costs).
 """
@@ -20,8 +20,12 @@ from tracekit.analysis.detectors.detector import Candidate, Detector
 from tracekit.analysis.detectors.nothing_found import Healthy, Unexplained
 from tracekit.analysis.detectors.registry import detector_of, guarded, is_plug_in, own_detectors
 from tracekit.analysis.detectors.remedies import remedy_for
+from tracekit.analysis.diagnosis.assessment import Assessment
 from tracekit.analysis.diagnosis.seen_once import seen_once
+from tracekit.analysis.evidence.exchanges import beyond_experts
 from tracekit.analysis.evidence.subject import Subject
+from tracekit.analysis.evidence.unprofiled_steps import lost_by_step, saves_step, unprofiled_step
+from tracekit.analysis.evidence.workers import undecided
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.estimate import Estimate
 from tracekit.base.text import quoted
@@ -36,28 +40,29 @@ SMALLEST_FIRST_SHARE = 0.05
 SMALLEST_SHARE_IN_TIME = 0.5
 
 
-def causes_of(evidence: Subject, detectors: Sequence[Detector] | None = None) -> tuple[Finding, ...]:
+def causes_of(assessed: Assessment, detectors: Sequence[Detector] | None = None) -> tuple[Finding, ...]:
     """The causes of the job's slowness, costliest first; one of kind `healthy` or `unexplained` if there is none.
 
     `detectors`: by default those of tracekit. Raises PlugInError for one of a plug-in that raises.
     """
-    used = own_detectors() if detectors is None else detectors
+    job, least_s = assessed.job, assessed.smallest_cost_s
+    used = own_detectors(job.kind) if detectors is None else detectors
+    without_experts = beyond_experts(job) or job
     candidates: Sequence[Candidate] = []
     for detector in used:
         with guarded(detector.kind):
-            found = evidence.candidates(detector)
+            found = detector.find(without_experts if detector.beyond_experts else job)
             candidates = [
                 *candidates,
-                *(_of_plug_in(evidence, detector.kind, found) if is_plug_in(detector.kind) else found),
+                *(_of_plug_in(job, detector.kind, found) if is_plug_in(detector.kind) else found),
             ]
     for detector in used:
         with guarded(detector.kind):
-            candidates = list(evidence.reviewed(detector, candidates))
-    candidates = [one for one in candidates if can_conclude(evidence, detector_of(one.kind).loss_at(one.where))]
-    least_s = evidence.smallest_cost_s
+            candidates = list(detector.review(job, candidates))
+    candidates = [each for each in candidates if can_conclude(job, detector_of(each.kind).loss_at(each.where))]
     named = [
         cause
-        for cause in _priced(evidence, candidates)
+        for cause in _priced(job, candidates)
         if cause.change is None or max(cause.saved_s, cause.alone_s) >= least_s
     ]
     # Causes that save time in the job as it is come before those that save time only once others are gone; what nobody
@@ -73,14 +78,14 @@ def causes_of(evidence: Subject, detectors: Sequence[Detector] | None = None) ->
         )
     )
     if not any(cause.change for cause in named):
-        named.append(_nothing_found(evidence))
-    return tuple(_in_turn(evidence, named))
+        named.append(_nothing_found(job))
+    return tuple(_in_turn(job, named))
 
 
-def _in_turn(evidence: Subject, named: Sequence[Finding]) -> Iterator[Finding]:
+def _in_turn(job: Subject, named: Sequence[Finding]) -> Iterator[Finding]:
     """Yield findings in this order, but what a fix needs to be gone first, and is worth that, before what needs it."""
-    step, left = evidence.unprofiled_step, list(named)
-    least_s = SMALLEST_FIRST_SHARE * (evidence.unchanged_s if step is None else step.value)
+    step, left = unprofiled_step(job), list(named)
+    least_s = SMALLEST_FIRST_SHARE * (job.unchanged_s if step is None else step.value)
     while left:
         kinds = left[0].follows
         first = next((one for one in left if one.kind in kinds and one.worth_s >= least_s), left[0])
@@ -88,16 +93,16 @@ def _in_turn(evidence: Subject, named: Sequence[Finding]) -> Iterator[Finding]:
         yield first
 
 
-def can_conclude(evidence: Subject, kind: LossKind) -> bool:
+def can_conclude(job: Subject, kind: LossKind) -> bool:
     """Whether the source shows what a loss of this kind rests on."""
-    return kind not in NEEDS or evidence.shows(NEEDS[kind])
+    return kind not in NEEDS or job.shows(NEEDS[kind])
 
 
 def _untold(cause: Finding) -> bool:
     return cause.spent is not None and cause.spent.cannot_tell is not None
 
 
-def _of_plug_in(evidence: Subject, kind: str, found: Iterable[Candidate]) -> Iterator[Candidate]:
+def _of_plug_in(job: Subject, kind: str, found: Iterable[Candidate]) -> Iterator[Candidate]:
     """Yield the candidates of a plug-in. Raises TypeError or ValueError for anything that no report can show."""
     for candidate in found:
         if not isinstance(candidate, Candidate) or candidate.kind != kind:
@@ -105,7 +110,7 @@ def _of_plug_in(evidence: Subject, kind: str, found: Iterable[Candidate]) -> Ite
         words = (candidate.effect, candidate.title or "", candidate.suggested_fix or "", candidate.next_check or "")
         if not isinstance(candidate.where, Place) or not all(isinstance(text, str) for text in words):
             raise TypeError(f"expected a Place, and texts, in {quoted(candidate, 120)}")
-        if not evidence.has(candidate.where):
+        if not job.has(candidate.where):
             raise ValueError(f"it found something at {candidate.where}; the job has no such place")
         if not 0 <= candidate.confidence <= 1:
             raise ValueError(f"confidence {candidate.confidence}; expected a number from 0 to 1")
@@ -114,27 +119,27 @@ def _of_plug_in(evidence: Subject, kind: str, found: Iterable[Candidate]) -> Ite
         yield candidate
 
 
-def _priced(evidence: Subject, candidates: Sequence[Candidate]) -> list[Finding]:
+def _priced(job: Subject, candidates: Sequence[Candidate]) -> list[Finding]:
     """Price each candidate."""
     costly = [candidate for candidate in candidates if candidate.change is not None]
     changes = [candidate.change for candidate in costly if candidate.change is not None]
-    without_each = [_without(evidence, candidate) for candidate in candidates]
-    floor_s = float(evidence.step_times(changes).mean()) if len(changes) > 1 else 0.0
+    without_each = [_without(job, candidate) for candidate in candidates]
+    floor_s = float(job.step_times(changes).mean()) if len(changes) > 1 else 0.0
     causes = []
     for candidate, without in zip(candidates, without_each, strict=True):
         saved_s = alone_s = 0.0
         if without is not None:
-            saved_s = evidence.unchanged_s - float(without.mean())
+            saved_s = job.unchanged_s - float(without.mean())
             others = [change for change in changes if change is not candidate.change]
-            alone_s = float(evidence.step_times(others).mean()) - floor_s if others else saved_s
-        cause = replace(_cause(evidence, candidate), saved_s=saved_s, alone_s=alone_s, without_s=without)
+            alone_s = float(job.step_times(others).mean()) - floor_s if others else saved_s
+        cause = replace(_cause(job, candidate), saved_s=saved_s, alone_s=alone_s, without_s=without)
         if without is not None:
-            cause = replace(cause, saves_step_s=_saves_step(evidence, candidate))
+            cause = replace(cause, saves_step_s=_saves_step(job, candidate))
             if not cause.hidden:  # what others hide shows in few steps, whenever it acts
-                cause = replace(cause, once=seen_once(*evidence.lost_by_step(candidate.change, without)))
-        acts = acting(evidence, cause)
+                cause = replace(cause, once=seen_once(*lost_by_step(job, candidate.change, without)))
+        acts = acting(job, cause)
         if acts is not None and without is not None:
-            saved = evidence.unchanged - without
+            saved = job.unchanged - without
             gained = saved.clip(min=0)
             if gained[acts].sum() >= SMALLEST_SHARE_IN_TIME * gained.sum():
                 cause = replace(cause, saved_when_acting_s=float(saved[acts].mean()))
@@ -144,37 +149,37 @@ def _priced(evidence: Subject, candidates: Sequence[Candidate]) -> list[Finding]
     return causes
 
 
-def _saves_step(evidence: Subject, candidate: Candidate) -> Estimate | None:
+def _saves_step(job: Subject, candidate: Candidate) -> Estimate | None:
     """What the end of a candidate saves of a step without the profiler, and at most, seconds."""
-    saves = evidence.saves_step((candidate.change,), bound=candidate.bound, after=candidate.after)
-    most = None if candidate.most is None else evidence.saves_step((candidate.most,), after=candidate.after)
+    saves = saves_step(job, (candidate.change,), bound=candidate.bound, after=candidate.after)
+    most = None if candidate.most is None else saves_step(job, (candidate.most,), after=candidate.after)
     return saves if saves is None or most is None else Estimate(saves.value, saves.low, max(saves.high, most.high))
 
 
-def _without(evidence: Subject, candidate: Candidate) -> Floats | None:
+def _without(job: Subject, candidate: Candidate) -> Floats | None:
     """Step times without a candidate, seconds, [steps]; None if the job has it whatever changes."""
     if candidate.change is None:
         return None
     with guarded(candidate.kind):
-        without = evidence.step_times((candidate.change,))
+        without = job.step_times((candidate.change,))
         if is_plug_in(candidate.kind) and not (np.isfinite(without) & (without >= 0)).all():
             raise ValueError("after its change, some step time is negative or no number")
     return without
 
 
-def acting(evidence: Subject, cause: Finding) -> Bools | None:
+def acting(job: Subject, cause: Finding) -> Bools | None:
     """The steps in which a cause acts, [steps]; None if that is all of them, or if it has no time pattern."""
     if cause.time is None:
         return None
-    steps = np.asarray(evidence.steps)
+    steps = np.asarray(job.steps)
     since = cause.time.since_step
     acts: Bools = np.isin(steps, cause.time.slow_steps) if since is None else steps >= since
     return None if not acts.any() or acts.all() else acts
 
 
-def _cause(evidence: Subject, candidate: Candidate) -> Finding:
+def _cause(job: Subject, candidate: Candidate) -> Finding:
     detector = detector_of(candidate.kind)
-    steps = [int(step) for step in evidence.steps]
+    steps = [int(step) for step in job.steps]
     return Finding(
         kind=candidate.kind,
         where=candidate.where,
@@ -189,16 +194,16 @@ def _cause(evidence: Subject, candidate: Candidate) -> Finding:
         next_check=candidate.next_check or detector.next_check,
         suggested_fix=remedy_for(
             candidate.suggested_fix or detector.suggested_fix,
-            evidence.names,
+            job.names,
             candidate.where,
-            on_cpus=not evidence.shows(Fact.GPUS),
+            on_cpus=not job.shows(Fact.GPUS),
         ),
         time=candidate.time or (None if candidate.series is None else _time_of(candidate.series, steps)),
         bound=candidate.bound,
         every_step=candidate.every_step,
         by_chance=detector.by_chance and not candidate.every_step,
         change=candidate.change,
-        whole=evidence.whole,
+        whole=job.whole,
         spent=candidate.spent,
         follows=candidate.follows,
     )
@@ -217,21 +222,21 @@ def _time_of(series: Floats, steps: list[int]) -> TimePattern:
     return structs.replace(pattern, since_step=None, slow_steps=strong)
 
 
-def _nothing_found(evidence: Subject) -> Finding:
+def _nothing_found(job: Subject) -> Finding:
     """Return the finding to report if there is no other: healthy or unexplained."""
-    noise, share = evidence.noise, 1 - 1 / evidence.slowdown
-    unexplained = evidence.straggling or noise.headline
-    effect = f"ops that last longer than their ideal cost {max(share, 0.0):.1%} of the {evidence.whole}"
+    noise, share = job.noise, 1 - 1 / job.slowdown
+    unexplained = job.straggling or noise.headline
+    effect = f"ops that last longer than their ideal cost {max(share, 0.0):.1%} of the {job.whole}"
     if unexplained:
-        effect = f"stragglers cost {share:.1%} of the {evidence.whole} and show none of the known signatures"
+        effect = f"stragglers cost {share:.1%} of the {job.whole} and show none of the known signatures"
     candidate = Candidate(
         kind=Unexplained.kind if unexplained else Healthy.kind,
         where=Place(),
         effect=effect,
-        evidence=(Figure("S", evidence.slowdown, STRAGGLING_SLOWDOWN),),
+        evidence=(Figure("S", job.slowdown, STRAGGLING_SLOWDOWN),),
         confidence=0.0 if unexplained else 1.0,
         change=None,
-        next_check=evidence.undecided() or None,
+        next_check=undecided(job),
     )
     lost_s = noise.lost_s if unexplained else 0.0
-    return replace(_cause(evidence, candidate), saved_s=lost_s, alone_s=lost_s, confidence=candidate.confidence)
+    return replace(_cause(job, candidate), saved_s=lost_s, alone_s=lost_s, confidence=candidate.confidence)

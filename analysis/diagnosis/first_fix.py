@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tracekit.analysis.detectors.detector import SMALLEST_COST_SHARE
 from tracekit.analysis.diagnosis.find import SMALLEST_FIRST_SHARE
 from tracekit.analysis.diagnosis.price import COMBINATION, IN_VAIN
-from tracekit.analysis.evidence.evidence import SMALLEST_COST_SHARE
 from tracekit.base.text import hidden
 from tracekit.report.finding import Finding
 from tracekit.report.fix import Fix

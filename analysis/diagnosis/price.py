@@ -1,6 +1,6 @@
 """What each fix would save: every fix is a change to the job's costs, replayed.
 
-In: evidence on a job, and its `Finding`s. Out: `Fix`es, best first. Savings smaller than their error
+In: the assessment of a job, and its `Finding`s. Out: `Fix`es, best first. Savings smaller than their error
 are not reported, and none are if unexplained launch delays make up more than 5 % of the step.
 """
 
@@ -14,18 +14,12 @@ from typing import Any
 import numpy as np
 from msgspec import Struct, field
 
-from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY
-from tracekit.analysis.detectors.detector import Treatment
 from tracekit.analysis.detectors.registry import detector_of, guarded
-from tracekit.analysis.detectors.uneven_experts import doubts_of
+from tracekit.analysis.diagnosis.assessment import Assessment
 from tracekit.analysis.diagnosis.find import acting
-from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.subject import Subject
-from tracekit.analysis.fixes.balance import balance_plans
-from tracekit.analysis.fixes.general import general_plans
-from tracekit.analysis.fixes.layers import layer_plans
+from tracekit.analysis.evidence.unprofiled_steps import saves_step, unprofiled_step
 from tracekit.analysis.fixes.plan import Plan
-from tracekit.analysis.fixes.workers import worker_plans
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import seconds
@@ -44,55 +38,34 @@ IN_VAIN = "it gives back next to nothing here"
 COMBINATION = "combination"
 
 
-def fixes_of(
-    evidence: Evidence, causes: Sequence[Finding], *, layers: tuple[int, ...] | None = None
-) -> tuple[Fix, ...]:
+def fixes_of(assessed: Assessment, causes: Sequence[Finding]) -> tuple[Fix, ...]:
     """The fixes that would save time: those for a cause, then what any job can try, each by what it saves; last the
     combination.
-
-    `layers`: transformer layers per stage; by default those of the trace's metadata. If neither is known, fixes give
-    the amount of work to move and no split. Raises SelectionError if their number differs from that of the stages.
     """
-    treated = {
-        treatment: [cause for cause in causes if detector_of(cause.kind).treatment is treatment]
-        for treatment in Treatment
-    }
-    machines = treated[Treatment.REPLACE_MACHINES]
-    plans = [
-        *balance_plans(evidence, treated[Treatment.BALANCE_DATA]),
-        *worker_plans(evidence, machines),
-        *layer_plans(evidence, treated[Treatment.MOVE_LAYERS], machines, layers),
-        *general_plans(evidence),
-    ]
-    return priced(evidence, causes, plans, withheld=_withheld(evidence, causes))
-
-
-def priced(
-    evidence: Subject, causes: Sequence[Finding], more: Sequence[Plan] = (), *, withheld: str | None = None
-) -> tuple[Fix, ...]:
-    """Price the fixes of each finding, and `more` plans. `withheld`: why no saving is reported."""
-    pricer = _Pricer(evidence, withheld)
+    job = assessed.job
+    pricer = _Pricer(job, assessed.withheld(causes))
     fixes = []
     for cause in causes:
         with guarded(cause.kind):
-            plans = evidence.fixes(detector_of(cause.kind), cause) if cause.change else ()
+            plans = detector_of(cause.kind).fixes(job, cause) if cause.change else ()
             fixes += [pricer.price(plan) for plan in plans]
-    fixes += [pricer.price(plan) for plan in more]
-    paying = [fix for fix in fixes if _pays(evidence, fix)]
+    fixes += [pricer.price(plan) for plan in assessed.plans(causes)]
+    paying = [fix for fix in fixes if _pays(job, fix)]
     # Causes hide behind each other: a fix of one alone may save nothing, but all of them together a lot.
     removing = [fix for fix in fixes if _removes_a_cause(fix)]
     why = HIDDEN if len({(fix.cause, fix.where) for fix in removing}) > 1 else IN_VAIN
-    hidden = [replace(fix, withheld=why) for fix in removing if not _pays(evidence, fix)]
+    hidden = [replace(fix, withheld=why) for fix in removing if not _pays(job, fix)]
     paying.sort(key=lambda fix: (fix.cause is None, fix.withheld is not None, -fix.worth_s))
     named = _named((*paying, *hidden))
     usable = [fix for fix in named[: len(paying)] if fix.cause is not None and not fix.bound and fix.change is not None]
     usable.sort(key=lambda fix: -fix.worth_s)
-    return (*named, *_combination(pricer, usable, named[len(paying) :]))
+    priced = (*named, *_combination(pricer, usable, named[len(paying) :]))
+    return tuple(assessed.promised(fix) for fix in priced)
 
 
-def _pays(evidence: Subject, fix: Fix) -> bool:
+def _pays(job: Subject, fix: Fix) -> bool:
     """Return whether a fix saves enough to be worth a line, also without a profiler."""
-    enough = fix.saved_s >= SMALLEST_SAVING_SHARE * evidence.measured_s
+    enough = fix.saved_s >= SMALLEST_SAVING_SHARE * job.measured_s
     return enough and (fix.saves_step_s is None or fix.share >= SMALLEST_SAVING_SHARE)
 
 
@@ -122,24 +95,10 @@ def _removes_a_cause(fix: Fix) -> bool:
     return fix.cause is not None and fix.change is not None and not fix.bound and not fix.around
 
 
-def _withheld(evidence: Evidence, causes: Sequence[Finding]) -> str | None:
-    """Why no saving can be reported; launch delays that a cause explains do not count against the replay."""
-    left = evidence.delay_share_without([cause.change for cause in causes if cause.change is not None])
-    if left > LARGEST_DISCREPANCY:
-        return (
-            f"launch delays that no cause explains make up {left:.1%} of the step (at most"
-            f" {LARGEST_DISCREPANCY:.0%}): the replay explains too little"
-        )
-    slower = -evidence.attribution.discrepancy
-    if slower > LARGEST_DISCREPANCY:
-        return f"the replay is {slower:.1%} slower than the recording: ops overlapped that the graph orders"
-    return next(iter(doubts_of(causes)), None)
-
-
 class _Pricer(Struct, frozen=True, eq=False):
     """Turns plans into fixes."""
 
-    evidence: Subject
+    job: Subject
     withheld: str | None
     known: dict[tuple[int, ...], Floats] = field(default_factory=dict)
 
@@ -148,7 +107,7 @@ class _Pricer(Struct, frozen=True, eq=False):
         changes = [fix.change for fix in fixes if fix.change is not None]
         key = tuple(map(id, changes))
         if key not in self.known:
-            self.known[key] = self.evidence.step_times(changes)
+            self.known[key] = self.job.step_times(changes)
         return np.asarray(self.known[key] + sum(fix.extra_s for fix in fixes))
 
     def price(self, plan: Plan, changes: Sequence[Any] | None = None) -> Fix:
@@ -156,18 +115,18 @@ class _Pricer(Struct, frozen=True, eq=False):
         changed = plan.step_times
         if changed is None:
             assert plan.change is not None, "a plan has a change or step times"
-            changed = self.evidence.step_times((plan.change,))
+            changed = self.job.step_times((plan.change,))
         changed = changed + plan.extra_s
-        saving = self.evidence.unchanged - changed
+        saving = self.job.unchanged - changed
         saved_s = float(saving.mean())
-        error_s = self.evidence.saving_error_s(saving, [plan.change] if changes is None else changes)
-        step, saves = self.evidence.unprofiled_step, None
+        error_s = self.job.saving_error_s(saving, [plan.change] if changes is None else changes)
+        step, saves = unprofiled_step(self.job), None
         if plan.cause is not None and plan.change is plan.cause.change:
             saves = plan.cause.saves_step_s
         elif step is not None:
             made = [plan.change] if changes is None else changes
-            saves = self.evidence.saves_step([one for one in made if one is not None], bound=plan.bound)
-        share = saved_s / self.evidence.recorded_s if step is None or saves is None else saves.value / step.value
+            saves = saves_step(self.job, [one for one in made if one is not None], bound=plan.bound)
+        share = saved_s / self.job.recorded_s if step is None or saves is None else saves.value / step.value
         share *= 1.0 if plan.cause is None else plan.cause.returning_share
         reason, bound, details = self.withheld, plan.bound, plan.details
         if reason is None and saved_s < error_s:
@@ -180,9 +139,9 @@ class _Pricer(Struct, frozen=True, eq=False):
             kind=plan.kind,
             title=plan.title,
             where=plan.where,
-            new_step_s=self.evidence.recorded_s - saved_s,
+            new_step_s=self.job.recorded_s - saved_s,
             saved_s=saved_s,
-            saved_gpu_hours_per_day=share * self.evidence.gpus * 24,
+            saved_gpu_hours_per_day=share * self.job.gpus * 24,
             error_s=error_s,
             bound=bound,
             withheld=reason,
@@ -205,11 +164,11 @@ class _Pricer(Struct, frozen=True, eq=False):
 
         Its cost in those steps, and the total loss in this trace, are known.
         """
-        acts = acting(self.evidence, cause)
+        acts = acting(self.job, cause)
         if acts is None or acts.sum() < 2:
             return None
         each = saving[acts]
-        least_s = self.evidence.saving_error_s(each, [cause.change])
+        least_s = self.job.saving_error_s(each, [cause.change])
         return int(acts.sum()) if float(each.mean()) > least_s else None
 
 
@@ -230,7 +189,7 @@ def _combination(pricer: _Pricer, fixes: Sequence[Fix], hidden: Sequence[Fix]) -
             taken = others
     sequence, done_s = [], 0.0
     for count, fix in enumerate(taken, 1):
-        saved_s = pricer.evidence.unchanged_s - float(pricer.times(taken[:count]).mean())
+        saved_s = pricer.job.unchanged_s - float(pricer.times(taken[:count]).mean())
         step = {"kind": str(fix.kind), "title": fix.title, "alone_saved_s": fix.saved_s}
         sequence.append(step | {"marginal_saved_s": saved_s - done_s})
         done_s = saved_s
@@ -259,7 +218,7 @@ def _combination(pricer: _Pricer, fixes: Sequence[Fix], hidden: Sequence[Fix]) -
 def _helps(pricer: _Pricer, fix: Fix, others: Sequence[Fix]) -> bool:
     """Whether a fix saves more than its error on top of others."""
     gained = pricer.times(others) - pricer.times([*others, fix])
-    return float(gained.mean()) >= pricer.evidence.saving_error_s(gained, [fix.change])
+    return float(gained.mean()) >= pricer.job.saving_error_s(gained, [fix.change])
 
 
 def _grown(pricer: _Pricer, start: list[Fix], fixes: Sequence[Fix]) -> tuple[list[Fix], Floats]:
@@ -274,7 +233,7 @@ def _grown(pricer: _Pricer, start: list[Fix], fixes: Sequence[Fix]) -> tuple[lis
         if not options:
             break
         fix, then = min(options, key=lambda option: float(option[1].mean()))
-        if float(times.mean() - then.mean()) < SMALLEST_SAVING_SHARE * pricer.evidence.unchanged_s / 2:
+        if float(times.mean() - then.mean()) < SMALLEST_SAVING_SHARE * pricer.job.unchanged_s / 2:
             break
         taken.append(fix)
         times = then

@@ -1,6 +1,6 @@
 """Whether the GPUs that were sampled explain why workers are slow.
 
-In: `Evidence`; what `tracekit collect` sampled of each rank's GPU, in the trace's metadata. Out: clocks of slow workers
+In: a pipeline; what `tracekit collect` sampled of each rank's GPU, in the trace's metadata. Out: clocks of slow workers
 and of their peers, and whether the hardware is at fault.
 
 A GPU is judged against others of its model only. A share of samples at the power cap says nothing: under load, every
@@ -16,7 +16,7 @@ from typing import Any
 from msgspec import Struct
 
 from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR
-from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.workers import slow_kind, worker_factor
 from tracekit.trace.canonical import share_of_samples
 from tracekit.trace.model import Worker
@@ -54,11 +54,11 @@ class Clocks(Struct, frozen=True):
         return self.peers_mhz / self.own_mhz - 1 > EXPLAINED_SHARE * (factor - 1)
 
 
-def cards_of(evidence: Evidence) -> dict[Worker, Card]:
+def cards_of(job: PipelineSubject) -> dict[Worker, Card]:
     """The sampled GPU of each worker, as far as the trace's metadata has it."""
-    gpus = evidence.trace.metadata.get("gpus")
+    gpus = job.trace.metadata.get("gpus")
     sampled = gpus if isinstance(gpus, dict) else {}
-    of_workers = {worker: sampled.get(str(rank)) for worker, rank in evidence.worker_ranks.items()}
+    of_workers = {worker: sampled.get(str(rank)) for worker, rank in job.worker_ranks.items()}
     return {worker: _card(gpu) for worker, gpu in of_workers.items() if isinstance(gpu, dict)}
 
 
@@ -75,41 +75,41 @@ def _card(gpu: Mapping[str, Any]) -> Card:
     )
 
 
-def shares_card(evidence: Evidence, workers: Iterable[Worker]) -> bool:
+def shares_card(job: PipelineSubject, workers: Iterable[Worker]) -> bool:
     """Whether one of `workers` computes on the GPU of another worker."""
-    slow, cards = set(workers), cards_of(evidence)
+    slow, cards = set(workers), cards_of(job)
     own = {cards[worker].uuid for worker in slow & cards.keys()} - {None}
     return any(card.uuid in own for worker, card in cards.items() if worker not in slow)
 
 
-def clocks_of(evidence: Evidence, workers: Iterable[Worker]) -> Clocks | None:
+def clocks_of(job: PipelineSubject, workers: Iterable[Worker]) -> Clocks | None:
     """The clocks of the GPUs of `workers` and of others of the same models; None if one of them is unknown."""
-    own, peers = _own_and_peers(evidence, workers)
+    own, peers = _own_and_peers(job, workers)
     own_mhz, peers_mhz = ([card.sm_mhz for card in cards if card.sm_mhz is not None] for cards in (own, peers))
     return Clocks(median(own_mhz), median(peers_mhz)) if own_mhz and peers_mhz else None
 
 
-def hardware_at_fault(evidence: Evidence, workers: Iterable[Worker]) -> bool:
+def hardware_at_fault(job: PipelineSubject, workers: Iterable[Worker]) -> bool:
     """Whether the recording shows that the GPUs of `workers` are at fault, and not the code on them.
 
     They report faults that their peers do not, and run at a clock that explains how slow the workers are. A slow
     compute alone does not show it: user code, data or a neighbour on the cores slow it down just as well.
     """
     slow = tuple(workers)
-    own, peers = _own_and_peers(evidence, slow)
-    if evidence.profile is None or shares_card(evidence, slow) or not peers or not _faulty(own) or _faulty(peers):
+    own, peers = _own_and_peers(job, slow)
+    if job.profile is None or shares_card(job, slow) or not peers or not _faulty(own) or _faulty(peers):
         return False
-    hit = evidence.cells_of(slow)
-    factor = float(worker_factor(evidence)[hit].min())
-    if factor < 1 + SMALLEST_FACTOR or slow_kind(evidence, hit) is not None:
+    hit = job.cells_of(slow)
+    factor = float(worker_factor(job)[hit].min())
+    if factor < 1 + SMALLEST_FACTOR or slow_kind(job, hit) is not None:
         return False
-    clocks = clocks_of(evidence, slow)
+    clocks = clocks_of(job, slow)
     return clocks is None or clocks.explain(factor)
 
 
-def _own_and_peers(evidence: Evidence, workers: Iterable[Worker]) -> tuple[list[Card], list[Card]]:
+def _own_and_peers(job: PipelineSubject, workers: Iterable[Worker]) -> tuple[list[Card], list[Card]]:
     """The GPUs of `workers`, and those of the other workers that are of the same models."""
-    slow, cards = set(workers), cards_of(evidence)
+    slow, cards = set(workers), cards_of(job)
     own = [card for worker, card in cards.items() if worker in slow]
     models = {card.model for card in own}
     return own, [card for worker, card in cards.items() if worker not in slow and card.model in models]

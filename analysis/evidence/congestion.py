@@ -12,9 +12,12 @@ from functools import cached_property
 import numpy as np
 from msgspec import Struct
 
+from tracekit.analysis.evidence.evidence import evidence
+from tracekit.analysis.evidence.grids import embedding_exchanges
 from tracekit.analysis.evidence.network_repairs import exchanged, level_s, rings_faster, through, to_usual
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.slow_cards import NO_TIME_S, RECEIVING, SENDING, passing
-from tracekit.analysis.evidence.transfers import Traffic, fewest_of
+from tracekit.analysis.evidence.transfers import Traffic, fewest_of, traffic_of
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, median
 from tracekit.analysis.whatif.interventions import Intervention, Scale, Together
@@ -60,7 +63,7 @@ def congestion(traffic: Traffic) -> Congestion:
     transfers, rings, exchanges = (part.calm(hit) for part in sent)
     changes = [rings_faster(traffic, rings[..., 0], transfers)]
     if (exchanges < 1).any():
-        changes.append(Scale(traffic.evidence.embedding_exchanges, exchanges))
+        changes.append(Scale(embedding_exchanges(traffic.job), exchanges))
     return Congestion(
         count=sum(int(part.hangs.sum()) for part in sent),
         of=sum(int(np.isfinite(part.over).sum()) for part in sent),
@@ -207,3 +210,9 @@ class _Sent(Struct, frozen=True, eq=False, dict=True):
         least = np.where(hit[:, None], self.long, np.inf)
         beyond = np.greater(self.over, np.where((self.level > 1)[:, None, :, None], 1.0, least))
         return to_usual(self.seconds, self.usual, beyond)
+
+
+@evidence(PipelineSubject)
+def congestion_of(job: PipelineSubject) -> Congestion:
+    """Transfers and collectives that take longer at some times than at others."""
+    return congestion(traffic_of(job))

@@ -7,17 +7,17 @@ In: recorded data loading or, without it, the launch delays of the first ops of 
 from __future__ import annotations
 
 from math import comb, log
-from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
 
+from tracekit.analysis.evidence.evidence import evidence
+from tracekit.analysis.evidence.grids import backwards, data_loads, first_forwards, first_gathers, forwards
+from tracekit.analysis.evidence.launch_delays import launch_delays
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.graph.op_grid import OpGrid
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import median, sampled
-
-if TYPE_CHECKING:
-    from tracekit.analysis.evidence.evidence import Evidence
 
 #: Waiting for data at least this long, seconds, means late data.
 SMALLEST_DATA_DELAY_S = 5e-3
@@ -54,22 +54,22 @@ class DataWaits(Struct, frozen=True, eq=False):
     waits: tuple[DataWait, ...]
 
     @classmethod
-    def of(cls, evidence: Evidence) -> DataWaits:
+    def of(cls, job: PipelineSubject) -> DataWaits:
         """Find the data waits; empty for a job without forwards and without recorded loading."""
-        recorded = not evidence.data_loads.empty
+        recorded = not data_loads(job).empty
         if recorded:
-            sources = [(evidence.data_loads, evidence.data_loads.gather(evidence.replay.durations.cost))]
-            smallest_s = min(SMALLEST_DATA_DELAY_S, SMALLEST_DATA_SHARE * evidence.unchanged_s)
+            sources = [(data_loads(job), data_loads(job).gather(job.replay.durations.cost))]
+            smallest_s = min(SMALLEST_DATA_DELAY_S, SMALLEST_DATA_SHARE * job.unchanged_s)
             usual_s, least_s = 0.0, np.array(smallest_s)
-        elif evidence.first_forwards.empty:
+        elif first_forwards(job).empty:
             return cls(recorded, 0.0, SMALLEST_DATA_DELAY_S, ())
         else:
             # A training loop fetches data at its top, before it gathers parameters, or just before the first forward.
-            grids = [grid for grid in (evidence.first_forwards, evidence.first_gathers) if not grid.empty]
-            sources = [(grid, np.nan_to_num(grid.gather(evidence.launch_delays))) for grid in grids]
-            usual_s = _typical_delay(evidence)
+            grids = [grid for grid in (first_forwards(job), first_gathers(job)) if not grid.empty]
+            sources = [(grid, np.nan_to_num(grid.gather(launch_delays(job)))) for grid in grids]
+            usual_s = _typical_delay(job)
             smallest_s = SMALLEST_DATA_DELAY_S
-            least_s = np.maximum(max(smallest_s, 10 * usual_s), HOST_FACTOR * _own_delay(evidence))
+            least_s = np.maximum(max(smallest_s, 10 * usual_s), HOST_FACTOR * _own_delay(job))
         return cls(
             recorded, usual_s, smallest_s, tuple(DataWait(ops, waits_s, waits_s > least_s) for ops, waits_s in sources)
         )
@@ -97,21 +97,21 @@ def late_ranks(late_s: Floats) -> Bools:
     return chosen if ways - choices > few * log(LIKELIER) else everybody
 
 
-def _own_delay(evidence: Evidence) -> Floats:
+def _own_delay(job: PipelineSubject) -> Floats:
     """The usual launch delay of each worker's computes, seconds, [stages, 1, 1, dp_ranks].
 
     A host that is late with every launch is also late with the first one; that is not a wait for data.
     """
-    delays = evidence.launch_delays
-    forwards, backwards = (median(grid.gather(delays), (2,)) for grid in (evidence.forwards, evidence.backwards))
-    later = np.nan_to_num(np.concatenate([forwards[:, 1:], backwards], axis=1))
+    delays = launch_delays(job)
+    of_forwards, of_backwards = (median(grid.gather(delays), (2,)) for grid in (forwards(job), backwards(job)))
+    later = np.nan_to_num(np.concatenate([of_forwards[:, 1:], of_backwards], axis=1))
     longest: Floats = later.max(axis=1, initial=0.0)
     return longest[:, None, None, :]
 
 
-def _typical_delay(evidence: Evidence) -> float:
+def _typical_delay(job: PipelineSubject) -> float:
     """Median launch delay, seconds."""
-    blocks, delays_s = evidence.replay.graph.blocks, evidence.replay.durations.launch_delay
+    blocks, delays_s = job.replay.graph.blocks, job.replay.durations.launch_delay
     delays = np.concatenate(
         [
             sampled(delay if block.present is None else delay[block.present])
@@ -119,3 +119,9 @@ def _typical_delay(evidence: Evidence) -> float:
         ]
     )
     return max(float(np.median(delays)), 0.0)
+
+
+@evidence(PipelineSubject)
+def data_waits_of(job: PipelineSubject) -> DataWaits:
+    """Waits for data at the beginning of a step."""
+    return DataWaits.of(job)

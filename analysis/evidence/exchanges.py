@@ -1,7 +1,7 @@
 """The all-to-alls of a pipeline trace as a job of their own: who computes how long between which of them.
 
 In: a trace whose columns `sent` and `received` show which ops are all-to-alls, and the rows that they move. Out: an
-`OpTrace`: on each rank, all-to-alls and the work between them, in turn; and its `OpEvidence`.
+`OpTrace`: on each rank, all-to-alls and the work between them, in turn; and its `GraphSubject`.
 """
 
 from __future__ import annotations
@@ -10,14 +10,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
+from msgspec import structs
 
+from tracekit.analysis.evidence.computes import Computes
+from tracekit.analysis.evidence.culprit import even_pace
+from tracekit.analysis.evidence.evidence import evidence
+from tracekit.analysis.evidence.grids import backwards, forwards
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.whatif.interventions import CostOverlay, Intervention, Scale, Together
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import OpKind
 from tracekit.trace.schema import RECEIVED, SENT
 
 if TYPE_CHECKING:
-    from tracekit.analysis.evidence.ops import OpEvidence
+    from tracekit.analysis.evidence.graph_subject import GraphSubject
     from tracekit.analysis.experts.loads import Loads
     from tracekit.trace.op import OpTrace
 
@@ -85,12 +92,12 @@ def _rows(name: str, ranks: int) -> pl.Expr:
     return pl.when(pl.col(name).list.len() == ranks).then(pl.col(name).list.sum())
 
 
-def exchange_evidence(job: Trace, expert_loads: Loads | None) -> OpEvidence | None:
+def exchange_evidence(job: Trace, expert_loads: Loads | None) -> GraphSubject | None:
     """The evidence on the all-to-alls of a trace and the work between them; None if it has none."""
     trace = exchange_trace(job)
     if trace is None:  # as most pipelines: they need none of these modules
         return None
-    from tracekit.analysis.evidence.ops import OpEvidence, Times
+    from tracekit.analysis.evidence.graph_subject import GraphSubject, Times
     from tracekit.analysis.graph.fold import fold
     from tracekit.analysis.graph.rules.registry import op_graph
     from tracekit.analysis.replay.costs import measure_op_durations
@@ -98,12 +105,50 @@ def exchange_evidence(job: Trace, expert_loads: Loads | None) -> OpEvidence | No
 
     graph = fold(op_graph(trace))
     replay = GraphReplay(graph, measure_op_durations(graph))
-    return OpEvidence(trace, graph, replay, Times.of(graph, replay), expert_loads=expert_loads)
+    return GraphSubject(trace, graph, replay, Times.of(graph, replay), expert_loads=expert_loads)
 
 
-def even_share(evidence: OpEvidence) -> pl.DataFrame:
+def even_share(job: GraphSubject) -> pl.DataFrame:
     """How much of their time computes take without what loads explain: `step`, `rank`, `compute`, `seq`, `share`."""
-    cost, even = evidence.pace.cost, evidence.even.cost
+    cost, even = job.pace.cost, even_pace(job).cost
     share: Floats = np.divide(even, cost, out=np.ones_like(cost), where=cost > 0)
-    found = evidence.ops.select("step", "rank", "compute", "seq", share=pl.Series(share))
+    found = job.ops.select("step", "rank", "compute", "seq", share=pl.Series(share))
     return found.drop_nulls(["compute", "seq"]).filter(pl.col("share") != 1)
+
+
+@evidence(PipelineSubject)
+def exchanges_of(job: PipelineSubject) -> GraphSubject | None:
+    """The all-to-alls and the work between them, None if the trace has none."""
+    return exchange_evidence(job.trace, job.expert_loads)
+
+
+@evidence(PipelineSubject)
+def even_experts(job: PipelineSubject) -> Intervention | None:
+    """The job without what loads of experts explain, or may explain; None if that is nothing."""
+    exchanges = exchanges_of(job)
+    if exchanges is None or even_pace(exchanges) is exchanges.pace:
+        return None
+    ranks = {rank: worker.dp_rank for worker, rank in job.worker_ranks.items()}
+    changed = even_share(exchanges).filter(pl.col("step").is_in(job.steps.tolist()))
+    step = np.searchsorted(job.steps, changed["step"].to_numpy())
+    lane = np.array([job.dp_index.get(ranks[rank], -1) for rank in changed["rank"].to_list()], np.int64)
+    factors = []
+    for kind, grid in ((OpKind.FORWARD_COMPUTE, forwards(job)), (OpKind.BACKWARD_COMPUTE, backwards(job))):
+        factor = np.ones(grid.shape)
+        here = ((changed["compute"] == str(kind)) & (changed["seq"] < grid.shape[1])).to_numpy() & (lane >= 0)
+        factor[0, changed["seq"].to_numpy()[here], step[here], lane[here]] = changed["share"].to_numpy()[here]
+        factors.append(Scale(grid, factor))
+    return Together(tuple(factors))
+
+
+@evidence(PipelineSubject)
+def beyond_experts(job: PipelineSubject) -> PipelineSubject | None:
+    """The evidence on the job of `even_experts`; None if that is the job as it is."""
+    even = even_experts(job)
+    if even is None:
+        return None
+    overlay = CostOverlay.recorded(job.replay)
+    even.make(overlay)
+    cost = tuple(changed.matrix() for changed in overlay.cost)
+    replay = structs.replace(job.replay, durations=structs.replace(job.replay.durations, cost=cost))
+    return structs.replace(job, replay=replay, computes=Computes(replay, job.lockstep))

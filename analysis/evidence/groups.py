@@ -1,6 +1,6 @@
 """Slow workers that have something in common: a host, or a range of DP ranks.
 
-In: `Evidence`. Out: disjoint `SlowGroup`s, each with the label that explains it best and one price. A label explains
+In: a pipeline. Out: disjoint `SlowGroup`s, each with the label that explains it best and one price. A label explains
 workers if it covers exactly these. Of several labels, the one with the fewest parts wins, since one old rack is
 likelier than four bad hosts.
 """
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 from msgspec import Struct
 
-from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.workers import one_factor, slow_factor, slow_workers, worker_factor
 from tracekit.analysis.numeric.arrays import Bools
 from tracekit.trace.model import Worker
@@ -31,50 +31,50 @@ class SlowGroup(Struct, frozen=True, eq=False):
     dp_ranks: tuple[int, ...] = ()
 
 
-def slow_groups(evidence: Evidence) -> tuple[list[SlowGroup], Bools]:
+def slow_groups(job: PipelineSubject) -> tuple[list[SlowGroup], Bools]:
     """The groups, and the slow workers [stages, dp_ranks] outside of any group."""
-    left = slow_workers(evidence)
+    left = slow_workers(job)
     groups = []
-    if len(evidence.dp_ranks) > 1 and left.sum() > 1:
+    if len(job.dp_ranks) > 1 and left.sum() > 1:
         for find in (_ranks, _hosts):
-            for group in find(evidence, left):
+            for group in find(job, left):
                 groups.append(group)
                 left = left & ~group.hit
     return groups, left
 
 
-def _ranks(evidence: Evidence, slow: Bools) -> Iterator[SlowGroup]:
+def _ranks(job: PipelineSubject, slow: Bools) -> Iterator[SlowGroup]:
     """DP ranks slow on all stages, by one factor and at the same time: so many that their kind of machine explains
     them. Either neighbours, or half of all DP ranks wherever they are: every other host, or as a scheduler mixed them.
     """
     whole: Bools = np.asarray(slow.all(axis=0))
-    hosts = {evidence.hosts.get(worker) for worker in evidence.workers_where(slow & whole)}
-    if evidence.stages == 1 and len(hosts) == 1 and None not in hosts:
+    hosts = {job.hosts.get(worker) for worker in job.workers_where(slow & whole)}
+    if job.stages == 1 and len(hosts) == 1 and None not in hosts:
         return  # a single host is the better label
-    if whole.sum() < 2 and (evidence.stages == 1 or not whole.any()):
+    if whole.sum() < 2 and (job.stages == 1 or not whole.any()):
         return
-    if evidence.stages == 1 and whole.sum() < max(2, GROUP_SHARE * len(whole)):
+    if job.stages == 1 and whole.sum() < max(2, GROUP_SHARE * len(whole)):
         return
     hit, at = slow & whole, np.flatnonzero(whole)
     neighbours = at[-1] - at[0] == len(at) - 1  # as the ranks on one kind of machine are
-    if _one_factor(evidence, hit) and (neighbours or 2 * whole.sum() >= len(whole) - 1):
-        yield SlowGroup(hit, dp_ranks=tuple(evidence.dp_ranks[one] for one in at.tolist()))
+    if _one_factor(job, hit) and (neighbours or 2 * whole.sum() >= len(whole) - 1):
+        yield SlowGroup(hit, dp_ranks=tuple(job.dp_ranks[one] for one in at.tolist()))
 
 
-def _one_factor(evidence: Evidence, hit: Bools) -> bool:
-    profile = evidence.profile
+def _one_factor(job: PipelineSubject, hit: Bools) -> bool:
+    profile = job.profile
     assert profile is not None
-    error = profile.workers.error if evidence.stages == 1 else profile.ranks.error
-    on = np.asarray((slow_factor(evidence) > 1).any(axis=0)).transpose(0, 2, 1)[hit]
-    return one_factor(worker_factor(evidence)[hit] - 1, error[hit.any(axis=0)], on)
+    error = profile.workers.error if job.stages == 1 else profile.ranks.error
+    on = np.asarray((slow_factor(job) > 1).any(axis=0)).transpose(0, 2, 1)[hit]
+    return one_factor(worker_factor(job)[hit] - 1, error[hit.any(axis=0)], on)
 
 
-def _hosts(evidence: Evidence, slow: Bools) -> Iterator[SlowGroup]:
+def _hosts(job: PipelineSubject, slow: Bools) -> Iterator[SlowGroup]:
     """Hosts with at least two traced workers, most of them slow. A job's only host has no peers, so it is not one."""
     hosts: dict[str, list[tuple[int, int]]] = {}
-    for dp_index, dp_rank in enumerate(evidence.dp_ranks):
-        for stage in range(evidence.stages):
-            host = evidence.hosts.get(Worker(dp_rank, stage))
+    for dp_index, dp_rank in enumerate(job.dp_ranks):
+        for stage in range(job.stages):
+            host = job.hosts.get(Worker(dp_rank, stage))
             if host is not None:
                 hosts.setdefault(host, []).append((stage, dp_index))
     for host, cells in hosts.items():

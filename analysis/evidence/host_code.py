@@ -7,20 +7,21 @@ seconds by place in the step, and each worker's excess over its peers there. Doe
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
 
+from tracekit.analysis.evidence.data_waits import data_waits_of
+from tracekit.analysis.evidence.evidence import evidence
+from tracekit.analysis.evidence.grids import backwards, forwards
+from tracekit.analysis.evidence.launch_delays import launch_delays
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.significance import Episodes, episodes_of
 from tracekit.analysis.graph.op_grid import OpGrid, op_grid
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import of_peers, safe
 from tracekit.analysis.whatif.interventions import Intervention, Scale, ScaleDelays, Together
 from tracekit.trace.model import OpKind
-
-if TYPE_CHECKING:
-    from tracekit.analysis.evidence.evidence import Evidence
 
 _BETWEEN_STEPS, _WITHIN_STEPS = "between steps", "between the ops of a step"
 #: Place in the step, by the kinds of op that the thread is late for.
@@ -52,23 +53,23 @@ class HostCode(Struct, frozen=True, eq=False, dict=True):
     `grids`: the ops of each place; `cells`: a mask of the cells of its grid that belong to the place.
     """
 
-    evidence: Evidence
+    job: PipelineSubject
     places: tuple[str, ...]
     grids: tuple[OpGrid, ...]
     cells: tuple[Bools, ...]
     taken_s: Floats
 
     @classmethod
-    def of(cls, evidence: Evidence) -> HostCode:
+    def of(cls, job: PipelineSubject) -> HostCode:
         """Gather the host code; a job has a place only if it has ops there."""
-        graph = evidence.replay.graph
+        graph = job.replay.graph
         grids = {place: grid for place, kinds in _PLACES.items() if not (grid := op_grid(graph, kinds)).empty}
-        cells = {place: _cells(evidence, place, grid) for place, grid in grids.items()}
+        cells = {place: _cells(job, place, grid) for place, grid in grids.items()}
         grids = {place: grid for place, grid in grids.items() if cells[place].any()}
-        taken = [_taken(evidence, grid, _PLACES[place], cells[place]) for place, grid in grids.items()]
-        shape = evidence.stages, len(graph.steps), len(evidence.dp_ranks)
+        taken = [_taken(job, grid, _PLACES[place], cells[place]) for place, grid in grids.items()]
+        shape = job.stages, len(graph.steps), len(job.dp_ranks)
         return cls(
-            evidence,
+            job,
             tuple(grids),
             tuple(grids.values()),
             tuple(cells[place] for place in grids),
@@ -89,9 +90,9 @@ class HostCode(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def _slower(self) -> Floats:
         """Compute time of each worker over that of its peers, at least 1, [stages, steps, dp_ranks]."""
-        cost = self.evidence.replay.durations.cost
+        cost = self.job.replay.durations.cost
         seconds = np.zeros(self.taken_s.shape[1:])
-        for grid in (self.evidence.forwards, self.evidence.backwards):
+        for grid in (forwards(self.job), backwards(self.job)):
             if not grid.empty:
                 seconds += np.nan_to_num(grid.gather(cost)).sum(axis=1)
         return np.asarray(np.maximum(seconds / safe(_of_peers(seconds)), 1.0))
@@ -101,7 +102,7 @@ class HostCode(Struct, frozen=True, eq=False, dict=True):
         """Steps in which a worker's host code takes longer than its peers', relative to the step; a series per
         worker.
         """
-        step_s = self.evidence.unchanged_s
+        step_s = self.job.unchanged_s
         beyond = (self.taken_s - self.usual_s).sum(axis=0) / step_s
         # As the logarithm of the step over the step without it.
         series = np.log1p(np.maximum(beyond, -0.5)).transpose(0, 2, 1)
@@ -150,46 +151,51 @@ class HostCode(Struct, frozen=True, eq=False, dict=True):
             here = np.where(cells, of_worker, 1.0)
             if ops.intersection(_PLACES[place]):
                 changes.append(Scale(grid, here))
-            here = np.where(_waits_for_data(self.evidence, grid, _PLACES[place]), 1.0, here)
-            if self.evidence.breaks is not None:  # time due to a break stays
+            here = np.where(_waits_for_data(self.job, grid, _PLACES[place]), 1.0, here)
+            if self.job.breaks is not None:  # time due to a break stays
                 all_s, code_s = (
-                    grid.gather(each)
-                    for each in (self.evidence.replay.durations.launch_delay, self.evidence.launch_delays)
+                    grid.gather(each) for each in (self.job.replay.durations.launch_delay, launch_delays(self.job))
                 )
                 here = 1 - (1 - here) * np.nan_to_num(code_s / safe(all_s))
             changes.append(ScaleDelays(grid, here))
         return Together(tuple(changes))
 
 
-def _cells(evidence: Evidence, place: str, grid: OpGrid) -> Bools:
+def _cells(job: PipelineSubject, place: str, grid: OpGrid) -> Bools:
     """The cells of a grid that belong to a place; host work up to a worker's first forward is between steps."""
     if place not in (_BETWEEN_STEPS, _WITHIN_STEPS):
         return np.ones((1, 1, 1, 1), np.bool_)
-    starts = [block.start for block in evidence.replay.graph.blocks]
+    starts = [block.start for block in job.replay.graph.blocks]
     begun = np.full((grid.shape[0], 1, *grid.shape[2:]), np.inf)
-    if not evidence.forwards.empty:
-        np.fmin(begun, np.fmin.reduce(evidence.forwards.gather(starts), axis=1, keepdims=True), out=begun)
+    if not forwards(job).empty:
+        np.fmin(begun, np.fmin.reduce(forwards(job).gather(starts), axis=1, keepdims=True), out=begun)
     before = grid.gather(starts) < begun
     return before if place == _BETWEEN_STEPS else ~before
 
 
-def _taken(evidence: Evidence, grid: OpGrid, kinds: tuple[OpKind, ...], cells: Bools) -> Floats:
+def _taken(job: PipelineSubject, grid: OpGrid, kinds: tuple[OpKind, ...], cells: Bools) -> Floats:
     """Seconds of host code before (and in) these cells of a grid, [stages, steps, dp_ranks]."""
-    delays = np.maximum(np.nan_to_num(grid.gather(evidence.launch_delays)), 0.0)
-    seconds = np.where(_waits_for_data(evidence, grid, kinds), 0.0, delays)
+    delays = np.maximum(np.nan_to_num(grid.gather(launch_delays(job))), 0.0)
+    seconds = np.where(_waits_for_data(job, grid, kinds), 0.0, delays)
     if _HOST_OPS.intersection(kinds):
-        seconds = seconds + np.nan_to_num(grid.gather(evidence.replay.durations.cost))
+        seconds = seconds + np.nan_to_num(grid.gather(job.replay.durations.cost))
     return np.asarray(np.where(cells, seconds, 0.0).sum(axis=1))
 
 
-def _waits_for_data(evidence: Evidence, grid: OpGrid, kinds: tuple[OpKind, ...]) -> Bools:
+def _waits_for_data(job: PipelineSubject, grid: OpGrid, kinds: tuple[OpKind, ...]) -> Bools:
     """Mask of the delays before the ops of a grid that are late data rather than host code, in its shape."""
     found = np.zeros(grid.shape, np.bool_)
-    if OpKind.FORWARD_COMPUTE in kinds and not evidence.data_waits.recorded:
-        found[:, :1] = evidence.data_waits.waits[0].late
+    if OpKind.FORWARD_COMPUTE in kinds and not data_waits_of(job).recorded:
+        found[:, :1] = data_waits_of(job).waits[0].late
     return found
 
 
 def _of_peers(values: Floats) -> Floats:
     """The usual value among the DP ranks of a stage, or among the stages of one DP rank."""
     return of_peers(values, -1 if values.shape[-1] > 1 else -3)
+
+
+@evidence(PipelineSubject)
+def host_code_of(job: PipelineSubject) -> HostCode:
+    """Work of the training threads between ops."""
+    return HostCode.of(job)

@@ -13,6 +13,8 @@ import numpy as np
 import polars as pl
 from msgspec import Struct
 
+from tracekit.analysis.evidence.evidence import evidence
+from tracekit.analysis.evidence.graph_subject import GraphSubject
 from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s, Ints
 from tracekit.analysis.numeric.codes import numbered
 from tracekit.analysis.whatif.interventions import LessTime
@@ -32,6 +34,10 @@ _WARMS = (*_CALLS, IdleReason.OPERATOR)
 def of_job(what: HostWhat) -> bool:
     """Whether the job does this, rather than the profiler."""
     return PROFILER_LINE.match(what.where or what.name) is None
+
+
+#: An operator that takes longer than this each time does more than dispatch, seconds.
+LONGEST_DISPATCH_S = 1e-3
 
 
 class Part(Struct, frozen=True, eq=False):
@@ -212,3 +218,30 @@ class HostTime(Struct, frozen=True, eq=False, dict=True):
         gone = np.zeros(len(self.op))
         gone[parts] = share
         return self.less_s(gone * self.seconds)
+
+
+@evidence(GraphSubject)
+def host_time(job: GraphSubject) -> HostTime:
+    """What the host threads of a recording spend their time on; nothing for other op traces."""
+    return HostTime.of(job.ops, job.kept) if job.kept else HostTime.nothing(job.ops.height)
+
+
+@evidence(GraphSubject)
+def in_head(job: GraphSubject) -> Bools:
+    """Which parts of `host_time` are before the first op of the GPU of their rank, [parts]."""
+    ops, part = job.graph.ops, host_time(job).op
+    on_gpu = job.ops["role"].eq("gpu").to_numpy()
+    first_s = np.full(int(ops.rank.max(initial=0)) + 1, np.inf)
+    np.minimum.at(first_s, ops.rank[on_gpu], ops.start[on_gpu])
+    return np.asarray((ops.start + ops.duration)[part] <= first_s[ops.rank[part]])
+
+
+@evidence(GraphSubject)
+def computes_on_host(job: GraphSubject) -> Bools:
+    """Which parts of `host_time` are of operators that take long each time and launch no kernel, [parts].
+
+    The dispatch of an operator that launches kernels is none of these, however long it takes.
+    """
+    work = host_time(job)
+    found = work.mask(IdleReason.OPERATOR, where=lambda what: not what.launches) & ~in_head(job)
+    return np.asarray(found & (work.steady_s >= LONGEST_DISPATCH_S * work.pieces))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from tracekit.analysis.evidence.grids import collectives, embedding_exchanges, transfers
 from tracekit.analysis.evidence.slow_cards import SMALLEST_RING_FACTOR, SlowCard
 from tracekit.analysis.evidence.transfers import Traffic
 from tracekit.analysis.numeric.arrays import Bools, Floats
@@ -23,7 +24,7 @@ HELD_UP_SHARE = 0.1
 
 def links_as_usual(traffic: Traffic, links: Bools) -> Intervention:
     """The transfers of `links` [slots, steps, dp_ranks] as fast as on the usual link, and no waits behind them."""
-    return Scale(traffic.evidence.transfers, _of_links(traffic, links))
+    return Scale(transfers(traffic.job), _of_links(traffic, links))
 
 
 def _of_links(traffic: Traffic, links: Bools) -> Floats:
@@ -34,24 +35,24 @@ def _of_links(traffic: Traffic, links: Bools) -> Floats:
     return to_usual(traffic.seconds, usual_s[:, None], where, level)
 
 
-def rings_faster(traffic: Traffic, factor: Floats, transfers: Floats | float = 1.0) -> Intervention:
+def rings_faster(traffic: Traffic, factor: Floats, of_transfers: Floats | float = 1.0) -> Intervention:
     """Multiply data-parallel collectives by `factor`, [stages, ops, steps], and shorten what waits for them on the same
     cards.
 
-    `transfers`: factors of transfers from another repair.
+    `of_transfers`: factors of transfers from another repair.
     """
-    evidence = traffic.evidence
-    rings: Intervention = Scale(evidence.collectives, factor[..., None])
+    job = traffic.job
+    rings: Intervention = Scale(collectives(job), factor[..., None])
     if not traffic.seconds.size:
         return rings
     if not (factor < 1).any():
-        return Scale(evidence.transfers, np.broadcast_to(transfers, traffic.seconds.shape))
+        return Scale(transfers(job), np.broadcast_to(of_transfers, traffic.seconds.shape))
     usual_s = np.fmax(traffic.link_s, traffic.usual_s)[:, None, None]
     left = np.maximum(traffic.seconds - traffic.shared_with(1 - factor), usual_s)
     wait = traffic.seconds > BESIDE_FACTOR * usual_s  # so long that they must be waiting
     with np.errstate(invalid="ignore", divide="ignore"):
         waited = np.where(wait & (left < traffic.seconds), left / traffic.seconds, 1.0)
-    return Together((rings, Scale(evidence.transfers, np.minimum(waited, transfers))))
+    return Together((rings, Scale(transfers(job), np.minimum(waited, of_transfers))))
 
 
 def shared_anyway_s(traffic: Traffic, factor: Floats) -> Floats:
@@ -94,7 +95,7 @@ def _connected(traffic: Traffic, links: Bools) -> Bools:
 
 def card_as_usual(traffic: Traffic, card: SlowCard) -> Intervention:
     """Everything that passes a card as fast as elsewhere: transfers, collectives of its stages, embedding gradients."""
-    evidence = traffic.evidence
+    job = traffic.job
     links = _of_links(traffic, card.flows[:, None, :] & card.steps[:, None])
     rings = _card_rings(traffic, card)
     changes = [rings_faster(traffic, rings, links)]
@@ -102,7 +103,7 @@ def card_as_usual(traffic: Traffic, card: SlowCard) -> Intervention:
     if mine.any():
         level = level_s(traffic.exchanges, card, 1)
         factor = to_usual(traffic.exchanges, usual_exchange_s(traffic, card), mine, level)
-        changes.append(Scale(evidence.embedding_exchanges, factor[None]))
+        changes.append(Scale(embedding_exchanges(job), factor[None]))
     return Together(tuple(changes))
 
 
@@ -128,10 +129,10 @@ def through(card: SlowCard, rings: Floats) -> Bools:
 
 def exchanged(traffic: Traffic, card: SlowCard) -> Bools:
     """The exchanges of embedding gradients that pass a slow card, [ops, steps, dp_ranks]."""
-    evidence = traffic.evidence
-    ends = {0, evidence.stages - 1}
+    job = traffic.job
+    ends = {0, job.stages - 1}
     dp_ranks = {worker.dp_rank for worker in card.workers if worker.pp_rank in ends}
-    here: Bools = card.steps[:, None] & np.isin(evidence.dp_ranks, list(dp_ranks))
+    here: Bools = card.steps[:, None] & np.isin(job.dp_ranks, list(dp_ranks))
     long = traffic.exchanges > SMALLEST_RING_FACTOR * usual_exchange_s(traffic, card)
     return here & long
 
@@ -146,7 +147,7 @@ def usual_exchange_s(traffic: Traffic, card: SlowCard) -> Floats:
     usual = lower_median(seconds, axis=1)[:, None, None]
     if not traffic.exchanges.size:
         return usual
-    dp_ranks = {worker.dp_rank for worker in card.workers if worker.pp_rank in {0, traffic.evidence.stages - 1}}
+    dp_ranks = {worker.dp_rank for worker in card.workers if worker.pp_rank in {0, traffic.job.stages - 1}}
     return usual if len(dp_ranks) < seconds.shape[1] else usual / card.fastest_factor
 
 

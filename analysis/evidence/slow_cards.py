@@ -85,7 +85,7 @@ def _cards_of_slow_rings(traffic: Traffic, side: str) -> Iterator[tuple[int, Slo
     if not traffic.rings.size:
         return
     host, passes = passing(traffic, side)
-    for stage in range(traffic.evidence.stages):
+    for stage in range(traffic.job.stages):
         steps = traffic.ring_factor[stage] > SMALLEST_RING_FACTOR
         cards = np.unique(traffic.host_number[stage])
         if steps.sum() < traffic.fewest_steps or len(cards) < 2:
@@ -130,7 +130,7 @@ def _cards_without_rings(traffic: Traffic, side: str) -> Iterator[tuple[int, Slo
 
 def _card(traffic: Traffic, host: int, side: str, flows: Bools, steps: Bools, ring_factor: float) -> SlowCard:
     members = np.argwhere(traffic.host_number == host)
-    workers = tuple(sorted(traffic.evidence.worker(stage, at) for stage, at in members))
+    workers = tuple(sorted(traffic.job.worker(stage, at) for stage, at in members))
     factor = np.where(steps, traffic.factor.transpose(1, 0, 2)[:, flows].mean(axis=1), 1.0)
     seconds = traffic.seconds.transpose(0, 3, 1, 2)[flows][..., steps]
     fastest = 1.0

@@ -1,6 +1,6 @@
 """The network: slow links and network cards, and the steps in which they are slow.
 
-In: `Evidence`. Out: `Traffic`.
+In: `PipelineSubject`. Out: `Traffic`.
 
 A transfer between stages passes two network cards and the wire between them; a collective passes the cards of all its
 members. So a slow wire shows in the transfers of one link. A slow card shows in everything that it sends (or receives):
@@ -12,11 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
 
+from tracekit.analysis.evidence.coverage import all_workers_traced
+from tracekit.analysis.evidence.evidence import evidence
+from tracekit.analysis.evidence.grids import collectives, embedding_exchanges, transfers
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.slow_cards import (
     FASTER_SHARE,
     FASTEST_SHARE,
@@ -26,14 +29,11 @@ from tracekit.analysis.evidence.slow_cards import (
     SlowCard,
     slow_cards,
 )
+from tracekit.analysis.graph.op_grid import OpGrid
 from tracekit.analysis.numeric import parallel
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, lower_quantile, median
 from tracekit.trace.model import OpKind
-
-if TYPE_CHECKING:
-    from tracekit.analysis.evidence.evidence import Evidence
-    from tracekit.analysis.graph.op_grid import OpGrid
 
 #: A link is slow if it is this many times slower than the usual one; transfers scatter, and a few may share a card.
 SMALLEST_LINK_FACTOR = 3.0
@@ -63,24 +63,24 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
     ranks, seconds, [stages, ops, steps]; `exchanges`: of the embedding's gradients, seconds, [ops, steps, dp_ranks].
     """
 
-    evidence: Evidence
+    job: PipelineSubject
     seconds: Floats
     rings: Floats
     exchanges: Floats
 
     @classmethod
-    def of(cls, evidence: Evidence) -> Traffic:
+    def of(cls, job: PipelineSubject) -> Traffic:
         """Gather the seconds of everything that a job sends."""
-        recorded = [block.duration for block in evidence.replay.graph.blocks]
+        recorded = [block.duration for block in job.replay.graph.blocks]
         return cls(
-            evidence,
-            _transfers(evidence, recorded),
+            job,
+            _transfers(job, recorded),
             # A member whose own end of a ring is slow ends after the others; these show how long the ring took.
             np.fmin(
-                _shortest(evidence.collectives.gather(recorded), 3),
-                _shortest(evidence.collectives.gather(evidence.replay.durations.cost), 3),
+                _shortest(collectives(job).gather(recorded), 3),
+                _shortest(collectives(job).gather(job.replay.durations.cost), 3),
             ),
-            _shortest(evidence.embedding_exchanges.gather(recorded), 0),
+            _shortest(embedding_exchanges(job).gather(recorded), 0),
         )
 
     @cached_property
@@ -141,11 +141,11 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
         return self._overlap(share)
 
     def _overlap(self, share: Floats) -> Floats:
-        evidence, stages = self.evidence, self.evidence.stages
+        job, stages = self.job, self.job.stages
         shared = np.zeros(self.seconds.shape)
-        if not self.seconds.size or evidence.collectives.empty:
+        if not self.seconds.size or collectives(job).empty:
             return shared
-        ring_end = _ends(evidence, evidence.collectives)
+        ring_end = _ends(job, collectives(job))
         ring_begin = ring_end - self.rings[..., None]
 
         def run(slot: int) -> None:
@@ -166,7 +166,7 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
 
     def _end_s(self, slot: int) -> Floats:
         """Ends of the transfers of a slot, seconds after the step began, [ops, steps, dp_ranks]."""
-        end: Floats = _ends(self.evidence, self.evidence.transfers.recvs.only(slot))[0]
+        end: Floats = _ends(self.job, transfers(self.job).recvs.only(slot))[0]
         return end
 
     @cached_property
@@ -214,7 +214,7 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
         """
         waits = np.zeros(self.rings.shape)
         gathers, reductions = self._bytes_alike
-        if self.evidence.all_workers_traced or not (gathers.any() and reductions.any()):
+        if all_workers_traced(self.job) or not (gathers.any() and reductions.any()):
             return waits
         gather_s = median(np.where(gathers[:, :, None], self.rings, np.nan), (1, 2))
         beyond = self.rings - gather_s[:, None, None]
@@ -226,8 +226,8 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
         """Masks of rings that gather parameters, and that reduce gradients of the same size, [stages, ops] each."""
         shape = self.rings.shape[:2]
         gathers, reductions = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
-        for place in self.evidence.collectives.places:
-            kind = self.evidence.replay.graph.blocks[place.block].template.kind[place.rows].reshape(len(place.rows), -1)
+        for place in collectives(self.job).places:
+            kind = self.job.replay.graph.blocks[place.block].template.kind[place.rows].reshape(len(place.rows), -1)
             gathers[place.slot, : len(kind)] = (kind == OpKind.PARAMS_ALL_GATHER.code).all(axis=1)
             reductions[place.slot, : len(kind)] = (kind == OpKind.GRADS_REDUCE_SCATTER.code).all(axis=1)
         return gathers, reductions
@@ -312,17 +312,17 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def host_number(self) -> Ints:
         """A number per host, [stages, dp_ranks]; if hosts are unknown, every worker has its own."""
-        evidence = self.evidence
-        cells = [(stage, at) for stage in range(evidence.stages) for at in range(len(evidence.dp_ranks))]
-        names = [evidence.hosts.get(evidence.worker(stage, at)) for stage, at in cells]
+        job = self.job
+        cells = [(stage, at) for stage in range(job.stages) for at in range(len(job.dp_ranks))]
+        names = [job.hosts.get(job.worker(stage, at)) for stage, at in cells]
         keys = [name if name is not None else cell for name, cell in zip(names, cells, strict=True)]
         numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-        return np.array([numbers[key] for key in keys], np.int64).reshape(evidence.stages, len(evidence.dp_ranks))
+        return np.array([numbers[key] for key in keys], np.int64).reshape(job.stages, len(job.dp_ranks))
 
     def hosts_of_flows(self, side: str) -> Ints:
         """The host that each link's transfers leave (or reach), [slots, dp_ranks]."""
         link, backward = np.divmod(np.arange(len(self.seconds)), 2)
-        after = (link + 1) % self.evidence.stages
+        after = (link + 1) % self.job.stages
         stage = np.where((backward == 0) == (side == SENDING), link, after)
         return self.host_number[stage]
 
@@ -332,20 +332,20 @@ def fewest_of(steps: int) -> int:
     return max(FEWEST_SLOW_STEPS, round(SMALLEST_STEP_SHARE * steps))
 
 
-def _transfers(evidence: Evidence, recorded: Sequence[Floats]) -> Floats:
+def _transfers(job: PipelineSubject, recorded: Sequence[Floats]) -> Floats:
     """Seconds of transfers; for transfers in one call with others, without the wait for those."""
-    seconds = evidence.transfers.gather(recorded)
-    blocks = evidence.replay.graph.blocks
+    seconds = transfers(job).gather(recorded)
+    blocks = job.replay.graph.blocks
     if not any(block.structure.call is not None for block in blocks):
         return seconds
-    cost = evidence.transfers.gather(evidence.replay.durations.cost)
+    cost = transfers(job).gather(job.replay.durations.cost)
     waited = seconds > WAITED_FACTOR * np.abs(cost) + WAITED_S
     return np.where(waited, np.maximum(cost, 0.0), seconds)
 
 
-def _ends(evidence: Evidence, grid: OpGrid) -> Floats:
+def _ends(job: PipelineSubject, grid: OpGrid) -> Floats:
     """Ends of the ops of a grid, seconds after the step began."""
-    blocks = evidence.replay.graph.blocks
+    blocks = job.replay.graph.blocks
     return grid.gather([block.start for block in blocks]) + grid.gather([block.duration for block in blocks])
 
 
@@ -353,3 +353,9 @@ def _shortest(seconds: Floats, axis: int) -> Floats:
     """The least value over `axis`, nan if there is none."""
     least = np.where(np.isfinite(seconds), seconds, np.inf).min(axis=axis, initial=np.inf)
     return np.where(np.isfinite(least), least, np.nan)
+
+
+@evidence(PipelineSubject)
+def traffic_of(job: PipelineSubject) -> Traffic:
+    """Links, cards and collectives of the network."""
+    return Traffic.of(job)

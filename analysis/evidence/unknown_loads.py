@@ -1,23 +1,22 @@
 """A rank that is late because its experts take longer, while nothing recorded says how many tokens they get.
 
-In: `OpEvidence`. Out: `UnknownLoads`. A slow GPU takes longer for other kernels, too. Experts that take longer by more
+In: a job. Out: `UnknownLoads`. A slow GPU takes longer for other kernels, too. Experts that take longer by more
 than that have more tokens, or are slow for a reason of their own: only their loads would tell which.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import polars as pl
 from msgspec import Struct
 
+from tracekit.analysis.evidence.evidence import evidence
+from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.evidence.uneven_loads import even_where_known, experts_of
 from tracekit.analysis.experts.exchanges import between, find_exchanges, members_of
+from tracekit.analysis.gpu.behind import Culprit, find_culprit
 from tracekit.analysis.gpu.part import Part
 from tracekit.analysis.numeric.arrays import Bools, Floats
-
-if TYPE_CHECKING:
-    from tracekit.analysis.evidence.ops import OpEvidence
 
 
 class UnknownLoads(Struct, frozen=True, eq=False):
@@ -34,22 +33,29 @@ class UnknownLoads(Struct, frozen=True, eq=False):
     saved_s: float
 
 
-def find_unknown_loads(evidence: OpEvidence) -> UnknownLoads | None:
+@evidence(GraphSubject)
+def late_rank(job: GraphSubject) -> Culprit | None:
+    """The rank that the others wait for beyond what known loads of experts explain."""
+    return find_culprit(even_where_known(job), job.ops, job.waits)
+
+
+@evidence(GraphSubject)
+def unknown_loads(job: GraphSubject) -> UnknownLoads | None:
     """The rank that the others wait for, if most of what makes it late is experts whose loads are not known."""
-    loads, graph = evidence.experts, evidence.graph.ops
+    loads, graph = experts_of(job), job.graph.ops
     whole = loads.job.members["group"].unique()
-    members = members_of(evidence.ops, of_whole_groups=False).with_columns(whole=pl.col("group").is_in(whole.implode()))
+    members = members_of(job.ops, of_whole_groups=False).with_columns(whole=pl.col("group").is_in(whole.implode()))
     unknown = find_exchanges(members.filter(~pl.col("whole") | (not loads.known)), loads.job.layers)
-    late = evidence.late if len(unknown.step) else None
+    late = late_rank(job) if len(unknown.step) else None
     computes = None if late is None else next((one.ops for one in late.behind if one.part is Part.COMPUTE), None)
     if late is None or computes is None:
         return None
     experts = computes & (between(graph, computes, unknown) >= 0)
-    pace, at = evidence.even_where_known, evidence.ranks.index(late.rank)
+    pace, at = even_where_known(job), job.ranks.index(late.rank)
 
     def taken_s(ops: Bools) -> tuple[float, float]:
         """How long these ops take on the rank, and usually on its peers."""
-        taken = np.bincount(graph.rank[ops], pace.cost[ops], max(evidence.ranks) + 1)[list(evidence.ranks)]
+        taken = np.bincount(graph.rank[ops], pace.cost[ops], max(job.ranks) + 1)[list(job.ranks)]
         return float(taken[at]), float(np.median(np.delete(taken, at)))
 
     (mine_s, usual_s), (rest_s, usual_rest_s) = taken_s(experts), taken_s(computes & ~experts)
@@ -59,5 +65,5 @@ def find_unknown_loads(evidence: OpEvidence) -> UnknownLoads | None:
     why = "the profiler cut the lists of its loads" if loads.cut else "its loads were not recorded"
     if members.filter("whole", rank=late.rank).is_empty():
         why = "not all ranks of its group were recorded"
-    cost = np.minimum.reduce([pace.cost, *(pace.costs(rank, experts) for rank in evidence.ranks)])
+    cost = np.minimum.reduce([pace.cost, *(pace.costs(rank, experts) for rank in job.ranks)])
     return UnknownLoads(late.rank, mine_s / usual_s, why, cost, pace.recorded_s - float(pace.times([cost])[0]))

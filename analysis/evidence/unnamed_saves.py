@@ -1,6 +1,6 @@
 """What looks like a checkpoint in a recording without stacks: many tensors are copied to the host, then it works on.
 
-In: `OpEvidence` of a recording. Out: the parts of `host_time` that such a run of copies begins.
+In: `GraphSubject` of a recording. Out: the parts of `host_time` that such a run of copies begins.
 """
 
 from __future__ import annotations
@@ -8,20 +8,21 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from tracekit.analysis.evidence.ops import OpEvidence
+from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.evidence.host_time import host_time
 from tracekit.analysis.numeric.arrays import Bools
 
 #: A run of copies of so many tensors and bytes at least: values to log are smaller, results to keep are fewer.
 _FEWEST_COPIES, _FEWEST_BYTES = 8, 1 << 20
 
 
-def unnamed_saves(evidence: OpEvidence) -> Bools:
+def unnamed_saves(job: GraphSubject) -> Bools:
     """Return which parts of `host_time` are from such a run of copies to the next launch, [parts]; none
     if stacks were recorded, which tell.
     """
-    ops, graph, work = evidence.ops, evidence.graph.ops, evidence.host_time
+    ops, graph, work = job.ops, job.graph.ops, host_time(job)
     found = np.zeros(len(work.op), np.bool_)
-    if evidence.gpu is None or evidence.gpu.stacks or "bytes" not in ops.columns:
+    if job.gpu is None or job.gpu.stacks or "bytes" not in ops.columns:
         return found
     launched = np.flatnonzero(work.launched_by >= 0)
     by = work.launched_by[launched]

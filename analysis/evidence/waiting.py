@@ -1,6 +1,6 @@
 """The calls of a recording that wait for the GPU, and how long.
 
-In: `OpEvidence` of a recording. Out: `WaitingCalls`.
+In: `GraphSubject` of a recording. Out: `WaitingCalls`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 from msgspec import Struct
 
-from tracekit.analysis.evidence.ops import OpEvidence
+from tracekit.analysis.evidence.graph_subject import GraphSubject
 from tracekit.analysis.gpu.host_ops import QUEUE
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.trace.gpu_activity import PROFILER_LINE
@@ -41,12 +41,12 @@ class WaitingCalls(Struct, frozen=True, eq=False):
         return self.table["name"].unique(maintain_order=True).to_list()
 
 
-def waiting_calls(evidence: OpEvidence, *, allocates: bool) -> WaitingCalls:
+def waiting_calls(job: GraphSubject, *, allocates: bool) -> WaitingCalls:
     """Find the calls that wait, either those that allocate or free memory, or all others; none of the profiler.
 
     A launch that waits for a place in a full queue is none: the host is far ahead.
     """
-    ops, graph = evidence.ops, evidence.graph.ops
+    ops, graph = job.ops, job.graph.ops
     of_kind = ops["name"].cast(pl.String).str.contains(_ALLOCATES)
     waits = ops["role"].eq("synchronise") & (of_kind if allocates else ~of_kind)
     if "scope" in ops.columns:

@@ -1,6 +1,6 @@
 """Workers whose speed wanders: by how much, and the job in which they do not.
 
-In: `Evidence`. Out: a `Wander`. A worker whose speed wanders resembles its own recent past: neighbouring microbatches
+In: a pipeline. Out: a `Wander`. A worker whose speed wanders resembles its own recent past: neighbouring microbatches
 (without a pipeline) or steps of a worker differ less from each other than from the rest of its trace.
 """
 
@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Struct
 
 from tracekit.analysis.evidence.compute_profile import ComputeProfile, uneven_lengths
-from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.workload import remembers
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.robust import MEDIAN_ERROR, nan_mean, safe
@@ -30,14 +30,14 @@ class Wander(Struct, frozen=True, eq=False):
     even: Floats
 
 
-def wander_of(evidence: Evidence) -> Wander:
+def wander_of(job: PipelineSubject) -> Wander:
     """Measure the wandering of a job's workers."""
-    profile = evidence.profile
-    if profile is None or len(evidence.dp_ranks) < 2:
+    profile = job.profile
+    if profile is None or len(job.dp_ranks) < 2:
         return Wander(0.0, False, False, np.ones((1,) * 6))
-    if evidence.stages == 1:
+    if job.stages == 1:
         return _of_workload(profile)
-    return _of_workers(evidence, profile)
+    return _of_workers(job, profile)
 
 
 def _of_workload(profile: ComputeProfile) -> Wander:
@@ -49,13 +49,13 @@ def _of_workload(profile: ComputeProfile) -> Wander:
     return Wander(float(np.nanstd(level)), shows, shows, np.nan_to_num(even, nan=1.0)[None, None, None, None])
 
 
-def _of_workers(evidence: Evidence, profile: ComputeProfile) -> Wander:
+def _of_workers(job: PipelineSubject, profile: ComputeProfile) -> Wander:
     level = profile.worker_by_step / profile.slow_worker
     seconds = profile.base_s.sum(axis=2)[:, :, None, None]
     both = (level * seconds).sum(axis=0) / safe(seconds.sum(axis=0))
     own = np.log(safe(both))
     own = own - nan_mean(own, (1,))[:, None]
-    ops = 2 * evidence.table.shape[2] * evidence.table.shape[3]
+    ops = 2 * job.table.shape[2] * job.table.shape[3]
     expected = MEDIAN_ERROR**2 * profile.op_scatter**2 / ops
     seen = float(np.nanmean(own**2))
     shows = seen > VARIANCE_RATIO * expected

@@ -1,6 +1,6 @@
 """Find slow workers, when and by how much they are slow, and the job without the slowdown.
 
-In: `Evidence`. Out: factors over the peers, the cells of the grid that stand out, the distinction between slow machines
+In: a pipeline. Out: factors over the peers, the cells of the grid that stand out, the distinction between slow machines
 and more data, and `Intervention`s that make workers as fast as their peers. Detectors name the workers; fixes plan with
 them.
 """
@@ -11,7 +11,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from msgspec import Struct
 
 from tracekit.analysis.evidence.compute_profile import (
     BACKWARD,
@@ -20,7 +19,11 @@ from tracekit.analysis.evidence.compute_profile import (
     SMALLEST_FACTOR,
     ComputeProfile,
 )
-from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.evidence import evidence
+from tracekit.analysis.evidence.grids import computing, optimizers
+from tracekit.analysis.evidence.launch_delays import launch_delays
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
+from tracekit.analysis.evidence.run_queue import run_queue_s
 from tracekit.analysis.evidence.significance import episodes_of, kinds_and_all, most_telling
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import lower_median, median, of_peers, safe
@@ -45,134 +48,134 @@ ONE_FACTOR_SHARE = 0.25
 OTHER_KIND_SHARE = 0.25
 
 
-def workers_as_fast_as_peers(evidence: Evidence, hit: Bools) -> Intervention:
+def workers_as_fast_as_peers(job: PipelineSubject, hit: Bools) -> Intervention:
     """The workers in `hit` [stages, dp_ranks] as fast as their peers, in the steps in which they are slow."""
-    return cells_as_fast_as_peers(evidence, _slowness(evidence), hit[None, :, None, :], hit[:, None, :])
+    return cells_as_fast_as_peers(job, _slowness(job), hit[None, :, None, :], hit[:, None, :])
 
 
-def cells_as_fast_as_peers(evidence: Evidence, factor: Floats, computes: Bools, optimizers: Bools) -> Intervention:
+def cells_as_fast_as_peers(job: PipelineSubject, factor: Floats, computes: Bools, of_optimizers: Bools) -> Intervention:
     """Cells of workers as fast as their peers, where they are slow by `factor` [kinds, stages, steps, dp_ranks].
 
-    `computes`: whose forwards and backwards, broadcasts to that; `optimizers`: whose optimizers, to [stages, steps,
+    `computes`: whose forwards and backwards, broadcasts to that; `of_optimizers`: whose optimizers, to [stages, steps,
     dp_ranks].
     """
     repair = np.where(computes, 1 / np.maximum(factor, 1.0), 1.0)
-    changes: list[Intervention] = [Scale(evidence.table, repair[:, :, None, None])]
-    if not evidence.optimizers.empty:
-        slow = np.where(optimizers, optimizer_factor(evidence), 1.0)
+    changes: list[Intervention] = [Scale(job.table, repair[:, :, None, None])]
+    if not optimizers(job).empty:
+        slow = np.where(of_optimizers, optimizer_factor(job), 1.0)
         slow = np.where((slow > 1 + SMALLEST_FACTOR) & (repair < 1).any(axis=0), slow, 1.0)
-        changes.append(Scale(evidence.optimizers, 1 / slow[:, None]))
+        changes.append(Scale(optimizers(job), 1 / slow[:, None]))
     return Together(tuple(changes))
 
 
-def _slowness(evidence: Evidence) -> Floats:
+def _slowness(job: PipelineSubject) -> Floats:
     """How much slower than its peers each worker is, [kinds, stages, steps, dp_ranks]; 1 if it is not slow."""
-    profile = evidence.profile
+    profile = job.profile
     assert profile is not None
-    if len(evidence.dp_ranks) > 1:
-        return slow_factor(evidence)
-    return np.broadcast_to(worker_factor(evidence)[None, :, None, :], profile.slow_worker.shape)
+    if len(job.dp_ranks) > 1:
+        return slow_factor(job)
+    return np.broadcast_to(worker_factor(job)[None, :, None, :], profile.slow_worker.shape)
 
 
-def slowness_with_data(evidence: Evidence) -> Floats:
+def slowness_with_data(job: PipelineSubject) -> Floats:
     """How much slower than its peers each worker is, because of its machine or of more data, [kinds, stages, steps,
     dp_ranks].
     """
-    slowness = _slowness(evidence)
-    return slowness * data_factor(evidence) if evidence.stages > 1 and len(evidence.dp_ranks) > 1 else slowness
+    slowness = _slowness(job)
+    return slowness * data_factor(job) if job.stages > 1 and len(job.dp_ranks) > 1 else slowness
 
 
-def as_fast_as_peers(evidence: Evidence, workers: Sequence[Worker]) -> Intervention:
+def as_fast_as_peers(job: PipelineSubject, workers: Sequence[Worker]) -> Intervention:
     """These workers as fast as their peers."""
-    return workers_as_fast_as_peers(evidence, evidence.cells_of(workers))
+    return workers_as_fast_as_peers(job, job.cells_of(workers))
 
 
-def beyond_peers_s(evidence: Evidence, worker: Worker) -> float:
+def beyond_peers_s(job: PipelineSubject, worker: Worker) -> float:
     """Seconds of each forward and backward by which a worker exceeds its peers."""
-    assert evidence.profile is not None
-    beyond = (worker_factor(evidence) - 1) * evidence.profile.stage_s.sum(axis=1)[:, None]
-    return float(beyond[evidence.cells_of([worker])].sum())
+    assert job.profile is not None
+    beyond = (worker_factor(job) - 1) * job.profile.stage_s.sum(axis=1)[:, None]
+    return float(beyond[job.cells_of([worker])].sum())
 
 
-def slow_factor(evidence: Evidence) -> Floats:
+def slow_factor(job: PipelineSubject) -> Floats:
     """Slowdown of workers over their peers, 1 if they are not slow, [kinds, stages, steps, dp_ranks]."""
-    profile = evidence.profile
+    profile = job.profile
     assert profile is not None
-    if evidence.stages == 1:
+    if job.stages == 1:
         return profile.slow_worker
-    return np.asarray(profile.slow_worker * _machine_factor(evidence, profile.slow_rank))
+    return np.asarray(profile.slow_worker * _machine_factor(job, profile.slow_rank))
 
 
-def worker_factor(evidence: Evidence) -> Floats:
+def worker_factor(job: PipelineSubject) -> Floats:
     """Computes of each worker over those of its peers (with one DP rank: of the usual stage), [stages, dp_ranks].
 
     The mean over the steps in which it is slow; forwards and backwards weighted by their time on its stage.
     """
-    profile = evidence.profile
+    profile = job.profile
     assert profile is not None
-    if len(evidence.dp_ranks) == 1:
+    if len(job.dp_ranks) == 1:
         return np.asarray(1 + stage_excess(profile).min(axis=1)[:, None])
-    both = factor_by_step(evidence)
+    both = factor_by_step(job)
     slow = both > 1
     factor: Floats = np.where(slow, both, 0.0).sum(axis=1) / np.maximum(slow.sum(axis=1), 1)
     return np.where(slow.any(axis=1), factor, 1.0)
 
 
-def slow_kind(evidence: Evidence, hit: Bools) -> int | None:
+def slow_kind(job: PipelineSubject, hit: Bools) -> int | None:
     """`FORWARD` or `BACKWARD` if the workers in `hit` are slow in that kind only; None if they are slow in both."""
-    if len(evidence.dp_ranks) < 2 or not hit.any():
+    if len(job.dp_ranks) < 2 or not hit.any():
         return None
-    beyond = kind_factors(evidence, hit) - 1
+    beyond = kind_factors(job, hit) - 1
     for kind, other in ((FORWARD, BACKWARD), (BACKWARD, FORWARD)):
         if (beyond[other] < OTHER_KIND_SHARE * beyond[kind]).all():
             return kind
     return None
 
 
-def kind_factors(evidence: Evidence, hit: Bools) -> Floats:
+def kind_factors(job: PipelineSubject, hit: Bools) -> Floats:
     """How slow the forwards and the backwards of the workers in `hit` are relative to their peers', [kinds, workers].
 
     The mean over the steps in which they are slow.
     """
-    factor = slow_factor(evidence).transpose(0, 1, 3, 2)[:, hit]  # [kinds, workers, steps]
+    factor = slow_factor(job).transpose(0, 1, 3, 2)[:, hit]  # [kinds, workers, steps]
     slow = (factor > 1).any(axis=0)
     return np.asarray(1 + ((factor - 1) * slow).sum(axis=2) / np.maximum(slow.sum(axis=1), 1))
 
 
-def factor_by_step(evidence: Evidence) -> Floats:
+def factor_by_step(job: PipelineSubject) -> Floats:
     """Computes of each worker over those of its peers, 1 if it is not slow, [stages, steps, dp_ranks].
 
     With one DP rank: over those of the usual stage, the same in each step.
     """
-    profile = evidence.profile
+    profile = job.profile
     assert profile is not None
-    if len(evidence.dp_ranks) == 1:
+    if len(job.dp_ranks) == 1:
         excess = stage_excess(profile).min(axis=1)
-        return np.broadcast_to(1 + excess[:, None, None], (len(excess), len(evidence.replay.graph.steps), 1))
+        return np.broadcast_to(1 + excess[:, None, None], (len(excess), len(job.replay.graph.steps), 1))
     seconds = profile.base_s.sum(axis=2)[:, :, None, None]
-    return np.asarray((slow_factor(evidence) * seconds).sum(axis=0) / safe(seconds.sum(axis=0)))
+    return np.asarray((slow_factor(job) * seconds).sum(axis=0) / safe(seconds.sum(axis=0)))
 
 
-def optimizer_factor(evidence: Evidence) -> Floats:
+def optimizer_factor(job: PipelineSubject) -> Floats:
     """The optimizer of each worker over that of its peers, [stages, steps, dp_ranks]; 1 if it was not recorded."""
-    optimizer = evidence.computes.optimizer
-    return np.ones((evidence.stages, *evidence.table.shape[4:])) if optimizer is None else optimizer
+    optimizer = job.computes.optimizer
+    return np.ones((job.stages, *job.table.shape[4:])) if optimizer is None else optimizer
 
 
-def slow_machines(evidence: Evidence) -> Bools:
+def slow_machines(job: PipelineSubject) -> Bools:
     """Slow DP ranks whose machines are slow, regardless of their data, [dp_ranks].
 
     DP ranks that are slow by one factor in the same steps have one kind of machine, because amounts of data vary. Else
     the optimizer decides: it does not depend on tokens, and a slow GPU slows it down too. A DP rank with more data
     whose optimizer is as slow as theirs also counts as one of them.
     """
-    profile = evidence.profile
-    if profile is None or evidence.stages < 2 or not profile.slow_ranks.any():
-        return np.zeros(len(evidence.dp_ranks), np.bool_)
+    profile = job.profile
+    if profile is None or job.stages < 2 or not profile.slow_ranks.any():
+        return np.zeros(len(job.dp_ranks), np.bool_)
     hit, level = profile.slow_ranks, np.expm1(profile.ranks.level)
     if hit.sum() > 1 and one_factor(level[hit], profile.ranks.error[hit], profile.ranks.on[hit]):
         return hit
-    optimizer = median(optimizer_factor(evidence), (1,)).min(axis=0) - 1
+    optimizer = median(optimizer_factor(job), (1,)).min(axis=0) - 1
     # A bad worker among healthy ones has a slow optimizer too, so all stages must have one.
     machines = hit & (optimizer > OPTIMIZER_SHARE * level)
     if machines.any():
@@ -186,9 +189,9 @@ def one_factor(excess: Floats, error: Floats, on: Bools) -> bool:
     return bool(np.ptp(excess) <= alike) and bool((on == on[0]).all())
 
 
-def _machine_factor(evidence: Evidence, rank: Floats) -> Floats:
+def _machine_factor(job: PipelineSubject, rank: Floats) -> Floats:
     """The part of the factors `rank` [steps, dp_ranks] that is due to machines; the rest is data; same shape."""
-    machines, level = slow_machines(evidence), np.exp(evidence.profile.ranks.level) if evidence.profile else None
+    machines, level = slow_machines(job), np.exp(job.profile.ranks.level) if job.profile else None
     if level is None or not machines.any():
         return np.ones_like(rank)
     usual = float(lower_median(level[machines], axis=0))
@@ -197,83 +200,83 @@ def _machine_factor(evidence: Evidence, rank: Floats) -> Floats:
     return factor
 
 
-def ranks_with_more_data(evidence: Evidence) -> Bools:
+def ranks_with_more_data(job: PipelineSubject) -> Bools:
     """DP ranks whose computes take longer on all stages in proportion, although their machines are not slow,
     [dp_ranks].
     """
-    profile = evidence.profile
-    if profile is None or evidence.stages < 2:
-        return np.zeros(len(evidence.dp_ranks), np.bool_)
+    profile = job.profile
+    if profile is None or job.stages < 2:
+        return np.zeros(len(job.dp_ranks), np.bool_)
     # Sequences that happen to be long in a few steps are uneven sequences, not a shard with more data.
     lasting = profile.ranks.on.mean(axis=1) >= LASTING_SHARE
-    return np.asarray(lasting & (data_factor(evidence) > 1 + SMALLEST_FACTOR).any(axis=0))
+    return np.asarray(lasting & (data_factor(job) > 1 + SMALLEST_FACTOR).any(axis=0))
 
 
-def data_factor(evidence: Evidence) -> Floats:
+def data_factor(job: PipelineSubject) -> Floats:
     """Data of each DP rank over that of the others, 1 if it has no more, [steps, dp_ranks]."""
-    profile = evidence.profile
+    profile = job.profile
     assert profile is not None
-    return np.asarray(profile.slow_rank / _machine_factor(evidence, profile.slow_rank))
+    return np.asarray(profile.slow_rank / _machine_factor(job, profile.slow_rank))
 
 
-def microbatch_cost(evidence: Evidence) -> Floats:
+def microbatch_cost(job: PipelineSubject) -> Floats:
     """Relative cost of each microbatch on any rank, 1 = the mean one, [microbatches, steps, dp_ranks]."""
-    profile = evidence.profile
+    profile = job.profile
     assert profile is not None
-    more = np.where(ranks_with_more_data(evidence), data_factor(evidence), 1.0)
+    more = np.where(ranks_with_more_data(job), data_factor(job), 1.0)
     cost = np.where(np.isfinite(profile.microbatch), profile.microbatch, 1.0) * more
     return np.asarray(cost / cost.mean())
 
 
-def slow_workers(evidence: Evidence) -> Bools:
+def slow_workers(job: PipelineSubject) -> Bools:
     """Workers whose computes take longer than those of their peers, bool [stages, dp_ranks]."""
-    profile = evidence.profile
+    profile = job.profile
     if profile is None:
-        return np.zeros((evidence.stages, len(evidence.dp_ranks)), np.bool_)
-    if len(evidence.dp_ranks) < 2:
-        return _slow_without_peers(evidence, profile)
-    slow = (profile.slow_workers | slow_machines(evidence)[None, :]) & ~waits_for_a_core(evidence)
-    excess = worker_factor(evidence) - 1
+        return np.zeros((job.stages, len(job.dp_ranks)), np.bool_)
+    if len(job.dp_ranks) < 2:
+        return _slow_without_peers(job, profile)
+    slow = (profile.slow_workers | slow_machines(job)[None, :]) & ~waits_for_a_core(job)
+    excess = worker_factor(job) - 1
     hit: Bools = slow & (excess >= WORTH_NAMING_SHARE * np.where(slow, excess, 0.0).max())
     return hit
 
 
-def busy_s(evidence: Evidence) -> Floats:
+def busy_s(job: PipelineSubject) -> Floats:
     """Seconds per mean step in which each worker does something itself, with launch delays, [stages, dp_ranks]."""
-    grid = evidence.computing
-    busy = np.nan_to_num(grid.gather(evidence.replay.durations.cost)) + np.maximum(
-        np.nan_to_num(grid.gather(evidence.launch_delays)), 0.0
+    grid = computing(job)
+    busy = np.nan_to_num(grid.gather(job.replay.durations.cost)) + np.maximum(
+        np.nan_to_num(grid.gather(launch_delays(job))), 0.0
     )
     return np.asarray(busy.sum(axis=1).mean(axis=1))
 
 
-def waits_for_a_core(evidence: Evidence) -> Bools:
+def waits_for_a_core(job: PipelineSubject) -> Bools:
     """Workers that compute longer than their peers because they wait for a processor meanwhile, [stages, dp_ranks].
 
     The waiting time that the kernel counted is spread over everything a worker does, in proportion. On a rank next to
     one that collects garbage on all cores, most of it is in the computes.
     """
-    if not evidence.run_queue_s.any():
-        return np.zeros(evidence.run_queue_s.shape, np.bool_)
-    computes_s = np.nansum(evidence.table.grid, axis=(0, 2, 3)).mean(axis=1)
-    waits_s = evidence.run_queue_s * np.minimum(computes_s / safe(busy_s(evidence)), 1.0)
+    if not run_queue_s(job).any():
+        return np.zeros(run_queue_s(job).shape, np.bool_)
+    computes_s = np.nansum(job.table.grid, axis=(0, 2, 3)).mean(axis=1)
+    waits_s = run_queue_s(job) * np.minimum(computes_s / safe(busy_s(job)), 1.0)
     beyond_s, more_s = (each - lower_median(each, axis=1)[:, None] for each in (computes_s, waits_s))
     return np.asarray((beyond_s > 0) & (more_s >= MOST_OF_EXCESS * beyond_s))
 
 
-def _slow_without_peers(evidence: Evidence, profile: ComputeProfile) -> Bools:
+def _slow_without_peers(job: PipelineSubject, profile: ComputeProfile) -> Bools:
     """With one DP rank, a slow worker looks like a stage with more work; that its forwards, backwards and optimizer are
     equally slow identifies it.
     """
     excess = stage_excess(profile).min(axis=1)
-    if evidence.stages < 2 or evidence.optimizers.empty:
-        return np.zeros((evidence.stages, 1), np.bool_)
-    of_kind = median(np.nansum(evidence.table.grid, axis=(2, 3))[..., 0], (2,))
+    if job.stages < 2 or optimizers(job).empty:
+        return np.zeros((job.stages, 1), np.bool_)
+    of_kind = median(np.nansum(job.table.grid, axis=(2, 3))[..., 0], (2,))
     of_kind = of_kind[of_kind.all(axis=1)]
-    optimizer = median(optimizer_factor(evidence), (1,))[None, :, 0]
+    optimizer = median(optimizer_factor(job), (1,))[None, :, 0]
     parts = np.concatenate([of_kind / of_peers(of_kind, 1), optimizer]) - 1
     alike = ((parts > OPTIMIZER_SHARE * excess) & (OPTIMIZER_SHARE * parts < excess)).all(axis=0)
-    lasting = larger_chunks(evidence, profile).all(axis=1)
+    lasting = larger_chunks(job, profile).all(axis=1)
     slow: Bools = (excess > SMALLEST_STAGE_EXCESS) & alike & lasting
     return slow[:, None]
 
@@ -284,61 +287,53 @@ def stage_excess(profile: ComputeProfile) -> Floats:
     return excess
 
 
-def larger_chunks(evidence: Evidence, profile: ComputeProfile) -> Bools:
+def larger_chunks(job: PipelineSubject, profile: ComputeProfile) -> Bools:
     """The chunks that compute longer than the usual one by design, [stages, chunks].
 
     With one DP rank, the steps must show that this is more than how its machines happened to vary, and more than a
     stage may differ anyway.
     """
     excess = stage_excess(profile)
-    steps = len(evidence.replay.graph.steps)
-    if len(evidence.dp_ranks) > 1 or steps < FEWEST_STEPS_TO_TELL:
+    steps = len(job.replay.graph.steps)
+    if len(job.dp_ranks) > 1 or steps < FEWEST_STEPS_TO_TELL:
         return np.asarray(excess > SMALLEST_STAGE_EXCESS)
-    chunk_s = np.nansum(evidence.table.grid, axis=3).reshape(-1, excess.size, steps)
+    chunk_s = np.nansum(job.table.grid, axis=3).reshape(-1, excess.size, steps)
     beyond = [view - math.log1p(SMALLEST_STAGE_EXCESS) for view in kinds_and_all(chunk_s, of_peers(chunk_s, 1))]
     found = most_telling([episodes_of(view, excess.size) for view in beyond])
     return np.asarray((excess > SMALLEST_STAGE_EXCESS) & (found.nats >= found.needed).reshape(excess.shape))
 
 
-class Undecided(Struct, frozen=True):
-    """A worker that looks slow by `excess`, when noise alone could cause `noise`; about `steps` steps would decide."""
-
-    worker: Worker
-    excess: float
-    noise: float
-    steps: int
-
-
-def undecided(evidence: Evidence) -> Undecided | None:
-    """The worker that looks slowest throughout the trace, but no slower than chance explains; None if there is none.
+@evidence(PipelineSubject)
+def undecided(job: PipelineSubject) -> str | None:
+    """Which worker looks slow throughout the trace, but no slower than chance explains, and how many steps would tell;
+    None if there is none.
 
     The error of a level falls with the square root of the number of steps, so the evidence grows in proportion to them.
     """
-    profile = evidence.profile
-    if profile is None or len(evidence.dp_ranks) < 2:
+    profile = job.profile
+    if profile is None or len(job.dp_ranks) < 2:
         return None
     found = profile.workers
     looks_slow = found.on.all(axis=1) & (np.expm1(found.level) >= SMALLEST_FACTOR) & (found.nats < found.needed)
     if not looks_slow.any():
         return None
     at = int(np.where(looks_slow, found.level, -np.inf).argmax())
-    stage, dp_index = divmod(at, len(evidence.dp_ranks))
+    stage, dp_index = divmod(at, len(job.dp_ranks))
     more = min(found.needed / max(float(found.nats[at]), SMALLEST_NATS), MOST_TIMES)
-    return Undecided(
-        worker=evidence.worker(stage, dp_index),
-        excess=float(np.expm1(found.level[at])),
-        noise=float(np.expm1(found.error[at])),
-        steps=max(math.ceil(more * found.on.shape[1]), FEWEST_STEPS_TO_TELL),
+    steps = max(math.ceil(more * found.on.shape[1]), FEWEST_STEPS_TO_TELL)
+    return (
+        f"worker {job.worker(stage, dp_index)} computes {np.expm1(found.level[at]):.0%} slower, where noise alone makes"
+        f" {np.expm1(found.error[at]):.0%}: about {steps} steps would tell"
     )
 
 
-def worker_series(evidence: Evidence, hit: Bools) -> Floats:
+def worker_series(job: PipelineSubject, hit: Bools) -> Floats:
     """Slowdown of the workers in `hit` step by step, relative to their peers, as measured, [steps]."""
-    profile = evidence.profile
+    profile = job.profile
     assert profile is not None
-    if len(evidence.dp_ranks) == 1:
-        return np.full(len(evidence.replay.graph.steps), float(worker_factor(evidence)[hit].mean()))
-    machines = _machine_factor(evidence, profile.rank_by_step)
+    if len(job.dp_ranks) == 1:
+        return np.full(len(job.replay.graph.steps), float(worker_factor(job)[hit].mean()))
+    machines = _machine_factor(job, profile.rank_by_step)
     measured = profile.worker_by_step.mean(axis=0) * machines
     series = np.nan_to_num(measured.transpose(0, 2, 1)[hit], nan=1.0).mean(axis=0)
     return np.asarray(series)

@@ -1,6 +1,6 @@
 """One yardstick for a pipeline job: the selected ops as fast as their peers, all else as recorded.
 
-In: `Evidence` and a selection. Out: an intervention. The computes of a worker are compared as causes and fixes compare
+In: a pipeline and a selection. Out: an intervention. The computes of a worker are compared as causes and fixes compare
 them, so that the same repair has the same price: by how much slower it is than its peers beyond chance.
 """
 
@@ -12,9 +12,11 @@ import numpy as np
 from msgspec import Struct
 
 from tracekit.analysis.evidence.compute_table import ComputeTable
-from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.grids import communicating, optimizers
 from tracekit.analysis.evidence.network_repairs import card_as_usual
 from tracekit.analysis.evidence.pauses import stopped_cells
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
+from tracekit.analysis.evidence.transfers import traffic_of
 from tracekit.analysis.evidence.workers import cells_as_fast_as_peers, slowness_with_data
 from tracekit.analysis.graph.labels import Mask
 from tracekit.analysis.graph.op_grid import OpGrid
@@ -25,40 +27,40 @@ from tracekit.analysis.whatif.peers import ops_at_the_pace_of_peers
 from tracekit.analysis.whatif.selection import Selection, masks_of
 
 
-def as_fast_as_peers(evidence: Evidence, selection: Selection) -> Intervention:
+def as_fast_as_peers(job: PipelineSubject, selection: Selection) -> Intervention:
     """The selected ops as fast as their peers.
 
     If all forwards and backwards of a worker in a step are selected, they lose what exceeds its peers beyond chance,
     and their pauses; so does its optimizer. Communication belongs to others, too: if all of a worker's is selected,
     only a slow network card is repaired. All other ops take the time of their peers, see `analysis.whatif.peers`.
     """
-    replay = evidence.replay
+    replay = job.replay
     masks = masks_of(selection, replay.graph, replay.durations)
-    workers, changes = _Cells.of(evidence.communicating, masks, (1,)), list[Intervention]()
+    workers, changes = _Cells.of(communicating(job), masks, (1,)), list[Intervention]()
     left = workers.left(masks)
-    for card in evidence.traffic.cards if workers.whole.any() else ():
-        passes = evidence.cells_of(card.workers)[:, None] & card.steps[:, None]
+    for card in traffic_of(job).cards if workers.whole.any() else ():
+        passes = job.cells_of(card.workers)[:, None] & card.steps[:, None]
         if (workers.whole | ~passes).all():
-            changes.append(card_as_usual(evidence.traffic, card))
-    if evidence.profile is not None:
-        computes = _Cells.of(evidence.table, masks, (2, 3))
-        optimizers = _Cells.of(evidence.optimizers, masks, (1,))
-        slowness = slowness_with_data(evidence)
-        changes += [_without_pauses(evidence, computes.whole),
-                    cells_as_fast_as_peers(evidence, slowness, computes.whole, optimizers.whole)]  # fmt: skip
-        left = optimizers.left(computes.left(left))
+            changes.append(card_as_usual(traffic_of(job), card))
+    if job.profile is not None:
+        computes = _Cells.of(job.table, masks, (2, 3))
+        steps_of_optimizers = _Cells.of(optimizers(job), masks, (1,))
+        slowness = slowness_with_data(job)
+        changes += [_without_pauses(job, computes.whole),
+                    cells_as_fast_as_peers(job, slowness, computes.whole, steps_of_optimizers.whole)]  # fmt: skip
+        left = steps_of_optimizers.left(computes.left(left))
     changes.append(ops_at_the_pace_of_peers(replay.graph, replay.durations.cost, left))
     return Together(tuple(changes))
 
 
-def _without_pauses(evidence: Evidence, where: Bools) -> Intervention:
+def _without_pauses(job: PipelineSubject, where: Bools) -> Intervention:
     """The computes of cells `where` [kinds, stages, steps, dp_ranks] without the pauses that single ones have."""
-    pauses, grid = evidence.pauses, evidence.table.grid
+    pauses, grid = job.pauses, job.table.grid
     assert pauses is not None, "a job with a profile has pauses, if only none"
     real = pauses.of_processes or pauses.spare_backwards
     stopped = stopped_cells(pauses.stopped, grid.shape)
     lost_s = np.where(stopped, np.fmax(grid - pauses.usual_s, 0.0), pauses.seconds if real else 0.0)
-    return Scale(evidence.table, np.where(where[:, :, None, None] & (lost_s > 0), 1 - lost_s / safe(grid), 1.0))
+    return Scale(job.table, np.where(where[:, :, None, None] & (lost_s > 0), 1 - lost_s / safe(grid), 1.0))
 
 
 class _Cells(Struct, frozen=True, eq=False):

@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.workers import microbatch_cost
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.numeric.arrays import Floats, Ints
@@ -93,20 +93,20 @@ def dealt_cost(cost: Floats, deal: Ints) -> Floats:
     return new.reshape(steps, microbatches, dp_ranks).transpose(1, 0, 2)
 
 
-def balance_plans(evidence: Evidence, causes: Sequence[Finding]) -> Iterator[Plan]:
+def balance_plans(job: PipelineSubject, causes: Sequence[Finding]) -> Iterator[Plan]:
     """Microbatches dealt anew over the DP ranks of each step, for those of `causes` that make them uneven."""
-    profile = evidence.profile
+    profile = job.profile
     if not causes or profile is None:
         return
-    cost = microbatch_cost(evidence)
+    cost = microbatch_cost(job)
     load, dealt = cost.sum(axis=0), dealt_cost(cost, deal_job(cost))
     best = dealt_cost(cost, deal_job(cost, best_deal_of_step))
     elastic = profile.elasticity[:, :, :, None, None, None]
-    change = Scale(evidence.table, (1 + elastic * (dealt - 1)) / safe(1 + elastic * (cost - 1)))
+    change = Scale(job.table, (1 + elastic * (dealt - 1)) / safe(1 + elastic * (cost - 1)))
     cause = max(causes, key=lambda one: one.saved_s)
     gone = [one.change for one in causes if one.change is not None]
-    bound_s = float(evidence.step_times(gone).mean())
-    offset = evidence.attribution.recorded_s - evidence.unchanged_s
+    bound_s = float(job.step_times(gone).mean())
+    offset = job.attribution.recorded_s - job.unchanged_s
     yield Plan(
         "balance-sequences",
         "Deal microbatches over DP ranks by cost in the sampler: by the sum of squared sequence lengths, not by count",

@@ -1,14 +1,16 @@
 """Fixes that any job can try: less communication, hidden communication, a smaller pipeline bubble.
 
-In: `Evidence`. Out: `Plan`s; most of them are upper bounds.
+In: a pipeline. Out: `Plan`s; most of them are upper bounds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.grids import collectives
 from tracekit.analysis.evidence.network_repairs import rings_faster
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
+from tracekit.analysis.evidence.transfers import traffic_of
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.whatif.interventions import Scale
 from tracekit.report.finding import Place
@@ -18,17 +20,17 @@ from tracekit.trace.model import DP_COLLECTIVES
 COMPRESSION = 2
 
 
-def general_plans(evidence: Evidence) -> Iterator[Plan]:
+def general_plans(job: PipelineSubject) -> Iterator[Plan]:
     """Plans that do not depend on a cause."""
-    if not evidence.collectives.empty:
+    if not collectives(job).empty:
         # Waiting for an unrecorded worker is not transfer time, so it stays.
-        kinds = f"kind={','.join(sorted(DP_COLLECTIVES & set(evidence.replay.graph.kinds)))}"
-        transfers = evidence.traffic.transfer_share[..., None]
+        kinds = f"kind={','.join(sorted(DP_COLLECTIVES & set(job.replay.graph.kinds)))}"
+        transfers = traffic_of(job).transfer_share[..., None]
         yield Plan(
             "overlap-dp-communication",
             "Overlap data-parallel communication with compute, all of it",
             Place(),
-            Scale(evidence.collectives, 1 - transfers),
+            Scale(collectives(job), 1 - transfers),
             bound=True,
             edit=f"{kinds} * 0" if (transfers == 1).all() else None,
         )
@@ -36,22 +38,22 @@ def general_plans(evidence: Evidence) -> Iterator[Plan]:
             "compress-dp-communication",
             f"Send a {COMPRESSION}th of the data-parallel bytes" if COMPRESSION > 2 else "Halve data-parallel bytes",
             Place(),
-            rings_faster(evidence.traffic, 1 - evidence.traffic.transfer_share * (1 - 1 / COMPRESSION)),
+            rings_faster(traffic_of(job), 1 - traffic_of(job).transfer_share * (1 - 1 / COMPRESSION)),
             details={"ratio": COMPRESSION, "assumes": "transfer time follows bytes"},
         )
-    profile = evidence.profile
-    if profile is not None and evidence.stages > 1:
-        chunks = evidence.table.shape[2]
+    profile = job.profile
+    if profile is not None and job.stages > 1:
+        chunks = job.table.shape[2]
         # With twice as many microbatches of half the size, the bubble of (pp - 1) / chunks microbatches is half as
         # long.
         slot_s = float(profile.stage_s.sum(axis=1).mean())
-        saved_s = slot_s * (evidence.stages - 1) / chunks / 2
+        saved_s = slot_s * (job.stages - 1) / chunks / 2
         yield Plan(
             "more-microbatches",
             "Run twice as many microbatches of half the size",
             Place(),
             None,
-            step_times=evidence.unchanged - saved_s,
+            step_times=job.unchanged - saved_s,
             bound=True,
             details={"bubble_s": 2 * saved_s, "assumes": "compute time follows size"},
         )

@@ -1,6 +1,6 @@
 """Fixes that move layers, or work, between stages.
 
-In: `Evidence` and `Finding`s. Out: `Plan`s. If the layers of each stage are known, a plan gives the best integer split,
+In: a pipeline and `Finding`s. Out: `Plan`s. If the layers of each stage are known, a plan gives the best integer split,
 and the split that leaves the loss layer alone on the last stage. If they are not, a split would be a guess: the plan
 gives the amount of work that each stage should have, which is valid for any layers.
 """
@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
-from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.workers import SMALLEST_STAGE_EXCESS, worker_factor
 from tracekit.analysis.fixes.partition import (
     MOST_LAYERS,
@@ -41,30 +41,30 @@ ANY_AMOUNT = "work moves in any amount (whatif --layers 8,8,... says which layer
 
 
 def layer_plans(
-    evidence: Evidence, uneven_stages: Sequence[Finding], machines: Sequence[Finding], layers: tuple[int, ...] | None
+    job: PipelineSubject, uneven_stages: Sequence[Finding], machines: Sequence[Finding], layers: tuple[int, ...] | None
 ) -> Iterator[Plan]:
     """Plans for a stage with too much work and for the stage of a slow worker."""
-    profile = evidence.profile
-    if profile is None or evidence.stages < 2:
+    profile = job.profile
+    if profile is None or job.stages < 2:
         return
     uneven = next(iter(uneven_stages), None)
     slow = next((cause for cause in machines if cause.where.workers and cause.where.host is None), None)
     if uneven is None and slow is None:
         return
-    check_layers(evidence.trace, layers)
-    known = layers or _from_metadata(evidence.trace)
+    check_layers(job.trace, layers)
+    known = layers or _from_metadata(job.trace)
     for cause, around in ((uneven, False), (slow, True)):
         if cause is None:
             continue
         # How much slower the slowest worker of each stage is than its peers.
-        slowness = np.maximum(worker_factor(evidence).max(axis=1), 1.0) if around else np.ones(evidence.stages)
+        slowness = np.maximum(worker_factor(job).max(axis=1), 1.0) if around else np.ones(job.stages)
         if known is None and cause.where.chunks:
             yield from _even_chunks(cause)
         elif known is None:
-            yield from _shares(evidence, slowness, cause, around=around)
+            yield from _shares(job, slowness, cause, around=around)
         else:
             model = replace(stage_model(profile.base_s, known), slowness=slowness)
-            yield from _repartitioned(evidence, model, cause, around=around)
+            yield from _repartitioned(job, model, cause, around=around)
 
 
 def _even_chunks(cause: Finding) -> Iterator[Plan]:
@@ -82,12 +82,12 @@ def _even_chunks(cause: Finding) -> Iterator[Plan]:
                    excludes="even-chunks")  # fmt: skip
 
 
-def _shares(evidence: Evidence, slowness: Floats, cause: Finding, *, around: bool) -> Iterator[Plan]:
+def _shares(job: PipelineSubject, slowness: Floats, cause: Finding, *, around: bool) -> Iterator[Plan]:
     """Move work until all stages take equally long.
 
     Assumes that any part of the work can move, including embedding, loss and fractions of a layer.
     """
-    profile = evidence.profile
+    profile = job.profile
     assert profile is not None
     work_s = profile.stage_s.sum(axis=1)
     factor = work_shares(work_s, slowness) / work_s
@@ -97,21 +97,21 @@ def _shares(evidence: Evidence, slowness: Floats, cause: Finding, *, around: boo
     giving = np.flatnonzero(less >= NAMED_SHARE * less.max())
     named = f"stage{'s' if len(giving) > 1 else ''} {', '.join(map(str, giving))}"
     keeps = "Keep the slow worker, move" if around else "Move"
-    last = ", the last" if giving.tolist() == [evidence.stages - 1] else ""
+    last = ", the last" if giving.tolist() == [job.stages - 1] else ""
     title = f"{keeps} layers off {named}{last}: about {less[giving].mean():.0%} less work there, more on the others"
     details = {
         "work_now": (work_s / work_s.mean()).tolist(),
         "work_then": (work_s * factor / work_s.mean()).tolist(),
         "assumes": ANY_AMOUNT,
     }
-    change = Scale(evidence.table, factor[None, :, None, None, None, None])
+    change = Scale(job.table, factor[None, :, None, None, None, None])
     edit = " + ".join(f"stage={stage} and kind=~compute * {share:.6g}" for stage, share in enumerate(factor.tolist()))
     yield _moved(title, change, details, cause, around=around, edit=edit)
 
 
-def _repartitioned(evidence: Evidence, model: StageModel, cause: Finding, *, around: bool) -> Iterator[Plan]:
+def _repartitioned(job: PipelineSubject, model: StageModel, cause: Finding, *, around: bool) -> Iterator[Plan]:
     """Split the layers anew; `around`: fewer of them for a slow worker that cannot be replaced."""
-    lane = OneLane.of(evidence.replay)
+    lane = OneLane.of(job.replay)
     best = best_split(model, lane)
     if best == model.layers:
         return
@@ -120,7 +120,7 @@ def _repartitioned(evidence: Evidence, model: StageModel, cause: Finding, *, aro
         details["loss_alone"] = alone
     title = f"{'Keep the slow worker, split' if around else 'Split'} the layers {_listed(best)} over the stages"
     edit = f"layers={_listed(model.layers)}>{_listed(best)}"
-    yield _moved(title, _split(evidence, model, best), details, cause, around=around, edit=edit)
+    yield _moved(title, _split(job, model, best), details, cause, around=around, edit=edit)
 
 
 def _loss_alone(model: StageModel, lane: OneLane) -> dict[str, Any] | None:
@@ -134,20 +134,20 @@ def _loss_alone(model: StageModel, lane: OneLane) -> dict[str, Any] | None:
     return {"layers": list(split), "step_over_now": lane.step_s(model.chunk_s(split)) / now_s}
 
 
-def split_again(evidence: Evidence, now: tuple[int, ...], then: tuple[int, ...]) -> Scale:
+def split_again(job: PipelineSubject, now: tuple[int, ...], then: tuple[int, ...]) -> Scale:
     """The layers of each stage `then` in place of `now`, as fixes split them. Raises SelectionError for splits that do
     not fit the job.
     """
-    check_layers(evidence.trace, now)
+    check_layers(job.trace, now)
     if len(then) != len(now) or sum(then) != sum(now):
         raise SelectionError(f"layers={_listed(now)}>{_listed(then)}: expected {sum(now)} layers on {len(now)} stages")
-    if evidence.profile is None or evidence.stages < 2:
+    if job.profile is None or job.stages < 2:
         raise SelectionError("layers move between the stages of a pipeline; this job has none")
-    return _split(evidence, stage_model(evidence.profile.base_s, now), then)
+    return _split(job, stage_model(job.profile.base_s, now), then)
 
 
-def _split(evidence: Evidence, model: StageModel, layers: tuple[int, ...]) -> Scale:
-    return Scale(evidence.table, model.factor(layers)[:, :, :, None, None, None])
+def _split(job: PipelineSubject, model: StageModel, layers: tuple[int, ...]) -> Scale:
+    return Scale(job.table, model.factor(layers)[:, :, :, None, None, None])
 
 
 def _listed(layers: Sequence[int]) -> str:

@@ -1,6 +1,6 @@
 """Fixes for slow workers and hosts: replace them, or give them less work.
 
-In: `Evidence` and `Finding`s. Out: `Plan`s.
+In: a pipeline and `Finding`s. Out: `Plan`s.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import TypeVar
 import numpy as np
 
 from tracekit.analysis.evidence.cards import hardware_at_fault
-from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.naming import Names
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.workers import as_fast_as_peers, worker_factor
 from tracekit.analysis.fixes.plan import MACHINE, SPEED_OF_PEERS, Plan
 from tracekit.analysis.whatif.interventions import Scale
@@ -30,16 +30,16 @@ MOST_NAMED = 16
 _Item = TypeVar("_Item")
 
 
-def worker_plans(evidence: Evidence, slow: Sequence[Finding]) -> Iterator[Plan]:
+def worker_plans(job: PipelineSubject, slow: Sequence[Finding]) -> Iterator[Plan]:
     """Make slow workers as fast as their peers; repair only as few as needed; or give a slow worker less work.
 
     The price assumes a healthy worker in its place. A plan says "replace" or "drain" only if there is evidence that the
     machine is at fault.
     """
-    names = evidence.names
+    names = job.names
     for cause in slow:
         host = cause.where.host is not None
-        hardware = hardware_at_fault(evidence, cause.where.workers)
+        hardware = hardware_at_fault(job, cause.where.workers)
         drained = f"Drain {cause.where.host}" if host and hardware else None
         yield Plan(
             "drain-host" if host else "replace-workers",
@@ -55,29 +55,29 @@ def worker_plans(evidence: Evidence, slow: Sequence[Finding]) -> Iterator[Plan]:
         )
     workers = tuple(worker for cause in slow for worker in cause.where.workers)
     if len(workers) > 1:
-        yield from _fewest(evidence, workers, min(slow, key=lambda cause: cause.confidence))
+        yield from _fewest(job, workers, min(slow, key=lambda cause: cause.confidence))
     if len(workers) == 1:
-        yield from _shifted(evidence, workers[0], slow[0])
+        yield from _shifted(job, workers[0], slow[0])
 
 
-def _fewest(evidence: Evidence, workers: tuple[Worker, ...], cause: Finding) -> Iterator[Plan]:
+def _fewest(job: PipelineSubject, workers: tuple[Worker, ...], cause: Finding) -> Iterator[Plan]:
     """The smallest set of slow workers whose repair brings the slowdown below the target."""
-    found = evidence.attribution
+    found = job.attribution
     ranked = sorted(workers, key=lambda one: -found.worker_slowdown[found.dp_ranks.index(one.dp_rank), one.pp_rank])
-    target_s = TARGET_SLOWDOWN * found.ideal_s * evidence.unchanged_s / found.original_s
+    target_s = TARGET_SLOWDOWN * found.ideal_s * job.unchanged_s / found.original_s
 
     def reached(chosen: Sequence[Worker]) -> bool:
-        return float(evidence.step_times((as_fast_as_peers(evidence, chosen),)).mean()) <= target_s
+        return float(job.step_times((as_fast_as_peers(job, chosen),)).mean()) <= target_s
 
     chosen = fewest_that_suffice(ranked, reached)
     if chosen is None or len(chosen) == len(workers):
         return
-    where, hardware = Place(workers=tuple(sorted(chosen))), hardware_at_fault(evidence, chosen)
+    where, hardware = Place(workers=tuple(sorted(chosen))), hardware_at_fault(job, chosen)
     yield Plan(
         "replace-workers",
-        f"{_repair(evidence.names, where, hardware=hardware)}: enough for a slowdown under {TARGET_SLOWDOWN:g}",
+        f"{_repair(job.names, where, hardware=hardware)}: enough for a slowdown under {TARGET_SLOWDOWN:g}",
         where,
-        as_fast_as_peers(evidence, chosen),
+        as_fast_as_peers(job, chosen),
         details={"assumes": LIKE_PEERS} if hardware else {},
         cause=cause,
         reached=SPEED_OF_PEERS,
@@ -123,14 +123,14 @@ def fewest_that_suffice(
     return tuple(chosen)
 
 
-def _shifted(evidence: Evidence, worker: Worker, cause: Finding) -> Iterator[Plan]:
+def _shifted(job: PipelineSubject, worker: Worker, cause: Finding) -> Iterator[Plan]:
     """Fewer microbatches for the slow worker's DP rank; the other DP ranks take the rest."""
-    profile = evidence.profile
-    microbatches, dp_ranks = evidence.table.shape[3], len(evidence.dp_ranks)
+    profile = job.profile
+    microbatches, dp_ranks = job.table.shape[3], len(job.dp_ranks)
     if profile is None or dp_ranks < 2 or microbatches < 2:
         return
-    at = evidence.dp_index[worker.dp_rank]
-    factor = float(worker_factor(evidence)[worker.pp_rank, at])
+    at = job.dp_index[worker.dp_rank]
+    factor = float(worker_factor(job)[worker.pp_rank, at])
     # Move as many microbatches k as make (m - k) x factor equal to m + k / (dp - 1).
     even = microbatches * (factor - 1) / (factor + 1 / (dp_ranks - 1))
     plans = []
@@ -139,8 +139,8 @@ def _shifted(evidence: Evidence, worker: Worker, cause: Finding) -> Iterator[Pla
             continue
         share = np.full(dp_ranks, 1 + moved / (dp_ranks - 1) / microbatches)
         share[at] = 1 - moved / microbatches
-        change = Scale(evidence.table, share[None, None, None, None, None, :])
-        times = evidence.step_times((change,))
+        change = Scale(job.table, share[None, None, None, None, None, :])
+        times = job.step_times((change,))
         title = f"Take {moved} of {microbatches} microbatches a step from dp {worker.dp_rank}"
         plans.append(
             Plan(

@@ -138,7 +138,7 @@ def _culprit(
     return Culprit(rank, saved_s, float(waits.sole_delay[at]), float(waits.waited_for[:, at].sum()), behind, late_s)
 
 
-def exposed_communication_s(pace: PaceOfPeers, ops: pl.DataFrame) -> float:
+def exposed_s(pace: PaceOfPeers, ops: pl.DataFrame) -> float:
     """Return what the recording would save if transfers took no time once all ranks have arrived, seconds."""
     communicates = (ops["kind"] == str(KernelClass.COMMUNICATION)).to_numpy()
     return pace.recorded_s - float(pace.times([np.where(communicates, 0.0, pace.cost)])[0])

@@ -55,7 +55,7 @@ class StepsOfRecording(Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, marked: pl.Series, start: Floats, on_gpu: Bools, arrives_s: Floats) -> Self:
-        """The steps by their marks, null for none, and when ops began. `arrives_s`: as of `OpEvidence`."""
+        """The steps by their marks, null for none, and when ops began. `arrives_s`: as of `GraphSubject`."""
         first = int(np.where(on_gpu, start, np.inf).argmin())
         waited = first if np.isnan(arrives_s[first]) else -1
         numbers = np.unique(marked.drop_nulls().to_numpy())
@@ -95,7 +95,7 @@ class StepsOfRecording(Struct, frozen=True, eq=False):
 
 class OpLaunches(Struct, frozen=True, eq=False):
     """How ops were launched, [ops]. `recording_s`: what recording costs within a call that launches; the others as of
-    `OpEvidence`; `in_queue_s`: between two ops of a GPU, the second of which was launched long before; seconds.
+    `GraphSubject`; `in_queue_s`: between two ops of a GPU, the second of which was launched long before; seconds.
     """
 
     recording_s: Floats

@@ -108,6 +108,6 @@ class Condition:
 
 
 def _is_kind(name: str) -> bool:
-    from tracekit.analysis.detectors.registry import detectors
+    from tracekit.analysis.detectors.registry import kinds
 
-    return any(detector.kind == name for detector in detectors())
+    return name in kinds()

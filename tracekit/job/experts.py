@@ -13,6 +13,7 @@ import numpy as np
 
 from tracekit.analysis.detectors.registry import detector_of
 from tracekit.analysis.detectors.uneven_experts import LATE_PEER, other_causes
+from tracekit.analysis.evidence.uneven_loads import experts_of, uneven_experts
 from tracekit.analysis.experts.balance import ExpertJob
 from tracekit.analysis.experts.experts import ExpertLoads, Plan
 from tracekit.base.text import seconds
@@ -20,7 +21,7 @@ from tracekit.report.experts import CauseOfImbalance, Experts, Overlap, Rebalanc
 from tracekit.report.section import Table
 
 if TYPE_CHECKING:
-    from tracekit.analysis.evidence.ops import OpEvidence
+    from tracekit.analysis.evidence.graph_subject import GraphSubject
     from tracekit.report.report import Report
 
 R = TypeVar("R", bound="Report")
@@ -42,17 +43,17 @@ def with_overlap(report: R) -> R:
 def with_experts(report: R, plans: Sequence[Plan]) -> R:
     """The same report with the loads of its experts and the price of plans."""
     evidence = report.ops_evidence
-    found = (ExpertLoads(ExpertJob()) if evidence is None else evidence.experts).found(plans)
+    found = (ExpertLoads(ExpertJob()) if evidence is None else experts_of(evidence)).found(plans)
     if evidence is not None:
         found.causes.extend(other_causes(evidence, report.findings))
     return replace(report, experts=found, experts_asked=True)
 
 
-def unasked(evidence: OpEvidence | None) -> Experts | None:
+def unasked(evidence: GraphSubject | None) -> Experts | None:
     """What every report keeps of uneven loads, with the price of equal ones; None if there are none."""
-    if evidence is None or evidence.uneven_experts is None:
+    if evidence is None or uneven_experts(evidence) is None:
         return None
-    return evidence.experts.found([Plan.parse("balanced")])
+    return experts_of(evidence).found([Plan.parse("balanced")])
 
 
 def remarks(report: Report) -> Iterator[tuple[str, str]]:

@@ -14,8 +14,9 @@ import numpy as np
 from msgspec import structs
 
 from tracekit.analysis.attribution.critical_path import critical_path
-from tracekit.analysis.diagnosis.of_ops import diagnose_ops
-from tracekit.analysis.evidence.ops import OpEvidence, Times
+from tracekit.analysis.diagnosis.diagnose import diagnose
+from tracekit.analysis.diagnosis.of_graph import GraphAssessment
+from tracekit.analysis.evidence.graph_subject import GraphSubject, Times
 from tracekit.analysis.gpu.comparable import Comparable, comparable_part
 from tracekit.analysis.gpu.late_rank import late_ranks
 from tracekit.analysis.gpu.op_trace import GpuOpTrace, gpu_op_trace
@@ -77,9 +78,9 @@ class OfGraph(Job):
         return None
 
     @cached_property
-    def evidence(self) -> OpEvidence:
+    def evidence(self) -> GraphSubject:
         """What diagnosis and prices are made from. Raises TraceError if the steps of the job take no time."""
-        return OpEvidence(self.ops, self.graph, self.replay, self.times, self.recorded())
+        return GraphSubject(self.ops, self.graph, self.replay, self.times, self.recorded())
 
     def validate(self) -> None:
         """See `Job.validate`: the ops are validated when the graph is built."""
@@ -116,7 +117,7 @@ class OfGraph(Job):
         label = "kind" if numbers and kinds else "peer"
         return GraphReport(
             name=self.ops.name,
-            diagnosis=diagnose_ops(evidence),
+            diagnosis=diagnose(GraphAssessment(evidence)),
             questions_asked=tuple(questions),
             labels_asked=tuple(labels),
             evidence=evidence,

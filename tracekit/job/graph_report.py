@@ -1,6 +1,6 @@
 """The report on a job of any shape: an op trace, or a recording of GPUs.
 
-In: `OpEvidence`, its diagnosis, who costs what, the critical path. Out: `GraphReport`.
+In: `GraphSubject`, its diagnosis, who costs what, the critical path. Out: `GraphReport`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from tracekit.analysis.attribution.by_label import Share
-from tracekit.analysis.evidence.ops import OpEvidence
+from tracekit.analysis.evidence.culprit import culprit_of
+from tracekit.analysis.evidence.gpu_losses import exposed_communication_s
+from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.evidence.unprofiled_steps import profiled_steps_s, unprofiled_step
 from tracekit.analysis.gpu.gpu_times import GpuTimes
 from tracekit.analysis.gpu.recorded import Kept, Recorded
 from tracekit.base.text import counted, of_whole, printable, seconds, short
@@ -54,7 +57,7 @@ class GraphReport(Report):
     labels, or several joined by commas, that a reader asked for.
     """
 
-    evidence: OpEvidence
+    evidence: GraphSubject
     critical_label: str
     critical_peers: Mapping[str, float]
     critical_kinds: Mapping[str, float]
@@ -68,7 +71,7 @@ class GraphReport(Report):
         return self.evidence.recorded
 
     @property
-    def ops_evidence(self) -> OpEvidence:
+    def ops_evidence(self) -> GraphSubject:
         return self.evidence
 
     @property
@@ -265,17 +268,17 @@ class GraphReport(Report):
                 "inferred_edges": left.inferred,
                 "violations": left.violations,
             },
-            "verdict": verdict | {"exposed_communication_s": self.evidence.exposed_communication_s},
+            "verdict": verdict | {"exposed_communication_s": exposed_communication_s(self.evidence)},
             "recording_time_s": self.times_s,
             **({"gpu": gpus[0]} if self.evidence.alone and gpus else {"gpus": gpus}),
         }
 
     def _unprofiled(self, rank: int) -> Unprofiled | str:
         """The step without the profiler, or why it is not known."""
-        step, cost = self.evidence.unprofiled_step, self.evidence.kept.costs.get(rank) if self.evidence.kept else None
+        step, cost = unprofiled_step(self.evidence), self.evidence.kept.costs.get(rank) if self.evidence.kept else None
         if step is None or cost is None:
             return _NO_OVERHEAD
-        profiled_s = float(self.evidence.profiled_steps_s.mean())
+        profiled_s = float(profiled_steps_s(self.evidence).mean())
         return Unprofiled(profiled_s, step, profiled_s - step.value, cost.operator, cost.words)
 
     def _of_recording(self, found: Recorded) -> dict[str, Any]:
@@ -315,7 +318,7 @@ class GraphReport(Report):
         """The rank that stands out, in the form of the JSON object, with the findings on it; None if there is none."""
         from tracekit.report import plain_data as shapes
 
-        found = self.evidence.culprit
+        found = culprit_of(self.evidence)
         if found is None:
             return None
         causes = [

@@ -19,7 +19,7 @@ from tracekit.trace.canonical import Trace
 
 if TYPE_CHECKING:
     from tracekit.analysis.attribution.attribution import Attribution
-    from tracekit.analysis.evidence.evidence import Evidence
+    from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
     from tracekit.analysis.experts.loads import Loads
     from tracekit.analysis.replay.engine import JobGraph, JobReplay
     from tracekit.job.pipeline_report import PipelineReport
@@ -123,11 +123,11 @@ class PipelineJob(Job):
         return answer(self.replay, selection, self.trace.layout.world_size, keep=keep, evidence=evidence)
 
     @cached_property
-    def evidence(self) -> Evidence:
+    def evidence(self) -> PipelineSubject:
         """What causes, fixes and answers rest on."""
-        from tracekit.analysis.evidence.evidence import Evidence
+        from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 
-        return Evidence.of(self.trace, self.replay, self.attribution)
+        return PipelineSubject.of(self.trace, self.replay, self.attribution)
 
     def export(self, path: PathLike, *, steps: Sequence[int] | None = None) -> Exported:
         """Write the recorded, original and ideal timeline for ui.perfetto.dev, as .json.gz. Raises OutputError.

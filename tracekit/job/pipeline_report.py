@@ -27,7 +27,7 @@ from tracekit.trace.canonical import Coverage
 from tracekit.trace.model import Layout
 
 if TYPE_CHECKING:
-    from tracekit.analysis.evidence.ops import OpEvidence
+    from tracekit.analysis.evidence.graph_subject import GraphSubject
     from tracekit.report.findings import WorkerSlowdowns
     from tracekit.show.plots import Plots
 
@@ -75,7 +75,7 @@ class PipelineReport(ReportTables):
     posting: PostingRule
     replay: JobReplay
     published: PublishedView | None = None
-    exchanges: OpEvidence | None = None
+    exchanges: GraphSubject | None = None
     bubbles: Bubbles | None = None
     evidence_steps: int | None = None
 
@@ -89,7 +89,7 @@ class PipelineReport(ReportTables):
         return replace(self, bubbles=find_bubbles(self.replay, schedules))
 
     @property
-    def ops_evidence(self) -> OpEvidence | None:
+    def ops_evidence(self) -> GraphSubject | None:
         return self.exchanges
 
     @property

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tracekit.analysis.attribution.by_label import attribute_by
-from tracekit.analysis.evidence.ops import OpEvidence
+from tracekit.analysis.evidence.graph_subject import GraphSubject
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.means import saving_error_s
 from tracekit.analysis.replay.graph_replay import GraphReplay
@@ -23,7 +23,7 @@ from tracekit.base.errors import SelectionError
 from tracekit.report.question import ByLabel, Question
 
 if TYPE_CHECKING:
-    from tracekit.analysis.evidence.evidence import Evidence
+    from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
     from tracekit.report.fix import Fix
 
 
@@ -36,7 +36,12 @@ def check(replay: GraphReplay, texts: Iterable[str]) -> None:
 
 
 def answer(
-    replay: GraphReplay, text: str, gpus: int, *, keep: bool = False, evidence: Evidence | OpEvidence | None = None
+    replay: GraphReplay,
+    text: str,
+    gpus: int,
+    *,
+    keep: bool = False,
+    evidence: PipelineSubject | GraphSubject | None = None,
 ) -> Question:
     """What if the selected ops were as fast as their peers, or scaled? With `keep`: what if only they were as recorded
     and all else ideal?
@@ -53,7 +58,7 @@ def answer(
     check(replay, (text,))
     terms, base = parse_edit(text), evidence.replay
     selected = [term.selection for term in terms if term.selection is not None]
-    edits = _of_ops(evidence, terms) if isinstance(evidence, OpEvidence) else _of_pipeline(evidence, terms)
+    edits = _of_ops(evidence, terms) if isinstance(evidence, GraphSubject) else _of_pipeline(evidence, terms)
     unchanged = step_times(base, ())
     saving = unchanged - step_times(base, edits)
     ops = count_selected(all_of(selected), replay.graph, replay.durations) if selected else 0
@@ -67,12 +72,13 @@ def answered(words: str, ops: int, recorded_s: float, saving: Floats, error_s: f
     return Question(words, ops, recorded_s - saved_s, saved_s, error_s, saved_s / recorded_s * gpus * 24)
 
 
-def _of_pipeline(evidence: Evidence, terms: Sequence[Term]) -> Iterable[Intervention]:
-    from tracekit.analysis.diagnosis.diagnose import priced_fixes
+def _of_pipeline(evidence: PipelineSubject, terms: Sequence[Term]) -> Iterable[Intervention]:
+    from tracekit.analysis.diagnosis.diagnose import diagnose
+    from tracekit.analysis.diagnosis.of_pipeline import PipelineAssessment
     from tracekit.analysis.evidence.yardstick import as_fast_as_peers
 
     graph, durations = evidence.replay.graph, evidence.replay.durations
-    fixes = priced_fixes(evidence) if any(term.fix is not None for term in terms) else ()
+    fixes = diagnose(PipelineAssessment(evidence)).fixes if any(term.fix is not None for term in terms) else ()
     for term in terms:
         if term.selection is None:
             yield _change_of(evidence, term, fixes)
@@ -82,7 +88,7 @@ def _of_pipeline(evidence: Evidence, terms: Sequence[Term]) -> Iterable[Interven
             yield scaled_ops(masks_of(term.selection, graph, durations), term.factor)
 
 
-def _change_of(evidence: Evidence, term: Term, fixes: Sequence[Fix]) -> Intervention:
+def _change_of(evidence: PipelineSubject, term: Term, fixes: Sequence[Fix]) -> Intervention:
     """The change of the fix, one of `fixes`, that an edit names, or of other layers."""
     from tracekit.analysis.diagnosis.price import fix_named
     from tracekit.analysis.fixes.layers import split_again
@@ -94,8 +100,9 @@ def _change_of(evidence: Evidence, term: Term, fixes: Sequence[Fix]) -> Interven
     return Together((fix.change, AddTime(fix.extra_s)))
 
 
-def _of_ops(evidence: OpEvidence, terms: Sequence[Term]) -> Iterable[Intervention]:
-    from tracekit.analysis.diagnosis.of_ops import diagnose_ops
+def _of_ops(evidence: GraphSubject, terms: Sequence[Term]) -> Iterable[Intervention]:
+    from tracekit.analysis.diagnosis.diagnose import diagnose
+    from tracekit.analysis.diagnosis.of_graph import GraphAssessment
     from tracekit.analysis.diagnosis.price import fix_named
     from tracekit.analysis.gpu.behind import SMALLEST_SHARE
     from tracekit.analysis.whatif.peers import op_costs_at_the_pace_of_peers
@@ -103,7 +110,7 @@ def _of_ops(evidence: OpEvidence, terms: Sequence[Term]) -> Iterable[Interventio
     replay, pace = evidence.replay, evidence.pace
     cost, like_peers = pace.cost, np.zeros(len(pace.cost), np.bool_)
     changes: list[Intervention] = []
-    fixes = diagnose_ops(evidence).fixes if any(term.fix is not None for term in terms) else ()
+    fixes = diagnose(GraphAssessment(evidence)).fixes if any(term.fix is not None for term in terms) else ()
     for term in terms:
         if term.fix is not None:
             changes.append(fix_named(fixes, term.fix).change)

@@ -13,9 +13,11 @@ from msgspec import Struct, structs
 
 from tracekit.analysis.attribution.attribute import attribute, slowdown_of
 from tracekit.analysis.attribution.attribution import Attribution
+from tracekit.analysis.attribution.stalls import stalls_of
 from tracekit.analysis.diagnosis.diagnose import diagnose
-from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.analysis.evidence.exchanges import exchange_evidence
+from tracekit.analysis.diagnosis.of_pipeline import PipelineAssessment
+from tracekit.analysis.evidence.exchanges import exchanges_of
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.fixes.layers import check_layers
 from tracekit.analysis.graph.rules.posting import Posting
 from tracekit.analysis.replay.engine import JobGraph, JobReplay
@@ -77,12 +79,12 @@ class ReplayedJob(Struct, frozen=True):
             kept = [answer(self.replay, text, gpus, keep=True) for text in keep]
             labels += [by_labels(self.replay, *text.split(",")) for text in by]
         found = attribute(self.replay, progress=progress) if attribution is None else attribution()
+        subject = structs.replace(PipelineSubject.of(self.trace, self.replay, found), expert_loads=expert_loads)
         if fix or keep:
-            evidence = structs.replace(Evidence.of(self.trace, self.replay, found), expert_loads=expert_loads)
-            questions = [*(answer(self.replay, text, gpus, evidence=evidence) for text in fix), *kept]
+            questions = [*(answer(self.replay, text, gpus, evidence=subject) for text in fix), *kept]
         if progress is not None:
             progress("causes and fixes")
-        exchanges = exchange_evidence(self.trace, expert_loads)
+        exchanges = exchanges_of(subject)
         if expert_loads is not None and exchanges is None:
             raise expert_loads.without_experts(self.trace.name)
         return PipelineReport(
@@ -95,7 +97,7 @@ class ReplayedJob(Struct, frozen=True):
             ranks=self.trace.worker_ranks(),
             hosts=self.trace.hosts,
             attribution=found,
-            diagnosis=diagnose(self.trace, self.replay, found, layers=layers, method=method, expert_loads=expert_loads),
+            diagnosis=diagnose(PipelineAssessment(subject, stalls_of(self.replay, found), layers, method)),
             method=method,
             clocks=_clock_report(self.replay, method),
             posting=graph.posting,

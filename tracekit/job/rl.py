@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tracekit.analysis.attribution.spent import Part, SpentPhases, kept_steps
-from tracekit.analysis.diagnosis.of_rl import diagnose_rl
+from tracekit.analysis.diagnosis.diagnose import diagnose
+from tracekit.analysis.diagnosis.of_rl import RlAssessment
 from tracekit.analysis.diagnosis.price import fix_named
-from tracekit.analysis.evidence.rl import RlEvidence
+from tracekit.analysis.evidence.rl_subject import RlSubject
 from tracekit.analysis.rl.logged import LoggedRun
 from tracekit.analysis.rl.scenario import Gpus, Scenario
 from tracekit.analysis.rl.timed import TimedRun
@@ -64,14 +65,14 @@ class RlJob(Job):
         raise self._not_for("a graph of ops")
 
     @cached_property
-    def evidence(self) -> RlEvidence:
+    def evidence(self) -> RlSubject:
         """What diagnosis and prices are made from. Raises FormatError for a run without enough whole steps."""
         log = run_of(self.trace)
         try:
             run = LoggedRun(log) if isinstance(log, PhaseLog) else TimedRun(log, self.gpus, self.slots)
         except FormatError as error:
             raise FormatError(f"{short(self.trace.name)}: {error}") from None
-        return RlEvidence(run, None if self.gpus is None else self.gpus.rollout + self.gpus.trainer)
+        return RlSubject(run, None if self.gpus is None else self.gpus.rollout + self.gpus.trainer)
 
     def validate(self) -> None:
         _ = self.evidence
@@ -100,7 +101,7 @@ class RlJob(Job):
         unpriced = {one.scenario for one in account.what_if if one.saved_s is None}
         return RlReport(
             name=self.trace.name,
-            diagnosis=diagnose_rl(evidence, account),
+            diagnosis=diagnose(RlAssessment(evidence, account)),
             questions_asked=tuple(self.answer(text) for text in fix if text not in unpriced),
             evidence=evidence,
             account=account,

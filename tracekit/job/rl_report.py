@@ -1,6 +1,6 @@
 """The report on a run of post-training.
 
-In: `RlEvidence`, its diagnosis, its account. Out: `RlReport`.
+In: `RlSubject`, its diagnosis, its account. Out: `RlReport`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import polars as pl
 
-from tracekit.analysis.evidence.rl import RlEvidence
+from tracekit.analysis.evidence.rl_subject import RlSubject
 from tracekit.analysis.rl.account import Generation, LossTime, PhaseTime, Price, RlAccount
 from tracekit.analysis.rl.loop import WARM_UP
 from tracekit.analysis.rl.run import CONTRADICTION
@@ -30,7 +30,7 @@ class RlReport(Report):
     """The report on a run of post-training. `account`: where the mean step went, and the alternatives asked for."""
 
     table_names: ClassVar[tuple[str, ...]] = (*COMMON_TABLES, "phases", "losses", "alternatives")
-    evidence: RlEvidence
+    evidence: RlSubject
     account: RlAccount
 
     @property

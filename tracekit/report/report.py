@@ -40,7 +40,7 @@ from tracekit.trace.step_values import StepValues
 if TYPE_CHECKING:
     import pandas
 
-    from tracekit.analysis.evidence.ops import OpEvidence
+    from tracekit.analysis.evidence.graph_subject import GraphSubject
     from tracekit.job.pipeline_report import PipelineReport
     from tracekit.job.rl_report import RlReport
     from tracekit.report.experts import Experts, Overlap
@@ -163,7 +163,7 @@ class Report(ABC):
         return None
 
     @property
-    def ops_evidence(self) -> OpEvidence | None:
+    def ops_evidence(self) -> GraphSubject | None:
         """The ops of the job with its all-to-alls apart, None if it has none."""
         return None
 

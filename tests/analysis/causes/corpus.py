@@ -16,7 +16,8 @@ import polars as pl
 
 from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.diagnosis.find import causes_of
-from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.diagnosis.of_pipeline import PipelineAssessment
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.report.finding import Finding as Found
 from tracekit.synth import (
@@ -189,7 +190,7 @@ def workers_of_host(label: dict, trace: Trace) -> set:
 
 def found_in(trace: Trace) -> tuple[Found, ...]:
     replay = JobReplay.from_trace(trace)
-    return causes_of(Evidence.of(trace, replay, attribute(replay)))
+    return causes_of(PipelineAssessment(PipelineSubject.of(trace, replay, attribute(replay))))
 
 
 def location_is_right(label: dict, found: Found, trace: Trace) -> bool:

@@ -22,10 +22,11 @@ from tests.analysis.causes.corpus import (
 from tests.analysis.causes.disturbed import disturbed, one_worker
 from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.attribution.correlation import forward_backward_correlation
-from tracekit.analysis.detectors.registry import detectors
+from tracekit.analysis.detectors.registry import own_detectors
 from tracekit.analysis.diagnosis.find import causes_of
+from tracekit.analysis.diagnosis.of_pipeline import PipelineAssessment
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
-from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.interventions import step_times
 from tracekit.collectors.importers.published import read_published
@@ -122,7 +123,7 @@ class TestSlowInOneKind:
         trace = job(layout=layout, noise=0.01)
         replay = JobReplay.from_trace(trace)
         slow = disturbed(replay, one_worker(replay, [kind], layout.pp - 1, 1, 1.7))
-        (cause,) = causes_of(Evidence.of(trace, slow, attribute(slow)))
+        (cause,) = causes_of(PipelineAssessment(PipelineSubject.of(trace, slow, attribute(slow))))
         assert (cause.kind, cause.where.workers) == ("bad-worker", (Worker(1, layout.pp - 1),))
         assert cause.confidence > 0.95
         lost_s = (step_times(slow, ()) - step_times(replay, ())).mean()
@@ -334,15 +335,15 @@ class TestVerdicts:
         trace = Trace.from_frame(ops, few.layout, name="two structures", metadata=dict(few.metadata))
         replay = JobReplay.from_trace(trace)
         assert len(replay.graph.blocks) == 2
-        (cause,) = causes_of(Evidence.of(trace, replay, attribute(replay)))
+        (cause,) = causes_of(PipelineAssessment(PipelineSubject.of(trace, replay, attribute(replay))))
         assert (cause.kind, cause.where.workers) == ("bad-worker", (Worker(1, 2),))
 
 
 class TestDeclared:
     def test_every_rule_says_what_the_paper_says_and_what_to_do_next(self):
-        assert len({detector.kind for detector in detectors()}) == len(detectors())
-        assert {detector.kind for detector in detectors()} > VERDICTS
-        for one in detectors():
+        assert len({detector.kind for detector in own_detectors()}) == len(own_detectors())
+        assert {detector.kind for detector in own_detectors()} > VERDICTS
+        for one in own_detectors():
             assert "Paper:" in (type(one).__doc__ or ""), one.kind
             if one.kind in VERDICTS:
                 continue

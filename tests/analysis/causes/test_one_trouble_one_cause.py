@@ -21,9 +21,11 @@ from benchmarks.eventsim.truth import mean_step_s
 from benchmarks.verdicts import judged_job
 from tests.analysis.causes.simulated import BUSY, FLAT, PIPELINE, costs, job, named, report
 from tracekit.analysis.attribution.attribute import attribute
-from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.grids import collectives
 from tracekit.analysis.evidence.network_repairs import rings_faster
 from tracekit.analysis.evidence.pauses import _own_length, _pauses_in
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
+from tracekit.analysis.evidence.transfers import traffic_of
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.interventions import Scale, step_times
 from tracekit.trace.canonical import Trace
@@ -170,15 +172,15 @@ class TestNetwork:
         of = job(network=network, shape=shape, overlap_dp=True, schedule=Schedule.INTERLEAVED)
         trace = simulate(of).trace
         replay = JobReplay.from_trace(trace)
-        evidence = Evidence.of(trace, replay, attribute(replay))
-        traffic, half = evidence.traffic, np.full(evidence.traffic.rings.shape, 0.5)
+        evidence = PipelineSubject.of(trace, replay, attribute(replay))
+        traffic, half = traffic_of(evidence), np.full(traffic_of(evidence).rings.shape, 0.5)
         assert traffic.shared_s.max() > traffic.usual_s.max()
         assert traffic.shared_with(half) == pytest.approx(traffic.shared_s / 2)
         together, alone, gone = (
             float(step_times(evidence.replay, (change,)).mean())
             for change in (
                 rings_faster(traffic, half),
-                Scale(evidence.collectives, np.array(0.5)),
+                Scale(collectives(evidence), np.array(0.5)),
                 rings_faster(traffic, 0 * half),
             )
         )

@@ -19,7 +19,7 @@ from tests.analysis.causes.corpus import specs
 from tests.analysis.causes.test_off_cpu import sleeps_and_stops
 from tests.analysis.causes.test_rules_host import job as host_job
 from tests.analysis.small_jobs import BACKWARD, FORWARD, of_steps
-from tracekit.analysis.detectors.registry import detectors
+from tracekit.analysis.detectors.registry import own_detectors
 from tracekit.job.pipeline import PipelineJob
 from tracekit.synth import synthesize
 from tracekit.trace.canonical import Trace
@@ -155,7 +155,7 @@ def test_every_kind_of_cause_has_a_size():
         "hot-rank", "rotating", "skew", "unknown-loads", "one-launch-queue",
     }  # fmt: skip
     of_post_training = {"queueing", "tail", "engines", "tools", "reward", "sync"}
-    assert sorted([*kinds, *of_recordings, *of_post_training]) == sorted(detector.kind for detector in detectors())
+    assert sorted([*kinds, *of_recordings, *of_post_training]) == sorted(detector.kind for detector in own_detectors())
 
 
 def test_no_price_exceeds_what_size_and_frequency_allow():

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from tests.analysis.causes.test_naming import NAMES
 from tracekit.analysis.detectors.bad_worker import BadWorker
-from tracekit.analysis.detectors.registry import detectors
+from tracekit.analysis.detectors.registry import own_detectors
 from tracekit.analysis.detectors.remedies import remedy_for
 from tracekit.analysis.detectors.slow_rank_of_worker import SlowRankOfWorker
 from tracekit.analysis.evidence.naming import Names
@@ -64,7 +64,7 @@ def test_a_slow_rank_of_a_job_without_gpus_is_not_looked_up_in_nvidia_smi(rule) 
     assert remedy_for(rule.suggested_fix, NAMES, where, on_cpus=True).startswith("check the cores of rank 5 on node-1 ")
 
 
-@pytest.mark.parametrize("rule", [one for one in detectors() if one.suggested_fix], ids=lambda rule: str(rule.kind))
+@pytest.mark.parametrize("rule", [one for one in own_detectors() if one.suggested_fix], ids=lambda rule: str(rule.kind))
 def test_every_remedy_can_be_filled_in(rule) -> None:
     for where in (Place(), Place(workers=(Worker(2, 1),)), Place(links=(Link(1, 0, 1),))):
         words = remedy_for(rule.suggested_fix, NAMES, where)

@@ -10,9 +10,10 @@ import numpy as np
 from tests.analysis.causes.corpus import recorded_s
 from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.diagnosis.find import causes_of
+from tracekit.analysis.diagnosis.of_pipeline import PipelineAssessment
 from tracekit.analysis.diagnosis.price import fixes_of
 from tracekit.analysis.evidence.computes import Computes
-from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.fixes.balance import deal_job, dealt_cost
 from tracekit.analysis.numeric.arrays import Ints
 from tracekit.analysis.replay.engine import JobReplay
@@ -99,7 +100,7 @@ class Checked:
         return abs(self.fix.new_step_s / self.truth_s - 1)
 
 
-def truth_of(fix: Fix, spec: SynthSpec, evidence: Evidence) -> float | None:
+def truth_of(fix: Fix, spec: SynthSpec, evidence: PipelineSubject) -> float | None:
     """Step time of the job simulated with the fix made; None where the simulator cannot make it."""
     if fix.kind in CURES:
         cured = tuple(cause for cause in spec.causes if not isinstance(cause, CURES[fix.kind]))
@@ -155,8 +156,9 @@ def checked_job(spec: SynthSpec) -> Iterator[Checked]:
     """The fixes of one job against the truth."""
     trace = synthesize(spec)
     replay = JobReplay.from_trace(trace)
-    evidence = Evidence(trace, replay, attribute(replay), Computes(replay))
-    for fix in fixes_of(evidence, causes_of(evidence)):
+    evidence = PipelineSubject(trace, replay, attribute(replay), Computes(replay))
+    assessed = PipelineAssessment(evidence)
+    for fix in fixes_of(assessed, causes_of(assessed)):
         truth_s = truth_of(fix, spec, evidence)
         if truth_s is not None:
             yield Checked(fix, spec, truth_s)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 import tracekit
 from benchmarks.eventsim.cases import draw_job
@@ -16,9 +17,10 @@ from tests.analysis.fixes.price_truth import checked_fixes
 from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.diagnosis.diagnose import diagnose
 from tracekit.analysis.diagnosis.find import causes_of
+from tracekit.analysis.diagnosis.of_pipeline import PipelineAssessment
 from tracekit.analysis.diagnosis.price import fixes_of
 from tracekit.analysis.evidence.computes import Computes
-from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.fixes.workers import fewest_that_suffice
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.interventions import CostOverlay, step_times
@@ -40,14 +42,14 @@ from tracekit.trace.model import Layout
 SPEC = SynthSpec(Layout(dp=4, pp=4, tp=4), steps=10, seed=21)
 
 
-def evidence_of(*causes, **changes):
+def assessed(*causes, **changes):
     trace = synthesize(replace(SPEC, causes=causes, **changes))
     replay = JobReplay.from_trace(trace)
-    return Evidence(trace, replay, attribute(replay), Computes(replay))
+    return PipelineAssessment(PipelineSubject(trace, replay, attribute(replay), Computes(replay)))
 
 
 def fixes(*causes, **changes):
-    evidence = evidence_of(*causes, **changes)
+    evidence = assessed(*causes, **changes)
     return {fix.kind: fix for fix in reversed(fixes_of(evidence, causes_of(evidence)))}
 
 
@@ -67,17 +69,17 @@ class TestPrices:
         assert errors.max() < 0.08, f"{worst.fix.title}: {worst.fix.new_step_s} for {worst.truth_s}, {worst.spec}"
 
     def test_a_job_without_changes_takes_what_it_took(self):
-        evidence = evidence_of(SlowWorker(factor=1.5))
-        assert evidence.unchanged_s == pytest.approx(evidence.attribution.recorded_s, rel=0.01)
+        evidence = assessed(SlowWorker(factor=1.5))
+        assert evidence.job.unchanged_s == pytest.approx(evidence.job.attribution.recorded_s, rel=0.01)
 
     def test_pricing_changes_no_recorded_cost(self):
-        evidence = evidence_of(SlowWorker(factor=1.5), PythonGc(pause_s=0.3), LateDataLoading())
-        before = [changed.matrix().copy() for changed in CostOverlay.recorded(evidence.replay).cost]
-        delays = [changed.matrix().copy() for changed in CostOverlay.recorded(evidence.replay).delay]
+        evidence = assessed(SlowWorker(factor=1.5), PythonGc(pause_s=0.3), LateDataLoading())
+        before = [changed.matrix().copy() for changed in CostOverlay.recorded(evidence.job.replay).cost]
+        delays = [changed.matrix().copy() for changed in CostOverlay.recorded(evidence.job.replay).delay]
         fixes_of(evidence, causes_of(evidence))
-        for mine, recorded in zip(before, evidence.replay.durations.cost, strict=True):
+        for mine, recorded in zip(before, evidence.job.replay.durations.cost, strict=True):
             assert np.array_equal(mine, recorded)
-        for mine, recorded in zip(delays, evidence.replay.durations.launch_delay, strict=True):
+        for mine, recorded in zip(delays, evidence.job.replay.durations.launch_delay, strict=True):
             assert np.array_equal(mine, recorded)
 
     def test_bounds_are_marked_and_come_after_what_can_be_had(self):
@@ -106,12 +108,12 @@ class TestPrices:
 class TestPromises:
     def test_nothing_is_promised_below_its_error(self):
         # Pauses in a few steps only: what one gets back varies from step to step.
-        evidence = evidence_of(PythonGc(pause_s=0.15, rate=0.01), SlowWorker(factor=1.2), steps=6)
+        evidence = assessed(PythonGc(pause_s=0.15, rate=0.01), SlowWorker(factor=1.2), steps=6)
         for fix in fixes_of(evidence, causes_of(evidence)):
             assert (fix.withheld is None) == (fix.saved_s >= fix.error_s)
 
     def test_nothing_is_promised_where_launch_delays_stay_unexplained(self):
-        evidence = evidence_of(SlowWorker(factor=2), costs=BaseCosts(launch_delay_s=0.004))
+        evidence = assessed(SlowWorker(factor=2), costs=BaseCosts(launch_delay_s=0.004))
         withheld = fixes_of(evidence, [])
         assert withheld
         assert all("no cause explains" in (fix.withheld or "") for fix in withheld)
@@ -120,9 +122,9 @@ class TestPromises:
 
     def test_a_cause_that_explains_more_than_the_launch_delays_withholds_nothing(self):
         """Delays of some ops can be negative, so one cause may explain more than all of them add up to."""
-        evidence = evidence_of(SlowWorker(factor=2), LateDataLoading(delay_s=0.4))
+        evidence = assessed(SlowWorker(factor=2), LateDataLoading(delay_s=0.4))
         found = causes_of(evidence)
-        late = [replace(cause, saved_s=evidence.attribution.original_s) for cause in found]
+        late = [replace(cause, saved_s=evidence.job.attribution.original_s) for cause in found]
         assert all("no cause explains" not in (fix.withheld or "") for fix in fixes_of(evidence, late))
 
     def test_launch_delays_that_late_data_explains_withhold_nothing(self):
@@ -144,25 +146,25 @@ class TestPlans:
         assert sum(fix.details["loss_alone"]["layers"]) == 32
 
     def test_layers_given_by_the_user_win(self):
-        evidence = evidence_of(SlowLastStage(factor=1.5))
+        evidence = assessed(SlowLastStage(factor=1.5))
         causes = causes_of(evidence)
-        given = {fix.kind: fix for fix in fixes_of(evidence, causes, layers=(4, 4, 4, 4))}
+        given = {fix.kind: fix for fix in fixes_of(structs.replace(evidence, layers=(4, 4, 4, 4)), causes)}
         assert sum(given["repartition-stages"].details["layers_then"]) == 16
         with pytest.raises(SelectionError, match="expected 4 counts"):
-            fixes_of(evidence, causes, layers=(9, 9, 9))
+            fixes_of(structs.replace(evidence, layers=(9, 9, 9)), causes)
 
     @pytest.mark.parametrize("cause", [SlowWorker(dp_rank=1, pp_rank=2, factor=1.8), SlowLastStage(factor=1.5)])
     def test_a_split_is_named_only_where_somebody_stated_the_layers(self, cause):
-        evidence = evidence_of(cause)
+        evidence = assessed(cause)
         named = causes_of(evidence)
         guessed = fixes_of(evidence, named)
         assert not any("layers_then" in fix.details or "split" in fix.title.lower() for fix in guessed)
-        stated = fixes_of(evidence, named, layers=(8, 8, 8, 8))
+        stated = fixes_of(structs.replace(evidence, layers=(8, 8, 8, 8)), named)
         assert any("split the layers" in fix.title.lower() for fix in stated)
 
     def test_where_layers_are_unknown_a_fix_says_how_much_less_work(self):
         """A worker of 1.6 in one of four stages: its stage takes (1 / 1.6) / (3 + 1 / 1.6) of the work."""
-        evidence = evidence_of(SlowWorker(dp_rank=1, pp_rank=2, factor=1.6))
+        evidence = assessed(SlowWorker(dp_rank=1, pp_rank=2, factor=1.6))
         fix = next(fix for fix in fixes_of(evidence, causes_of(evidence)) if "work_then" in fix.details)
         then, now = np.array(fix.details["work_then"]), np.array(fix.details["work_now"])
         assert then[2] / now[2] == pytest.approx(4 / 1.6 / (3 + 1 / 1.6), rel=0.03)
@@ -172,13 +174,13 @@ class TestPlans:
         # What whole layers can reach of it.
         split = next(
             other
-            for other in fixes_of(evidence, causes_of(evidence), layers=(16,) * 4)
+            for other in fixes_of(structs.replace(evidence, layers=(16,) * 4), causes_of(evidence))
             if "layers_then" in other.details
         )
         assert fix.new_step_s == pytest.approx(split.new_step_s, rel=0.02)
 
     def test_every_fix_says_what_its_price_assumes_and_how_sure_its_cause_is(self):
-        evidence = evidence_of(SlowWorker(factor=2), PythonGc(pause_s=0.3, rate=0.1))
+        evidence = assessed(SlowWorker(factor=2), PythonGc(pause_s=0.3, rate=0.1))
         causes = {cause.kind: cause for cause in causes_of(evidence)}
         found = fixes_of(evidence, list(causes.values()))
         by_kind = {fix.kind: plain(fix_as_data(fix)) for fix in reversed(found)}
@@ -204,27 +206,27 @@ class TestPlans:
         assert not all(general)
 
     def _slow(self):
-        evidence = evidence_of(SlowWorker(factor=1.2), costs=BaseCosts(all_gather_s=0.3, reduce_scatter_s=0.3))
+        evidence = assessed(SlowWorker(factor=1.2), costs=BaseCosts(all_gather_s=0.3, reduce_scatter_s=0.3))
         return evidence, causes_of(evidence)
 
     def test_work_moves_off_a_worker_that_stays_slow(self):
-        evidence = evidence_of(SlowWorker(dp_rank=1, pp_rank=2, factor=1.5))
+        evidence = assessed(SlowWorker(dp_rank=1, pp_rank=2, factor=1.5))
         shifts = [fix for fix in fixes_of(evidence, causes_of(evidence)) if fix.kind == "shift-work-from-slow-worker"]
         replaced = fixes(SlowWorker(dp_rank=1, pp_rank=2, factor=1.5))["replace-workers"]
         assert len(shifts) == 2
         assert all(0 < fix.saved_s < replaced.saved_s for fix in shifts)
         assert {fix.cause for fix in shifts} == {"bad-worker"}
-        known = fixes_of(evidence, causes_of(evidence), layers=(8, 8, 8, 8))
+        known = fixes_of(structs.replace(evidence, layers=(8, 8, 8, 8)), causes_of(evidence))
         layers = next(fix for fix in known if "layers_then" in fix.details)
         assert layers.details["layers_then"][2] < 8
 
     def test_balanced_sequences_come_near_the_bound_of_equal_microbatches(self):
-        evidence = evidence_of(SequenceLengthImbalance(quadratic_share=0.6))
+        evidence = assessed(SequenceLengthImbalance(quadratic_share=0.6))
         found = {fix.kind: fix for fix in fixes_of(evidence, causes_of(evidence))}
         fix = found["balance-sequences"]
         assert fix.details["busiest_over_mean_best"] < 1.01 < fix.details["busiest_over_mean_now"]
         assert fix.details["busiest_over_mean_best"] <= fix.details["busiest_over_mean_then"] < 1.02
-        assert fix.details["bound_step_s"] < fix.new_step_s < evidence.attribution.recorded_s
+        assert fix.details["bound_step_s"] < fix.new_step_s < evidence.job.attribution.recorded_s
 
     def test_a_combination_adds_up_marginal_gains_not_single_ones(self):
         found = fixes(SlowWorker(dp_rank=1, pp_rank=1, factor=1.6), SlowP2pLink(dp_rank=2, pp_rank=0, factor=80))
@@ -241,7 +243,7 @@ class TestPlans:
             SlowWorker(dp_rank=2, pp_rank=2, factor=1.12),
             SlowWorker(dp_rank=3, pp_rank=3, factor=1.11),
         )
-        evidence = evidence_of(*causes, noise=0.01)
+        evidence = assessed(*causes, noise=0.01)
         named = causes_of(evidence)
         (cause,) = named
         assert len(cause.where.workers) == 4
@@ -250,11 +252,14 @@ class TestPlans:
         from tracekit.analysis.fixes.workers import TARGET_SLOWDOWN
 
         target_s = (
-            TARGET_SLOWDOWN * evidence.attribution.ideal_s * evidence.unchanged_s / evidence.attribution.original_s
+            TARGET_SLOWDOWN
+            * evidence.job.attribution.ideal_s
+            * evidence.job.unchanged_s
+            / evidence.job.attribution.original_s
         )
 
         def suffices(chosen) -> bool:
-            return float(step_times(evidence.replay, (as_fast_as_peers(evidence, chosen),)).mean()) <= target_s
+            return float(step_times(evidence.job.replay, (as_fast_as_peers(evidence.job, chosen),)).mean()) <= target_s
 
         fewest = next(
             size
@@ -288,7 +293,7 @@ class TestDiagnosis:
     def test_all_of_it_is_plain_data(self):
         trace = synthesize(replace(SPEC, causes=(SlowWorker(factor=2), PythonGc(pause_s=0.3, rate=0.1))))
         replay = JobReplay.from_trace(trace)
-        found = diagnose(trace, replay, attribute(replay))
+        found = diagnose(PipelineAssessment(PipelineSubject.of(trace, replay, attribute(replay))))
         assert plain(shaped(Patterns, found))["space"]["shape"] == "one-worker"
         assert {plain(shaped(Finding, cause))["kind"] for cause in found.causes} == {"bad-worker", "python-gc"}
         assert plain(fix_as_data(found.fixes[-1]))["kind"] == "combination"
@@ -297,10 +302,11 @@ class TestDiagnosis:
         trace = synthesize(replace(SPEC, causes=(SlowLastStage(factor=1.5),)))
         replay = JobReplay.from_trace(trace)
         attribution = attribute(replay)
-        whole = diagnose(trace, replay, attribution)
-        causes = causes_of(Evidence.of(trace, replay, attribution))
+        whole = diagnose(PipelineAssessment(PipelineSubject.of(trace, replay, attribution)))
+        alike = PipelineAssessment(PipelineSubject.of(trace, replay, attribution))
+        causes = causes_of(alike)
         assert [shaped(Finding, cause) for cause in whole.causes] == [shaped(Finding, cause) for cause in causes]
-        fixes = fixes_of(Evidence.of(trace, replay, attribution), causes)
+        fixes = fixes_of(alike, causes)
         assert list(map(fix_as_data, whole.fixes)) == list(map(fix_as_data, fixes))
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.kinetosim import Job, Trouble
 from tests.analysis.gpu.jobs import loaded, said
+from tracekit.analysis.evidence.culprit import culprit_of
 from tracekit.job.graph_report import GraphReport
 from tracekit.report.verdict import LossKind
 
@@ -53,7 +54,7 @@ def report_of(folder: Path, rank: int, damage: Callable[[Events], Events]) -> Gr
 
 
 def share(report: GraphReport) -> float:
-    culprit = report.evidence.culprit
+    culprit = culprit_of(report.evidence)
     assert culprit is not None
     assert culprit.rank == CULPRIT
     return culprit.saved_s / report.evidence.recorded_s
@@ -125,7 +126,7 @@ def test_a_rank_that_lacks_what_the_comparison_needs_is_left_out_and_named(folde
 def test_a_report_without_the_late_rank_is_not_trusted_and_names_it(folder, name):
     """The others wait for it in what looks like transfers."""
     report = report_of(folder, CULPRIT, DAMAGES[name][0])
-    assert report.evidence.culprit is None
+    assert culprit_of(report.evidence) is None
     assert any(f"rank {CULPRIT}" in doubt for doubt in report.trust.reasons)
 
 
@@ -181,7 +182,7 @@ def test_waits_that_nothing_recorded_explains_cost_trust(tmp_path):
         events[:] = without(*HOST, "ac2g")(events)
     run.write(tmp_path)
     report = loaded(tmp_path).whatif()
-    assert report.evidence.culprit is None
+    assert culprit_of(report.evidence) is None
     (doubt,) = [doubt for doubt in report.trust.reasons if "nothing recorded says for what" in doubt]
     assert doubt.startswith("3 ranks wait up to")
     assert f"for rank {CULPRIT}" in doubt

@@ -1,37 +1,31 @@
-"""The evidence on a run of post-training.
+"""A run of post-training under diagnosis.
 
-In: an `RlRun`. Out: `RlEvidence`, which detectors read (`Detector.in_rl`). Its changes are `Without` and `Scenario`.
+In: an `RlRun`. Out: `RlSubject`. Its changes are `Without` and `Scenario`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from msgspec import structs
 
-from tracekit.analysis.attribution.attribution import Trust
 from tracekit.analysis.attribution.chance import Parts
-from tracekit.analysis.evidence.evidence import SMALLEST_COST_SHARE
 from tracekit.analysis.evidence.naming import Names
-from tracekit.analysis.evidence.subject import Subject
+from tracekit.analysis.evidence.subject import JobKind, Subject
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.analysis.rl.account import RlAccount
 from tracekit.analysis.rl.run import RlRun
 from tracekit.analysis.rl.scenario import USUAL, Scenario, Without, more_engines
-from tracekit.report.finding import Finding, Place
+from tracekit.report.finding import Place
 from tracekit.trace.facts import RL_LOG, TRAJECTORIES, Lack
 from tracekit.trace.model import Worker
 
-if TYPE_CHECKING:
-    from tracekit.analysis.detectors.detector import Candidate, Detector
-    from tracekit.analysis.fixes.plan import Plan
 
-
-class RlEvidence(Subject, frozen=True, eq=False):
-    """The evidence on one run, of which `gpus` are known."""
+class RlSubject(Subject, frozen=True, eq=False):
+    """One run, of which `gpus` are known."""
 
     run: RlRun
     gpus_known: int | None = None
@@ -48,6 +42,10 @@ class RlEvidence(Subject, frozen=True, eq=False):
             return found
         more = Scenario.parse(f"engines={more_engines(found.job.engines)}")
         return structs.replace(found, what_if=[*found.what_if, self.run.price(more)])
+
+    @property
+    def kind(self) -> JobKind:
+        return JobKind.POST_TRAINING
 
     @property
     def gpus(self) -> int:
@@ -84,10 +82,6 @@ class RlEvidence(Subject, frozen=True, eq=False):
         return self.account.step_s
 
     @property
-    def measured_s(self) -> float:
-        return self.recorded_s
-
-    @property
     def slowdown(self) -> float:
         """The replayed step over that without any of the losses that cost something."""
         ideal_s = float(self.ideal.mean())
@@ -113,26 +107,6 @@ class RlEvidence(Subject, frozen=True, eq=False):
     @property
     def replay_error(self) -> float:
         return self.run.replay_error_s / self.run.step_s
-
-    @property
-    def smallest_cost_s(self) -> float:
-        return SMALLEST_COST_SHARE * self.recorded_s
-
-    def candidates(self, detector: Detector) -> Iterator[Candidate]:
-        return iter(()) if self.run.flagged else detector.in_rl(self)
-
-    def fixes(self, detector: Detector, found: Finding) -> Iterator[Plan]:
-        return detector.fixes_in_rl(self, found)
-
-    def seen(self, found: Finding) -> str:
-        return f", {found.when}"
-
-    def fit(self, trust: Trust) -> str:
-        if not trust.trustworthy:
-            return "; ".join(trust.reasons)
-        if self.account.replayed_s is None:
-            return "seconds as the framework logged them; nothing was replayed"
-        return self.run.replayed_words
 
     def has(self, where: Place) -> bool:
         return where == Place()

@@ -1,0 +1,120 @@
+"""What the diagnosis of a job depends on its shape for: what it loses, what else could help, whether to believe it.
+
+In: a `Subject`. Out: `Assessment`, which `of_pipeline.py`, `of_graph.py` and `of_rl.py` implement, and its `Headline`.
+One diagnosis, one verdict and one answer are made of it (`diagnose.py`, `verdict.py`, `answer.py`).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from msgspec import Struct
+
+from tracekit.analysis.attribution.attribution import Trust
+from tracekit.analysis.attribution.chance import Parts
+from tracekit.analysis.attribution.patterns import SpacePattern, TimePattern
+from tracekit.analysis.attribution.stalls import Stall
+from tracekit.analysis.evidence.subject import Subject
+from tracekit.analysis.fixes.plan import Plan
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.report.finding import Finding, Place
+from tracekit.report.fix import Fix
+from tracekit.report.verdict import Loss, LossKind
+
+
+class Headline(Struct, frozen=True, eq=False):
+    """The kind of loss to name, and the sentence about it.
+
+    `headline_s`: what that kind costs; `lost_s`: what the job loses in all, of `whole_s`, of which `returning_s` will
+    be lost again; seconds of the mean step, or of the recording. `step_lost_s`: what each step loses, seconds, [steps].
+    `leading`: the findings that cause it, the costliest first. `losses`: each kind of loss, the one to name first.
+    `parts`: what S consists of. `of_mean_ops`: whether the loss is relative to ops of mean duration.
+    """
+
+    kind: LossKind
+    sentence: str
+    headline_s: float
+    lost_s: float
+    whole_s: float
+    returning_s: float
+    step_lost_s: Floats
+    leading: Sequence[Finding]
+    losses: tuple[Loss, ...]
+    parts: Parts
+    of_mean_ops: bool = False
+
+
+class Assessment(Struct, frozen=True, eq=False):
+    """A job, and how jobs of its shape are assessed."""
+
+    job: Subject
+
+    @property
+    @abstractmethod
+    def smallest_cost_s(self) -> float:
+        """Findings that cost less, gone alone or with all others gone, are not reported, seconds."""
+
+    def reported(self, findings: Sequence[Finding]) -> tuple[Finding, ...]:
+        """Return the findings to report, in this order."""
+        return tuple(findings)
+
+    def ordered(self, causes: tuple[Finding, ...], fixes: Sequence[Fix]) -> tuple[Finding, ...]:
+        """Return the causes in the order in which to address them."""
+        del fixes
+        return causes
+
+    def plans(self, causes: Sequence[Finding]) -> Iterable[Plan]:
+        """Return plans beside those of each cause: for several causes together, and what any job can try."""
+        del causes
+        return ()
+
+    @abstractmethod
+    def withheld(self, causes: Sequence[Finding]) -> str | None:
+        """Return why no saving can be reported; None if it can."""
+
+    def promised(self, fix: Fix) -> Fix:
+        """Return a fix with the saving that can be promised."""
+        return fix
+
+    @abstractmethod
+    def headline(self, causes: Sequence[Finding]) -> Headline:
+        """Return what the job loses to these causes."""
+
+    @abstractmethod
+    def trust(self, causes: Sequence[Finding]) -> Trust:
+        """Return whether the numbers can be trusted, given these causes."""
+
+    @abstractmethod
+    def fit(self, trust: Trust) -> str:
+        """Return how well the replay fits the recording, or why it is not trusted, in words."""
+
+    def seen(self, finding: Finding) -> str:
+        """Return where exactly a finding is, and when it acts, in words that follow its place."""
+        return f", {finding.when}"
+
+    def machines_at_fault(self, where: Place) -> bool:
+        """Return whether the recording shows that the machines of a place are slow, and not what runs on them."""
+        del where
+        return False
+
+    @property
+    def stalls(self) -> tuple[Stall, ...]:
+        """The single slow steps."""
+        return ()
+
+    @property
+    def time(self) -> TimePattern | None:
+        """When the job loses time."""
+        return None
+
+    @property
+    def space(self) -> SpacePattern | None:
+        """Where the job loses time."""
+        return None
+
+
+def every_step(lost_s: float, steps: int) -> Floats:
+    """Return the same loss for each step, seconds, [steps]."""
+    return np.full(steps, lost_s)

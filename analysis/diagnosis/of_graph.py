@@ -1,0 +1,286 @@
+"""How a job of any graph is assessed, an op trace or a recording of GPUs: its costliest loss counts.
+
+In: a `GraphSubject` and its causes. Out: its `Assessment`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from tracekit.analysis.attribution.attribution import (
+    LARGEST_DISCREPANCY,
+    SMALLEST_HEADLINE_SHARE,
+    SMALLEST_SLOWDOWN,
+    Trust,
+)
+from tracekit.analysis.detectors.registry import detector_of
+from tracekit.analysis.detectors.uneven_experts import doubts_of
+from tracekit.analysis.diagnosis.assessment import Assessment, Headline
+from tracekit.analysis.evidence.culprit import culprit_of
+from tracekit.analysis.evidence.gpu_losses import (
+    discrepancy,
+    exposed_communication_s,
+    idles,
+    leads,
+    lost_in_production_s,
+    parts_of_s,
+    unseen_s,
+)
+from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.evidence.uneven_loads import uneven_experts
+from tracekit.analysis.evidence.unknown_loads import unknown_loads
+from tracekit.analysis.evidence.unprofiled_steps import in_production_s, profiled_steps_s, unprofiled_step, worth_s
+from tracekit.analysis.gpu.late_rank import unexplained_waits
+from tracekit.base.text import code_name, counted, main_clause, ranks_text, seconds
+from tracekit.report.finding import Finding
+from tracekit.report.fix import Fix
+from tracekit.report.verdict import Loss, LossKind
+from tracekit.trace.facts import Fact
+
+#: Findings on a rank alone that cost a smaller share of the recording are not reported.
+SMALLEST_COST_SHARE = 0.005
+#: The number of rendezvous with missing members to name.
+_MOST_GAPS = 3
+
+
+class GraphAssessment(Assessment, frozen=True, eq=False):
+    """How a job of any graph is assessed."""
+
+    job: GraphSubject
+
+    @property
+    def smallest_cost_s(self) -> float:
+        """See `Assessment`; of several ranks, `behind.py` has weighed their parts."""
+        return SMALLEST_COST_SHARE * self.job.recorded_s if idles(self.job) else 0.0
+
+    def withheld(self, causes: Sequence[Finding]) -> str | None:
+        return next(self._doubts(causes), None)
+
+    def promised(self, fix: Fix) -> Fix:
+        """See `Assessment.promised`: of a rank alone, doubts about transfers concern only fixes of transfers."""
+        doubt = _of_transfers(self.job)
+        if doubt is None:
+            return fix
+        if self.job.alone and fix.cause is not None and detector_of(fix.cause).loss is not LossKind.COMMUNICATION:
+            return fix
+        return replace(fix, withheld=fix.withheld or doubt)
+
+    def headline(self, causes: Sequence[Finding]) -> Headline:
+        """See `Assessment.headline`. One kind of loss counts, the costliest: the time in which all GPUs are idle, or
+        all transfer, may be the same time.
+        """
+        job = self.job
+        kind, loss, lost_s, leading = _costliest(job, causes)
+        whole_s = _whole_s(job, leading) or 1.0
+        if job.kept is not None and leading:
+            named_s = _cost_s(job, leading[0])
+            lost_s = named_s if named_s >= SMALLEST_HEADLINE_SHARE * whole_s else lost_s
+        return Headline(
+            kind=kind,
+            sentence=_sentence(job, kind, leading, lost_s),
+            headline_s=lost_s,
+            lost_s=lost_s,
+            whole_s=whole_s,
+            returning_s=lost_s * (leading[0].returning_share if leading else 1.0),
+            step_lost_s=np.full(len(job.steps), lost_s),
+            leading=leading,
+            losses=(Loss(loss, lost_s, leading, lost_s if leading else 0.0),) if lost_s > 0 else (),
+            parts=parts_of_s(job),
+            of_mean_ops=loss is LossKind.STRAGGLER and not leading,
+        )
+
+    def trust(self, causes: Sequence[Finding]) -> Trust:
+        job = self.job
+        doubts, of_transfers = tuple(self._doubts(causes)), _of_transfers(job)
+        first = next((cause for cause in causes if cause.change is not None), None)
+        concerns = not job.alone or first is None or _loss_of(first) is LossKind.COMMUNICATION
+        if of_transfers is not None and concerns:
+            doubts = (*doubts, of_transfers)
+        return Trust(job.replay_error, discrepancy(job), discrepancy(job), not doubts, doubts)
+
+    def _doubts(self, causes: Sequence[Finding]) -> Iterator[str]:
+        yield from _doubts(self.job)
+        yield from doubts_of(causes)
+
+    def fit(self, trust: Trust) -> str:
+        if not trust.trustworthy:
+            return "; ".join(trust.reasons)
+        job, gaps = self.job, f"gaps between ops add {trust.discrepancy:z.1%}"
+        if unseen_s(job) >= 0.0005 * job.recorded_s:
+            gaps += f" and {unseen_s(job) / job.recorded_s:.1%} that the recording does not show"
+        figures = [f"replay within {trust.replay_error:.1%} of the recording; {gaps}"]
+        if job.kept is not None:
+            odd = (
+                (job.unexplained.violations, "dependency", "contradicted"),
+                (job.kept.unmatched * (not job.alone), "communication kernel", "without a partner"),
+                (job.kept.without_launch, "GPU op", "launched outside the recording"),
+            )
+            figures += [f"{counted(number, noun)} {what}" for number, noun, what in odd if number]
+        return "; ".join(figures)
+
+    def seen(self, finding: Finding) -> str:
+        """See `Assessment.seen`: when it acts, where in the code, or how long others wait for it."""
+        culprit = culprit_of(self.job)
+        if self.job.kept is None:
+            return f", {finding.when}"
+        if finding.spent is not None:
+            return f", at {code_name(finding.spent.where)}" if finding.spent.where else ""
+        if culprit is None or not finding.where.ranks:
+            return ""
+        return f": the others wait {seconds(culprit.waited_s)} for it in all"
+
+
+def _costliest(job: GraphSubject, causes: Sequence[Finding]) -> tuple[LossKind, LossKind, float, tuple[Finding, ...]]:
+    """The kind to name, the loss behind it, what that costs in seconds, and the findings that cause it."""
+    whole_s, losses_s = in_production_s(job) or 1.0, dict(lost_in_production_s(job))
+    costly = [cause for cause in causes if cause.change is not None and cause.once is None]
+    once = [cause for cause in causes if cause.once is not None and cause.saved_s >= SMALLEST_HEADLINE_SHARE * whole_s]
+    for cause in costly:
+        losses_s[_loss_of(cause)] = max(losses_s.get(_loss_of(cause), 0.0), worth_s(job, cause))
+    for cause in once:  # the rest of its kind is what returns
+        losses_s[_loss_of(cause)] = max(losses_s.get(_loss_of(cause), 0.0) - cause.saved_s, 0.0)
+    kind = loss = max(losses_s, key=lambda each: losses_s[each])
+    if job.alone and costly and worth_s(job, costly[0]) >= SMALLEST_HEADLINE_SHARE * whole_s:
+        kind = loss = _loss_of(costly[0])  # of one rank, what saves most leads
+    if not job.shows(Fact.COMPUTE):
+        kind, loss, losses_s = LossKind.CONTRADICTION, LossKind.CONTRADICTION, {}
+    elif losses_s[loss] < SMALLEST_HEADLINE_SHARE * whole_s:
+        kind = loss = LossKind.BALANCED
+        if costly or culprit_of(job) is not None:
+            kind, loss = LossKind.MINOR, _loss_of(costly[0]) if costly else LossKind.STRAGGLER
+    leading = tuple(cause for cause in causes if (cause.change or cause.spent) and _loss_of(cause) is loss)
+    if once and (not leading or kind in {LossKind.BALANCED, LossKind.MINOR}):  # it is most of what was lost
+        kind = loss = LossKind.STALLS
+        leading, losses_s[loss] = tuple(once), once[0].saved_s
+    lost_s = losses_s.get(loss, 0.0)
+    if not leading and job.alone and kind not in {LossKind.BALANCED, LossKind.CONTRADICTION}:
+        kind = loss = LossKind.BALANCED  # idle in pieces too small to name
+    return kind, loss, lost_s, leading
+
+
+def _loss_of(cause: Finding) -> LossKind:
+    return detector_of(cause.kind).loss_at(cause.where)
+
+
+def _sentence(job: GraphSubject, kind: LossKind, leading: Sequence[Finding], lost_s: float) -> str:
+    """What costs most, and what else nobody can explain, without the kind of loss."""
+    if kind is LossKind.CONTRADICTION and job.kept is not None:
+        return f"{job.kept.lost}: what costs time cannot be told"
+    whole, step = "each step" if job.kept is None else "the recording", unprofiled_step(job)
+    if step is not None:
+        whole = "each step without the profiler"
+    rest = parts_of_s(job).words(job.recorded_s, whole)
+    if kind is LossKind.STRAGGLER and not leading:
+        lost = f"stragglers cost {lost_s / job.recorded_s:.0%} of {whole}"
+        return rest if rest and parts_of_s(job).to_tell else f"{lost}, which the noise of its ops explains"
+    said = [_costs_most(job, kind, leading, whole), rest]
+    if step is not None:
+        profiled = seconds(float(np.median(profiled_steps_s(job))))
+        said.insert(0, f"without the profiler, a step takes {seconds(step.value)} ({profiled} as recorded)")
+    return "; ".join(part for part in said if part)
+
+
+def _costs_most(job: GraphSubject, kind: LossKind, leading: Sequence[Finding], whole: str) -> str:
+    """What costs most, if that is known."""
+    if kind is LossKind.BALANCED:
+        nobody = "no rank stands out, and " if len(job.ranks) > 1 else ""
+        return f"{nobody}nothing costs {SMALLEST_HEADLINE_SHARE:.0%} of {whole}"
+    effect, place = main_clause(leading[0].effect), job.names.place(leading[0].where)
+    if leading[0].once is not None:
+        effect = f"{leading[0].once.words}: {effect}"
+    if place is None:
+        return effect
+    share = _cost_s(job, leading[0]) / _whole_s(job, leading)
+    return f"{place.words} {place.verb('costs', 'cost')} {share:.0%} of {whole}: {effect}"
+
+
+def _whole_s(job: GraphSubject, leading: Sequence[Finding]) -> float:
+    """What the cost of the leading finding is a part of, seconds: what was seen once is part of the recording."""
+    return job.recorded_s if leading and leading[0].once is not None else in_production_s(job)
+
+
+def _cost_s(job: GraphSubject, cause: Finding) -> float:
+    """What a finding costs: of the rank that stands out, all that it does; of what has no price, the time it takes; of
+    what was seen once, its time in the recording.
+    """
+    if cause.once is not None:
+        return cause.saved_s
+    if cause.change is None and cause.spent is not None:
+        return cause.spent.seconds
+    culprit = culprit_of(job)
+    of_culprit = culprit is not None and cause.where.ranks == (culprit.rank,)
+    return culprit.saved_s if culprit and of_culprit and cause.saves_step_s is None else worth_s(job, cause)
+
+
+def _doubts(job: GraphSubject) -> Iterator[str]:
+    """Yield why the numbers cannot be trusted."""
+    yield from _of_replay(job)
+    found, waits = job.kept, job.waits
+    if found is None or waits is None:
+        return
+    yield from found.doubts
+    if found.lost:
+        yield f"{found.lost}, so its idle time is not known"
+    if uneven_experts(job) or unknown_loads(job):  # others wait for ranks with more tokens
+        return
+    culprit = culprit_of(job)
+    named = None if culprit is None else culprit.rank
+    yield from unexplained_waits(found.late, waits, named, job.recorded_s)
+
+
+def _of_transfers(job: GraphSubject) -> str | None:
+    """Why it is not known what transfers cost; None if it is."""
+    found = job.kept
+    if found is None or job.waits is None:
+        return None
+    unseen = [rank for rank in found.left_out if rank not in found.late.accounted]
+    if leads(job, LossKind.COMMUNICATION):
+        recorded = {*job.ranks, *found.left_out}
+        unseen += [rank for rank in range(found.world_size or 0) if rank not in recorded]
+    exposed = exposed_communication_s(job) / (job.recorded_s or 1.0)
+    if not unseen or exposed < SMALLEST_HEADLINE_SHARE:
+        return None
+    return (
+        f"transfers cost {exposed:.0%} of the recording, and part of that may be waiting for {ranks_text(unseen)}, of"
+        " which nothing is known"
+    )
+
+
+def _of_replay(job: GraphSubject) -> Iterator[str]:
+    """Yield what the replay does not explain."""
+    slowdown, any_doubt = job.slowdown, False
+    compares = job.shows(Fact.RANKS)  # as S does
+    if compares and np.isnan(slowdown):
+        any_doubt = True
+        yield "the job without stragglers takes no time, so S is not known"
+    elif compares and slowdown < SMALLEST_SLOWDOWN:
+        any_doubt = True
+        yield (
+            f"S is {slowdown:.2f}: the job without stragglers is slower than the job itself, so these ideal durations"
+            " do not fit it"
+        )
+    if not job.replay_error <= LARGEST_DISCREPANCY:
+        any_doubt = True
+        yield f"the replay with launch delays misses the recording by {job.replay_error:.1%}"
+    if not abs(discrepancy(job)) <= LARGEST_DISCREPANCY:
+        any_doubt = True
+        yield (
+            f"launch delays add {discrepancy(job):.1%} to the step: time that the stated dependencies leave unexplained"
+        )
+    gaps = job.graph.ops.gaps
+    if gaps:
+        any_doubt = True
+        named = "; ".join(
+            f"rendezvous {gap.rendezvous} of {gap.group} lacks rank {', '.join(map(str, gap.missing[:8]))}"
+            + (" ..." if len(gap.missing) > 8 else "")
+            for gap in gaps[:_MOST_GAPS]
+        )
+        more = f" and {len(gaps) - _MOST_GAPS} more" if len(gaps) > _MOST_GAPS else ""
+        yield f"members were not recorded, so that nobody waits for them in the replay: {named}{more}"
+    durations = job.replay.durations
+    clamped = durations.clamped_transfers + durations.clamped_delays
+    if any_doubt and clamped:
+        yield f"{clamped} transfers or launch delays lie more than 10 ms below zero (taken as 0)"

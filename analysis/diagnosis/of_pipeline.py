@@ -1,0 +1,426 @@
+"""How a pipeline is assessed: its losses are added up, as fixes of all causes together would show.
+
+In: a `PipelineSubject` and its causes. Out: its `Assessment`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from msgspec import structs
+from msgspec.structs import replace
+
+from tracekit.analysis.attribution.attribution import (
+    LARGEST_DISCREPANCY,
+    SMALLEST_HEADLINE_SHARE,
+    SMALLEST_SLOWDOWN,
+    STRAGGLING_SLOWDOWN,
+    Trust,
+)
+from tracekit.analysis.attribution.chance import SMALLEST_UNEXPLAINED, Parts
+from tracekit.analysis.attribution.patterns import SpacePattern, TimePattern, space_pattern, time_pattern
+from tracekit.analysis.attribution.stalls import Stall
+from tracekit.analysis.detectors.detector import SMALLEST_COST_SHARE, Treatment
+from tracekit.analysis.detectors.registry import detector_of
+from tracekit.analysis.detectors.uneven_experts import doubts_of
+from tracekit.analysis.diagnosis.assessment import Assessment, Headline
+from tracekit.analysis.diagnosis.find import can_conclude
+from tracekit.analysis.diagnosis.first_fix import paying_first
+from tracekit.analysis.evidence.cards import hardware_at_fault
+from tracekit.analysis.evidence.launch_delays import delay_share_without
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
+from tracekit.analysis.fixes.balance import balance_plans
+from tracekit.analysis.fixes.general import general_plans
+from tracekit.analysis.fixes.layers import layer_plans
+from tracekit.analysis.fixes.plan import Plan
+from tracekit.analysis.fixes.workers import worker_plans
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.replay.method import Method
+from tracekit.analysis.whatif.interventions import Intervention, NoDelays, NoOverlap, step_times
+from tracekit.analysis.whatif.scenario import Action, Base, Edit, Scenario
+from tracekit.analysis.whatif.selection import communication
+from tracekit.analysis.whatif.selection import kind as kind_of
+from tracekit.base.text import main_clause, seconds
+from tracekit.report.finding import Finding, Place
+from tracekit.report.fix import Fix
+from tracekit.report.verdict import Loss, LossKind
+from tracekit.trace.facts import Fact
+
+#: A job that spends this share of its step in exposed communication is communication-bound.
+COMMUNICATION_BOUND_SHARE = 0.3
+#: Causes explain S if they cost at least this share of what stragglers cost.
+EXPLAINED_SHARE = 0.5
+
+
+#: How a sentence names the time of a loss that all ranks share, unless its leading finding does.
+_WENT_TO = {
+    LossKind.INPUT: "are spent waiting for data",
+    LossKind.HOST: "go to launches and host work",
+    LossKind.COMMUNICATION: "go to communication",
+    LossKind.STALLS: "are lost to pauses and stalls",
+    LossKind.EVALUATION: "go to evaluation",
+}
+
+
+class PipelineAssessment(Assessment, frozen=True, eq=False):
+    """How a pipeline is assessed. `stalls`: its single slow steps. `layers`: transformer layers per stage; by default
+    those of the trace's metadata; if neither is known, fixes give the amount of work to move and no split. `method`:
+    with the published one, no cause explains launch delays.
+    """
+
+    job: PipelineSubject
+    stalls: tuple[Stall, ...] = ()
+    layers: tuple[int, ...] | None = None
+    method: Method = Method.TRACEKIT
+
+    @property
+    def smallest_cost_s(self) -> float:
+        return SMALLEST_COST_SHARE * self.job.unchanged_s
+
+    def ordered(self, causes: tuple[Finding, ...], fixes: Sequence[Fix]) -> tuple[Finding, ...]:
+        return paying_first(causes, fixes)
+
+    def plans(self, causes: Sequence[Finding]) -> Iterable[Plan]:
+        """See `Assessment.plans`. Raises SelectionError if the number of `layers` differs from that of the stages."""
+        treated = {
+            treatment: [cause for cause in causes if detector_of(cause.kind).treatment is treatment]
+            for treatment in Treatment
+        }
+        machines = treated[Treatment.REPLACE_MACHINES]
+        return (
+            *balance_plans(self.job, treated[Treatment.BALANCE_DATA]),
+            *worker_plans(self.job, machines),
+            *layer_plans(self.job, treated[Treatment.MOVE_LAYERS], machines, self.layers),
+            *general_plans(self.job),
+        )
+
+    def withheld(self, causes: Sequence[Finding]) -> str | None:
+        """See `Assessment.withheld`; launch delays that a cause explains do not count against the replay."""
+        left = delay_share_without(self.job, [cause.change for cause in causes if cause.change is not None])
+        if left > LARGEST_DISCREPANCY:
+            return (
+                f"launch delays that no cause explains make up {left:.1%} of the step (at most"
+                f" {LARGEST_DISCREPANCY:.0%}): the replay explains too little"
+            )
+        slower = -self.job.attribution.discrepancy
+        if slower > LARGEST_DISCREPANCY:
+            return f"the replay is {slower:.1%} slower than the recording: ops overlapped that the graph orders"
+        return next(iter(doubts_of(causes)), None)
+
+    def headline(self, causes: Sequence[Finding]) -> Headline:
+        job, attribution = self.job, self.job.attribution
+        gone, parts = _gone(job, causes), parts_of(job, causes)
+        losses = _losses(job, causes, gone, parts)
+        lost_s = _lost_s(losses, gone)
+        if not attribution.straggling and lost_s < SMALLEST_HEADLINE_SHARE * attribution.recorded_s:
+            losses = [*_exposed_communication(job), *losses]
+            lost_s = _lost_s(losses, gone)
+        named = _named(job, losses, lost_s, float(gone.mean()), parts)
+        of_kind = losses[:1] if named.kind is LossKind.MINOR else losses
+        leading = next((loss.causes for loss in of_kind if named.kind in {loss.kind, LossKind.MINOR}), ())
+        rest = _rest(job, parts) or ""
+        once_s = sum((1 - cause.returning_share) * cause.saved_s for cause in causes)
+        return Headline(
+            kind=named.kind,
+            sentence=named.sentence if rest in named.sentence else f"{named.sentence}; {rest}",
+            headline_s=named.lost_s,
+            lost_s=lost_s,
+            whole_s=job.recorded_s,
+            returning_s=max(lost_s - once_s, 0.0),
+            step_lost_s=_step_lost_s(job, gone, lost_s),
+            leading=leading,
+            losses=tuple(losses),
+            parts=parts,
+            of_mean_ops=lost_s == straggling_s(job, causes, parts),
+        )
+
+    def trust(self, causes: Sequence[Finding]) -> Trust:
+        job, trust = self.job, self.job.attribution.trust
+        if self.method is Method.TRACEKIT:
+            gaps_are_the_host = job.trace.timed_on_gpus
+            explain = [
+                cause.change
+                for cause in causes
+                if cause.change is not None and (gaps_are_the_host or detector_of(cause.kind).explains_delays)
+            ]
+            trust = job.attribution.trust_given(delay_share_without(job, explain))
+        if doubts := doubts_of(causes):
+            return structs.replace(trust, trustworthy=False, reasons=(*trust.reasons, *doubts))
+        return trust
+
+    def fit(self, trust: Trust) -> str:
+        if not trust.trustworthy:
+            return "; ".join(trust.reasons)
+        explained = f"gaps between ops add {trust.discrepancy:.1%}"
+        if trust.discrepancy > LARGEST_DISCREPANCY:
+            explained += f", all but {trust.unexplained:.1%} explained"
+        layout = self.job.replay.graph.layout
+        ranks, inside = layout.tp * layout.cp, ""
+        if ranks > 1 and self.job.lockstep is None:
+            inside = f"; one rank in {ranks} recorded, standing for its worker"
+        return f"replay within {trust.replay_error:.1%} of the recording; {explained}{inside}"
+
+    def seen(self, finding: Finding) -> str:
+        workers = finding.where.workers
+        return f"{f' ({workers[0].coordinates})' if len(workers) == 1 else ''}, {finding.when}"
+
+    def machines_at_fault(self, where: Place) -> bool:
+        return hardware_at_fault(self.job, where.workers)
+
+    @property
+    def time(self) -> TimePattern:
+        return time_pattern(self.job.attribution)
+
+    @property
+    def space(self) -> SpacePattern:
+        return space_pattern(self.job.attribution, self.job.hosts)
+
+
+class _Named(NamedTuple):
+    """The kind of loss to name, its cost in seconds of the mean step, and the sentence about it."""
+
+    kind: LossKind
+    lost_s: float
+    sentence: str
+
+
+def parts_of(job: PipelineSubject, causes: Sequence[Finding]) -> Parts:
+    """What the loss that S measures consists of."""
+    noise, found = job.noise, job.attribution
+    if noise.unexplained_s < SMALLEST_UNEXPLAINED * noise.step_s:  # there is nothing for causes to explain
+        return noise
+    return Parts.of(found.original, found.ideal, job.noisy, _explained_of_s(job, causes))
+
+
+def _gone(job: PipelineSubject, causes: Sequence[Finding]) -> Floats:
+    """Seconds of each step that go when all causes go together, [steps]."""
+    changes = [cause.change for cause in causes if cause.change is not None]
+    if not changes:
+        return np.zeros(len(job.unchanged))
+    return np.asarray(job.unchanged - step_times(job.replay, changes))
+
+
+def _losses(job: PipelineSubject, causes: Sequence[Finding], gone: Floats, parts: Parts) -> list[Loss]:
+    """The cost of each kind of loss; the kind whose fix saves most in the job as it is comes first."""
+    by_kind: dict[LossKind, list[Finding]] = {}
+    for cause in causes:
+        if cause.change is not None:
+            by_kind.setdefault(detector_of(cause.kind).loss_at(cause.where), []).append(cause)
+    losses = []
+    for kind, members in by_kind.items():
+        of_kind = gone if len(by_kind) == 1 else _gone(job, members)
+        gone_s = max(float(of_kind.mean()), 0.0)
+        losses.append(Loss(kind, gone_s, tuple(members), gone_s))
+    by_s = straggling_s(job, causes, parts)
+    none = Loss(LossKind.STRAGGLER, 0.0, (), 0.0)
+    stragglers = next((loss for loss in losses if loss.kind is LossKind.STRAGGLER), none)
+    others = [loss for loss in losses if loss.kind is not LossKind.STRAGGLER]
+    if by_s and (stragglers.causes or not _explained(job, others, by_s)):
+        # S compares with a mean that includes the slow ranks, so with few ranks one slow rank loses more than S says.
+        left_s = max(by_s - float(_explained_of_s(job, stragglers.causes).mean()), 0.0)
+        if stragglers.causes and left_s < SMALLEST_HEADLINE_SHARE * job.recorded_s:
+            left_s = 0.0  # as in a healthy job, whose ops differ from their mean, too
+        lost_s = stragglers.explained_s + left_s
+        if others and stragglers.causes:
+            lost_s = min(lost_s, _beside(job, losses))
+        losses = [*others, replace(stragglers, lost_s=lost_s)]
+    # A loss with a known cause outweighs one without.
+    weight_s = {loss.kind: loss.explained_s if loss.causes else EXPLAINED_SHARE * loss.lost_s for loss in losses}
+    return sorted(losses, key=lambda loss: (-weight_s[loss.kind], -loss.lost_s))
+
+
+def _explained(job: PipelineSubject, others: Sequence[Loss], by_s: float) -> bool:
+    """Whether losses of other kinds, alone or together, explain most of what S says is lost."""
+    may_explain = [loss for loss in others if not any(_done_for_all(cause) for cause in loss.causes)]
+    if max((loss.lost_s for loss in may_explain), default=0.0) >= EXPLAINED_SHARE * by_s:
+        return True
+    causes = [cause for loss in may_explain for cause in loss.causes]
+    return float(_explained_of_s(job, causes).mean()) >= EXPLAINED_SHARE * by_s
+
+
+def _done_for_all(cause: Finding) -> bool:
+    """Whether a cause is planned work of the training loop, done by one rank for all or by every rank."""
+    return cause.change is not None and not cause.where.workers and detector_of(cause.kind).planned is not None
+
+
+def _explained_of_s(job: PipelineSubject, causes: Sequence[Finding]) -> Floats:
+    """The seconds of S that go when the causes go, [steps].
+
+    S ignores launch delays and overlap between steps: a cause that hides behind either costs less in the job as it is.
+    """
+    plain: list[Intervention] = [NoDelays(), NoOverlap()]
+    changes = [cause.change for cause in causes if cause.change is not None]
+    if not changes:
+        return np.zeros(len(job.unchanged))
+    with_s, without_s = (step_times(job.replay, some) for some in (plain, [*plain, *changes]))
+    return np.asarray(with_s - without_s)
+
+
+def _beside(job: PipelineSubject, losses: Sequence[Loss]) -> float:
+    """Seconds of the mean step that stragglers cost in addition to other losses, which S counts too if ops take longer.
+
+    The larger of their cost in the job as it is and their cost once the other causes are gone.
+    """
+    changes = {loss.kind: [cause.change for cause in loss.causes if cause.change is not None] for loss in losses}
+    others = [change for kind, mine in changes.items() if kind is not LossKind.STRAGGLER for change in mine]
+    everything = [*others, *changes[LossKind.STRAGGLER]]
+    alone_s = step_times(job.replay, others).mean() - step_times(job.replay, everything).mean()
+    as_it_is_s = next(loss.lost_s for loss in losses if loss.kind is LossKind.STRAGGLER)
+    return max(as_it_is_s, float(alone_s))
+
+
+def straggling_s(job: PipelineSubject, causes: Sequence[Finding], parts: Parts) -> float:
+    """Seconds of a step that stragglers cost by S, compared with mean ops and without launch delays; 0 below S = 1.1 if
+    causes and noise explain it.
+
+    S also counts the time that the others wait for the checkpoint or evaluation of one rank. If `causes` names it, it
+    is subtracted.
+    """
+    found = job.attribution
+    if not found.straggling and not parts.headline:
+        return 0.0
+    planned = [detector_of(cause.kind).planned for cause in causes if _done_for_all(cause)]
+    if not planned:
+        return found.original_s - found.ideal_s
+    without = (Edit(kind_of(*filter(None, planned)), Action.SET, 0.0),)
+    original_s, ideal_s = (job.replay.mean_step_time(Scenario(base, without)) for base in Base)
+    straggling = original_s >= STRAGGLING_SLOWDOWN * ideal_s or parts.headline
+    return original_s - ideal_s if straggling else 0.0
+
+
+def _lost_s(losses: Sequence[Loss], gone: Floats) -> float:
+    """Total loss, seconds of a step: what goes when all causes go, but at least the largest single loss."""
+    if len(losses) <= 1:
+        return losses[0].lost_s if losses else 0.0
+    return max(float(gone.mean()), *(loss.lost_s for loss in losses))
+
+
+def _step_lost_s(job: PipelineSubject, gone: Floats, lost_s: float) -> Floats:
+    """What each step loses, [steps]: what goes with the causes; the rest as S, or if S sees none, as the steps last."""
+    found, gone = job.attribution, gone.clip(min=0)
+    if gone.mean() > lost_s:
+        return np.asarray(gone * (lost_s / gone.mean()))
+    rest = (found.original - found.ideal).clip(min=0)
+    if not rest.any():
+        rest = found.recorded
+    return np.asarray(gone + (lost_s - gone.mean()) * rest / rest.mean())
+
+
+def _named(job: PipelineSubject, losses: Sequence[Loss], lost_s: float, gone_s: float, parts: Parts) -> _Named:
+    """The kind of loss to name, its cost, and the sentence about it. `gone_s`: as in `_together`."""
+    found = job.attribution
+    if losses and not losses[0].causes and losses[0].kind is LossKind.COMMUNICATION:
+        step, exposed = seconds(found.recorded_s), seconds(losses[0].lost_s)
+        return _Named(
+            LossKind.COMMUNICATION,
+            losses[0].lost_s,
+            f"{exposed} of every {step} step are communication that no compute hides",
+        )
+    if losses and (losses[0].lost_s >= SMALLEST_HEADLINE_SHARE * found.recorded_s or found.straggling):
+        costliest_s = max((cause.saved_s for cause in losses[0].causes), default=0.0)
+        hiding = losses[0].causes and losses[0].causes[0].hidden
+        alone = sum(len(loss.causes) for loss in losses) == 1
+        if not hiding or alone or costliest_s >= SMALLEST_HEADLINE_SHARE * found.recorded_s:
+            return _Named(losses[0].kind, losses[0].lost_s, _loss_sentence(job, parts, *losses))
+    if losses and (lost_s >= SMALLEST_HEADLINE_SHARE * found.recorded_s or found.straggling):
+        return _together(job, losses, lost_s, gone_s)
+    if found.slowdown < SMALLEST_SLOWDOWN:
+        return _Named(
+            LossKind.CONTRADICTION,
+            0.0,
+            f"without stragglers the job would be slower than it is (slowdown {found.slowdown:.2f}), which cannot be",
+        )
+    kind, of_kind_s = LossKind.BALANCED, 0.0
+    sentence = f"no straggler (slowdown {found.slowdown:.3f})"
+    if job.shows(Fact.COMPUTE):
+        sentence += f", and nothing costs {SMALLEST_HEADLINE_SHARE:.0%} of the step"
+    little = f"; no cause costs {SMALLEST_HEADLINE_SHARE:.0%} or more" if job.shows(Fact.COMPUTE) else ""
+    if rest := _rest(job, parts):
+        sentence = f"slowdown {found.slowdown:.3f}: {rest}{little}"
+    if losses and losses[0].causes and not losses[0].causes[0].hidden:
+        kind, of_kind_s = LossKind.MINOR, losses[0].lost_s
+        sentence = f"{_loss_sentence(job, parts, losses[0])}{little}"
+    left = delay_share_without(job, [cause.change for loss in losses for cause in loss.causes if cause.change])
+    if left > LARGEST_DISCREPANCY and job.shows(Fact.COMPUTE):
+        sentence += f"; launch delays that no cause explains add {left:.0%} to the step"
+    return _Named(kind, of_kind_s, sentence)
+
+
+def _loss_sentence(job: PipelineSubject, parts: Parts, loss: Loss, *others: Loss) -> str:
+    """What costs how much: named ranks, or for a loss that all ranks share, what the time goes to. Then the other
+    causes.
+
+    `others`: further losses, named if they or `loss` have no known cause.
+    """
+    step_s = job.recorded_s
+    beside = [other for other in others if not loss.causes or not other.causes][:1]
+    if beside:
+        return f"{_loss_sentence(job, parts, loss)}; {_loss_sentence(job, parts, *beside)}"
+    if not loss.causes:
+        return _rest(job, parts) or f"stragglers cost {_part(job, loss.lost_s)} of each step"
+    first, more = loss.causes[0], len(loss.causes) - 1
+    place, effect = job.names.place(first.where), main_clause(first.effect)
+    if loss.kind is not LossKind.STRAGGLER:
+        on = f" on {place.words}" if place else ""
+        went_to = detector_of(first.kind).lost_to or _WENT_TO.get(loss.kind, "are lost")
+        with_others = f"; with {_others(more)} {seconds(loss.explained_s)}" if more else ""
+        return f"{seconds(first.saved_s)} of every {seconds(step_s)} step {went_to}{on}: {effect}{with_others}"
+    share = _share_of_step(job, first)
+    said = f"{effect}, which costs {share}"
+    if place is not None:
+        said = f"{place.words} {place.verb('costs', 'cost')} {share}: {effect}"
+    if more:
+        said += f"; with {_others(more)} {_part(job, loss.explained_s)}"
+    return said
+
+
+def _share_of_step(job: PipelineSubject, cause: Finding) -> str:
+    """What a cause costs, over the steps since it began: no step loses the mean over those before and after."""
+    since = None if cause.time is None else cause.time.since_step
+    if since is None or cause.saved_when_acting_s is None:
+        return f"{_part(job, cause.saved_s)} of each step"
+    acts = np.asarray(job.attribution.steps) >= since
+    step_s = max(job.attribution.recorded[acts].mean(), job.unchanged[acts].mean())
+    return f"{_part(job, cause.saved_when_acting_s, step_s)} of each step since step {since}"
+
+
+def _part(job: PipelineSubject, lost_s: float, step_s: float | None = None) -> str:
+    """A loss as a share of the step, of the mean one by default; in seconds, if it is not known what a step has."""
+    if not job.shows(Fact.COMPUTE):
+        return seconds(lost_s)
+    return f"{lost_s / (step_s or job.recorded_s):.0%}"
+
+
+def _rest(job: PipelineSubject, parts: Parts) -> str | None:
+    return parts.words(job.recorded_s, shares=job.shows(Fact.COMPUTE))
+
+
+def _others(count: int) -> str:
+    return f"{count} other causes" if count > 1 else "another cause"
+
+
+def _together(job: PipelineSubject, losses: Sequence[Loss], lost_s: float, gone_s: float) -> _Named:
+    """The headline for causes that each cost little, often because they hide behind each other, but much together.
+
+    `gone_s`: what goes with all of them, seconds of the mean step.
+    """
+    causes = [cause for loss in losses for cause in loss.causes]
+    told = [(job.names.place(cause.where), main_clause(cause.effect)) for cause in causes[:2]]
+    named = "; ".join(f"{place.words}: {effect}" if place else effect for place, effect in told)
+    more = f"; and {len(causes) - 2} more" if len(causes) > 2 else ""
+    cost = _part(job, min(lost_s, gone_s))
+    sentence = f"{len(causes)} causes cost {cost} of each step together, each alone little: {named}{more}"
+    return _Named(losses[0].kind, lost_s, sentence)
+
+
+def _exposed_communication(job: PipelineSubject) -> list[Loss]:
+    """What the mean step would save if communication took no time, if the job is communication-bound; else nothing."""
+    if job.attribution.slowdown < SMALLEST_SLOWDOWN or not can_conclude(job, LossKind.COMMUNICATION):
+        return []
+    silent = Scenario(Base.ORIGINAL, (Edit(communication(), Action.SET, 0.0),))
+    exposed_s = job.attribution.original_s - job.replay.mean_step_time(silent)
+    if exposed_s < COMMUNICATION_BOUND_SHARE * job.attribution.recorded_s:
+        return []
+    return [Loss(LossKind.COMMUNICATION, exposed_s, (), 0.0)]

@@ -1,0 +1,58 @@
+"""When the processes of a pipeline are stopped, as the kernel counted it.
+
+In: a pipeline. Out: seconds of each worker, and the workers and steps with stops.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tracekit.analysis.evidence.evidence import evidence
+from tracekit.analysis.evidence.off_cpu import off_cpu_s, stopped_s, stops_of
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
+from tracekit.analysis.numeric.arrays import Bools, Floats
+
+
+@evidence(PipelineSubject)
+def _off_cpu_s(job: PipelineSubject) -> Floats:
+    """Seconds in which each worker neither ran nor was ready to run in its own ops, [stages, steps, dp_ranks].
+
+    0 for workers of several ranks (see `Lockstep.off_s`).
+    """
+    off_s = off_cpu_s(job.trace, job.replay.graph)
+    return off_s[..., 0] if off_s.shape[3] == 1 else np.zeros(off_s.shape[:3])
+
+
+@evidence(PipelineSubject)
+def _stopped_s(job: PipelineSubject) -> Floats:
+    """Seconds by which stops of its process prolong the computes of each worker, [stages, steps, dp_ranks]."""
+    return stopped_s(_off_cpu_s(job), job.table)
+
+
+@evidence(PipelineSubject)
+def process_stops_s(job: PipelineSubject) -> Floats:
+    """Time in which the process of each worker is stopped, if it is stopped repeatedly, as the kernel counted it,
+    seconds, [stages, steps, dp_ranks].
+    """
+    if job.table.empty:
+        return np.zeros_like(_off_cpu_s(job))
+    by_kind_s: Floats = np.nansum(job.table.grid, axis=(2, 3)).transpose(0, 1, 3, 2)
+    members = _off_cpu_s(job).transpose(0, 2, 1)
+    off_s, stops_s = (each.reshape(-1, each.shape[2]) for each in (members, _stopped_s(job).transpose(0, 2, 1)))
+    by_kind_s = by_kind_s.reshape(len(by_kind_s), *off_s.shape)
+    return stops_of(off_s, stops_s, by_kind_s, job.unchanged_s).reshape(members.shape).transpose(0, 2, 1)
+
+
+@evidence(PipelineSubject)
+def stopped_processes(job: PipelineSubject) -> Bools:
+    """Workers whose process is stopped in several steps, as the kernel counted it, [stages, dp_ranks]."""
+    return np.asarray((process_stops_s(job) > 0).any(axis=1))
+
+
+@evidence(PipelineSubject)
+def steps_with_stops(job: PipelineSubject) -> Bools:
+    """Steps with stops of the processes that count as stopped, [steps]."""
+    steps = np.asarray((process_stops_s(job) > 0).any(axis=(0, 2)))
+    if job.lockstep is not None:
+        steps = steps | job.lockstep.stopped(job.unchanged_s)[0].any(axis=(0, 1))
+    return steps

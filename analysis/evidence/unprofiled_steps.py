@@ -1,0 +1,124 @@
+"""The training steps of a recording, as recorded and without the profiler that recorded them.
+
+In: a job of any graph. Out: seconds of its steps, and what changes save of a step without the profiler. A job that no
+profiler recorded, or one of which its cost is not known, has None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from tracekit.analysis.evidence.evidence import evidence
+from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.evidence.host_time import host_time
+from tracekit.analysis.evidence.launches import arrives_s, in_queue_s, launch_latency_s
+from tracekit.analysis.evidence.subject import Subject
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.estimate import Estimate
+from tracekit.analysis.whatif.interventions import Intervention
+from tracekit.report.finding import Finding
+
+if TYPE_CHECKING:
+    from tracekit.analysis.gpu.unprofiled import StepsOfRecording, WithoutProfiler
+
+
+@evidence(GraphSubject)
+def marked_steps(job: GraphSubject) -> StepsOfRecording:
+    """The training steps of a recording."""
+    from tracekit.analysis.gpu.unprofiled import StepsOfRecording
+
+    label = pl.col("profiler_step") if "profiler_step" in job.ops.columns else pl.lit(None, pl.Int32)
+    on_gpu = job.ops["role"].eq("gpu").to_numpy()
+    return StepsOfRecording.of(
+        job.ops.select(rank="rank", step=label)["step"], job.graph.ops.start, on_gpu, arrives_s(job)
+    )
+
+
+@evidence(GraphSubject)
+def unprofiled(job: GraphSubject) -> WithoutProfiler | None:
+    """The job without the profiler that recorded it; None if what recording cost is not known of all ranks."""
+    from tracekit.analysis.gpu.unprofiled import OpLaunches, WithoutProfiler
+
+    costs = {} if job.kept is None else job.kept.costs
+    if not {*job.ranks} <= {*costs} or "recording_s" not in job.ops.columns:
+        return None
+    in_launch_s = np.array([costs[rank].in_launch for rank in job.ranks])
+    launches = OpLaunches(
+        in_launch_s[np.searchsorted(job.ranks, job.ops["rank"].to_numpy())],
+        arrives_s(job),
+        launch_latency_s(job),
+        host_time(job).launched_by,
+        in_queue_s(job),
+    )
+    recording_s = job.ops["recording_s"].fill_null(0.0).to_numpy()
+    stacks = all(cost.stacks for cost in costs.values())
+    return WithoutProfiler.of(job.replay, marked_steps(job), recording_s, launches, stacks=stacks)
+
+
+@evidence(GraphSubject)
+def unprofiled_step(job: GraphSubject) -> Estimate | None:
+    """The step without the profiler, seconds; None if that is not known."""
+    without = unprofiled(job)
+    return None if without is None else without.step_s
+
+
+@evidence(GraphSubject)
+def profiled_steps_s(job: GraphSubject) -> Floats:
+    """How long the steps of a recording take, with the work that a GPU finishes after them, seconds, [steps]."""
+    ops = job.graph.ops
+    return marked_steps(job).lengths_s(ops.start, ops.start + ops.duration)
+
+
+@evidence(GraphSubject)
+def in_production_s(job: GraphSubject) -> float:
+    """How long the steps that were recorded take without the profiler; if that is not known, the recording."""
+    step = unprofiled_step(job)
+    return job.recorded_s if step is None else step.value * job.steps_in_whole
+
+
+@evidence(GraphSubject)
+def profiler_s(job: GraphSubject) -> float:
+    """By how much the profiler made the recorded steps longer, seconds; 0 if that is not known."""
+    without = unprofiled(job)
+    return 0.0 if without is None else max(float(profiled_steps_s(job).sum() - without.steps_s[0].sum()), 0.0)
+
+
+def worth_s(job: Subject, finding: Finding) -> float:
+    """Return what the end of a finding saves of the steps without the profiler, or of the recording, seconds."""
+    in_production = unprofiled_step(job) is not None and finding.saves_step_s is not None
+    return finding.worth_s * job.steps_in_whole if in_production else finding.saved_s
+
+
+def saves_step(
+    job: Subject, changes: Sequence[Intervention], *, bound: bool = False, after: Intervention | None = None
+) -> Estimate | None:
+    """Return what these changes save of the step without the profiler. `bound`: at most so much. `after`: once that
+    is done.
+    """
+    without = unprofiled(job)
+    return None if without is None else without.saves(changes, bound=bound, after=after)
+
+
+@evidence(GraphSubject)
+def _replayed_s(job: GraphSubject) -> tuple[Sequence[int], Callable[[tuple[Intervention, ...]], Floats]] | None:
+    """The marked steps of a recording, and how long each takes after changes, seconds, [steps]; None for op traces."""
+    if job.kept is None:
+        return None
+    return marked_steps(job).numbers, cache(partial(marked_steps(job).replayed_s, job.replay))
+
+
+def lost_by_step(job: Subject, change: Intervention, without: Floats) -> tuple[Sequence[int], Floats]:
+    """Return training steps, and what each loses to what a change takes away, seconds, [steps].
+
+    `without`: the step times after the change, seconds.
+    """
+    replayed_s = _replayed_s(job)
+    if replayed_s is None:
+        return job.steps.tolist(), job.unchanged - without
+    steps, times_s = replayed_s
+    return steps, times_s(()) - times_s((change,))
