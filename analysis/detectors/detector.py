@@ -15,6 +15,7 @@ from typing import Any, ClassVar, TypeVar
 from msgspec import Struct
 
 from tracekit.analysis.attribution.patterns import TimePattern
+from tracekit.analysis.detectors.remedies import Advice
 from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.numeric.arrays import Floats
@@ -54,7 +55,7 @@ class Candidate(Struct, frozen=True, eq=False):
     time: TimePattern | None = None
     title: str | None = None
     next_check: str | None = None
-    suggested_fix: str | None = None
+    suggested_fix: str | Advice | None = None
     bound: bool = False
     every_step: bool = False
     spent: Spent | None = None
@@ -91,7 +92,7 @@ class Detector(ABC):
 
     `kind`: its name in JSON, unique. `title`: its name for people. `signature`: how it shows. `refuted_by`: an
     observation that would refute it. `next_check`: where to look next. `suggested_fix`: what to do, with names to fill
-    in (`remedies.py`).
+    in (`remedies.py`); an `Advice` if that differs in a job without GPUs.
 
     `loss`: the kind of loss that it causes; with `stragglers_where_few`, a few workers that it stops are stragglers.
     `part`: the part of a rank that it slows down, None if it concerns no rank. `label`: readers see this instead of the
@@ -108,7 +109,7 @@ class Detector(ABC):
     signature: ClassVar[str] = ""
     refuted_by: ClassVar[str] = ""
     next_check: ClassVar[str] = ""
-    suggested_fix: ClassVar[str] = ""
+    suggested_fix: ClassVar[str | Advice] = ""
     loss: ClassVar[LossKind] = LossKind.STRAGGLER
     stragglers_where_few: ClassVar[bool] = False
     part: ClassVar[str | None] = None

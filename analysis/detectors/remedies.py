@@ -1,6 +1,6 @@
 """What to do about a cause, as an action: a command to run, a setting to change, a person to ask.
 
-In: the remedy of a rule, with names to fill in, and the place of a cause. Out: the remedy for that place.
+In: the advice of a detector, with names to fill in, and the place of a cause. Out: the remedy for that place.
 
 Names in braces that a remedy can contain: `ranks` ("rank 9"), `it` (the pronoun for them), `hosts` ("host-0001", or
 "its node" if none is known), `ends` (the two ends of a link), `place` (ranks, stage or link with their hosts).
@@ -8,16 +8,27 @@ Names in braces that a remedy can contain: `ranks` ("rank 9"), `it` (the pronoun
 
 from __future__ import annotations
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.evidence.naming import OF_RANKS, Names, listed
 from tracekit.base.text import short
 from tracekit.report.finding import Place
 
+
+class Advice(Struct, frozen=True):
+    """What to do in a job on GPUs, and in one without any."""
+
+    gpu: str
+    cpu: str
+
+
 #: Slow compared with its peers, for no visible reason.
-SLOW_RANK = (
-    "check {ranks} on {hosts} for throttled GPUs (nvidia-smi -q -d PERFORMANCE): if throttled, swap the node for a"
-    " spare; if not, profile {it} beside a peer (torch.profiler, py-spy)"
+SLOW_RANK = Advice(
+    gpu="check {ranks} on {hosts} for throttled GPUs (nvidia-smi -q -d PERFORMANCE): if throttled, swap the node for a"
+    " spare; if not, profile {it} beside a peer (torch.profiler, py-spy)",
+    cpu="check the cores of {ranks} on {hosts} for other processes and lowered clocks (top, /proc/pressure/cpu,"
+    " turbostat); if there are none, profile {it} beside a peer (py-spy)",
 )
 #: Slow in forwards only, or in backwards only: a slow machine would be slow in both.
 SLOW_KIND = (
@@ -27,11 +38,6 @@ SLOW_KIND = (
 #: A GPU is known to be throttled.
 THROTTLED_RANK = "swap {hosts} for a spare, because the GPUs of {ranks} are throttled; have power and cooling checked"
 THROTTLED_HOST = "drain {hosts}, because its GPUs are throttled; have power and cooling checked"
-#: What to do instead in a job without GPUs.
-_ON_CPUS = {
-    SLOW_RANK: "check the cores of {ranks} on {hosts} for other processes and lowered clocks (top, /proc/pressure/cpu,"
-    " turbostat); if there are none, profile {it} beside a peer (py-spy)",
-}
 #: GPUs were sampled: they are not what differs.
 SAME_CLOCK = (
     "profile {ranks} on {hosts} beside a peer (torch.profiler, py-spy): GPUs ran at the clock of the others, so look"
@@ -49,16 +55,16 @@ LOW_CLOCK = (
 _MOST_HOSTS = 4
 
 
-def remedy_for(template: str, names: Names, where: Place, *, on_cpus: bool = False) -> str:
-    """The remedy with the names of a place filled in. `on_cpus`: no GPU takes part in the job."""
-    if on_cpus:
-        template = _ON_CPUS.get(template, template)
-    if "{" not in template:
-        return template
+def remedy_for(advice: str | Advice, names: Names, where: Place, *, on_cpus: bool = False) -> str:
+    """The advice with the names of a place filled in. `on_cpus`: no GPU takes part in the job."""
+    if isinstance(advice, Advice):
+        advice = advice.cpu if on_cpus else advice.gpu
+    if "{" not in advice:
+        return advice
     place, ranks = names.place(where), replace(names, hosts={}, host_of_rank={}).place(where)
     words = "all ranks" if ranks is None else ranks.words.removeprefix(OF_RANKS)
     several = ranks is None or ranks.plural or ranks.words != words
-    return template.format(
+    return advice.format(
         place="all ranks" if place is None else place.words,
         ranks=words,
         it="them" if several else "it",

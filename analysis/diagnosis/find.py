@@ -19,7 +19,7 @@ from tracekit.analysis.attribution.patterns import TimePattern, pattern_of_serie
 from tracekit.analysis.detectors.detector import Candidate, Detector
 from tracekit.analysis.detectors.nothing_found import Healthy, Unexplained
 from tracekit.analysis.detectors.registry import detector_of, guarded, is_plug_in, own_detectors
-from tracekit.analysis.detectors.remedies import remedy_for
+from tracekit.analysis.detectors.remedies import Advice, remedy_for
 from tracekit.analysis.diagnosis.assessment import Assessment
 from tracekit.analysis.diagnosis.seen_once import seen_once
 from tracekit.analysis.evidence.exchanges import beyond_experts
@@ -107,8 +107,9 @@ def _of_plug_in(job: Subject, kind: str, found: Iterable[Candidate]) -> Iterator
     for candidate in found:
         if not isinstance(candidate, Candidate) or candidate.kind != kind:
             raise TypeError(f"it found {quoted(candidate, 80)}; expected a Candidate of kind {kind!r}")
-        words = (candidate.effect, candidate.title or "", candidate.suggested_fix or "", candidate.next_check or "")
-        if not isinstance(candidate.where, Place) or not all(isinstance(text, str) for text in words):
+        words = (candidate.effect, candidate.title or "", candidate.next_check or "")
+        advised = isinstance(candidate.suggested_fix or "", str | Advice)
+        if not (isinstance(candidate.where, Place) and advised and all(isinstance(text, str) for text in words)):
             raise TypeError(f"expected a Place, and texts, in {quoted(candidate, 120)}")
         if not job.has(candidate.where):
             raise ValueError(f"it found something at {candidate.where}; the job has no such place")

@@ -251,28 +251,31 @@ def _of_transfers(job: GraphSubject) -> str | None:
 
 def _of_replay(job: GraphSubject) -> Iterator[str]:
     """Yield what the replay does not explain."""
-    slowdown, any_doubt = job.slowdown, False
+    durations, doubts = job.replay.durations, list(_unexplained(job))
+    yield from doubts
+    clamped = durations.clamped_transfers + durations.clamped_delays
+    if doubts and clamped:
+        yield f"{clamped} transfers or launch delays lie more than 10 ms below zero (taken as 0)"
+
+
+def _unexplained(job: GraphSubject) -> Iterator[str]:
+    slowdown = job.slowdown
     compares = job.shows(Fact.RANKS)  # as S does
     if compares and np.isnan(slowdown):
-        any_doubt = True
         yield "the job without stragglers takes no time, so S is not known"
     elif compares and slowdown < SMALLEST_SLOWDOWN:
-        any_doubt = True
         yield (
             f"S is {slowdown:.2f}: the job without stragglers is slower than the job itself, so these ideal durations"
             " do not fit it"
         )
     if not job.replay_error <= LARGEST_DISCREPANCY:
-        any_doubt = True
         yield f"the replay with launch delays misses the recording by {job.replay_error:.1%}"
     if not abs(discrepancy(job)) <= LARGEST_DISCREPANCY:
-        any_doubt = True
         yield (
             f"launch delays add {discrepancy(job):.1%} to the step: time that the stated dependencies leave unexplained"
         )
     gaps = job.graph.ops.gaps
     if gaps:
-        any_doubt = True
         named = "; ".join(
             f"rendezvous {gap.rendezvous} of {gap.group} lacks rank {', '.join(map(str, gap.missing[:8]))}"
             + (" ..." if len(gap.missing) > 8 else "")
@@ -280,7 +283,3 @@ def _of_replay(job: GraphSubject) -> Iterator[str]:
         )
         more = f" and {len(gaps) - _MOST_GAPS} more" if len(gaps) > _MOST_GAPS else ""
         yield f"members were not recorded, so that nobody waits for them in the replay: {named}{more}"
-    durations = job.replay.durations
-    clamped = durations.clamped_transfers + durations.clamped_delays
-    if any_doubt and clamped:
-        yield f"{clamped} transfers or launch delays lie more than 10 ms below zero (taken as 0)"

@@ -28,6 +28,7 @@ from tracekit.analysis.detectors.uneven_experts import doubts_of
 from tracekit.analysis.diagnosis.assessment import Assessment, Headline
 from tracekit.analysis.diagnosis.find import can_conclude
 from tracekit.analysis.diagnosis.first_fix import paying_first
+from tracekit.analysis.diagnosis.loss_words import loss_sentence, part_of_step, rest_words
 from tracekit.analysis.evidence.cards import hardware_at_fault
 from tracekit.analysis.evidence.launch_delays import delay_share_without
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
@@ -52,16 +53,6 @@ from tracekit.trace.facts import Fact
 COMMUNICATION_BOUND_SHARE = 0.3
 #: Causes explain S if they cost at least this share of what stragglers cost.
 EXPLAINED_SHARE = 0.5
-
-
-#: How a sentence names the time of a loss that all ranks share, unless its leading finding does.
-_WENT_TO = {
-    LossKind.INPUT: "are spent waiting for data",
-    LossKind.HOST: "go to launches and host work",
-    LossKind.COMMUNICATION: "go to communication",
-    LossKind.STALLS: "are lost to pauses and stalls",
-    LossKind.EVALUATION: "go to evaluation",
-}
 
 
 class PipelineAssessment(Assessment, frozen=True, eq=False):
@@ -120,7 +111,7 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
         named = _named(job, losses, lost_s, float(gone.mean()), parts)
         of_kind = losses[:1] if named.kind is LossKind.MINOR else losses
         leading = next((loss.causes for loss in of_kind if named.kind in {loss.kind, LossKind.MINOR}), ())
-        rest = _rest(job, parts) or ""
+        rest = rest_words(job, parts) or ""
         once_s = sum((1 - cause.returning_share) * cause.saved_s for cause in causes)
         return Headline(
             kind=named.kind,
@@ -323,7 +314,7 @@ def _named(job: PipelineSubject, losses: Sequence[Loss], lost_s: float, gone_s: 
         hiding = losses[0].causes and losses[0].causes[0].hidden
         alone = sum(len(loss.causes) for loss in losses) == 1
         if not hiding or alone or costliest_s >= SMALLEST_HEADLINE_SHARE * found.recorded_s:
-            return _Named(losses[0].kind, losses[0].lost_s, _loss_sentence(job, parts, *losses))
+            return _Named(losses[0].kind, losses[0].lost_s, loss_sentence(job, parts, *losses))
     if losses and (lost_s >= SMALLEST_HEADLINE_SHARE * found.recorded_s or found.straggling):
         return _together(job, losses, lost_s, gone_s)
     if found.slowdown < SMALLEST_SLOWDOWN:
@@ -337,68 +328,15 @@ def _named(job: PipelineSubject, losses: Sequence[Loss], lost_s: float, gone_s: 
     if job.shows(Fact.COMPUTE):
         sentence += f", and nothing costs {SMALLEST_HEADLINE_SHARE:.0%} of the step"
     little = f"; no cause costs {SMALLEST_HEADLINE_SHARE:.0%} or more" if job.shows(Fact.COMPUTE) else ""
-    if rest := _rest(job, parts):
+    if rest := rest_words(job, parts):
         sentence = f"slowdown {found.slowdown:.3f}: {rest}{little}"
     if losses and losses[0].causes and not losses[0].causes[0].hidden:
         kind, of_kind_s = LossKind.MINOR, losses[0].lost_s
-        sentence = f"{_loss_sentence(job, parts, losses[0])}{little}"
+        sentence = f"{loss_sentence(job, parts, losses[0])}{little}"
     left = delay_share_without(job, [cause.change for loss in losses for cause in loss.causes if cause.change])
     if left > LARGEST_DISCREPANCY and job.shows(Fact.COMPUTE):
         sentence += f"; launch delays that no cause explains add {left:.0%} to the step"
     return _Named(kind, of_kind_s, sentence)
-
-
-def _loss_sentence(job: PipelineSubject, parts: Parts, loss: Loss, *others: Loss) -> str:
-    """What costs how much: named ranks, or for a loss that all ranks share, what the time goes to. Then the other
-    causes.
-
-    `others`: further losses, named if they or `loss` have no known cause.
-    """
-    step_s = job.recorded_s
-    beside = [other for other in others if not loss.causes or not other.causes][:1]
-    if beside:
-        return f"{_loss_sentence(job, parts, loss)}; {_loss_sentence(job, parts, *beside)}"
-    if not loss.causes:
-        return _rest(job, parts) or f"stragglers cost {_part(job, loss.lost_s)} of each step"
-    first, more = loss.causes[0], len(loss.causes) - 1
-    place, effect = job.names.place(first.where), main_clause(first.effect)
-    if loss.kind is not LossKind.STRAGGLER:
-        on = f" on {place.words}" if place else ""
-        went_to = detector_of(first.kind).lost_to or _WENT_TO.get(loss.kind, "are lost")
-        with_others = f"; with {_others(more)} {seconds(loss.explained_s)}" if more else ""
-        return f"{seconds(first.saved_s)} of every {seconds(step_s)} step {went_to}{on}: {effect}{with_others}"
-    share = _share_of_step(job, first)
-    said = f"{effect}, which costs {share}"
-    if place is not None:
-        said = f"{place.words} {place.verb('costs', 'cost')} {share}: {effect}"
-    if more:
-        said += f"; with {_others(more)} {_part(job, loss.explained_s)}"
-    return said
-
-
-def _share_of_step(job: PipelineSubject, cause: Finding) -> str:
-    """What a cause costs, over the steps since it began: no step loses the mean over those before and after."""
-    since = None if cause.time is None else cause.time.since_step
-    if since is None or cause.saved_when_acting_s is None:
-        return f"{_part(job, cause.saved_s)} of each step"
-    acts = np.asarray(job.attribution.steps) >= since
-    step_s = max(job.attribution.recorded[acts].mean(), job.unchanged[acts].mean())
-    return f"{_part(job, cause.saved_when_acting_s, step_s)} of each step since step {since}"
-
-
-def _part(job: PipelineSubject, lost_s: float, step_s: float | None = None) -> str:
-    """A loss as a share of the step, of the mean one by default; in seconds, if it is not known what a step has."""
-    if not job.shows(Fact.COMPUTE):
-        return seconds(lost_s)
-    return f"{lost_s / (step_s or job.recorded_s):.0%}"
-
-
-def _rest(job: PipelineSubject, parts: Parts) -> str | None:
-    return parts.words(job.recorded_s, shares=job.shows(Fact.COMPUTE))
-
-
-def _others(count: int) -> str:
-    return f"{count} other causes" if count > 1 else "another cause"
 
 
 def _together(job: PipelineSubject, losses: Sequence[Loss], lost_s: float, gone_s: float) -> _Named:
@@ -410,7 +348,7 @@ def _together(job: PipelineSubject, losses: Sequence[Loss], lost_s: float, gone_
     told = [(job.names.place(cause.where), main_clause(cause.effect)) for cause in causes[:2]]
     named = "; ".join(f"{place.words}: {effect}" if place else effect for place, effect in told)
     more = f"; and {len(causes) - 2} more" if len(causes) > 2 else ""
-    cost = _part(job, min(lost_s, gone_s))
+    cost = part_of_step(job, min(lost_s, gone_s))
     sentence = f"{len(causes)} causes cost {cost} of each step together, each alone little: {named}{more}"
     return _Named(losses[0].kind, lost_s, sentence)
 

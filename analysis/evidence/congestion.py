@@ -56,8 +56,10 @@ class Congestion(Struct, frozen=True, eq=False):
         return bool((self.level > 1).any()) or 0 < self.count <= LARGEST_HANGING_SHARE * self.of
 
 
-def congestion(traffic: Traffic) -> Congestion:
+@evidence(PipelineSubject)
+def congestion_of(job: PipelineSubject) -> Congestion:
     """Transfers and collectives that take longer than the same ones usually do; slow links and cards stay slow."""
+    traffic = traffic_of(job)
     sent = (_transfers(traffic), _rings(traffic), _exchanges(traffic))
     hit = np.logical_or.reduce([part.hangs.any(axis=(0, 1, 3)) for part in sent])
     transfers, rings, exchanges = (part.calm(hit) for part in sent)
@@ -210,9 +212,3 @@ class _Sent(Struct, frozen=True, eq=False, dict=True):
         least = np.where(hit[:, None], self.long, np.inf)
         beyond = np.greater(self.over, np.where((self.level > 1)[:, None, :, None], 1.0, least))
         return to_usual(self.seconds, self.usual, beyond)
-
-
-@evidence(PipelineSubject)
-def congestion_of(job: PipelineSubject) -> Congestion:
-    """Transfers and collectives that take longer at some times than at others."""
-    return congestion(traffic_of(job))

@@ -53,26 +53,27 @@ class DataWaits(Struct, frozen=True, eq=False):
     least_s: float
     waits: tuple[DataWait, ...]
 
-    @classmethod
-    def of(cls, job: PipelineSubject) -> DataWaits:
-        """Find the data waits; empty for a job without forwards and without recorded loading."""
-        recorded = not data_loads(job).empty
-        if recorded:
-            sources = [(data_loads(job), data_loads(job).gather(job.replay.durations.cost))]
-            smallest_s = min(SMALLEST_DATA_DELAY_S, SMALLEST_DATA_SHARE * job.unchanged_s)
-            usual_s, least_s = 0.0, np.array(smallest_s)
-        elif first_forwards(job).empty:
-            return cls(recorded, 0.0, SMALLEST_DATA_DELAY_S, ())
-        else:
-            # A training loop fetches data at its top, before it gathers parameters, or just before the first forward.
-            grids = [grid for grid in (first_forwards(job), first_gathers(job)) if not grid.empty]
-            sources = [(grid, np.nan_to_num(grid.gather(launch_delays(job)))) for grid in grids]
-            usual_s = _typical_delay(job)
-            smallest_s = SMALLEST_DATA_DELAY_S
-            least_s = np.maximum(max(smallest_s, 10 * usual_s), HOST_FACTOR * _own_delay(job))
-        return cls(
-            recorded, usual_s, smallest_s, tuple(DataWait(ops, waits_s, waits_s > least_s) for ops, waits_s in sources)
-        )
+
+@evidence(PipelineSubject)
+def data_waits_of(job: PipelineSubject) -> DataWaits:
+    """Waits for data at the beginning of a step; none for a job without forwards and without recorded loading."""
+    recorded = not data_loads(job).empty
+    if recorded:
+        sources = [(data_loads(job), data_loads(job).gather(job.replay.durations.cost))]
+        smallest_s = min(SMALLEST_DATA_DELAY_S, SMALLEST_DATA_SHARE * job.unchanged_s)
+        usual_s, least_s = 0.0, np.array(smallest_s)
+    elif first_forwards(job).empty:
+        return DataWaits(recorded, 0.0, SMALLEST_DATA_DELAY_S, ())
+    else:
+        # A training loop fetches data at its top, before it gathers parameters, or just before the first forward.
+        grids = [grid for grid in (first_forwards(job), first_gathers(job)) if not grid.empty]
+        sources = [(grid, np.nan_to_num(grid.gather(launch_delays(job)))) for grid in grids]
+        usual_s = _typical_delay(job)
+        smallest_s = SMALLEST_DATA_DELAY_S
+        least_s = np.maximum(max(smallest_s, 10 * usual_s), HOST_FACTOR * _own_delay(job))
+    return DataWaits(
+        recorded, usual_s, smallest_s, tuple(DataWait(ops, waits_s, waits_s > least_s) for ops, waits_s in sources)
+    )
 
 
 def late_ranks(late_s: Floats) -> Bools:
@@ -119,9 +120,3 @@ def _typical_delay(job: PipelineSubject) -> float:
         ]
     )
     return max(float(np.median(delays)), 0.0)
-
-
-@evidence(PipelineSubject)
-def data_waits_of(job: PipelineSubject) -> DataWaits:
-    """Waits for data at the beginning of a step."""
-    return DataWaits.of(job)

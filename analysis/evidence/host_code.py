@@ -59,23 +59,6 @@ class HostCode(Struct, frozen=True, eq=False, dict=True):
     cells: tuple[Bools, ...]
     taken_s: Floats
 
-    @classmethod
-    def of(cls, job: PipelineSubject) -> HostCode:
-        """Gather the host code; a job has a place only if it has ops there."""
-        graph = job.replay.graph
-        grids = {place: grid for place, kinds in _PLACES.items() if not (grid := op_grid(graph, kinds)).empty}
-        cells = {place: _cells(job, place, grid) for place, grid in grids.items()}
-        grids = {place: grid for place, grid in grids.items() if cells[place].any()}
-        taken = [_taken(job, grid, _PLACES[place], cells[place]) for place, grid in grids.items()]
-        shape = job.stages, len(graph.steps), len(job.dp_ranks)
-        return cls(
-            job,
-            tuple(grids),
-            tuple(grids.values()),
-            tuple(cells[place] for place in grids),
-            np.stack(taken) if taken else np.zeros((0, *shape)),
-        )
-
     @cached_property
     def usual_s(self) -> Floats:
         """Time that the peers of each worker take, seconds, shaped as `taken_s`; scaled up for a worker that computes
@@ -161,6 +144,24 @@ class HostCode(Struct, frozen=True, eq=False, dict=True):
         return Together(tuple(changes))
 
 
+@evidence(PipelineSubject)
+def host_code_of(job: PipelineSubject) -> HostCode:
+    """Work of the training threads between ops; a job has a place only if it has ops there."""
+    graph = job.replay.graph
+    grids = {place: grid for place, kinds in _PLACES.items() if not (grid := op_grid(graph, kinds)).empty}
+    cells = {place: _cells(job, place, grid) for place, grid in grids.items()}
+    grids = {place: grid for place, grid in grids.items() if cells[place].any()}
+    taken = [_taken(job, grid, _PLACES[place], cells[place]) for place, grid in grids.items()]
+    shape = job.stages, len(graph.steps), len(job.dp_ranks)
+    return HostCode(
+        job,
+        tuple(grids),
+        tuple(grids.values()),
+        tuple(cells[place] for place in grids),
+        np.stack(taken) if taken else np.zeros((0, *shape)),
+    )
+
+
 def _cells(job: PipelineSubject, place: str, grid: OpGrid) -> Bools:
     """The cells of a grid that belong to a place; host work up to a worker's first forward is between steps."""
     if place not in (_BETWEEN_STEPS, _WITHIN_STEPS):
@@ -193,9 +194,3 @@ def _waits_for_data(job: PipelineSubject, grid: OpGrid, kinds: tuple[OpKind, ...
 def _of_peers(values: Floats) -> Floats:
     """The usual value among the DP ranks of a stage, or among the stages of one DP rank."""
     return of_peers(values, -1 if values.shape[-1] > 1 else -3)
-
-
-@evidence(PipelineSubject)
-def host_code_of(job: PipelineSubject) -> HostCode:
-    """Work of the training threads between ops."""
-    return HostCode.of(job)

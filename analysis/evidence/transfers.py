@@ -68,21 +68,6 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
     rings: Floats
     exchanges: Floats
 
-    @classmethod
-    def of(cls, job: PipelineSubject) -> Traffic:
-        """Gather the seconds of everything that a job sends."""
-        recorded = [block.duration for block in job.replay.graph.blocks]
-        return cls(
-            job,
-            _transfers(job, recorded),
-            # A member whose own end of a ring is slow ends after the others; these show how long the ring took.
-            np.fmin(
-                _shortest(collectives(job).gather(recorded), 3),
-                _shortest(collectives(job).gather(job.replay.durations.cost), 3),
-            ),
-            _shortest(embedding_exchanges(job).gather(recorded), 0),
-        )
-
     @cached_property
     def link_s(self) -> Floats:
         """The usual transfer of each link and direction, seconds, nan if it has none, [slots, dp_ranks]."""
@@ -327,6 +312,22 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
         return self.host_number[stage]
 
 
+@evidence(PipelineSubject)
+def traffic_of(job: PipelineSubject) -> Traffic:
+    """Links, cards and collectives of the network."""
+    recorded = [block.duration for block in job.replay.graph.blocks]
+    return Traffic(
+        job,
+        _transfers(job, recorded),
+        # A member whose own end of a ring is slow ends after the others; these show how long the ring took.
+        np.fmin(
+            _shortest(collectives(job).gather(recorded), 3),
+            _shortest(collectives(job).gather(job.replay.durations.cost), 3),
+        ),
+        _shortest(embedding_exchanges(job).gather(recorded), 0),
+    )
+
+
 def fewest_of(steps: int) -> int:
     """The number of steps, of so many, that are no accident."""
     return max(FEWEST_SLOW_STEPS, round(SMALLEST_STEP_SHARE * steps))
@@ -353,9 +354,3 @@ def _shortest(seconds: Floats, axis: int) -> Floats:
     """The least value over `axis`, nan if there is none."""
     least = np.where(np.isfinite(seconds), seconds, np.inf).min(axis=axis, initial=np.inf)
     return np.where(np.isfinite(least), least, np.nan)
-
-
-@evidence(PipelineSubject)
-def traffic_of(job: PipelineSubject) -> Traffic:
-    """Links, cards and collectives of the network."""
-    return Traffic.of(job)

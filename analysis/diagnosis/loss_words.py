@@ -1,0 +1,79 @@
+"""What a kind of loss of a pipeline costs, in one sentence.
+
+In: a pipeline and its losses. Out: sentences for the headline.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tracekit.analysis.attribution.chance import Parts
+from tracekit.analysis.detectors.registry import detector_of
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
+from tracekit.base.text import main_clause, seconds
+from tracekit.report.finding import Finding
+from tracekit.report.verdict import Loss, LossKind
+from tracekit.trace.facts import Fact
+
+#: How a sentence names the time of a loss that all ranks share, unless its leading finding does.
+_WENT_TO = {
+    LossKind.INPUT: "are spent waiting for data",
+    LossKind.HOST: "go to launches and host work",
+    LossKind.COMMUNICATION: "go to communication",
+    LossKind.STALLS: "are lost to pauses and stalls",
+    LossKind.EVALUATION: "go to evaluation",
+}
+
+
+def loss_sentence(job: PipelineSubject, parts: Parts, loss: Loss, *others: Loss) -> str:
+    """What costs how much: named ranks, or for a loss that all ranks share, what the time goes to. Then the other
+    causes.
+
+    `others`: further losses, named if they or `loss` have no known cause.
+    """
+    step_s = job.recorded_s
+    beside = [other for other in others if not loss.causes or not other.causes][:1]
+    if beside:
+        return f"{loss_sentence(job, parts, loss)}; {loss_sentence(job, parts, *beside)}"
+    if not loss.causes:
+        return rest_words(job, parts) or f"stragglers cost {part_of_step(job, loss.lost_s)} of each step"
+    first, more = loss.causes[0], len(loss.causes) - 1
+    place, effect = job.names.place(first.where), main_clause(first.effect)
+    if loss.kind is not LossKind.STRAGGLER:
+        on = f" on {place.words}" if place else ""
+        went_to = detector_of(first.kind).lost_to or _WENT_TO.get(loss.kind, "are lost")
+        with_others = f"; with {_others(more)} {seconds(loss.explained_s)}" if more else ""
+        return f"{seconds(first.saved_s)} of every {seconds(step_s)} step {went_to}{on}: {effect}{with_others}"
+    share = _share_of_step(job, first)
+    said = f"{effect}, which costs {share}"
+    if place is not None:
+        said = f"{place.words} {place.verb('costs', 'cost')} {share}: {effect}"
+    if more:
+        said += f"; with {_others(more)} {part_of_step(job, loss.explained_s)}"
+    return said
+
+
+def _share_of_step(job: PipelineSubject, cause: Finding) -> str:
+    """What a cause costs, over the steps since it began: no step loses the mean over those before and after."""
+    since = None if cause.time is None else cause.time.since_step
+    if since is None or cause.saved_when_acting_s is None:
+        return f"{part_of_step(job, cause.saved_s)} of each step"
+    acts = np.asarray(job.attribution.steps) >= since
+    step_s = max(job.attribution.recorded[acts].mean(), job.unchanged[acts].mean())
+    return f"{part_of_step(job, cause.saved_when_acting_s, step_s)} of each step since step {since}"
+
+
+def part_of_step(job: PipelineSubject, lost_s: float, step_s: float | None = None) -> str:
+    """A loss as a share of the step, of the mean one by default; in seconds, if it is not known what a step has."""
+    if not job.shows(Fact.COMPUTE):
+        return seconds(lost_s)
+    return f"{lost_s / (step_s or job.recorded_s):.0%}"
+
+
+def rest_words(job: PipelineSubject, parts: Parts) -> str | None:
+    """What noise leaves of S, in words; None if there is nothing to say."""
+    return parts.words(job.recorded_s, shares=job.shows(Fact.COMPUTE))
+
+
+def _others(count: int) -> str:
+    return f"{count} other causes" if count > 1 else "another cause"
