@@ -24,8 +24,15 @@ from tracekit.analysis.detectors.registry import detector_of
 from tracekit.analysis.diagnosis.find import can_conclude
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.whatif.interventions import Intervention, NoDelays, NoOverlap, step_times
-from tracekit.analysis.whatif.scenario import Action, Base, Edit, Scenario
+from tracekit.analysis.whatif.interventions import (
+    Intervention,
+    NoDelays,
+    NoOverlap,
+    SetCost,
+    mean_step_time,
+    step_times,
+)
+from tracekit.analysis.whatif.paper import IDEAL, ORIGINAL
 from tracekit.analysis.whatif.selection import communication
 from tracekit.analysis.whatif.selection import kind as kind_of
 from tracekit.base.text import main_clause, seconds
@@ -187,8 +194,8 @@ def straggling_s(evidence: Evidence, causes: Sequence[Finding], parts: Parts) ->
     planned = [detector_of(cause.kind).planned for cause in causes if _done_for_all(cause)]
     if not planned:
         return found.original_s - found.ideal_s
-    without = (Edit(kind_of(*filter(None, planned)), Action.SET, 0.0),)
-    original_s, ideal_s = (evidence.replay.mean_step_time(Scenario(base, without)) for base in Base)
+    without = SetCost(kind_of(*filter(None, planned)), 0.0)
+    original_s, ideal_s = (mean_step_time(evidence.replay, (*base, without)) for base in (ORIGINAL, IDEAL))
     straggling = original_s >= STRAGGLING_SLOWDOWN * ideal_s or parts.headline
     return original_s - ideal_s if straggling else 0.0
 
@@ -322,8 +329,8 @@ def _exposed_communication(evidence: Evidence) -> list[Loss]:
     """What the mean step would save if communication took no time, if the job is communication-bound; else nothing."""
     if evidence.attribution.slowdown < SMALLEST_SLOWDOWN or not can_conclude(evidence, LossKind.COMMUNICATION):
         return []
-    silent = Scenario(Base.ORIGINAL, (Edit(communication(), Action.SET, 0.0),))
-    exposed_s = evidence.attribution.original_s - evidence.replay.mean_step_time(silent)
+    silent = (*ORIGINAL, SetCost(communication(), 0.0))
+    exposed_s = evidence.attribution.original_s - mean_step_time(evidence.replay, silent)
     if exposed_s < COMMUNICATION_BOUND_SHARE * evidence.attribution.recorded_s:
         return []
     return [Loss(LossKind.COMMUNICATION, exposed_s, (), 0.0)]

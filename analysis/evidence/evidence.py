@@ -35,14 +35,13 @@ from tracekit.analysis.graph.op_grid import OpGrid, TransferGrid, op_grid, trans
 from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.interventions import (
-    CostOverlay,
     Intervention,
     NoDelays,
     Scale,
     Together,
+    changed,
     step_times,
 )
-from tracekit.analysis.whatif.scenario import RECORDED
 from tracekit.report.experts import ExpertCause
 from tracekit.trace.canonical import RUN_QUEUE, Trace
 from tracekit.trace.facts import Fact, Lack
@@ -205,9 +204,7 @@ class Evidence(Subject, frozen=True, eq=False):
         """The evidence on the job of `even_experts`; None if that is the job as it is."""
         if self.even_experts is None:
             return None
-        overlay = CostOverlay.recorded(self.replay)
-        self.even_experts.make(overlay)
-        cost = tuple(changed.matrix() for changed in overlay.cost)
+        cost = tuple(block.matrix() for block in changed(self.replay, (self.even_experts,)).cost)
         replay = structs.replace(self.replay, durations=structs.replace(self.replay.durations, cost=cost))
         return structs.replace(self, replay=replay, computes=Computes(replay, self.lockstep))
 
@@ -324,7 +321,7 @@ class Evidence(Subject, frozen=True, eq=False):
     @cached_property
     def delay_share(self) -> float:
         """The share that a step's own launch delays add to it; below 0 if ops overlap that the graph orders."""
-        return self.replay.mean_step_time(RECORDED) / self.attribution.original_s - 1
+        return float(self.replay.fit.with_delays.mean()) / self.attribution.original_s - 1
 
     def delay_share_without(self, changes: Sequence[Intervention]) -> float:
         """As `delay_share`, without the launch delays that go with `changes`: the part left to explain, at least 0.

@@ -23,7 +23,6 @@ from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s, Ints
 from tracekit.analysis.numeric.codes import numbered
 from tracekit.analysis.numeric.estimate import Estimate
 from tracekit.analysis.whatif.interventions import (
-    CostOverlay,
     Intervention,
     LessTime,
     QueuedAhead,
@@ -31,7 +30,7 @@ from tracekit.analysis.whatif.interventions import (
     Together,
     step_times,
 )
-from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, RECORDED
+from tracekit.analysis.whatif.paper import IDEAL, ORIGINAL
 from tracekit.base.text import code_name, counted, seconds
 from tracekit.report.verdict import LossKind
 from tracekit.trace.facts import OP_TRACE, RECORDING, RECORDING_OF_ONE, Fact, Lack
@@ -92,8 +91,8 @@ class Times(Struct, frozen=True, eq=False):
     @classmethod
     def of(cls, graph: FoldedGraph, replay: GraphReplay) -> Times:
         """The step times of a replay."""
-        with_delays, original, ideal = (replay.step_times(scenario) for scenario in (RECORDED, ORIGINAL, IDEAL))
-        return cls(replay.recorded_step_times(), with_delays, original, ideal, noisy_step_times_of_ops(replay, graph))
+        original, ideal = (step_times(replay, question) for question in (ORIGINAL, IDEAL))
+        return cls(replay.fit.recorded, replay.fit.with_delays, original, ideal, noisy_step_times_of_ops(replay, graph))
 
     @property
     def slowdown(self) -> float:
@@ -176,7 +175,7 @@ class OpEvidence(Subject, frozen=True, eq=False):
 
         Ops of a CUDA graph have one launch for all, and follow each other as those do that were launched long before.
         """
-        delay_s = np.maximum(CostOverlay.recorded(self.replay).delay_of_ops(), 0.0)
+        delay_s = np.maximum(self.replay.delay_of_ops, 0.0)
         own = np.isfinite(self.arrives_s)
         in_queue = delay_s[~own & (self.host_time.launched_by >= 0)]
         usual_s = float(np.median(in_queue)) if len(in_queue) else 0.0
@@ -251,7 +250,7 @@ class OpEvidence(Subject, frozen=True, eq=False):
         """How long a GPU takes between an op and the next, if that was launched long before; seconds, 0 if none was."""
         ops, launched_by = self.graph.ops, self.host_time.launched_by
         since_s = ops.start - np.append(ops.start + ops.duration, np.nan)[launched_by]
-        delay_s = np.maximum(CostOverlay.recorded(self.replay).delay_of_ops(), 0.0)
+        delay_s = np.maximum(self.replay.delay_of_ops, 0.0)
         queued = (launched_by >= 0) & np.isnan(self.arrives_s) & (2 * delay_s < since_s)
         return float(np.median(delay_s[queued])) if queued.any() else 0.0
 
@@ -577,7 +576,7 @@ class OpEvidence(Subject, frozen=True, eq=False):
         """How long streams still did what had been launched before the recording, and is not in it, seconds."""
         first = self.ops.select(pl.struct("rank", "stream").is_first_distinct() & pl.col("role").eq("gpu"))
         before = first.to_series().fill_null(value=False).to_numpy() & (self.host_time.launched_by < 0)
-        return float(CostOverlay.recorded(self.replay).delay_of_ops()[before].max(initial=0.0))
+        return float(self.replay.delay_of_ops[before].max(initial=0.0))
 
     @property
     def unseen_head_s(self) -> float:

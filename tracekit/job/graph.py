@@ -26,7 +26,8 @@ from tracekit.analysis.graph.labels import label_values, shown_values
 from tracekit.analysis.graph.rules.registry import op_graph
 from tracekit.analysis.replay.costs import measure_op_durations
 from tracekit.analysis.replay.graph_replay import GraphReplay
-from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, RECORDED, Scenario
+from tracekit.analysis.whatif.interventions import timelines
+from tracekit.analysis.whatif.paper import IDEAL, ORIGINAL, RECORDED, Changes
 from tracekit.base.errors import SelectionError, TraceError
 from tracekit.base.text import short
 from tracekit.job.experts import unasked
@@ -166,8 +167,8 @@ class OfGraph(Job):
                 f"{slices:,} slices are too many for a browser (at most {MOST_SLICES:,}); choose fewer steps with"
                 " --steps"
             )
-        timelines = [self._timeline("recorded", RECORDED), self._timeline("replayed", ORIGINAL),
-                     self._timeline("ideal", IDEAL)]  # fmt: skip
+        drawn = [self._timeline("recorded", RECORDED), self._timeline("replayed", ORIGINAL),
+                 self._timeline("ideal", IDEAL)]  # fmt: skip
         place = np.cumsum(kept) - 1
         written = write_op_chrome(
             path,
@@ -176,19 +177,19 @@ class OfGraph(Job):
             [
                 OpTimeline(one.name, one.start[kept], one.duration[kept],
                            place[one.critical_path[kept[one.critical_path]]])
-                for one in timelines
+                for one in drawn
             ],
         )  # fmt: skip
         return Exported(len({*marked} & {*(marked if steps is None else steps)}), len(marked), written)
 
-    def _timeline(self, name: str, scenario: Scenario) -> OpTimeline:
+    def _timeline(self, name: str, changes: Changes) -> OpTimeline:
         """When each op ran in a replay, and the critical path; for `recorded`, in the recording."""
         from tracekit.trace.chrome import OpTimeline
 
-        graph, path = self.graph, critical_path(self.replay, scenario)
+        graph, path = self.graph, critical_path(self.replay, changes)
         start, end = graph.ops.start.copy(), graph.ops.start + graph.ops.duration
-        if scenario is not RECORDED:
-            for block, timeline in zip(graph.blocks, self.replay.timelines(scenario), strict=True):
+        if changes is not RECORDED:
+            for block, timeline in zip(graph.blocks, timelines(self.replay, changes), strict=True):
                 start[block.op], end[block.op] = timeline.start, timeline.end
         on_path = np.empty(len(path.row), np.int64)
         for number, block in enumerate(graph.blocks):

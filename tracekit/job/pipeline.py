@@ -137,8 +137,8 @@ class PipelineJob(Job):
         SelectionError if none of `steps` is in the job.
         """
         from tracekit.analysis.attribution.critical_path import critical_ops
-        from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL
-        from tracekit.analysis.whatif.scenario import RECORDED as AS_RECORDED
+        from tracekit.analysis.whatif.paper import IDEAL, ORIGINAL
+        from tracekit.analysis.whatif.paper import RECORDED as AS_RECORDED
         from tracekit.analysis.whatif.timeline import timeline_frame
         from tracekit.trace.chrome import RECORDED, ExportedTimeline, write_chrome
 

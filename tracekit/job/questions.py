@@ -16,7 +16,7 @@ from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.means import saving_error_s
 from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.whatif.interventions import AddTime, Intervention, SetOps, Together, scaled_ops, step_times
-from tracekit.analysis.whatif.scenario import ORIGINAL, Scenario
+from tracekit.analysis.whatif.paper import ORIGINAL, addition
 from tracekit.analysis.whatif.selection import all_of, count_selected, masks_of
 from tracekit.analysis.whatif.selection_text import Term, checked_selection, parse_edit
 from tracekit.base.errors import SelectionError
@@ -46,7 +46,7 @@ def answer(
     """
     if keep:
         chosen = checked_selection(text, replay.graph, replay.durations)
-        original, kept = replay.step_times(ORIGINAL), replay.step_times(Scenario.addition(chosen))
+        original, kept = step_times(replay, ORIGINAL), step_times(replay, addition(chosen))
         ops, saving = count_selected(chosen, replay.graph, replay.durations), original - kept
         return answered(f"keep only {text}", ops, float(original.mean()), saving, saving_error_s(saving, 0.0), gpus)
     assert evidence is not None, "an edit needs the evidence"

@@ -21,7 +21,8 @@ from tracekit.analysis.graph.rules.posting import Posting
 from tracekit.analysis.replay.engine import JobGraph, JobReplay
 from tracekit.analysis.replay.ideal import OCCASIONAL, OCCASIONAL_BY_STAGE
 from tracekit.analysis.replay.method import Method
-from tracekit.analysis.whatif.scenario import IDEAL
+from tracekit.analysis.whatif.interventions import mean_step_time
+from tracekit.analysis.whatif.paper import IDEAL
 from tracekit.job.experts import unasked
 from tracekit.job.pipeline_report import PipelineReport, PublishedView
 from tracekit.report.clocks import ClockOffset, ClockReport
@@ -161,6 +162,6 @@ def _published_view(job: JobGraph, other: JobGraph | None) -> PublishedView | No
         published = job.replay.with_ideals(Method.PUBLISHED)
     else:
         published = job.replay.with_published_rules()
-    if not published.mean_step_time(IDEAL):  # no slowdown; the attribution reports it
+    if not mean_step_time(published, IDEAL):  # no slowdown; the attribution reports it
         return None
     return PublishedView(slowdown_of(published), tuple(reasons))

@@ -21,7 +21,7 @@ from tracekit.analysis.evidence.computes import Computes
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.fixes.workers import fewest_that_suffice
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.analysis.whatif.interventions import CostOverlay, step_times
+from tracekit.analysis.whatif.interventions import step_times
 from tracekit.base.errors import SelectionError
 from tracekit.report.plain_data import Finding, Patterns, fix_as_data, plain, shaped
 from tracekit.synth import (
@@ -72,8 +72,8 @@ class TestPrices:
 
     def test_pricing_changes_no_recorded_cost(self):
         evidence = evidence_of(SlowWorker(factor=1.5), PythonGc(pause_s=0.3), LateDataLoading())
-        before = [changed.matrix().copy() for changed in CostOverlay.recorded(evidence.replay).cost]
-        delays = [changed.matrix().copy() for changed in CostOverlay.recorded(evidence.replay).delay]
+        before = [cost.copy() for cost in evidence.replay.durations.cost]
+        delays = [delay.copy() for delay in evidence.replay.durations.launch_delay]
         fixes_of(evidence, causes_of(evidence))
         for mine, recorded in zip(before, evidence.replay.durations.cost, strict=True):
             assert np.array_equal(mine, recorded)
