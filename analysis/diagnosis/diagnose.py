@@ -55,7 +55,7 @@ def diagnose(
     """Patterns, causes and fixes. `layers` as in `fixes_of`. With the published method, no cause explains
     launch delays. `expert_loads`: tokens of each expert, if the job logged them.
     """
-    evidence = structs.replace(Evidence.of(trace, replay, attribution), expert_loads=expert_loads)
+    evidence = structs.replace(Evidence.of(trace, replay, lambda: attribution), expert_loads=expert_loads)
     stalls = stalls_of(replay, attribution)
     return with_plug_ins(lambda detectors: _diagnosed(evidence, stalls, detectors, layers, method))
 

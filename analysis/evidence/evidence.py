@@ -5,14 +5,15 @@ In: a `Trace`, its `JobReplay` and `Attribution`. Out: `Evidence`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import polars as pl
 from msgspec import structs
 
+from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY, Attribution, Trust
 from tracekit.analysis.attribution.chance import Parts, noisy_step_times
 from tracekit.analysis.evidence.breaks import Breaks, find_breaks
@@ -65,14 +66,16 @@ def _grid(kinds: Collection[OpKind], *, most: int | None = None) -> cached_prope
 
 
 class Evidence(Subject, frozen=True, eq=False):
-    """The evidence on one job. `replay`: only with the launch delays of each step itself, see `step_edges`.
+    """The evidence on one job. `replay`: only with the launch delays of each step itself, see `step_edges`; `plain`: as
+    recorded. `attributed`: returns its attribution, which takes long and which a question does not need.
 
     `expert_loads`: tokens of each expert, if the job logged them.
     """
 
     trace: Trace
     replay: JobReplay
-    attribution: Attribution
+    plain: JobReplay
+    attributed: Callable[[], Attribution]
     computes: Computes
     paused_starts: PausedStarts | None = None
     breaks: Breaks | None = None
@@ -110,8 +113,8 @@ class Evidence(Subject, frozen=True, eq=False):
     computing = _grid(frozenset(OpKind) - COMMUNICATION)
 
     @classmethod
-    def of(cls, trace: Trace, replay: JobReplay, attribution: Attribution) -> Evidence:
-        """Gather evidence on a job."""
+    def of(cls, trace: Trace, replay: JobReplay, attributed: Callable[[], Attribution] | None = None) -> Evidence:
+        """Gather evidence on a job. `attributed`: returns its attribution; by default, it is computed if needed."""
         by_step = with_step_delays(replay, trace.step_starts)
         computes = Computes(by_step, Lockstep.of(trace, by_step.graph))
         paused = find_paused_starts(by_step, computes.pauses)
@@ -119,7 +122,13 @@ class Evidence(Subject, frozen=True, eq=False):
         stalled = 0.0 if by_step.stalled_s is None else by_step.stalled_s
         busy_s = step_times(by_step, ()) - stalled  # a stall lies between two steps and belongs to neither
         by_step = with_overlap(by_step, trace.step_starts, busy_s)
-        return cls(trace, by_step, attribution, computes, paused, find_breaks(by_step))
+        attributed = attributed or partial(attribute, replay)
+        return cls(trace, by_step, replay, attributed, computes, paused, find_breaks(by_step))
+
+    @cached_property
+    def attribution(self) -> Attribution:
+        """What stragglers cost, and which ones."""
+        return self.attributed()
 
     @property
     def dp_ranks(self) -> tuple[int, ...]:
@@ -138,7 +147,7 @@ class Evidence(Subject, frozen=True, eq=False):
 
     @property
     def gpus(self) -> int:
-        return self.attribution.world_size
+        return self.replay.graph.layout.world_size
 
     @property
     def steps(self) -> Int32s:
@@ -213,11 +222,11 @@ class Evidence(Subject, frozen=True, eq=False):
 
     @property
     def measured_s(self) -> float:
-        return self.attribution.recorded_s
+        return self.plain.fit.recorded_s
 
     @property
     def replay_error(self) -> float:
-        return self.attribution.trust.replay_error
+        return self.plain.fit.error
 
     @property
     def smallest_cost_s(self) -> float:
@@ -308,7 +317,7 @@ class Evidence(Subject, frozen=True, eq=False):
     @property
     def recorded_s(self) -> float:
         """Mean step including stalls between steps, seconds."""
-        return max(self.attribution.recorded_s, self.unchanged_s)
+        return max(self.measured_s, self.unchanged_s)
 
     @property
     def distances_seen(self) -> bool:

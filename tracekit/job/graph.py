@@ -33,7 +33,7 @@ from tracekit.base.text import short
 from tracekit.job.experts import unasked
 from tracekit.job.graph_report import GraphReport
 from tracekit.job.job import Exported, Job, PathLike, Progress
-from tracekit.job.questions import answer, by_labels
+from tracekit.job.questions import answer_fix, answer_keep, by_labels, op_edits
 from tracekit.report.question import ByLabel, Question
 from tracekit.trace.kineto import GpuRecording
 from tracekit.trace.op import OpTrace
@@ -104,8 +104,8 @@ class OfGraph(Job):
         if expert_loads is not None:
             evidence = structs.replace(evidence, expert_loads=expert_loads)
         gpus = len(self.graph.ops.mesh.ranks)
-        questions = [answer(replay, text, gpus, keep=False, evidence=evidence) for text in fix]
-        questions += [answer(replay, text, gpus, keep=True, evidence=evidence) for text in keep]
+        questions = [answer_fix(replay, text, gpus, evidence, op_edits) for text in fix]
+        questions += [answer_keep(replay, text, gpus) for text in keep]
         tell("labels")
         labels = [self.attribute_by(*text.split(",")) for text in dict.fromkeys((*self._usual_labels(), *by))]
         tell("critical path")
@@ -148,7 +148,10 @@ class OfGraph(Job):
 
     def answer(self, selection: str, *, keep: bool = False) -> Question:
         _ = self.times  # or the error that there are none
-        return answer(self.replay, selection, len(self.graph.ops.mesh.ranks), keep=keep, evidence=self.evidence)
+        gpus = len(self.graph.ops.mesh.ranks)
+        if keep:
+            return answer_keep(self.replay, selection, gpus)
+        return answer_fix(self.replay, selection, gpus, self.evidence, op_edits)
 
     def export(self, path: PathLike, *, steps: Sequence[int] | None = None) -> Exported:
         """See `Job.export`. `steps`: by the label `profiler_step` if ops have it."""

@@ -72,15 +72,17 @@ class ReplayedJob(Struct, frozen=True):
         kept: list[Question] = []
         labels: list[ByLabel] = []
         if fix or keep or by:
-            from tracekit.job.questions import answer, by_labels, check
+            from tracekit.job.questions import answer_keep, by_labels, check
 
             check(self.replay, fix)
-            kept = [answer(self.replay, text, gpus, keep=True) for text in keep]
+            kept = [answer_keep(self.replay, text, gpus) for text in keep]
             labels += [by_labels(self.replay, *text.split(",")) for text in by]
         found = attribute(self.replay, progress=progress) if attribution is None else attribution()
-        if fix or keep:
-            evidence = structs.replace(Evidence.of(self.trace, self.replay, found), expert_loads=expert_loads)
-            questions = [*(answer(self.replay, text, gpus, evidence=evidence) for text in fix), *kept]
+        if fix:
+            from tracekit.job.questions import answer_fix, pipeline_edits
+
+            evidence = structs.replace(Evidence.of(self.trace, self.replay, lambda: found), expert_loads=expert_loads)
+            questions = [answer_fix(self.replay, text, gpus, evidence, pipeline_edits) for text in fix]
         if progress is not None:
             progress("causes and fixes")
         exchanges = exchange_evidence(self.trace, expert_loads)
@@ -104,7 +106,7 @@ class ReplayedJob(Struct, frozen=True):
             published=_published_view(self.graph, self.published),
             exchanges=exchanges,
             experts=unasked(exchanges),
-            questions_asked=tuple(questions),
+            questions_asked=(*questions, *kept),
             labels_asked=tuple(labels),
             step_values=step_values(self.trace.metadata),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -155,7 +156,7 @@ def checked_job(spec: SynthSpec) -> Iterator[Checked]:
     """The fixes of one job against the truth."""
     trace = synthesize(spec)
     replay = JobReplay.from_trace(trace)
-    evidence = Evidence(trace, replay, attribute(replay), Computes(replay))
+    evidence = Evidence(trace, replay, replay, partial(attribute, replay), Computes(replay))
     for fix in fixes_of(evidence, causes_of(evidence)):
         truth_s = truth_of(fix, spec, evidence)
         if truth_s is not None:

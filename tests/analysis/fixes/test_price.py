@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ SPEC = SynthSpec(Layout(dp=4, pp=4, tp=4), steps=10, seed=21)
 def evidence_of(*causes, **changes):
     trace = synthesize(replace(SPEC, causes=causes, **changes))
     replay = JobReplay.from_trace(trace)
-    return Evidence(trace, replay, attribute(replay), Computes(replay))
+    return Evidence(trace, replay, replay, partial(attribute, replay), Computes(replay))
 
 
 def fixes(*causes, **changes):
@@ -298,9 +299,9 @@ class TestDiagnosis:
         replay = JobReplay.from_trace(trace)
         attribution = attribute(replay)
         whole = diagnose(trace, replay, attribution)
-        causes = causes_of(Evidence.of(trace, replay, attribution))
+        causes = causes_of(Evidence.of(trace, replay, lambda: attribution))
         assert [shaped(Finding, cause) for cause in whole.causes] == [shaped(Finding, cause) for cause in causes]
-        fixes = fixes_of(Evidence.of(trace, replay, attribution), causes)
+        fixes = fixes_of(Evidence.of(trace, replay, lambda: attribution), causes)
         assert list(map(fix_as_data, whole.fixes)) == list(map(fix_as_data, fixes))
 
 
