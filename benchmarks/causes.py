@@ -116,10 +116,13 @@ def _cost() -> str:
         trace = synthesize(SynthSpec(layout, microbatches=MICROBATCHES, steps=STEPS, causes=causes))
         replay = JobReplay.from_trace(trace)
         attribution = attribute(replay)
-        diagnose(PipelineAssessment(PipelineSubject.of(trace, replay, attribution)))
+        diagnose(PipelineAssessment(PipelineSubject.of(trace, replay, lambda attribution=attribution: attribution)))
         attributed_s = median_s(lambda replay=replay: attribute(replay), 3)
         diagnosed_s = median_s(
-            lambda job=(trace, replay, attribution): diagnose(PipelineAssessment(PipelineSubject.of(*job))), 3
+            lambda job=(trace, replay, lambda attribution=attribution: attribution): diagnose(
+                PipelineAssessment(PipelineSubject.of(*job))
+            ),
+            3,
         )
         rows.append([f"{workers:,}", f"{attributed_s:.2f}", f"{diagnosed_s:.2f}", f"{diagnosed_s / attributed_s:.2f}"])
     header = (

@@ -197,17 +197,19 @@ def _ops(path: Path) -> int:
 def _kernel(trace: Measured) -> str:
     """Op-replays per second of the kernel alone."""
     import tracekit as library
-    from tracekit.analysis.whatif.scenario import ORIGINAL, RECORDED
+    from tracekit.analysis.whatif.interventions import changed
+    from tracekit.analysis.whatif.paper import ORIGINAL, RECORDED
 
     replay = library.load(trace.path).replay
     rows = []
     for threads in (1, 2):
-        for name, scenario in (("original", ORIGINAL), ("with launch delays", RECORDED)):
-            replay.step_times(scenario, threads=threads)
-            took_s = median_s(lambda scenario=scenario, threads=threads: replay.step_times(scenario, threads=threads),
+        for name, changes in (("original", ORIGINAL), ("with launch delays", RECORDED)):
+            costs = changed(replay, changes).costs()
+            replay.step_times(costs, threads=threads)
+            took_s = median_s(lambda costs=costs, threads=threads: replay.step_times(costs, threads=threads),
                               KERNEL_RUNS)  # fmt: skip
             rows.append([name, str(threads), f"{took_s * 1e3:.1f}", f"{replay.graph.ops / took_s / 1e9:.2f}"])
-    header = ["scenario", "threads", "ms", "1e9 op-replays/s"]
+    header = ["question", "threads", "ms", "1e9 op-replays/s"]
     return f"Replay of {trace.name} alone, step times only:\n\n{table(header, rows)}"
 
 

@@ -23,8 +23,9 @@ from tracekit.analysis.attribution.resolution import coarse_starts_s
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.analysis.numeric.whole import UNDIVIDED, Whole, by_name
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, RECORDED, Action, Base, Edit, Scenario
-from tracekit.analysis.whatif.selection import Selection, kind, labelled, stage, worker
+from tracekit.analysis.whatif.interventions import SetCost, mean_step_time, step_times
+from tracekit.analysis.whatif.paper import IDEAL, ORIGINAL, RECORDED, addition, delayed, removal
+from tracekit.analysis.whatif.selection import kind, labelled, stage, worker
 from tracekit.base.errors import TraceError
 from tracekit.trace.canonical import traced_dp_ranks
 from tracekit.trace.model import DP_COLLECTIVES, KINDS, OpKind, Worker, kind_groups
@@ -67,10 +68,10 @@ class ReplayedSteps(Struct, frozen=True, eq=False):
         graph, durations = replay.graph, replay.durations
         stages = graph.layout.pp
         tell("step times")
-        recorded = replay.recorded_step_times()
-        ideal, original = replay.step_times(IDEAL), replay.step_times(ORIGINAL)
+        recorded = replay.fit.recorded
+        ideal, original = step_times(replay, IDEAL), step_times(replay, ORIGINAL)
         _check_step_times(graph.steps, {"recorded": recorded, "original": original, "ideal": ideal})
-        by_stage = np.stack([replay.step_times(Scenario.addition(stage(at))) for at in range(stages)], axis=1)
+        by_stage = np.stack([step_times(replay, addition(stage(at))) for at in range(stages)], axis=1)
         represented = representative_lanes(replay)
         by_dp_rank = add_back_lanes(replay, represented)
         # Asked as early as possible: a round of batches replays all that comes before.
@@ -78,46 +79,46 @@ class ReplayedSteps(Struct, frozen=True, eq=False):
         slowest = _slowest_workers(approx, graph.dp_ranks)
         tell("op kinds")
         chosen_kinds = {name: kind(*kinds) for name, kinds in kind_groups(graph.job.kinds).items()}
-        by_kind = {name: replay.step_times(Scenario.addition(chosen)) for name, chosen in chosen_kinds.items()}
-        removed_by_kind = {name: replay.step_times(Scenario.removal(chosen)) for name, chosen in chosen_kinds.items()}
+        by_kind = {name: step_times(replay, addition(chosen)) for name, chosen in chosen_kinds.items()}
+        removed_by_kind = {name: step_times(replay, removal(chosen)) for name, chosen in chosen_kinds.items()}
         tell("stages")
-        removed_by_stage = np.stack([replay.step_times(Scenario.removal(stage(at))) for at in range(stages)], axis=1)
+        removed_by_stage = np.stack([step_times(replay, removal(stage(at))) for at in range(stages)], axis=1)
         tell("DP ranks and workers")
         each = [by_dp_rank] if stages == 1 else [add_back_lanes(replay, represented, at) for at in range(stages)]
         tell("launch delays")
-        delayed_by_stage = np.stack([replay.step_times(_delayed(stage(at))) for at in range(stages)], axis=1)
+        delayed_by_stage = np.stack([step_times(replay, delayed(stage(at))) for at in range(stages)], axis=1)
         times = {
             "steps": graph.steps,
             "recorded": recorded,
             "original": original,
             "ideal": ideal,
-            "with_delays": replay.step_times(RECORDED),
+            "with_delays": replay.fit.with_delays,
             "by_kind": by_kind,
             "by_stage": by_stage,
             "by_dp_rank": by_dp_rank,
             "by_worker": np.stack(each, axis=2),
             "removed_by_kind": removed_by_kind,
             "removed_by_stage": removed_by_stage,
-            "delayed_by_kind": {name: replay.step_times(_delayed(chosen)) for name, chosen in chosen_kinds.items()},
+            "delayed_by_kind": {name: step_times(replay, delayed(chosen)) for name, chosen in chosen_kinds.items()},
             "delayed_by_stage": delayed_by_stage,
-            "delayed_by_dp_rank": step_times_each_changed(replay, _delayed, COSTLIEST_BY_DP_RANK),
+            "delayed_by_dp_rank": step_times_each_changed(replay, delayed, COSTLIEST_BY_DP_RANK),
         }
         tell("DP ranks fixed")
-        times["removed_by_dp_rank"] = step_times_each_changed(replay, Scenario.removal, COSTLIEST_BY_DP_RANK)
+        times["removed_by_dp_rank"] = step_times_each_changed(replay, removal, COSTLIEST_BY_DP_RANK)
         tell("critical path")
-        paths = {name: critical_path(replay, scenario) for name, scenario in _WITH_PATH.items()}
+        paths = {name: critical_path(replay, changes) for name, changes in _WITH_PATH.items()}
         tell("slowest workers and last stage")
-        changes = Scenario.addition(worker(*slowest)), Scenario.removal(worker(*slowest))
+        questions = addition(worker(*slowest)), removal(worker(*slowest))
         return cls(
             times=times,
             slowest_workers=slowest,
-            slowest=tuple(replay.step_times(change) for change in changes),
+            slowest=tuple(step_times(replay, question) for question in questions),
             hidden=_hidden_times(replay),
             paths={
                 name: (path.step_seconds_by(["kind"]), path.step_seconds_by(["dp_rank", "stage"]), path.step_delays_s)
                 for name, path in paths.items()
             },
-            as_recorded=None if plain is None else (plain.step_times(ORIGINAL), plain.step_times(IDEAL)),
+            as_recorded=None if plain is None else (step_times(plain, ORIGINAL), step_times(plain, IDEAL)),
             clamped_transfers=durations.clamped_transfers,
             clamped_delays=durations.clamped_delays,
             ops=graph.ops,
@@ -125,7 +126,7 @@ class ReplayedSteps(Struct, frozen=True, eq=False):
         )
 
 
-#: Scenarios whose critical path is reported.
+#: Jobs whose critical path is reported.
 _WITH_PATH = {"recorded": RECORDED, "original": ORIGINAL, "ideal": IDEAL}
 
 
@@ -221,7 +222,7 @@ def _check_step_times(steps: Int32s, times: Mapping[str, Floats]) -> None:
 
 def slowdown_of(replay: JobReplay) -> float:
     """S = T(original) / T(ideal)."""
-    return replay.mean_step_time(ORIGINAL) / replay.mean_step_time(IDEAL)
+    return mean_step_time(replay, ORIGINAL) / mean_step_time(replay, IDEAL)
 
 
 def _hidden_times(replay: JobReplay) -> Floats | None:
@@ -237,7 +238,7 @@ def _hidden_times(replay: JobReplay) -> Floats | None:
     selection = kind(*waiting)
     if len(incomplete) < len(graph.steps):
         selection = selection & labelled("step", *incomplete.tolist())
-    return replay.step_times(Scenario(Base.IDEAL, (Edit(selection, Action.SET, 0.0),)))
+    return step_times(replay, (*IDEAL, SetCost(selection, 0.0)))
 
 
 def _incomplete_steps(replay: JobReplay) -> Int32s:
@@ -247,10 +248,6 @@ def _incomplete_steps(replay: JobReplay) -> Int32s:
     for block in graph.blocks:
         lanes += np.bincount(block.step, minlength=len(graph.steps))
     return graph.steps[lanes < traced_dp_ranks(graph.layout, np.array(graph.dp_ranks))]
-
-
-def _delayed(selection: Selection) -> Scenario:
-    return Scenario(Base.ORIGINAL, launch_delays=selection)
 
 
 def _approximate(parts: Sequence[tuple[Floats, Floats]]) -> Floats:

@@ -17,7 +17,8 @@ from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.analysis.numeric.codes import combinations
 from tracekit.analysis.numeric.means import ratio_margins
 from tracekit.analysis.replay.graph_replay import GraphReplay
-from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, Scenario
+from tracekit.analysis.whatif.interventions import step_times, step_times_each
+from tracekit.analysis.whatif.paper import IDEAL, ORIGINAL, addition, removal
 from tracekit.analysis.whatif.selection import Context, Selection
 from tracekit.base.errors import SelectionError
 
@@ -65,7 +66,7 @@ def attribute_by(replay: GraphReplay, names: Sequence[str]) -> tuple[Share, ...]
         counts += np.bincount(labelled, minlength=len(values)) * each
     added_each, removed_each = _step_times(replay, codes, len(values))
     added, removed = added_each.mean(axis=1), removed_each.mean(axis=1)
-    ideal_each, original_each = replay.step_times(IDEAL), replay.step_times(ORIGINAL)
+    ideal_each, original_each = step_times(replay, IDEAL), step_times(replay, ORIGINAL)
     ideal, original = float(ideal_each.mean()), float(original_each.mean())
     errors = ratio_margins(added_each.T, ideal_each, original_each)
     shares = [
@@ -92,8 +93,8 @@ def _step_times(replay: GraphReplay, codes: Sequence[Int32s], values: int) -> It
         yield replay.step_times_each_choice(cost, ideal, codes, values)
         return
     chosen = [_Combination(codes, code) for code in range(values)]
-    for scenario in (Scenario.addition, Scenario.removal):
-        yield replay.step_times_each([scenario(one) for one in chosen])
+    for question in (addition, removal):
+        yield step_times_each(replay, [question(selection) for selection in chosen])
 
 
 def _combined(graph: LabelledGraph, names: Sequence[str]) -> tuple[list[tuple[Value, ...]], list[Int32s]]:

@@ -179,4 +179,4 @@ def _with_factors(replay: GraphReplay, factors: Sequence[Floats]) -> Floats:
             some = factor[work]
             factor[work] = np.divide(some, some.mean(), out=some)
         costs.append(Costs.of_matrix(np.multiply(factor, ideal if ideal.ndim == 2 else ideal[:, None], out=factor)))
-    return replay.step_times_at(costs)
+    return replay.step_times(costs)

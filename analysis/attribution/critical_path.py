@@ -1,8 +1,8 @@
 """The critical path across ranks: the chain of ops that determines the step time.
 
-In: a replay and a scenario. Out: `CriticalPath`, whose ops and gaps add up to the time of each step. Walks a replayed
-timeline backwards: from the op that ends last to the op that it waited for longest, and on to another rank wherever a
-collective or transfer waited for one.
+In: a replay and changes to it. Out: `CriticalPath`, whose ops and gaps add up to the time of each step. Walks a
+replayed timeline backwards: from the op that ends last to the op that it waited for longest, and on to another rank
+wherever a collective or transfer waited for one.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from tracekit.analysis.graph.labels import UNLABELLED, LabelledBlock, LabelledGr
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.analysis.numeric.codes import combinations
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.analysis.replay.graph_replay import CostRule, GraphReplay
+from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.replay.kernel import Timeline
+from tracekit.analysis.whatif.interventions import Intervention, timelines
 from tracekit.trace.schema import KIND_TYPE
 
 #: Allocate room for the longest possible path of this many steps at once.
@@ -34,7 +35,7 @@ class CriticalPath(Struct, frozen=True, eq=False):
 
     `step`: index into the graph's steps. `block`, `row`, `lane`: which op. `cost_s`: how much of the step the op takes,
     seconds; `delay_s`: how long nothing on the path ran before it although everything that it waits for had ended, such
-    as a launch delay if the scenario keeps them. `cost_s` and `delay_s` add up to the step time.
+    as a launch delay if the changes keep them. `cost_s` and `delay_s` add up to the step time.
     """
 
     graph: LabelledGraph
@@ -84,12 +85,12 @@ class CriticalPath(Struct, frozen=True, eq=False):
         return math.fsum(self.step_delays_s) / len(self.graph.steps)
 
 
-def critical_path(replay: GraphReplay, scenario: CostRule) -> CriticalPath:
-    """The critical path of every step under `scenario`."""
-    graph, timelines = replay.graph, replay.timelines(scenario)
-    walks = [_Walk(block, timeline) for block, timeline in zip(graph.blocks, timelines, strict=True)]
+def critical_path(replay: GraphReplay, changes: Sequence[Intervention]) -> CriticalPath:
+    """The critical path of every step after some changes."""
+    graph, replayed = replay.graph, timelines(replay, changes)
+    walks = [_Walk(block, timeline) for block, timeline in zip(graph.blocks, replayed, strict=True)]
     if graph.blocks_meet:
-        return _assembled(graph, timelines, list(_across_blocks(graph, walks)))
+        return _assembled(graph, replayed, list(_across_blocks(graph, walks)))
     parts = []
     for number, (block, walk) in enumerate(zip(graph.blocks, walks, strict=True)):
         bounds = block.first_lane
@@ -98,7 +99,7 @@ def critical_path(replay: GraphReplay, scenario: CostRule) -> CriticalPath:
             lane = _last_lanes(walk.last, some)
             counts, ops = walk.back(some, lane, walk.timeline.end[:, lane].argmax(axis=0), apart=False)
             parts.append(_Part(np.repeat(block.step[some[:-1]], counts), number, ops))
-    return _assembled(graph, timelines, parts)
+    return _assembled(graph, replayed, parts)
 
 
 def _across_blocks(graph: LabelledGraph, walks: Sequence[_Walk]) -> Iterator[_Part]:
@@ -137,9 +138,9 @@ def _last_lanes(last: Floats, bounds: Ints) -> Ints:
     return lanes
 
 
-def critical_ops(replay: JobReplay, scenario: CostRule) -> pl.DataFrame:
+def critical_ops(replay: JobReplay, changes: Sequence[Intervention]) -> pl.DataFrame:
     """The critical path of a pipeline job as a frame: step, dp_rank, pp_rank, kind and seq of its ops, in order."""
-    path, graph = critical_path(replay, scenario), replay.graph
+    path, graph = critical_path(replay, changes), replay.graph
     frames = []
     for number, block in enumerate(graph.blocks):
         here = np.flatnonzero(path.block == number)

@@ -18,7 +18,8 @@ from tracekit.analysis.graph.template import Template, build_coupled_template
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.kernel import NO_MATRIX, Costs, replay_lanes
-from tracekit.analysis.whatif.scenario import IDEAL, Scenario
+from tracekit.analysis.whatif.interventions import changed, step_times
+from tracekit.analysis.whatif.paper import IDEAL, addition
 from tracekit.analysis.whatif.selection import dp_rank, labelled
 
 
@@ -43,7 +44,8 @@ def representative_lanes(replay: JobReplay) -> tuple[RepresentativeLanes, ...]:
     """
     if any(ideal.ndim > 1 for ideal in replay.durations.ideal):
         return ()
-    graph = replay.beginning_as_in(IDEAL).graph
+    ideal = changed(replay, IDEAL)
+    graph = replay.graph_begun(ideal.costs(), ideal.sampled_costs())
     lanes_here = np.zeros((len(graph.blocks), len(graph.steps)), np.int64)
     for number, block in enumerate(graph.blocks):
         lanes_here[number] = np.bincount(block.step, minlength=len(graph.steps))
@@ -75,7 +77,7 @@ def add_back_lanes(replay: JobReplay, represented: tuple[RepresentativeLanes, ..
     if not represented:
         return _one_by_one(replay, stage)
     graph = replay.graph
-    times = np.repeat(replay.step_times(IDEAL)[:, None], len(graph.dp_ranks), axis=1)
+    times = np.repeat(step_times(replay, IDEAL)[:, None], len(graph.dp_ranks), axis=1)
     for part in represented:
         template = part.template
         chosen = template.member == 0 if stage is None else (template.member == 0) & (template.pp_rank == stage)
@@ -90,4 +92,4 @@ def _one_by_one(replay: JobReplay, stage: int | None) -> Floats:
     """The result of `add_back_lanes`, from one replay per DP rank."""
     ranks = (dp_rank(rank) for rank in replay.graph.dp_ranks)
     chosen = ranks if stage is None else (rank & labelled("stage", stage) for rank in ranks)
-    return np.stack([replay.step_times(Scenario.addition(some)) for some in chosen], axis=1)
+    return np.stack([step_times(replay, addition(of)) for of in chosen], axis=1)

@@ -20,7 +20,8 @@ from msgspec import Struct
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.kernel import Costs, path_lengths, without_starts
-from tracekit.analysis.whatif.scenario import ORIGINAL, Scenario
+from tracekit.analysis.whatif.interventions import changed, step_times
+from tracekit.analysis.whatif.paper import ORIGINAL, Changes
 from tracekit.analysis.whatif.selection import Everything, Selection, dp_rank
 
 #: Largest number of path lengths in memory at a time.
@@ -28,7 +29,7 @@ _LENGTHS_AT_ONCE = 1 << 20
 
 
 def step_times_each_changed(
-    replay: JobReplay, change: Callable[[Selection], Scenario], most_op_replays: int
+    replay: JobReplay, change: Callable[[Selection], Changes], most_op_replays: int
 ) -> Floats | None:
     """Step times, seconds, [steps, dp_ranks]: the original job with `change` applied to all ops of one DP rank.
 
@@ -39,14 +40,14 @@ def step_times_each_changed(
     if min(passes, len(graph.dp_ranks)) * graph.job.ops > most_op_replays:
         return None
     if len(graph.dp_ranks) <= passes:
-        return np.stack([replay.step_times(change(dp_rank(rank))) for rank in graph.dp_ranks], axis=1)
+        return np.stack([step_times(replay, change(dp_rank(rank))) for rank in graph.dp_ranks], axis=1)
     return step_times_by_paths(replay, change(Everything()))
 
 
-def step_times_by_paths(replay: JobReplay, changed: Scenario) -> Floats:
-    """Step times, seconds, [steps, dp_ranks]: the original job with one DP rank as in `changed`, by longest paths."""
+def step_times_by_paths(replay: JobReplay, changes: Changes) -> Floats:
+    """Step times, seconds, [steps, dp_ranks]: the original job with one DP rank after `changes`, by longest paths."""
     graph = replay.graph
-    before, after = _Lanes.under(replay, ORIGINAL), _Lanes.under(replay, changed)
+    before, after = _Lanes.after(replay, ORIGINAL), _Lanes.after(replay, changes)
     order = _collectives_in_order(replay)
     together = max(1, _LENGTHS_AT_ONCE // ((graph.rendezvous_count + 1) ** 2 * len(graph.dp_ranks)))
     times = np.empty((len(graph.steps), len(graph.dp_ranks)))
@@ -58,16 +59,15 @@ def step_times_by_paths(replay: JobReplay, changed: Scenario) -> Floats:
 
 
 class _Lanes(Struct, frozen=True, eq=False):
-    """All lanes of a job under one scenario: `costs` of each block, and the same without what precedes a collective."""
+    """All lanes of a job after changes: `costs` of each block, and the same without what precedes a collective."""
 
     replay: JobReplay
     costs: tuple[Costs, ...]
     behind_collective: tuple[Costs, ...]
 
     @classmethod
-    def under(cls, replay: JobReplay, scenario: Scenario) -> _Lanes:
-        blocks = replay.graph.blocks
-        costs = tuple(scenario.costs(replay.graph, replay.durations, number) for number in range(len(blocks)))
+    def after(cls, replay: JobReplay, changes: Changes) -> _Lanes:
+        blocks, costs = replay.graph.blocks, tuple(changed(replay, changes).costs())
         behind = (without_starts(block.template, cost, block.lanes) for block, cost in zip(blocks, costs, strict=True))
         return cls(replay, costs, tuple(behind))
 

@@ -16,7 +16,7 @@ from tracekit.analysis.attribution.critical_path import critical_path
 from tracekit.analysis.attribution.patterns import TRANSIENT_SHARE, TimeShape, pattern_of_series
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.analysis.whatif.scenario import RECORDED
+from tracekit.analysis.whatif.paper import RECORDED
 from tracekit.trace.model import KINDS, OpKind
 
 

@@ -14,7 +14,7 @@ from tracekit.analysis.evidence.graph_subject import GraphSubject
 from tracekit.analysis.evidence.host_time import host_time
 from tracekit.analysis.gpu.roofline import work_of
 from tracekit.analysis.numeric.arrays import Ints
-from tracekit.analysis.whatif.interventions import CostOverlay, LessTime
+from tracekit.analysis.whatif.interventions import LessTime
 from tracekit.base.text import code_name, three_digits
 from tracekit.report.finding import Spent
 from tracekit.report.verdict import LossKind
@@ -60,7 +60,7 @@ class Recompute(Detector):
             if kept is None
             else f"that takes at most {three_digits(kept / 1e9)} GB more"
         )
-        delay_s = np.maximum(CostOverlay.recorded(job.replay).delay_of_ops(), 0.0)
+        delay_s = np.maximum(job.replay.delay_of_ops, 0.0)
         yield candidate(
             self.kind,
             job,

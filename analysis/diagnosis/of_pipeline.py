@@ -39,8 +39,15 @@ from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.fixes.workers import worker_plans
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.method import Method
-from tracekit.analysis.whatif.interventions import Intervention, NoDelays, NoOverlap, step_times
-from tracekit.analysis.whatif.scenario import Action, Base, Edit, Scenario
+from tracekit.analysis.whatif.interventions import (
+    Intervention,
+    NoDelays,
+    NoOverlap,
+    SetCost,
+    mean_step_time,
+    step_times,
+)
+from tracekit.analysis.whatif.paper import IDEAL, ORIGINAL
 from tracekit.analysis.whatif.selection import communication
 from tracekit.analysis.whatif.selection import kind as kind_of
 from tracekit.base.text import main_clause, seconds
@@ -275,8 +282,8 @@ def straggling_s(job: PipelineSubject, causes: Sequence[Finding], parts: Parts) 
     planned = [detector_of(cause.kind).planned for cause in causes if _done_for_all(cause)]
     if not planned:
         return found.original_s - found.ideal_s
-    without = (Edit(kind_of(*filter(None, planned)), Action.SET, 0.0),)
-    original_s, ideal_s = (job.replay.mean_step_time(Scenario(base, without)) for base in Base)
+    without = SetCost(kind_of(*filter(None, planned)), 0.0)
+    original_s, ideal_s = (mean_step_time(job.replay, (*base, without)) for base in (ORIGINAL, IDEAL))
     straggling = original_s >= STRAGGLING_SLOWDOWN * ideal_s or parts.headline
     return original_s - ideal_s if straggling else 0.0
 
@@ -357,8 +364,8 @@ def _exposed_communication(job: PipelineSubject) -> list[Loss]:
     """What the mean step would save if communication took no time, if the job is communication-bound; else nothing."""
     if job.attribution.slowdown < SMALLEST_SLOWDOWN or not can_conclude(job, LossKind.COMMUNICATION):
         return []
-    silent = Scenario(Base.ORIGINAL, (Edit(communication(), Action.SET, 0.0),))
-    exposed_s = job.attribution.original_s - job.replay.mean_step_time(silent)
+    silent = (*ORIGINAL, SetCost(communication(), 0.0))
+    exposed_s = job.attribution.original_s - mean_step_time(job.replay, silent)
     if exposed_s < COMMUNICATION_BOUND_SHARE * job.attribution.recorded_s:
         return []
     return [Loss(LossKind.COMMUNICATION, exposed_s, (), 0.0)]

@@ -20,7 +20,7 @@ from tracekit.analysis.graph.op_grid import op_grid
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.robust import lower_median, safe
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.analysis.whatif.interventions import CostOverlay, Intervention, Scale
+from tracekit.analysis.whatif.interventions import Intervention, Scale, changed
 from tracekit.trace.model import OpKind
 
 
@@ -46,10 +46,8 @@ class Computes(Struct, frozen=True, eq=False, dict=True):
         """Their costs after some changes."""
         if not changes:
             return ComputeTable.of(self.replay)
-        overlay = CostOverlay.recorded(self.replay)
-        for change in changes:
-            change.make(overlay)
-        return ComputeTable.of(self.replay, tuple(changed.matrix() for changed in overlay.cost))
+        blocks = changed(self.replay, changes).cost
+        return ComputeTable.of(self.replay, tuple(block.matrix() for block in blocks))
 
     @cached_property
     def profile(self) -> ComputeProfile | None:

@@ -18,7 +18,7 @@ from tracekit.analysis.evidence.evidence import evidence
 from tracekit.analysis.evidence.grids import backwards, forwards
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.whatif.interventions import CostOverlay, Intervention, Scale, Together
+from tracekit.analysis.whatif.interventions import Intervention, Scale, Together, changed
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import OpKind
 from tracekit.trace.schema import RECEIVED, SENT
@@ -147,8 +147,6 @@ def beyond_experts(job: PipelineSubject) -> PipelineSubject | None:
     even = even_experts(job)
     if even is None:
         return None
-    overlay = CostOverlay.recorded(job.replay)
-    even.make(overlay)
-    cost = tuple(changed.matrix() for changed in overlay.cost)
+    cost = tuple(block.matrix() for block in changed(job.replay, (even,)).cost)
     replay = structs.replace(job.replay, durations=structs.replace(job.replay.durations, cost=cost))
     return structs.replace(job, replay=replay, computes=Computes(replay, job.lockstep))

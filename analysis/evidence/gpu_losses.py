@@ -22,7 +22,6 @@ from tracekit.analysis.evidence.unknown_loads import unknown_loads
 from tracekit.analysis.evidence.unprofiled_steps import in_production_s, profiler_s
 from tracekit.analysis.gpu.behind import exposed_s
 from tracekit.analysis.gpu.gpu_times import GpuTimes
-from tracekit.analysis.whatif.interventions import CostOverlay
 from tracekit.report.verdict import LossKind
 from tracekit.trace.gpu_activity import NOT_THE_HOST, IdleReason
 
@@ -124,7 +123,7 @@ def _backlog_s(job: GraphSubject) -> float:
     """How long streams still did what had been launched before the recording, and is not in it, seconds."""
     first = job.ops.select(pl.struct("rank", "stream").is_first_distinct() & pl.col("role").eq("gpu"))
     before = first.to_series().fill_null(value=False).to_numpy() & (host_time(job).launched_by < 0)
-    return float(CostOverlay.recorded(job.replay).delay_of_ops()[before].max(initial=0.0))
+    return float(job.replay.delay_of_ops[before].max(initial=0.0))
 
 
 @evidence(GraphSubject)

@@ -20,7 +20,7 @@ from tracekit.analysis.whatif.interventions import (
     Intervention,
     step_times,
 )
-from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, RECORDED
+from tracekit.analysis.whatif.paper import IDEAL, ORIGINAL
 from tracekit.trace.facts import OP_TRACE, RECORDING, RECORDING_OF_ONE, Fact, Lack
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ class Times(Struct, frozen=True, eq=False):
     @classmethod
     def of(cls, graph: FoldedGraph, replay: GraphReplay) -> Times:
         """The step times of a replay."""
-        with_delays, original, ideal = (replay.step_times(scenario) for scenario in (RECORDED, ORIGINAL, IDEAL))
-        return cls(replay.recorded_step_times(), with_delays, original, ideal, noisy_step_times_of_ops(replay, graph))
+        original, ideal = (step_times(replay, question) for question in (ORIGINAL, IDEAL))
+        return cls(replay.fit.recorded, replay.fit.with_delays, original, ideal, noisy_step_times_of_ops(replay, graph))
 
     @property
     def slowdown(self) -> float:

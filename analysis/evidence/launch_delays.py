@@ -11,13 +11,12 @@ from tracekit.analysis.evidence.evidence import evidence
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.whatif.interventions import Intervention, NoDelays, step_times
-from tracekit.analysis.whatif.scenario import RECORDED
 
 
 @evidence(PipelineSubject)
 def delay_share(job: PipelineSubject) -> float:
     """The share that a step's own launch delays add to it; below 0 if ops overlap that the graph orders."""
-    return job.replay.mean_step_time(RECORDED) / job.attribution.original_s - 1
+    return float(job.replay.fit.with_delays.mean()) / job.attribution.original_s - 1
 
 
 def delay_share_without(job: PipelineSubject, changes: Sequence[Intervention]) -> float:

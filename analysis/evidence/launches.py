@@ -11,7 +11,7 @@ from tracekit.analysis.evidence.evidence import evidence
 from tracekit.analysis.evidence.graph_subject import GraphSubject
 from tracekit.analysis.evidence.host_time import host_time
 from tracekit.analysis.numeric.arrays import Bools, Floats
-from tracekit.analysis.whatif.interventions import CostOverlay, Intervention, LessTime, QueuedAhead, Together
+from tracekit.analysis.whatif.interventions import Intervention, LessTime, QueuedAhead, Together
 
 #: A launched op that nothing else keeps waiting begins within this time, seconds.
 LATEST_ARRIVAL_S = 100e-6
@@ -34,7 +34,7 @@ def launch_latency_s(job: GraphSubject) -> Floats:
 
     Ops of a CUDA graph have one launch for all, and follow each other as those do that were launched long before.
     """
-    delay_s = np.maximum(CostOverlay.recorded(job.replay).delay_of_ops(), 0.0)
+    delay_s = np.maximum(job.replay.delay_of_ops, 0.0)
     own = np.isfinite(arrives_s(job))
     in_queue = delay_s[~own & (host_time(job).launched_by >= 0)]
     usual_s = float(np.median(in_queue)) if len(in_queue) else 0.0
@@ -46,7 +46,7 @@ def in_queue_s(job: GraphSubject) -> float:
     """How long a GPU takes between an op and the next, if that was launched long before; seconds, 0 if none was."""
     ops, launched_by = job.graph.ops, host_time(job).launched_by
     since_s = ops.start - np.append(ops.start + ops.duration, np.nan)[launched_by]
-    delay_s = np.maximum(CostOverlay.recorded(job.replay).delay_of_ops(), 0.0)
+    delay_s = np.maximum(job.replay.delay_of_ops, 0.0)
     queued = (launched_by >= 0) & np.isnan(arrives_s(job)) & (2 * delay_s < since_s)
     return float(np.median(delay_s[queued])) if queued.any() else 0.0
 

@@ -18,8 +18,9 @@ from tracekit.analysis.evidence.pauses import PAUSE_SPREADS, SMALLEST_PAUSE_SHAR
 from tracekit.analysis.graph.op_grid import OpGrid, op_grid
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, median
+from tracekit.analysis.replay.costs import keeps_delay
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.analysis.whatif.interventions import Intervention, Scale, ScaleDelays, Together, keeps_delay, scaled
+from tracekit.analysis.whatif.interventions import Intervention, Scale, ScaleDelays, Together, scaled
 from tracekit.trace.model import OpKind
 
 

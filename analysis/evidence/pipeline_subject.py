@@ -1,16 +1,17 @@
 """A pipeline under diagnosis.
 
-In: a `Trace`, its `JobReplay` and `Attribution`. Out: `PipelineSubject`.
+In: a `Trace` and its `JobReplay`. Out: `PipelineSubject`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.attribution.attribution import Attribution
 from tracekit.analysis.attribution.chance import Parts, noisy_step_times
 from tracekit.analysis.evidence.breaks import Breaks, find_breaks
@@ -39,22 +40,29 @@ if TYPE_CHECKING:
 
 
 class PipelineSubject(Subject, frozen=True, eq=False):
-    """A pipeline. `replay`: only with the launch delays of each step itself, see `step_edges`.
+    """A pipeline. `replay`: only with the launch delays of each step itself, see `step_edges`; `plain`: as recorded.
 
+    `attributed`: returns its attribution, which takes long and which a question does not need.
     `expert_loads`: tokens of each expert, if the job logged them.
     """
 
     trace: Trace
     replay: JobReplay
-    attribution: Attribution
+    plain: JobReplay
+    attributed: Callable[[], Attribution]
     computes: Computes
     paused_starts: PausedStarts | None = None
     breaks: Breaks | None = None
     expert_loads: Loads | None = None
 
     @classmethod
-    def of(cls, trace: Trace, replay: JobReplay, attribution: Attribution) -> PipelineSubject:
-        """Take the job apart into delays of its steps, pauses and breaks."""
+    def of(
+        cls, trace: Trace, replay: JobReplay, attributed: Callable[[], Attribution] | None = None
+    ) -> PipelineSubject:
+        """Take the job apart into delays of its steps, pauses and breaks.
+
+        `attributed`: returns its attribution; by default, it is computed if needed.
+        """
         by_step = with_step_delays(replay, trace.step_starts)
         computes = Computes(by_step, Lockstep.of(trace, by_step.graph))
         paused = find_paused_starts(by_step, computes.pauses)
@@ -62,7 +70,13 @@ class PipelineSubject(Subject, frozen=True, eq=False):
         stalled = 0.0 if by_step.stalled_s is None else by_step.stalled_s
         busy_s = step_times(by_step, ()) - stalled  # a stall lies between two steps and belongs to neither
         by_step = with_overlap(by_step, trace.step_starts, busy_s)
-        return cls(trace, by_step, attribution, computes, paused, find_breaks(by_step))
+        attributed = attributed or partial(attribute, replay)
+        return cls(trace, by_step, replay, attributed, computes, paused, find_breaks(by_step))
+
+    @cached_property
+    def attribution(self) -> Attribution:
+        """What stragglers cost, and which ones."""
+        return self.attributed()
 
     @property
     def kind(self) -> JobKind:
@@ -85,7 +99,7 @@ class PipelineSubject(Subject, frozen=True, eq=False):
 
     @property
     def gpus(self) -> int:
-        return self.attribution.world_size
+        return self.replay.graph.layout.world_size
 
     @property
     def steps(self) -> Int32s:
@@ -120,11 +134,11 @@ class PipelineSubject(Subject, frozen=True, eq=False):
 
     @property
     def measured_s(self) -> float:
-        return self.attribution.recorded_s
+        return self.plain.fit.recorded_s
 
     @property
     def replay_error(self) -> float:
-        return self.attribution.trust.replay_error
+        return self.plain.fit.error
 
     def places(self, where: Place) -> Iterator[tuple[int | None, Worker | None]]:
         for worker in self._workers_at(where):
@@ -169,7 +183,7 @@ class PipelineSubject(Subject, frozen=True, eq=False):
     @property
     def recorded_s(self) -> float:
         """Mean step including stalls between steps, seconds."""
-        return max(self.attribution.recorded_s, self.unchanged_s)
+        return max(self.measured_s, self.unchanged_s)
 
     @property
     def table(self) -> ComputeTable:

@@ -22,7 +22,7 @@ from tracekit.analysis.numeric.codes import dense
 from tracekit.analysis.replay.costs import Durations
 from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.whatif.interventions import Restructure, SetOps, step_times_each
-from tracekit.analysis.whatif.scenario import RECORDED
+from tracekit.analysis.whatif.paper import RECORDED
 from tracekit.trace.gpu_activity import KernelClass
 
 
@@ -260,7 +260,7 @@ class PaceOfPeers:
 
     def step_times(self, costs: Sequence[Floats]) -> Floats:
         """Return the duration of each step at each of these costs, with launch delays, seconds, [costs, steps]."""
-        return step_times_each(self.replay, map(SetOps, costs))
+        return step_times_each(self.replay, [(SetOps(cost),) for cost in costs])
 
     @cached_property
     def recorded_s(self) -> float:

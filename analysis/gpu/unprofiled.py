@@ -17,7 +17,7 @@ from msgspec import Struct
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.estimate import Estimate
 from tracekit.analysis.replay.graph_replay import GraphReplay
-from tracekit.analysis.whatif.interventions import CostOverlay, Intervention, LessRecording, QueuedAhead, Together
+from tracekit.analysis.whatif.interventions import Intervention, LessRecording, QueuedAhead, changed
 
 if TYPE_CHECKING:
     from tracekit.analysis.graph.fold import FoldedGraph
@@ -82,9 +82,8 @@ class StepsOfRecording(Struct, frozen=True, eq=False):
 
     def replayed_s(self, replay: GraphReplay, changes: Sequence[Intervention]) -> Floats:
         """How long each step takes after these changes, seconds, [steps]."""
-        overlay, graph = CostOverlay.recorded(replay), cast("FoldedGraph", replay.graph)
-        Together(tuple(changes)).make(overlay)
-        timelines = overlay.replay.timelines(overlay)
+        overlay, graph = changed(replay, changes), cast("FoldedGraph", replay.graph)
+        timelines = overlay.timelines()
         start, end = (graph.of_ops(each) for each in ([one.start for one in timelines], [one.end for one in timelines]))
         lengths_s = self.lengths_s(start, end)
         # Time in which no rank does anything, as far as it is not the profiler's.
@@ -121,16 +120,14 @@ class WithoutProfiler(Struct, frozen=True, eq=False):
     ) -> Self:
         """Take `recording_s` off each op, seconds, [ops]. `stacks`: whether Python functions were recorded."""
         low, high = _WITH_STACKS if stacks else _WITHOUT_STACKS
-        recorded = CostOverlay.recorded(replay)
-        cost, delay = recorded.cost_of_ops(), recorded.delay_of_ops()
+        cost, delay = replay.cost_of_ops, replay.delay_of_ops
         changes = []
         for factor in (1.0, high, low):
             gone = np.minimum(factor * recording_s, _MOST * cost)
             kept = 1 - np.divide(gone, cost, out=np.zeros_like(cost), where=cost > 0)
             faster = np.minimum(factor * launches.recording_s, launches.latency_s)
-            overlay = CostOverlay.recorded(replay)
-            LessRecording(kept, delay - faster).make(overlay)
-            QueuedAhead(launches.arrives_s - faster, launches.launched_by).make(overlay)
+            queued = QueuedAhead(launches.arrives_s - faster, launches.launched_by)
+            overlay = changed(replay, (LessRecording(kept, delay - faster), queued))
             in_queue = np.minimum(delay, launches.in_queue_s)
             changes.append(LessRecording(kept, np.maximum(overlay.delay_of_ops(), in_queue)))
         return cls(replay, steps, tuple(changes), tuple(steps.replayed_s(replay, (one,)) for one in changes))

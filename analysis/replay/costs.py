@@ -17,13 +17,16 @@ from msgspec import Struct
 from tracekit.analysis import native
 from tracekit.analysis.graph.dependency_graph import DependencyGraph
 from tracekit.analysis.graph.labels import LabelledBlock, LabelledGraph
+from tracekit.analysis.graph.rules.gathering import HOST_KINDS
 from tracekit.analysis.graph.rules.posting import Posting
+from tracekit.analysis.graph.template import Template
 from tracekit.analysis.numeric import parallel
-from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.whole import UNDIVIDED, Whole
 from tracekit.analysis.replay.calls import separate_transfers
 from tracekit.analysis.replay.ideal import ideal_rows
 from tracekit.analysis.replay.method import Method
+from tracekit.trace.model import DP_COLLECTIVES
 
 if TYPE_CHECKING:
     from tracekit.analysis.graph.fold import FoldedGraph
@@ -76,6 +79,17 @@ def measure_op_durations(graph: FoldedGraph) -> Durations:
     from tracekit.analysis.replay.ideal_of_peers import ideals_of_peers
 
     return _split(graph, lambda costs: ideals_of_peers(graph, costs))
+
+
+def keeps_delay(template: Template) -> Bools:
+    """Rows with launch delays that the host causes, [rows]: of collectives, those that wait only for host work."""
+    collective = np.isin(template.kind, [kind.code for kind in DP_COLLECTIVES])
+    for_work = np.isin(template.kind[template.waits_for], [kind.code for kind in HOST_KINDS])
+    waits_for_others = np.bincount(np.repeat(np.arange(template.rows), np.diff(template.first_wait))[~for_work])
+    begins = np.arange(template.rows) >= len(waits_for_others)
+    begins[: len(waits_for_others)] |= waits_for_others == 0
+    kept: Bools = ~template.is_communication | (collective & begins)
+    return kept
 
 
 def _split(graph: LabelledGraph, ideals: Callable[[Sequence[Floats]], tuple[Floats, ...]]) -> Durations:

@@ -1,6 +1,6 @@
-"""A pipeline job ready to be replayed under any scenario.
+"""A pipeline job ready to be replayed with any costs.
 
-In: a `Trace`. Out: step times or timelines per scenario, of a graph with corrected clocks.
+In: a `Trace`. Out: a `JobReplay`, of a graph with corrected clocks.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph
 from tracekit.analysis.graph.lanes import Lanes
 from tracekit.analysis.graph.lanes_of_job import JobLanes, StructureKey
 from tracekit.analysis.graph.rules.posting import PUBLISHED
-from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
+from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s, Ints
 from tracekit.analysis.numeric.whole import UNDIVIDED, Whole
 from tracekit.analysis.replay.clocks import Clocks, measure_clocks, with_clocks_set
-from tracekit.analysis.replay.costs import measure_durations
-from tracekit.analysis.replay.graph_replay import CostRule, GraphReplay
+from tracekit.analysis.replay.costs import keeps_delay, measure_durations
+from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.replay.ideal import ideal_rows
 from tracekit.analysis.replay.kernel import Costs, LanesToReplay
 from tracekit.analysis.replay.method import Method
@@ -66,15 +66,31 @@ class JobReplay(GraphReplay, frozen=True, eq=False, dict=True):
 
     @property
     def has_few_lanes(self) -> bool:
-        """See `GraphReplay.has_few_lanes`; when stages begin depends on the scenario."""
+        """See `GraphReplay.has_few_lanes`; when stages begin depends on the costs."""
         return self._early_beginnings is None and super().has_few_lanes
 
-    def beginning_as_in(self, scenario: CostRule) -> JobReplay:
-        """The same job, whose stages begin a step as early as they would under `scenario`."""
+    @cached_property
+    def kept_delays(self) -> list[tuple[Floats, Bools]]:
+        """See `GraphReplay.kept_delays`."""
+        if self.kept_delay is not None:
+            return [(delay, np.asarray(delay.any(axis=1))) for delay in self.kept_delay]
+        blocks = zip(self.durations.launch_delay, self.graph.blocks, strict=True)
+        return [(delay, keeps_delay(block.template)) for delay, block in blocks]
+
+    def between_steps_s(self) -> tuple[Floats, Floats]:
+        """See `GraphReplay.between_steps_s`."""
+        none = np.zeros(len(self.graph.steps))
+        return none if self.stalled_s is None else self.stalled_s, none if self.overlap_s is None else self.overlap_s
+
+    def graph_begun(self, costs: Sequence[Costs], sampled: Sequence[Costs] = ()) -> DependencyGraph:
+        """The graph whose stages begin a step as early as they would with these costs. `sampled`: those of the
+        `sampled` steps.
+        """
         early = self._early_beginnings
         if early is None:
-            return self
-        return replace(self, graph=early.as_ended((self.sampled or self).costs(scenario), self.graph))
+            return self.graph
+        assert (self.sampled is None) == (not sampled), "some steps do not show when the stages of others begin"
+        return early.as_ended(sampled or costs, self.graph)
 
     def sampled_from(self, whole: Whole) -> JobReplay:
         """The same job, if it is some steps of `whole`, with `sampled` steps of all of it."""
@@ -93,17 +109,11 @@ class JobReplay(GraphReplay, frozen=True, eq=False, dict=True):
             return EarlyBeginnings.of(self.sampled.graph, self.sampled.graph.steps)
         return EarlyBeginnings.of(self.graph, sampled_steps(self.graph.steps, self.graph.ops))
 
-    def _lanes(self, scenario: CostRule) -> list[LanesToReplay]:
-        if self.sampled is None:
-            return super()._lanes(scenario)
-        return with_beginnings(self.beginning_as_in(scenario).graph, self.costs(scenario))
+    def _with_delays(self) -> Floats:
+        return self.step_times(self.recorded_costs(), () if self.sampled is None else self.sampled.recorded_costs())
 
-    def _lanes_at(self, costs: Sequence[Costs]) -> list[LanesToReplay]:
-        early = self._early_beginnings
-        if early is None:
-            return super()._lanes_at(costs)
-        assert self.sampled is None, "these costs do not say what happens in other steps"
-        return with_beginnings(early.as_ended(costs, self.graph), costs)
+    def _lanes(self, costs: Sequence[Costs], sampled: Sequence[Costs]) -> list[LanesToReplay]:
+        return with_beginnings(self.graph_begun(costs, sampled), costs)
 
     def with_ideals(self, method: Method) -> JobReplay:
         """The same job with the ideal costs of that method."""

@@ -1,14 +1,15 @@
-"""A graph ready to be replayed under any scenario.
+"""A graph ready to be replayed with any costs.
 
-In: a graph and the cost of each op. Out: step times or timelines per scenario. This module does not depend on the kind
-of job.
+In: a graph and the recorded cost of each op. Out: step times or timelines for these or other costs. This module does
+not depend on the kind of job.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from msgspec import Struct
@@ -16,7 +17,7 @@ from msgspec.structs import replace
 
 from tracekit.analysis.graph.labels import LabelledBlock, LabelledGraph
 from tracekit.analysis.numeric import parallel
-from tracekit.analysis.numeric.arrays import Floats, Int32s
+from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s
 from tracekit.analysis.replay.costs import Durations
 from tracekit.analysis.replay.kernel import (
     Choices,
@@ -38,19 +39,53 @@ FEW_LANES, CHOICES_SIDE_BY_SIDE = 8, 16
 _OPS_AT_ONCE = 1 << 16
 
 
-class CostRule(Protocol):
-    """The cost of each op in a replay, such as a what-if `Scenario`."""
+class Fit(Struct, frozen=True, eq=False):
+    """How well a replay explains the recording: step times as recorded, and as replayed with all launch delays,
+    seconds, [steps].
+    """
 
-    def costs(self, graph: LabelledGraph, durations: Durations, number: int) -> Costs:
-        """The costs of block `number` of `graph`."""
-        ...
+    recorded: Floats
+    with_delays: Floats
+
+    @property
+    def recorded_s(self) -> float:
+        """The mean recorded step, seconds."""
+        return float(self.recorded.mean())
+
+    @property
+    def error(self) -> float:
+        """How far the replayed mean step misses the recorded one, as a share of it; nan if steps take no time."""
+        recorded_s = self.recorded_s
+        return abs(float(self.with_delays.mean()) - recorded_s) / (recorded_s or math.nan)
 
 
 class GraphReplay(Struct, frozen=True, eq=False, dict=True):
-    """A graph and the cost of each op."""
+    """A graph and the recorded cost of each op. `Costs` are those of the ops of each block."""
 
     graph: LabelledGraph
     durations: Durations
+
+    @cached_property
+    def fit(self) -> Fit:
+        """How well the replay explains the recording."""
+        return Fit(self.recorded_step_times(), self._with_delays())
+
+    def _with_delays(self) -> Floats:
+        return self.step_times(self.recorded_costs())
+
+    def recorded_costs(self) -> list[Costs]:
+        """The costs as recorded, with all launch delays."""
+        return [Costs.of_matrix(*of) for of in zip(self.durations.cost, self.durations.launch_delay, strict=True)]
+
+    @cached_property
+    def kept_delays(self) -> list[tuple[Floats, Bools]]:
+        """The launch delays that a changed job keeps, [rows, lanes], and which rows have any, [rows], per block."""
+        return [(delay, np.ones(len(delay), np.bool_)) for delay in self.durations.launch_delay]
+
+    def between_steps_s(self) -> tuple[Floats, Floats]:
+        """Seconds of each step in which no rank does anything, and in which the next step has begun, [steps] each."""
+        none = np.zeros(len(self.graph.steps))
+        return none, none
 
     @cached_property
     def cost_of_ops(self) -> Floats:
@@ -74,24 +109,28 @@ class GraphReplay(Struct, frozen=True, eq=False, dict=True):
             np.maximum.at(times, block.step, latest)
         return times
 
-    def step_times(self, scenario: CostRule, *, threads: int | None = None) -> Floats:
-        """The duration of each step under `scenario`, seconds, [steps]. `threads`: default one per core."""
-        return self._step_times(self._lanes(scenario), threads=threads)
-
-    def step_times_at(self, costs: Sequence[Costs]) -> Floats:
-        """The duration of each step for given costs of the ops of each block, seconds, [steps]."""
-        return self._step_times(self._lanes_at(costs))
-
-    def step_times_each(self, scenarios: Sequence[CostRule]) -> Floats:
-        """The duration of each step under each scenario, seconds, [scenarios, steps]: a `step_times` each."""
-        times = np.zeros((len(scenarios), len(self.graph.steps)))
-
-        def run(at: int) -> None:
-            times[at] = self.step_times(scenarios[at])
-
-        # Few lanes leave all cores but one idle; many lanes use all cores for one scenario.
-        parallel.each(run, range(len(scenarios)), numbers=self._cells * len(scenarios) if self.has_few_lanes else 0)
+    def step_times(
+        self, costs: Sequence[Costs], sampled: Sequence[Costs] = (), *, threads: int | None = None
+    ) -> Floats:
+        """The duration of each step, seconds, [steps]. `sampled`: see `JobReplay.sampled`. `threads`: default one per
+        core.
+        """
+        check_time()
+        parts = self._lanes(costs, sampled)
+        if self.graph.blocks_meet:
+            ends = replay_meeting_lanes(parts, self.graph.rendezvous_count, threads=threads)
+        else:
+            ends = [replay_lanes(lanes.template, lanes.first_lane, lanes.costs, threads=threads) for lanes in parts]
+        times = np.zeros(len(self.graph.steps))
+        for block, end in zip(self.graph.blocks, ends, strict=True):
+            np.maximum.at(times, block.step, end)
         return times
+
+    def timelines(self, costs: Sequence[Costs], sampled: Sequence[Costs] = ()) -> tuple[Timeline, ...]:
+        """Times of every op, one timeline per block of the graph."""
+        check_time()
+        graph = self.graph
+        return tuple(replay_timelines(self._lanes(costs, sampled), graph.rendezvous_count, meet=graph.blocks_meet))
 
     def step_times_each_choice(
         self, usual: Sequence[Floats], chosen: Sequence[Floats], codes: Sequence[Int32s], choices: int
@@ -119,40 +158,13 @@ class GraphReplay(Struct, frozen=True, eq=False, dict=True):
         return not self.graph.blocks_meet and all(len(block.step) < FEW_LANES for block in self.graph.blocks)
 
     @property
-    def _cells(self) -> int:
+    def cells(self) -> int:
+        """The number of ops, absent ones included."""
         return sum(block.start.size for block in self.graph.blocks)
 
-    def mean_step_time(self, scenario: CostRule) -> float:
-        """T(scenario): the mean over the steps, seconds."""
-        return float(self.step_times(scenario).mean())
-
-    def timelines(self, scenario: CostRule) -> tuple[Timeline, ...]:
-        """Times of every op under `scenario`, one timeline per block of the graph."""
-        check_time()
-        graph = self.graph
-        return tuple(replay_timelines(self._lanes(scenario), graph.rendezvous_count, meet=graph.blocks_meet))
-
-    def _step_times(self, parts: Sequence[LanesToReplay], *, threads: int | None = None) -> Floats:
-        check_time()
-        if self.graph.blocks_meet:
-            ends = replay_meeting_lanes(parts, self.graph.rendezvous_count, threads=threads)
-        else:
-            ends = [replay_lanes(lanes.template, lanes.first_lane, lanes.costs, threads=threads) for lanes in parts]
-        times = np.zeros(len(self.graph.steps))
-        for block, end in zip(self.graph.blocks, ends, strict=True):
-            np.maximum.at(times, block.step, end)
-        return times
-
-    def _lanes(self, scenario: CostRule) -> list[LanesToReplay]:
-        """The lanes of each block with their costs under `scenario`."""
-        return self._lanes_at(self.costs(scenario))
-
-    def costs(self, scenario: CostRule) -> list[Costs]:
-        """The costs of each block under `scenario`."""
-        return [scenario.costs(self.graph, self.durations, number) for number in range(len(self.graph.blocks))]
-
-    def _lanes_at(self, costs: Sequence[Costs]) -> list[LanesToReplay]:
+    def _lanes(self, costs: Sequence[Costs], sampled: Sequence[Costs]) -> list[LanesToReplay]:
         """The lanes of each block with these costs."""
+        assert not sampled, "only a pipeline is replayed some steps at a time"
         return [
             LanesToReplay(block.template, block.step, block.first_lane, cost)
             for block, cost in zip(self.graph.blocks, costs, strict=True)

@@ -1,8 +1,8 @@
-"""Interventions: what a repair changes in a job, and the step times that result.
+"""Interventions: changes to a job, and the step times that result.
 
-In: a replay of any job and `Intervention`s. Out: step times. Edits change costs and launch delays of ops, `Restructure`
-what waits for what, `Together` is several of them; everything else stays as recorded. A `Scenario` instead asks the
-question of the paper: it idealises ops.
+In: a replay of any job and `Intervention`s. Out: step times or timelines. Edits change costs and launch delays of ops,
+`Restructure` what waits for what, `Together` is several of them; everything else stays as recorded. Repairs are such
+changes, and so are the questions of the paper (`paper.py`).
 
 Launch delays are kept. In a pipeline, those of compute ops are: the host causes them. So are those of the collectives
 that begin a worker's step, which have nothing earlier to wait for. Launch delays of other communication are dropped: a
@@ -15,128 +15,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
-from msgspec import Struct, field
+from msgspec import Struct
 
-from tracekit.analysis.graph.labels import LabelledGraph, Mask
+from tracekit.analysis.graph.labels import Mask
 from tracekit.analysis.graph.op_grid import Part
-from tracekit.analysis.graph.rules.gathering import HOST_KINDS
-from tracekit.analysis.graph.template import Template
+from tracekit.analysis.numeric import parallel
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
-from tracekit.analysis.replay.costs import Durations
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.graph_replay import GraphReplay
-from tracekit.analysis.replay.kernel import NO_MATRIX, Costs
-from tracekit.trace.model import DP_COLLECTIVES
+from tracekit.analysis.replay.kernel import Timeline
+from tracekit.analysis.whatif.overlay import ChangedRows, CostOverlay
+from tracekit.analysis.whatif.selection import Selection
 
 if TYPE_CHECKING:
     from tracekit.analysis.graph.fold import FoldedGraph
-
-
-class ChangedRows(Struct):
-    """A matrix `base` [rows, lanes] with some rows replaced: `rows` maps a row number to its values, [lanes]."""
-
-    base: Floats
-    rows: dict[int, Floats] = field(default_factory=dict)
-
-    def scale(self, part: Part) -> None:
-        """Multiply the values of a part."""
-        touched = np.unique(part.rows)
-        for row in touched.tolist():
-            if row not in self.rows:
-                self.rows[row] = self.base[row].copy()
-        if part.rows.ndim == 1:
-            for row, factor in zip(part.rows.tolist(), part.values, strict=True):
-                self.rows[row] *= factor
-            return
-        values = np.stack([self.rows[row] for row in touched.tolist()])
-        place = np.searchsorted(touched, part.rows)
-        np.put_along_axis(values, place, np.take_along_axis(values, place, axis=0) * part.values, axis=0)
-        self.rows.update(zip(touched.tolist(), values, strict=True))
-
-    def set(self, part: Part) -> None:
-        """Replace the values of a part by those that are not nan."""
-        for row, values in zip(part.rows.tolist(), part.values, strict=True):
-            self.rows[row] = np.where(np.isnan(values), self.rows.get(row, self.base[row]), values)
-
-    def source(self) -> Ints:
-        """Index of each row in `base`, or, counting on from there, in `changed`, [rows]."""
-        source = np.arange(len(self.base))
-        source[list(self.rows)] = len(self.base) + np.arange(len(self.rows))
-        return source
-
-    def changed(self) -> Floats:
-        """The changed rows, [changed rows, lanes]."""
-        return np.stack(list(self.rows.values())) if self.rows else NO_MATRIX
-
-    def matrix(self) -> Floats:
-        """The whole matrix; `base` itself if nothing changed."""
-        if not self.rows:
-            return self.base
-        whole = self.base.copy()
-        whole[list(self.rows)] = self.changed()
-        return whole
-
-
-class CostOverlay(Struct):
-    """A job while interventions are applied: `replay`, and own costs and launch delays per block. A `CostRule`.
-
-    `stalled_s`, `overlap_s`: seconds of each step in which the job stalls, and that it shares with the next, [steps].
-    `kept`: which rows of each block keep launch delays. `op_cost`: own cost of each op of an op graph, [ops], in place
-    of `cost`, and `op_delay` its launch delay; blocks look them up only as they are replayed, so that many overlays
-    fit into memory.
-    """
-
-    replay: GraphReplay
-    cost: list[ChangedRows]
-    delay: list[ChangedRows]
-    stalled_s: Floats
-    overlap_s: Floats
-    kept: list[np.ndarray]
-    keeps_delays: bool = True
-    op_cost: Floats | None = None
-    op_delay: Floats | None = None
-
-    @classmethod
-    def recorded(cls, replay: GraphReplay) -> CostOverlay:
-        """Costs as the job ran."""
-        delays, none = replay.durations.launch_delay, np.zeros(len(replay.graph.steps))
-        stalled_s = overlap_s = None
-        kept = [np.ones(block.template.rows, np.bool_) for block in replay.graph.blocks]
-        if isinstance(replay, JobReplay):
-            stalled_s, overlap_s = replay.stalled_s, replay.overlap_s
-            delays = replay.kept_delay or delays
-            if replay.kept_delay is None:
-                kept = [keeps_delay(block.template) for block in replay.graph.blocks]
-            else:
-                kept = [np.asarray(matrix.any(axis=1)) for matrix in delays]
-        return cls(
-            replay,
-            [ChangedRows(matrix) for matrix in replay.durations.cost],
-            [ChangedRows(matrix) for matrix in delays],
-            none if stalled_s is None else stalled_s,
-            none if overlap_s is None else overlap_s,
-            kept,
-        )
-
-    def cost_of_ops(self) -> Floats:
-        """The own cost of each op of an op graph, seconds, [ops]."""
-        return self.replay.cost_of_ops if self.op_cost is None else self.op_cost
-
-    def delay_of_ops(self) -> Floats:
-        """The launch delay of each op of an op graph, seconds, [ops]."""
-        return self.replay.delay_of_ops if self.op_delay is None else self.op_delay
-
-    def costs(self, graph: LabelledGraph, durations: Durations, number: int) -> Costs:
-        """The costs of a block for its replay, see `CostRule.costs`."""
-        assert durations is self.replay.durations, "an overlay is of one replay"
-        cost, delay, rows = self.cost[number], self.delay[number], len(self.kept[number])
-        if self.op_cost is not None:
-            cost = ChangedRows(self.op_cost.take(cast("FoldedGraph", graph).blocks[number].op))
-        if self.op_delay is not None:
-            delay = ChangedRows(self.op_delay.take(cast("FoldedGraph", graph).blocks[number].op))
-        delayed = np.where(self.kept[number] & self.keeps_delays, delay.source(), -1)
-        return Costs(cost.base, cost.source(), np.zeros(rows), delay.base, delayed, cost.changed(),
-                     changed_delay=delay.changed())  # fmt: skip
 
 
 class Intervention(Protocol):
@@ -162,7 +54,7 @@ class Scale(Struct, frozen=True, eq=False):
     factor: Floats
 
     def make(self, overlay: CostOverlay) -> None:
-        _scale(overlay.cost, self.ops.parts(self.factor))
+        _scale(overlay.cost_of_blocks(), self.ops.parts(self.factor))
 
 
 class ScaleDelays(Struct, frozen=True, eq=False):
@@ -181,7 +73,7 @@ class ScaleParts(Struct, frozen=True, eq=False):
     parts: tuple[Part, ...]
 
     def make(self, overlay: CostOverlay) -> None:
-        _scale(overlay.cost, self.parts)
+        _scale(overlay.cost_of_blocks(), self.parts)
 
 
 class SetParts(Struct, frozen=True, eq=False):
@@ -190,8 +82,33 @@ class SetParts(Struct, frozen=True, eq=False):
     parts: tuple[Part, ...]
 
     def make(self, overlay: CostOverlay) -> None:
+        blocks = overlay.cost_of_blocks()
         for part in self.parts:
-            overlay.cost[part.block].set(part)
+            blocks[part.block].set(part)
+
+
+class Idealise(Struct, frozen=True):
+    """Give the selected ops their ideal cost."""
+
+    selection: Selection
+
+    def make(self, overlay: CostOverlay) -> None:
+        ideal, blocks = overlay.replay.durations.ideal, overlay.cost_of_blocks()
+        for number, mask in overlay.masks(self.selection):
+            blocks[number].put(mask, ideal[number].reshape(len(ideal[number]), -1))
+
+
+class SetCost(Struct, frozen=True):
+    """Give the selected ops this cost, seconds."""
+
+    selection: Selection
+    cost_s: float
+
+    def make(self, overlay: CostOverlay) -> None:
+        blocks, cost = overlay.cost_of_blocks(), np.full((1, 1), self.cost_s)
+        for number, mask in overlay.masks(self.selection):
+            present = overlay.replay.graph.blocks[number].present
+            blocks[number].put(mask if present is None else mask & present, cost)
 
 
 class SetOps(Struct, frozen=True, eq=False):
@@ -261,9 +178,9 @@ class QueuedAhead(Struct, frozen=True, eq=False):
         overlay.op_delay, graph = recorded.copy(), cast("FoldedGraph", overlay.replay.graph)
         late = overlay.op_delay[own] = np.zeros(len(own))
         for _ in range(_PASSES):
-            timelines, before = overlay.replay.timelines(overlay), late
-            start_s = graph.of_ops([one.start for one in timelines], own)
-            launched_s = graph.of_ops([one.end for one in timelines], launched_by)
+            timelines, before = overlay.timelines(), late
+            start_s = graph.of_ops([timeline.start for timeline in timelines], own)
+            launched_s = graph.of_ops([timeline.end for timeline in timelines], launched_by)
             late = np.clip(launched_s + arrives_s - (start_s - before), 0.0, most)
             overlay.op_delay[own] = late
             if np.allclose(late, before, rtol=0.0, atol=_ROUNDING_S):  # every further pass would find the same
@@ -274,11 +191,27 @@ class QueuedAhead(Struct, frozen=True, eq=False):
 _PASSES, _ROUNDING_S = 4, 1e-12
 
 
+class OnlyDelays(Struct, frozen=True):
+    """Keep the recorded launch delays of the selected ops, of whatever kind, and no others."""
+
+    selection: Selection
+
+    def make(self, overlay: CostOverlay) -> None:
+        overlay.op_delay, overlay.delay = None, [ChangedRows.of(of) for of in overlay.replay.durations.launch_delay]
+        for number, mask in overlay.masks(self.selection):
+            overlay.delay[number].put(~mask, _NONE)
+
+
 class NoDelays(Struct, frozen=True):
     """Remove all launch delays."""
 
     def make(self, overlay: CostOverlay) -> None:
-        overlay.keeps_delays = False
+        overlay.op_delay = None
+        for block in overlay.delay:
+            block.put(_ALL, _NONE)
+
+
+_ALL, _NONE = np.ones((1, 1), np.bool_), np.zeros((1, 1))
 
 
 class NoStalls(Struct, frozen=True):
@@ -313,10 +246,8 @@ class Restructure(Struct, frozen=True, eq=False):
 
     def make(self, overlay: CostOverlay) -> None:
         recorded = CostOverlay.recorded(self.replay)
-        recorded.op_cost, recorded.op_delay = overlay.op_cost, overlay.op_delay
-        recorded.stalled_s = overlay.stalled_s
-        for name in CostOverlay.__struct_fields__:
-            setattr(overlay, name, getattr(recorded, name))
+        overlay.replay, overlay.cost, overlay.delay = recorded.replay, recorded.cost, recorded.delay
+        overlay.overlap_s = recorded.overlap_s
 
 
 class Together(Struct, frozen=True):
@@ -329,23 +260,41 @@ class Together(Struct, frozen=True):
             intervention.make(overlay)
 
 
-def step_times(replay: GraphReplay, interventions: Iterable[Intervention]) -> Floats:
-    """The duration of each step after the interventions, seconds, [steps]."""
-    overlay = _after(replay, interventions)
-    return overlay.replay.step_times(overlay) + overlay.stalled_s - overlay.overlap_s
-
-
-def step_times_each(replay: GraphReplay, each: Iterable[Intervention]) -> Floats:
-    """As `step_times` for each of several edits by itself, side by side, seconds, [edits, steps]."""
-    overlays = [_after(replay, (one,)) for one in each]
-    stalls = np.array([overlay.stalled_s - overlay.overlap_s for overlay in overlays])
-    return np.asarray(replay.step_times_each(overlays) + stalls)
-
-
-def _after(replay: GraphReplay, interventions: Iterable[Intervention]) -> CostOverlay:
-    overlay = CostOverlay.recorded(replay)
-    Together(tuple(interventions)).make(overlay)
+def changed(replay: GraphReplay, changes: Iterable[Intervention]) -> CostOverlay:
+    """The job after some changes, in this order."""
+    changes, overlay = tuple(changes), CostOverlay.recorded(replay)
+    for change in changes:
+        change.make(overlay)
+    if isinstance(replay, JobReplay) and replay.sampled is not None:
+        overlay.sampled = changed(replay.sampled, changes)
     return overlay
+
+
+def step_times(replay: GraphReplay, changes: Iterable[Intervention]) -> Floats:
+    """The duration of each step after the changes, seconds, [steps]."""
+    return changed(replay, changes).step_times()
+
+
+def mean_step_time(replay: GraphReplay, changes: Iterable[Intervention]) -> float:
+    """The mean over the steps, seconds."""
+    return float(step_times(replay, changes).mean())
+
+
+def step_times_each(replay: GraphReplay, each: Sequence[Iterable[Intervention]]) -> Floats:
+    """As `step_times` for each of several questions by itself, side by side, seconds, [questions, steps]."""
+    times = np.zeros((len(each), len(replay.graph.steps)))
+
+    def run(number: int) -> None:
+        times[number] = step_times(replay, each[number])
+
+    # Few lanes leave all cores but one idle; many lanes use all cores for one question.
+    parallel.each(run, range(len(each)), numbers=replay.cells * len(each) if replay.has_few_lanes else 0)
+    return times
+
+
+def timelines(replay: GraphReplay, changes: Iterable[Intervention]) -> tuple[Timeline, ...]:
+    """Times of every op after the changes, one timeline per block of the graph."""
+    return changed(replay, changes).timelines()
 
 
 def scaled_ops(masks: Sequence[Mask], factor: float) -> ScaleParts:
@@ -359,20 +308,9 @@ def scaled_ops(masks: Sequence[Mask], factor: float) -> ScaleParts:
 
 def scaled(matrices: Sequence[Floats], parts: Iterable[Part]) -> tuple[Floats, ...]:
     """The matrices, one [rows, lanes] per block, with the values of `parts` multiplied."""
-    changed = [ChangedRows(matrix) for matrix in matrices]
-    _scale(changed, parts)
-    return tuple(rows.matrix() for rows in changed)
-
-
-def keeps_delay(template: Template) -> np.ndarray:
-    """Rows with launch delays that the host causes, [rows]: of collectives, those that wait only for host work."""
-    collective = np.isin(template.kind, [kind.code for kind in DP_COLLECTIVES])
-    for_work = np.isin(template.kind[template.waits_for], [kind.code for kind in HOST_KINDS])
-    waits_for_others = np.bincount(np.repeat(np.arange(template.rows), np.diff(template.first_wait))[~for_work])
-    begins = np.arange(template.rows) >= len(waits_for_others)
-    begins[: len(waits_for_others)] |= waits_for_others == 0
-    kept: np.ndarray = ~template.is_communication | (collective & begins)
-    return kept
+    blocks = [ChangedRows.of(matrix) for matrix in matrices]
+    _scale(blocks, parts)
+    return tuple(block.matrix() for block in blocks)
 
 
 def _scale(matrices: Sequence[ChangedRows], parts: Iterable[Part]) -> None:

@@ -1,6 +1,6 @@
 """A replayed timeline as columns: when each op would have run.
 
-In: a `JobReplay` and a scenario. Out: a polars frame with one row per op.
+In: a `JobReplay` and changes to it. Out: a polars frame with one row per op.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from tracekit.analysis.graph.lanes import NONE
 from tracekit.analysis.numeric.arrays import Int32s, Ints
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.kernel import Timeline
-from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, Scenario
+from tracekit.analysis.whatif.interventions import Intervention, timelines
+from tracekit.analysis.whatif.paper import IDEAL, ORIGINAL
 from tracekit.trace.model import OpKind
 from tracekit.trace.schema import KIND_TYPE
 
@@ -27,13 +28,13 @@ _COMPUTES_AND_TRANSFERS = (
 )
 
 
-def timeline_frame(replay: JobReplay, scenario: Scenario) -> pl.DataFrame:
+def timeline_frame(replay: JobReplay, changes: Sequence[Intervention]) -> pl.DataFrame:
     """One row per op of the graph: step, dp_rank, pp_rank, kind, seq, microbatch, chunk, start, duration.
 
     `start` (from the start of the step) and `duration` are seconds. As in a recording, the duration of a communication
     op includes its wait for peers.
     """
-    return _frame(replay, replay.timelines(scenario))
+    return _frame(replay, timelines(replay, changes))
 
 
 def recorded_frame(replay: JobReplay) -> pl.DataFrame:
@@ -108,9 +109,9 @@ def _transfers(block: Block, first: int) -> Ints:
     return np.where(of_row[:, None] >= 0, numbers, -1).ravel()
 
 
-def _frame(replay: JobReplay, timelines: Sequence[Timeline]) -> pl.DataFrame:
+def _frame(replay: JobReplay, replayed: Sequence[Timeline]) -> pl.DataFrame:
     frames = []
-    for block, timeline in zip(replay.graph.blocks, timelines, strict=True):
+    for block, timeline in zip(replay.graph.blocks, replayed, strict=True):
         template, shape = block.template, block.start.shape
 
         def flat(values: npt.NDArray[Any], shape: tuple[int, ...] = shape) -> npt.NDArray[Any]:

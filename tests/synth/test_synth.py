@@ -15,7 +15,8 @@ from tests.cases import case
 from tests.properties import examples
 from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.analysis.whatif.scenario import RECORDED
+from tracekit.analysis.whatif.interventions import timelines
+from tracekit.analysis.whatif.paper import RECORDED
 from tracekit.base.errors import LayoutError, SelectionError
 from tracekit.synth import (
     CAUSES,
@@ -76,7 +77,7 @@ def worst_difference(trace: Trace) -> float:
     """Largest relative difference between recorded timestamps and the replay of the recording."""
     replay = JobReplay.from_trace(trace)
     worst = 0.0
-    for block, timeline in zip(replay.graph.blocks, replay.timelines(RECORDED), strict=True):
+    for block, timeline in zip(replay.graph.blocks, timelines(replay, RECORDED), strict=True):
         for mine, recorded in ((timeline.start, block.start), (timeline.end, block.start + block.duration)):
             worst = max(worst, float((np.abs(mine - recorded) / np.maximum(np.abs(recorded), 1e-3)).max()))
     return worst

@@ -27,13 +27,14 @@ from tracekit.analysis.graph.labels import label_values, shown_values
 from tracekit.analysis.graph.rules.registry import op_graph
 from tracekit.analysis.replay.costs import measure_op_durations
 from tracekit.analysis.replay.graph_replay import GraphReplay
-from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, RECORDED, Scenario
+from tracekit.analysis.whatif.interventions import timelines
+from tracekit.analysis.whatif.paper import IDEAL, ORIGINAL, RECORDED, Changes
 from tracekit.base.errors import SelectionError, TraceError
 from tracekit.base.text import short
 from tracekit.job.experts import unasked
 from tracekit.job.graph_report import GraphReport
 from tracekit.job.job import Exported, Job, PathLike, Progress
-from tracekit.job.questions import answer, by_labels
+from tracekit.job.questions import answer_fix, answer_keep, by_labels, op_edits
 from tracekit.report.question import ByLabel, Question
 from tracekit.trace.kineto import GpuRecording
 from tracekit.trace.op import OpTrace
@@ -104,8 +105,8 @@ class OfGraph(Job):
         if expert_loads is not None:
             evidence = structs.replace(evidence, expert_loads=expert_loads)
         gpus = len(self.graph.ops.mesh.ranks)
-        questions = [answer(replay, text, gpus, keep=False, evidence=evidence) for text in fix]
-        questions += [answer(replay, text, gpus, keep=True, evidence=evidence) for text in keep]
+        questions = [answer_fix(replay, text, gpus, evidence, op_edits) for text in fix]
+        questions += [answer_keep(replay, text, gpus) for text in keep]
         tell("labels")
         labels = [self.attribute_by(*text.split(",")) for text in dict.fromkeys((*self._usual_labels(), *by))]
         tell("critical path")
@@ -148,7 +149,10 @@ class OfGraph(Job):
 
     def answer(self, selection: str, *, keep: bool = False) -> Question:
         _ = self.times  # or the error that there are none
-        return answer(self.replay, selection, len(self.graph.ops.mesh.ranks), keep=keep, evidence=self.evidence)
+        gpus = len(self.graph.ops.mesh.ranks)
+        if keep:
+            return answer_keep(self.replay, selection, gpus)
+        return answer_fix(self.replay, selection, gpus, self.evidence, op_edits)
 
     def export(self, path: PathLike, *, steps: Sequence[int] | None = None) -> Exported:
         """See `Job.export`. `steps`: by the label `profiler_step` if ops have it."""
@@ -167,8 +171,8 @@ class OfGraph(Job):
                 f"{slices:,} slices are too many for a browser (at most {MOST_SLICES:,}); choose fewer steps with"
                 " --steps"
             )
-        timelines = [self._timeline("recorded", RECORDED), self._timeline("replayed", ORIGINAL),
-                     self._timeline("ideal", IDEAL)]  # fmt: skip
+        drawn = [self._timeline("recorded", RECORDED), self._timeline("replayed", ORIGINAL),
+                 self._timeline("ideal", IDEAL)]  # fmt: skip
         place = np.cumsum(kept) - 1
         written = write_op_chrome(
             path,
@@ -177,19 +181,19 @@ class OfGraph(Job):
             [
                 OpTimeline(one.name, one.start[kept], one.duration[kept],
                            place[one.critical_path[kept[one.critical_path]]])
-                for one in timelines
+                for one in drawn
             ],
         )  # fmt: skip
         return Exported(len({*marked} & {*(marked if steps is None else steps)}), len(marked), written)
 
-    def _timeline(self, name: str, scenario: Scenario) -> OpTimeline:
+    def _timeline(self, name: str, changes: Changes) -> OpTimeline:
         """When each op ran in a replay, and the critical path; for `recorded`, in the recording."""
         from tracekit.trace.chrome import OpTimeline
 
-        graph, path = self.graph, critical_path(self.replay, scenario)
+        graph, path = self.graph, critical_path(self.replay, changes)
         start, end = graph.ops.start.copy(), graph.ops.start + graph.ops.duration
-        if scenario is not RECORDED:
-            for block, timeline in zip(graph.blocks, self.replay.timelines(scenario), strict=True):
+        if changes is not RECORDED:
+            for block, timeline in zip(graph.blocks, timelines(self.replay, changes), strict=True):
                 start[block.op], end[block.op] = timeline.start, timeline.end
         on_path = np.empty(len(path.row), np.int64)
         for number, block in enumerate(graph.blocks):

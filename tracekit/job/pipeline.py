@@ -116,18 +116,20 @@ class PipelineJob(Job):
 
         "stage=3 and compute * 0.9 + worker=1,2" scales some ops and makes others as fast as their peers.
         """
-        from tracekit.job.questions import answer, check
+        from tracekit.job.questions import answer_fix, answer_keep, check, pipeline_edits
 
-        check(self.replay, () if keep else (selection,))
-        evidence = None if keep else self.evidence
-        return answer(self.replay, selection, self.trace.layout.world_size, keep=keep, evidence=evidence)
+        gpus = self.trace.layout.world_size
+        if keep:
+            return answer_keep(self.replay, selection, gpus)
+        check(self.replay, (selection,))  # before the evidence is gathered
+        return answer_fix(self.replay, selection, gpus, self.evidence, pipeline_edits)
 
     @cached_property
     def evidence(self) -> PipelineSubject:
         """What causes, fixes and answers rest on."""
         from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 
-        return PipelineSubject.of(self.trace, self.replay, self.attribution)
+        return PipelineSubject.of(self.trace, self.replay, lambda: self.attribution)
 
     def export(self, path: PathLike, *, steps: Sequence[int] | None = None) -> Exported:
         """Write the recorded, original and ideal timeline for ui.perfetto.dev, as .json.gz. Raises OutputError.
@@ -137,8 +139,8 @@ class PipelineJob(Job):
         SelectionError if none of `steps` is in the job.
         """
         from tracekit.analysis.attribution.critical_path import critical_ops
-        from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL
-        from tracekit.analysis.whatif.scenario import RECORDED as AS_RECORDED
+        from tracekit.analysis.whatif.paper import IDEAL, ORIGINAL
+        from tracekit.analysis.whatif.paper import RECORDED as AS_RECORDED
         from tracekit.analysis.whatif.timeline import timeline_frame
         from tracekit.trace.chrome import RECORDED, ExportedTimeline, write_chrome
 

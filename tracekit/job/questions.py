@@ -1,30 +1,35 @@
 """Custom what-if questions about jobs of any shape: what if these ops were as fast as their peers, who costs how much.
 
-In: a replay, and questions as people type them. Out: `Question`s and `ByLabel`s, answered.
+In: a replay, and questions as people type them. Out: `Question`s and `ByLabel`s, answered. A question needs the fit of
+the replay and what its own edits read; only a fix that it names needs the whole diagnosis.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tracekit.analysis.attribution.by_label import attribute_by
-from tracekit.analysis.evidence.graph_subject import GraphSubject
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.means import saving_error_s
 from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.whatif.interventions import AddTime, Intervention, SetOps, Together, scaled_ops, step_times
-from tracekit.analysis.whatif.scenario import ORIGINAL, Scenario
+from tracekit.analysis.whatif.paper import ORIGINAL, addition
 from tracekit.analysis.whatif.selection import all_of, count_selected, masks_of
 from tracekit.analysis.whatif.selection_text import Term, checked_selection, parse_edit
 from tracekit.base.errors import SelectionError
 from tracekit.report.question import ByLabel, Question
 
 if TYPE_CHECKING:
+    from tracekit.analysis.evidence.graph_subject import GraphSubject
     from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
     from tracekit.report.fix import Fix
+
+#: What the terms of an edit change, given the evidence on the job.
+Edits = Callable[[Any, Sequence[Term]], Iterable[Intervention]]
 
 
 def check(replay: GraphReplay, texts: Iterable[str]) -> None:
@@ -35,34 +40,31 @@ def check(replay: GraphReplay, texts: Iterable[str]) -> None:
                 checked_selection(term.text, replay.graph, replay.durations)
 
 
-def answer(
-    replay: GraphReplay,
-    text: str,
-    gpus: int,
-    *,
-    keep: bool = False,
-    evidence: PipelineSubject | GraphSubject | None = None,
-) -> Question:
-    """What if the selected ops were as fast as their peers, or scaled? With `keep`: what if only they were as recorded
-    and all else ideal?
+def answer_keep(replay: GraphReplay, text: str, gpus: int) -> Question:
+    """What if only the selected ops were as recorded and all else ideal?
 
-    `evidence`: that on the job, for edits. Raises SelectionError for an edit or selection that cannot be understood or
-    matches no op.
+    Raises SelectionError for a selection that cannot be understood or matches no op.
     """
-    if keep:
-        chosen = checked_selection(text, replay.graph, replay.durations)
-        original, kept = replay.step_times(ORIGINAL), replay.step_times(Scenario.addition(chosen))
-        ops, saving = count_selected(chosen, replay.graph, replay.durations), original - kept
-        return answered(f"keep only {text}", ops, float(original.mean()), saving, saving_error_s(saving, 0.0), gpus)
-    assert evidence is not None, "an edit needs the evidence"
+    selection = checked_selection(text, replay.graph, replay.durations)
+    original = step_times(replay, ORIGINAL)
+    saving = original - step_times(replay, addition(selection))
+    ops = count_selected(selection, replay.graph, replay.durations)
+    return answered(f"keep only {text}", ops, float(original.mean()), saving, saving_error_s(saving, 0.0), gpus)
+
+
+def answer_fix(
+    replay: GraphReplay, text: str, gpus: int, evidence: PipelineSubject | GraphSubject, edits: Edits
+) -> Question:
+    """What if the selected ops were as fast as their peers, or scaled? `edits`: those of the kind of job.
+
+    Raises SelectionError for an edit that cannot be understood or has a selection that matches no op.
+    """
     check(replay, (text,))
-    terms, base = parse_edit(text), evidence.replay
+    terms = parse_edit(text)
     selected = [term.selection for term in terms if term.selection is not None]
-    edits = _of_ops(evidence, terms) if isinstance(evidence, GraphSubject) else _of_pipeline(evidence, terms)
-    unchanged = step_times(base, ())
-    saving = unchanged - step_times(base, edits)
+    saving = evidence.unchanged - evidence.step_times(tuple(edits(evidence, terms)))
     ops = count_selected(all_of(selected), replay.graph, replay.durations) if selected else 0
-    recorded_s = max(float(replay.recorded_step_times().mean()), float(unchanged.mean()))
+    recorded_s = max(replay.fit.recorded_s, evidence.unchanged_s)
     return answered(f"fix {text}", ops, recorded_s, saving, evidence.saving_error_s(saving, ()), gpus)
 
 
@@ -72,55 +74,65 @@ def answered(words: str, ops: int, recorded_s: float, saving: Floats, error_s: f
     return Question(words, ops, recorded_s - saved_s, saved_s, error_s, saved_s / recorded_s * gpus * 24)
 
 
-def _of_pipeline(evidence: PipelineSubject, terms: Sequence[Term]) -> Iterable[Intervention]:
-    from tracekit.analysis.diagnosis.diagnose import diagnose
-    from tracekit.analysis.diagnosis.of_pipeline import PipelineAssessment
+def pipeline_edits(evidence: PipelineSubject, terms: Sequence[Term]) -> Iterator[Intervention]:
+    """What the terms of an edit change in a pipeline."""
     from tracekit.analysis.evidence.yardstick import as_fast_as_peers
+    from tracekit.analysis.fixes.layers import split_again
 
     graph, durations = evidence.replay.graph, evidence.replay.durations
-    fixes = diagnose(PipelineAssessment(evidence)).fixes if any(term.fix is not None for term in terms) else ()
+    priced = cache(partial(_priced_fixes, evidence))
     for term in terms:
-        if term.selection is None:
-            yield _change_of(evidence, term, fixes)
+        if term.fix is not None:
+            yield _named_fix(priced(), term.fix)
+        elif term.selection is None:
+            yield split_again(evidence, *term.layers)
         elif term.factor is None:
             yield as_fast_as_peers(evidence, term.selection)
         else:
             yield scaled_ops(masks_of(term.selection, graph, durations), term.factor)
 
 
-def _change_of(evidence: PipelineSubject, term: Term, fixes: Sequence[Fix]) -> Intervention:
-    """The change of the fix, one of `fixes`, that an edit names, or of other layers."""
-    from tracekit.analysis.diagnosis.price import fix_named
-    from tracekit.analysis.fixes.layers import split_again
+def _priced_fixes(evidence: PipelineSubject) -> Sequence[Fix]:
+    from tracekit.analysis.diagnosis.diagnose import diagnose
+    from tracekit.analysis.diagnosis.of_pipeline import PipelineAssessment
 
-    if term.fix is None:
-        return split_again(evidence, *term.layers)
-    fix = fix_named(fixes, term.fix)
-    assert fix.change is not None, "`fix_named` finds only such fixes"
-    return Together((fix.change, AddTime(fix.extra_s)))
+    return diagnose(PipelineAssessment(evidence)).fixes
 
 
-def _of_ops(evidence: GraphSubject, terms: Sequence[Term]) -> Iterable[Intervention]:
+def _priced_fixes_of_ops(evidence: GraphSubject) -> Sequence[Fix]:
     from tracekit.analysis.diagnosis.diagnose import diagnose
     from tracekit.analysis.diagnosis.of_graph import GraphAssessment
+
+    return diagnose(GraphAssessment(evidence)).fixes
+
+
+def _named_fix(fixes: Sequence[Fix], name: str) -> Intervention:
+    """The change of the fix of that name, with the time that it takes itself. Raises SelectionError."""
     from tracekit.analysis.diagnosis.price import fix_named
+
+    chosen = fix_named(fixes, name)
+    assert chosen.change is not None, "`fix_named` returns only fixes with a change"
+    return Together((chosen.change, AddTime(chosen.extra_s))) if chosen.extra_s else chosen.change
+
+
+def op_edits(evidence: GraphSubject, terms: Sequence[Term]) -> list[Intervention]:
+    """What the terms of an edit change in a job whose ops form any graph."""
     from tracekit.analysis.gpu.behind import SMALLEST_SHARE
     from tracekit.analysis.whatif.peers import op_costs_at_the_pace_of_peers
 
     replay, pace = evidence.replay, evidence.pace
     cost, like_peers = pace.cost, np.zeros(len(pace.cost), np.bool_)
+    priced = cache(partial(_priced_fixes_of_ops, evidence))
     changes: list[Intervention] = []
-    fixes = diagnose(GraphAssessment(evidence)).fixes if any(term.fix is not None for term in terms) else ()
     for term in terms:
         if term.fix is not None:
-            changes.append(fix_named(fixes, term.fix).change)
+            changes.append(_named_fix(priced(), term.fix))
             continue
         if term.selection is None:
             raise SelectionError(f"{term.text:.80}: only pipeline traces have layers; select ops instead")
         chosen = np.zeros(len(cost), np.bool_)
-        for block, mask in zip(
-            pace.graph.blocks, masks_of(term.selection, replay.graph, replay.durations), strict=True
-        ):
+        masks = masks_of(term.selection, replay.graph, replay.durations)
+        for block, mask in zip(pace.graph.blocks, masks, strict=True):
             chosen[block.op] = mask
         if term.factor is None:
             cost, like_peers = op_costs_at_the_pace_of_peers(pace.graph.ops, cost, chosen), like_peers | chosen

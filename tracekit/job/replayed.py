@@ -23,7 +23,8 @@ from tracekit.analysis.graph.rules.posting import Posting
 from tracekit.analysis.replay.engine import JobGraph, JobReplay
 from tracekit.analysis.replay.ideal import OCCASIONAL, OCCASIONAL_BY_STAGE
 from tracekit.analysis.replay.method import Method
-from tracekit.analysis.whatif.scenario import IDEAL
+from tracekit.analysis.whatif.interventions import mean_step_time
+from tracekit.analysis.whatif.paper import IDEAL
 from tracekit.job.experts import unasked
 from tracekit.job.pipeline_report import PipelineReport, PublishedView
 from tracekit.report.clocks import ClockOffset, ClockReport
@@ -73,15 +74,17 @@ class ReplayedJob(Struct, frozen=True):
         kept: list[Question] = []
         labels: list[ByLabel] = []
         if fix or keep or by:
-            from tracekit.job.questions import answer, by_labels, check
+            from tracekit.job.questions import answer_keep, by_labels, check
 
             check(self.replay, fix)
-            kept = [answer(self.replay, text, gpus, keep=True) for text in keep]
+            kept = [answer_keep(self.replay, text, gpus) for text in keep]
             labels += [by_labels(self.replay, *text.split(",")) for text in by]
         found = attribute(self.replay, progress=progress) if attribution is None else attribution()
-        subject = structs.replace(PipelineSubject.of(self.trace, self.replay, found), expert_loads=expert_loads)
-        if fix or keep:
-            questions = [*(answer(self.replay, text, gpus, evidence=subject) for text in fix), *kept]
+        subject = structs.replace(PipelineSubject.of(self.trace, self.replay, lambda: found), expert_loads=expert_loads)
+        if fix:
+            from tracekit.job.questions import answer_fix, pipeline_edits
+
+            questions = [answer_fix(self.replay, text, gpus, subject, pipeline_edits) for text in fix]
         if progress is not None:
             progress("causes and fixes")
         exchanges = exchanges_of(subject)
@@ -105,7 +108,7 @@ class ReplayedJob(Struct, frozen=True):
             published=_published_view(self.graph, self.published),
             exchanges=exchanges,
             experts=unasked(exchanges),
-            questions_asked=tuple(questions),
+            questions_asked=(*questions, *kept),
             labels_asked=tuple(labels),
             step_values=step_values(self.trace.metadata),
         )
@@ -163,6 +166,6 @@ def _published_view(job: JobGraph, other: JobGraph | None) -> PublishedView | No
         published = job.replay.with_ideals(Method.PUBLISHED)
     else:
         published = job.replay.with_published_rules()
-    if not published.mean_step_time(IDEAL):  # no slowdown; the attribution reports it
+    if not mean_step_time(published, IDEAL):  # no slowdown; the attribution reports it
         return None
     return PublishedView(slowdown_of(published), tuple(reasons))

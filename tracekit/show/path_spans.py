@@ -12,7 +12,7 @@ import polars as pl
 
 from tracekit.analysis.attribution.critical_path import critical_ops
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, RECORDED
+from tracekit.analysis.whatif.paper import IDEAL, ORIGINAL, RECORDED
 from tracekit.show.spans import Floats, Ints, Replay, StepOps
 
 _SCENARIOS = {Replay.RECORDED: RECORDED, Replay.ORIGINAL: ORIGINAL, Replay.IDEAL: IDEAL}

@@ -17,7 +17,8 @@ from tracekit.analysis.graph.op_graph import OpGraph
 from tracekit.analysis.replay.costs import measure_op_durations
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.graph_replay import GraphReplay
-from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, RECORDED
+from tracekit.analysis.whatif.interventions import step_times
+from tracekit.analysis.whatif.paper import IDEAL, ORIGINAL, RECORDED
 from tracekit.trace.model import OpKind
 
 Frames = tuple[pl.DataFrame, pl.DataFrame]
@@ -58,12 +59,12 @@ def test_it_is_the_longest_path(drawn: Frames) -> None:
     np.testing.assert_allclose(path.cost_s, cost[path.row, path.lane])
 
 
-@pytest.mark.parametrize("scenario", [ORIGINAL, RECORDED, IDEAL])
-def test_cost_and_delays_on_it_add_up_to_each_step(scenario) -> None:
+@pytest.mark.parametrize("changes", [ORIGINAL, RECORDED, IDEAL])
+def test_cost_and_delays_on_it_add_up_to_each_step(changes) -> None:
     replay = JobReplay.from_trace(slow_trace((4, 5, 9)))
-    path = critical_path(replay, scenario)
+    path = critical_path(replay, changes)
     of_steps = np.bincount(path.step, weights=path.cost_s + path.delay_s)
-    np.testing.assert_allclose(of_steps, replay.step_times(scenario), rtol=1e-12)
+    np.testing.assert_allclose(of_steps, step_times(replay, changes), rtol=1e-12)
 
 
 def test_steps_whose_lanes_differ_in_structure_have_one_too() -> None:
@@ -83,10 +84,10 @@ def test_steps_whose_lanes_differ_in_structure_have_one_too() -> None:
     irregular = Trace.from_frame(pl.concat([trace.ops, reduction]), trace.layout, name="irregular")
     replay = JobReplay.from_trace(irregular)
     assert replay.graph.blocks_meet
-    for scenario in (ORIGINAL, RECORDED, IDEAL):
-        path = critical_path(replay, scenario)
+    for changes in (ORIGINAL, RECORDED, IDEAL):
+        path = critical_path(replay, changes)
         of_steps = np.bincount(path.step, weights=path.cost_s + path.delay_s)
-        np.testing.assert_allclose(of_steps, replay.step_times(scenario), rtol=1e-12)
+        np.testing.assert_allclose(of_steps, step_times(replay, changes), rtol=1e-12)
 
 
 def test_the_slow_worker_is_on_it() -> None:

@@ -10,7 +10,8 @@ from tests.properties import examples
 from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.attribution.one_changed import step_times_by_paths, step_times_each_changed
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, Base, Scenario
+from tracekit.analysis.whatif.interventions import mean_step_time, step_times
+from tracekit.analysis.whatif.paper import IDEAL, ORIGINAL, addition, delayed, removal
 from tracekit.analysis.whatif.selection import Everything, dp_rank, stage, worker
 from tracekit.synth import Schedule, SynthSpec, parse_cause, synthesize
 from tracekit.trace.canonical import Trace
@@ -19,7 +20,7 @@ from tracekit.trace.model import Layout, Worker
 CAUSES = ("slow-worker", "slow-nic", "slow-p2p-link", "python-gc", "sequence-length-imbalance", "slow-last-stage")
 
 #: What can be done to a DP rank: idealise its ops, or let them keep their launch delays.
-CHANGES = (Scenario.removal, lambda chosen: Scenario(Base.ORIGINAL, launch_delays=chosen))
+CHANGES = (removal, delayed)
 
 
 @st.composite
@@ -45,18 +46,18 @@ def specs(draw):
 def assert_cheap_equals_plain(replay):
     found = attribute(replay)
     for index, rank in enumerate(found.dp_ranks):
-        plain = replay.step_times(Scenario.addition(dp_rank(rank)))
+        plain = step_times(replay, addition(dp_rank(rank)))
         np.testing.assert_allclose(found.by_dp_rank[:, index], plain, rtol=1e-12)
         for at in range(found.stages):
-            plain = replay.step_times(Scenario.addition(worker(Worker(rank, at))))
+            plain = step_times(replay, addition(worker(Worker(rank, at))))
             np.testing.assert_allclose(found.by_worker[:, index, at], plain, rtol=1e-12)
     for at in range(found.stages):
-        plain = replay.step_times(Scenario.addition(stage(at)))
+        plain = step_times(replay, addition(stage(at)))
         np.testing.assert_allclose(found.by_stage[:, at], plain, rtol=1e-12)
 
     for change in CHANGES:
         cheap = step_times_by_paths(replay, change(Everything()))
-        plain = np.stack([replay.step_times(change(dp_rank(rank))) for rank in found.dp_ranks], axis=1)
+        plain = np.stack([step_times(replay, change(dp_rank(rank))) for rank in found.dp_ranks], axis=1)
         np.testing.assert_allclose(cheap, plain, rtol=1e-12)
 
 
@@ -69,12 +70,12 @@ def test_cheap_way_equals_a_replay_per_worker(spec):
 def test_one_rank_changed_is_asked_without_a_replay_per_rank(monkeypatch):
     """The one collective takes 2 passes, before and after the change; 64 ranks are far more than these 4."""
     replay = JobReplay.from_trace(synthesize(SynthSpec(layout=Layout(dp=64), steps=2, causes=())))
-    plain = np.stack([replay.step_times(Scenario.removal(dp_rank(rank))) for rank in range(64)], axis=1)
+    plain = np.stack([step_times(replay, removal(dp_rank(rank))) for rank in range(64)], axis=1)
     monkeypatch.setattr(JobReplay, "step_times", None)
     passes = 2 * (replay.graph.rendezvous_count + 1)
-    found = step_times_each_changed(replay, Scenario.removal, passes * replay.graph.ops)
+    found = step_times_each_changed(replay, removal, passes * replay.graph.ops)
     np.testing.assert_allclose(found, plain, rtol=1e-12)
-    assert step_times_each_changed(replay, Scenario.removal, passes * replay.graph.ops - 1) is None
+    assert step_times_each_changed(replay, removal, passes * replay.graph.ops - 1) is None
 
 
 def odd_lane(trace, *, step, rank, kind="checkpoint"):
@@ -131,7 +132,7 @@ def test_the_figures_of_workers_and_last_stage_are_contributions_like_any_other(
     replay = JobReplay.from_trace(synthesize(spec))
     found = attribute(replay)
     for figure, selection in ((found.m_s, stage(2)), (found.m_w, worker(*found.slowest_workers))):
-        assert figure.original_s == replay.mean_step_time(ORIGINAL)
-        assert figure.ideal_s == replay.mean_step_time(IDEAL)
-        assert figure.added_s == replay.mean_step_time(Scenario.addition(selection))
-        assert figure.removed_s == replay.mean_step_time(Scenario.removal(selection))
+        assert figure.original_s == mean_step_time(replay, ORIGINAL)
+        assert figure.ideal_s == mean_step_time(replay, IDEAL)
+        assert figure.added_s == mean_step_time(replay, addition(selection))
+        assert figure.removed_s == mean_step_time(replay, removal(selection))

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import polars as pl
 
-from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.diagnosis.find import causes_of
 from tracekit.analysis.diagnosis.of_pipeline import PipelineAssessment
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
@@ -190,7 +189,7 @@ def workers_of_host(label: dict, trace: Trace) -> set:
 
 def found_in(trace: Trace) -> tuple[Found, ...]:
     replay = JobReplay.from_trace(trace)
-    return causes_of(PipelineAssessment(PipelineSubject.of(trace, replay, attribute(replay))))
+    return causes_of(PipelineAssessment(PipelineSubject.of(trace, replay)))
 
 
 def location_is_right(label: dict, found: Found, trace: Trace) -> bool:

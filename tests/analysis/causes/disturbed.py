@@ -9,16 +9,13 @@ from msgspec.structs import replace
 
 from tracekit.analysis.evidence.compute_table import ComputeTable
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.analysis.whatif.interventions import CostOverlay, Scale
+from tracekit.analysis.whatif.interventions import Scale, changed
 
 
 def disturbed(replay: JobReplay, factor: np.ndarray) -> JobReplay:
     """The job with its computes times `factor`, which broadcasts to the grid of its `ComputeTable`."""
-    overlay = CostOverlay.recorded(replay)
-    Scale(ComputeTable.of(replay), factor).make(overlay)
-    return replace(
-        replay, durations=replace(replay.durations, cost=tuple(changed.matrix() for changed in overlay.cost))
-    )
+    blocks = changed(replay, (Scale(ComputeTable.of(replay), factor),)).cost
+    return replace(replay, durations=replace(replay.durations, cost=tuple(block.matrix() for block in blocks)))
 
 
 def one_worker(replay: JobReplay, kinds: list[int], stage: int, dp_index: int, factor: float) -> np.ndarray:

@@ -20,7 +20,6 @@ from tests.analysis.causes.corpus import (
     specs,
 )
 from tests.analysis.causes.disturbed import disturbed, one_worker
-from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.attribution.correlation import forward_backward_correlation
 from tracekit.analysis.detectors.registry import own_detectors
 from tracekit.analysis.diagnosis.find import causes_of
@@ -123,7 +122,7 @@ class TestSlowInOneKind:
         trace = job(layout=layout, noise=0.01)
         replay = JobReplay.from_trace(trace)
         slow = disturbed(replay, one_worker(replay, [kind], layout.pp - 1, 1, 1.7))
-        (cause,) = causes_of(PipelineAssessment(PipelineSubject.of(trace, slow, attribute(slow))))
+        (cause,) = causes_of(PipelineAssessment(PipelineSubject.of(trace, slow)))
         assert (cause.kind, cause.where.workers) == ("bad-worker", (Worker(1, layout.pp - 1),))
         assert cause.confidence > 0.95
         lost_s = (step_times(slow, ()) - step_times(replay, ())).mean()
@@ -335,7 +334,7 @@ class TestVerdicts:
         trace = Trace.from_frame(ops, few.layout, name="two structures", metadata=dict(few.metadata))
         replay = JobReplay.from_trace(trace)
         assert len(replay.graph.blocks) == 2
-        (cause,) = causes_of(PipelineAssessment(PipelineSubject.of(trace, replay, attribute(replay))))
+        (cause,) = causes_of(PipelineAssessment(PipelineSubject.of(trace, replay)))
         assert (cause.kind, cause.where.workers) == ("bad-worker", (Worker(1, 2),))
 
 

@@ -20,7 +20,6 @@ from benchmarks.eventsim.troubles import Congestion, SlowLink, SlowNic
 from benchmarks.eventsim.truth import mean_step_s
 from benchmarks.verdicts import judged_job
 from tests.analysis.causes.simulated import BUSY, FLAT, PIPELINE, costs, job, named, report
-from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.evidence.grids import collectives
 from tracekit.analysis.evidence.network_repairs import rings_faster
 from tracekit.analysis.evidence.pauses import _own_length, _pauses_in
@@ -172,7 +171,7 @@ class TestNetwork:
         of = job(network=network, shape=shape, overlap_dp=True, schedule=Schedule.INTERLEAVED)
         trace = simulate(of).trace
         replay = JobReplay.from_trace(trace)
-        evidence = PipelineSubject.of(trace, replay, attribute(replay))
+        evidence = PipelineSubject.of(trace, replay)
         traffic, half = traffic_of(evidence), np.full(traffic_of(evidence).rings.shape, 0.5)
         assert traffic.shared_s.max() > traffic.usual_s.max()
         assert traffic.shared_with(half) == pytest.approx(traffic.shared_s / 2)

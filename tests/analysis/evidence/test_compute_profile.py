@@ -26,7 +26,7 @@ from tracekit.analysis.evidence.computes import Computes
 from tracekit.analysis.graph.op_grid import op_grid, transfer_grid
 from tracekit.analysis.numeric.robust import lower_median, median
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.analysis.whatif.interventions import Scale, step_times
+from tracekit.analysis.whatif.interventions import Scale, changed, step_times
 from tracekit.synth import (
     MissingRanks,
     PythonGc,
@@ -255,11 +255,8 @@ class TestGrids:
         replay = replay_of(layout=Layout(dp=2, pp=2, vpp=2), schedule=Schedule.INTERLEAVED, microbatches=4)
         table = ComputeTable.of(replay)
         factor = np.random.default_rng(0).uniform(0.5, 2, table.shape)
-        from tracekit.analysis.whatif.interventions import CostOverlay
-
-        overlay = CostOverlay.recorded(replay)
-        Scale(table, factor).make(overlay)
-        assert table.gather([changed.matrix() for changed in overlay.cost]) == pytest.approx(table.grid * factor)
+        blocks = changed(replay, (Scale(table, factor),)).cost
+        assert table.gather([block.matrix() for block in blocks]) == pytest.approx(table.grid * factor)
 
     def test_a_change_by_one_changes_nothing(self):
         replay = replay_of(SlowWorker())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -156,7 +157,7 @@ def checked_job(spec: SynthSpec) -> Iterator[Checked]:
     """The fixes of one job against the truth."""
     trace = synthesize(spec)
     replay = JobReplay.from_trace(trace)
-    evidence = PipelineSubject(trace, replay, attribute(replay), Computes(replay))
+    evidence = PipelineSubject(trace, replay, replay, partial(attribute, replay), Computes(replay))
     assessed = PipelineAssessment(evidence)
     for fix in fixes_of(assessed, causes_of(assessed)):
         truth_s = truth_of(fix, spec, evidence)

@@ -14,7 +14,8 @@ from tests.properties import examples
 from tracekit.analysis.fixes.balance import best_deal_of_step, deal_job, deal_step, dealt_cost
 from tracekit.analysis.fixes.partition import OneLane, best_split, stage_model
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.analysis.whatif.scenario import IDEAL
+from tracekit.analysis.whatif.interventions import mean_step_time
+from tracekit.analysis.whatif.paper import IDEAL
 from tracekit.synth import Schedule, SynthSpec, synthesize
 from tracekit.trace.model import Layout, OpKind
 
@@ -88,7 +89,7 @@ def test_one_lane_replays_the_ideal_job(layout, schedule):
     computes = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE)
     ideal = [replay.durations.ideal[0][kinds == kind.code][0] for kind in computes]
     chunk_s = np.broadcast_to(np.array(ideal)[:, None, None], (2, layout.pp, layout.vpp))
-    assert OneLane.of(replay).step_s(chunk_s) == pytest.approx(replay.mean_step_time(IDEAL), rel=1e-12)
+    assert OneLane.of(replay).step_s(chunk_s) == pytest.approx(mean_step_time(replay, IDEAL), rel=1e-12)
 
 
 @pytest.mark.parametrize("loss", [0.0, 1.5, 4.0, 9.0])

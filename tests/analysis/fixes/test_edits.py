@@ -7,6 +7,7 @@ import pytest
 import tracekit
 from tests.handmade import HEALTHY_STEP_S, slow_trace
 from tracekit.base.errors import SelectionError
+from tracekit.job.pipeline import PipelineJob
 from tracekit.synth import SlowLastStage, SynthSpec, synthesize
 from tracekit.trace.model import Layout
 
@@ -26,6 +27,16 @@ def test_the_edit_of_a_fix_has_its_price(job: tracekit.Job) -> None:
 
 def test_a_fix_by_name_can_be_changed(job: tracekit.Job) -> None:
     assert job.answer("fix=replace-workers + all * 2").step_time_s == pytest.approx(2 * HEALTHY_STEP_S)
+
+
+def test_only_a_fix_by_name_takes_the_attribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who costs how much takes most of the time of a report; other questions do not ask."""
+    job = tracekit.job_of(slow_trace(range(4)))
+    monkeypatch.setattr(PipelineJob, "attribute", None)
+    assert job.answer("worker=1,0").step_time_s == pytest.approx(HEALTHY_STEP_S)
+    assert job.answer("all", keep=True).saved_s == 0.0
+    with pytest.raises(TypeError, match="not callable"):
+        job.answer("fix=replace-workers")
 
 
 @pytest.mark.parametrize("name", ["repair-link", "replace-workers:7", "replace-workers:x", "more-microbatches", ""])

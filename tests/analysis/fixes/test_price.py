@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from tracekit.analysis.evidence.computes import Computes
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.fixes.workers import fewest_that_suffice
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.analysis.whatif.interventions import CostOverlay, step_times
+from tracekit.analysis.whatif.interventions import step_times
 from tracekit.base.errors import SelectionError
 from tracekit.report.plain_data import Finding, Patterns, fix_as_data, plain, shaped
 from tracekit.synth import (
@@ -45,7 +46,7 @@ SPEC = SynthSpec(Layout(dp=4, pp=4, tp=4), steps=10, seed=21)
 def assessed(*causes, **changes):
     trace = synthesize(replace(SPEC, causes=causes, **changes))
     replay = JobReplay.from_trace(trace)
-    return PipelineAssessment(PipelineSubject(trace, replay, attribute(replay), Computes(replay)))
+    return PipelineAssessment(PipelineSubject(trace, replay, replay, partial(attribute, replay), Computes(replay)))
 
 
 def fixes(*causes, **changes):
@@ -74,8 +75,8 @@ class TestPrices:
 
     def test_pricing_changes_no_recorded_cost(self):
         evidence = assessed(SlowWorker(factor=1.5), PythonGc(pause_s=0.3), LateDataLoading())
-        before = [changed.matrix().copy() for changed in CostOverlay.recorded(evidence.job.replay).cost]
-        delays = [changed.matrix().copy() for changed in CostOverlay.recorded(evidence.job.replay).delay]
+        before = [cost.copy() for cost in evidence.job.replay.durations.cost]
+        delays = [delay.copy() for delay in evidence.job.replay.durations.launch_delay]
         fixes_of(evidence, causes_of(evidence))
         for mine, recorded in zip(before, evidence.job.replay.durations.cost, strict=True):
             assert np.array_equal(mine, recorded)
@@ -293,7 +294,7 @@ class TestDiagnosis:
     def test_all_of_it_is_plain_data(self):
         trace = synthesize(replace(SPEC, causes=(SlowWorker(factor=2), PythonGc(pause_s=0.3, rate=0.1))))
         replay = JobReplay.from_trace(trace)
-        found = diagnose(PipelineAssessment(PipelineSubject.of(trace, replay, attribute(replay))))
+        found = diagnose(PipelineAssessment(PipelineSubject.of(trace, replay)))
         assert plain(shaped(Patterns, found))["space"]["shape"] == "one-worker"
         assert {plain(shaped(Finding, cause))["kind"] for cause in found.causes} == {"bad-worker", "python-gc"}
         assert plain(fix_as_data(found.fixes[-1]))["kind"] == "combination"
@@ -302,8 +303,8 @@ class TestDiagnosis:
         trace = synthesize(replace(SPEC, causes=(SlowLastStage(factor=1.5),)))
         replay = JobReplay.from_trace(trace)
         attribution = attribute(replay)
-        whole = diagnose(PipelineAssessment(PipelineSubject.of(trace, replay, attribution)))
-        alike = PipelineAssessment(PipelineSubject.of(trace, replay, attribution))
+        whole = diagnose(PipelineAssessment(PipelineSubject.of(trace, replay, lambda: attribution)))
+        alike = PipelineAssessment(PipelineSubject.of(trace, replay, lambda: attribution))
         causes = causes_of(alike)
         assert [shaped(Finding, cause) for cause in whole.causes] == [shaped(Finding, cause) for cause in causes]
         fixes = fixes_of(alike, causes)

@@ -17,7 +17,8 @@ from tracekit.analysis.replay.clocks import Clocks
 from tracekit.analysis.replay.costs import measure_durations
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.method import Method
-from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, RECORDED, Action, Base, Edit, Scenario
+from tracekit.analysis.whatif.interventions import Idealise, SetCost, step_times
+from tracekit.analysis.whatif.paper import IDEAL, ORIGINAL, RECORDED, addition, delayed, removal
 from tracekit.analysis.whatif.selection import count_selected, dp_rank, everything, kind, slowest
 from tracekit.analysis.whatif.timeline import compared_frame
 from tracekit.synth import SynthSpec, synthesize
@@ -79,24 +80,28 @@ JOBS = [(seed, share) for seed, share in enumerate([0.02, 0.2, 0.9])]
 def test_replays_and_attribution_are_those_of_a_structure_per_lane(seed, share, method, monkeypatch):
     one, many = one_and_many(irregular(seed, share), monkeypatch, method)
     assert one.graph.ops == many.graph.ops
-    scenarios = [
+    questions = [
         ORIGINAL,
         IDEAL,
         RECORDED,
-        Scenario.removal(kind(OpKind.GC, OpKind.CHECKPOINT)),
-        Scenario.addition(slowest(3)),
-        Scenario(Base.IDEAL, launch_delays=dp_rank(1)),
+        removal(kind(OpKind.GC, OpKind.CHECKPOINT)),
+        addition(slowest(3)),
+        (Idealise(everything()), *delayed(dp_rank(1))),
         *(
-            Scenario(base, (Edit(selection, action, 0.003),))
-            for base in Base
-            for action in (Action.SET, Action.KEEP, Action.IDEALISE)
+            question
+            for selection in (kind(OpKind.DATA_LOAD), everything(), dp_rank(0))
+            for question in (addition(selection), removal(selection))
+        ),
+        *(
+            (*base, SetCost(selection, 0.003))
+            for base in (ORIGINAL, IDEAL)
             for selection in (kind(OpKind.DATA_LOAD), everything(), dp_rank(0))
         ),
     ]
-    for scenario in scenarios:
-        exactly(one.step_times(scenario), many.step_times(scenario))
+    for question in questions:
+        exactly(step_times(one, question), step_times(many, question))
     exactly(one.recorded_step_times(), many.recorded_step_times())
-    exactly(one.step_times(RECORDED), many.step_times(RECORDED))
+    exactly(step_times(one, RECORDED), step_times(many, RECORDED))
     for selection in (everything(), slowest(3), kind(OpKind.GC)):
         counts = [count_selected(selection, replay.graph, replay.durations) for replay in (one, many)]
         assert counts[0] == counts[1]
@@ -134,7 +139,7 @@ def test_every_op_costs_and_runs_as_with_a_structure_per_lane(seed, share, monke
         grids = [op_grid(replay.graph, kinds).gather(replay.durations.cost) for replay in (one, many)]
         exactly(grids[0], grids[1])
     delays = [with_step_delays(replay, {0: 0.0, 1: 0.1, 2: 0.2}) for replay in (one, many)]
-    exactly(delays[0].step_times(RECORDED), delays[1].step_times(RECORDED))
+    exactly(step_times(delays[0], RECORDED), step_times(delays[1], RECORDED))
 
 
 @pytest.mark.parametrize(("seed", "share"), JOBS)
@@ -143,8 +148,8 @@ def test_one_structure_replays_as_the_graph_walked_op_by_op(seed, share, monkeyp
     replay = JobReplay.from_trace(trace, Method.PUBLISHED)
     monkeypatch.setattr(occasional, "MOST_CELLS_PER_OP", 0)
     oracle = BruteForce(trace)
-    for base, chosen in ((Base.ORIGINAL, lambda _: True), (Base.IDEAL, lambda _: False)):
-        exactly(replay.step_times(Scenario(base)), [time for _, time in sorted(oracle.step_times(chosen).items())])
+    for question, chosen in ((ORIGINAL, lambda _: True), (IDEAL, lambda _: False)):
+        exactly(step_times(replay, question), [time for _, time in sorted(oracle.step_times(chosen).items())])
 
 
 def test_a_first_op_that_others_lack_delays_nobody():
@@ -178,5 +183,5 @@ def test_a_dp_rank_with_nothing_but_a_collection_is_a_lane() -> None:
         | {"start": 0.0, "duration": [0.01, 0.02]}
     )
     replay = replay_of(Trace.from_frame(ops, Layout(dp=2, pp=1), name="collects"), Method.TRACEKIT)
-    exactly(replay.step_times(ORIGINAL), [0.02])
-    exactly(replay.step_times(IDEAL), [0.01])
+    exactly(step_times(replay, ORIGINAL), [0.02])
+    exactly(step_times(replay, IDEAL), [0.01])

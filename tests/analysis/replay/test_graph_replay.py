@@ -15,7 +15,8 @@ from tracekit.analysis.graph.fold import FoldedGraph, fold
 from tracekit.analysis.graph.op_graph import OpGraph
 from tracekit.analysis.replay.costs import measure_op_durations
 from tracekit.analysis.replay.graph_replay import FEW_LANES, GraphReplay
-from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, Action, Base, Edit, Scenario
+from tracekit.analysis.whatif.interventions import SetCost, mean_step_time, step_times, step_times_each, timelines
+from tracekit.analysis.whatif.paper import IDEAL, ORIGINAL, RECORDED, addition, removal
 from tracekit.analysis.whatif.selection import communication, everything, labelled
 from tracekit.base.errors import SelectionError
 
@@ -43,10 +44,10 @@ def test_every_op_ends_when_an_event_simulation_ends_it(drawn: Frames) -> None:
     graph = replay.graph
     assert isinstance(graph, FoldedGraph)
     expected = simulated_ends(graph.ops, of_ops(graph, replay.durations.cost))
-    ends = of_ops(graph, tuple(timeline.end for timeline in replay.timelines(ORIGINAL)))
+    ends = of_ops(graph, tuple(timeline.end for timeline in timelines(replay, ORIGINAL)))
     np.testing.assert_allclose(ends, expected, rtol=1e-12)
     of_steps = [expected[graph.ops.step == step].max() for step in graph.steps]
-    np.testing.assert_allclose(replay.step_times(ORIGINAL), of_steps, rtol=1e-12)
+    np.testing.assert_allclose(step_times(replay, ORIGINAL), of_steps, rtol=1e-12)
 
 
 @PATIENT
@@ -61,38 +62,38 @@ def test_steps_of_different_structure_do_not_fold() -> None:
     ops = pl.DataFrame({"step": [0, 0, 1, 1], "rank": 0, "kind": "a", "start": 0.0, "duration": [1.0, 2.0, 4.0, 8.0]})
     replay = replay_of(ops, pl.DataFrame({"before": [2], "after": [3]}))
     assert len(replay.graph.blocks) == 2
-    assert replay.step_times(ORIGINAL).tolist() == [2.0, 12.0]
+    assert step_times(replay, ORIGINAL).tolist() == [2.0, 12.0]
 
 
 @PATIENT
 @given(frames(steps=2))
-def test_many_scenarios_at_once_give_what_each_gives_alone(drawn: Frames) -> None:
+def test_many_questions_at_once_give_what_each_gives_alone(drawn: Frames) -> None:
     replay = replay_of(*drawn)
-    scenarios = [
+    questions = [
         ORIGINAL,
         IDEAL,
-        Scenario.addition(labelled("host", "n0") | labelled("kind", "a", "b", "c", "sync") & labelled("rank", 3)),
-        Scenario.removal(labelled("rank", 0, 1)),
-        Scenario(Base.ORIGINAL, (Edit(~communication(), Action.SET, 0.5),)),
-        Scenario(Base.ORIGINAL, launch_delays=everything()),
+        addition(labelled("host", "n0") | labelled("kind", "a", "b", "c", "sync") & labelled("rank", 3)),
+        removal(labelled("rank", 0, 1)),
+        (*ORIGINAL, SetCost(~communication(), 0.5)),
+        RECORDED,
     ][: 2 if drawn[0]["host"].n_unique() < 2 or drawn[0]["kind"].n_unique() < 4 else 6]
-    one_by_one = [replay.step_times(scenario) for scenario in scenarios]
-    np.testing.assert_array_equal(replay.step_times_each(scenarios), one_by_one)
+    one_by_one = [step_times(replay, question) for question in questions]
+    np.testing.assert_array_equal(step_times_each(replay, questions), one_by_one)
 
 
 @PATIENT
 @given(frames(steps=2))
-def test_attribution_by_label_is_one_scenario_for_each_value(drawn: Frames) -> None:
+def test_attribution_by_label_is_one_question_for_each_value(drawn: Frames) -> None:
     replay = replay_of(*drawn)
-    ideal, original = replay.mean_step_time(IDEAL), replay.mean_step_time(ORIGINAL)
+    ideal, original = mean_step_time(replay, IDEAL), mean_step_time(replay, ORIGINAL)
     shares = attribute_by(replay, ["host", "rank"])
     assert {share.values for share in shares} == set(drawn[0].select("host", "rank").iter_rows())
     for share in shares:
         chosen = labelled("host", str(share.values[0])) & labelled("rank", share.values[1])
-        added = replay.mean_step_time(Scenario.addition(chosen))
+        added = mean_step_time(replay, addition(chosen))
         assert share.added_s == pytest.approx(added - ideal)
         assert share.slowdown == (pytest.approx(added / ideal) if ideal else pytest.approx(np.nan, nan_ok=True))
-        assert share.removed_s == pytest.approx(original - replay.mean_step_time(Scenario.removal(chosen)))
+        assert share.removed_s == pytest.approx(original - mean_step_time(replay, removal(chosen)))
         assert share.ops == drawn[0].filter(host=share.values[0], rank=share.values[1]).height
 
 
@@ -113,9 +114,9 @@ def test_attribution_is_the_same_for_few_lanes_and_for_many(drawn: Frames) -> No
                 chosen = everything()
                 for label, value in zip(labels, share.values, strict=True):
                     chosen &= labelled(label, value)
-                added, removed = (replay.mean_step_time(of(chosen)) for of in (Scenario.addition, Scenario.removal))
-                assert share.added_s == added - replay.mean_step_time(IDEAL)
-                assert share.removed_s == replay.mean_step_time(ORIGINAL) - removed
+                added, removed = (mean_step_time(replay, of(chosen)) for of in (addition, removal))
+                assert share.added_s == added - mean_step_time(replay, IDEAL)
+                assert share.removed_s == mean_step_time(replay, ORIGINAL) - removed
 
 
 def test_a_label_with_too_many_values_for_the_job_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ from tests.properties import examples
 from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.graph.op_grid import op_grid
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.analysis.whatif.interventions import ScaleDelays, step_times
-from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, RECORDED, Action, Base, Edit, Scenario
+from tracekit.analysis.whatif.interventions import Intervention, ScaleDelays, SetCost, mean_step_time, step_times
+from tracekit.analysis.whatif.paper import IDEAL, ORIGINAL, RECORDED, addition
 from tracekit.analysis.whatif.selection_text import parse_selection
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Layout, OpKind
@@ -118,8 +118,8 @@ class DataParallel:
         return self.played()[1]
 
 
-def with_set(text: str, seconds: float) -> Scenario:
-    return Scenario(Base.ORIGINAL, (Edit(parse_selection(text), Action.SET, seconds),))
+def with_set(text: str, seconds: float) -> tuple[Intervention, ...]:
+    return (*ORIGINAL, SetCost(parse_selection(text), seconds))
 
 
 def test_work_that_a_stage_does_while_the_other_ends_its_step_costs_nothing():
@@ -127,8 +127,8 @@ def test_work_that_a_stage_does_while_the_other_ends_its_step_costs_nothing():
     slow = Pipeline(data=(0.1, 3.0))
     assert slow.step_s() == pytest.approx(6.85)
     replay = slow.replayed()
-    assert replay.mean_step_time(ORIGINAL) == pytest.approx(6.85)
-    assert replay.mean_step_time(RECORDED) == pytest.approx(6.85)
+    assert mean_step_time(replay, ORIGINAL) == pytest.approx(6.85)
+    assert mean_step_time(replay, RECORDED) == pytest.approx(6.85)
     assert attribute(replay).discrepancy == pytest.approx(0.0, abs=1e-9)
 
 
@@ -137,8 +137,8 @@ def test_a_stage_begins_as_early_as_it_ends_in_the_scenario():
     slow = Pipeline(optimizer=(0.25, 5.0))
     assert slow.step_s() == pytest.approx(8.25)
     replay = slow.replayed()
-    assert replay.mean_step_time(ORIGINAL) == pytest.approx(8.25)
-    assert replay.mean_step_time(with_set("kind=optimizer", 0.25)) == pytest.approx(6.85)
+    assert mean_step_time(replay, ORIGINAL) == pytest.approx(8.25)
+    assert mean_step_time(replay, with_set("kind=optimizer", 0.25)) == pytest.approx(6.85)
 
 
 seconds = st.floats(0.05, 6.0)
@@ -150,18 +150,18 @@ both = st.tuples(seconds, seconds)
 def test_scenarios_take_as_long_as_the_pipeline_played_with_their_durations(data, forward, backward, optimizer, part):
     job = Pipeline(data, forward, backward, optimizer)
     replay = job.replayed()
-    assert replay.mean_step_time(ORIGINAL) == pytest.approx(job.step_s(), rel=1e-3)
+    assert mean_step_time(replay, ORIGINAL) == pytest.approx(job.step_s(), rel=1e-3)
     name = "data" if part == "data-load" else part
     changed = replace(job, **{name: (0.01, 0.01)})
-    assert replay.mean_step_time(with_set(f"kind={part}", 0.01)) == pytest.approx(changed.step_s(), rel=1e-3)
+    assert mean_step_time(replay, with_set(f"kind={part}", 0.01)) == pytest.approx(changed.step_s(), rel=1e-3)
 
 
 def test_what_one_worker_costs_alone_begins_as_the_ideal_does():
     replay = Pipeline(data=(0.1, 3.0)).replayed()
     found = attribute(replay)
-    alone = Scenario(Base.IDEAL, (Edit(parse_selection("dp_rank=0"), Action.KEEP),))
-    assert found.by_dp_rank[:, 0] == pytest.approx(replay.step_times(alone))
-    assert float(np.mean(found.ideal)) == pytest.approx(replay.mean_step_time(IDEAL))
+    alone = addition(parse_selection("dp_rank=0"))
+    assert found.by_dp_rank[:, 0] == pytest.approx(step_times(replay, alone))
+    assert float(np.mean(found.ideal)) == pytest.approx(mean_step_time(replay, IDEAL))
 
 
 def test_a_rank_computes_while_another_still_updates():
@@ -169,10 +169,10 @@ def test_a_rank_computes_while_another_still_updates():
     slow = DataParallel(work=(4.0, 3.0), optimizer=(0.0, 2.0))
     assert slow.step_s() == pytest.approx(5.25)
     replay = slow.replayed()
-    assert replay.mean_step_time(ORIGINAL) == pytest.approx(5.25)
-    assert replay.mean_step_time(RECORDED) == pytest.approx(5.25)
+    assert mean_step_time(replay, ORIGINAL) == pytest.approx(5.25)
+    assert mean_step_time(replay, RECORDED) == pytest.approx(5.25)
     assert attribute(replay).discrepancy == pytest.approx(0.0, abs=1e-9)
-    assert replay.mean_step_time(with_set("kind=optimizer and dp_rank=1", 0.5)) == pytest.approx(4.25)
+    assert mean_step_time(replay, with_set("kind=optimizer and dp_rank=1", 0.5)) == pytest.approx(4.25)
 
 
 @pytest.mark.parametrize("looked_at", [4, STEPS])
@@ -197,11 +197,11 @@ def test_scenarios_take_as_long_as_the_ranks_played_with_their_durations(ranks, 
     work, optimizer = zip(*ranks, strict=True)
     job = DataParallel(work, optimizer)
     replay, chosen = job.replayed(), chosen % len(ranks)
-    assert replay.mean_step_time(ORIGINAL) == pytest.approx(job.step_s(), rel=1e-2)
+    assert mean_step_time(replay, ORIGINAL) == pytest.approx(job.step_s(), rel=1e-2)
     changed = list(work if part == "forward-compute" else optimizer)
     changed[chosen] = 0.01
     of = "work" if part == "forward-compute" else "optimizer"
     expected = replace(job, **{of: tuple(changed)}).step_s()
-    assert replay.mean_step_time(with_set(f"kind={part} and dp_rank={chosen}", 0.01)) == pytest.approx(
+    assert mean_step_time(replay, with_set(f"kind={part} and dp_rank={chosen}", 0.01)) == pytest.approx(
         expected, rel=1e-2
     )
