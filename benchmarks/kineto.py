@@ -19,7 +19,7 @@ from benchmarks.core import REFERENCE
 from benchmarks.kinetoinject import Delay, Moments
 from benchmarks.kinetosim import Job, Trouble
 from benchmarks.measure import measure, table, tracekit
-from tracekit.analysis.gpu.behind import Culprit, find_culprit, saved_by_rank
+from tracekit.analysis.gpu.behind import BlamedRank, find_culprit, saved_by_rank
 from tracekit.analysis.gpu.pace import PaceOfPeers
 from tracekit.analysis.gpu.waits import measure_waits
 from tracekit.job.graph import RecordingJob
@@ -129,7 +129,7 @@ def _injected_into(name: str) -> list[str]:
             "; ".join(blamed) or "none"]  # fmt: skip
 
 
-def _whatif_of(job: Moments, delays: Sequence[Delay]) -> tuple[Culprit | None, Mapping[int, float]]:
+def _whatif_of(job: Moments, delays: Sequence[Delay]) -> tuple[BlamedRank | None, Mapping[int, float]]:
     """The culprit, and the price of each rank, seconds."""
     with tempfile.TemporaryDirectory() as folder:
         job.write(Path(folder), job.times(delays))

@@ -12,18 +12,13 @@ from pathlib import Path
 
 PENDING = (
     "analysis/attribution",
-    "analysis/bubbles",
     "analysis/detectors",
     "analysis/diagnosis",
     "analysis/evidence",
-    "analysis/experts",
     "analysis/fixes",
-    "analysis/gpu",
     "analysis/graph",
-    "analysis/hang",
     "analysis/numeric",
     "analysis/replay",
-    "analysis/rl",
     "analysis/whatif",
     "benchmarks",
     "collectors/importers",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # the replay of requests is imported for runs of post-trainin
     from tracekit.analysis.evidence.rl import RlEvidence
     from tracekit.analysis.rl.account import Loss
     from tracekit.analysis.rl.generation import Generations
-    from tracekit.analysis.rl.run import RlRun
+    from tracekit.analysis.rl.rl_run import RlRun
 
 #: A loss in several steps is certain if it exceeds what the replay misses, and at least this share of the step.
 _SMALLEST_ERROR = 0.01
@@ -64,8 +64,8 @@ def alternative(evidence: RlEvidence, edit: str, title: str, found: Finding | No
 
 
 def _made(run: RlRun) -> Generations:
-    assert run.made is not None, "these losses show in requests"
-    return run.made
+    assert run.generations is not None, "these losses show in requests"
+    return run.generations
 
 
 class Queueing(_LossOfStep):

@@ -10,7 +10,7 @@ from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.detectors.one_launch_queue import OneLaunchQueue
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.ops import OpEvidence
-from tracekit.analysis.experts.experts import EQUAL
+from tracekit.analysis.experts.expert_loads import EQUAL
 from tracekit.analysis.gpu.noise import LARGEST_CHANCE
 from tracekit.analysis.whatif.interventions import SetOps
 from tracekit.report.experts import CauseOfImbalance

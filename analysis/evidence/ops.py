@@ -41,15 +41,15 @@ if TYPE_CHECKING:
     from tracekit.analysis.detectors.detector import Candidate, Detector
     from tracekit.analysis.evidence.host_time import HostTime
     from tracekit.analysis.evidence.unknown_loads import UnknownLoads
-    from tracekit.analysis.experts.experts import ExpertLoads
+    from tracekit.analysis.experts.expert_loads import ExpertLoads
     from tracekit.analysis.experts.loads import Loads
     from tracekit.analysis.fixes.plan import Plan
-    from tracekit.analysis.gpu.behind import Behind, Culprit
+    from tracekit.analysis.gpu.behind import Behind, BlamedRank
     from tracekit.analysis.gpu.gpu_times import GpuTimes
     from tracekit.analysis.gpu.pace import PaceOfPeers
     from tracekit.analysis.gpu.part import Part
     from tracekit.analysis.gpu.recorded import Kept, Recorded
-    from tracekit.analysis.gpu.trust import Unexplained
+    from tracekit.analysis.gpu.trust import UnexplainedTime
     from tracekit.analysis.gpu.unprofiled import StepsOfRecording, WithoutProfiler
     from tracekit.analysis.gpu.waits import Waits
     from tracekit.analysis.graph.fold import FoldedGraph
@@ -124,7 +124,7 @@ class OpEvidence(Subject, frozen=True, eq=False):
         """What is known of a recording of GPUs beside its ops, also if only its op trace is left; None for others."""
         from tracekit.analysis.gpu.recorded import Kept
 
-        return Kept.read(self.trace.metadata) if self.recorded is None else self.recorded.kept
+        return Kept.read(self.trace.metadata) if self.recorded is None else self.recorded.summary
 
     @cached_property
     def host_time(self) -> HostTime:
@@ -356,7 +356,7 @@ class OpEvidence(Subject, frozen=True, eq=False):
         """The loads of experts. Raises FormatError if those that the job logged are of another job."""
         from tracekit.analysis.experts.balance import ExpertJob
         from tracekit.analysis.experts.exchanges import members_of
-        from tracekit.analysis.experts.experts import ExpertLoads
+        from tracekit.analysis.experts.expert_loads import ExpertLoads
 
         job = ExpertJob.of_ops(self.ops, self.pace, self.steps_in_whole)
         cut = self.recorded is not None and self.recorded.recording.gpu_ops["received"].cat.ends_with("...]").any()
@@ -378,7 +378,7 @@ class OpEvidence(Subject, frozen=True, eq=False):
         return self.pace.at(self.experts.job.balanced_cost) if self.experts.explain else self.pace
 
     @cached_property
-    def late(self) -> Culprit | None:
+    def late(self) -> BlamedRank | None:
         """The rank that the others wait for beyond what known loads of experts explain."""
         from tracekit.analysis.gpu.behind import find_culprit
 
@@ -399,7 +399,7 @@ class OpEvidence(Subject, frozen=True, eq=False):
         )
 
     @cached_property
-    def culprit(self) -> Culprit | None:
+    def culprit(self) -> BlamedRank | None:
         """The rank that the others wait for, None if no rank stands out: beyond what loads of experts may explain."""
         from tracekit.analysis.gpu.behind import find_culprit
 
@@ -415,7 +415,7 @@ class OpEvidence(Subject, frozen=True, eq=False):
         return None if self.kept is None else waits_of_ops(self.ops, self.ranks)
 
     @cached_property
-    def unexplained(self) -> Unexplained:
+    def unexplained(self) -> UnexplainedTime:
         """What the graph leaves unexplained."""
         from tracekit.analysis.gpu.trust import unexplained
 

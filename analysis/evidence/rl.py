@@ -19,7 +19,7 @@ from tracekit.analysis.evidence.naming import Names
 from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.analysis.rl.account import RlAccount
-from tracekit.analysis.rl.run import RlRun
+from tracekit.analysis.rl.rl_run import RlRun
 from tracekit.analysis.rl.scenario import USUAL, Scenario, Without, more_engines
 from tracekit.report.finding import Finding, Place
 from tracekit.trace.facts import RL_LOG, TRAJECTORIES, Lack
@@ -42,7 +42,7 @@ class RlEvidence(Subject, frozen=True, eq=False):
         unless samples are stale already; if queueing leads, of more engines, too.
         """
         logged = () if self.run.stale else USUAL[:1]
-        usual = USUAL if self.run.made is not None else logged
+        usual = USUAL if self.run.generations is not None else logged
         found = self.run.account([Scenario.parse(text) for text in usual])
         if found.leading != "queueing":
             return found
@@ -56,7 +56,7 @@ class RlEvidence(Subject, frozen=True, eq=False):
 
     @property
     def lacks(self) -> tuple[Lack, ...]:
-        return (RL_LOG if self.run.made is None else TRAJECTORIES).lacks
+        return (RL_LOG if self.run.generations is None else TRAJECTORIES).lacks
 
     @property
     def daily(self) -> bool:

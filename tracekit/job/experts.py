@@ -14,7 +14,7 @@ import numpy as np
 from tracekit.analysis.detectors.registry import detector_of
 from tracekit.analysis.detectors.uneven_experts import LATE_PEER, other_causes
 from tracekit.analysis.experts.balance import ExpertJob
-from tracekit.analysis.experts.experts import ExpertLoads, Plan
+from tracekit.analysis.experts.expert_loads import ExpertLoads, RebalancePlan
 from tracekit.base.text import seconds
 from tracekit.report.experts import CauseOfImbalance, Experts, Overlap, Rebalanced
 from tracekit.report.section import Table
@@ -39,7 +39,7 @@ def with_overlap(report: R) -> R:
     return report if recorded is None else replace(report, overlap=find_overlap(recorded))
 
 
-def with_experts(report: R, plans: Sequence[Plan]) -> R:
+def with_experts(report: R, plans: Sequence[RebalancePlan]) -> R:
     """The same report with the loads of its experts and the price of plans."""
     evidence = report.ops_evidence
     found = (ExpertLoads(ExpertJob()) if evidence is None else evidence.experts).found(plans)
@@ -52,7 +52,7 @@ def unasked(evidence: OpEvidence | None) -> Experts | None:
     """What every report keeps of uneven loads, with the price of equal ones; None if there are none."""
     if evidence is None or evidence.uneven_experts is None:
         return None
-    return evidence.experts.found([Plan.parse("balanced")])
+    return evidence.experts.found([RebalancePlan.parse("balanced")])
 
 
 def remarks(report: Report) -> Iterator[tuple[str, str]]:

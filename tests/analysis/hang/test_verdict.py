@@ -5,8 +5,8 @@ import random
 import pytest
 
 from benchmarks.hangsim import Fault, Job, draw_faults, dumps, run, write
-from tracekit.analysis.hang.model import StallClass
-from tracekit.analysis.hang.verdict import find_hang
+from tracekit.analysis.hang.hang_culprits import find_hang
+from tracekit.analysis.hang.hang_report import StallClass
 from tracekit.collectors.importers.flight_recorder import read_flight_records
 
 TP2_PP2_DP2 = (2, 2, 2)

@@ -21,7 +21,7 @@ class StallClass(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Culprit:
+class HangCulprit:
     """A rank that holds others up.
 
     `stall` numbers stalls that do not wait for each other, from 0; `waiting` counts the ranks that wait for it,
@@ -65,7 +65,7 @@ class StalledGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Undecided:
+class UndecidedStall:
     """A stall whose culprit the dumps do not show: the candidates, and the evidence that would decide between them.
 
     `alike`: all of them are in the same state, so that there is no rank to look for; `missing` says what there is.
@@ -95,8 +95,8 @@ class HangReport:
 
     world_size: int
     dumps: int
-    culprits: tuple[Culprit, ...]
-    undecided: tuple[Undecided, ...]
+    culprits: tuple[HangCulprit, ...]
+    undecided: tuple[UndecidedStall, ...]
     waiting: tuple[Waiting, ...]
     groups: tuple[StalledGroup, ...]
     stacks: tuple[StackGroup, ...]
