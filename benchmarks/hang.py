@@ -58,7 +58,7 @@ def _small() -> str:
 
 
 def _judge(kind: str, seed: int) -> str:
-    from tracekit.analysis.hang.verdict import find_hang
+    from tracekit.analysis.hang.hang_culprits import find_hang
     from tracekit.collectors.importers.flight_recorder import read_flight_records
 
     chance = random.Random(f"{kind} {seed}")

@@ -45,7 +45,7 @@ class GroupTable:
 
         Raises ValueError if no job has such members.
         """
-        found: dict[str, int] = {}
+        groups: dict[str, int] = {}
         times: Counter[tuple[str, str]] = Counter()
         for name in sorted(map(str, config), key=creation):
             about = config[name]
@@ -53,9 +53,9 @@ class GroupTable:
             if not members or members == "[]":  # gloo's recorder does not record groups
                 continue
             stated = (str(about.get("desc", "")), members if isinstance(members, str) else str(list(members)))
-            found[name] = self._place(rank, _Key(*stated, times[stated]))
+            groups[name] = self._place(rank, _Key(*stated, times[stated]))
             times[stated] += 1
-        return found
+        return groups
 
     def add_named(self, rank: int, name: str, description: str) -> int:
         """Add a group whose members the dump does not state; every rank that uses the name is a member."""
@@ -120,28 +120,28 @@ def _beyond_the_end(
     """Complete cut groups whose last members left no dump: with the next evenly spaced ranks that no group of the same
     description has.
     """
-    taken: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
+    members_of: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
     for key, group in groups.items():
-        taken[key.description, key.occurrence].update(group.ranks)
-    found = []
+        members_of[key.description, key.occurrence].update(group.ranks)
+    completed = []
     for key, group in cut.items():
-        ranks, others = list(group.ranks), taken[key.description, key.occurrence]
+        ranks, others = list(group.ranks), members_of[key.description, key.occurrence]
         stride = ranks[1] - ranks[0] if len(ranks) > 2 else 0
         while stride > 0 and ranks[-1] + stride in missing and ranks[-1] + stride not in others:
             ranks.append(ranks[-1] + stride)
             others.add(ranks[-1])
-        found.append((key, tuple(ranks)))
-    return found
+        completed.append((key, tuple(ranks)))
+    return completed
 
 
 def _completed(stated: tuple[int, ...], seen: set[int], missing: frozenset[int]) -> tuple[int, ...]:
     """Return the members of a group with a cut list: the stated ones, the ranks that have the group and, if all of
     these are evenly spaced, the ranks between them that left no dump.
     """
-    known = sorted({*stated, *seen})
+    members = sorted({*stated, *seen})
     if len(stated) > 2 and missing:
         stride = stated[1] - stated[0]
-        grid = range(known[0], known[-1] + 1, stride) if stride > 0 else range(0)
-        if all(rank in grid for rank in known):
-            known = [rank for rank in grid if rank in missing or rank in set(known)]
-    return tuple(known)
+        grid = range(members[0], members[-1] + 1, stride) if stride > 0 else range(0)
+        if all(rank in grid for rank in members):
+            members = [rank for rank in grid if rank in missing or rank in set(members)]
+    return tuple(members)

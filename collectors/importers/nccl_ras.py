@@ -65,8 +65,8 @@ def ras_record(lines: Sequence[str], source: str) -> FlightRecord | None:
     complete = [
         (counted, ranks) for counted in counts if (ranks := counted.complete()) and len(set(ranks.values())) > 1
     ]
-    unreachable = [f"process {match[1]} on node {match[2]} (GPU {match[3].strip()})" for line in lines
-                   if (match := _UNREACHABLE.search(line))]  # fmt: skip
+    matches = filter(None, map(_UNREACHABLE.search, lines))
+    unreachable = [f"process {match[1]} on node {match[2]} (GPU {match[3].strip()})" for match in matches]
     if not complete:
         if not counts and not unreachable:
             return None

@@ -26,7 +26,7 @@ _EXPECTED = (
 )
 
 
-class _Line(Struct, gc=False):
+class _TrajectoryLine(Struct, gc=False):
     """A trajectory, or a phase if it has that key."""
 
     step: _Step
@@ -41,7 +41,7 @@ class _Line(Struct, gc=False):
     version: _Step | None = None
 
 
-_decoder = msgspec.json.Decoder(_Line)
+_decoder = msgspec.json.Decoder(_TrajectoryLine)
 
 
 def read_trajectories(contents: Mapping[str, bytes]) -> Timeline:
@@ -57,7 +57,7 @@ def read_trajectories(contents: Mapping[str, bytes]) -> Timeline:
     )
 
 
-def _read(content: bytes, where: str) -> list[_Line]:
+def _read(content: bytes, where: str) -> list[_TrajectoryLine]:
     lines = []
     for number, text in enumerate(content.split(b"\n"), 1):
         if text.strip():
@@ -71,7 +71,7 @@ def _read(content: bytes, where: str) -> list[_Line]:
     return lines
 
 
-def _wrong(line: _Line) -> str | None:
+def _wrong(line: _TrajectoryLine) -> str | None:
     """What contradicts itself in a line, None if nothing does."""
     if line.phase is None and line.trajectory is None:
         return f"a line of step {line.step} has neither a trajectory nor a phase; {_EXPECTED}"
@@ -86,7 +86,7 @@ def _wrong(line: _Line) -> str | None:
     return f"{name} of step {line.step} {times}"
 
 
-def _times(lines: Sequence[_Line]) -> tuple[Any, Any, Any]:
+def _times(lines: Sequence[_TrajectoryLine]) -> tuple[Any, Any, Any]:
     return (
         np.array([line.step for line in lines], dtype=np.int64),
         np.array([line.start for line in lines], dtype=np.float64),
@@ -94,7 +94,7 @@ def _times(lines: Sequence[_Line]) -> tuple[Any, Any, Any]:
     )
 
 
-def _trajectories(lines: list[_Line], where: str) -> Trajectories:
+def _trajectories(lines: list[_TrajectoryLine], where: str) -> Trajectories:
     if not any(line.tokens for line in lines):
         raise FormatError(f"{where}: no trajectory has tokens; give the number that each decoded")
     step, start, end = _times(lines)
