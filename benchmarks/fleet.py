@@ -20,7 +20,7 @@ import polars as pl
 from benchmarks.measure import cpu_s, descendants, measure, table, tracekit
 from tracekit.fleet.figures import counted_jobs
 from tracekit.fleet.study import PARTS, Study
-from tracekit.fleet.tables import BY_JOB, STUDY_VERSION, TABLES
+from tracekit.fleet.study_tables import BY_JOB, STUDY_VERSION, TABLES
 
 JOBS, SEED, MEMORY = 3000, 7, "2500M"
 #: Jobs of the study that reports are made on: a smaller study, many times over.

@@ -33,7 +33,7 @@ from tracekit.live.run import LiveOptions, LiveRun
 from tracekit.live.windows import WindowSize
 from tracekit.report.findings import Findings
 from tracekit.store import Incoming, Store
-from tracekit.synth.causes import parse_cause
+from tracekit.synth.injected_causes import parse_cause
 from tracekit.synth.simulate import SynthSpec, synthesize
 from tracekit.trace.model import Layout
 

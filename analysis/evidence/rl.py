@@ -1,6 +1,6 @@
 """The evidence on a run of post-training.
 
-In: an `RlRun`. Out: `RlEvidence`, which detectors read (`Detector.in_rl`). Its changes are `Without` and `Scenario`.
+In: an `PostTrainingRun`. Out: `RlEvidence`, which detectors read (`Detector.in_rl`). Its changes are `Without` and `Scenario`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tracekit.analysis.evidence.naming import Names
 from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.analysis.rl.account import RlAccount
-from tracekit.analysis.rl.rl_run import RlRun
+from tracekit.analysis.rl.rl_run import PostTrainingRun
 from tracekit.analysis.rl.scenario import USUAL, Scenario, Without, more_engines
 from tracekit.report.finding import Finding, Place
 from tracekit.trace.facts import RL_LOG, TRAJECTORIES, Lack
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class RlEvidence(Subject, frozen=True, eq=False):
     """The evidence on one run, of which `gpus` are known."""
 
-    run: RlRun
+    run: PostTrainingRun
     gpus_known: int | None = None
 
     @cached_property

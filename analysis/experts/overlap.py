@@ -22,7 +22,7 @@ from tracekit.report.experts import (
     WaitBasis,
 )
 from tracekit.trace.gpu_activity import KernelClass
-from tracekit.trace.kineto import GpuRecording
+from tracekit.trace.gpu_recording import GpuRecording
 
 #: Overlaps shorter than this are noise of the clock, seconds.
 _NOISE_S = 1e-9

@@ -20,7 +20,7 @@ from tracekit.analysis.gpu.trust import NOISE_S
 from tracekit.analysis.numeric.codes import numbered
 from tracekit.base.text import ranks_text
 from tracekit.trace.gpu_activity import LostOps
-from tracekit.trace.kineto import GpuRecording
+from tracekit.trace.gpu_recording import GpuRecording
 
 #: A rank is compared if at most this share of its events is missing or damaged: the smallest saving for which a rank is
 #: named.

@@ -17,7 +17,7 @@ from tracekit.analysis import native
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.analysis.numeric.codes import numbered
 from tracekit.trace.gpu_activity import IdleReason
-from tracekit.trace.kineto import WHAT_SCHEMA
+from tracekit.trace.gpu_recording import WHAT_SCHEMA
 
 #: Kinds of host ops that are mostly of one reason.
 KINDS = {str(IdleReason.LOADER): "input", str(IdleReason.GC): "gc"}

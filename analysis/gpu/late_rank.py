@@ -21,7 +21,7 @@ from tracekit.analysis.gpu.waits import Waits
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.numeric.codes import dense
 from tracekit.base.text import seconds
-from tracekit.trace.kineto import GpuRecording
+from tracekit.trace.gpu_recording import GpuRecording
 
 
 @dataclass(frozen=True, slots=True)

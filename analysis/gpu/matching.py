@@ -19,7 +19,7 @@ import polars as pl
 
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.trace.gpu_activity import KernelClass
-from tracekit.trace.kineto import GpuRecording
+from tracekit.trace.gpu_recording import GpuRecording
 from tracekit.trace.model import ProcessGroup
 
 #: Group of kernels without a recorded group: all ranks are assumed to take part.

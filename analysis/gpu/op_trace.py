@@ -27,7 +27,7 @@ from tracekit.analysis.gpu.matching import ELEMENTS_OF_ALL, Matches
 from tracekit.analysis.numeric.arrays import Ints
 from tracekit.analysis.numeric.codes import numbered
 from tracekit.trace.gpu_activity import KernelClass
-from tracekit.trace.kineto import GpuRecording, joined
+from tracekit.trace.gpu_recording import GpuRecording, joined
 from tracekit.trace.op import OpTrace
 
 #: Because of noise, this share of a rank's ops may begin before their launch; the rest shows how far apart the clocks

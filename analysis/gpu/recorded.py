@@ -24,7 +24,7 @@ from tracekit.analysis.gpu.times import times_of
 from tracekit.analysis.gpu.waits import Waits
 from tracekit.base.text import code_name, counted, ranks_text, seconds
 from tracekit.trace.gpu_activity import Activity, KernelClass
-from tracekit.trace.kineto import GpuRecording
+from tracekit.trace.gpu_recording import GpuRecording
 from tracekit.trace.profiler_cost import ProfilerCost
 
 #: Of at most so many ranks the times are told; they are those of one job, so more would repeat them.

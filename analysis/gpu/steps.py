@@ -20,7 +20,7 @@ import polars as pl
 
 from tracekit.analysis.gpu.matching import Matches
 from tracekit.analysis.numeric.arrays import Floats, Ints
-from tracekit.trace.kineto import GpuRecording
+from tracekit.trace.gpu_recording import GpuRecording
 
 #: Sections between anchors repeat if this share of them looks like the section one period earlier.
 _ALIKE = 0.9

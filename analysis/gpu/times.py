@@ -29,7 +29,7 @@ from tracekit.analysis.gpu.idle import ROUNDING_S, IdleOfRank, idle_of
 from tracekit.analysis.gpu.roofline import Card, shape_times
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.trace.gpu_activity import Activity
-from tracekit.trace.kineto import GpuRecording
+from tracekit.trace.gpu_recording import GpuRecording
 
 #: At most so many kernels, operators, calls, and names of a reason.
 MOST_ROWS, MOST_NAMES, MOST_SHAPES = 15, 8, 4

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tracekit.trace.dumps import ProcessGroup
+from tracekit.trace.dumps import DumpedGroup
 
 
 class StallClass(StrEnum):
@@ -32,7 +32,7 @@ class HangCulprit:
     stall_class: StallClass
     stall: int
     host: str | None
-    group: ProcessGroup
+    group: DumpedGroup
     operation: str
     since_ns: int
     waiting: int
@@ -48,14 +48,14 @@ class Waiting:
     rank: int
     waits_for: tuple[int, ...]
     operation: str
-    group: ProcessGroup
+    group: DumpedGroup
 
 
 @dataclass(frozen=True, slots=True)
 class StalledGroup:
     """The earliest unfinished operation of a process group, and its members by their state."""
 
-    group: ProcessGroup
+    group: DumpedGroup
     operation: str
     sequence: int
     waiting: tuple[int, ...]

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from tracekit.analysis.rl.differing import Unlike
 from tracekit.base.text import percent, ranks_text, seconds
-from tracekit.trace.rl import TRAINER_WAIT
+from tracekit.trace.post_training import TRAINER_WAIT
 
 Loss = Literal["queueing", "tail", "engines", "tools", "reward", "sync"]
 #: Losses below this share of the step do not lead, and a replay further off than this is not trusted.

@@ -22,7 +22,7 @@ from tracekit.analysis.rl.scenario import Scenario
 from tracekit.analysis.rl.steps import Steps
 from tracekit.base.errors import FormatError
 from tracekit.base.text import short
-from tracekit.trace.rl import Trajectories
+from tracekit.trace.post_training import Trajectories
 
 #: A response is in the tail if it is longer than this percentile of its step.
 TAIL = 95

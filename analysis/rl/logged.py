@@ -13,12 +13,12 @@ import numpy as np
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.rl.account import Loss, LossTime, RlAccount, Run, Sides, ToolsBound
 from tracekit.analysis.rl.differing import unlike
-from tracekit.analysis.rl.rl_run import NO_TRAINING, SIDE_BY_SIDE, Assumed, RlRun, contradiction
+from tracekit.analysis.rl.rl_run import NO_TRAINING, SIDE_BY_SIDE, Assumed, PostTrainingRun, contradiction
 from tracekit.analysis.rl.scenario import Scenario
-from tracekit.trace.rl import ROLLOUT_IDLE, TOOL_CALLS, TOOLS, TRAINER_IDLE, TRAINER_WAIT, PhaseLog, StepTime
+from tracekit.trace.post_training import ROLLOUT_IDLE, TOOL_CALLS, TOOLS, TRAINER_IDLE, TRAINER_WAIT, PhaseLog, StepTime
 
 
-class LoggedRun(RlRun):
+class LoggedRun(PostTrainingRun):
     """All logged `steps`. With other durations, or in another order, the unaccounted time may go or double."""
 
     fewest: ClassVar[int] = 3

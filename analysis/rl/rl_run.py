@@ -1,6 +1,6 @@
 """A run of post-training that can be replayed, whatever was recorded of it.
 
-In: nothing. Out: `RlRun`, the interface of `LoggedRun` (phases as logged) and `TimedRun` (recorded times).
+In: nothing. Out: `PostTrainingRun`, the interface of `LoggedRun` (phases as logged) and `TimedRun` (recorded times).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Assumed(Struct, frozen=True):
     oldest_sample_steps: int | None = None
 
 
-class RlRun(ABC):
+class PostTrainingRun(ABC):
     """A run. `steps`: numbers of the steps that count, [steps]; `recorded`: seconds of each, `step_s` in the mean;
     `phases`: seconds of each phase in each of them. `flagged`: why the times contradict each other, None if they do
     not. `generations`: its generations, None without trajectories. `stale`: it generates while it trains. `fewest`:

@@ -1,6 +1,6 @@
 """The steps of a run with recorded times: which are whole, and when what each consists of was.
 
-In: a `Timeline`. Out: `Steps`, and from it the `Loop` that the replay changes.
+In: a `RlTimeline`. Out: `Steps`, and from it the `Loop` that the replay changes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.rl.loop import WARM_UP, Loop
 from tracekit.base.errors import FormatError
 from tracekit.base.text import counted
-from tracekit.trace.rl import Timeline
+from tracekit.trace.post_training import RlTimeline
 
 #: What is recorded less than this apart happens at one time, seconds.
 _AT_ONCE_S = 1e-3
@@ -20,7 +20,7 @@ _AT_ONCE_S = 1e-3
 class Steps:
     """The recorded steps that are whole: when their generation, reward, training and sync were, [steps], seconds."""
 
-    def __init__(self, timeline: Timeline) -> None:
+    def __init__(self, timeline: RlTimeline) -> None:
         phases, trajectories = timeline.phases, timeline.trajectories
         self.trajectories = trajectories
         numbers = np.unique(np.concatenate((phases.step, [] if trajectories is None else trajectories.step)))

@@ -1,6 +1,6 @@
 """What recorded times tell: the account of a step, its losses and prices, by replay.
 
-In: a `Timeline`. Out: `TimedRun`. Losses and prices are differences between two replays, so that what the replay does
+In: a `RlTimeline`. Out: `TimedRun`. Losses and prices are differences between two replays, so that what the replay does
 not explain of the recording is in both.
 """
 
@@ -15,22 +15,22 @@ from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.rl.account import Loss, LossTime, RlAccount, Run
 from tracekit.analysis.rl.generation import Generations
 from tracekit.analysis.rl.loop import WARM_UP, Loop
-from tracekit.analysis.rl.rl_run import NO_TRAINING, SIDE_BY_SIDE, Assumed, RlRun, contradiction
+from tracekit.analysis.rl.rl_run import NO_TRAINING, SIDE_BY_SIDE, Assumed, PostTrainingRun, contradiction
 from tracekit.analysis.rl.scenario import Gpus, Scenario
 from tracekit.analysis.rl.steps import Steps
 from tracekit.base.errors import FormatError, SelectionError
-from tracekit.trace.rl import Format, Timeline
+from tracekit.trace.post_training import Format, RlTimeline
 
 #: The losses within a generation.
 _OF_REQUESTS: tuple[Loss, ...] = ("queueing", "tail", "engines", "tools")
 
 
-class TimedRun(RlRun):
+class TimedRun(PostTrainingRun):
     """The whole steps without the first two. `gpus`: of both roles, as recorded; `slots`: most requests that an engine
     runs at once. None: unknown. Raises FormatError.
     """
 
-    def __init__(self, timeline: Timeline, gpus: Gpus | None = None, slots: int | None = None) -> None:
+    def __init__(self, timeline: RlTimeline, gpus: Gpus | None = None, slots: int | None = None) -> None:
         whole = self.whole = Steps(timeline)
         self.gpus, self.steps, self.recorded = gpus, whole.numbers[WARM_UP:], whole.step_times
         self.step_s, loop = float(self.recorded.mean()), whole.loop()

@@ -22,7 +22,7 @@ from tracekit.collectors.importers.flight_recorder_entries import Entry, checked
 from tracekit.collectors.importers.flight_recorder_file import UnreadableError, bounded_memory, is_newer, read_dump
 from tracekit.collectors.importers.flight_recorder_groups import MOST_RANKS
 from tracekit.collectors.importers.flight_recorder_rows import DumpRows, take_operations, take_statuses
-from tracekit.trace.dumps import OPERATIONS, STATUSES, FlightRecord, ProcessGroup, RankDump
+from tracekit.trace.dumps import OPERATIONS, STATUSES, DumpedGroup, FlightRecord, RankDump
 
 #: Dumps whose newest operations are further apart hardly show the same hang: no timeout of PyTorch is longer.
 FAR_APART_S = 1800.0
@@ -224,7 +224,7 @@ def _record(
     )
 
 
-def _with_ranks(operations: pl.DataFrame, groups: tuple[ProcessGroup, ...]) -> pl.DataFrame:
+def _with_ranks(operations: pl.DataFrame, groups: tuple[DumpedGroup, ...]) -> pl.DataFrame:
     """Turn the ends of transfers into ranks of the job. Recorders number them within the group, or within the job."""
     p2p = operations["p2p"].to_numpy()
     ends = {name: operations[name].to_numpy().copy() for name in ("source", "target")}

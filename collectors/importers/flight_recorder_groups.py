@@ -1,6 +1,6 @@
 """Match process groups across ranks, which name them differently.
 
-In: the group tables of all dumps. Out: one list of `ProcessGroup`, and for each dump the positions of its groups in it.
+In: the group tables of all dumps. Out: one list of `DumpedGroup`, and for each dump the positions of its groups in it.
 The name of a group is its number within one process, so it differs between ranks; description and members identify it.
 The text of members can be cut after 30 ranks; other dumps complete it.
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tracekit.trace.dumps import ProcessGroup
+from tracekit.trace.dumps import DumpedGroup
 
 _NUMBER = re.compile(r"\d+")
 _CUT = "..."
@@ -68,7 +68,7 @@ class GroupTable:
         self._seen_on[place].add(rank)
         return place
 
-    def finish(self, without_dump: Iterable[int] = ()) -> tuple[tuple[ProcessGroup, ...], dict[int, int]]:
+    def finish(self, without_dump: Iterable[int] = ()) -> tuple[tuple[DumpedGroup, ...], dict[int, int]]:
         """Return all groups, and the final position for each place that `add` returned."""
         missing = frozenset(without_dump)
         stated = self._stated
@@ -76,23 +76,23 @@ class GroupTable:
         for key, ranks in stated.items():
             if _is_whole(key):
                 whole[key.description, key.occurrence].append((ranks, key))
-        groups: dict[_Key, ProcessGroup] = {}
+        groups: dict[_Key, DumpedGroup] = {}
         same: dict[_Key, _Key] = {}
         for key, place in self._keys.items():
             ranks, seen = stated[key], self._seen_on[place]
             if _is_whole(key):
-                groups[key] = ProcessGroup(key.description, ranks)
+                groups[key] = DumpedGroup(key.description, ranks)
                 continue
             head = ranks if _CUT not in key.members else _stated(key.members.split(_CUT, 1)[0])
             twins = [twin for members, twin in whole[key.description, key.occurrence] if members[: len(head)] == head]
             if _CUT in key.members and len(twins) == 1:
                 same[key] = twins[0]
             else:
-                groups[key] = ProcessGroup(key.description, _completed(ranks, seen, missing))
+                groups[key] = DumpedGroup(key.description, _completed(ranks, seen, missing))
         for key, members in _beyond_the_end(
             {key: groups[key] for key in groups if _CUT in key.members}, groups, missing
         ):
-            groups[key] = ProcessGroup(key.description, members)
+            groups[key] = DumpedGroup(key.description, members)
         places = {key: place for place, key in enumerate(groups)}
         return tuple(groups.values()), {place: places[same.get(key, key)] for key, place in self._keys.items()}
 
@@ -115,7 +115,7 @@ def _stated(members: str) -> tuple[int, ...]:
 
 
 def _beyond_the_end(
-    cut: Mapping[_Key, ProcessGroup], groups: Mapping[_Key, ProcessGroup], missing: frozenset[int]
+    cut: Mapping[_Key, DumpedGroup], groups: Mapping[_Key, DumpedGroup], missing: frozenset[int]
 ) -> list[tuple[_Key, tuple[int, ...]]]:
     """Complete cut groups whose last members left no dump: with the next evenly spaced ranks that no group of the same
     description has.

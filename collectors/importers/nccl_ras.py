@@ -16,7 +16,7 @@ from msgspec import Struct
 from tracekit.base.errors import FormatError
 from tracekit.base.text import listed
 from tracekit.collectors.importers.flight_recorder_groups import MOST_RANKS
-from tracekit.trace.dumps import OPERATIONS, STATUSES, FlightRecord, ProcessGroup, Progress, RankDump
+from tracekit.trace.dumps import OPERATIONS, STATUSES, DumpedGroup, FlightRecord, Progress, RankDump
 
 _COMMUNICATOR = re.compile(r"^\s*#(\d+-\d+) \(([0-9a-f]+)\)")
 _COUNTS = re.compile(r"Communicator ranks have different (\w+) operation counts")
@@ -78,7 +78,7 @@ def ras_record(lines: Sequence[str], source: str) -> FlightRecord | None:
     others = sorted({counted.communicator for counted in counts} - {largest})
     return FlightRecord(
         world_size=size,
-        groups=tuple(ProcessGroup(largest, tuple(range(counted.size))) for counted, _ in chosen),
+        groups=tuple(DumpedGroup(largest, tuple(range(counted.size))) for counted, _ in chosen),
         operations=pl.DataFrame(
             [
                 row

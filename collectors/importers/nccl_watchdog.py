@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from tracekit.base.text import ranks_text
 from tracekit.collectors.importers.flight_recorder_groups import MOST_RANKS
-from tracekit.trace.dumps import OPERATIONS, STATUSES, FlightRecord, ProcessGroup, Progress, RankDump
+from tracekit.trace.dumps import OPERATIONS, STATUSES, DumpedGroup, FlightRecord, Progress, RankDump
 
 _NUMBER = r"(-?\d{1,18})"
 #: The rank of the job, which torchrun puts in front, or that of the group.
@@ -80,7 +80,7 @@ def _timed_out(work: re.Match[str], now_ns: int) -> dict[str, Any]:
 def _record(said: Mapping[str, Mapping[int, _WatchedRank]], taken_ns: int, source: str) -> FlightRecord:
     ranks = sorted({rank for of_group in said.values() for rank in of_group})
     groups = [
-        ProcessGroup(name, tuple(range(ranks[-1] + 1)) if name == _DEFAULT else tuple(sorted(of_group)))
+        DumpedGroup(name, tuple(range(ranks[-1] + 1)) if name == _DEFAULT else tuple(sorted(of_group)))
         for name, of_group in said.items()
     ]
     statuses = [

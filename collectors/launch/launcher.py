@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tracekit.base.atomic_write import Kind, Place, write_text
+from tracekit.base.atomic_write import Kind, OutputPlace, write_text
 from tracekit.base.errors import OutputError
 from tracekit.base.stderr import say
 from tracekit.base.text import printable
@@ -86,7 +86,7 @@ def prepare_run(directory: Path, options: RuntimeOptions, command: Sequence[str]
     try:
         directory.mkdir(parents=True, exist_ok=True)
         run_file = directory / RUN_FILE
-        before = _state(run_file) if Place(run_file, _RUN_KIND).check() else {}
+        before = _state(run_file) if OutputPlace(run_file, _RUN_KIND).check() else {}
         if before.get("finished"):
             raise OutputError(f"{directory}: holds the segments of a finished run; choose another --segments folder")
         begun = {"started_ns": before.get("started_ns", time.time_ns())}

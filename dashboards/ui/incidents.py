@@ -19,7 +19,7 @@ from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.sentences import Tone
 from tracekit.live.incident_words import advice, evidence, handling, lasted
 from tracekit.store import HANG, Incident
-from tracekit.store.handling import Change, muted_until, owner_of
+from tracekit.store.handling import IncidentChange, muted_until, owner_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Handled:
     """An incident, what people did about it, and its GPU-hours a day; None if the size of its job is unknown."""
 
     incident: Incident
-    changes: tuple[Change, ...]
+    changes: tuple[IncidentChange, ...]
     lost: float | None
 
 

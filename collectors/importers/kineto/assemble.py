@@ -22,7 +22,7 @@ from tracekit.collectors.importers.kineto.other_recordings import ACCELERATOR_IS
 from tracekit.collectors.importers.kineto.rank_columns import RankColumns
 from tracekit.collectors.importers.kineto.rank_placement import Groups, groups_of, place, rank_of
 from tracekit.trace.gpu_activity import Activity
-from tracekit.trace.kineto import (
+from tracekit.trace.gpu_recording import (
     CALL_SCHEMA,
     GPU_OP_SCHEMA,
     HOST_SCHEMA,

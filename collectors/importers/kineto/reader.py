@@ -21,7 +21,7 @@ from tracekit.collectors.importers.kineto.kernel_classes import kernel_classes
 from tracekit.collectors.importers.kineto.rank_columns import RankColumns
 from tracekit.collectors.importers.kineto.reading import read_file
 from tracekit.collectors.importers.kineto.sniff import SUFFIXES, empty_in, traces_in
-from tracekit.trace.kineto import GpuRecording
+from tracekit.trace.gpu_recording import GpuRecording
 
 #: Below this many bytes of files, starting processes takes longer than reading.
 LARGEST_IN_PROCESS = 8 << 20

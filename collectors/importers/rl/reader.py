@@ -1,6 +1,6 @@
 """Opens logs of post-training and finds out who wrote them.
 
-In: files. Out: a `PhaseLog` or a `Timeline`. Nothing in a file is executed: pickles are refused unread.
+In: files. Out: a `PhaseLog` or a `RlTimeline`. Nothing in a file is executed: pickles are refused unread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tracekit.collectors.importers.rl.console import plain, unnumbered
 from tracekit.collectors.importers.rl.frameworks import FRAMEWORKS, Framework, Record, formats_of
 from tracekit.collectors.importers.rl.phase_log import read_phases
 from tracekit.collectors.importers.rl.trajectories import read_trajectories
-from tracekit.trace.rl import Format, PhaseLog, Timeline
+from tracekit.trace.post_training import Format, PhaseLog, RlTimeline
 
 #: Largest file that is read, bytes.
 _LARGEST_FILE = 4 << 30
@@ -30,7 +30,7 @@ _PICKLES = (*(bytes((0x80, protocol)) for protocol in range(2, 6)), b"PK\x03\x04
 _GENERIC = (b'"trajectory"', b'"phase"')
 
 
-def read_rl(paths: Sequence[Path], written_by: Format | None = None) -> PhaseLog | Timeline:
+def read_rl(paths: Sequence[Path], written_by: Format | None = None) -> PhaseLog | RlTimeline:
     """Read the files of one run, in their order, of folders all `*.jsonl`; `written_by`: None to find out.
 
     Raises FormatError.

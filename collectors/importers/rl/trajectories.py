@@ -1,7 +1,7 @@
 """The generic format: a line of JSON for each trajectory and for each phase.
 
 In: `{"trajectory", "step", "engine", "submit", "start", "end", "tokens", "tool_s", "version", "status"}` and
-`{"phase", "role", "step", "start", "end"}`, seconds of one clock. Out: a `Timeline`.
+`{"phase", "role", "step", "start", "end"}`, seconds of one clock. Out: a `RlTimeline`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from msgspec import Struct
 from tracekit.base.errors import FormatError
 from tracekit.base.text import listed, quoted, short
 from tracekit.collectors.importers.rl.frameworks import TOLERANCE
-from tracekit.trace.rl import Phases, Timeline, Trajectories
+from tracekit.trace.post_training import Phases, RlTimeline, Trajectories
 
 _Step = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
 #: No clock shows more seconds: since 1970, those are of the year 5138.
@@ -44,14 +44,14 @@ class _TrajectoryLine(Struct, gc=False):
 _decoder = msgspec.json.Decoder(_TrajectoryLine)
 
 
-def read_trajectories(contents: Mapping[str, bytes]) -> Timeline:
+def read_trajectories(contents: Mapping[str, bytes]) -> RlTimeline:
     """Read the files of a run, by their names. Raises FormatError, with file and line, for a line that is not as the
     module describes.
     """
     lines = [line for where, content in contents.items() for line in _read(content, where)]
     phases = [line for line in lines if line.phase is not None]
     trajectories = [line for line in lines if line.phase is None]
-    return Timeline(
+    return RlTimeline(
         Phases(np.array([line.phase or "" for line in phases], dtype=str), *_times(phases)),
         _trajectories(trajectories, listed(contents)) if trajectories else None,
     )
