@@ -95,7 +95,7 @@ class _Loader:
     """The iterator of a data loader."""
 
 
-class _Op:
+class _FakeOp:
     """A p2p op of a stage."""
 
     peer, tensor = 1, None
@@ -119,7 +119,7 @@ def _hook_costs(folder: Path) -> tuple[dict[str, float], float]:
     before = recorder.dropped
     pipeline, host = PipelineHooks(session, pipelined=lambda: None), HostHooks(session)
     pipeline._described.add(0)
-    stage, work, op = _Stage(), _Work(), _Op()
+    stage, work, op = _Stage(), _Work(), _FakeOp()
 
     def nothing(*_args, **_kwargs):
         return [work]
@@ -370,7 +370,7 @@ def _added_us(switch, function) -> tuple[float, float]:
     Compares short alternating blocks by their 5th percentiles, since other processes slow many blocks.
     `switch(recording=)` installs and removes the hooks.
     """
-    here, everywhere = {True: [], False: []}, {True: [], False: []}
+    own_thread, everywhere = {True: [], False: []}, {True: [], False: []}
     for block in range(2 * BLOCKS):
         recording = block % 2 == 0
         switch(recording=recording)
@@ -378,9 +378,9 @@ def _added_us(switch, function) -> tuple[float, float]:
         began = time.thread_time(), time.process_time()
         for _ in range(BLOCK_CALLS):
             function()
-        here[recording].append((time.thread_time() - began[0]) / BLOCK_CALLS * 1e6)
+        own_thread[recording].append((time.thread_time() - began[0]) / BLOCK_CALLS * 1e6)
         everywhere[recording].append((time.process_time() - began[1]) / BLOCK_CALLS * 1e6)
-    return _fast(here[True]) - _fast(here[False]), _fast(everywhere[True]) - _fast(everywhere[False])
+    return _fast(own_thread[True]) - _fast(own_thread[False]), _fast(everywhere[True]) - _fast(everywhere[False])
 
 
 def _fast(times: list[float]) -> float:

@@ -64,13 +64,13 @@ def _speed() -> str:
         job = Job(ranks=RANKS, layers=24, host_us=25.0, troubles=(Trouble(3, input_us=1500),))
         files = list(job.run().write_repeated(Path(folder), FILE_BYTES))
         size = sum(path.stat().st_size for path in files) / 1e6
-        one = measure(sys.executable, "-c", _READ, str(files[0]), runs=1, warm_up=0)
+        cost = measure(sys.executable, "-c", _READ, str(files[0]), runs=1, warm_up=0)
         every = measure(*tracekit("whatif", folder, "--json"), runs=1, warm_up=0)
     size_of_one = size / RANKS
     rows = [
         [work, f"{json_mb:.0f} MB", *run.cells, f"{json_mb / run.cpu_s:.0f} MB per CPU second"]
         for work, json_mb, run in (
-            ("one file, read", size_of_one, one),
+            ("one file, read", size_of_one, cost),
             (f"`tracekit whatif` of {RANKS} files", size, every),
         )
     ]

@@ -1,6 +1,7 @@
 """The evidence on a run of post-training.
 
-In: an `PostTrainingRun`. Out: `RlEvidence`, which detectors read (`Detector.in_rl`). Its changes are `Without` and `Scenario`.
+In: a `PostTrainingRun`. Out: `RlEvidence`, which detectors read (`Detector.in_rl`). Its changes are `Without` and
+`Scenario`.
 """
 
 from __future__ import annotations
