@@ -38,6 +38,7 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tests/check_names.py
 
 # mypy without its cache keeps one core busy for half a minute: the tests run meanwhile.
 test: $(VENV)/.dev $(CHROMIUM) $(NGINX) $(PROMETHEUS)

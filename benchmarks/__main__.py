@@ -55,8 +55,8 @@ def main(arguments: list[str]) -> None:
             continue
         print(body)
         if not quick:
-            made = f"Machine: {machine()}. Commit {commit()}. Command: `python -m benchmarks {name}`."
-            RESULTS.write_text(updated(RESULTS.read_text(), name, f"{body}\n\n{made}"))
+            provenance = f"Machine: {machine()}. Commit {commit()}. Command: `python -m benchmarks {name}`."
+            RESULTS.write_text(updated(RESULTS.read_text(), name, f"{body}\n\n{provenance}"))
             print(f"Wrote {name} into {RESULTS}")
 
 
@@ -64,10 +64,10 @@ def updated(text: str, name: str, body: str) -> str:
     """RESULTS.md with a new body for one section, which is added at the end if it is not there."""
     head = _SECTION.format(name)
     section = f"{head}{body.rstrip()}\n"
-    found = re.search(rf"{re.escape(head)}.*?(?=\n<!-- section|\Z)", text, re.DOTALL)
-    if found is None:
+    section_match = re.search(rf"{re.escape(head)}.*?(?=\n<!-- section|\Z)", text, re.DOTALL)
+    if section_match is None:
         return f"{text.rstrip()}\n\n{section}"
-    return text[: found.start()] + section + text[found.end() :]
+    return text[: section_match.start()] + section + text[section_match.end() :]
 
 
 def _has_options(arguments: list[str]) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.core import LONG_STEPS, WORKERS, Measured, write_traces
-from benchmarks.measure import Run, measure, table, tracekit
+from benchmarks.measure import MeasuredRun, measure, table, tracekit
 
 #: Rounds per trace.
 ROUNDS = 5
@@ -35,7 +35,7 @@ def section() -> str | None:
 
 
 def _row(before: str, trace: Measured) -> list[str]:
-    runs: dict[str, list[Run]] = {"now": [], "before": []}
+    runs: dict[str, list[MeasuredRun]] = {"now": [], "before": []}
     for _ in range(ROUNDS):
         for name, command in (("now", tracekit(*trace.whatif)), ("before", (before, *trace.whatif))):
             runs[name].append(measure(*command, runs=1, warm_up=0))
@@ -47,5 +47,5 @@ def _row(before: str, trace: Measured) -> list[str]:
     return [trace.name, *cpu, f"{ratio:.2f}", *wall, *(_peak(found) for found in runs.values())]
 
 
-def _peak(runs: Sequence[Run]) -> str:
+def _peak(runs: Sequence[MeasuredRun]) -> str:
     return f"{max(run.peak_mb for run in runs):.0f}"

@@ -58,19 +58,19 @@ def _noise() -> str:
     rows = []
     for layout in FEW_PEERS:
         replay = job_of(layout, steps=24, noise=0.01)
-        named_healthy = found = 0
+        named_healthy = named_slow = 0
         for seed in range(NOISE_JOBS):
             noise = real_noise(replay, seed)
             slow = noise * one_worker(replay, [FORWARD, BACKWARD], 0, 1, 1.25)
             healthy, named = (_named(disturbed(replay, factor)) for factor in (noise, slow))
             named_healthy += bool(healthy)
-            found += named == [[0, 1]]
+            named_slow += named == [[0, 1]]
         rows.append(
             [
                 f"dp {layout.dp} x pp {layout.pp}" + f" x vpp {layout.vpp}" * (layout.vpp > 1),
                 str(NOISE_JOBS),
                 str(named_healthy),
-                str(found),
+                str(named_slow),
             ]
         )
     figures = table(["job", "jobs", "false accusations when healthy", "slow worker found, and it alone"], rows)
@@ -80,8 +80,8 @@ def _noise() -> str:
 def _named(replay: JobReplay) -> list[list[int]]:
     """Stage and DP rank of the slow workers."""
     profile = profile_computes(ComputeTable.of(replay))
-    found: list[list[int]] = np.argwhere(profile.slow_workers | profile.slow_ranks[None]).tolist()
-    return found
+    slow: list[list[int]] = np.argwhere(profile.slow_workers | profile.slow_ranks[None]).tolist()
+    return slow
 
 
 def _prices() -> str:

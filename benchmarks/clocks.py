@@ -25,7 +25,7 @@ from tracekit.analysis.attribution.attribution import Attribution
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.base.errors import TracekitError
 from tracekit.synth import Schedule, SlowNic, SlowP2pLink, SlowWorker, SynthSpec, synthesize
-from tracekit.synth.job import InjectedCause
+from tracekit.synth.job_shape import InjectedCause
 from tracekit.trace.model import OpKind
 
 SAMPLES = Path(__file__).parents[1] / "sample_traces"
@@ -66,7 +66,7 @@ class Wrong:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ClockOutcome:
     """One trace recorded with wrong clocks. `slowdown`: S; `expected`: S with right clocks."""
 
     job: str
@@ -110,7 +110,7 @@ def main(arguments: Sequence[str]) -> None:
     print(report(list(corpus(chosen.seed, chosen.count, tuple(chosen.job or ("",))))))
 
 
-def corpus(seed: int, count: int, only: tuple[str, ...] = ("",)) -> Iterator[Outcome]:
+def corpus(seed: int, count: int, only: tuple[str, ...] = ("",)) -> Iterator[ClockOutcome]:
     """Each job with each disturbance; sample traces `count` times, simulated jobs once for each of `count` seeds."""
     for name, trace, draws in jobs(seed, count, only):
         before = attribute(JobReplay.from_trace(trace))
@@ -157,7 +157,7 @@ def _synthetic(layout: Layout, seed: int) -> Trace:
     return synthesize(spec)
 
 
-def _outcome(name: str, kind: str, trace: Trace, before: Attribution, rng: np.random.Generator) -> Outcome:
+def _outcome(name: str, kind: str, trace: Trace, before: Attribution, rng: np.random.Generator) -> ClockOutcome:
     clocks = DISTURBANCES[kind](rng, trace)
     wrong = recorded_with(trace, clocks)
     expected = before.slowdown
@@ -167,10 +167,12 @@ def _outcome(name: str, kind: str, trace: Trace, before: Attribution, rng: np.ra
         wrong, expected = recorded_with(gap, clocks), before.slowdown
     trusted_before = before.trust.trustworthy
     try:
-        found = attribute(JobReplay.from_trace(wrong))
+        attribution = attribute(JobReplay.from_trace(wrong))
     except TracekitError:  # no report at all
-        return Outcome(name, kind, clocks, expected, np.nan, trusted=False, trusted_before=trusted_before)
-    return Outcome(name, kind, clocks, expected, found.slowdown, found.trust.trustworthy, trusted_before)
+        return ClockOutcome(name, kind, clocks, expected, np.nan, trusted=False, trusted_before=trusted_before)
+    return ClockOutcome(
+        name, kind, clocks, expected, attribution.slowdown, attribution.trust.trustworthy, trusted_before
+    )
 
 
 def recorded_with(trace: Trace, clocks: Sequence[Wrong]) -> Trace:
@@ -181,26 +183,29 @@ def recorded_with(trace: Trace, clocks: Sequence[Wrong]) -> Trace:
     step, start = ops["step"].to_numpy(), ops["start"].to_numpy().copy()
     time = pl.Series(step).cast(pl.Int64).replace_strict(since, return_dtype=pl.Float64).to_numpy() + start
     for clock in clocks:
-        mine = (ops["dp_rank"].to_numpy() == clock.worker[0]) & (ops["pp_rank"].to_numpy() == clock.worker[1])
+        of_worker = (ops["dp_rank"].to_numpy() == clock.worker[0]) & (ops["pp_rank"].to_numpy() == clock.worker[1])
         ahead = (
             clock.offset_s
             + clock.drift * time
             + np.where((clock.jump_at >= 0) & (step >= clock.jump_at), clock.jump_s, 0.0)
         )
-        start[mine] += ahead[mine]
+        start[of_worker] += ahead[of_worker]
     return replace(trace, ops=ops.with_columns(start=start))
 
 
 def _without_a_member(trace: Trace, clocks: Sequence[Wrong]) -> Trace:
     """The trace with one kind of collective missing on the first of the workers."""
     dp_rank, pp_rank = clocks[0].worker
-    mine = (pl.col("dp_rank") == dp_rank) & (pl.col("pp_rank") == pp_rank)
+    of_worker = (pl.col("dp_rank") == dp_rank) & (pl.col("pp_rank") == pp_rank)
     kinds = {str(kind) for kind in trace.ops["kind"].unique()} & {
-        OpKind.GRADS_REDUCE_SCATTER, OpKind.PARAMS_ALL_GATHER, OpKind.OPTIMIZER_CLIP_MAIN_GRAD, OpKind.ALL_REDUCE
-    }  # fmt: skip
+        OpKind.GRADS_REDUCE_SCATTER,
+        OpKind.PARAMS_ALL_GATHER,
+        OpKind.OPTIMIZER_CLIP_MAIN_GRAD,
+        OpKind.ALL_REDUCE,
+    }
     if not kinds:
         return trace
-    return replace(trace, ops=trace.ops.filter(~(mine & (pl.col("kind") == min(kinds)))))
+    return replace(trace, ops=trace.ops.filter(~(of_worker & (pl.col("kind") == min(kinds)))))
 
 
 def _workers(rng: np.random.Generator, trace: Trace) -> list[tuple[int, int]]:
@@ -224,14 +229,14 @@ def _drifts(rng: np.random.Generator, trace: Trace) -> tuple[Wrong, ...]:
 
 def _jump(rng: np.random.Generator, trace: Trace) -> tuple[Wrong, ...]:
     steps = trace.steps
-    at = int(steps[rng.integers(len(steps) // 4, max(len(steps) * 3 // 4, len(steps) // 4 + 1))])
-    return (Wrong(_workers(rng, trace)[0], jump_s=_size(rng, OFFSET_S), jump_at=at),)
+    step = int(steps[rng.integers(len(steps) // 4, max(len(steps) * 3 // 4, len(steps) // 4 + 1))])
+    return (Wrong(_workers(rng, trace)[0], jump_s=_size(rng, OFFSET_S), jump_at=step),)
 
 
 DISTURBANCES = {"offset": _offsets, "drift": _drifts, "jump": _jump, "offset and a gap": _offsets}
 
 
-def report(outcomes: Sequence[Outcome]) -> str:
+def report(outcomes: Sequence[ClockOutcome]) -> str:
     """A table by source of jobs and disturbance, and a list of the misleading reports."""
     sources = dict.fromkeys(one.job.split()[0] if " " in one.job else "samples" for one in outcomes)
     rows = []
@@ -263,7 +268,7 @@ def report(outcomes: Sequence[Outcome]) -> str:
     return "\n\n".join(parts)
 
 
-def _counts(outcomes: Sequence[Outcome]) -> list[str]:
+def _counts(outcomes: Sequence[ClockOutcome]) -> list[str]:
     right = sum(one.right for one in outcomes)
     misled = sum(one.misled for one in outcomes)
     doubted = sum(one.right and one.trusted_before and not one.trusted for one in outcomes)

@@ -95,7 +95,7 @@ class _Loader:
     """The iterator of a data loader."""
 
 
-class _Op:
+class _FakeOp:
     """A p2p op of a stage."""
 
     peer, tensor = 1, None
@@ -119,7 +119,7 @@ def _hook_costs(folder: Path) -> tuple[dict[str, float], float]:
     before = recorder.dropped
     pipeline, host = PipelineHooks(session, pipelined=lambda: None), HostHooks(session)
     pipeline._described.add(0)
-    stage, work, op = _Stage(), _Work(), _Op()
+    stage, work, op = _Stage(), _Work(), _FakeOp()
 
     def nothing(*_args, **_kwargs):
         return [work]
@@ -223,7 +223,7 @@ def _collective_costs(folder: Path, rank: int, calls: int, turns: int) -> dict[s
     import torch.distributed as dist
     from torch.distributed import _functional_collectives as functional
 
-    from tracekit.collectors.runtime.collectives import Collectives
+    from tracekit.collectors.runtime.collectives import SessionCollectives
     from tracekit.collectors.runtime.hooks_comm import CollectiveHooks
     from tracekit.collectors.runtime.hooks_functional import FunctionalHooks
     from tracekit.collectors.runtime.hooks_reducer import ReducerHooks
@@ -231,7 +231,7 @@ def _collective_costs(folder: Path, rank: int, calls: int, turns: int) -> dict[s
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=2, store=dist.FileStore(str(folder / "store"), 2))
     session = _session(folder, rank, 2)
-    collectives = Collectives(session)
+    collectives = SessionCollectives(session)
     CollectiveHooks(collectives, ReducerHooks(collectives)).install()
     FunctionalHooks(collectives).install(functional)
     tensor, group = torch.ones(16), dist.group.WORLD
@@ -278,13 +278,13 @@ def _bucket_costs(folder: Path) -> dict[str, tuple[float, float]]:
     import torch
     import torch.distributed as dist
 
-    from tracekit.collectors.runtime.collectives import Collectives
+    from tracekit.collectors.runtime.collectives import SessionCollectives
     from tracekit.collectors.runtime.hooks_comm import CollectiveHooks
-    from tracekit.collectors.runtime.hooks_reducer import Kernel, ReducerHooks, below_autograd
+    from tracekit.collectors.runtime.hooks_reducer import DispatcherKernel, ReducerHooks, below_autograd
 
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
     session = _session(folder, 0, 1)
-    collectives = Collectives(session)
+    collectives = SessionCollectives(session)
     reducer = ReducerHooks(collectives)
     CollectiveHooks(collectives, reducer).install()
     reducer.install()
@@ -296,7 +296,7 @@ def _bucket_costs(folder: Path) -> dict[str, tuple[float, float]]:
     reducer.hook()
     costs[bucket] = _each(_added_us(session._switch, backward), buckets)
     session._switch(recording=False)
-    kernel = Kernel("allreduce_", below_autograd(torch.ops.c10d.allreduce_.default))
+    kernel = DispatcherKernel("allreduce_", below_autograd(torch.ops.c10d.allreduce_.default))
 
     def switch(*, recording: bool) -> None:
         (kernel.install if recording else kernel.remove)()
@@ -370,7 +370,7 @@ def _added_us(switch, function) -> tuple[float, float]:
     Compares short alternating blocks by their 5th percentiles, since other processes slow many blocks.
     `switch(recording=)` installs and removes the hooks.
     """
-    here, everywhere = {True: [], False: []}, {True: [], False: []}
+    own_thread, everywhere = {True: [], False: []}, {True: [], False: []}
     for block in range(2 * BLOCKS):
         recording = block % 2 == 0
         switch(recording=recording)
@@ -378,9 +378,9 @@ def _added_us(switch, function) -> tuple[float, float]:
         began = time.thread_time(), time.process_time()
         for _ in range(BLOCK_CALLS):
             function()
-        here[recording].append((time.thread_time() - began[0]) / BLOCK_CALLS * 1e6)
+        own_thread[recording].append((time.thread_time() - began[0]) / BLOCK_CALLS * 1e6)
         everywhere[recording].append((time.process_time() - began[1]) / BLOCK_CALLS * 1e6)
-    return _fast(here[True]) - _fast(here[False]), _fast(everywhere[True]) - _fast(everywhere[False])
+    return _fast(own_thread[True]) - _fast(own_thread[False]), _fast(everywhere[True]) - _fast(everywhere[False])
 
 
 def _fast(times: list[float]) -> float:

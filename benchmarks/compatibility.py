@@ -49,9 +49,9 @@ def main(arguments: list[str]) -> None:
 
 
 def _rows(folder: Path) -> Iterator[list[str]]:
-    made = [metadata.version("tracekit-analysis"), datetime.datetime.now(datetime.UTC).date().isoformat()]
+    stamp = [metadata.version("tracekit-analysis"), datetime.datetime.now(datetime.UTC).date().isoformat()]
     python = platform.python_version()
-    yield [python, "-", "a simulated job", *_simulated(folder), *made]
+    yield [python, "-", "a simulated job", *_simulated(folder), *stamp]
     if find_spec("torch") is None:
         return
     torch = metadata.version("torch")
@@ -60,7 +60,7 @@ def _rows(folder: Path) -> Iterator[list[str]]:
         library = row if version.startswith("torch ") else version
         tried = frameworks.run(row, "forward", folder, slow_ms=SLOW_MS)
         named = "yes" if tried.right else tried.problem or f"no: {tried.first}"
-        yield [python, torch, library, f"{tried.ops:,}", named, *made]
+        yield [python, torch, library, f"{tried.ops:,}", named, *stamp]
 
 
 def _simulated(folder: Path) -> list[str]:
@@ -71,8 +71,8 @@ def _simulated(folder: Path) -> list[str]:
     printed = subprocess.run(tracekit("whatif", str(trace), "--json"), check=True, capture_output=True).stdout
     report = json.loads(printed)
     workers = report["causes"][0]["where"]["workers"] if report["causes"] else []
-    found = [(worker["dp_rank"], worker["pp_rank"]) for worker in workers]
-    return [f"{report['job']['ops']:,}", "yes" if found == [(1, 1)] else f"no: {found}"]
+    named = [(worker["dp_rank"], worker["pp_rank"]) for worker in workers]
+    return [f"{report['job']['ops']:,}", "yes" if named == [(1, 1)] else f"no: {named}"]
 
 
 def _rows_of(page: Path) -> Iterator[list[str]]:

@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -206,8 +207,7 @@ def _kernel(trace: Measured) -> str:
         for name, changes in (("original", ORIGINAL), ("with launch delays", RECORDED)):
             costs = changed(replay, changes).costs()
             replay.step_times(costs, threads=threads)
-            took_s = median_s(lambda costs=costs, threads=threads: replay.step_times(costs, threads=threads),
-                              KERNEL_RUNS)  # fmt: skip
+            took_s = median_s(partial(replay.step_times, costs, threads=threads), KERNEL_RUNS)
             rows.append([name, str(threads), f"{took_s * 1e3:.1f}", f"{replay.graph.ops / took_s / 1e9:.2f}"])
     header = ["question", "threads", "ms", "1e9 op-replays/s"]
     return f"Replay of {trace.name} alone, step times only:\n\n{table(header, rows)}"

@@ -151,9 +151,9 @@ def _serving(store: Path) -> Iterator[Server]:
         tracekit("dashboard", str(store), "--port", "0"), stdout=subprocess.PIPE, stderr=sys.stderr, text=True
     ) as process:
         assert process.stdout is not None
-        found = re.search(r"http://\S+/", process.stdout.readline())
-        assert found is not None
-        url = found[0].rstrip("/")
+        address = re.search(r"http://\S+/", process.stdout.readline())
+        assert address is not None
+        url = address[0].rstrip("/")
         with urlopen(f"{url}/readyz") as answer:
             answer.read()
         yield Server(url, process.pid)
@@ -255,7 +255,9 @@ def _bytes(browser: Browser, addresses: list[str]) -> tuple[int, int]:
     page, sizes = context.new_page(), dict[str, int]()
     watching = context.new_cdp_session(page)
     watching.send("Network.enable")
-    watching.on("Network.loadingFinished", lambda one: sizes.update({one["requestId"]: int(one["encodedDataLength"])}))
+    watching.on(
+        "Network.loadingFinished", lambda event: sizes.update({event["requestId"]: int(event["encodedDataLength"])})
+    )
     for address in addresses:
         page.goto(address)
         page.wait_for_selector("#page > *")

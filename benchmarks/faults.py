@@ -65,12 +65,12 @@ def _ends(run: Run) -> tuple[list[int], str]:
 
 def _functions() -> list[str]:
     """`module:function` and `module:Class.method` of the recorder."""
-    found = []
+    functions = []
     for path in sorted(RUNTIME.glob("[a-z]*.py")):
         for node in ast.parse(path.read_text()).body if path.stem not in LEFT_OUT else ():
             if isinstance(node, ast.FunctionDef):
-                found.append(f"{path.stem}:{node.name}")
+                functions.append(f"{path.stem}:{node.name}")
             elif isinstance(node, ast.ClassDef):
                 methods = (part for part in node.body if isinstance(part, ast.FunctionDef) and not part.decorator_list)
-                found += [f"{path.stem}:{node.name}.{method.name}" for method in methods]
-    return [name for name in found if name not in OUTERMOST]
+                functions += [f"{path.stem}:{node.name}.{method.name}" for method in methods]
+    return [name for name in functions if name not in OUTERMOST]

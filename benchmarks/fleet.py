@@ -20,7 +20,7 @@ import polars as pl
 from benchmarks.measure import cpu_s, descendants, measure, table, tracekit
 from tracekit.fleet.figures import counted_jobs
 from tracekit.fleet.study import PARTS, Study
-from tracekit.fleet.tables import BY_JOB, STUDY_VERSION, TABLES
+from tracekit.fleet.study_tables import BY_JOB, STUDY_VERSION, TABLES
 
 JOBS, SEED, MEMORY = 3000, 7, "2500M"
 #: Jobs of the study that reports are made on: a smaller study, many times over.
@@ -92,9 +92,9 @@ def watched(command: tuple[str, ...]) -> Watched:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     peak_kb, spent = 0, dict[int, float]()
     while process.poll() is None:
-        found = descendants(process.pid)
-        peak_kb = max(peak_kb, sum(map(_proportional_kb, found)))
-        spent |= {pid: seconds for pid in found if (seconds := cpu_s(pid))}
+        processes = descendants(process.pid)
+        peak_kb = max(peak_kb, sum(map(_proportional_kb, processes)))
+        spent |= {pid: seconds for pid in processes if (seconds := cpu_s(pid))}
         time.sleep(_LOOK_S)
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, command)
@@ -115,14 +115,14 @@ def _proportional_kb(pid: int) -> int:
 def _against_truth(study: Study, truth: pl.DataFrame) -> str:
     jobs = counted_jobs(study).join(truth, on="name", suffix="_true")
     rows = []
-    for name, found, true in (
+    for name, measured, true in (
         ("all", jobs, truth),
         *((f"team {team}", jobs.filter(team=team), truth.filter(team=team)) for team in sorted(set(truth["team"]))),
         *((f"{gpus:,} GPUs", jobs.filter(gpus=gpus), truth.filter(gpus=gpus)) for gpus in sorted(set(truth["gpus"]))),
     ):
-        lost, lost_true = float(found["lost_gpu_hours"].sum()), float(true["lost_gpu_hours"].sum())
-        share, share_true = found["straggling"].sum() / JOBS, true["straggling"].sum() / JOBS
-        rows.append([name, f"{true.height:,}", f"{found.height:,}", f"{share_true:.2%}", f"{share:.2%}",
+        lost, lost_true = float(measured["lost_gpu_hours"].sum()), float(true["lost_gpu_hours"].sum())
+        share, share_true = measured["straggling"].sum() / JOBS, true["straggling"].sum() / JOBS
+        rows.append([name, f"{true.height:,}", f"{measured.height:,}", f"{share_true:.2%}", f"{share:.2%}",
                      f"{lost_true:,.0f}", f"{lost / lost_true - 1 if lost_true else lost:+.3%}"])  # fmt: skip
     heads = ["jobs", "simulated", "counted", "straggling, of all jobs", "measured", "GPU-hours lost", "error"]
     apart = float((jobs["slowdown"] - jobs["slowdown_true"]).abs().max())
@@ -142,8 +142,8 @@ def _on_a_cluster(tasks: pl.DataFrame) -> str:
 def makespan(seconds: list[float], cores: int, start_s: float) -> float:
     """The end of the last task if each free core takes the longest task that is left."""
     free = [start_s] * cores
-    for one in sorted(seconds, reverse=True):
-        heapq.heappushpop(free, free[0] + one)
+    for task_s in sorted(seconds, reverse=True):
+        heapq.heappushpop(free, free[0] + task_s)
     return max(free)
 
 

@@ -78,10 +78,10 @@ def section() -> str:
     """The Markdown of this section."""
     rows = []
     for (steps, noise, memory), factor in itertools.product(NOISES, (1.0, 1.05)):
-        found = Counter(
+        outcomes = Counter(
             _judged(2 * pair, steps=steps, noise=noise, memory=memory, factor=factor) for pair in range(PAIRS)
         )
-        counts = [found[outcome] for outcome in Outcome]
+        counts = [outcomes[outcome] for outcome in Outcome]
         rows.append([str(steps), f"{noise:.0%}", str(memory), f"{factor - 1:+.0%}", *map(str, counts)])
     words = f"`tracekit gate --max-regression 3%` on {PAIRS} pairs of runs of {RANKS} ranks for each row."
     heads = ["steps", "noise of an op", "correlation of neighbouring steps", "backward", *Outcome]
@@ -109,12 +109,12 @@ def several(baselines: int, factor: float, *, steps: int, noise: float, apart: f
         return Spent(GraphJob(simulated(seed, steps=steps, noise=noise, memory=0.0, slower=slower)).replay)
 
     equal, runs = ([run(first + seed, times) for seed in range(RUNS)] for first, times in ((0, 1.0), (RUNS, factor)))
-    drawn, found, side = np.random.default_rng(0), Counter[str](), Runs("", steps, 1)
+    drawn, outcomes, side = np.random.default_rng(0), Counter[str](), Runs("", steps, 1)
     for _ in range(PAIRS):
         before = [equal[at] for at in drawn.permutation(RUNS)[:baselines]]
         rows = judge(before, runs[int(drawn.integers(RUNS))], 0.03)
-        found[Gate.of(side, side, rows, limit=0.03, noise=None, notes=()).outcome] += 1
-    return [str(found[outcome]) for outcome in Outcome]
+        outcomes[Gate.of(side, side, rows, limit=0.03, noise=None, notes=()).outcome] += 1
+    return [str(outcomes[outcome]) for outcome in Outcome]
 
 
 def _judged(seed: int, *, steps: int, noise: float, memory: float, factor: float) -> Outcome:

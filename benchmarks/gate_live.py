@@ -47,10 +47,10 @@ def record(folder: Path, rounds: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     first = len(list(folder.glob("*.parquet")))
     for number in range(rounds):
-        for at, kind in enumerate(np.random.default_rng(first + number).permutation(ROUND)):
+        for place, kind in enumerate(np.random.default_rng(first + number).permutation(ROUND)):
             backward_ms = 2 * FORWARD_MS * FACTORS[kind]
             settings = {"STEPS": STEPS, "DEVICE_MS": FORWARD_MS, "BACKWARD_MS": backward_ms, "OMP_NUM_THREADS": 1}
-            out = folder / f"{first + number * len(ROUND) + at:04}-{kind}.parquet"
+            out = folder / f"{first + number * len(ROUND) + place:04}-{kind}.parquet"
             torchrun = str(Path(sys.executable).with_name("torchrun"))
             command = [*tracekit("collect", "--out", str(out)), "--", torchrun, "--nproc-per-node", "4", str(SCRIPT)]
             environment = os.environ | {name: str(value) for name, value in settings.items()}
@@ -65,15 +65,15 @@ def judge(folder: Path) -> str:
     for kind, runs in sides.items():
         for baselines, parts, learnt in SETTINGS:
             drawn = np.random.default_rng(0)
-            found: Counter[str] = Counter()
+            outcomes: Counter[str] = Counter()
             for _ in range(VERDICTS if kind == "equal" else VERDICTS // 2):
                 run = runs[int(drawn.integers(len(runs)))]
                 others = [equal[at] for at in drawn.permutation(len(equal)) if equal[at] is not run]
                 noise = _noise(others[baselines:][:LEARNT_FROM]) if learnt else None
                 judged = gate.judge(others[:baselines], run, LIMIT, parts, noise)
-                found[Gate.of(SIDE, SIDE, judged, limit=LIMIT, noise=noise, notes=()).outcome] += 1
+                outcomes[Gate.of(SIDE, SIDE, judged, limit=LIMIT, noise=noise, notes=()).outcome] += 1
             what = f"{baselines}, and the noise of {LEARNT_FROM} others" if learnt else str(baselines)
-            counts = [str(found[outcome]) for outcome in Outcome]
+            counts = [str(outcomes[outcome]) for outcome in Outcome]
             rows.append([f"{FACTORS[kind] - 1:+.0%}", what, ", ".join(parts) or "all", *counts])
     heads = ["backward", "baselines", "parts", *Outcome]
     counts = ", ".join(f"{len(runs)} with {FACTORS[kind] - 1:+.0%}" for kind, runs in sides.items())

@@ -86,10 +86,10 @@ def _values(path: Path) -> dict[str, object]:
     """Every value of a JSON file by its path; empty where there is no such file."""
 
     def leaves(value: object, place: str) -> Iterator[tuple[str, object]]:
-        nested = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
-        if nested is None:
+        if not isinstance(value, dict | list):
             yield place, value
             return
+        nested = value.items() if isinstance(value, dict) else enumerate(value)
         for key, inner in nested:
             yield from leaves(inner, f"{place}.{key}" if place else str(key))
 

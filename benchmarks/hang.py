@@ -9,7 +9,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from benchmarks.hangsim import Fault, Job, draw_faults, dumps, run, write
+from benchmarks.hangsim import Fault, HangJob, draw_faults, dumps, run, write
 from benchmarks.measure import measure, table, tracekit
 
 LARGE = (8, 8, 64)
@@ -24,7 +24,7 @@ def section() -> str:
 
 
 def _large() -> str:
-    job, chance, rows = Job(*LARGE, microbatches=4), random.Random(1), []
+    job, chance, rows = HangJob(*LARGE, microbatches=4), random.Random(1), []
     for kind in ("host", "gone", "gpu-error"):
         for count in (1, 3):
             faults = draw_faults(job, kind, count, chance)
@@ -35,8 +35,8 @@ def _large() -> str:
                 cost = measure(*command, runs=1, warm_up=0, code=4)  # a hang was found
                 report = json.loads(subprocess.run(command, capture_output=True, text=True, check=False).stdout)
             truth = sorted(fault.rank for fault in outcome.struck)
-            found = [one["rank"] for one in report["culprits"]]
-            rows.append([kind, str(count), str(truth), str(found), f"{cost.wall_s:.1f}", f"{cost.peak_mb:.0f}"])
+            named = [one["rank"] for one in report["culprits"]]
+            rows.append([kind, str(count), str(truth), str(named), f"{cost.wall_s:.1f}", f"{cost.peak_mb:.0f}"])
     head = ["fault", "drawn", "broken", "named", "s", "MB"]
     sizes = f"tp {job.tp}, pp {job.pp}, dp {job.dp}"
     intro = f"`tracekit hang` on dumps of {job.world:,} ranks ({sizes}), groups cut at 30 members."
@@ -58,11 +58,11 @@ def _small() -> str:
 
 
 def _judge(kind: str, seed: int) -> str:
-    from tracekit.analysis.hang.verdict import find_hang
+    from tracekit.analysis.hang.hang_culprits import find_hang
     from tracekit.collectors.importers.flight_recorder import read_flight_records
 
     chance = random.Random(f"{kind} {seed}")
-    job = Job(*chance.choice(SMALL))
+    job = HangJob(*chance.choice(SMALL))
     faults: list[Fault] = draw_faults(job, kind, chance.choice([1, 1, 2]), chance)
     outcome = run(job, faults)
     last_gone = kind == "gone" and any(fault.rank >= job.world - 2 for fault in faults)
@@ -81,10 +81,10 @@ def _judge(kind: str, seed: int) -> str:
     if not outcome.hangs():
         return "no hang"
     broken = {fault.rank for fault in faults}
-    truth, found = {fault.rank for fault in outcome.struck}, {one.rank for one in report.culprits}
+    truth, named = {fault.rank for fault in outcome.struck}, {one.rank for one in report.culprits}
     open_ranks = {rank for one in report.undecided for rank in one.ranks}
-    if found - broken:
+    if named - broken:
         return "wrong"
-    if truth <= found:
+    if truth <= named:
         return "exact"
-    return "cannot tell" if truth <= found | open_ranks else "missed"
+    return "cannot tell" if truth <= named | open_ranks else "missed"

@@ -50,7 +50,7 @@ LIMITS = {"checkpoint": 20}
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class LiveHang:
     """`named`: rank and class of each culprit. `delay_s`: from the first rank's wait to the report; None without a
     report. `load`: load average of the machine at the start.
     """
@@ -109,13 +109,13 @@ def _cases() -> Iterator[tuple[str, str, int]]:
             yield fault, layout, rank
 
 
-def _read(log: Path) -> Iterator[Run]:
+def _read(log: Path) -> Iterator[LiveHang]:
     for line in log.read_text().splitlines():
-        yield Run(**json.loads(line))
+        yield LiveHang(**json.loads(line))
 
 
-def _section(runs: list[Run]) -> str:
-    cells: defaultdict[tuple[str, str], list[Run]] = defaultdict(list)
+def _section(runs: list[LiveHang]) -> str:
+    cells: defaultdict[tuple[str, str], list[LiveHang]] = defaultdict(list)
     for run in runs:
         cells[run.fault, run.layout].append(run)
     rows = []
@@ -140,11 +140,11 @@ def _section(runs: list[Run]) -> str:
     return f"## Hangs of real jobs\n\n{words}\n\n{table(head, rows)}"
 
 
-def _share(runs: list[Run]) -> str:
+def _share(runs: list[LiveHang]) -> str:
     return f"{sum(run.right for run in runs)} of {len(runs)}"
 
 
-def live(fault: str, layout: str, rank: int) -> Run:
+def live(fault: str, layout: str, rank: int) -> LiveHang:
     """Run a job in which `rank` breaks, until `collect` reports a hang or the job ends."""
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
@@ -171,7 +171,7 @@ def live(fault: str, layout: str, rank: int) -> Run:
         named: list[list[int | str]] = []
         delays = []
         for report in Path(folder).glob("hang-*/report.json"):
-            for one in json.loads(report.read_text())["culprits"]:
-                named.append([one["rank"], one["class"]])
-                delays.append(report.parent.stat().st_ctime - one["since_unix_ns"] / 1e9)
-    return Run(fault, layout, rank, named, max(delays, default=None), load)
+            for culprit in json.loads(report.read_text())["culprits"]:
+                named.append([culprit["rank"], culprit["class"]])
+                delays.append(report.parent.stat().st_ctime - culprit["since_unix_ns"] / 1e9)
+    return LiveHang(fault, layout, rank, named, max(delays, default=None), load)

@@ -37,18 +37,18 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault of `rank` at operation `at` of its program. `lag`: finished operations that the watchdog of a broken GPU
+    """A fault of `rank` at `operation` of its program. `lag`: finished operations that the watchdog of a broken GPU
     has not seen.
     """
 
     kind: str
     rank: int
-    at: int
+    operation: int
     lag: int = 3
 
 
 @dataclass(slots=True)
-class Job:
+class HangJob:
     """Sizes, and the groups of each rank: (description, members), in order of creation."""
 
     tp: int
@@ -77,11 +77,11 @@ class Job:
 
     def _make_groups(self) -> None:
         tps, dps, pps = range(self.tp), range(self.dp), range(self.pp)
-        made = [("default_pg", tuple(range(self.world)))]
-        made += [("DATA_PARALLEL_GROUP", tuple(self.rank(t, d, p) for d in dps)) for p in pps for t in tps]
-        made += [("TENSOR_MODEL_PARALLEL_GROUP", tuple(self.rank(t, d, p) for t in tps)) for p in pps for d in dps]
-        made += [("PIPELINE_MODEL_PARALLEL_GROUP", tuple(self.rank(t, d, p) for p in pps)) for d in dps for t in tps]
-        for number, group in enumerate(made):
+        groups = [("default_pg", tuple(range(self.world)))]
+        groups += [("DATA_PARALLEL_GROUP", tuple(self.rank(t, d, p) for d in dps)) for p in pps for t in tps]
+        groups += [("TENSOR_MODEL_PARALLEL_GROUP", tuple(self.rank(t, d, p) for t in tps)) for p in pps for d in dps]
+        groups += [("PIPELINE_MODEL_PARALLEL_GROUP", tuple(self.rank(t, d, p) for p in pps)) for d in dps for t in tps]
+        for number, group in enumerate(groups):
             self.numbers[group] = number
             for rank in group[1]:
                 self.groups[rank].append(group)
@@ -120,7 +120,7 @@ class Job:
 
 
 @dataclass(slots=True)
-class Outcome:
+class HangOutcome:
     """The final state of a job: operations issued, done, and seen as done, per rank.
 
     `struck`: the faults that were reached; a rank may wait forever before it reaches others.
@@ -136,7 +136,7 @@ class Outcome:
         return any(done < len(program) for done, program in zip(self.done, self.programs, strict=True))
 
 
-def run(job: Job, faults: list[Fault]) -> Outcome:
+def run(job: HangJob, faults: list[Fault]) -> HangOutcome:
     """Run the job until nothing can proceed."""
     programs = [list(program) for program in job.programs]
     host_stop = [len(program) for program in programs]
@@ -145,16 +145,16 @@ def run(job: Job, faults: list[Fault]) -> Outcome:
     for fault in faults:
         program = programs[fault.rank]
         if fault.kind in {"host", "gone"}:
-            host_stop[fault.rank] = fault.at
+            host_stop[fault.rank] = fault.operation
         elif fault.kind in {"gpu-error", "gpu-sleep"}:
-            device_stop[fault.rank] = fault.at
+            device_stop[fault.rank] = fault.operation
         elif fault.kind in {"skip", "partner"}:
-            del program[fault.at]
+            del program[fault.operation]
             host_stop[fault.rank] = device_stop[fault.rank] = len(program)
         else:
-            op = program[fault.at]
-            program[fault.at] = Op(op.name, op.group, op.peers, op.elements * 2, op.sync, op.p2p)
-            never.add((fault.rank, fault.at))
+            op = program[fault.operation]
+            program[fault.operation] = Op(op.name, op.group, op.peers, op.elements * 2, op.sync, op.p2p)
+            never.add((fault.rank, fault.operation))
     keys = [_keys(program) for program in programs]
     issued, done = [0] * job.world, [0] * job.world
     arrived: defaultdict[Any, list[int]] = defaultdict(list)
@@ -165,31 +165,31 @@ def run(job: Job, faults: list[Fault]) -> Outcome:
         rank = todo.pop()
         program = programs[rank]
         while True:
-            at = done[rank]
-            limit = next((i + 1 for i in range(at, len(program)) if program[i].sync), len(program))
+            number = done[rank]
+            limit = next((i + 1 for i in range(number, len(program)) if program[i].sync), len(program))
             issued[rank] = max(issued[rank], min(limit, host_stop[rank]))
-            if at >= issued[rank] or at >= device_stop[rank] or at_op[rank] == at:
+            if number >= issued[rank] or number >= device_stop[rank] or at_op[rank] == number:
                 break
-            at_op[rank] = at
-            key, op = keys[rank][at], program[at]
-            here = arrived[key]
-            here.append(rank)
-            names = {programs[one][done[one]].name for one in here}
-            if len(here) < len(op.peers) or key in blocked or len(names) > 1:
+            at_op[rank] = number
+            key, op = keys[rank][number], program[number]
+            waiting = arrived[key]
+            waiting.append(rank)
+            names = {programs[one][done[one]].name for one in waiting}
+            if len(waiting) < len(op.peers) or key in blocked or len(names) > 1:
                 break
-            for one in here:
-                done[one] += 1
-            todo.extend(one for one in here if one != rank)
+            for member in waiting:
+                done[member] += 1
+            todo.extend(one for one in waiting if one != rank)
     seen, struck = list(done), []
     for fault in faults:
         rank, program = fault.rank, programs[fault.rank]
         reached = done[rank]
-        if reached < fault.at and (fault.kind != "gone" or issued[rank] < fault.at):
+        if reached < fault.operation and (fault.kind != "gone" or issued[rank] < fault.operation):
             continue
         struck.append(fault)
         if fault.kind == "gpu-error":
             seen[rank] = max(reached - fault.lag, 0)
-    return Outcome(programs, issued, done, seen, struck)
+    return HangOutcome(programs, issued, done, seen, struck)
 
 
 def _keys(program: list[Op]) -> list[Any]:
@@ -203,9 +203,9 @@ def _keys(program: list[Op]) -> list[Any]:
 
 
 def dumps(
-    job: Job,
+    job: HangJob,
     faults: list[Fault],
-    outcome: Outcome,
+    outcome: HangOutcome,
     *,
     version: str = "2.9",
     timing: bool = False,
@@ -223,7 +223,14 @@ def dumps(
 
 
 def _dump(
-    job: Job, outcome: Outcome, rank: int, version: str, timing: bool, cut: int | None, status: bool, stopped: bool
+    job: HangJob,
+    outcome: HangOutcome,
+    rank: int,
+    version: str,
+    timing: bool,
+    cut: int | None,
+    status: bool,
+    stopped: bool,
 ) -> dict[str, Any]:
     program, issued, seen = outcome.programs[rank], outcome.issued[rank], outcome.seen[rank]
     skew = zlib.crc32(b"%d" % (rank // RANKS_PER_HOST)) % 300_000_000
@@ -236,29 +243,29 @@ def _dump(
         stated[str(place)]["last_completed_collective"] = HISTORY
     counts: defaultdict[str, list[int]] = defaultdict(lambda: [HISTORY, HISTORY])
     entries = []
-    for at, op in enumerate(program[:issued]):
+    for number, op in enumerate(program[:issued]):
         place, name, members = numbers[op.group]
         counts[op.group][op.p2p] += 1
         sequence = counts[op.group][op.p2p]
         stated[str(place)]["last_enqueued_collective"] = sequence
-        if at < seen:
+        if number < seen:
             stated[str(place)]["last_completed_collective"] = sequence
             continue
         title = op.name
         if op.p2p:
             ends = [members.index(one) for one in op.peers]
             title = f"send {ends[0]}->{ends[1]}" if op.peers[0] == rank else f"recv {ends[1]}<-{ends[0]}"
-        started = timing and at < outcome.done[rank] + (not stopped)
+        started = timing and number < outcome.done[rank] + (not stopped)
         entries.append(
             {
-                "record_id": 70_000 + at,
+                "record_id": 70_000 + number,
                 "pg_id": place,
                 "process_group": (name, op.group),
                 "collective_seq_id": counts[op.group][0],
                 "p2p_seq_id": counts[op.group][1] if op.p2p else 0,
                 "op_id": sequence,
                 "profiling_name": f"nccl:{title}",
-                "time_created_ns": BEGIN_NS + skew + at * 1_000_000,
+                "time_created_ns": BEGIN_NS + skew + number * 1_000_000,
                 "input_sizes": [[op.elements, 1]],
                 "input_dtypes": ["BFloat16"],
                 "output_sizes": [[op.elements, 1]],
@@ -293,7 +300,7 @@ def write(folder: Path, content: dict[int, dict[str, Any]], *, as_json: bool = F
             (folder / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(dump, protocol=2))
 
 
-def draw_faults(job: Job, kind: str, count: int, random_: random.Random) -> list[Fault]:
+def draw_faults(job: HangJob, kind: str, count: int, random_: random.Random) -> list[Fault]:
     """Faults of one kind on different ranks, at fitting operations in the second half of the programs."""
     ranks = random_.sample(range(job.world), count)
     return [Fault(kind, rank, _spot(job.programs[rank], kind, rank, random_), random_.randint(1, 6)) for rank in ranks]

@@ -137,36 +137,36 @@ class Judgement:
         return [abs(fix.priced_s - fix.truth_s) / self.step_s for fix in self.fixes]
 
 
-def judge(job: Job, found: tuple[Truth, ...], report: Mapping[str, Any]) -> Judgement:
+def judge(job: Job, truths: tuple[Truth, ...], report: Mapping[str, Any]) -> Judgement:
     """Compare a report's JSON with the truth."""
     step_s = mean_step_s(job)
     named = tuple(
-        _named(job, found, cause) for cause in report["causes"] if cause["kind"] not in BLAMES_NOBODY
+        _named(job, truths, cause) for cause in report["causes"] if cause["kind"] not in BLAMES_NOBODY
     ) + tuple(
-        _named(job, found, cause)
+        _named(job, truths, cause)
         for cause in report["causes"]
-        if cause["kind"] == "random-variation" and any(truth.kind is TruthKind.RANDOM_VARIATION for truth in found)
+        if cause["kind"] == "random-variation" and any(truth.kind is TruthKind.RANDOM_VARIATION for truth in truths)
     )
     return Judgement(
         job=job,
         step_s=step_s,
-        truths=found,
+        truths=truths,
         slowdown=report["slowdown"],
         trusted=report["trust"]["trustworthy"],
         named=named,
         fixes=tuple(priced for fix in report["fixes"] if (priced := _priced(job, fix, report["fixes"])) is not None),
-        must=must_find(found, step_s),
+        must=must_find(truths, step_s),
     )
 
 
-def must_find(found: tuple[Truth, ...], step_s: float) -> tuple[Truth, ...]:
+def must_find(truths: tuple[Truth, ...], step_s: float) -> tuple[Truth, ...]:
     """Truths that cost enough to have to be named."""
-    return tuple(truth for truth in found if truth.saved_s >= MUST_FIND_SHARE * step_s)
+    return tuple(truth for truth in truths if truth.saved_s >= MUST_FIND_SHARE * step_s)
 
 
-def _named(job: Job, found: tuple[Truth, ...], cause: Mapping[str, Any]) -> Named:
+def _named(job: Job, truths: tuple[Truth, ...], cause: Mapping[str, Any]) -> Named:
     kind, where = cause["kind"], cause["where"]
-    candidates = [truth for truth in found if kind in ACCEPTED[truth.kind]]
+    candidates = [truth for truth in truths if kind in ACCEPTED[truth.kind]]
     fits = tuple(truth for truth in candidates if _place_is_right(job, truth, candidates, where, kind))
     misplaced = bool(candidates) and not fits
     mistimed = bool(fits) and not any(_when_is_right(truth, cause) for truth in fits)

@@ -35,17 +35,17 @@ def section() -> str:
         _import(store.path, "old").wait()
         longest_s = time.monotonic() - began
         ops = _ops(store)
-        found = Counter(_kill(store, ops, chosen, longest_s) for _ in range(KILLS))
+        outcomes = Counter(_kill(store, ops, chosen, longest_s) for _ in range(KILLS))
         assert _import(store.path, "last").wait() == 0
-        left = _left(store.path)
-    assert not left, left
+        left_over = _left(store.path)
+    assert not left_over, left_over
     return (
         "## Killed imports\n\n"
         f"{KILLS} times `tracekit import` of {ops:,} ops into a store that has jobs, ended by SIGTERM, SIGINT or"
         f" SIGKILL at a random moment of the {longest_s:.1f} s it takes (seed {seed}). After each the store was read in"
         " full: it was the old or the new one each time, and once another import had run, nothing of the killed one"
         " was left.\n\n"
-        + table(["the import left", "times"], [[outcome, str(found[outcome])] for outcome in sorted(found)])
+        + table(["the import left", "times"], [[outcome, str(outcomes[outcome])] for outcome in sorted(outcomes)])
         + f"\n\n{_killed_windows()}"
     )
 

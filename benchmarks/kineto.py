@@ -20,7 +20,7 @@ from benchmarks.kinetoinject import Delay, Moments
 from benchmarks.kinetosim import Job, Trouble
 from benchmarks.measure import measure, table, tracekit
 from tracekit.analysis.evidence.culprit import culprit_of
-from tracekit.analysis.gpu.behind import Culprit, find_culprit, saved_by_rank
+from tracekit.analysis.gpu.behind import BlamedRank, find_culprit, saved_by_rank
 from tracekit.analysis.gpu.pace import PaceOfPeers
 from tracekit.analysis.gpu.waits import measure_waits
 from tracekit.job.graph import RecordingJob
@@ -65,13 +65,13 @@ def _speed() -> str:
         job = Job(ranks=RANKS, layers=24, host_us=25.0, troubles=(Trouble(3, input_us=1500),))
         files = list(job.run().write_repeated(Path(folder), FILE_BYTES))
         size = sum(path.stat().st_size for path in files) / 1e6
-        one = measure(sys.executable, "-c", _READ, str(files[0]), runs=1, warm_up=0)
+        cost = measure(sys.executable, "-c", _READ, str(files[0]), runs=1, warm_up=0)
         every = measure(*tracekit("whatif", folder, "--json"), runs=1, warm_up=0)
     size_of_one = size / RANKS
     rows = [
         [work, f"{json_mb:.0f} MB", *run.cells, f"{json_mb / run.cpu_s:.0f} MB per CPU second"]
         for work, json_mb, run in (
-            ("one file, read", size_of_one, one),
+            ("one file, read", size_of_one, cost),
             (f"`tracekit whatif` of {RANKS} files", size, every),
         )
     ]
@@ -130,7 +130,7 @@ def _injected_into(name: str) -> list[str]:
             "; ".join(blamed) or "none"]  # fmt: skip
 
 
-def _whatif_of(job: Moments, delays: Sequence[Delay]) -> tuple[Culprit | None, Mapping[int, float]]:
+def _whatif_of(job: Moments, delays: Sequence[Delay]) -> tuple[BlamedRank | None, Mapping[int, float]]:
     """The culprit, and the price of each rank, seconds."""
     with tempfile.TemporaryDirectory() as folder:
         job.write(Path(folder), job.times(delays))

@@ -42,7 +42,7 @@ _OUTLIER, _LEAST_OUTLIER_US = 3.0, 500.0
 
 
 @dataclass(slots=True, eq=False)
-class _Op:
+class _TimedOp:
     """A call or a GPU op. `track`: its thread or stream. `key`: equal for comparable ops of all ranks."""
 
     event: dict[str, Any]
@@ -52,9 +52,9 @@ class _Op:
     end: float
     gpu: bool
     step: int = -1
-    launch: _Op | None = None
+    launch: _TimedOp | None = None
     key: tuple[Any, ...] = ()
-    at: int = -1  # of its start among the moments; its end is the next
+    moment: int = -1  # of its start among the moments; its end is the next
 
     @property
     def communicates(self) -> bool:
@@ -65,7 +65,7 @@ class _Op:
 class _Lag:
     """An op's own time, `us`: the distance of a moment from its predecessor with this `number`."""
 
-    op: _Op
+    op: _TimedOp
     moment: int
     number: int
     us: float
@@ -92,7 +92,7 @@ class Moments:
     """A job as moments that come after each other."""
 
     documents: list[dict[str, Any]]
-    ops: list[_Op]
+    ops: list[_TimedOp]
     ahead: Mapping[int, float]
     after: list[list[tuple[int, float]]] = field(default_factory=list)
     order: list[int] = field(default_factory=list)
@@ -111,17 +111,19 @@ class Moments:
             for op in ops:
                 shift = off if op.gpu else off + skew
                 op.start, op.end = op.start - shift, op.end - shift
-        found = cls(documents, [op for ops in by_rank for op in ops], ahead)
-        found._join(by_rank, instances)
-        return found
+        moments = cls(documents, [op for ops in by_rank for op in ops], ahead)
+        moments._join(by_rank, instances)
+        return moments
 
     @property
     def step_us(self) -> float:
         """Median length of a step, by the annotations of the ranks."""
         return median(
-            event["dur"] for document in self.documents for event in document["traceEvents"]
+            event["dur"]
+            for document in self.documents
+            for event in document["traceEvents"]
             if event.get("cat") == "user_annotation" and _STEP.match(event.get("name", ""))
-        )  # fmt: skip
+        )
 
     @property
     def steps(self) -> int:
@@ -132,11 +134,11 @@ class Moments:
         """The time of each moment with these delays."""
         more = self._more(delays)
         times = [0.0] * len(self.after)
-        for at in self.order:
-            before = self.after[at]
-            begin = self._recorded(at) + self.later.get(self.ops[at // 2].rank, 0.0)
+        for moment in self.order:
+            before = self.after[moment]
+            begin = self._recorded(moment) + self.later.get(self.ops[moment // 2].rank, 0.0)
             first = max(times[one] + lag for one, lag in before) if before else begin
-            times[at] = first + more.get(at, 0.0)
+            times[moment] = first + more.get(moment, 0.0)
         return times
 
     def took_us(self, times: Sequence[float]) -> float:
@@ -169,7 +171,7 @@ class Moments:
 
     def _lags_of_peers(self) -> Iterator[list[_Lag]]:
         """Times of each rank for the same kernel, or for a thread's work before the same call, in the same step."""
-        alike: defaultdict[tuple[Any, ...], list[_Op]] = defaultdict(list)
+        alike: defaultdict[tuple[Any, ...], list[_TimedOp]] = defaultdict(list)
         for op in self.ops:
             if op.step >= 0 and not op.communicates:
                 alike[op.key].append(op)
@@ -178,7 +180,7 @@ class Moments:
                 continue
             lags = []
             for op in ops:
-                moment = op.at + 1 if op.gpu else op.at
+                moment = op.moment + 1 if op.gpu else op.moment
                 if (number := self._own(op, moment)) is not None:
                     lags.append(_Lag(op, moment, number, self.after[moment][number][1]))
             yield lags
@@ -186,7 +188,7 @@ class Moments:
     def write(self, folder: Path, times: Sequence[float]) -> None:
         """Files as the profiler would have written them."""
         shifts = _shifts(self.ops, times)
-        own = {id(op.event): (times[op.at] - op.start, times[op.at + 1] - op.end) for op in self.ops}
+        own = {id(op.event): (times[op.moment] - op.start, times[op.moment + 1] - op.end) for op in self.ops}
         for rank, document in enumerate(self.documents):
             events = []
             for event in document["traceEvents"]:
@@ -195,17 +197,17 @@ class Moments:
             text = json.dumps({**document, "traceEvents": events}, separators=(",", ":"))
             (folder / f"rank{rank}.json.gz").write_bytes(gzip.compress(text.encode(), 1))
 
-    def _recorded(self, at: int) -> float:
-        op = self.ops[at // 2]
-        return op.end if at % 2 else op.start
+    def _recorded(self, moment: int) -> float:
+        op = self.ops[moment // 2]
+        return op.end if moment % 2 else op.start
 
-    def _own(self, op: _Op, moment: int) -> int | None:
+    def _own(self, op: _TimedOp, moment: int) -> int | None:
         """The predecessor of a moment that gives the op's own time."""
         if op.gpu:
             return 0
         # The latest one, if it is of the thread: otherwise the call waited for something else.
         latest = max(
-            range(len(self.after[moment])), key=lambda at: self._recorded(self.after[moment][at][0]), default=None
+            range(len(self.after[moment])), key=lambda place: self._recorded(self.after[moment][place][0]), default=None
         )
         return latest if latest is not None and not self.ops[self.after[moment][latest][0] // 2].gpu else None
 
@@ -213,43 +215,45 @@ class Moments:
         """Delay of each moment."""
         more: defaultdict[int, float] = defaultdict(float)
         for delay in delays:
-            mine = [op for op in self.ops if op.rank == delay.rank and op.step >= 0]
-            for step in {op.step for op in mine}:
-                calls = sorted((op for op in mine if not op.gpu and op.step == step), key=lambda op: op.start)
-                kernels = [op for op in mine if op.gpu and op.step == step and not op.communicates]
+            own = [op for op in self.ops if op.rank == delay.rank and op.step >= 0]
+            for step in {op.step for op in own}:
+                calls = sorted((op for op in own if not op.gpu and op.step == step), key=lambda op: op.start)
+                kernels = [op for op in own if op.gpu and op.step == step and not op.communicates]
                 if delay.kind == "pause":
-                    more[calls[int(delay.place * (len(calls) - 1))].at] += delay.us
+                    more[calls[int(delay.place * (len(calls) - 1))].moment] += delay.us
                 elif delay.kind == "calls":
                     for op in calls:
-                        more[op.at] += delay.us / len(calls)
+                        more[op.moment] += delay.us / len(calls)
                 else:
                     whole = sum(op.end - op.start for op in kernels)
                     for op in kernels:
-                        more[op.at + 1] += delay.us * (op.end - op.start) / whole
+                        more[op.moment + 1] += delay.us * (op.end - op.start) / whole
         return more
 
-    def _join(self, by_rank: Sequence[Sequence[_Op]], instances: Sequence[Sequence[_Op]]) -> None:
+    def _join(self, by_rank: Sequence[Sequence[_TimedOp]], instances: Sequence[Sequence[_TimedOp]]) -> None:
         """Find the predecessors of each moment."""
         for number, op in enumerate(self.ops):
-            op.at = 2 * number
+            op.moment = 2 * number
         causes: list[list[int]] = [[] for _ in range(2 * len(self.ops))]
         for ops in by_rank:
             for after, before in _causes(ops):
                 causes[after].append(before)
         least = self._least(causes)
-        for at, before in enumerate(causes):
-            now = self._recorded(at)
-            latest = max((self._recorded(one) for one in before), default=0.0)
-            self.after.append([
-                (one, now - self._recorded(one) if self._recorded(one) >= latest else
-                 min(now - self._recorded(one), least[self._kind(one, at)]))
-                for one in before
-            ])  # fmt: skip
+        for moment, before in enumerate(causes):
+            now = self._recorded(moment)
+            latest = max(map(self._recorded, before), default=0.0)
+            lags = []
+            for other in before:
+                lag = now - self._recorded(other)
+                if self._recorded(other) < latest:
+                    lag = min(lag, least[self._kind(other, moment)])
+                lags.append((other, lag))
+            self.after.append(lags)
         for members in instances:
             last = max(op.start for op in members)
             for op in members:
                 if op.end >= last:
-                    self.after[op.at + 1] = [(other.at, op.end - last) for other in members]
+                    self.after[op.moment + 1] = [(other.moment, op.end - last) for other in members]
         graph = {at: [one for one, _ in before] for at, before in enumerate(self.after)}
         self.order = list(TopologicalSorter(graph).static_order())
 
@@ -262,13 +266,13 @@ class Moments:
     def _least(self, causes: Sequence[Sequence[int]]) -> dict[tuple[Any, ...], float]:
         """Shortest distance of each kind of pair: the tenth percentile where nothing else was waited for."""
         seen: defaultdict[tuple[Any, ...], list[float]] = defaultdict(list)
-        for at, before in enumerate(causes):
+        for moment, before in enumerate(causes):
             if before:
                 latest = max(before, key=self._recorded)
-                seen[self._kind(latest, at)].append(self._recorded(at) - self._recorded(latest))
-        found: defaultdict[tuple[Any, ...], float] = defaultdict(float)
-        found.update({kind: float(np.quantile(lags, 0.1)) for kind, lags in seen.items()})
-        return found
+                seen[self._kind(latest, moment)].append(self._recorded(moment) - self._recorded(latest))
+        least: defaultdict[tuple[Any, ...], float] = defaultdict(float)
+        least.update({kind: float(np.quantile(lags, 0.1)) for kind, lags in seen.items()})
+        return least
 
 
 def _document(path: Path) -> dict[str, Any]:
@@ -286,34 +290,35 @@ def _track(event: Mapping[str, Any]) -> Any:
     return ("host", event["tid"])
 
 
-def _ops(events: Sequence[dict[str, Any]], rank: int) -> list[_Op]:
+def _ops(events: Sequence[dict[str, Any]], rank: int) -> list[_TimedOp]:
     """The calls and GPU ops of a rank, by start, with launches, steps and keys."""
     ops = [
-        _Op(event, rank, _track(event), float(event["ts"]), float(event["ts"]) + float(event.get("dur", 0)),
+        _TimedOp(event, rank, _track(event), float(event["ts"]), float(event["ts"]) + float(event.get("dur", 0)),
             gpu=event["cat"] in _GPU)
         for event in events if event["cat"] in (*_GPU, *_CALLS)
     ]  # fmt: skip
     ops.sort(key=lambda op: (op.start, op.end))
     calls = {op.event["args"].get("correlation"): op for op in ops if not op.gpu}
     steps = sorted(
-        (float(event["ts"]), float(event["ts"]) + float(event["dur"]), int(found[1]))
-        for event in events if event["cat"] == "user_annotation" and (found := _STEP.match(event["name"]))
-    )  # fmt: skip
+        (float(event["ts"]), float(event["ts"]) + float(event["dur"]), int(match[1]))
+        for event in events
+        if event["cat"] == "user_annotation" and (match := _STEP.match(event["name"]))
+    )
     main = next((("host", event["tid"]) for event in events if _STEP.match(event["name"])), None)
     load = Counter(op.track for op in ops)
     busiest = sorted(load, key=lambda track: (track != main, -load[track]))
     counts: defaultdict[tuple[Any, ...], int] = defaultdict(int)
     for op in ops:
         op.launch = calls.get(op.event["args"].get("correlation")) if op.gpu else None
-        at = (op.launch or op).start if op.launch or not op.gpu else -1.0
-        op.step = next((number for begin, end, number in steps if begin <= at <= end), -1)
+        called = (op.launch or op).start if op.launch or not op.gpu else -1.0
+        op.step = next((number for begin, end, number in steps if begin <= called <= end), -1)
         same = (op.gpu, busiest.index(op.track), op.event["name"], op.step)
         op.key = (*same, counts[same])
         counts[same] += 1
     return ops
 
 
-def _causes(ops: Sequence[_Op]) -> Iterator[tuple[int, int]]:
+def _causes(ops: Sequence[_TimedOp]) -> Iterator[tuple[int, int]]:
     """(moment, moment before it) of one rank."""
     threads = [op for op in ops if not op.gpu]
     yield from _host_causes(threads)
@@ -322,9 +327,9 @@ def _causes(ops: Sequence[_Op]) -> Iterator[tuple[int, int]]:
     times = [op.end for op in ends]
     copies = {id(op.launch): op for op in on_gpu if op.event["cat"] == "gpu_memcpy"}
     for call in threads:
-        yield call.at + 1, call.at
+        yield call.moment + 1, call.moment
         if _AFTER_EVENTS.search(call.event["name"]) and (last := bisect_right(times, call.start)):
-            yield call.at, ends[last - 1].at + 1
+            yield call.moment, ends[last - 1].moment + 1
         waited = None
         if _SYNCHRONISES.search(call.event["name"]):
             last = bisect_right(times, call.end) - 1
@@ -333,9 +338,9 @@ def _causes(ops: Sequence[_Op]) -> Iterator[tuple[int, int]]:
             # Kernels end all the time: a copy's call waits for its own copy or for nothing.
             waited = copy
         if waited is not None and waited.end > call.start:
-            yield call.at + 1, waited.at + 1
-    previous: dict[Any, _Op] = {}
-    launched: dict[Any, _Op] = {}
+            yield call.moment + 1, waited.moment + 1
+    previous: dict[Any, _TimedOp] = {}
+    launched: dict[Any, _TimedOp] = {}
     by_launch = sorted(on_gpu, key=lambda op: op.launch.start if op.launch else -1.0)
     producers = {}
     for op in by_launch:
@@ -346,65 +351,65 @@ def _causes(ops: Sequence[_Op]) -> Iterator[tuple[int, int]]:
         else:
             launched[op.launch.track] = op
     for op in on_gpu:
-        yield op.at + 1, op.at
-        known = []
+        yield op.moment + 1, op.moment
+        candidates = []
         if op.launch is not None:
-            known.append((op.launch.start, op.launch.at))
+            candidates.append((op.launch.start, op.launch.moment))
         if (before := previous.get(op.track)) is not None and before.end <= op.start + 5:
-            known.append((before.end, before.at + 1))
-        if (made := producers.get(id(op))) is not None and made.end <= op.start + 5:
-            known.append((made.end, made.at + 1))
+            candidates.append((before.end, before.moment + 1))
+        if (producer := producers.get(id(op))) is not None and producer.end <= op.start + 5:
+            candidates.append((producer.end, producer.moment + 1))
         last = bisect_right(times, op.start) - 1
-        ready = max((time for time, _ in known), default=-1e18)
+        ready = max((time for time, _ in candidates), default=-1e18)
         if last >= 0 and op.start - times[last] < _SOON_US and ready < times[last] - _LONG_US:
-            known.append((times[last], ends[last].at + 1))
+            candidates.append((times[last], ends[last].moment + 1))
         previous[op.track] = op
-        yield from ((op.at, one) for _, one in known)
+        yield from ((op.moment, one) for _, one in candidates)
 
 
-def _host_causes(calls: Sequence[_Op]) -> Iterator[tuple[int, int]]:
+def _host_causes(calls: Sequence[_TimedOp]) -> Iterator[tuple[int, int]]:
     """Calls of one thread follow each other; a thread that did nothing for long may go on after another one's call."""
-    by_end: defaultdict[Any, list[_Op]] = defaultdict(list)
+    by_end: defaultdict[Any, list[_TimedOp]] = defaultdict(list)
     for call in sorted(calls, key=lambda op: op.end):
         by_end[call.track].append(call)
     ends = {track: [op.end for op in some] for track, some in by_end.items()}
-    last: dict[Any, _Op] = {}
+    last: dict[Any, _TimedOp] = {}
     for call in calls:
         before = last.get(call.track)
         since = before.end if before is not None else -1e18
         if before is not None:
-            yield call.at, before.at + 1
+            yield call.moment, before.moment + 1
         for track in ends.keys() - {call.track} if call.start - since > _LONG_US else ():
-            at = bisect_right(ends[track], call.start) - 1
-            if at >= 0 and ends[track][at] > since:
-                yield call.at, by_end[track][at].at + 1
+            latest = bisect_right(ends[track], call.start) - 1
+            if latest >= 0 and ends[track][latest] > since:
+                yield call.moment, by_end[track][latest].moment + 1
         last[call.track] = call
 
 
-def _collectives(kernels: Sequence[Sequence[_Op]]) -> list[list[_Op]]:
+def _collectives(kernels: Sequence[Sequence[_TimedOp]]) -> list[list[_TimedOp]]:
     """Kernels in order, each rank shifted against the one with most: most alike, then ends that are closest."""
 
-    def looks(op: _Op) -> tuple[Any, ...]:
+    def looks(op: _TimedOp) -> tuple[Any, ...]:
         args = op.event["args"]
         return op.event["name"].split("(")[0], args.get("Collective name"), args.get("In msg nelems"), args.get("dtype")
 
     reference = max(kernels, key=len)
-    found: list[list[_Op | None]] = [[None] * len(kernels) for _ in reference]
-    for rank, mine in enumerate(kernels):
+    instances: list[list[_TimedOp | None]] = [[None] * len(kernels) for _ in reference]
+    for rank, own in enumerate(kernels):
 
-        def quality(shift: int, mine: Sequence[_Op] = mine) -> tuple[int, float]:
-            pairs = [(one, reference[at + shift]) for at, one in enumerate(mine) if 0 <= at + shift < len(reference)]
+        def quality(shift: int, own: Sequence[_TimedOp] = own) -> tuple[int, float]:
+            pairs = [(one, reference[at + shift]) for at, one in enumerate(own) if 0 <= at + shift < len(reference)]
             same = [abs(one.end - other.end) for one, other in pairs if looks(one) == looks(other)]
             return len(same), -median(same) if same else 0.0
 
-        best = max(range(-3, len(reference) - len(mine) + 4), key=quality)
-        for at, one in enumerate(mine):
-            if 0 <= at + best < len(reference) and looks(one) == looks(reference[at + best]):
-                found[at + best][rank] = one
-    return [[op for op in members if op is not None] for members in found if None not in members]
+        best = max(range(-3, len(reference) - len(own) + 4), key=quality)
+        for place, kernel in enumerate(own):
+            if 0 <= place + best < len(reference) and looks(kernel) == looks(reference[place + best]):
+                instances[place + best][rank] = kernel
+    return [[op for op in members if op is not None] for members in instances if None not in members]
 
 
-def _ahead(instances: Sequence[Sequence[_Op]], ranks: int) -> dict[int, float]:
+def _ahead(instances: Sequence[Sequence[_TimedOp]], ranks: int) -> dict[int, float]:
     """Offset of each rank's clock: the median of its collectives' ends, relative to those of all ranks."""
     off: defaultdict[int, list[float]] = defaultdict(list)
     for members in instances:
@@ -414,14 +419,17 @@ def _ahead(instances: Sequence[Sequence[_Op]], ranks: int) -> dict[int, float]:
     return {rank: median(off[rank]) if off[rank] else 0.0 for rank in range(ranks)}
 
 
-def _shifts(ops: Sequence[_Op], times: Sequence[float]) -> dict[tuple[int, Any], tuple[np.ndarray, np.ndarray]]:
+def _shifts(ops: Sequence[_TimedOp], times: Sequence[float]) -> dict[tuple[int, Any], tuple[np.ndarray, np.ndarray]]:
     """For each track, recorded times and their delays, ascending."""
     points: defaultdict[tuple[int, Any], list[tuple[float, float]]] = defaultdict(list)
     for op in ops:
         recorded = float(op.event["ts"]), float(op.event["ts"]) + float(op.event.get("dur", 0))
-        points[op.rank, op.track] += [(recorded[0], times[op.at] - op.start), (recorded[1], times[op.at + 1] - op.end)]
-    found = {track: np.array(sorted(some)) for track, some in points.items()}
-    return {track: (some[:, 0], some[:, 1]) for track, some in found.items()}
+        points[op.rank, op.track] += [
+            (recorded[0], times[op.moment] - op.start),
+            (recorded[1], times[op.moment + 1] - op.end),
+        ]
+    shifts = {track: np.array(sorted(some)) for track, some in points.items()}
+    return {track: (some[:, 0], some[:, 1]) for track, some in shifts.items()}
 
 
 def _shift(event: Mapping[str, Any], shift: tuple[np.ndarray, np.ndarray] | None) -> tuple[float, float]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Run:
+class MeasuredRun:
     """Median wall time and CPU time (s) of a command, and its largest peak memory (MB)."""
 
     wall_s: float
@@ -38,18 +38,18 @@ print(json.dumps([code, wall_s, used.ru_utime + used.ru_stime, used.ru_maxrss / 
 """
 
 
-def measure(*command: str, runs: int = 5, warm_up: int = 1, code: int = 0) -> Run:
+def measure(*command: str, runs: int = 5, warm_up: int = 1, code: int = 0) -> MeasuredRun:
     """Run `command` several times in a process of its own. Raises CalledProcessError if it ends with another code."""
-    found = []
+    measured = []
     for number in range(warm_up + runs):
         watched = (sys.executable, "-S", "-c", _WATCH, *command)
         ended, *figures = json.loads(subprocess.run(watched, capture_output=True, check=True).stdout)
         if ended != code:
             raise subprocess.CalledProcessError(ended, command)
         if number >= warm_up:
-            found.append(figures)
-    walls, cpus, peaks = zip(*found, strict=True)
-    return Run(statistics.median(walls), statistics.median(cpus), max(peaks))
+            measured.append(figures)
+    walls, cpus, peaks = zip(*measured, strict=True)
+    return MeasuredRun(statistics.median(walls), statistics.median(cpus), max(peaks))
 
 
 def tracekit(*arguments: str) -> tuple[str, ...]:
@@ -80,12 +80,12 @@ def per_call_us(function: Callable[[], object], *, calls: int = 500, rounds: int
 
 def descendants(process: int) -> list[int]:
     """A process and all processes below it."""
-    found = [process]
+    processes = [process]
     with contextlib.suppress(OSError):  # it ended meanwhile
         for thread in Path(f"/proc/{process}/task").iterdir():
             for child in (thread / "children").read_text().split():
-                found += descendants(int(child))
-    return found
+                processes += descendants(int(child))
+    return processes
 
 
 def cpu_s(process: int) -> float:

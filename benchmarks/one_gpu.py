@@ -188,21 +188,21 @@ class Recording:
 
     def _innermost(self, events: Sequence[Event], moments: Sequence[float]) -> list[Event | None]:
         """The innermost of a thread's sorted events at each of the sorted moments."""
-        found: list[Event | None] = []
+        innermost: list[Event | None] = []
         stack: list[Event] = []
-        at = 0
+        number = 0
         for moment in moments:
-            while at < len(events) and self.times(events[at])[0] <= moment:
-                stack.append(events[at])
-                at += 1
+            while number < len(events) and self.times(events[number])[0] <= moment:
+                stack.append(events[number])
+                number += 1
             while stack and self.times(stack[-1])[1] < moment:
                 stack.pop()
-            found.append(stack[-1] if stack else None)
-        return found
+            innermost.append(stack[-1] if stack else None)
+        return innermost
 
 
 @dataclass
-class Loss:
+class PlantedLoss:
     """A loss to put into a recording: plays by their moment, and GPU ops that take longer, by their id.
 
     `renamed` has events in the place of others. `us` is roughly what it adds, on the host or on the GPU.
@@ -217,7 +217,7 @@ class Loss:
 class Changed:
     """A recording simulated with a loss."""
 
-    def __init__(self, recording: Recording, loss: Loss) -> None:
+    def __init__(self, recording: Recording, loss: PlantedLoss) -> None:
         self.recording, self.loss = recording, loss
         # Times are written from here on: the nanoseconds of larger ones do not fit into a float.
         self.zero = recording.zero if recording.zero < 1e13 else recording.zero % 1e12
@@ -231,19 +231,19 @@ class Changed:
             self._start(op, _NEVER)
         items: list[tuple[float, int, _Call | Play]] = [(call.start, 1, call) for call in recording.calls]
         items += [(at, 0, play) for at, play in loss.plays]
-        for at, _, item in sorted(items, key=lambda one: one[:2]):
-            begun = self.clock(at)
+        for moment, _, item in sorted(items, key=lambda item: item[:2]):
+            begun = self.clock(moment)
             if not isinstance(item, _Call):
-                self._turn(at, item(self, begun), 1.0)
+                self._turn(moment, item(self, begun), 1.0)
                 continue
             for op in item.ops:
                 self._start(op, begun)
             launched += item.ops
-            if item.lag is not None and at >= self.pieces[-1][0]:
+            if item.lag is not None and moment >= self.pieces[-1][0]:
                 waited = item.waited_for(launched)
                 added = self.inserted.values() if waited and not item.ops else ()
                 end = max([begun, *(op.new_end for op in waited), *added]) + item.lag
-                self._turn(at, begun, (end - begun) / max(item.end - at, 1e-9))
+                self._turn(moment, begun, (end - begun) / max(item.end - moment, 1e-9))
                 self._turn(item.end, end, 1.0)
 
     def clock(self, moment: float) -> float:
@@ -303,8 +303,8 @@ class Changed:
                     new["dur"] = round(end - begin, 3)
             return new
 
-        kept = [e for e in recording.document["traceEvents"] if e.get("cat") != "gpu_user_annotation"]
-        return {**recording.document, "traceEvents": [*map(moved, kept), *self.added]}
+        events = [e for e in recording.document["traceEvents"] if e.get("cat") != "gpu_user_annotation"]
+        return {**recording.document, "traceEvents": [*map(moved, events), *self.added]}
 
 
 def _hole(us: float, *layers: tuple[str, str]) -> Play:
@@ -368,7 +368,7 @@ def _copy(size: int, rate: float, vendor: str) -> Play:
     return play
 
 
-def planned(kind: str, recording: Recording, rng: Random, scale: float) -> Loss | None:
+def planned(kind: str, recording: Recording, rng: Random, scale: float) -> PlantedLoss | None:
     """A loss of this kind, `scale` times as large as usual; None if the recording has no place for it."""
     stacks = bool(recording.python)
     vendor = "hip" if recording.calls[0].event["name"].startswith("hip") else "cuda"
@@ -379,7 +379,7 @@ def planned(kind: str, recording: Recording, rng: Random, scale: float) -> Loss 
         every = recording.inside[rng.randrange(3) :: max(len(recording.inside) // count, 1)][:count]
         lengths = [rng.uniform(200.0, 2000.0) * scale for _ in every]
         plays = [(one, _allocation(us, vendor)) for one, us in zip(every, lengths, strict=True)]
-        return Loss(plays, sum(lengths)) if len(every) >= 10 else None
+        return PlantedLoss(plays, sum(lengths)) if len(every) >= 10 else None
     counts = {"loader": (3, 5), "sync": (10, 60), "python": (3, 20), "gc": (2, 12), "tiny": (1, 1), "pageable": (2, 5),
               "checkpoint": (2, 5)}  # fmt: skip
     count = rng.randint(*counts[kind])
@@ -388,18 +388,20 @@ def planned(kind: str, recording: Recording, rng: Random, scale: float) -> Loss 
     moments = recording.between if kind in ("gc", "tiny") else recording.in_own_code
     if len(moments) < count:
         return None
-    at = sorted(rng.sample(moments, count))
+    chosen = sorted(rng.sample(moments, count))
     share = rng.uniform(0.03, 0.4) * recording.length / count  # of a hole or a copy
     if kind == "sync":
-        return Loss([(one, _item(stacks, vendor)) for one in at], 30.0 * count)
+        return PlantedLoss([(one, _item(stacks, vendor)) for one in chosen], 30.0 * count)
     if kind == "tiny":
         kernels, us = max(1, round(rng.randint(500, 2000) * scale)), rng.uniform(6.0, 9.0)
-        return Loss([(one, _loop(kernels, us, vendor)) for one in at], kernels * us)
+        return PlantedLoss([(one, _loop(kernels, us, vendor)) for one in chosen], kernels * us)
     if kind == "pageable":
         rate = rng.uniform(2000.0, 4000.0)  # bytes per microsecond
         # Pinned, a copy still has to be launched: of shorter ones, that is the largest part.
-        sizes = [int(min(max(share, 300.0) * rate, 4e8) * scale * rng.uniform(0.7, 1.3)) + 4096 for _ in at]
-        return Loss([(one, _copy(size, rate, vendor)) for one, size in zip(at, sizes, strict=True)], sum(sizes) / rate)
+        sizes = [int(min(max(share, 300.0) * rate, 4e8) * scale * rng.uniform(0.7, 1.3)) + 4096 for _ in chosen]
+        return PlantedLoss(
+            [(one, _copy(size, rate, vendor)) for one, size in zip(chosen, sizes, strict=True)], sum(sizes) / rate
+        )
     layers = {
         "loader": [("user_annotation", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__")],
         "python": [("python_function" if stacks else "user_annotation", "train.py(120): log_metrics")],
@@ -415,11 +417,11 @@ def planned(kind: str, recording: Recording, rng: Random, scale: float) -> Loss 
     }[kind]
     if kind == "loader" and stacks:
         layers.insert(0, ("python_function", "torch/utils/data/dataloader.py(733): __next__"))
-    lengths = [max(min(share, 100_000.0) * rng.uniform(0.7, 1.3) * scale, 5.0) for _ in at]
-    return Loss([(one, _hole(us, *layers)) for one, us in zip(at, lengths, strict=True)], sum(lengths))
+    lengths = [max(min(share, 100_000.0) * rng.uniform(0.7, 1.3) * scale, 5.0) for _ in chosen]
+    return PlantedLoss([(one, _hole(us, *layers)) for one, us in zip(chosen, lengths, strict=True)], sum(lengths))
 
 
-def _slow(recording: Recording, rng: Random, scale: float) -> Loss | None:
+def _slow(recording: Recording, rng: Random, scale: float) -> PlantedLoss | None:
     """All kernels of one matrix product of 16-bit numbers become slow ones of 32 bits."""
     products = defaultdict(list)
     for call in recording.calls:
@@ -431,7 +433,7 @@ def _slow(recording: Recording, rng: Random, scale: float) -> Loss | None:
     if not products:
         return None
     chosen, factor = products[rng.choice(sorted(products))], 1 + rng.uniform(3.0, 7.0) * scale
-    loss = Loss([], sum(op.end - op.start for op, _ in chosen) * (factor - 1))
+    loss = PlantedLoss([], sum(op.end - op.start for op, _ in chosen) * (factor - 1))
     for op, around in chosen:
         types = ["float" if re.search("Half|BFloat", one) else one for one in around["args"]["Input type"]]
         loss.longer[id(op)] = factor
@@ -446,7 +448,7 @@ def drawn(recordings: Sequence[Recording], kind: str, seed: str) -> tuple[str, R
         rng = Random(f"{seed} {attempt}")
         recording = rng.choice(recordings)
         if kind == "none":
-            return kind, recording, Changed(recording, Loss()).document(), 0.0
+            return kind, recording, Changed(recording, PlantedLoss()).document(), 0.0
         of, state = rng.choice(list(EXPECTED)) if kind == "small" else kind, rng.getstate()
         loss = planned(of, recording, rng, 1.0)
         if loss is not None and kind == "small":
@@ -476,21 +478,21 @@ def judged(loss: str, true: float, events: Sequence[Event], report: Event, bare:
     if loss == "none":
         most = _most(events, length)
         over = [_saves(f) for f in _findings(report) if _saves(f) > most.get(f["reason"], length) + 2 * SMALL * length]
-        found = price = bool(report) and not over
+        is_found = price = bool(report) and not over
         said = max(over, default=None)
     else:
         hits = [(at, _saves(f)) for at, f in enumerate(_findings(report), 1) if _is(f, reason, names)]
         if hits:  # all launches are one finding, which is named after the longest
             without = max((_saves(f) for f in _findings(bare) if _is(f, reason, names * (loss != "tiny"))), default=0.0)
         if true < SMALL * length:
-            rank, said = max(hits, key=lambda one: one[1], default=(None, None))
-            found = price = bool(report) and (said or 0.0) - without <= true + SMALL * length
+            rank, said = max(hits, key=lambda pair: pair[1], default=(None, None))
+            is_found = price = bool(report) and (said or 0.0) - without <= true + SMALL * length
         else:
             rank, said = hits[0] if hits else (None, None)
-            found = rank is not None and rank <= 3
+            is_found = rank is not None and rank <= 3
             slack = TOLERANCE[loss] * true if loss in TOLERANCE else max(0.1 * true, 0.005 * length)
             price = said is not None and min(abs(said - true), abs(said - without - true)) <= slack
-    right = [found, price, abs(report.get("idle_s", _NEVER) - idle) <= max(0.01 * idle, 2e-5)]
+    right = [is_found, price, abs(report.get("idle_s", _NEVER) - idle) <= max(0.01 * idle, 2e-5)]
     saying = ("nothing" if said is None else f"{said * 1e3:.2f}") + (
         f", {without * 1e3:.2f} without" if without else ""
     )
@@ -531,11 +533,11 @@ def section(folder: Path, seed: int, count: int, keep: Path, command: str) -> st
         if name not in bare:
             bare[name] = _report(recording.document, keep / f"without_{name}", command)
         report = _report(document, keep / f"{number:03d}", command)
-        cells, found = judged(loss, true, document["traceEvents"], report, bare[name])
+        cells, verdicts = judged(loss, true, document["traceEvents"], report, bare[name])
         took.append(report.get("took_s", 0.0))
         rows.append([f"{number:03d}", f"small {loss}" if kind == "small" else kind, name, *cells, f"{took[-1]:.2f}"])
-        right[kind].append(found)
-        right["all"].append(found)
+        right[kind].append(verdicts)
+        right["all"].append(verdicts)
     head = ["", "kind", "trace", "true ms", "said ms", "rank", "found", "price", "idle", "s"]
     totals = [
         [kind, str(len(of)), *(str(sum(column)) for column in zip(*of, strict=True))]

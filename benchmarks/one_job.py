@@ -49,8 +49,8 @@ def write(path: Path, steps: int, layout: Layout, microbatches: int) -> int:
         seed=1,
         causes=(parse_cause("slow-worker"),),
     )
-    made = synthesize(spec)
-    parts = [made.ops.filter(pl.col("step") == step) for step in made.steps.tolist()]
+    trace = synthesize(spec)
+    parts = [trace.ops.filter(pl.col("step") == step) for step in trace.steps.tolist()]
     header = {"schema_version": SCHEMA_VERSION, "name": "one job", "layout": layout.to_dict()}
     schema = parts[0].to_arrow().schema.with_metadata({METADATA_KEY: json.dumps(header)})
     factors, ops = np.random.default_rng(1).normal(1.0, 0.02, steps), 0
@@ -131,14 +131,14 @@ def main() -> None:
         print(
             f"{ops:,} ops, {path.stat().st_size / 1e9:.2f} GB, written in {time.monotonic() - began:.0f} s", flush=True
         )
-    found, held = measured([sys.executable, "-m", "tracekit.cli", "whatif", path, "--engine", asked.engine, "--json"])
+    report, held = measured([sys.executable, "-m", "tracekit.cli", "whatif", path, "--engine", asked.engine, "--json"])
     largest, together = max(reading.largest for reading in held), max(reading.together for reading in held)
     print(
         f"{asked.engine}: {held[-1].after_s:.0f} s, largest process {largest / 1e9:.2f} GB, all {together / 1e9:.2f} GB"
     )
     if asked.figure:
         asked.figure.write_text(figure(held))
-    print(f"S {found['slowdown']!r}, {found['job']['ops']:,} ops, {found['job']['steps']} steps")
+    print(f"S {report['slowdown']!r}, {report['job']['ops']:,} ops, {report['job']['steps']} steps")
     if not asked.keep:
         path.unlink()
 

@@ -26,7 +26,7 @@ Training: TypeAlias = "subprocess.Popen[str]"
 
 
 @dataclass(frozen=True)
-class Job:
+class OverheadJob:
     """Width, layers and batch of the model, and how many steps a turn has, warm-up first."""
 
     width: int
@@ -41,7 +41,7 @@ class Job:
 
 
 #: Milliseconds that a step takes, about, on two cores -> the job.
-JOBS = {2: Job(64, 4, 16, 50, 600), 20: Job(512, 4, 128, 10, 75), 200: Job(1024, 8, 192, 3, 10)}
+JOBS = {2: OverheadJob(64, 4, 16, 50, 600), 20: OverheadJob(512, 4, 128, 10, 75), 200: OverheadJob(1024, 8, 192, 3, 10)}
 #: Pairs of turns per job, and starts of Python with and without.
 PAIRS, STARTS = 12, 12
 QUICK = {"PAIRS": 2, "STARTS": 2, "JOBS": {2: JOBS[2]}}
@@ -85,7 +85,7 @@ def _start(stack: ExitStack, folder: str, under: Sequence[str]) -> Training:
     return stack.enter_context(process)  # closes its stdin, which ends it, and waits
 
 
-def _turn(process: Training, job: Job) -> tuple[float, float]:
+def _turn(process: Training, job: OverheadJob) -> tuple[float, float]:
     """Wall and CPU time of a step, seconds."""
     assert process.stdin is not None
     assert process.stdout is not None
@@ -95,7 +95,7 @@ def _turn(process: Training, job: Job) -> tuple[float, float]:
     return wall_s, cpu_s
 
 
-def _pairs(alone: Training, under: Training, job: Job) -> list[tuple[tuple[float, float], tuple[float, float]]]:
+def _pairs(alone: Training, under: Training, job: OverheadJob) -> list[tuple[tuple[float, float], tuple[float, float]]]:
     """Times of a step without and with, for each pair of turns. Who is first changes from pair to pair."""
     pairs = []
     for number in range(PAIRS + 1):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import measure, table, tracekit
-from benchmarks.rlsim import PLANTED, Job, alternatives, draw, generate, losses, record, step_s
+from benchmarks.rlsim import PLANTED, RlSimJob, alternatives, draw, generate, losses, record, step_s
 
 SEEDS = 8
 LARGE = (250, 4000, 16)
@@ -25,7 +25,7 @@ def section() -> str:
     return "\n\n".join(["## Post-training", _drawn(), _large()])
 
 
-def report_of(job: Job, path: Path, scenarios: list[str]) -> Any:
+def report_of(job: RlSimJob, path: Path, scenarios: list[str]) -> Any:
     """What `tracekit rl` says about a job."""
     record(job, path)
     sizes = ["--gpus", f"rollout={len(job.speeds)},trainer={len(job.speeds)}", "--slots", str(job.slots)]
@@ -43,15 +43,15 @@ def _drawn() -> str:
             job = draw(planted, seed, staleness=seed % 2)
             truth, prices, step = losses(job), alternatives(job), step_s(job, generate(job))
             with tempfile.TemporaryDirectory() as folder:
-                found = report_of(job, Path(folder) / "rl.jsonl", list(prices))
+                report = report_of(job, Path(folder) / "rl.jsonl", list(prices))
             leads = max(truth, key=lambda loss: truth[loss])
-            right += found["leading"] == (leads if truth[leads] >= WORTH * step else None)
-            mine = {one["loss"]: one["lost_s"] for one in found["losses"]}
-            worst["step"] = max(worst["step"], abs(found["step_s"] / step - 1))
-            worst["generation"] = max(worst["generation"], abs(found["generation"]["error"]))
-            worst["losses"] = max([worst["losses"], *(abs(mine[loss] - lost) / step for loss, lost in truth.items())])
-            for one in found["what_if"]:
-                off = abs(one["step_s"] / prices[one["scenario"]] - 1)
+            right += report["leading"] == (leads if truth[leads] >= WORTH * step else None)
+            lost_s = {one["loss"]: one["lost_s"] for one in report["losses"]}
+            worst["step"] = max(worst["step"], abs(report["step_s"] / step - 1))
+            worst["generation"] = max(worst["generation"], abs(report["generation"]["error"]))
+            worst["losses"] = max([worst["losses"], *(abs(lost_s[loss] - lost) / step for loss, lost in truth.items())])
+            for alternative in report["what_if"]:
+                off = abs(alternative["step_s"] / prices[alternative["scenario"]] - 1)
                 worst["prices"] = max(worst["prices"], off)
                 priced, within = priced + 1, within + (off <= 0.05)
         errors = (f"{worst[key]:.2%}" for key in ("step", "generation", "losses", "prices"))

@@ -53,27 +53,33 @@ def engine(name: str, folder: str, todo: SimpleQueue, ended: SimpleQueue, stop: 
     """Decode batches until None; for each request that ends, put True, and after each batch what is left of it."""
     rl.record(folder)
 
-    def record(one: Request, tokens: int, status: str) -> None:
+    def record(request: Request, tokens: int, status: str) -> None:
         rl.trajectory(
-            one.name, step=one.step, engine=name, submit=one.submit, start=one.start, tokens=tokens, status=status,
-            version=max(0, one.step - lag),
-        )  # fmt: skip
+            request.name,
+            step=request.step,
+            engine=name,
+            submit=request.submit,
+            start=request.start,
+            tokens=tokens,
+            status=status,
+            version=max(0, request.step - lag),
+        )
 
     while (waiting := todo.get()) is not None:
         running: dict[Request, int] = {}  # tokens to decode
         while (waiting or running) and not stop.is_set():
             while waiting and len(running) < SLOTS:
-                one = replace(waiting.pop(0), start=rl.now())
-                running[one] = one.tokens
+                request = replace(waiting.pop(0), start=rl.now())
+                running[request] = request.tokens
             time.sleep(BASE_S + PER_REQUEST_S * len(running))
-            for one in list(running):
-                running[one] -= 1
-                if running[one] == 0:
-                    del running[one]
-                    record(one, one.tokens, "completed")
+            for request in list(running):
+                running[request] -= 1
+                if running[request] == 0:
+                    del running[request]
+                    record(request, request.tokens, "completed")
                     ended.put(True)
-        for one, left in running.items():
-            record(one, one.tokens - left, "aborted")
+        for request, remaining in running.items():
+            record(request, request.tokens - remaining, "aborted")
         ended.put([replace(one, tokens=left) for one, left in running.items()] + waiting)
 
 

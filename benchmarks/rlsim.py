@@ -21,7 +21,7 @@ WARM_UP = 2
 
 
 @dataclass
-class Request:
+class SimRequest:
     """A response to decode: its tokens, of which half come before a tool of so many seconds."""
 
     name: str
@@ -30,10 +30,10 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Job:
+class RlSimJob:
     """A loop of post-training. `batches`: the requests of each step; `speeds`: of each engine."""
 
-    batches: tuple[tuple[Request, ...], ...]
+    batches: tuple[tuple[SimRequest, ...], ...]
     speeds: tuple[float, ...]
     slots: int
     base_s: float
@@ -48,27 +48,27 @@ class Job:
 class Served:
     """What an engine did with a request: when it started and ended (None: not in time), and what is left of it."""
 
-    request: Request
+    request: SimRequest
     start: float
     end: float | None
-    left: Request
+    remaining: SimRequest
 
 
-def draw(planted: str, seed: int, staleness: int = 0) -> Job:
+def draw(planted: str, seed: int, staleness: int = 0) -> RlSimJob:
     """A job whose largest loss should be the planted one."""
     chance = random.Random(f"{planted} {seed}")
     engines = chance.choice((3, 4)) if planted == "engines" else chance.choice((2, 3))
     size, steps = engines * chance.randint(10, 24), chance.randint(6, 9)
     slots = chance.randint(4, 7) if planted == "queueing" else 64
 
-    def request(step: int, place: int) -> Request:
+    def request(step: int, place: int) -> SimRequest:
         tokens = int(chance.lognormvariate(6.2, 0.95)) if planted == "tail" else int(chance.gauss(700, 60))
         tool_s = chance.expovariate(1 / 8) if planted == "tools" and chance.random() < 0.7 else 0.0
-        return Request(f"{step}-{place}", max(20, tokens), tool_s)
+        return SimRequest(f"{step}-{place}", max(20, tokens), tool_s)
 
     slow = [1 / chance.uniform(1.8, 2.6)] if planted == "engines" else []
     decoding = 700 * 0.009
-    return Job(
+    return RlSimJob(
         tuple(tuple(request(step, place) for place in range(size)) for step in range(steps)),
         tuple([1.0] * (engines - len(slow)) + slow),
         slots,
@@ -81,12 +81,12 @@ def draw(planted: str, seed: int, staleness: int = 0) -> Job:
     )
 
 
-def in_turn(requests: Sequence[Request], engines: int) -> list[list[Request]]:
+def in_turn(requests: Sequence[SimRequest], engines: int) -> list[list[SimRequest]]:
     """Requests dealt to engines in turn."""
     return [list(requests[engine::engines]) for engine in range(engines)]
 
 
-def serve(job: Job, speed: float, requests: Sequence[Request], until: float = math.inf) -> list[Served]:
+def serve(job: RlSimJob, speed: float, requests: Sequence[SimRequest], until: float = math.inf) -> list[Served]:
     """One engine decodes its requests, from second 0 on."""
     now, waiting, running, in_tool = 0.0, list(requests), [], []
     served: list[Served] = []
@@ -101,49 +101,52 @@ def serve(job: Job, speed: float, requests: Sequence[Request], until: float = ma
             continue
         step_s = (job.base_s + job.per_request_s * len(running)) / speed
         # All steps until a request ends, goes to its tool or comes back from it are alike.
-        steps = min(_next_part(one.left) for one in running)
+        steps = min(_next_part(one.remaining) for one in running)
         if in_tool:
             steps = min(steps, max(1, math.ceil((min(back for back, _ in in_tool) - now) / step_s)))
         if until < math.inf:
             steps = min(steps, max(1, math.ceil((until - now) / step_s - 1e-9)))
         now += steps * step_s
         still = []
-        for one in running:
-            to_tool = one.left.tool_s > 0 and _next_part(one.left) == steps
-            one.left.tokens -= steps
+        for served_request in running:
+            to_tool = served_request.remaining.tool_s > 0 and _next_part(served_request.remaining) == steps
+            served_request.remaining.tokens -= steps
             if to_tool:
-                in_tool.append((now + one.left.tool_s, one))
-                one.left.tool_s = 0.0
-            elif one.left.tokens == 0:
-                one.end = now
+                in_tool.append((now + served_request.remaining.tool_s, served_request))
+                served_request.remaining.tool_s = 0.0
+            elif served_request.remaining.tokens == 0:
+                served_request.end = now
             else:
-                still.append(one)
+                still.append(served_request)
         running = still
-    for back, one in in_tool:
-        one.left.tool_s = max(0.0, back - now)
+    for back, served_request in in_tool:
+        served_request.remaining.tool_s = max(0.0, back - now)
     return served + [Served(one, now, None, replace(one)) for one in waiting]
 
 
-def _next_part(request: Request) -> int:
+def _next_part(request: SimRequest) -> int:
     return max(1, request.tokens // 2) if request.tool_s > 0 else request.tokens
 
 
-Dealer = Callable[[Sequence[Request], int], list[list[Request]]]
+Dealer = Callable[[Sequence[SimRequest], int], list[list[SimRequest]]]
 
 
-def generate(job: Job, deal: Dealer = in_turn) -> list[float]:
+def generate(job: RlSimJob, deal: Dealer = in_turn) -> list[float]:
     """Seconds of each generation."""
     return [
-        max(one.end or 0.0 for speed, mine in zip(job.speeds, deal(batch, len(job.speeds)), strict=True)
-            for one in serve(job, speed, mine))
+        max(
+            served.end or 0.0
+            for speed, requests in zip(job.speeds, deal(batch, len(job.speeds)), strict=True)
+            for served in serve(job, speed, requests)
+        )
         for batch in job.batches
-    ]  # fmt: skip
+    ]
 
 
-def generate_partly(job: Job, share: float) -> list[float]:
+def generate_partly(job: RlSimJob, share: float) -> list[float]:
     """Seconds of each generation if it stops once that share of its requests has ended; the next one has the others."""
     stream = iter([request for batch in job.batches for request in batch])
-    carried: list[Request] = []
+    carried: list[SimRequest] = []
     took = []
     for batch in job.batches:
         requests = carried + [next(stream) for _ in range(len(batch) - len(carried))]
@@ -153,7 +156,7 @@ def generate_partly(job: Job, share: float) -> list[float]:
         )
         took.append(ends[math.ceil(round(share * len(batch), 9)) - 1])
         rest = {
-            one.request.name: one.left
+            one.request.name: one.remaining
             for speed, mine in zip(job.speeds, dealt, strict=True)
             for one in serve(job, speed, mine, took[-1])
             if one.end is None
@@ -162,7 +165,7 @@ def generate_partly(job: Job, share: float) -> list[float]:
     return took
 
 
-def timeline(job: Job, generations: Sequence[float]) -> Iterator[tuple[float, ...]]:
+def timeline(job: RlSimJob, generations: Sequence[float]) -> Iterator[tuple[float, ...]]:
     """Start of each generation, of its training and of its sync, and the end of that."""
     generated, synced = 0.0, []
     for step, took in enumerate(generations):
@@ -174,26 +177,26 @@ def timeline(job: Job, generations: Sequence[float]) -> Iterator[tuple[float, ..
         yield start, train, train + job.train_s[step], synced[-1]
 
 
-def step_s(job: Job, generations: Sequence[float]) -> float:
+def step_s(job: RlSimJob, generations: Sequence[float]) -> float:
     """Mean step without the first two."""
     ends = [end for *_, end in timeline(job, generations)]
     return (ends[-1] - ends[WARM_UP - 1]) / (len(ends) - WARM_UP)
 
 
-def record(job: Job, path: Path) -> None:
+def record(job: RlSimJob, path: Path) -> None:
     """Write what a recorder sees: trajectories in the order in which they end, and phases."""
     lines: list[tuple[float, dict[str, Any]]] = []
     times = list(timeline(job, generate(job)))
     for step, (batch, (start, train, sync, end)) in enumerate(zip(job.batches, times, strict=True)):
         generated = start
-        for engine, mine in enumerate(in_turn(batch, len(job.speeds))):
-            for one in serve(job, job.speeds[engine], mine):
-                ended = start + (one.end or 0.0)
+        for engine, of_engine in enumerate(in_turn(batch, len(job.speeds))):
+            for served in serve(job, job.speeds[engine], of_engine):
+                ended = start + (served.end or 0.0)
                 generated = max(generated, ended)
                 lines.append((ended, {
-                    "trajectory": one.request.name, "step": step, "engine": f"engine-{engine}",
-                    "submit": round(start, 6), "start": round(start + one.start, 6), "end": round(ended, 6),
-                    "tokens": one.request.tokens, "tool_s": round(one.request.tool_s, 6),
+                    "trajectory": served.request.name, "step": step, "engine": f"engine-{engine}",
+                    "submit": round(start, 6), "start": round(start + served.start, 6), "end": round(ended, 6),
+                    "tokens": served.request.tokens, "tool_s": round(served.request.tool_s, 6),
                     "version": max(0, step - job.staleness), "status": "completed",
                 }))  # fmt: skip
         for phase, role, first, last in (
@@ -201,24 +204,24 @@ def record(job: Job, path: Path) -> None:
             ("train", "trainer", train, sync), ("sync", "all", sync, end),
         ):  # fmt: skip
             lines.append((last, {"phase": phase, "role": role, "step": step, "start": first, "end": last}))
-    path.write_text("".join(f"{json.dumps(line)}\n" for _, line in sorted(lines, key=lambda one: one[0])))
+    path.write_text("".join(f"{json.dumps(line)}\n" for _, line in sorted(lines, key=lambda line: line[0])))
 
 
-def losses(job: Job) -> dict[str, float]:
+def losses(job: RlSimJob) -> dict[str, float]:
     """What each loss costs a step: the job runs again without it."""
     took = generate(job)
     whole = step_s(job, took)
 
-    def shortened(batch: Sequence[Request]) -> tuple[Request, ...]:
+    def shortened(batch: Sequence[SimRequest]) -> tuple[SimRequest, ...]:
         lengths = sorted(one.tokens for one in batch)
         longest = lengths[math.ceil(0.95 * (len(lengths) - 1))]
         return tuple(replace(one, tokens=min(one.tokens, longest)) for one in batch)
 
-    def by_load(batch: Sequence[Request], engines: int) -> list[list[Request]]:
+    def by_load(batch: Sequence[SimRequest], engines: int) -> list[list[SimRequest]]:
         loads, home = [0] * engines, {}
-        for one in sorted(batch, key=lambda one: -one.tokens):
-            home[one.name] = least = loads.index(min(loads))
-            loads[least] += one.tokens
+        for request in sorted(batch, key=lambda request: -request.tokens):
+            home[request.name] = least = loads.index(min(loads))
+            loads[least] += request.tokens
         return [[one for one in batch if home[one.name] == engine] for engine in range(engines)]
 
     usual = replace(job, speeds=(median(job.speeds),) * len(job.speeds))
@@ -236,15 +239,15 @@ def losses(job: Job) -> dict[str, float]:
     return {loss: whole - other for loss, other in without.items()}
 
 
-def alternatives(job: Job) -> dict[str, float]:
+def alternatives(job: RlSimJob) -> dict[str, float]:
     """Step time of each what-if, with as many GPUs as engines on either side."""
     took, engines = generate(job), len(job.speeds)
-    ordered = tuple(tuple(sorted(batch, key=lambda one: -one.tokens)) for batch in job.batches)
-    found = {f"staleness={lag}": step_s(replace(job, staleness=lag), took) for lag in (1, 2)}
-    found["partial=0.9"] = step_s(job, generate_partly(job, 0.9))
-    found["longest-first"] = step_s(job, generate(replace(job, batches=ordered)))
+    ordered = tuple(tuple(sorted(batch, key=lambda request: -request.tokens)) for batch in job.batches)
+    times = {f"staleness={lag}": step_s(replace(job, staleness=lag), took) for lag in (1, 2)}
+    times["partial=0.9"] = step_s(job, generate_partly(job, 0.9))
+    times["longest-first"] = step_s(job, generate(replace(job, batches=ordered)))
     more = replace(job, speeds=(*job.speeds, 1.0, 1.0))
-    found[f"engines={engines + 2}"] = step_s(job, generate(more))
+    times[f"engines={engines + 2}"] = step_s(job, generate(more))
     fewer = replace(job, speeds=job.speeds[:-1], train_s=tuple(s * engines / (engines + 1) for s in job.train_s))
-    found[f"split={engines - 1}:{engines + 1}"] = step_s(fewer, generate(fewer))
-    return found
+    times[f"split={engines - 1}:{engines + 1}"] = step_s(fewer, generate(fewer))
+    return times

@@ -58,8 +58,8 @@ def main(arguments: list[str]) -> None:
                 print(f"  {len(steps_s)} steps, median {1e3 * pair[-1][1]:.1f} ms", flush=True)
             means.append([median for _, median in sorted(pair)])
     without, hanging = np.array(means).T
-    found = float(margins((hanging - without)[:, None], 1)[0])
-    print(f"hanging - without: {1e3 * (hanging - without).mean():+.1f} ms ± {1e3 * found:.1f} ms")
+    margin = float(margins((hanging - without)[:, None], 1)[0])
+    print(f"hanging - without: {1e3 * (hanging - without).mean():+.1f} ms ± {1e3 * margin:.1f} ms")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import numpy as np
 
 import tracekit
 from benchmarks.eventsim import CASES, draw_job, simulate, truths
-from benchmarks.judging import Judgement, judge, must_find
+from benchmarks.judging import Judgement, Named, judge, must_find
 from benchmarks.measure import table
 from tracekit.base.errors import TracekitError
 
@@ -69,13 +69,13 @@ def corpus(seed: int, count: int, healthy: int, cases: Sequence[str]) -> Iterato
 def judged_job(seed: int, case: str) -> Judgement:
     """One job."""
     job = draw_job(seed, case)
-    simulated, found = simulate(job), tuple(truths(job))
+    simulated, job_truths = simulate(job), tuple(truths(job))
     step_s = float(simulated.step_s.mean())
     try:
         diagnosis = tracekit.job_of(simulated.trace).whatif().to_dict()
     except TracekitError as error:
-        return Judgement(job, step_s, found, problem=str(error), must=must_find(found, step_s))
-    return judge(job, found, diagnosis)
+        return Judgement(job, step_s, job_truths, problem=str(error), must=must_find(job_truths, step_s))
+    return judge(job, job_truths, diagnosis)
 
 
 @dataclass(frozen=True)
@@ -131,14 +131,14 @@ def report(judged: Iterable[Judgement]) -> str:
 
 def _by_cause(judged: Sequence[Judgement]) -> str:
     must = Counter(str(truth.kind) for one in judged for truth in one.must)
-    found = Counter(str(truth.kind) for one in judged for truth in one.found)
+    named = Counter(str(truth.kind) for one in judged for truth in one.found)
     wrong = Counter(cause.kind for one in judged for cause in one.wrong)
     errors: defaultdict[str, list[float]] = defaultdict(list)
-    for one in judged:
-        for cause, error in zip(one.priced, one.cause_errors, strict=True):
+    for judgement in judged:
+        for cause, error in zip(judgement.priced, judgement.cause_errors, strict=True):
             errors[str(cause.truths[0].kind)].append(error)
     rows = [
-        [kind, str(must[kind]), str(found[kind]), str(wrong[kind]), *_spread(errors[kind])]
+        [kind, str(must[kind]), str(named[kind]), str(wrong[kind]), *_spread(errors[kind])]
         for kind in sorted(must | wrong)
     ]
     return table(["cause", "must be found", "found", "wrongly named", *_PRICE], rows)
@@ -146,8 +146,8 @@ def _by_cause(judged: Sequence[Judgement]) -> str:
 
 def _by_fix(judged: Sequence[Judgement]) -> str:
     errors: defaultdict[str, list[float]] = defaultdict(list)
-    for one in judged:
-        for fix, error in zip(one.fixes, one.fix_errors, strict=True):
+    for judgement in judged:
+        for fix, error in zip(judgement.fixes, judgement.fix_errors, strict=True):
             errors[fix.kind].append(error)
     rows = [[kind, str(len(found)), *_spread(found)] for kind, found in sorted(errors.items())]
     return table(["fix", "priced", *_PRICE], rows)
@@ -210,48 +210,62 @@ def _quantile(errors: Sequence[float], share: float) -> str:
     return f"{np.quantile(errors, share):.2%}" if errors else "-"
 
 
-def _miss(one: Judgement) -> str | None:
+def _miss(judgement: Judgement) -> str | None:
     """The errors of a job's report in one line; None if there are none."""
-    parts = [] if one.problem is None else [f"no report: {one.problem}"]
-    parts += [f"missed {truth.kind} ({truth.saved_s / one.step_s:.0%})" for truth in one.missed]
-    parts += [f"{'misplaced' if cause.misplaced else 'wrong'} {cause.kind} at {cause.place}" for cause in one.wrong]
+    parts = [] if judgement.problem is None else [f"no report: {judgement.problem}"]
+    parts += [f"missed {truth.kind} ({truth.saved_s / judgement.step_s:.0%})" for truth in judgement.missed]
     parts += [
-        f"{cause.kind} at {cause.place} mistimed: {cause.timing or 'always'}" for cause in one.right if cause.mistimed
+        f"{'misplaced' if cause.misplaced else 'wrong'} {cause.kind} at {cause.place}" for cause in judgement.wrong
     ]
-    prices = [(cause.kind, cause.saved_s, cause.truths[0].saved_s) for cause in one.priced]
-    prices += [(fix.kind, fix.priced_s, fix.truth_s) for fix in one.fixes]
     parts += [
-        f"{kind} priced {price_s / one.step_s:.1%}, truth {truth_s / one.step_s:.1%}"
+        f"{cause.kind} at {cause.place} mistimed: {cause.timing or 'always'}"
+        for cause in judgement.right
+        if cause.mistimed
+    ]
+    prices = [(cause.kind, cause.saved_s, cause.truths[0].saved_s) for cause in judgement.priced]
+    prices += [(fix.kind, fix.priced_s, fix.truth_s) for fix in judgement.fixes]
+    parts += [
+        f"{kind} priced {price_s / judgement.step_s:.1%}, truth {truth_s / judgement.step_s:.1%}"
         for kind, price_s, truth_s in prices
-        if abs(price_s - truth_s) > LARGEST_PRICE_ERROR * one.step_s
+        if abs(price_s - truth_s) > LARGEST_PRICE_ERROR * judgement.step_s
     ]
     if not parts:
         return None
-    case, _, seed = one.job.name.rpartition("-")
+    case, _, seed = judgement.job.name.rpartition("-")
     return f"- {'; '.join(parts)}: `python -m benchmarks eventsim --case '{case}' --seed {seed} --count 1`"
 
 
-def _described(one: Judgement) -> str:
+def _error_of(cause: Named) -> str:
+    """What is wrong with a named cause; empty if nothing is."""
+    if cause.truths:
+        return ""
+    return " (misplaced)" if cause.misplaced else " (wrong)"
+
+
+def _described(judgement: Judgement) -> str:
     """A job, its truth and its diagnosis."""
-    job, shape = one.job, one.job.shape
+    job, shape = judgement.job, judgement.job.shape
     lines = [
         (
             f"{job.name}: dp {shape.dp} pp {shape.pp} vpp {shape.vpp} tp {shape.tp}, {shape.microbatches} microbatches,"
             f" {shape.steps} steps, {job.schedule}, receives {job.posting}, host {job.host.mode},"
-            f" step {one.step_s:.4f} s, S {one.slowdown:.3f}, {'trusted' if one.trusted else 'not trusted'}"
+            f" step {judgement.step_s:.4f} s, S {judgement.slowdown:.3f},"
+            f" {'trusted' if judgement.trusted else 'not trusted'}"
         )
     ]
-    lines += [f"  truth  {truth.saved_s / one.step_s:7.2%}  {truth.kind}  {truth.cause}" for truth in one.truths]
     lines += [
-        f"  named  {cause.saved_s / one.step_s:7.2%}  {cause.kind} at {cause.place}"
+        f"  truth  {truth.saved_s / judgement.step_s:7.2%}  {truth.kind}  {truth.cause}" for truth in judgement.truths
+    ]
+    lines += [
+        f"  named  {cause.saved_s / judgement.step_s:7.2%}  {cause.kind} at {cause.place}"
         f"{f', {cause.timing}' if cause.timing else ''}{' (mistimed)' if cause.mistimed else ''}"
-        f"{'' if cause.truths else ' (misplaced)' if cause.misplaced else ' (wrong)'}"
-        for cause in one.named
+        f"{_error_of(cause)}"
+        for cause in judgement.named
     ]
     lines += [
-        f"  fix    {fix.priced_s / one.step_s:7.2%}  {fix.title}: truth {fix.truth_s / one.step_s:.2%}"
-        for fix in one.fixes
+        f"  fix    {fix.priced_s / judgement.step_s:7.2%}  {fix.title}: truth {fix.truth_s / judgement.step_s:.2%}"
+        for fix in judgement.fixes
     ]
-    if one.problem:
-        lines.append(f"  no report: {one.problem}")
+    if judgement.problem:
+        lines.append(f"  no report: {judgement.problem}")
     return "\n".join(lines)

@@ -33,7 +33,7 @@ from tracekit.live.run import LiveOptions, LiveRun
 from tracekit.live.windows import WindowSize
 from tracekit.report.findings import Findings
 from tracekit.store import Incoming, Store
-from tracekit.synth.causes import parse_cause
+from tracekit.synth.injected_causes import parse_cause
 from tracekit.synth.simulate import SynthSpec, synthesize
 from tracekit.trace.model import Layout
 
@@ -78,7 +78,7 @@ def _latency(folder: Path) -> str:
         written.run([last], slow={3: 1.5})
         timed("read", lambda: follower.update(time.monotonic()))
         recording = timed("take", lambda last=last: follower.take(last))
-        trace = timed("merge", lambda taken=recording: merge_attempt(taken, name="job", running=True)).trace
+        trace = timed("merge", lambda window=recording: merge_attempt(window, name="job", running=True)).trace
         findings = timed("analyse", lambda merged=trace: PipelineJob(merged).stored())
         item = Incoming(trace, "job", "x", findings)
         timed("append", lambda item=item: store.append(item))
@@ -207,9 +207,9 @@ def _fault(folder: Path) -> str:
         causes = (parse_cause(FAULT),) if AROUND <= number < AROUND + FAULTY else ()
         job = synthesize(SynthSpec(Layout(dp=4, pp=4), steps=FEWEST_STEPS, seed=number, causes=causes))
         store.append(Incoming(job, "job", "synth", PipelineJob(job).stored()))
-    found = "; ".join(
+    incidents = "; ".join(
         f"opened in window {one.opened_window}, last seen in {one.seen_window}, closed in {one.closed_window}"
         for one in store.incidents()
     )
     through = f"windows {AROUND} to {AROUND + FAULTY - 1}"
-    return f"One fault ({FAULT}) through {through} of a store; incidents: {len(store.incidents())} ({found})."
+    return f"One fault ({FAULT}) through {through} of a store; incidents: {len(store.incidents())} ({incidents})."

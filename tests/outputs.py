@@ -17,14 +17,14 @@ import polars as pl
 
 from tracekit.analysis.attribution.gate import Gate
 from tracekit.analysis.rl.account import RlAccount
-from tracekit.bill.bill import BillOutput
+from tracekit.bill.ledger import BillOutput
 from tracekit.collectors.launch.collect import CollectSummary
 from tracekit.commands.culprits import CulpritsOutput
 from tracekit.commands.doctor import DoctorOutput
 from tracekit.commands.experts import ExpertsOutput
 from tracekit.commands.hang import HangOutput
-from tracekit.fleet.comparison import FleetComparison
 from tracekit.fleet.figures import FleetFigures
+from tracekit.fleet.study_comparison import FleetComparison
 from tracekit.job.history import History
 from tracekit.report.applied import ComparedOutput
 from tracekit.report.plain_data import json_schema as report_schema

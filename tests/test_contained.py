@@ -20,7 +20,7 @@ from tracekit.base.errors import StoreError
 from tracekit.live.delivery_log import DeliveryLog
 from tracekit.store import Incoming, Store
 from tracekit.store.care import damages, repair
-from tracekit.store.handling import Change, read_changes, write_change
+from tracekit.store.handling import IncidentChange, read_changes, write_change
 
 SOURCE = Path(tracekit.__file__).parent
 FILES = [
@@ -152,22 +152,22 @@ def test_a_line_of_which_a_part_was_written_is_written_again(tmp_path: Path, mon
     """The first time, the disk takes ten bytes."""
     write, limits = os.write, iter([10])
     monkeypatch.setattr(os, "write", lambda handle, data: write(handle, data[: next(limits, None)]))
-    write_change(tmp_path, 3, Change(1.0, "ann", note="n"))
-    assert read_changes(tmp_path, 3) == (Change(1.0, "ann", note="n"),)
+    write_change(tmp_path, 3, IncidentChange(1.0, "ann", note="n"))
+    assert read_changes(tmp_path, 3) == (IncidentChange(1.0, "ann", note="n"),)
 
 
 def test_a_line_that_can_only_be_written_in_part_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda handle, data: write(handle, data[:10]))
     with pytest.raises(OSError, match="only a part of a line was written"):
-        write_change(tmp_path, 3, Change(1.0, "ann", note="n"))
+        write_change(tmp_path, 3, IncidentChange(1.0, "ann", note="n"))
 
 
 def test_a_torn_line_does_not_take_the_next_one_with_it(store: Store) -> None:
-    write_change(store.path, 3, Change(1.0, "ann"))
+    write_change(store.path, 3, IncidentChange(1.0, "ann"))
     path = store.path / "handled" / "3"
     path.write_bytes(path.read_bytes() + b'{"at":2.0,"by":"b')
-    write_change(store.path, 3, Change(3.0, "cy"))
+    write_change(store.path, 3, IncidentChange(3.0, "cy"))
     assert [change.by for change in read_changes(store.path, 3)] == ["ann", "cy"]
     log = DeliveryLog(store, "http://h/")
     log.note([(1, "opened")])
@@ -202,10 +202,10 @@ def test_a_damaged_line_in_the_note_of_unfinished_windows_is_named_and_stops_nob
      b'{"at":1,"by":"a","muted_until":-1}'],
 )  # fmt: skip
 def test_a_change_with_a_field_that_cannot_be_is_left_out(line: bytes, tmp_path: Path) -> None:
-    write_change(tmp_path, 3, Change(1.0, "ann"))
+    write_change(tmp_path, 3, IncidentChange(1.0, "ann"))
     with (tmp_path / "handled" / "3").open("ab") as file:
         file.write(line + b"\n")
-    write_change(tmp_path, 3, Change(2.0, "bob"))
+    write_change(tmp_path, 3, IncidentChange(2.0, "bob"))
     assert [change.by for change in read_changes(tmp_path, 3)] == ["ann", "bob"]
 
 

@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from benchmarks.hangsim import Fault, Job, dumps, run, write
+from benchmarks.hangsim import Fault, HangJob, dumps, run, write
 from tests import handmade
 from tracekit.store import Incoming, Store
 from tracekit.store.care import damages
 
 
 def folder_of(tmp_path, faults):
-    job = Job(4, 2, 2)
+    job = HangJob(4, 2, 2)
     write(tmp_path / "dumps", dumps(job, faults, run(job, faults)))
     return tmp_path / "dumps"
 

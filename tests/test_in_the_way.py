@@ -21,7 +21,7 @@ import duckdb
 import polars as pl
 import pytest
 
-from benchmarks.hangsim import Job as Job3D
+from benchmarks.hangsim import HangJob as Job3D
 from benchmarks.hangsim import dumps, write
 from benchmarks.hangsim import run as run_job
 from tests.cases import case

@@ -28,7 +28,7 @@ from tracekit.live.watch import Watch
 from tracekit.report.findings import Account, WindowVerdict
 from tracekit.store import Store
 from tracekit.store.care import damages, prune, repair
-from tracekit.store.handling import Change, current_user, muted_until, read_changes, write_change
+from tracekit.store.handling import IncidentChange, current_user, muted_until, read_changes, write_change
 from tracekit.store.incidents import HANG, Incident, followed
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -198,7 +198,7 @@ def test_what_people_do_about_an_incident_is_kept_and_shown_and_mutes_its_messag
     assert "<b>node is" in Pages(store.path).text("/incidents")
     assert muted_until((first, second, third), third.at + 60) == third.at + 4 * 3600
     assert muted_until((first, third), third.at + 5 * 3600) is None
-    assert muted_until((third, Change(third.at + 1, "ann", muted_until=third.at + 1)), third.at + 60) is None
+    assert muted_until((third, IncidentChange(third.at + 1, "ann", muted_until=third.at + 1)), third.at + 60) is None
     sent: list[int] = []
     notifier = SimpleNamespace(tell=lambda opened, closed: sent.extend(one.incident_id for one in [*opened, *closed]))
     for told in ([], [number]):
@@ -238,7 +238,7 @@ def test_changes_of_two_people_at_once_are_all_kept(tmp_path: Path) -> None:
 
 def _write_many(store: Path, who: str, note: str) -> None:
     for at in range(200):
-        write_change(store, 7, Change(at, who, note=note))
+        write_change(store, 7, IncidentChange(at, who, note=note))
 
 
 STANDS: dict[str, Any] = {

@@ -22,12 +22,12 @@ from tests.handmade import run, slow_trace
 from tracekit.base.contained import Contained
 from tracekit.base.errors import UnsafeFileError
 from tracekit.fleet.sources import find_sources
-from tracekit.fleet.tables import STUDY_VERSION
+from tracekit.fleet.study_tables import STUDY_VERSION
 from tracekit.job.pipeline import PipelineJob
 from tracekit.live.delivery_log import DeliveryLog
 from tracekit.live.survived_errors import where_traceback_is
 from tracekit.store import Incoming, Store
-from tracekit.store.handling import Change
+from tracekit.store.handling import IncidentChange
 
 HANG = {"hang": True, "headline": "it hangs", "culprits": [{"rank": 1, "host": "a", "evidence": ["it waits"]}]}
 RECEIVER = "http://127.0.0.1/hook"
@@ -45,7 +45,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     slow_trace((0,), name="new").write_parquet(folder / "new.parquet")
     store.add_hang("live", ["HANG"], HANG)
     number = store.incidents("live")[0].incident_id
-    store.handle(number, Change(1.7e9, "ann", note="hers"))
+    store.handle(number, IncidentChange(1.7e9, "ann", note="hers"))
     DeliveryLog(store, RECEIVER).note([(number, "opened")])
     where_traceback_is(store.path, "title", ValueError("x"))
     (store.path / "unfinished").write_text("77 0\n")

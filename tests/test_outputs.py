@@ -11,7 +11,7 @@ import click
 import pytest
 from jsonschema import Draft202012Validator
 
-from benchmarks.hangsim import Fault, Job, dumps
+from benchmarks.hangsim import Fault, HangJob, dumps
 from benchmarks.hangsim import run as simulated
 from benchmarks.hangsim import write as write_dumps
 from tests.analysis.rl.logs import lines, write
@@ -45,7 +45,7 @@ def _experts(folder: Path) -> list[object]:
 
 
 def _hang(folder: Path) -> list[object]:
-    job, faults = Job(4, 2, 2), [Fault("gpu-error", 6, 29, lag=4)]
+    job, faults = HangJob(4, 2, 2), [Fault("gpu-error", 6, 29, lag=4)]
     write_dumps(folder / "dumps", dumps(job, faults, simulated(job, faults)))
     return ["hang", folder / "dumps"]
 

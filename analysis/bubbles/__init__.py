@@ -2,6 +2,6 @@
 
 `order.py` says what each stage computes, in which order, and replays it; `asked.py` reads the names of schedules and
 makes their orders; `recorded.py` takes the pipeline out of a job's graph. From there, `places.py` names every idle
-interval, `causes.py` divides the idle time among causes, `price.py` prices schedules, and `bubbles.py` does it all.
-`picture.py` makes bars of one step.
+interval, `causes_of_idle.py` divides the idle time among causes, `price.py` prices schedules, and `bubbles.py` does it
+all. `picture.py` makes bars of one step.
 """

@@ -1,6 +1,6 @@
 """Schedules by name, and the orders that they give a pipeline.
 
-In: a schedule as people type it, such as "zb-h1,weight=0.4". Out: `AskedSchedule`, and from it an `Order`.
+In: a schedule as people type it, such as "zb-h1,weight=0.4". Out: `AskedSchedule`, and from it a `ComputeOrder`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from tracekit.analysis.bubbles.order import BACKWARD, FORWARD, WEIGHT, Order
+from tracekit.analysis.bubbles.order import BACKWARD, FORWARD, WEIGHT, ComputeOrder
 from tracekit.base.errors import LayoutError, SelectionError
 from tracekit.base.text import quoted
 from tracekit.trace.compute_order import Schedule, check_schedule, compute_order
@@ -50,7 +50,7 @@ class AskedSchedule(Struct, frozen=True):
         """Whether weight gradients are computed apart from the rest of the backward."""
         return self.name == ZB_H1
 
-    def order(self, stages: int, microbatches: int) -> Order:
+    def order(self, stages: int, microbatches: int) -> ComputeOrder:
         """The order of that schedule. Raises LayoutError if it cannot run so many microbatches on so many stages."""
         if self.chunks > 1 and stages == 1:
             raise LayoutError(f"schedule {self.name} needs a pipeline of 2 stages or more; the job has 1")
@@ -60,7 +60,7 @@ class AskedSchedule(Struct, frozen=True):
         every = (
             (stage, *each) for stage in range(stages) for each in self._of_stage(schedule, layout, microbatches, stage)
         )
-        return Order.of(every, stages, self.chunks, microbatches)
+        return ComputeOrder.of(every, stages, self.chunks, microbatches)
 
     def _of_stage(
         self, schedule: Schedule, layout: Layout, microbatches: int, stage: int

@@ -11,7 +11,7 @@ from itertools import product
 import numpy as np
 
 from tracekit.analysis.bubbles.asked import AskedSchedule
-from tracekit.analysis.bubbles.causes import SWITCHES, Factors, factors_of, find_causes
+from tracekit.analysis.bubbles.causes_of_idle import SWITCHES, Factors, factors_of, find_causes
 from tracekit.analysis.bubbles.places import PLACES, REASONS, Places, find_places
 from tracekit.analysis.bubbles.price import V_SHAPED, assumptions, plans
 from tracekit.analysis.bubbles.recorded import RecordedPipeline, recorded_pipelines
@@ -109,9 +109,9 @@ def _stages(
 
 def _causes(recorded: Sequence[RecordedPipeline], factors: Sequence[Factors], idle_s: float) -> list[LostTo]:
     lanes = sum(each.lanes for each in recorded)
-    found = [find_causes(each, apart) for each, apart in zip(recorded, factors, strict=True)]
+    by_pipeline = [find_causes(each, apart) for each, apart in zip(recorded, factors, strict=True)]
     lost: dict[CauseOfIdle, float] = {
-        switch: sum(of[switch] * each.lanes for of, each in zip(found, recorded, strict=True)) / lanes
+        switch: sum(of[switch] * each.lanes for of, each in zip(by_pipeline, recorded, strict=True)) / lanes
         for switch in SWITCHES
     }
     lost["host"] = idle_s - sum(lost.values())
@@ -127,22 +127,22 @@ def _priced(
 ) -> PricedSchedule:
     """One row. `outside`: seconds of a step outside the window."""
     try:
-        found = [plans(each, apart, asked) for each, apart in zip(recorded, factors, strict=True)]
+        planned = [plans(each, apart, asked) for each, apart in zip(recorded, factors, strict=True)]
     except LayoutError as error:
         return PricedSchedule(asked.text, None, None, None, None, None, None, str(error), None)
     lanes = [each.lanes for each in recorded]
-    windows_s = [[plan.window_s for plan in of_lanes] for of_lanes in found]
+    windows_s = [[plan.window_s for plan in of_lanes] for of_lanes in planned]
     low, high = (sum(map(bound, windows_s)) / sum(lanes) for bound in (min, max))
-    held = [of_lanes[0].order.peak_microbatches * count for of_lanes, count in zip(found, lanes, strict=True)]
-    assumed = (assumptions(each, of_lanes) for each, of_lanes in zip(recorded, found, strict=True))
-    known = low if low == high else None
+    held = [of_lanes[0].order.peak_microbatches * count for of_lanes, count in zip(planned, lanes, strict=True)]
+    assumed = (assumptions(each, of_lanes) for each, of_lanes in zip(recorded, planned, strict=True))
+    exact_s = low if low == high else None
     return PricedSchedule(
         schedule=asked.text,
-        window_s=known,
-        step_time_s=None if known is None else known + outside,
+        window_s=exact_s,
+        step_time_s=None if exact_s is None else exact_s + outside,
         low_s=low,
         high_s=high,
-        saved_s=None if known is None else window - known,
+        saved_s=None if exact_s is None else window - exact_s,
         peak_microbatches=_mean(held, sum(lanes)).tolist(),
         refused=None,
         assumes="; ".join(dict.fromkeys(text for words in assumed for text in words)),

@@ -1,7 +1,7 @@
 """The order in which the stages of a pipeline compute, and its replay.
 
-In: the computes of each stage in order, recorded or made from a schedule. Out: an `Order`, which says what each compute
-needs from another stage, and when the last compute ends with these durations.
+In: the computes of each stage in order, recorded or made from a schedule. Out: a `ComputeOrder`, which says what each
+compute needs from another stage, and when the last compute ends with these durations.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KINDS_OF_COMPUTE = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE, OpKind.BACK
 FORWARD, BACKWARD, WEIGHT = range(3)
 
 
-class Order(Struct, frozen=True, eq=False, dict=True):
+class ComputeOrder(Struct, frozen=True, eq=False, dict=True):
     """The computes of a lane, sorted by stage, then in order: [computes] columns.
 
     `virtual`: the virtual stage, a model chunk on a stage, numbered in the order of the model; `microbatch`: from 0.
@@ -37,7 +37,9 @@ class Order(Struct, frozen=True, eq=False, dict=True):
     microbatches: int
 
     @classmethod
-    def of(cls, computes: Iterable[tuple[int, int, int, int]], stages: int, chunks: int, microbatches: int) -> Order:
+    def of(
+        cls, computes: Iterable[tuple[int, int, int, int]], stages: int, chunks: int, microbatches: int
+    ) -> ComputeOrder:
         """The order of these (stage, kind, chunk, microbatch), stage by stage; virtual stages wrap around."""
         stage, kind, chunk, microbatch = np.array(list(computes), np.int64).T
         return cls(stage, kind, chunk * stages + stage, microbatch, stages, stages * chunks, microbatches)
@@ -54,8 +56,8 @@ class Order(Struct, frozen=True, eq=False, dict=True):
         row_at[self.kind, self.virtual + 1, self.microbatch] = np.arange(len(self.kind))
         step = np.where(self.kind == FORWARD, -1, 1)
         needs = row_at[self.kind, self.virtual + 1 + step, self.microbatch]
-        here = (needs >= 0) & (self.kind != WEIGHT)
-        return np.where(here & (self.stage[needs] != self.stage), needs, -1)
+        waits = (needs >= 0) & (self.kind != WEIGHT)
+        return np.where(waits & (self.stage[needs] != self.stage), needs, -1)
 
     @property
     def v_shaped(self) -> bool:
@@ -95,7 +97,7 @@ class Order(Struct, frozen=True, eq=False, dict=True):
             group=np.arange(rows),
             rendezvous_key=np.full(rows, -1, np.int64),
             synchronises=np.zeros(rows, np.bool_),
-            describe=lambda at: f"compute {at} of the pipeline",
+            describe=lambda row: f"compute {row} of the pipeline",
         )
         return compile_graphs([wiring], NO_RENDEZVOUS)[0]
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.bubbles.asked import AskedSchedule
-from tracekit.analysis.bubbles.causes import factors_of
+from tracekit.analysis.bubbles.causes_of_idle import factors_of
 from tracekit.analysis.bubbles.places import REASONS, gaps_of
 from tracekit.analysis.bubbles.price import plans
 from tracekit.analysis.bubbles.recorded import RecordedPipeline, recorded_pipelines
@@ -82,12 +82,12 @@ def draw_step(replay: JobReplay, step: int, dp_rank: int | None = None, schedule
     LayoutError for one that cannot run here.
     """
     asked = [AskedSchedule.parse(text) for text in schedules]
-    found, _ = recorded_pipelines(replay.only_steps([step]))
-    lanes = [(one, lane) for one in found for lane in range(one.lanes) if dp_rank in (None, one.dp_rank[lane])]
+    pipelines, _ = recorded_pipelines(replay.only_steps([step]))
+    lanes = [(one, lane) for one in pipelines for lane in range(one.lanes) if dp_rank in (None, one.dp_rank[lane])]
     if not lanes:
         of = "any DP rank" if dp_rank is None else f"DP rank {dp_rank}"
         raise SelectionError(f"step {step} does not have every compute of {of}; choose another")
-    recorded, lane = max(lanes, key=lambda at: at[0].window_s[at[1]])
+    recorded, lane = max(lanes, key=lambda candidate: candidate[0].window_s[candidate[1]])
     factors = factors_of(recorded)
     drawn = [
         _picture("recorded", recorded, lane),
@@ -132,9 +132,15 @@ def _gaps(drawn: RecordedPipeline, lane: int, begin: float) -> Iterator[Bar]:
     for stage in range(drawn.order.stages):
         gaps = gaps_of(drawn, stage)
         cuts = gaps.cuts[:, :, lane] - begin
-        for reason, at in np.argwhere(np.diff(cuts, axis=0) > 0).tolist():
-            other = int(gaps.waits_for[at])
+        for reason, compute in np.argwhere(np.diff(cuts, axis=0) > 0).tolist():
+            other = int(gaps.waits_for[compute])
             waits_for = None if other < 0 or REASONS[reason] in ("collective", "host") else other
-            yield Bar(stage, REASONS[reason], float(cuts[reason, at]), float(cuts[reason + 1, at]), waits_for=waits_for)
+            yield Bar(
+                stage,
+                REASONS[reason],
+                float(cuts[reason, compute]),
+                float(cuts[reason + 1, compute]),
+                waits_for=waits_for,
+            )
         if finish > gaps.until[lane]:
             yield Bar(stage, "peer", float(gaps.until[lane]) - begin, finish - begin, waits_for=last)

@@ -51,21 +51,21 @@ def gaps_of(recorded: RecordedPipeline, stage: int) -> Gaps:
     """Cut every gap of one stage."""
     order, start, end = recorded.order, recorded.start, recorded.end
     rows = np.flatnonzero(order.stage == stage)
-    here = slice(int(rows[0]), int(rows[-1]) + 1)
-    until = np.maximum.accumulate(end[here], axis=0)
+    own = slice(int(rows[0]), int(rows[-1]) + 1)
+    until = np.maximum.accumulate(end[own], axis=0)
     free = np.concatenate([start.min(axis=0)[None], until[:-1]])  # from when on the stage has nothing else to do
-    low, high = np.minimum(free, start[here]), start[here]
-    needs = order.needs[here]
+    low, high = np.minimum(free, start[own]), start[own]
+    needs = order.needs[own]
     needed = np.where(needs[:, None] >= 0, end[needs], -np.inf)
-    arrived = np.maximum(recorded.arrived[here], needed)
-    gathered = recorded.gathered[here] > arrived
-    cuts = np.stack([low, *(np.clip(one, low, high) for one in (needed, arrived, recorded.gathered[here])), high])
+    arrived = np.maximum(recorded.arrived[own], needed)
+    gathered = recorded.gathered[own] > arrived
+    cuts = np.stack([low, *(np.clip(one, low, high) for one in (needed, arrived, recorded.gathered[own])), high])
     cuts[1:3] = np.where(gathered, low, cuts[1:3])
     cuts[3] = np.where(gathered, cuts[3], cuts[2])
     return Gaps(
         cuts=cuts,
         waits_for=np.where(needs >= 0, order.stage[needs], -1),
-        work_s=np.maximum(end[here] - np.maximum(high, free), 0),
+        work_s=np.maximum(end[own] - np.maximum(high, free), 0),
         overlap_s=free - low,
         until=until[-1],
     )

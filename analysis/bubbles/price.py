@@ -14,8 +14,8 @@ import numpy as np
 from msgspec import Struct
 
 from tracekit.analysis.bubbles.asked import AskedSchedule
-from tracekit.analysis.bubbles.causes import Factors, inverse
-from tracekit.analysis.bubbles.order import BACKWARD, WEIGHT, Order
+from tracekit.analysis.bubbles.causes_of_idle import Factors, inverse
+from tracekit.analysis.bubbles.order import BACKWARD, WEIGHT, ComputeOrder
 from tracekit.analysis.bubbles.recorded import RecordedPipeline
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.base.errors import LayoutError
@@ -25,12 +25,12 @@ WEIGHT_SHARES = (1 / 3, 1 / 2)
 V_SHAPED = "the recorded schedule is V-shaped, which is supported for places only"
 
 
-class Plan(Struct, frozen=True, eq=False):
+class TimedSchedule(Struct, frozen=True, eq=False):
     """A schedule with what its ops take: `durations`, [rows, lanes], `transfers` and launch `delays`, as in
-    `Order.windows`. `share`: of the weight gradients in the whole backward, if assumed.
+    `ComputeOrder.windows`. `share`: of the weight gradients in the whole backward, if assumed.
     """
 
-    order: Order
+    order: ComputeOrder
     durations: Floats
     transfers: Floats
     delays: Floats
@@ -44,21 +44,21 @@ class Plan(Struct, frozen=True, eq=False):
     def pipeline(self, dp_rank: Int32s) -> RecordedPipeline:
         """What would be recorded. `dp_rank`: of the lanes."""
         order, computes = self.order, len(self.order.kind)
-        found = order.timeline(self.durations, order.cell, self.transfers, self.delays)
+        timeline = order.timeline(self.durations, order.cell, self.transfers, self.delays)
         arrived = np.full((computes, len(dp_rank)), -np.inf)
-        arrived[order.received] = found.end[computes:]
+        arrived[order.received] = timeline.end[computes:]
         return RecordedPipeline(
             order=order,
             dp_rank=dp_rank,
-            start=found.start[:computes],
-            end=found.end[:computes],
+            start=timeline.start[:computes],
+            end=timeline.end[:computes],
             arrived=arrived,
             gathered=np.full_like(arrived, -np.inf),
-            transfer=found.end[computes:] - found.start[computes:],
+            transfer=timeline.end[computes:] - timeline.start[computes:],
         )
 
 
-def plans(recorded: RecordedPipeline, factors: Factors, asked: AskedSchedule) -> list[Plan]:
+def plans(recorded: RecordedPipeline, factors: Factors, asked: AskedSchedule) -> list[TimedSchedule]:
     """That schedule; if the share of its weight gradients is unknown, with the least and the most of `WEIGHT_SHARES`.
 
     Raises LayoutError if it cannot run in this pipeline.
@@ -76,7 +76,7 @@ def plans(recorded: RecordedPipeline, factors: Factors, asked: AskedSchedule) ->
     return [_plan(order, work, delay, transfers, share) for share in shares]
 
 
-def assumptions(recorded: RecordedPipeline, planned: Sequence[Plan]) -> list[str]:
+def assumptions(recorded: RecordedPipeline, planned: Sequence[TimedSchedule]) -> list[str]:
     """What the price rests on, in words."""
     assumes = ["transfers as usual on their link"]
     if planned[0].order.virtual_stages != recorded.order.virtual_stages:
@@ -86,13 +86,13 @@ def assumptions(recorded: RecordedPipeline, planned: Sequence[Plan]) -> list[str
     return assumes
 
 
-def _plan(order: Order, work: Floats, delay: Floats, transfers: Floats, share: float | None) -> Plan:
+def _plan(order: ComputeOrder, work: Floats, delay: Floats, transfers: Floats, share: float | None) -> TimedSchedule:
     if share is not None:
         whole = work[BACKWARD]
         work = np.stack([work[0], whole * (1 - share), whole * share])
         delay = np.stack([*delay, delay[BACKWARD]])
     lanes = work.shape[-1]
-    return Plan(order, work.reshape(-1, lanes), transfers, delay.reshape(-1, lanes)[order.cell], share)
+    return TimedSchedule(order, work.reshape(-1, lanes), transfers, delay.reshape(-1, lanes)[order.cell], share)
 
 
 def _backward_whole(work: Floats, delay: Floats) -> tuple[Floats, Floats]:

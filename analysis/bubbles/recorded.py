@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 from msgspec import Struct
 
-from tracekit.analysis.bubbles.order import BACKWARD, FORWARD, KINDS_OF_COMPUTE, Order
+from tracekit.analysis.bubbles.order import BACKWARD, FORWARD, KINDS_OF_COMPUTE, ComputeOrder
 from tracekit.analysis.graph.dependency_graph import Block
 from tracekit.analysis.graph.op_grid import paired_rows
 from tracekit.analysis.graph.rules.megatron import BACKWARD as BACKWARDS
@@ -32,7 +32,7 @@ class RecordedPipeline(Struct, frozen=True, eq=False, dict=True):
     own cost of each transfer in `order.received`, [transfers, lanes].
     """
 
-    order: Order
+    order: ComputeOrder
     dp_rank: Int32s
     start: Floats
     end: Floats
@@ -81,14 +81,14 @@ class RecordedPipeline(Struct, frozen=True, eq=False, dict=True):
 
         Stages that send nothing in that direction, as the last one of 1F1B, have the median of the direction.
         """
-        order, found = self.order, np.zeros((2, self.order.stages))
+        order, medians = self.order, np.zeros((2, self.order.stages))
         kind, sender = order.kind[order.received], order.stage[order.needs[order.received]]
         for direction in range(2):
             if (kind == direction).any():
-                found[direction] = np.median(self.transfer[kind == direction])
+                medians[direction] = np.median(self.transfer[kind == direction])
             for stage in np.unique(sender[kind == direction]):
-                found[direction, stage] = np.median(self.transfer[(kind == direction) & (sender == stage)])
-        return found
+                medians[direction, stage] = np.median(self.transfer[(kind == direction) & (sender == stage)])
+        return medians
 
     def joined(self, other: RecordedPipeline) -> RecordedPipeline:
         """The lanes of both, of the same order."""
@@ -99,17 +99,17 @@ class RecordedPipeline(Struct, frozen=True, eq=False, dict=True):
 
 def recorded_pipelines(replay: JobReplay) -> tuple[list[RecordedPipeline], list[Lane]]:
     """The pipelines of a job, and (step, dp_rank) of the lanes whose computes or transfers are not all recorded."""
-    found: dict[bytes, RecordedPipeline] = {}
+    by_order: dict[bytes, RecordedPipeline] = {}
     left_out: list[Lane] = []
     for number, block in enumerate(replay.graph.blocks):
-        one = _pipeline(block, replay.durations.cost[number], replay.graph.virtual)
-        if one is None:
+        pipeline = _pipeline(block, replay.durations.cost[number], replay.graph.virtual)
+        if pipeline is None:
             left_out += zip(replay.graph.steps[block.step].tolist(), block.dp_rank.tolist(), strict=True)
             continue
-        order = one.order
+        order = pipeline.order
         key = np.stack([order.stage, order.kind, order.virtual, order.microbatch]).tobytes()
-        found[key] = found[key].joined(one) if key in found else one
-    return list(found.values()), left_out
+        by_order[key] = by_order[key].joined(pipeline) if key in by_order else pipeline
+    return list(by_order.values()), left_out
 
 
 def _pipeline(block: Block, cost: Floats, virtual_of: Ints) -> RecordedPipeline | None:
@@ -138,7 +138,7 @@ def _pipeline(block: Block, cost: Floats, virtual_of: Ints) -> RecordedPipeline 
         return None
     virtual = virtual_of[chunk, stage]
     microbatch = _microbatches(block, rows, (kind * chunks + chunk) * stages + stage, microbatches)
-    order = Order(stage, kind, virtual, microbatch, stages, stages * chunks, microbatches)
+    order = ComputeOrder(stage, kind, virtual, microbatch, stages, stages * chunks, microbatches)
     recv = _receives(block, order, virtual_of)
     if recv is None:
         return None
@@ -153,16 +153,16 @@ def _microbatches(block: Block, rows: Ints, group: Ints, microbatches: int) -> I
     number for each kind, chunk and stage.
     """
     by_group = np.lexsort((np.arange(len(rows)), group))
-    found = np.empty(len(rows), np.int64)
-    found[by_group] = np.tile(np.arange(microbatches), len(rows) // microbatches)
+    numbers = np.empty(len(rows), np.int64)
+    numbers[by_group] = np.tile(np.arange(microbatches), len(rows) // microbatches)
     if block.microbatch.shape[1] == 1:
         _, recorded = np.unique(block.microbatch[rows, 0], return_inverse=True)
         if (np.sort(recorded[by_group].reshape(-1, microbatches), axis=1) == np.arange(microbatches)).all():
             return recorded.astype(np.int64)
-    return found
+    return numbers
 
 
-def _receives(block: Block, order: Order, virtual_of: Ints) -> Ints | None:
+def _receives(block: Block, order: ComputeOrder, virtual_of: Ints) -> Ints | None:
     """The row of the receive of each of `order.received`, [transfers]; None if they do not match."""
     template = block.template
     real = np.sort(paired_rows(template)[1])
@@ -183,12 +183,12 @@ def _receives(block: Block, order: Order, virtual_of: Ints) -> Ints | None:
 def _gathered(block: Block, rows: Ints) -> Floats:
     """When the parameters that each compute waits for were gathered, seconds, -inf for none, [computes, lanes]."""
     template = block.template
-    found = np.full((len(rows), block.lanes), -np.inf)
-    at = np.full(template.rows, -1)
-    at[rows] = np.arange(len(rows))
+    gathered_s = np.full((len(rows), block.lanes), -np.inf)
+    compute_of = np.full(template.rows, -1)
+    compute_of[rows] = np.arange(len(rows))
     after = np.repeat(np.arange(template.rows), np.diff(template.first_wait))
     gather = template.kind[template.waits_for] == OpKind.PARAMS_ALL_GATHER.code
-    for before, compute in zip(template.waits_for[gather], at[after[gather]], strict=True):
+    for before, compute in zip(template.waits_for[gather], compute_of[after[gather]], strict=True):
         if compute >= 0:
-            found[compute] = np.maximum(found[compute], block.start[before] + block.duration[before])
-    return found
+            gathered_s[compute] = np.maximum(gathered_s[compute], block.start[before] + block.duration[before])
+    return gathered_s

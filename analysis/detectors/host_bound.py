@@ -30,7 +30,7 @@ from tracekit.base.text import code_name
 from tracekit.report.finding import Figure, Finding, Place, Spent, Unit, confidence_from
 from tracekit.report.verdict import LossKind
 from tracekit.trace.gpu_activity import IdleReason
-from tracekit.trace.kineto import OF_TORCH
+from tracekit.trace.gpu_recording import OF_TORCH
 
 #: Name launch delays and other host work if they take at least this share of the step, not counting waits for data.
 HOST_BOUND_SHARE = 0.04

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # the replay of requests is imported for runs of post-trainin
     from tracekit.analysis.evidence.rl_subject import RlSubject
     from tracekit.analysis.rl.account import Loss
     from tracekit.analysis.rl.generation import Generations
-    from tracekit.analysis.rl.run import RlRun
+    from tracekit.analysis.rl.rl_run import PostTrainingRun
 
 #: A loss in several steps is certain if it exceeds what the replay misses, and at least this share of the step.
 _SMALLEST_ERROR = 0.01
@@ -41,7 +41,7 @@ class _LossOfStep(Detector):
             change, confidence = Without(self.kind), confidence_from(figures) if len(job.steps) > 1 else 0.0
             yield Candidate(self.kind, Place(), self.effect(job.run), figures, confidence, change)
 
-    def effect(self, run: RlRun) -> str:
+    def effect(self, run: PostTrainingRun) -> str:
         """Return how the loss shows, with its size."""
         return f"the {self.kind} takes {seconds(float(run.phases[self.kind].mean()))} of each step"
 
@@ -63,9 +63,9 @@ def alternative(job: RlSubject, edit: str, title: str, found: Finding | None = N
     return Plan(kind, title, Place(), scenario, details=details, cause=found, around=True, edit=edit)
 
 
-def _made(run: RlRun) -> Generations:
-    assert run.made is not None, "these losses show in requests"
-    return run.made
+def _made(run: PostTrainingRun) -> Generations:
+    assert run.generations is not None, "these losses show in requests"
+    return run.generations
 
 
 class Queueing(_LossOfStep):
@@ -85,7 +85,7 @@ class Queueing(_LossOfStep):
     repair = Repair("more-slots", "Run all requests at once", assumes="memory for all of them")
     edits: ClassVar = {"engines={more}": "Generate with {more} engines"}
 
-    def effect(self, run: RlRun) -> str:
+    def effect(self, run: PostTrainingRun) -> str:
         made = _made(run)
         waits = made.ran.start - made.ran.submit
         return f"requests wait {seconds(float(waits.mean()))} for a free slot, up to {seconds(float(waits.max()))}"
@@ -110,7 +110,7 @@ class Tail(_LossOfStep):
         **dict([STALE]),
     }
 
-    def effect(self, run: RlRun) -> str:
+    def effect(self, run: PostTrainingRun) -> str:
         made = _made(run)
         most, usual = made.requests.tokens.max(), np.median(made.longest())
         return f"responses have up to {most:,.0f} tokens, 95% of them at most {usual:,.0f}"
@@ -132,7 +132,7 @@ class UnevenEngines(_LossOfStep):
     repair = Repair("even-engines", "Make engines end together", assumes="equal speeds, requests dealt by length")
     edits: ClassVar = {"longest-first": "Deal requests to engines by length, the longest first"}
 
-    def effect(self, run: RlRun) -> str:
+    def effect(self, run: PostTrainingRun) -> str:
         made = _made(run)
         tokens = np.bincount(made.ran.engine, made.ran.tokens, len(made.names))
         most, speeds = three_digits(float(tokens.max() / tokens.mean())), made.engines.speeds
@@ -155,7 +155,7 @@ class Tools(_LossOfStep):
     suggested_fix = "give tools a time limit, run more of them at once, and free the slot of a request meanwhile"
     repair = Repair("instant-tools", "Make tools answer at once", assumes="tools that take no time")
 
-    def effect(self, run: RlRun) -> str:
+    def effect(self, run: PostTrainingRun) -> str:
         made = _made(run)
         tools, took = float(made.ran.tool_s.mean()), float((made.ran.end - made.ran.start).mean())
         return f"a request spends {seconds(tools)} in tools, {percent(tools / took)} of its time"

@@ -14,7 +14,7 @@ from tracekit.analysis.evidence.graph_subject import GraphSubject
 from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.evidence.uneven_loads import experts_of, uneven_experts
 from tracekit.analysis.evidence.unknown_loads import unknown_loads
-from tracekit.analysis.experts.experts import EQUAL
+from tracekit.analysis.experts.expert_loads import EQUAL
 from tracekit.analysis.gpu.noise import LARGEST_CHANCE
 from tracekit.analysis.whatif.interventions import SetOps
 from tracekit.report.experts import CauseOfImbalance

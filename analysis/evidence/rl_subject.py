@@ -1,6 +1,6 @@
 """A run of post-training under diagnosis.
 
-In: an `RlRun`. Out: `RlSubject`. Its changes are `Without` and `Scenario`.
+In: a `PostTrainingRun`. Out: `RlSubject`. Its changes are `Without` and `Scenario`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tracekit.analysis.evidence.naming import Names
 from tracekit.analysis.evidence.subject import JobKind, Subject
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.analysis.rl.account import RlAccount
-from tracekit.analysis.rl.run import RlRun
+from tracekit.analysis.rl.rl_run import PostTrainingRun
 from tracekit.analysis.rl.scenario import USUAL, Scenario, Without, more_engines
 from tracekit.report.finding import Place
 from tracekit.trace.facts import RL_LOG, TRAJECTORIES, Lack
@@ -27,7 +27,7 @@ from tracekit.trace.model import Worker
 class RlSubject(Subject, frozen=True, eq=False):
     """One run, of which `gpus` are known."""
 
-    run: RlRun
+    run: PostTrainingRun
     gpus_known: int | None = None
 
     @cached_property
@@ -36,7 +36,7 @@ class RlSubject(Subject, frozen=True, eq=False):
         unless samples are stale already; if queueing leads, of more engines, too.
         """
         logged = () if self.run.stale else USUAL[:1]
-        usual = USUAL if self.run.made is not None else logged
+        usual = USUAL if self.run.generations is not None else logged
         found = self.run.account([Scenario.parse(text) for text in usual])
         if found.leading != "queueing":
             return found
@@ -54,7 +54,7 @@ class RlSubject(Subject, frozen=True, eq=False):
 
     @property
     def lacks(self) -> tuple[Lack, ...]:
-        return (RL_LOG if self.run.made is None else TRAJECTORIES).lacks
+        return (RL_LOG if self.run.generations is None else TRAJECTORIES).lacks
 
     @property
     def daily(self) -> bool:

@@ -9,7 +9,7 @@ from tracekit.analysis.evidence.evidence import evidence
 from tracekit.analysis.evidence.graph_subject import GraphSubject
 from tracekit.analysis.experts.balance import ExpertJob
 from tracekit.analysis.experts.exchanges import members_of
-from tracekit.analysis.experts.experts import ExpertLoads
+from tracekit.analysis.experts.expert_loads import ExpertLoads
 from tracekit.analysis.gpu.pace import PaceOfPeers
 from tracekit.report.experts import CauseOfImbalance
 

@@ -33,7 +33,7 @@ _EXPERTS = _FORWARD, _BACKWARD = "experts-forward", "experts-backward"
 _LARGEST_ERROR = 0.02
 
 
-class Line(Struct, frozen=True):
+class FittedLine(Struct, frozen=True):
     """Seconds = `base_s` + `slope` x tokens. `slope_error`: the standard error of the slope."""
 
     base_s: float
@@ -42,7 +42,7 @@ class Line(Struct, frozen=True):
     slope_error: float
 
     @classmethod
-    def fitted(cls, tokens: Floats, seconds: Floats) -> Line:
+    def fitted(cls, tokens: Floats, seconds: Floats) -> FittedLine:
         """The least-squares line without outliers; level, with an unknown slope, if the tokens hardly vary.
 
         A slow rank has as many outliers as any rank has tokens, so the first guess is the median slope from the smaller
@@ -52,28 +52,28 @@ class Line(Struct, frozen=True):
         more = tokens[order[len(order) - half :]] - tokens[order[:half]]
         longer = seconds[order[len(order) - half :]] - seconds[order[:half]]
         apart = more > _HARDLY * float(tokens.mean())
-        slope, found = float(np.median(longer[apart] / more[apart])) if apart.any() else 0.0, cls._of(tokens, seconds)
+        slope, line = float(np.median(longer[apart] / more[apart])) if apart.any() else 0.0, cls._of(tokens, seconds)
         for _ in range(_PASSES):
-            left = seconds - slope * tokens
-            left = np.abs(left - np.median(left))
-            usual = 1.4826 * float(np.median(left))
-            kept = left <= _OUTLIER * usual + _SAME * float(np.abs(seconds).mean())
-            found = cls._of(tokens[kept], seconds[kept])
-            slope = found.slope
-        return found
+            residual = seconds - slope * tokens
+            residual = np.abs(residual - np.median(residual))
+            usual = 1.4826 * float(np.median(residual))
+            inliers = residual <= _OUTLIER * usual + _SAME * float(np.abs(seconds).mean())
+            line = cls._of(tokens[inliers], seconds[inliers])
+            slope = line.slope
+        return line
 
     @classmethod
-    def _of(cls, tokens: Floats, seconds: Floats) -> Line:
+    def _of(cls, tokens: Floats, seconds: Floats) -> FittedLine:
         beyond, count = tokens - tokens.mean(), tokens.size
         varies = float((beyond**2).sum())
         if count < 3 or varies <= (_HARDLY * tokens.mean()) ** 2 * count:
             return cls(float(seconds.mean()), 0.0, 0.0, float("inf"))
         slope = float((beyond * seconds).sum()) / varies
         base_s = float(seconds.mean()) - slope * float(tokens.mean())
-        left = float(((seconds - base_s - slope * tokens) ** 2).sum())
+        residual = float(((seconds - base_s - slope * tokens) ** 2).sum())
         total = float(((seconds - seconds.mean()) ** 2).sum())
-        error = (left / (count - 2) / varies) ** 0.5
-        return cls(base_s, slope, 1 - left / total if total else 1.0, error)
+        error = (residual / (count - 2) / varies) ** 0.5
+        return cls(base_s, slope, 1 - residual / total if total else 1.0, error)
 
 
 class ExpertJob(Struct, frozen=True, eq=False, dict=True):
@@ -154,40 +154,40 @@ class ExpertJob(Struct, frozen=True, eq=False, dict=True):
         """The tokens of each pair divided among its ranks equally, [members]."""
         return np.asarray((self.exchanges.total(self.tokens) / self.exchanges.widths)[self.exchanges.pair])
 
-    def most(self, tokens: Floats, kept: float = 1.0) -> Floats:
-        """The most rows that a rank sends or receives, [pairs], of these tokens, [members]. `kept`: share of all."""
+    def most(self, tokens: Floats, kept_share: float = 1.0) -> Floats:
+        """The most rows that a rank sends or receives, [pairs], of these tokens, [members]. `kept_share`: of all."""
         sent = np.where(np.isfinite(self.exchanges.sent), self.exchanges.sent, tokens)
-        return np.maximum(kept * self.exchanges.most(sent), self.exchanges.most(tokens))
+        return np.maximum(kept_share * self.exchanges.most(sent), self.exchanges.most(tokens))
 
     @property
     def _transfers(self) -> tuple[tuple[str, Ints], ...]:
         return ("dispatch", self.exchanges.dispatch), ("combine", self.exchanges.combine)
 
     @cached_property
-    def lines(self) -> dict[str, Line]:
+    def lines(self) -> dict[str, FittedLine]:
         """The fits: of experts in forwards and backwards, of dispatches and combines."""
         if not self.known:
             return {}
-        found, backward = {}, self.exchanges.backward[self.exchanges.pair]
+        fits, backward = {}, self.exchanges.backward[self.exchanges.pair]
         for name, which in zip(_EXPERTS, (~backward, backward), strict=True):
             if which.any():
-                found[name] = Line.fitted(self.tokens[which], self.expert_s[which])
+                fits[name] = FittedLine.fitted(self.tokens[which], self.expert_s[which])
         most = self.most(self.tokens)
         for name, rows in self._transfers:
             spent = np.split(self._pace.cost[rows], self.exchanges.begin[1:])
-            line = Line.fitted(most, np.array([np.median(each) for each in spent]))
+            line = FittedLine.fitted(most, np.array([np.median(each) for each in spent]))
             steepest = max(line.slope + line.base_s / (float(most.mean()) or 1.0), 0.0)  # no time without rows
-            found[name] = structs.replace(line, slope=min(max(line.slope, 0.0), steepest))
-        return found
+            fits[name] = structs.replace(line, slope=min(max(line.slope, 0.0), steepest))
+        return fits
 
     @property
     def fits(self) -> list[LoadFit]:
         """The fits as data."""
         return [LoadFit(name, line.base_s, line.slope, line.r2) for name, line in self.lines.items()]
 
-    def price(self, plan: str, tokens: Floats, kept: float = 1.0, volume: float = 1.0) -> Rebalanced:
-        """The mean step with these tokens, [members]. `kept`: share of all tokens; `volume`: of the bytes of each."""
-        experts, most = self._with_experts(tokens), volume * self.most(tokens, kept)
+    def price(self, plan: str, tokens: Floats, kept_share: float = 1.0, volume: float = 1.0) -> Rebalanced:
+        """The mean step with these tokens, [members]. `kept_share`: of all tokens; `volume`: of the bytes of each."""
+        experts, most = self._with_experts(tokens), volume * self.most(tokens, kept_share)
         high_s = self._step_s(experts)
         low_s = self._step_s(self._with_transfers(experts, most, in_proportion=True))
         change = self.exchanges.most(np.abs(tokens - self.tokens))
@@ -225,7 +225,7 @@ class ExpertJob(Struct, frozen=True, eq=False, dict=True):
         """The cost of each op if all ranks had the mean load, seconds, [ops]."""
         return self._with_transfers(self._with_experts(self.mean_loads), self.most(self.mean_loads))
 
-    def _of_experts(self, figure: Callable[[Line], float]) -> Floats:
+    def _of_experts(self, figure: Callable[[FittedLine], float]) -> Floats:
         """A figure of the fit of the experts of each member, [members]."""
         forward, backward = (figure(self.lines[name]) if name in self.lines else 0.0 for name in _EXPERTS)
         return np.where(self.exchanges.backward, backward, forward)[self.exchanges.pair]

@@ -144,13 +144,13 @@ def members_of(ops: pl.DataFrame, *, of_whole_groups: bool = True) -> pl.DataFra
         | pl.col("exchanges").is_not_null()
         | pl.col("kind").cast(pl.String).eq(_ALL_TO_ALL)
     )
-    found = table.with_row_index("row").filter(pl.col("rendezvous").is_not_null(), exchanges)
+    members = table.with_row_index("row").filter(pl.col("rendezvous").is_not_null(), exchanges)
     if of_whole_groups:
         ranks = pl.col("rank").n_unique().over("group")
-        found = found.filter(ranks == pl.col("exchanges").fill_null(ranks))
-    return found.select(
+        members = members.filter(ranks == pl.col("exchanges").fill_null(ranks))
+    return members.select(
         pl.col("group").cast(pl.String).fill_null(""), (pl.lit(0) if step is None else pl.col(step)).alias("step"),
-        "rank", pl.Series("instance", numbered(found["rendezvous"])), "row", "start", "rows_sent", "rows_received",
+        "rank", pl.Series("instance", numbered(members["rendezvous"])), "row", "start", "rows_sent", "rows_received",
     ).cast(MEMBERS, strict=False).drop_nulls("step")  # fmt: skip
 
 
@@ -160,20 +160,20 @@ def between(graph: OpGraph, wanted: Bools, exchanges: Exchanges) -> Ints:
     `wanted`: which ops may be experts, [ops]. They run from the end of the dispatch to the start of the combine.
     """
     ends, member = graph.start + graph.duration, np.full(len(wanted), -1, np.int64)
-    mine = np.flatnonzero(wanted)
+    rows = np.flatnonzero(wanted)
     for group in np.unique(exchanges.group):
         members = np.flatnonzero(exchanges.group[exchanges.pair] == group)
-        ops = np.concatenate([exchanges.dispatch[members], mine])
-        time = np.concatenate([ends[ops[: len(members)]] - SLACK_S, graph.start[mine]])
+        ops = np.concatenate([exchanges.dispatch[members], rows])
+        time = np.concatenate([ends[ops[: len(members)]] - SLACK_S, graph.start[rows]])
         order = np.lexsort((np.arange(len(ops)), time, graph.step[ops], graph.rank[ops]))
         last = np.empty(len(ops), np.int64)  # the dispatch before each op, if any is
         last[order] = order[np.maximum.accumulate(np.where(order < len(members), np.arange(len(ops)), 0))]
-        found = members[np.minimum(last[len(members) :], len(members) - 1)]
-        dispatch = exchanges.dispatch[found]
-        inside = (graph.rank[dispatch] == graph.rank[mine]) & (graph.step[dispatch] == graph.step[mine])
-        inside &= ends[dispatch] - SLACK_S <= graph.start[mine]
-        inside &= ends[mine] <= graph.start[exchanges.combine[found]] + SLACK_S
-        member[mine[inside]] = found[inside]
+        nearest = members[np.minimum(last[len(members) :], len(members) - 1)]
+        dispatch = exchanges.dispatch[nearest]
+        inside = (graph.rank[dispatch] == graph.rank[rows]) & (graph.step[dispatch] == graph.step[rows])
+        inside &= ends[dispatch] - SLACK_S <= graph.start[rows]
+        inside &= ends[rows] <= graph.start[exchanges.combine[nearest]] + SLACK_S
+        member[rows[inside]] = nearest[inside]
     fed, feeds = np.zeros(len(wanted), np.bool_), np.zeros(len(wanted), np.bool_)
     member[exchanges.dispatch] = member[exchanges.combine] = np.arange(len(exchanges.pair))
     fed[exchanges.dispatch] = feeds[exchanges.combine] = True

@@ -25,7 +25,7 @@ _Tokens = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 _Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
 
-class _Line(Struct):
+class _LoadsRow(Struct):
     step: _Number
     layer: _Number
     tokens_per_expert: Annotated[list[_Tokens], msgspec.Meta(min_length=1, max_length=1 << 16)]
@@ -53,36 +53,38 @@ class Loads(Struct, frozen=True, eq=False):
             raise FormatError(
                 f"{path}: cannot be read: {error.strerror or error}; check path and permissions"
             ) from None
-        found: dict[tuple[int, int], Sequence[float]] = {}
+        by_layer: dict[tuple[int, int], Sequence[float]] = {}
         experts = 0
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             try:
-                one = msgspec.json.decode(line, type=_Line)
+                row = msgspec.json.decode(line, type=_LoadsRow)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise FormatError(
                     f'{path}, line {number}: {error}; expected {{"step": 0, "layer": 0, "tokens_per_expert": [12, 7]}}'
                 ) from None
-            experts = experts or len(one.tokens_per_expert)
-            if len(one.tokens_per_expert) != experts:
+            experts = experts or len(row.tokens_per_expert)
+            if len(row.tokens_per_expert) != experts:
                 raise FormatError(
-                    f"{path}, line {number}: {len(one.tokens_per_expert)} experts, the lines before have {experts};"
+                    f"{path}, line {number}: {len(row.tokens_per_expert)} experts, the lines before have {experts};"
                     " write one file per kind of layer"
                 )
-            if (one.step, one.layer) in found:
+            if (row.step, row.layer) in by_layer:
                 raise FormatError(
-                    f"{path}, line {number}: step {one.step} has layer {one.layer} twice; add up the microbatches of a"
+                    f"{path}, line {number}: step {row.step} has layer {row.layer} twice; add up the microbatches of a"
                     " step, and leave out forwards that are computed again"
                 )
-            found[one.step, one.layer] = one.tokens_per_expert
-        if not found:
+            by_layer[row.step, row.layer] = row.tokens_per_expert
+        if not by_layer:
             raise FormatError(f"{path}: no loads; expected a line per step and layer")
-        steps, layers = (sorted({key[at] for key in found}) for at in (0, 1))
-        missing = next((key for key in ((step, layer) for step in steps for layer in layers) if key not in found), None)
+        steps, layers = (sorted({key[at] for key in by_layer}) for at in (0, 1))
+        missing = next(
+            (key for key in ((step, layer) for step in steps for layer in layers) if key not in by_layer), None
+        )
         if missing is not None:
             raise FormatError(f"{path}: step {missing[0]} lacks layer {missing[1]}; write all layers of each step")
-        tokens = np.array([[found[step, layer] for layer in layers] for step in steps])
+        tokens = np.array([[by_layer[step, layer] for layer in layers] for step in steps])
         return cls(str(path), np.array(steps), np.array(layers), tokens)
 
     def without_experts(self, job: str) -> FormatError:
@@ -91,10 +93,10 @@ class Loads(Struct, frozen=True, eq=False):
 
     def at(self, steps: Ints) -> Floats:
         """The tokens in these steps, [steps, layers, experts]. Raises FormatError if there are none of a step."""
-        there = np.isin(steps, self.steps)
-        if not there.all():
+        present = np.isin(steps, self.steps)
+        if not present.all():
             raise FormatError(
-                f"{self.source}: holds steps {self.steps[0]} to {self.steps[-1]}, not step {steps[~there][0]} of the"
+                f"{self.source}: holds steps {self.steps[0]} to {self.steps[-1]}, not step {steps[~present][0]} of the"
                 " recording; give the loads of the recorded steps"
             )
         return np.asarray(self.tokens[np.searchsorted(self.steps, steps)])

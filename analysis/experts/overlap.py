@@ -22,17 +22,17 @@ from tracekit.report.experts import (
     WaitBasis,
 )
 from tracekit.trace.gpu_activity import KernelClass
-from tracekit.trace.kineto import GpuRecording
+from tracekit.trace.gpu_recording import GpuRecording
 
 #: Overlaps shorter than this are noise of the clock, seconds.
 _NOISE_S = 1e-9
 _COMMUNICATES = pl.col("kernel_class").eq_missing(str(KernelClass.COMMUNICATION))
 
 
-def find_overlap(found: Recorded) -> Overlap:
+def find_overlap(recorded: Recorded) -> Overlap:
     """Measure what each rank hides, and what that costs."""
-    recording = found.recording
-    basis, wait_s = _waits(found)
+    recording = recorded.recording
+    basis, wait_s = _waits(recorded)
     ops = recording.gpu_ops.with_columns(
         communicates=_COMMUNICATES,
         computes=~_COMMUNICATES,  # with copies and fills, which hide communication as well
@@ -66,12 +66,12 @@ def _short_name() -> pl.Expr:
     )
 
 
-def _waits(found: Recorded) -> tuple[WaitBasis, Floats]:
+def _waits(recorded: Recorded) -> tuple[WaitBasis, Floats]:
     """How long each GPU op waited, seconds, [ops]: of all ranks for the last member, else beyond the shortest alike."""
-    ops, matches, recording = found.recording.gpu_ops, found.matches, found.recording
+    ops, matches, recording = recorded.recording.gpu_ops, recorded.matches, recorded.recording
     wait_s = np.zeros(ops.height)
     if len(recording.ranks) == (recording.world_size or len(recording.ranks)) and matches.matched:
-        start = matches.start - found.clocks.of(matches.rank)
+        start = matches.start - recorded.clocks.of(matches.rank)
         last = np.full(matches.matched, -np.inf)
         np.maximum.at(last, matches.instance, start)
         wait_s[matches.row] = last[matches.instance] - start
@@ -105,9 +105,9 @@ def _tax_s(recording: GpuRecording, ops: pl.DataFrame) -> float | None:
     communication = ops.filter("communicates")["blocks"].drop_nulls()
     if recording.multiprocessors is None or communication.is_empty():
         return None
-    taken = int(communication.mode().sort()[0])
-    sized = ops.filter("computes", pl.col("blocks") == recording.multiprocessors - taken)
-    return float(sized["duration"].sum()) * taken / recording.multiprocessors
+    occupied = int(communication.mode().sort()[0])
+    sized = ops.filter("computes", pl.col("blocks") == recording.multiprocessors - occupied)
+    return float(sized["duration"].sum()) * occupied / recording.multiprocessors
 
 
 def _collectives(by_rank: dict[int, pl.DataFrame]) -> Iterator[OverlapOfCollective]:
@@ -115,8 +115,8 @@ def _collectives(by_rank: dict[int, pl.DataFrame]) -> Iterator[OverlapOfCollecti
     exposed: dict[str, float] = {}
     for ops in by_rank.values():
         compute = union(ops.filter("computes"))
-        for (name,), mine in ops.filter("communicates").group_by("short"):
-            alone = union(mine)
+        for (name,), own in ops.filter("communicates").group_by("short"):
+            alone = union(own)
             exposed[str(name)] = exposed.get(str(name), 0.0) + length(alone) - both(alone, compute)
     every = pl.concat(by_rank.values()).filter("communicates").group_by("short")
     rows = every.agg(pl.len(), pl.col("duration").sum(), pl.col("wait").sum())
@@ -126,7 +126,7 @@ def _collectives(by_rank: dict[int, pl.DataFrame]) -> Iterator[OverlapOfCollecti
 
 def _pairs(by_rank: dict[int, pl.DataFrame]) -> list[PhasePair]:
     """How long each phase of communication ran under each phase of compute, longest first."""
-    found: dict[tuple[str, str], float] = {}
+    overlap_s: dict[tuple[str, str], float] = {}
     for ops in by_rank.values():
         hidden, hiding = (
             {str(phase): union(some) for (phase,), some in ops.filter(kind).drop_nulls("phase").group_by("phase")}
@@ -134,6 +134,6 @@ def _pairs(by_rank: dict[int, pl.DataFrame]) -> list[PhasePair]:
         )
         for under, communication in hidden.items():
             for over, compute in hiding.items():
-                found[under, over] = found.get((under, over), 0.0) + both(communication, compute)
-    ordered = sorted(found.items(), key=lambda one: (-one[1], one[0]))
+                overlap_s[under, over] = overlap_s.get((under, over), 0.0) + both(communication, compute)
+    ordered = sorted(overlap_s.items(), key=lambda item: (-item[1], item[0]))
     return [PhasePair(*phases, seconds) for phases, seconds in ordered if seconds > _NOISE_S]

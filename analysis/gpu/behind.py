@@ -1,7 +1,7 @@
 """The rank that the others wait for, and for what it takes longer than they do.
 
-In: a replay of an op trace, and the waits if collectives were recorded on several ranks. Out: `Culprit`, or None if no
-rank stands out.
+In: a replay of an op trace, and the waits if collectives were recorded on several ranks. Out: `BlamedRank`, or None if
+no rank stands out.
 
 A rank is named if all of these agree: others wait for it; the job gets shorter when the rank works at the pace of its
 peers; it gets shorter by more than the noise of the recording explains (`noise.py`); and no other rank would save half
@@ -71,7 +71,7 @@ class Behind:
 
 
 @dataclass(frozen=True, slots=True)
-class Culprit:
+class BlamedRank:
     """The rank that the others wait for. Seconds of the mean step; of a recording, in all.
 
     `saved_s`: what the job would save with this rank at the pace of its peers. `sole_delay_s`: how much later it begins
@@ -87,13 +87,13 @@ class Culprit:
     late_s: float | None = None
 
 
-def find_culprit(pace: PaceOfPeers, ops: pl.DataFrame, waits: Waits | None) -> Culprit | None:
+def find_culprit(pace: PaceOfPeers, ops: pl.DataFrame, waits: Waits | None) -> BlamedRank | None:
     """Return the rank that stands out, if any. `ops`: of the op trace; `waits`: None if they were not recorded."""
     ranks = tuple(int(rank) for rank in pace.graph.ops.mesh.ranks)
     if len(ranks) < 2 or (waits is not None and not waits.sole_delay.sum() > 0):
         return None
     least = SMALLEST_SHARE * pace.recorded_s
-    first, *others = sorted(_savings(pace, waits, least).items(), key=lambda one: -one[1]) or [(ranks[0], 0.0)]
+    first, *others = sorted(_savings(pace, waits, least).items(), key=lambda item: -item[1]) or [(ranks[0], 0.0)]
     rank, saved_s = first
     others_wait = waits is None or waits.sole_delay[waits.ranks.index(rank)] > 0
     alone = all(seconds <= _NEXT * saved_s for _, seconds in others)
@@ -118,24 +118,30 @@ def _beyond_noise(pace: PaceOfPeers, rank: int, parts: Mapping[Part, Bools]) -> 
     return pace.recorded_s - float((freed or pace).times([pace.costs(rank, chosen)])[0])
 
 
-def _late_start(pace: PaceOfPeers, ops: pl.DataFrame, waits: Waits) -> Culprit | None:
+def _late_start(pace: PaceOfPeers, ops: pl.DataFrame, waits: Waits) -> BlamedRank | None:
     """Return the rank whose first recorded event is late, and with it the collectives in which others wait."""
     windows = ops.filter(kind=_WINDOW).sort("rank")["duration"].to_numpy()
-    at = int(windows.argmax())
-    usual = float(np.median(np.delete(windows, at)))
-    saved_s = pace.recorded_s - pace.time_with_window(waits.ranks[at], usual)
-    if saved_s < _LATE_SHARE * pace.recorded_s or not waits.sole_delay[at] > 0 or not stands_out_once(windows, at):
+    latest = int(windows.argmax())
+    usual = float(np.median(np.delete(windows, latest)))
+    saved_s = pace.recorded_s - pace.time_with_window(waits.ranks[latest], usual)
+    if (
+        saved_s < _LATE_SHARE * pace.recorded_s
+        or not waits.sole_delay[latest] > 0
+        or not stands_out_once(windows, latest)
+    ):
         return None
-    return _culprit(waits, waits.ranks[at], saved_s, (), float(windows[at] - usual))
+    return _culprit(waits, waits.ranks[latest], saved_s, (), float(windows[latest] - usual))
 
 
 def _culprit(
     waits: Waits | None, rank: int, saved_s: float, behind: tuple[Behind, ...], late_s: float | None = None
-) -> Culprit:
+) -> BlamedRank:
     if waits is None:
-        return Culprit(rank, saved_s, float("nan"), float("nan"), behind, late_s)
-    at = waits.ranks.index(rank)
-    return Culprit(rank, saved_s, float(waits.sole_delay[at]), float(waits.waited_for[:, at].sum()), behind, late_s)
+        return BlamedRank(rank, saved_s, float("nan"), float("nan"), behind, late_s)
+    index = waits.ranks.index(rank)
+    return BlamedRank(
+        rank, saved_s, float(waits.sole_delay[index]), float(waits.waited_for[:, index].sum()), behind, late_s
+    )
 
 
 def exposed_s(pace: PaceOfPeers, ops: pl.DataFrame) -> float:
@@ -182,11 +188,11 @@ def freed_of_waits(pace: PaceOfPeers, rank: int) -> PaceOfPeers | None:
 def _parts(ops: pl.DataFrame) -> Mapping[Part, Bools]:
     """Return the ops of each part that the trace has, [ops] each."""
     kind = ops["kind"].cast(pl.String) if "kind" in ops.columns else pl.repeat("", ops.height, eager=True)
-    found = {part: kind.is_in(list(kinds)).to_numpy() for part, kinds in _KINDS.items()}
+    masks = {part: kind.is_in(list(kinds)).to_numpy() for part, kinds in _KINDS.items()}
     if "rendezvous" in ops.columns:  # an op that meets others transfers, whatever its kind is called
-        found[Part.TRANSFERS] = found[Part.TRANSFERS] | ops["rendezvous"].is_not_null().to_numpy()
-    rest = ~np.logical_or.reduce(list(found.values())) & (kind != _WINDOW).fill_null(value=True).to_numpy()
-    return {part: chosen for part, chosen in {Part.COMPUTE: rest, **found}.items() if chosen.any()}
+        masks[Part.TRANSFERS] = masks[Part.TRANSFERS] | ops["rendezvous"].is_not_null().to_numpy()
+    rest = ~np.logical_or.reduce(list(masks.values())) & (kind != _WINDOW).fill_null(value=True).to_numpy()
+    return {part: chosen for part, chosen in {Part.COMPUTE: rest, **masks}.items() if chosen.any()}
 
 
 def _behind(pace: PaceOfPeers, rank: int, parts: Mapping[Part, Bools]) -> tuple[Behind, ...]:
@@ -195,8 +201,10 @@ def _behind(pace: PaceOfPeers, rank: int, parts: Mapping[Part, Bools]) -> tuple[
     unchanged = pace.step_times([pace.cost])[0]
     saved = unchanged - pace.step_times(costs)
     if Part.SYNC_CALLS in parts and (freed := freed_of_waits(pace, rank)) is not None:
-        at = list(parts).index(Part.SYNC_CALLS)
-        saved[at] = unchanged - freed.step_times([costs[at]])[0]
-    found = [Behind(part, each, ops) for (part, ops), each in zip(parts.items(), saved, strict=True)]
-    found.sort(key=lambda one: -one.saved_s)
-    return tuple(one for one in found if one.saved_s > 0 and one.saved_s >= _WORTH_TELLING * found[0].saved_s)
+        row = list(parts).index(Part.SYNC_CALLS)
+        saved[row] = unchanged - freed.step_times([costs[row]])[0]
+    parts_behind = [Behind(part, each, ops) for (part, ops), each in zip(parts.items(), saved, strict=True)]
+    parts_behind.sort(key=lambda part: -part.saved_s)
+    return tuple(
+        one for one in parts_behind if one.saved_s > 0 and one.saved_s >= _WORTH_TELLING * parts_behind[0].saved_s
+    )

@@ -13,7 +13,7 @@ import polars as pl
 
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.trace.gpu_activity import Activity, KernelClass
-from tracekit.trace.kineto import GpuRecording
+from tracekit.trace.gpu_recording import GpuRecording
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,8 +52,8 @@ def measure_offsets(matches: Matches, ranks: tuple[int, ...]) -> ClockOffsets:
         if np.abs(ahead - before).max() <= _AGREED_S:
             break
     collectives = np.bincount(rank, minlength=count)
-    left = np.abs(end - true_end[instance] - ahead[rank]) if len(end) else end
-    spread = _medians(left, rank, count)
+    residual = np.abs(end - true_end[instance] - ahead[rank]) if len(end) else end
+    spread = _medians(residual, rank, count)
     uncertainty = np.where(collectives > 0, _ERROR_OF_MEDIAN * spread / np.sqrt(np.maximum(collectives, 1)), np.nan)
     return ClockOffsets(tuple(ranks), ahead, uncertainty, collectives)
 
@@ -63,9 +63,9 @@ def _medians(values: Floats, group: Ints, groups: int) -> Floats:
     order = np.lexsort((values, group))
     counts = np.bincount(group, minlength=groups)
     first = np.cumsum(counts) - counts
-    found = np.zeros(groups)
-    some = counts > 0
-    low, high = first[some] + (counts[some] - 1) // 2, first[some] + counts[some] // 2
+    medians = np.zeros(groups)
+    filled = counts > 0
+    low, high = first[filled] + (counts[filled] - 1) // 2, first[filled] + counts[filled] // 2
     ordered = values[order]
-    found[some] = (ordered[low] + ordered[high]) / 2
-    return found
+    medians[filled] = (ordered[low] + ordered[high]) / 2
+    return medians

@@ -20,7 +20,7 @@ from tracekit.analysis.gpu.trust import NOISE_S
 from tracekit.analysis.numeric.codes import numbered
 from tracekit.base.text import ranks_text
 from tracekit.trace.gpu_activity import LostOps
-from tracekit.trace.kineto import GpuRecording
+from tracekit.trace.gpu_recording import GpuRecording
 
 #: A rank is compared if at most this share of its events is missing or damaged: the smallest saving for which a rank is
 #: named.
@@ -53,18 +53,18 @@ def comparable_part(recording: GpuRecording) -> Comparable:
     if lacking and len(linked := [rank for rank in recording.ranks if rank not in lacking]) == 1:
         return _matched(_of_ranks(recording, linked), {**recording.left_out, **unfit})
     while len(ranks := [rank for rank in recording.ranks if rank not in unfit]) > 1:
-        found = _matched(_of_ranks(recording, ranks), {**recording.left_out, **unfit})
-        steps = _whole_steps(found.recording)
-        some, every = set.union(*steps.values()), set.intersection(*steps.values())
-        short = [rank for rank in ranks if steps[rank] != some or rank in recording.cut]
+        candidate = _matched(_of_ranks(recording, ranks), {**recording.left_out, **unfit})
+        steps = _whole_steps(candidate.recording)
+        recorded, common = set.union(*steps.values()), set.intersection(*steps.values())
+        short = [rank for rank in ranks if steps[rank] != recorded or rank in recording.cut]
         if not short:
-            return found
-        if not some:
+            return candidate
+        if not recorded:
             doubt = f"the file of {ranks_text(short)} is cut off, and no steps are marked to compare"
-            return replace(found, doubts=(doubt,))
-        if every:
-            return _of_steps(found, every, short)
-        rank = min(steps, key=lambda one: (len(steps[one]), one not in recording.cut))
+            return replace(candidate, doubts=(doubt,))
+        if common:
+            return _of_steps(candidate, common, short)
+        rank = min(steps, key=lambda rank: (len(steps[rank]), rank not in recording.cut))
         unfit[rank] = "it has no step as a whole that the other ranks recorded"
     doubts = [f"rank {rank} cannot be compared: {why}" for rank, why in unfit.items()]
     return _matched(recording, recording.left_out, doubts)
@@ -75,22 +75,22 @@ def _incomplete(recording: GpuRecording) -> dict[int, str]:
     overlapping, unlinked = ranks_with_overlaps(recording), _beyond_peers(recording, recording.unlinked)
     # Of a file that is cut off, the steps before the cut are whole.
     lost = {rank: one.share for rank, one in recording.lost.items() if rank not in recording.cut}
-    found = {rank: lost_in_words(recording.lost[rank]) for rank, _ in _beyond_peers(recording, lost)}
-    found |= {rank: f"{share:.0%} of its GPU ops overlap the next one of their stream" for rank, share in overlapping}
-    found |= {
+    reasons = {rank: lost_in_words(recording.lost[rank]) for rank, _ in _beyond_peers(recording, lost)}
+    reasons |= {rank: f"{share:.0%} of its GPU ops overlap the next one of their stream" for rank, share in overlapping}
+    reasons |= {
         rank: f"for {share:.0%} of its GPU ops and launches, the other half is missing" for rank, share in unlinked
     }
     for rank, share in recording.damaged.items():
         if share > LARGEST_MISSING_SHARE:
-            found[rank] = f"up to {share:.0%} of its GPU ops or host calls are damaged"
+            reasons[rank] = f"up to {share:.0%} of its GPU ops or host calls are damaged"
     for table, why in (
         (recording.step_spans, "its file marks no steps"),
         (recording.calls, "its file has no calls of the host; record with activities=[CPU, CUDA] on all ranks"),
     ):
-        there = set(table["rank"].unique().to_list())
-        found |= {rank: why for rank in recording.ranks if there and rank not in there}
+        present = set(table["rank"].unique().to_list())
+        reasons |= {rank: why for rank in recording.ranks if present and rank not in present}
     hosts = set(recording.host["rank"].unique().to_list())
-    return found | {rank: why for rank, why in _without_launches(recording).items() if rank in hosts}
+    return reasons | {rank: why for rank, why in _without_launches(recording).items() if rank in hosts}
 
 
 def _without_launches(recording: GpuRecording) -> dict[int, str]:
@@ -128,12 +128,12 @@ def ranks_with_overlaps(recording: GpuRecording) -> list[tuple[int, float]]:
 
 def _beyond_peers(recording: GpuRecording, shares: Mapping[int, float]) -> list[tuple[int, float]]:
     """The ranks whose share exceeds what is usual on the others."""
-    found = []
+    beyond = []
     for rank, share in shares.items():
         others = [shares.get(one, 0.0) for one in recording.ranks if one != rank]
         if others and share > float(np.median(others)) + LARGEST_MISSING_SHARE:
-            found.append((rank, share))
-    return found
+            beyond.append((rank, share))
+    return beyond
 
 
 def _matched(recording: GpuRecording, left_out: Mapping[int, str], doubts: Iterable[str] = ()) -> Comparable:
@@ -166,21 +166,21 @@ def mismatched(matches: Matches, clocks: ClockOffsets) -> list[str]:
 def _whole_steps(recording: GpuRecording) -> dict[int, set[int]]:
     """The steps that each rank recorded; without the one in which its file is cut off."""
     marked = [table.select("rank", "step").drop_nulls().unique() for table in (recording.calls, recording.gpu_ops)]
-    found = {}
+    whole = {}
     for rank in recording.ranks:
         called, ran = (set(table.filter(rank=rank)["step"].to_list()) for table in marked)
         last = min(max(called, default=-1), max(ran, default=-1)) if rank in recording.cut else np.inf
-        found[rank] = {step for step in called if step < last}
-    return found
+        whole[rank] = {step for step in called if step < last}
+    return whole
 
 
 def _of_ranks(recording: GpuRecording, ranks: Collection[int]) -> GpuRecording:
     """The recording of some ranks."""
     if len(ranks) == len(recording.ranks):
         return recording
-    kept = [table["rank"].is_in(list(ranks)) for table in (recording.gpu_ops, recording.calls)]
+    masks = [table["rank"].is_in(list(ranks)) for table in (recording.gpu_ops, recording.calls)]
     return replace(
-        _kept(recording, *kept),
+        _kept(recording, *masks),
         step_spans=recording.step_spans.filter(pl.col("rank").is_in(list(ranks))),
         host=recording.host.filter(pl.col("rank").is_in(list(ranks))),
         hosts={rank: host for rank, host in recording.hosts.items() if rank in ranks},
@@ -200,12 +200,12 @@ def _kept(recording: GpuRecording, ops: pl.Series, calls: pl.Series) -> GpuRecor
     )
 
 
-def _of_steps(found: Comparable, steps: Collection[int], short: Collection[int]) -> Comparable:
+def _of_steps(comparable: Comparable, steps: Collection[int], short: Collection[int]) -> Comparable:
     """What was launched from the first of these steps to the last, on each rank by its own marks.
 
     `short`: the ranks that did not record the other steps.
     """
-    recording, calls = found.recording, found.recording.calls
+    recording, calls = comparable.recording, comparable.recording.calls
     begins = pl.concat(
         [calls.select("rank", "step", start="busy_since"), recording.step_spans.select("rank", "step", "start")]
     )
@@ -221,9 +221,11 @@ def _of_steps(found: Comparable, steps: Collection[int], short: Collection[int])
 
     called = inside(calls)
     ops = recording.gpu_ops.select(
-        "rank", "start", "launch", kept=pl.concat([called, pl.Series([False])]).gather(
-            recording.gpu_ops["launch"].fill_null(calls.height)),
-    ).join(limits, on="rank", how="left", maintain_order="left")  # fmt: skip
+        "rank",
+        "start",
+        "launch",
+        kept=pl.concat([called, pl.Series([False])]).gather(recording.gpu_ops["launch"].fill_null(calls.height)),
+    ).join(limits, on="rank", how="left", maintain_order="left")
     earlier = pl.col("launch").is_null() & pl.col("begin").is_infinite()
     last = pl.col("start").filter("kept").max().over("rank")
     part = _kept(recording, ops.select(pl.col("kept") | (earlier & (pl.col("start") <= last))).to_series(), called)
@@ -233,7 +235,9 @@ def _of_steps(found: Comparable, steps: Collection[int], short: Collection[int])
     few = (marked if recording.step_spans.height else len(steps)) < FEWEST_STEPS
     notes = recording.notes if few else (*recording.notes, note)
     part = replace(part, step_spans=spans, host=host, cut=(), notes=notes)
-    compared = _matched(part, found.left_out, [f"a rank may cost more or less in other steps: {note}"] if few else [])
+    compared = _matched(
+        part, comparable.left_out, [f"a rank may cost more or less in other steps: {note}"] if few else []
+    )
     return replace(compared, doubts=(*compared.doubts, *_disagreeing_marks(compared.matches)))
 
 

@@ -131,10 +131,10 @@ def _times_of_calls(calls: pl.DataFrame, gpu: pl.DataFrame, marks: pl.DataFrame)
     base = np.maximum(previous, np.append(released, -np.inf)[resumed])
     # A thread that no other thread handed over to begins with its first call; the first one of a rank, with its window.
     begun = np.where(np.isfinite(base), np.minimum(base, start), busy)
-    for one, mark in marks.group_by("rank").agg(pl.col("start").min()).iter_rows():
-        mine = np.flatnonzero(rank == one)
-        if len(mine):
-            first = mine[start[mine].argmin()]
+    for rank_number, mark in marks.group_by("rank").agg(pl.col("start").min()).iter_rows():
+        rows = np.flatnonzero(rank == rank_number)
+        if len(rows):
+            first = rows[start[rows].argmin()]
             begun[first] = min(begun[first], mark)
     ended = {one: np.sort((mine["start"] + mine["duration"]).to_numpy()) for (one,), mine in gpu.group_by("rank")}
     freed, before = _last_gpu_end(rank, busy, ended)
@@ -155,14 +155,14 @@ def _copies_waited_for(calls: pl.DataFrame, gpu: pl.DataFrame) -> Ints:
     copies = gpu.with_row_index("row").filter(
         pl.col("launch").is_not_null() & pl.col("activity").eq(str(Activity.MEMCPY))
     )
-    found = np.full(calls.height, -1, np.int64)
+    waited_for = np.full(calls.height, -1, np.int64)
     launch = copies["launch"].to_numpy()
     ended = (copies["start"] + copies["duration"]).to_numpy()
     returned = (calls["start"] + calls["duration"]).to_numpy()[launch]
     pageable = copies["name"].cast(pl.String).str.contains("Pageable").fill_null(value=False).to_numpy()
     waited = returned >= np.where(pageable, copies["start"].to_numpy(), ended)
-    found[launch[waited]] = copies["row"].to_numpy()[waited]
-    return found
+    waited_for[launch[waited]] = copies["row"].to_numpy()[waited]
+    return waited_for
 
 
 def _made_room(calls: pl.DataFrame, gpu: pl.DataFrame) -> Ints:
@@ -170,7 +170,7 @@ def _made_room(calls: pl.DataFrame, gpu: pl.DataFrame) -> Ints:
 
     Work that was launched before the recording is in the queue, too.
     """
-    found = np.full(calls.height, -1, np.int64)
+    freed_by = np.full(calls.height, -1, np.int64)
     start, end = calls["start"].to_numpy(), (calls["start"] + calls["duration"]).to_numpy()
     launch = gpu["launch"].fill_null(-1).to_numpy()
     ended = (gpu["start"] + gpu["duration"]).to_numpy()
@@ -190,8 +190,8 @@ def _made_room(calls: pl.DataFrame, gpu: pl.DataFrame) -> Ints:
         full = call[(queued >= _FULL * longest) & (end[call] - start[call] >= _LONG_CALL_S)]
         in_order = rows[np.argsort(ended[rows], kind="stable")]
         freed = np.searchsorted(ended[in_order], end[full], "right") - 1
-        found[full[freed >= 0]] = in_order[freed[freed >= 0]]
-    return found
+        freed_by[full[freed >= 0]] = in_order[freed[freed >= 0]]
+    return freed_by
 
 
 def _handed_over(calls: pl.DataFrame, previous: Floats, released: Floats) -> Ints:
@@ -202,20 +202,20 @@ def _handed_over(calls: pl.DataFrame, previous: Floats, released: Floats) -> Int
     """
     rank, thread = calls["rank"].to_numpy(), calls["thread"].to_numpy()
     busy = np.minimum(calls["busy_since"].to_numpy(), calls["start"].to_numpy())
-    found = np.full(len(rank), -1, np.int64)
-    for one in np.unique(rank):
-        mine = np.flatnonzero(rank == one)
-        threads = np.unique(thread[mine])
-        best = np.full(len(mine), -np.inf)
+    handed_by = np.full(len(rank), -1, np.int64)
+    for rank_number in np.unique(rank):
+        rows = np.flatnonzero(rank == rank_number)
+        threads = np.unique(thread[rows])
+        best = np.full(len(rows), -np.inf)
         for other in threads:
-            theirs = mine[thread[mine] == other]
+            theirs = rows[thread[rows] == other]
             theirs = theirs[np.argsort(released[theirs], kind="stable")]
-            at = np.searchsorted(released[theirs], busy[mine], side="right") - 1
-            late = np.where((at >= 0) & (thread[mine] != other), released[theirs][at], -np.inf)
-            later = (late > previous[mine]) & (late > best)
+            latest = np.searchsorted(released[theirs], busy[rows], side="right") - 1
+            late = np.where((latest >= 0) & (thread[rows] != other), released[theirs][latest], -np.inf)
+            later = (late > previous[rows]) & (late > best)
             best[later] = late[later]
-            found[mine[later]] = theirs[at[later]]
-    return found
+            handed_by[rows[later]] = theirs[latest[later]]
+    return handed_by
 
 
 def _places(calls: pl.DataFrame) -> Ints:
@@ -237,8 +237,8 @@ def _last_gpu_end(rank: Ints, until: Floats, ended: Mapping[object, Floats]) -> 
     `ended`: when the GPU ops of each rank ended, ascending, seconds.
     """
     ends, counts = np.full(len(rank), -np.inf), np.zeros(len(rank), np.int64)
-    for one, its_ends in ended.items():
-        mine = np.flatnonzero(rank == one)
-        counts[mine] = np.searchsorted(its_ends, until[mine], side="right")
-        ends[mine] = np.append(-np.inf, its_ends).take(counts[mine])
+    for rank_number, its_ends in ended.items():
+        rows = np.flatnonzero(rank == rank_number)
+        counts[rows] = np.searchsorted(its_ends, until[rows], side="right")
+        ends[rows] = np.append(-np.inf, its_ends).take(counts[rows])
     return ends, counts

@@ -17,7 +17,7 @@ from tracekit.analysis import native
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.analysis.numeric.codes import numbered
 from tracekit.trace.gpu_activity import IdleReason
-from tracekit.trace.kineto import WHAT_SCHEMA
+from tracekit.trace.gpu_recording import WHAT_SCHEMA
 
 #: Kinds of host ops that are mostly of one reason.
 KINDS = {str(IdleReason.LOADER): "input", str(IdleReason.GC): "gc"}
@@ -41,17 +41,17 @@ def with_work(host: pl.DataFrame, pieces: pl.DataFrame, whats: pl.DataFrame) -> 
     every, total_s = np.arange(named.height, dtype=np.int32), np.zeros(named.height)
     of_kind = [(named["reason"] == one).to_numpy() for one in KINDS]
     ranks, mostly = [*_ranks(host, pieces)], []
-    for one in ranks:
-        row, did, did_s, _ = one.divided(every, -np.inf)
+    for of_rank in ranks:
+        row, did, did_s, _ = of_rank.divided(every, -np.inf)
         total_s += np.bincount(did, did_s, named.height)
-        inside = [np.bincount(row[mask[did]], did_s[mask[did]], len(one.begin)) for mask in of_kind]
-        mostly.append((2 * np.array(inside) > one.end - one.begin) & (one.end > one.begin))
+        inside = [np.bincount(row[mask[did]], did_s[mask[did]], len(of_rank.begin)) for mask in of_kind]
+        mostly.append((2 * np.array(inside) > of_rank.end - of_rank.begin) & (of_rank.end > of_rank.begin))
     host = host.drop("thread")
     for kind, mask in zip(KINDS.values(), np.concatenate(mostly, axis=1), strict=True):
         of_it = pl.Series(mask) & (host["kind"] == "host")
         host = host.with_columns(kind=pl.when(of_it).then(pl.lit(kind)).otherwise("kind"))
-    kept, renumbered = _longest(named, total_s)
-    return host.hstack(pl.concat(one.lists(renumbered.astype(np.int32)) for one in ranks)), kept
+    longest, renumbered = _longest(named, total_s)
+    return host.hstack(pl.concat(one.lists(renumbered.astype(np.int32)) for one in ranks)), longest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,8 +81,8 @@ class _OfRank:
 
     def lists(self, number: Int32s) -> pl.DataFrame:
         """The columns `did`, `did_s` and `did_n` of the ops."""
-        found = pl.DataFrame(dict(zip(("row", *_LISTS), self.divided(number, _SHORTEST_S), strict=True)))
-        parts = found.with_columns(pl.col("row").set_sorted()).group_by("row", maintain_order=True).agg(_LISTS)
+        divided = pl.DataFrame(dict(zip(("row", *_LISTS), self.divided(number, _SHORTEST_S), strict=True)))
+        parts = divided.with_columns(pl.col("row").set_sorted()).group_by("row", maintain_order=True).agg(_LISTS)
         place = np.full(len(self.begin), -1)
         place[parts["row"].to_numpy()] = np.arange(parts.height)
         return parts.select(pl.col(_LISTS).gather(pl.Series(place).set(pl.Series(place < 0), None)))
@@ -93,27 +93,27 @@ _LISTS = ("did", "did_s", "did_n")
 
 def _ranks(host: pl.DataFrame, pieces: pl.DataFrame) -> Iterator[_OfRank]:
     """Yield each rank of `host`."""
-    for one in host["rank"].unique().sort().to_list():
-        bounds = [np.searchsorted(table["rank"].to_numpy(), [one, one + 1]).tolist() for table in (host, pieces)]
-        mine, there = (table[slice(*bound)] for table, bound in zip((host, pieces), bounds, strict=True))
-        begin = mine["start"].to_numpy()
-        end, thread = begin + mine["duration"].to_numpy(), mine["thread"].to_numpy()
-        start, of_piece = there["start"].to_numpy(), there["thread"].to_numpy()
-        stop = start + there["duration"].to_numpy()
-        first, last = np.zeros((2, mine.height), np.int64)
+    for number in host["rank"].unique().sort().to_list():
+        bounds = [np.searchsorted(table["rank"].to_numpy(), [number, number + 1]).tolist() for table in (host, pieces)]
+        rank_ops, rank_pieces = (table[slice(*bound)] for table, bound in zip((host, pieces), bounds, strict=True))
+        begin = rank_ops["start"].to_numpy()
+        end, thread = begin + rank_ops["duration"].to_numpy(), rank_ops["thread"].to_numpy()
+        start, of_piece = rank_pieces["start"].to_numpy(), rank_pieces["thread"].to_numpy()
+        stop = start + rank_pieces["duration"].to_numpy()
+        first, last = np.zeros((2, rank_ops.height), np.int64)
         for low, high in pairwise(np.flatnonzero(np.diff(of_piece, prepend=-1, append=-1)).tolist()):
             ops = np.flatnonzero(thread == of_piece[low])
             first[ops] = low + np.searchsorted(stop[low:high], begin[ops], side="right")
             last[ops] = np.maximum(first[ops], low + np.searchsorted(start[low:high], end[ops], side="left"))
-        yield _OfRank(begin, end, first, last, there)
+        yield _OfRank(begin, end, first, last, rank_pieces)
 
 
 def _longest(whats: pl.DataFrame, seconds: np.ndarray) -> tuple[pl.DataFrame, np.ndarray]:
     """What takes a share of the time worth naming, then a row for the rest of each reason, and the new row of each."""
     name = numbered(whats["reason"], whats["name"])
-    kept = (np.bincount(name, weights=seconds)[name] >= _SMALLEST_SHARE * seconds.sum()) & (seconds > 0)
-    rest = whats.with_columns(name=pl.lit(""), where=pl.lit("")).filter(~kept).unique("reason", maintain_order=True)
-    at = np.cumsum(kept) - 1
-    of_rest = {reason: int(kept.sum()) + number for number, reason in enumerate(rest["reason"])}
+    is_long = (np.bincount(name, weights=seconds)[name] >= _SMALLEST_SHARE * seconds.sum()) & (seconds > 0)
+    rest = whats.with_columns(name=pl.lit(""), where=pl.lit("")).filter(~is_long).unique("reason", maintain_order=True)
+    new_row = np.cumsum(is_long) - 1
+    of_rest = {reason: int(is_long.sum()) + number for number, reason in enumerate(rest["reason"])}
     others = np.array([of_rest.get(reason, 0) for reason in whats["reason"]])
-    return pl.concat([whats.filter(kept), rest]), np.where(kept, at, others)
+    return pl.concat([whats.filter(is_long), rest]), np.where(is_long, new_row, others)

@@ -1,7 +1,7 @@
 """Why the GPU of a rank is idle: what the thread that launches its next op does meanwhile.
 
-In: the GPU ops, calls and host work of one rank, by its own clocks. Out: `Idle`: each gap between GPU ops divided among
-reasons, which exclude each other and sum to the gap, and the same for the time before the first op.
+In: the GPU ops, calls and host work of one rank, by its own clocks. Out: `IdleOfRank`: each gap between GPU ops divided
+among reasons, which exclude each other and sum to the gap, and the same for the time before the first op.
 
 A gap ends with the op that starts then; its launch began at `ls` and ended at `le`. Without a recorded launch, all of
 it is `unknown`. If the launch began before the gap, work was there and the GPU had not begun it: `queued`, or
@@ -30,7 +30,7 @@ ROUNDING_S = 1e-10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Idle:
+class IdleOfRank:
     """The idle time of one rank by `reason`, `name`, `where` (`seconds`), between its GPU ops and before the first one.
 
     `gaps_of`: the number of gaps with a part of each reason. `gaps`: of each, its `seconds`, `opened_by`, and the
@@ -47,14 +47,16 @@ class Idle:
     last: float
 
 
-def idle_of(gpu: pl.DataFrame, calls: pl.DataFrame, host: pl.DataFrame, whats: pl.DataFrame, begin: float) -> Idle:
+def idle_of(
+    gpu: pl.DataFrame, calls: pl.DataFrame, host: pl.DataFrame, whats: pl.DataFrame, begin: float
+) -> IdleOfRank:
     """Divide the idle time. `gpu`, `host`: of one rank; `calls`: all, which `gpu.launch` numbers; `begin`: of all."""
     start, end = gpu["start"].to_numpy(), (gpu["start"] + gpu["duration"]).to_numpy()
     order = np.argsort(start, kind="stable")
     reached = np.maximum.accumulate(end[order])
     opens = np.flatnonzero(start[order][1:] > reached[:-1] + ROUNDING_S) + 1  # positions of ops that end a gap
     op, a, b = order[opens], reached[opens - 1], start[order][opens]
-    threads, launch = _Threads(host, whats), gpu["launch"].gather(op)
+    threads, launch = _HostThreads(host, whats), gpu["launch"].gather(op)
     called = {name: calls[name].gather(launch) for name in ("start", "duration", "thread", "name")}
     ls, le = called["start"].to_numpy(), (called["start"] + called["duration"]).to_numpy()
     thread = called["thread"].fill_null(-1).to_numpy()
@@ -80,7 +82,7 @@ def idle_of(gpu: pl.DataFrame, calls: pl.DataFrame, host: pl.DataFrame, whats: p
     if launched is not None and calls["start"][launched] > begin:
         where = np.array([begin]), np.array([min(calls["start"][launched], start[first])])
         before, _ = threads.did(np.zeros(1, np.int64), np.array([calls["thread"][launched]]), *where, alone=True)
-    return Idle(
+    return IdleOfRank(
         between=pl.concat([host_reasons, *(_of_reason(*part) for part in parts)]),
         before=before,
         gaps_of=gaps_of | {str(reason): int((spent > ROUNDING_S).sum()) for reason, _, spent in parts},
@@ -104,21 +106,21 @@ def _of_reason(reason: IdleReason, names: pl.Series, seconds: Floats) -> pl.Data
     return by_name.with_columns(reason=pl.lit(str(reason)), where=pl.lit("")).select(_SCHEMA.names()).cast(_SCHEMA)
 
 
-def _waited_at(calls: pl.DataFrame, thread: Ints, at: Floats, wanted: Bools) -> Ints:
+def _waited_at(calls: pl.DataFrame, thread: Ints, times: Floats, wanted: Bools) -> Ints:
     """The one of `calls` that wait in which a thread waited for the GPU at a time, -1 for none, [times]."""
-    found = np.full(len(at), -1, np.int64)
+    waited_in = np.full(len(times), -1, np.int64)
     rows, of_thread = calls["index"].to_numpy(), calls["thread"].to_numpy()
     start, end = calls["start"].to_numpy(), (calls["start"] + calls["duration"]).to_numpy()
-    for one in np.unique(thread[wanted]):
-        mine, here = np.flatnonzero(of_thread == one), np.flatnonzero(wanted & (thread == one))
-        mine = mine[np.argsort(start[mine], kind="stable")]
-        place = np.searchsorted(start[mine], at[here], side="right") - 1
-        inside = (place >= 0) & (np.append(end[mine], -np.inf)[place] >= at[here])
-        found[here[inside]] = rows[mine[place[inside]]]
-    return found
+    for thread_id in np.unique(thread[wanted]):
+        candidates, wanted_rows = np.flatnonzero(of_thread == thread_id), np.flatnonzero(wanted & (thread == thread_id))
+        candidates = candidates[np.argsort(start[candidates], kind="stable")]
+        place = np.searchsorted(start[candidates], times[wanted_rows], side="right") - 1
+        inside = (place >= 0) & (np.append(end[candidates], -np.inf)[place] >= times[wanted_rows])
+        waited_in[wanted_rows[inside]] = rows[candidates[place[inside]]]
+    return waited_in
 
 
-class _Threads:
+class _HostThreads:
     """What the threads of a rank did at any time."""
 
     def __init__(self, host: pl.DataFrame, whats: pl.DataFrame) -> None:
@@ -129,8 +131,8 @@ class _Threads:
         end, what = start + host["duration"].to_numpy(), host["what"].to_numpy()
         firsts = np.flatnonzero(np.diff(thread, prepend=-1, append=-1))  # by thread and start
         for first, last in pairwise(firsts.tolist()):
-            mine = slice(first, last)
-            self.of[int(thread[first])] = _gapless(start[mine], end[mine], what[mine])
+            rows = slice(first, last)
+            self.of[int(thread[first])] = _gapless(start[rows], end[rows], what[rows])
 
     def did(
         self, gap: Ints, thread: Ints, begin: Floats, end: Floats, *, alone: bool = False
@@ -139,12 +141,12 @@ class _Threads:
 
         Where a thread did nothing, another one counts that works, unless `alone`.
         """
-        found = [np.zeros((4, 0))]
-        for one in np.unique(thread[gap]):
-            mine = gap[(thread[gap] == one) & (end[gap] > begin[gap])]
-            if len(mine):
-                found.append(np.stack(self._of_thread(mine, int(one), begin, end)))
-        every = np.concatenate(found, axis=1)
+        pieces = [np.zeros((4, 0))]
+        for thread_id in np.unique(thread[gap]):
+            gaps = gap[(thread[gap] == thread_id) & (end[gap] > begin[gap])]
+            if len(gaps):
+                pieces.append(np.stack(self._of_thread(gaps, int(thread_id), begin, end)))
+        every = np.concatenate(pieces, axis=1)
         number, start, seconds, what = every[:, every[2] > ROUNDING_S]
         whats = what.astype(np.int64)
         if not alone:
@@ -165,18 +167,18 @@ class _Threads:
         last = np.searchsorted(starts, end[gap], side="left")
         count = last - first
         number = np.repeat(np.arange(len(gap)), count)
-        at = np.arange(len(number)) - np.repeat(np.cumsum(count) - count - first, count)
-        start = np.maximum(starts[at], begin[gap][number])
-        return gap[number], start, np.minimum(ends[at], end[gap][number]) - start, what[at]
+        piece = np.arange(len(number)) - np.repeat(np.cumsum(count) - count - first, count)
+        start = np.maximum(starts[piece], begin[gap][number])
+        return gap[number], start, np.minimum(ends[piece], end[gap][number]) - start, what[piece]
 
-    def _others(self, at: Floats, what: Ints) -> None:
+    def _others(self, times: Floats, what: Ints) -> None:
         """Replace "nothing" by what another thread does then, if that is inside an operator or a call."""
         for _, ends, theirs in self.of.values():
             free = np.flatnonzero(what == -1)
             if not len(free):
                 return
-            there = theirs[np.searchsorted(ends, at[free], side="right")]
-            what[free] = np.where(self.busy[there], there, -1)
+            doing = theirs[np.searchsorted(ends, times[free], side="right")]
+            what[free] = np.where(self.busy[doing], doing, -1)
 
 
 def _gapless(start: Floats, end: Floats, what: Ints) -> tuple[Floats, Floats, Ints]:

@@ -21,11 +21,11 @@ from tracekit.analysis.gpu.waits import Waits
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.numeric.codes import dense
 from tracekit.base.text import seconds
-from tracekit.trace.kineto import GpuRecording
+from tracekit.trace.gpu_recording import GpuRecording
 
 
 @dataclass(frozen=True, slots=True)
-class LateRank:
+class Lateness:
     """`late_s`: how much later than all others it comes, in the collective of each step in which that is most, seconds
     over all steps.
     """
@@ -41,8 +41,8 @@ class LateRanks:
     `accounted`: ranks that are left out of the comparison, but whose collectives show whether they are late.
     """
 
-    compared: LateRank | None
-    left_out: LateRank | None = None
+    compared: Lateness | None
+    left_out: Lateness | None = None
     accounted: frozenset[int] = frozenset()
 
 
@@ -68,21 +68,21 @@ def late_ranks(recording: GpuRecording, part: Comparable, recorded_s: float) -> 
 
 def unexplained_waits(late: LateRanks, waits: Waits, named: int | None, recorded_s: float) -> list[str]:
     """What collectives show and a report that blames rank `named` does not explain; `waits`: of what is compared."""
-    found, one = [], late.compared
-    if one is not None and one.rank != named:
-        waited = waits.waited_for[:, waits.ranks.index(one.rank)]
+    sentences, straggler = [], late.compared
+    if straggler is not None and straggler.rank != named:
+        waited = waits.waited_for[:, waits.ranks.index(straggler.rank)]
         ranks = int((waited > 0).sum())
-        found.append(
+        sentences.append(
             f"{ranks} rank{'s wait' if ranks > 1 else ' waits'} up to {seconds(float(waited.max()))} of the"
-            f" {seconds(recorded_s)} recorded for rank {one.rank}, and nothing recorded says for what"
+            f" {seconds(recorded_s)} recorded for rank {straggler.rank}, and nothing recorded says for what"
         )
-    one = late.left_out
-    if one is not None:
-        found.append(f"the others wait {seconds(one.late_s)} for rank {one.rank}, which is left out")
-    return found
+    straggler = late.left_out
+    if straggler is not None:
+        sentences.append(f"the others wait {seconds(straggler.late_s)} for rank {straggler.rank}, which is left out")
+    return sentences
 
 
-def late_rank(recording: GpuRecording, matches: Matches, clocks: ClockOffsets, least_s: float = 0.0) -> LateRank | None:
+def late_rank(recording: GpuRecording, matches: Matches, clocks: ClockOffsets, least_s: float = 0.0) -> Lateness | None:
     """The rank that is later than all others by `least_s` and by more than chance. `recording`: with steps."""
     collective = np.array([not group.transfers for group in matches.groups], np.bool_)[matches.group_of]
     chosen = np.flatnonzero(matches.synchronising & collective)
@@ -93,12 +93,12 @@ def late_rank(recording: GpuRecording, matches: Matches, clocks: ClockOffsets, l
     for step in range(by_step.shape[1]):
         by_step[:, step] = late[:, steps == step].max(axis=1)
     late_s = np.maximum(by_step, 0.0).sum(axis=1)
-    at = int(late_s.argmax())
-    if not late_s[at] > 0 or late_s[at] < least_s:
+    latest = int(late_s.argmax())
+    if not late_s[latest] > 0 or late_s[latest] < least_s:
         return None
     # Without steps, each collective is a sample.
-    behind = is_behind(by_step if by_step.shape[1] > 1 else late, at)
-    return LateRank(clocks.ranks[at], float(late_s[at])) if behind else None
+    behind = is_behind(by_step if by_step.shape[1] > 1 else late, latest)
+    return Lateness(clocks.ranks[latest], float(late_s[latest])) if behind else None
 
 
 def _behind_the_others(matches: Matches, clocks: ClockOffsets) -> Floats:

@@ -19,7 +19,7 @@ import polars as pl
 
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.trace.gpu_activity import KernelClass
-from tracekit.trace.kineto import GpuRecording
+from tracekit.trace.gpu_recording import GpuRecording
 from tracekit.trace.model import ProcessGroup
 
 #: Group of kernels without a recorded group: all ranks are assumed to take part.
@@ -91,12 +91,12 @@ class Matches:
 def match_collectives(recording: GpuRecording) -> Matches:
     """Match the communication kernels of all ranks. Unrecorded ranks of a group do not count as missing."""
     kernels = _communication(recording)
-    found: list[tuple[Ints, GroupMatches]] = []
+    matched: list[tuple[Ints, GroupMatches]] = []
     stated = {group.name: group for group in recording.groups}
     for (name,), members in kernels.group_by("group", maintain_order=True):
         group = stated.get(str(name)) or ProcessGroup(UNNAMED_GROUP, recording.ranks)
-        found += _of_group(group, members, recording.ranks)
-    return _assembled(kernels, found)
+        matched += _of_group(group, members, recording.ranks)
+    return _assembled(kernels, matched)
 
 
 def _communication(recording: GpuRecording) -> pl.DataFrame:
@@ -187,8 +187,8 @@ def _by_identifier(kernels: Sequence[pl.DataFrame], every: pl.DataFrame) -> tupl
     if key is None:
         return None
     joined: pl.DataFrame | None = None
-    for number, one in enumerate(kernels):
-        side = one.with_row_index("place").filter(pl.col(key).is_not_null())
+    for number, of_rank in enumerate(kernels):
+        side = of_rank.with_row_index("place").filter(pl.col(key).is_not_null())
         side = side.select(
             key, pl.int_range(pl.len()).over(key).alias("part"),
             pl.col("row").alias(f"row{number}"), pl.col("place").cast(pl.Int64).alias(f"place{number}"),
@@ -212,10 +212,13 @@ def _identifier(kernels: Sequence[pl.DataFrame], every: pl.DataFrame) -> str | N
     if (every["collective"] == _TRANSFER).any():
         return None
     return next(
-        (key for key in ("comms_id", "sequence")
-         if all(0 < one[key].drop_nulls().len() <= 2 * one[key].drop_nulls().n_unique() for one in kernels)),
+        (
+            key
+            for key in ("comms_id", "sequence")
+            if all(0 < one[key].drop_nulls().len() <= 2 * one[key].drop_nulls().n_unique() for one in kernels)
+        ),
         None,
-    )  # fmt: skip
+    )
 
 
 def _by_alignment(kernels: Sequence[pl.DataFrame]) -> tuple[Ints, list[int]]:
@@ -252,10 +255,10 @@ def _shifted(kernels: Sequence[pl.DataFrame], reference: int, shifts: list[int])
     kinds, count = _kinds(kernels), kernels[reference].height
     met = np.full((count, len(kernels)), UNMATCHED, np.int64)
     for number, shift in enumerate(shifts):
-        at = np.arange(len(kinds[number])) + shift
-        inside = (at >= 0) & (at < count)
-        inside[inside] &= kinds[number][inside] == kinds[reference][at[inside]]
-        met[at[inside], number] = kernels[number]["row"].to_numpy()[inside]
+        place = np.arange(len(kinds[number])) + shift
+        inside = (place >= 0) & (place < count)
+        inside[inside] &= kinds[number][inside] == kinds[reference][place[inside]]
+        met[place[inside], number] = kernels[number]["row"].to_numpy()[inside]
     return met[(met >= 0).all(axis=1)], shifts
 
 
@@ -294,11 +297,11 @@ def _best_shift(kind: Ints, reference: Ints, times: Floats, reference_times: Flo
     return int(shifts[most])
 
 
-def _pairs_by_shift(mine: np.ndarray, theirs: np.ndarray) -> Ints:
-    """For each shift of `mine` against `theirs`, the number of places where both are true, [shifts], by convolution."""
-    size = 1 << (len(mine) + len(theirs)).bit_length()
-    product = np.fft.rfft(theirs.astype(np.float64), size) * np.fft.rfft(mine[::-1].astype(np.float64), size)
-    return np.rint(np.fft.irfft(product, size)[: len(mine) + len(theirs) - 1]).astype(np.int64)
+def _pairs_by_shift(own: np.ndarray, theirs: np.ndarray) -> Ints:
+    """For each shift of `own` against `theirs`, the number of places where both are true, [shifts], by convolution."""
+    size = 1 << (len(own) + len(theirs)).bit_length()
+    product = np.fft.rfft(theirs.astype(np.float64), size) * np.fft.rfft(own[::-1].astype(np.float64), size)
+    return np.rint(np.fft.irfft(product, size)[: len(own) + len(theirs) - 1]).astype(np.int64)
 
 
 def _overlaps_by_shift(kind: Ints, reference: Ints, times: Floats, reference_times: Floats) -> Ints:
@@ -306,21 +309,23 @@ def _overlaps_by_shift(kind: Ints, reference: Ints, times: Floats, reference_tim
     first = np.searchsorted(np.maximum.accumulate(reference_times[:, 1]), times[:, 0], side="left")
     behind = np.searchsorted(reference_times[:, 0], times[:, 1], side="right")
     count = np.maximum(behind - first, 0)
-    mine = np.repeat(np.arange(len(kind)), count)
-    theirs = np.arange(len(mine)) - np.repeat(np.cumsum(count) - count - first, count)
-    meet = (kind[mine] == reference[theirs]) & (reference_times[theirs, 1] >= times[mine, 0])
-    return np.bincount(theirs[meet] - mine[meet] + len(kind) - 1, minlength=len(kind) + len(reference) - 1)
+    own = np.repeat(np.arange(len(kind)), count)
+    theirs = np.arange(len(own)) - np.repeat(np.cumsum(count) - count - first, count)
+    meet = (kind[own] == reference[theirs]) & (reference_times[theirs, 1] >= times[own, 0])
+    return np.bincount(theirs[meet] - own[meet] + len(kind) - 1, minlength=len(kind) + len(reference) - 1)
 
 
 def _apart(shift: int, times: Floats, reference_times: Floats) -> float:
     """The median difference between the ends of the pairs that a shift makes, seconds."""
-    mine = slice(max(0, -shift), min(len(times), len(reference_times) - shift))
-    return float(np.median(np.abs(times[mine, 1] - reference_times[mine.start + shift : mine.stop + shift, 1])))
+    overlap = slice(max(0, -shift), min(len(times), len(reference_times) - shift))
+    return float(
+        np.median(np.abs(times[overlap, 1] - reference_times[overlap.start + shift : overlap.stop + shift, 1]))
+    )
 
 
-def _assembled(kernels: pl.DataFrame, found: Sequence[tuple[Ints, GroupMatches]]) -> Matches:
-    rows = [rows for rows, _ in found]
-    sizes = np.array([group.matched for _, group in found], np.int64)
+def _assembled(kernels: pl.DataFrame, matched: Sequence[tuple[Ints, GroupMatches]]) -> Matches:
+    rows = [rows for rows, _ in matched]
+    sizes = np.array([group.matched for _, group in matched], np.int64)
     first = np.cumsum(sizes) - sizes
     row = np.concatenate([part.ravel() for part in rows]) if rows else np.empty(0, np.int64)
     instance = [np.repeat(begin + np.arange(len(part)), part.shape[1]) for begin, part in zip(first, rows, strict=True)]
@@ -339,8 +344,8 @@ def _assembled(kernels: pl.DataFrame, found: Sequence[tuple[Ints, GroupMatches]]
         start=of_row["start"].to_numpy(),
         end=of_row["end"].to_numpy(),
         synchronising=synchronising,
-        group_of=np.repeat(np.arange(len(found)), sizes),
-        groups=tuple(group for _, group in found),
+        group_of=np.repeat(np.arange(len(matched)), sizes),
+        groups=tuple(group for _, group in matched),
     )
 
 
@@ -348,5 +353,5 @@ def _operation(name: str) -> str:
     """The operation that the name of a collective or kernel contains: ncclDevKernel_AllReduce_Sum_f32_RING_LL ->
     allreduce.
     """
-    found = re.match(r"(?:nccl|rccl)\w*?kernel_([a-z]+)", name)
-    return found[1] if found else name
+    match = re.match(r"(?:nccl|rccl)\w*?kernel_([a-z]+)", name)
+    return match[1] if match else name

@@ -47,54 +47,54 @@ def causes_that_stand_out(
     `causes`: the ops that each of them covers, [ops].
     """
     ranks = pace.graph.ops.mesh.ranks
-    at, steps = int(np.searchsorted(ranks, rank)), len(pace.marked_steps)
+    index, steps = int(np.searchsorted(ranks, rank)), len(pace.marked_steps)
     parts, largest = -(-_PARTS // steps), LARGEST_CHANCE / (len(ranks) * len(causes))
-    found = []
+    confirmed = []
     for chosen in causes:
         behind = pace.behind(rank, chosen, parts)
-        if min(_in_step_after_step(behind, at), _from_all_others(behind.sum(axis=2), at)) <= largest:
-            found.append(chosen)
-        elif (proven := np.flatnonzero(_at_one_place(behind, at) * parts <= largest)).size:
-            found.append(chosen & np.isin(pace.part_of_step(parts), proven))
-    return found
+        if min(_in_step_after_step(behind, index), _from_all_others(behind.sum(axis=2), index)) <= largest:
+            confirmed.append(chosen)
+        elif (proven := np.flatnonzero(_at_one_place(behind, index) * parts <= largest)).size:
+            confirmed.append(chosen & np.isin(pace.part_of_step(parts), proven))
+    return confirmed
 
 
-def is_behind(behind: Floats, at: int) -> bool:
-    """Whether rank `at` is further `behind` than the others, [ranks, samples], by more than chance."""
-    repeated = _in_step_after_step(behind[:, :, None], at) if behind.shape[1] > 1 else 1.0
-    return len(behind) * min(repeated, _from_all_others(behind, at)) <= LARGEST_CHANCE
+def is_behind(behind: Floats, index: int) -> bool:
+    """Whether rank `index` is further `behind` than the others, [ranks, samples], by more than chance."""
+    repeated = _in_step_after_step(behind[:, :, None], index) if behind.shape[1] > 1 else 1.0
+    return len(behind) * min(repeated, _from_all_others(behind, index)) <= LARGEST_CHANCE
 
 
-def stands_out_once(took: Floats, at: int) -> bool:
-    """Whether rank `at` did something that happens once later than all others did, seconds, [ranks]."""
-    return len(took) * _from_all_others(took[:, None], at) <= LARGEST_CHANCE
+def stands_out_once(took: Floats, index: int) -> bool:
+    """Whether rank `index` did something that happens once later than all others did, seconds, [ranks]."""
+    return len(took) * _from_all_others(took[:, None], index) <= LARGEST_CHANCE
 
 
-def _in_step_after_step(behind: Floats, at: int) -> float:
-    """The probability that rank `at` is this far `behind`, [ranks, steps, parts], in this many steps."""
-    more = behind[at] - np.median(np.delete(behind, at, axis=0), axis=0)
+def _in_step_after_step(behind: Floats, index: int) -> float:
+    """The probability that rank `index` is this far `behind`, [ranks, steps, parts], in this many steps."""
+    more = behind[index] - np.median(np.delete(behind, index, axis=0), axis=0)
     more = more if len(more) > 1 else more.T
     return _chance(more.sum(), len(more) * _variances(more), len(more))
 
 
-def _from_all_others(behind: Floats, at: int) -> float:
-    """The probability that rank `at` is this far `behind`, [ranks, steps], all others; 1 for two ranks."""
-    others = np.delete(behind, at, axis=0)
+def _from_all_others(behind: Floats, index: int) -> float:
+    """The probability that rank `index` is this far `behind`, [ranks, steps], all others; 1 for two ranks."""
+    others = np.delete(behind, index, axis=0)
     if len(others) < 2:
         return 1.0
-    excess = behind[at].sum() - others.sum(axis=1).mean()
+    excess = behind[index].sum() - others.sum(axis=1).mean()
     return _chance(excess, (1 + 1 / len(others)) * _variances(others), len(others))
 
 
-def _at_one_place(behind: Floats, at: int) -> Floats:
-    """The probability that rank `at` is this far `behind`, [ranks, steps, parts], in each part; [parts]."""
-    mine, others = behind[at], np.delete(behind, at, axis=0).reshape(-1, behind.shape[2])
-    if len(behind) < 3 or len(mine) < 2:
+def _at_one_place(behind: Floats, index: int) -> Floats:
+    """The probability that rank `index` is this far `behind`, [ranks, steps, parts], in each part; [parts]."""
+    own, others = behind[index], np.delete(behind, index, axis=0).reshape(-1, behind.shape[2])
+    if len(behind) < 3 or len(own) < 2:
         return np.ones(behind.shape[2])
-    freedom = len(mine) + len(others) - 2
-    squares = len(mine) * mine.var(axis=0) + len(others) * others.var(axis=0)
-    error = np.sqrt(squares / freedom * (1 / len(mine) + 1 / len(others)))
-    excess = mine.mean(axis=0) - others.mean(axis=0)
+    freedom = len(own) + len(others) - 2
+    squares = len(own) * own.var(axis=0) + len(others) * others.var(axis=0)
+    error = np.sqrt(squares / freedom * (1 / len(own) + 1 / len(others)))
+    excess = own.mean(axis=0) - others.mean(axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):
         chance = [student_tail(t, freedom) for t in (excess / error).tolist()]
     return np.where(error > 0, chance, np.where(excess > 0, 0.0, 1.0))

@@ -27,7 +27,7 @@ from tracekit.analysis.gpu.matching import ELEMENTS_OF_ALL, Matches
 from tracekit.analysis.numeric.arrays import Ints
 from tracekit.analysis.numeric.codes import numbered
 from tracekit.trace.gpu_activity import KernelClass
-from tracekit.trace.kineto import GpuRecording, joined
+from tracekit.trace.gpu_recording import GpuRecording, joined
 from tracekit.trace.op import OpTrace
 
 #: Because of noise, this share of a rank's ops may begin before their launch; the rest shows how far apart the clocks
@@ -133,9 +133,9 @@ def _aligned(
     delay = gpu["start"].to_numpy() - called
     rank = gpu["rank"].to_numpy()
     skew = {}
-    for one in recording.ranks:
-        delays = delay[(rank == one) & np.isfinite(delay)]
-        skew[one] = max(0.0, -float(np.quantile(delays, _EARLY_SHARE))) if len(delays) else 0.0
+    for rank_number in recording.ranks:
+        delays = delay[(rank == rank_number) & np.isfinite(delay)]
+        skew[rank_number] = max(0.0, -float(np.quantile(delays, _EARLY_SHARE))) if len(delays) else 0.0
     ahead = dict(zip(clocks.ranks, clocks.ahead.tolist(), strict=True))
 
     def corrected(frame: pl.DataFrame, extra: dict[int, float]) -> pl.DataFrame:
@@ -150,8 +150,9 @@ def _aligned(
     size = pl.col("group").replace_strict(sizes, default=None, return_dtype=pl.Int64).fill_null(len(recording.ranks))
     phases = calls["phase"].gather(gpu["launch"])
     ops = corrected(gpu, {}).with_columns(
-        stream=name_numbers("stream", gpu["stream"]) if gpu["device"].n_unique() <= len(recording.ranks) else
-        pl.format("gpu {} stream {}", "device", "stream"),
+        stream=name_numbers("stream", gpu["stream"])
+        if gpu["device"].n_unique() <= len(recording.ranks)
+        else pl.format("gpu {} stream {}", "device", "stream"),
         kind=pl.col("kernel_class"),
         role=pl.lit("gpu"),
         communicates=communicates,
@@ -160,7 +161,7 @@ def _aligned(
         exchanges=pl.when(communicates & _EXCHANGES).then(size),
         rows_sent=_rows("sent", size),
         rows_received=_rows("received", size),
-    )  # fmt: skip
+    )
     steps, pieces = (corrected(table, skew) for table in (recording.step_spans, recording.host))
     at_launch = {"operator": "inner", "inputs": "inputs", "recomputed": "recomputed", "action": "action"}
     around = pl.DataFrame({name: calls[of_call].gather(gpu["launch"]) for name, of_call in at_launch.items()})
@@ -206,8 +207,8 @@ def _windows(gpu: pl.DataFrame, host: pl.DataFrame, first: float) -> pl.DataFram
 
 def _looked_up(numbers: pl.Series, rows: Ints) -> pl.Series:
     """Row numbers of values; null for a value that is null or -1, or has no row."""
-    found = np.append(rows, -1)[numbers.fill_null(-1).to_numpy()].astype(np.int32)
-    return pl.Series(found).set(pl.Series(found < 0), None)
+    looked_up = np.append(rows, -1)[numbers.fill_null(-1).to_numpy()].astype(np.int32)
+    return pl.Series(looked_up).set(pl.Series(looked_up < 0), None)
 
 
 def _rendezvous(gpu_ops: int, matches: Matches, clocks: ClockOffsets) -> pl.Series:
@@ -219,18 +220,18 @@ def _rendezvous(gpu_ops: int, matches: Matches, clocks: ClockOffsets) -> pl.Seri
     np.maximum.at(last, matches.instance, start)
     meets = matches.synchronising[matches.instance] | (end >= last[matches.instance])
     meets &= np.bincount(matches.instance[meets], minlength=matches.matched)[matches.instance] > 1
-    found = np.full(gpu_ops, -1, np.int32)
-    found[matches.row[meets]] = matches.instance[meets]
-    return pl.Series(found).set(pl.Series(found < 0), None)
+    instance_of = np.full(gpu_ops, -1, np.int32)
+    instance_of[matches.row[meets]] = matches.instance[meets]
+    return pl.Series(instance_of).set(pl.Series(instance_of < 0), None)
 
 
 def _on_all_ranks(peer: Ints, ops: pl.DataFrame) -> npt.NDArray[np.bool_]:
     """Whether every rank has an op of the same class in the same step, [ops]."""
     kind, rank = numbered(pl.Series(peer), ops["profiler_step"]), numbered(ops["rank"])
     ranks = int(rank.max(initial=-1)) + 1
-    there = np.zeros((int(kind.max(initial=-1)) + 1, ranks), np.bool_)
-    there[kind, rank] = True
-    return np.asarray(there.all(axis=1))[kind]
+    present = np.zeros((int(kind.max(initial=-1)) + 1, ranks), np.bool_)
+    present[kind, rank] = True
+    return np.asarray(present.all(axis=1))[kind]
 
 
 def _peers(ops: pl.DataFrame, marked: pl.DataFrame) -> tuple[Ints, npt.NDArray[np.bool_]]:

@@ -55,9 +55,9 @@ class PaceOfPeers:
         """The ops on the critical path of the recording."""
         path = critical_path(self.replay, RECORDED)
         ops = np.empty(len(path.row), np.int64)
-        for at, block in enumerate(self.graph.blocks):
-            here = path.block == at
-            ops[here] = block.op[path.row[here], path.lane[here]]
+        for number, block in enumerate(self.graph.blocks):
+            on_block = path.block == number
+            ops[on_block] = block.op[path.row[on_block], path.lane[on_block]]
         return ops
 
     @cached_property
@@ -70,10 +70,10 @@ class PaceOfPeers:
         ops, ranks = self.graph.ops, self.graph.ops.mesh.ranks
         critical = self._critical if ops.comparable is None else self._critical[ops.comparable[self._critical]]
         on, saved = ops.rank[critical], np.zeros(len(ranks))
-        for at, rank in enumerate(ranks.tolist()):
-            mine = critical[on == rank]
-            classes = self._class[mine]
-            saved[at] = (self.cost[mine] - self._usual(classes, at) / self._counts[classes, at]).sum()
+        for index, rank in enumerate(ranks.tolist()):
+            own = critical[on == rank]
+            classes = self._class[own]
+            saved[index] = (self.cost[own] - self._usual(classes, index) / self._counts[classes, index]).sum()
         saved /= len(self.graph.steps)
         saved[np.isin(ranks, ops.rank[self._calls])] = np.inf
         return saved
@@ -136,18 +136,18 @@ class PaceOfPeers:
         [ranks, steps, parts], for each marked step, split into `parts`.
         """
         ops, steps = self.graph.ops, self.marked_steps
-        mine = np.unique(self._critical[ops.rank[self._critical] == rank])
-        mine = mine[chosen[mine] & np.isin(self.steps[mine], steps)]
+        critical = np.unique(self._critical[ops.rank[self._critical] == rank])
+        critical = critical[chosen[critical] & np.isin(self.steps[critical], steps)]
         if ops.comparable is not None:
-            mine = mine[ops.comparable[mine]]
-        classes, first, count = np.unique(self._class[mine], return_index=True, return_counts=True)
+            critical = critical[ops.comparable[critical]]
+        classes, first, count = np.unique(self._class[critical], return_index=True, return_counts=True)
         # If only part of a class's ops is critical, count that part.
         share = count / self._counts[classes, np.searchsorted(ops.mesh.ranks, rank)]
-        cell = np.searchsorted(steps, self.steps[mine[first]]) * parts + self.part_of_step(parts)[mine[first]]
+        cell = np.searchsorted(steps, self.steps[critical[first]]) * parts + self.part_of_step(parts)[critical[first]]
         behind = np.zeros((len(ops.mesh.ranks), len(steps) * parts))
-        for at in range(len(behind)):
-            more = (self._totals[classes, at] - self._usual(classes, at)) * share
-            behind[at] = np.bincount(cell, weights=more, minlength=behind.shape[1])
+        for index in range(len(behind)):
+            more = (self._totals[classes, index] - self._usual(classes, index)) * share
+            behind[index] = np.bincount(cell, weights=more, minlength=behind.shape[1])
         return behind.reshape(-1, len(steps), parts)
 
     def costs(self, rank: int, chosen: npt.NDArray[np.bool_] | None = None) -> Floats:
@@ -155,22 +155,22 @@ class PaceOfPeers:
 
         Removes work that the others do not have.
         """
-        ops, at = self.graph.ops, int(np.searchsorted(self.graph.ops.mesh.ranks, rank))
+        ops, index = self.graph.ops, int(np.searchsorted(self.graph.ops.mesh.ranks, rank))
         mask = ops.rank == rank
         if chosen is not None:
             mask &= chosen
         if ops.comparable is not None:
             mask &= ops.comparable
-        mine = np.flatnonzero(mask)
-        classes, inverse, counts = np.unique(self._class[mine], return_inverse=True, return_counts=True)
-        usual = self._usual(classes, at)
+        changed = np.flatnonzero(mask)
+        classes, inverse, counts = np.unique(self._class[changed], return_inverse=True, return_counts=True)
+        usual = self._usual(classes, index)
         cost = self.cost.copy()
-        cost[mine] = (usual / np.maximum(self._counts[classes, at], counts))[inverse]
+        cost[changed] = (usual / np.maximum(self._counts[classes, index], counts))[inverse]
         return cost
 
-    def _usual(self, classes: Ints, at: int) -> Floats:
-        """The usual time for each of these classes, the median over all ranks except index `at`, seconds."""
-        return self._usual_without[at][classes]
+    def _usual(self, classes: Ints, index: int) -> Floats:
+        """The usual time for each of these classes, the median over all ranks except index `index`, seconds."""
+        return self._usual_without[index][classes]
 
     @cached_property
     def _usual_without(self) -> tuple[Floats, ...]:
@@ -206,10 +206,10 @@ class PaceOfPeers:
 
     def freed(self, ranks: Sequence[int], least_s: float) -> Restructure | None:
         """`without_extra_waits` for several ranks, each compared with all others but these."""
-        ops, at = self.graph.ops, np.searchsorted(self.graph.ops.mesh.ranks, ranks)
+        ops, indices = self.graph.ops, np.searchsorted(self.graph.ops.mesh.ranks, ranks)
         gone = np.zeros(len(ops.before), np.bool_)
         for rank in ranks if len(ranks) < len(ops.mesh.ranks) and self._calls.any() else ():
-            waits, waited_s = self._extra_waits(rank, at)
+            waits, waited_s = self._extra_waits(rank, indices)
             gone |= waits & (waited_s >= least_s)
         return self.without_edges(gone) if gone.any() else None
 

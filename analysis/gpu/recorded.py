@@ -24,7 +24,7 @@ from tracekit.analysis.gpu.times import times_of
 from tracekit.analysis.gpu.waits import Waits
 from tracekit.base.text import code_name, counted, ranks_text, seconds
 from tracekit.trace.gpu_activity import Activity, KernelClass
-from tracekit.trace.kineto import GpuRecording
+from tracekit.trace.gpu_recording import GpuRecording
 from tracekit.trace.profiler_cost import ProfilerCost
 
 #: Of at most so many ranks the times are told; they are those of one job, so more would repeat them.
@@ -115,13 +115,13 @@ class Kept(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Recorded:
-    """`part`: what of it is compared, and why; its matches and clocks. `kept`: what its op trace keeps.
+    """`part`: what of it is compared, and why; its matches and clocks. `summary`: what its op trace keeps.
 
     `skew_s`: how far the clock of each rank's host was ahead of its GPU's, seconds.
     """
 
     part: Comparable
-    kept: Kept
+    summary: Kept
     waits: Waits
     skew_s: Mapping[int, float]
 
@@ -184,9 +184,9 @@ def _too_long(recording: GpuRecording) -> Iterator[str]:
 def _without_stacks(recording: GpuRecording) -> Iterator[str]:
     """Yield which ranks lack stacks that others have, and what follows."""
     named = pl.any_horizontal(pl.col("own").is_not_null(), pl.col("module").is_not_null())
-    found = recording.calls.group_by("rank").agg(named.any().alias("stacks")).sort("rank")
-    lacking = found.filter(~pl.col("stacks"))["rank"].to_list()
-    if lacking and len(lacking) < found.height:
+    by_rank = recording.calls.group_by("rank").agg(named.any().alias("stacks")).sort("rank")
+    lacking = by_rank.filter(~pl.col("stacks"))["rank"].to_list()
+    if lacking and len(lacking) < by_rank.height:
         yield (
             f"{ranks_text(lacking)} recorded without stacks, the others with: lines of code are known of those only,"
             " and recording slows their hosts more; record all with the same options to compare hosts"

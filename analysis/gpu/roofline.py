@@ -50,19 +50,19 @@ class Card(Struct, frozen=True):
     @staticmethod
     def named(device: str | None) -> Card | None:
         """The card whose name is part of that of the device, the longest if several are; None if it is unknown."""
-        found = [card for card in cards() if device and card.name.lower() in device.lower()]
-        return max(found, key=lambda card: len(card.name), default=None)
+        matching = [card for card in cards() if device and card.name.lower() in device.lower()]
+        return max(matching, key=lambda card: len(card.name), default=None)
 
 
 @cache
 def cards() -> tuple[Card, ...]:
     """Return every known card, those of the user first. Raises FormatError if TRACEKIT_CARDS cannot be read."""
     own = os.environ.get("TRACEKIT_CARDS")
-    known = tuple(_cards(files("tracekit.analysis.gpu").joinpath("cards.csv").read_text().splitlines()))
+    built_in = tuple(_cards(files("tracekit.analysis.gpu").joinpath("cards.csv").read_text().splitlines()))
     if not own:
-        return known
+        return built_in
     try:
-        return (*_cards(Path(own).read_text(encoding="utf-8-sig").splitlines()), *known)
+        return (*_cards(Path(own).read_text(encoding="utf-8-sig").splitlines()), *built_in)
     except OSError as error:
         raise FormatError(f"TRACEKIT_CARDS={own}: {error.strerror or error}; check the path") from None
     except (ValueError, csv.Error) as error:
@@ -78,10 +78,10 @@ def _cards(lines: Sequence[str]) -> Iterator[Card]:
     table = csv.DictReader(line for line in lines if not line.startswith("#"))
     if missing := [name for name in _HEAD if name not in (table.fieldnames or ())]:
         raise ValueError(f"lacks the column {missing[0]}")
-    found = list(table)
-    if not found:
+    rows = list(table)
+    if not rows:
         raise ValueError("holds no card")
-    for row in found:
+    for row in rows:
         name = (row["name"] or "").strip()
         if not name:
             raise ValueError("holds a card without a name")
@@ -120,18 +120,17 @@ def shape_times(op: str, row: tuple[str, int, float], card: Card | None) -> Shap
 
 
 def roofline_s(flops: float, moved: float, dtype: str, card: Card) -> float:
-    """How long that takes at the peaks of a card, seconds."""
-    kind = dtype.lower()
-    peak = (
-        card.half
-        if kind in _HALF
-        else 2 * card.half
-        if kind in _QUARTER
-        else card.tensor
-        if kind == "float"
-        else card.single
-    )
-    return max(flops / peak, moved / card.bytes_s)
+    """How long work takes at the peaks of a card, seconds. `flops`: operations; `moved`: bytes."""
+    return max(flops / _peak(dtype.lower(), card), moved / card.bytes_s)
+
+
+def _peak(dtype: str, card: Card) -> float:
+    """Floating-point operations per second of a card."""
+    if dtype in _HALF:
+        return card.half
+    if dtype in _QUARTER:
+        return 2 * card.half
+    return card.tensor if dtype == "float" else card.single
 
 
 def work_of(op: str, dims: Sequence[Any], types: Sequence[Any]) -> tuple[float | None, float | None, float | None]:
@@ -150,10 +149,10 @@ def work_of(op: str, dims: Sequence[Any], types: Sequence[Any]) -> tuple[float |
     read, wide = float(sum(math.prod(size) * wide for size, wide in tensors)), tensors[0][1]
     sizes = [size for size, _ in tensors if len(size) >= 2]
     if op in _PRODUCTS and len(sizes) >= 2:
-        left, right = sizes[-2:] if op in {"aten::addmm", "aten::baddbmm"} else sizes[:2]
-        out = right[0] if op == "aten::linear" else right[-1]
-        written = math.prod(left[:-1]) * out * wide
-        return 2.0 * math.prod(left) * out, read + written, written
+        first, second = sizes[-2:] if op in {"aten::addmm", "aten::baddbmm"} else sizes[:2]
+        out = second[0] if op == "aten::linear" else second[-1]
+        written = math.prod(first[:-1]) * out * wide
+        return 2.0 * math.prod(first) * out, read + written, written
     written = max(math.prod(size) for size, _ in tensors) * wide
     return None, read + written, written
 

@@ -20,13 +20,13 @@ import polars as pl
 
 from tracekit.analysis.gpu.matching import Matches
 from tracekit.analysis.numeric.arrays import Floats, Ints
-from tracekit.trace.kineto import GpuRecording
+from tracekit.trace.gpu_recording import GpuRecording
 
 #: Sections between anchors repeat if this share of them looks like the section one period earlier.
 _ALIKE = 0.9
 
 
-class _Span(NamedTuple):
+class _StepSpan(NamedTuple):
     """A step of a rank; seconds, without the begin itself."""
 
     rank: int
@@ -43,13 +43,13 @@ def with_steps(recording: GpuRecording, matches: Matches) -> GpuRecording:
     calls = recording.calls
     step = calls["step"].fill_null(-1).to_numpy().copy()
     rank, start = calls["rank"].to_numpy(), calls["start"].to_numpy()
-    for one in recording.ranks:
-        spans = sorted((span for span in missing if span.rank == one), key=lambda span: span.begin)
-        mine = np.flatnonzero((rank == one) & (step < 0))
+    for rank_number in recording.ranks:
+        spans = sorted((span for span in missing if span.rank == rank_number), key=lambda span: span.begin)
+        unmarked = np.flatnonzero((rank == rank_number) & (step < 0))
         # A step begins after the call that launched its anchor: other calls can have the same whole microsecond.
-        at = np.searchsorted([span.begin for span in spans], start[mine], side="left") - 1
-        inside = (at >= 0) & (start[mine] <= np.array([*(span.end for span in spans), -np.inf])[at])
-        step[mine] = np.where(inside, np.array([*(span.step for span in spans), -1])[at], -1)
+        span_of = np.searchsorted([span.begin for span in spans], start[unmarked], side="left") - 1
+        inside = (span_of >= 0) & (start[unmarked] <= np.array([*(span.end for span in spans), -np.inf])[span_of])
+        step[unmarked] = np.where(inside, np.array([*(span.step for span in spans), -1])[span_of], -1)
     of_launch = np.append(step, -1)[recording.gpu_ops["launch"].fill_null(-1).to_numpy()]
     return replace(
         recording,
@@ -62,7 +62,7 @@ def _or_null(step: Ints) -> pl.Series:
     return pl.Series("step", step, dtype=pl.Int32).set(pl.Series(step < 0), None)
 
 
-def _unmarked(recording: GpuRecording, matches: Matches) -> list[_Span]:
+def _unmarked(recording: GpuRecording, matches: Matches) -> list[_StepSpan]:
     """Spans of steps that a rank does not mark; only those whose place is certain.
 
     The time before the first mark of all ranks, and after the last, is a step if it launches at least half as many
@@ -71,21 +71,21 @@ def _unmarked(recording: GpuRecording, matches: Matches) -> list[_Span]:
     spans = {
         (rank, step): (start, start + duration) for rank, step, start, duration in recording.step_spans.iter_rows()
     }
-    known = sorted({step for _, step in spans})
+    marked = sorted({step for _, step in spans})
     launched = dict(zip(recording.ranks, _launch_times(recording, matches), strict=True))
     counts = [_count(launched[rank], *span) for (rank, _), span in spans.items()]
     usual = np.median([count for count in counts if count] or [1])
-    earlier, later = known[0] - 1, known[-1] + 1
-    around = zip([earlier, earlier, *known], [earlier, *known, later], [*known, later, later], strict=True)
-    found = []
+    earlier, later = marked[0] - 1, marked[-1] + 1
+    around = zip([earlier, earlier, *marked], [earlier, *marked, later], [*marked, later, later], strict=True)
+    unmarked = []
     for rank, (before, step, behind) in product(recording.ranks, around):
         begin = -np.inf if before == earlier else spans.get((rank, before), (None, None))[1]
         end = np.inf if behind == later else spans.get((rank, behind), (None, None))[0]
         if (rank, step) in spans or begin is None or end is None:
             continue
-        if step in known or 2 * _count(launched[rank], begin, end) >= usual:
-            found.append(_Span(rank, step, begin, end))
-    return found
+        if step in marked or 2 * _count(launched[rank], begin, end) >= usual:
+            unmarked.append(_StepSpan(rank, step, begin, end))
+    return unmarked
 
 
 def _count(times: Floats, begin: float, end: float) -> int:
@@ -93,14 +93,14 @@ def _count(times: Floats, begin: float, end: float) -> int:
     return int(((times > begin) & (times <= end)).sum())
 
 
-def _repeated(recording: GpuRecording, matches: Matches) -> list[_Span]:
+def _repeated(recording: GpuRecording, matches: Matches) -> list[_StepSpan]:
     """Spans from anchor to anchor; none if there are no anchors, or ranks differ in their order."""
     launched = _launch_times(recording, matches)
     if not launched.shape[1] or (np.diff(launched, axis=1) < 0).any():
         return []
     first = launched[:, :: _period(_sections(recording, launched[0]))]
     return [
-        _Span(rank, number, begin, end)
+        _StepSpan(rank, number, begin, end)
         for rank, begins in zip(recording.ranks, first.tolist(), strict=True)
         for number, (begin, end) in enumerate(zip(begins, [*begins[1:], np.inf], strict=True))
     ]
@@ -134,6 +134,7 @@ def _sections(recording: GpuRecording, anchors: Floats) -> Ints:
 
 def _period(sections: Ints) -> int:
     """The number of sections after which they repeat; more than their number if they do not."""
-    alike = (shift for shift in range(1, len(sections) // 2 + 1)
-             if (sections[shift:] == sections[:-shift]).mean() >= _ALIKE)  # fmt: skip
+    alike = (
+        shift for shift in range(1, len(sections) // 2 + 1) if (sections[shift:] == sections[:-shift]).mean() >= _ALIKE
+    )
     return next(alike, len(sections) + 1)

@@ -25,11 +25,11 @@ from tracekit.analysis.gpu.gpu_times import (
     Synchronisation,
     Transfer,
 )
-from tracekit.analysis.gpu.idle import ROUNDING_S, Idle, idle_of
+from tracekit.analysis.gpu.idle import ROUNDING_S, IdleOfRank, idle_of
 from tracekit.analysis.gpu.roofline import Card, shape_times
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.trace.gpu_activity import Activity
-from tracekit.trace.kineto import GpuRecording
+from tracekit.trace.gpu_recording import GpuRecording
 
 #: At most so many kernels, operators, calls, and names of a reason.
 MOST_ROWS, MOST_NAMES, MOST_SHAPES = 15, 8, 4
@@ -50,14 +50,16 @@ def times_of(recording: GpuRecording, rank: int) -> GpuTimes:
     first, last = np.searchsorted(recording.host["rank"].to_numpy(), [rank, rank + 1]).tolist()
     idle = idle_of(gpu, calls, recording.host.slice(first, last - first), recording.whats, begin)
     launched = gpu.filter(pl.col("launch").is_not_null())
-    at = launched["launch"]
+    launches = launched["launch"]
     around = launched.with_columns(
-        op=calls["inner"].gather(at), inputs=calls["inputs"].gather(at), module=calls["module"].gather(at)
+        op=calls["inner"].gather(launches),
+        inputs=calls["inputs"].gather(launches),
+        module=calls["module"].gather(launches),
     )
     kernels = gpu.filter(activity=str(Activity.KERNEL))
     short = kernels.filter(pl.col("duration") < SHORT_S - ROUNDING_S)
     steps = recording.step_spans.filter(rank=rank)
-    mine = calls.with_row_index("row").filter(rank=rank)
+    own_calls = calls.with_row_index("row").filter(rank=rank)
     return GpuTimes(
         rank=rank,
         recording_s=end - begin,
@@ -82,11 +84,11 @@ def times_of(recording: GpuRecording, rank: int) -> GpuTimes:
             .iter_rows()
         ),
         ops=tuple(_ops(around, recording.device_name)),
-        synchronisations=tuple(_synchronisations(mine, idle)),
+        synchronisations=tuple(_synchronisations(own_calls, idle)),
         transfers=tuple(_transfers(gpu)),
         launch=Launches(
-            calls=at.n_unique(),
-            call_s=float(calls["duration"].gather(at.unique()).sum()),
+            calls=launches.n_unique(),
+            call_s=float(calls["duration"].gather(launches.unique()).sum()),
             short_kernels=short.height,
             short_s=float(short["duration"].sum()),
             kernels=kernels.height,
@@ -95,8 +97,8 @@ def times_of(recording: GpuRecording, rank: int) -> GpuTimes:
         steps=MarkedSteps(
             steps["step"].n_unique(), None if steps.is_empty() else float(steps["duration"].to_numpy().mean())
         ),
-        stacks=bool((recording.whats["where"] != "").any()) or bool(mine["module"].is_not_null().any()),
-        shapes=bool((mine["inputs"].fill_null("") != "").any()),
+        stacks=bool((recording.whats["where"] != "").any()) or bool(own_calls["module"].is_not_null().any()),
+        shapes=bool((own_calls["inputs"].fill_null("") != "").any()),
         memory=_memory(recording.memory.filter(rank=rank), begin),
     )
 
@@ -112,16 +114,16 @@ def _memory(table: pl.DataFrame, begin: float) -> MemoryTimes | None:
 
 def _names(table: pl.DataFrame) -> tuple[NamedTime, ...]:
     """What takes longest in a table of `name`, `where`, `seconds`, each with the line where most of it is."""
-    found = (
+    by_name = (
         table.sort("seconds", "where", descending=True)
         .group_by("name", maintain_order=True)
         .agg(pl.col("seconds").sum(), pl.col("where").first())
         .sort("seconds", "name", descending=[True, False])
     )
-    return tuple(NamedTime(*row) for row in found.head(MOST_NAMES).iter_rows())
+    return tuple(NamedTime(*row) for row in by_name.head(MOST_NAMES).iter_rows())
 
 
-def _by_reason(idle: Idle) -> Iterable[IdleTime]:
+def _by_reason(idle: IdleOfRank) -> Iterable[IdleTime]:
     """Yield the reasons, longest first."""
     for reason, seconds in _totals(idle.between):
         yield IdleTime(reason, seconds, idle.gaps_of[reason], _names(idle.between.filter(reason=reason)))
@@ -141,9 +143,9 @@ def _ops(around: pl.DataFrame, device: str | None) -> Iterable[OpTime]:
         named.group_by("op").agg(pl.len(), pl.col("duration").sum()).sort("duration", "op", descending=[True, False])
     )
     for name, count, seconds in longest.head(MOST_ROWS).iter_rows():
-        mine = named.filter(op=name)
-        module = mine.filter(pl.col("module").is_not_null()).group_by("module").agg(pl.col("duration").sum())
-        shapes = mine.group_by("inputs").agg(count=pl.len(), seconds=pl.col("duration").sum())
+        of_op = named.filter(op=name)
+        module = of_op.filter(pl.col("module").is_not_null()).group_by("module").agg(pl.col("duration").sum())
+        shapes = of_op.group_by("inputs").agg(count=pl.len(), seconds=pl.col("duration").sum())
         shapes = shapes.filter(pl.col("inputs").fill_null("") != "").sort("seconds", "inputs", descending=[True, False])
         yield OpTime(
             name=name,
@@ -156,7 +158,7 @@ def _ops(around: pl.DataFrame, device: str | None) -> Iterable[OpTime]:
         )
 
 
-def _synchronisations(calls: pl.DataFrame, idle: Idle) -> Iterable[Synchronisation]:
+def _synchronisations(calls: pl.DataFrame, idle: IdleOfRank) -> Iterable[Synchronisation]:
     """Yield the calls that wait, by name and innermost operator, those that wait longest first."""
     after = idle.gaps.group_by("call").agg(idle_s=pl.col("seconds").sum()).drop_nulls()
     waiting = calls.filter("waits").join(after, left_on="row", right_on="call", how="left")
@@ -178,9 +180,12 @@ def _transfers(gpu: pl.DataFrame) -> Iterable[Transfer]:
         return
     computing = union(gpu.filter(activity=str(Activity.KERNEL)))
     exposed = copies["duration"].to_numpy() - _covered(copies, computing)
-    grouped = copies.with_columns(exposed=pl.Series(exposed)).group_by("kind", "pageable").agg(
-        pl.len(), pl.col("bytes").fill_null(0).sum(), pl.col("duration").sum(), pl.col("exposed").sum()
-    ).sort("duration", "kind", descending=[True, False])  # fmt: skip
+    grouped = (
+        copies.with_columns(exposed=pl.Series(exposed))
+        .group_by("kind", "pageable")
+        .agg(pl.len(), pl.col("bytes").fill_null(0).sum(), pl.col("duration").sum(), pl.col("exposed").sum())
+        .sort("duration", "kind", descending=[True, False])
+    )
     for row in grouped.iter_rows():
         yield Transfer(*row)
 
@@ -190,9 +195,9 @@ def _covered(ops: pl.DataFrame, intervals: np.ndarray) -> np.ndarray:
     begin, end = intervals.T
     length = np.append(0.0, np.cumsum(end - begin))
 
-    def before(at: Floats) -> Floats:
-        place = np.searchsorted(begin, at, side="right")
-        return np.asarray(length[place] - np.maximum(np.append(-np.inf, end)[place] - at, 0.0))
+    def before(times: Floats) -> Floats:
+        place = np.searchsorted(begin, times, side="right")
+        return np.asarray(length[place] - np.maximum(np.append(-np.inf, end)[place] - times, 0.0))
 
     start = ops["start"].to_numpy()
     return np.asarray(before(start + ops["duration"].to_numpy()) - before(start))

@@ -1,7 +1,7 @@
 """What the op graph of a recording leaves unexplained.
 
-In: a folded graph and its durations. Out: `Unexplained`: how long GPU ops were ready before they started, which edges
-were inferred rather than recorded, and where recorded times contradict an edge.
+In: a folded graph and its durations. Out: `UnexplainedTime`: how long GPU ops were ready before they started, which
+edges were inferred rather than recorded, and where recorded times contradict an edge.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NOISE_S = 5e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Unexplained:
+class UnexplainedTime:
     """`communication_gap_s`, `compute_gap_s`: 99th percentile of the unexplained gap before GPU ops, seconds.
 
     `inferred`: number of edges inferred from the order of calls; `edges`: of all edges. `violations`: of edges that the
@@ -34,7 +34,7 @@ class Unexplained:
     violations: int
 
 
-def unexplained(graph: FoldedGraph, durations: Durations) -> Unexplained:
+def unexplained(graph: FoldedGraph, durations: Durations) -> UnexplainedTime:
     """Measure what the edges of `graph` leave unexplained."""
     ops = graph.ops
     delay = graph.of_ops(durations.launch_delay)
@@ -42,7 +42,7 @@ def unexplained(graph: FoldedGraph, durations: Durations) -> Unexplained:
     communicates = kind.where({str(KernelClass.COMMUNICATION)})
     computes = ~communicates & kind.where({str(one) for one in KernelClass})
     end = ops.start + ops.duration
-    return Unexplained(
+    return UnexplainedTime(
         communication_gap_s=_percentile(delay[communicates]),
         compute_gap_s=_percentile(delay[computes]),
         edges=len(ops.before),

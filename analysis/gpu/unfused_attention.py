@@ -56,10 +56,10 @@ class UnfusedAttention(Struct, frozen=True, eq=False):
         groups = len(self.fused_s)
         total_s = np.bincount(self.group[self.kernels], taken_s[self.kernels], groups)
         share = np.append(np.clip(1 - self.fused_s / reachable / np.maximum(total_s, 1e-12), 0.0, 1.0), 0.0)[self.group]
-        known = np.isfinite(share)
+        timed = np.isfinite(share)
         return (
-            taken_s * np.where(known, share, self.inner),
-            taken_s * np.where(known, share, self.kernels),
+            taken_s * np.where(timed, share, self.inner),
+            taken_s * np.where(timed, share, self.kernels),
         )
 
 
@@ -71,8 +71,8 @@ def find_unfused_attention(kernels: pl.DataFrame, lane: Ints, card: Card | None)
     order = np.lexsort((kernels["start"].to_numpy(), lane))
     table, lane = kernels[order], lane[order]
     text = table.select(pl.coalesce("operator", "name").alias("text"))["text"]
-    softmax = of_each(lambda one: "softmax" in one.lower() and not _LOG_SOFTMAX.search(one), text) > 0
-    other = np.append(0, np.cumsum(of_each(lambda one: bool(_NO_ATTENTION.search(one)), text)))
+    softmax = of_each(lambda name: "softmax" in name.lower() and not _LOG_SOFTMAX.search(name), text) > 0
+    other = np.append(0, np.cumsum(of_each(lambda name: bool(_NO_ATTENTION.search(name)), text)))
     split = table["name"].cast(pl.String).str.contains(_PART_OF_PRODUCT)
     product = np.flatnonzero((table["kind"].eq(str(KernelClass.MATRIX_PRODUCT)) & ~split).to_numpy())
     before = np.append(0, np.cumsum(softmax))
@@ -80,19 +80,19 @@ def find_unfused_attention(kernels: pl.DataFrame, lane: Ints, card: Card | None)
     around = (lane[first] == lane[second]) & (before[second] > before[first + 1]) & (other[second] == other[first + 1])
     group, inner = np.full(table.height, -1), np.zeros(table.height, np.bool_)
     fused_s: list[float] = []
-    for at in np.flatnonzero(around).tolist():
-        low, high = int(product[at]), int(product[at + 1])
+    for pair in np.flatnonzero(around).tolist():
+        low, high = int(product[pair]), int(product[pair + 1])
         middle = low + 1 + int(np.flatnonzero(softmax[low + 1 : high])[0])
-        left, right = _Kernel.of(table, low), _Kernel.of(table, high)
-        if group[low] >= 0 or not _scores_pass(left, _Kernel.of(table, middle), right, high - low):
+        product_before, product_after = _Kernel.of(table, low), _Kernel.of(table, high)
+        if group[low] >= 0 or not _scores_pass(product_before, _Kernel.of(table, middle), product_after, high - low):
             continue
         backward = "backward" in text[middle].lower()
         if backward:
-            low = _next_to(table, product, lane, at, -1, left)
-            high = _next_to(table, product, lane, at + 1, 1, right)
+            low = _next_to(table, product, lane, pair, -1, product_before)
+            high = _next_to(table, product, lane, pair + 1, 1, product_after)
         group[low : high + 1] = np.where(group[low : high + 1] < 0, len(fused_s), group[low : high + 1])
         inner[low : high + 1] = True
-        fused_s.append(_fused_s(left, right, card, backward=backward))
+        fused_s.append(_fused_s(product_before, product_after, card, backward=backward))
     inner[product] = False
     found_s = _as_others(np.array(fused_s, np.float64), group, numbered(table["name"]), softmax)
     back = np.empty_like(order)
@@ -127,19 +127,19 @@ class _Kernel(Struct, frozen=True):
         return 0.0 if flops is None or written is None else written / (bytes_of(str(dtype)) or math.inf)
 
 
-def _scores_pass(left: _Kernel, softmax: _Kernel, right: _Kernel, apart: int) -> bool:
+def _scores_pass(first: _Kernel, softmax: _Kernel, second: _Kernel, apart: int) -> bool:
     """Whether what one product writes goes through the softmax to the other, as far as the recording shows."""
-    scores = left.output
-    if scores and softmax.dims and right.dims:
-        return scores == element_count(softmax.dims) and any(element_count([size]) == scores for size in right.dims)
-    if left.operator is not None and right.operator is not None:
-        return left.operator in _BATCHED and right.operator in _BATCHED
+    scores = first.output
+    if scores and softmax.dims and second.dims:
+        return scores == element_count(softmax.dims) and any(element_count([size]) == scores for size in second.dims)
+    if first.operator is not None and second.operator is not None:
+        return first.operator in _BATCHED and second.operator in _BATCHED
     return apart <= _LONGEST
 
 
-def _next_to(table: pl.DataFrame, product: Ints, lane: Ints, at: int, way: int, like: _Kernel) -> int:
+def _next_to(table: pl.DataFrame, product: Ints, lane: Ints, index: int, way: int, like: _Kernel) -> int:
     """The product before or after another one, if both have the same work: gradients of both factors; else that one."""
-    row, beside = int(product[at]), at + way
+    row, beside = int(product[index]), index + way
     if not 0 <= beside < len(product):
         return row
     other = int(product[beside])
@@ -148,12 +148,12 @@ def _next_to(table: pl.DataFrame, product: Ints, lane: Ints, at: int, way: int, 
     return other if same and lane[other] == lane[row] and abs(other - row) <= _LONGEST else row
 
 
-def _fused_s(left: _Kernel, right: _Kernel, card: Card | None, *, backward: bool) -> float:
+def _fused_s(first: _Kernel, second: _Kernel, card: Card | None, *, backward: bool) -> float:
     """How long one kernel takes at the peak that reads and writes all but the scores, seconds; nan if unknown."""
-    (flops, moved, scores), (more, more_moved, _) = left.work, right.work
+    (flops, moved, scores), (more, more_moved, _) = first.work, second.work
     if card is None or not (flops and moved and scores and more and more_moved):
         return math.nan
-    dtype = next((str(one) for one in left.types if str(one)), "")
+    dtype = next((str(one) for one in first.types if str(one)), "")
     times, wide = (_BACKWARD_FLOPS, _BACKWARD_BYTES) if backward else (1.0, 1.0)
     return roofline_s(times * (flops + more), wide * max(moved + more_moved - 2 * scores, 0.0), dtype, card)
 
@@ -165,10 +165,10 @@ def _as_others(fused_s: Floats, group: Ints, name: Ints, softmax: Bools) -> Floa
     of_group = np.zeros(len(fused_s), np.int64)
     inside = np.flatnonzero(softmax & (group >= 0))
     of_group[group[inside]] = name[inside]
-    found = fused_s.copy()
-    for one in np.unique(of_group[np.isnan(fused_s)]).tolist():
-        alike = of_group == one
-        known = fused_s[alike & ~np.isnan(fused_s)]
-        if len(known):
-            found[alike & np.isnan(fused_s)] = np.median(known)
-    return found
+    filled = fused_s.copy()
+    for kernel in np.unique(of_group[np.isnan(fused_s)]).tolist():
+        alike = of_group == kernel
+        times = fused_s[alike & ~np.isnan(fused_s)]
+        if len(times):
+            filled[alike & np.isnan(fused_s)] = np.median(times)
+    return filled

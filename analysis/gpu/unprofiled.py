@@ -124,22 +124,22 @@ class WithoutProfiler(Struct, frozen=True, eq=False):
         changes = []
         for factor in (1.0, high, low):
             gone = np.minimum(factor * recording_s, _MOST * cost)
-            kept = 1 - np.divide(gone, cost, out=np.zeros_like(cost), where=cost > 0)
+            remaining = 1 - np.divide(gone, cost, out=np.zeros_like(cost), where=cost > 0)
             faster = np.minimum(factor * launches.recording_s, launches.latency_s)
             queued = QueuedAhead(launches.arrives_s - faster, launches.launched_by)
-            overlay = changed(replay, (LessRecording(kept, delay - faster), queued))
+            overlay = changed(replay, (LessRecording(remaining, delay - faster), queued))
             in_queue = np.minimum(delay, launches.in_queue_s)
-            changes.append(LessRecording(kept, np.maximum(overlay.delay_of_ops(), in_queue)))
+            changes.append(LessRecording(remaining, np.maximum(overlay.delay_of_ops(), in_queue)))
         return cls(replay, steps, tuple(changes), tuple(steps.replayed_s(replay, (one,)) for one in changes))
 
     @property
     def step_s(self) -> Estimate:
         """The step without a profiler, seconds: the median, as a profiler records few steps, the first one cold."""
-        found = _typical(self.steps_s)
-        same = _REPLAYED * found.value
+        typical = _typical(self.steps_s)
+        same = _REPLAYED * typical.value
         return Estimate(
-            found.value, max(found.value - hypot(found.value - found.low, same), 0.0),
-            found.value + hypot(found.high - found.value, same),
+            typical.value, max(typical.value - hypot(typical.value - typical.low, same), 0.0),
+            typical.value + hypot(typical.high - typical.value, same),
         )  # fmt: skip
 
     def saves(
@@ -156,12 +156,12 @@ class WithoutProfiler(Struct, frozen=True, eq=False):
             if after is None
             else tuple(self.steps.replayed_s(self.replay, (after, one)) for one in self.changes)
         )
-        left = [self.steps.replayed_s(self.replay, (*given, *changes, one)) for one in self.changes]
-        saved = [before - then for before, then in zip(now, left, strict=True)]
+        changed_s = [self.steps.replayed_s(self.replay, (*given, *changes, one)) for one in self.changes]
+        saved = [before - then for before, then in zip(now, changed_s, strict=True)]
         if 2 * np.count_nonzero(saved[0] > _ROUNDING_S) < self.steps.count:
             saved = [np.full(1, one.mean()) for one in saved]
-        found = _typical(saved)
-        return Estimate(max(found.value, 0.0), 0.0 if bound else max(found.low, 0.0), max(found.high, 0.0))
+        typical = _typical(saved)
+        return Estimate(max(typical.value, 0.0), 0.0 if bound else max(typical.low, 0.0), max(typical.high, 0.0))
 
 
 def _typical(each: Sequence[Floats]) -> Estimate:

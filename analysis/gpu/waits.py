@@ -44,8 +44,8 @@ class Waits:
     def each(self) -> Iterator[tuple[float, int, int, str]]:
         """Yield how long a rank waited, seconds, the rank, the one it waited for, and the group."""
         for group in self.by_group:
-            for at, by in zip(*np.nonzero(group.waited > 0), strict=True):
-                yield float(group.waited[at, by]), self.ranks[at], self.ranks[by], group.group
+            for waiting, by in zip(*np.nonzero(group.waited > 0), strict=True):
+                yield float(group.waited[waiting, by]), self.ranks[waiting], self.ranks[by], group.group
 
     @property
     def waited_for(self) -> Floats:
@@ -83,8 +83,8 @@ def _waits(
     waits_of: list[WaitsOfGroup] = []
     for number, group in enumerate(groups):
         table = np.zeros((count, count))
-        here = group_of[instance] == number
-        np.add.at(table, (rank[here], last[instance[here]]), waited[here])
+        of_group = group_of[instance] == number
+        np.add.at(table, (rank[of_group], last[instance[of_group]]), waited[of_group])
         waits_of.append(WaitsOfGroup(group, table))
     sole = late - start[ends - 1] if instances else np.zeros(0)
     wait: Floats = np.bincount(rank, weights=waited, minlength=count).astype(np.float64)

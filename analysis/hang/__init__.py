@@ -2,6 +2,6 @@
 
 `states.py` finds, for every unfinished operation, the members of its group that wait in it, have passed it or never
 came; `wait_graph.py` builds the wait-for graph of ranks and finds its sinks; `mismatch.py` finds calls that do not
-belong together; `verdict.py` turns both (`case.py`) into culprits with evidence, `report.py` adds the waiting ranks,
-and `model.py` words the result.
+belong together; `hang_culprits.py` turns both (`case.py`) into culprits with evidence, `build_report.py` adds the
+waiting ranks, and `hang_report.py` words the result.
 """

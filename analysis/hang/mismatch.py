@@ -35,8 +35,8 @@ def find_mismatches(record: FlightRecord, rendezvous: Rendezvous, hidden: pl.Dat
     """The earliest mismatch of each group that is stuck because of one. `hidden`: see `hidden_calls`."""
     stuck = rendezvous.operations.filter(~pl.col("p2p")).select("id", "group", "sequence")
     waiting = rendezvous.members.filter(state=WAITS).select("id").unique()
-    made = _calls(record).filter(pl.col("signature").is_not_null())
-    calls = made.join(stuck.join(waiting, on="id", how="semi"), on=["group", "sequence"])
+    signed = _calls(record).filter(pl.col("signature").is_not_null())
+    calls = signed.join(stuck.join(waiting, on="id", how="semi"), on=["group", "sequence"])
     differing = calls.group_by("id").agg(pl.col("signature").n_unique().alias("kinds")).filter(pl.col("kinds") > 1)
     if differing.is_empty():
         return []
@@ -44,7 +44,11 @@ def find_mismatches(record: FlightRecord, rendezvous: Rendezvous, hidden: pl.Dat
     doubtful = stuck.join(hidden, on="id").select("group", "rank").unique()  # a call before this one may differ, too
     return [
         _mismatch(
-            record, made, calls.filter(id=number).sort("rank"), doubtful.filter(group=group).height, rendezvous.doubtful
+            record,
+            signed,
+            calls.filter(id=number).sort("rank"),
+            doubtful.filter(group=group).height,
+            rendezvous.doubtful,
         )
         for number, group in first.select("id", "group").iter_rows()
     ]
@@ -75,9 +79,9 @@ def _calls(record: FlightRecord) -> pl.DataFrame:
 
 
 def _mismatch(
-    record: FlightRecord, made: pl.DataFrame, calls: pl.DataFrame, hidden: int, doubtful: tuple[int, ...]
+    record: FlightRecord, signed: pl.DataFrame, calls: pl.DataFrame, hidden: int, doubtful: tuple[int, ...]
 ) -> Mismatch:
-    """`made`: all collectives with their signatures; `calls`: those that should be the same; `hidden`: number of
+    """`signed`: all collectives with their signatures; `calls`: those that should be the same; `hidden`: number of
     members with a damaged call, this one or another; `doubtful`: ranks whose other calls may be damaged.
     """
     group, counts = int(calls["group"][0]), Counter(calls["signature"].to_list())
@@ -87,12 +91,12 @@ def _mismatch(
         for place, one in enumerate(record.groups)
         if place != group and one.description == record.groups[group].description
     ]
-    usual = made.filter(pl.col("group").is_in(siblings))
+    usual = signed.filter(pl.col("group").is_in(siblings))
     ever = set(usual["signature"])
     elsewhere = [one for one in counts if one in ever]
     right = (
         _most(counts)
-        or _most(_alike(made.filter(group=group), calls, usual))
+        or _most(_alike(signed.filter(group=group), calls, usual))
         or (elsewhere[0] if len(elsewhere) == 1 else None)
     )
     wrong = calls.filter(pl.col("signature") != right) if right is not None else calls
@@ -111,20 +115,20 @@ def _mismatch(
     )
 
 
-def _alike(made: pl.DataFrame, calls: pl.DataFrame, usual: pl.DataFrame) -> Counter[str]:
+def _alike(signed: pl.DataFrame, calls: pl.DataFrame, usual: pl.DataFrame) -> Counter[str]:
     """Signature -> how often other groups make the calls of its ranks, under the same numbers, from this call on.
 
-    `made`, `usual`: calls of the group and of the others. A rank that skipped a call is one call ahead of its peers,
+    `signed`, `usual`: calls of the group and of the others. A rank that skipped a call is one call ahead of its peers,
     and of other groups, from then on.
     """
-    at = Counter(usual.select("sequence", "signature").iter_rows())
+    counts = Counter(usual.select("sequence", "signature").iter_rows())
     called = dict(calls.select("rank", "signature").iter_rows())
-    found = Counter(dict.fromkeys(called.values(), 0))
-    later = made.filter(pl.col("sequence") >= calls["sequence"][0])
+    alike = Counter(dict.fromkeys(called.values(), 0))
+    later = signed.filter(pl.col("sequence") >= calls["sequence"][0])
     for rank, number, signature in later.select("rank", "sequence", "signature").iter_rows():
         if rank in called:
-            found[called[rank]] += at[number, signature]
-    return found
+            alike[called[rank]] += counts[number, signature]
+    return alike
 
 
 def _most(counts: Counter[str]) -> str | None:

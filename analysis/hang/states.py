@@ -38,7 +38,7 @@ class Rendezvous:
     """`operations`: id (its row), group, sequence, name, needs_all, p2p, source, target, since_ns. `members`: id, rank,
     state (one of WAITS, FINISHED, NOT_ISSUED, UNKNOWN), and for those that wait: order, progress, call_site.
     `stale`: ranks whose dump is older than what their peers have finished with them. `doubtful`: ranks whose dump is
-    partly damaged: its valid part counts unless peers contradict it. `known`: rank, group, issued, finished: the
+    partly damaged: its valid part counts unless peers contradict it. `sequences`: rank, group, issued, finished: the
     last collective that each rank issued and finished in each group; `issued` is null in doubtful ranks.
     """
 
@@ -46,28 +46,28 @@ class Rendezvous:
     members: pl.DataFrame
     stale: tuple[int, ...]
     doubtful: tuple[int, ...]
-    known: pl.DataFrame
+    sequences: pl.DataFrame
 
 
 def find_rendezvous(record: FlightRecord) -> Rendezvous:
     """Collectives and transfers that are unfinished somewhere, in the order in which they were first issued."""
     doubtful = [rank for rank, dump in record.dumps.items() if dump.doubt is not None]
-    found, impossible = _find(record, doubtful)
+    rendezvous, impossible = _find(record, doubtful)
     if not impossible:
-        return found
-    kept = record.operations.filter(~pl.col("rank").is_in(impossible))
-    return _find(replace(record, operations=kept), sorted({*doubtful, *impossible}))[0]
+        return rendezvous
+    possible = record.operations.filter(~pl.col("rank").is_in(impossible))
+    return _find(replace(record, operations=possible), sorted({*doubtful, *impossible}))[0]
 
 
 def _find(record: FlightRecord, doubtful: list[int]) -> tuple[Rendezvous, set[int]]:
     """The operations and members, and the ranks whose numbers cannot all be right."""
     readable = [rank for rank, dump in record.dumps.items() if dump.problem is None]
-    known = _known_sequences(record, doubtful)
+    sequences = _known_sequences(record, doubtful)
     unfinished = record.operations.filter(pl.col("progress") != int(Progress.FINISHED))
-    unfinished = unfinished.join(known, on=["rank", "group"], how="left").filter(
+    unfinished = unfinished.join(sequences, on=["rank", "group"], how="left").filter(
         pl.col("p2p") | (pl.col("sequence") > pl.col("finished").fill_null(-1))
     )
-    collectives, members = _collectives(record, unfinished.filter(~pl.col("p2p")), known)
+    collectives, members = _collectives(record, unfinished.filter(~pl.col("p2p")), sequences)
     passed = _known_transfers(record, doubtful)
     transfers, ends = _transfers(record, unfinished.filter(pl.col("p2p")), passed, collectives.height)
     operations, members = pl.concat([collectives, transfers]), pl.concat([members, ends])
@@ -85,10 +85,10 @@ def _find(record: FlightRecord, doubtful: list[int]) -> tuple[Rendezvous, set[in
         members = _without_dump(members, [rank for rank in readable if rank not in set(stale)])
         operations = operations.join(members.filter(state=WAITS).select("id").unique(), on="id", how="semi")
         members = members.join(operations.select("id"), on="id", how="semi")
-    return _numbered(operations, members, stale, tuple(doubtful), known), impossible
+    return _numbered(operations, members, stale, tuple(doubtful), sequences), impossible
 
 
-def _against_all(record: FlightRecord, known: pl.DataFrame, newest: pl.DataFrame) -> set[int]:
+def _against_all(record: FlightRecord, sequences: pl.DataFrame, newest: pl.DataFrame) -> set[int]:
     """Ranks that have finished collectives which none of their peers, two at least, has issued, or not issued what all
     of them have finished, in a dump that is no older. Of two ranks of one age, both: one of them is wrong.
     """
@@ -110,7 +110,7 @@ def _against_all(record: FlightRecord, known: pl.DataFrame, newest: pl.DataFrame
     ahead = finished - of_others(issued, highest=True)
     new = newest_ns >= of_others(since_ns, highest=False)
     others_new = (ranks > 2) | (of_others(newest_ns, highest=True) >= since_ns)
-    counted = known.filter(issued.is_not_null()).join(seen, on=["rank", "group"])
+    counted = sequences.filter(issued.is_not_null()).join(seen, on=["rank", "group"])
     odd = ((behind > 0) & new) | ((ahead > 0) & others_new) | (ahead > FURTHEST)
     return set(counted.filter((ranks > 1) & odd)["rank"])
 
@@ -167,7 +167,7 @@ def _statuses(record: FlightRecord) -> pl.DataFrame:
 
 
 def _collectives(
-    record: FlightRecord, unfinished: pl.DataFrame, known: pl.DataFrame
+    record: FlightRecord, unfinished: pl.DataFrame, sequences: pl.DataFrame
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     operations = (
         unfinished.group_by("group", "sequence")
@@ -191,7 +191,7 @@ def _collectives(
         operations.select("id", "group", "sequence")
         .join(in_groups, on="group")
         .join(own, on=["rank", "group", "sequence"], how="left")
-        .join(known, on=["rank", "group"], how="left")
+        .join(sequences, on=["rank", "group"], how="left")
         .with_columns(
             pl.when(pl.col("order").is_not_null())
             .then(WAITS)
@@ -218,7 +218,7 @@ def _settled(operations: pl.DataFrame, members: pl.DataFrame) -> pl.DataFrame:
 
 
 def _transfers(
-    record: FlightRecord, unfinished: pl.DataFrame, known: pl.DataFrame, first_id: int
+    record: FlightRecord, unfinished: pl.DataFrame, sequences: pl.DataFrame, first_id: int
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Sends and their receives. If both sides count alike, the sequence number joins them and shows what the peer has
     finished; otherwise, transfers of a pair match in order, first with first.
@@ -251,7 +251,7 @@ def _transfers(
             on=["rank", *pair, "place"],
             how="left",
         )
-        .join(known.filter(pl.col("group").is_in(pairs)), on=["rank", "group"], how="left")
+        .join(sequences.filter(pl.col("group").is_in(pairs)), on=["rank", "group"], how="left")
     )
     passed = pl.col("place") <= pl.col("finished").fill_null(-1)
     state = pl.when(pl.col("order").is_not_null()).then(WAITS).when(passed).then(FINISHED).otherwise(NOT_ISSUED)
@@ -299,9 +299,9 @@ def _numbered(
     members: pl.DataFrame,
     stale: tuple[int, ...],
     doubtful: tuple[int, ...],
-    known: pl.DataFrame,
+    sequences: pl.DataFrame,
 ) -> Rendezvous:
     ordered = operations.sort("since_ns", "group", "sequence").with_row_index("new")
     numbers = ordered.select("id", pl.col("new").cast(pl.Int64))
     members = members.join(numbers, on="id").drop("id").rename({"new": "id"}).sort("id", "rank")
-    return Rendezvous(ordered.drop("id").rename({"new": "id"}), members, stale, doubtful, known)
+    return Rendezvous(ordered.drop("id").rename({"new": "id"}), members, stale, doubtful, sequences)

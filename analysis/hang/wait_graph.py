@@ -126,12 +126,12 @@ def find_sinks(graph: WaitGraph, rendezvous: Rendezvous) -> Sinks:
     inside[[node for ring in open_rings for node in ring]] = True
     edges = graph.edges[:, ~_posted_ahead(graph, rendezvous, inside)]
     edges = edges[:, ~_no_longer_behind(graph, rendezvous, edges, inside)]
-    more_ranks, more_operations, left = _ends(graph, edges)
+    more_ranks, more_operations, rings_left = _ends(graph, edges)
     return Sinks(
         tuple(sorted({*ranks, *(rank for rank in more_ranks if inside[rank])})),
         tuple(sorted({*operations, *(one for one in more_operations if inside[one + graph.world_size])})),
         unreceived,
-        tuple(ring for ring in left if inside[list(ring)].all()),
+        tuple(ring for ring in rings_left if inside[list(ring)].all()),
         doubtful,
     )
 
@@ -144,7 +144,7 @@ def _unreceived(graph: WaitGraph, rendezvous: Rendezvous, ring: tuple[int, ...])
     kinds = rendezvous.operations.filter(pl.col("id").is_in(numbers))
     waits = rendezvous.members.filter(state=WAITS).join(kinds.select("id", "p2p"), on="id")
     first = waits.filter(graph.first_order[waits["rank"].to_numpy()] == waits["order"].to_numpy())
-    found = (
+    unreceived = (
         kinds.filter("p2p")
         .join(first.select("id", source="rank"), on=["id", "source"], how="semi")
         .join(waits.select("id", target="rank"), on=["id", "target"], how="anti")
@@ -159,8 +159,8 @@ def _unreceived(graph: WaitGraph, rendezvous: Rendezvous, ring: tuple[int, ...])
     holds = begin >= graph.world_size
     held = pl.DataFrame({"stands_in": begin[holds] - graph.world_size, "source": end[holds].astype(np.int32)})
     keys = ["stands_in", "source"]
-    direct = found.with_columns(pl.col("stands_in").cast(pl.Int64)).join(held, on=keys, how="semi")
-    for chosen in (direct.filter(~pl.col("transfer") | pl.col("joined")), found.filter(~pl.col("transfer"))):
+    direct = unreceived.with_columns(pl.col("stands_in").cast(pl.Int64)).join(held, on=keys, how="semi")
+    for chosen in (direct.filter(~pl.col("transfer") | pl.col("joined")), unreceived.filter(~pl.col("transfer"))):
         if not chosen.is_empty():
             return int(chosen["id"].to_numpy().min())
     return None
@@ -211,12 +211,12 @@ def _no_longer_behind(
 ) -> npt.NDArray[np.bool_]:
     """Edges from an operation that all have issued to a member that is behind only because of such receives."""
     members = rendezvous.members
-    kept = members.filter(state=WAITS)
-    pairs = np.stack([kept["rank"].to_numpy(), graph.world_size + kept["id"].to_numpy()])
+    waiting = members.filter(state=WAITS)
+    pairs = np.stack([waiting["rank"].to_numpy(), graph.world_size + waiting["id"].to_numpy()])
     stays = _among(graph, edges[0], edges[1], pairs, None)
-    kept = kept.filter(stays)
+    waiting = waiting.filter(stays)
     first = np.full(graph.world_size, np.iinfo(np.int64).max)
-    np.minimum.at(first, kept["rank"].to_numpy(), kept["order"].to_numpy())
+    np.minimum.at(first, waiting["rank"].to_numpy(), waiting["order"].to_numpy())
     freed = members.filter(state=WAITS)
     freed = freed.filter(first[freed["rank"].to_numpy()] >= freed["order"].to_numpy())
     return _among(graph, graph.world_size + freed["id"].to_numpy(), freed["rank"].to_numpy(), edges, inside)
@@ -238,5 +238,5 @@ def stalls(graph: WaitGraph) -> Ints:
 
 def waiting_for(graph: WaitGraph, node: int, backwards: tuple[Int32s, Int32s]) -> Ints:
     """The ranks that wait for a node, directly or not. `backwards`: the edges by where they end, as of `adjacency`."""
-    found = reachable(*backwards, node)
-    return np.asarray(found[(found < graph.world_size) & (found != node)])
+    reached = reachable(*backwards, node)
+    return np.asarray(reached[(reached < graph.world_size) & (reached != node)])

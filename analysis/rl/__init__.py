@@ -2,5 +2,5 @@
 
 `decoding.py` replays requests on inference engines, `latency.py` fits how fast those decode, `loop.py` has the steps of
 generation and training, `scenario.py` reads what-ifs, `phases.py` and `trajectories.py` analyse the two kinds of logs,
-and `report.py` is their result.
+and `account.py` is their result.
 """

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from tracekit.analysis.rl.differing import Unlike
 from tracekit.base.text import percent, ranks_text, seconds
-from tracekit.trace.rl import TRAINER_WAIT
+from tracekit.trace.post_training import TRAINER_WAIT
 
 Loss = Literal["queueing", "tail", "engines", "tools", "reward", "sync"]
 #: Losses below this share of the step do not lead, and a replay further off than this is not trusted.
@@ -165,7 +165,7 @@ class RlAccount(Struct, frozen=True):
 
 def leading(losses: list[LossTime], step_s: float) -> Loss | None:
     """The largest loss, if it is worth mentioning."""
-    most = max(losses, key=lambda one: one.lost_s, default=None)
+    most = max(losses, key=lambda loss: loss.lost_s, default=None)
     return most.loss if most is not None and most.lost_s >= WORTH * step_s else None
 
 
@@ -234,12 +234,13 @@ def _more(account: RlAccount) -> Iterator[str]:
 def _saves(account: RlAccount) -> str:
     """The alternative that saves most, if that is certain to save time, and worth mentioning."""
     certain = [one for one in account.what_if if one.high_s is not None and one.high_s < account.step_s]
-    best = max(certain, key=lambda one: one.saved_s or 0.0, default=None)
+    best = max(certain, key=lambda price: price.saved_s or 0.0, default=None)
     if best is None or not best.saved_s or best.saved_s < account.step_s / 100:
         return ""
     least, most = ((account.step_s - (bound or 0.0)) / account.step_s for bound in (best.high_s, best.low_s))
     saves = percent(most) if percent(least) == percent(most) else f"{round(least * 100)} to {percent(most)}"
-    old = best.oldest_sample_steps
-    aged = "" if old is None else f", oldest sample {'one step' if old == 1 else f'{old} steps'} old"
+    age = best.oldest_sample_steps
+    steps = "one step" if age == 1 else f"{age} steps"
+    aged = "" if age is None else f", oldest sample {steps} old"
     name = "one step of staleness" if best.scenario == "staleness=1" else best.scenario
     return f"; {name} saves {saves}{aged}"

@@ -116,7 +116,7 @@ def partial_generations(requests: Requests, engines: Engines, share: float) -> t
     sizes = np.bincount(requests.step)
     tokens, tools, age = np.empty(0), np.empty(0), np.empty(0, dtype=np.int64)
     took, oldest, used = np.empty(len(sizes)), 0, 0
-    for at, size in enumerate(sizes.tolist()):
+    for number, size in enumerate(sizes.tolist()):
         new = slice(used, used + max(0, size - len(tokens)))
         used = new.stop
         arrives = np.concatenate((np.zeros(len(tokens)), requests.arrives[new]))
@@ -130,9 +130,9 @@ def partial_generations(requests: Requests, engines: Engines, share: float) -> t
         )
         age = np.concatenate((age, np.zeros(len(arrives) - len(age), dtype=np.int64)))
         ends = np.sort(decode(batch, engines)[0])
-        took[at] = ends[min(math.ceil(round(share * size, 9)), len(ends)) - 1]
-        ends, tokens, tools = decode(batch, engines, took[at])
-        left = np.isnan(ends)
-        oldest = max(oldest, int(age[~left].max(initial=0)))
-        tokens, tools, age = np.ceil(tokens[left]), tools[left], age[left] + 1
+        took[number] = ends[min(math.ceil(round(share * size, 9)), len(ends)) - 1]
+        ends, tokens, tools = decode(batch, engines, took[number])
+        unfinished = np.isnan(ends)
+        oldest = max(oldest, int(age[~unfinished].max(initial=0)))
+        tokens, tools, age = np.ceil(tokens[unfinished]), tools[unfinished], age[unfinished] + 1
     return took, oldest

@@ -17,12 +17,12 @@ from tracekit.analysis.rl.account import Generation, Loss
 from tracekit.analysis.rl.decoding import NO_LIMIT, Engines, Requests, decode, generations, partial_generations
 from tracekit.analysis.rl.latency import Ran, fit, queued, started
 from tracekit.analysis.rl.loop import WARM_UP
-from tracekit.analysis.rl.run import CONTRADICTION
+from tracekit.analysis.rl.rl_run import CONTRADICTION
 from tracekit.analysis.rl.scenario import Scenario
 from tracekit.analysis.rl.steps import Steps
 from tracekit.base.errors import FormatError
 from tracekit.base.text import short
-from tracekit.trace.rl import Trajectories
+from tracekit.trace.post_training import Trajectories
 
 #: A response is in the tail if it is longer than this percentile of its step.
 TAIL = 95
@@ -105,16 +105,16 @@ class Generations:
             engines = structs.replace(engines, speeds=np.ones_like(engines.speeds))
         return self._seconds(requests, engines)
 
-    def in_scenario(self, one: Scenario, engines: int | None) -> tuple[Floats, int]:
+    def in_scenario(self, scenario: Scenario, engines: int | None) -> tuple[Floats, int]:
         """Seconds of each generation in a scenario, and the most steps that a request is carried over."""
         changed = self.engines.of_number(engines or len(self.engines.speeds))
-        requests = self.requests.dealt(len(changed.speeds), longest_first=one.longest_first)
-        if one.partial is None:
+        requests = self.requests.dealt(len(changed.speeds), longest_first=scenario.longest_first)
+        if scenario.partial is None:
             return self._seconds(requests, changed), 0
-        if one.longest_first:
+        if scenario.longest_first:
             order = np.lexsort((requests.turn, requests.step))
             requests = Requests(*(getattr(requests, name)[order] for name in requests.__struct_fields__))
-        took, oldest = partial_generations(requests, changed, one.partial)
+        took, oldest = partial_generations(requests, changed, scenario.partial)
         return took + self.late, oldest
 
     def _seconds(self, requests: Requests, engines: Engines) -> Floats:

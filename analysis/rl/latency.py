@@ -37,25 +37,25 @@ class Ran(Struct, frozen=True, eq=False):
 def fit(ran: Ran, count: int) -> Engines:
     """The latency and the speeds of `count` engines that explain the tokens of all requests best, without slots."""
     stride = min(max(1, len(ran.step) // _ENOUGH), int(ran.step.max()) + 1)
-    some = ran.only(ran.step % stride == stride - 1)
-    half = np.floor(some.tokens / 2)
-    has_tool = some.tool_s > 0
-    rest = np.maximum(some.end - some.start - some.tool_s, 0.0)
-    tool_from = some.start + rest / 2
-    decoded = float(rest.sum()), float(some.tokens.sum())
+    sample = ran.only(ran.step % stride == stride - 1)
+    half = np.floor(sample.tokens / 2)
+    has_tool = sample.tool_s > 0
+    rest = np.maximum(sample.end - sample.start - sample.tool_s, 0.0)
+    tool_from = sample.start + rest / 2
+    decoded = float(rest.sum()), float(sample.tokens.sum())
     base_s = decoded[0] / decoded[1] if min(decoded) > 0 else 1e-9
     latency, speeds = np.array([base_s, base_s / 100]), np.ones(count)
     for _ in range(_ROUNDS_OF_TOOLS if has_tool.any() else 1):
-        times = _Times(some, tool_from, has_tool)
-        latency, speeds = _least_squares(some, times, latency, speeds)
+        times = _DecodeTimes(sample, tool_from, has_tool)
+        latency, speeds = _least_squares(sample, times, latency, speeds)
         tool_from = times.when(half, latency, speeds)
-    present = np.bincount(some.engine, minlength=count) > 0
+    present = np.bincount(sample.engine, minlength=count) > 0
     median = float(np.median(speeds[present]))
     latency, speeds = latency / median, np.where(present, speeds / median, 1.0)
     return Engines(float(latency[0]), float(latency[1]), speeds, NO_LIMIT)
 
 
-class _Times:
+class _DecodeTimes:
     """The times at which the number of running requests changes, engine by engine, and that number from each on."""
 
     def __init__(self, ran: Ran, tool_from: Floats, has_tool: Bools) -> None:
@@ -94,13 +94,13 @@ class _Times:
         """When each request has decoded so many tokens."""
         steps = self.steps(latency, speeds)
         wanted = steps[self.start] + tokens
-        at = np.clip(np.searchsorted(steps, wanted) - 1, self.start, self.end)
-        step_s = (latency[0] + latency[1] * self.running[at]) / speeds[self.engine[at]]
-        time = self.time[at] + (wanted - steps[at]) * step_s
+        event = np.clip(np.searchsorted(steps, wanted) - 1, self.start, self.end)
+        step_s = (latency[0] + latency[1] * self.running[event]) / speeds[self.engine[event]]
+        time = self.time[event] + (wanted - steps[event]) * step_s
         return np.asarray(np.clip(time, self.ran.start, np.maximum(self.ran.end - self.ran.tool_s, self.ran.start)))
 
 
-def _least_squares(ran: Ran, times: _Times, latency: Floats, speeds: Floats) -> tuple[Floats, Floats]:
+def _least_squares(ran: Ran, times: _DecodeTimes, latency: Floats, speeds: Floats) -> tuple[Floats, Floats]:
     """Gauss-Newton for the logarithms of latency and speeds; those of the speeds are eliminated engine by engine."""
     count = len(speeds)
     for _ in range(_ROUNDS):
@@ -117,8 +117,8 @@ def _least_squares(ran: Ran, times: _Times, latency: Floats, speeds: Floats) -> 
         free = [one - predicted * share[ran.engine] for one, share in zip((*columns, missed), shares, strict=True)]
         # What engines that always run equally many requests leave of a column is rounding.
         unknown = [np.linalg.norm(one) < 1e-6 * np.linalg.norm(predicted) for one in free[:2]]
-        known = np.where(unknown, 0.0, np.stack(free[:2], axis=1))
-        change = np.linalg.lstsq(known, free[2], rcond=1e-9)[0]
+        design = np.where(unknown, 0.0, np.stack(free[:2], axis=1))
+        change = np.linalg.lstsq(design, free[2], rcond=1e-9)[0]
         faster = shares[2] - change[0] * shares[0] - change[1] * shares[1]
         change, faster = np.clip(change, -1, 1), np.clip(faster, -1, 1)
         latency, speeds = latency * np.exp(change), speeds * np.exp(faster)
@@ -154,10 +154,10 @@ def queued(ran: Ran, engines: Engines) -> tuple[Bools, int | None]:
     far = float(max(ran.end.max(), 0.0)) * 2 + 1.0
     start, end = np.sort(group * far + ran.start), np.sort(group * far + ran.end)
     slack = engines.base_s / 2
-    mine = group * far + ran.start
-    ended = np.searchsorted(end, mine + slack, side="right")
+    starts = group * far + ran.start
+    ended = np.searchsorted(end, starts + slack, side="right")
     before = end[np.maximum(ended - 1, 0)]
-    running = np.searchsorted(start, mine, side="right") - ended
+    running = np.searchsorted(start, starts, side="right") - ended
     step_s = (engines.base_s + engines.per_request_s * np.maximum(running, 1)) / engines.speeds[ran.engine]
-    waited = (ran.start - ran.submit > step_s) & (ended > 0) & (before >= group * far) & (mine - before <= step_s)
+    waited = (ran.start - ran.submit > step_s) & (ended > 0) & (before >= group * far) & (starts - before <= step_s)
     return waited, int(np.median(running[waited])) if waited.any() else None

@@ -13,12 +13,12 @@ import numpy as np
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.rl.account import Loss, LossTime, RlAccount, Run, Sides, ToolsBound
 from tracekit.analysis.rl.differing import unlike
-from tracekit.analysis.rl.run import NO_TRAINING, SIDE_BY_SIDE, Assumed, RlRun, contradiction
+from tracekit.analysis.rl.rl_run import NO_TRAINING, SIDE_BY_SIDE, Assumed, PostTrainingRun, contradiction
 from tracekit.analysis.rl.scenario import Scenario
-from tracekit.trace.rl import ROLLOUT_IDLE, TOOL_CALLS, TOOLS, TRAINER_IDLE, TRAINER_WAIT, PhaseLog, StepTime
+from tracekit.trace.post_training import ROLLOUT_IDLE, TOOL_CALLS, TOOLS, TRAINER_IDLE, TRAINER_WAIT, PhaseLog, StepTime
 
 
-class LoggedRun(RlRun):
+class LoggedRun(PostTrainingRun):
     """All logged `steps`. With other durations, or in another order, the unaccounted time may go or double."""
 
     fewest: ClassVar[int] = 3
@@ -37,8 +37,8 @@ class LoggedRun(RlRun):
     def usual(self) -> Bools:
         return np.isin(self.steps, self.unlike.numbers, invert=True)
 
-    def step_times(self, without: Set[Loss] = frozenset(), one: Scenario | None = None) -> Floats:
-        return np.asarray(self.recorded - self._accounted() + self._accounted(without, one))
+    def step_times(self, without: Set[Loss] = frozenset(), scenario: Scenario | None = None) -> Floats:
+        return np.asarray(self.recorded - self._accounted() + self._accounted(without, scenario))
 
     def account(self, scenarios: Sequence[Scenario]) -> RlAccount:
         losses: list[LossTime] = []
@@ -64,8 +64,11 @@ class LoggedRun(RlRun):
 
     def _sides(self) -> Sides | None:
         """How much each side idles, as logged, or while the trainer waits for samples; None if neither is known."""
-        idle = {name: float(np.nanmean(self.log.measures[name])) for name in (TRAINER_IDLE, ROLLOUT_IDLE)
-                if name in self.log.measures}  # fmt: skip
+        idle = {
+            name: float(np.nanmean(self.log.measures[name]))
+            for name in (TRAINER_IDLE, ROLLOUT_IDLE)
+            if name in self.log.measures
+        }
         if self.log.stale and TRAINER_WAIT in self.mean:
             idle.setdefault(TRAINER_IDLE, self.mean[TRAINER_WAIT] / self.step_s)
         return Sides(idle.get(TRAINER_IDLE), idle.get(ROLLOUT_IDLE)) if idle else None
@@ -80,34 +83,34 @@ class LoggedRun(RlRun):
         steps, share = self.steps[most_s > 0].tolist(), float(most_s.sum() / self.recorded.sum())
         return ToolsBound(steps, float(most_s.mean()), share, mean_s)
 
-    def assumed(self, one: Scenario) -> Assumed:
-        if one.regenerates and (one.generate_s is None or (one.rollout and one.train_s is None)):
+    def assumed(self, scenario: Scenario) -> Assumed:
+        if scenario.regenerates and (scenario.generate_s is None or (scenario.rollout and scenario.train_s is None)):
             return Assumed("needs trajectories, or generate=S and train=S: phases do not show what requests take")
-        if one.staleness is not None and self.log.stale:
+        if scenario.staleness is not None and self.log.stale:
             return Assumed("the job trains on stale samples already")
-        if "generate" not in self.mean and one.generate_s is None:
+        if "generate" not in self.mean and scenario.generate_s is None:
             return Assumed("the log lacks the time of the generation, or has only what no training hides")
-        if one.staleness is not None and "train" not in self.mean and one.train_s is None:
+        if scenario.staleness is not None and "train" not in self.mean and scenario.train_s is None:
             return Assumed(NO_TRAINING)
-        assumes = [SIDE_BY_SIDE] * self._beside(one) + ["no time is spent outside phases"] * (
+        assumes = [SIDE_BY_SIDE] * self._beside(scenario) + ["no time is spent outside phases"] * (
             self.unaccounted_s is None
         )
-        return Assumed(None, tuple(assumes), abs(self.unaccounted_s or 0.0), one.staleness or None)
+        return Assumed(None, tuple(assumes), abs(self.unaccounted_s or 0.0), scenario.staleness or None)
 
-    def _accounted(self, without: Set[Loss] = frozenset(), one: Scenario | None = None) -> Floats:
+    def _accounted(self, without: Set[Loss] = frozenset(), scenario: Scenario | None = None) -> Floats:
         """Seconds of each step that phases make up, [steps]. Side by side, it is what is longer in the mean step."""
         nothing = np.zeros_like(self.recorded)
         phases = {phase: took for phase, took in self.phases.items() if phase not in without}
         generate = phases.pop("generate", nothing)
         others = sum(phases.values(), nothing)
-        if one is not None:
-            generate = generate if one.generate_s is None else np.full_like(nothing, one.generate_s)
-            others = others if one.train_s is None else np.full_like(nothing, one.train_s)
-        if self._beside(one):
+        if scenario is not None:
+            generate = generate if scenario.generate_s is None else np.full_like(nothing, scenario.generate_s)
+            others = others if scenario.train_s is None else np.full_like(nothing, scenario.train_s)
+        if self._beside(scenario):
             return generate if generate.mean() >= others.mean() else others
         return np.asarray(generate + others)
 
-    def _beside(self, one: Scenario | None) -> bool:
+    def _beside(self, scenario: Scenario | None) -> bool:
         """Whether generation and training go side by side."""
         recorded = self.log.step_time is StepTime.OVERLAPPED
-        return recorded if one is None or one.staleness is None else one.staleness > 0
+        return recorded if scenario is None or scenario.staleness is None else scenario.staleness > 0

@@ -45,10 +45,10 @@ class Loop(Struct, frozen=True, eq=False):
         synced: list[float] = []
         generated = last_sync = 0.0
         columns = (self.generate, self.reward, self.train, self.sync, self.generate_late, self.train_late)
-        for at, (generate, reward, train, sync, generate_late, train_late) in enumerate(
+        for number, (generate, reward, train, sync, generate_late, train_late) in enumerate(
             zip(*(column.tolist() for column in columns), strict=True)
         ):
-            weights = synced[at - 1 - self.staleness] if at > self.staleness else 0.0
+            weights = synced[number - 1 - self.staleness] if number > self.staleness else 0.0
             generated = max(generated, weights) + generate_late + generate
             last_sync = max(generated + reward, last_sync) + train_late + train + sync
             synced.append(last_sync)

@@ -58,7 +58,7 @@ class Scenario(Struct, frozen=True):
     @classmethod
     def parse(cls, text: str) -> Scenario:
         """Read a scenario. Raises SelectionError."""
-        found: dict[str, str] = {}
+        settings: dict[str, str] = {}
         for part in re.split(r",| \+ ", text):
             match = _WORDS.fullmatch(part.strip())
             if match is None:
@@ -67,23 +67,23 @@ class Scenario(Struct, frozen=True):
                     " longest-first, generate=S, train=S"
                 )
             stated = {key: value for key, value in match.groupdict().items() if value is not None}
-            if not found.keys().isdisjoint(stated):
+            if not settings.keys().isdisjoint(stated):
                 raise SelectionError(f"{quoted(text)}: {quoted(part)} states once more what is stated before")
-            found |= stated
+            settings |= stated
 
         def whole(key: str, least: int, most: int) -> int | None:
-            value = int(found[key]) if key in found else None
+            value = int(settings[key]) if key in settings else None
             if value is not None and not least <= value <= most:
                 raise SelectionError(f"{quoted(text)}: {value} is not in the range {least} to {most:,}")
             return value
 
         def real(key: str, most: float) -> float | None:
             try:
-                value = float(found[key]) if key in found else None
+                value = float(settings[key]) if key in settings else None
             except ValueError:
                 value = math.nan
             if value is not None and not 0 < value <= most:
-                raise SelectionError(f"{quoted(text)}: {found[key]} is not a number above 0 and at most {most:g}")
+                raise SelectionError(f"{quoted(text)}: {settings[key]} is not a number above 0 and at most {most:g}")
             return value
 
         return cls(
@@ -93,7 +93,7 @@ class Scenario(Struct, frozen=True):
             engines=whole("engines", 1, _MOST_GPUS),
             rollout=whole("rollout", 1, _MOST_GPUS),
             trainer=whole("trainer", 1, _MOST_GPUS),
-            longest_first="longest_first" in found,
+            longest_first="longest_first" in settings,
             generate_s=real("generate", 1e12),
             train_s=real("train", 1e12),
         )

@@ -1,6 +1,6 @@
 """The steps of a run with recorded times: which are whole, and when what each consists of was.
 
-In: a `Timeline`. Out: `Steps`, and from it the `Loop` that the replay changes.
+In: a `RlTimeline`. Out: `Steps`, and from it the `Loop` that the replay changes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.rl.loop import WARM_UP, Loop
 from tracekit.base.errors import FormatError
 from tracekit.base.text import counted
-from tracekit.trace.rl import Timeline
+from tracekit.trace.post_training import RlTimeline
 
 #: What is recorded less than this apart happens at one time, seconds.
 _AT_ONCE_S = 1e-3
@@ -20,7 +20,7 @@ _AT_ONCE_S = 1e-3
 class Steps:
     """The recorded steps that are whole: when their generation, reward, training and sync were, [steps], seconds."""
 
-    def __init__(self, timeline: Timeline) -> None:
+    def __init__(self, timeline: RlTimeline) -> None:
         phases, trajectories = timeline.phases, timeline.trajectories
         self.trajectories = trajectories
         numbers = np.unique(np.concatenate((phases.step, [] if trajectories is None else trajectories.step)))
@@ -82,9 +82,9 @@ class Steps:
         """Updates that the weights of a generation lacked: by the recorded versions, else by the times."""
         trajectories = self.trajectories
         if trajectories is not None:
-            known = (trajectories.version >= 0) & (trajectories.step >= self.numbers[WARM_UP])
-            if known.any():
-                return max(0, int(np.median(trajectories.step[known] - trajectories.version[known])))
+            has_version = (trajectories.version >= 0) & (trajectories.step >= self.numbers[WARM_UP])
+            if has_version.any():
+                return max(0, int(np.median(trajectories.step[has_version] - trajectories.version[has_version])))
         synced = np.searchsorted(self.sync_end, self.generate_start + _AT_ONCE_S, side="right")
         return max(0, int(np.median((np.arange(len(self.numbers)) - synced)[WARM_UP:])))
 
@@ -113,8 +113,8 @@ class Steps:
         starts, ends = (
             np.clip(np.concatenate([span[side] for span in self.spans.values()]), first, last) for side in (0, 1)
         )
-        known = np.flatnonzero(~np.isnan(starts))
-        order = known[np.argsort(starts[known])]
+        present = np.flatnonzero(~np.isnan(starts))
+        order = present[np.argsort(starts[present])]
         reached = np.concatenate(([first], np.maximum.accumulate(ends[order])))
         gaps = np.maximum(np.append(starts[order], last) - np.maximum(reached, first), 0.0)
         return float(gaps.sum()) / len(self.step_times)
@@ -123,19 +123,19 @@ class Steps:
 def _span(numbers: Ints, step: Ints, start: Floats, end: Floats) -> tuple[Floats, ...]:
     """Start and end of a phase in each step, and for how long it was in it, nan in steps without it."""
     first, last = _extent(numbers, step, start, end)
-    at, reached, total = np.searchsorted(numbers, step), first.copy(), last - last
-    for one in np.lexsort((start, at)).tolist():  # several ranks may record a phase, each its own part
-        total[at[one]] += max(0.0, end[one] - max(start[one], reached[at[one]]))
-        reached[at[one]] = max(reached[at[one]], end[one])
+    step_index, reached, total = np.searchsorted(numbers, step), first.copy(), last - last
+    for row in np.lexsort((start, step_index)).tolist():  # several ranks may record a phase, each its own part
+        total[step_index[row]] += max(0.0, end[row] - max(start[row], reached[step_index[row]]))
+        reached[step_index[row]] = max(reached[step_index[row]], end[row])
     return first, last, total
 
 
 def _extent(numbers: Ints, step: Ints, start: Floats, end: Floats) -> tuple[Floats, Floats]:
     """The first start and the last end in each step, nan in steps without any."""
     first, last = np.full(len(numbers), np.nan), np.full(len(numbers), np.nan)
-    at = np.searchsorted(numbers, step)
-    np.fmin.at(first, at, start)
-    np.fmax.at(last, at, end)
+    step_index = np.searchsorted(numbers, step)
+    np.fmin.at(first, step_index, start)
+    np.fmax.at(last, step_index, end)
     return first, last
 
 

@@ -22,7 +22,7 @@ from tracekit.collectors.importers.flight_recorder_entries import Entry, checked
 from tracekit.collectors.importers.flight_recorder_file import UnreadableError, bounded_memory, is_newer, read_dump
 from tracekit.collectors.importers.flight_recorder_groups import MOST_RANKS
 from tracekit.collectors.importers.flight_recorder_rows import DumpRows, take_operations, take_statuses
-from tracekit.trace.dumps import OPERATIONS, STATUSES, FlightRecord, ProcessGroup, RankDump
+from tracekit.trace.dumps import OPERATIONS, STATUSES, DumpedGroup, FlightRecord, RankDump
 
 #: Dumps whose newest operations are further apart hardly show the same hang: no timeout of PyTorch is longer.
 FAR_APART_S = 1800.0
@@ -46,7 +46,7 @@ def read_flight_records(directory: Path) -> FlightRecord:
     dumps: dict[int, RankDump] = {}
     notes: list[str] = []
     worlds: dict[int, int] = {}
-    taken: list[int] = []
+    dump_times_ns: list[int] = []
     was_collecting = gc.isenabled()
     gc.disable()  # a dump is thousands of small containers without cycles
     try:
@@ -66,7 +66,7 @@ def read_flight_records(directory: Path) -> FlightRecord:
                         f"{directory}: {short(dumps[rank].source)} and {short(path.name)} are both dumps of rank"
                         f" {rank}; keep only the dumps of one attempt in the folder"
                     )
-                dumps[rank] = _take(columns, rank, path.name, dump, worlds, taken, notes)
+                dumps[rank] = _take(columns, rank, path.name, dump, worlds, dump_times_ns, notes)
     finally:
         if was_collecting:
             gc.enable()
@@ -76,7 +76,7 @@ def read_flight_records(directory: Path) -> FlightRecord:
             f"{directory}: no readable flight-recorder dump ({reason}); expected one file per rank, such as"
             " nccl_trace_rank_0; TORCH_FR_DUMP_TEMP_FILE says where PyTorch writes them"
         )
-    return _record(directory, columns, dumps, worlds, max(taken, default=None), notes)
+    return _record(directory, columns, dumps, worlds, max(dump_times_ns, default=None), notes)
 
 
 def _files(directory: Path) -> list[Path]:
@@ -107,7 +107,7 @@ def _take(
     name: str,
     dump: dict[str, Any],
     worlds: dict[int, int],
-    taken: list[int],
+    dump_times_ns: list[int],
     notes: list[str],
 ) -> RankDump:
     """Add one dump to the columns; a dump whose groups have unexpected types counts as damaged."""
@@ -123,21 +123,21 @@ def _take(
         return RankDump(name, reason, doubt=reason)
     if world > 1:
         worlds[rank] = world
-    found = checked_entries(dump["entries"])
-    if dump["entries"] and not found.entries:
-        reason = f"is damaged: {found.left_out[0]}; none of its {len(dump['entries'])} entries can be used"
+    entries = checked_entries(dump["entries"])
+    if dump["entries"] and not entries.entries:
+        reason = f"is damaged: {entries.left_out[0]}; none of its {len(dump['entries'])} entries can be used"
         notes.append(f"{short(name)} {reason}")
         return RankDump(name, reason, doubt=reason)
-    places = take_operations(columns, rank, found.entries, groups)
+    places = take_operations(columns, rank, entries.entries, groups)
     odd_status = take_statuses(columns, rank, dump.get("pg_status") or {}, groups, places)
-    if found.restarted:
+    if entries.restarted:
         notes.append(
             f"{short(name)}: sequence numbers of a group start again (a restart); older operations are left out"
         )
     if is_newer(dump["version"]):
         notes.append(f"{short(name)} has version {dump['version'][:10]}, newer than the known 2.10")
-    odd = [*found.left_out, *([] if odd_status is None else [odd_status])]
-    doubts = [*found.doubts, *([] if odd_status is None else ["its pg_status is damaged"])]
+    odd = [*entries.left_out, *([] if odd_status is None else [odd_status])]
+    doubts = [*entries.doubts, *([] if odd_status is None else ["its pg_status is damaged"])]
     doubt = f"rank {rank} is not accused: {', '.join(doubts)}" if doubts else None
     if odd or doubts:
         listed = [*odd[:LISTED], *([f"{len(odd) - LISTED} more"] if len(odd) > LISTED else [])]
@@ -145,17 +145,17 @@ def _take(
     about = dump.get("tracekit")
     about = about if isinstance(about, dict) else {}
     if (taken_ns := whole_number(about.get("taken_ns"))) is not None:
-        taken.append(taken_ns)
+        dump_times_ns.append(taken_ns)
     stack = about.get("stack")
     return RankDump(
         name,
         doubt=doubt,
-        operations=len(found.entries),
+        operations=len(entries.entries),
         host=_text(about.get("host")),
         phase=_text(about.get("phase")),
         process=_text(about.get("process")),
         stack=tuple(map(str, stack)) if isinstance(stack, list | tuple) else None,
-        starts=_shows_starts(dump, found.entries),
+        starts=_shows_starts(dump, entries.entries),
     )
 
 
@@ -224,7 +224,7 @@ def _record(
     )
 
 
-def _with_ranks(operations: pl.DataFrame, groups: tuple[ProcessGroup, ...]) -> pl.DataFrame:
+def _with_ranks(operations: pl.DataFrame, groups: tuple[DumpedGroup, ...]) -> pl.DataFrame:
     """Turn the ends of transfers into ranks of the job. Recorders number them within the group, or within the job."""
     p2p = operations["p2p"].to_numpy()
     ends = {name: operations[name].to_numpy().copy() for name in ("source", "target")}
@@ -241,8 +241,8 @@ def _with_ranks(operations: pl.DataFrame, groups: tuple[ProcessGroup, ...]) -> p
         for name, values in ends.items():
             values[rows[local]] = members[values[rows[local]]]
             values[neither] = np.where(sends[neither] == (name == "source"), rank[neither], -1)
-    kept = [pl.Series(name, np.where(p2p, values, -1), pl.Int32()) for name, values in ends.items()]
-    operations = operations.with_columns(kept)
+    columns = [pl.Series(name, np.where(p2p, values, -1), pl.Int32()) for name, values in ends.items()]
+    operations = operations.with_columns(columns)
     nullable = [pl.when(pl.col(name) >= 0).then(pl.col(name)).alias(name) for name in ends]
     return operations.with_columns(nullable)
 

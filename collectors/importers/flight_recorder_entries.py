@@ -72,7 +72,7 @@ class Entries:
 
 def checked_entries(listed: Sequence[Any]) -> Entries:
     """Every usable entry once, ordered by its record."""
-    kept: dict[int, Entry] = {}
+    usable: dict[int, Entry] = {}
     left_out: list[str] = []
     lost: list[Any] = []
 
@@ -87,10 +87,10 @@ def checked_entries(listed: Sequence[Any]) -> Entries:
         except ImpossibleError as error:
             leave_out(raw, str(error))
             continue
-        other = kept.setdefault(entry.record, entry)
+        other = usable.setdefault(entry.record, entry)
         if other.raw != entry.raw:
             leave_out(raw, "another entry has the same record_id")
-    ordered = [kept[record] for record in sorted(kept)]
+    ordered = [usable[record] for record in sorted(usable)]
     for check in (_far_records, _unlike_groups, _jumps, _lone_restarts):
         odd = check(ordered)
         for entry in ordered:
@@ -132,14 +132,14 @@ def _gaps(used: list[Entry], lost: list[Any]) -> list[tuple[int, int]]:
 
 def _unstated(used: list[Entry]) -> list[str]:
     """Return clauses on entries that lack the tensor facts that others have: their calls are not compared."""
-    found = []
+    clauses = []
     for name, stated in (("input_sizes", elements), ("input_dtypes", first_dtype)):
         missing = [entry for entry in used if not entry.p2p and not stated(entry.raw.get(name))]
         if len(missing) < len(used) or any(entry.raw.get(name) not in (None, [], ()) for entry in missing):
-            found += [
+            clauses += [
                 f"entry {entry.record}: {name} is {quoted(entry.raw.get(name))}, not compared" for entry in missing
             ]
-    return found
+    return clauses
 
 
 def _entry(raw: Any) -> Entry:
@@ -180,12 +180,12 @@ def whole_number(value: Any) -> int | None:
 
 def _count(raw: Mapping[str, Any], name: str, *, least: int = 0) -> int:
     value = raw.get(name)
-    found = whole_number(value)
-    if found is None and type(value) is int and least <= value < 0:
+    number = whole_number(value)
+    if number is None and type(value) is int and least <= value < 0:
         return value
-    if found is None:
+    if number is None:
         raise ImpossibleError(f"{name} is {quoted(value)}")
-    return found
+    return number
 
 
 def _flag(raw: Mapping[str, Any], name: str, *, missing: bool) -> bool:
@@ -253,14 +253,14 @@ def _jumps(ordered: list[Entry]) -> dict[int, str]:
     for entry in ordered:
         if entry.pg_id >= 0:
             lanes[entry.counted].append(entry)
-    found = {}
+    jumps = {}
     for (_, p2p), lane in lanes.items():
         steady = {entry.record for entry in _lives(lane)}
         field = "p2p_seq_id" if p2p else "collective_seq_id"
         for entry in lane:
             if entry.record not in steady:
-                found[entry.record] = f"{field} is {entry.sequence}, which its neighbours do not allow"
-    return found
+                jumps[entry.record] = f"{field} is {entry.sequence}, which its neighbours do not allow"
+    return jumps
 
 
 def _lives(lane: list[Entry]) -> list[Entry]:
@@ -286,18 +286,18 @@ def _longest_run(lane: list[Entry]) -> list[Entry]:
     ends: list[int] = []
     last: list[Entry] = []
     before: dict[int, Entry | None] = {}
-    at: Entry | None = None
-    for entry in sorted(lane, key=lambda one: (one.sequence, one.record)):
+    link: Entry | None = None
+    for entry in sorted(lane, key=lambda entry: (entry.sequence, entry.record)):
         distance = entry.record - entry.sequence
         place = bisect.bisect_right(ends, distance)
         before[entry.record] = last[place - 1] if place else None
         if place == len(ends):
-            at = entry  # of runs of equal length, the one with the lower numbers
+            link = entry  # of runs of equal length, the one with the lower numbers
         ends[place : place + 1], last[place : place + 1] = [distance], [entry]
     run: list[Entry] = []
-    while at is not None:
-        run.append(at)
-        at = before[at.record]
+    while link is not None:
+        run.append(link)
+        link = before[link.record]
     return run[::-1]
 
 

@@ -1,6 +1,6 @@
 """Match process groups across ranks, which name them differently.
 
-In: the group tables of all dumps. Out: one list of `ProcessGroup`, and for each dump the positions of its groups in it.
+In: the group tables of all dumps. Out: one list of `DumpedGroup`, and for each dump the positions of its groups in it.
 The name of a group is its number within one process, so it differs between ranks; description and members identify it.
 The text of members can be cut after 30 ranks; other dumps complete it.
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tracekit.trace.dumps import ProcessGroup
+from tracekit.trace.dumps import DumpedGroup
 
 _NUMBER = re.compile(r"\d+")
 _CUT = "..."
@@ -45,7 +45,7 @@ class GroupTable:
 
         Raises ValueError if no job has such members.
         """
-        found: dict[str, int] = {}
+        groups: dict[str, int] = {}
         times: Counter[tuple[str, str]] = Counter()
         for name in sorted(map(str, config), key=creation):
             about = config[name]
@@ -53,9 +53,9 @@ class GroupTable:
             if not members or members == "[]":  # gloo's recorder does not record groups
                 continue
             stated = (str(about.get("desc", "")), members if isinstance(members, str) else str(list(members)))
-            found[name] = self._place(rank, _Key(*stated, times[stated]))
+            groups[name] = self._place(rank, _Key(*stated, times[stated]))
             times[stated] += 1
-        return found
+        return groups
 
     def add_named(self, rank: int, name: str, description: str) -> int:
         """Add a group whose members the dump does not state; every rank that uses the name is a member."""
@@ -68,7 +68,7 @@ class GroupTable:
         self._seen_on[place].add(rank)
         return place
 
-    def finish(self, without_dump: Iterable[int] = ()) -> tuple[tuple[ProcessGroup, ...], dict[int, int]]:
+    def finish(self, without_dump: Iterable[int] = ()) -> tuple[tuple[DumpedGroup, ...], dict[int, int]]:
         """Return all groups, and the final position for each place that `add` returned."""
         missing = frozenset(without_dump)
         stated = self._stated
@@ -76,23 +76,23 @@ class GroupTable:
         for key, ranks in stated.items():
             if _is_whole(key):
                 whole[key.description, key.occurrence].append((ranks, key))
-        groups: dict[_Key, ProcessGroup] = {}
+        groups: dict[_Key, DumpedGroup] = {}
         same: dict[_Key, _Key] = {}
         for key, place in self._keys.items():
             ranks, seen = stated[key], self._seen_on[place]
             if _is_whole(key):
-                groups[key] = ProcessGroup(key.description, ranks)
+                groups[key] = DumpedGroup(key.description, ranks)
                 continue
             head = ranks if _CUT not in key.members else _stated(key.members.split(_CUT, 1)[0])
             twins = [twin for members, twin in whole[key.description, key.occurrence] if members[: len(head)] == head]
             if _CUT in key.members and len(twins) == 1:
                 same[key] = twins[0]
             else:
-                groups[key] = ProcessGroup(key.description, _completed(ranks, seen, missing))
+                groups[key] = DumpedGroup(key.description, _completed(ranks, seen, missing))
         for key, members in _beyond_the_end(
             {key: groups[key] for key in groups if _CUT in key.members}, groups, missing
         ):
-            groups[key] = ProcessGroup(key.description, members)
+            groups[key] = DumpedGroup(key.description, members)
         places = {key: place for place, key in enumerate(groups)}
         return tuple(groups.values()), {place: places[same.get(key, key)] for key, place in self._keys.items()}
 
@@ -115,33 +115,33 @@ def _stated(members: str) -> tuple[int, ...]:
 
 
 def _beyond_the_end(
-    cut: Mapping[_Key, ProcessGroup], groups: Mapping[_Key, ProcessGroup], missing: frozenset[int]
+    cut: Mapping[_Key, DumpedGroup], groups: Mapping[_Key, DumpedGroup], missing: frozenset[int]
 ) -> list[tuple[_Key, tuple[int, ...]]]:
     """Complete cut groups whose last members left no dump: with the next evenly spaced ranks that no group of the same
     description has.
     """
-    taken: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
+    members_of: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
     for key, group in groups.items():
-        taken[key.description, key.occurrence].update(group.ranks)
-    found = []
+        members_of[key.description, key.occurrence].update(group.ranks)
+    completed = []
     for key, group in cut.items():
-        ranks, others = list(group.ranks), taken[key.description, key.occurrence]
+        ranks, others = list(group.ranks), members_of[key.description, key.occurrence]
         stride = ranks[1] - ranks[0] if len(ranks) > 2 else 0
         while stride > 0 and ranks[-1] + stride in missing and ranks[-1] + stride not in others:
             ranks.append(ranks[-1] + stride)
             others.add(ranks[-1])
-        found.append((key, tuple(ranks)))
-    return found
+        completed.append((key, tuple(ranks)))
+    return completed
 
 
 def _completed(stated: tuple[int, ...], seen: set[int], missing: frozenset[int]) -> tuple[int, ...]:
     """Return the members of a group with a cut list: the stated ones, the ranks that have the group and, if all of
     these are evenly spaced, the ranks between them that left no dump.
     """
-    known = sorted({*stated, *seen})
+    members = sorted({*stated, *seen})
     if len(stated) > 2 and missing:
         stride = stated[1] - stated[0]
-        grid = range(known[0], known[-1] + 1, stride) if stride > 0 else range(0)
-        if all(rank in grid for rank in known):
-            known = [rank for rank in grid if rank in missing or rank in set(known)]
-    return tuple(known)
+        grid = range(members[0], members[-1] + 1, stride) if stride > 0 else range(0)
+        if all(rank in grid for rank in members):
+            members = [rank for rank in grid if rank in missing or rank in set(members)]
+    return tuple(members)

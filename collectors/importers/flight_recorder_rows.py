@@ -44,7 +44,7 @@ def take_operations(columns: DumpRows, rank: int, entries: list[Entry], groups: 
     places: dict[int, int] = {}
     coalesced = _coalesced(entries)
     finished_to_skip = sum(entry.finished for entry in entries) - FINISHED_KEPT
-    taken = set()
+    calls = set()
     for entry in entries:
         named, description = entry.group
         group = groups.get(named)
@@ -55,7 +55,7 @@ def take_operations(columns: DumpRows, rank: int, entries: list[Entry], groups: 
         call = entry.pg_id, entry.sequence
         finished = entry.finished
         if whole := coalesced.get((*entry.counted, entry.sequence)):
-            if COALESCED in entry.name and not entry.p2p and call in taken:
+            if COALESCED in entry.name and not entry.p2p and call in calls:
                 continue
             finished = finished or whole.finished
             if COALESCED in entry.name and whole.parts:
@@ -64,9 +64,9 @@ def take_operations(columns: DumpRows, rank: int, entries: list[Entry], groups: 
             finished_to_skip -= 1
             continue
         if not entry.p2p:
-            if call in taken:
+            if call in calls:
                 continue  # further parts of one coalesced call
-            taken.add(call)
+            calls.add(call)
         columns.operations.append(_row(columns, rank, group, finished, entry))
     return places
 
@@ -79,34 +79,40 @@ class _Coalesced:
 
 def _coalesced(entries: list[Entry]) -> dict[tuple[int, bool, int], _Coalesced]:
     """Merge coalesced calls: the parts have no state of their own; the closing entry has it for all."""
-    found = {
+    merged = {
         (*entry.counted, entry.sequence): _Coalesced(entry.finished) for entry in entries if COALESCED in entry.name
     }
-    if found:
+    if merged:
         for entry in entries:
             key = *entry.counted, entry.sequence
-            if key in found and COALESCED not in entry.name:
-                found[key].parts += 1
-    return found
+            if key in merged and COALESCED not in entry.name:
+                merged[key].parts += 1
+    return merged
 
 
 def _row(columns: DumpRows, rank: int, group: int, finished: bool, entry: Entry) -> tuple[Any, ...]:
     """Build one row; peers of a transfer are still numbers within the group, which `_record` turns into ranks."""
     sizes = entry.raw.get("input_sizes") or []
-    ends = _transfer(columns, entry.name) if entry.p2p else None
+    source, target = -1, -1
+    if entry.p2p and (ends := _transfer(columns, entry.name)) is not None:
+        sends, own, other = ends
+        source, target = (own, other) if sends else (other, own)
+    progress = Progress.STARTED if entry.started else Progress.SCHEDULED
+    if finished:
+        progress = Progress.FINISHED
     return (
         rank,
         group,
         entry.sequence,
         entry.record,
         short(entry.name.split(":", 1)[-1]),
-        -1 if ends is None else ends[1] if ends[0] else ends[2],
-        -1 if ends is None else ends[2] if ends[0] else ends[1],
+        source,
+        target,
         quoted(sizes, 80),
         elements(sizes),
         first_dtype(entry.raw.get("input_dtypes")),
         entry.created_ns or 0,
-        int(Progress.FINISHED if finished else Progress.STARTED if entry.started else Progress.SCHEDULED),
+        int(progress),
         _call_site(entry.raw.get("frames")),
         entry.p2p,
     )
@@ -162,11 +168,11 @@ def _counts(status: Any) -> tuple[int, int]:
     """Return the last issued and the last finished sequence number, -1 for none."""
     if not isinstance(status, dict):
         raise ImpossibleError(f"a status is {quoted(status, 40)}")
-    found = []
+    counts = []
     for name in ("last_enqueued_collective", "last_completed_collective"):
         value = status.get(name)
         number = -1 if value in (-1, "-1") else whole_number(value)
         if number is None:
             raise ImpossibleError(f"{name} is {quoted(value, 40)}")
-        found.append(number)
-    return found[0], found[1]
+        counts.append(number)
+    return counts[0], counts[1]

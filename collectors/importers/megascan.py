@@ -74,7 +74,7 @@ _SCHEMA = {
 _Records = Iterable[tuple[int, dict[str, Any]]]
 
 
-class _Rank(Struct, frozen=True):
+class _MegatronRank(Struct, frozen=True):
     """A rank and its position."""
 
     rank: int
@@ -110,8 +110,8 @@ class RawImporter:
         refuse_options(path, layout, unit, "a folder of MegaScan")
         if not path.is_dir():
             raise FormatError(f"{path}: one rank of MegaScan; give the folder that has the files of all ranks")
-        found = {file: _FILE.fullmatch(file.name) for file in sorted(path.iterdir())}
-        places = {file: tuple(map(int, match.groups())) for file, match in found.items() if match is not None}
+        matches = {file: _FILE.fullmatch(file.name) for file in sorted(path.iterdir())}
+        places = {file: tuple(map(int, match.groups())) for file, match in matches.items() if match is not None}
         if not places:
             raise FormatError(f"{path}: no file of MegaScan; expected benchmark-data-0-pipeline-0-tensor-0.json")
         dp, pp, tp = (1 + max(numbers) for numbers in zip(*places.values(), strict=True))
@@ -124,7 +124,7 @@ class RawImporter:
             )
         scopes = {}
         for file, (d, p, t) in places.items():
-            rank = _Rank((p * dp + d) * tp + t, d, p, t)  # as Megatron numbers them
+            rank = _MegatronRank((p * dp + d) * tp + t, d, p, t)  # as Megatron numbers them
             for step, records in enumerate(_iterations(_records(file))):
                 scopes[rank, step] = _scopes(file, records, "rel_ts", 1)
         return _trace(scopes, path, self.name, Unit.NS)
@@ -151,13 +151,16 @@ class AggregatedImporter:
                 step = _count(path, number, args if isinstance(args, dict) else {}, "iteration")
                 events[_count(path, number, event, "pid"), step].append((number, event))
         scopes = {where: _scopes(path, of_rank, "ts", 1000) for where, of_rank in events.items()}
-        ranks: dict[int, _Rank] = {}
+        ranks: dict[int, _MegatronRank] = {}
         for pid in sorted({pid for pid, _ in scopes}):
-            noted = {key: value for (one, _), found in scopes.items() if one == pid for scope in found
-                     for key, value in scope.attributes.items()}  # fmt: skip
+            noted: dict[str, Any] = {}
+            for (process, _), of_step in scopes.items():
+                if process == pid:
+                    for scope in of_step:
+                        noted |= scope.attributes
             stage, tensor = noted.get("pp_rk", noted.get("pp_rank", 0)), noted.get("tp_rk", 0)
             others = sum((one.pp, one.tp) == (stage, tensor) for one in ranks.values())
-            ranks[pid] = _Rank(pid, noted.get("dp_rk", others), stage, tensor)
+            ranks[pid] = _MegatronRank(pid, noted.get("dp_rk", others), stage, tensor)
         return _trace({(ranks[pid], step): found for (pid, step), found in scopes.items()}, path, self.name, Unit.US)
 
 
@@ -189,14 +192,15 @@ def _iterations(records: list[dict[str, Any]]) -> Iterator[_Records]:
 
 def _scopes(path: Path, records: _Records, clock: str, unit_ns: int) -> list[_Scope]:
     """The scopes of one rank in one iteration. `clock`: the key of its times, `unit_ns`: their unit."""
-    found: list[_Scope] = []
+    scopes: list[_Scope] = []
     begun: list[tuple[str, int]] = []
     latest, number = 0, 0
     for number, record in records:
         name, phase = str(record.get("name")).replace("_", "-"), record.get("ph")
         now = _nanoseconds(path, number, record, clock, unit_ns)
         attributes = args if isinstance(args := record.get("args"), dict) else record
-        for label in () if phase == "B" else (*_POSITION, *(_LABELS if name in _COMPUTES else ())):
+        labels = (*_POSITION, *_LABELS) if name in _COMPUTES else _POSITION
+        for label in labels if phase != "B" else ():
             if attributes.get(label) is not None:
                 _count(path, number, attributes, label)
         if latest and now < latest - _ROUNDING_NS:
@@ -206,15 +210,15 @@ def _scopes(path: Path, records: _Records, clock: str, unit_ns: int) -> list[_Sc
             begun.append((name, now))
         elif phase == "X":
             took = _nanoseconds(path, number, record, "dur", unit_ns)
-            found.append(_Scope(name, now, now + took, attributes))
+            scopes.append(_Scope(name, now, now + took, attributes))
         elif phase == "E":
             opened, start_ns = begun.pop() if begun else ("nothing", now)
             if opened != name:
                 raise _damaged(path, number, f"{name} ends, but {opened} began last")
-            found.append(_Scope(name, start_ns, max(now, start_ns), attributes))
+            scopes.append(_Scope(name, start_ns, max(now, start_ns), attributes))
     if begun:
         raise _damaged(path, number, f"{begun[-1][0]} never ends")
-    return found
+    return scopes
 
 
 def _nanoseconds(path: Path, number: int, record: dict[str, Any], key: str, unit_ns: int) -> int:
@@ -237,20 +241,20 @@ def _damaged(path: Path, number: int, why: str) -> FormatError:
     return FormatError(f"{path}, record {number}: damaged: {why}; copy or record it again")
 
 
-def _trace(scopes: Mapping[tuple[_Rank, int], list[_Scope]], path: Path, form: str, unit: Unit) -> Trace:
+def _trace(scopes: Mapping[tuple[_MegatronRank, int], list[_Scope]], path: Path, form: str, unit: Unit) -> Trace:
     """The ops of the tensor-parallel rank 0 of each worker; scopes of other names are counted in the metadata."""
     first = min((step for _, step in scopes), default=0)
     if any(step > first for _, step in scopes):
         say(f"tracekit: iteration {first}, the first, is left out: it warms up")
         scopes = {where: found for where, found in scopes.items() if where[1] > first}
     begins: dict[int, int] = {}
-    for (_, step), found in scopes.items():
-        for scope in found:
+    for (_, step), of_step in scopes.items():
+        for scope in of_step:
             begins[step] = min(begins.get(step, scope.start_ns), scope.start_ns)
     rows: list[tuple[Any, ...]] = []
     other: Counter[str] = Counter()
-    for (rank, step), found in scopes.items():
-        for scope in found if rank.tp == 0 else ():
+    for (rank, step), of_step in scopes.items():
+        for scope in of_step if rank.tp == 0 else ():
             start, took = (scope.start_ns - begins[step]) / 1e9, (scope.end_ns - scope.start_ns) / 1e9
             labels = [scope.attributes.get(key) if scope.name in _COMPUTES else None for key in _LABELS]
             place = (step, rank.rank, rank.dp, rank.pp)
@@ -288,15 +292,15 @@ def _transfers_belong(ops: pl.DataFrame, layout: Layout) -> bool:
     return True
 
 
-def _layers(scopes: Mapping[tuple[_Rank, int], list[_Scope]], layout: Layout) -> dict[str, list[int]]:
+def _layers(scopes: Mapping[tuple[_MegatronRank, int], list[_Scope]], layout: Layout) -> dict[str, list[int]]:
     """The layers of each stage, counted in the forwards of its first microbatch; empty if they were not recorded."""
     counts = [0] * layout.pp
     step = min(step for _, step in scopes)
     for rank in {rank for rank, _ in scopes if (rank.dp, rank.tp) == (0, 0)}:
-        found = scopes.get((rank, step), [])
-        for scope in found:
+        of_step = scopes.get((rank, step), [])
+        for scope in of_step:
             if _KINDS.get(scope.name) == (_FORWARD,) and scope.attributes.get("microbatch") == 0:
                 counts[rank.pp] += sum(
-                    one.name == _LAYER and scope.start_ns <= one.start_ns < scope.end_ns for one in found
+                    one.name == _LAYER and scope.start_ns <= one.start_ns < scope.end_ns for one in of_step
                 )
     return {"layers": counts} if all(counts) else {}

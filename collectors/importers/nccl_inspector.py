@@ -220,8 +220,10 @@ def _since_previous(once: pl.DataFrame) -> pl.DataFrame:
         before=pl.struct(_COLLECTIVE).shift(1).over("rank"),
         left_us=(pl.col("start_us") + pl.col("exec_us")).shift(1).over("rank"),
     )
-    known = ordered.filter(pl.col("left_us").is_not_null() & (pl.col("before").n_unique().over(_COLLECTIVE) == 1))
-    return known.with_columns(delay_us=pl.max_horizontal(0.0, pl.col("start_us") - pl.col("left_us")))
+    after_common = ordered.filter(
+        pl.col("left_us").is_not_null() & (pl.col("before").n_unique().over(_COLLECTIVE) == 1)
+    )
+    return after_common.with_columns(delay_us=pl.max_horizontal(0.0, pl.col("start_us") - pl.col("left_us")))
 
 
 def _ops(chosen: pl.DataFrame) -> pl.DataFrame:

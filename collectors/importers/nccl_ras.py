@@ -16,7 +16,7 @@ from msgspec import Struct
 from tracekit.base.errors import FormatError
 from tracekit.base.text import listed
 from tracekit.collectors.importers.flight_recorder_groups import MOST_RANKS
-from tracekit.trace.dumps import OPERATIONS, STATUSES, FlightRecord, ProcessGroup, Progress, RankDump
+from tracekit.trace.dumps import OPERATIONS, STATUSES, DumpedGroup, FlightRecord, Progress, RankDump
 
 _COMMUNICATOR = re.compile(r"^\s*#(\d+-\d+) \(([0-9a-f]+)\)")
 _COUNTS = re.compile(r"Communicator ranks have different (\w+) operation counts")
@@ -65,8 +65,8 @@ def ras_record(lines: Sequence[str], source: str) -> FlightRecord | None:
     complete = [
         (counted, ranks) for counted in counts if (ranks := counted.complete()) and len(set(ranks.values())) > 1
     ]
-    unreachable = [f"process {match[1]} on node {match[2]} (GPU {match[3].strip()})" for line in lines
-                   if (match := _UNREACHABLE.search(line))]  # fmt: skip
+    matches = filter(None, map(_UNREACHABLE.search, lines))
+    unreachable = [f"process {match[1]} on node {match[2]} (GPU {match[3].strip()})" for match in matches]
     if not complete:
         if not counts and not unreachable:
             return None
@@ -78,7 +78,7 @@ def ras_record(lines: Sequence[str], source: str) -> FlightRecord | None:
     others = sorted({counted.communicator for counted in counts} - {largest})
     return FlightRecord(
         world_size=size,
-        groups=tuple(ProcessGroup(largest, tuple(range(counted.size))) for counted, _ in chosen),
+        groups=tuple(DumpedGroup(largest, tuple(range(counted.size))) for counted, _ in chosen),
         operations=pl.DataFrame(
             [
                 row

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from tracekit.base.text import ranks_text
 from tracekit.collectors.importers.flight_recorder_groups import MOST_RANKS
-from tracekit.trace.dumps import OPERATIONS, STATUSES, FlightRecord, ProcessGroup, Progress, RankDump
+from tracekit.trace.dumps import OPERATIONS, STATUSES, DumpedGroup, FlightRecord, Progress, RankDump
 
 _NUMBER = r"(-?\d{1,18})"
 #: The rank of the job, which torchrun puts in front, or that of the group.
@@ -36,7 +36,7 @@ _COUNTERS_ALONE = (
 )
 
 
-class _Rank(Struct):
+class _WatchedRank(Struct):
     """What a rank says of a group. `works`: what timed out, by its number."""
 
     enqueued: int | None = None
@@ -54,7 +54,7 @@ class _Rank(Struct):
 
 def watchdog_record(lines: Sequence[str], source: str) -> FlightRecord | None:
     """What watchdogs say of the ranks of a job, None if they name no rank. `source`: the files, in words."""
-    said: defaultdict[str, defaultdict[int, _Rank]] = defaultdict(lambda: defaultdict(_Rank))
+    said: defaultdict[str, defaultdict[int, _WatchedRank]] = defaultdict(lambda: defaultdict(_WatchedRank))
     times = []
     for line in lines:
         work, status = _WORK.search(line), _STATUS.search(line)
@@ -77,10 +77,10 @@ def _timed_out(work: re.Match[str], now_ns: int) -> dict[str, Any]:
     return {"name": work[2].lower(), "elements": elements, "sizes": f"[{elements}]", "created_ns": since_ns}
 
 
-def _record(said: Mapping[str, Mapping[int, _Rank]], taken_ns: int, source: str) -> FlightRecord:
+def _record(said: Mapping[str, Mapping[int, _WatchedRank]], taken_ns: int, source: str) -> FlightRecord:
     ranks = sorted({rank for of_group in said.values() for rank in of_group})
     groups = [
-        ProcessGroup(name, tuple(range(ranks[-1] + 1)) if name == _DEFAULT else tuple(sorted(of_group)))
+        DumpedGroup(name, tuple(range(ranks[-1] + 1)) if name == _DEFAULT else tuple(sorted(of_group)))
         for name, of_group in said.items()
     ]
     statuses = [
@@ -102,7 +102,7 @@ def _record(said: Mapping[str, Mapping[int, _Rank]], taken_ns: int, source: str)
     )
 
 
-def _rows(place: int, of_group: Mapping[int, _Rank]) -> Iterator[dict[str, Any]]:
+def _rows(place: int, of_group: Mapping[int, _WatchedRank]) -> Iterator[dict[str, Any]]:
     """The unfinished operations of a group; those that have not timed out on a rank have the names that others give."""
     names = {number: work["name"] for rank in of_group.values() for number, work in rank.works.items()}
     for rank, counters in sorted(of_group.items()):
@@ -114,7 +114,7 @@ def _rows(place: int, of_group: Mapping[int, _Rank]) -> Iterator[dict[str, Any]]
             yield row | {"p2p": row["name"] in ("send", "recv")}
 
 
-def _notes(said: Mapping[str, Mapping[int, _Rank]]) -> Iterator[str]:
+def _notes(said: Mapping[str, Mapping[int, _WatchedRank]]) -> Iterator[str]:
     yield _COUNTERS_ALONE
     for name, of_group in said.items():
         level = [

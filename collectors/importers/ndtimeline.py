@@ -58,7 +58,7 @@ _SCHEMA = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Event:
+class _TimedMetric:
     """One timed metric of one rank; seconds since the epoch."""
 
     metric: str
@@ -123,7 +123,7 @@ class ChromeImporter:
         return _trace(events, job, path, "ndtimeline-chrome", Unit.US)
 
 
-def _raw_events(path: Path, sizes: dict[str, int]) -> Iterator[_Event]:
+def _raw_events(path: Path, sizes: dict[str, int]) -> Iterator[_TimedMetric]:
     """Parse the events of a raw log; fill `sizes` with its parallel sizes."""
     with path.open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, 1):
@@ -137,7 +137,7 @@ def _raw_events(path: Path, sizes: dict[str, int]) -> Iterator[_Event]:
             yield from _line_events(match, place, f"{path}, line {number}")
 
 
-def _line_events(match: re.Match[str], place: dict[str, int], where: str) -> Iterator[_Event]:
+def _line_events(match: re.Match[str], place: dict[str, int], where: str) -> Iterator[_TimedMetric]:
     """Return one event per part; parts without a step tag are spread evenly over the step range."""
     try:
         durations, starts, tags = (ast.literal_eval(match[part]) for part in ("durations", "starts", "tags"))
@@ -153,7 +153,7 @@ def _line_events(match: re.Match[str], place: dict[str, int], where: str) -> Ite
                 raise FormatError(f"{where}: {len(durations)} parts do not spread evenly over the steps {first}:{last}")
             steps = [first + at // per_step for at in range(len(durations))]
         for step, start, duration in zip(steps, starts, durations, strict=True):
-            yield _Event(
+            yield _TimedMetric(
                 match["metric"],
                 int(step),
                 place["rank"],
@@ -167,7 +167,7 @@ def _line_events(match: re.Match[str], place: dict[str, int], where: str) -> Ite
         raise FormatError(f"{where}: damaged ({quoted(error)}); delete the line") from None
 
 
-def _chrome_events(path: Path) -> Iterator[_Event]:
+def _chrome_events(path: Path) -> Iterator[_TimedMetric]:
     try:
         events: Any = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, UnicodeDecodeError) as error:
@@ -177,7 +177,7 @@ def _chrome_events(path: Path) -> Iterator[_Event]:
             if event.get("ph") != "X":
                 continue
             args = event["args"]
-            yield _Event(
+            yield _TimedMetric(
                 str(event["name"]),
                 int(args["step"]),
                 int(args["rank"]),
@@ -193,7 +193,7 @@ def _chrome_events(path: Path) -> Iterator[_Event]:
             ) from None
 
 
-def _trace(events: list[_Event], layout: Layout, path: Path, form: str, unit: Unit) -> Trace:
+def _trace(events: list[_TimedMetric], layout: Layout, path: Path, form: str, unit: Unit) -> Trace:
     """Build ops of the tensor-parallel rank 0 of each worker; count other metrics in the metadata."""
     rows = []
     other: Counter[str] = Counter()

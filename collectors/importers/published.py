@@ -62,8 +62,8 @@ def read_published(
     """
     header = read_layout_file(layout_path)
     layout = _layout(header, str(layout_path))
-    there = columns_of_file(path)
-    if missing := [name for name in COLUMNS if name not in there]:
+    columns = columns_of_file(path)
+    if missing := [name for name in COLUMNS if name not in columns]:
         raise FormatError(
             f"{path}: column {missing[0]!r} is missing; a published trace has {', '.join(COLUMNS)}."
             " A canonical trace contains its layout: leave out --layout"
@@ -132,7 +132,9 @@ def read_mapping(path: str | os.PathLike[str], example: str) -> dict[str, Any]:
 
 def _scalar(value: object) -> str | int | float | None:
     """Convert a text, number or date of the YAML file for JSON; None for anything nested."""
-    return value if isinstance(value, str | int | float) else str(value) if isinstance(value, date) else None
+    if isinstance(value, date):
+        return str(value)
+    return value if isinstance(value, str | int | float) else None
 
 
 def _layout(header: dict[str, Any], source: str) -> Layout:

@@ -24,7 +24,7 @@ from tracekit.collectors.run_directory.steering import (
     write_schedule,
 )
 from tracekit.collectors.run_directory.writing import attempts
-from tracekit.collectors.runtime.wire_format import Category, Flag, Schedule, attempt_directory
+from tracekit.collectors.runtime.wire_format import Category, Flag, RecordingSchedule, attempt_directory
 
 #: How often the ranks are checked, seconds.
 PERIOD_S = 0.2
@@ -60,7 +60,7 @@ def record_steps(directory: Path, count: int, timeout_s: float, tell: Callable[[
     try:
         while True:
             if not ongoing:
-                write_schedule(directory, Schedule(first, first + count))
+                write_schedule(directory, RecordingSchedule(first, first + count))
             tell(f"recording steps {first} to {first + count - 1}")
             follower = AttemptFollower(number, attempt_directory(directory, number), max(0, first - STEPS_BEFORE))
             _await_steps(follower, directory, first + count - 1, deadline)

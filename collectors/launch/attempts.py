@@ -66,11 +66,11 @@ def collect_attempts(options: CollectOptions, directory: Path, numbers: Sequence
     jobs: dict[int, dict[str, Any]] = {}
     for segments in segments_of_jobs(merged for _, merged in read if merged is not None):
         members = [int(one.trace.metadata["attempt"]) for one in segments]
-        kept = _keep(options, trace_of_segments(segments), members[-1], last=members[-1] == numbers[-1])
-        jobs |= {member: {**kept, "continued": member != members[-1]} for member in members}
-    for one, _ in read:
-        name = job_name(options, one.attempt, last=one.attempt == numbers[-1])
-        yield replace(one, **jobs.get(one.attempt, {"name": name}))
+        fields = _keep(options, trace_of_segments(segments), members[-1], last=members[-1] == numbers[-1])
+        jobs |= {member: {**fields, "continued": member != members[-1]} for member in members}
+    for collected, _ in read:
+        name = job_name(options, collected.attempt, last=collected.attempt == numbers[-1])
+        yield replace(collected, **jobs.get(collected.attempt, {"name": name}))
 
 
 def _read_attempt(
@@ -127,7 +127,7 @@ def _keep(options: CollectOptions, trace: Trace, attempt: int, *, last: bool) ->
     `last`: the attempt is the last of the run, too.
     """
     trace = replace(trace, name=job_name(options, attempt, last=last))
-    kept: dict[str, Any] = {"name": trace.name, "out": None, "store": None, "problem": None}
+    fields: dict[str, Any] = {"name": trace.name, "out": None, "store": None, "problem": None}
     out = options.out
     if out is not None and not last:
         out = out.with_name(f"{out.stem}.attempt-{attempt}{out.suffix}")
@@ -135,10 +135,10 @@ def _keep(options: CollectOptions, trace: Trace, attempt: int, *, last: bool) ->
         if out is not None:
             trace.write_parquet(out)
         if options.keep_in_store and options.live is None:
-            kept["store"] = str(store_trace(options, trace))
+            fields["store"] = str(store_trace(options, trace))
     except TracekitError as error:
-        return {**kept, "problem": str(error)}
-    return {**kept, "out": None if out is None else str(out)}
+        return {**fields, "problem": str(error)}
+    return {**fields, "out": None if out is None else str(out)}
 
 
 def _recorded_steps(recording: AttemptRecording) -> bool:

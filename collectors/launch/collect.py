@@ -26,7 +26,7 @@ from tracekit.base.stderr import say
 from tracekit.base.text import printable, short
 from tracekit.collectors.launch.attempts import CollectedAttempt, collect_attempts, job_name
 from tracekit.collectors.launch.clock_keeper import launched_elsewhere
-from tracekit.collectors.launch.hang import ExplainerProcess, HangText, HangWatcher
+from tracekit.collectors.launch.hang_watcher import ExplainerProcess, HangText, HangWatcher
 from tracekit.collectors.launch.launcher import (
     LaunchResult,
     await_other_launchers,
@@ -43,8 +43,8 @@ from tracekit.collectors.nccl.launching import prepare_nccl
 from tracekit.collectors.run_directory.launchers import how_ended
 from tracekit.collectors.run_directory.writing import RUN_FILE, attempts
 from tracekit.collectors.runtime.wire_format import (
+    RecordingSchedule,
     RuntimeOptions,
-    Schedule,
     attempt_directory,
 )
 from tracekit.report.findings import Findings, Unanalysed
@@ -76,7 +76,7 @@ class CollectOptions:
     keep_in_store: bool = True
     name: str | None = None
     segments: Path | None = None
-    schedule: Schedule = field(default_factory=Schedule)
+    schedule: RecordingSchedule = field(default_factory=RecordingSchedule)
     keep_bytes: int = 0
     nccl: int | None = None
     hang_after_s: float = 0.0
@@ -180,7 +180,7 @@ def collect(options: CollectOptions) -> CollectSummary:
     )
     if not launched.first:
         return summary
-    if watcher is not None and watcher.found and options.keep_in_store:
+    if watcher is not None and watcher.folders and options.keep_in_store:
         with unharmed("hang detection"), contextlib.suppress(TracekitError):  # the incident stays open, visibly
             ending = how_ended(directory)
             _store(options).end_watch(str(options.name), None if ending is None else ending.words)
@@ -319,11 +319,12 @@ def _profile_lines(options: CollectOptions, collected: Sequence[CollectedAttempt
     """The number of ranks with a trace of torch.profiler, and the command that reads the traces."""
     if options.profiler is None:
         return
-    for one in collected:
-        folder = attempt_directory(options.profiler, one.attempt)
+    for attempt in collected:
+        folder = attempt_directory(options.profiler, attempt.attempt)
         files = sorted(folder.glob("rank*_trace.json.gz"))
-        if len(files) < one.world_size:
-            yield f"WARNING: torch.profiler wrote the traces of {len(files)} of {one.world_size} ranks into {folder}"
+        if len(files) < attempt.world_size:
+            ranks = f"{len(files)} of {attempt.world_size} ranks"
+            yield f"WARNING: torch.profiler wrote the traces of {ranks} into {folder}"
         if files and _has_kernels(files[0]):
             yield f"traces of torch.profiler, {len(files)} ranks; next: {command('whatif', folder)}"
         elif files:

@@ -148,6 +148,8 @@ def collect_command(
         if path == Path("-"):
             raise SelectionError(f"{option}: '-' does not mean stdout here; name a file or folder")
     schedule = schedule_options(steps, every, length, idle=idle, overhead=overhead)
+    if hang_after is None:
+        hang_after = LIVE_HANG_AFTER_S if live else 0.0
     hold()  # before the imports below: see there
     try:
         from tracekit.collectors.launch.collect import CollectOptions, collect
@@ -164,7 +166,7 @@ def collect_command(
                 schedule=schedule,
                 keep_bytes=keep or 0,
                 nccl=nccl,
-                hang_after_s=hang_after if hang_after is not None else LIVE_HANG_AFTER_S if live else 0.0,
+                hang_after_s=hang_after,
                 stop_on_hang=on_hang == "stop",
                 profiler=profiler,
                 profiler_steps=profiler_steps,
@@ -203,45 +205,47 @@ def summary_lines(summary: CollectSummary) -> list[str]:
     return [printable(line) for line in lines]
 
 
-def _attempt_lines(one: CollectedAttempt, several: bool) -> list[str]:
+def _attempt_lines(attempt: CollectedAttempt, several: bool) -> list[str]:
     lines = []
-    title = f"attempt {one.attempt}: " if several else ""
-    if one.layout is not None:
-        sizes = " x ".join(f"{word} {one.layout[word]}" for word in ("dp", "pp", "tp", "cp") if one.layout[word] > 1)
-        lines.append(
-            f"{title}recorded {one.steps} steps, {one.ops} ops of {len(one.ranks)} of {one.world_size} ranks"
-            f" ({sizes or 'one worker'}; from {one.layout_source})"
+    title = f"attempt {attempt.attempt}: " if several else ""
+    if attempt.layout is not None:
+        sizes = " x ".join(
+            f"{word} {attempt.layout[word]}" for word in ("dp", "pp", "tp", "cp") if attempt.layout[word] > 1
         )
-    if one.problem:
-        lines.append(f"{title}no trace: {one.problem}")
-    if one.missing_ranks:
         lines.append(
-            f"WARNING: {title}{ranks_text(one.missing_ranks, 16)} reported nothing; the trace lacks them"
+            f"{title}recorded {attempt.steps} steps, {attempt.ops} ops of {len(attempt.ranks)} of"
+            f" {attempt.world_size} ranks ({sizes or 'one worker'}; from {attempt.layout_source})"
+        )
+    if attempt.problem:
+        lines.append(f"{title}no trace: {attempt.problem}")
+    if attempt.missing_ranks:
+        lines.append(
+            f"WARNING: {title}{ranks_text(attempt.missing_ranks, 16)} reported nothing; the trace lacks them"
             ' (see "Missing ranks" in collectors/README.md)'
         )
-    lines += [f"{title}{line}" for line in (*one.notes, *one.nccl)]
-    for rank in one.ranks:
+    lines += [f"{title}{line}" for line in (*attempt.notes, *attempt.nccl)]
+    for rank in attempt.ranks:
         if troubles := _troubles(rank):
             lines.append(f"{title}rank {rank.rank}: {', '.join(troubles)}")
-    if one.cost is not None:
-        lines.append(f"{title}{one.cost if isinstance(one.cost, str) else one.cost.sentence()}")
-    if one.continued and one.problem is None:
+    if attempt.cost is not None:
+        lines.append(f"{title}{attempt.cost if isinstance(attempt.cost, str) else attempt.cost.sentence()}")
+    if attempt.continued and attempt.problem is None:
         lines.append(f"{title}its trace continues with the next attempt")
-    elif one.layout is not None and one.problem is None:
-        lines += _where(one, title)
+    elif attempt.layout is not None and attempt.problem is None:
+        lines += _where(attempt, title)
     return lines
 
 
-def _where(one: CollectedAttempt, title: str) -> list[str]:
+def _where(attempt: CollectedAttempt, title: str) -> list[str]:
     """The location of the trace, and the next command to type."""
     lines = []
-    if one.out is not None:
-        lines.append(f"{title}wrote {one.out}")
-    if one.store is not None:
-        lines.append(f"{title}stored as {short(one.name)} in {one.store}")
-        lines.append(f"next: {command('whatif', '--store', Path(one.store), '--job', one.name)}")
-    elif one.out is not None:
-        lines.append(f"next: {command('whatif', Path(one.out))}")
+    if attempt.out is not None:
+        lines.append(f"{title}wrote {attempt.out}")
+    if attempt.store is not None:
+        lines.append(f"{title}stored as {short(attempt.name)} in {attempt.store}")
+        lines.append(f"next: {command('whatif', '--store', Path(attempt.store), '--job', attempt.name)}")
+    elif attempt.out is not None:
+        lines.append(f"next: {command('whatif', Path(attempt.out))}")
     return lines
 
 

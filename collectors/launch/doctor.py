@@ -60,7 +60,7 @@ print(json.dumps(found))
 """
 
 
-class Outcome(StrEnum):
+class CheckOutcome(StrEnum):
     """Result of a check. A note restricts what is recorded; a failure means that nothing can be recorded."""
 
     OK = "ok"
@@ -73,8 +73,8 @@ class Check:
     """One check: its subject, its result, and what was found or what to do."""
 
     subject: str
-    outcome: Outcome
-    found: str
+    outcome: CheckOutcome
+    detail: str
 
 
 def checks(python: str = sys.executable, store: Path | None = None) -> Iterator[Check]:
@@ -83,9 +83,9 @@ def checks(python: str = sys.executable, store: Path | None = None) -> Iterator[
     probe = _probe(python)
     if problem := probe.get("problem"):
         lacking = "torch"
-        yield Check("torch", Outcome.FAILS, f"{problem}; name the training's interpreter with --python")
+        yield Check("torch", CheckOutcome.FAILS, f"{problem}; name the training's interpreter with --python")
         for subject in ("recorder", "GPUs", "NCCL plugin"):
-            yield Check(subject, Outcome.NOTE, "not known without torch")
+            yield Check(subject, CheckOutcome.NOTE, "not known without torch")
     else:
         yield _torch(probe, python)
         lacking = "" if probe["lacks"] is None else "the recorder"
@@ -95,13 +95,17 @@ def checks(python: str = sys.executable, store: Path | None = None) -> Iterator[
     yield _place(store or default_store())
     yield _temporary()
     yield _clock()
-    yield Check("trial", Outcome.FAILS, f"not run without {lacking}") if lacking else _trial(python)
+    yield Check("trial", CheckOutcome.FAILS, f"not run without {lacking}") if lacking else _trial(python)
 
 
 def _system() -> Check:
     linux = sys.platform == "linux"
-    found = f"{platform.system()} {platform.release()}, tracekit on Python {platform.python_version()}"
-    return Check("system", Outcome.OK if linux else Outcome.FAILS, found if linux else f"{found}; only Linux works")
+    description = f"{platform.system()} {platform.release()}, tracekit on Python {platform.python_version()}"
+    return Check(
+        "system",
+        CheckOutcome.OK if linux else CheckOutcome.FAILS,
+        description if linux else f"{description}; only Linux works",
+    )
 
 
 def _probe(python: str) -> dict[str, Any]:
@@ -114,60 +118,65 @@ def _probe(python: str) -> dict[str, Any]:
             timeout=PROBE_TIMEOUT_S,
             check=False,
         )
-        found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+        facts: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
         return {"problem": f"importing torch took more than {PROBE_TIMEOUT_S} s"}
     except OSError as error:
         return {"problem": f"{python}: cannot be started: {error.strerror or error}"}
     except (IndexError, ValueError):
         return {"problem": (ran.stderr.strip().splitlines() or [f"{python} printed nothing"])[-1]}
-    return found
+    return facts
 
 
 def _torch(probe: dict[str, Any], python: str) -> Check:
-    build = f"CUDA {probe['cuda']}" if probe["cuda"] else f"ROCm {probe['hip']}" if probe["hip"] else "CPU only"
-    found = f"{probe['torch']} ({build}) on Python {probe['python']}, {python}"
+    builds = [
+        f"{platform_name} {probe[key]}" for platform_name, key in (("CUDA", "cuda"), ("ROCm", "hip")) if probe[key]
+    ]
+    build = builds[0] if builds else "CPU only"
+    description = f"{probe['torch']} ({build}) on Python {probe['python']}, {python}"
     if not probe["distributed"]:
-        return Check("torch", Outcome.NOTE, f"{found}; built without torch.distributed: records single processes only")
+        return Check(
+            "torch", CheckOutcome.NOTE, f"{description}; built without torch.distributed: records single processes only"
+        )
     backends = [name for name in ("gloo", "nccl") if probe[name]]
-    return Check("torch", Outcome.OK, f"{found}; {' and '.join(backends) or 'no backend'}")
+    return Check("torch", CheckOutcome.OK, f"{description}; {' and '.join(backends) or 'no backend'}")
 
 
 def _recorder(probe: dict[str, Any], python: str) -> Check:
     """Whether the training can load what records it."""
     if probe["lacks"] is None:
-        return Check("recorder", Outcome.OK, f"loads in {python}")
-    return Check("recorder", Outcome.FAILS, f"{python} cannot load it: {probe['lacks']}")
+        return Check("recorder", CheckOutcome.OK, f"loads in {python}")
+    return Check("recorder", CheckOutcome.FAILS, f"{python} cannot load it: {probe['lacks']}")
 
 
 def _gpus(probe: dict[str, Any]) -> Check:
     gpus: list[str] = probe["gpus"]
     if gpus:
         kinds = ", ".join(f"{gpus.count(kind)} x {kind}" for kind in dict.fromkeys(gpus))
-        return Check("GPUs", Outcome.OK, f"{kinds}; ops are timed by CUDA events")
+        return Check("GPUs", CheckOutcome.OK, f"{kinds}; ops are timed by CUDA events")
     why = "torch is built for GPUs but finds none: check the driver" if probe["cuda"] else "none"
-    return Check("GPUs", Outcome.NOTE, f"{why}; ops are timed on the host")
+    return Check("GPUs", CheckOutcome.NOTE, f"{why}; ops are timed on the host")
 
 
 def _nccl(probe: dict[str, Any]) -> Check:
     """Whether `--nccl` would work; nothing else needs the plugin."""
     if not probe.get("nccl"):
-        return Check("NCCL plugin", Outcome.NOTE, "not needed: this torch has no NCCL")
+        return Check("NCCL plugin", CheckOutcome.NOTE, "not needed: this torch has no NCCL")
     try:
         plugin = find_plugin()
     except OutputError as error:
-        return Check("NCCL plugin", Outcome.NOTE, f"`--nccl` records nothing: {error}")
+        return Check("NCCL plugin", CheckOutcome.NOTE, f"`--nccl` records nothing: {error}")
     troubles = hazards(installed_version(), int(DEFAULT_MASK))
-    found = "; ".join(troubles) or f"{plugin.name} is compiled"
-    return Check("NCCL plugin", Outcome.NOTE if troubles else Outcome.OK, found)
+    description = "; ".join(troubles) or f"{plugin.name} is compiled"
+    return Check("NCCL plugin", CheckOutcome.NOTE if troubles else CheckOutcome.OK, description)
 
 
 def _place(store: Path) -> Check:
     try:
         Store(store).check_new(None)
     except StoreError as error:
-        return Check("store", Outcome.FAILS, str(error))
-    return Check("store", Outcome.OK, f"{short(str(store))} can be written")
+        return Check("store", CheckOutcome.FAILS, str(error))
+    return Check("store", CheckOutcome.OK, f"{short(str(store))} can be written")
 
 
 def _temporary() -> Check:
@@ -175,22 +184,22 @@ def _temporary() -> Check:
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
     hours = free / RECORD.size / OPS_PER_SECOND / 3600
-    found = (
+    description = (
         f"{folder}: {free / 1e9:,.1f} GB free, enough for {hours:,.0f} hours of one rank at {OPS_PER_SECOND:,} ops a"
         " second"
     )
     small = "; choose a larger disk with --segments or TMPDIR" if free < SMALL_DISK else ""
-    return Check("segments", Outcome.NOTE if small else Outcome.OK, f"{found}{small}")
+    return Check("segments", CheckOutcome.NOTE if small else CheckOutcome.OK, f"{description}{small}")
 
 
 def _clock() -> Check:
     try:
         source = CLOCK_SOURCE.read_text(encoding="utf-8").strip()
     except OSError:
-        return Check("clock", Outcome.NOTE, "unknown: the kernel does not name its clock source")
+        return Check("clock", CheckOutcome.NOTE, "unknown: the kernel does not name its clock source")
     if source in SLOW_CLOCKS:
-        return Check("clock", Outcome.NOTE, f"{source} is slow to read, so recording costs more; tsc is usual")
-    return Check("clock", Outcome.OK, source)
+        return Check("clock", CheckOutcome.NOTE, f"{source} is slow to read, so recording costs more; tsc is usual")
+    return Check("clock", CheckOutcome.OK, source)
 
 
 def _trial(python: str) -> Check:
@@ -209,7 +218,7 @@ def _trial(python: str) -> Check:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return Check("trial", Outcome.FAILS, f"two ranks on gloo did not finish within {TRIAL_TIMEOUT_S} s")
+            return Check("trial", CheckOutcome.FAILS, f"two ranks on gloo did not finish within {TRIAL_TIMEOUT_S} s")
         return _judged(ran, out)
 
 
@@ -222,9 +231,9 @@ def _judged(ran: subprocess.CompletedProcess[str], out: Path) -> Check:
     problem = attempt.get("problem") or summary.get("problem")
     if ran.returncode or problem or not out.exists():
         why = problem or (ran.stderr.strip().splitlines() or ["it printed no error"])[-1]
-        return Check("trial", Outcome.FAILS, f"two ranks on gloo: {why!s:.300}")
+        return Check("trial", CheckOutcome.FAILS, f"two ranks on gloo: {why!s:.300}")
     recorded = set(read_parquet(out).ops["kind"].cast(str).unique())
-    found = f"two ranks on gloo: {attempt['steps']} steps of {attempt['world_size']} ranks, {attempt['ops']} ops"
+    description = f"two ranks on gloo: {attempt['steps']} steps of {attempt['world_size']} ranks, {attempt['ops']} ops"
     lacks = [kind for kind in EXPECTED if kind not in recorded]
     notes = [*(f"no {kind}" for kind in lacks), *attempt["notes"]]
-    return Check("trial", Outcome.NOTE if notes else Outcome.OK, "; ".join([found, *notes]))
+    return Check("trial", CheckOutcome.NOTE if notes else CheckOutcome.OK, "; ".join([description, *notes]))

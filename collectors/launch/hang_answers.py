@@ -41,13 +41,13 @@ def write_departure(attempt: Path, folder: Path, ended_ns: Mapping[int, int]) ->
     """Write the dumps of the rank that left first, and of those that failed after it, to `folder`; return whether there
     is one. Raises OSError.
     """
-    found = find_departure(attempt, read_pulses(attempt), ended_ns)
-    if found is None:
+    departure = find_departure(attempt, read_pulses(attempt), ended_ns)
+    if departure is None:
         return False
-    for rank in found.failed:
+    for rank in departure.failed:
         _copy_last_words(attempt, rank, folder)
-    if not _copy_last_words(attempt, found.rank, folder):
-        _write(folder, found.rank, socket.gethostname(), _LEFT_FIRST, None)
+    if not _copy_last_words(attempt, departure.rank, folder):
+        _write(folder, departure.rank, socket.gethostname(), _LEFT_FIRST, None)
     return True
 
 
@@ -57,8 +57,8 @@ def gather(attempt: Path, folder: Path, ended_ns: Mapping[int, int]) -> None:
     If a rank has left and others failed after it, processes that have ended were stopped by their launcher.
     """
     somebody_left = write_departure(attempt, folder, ended_ns)
-    pulses, here = read_pulses(attempt), socket.gethostname()
-    own = {rank for rank in pulses if host_of(attempt, rank) == here}
+    pulses, host = read_pulses(attempt), socket.gethostname()
+    own = {rank for rank in pulses if host_of(attempt, rank) == host}
     begun, slowest = time.monotonic(), 0.0
     missing = _missing(folder, pulses)
     while missing and time.monotonic() - begun < max(ANSWER_S, PATIENCE * slowest):
@@ -70,7 +70,7 @@ def gather(attempt: Path, folder: Path, ended_ns: Mapping[int, int]) -> None:
             pulses = {rank: pulse for rank, pulse in pulses.items() if cannot.get(rank) != _ENDED}
         for rank in _missing(folder, pulses) & cannot.keys():
             stack = _stack_of_stopped(pulses[rank]) if cannot[rank] == _STOPPED else None
-            _write(folder, rank, here, cannot[rank], stack)
+            _write(folder, rank, host, cannot[rank], stack)
         still = _missing(folder, pulses)
         if len(still) < len(missing - cannot.keys()):
             slowest = time.monotonic() - begun
@@ -80,7 +80,7 @@ def gather(attempt: Path, folder: Path, ended_ns: Mapping[int, int]) -> None:
     for rank in sorted(missing & own):
         process, stack = _seen_from_outside(attempt, rank, pulses[rank])
         if rank in _missing(folder, pulses):  # it may have answered meanwhile
-            _write(folder, rank, here, process, stack)
+            _write(folder, rank, host, process, stack)
 
 
 def _copy_last_words(attempt: Path, rank: int, folder: Path) -> bool:

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tracekit.base.atomic_write import Kind, Place, write_text
+from tracekit.base.atomic_write import Kind, OutputPlace, write_text
 from tracekit.base.errors import OutputError
 from tracekit.base.stderr import say
 from tracekit.base.text import printable
@@ -37,8 +37,8 @@ from tracekit.collectors.runtime.wire_format import (
     ENV_RINGS,
     IDLE,
     RING_CAPACITY,
+    RecordingSchedule,
     RuntimeOptions,
-    Schedule,
 )
 
 #: How often the launcher checks on the command, seconds.
@@ -86,7 +86,7 @@ def prepare_run(directory: Path, options: RuntimeOptions, command: Sequence[str]
     try:
         directory.mkdir(parents=True, exist_ok=True)
         run_file = directory / RUN_FILE
-        before = _state(run_file) if Place(run_file, _RUN_KIND).check() else {}
+        before = _state(run_file) if OutputPlace(run_file, _RUN_KIND).check() else {}
         if before.get("finished"):
             raise OutputError(f"{directory}: holds the segments of a finished run; choose another --segments folder")
         begun = {"started_ns": before.get("started_ns", time.time_ns())}
@@ -107,8 +107,8 @@ def prepare_run(directory: Path, options: RuntimeOptions, command: Sequence[str]
 
 
 def _others_can_write(directory: Path) -> bool:
-    found = directory.stat()
-    return found.st_uid not in (os.geteuid(), 0) or bool(found.st_mode & stat.S_IWOTH)
+    status = directory.stat()
+    return status.st_uid not in (os.geteuid(), 0) or bool(status.st_mode & stat.S_IWOTH)
 
 
 def why_nothing_was_recorded(directory: Path) -> str:
@@ -177,10 +177,10 @@ def run_command(
                 _await(process, _Beside(directory, presence, clocks, tasks))
         code, ended_ns = process.wait(), time.time_ns()
         with unharmed("writing what killed ranks recorded last"):
-            for left in () if rings is None else rings.left_over():
+            for left_over in () if rings is None else rings.left_over():
                 # A full disk: the rank has reported it, or its missing end will show.
                 with contextlib.suppress(OutputError):
-                    write_left_over(directory, left)
+                    write_left_over(directory, left_over)
     finally:
         with unharmed("the end of the run directory"):
             if presence is not None:
@@ -275,7 +275,7 @@ def _act_on(received: signal.struct_siginfo, process: subprocess.Popen[bytes], d
     if received.si_signo in STEERING:
         start = received.si_signo == START_RECORDING
         with contextlib.suppress(OSError, OutputError):  # the disk is full: the job continues unchanged
-            write_schedule(directory, Schedule(first_common_step(directory)) if start else IDLE)
+            write_schedule(directory, RecordingSchedule(first_common_step(directory)) if start else IDLE)
     elif received.si_signo != signal.SIGCHLD and received.si_pid > 0:
         with contextlib.suppress(ProcessLookupError):  # it ended just now
             process.send_signal(received.si_signo)

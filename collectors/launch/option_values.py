@@ -10,7 +10,7 @@ import re
 
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import bytes_of
-from tracekit.collectors.runtime.wire_format import IDLE, Schedule
+from tracekit.collectors.runtime.wire_format import IDLE, RecordingSchedule
 
 #: Number of consecutive steps that `--overhead` records, and then leaves out.
 OVERHEAD_STEPS = 10
@@ -40,7 +40,9 @@ def parse_size(text: str) -> int:
     return size
 
 
-def schedule_options(steps: tuple[int, int | None], every: int, length: int, *, idle: bool, overhead: bool) -> Schedule:
+def schedule_options(
+    steps: tuple[int, int | None], every: int, length: int, *, idle: bool, overhead: bool
+) -> RecordingSchedule:
     """The steps to record, from the options about steps. Raises SelectionError if they exclude each other."""
     if length > every:
         raise SelectionError(f"--for {length} is larger than --every {every}; lower --for, or leave both out")
@@ -52,4 +54,4 @@ def schedule_options(steps: tuple[int, int | None], every: int, length: int, *, 
         return IDLE
     if overhead:
         every, length = 2 * OVERHEAD_STEPS, OVERHEAD_STEPS
-    return Schedule(steps[0], steps[1], every, length)
+    return RecordingSchedule(steps[0], steps[1], every, length)

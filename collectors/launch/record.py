@@ -31,7 +31,7 @@ from tracekit.collectors.launch.signals import hold, release
 from tracekit.collectors.run_directory.launchers import running_launchers
 from tracekit.collectors.run_directory.steering import find_job, first_common_step, write_schedule
 from tracekit.collectors.run_directory.writing import attempts, ranks_in, write_manifest
-from tracekit.collectors.runtime.wire_format import RuntimeOptions, Schedule, attempt_directory
+from tracekit.collectors.runtime.wire_format import RecordingSchedule, RuntimeOptions, attempt_directory
 
 EXIT_BAD_INPUT = 2
 
@@ -125,7 +125,7 @@ def _attach(parsed: argparse.Namespace) -> int:
     if not running_launchers(directory):
         raise SelectionError(f"{directory}: the job has ended; attach while it runs")
     first = first_common_step(directory)
-    write_schedule(directory, Schedule(first, first + parsed.steps))
+    write_schedule(directory, RecordingSchedule(first, first + parsed.steps))
     say(f"tracekit: steps {first} to {first + parsed.steps - 1} will be recorded when the job reaches them")
     say(f"tracekit: next, where tracekit is installed: tracekit whatif {shlex.quote(str(directory))}")
     return 0

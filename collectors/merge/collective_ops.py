@@ -108,8 +108,8 @@ def classify_collectives(marked: pl.DataFrame, groups: pl.DataFrame, direct: pl.
     data_parallel = pl.col("data_parallel").fill_null(value=False) | ALL_TO_ALL
     of_norm = reduces & ~pl.col("nested") & before_optimizer & (pl.col("size") > 1)
     of_host = pl.col("nested") & ~pl.col("host_kind").is_in(COMPUTES)
-    known = pl.when(data_parallel).then(kind).otherwise(pl.when(of_norm).then(pl.lit(CLIP)))
-    marked = marked.with_columns(kind=pl.when(~of_host & ~in_optimizer).then(known))
+    kind_of_named = pl.when(data_parallel).then(kind).otherwise(pl.when(of_norm).then(pl.lit(CLIP)))
+    marked = marked.with_columns(kind=pl.when(~of_host & ~in_optimizer).then(kind_of_named))
     own_name = name + pl.lit("@") + pl.col("group").fill_null("?")
     return _with_gathered_chunks(marked, forwards).with_columns(
         nested=pl.col("nested") & pl.col("kind").is_null(),

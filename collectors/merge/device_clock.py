@@ -25,14 +25,14 @@ class DeviceClockFit:
     """host = device + an offset, interpolated between readings; beyond them it changes by `drift` (seconds per second).
 
     `uncertainty_ns`: half the widest trusted reading, or the largest error of predicting a reading from its neighbours,
-    whichever is larger. `readings`: how many of the readings `taken` are trusted.
+    whichever is larger. `readings`: how many of the `readings_taken` are trusted.
     """
 
     device_ns: npt.NDArray[np.int64]
     offset_ns: npt.NDArray[np.float64]
     drift: float
     uncertainty_ns: float
-    taken: int
+    readings_taken: int
 
     @property
     def readings(self) -> int:
@@ -55,7 +55,7 @@ class DeviceClockFit:
             "drift": self.drift,
             "uncertainty_ns": self.uncertainty_ns,
             "readings": self.readings,
-            "readings_taken": self.taken,
+            "readings_taken": self.readings_taken,
         }
 
 

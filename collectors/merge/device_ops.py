@@ -47,8 +47,8 @@ def timed_alike(records: pl.DataFrame, steps: pl.DataFrame) -> tuple[pl.DataFram
     if not timed.select(ON_DEVICE.any()).item():
         return steps, 0
     on_host = timed.filter(~ON_DEVICE).select("rank", "step").unique()
-    kept = steps.join(on_host, on=["rank", "step"], how="anti")
-    return kept, steps.height - kept.height
+    alike = steps.join(on_host, on=["rank", "step"], how="anti")
+    return alike, steps.height - alike.height
 
 
 def waited_for(records: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:

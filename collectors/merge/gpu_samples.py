@@ -72,5 +72,5 @@ def summarize_gpu(facts: Mapping[str, Any], samples: Sequence[Sequence[int | Non
 
 def _spread(values: Sequence[float | None]) -> dict[str, float] | None:
     """The smallest, median and largest sample."""
-    known = [value for value in values if value is not None]
-    return {"min": min(known), "median": statistics.median(known), "max": max(known)} if known else None
+    present = [value for value in values if value is not None]
+    return {"min": min(present), "median": statistics.median(present), "max": max(present)} if present else None

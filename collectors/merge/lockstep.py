@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import polars as pl
 
 from tracekit.collectors.merge.collective_ops import all_there_ns, counted_alike
-from tracekit.collectors.merge.placement import Place, Placement
+from tracekit.collectors.merge.placement import MeshPlace, Placement
 from tracekit.trace.model import OpKind
 from tracekit.trace.schema import LASTED, WAITED
 
@@ -38,7 +38,7 @@ def positions(members: Mapping[int, Sequence[int]]) -> pl.DataFrame:
     return pl.DataFrame(rows, {"stands": pl.Int32, "rank": pl.Int32, "position": pl.Int64}, orient="row")
 
 
-def stands_for_worker(place: Place) -> bool:
+def stands_for_worker(place: MeshPlace) -> bool:
     """True if the ops of a rank count as those of its worker."""
     return place.tp == place.cp == 0
 

@@ -104,8 +104,8 @@ def merge_attempt(
     ops, report = build_ops(worked, placement.layout, group_table)
     cut, step_starts_ns = cut_steps(ops)
     # NCCL's kernels show when a transfer ran, not when a stream issued it or waited for it.
-    kept = cut if joined is None else cut.drop(POSTED, RESUMED, strict=False)
-    peers_waited = with_waits_for_peers(kept, met, group_table, placement, step_starts_ns)
+    records_of_trace = cut if joined is None else cut.drop(POSTED, RESUMED, strict=False)
+    peers_waited = with_waits_for_peers(records_of_trace, met, group_table, placement, step_starts_ns)
     begun_ns, members = epoch_ns(reference), ranks_of_workers(placement)
     if members and WAITED in peers_waited.columns:
         others = _ops_of_peers(met, placement, group_table)
@@ -193,12 +193,12 @@ def _device_metadata(
             "ranks": {str(rank): fit.to_dict() for rank, fit in clocks.items()},
         }
     gpus = {}
-    for one in recording.ranks.values():
-        facts = one.facts.get("device")
+    for of_rank in recording.ranks.values():
+        facts = of_rank.facts.get("device")
         if facts:
-            host = one.facts["process"][0]["host"]
-            samples = read_samples(recording.directory, one.rank) if sampled else []
-            gpus[str(one.rank)] = summarize_gpu({"host": host, **facts[-1]}, samples)
+            host = of_rank.facts["process"][0]["host"]
+            samples = read_samples(recording.directory, of_rank.rank) if sampled else []
+            gpus[str(of_rank.rank)] = summarize_gpu({"host": host, **facts[-1]}, samples)
     if gpus:
         metadata["gpus"] = gpus
         models = {str(gpu["model"]) for gpu in gpus.values()}
@@ -225,10 +225,10 @@ def _records(
 
 
 def _move(
-    one: RankRecording, clocks: Mapping[str, ClockFit], reference: Mapping[str, Any]
+    rank: RankRecording, clocks: Mapping[str, ClockFit], reference: Mapping[str, Any]
 ) -> Callable[[IntArray], IntArray] | None:
     """A function that converts the times of a rank to the reference clock; None if they are already on it."""
-    process = one.facts["process"][0]
+    process = rank.facts["process"][0]
     fit = clocks.get(str(process["host"]))
     if fit is not None:
         return fit.to_reference
@@ -342,18 +342,18 @@ def _facts(recording: RankRecording, reduced: Sequence[int], groups: Mapping[int
 
 def _ops_of_peers(records: pl.DataFrame, placement: Placement, groups: pl.DataFrame) -> pl.DataFrame:
     """Ops of the ranks that represent no worker, by the same rules: `step`, `rank`, `kind`, `start_ns`, `end_ns`."""
-    found = []
+    frames = []
     for tp, cp in sorted({(place.tp, place.cp) for place in placement.places.values()} - {(0, 0)}):
         worked, _ = waited_for(_placed(records, placement, tp, cp))
         ops, _ = build_ops(worked, placement.layout, groups)
-        found.append(ops.select("step", "rank", "kind", "start_ns", "end_ns"))
-    return pl.concat(found)
+        frames.append(ops.select("step", "rank", "kind", "start_ns", "end_ns"))
+    return pl.concat(frames)
 
 
 def _placed(records: pl.DataFrame, placement: Placement, tp: int = 0, cp: int = 0) -> pl.DataFrame:
     """Records of one rank per worker, the one at `tp` and `cp`, with their dp and pp rank."""
-    here = [(rank, place) for rank, place in placement.places.items() if (place.tp, place.cp) == (tp, cp)]
-    rows = [(rank, place.dp, place.pp) for rank, place in here]
+    placed = [(rank, place) for rank, place in placement.places.items() if (place.tp, place.cp) == (tp, cp)]
+    rows = [(rank, place.dp, place.pp) for rank, place in placed]
     places = pl.DataFrame(rows, schema={"rank": pl.Int32, "dp_rank": pl.Int32, "pp_rank": pl.Int16}, orient="row")
     return records.join(places, on="rank", how="inner")
 
@@ -365,15 +365,15 @@ def _group_table(groups: Mapping[int, Mapping[int, Mapping[str, Any]]], placemen
     `members` is the same number on all ranks of a group, even if the ranks number the group differently.
     """
     rows = []
-    known: dict[tuple[int, ...], tuple[Any, ...]] = {}
+    relations: dict[tuple[int, ...], tuple[Any, ...]] = {}
     seen: dict[int, tuple[Any, ...]] = {}  # by identity: ranks that wrote the same group share one object
     for rank, of_rank in groups.items():
         for number, group in of_rank.items():
             if id(group) not in seen:
                 members = tuple(group["ranks"])
-                if members not in known:
-                    known[members] = (*_relations(members, placement), len(members), len(known))
-                seen[id(group)] = (str(group["description"] or group["name"]), *known[members])
+                if members not in relations:
+                    relations[members] = (*_relations(members, placement), len(members), len(relations))
+                seen[id(group)] = (str(group["description"] or group["name"]), *relations[members])
             rows.append((rank, number, *seen[id(group)]))
     schema = {
         "rank": pl.Int32,

@@ -55,7 +55,7 @@ def with_off_cpu(
     elsewhere = off.quantile(QUIET_SHARE, "lower").over("rank", "position").clip(upper_bound=0)
     varies = VARIATIONS * (off.median().over("rank", "position") - elsewhere)
     uncertain = (off <= 0) & (off - elsewhere <= varies)
-    known = (
+    off_cpu = (
         _own_s(ops, _together_s(records, groups), members)
         .join(counted, left_on=["step", "member"], right_on=["step", "rank"], how="left")
         .with_columns(pl.when(uncertain).then(0.0).otherwise((off - elsewhere).clip(0)).alias(OFF_CPU))
@@ -64,9 +64,9 @@ def with_off_cpu(
         .agg(pl.col(OFF_CPU))
         .filter(pl.col(OFF_CPU).list.eval(pl.element().is_not_null()).list.all())
     )
-    if known.is_empty():
+    if off_cpu.is_empty():
         return ops
-    joined = ops.join(known, on=["step", "rank"], how="left", maintain_order="left")
+    joined = ops.join(off_cpu, on=["step", "rank"], how="left", maintain_order="left")
     first = pl.int_range(pl.len()).over("step", "rank") == 0
     return joined.with_columns(pl.when(first).then(OFF_CPU).alias(OFF_CPU))
 
@@ -108,9 +108,9 @@ def _own_s(ops: pl.DataFrame, together_s: pl.DataFrame, members: Mapping[int, Se
         .select("position", rank="stands", member="rank")
         .cast(dict.fromkeys(("rank", "member"), own.schema["rank"]))
     )
-    told = own.filter(pl.col(LASTED).list.len() > 0)
+    measured = own.filter(pl.col(LASTED).list.len() > 0)
     position = pl.int_ranges(pl.col(LASTED).list.len(), dtype=pl.Int64)
-    lasted = told.select("step", "rank", position=position, own_s=LASTED).explode("position", "own_s")
+    lasted = measured.select("step", "rank", position=position, own_s=LASTED).explode("position", "own_s")
     alike = ["step", "rank", "position"]
     worked = lasted.group_by(alike).agg(pl.col("own_s").sum()).join(places, on=["rank", "position"])
     inside = worked.join(together_s, on=["step", "member"], how="left", suffix="_inside")

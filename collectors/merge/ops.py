@@ -97,8 +97,8 @@ def build_ops(records: pl.DataFrame, layout: Layout, groups: pl.DataFrame) -> tu
     is_pause = pl.col("category") == "gc"
     collectives = classify_collectives(marked.filter(~is_pause), groups, direct)
     pauses = marked.filter(is_pause).with_columns(kind=pl.when(~pl.col("nested")).then(pl.lit(str(OpKind.GC))))
-    kept = [frame.filter(pl.col("kind").is_not_null()).select(OP_COLUMNS) for frame in (collectives, pauses)]
-    ops = cut_last_computes(pl.concat([direct.select(OP_COLUMNS), transfers.ops.select(OP_COLUMNS), *kept]))
+    others = [frame.filter(pl.col("kind").is_not_null()).select(OP_COLUMNS) for frame in (collectives, pauses)]
+    ops = cut_last_computes(pl.concat([direct.select(OP_COLUMNS), transfers.ops.select(OP_COLUMNS), *others]))
     optimizers = direct.filter(pl.col("kind") == str(OpKind.OPTIMIZER))
     apart = pl.col("joins_all") & pl.col("inside") & pl.col("host_kind").is_in(CUT_AT_WAITS) & (layout.pp == 1)
     ops = without_waits(ops, collectives.filter(~apart.fill_null(value=False)))
@@ -246,9 +246,9 @@ def _transfers(records: pl.DataFrame) -> _Transfers:
 
 def _with_waits_of_host(ops: pl.DataFrame, transfers: pl.DataFrame) -> pl.DataFrame:
     """`ops` with `posted_ns`, when the host issued a transfer, and `resumed_ns`, when its wait for it ended."""
-    one = ["rank", "step", "kind", "microbatch", "chunk"]
-    asked = transfers.select(*one, "posted_ns", "resumed_ns")
-    return ops.join(asked, on=one, how="left", nulls_equal=True, maintain_order="left")
+    key = ["rank", "step", "kind", "microbatch", "chunk"]
+    asked = transfers.select(*key, "posted_ns", "resumed_ns")
+    return ops.join(asked, on=key, how="left", nulls_equal=True, maintain_order="left")
 
 
 def _without_closures(ops: pl.DataFrame) -> pl.DataFrame:

@@ -48,7 +48,7 @@ STATE_THEM = "state the sizes with --dp, --pp and --tp, or for kept segments wit
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MeshPlace:
     """The position of one rank in the layout."""
 
     dp: int = 0
@@ -62,7 +62,7 @@ class Placement:
     """The place of every rank, the sizes of the layout, and `source`: how the places were found."""
 
     layout: Layout
-    places: Mapping[int, Place]
+    places: Mapping[int, MeshPlace]
     source: str
 
 
@@ -89,16 +89,16 @@ class LayoutOptions:
 
 
 @dataclass(slots=True)
-class _Found:
+class _Arrangement:
     """Places under construction."""
 
-    places: dict[int, Place]
+    places: dict[int, MeshPlace]
     source: str
     sizes: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class _Mesh:
+class _NamedMesh:
     """A device mesh: the names and sizes of its dimensions, and its ranks, row-major."""
 
     names: tuple[str, ...]
@@ -106,15 +106,15 @@ class _Mesh:
     members: tuple[int, ...]
 
     @classmethod
-    def of(cls, fact: Mapping[str, Any]) -> _Mesh:
+    def of(cls, fact: Mapping[str, Any]) -> _NamedMesh:
         """The mesh that a rank wrote."""
         ranks = np.array(fact["ranks"])
         return cls(tuple(fact["names"] or ()), ranks.shape, tuple(ranks.ravel().tolist()))
 
     def places_all(self, world_size: int) -> bool:
         """True if the mesh contains all ranks and all its dimensions have known names."""
-        known = len(self.names) == len(self.shape) and all(name in DIMENSION_WORDS for name in self.names)
-        return known and bool(self.names) and len(self.members) == world_size
+        all_named = len(self.names) == len(self.shape) and all(name in DIMENSION_WORDS for name in self.names)
+        return all_named and bool(self.names) and len(self.members) == world_size
 
     @property
     def shown(self) -> str:
@@ -124,21 +124,21 @@ class _Mesh:
 
 def place_ranks(facts: Iterable[RankFacts], options: LayoutOptions | None = None) -> Placement:
     """Find the layout of a job from what its ranks wrote. Raises LayoutError if they contradict each other."""
-    ranks = sorted(facts, key=lambda one: one.rank)
+    ranks = sorted(facts, key=lambda facts: facts.rank)
     world_size = ranks[0].world_size  # who saw another one was left out when the attempt was read
     _check_loops(ranks)
     chosen = options or LayoutOptions()
-    found = (
+    placed = (
         _from_options(ranks, world_size, chosen)
         or _from_meshes(ranks, world_size)
         or _from_megatron(ranks, world_size)
         or _from_groups(ranks, world_size)
     )
-    sizes = found.sizes or _largest(found.places)
-    _check_distinct(found, sizes, world_size)
+    sizes = placed.sizes or _largest(placed.places)
+    _check_distinct(placed, sizes, world_size)
     vpp = chosen.vpp or _chunks(ranks, sizes["pp"])
     layout = Layout(**sizes, vpp=vpp, world_size=world_size)
-    return Placement(layout, {one.rank: found.places[one.rank] for one in ranks}, found.source)
+    return Placement(layout, {one.rank: placed.places[one.rank] for one in ranks}, placed.source)
 
 
 def _check_loops(ranks: list[RankFacts]) -> None:
@@ -147,24 +147,24 @@ def _check_loops(ranks: list[RankFacts]) -> None:
     A rank has two links in the same direction, whose transfers do not wait for each other as the merge assumes, and
     DualPipeV's overlapping computes are not recorded.
     """
-    for one in ranks:
-        stages = sorted({int(pipeline["stage_index"]) for pipeline in one.pipelines if "stage_index" in pipeline})
-        size = len(one.pipelines[0]["ranks"]) if one.pipelines else 1
+    for rank in ranks:
+        stages = sorted({int(pipeline["stage_index"]) for pipeline in rank.pipelines if "stage_index" in pipeline})
+        size = len(rank.pipelines[0]["ranks"]) if rank.pipelines else 1
         if len({stage % size for stage in stages}) > 1:
             raise LayoutError(
-                f"rank {one.rank} has the pipeline stages {', '.join(map(str, stages))}: V-shaped schedules are not"
+                f"rank {rank.rank} has the pipeline stages {', '.join(map(str, stages))}: V-shaped schedules are not"
                 " supported; use an interleaved one to get a trace"
             )
 
 
-def _from_options(ranks: list[RankFacts], world_size: int, options: LayoutOptions) -> _Found | None:
+def _from_options(ranks: list[RankFacts], world_size: int, options: LayoutOptions) -> _Arrangement | None:
     """Places by arithmetic, tp fastest, then dp, then pp, as Megatron orders ranks; None without options."""
     if options.dp is None and options.pp is None and options.tp is None:
         return None
     base = _from_job(ranks, world_size)
     stated = {word: getattr(options, word) for word in ("dp", "pp", "tp") if getattr(options, word) is not None}
-    known = (base.sizes or _largest(base.places)) if base is not None else {}
-    if base is not None and all(known[word] == size for word, size in stated.items()):
+    sizes_of_base = (base.sizes or _largest(base.places)) if base is not None else {}
+    if base is not None and all(sizes_of_base[word] == size for word, size in stated.items()):
         return replace(base, source=f"{base.source}, confirmed by options")
     pp, tp = stated.get("pp", 1), stated.get("tp", 1)
     dp = stated.get("dp") or world_size // (pp * tp)
@@ -173,11 +173,11 @@ def _from_options(ranks: list[RankFacts], world_size: int, options: LayoutOption
             f"dp {dp} x pp {pp} x tp {tp} = {dp * pp * tp}, but the job has {world_size} ranks; correct the"
             " sizes, for kept segments with `tracekit import --layout`"
         )
-    places = {rank: Place(dp=rank // tp % dp, pp=rank // (tp * dp), tp=rank % tp) for rank in range(world_size)}
-    return _Found(places, "options (tp fastest, then dp, then pp)", {"dp": dp, "pp": pp, "tp": tp, "cp": 1})
+    places = {rank: MeshPlace(dp=rank // tp % dp, pp=rank // (tp * dp), tp=rank % tp) for rank in range(world_size)}
+    return _Arrangement(places, "options (tp fastest, then dp, then pp)", {"dp": dp, "pp": pp, "tp": tp, "cp": 1})
 
 
-def _from_job(ranks: list[RankFacts], world_size: int) -> _Found | None:
+def _from_job(ranks: list[RankFacts], world_size: int) -> _Arrangement | None:
     """Places from the facts of the job; None if they conflict or are missing, which is what the options are for."""
     try:
         return _from_meshes(ranks, world_size) or _from_megatron(ranks, world_size) or _from_groups(ranks, world_size)
@@ -185,23 +185,23 @@ def _from_job(ranks: list[RankFacts], world_size: int) -> _Found | None:
         return None
 
 
-def _largest(places: Mapping[int, Place]) -> dict[str, int]:
+def _largest(places: Mapping[int, MeshPlace]) -> dict[str, int]:
     """Sizes of the layout, from the highest rank in each dimension."""
     return {word: 1 + max(getattr(place, word) for place in places.values()) for word in WORDS}
 
 
-def _from_meshes(ranks: list[RankFacts], world_size: int) -> _Found | None:
+def _from_meshes(ranks: list[RankFacts], world_size: int) -> _Arrangement | None:
     """Places from the device mesh that contains all ranks and whose dimensions all have known names."""
     # By identity, too: ranks that wrote the same mesh share one object.
     seen: dict[int, list[int] | None] = {}
-    builders: dict[_Mesh, list[int]] = {}
-    for one in ranks:
-        for fact in one.meshes:
+    builders: dict[_NamedMesh, list[int]] = {}
+    for facts in ranks:
+        for fact in facts.meshes:
             if id(fact) not in seen:
-                mesh = _Mesh.of(fact)
+                mesh = _NamedMesh.of(fact)
                 seen[id(fact)] = builders.setdefault(mesh, []) if mesh.places_all(world_size) else None
             if (members := seen[id(fact)]) is not None:
-                members.append(one.rank)
+                members.append(facts.rank)
                 break
     if not builders:
         return None
@@ -222,14 +222,14 @@ def _from_meshes(ranks: list[RankFacts], world_size: int) -> _Found | None:
             coordinate[word] += rest % size * stride[word]
             stride[word] *= size
             rest //= size
-        places[rank] = Place(**coordinate)
+        places[rank] = MeshPlace(**coordinate)
     sizes = dict.fromkeys(WORDS, 1)
     for name, size in zip(usual.names, usual.shape, strict=True):
         sizes[DIMENSION_WORDS[name]] *= size
-    return _Found(places, f"device mesh ({', '.join(usual.names)})", sizes)
+    return _Arrangement(places, f"device mesh ({', '.join(usual.names)})", sizes)
 
 
-def _from_megatron(ranks: list[RankFacts], world_size: int) -> _Found | None:
+def _from_megatron(ranks: list[RankFacts], world_size: int) -> _Arrangement | None:
     """Places from Megatron's parallel state, in which each rank has its own place."""
     knowing = [one for one in ranks if one.megatron is not None]
     if not knowing:
@@ -246,27 +246,27 @@ def _from_megatron(ranks: list[RankFacts], world_size: int) -> _Found | None:
             f" on {ranks_text(odd or silent)}; {STATE_THEM}"
         )
     places = {
-        one.rank: Place(**{word: one.megatron["ranks"].get(word, 0) for word in WORDS})
+        one.rank: MeshPlace(**{word: one.megatron["ranks"].get(word, 0) for word in WORDS})
         for one in knowing
         if one.megatron
     }
     if usual["dp"] * usual["pp"] * usual["tp"] * usual["cp"] != world_size and usual["cp"] > 1:
         usual = {**usual, "cp": 1}  # Megatron's data-parallel size can include the context-parallel one
         places = {rank: replace(place, cp=0) for rank, place in places.items()}
-    return _Found(places, "Megatron parallel state", usual)
+    return _Arrangement(places, "Megatron parallel state", usual)
 
 
-def _from_groups(ranks: list[RankFacts], world_size: int) -> _Found:
+def _from_groups(ranks: list[RankFacts], world_size: int) -> _Arrangement:
     """Places from pipeline stages and the groups that reduced gradients."""
     places = {}
     found_pipeline = found_reduction = False
-    for one in ranks:
+    for rank in ranks:
         pp = dp = 0
-        if one.pipelines:
-            pp, found_pipeline = int(one.pipelines[0]["group_rank"]), True
-        if one.reduced:
-            dp, found_reduction = sorted(one.reduced[0]).index(one.rank), True
-        places[one.rank] = Place(dp=dp, pp=pp)
+        if rank.pipelines:
+            pp, found_pipeline = int(rank.pipelines[0]["group_rank"]), True
+        if rank.reduced:
+            dp, found_reduction = sorted(rank.reduced[0]).index(rank.rank), True
+        places[rank.rank] = MeshPlace(dp=dp, pp=pp)
     if world_size > 1 and not found_pipeline and not found_reduction:
         raise LayoutError(
             f"the layout of {world_size} ranks cannot be found: no device mesh, Megatron, pipeline or gradient"
@@ -276,16 +276,16 @@ def _from_groups(ranks: list[RankFacts], world_size: int) -> _Found:
         _spread_replicas(ranks, places)
     how = [name for name, seen in (("pipeline stages", found_pipeline), ("gradient groups", found_reduction)) if seen]
     sizes = _group_sizes(ranks) if len(places) < world_size else {}
-    return _Found(places, " and ".join(how) or "a single rank", sizes)
+    return _Arrangement(places, " and ".join(how) or "a single rank", sizes)
 
 
-def _spread_replicas(ranks: list[RankFacts], places: dict[int, Place]) -> None:
+def _spread_replicas(ranks: list[RankFacts], places: dict[int, MeshPlace]) -> None:
     """Give each pipeline its own dp rank, in order of first ranks, if no gradient group shows which is which."""
     pipelines = sorted({tuple(one.pipelines[0]["ranks"]) for one in ranks if one.pipelines})
-    for one in ranks:
-        if one.pipelines:
-            number = pipelines.index(tuple(one.pipelines[0]["ranks"]))
-            places[one.rank] = replace(places[one.rank], dp=number)
+    for rank in ranks:
+        if rank.pipelines:
+            number = pipelines.index(tuple(rank.pipelines[0]["ranks"]))
+            places[rank.rank] = replace(places[rank.rank], dp=number)
 
 
 def _group_sizes(ranks: list[RankFacts]) -> dict[str, int]:
@@ -295,20 +295,20 @@ def _group_sizes(ranks: list[RankFacts]) -> dict[str, int]:
     return {"dp": dp, "pp": pp, "tp": 1, "cp": 1}
 
 
-def _check_distinct(found: _Found, sizes: Mapping[str, int], world_size: int) -> None:
+def _check_distinct(placed: _Arrangement, sizes: Mapping[str, int], world_size: int) -> None:
     """Raise LayoutError unless every rank has its own place and there are as many places as ranks."""
-    taken: dict[Place, int] = {}
-    for rank, place in sorted(found.places.items()):
-        if place in taken:
+    rank_at: dict[MeshPlace, int] = {}
+    for rank, place in sorted(placed.places.items()):
+        if place in rank_at:
             raise LayoutError(
-                f"ranks {taken[place]} and {rank} are both placed at dp {place.dp}, pp {place.pp}, tp {place.tp}, cp"
-                f" {place.cp} by {found.source}; {STATE_THEM}"
+                f"ranks {rank_at[place]} and {rank} are both placed at dp {place.dp}, pp {place.pp}, tp {place.tp}, cp"
+                f" {place.cp} by {placed.source}; {STATE_THEM}"
             )
-        taken[place] = rank
+        rank_at[place] = rank
     product = sizes["dp"] * sizes["pp"] * sizes["tp"] * sizes["cp"]
     if product != world_size:
         raise LayoutError(
-            f"{found.source} gives dp {sizes['dp']} x pp {sizes['pp']} x tp {sizes['tp']} x cp {sizes['cp']} ="
+            f"{placed.source} gives dp {sizes['dp']} x pp {sizes['pp']} x tp {sizes['tp']} x cp {sizes['cp']} ="
             f" {product}, but the job has {world_size} ranks; {STATE_THEM}"
         )
 

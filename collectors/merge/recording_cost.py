@@ -96,9 +96,9 @@ def _step_times(recording: AttemptRecording) -> tuple[npt.NDArray[np.int64], _Fl
     return steps.astype(np.int64), np.maximum(seconds, 1e-9), np.logical_or.reduceat(recorded, first)
 
 
-def _effect(block: _Floats, off: _Floats, at: int) -> float:
-    """Extra time of a block's steps over the steps without recording around position `at`, as a logarithm."""
-    beside = np.concatenate([off[max(0, at - len(block)) : at], off[at : at + len(block)]])
+def _effect(block: _Floats, off: _Floats, position: int) -> float:
+    """Extra time of a block's steps over the steps without recording around `position`, as a logarithm."""
+    beside = np.concatenate([off[max(0, position - len(block)) : position], off[position : position + len(block)]])
     return float(np.median(block) - np.median(beside))
 
 

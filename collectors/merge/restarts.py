@@ -54,11 +54,11 @@ def trace_of_segments(segments: Sequence[MergedAttempt]) -> Trace:
     last = segments[-1].trace
     if len(segments) == 1:
         return last
-    frames, starts, told = [], dict[int, float](), []
+    frames, starts, descriptions = [], dict[int, float](), []
     values: defaultdict[str, dict[str, float]] = defaultdict(dict)
     free = None
-    for one in segments:
-        trace = one.trace
+    for segment in segments:
+        trace = segment.trace
         first = int(trace.steps[0])
         shift = 0 if free is None or first >= free else free - first
         frames.append(trace.ops.with_columns(step=(pl.col("step") + shift).cast(trace.ops.schema["step"])))
@@ -66,13 +66,13 @@ def trace_of_segments(segments: Sequence[MergedAttempt]) -> Trace:
         for name, logged in step_values(trace.metadata).items():
             values[name] |= {str(step + shift): value for step, value in logged.items()}
         end = int(trace.steps[-1]) + shift
-        told.append(
+        descriptions.append(
             {
                 "attempt": trace.metadata["attempt"],
                 "first_step": first + shift,
                 "last_step": end,
                 "numbered_from": first,
-                "missing_ranks": list(one.missing_ranks),
+                "missing_ranks": list(segment.missing_ranks),
             }
         )
         free = end + 2
@@ -82,7 +82,7 @@ def trace_of_segments(segments: Sequence[MergedAttempt]) -> Trace:
         last.layout,
         name=last.name,
         step_starts=starts,
-        metadata={**last.metadata, "dropped_records": dropped, SEGMENTS: told, STEP_VALUES: values},
+        metadata={**last.metadata, "dropped_records": dropped, SEGMENTS: descriptions, STEP_VALUES: values},
         source=last.name,
     )
 
@@ -102,6 +102,6 @@ def merge_run(numbers: Sequence[int], merge: Callable[[int], MergedAttempt]) -> 
                 raise
     segments = segments_of_jobs(merged)[-1]
     trace = trace_of_segments(segments)
-    taken = {one.trace.metadata["attempt"] for one in segments}
-    others = [number for number in numbers if number not in taken]
+    own = {segment.trace.metadata["attempt"] for segment in segments}
+    others = [number for number in numbers if number not in own]
     return replace(trace, metadata={**trace.metadata, "other_attempts": others}) if others else trace

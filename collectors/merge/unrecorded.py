@@ -36,8 +36,8 @@ class Unrecorded:
     def metadata(self) -> dict[str, Any]:
         """Entries of the trace's metadata; empty if nothing is missing."""
         stopped = {str(rank): step for rank, step in self.stopped.items()}
-        found = {"lost_hooks": self.lost, "failed_hooks": self.failed, "stopped_ranks": stopped}
-        return {name: value for name, value in found.items() if value}
+        entries = {"lost_hooks": self.lost, "failed_hooks": self.failed, "stopped_ranks": stopped}
+        return {name: value for name, value in entries.items() if value}
 
     def stopped_line(self) -> str | None:
         """A line about recordings that stopped before their ranks ended; None if there are none."""
@@ -69,28 +69,28 @@ def find_unrecorded(recording: AttemptRecording) -> Unrecorded:
 
 def _lost(ranks: Iterable[RankRecording]) -> list[dict[str, Any]]:
     where: defaultdict[tuple[str, str, str, str], set[int]] = defaultdict(set)
-    for one in ranks:
-        version = one.facts.get("torch", [{"version": "?"}])[-1]["version"]
-        for fact in one.facts.get("lost-hook", []):
-            where[fact["hook"], fact["reason"], fact["lacks"], version].add(one.rank)
+    for rank in ranks:
+        version = rank.facts.get("torch", [{"version": "?"}])[-1]["version"]
+        for fact in rank.facts.get("lost-hook", []):
+            where[fact["hook"], fact["reason"], fact["lacks"], version].add(rank.rank)
     names = ("hook", "reason", "lacks", "torch")
     return [{**dict(zip(names, key, strict=True)), "ranks": sorted(members)} for key, members in where.items()]
 
 
 def _failed(ranks: Iterable[RankRecording]) -> list[dict[str, Any]]:
     calls: defaultdict[str, dict[int, int]] = defaultdict(dict)
-    for one in ranks:
-        for hook, count in (one.summary or {}).get("failures", {}).items():
-            calls[hook][one.rank] = int(count)
+    for rank in ranks:
+        for hook, count in (rank.summary or {}).get("failures", {}).items():
+            calls[hook][rank.rank] = int(count)
     return [{"hook": hook, "calls": sum(of.values()), "ranks": sorted(of)} for hook, of in sorted(calls.items())]
 
 
 def _unused_device(ranks: Iterable[RankRecording]) -> str | None:
     """The GPU platform that torch could have used, if every rank ended without using a GPU; else None."""
     versions = set()
-    for one in ranks:
-        version = one.facts.get("torch", [{}])[-1].get("device")
-        if version is None or one.facts.get("device-clock") or (one.summary or {}).get("gpu_used", True):
+    for rank in ranks:
+        version = rank.facts.get("torch", [{}])[-1].get("device")
+        if version is None or rank.facts.get("device-clock") or (rank.summary or {}).get("gpu_used", True):
             return None
         versions.add(str(version))
     return ", ".join(sorted(versions)) or None

@@ -22,12 +22,12 @@ def logged_values(records: pl.DataFrame, placement: Placement, steps: Collection
     The last value of a rank in a step counts. Ranks of a replica say the same of its tokens, so the most counts; a step
     in which fewer replicas say it than in others has no sum.
     """
-    told = records.filter((pl.col("category") == "value") & pl.col("step").is_in(list(steps)))
-    if told.is_empty():
+    logged = records.filter((pl.col("category") == "value") & pl.col("step").is_in(list(steps)))
+    if logged.is_empty():
         return {}
     replicas = {rank: place.dp for rank, place in placement.places.items()}
     by_rank = (
-        told.with_columns(value=pl.Series(told["extra"].to_numpy().view(np.float64)))
+        logged.with_columns(value=pl.Series(logged["extra"].to_numpy().view(np.float64)))
         .filter(pl.col("value").is_finite())
         .with_columns(replica=pl.col("rank").replace_strict(replicas, return_dtype=pl.Int32))
         .sort("number")

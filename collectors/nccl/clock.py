@@ -75,9 +75,9 @@ def fit_gpu_clock(channels: pl.DataFrame, operations: pl.DataFrame) -> GpuClock 
     since = (start - base_gpu).astype(np.float64)
     drift, missed = 0.0, UNKNOWN_DRIFT * float(np.ptp(since)) / 2
     for _ in range(REFINEMENTS):  # bounds of one stretch are only tight after drift is removed
-        at, low, high = _stretches(since, least - drift * since, most - drift * since)
-        if len(at) > 1:
-            more, missed = min((_line(at, bounds) for bounds in (low, high)), key=lambda line: line[1])
+        means, low, high = _stretches(since, least - drift * since, most - drift * since)
+        if len(means) > 1:
+            more, missed = min((_line(means, bounds) for bounds in (low, high)), key=lambda line: line[1])
             drift += more
     lowest, highest = float((least - drift * since).max()), float((most - drift * since).min())
     offset = (lowest + highest) / 2
@@ -94,10 +94,10 @@ def fit_gpu_clock(channels: pl.DataFrame, operations: pl.DataFrame) -> GpuClock 
     )
 
 
-def _line(at: _Floats, bounds: _Floats) -> tuple[float, float]:
+def _line(times: _Floats, bounds: _Floats) -> tuple[float, float]:
     """The slope of the line through bounds, and the largest distance of one from it."""
-    slope, offset = np.polyfit(at, bounds, 1)
-    return float(slope), float(np.abs(bounds - (slope * at + offset)).max())
+    slope, offset = np.polyfit(times, bounds, 1)
+    return float(slope), float(np.abs(bounds - (slope * times + offset)).max())
 
 
 def _stretches(since: _Floats, least: _Floats, most: _Floats) -> tuple[_Floats, _Floats, _Floats]:
@@ -110,5 +110,5 @@ def _stretches(since: _Floats, least: _Floats, most: _Floats) -> tuple[_Floats, 
     whole = [stretch == number for number in numbers[sizes >= LEAST_CHANNELS]] or [np.ones(len(since), dtype=bool)]
     low = np.array([least[inside].max() for inside in whole])
     high = np.array([most[inside].min() for inside in whole])
-    at = np.array([since[inside].mean() for inside in whole])
-    return at, low, high
+    means = np.array([since[inside].mean() for inside in whole])
+    return means, low, high

@@ -180,8 +180,8 @@ def _operations(nccl: NcclRecording, numbers: Mapping[_Members, int], clocks: Ma
     rows = []
     for identity, members in nccl.communicators.items():
         places = _places(members, numbers)
-        known = [members.ranks.get(place) for place in range(members.size)]
-        rows.append((identity, numbers.get(tuple(places)) if places else None, places or known))
+        stated = [members.ranks.get(place) for place in range(members.size)]
+        rows.append((identity, numbers.get(tuple(places)) if places else None, places or stated))
     schema: dict[str, Any] = {
         "communicator_id": pl.UInt64,
         "ranks_number": pl.Int32,
@@ -189,9 +189,9 @@ def _operations(nccl: NcclRecording, numbers: Mapping[_Members, int], clocks: Ma
     }
     communicators = pl.DataFrame(rows, schema=schema, orient="row")
     frames = []
-    for one in nccl.ranks:
-        frame = one.operations.with_columns(rank=pl.lit(one.rank, pl.Int32))
-        fit = clocks.get(one.host)
+    for of_rank in nccl.ranks:
+        frame = of_rank.operations.with_columns(rank=pl.lit(of_rank.rank, pl.Int32))
+        fit = clocks.get(of_rank.host)
         if fit is not None:
             frame = converted(frame, ("enqueue_ns", "gpu_start_ns", "gpu_end_ns"), fit.to_reference)
         frames.append(frame)
@@ -250,13 +250,13 @@ def _matches(wanted: pl.DataFrame, operations: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([frame.select("record", "operation") for frame in (in_sequence, in_time)])
 
 
-def _exchanges(left: pl.DataFrame) -> pl.DataFrame:
+def _exchanges(unrecorded: pl.DataFrame) -> pl.DataFrame:
     """Turn unrecorded transfers into the all-to-all they may be part of: torch makes one of transfers with each rank.
 
     A rank receives as much as the record's tensor, so sends count nothing.
     """
     received = pl.when(pl.col("function") == "Recv").then("bytes").otherwise(0)
-    return left.filter(pl.col("number") != COLLECTIVE).with_columns(
+    return unrecorded.filter(pl.col("number") != COLLECTIVE).with_columns(
         function=pl.lit("AlltoAll"), group="ranks_number", bytes=received
     )
 

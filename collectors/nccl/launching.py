@@ -20,7 +20,7 @@ from tracekit.base.errors import OutputError
 from tracekit.base.text import ranks_text
 from tracekit.collectors.nccl.recording import ring_files
 from tracekit.collectors.run_directory.segments import AttemptRecording
-from tracekit.collectors.runtime.nccl_wire_format import DEFAULT_MASK, ENV_MASK, ENV_NCCL_PLUGIN, ENV_PLUGIN, Event
+from tracekit.collectors.runtime.nccl_wire_format import DEFAULT_MASK, ENV_MASK, ENV_NCCL_PLUGIN, ENV_PLUGIN, NcclEvent
 
 #: NCCL truncates longer paths.
 LONGEST_PATH = 255
@@ -35,10 +35,10 @@ HAZARDS: Mapping[tuple[int, ...], str] = {
 SMALL_SHARED_MEMORY = 1 << 30
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  NCCL's, only looked at
 _NAMES = {
-    "coll": Event.COLL,
-    "p2p": Event.P2P,
-    "kernel": Event.KERNEL_CH,
-    "proxy": Event.PROXY_OP | Event.PROXY_STEP,
+    "coll": NcclEvent.COLL,
+    "p2p": NcclEvent.P2P,
+    "kernel": NcclEvent.KERNEL_CH,
+    "proxy": NcclEvent.PROXY_OP | NcclEvent.PROXY_STEP,
 }
 
 
@@ -61,7 +61,7 @@ def parse_mask(text: str) -> int:
     words = text.split(",")
     if unknown := [word for word in words if word not in _NAMES]:
         raise ValueError(f"{unknown[0]!r} is not an NCCL event; known: {', '.join(_NAMES)}")
-    mask = Event(0)
+    mask = NcclEvent(0)
     for word in words:
         mask |= _NAMES[word]
     return int(mask)
@@ -113,7 +113,7 @@ def hazards(version: tuple[int, ...] | None, mask: int) -> tuple[str, ...]:
     if version[:2] < FIRST_VERSION:
         return (f"NCCL {text} cannot load such a plugin; --nccl needs {'.'.join(map(str, FIRST_VERSION))} or newer",)
     trouble = HAZARDS.get(version)
-    if trouble is None or (version == (2, 31, 2) and not mask & Event.KERNEL_CH):
+    if trouble is None or (version == (2, 31, 2) and not mask & NcclEvent.KERNEL_CH):
         return ()
     return (f"NCCL {text} {trouble}",)
 
@@ -121,11 +121,11 @@ def hazards(version: tuple[int, ...] | None, mask: int) -> tuple[str, ...]:
 def _shared_memory(mask: int) -> tuple[str, ...]:
     """A warning for a container's default of 64 MB, which crashes NCCL when it times channels."""
     try:
-        found = os.statvfs(SHARED_MEMORY)
+        status = os.statvfs(SHARED_MEMORY)
     except OSError:
         return ()
-    size = found.f_frsize * found.f_blocks
-    if size >= SMALL_SHARED_MEMORY or not mask & Event.KERNEL_CH:
+    size = status.f_frsize * status.f_blocks
+    if size >= SMALL_SHARED_MEMORY or not mask & NcclEvent.KERNEL_CH:
         return ()
     warning = (
         f"{SHARED_MEMORY} has {size / 1e6:.0f} MB, where NCCL can crash when it times channels: give the"
@@ -155,10 +155,10 @@ def nccl_lines(recording: AttemptRecording, report: Mapping[str, Any] | None, ma
 
 def _joined(report: Mapping[str, Any]) -> list[str]:
     """The number of ops that NCCL timed, and what is missing."""
-    left = sum(report["unmatched_records"].values())
+    unmatched = sum(report["unmatched_records"].values())
     extra = sum(report["unmatched_operations"].values())
     timed = (
-        f"NCCL timed {report['timed']} communication ops; {report['untimed']} that it did not time and {left} that"
+        f"NCCL timed {report['timed']} communication ops; {report['untimed']} that it did not time and {unmatched} that"
         f" it did not report keep their host times; {extra} NCCL operations match no op"
     )
     lines = [timed]

@@ -1,7 +1,7 @@
 """Turn the slots of a ring into operations: collectives and transfers with the GPU times of their channels.
 
-In: a `Ring`. Out: polars frames. An operation is a start whose channels point to it by handle; it began when its first
-channel did and ended with its last. Slots may come in any order, and any of them may be missing.
+In: a `NcclRing`. Out: polars frames. An operation is a start whose channels point to it by handle; it began when its
+first channel did and ended with its last. Slots may come in any order, and any of them may be missing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit.collectors.nccl.reader import SLOT, Ring
+from tracekit.collectors.nccl.ring_reader import SLOT, NcclRing
 
 #: `enum action` of ring.h and `enum event_number` of abi.h.
 START, STATE, STOP = 1, 2, 3
@@ -44,7 +44,7 @@ _COMMUNICATORS = {
 }
 
 
-def operations(ring: Ring, timed: pl.DataFrame | None = None) -> pl.DataFrame:
+def operations(ring: NcclRing, timed: pl.DataFrame | None = None) -> pl.DataFrame:
     """One row per operation, by time of its enqueueing. `timed`: `channels(ring)`, if already computed.
 
     Columns: `handle`, `number` (1 collective, 2 p2p), `communicator_id`, `communicator_ranks`, `communicator_rank`,
@@ -103,7 +103,7 @@ def operations(ring: Ring, timed: pl.DataFrame | None = None) -> pl.DataFrame:
     )
 
 
-def channels(ring: Ring) -> pl.DataFrame:
+def channels(ring: NcclRing) -> pl.DataFrame:
     """One row per channel of an operation: `operation` (handle), `channel`, `gpu_start_ns`, `gpu_end_ns` (GPU clock),
     `seen_start_ns`, `seen_end_ns` (host clock, time of NCCL's report). Null if a start is 0, or if an end is missing
     or before its start.
@@ -129,7 +129,7 @@ def channels(ring: Ring) -> pl.DataFrame:
     )
 
 
-def count_proxy_steps(ring: Ring) -> int:
+def count_proxy_steps(ring: NcclRing) -> int:
     """The number of network transfers of proxy ops, if they were requested."""
     return int(((ring.slots["number"] == PROXY_STEP) & (ring.slots["action"] == START)).sum())
 

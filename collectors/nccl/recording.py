@@ -16,7 +16,7 @@ import polars as pl
 from tracekit.base.errors import FormatError
 from tracekit.collectors.nccl.clock import GpuClock, converted, fit_gpu_clock
 from tracekit.collectors.nccl.operations import channels, count_proxy_steps, operations
-from tracekit.collectors.nccl.reader import Ring, is_ring, read_ring
+from tracekit.collectors.nccl.ring_reader import NcclRing, is_ring, read_ring
 from tracekit.collectors.run_directory.segments import ProcessId
 from tracekit.collectors.runtime.nccl_wire_format import RING_SUFFIX
 
@@ -64,7 +64,7 @@ def ring_files(directory: Path) -> list[Path]:
 def read_nccl(directory: Path, processes: Mapping[int, ProcessId]) -> NcclRecording | None:
     """Read the rings of an attempt, by rank; None if there are none. Damaged ones are listed, not raised."""
     rank_of = {process: rank for rank, process in processes.items()}
-    rings: dict[int, Ring] = {}
+    rings: dict[int, NcclRing] = {}
     unreadable = []
     files = ring_files(directory)
     for path in files:
@@ -88,24 +88,26 @@ def read_nccl(directory: Path, processes: Mapping[int, ProcessId]) -> NcclRecord
     )
 
 
-def _of_rank(rank: int, ring: Ring) -> RankOperations:
+def _of_rank(rank: int, ring: NcclRing) -> RankOperations:
     timed = channels(ring)
-    found = operations(ring, timed)
-    clock = fit_gpu_clock(timed, found)
+    timed_operations = operations(ring, timed)
+    clock = fit_gpu_clock(timed, timed_operations)
     times = ("gpu_start_ns", "gpu_end_ns")
     if clock is None:
-        found = found.with_columns(pl.lit(None, pl.Int64).alias(name) for name in times)
+        timed_operations = timed_operations.with_columns(pl.lit(None, pl.Int64).alias(name) for name in times)
     else:
-        found = converted(found, times, clock.to_host)
-    return RankOperations(rank, ring.host, found, clock, ring.overwritten, ring.dropped, count_proxy_steps(ring))
+        timed_operations = converted(timed_operations, times, clock.to_host)
+    return RankOperations(
+        rank, ring.host, timed_operations, clock, ring.overwritten, ring.dropped, count_proxy_steps(ring)
+    )
 
 
-def _members(rings: Mapping[int, Ring]) -> dict[int, CommunicatorMembers]:
+def _members(rings: Mapping[int, NcclRing]) -> dict[int, CommunicatorMembers]:
     """Map communicators to the places of ranks, as far as its ranks wrote rings."""
     sizes: dict[int, int] = {}
     places: dict[int, dict[int, int]] = {}
     for rank, ring in rings.items():
-        for one in ring.communicators:
-            sizes[one.id] = one.ranks
-            places.setdefault(one.id, {})[one.rank] = rank
+        for communicator in ring.communicators:
+            sizes[communicator.id] = communicator.ranks
+            places.setdefault(communicator.id, {})[communicator.rank] = rank
     return {identity: CommunicatorMembers(size, places[identity]) for identity, size in sizes.items()}

@@ -115,8 +115,8 @@ def _ping(asker: socket.socket, token: bytes, clock: Clock) -> ClockSample | Non
     sent_ns = clock()
     try:
         asker.send(_PING.pack(token, number))
-        while (left := deadline - time.monotonic()) > 0:
-            asker.settimeout(left)
+        while (remaining_s := deadline - time.monotonic()) > 0:
+            asker.settimeout(remaining_s)
             answer = asker.recv(_ECHO.size + 1)
             received_ns = clock()
             if len(answer) == _ECHO.size and answer[:8] == number:

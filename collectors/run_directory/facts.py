@@ -26,7 +26,7 @@ _NameNumber = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
 _GroupNumber = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
-class _Process(msgspec.Struct):
+class _ProcessFact(msgspec.Struct):
     world_size: _Size
     host: str
     time_ns: _Time
@@ -38,7 +38,7 @@ class _Process(msgspec.Struct):
     scheduler: dict[str, str] = {}
 
 
-class _Group(msgspec.Struct):
+class _GroupFact(msgspec.Struct):
     number: _GroupNumber
     name: str
     description: str | None
@@ -51,12 +51,12 @@ class _Rows(msgspec.Struct):
     received: list[_Count]
 
 
-class _Mesh(msgspec.Struct):
+class _MeshFact(msgspec.Struct):
     names: list[str] | None
     ranks: Annotated[list[Any], msgspec.Meta(min_length=1)]
 
 
-class _Pipeline(msgspec.Struct):
+class _PipelineFact(msgspec.Struct):
     num_stages: _Size
     ranks: Annotated[list[_Rank], msgspec.Meta(min_length=1)]
     group_rank: _Rank
@@ -100,12 +100,12 @@ class _Nccl(msgspec.Struct):
 
 
 _SCHEMA: dict[str, Any] = {
-    "process": _Process,
+    "process": _ProcessFact,
     "name": tuple[_NameNumber, str],
-    "group": _Group,
+    "group": _GroupFact,
     "rows": _Rows,
-    "mesh": _Mesh,
-    "pipeline": _Pipeline,
+    "mesh": _MeshFact,
+    "pipeline": _PipelineFact,
     "megatron": _Megatron,
     "device-clock": tuple[_Time, _Time, _Time],
     "dropped": _Count,
@@ -172,20 +172,20 @@ def _problem(kind: object, value: Any, rank: int) -> str | None:
     if (expected := _SCHEMA.get(kind)) is None:
         return None
     try:
-        found = msgspec.convert(value, expected)
+        fact = msgspec.convert(value, expected)
     except (msgspec.ValidationError, RecursionError) as error:
         message = str(error)
         return f"{message[:1].lower()}{message[1:]:.200}"
-    if isinstance(found, _Process):
-        return _process_problem(found, rank)
-    if isinstance(found, _Mesh) and _shape(found.ranks) is None:
+    if isinstance(fact, _ProcessFact):
+        return _process_problem(fact, rank)
+    if isinstance(fact, _MeshFact) and _shape(fact.ranks) is None:
         return "expected `ranks` as lists of equal lengths, of numbers of ranks"
-    if isinstance(found, _Pipeline | _Group) and len(set(found.ranks)) < len(found.ranks):
+    if isinstance(fact, _PipelineFact | _GroupFact) and len(set(fact.ranks)) < len(fact.ranks):
         return "expected every rank once"
     return None
 
 
-def _process_problem(process: _Process, rank: int) -> str | None:
+def _process_problem(process: _ProcessFact, rank: int) -> str | None:
     if process.rank not in (None, rank):
         return f"expected rank {rank}, as the file is named"
     if rank >= process.world_size:

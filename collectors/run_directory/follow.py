@@ -104,10 +104,10 @@ class AttemptFollower:
     def _listed(self) -> list[tuple[os.DirEntry[str], _FileName]]:
         """The files of ranks, facts first because records refer to them; the main cost of following an idle job."""
         with os.scandir(self.directory) as entries:
-            there = {entry.name: entry for entry in entries}
-        self._names = {name: self._names.get(name) or _FileName.of(name) for name in there}
-        found = [(there[name], file) for name, file in self._names.items() if file.rank >= 0]
-        return sorted(found, key=lambda one: one[1])
+            entry_of = {entry.name: entry for entry in entries}
+        self._names = {name: self._names.get(name) or _FileName.of(name) for name in entry_of}
+        files = [(entry_of[name], file) for name, file in self._names.items() if file.rank >= 0]
+        return sorted(files, key=lambda item: item[1])
 
     def _left_out(self, rank: FollowedRank, why: str | FormatError) -> Notice:
         rank.leave_out(str(why), can_pass=isinstance(why, GarbageError))
@@ -132,18 +132,18 @@ class AttemptFollower:
                 yield Notice(f"rank {rank.rank} can be read again")
 
     def _read_on(self, entry: os.DirEntry[str], name: _FileName, rank: FollowedRank) -> list[Notice]:
-        if (known := self._files.get(name.key)) is None:
-            known = self._files[name.key] = FileRead(0)
-        if entry.stat().st_size <= known.read:
+        if (progress := self._files.get(name.key)) is None:
+            progress = self._files[name.key] = FileRead(0)
+        if entry.stat().st_size <= progress.read:
             return []
         with open_to_read(entry.path) as file:
-            file.seek(known.read)
+            file.seek(progress.read)
             content = file.read()
         if name.number < 0:
-            known.read += len(content)
+            progress.read += len(content)
             self.grew = True
-            return rank.add_facts(content, Path(entry.path), known, self._parser)
-        head = HEADER.size if known.read == 0 else 0
+            return rank.add_facts(content, Path(entry.path), progress, self._parser)
+        head = HEADER.size if progress.read == 0 else 0
         if len(content) < head:
             return []
         records = records_in(content, entry.path, has_header=head > 0)
@@ -151,9 +151,9 @@ class AttemptFollower:
         absent = records["number"] == 0
         if absent.any():
             records = records[~absent] if self.over else records[: int(absent.argmax())]
-        known.read += head + len(records) * RECORD.size
+        progress.read += head + len(records) * RECORD.size
         self.grew = self.grew or len(records) > 0
-        known.newest_step = max(known.newest_step, int(records["step"].max(initial=-1)))
+        progress.newest_step = max(progress.newest_step, int(records["step"].max(initial=-1)))
         rank.add_records(records, self.origin, self.first, left_over=name.number == LEFT_OVER_SEGMENT)
         return []
 
@@ -192,14 +192,14 @@ class AttemptFollower:
 
     def take(self, last: int) -> AttemptRecording:
         """Return the steps up to `last` of all ranks that recorded one of them whole; drop them from memory."""
-        taken = {}
+        recordings = {}
         for number, rank in sorted(self.good.items()):
             any_whole = any(step <= last for step in rank.steps)
             records = rank.take(last)
             if any_whole:
-                taken[number] = rank.recording(records)
+                recordings[number] = rank.recording(records)
         self.first = last + 1
-        return AttemptRecording(self.attempt, self.directory, taken)
+        return AttemptRecording(self.attempt, self.directory, recordings)
 
     def readmit(self) -> list[Notice]:
         """At the end of a window: read again the ranks that were left out for garbage, and deliver them once they have
@@ -225,19 +225,19 @@ class AttemptFollower:
         for entry, name in self._listed():
             if name.rank in ranks and name.number >= 0:
                 size = entry.stat().st_size
-                known = self._files.setdefault(name.key, FileRead(0))
+                progress = self._files.setdefault(name.key, FileRead(0))
                 if size >= HEADER.size:
-                    known.read = size - (size - HEADER.size) % RECORD.size
+                    progress.read = size - (size - HEADER.size) % RECORD.size
 
     def remove_spent(self) -> None:
         """Remove the sealed segments whose records have all been delivered."""
         run = Contained(self.directory.parent)
         with suppress(UnsafeFileError):  # an attempt that is a link leads to files of others
             for name in run.files(self.directory.name):
-                known = self._files.get(name.removesuffix(SEALED_SUFFIX)) if name.endswith(SEALED_SUFFIX) else None
-                if known is None or known.newest_step >= self.first:
+                progress = self._files.get(name.removesuffix(SEALED_SUFFIX)) if name.endswith(SEALED_SUFFIX) else None
+                if progress is None or progress.newest_step >= self.first:
                     continue
                 status = run.status(path := f"{self.directory.name}/{name}")
-                if status is not None and known.read >= status.st_size:
+                if status is not None and progress.read >= status.st_size:
                     run.remove(path)
                     del self._files[name.removesuffix(SEALED_SUFFIX)]

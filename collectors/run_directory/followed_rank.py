@@ -164,9 +164,9 @@ class FollowedRank:
         jumped = int(self._held[0]["step"][0])
         back = records["step"].astype(np.int64) < jumped - self._trail.reach
         if back.any():
-            there = int(records["step"][int(back.argmax())])
+            later = int(records["step"][int(back.argmax())])
             raise GarbageError(
-                f"garbage: its step went from {self._trail.step} to {jumped}, and then to {there} in the next records"
+                f"garbage: its step went from {self._trail.step} to {jumped}, and then to {later} in the next records"
             )
 
     def settle(self, ranks: Collection[FollowedRank], origin: int, first: int, *, at_end: bool = False) -> None:
@@ -221,8 +221,8 @@ class FollowedRank:
     def take(self, last: int) -> npt.NDArray[np.void]:
         """Return the records of steps up to `last`; drop them from memory."""
         records = joined(self.pending)
-        taken = records["step"] <= last
-        rest = records[~taken]
+        complete = records["step"] <= last
+        rest = records[~complete]
         self.pending = [rest] if len(rest) else []
         self.steps = {step for step in self.steps if step > last}
-        return records[taken]
+        return records[complete]

@@ -58,15 +58,15 @@ def announced(name: str, directory: Path) -> Iterator[None]:
 
 def running_jobs() -> list[RunningJob]:
     """The jobs that launchers of this user run on this host, by process id."""
-    found: dict[int, RunningJob] = {}
+    jobs: dict[int, RunningJob] = {}
     for place in (*_places(), *_private(f"/run/user/{os.geteuid()}")):  # `attach` can lack XDG_RUNTIME_DIR
         with contextlib.suppress(OSError):
             folder = _open(place)
             try:
-                found |= {job.process_id: job for job in _jobs_in(folder)}
+                jobs |= {job.process_id: job for job in _jobs_in(folder)}
             finally:
                 os.close(folder)
-    return [found[process_id] for process_id in sorted(found)]
+    return [jobs[process_id] for process_id in sorted(jobs)]
 
 
 def _jobs_in(folder: int) -> Iterator[RunningJob]:

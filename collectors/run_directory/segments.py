@@ -157,7 +157,7 @@ def records_in(content: bytes, path: Path | str, *, has_header: bool = True) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class LaunchedRun:
     """The launcher's file about a run. `first_step`: the first step that belongs in the trace. `started_ns`,
     `ended_ns`: of the command, by the wall clock; None if it does not say so.
     """
@@ -185,14 +185,14 @@ class _RunFile(msgspec.Struct):
     ended_ns: _TimeNs | None = None
 
 
-def read_run(directory: Path) -> Run:
+def read_run(directory: Path) -> LaunchedRun:
     """The run of a run directory. Raises FormatError if its file is damaged."""
     path = directory / RUN_FILE
     try:
         content = msgspec.json.decode(read_small(path, RUN_FILE_BYTES), type=_RunFile)
     except (OSError, ValueError, RecursionError) as error:
         raise FormatError(f"{path}: damaged or unreadable ({error!s:.200}); record the run again") from None
-    return Run(content.command, content.options.first_step, content.started_ns, content.ended_ns)
+    return LaunchedRun(content.command, content.options.first_step, content.started_ns, content.ended_ns)
 
 
 def is_run_directory(path: str | os.PathLike[str]) -> bool:

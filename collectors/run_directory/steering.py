@@ -24,7 +24,7 @@ from tracekit.collectors.runtime.wire_format import (
     HEADER,
     RECORD,
     Category,
-    Schedule,
+    RecordingSchedule,
     attempt_directory,
 )
 
@@ -38,7 +38,7 @@ _CONTROL_KIND = Kind("a schedule of tracekit", lambda file: _is_schedule(file.re
 
 def _is_schedule(content: bytes) -> bool:
     try:
-        Schedule.parse(content)
+        RecordingSchedule.parse(content)
     except ValueError:
         return False
     return True
@@ -90,27 +90,27 @@ def first_common_step(directory: Path) -> int:
     return 1 if now is None else now.step + 2 + math.ceil(LEAD_S / max(now.step_s, 1e-6))
 
 
-def current_schedule(directory: Path) -> Schedule:
+def current_schedule(directory: Path) -> RecordingSchedule:
     """The schedule of the recording at present. Raises FormatError."""
     try:
         try:
-            return Schedule.parse(read_small(directory / CONTROL_FILE))
+            return RecordingSchedule.parse(read_small(directory / CONTROL_FILE))
         except FileNotFoundError:
             options = json.loads(read_small(directory / RUN_FILE, RUN_FILE_BYTES))["options"]
-            return Schedule.parse(json.dumps({name: options[name] for name in asdict(Schedule())}))
+            return RecordingSchedule.parse(json.dumps({name: options[name] for name in asdict(RecordingSchedule())}))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise FormatError(f"{directory}: not a folder of a run ({error!s:.200}); name the folder of one") from None
 
 
-def write_schedule(directory: Path, schedule: Schedule) -> None:
+def write_schedule(directory: Path, schedule: RecordingSchedule) -> None:
     """Set the steps that all ranks record from now on. Raises OutputError."""
     write_text(directory / CONTROL_FILE, json.dumps(asdict(schedule)), _CONTROL_KIND)
 
 
 def name_of_job(directory: Path) -> str:
     """The name of the job of a run directory: from its launcher on this host, else the name of the folder."""
-    there = directory.absolute()
-    return next((job.name for job in running_jobs() if job.directory == there), directory.name)
+    absolute = directory.absolute()
+    return next((job.name for job in running_jobs() if job.directory == absolute), directory.name)
 
 
 def find_job(named: str | None) -> Path:
@@ -124,8 +124,8 @@ def find_job(named: str | None) -> Path:
     fitting = [job for job in jobs if named is None or named in (job.name, str(job.process_id))]
     if len(fitting) == 1:
         return fitting[0].directory
-    there = ", ".join(f"{job.name} ({job.process_id})" for job in jobs) or "none"
+    running = ", ".join(f"{job.name} ({job.process_id})" for job in jobs) or "none"
     what = "no JOB given" if named is None else f"no single job is called {named!r:.80}"
     raise SelectionError(
-        f"{what}; running on this host: {there}. Name one, its process id, or the folder given to --segments"
+        f"{what}; running on this host: {running}. Name one, its process id, or the folder given to --segments"
     )

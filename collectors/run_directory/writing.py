@@ -42,14 +42,14 @@ _ATTEMPT = re.compile(r"attempt-(\d+)$")
 
 def attempts(directory: str | os.PathLike[str]) -> list[int]:
     """The attempts a run directory holds, ascending."""
-    found = (_ATTEMPT.match(entry.name) for entry in Path(directory).iterdir())
-    return sorted(int(match.group(1)) for match in found if match)
+    matches = (_ATTEMPT.match(entry.name) for entry in Path(directory).iterdir())
+    return sorted(int(match.group(1)) for match in matches if match)
 
 
 def ranks_in(directory: Path) -> set[int]:
     """The ranks with files in the directory of an attempt."""
-    found = (RANK_FILE.match(entry.name) for entry in directory.iterdir())
-    return {int(match.group(1)) for match in found if match}
+    matches = (RANK_FILE.match(entry.name) for entry in directory.iterdir())
+    return {int(match.group(1)) for match in matches if match}
 
 
 def why_unrecorded(directory: Path) -> str | None:
@@ -69,14 +69,14 @@ def write_manifest(directory: Path) -> dict[str, Any]:
     return manifest
 
 
-def write_left_over(directory: Path, left: LeftOver) -> None:
+def write_left_over(directory: Path, records: LeftOver) -> None:
     """Write the records that a dead rank left in memory as a segment of their own. Raises OutputError."""
-    attempt = attempt_directory(directory, left.attempt)
+    attempt = attempt_directory(directory, records.attempt)
     _check_no_link(attempt)
-    path = attempt / f"{segment_stem(left.rank, LEFT_OVER_SEGMENT)}{SEALED_SUFFIX}"
-    head = HEADER.pack(MAGIC, VERSION, RECORD.size, left.rank, left.attempt, left.process_id)
+    path = attempt / f"{segment_stem(records.rank, LEFT_OVER_SEGMENT)}{SEALED_SUFFIX}"
+    head = HEADER.pack(MAGIC, VERSION, RECORD.size, records.rank, records.attempt, records.process_id)
     with replacing(path, _SEGMENT_KIND) as temporary:
-        temporary.write_bytes(head + left.records)
+        temporary.write_bytes(head + records.records)
 
 
 def _check_no_link(attempt: Path) -> None:

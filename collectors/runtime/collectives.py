@@ -29,7 +29,7 @@ _EXCHANGES = frozenset({"alltoall_base", "all_to_all_single", _LISTS})
 _MOST_ROWS = 4096
 
 
-class Collectives:
+class SessionCollectives:
     """The collectives of one session. `waited_for`: those that end when their caller has waited, by what it waits with;
     `inside`: those that a compute started, by their works.
     """
@@ -169,11 +169,11 @@ def _is_coalesced(work: Any) -> bool:
 
 def _first_tensor(args: Any) -> torch.Tensor | None:
     """The first tensor among arguments, looking into lists."""
-    for one in args:
-        if isinstance(one, torch.Tensor):
-            return one
-        if isinstance(one, (list, tuple)):
-            found = _first_tensor(one)
-            if found is not None:
-                return found
+    for value in args:
+        if isinstance(value, torch.Tensor):
+            return value
+        if isinstance(value, (list, tuple)):
+            tensor = _first_tensor(value)
+            if tensor is not None:
+                return tensor
     return None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..inject._tracekit_recorder import warn
 from .small_file import read_small
-from .wire_format import CONTROL_FILE, Schedule
+from .wire_format import CONTROL_FILE, RecordingSchedule
 
 #: How often the file is checked, seconds.
 PERIOD_S = 0.25
@@ -27,7 +27,7 @@ class Control:
     def __init__(
         self,
         directory: Path,
-        apply: Callable[[Schedule], None],
+        apply: Callable[[RecordingSchedule], None],
         first_to_say: Callable[[str], bool] = lambda _: True,
     ) -> None:
         self._path = directory / CONTROL_FILE
@@ -42,18 +42,18 @@ class Control:
             return
         self._due = now + PERIOD_S
         try:
-            found = self._path.lstat()
+            status = self._path.lstat()
         except OSError:  # there is none, or its folder is out of reach for a moment
             return
-        seen = (found.st_mtime_ns, found.st_ino)
+        seen = (status.st_mtime_ns, status.st_ino)
         if seen == self._seen:
             return
         self._seen = seen
         try:
-            schedule = Schedule.parse(read_small(self._path))
+            schedule = RecordingSchedule.parse(read_small(self._path))
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
-            if self._first_to_say(f"control-{found.st_mtime_ns}"):
+            if self._first_to_say(f"control-{status.st_mtime_ns}"):
                 warn(f"{self._path}: {why}; recording continues as before")
             return
         self._apply(schedule)

@@ -166,8 +166,8 @@ class DeviceClock:
 
     def take_compute_ns(self) -> int:
         """Device time inside computes drained since the last call, ns."""
-        taken, self._compute_ns = self._compute_ns, 0
-        return taken
+        compute_ns, self._compute_ns = self._compute_ns, 0
+        return compute_ns
 
     def tick(self) -> None:
         """Open the clock if CUDA is in use by now, drain finished ops, read the clock if due. Never waits."""

@@ -126,11 +126,11 @@ class HangWatch:
 
         @functools.wraps(original)
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            found = posted.pop(id(work), None)
-            if found is None:
+            transfer = posted.pop(id(work), None)
+            if transfer is None:
                 return original(work, *args, **kwargs)
             thread = threading.get_ident()
-            in_wait[thread] = *found, time.time_ns()
+            in_wait[thread] = *transfer, time.time_ns()
             result = original(work, *args, **kwargs)  # if it raises, the rank has not got past it
             in_wait.pop(thread, None)
             self._transfers += 1

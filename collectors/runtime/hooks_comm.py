@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from .collectives import Collectives
+from .collectives import SessionCollectives
 from .compiling import is_compiling
 from .device import Instant
 from .hooks_reducer import REDUCERS, BelowAutograd, ReducerHooks
@@ -40,7 +40,7 @@ POINT_TO_POINT = ("send", "recv", "recv_anysource")
 class CollectiveHooks:
     """Hooks of `torch.distributed`; one instance per session."""
 
-    def __init__(self, collectives: Collectives, reducer: ReducerHooks) -> None:
+    def __init__(self, collectives: SessionCollectives, reducer: ReducerHooks) -> None:
         self.session = collectives.session
         self.collectives, self._reducer = collectives, reducer
 

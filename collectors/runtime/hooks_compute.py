@@ -192,10 +192,10 @@ class PipelineHooks:
                 if tag is not None:
                     waiting[id(work)] = (work, *tag, op.peer, start)
             return
-        for at, op in enumerate(ops):
+        for index, op in enumerate(ops):
             tag = getattr(op, _TAG, None)
             if tag is not None:
-                waiting[id(works[-1]) * len(ops) + at] = (works[-1], *tag, op.peer, start)
+                waiting[id(works[-1]) * len(ops) + index] = (works[-1], *tag, op.peer, start)
 
     def _wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
         session, waited = self.session, self._waited

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
-from .collectives import Collectives
+from .collectives import SessionCollectives
 from .compiling import is_compiling
 from .device import Instant
 from .wire_format import Category
@@ -26,7 +26,7 @@ _COLLECTIVE = int(Category.COLLECTIVE)
 class FunctionalHooks:
     """Hooks of `torch.distributed._functional_collectives`; one instance per session."""
 
-    def __init__(self, collectives: Collectives) -> None:
+    def __init__(self, collectives: SessionCollectives) -> None:
         self.session, self.collectives = collectives.session, collectives
         self._groups: dict[Hashable, int] = {}
 

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.hooks import unserializable_hook
 
-from .collectives import Collectives
+from .collectives import SessionCollectives
 from .compiling import is_compiling
 from .device import Instant
 from .session import now_ns
@@ -37,7 +37,7 @@ class ReducerHooks:
     `hooked`: a dispatcher kernel sees each bucket.
     """
 
-    def __init__(self, collectives: Collectives) -> None:
+    def __init__(self, collectives: SessionCollectives) -> None:
         self.session, self.collectives = collectives.session, collectives
         self.hooked = False
         self._on_host: dict[int, HostReduction] = {}
@@ -101,7 +101,7 @@ class ReducerHooks:
                 session.attempt_hook(_HOOK, self._bucket_started, group, tensors, start, result[1])
             return result
 
-        session.patches.add_patch(Kernel("allreduce_", kernel))
+        session.patches.add_patch(DispatcherKernel("allreduce_", kernel))
         self.hooked = True
         for reduction in self._on_host.values():
             reduction.expected = False
@@ -113,7 +113,7 @@ class ReducerHooks:
 class HostReduction:
     """All buckets of one reducer on the host. `expected`: the next backward reduces."""
 
-    def __init__(self, collectives: Collectives, group: Any, parameters: list[Any]) -> None:
+    def __init__(self, collectives: SessionCollectives, group: Any, parameters: list[Any]) -> None:
         self.session, self._collectives, self._group = collectives.session, collectives, group
         self._bytes = sum(one.nbytes for one in parameters)
         self.expected = False
@@ -154,7 +154,7 @@ def below_autograd(operator: Any) -> Callable[..., Any]:
     return call
 
 
-class Kernel:
+class DispatcherKernel:
     """A dispatcher kernel in front of an operator of `c10d` that has no autograd formula."""
 
     def __init__(self, operator: str, kernel: Callable[..., Any]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .collectives import Collectives
+from .collectives import SessionCollectives
 from .device import DeviceClock
 from .gpu_state import GpuState
 from .hooks_comm import CollectiveHooks
@@ -53,7 +53,7 @@ def install_hooks(session: Session) -> None:
         session.install("torch.profiler", _install_profiler, session, lacks="the trace of torch.profiler")
     session.install("NCCL's profiler", follow_steps, session, lacks="the steps of NCCL's events")
     if dist.is_available() and dist.is_initialized():
-        collectives = Collectives(session)
+        collectives = SessionCollectives(session)
         reducer, functional = ReducerHooks(collectives), FunctionalHooks(collectives)
         started = CollectiveHooks(collectives, reducer)
         session.install("torch.distributed", started.install, lacks="collectives")

@@ -16,7 +16,7 @@ RING_SUFFIX = ".ring"
 LOG_SUFFIX = ".slots"
 
 
-class Event(IntFlag):
+class NcclEvent(IntFlag):
     """Events NCCL can report, as bits of its activation mask. Events inside an operation also activate it."""
 
     COLL = 1 << 1
@@ -27,4 +27,4 @@ class Event(IntFlag):
 
 
 #: Operations with the GPU times of their channels.
-DEFAULT_MASK = Event.COLL | Event.P2P | Event.KERNEL_CH
+DEFAULT_MASK = NcclEvent.COLL | NcclEvent.P2P | NcclEvent.KERNEL_CH

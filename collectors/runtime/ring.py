@@ -73,12 +73,12 @@ class Ring:
             self.dropped += 1
             return
         number = self._next_number()  # atomic: no two threads get the same
-        at = _FIRST_AT + (number - 1) % self._slots * _SIZE
+        offset = _FIRST_AT + (number - 1) % self._slots * _SIZE
         try:
-            _pack(self._memory, at, *record, number)
+            _pack(self._memory, offset, *record, number)
         except struct.error:  # a number too large for its field: readers skip the placeholder
             self.dropped += 1
-            _pack(self._memory, at, *_NOTHING, number)
+            _pack(self._memory, offset, *_NOTHING, number)
         self.added = number
 
     def take(self, most: int) -> bytes:
@@ -88,11 +88,11 @@ class Ring:
         start = _FIRST_AT + first * RECORD.size
         content = bytes(self._memory[start : start + most * RECORD.size])
         # No Python loop: the training thread needs the GIL.
-        found = list(itertools.chain.from_iterable(_NUMBERS.iter_unpack(content)))
+        numbers = list(itertools.chain.from_iterable(_NUMBERS.iter_unpack(content)))
         expected = list(range(self.drained + 1, self.drained + most + 1))
-        if found == expected:
+        if numbers == expected:
             return content
-        whole = next(at for at, pair in enumerate(zip(found, expected)) if pair[0] != pair[1])
+        whole = next(at for at, pair in enumerate(zip(numbers, expected)) if pair[0] != pair[1])
         return content[: whole * RECORD.size]
 
     def drain(self, count: int) -> None:

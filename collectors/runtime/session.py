@@ -212,8 +212,8 @@ class Session(Guard):
         step: int | None = None,
     ) -> None:
         """Keep one op of the current step."""
-        at = self.step if step is None else step
-        head = (category, flags, self.name(name), at, microbatch, chunk, peer)
+        step_number = self.step if step is None else step
+        head = (category, flags, self.name(name), step_number, microbatch, chunk, peer)
         if self.device is None:
             self.recorder.add((*head, start, end, extra))
         else:

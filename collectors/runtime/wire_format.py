@@ -46,7 +46,7 @@ LAST_WORDS_SUFFIX = ".last"
 HANG_REQUEST = "hang-request"
 HANG_FOLDER = re.compile(r"hang-\d+")
 HANG_DUMP = "rank_{rank}.json"
-#: The file in a run directory that sets which steps are recorded from now on: a `Schedule` as JSON.
+#: The file in a run directory that sets which steps are recorded from now on: a `RecordingSchedule` as JSON.
 CONTROL_FILE = "control.json"
 #: JSON lines with samples of the GPU's state.
 SAMPLES_SUFFIX = ".gpu"
@@ -85,7 +85,7 @@ class Flag(IntEnum):
 
 
 @dataclass(frozen=True)
-class Schedule:
+class RecordingSchedule:
     """The steps to record: of those from `first_step` on, the first `length` of every `every`.
 
     Steps are numbered from 0; `last_step` is exclusive, None is open.
@@ -107,7 +107,7 @@ class Schedule:
         return self.last_step is not None and max(step + 1, self.first_step) < self.last_step
 
     @classmethod
-    def parse(cls, text: str | bytes) -> Schedule:
+    def parse(cls, text: str | bytes) -> RecordingSchedule:
         """A schedule of JSON, such as `{"first_step": 100, "last_step": 200}`. Raises ValueError for anything else."""
         try:
             content = json.loads(text)
@@ -125,11 +125,11 @@ class Schedule:
 
 
 #: Records nothing until a user requests it.
-IDLE = Schedule(first_step=1, last_step=1)
+IDLE = RecordingSchedule(first_step=1, last_step=1)
 
 
 @dataclass(frozen=True)
-class RuntimeOptions(Schedule):
+class RuntimeOptions(RecordingSchedule):
     """What the launcher tells the ranks.
 
     `gpu_sample_s`: how often the state of the GPU (clock, temperature, power, throttling) is sampled. `hang_after_s`:
@@ -147,9 +147,9 @@ class RuntimeOptions(Schedule):
     keep_bytes: int = 0
 
     @property
-    def schedule(self) -> Schedule:
+    def schedule(self) -> RecordingSchedule:
         """The steps to record unless a user changes that at run time."""
-        return Schedule(self.first_step, self.last_step, self.every, self.length)
+        return RecordingSchedule(self.first_step, self.last_step, self.every, self.length)
 
 
 def attempt_directory(directory: Path, attempt: int) -> Path:

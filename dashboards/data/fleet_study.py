@@ -14,8 +14,8 @@ from pathlib import Path
 import polars as pl
 
 from tracekit.base.errors import TracekitError
-from tracekit.fleet.culprits import FALSE_DISCOVERY_RATE, recurring_culprits
 from tracekit.fleet.figures import CURVE, FleetFigures, counted_jobs, figures_of, quantiles
+from tracekit.fleet.recurring_culprits import FALSE_DISCOVERY_RATE, recurring_culprits
 from tracekit.fleet.study import Study
 
 

@@ -34,7 +34,7 @@ from tracekit.show.figures.worker_map import WorkerMap
 from tracekit.show.lanes import lane_ops
 from tracekit.show.spans import StepOps, step_ops
 from tracekit.store import Store, StoredHang, TraceKind
-from tracekit.store.handling import Change
+from tracekit.store.handling import IncidentChange
 from tracekit.store.live_tables import LiveTables
 from tracekit.trace.canonical import Trace
 
@@ -263,7 +263,7 @@ class Results:
         finally:
             self._ahead.release()
 
-    def handled(self, incident: int) -> tuple[Change, ...]:
+    def handled(self, incident: int) -> tuple[IncidentChange, ...]:
         """What people have done about an incident, oldest first."""
         return self._store.handled(incident)
 

@@ -50,19 +50,19 @@ def step_series(before: Side, after: Side, theme: Theme, *, split: bool) -> go.F
     """Recorded step times with their means. `split`: both sides on one axis of steps, else each from its first step."""
     drawn = figure(theme, x="step" if split else "steps from the first one traced", y="recorded seconds", legend=True)
     for name, colour, side in (("before", theme.dimmed, before), ("after", theme.changed, after)):
-        at = side.steps if split else np.arange(len(side.steps))
+        positions = side.steps if split else np.arange(len(side.steps))
         drawn.add_scatter(
-            x=at,
+            x=positions,
             y=side.recorded_s,
             customdata=side.steps,
             name=name,
-            mode=markers(len(at)),
+            mode=markers(len(positions)),
             line={"color": colour, "width": 1.5},
             marker={"size": 5},
             hovertemplate="step %{customdata}: %{y:.4g} s<extra>" + name + "</extra>",
         )
         drawn.add_scatter(
-            x=at[[0, -1]],
+            x=positions[[0, -1]],
             y=[side.recorded_s.mean()] * 2,
             mode="lines",
             line={"color": colour, "width": 2, "dash": "dash"},
@@ -95,5 +95,7 @@ def worker_map(side: Side, ranks: Ints, theme: Theme) -> go.Figure:
     `ranks`: the global rank of each, shaped as `side.workers`; UNKNOWN where the trace lacks it.
     """
     nowhere, per_step = np.full(ranks.shape, UNKNOWN), side.workers[None]
-    found = WorkerMap(pl.DataFrame(), side.dp_ranks, side.workers, ranks, nowhere, (), side.steps[:0], per_step)
-    return worker_heatmap(found, None, theme)
+    worker_map_of_side = WorkerMap(
+        pl.DataFrame(), side.dp_ranks, side.workers, ranks, nowhere, (), side.steps[:0], per_step
+    )
+    return worker_heatmap(worker_map_of_side, None, theme)

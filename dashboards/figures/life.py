@@ -46,12 +46,12 @@ def rates(
         line={"color": theme.recorded, "width": 2},
         hovertemplate=f"%{{customdata[1]}}: {words}<extra></extra>",
     )
-    for one in events:
-        if one.kind == "incident":
+    for event in events:
+        if event.kind == "incident":
             drawn.add_shape(
                 type="rect",
-                x0=one.start_s * 1e3,
-                x1=one.end_s * 1e3,
+                x0=event.start_s * 1e3,
+                x1=event.end_s * 1e3,
                 y0=0,
                 y1=1,
                 yref="paper",

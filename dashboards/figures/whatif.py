@@ -16,7 +16,7 @@ LONGEST_LABEL = 46
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class StepBar:
     """One scenario: its number and name, its step time and the error of that, seconds."""
 
     label: str
@@ -24,9 +24,9 @@ class Bar:
     error_s: float
 
 
-def scenario_times(recorded_s: float, bars: Sequence[Bar], theme: Theme, whole: str) -> go.Figure:
+def scenario_times(recorded_s: float, bars: Sequence[StepBar], theme: Theme, whole: str) -> go.Figure:
     """Times of a `whole`, a step or a recording, in scenarios and as the job ran."""
-    rows = [Bar("as it ran", recorded_s, 0.0), *bars]
+    rows = [StepBar("as it ran", recorded_s, 0.0), *bars]
     colours = [theme.recorded, *[theme.changed] * len(bars)]
     drawn = figure(theme, height=74 + 34 * len(rows), x=f"seconds a {whole}")
     drawn.add_bar(

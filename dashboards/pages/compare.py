@@ -79,7 +79,7 @@ def _chooser(stored: Stored, other: str, split: str) -> Component:
             placeholder="Name of a job",
             wait_s=True,
             style="wide",
-            known=names[:MOST_OFFERED],
+            suggestions=names[:MOST_OFFERED],
         ),
         html.Div([html.Div("Job after", className="field-label"), html.B(short(stored.name))], className="after-job"),
     ]

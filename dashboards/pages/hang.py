@@ -7,7 +7,7 @@ from typing import Any
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from tracekit.analysis.hang.model import waiting_ranks
+from tracekit.analysis.hang.hang_report import waiting_ranks
 from tracekit.base.command_line import command
 from tracekit.base.errors import NotStoredError
 from tracekit.base.text import printable, ranks_text, short

@@ -16,7 +16,7 @@ from dash.development.base_component import Component
 from tracekit.base.text import seconds, sure, with_error
 from tracekit.dashboards.data.replays import Answer, Pending, Phase, Rejected, Status
 from tracekit.dashboards.data.whatif_query import MOST_KEPT, QueryAction, WhatifQuery, kept_text, query_of, worker_words
-from tracekit.dashboards.figures.whatif import Bar, scenario_times
+from tracekit.dashboards.figures.whatif import StepBar, scenario_times
 from tracekit.dashboards.ui.components import (
     attributes,
     figure_parts,
@@ -253,7 +253,7 @@ def kept_panel(report: dict[str, Any], seen: Seen) -> Component | None:
         return panel("Scenarios side by side", *said) if said else None
     recorded_s = report["step_time_s"]["recorded"]
     bars = [
-        Bar(f"{number}  {query}", status.step_time_s, status.error_s)
+        StepBar(f"{number}  {query}", status.step_time_s, status.error_s)
         for number, (query, status) in enumerate(rows, 1)
         if isinstance(status, Answer) and status.slowdown is None
     ]

@@ -45,10 +45,10 @@ class Level:
     where: str | None
 
 
-def worker_cells(found: WorkerMap, job: str) -> Component:
+def worker_cells(workers: WorkerMap, job: str) -> Component:
     """S_w of every worker, DP ranks down, stages across; large jobs show the worst worker of each patch."""
-    dp_ranks, stages = found.slowdown.shape
-    pooled = pool(found.slowdown, -(-dp_ranks // MOST_ROWS), -(-stages // MOST_COLUMNS))
+    dp_ranks, stages = workers.slowdown.shape
+    pooled = pool(workers.slowdown, -(-dp_ranks // MOST_ROWS), -(-stages // MOST_COLUMNS))
     rows, columns = pooled.values.shape
     levels = np.searchsorted(LEVELS, np.nan_to_num(pooled.values), side="right")
     corner = html.Span("dp", className="axis", title="DP ranks down, stages across")
@@ -56,8 +56,8 @@ def worker_cells(found: WorkerMap, job: str) -> Component:
     heads = [html.Span(f"{noun}{at * pooled.column_block}", className="axis") for at in range(columns)]
     cells: list[Component] = [corner, *heads]
     for row in range(rows):
-        cells.append(html.Span(str(found.dp_ranks[row * pooled.row_block]), className="axis"))
-        cells += [_cell(found, job, pooled, row, column, int(levels[row, column])) for column in range(columns)]
+        cells.append(html.Span(str(workers.dp_ranks[row * pooled.row_block]), className="axis"))
+        cells += [_cell(workers, job, pooled, row, column, int(levels[row, column])) for column in range(columns)]
     size = pooled.row_block * pooled.column_block
     patch = f"; a cell is the worst of {size} workers" if size > 1 else ""
     caption = html.Figcaption(f"how much each worker slows the job: DP ranks down, stages across{patch}")
@@ -66,13 +66,13 @@ def worker_cells(found: WorkerMap, job: str) -> Component:
     return html.Figure([grid, caption], className="picture")
 
 
-def _cell(found: WorkerMap, job: str, pooled: Pooled, row: int, column: int, level: int) -> Component:
+def _cell(workers: WorkerMap, job: str, pooled: Pooled, row: int, column: int, level: int) -> Component:
     value = float(pooled.values[row, column])
     if not np.isfinite(value):
         return html.Span(className="cell gap", title="not analysed")
-    cell = int(pooled.row[row, column]) * found.stages + int(pooled.column[row, column])
-    worker = found.worker(cell)
-    words = f"{found.full_name(cell)}: slowdown alone {value:.3f}"
+    cell = int(pooled.row[row, column]) * workers.stages + int(pooled.column[row, column])
+    worker = workers.worker(cell)
+    words = f"{workers.full_name(cell)}: slowdown alone {value:.3f}"
     colour = viewer().theme.slow[level]
     figured = level and pooled.values.size <= FIGURED_CELLS
     return _mark(
@@ -103,8 +103,8 @@ def step_bars(by_step: Sequence[dict[str, Any]], job: str, *, links: bool = True
     for row in shown:
         lost_s = min(row["lost_s"], row["recorded_s"])
         words = f"step {row['step']}: {seconds(row['recorded_s'])}, {seconds(lost_s)} lost"
-        kept = 1.0 - lost_s / row["recorded_s"] if row["recorded_s"] else 1.0
-        colours = f"linear-gradient(to top, {theme.ideal} {kept:.1%}, {theme.slow[3]} {kept:.1%})"
+        without_loss = 1.0 - lost_s / row["recorded_s"] if row["recorded_s"] else 1.0
+        colours = f"linear-gradient(to top, {theme.ideal} {without_loss:.1%}, {theme.slow[3]} {without_loss:.1%})"
         style = {"height": f"{row['recorded_s'] / top:.1%}", "background": colours}
         if links:
             where = href("/timeline", job=job, step=row["step"])
@@ -148,8 +148,8 @@ def waterfall(levels: Sequence[Level]) -> Component:
     top = max(max(level.start_s, level.end_s) for level in levels)
     rows = []
     for level in levels:
-        left, width = min(level.start_s, level.end_s) / top, abs(level.end_s - level.start_s) / top
-        style = {"left": f"{left:.2%}", "width": f"max({width:.2%}, 2px)", "background": level.colour}
+        start, width = min(level.start_s, level.end_s) / top, abs(level.end_s - level.start_s) / top
+        style = {"left": f"{start:.2%}", "width": f"max({width:.2%}, 2px)", "background": level.colour}
         rows.append(
             html.Li(
                 [

@@ -40,8 +40,8 @@ def href(path: str, **state: object) -> str:
             state["window"] = chosen_window(job)
         if "since" not in state and (chosen := chosen_range(job)) is not None:
             state |= {"since": chosen.begin or None, "until": chosen.end or None}
-    kept = {name: value for name, value in state.items() if value is not None}
-    return prefixed(f"{path}?{urlencode(kept)}" if kept else path)
+    parameters = {name: value for name, value in state.items() if value is not None}
+    return prefixed(f"{path}?{urlencode(parameters)}" if parameters else path)
 
 
 def attributes(**values: str) -> dict[str, Any]:
@@ -177,8 +177,10 @@ def html_table(
 
     def row(kind: Any, cells: Sequence[Any]) -> Component:
         styles = ["number" if at in numbers else "" for at in range(len(cells))]
-        made = zip(cells, styles, strict=True)
-        return html.Tr([cell if isinstance(cell, html.Td | html.Th) else kind(cell, className=of) for cell, of in made])
+        styled = zip(cells, styles, strict=True)
+        return html.Tr(
+            [cell if isinstance(cell, html.Td | html.Th) else kind(cell, className=of) for cell, of in styled]
+        )
 
     body = [one if isinstance(one, html.Tr) else row(html.Td, one) for one in rows]
     return html.Table([html.Thead(row(html.Th, heads)), html.Tbody(body)], className=f"plain {style}".strip(), **more)
@@ -197,12 +199,12 @@ def row_table(
 
     `label`: what it lists. `names`: the names of the columns, where `heads` are more than text.
     """
-    made = html_table(heads, rows, numbers)
-    for row in made.children[1].children:
+    whole_table = html_table(heads, rows, numbers)
+    for row in whole_table.children[1].children:
         for name, cell in zip(names or heads, row.children, strict=False):  # a cell may span several columns
             setattr(cell, "data-head", name)
     frame = named(id) | attributes(aria_label=label)
-    return html.Div(made, className="table-wide stacked", tabIndex=0, role="region", **frame)
+    return html.Div(whole_table, className="table-wide stacked", tabIndex=0, role="region", **frame)
 
 
 def inline_csv(table: pl.DataFrame) -> str:

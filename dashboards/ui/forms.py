@@ -23,14 +23,14 @@ def text_field(
     placeholder: str = "",
     wait_s: float | bool = False,
     style: str = "",
-    known: Sequence[str] = (),
+    suggestions: Sequence[str] = (),
     sent_as: str = "",
 ) -> Component:
     """A text field. `wait_s`: delay from the last key to sending; True: send on Enter or on leaving the field.
 
-    `known`: suggestions of the browser; any other text is allowed too. `sent_as`: its name in the form around it.
+    `suggestions`: those of the browser; any other text is allowed too. `sent_as`: its name in the form around it.
     """
-    offered = html.Datalist([html.Option(value=each) for each in known], id=f"{name}-known")
+    offered = html.Datalist([html.Option(value=each) for each in suggestions], id=f"{name}-known")
     line = dcc.Input(
         id=name,
         value=value,
@@ -40,9 +40,9 @@ def text_field(
         autoComplete="off",
         spellCheck=False,
         name=sent_as or None,
-        list=f"{name}-known" if known else None,
+        list=f"{name}-known" if suggestions else None,
     )
-    parts = [html.Span(label, className="field-label"), line, *([offered] if known else [])]
+    parts = [html.Span(label, className="field-label"), line, *([offered] if suggestions else [])]
     return html.Label(parts, className=f"text-field {style}")
 
 

@@ -19,7 +19,7 @@ from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.sentences import Tone
 from tracekit.live.incident_words import advice, evidence, handling, lasted
 from tracekit.store import HANG, Incident
-from tracekit.store.handling import Change, muted_until, owner_of
+from tracekit.store.handling import IncidentChange, muted_until, owner_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Handled:
     """An incident, what people did about it, and its GPU-hours a day; None if the size of its job is unknown."""
 
     incident: Incident
-    changes: tuple[Change, ...]
+    changes: tuple[IncidentChange, ...]
     lost: float | None
 
 
@@ -35,12 +35,12 @@ COLUMNS = ("Incident", "Job", "What", "Lost", "GPU-hours a day", "Owner", "Opene
 _FIGURES = (3, 4, 7)
 #: The orders of columns that can be sorted. Those that nobody takes come first.
 ORDERS: dict[str, Callable[[Handled], Any]] = {
-    "Job": lambda one: one.incident.job,
-    "Lost": lambda one: -one.incident.cause.share,
-    "GPU-hours a day": lambda one: -(one.lost or 0.0),
-    "Owner": lambda one: owner_of(one.changes) or "",
-    "Opened": lambda one: -one.incident.opened_at.timestamp(),
-    "Lasted": lambda one: one.incident.opened_at.timestamp(),
+    "Job": lambda handled: handled.incident.job,
+    "Lost": lambda handled: -handled.incident.cause.share,
+    "GPU-hours a day": lambda handled: -(handled.lost or 0.0),
+    "Owner": lambda handled: owner_of(handled.changes) or "",
+    "Opened": lambda handled: -handled.incident.opened_at.timestamp(),
+    "Lasted": lambda handled: handled.incident.opened_at.timestamp(),
 }
 
 
@@ -61,40 +61,47 @@ def incident_table(rows: Sequence[Handled], heads: Sequence[Any] = COLUMNS) -> C
     return row_table(heads, [_row(one) for one in rows], "Incidents", _FIGURES, names=COLUMNS)
 
 
-def _row(one: Handled) -> list[Any]:
-    incident, is_open = one.incident, one.incident.closed_at is None
+def _row(handled: Handled) -> list[Any]:
+    incident, is_open = handled.incident, handled.incident.closed_at is None
     path, asked = evidence(incident)
     what: list[Component] = [
         html.Div(dcc.Link(printable(incident.cause.what), href=href(path, **asked), className="incident"))
     ]
     if is_open:
-        told = [html.Div([html.B(f"{title}: "), printable(text)]) for title, text in advice(incident)]
-        what += [html.Div(told[:1], className="note"), *([folded("What to do", *told[1:])] if told[1:] else [])]
-    history = [html.Div(words, className="note") for words in handling(one.changes, viewer().moment)]
+        advised = [html.Div([html.B(f"{title}: "), printable(text)]) for title, text in advice(incident)]
+        what += [
+            html.Div(advised[:1], className="note"),
+            *([folded("What to do", *advised[1:])] if advised[1:] else []),
+        ]
+    history = [html.Div(words, className="note") for words in handling(handled.changes, viewer().moment)]
     what += [*([folded(f"Earlier: {len(history) - 1}", *history[:-1])] if history[1:] else []), *history[-1:]]
     return [
-        [f"{incident.incident_id} ", *_state(one)],
+        [f"{incident.incident_id} ", *_state(handled)],
         html.Td(dcc.Link(short(incident.job), href=href("/job", job=incident.job)), className="short"),
         what,
         percent(incident.cause.share),
-        "-" if one.lost is None else f"{one.lost:,.1f}",
-        [html.Span(short(owner_of(one.changes) or "nobody")), *([" ", _button(one)] if is_open else [])],
+        "-" if handled.lost is None else f"{handled.lost:,.1f}",
+        [html.Span(short(owner_of(handled.changes) or "nobody")), *([" ", _button(handled)] if is_open else [])],
         html.Td(viewer().moment(incident.opened_at.timestamp()), className="short"),
         [lasted(incident), html.Div(printable(incident.closed_because or ""), className="note")],
     ]
 
 
-def _state(one: Handled) -> list[Component]:
+def _state(handled: Handled) -> list[Component]:
     """Whether an open incident is muted, or nobody has taken it yet; whether a closed one may come back."""
-    if one.incident.closed_at is not None:
-        settled = one.incident.settled
+    if handled.incident.closed_at is not None:
+        settled = handled.incident.settled
         return [badge("closed" if settled else "may come back", Tone.GOOD if settled else Tone.UNSURE, loud=False)]
-    if muted_until(one.changes, time.time()) is not None:
+    if muted_until(handled.changes, time.time()) is not None:
         return [badge("muted", Tone.UNSURE, loud=False)]
-    return [] if one.changes else [badge("new", Tone.BAD, loud=True)]
+    return [] if handled.changes else [badge("new", Tone.BAD, loud=True)]
 
 
-def _button(one: Handled) -> Component:
-    number, words = str(one.incident.incident_id), "Change" if one.changes else "Acknowledge"
-    dialog = {"data_handle": number, "data_job": short(one.incident.job), "data_owner": owner_of(one.changes) or ""}
+def _button(handled: Handled) -> Component:
+    number, words = str(handled.incident.incident_id), "Change" if handled.changes else "Acknowledge"
+    dialog = {
+        "data_handle": number,
+        "data_job": short(handled.incident.job),
+        "data_owner": owner_of(handled.changes) or "",
+    }
     return html.Button(words, className="chip-button", **attributes(**dialog, aria_label=f"{words} incident {number}"))

@@ -134,9 +134,9 @@ def node_words(report: Report) -> str | None:
     return nodes_of(report["answer"]["culprits"], trusted=report["trust"]["trustworthy"]).sentence
 
 
-def host_words(report: Report, found: WorkerMap) -> str:
+def host_words(report: Report, workers_map: WorkerMap) -> str:
     """Advice on draining a host. A slow worker is no reason to drain the others of its host."""
-    if not found.hosts:
+    if not workers_map.hosts:
         return "The trace does not name its hosts."
     if not report["trust"]["trustworthy"] and not _promised(report):
         return f"No advice: {why_no_advice(report)}."
@@ -144,7 +144,7 @@ def host_words(report: Report, found: WorkerMap) -> str:
     for cause in named_causes(report):
         workers = [Worker(each["dp_rank"], each["pp_rank"]) for each in cause["where"]["workers"]]
         if workers or cause["where"]["host"]:
-            rest = _host_check(report, cause) if cause["where"]["host"] else _on(cause, workers, found)
+            rest = _host_check(report, cause) if cause["where"]["host"] else _on(cause, workers, workers_map)
             return f"{advice or 'No host to drain.'} {rest}"
     return advice or "No host to drain: the diagnosis names no host and no worker."
 
@@ -156,24 +156,26 @@ def _host_check(report: Report, cause: Mapping[str, Any]) -> str:
     return f"{words} ({sure(cause['confidence'])})."
 
 
-def _on(cause: Mapping[str, Any], workers: Sequence[Worker], found: WorkerMap) -> str:
+def _on(cause: Mapping[str, Any], workers: Sequence[Worker], workers_map: WorkerMap) -> str:
     """The workers that the diagnosis names, and the other workers of their host."""
-    words = f"The diagnosis names {_listed(workers, found)} ({sure(cause['confidence'])})"
-    cell = found.cell(workers[0]) if len(workers) == 1 else None
-    host = None if cell is None else found.host_name(cell)
+    words = f"The diagnosis names {_listed(workers, workers_map)} ({sure(cause['confidence'])})"
+    cell = workers_map.cell(workers[0]) if len(workers) == 1 else None
+    host = None if cell is None else workers_map.host_name(cell)
     if host is None:
         return f"{words} and no host."
-    others = int((found.host == found.hosts.index(host)).sum()) - 1
+    others = int((workers_map.host == workers_map.hosts.index(host)).sum()) - 1
     if not others:
         return f"{words}, the only one on {short(host)}."
     verb = "worker of it is" if others == 1 else "workers of it are"
     return f"{words} on {short(host)}; the other {others:,} {verb} not named."
 
 
-def _listed(workers: Sequence[Worker], found: WorkerMap) -> str:
+def _listed(workers: Sequence[Worker], workers_map: WorkerMap) -> str:
     """Workers by rank; by coordinates where the map has no rank."""
-    cells = [(worker, found.cell(worker)) for worker in workers]
-    named = [None if cell is None or found.rank_of(cell) is None else found.label(cell) for _, cell in cells]
+    cells = [(worker, workers_map.cell(worker)) for worker in workers]
+    named = [
+        None if cell is None or workers_map.rank_of(cell) is None else workers_map.label(cell) for _, cell in cells
+    ]
     words = [name or f"({worker.coordinates})" for name, (worker, _) in zip(named, cells, strict=True)]
     return listed(words, MOST_NAMED)
 
@@ -209,24 +211,24 @@ def _promised(report: Report) -> list[Mapping[str, Any]]:
 # --- figures in words, without a conclusion -------------------------------------------------------------------------
 
 
-def space_words(space: Mapping[str, Any], found: WorkerMap) -> str:
+def space_words(space: Mapping[str, Any], workers_map: WorkerMap) -> str:
     """The slow workers on the map, the shape that they form, and how often the slowest one is the same."""
     workers = [Worker(one["dp_rank"], one["pp_rank"]) for one in space["workers"]]
-    named = _listed(workers, found)
+    named = _listed(workers, workers_map)
     host = f" on {short(space['host'])}" if space["host"] else ""
-    largest = float(found.slowdown.max())
+    largest = float(workers_map.slowdown.max())
     stays = f"The same worker is the slowest in {space['stays']:.0%} of the steps."
-    if found.slowdown.size == 1:
+    if workers_map.slowdown.size == 1:
         return "One worker: there is nobody to compare it with."
     match space["shape"]:
         case "none":
             return f"No worker stands out: the largest slowdown alone is {largest:.3f}."
         case "one-worker":
             return f"One worker stands out: {named}{host}, with a slowdown alone of {largest:.3f}. {stays}"
-        case "one-host" if found.only_host is not None:
-            everyone = len(workers) == found.slowdown.size
+        case "one-host" if workers_map.only_host is not None:
+            everyone = len(workers) == workers_map.slowdown.size
             which = f"All {len(workers):,} workers" if everyone else f"Several workers ({named})"
-            return f"{which} of the only host of the job, {short(found.only_host)}, stand out. {stays}"
+            return f"{which} of the only host of the job, {short(workers_map.only_host)}, stand out. {stays}"
         case "one-host":
             return f"Workers of one host stand out, {short(space['host'])}: {named}. {stays}"
         case "one-stage":

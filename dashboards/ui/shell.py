@@ -135,10 +135,10 @@ def job_page(
     only about pipelines. `window=` chooses the window of the job.
     """
 
-    def all_reads(found: Results, texts: Mapping[str, str]) -> Sequence[Callable[[], object]]:
+    def all_reads(results: Results, texts: Mapping[str, str]) -> Sequence[Callable[[], object]]:
         if "job" not in texts:
-            return [found.jobs]
-        return [partial(found.stored, texts["job"]), *(() if reads is None else reads(found, texts))]
+            return [results.jobs]
+        return [partial(results.stored, texts["job"]), *(() if reads is None else reads(results, texts))]
 
     def layout(job: str | None = None, window: str | None = None, **state: str) -> list[Component]:
         name = results().newest() if job is None else job

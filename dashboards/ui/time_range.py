@@ -58,6 +58,6 @@ def in_range(drawn: go.Figure, job: str) -> go.Figure:
     return drawn
 
 
-def _iso(at: float) -> str:
+def _iso(moment: float) -> str:
     """As addresses write a moment."""
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

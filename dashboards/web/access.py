@@ -73,10 +73,10 @@ class Access:
         A foreign site whose name resolves to this machine (DNS rebinding) can only send that name. So names must be in
         `hosts`; numeric addresses, which involve no resolver, need not.
         """
-        found = _HOST.fullmatch(host)
-        if found is None:
+        match = _HOST.fullmatch(host)
+        if match is None:
             return False
-        name = found["name"].strip("[]").rstrip(".").lower()
+        name = match["name"].strip("[]").rstrip(".").lower()
         return name == "localhost" or name in self.hosts or ip_address(name) is not None
 
 

@@ -74,15 +74,15 @@ def make_app(
 def _declared() -> tuple[Any, ...]:
     """Import the pages and return the callbacks, functions and scripts that they register with Dash."""
     import_module("tracekit.dashboards.pages")
-    found: tuple[Any, ...] = (
+    registries: tuple[Any, ...] = (
         _callback.GLOBAL_CALLBACK_LIST,
         _callback.GLOBAL_CALLBACK_MAP,
         _callback.GLOBAL_INLINE_SCRIPTS,
     )
-    kept = tuple(one.copy() for one in found)
-    for one in found:
-        one.clear()
-    return kept
+    contents = tuple(one.copy() for one in registries)
+    for registry in registries:
+        registry.clear()
+    return contents
 
 
 def _give_callbacks(app: Dash) -> None:

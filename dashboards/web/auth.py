@@ -73,8 +73,8 @@ def read_auth(text: str) -> Auth:
         from tracekit.dashboards.web.tokens import Tokens
 
         return Tokens(Path(rest) if rest else None)
-    header, at, addresses = rest.rpartition("@")
-    if kind == "proxy" and at and re.fullmatch(r"[A-Za-z0-9-]{1,100}", header):
+    header, separator, addresses = rest.rpartition("@")
+    if kind == "proxy" and separator and re.fullmatch(r"[A-Za-z0-9-]{1,100}", header):
         return ProxyHeader(header, tuple(_network(address.strip(), text) for address in addresses.split(",")))
     raise SelectionError(f"--auth {text!r}; expected {HELP}")
 

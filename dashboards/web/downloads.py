@@ -105,13 +105,13 @@ def _flat(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def _per_step(stored: Stored) -> pl.DataFrame:
-    found = results().worker_steps(stored.name)
-    steps, dp_ranks, stages = found.slowdown.shape
+    by_step = results().worker_steps(stored.name)
+    steps, dp_ranks, stages = by_step.slowdown.shape
     return pl.DataFrame(
         {
-            "step": found.steps.repeat(dp_ranks * stages),
-            "dp_rank": pl.Series(found.dp_ranks.repeat(stages).tolist() * steps),
+            "step": by_step.steps.repeat(dp_ranks * stages),
+            "dp_rank": pl.Series(by_step.dp_ranks.repeat(stages).tolist() * steps),
             "pp_rank": pl.Series(list(range(stages)) * (steps * dp_ranks)),
-            "slowdown": found.slowdown.ravel(),
+            "slowdown": by_step.slowdown.ravel(),
         }
     )

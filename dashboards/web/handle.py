@@ -22,7 +22,7 @@ from tracekit.base.errors import SelectionError
 from tracekit.dashboards.ui.context import results
 from tracekit.dashboards.web.auth import refused
 from tracekit.store import Store
-from tracekit.store.handling import Change, current_user
+from tracekit.store.handling import IncidentChange, current_user
 
 HANDLE = "/handle"
 #: What the headers begin with that proxies add.
@@ -57,7 +57,9 @@ def handle() -> flask.Response:
         raise SelectionError(f"this is no change of an incident: {error}") from None
     now = time.time()
     until = None if asked.mute_h is None else now + 3600.0 * asked.mute_h
-    store.handle(asked.incident, Change(now, user, asked.owner.strip() or None, until, asked.note.strip() or None))
+    store.handle(
+        asked.incident, IncidentChange(now, user, asked.owner.strip() or None, until, asked.note.strip() or None)
+    )
     return flask.Response(status=204)
 
 

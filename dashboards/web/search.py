@@ -40,11 +40,11 @@ def _found(query: str, job: str | None) -> Iterator[dict[str, str]]:
         yield {"text": short(name), "kind": "job", "href": href("/job", job=name)}
 
 
-def _in_job(found: WorkerMap, job: str, query: str) -> Iterator[dict[str, str]]:
-    cell = choose_worker(found, query, WorkerView()).cell
+def _in_job(workers: WorkerMap, job: str, query: str) -> Iterator[dict[str, str]]:
+    cell = choose_worker(workers, query, WorkerView()).cell
     if cell is not None:
-        where = href("/workers", job=job, worker=comma(found.worker(cell)))
-        yield {"text": found.full_name(cell), "kind": "worker", "href": where}
-    hosts = [host for host in found.hosts if query in host.casefold()]
+        where = href("/workers", job=job, worker=comma(workers.worker(cell)))
+        yield {"text": workers.full_name(cell), "kind": "worker", "href": where}
+    hosts = [host for host in workers.hosts if query in host.casefold()]
     for host in hosts[:MOST_HOSTS]:
         yield {"text": short(host), "kind": "host", "href": href("/workers", job=job, host=host)}

@@ -163,8 +163,9 @@ def _states(store: Path) -> Callable[[], JobStates]:
 
 def _refused(error: TracekitError) -> flask.Response:
     """Return a one-line error: 404 if the store lacks the data, 503 if it cannot be read, 400 for a wrong request."""
-    status = 404 if isinstance(error, NotStoredError) else 503 if isinstance(error, StoreError) else 400
-    return refused(status, str(error))
+    if isinstance(error, NotStoredError):
+        return refused(404, str(error))
+    return refused(503 if isinstance(error, StoreError) else 400, str(error))
 
 
 def _failed(error: Exception) -> flask.Response | HTTPException:

@@ -133,9 +133,9 @@ def _layout(texts: Mapping[str, str]) -> flask.Response:
     """Return the tracks: rows top to bottom, lines of each, begin and end of the view, and the overview."""
     shown = _Shown(texts)
     ops, workers, rows_shown = shown.ops, shown.workers, shown.rows
-    leaders, at = rows_shown.leaders(), np.full(ops.workers, -1)
-    at[workers] = np.arange(len(workers))
-    facts = shown.facts[at[leaders]]
+    leaders, place_of = rows_shown.leaders(), np.full(ops.workers, -1)
+    place_of[workers] = np.arange(len(workers))
+    facts = shown.facts[place_of[leaders]]
     hosts, groups = (
         {name: at for at, name in enumerate(dict.fromkeys(of))} for of in (facts["host"], rows_shown.group)
     )
@@ -183,8 +183,8 @@ def _layout(texts: Mapping[str, str]) -> flask.Response:
 def _lanes_used(shown: _Shown) -> Ints:
     """Return for each row how many lines it has, down to the last with an op."""
     lane = shown.ops.stream(np.arange(shown.ops.first[-1]))
-    at = {line.stream: number for number, line in enumerate(shown.lines, 1)}
-    number = np.array([at.get(stream, 1) for stream in shown.ops.stream_names])[lane]
+    line_of = {line.stream: number for number, line in enumerate(shown.lines, 1)}
+    number = np.array([line_of.get(stream, 1) for stream in shown.ops.stream_names])[lane]
     last, used = np.maximum.reduceat(number, shown.ops.first[:-1]), np.ones(shown.rows.row[-1] + 1, np.int64)
     np.maximum.at(used, shown.rows.row, last[shown.rows.worker])
     return used
@@ -211,16 +211,16 @@ def _spans(texts: Mapping[str, str]) -> flask.Response:
         longest = max(map(shown.ops.end, shown.ops.start))
         window = shown.state.window(columns) or Window(shown.ops.begin(), longest, columns)
     workers, row = shown.rows.part(first, last)
-    found = spans(shown.ops, workers, shown.lines, window, row)
+    drawn = spans(shown.ops, workers, shown.lines, window, row)
     header = {
         "first_row": first,
         "rows": last - first,
         "window": None if window is None else [window.start_s, window.end_s, window.columns],
     }
     names = ("first", "start", "duration", "wait", "ratio", "covers", "seq", "microbatch", "kind")
-    arrays = {name: getattr(found, name) for name in names}
+    arrays = {name: getattr(drawn, name) for name in names}
     if isinstance(shown.ops, LaneOps):
-        arrays["name"] = shown.ops.name[found.seq]
+        arrays["name"] = shown.ops.name[drawn.seq]
     return _binary(header, arrays)
 
 
@@ -255,9 +255,9 @@ def _path_words(shown: _Shown, path: PathSpans, replay: Replay) -> str:
     return f"Critical path, {replay}: {', '.join([*named, *others, delays])} of {seconds(whole)}."
 
 
-def _worker_name(shown: _Shown, at: int) -> str:
+def _worker_name(shown: _Shown, index: int) -> str:
     """Name a worker by its rank if the trace has it, else by its coordinates."""
-    worker = Worker(int(shown.ops.dp_rank[at]), int(shown.ops.pp_rank[at]))
+    worker = Worker(int(shown.ops.dp_rank[index]), int(shown.ops.pp_rank[index]))
     rank, _ = _facts_of(shown, worker)
     return worker.coordinates if rank == "-" else f"rank {rank}"
 
@@ -274,14 +274,14 @@ def _op(texts: Mapping[str, str]) -> flask.Response:
     """Describe the op that `op` names, in words."""
     shown = _Shown(texts)
     name = shown.state.op
-    found = None if name is None else shown.ops.find(name.worker.dp_rank, name.worker.pp_rank, name.kind, name.seq)
-    if name is None or found is None:
+    op = None if name is None else shown.ops.find(name.worker.dp_rank, name.worker.pp_rank, name.kind, name.seq)
+    if name is None or op is None:
         raise SelectionError(f"op={texts.get('op', '')!r:.60} names no op of step {shown.state.step}")
     if isinstance(shown.ops, LaneOps):
-        title, rows = shown.ops.names[shown.ops.name[found]], shown.ops.facts(found)
+        title, rows = shown.ops.names[shown.ops.name[op]], shown.ops.facts(op)
     else:
-        title, rows = name.kind, _said(shown, name, OpKind(name.kind), found)
-    return flask.jsonify({"name": str(name), "title": title, "rows": rows, "arrows": _arrows(shown, found)})
+        title, rows = name.kind, _said(shown, name, OpKind(name.kind), op)
+    return flask.jsonify({"name": str(name), "title": title, "rows": rows, "arrows": _arrows(shown, op)})
 
 
 def _arrows(shown: _Shown, op: int) -> list[list[list[float]]]:
@@ -304,21 +304,21 @@ def _sums(texts: Mapping[str, str]) -> flask.Response:
     window = state.window(1) or Window(shown.ops.begin(), shown.ops.end(shown.lines[0].replay), 1)
     if state.range_ms is not None:
         window = Window(state.range_ms[0] / 1e3, state.range_ms[1] / 1e3, 1)
-    found = sums(shown.ops, shown.workers, shown.lines, window, state.find)
+    totals = sums(shown.ops, shown.workers, shown.lines, window, state.find)
     who = "rank" if isinstance(shown.ops, LaneOps) else "worker"
     of = f"{workers:,} {who}{'' if workers == 1 else 's'}"
     wide = (window.end_s - window.start_s) * max(workers, 1)
-    rows = [[kind, f"{ops:,}", seconds(total), f"{total / wide:.0%}"] for kind, ops, total in found.iter_rows()]
+    rows = [[kind, f"{ops:,}", seconds(total), f"{total / wide:.0%}"] for kind, ops, total in totals.iter_rows()]
     words = f" that match {cut(printable(state.find), LONGEST_NAME)!r}" if state.find else ""
-    title = f"{found['ops'].sum():,} ops{words} of {of}, {window.start_s * 1e3:,.3f} to {window.end_s * 1e3:,.3f} ms"
+    title = f"{totals['ops'].sum():,} ops{words} of {of}, {window.start_s * 1e3:,.3f} to {window.end_s * 1e3:,.3f} ms"
     return flask.jsonify({"title": title, "heads": ["kind", "ops", "total", "share"], "rows": rows})
 
 
 def _said(shown: _Shown, name: OpName, kind: OpKind, op: int) -> list[list[str]]:
     """Return the rows of the side panel: label and value."""
-    ops, at = shown.ops, np.array([op])
+    ops, ops_shown = shown.ops, np.array([op])
     facts = _facts_of(shown, name.worker)
-    ratio = float(ops.ratios(at, Replay.RECORDED)[0])
+    ratio = float(ops.ratios(ops_shown, Replay.RECORDED)[0])
     rows = [
         ["rank", facts[0]],
         ["host", facts[1]],

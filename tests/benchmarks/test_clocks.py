@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from benchmarks.clocks import Outcome, Wrong, recorded_with
+from benchmarks.clocks import ClockOutcome, Wrong, recorded_with
 from tests.handmade import slow_trace
 from tracekit.trace.canonical import Trace
 
@@ -27,5 +27,5 @@ def test_a_wrong_clock_moves_the_starts_of_its_worker_alone() -> None:
 def test_a_trusted_report_with_another_slowdown_misleads() -> None:
     """0.5 % of 1.2 is 0.006."""
     for slowdown, trusted, misled in ((1.204, True, False), (1.21, True, True), (1.21, False, False)):
-        outcome = Outcome("job", "offset", (), 1.2, slowdown, trusted, trusted_before=True)
+        outcome = ClockOutcome("job", "offset", (), 1.2, slowdown, trusted, trusted_before=True)
         assert outcome.misled is misled, (slowdown, trusted)

@@ -21,7 +21,7 @@ from tracekit.bill.stored import bill_of_job
 from tracekit.job.job import Job
 from tracekit.job.load import job_of, load
 from tracekit.report.finding import Place
-from tracekit.synth.causes import CAUSES, parse_cause
+from tracekit.synth.injected_causes import CAUSES, parse_cause
 from tracekit.synth.simulate import SynthSpec, synthesize
 from tracekit.trace.model import Layout
 from tracekit.trace.op import OpTrace

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tracekit.bill.bill import ALL, USEFUL, Part
-from tracekit.bill.costs import Costs, costs_of
+from tracekit.bill.costs import ClaimedCosts, costs_of
+from tracekit.bill.ledger import ALL, USEFUL, BillPart
 
-UNEXPLAINED_DELAYS = (Part.UNKNOWN, "launch delays without a cause", 0.0)
+UNEXPLAINED_DELAYS = (BillPart.UNKNOWN, "launch delays without a cause", 0.0)
 
 
 def cause(kind: str, saved_s: float, alone_s: float = 0.0, **where: object) -> dict[str, object]:
@@ -46,7 +46,7 @@ def report(
     return json.dumps(content | more)
 
 
-def costs(*arguments: Any, **options: Any) -> Costs:
+def costs(*arguments: Any, **options: Any) -> ClaimedCosts:
     found = costs_of(report(*arguments, **options))
     assert found is not None
     return found
@@ -55,25 +55,25 @@ def costs(*arguments: Any, **options: Any) -> Costs:
 @pytest.mark.parametrize(
     ("kind", "part", "rest"),
     [
-        ("straggler", Part.STRAGGLERS, "unexplained"),
-        ("input-bound", Part.INPUT, "input-bound"),
-        ("host-bound", Part.HOST, "host-bound"),
-        ("communication-bound", Part.COMMUNICATION, "communication-bound"),
-        ("compute-bound", Part.COMPUTE, "compute-bound"),
-        ("idle", Part.IDLE, "idle"),
-        ("stalls", Part.IDLE, "stalls"),
-        ("evaluation", Part.EVALUATION, "evaluation"),
-        *((kind, Part.POST_TRAINING, kind) for kind in ("queueing", "tail", "engines", "tools", "reward", "sync")),
+        ("straggler", BillPart.STRAGGLERS, "unexplained"),
+        ("input-bound", BillPart.INPUT, "input-bound"),
+        ("host-bound", BillPart.HOST, "host-bound"),
+        ("communication-bound", BillPart.COMMUNICATION, "communication-bound"),
+        ("compute-bound", BillPart.COMPUTE, "compute-bound"),
+        ("idle", BillPart.IDLE, "idle"),
+        ("stalls", BillPart.IDLE, "stalls"),
+        ("evaluation", BillPart.EVALUATION, "evaluation"),
+        *((kind, BillPart.POST_TRAINING, kind) for kind in ("queueing", "tail", "engines", "tools", "reward", "sync")),
     ],
 )
-def test_every_kind_of_loss_has_a_row_though_nobody_knows_its_cause(kind: str, part: Part, rest: str) -> None:
+def test_every_kind_of_loss_has_a_row_though_nobody_knows_its_cause(kind: str, part: BillPart, rest: str) -> None:
     assert costs({kind: 6.0}).lost == {(part, rest): 6.0}
 
 
 def test_a_straggler_without_a_cause_is_lost_not_useful() -> None:
     """As op traces report it: with a finding of its own that says so."""
     found = costs({"straggler": 3.0}, [cause("unexplained", 3.0, 3.0)])
-    assert found.lost == {(Part.STRAGGLERS, "unexplained"): 3.0}
+    assert found.lost == {(BillPart.STRAGGLERS, "unexplained"): 3.0}
     assert found.rest == (UNEXPLAINED_DELAYS, USEFUL)
 
 
@@ -88,20 +88,20 @@ def test_a_straggler_without_a_cause_is_lost_not_useful() -> None:
 def test_a_loss_is_divided_among_its_causes(lost_s: float, expected: dict[str, float]) -> None:
     causes = [cause("bad-worker", 1.0, 0.5), cause("bad-worker", 0.5), cause("late-rank", 0.25, 0.5, ranks=[2])]
     found = costs({"straggler": lost_s}, [*causes, cause("of a plug-in", 7.0)])
-    assert found.lost == {(Part.STRAGGLERS, kind): seconds for kind, seconds in expected.items()}
+    assert found.lost == {(BillPart.STRAGGLERS, kind): seconds for kind, seconds in expected.items()}
 
 
 def test_losses_cost_together_what_the_verdict_says() -> None:
     """5 s of which the second loss shares 1 s with the first, and 5 s of which 2 s go only with both."""
     losses = {"host-bound": 4.0, "communication-bound": 2.0}
     assert costs(losses, lost_s=5.0).lost == {
-        (Part.HOST, "host-bound"): 4.0,
-        (Part.COMMUNICATION, "communication-bound"): 1.0,
+        (BillPart.HOST, "host-bound"): 4.0,
+        (BillPart.COMMUNICATION, "communication-bound"): 1.0,
     }
     assert costs({"host-bound": 2.0, "communication-bound": 1.0}, lost_s=5.0).lost == {
-        (Part.HOST, "host-bound"): 2.0,
-        (Part.COMMUNICATION, "communication-bound"): 1.0,
-        (Part.UNKNOWN, "losses that hide each other"): 2.0,
+        (BillPart.HOST, "host-bound"): 2.0,
+        (BillPart.COMMUNICATION, "communication-bound"): 1.0,
+        (BillPart.UNKNOWN, "losses that hide each other"): 2.0,
     }
 
 
@@ -118,14 +118,14 @@ def test_planned_work_is_billed_once_whatever_loss_counts_it() -> None:
     ]
     losses = {"stalls": 4.0, "straggler": 1.0, "input-bound": 2.0}
     found = costs(losses, causes, path={"checkpoint": 3.0, "data-load": 1.5})
-    assert found.planned == {Part.CHECKPOINTS: 3.0, Part.EVALUATION: 0.0, Part.INPUT: 1.5}
+    assert found.planned == {BillPart.CHECKPOINTS: 3.0, BillPart.EVALUATION: 0.0, BillPart.INPUT: 1.5}
     assert found.lost == pytest.approx(
         {
-            (Part.CHECKPOINTS, "checkpoint-stalls"): 0.5 * 3.0 / 3.5,
-            (Part.STRAGGLERS, "checkpoint-stalls"): 0.5 * 0.5 / 3.5,
-            (Part.IDLE, "stalls"): 1.0,
-            (Part.STRAGGLERS, "late-data-loading"): 1.0 * 0.5 / 2.5,
-            (Part.INPUT, "late-data-loading"): 1.0 * 2.0 / 2.5,
+            (BillPart.CHECKPOINTS, "checkpoint-stalls"): 0.5 * 3.0 / 3.5,
+            (BillPart.STRAGGLERS, "checkpoint-stalls"): 0.5 * 0.5 / 3.5,
+            (BillPart.IDLE, "stalls"): 1.0,
+            (BillPart.STRAGGLERS, "late-data-loading"): 1.0 * 0.5 / 2.5,
+            (BillPart.INPUT, "late-data-loading"): 1.0 * 2.0 / 2.5,
         }
     )
     assert sum(found.planned.values()) + sum(found.lost.values()) == pytest.approx(sum(losses.values()))
@@ -134,7 +134,10 @@ def test_planned_work_is_billed_once_whatever_loss_counts_it() -> None:
 def test_stragglers_without_a_cause_that_are_checkpoints_of_a_rank_are_billed_as_checkpoints() -> None:
     """With its checkpoint alone as recorded, S is 1.2: 2 s of a step of ideally 10 s."""
     found = costs({"straggler": 3.0}, path={"checkpoint": 2.0}, by_kind={"checkpoint": 1.2, "forward": 1.1})
-    assert (found.planned[Part.CHECKPOINTS], found.lost) == (2.0, {(Part.STRAGGLERS, "unexplained"): pytest.approx(1)})
+    assert (found.planned[BillPart.CHECKPOINTS], found.lost) == (
+        2.0,
+        {(BillPart.STRAGGLERS, "unexplained"): pytest.approx(1)},
+    )
 
 
 def test_launch_delays_without_a_cause_are_unknown() -> None:
@@ -160,12 +163,12 @@ def test_of_a_recording_only_what_gpus_compute_is_useful() -> None:
         verdict={"lost_s": 6.0, "losses": [{"kind": "host-bound", "lost_s": 6.0}], "exposed_communication_s": 2.0},
     )
     assert found.claims == (
-        (Part.HOST, "host-bound-launch", 6.0),
-        (Part.USEFUL, "training", 7.0),
-        (Part.COMPUTE, "slow-kernels", 1.0),
-        (Part.COMMUNICATION, "exposed-communication", 2.0),
-        (Part.UNKNOWN, "the profiler's own cost", 4.0),
-        (Part.UNKNOWN, "no GPU computes, for no known loss", ALL),
+        (BillPart.HOST, "host-bound-launch", 6.0),
+        (BillPart.USEFUL, "training", 7.0),
+        (BillPart.COMPUTE, "slow-kernels", 1.0),
+        (BillPart.COMMUNICATION, "exposed-communication", 2.0),
+        (BillPart.UNKNOWN, "the profiler's own cost", 4.0),
+        (BillPart.UNKNOWN, "no GPU computes, for no known loss", ALL),
     )
 
 
@@ -176,19 +179,19 @@ def test_of_post_training_only_what_engines_decode_is_useful(basis: str, decoded
     found = costs({"tail": 3.0}, [cause("tail", 3.0, 3.0), cause("sync", 0.5, 0.5)], source="rl", rl=rl)
     assert found.length_s == 70.0
     assert found.claims == (
-        (Part.POST_TRAINING, "tail", 3.0),
-        (Part.POST_TRAINING, "sync", 0.5),
-        (Part.UNKNOWN, "in no phase", 1.0),
-        (Part.USEFUL, "generation", decoded_s),
-        (Part.UNKNOWN, "phases: the log shows no compute", ALL),
+        (BillPart.POST_TRAINING, "tail", 3.0),
+        (BillPart.POST_TRAINING, "sync", 0.5),
+        (BillPart.UNKNOWN, "in no phase", 1.0),
+        (BillPart.USEFUL, "generation", decoded_s),
+        (BillPart.UNKNOWN, "phases: the log shows no compute", ALL),
     )
 
 
 def test_of_a_report_that_is_not_trusted_only_what_was_recorded_is_billed() -> None:
     found = costs({"straggler": 3.0}, path={"checkpoint": 2.0}, doubt="clocks are off")
-    rest = ((Part.UNKNOWN, "analysis not trusted", ALL),)
-    planned = {Part.CHECKPOINTS: 2.0, Part.EVALUATION: 0.0, Part.INPUT: 0.0}
-    assert found == Costs(planned, {}, rest, 4, None, "clocks are off")
+    rest = ((BillPart.UNKNOWN, "analysis not trusted", ALL),)
+    planned = {BillPart.CHECKPOINTS: 2.0, BillPart.EVALUATION: 0.0, BillPart.INPUT: 0.0}
+    assert found == ClaimedCosts(planned, {}, rest, 4, None, "clocks are off")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"critical_path": 1}', report({"gone-wrong": 1.0})])
@@ -200,4 +203,4 @@ def test_what_a_source_without_compute_shows_beyond_its_losses_is_unknown() -> N
     """10 ms of 20 s are a late rank; the rest lies between collectives."""
     lack = {"fact": "compute", "why": "the log holds no compute", "instead": "record it"}
     found = costs({"straggler": 4.0}, lacks=[lack])
-    assert found.rest == ((Part.UNKNOWN, "the log holds no compute", ALL),)
+    assert found.rest == ((BillPart.UNKNOWN, "the log holds no compute", ALL),)

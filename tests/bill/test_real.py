@@ -7,7 +7,7 @@ from collections import defaultdict
 import pytest
 
 from tests.collectors.conftest import Collected, collect, torchrun
-from tracekit.bill.run import bill_of_run
+from tracekit.bill.bill_of_run import bill_of_run
 from tracekit.collectors.importers.registry import read_any
 
 

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.writtenrun import EPOCH_S
 from tests.bill.attempts import Attempt, command
 from tests.handmade import run
-from tracekit.bill.run import bill_of_run
+from tracekit.bill.bill_of_run import bill_of_run
 from tracekit.collectors.runtime.wire_format import Category
 
 #: Seconds by part and cause.

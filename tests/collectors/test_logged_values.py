@@ -11,7 +11,7 @@ import pytest
 
 from tests.collectors.conftest import Run
 from tests.handmade import run
-from tracekit.collectors.merge.placement import Place, Placement
+from tracekit.collectors.merge.placement import MeshPlace, Placement
 from tracekit.collectors.merge.values import logged_values
 from tracekit.store import Store
 from tracekit.trace.model import Layout
@@ -52,7 +52,7 @@ def records(*told: tuple[int, int, str, float]) -> pl.DataFrame:
 
 
 #: Two replicas of two ranks each.
-FOUR = Placement(Layout(dp=2, tp=2), {rank: Place(dp=rank // 2, tp=rank % 2) for rank in range(4)}, "test")
+FOUR = Placement(Layout(dp=2, tp=2), {rank: MeshPlace(dp=rank // 2, tp=rank % 2) for rank in range(4)}, "test")
 
 
 def test_ranks_of_a_replica_count_their_tokens_once_and_the_loss_is_the_mean_over_ranks() -> None:

@@ -28,9 +28,9 @@ from tracekit import cli
 from tracekit.base.errors import StoreError, TracekitError
 from tracekit.report.applied import AppliedFix
 from tracekit.report.findings import Findings
-from tracekit.store import Incoming, Part, Store
+from tracekit.store import Incoming, Store, WindowPart
 from tracekit.store.care import damages, repair
-from tracekit.store.handling import Change
+from tracekit.store.handling import IncidentChange
 
 State = dict[tuple[Any, ...], tuple[Any, ...]]
 DAMAGED = "damaged"
@@ -114,7 +114,7 @@ def state(path: Path) -> State:
             for place, change in enumerate(store.handled(number)):
                 found["handled", number, place] = (change.by, change.owner, change.note)
         for job in catalogue.jobs():
-            if (Part.OPS, job.name, 0) in found:
+            if (WindowPart.OPS, job.name, 0) in found:
                 assert store.load(job.name, 0).ops.height == found["window", job.name, 0][3]
         found |= {("watched", name): () for name in ("old", "other", "new", "hung") if catalogue.live.is_watched(name)}
     try:
@@ -230,7 +230,7 @@ def base(place: Place) -> None:
     store.append(item("old", 2))
     store.append(item("other"))
     store.add_hang("old", *hang(1))
-    store.handle(1, Change(1.0, "me", "A", None, "first"))
+    store.handle(1, IncidentChange(1.0, "me", "A", None, "first"))
     store.note_applied(fix("first"))
 
 
@@ -360,7 +360,7 @@ class Sweep:
         store.add_hang(NEXT, [NEXT], {"hang": False})
         store.note_applied(fix(NEXT))
         for incident in store.incidents():
-            store.handle(incident.incident_id, Change(2.0, "me", None, None, NEXT))
+            store.handle(incident.incident_id, IncidentChange(2.0, "me", None, None, NEXT))
             if store.handled(incident.incident_id)[-1].note != NEXT:
                 yield "the next change of an incident is lost"
         if store.applied()[-1].title != NEXT:
@@ -377,7 +377,7 @@ class Sweep:
         if found in wanted:
             return
         out = {zlib.crc32(file.read_bytes()) for file in self.place.store.glob("left-out/*/*/*")}
-        moved = {key[1:] for key, value in self.after.items() if key[0] == Part.OPS and value[0] in out}
+        moved = {key[1:] for key, value in self.after.items() if key[0] == WindowPart.OPS and value[0] in out}
         for key in sorted({*found, *self.before, *self.after}, key=str):
             if key[1:] in moved and key not in found:  # a repair could not read its ops: they are there, and named
                 continue

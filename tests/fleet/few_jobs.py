@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.handmade import LAYOUT, healthy_frame, slow_trace
-from tracekit.fleet.executor import Outcome, Task
+from tracekit.fleet.executor import Task, TaskOutcome
 from tracekit.fleet.local import LocalExecutor
 from tracekit.fleet.run import RunSummary, run_study
 from tracekit.fleet.sources import find_sources
 from tracekit.fleet.study import Study
-from tracekit.fleet.tables import TABLES
+from tracekit.fleet.study_tables import TABLES
 from tracekit.fleet.worker import work
 from tracekit.trace.canonical import Trace
 
@@ -38,7 +38,7 @@ def study_of(*sources: Path, out: Path, processes: int = 2) -> RunSummary:
 class Here:
     """An executor without a process of its own."""
 
-    def run(self, tasks: Sequence[Task], *, alone: bool = False) -> Iterator[Outcome]:
+    def run(self, tasks: Sequence[Task], *, alone: bool = False) -> Iterator[TaskOutcome]:
         del alone
         yield from map(work, tasks)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tracekit.fleet.exclusions import Rule
-from tracekit.fleet.tables import TABLES
+from tracekit.fleet.study_tables import TABLES
 
 TEXT = (Path(__file__).parents[2] / "docs" / "fleet.md").read_text()
 

@@ -15,12 +15,12 @@ from tests.fleet.few_jobs import STEPS, study_here
 from tests.fleet.written import job, write_study
 from tests.handmade import run, slow_trace
 from tracekit.fleet.bootstrap import bootstrapped, interval
-from tracekit.fleet.comparison import Direction, compare_studies
-from tracekit.fleet.culprits import poisson_binomial_tail, q_values, recurring_culprits
 from tracekit.fleet.figures import counted_jobs, figures_of, quantiles
+from tracekit.fleet.recurring_culprits import poisson_binomial_tail, q_values, recurring_culprits
 from tracekit.fleet.rows import machines_of
 from tracekit.fleet.study import Study
-from tracekit.fleet.tables import frame
+from tracekit.fleet.study_comparison import ChangeDirection, compare_studies
+from tracekit.fleet.study_tables import frame
 
 
 def test_shares_are_of_jobs_and_of_gpu_hours_and_jobs_left_out_count_nowhere(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_what_became_worse_is_told_from_what_scatters(tmp_path: Path) -> None:
         causes += [{"job": f"{at:03d}", "kind": "bad-worker", "lost_gpu_hours": 0.02} for at in range(0, 400, 2)]
         sides.append(write_study(tmp_path / side, jobs=jobs, causes=causes))
     directions = {one.name: one.direction for one in compare_studies(*sides).changes}
-    worse, unclear = Direction.WORSE, Direction.UNCLEAR
+    worse, unclear = ChangeDirection.WORSE, ChangeDirection.UNCLEAR
     assert directions == {"jobs that straggle": worse, "GPU-hours lost": worse, "python-gc": worse, "x": worse,
                           "bad-worker": unclear, "y": unclear}  # fmt: skip
     ran = run("fleet", "compare", tmp_path / "before", tmp_path / "after", "--fail-on-worse")

@@ -20,7 +20,7 @@ from tracekit.fleet.exclusions import Rule
 from tracekit.fleet.run import Standing, analysing_files, run_study
 from tracekit.fleet.sources import find_sources
 from tracekit.fleet.study import Study
-from tracekit.fleet.tables import TABLES
+from tracekit.fleet.study_tables import TABLES
 from tracekit.job.load import load_trace
 from tracekit.store import Incoming, Store
 from tracekit.trace.op import OpTrace

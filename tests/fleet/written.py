@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tracekit.fleet.study import Study
-from tracekit.fleet.tables import STUDY_VERSION, TABLES, frame
+from tracekit.fleet.study_tables import STUDY_VERSION, TABLES, frame
 
 
 def write_study(path: Path, **rows: list[dict[str, Any]]) -> Study:

@@ -13,7 +13,7 @@ from tests.handmade import run
 from tracekit import rl
 from tracekit.base.errors import FormatError
 from tracekit.collectors.importers.rl.reader import looks_like_rl, read_rl
-from tracekit.collectors.runtime import rl as recorder
+from tracekit.collectors.runtime import rl_recorder as recorder
 from tracekit.job.load import load_from_store
 from tracekit.live.post_training import LivePostTraining
 from tracekit.live.run import LiveOptions

@@ -17,7 +17,7 @@ from tracekit.collectors.run_directory.follow import AttemptFollower
 from tracekit.collectors.run_directory.launchers import announce_end
 from tracekit.collectors.runtime.wire_format import HEADER, MAGIC, RECORD, VERSION, Category
 from tracekit.live.run import LiveRun
-from tracekit.store import Part
+from tracekit.store import WindowPart
 from tracekit.store.care import prune
 
 
@@ -255,7 +255,7 @@ def test_a_watch_goes_on_where_the_store_ends_though_the_ops_were_pruned(
     beside = Beside(tmp_path, clock)
     beside.look()
     prune(beside.store, most_bytes=1)
-    assert Part.OPS not in beside.store.windows("job")[0].files
+    assert WindowPart.OPS not in beside.store.windows("job")[0].files
     written.run(range(11, 21))
     again = Beside(tmp_path, clock)
     again.look()

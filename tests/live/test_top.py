@@ -16,7 +16,7 @@ from tests.test_store_windows import window
 from tracekit.job.pipeline import PipelineJob
 from tracekit.show.terminal.maps import merged_map
 from tracekit.store import Incoming, Store
-from tracekit.store.handling import Change
+from tracekit.store.handling import IncidentChange
 from tracekit.trace.step_values import STEP_VALUES
 
 
@@ -46,7 +46,7 @@ def test_a_screen_of_80_columns_says_what_who_and_since_when(tmp_path: Path) -> 
     assert "Who" not in text
     assert "More to check DCGM on its GPUs" in text
     assert "how much each slows the job, stages 0 to 1 across: ·· hardly" in text
-    store.handle(1, Change(1.0, "bob", owner="ann"))
+    store.handle(1, IncidentChange(1.0, "bob", owner="ann"))
     assert "27% ann rank 1" in " ".join(run("top", "--store", store.path, "--once").out.split())
 
 

@@ -60,7 +60,7 @@ def test_news_of_incidents_are_asked_for_and_not_all_there_ever_were(tmp_path: P
     store.end_watch("live")
     assert [one.job for one in news.look().closed] == ["live"]
     with store.reading() as catalogue:
-        asked = catalogue.live.incidents(after=2, known={2})
+        asked = catalogue.live.incidents(after=2, numbers={2})
     assert [one.incident_id for one in asked] == [3, 2]
     assert news.look() == Changes()
 

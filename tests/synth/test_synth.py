@@ -39,7 +39,7 @@ from tracekit.synth import (
     parse_cause,
     synthesize,
 )
-from tracekit.synth.job import JobShape
+from tracekit.synth.job_shape import JobShape
 from tracekit.trace.canonical import Trace
 from tracekit.trace.compute_order import compute_order
 from tracekit.trace.model import Layout, OpKind
@@ -394,7 +394,7 @@ class TestCauses:
         assert coverage.missing_workers == ()
 
     def test_packed_lengths_have_the_long_tail_of_real_corpora(self):
-        from tracekit.synth.causes import PACKED_TOKENS, packed_squares
+        from tracekit.synth.injected_causes import PACKED_TOKENS, packed_squares
 
         squares = packed_squares(np.random.default_rng(0), 4000)
         assert squares.max() <= PACKED_TOKENS**2

@@ -65,7 +65,7 @@ def parquet_with(key: str) -> Callable[[BinaryIO], bool]:
     return recognises
 
 
-class Place:
+class OutputPlace:
     """A path to write, and the kind of file that may be replaced there."""
 
     def __init__(self, path: str | os.PathLike[str], kind: Kind) -> None:
@@ -77,14 +77,14 @@ class Place:
         kind.
         """
         try:
-            found = self.path.lstat()
+            status = self.path.lstat()
         except FileNotFoundError:
             return None
         except OSError as error:
             raise self.error(error) from None
-        if stat.S_ISREG(found.st_mode):
+        if stat.S_ISREG(status.st_mode):
             return self._checked_file()
-        raise OutputError(f"{self.path}: {self._what_is_no_file(found)}")
+        raise OutputError(f"{self.path}: {self._what_is_no_file(status)}")
 
     def put(self, temporary: Path) -> None:
         """Move the complete file `temporary`, which is in the same folder, into place, after checking the place again.
@@ -92,19 +92,19 @@ class Place:
         The new file inherits the permissions and, if allowed, the owner of the file it replaces.
         """
         try:
-            found = self.check()
-            if found is None:
+            status = self.check()
+            if status is None:
                 mask = os.umask(0)
                 os.umask(mask)
                 temporary.chmod(0o666 & ~mask)
                 if _linked(temporary, self.path):
                     temporary.unlink()
                     return
-                found = self.check()  # another writer was faster, or the file system has no hard links
-            if found is not None:
+                status = self.check()  # another writer was faster, or the file system has no hard links
+            if status is not None:
                 with contextlib.suppress(OSError):
-                    os.chown(temporary, found.st_uid, found.st_gid)
-                temporary.chmod(stat.S_IMODE(found.st_mode) & 0o777)
+                    os.chown(temporary, status.st_uid, status.st_gid)
+                temporary.chmod(stat.S_IMODE(status.st_mode) & 0o777)
             temporary.replace(self.path)
         except OSError as error:
             raise self.error(error) from None
@@ -118,26 +118,26 @@ class Place:
         try:
             handle = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             with open(handle, "rb") as file:
-                found = os.fstat(handle)
-                ours = stat.S_ISREG(found.st_mode) and self.kind.recognises(file)
+                status = os.fstat(handle)
+                ours = stat.S_ISREG(status.st_mode) and self.kind.recognises(file)
         except OSError as error:
             raise self.error(error) from None
         if not ours:
             raise OutputError(
                 f"{self.path}: not {self.kind.name}, so it is not replaced; choose another place, or move it away"
             )
-        return found
+        return status
 
-    def _what_is_no_file(self, found: os.stat_result) -> str:
+    def _what_is_no_file(self, status: os.stat_result) -> str:
         """Why the existing thing is not replaced, and what to do."""
         what = ""
-        if stat.S_ISLNK(found.st_mode):
+        if stat.S_ISLNK(status.st_mode):
             what = f"is a link to {self.path.readlink()}"
             with contextlib.suppress(OSError):
-                found = self.path.stat()
-        if stat.S_ISDIR(found.st_mode):
+                status = self.path.stat()
+        if stat.S_ISDIR(status.st_mode):
             return "is a folder; name a file in it"
-        if (special := SPECIAL_FILES.get(stat.S_IFMT(found.st_mode))) is not None:
+        if (special := SPECIAL_FILES.get(stat.S_IFMT(status.st_mode))) is not None:
             return f"is {special}; tracekit writes only to regular files, choose another place"
         return f"{what}, which is not followed; name the file itself"
 
@@ -151,7 +151,7 @@ class replacing:  # noqa: N801 - reads as a verb: with replacing(path, kind) as 
     """
 
     def __init__(self, path: str | os.PathLike[str], kind: Kind) -> None:
-        self.place = Place(path, kind)
+        self.place = OutputPlace(path, kind)
 
     def __enter__(self) -> Path:
         self.place.check()
@@ -196,7 +196,7 @@ def write_text(path: Path, text: str, kind: Kind) -> None:
 
 def check_writable(path: Path, kind: Kind) -> None:
     """Raise the OutputError that writing `path` would raise, as far as it can be predicted; writes nothing."""
-    place = Place(path, kind)
+    place = OutputPlace(path, kind)
     place.check()
     try:
         with tempfile.TemporaryFile(dir=path.parent):
@@ -219,10 +219,10 @@ def remove_left_over(folder: Path) -> None:
 def _is_own_file(entry: os.DirEntry[str]) -> bool:
     """Whether this is a regular file of the current user."""
     try:
-        found = entry.stat(follow_symlinks=False)
+        status = entry.stat(follow_symlinks=False)
     except OSError:  # gone meanwhile
         return False
-    return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def _prefix() -> str:

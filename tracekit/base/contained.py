@@ -47,9 +47,9 @@ class Contained:
     def status(self, name: str) -> os.stat_result | None:
         """The status of a regular file; None if there is none."""
         with suppress(FileNotFoundError), self._parent(name) as (folder, last):
-            found = os.stat(last, dir_fd=folder, follow_symlinks=False)
-            self._check(found, name, folder)
-            return found
+            status = os.stat(last, dir_fd=folder, follow_symlinks=False)
+            self._check(status, name, folder)
+            return status
         return None
 
     def folder_status(self, name: str) -> os.stat_result | None:
@@ -68,12 +68,12 @@ class Contained:
                     raise
             try:
                 handle = os.open(last, flags | _SAFE, 0o666, dir_fd=folder)
-                found = os.fstat(handle)
+                status = os.fstat(handle)
             except OSError as error:
                 if error.errno != errno.ELOOP:
                     raise
                 raise self._refused(name, folder, _FILE) from None
-            if not stat.S_ISREG(found.st_mode):  # it has come in between
+            if not stat.S_ISREG(status.st_mode):  # it has come in between
                 os.close(handle)
                 raise self._refused(name, folder, _FILE)
             return handle
@@ -103,12 +103,12 @@ class Contained:
         except UnsafeFileError as error:
             yield str(error)
             return
-        for entry, found in sorted(status.items()):
+        for entry, entry_status in sorted(status.items()):
             below = f"{name}/{entry}" if name else entry
-            if stat.S_ISDIR(found.st_mode):
+            if stat.S_ISDIR(entry_status.st_mode):
                 if deep:
                     yield from self.unsafe(below, deep=True)
-            elif not stat.S_ISREG(found.st_mode):
+            elif not stat.S_ISREG(entry_status.st_mode):
                 with suppress(FileNotFoundError), self._parent(below) as (folder, _):
                     yield str(self._refused(below, folder, _FILE))
 
@@ -128,14 +128,14 @@ class Contained:
         """
         handle = self.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         try:
-            found = os.fstat(handle)
-            self._check_size(name, found)
-            if found.st_nlink > 1:
+            status = os.fstat(handle)
+            self._check_size(name, status)
+            if status.st_nlink > 1:
                 raise UnsafeFileError(
-                    f"{self.root / name}: has {found.st_nlink} names (hard links), and the file would change under all"
+                    f"{self.root / name}: has {status.st_nlink} names (hard links), and the file would change under all"
                     " of them; put a copy in its place"
                 )
-            torn = found.st_size > 0 and os.pread(handle, 1, found.st_size - 1) != b"\n"
+            torn = status.st_size > 0 and os.pread(handle, 1, status.st_size - 1) != b"\n"
             for _ in range(_ATTEMPTS):
                 content = b"\n" + lines if torn else lines
                 if os.write(handle, content) == len(content):
@@ -176,19 +176,19 @@ class Contained:
         """Make a folder and those above it, unless they are there; returns whether it was made. `lasting`: the names of
         new ones are synced to the disk.
         """
-        made, parts = False, name.split("/")
+        is_new, parts = False, name.split("/")
         for depth in range(1, len(parts) + 1):
             with self._parent(below := "/".join(parts[:depth])) as (folder, last):
                 try:
                     os.mkdir(last, dir_fd=folder)
-                    made = True
+                    is_new = True
                 except FileExistsError:
-                    made = False
+                    is_new = False
             with self._opened(below, _FOLDER):  # refuses what is no folder
                 pass
-            if made and lasting:
+            if is_new and lasting:
                 self.sync_folder("/".join(parts[: depth - 1]))
-        return made
+        return is_new
 
     def touch_folder(self, name: str) -> None:
         """Give a folder the time of now."""
@@ -198,9 +198,9 @@ class Contained:
     def rename(self, name: str, new: str, *, replacing: bool = False) -> None:
         """Rename a regular file or a folder, `replacing` a regular file, if there is one. Raises FileExistsError."""
         with self._parent(name) as (folder, last), self._parent(new) as (target, new_last):
-            found = os.stat(last, dir_fd=folder, follow_symlinks=False)
-            if not stat.S_ISDIR(found.st_mode):
-                self._check(found, name, folder)
+            status = os.stat(last, dir_fd=folder, follow_symlinks=False)
+            if not stat.S_ISDIR(status.st_mode):
+                self._check(status, name, folder)
             with suppress(FileNotFoundError):
                 self._check(os.stat(new_last, dir_fd=target, follow_symlinks=False), new, target)
                 if not replacing:
@@ -284,21 +284,21 @@ class Contained:
 
     def _statuses(self, name: str) -> dict[str, os.stat_result]:
         """What is right in a folder, by name."""
-        found: dict[str, os.stat_result] = {}
+        statuses: dict[str, os.stat_result] = {}
         with suppress(FileNotFoundError), self._opened(name, _LISTED) as folder, os.scandir(folder) as entries:
             for entry in entries:
                 with suppress(FileNotFoundError):  # removed since
-                    found[entry.name] = entry.stat(follow_symlinks=False)
-        return found
+                    statuses[entry.name] = entry.stat(follow_symlinks=False)
+        return statuses
 
-    def _check(self, found: os.stat_result, name: str, folder: int) -> None:
-        if not stat.S_ISREG(found.st_mode):
+    def _check(self, status: os.stat_result, name: str, folder: int) -> None:
+        if not stat.S_ISREG(status.st_mode):
             raise self._refused(name, folder, _FILE)
 
-    def _check_size(self, name: str, found: os.stat_result) -> None:
-        if found.st_size > MOST_READ_BYTES:
+    def _check_size(self, name: str, status: os.stat_result) -> None:
+        if status.st_size > MOST_READ_BYTES:
             raise UnreadableFileError(
-                f"{self.root / name}: has {found.st_size:,} bytes, more than {MOST_READ_BYTES:,}; move it away"
+                f"{self.root / name}: has {status.st_size:,} bytes, more than {MOST_READ_BYTES:,}; move it away"
             )
 
     def _refused(self, name: str, folder: int, expected: str) -> UnsafeFileError:

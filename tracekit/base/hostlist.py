@@ -29,9 +29,9 @@ def hostlist(names: Iterable[str]) -> str:
     """
     numbers: dict[tuple[str, int], list[int]] = {}
     plain: list[str] = []
-    found = sorted(set(names))
-    padded = {_group(name) for name in found if (match := _NUMBERED.fullmatch(name)) and match[2].startswith("0")}
-    for name in found:
+    distinct = sorted(set(names))
+    padded = {_group(name) for name in distinct if (match := _NUMBERED.fullmatch(name)) and match[2].startswith("0")}
+    for name in distinct:
         if not is_node_name(name):
             raise ValueError(f"{name!r:.100} is not a valid node name")
         match = _NUMBERED.fullmatch(name)
@@ -54,6 +54,6 @@ def _group(name: str) -> tuple[str, int]:
 
 def _with_brackets(prefix: str, width: int, numbers: list[int]) -> str:
     """The numbers after their common prefix, neighbours as ranges."""
-    found = runs(numbers)
-    words = [f"{begin:0{width}}" if begin == end else f"{begin:0{width}}-{end:0{width}}" for begin, end in found]
+    ranges = runs(numbers)
+    words = [f"{begin:0{width}}" if begin == end else f"{begin:0{width}}-{end:0{width}}" for begin, end in ranges]
     return f"{prefix}{words[0]}" if len(numbers) == 1 else f"{prefix}[{','.join(words)}]"

@@ -130,11 +130,11 @@ def objects_below(url: str) -> dict[str, FileInfo]:
 
     place = place.rstrip("/")
 
-    found = [_answer(lambda: system.get_file_info(place))]
-    if not found[0].is_file:
-        found = system.get_file_info(fs.FileSelector(place, recursive=True, allow_not_found=True))
+    infos = [_answer(lambda: system.get_file_info(place))]
+    if not infos[0].is_file:
+        infos = system.get_file_info(fs.FileSelector(place, recursive=True, allow_not_found=True))
     scheme = url.partition("://")[0]
-    return {f"{scheme}://{info.path}": info for info in found if info.is_file}
+    return {f"{scheme}://{info.path}": info for info in infos if info.is_file}
 
 
 def fetch(url: str, path: Path) -> None:

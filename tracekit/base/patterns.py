@@ -29,9 +29,9 @@ def search(pattern: str, names: Sequence[str], *, any_case: bool = False) -> lis
     if len(pattern) > LONGEST_PATTERN:
         raise ValueError(f"{quoted(pattern, 40)} has {len(pattern):,} characters, more than {LONGEST_PATTERN}")
     matched: list[bool] = []
-    for some in _some_at_once(names):
+    for part in _some_at_once(names):
         try:
-            matched += pl.Series(some, dtype=pl.String).str.contains("(?i)" * any_case + pattern).to_list()
+            matched += pl.Series(part, dtype=pl.String).str.contains("(?i)" * any_case + pattern).to_list()
         except pl.exceptions.ComputeError as error:
             why = str(error).partition("\n\n")[0].splitlines()[-1].rpartition("error: ")[2]
             raise ValueError(f"{quoted(pattern)} is not a regular expression: {why}") from None

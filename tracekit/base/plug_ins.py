@@ -48,35 +48,35 @@ class PlugIn(NamedTuple):
 
 @cache
 def plug_ins(
-    group: str, taken: frozenset[str] = frozenset(), fits: Callable[[object], bool] = callable
+    group: str, reserved: frozenset[str] = frozenset(), fits: Callable[[object], bool] = callable
 ) -> tuple[Mapping[str, PlugIn], tuple[str, ...]]:
     """The plug-ins of a group by the names of their entry points, and why others are left out. Raises nothing.
 
-    `group`: such as `importers`, the entry points `tracekit.importers`. `taken`: the names of tracekit's own. `fits`:
-    whether an object is one. A class is called without arguments.
+    `group`: such as `importers`, the entry points `tracekit.importers`. `reserved`: the names of tracekit's own.
+    `fits`: whether an object is one. A class is called without arguments.
     """
-    found: dict[str, PlugIn] = {}
+    plug_ins_by_name: dict[str, PlugIn] = {}
     problems: list[str] = []
     for source, point in _entry_points(group, problems):
-        if point.name in taken or point.name in found:
-            owner = found[point.name].source if point.name in found else "tracekit's own"
+        if point.name in reserved or point.name in plug_ins_by_name:
+            owner = plug_ins_by_name[point.name].source if point.name in plug_ins_by_name else "tracekit's own"
             problems.append(f"{source} is left out: its name is that of {owner}; rename the entry point")
             continue
         try:
             with redirect_stdout(sys.stderr):
-                found[point.name] = PlugIn(source, _loaded(point, fits))
+                plug_ins_by_name[point.name] = PlugIn(source, _loaded(point, fits))
         except (Exception, SystemExit) as failure:
             problems.append(f"{source} is left out: {printable(point.value)} cannot be used ({in_words(failure)})")
-    return found, tuple(problems)
+    return plug_ins_by_name, tuple(problems)
 
 
 def _loaded(point: EntryPoint, fits: Callable[[object], bool]) -> object:
     """The object behind an entry point. Raises TypeError if it does not fit, and whatever it raises itself."""
     value = point.load()
-    made: object = value() if isinstance(value, type) else value
-    if not fits(made):
-        raise TypeError(f"{quoted(made, 80)} is not as docs/extending.md describes")
-    return made
+    plug_in: object = value() if isinstance(value, type) else value
+    if not fits(plug_in):
+        raise TypeError(f"{quoted(plug_in, 80)} is not as docs/extending.md describes")
+    return plug_in
 
 
 def tell(problems: Iterable[str]) -> None:
@@ -90,7 +90,7 @@ def tell(problems: Iterable[str]) -> None:
 def _entry_points(group: str, problems: list[str]) -> Iterator[tuple[str, EntryPoint]]:
     """The entry points of a group, each with what names it; of a distribution that is there twice, the first."""
     section, seen = f"tracekit.{group}", set()
-    found: list[tuple[str, EntryPoint]] = []
+    named_points: list[tuple[str, EntryPoint]] = []
     if not any(_may_mention(Path(folder), section.encode()) for folder in sys.path):
         return
     from importlib.metadata import distributions  # takes 20 times as long as a look at the files
@@ -106,17 +106,17 @@ def _entry_points(group: str, problems: list[str]) -> Iterator[tuple[str, EntryP
             problems.append(f"plug-ins of {name} are left out: its metadata is damaged ({in_words(failure)})")
             continue
         for point in points:
-            found.append((printable(f"{group.removesuffix('s')} {point.name!r:.40} of {name} {version}"), point))
-    yield from sorted(found, key=lambda one: one[0])  # the order of files in a folder differs between machines
+            named_points.append((printable(f"{group.removesuffix('s')} {point.name!r:.40} of {name} {version}"), point))
+    yield from sorted(named_points, key=lambda pair: pair[0])  # the order of files in a folder differs between machines
 
 
 def _may_mention(folder: Path, section: bytes) -> bool:
     """Whether the entry points of a distribution in this folder of sys.path have a section; always for a zip file."""
     try:
-        found = [entry for entry in folder.iterdir() if entry.suffix in {".dist-info", ".egg-info"}]
+        folders = [entry for entry in folder.iterdir() if entry.suffix in {".dist-info", ".egg-info"}]
     except OSError:
         return folder.is_file()
-    for entry in found:
+    for entry in folders:
         with suppress(OSError):
             if section in (entry / "entry_points.txt").read_bytes():
                 return True

@@ -116,7 +116,7 @@ def hushed_panics(*, telling: bool = True) -> Iterator[None]:
     `telling`: lines that Python writes, such as those of `say`, still reach stderr.
     """
     try:
-        kept = os.dup(2)
+        terminal = os.dup(2)
     except OSError:  # started without stderr
         yield
         return
@@ -124,13 +124,13 @@ def hushed_panics(*, telling: bool = True) -> Iterator[None]:
     os.dup2(nowhere, 2)
     before = sys.stderr
     if telling and _descriptor(before) == 2:
-        sys.stderr = os.fdopen(kept, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
+        sys.stderr = os.fdopen(terminal, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
     try:
         yield
     finally:
         sys.stderr = before
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(terminal, 2)
+        os.close(terminal)
         os.close(nowhere)
 
 

@@ -95,19 +95,19 @@ def nearest(word: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
     """First and last of each run of neighbours, ascending."""
-    found: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     for number in sorted(numbers):
-        first = found.pop()[0] if found and number == found[-1][1] + 1 else number
-        found.append((first, number))
-    return found
+        first = ranges.pop()[0] if ranges and number == ranges[-1][1] + 1 else number
+        ranges.append((first, number))
+    return ranges
 
 
 def ranks_text(ranks: Iterable[int], most: int = 6, name: str = "rank") -> str:
     """`ranks 0-3, 8`, cut after `most` runs; `name`: what is numbered."""
-    found = runs(ranks)
-    count = sum(end - begin + 1 for begin, end in found)
-    shown = ", ".join(f"{begin}" if begin == end else f"{begin}-{end}" for begin, end in found[:most])
-    return f"{name}{'s' * (count != 1)} {shown}{', ...' if len(found) > most else ''}"
+    ranges = runs(ranks)
+    count = sum(end - begin + 1 for begin, end in ranges)
+    shown = ", ".join(f"{begin}" if begin == end else f"{begin}-{end}" for begin, end in ranges[:most])
+    return f"{name}{'s' * (count != 1)} {shown}{', ...' if len(ranges) > most else ''}"
 
 
 def cost(saved_s: float, alone_s: float, whole: str = "step", *, bound: bool = False) -> str:

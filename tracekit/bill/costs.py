@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct
 
 from tracekit.analysis.detectors.registry import detector_of
-from tracekit.bill.bill import ALL, LEAST_S, Claim, Part
+from tracekit.bill.ledger import ALL, LEAST_S, BillPart, Claim
 from tracekit.bill.reported import Cause, Reported, read_report
 from tracekit.bill.useful import shown_useful
 from tracekit.report.verdict import OF_POST_TRAINING, LossKind
@@ -19,29 +19,29 @@ from tracekit.trace.model import OpKind
 
 #: The part of work that a report finds on the critical path, and that a run directory records.
 PLANNED = {
-    OpKind.CHECKPOINT: Part.CHECKPOINTS,
-    OpKind.EVALUATION: Part.EVALUATION,
-    OpKind.DATA_LOAD: Part.INPUT,
+    OpKind.CHECKPOINT: BillPart.CHECKPOINTS,
+    OpKind.EVALUATION: BillPart.EVALUATION,
+    OpKind.DATA_LOAD: BillPart.INPUT,
 }
 #: The part of each kind of loss.
 PART_OF = {
-    LossKind.STRAGGLER: Part.STRAGGLERS,
-    LossKind.INPUT: Part.INPUT,
-    LossKind.HOST: Part.HOST,
-    LossKind.COMMUNICATION: Part.COMMUNICATION,
-    LossKind.COMPUTE: Part.COMPUTE,
-    LossKind.IDLE: Part.IDLE,
-    LossKind.STALLS: Part.IDLE,
-    LossKind.EVALUATION: Part.EVALUATION,
-    **dict.fromkeys(OF_POST_TRAINING, Part.POST_TRAINING),
+    LossKind.STRAGGLER: BillPart.STRAGGLERS,
+    LossKind.INPUT: BillPart.INPUT,
+    LossKind.HOST: BillPart.HOST,
+    LossKind.COMMUNICATION: BillPart.COMMUNICATION,
+    LossKind.COMPUTE: BillPart.COMPUTE,
+    LossKind.IDLE: BillPart.IDLE,
+    LossKind.STALLS: BillPart.IDLE,
+    LossKind.EVALUATION: BillPart.EVALUATION,
+    **dict.fromkeys(OF_POST_TRAINING, BillPart.POST_TRAINING),
 }
 _UNEXPLAINED = "unexplained"
-NOT_TRUSTED: Claim = Part.UNKNOWN, "analysis not trusted", ALL
+NOT_TRUSTED: Claim = BillPart.UNKNOWN, "analysis not trusted", ALL
 #: Seconds by part, cause, and the part of the planned work that the cause consists of.
-_Lost = dict[tuple[Part, str, Part | None], float]
+_Lost = dict[tuple[BillPart, str, BillPart | None], float]
 
 
-class Costs(Struct, frozen=True):
+class ClaimedCosts(Struct, frozen=True):
     """Seconds of the mean step. `planned`: of data loading, checkpoints and evaluation on the critical path; `lost`: of
     the losses, beyond planned work. `rest`: what else the step goes to, in order; the last claim gets all that is left.
 
@@ -49,8 +49,8 @@ class Costs(Struct, frozen=True):
     losses are not known, None if they are.
     """
 
-    planned: Mapping[Part, float]
-    lost: Mapping[tuple[Part, str], float]
+    planned: Mapping[BillPart, float]
+    lost: Mapping[tuple[BillPart, str], float]
     rest: tuple[Claim, ...]
     gpus: int
     length_s: float | None = None
@@ -62,7 +62,7 @@ class Costs(Struct, frozen=True):
         return (*((*to, seconds) for to, seconds in self.lost.items()), *self.rest)
 
 
-def costs_of(text: str) -> Costs | None:
+def costs_of(text: str) -> ClaimedCosts | None:
     """The costs that a report shows; None for a report of a version with other keys."""
     report = read_report(text)
     if report is None:
@@ -73,14 +73,16 @@ def costs_of(text: str) -> Costs | None:
             planned[PLANNED[OpKind(op.kind)]] += max(op.recorded_s, 0.0)
     length_s, gpus = None if report.rl is None else report.rl.length_s, report.job.gpus
     if not report.trust.trustworthy:
-        return Costs(planned, {}, (NOT_TRUSTED,), gpus, length_s, next(iter(report.trust.reasons), None))
+        return ClaimedCosts(planned, {}, (NOT_TRUSTED,), gpus, length_s, next(iter(report.trust.reasons), None))
     losses_s = _losses_s(report)
-    lost = dict[tuple[Part, str], float]()
+    lost = dict[tuple[BillPart, str], float]()
     for (part, cause, _), seconds in _beyond(planned, _divided(report, losses_s, planned)).items():
         lost[part, cause] = lost.get((part, cause), 0.0) + seconds
-    lost[Part.UNKNOWN, "losses that hide each other"] = report.verdict.lost_s - sum(losses_s.values())
+    lost[BillPart.UNKNOWN, "losses that hide each other"] = report.verdict.lost_s - sum(losses_s.values())
     rest = shown_useful(report, losses_s, _others(report, losses_s))
-    return Costs(planned, {to: seconds for to, seconds in lost.items() if seconds > LEAST_S}, rest, gpus, length_s)
+    return ClaimedCosts(
+        planned, {to: seconds for to, seconds in lost.items() if seconds > LEAST_S}, rest, gpus, length_s
+    )
 
 
 def _losses_s(report: Reported) -> dict[LossKind, float]:
@@ -92,17 +94,17 @@ def _losses_s(report: Reported) -> dict[LossKind, float]:
     return losses_s
 
 
-def _divided(report: Reported, losses_s: Mapping[LossKind, float], planned: Mapping[Part, float]) -> _Lost:
+def _divided(report: Reported, losses_s: Mapping[LossKind, float], planned: Mapping[BillPart, float]) -> _Lost:
     """The losses by their causes; those of a loss that hide each other share what they cost together."""
     lost: _Lost = {}
     for kind, lost_s in losses_s.items():
-        part = PART_OF.get(kind, Part.UNKNOWN)
+        part = PART_OF.get(kind, BillPart.UNKNOWN)
         of_kind = [cause for cause in report.causes if _loss_of(cause) is kind]
         named_s = sum(_cost_s(cause) for cause in of_kind)
         scale = min(1.0, lost_s / named_s) if named_s else 0.0
         for cause in of_kind:
             work = _planned_part(cause)
-            to = Part.CHECKPOINTS if (kind, work) == (LossKind.STALLS, Part.CHECKPOINTS) else part
+            to = BillPart.CHECKPOINTS if (kind, work) == (LossKind.STALLS, BillPart.CHECKPOINTS) else part
             _add(lost, (to, cause.kind, work), _cost_s(cause) * scale)
         rest = part, _UNEXPLAINED if kind is LossKind.STRAGGLER else str(kind), None
         _add(lost, rest, max(lost_s - named_s, 0.0))
@@ -112,21 +114,23 @@ def _divided(report: Reported, losses_s: Mapping[LossKind, float], planned: Mapp
     return lost
 
 
-def _uneven_work_s(report: Reported, lost: _Lost, planned: Mapping[Part, float]) -> dict[Part, float]:
+def _uneven_work_s(report: Reported, lost: _Lost, planned: Mapping[BillPart, float]) -> dict[BillPart, float]:
     """Seconds of planned work that S counts as stragglers, because only some ranks do it, by part; without what
     findings name, and work that the verdict leaves out of S.
     """
     left_out = {_planned_part(cause) for cause in report.causes if _loss_of(cause) is not LossKind.STRAGGLER}
-    uneven_s = dict[Part, float]()
+    uneven_s = dict[BillPart, float]()
     for op in report.by_kind:
         if op.kind in PLANNED and (work := PLANNED[OpKind(op.kind)]) not in left_out:
             of_s = ((op.slowdown or 1.0) - 1) * report.step_time_s.ideal
-            named_s = sum(seconds for (part, _, of), seconds in lost.items() if (part, of) == (Part.STRAGGLERS, work))
+            named_s = sum(
+                seconds for (part, _, of), seconds in lost.items() if (part, of) == (BillPart.STRAGGLERS, work)
+            )
             uneven_s[work] = max(min(of_s, planned[work]) - named_s, 0.0)
     return uneven_s
 
 
-def _take(lost: _Lost, of: Iterable[tuple[Part, str, Part | None]], seconds: float) -> None:
+def _take(lost: _Lost, of: Iterable[tuple[BillPart, str, BillPart | None]], seconds: float) -> None:
     """Take seconds from losses, as far as they go."""
     for to in of:
         taken_s = min(lost.get(to, 0.0), seconds)
@@ -134,7 +138,7 @@ def _take(lost: _Lost, of: Iterable[tuple[Part, str, Part | None]], seconds: flo
         seconds -= taken_s
 
 
-def _beyond(planned: Mapping[Part, float], lost: _Lost) -> _Lost:
+def _beyond(planned: Mapping[BillPart, float], lost: _Lost) -> _Lost:
     """The losses without the planned work of the critical path, which is billed as such: it is the same time."""
     of_work = dict.fromkeys(planned, 0.0)
     for (_, _, work), seconds in lost.items():
@@ -144,18 +148,18 @@ def _beyond(planned: Mapping[Part, float], lost: _Lost) -> _Lost:
     return {to: seconds * (1.0 if to[2] is None else share.get(to[2], 1.0)) for to, seconds in lost.items()}
 
 
-def _add(lost: _Lost, to: tuple[Part, str, Part | None], seconds: float) -> None:
+def _add(lost: _Lost, to: tuple[BillPart, str, BillPart | None], seconds: float) -> None:
     lost[to] = lost.get(to, 0.0) + seconds
 
 
 def _others(report: Reported, losses_s: Mapping[LossKind, float]) -> tuple[Claim, ...]:
     """What causes of a kind cost beside others that the verdict counts no loss of: in a recording, only the largest."""
-    others = dict[tuple[Part, str], float]()
+    others = dict[tuple[BillPart, str], float]()
     for cause in report.causes:
         kind = _loss_of(cause)
         seconds = min(cause.saved_s, cause.alone_s)
         if kind is not None and kind not in losses_s and seconds > LEAST_S:
-            to = PART_OF.get(kind, Part.UNKNOWN), cause.kind
+            to = PART_OF.get(kind, BillPart.UNKNOWN), cause.kind
             others[to] = others.get(to, 0.0) + seconds
     return tuple((part, kind, seconds) for (part, kind), seconds in others.items())
 
@@ -174,11 +178,11 @@ def _loss_of(cause: Cause) -> LossKind | None:
         return None
 
 
-def _planned_part(cause: Cause) -> Part | None:
+def _planned_part(cause: Cause) -> BillPart | None:
     """The part of the planned work that a cause consists of."""
     if _loss_of(cause) is None:
         return None
     detector = detector_of(cause.kind)
     if detector.planned is not None:
         return PLANNED.get(detector.planned)
-    return Part.INPUT if detector.loss is LossKind.INPUT else None
+    return BillPart.INPUT if detector.loss is LossKind.INPUT else None

@@ -17,19 +17,19 @@ from msgspec import Struct
 
 from tracekit.base.errors import StoreError
 from tracekit.base.text import short
-from tracekit.bill.bill import (
+from tracekit.bill.costs import ClaimedCosts, costs_of
+from tracekit.bill.ledger import (
     ALL,
     KEPT_OR_LOST,
     LOST_WORK,
     Bill,
+    BillPart,
     Claim,
     Ledger,
-    Part,
     joined,
     lost_share,
     resumed_at,
 )
-from tracekit.bill.costs import Costs, costs_of
 from tracekit.fleet.rows import team_of
 from tracekit.job.job import Job
 from tracekit.store import Incoming, Store
@@ -47,17 +47,20 @@ class _Window(Struct, frozen=True):
 
     row: dict[str, Any]
     attempt: Any
-    costs: Costs | str
+    costs: ClaimedCosts | str
 
     @property
     def saves(self) -> bool:
         """Whether a checkpoint is on its critical path."""
-        return isinstance(self.costs, Costs) and self.costs.planned[Part.CHECKPOINTS] > 0
+        return isinstance(self.costs, ClaimedCosts) and self.costs.planned[BillPart.CHECKPOINTS] > 0
 
     @property
     def whole(self) -> bool:
         """Whether all its steps are known."""
-        return isinstance(self.costs, Costs) and self.row["steps"] == self.row["last_step"] - self.row["first_step"] + 1
+        return (
+            isinstance(self.costs, ClaimedCosts)
+            and self.row["steps"] == self.row["last_step"] - self.row["first_step"] + 1
+        )
 
 
 def bill_of_store(store: Store) -> Bill:
@@ -102,13 +105,13 @@ def _bill(store: Store, rows: list[dict[str, Any]]) -> Bill:
     ledger = Ledger(job, next(filter(None, map(team_of, metadata)), None), origin_s)
     failed = first["ending"] not in (None, _SUCCESS)
     resumed, at_s = resumed_at([some[0].row["first_step"] for some in attempts]), 0.0
-    for number, some in enumerate(attempts):
+    for number, of_attempt in enumerate(attempts):
         cut_off = failed or number + 1 < len(attempts)
-        last = max((at for at, window in enumerate(some) if window.saves), default=-1)
-        for at, window in enumerate(some):
+        last = max((at for at, window in enumerate(of_attempt) if window.saves), default=-1)
+        for place, window in enumerate(of_attempt):
             row, costs, start_s = window.row, window.costs, at_s
             gpus, known_s = row["world_size"], None
-            if isinstance(costs, Costs):
+            if isinstance(costs, ClaimedCosts):
                 gpus, known_s = costs.gpus, costs.length_s
             length_s = row["steps"] * (row["recorded_s"] or 0.0) if known_s is None else known_s
             if origin_s is not None:
@@ -117,25 +120,27 @@ def _bill(store: Store, rows: list[dict[str, Any]]) -> Bill:
                 if row["started_at"] - origin_s < at_s - (row["recorded_s"] or 0.0):
                     before = f"window {row['number']} begins before window {row['number'] - 1} ends"
                     ledger.notes.append(f"{short(job)}: {before}: it counts from then on; compare the clocks")
-            gap = (Part.UNKNOWN, "between windows") if at else (Part.RESTARTS, "down and starting again")
-            ledger.add(at_s, start_s, gpus, (*(gap if number or at else (Part.START, "until the first window")), ALL))
+            gap = (BillPart.UNKNOWN, "between windows") if place else (BillPart.RESTARTS, "down and starting again")
+            ledger.add(
+                at_s, start_s, gpus, (*(gap if number or place else (BillPart.START, "until the first window")), ALL)
+            )
             at_s = start_s + length_s
-            again, to = float(lost_share(row["first_step"], row["last_step"], resumed[number])), Part.RESTARTS
-            if resumed[number] is None and cut_off and at >= last:
+            again, to = float(lost_share(row["first_step"], row["last_step"], resumed[number])), BillPart.RESTARTS
+            if resumed[number] is None and cut_off and place >= last:
                 again = 1.0
-                if at == last or not (window.whole and any(one.saves for one in windows)):
-                    to = Part.UNKNOWN  # the checkpoint is somewhere in this window, or cannot be seen
-            lost = LOST_WORK if to is Part.RESTARTS else KEPT_OR_LOST
+                if place == last or not (window.whole and any(one.saves for one in windows)):
+                    to = BillPart.UNKNOWN  # the checkpoint is somewhere in this window, or cannot be seen
+            lost = LOST_WORK if to is BillPart.RESTARTS else KEPT_OR_LOST
             ledger.add(start_s, at_s, gpus, (*lost, again * length_s), *_claims(window, 1 - again, length_s))
     ledger.notes += _reasons(job, windows)
     until_s = at_s
     if origin_s is not None and first["watched_until_s"] is not None:
         until_s = max(at_s, first["watched_until_s"] - origin_s)
-        ledger.add(at_s, until_s, gpus, (Part.UNKNOWN, "after the last window", ALL))
+        ledger.add(at_s, until_s, gpus, (BillPart.UNKNOWN, "after the last window", ALL))
     return ledger.bill(until_s)
 
 
-def _costs(row: dict[str, Any], report: str | None) -> Costs | str:
+def _costs(row: dict[str, Any], report: str | None) -> ClaimedCosts | str:
     """What the mean step of a window goes to, or why that is unknown."""
     if report is not None:
         return costs_of(report) or "windows whose report cannot be read"
@@ -147,7 +152,7 @@ def _reasons(job: str, windows: Sequence[_Window]) -> Iterator[str]:
     first = dict[str, int]()
     for window in windows:
         costs, problem = window.costs, window.row["problem"]
-        if isinstance(costs, Costs):
+        if isinstance(costs, ClaimedCosts):
             reason = costs.doubt and f"is not trusted: {costs.doubt}"
         else:
             reason = f"cannot be analysed: {problem}" if problem else f"is one of the {costs}"
@@ -160,10 +165,10 @@ def _claims(window: _Window, share: float, length_s: float) -> list[Claim]:
     """What the `share` of a window of `length_s` seconds that is not lost went to."""
     costs, step_s, steps = window.costs, window.row["recorded_s"] or 0.0, window.row["steps"] * share
     if isinstance(costs, str):
-        return [(Part.UNKNOWN, costs, ALL)]
+        return [(BillPart.UNKNOWN, costs, ALL)]
     if length_s * share < steps * step_s:  # the steps that warm up are shorter than the mean
         steps = length_s * share / step_s
     rest_s = length_s * share - steps * step_s
     planned: list[Claim] = [(part, str(part), seconds) for part, seconds in costs.planned.items()]
     claims = [(part, cause, steps * seconds) for part, cause, seconds in (*planned, *costs.claims)]
-    return [(Part.UNKNOWN, "between recorded steps", rest_s if rest_s > _LEAST_S else 0.0), *claims]
+    return [(BillPart.UNKNOWN, "between recorded steps", rest_s if rest_s > _LEAST_S else 0.0), *claims]

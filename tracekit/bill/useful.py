@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from statistics import median
 
-from tracekit.bill.bill import ALL, USEFUL, Claim, Part
+from tracekit.bill.ledger import ALL, USEFUL, BillPart, Claim
 from tracekit.bill.reported import Gpu, Reported
 from tracekit.report.verdict import LossKind
 from tracekit.trace.facts import Fact
@@ -25,7 +25,7 @@ def shown_useful(report: Reported, losses: dict[LossKind, float], others: tuple[
     """
     lack = next((lack for lack in report.lacks if lack.fact is Fact.COMPUTE), None)
     if lack is not None:
-        return (*others, (Part.UNKNOWN, lack.why, ALL))
+        return (*others, (BillPart.UNKNOWN, lack.why, ALL))
     match report.job.source:
         case "recording":
             return _of_recording(report, losses, others)
@@ -38,23 +38,25 @@ def shown_useful(report: Reported, losses: dict[LossKind, float], others: tuple[
 def _of_ops(report: Reported, others: tuple[Claim, ...]) -> tuple[Claim, ...]:
     """Of pipelines and op traces, whose ops are the work: all but the delays between ops."""
     delays_s = max(report.trust.unexplained or 0.0, 0.0) * report.step_time_s.original
-    return (*others, (Part.UNKNOWN, "launch delays without a cause", delays_s), USEFUL)
+    return (*others, (BillPart.UNKNOWN, "launch delays without a cause", delays_s), USEFUL)
 
 
 def _of_recording(report: Reported, losses: dict[LossKind, float], others: tuple[Claim, ...]) -> tuple[Claim, ...]:
     """Of a recording of GPUs, the time in which they compute; the median rank, as a straggler computes more."""
     gpus = report.gpus or ([report.gpu] if report.gpu else [])
-    wasted_s = losses.get(LossKind.COMPUTE, 0.0) + sum(seconds for part, _, seconds in others if part is Part.COMPUTE)
+    wasted_s = losses.get(LossKind.COMPUTE, 0.0) + sum(
+        seconds for part, _, seconds in others if part is BillPart.COMPUTE
+    )
     computed_s = max(median(map(_computed_s, gpus)) - wasted_s, 0.0) if gpus else 0.0
     exposed_s = max(report.verdict.exposed_communication_s, 0.0)
-    if LossKind.COMMUNICATION in losses or any(part is Part.COMMUNICATION for part, *_ in others):
+    if LossKind.COMMUNICATION in losses or any(part is BillPart.COMMUNICATION for part, *_ in others):
         exposed_s = 0.0
     return (
         (*USEFUL[:2], computed_s),
         *others,
-        (Part.COMMUNICATION, "exposed-communication", exposed_s),
-        (Part.UNKNOWN, "the profiler's own cost", _recording_s(report, gpus)),
-        (Part.UNKNOWN, "no GPU computes, for no known loss", ALL),
+        (BillPart.COMMUNICATION, "exposed-communication", exposed_s),
+        (BillPart.UNKNOWN, "the profiler's own cost", _recording_s(report, gpus)),
+        (BillPart.UNKNOWN, "no GPU computes, for no known loss", ALL),
     )
 
 
@@ -82,7 +84,7 @@ def _of_post_training(report: Reported, losses: dict[LossKind, float], others: t
             decoded_s = max((rl.generation_s or 0.0) - inside_s, 0.0)
     return (
         *others,
-        (Part.UNKNOWN, "in no phase", unaccounted_s),
-        (Part.USEFUL, "generation", decoded_s),
-        (Part.UNKNOWN, "phases: the log shows no compute", ALL),
+        (BillPart.UNKNOWN, "in no phase", unaccounted_s),
+        (BillPart.USEFUL, "generation", decoded_s),
+        (BillPart.UNKNOWN, "phases: the log shows no compute", ALL),
     )

@@ -15,7 +15,7 @@ from tracekit.base.stderr import progress
 from tracekit.commands.options import PATH, Price, console
 from tracekit.commands.recognise import explained, is_store, only_job
 
-#: As `tracekit.bill.bill.GROUPS`; that module imports polars.
+#: As `tracekit.bill.ledger.GROUPS`; that module imports polars.
 _GROUPS = ("part", "cause", "week", "team", "job")
 
 
@@ -33,7 +33,7 @@ def bill_command(source: Path, by: str, gpu_hour: float | None, as_json: bool, a
     what no recording shows is a row, too.
     """
     from tracekit.base.safe_csv import safe_csv
-    from tracekit.bill.run import bill_of_run
+    from tracekit.bill.bill_of_run import bill_of_run
     from tracekit.bill.stored import bill_of_job, bill_of_store
     from tracekit.collectors.run_directory.segments import is_run_directory
     from tracekit.job.load import load

@@ -15,7 +15,7 @@ from msgspec import Struct
 from tracekit.base.exit_codes import ExitCode
 from tracekit.base.stderr import progress
 from tracekit.base.text import printable
-from tracekit.collectors.launch.doctor import Check, Outcome, checks
+from tracekit.collectors.launch.doctor import Check, CheckOutcome, checks
 from tracekit.commands.options import OUT
 
 
@@ -38,8 +38,8 @@ def doctor_command(python: str | None, store: Path | None, as_json: bool) -> int
         for check in checks(python or sys.executable, store):
             found.append(check)
             if not as_json:
-                click.echo(f"{check.outcome:<5}  {check.subject:<11}  {printable(check.found)}")
-    fails = any(check.outcome is Outcome.FAILS for check in found)
+                click.echo(f"{check.outcome:<5}  {check.subject:<11}  {printable(check.detail)}")
+    fails = any(check.outcome is CheckOutcome.FAILS for check in found)
     if as_json:
         click.echo(msgspec.json.encode(DoctorOutput(not fails, found)))
     else:

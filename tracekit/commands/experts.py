@@ -39,8 +39,8 @@ def experts_command(loads: Path, ranks: int, replicas: int, nodes: int, groups: 
     Each line of LOADS.jsonl is {"step": 0, "layer": 0, "tokens_per_expert": [12, 7, ...]}, the tokens of all source
     ranks (docs/experts.md). The mean over the steps counts.
     """
+    from tracekit.analysis.experts.expert_placement import placed_layers
     from tracekit.analysis.experts.loads import Loads
-    from tracekit.analysis.experts.placement import placed_layers
 
     if nodes > 1 and groups == 1:
         raise SelectionError(f"--nodes {nodes} needs --groups, how many groups of experts stay on one node each")

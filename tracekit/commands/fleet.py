@@ -184,8 +184,8 @@ _RATE = click.option(
 def report(study: Path, full: bool, html: Path | None, as_json: bool, store: Path | None, rate: float) -> None:
     """Report how many jobs of STUDY straggle, what is lost, to what and where, and which fixes give back most."""
     memory.return_later()
-    from tracekit.fleet.culprits import recurring_culprits
     from tracekit.fleet.figures import CURVE, counted_jobs, figures_of, quantiles
+    from tracekit.fleet.recurring_culprits import recurring_culprits
 
     if html is not None:
         from tracekit.base.atomic_write import check_writable, write_text
@@ -226,7 +226,7 @@ def culprits(study: Path, csv: Path | None, rate: float) -> None:
     memory.return_later()
     from tracekit.base.atomic_write import check_writable, write_text
     from tracekit.base.safe_csv import safe_csv
-    from tracekit.fleet.culprits import CULPRITS, recurring_culprits
+    from tracekit.fleet.recurring_culprits import CULPRITS, recurring_culprits
     from tracekit.show.terminal.fleet import print_culprits
 
     kind = _kind(CULPRITS.names(), "culprits that `tracekit fleet culprits` wrote")
@@ -250,7 +250,7 @@ def culprits(study: Path, csv: Path | None, rate: float) -> None:
 def compare(before: Path, after: Path, as_json: bool, fail_on_worse: bool) -> int:
     """List what became worse from study BEFORE to study AFTER, in all, by cause and by team."""
     memory.return_later()
-    from tracekit.fleet.comparison import Direction, compare_studies
+    from tracekit.fleet.study_comparison import ChangeDirection, compare_studies
 
     with progress() as tell:
         tell("reading the studies")
@@ -261,5 +261,5 @@ def compare(before: Path, after: Path, as_json: bool, fail_on_worse: bool) -> in
         from tracekit.show.terminal.fleet import print_fleet_comparison
 
         print_fleet_comparison(found, console())
-    worse = any(one.direction is Direction.WORSE for one in found.changes)
+    worse = any(one.direction is ChangeDirection.WORSE for one in found.changes)
     return ExitCode.CONDITION if fail_on_worse and worse else ExitCode.DONE

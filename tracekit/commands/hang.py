@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec import Struct, field, to_builtins
 
-from tracekit.analysis.hang.model import HangReport, StackGroup, Undecided, first_step, headline
+from tracekit.analysis.hang.hang_report import HangReport, StackGroup, UndecidedStall, first_step, headline
 from tracekit.base.command_line import command
 from tracekit.base.errors import OutputError
 from tracekit.base.exit_codes import ExitCode
@@ -79,7 +79,7 @@ def _newest_hang(store: Store, job: str | None) -> StoredHang:
 
 def analyse(directory: Path) -> tuple[list[str], dict[str, Any]]:
     """The report on a folder of dumps, or on text about a hang, as text and as plain data."""
-    from tracekit.analysis.hang.verdict import find_hang
+    from tracekit.analysis.hang.hang_culprits import find_hang
     from tracekit.collectors.importers.flight_recorder import read_flight_records
     from tracekit.collectors.importers.nccl_text import read_nccl_text
     from tracekit.show.terminal.hang import report_lines
@@ -169,7 +169,7 @@ class HangOutput(Struct, frozen=True):
     world_size: int
     dumps: int
     culprits: list[HangCulprit]
-    undecided: tuple[Undecided, ...]
+    undecided: tuple[UndecidedStall, ...]
     waiting: list[WaitingRank]
     groups: list[HungGroup]
     stacks: tuple[StackGroup, ...]

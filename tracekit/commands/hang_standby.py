@@ -12,7 +12,7 @@ import json
 import sys
 from pathlib import Path
 
-from tracekit.analysis.hang.verdict import find_hang
+from tracekit.analysis.hang.hang_culprits import find_hang
 from tracekit.collectors.importers.flight_recorder import read_flight_records
 from tracekit.collectors.launch.hang_answers import gather
 from tracekit.commands.hang import to_dict, write_report

@@ -10,7 +10,7 @@ from tracekit.base.exit_codes import ExitCode
 from tracekit.base.stderr import progress
 from tracekit.base.text import printable
 from tracekit.commands.options import OUT, PATH, console
-from tracekit.trace.rl import Format
+from tracekit.trace.post_training import Format
 
 
 @click.command("rl")

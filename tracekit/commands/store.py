@@ -68,7 +68,7 @@ def store_command() -> None:
 @_STORE
 def windows(job: str, store: Path | None) -> None:
     """List the windows of JOB, oldest first."""
-    from tracekit.store import Part, Store, default_store
+    from tracekit.store import Store, WindowPart, default_store
 
     opened = Store(store or default_store())
     headlines = dict(opened.history(job).select("number", "headline").iter_rows())
@@ -76,7 +76,7 @@ def windows(job: str, store: Path | None) -> None:
         slowdown = "not analysed" if window.slowdown is None else f"S = {window.slowdown:.3f}"
         if headline := headlines.get(window.number):
             slowdown = f"{slowdown}: {printable(headline)}"
-        pruned = "" if Part.OPS in window.files else ", ops pruned"
+        pruned = "" if WindowPart.OPS in window.files else ", ops pruned"
         click.echo(
             f"{window.number:>6}  {window.added_at:%Y-%m-%d %H:%M:%S}  steps {window.first_step} to {window.last_step},"
             f" {window.ops:,} ops{pruned}  {slowdown}"
@@ -125,11 +125,11 @@ def handle(incident: int, store: Path | None, owner: str | None, mute: str | Non
     `tracekit store incidents` and the dashboard show the history.
     """
     from tracekit.store import Store, default_store
-    from tracekit.store.handling import Change, current_user
+    from tracekit.store.handling import IncidentChange, current_user
 
     now = time.time()
     until = None if mute is None else now + _age("--mute", mute).total_seconds()
-    Store(store or default_store()).handle(incident, Change(now, current_user(), owner, until, note))
+    Store(store or default_store()).handle(incident, IncidentChange(now, current_user(), owner, until, note))
 
 
 @store_command.command()

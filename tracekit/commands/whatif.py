@@ -23,7 +23,7 @@ from tracekit.commands.options import OUT, PATH, Price, Source, console, executo
 from tracekit.trace.model import TraceKind
 
 if TYPE_CHECKING:
-    from tracekit.analysis.experts.experts import Plan
+    from tracekit.analysis.experts.expert_loads import RebalancePlan
     from tracekit.analysis.experts.loads import Loads
     from tracekit.report.experts import Experts
     from tracekit.report.report import Report
@@ -277,20 +277,22 @@ def _in_batches(source: Source, engine: str, *, method: str, redact: bool, **ask
     return found
 
 
-def _read_asked(path: Path | None, plans: tuple[str, ...]) -> tuple[list[Plan], Loads | None]:
+def _read_asked(path: Path | None, plans: tuple[str, ...]) -> tuple[list[RebalancePlan], Loads | None]:
     """The plans, and the loads of experts in a file; before the analysis. Raises SelectionError or FormatError."""
     if path is None and not plans:
         return [], None
-    from tracekit.analysis.experts.experts import Plan
+    from tracekit.analysis.experts.expert_loads import RebalancePlan
     from tracekit.analysis.experts.loads import Loads
 
-    return [Plan.parse(text) for text in plans], None if path is None else Loads.read(path)
+    return [RebalancePlan.parse(text) for text in plans], None if path is None else Loads.read(path)
 
 
-def _loads_without_gpus(traces: Sequence[Path], priced: Sequence[Plan], logged: Loads | None) -> Experts | None:
+def _loads_without_gpus(
+    traces: Sequence[Path], priced: Sequence[RebalancePlan], logged: Loads | None
+) -> Experts | None:
     """The loads if the traces are torch.profiler's without GPU ops; None if they have no all-to-alls."""
     from tracekit.analysis.experts.balance import ExpertJob
-    from tracekit.analysis.experts.experts import ExpertLoads
+    from tracekit.analysis.experts.expert_loads import ExpertLoads
     from tracekit.collectors.importers.kineto.host_exchanges import host_exchanges
 
     members = host_exchanges(traces)

@@ -30,7 +30,7 @@ from tracekit.analysis.numeric.whole import Asked, Divided
 from tracekit.analysis.replay.engine import JobGraph, cut_steps, incomplete_steps
 from tracekit.analysis.replay.method import Method
 from tracekit.base.errors import GraphError, LayoutError, OutputError, SelectionError, TraceError, TracekitError
-from tracekit.fleet.executor import BASE_BYTES, Batch, Executor, Outcome
+from tracekit.fleet.executor import BASE_BYTES, Batch, Executor, TaskOutcome
 from tracekit.job.load import read_trace
 from tracekit.trace.canonical import (
     Coverage,
@@ -79,8 +79,8 @@ class JobFile(Struct, frozen=True):
                 raise
             where = f"rows are counted in steps {steps[0]} to {steps[-1]} alone"
             raise type(error)(f"{error} ({where})") from None
-        known = (read_header(self.path) or {}).get("step_starts", {})
-        if any(known.get(str(step)) != start for step, start in trace.step_starts.items()):
+        recorded_starts = (read_header(self.path) or {}).get("step_starts", {})
+        if any(recorded_starts.get(str(step)) != start for step, start in trace.step_starts.items()):
             raise SelectionError(f"{self.path}: starts count from one clock for all steps: use --engine local")
         return trace.redacted() if self.redact else trace
 
@@ -101,16 +101,16 @@ class _Result(Struct, frozen=True):
     part: Any
 
 
-def analyse_batch(batch: Batch) -> Outcome:
+def analyse_batch(batch: Batch) -> TaskOutcome:
     """Analyse a batch as far as the answers in its folder allow, and leave the result there."""
     folder = Path(batch.folder)
     job, batches = _load(folder / "job")
-    found = _analysed(job, batches[batch.number], folder / f"placed-{batch.number}", _load(folder / "answers"))
+    result = _analysed(job, batches[batch.number], folder / f"placed-{batch.number}", _load(folder / "answers"))
     try:
-        _save(folder / f"result-{batch.number}", found)
+        _save(folder / f"result-{batch.number}", result)
     except OutputError as error:
-        return Outcome(batch.name, rule=_NO_ROOM, reason=str(error))
-    return Outcome(batch.name)
+        return TaskOutcome(batch.name, rule=_NO_ROOM, reason=str(error))
+    return TaskOutcome(batch.name)
 
 
 def _analysed(job: JobFile, steps: Sequence[int], placed: Path, answers: Sequence[Any]) -> _Result:
@@ -207,9 +207,9 @@ class _Whole:
     def _round(self, folder: Path, batches: Sequence[Sequence[int]]) -> list[_Result]:
         """One task for each batch."""
         most = [BASE_BYTES + BYTES_PER_OP * sum(self.steps[step] for step in some) for some in batches]
-        left = {number: Batch(str(folder), number, most[number]) for number in range(len(batches))}
+        unfinished = {number: Batch(str(folder), number, most[number]) for number in range(len(batches))}
         for attempt in range(_ATTEMPTS):
-            for outcome in self.executor.run(list(left.values()), alone=attempt > 0):
+            for outcome in self.executor.run(list(unfinished.values()), alone=attempt > 0):
                 reason = outcome.reason
                 if outcome.died:
                     continue
@@ -217,13 +217,13 @@ class _Whole:
                     raise OutputError(reason)
                 if outcome.rule is not None:
                     raise self._error(batches[int(outcome.url)], reason)
-                del left[int(outcome.url)]
-                done = len(batches) - len(left)
+                del unfinished[int(outcome.url)]
+                done = len(batches) - len(unfinished)
                 self.progress(f"round {len(self.answers) + 1}: {done} of {len(batches)} batches of steps")
-            if not left:
+            if not unfinished:
                 break
-        if left:
-            raise self._error(batches[min(left)], f"{reason}, {_ATTEMPTS} times")
+        if unfinished:
+            raise self._error(batches[min(unfinished)], f"{reason}, {_ATTEMPTS} times")
         return [_load(folder / f"result-{number}") for number in range(len(batches))]
 
     def _error(self, steps: Sequence[int], reason: str | None) -> TraceError:
@@ -256,9 +256,9 @@ class _Whole:
         """The report, with causes and fixes from some steps."""
         from tracekit.job.replayed import ReplayedJob, published_graph
 
-        some = _spread(self.steps, evidence_ops)
-        all_here, left_out = len(some) == len(self.steps), tuple(sorted(self.left_out))
-        trace = self.job.read([*some, *left_out] if all_here else some)
+        sampled = _spread(self.steps, evidence_ops)
+        all_here, left_out = len(sampled) == len(self.steps), tuple(sorted(self.left_out))
+        trace = self.job.read([*sampled, *left_out] if all_here else sampled)
         replayed = trace.without_steps(left_out) if all_here and left_out else trace
         graph = JobGraph.from_trace(replayed, self.job.method, Divided(self.answers))
         whole = structs.replace(graph.graph, dropped_lanes=self.dropped)
@@ -280,7 +280,7 @@ class _Whole:
             reasons = trust.reasons or diagnosis.trust.reasons
             trust = structs.replace(trust, trustworthy=not reasons, reasons=reasons)
             lost_s = np.full(len(self.steps), np.nan)  # unknown for other steps
-            lost_s[np.isin(attribution.steps, some)] = diagnosis.verdict.step_lost_s
+            lost_s[np.isin(attribution.steps, sampled)] = diagnosis.verdict.step_lost_s
             verdict = structs.replace(diagnosis.verdict, step_lost_s=lost_s)
             diagnosis = structs.replace(diagnosis, trust=trust, verdict=verdict)
         return replace(
@@ -290,7 +290,7 @@ class _Whole:
             ranks=ranks,
             attribution=attribution,
             published=report.published if all_here else None,
-            evidence_steps=None if all_here else len(some),
+            evidence_steps=None if all_here else len(sampled),
         )
 
     def _ranks(self) -> dict[Worker, int]:

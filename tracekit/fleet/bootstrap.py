@@ -61,8 +61,8 @@ def ratio(of: Floats, to: Floats, of_samples: Floats, to_samples: Floats) -> Int
 def interval(samples: Floats) -> tuple[float, float]:
     """The ends between which `CONFIDENCE` of the samples lie; undefined samples do not count."""
     tail = (1 - CONFIDENCE) / 2
-    known = samples[np.isfinite(samples)]
-    if not len(known):
+    defined = samples[np.isfinite(samples)]
+    if not len(defined):
         return float("nan"), float("nan")
-    low, high = np.quantile(known, (tail, 1 - tail))
+    low, high = np.quantile(defined, (tail, 1 - tail))
     return float(low), float(high)

@@ -1,6 +1,6 @@
 """The interface between executors, which run the analyses of a study, and the driver.
 
-In: `Task`s, largest first. Out: an `Outcome` for each, in the order in which they end. `local.LocalExecutor` runs
+In: `Task`s, largest first. Out: an `TaskOutcome` for each, in the order in which they end. `local.LocalExecutor` runs
 processes on this machine, `on_ray.RayExecutor` tasks on a Ray cluster; both call only `analyse.analyse`, or
 `batches.analyse_batch` for a part of a job.
 """
@@ -53,7 +53,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TaskOutcome:
     """The outcome of a task. `url`: its name. `digest`: of the content, None if it could not be read.
 
     `rule`, `reason`: why there is no lasting result, None if there is one. `died`: the process ended while working on
@@ -83,5 +83,5 @@ AnyTask = Task | Batch
 class Executor(Protocol):
     """Runs tasks. Yields an outcome for each task, even if its process dies."""
 
-    def run(self, tasks: Sequence[AnyTask], *, alone: bool = False) -> Iterator[Outcome]:
+    def run(self, tasks: Sequence[AnyTask], *, alone: bool = False) -> Iterator[TaskOutcome]:
         """The outcomes, as tasks end. `alone`: one task at a time, each in a process of its own."""

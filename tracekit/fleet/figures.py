@@ -34,7 +34,7 @@ SMALLEST_SHARE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class JobsLeftOut:
     """Number of jobs that a rule leaves out: all to which it applies, and those that no earlier rule has left out."""
 
     rule: Rule
@@ -80,7 +80,7 @@ class FleetFigures:
     straggling_hours: Interval
     lost: Interval
     samples: int
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[JobsLeftOut, ...]
     analyses: tuple[str, ...]
     quantiles: pl.DataFrame
     causes: pl.DataFrame
@@ -117,7 +117,7 @@ def figures_of(study: Study) -> FleetFigures:
     columns = [np.ones(len(hours)), hours, straggling, straggling * hours, lost]
     columns += [_by_job(jobs, fixes.filter(kind=kind)) for kind in titles["kind"]]
     sums = bootstrapped(np.stack(columns, axis=1)) if jobs.height else np.empty((0, len(columns)))
-    one, weight, slow, slow_hours, gone = (sums[:, at] for at in range(5))
+    jobs_in_sample, weight, slow, slow_hours, gone = (sums[:, at] for at in range(5))
     return FleetFigures(
         sources=sources.height + study.read("exclusions", ["job"])["job"].null_count(),
         contents=sources["job"].n_unique(),
@@ -125,7 +125,7 @@ def figures_of(study: Study) -> FleetFigures:
         jobs=jobs.height,
         gpu_hours=float(hours.sum()),
         lost_gpu_hours=float(lost.sum()),
-        straggling_jobs=ratio(straggling, columns[0], slow, one),
+        straggling_jobs=ratio(straggling, columns[0], slow, jobs_in_sample),
         straggling_hours=ratio(columns[3], hours, slow_hours, weight),
         lost=ratio(lost, hours, gone, weight),
         samples=samples_of(jobs.height),
@@ -150,31 +150,33 @@ def _by_job(jobs: pl.DataFrame, rows: pl.DataFrame) -> Floats:
     return _column(joined, "gpu_hours")
 
 
-def _left_out(study: Study) -> Sequence[LeftOut]:
+def _left_out(study: Study) -> Sequence[JobsLeftOut]:
     """Every rule with the jobs that it leaves out; a job counts as first under its first rule."""
     order = {str(rule): at for at, rule in enumerate(Rule)}
     rows = study.read("exclusions").with_columns(
         who=pl.coalesce("job", "source"), order=pl.col("rule").replace_strict(order, return_dtype=pl.Int64)
     )
     first = rows.filter(pl.col("scope") == EVERYWHERE).group_by("who").agg(pl.col("order").min())["order"]
-    found = []
-    for rule, at in order.items():
+    rules = []
+    for rule, number in order.items():
         jobs = rows.filter(rule=rule)["who"].n_unique()
         scope = BY_TIME if rule == Rule.CLOCK else EVERYWHERE
-        found.append(LeftOut(Rule(rule), scope, jobs, int((first == at).sum()) if scope == EVERYWHERE else jobs))
-    return [one for one in found if one.jobs]
+        rules.append(
+            JobsLeftOut(Rule(rule), scope, jobs, int((first == number).sum()) if scope == EVERYWHERE else jobs)
+        )
+    return [one for one in rules if one.jobs]
 
 
 def quantiles(jobs: pl.DataFrame, shares: Sequence[float]) -> pl.DataFrame:
     """Quantiles of S and waste, by jobs and by GPU-hours: the smallest value that covers each share."""
     columns: dict[str, Any] = {"quantile": list(shares)}
     for figure in ("slowdown", "waste"):
-        known = jobs.select(figure, "gpu_hours").drop_nulls().sort(figure)
-        values = known[figure].to_numpy()
-        for name, weights in (("jobs", np.ones(len(values))), ("hours", known["gpu_hours"].to_numpy())):
+        measured = jobs.select(figure, "gpu_hours").drop_nulls().sort(figure)
+        values = measured[figure].to_numpy()
+        for name, weights in (("jobs", np.ones(len(values))), ("hours", measured["gpu_hours"].to_numpy())):
             reached = np.cumsum(weights) / weights.sum() if len(values) else values
-            at = np.searchsorted(reached, np.asarray(shares) - 1e-12).clip(0, max(len(values) - 1, 0))
-            columns[f"{figure}_{name}"] = values[at] if len(values) else np.full(len(shares), np.nan)
+            places = np.searchsorted(reached, np.asarray(shares) - 1e-12).clip(0, max(len(values) - 1, 0))
+            columns[f"{figure}_{name}"] = values[places] if len(values) else np.full(len(shares), np.nan)
     return pl.DataFrame(columns)
 
 
@@ -269,13 +271,13 @@ def _patterns(study: Study, jobs: pl.DataFrame) -> pl.DataFrame:
     hours = pl.col("gpu_hours").sum()
     rows = []
     for group, name, holds in wanted:
-        found = jobs.filter(holds.fill_null(value=False))
+        matching = jobs.filter(holds.fill_null(value=False))
         shares = {
-            "jobs": found.height / max(jobs.height, 1),
-            "hours": float(found.select(hours).item()) / (float(jobs.select(hours).item()) or float("nan")),
-            "lost_gpu_hours": float(found["lost_gpu_hours"].sum()),
+            "jobs": matching.height / max(jobs.height, 1),
+            "hours": float(matching.select(hours).item()) / (float(jobs.select(hours).item()) or float("nan")),
+            "lost_gpu_hours": float(matching["lost_gpu_hours"].sum()),
         }
-        if found.height:
+        if matching.height:
             rows.append({"group": group, "pattern": name, **shares})
     schema = {"group": pl.String, "pattern": pl.String, "jobs": pl.Float64, "hours": pl.Float64,
               "lost_gpu_hours": pl.Float64}  # fmt: skip
@@ -310,13 +312,13 @@ def _fixes(
     titles: pl.DataFrame, columns: Sequence[Floats], hours: Floats, sums: Floats, weight: Floats
 ) -> Iterator[FixOfFleet]:
     """A row for each kind of `titles`. `columns`: GPU-hours by job; `sums`, `weight`: those and all, in each sample."""
-    for at, row in enumerate(titles.iter_rows(named=True)):
-        low, high = interval(sums[:, at] / weight)
+    for index, row in enumerate(titles.iter_rows(named=True)):
+        low, high = interval(sums[:, index] / weight)
         yield FixOfFleet(
             kind=row["kind"],
             jobs=row["jobs"],
             gpu_hours=row["gpu_hours"],
-            share=Interval(float(columns[at].sum()) / float(hours.sum()), low, high),
+            share=Interval(float(columns[index].sum()) / float(hours.sum()), low, high),
             bound=row["bound"],
             for_causes=row["for_causes"],
             example=row["title"],

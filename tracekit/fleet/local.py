@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import asdict
 
 from tracekit.fleet.exclusions import Rule
-from tracekit.fleet.executor import BASE_BYTES, ONE_THREAD, AnyTask, Outcome
+from tracekit.fleet.executor import BASE_BYTES, ONE_THREAD, AnyTask, TaskOutcome
 
 #: A process that has grown beyond this is replaced after its task, because it would keep part of the memory.
 _GROWN_BYTES = 640 << 20
@@ -36,7 +36,7 @@ class _Process:
             env=os.environ | ONE_THREAD | {"PYTHONPATH": path},
         )
 
-    def work(self, task: AnyTask) -> Outcome:
+    def work(self, task: AnyTask) -> TaskOutcome:
         """The outcome of a task, also if the process ends over it."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -44,10 +44,10 @@ class _Process:
             self.process.stdin.write(json.dumps(asdict(task)).encode() + b"\n")
         answer = self.process.stdout.readline()
         if answer.endswith(b"\n"):
-            return Outcome(**json.loads(answer))
+            return TaskOutcome(**json.loads(answer))
         code = self.process.wait()
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return Outcome(task.name, rule=str(Rule.CRASHED), reason=f"its analysis {how}", died=True)
+        return TaskOutcome(task.name, rule=str(Rule.CRASHED), reason=f"its analysis {how}", died=True)
 
     def end(self) -> None:
         """Close its stdin, with which it ends, and wait for that."""
@@ -61,10 +61,10 @@ class LocalExecutor:
     def __init__(self, processes: int, memory_bytes: int) -> None:
         self.processes, self.memory_bytes = processes, memory_bytes
 
-    def run(self, tasks: Sequence[AnyTask], *, alone: bool = False) -> Iterator[Outcome]:
+    def run(self, tasks: Sequence[AnyTask], *, alone: bool = False) -> Iterator[TaskOutcome]:
         most = 1 if alone else min(self.processes, len(tasks))
         waiting, idle = list(tasks), list[_Process]()
-        running: dict[Future[Outcome], tuple[_Process, AnyTask]] = {}
+        running: dict[Future[TaskOutcome], tuple[_Process, AnyTask]] = {}
         pool = ThreadPoolExecutor(max(most, 1))
         try:
             while waiting or running:
@@ -87,9 +87,9 @@ class LocalExecutor:
 
     def _next(self, waiting: list[AnyTask], running: Sequence[AnyTask]) -> AnyTask | None:
         """Remove and return the first task that fits into memory next to the others."""
-        taken = sum(task.memory_bytes for task in running)
+        used_bytes = sum(task.memory_bytes for task in running)
         idle = BASE_BYTES * (min(self.processes, len(running) + len(waiting)) - len(running) - 1)
-        for at, task in enumerate(waiting):
-            if not running or taken + idle + task.memory_bytes <= self.memory_bytes:
-                return waiting.pop(at)
+        for index, task in enumerate(waiting):
+            if not running or used_bytes + idle + task.memory_bytes <= self.memory_bytes:
+                return waiting.pop(index)
         return None

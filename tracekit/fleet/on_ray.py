@@ -14,7 +14,7 @@ from typing import Any
 from tracekit.base.errors import SelectionError, extra
 from tracekit.base.text import short
 from tracekit.fleet.exclusions import Rule
-from tracekit.fleet.executor import BASE_BYTES, ONE_THREAD, AnyTask, Outcome
+from tracekit.fleet.executor import BASE_BYTES, ONE_THREAD, AnyTask, TaskOutcome
 
 #: Number of tasks to submit to Ray ahead of the running ones, per processor.
 _AHEAD = 2
@@ -31,7 +31,7 @@ class RayExecutor:
     def __init__(self, address: str | None, processes: int) -> None:
         self.address, self.processes = address, processes
 
-    def run(self, tasks: Sequence[AnyTask], *, alone: bool = False) -> Iterator[Outcome]:
+    def run(self, tasks: Sequence[AnyTask], *, alone: bool = False) -> Iterator[TaskOutcome]:
         if not tasks:
             return
         ray = _ray()
@@ -46,12 +46,12 @@ class RayExecutor:
             settings |= {"address": "local", "num_cpus": self.processes, "include_dashboard": False}
         else:
             settings["address"] = self.address
-        for left in reversed(range(_STARTS if self.address is None else 1)):
+        for retries in reversed(range(_STARTS if self.address is None else 1)):
             try:
                 ray.init(**settings)
             except Exception as error:  # Ray raises nothing more specific if a node takes more than its 30 s to start
                 ray.shutdown()
-                if not left:
+                if not retries:
                     reason = (str(error).splitlines() or [type(error).__name__])[0]
                     where, check = "a cluster on this machine", "use processes"
                     if self.address is not None:
@@ -60,7 +60,7 @@ class RayExecutor:
             else:
                 return
 
-    def _outcomes(self, ray: Any, tasks: Sequence[AnyTask], *, alone: bool) -> Iterator[Outcome]:
+    def _outcomes(self, ray: Any, tasks: Sequence[AnyTask], *, alone: bool) -> Iterator[TaskOutcome]:
         """Submit tasks as others return, so that Ray never holds many."""
         work = ray.remote(num_cpus=1, max_retries=0)(_work)
         most = 1 if alone else max(1, int(ray.cluster_resources().get("CPU", 1)) * _AHEAD)
@@ -75,10 +75,10 @@ class RayExecutor:
             (done, *_), _ = ray.wait(list(running), num_returns=1)
             task = running.pop(done)
             try:
-                yield Outcome(**ray.get(done))
+                yield TaskOutcome(**ray.get(done))
             except ray.exceptions.RayError as error:
                 reason = f"its analysis died: {type(error).__name__}"
-                yield Outcome(task.name, rule=str(Rule.CRASHED), reason=reason, died=True)
+                yield TaskOutcome(task.name, rule=str(Rule.CRASHED), reason=reason, died=True)
 
 
 def _work(plain: dict[str, Any]) -> dict[str, Any]:

@@ -57,9 +57,12 @@ def _figures(large: pl.DataFrame, study: Study) -> Iterator[PaperFigure]:
     yield _share("jobs with forward-backward correlation >= 0.9", 0.214, long, large)
     yield _mean("mean S of those", 1.34, long)
     planned = (
-        study.table("fixes").filter(kind="planned-gc").select("job", "saved_s").collect()
+        study.table("fixes")
+        .filter(kind="planned-gc")
+        .select("job", "saved_s")
+        .collect()
         .join(large.filter(pl.col("dp") >= 128).select("job", "recorded_s"), on="job")
-    )  # fmt: skip
+    )
     saved = (planned["saved_s"] / planned["recorded_s"]).median()
     yield PaperFigure(
         "step time given back by planned gc, jobs of 128 DP ranks and more (paper: one job; ours: the median)",
@@ -72,10 +75,10 @@ def _share(name: str, paper: float, part: pl.DataFrame, whole: pl.DataFrame) -> 
 
 
 def _mean(name: str, paper: float, jobs: pl.DataFrame) -> PaperFigure:
-    found = jobs["slowdown"].to_numpy()
-    return PaperFigure(name, paper, float(found.mean()) if len(found) else None, SLOWDOWN, jobs.height)
+    slowdowns = jobs["slowdown"].to_numpy()
+    return PaperFigure(name, paper, float(slowdowns.mean()) if len(slowdowns) else None, SLOWDOWN, jobs.height)
 
 
 def _waste(jobs: pl.DataFrame, quantile: float, paper: float) -> PaperFigure:
-    found = jobs["waste"].drop_nulls().quantile(quantile, "lower")
-    return PaperFigure(f"lost at least by the worst {1 - quantile:.0%} of jobs", paper, found, SHARE, jobs.height)
+    waste = jobs["waste"].drop_nulls().quantile(quantile, "lower")
+    return PaperFigure(f"lost at least by the worst {1 - quantile:.0%} of jobs", paper, waste, SHARE, jobs.height)

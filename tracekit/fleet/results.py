@@ -15,7 +15,7 @@ from typing import BinaryIO
 import polars as pl
 
 from tracekit.base.contained import Contained
-from tracekit.fleet.tables import TABLES
+from tracekit.fleet.study_tables import TABLES
 
 #: Where the results are, below the folder of a study.
 RESULTS = ".run/results"

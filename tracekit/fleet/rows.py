@@ -14,7 +14,7 @@ import polars as pl
 
 from tracekit.base.text import encodable
 from tracekit.fleet.exclusions import Exclusion, exclusions_of, usable_start
-from tracekit.fleet.tables import frame
+from tracekit.fleet.study_tables import frame
 from tracekit.job.job import Job
 from tracekit.report.answer import Culprit
 from tracekit.report.report import Report
@@ -47,8 +47,9 @@ def rows_of(job: Job, digest: str, analysis: str) -> Rows:
     tables["machines"] = machines_of(tables["workers"])
     first_start_s = min((starts[int(step)] for step in times.steps if int(step) in starts), default=None)
     stamped = {"job": digest, "analysis": analysis, "started_at": usable_start(first_start_s)}
-    row = tables["jobs"].with_columns(pl.lit(value, tables["jobs"].schema[name]).alias(name)
-                                      for name, value in stamped.items())  # fmt: skip
+    row = tables["jobs"].with_columns(
+        pl.lit(value, tables["jobs"].schema[name]).alias(name) for name, value in stamped.items()
+    )
     left_out = list(exclusions_of(row.row(0, named=True), first_start_s))
     rows = {name: table.with_columns(job=pl.lit(digest)) for name, table in tables.items()}
     rows["jobs"] = row
@@ -128,16 +129,16 @@ def _of_pipeline(report: Report) -> dict[str, Any]:
     lanes = report.pipeline
     if lanes is None:
         return {}
-    found, layout, diagnosis = lanes.attribution, lanes.layout, lanes.diagnosis
-    known = [value for value in found.correlation.values() if value is not None and math.isfinite(value)]
+    attribution, layout, diagnosis = lanes.attribution, lanes.layout, lanes.diagnosis
+    correlations = [value for value in attribution.correlation.values() if value is not None and math.isfinite(value)]
     return {
         **{name: getattr(layout, name) for name in ("dp", "pp", "tp", "cp", "ep", "vpp")},
         "hosts": len(set(lanes.hosts.values())) or None,
         "workers": lanes.coverage.workers_expected,
         "workers_traced": lanes.coverage.workers_traced,
-        "m_w": found.m_w.removal,
-        "m_s": found.m_s.removal if layout.pp > 1 else None,
-        "forward_backward_correlation": float(np.median(known)) if known else None,
+        "m_w": attribution.m_w.removal,
+        "m_s": attribution.m_s.removal if layout.pp > 1 else None,
+        "forward_backward_correlation": float(np.median(correlations)) if correlations else None,
         "time_pattern": None if diagnosis.time is None else str(diagnosis.time.shape),
         "space_pattern": None if diagnosis.space is None else str(diagnosis.space.shape),
     }
@@ -162,8 +163,8 @@ def _workers(report: Report, gpus: object) -> pl.DataFrame:
     table, lanes = report.workers, report.pipeline
     slowest = {(worker.dp_rank, worker.pp_rank) for worker in lanes.attribution.slowest_workers} if lanes else set()
     culprits: dict[tuple[int | None, ...], Culprit] = {}
-    for one in sorted(report.answer.culprits, key=lambda one: -one.cost_s):
-        culprits.setdefault((one.rank,) if one.worker is None else (one.dp_rank, one.pp_rank), one)
+    for culprit in sorted(report.answer.culprits, key=lambda culprit: -culprit.cost_s):
+        culprits.setdefault((culprit.rank,) if culprit.worker is None else (culprit.dp_rank, culprit.pp_rank), culprit)
     cells = [
         (rank,) if dp_rank is None else (dp_rank, pp_rank)
         for rank, dp_rank, pp_rank in table.select("rank", "dp_rank", "pp_rank").iter_rows()
@@ -225,7 +226,7 @@ def _fixes(report: Report, per_hour: float) -> pl.DataFrame:
                 "saved_s": fix.saved_s if promised else None,
                 "saved_gpu_hours": fix.saved_s * per_hour if promised else None,
             }
-        )  # fmt: skip
+        )
     return _many("fixes", rows)
 
 

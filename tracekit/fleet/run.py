@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from tracekit import __version__
-from tracekit.fleet.executor import Executor, Outcome, Task
+from tracekit.fleet.executor import Executor, Task, TaskOutcome
 from tracekit.fleet.sources import Source
 from tracekit.fleet.study import SeenLog, Study
 
@@ -42,7 +42,7 @@ class RunSummary:
 
     sources: int
     unchanged: int
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[TaskOutcome]
 
     @property
     def failed(self) -> Counter[str]:
@@ -88,15 +88,15 @@ def _is_done(source: Source, seen: dict[str, tuple[str, str]], done: set[str]) -
 
 def _analyse(
     study: Study, todo: Sequence[Source], executor: Executor, analysis: str, log: SeenLog, progress: Progress
-) -> list[Outcome]:
+) -> list[TaskOutcome]:
     """An outcome for each source. A source that ended its process is retried alone: memory may have been short."""
     of_url = {source.url: source for source in todo}
-    standing, outcomes = Standing(len(todo)), list[Outcome]()
+    standing, outcomes = Standing(len(todo)), list[TaskOutcome]()
     progress(standing)
-    left = sorted(of_url, key=lambda url: (-of_url[url].bytes, url))
+    waiting = sorted(of_url, key=lambda url: (-of_url[url].bytes, url))
     for last in (False, True):
         again = []
-        for outcome in executor.run([Task(of_url[url], str(study.path), analysis) for url in left], alone=last):
+        for outcome in executor.run([Task(of_url[url], str(study.path), analysis) for url in waiting], alone=last):
             log.add(of_url[outcome.url], outcome)
             if outcome.died and not last:
                 again.append(outcome.url)
@@ -105,5 +105,5 @@ def _analyse(
             standing.done += 1
             standing.failed.update([outcome.rule] if outcome.rule is not None else [])
             progress(standing)
-        left = sorted(again)
-    return sorted(outcomes, key=lambda one: one.url)
+        waiting = sorted(again)
+    return sorted(outcomes, key=lambda outcome: outcome.url)

@@ -28,10 +28,10 @@ from tracekit.base.command_line import command
 from tracekit.base.contained import Contained
 from tracekit.base.errors import OutputError, StudyError, UnsafeFileError
 from tracekit.fleet.exclusions import EVERYWHERE
-from tracekit.fleet.executor import Outcome
+from tracekit.fleet.executor import TaskOutcome
 from tracekit.fleet.results import RESULTS, read_result, result_name, waiting
 from tracekit.fleet.sources import MARK, Source
-from tracekit.fleet.tables import BY_JOB, STUDY_VERSION, TABLES, frame
+from tracekit.fleet.study_tables import BY_JOB, STUDY_VERSION, TABLES, frame
 
 PARTS = "0123456789abcdef"
 _ROW_GROUP = 1 << 17
@@ -108,10 +108,10 @@ class Study:
         """True if a content has been analysed, in the tables or not."""
         if self.contained.status(result_name(digest, analysis)) is not None:
             return True
-        mine = (pl.col("job") == digest) & (pl.col("analysis") == analysis)
+        own = (pl.col("job") == digest) & (pl.col("analysis") == analysis)
         parts = (*self._parts("jobs", digest[0]), *self._parts("exclusions", PARTS[0]))
         return any(
-            not pl.scan_parquet(part, glob=False).filter(mine).select("job").head(1).collect().is_empty()
+            not pl.scan_parquet(part, glob=False).filter(own).select("job").head(1).collect().is_empty()
             for part in parts
         )
 
@@ -159,7 +159,7 @@ class Study:
         except OSError as error:
             raise _cannot_write(self.path, error) from None
 
-    def fold(self, analysis: str, failed: Mapping[str, Outcome], tried: set[str]) -> None:
+    def fold(self, analysis: str, failed: Mapping[str, TaskOutcome], tried: set[str]) -> None:
         """Put all results into the tables, then remove them. Raises OutputError.
 
         `failed`: outcomes without a lasting result, by source. `tried`: all sources of this run.
@@ -172,9 +172,9 @@ class Study:
         first = _first_source(now)
         left_out = [self._old_exclusions(wanted - results.keys(), set(failed) | tried)]
         for part in PARTS:
-            mine = {digest: name for digest, name in results.items() if digest[0] == part}
-            if mine or any(digest[0] == part for digest in dropped):
-                left_out += self._fold_part(part, mine, wanted)
+            of_part = {digest: name for digest, name in results.items() if digest[0] == part}
+            if of_part or any(digest[0] == part for digest in dropped):
+                left_out += self._fold_part(part, of_part, wanted)
         left_out.append(_failures([one for url, one in failed.items() if url not in now]))
         exclusions = pl.concat(left_out).with_columns(
             source=pl.coalesce("source", pl.col("job").replace_strict(first, default=None, return_dtype=pl.String))
@@ -198,12 +198,10 @@ class Study:
             self._write(table, merged.sort("job", maintain_order=True), part)
         return [rows["exclusions"] for digest, rows in read.items() if digest in wanted]
 
-    def _old_exclusions(self, kept: set[str], tried: set[str]) -> pl.DataFrame:
+    def _old_exclusions(self, unchanged: set[str], tried: set[str]) -> pl.DataFrame:
         """Exclusions of jobs that stay as they are, and of sources that failed earlier and were not tried now."""
-        of_job = pl.col("job").is_in(list(kept))
-        return self.read("exclusions").filter(
-            of_job | (pl.col("job").is_null() & ~pl.col("source").is_in(list(tried)))
-        )  # fmt: skip
+        of_job = pl.col("job").is_in(list(unchanged))
+        return self.read("exclusions").filter(of_job | (pl.col("job").is_null() & ~pl.col("source").is_in(list(tried))))
 
     def _write(self, table: str, rows: pl.DataFrame, part: str = PARTS[0]) -> None:
         self.contained.make_folder(table)
@@ -230,7 +228,7 @@ class SeenLog:
     def __init__(self, study: Contained) -> None:
         self._study = study
 
-    def add(self, source: Source, outcome: Outcome) -> None:
+    def add(self, source: Source, outcome: TaskOutcome) -> None:
         """Note the content of a source. Raises OSError."""
         if outcome.digest is not None:
             self._study.append(_SEEN, _line(source.url, outcome.stamp, outcome.digest))
@@ -253,7 +251,7 @@ def _first_source(now: Mapping[str, str]) -> dict[str, str]:
     return first
 
 
-def _failures(outcomes: list[Outcome]) -> pl.DataFrame:
+def _failures(outcomes: list[TaskOutcome]) -> pl.DataFrame:
     """The rows of sources without a content."""
     columns = {
         "source": [one.url for one in outcomes],

@@ -39,62 +39,62 @@ def _is_figure(text: str) -> bool:
     return text == "-" or text.removeprefix("at most ")[:1].isdigit()
 
 
-def headline(found: FleetFigures) -> str:
+def headline(figures: FleetFigures) -> str:
     """The first line."""
-    if not found.jobs:
+    if not figures.jobs:
         return "No job counts: every one was left out."
     return (
-        f"{_percent(found.straggling_jobs.value)} of {found.jobs:,} jobs straggle;"
-        f" {_percent(found.lost.value)} of {hours(found.gpu_hours)} GPU-hours are lost to it"
+        f"{_percent(figures.straggling_jobs.value)} of {figures.jobs:,} jobs straggle;"
+        f" {_percent(figures.lost.value)} of {hours(figures.gpu_hours)} GPU-hours are lost to it"
     )
 
 
-def answer_rows(found: FleetFigures) -> Iterator[tuple[str, str]]:
+def answer_rows(figures: FleetFigures) -> Iterator[tuple[str, str]]:
     """The rows below the first line of the first screen."""
     yield (
         "Jobs",
         (
-            f"{found.sources:,} sources, {found.copies:,} of them copies; {found.jobs:,} jobs count,"
-            f" {sum(one.first for one in found.left_out if one.scope == 'everywhere'):,} are left out"
+            f"{figures.sources:,} sources, {figures.copies:,} of them copies; {figures.jobs:,} jobs count,"
+            f" {sum(one.first for one in figures.left_out if one.scope == 'everywhere'):,} are left out"
         ),
     )
-    if not found.jobs:
+    if not figures.jobs:
         return
     yield (
         "Straggling",
-        (f"{between(found.straggling_jobs)} of jobs, {between(found.straggling_hours)} of GPU-hours (S >= 1.1)"),
+        (f"{between(figures.straggling_jobs)} of jobs, {between(figures.straggling_hours)} of GPU-hours (S >= 1.1)"),
     )
-    yield "Lost", f"{hours(found.lost_gpu_hours)} GPU-hours, {between(found.lost)}"
-    if found.causes.height:
-        first = found.causes.row(0, named=True)
+    yield "Lost", f"{hours(figures.lost_gpu_hours)} GPU-hours, {between(figures.lost)}"
+    if figures.causes.height:
+        first = figures.causes.row(0, named=True)
         yield "Mostly to", f"{first['title']}: {hours(first['lost_gpu_hours'])} GPU-hours in {first['jobs']:,} jobs"
-    if found.fixes and (best := found.fixes[0]).for_causes:
+    if figures.fixes and (best := figures.fixes[0]).for_causes:
         given_back = ("at most " if best.bound else "") + hours(best.gpu_hours)
         yield (
             "Best fix",
             (
-                f"{_fix(best)}: gives back {given_back} of all {hours(found.gpu_hours)} GPU-hours,"
+                f"{_fix(best)}: gives back {given_back} of all {hours(figures.gpu_hours)} GPU-hours,"
                 f" {between(best.share)}, in {best.jobs:,} jobs"
             ),
         )
-    if found.applied:
-        yield "Applied", in_all(found.applied)
-    yield "Intervals", f"{CONFIDENCE:.0%}, bootstrap over jobs, {found.samples:,} samples"
-    if len(found.analyses) > 1:
-        yield "Mixed", f"jobs of {len(found.analyses)} versions of the analysis: run the sources again"
+    if figures.applied:
+        yield "Applied", in_all(figures.applied)
+    yield "Intervals", f"{CONFIDENCE:.0%}, bootstrap over jobs, {figures.samples:,} samples"
+    if len(figures.analyses) > 1:
+        yield "Mixed", f"jobs of {len(figures.analyses)} versions of the analysis: run the sources again"
 
 
-def tables(found: FleetFigures) -> Iterator[Table]:
+def tables(figures: FleetFigures) -> Iterator[Table]:
     """Every table, in order; leaves out those without rows."""
-    everything = (_causes(found), _fixes(found), _applied(found), _examples(found), _distribution(found),
-                  *_groups(found), _patterns(found), _paper(found), _left_out(found))  # fmt: skip
+    everything = (_causes(figures), _fixes(figures), _applied(figures), _examples(figures), _distribution(figures),
+                  *_groups(figures), _patterns(figures), _paper(figures), _left_out(figures))  # fmt: skip
     yield from (table for table in everything if table.rows)
 
 
-def _causes(found: FleetFigures) -> Table:
+def _causes(figures: FleetFigures) -> Table:
     rows = [
         (row["title"], f"{row['jobs']:,}", hours(row["lost_gpu_hours"]), _percent(row["lost"]))
-        for row in found.causes.head(MOST_ROWS).iter_rows(named=True)
+        for row in figures.causes.head(MOST_ROWS).iter_rows(named=True)
     ]
     note = (
         "Jobs that lose at least 1% of their step to it. Causes overlap: they do not add up. The GPU-hours lost in all"
@@ -103,7 +103,7 @@ def _causes(found: FleetFigures) -> Table:
     return Table(BY_CAUSE, ("Cause", "jobs", "GPU-hours", "of all"), tuple(rows), note)
 
 
-def _fixes(found: FleetFigures) -> Table:
+def _fixes(figures: FleetFigures) -> Table:
     rows = [
         (
             _fix(one),
@@ -112,14 +112,14 @@ def _fixes(found: FleetFigures) -> Table:
             ("at most " if one.bound else "") + hours(one.gpu_hours),
             between(one.share),
         )
-        for one in found.fixes
+        for one in figures.fixes
     ]
     heads = ("Fix", "for", "jobs", "gives back", "of all GPU-hours")
     note = "First fixes for causes, then what any job could try. Of each job the best fix of its kind. Fixes overlap."
     return Table("Fixes that give back most", heads, tuple(rows), note)
 
 
-def _applied(found: FleetFigures) -> Table:
+def _applied(figures: FleetFigures) -> Table:
     rows = [
         (
             one.title,
@@ -128,23 +128,23 @@ def _applied(found: FleetFigures) -> Table:
             seconds(one.got_s),
             three_digits(one.got_gpu_hours_per_day),
         )
-        for one in found.applied
+        for one in figures.applied
     ]
     heads = ("Fix", "jobs", "expected", "got", "GPU-hours a day")
     note = "What each was expected to save a step, and what the run with it saves, as tracekit compare --fix noted it."
     return Table(APPLIED, heads, tuple(rows), note)
 
 
-def _fix(one: FixOfFleet) -> str:
-    return one.kind.replace("-", " ").capitalize()
+def _fix(fix: FixOfFleet) -> str:
+    return fix.kind.replace("-", " ").capitalize()
 
 
-def _examples(found: FleetFigures) -> Table:
-    rows = [(_fix(one), f"{short(one.example_job)}: {one.example}") for one in found.fixes]
+def _examples(figures: FleetFigures) -> Table:
+    rows = [(_fix(one), f"{short(one.example_job)}: {one.example}") for one in figures.fixes]
     return Table("Where each of these fixes gives back most", ("Fix", "job"), tuple(rows))
 
 
-def _distribution(found: FleetFigures) -> Table:
+def _distribution(figures: FleetFigures) -> Table:
     rows = [
         (
             f"{row['quantile']:.0%}",
@@ -153,15 +153,15 @@ def _distribution(found: FleetFigures) -> Table:
             f"{row['slowdown_hours']:.3f}",
             _percent(row["waste_hours"]),
         )
-        for row in found.quantiles.iter_rows(named=True)
-        if found.jobs
+        for row in figures.quantiles.iter_rows(named=True)
+        if figures.jobs
     ]
     heads = ("At most, in", "S of jobs", "waste", "S by GPU-hours", "waste by GPU-hours")
     return Table("Slowdown and waste", heads, tuple(rows))
 
 
-def _groups(found: FleetFigures) -> Iterator[Table]:
-    for name, rows in found.groups.items():
+def _groups(figures: FleetFigures) -> Iterator[Table]:
+    for name, rows in figures.groups.items():
         shown = rows if name in ("size", "week") else rows.head(MOST_ROWS)
         cells = [_group_row(row) for row in shown.iter_rows(named=True)]
         heads = ("", "jobs", "GPU-hours lost", "straggling", "lost")[: len(cells[0]) if cells else 5]
@@ -176,7 +176,7 @@ def _group_row(row: dict[str, object]) -> tuple[str, ...]:
     return *cells, _percent(_number(row["straggling"])), _percent(_number(row["lost"]))
 
 
-def _patterns(found: FleetFigures) -> Table:
+def _patterns(figures: FleetFigures) -> Table:
     rows = [
         (
             f"{row['group']}: {row['pattern']}",
@@ -184,29 +184,31 @@ def _patterns(found: FleetFigures) -> Table:
             _percent(row["hours"]),
             hours(row["lost_gpu_hours"]),
         )
-        for row in found.patterns.iter_rows(named=True)
+        for row in figures.patterns.iter_rows(named=True)
     ]
     return Table("Patterns", ("Slowdown", "of jobs", "of GPU-hours", "GPU-hours lost"), tuple(rows))
 
 
-def _paper(found: FleetFigures) -> Table:
+def _paper(figures: FleetFigures) -> Table:
     def cell(value: float | None, unit: str) -> str:
-        return "-" if value is None else _percent(value) if unit == SHARE else f"{value:.2f}"
+        if value is None:
+            return "-"
+        return _percent(value) if unit == SHARE else f"{value:.2f}"
 
     rows = [
         (one.name, f"{cell(one.paper, one.unit)} ({one.status})", cell(one.ours, one.unit), f"{one.jobs:,}")
-        for one in found.paper
+        for one in figures.paper
     ]
     heads = ("", "the paper", "ours", "our jobs")
     return Table("Our fleet beside the paper's", heads, tuple(rows), f"Jobs of 128 GPUs and more. Paper: {CITATION}.")
 
 
-def _left_out(found: FleetFigures) -> Table:
-    rows = [(str(one.rule), one.scope, f"{one.jobs:,}", f"{one.first:,}") for one in found.left_out]
+def _left_out(figures: FleetFigures) -> Table:
+    rows = [(str(one.rule), one.scope, f"{one.jobs:,}", f"{one.first:,}") for one in figures.left_out]
     return Table("Jobs left out", ("Rule", "of", "jobs", "by this rule first"), tuple(rows))
 
 
-def culprits_table(found: pl.DataFrame, rate: float) -> Table:
+def culprits_table(culprits: pl.DataFrame, rate: float) -> Table:
     """Machines that recur, at that false-discovery rate; without rows, and a note that says so, if there are none."""
     rows = [
         (
@@ -218,7 +220,7 @@ def culprits_table(found: pl.DataFrame, rate: float) -> Table:
             row["parts"],
             "" if row["last_job"] is None else short(row["last_job"]),
         )
-        for row in found.iter_rows(named=True)
+        for row in culprits.iter_rows(named=True)
     ]
     heads = ("Machine", "held up", "by chance", "q", "GPU-hours lost", "slow in", "last")
     note = f"At most {rate:.0%} of them are expected to be named by chance (Benjamini-Hochberg)."
@@ -226,9 +228,9 @@ def culprits_table(found: pl.DataFrame, rate: float) -> Table:
     return Table("Machines that hold up one job after another", heads, tuple(rows), note)
 
 
-def between(found: Interval) -> str:
+def between(interval: Interval) -> str:
     """A share with its interval."""
-    return f"{_percent(found.value)} ({_percent(found.low)} to {_percent(found.high)})"
+    return f"{_percent(interval.value)} ({_percent(interval.low)} to {_percent(interval.high)})"
 
 
 def hours(value: float) -> str:

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tracekit.base import memory
-from tracekit.fleet.executor import AnyTask, Batch, Outcome, Task
+from tracekit.fleet.executor import AnyTask, Batch, Task, TaskOutcome
 from tracekit.fleet.sources import Source
 
 
@@ -36,7 +36,7 @@ def task_of(plain: dict[str, Any]) -> AnyTask:
     return Task(**{**plain, "source": Source(**plain["source"])})
 
 
-def work(task: AnyTask) -> Outcome:
+def work(task: AnyTask) -> TaskOutcome:
     """Like `analyse` or `analyse_batch`, but a defect costs only one trace and not the run."""
     try:
         if isinstance(task, Batch):
@@ -47,7 +47,7 @@ def work(task: AnyTask) -> Outcome:
 
         return analyse(task)
     except Exception as error:  # a defect that one trace triggers must not cost the others their figures
-        return Outcome(
+        return TaskOutcome(
             task.name, rule="crashed", reason=f"the analysis ended with {type(error).__name__}: {error}"[:400]
         )
 

@@ -15,7 +15,7 @@ from tracekit.analysis.detectors.registry import detector_of
 from tracekit.analysis.detectors.uneven_experts import LATE_PEER, other_causes
 from tracekit.analysis.evidence.uneven_loads import experts_of, uneven_experts
 from tracekit.analysis.experts.balance import ExpertJob
-from tracekit.analysis.experts.experts import ExpertLoads, Plan
+from tracekit.analysis.experts.expert_loads import ExpertLoads, RebalancePlan
 from tracekit.base.text import seconds
 from tracekit.report.experts import CauseOfImbalance, Experts, Overlap, Rebalanced
 from tracekit.report.section import Table
@@ -40,7 +40,7 @@ def with_overlap(report: R) -> R:
     return report if recorded is None else replace(report, overlap=find_overlap(recorded))
 
 
-def with_experts(report: R, plans: Sequence[Plan]) -> R:
+def with_experts(report: R, plans: Sequence[RebalancePlan]) -> R:
     """The same report with the loads of its experts and the price of plans."""
     evidence = report.ops_evidence
     found = (ExpertLoads(ExpertJob()) if evidence is None else experts_of(evidence)).found(plans)
@@ -53,7 +53,7 @@ def unasked(evidence: GraphSubject | None) -> Experts | None:
     """What every report keeps of uneven loads, with the price of equal ones; None if there are none."""
     if evidence is None or uneven_experts(evidence) is None:
         return None
-    return experts_of(evidence).found([Plan.parse("balanced")])
+    return experts_of(evidence).found([RebalancePlan.parse("balanced")])
 
 
 def remarks(report: Report) -> Iterator[tuple[str, str]]:

@@ -18,7 +18,7 @@ from tracekit.base.text import listed, quoted, short
 from tracekit.job.job import Job
 from tracekit.job.pipeline import PipelineJob
 from tracekit.trace.model import OpKind
-from tracekit.trace.rl import POST_TRAINING, Format
+from tracekit.trace.post_training import POST_TRAINING, Format
 from tracekit.trace.step_values import step_values, tokens_per_s
 
 #: What a trace may say of its job that makes runs different ones.

@@ -36,7 +36,7 @@ from tracekit.job.graph_report import GraphReport
 from tracekit.job.job import Exported, Job, PathLike, Progress
 from tracekit.job.questions import answer_fix, answer_keep, by_labels, op_edits
 from tracekit.report.question import ByLabel, Question
-from tracekit.trace.kineto import GpuRecording
+from tracekit.trace.gpu_recording import GpuRecording
 from tracekit.trace.op import OpTrace
 
 if TYPE_CHECKING:

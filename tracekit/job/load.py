@@ -17,7 +17,7 @@ from tracekit.job.job import Job, PathLike
 from tracekit.job.pipeline import PipelineJob
 from tracekit.trace.model import TraceKind
 from tracekit.trace.op import is_op_trace, read_op_trace
-from tracekit.trace.rl import POST_TRAINING
+from tracekit.trace.post_training import POST_TRAINING
 
 if TYPE_CHECKING:
     from tracekit.job.graph import GraphJob

@@ -29,7 +29,7 @@ from tracekit.job.questions import answered
 from tracekit.job.rl_report import RlReport
 from tracekit.report.question import ByLabel, Question
 from tracekit.trace.op import OpTrace
-from tracekit.trace.rl import POST_TRAINING, Format, PhaseLog, run_of, trace_of
+from tracekit.trace.post_training import POST_TRAINING, Format, PhaseLog, run_of, trace_of
 
 if TYPE_CHECKING:
     from tracekit.analysis.experts.loads import Loads

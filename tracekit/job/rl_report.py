@@ -14,7 +14,7 @@ import polars as pl
 from tracekit.analysis.evidence.rl_subject import RlSubject
 from tracekit.analysis.rl.account import Generation, LossTime, PhaseTime, Price, RlAccount
 from tracekit.analysis.rl.loop import WARM_UP
-from tracekit.analysis.rl.run import CONTRADICTION
+from tracekit.analysis.rl.rl_run import CONTRADICTION
 from tracekit.base.text import counted, listed, percent, ranks_text, seconds, short, three_digits, with_error
 from tracekit.report.question import question_table
 from tracekit.report.report import COMMON_TABLES, Report, StepTimes

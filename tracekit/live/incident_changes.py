@@ -50,16 +50,16 @@ class StoreChanges:
                 if self._begun and number > self._newest.get(name, -1)
             }
             # Not all of them: a job that is watched for weeks has many closed ones.
-            incidents = catalogue.live.incidents(self._job, after=self._last, known=self._open)
+            incidents = catalogue.live.incidents(self._job, after=self._last, numbers=self._open)
         new = [
             one
             for one in incidents
             if one.incident_id > self._last or (one.closed_at is None and one.incident_id not in self._open)
         ]
-        known = self._open | {one.incident_id for one in new}
-        closed = [one for one in incidents if one.closed_at is not None and one.incident_id in known]
-        found = Changes(windows, tuple(reversed(new)), tuple(reversed(closed))) if self._begun else Changes()
+        incident_ids = self._open | {one.incident_id for one in new}
+        closed = [one for one in incidents if one.closed_at is not None and one.incident_id in incident_ids]
+        changes = Changes(windows, tuple(reversed(new)), tuple(reversed(closed))) if self._begun else Changes()
         self._state, self._newest, self._begun = state, newest, True
         self._open = {one.incident_id for one in incidents if one.closed_at is None}
         self._last = max([self._last, *(one.incident_id for one in incidents)])
-        return found
+        return changes

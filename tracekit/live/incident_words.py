@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from tracekit.base.text import printable
 from tracekit.store import Incident
-from tracekit.store.handling import Change
+from tracekit.store.handling import IncidentChange
 
 
 def advice(incident: Incident) -> Iterator[tuple[str, str]]:
@@ -30,14 +30,16 @@ def evidence(incident: Incident) -> tuple[str, dict[str, object]]:
     return "/job", {"job": incident.job, "window": incident.seen_window}
 
 
-def handling(changes: Sequence[Change], moment: Callable[[float], str]) -> Iterator[str]:
+def handling(changes: Sequence[IncidentChange], moment: Callable[[float], str]) -> Iterator[str]:
     """Yield a sentence per change, oldest first. `moment`: writes seconds since the epoch."""
     for change in changes:
         parts = [f"owner {change.owner}"] if change.owner is not None else []
         if change.muted_until is not None:
-            parts.append(f"muted until {moment(change.muted_until)}" if change.muted_until > change.at else "not muted")
+            parts.append(
+                f"muted until {moment(change.muted_until)}" if change.muted_until > change.changed_at else "not muted"
+            )
         said = "; ".join([*parts, *([change.note] if change.note is not None else [])])
-        yield printable(f"{moment(change.at)}, {change.by}: {said or 'acknowledged'}")
+        yield printable(f"{moment(change.changed_at)}, {change.by}: {said or 'acknowledged'}")
 
 
 def lasted(incident: Incident) -> str:

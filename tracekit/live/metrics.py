@@ -103,10 +103,10 @@ def _of_jobs(jobs: pl.DataFrame) -> Iterator[Metric]:
     total.add_metric(["no"], jobs.height - analysed)
     yield total
     for kind, figures in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
-        for metric, says, made in figures:
+        for metric, says, expression in figures:
             family = kind(metric, says, labels=[LABEL])
             for name, value in (
-                jobs.select("name", made.cast(pl.Float64).alias("value")).drop_nulls("value").iter_rows()
+                jobs.select("name", expression.cast(pl.Float64).alias("value")).drop_nulls("value").iter_rows()
             ):
                 family.add_metric([name], value)
             yield family
@@ -124,8 +124,8 @@ def _of_jobs(jobs: pl.DataFrame) -> Iterator[Metric]:
 
 def _identity(metadata: str) -> dict[str, str]:
     """The labels of the series that says which job of the scheduler this is."""
-    known = {key: value for key, value in json.loads(metadata).items() if isinstance(value, str)}
-    return {key: _label(value) for key, value in known.items() if key in VARIABLES.values() or _IS_LABEL.match(key)}
+    labels = {key: value for key, value in json.loads(metadata).items() if isinstance(value, str)}
+    return {key: _label(value) for key, value in labels.items() if key in VARIABLES.values() or _IS_LABEL.match(key)}
 
 
 def _of_incidents(incidents: Sequence[Incident], page: str) -> Iterator[Metric]:
@@ -158,11 +158,11 @@ def _costliest(incidents: Sequence[Incident]) -> list[Incident]:
     """Return the incidents that get series: the costliest of every job first, then the second of every job, etc."""
     ranked: list[tuple[int, Incident]] = []
     of_job: dict[str, int] = {}
-    for incident in sorted(incidents, key=lambda one: -one.cause.share):
+    for incident in sorted(incidents, key=lambda pair: -pair.cause.share):
         place = of_job[incident.job] = of_job.get(incident.job, 0) + 1
         if place <= MOST_INCIDENTS:
             ranked.append((place, incident))
-    ranked.sort(key=lambda one: one[0])
+    ranked.sort(key=lambda pair: pair[0])
     return [incident for _, incident in ranked[:MOST_INCIDENTS_IN_ALL]]
 
 
@@ -199,13 +199,13 @@ def _label(text: str) -> str:
 
 def remembered(store: Store) -> Callable[[], JobStates]:
     """Return a function that returns the state of a store, and rereads it only if it has changed."""
-    kept: list[tuple[str, JobStates]] = []
+    cached: list[tuple[str, JobStates]] = []
 
     def states() -> JobStates:
         state = store.state()
-        if not kept or kept[0][0] != state:
-            kept[:] = [(state, JobStates.of(store))]
-        return kept[0][1]
+        if not cached or cached[0][0] != state:
+            cached[:] = [(state, JobStates.of(store))]
+        return cached[0][1]
 
     return states
 

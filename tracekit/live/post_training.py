@@ -20,7 +20,7 @@ from tracekit.job.rl import RlJob
 from tracekit.live.run import QUIET_S, LiveOptions, LiveRun
 from tracekit.live.windows import RanksState, ReadyWindow, WindowCutter, WindowSize
 from tracekit.trace.op import OpTrace
-from tracekit.trace.rl import POST_TRAINING, part_of, trace_of
+from tracekit.trace.post_training import POST_TRAINING, part_of, trace_of
 
 #: A recording is read again once this many times the time has passed that reading it took.
 REST = 20

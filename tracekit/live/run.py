@@ -32,7 +32,7 @@ from tracekit.collectors.run_directory.launchers import (
 )
 from tracekit.collectors.run_directory.segments import (
     AttemptRecording,
-    Run,
+    LaunchedRun,
     is_run_directory,
     read_run,
 )
@@ -95,7 +95,7 @@ class LiveRun:
         self.options, self.counts = options, Counts()
         self._tell = tell
         self._store = Store(options.store)
-        self._run: Run | None = None
+        self._run: LaunchedRun | None = None
         self._source: str | None = None
         self._follower: AttemptFollower | None = None
         self._cutter = WindowCutter(options.size, options.late_after_s)

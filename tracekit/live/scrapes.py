@@ -39,8 +39,8 @@ class Scrapes:
         """Wait until every regular client has scraped again or has stopped, or `stop` is set."""
         since = time.monotonic()
         with self._asked:
-            while not stop.is_set() and (left := self._patience(since, time.monotonic())) > 0:
-                self._asked.wait(min(left, 0.5))  # a signal sets `stop` without notifying the condition
+            while not stop.is_set() and (remaining_s := self._patience(since, time.monotonic())) > 0:
+                self._asked.wait(min(remaining_s, 0.5))  # a signal sets `stop` without notifying the condition
 
     def _patience(self, since: float, now: float) -> float:
         """Longest time that clients without a scrape since `since` may still take, seconds; 0 if there are none."""

@@ -97,7 +97,7 @@ class Watch:
 
     def _tell(self, changes: StoreChanges) -> None:
         try:
-            found = changes.look()
+            news = changes.look()
         except StoreBusyError:
             return
         except StoreError as error:
@@ -108,14 +108,14 @@ class Watch:
             self._problem = str(error)
             return
         self._problem = None
-        for line in lines(found):
+        for line in lines(news):
             self.tell(line)
         if self.tracker is not None:
-            for windows in found.windows.values():
+            for windows in news.windows.values():
                 self.tracker.tell(windows)
         if self.notifier is not None:
-            self.notifier.tell(self._unmuted(found.opened), self._unmuted(found.closed))
-        if self.deliveries is not None and found.windows:
+            self.notifier.tell(self._unmuted(news.opened), self._unmuted(news.closed))
+        if self.deliveries is not None and news.windows:
             self.deliveries.note(())  # the store is there now
 
     def _unmuted(self, incidents: Sequence[Incident]) -> list[Incident]:

@@ -17,7 +17,7 @@ from tracekit.base.text import cut, printable, seconds
 from tracekit.show.spans import Floats, Ints, Replay, StepOps
 from tracekit.trace.gpu_activity import KernelClass
 from tracekit.trace.op import OpTrace
-from tracekit.trace.rl import POST_TRAINING
+from tracekit.trace.post_training import POST_TRAINING
 
 #: Kinds of ops, each with a colour of its own; the GPU's come first. Other kinds take turns with the first four.
 LEVELS: Final = (

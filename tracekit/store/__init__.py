@@ -7,7 +7,7 @@ In: validated traces of any kind and findings of the analysis. Out: the same by 
 from tracekit.store.hangs import StoredHang
 from tracekit.store.incidents import HANG, Incident
 from tracekit.store.store import STORE_VARIABLE, Store, default_store
-from tracekit.store.window import Incoming, Part, StoredJob, StoredWindow
+from tracekit.store.window import Incoming, StoredJob, StoredWindow, WindowPart
 from tracekit.trace.model import TraceKind
 
 __all__ = [
@@ -15,11 +15,11 @@ __all__ = [
     "STORE_VARIABLE",
     "Incident",
     "Incoming",
-    "Part",
     "Store",
     "StoredHang",
     "StoredJob",
     "StoredWindow",
     "TraceKind",
+    "WindowPart",
     "default_store",
 ]

@@ -19,7 +19,7 @@ from tracekit.store.catalogue_file import if_nobody_writes
 from tracekit.store.folder import JOBS, LEFT_OUT, Folder, name_of
 from tracekit.store.hangs import HANGS, hang_files, read_hang
 from tracekit.store.store import Store
-from tracekit.store.window import Incoming, Part, StoredFile, StoredWindow
+from tracekit.store.window import Incoming, StoredFile, StoredWindow, WindowPart
 from tracekit.store.writer import Writer
 from tracekit.trace.canonical import read_parquet
 from tracekit.trace.op import is_op_trace, read_op_trace
@@ -29,7 +29,7 @@ Tell = Callable[[str], None]
 
 #: The name of a trace of a window.
 _TRACE = re.compile(rf"{JOBS}/([0-9]{{1,18}})/([0-9]{{1,18}})\.parquet")
-_NAMES = {Part.OPS: "ops", Part.REPORT: "report", Part.WORKERS: "slowdowns of workers"}
+_NAMES = {WindowPart.OPS: "ops", WindowPart.REPORT: "report", WindowPart.WORKERS: "slowdowns of workers"}
 
 
 def damages(store: Store, tell: Tell = lambda _: None) -> Iterator[str]:
@@ -48,13 +48,13 @@ def damages(store: Store, tell: Tell = lambda _: None) -> Iterator[str]:
 
 def _damaged(
     folder: Folder, windows: Sequence[StoredWindow], tell: Tell, unsafe: dict[str, None]
-) -> Iterator[tuple[StoredWindow, dict[Part, str]]]:
+) -> Iterator[tuple[StoredWindow, dict[WindowPart, str]]]:
     """The windows with damaged files, and what is wrong with each; reads all files. What is refused goes to `unsafe`, a
     line for each.
     """
     for number, window in enumerate(windows, 1):
         tell(f"checking window {number:,} of {len(windows):,}")
-        bad: dict[Part, str] = {}
+        bad: dict[WindowPart, str] = {}
         for part in window.files:
             try:
                 problem = folder.damage(window, part)
@@ -66,7 +66,9 @@ def _damaged(
             yield window, bad
 
 
-def _lasting(store: Store, folder: Folder, damaged: Iterable[tuple[StoredWindow, dict[Part, str]]]) -> Iterator[str]:
+def _lasting(
+    store: Store, folder: Folder, damaged: Iterable[tuple[StoredWindow, dict[WindowPart, str]]]
+) -> Iterator[str]:
     """Those problems, and files that no window names, that are not the work of a writer.
 
     Writers may have come and gone since the catalogue was read, so it is read again. A writer notes windows before it
@@ -112,11 +114,11 @@ def repair(store: Store, tell: Tell = lambda _: None) -> list[str]:
             lines.append(f"dropped; {note}")
         if rebuilding or any(table == "windows" for table, _ in dropped):
             lines += _recovered(writer.catalogue, folder, tell)
-        left = _unnamed(writer.catalogue, folder)
+        unnamed = _unnamed(writer.catalogue, folder)
         for window, bad in _damaged(folder, writer.catalogue.windows(), tell, unsafe):
             lines += _without(writer, window, bad)
     try:
-        if left:
+        if unnamed:
             lines += _moved_out(store, folder)
     except UnsafeFileError as error:  # in the place of the folder to move them to
         unsafe[str(error)] = None
@@ -190,12 +192,12 @@ def _recovered(catalogue: Catalogue, folder: Folder, tell: Tell) -> Iterator[str
     traces = [(int(match[1]), int(match[2]), match.string) for match in matches]
     for job_id, number, name in sorted(traces, key=lambda trace: (-trace[0], trace[1])):
         path, status = folder.path / name, folder.contained.status(name)
-        if status is None or name != name_of(job_id, number, Part.OPS):
+        if status is None or name != name_of(job_id, number, WindowPart.OPS):
             continue
         tell(f"reading {path.name} of job {job_id}")
         # Whatever cannot be read now ends the repair here: it is no reason to leave a window out.
-        files = {part: stored for part in Part if (stored := _stored(folder, name_of(job_id, number, part)))}
-        found = _findings(folder, name_of(job_id, number, Part.REPORT))
+        files = {part: stored for part in WindowPart if (stored := _stored(folder, name_of(job_id, number, part)))}
+        findings = _findings(folder, name_of(job_id, number, WindowPart.REPORT))
         try:
             trace = read_op_trace(path) if is_op_trace(path) else read_parquet(path)
         except TracekitError as error:
@@ -204,9 +206,9 @@ def _recovered(catalogue: Catalogue, folder: Folder, tell: Tell) -> Iterator[str
         if catalogue.job_id(trace.name) not in (None, job_id):
             yield f"{path}: left out; job {short(trace.name)!r} was replaced by a newer one"
             continue
-        if found is None:
-            files = {Part.OPS: files[Part.OPS]}
-        item = Incoming(trace, trace.name, "unknown: found by repair", found)
+        if findings is None:
+            files = {WindowPart.OPS: files[WindowPart.OPS]}
+        item = Incoming(trace, trace.name, "unknown: found by repair", findings)
         catalogue.ensure_job(job_id, item.name, item.source)
         catalogue.add_window(job_id, number, item, files, datetime.fromtimestamp(status.st_mtime, UTC))
         yield f"{short(item.name)}, window {number}: recovered"
@@ -230,7 +232,7 @@ def _findings(folder: Folder, name: str) -> Findings | None:
     return found
 
 
-def _without(writer: Writer, window: StoredWindow, bad: dict[Part, str]) -> Iterator[str]:
+def _without(writer: Writer, window: StoredWindow, bad: dict[WindowPart, str]) -> Iterator[str]:
     """Drop the damaged parts of a window, or the window itself if nothing is left of it."""
     if set(window.files) == set(bad):
         writer.remove_window(window)
@@ -239,7 +241,7 @@ def _without(writer: Writer, window: StoredWindow, bad: dict[Part, str]) -> Iter
     for part, problem in bad.items():
         writer.remove_part(window, part)
         yield f"{_title(window)}: dropped its {_NAMES[part]}; {problem}"
-    if Part.REPORT in bad:
+    if WindowPart.REPORT in bad:
         writer.catalogue.mark_unanalysed(window, "its report was damaged, and dropped")
 
 
@@ -258,18 +260,18 @@ def prune(
         lines = [] if older_than is None else list(_prune_hangs(folder, older_than))
         windows = writer.catalogue.windows()
         size = sum(file.bytes for window in windows for file in window.files.values())
-        for window in (one for one in windows if Part.OPS in one.files):
+        for window in (one for one in windows if WindowPart.OPS in one.files):
             old = older_than is not None and datetime.now(UTC) - window.added_at > older_than
             if not old and (most_bytes is None or size <= most_bytes):
                 continue
             try:
-                folder.contained.status(name_of(window.job_id, window.number, Part.OPS))
+                folder.contained.status(name_of(window.job_id, window.number, WindowPart.OPS))
             except UnsafeFileError as error:
                 lines.append(str(error))
                 continue
             tell(f"removing ops of {short(window.job)}")
-            freed = window.files[Part.OPS].bytes
-            writer.remove_part(window, Part.OPS)
+            freed = window.files[WindowPart.OPS].bytes
+            writer.remove_part(window, WindowPart.OPS)
             size -= freed
             added = f"{window.added_at:%Y-%m-%d %H:%M}"
             lines.append(f"{_title(window)}: removed {window.ops:,} ops of {added} ({freed:,} bytes)")

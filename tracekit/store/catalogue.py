@@ -30,10 +30,10 @@ from tracekit.store.live_tables import LiveTables
 from tracekit.store.possible import TABLES, impossible, without_impossible
 from tracekit.store.window import (
     Incoming,
-    Part,
     StoredFile,
     StoredJob,
     StoredWindow,
+    WindowPart,
 )
 from tracekit.trace.model import Layout, TraceKind
 from tracekit.trace.step_values import step_values
@@ -155,10 +155,10 @@ class Catalogue:
 
     def windows(self, name: str | None = None) -> tuple[StoredWindow, ...]:
         """The windows of a job, or of all jobs, oldest first. Raises NotStoredError if there is no such job."""
-        found = self._windows(_NAMED, name=name, number=None)
-        if name is not None and not found:
+        windows = self._windows(_NAMED, name=name, number=None)
+        if name is not None and not windows:
             raise self._missing(name)
-        return found
+        return windows
 
     def window(self, name: str, number: int | None = None) -> StoredWindow:
         """One window of a job, by default the newest. Raises NotStoredError if there is none."""
@@ -167,10 +167,10 @@ class Catalogue:
         ).fetchall()[0]
         if last is None:
             raise self._missing(name)
-        found = self._windows(_NAMED, name=name, number=last if number is None else number)
-        if not found:
+        windows = self._windows(_NAMED, name=name, number=last if number is None else number)
+        if not windows:
             raise NotStoredError(f"{self.path}: job {short(name)!r} has no window {number}; it has {first} to {last}")
-        return found[0]
+        return windows[0]
 
     def windows_of(self, wanted: Sequence[tuple[str, int]]) -> tuple[StoredWindow, ...]:
         """Windows of several jobs, by name and number; leaves out missing ones."""
@@ -181,10 +181,10 @@ class Catalogue:
         """The windows of a condition, with the values it names. Raises StoreError for impossible rows if writing."""
         files = self.connection.execute(_FILES.format(which=which), wanted).fetchall()
         rows = self.connection.execute(_WINDOWS.format(which=which), wanted).fetchall()
-        parts: dict[tuple[int, int], dict[Part, StoredFile]] = {}
+        parts: dict[tuple[int, int], dict[WindowPart, StoredFile]] = {}
         try:
             for job_id, number, part, size, crc32 in files:
-                parts.setdefault((job_id, number), {})[Part(part)] = StoredFile(size, crc32)
+                parts.setdefault((job_id, number), {})[WindowPart(part)] = StoredFile(size, crc32)
             return tuple(
                 StoredWindow(
                     name, job_id, number, TraceKind(kind), added_at.replace(tzinfo=UTC), first, last, ops, slowdown,
@@ -208,18 +208,18 @@ class Catalogue:
         if name in names:
             return NotStoredError(f"{self.path}: no window of job {name!r} yet")
         close = difflib.get_close_matches(name, names, n=1)
-        known = f"did you mean {short(close[0])!r}?" if close else f"the store holds {listed(names, 8) or 'none'}"
-        return NotStoredError(f"{self.path}: no job {name!r}; {known}")
+        hint = f"did you mean {short(close[0])!r}?" if close else f"the store holds {listed(names, 8) or 'none'}"
+        return NotStoredError(f"{self.path}: no job {name!r}; {hint}")
 
     def holds(self, name: str) -> bool:
         """Whether a job has a window. A job that hangs at once, or has just begun, has none."""
-        found = self.job_id(name)
-        return found is not None and self.next_window(found) > 0
+        number = self.job_id(name)
+        return number is not None and self.next_window(number) > 0
 
     def ensured(self, name: str, source: str) -> int:
         """The number of a job, which is created if needed."""
-        if (found := self.job_id(name)) is not None:
-            return found
+        if (number := self.job_id(name)) is not None:
+            return number
         insert(self.connection, "jobs", {"name": name, "source": source})
         return self.ensured(name, source)
 
@@ -242,7 +242,7 @@ class Catalogue:
         return int(self.connection.execute(query, {"job": job_id}).fetchall()[0][0])
 
     def add_window(
-        self, job_id: int, number: int, item: Incoming, parts: Mapping[Part, StoredFile], added_at: datetime
+        self, job_id: int, number: int, item: Incoming, parts: Mapping[WindowPart, StoredFile], added_at: datetime
     ) -> None:
         """Add a window whose files have been written."""
         window = {"job_id": job_id, "number": number}
@@ -290,12 +290,12 @@ class Catalogue:
         """Add the GPUs that the free metadata names by rank."""
         gpus, hosts = (_by_rank(metadata.get(name)) for name in ("gpus", "hosts"))
         uuids = {rank: _by_rank(gpu).get("uuid") for rank, gpu in gpus.items()}
-        found = {uuid: _text(hosts.get(rank)) for rank, uuid in uuids.items() if _text(uuid)}
+        host_of_gpu = {uuid: _text(hosts.get(rank)) for rank, uuid in uuids.items() if _text(uuid)}
         self.connection.execute(
             "INSERT INTO gpus SELECT $job, gpu, host"
             " FROM (SELECT unnest($gpus::VARCHAR[]) AS gpu, unnest($hosts::VARCHAR[]) AS host)"
             " WHERE gpu NOT IN (SELECT gpu FROM gpus WHERE job_id = $job)",
-            {"job": job_id, "gpus": list(found), "hosts": list(found.values())},
+            {"job": job_id, "gpus": list(host_of_gpu), "hosts": list(host_of_gpu.values())},
         )
 
 

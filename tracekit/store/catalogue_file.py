@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from tracekit.base.atomic_write import Kind, Place
+from tracekit.base.atomic_write import Kind, OutputPlace
 from tracekit.base.contained import Contained, opened_through_links
 from tracekit.base.errors import StoreBusyError, StoreError, UnsafeFileError
 from tracekit.store.connection import identity
@@ -56,7 +56,7 @@ class CatalogueCopy:
     folder: Contained
     name: str
     replaces: bool
-    _place: Place
+    _place: OutputPlace
     _found: tuple[int, ...] | None
 
     @property
@@ -87,8 +87,8 @@ def catalogue_copy(path: Path) -> Iterator[CatalogueCopy]:
 
     Raises OutputError or StoreError if something else is at `path` or it cannot be written.
     """
-    place, folder = Place(path, STORE_FILE), Contained(path.parent)
-    found = identity(folder.status(path.name))
+    place, folder = OutputPlace(path, STORE_FILE), Contained(path.parent)
+    state = identity(folder.status(path.name))
     place.check()
     log = f"{path.name}.wal"
     if folder.status(log) is not None:  # DuckDB would add them to the store
@@ -99,7 +99,7 @@ def catalogue_copy(path: Path) -> Iterator[CatalogueCopy]:
     _remove_copies(folder)  # killed writers left them: nobody else is writing now
     try:
         copy = f"{_COPY_PREFIX}{secrets.token_hex(4)}"
-        yield CatalogueCopy(folder, copy, found is not None, place, found)
+        yield CatalogueCopy(folder, copy, state is not None, place, state)
     except OSError as error:
         raise place.error(error) from None
     finally:
@@ -165,7 +165,7 @@ def _lock(path: Path) -> int | None:
                 f"{path.parent}: its file system has no locks ({error.strerror}), so writers could not take turns;"
                 " mount it with locks, or choose another --store"
             ) from None
-        raise Place(path, STORE_FILE).error(error) from None
+        raise OutputPlace(path, STORE_FILE).error(error) from None
     return None
 
 

@@ -113,9 +113,9 @@ def _reading(path: Path, store: Path | str) -> Iterator[duckdb.DuckDBPyConnectio
                 if not readers:
                     _attach_to_read(connection, name, path)
                 connection.execute(f"SET search_path = 'system.main,{name}.main'")
-                found = {view.lower() for (view,) in connection.execute(_VIEWS, {"name": name}).fetchall()} & TABLES
-                if found:
-                    raise StoreError(f"{store}: not a store of tracekit: {min(found)} is a view there, not a table")
+                views = {view.lower() for (view,) in connection.execute(_VIEWS, {"name": name}).fetchall()} & TABLES
+                if views:
+                    raise StoreError(f"{store}: not a store of tracekit: {min(views)} is a view there, not a table")
                 yield connection
         finally:
             _, readers = _READ.pop(which)
@@ -184,31 +184,31 @@ def _attach_to_read(connection: duckdb.DuckDBPyConnection, name: str, path: Path
             return
 
 
-def identity(found: os.stat_result | None) -> tuple[int, ...] | None:
+def identity(status: os.stat_result | None) -> tuple[int, ...] | None:
     """Identifies a file and its state, as opposed to one that replaces it; None if there is none."""
-    return None if found is None else (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+    return None if status is None else (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def state(name: str) -> tuple[int, ...]:
     """The `identity` of the file that is attached under this name to be read."""
-    found = os.fstat(_OPEN[name])
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    status = os.fstat(_OPEN[name])
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def check_version(connection: duckdb.DuckDBPyConnection, store: Path | str, known: int) -> None:
-    """Raise StoreError unless this is a catalogue of the version that is `known`."""
+def check_version(connection: duckdb.DuckDBPyConnection, store: Path | str, version: int) -> None:
+    """Raise StoreError unless this is a catalogue of the given version."""
     import duckdb
 
     try:
-        found = [version for (version,) in connection.execute("SELECT version FROM store_version").fetchall()]
+        versions = [version for (version,) in connection.execute("SELECT version FROM store_version").fetchall()]
     except duckdb.CatalogException:
         raise StoreError(f"{store}: a DuckDB file, but not a tracekit store; choose another --store") from None
-    if found == [known]:
+    if versions == [version]:
         return
-    newer = len(found) == 1 and isinstance(found[0], int) and found[0] > known
+    newer = len(versions) == 1 and isinstance(versions[0], int) and versions[0] > version
     advice = "a newer tracekit wrote it, upgrade this one" if newer else IMPORT_AGAIN
     raise StoreError(
-        f"{store}: store version {', '.join(map(str, found)) or 'none'}; this tracekit uses {known}: {advice}"
+        f"{store}: store version {', '.join(map(str, versions)) or 'none'}; this tracekit uses {version}: {advice}"
     )
 
 
@@ -219,6 +219,6 @@ def insert(connection: duckdb.DuckDBPyConnection, table: str, row: Mapping[str, 
     connection.execute(f"{verb} INTO {table} ({columns}) VALUES ({values})", stored)
 
 
-def naive(at: datetime) -> datetime:
+def naive(time: datetime) -> datetime:
     """The time as DuckDB keeps it, UTC."""
-    return at.astimezone(UTC).replace(tzinfo=None)
+    return time.astimezone(UTC).replace(tzinfo=None)

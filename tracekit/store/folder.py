@@ -30,7 +30,7 @@ from typing import BinaryIO
 
 import polars as pl
 
-from tracekit.base.atomic_write import Place, check_writable
+from tracekit.base.atomic_write import OutputPlace, check_writable
 from tracekit.base.command_line import command
 from tracekit.base.contained import Contained
 from tracekit.base.errors import FormatError, OutputError, StoreError, UnreadableFileError, UnsafeFileError
@@ -41,7 +41,7 @@ from tracekit.store.catalogue_file import STORE_FILE, lock_of
 from tracekit.store.connection import IMPORT_AGAIN, connected, writing
 from tracekit.store.handling import HANDLED
 from tracekit.store.hangs import HANGS, StoredHang, read_hangs
-from tracekit.store.window import AnyTrace, Incoming, Part, StoredFile, StoredWindow
+from tracekit.store.window import AnyTrace, Incoming, StoredFile, StoredWindow, WindowPart
 from tracekit.trace.canonical import read_columns, read_parquet
 from tracekit.trace.model import TraceKind
 from tracekit.trace.op import read_op_trace
@@ -49,7 +49,7 @@ from tracekit.trace.op import read_op_trace
 MARK, CATALOGUE, UNFINISHED, JOBS, LEFT_OUT = "tracekit-store", "catalog.duckdb", "unfinished", "jobs", "left-out"
 #: Files of `tracekit.live`: incidents that each receiver has been told of, and tracebacks.
 TOLD, WATCH_ERRORS = "told", "watch-errors.log"
-_SUFFIX = {Part.OPS: ".parquet", Part.REPORT: ".report.json", Part.WORKERS: ".workers.parquet"}
+_SUFFIX = {WindowPart.OPS: ".parquet", WindowPart.REPORT: ".report.json", WindowPart.WORKERS: ".workers.parquet"}
 _MARK_TEXT = "This folder is a store of tracekit; `tracekit info --store FOLDER` lists its jobs.\n"
 _CHUNK = 1 << 20
 #: A line of the note of unfinished windows: job and number.
@@ -83,7 +83,7 @@ class Folder:
     def _damaged(self, what: str) -> StoreError:
         return StoreError(f"{what}; `{self._repair}` drops what is damaged")
 
-    def file(self, job_id: int, number: int, part: Part) -> Path:
+    def file(self, job_id: int, number: int, part: WindowPart) -> Path:
         """The path of a part of a window."""
         return self.path / name_of(job_id, number, part)
 
@@ -106,19 +106,19 @@ class Folder:
         """Raise StoreError if a store without a catalogue has files of jobs that no writer is adding."""
         if self.has_catalogue():
             return
-        left = set(self.files_of_jobs()) - self.noted_files()
-        if left and not self.has_catalogue():  # the first writer may have finished meanwhile
+        files = set(self.files_of_jobs()) - self.noted_files()
+        if files and not self.has_catalogue():  # the first writer may have finished meanwhile
             raise StoreError(
                 f"{self.path}: its {CATALOGUE} is missing; rebuild it from the traces with `{self._repair}`"
             )
 
-    def holding(self, _: StoredWindow, __: Part) -> AbstractContextManager[Folder]:
+    def holding(self, _: StoredWindow, __: WindowPart) -> AbstractContextManager[Folder]:
         """The folder that has this part of a window meanwhile."""
         return nullcontext(self)
 
     def ops(self, window: StoredWindow) -> Path:
         """The Parquet file of a window's ops. Raises FileGoneError, StoreError if its size is not as recorded."""
-        return self._checked(window, Part.OPS)
+        return self._checked(window, WindowPart.OPS)
 
     def trace(self, window: StoredWindow) -> AnyTrace:
         """The trace of a window. Raises FileGoneError, StoreError if it is damaged."""
@@ -126,14 +126,14 @@ class Folder:
         try:
             return read_op_trace(path) if window.kind is TraceKind.OPS else read_parquet(path)
         except FormatError as error:
-            self._checked(window, Part.OPS)  # it may have been removed just now
+            self._checked(window, WindowPart.OPS)  # it may have been removed just now
             raise self._damaged(str(error)) from None
 
     def report(self, window: StoredWindow) -> str:
         """The report of a window that has one, as JSON."""
-        path = self._checked(window, Part.REPORT)
-        content = self.read(name_of(window.job_id, window.number, Part.REPORT))
-        if zlib.crc32(content) != window.files[Part.REPORT].crc32:
+        path = self._checked(window, WindowPart.REPORT)
+        content = self.read(name_of(window.job_id, window.number, WindowPart.REPORT))
+        if zlib.crc32(content) != window.files[WindowPart.REPORT].crc32:
             raise self._damaged(f"{path}: has changed since it was written")
         try:
             return content.decode()
@@ -146,37 +146,37 @@ class Folder:
 
     def workers(self, window: StoredWindow) -> pl.DataFrame:
         """S of each worker in each step of a window that has it, as in `WorkerSlowdowns.rows`."""
-        path = self._checked(window, Part.WORKERS)
+        path = self._checked(window, WindowPart.WORKERS)
         try:
             return read_columns(path)
         except FormatError as error:
             raise self._damaged(str(error)) from None
 
-    def _checked(self, window: StoredWindow, part: Part) -> Path:
+    def _checked(self, window: StoredWindow, part: WindowPart) -> Path:
         """The path of a file that exists with its recorded size."""
         path, name = self.file(window.job_id, window.number, part), name_of(window.job_id, window.number, part)
         with self._readable(name):
-            found = self.contained.status(name)
-        if found is None:
+            status = self.contained.status(name)
+        if status is None:
             raise FileGoneError(f"{path}: is missing; drop it from the store with `{self._repair}`")
-        if found.st_size != window.files[part].bytes:
-            raise self._damaged(f"{path}: has {found.st_size:,} bytes; expected {window.files[part].bytes:,}")
+        if status.st_size != window.files[part].bytes:
+            raise self._damaged(f"{path}: has {status.st_size:,} bytes; expected {window.files[part].bytes:,}")
         return path
 
-    def damage(self, window: StoredWindow, part: Part) -> str | None:
+    def damage(self, window: StoredWindow, part: WindowPart) -> str | None:
         """What is wrong with a file, None if it is as it was written; reads all of it. Raises UnsafeFileError,
         UnreadableFileError: what is in its place is nobody's to remove.
         """
         try:
             path = self._checked(window, part)
-            found = self.checksum(name_of(window.job_id, window.number, part))
+            checksum = self.checksum(name_of(window.job_id, window.number, part))
         except (UnsafeFileError, UnreadableFileError):
             raise
         except FileNotFoundError:
             return f"{self.file(window.job_id, window.number, part)}: is missing"
         except StoreError as error:
             return str(error)
-        return None if found == window.files[part] else f"{path}: has changed since it was written"
+        return None if checksum == window.files[part] else f"{path}: has changed since it was written"
 
     def checksum(self, name: str) -> StoredFile:
         """Size and CRC-32 of a file. Raises FileNotFoundError, UnsafeFileError, UnreadableFileError."""
@@ -231,10 +231,10 @@ class Folder:
         """
         if self.check_place():
             return False
-        beside, made = Contained(self.path.parent), False
+        beside, is_new = Contained(self.path.parent), False
         try:
             if not self.path.exists():
-                made = beside.make_folder(self.path.name)
+                is_new = beside.make_folder(self.path.name)
             with self.contained.new(MARK) as mark:
                 mark.write(_MARK_TEXT.encode())
                 mark.flush()
@@ -245,8 +245,8 @@ class Folder:
         except OSError as error:
             with suppress(OSError):
                 beside.remove_folder(self.path.name)
-            raise Place(self.path, STORE_FILE).error(error) from None
-        return made
+            raise OutputPlace(self.path, STORE_FILE).error(error) from None
+        return is_new
 
     def unmake(self) -> None:
         """Remove a store into which nothing was written."""
@@ -261,17 +261,17 @@ class Folder:
     def check_place(self) -> bool:
         """Whether there is a store; False for nothing or an empty folder. Raises OutputError for anything else."""
         try:
-            found = self.path.lstat()
+            status = self.path.lstat()
         except FileNotFoundError:
             return False
         except OSError as error:
-            raise Place(self.path, STORE_FILE).error(error) from None
-        if stat.S_ISLNK(found.st_mode):
+            raise OutputPlace(self.path, STORE_FILE).error(error) from None
+        if stat.S_ISLNK(status.st_mode):
             raise OutputError(
                 f"{self.path}: is a link to {self.path.readlink()}, which is not followed; name the folder itself"
             )
-        if not stat.S_ISDIR(found.st_mode):
-            Place(self.path, STORE_FILE).check()
+        if not stat.S_ISDIR(status.st_mode):
+            OutputPlace(self.path, STORE_FILE).check()
             raise older_store(self.path)
         if is_store_folder(self.path):
             return True
@@ -288,16 +288,16 @@ class Folder:
         self.check_place()
         check_writable(self.catalogue if self.path.exists() else self.path, STORE_FILE)
 
-    def write_window(self, job_id: int, number: int, item: Incoming) -> dict[Part, StoredFile]:
+    def write_window(self, job_id: int, number: int, item: Incoming) -> dict[WindowPart, StoredFile]:
         """Write the files of a window; they are on disk when this returns. Raises OSError."""
         trace = item.trace if item.trace.name == item.name else replace(item.trace, name=item.name)
-        parts: dict[Part, Callable[[BinaryIO], object]] = {Part.OPS: trace.write_to}
+        parts: dict[WindowPart, Callable[[BinaryIO], object]] = {WindowPart.OPS: trace.write_to}
         if isinstance(item.findings, Findings):
             report = item.findings.report.encode()
-            parts[Part.REPORT] = lambda file: file.write(report)
+            parts[WindowPart.REPORT] = lambda file: file.write(report)
             if item.findings.workers is not None:
                 rows = item.findings.workers.rows(trace.step_starts)
-                parts[Part.WORKERS] = lambda file: rows.write_parquet(file, compression="zstd")
+                parts[WindowPart.WORKERS] = lambda file: rows.write_parquet(file, compression="zstd")
         folder = f"{JOBS}/{job_id}"
         self.contained.make_folder(folder, lasting=True)
         written = {part: self._written(name_of(job_id, number, part), write) for part, write in parts.items()}
@@ -317,7 +317,7 @@ class Folder:
 
     def check_free(self, job_id: int, number: int) -> None:
         """Raise StoreError if a window that is to be written has a file already, which no window names."""
-        for part in Part:
+        for part in WindowPart:
             if self.contained.status(name := name_of(job_id, number, part)) is not None:
                 raise StoreError(
                     f"{self.path / name}: is in the way of a new window, and no window names it; move it with"
@@ -342,7 +342,7 @@ class Folder:
     def noted_files(self) -> set[str]:
         """The names of all files that noted windows can have. Lines that note no window are left out."""
         noted = [match.groups() for line in self._lines_of_note() if (match := _NOTED.fullmatch(line))]
-        return {name_of(int(job_id), int(number), part) for job_id, number in noted for part in Part}
+        return {name_of(int(job_id), int(number), part) for job_id, number in noted for part in WindowPart}
 
     def damaged_note(self) -> str | None:
         """A line about what notes no window in the note; None if nothing does. The next writer drops it."""
@@ -377,7 +377,7 @@ class Folder:
         }
 
 
-def name_of(job_id: int, number: int, part: Part) -> str:
+def name_of(job_id: int, number: int, part: WindowPart) -> str:
     """The name of a part of a window, below the folder of the store."""
     return f"{JOBS}/{job_id}/{number}{_SUFFIX[part]}"
 

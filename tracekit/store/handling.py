@@ -34,10 +34,10 @@ _Text = Annotated[str, msgspec.Meta(max_length=LONGEST_TEXT)]
 _Record = TypeVar("_Record", bound=msgspec.Struct)
 
 
-class Change(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One change: `at` and `muted_until` in seconds since the epoch; what is None stays as it was."""
+class IncidentChange(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One change: `changed_at` and `muted_until` in seconds since the epoch; what is None stays as it was."""
 
-    at: _Moment
+    changed_at: _Moment = msgspec.field(name="at")
     by: _Text
     owner: _Text | None = None
     muted_until: _Moment | None = None
@@ -52,7 +52,7 @@ def current_user() -> str:
         return f"user {os.getuid()}"
 
 
-def write_change(store: Path, incident: int, change: Change) -> None:
+def write_change(store: Path, incident: int, change: IncidentChange) -> None:
     """Append a change. Raises SelectionError for a text that is too long, OSError, UnsafeFileError."""
     if max(len(change.owner or ""), len(change.note or "")) > LONGEST_TEXT:
         raise SelectionError(f"an owner and a note have at most {LONGEST_TEXT:,} characters")
@@ -75,14 +75,14 @@ def _append(store: Path, name: str, record: msgspec.Struct) -> None:
 def changed_at(store: Path) -> int:
     """When something was last appended, nanoseconds; 0: never."""
     with suppress(OSError, UnsafeFileError):
-        found = Contained(store).folder_status(HANDLED)
-        return 0 if found is None else found.st_mtime_ns
+        status = Contained(store).folder_status(HANDLED)
+        return 0 if status is None else status.st_mtime_ns
     return 0
 
 
-def read_changes(store: Path, incident: int) -> tuple[Change, ...]:
+def read_changes(store: Path, incident: int) -> tuple[IncidentChange, ...]:
     """The changes of an incident, oldest first; none where there is no file. Raises UnsafeFileError."""
-    return tuple(_read(store, str(incident), Change))
+    return tuple(_read(store, str(incident), IncidentChange))
 
 
 def read_applied(store: Path) -> tuple[AppliedFix, ...]:
@@ -97,13 +97,13 @@ def _read(store: Path, name: str, kind: type[_Record]) -> Iterator[_Record]:
                 yield msgspec.json.decode(line, type=kind)
 
 
-def owner_of(changes: Sequence[Change]) -> str | None:
+def owner_of(changes: Sequence[IncidentChange]) -> str | None:
     """Who takes the incident: the owner named last, else whoever acknowledged it last; None if nobody has."""
     named = [change.owner for change in changes if change.owner is not None] or [change.by for change in changes]
     return named[-1] if named else None
 
 
-def muted_until(changes: Sequence[Change], now: float) -> float | None:
+def muted_until(changes: Sequence[IncidentChange], now: float) -> float | None:
     """Until when the incident is muted, as the last change that mentions it says; None if it is not."""
     until = [change.muted_until for change in changes if change.muted_until is not None]
     return until[-1] if until and until[-1] > now else None

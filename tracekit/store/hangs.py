@@ -27,7 +27,7 @@ HANGS = "hangs"
 _SUFFIX = ".json"
 
 
-class _Place(msgspec.Struct, rename={"stall_class": "class", "waits_for": "for"}):
+class _StoredPlace(msgspec.Struct, rename={"stall_class": "class", "waits_for": "for"}):
     """The types of what docs/hang.md says about a rank or several, where they are given."""
 
     rank: int | None = None
@@ -50,10 +50,10 @@ class _Report(msgspec.Struct):
     headline: str = ""
     first_step: str | None = None
     world_size: Annotated[int, msgspec.Meta(ge=0)] = 0
-    culprits: tuple[_Place, ...] = ()
-    undecided: tuple[_Place, ...] = ()
-    waiting: tuple[_Place, ...] = ()
-    stacks: tuple[_Place, ...] = ()
+    culprits: tuple[_StoredPlace, ...] = ()
+    undecided: tuple[_StoredPlace, ...] = ()
+    waiting: tuple[_StoredPlace, ...] = ()
+    stacks: tuple[_StoredPlace, ...] = ()
     notes: tuple[str, ...] = ()
 
 

@@ -85,17 +85,18 @@ def followed(
     job: str,
     number: int,
     verdict: WindowVerdict,
-    at: datetime,
+    ended_at: datetime,
     moved_at: datetime | None = None,
 ) -> tuple[Incident, ...]:
-    """The incidents of a job after window `number`, which ended `at`: those of `before`, not yet settled, and new ones.
+    """The incidents of a job after window `number`, which ended at `ended_at`: those of `before`, not yet settled, and
+    new ones.
 
     `moved_at`: when its last step began, None if unknown. A window that cannot be trusted opens and closes nothing.
     """
     if not verdict.judged:
         return tuple(before)
     going_on = [one for one in before if one.closed_at is None]
-    after = [_gone_on(incident, number, verdict, at, moved_at) for incident in going_on]
+    after = [_gone_on(incident, number, verdict, ended_at, moved_at) for incident in going_on]
     new = [sighting for sighting in verdict.alarming if not any(one.shows_in(sighting) for one in going_on)]
     for incident in (one for one in before if one.closed_at is not None):
         again = [sighting for sighting in new if incident.shows_in(sighting)]
@@ -103,27 +104,27 @@ def followed(
         after.append(_seen(incident, number, again) if again else replace(incident, clear=incident.clear + 1))
     for sighting in new:
         if not any(incident.shows_in(sighting) for incident in after if incident.closed_at is None):
-            after.append(Incident(0, job, sighting, at, number, number))
+            after.append(Incident(0, job, sighting, ended_at, number, number))
     return tuple(after)
 
 
 def _seen(incident: Incident, number: int, sightings: Sequence[Account]) -> Incident:
     """The incident, open, after a window that shows it: of several causes at its place, the costliest is its cause."""
-    cause = max(sightings, key=lambda one: one.cost_s)
+    cause = max(sightings, key=lambda sighting: sighting.cost_s)
     return replace(incident, cause=cause, seen_window=number, clear=0, closed_at=None, closed_window=None)
 
 
 def _gone_on(
-    incident: Incident, number: int, verdict: WindowVerdict, at: datetime, moved_at: datetime | None
+    incident: Incident, number: int, verdict: WindowVerdict, ended_at: datetime, moved_at: datetime | None
 ) -> Incident:
     """An open incident after one more window."""
     if incident.cause.kind == HANG:  # windows of steps before the hang can be stored while the job hangs
         over = moved_at is not None and moved_at > incident.opened_at
-        return replace(incident, closed_at=at, closed_window=number) if over else incident
+        return replace(incident, closed_at=ended_at, closed_window=number) if over else incident
     seen = [one for one in verdict.sightings if incident.shows_in(one) and one.share >= SMALLEST_LASTING_SHARE]
     if seen:
         return _seen(incident, number, seen)
     clear = incident.clear + 1
     if clear >= CLEAR_WINDOWS:
-        return replace(incident, clear=clear, closed_at=at, closed_window=number)
+        return replace(incident, clear=clear, closed_at=ended_at, closed_window=number)
     return replace(incident, clear=clear)

@@ -211,14 +211,15 @@ class LiveTables:
         *,
         only_open: bool = False,
         after: int = 0,
-        known: Collection[int] = (),
+        numbers: Collection[int] = (),
         most: int | None = None,
     ) -> tuple[Incident, ...]:
-        """The incidents of one job or of all, newest first: open ones, those after number `after`, and `known` ones.
+        """The incidents of one job or of all, newest first: open ones, those after number `after`, and those with these
+        `numbers`.
 
         `most`: limit for the open ones, and for the closed ones.
         """
-        which = {"name": name, "open": only_open, "after": after, "known": list(known), "most": most}
+        which = {"name": name, "open": only_open, "after": after, "known": list(numbers), "most": most}
         rows = self.connection.execute(_INCIDENTS, which).fetchall()
         return tuple(
             Incident(
@@ -232,8 +233,8 @@ class LiveTables:
         """The incidents of a job that are open or may open again."""
         numbers = self.connection.execute(_UNSETTLED, {"name": name, "clear": CLEAR_WINDOWS}).fetchall()
         last = 1 << 30  # none is new
-        found = self.incidents(name, after=last, known=[number for (number,) in numbers])
-        return tuple(one for one in found if not one.settled)
+        incidents = self.incidents(name, after=last, numbers=[number for (number,) in numbers])
+        return tuple(one for one in incidents if not one.settled)
 
     def is_watched(self, name: str) -> bool:
         """Whether a job is or was cut into windows, even if it has none."""
@@ -322,8 +323,8 @@ class LiveTables:
             "dropped_records": _number(metadata.get("dropped_records")),
         }
         insert(self.connection, "findings", window | row)
-        for one in sorted(verdict.sightings, key=lambda one: -one.cost_s)[:MOST_CULPRITS]:
-            insert(self.connection, "culprits", window | {column: getattr(one, column) for column in _OF_CULPRITS})
+        for sighting in sorted(verdict.sightings, key=lambda sighting: -sighting.cost_s)[:MOST_CULPRITS]:
+            insert(self.connection, "culprits", window | {column: getattr(sighting, column) for column in _OF_CULPRITS})
 
     def put_incident(self, job_id: int, incident: Incident) -> None:
         """Insert or update an incident."""
@@ -337,15 +338,15 @@ class LiveTables:
         }
         insert(self.connection, "incidents", row, _OR_REPLACE)
 
-    def watch_begins(self, job_id: int, at: datetime) -> None:
+    def watch_begins(self, job_id: int, began_at: datetime) -> None:
         """Note that the job is cut into windows from now on."""
-        insert(self.connection, "watches", {"job_id": job_id, "began_at": at, "ended_at": None}, _OR_REPLACE)
+        insert(self.connection, "watches", {"job_id": job_id, "began_at": began_at, "ended_at": None}, _OR_REPLACE)
 
-    def watch_ends(self, job_id: int, at: datetime, ending: str | None) -> None:
+    def watch_ends(self, job_id: int, ended_at: datetime, ending: str | None) -> None:
         """Note that the job has ended, which closes its incidents. `ending`: how, None if unknown."""
         if ending is not None:
             insert(self.connection, "endings", {"job_id": job_id, "ending": ending}, _OR_REPLACE)
-        now = {"job": job_id, "at": naive(at)}
+        now = {"job": job_id, "at": naive(ended_at)}
         self.connection.execute("UPDATE watches SET ended_at = $at WHERE job_id = $job", now)
         self.connection.execute("UPDATE incidents SET closed_at = $at WHERE job_id = $job AND closed_at IS NULL", now)
 
@@ -358,5 +359,5 @@ def _number(value: object) -> int:
     return value if isinstance(value, int) and 0 <= value < 1 << 62 else 0
 
 
-def _utc(at: datetime) -> datetime:
-    return at.replace(tzinfo=UTC)
+def _utc(time: datetime) -> datetime:
+    return time.replace(tzinfo=UTC)

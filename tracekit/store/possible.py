@@ -162,12 +162,12 @@ def without_impossible(connection: duckdb.DuckDBPyConnection) -> tuple[str, ...]
     """Hide the impossible rows of a catalogue that is open for reading; returns a line for each."""
     path: tuple[str] = connection.execute("SELECT current_setting('search_path')").fetchall()[0]
     database = path[0].split(",")[1].partition(".")[0]
-    found = _all_impossible(connection, database)
-    for table, bad in found.items():
+    impossible_rows = _all_impossible(connection, database)
+    for table, bad in impossible_rows.items():
         keys = ", ".join(str(row.key) for row in bad)
         source = f"{database}.main.{table}"
         connection.execute(f"CREATE TEMP VIEW {table} AS SELECT * FROM {source} WHERE rowid NOT IN ({keys})")  # noqa: S608 - numbers
-    return tuple(row.line for bad in found.values() for row in bad)
+    return tuple(row.line for bad in impossible_rows.values() for row in bad)
 
 
 def _all_impossible(connection: duckdb.DuckDBPyConnection, database: str) -> Mapping[str, list[Impossible]]:
@@ -176,14 +176,14 @@ def _all_impossible(connection: duckdb.DuckDBPyConnection, database: str) -> Map
     """
     from tracekit.store.connection import state  # not above: see `frames.py`
 
-    known = state(database)
-    found = _FOUND.get(known)
-    if found is None:
-        found = {table: bad for table in TABLES if (bad := impossible(connection, table))}
+    catalogue_state = state(database)
+    rows = _FOUND.get(catalogue_state)
+    if rows is None:
+        rows = {table: bad for table in TABLES if (bad := impossible(connection, table))}
         if len(_FOUND) >= _MOST_FOUND:
             _FOUND.clear()
-        _FOUND[known] = found
-    return found
+        _FOUND[catalogue_state] = rows
+    return rows
 
 
 def impossible(connection: duckdb.DuckDBPyConnection, table: str) -> list[Impossible]:
@@ -194,12 +194,12 @@ def impossible(connection: duckdb.DuckDBPyConnection, table: str) -> list[Imposs
     held = [condition.fill_null(False).alias(column) for column, condition in conditions.items()]
     bad = rows.filter(~pl.all_horizontal(held))
     whose = bad.select(*(["key", "job_id", "number"] if "number" in bad.columns else ["key", "job_id"]))
-    found = []
+    rows_of_table = []
     for (row, job_id, *numbers), holds in zip(whose.iter_rows(), bad.select(held).iter_rows(named=True), strict=True):
         number = next(iter(numbers), None)
         column = next(column for column in holds if not holds[column])
         # As DuckDB writes it: not every moment there is one in Python.
         text = connection.execute(f"SELECT {column}::VARCHAR FROM {table} WHERE rowid = {row}").fetchall()[0][0]  # noqa: S608
         title = short(names.get(job_id, "no job")) + ("" if number is None else f", window {number}")
-        found.append(Impossible(row, job_id, number, f"{title}: {table}.{column} is {short(str(text))}"))
-    return found
+        rows_of_table.append(Impossible(row, job_id, number, f"{title}: {table}.{column} is {short(str(text))}"))
+    return rows_of_table

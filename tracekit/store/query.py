@@ -22,7 +22,7 @@ from tracekit.store.connection import CLOSED
 from tracekit.store.folder import JOBS, Folder
 from tracekit.store.frames import frame
 from tracekit.store.store import Store
-from tracekit.store.window import Part
+from tracekit.store.window import WindowPart
 
 if TYPE_CHECKING:
     import duckdb
@@ -169,7 +169,7 @@ def _add_ops(connection: duckdb.DuckDBPyConnection, store: Store, jobs: Sequence
         raise SelectionError(f"{store.name}: ops are read from a folder only; copy the store into one (docs/store.md)")
     with store.reading() as catalogue:
         named = [window for job in jobs for window in catalogue.windows(job)] if jobs else catalogue.windows()
-    windows = [window for window in named if Part.OPS in window.files]
+    windows = [window for window in named if WindowPart.OPS in window.files]
     if not windows:
         raise SelectionError(f"{store.name}: no window has ops")
     folder = Folder(store.path.absolute())

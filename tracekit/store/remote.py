@@ -20,7 +20,7 @@ from tracekit.base import object_storage
 from tracekit.base.errors import StoreError
 from tracekit.store.folder import CATALOGUE, MARK, FileGoneError, Folder, open_catalogue
 from tracekit.store.hangs import HANGS, StoredHang, read_hangs
-from tracekit.store.window import Part, StoredWindow
+from tracekit.store.window import StoredWindow, WindowPart
 
 if TYPE_CHECKING:
     from tracekit.store.catalogue import Catalogue
@@ -76,7 +76,7 @@ class Remote:
             return read_hangs(Path(name), job)
 
     @contextmanager
-    def holding(self, window: StoredWindow, part: Part) -> Iterator[Folder]:
+    def holding(self, window: StoredWindow, part: WindowPart) -> Iterator[Folder]:
         """A folder that has this part of a window meanwhile."""
         with tempfile.TemporaryDirectory(prefix="tracekit-store-") as name:
             folder = Folder(Path(name))
@@ -119,16 +119,16 @@ class _Copy:
         """Raises OSError."""
         url, new = f"{self._url}/{CATALOGUE}", self.path.with_suffix(".new")
         deadline = time.monotonic() + _FETCHING_S
-        found = object_storage.tag(url)
-        while found != self._tag:
+        tag = object_storage.tag(url)
+        while tag != self._tag:
             object_storage.fetch(url, new)  # takes several requests
-            if (after := object_storage.tag(url)) == found:
+            if (after := object_storage.tag(url)) == tag:
                 new.replace(self.path)
-                return found
+                return tag
             if time.monotonic() > deadline:
                 raise OSError(f"for {_FETCHING_S:.0f} s, the catalogue was replaced during every attempt to read it")
-            found = after
-        return found
+            tag = after
+        return tag
 
 
 #: One copy per store and process.

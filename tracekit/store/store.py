@@ -27,11 +27,11 @@ from tracekit.report.findings import Findings
 from tracekit.store.catalogue import Catalogue
 from tracekit.store.catalogue_file import is_duckdb_file
 from tracekit.store.folder import CATALOGUE, MARK, FileGoneError, Folder, is_store_folder, older_store
-from tracekit.store.handling import Change, changed_at, read_applied, read_changes, write_applied, write_change
+from tracekit.store.handling import IncidentChange, changed_at, read_applied, read_changes, write_applied, write_change
 from tracekit.store.hangs import StoredHang, sighting_of_hang, write_hang
 from tracekit.store.incidents import HANG, Incident, followed
 from tracekit.store.remote import Remote
-from tracekit.store.window import AnyTrace, Incoming, Part, StoredJob, StoredWindow
+from tracekit.store.window import AnyTrace, Incoming, StoredJob, StoredWindow, WindowPart
 from tracekit.store.writer import Writer, changing
 
 #: Names the default store.
@@ -132,12 +132,12 @@ class Store:
         if not report.get("hang"):
             return
         with self.writing() as writer:
-            known = writer.catalogue.live.incidents(job, only_open=True)
-            if not any(incident.cause.kind == HANG for incident in known):
+            open_incidents = writer.catalogue.live.incidents(job, only_open=True)
+            if not any(incident.cause.kind == HANG for incident in open_incidents):
                 incident = Incident(0, job, sighting_of_hang(report), datetime.now(UTC), None, None)
                 writer.catalogue.live.put_incident(writer.catalogue.ensured(job, "collect --hang-after"), incident)
 
-    def handle(self, incident: int, change: Change) -> None:
+    def handle(self, incident: int, change: IncidentChange) -> None:
         """Add what somebody does about an incident. Raises NotStoredError if there is no such incident, SelectionError
         for a text that is too long.
         """
@@ -147,7 +147,7 @@ class Store:
         with self._folder_to_write():
             write_change(self.path, incident, change)
 
-    def handled(self, incident: int) -> tuple[Change, ...]:
+    def handled(self, incident: int) -> tuple[IncidentChange, ...]:
         """What people have done about an incident, oldest first; nothing in object storage."""
         return read_changes(self.path, incident)
 
@@ -278,21 +278,21 @@ class Store:
 
     def of_ops(self, name: str, window: int | None, use: Callable[[Path], _Read]) -> _Read:
         """What `use` makes of the Parquet file of a window's ops, which may be a copy that goes afterwards."""
-        return self._read_ops(name, window, lambda folder, found: use(folder.ops(found)))
+        return self._read_ops(name, window, lambda folder, stored: use(folder.ops(stored)))
 
     def _read_ops(self, name: str, window: int | None, read: Callable[[Folder, StoredWindow], _Read]) -> _Read:
-        found = self._read(name, window, Part.OPS, read)
-        if found is None:
+        content = self._read(name, window, WindowPart.OPS, read)
+        if content is None:
             with self.reading() as catalogue:
                 number = catalogue.window(name, window).number
             raise NotStoredError(
                 f"{self.name}: the ops of job {short(name)!r}, window {number}, were pruned; its report is still there"
             )
-        return found
+        return content
 
     def report(self, name: str, window: int | None = None) -> str | None:
         """The JSON of the `whatif` report stored with a window, by default the newest; None if there is none."""
-        return self._read(name, window, Part.REPORT, Folder.report)
+        return self._read(name, window, WindowPart.REPORT, Folder.report)
 
     def reports(self, windows: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
         """The existing reports on windows of several jobs, by name and number, in one go."""
@@ -303,17 +303,17 @@ class Store:
             found = catalogue.windows_of(windows)
         reports = {}
         for window in found:
-            if Part.REPORT in window.files:
-                with suppress(FileGoneError), backend.holding(window, Part.REPORT) as folder:
+            if WindowPart.REPORT in window.files:
+                with suppress(FileGoneError), backend.holding(window, WindowPart.REPORT) as folder:
                     reports[window.job, window.number] = folder.report(window)
         return reports
 
     def workers(self, name: str, window: int | None = None) -> pl.DataFrame | None:
         """S of each worker in each step of a window, as in `WorkerSlowdowns.rows`; None if there is none."""
-        return self._read(name, window, Part.WORKERS, Folder.workers)
+        return self._read(name, window, WindowPart.WORKERS, Folder.workers)
 
     def _read(
-        self, name: str, number: int | None, part: Part, read: Callable[[Folder, StoredWindow], _Read]
+        self, name: str, number: int | None, part: WindowPart, read: Callable[[Folder, StoredWindow], _Read]
     ) -> _Read | None:
         """Read a part of a window, None if it has none. If its file is gone, the catalogue is read again."""
         backend, gone = self._backend(), None
@@ -342,10 +342,10 @@ class Store:
             return remote.state()
         contained = Folder(self.path).contained
         try:
-            found = contained.status(CATALOGUE) or self.path.stat()
+            status = contained.status(CATALOGUE) or self.path.stat()
         except OSError as error:
             raise StoreError(f"{self.path}: cannot be read: {error.strerror}; is the store still there?") from None
-        return f"{found.st_ino}-{found.st_mtime_ns}-{found.st_size}-{changed_at(self.path)}"
+        return f"{status.st_ino}-{status.st_mtime_ns}-{status.st_size}-{changed_at(self.path)}"
 
     @property
     def name(self) -> str:

@@ -18,7 +18,7 @@ from tracekit.trace.op import OpTrace
 AnyTrace = Trace | OpTrace
 
 
-class Part(StrEnum):
+class WindowPart(StrEnum):
     """The parts of a window, each a file: its ops, the report on them, the slowdown of each worker in each step."""
 
     OPS = "ops"
@@ -58,8 +58,8 @@ class StoredJob:
 class StoredWindow:
     """One window of a job, as in the catalogue.
 
-    `slowdown`: S, None if it was not analysed. `problem`: why it could not be. `files`: its parts; without `Part.OPS`,
-    its ops were pruned.
+    `slowdown`: S, None if it was not analysed. `problem`: why it could not be. `files`: its parts; without
+    `WindowPart.OPS`, its ops were pruned.
     """
 
     job: str
@@ -72,7 +72,7 @@ class StoredWindow:
     ops: int
     slowdown: float | None
     problem: str | None
-    files: Mapping[Part, StoredFile]
+    files: Mapping[WindowPart, StoredFile]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from tracekit.store.catalogue import Catalogue
 from tracekit.store.catalogue_file import CatalogueCopy, catalogue_copy, locked
 from tracekit.store.connection import OF_JOBS, OF_WINDOWS, connected
 from tracekit.store.folder import Folder
-from tracekit.store.window import Incoming, Part, StoredWindow
+from tracekit.store.window import Incoming, StoredWindow, WindowPart
 
 
 @contextmanager
@@ -24,13 +24,13 @@ def changing(folder: Folder, *, rebuilding: bool) -> Iterator[Writer]:
 
     `rebuilding`: the files of jobs exist, and a catalogue is to be built from them.
     """
-    made = folder.make()
+    is_new = folder.make()
     with locked(folder.catalogue):
         try:
             with catalogue_copy(folder.catalogue) as copy:
                 yield from _on_copy(folder, copy, rebuilding=rebuilding)
         finally:
-            if made:  # and nothing written
+            if is_new:  # and nothing written
                 folder.unmake()
 
 
@@ -90,7 +90,7 @@ class Writer:
         if self.catalogue.next_window(window.job_id) == 0:
             self.catalogue.delete(OF_JOBS, job_id=window.job_id)
 
-    def remove_part(self, window: StoredWindow, part: Part) -> None:
+    def remove_part(self, window: StoredWindow, part: WindowPart) -> None:
         """Remove one file of a window."""
         self._note_removal([window])
         self.catalogue.delete(["files"], job_id=window.job_id, number=window.number, part=part)

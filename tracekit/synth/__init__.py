@@ -1,10 +1,10 @@
 """Traces with known stragglers: `synthesize(SynthSpec(...))`.
 
-`schedules` defines the order of ops, `causes` the injected faults (`job`: their shared parts), and `simulate` runs the
-job op by op. `population` draws the jobs of a whole fleet.
+`schedules` defines the order of ops, `injected_causes` the faults (`job_shape`: their shared parts), and `simulate`
+runs the job op by op. `population` draws the jobs of a whole fleet.
 """
 
-from tracekit.synth.causes import (
+from tracekit.synth.injected_causes import (
     CAUSES,
     ClockOffset,
     FlappingNetwork,
@@ -21,7 +21,7 @@ from tracekit.synth.causes import (
     SlowWorker,
     parse_cause,
 )
-from tracekit.synth.job import InjectedCause
+from tracekit.synth.job_shape import InjectedCause
 from tracekit.synth.simulate import BaseCosts, SynthSpec, simulated_slowdown, synthesize
 from tracekit.trace.compute_order import Schedule
 

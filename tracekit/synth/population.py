@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from tracekit.base.errors import SelectionError
-from tracekit.synth.causes import PythonGc, SequenceLengthImbalance, SlowHost, SlowLastStage, SlowWorker
-from tracekit.synth.job import InjectedCause, require
+from tracekit.synth.injected_causes import PythonGc, SequenceLengthImbalance, SlowHost, SlowLastStage, SlowWorker
+from tracekit.synth.job_shape import InjectedCause, require
 from tracekit.synth.simulate import EPOCH_S, SynthSpec, simulated_slowdown, synthesize
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Layout
@@ -62,9 +62,12 @@ class Population:
     straggling: float = 0.425
     causes: Mapping[str, float] = field(
         default_factory=lambda: {
-            "slow-last-stage": 0.50, "sequence-length-imbalance": 0.25, "python-gc": 0.15, "slow-worker": 0.10,
+            "slow-last-stage": 0.50,
+            "sequence-length-imbalance": 0.25,
+            "python-gc": 0.15,
+            "slow-worker": 0.10,
         }
-    )  # fmt: skip
+    )
     mild: float = 0.3
     teams: Mapping[str, float] = field(default_factory=lambda: {"search": 0.4, "speech": 0.3, "vision": 0.3})
     gpu_models: Mapping[str, float] = field(default_factory=lambda: {"H800": 0.7, "A100": 0.3})
@@ -98,9 +101,9 @@ class Population:
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Population:
         """From plain data, as in a YAML file; layouts are written as "dp x pp x tp". Raises SelectionError."""
-        known = {one.name for one in fields(cls)}
-        if unknown := sorted(set(map(str, content)) - known):
-            raise SelectionError(f"population: unknown setting {unknown[0]!r}; known: {', '.join(sorted(known))}")
+        settings = {one.name for one in fields(cls)}
+        if unknown := sorted(set(map(str, content)) - settings):
+            raise SelectionError(f"population: unknown setting {unknown[0]!r}; known: {', '.join(sorted(settings))}")
         values = dict(content)
         for name in ("layouts", "causes", "teams", "gpu_models"):
             if name in values and not isinstance(values[name], Mapping):
@@ -192,7 +195,8 @@ def _roles(population: Population) -> Sequence[_Role]:
     others = jobs - sum(slow)
     mild = iter(dealt({True: population.mild, False: 1 - population.mild}, others, rng))
     weak = iter(dealt(population.causes, others, rng))
-    causes = [next(strong) if one else (next(weak) if next(mild) else "") for one in slow]
+    weak_or_none = (next(weak) if is_mild else "" for is_mild in mild)
+    causes = [next(strong) if is_slow else next(weak_or_none) for is_slow in slow]
     bad = dealt({True: population.on_bad_hosts, False: 1 - population.on_bad_hosts}, causes.count("slow-worker"), rng)
     on_bad = iter(bad)
     columns = (
@@ -212,8 +216,8 @@ def dealt(shares: Mapping[Any, float], count: int, rng: np.random.Generator) -> 
     keys, weights = list(shares), np.array(list(shares.values()), np.float64)
     exact = weights / weights.sum() * count
     whole = np.floor(exact).astype(np.int64)
-    for at in np.argsort(-(exact - whole), kind="stable")[: count - int(whole.sum())]:
-        whole[at] += 1
+    for index in np.argsort(-(exact - whole), kind="stable")[: count - int(whole.sum())]:
+        whole[index] += 1
     order = rng.permutation(count)
     expanded = [key for key, times in zip(keys, whole.tolist(), strict=True) for _ in range(times)]
     return [expanded[at] for at in order]

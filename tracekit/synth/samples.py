@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tracekit.synth.causes import parse_cause
+from tracekit.synth.injected_causes import parse_cause
 from tracekit.synth.simulate import SynthSpec
 from tracekit.trace.compute_order import Schedule
 from tracekit.trace.model import Layout

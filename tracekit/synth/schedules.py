@@ -119,10 +119,10 @@ class _Planner:
         first_backward = next(at for at, compute in enumerate(order) if not compute.forward)
         computes: list[int] = []
         open_chunks = set(range(self.layout.vpp))
-        for at, compute in enumerate(order):
+        for index, compute in enumerate(order):
             way = forward if compute.forward else backward
-            first = at in {0, first_backward}
-            warm = (computes[at - 2],) if at == first_backward and at >= 2 else ()
+            first = index in {0, first_backward}
+            warm = (computes[index - 2],) if index == first_backward and index >= 2 else ()
             if first and self.record_no_ops:
                 way.last_send = self.add(way.send, stage, warm, no_op=True)
             waits = [*computes[-1:], *self._recv(stage, compute, way, warm)]
@@ -205,8 +205,8 @@ class _Planner:
                 groups += zip(sent, received, strict=True)
                 for sending, receiving in zip(sent, received, strict=True):
                     self.ops[receiving] = replace(self.ops[receiving], draw_key=self.ops[sending].draw_key)
-        taken = {at for group in groups for at in group}
-        return groups + [(at,) for at in range(len(self.ops)) if at not in taken]
+        grouped = {at for group in groups for at in group}
+        return groups + [(at,) for at in range(len(self.ops)) if at not in grouped]
 
 
 def _runnable(ops: Sequence[PlannedOp], groups: Sequence[tuple[int, ...]]) -> Iterable[tuple[int, ...]]:

@@ -18,8 +18,8 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit.base.errors import SelectionError
-from tracekit.synth.causes import ClockOffset, MissingRanks, MissingSteps
-from tracekit.synth.job import Effect, Floats, InjectedCause, JobShape
+from tracekit.synth.injected_causes import ClockOffset, MissingRanks, MissingSteps
+from tracekit.synth.job_shape import Effect, Floats, InjectedCause, JobShape
 from tracekit.synth.schedules import LanePlan, PlannedOp, plan_lane
 from tracekit.trace.canonical import Trace
 from tracekit.trace.compute_order import Schedule, check_schedule
@@ -174,25 +174,25 @@ def _simulate(
     size = (len(plan.ops), shape.lanes)
     start, end = np.empty(size), np.empty(size)
     for group in plan.groups:
-        for at in group:
-            op = plan.ops[at]
-            start[at] = delay(op)
+        for number in group:
+            op = plan.ops[number]
+            start[number] = delay(op)
             if op.waits_for:
                 ready = end[op.waits_for[0]]
                 for before in op.waits_for[1:]:
                     ready = np.maximum(ready, end[before])
-                start[at] += ready
+                start[number] += ready
         if not plan.ops[group[0]].kind.is_communication:
             end[group[0]] = start[group[0]] + cost(plan.ops[group[0]])
             continue
         latest = start[group[0]]
-        for at in group[1:]:
-            latest = np.maximum(latest, start[at])
+        for number in group[1:]:
+            latest = np.maximum(latest, start[number])
         if plan.ops[group[0]].kind in DP_COLLECTIVES | {OpKind.OPTIMIZER_CLIP_MAIN_GRAD}:
             slowest = latest.reshape(shape.steps, -1).max(axis=1)
             latest = np.repeat(slowest, shape.layout.dp_ranks)
-        for at in group:
-            end[at] = latest + cost(plan.ops[at])
+        for number in group:
+            end[number] = latest + cost(plan.ops[number])
     step_s = float(end.max(axis=0).reshape(shape.steps, -1).max(axis=1).mean())
     end -= start
     return _Times(start, end, step_s)
@@ -286,7 +286,8 @@ def _shift_clocks(start: Floats, plan: LanePlan, shape: JobShape, causes: Sequen
 def _frame(plan: LanePlan, shape: JobShape, step_numbers: npt.NDArray[np.int32], times: _Times) -> pl.DataFrame:
     """Canonical columns, ordered by step, DP rank, stage, kind and seq."""
     order = sorted(
-        range(len(plan.ops)), key=lambda at: (plan.ops[at].pp_rank, plan.ops[at].kind.code, plan.ops[at].seq)
+        range(len(plan.ops)),
+        key=lambda number: (plan.ops[number].pp_rank, plan.ops[number].kind.code, plan.ops[number].seq),
     )
     ops = [plan.ops[at] for at in order]
     rows, lanes = len(ops), shape.lanes

@@ -31,7 +31,7 @@ from tracekit.trace.schema import (
     SENT,
     WAITED,
     Source,
-    Workers,
+    WorkerGrid,
     checked_columns,
     distinct_steps,
     numbers_of,
@@ -153,19 +153,19 @@ class Trace:
 
         Raises TraceError for a violation of the data model, LayoutError if the layout contradicts the ops.
         """
-        origin, kept = Source(source, columns or {}), dict(metadata or {})
-        known = None if unit is None else unit_of_time(unit)
+        origin, free_metadata = Source(source, columns or {}), dict(metadata or {})
+        stated = None if unit is None else unit_of_time(unit)
         frame = ops if isinstance(ops, pl.DataFrame) else _of_pandas(ops, origin)
-        timed, starts = in_seconds(frame, known, finite_starts(step_starts or {}, origin), origin)
+        timed, starts = in_seconds(frame, stated, finite_starts(step_starts or {}, origin), origin)
         checked = checked_columns(timed, layout, origin)
-        if known is not None:
-            kept[UNIT_KEY] = str(known)
+        if stated is not None:
+            free_metadata[UNIT_KEY] = str(stated)
         check_magnitudes(
             checked,
             judged_steps(distinct_steps(checked["step"].to_numpy()), checked.height),
             step_starts or {},
             origin,
-            stated=stated_unit(kept),
+            stated=stated_unit(free_metadata),
             integers=all(timed[name].dtype.is_integer() for name in ("start", "duration")),
         )
         check_bounds(checked, origin)
@@ -174,7 +174,7 @@ class Trace:
             layout=layout,
             name=encodable(name),
             step_starts=MappingProxyType(dict(starts)),
-            metadata=MappingProxyType(kept),
+            metadata=MappingProxyType(free_metadata),
         )
 
     @property
@@ -183,9 +183,9 @@ class Trace:
         return self.ops.height
 
     @cached_property
-    def workers(self) -> Workers:
+    def workers(self) -> WorkerGrid:
         """What each worker does in each step."""
-        workers = Workers(self.steps, self.dp_ranks, np.arange(self.layout.pp, dtype=np.int32))
+        workers = WorkerGrid(self.steps, self.dp_ranks, np.arange(self.layout.pp, dtype=np.int32))
         workers.add(self.ops)
         return workers
 
@@ -234,8 +234,8 @@ class Trace:
 
     @cached_property
     def _worker_ranks(self) -> dict[Worker, int]:
-        some = self._outline.ops
-        dp_rank, pp_rank, rank = (some[name].to_numpy() for name in ("dp_rank", "pp_rank", "rank"))
+        ops = self._outline.ops
+        dp_rank, pp_rank, rank = (ops[name].to_numpy() for name in ("dp_rank", "pp_rank", "rank"))
         rank_of = np.full((int(dp_rank.max()) + 1, self.layout.pp), -1, np.int64)
         rank_of[dp_rank, pp_rank] = rank
         traced = rank_of >= 0
@@ -278,39 +278,41 @@ class Trace:
 
     def redacted(self) -> Trace:
         """The trace without names: hosts are numbered in order of their ranks, and the metadata keeps only figures."""
-        kept = {name: self.metadata[name] for name in _WITHOUT_NAMES if name in self.metadata}
+        figures = {name: self.metadata[name] for name in _WITHOUT_NAMES if name in self.metadata}
         if isinstance(gpus := self.metadata.get("gpus"), dict):
-            kept["gpus"] = {
+            figures["gpus"] = {
                 rank: {figure: gpu[figure] for figure in _GPU_FIGURES if figure in gpu}
                 for rank, gpu in gpus.items()
                 if isinstance(gpu, dict)
             }
         if values := step_values(self.metadata):
-            kept[STEP_VALUES] = values
+            figures[STEP_VALUES] = values
         if self.metadata.get("format") == COLLECTED:
-            kept["format"] = COLLECTED
+            figures["format"] = COLLECTED
         if DEVICE_CLOCK in self.metadata:
-            kept[DEVICE_CLOCK] = {}
+            figures[DEVICE_CLOCK] = {}
         if isinstance(queued := self.metadata.get(RUN_QUEUE), dict):
-            kept[RUN_QUEUE] = {rank: one for rank, one in queued.items() if _is_rank(rank) and isinstance(one, float)}
+            figures[RUN_QUEUE] = {
+                rank: one for rank, one in queued.items() if _is_rank(rank) and isinstance(one, float)
+            }
         if isinstance(collected := self.metadata.get("collect"), dict):
-            kept["collect"] = {"nested": collected.get("nested")}
+            figures["collect"] = {"nested": collected.get("nested")}
         hosts = {str(rank): host for rank, host in numbered_hosts(self.hosts).items()}
-        return replace(self, name="job", metadata=MappingProxyType({**kept, "hosts": hosts}))
+        return replace(self, name="job", metadata=MappingProxyType({**figures, "hosts": hosts}))
 
     def without_steps(self, steps: Sequence[int]) -> Trace:
         """The trace without these step numbers. Raises SelectionError if none is left, or none of them was there."""
-        left = self.ops.filter(~pl.col("step").is_in(list(steps)))
-        if left.height in (0, self.ops.height):
-            which = "every step is left out" if left.height == 0 else "none of the steps to leave out exists"
+        remaining = self.ops.filter(~pl.col("step").is_in(list(steps)))
+        if remaining.height in (0, self.ops.height):
+            which = "every step is left out" if remaining.height == 0 else "none of the steps to leave out exists"
             raise SelectionError(f"{which}; the trace has steps {self.steps[0]} to {self.steps[-1]}")
-        return replace(self, ops=left.rechunk())
+        return replace(self, ops=remaining.rechunk())
 
     def coverage(self) -> Coverage:
         """Which workers and worker-steps of the layout the trace holds."""
-        some = self._outline.ops
-        dp_rank, pp_rank = some["dp_rank"].to_numpy(), some["pp_rank"].to_numpy()
-        return Coverage.of(self.layout, dp_rank, pp_rank, len(self.steps), some.height)
+        ops = self._outline.ops
+        dp_rank, pp_rank = ops["dp_rank"].to_numpy(), ops["pp_rank"].to_numpy()
+        return Coverage.of(self.layout, dp_rank, pp_rank, len(self.steps), ops.height)
 
     def outline(self) -> Trace:
         """The trace with one op of each worker and step: enough for `coverage` and `worker_ranks`.
@@ -404,7 +406,7 @@ def trace_of_file(
     types: Mapping[str, pl.DataType | type[pl.DataType]] | None = None,
     columns: Mapping[str, str] | None = None,
     renamed: Renamed = lambda ops: ops,
-    **known: Any,
+    **fields: Any,
 ) -> Trace:
     """The trace in a Parquet file: without a table if it is large and nothing is wrong with it.
 
@@ -415,10 +417,12 @@ def trace_of_file(
         if unit is None and steps is None and rows_of_file(path) > MOST_ROWS_AS_TABLE:
             from tracekit.trace.ordered import ordered_trace
 
-            if (found := ordered_trace(path, layout, Source(str(path), columns or {}), renamed, **known)) is not None:
-                return found
+            if (
+                ordered := ordered_trace(path, layout, Source(str(path), columns or {}), renamed, **fields)
+            ) is not None:
+                return ordered
     ops = renamed(read_columns(path, types) if steps is None else read_steps(path, steps))
-    return Trace.from_frame(ops, layout, source=str(path), columns=columns, unit=unit, **known)
+    return Trace.from_frame(ops, layout, source=str(path), columns=columns, unit=unit, **fields)
 
 
 def read_header(path: str | os.PathLike[str]) -> dict[str, Any] | None:
@@ -470,9 +474,9 @@ def _columns_of(path: str | os.PathLike[str], file: pl.LazyFrame, types: Mapping
 def read_steps(path: str | os.PathLike[str], steps: Sequence[int]) -> pl.DataFrame:
     """All columns of these steps. Raises FormatError as `read_columns` does."""
     step = pl.col("step")
-    here = step.is_between(min(steps), max(steps)) & step.is_in(list(steps))  # statistics of row groups know ranges
-    found: pl.DataFrame = _parquet(path, lambda file: pl.scan_parquet(file).filter(here).collect())
-    return found.rechunk()
+    wanted = step.is_between(min(steps), max(steps)) & step.is_in(list(steps))  # statistics of row groups know ranges
+    ops: pl.DataFrame = _parquet(path, lambda file: pl.scan_parquet(file).filter(wanted).collect())
+    return ops.rechunk()
 
 
 def columns_of_file(path: str | os.PathLike[str]) -> list[str]:
@@ -504,10 +508,10 @@ def check_size(path: str | os.PathLike[str], rows: int, columns: int) -> None:
 
 def _parquet(path: str | os.PathLike[str], read: Any) -> Any:
     try:
-        found = Path(path).stat()
-        if stat.S_ISFIFO(found.st_mode) or stat.S_ISSOCK(found.st_mode) or stat.S_ISCHR(found.st_mode):
+        status = Path(path).stat()
+        if stat.S_ISFIFO(status.st_mode) or stat.S_ISSOCK(status.st_mode) or stat.S_ISCHR(status.st_mode):
             raise FormatError(f"{path}: a pipe or device; Parquet can only be read from a file, save it as one first")
-        if found.st_size == 0:
+        if status.st_size == 0:
             raise FormatError(f"{path}: the file is empty; expected a Parquet trace")
         # A file object: polars expands glob characters and rejects non-UTF-8 bytes in a path.
         with open(path, "rb") as file:

@@ -66,17 +66,17 @@ def compute_order(schedule: Schedule, layout: Layout, microbatches: int, stage: 
             warm_up = 2 * behind + (layout.vpp - 1) * layout.pp
     warm_up = min(warm_up, total)
     order = [_compute(at, layout, forward=True) for at in range(warm_up)]
-    for at in range(total - warm_up):
-        order.append(_compute(warm_up + at, layout, forward=True))
-        order.append(_compute(at, layout, forward=False))
+    for number in range(total - warm_up):
+        order.append(_compute(warm_up + number, layout, forward=True))
+        order.append(_compute(number, layout, forward=False))
     order += [_compute(at, layout, forward=False) for at in range(total - warm_up, total)]
     return tuple(order)
 
 
-def _compute(at: int, layout: Layout, *, forward: bool) -> Compute:
+def _compute(number: int, layout: Layout, *, forward: bool) -> Compute:
     """The at-th forward (or backward) of every stage."""
     if layout.vpp == 1:
-        return Compute(forward, at, 0)
-    turn, position = divmod(at, layout.pp * layout.vpp)
+        return Compute(forward, number, 0)
+    turn, position = divmod(number, layout.pp * layout.vpp)
     chunk = position // layout.pp
     return Compute(forward, turn * layout.pp + position % layout.pp, chunk if forward else layout.vpp - 1 - chunk)

@@ -23,7 +23,7 @@ class Progress(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessGroup:
+class DumpedGroup:
     """The ranks that communicate with each other under one name; `ranks` in the group's own order."""
 
     description: str
@@ -89,7 +89,7 @@ class FlightRecord:
     """
 
     world_size: int
-    groups: tuple[ProcessGroup, ...]
+    groups: tuple[DumpedGroup, ...]
     operations: pl.DataFrame
     statuses: pl.DataFrame
     dumps: Mapping[int, RankDump]

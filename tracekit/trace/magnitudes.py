@@ -76,7 +76,7 @@ LONGEST_S = 1e8
 MOST_STEPS, MOST_OPS, MOST_MEDIAN = 8, 1_000_000, 50_000
 
 
-class _Found(Struct, frozen=True):
+class _Statistic(Struct, frozen=True):
     """A statistic and its usual range: `value` is compared with the upper end, `typical` with the lower."""
 
     what: str
@@ -117,11 +117,11 @@ def check_magnitudes(
     """
     if stated is Unit.S:
         return
-    here = pl.col("step").is_in(list(steps)) & (pl.col("duration") > 0)
-    few = ops.select("step", "rank", "kind", "duration").filter(here)
+    of_steps = pl.col("step").is_in(list(steps)) & (pl.col("duration") > 0)
+    few = ops.select("step", "rank", "kind", "duration").filter(of_steps)
     _check_same_unit(few, source)
-    found = [*_statistics(few), *_overlap(ops, step_starts)]
-    _check_usual(found, source, stated, integers=integers)
+    statistics = [*_statistics(few), *_overlap(ops, step_starts)]
+    _check_usual(statistics, source, stated, integers=integers)
 
 
 def check_bounds(ops: pl.DataFrame, source: Source) -> None:
@@ -134,17 +134,19 @@ def check_bounds(ops: pl.DataFrame, source: Source) -> None:
             raise violation(source, ops[name], row, f"expected {expected}; convert the column")
 
 
-def _check_usual(found: list[_Found], source: Source, stated: Unit | None, *, integers: bool) -> None:
+def _check_usual(statistics: list[_Statistic], source: Source, stated: Unit | None, *, integers: bool) -> None:
     """Raise TraceError if the statistics are far from usual and another unit would bring them back."""
-    now = sum(one.beyond() for one in found)
-    alarm = ALARM_OF_STATED if stated else ALARM_OF_INTEGERS if integers else ALARM
+    now = sum(one.beyond() for one in statistics)
+    alarm = ALARM_OF_INTEGERS if integers else ALARM
+    if stated:
+        alarm = ALARM_OF_STATED
     if now < alarm:
         return
     factors = [1000.0**power for power in (-3, -2, -1, 1, 2, 3)]
-    best = min(factors, key=lambda factor: (sum(one.beyond(factor) for one in found), -factor))
-    if now - sum(one.beyond(best) for one in found) < alarm:
+    best = min(factors, key=lambda factor: (sum(one.beyond(factor) for one in statistics), -factor))
+    if now - sum(one.beyond(best) for one in statistics) < alarm:
         return
-    worst = sorted(found, key=lambda one: -one.beyond())[:2]
+    worst = sorted(statistics, key=lambda statistic: -statistic.beyond())[:2]
     shown = ", ".join(str(one) for one in worst if one.beyond())
     raise TraceError(f"{source}: {shown}; {_advice(best, stated)}")
 
@@ -165,22 +167,22 @@ def _advice(factor: float, stated: Unit | None) -> str:
     )
 
 
-def _statistics(here: pl.DataFrame) -> list[_Found]:
+def _statistics(few: pl.DataFrame) -> list[_Statistic]:
     """Every statistic of `USUAL` that ops of a few steps have."""
-    quickest = _durations(here.group_by("step", "kind").agg(pl.col("duration").min()))
-    some = _durations(here.gather_every(max(1, here.height // MOST_MEDIAN)))
-    found = []
+    quickest = _durations(few.group_by("step", "kind").agg(pl.col("duration").min()))
+    durations = _durations(few.gather_every(max(1, few.height // MOST_MEDIAN)))
+    statistics = []
     for usual in USUAL:
-        kinds = [kind for kind in usual.kinds if kind in some]
+        kinds = [kind for kind in usual.kinds if kind in durations]
         if not kinds:
             continue
         if usual.waits:
-            typical = max(_median(some[kind]) for kind in kinds)
+            typical = max(_median(durations[kind]) for kind in kinds)
             value = min(_median(quickest[kind]) for kind in kinds)
         else:
-            typical = value = _median(np.concatenate([some[kind] for kind in kinds]))
-        found.append(_Found(usual.what, value, typical, usual.low, usual.high))
-    return found
+            typical = value = _median(np.concatenate([durations[kind] for kind in kinds]))
+        statistics.append(_Statistic(usual.what, value, typical, usual.low, usual.high))
+    return statistics
 
 
 def _durations(ops: pl.DataFrame) -> dict[OpKind, npt.NDArray[np.float64]]:
@@ -202,13 +204,13 @@ def judged_steps(steps: npt.NDArray[np.int32], ops: int) -> list[int]:
 
 def _check_same_unit(few: pl.DataFrame, source: Source) -> None:
     """Raise TraceError if some ranks, or some steps, take a thousand times as long as others for the same work."""
-    here = few.filter(pl.col("kind").to_physical().is_in(sorted(kind.code for kind in SAME_WORK)))
+    same_work = few.filter(pl.col("kind").to_physical().is_in(sorted(kind.code for kind in SAME_WORK)))
     for part in ("rank", "step"):
-        usual = here.group_by(part, "kind").agg(pl.col("duration").median())
-        numbers, at = np.unique(usual[part].to_numpy(), return_inverse=True)
+        usual = same_work.group_by(part, "kind").agg(pl.col("duration").median())
+        numbers, part_number = np.unique(usual[part].to_numpy(), return_inverse=True)
         kind, duration = usual["kind"].cat.physical().to_numpy(), usual["duration"].to_numpy()
         over = np.log10(duration / _least_of_each(duration, kind, len(KINDS))[kind])
-        least = _least_of_each(over, at, len(numbers))
+        least = _least_of_each(over, part_number, len(numbers))
         longer = least >= OTHER_UNIT
         if not longer.any() or longer.all():
             continue
@@ -232,10 +234,12 @@ def _least_of_each(
 def _named(part: str, numbers: list[int]) -> str:
     """Some ranks or steps by number. Only some of the steps were looked at."""
     shown = ", ".join(map(str, numbers[:MOST_NAMED])) + (" ..." if len(numbers) > MOST_NAMED else "")
-    return f"steps such as {shown}" if part == "step" else f"{part}{'s' if len(numbers) > 1 else ''} {shown}"
+    if part == "step":
+        return f"steps such as {shown}"
+    return f"{part}{'s' * (len(numbers) > 1)} {shown}"
 
 
-def _overlap(ops: pl.DataFrame, step_starts: Mapping[int, float]) -> list[_Found]:
+def _overlap(ops: pl.DataFrame, step_starts: Mapping[int, float]) -> list[_Statistic]:
     """The length of a step over the time until the next one begins; empty if unknown."""
     starts = sorted((step, start) for step, start in step_starts.items() if math.isfinite(start))
     if len(starts) < 2:
@@ -251,9 +255,13 @@ def _overlap(ops: pl.DataFrame, step_starts: Mapping[int, float]) -> list[_Found
         return []
     ratio = length / float(np.median(apart))
     return [
-        _Found("a step beside the time until the next one", ratio, ratio, SHORTEST_STEP, LONGEST_OVERLAP, is_ratio=True)
+        _Statistic(
+            "a step beside the time until the next one", ratio, ratio, SHORTEST_STEP, LONGEST_OVERLAP, is_ratio=True
+        )
     ]
 
 
 def _time(value: float) -> str:
-    return f"{value * 1e9:.3g} ns" if 0 < value < 5e-7 else f"{value / 60:.3g} min" if value > 600 else seconds(value)
+    if 0 < value < 5e-7:
+        return f"{value * 1e9:.3g} ns"
+    return f"{value / 60:.3g} min" if value > 600 else seconds(value)

@@ -255,7 +255,7 @@ class Layout:
     @classmethod
     def from_dict(cls, sizes: Mapping[str, Any]) -> Layout:
         """The inverse of `to_dict`; raises LayoutError on unknown names."""
-        known = {field.name for field in fields(cls)}
-        if unknown := sorted(set(sizes) - known):
-            raise LayoutError(f"layout: unknown size {quoted(unknown[0])}; known: {', '.join(sorted(known))}")
+        names = {field.name for field in fields(cls)}
+        if unknown := sorted(set(sizes) - names):
+            raise LayoutError(f"layout: unknown size {quoted(unknown[0])}; known: {', '.join(sorted(names))}")
         return cls(**sizes)

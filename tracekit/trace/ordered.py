@@ -26,7 +26,7 @@ from tracekit.trace.schema import (
     OPTIONAL,
     SCHEMA,
     Source,
-    Workers,
+    WorkerGrid,
     canonical_columns,
     check_complete,
     check_ranges,
@@ -52,19 +52,19 @@ class OrderedTrace(Trace):
         return Trace(*fields, **named)  # type: ignore[return-value]
 
     @classmethod
-    def of(cls, outline: Trace, workers: Workers, kept: Mapping[str, np.ndarray]) -> Self:
-        """`kept`: some columns, in order. `outline`: all else."""
-        made = object.__new__(cls)
-        vars(made).update(vars(outline), _outline=outline, workers=workers, _kept=dict(kept))
-        del vars(made)["ops"]
-        return made
+    def of(cls, outline: Trace, workers: WorkerGrid, columns: Mapping[str, np.ndarray]) -> Self:
+        """`columns`: some columns, in order. `outline`: all else."""
+        trace = object.__new__(cls)
+        vars(trace).update(vars(outline), _outline=outline, workers=workers, _kept=dict(columns))
+        del vars(trace)["ops"]
+        return trace
 
     @cached_property
     def ops(self) -> pl.DataFrame:
         """All ops, in order; nothing is kept twice."""
-        made = self._table(np.ones(self.workers.rank_of.shape, np.bool_))
+        table = self._table(np.ones(self.workers.rank_of.shape, np.bool_))
         self._kept.clear()
-        return made
+        return table
 
     @property
     def rows(self) -> int:
@@ -100,9 +100,9 @@ class OrderedTrace(Trace):
         cell, kind, seq, place = self.workers.places_of(counts)
         columns = [pl.Series("kind", kind).cat.to(KIND_TYPE), pl.Series("seq", seq)]
         columns += [pl.Series(name, values[place]) for name, values in self._kept.items()]
-        found = self.workers.frame(cell).with_columns(columns)
+        ops = self.workers.frame(cell).with_columns(columns)
         absent = (pl.when(pl.col(name) != NONE).then(pl.col(name)).alias(name) for name in NULLABLE)
-        return found.with_columns(absent).select(list(SCHEMA)).cast(pl.Schema(SCHEMA))
+        return ops.with_columns(absent).select(list(SCHEMA)).cast(pl.Schema(SCHEMA))
 
 
 def ordered_trace(
@@ -140,28 +140,28 @@ def ordered_trace(
             distinct_steps(np.concatenate([distinct_steps(part[one].to_numpy()) for part in parts]))
             for one in ("step", "dp_rank")
         )
-        workers, taken = Workers(steps, dp_ranks, np.arange(layout.pp, dtype=np.int32)), np.zeros(rows, np.bool_)
+        workers, filled = WorkerGrid(steps, dp_ranks, np.arange(layout.pp, dtype=np.int32)), np.zeros(rows, np.bool_)
         if not workers.fit(rows):
             return None
         for part in parts:
             workers.add(part)
-        places = [workers.places(part, taken) for part in parts]
-        if not (workers.have_one_rank and taken.all()):
+        places = [workers.places(part, filled) for part in parts]
+        if not (workers.have_one_rank and filled.all()):
             return None
-        del parts, taken
-        kept = {one: np.empty(rows, dtype) for one, dtype in _KEPT.items()}
+        del parts, filled
+        arrays = {one: np.empty(rows, dtype) for one, dtype in _KEPT.items()}
         for place, piece in zip(places, checked(*_KEPT), strict=True):
             check_bounds(piece, source)
-            for one, values in kept.items():
-                values[place] = numbers_of(piece[one])
+            for column, values in arrays.items():
+                values[place] = numbers_of(piece[column])
     outline = workers.frame(np.flatnonzero(workers.rank_of >= 0))
-    check_complete(distinct_steps(outline["pp_rank"].to_numpy()), int(kept["chunk"].max()), layout, source)
+    check_complete(distinct_steps(outline["pp_rank"].to_numpy()), int(arrays["chunk"].max()), layout, source)
     frozen = MappingProxyType(dict(finite_starts(step_starts, source))), MappingProxyType(dict(metadata))
-    made = OrderedTrace.of(Trace(outline, layout, encodable(name), *frozen), workers, kept)
+    trace = OrderedTrace.of(Trace(outline, layout, encodable(name), *frozen), workers, arrays)
     judged = judged_steps(steps, rows)
-    sample = made.sample(judged)
+    sample = trace.sample(judged)
     if in_seconds(sample, None, step_starts, source)[0] is not sample:
         return None
     whole = all(types[source.columns.get(one, one)].is_integer() for one in ("start", "duration"))
     check_magnitudes(sample, judged, step_starts, source, stated=stated_unit(metadata), integers=whole)
-    return made
+    return trace

@@ -207,16 +207,16 @@ def _kinds(column: pl.Series, source: Source) -> pl.Series:
         raise violation(source, column, int(column.is_null().arg_max() or 0), "expected an op kind")
     if column.dtype == KIND_TYPE:
         return column
-    known, present = {str(kind): kind.code for kind in KINDS}, column.unique()
+    codes, present = {str(kind): kind.code for kind in KINDS}, column.unique()
     names = present.cast(pl.String).to_list()
-    if unknown := [name for name in names if name not in known]:
+    if unknown := [name for name in names if name not in codes]:
         row = int((column == unknown[0]).arg_max() or 0)  # not as strings: a category can be long and in every row
         raise violation(source, column, row, f"known kinds: {', '.join(KINDS)}")
     if column.dtype == pl.String:
         return column.cast(KIND_TYPE)
     category = present.to_physical().to_numpy()  # a cast of all ops takes ten times as long
     code = np.zeros(int(category.max()) + 1, np.uint8)
-    code[category] = [known[name] for name in names]
+    code[category] = [codes[name] for name in names]
     return pl.Series(column.name, code[column.to_physical().to_numpy()]).cat.to(KIND_TYPE)
 
 
@@ -225,12 +225,12 @@ def check_ranges(ops: pl.DataFrame, layout: Layout, source: Source) -> None:
 
     Raises TraceError for the former, LayoutError for the latter.
     """
-    there = {*ops.columns}
+    present = {*ops.columns}
     for name in ("start", "duration"):
-        if name in there and not (finite := ops[name].is_finite()).all():
+        if name in present and not (finite := ops[name].is_finite()).all():
             raise violation(source, ops[name], int((~finite).arg_max() or 0), "expected a finite number of seconds")
     for name in ("duration", "step", "rank", "dp_rank", "pp_rank", "seq", "microbatch", "chunk"):
-        smallest = ops[name].min() if name in there else None
+        smallest = ops[name].min() if name in present else None
         if smallest is not None and smallest < 0:  # type: ignore[operator]
             hint = "; null where it has no meaning" if name in NULLABLE else ""
             raise violation(source, ops[name], int(ops[name].arg_min() or 0), f"expected 0 or more{hint}")
@@ -241,7 +241,7 @@ def check_ranges(ops: pl.DataFrame, layout: Layout, source: Source) -> None:
         ("rank", layout.world_size, "world_size"),
         ("chunk", layout.vpp, "vpp"),
     ):
-        largest = ops[name].max() if name in there else None
+        largest = ops[name].max() if name in present else None
         if largest is not None and largest >= size:  # type: ignore[operator]
             error = violation(
                 source,
@@ -258,8 +258,10 @@ def check_complete(stages: npt.NDArray[np.int32], largest: int, layout: Layout, 
     Raises LayoutError.
     """
     if layout.vpp > 1 and (layout.pp > 1 if largest < 0 else largest < layout.vpp - 1):
-        found = "no op has a chunk" if largest < 0 else f"the largest chunk in the trace is {largest}"
-        raise LayoutError(f"{source}: the layout says vpp {layout.vpp}, but {found}; correct the layout or the trace")
+        largest_chunk = "no op has a chunk" if largest < 0 else f"the largest chunk in the trace is {largest}"
+        raise LayoutError(
+            f"{source}: the layout says vpp {layout.vpp}, but {largest_chunk}; correct the layout or the trace"
+        )
     if len(stages) < layout.pp:
         absent = np.setdiff1d(np.arange(layout.pp), stages)
         shown = ", ".join(map(str, absent[:8])) + (" ..." if len(absent) > 8 else "")
@@ -306,9 +308,9 @@ def _check_identity(ops: pl.DataFrame, source: Source) -> None:
     cell = (np.cumsum(count) - count)[stream]
     del stream
     cell += seq
-    taken = np.zeros(len(seq), dtype=bool)
-    taken[cell] = True
-    if not taken.all():
+    filled = np.zeros(len(seq), dtype=bool)
+    filled[cell] = True
+    if not filled.all():
         seen = np.bincount(cell, minlength=len(seq))
         row = int((seen[cell] > 1).argmax())
         second = int(np.flatnonzero(cell == cell[row])[1])
@@ -320,14 +322,14 @@ def _check_identity(ops: pl.DataFrame, source: Source) -> None:
 
 def _are_identified(ops: pl.DataFrame) -> bool:
     """Whether ops satisfy `_check_identity`; False if that is uncertain."""
-    workers = Workers(*(distinct_steps(ops[name].to_numpy()) for name in ("step", "dp_rank", "pp_rank")))
+    workers = WorkerGrid(*(distinct_steps(ops[name].to_numpy()) for name in ("step", "dp_rank", "pp_rank")))
     if not workers.fit(ops.height):
         return False
     workers.add(ops)
     return workers.have_one_rank and workers.places(ops, np.zeros(ops.height, np.bool_)) is not None
 
 
-class Workers:
+class WorkerGrid:
     """What workers do in each step, counted in pieces of the ops. `steps`, `dp_ranks`, `stages`: all that there are."""
 
     def __init__(
@@ -365,14 +367,14 @@ class Workers:
         """Where the ops of each kind of each worker in each step begin, if they are in that order; as `counts`."""
         return (np.cumsum(self.counts, dtype=np.int64) - self.counts.reshape(-1)).reshape(self.counts.shape)
 
-    def places(self, ops: pl.DataFrame, taken: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64] | None:
+    def places(self, ops: pl.DataFrame, filled: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64] | None:
         """Where these ops belong in the order of step, DP rank, stage, kind and seq, [ops], when all have been added.
 
-        Marks them in `taken`, [all ops]; None if two belong in one place, or one beyond the last of its kind.
+        Marks them in `filled`, [all ops]; None if two belong in one place, or one beyond the last of its kind.
         """
         place = np.empty(ops.height, np.int64)
         counts, first = self.counts.reshape(-1), self.first.reshape(-1)
-        fits = _rows.find_places(*self._streams(ops), len(KINDS), counts, first, taken, place)
+        fits = _rows.find_places(*self._streams(ops), len(KINDS), counts, first, filled, place)
         return place if fits else None
 
     def places_of(self, counts: npt.NDArray[np.int32]) -> tuple[npt.NDArray[Any], ...]:
@@ -385,9 +387,9 @@ class Workers:
 
     def frame(self, cell: npt.NDArray[np.int64]) -> pl.DataFrame:
         """Step, DP rank, stage and rank of workers in steps, given as indices into `rank_of`."""
-        at = np.unravel_index(cell, self.rank_of.shape)
-        found = {name: values[index] for (name, values), index in zip(self.numbers.items(), at, strict=True)}
-        return pl.DataFrame(found | {"rank": self.rank_of.reshape(-1)[cell]})
+        indices = np.unravel_index(cell, self.rank_of.shape)
+        columns = {name: values[index] for (name, values), index in zip(self.numbers.items(), indices, strict=True)}
+        return pl.DataFrame(columns | {"rank": self.rank_of.reshape(-1)[cell]})
 
     def _streams(self, ops: pl.DataFrame) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
         """The cell of each op in `rank_of`, its kind and its seq, [ops] each."""

@@ -25,18 +25,18 @@ def step_values(metadata: Mapping[str, Any]) -> dict[str, dict[int, float]]:
     """The values of each step by name, without those that are impossible; a name without any, or with anything that is
     no number, is left out.
     """
-    told = metadata.get(STEP_VALUES)
-    found = {}
+    stated = metadata.get(STEP_VALUES)
+    possible_by_name = {}
     for name in NAMES:
         try:
-            by_step = told.get(name) if isinstance(told, dict) else None
+            by_step = stated.get(name) if isinstance(stated, dict) else None
             values = msgspec.convert(by_step or {}, dict[_Step, float], strict=False, str_keys=True)
         except msgspec.ValidationError:
             continue
         least, most = (0, MOST_TOKENS) if name == "tokens" else (-sys.float_info.max, sys.float_info.max)
         if possible := {step: value for step, value in values.items() if least <= value <= most}:
-            found[name] = possible
-    return found
+            possible_by_name[name] = possible
+    return possible_by_name
 
 
 def tokens_per_s(steps: Iterable[Mapping[str, Any]]) -> float | None:

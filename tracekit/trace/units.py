@@ -117,10 +117,10 @@ def _from_step_start(
         if not since_1970 and not runs_on:
             zeros.append(0)
             continue
-        known = starts.get(step, math.inf) * per_second
-        near = abs(known - first) <= SAME_START_S * per_second
-        whole = isinstance(first, int)  # nothing but integers may be added to it
-        zero = (round(known) if whole else known) if near else first + (round(lap) if whole else lap)
+        recorded = starts.get(step, math.inf) * per_second
+        near = abs(recorded - first) <= SAME_START_S * per_second
+        base, offset = (0, recorded) if near else (first, lap)
+        zero = base + (round(offset) if isinstance(first, int) else offset)  # to integers, only integers may be added
         zeros.append(zero)
         starts[step] = float(zero) / per_second
     bases = steps.select("step", zero=pl.Series(zeros, dtype=raw["start"].dtype))
@@ -146,8 +146,8 @@ def _laps(raw: pl.DataFrame, steps: pl.DataFrame, per_second: int) -> list[float
     laps = np.full(len(first), np.nan)
     laps[1:] = np.where(np.diff(number) == 1, np.maximum(end[:-1] - first[1:], 0.0), np.nan)
     laps[again > SAME_END_S * per_second] = 0.0
-    known = laps[~np.isnan(laps)]
-    usual = float(np.median(known)) if len(known) else 0.0
+    finite = laps[~np.isnan(laps)]
+    usual = float(np.median(finite)) if len(finite) else 0.0
     filled: list[float] = np.where(np.isnan(laps), usual, laps).tolist()
     return filled
 

@@ -19,10 +19,10 @@ from tracekit.collectors.importers.kineto.host_names import PHASES
 from tracekit.collectors.importers.kineto.kernel_classes import KernelClasses
 from tracekit.collectors.importers.kineto.mesh import mesh_of
 from tracekit.collectors.importers.kineto.other_recordings import ACCELERATOR_IS, other_accelerator
-from tracekit.collectors.importers.kineto.placement import Groups, groups_of, place, rank_of
 from tracekit.collectors.importers.kineto.rank_columns import RankColumns
+from tracekit.collectors.importers.kineto.rank_placement import Groups, groups_of, place, rank_of
 from tracekit.trace.gpu_activity import Activity
-from tracekit.trace.kineto import (
+from tracekit.trace.gpu_recording import (
     CALL_SCHEMA,
     GPU_OP_SCHEMA,
     HOST_SCHEMA,
@@ -51,18 +51,18 @@ def assemble(files: Sequence[RankColumns], classes: KernelClasses, *, name: str)
     work, whats, whats_before, whole, memory = [], [], 0, {}, []
     order = sorted(range(len(files)), key=lambda number: placement.ranks[number])
     for number in order:
-        one, rank = files[number], placement.ranks[number]
+        file, rank = files[number], placement.ranks[number]
         late_us = (origins[number] - first) / 1e3
-        gpu.append(_gpu_ops(one, rank, late_us, calls_before, groups, number, classes))
-        calls.append(_calls(one, rank, late_us))
-        spans.append(_on_axis(pl.DataFrame(dict(one.step_spans)), rank, late_us, STEP_SCHEMA))
-        calls_before += len(one.calls["start"])
-        pieces = {**one.work.pieces, "what": one.work.pieces["what"] + whats_before}
+        gpu.append(_gpu_ops(file, rank, late_us, calls_before, groups, number, classes))
+        calls.append(_calls(file, rank, late_us))
+        spans.append(_on_axis(pl.DataFrame(dict(file.step_spans)), rank, late_us, STEP_SCHEMA))
+        calls_before += len(file.calls["start"])
+        pieces = {**file.work.pieces, "what": file.work.pieces["what"] + whats_before}
         work.append(_on_axis(pl.DataFrame(pieces), rank, late_us, HOST_SCHEMA))
-        whats.append(pl.DataFrame(one.work.whats, WHAT_SCHEMA, orient="row"))
-        whats_before += len(one.work.whats)
-        whole[rank] = _whole(one, late_us)
-        memory.append(_on_axis(pl.DataFrame({**one.memory, "duration": 0.0}), rank, late_us, MEMORY_SCHEMA))
+        whats.append(pl.DataFrame(file.work.whats, WHAT_SCHEMA, orient="row"))
+        whats_before += len(file.work.whats)
+        whole[rank] = _whole(file, late_us)
+        memory.append(_on_axis(pl.DataFrame({**file.memory, "duration": 0.0}), rank, late_us, MEMORY_SCHEMA))
     mesh = mesh_of(files, placement.ranks)
     hosts = {placement.ranks[number]: host for number in order if (host := _host(files[number])) is not None}
     by_rank = {placement.ranks[number]: files[number] for number in order}
@@ -95,30 +95,32 @@ def assemble(files: Sequence[RankColumns], classes: KernelClasses, *, name: str)
 
 def _left_out(files: Sequence[RankColumns]) -> dict[int, str]:
     """Map ranks without GPU ops to the reason. Raises FormatError if none has any, or if such a file lacks its rank."""
-    found = {}
+    reasons = {}
     empty = [one for one in files if not len(one.gpu["start"])]
-    for one in empty:
-        if len(empty) == len(files) or (rank := rank_of(one)) is None:
-            raise FormatError(_why_empty(one))
-        found[rank] = _why_empty(one).removeprefix(one.file).removeprefix(PurePath(one.file).name).removeprefix(": ")
-    return found
+    for file in empty:
+        if len(empty) == len(files) or (rank := rank_of(file)) is None:
+            raise FormatError(_why_empty(file))
+        reasons[rank] = (
+            _why_empty(file).removeprefix(file.file).removeprefix(PurePath(file.file).name).removeprefix(": ")
+        )
+    return reasons
 
 
-def _why_empty(one: RankColumns) -> str:
+def _why_empty(file: RankColumns) -> str:
     """Return the reason why a file has no GPU ops."""
-    if one.cut:
-        return f"{one.notes[0].partition(';')[0]} before its first GPU op; copy or record it again"
-    if one.notes:
-        return f"{one.notes[0]}, and no GPU op is left; copy or record it again"
-    if (accelerator := other_accelerator(Path(one.file), of_torch=one.host_events > 0)) is not None:
-        return f"{one.file}: holds no GPU ops, but events of {accelerator}, {ACCELERATOR_IS}"
-    if one.host_events or len(one.calls["start"]):
+    if file.cut:
+        return f"{file.notes[0].partition(';')[0]} before its first GPU op; copy or record it again"
+    if file.notes:
+        return f"{file.notes[0]}, and no GPU op is left; copy or record it again"
+    if (accelerator := other_accelerator(Path(file.file), of_torch=file.host_events > 0)) is not None:
+        return f"{file.file}: holds no GPU ops, but events of {accelerator}, {ACCELERATOR_IS}"
+    if file.host_events or len(file.calls["start"]):
         return (
-            f"{one.file}: holds no GPU ops ({one.host_events:,} host events): it was recorded on the CPU only;"
+            f"{file.file}: holds no GPU ops ({file.host_events:,} host events): it was recorded on the CPU only;"
             " record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
         )
     return (
-        f"{one.file}: a Chrome trace, but not of torch.profiler: no event is a GPU op or an operator; export one with"
+        f"{file.file}: a Chrome trace, but not of torch.profiler: no event is a GPU op or an operator; export one with"
         " torch.profiler's export_chrome_trace"
     )
 
@@ -126,11 +128,11 @@ def _why_empty(one: RankColumns) -> str:
 def _check_steps(files: Sequence[RankColumns]) -> None:
     """Raise FormatError if two files both mark steps but share none: they are recordings of different times."""
     marked = [(one, steps) for one in files if (steps := set(one.step_spans["step"].tolist()))]
-    for one, steps in marked[1:]:
+    for file, steps in marked[1:]:
         first, others = marked[0]
         if not steps & others:
             raise FormatError(
-                f"{one.file} holds steps {min(steps)} to {max(steps)}, {first.file} steps {min(others)} to"
+                f"{file.file} holds steps {min(steps)} to {max(steps)}, {first.file} steps {min(others)} to"
                 f" {max(others)}: no step in common; give the files of one recording, such as the folder of one"
                 " iteration"
             )
@@ -141,35 +143,35 @@ def _origins_ns(files: Sequence[RankColumns]) -> list[int]:
 
     A base that puts a file a day away from most others is damaged: the file then begins when most others do.
     """
-    found = []
-    for one in files:
-        base, own = one.header.get("baseTimeNanoseconds"), one.base_us * 1000
-        found.append(base + own if type(base) is int and base > 0 and own < base // 2 else own)
-    usual = sorted(found)[len(found) // 2]
-    return [origin if abs(origin - usual) <= LONGEST_US * 1000 else usual for origin in found]
+    origins = []
+    for file in files:
+        base, own = file.header.get("baseTimeNanoseconds"), file.base_us * 1000
+        origins.append(base + own if type(base) is int and base > 0 and own < base // 2 else own)
+    usual = sorted(origins)[len(origins) // 2]
+    return [origin if abs(origin - usual) <= LONGEST_US * 1000 else usual for origin in origins]
 
 
-def _first_us(one: RankColumns) -> float:
-    return float(min(table["start"].min() for table in (one.gpu, one.calls) if len(table["start"])))
+def _first_us(file: RankColumns) -> float:
+    return float(min(table["start"].min() for table in (file.gpu, file.calls) if len(table["start"])))
 
 
-def _whole(one: RankColumns, late_us: float) -> tuple[float, float]:
+def _whole(file: RankColumns, late_us: float) -> tuple[float, float]:
     """The first start and the last end of all events of a rank, seconds."""
-    starts, ends = one.gpu["start"], one.gpu["start"] + one.gpu["duration"]
-    first, last = np.nanmin([starts.min(), one.work.first]), np.nanmax([ends.max(), one.work.last])
+    starts, ends = file.gpu["start"], file.gpu["start"] + file.gpu["duration"]
+    first, last = np.nanmin([starts.min(), file.work.first]), np.nanmax([ends.max(), file.work.last])
     return (float(first) + late_us) * 1e-6, (float(last) + late_us) * 1e-6
 
 
 def _on_axis(frame: pl.DataFrame, rank: int, late_us: float, schema: pl.Schema) -> pl.DataFrame:
     """Return the columns of `schema`, null where the frame lacks them, with times in seconds of the recording."""
     times = [name for name in ("start", "busy_since", "recorded_at") if name in frame.columns]
-    there = frame.with_columns(
+    on_axis = frame.with_columns(
         *((pl.col(name) + late_us) * 1e-6 for name in times),
         *(pl.lit(None).alias(name) for name in schema if name not in {*frame.columns, "rank"}),
         duration=pl.col("duration") * 1e-6,
         rank=pl.lit(rank),
     )
-    return there.select(schema.names()).cast(schema)
+    return on_axis.select(schema.names()).cast(schema)
 
 
 def _texts(values: Sequence[str], codes: np.ndarray) -> pl.Series:
@@ -183,9 +185,9 @@ def _or_null(values: np.ndarray) -> pl.Series:
 
 
 def _gpu_ops(
-    one: RankColumns, rank: int, late_us: float, calls_before: int, groups: Groups, number: int, classes: KernelClasses
+    file: RankColumns, rank: int, late_us: float, calls_before: int, groups: Groups, number: int, classes: KernelClasses
 ) -> pl.DataFrame:
-    args = one.collectives
+    args = file.collectives
     table = pl.DataFrame(
         {
             "collective": [arg.collective for arg in args],
@@ -202,24 +204,24 @@ def _gpu_ops(
         schema={name: GPU_OP_SCHEMA[name] for name in _OF_COLLECTIVES},
         strict=False,
     )
-    used = np.unique(one.gpu["name"]).tolist()
-    class_of = dict(zip(used, map(str, classes.of([one.strings[code] for code in used])), strict=True))
-    kernel_class = [class_of.get(code) for code in range(len(one.strings))]
+    used = np.unique(file.gpu["name"]).tolist()
+    class_of = dict(zip(used, map(str, classes.of([file.strings[code] for code in used])), strict=True))
+    kernel_class = [class_of.get(code) for code in range(len(file.strings))]
     described = pl.concat([table, table.clear(1)])[
-        np.where(one.gpu["collective"] >= 0, one.gpu["collective"], len(args))
+        np.where(file.gpu["collective"] >= 0, file.gpu["collective"], len(args))
     ]
-    launch, computes = one.gpu["launch"], one.gpu["activity"] == list(Activity).index(Activity.KERNEL)
+    launch, computes = file.gpu["launch"], file.gpu["activity"] == list(Activity).index(Activity.KERNEL)
     frame = pl.DataFrame(
         {
-            **{name: one.gpu[name] for name in ("start", "duration", "device", "stream", "stated")},
-            "name": _texts(one.strings, one.gpu["name"]),
-            "activity": _texts([str(kind) for kind in Activity], one.gpu["activity"]),
-            "kernel_class": pl.Series(kernel_class, dtype=pl.Categorical)[one.gpu["name"]],
-            "shape": _texts(one.strings, one.gpu["shape"]),
-            "bytes": _or_null(np.where(computes, -1, one.gpu["size"])),
-            "occupancy": _or_null(np.where(computes & (one.gpu["size"] > 0), one.gpu["size"], -1)),
+            **{name: file.gpu[name] for name in ("start", "duration", "device", "stream", "stated")},
+            "name": _texts(file.strings, file.gpu["name"]),
+            "activity": _texts([str(kind) for kind in Activity], file.gpu["activity"]),
+            "kernel_class": pl.Series(kernel_class, dtype=pl.Categorical)[file.gpu["name"]],
+            "shape": _texts(file.strings, file.gpu["shape"]),
+            "bytes": _or_null(np.where(computes, -1, file.gpu["size"])),
+            "occupancy": _or_null(np.where(computes & (file.gpu["size"] > 0), file.gpu["size"], -1)),
             "launch": _or_null(np.where(launch >= 0, launch.astype(np.int64) + calls_before, -1)),
-            "step": _or_null(one.gpu["step"]),
+            "step": _or_null(file.gpu["step"]),
         }
     )
     return _on_axis(frame.hstack(described), rank, late_us, GPU_OP_SCHEMA)
@@ -230,25 +232,25 @@ _OF_COLLECTIVES = (
 )  # fmt: skip
 
 
-def _calls(one: RankColumns, rank: int, late_us: float) -> pl.DataFrame:
+def _calls(file: RankColumns, rank: int, late_us: float) -> pl.DataFrame:
     frame = pl.DataFrame(
         {
-            **{name: one.calls[name] for name in ("thread", "start", "duration", "busy_since", "collective_call")},
-            "name": _texts(one.strings, one.calls["name"]),
-            "role": _texts([str(role) for role in ROLES], one.calls["role"]),
-            "operator": _texts(one.strings, one.calls["operator"]),
-            **{name: _texts(one.strings, one.calls[name]) for name in _AROUND},
-            "waits": one.calls["waits"],
-            "recorded_s": one.calls["recorded_s"],
-            "recomputed": pl.Series(one.calls["recomputed"]).set(pl.Series(~one.calls["recomputed"]), None),
-            "phase": _texts(PHASES, one.calls["phase"]),
-            "action": _texts(one.strings, one.calls["action"]),
-            "step": _or_null(one.calls["step"]),
-            **{name: _or_null(one.calls[name]) for name in _STREAMS if name in one.calls},
+            **{name: file.calls[name] for name in ("thread", "start", "duration", "busy_since", "collective_call")},
+            "name": _texts(file.strings, file.calls["name"]),
+            "role": _texts([str(role) for role in ROLES], file.calls["role"]),
+            "operator": _texts(file.strings, file.calls["operator"]),
+            **{name: _texts(file.strings, file.calls[name]) for name in _AROUND},
+            "waits": file.calls["waits"],
+            "recorded_s": file.calls["recorded_s"],
+            "recomputed": pl.Series(file.calls["recomputed"]).set(pl.Series(~file.calls["recomputed"]), None),
+            "phase": _texts(PHASES, file.calls["phase"]),
+            "action": _texts(file.strings, file.calls["action"]),
+            "step": _or_null(file.calls["step"]),
+            **{name: _or_null(file.calls[name]) for name in _STREAMS if name in file.calls},
         }
     )
-    if "recorded_at" in one.calls:
-        frame = frame.with_columns(recorded_at=pl.Series(one.calls["recorded_at"]).fill_nan(None))
+    if "recorded_at" in file.calls:
+        frame = frame.with_columns(recorded_at=pl.Series(file.calls["recorded_at"]).fill_nan(None))
     return _on_axis(frame, rank, late_us, CALL_SCHEMA)
 
 
@@ -256,18 +258,18 @@ _AROUND = ("inner", "inputs", "module", "own", "annotated")
 _STREAMS = ("waits_stream", "waits_for_stream")
 
 
-def _host(one: RankColumns) -> str | None:
-    for name in (PurePath(one.file).name, PurePath(str(one.header.get("traceName", ""))).name):
-        if found := _HOST_IN_NAME.match(name):
-            return found[1]
+def _host(file: RankColumns) -> str | None:
+    for name in (PurePath(file.file).name, PurePath(str(file.header.get("traceName", ""))).name):
+        if match := _HOST_IN_NAME.match(name):
+            return match[1]
     return None
 
 
 def _of_device(files: Sequence[RankColumns], name: str, kind: type[T]) -> T | None:
     """Return a property of the first GPU that a file states, None if none does."""
-    for one in files:
-        listed = one.header.get("deviceProperties")
-        found = listed[0].get(name) if isinstance(listed, list) and listed and isinstance(listed[0], dict) else None
-        if found and isinstance(found, kind):
-            return found
+    for file in files:
+        listed = file.header.get("deviceProperties")
+        value = listed[0].get(name) if isinstance(listed, list) and listed and isinstance(listed[0], dict) else None
+        if value and isinstance(value, kind):
+            return value
     return None

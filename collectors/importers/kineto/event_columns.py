@@ -31,7 +31,7 @@ from tracekit.collectors.importers.kineto.event_tables import (
     rows_of,
 )
 from tracekit.collectors.importers.kineto.host_names import COLLECTIVE_OPERATOR
-from tracekit.collectors.importers.kineto.json_events import Args, Batch, Column, Event, decoded
+from tracekit.collectors.importers.kineto.json_events import Args, Column, EventBatch, TraceEvent, decoded
 from tracekit.trace.gpu_activity import CallRole
 from tracekit.trace.model import LARGEST_SIZE
 
@@ -44,7 +44,7 @@ LONGEST_US = 86.4e9
 _LONGEST_SPANS, _FURTHEST_SPANS = 2, 1000
 _INT64 = (1 << 63) - 1
 
-#: Rows of `Batch`, [Column, events].
+#: Rows of `EventBatch`, [Column, events].
 Rows = npt.NDArray[np.int64]
 
 #: Allocating and freeing memory waits for the GPU too, freeing always.
@@ -86,7 +86,7 @@ class ColumnBuilder:
         self._base_us: int | None = None
         self._negative = self._absurd = self._nameless = self._host_events = 0
         self._events, self._damaged = np.zeros(2, np.int64), np.zeros(2, np.int64)  # of GPUs and of hosts
-        self._described_by: dict[str, Callable[[list[Event]], dict[str, Any]]] = {
+        self._described_by: dict[str, Callable[[list[TraceEvent]], dict[str, Any]]] = {
             "gpu": self._gpu, "calls": self._calls, "operators": self._operators, "annotations": self._host,
             "python": self._host, "syncs": self._syncs, "memory": _memory,
         }  # fmt: skip
@@ -95,14 +95,14 @@ class ColumnBuilder:
             "annotations": self._host_rows, "python": self._host_rows,
         }  # fmt: skip
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: EventBatch) -> None:
         """Keep the relevant data of a batch."""
         of_table = np.where(batch.rows[Column.ODD] == 0, TABLE_OF[batch.rows[Column.CATEGORY]], -1)
         for number, table in enumerate(SCHEMAS):
             chosen = np.flatnonzero(of_table == number)
             if len(chosen):
                 self._add_rows(table, batch.text, batch.rows[:, chosen], batch.times[:, chosen])
-        by_category: defaultdict[str, list[Event]] = defaultdict(list)
+        by_category: defaultdict[str, list[TraceEvent]] = defaultdict(list)
         for event in batch.events:
             if event.ph == "X":
                 by_category[(event.cat or "").lower()].append(event)
@@ -124,19 +124,21 @@ class ColumnBuilder:
         if times.size:
             self._keep(table, times, rows[Column.PID], self._columns_by[table](text, rows))
 
-    def _add_events(self, category: str, events: list[Event]) -> None:
+    def _add_events(self, category: str, events: list[TraceEvent]) -> None:
         """Add the events of one category."""
         table = TABLES[category]
         ends = [0.0 if category == _MEMORY else event.dur for event in events]
         times = np.array([[event.ts for event in events], ends], np.float64)
         whole = self._whole(table, times, np.array([event.name is not None for event in events]))
-        kept = [event for event, is_whole in zip(events, whole.tolist(), strict=True) if is_whole]
-        if not kept:
+        whole_events = [event for event, is_whole in zip(events, whole.tolist(), strict=True) if is_whole]
+        if not whole_events:
             return
-        columns = self._described_by[table](kept)
+        columns = self._described_by[table](whole_events)
         if table == "gpu":
-            columns["activity"] = np.full(len(kept), ACTIVITY_OF[CATEGORIES.index(category)])
-        pid = np.array([event.pid if type(event.pid) is int and 0 <= event.pid <= _INT64 else 0 for event in kept])
+            columns["activity"] = np.full(len(whole_events), ACTIVITY_OF[CATEGORIES.index(category)])
+        pid = np.array(
+            [event.pid if type(event.pid) is int and 0 <= event.pid <= _INT64 else 0 for event in whole_events]
+        )
         self._keep(table, times[:, whole], pid, columns)
 
     def _whole(self, table: str, times: npt.NDArray[np.float64], named: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
@@ -157,13 +159,11 @@ class ColumnBuilder:
 
     def _keep(self, table: str, times: npt.NDArray[np.float64], pid: Ints, columns: dict[str, Any]) -> None:
         start, duration = times
-        when = {
-            "part": _parts(pid), "ts": start - (self._base_us or 0), "dur": np.maximum(duration, 0.0)
-        }  # fmt: skip
-        found = {name: np.asarray(values, SCHEMAS[table][name]) for name, values in (when | columns).items()}
+        when = {"part": _parts(pid), "ts": start - (self._base_us or 0), "dur": np.maximum(duration, 0.0)}
+        arrays = {name: np.asarray(values, SCHEMAS[table][name]) for name, values in (when | columns).items()}
         if table in {"operators", "annotations"}:
             self._host_events += len(start)
-        for name, values in found.items():
+        for name, values in arrays.items():
             self._parts[table][name].append(values)
 
     def columns(self) -> FileColumns:
@@ -200,10 +200,10 @@ class ColumnBuilder:
         span = np.ptp(starts[(starts >= begin - away) & (starts <= end + away)])
         for name, table in tables.items():
             near = (table["ts"] >= begin - away) & (table["ts"] <= end + away)
-            kept = np.flatnonzero(near & (table["dur"] <= _LONGEST_SPANS * span))
-            lost = len(near) - len(kept)
-            if 0 < lost < len(kept):
-                tables[name] = rows_of(table, kept)
+            possible = np.flatnonzero(near & (table["dur"] <= _LONGEST_SPANS * span))
+            lost = len(near) - len(possible)
+            if 0 < lost < len(possible):
+                tables[name] = rows_of(table, possible)
                 self._absurd += lost
                 self._damaged[_of_host(name)] += lost
 
@@ -248,13 +248,13 @@ class ColumnBuilder:
     def _text_codes(self, text: bytes, rows: Rows, of: Column, read: Callable[[bytes, list[int]], str]) -> Ints:
         """Return a code for the text of each row, read once for all rows with the same hash in the column `of`."""
         hashes, first, inverse = np.unique(rows[of], return_index=True, return_inverse=True)
-        known = self._code_of_hash
-        for number, at in zip(hashes.tolist(), first.tolist(), strict=True):
-            if number not in known:
-                known[number] = self._codes([read(text, rows[:, at].tolist())])[0]
-        return np.array([known[number] for number in hashes.tolist()], np.int64)[inverse]
+        code_of = self._code_of_hash
+        for number, row in zip(hashes.tolist(), first.tolist(), strict=True):
+            if number not in code_of:
+                code_of[number] = self._codes([read(text, rows[:, row].tolist())])[0]
+        return np.array([code_of[number] for number in hashes.tolist()], np.int64)[inverse]
 
-    def _gpu(self, events: list[Event]) -> dict[str, Any]:
+    def _gpu(self, events: list[TraceEvent]) -> dict[str, Any]:
         args = [event.args or _NO_ARGS for event in events]
         return {
             "name": self._codes([event.name or "" for event in events]),
@@ -268,7 +268,7 @@ class ColumnBuilder:
             "collective": [self._collective(one) for one in args],
         }
 
-    def _calls(self, events: list[Event]) -> dict[str, Any]:
+    def _calls(self, events: list[TraceEvent]) -> dict[str, Any]:
         names = [event.name or "" for event in events]
         roles = {name: role_of(name) for name in set(names)}
         return self._host(events) | {
@@ -276,7 +276,7 @@ class ColumnBuilder:
             "role": [roles[name] for name in names],
         }
 
-    def _operators(self, events: list[Event]) -> dict[str, Any]:
+    def _operators(self, events: list[TraceEvent]) -> dict[str, Any]:
         return self._host(events) | {
             "shape": self._codes([_inputs(event.args or _NO_ARGS) for event in events]),
             "collective": [
@@ -285,7 +285,7 @@ class ColumnBuilder:
             ],
         }
 
-    def _syncs(self, events: list[Event]) -> dict[str, Any]:
+    def _syncs(self, events: list[TraceEvent]) -> dict[str, Any]:
         args = [event.args or _NO_ARGS for event in events]
         return {
             "stream": _integers([one.stream for one in args]),
@@ -294,12 +294,12 @@ class ColumnBuilder:
             "waits_for_record": _integers([one.wait_on_record for one in args]),
         }
 
-    def _host(self, events: list[Event]) -> dict[str, Any]:
+    def _host(self, events: list[TraceEvent]) -> dict[str, Any]:
         """Return the thread and the name of events of the host."""
         threads = self._threads
         pairs = [tuple(NO_ID if one is None else one for one in (event.pid, event.tid)) for event in events]
-        found = [threads.setdefault(pair, len(threads)) for pair in pairs]
-        return {"thread": found, "name": self._codes([event.name or "" for event in events])}
+        thread_numbers = [threads.setdefault(pair, len(threads)) for pair in pairs]
+        return {"thread": thread_numbers, "name": self._codes([event.name or "" for event in events])}
 
     def _codes(self, texts: list[str]) -> list[int]:
         """Return a code for each text."""
@@ -322,7 +322,7 @@ class ColumnBuilder:
         return self._collectives.setdefault(key, len(self._collectives))
 
 
-def _memory(events: list[Event]) -> dict[str, Any]:
+def _memory(events: list[TraceEvent]) -> dict[str, Any]:
     args = [event.args or _NO_ARGS for event in events]
     named = ("device_id", "allocated", "reserved")
     return {

@@ -24,13 +24,14 @@ _CALL = "c10d::alltoall_base_"
 _RECEIVED, _SENT = 3, 4
 _ROWS = re.compile(r"\[\d{1,15}(, ?\d{1,15})*\]")
 _LARGEST_FILE = 1 << 31
+_SCHEMA = {"rank": pl.Int64, "step": pl.Int64, "start": pl.Float64, "rows_sent": pl.Int64, "rows_received": pl.Int64}
 
 
 class _Args(msgspec.Struct):
     inputs: Any = msgspec.field(default=None, name="Concrete Inputs")
 
 
-class _Event(msgspec.Struct):
+class _HostEvent(msgspec.Struct):
     ph: str = ""
     name: str | None = None
     ts: float | None = None
@@ -42,8 +43,8 @@ class _Info(msgspec.Struct):
     rank: int | None = None
 
 
-class _File(msgspec.Struct):
-    events: list[_Event] = msgspec.field(default_factory=list, name="traceEvents")
+class _HostTrace(msgspec.Struct):
+    events: list[_HostEvent] = msgspec.field(default_factory=list, name="traceEvents")
     info: _Info | None = msgspec.field(default=None, name="distributedInfo")
 
 
@@ -52,7 +53,7 @@ def host_exchanges(paths: Sequence[Path]) -> pl.DataFrame:
 
     The k-th call of a step is the same all-to-all on all ranks. Raises FormatError if a file is no such trace.
     """
-    found: list[pl.DataFrame] = []
+    calls_by_rank: list[pl.DataFrame] = []
     for file in (file for path in paths for file in (traces_in(path) if path.is_dir() else [path])):
         read = _read(file)
         steps = sorted(
@@ -62,30 +63,30 @@ def host_exchanges(paths: Sequence[Path]) -> pl.DataFrame:
         )
         calls = [(one.ts or 0.0, one.args) for one in read.events if one.ph == "X" and one.name == _CALL]
         calls.sort(key=lambda call: call[0])
-        rank = len(found) if read.info is None or read.info.rank is None else read.info.rank
-        found.append(pl.DataFrame(
-            [(rank, _step(steps, at), at * 1e-6, _rows(args, _SENT), _rows(args, _RECEIVED)) for at, args in calls],
-            {"rank": pl.Int64, "step": pl.Int64, "start": pl.Float64, "rows_sent": pl.Int64, "rows_received": pl.Int64},
-            orient="row",
-        ))  # fmt: skip
-    if not found:
+        rank = len(calls_by_rank) if read.info is None or read.info.rank is None else read.info.rank
+        rows = [
+            (rank, _step(steps, start), start * 1e-6, _rows(args, _SENT), _rows(args, _RECEIVED))
+            for start, args in calls
+        ]
+        calls_by_rank.append(pl.DataFrame(rows, _SCHEMA, orient="row"))
+    if not calls_by_rank:
         return pl.DataFrame()
-    calls_of_all = pl.concat(found).drop_nulls("step")
+    calls_of_all = pl.concat(calls_by_rank).drop_nulls("step")
     return calls_of_all.with_columns(
         instance=pl.int_range(pl.len()).over("rank", "step"), group=pl.lit(""), row=pl.lit(0, pl.Int64)
     )
 
 
-def _read(path: Path) -> _File:
+def _read(path: Path) -> _HostTrace:
     try:
-        return msgspec.json.decode(read_whole(path, _LARGEST_FILE, "record fewer steps"), type=_File)
+        return msgspec.json.decode(read_whole(path, _LARGEST_FILE, "record fewer steps"), type=_HostTrace)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise FormatError(f"{path}: damaged ({error}); copy or record it again") from None
 
 
-def _step(steps: Sequence[tuple[float, float, int]], at: float) -> int | None:
+def _step(steps: Sequence[tuple[float, float, int]], time: float) -> int | None:
     """The marked step around a time; 0 if the file marks none."""
-    return next((step for begin, end, step in steps if begin <= at <= end), None if steps else 0)
+    return next((step for begin, end, step in steps if begin <= time <= end), None if steps else 0)
 
 
 def _rows(args: _Args | None, place: int) -> int | None:

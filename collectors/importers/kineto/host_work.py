@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from tracekit.collectors.importers.kineto._events import nest_spans
 from tracekit.collectors.importers.kineto.event_tables import Table, rows_of
-from tracekit.collectors.importers.kineto.profiler_cost import (
+from tracekit.collectors.importers.kineto.measured_cost import (
     EventKind,
     Nested,
     pace_of_host,
@@ -128,7 +128,7 @@ def host_work(
     reason[before_calls:] = _reasons_of_calls(calls, waits, names)
     around, parent = np.empty((len(_AROUND), count[3]), np.int32), np.empty(len(name), np.int32)
     (begun, ended), (what, where) = np.empty((2, 2 * len(name))), np.empty((2, 2 * len(name)), np.int32)
-    pieces, found = nest_spans(
+    pieces, whats = nest_spans(
         thread,
         begin,
         end,
@@ -159,7 +159,7 @@ def host_work(
             "thread": where[:pieces].copy(), "start": begun[:pieces].copy(),
             "duration": ended[:pieces] - begun[:pieces], "what": what[:pieces].copy(),
         },
-        whats=tuple(_whats(np.frombuffer(found, np.int32).reshape(-1, 5), names)),
+        whats=tuple(_whats(np.frombuffer(whats, np.int32).reshape(-1, 5), names)),
         around=dict(zip(_AROUND, in_order, strict=True)),
         first=first,
         last=last,
@@ -175,19 +175,19 @@ _OF_CODE = _Flag.COLLECTS | _Flag.LOADER | _Flag.MODULE | _Flag.OWN | _Flag.SAVE
 
 def _flags_of(names: Sequence[str]) -> npt.NDArray[np.int32]:
     """What the name of a span says about it, [names]."""
-    found = np.zeros(len(names) + 1, np.int32)
+    flags = np.zeros(len(names) + 1, np.int32)
     for code, name in enumerate(names):
         if _LOADER.search(name):
-            found[code] |= _Flag.LOADER
+            flags[code] |= _Flag.LOADER
         if _SAVES.search(name):
-            found[code] |= _Flag.SAVES
+            flags[code] |= _Flag.SAVES
         if _COLLECTS.search(name):
-            found[code] |= _Flag.COLLECTS
+            flags[code] |= _Flag.COLLECTS
         if name.startswith(_MODULE):
-            found[code] |= _Flag.MODULE
+            flags[code] |= _Flag.MODULE
         if _PYTHON_LINE.search(name) and (not _NOT_OWN.search(name) or PROFILER_LINE.match(name)):
-            found[code] |= _Flag.OWN
-    return found
+            flags[code] |= _Flag.OWN
+    return flags
 
 
 def _reasons_of_calls(calls: Table, waits: Bools, names: Sequence[str]) -> npt.NDArray[np.uint8]:
@@ -201,19 +201,19 @@ def _reasons_of_calls(calls: Table, waits: Bools, names: Sequence[str]) -> npt.N
 
 def _launching(operators: Table, launches: Table) -> Bools:
     """Which operators have one of these calls inside, [operators]."""
-    found = np.zeros(len(operators["ts"]), np.bool_)
+    launching = np.zeros(len(operators["ts"]), np.bool_)
     for thread in np.unique(launches["thread"]):
-        mine, called = operators["thread"] == thread, np.sort(launches["ts"][launches["thread"] == thread])
-        begin, length = operators["ts"][mine], operators["dur"][mine]
-        found[mine] = np.searchsorted(called, begin) < np.searchsorted(called, begin + length, side="right")
-    return found
+        of_thread, called = operators["thread"] == thread, np.sort(launches["ts"][launches["thread"] == thread])
+        begin, length = operators["ts"][of_thread], operators["dur"][of_thread]
+        launching[of_thread] = np.searchsorted(called, begin) < np.searchsorted(called, begin + length, side="right")
+    return launching
 
 
-def _whats(found: npt.NDArray[np.int32], names: Sequence[str]) -> Iterator[tuple[str, str, str, bool, bool]]:
-    """Yield what threads did, in words. `found`: reason, name, call, own line, and whether it is busy (1) and launches
+def _whats(whats: npt.NDArray[np.int32], names: Sequence[str]) -> Iterator[tuple[str, str, str, bool, bool]]:
+    """Yield what threads did, in words. `whats`: reason, name, call, own line, and whether it is busy (1) and launches
     (2), [whats, 5].
     """
-    for number, text, called, own, busy in found.tolist():
+    for number, text, called, own, busy in whats.tolist():
         reason = _REASONS[number]
         name = "garbage collection" if reason is IdleReason.GC else _text(names, text)
         if called >= 0:

@@ -1,9 +1,9 @@
 """The events of a Chrome-format JSON file, streamed: a file of any size is read in blocks of a few megabytes.
 
 In: a path, gzipped or not, and the wanted categories. Out: batches of events, then the header around them. Most events
-become rows of numbers (`events.c`); the few with further arguments, and unusual ones, become `Event`s. Writers of such
-files make mistakes (unescaped quotes, `inf`, a file cut off). An event that cannot be decoded is repaired or counted as
-lost, without losing the others.
+become rows of numbers (`events.c`); the few with further arguments, and unusual ones, become `TraceEvent`s. Writers of
+such files make mistakes (unescaped quotes, `inf`, a file cut off). An event that cannot be decoded is repaired or
+counted as lost, without losing the others.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Args(msgspec.Struct, gc=False):
     wait_on_record: int | None = msgspec.field(default=None, name="wait_on_cuda_event_record_corr_id")
 
 
-class Event(msgspec.Struct, gc=False):
+class TraceEvent(msgspec.Struct, gc=False):
     """The fields read of an event; `ts` and `dur` in microseconds."""
 
     ph: str = ""
@@ -95,14 +95,14 @@ class Event(msgspec.Struct, gc=False):
     args: Args | None = None
 
 
-_EVENT = msgspec.json.Decoder(Event, strict=False)
+_EVENT = msgspec.json.Decoder(TraceEvent, strict=False)
 
 
 class Column(IntEnum):
-    """Columns of the rows of `Batch`. Texts have a hash and a position; missing values are -1."""
+    """Columns of the rows of `EventBatch`. Texts have a hash and a position; missing values are -1."""
 
     CATEGORY = 0  #: its position in the wanted categories
-    ODD = 1  #: 1 if the row must be decoded as an `Event`
+    ODD = 1  #: 1 if the row must be decoded as an `TraceEvent`
     PID = 2
     TID = 3
     NAME = 4
@@ -131,7 +131,7 @@ class _Stop(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class EventBatch:
     """Complete events of the wanted categories: `rows`, [Column, events], and `times`, [start and duration, events].
 
     Times are microseconds, positions in rows are offsets in `text`. `events`: the events of rows marked ODD. Rows and
@@ -141,7 +141,7 @@ class Batch:
     text: bytes
     rows: npt.NDArray[np.int64]
     times: npt.NDArray[np.float64]
-    events: list[Event]
+    events: list[TraceEvent]
 
 
 @dataclass(slots=True)
@@ -161,7 +161,7 @@ class EventStream:
     _rows: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty((len(Column), _ROWS), np.int64))
     _times: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty((2, _ROWS)))
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[EventBatch]:
         """Yield the batches. Raises FormatError if the file cannot be read or holds no events."""
         try:
             with self.path.open("rb") as raw:
@@ -175,10 +175,10 @@ class EventStream:
         inside = self._tail if self._tail.strip() else b"}"
         for text in (self._head + b"]" + inside, self._head + b"]}"):
             try:
-                found = msgspec.json.decode(_without_infinities(text))
+                header = msgspec.json.decode(_without_infinities(text))
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 continue
-            return found if isinstance(found, dict) else {}
+            return header if isinstance(header, dict) else {}
         return {}
 
     def _blocks(self, raw: IO[bytes]) -> Iterator[bytes]:
@@ -197,7 +197,7 @@ class EventStream:
         except _CutError as error:
             self.cut = f"its gzip stream is damaged or cut off ({error})"
 
-    def _batches(self, file: IO[bytes]) -> Iterator[Batch]:
+    def _batches(self, file: IO[bytes]) -> Iterator[EventBatch]:
         blocks = self._blocks(file)
         rest = self._find_events(blocks)
         for block in blocks:
@@ -210,48 +210,48 @@ class EventStream:
             if not self._tail and self.cut is None:
                 self.cut = "the JSON is cut off or damaged"
 
-    def _scan(self, text: bytes, *, last: bool) -> Generator[Batch, None, bytes]:
+    def _scan(self, text: bytes, *, last: bool) -> Generator[EventBatch, None, bytes]:
         """Scan the whole events of `text`; return the rest of it, which continues in the next block."""
         wanted = "".join(f"{name}\n" for name in self.categories).encode()
-        at = 0
+        position = 0
         while not self._tail:
-            count, at, why = scan_events(text, at, wanted, self._rows, self._times)
+            count, position, why = scan_events(text, position, wanted, self._rows, self._times)
             if count:
                 yield self._batch(text, self._rows[:, :count], self._times[:, :count])
             if why == _Stop.AT_END:
-                self._tail = text[at:] or b" "
+                self._tail = text[position:] or b" "
             elif why != _Stop.FULL:
-                may_wait = not last and len(text) - at <= LARGEST_EVENT_BYTES
+                may_wait = not last and len(text) - position <= LARGEST_EVENT_BYTES
                 if why == _Stop.INCOMPLETE and may_wait:
-                    return text[at:]
-                end, after = _next_event(text, at)
+                    return text[position:]
+                end, after = _next_event(text, position)
                 if end < 0 and may_wait:
-                    return text[at:]
-                events = self._repair(text, at, len(text) if end < 0 else end)
-                yield Batch(text, self._rows[:, :0], self._times[:, :0], events)
-                at = len(text) if end < 0 else after
+                    return text[position:]
+                events = self._repair(text, position, len(text) if end < 0 else end)
+                yield EventBatch(text, self._rows[:, :0], self._times[:, :0], events)
+                position = len(text) if end < 0 else after
                 if end < 0:
                     return b""
         return b""
 
-    def _batch(self, text: bytes, rows: npt.NDArray[np.int64], times: npt.NDArray[np.float64]) -> Batch:
+    def _batch(self, text: bytes, rows: npt.NDArray[np.int64], times: npt.NDArray[np.float64]) -> EventBatch:
         odd = np.flatnonzero(rows[Column.ODD])
         pieces = [text[begin:end] for begin, end in rows[[Column.BEGIN, Column.END]][:, odd].T.tolist()]
-        found = [decoded(piece) or decoded(_repaired(piece)) for piece in pieces]
-        events = [event for event in found if event is not None]
-        self.lost += len(found) - len(events)
-        return Batch(text, rows, times, events)
+        recovered = [decoded(piece) or decoded(_repaired(piece)) for piece in pieces]
+        events = [event for event in recovered if event is not None]
+        self.lost += len(recovered) - len(events)
+        return EventBatch(text, rows, times, events)
 
-    def _repair(self, text: bytes, begin: int, end: int) -> list[Event]:
+    def _repair(self, text: bytes, begin: int, end: int) -> list[TraceEvent]:
         """Recover an event from a damaged piece, which may be the last one and include the text after all events."""
         piece = text[begin:end]
         event = decoded(piece.rstrip().rstrip(b",]")) or decoded(_repaired(piece))
         if event is not None:
             return [event]
-        for found in _END.finditer(piece):
-            event = decoded(before := piece[: found.start() + 1]) or decoded(_repaired(before))
+        for end_match in _END.finditer(piece):
+            event = decoded(before := piece[: end_match.start() + 1]) or decoded(_repaired(before))
             if event is not None:
-                self._tail = text[begin + found.end() :] or b" "
+                self._tail = text[begin + end_match.end() :] or b" "
                 return [event]
         self.lost += bool(piece.strip())
         return []
@@ -265,9 +265,9 @@ class EventStream:
                 begin = head.index(b"[") + 1
                 self._head = b'{"traceEvents": ['
                 return head[begin:]
-            if found := _BEGIN.search(head):
-                self._head = head[: found.end()]
-                return head[found.end() :]
+            if match := _BEGIN.search(head):
+                self._head = head[: match.end()]
+                return head[match.end() :]
             if len(head) > LARGEST_HEAD_BYTES or head.lstrip()[:1] != b"{":
                 break
         if self.cut is not None:
@@ -301,15 +301,15 @@ def _unpacked(raw: IO[bytes]) -> Iterator[bytes]:
             stream = isal_zlib.decompressobj(wbits=_GZIP_BITS)
 
 
-def _next_event(text: bytes, at: int) -> tuple[int, int]:
-    """Return the end of the event at `at` and the begin of the next one's first key; (-1, -1) if there is none."""
-    for found in _BOUNDARY.finditer(text, at):
-        if _STARTS_EVENT.match(text, found.end()):
-            return found.start() + 1, found.end()
+def _next_event(text: bytes, position: int) -> tuple[int, int]:
+    """Return the end of the event at `position` and the start of the next event's first key; (-1, -1) for none."""
+    for boundary in _BOUNDARY.finditer(text, position):
+        if _STARTS_EVENT.match(text, boundary.end()):
+            return boundary.start() + 1, boundary.end()
     return -1, -1
 
 
-def decoded(text: bytes) -> Event | None:
+def decoded(text: bytes) -> TraceEvent | None:
     """Decode an event; None if the text is none."""
     try:
         return _EVENT.decode(text)
@@ -320,7 +320,7 @@ def decoded(text: bytes) -> Event | None:
 def _repaired(text: bytes) -> bytes:
     """Correct common errors of such files in `text`: infinities, unescaped quotes, invalid bytes."""
     text = _without_infinities(text.decode("utf-8", "replace").encode())
-    return _STRING_VALUE.sub(lambda found: found[1] + _BARE_QUOTE.sub(rb"\\" + b'"', found[2]) + found[3], text)
+    return _STRING_VALUE.sub(lambda match: match[1] + _BARE_QUOTE.sub(rb"\\" + b'"', match[2]) + match[3], text)
 
 
 def _without_infinities(text: bytes) -> bytes:

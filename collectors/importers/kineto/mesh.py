@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tracekit.collectors.importers.kineto.placement import info, members, pg_config, rank_list
 from tracekit.collectors.importers.kineto.rank_columns import RankColumns
+from tracekit.collectors.importers.kineto.rank_placement import info, members, pg_config, rank_list
 
 #: Names of axes that frameworks use as names of groups.
 _KNOWN = {"dp", "dp_replicate", "dp_shard", "ddp", "fsdp", "hsdp", "tp", "sp", "pp", "cp", "ep", "etp"}
@@ -34,8 +34,8 @@ class RankMesh:
 def mesh_of(files: Sequence[RankColumns], ranks: Sequence[int]) -> RankMesh:
     """Return the axes along which every one of these ranks has one coordinate."""
     groups: dict[str, set[tuple[int, ...]]] = {}
-    for one in files:
-        for description, listed in _described(one):
+    for file in files:
+        for description, listed in _described(file):
             if (axis := axis_of(description)) is not None and len(listed) > 1:
                 groups.setdefault(f"{axis}_rank", set()).add(tuple(sorted(listed)))
     coordinates = {
@@ -43,10 +43,12 @@ def mesh_of(files: Sequence[RankColumns], ranks: Sequence[int]) -> RankMesh:
     }
     axes: list[str] = []
     # A group over two axes is named like one of its own; each axis by itself is smaller.
-    for axis in sorted(coordinates, key=lambda one: (max(coordinates[one].values()), one)):
-        known = [coordinates[one] for one in (*axes, axis)]
-        shared = set.intersection(*(set(place) for place in known))
-        if len({tuple(place[rank] for place in known) for rank in shared}) == prod(max(p.values()) + 1 for p in known):
+    for axis in sorted(coordinates, key=lambda axis: (max(coordinates[axis].values()), axis)):
+        with_axis = [coordinates[one] for one in (*axes, axis)]
+        shared = set.intersection(*(set(place) for place in with_axis))
+        if len({tuple(place[rank] for place in with_axis) for rank in shared}) == prod(
+            max(p.values()) + 1 for p in with_axis
+        ):
             axes.append(axis)
     return RankMesh(coordinates, tuple(axes))
 
@@ -54,28 +56,28 @@ def mesh_of(files: Sequence[RankColumns], ranks: Sequence[int]) -> RankMesh:
 def axis_of(description: str) -> str | None:
     """Return the axis that a group is named after, None for none."""
     name = description.lower()
-    if found := _OF_DEVICE_MESH.fullmatch(name):
-        return found[1]
-    if found := _OF_MEGATRON.fullmatch(name):
-        return _INITIALS[found[1]]
+    if match := _OF_DEVICE_MESH.fullmatch(name):
+        return match[1]
+    if match := _OF_MEGATRON.fullmatch(name):
+        return _INITIALS[match[1]]
     return name if name in _KNOWN else None
 
 
-def _described(one: RankColumns) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _described(file: RankColumns) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield the groups named in a file, each with its description."""
-    listed = info(one).get("pg_config")
+    listed = info(file).get("pg_config")
     for entry in listed if isinstance(listed, list) else ():
         if isinstance(entry, dict):
             yield str(entry.get("pg_desc")), rank_list(entry.get("ranks"))
-    config = pg_config(one)
-    for args in one.collectives:
+    config = pg_config(file)
+    for args in file.collectives:
         yield str(args.group_description), members(args, config)
 
 
 def _places(groups: Iterable[tuple[int, ...]]) -> dict[int, int]:
     """Return the place of each rank in its group; empty if groups overlap or differ in size."""
-    some = list(groups)
-    places = {rank: place for group in some for place, rank in enumerate(group)}
-    if len({len(group) for group in some}) != 1 or len(places) != sum(map(len, some)):
+    distinct = list(groups)
+    places = {rank: place for group in distinct for place, rank in enumerate(group)}
+    if len({len(group) for group in distinct}) != 1 or len(places) != sum(map(len, distinct)):
         return {}
     return places

@@ -88,8 +88,8 @@ def read_nsys(path: Path) -> tuple[FileColumns, dict[str, Any], tuple[str, ...]]
             " `nsys profile --trace=cuda,nvtx`"
         )
     usual = int(np.median(read["gpu"]["start"]))
-    kept = {name: _plausible(table, usual) for name, table in read.items()}
-    gpu, calls, ranges = (table for table, _, _ in kept.values())
+    plausible = {name: _plausible(table, usual) for name, table in read.items()}
+    gpu, calls, ranges = (table for table, _, _ in plausible.values())
     _tell_processes(gpu, calls, ranges, syncs, nccl)
     ranks = ranks_of_events(gpu, calls, ranges, nccl, gpus)
     gpu["part"] = ranks.of_op
@@ -119,10 +119,10 @@ def read_nsys(path: Path) -> tuple[FileColumns, dict[str, Any], tuple[str, ...]]
         host_events=len(ranges["start"]),
         strings=tuple(names),
         collectives=args,
-        negative=sum(negative for _, _, negative in kept.values()),
-        absurd=sum(absurd for _, absurd, _ in kept.values()),
+        negative=sum(negative for _, _, negative in plausible.values()),
+        absurd=sum(absurd for _, absurd, _ in plausible.values()),
         nameless=0,
-        damaged=max(sum(bad) / max(len(read[name]["start"]), 1) for name, (_, *bad) in kept.items()),
+        damaged=max(sum(bad) / max(len(read[name]["start"]), 1) for name, (_, *bad) in plausible.items()),
     )
     note = f"{path.name}: CUDA graphs were recorded without their kernels; record with --cuda-graph-trace=node"
     return events, head, (note,) if graphs else ()
@@ -134,7 +134,7 @@ def _gpu_ops(export: Export, names: _Names) -> Table:
         ((one, texts) for one in ("demangledName", "shortName") if (texts := export.strings(f"{_CUPTI}KERNEL", one))),
         ("", {}),
     )
-    found = []
+    tables = []
     kinds: Sequence[tuple[str, Activity, tuple[str, ...], Callable[..., tuple[str, str]]]] = (
         ("KERNEL", Activity.KERNEL, (column, *_GRID), lambda name, *grid: (texts.get(name, _UNNAMED), _shape(grid))),
         ("GRAPH_TRACE", Activity.KERNEL, ("graphId",), lambda graph: (f"CUDA graph {graph}", "")),
@@ -149,8 +149,8 @@ def _gpu_ops(export: Export, names: _Names) -> Table:
         kind = ops.pop("kind")
         described = [describe(*one) for one in alike]
         ops["name"], ops["shape"] = (names.codes(text[place] for text in described)[kind] for place in (0, 1))
-        found.append({**ops, "activity": np.full(len(kind), list(Activity).index(activity))})
-    return {name: np.concatenate([ops[name] for ops in found]) for name in found[0]}
+        tables.append({**ops, "activity": np.full(len(kind), list(Activity).index(activity))})
+    return {name: np.concatenate([ops[name] for ops in tables]) for name in tables[0]}
 
 
 def _shape(grid: Sequence[int]) -> str:
@@ -169,14 +169,14 @@ def _memory(kind: int, otherwise: str = _MEMORIES[-1]) -> str:
 def _calls(export: Export, names: _Names) -> Table:
     table = f"{_CUPTI}RUNTIME"
     texts = export.strings(table, "nameId")
-    found = columns(
+    calls = columns(
         export.rows(table, ("start", "end", "globalTid", "correlationId", "nameId"), needs=_TIMES),
         ("start", "end", "thread", "correlation", "name"),
     )
-    numbers, which = np.unique(found["name"], return_inverse=True)
+    numbers, which = np.unique(calls["name"], return_inverse=True)
     said = [_VERSION.sub("", texts.get(number, _UNNAMED)) for number in numbers.tolist()]
     roles = np.array([role_of(text) for text in said], np.int64)
-    return {**found, "name": names.codes(said)[which], "role": roles[which]}
+    return {**calls, "name": names.codes(said)[which], "role": roles[which]}
 
 
 def _ranges(export: Export, names: _Names) -> Table:
@@ -194,9 +194,9 @@ def _ranges(export: Export, names: _Names) -> Table:
 
     def described() -> Iterator[tuple[int, ...]]:
         no_inputs = names.code("")
-        for start, end, one, kind, text in rows:
+        for start, end, thread_of, kind, text in rows:
             if text:
-                thread = one | _APART if kind in _FREE else one
+                thread = thread_of | _APART if kind in _FREE else thread_of
                 added = _ADDED.search(text)
                 name = text[: added.start()] if added else text
                 key = (name, added is not None, text.startswith(_SEQUENCE, len(name)))
@@ -206,8 +206,8 @@ def _ranges(export: Export, names: _Names) -> Table:
                 sizes = _SIZES.search(text) if added else None
                 yield start, end, thread, *kinds[key], names.code(f"[{sizes[1]},[]]") if sizes else no_inputs
 
-    found = columns(described(), ("start", "end", "thread", "name", "operator", "shape"))
-    return {**found, "collective": np.full(len(found["start"]), NO_ID)}
+    ranges = columns(described(), ("start", "end", "thread", "name", "operator", "shape"))
+    return {**ranges, "collective": np.full(len(ranges["start"]), NO_ID)}
 
 
 def _syncs(export: Export) -> Table:
@@ -224,11 +224,11 @@ def _syncs(export: Export) -> Table:
         export.rows(f"{_CUPTI}CUDA_EVENT", ("globalPid", "eventSyncId", "streamId", "correlationId")),
         ("process", "event", "stream", "correlation"),
     )
-    at = matched(waits["process"], waits["event"], events["process"], events["event"])
-    kept = np.flatnonzero((waits["type"] == _STREAM_WAIT) & (at >= 0))
-    recorded = rows_of(events, at[kept])
-    found = rows_of({name: waits[name] for name in ours}, kept)
-    return {**found, "waits_for_stream": recorded["stream"], "waits_for_record": recorded["correlation"]}
+    event_row = matched(waits["process"], waits["event"], events["process"], events["event"])
+    stream_waits = np.flatnonzero((waits["type"] == _STREAM_WAIT) & (event_row >= 0))
+    recorded = rows_of(events, event_row[stream_waits])
+    syncs = rows_of({name: waits[name] for name in ours}, stream_waits)
+    return {**syncs, "waits_for_stream": recorded["stream"], "waits_for_record": recorded["correlation"]}
 
 
 def _head(export: Export) -> dict[str, Any]:
@@ -248,19 +248,19 @@ def _plausible(table: Table, usual: int) -> tuple[Table, int, int]:
     """Return the events at possible times, how many were left out, and of how many a negative duration became 0."""
     start, end = table["start"], table["end"]
     possible = (np.abs(start - usual) <= _DAY_NS) & (end - start <= _DAY_NS) & ((start != 0) | (end != 0))
-    kept = table if possible.all() else rows_of(table, np.flatnonzero(possible))
-    negative = int((kept["end"] < kept["start"]).sum())
-    np.maximum(kept["end"], kept["start"], out=kept["end"])
-    return kept, len(start) - len(kept["start"]), negative
+    events = table if possible.all() else rows_of(table, np.flatnonzero(possible))
+    negative = int((events["end"] < events["start"]).sum())
+    np.maximum(events["end"], events["start"], out=events["end"])
+    return events, len(start) - len(events["start"]), negative
 
 
 def _tell_processes(gpu: Table, calls: Table, ranges: Table, syncs: Table, nccl: Table) -> None:
     """Replace ids by the process in them. Where some are not recorded, all are of one process."""
-    known = (gpu["process"] >= 0).all() and (calls["thread"] >= 0).all()
+    all_recorded = (gpu["process"] >= 0).all() and (calls["thread"] >= 0).all()
     for table in (gpu, syncs):
-        table["process"] = table["process"] >> 24 if known else np.full_like(table["process"], NO_ID)
+        table["process"] = table["process"] >> 24 if all_recorded else np.full_like(table["process"], NO_ID)
     for table in (calls, ranges, nccl):
-        table["process"] = table["thread"] >> 24 if known else np.full_like(table["thread"], NO_ID)
+        table["process"] = table["thread"] >> 24 if all_recorded else np.full_like(table["thread"], NO_ID)
 
 
 def _collectives(
@@ -272,54 +272,54 @@ def _collectives(
     ops = np.flatnonzero(np.isin(gpu["name"], kernels) & (ranks.launch >= 0))
     ops = ops[~np.isin(calls["name"][ranks.launch[ops]], graphs)]
     launched = {**rows_of(calls, ranks.launch[ops]), "rank": ranks.of_op[ops]}
-    found = np.full(len(gpu["start"]), NO_ID)
-    found[ops], args = collectives(launched, nccl, said, communicators(nccl, ranks.of_nccl))
-    return found, args
+    collective = np.full(len(gpu["start"]), NO_ID)
+    collective[ops], args = collectives(launched, nccl, said, communicators(nccl, ranks.of_nccl))
+    return collective, args
 
 
 def _name_steps(ranges: Table, names: _Names) -> None:
     """Name the steps of each process as torch.profiler does: the longest ranges of a thread that count up by one."""
-    found = [None if STEP.match(name) else _NUMBERED_STEP.fullmatch(name) for name in names]
-    family = {name: number for number, name in enumerate(sorted({one[1] for one in found if one}))}
-    of_name = np.array([family[one[1]] if one else NO_ID for one in found])
-    number = np.array([int(one[2]) if one else NO_ID for one in found])[ranges["name"]]
+    matches = [None if STEP.match(name) else _NUMBERED_STEP.fullmatch(name) for name in names]
+    family = {name: number for number, name in enumerate(sorted({one[1] for one in matches if one}))}
+    of_name = np.array([family[one[1]] if one else NO_ID for one in matches])
+    number = np.array([int(one[2]) if one else NO_ID for one in matches])[ranges["name"]]
     marked = np.flatnonzero(np.isin(ranges["name"], [code for name, code in names.items() if STEP.match(name)]))
     best: dict[int, tuple[int, Ints]] = dict.fromkeys(ranges["process"][marked].tolist(), (_DAY_NS, marked[:0]))
     rows = np.flatnonzero((of_name[ranges["name"]] >= 0) & (ranges["operator"] == 0))
     keys = np.stack([ranges["thread"], of_name[ranges["name"]]])[:, rows]
     _, which = np.unique(keys, axis=1, return_inverse=True)
-    for one in range(int(which.max(initial=-1)) + 1):
-        mine = rows[which == one]
-        mine = mine[np.argsort(ranges["start"][mine], kind="stable")]
-        start, end = ranges["start"][mine], ranges["end"][mine]
-        if len(mine) < 2 or (np.diff(number[mine]) != 1).any() or (start[1:] < end[:-1]).any():
+    for series in range(int(which.max(initial=-1)) + 1):
+        of_series = rows[which == series]
+        of_series = of_series[np.argsort(ranges["start"][of_series], kind="stable")]
+        start, end = ranges["start"][of_series], ranges["end"][of_series]
+        if len(of_series) < 2 or (np.diff(number[of_series]) != 1).any() or (start[1:] < end[:-1]).any():
             continue
-        process, length = int(ranges["process"][mine[0]]), int((end - start).sum())
-        if length > best.get(process, (0, mine))[0]:
-            best[process] = (length, mine)
-    for _, mine in best.values():
-        ranges["name"][mine] = names.codes(f"ProfilerStep#{step}" for step in number[mine].tolist())
+        process, length = int(ranges["process"][of_series[0]]), int((end - start).sum())
+        if length > best.get(process, (0, of_series))[0]:
+            best[process] = (length, of_series)
+    for _, of_series in best.values():
+        ranges["name"][of_series] = names.codes(f"ProfilerStep#{step}" for step in number[of_series].tolist())
 
 
 def _of_ranks(table: Table, ranks: Ranks) -> Table:
     """Return the events of the threads of each rank, which numbers them; a launch of a GPU op only for its rank."""
     launched = table.get("part", np.full(len(table["start"]), NO_ID))
-    found = []
+    tables = []
     for number in np.unique(ranks.of_op).tolist():
         threads = np.array(sorted(thread for thread, some in ranks.of_thread.items() if number in some), np.int64)
-        mine = np.isin(table["thread"], threads) & ((launched == number) | (launched == NO_ID))
-        events = rows_of(table, np.flatnonzero(mine))
+        of_rank = np.isin(table["thread"], threads) & ((launched == number) | (launched == NO_ID))
+        events = rows_of(table, np.flatnonzero(of_rank))
         thread = np.searchsorted(threads, events["thread"])
-        found.append({**events, "thread": thread, "part": np.full(len(thread), number)})
-    return {name: np.concatenate([events[name] for events in found]) for name in found[0]}
+        tables.append({**events, "thread": thread, "part": np.full(len(thread), number)})
+    return {name: np.concatenate([events[name] for events in tables]) for name in tables[0]}
 
 
 def _like_torch(kind: str, table: Table, base_us: int, *, alone: bool) -> Table:
     """Return a table of `FileColumns`. A rank that is alone in its file is no part of it."""
-    found = {
+    columns = {
         **table,
         "ts": (table["start"] - base_us * 1000) / 1e3,
         "dur": (table["end"] - table["start"]) / 1e3,
         "part": table["part"] * (not alone),
     }
-    return {name: np.asarray(found[name], one) for name, one in SCHEMAS[kind].items()}
+    return {name: np.asarray(columns[name], one) for name, one in SCHEMAS[kind].items()}

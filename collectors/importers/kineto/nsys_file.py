@@ -68,10 +68,10 @@ class Export:
         return dict(self._connection.execute(f"SELECT id, value FROM StringIds WHERE id IN ({ids})"))  # noqa: S608
 
     def _text(self, table: str, name: str, number: str) -> str:
-        found = [_quoted(name)] if self.has(table, name) else []
+        sources = [_quoted(name)] if self.has(table, name) else []
         if self.has(table, number) and self.has("StringIds", "id", "value"):
-            found.append(f"(SELECT value FROM StringIds WHERE id = {_quoted(number)})")  # noqa: S608
-        return f"coalesce({', '.join(found)}, NULL)" if found else "NULL"
+            sources.append(f"(SELECT value FROM StringIds WHERE id = {_quoted(number)})")  # noqa: S608
+        return f"coalesce({', '.join(sources)}, NULL)" if sources else "NULL"
 
 
 @contextmanager
@@ -105,9 +105,9 @@ def _check_whole(path: Path) -> None:
     with path.open("rb") as file:
         head = file.read(100)
     page, pages = int.from_bytes(head[_PAGE_BYTES]), int.from_bytes(head[_PAGES])
-    whole, there = (65536 if page == 1 else page) * pages, path.stat().st_size
-    if there < whole and head[_CHANGES] == head[_PAGES_AS_OF]:
-        raise FormatError(f"{path}: cut off, {there:,} of {whole:,} bytes are there; copy it again, or {_AGAIN}")
+    whole, size = (65536 if page == 1 else page) * pages, path.stat().st_size
+    if size < whole and head[_CHANGES] == head[_PAGES_AS_OF]:
+        raise FormatError(f"{path}: cut off, {size:,} of {whole:,} bytes are there; copy it again, or {_AGAIN}")
 
 
 def _quoted(name: str) -> str:

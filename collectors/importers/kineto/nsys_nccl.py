@@ -64,76 +64,81 @@ def communicators(calls: Table, rank: Ints) -> Communicators:
 
     One that began before the recording has the ranks that use it, if there are several.
     """
-    made = np.flatnonzero((calls["size"] > 0) & (calls["rank"] >= 0))
-    size = {int(one): int(count) for one, count in zip(calls["communicator"][made], calls["size"][made], strict=True)}
+    creations = np.flatnonzero((calls["size"] > 0) & (calls["rank"] >= 0))
+    size = {
+        int(one): int(count)
+        for one, count in zip(calls["communicator"][creations], calls["size"][creations], strict=True)
+    }
     ranks = {}
-    for one in np.unique(calls["communicator"]).tolist():
-        mine = calls["communicator"] == one
-        if one in size:
-            there = made[mine[made] & (rank[made] >= 0)]
-            by_place = dict(zip(calls["rank"][there].tolist(), rank[there].tolist(), strict=True))
+    for communicator in np.unique(calls["communicator"]).tolist():
+        of_communicator = calls["communicator"] == communicator
+        if communicator in size:
+            of_members = creations[of_communicator[creations] & (rank[creations] >= 0)]
+            by_place = dict(zip(calls["rank"][of_members].tolist(), rank[of_members].tolist(), strict=True))
             listed = [by_place[place] for place in sorted(by_place)]
         else:
-            listed = [one for one in np.unique(rank[mine]).tolist() if one >= 0]
-        if len(listed) == size.get(one, max(len(listed), 2)):
-            ranks[one] = listed
+            listed = [one for one in np.unique(rank[of_communicator]).tolist() if one >= 0]
+        if len(listed) == size.get(communicator, max(len(listed), 2)):
+            ranks[communicator] = listed
     return Communicators(size, ranks)
 
 
 def collectives(
-    launched: Table, calls: Table, names: Sequence[str], known: Communicators
+    launched: Table, calls: Table, names: Sequence[str], communicators: Communicators
 ) -> tuple[Ints, tuple[CollectiveArgs, ...]]:
     """Return the arguments of NCCL's kernels, and which of them each has, -1 for none, [kernels].
 
     `launched`: the thread, the start of the launch (ns) and the rank of each. A kernel does what its thread called
     since it launched the kernel before: a group of calls is launched when it ends.
     """
-    found: dict[CollectiveArgs, int] = {}
+    numbers: dict[CollectiveArgs, int] = {}
     which = np.full(len(launched["start"]), NO_ID)
     calls = rows_of(calls, np.flatnonzero(calls["bytes"] >= 0))
     calls = rows_of(calls, np.argsort(calls["start"], kind="stable"))
     for thread in np.unique(launched["thread"]).tolist():
-        mine = rows_of(calls, np.flatnonzero(calls["thread"] == thread))
+        of_thread = rows_of(calls, np.flatnonzero(calls["thread"] == thread))
         kernels = np.flatnonzero(launched["thread"] == thread)
         kernels = kernels[np.argsort(launched["start"][kernels], kind="stable")]
-        until = np.searchsorted(mine["start"], launched["start"][kernels], side="right").tolist()
+        until = np.searchsorted(of_thread["start"], launched["start"][kernels], side="right").tolist()
         before = 0
         for kernel, end in zip(kernels.tolist(), until, strict=True):
             if end:
-                group = {name: values[min(before, end - 1) : end] for name, values in mine.items()}
-                args = _args(group, names, int(launched["rank"][kernel]), known)
-                which[kernel] = found.setdefault(args, len(found))
+                group = {name: values[min(before, end - 1) : end] for name, values in of_thread.items()}
+                args = _args(group, names, int(launched["rank"][kernel]), communicators)
+                which[kernel] = numbers.setdefault(args, len(numbers))
             before = end
-    return which, tuple(found)
+    return which, tuple(numbers)
 
 
-def _args(group: Table, names: Sequence[str], rank: int, known: Communicators) -> CollectiveArgs:
+def _args(group: Table, names: Sequence[str], rank: int, communicators: Communicators) -> CollectiveArgs:
     """The arguments of the calls that one kernel does."""
-    one = int(group["communicator"][-1])
-    group = rows_of(group, np.flatnonzero(group["communicator"] == one))
+    communicator = int(group["communicator"][-1])
+    group = rows_of(group, np.flatnonzero(group["communicator"] == communicator))
     did = {names[call] for call in group["call"].tolist()}
     name = "send_recv" if did == {"send", "recv"} else names[group["call"][-1]]
-    peers, members, peer = np.unique(group["peer"]).tolist(), known.ranks.get(one), None
-    size = known.size.get(one, len(members) if members else None)
+    peers, members, peer = np.unique(group["peer"]).tolist(), communicators.ranks.get(communicator), None
+    size = communicators.size.get(communicator, len(members) if members else None)
     if name in {"send", "recv"} and len(peers) == 1:
         peer = members[peers[0]] if members and 0 <= peers[0] < len(members) else peers[0]
-    ends = (None, None) if peer is None else (rank, peer) if name == "send" else (peer, rank)
+    ends: tuple[int | None, int | None] = (None, None)
+    if peer is not None:
+        ends = (rank, peer) if name == "send" else (peer, rank)
     received = np.array([names[call] == "recv" for call in group["call"].tolist()])
     moved = int(group["bytes"][~received if name == "send_recv" else slice(None)].sum())
     listed = None if members is None else str(sorted(members))
     return CollectiveArgs(
-        name, moved, None, "Byte", size, f"{one & (1 << 64) - 1:#x}", None,
+        name, moved, None, "Byte", size, f"{communicator & (1 << 64) - 1:#x}", None,
         listed, None, None, None, *ends,
     )  # fmt: skip
 
 
 def _schemas(export: Export) -> _Schemas:
-    found: dict[int, list[tuple[int, str, int]]] = {}
+    fields: dict[int, list[tuple[int, str, int]]] = {}
     entries = export.rows("NVTX_PAYLOAD_SCHEMA_ENTRIES", ("schemaId", "type", "offset"), [("name", "")])
     for schema, kind, offset, label in set(entries):
         if label in _PLACES and kind in _INTEGERS:
-            found.setdefault(schema, []).append((_PLACES[label], _INTEGERS[kind], max(offset, 0)))
-    return found
+            fields.setdefault(schema, []).append((_PLACES[label], _INTEGERS[kind], max(offset, 0)))
+    return fields
 
 
 def _decoded(payload: bytes | str, schemas: _Schemas) -> list[int]:

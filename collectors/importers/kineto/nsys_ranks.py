@@ -48,8 +48,8 @@ def ranks_of_events(gpu: Table, calls: Table, ranges: Table, nccl: Table, gpus: 
     launched = launch >= 0
     of_thread = _by_first(calls["thread"][launch[launched]], rank[launched])
     of_process: dict[int, list[int]] = {}
-    for (process, _), one in number.items():
-        of_process.setdefault(process, []).append(one)
+    for (process, _), rank_number in number.items():
+        of_process.setdefault(process, []).append(rank_number)
     for table in (calls, ranges, nccl):
         for thread in np.unique(table["thread"]).tolist():
             of_thread.setdefault(thread, of_process.get(NO_ID, of_process.get(thread >> 24, [])))
@@ -66,10 +66,10 @@ def matched(process: Ints, number: Ints, other: Ints, number_of_other: Ints) -> 
         return np.full(len(process), NO_ID)
     processes = np.unique(np.concatenate([process, other]))
     wanted = np.searchsorted(processes, process) * _LAUNCHES + number
-    there = np.searchsorted(processes, other) * _LAUNCHES + number_of_other
-    order = np.argsort(there, kind="stable")
-    at = order[np.minimum(np.searchsorted(there[order], wanted), len(order) - 1)]
-    return np.where((there[at] == wanted) & (number != NO_ID), at, NO_ID)
+    keys = np.searchsorted(processes, other) * _LAUNCHES + number_of_other
+    order = np.argsort(keys, kind="stable")
+    row = order[np.minimum(np.searchsorted(keys[order], wanted), len(order) - 1)]
+    return np.where((keys[row] == wanted) & (number != NO_ID), row, NO_ID)
 
 
 def _users(process: Ints, device: Ints) -> tuple[list[User], Ints]:
@@ -78,27 +78,29 @@ def _users(process: Ints, device: Ints) -> tuple[list[User], Ints]:
     What a process does on the GPU of another one, such as before it chose its own, counts for its own.
     """
     keys, user = np.unique(process * _GPUS + device + 1, return_inverse=True)
-    found = [(key // _GPUS, key % _GPUS - 1) for key in keys.tolist()]
+    users = [(key // _GPUS, key % _GPUS - 1) for key in keys.tolist()]
     count = np.bincount(user).tolist()
-    home = {found[one][0]: one for one in sorted(range(len(found)), key=count.__getitem__)}
-    taken = {found[one][1] for one in home.values()}
-    for one, (owner, gpu) in enumerate(found):
-        if home[owner] != one and gpu in taken and count[one] < _STRAY * count[home[owner]]:
-            user[user == one] = home[owner]
-    kept, user = np.unique(user, return_inverse=True)
-    return [found[one] for one in kept.tolist()], user
+    home = {users[one][0]: one for one in sorted(range(len(users)), key=count.__getitem__)}
+    home_gpus = {users[one][1] for one in home.values()}
+    for index, (owner, gpu) in enumerate(users):
+        if home[owner] != index and gpu in home_gpus and count[index] < _STRAY * count[home[owner]]:
+            user[user == index] = home[owner]
+    remaining, user = np.unique(user, return_inverse=True)
+    return [users[one] for one in remaining.tolist()], user
 
 
 def _stated(users: Sequence[User], nccl: Table) -> tuple[dict[User, int] | None, int]:
     """Return the rank of each user in the largest communicator that was made, None if some lack one; and its size."""
     size = int(nccl["size"].max(initial=0))
-    made = np.flatnonzero((nccl["size"] == size) & (nccl["rank"] >= 0))
+    creations = np.flatnonzero((nccl["size"] == size) & (nccl["rank"] >= 0))
     ranks = {
         (process, device): rank
-        for process, device, rank in np.stack([nccl[name][made] for name in ("process", "device", "rank")]).T.tolist()
+        for process, device, rank in np.stack(
+            [nccl[name][creations] for name in ("process", "device", "rank")]
+        ).T.tolist()
     }
-    found = {one: ranks[one] for one in users if one in ranks}
-    return found if len(set(found.values())) == len(users) else None, size
+    stated = {one: ranks[one] for one in users if one in ranks}
+    return stated if len(set(stated.values())) == len(users) else None, size
 
 
 def _by_gpu(users: Sequence[User], gpus: Mapping[User, int]) -> dict[User, int]:
@@ -108,7 +110,7 @@ def _by_gpu(users: Sequence[User], gpus: Mapping[User, int]) -> dict[User, int]:
     for numbers in (seen, real):
         if len(set(numbers)) == len(users) > 1 and min(numbers) >= 0:
             return dict(zip(users, numbers, strict=True))
-    order = sorted(range(len(users)), key=lambda one: (real[one], users[one]))
+    order = sorted(range(len(users)), key=lambda index: (real[index], users[index]))
     return {users[one]: place for place, one in enumerate(order)}
 
 
@@ -116,7 +118,7 @@ def _by_first(first: Ints, second: Ints) -> dict[int, Sequence[int]]:
     """Return what is paired with each first number."""
     distinct, which = np.unique(first, return_inverse=True)
     count = int(second.max(initial=0)) + 1
-    found: dict[int, list[int]] = {}
+    paired: dict[int, list[int]] = {}
     for pair in np.unique(which * count + second).tolist():
-        found.setdefault(int(distinct[pair // count]), []).append(pair % count)
-    return dict(found)
+        paired.setdefault(int(distinct[pair // count]), []).append(pair % count)
+    return dict(paired)

@@ -68,8 +68,8 @@ def other_recording(path: Path) -> str | None:
     """Return what a file, or a file in a folder, is instead of a trace; None if unknown or unreadable."""
     try:
         files = _files(path) if path.is_dir() else [path]
-        found = ((file, what_it_is(first_bytes(file)) or _by_name(file)) for file in files)
-        return next((what if file == path else f"{file.name} is {what}" for file, what in found if what), None)
+        kinds = ((file, what_it_is(first_bytes(file)) or _by_name(file)) for file in files)
+        return next((what if file == path else f"{file.name} is {what}" for file, what in kinds if what), None)
     except OSError:
         return None
 

@@ -114,9 +114,9 @@ def _rank(
     columns: FileColumns, part: int, file: str, header: Mapping[str, Any], notes: tuple[str, ...], *, fused: bool
 ) -> RankColumns:
     def of(table: Table) -> Table:
-        mine = rows_of(table, np.flatnonzero(table["part"] == part)) if fused else table
-        sorted_already = (mine["ts"][1:] >= mine["ts"][:-1]).all()
-        return _without_copies(mine if sorted_already else rows_of(mine, np.argsort(mine["ts"], kind="stable")))
+        own = rows_of(table, np.flatnonzero(table["part"] == part)) if fused else table
+        sorted_already = (own["ts"][1:] >= own["ts"][:-1]).all()
+        return _without_copies(own if sorted_already else rows_of(own, np.argsort(own["ts"], kind="stable")))
 
     names = columns.strings
     gpu, operators, annotations = of(columns.gpu), of(columns.operators), of(columns.annotations)
@@ -131,14 +131,14 @@ def _rank(
     python = of(columns.python)
     work = host_work(all_calls, waits, launches, operators, python, annotations, names)
     steps = _steps(annotations, names)
-    threads = _Threads(calls, operators, annotations, names)
+    threads = _CallThreads(calls, operators, annotations, names)
     collective_calls = rows_of(operators, np.flatnonzero(_has_name(operators, names, COLLECTIVE_OPERATOR)))
     inside = threads.containing(collective_calls)
     step = _step_at(steps, calls["ts"])
     launch = _launches(gpu, calls)
-    kept = _not_too_early(gpu, launch, calls)
-    if early := len(launch) - len(kept):
-        gpu, launch = rows_of(gpu, kept), launch[kept]
+    in_time = _not_too_early(gpu, launch, calls)
+    if early := len(launch) - len(in_time):
+        gpu, launch = rows_of(gpu, in_time), launch[in_time]
         notes = (*notes, f"{PurePath(file).name}: {early} GPU ops that begin before their launch were left out")
     stated = np.append(collective_calls["collective"], NO_ID)[np.append(inside, -1)[launch]]
     own = gpu["collective"]
@@ -185,12 +185,16 @@ def _memory(table: Table) -> Table:
     table = rows_of(table, np.flatnonzero((table["allocated"] >= 0) & (table["reserved"] >= 0)))
     if not len(table["ts"]):
         return {"start": table["ts"], "allocated": table["allocated"], "reserved": table["reserved"]}
-    mine = rows_of(table, np.flatnonzero(table["device"] == table["device"][table["allocated"].argmax()]))
-    begin, span = mine["ts"][0], mine["ts"][-1] - mine["ts"][0]
-    interval = np.floor((mine["ts"] - begin) / (span or 1.0) * MOST_MEMORY).astype(np.int64)
-    order = np.lexsort((-mine["allocated"], interval))
-    kept = order[np.unique(interval[order], return_index=True)[1]]
-    return {"start": mine["ts"][kept], "allocated": mine["allocated"][kept], "reserved": mine["reserved"][kept]}
+    of_device = rows_of(table, np.flatnonzero(table["device"] == table["device"][table["allocated"].argmax()]))
+    begin, span = of_device["ts"][0], of_device["ts"][-1] - of_device["ts"][0]
+    interval = np.floor((of_device["ts"] - begin) / (span or 1.0) * MOST_MEMORY).astype(np.int64)
+    order = np.lexsort((-of_device["allocated"], interval))
+    largest = order[np.unique(interval[order], return_index=True)[1]]
+    return {
+        "start": of_device["ts"][largest],
+        "allocated": of_device["allocated"][largest],
+        "reserved": of_device["reserved"][largest],
+    }
 
 
 def _without_copies(table: Table) -> Table:
@@ -201,9 +205,9 @@ def _without_copies(table: Table) -> Table:
     alike = np.union1d(same, same + 1)
     columns = np.stack([values[alike].astype(np.float64) for values in table.values()])
     _, first = np.unique(columns, axis=1, return_index=True)
-    kept = np.ones(len(table["ts"]), np.bool_)
-    kept[np.setdiff1d(alike, alike[first])] = table["dur"][np.setdiff1d(alike, alike[first])] == 0
-    return rows_of(table, np.flatnonzero(kept))
+    distinct = np.ones(len(table["ts"]), np.bool_)
+    distinct[np.setdiff1d(alike, alike[first])] = table["dur"][np.setdiff1d(alike, alike[first])] == 0
+    return rows_of(table, np.flatnonzero(distinct))
 
 
 def _without_zeros(table: Table) -> Table:
@@ -214,9 +218,9 @@ def _without_zeros(table: Table) -> Table:
 def _not_too_early(gpu: Table, launch: Ints, calls: Table) -> Ints:
     """Drop GPU ops that begin long before their launch, judged by the clock offset of nearly all others."""
     delay = gpu["ts"] - np.append(calls["ts"], np.nan)[launch]
-    known = delay[np.isfinite(delay)]
-    place = min(max(1, len(known) // 100), len(known) - 1)
-    usual = float(np.partition(known, place)[place]) if len(known) else 0.0
+    finite = delay[np.isfinite(delay)]
+    place = min(max(1, len(finite) // 100), len(finite) - 1)
+    usual = float(np.partition(finite, place)[place]) if len(finite) else 0.0
     return np.flatnonzero(~(delay < min(usual, 0.0) - _EARLY_US))
 
 
@@ -282,8 +286,8 @@ def _has_name(table: Table, names: Sequence[str], wanted: str) -> Bools:
 def _kept_calls(calls: Table, gpu: Table) -> tuple[Ints, npt.NDArray[np.int8]]:
     """Return the rows of calls that launched a recorded op, synchronise or order streams, and which they do."""
     launches = np.isin(calls["correlation"], gpu["correlation"]) & (calls["correlation"] != NO_ID)
-    kept = np.flatnonzero(launches | ((calls["role"] >= 0) & (calls["role"] < RECORD_EVENT)))
-    return kept, np.where(launches, 0, calls["role"])[kept].astype(np.int8)
+    rows = np.flatnonzero(launches | ((calls["role"] >= 0) & (calls["role"] < RECORD_EVENT)))
+    return rows, np.where(launches, 0, calls["role"])[rows].astype(np.int8)
 
 
 def _waits(calls: Table, gpu: Table, names: Sequence[str]) -> Bools:
@@ -291,35 +295,36 @@ def _waits(calls: Table, gpu: Table, names: Sequence[str]) -> Bools:
 
     Copies within a GPU or between GPUs do not count; a short one may end before its call returns.
     """
-    found = _matches(names, SYNCHRONISES)[calls["name"]]
+    waits = _matches(names, SYNCHRONISES)[calls["name"]]
     host_copy = _matches(names, HOST_COPY)[gpu["name"]]
     host_copy &= (gpu["activity"] == list(Activity).index(Activity.MEMCPY)) & (gpu["correlation"] != NO_ID)
     copies = np.flatnonzero(host_copy)
     call = _looked_up(gpu["correlation"][copies], calls["correlation"])
     returned = np.append(calls["ts"] + calls["dur"], -np.inf)[call]
-    found[call[returned >= gpu["ts"][copies] + gpu["dur"][copies]]] = True
-    return np.asarray(found)
+    waits[call[returned >= gpu["ts"][copies] + gpu["dur"][copies]]] = True
+    return np.asarray(waits)
 
 
 def _looked_up(wanted: Ints, keys: Ints) -> Ints:
     """Return the first position of each wanted number in `keys`, -1 for none."""
-    there, first = np.unique(keys, return_index=True)
-    if not len(there):
+    distinct, first = np.unique(keys, return_index=True)
+    if not len(distinct):
         return np.full(len(wanted), -1)
-    at = np.minimum(np.searchsorted(there, wanted), len(there) - 1)
-    return np.where(there[at] == wanted, first[at], -1)
+    place = np.minimum(np.searchsorted(distinct, wanted), len(distinct) - 1)
+    return np.where(distinct[place] == wanted, first[place], -1)
 
 
 def _launches(gpu: Table, calls: Table) -> Ints:
     """Return the row of the call that launched each GPU op, -1 if it was not recorded. A graph launches many ops."""
     launching = np.flatnonzero(calls["role"] == 0)
-    found = _looked_up(gpu["correlation"], calls["correlation"][launching])
-    return np.where(gpu["correlation"] == NO_ID, -1, np.append(launching, -1)[found])
+    row = _looked_up(gpu["correlation"], calls["correlation"][launching])
+    return np.where(gpu["correlation"] == NO_ID, -1, np.append(launching, -1)[row])
 
 
 def _steps(annotations: Table, names: Sequence[str]) -> Table:
     """Return the marked steps, by start."""
-    numbers = np.array([int(found[1]) if (found := STEP.match(name)) else -1 for name in [*names, ""]], np.int64)
+    matches = map(STEP.match, [*names, ""])
+    numbers = np.array([int(match[1]) if match else -1 for match in matches], np.int64)
     step = numbers[annotations["name"]]
     marked = np.flatnonzero((step >= 0) & (annotations["dur"] > 0))
     return {"start": annotations["ts"][marked], "duration": annotations["dur"][marked], "step": step[marked]}
@@ -328,25 +333,25 @@ def _steps(annotations: Table, names: Sequence[str]) -> Table:
 def _step_at(steps: Table, times: Floats) -> Ints:
     """Return the step that contains each time, -1 for none."""
     begin = steps["start"]
-    at = np.searchsorted(begin, times, side="right") - 1
+    row = np.searchsorted(begin, times, side="right") - 1
     ends = np.append(begin + steps["duration"], -np.inf)
-    found = np.where((at >= 0) & (times <= ends[at]), np.append(steps["step"], -1)[at], -1)
-    return found.astype(np.int32)
+    step = np.where((row >= 0) & (times <= ends[row]), np.append(steps["step"], -1)[row], -1)
+    return step.astype(np.int32)
 
 
 def _annotated(annotations: Table, names: Sequence[str], times: Floats) -> Ints:
     """Return the name of the shortest annotation such as "attn(F)" around each time, on any thread; -1 for none."""
-    found = np.full(len(times), -1)
+    annotation = np.full(len(times), -1)
     codes = [code for code, name in enumerate(names) if PASS_OF_MODULE.fullmatch(name)]
     rows = np.flatnonzero(np.isin(annotations["name"], codes))
     begin, end = annotations["ts"][rows], annotations["ts"][rows] + annotations["dur"][rows]
     first, last = np.searchsorted(times, begin), np.searchsorted(times, end, side="right")
-    for one in np.argsort(-annotations["dur"][rows], kind="stable").tolist():
-        found[first[one] : last[one]] = annotations["name"][rows[one]]
-    return found
+    for shorter in np.argsort(-annotations["dur"][rows], kind="stable").tolist():
+        annotation[first[shorter] : last[shorter]] = annotations["name"][rows[shorter]]
+    return annotation
 
 
-class _Threads:
+class _CallThreads:
     """The activity of a rank's host threads around each call."""
 
     def __init__(self, calls: Table, operators: Table, annotations: Table, names: Sequence[str]) -> None:
@@ -359,17 +364,20 @@ class _Threads:
         thread; -1 for none.
         """
         thread, started = ((self._calls if inner is None else inner)[name] for name in ("thread", "ts"))
-        found = np.full(len(thread), -1, np.int64)
+        container = np.full(len(thread), -1, np.int64)
         begin, end = spans["ts"], spans["ts"] + spans["dur"]
-        for one in np.unique(thread):
-            mine, there = np.flatnonzero(thread == one), np.flatnonzero(spans["thread"] == one)
-            if not len(there):
+        for thread_number in np.unique(thread):
+            started_here, spans_here = (
+                np.flatnonzero(thread == thread_number),
+                np.flatnonzero(spans["thread"] == thread_number),
+            )
+            if not len(spans_here):
                 continue
-            rows = there[outermost(begin[there], spans["dur"][there])]
-            at = np.searchsorted(begin[rows], started[mine], side="right") - 1
-            holds = (at >= 0) & (started[mine] <= end[rows[at]])
-            found[mine] = np.where(holds, rows[at], -1)
-        return found
+            rows = spans_here[outermost(begin[spans_here], spans["dur"][spans_here])]
+            place = np.searchsorted(begin[rows], started[started_here], side="right") - 1
+            holds = (place >= 0) & (started[started_here] <= end[rows[place]])
+            container[started_here] = np.where(holds, rows[place], -1)
+        return container
 
     def recomputed(self, python: Table) -> Bools:
         """Return which calls are inside the recomputation of an activation checkpoint.
@@ -392,12 +400,12 @@ class _Threads:
 
     def phases(self) -> npt.NDArray[np.int8]:
         """Return the phase of a step that each call belongs to."""
-        found = np.zeros(len(self._calls["ts"]), np.int8)
+        phase_of_call = np.zeros(len(self._calls["ts"]), np.int8)
         for phase, codes in reversed(list(enumerate(codes_of_phases(self._names), start=1))):
             for spans in (self._operators, self._annotations):
-                some = rows_of(spans, np.flatnonzero(np.isin(spans["name"], codes)))
-                found[self.containing(some) >= 0] = phase
-        return found
+                of_phase = rows_of(spans, np.flatnonzero(np.isin(spans["name"], codes)))
+                phase_of_call[self.containing(of_phase) >= 0] = phase
+        return phase_of_call
 
     def actions(self) -> npt.NDArray[np.int32]:
         """Return the name of the schedule's action during which each call begins, on any thread; -1 for none.
@@ -406,10 +414,10 @@ class _Threads:
         """
         codes = [code for code, name in enumerate(self._names) if PIPELINE_ACTION.match(name)]
         spans = rows_of(self._annotations, np.flatnonzero(np.isin(self._annotations["name"], codes)))
-        at = np.searchsorted(spans["ts"], self._calls["ts"], side="right") - 1
+        row = np.searchsorted(spans["ts"], self._calls["ts"], side="right") - 1
         ends = np.append(spans["ts"] + spans["dur"], -np.inf)
-        inside = (at >= 0) & (self._calls["ts"] <= ends[at])
-        return np.where(inside, np.append(spans["name"], np.int32(-1))[at], -1).astype(np.int32)
+        inside = (row >= 0) & (self._calls["ts"] <= ends[row])
+        return np.where(inside, np.append(spans["name"], np.int32(-1))[row], -1).astype(np.int32)
 
     def collective_names(self) -> list[tuple[str, Bools]]:
         """Return the collectives named by annotations such as nccl:all_reduce, each with a mask of the calls inside."""
@@ -423,24 +431,24 @@ def _named(
     collective: Ints, called: Sequence[tuple[str, Bools]], launch: Ints, args: tuple[CollectiveArgs, ...]
 ) -> tuple[Ints, tuple[CollectiveArgs, ...]]:
     """Give collectives that only an annotation names arguments with that name."""
-    table, found = list(args), collective.astype(np.int64)
+    table, named = list(args), collective.astype(np.int64)
     for name, calls in called:
         unnamed = (collective < 0) & np.append(calls, np.False_)[launch]
         if unnamed.any():
-            found[unnamed] = len(table)
+            named[unnamed] = len(table)
             table.append(CollectiveArgs(name, *[None] * 12))
-    return found, tuple(table)
+    return named, tuple(table)
 
 
 def _recorded_waits(syncs: Table, calls: Table, all_calls: Table) -> Table:
     """Return, per call, the recorded synchronisation: the waiting stream, the awaited stream, and as of when."""
     if not len(syncs["ts"]):
         return {}
-    at = _looked_up(calls["correlation"], syncs["correlation"])
+    sync = _looked_up(calls["correlation"], syncs["correlation"])
     record = _looked_up(syncs["waits_for_record"], all_calls["correlation"])
     recorded_at = np.append(all_calls["ts"], np.nan)[record]
     return {
-        "waits_stream": np.append(syncs["stream"], -1)[at],
-        "waits_for_stream": np.append(syncs["waits_for_stream"], -1)[at],
-        "recorded_at": np.append(recorded_at, np.nan)[at],
+        "waits_stream": np.append(syncs["stream"], -1)[sync],
+        "waits_for_stream": np.append(syncs["waits_for_stream"], -1)[sync],
+        "recorded_at": np.append(recorded_at, np.nan)[sync],
     }

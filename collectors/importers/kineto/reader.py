@@ -21,7 +21,7 @@ from tracekit.collectors.importers.kineto.kernel_classes import kernel_classes
 from tracekit.collectors.importers.kineto.rank_columns import RankColumns
 from tracekit.collectors.importers.kineto.reading import read_file
 from tracekit.collectors.importers.kineto.sniff import SUFFIXES, empty_in, traces_in
-from tracekit.trace.kineto import GpuRecording
+from tracekit.trace.gpu_recording import GpuRecording
 
 #: Below this many bytes of files, starting processes takes longer than reading.
 LARGEST_IN_PROCESS = 8 << 20
@@ -48,10 +48,10 @@ def read_kineto(
         raise FormatError(f"{paths[0]}: holds no traces of torch.profiler (files that end in {' or '.join(SUFFIXES)})")
     tell = progress or (lambda _: None)
     read: list[RankColumns] = []
-    for done, found in enumerate(_read_all(files, processes or len(os.sched_getaffinity(0)))):
-        read += found
+    for done, columns_of_file in enumerate(_read_all(files, processes or len(os.sched_getaffinity(0)))):
+        read += columns_of_file
         tell(f"reading: {done + 1} of {len(files)} files")
-    read.sort(key=lambda one: (files.index(Path(one.file)), one.part))
+    read.sort(key=lambda columns: (files.index(Path(columns.file)), columns.part))
     recording = assemble(read, table, name=_name(paths[0]))
     empty = [f"{file.name}: empty, and left out" for path in paths if path.is_dir() for file in empty_in(path)]
     return replace(recording, notes=(*recording.notes, *empty))
@@ -79,15 +79,15 @@ def _read_all(files: Sequence[Path], processes: int) -> Iterator[list[RankColumn
         try:
             pickle.dump(file, cast("IO[bytes]", reader.stdin))
             cast("IO[bytes]", reader.stdin).flush()
-            found: list[RankColumns] | FormatError = pickle.load(cast("IO[bytes]", reader.stdout))  # noqa: S301  of our own process
+            answer: list[RankColumns] | FormatError = pickle.load(cast("IO[bytes]", reader.stdout))  # noqa: S301  of our own process
         except (OSError, EOFError, pickle.UnpicklingError):
             raise FormatError(
                 f"{file}: the process that read it was killed ({reader.wait()}); read fewer files at a time"
             ) from None
         idle.append(reader)
-        if isinstance(found, FormatError):
-            raise found
-        return found
+        if isinstance(answer, FormatError):
+            raise answer
+        return answer
 
     try:
         with ThreadPoolExecutor(count) as pool:

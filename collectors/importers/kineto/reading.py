@@ -61,28 +61,28 @@ def _ranks(
     ):
         if count:
             notes = (*notes, f"{path.name}: {count} {what}")
-    found = ranks_of(columns, str(path), header, notes)
+    ranks = ranks_of(columns, str(path), header, notes)
     lost = max(lost - cut, 0)  # the event in which a file is cut off is not damaged
     damaged = min(columns.damaged + lost / max(len(columns.gpu["ts"]) + lost, 1), 1.0)
-    return [replace(one, cut=cut, damaged=damaged) for one in found]
+    return [replace(one, cut=cut, damaged=damaged) for one in ranks]
 
 
 def send_files() -> None:
     """In a process of its own: for each pickled path on stdin, its ranks or the error, pickled, on stdout."""
     reuse_large_arrays()
-    found: list[RankColumns] | FormatError
+    answer: list[RankColumns] | FormatError
     while True:
         try:
             file = pickle.load(sys.stdin.buffer)  # noqa: S301  of the process that started this one
         except EOFError:
             return
         try:
-            found = read_file(file)
+            answer = read_file(file)
         except FormatError as error:
-            found = error
-        pickle.dump(found, sys.stdout.buffer, pickle.HIGHEST_PROTOCOL)
+            answer = error
+        pickle.dump(answer, sys.stdout.buffer, pickle.HIGHEST_PROTOCOL)
         sys.stdout.buffer.flush()
-        del found
+        del answer
 
 
 @contextmanager

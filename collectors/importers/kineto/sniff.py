@@ -43,8 +43,8 @@ def traces_in(folder: Path) -> list[Path]:
 
 def empty_in(folder: Path) -> list[Path]:
     """Return the empty files in a folder and below it that are named as traces are."""
-    found = (path for path in _named_as_traces(folder) if path.is_file() and not path.stat().st_size)
-    return sorted(found, key=_by_number)
+    empty = (path for path in _named_as_traces(folder) if path.is_file() and not path.stat().st_size)
+    return sorted(empty, key=_by_number)
 
 
 def _named_as_traces(folder: Path) -> Iterator[Path]:

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from tracekit.base.text import quoted
 from tracekit.collectors.importers.rl.console import NUMBER, dicts, number, pair_of, pairs, unwrapped
-from tracekit.trace.rl import TRAINER_WAIT, Format, StepTime
+from tracekit.trace.post_training import TRAINER_WAIT, Format, StepTime
 
 #: A step's number, its values by their names as the framework prints them, and when it printed them; None if unknown.
 Record = tuple[int, dict[str, float], float | None]

@@ -21,7 +21,7 @@ from tracekit.collectors.importers.rl.frameworks import (
     Framework,
     Record,
 )
-from tracekit.trace.rl import (
+from tracekit.trace.post_training import (
     ROLLOUT_IDLE,
     TOOL_CALLS,
     TOOLS,

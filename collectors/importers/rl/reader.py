@@ -1,6 +1,6 @@
 """Opens logs of post-training and finds out who wrote them.
 
-In: files. Out: a `PhaseLog` or a `Timeline`. Nothing in a file is executed: pickles are refused unread.
+In: files. Out: a `PhaseLog` or a `RlTimeline`. Nothing in a file is executed: pickles are refused unread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tracekit.collectors.importers.rl.console import plain, unnumbered
 from tracekit.collectors.importers.rl.frameworks import FRAMEWORKS, Framework, Record, formats_of
 from tracekit.collectors.importers.rl.phase_log import read_phases
 from tracekit.collectors.importers.rl.trajectories import read_trajectories
-from tracekit.trace.rl import Format, PhaseLog, Timeline
+from tracekit.trace.post_training import Format, PhaseLog, RlTimeline
 
 #: Largest file that is read, bytes.
 _LARGEST_FILE = 4 << 30
@@ -30,7 +30,7 @@ _PICKLES = (*(bytes((0x80, protocol)) for protocol in range(2, 6)), b"PK\x03\x04
 _GENERIC = (b'"trajectory"', b'"phase"')
 
 
-def read_rl(paths: Sequence[Path], written_by: Format | None = None) -> PhaseLog | Timeline:
+def read_rl(paths: Sequence[Path], written_by: Format | None = None) -> PhaseLog | RlTimeline:
     """Read the files of one run, in their order, of folders all `*.jsonl`; `written_by`: None to find out.
 
     Raises FormatError.
@@ -39,15 +39,15 @@ def read_rl(paths: Sequence[Path], written_by: Format | None = None) -> PhaseLog
     formats = {written_by} if written_by else set[Format]().union(*(_formats(*one) for one in contents.items()))
     if len(formats) > 1:
         raise FormatError(f"{listed(contents)}: logs of {listed(sorted(formats))}; give the files of one run")
-    (found,) = formats
-    if found is Format.TRAJECTORIES:
+    (format_,) = formats
+    if format_ is Format.TRAJECTORIES:
         return read_trajectories(contents)
-    framework = next(one for one in FRAMEWORKS if one.format is found)
+    framework = next(one for one in FRAMEWORKS if one.format is format_)
     records = {name: _records(framework, name, content) for name, content in contents.items()}
     steps = {name: {step for step, _, _ in of_file} for name, of_file in records.items()}
-    for one, other in permutations(steps, 2):  # a run that goes on in a new file repeats a few
-        if steps[one] <= steps[other]:
-            raise FormatError(f"{one} and {other} have the same steps: two runs; give the files of one")
+    for earlier, later in permutations(steps, 2):  # a run that goes on in a new file repeats a few
+        if steps[earlier] <= steps[later]:
+            raise FormatError(f"{earlier} and {later} have the same steps: two runs; give the files of one")
     return read_phases(framework, chain.from_iterable(records.values()), listed(contents))
 
 
@@ -73,10 +73,10 @@ def is_record_of_rl(path: Path) -> bool:
 
 def _formats_at(path: Path) -> set[Format]:
     try:
-        found = min(path.glob("*.jsonl"), default=path) if path.is_dir() else path
-        if not found.is_file():
+        first_file = min(path.glob("*.jsonl"), default=path) if path.is_dir() else path
+        if not first_file.is_file():
             return set()
-        with found.open("rb") as file:
+        with first_file.open("rb") as file:
             content = file.read(_LOOKED_AT)
         return _formats(str(path), content)
     except (OSError, FormatError):
@@ -133,15 +133,15 @@ def _formats(path: str, content: bytes) -> set[Format]:
     first = content.lstrip()[:65536].split(b"\n", 1)[0]
     if first.startswith(b"{") and any(key in first for key in _GENERIC):
         return {Format.TRAJECTORIES}
-    found = formats_of(content, _lines(content))
-    if not found:
+    formats = formats_of(content, _lines(content))
+    if not formats:
         if (log := other_log(content[:_LOOKED_AT], path)) is not None:
             raise FormatError(f"{path}: {log}")
         raise FormatError(
             f"{path}, line 1: {first[:60].decode(errors='replace')!r}; no line is as {listed(Format)} write it. Give"
             " the output of the trainer with its timings, or docs/rl.md's generic format"
         )
-    return found
+    return formats
 
 
 def _lines(content: bytes) -> Iterator[tuple[int, str]]:

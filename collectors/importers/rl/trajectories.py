@@ -1,7 +1,7 @@
 """The generic format: a line of JSON for each trajectory and for each phase.
 
 In: `{"trajectory", "step", "engine", "submit", "start", "end", "tokens", "tool_s", "version", "status"}` and
-`{"phase", "role", "step", "start", "end"}`, seconds of one clock. Out: a `Timeline`.
+`{"phase", "role", "step", "start", "end"}`, seconds of one clock. Out: a `RlTimeline`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from msgspec import Struct
 from tracekit.base.errors import FormatError
 from tracekit.base.text import listed, quoted, short
 from tracekit.collectors.importers.rl.frameworks import TOLERANCE
-from tracekit.trace.rl import Phases, Timeline, Trajectories
+from tracekit.trace.post_training import Phases, RlTimeline, Trajectories
 
 _Step = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
 #: No clock shows more seconds: since 1970, those are of the year 5138.
@@ -26,7 +26,7 @@ _EXPECTED = (
 )
 
 
-class _Line(Struct, gc=False):
+class _TrajectoryLine(Struct, gc=False):
     """A trajectory, or a phase if it has that key."""
 
     step: _Step
@@ -41,23 +41,23 @@ class _Line(Struct, gc=False):
     version: _Step | None = None
 
 
-_decoder = msgspec.json.Decoder(_Line)
+_decoder = msgspec.json.Decoder(_TrajectoryLine)
 
 
-def read_trajectories(contents: Mapping[str, bytes]) -> Timeline:
+def read_trajectories(contents: Mapping[str, bytes]) -> RlTimeline:
     """Read the files of a run, by their names. Raises FormatError, with file and line, for a line that is not as the
     module describes.
     """
     lines = [line for where, content in contents.items() for line in _read(content, where)]
     phases = [line for line in lines if line.phase is not None]
     trajectories = [line for line in lines if line.phase is None]
-    return Timeline(
+    return RlTimeline(
         Phases(np.array([line.phase or "" for line in phases], dtype=str), *_times(phases)),
         _trajectories(trajectories, listed(contents)) if trajectories else None,
     )
 
 
-def _read(content: bytes, where: str) -> list[_Line]:
+def _read(content: bytes, where: str) -> list[_TrajectoryLine]:
     lines = []
     for number, text in enumerate(content.split(b"\n"), 1):
         if text.strip():
@@ -71,7 +71,7 @@ def _read(content: bytes, where: str) -> list[_Line]:
     return lines
 
 
-def _wrong(line: _Line) -> str | None:
+def _wrong(line: _TrajectoryLine) -> str | None:
     """What contradicts itself in a line, None if nothing does."""
     if line.phase is None and line.trajectory is None:
         return f"a line of step {line.step} has neither a trajectory nor a phase; {_EXPECTED}"
@@ -86,7 +86,7 @@ def _wrong(line: _Line) -> str | None:
     return f"{name} of step {line.step} {times}"
 
 
-def _times(lines: Sequence[_Line]) -> tuple[Any, Any, Any]:
+def _times(lines: Sequence[_TrajectoryLine]) -> tuple[Any, Any, Any]:
     return (
         np.array([line.step for line in lines], dtype=np.int64),
         np.array([line.start for line in lines], dtype=np.float64),
@@ -94,7 +94,7 @@ def _times(lines: Sequence[_Line]) -> tuple[Any, Any, Any]:
     )
 
 
-def _trajectories(lines: list[_Line], where: str) -> Trajectories:
+def _trajectories(lines: list[_TrajectoryLine], where: str) -> Trajectories:
     if not any(line.tokens for line in lines):
         raise FormatError(f"{where}: no trajectory has tokens; give the number that each decoded")
     step, start, end = _times(lines)

@@ -38,7 +38,7 @@ from tracekit.synth import (
     SynthSpec,
     synthesize,
 )
-from tracekit.synth.job import GPUS_PER_HOST
+from tracekit.synth.job_shape import GPUS_PER_HOST
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Layout
 

@@ -149,7 +149,7 @@ class TestFactors:
         assert found == pytest.approx(0.2, abs=0.02)
 
     def test_microbatch_factors_are_those_that_were_injected(self):
-        from tracekit.synth.job import JobShape
+        from tracekit.synth.job_shape import JobShape
 
         cause = SequenceLengthImbalance(quadratic_share=0.6)
         rng = np.random.default_rng([SPEC.seed, zlib.crc32(cause.NAME.encode()), 0])

@@ -35,7 +35,7 @@ from tracekit.synth import (
     SynthSpec,
     synthesize,
 )
-from tracekit.synth.job import Floats, JobShape
+from tracekit.synth.job_shape import Floats, JobShape
 from tracekit.trace.model import Layout
 
 #: What goes when the fix is made.

@@ -23,7 +23,7 @@ def loaded(folder: Path) -> RecordingJob:
 def said(report: GraphReport) -> tuple[str, ...]:
     """Notes on a recording, and why it is not trusted."""
     assert report.recorded is not None
-    return (*report.recorded.kept.notes, *report.trust.reasons)
+    return (*report.recorded.summary.notes, *report.trust.reasons)
 
 
 def on_a_rank(report: GraphReport) -> tuple[Finding, ...]:

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from benchmarks.hangsim import FAULTS, Fault, Job, draw_faults, dumps, run, write
-from tracekit.analysis.hang.verdict import find_hang
+from benchmarks.hangsim import FAULTS, Fault, HangJob, draw_faults, dumps, run, write
+from tracekit.analysis.hang.hang_culprits import find_hang
 from tracekit.collectors.importers.flight_recorder import read_flight_records
 
 FIELDS = (
@@ -27,7 +27,7 @@ def named(report):
 
 def hung(chance):
     """The dumps of a drawn job that hangs."""
-    job = Job(*chance.choice([(2, 2, 2), (4, 2, 2), (2, 4, 2), (1, 2, 2), (2, 1, 4)]))
+    job = HangJob(*chance.choice([(2, 2, 2), (4, 2, 2), (2, 4, 2), (1, 2, 2), (2, 1, 4)]))
     faults = draw_faults(job, chance.choice(FAULTS), chance.choice([1, 2]), chance)
     return dumps(job, faults, run(job, faults), timing=chance.random() < 0.3, status=chance.random() < 0.7)
 
@@ -72,7 +72,7 @@ def test_damaged_entries_of_a_rank_accuse_nobody_else_and_what_is_lost_has_a_rea
 @pytest.mark.parametrize("number", [-5, "junk", None, 10**9])
 def test_an_impossible_sequence_number_is_left_out_by_name(tmp_path, number):
     """Rank 5 stops, rank 4 waits. An entry of rank 4 has such a number; file, entry and value are stated."""
-    job, faults = Job(2, 2, 2), [Fault("host", 5, 24)]
+    job, faults = HangJob(2, 2, 2), [Fault("host", 5, 24)]
     content = dumps(job, faults, run(job, faults))
     entry = [one for one in content[4]["entries"] if one["process_group"][1].startswith("TENSOR")][1]
     entry["collective_seq_id"] = number
@@ -87,7 +87,7 @@ def test_damage_that_hides_nothing_costs_no_verdict(tmp_path):
     """A finished entry of rank 5, with later ones of its group in the dump, has no number: rank 5 is named for all
     that.
     """
-    job, faults = Job(2, 2, 2), [Fault("host", 5, 24)]
+    job, faults = HangJob(2, 2, 2), [Fault("host", 5, 24)]
     content = dumps(job, faults, run(job, faults))
     first = {**content[4]["entries"][0], "state": "completed", "record_id": 1, "collective_seq_id": 900}
     content[5]["entries"] = [{**first, "collective_seq_id": None}, {**first, "record_id": 2, "collective_seq_id": 901}]
@@ -98,7 +98,7 @@ def test_damage_that_hides_nothing_costs_no_verdict(tmp_path):
 
 def test_numbers_that_no_peer_confirms_are_damage_not_progress(tmp_path):
     """Every entry of rank 2 has the number 2**40: nobody else is late for that."""
-    job, faults = Job(2, 2, 2), [Fault("host", 5, 24)]
+    job, faults = HangJob(2, 2, 2), [Fault("host", 5, 24)]
     content = dumps(job, faults, run(job, faults), status=False)
     for entry in content[2]["entries"]:
         entry["collective_seq_id"] = 2**40

@@ -8,8 +8,8 @@ from typing import Any
 from benchmarks.hangsim import write
 from tests.analysis.hang.test_verdict import small_dump
 from tests.handmade import run
-from tracekit.analysis.hang.model import HangReport, StallClass, first_step, headline
-from tracekit.analysis.hang.verdict import find_hang
+from tracekit.analysis.hang.hang_culprits import find_hang
+from tracekit.analysis.hang.hang_report import HangReport, StallClass, first_step, headline
 from tracekit.collectors.importers.flight_recorder import read_flight_records
 
 RANKS = 4

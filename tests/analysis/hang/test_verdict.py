@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from benchmarks.hangsim import Fault, Job, draw_faults, dumps, run, write
-from tracekit.analysis.hang.model import StallClass
-from tracekit.analysis.hang.verdict import find_hang
+from benchmarks.hangsim import Fault, HangJob, draw_faults, dumps, run, write
+from tracekit.analysis.hang.hang_culprits import find_hang
+from tracekit.analysis.hang.hang_report import StallClass
 from tracekit.collectors.importers.flight_recorder import read_flight_records
 
 TP2_PP2_DP2 = (2, 2, 2)
@@ -14,7 +14,7 @@ TP2_PP2_DP2 = (2, 2, 2)
 
 def verdict(folder, sizes, faults, *, drop=(), change=None, **options):
     """The report on a job with these faults, and the faults that came to pass."""
-    job = Job(*sizes)
+    job = HangJob(*sizes)
     outcome = run(job, faults)
     content = dumps(job, faults, outcome, **options)
     for rank in drop:
@@ -144,7 +144,7 @@ def test_exactly_the_broken_ranks_are_named_in_any_layout(tmp_path, kind, seed):
     """Drawn layouts, versions and places; groups cut at three members; clocks of hosts apart by up to 0.3 s."""
     chance = random.Random(seed)
     sizes = chance.choice([(2, 2, 2), (4, 2, 2), (2, 4, 2), (2, 2, 4)])
-    faults = draw_faults(Job(*sizes), kind, 1, chance)
+    faults = draw_faults(HangJob(*sizes), kind, 1, chance)
     report, struck = verdict(
         tmp_path,
         sizes,

@@ -20,12 +20,12 @@ from tracekit.analysis.rl.timed import TimedRun
 from tracekit.base.errors import FormatError, SelectionError
 from tracekit.collectors.importers.rl.reader import read_rl
 from tracekit.job.rl import RlJob
-from tracekit.trace.rl import Format, PhaseLog, StepTime, Timeline
+from tracekit.trace.post_training import Format, PhaseLog, RlTimeline, StepTime
 
 
 def analyse(path: Path, *scenarios: str, gpus: str | None = None, slots: int | None = None) -> RlAccount:
     timeline = read_rl([path])
-    assert isinstance(timeline, Timeline)
+    assert isinstance(timeline, RlTimeline)
     known = None if gpus is None else Gpus.parse(gpus)
     return TimedRun(timeline, known, slots).account([Scenario.parse(text) for text in scenarios])
 

@@ -9,7 +9,7 @@ import struct
 import numpy as np
 import pytest
 
-from benchmarks.hangsim import Fault, Job, dumps, run, write
+from benchmarks.hangsim import Fault, HangJob, dumps, run, write
 from tracekit.base.errors import FormatError
 from tracekit.collectors.importers import flight_recorder_file
 from tracekit.collectors.importers.flight_recorder import read_flight_records
@@ -18,7 +18,7 @@ FAULTS = [Fault("host", 5, 24)]
 
 
 def content(sizes=(2, 2, 2), faults=FAULTS, **options):
-    job = Job(*sizes)
+    job = HangJob(*sizes)
     return dumps(job, faults, run(job, faults), **options)
 
 
@@ -217,7 +217,7 @@ def test_no_damage_of_a_pickle_gets_past_the_reader(tmp_path):
 @pytest.mark.parametrize("name", ["nccl_trace_rank_1.json.gz", "nccl_trace_rank_1.json.1758580155"])
 def test_a_dump_that_was_packed_or_stamped_is_read(tmp_path, name):
     """Left out, its rank would be said to be gone."""
-    job = Job(1, 1, 2)
+    job = HangJob(1, 1, 2)
     write(tmp_path, dumps(job, [], run(job, [])), as_json=True)
     path = tmp_path / "nccl_trace_rank_1.json"
     content = path.read_bytes()
@@ -228,7 +228,7 @@ def test_a_dump_that_was_packed_or_stamped_is_read(tmp_path, name):
 
 
 def test_a_packed_file_that_is_torn_is_evidence(tmp_path):
-    job = Job(1, 1, 2)
+    job = HangJob(1, 1, 2)
     write(tmp_path, dumps(job, [], run(job, [])), as_json=True)
     path = tmp_path / "nccl_trace_rank_1.json"
     (tmp_path / "nccl_trace_rank_1.json.gz").write_bytes(gzip.compress(path.read_bytes())[:-20])

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.handmade import run
-from tracekit.analysis.hang.model import HangReport, StallClass, headline
-from tracekit.analysis.hang.verdict import find_hang
+from tracekit.analysis.hang.hang_culprits import find_hang
+from tracekit.analysis.hang.hang_report import HangReport, StallClass, headline
 from tracekit.base.errors import FormatError
 from tracekit.collectors.importers.nccl_text import read_nccl_text
 

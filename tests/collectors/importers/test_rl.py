@@ -14,7 +14,7 @@ from tests.cases import case
 from tracekit.base.errors import FormatError
 from tracekit.collectors.importers.rl.reader import read_rl
 from tracekit.job.rl import RlJob
-from tracekit.trace.rl import Format, PhaseLog, StepTime, Timeline, run_of, trace_of
+from tracekit.trace.post_training import Format, PhaseLog, RlTimeline, StepTime, run_of, trace_of
 
 VERL_S = {
     "start_profile": 0.1, "agent_loop/generate_sequences/max": 29.0, "generate_sequences": 29.5, "gen": 30.0,
@@ -171,13 +171,13 @@ def test_nemo_rl_that_prints_a_step_again_was_restarted_and_an_epoch_goes_on(tmp
 
 def test_trajectories_keep_the_order_of_submission(tmp_path: Path) -> None:
     timeline = read_rl([write(tmp_path / "run.jsonl", reversed(lines()))])
-    assert isinstance(timeline, Timeline)
+    assert isinstance(timeline, RlTimeline)
     assert timeline.trajectories is not None
     assert timeline.trajectories.tokens[:6].tolist() == [2, 4, 8, 2, 4, 8]
     names = [f"0-{number}" for number in (10, 9, 2)]
     same = [{"trajectory": name, "step": 0, "start": 0, "end": 1, "tokens": len(name)} for name in names]
     ordered = read_rl([write(tmp_path / "same.jsonl", same)])
-    assert isinstance(ordered, Timeline)
+    assert isinstance(ordered, RlTimeline)
     assert ordered.trajectories is not None
     assert ordered.trajectories.tokens.tolist() == [3, 3, 4]
     assert (ordered.trajectories.version == -1).all()
@@ -186,8 +186,8 @@ def test_trajectories_keep_the_order_of_submission(tmp_path: Path) -> None:
 def test_several_files_are_one_run(tmp_path: Path) -> None:
     paths = [write(tmp_path / f"{part}.jsonl", lines()[part::2]) for part in (0, 1)]
     whole, parts = read_rl([write(tmp_path / "all.jsonl", lines())]), read_rl(paths)
-    assert isinstance(whole, Timeline)
-    assert isinstance(parts, Timeline)
+    assert isinstance(whole, RlTimeline)
+    assert isinstance(parts, RlTimeline)
     assert whole.trajectories is not None
     assert parts.trajectories is not None
     for name in whole.trajectories.__struct_fields__:
@@ -197,7 +197,7 @@ def test_several_files_are_one_run(tmp_path: Path) -> None:
 def test_a_trajectory_that_is_decoded_twice_at_once_is_of_two_runs(tmp_path: Path) -> None:
     """A part of a trajectory, aborted after 2 s, and its second part are one run; so is a copy of a file."""
     parts = [request("part", 0, 0.0, 2.0, 4), request("part", 0, 2.0, 5.0, 4)]
-    assert isinstance(read_rl([write(tmp_path / f"{name}.jsonl", [*lines(), *parts]) for name in "ab"]), Timeline)
+    assert isinstance(read_rl([write(tmp_path / f"{name}.jsonl", [*lines(), *parts]) for name in "ab"]), RlTimeline)
     other = [{key: value + 0.5 if key in ("submit", "start", "end") else value for key, value in line.items()}
              for line in lines()]  # fmt: skip
     with pytest.raises(FormatError, match=r"'0-0' of step 0 starts at 0\.5 s, while one .* 2\.0 s; names are unique"):
@@ -210,7 +210,7 @@ def test_a_last_line_that_is_still_being_written_is_left_out(tmp_path: Path) -> 
     path = write(tmp_path / "run.jsonl", lines())
     path.write_text(path.read_text() + '{"trajectory": "4-0", "st')
     timeline = read_rl([path])
-    assert isinstance(timeline, Timeline)
+    assert isinstance(timeline, RlTimeline)
     assert len(timeline.phases.step) == 16
 
 
@@ -245,8 +245,8 @@ def test_a_restart_that_repeats_steps_of_slime_keeps_both_records_of_each(tmp_pa
 
 def test_a_line_that_is_there_twice_is_one_request(tmp_path: Path) -> None:
     once, twice = (read_rl([write(tmp_path / f"{n}.jsonl", lines() * n)]) for n in (1, 2))
-    assert isinstance(once, Timeline)
-    assert isinstance(twice, Timeline)
+    assert isinstance(once, RlTimeline)
+    assert isinstance(twice, RlTimeline)
     assert once.trajectories is not None
     assert twice.trajectories is not None
     assert twice.trajectories.end.tolist() == once.trajectories.end.tolist()

@@ -17,16 +17,23 @@ from tracekit.collectors.launch.signals import START_RECORDING, STOP_RECORDING
 from tracekit.collectors.run_directory.follow import AttemptFollower
 from tracekit.collectors.run_directory.job_notes import announced
 from tracekit.collectors.run_directory.steering import Pace, first_common_step, pace
-from tracekit.collectors.runtime.wire_format import IDLE, OPEN_SUFFIX, Flag, Schedule, attempt_directory, segment_stem
+from tracekit.collectors.runtime.wire_format import (
+    IDLE,
+    OPEN_SUFFIX,
+    Flag,
+    RecordingSchedule,
+    attempt_directory,
+    segment_stem,
+)
 from tracekit.trace.canonical import read_parquet
 
 
-def control(folder) -> Schedule:
+def control(folder) -> RecordingSchedule:
     """What the control file says."""
-    return Schedule.parse((folder / "run" / "control.json").read_text())
+    return RecordingSchedule.parse((folder / "run" / "control.json").read_text())
 
 
-def steered(folder, launcher, signal) -> Schedule:
+def steered(folder, launcher, signal) -> RecordingSchedule:
     """The schedule that the launcher writes on a signal."""
     before = (folder / "run" / "control.json").stat().st_ino
     os.kill(launcher, signal)
@@ -45,8 +52,8 @@ def recorded_from(folder, step):
 
 def test_only_steps_to_come_keep_others_from_recording():
     """Step 1 has ended; a recording without an end goes on beside others."""
-    assert all(schedule.goes_on_after(1) for schedule in (Schedule(5, 9), Schedule(0, 3)))
-    assert not any(schedule.goes_on_after(1) for schedule in (IDLE, Schedule(), Schedule(0, 2)))
+    assert all(schedule.goes_on_after(1) for schedule in (RecordingSchedule(5, 9), RecordingSchedule(0, 3)))
+    assert not any(schedule.goes_on_after(1) for schedule in (IDLE, RecordingSchedule(), RecordingSchedule(0, 2)))
 
 
 def test_an_idle_job_records_what_it_is_asked_for(tmp_path):
@@ -139,7 +146,7 @@ def test_steps_that_ranks_had_passed_when_they_were_told_are_recorded_later(tmp_
     assert found.first_step == 40
     assert [int((rank.records["step"] >= 40).sum()) for rank in found.recording.ranks.values()] == [4 * 7] * 2
     assert told[-2:] == [f"recording steps {first} to {first + 3}" for first in (missed[0], 40)]
-    assert Schedule.parse((tmp_path / "control.json").read_text()) == IDLE
+    assert RecordingSchedule.parse((tmp_path / "control.json").read_text()) == IDLE
 
 
 def test_steps_that_others_record_are_not_cut_short(tmp_path):
@@ -161,7 +168,7 @@ def test_the_job_ends_while_it_is_waited_for(tmp_path):
     assert ran.code == 2
     assert "2 of 2 ranks did not record step" in ran.err
     assert "before the job ended" in ran.err
-    assert Schedule.parse((tmp_path / "control.json").read_text()) == IDLE
+    assert RecordingSchedule.parse((tmp_path / "control.json").read_text()) == IDLE
 
 
 def test_how_far_a_run_is(tmp_path):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.handmade import run
-from tracekit.collectors.launch.doctor import Outcome, checks
+from tracekit.collectors.launch.doctor import CheckOutcome, checks
 
 
 def test_collecting_works_where_the_tests_run(tmp_path: Path) -> None:
@@ -41,6 +41,6 @@ def test_a_store_that_cannot_be_written(tmp_path: Path) -> None:
     occupied = tmp_path / "notes.txt"
     occupied.write_text("mine")
     found = {check.subject: check for check in checks(str(tmp_path / "nothing"), occupied)}
-    assert found["store"].outcome is Outcome.FAILS
-    assert found["torch"].found.startswith(f"{tmp_path / 'nothing'}: cannot be started: No such file or directory")
+    assert found["store"].outcome is CheckOutcome.FAILS
+    assert found["torch"].detail.startswith(f"{tmp_path / 'nothing'}: cannot be started: No such file or directory")
     assert occupied.read_text() == "mine"

@@ -17,7 +17,7 @@ from tracekit.collectors.launch import launcher
 from tracekit.collectors.launch.clock_keeper import ClockKeeper
 from tracekit.collectors.launch.collect import CollectOptions, collect
 from tracekit.collectors.launch.departures import Departures
-from tracekit.collectors.launch.hang import ExplainerProcess, HangWatcher
+from tracekit.collectors.launch.hang_watcher import ExplainerProcess, HangWatcher
 from tracekit.collectors.run_directory import clock_pings, job_notes
 from tracekit.collectors.run_directory.clock_pings import append_sample
 from tracekit.collectors.run_directory.launchers import announce, announce_end

@@ -15,7 +15,7 @@ import pytest
 from tests.cases import case
 from tests.collectors.conftest import SCRIPTS, collect, plain
 from tests.handmade import run_process
-from tracekit.collectors.launch.doctor import Outcome, checks
+from tracekit.collectors.launch.doctor import CheckOutcome, checks
 from tracekit.collectors.launch.launcher import INJECTED, why_nothing_was_recorded
 
 
@@ -46,8 +46,8 @@ def test_it_is_recorded(other, tmp_path):
 
 def test_the_doctor_says_so(other, tmp_path):
     found = {check.subject: check for check, _ in zip(checks(str(other), tmp_path / "jobs"), range(3), strict=False)}
-    assert found["torch"].outcome is Outcome.OK
-    assert (found["recorder"].outcome, found["recorder"].found) == (Outcome.OK, f"loads in {other}")
+    assert found["torch"].outcome is CheckOutcome.OK
+    assert (found["recorder"].outcome, found["recorder"].detail) == (CheckOutcome.OK, f"loads in {other}")
 
 
 #: A user's sitecustomize that keeps the recorder from being loaded.

@@ -3,7 +3,7 @@
 import pytest
 
 from tracekit.base.errors import LayoutError
-from tracekit.collectors.merge.placement import LayoutOptions, Place, RankFacts, place_ranks
+from tracekit.collectors.merge.placement import LayoutOptions, MeshPlace, RankFacts, place_ranks
 
 
 def with_mesh(names, ranks, world_size, only=None):
@@ -16,7 +16,7 @@ def test_named_mesh():
     """Dimension names say what they are, in any order."""
     found = place_ranks(with_mesh(["pp", "dp", "tp"], [[[0, 1], [2, 3]], [[4, 5], [6, 7]]], 8))
     assert (found.layout.dp, found.layout.pp, found.layout.tp) == (2, 2, 2)
-    assert found.places[6] == Place(dp=1, pp=1, tp=0)
+    assert found.places[6] == MeshPlace(dp=1, pp=1, tp=0)
     assert found.source == "device mesh (pp, dp, tp)"
 
 
@@ -47,7 +47,7 @@ def test_pipelines_and_reduction_groups():
     ]
     found = place_ranks(facts)
     assert (found.layout.dp, found.layout.pp, found.layout.vpp) == (2, 2, 2)
-    assert found.places[3] == Place(dp=1, pp=1)
+    assert found.places[3] == MeshPlace(dp=1, pp=1)
 
 
 def test_a_pipeline_that_turns_around_is_refused():
@@ -73,14 +73,14 @@ def test_megatron_knows():
         for rank in range(4)
     ]
     found = place_ranks(facts)
-    assert found.places[2] == Place(dp=0, pp=1)
+    assert found.places[2] == MeshPlace(dp=0, pp=1)
     assert found.layout.vpp == 2
 
 
 def test_options_win():
     """Stated sizes place ranks by arithmetic."""
     found = place_ranks([RankFacts(rank, 8) for rank in range(8)], LayoutOptions(dp=2, pp=2, tp=2))
-    assert found.places[7] == Place(dp=1, pp=1, tp=1)
+    assert found.places[7] == MeshPlace(dp=1, pp=1, tp=1)
     with pytest.raises(LayoutError, match="dp 3 x pp 2 x tp 1 = 6, but the job has 8 ranks"):
         place_ranks([RankFacts(rank, 8) for rank in range(8)], LayoutOptions(dp=3, pp=2))
 

@@ -7,7 +7,7 @@ import pytest
 
 from tracekit.collectors.merge.recording_cost import RecordingCost, recording_cost
 from tracekit.collectors.run_directory.segments import RECORD_DTYPE, AttemptRecording, RankRecording
-from tracekit.collectors.runtime.wire_format import Category, Flag, Schedule
+from tracekit.collectors.runtime.wire_format import Category, Flag, RecordingSchedule
 
 MS = 1_000_000
 
@@ -27,7 +27,7 @@ def recording(*ranks: list[float], on) -> AttemptRecording:
 
 def test_the_cost_of_each_block_is_that_beside_its_neighbours():
     """Steps take 10 ms and become 1 % longer every 20 steps; recorded ones take 10 % more. Three ranks, one slow."""
-    schedule = Schedule(first_step=1, every=20, length=10)
+    schedule = RecordingSchedule(first_step=1, every=20, length=10)
     took_ms = [10 * 1.01 ** (step // 20) * (1.1 if schedule.records(step) else 1) for step in range(400)]
     cost = recording_cost(recording(took_ms, took_ms, [5 * one for one in took_ms], on=schedule.records))
     assert isinstance(cost, RecordingCost)

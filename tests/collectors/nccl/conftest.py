@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.collectors.nccl.harness import Nccl
-from tracekit.collectors.nccl.reader import Ring, read_ring
 from tracekit.collectors.nccl.recording import ring_files
+from tracekit.collectors.nccl.ring_reader import NcclRing, read_ring
 
 ROOT = Path(__file__).parents[3]
 SOURCES = ROOT / "collectors" / "nccl"
@@ -43,7 +43,7 @@ class Loaded:
         return path
 
     @property
-    def ring(self) -> Ring:
+    def ring(self) -> NcclRing:
         return read_ring(self.path)
 
 

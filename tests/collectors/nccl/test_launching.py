@@ -14,7 +14,7 @@ from tests.collectors.conftest import contradictions, several
 from tracekit.collectors.importers.registry import read_any
 from tracekit.collectors.nccl import launching
 from tracekit.collectors.nccl.operations import operations
-from tracekit.collectors.nccl.reader import read_ring
+from tracekit.collectors.nccl.ring_reader import read_ring
 from tracekit.collectors.run_directory.segments import AttemptRecording, RankRecording
 from tracekit.collectors.runtime.nccl_wire_format import DEFAULT_MASK
 

@@ -29,7 +29,7 @@ from tracekit.collectors.nccl.launching import find_plugin
 from tracekit.collectors.nccl.operations import PROXY_OP as OP_SLOT
 from tracekit.collectors.nccl.operations import PROXY_STEP as STEP_SLOT
 from tracekit.collectors.nccl.operations import START, STATE, STOP, channels, count_proxy_steps, operations
-from tracekit.collectors.nccl.reader import HEADER_BYTES, SLOT, Communicator
+from tracekit.collectors.nccl.ring_reader import HEADER_BYTES, SLOT, Communicator
 
 HERE = Path(__file__).parent
 DEFAULT = COLL | P2P | KERNEL_CH

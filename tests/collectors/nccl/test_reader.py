@@ -8,7 +8,7 @@ import pytest
 
 from tests.collectors.nccl.handmade import HandmadeRing
 from tracekit.base.errors import FormatError
-from tracekit.collectors.nccl import reader
+from tracekit.collectors.nccl import ring_reader
 from tracekit.collectors.nccl.drain import Drain
 from tracekit.collectors.nccl.operations import operations
 
@@ -90,12 +90,12 @@ def test_a_damaged_header_is_one_error(tmp_path):
         ({"slots_per_lane": 0}, "0 slots per lane do not fit"),
     ):
         content = bytearray(whole)
-        header = np.frombuffer(content, reader._HEADER, 1)
+        header = np.frombuffer(content, ring_reader._HEADER, 1)
         for field, value in damage.items():
             header[field] = value
         path.write_bytes(content)
         with pytest.raises(FormatError, match=message) as raised:
-            reader.read_ring(path)
+            ring_reader.read_ring(path)
         assert str(path) in str(raised.value)
 
 
@@ -104,6 +104,6 @@ def test_another_file_is_no_ring(tmp_path):
     path = tmp_path / "nccl-a-1.ring"
     path.write_bytes(b"short")
     with pytest.raises(FormatError, match="5 bytes; a ring of NCCL events has at least 40960"):
-        reader.read_ring(path)
+        ring_reader.read_ring(path)
     with pytest.raises(FormatError, match="not the name of a ring; expected nccl-HOST-PID"):
-        reader.read_ring(tmp_path / "rank-000000.facts")
+        ring_reader.read_ring(tmp_path / "rank-000000.facts")

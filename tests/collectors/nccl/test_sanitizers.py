@@ -8,8 +8,8 @@ import pytest
 
 from tests.collectors.nccl.conftest import SOURCES
 from tracekit.collectors.nccl.operations import operations
-from tracekit.collectors.nccl.reader import read_ring
 from tracekit.collectors.nccl.recording import ring_files
+from tracekit.collectors.nccl.ring_reader import read_ring
 
 HARNESS = Path(__file__).with_name("harness.c")
 #: A small lane overflows many times over in a run, a large one never does.

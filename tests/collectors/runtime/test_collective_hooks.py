@@ -55,7 +55,7 @@ class Rig:
     """A session whose recorder writes nothing to disk, and its hooks."""
 
     def __init__(self, directory, monkeypatch):
-        from tracekit.collectors.runtime.collectives import Collectives
+        from tracekit.collectors.runtime.collectives import SessionCollectives
         from tracekit.collectors.runtime.hooks_comm import CollectiveHooks
         from tracekit.collectors.runtime.session import Session
 
@@ -63,7 +63,7 @@ class Rig:
         options = RuntimeOptions()
         self.recorder = Recorder(directory, 0, 0, options)
         self.session = Session(self.recorder, options, rank=0, world_size=2, attempt=0)
-        self.collectives = Collectives(self.session)
+        self.collectives = SessionCollectives(self.session)
         self.hooks = CollectiveHooks(self.collectives, SimpleNamespace(hooked=False))
         self.group = Group()
         self.wait = self.hooks.wait(Work.wait)

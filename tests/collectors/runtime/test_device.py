@@ -343,7 +343,7 @@ def test_readings_while_another_process_has_the_gpu_count_for_nothing():
     second = 1_000_000_000
     wide = [(0, 0, 11_000), (second, second - 200_000_000, second + 65_000_000), (4 * second, 3 * second, 4 * second)]
     fit = fit_device_clock(wide)
-    assert (fit.readings, fit.taken, fit.drift) == (1, 3, 0.0)
+    assert (fit.readings, fit.readings_taken, fit.drift) == (1, 3, 0.0)
     assert fit.uncertainty_ns == 200_000  # 50 ppm over 4 s
 
 

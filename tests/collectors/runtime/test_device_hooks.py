@@ -78,7 +78,7 @@ class Work:
 @pytest.fixture
 def rig(monkeypatch):
     from tracekit.collectors.runtime import session as session_module
-    from tracekit.collectors.runtime.collectives import Collectives
+    from tracekit.collectors.runtime.collectives import SessionCollectives
     from tracekit.collectors.runtime.hooks_comm import CollectiveHooks
     from tracekit.collectors.runtime.hooks_reducer import ReducerHooks
 
@@ -92,7 +92,7 @@ def rig(monkeypatch):
     clock.owns = lambda tensor: tensor is not None
     session.use_device(clock, types.SimpleNamespace(start=lambda _: None))
     clock.tick()
-    collectives = Collectives(session)
+    collectives = SessionCollectives(session)
     hooks = CollectiveHooks(collectives, ReducerHooks(collectives))
     collectives._groups["dp"] = 4
     made = types.SimpleNamespace(session=session, cuda=cuda, sink=sink, clock=clock, hooks=hooks, host=host)

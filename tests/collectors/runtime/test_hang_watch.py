@@ -79,7 +79,7 @@ def test_a_hang_in_nccl_is_in_its_own_recorder(tmp_path, monkeypatch, both):
     """Rank 1 has not issued the second reduction. The group has a backend for each device, or NCCL only."""
     import torch
 
-    from tracekit.analysis.hang.verdict import find_hang
+    from tracekit.analysis.hang.hang_culprits import find_hang
     from tracekit.collectors.importers.flight_recorder import read_flight_records
     from tracekit.collectors.runtime import hang_watch
 

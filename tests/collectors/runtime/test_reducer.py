@@ -33,12 +33,12 @@ class Job:
 
     def __init__(self, monkeypatch):
         from tracekit.collectors.runtime import hooks_reducer
-        from tracekit.collectors.runtime.collectives import Collectives
+        from tracekit.collectors.runtime.collectives import SessionCollectives
 
         self.loop = Loop(monkeypatch)
         self.computed = threading.Event()
         monkeypatch.setattr(hooks_reducer, "now_ns", self._now_ns)
-        self.hooks = hooks_reducer.ReducerHooks(Collectives(self.loop.session))
+        self.hooks = hooks_reducer.ReducerHooks(SessionCollectives(self.loop.session))
         self.hooks.install()
 
     def _now_ns(self):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tracekit import rl
-from tracekit.collectors.runtime import rl as recorder
+from tracekit.collectors.runtime import rl_recorder as recorder
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from tests.collectors.conftest import HEAVY, environment
 from tracekit.collectors import set_step, span
 from tracekit.collectors.runtime import bootstrap, control, spans
 from tracekit.collectors.runtime.patches import PatchSet, on_import
-from tracekit.collectors.runtime.wire_format import ENV_RINGS, IDLE, RuntimeOptions, Schedule
+from tracekit.collectors.runtime.wire_format import ENV_RINGS, IDLE, RecordingSchedule, RuntimeOptions
 
 
 def test_imports_stay_light():
@@ -177,7 +177,7 @@ def test_the_control_file_changes_the_schedule(tmp_path, capfd, monkeypatch):
         os.utime(file, ns=(number, number))
         follower.look()
         follower.look()
-    assert applied == [Schedule(first_step=7), Schedule(last_step=9, every=3, length=2)]
+    assert applied == [RecordingSchedule(first_step=7), RecordingSchedule(last_step=9, every=3, length=2)]
     assert capfd.readouterr().err.count("control.json: ") == 3
 
 
@@ -214,7 +214,7 @@ def test_what_is_no_control_file_is_reported_once_for_all_ranks_and_ignored(name
     (tmp_path / "good").rename(tmp_path / "control.json")
     for rank in ranks:
         rank.look()
-    assert applied == [Schedule(first_step=7)] * 2
+    assert applied == [RecordingSchedule(first_step=7)] * 2
 
 
 def test_the_module_type_is_all_a_patch_needs():

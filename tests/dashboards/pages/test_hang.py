@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page
 
-from benchmarks.hangsim import Fault, Job, dumps, run, write
+from benchmarks.hangsim import Fault, HangJob, dumps, run, write
 from tests.dashboards.conftest import Serving
 from tests.dashboards.page_text import Pages, found, lines, sent
 from tests.handmade import run as command
@@ -25,7 +25,7 @@ NAME = "<b>hung</b> job"
 
 def report(folder: Path) -> dict[str, Any]:
     """Rank 6 of tensor 4 x pipeline 2 x data 2 stops issuing."""
-    job, faults = Job(4, 2, 2), [Fault("host", 6, 31)]
+    job, faults = HangJob(4, 2, 2), [Fault("host", 6, 31)]
     content = dumps(job, faults, run(job, faults))
     for rank, dump in content.items():
         stands = ["train.py:9 stuck"] if rank == 6 else ["c10d.py:7 wait", "train.py:5 step"]

@@ -25,7 +25,7 @@ from tracekit.live.incident_changes import StoreChanges
 from tracekit.live.metrics import page_of
 from tracekit.live.notify import Notifier
 from tracekit.store import Incoming, Store
-from tracekit.store.handling import Change
+from tracekit.store.handling import IncidentChange
 
 
 @pytest.fixture(scope="module")
@@ -166,9 +166,9 @@ def test_the_costliest_incident_comes_first_and_headings_sort(tmp_path: Path) ->
     for name, slow in (("a", False), ("b", True)):
         store.append(replace(window(0, analysed=True), name=name) if not slow else analysed(trace(slow=True, name="b")))
     a, b = sorted(store.incidents(), key=lambda one: one.job)
-    store.handle(a.incident_id, Change(1.0, "ann"))
-    store.handle(a.incident_id, Change(2.0, "ann", owner="bob"))
-    store.handle(a.incident_id, Change(3.0, "carl", note="seen"))
+    store.handle(a.incident_id, IncidentChange(1.0, "ann"))
+    store.handle(a.incident_id, IncidentChange(2.0, "ann", owner="bob"))
+    store.handle(a.incident_id, IncidentChange(3.0, "carl", note="seen"))
     pages = Pages(store.path)
 
     def rows(**state: str) -> list[list[str]]:

@@ -22,7 +22,7 @@ _COLOURS = 7
 
 def pictures(report: RlReport) -> str:
     """The phases and, if there are any, the requests."""
-    made = report.evidence.run.made
+    made = report.evidence.run.generations
     return _phases(report) + ("" if made is None else _requests(made))
 
 

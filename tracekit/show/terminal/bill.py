@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tracekit.base.text import printable, short, three_digits
-from tracekit.bill.bill import Bill, Part
+from tracekit.bill.ledger import Bill, BillPart
 from tracekit.show.terminal.tables import labelled, new_table
 
 #: Longer names are cut.
@@ -23,7 +23,7 @@ def print_bill(bill: Bill, console: Console, by: str, gpu_hour: float | None) ->
     """
     totals, hours = bill.by(by), sum(bill.wall_s.values()) / 3600
     if by == "part":  # the unknown is the last part
-        unknown = pl.col("part") == Part.UNKNOWN
+        unknown = pl.col("part") == BillPart.UNKNOWN
         totals = pl.concat([totals.remove(unknown), bill.by("cause").filter(unknown)], how="diagonal")
     of_parts = by in ("part", "cause")
     heads = [by, "hours", "GPU-hours", "share" if of_parts else "useful", *(["cost"] if gpu_hour is not None else [])]

@@ -12,8 +12,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from tracekit.base.text import printable
-from tracekit.fleet.comparison import Direction, FleetComparison
 from tracekit.fleet.figures import FleetFigures
+from tracekit.fleet.study_comparison import ChangeDirection, FleetComparison
 from tracekit.fleet.words import answer_rows, culprits_table, figure_columns, headline, tables
 from tracekit.report.section import Table
 from tracekit.show.terminal.colours import LOST
@@ -21,7 +21,7 @@ from tracekit.show.terminal.tables import labelled, new_table
 
 #: Lines of the first screen, and rows of each table on it.
 _SCREEN, _MOST_ROWS = 24, 4
-_STYLES = {Direction.WORSE: f"bold {LOST}", Direction.BETTER: "green", Direction.UNCLEAR: ""}
+_STYLES = {ChangeDirection.WORSE: f"bold {LOST}", ChangeDirection.BETTER: "green", ChangeDirection.UNCLEAR: ""}
 
 
 def print_fleet(
@@ -64,8 +64,8 @@ def print_culprits(culprits: pl.DataFrame, rate: float, console: Console, most: 
 
 def print_fleet_comparison(found: FleetComparison, console: Console) -> None:
     """Print what changed from one study to the next."""
-    worse = [one for one in found.changes if one.direction is Direction.WORSE]
-    better = [one for one in found.changes if one.direction is Direction.BETTER]
+    worse = [one for one in found.changes if one.direction is ChangeDirection.WORSE]
+    better = [one for one in found.changes if one.direction is ChangeDirection.BETTER]
     console.print(
         f"{len(worse)} of {len(found.changes)} figures are worse, {len(better)} better;"
         f" {found.jobs_before:,} jobs before, {found.jobs_after:,} after",

@@ -6,7 +6,7 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Iterator
 
-from tracekit.analysis.hang.model import Culprit, HangReport, StallClass, first_step, headline, waiting_ranks
+from tracekit.analysis.hang.hang_report import HangCulprit, HangReport, StallClass, first_step, headline, waiting_ranks
 from tracekit.base.text import printable, ranks_text
 
 _COLUMNS = 80
@@ -31,7 +31,7 @@ def report_lines(report: HangReport) -> Iterator[str]:
     yield from _rest(report)
 
 
-def _culprit(one: Culprit) -> Iterator[str]:
+def _culprit(one: HangCulprit) -> Iterator[str]:
     host = f" on {one.host}" if one.host else ""
     phase = f", in {one.phase}" if one.phase else ""
     yield from _wrapped(f"rank {one.rank}{host}: {one.stall_class}{phase}", "  ", limit=1)

@@ -24,7 +24,7 @@ from tracekit.store import StoredJob
 from tracekit.store.folder import is_store_folder
 from tracekit.store.window import AnyTrace
 from tracekit.trace.canonical import share_of_samples
-from tracekit.trace.rl import POST_TRAINING
+from tracekit.trace.post_training import POST_TRAINING
 
 #: The number of throttled GPUs to name.
 _MOST_THROTTLED = 8

@@ -1,8 +1,8 @@
 """Read the ring file of one rank, also while its process still writes.
 
 In: `nccl-<host>-<pid>.ring`, as `ring.h` lays it out, and the slots that the launcher saved from it before their reuse.
-Out: a `Ring` with every whole slot once, in the order of its lane. A slot counts only if its sequence number fits its
-place, before and after it was copied; torn slots and overwritten ones are counted instead.
+Out: a `NcclRing` with every whole slot once, in the order of its lane. A slot counts only if its sequence number fits
+its place, before and after it was copied; torn slots and overwritten ones are counted instead.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Communicator:
 
 
 @dataclass(frozen=True, slots=True)
-class Ring:
+class NcclRing:
     """NCCL's events in one process. `slots`: dtype `SLOT`, by lane and sequence.
 
     `overwritten`: slots reused before they were read, including torn ones. `dropped`: events of threads for which no
@@ -137,7 +137,7 @@ def is_ring(path: Path) -> bool:
     return _FILE.match(path.name) is not None
 
 
-def read_ring(path: str | os.PathLike[str]) -> Ring:
+def read_ring(path: str | os.PathLike[str]) -> NcclRing:
     """Read all events of one process. Raises FormatError if the file is damaged."""
     path = Path(path)
     match = _FILE.match(path.name)
@@ -152,7 +152,7 @@ def read_ring(path: str | os.PathLike[str]) -> Ring:
         last = int(earlier["sequence"].max()) if len(earlier) else 0
         parts += [earlier, opened.lane(int(number), last)]
     slots = np.concatenate([np.empty(0, SLOT), *parts])
-    return Ring(
+    return NcclRing(
         host=match["host"],
         process=int(header["process"]),
         slots=slots,

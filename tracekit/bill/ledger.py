@@ -35,7 +35,7 @@ _ROWS = pl.Schema(
 )
 
 
-class Part(StrEnum):
+class BillPart(StrEnum):
     """What an hour went to, in the order of the bill."""
 
     USEFUL = "useful"
@@ -54,11 +54,11 @@ class Part(StrEnum):
 
 
 #: A part, a cause, and the seconds that they get of each stretch: a number or an array, infinite for all that is left.
-Claim = tuple[Part, str, Any]
+Claim = tuple[BillPart, str, Any]
 ALL = np.inf
-USEFUL: Claim = Part.USEFUL, "training", ALL
-LOST_WORK = Part.RESTARTS, "lost work"
-KEPT_OR_LOST = Part.UNKNOWN, "kept or lost: no checkpoint shows it"
+USEFUL: Claim = BillPart.USEFUL, "training", ALL
+LOST_WORK = BillPart.RESTARTS, "lost work"
+KEPT_OR_LOST = BillPart.UNKNOWN, "kept or lost: no checkpoint shows it"
 
 
 class Bill(Struct, frozen=True):
@@ -81,12 +81,14 @@ class Bill(Struct, frozen=True):
         Parts and their causes come in the order of the bill, weeks in order of time, others by GPU-hours.
         """
         keys = ["part", "cause"] if group == "cause" else [group]
-        useful = pl.col("gpu_hours").filter(pl.col("part") == Part.USEFUL).sum()
+        useful = pl.col("gpu_hours").filter(pl.col("part") == BillPart.USEFUL).sum()
         totals = self.rows.group_by(keys).agg(
             hours=pl.col("seconds").sum() / 3600, gpu_hours=pl.col("gpu_hours").sum(), useful=useful
         )
         if "part" in keys:
-            order = pl.col("part").replace_strict({str(part): at for at, part in enumerate(Part)}, return_dtype=pl.Int8)
+            order = pl.col("part").replace_strict(
+                {str(part): at for at, part in enumerate(BillPart)}, return_dtype=pl.Int8
+            )
             return totals.sort(order, "gpu_hours", *keys, descending=[False, True, *(False for _ in keys)])
         return totals.sort("week") if group == "week" else totals.sort("gpu_hours", group, descending=[True, False])
 
@@ -129,12 +131,12 @@ class Ledger:
         seconds, or what those before it have left.
         """
         start, until = np.atleast_1d(np.asarray(start_s, np.float64)), np.atleast_1d(np.asarray(until_s, np.float64))
-        left = until - start
+        remaining = until - start
         for part, cause, seconds in claims:
-            spent = np.minimum(left, seconds)
-            left, some = left - spent, spent > LEAST_S
-            self._to.append((str(part), cause, gpus, int(some.sum())))
-            self._spent.append(np.stack([start[some], until[some], spent[some]]))
+            spent = np.minimum(remaining, seconds)
+            remaining, counted = remaining - spent, spent > LEAST_S
+            self._to.append((str(part), cause, gpus, int(counted.sum())))
+            self._spent.append(np.stack([start[counted], until[counted], spent[counted]]))
 
     def bill(self, wall_s: float) -> Bill:
         """The bill of the job, whose wall clock is `wall_s` seconds."""
@@ -185,9 +187,9 @@ def resumed_at(firsts: Sequence[int | None]) -> list[int | None]:
     None: that is unknown, because no later attempt follows or the script leaves the numbering of steps to the recorder,
     which begins each attempt with the same number.
     """
-    found: list[int | None] = []
-    for at, first in enumerate(firsts):
-        later = [number for number in firsts[at + 1 :] if number is not None]
+    resumed: list[int | None] = []
+    for index, first in enumerate(firsts):
+        later = [number for number in firsts[index + 1 :] if number is not None]
         numbered = first is not None and any(number != first for number in later)
-        found.append(min(later) if numbered else None)
-    return found
+        resumed.append(min(later) if numbered else None)
+    return resumed

@@ -64,20 +64,20 @@ def _times(recorded: RecordedPipeline, factors: Factors, jitter: bool, workers: 
     cells = np.broadcast_to(usual[:, :, None] * (factors.jitter if jitter else 1.0), recorded.duration.shape)
     of_stage = cells.sum(axis=(0, 2)).reshape(-1, order.stages, lanes).sum(axis=0)
     free, durations = of_stage.max(axis=0).mean(), cells.reshape(-1, lanes)
-    kept = [order.windows(durations, order.cell, transfers).mean() for transfers in (None, recorded.transfer)]
-    return np.array([[free, one] for one in kept])
+    dependent = [order.windows(durations, order.cell, transfers).mean() for transfers in (None, recorded.transfer)]
+    return np.array([[free, one] for one in dependent])
 
 
 def _shapley(times: Floats) -> list[float]:
     """Each switch's mean effect over all orders of switching on; `times`: [2, 2, ...], an axis for each switch."""
     count = times.ndim
-    found = []
+    effects = []
     for switch in range(count):
         effect = np.take(times, 1, axis=switch) - np.take(times, 0, axis=switch)
         on = np.indices(effect.shape).sum(axis=0)
         orders = [factorial(others) * factorial(count - 1 - others) for others in range(count)]
-        found.append(float((effect * np.array(orders)[on]).sum() / factorial(count)))
-    return found
+        effects.append(float((effect * np.array(orders)[on]).sum() / factorial(count)))
+    return effects
 
 
 def _ratio(over: Floats, under: Floats) -> Floats:

@@ -18,7 +18,7 @@ from tracekit.fleet.figures import counted_jobs
 from tracekit.fleet.study import Study
 
 
-class Direction(StrEnum):
+class ChangeDirection(StrEnum):
     """The direction of a change."""
 
     WORSE = "worse"
@@ -27,7 +27,7 @@ class Direction(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class FleetChange:
     """One figure of both studies, a share. `group`: its subject. `change`: after - before, with its interval; more is
     worse, and unclear if the interval includes zero.
     """
@@ -37,7 +37,7 @@ class Change:
     before: float
     after: float
     change: Interval
-    direction: Direction
+    direction: ChangeDirection
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class FleetComparison:
 
     jobs_before: int
     jobs_after: int
-    changes: tuple[Change, ...]
+    changes: tuple[FleetChange, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +75,19 @@ def compare_studies(before: Study, after: Study) -> FleetComparison:
 _ORDER = ["all jobs", "GPU-hours lost to", "GPU-hours lost by team"]
 
 
-def _changes(figures: list[tuple[str, str]], before: _Side, after: _Side) -> Iterator[Change]:
+def _changes(figures: list[tuple[str, str]], before: _Side, after: _Side) -> Iterator[FleetChange]:
     for figure in figures:
         (first, drawn), (second, drawn_again) = before.ratio(figure), after.ratio(figure)
         count = min(len(drawn), len(drawn_again))
         low, high = interval(drawn_again[:count] - drawn[:count])
-        direction = Direction.WORSE if low > 0 else Direction.BETTER if high < 0 else Direction.UNCLEAR
-        yield Change(*figure, first, second, Interval(second - first, low, high), direction)
+        yield FleetChange(*figure, first, second, Interval(second - first, low, high), _direction(low, high))
+
+
+def _direction(low: float, high: float) -> ChangeDirection:
+    """The direction of a change between `low` and `high`."""
+    if low > 0:
+        return ChangeDirection.WORSE
+    return ChangeDirection.BETTER if high < 0 else ChangeDirection.UNCLEAR
 
 
 def _side(study: Study, seed: int) -> _Side:
@@ -104,8 +110,8 @@ def _side(study: Study, seed: int) -> _Side:
         joined = jobs.select("job").join(of_job, on="job", how="left", maintain_order="left")
         columns["GPU-hours lost to", str(kind)] = joined["lost_gpu_hours"].fill_null(0.0).to_numpy(), hours
     for team in jobs["team"].drop_nulls().unique():
-        mine = jobs["team"].eq_missing(team).to_numpy()
-        columns["GPU-hours lost by team", team] = np.where(mine, lost, 0.0), np.where(mine, hours, 0.0)
+        of_team = jobs["team"].eq_missing(team).to_numpy()
+        columns["GPU-hours lost by team", team] = np.where(of_team, lost, 0.0), np.where(of_team, hours, 0.0)
     if not jobs.height:
         return _Side(0, {})
     sums = bootstrapped(np.stack([column for pair in columns.values() for column in pair], axis=1), seed)

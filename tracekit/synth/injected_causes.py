@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.base.errors import SelectionError
-from tracekit.synth.job import Effect, Floats, InjectedCause, JobShape
+from tracekit.synth.job_shape import Effect, Floats, InjectedCause, JobShape
 from tracekit.synth.schedules import PlannedOp
 from tracekit.trace.model import DP_COLLECTIVES, P2P, OpKind
 
@@ -59,11 +59,11 @@ class SlowHost(InjectedCause):
     factor: float = 1.5
 
     def effect(self, job: JobShape, _rng: np.random.Generator) -> Effect:
-        here: dict[int | None, npt.NDArray[np.bool_]] = {
+        on_host: dict[int | None, npt.NDArray[np.bool_]] = {
             stage: np.tile([job.host(dp_rank, stage) == self.host for dp_rank in range(job.layout.dp_ranks)], job.steps)
             for stage in range(job.layout.pp)
         }
-        return _scaled(WORK, here, self.factor)
+        return _scaled(WORK, on_host, self.factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +104,14 @@ class SequenceLengthImbalance(InjectedCause):
 
 def packed_squares(rng: np.random.Generator, microbatches: int) -> Floats:
     """Sum of squared document lengths of microbatches packed to PACKED_TOKENS, [microbatches]."""
-    left = np.full(microbatches, float(PACKED_TOKENS))
+    remaining = np.full(microbatches, float(PACKED_TOKENS))
     squares = np.zeros(microbatches)
-    while (open_ := left > 0).any():
-        length = np.minimum(rng.lognormal(math.log(MEDIAN_LENGTH), LENGTH_SIGMA, open_.sum()).round() + 1, left[open_])
+    while (open_ := remaining > 0).any():
+        length = np.minimum(
+            rng.lognormal(math.log(MEDIAN_LENGTH), LENGTH_SIGMA, open_.sum()).round() + 1, remaining[open_]
+        )
         squares[open_] += length**2
-        left[open_] -= length
+        remaining[open_] -= length
     return squares
 
 
@@ -287,18 +289,18 @@ def parse_cause(text: str) -> InjectedCause:
     if name not in CAUSES:
         raise SelectionError(f"unknown cause {name!r}; known: {', '.join(CAUSES)}")
     cause = CAUSES[name]
-    known = {field.name: field.type for field in fields(cause)}
+    settings = {field.name: field.type for field in fields(cause)}
     values: dict[str, Any] = {}
     for item in filter(None, rest.split(",")):
         short, equals, value = (part.strip() for part in item.partition("="))
         key = _SHORT.get(short, short)
-        if key not in known or not equals:
+        if key not in settings or not equals:
             raise SelectionError(
-                f"{text}: invalid setting {item!r}; {name} takes {', '.join(f'{field}=...' for field in known)}"
+                f"{text}: invalid setting {item!r}; {name} takes {', '.join(f'{field}=...' for field in settings)}"
             )
         if key in values:
             raise SelectionError(f"{text}: {key} is given twice; keep one")
-        values[key] = _parse_value(str(known[key]), value, f"{text}: {key}")
+        values[key] = _parse_value(str(settings[key]), value, f"{text}: {key}")
     return cause(**values)
 
 

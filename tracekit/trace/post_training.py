@@ -1,7 +1,7 @@
 """A run of reinforcement-learning post-training, as its log or its recorder wrote it.
 
-In: what importers read, or an op trace. Out: `PhaseLog`, seconds per step, or `Timeline`, phases and trajectories with
-their times; and either as the op trace that a store keeps.
+In: what importers read, or an op trace. Out: `PhaseLog`, seconds per step, or `RlTimeline`, phases and trajectories
+with their times; and either as the op trace that a store keeps.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Trajectories(Struct, frozen=True, eq=False):
     version: _Ints
 
 
-class Timeline(Struct, frozen=True, eq=False):
+class RlTimeline(Struct, frozen=True, eq=False):
     """Phases with their times, and the trajectories of their generations if they were recorded."""
 
     phases: Phases
@@ -113,58 +113,59 @@ POST_TRAINING = "post_training"
 _OF_REQUESTS = ("tokens", "tool_s", "version")
 
 
-def trace_of(log: PhaseLog | Timeline, name: str) -> OpTrace:
+def trace_of(log: PhaseLog | RlTimeline, name: str) -> OpTrace:
     """The run as ops: phases on rank 0, each a stream of its own; the requests of an engine on the rank after."""
-    ops, known = _logged(log) if isinstance(log, PhaseLog) else _timed(log)
-    attempt = {"attempt": len(known["restarts"])} if "restarts" in known else {}
-    return OpTrace(ops, name, rules=("streams",), metadata={POST_TRAINING: known} | attempt)
+    ops, metadata = _logged(log) if isinstance(log, PhaseLog) else _timed(log)
+    attempt = {"attempt": len(metadata["restarts"])} if "restarts" in metadata else {}
+    return OpTrace(ops, name, rules=("streams",), metadata={POST_TRAINING: metadata} | attempt)
 
 
 def part_of(trace: OpTrace, first: int, last: int) -> OpTrace:
     """The steps from `first` to `last` of an op trace of `trace_of`."""
-    known, steps = trace.metadata[POST_TRAINING], trace.ops["step"].unique().sort()
-    if "begun" in known:
-        known = known | {"begun": pl.Series(known["begun"]).filter(steps.is_between(first, last)).to_list()}
-    if "measures" in known:
+    metadata, steps = trace.metadata[POST_TRAINING], trace.ops["step"].unique().sort()
+    if "begun" in metadata:
+        metadata = metadata | {"begun": pl.Series(metadata["begun"]).filter(steps.is_between(first, last)).to_list()}
+    if "measures" in metadata:
         inside = steps.is_between(first, last)
-        part = {name: pl.Series(values).filter(inside).to_list() for name, values in known["measures"].items()}
-        known = known | {"measures": part}
-    of_steps = known.keys() & {"left_out", "restarts"}
-    known = known | {name: [step for step in known[name] if first <= step <= last] for name in of_steps}
+        part = {name: pl.Series(values).filter(inside).to_list() for name, values in metadata["measures"].items()}
+        metadata = metadata | {"measures": part}
+    of_steps = metadata.keys() & {"left_out", "restarts"}
+    metadata = metadata | {name: [step for step in metadata[name] if first <= step <= last] for name in of_steps}
     ops = trace.ops.filter(pl.col("step").is_between(first, last))
-    return replace(trace, ops=ops, metadata={**trace.metadata, POST_TRAINING: known})
+    return replace(trace, ops=ops, metadata={**trace.metadata, POST_TRAINING: metadata})
 
 
-def run_of(trace: OpTrace) -> PhaseLog | Timeline:
+def run_of(trace: OpTrace) -> PhaseLog | RlTimeline:
     """The run that an op trace of `trace_of` is. Raises FormatError if it is none."""
     try:
-        known = trace.metadata[POST_TRAINING]
-        if known["format"] != Format.TRAJECTORIES:
+        metadata = trace.metadata[POST_TRAINING]
+        if metadata["format"] != Format.TRAJECTORIES:
             step, *logged = (ops for _, ops in trace.ops.group_by("stream", maintain_order=True))
             seconds = {str(ops["kind"][0]): ops["duration"].to_numpy() for ops in logged}
             return PhaseLog(
-                Format(known["format"]), StepTime(known["step_time"]), trace.steps.astype(np.int64),
-                step["duration"].to_numpy(), seconds, tuple(known.get("left_out", ())), known.get("contradiction"),
-                tuple(known.get("restarts", ())), bool(known.get("stale")),
-                {str(name): np.array(values, np.float64) for name, values in known.get("measures", {}).items()},
+                Format(metadata["format"]), StepTime(metadata["step_time"]), trace.steps.astype(np.int64),
+                step["duration"].to_numpy(), seconds, tuple(metadata.get("left_out", ())),
+                metadata.get("contradiction"), tuple(metadata.get("restarts", ())), bool(metadata.get("stale")),
+                {str(name): np.array(values, np.float64) for name, values in metadata.get("measures", {}).items()},
             )  # fmt: skip
         steps = trace.ops["step"].unique().sort()
-        begun = pl.col("step").replace_strict(steps, known["begun"], return_dtype=pl.Float64)
+        begun = pl.col("step").replace_strict(steps, metadata["begun"], return_dtype=pl.Float64)
         ops = trace.ops.with_columns(start=pl.col("start") + begun)
         ops = ops.with_columns(end=pl.col("start") + pl.col("duration"))
         requests, phases = ops.filter(pl.col("rank") > 0), ops.filter(pl.col("rank") == 0)
-        engine, engines = requests["rank"].to_numpy() - 1, tuple(map(str, known["engines"]))
+        engine, engines = requests["rank"].to_numpy() - 1, tuple(map(str, metadata["engines"]))
         np.take(engines, engine)  # or the error that one has no name
         times = (phases[each].to_numpy() for each in ("step", "start", "end"))
-        return Timeline(
-            Phases(np.array(phases["kind"].to_list(), dtype=np.str_), *times),
-            None if requests.is_empty() else Trajectories(
-                engines=engines,
-                engine=engine,
-                submit=requests.select(pl.col("submit") + begun).to_series().to_numpy(),
-                **{each: requests[each].to_numpy() for each in ("step", "start", "end", *_OF_REQUESTS)},
-            ),
-        )  # fmt: skip
+        recorded_phases = Phases(np.array(phases["kind"].to_list(), dtype=np.str_), *times)
+        if requests.is_empty():
+            return RlTimeline(recorded_phases, None)
+        trajectories = Trajectories(
+            engines=engines,
+            engine=engine,
+            submit=requests.select(pl.col("submit") + begun).to_series().to_numpy(),
+            **{each: requests[each].to_numpy() for each in ("step", "start", "end", *_OF_REQUESTS)},
+        )
+        return RlTimeline(recorded_phases, trajectories)
     except (LookupError, TypeError, ValueError, AttributeError, pl.exceptions.PolarsError) as error:
         raise FormatError(
             f"{trace.name}: damaged ops of post-training ({quoted(error, 80)}); import the log again"
@@ -189,7 +190,7 @@ def _logged(log: PhaseLog) -> tuple[pl.DataFrame, dict[str, Any]]:
             "duration": np.concatenate((log.step_s, *log.phases.values())),
         }
     )
-    known = {"format": str(log.format), "step_time": str(log.step_time)}
+    metadata = {"format": str(log.format), "step_time": str(log.step_time)}
     measures = {
         name: [None if np.isnan(value) else value for value in values.tolist()] for name, values in log.measures.items()
     }
@@ -200,10 +201,10 @@ def _logged(log: PhaseLog) -> tuple[pl.DataFrame, dict[str, Any]]:
         "stale": log.stale,
         "measures": measures,
     }
-    return ops, known | {name: value for name, value in more.items() if value}
+    return ops, metadata | {name: value for name, value in more.items() if value}
 
 
-def _timed(log: Timeline) -> tuple[pl.DataFrame, dict[str, Any]]:
+def _timed(log: RlTimeline) -> tuple[pl.DataFrame, dict[str, Any]]:
     """Phases and requests, from the beginning of their step, which the metadata has."""
     phases, requests = log.phases, log.trajectories
     times = {"step": phases.step, "kind": phases.name.tolist(), "start": phases.start, "end": phases.end}
@@ -217,12 +218,12 @@ def _timed(log: Timeline) -> tuple[pl.DataFrame, dict[str, Any]]:
         )
         ops = pl.concat([ops, served], how="diagonal")
     begun = ops.group_by("step").agg(pl.col("submit").min()).sort("step")
-    at = pl.col("step").replace_strict(begun["step"], begun["submit"], return_dtype=pl.Float64)
+    step_begin = pl.col("step").replace_strict(begun["step"], begun["submit"], return_dtype=pl.Float64)
     ops = ops.select(
         pl.exclude("end", "start", "submit"),
-        start=pl.col("start") - at,
+        start=pl.col("start") - step_begin,
         duration=pl.col("end") - pl.col("start"),
-        submit=pl.col("submit") - at,
+        submit=pl.col("submit") - step_begin,
     )
     engines = [] if requests is None else list(requests.engines)
     return ops, {"format": str(Format.TRAJECTORIES), "engines": engines, "begun": begun["submit"].to_list()}

@@ -1,6 +1,6 @@
 """A run of post-training that can be replayed, whatever was recorded of it.
 
-In: nothing. Out: `RlRun`, the interface of `LoggedRun` (phases as logged) and `TimedRun` (recorded times).
+In: nothing. Out: `PostTrainingRun`, the interface of `LoggedRun` (phases as logged) and `TimedRun` (recorded times).
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class Assumed(Struct, frozen=True):
     oldest_sample_steps: int | None = None
 
 
-class RlRun(ABC):
+class PostTrainingRun(ABC):
     """A run. `steps`: numbers of the steps that count, [steps]; `recorded`: seconds of each, `step_s` in the mean;
     `phases`: seconds of each phase in each of them. `flagged`: why the times contradict each other, None if they do
-    not. `made`: its generations, None without trajectories. `stale`: it generates while it trains. `fewest`:
+    not. `generations`: its generations, None without trajectories. `stale`: it generates while it trains. `fewest`:
     fewer steps are no sample of a run; a log shows nothing of what is within them, and needs more.
     """
 
@@ -55,16 +55,16 @@ class RlRun(ABC):
     step_s: float
     phases: Mapping[str, Floats]
     flagged: str | None
-    made: Generations | None = None
+    generations: Generations | None = None
     stale: bool = False
     fewest: ClassVar[int] = 2
 
     @abstractmethod
-    def step_times(self, without: Set[Loss] = frozenset(), one: Scenario | None = None) -> Floats:
+    def step_times(self, without: Set[Loss] = frozenset(), scenario: Scenario | None = None) -> Floats:
         """Return the seconds of each replayed step without some losses and under an alternative, [steps]."""
 
     @abstractmethod
-    def assumed(self, one: Scenario) -> Assumed:
+    def assumed(self, scenario: Scenario) -> Assumed:
         """Return what a price rests on. Raises SelectionError for a scenario without the GPUs that it needs."""
 
     @abstractmethod
@@ -74,13 +74,13 @@ class RlRun(ABC):
     def _account(self, scenarios: Sequence[Scenario], losses: list[LossTime], **own: Any) -> RlAccount:
         """The account with these losses. `own`: its fields that depend on what was recorded."""
         usual = self.usual
-        taken = [
+        spent = [
             PhaseTime(name, float(seconds.mean()), float(seconds[usual].mean()))
             for name, seconds in self.phases.items()
         ]
         return RlAccount(
             step_s=self.step_s,
-            phases=sorted(taken, key=lambda one: -one.seconds),
+            phases=sorted(spent, key=lambda phase: -phase.seconds),
             flagged=self.flagged,
             doubt=self.doubt,
             losses=losses,
@@ -108,9 +108,9 @@ class RlRun(ABC):
     def replayed_words(self) -> str:
         """How far the replay is off."""
         words = f"the replayed step is off by {self.replay_error_s / self.step_s:.1%}"
-        if self.made is None:
+        if self.generations is None:
             return words
-        error, engine_error = abs(self.made.error), self.made.engine_error
+        error, engine_error = abs(self.generations.error), self.generations.engine_error
         return f"{words}, its generation by {error:.1%}, engines' requests by up to {engine_error:.1%}"
 
     @property
@@ -118,7 +118,7 @@ class RlRun(ABC):
         """Why nothing has a price: times contradict each other, the replay misses the step or the requests of an
         engine, or no interval is known. None if there are prices.
         """
-        engine_error = 0.0 if self.made is None else self.made.engine_error
+        engine_error = 0.0 if self.generations is None else self.generations.engine_error
         if self.flagged:
             return self.flagged
         if max(self.replay_error_s / self.step_s, engine_error) > UNEXPLAINED:
@@ -129,19 +129,21 @@ class RlRun(ABC):
         """How far a mean saving, of [steps], can be off under these alternatives: by what the replay misses, by what
         they assume, and by the scatter of steps, each of which has its own prompts.
         """
-        replay_s = max(self.replay_error_s, 0.0 if self.made is None else self.made.error_s)
+        replay_s = max(self.replay_error_s, 0.0 if self.generations is None else self.generations.error_s)
         return saving_error_s(saving, replay_s, 1) + sum(self.assumed(one).error_s for one in scenarios)
 
-    def price(self, one: Scenario) -> Price:
+    def price(self, scenario: Scenario) -> Price:
         """Return what the step would take. Raises SelectionError, see `assumed`."""
-        found = Assumed(self.doubt) if self.doubt else self.assumed(one)
-        if found.missing:
-            return Price(one.text, None, None, None, None, None, found.missing)
-        saving = self.unchanged - self.step_times(one=one)
-        saved_s, error_s = float(saving.mean()), self.error_s(saving, [one])
+        assumed = Assumed(self.doubt) if self.doubt else self.assumed(scenario)
+        if assumed.missing:
+            return Price(scenario.text, None, None, None, None, None, assumed.missing)
+        saving = self.unchanged - self.step_times(scenario=scenario)
+        saved_s, error_s = float(saving.mean()), self.error_s(saving, [scenario])
         step_s = self.step_s - saved_s
         bounds = max(step_s - error_s, 0.0), step_s + error_s
-        return Price(one.text, step_s, *bounds, saved_s, found.oldest_sample_steps, "; ".join(found.assumes) or None)
+        return Price(
+            scenario.text, step_s, *bounds, saved_s, assumed.oldest_sample_steps, "; ".join(assumed.assumes) or None
+        )
 
 
 def contradiction(phases_s: float, step_s: float) -> str | None:

@@ -12,7 +12,15 @@ import numpy as np
 import polars as pl
 
 from tracekit.analysis.hang.case import SHOWN, Case
-from tracekit.analysis.hang.model import Culprit, HangReport, StackGroup, StallClass, StalledGroup, Undecided, Waiting
+from tracekit.analysis.hang.hang_report import (
+    HangCulprit,
+    HangReport,
+    StackGroup,
+    StallClass,
+    StalledGroup,
+    UndecidedStall,
+    Waiting,
+)
 from tracekit.analysis.hang.states import FINISHED, NOT_ISSUED, UNKNOWN, WAITS
 from tracekit.analysis.hang.wait_graph import waiting_for
 from tracekit.analysis.numeric.arrays import Int32s
@@ -20,7 +28,7 @@ from tracekit.analysis.numeric.digraph import adjacency
 from tracekit.trace.dumps import FlightRecord
 
 
-def report_of(case: Case, culprits: list[Culprit], undecided: list[Undecided]) -> HangReport:
+def report_of(case: Case, culprits: list[HangCulprit], undecided: list[UndecidedStall]) -> HangReport:
     """The report with these culprits and open questions."""
     record = case.record
     numbers = {stall: place for place, stall in enumerate(dict.fromkeys(one.stall for one in culprits))}
@@ -39,7 +47,7 @@ def report_of(case: Case, culprits: list[Culprit], undecided: list[Undecided]) -
     return HangReport(
         world_size=record.world_size,
         dumps=len(readable),
-        culprits=tuple(sorted(finished, key=lambda one: (one.stall, one.rank))),
+        culprits=tuple(sorted(finished, key=lambda culprit: (culprit.stall, culprit.rank))),
         undecided=tuple(undecided),
         waiting=_waiting(case, {one.rank for one in culprits}),
         groups=_groups(case),
@@ -58,16 +66,16 @@ def _stacks(record: FlightRecord) -> tuple[StackGroup, ...]:
         if dump.stack:
             ranks[dump.stack].append(rank)
     groups = (StackGroup(tuple(sorted(alike)), stack) for stack, alike in ranks.items())
-    return tuple(sorted(groups, key=lambda one: (len(one.ranks), one.ranks)))
+    return tuple(sorted(groups, key=lambda group: (len(group.ranks), group.ranks)))
 
 
-def _held_up(case: Case, culprit: Culprit, backwards: tuple[Int32s, Int32s]) -> set[int]:
+def _held_up(case: Case, culprit: HangCulprit, backwards: tuple[Int32s, Int32s]) -> set[int]:
     """The ranks that wait for a culprit: for its arrival or, if its call differs, in their common operation."""
     waiting = waiting_for(case.graph, culprit.rank, backwards)
     if culprit.stall_class is StallClass.MISMATCH:
         together = case.rendezvous.members.filter(rank=culprit.rank, state=WAITS)["id"]
-        found = [waiting_for(case.graph, case.graph.world_size + number, backwards) for number in together]
-        waiting = np.unique(np.concatenate([waiting, *found]))
+        others = [waiting_for(case.graph, case.graph.world_size + number, backwards) for number in together]
+        waiting = np.unique(np.concatenate([waiting, *others]))
     return set(waiting[waiting != culprit.rank].tolist())
 
 
@@ -83,15 +91,17 @@ def _waiting(case: Case, culprits: set[int]) -> tuple[Waiting, ...]:
     for number, rank in zip((begin[held] - case.graph.world_size).tolist(), end[held].tolist(), strict=True):
         holders.setdefault(number, []).append(rank)
     words: dict[int, str] = {}
-    found = []
+    waits = []
     for rank, number in first.select("rank", "id").iter_rows():
         if number not in words:
             words[number] = f"{case.operation(number)} of {case.group(number)}"
-            holders[number] = sorted(holders.get(number, []), key=lambda one: (one not in culprits, one))[: SHOWN + 1]
+            holders[number] = sorted(holders.get(number, []), key=lambda rank: (rank not in culprits, rank))[
+                : SHOWN + 1
+            ]
         for_ranks = [one for one in holders[number] if one != rank][:SHOWN]
         group = case.record.groups[case.rendezvous.operations["group"][number]]
-        found.append(Waiting(rank, tuple(for_ranks), words[number], group))
-    return tuple(found)
+        waits.append(Waiting(rank, tuple(for_ranks), words[number], group))
+    return tuple(waits)
 
 
 def _groups(case: Case) -> tuple[StalledGroup, ...]:

@@ -52,26 +52,28 @@ def balanced_placement(tokens: Floats, ranks: int, slots: int, nodes: int = 1, g
         raise SelectionError(f"{slots} slots for {experts} experts; each needs at least one")
     members = np.arange(experts).reshape(groups, -1)
     node_of = _packed(tokens[members].sum(axis=1), nodes) if nodes > 1 else np.zeros(groups, np.int64)
-    found: Placement = []
+    placement: Placement = []
     for node in range(nodes):
-        mine, width = members[node_of == node].ravel(), ranks // nodes
-        if len(mine) > slots // nodes:
-            raise SelectionError(f"{slots // nodes} slots on a node for {len(mine)} experts; each needs at least one")
-        counts = _replicas(tokens[mine], slots // nodes)
-        expert = np.repeat(np.arange(len(mine)), counts)
-        rank = _packed((tokens[mine] / counts)[expert], width)
-        found += [[int(mine[one]), node * width + int(at)] for one, at in zip(expert, rank, strict=True)]
-    return sorted(found)
+        on_node, width = members[node_of == node].ravel(), ranks // nodes
+        if len(on_node) > slots // nodes:
+            raise SelectionError(
+                f"{slots // nodes} slots on a node for {len(on_node)} experts; each needs at least one"
+            )
+        counts = _replicas(tokens[on_node], slots // nodes)
+        expert = np.repeat(np.arange(len(on_node)), counts)
+        rank = _packed((tokens[on_node] / counts)[expert], width)
+        placement += [[int(on_node[one]), node * width + int(at)] for one, at in zip(expert, rank, strict=True)]
+    return sorted(placement)
 
 
 def placed_layers(loads: Loads, ranks: int, slots: int, nodes: int, groups: int) -> list[PlacedLayer]:
     """Place the experts of each layer by their mean load over the steps, as `balanced_placement` does."""
-    found = []
+    layers = []
     for layer, tokens in zip(loads.layers.tolist(), loads.tokens.mean(axis=0), strict=True):
         placement = balanced_placement(tokens, ranks, slots, nodes, groups)
         load = loads_of_ranks(tokens, placement, ranks)
-        found.append(PlacedLayer(layer, placement, float(load.max() / (load.mean() or 1.0))))
-    return found
+        layers.append(PlacedLayer(layer, placement, float(load.max() / (load.mean() or 1.0))))
+    return layers
 
 
 def _replicas(tokens: Floats, slots: int) -> Ints:
@@ -84,31 +86,31 @@ def _replicas(tokens: Floats, slots: int) -> Ints:
 
 def _packed(load: Floats, bins: int) -> Ints:
     """The bin of each item, [items], equally many in each, so that the fullest has little."""
-    size, at = len(load) // bins, np.empty(len(load), np.int64)
+    size, bin_of = len(load) // bins, np.empty(len(load), np.int64)
     held, total = np.zeros(bins, np.int64), np.zeros(bins)
     for item in np.argsort(-load, kind="stable").tolist():
         free = np.flatnonzero(held < size)
-        at[item] = best = int(free[total[free].argmin()])
+        bin_of[item] = best = int(free[total[free].argmin()])
         held[best] += 1
         total[best] += load[item]
-    while (swap := _better_swap(load, at, total)) is not None:
-        one, other = swap
-        moved = load[one] - load[other]
-        total[at[one]] -= moved
-        total[at[other]] += moved
-        at[one], at[other] = at[other], at[one]
-    return at
+    while (swap := _better_swap(load, bin_of, total)) is not None:
+        first, second = swap
+        moved = load[first] - load[second]
+        total[bin_of[first]] -= moved
+        total[bin_of[second]] += moved
+        bin_of[first], bin_of[second] = bin_of[second], bin_of[first]
+    return bin_of
 
 
-def _better_swap(load: Floats, at: Ints, total: Floats) -> Sequence[int] | None:
+def _better_swap(load: Floats, bin_of: Ints, total: Floats) -> Sequence[int] | None:
     """Items whose exchange lowers the fullest bin most, and fills no other as much; None if there are none."""
     full = int(total.argmax())
-    mine, others = np.flatnonzero(at == full), np.flatnonzero(at != full)
+    candidates, others = np.flatnonzero(bin_of == full), np.flatnonzero(bin_of != full)
     if not len(others):
         return None
-    moved = load[mine][:, None] - load[others]
-    after = np.maximum(total[full] - moved, total[at[others]] + moved)
+    moved = load[candidates][:, None] - load[others]
+    after = np.maximum(total[full] - moved, total[bin_of[others]] + moved)
     best = int(after.argmin())
     if not after.flat[best] < total[full] * (1 - 1e-12):
         return None
-    return int(mine[best // len(others)]), int(others[best % len(others)])
+    return int(candidates[best // len(others)]), int(others[best % len(others)])

@@ -25,7 +25,7 @@ _OWN_RANK = re.compile(r"_?(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class RanksOfFiles:
     """Ranks of the files. `ranks`: of each `RankColumns`, in their order. `notes`: the guesses that were made."""
 
     ranks: tuple[int, ...]
@@ -33,7 +33,7 @@ class Placement:
     notes: tuple[str, ...]
 
 
-def place(files: Sequence[RankColumns]) -> Placement:
+def place(files: Sequence[RankColumns]) -> RanksOfFiles:
     """Find the rank of each file. Raises FormatError if sources contradict each other or two files have one rank."""
     stated = [rank_of(one) for one in files]
     notes: list[str] = []
@@ -44,20 +44,21 @@ def place(files: Sequence[RankColumns]) -> Placement:
         ranks = [stated[0] or 0]
     else:
         ranks = []
-        for one, rank in zip(files, stated, strict=True):
+        for columns, rank in zip(files, stated, strict=True):
             if rank is None:
                 raise FormatError(
-                    f"{one.file}: does not state its rank, other files do; rename it, for example to rank3_trace.json"
+                    f"{columns.file}: does not state its rank, other files do; rename it, for example to"
+                    " rank3_trace.json"
                 )
             ranks.append(rank)
     seen: dict[int, str] = {}
-    for one, rank in zip(files, ranks, strict=True):
+    for columns, rank in zip(files, ranks, strict=True):
         if rank in seen:
             raise FormatError(
-                f"{one.file} and {seen[rank]}: both are traces of rank {rank}; give the files of one recording, such as"
-                " the folder of one iteration"
+                f"{columns.file} and {seen[rank]}: both are traces of rank {rank}; give the files of one recording,"
+                " such as the folder of one iteration"
             )
-        seen[rank] = one.file
+        seen[rank] = columns.file
     sizes = {size: one.file for one in files if (size := _world_size(one)) is not None}
     if len(sizes) > 1:
         (size, file), (other, second) = list(sizes.items())[:2]
@@ -70,68 +71,69 @@ def place(files: Sequence[RankColumns]) -> Placement:
         notes.append(
             f"{len(missing)} of {world_size} ranks were not recorded ({listed}): the replay does not wait for them"
         )
-    return Placement(tuple(ranks), world_size, tuple(notes))
+    return RanksOfFiles(tuple(ranks), world_size, tuple(notes))
 
 
-def rank_of(one: RankColumns) -> int | None:
+def rank_of(file: RankColumns) -> int | None:
     """Return the rank that wrote a file, None if unknown. Raises FormatError if sources contradict each other."""
-    found: list[tuple[str, int]] = []
-    if one.fused:
-        return one.part
-    stated = info(one)
+    stated_ranks: list[tuple[str, int]] = []
+    if file.fused:
+        return file.part
+    stated = info(file)
     if type(stated.get("rank")) is int and 0 <= stated["rank"] < LARGEST_SIZE:
-        found.append(("distributedInfo", stated["rank"]))
-    if len(seen := _ranks_of_collectives(one)) == 1:
-        found.append(("the arguments of its collectives", seen.pop()))
-    path = PurePath(one.file)
+        stated_ranks.append(("distributedInfo", stated["rank"]))
+    if len(seen := _ranks_of_collectives(file)) == 1:
+        stated_ranks.append(("the arguments of its collectives", seen.pop()))
+    path = PurePath(file.file)
     if named := _RANK_IN_NAME.findall(path.name):
-        found.append(("its name", int(named[-1])))
+        stated_ranks.append(("its name", int(named[-1])))
     elif folder := _RANK_IN_NAME.fullmatch(path.parent.name):
-        found.append(("its folder's name", int(folder[1])))
-    for source, rank in found[1:]:
-        if rank != found[0][1]:
+        stated_ranks.append(("its folder's name", int(folder[1])))
+    for source, rank in stated_ranks[1:]:
+        if rank != stated_ranks[0][1]:
             raise FormatError(
-                f"{one.file}: {found[0][0]} says rank {found[0][1]}, {source} rank {rank}; correct or rename the file"
+                f"{file.file}: {stated_ranks[0][0]} says rank {stated_ranks[0][1]}, {source} rank {rank}; correct or"
+                " rename the file"
             )
-    return found[0][1] if found else None
+    return stated_ranks[0][1] if stated_ranks else None
 
 
-def _ranks_of_collectives(one: RankColumns) -> set[int]:
+def _ranks_of_collectives(file: RankColumns) -> set[int]:
     """Return the ranks in the arguments of collectives, for groups that are listed in full."""
-    groups = pg_config(one)
+    groups = pg_config(file)
     seen = set()
-    for args in one.ranks_in_groups:
+    for args in file.ranks_in_groups:
         ranks = members(args, groups) if _OWN_RANK.match(args.collective or "") else ()
         if ranks and args.rank_in_group is not None and 0 <= args.rank_in_group < len(ranks):
             seen.add(ranks[args.rank_in_group])
     return seen
 
 
-def _world_size(one: RankColumns) -> int | None:
-    size = info(one).get("world_size")
+def _world_size(file: RankColumns) -> int | None:
+    size = info(file).get("world_size")
     return size if type(size) is int and 0 < size <= LARGEST_SIZE else None
 
 
-def info(one: RankColumns) -> Mapping[str, Any]:
+def info(file: RankColumns) -> Mapping[str, Any]:
     """Return what the head of the file states about the job; empty if nothing."""
-    stated = one.header.get("distributedInfo")
+    stated = file.header.get("distributedInfo")
     return stated if isinstance(stated, dict) else {}
 
 
-def pg_config(one: RankColumns) -> dict[str, tuple[int, ...]]:
+def pg_config(file: RankColumns) -> dict[str, tuple[int, ...]]:
     """Return the groups in the head of the file whose ranks are listed in full."""
-    found = {}
-    listed = info(one).get("pg_config")
+    groups = {}
+    listed = info(file).get("pg_config")
     for entry in listed if isinstance(listed, list) else ():
         if not isinstance(entry, dict):
             continue
         ranks = rank_list(entry.get("ranks"))
         size = entry.get("pg_size", entry.get("group_size"))
         if ranks and (size is None or size == len(ranks)):
-            found[str(entry.get("pg_name"))] = ranks
-        elif not ranks and size is not None and size == _world_size(one):
-            found[str(entry.get("pg_name"))] = tuple(range(size))
-    return found
+            groups[str(entry.get("pg_name"))] = ranks
+        elif not ranks and size is not None and size == _world_size(file):
+            groups[str(entry.get("pg_name"))] = tuple(range(size))
+    return groups
 
 
 def rank_list(value: object) -> tuple[int, ...]:
@@ -165,9 +167,9 @@ class Groups:
 def groups_of(files: Sequence[RankColumns], ranks: Sequence[int], world_size: int | None) -> Groups:
     """Return the process groups of a job, joined over files by their ranks, because names may differ between ranks."""
     keys: list[list[tuple[tuple[int, ...], str] | None]] = []
-    for one in files:
-        config = pg_config(one)
-        keys.append([_key(args, config, world_size) for args in one.collectives])
+    for file in files:
+        config = pg_config(file)
+        keys.append([_key(args, config, world_size) for args in file.collectives])
     # The same ranks can have several communicators: the name distinguishes them if all members have it.
     knows: dict[tuple[tuple[int, ...], str], set[int]] = {}
     for of_file, rank in zip(keys, ranks, strict=True):
@@ -180,11 +182,9 @@ def groups_of(files: Sequence[RankColumns], ranks: Sequence[int], world_size: in
     for ranks_of_group, name in sorted(knows):
         key = (ranks_of_group, name if (ranks_of_group, name) in shared else "")
         names.setdefault(key, _unused(name or "group", set(names.values()), ranks_of_group))
-    found = tuple(
-        tuple(None if key is None else names[key if key in shared else (key[0], "")] for key in of_file)
-        for of_file in keys
-    )
-    return Groups(tuple(ProcessGroup(name, tuple(sorted(key[0]))) for key, name in names.items()), found)
+    named = {key: names[key if key in shared else (key[0], "")] for key in knows}
+    of_files = tuple(tuple(None if key is None else named[key] for key in of_file) for of_file in keys)
+    return Groups(tuple(ProcessGroup(name, tuple(sorted(key[0]))) for key, name in names.items()), of_files)
 
 
 def _key(

@@ -44,10 +44,10 @@ def recurring_culprits(study: Study, rate: float = FALSE_DISCOVERY_RATE) -> pl.D
     """CULPRITS rows with q <= `rate`, most certain first. Raises StudyError."""
     jobs = counted_jobs(study).select("job", "name", "started_at", "recorded_s", "gpu_hours")
     machines, left_out = study.table("machines"), left_out_jobs(study)
-    found = [
+    tested = [
         _tested(kind, machines.filter(pl.col("kind") == kind).drop("kind"), jobs, left_out) for kind in ("host", "gpu")
     ]
-    culprits = pl.concat(found).filter(pl.col("q_value") <= rate)
+    culprits = pl.concat(tested).filter(pl.col("q_value") <= rate)
     return culprits.sort("q_value", "p_value", "machine")
 
 
@@ -140,6 +140,6 @@ def q_values(p_values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     order = np.argsort(p_values, kind="stable")
     scaled = p_values[order] * count / np.arange(1, count + 1)
     lowest = np.minimum.accumulate(scaled[::-1])[::-1].clip(max=1.0)
-    found = np.empty(count)
-    found[order] = lowest
-    return found
+    values = np.empty(count)
+    values[order] = lowest
+    return values

@@ -89,7 +89,7 @@ class ExplainerProcess:
 @dataclass(slots=True)
 class HangWatcher:
     """Follows one run directory. `reports`: where to put the folders with reports; `stop`: stop the command after a
-    report; `keep`: called with each report.
+    report; `keep`: called with each report. `folders`: those with the reports so far.
     """
 
     directory: Path
@@ -99,7 +99,7 @@ class HangWatcher:
     stop: bool = False
     now: Callable[[], float] = time.monotonic
     keep: Callable[[HangText], None] = lambda _: None
-    found: list[Path] = field(default_factory=list)
+    folders: list[Path] = field(default_factory=list)
     _pulses: dict[int, Pulse] = field(default_factory=dict)
     _departures: Departures = field(default_factory=Departures)
     _attempt: Path | None = None
@@ -130,7 +130,7 @@ class HangWatcher:
 
     def command_ended(self, exit_code: int) -> None:
         """If the command failed because a rank left without an error, report which one."""
-        if exit_code == 0 or self.found or self._failed:
+        if exit_code == 0 or self.folders or self._failed:
             return
         try:
             self._explain_departure()
@@ -158,9 +158,9 @@ class HangWatcher:
         end = self.now() + AFTERWARDS_S
         while not (folder / "report.json").exists() and self.explainer.alive() and self.now() < end:
             time.sleep(0.05)
-        found = read_report(folder)
-        if found is not None and found.report["culprits"]:
-            self._tell(folder, found, _LEFT)
+        report = read_report(folder)
+        if report is not None and report.report["culprits"]:
+            self._tell(folder, report, _LEFT)
 
     def _follow(self) -> None:
         now = self.now()
@@ -196,8 +196,8 @@ class HangWatcher:
         return find_departure(attempt, self._pulses, ended_ns) is not None
 
     def _newest_attempt(self) -> Path | None:
-        found = self.directory.glob("attempt-*")
-        return max((path for path in found if not path.is_symlink()), default=None)
+        attempts = self.directory.glob("attempt-*")
+        return max((path for path in attempts if not path.is_symlink()), default=None)
 
     def _next_folder(self) -> Path | None:
         """A new folder for dumps; None if the launcher of another node has made it."""
@@ -221,22 +221,22 @@ class HangWatcher:
     def _conclude(self, folder: Path) -> bool:
         """Report the finding: a hang, a long phase, or no waiting. Returns whether to end the command."""
         self._folder = None
-        found = read_report(folder)
+        report = read_report(folder)
         moves = self._attempt is not None and read_pulses(self._attempt) != self._pulses
         if moves and not self._departed:  # the job was slow, not hanging
             return False
         idle_s = self.now() - self._moved
-        if found is None:
+        if report is None:
             self._patience_until = self.now() + self.hang_after_s
             where = printable(str(self._kept(folder)))
             say(f"tracekit: no operation for {idle_s:.0f} s; the ranks' answers, in {where}, could not be analysed")
             return False
-        if (why := self._why_no_hang(found.report, idle_s)) is not None:
+        if (why := self._why_no_hang(report.report, idle_s)) is not None:
             self._patience_until = self.now() + self.hang_after_s
             say(f"tracekit: no operation for {idle_s:.0f} s, but the job does not hang: {printable(why)}")
             return False
         self._said = True
-        self._tell(folder, found, _LEFT if self._departed else f"no operation for {idle_s:.1f} s")
+        self._tell(folder, report, _LEFT if self._departed else f"no operation for {idle_s:.1f} s")
         if self.stop:
             say("tracekit: stopping the command (--on-hang stop)")
         return self.stop
@@ -250,23 +250,23 @@ class HangWatcher:
         patient = busy and len(busy) == len(culprits) and idle_s < LONG_PHASE * self.hang_after_s
         return "; ".join(busy[:3]) if patient else None
 
-    def _tell(self, folder: Path, found: HangText, why: str) -> None:
+    def _tell(self, folder: Path, report: HangText, why: str) -> None:
         """Write the report next to the trace, print its first lines, and keep it."""
-        kept = self._kept(folder)
-        self.found.append(kept)
-        say(f"tracekit: {why}; report: {printable(str(kept / 'report.txt'))}")
-        for line in found.lines[:_LINES]:
+        copy = self._kept(folder)
+        self.folders.append(copy)
+        say(f"tracekit: {why}; report: {printable(str(copy / 'report.txt'))}")
+        for line in report.lines[:_LINES]:
             say(printable(line))
-        self.keep(found)
+        self.keep(report)
 
     def _kept(self, folder: Path) -> Path:
         """Copy the folder next to the trace; return the copy, or the folder itself if that fails."""
-        kept = self.reports / f"hang-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
+        copy = self.reports / f"hang-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
         try:
-            shutil.copytree(folder, kept, symlinks=True)
+            shutil.copytree(folder, copy, symlinks=True)
         except OSError:
             return folder
-        return kept
+        return copy
 
 
 @dataclass(frozen=True, slots=True)

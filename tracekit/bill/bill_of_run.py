@@ -16,8 +16,8 @@ from msgspec import Struct
 
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.base.errors import FormatError, TracekitError
-from tracekit.bill.bill import ALL, KEPT_OR_LOST, LOST_WORK, Bill, Claim, Ledger, Part, lost_share, resumed_at
-from tracekit.bill.costs import PLANNED, Costs, costs_of
+from tracekit.bill.costs import PLANNED, ClaimedCosts, costs_of
+from tracekit.bill.ledger import ALL, KEPT_OR_LOST, LOST_WORK, Bill, BillPart, Claim, Ledger, lost_share, resumed_at
 from tracekit.collectors.merge.merge import epoch_ns, merge_attempt, records_on_one_clock
 from tracekit.collectors.run_directory.host_clocks import ClockFit, read_clocks
 from tracekit.collectors.run_directory.launchers import how_ended, is_dead, running_launchers
@@ -48,13 +48,13 @@ class _Attempt(Struct, frozen=True):
     last_ns: int
     steps: pl.DataFrame
     work: pl.DataFrame
-    costs: Costs | str
+    costs: ClaimedCosts | str
     hung: bool
 
     @property
     def kept_until_ns(self) -> int | None:
         """When its last checkpoint was complete on all ranks that write them; None if none was recorded."""
-        saves = self.work.filter(part=Part.CHECKPOINTS)
+        saves = self.work.filter(part=BillPart.CHECKPOINTS)
         ends = saves.group_by("rank").agg(pl.col("end_ns").max())["end_ns"].to_list()
         return min(ends, default=None)
 
@@ -62,23 +62,23 @@ class _Attempt(Struct, frozen=True):
 def bill_of_run(directory: Path) -> Bill:
     """The bill of a run directory. Raises FormatError if none of its attempts can be read."""
     run, clocks = read_run(directory), read_clocks(directory)
-    found, notes, numbers, team = list[_Attempt](), list[str](), attempts(directory), None
+    billed, notes, numbers, team = list[_Attempt](), list[str](), attempts(directory), None
     missing = {*range(max(numbers, default=0))}.difference(numbers)
     unread = {number: FormatError("its folder is missing") for number in missing}
     for number in numbers:
         try:
             recording = read_attempt(directory, number)
-            one = _read(recording, run.first_step, clocks, found[-1] if found else None, notes)
+            attempt = _read(recording, run.first_step, clocks, billed[-1] if billed else None, notes)
         except FormatError as error:
             unread[number] = error
             continue
-        found.append(one)
+        billed.append(attempt)
         notes += recording.left_out
         team = team or team_of(recording.scheduler)
     notes += [f"attempt {number} cannot be read: {error}" for number, error in sorted(unread.items())]
-    if not found:
+    if not billed:
         raise next(iter(unread.values()), FormatError(f"{directory}: no attempt has begun; bill it once one has"))
-    first, last = found[0], found[-1]
+    first, last = billed[0], billed[-1]
     origin_ns = min(first.begins_ns, run.started_ns or first.begins_ns)
     end_ns = max(last.last_ns, run.ended_ns or last.last_ns)
     if (run.started_ns or origin_ns, run.ended_ns or end_ns) != (origin_ns, end_ns):
@@ -90,23 +90,25 @@ def bill_of_run(directory: Path) -> Bill:
     if launchers and not killed:
         ledger.notes.append("the run has not ended: its bill ends with its last record")
     failed = killed or (ending is not None and ending.failed)
-    saves = any(one.kept_until_ns is not None for one in found)
-    firsts = [int(one.steps["step"][0]) if one.steps.height else None for one in found]
+    saves = any(one.kept_until_ns is not None for one in billed)
+    firsts = [int(one.steps["step"][0]) if one.steps.height else None for one in billed]
     page = _Page(ledger, origin_ns, saves)
-    unread_claim: Claim = (Part.UNKNOWN, "an attempt that cannot be read", ALL)
-    begin: Claim = (Part.START, "before the first process", ALL)
+    unread_claim: Claim = (BillPart.UNKNOWN, "an attempt that cannot be read", ALL)
+    begin: Claim = (BillPart.START, "before the first process", ALL)
     page.add(
         first, origin_ns, first.begins_ns, unread_claim if min(unread, default=first.number) < first.number else begin
     )
-    for at, (one, resumed) in enumerate(zip(found, resumed_at(firsts), strict=True)):
-        after = None if one is last else found[at + 1]
+    for index, (attempt, resumed) in enumerate(zip(billed, resumed_at(firsts), strict=True)):
+        after = None if attempt is last else billed[index + 1]
         until_ns = end_ns if after is None else after.begins_ns
-        last_ns = min(one.last_ns, until_ns)
-        page.attempt(one, last_ns, resumed, is_first=one is first, cut_off=after is not None or failed)
-        gap: Claim = (Part.UNKNOWN, "after the last record", ALL) if after is None else (Part.RESTARTS, "down", ALL)
-        if any(one.number < number and (after is None or number < after.number) for number in unread):
+        last_ns = min(attempt.last_ns, until_ns)
+        page.attempt(attempt, last_ns, resumed, is_first=attempt is first, cut_off=after is not None or failed)
+        gap: Claim = (
+            (BillPart.UNKNOWN, "after the last record", ALL) if after is None else (BillPart.RESTARTS, "down", ALL)
+        )
+        if any(attempt.number < number and (after is None or number < after.number) for number in unread):
             gap = unread_claim
-        page.add(one, last_ns, until_ns, (Part.IDLE, "hang", ALL) if one.hung else gap)
+        page.add(attempt, last_ns, until_ns, (BillPart.IDLE, "hang", ALL) if attempt.hung else gap)
     return ledger.bill((end_ns - origin_ns) / 1e9)
 
 
@@ -117,30 +119,30 @@ class _Page(Struct):
     origin_ns: int
     saves: bool
 
-    def add(self, one: _Attempt, start_ns: Any, until_ns: Any, *claims: Claim) -> None:
+    def add(self, attempt: _Attempt, start_ns: Any, until_ns: Any, *claims: Claim) -> None:
         """Divide stretches of an attempt, as `Ledger.add`."""
         start, until = ((np.asarray(time, np.int64) - self.origin_ns) / 1e9 for time in (start_ns, until_ns))
-        self.ledger.add(start, until, one.gpus, *claims)
+        self.ledger.add(start, until, attempt.gpus, *claims)
 
-    def attempt(self, one: _Attempt, last_ns: int, resumed: int | None, *, is_first: bool, cut_off: bool) -> None:
+    def attempt(self, attempt: _Attempt, last_ns: int, resumed: int | None, *, is_first: bool, cut_off: bool) -> None:
         """Add an attempt up to its last record. `resumed`: the first step that a later attempt does again, if known.
         `cut_off`: it did not end by itself.
         """
-        part = Part.START if is_first else Part.RESTARTS
-        steps = one.steps.filter(pl.col("start_ns") < last_ns)
-        edges = np.minimum(np.maximum.accumulate([one.begins_ns, *steps["end_ns"], last_ns]), last_ns)
+        part = BillPart.START if is_first else BillPart.RESTARTS
+        steps = attempt.steps.filter(pl.col("start_ns") < last_ns)
+        edges = np.minimum(np.maximum.accumulate([attempt.begins_ns, *steps["end_ns"], last_ns]), last_ns)
         if not steps.height:
-            self.add(one, one.begins_ns, last_ns, (part, "without a step", ALL))
+            self.add(attempt, attempt.begins_ns, last_ns, (part, "without a step", ALL))
             return
-        if steps["start_ns"][0] <= one.begins_ns:  # else its first steps were deleted since
-            self.add(one, edges[0], edges[1], (part, "until the first step has ended", ALL))
+        if steps["start_ns"][0] <= attempt.begins_ns:  # else its first steps were deleted since
+            self.add(attempt, edges[0], edges[1], (part, "until the first step has ended", ALL))
             steps, edges = steps[1:], edges[1:]
         # Each step lasts from the end of the one before; behind the last is what did not become a step.
-        start, until, worked = edges[:-1], edges[1:], _worked(one.work, edges)
+        start, until, worked = edges[:-1], edges[1:], _worked(attempt.work, edges)
         number, begun, recorded = (steps[name].to_numpy() for name in ("step", "start_ns", "recorded"))
         again = np.append(lost_share(number, number, resumed), 1.0) * (until - start) / 1e9
         if resumed is None:  # all that is not in its last checkpoint
-            again = cut_off * (until - np.maximum(start, one.kept_until_ns or 0)).clip(min=0) / 1e9
+            again = cut_off * (until - np.maximum(start, attempt.kept_until_ns or 0)).clip(min=0) / 1e9
         certain = resumed is not None or (self.saves and bool(recorded[again[:-1] > 0].all()))
         missing = np.where(recorded, (begun - start[:-1]).clip(min=0) / 1e9, ALL)
 
@@ -148,20 +150,22 @@ class _Page(Struct):
             return ((part, str(part), seconds[rows]) for part, seconds in worked.items())
 
         claims: list[Claim] = [(*(LOST_WORK if certain else KEPT_OR_LOST), again[:-1]), *planned(slice(-1))]
-        claims += [(Part.UNKNOWN, "steps that were not recorded", missing)]
-        if isinstance(one.costs, str):
-            claims += [(Part.UNKNOWN, "steps that cannot be analysed", ALL)]
-            self.ledger.notes += [f"attempt {one.number} cannot be analysed: {one.costs}"] * (len(number) > 0)
+        claims += [(BillPart.UNKNOWN, "steps that were not recorded", missing)]
+        if isinstance(attempt.costs, str):
+            claims += [(BillPart.UNKNOWN, "steps that cannot be analysed", ALL)]
+            self.ledger.notes += [f"attempt {attempt.number} cannot be analysed: {attempt.costs}"] * (len(number) > 0)
         else:
-            claims += one.costs.claims
-            if one.costs.doubt:
-                self.ledger.notes.append(f"the analysis of attempt {one.number} is not trusted: {one.costs.doubt}")
-        self.add(one, start[:-1], until[:-1], *claims)
-        rest: Claim = (Part.UNKNOWN, "after the last step", ALL)
-        self.add(one, start[-1:], until[-1:], (*LOST_WORK, again[-1:]), *planned(slice(-1, None)), rest)
+            claims += attempt.costs.claims
+            if attempt.costs.doubt:
+                self.ledger.notes.append(
+                    f"the analysis of attempt {attempt.number} is not trusted: {attempt.costs.doubt}"
+                )
+        self.add(attempt, start[:-1], until[:-1], *claims)
+        rest: Claim = (BillPart.UNKNOWN, "after the last step", ALL)
+        self.add(attempt, start[-1:], until[-1:], (*LOST_WORK, again[-1:]), *planned(slice(-1, None)), rest)
 
 
-def _worked(work: pl.DataFrame, edges: Any) -> dict[Part, Floats]:
+def _worked(work: pl.DataFrame, edges: Any) -> dict[BillPart, Floats]:
     """Seconds of checkpoints, evaluation and data loading in each stretch between two edges, [stretches] each: those of
     the rank that spends most on them, for which the others wait.
     """
@@ -169,14 +173,14 @@ def _worked(work: pl.DataFrame, edges: Any) -> dict[Part, Floats]:
     first = np.searchsorted(edges, start, side="right") - 1
     count = np.maximum(np.searchsorted(edges, end, side="left") - first, 0)
     row = np.repeat(np.arange(len(work)), count)
-    at = first[row] + np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
-    inside = (at >= 0) & (at < len(edges) - 1)
-    row, at = row[inside], at[inside]
-    seconds = (np.minimum(end[row], edges[at + 1]) - np.maximum(start[row], edges[at])) / 1e9
+    stretch = first[row] + np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+    inside = (stretch >= 0) & (stretch < len(edges) - 1)
+    row, stretch = row[inside], stretch[inside]
+    seconds = (np.minimum(end[row], edges[stretch + 1]) - np.maximum(start[row], edges[stretch])) / 1e9
     total = pl.col("seconds").sum().over("at", "rank")
     most = (
         work[row]
-        .with_columns(at=pl.Series(at), seconds=pl.Series(seconds))
+        .with_columns(at=pl.Series(stretch), seconds=pl.Series(seconds))
         .filter(pl.col("rank") == pl.col("rank").sort_by(total).last().over("at"))
     )
     by_part = {part: most.filter(part=part) for part in PLANNED.values()}
@@ -246,11 +250,11 @@ def _work(records: pl.DataFrame) -> pl.DataFrame:
     )  # fmt: skip
 
 
-def _costs(recording: AttemptRecording, first_step: int, clocks: Mapping[str, ClockFit]) -> Costs | str:
+def _costs(recording: AttemptRecording, first_step: int, clocks: Mapping[str, ClockFit]) -> ClaimedCosts | str:
     """What the mean step of an attempt loses, or why that is unknown."""
     try:
         merged = merge_attempt(recording, name="", first_step=first_step, clocks=clocks)
     except TracekitError as error:
         return str(error)
-    found = PipelineJob(merged.trace).stored()
-    return found.problem if isinstance(found, Unanalysed) else costs_of(found.report) or "its report has no costs"
+    stored = PipelineJob(merged.trace).stored()
+    return stored.problem if isinstance(stored, Unanalysed) else costs_of(stored.report) or "its report has no costs"

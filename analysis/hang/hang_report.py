@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tracekit.trace.dumps import ProcessGroup
+from tracekit.trace.dumps import DumpedGroup
 
 
 class StallClass(StrEnum):
@@ -21,7 +21,7 @@ class StallClass(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Culprit:
+class HangCulprit:
     """A rank that holds others up.
 
     `stall` numbers stalls that do not wait for each other, from 0; `waiting` counts the ranks that wait for it,
@@ -32,7 +32,7 @@ class Culprit:
     stall_class: StallClass
     stall: int
     host: str | None
-    group: ProcessGroup
+    group: DumpedGroup
     operation: str
     since_ns: int
     waiting: int
@@ -48,14 +48,14 @@ class Waiting:
     rank: int
     waits_for: tuple[int, ...]
     operation: str
-    group: ProcessGroup
+    group: DumpedGroup
 
 
 @dataclass(frozen=True, slots=True)
 class StalledGroup:
     """The earliest unfinished operation of a process group, and its members by their state."""
 
-    group: ProcessGroup
+    group: DumpedGroup
     operation: str
     sequence: int
     waiting: tuple[int, ...]
@@ -65,7 +65,7 @@ class StalledGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Undecided:
+class UndecidedStall:
     """A stall whose culprit the dumps do not show: the candidates, and the evidence that would decide between them.
 
     `alike`: all of them are in the same state, so that there is no rank to look for; `missing` says what there is.
@@ -95,8 +95,8 @@ class HangReport:
 
     world_size: int
     dumps: int
-    culprits: tuple[Culprit, ...]
-    undecided: tuple[Undecided, ...]
+    culprits: tuple[HangCulprit, ...]
+    undecided: tuple[UndecidedStall, ...]
     waiting: tuple[Waiting, ...]
     groups: tuple[StalledGroup, ...]
     stacks: tuple[StackGroup, ...]

@@ -13,8 +13,8 @@ import numpy as np
 from msgspec import Struct, structs
 
 from tracekit.analysis.experts.balance import ExpertJob
+from tracekit.analysis.experts.expert_placement import balanced_placement, default_placement, loads_of_ranks
 from tracekit.analysis.experts.loads import Loads
-from tracekit.analysis.experts.placement import balanced_placement, default_placement, loads_of_ranks
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.base.errors import FormatError, SelectionError
 from tracekit.base.text import quoted
@@ -35,7 +35,7 @@ _MOST = {"capacity": 1e6, "volume": 1e6, "replicas": 9_999}
 _MOST_CHUNKS = 16
 
 
-class Plan(Struct, frozen=True):
+class RebalancePlan(Struct, frozen=True):
     """A plan to price, `kind`: "balanced" loads, "capacity" (at most `number` times the mean tokens for each expert),
     so many "replicas", tokens of `number` times the "volume", or as many "chunks" as are best.
     """
@@ -45,7 +45,7 @@ class Plan(Struct, frozen=True):
     number: float = 1.0
 
     @classmethod
-    def parse(cls, text: str) -> Plan:
+    def parse(cls, text: str) -> RebalancePlan:
         """Read "balanced", "capacity=1.25", "replicas=16", "volume=0.5" or "chunks". Raises SelectionError."""
         kind, equals, number = text.strip().lower().partition("=")
         if kind in {"balanced", "chunks"} and not equals:
@@ -81,10 +81,10 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
         if job.known:
             return job
         pairs, steps = job.exchanges, np.unique(job.exchanges.step)
-        stated, at = self._stated(self.logged.at(steps)), np.searchsorted(steps, pairs.step)
+        stated, step_index = self._stated(self.logged.at(steps)), np.searchsorted(steps, pairs.step)
         passes = np.zeros((len(np.unique(pairs.group)), *stated.shape[:2]))
-        np.add.at(passes, (pairs.group[pairs.first], at[pairs.first], pairs.layer[pairs.first]), len(passes))
-        share = stated[at, pairs.layer] / np.maximum(passes[pairs.group, at, pairs.layer], 1)[:, None]
+        np.add.at(passes, (pairs.group[pairs.first], step_index[pairs.first], pairs.layer[pairs.first]), len(passes))
+        share = stated[step_index, pairs.layer] / np.maximum(passes[pairs.group, step_index, pairs.layer], 1)[:, None]
         return structs.replace(job, rows=share[pairs.pair, pairs.place])
 
     @cached_property
@@ -121,12 +121,12 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
     def by_rank(self) -> Floats:
         """The tokens of each rank in the first pass through each layer, [steps, layers, ranks of all groups]."""
         pairs, (columns, column) = self.job.exchanges, self._columns
-        found = np.zeros((len(self.steps), int(pairs.layer.max(initial=-1)) + 1, columns.shape[1]))
+        tokens = np.zeros((len(self.steps), int(pairs.layer.max(initial=-1)) + 1, columns.shape[1]))
         first = np.flatnonzero(pairs.first[pairs.pair])
         of = pairs.pair[first]
-        at = np.searchsorted(self.steps, pairs.step[of]), pairs.layer[of], column[first]
-        np.add.at(found, at, self.job.tokens[first])
-        return found
+        cell = np.searchsorted(self.steps, pairs.step[of]), pairs.layer[of], column[first]
+        np.add.at(tokens, cell, self.job.tokens[first])
+        return tokens
 
     @cached_property
     def _ratio(self) -> Floats:
@@ -191,22 +191,23 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
         tokens = self.by_expert
         if tokens is None or self.source != "splits" or self._fits(tokens):
             return notes
-        stated, there = self._stated(tokens), self.totals
+        stated, recorded = self._stated(tokens), self.totals
         path = self.logged.source if self.logged is not None else ""
         layers = int(self.recorded.exchanges.layer.max()) + 1
-        if stated.shape != there.shape or layers != stated.shape[1]:
+        if stated.shape != recorded.shape or layers != stated.shape[1]:
             raise FormatError(
                 f"{path}: {stated.shape[1]} layers of experts, the recording has {layers}; give its own loads"
             )
-        share = abs(float(there.sum()) / (float(stated.sum()) or 1.0) - 1)
-        if (stated >= there * (1 - _ROUNDING)).all():
+        share = abs(float(recorded.sum()) / (float(stated.sum()) or 1.0) - 1)
+        if (stated >= recorded * (1 - _ROUNDING)).all():
             return [*notes, f"the ranks get {share:.1%} fewer tokens than the loads state: dropped beyond a capacity"]
-        if (stated <= there * (1 + _ROUNDING)).all():
+        if (stated <= recorded * (1 + _ROUNDING)).all():
             return [*notes, f"the ranks get {share:.1%} more rows than the loads state: padding"]
-        at = tuple(int(number) for number in np.argwhere(~np.isclose(stated, there, rtol=_ROUNDING))[0])
+        place = tuple(int(number) for number in np.argwhere(~np.isclose(stated, recorded, rtol=_ROUNDING))[0])
         raise FormatError(
-            f"{path}: step {self.steps[at[0]]}, layer {at[1]}: rank {at[2]} gets {stated[at]:.6g} tokens, in the"
-            f" recording {there[at]:.6g}; these are the loads of another job, or experts are not on ranks in order"
+            f"{path}: step {self.steps[place[0]]}, layer {place[1]}: rank {place[2]} gets {stated[place]:.6g} tokens,"
+            f" in the recording {recorded[place]:.6g}; these are the loads of another job, or experts are not on ranks"
+            " in order"
         )
 
     def layers(self) -> list[LayerLoads]:
@@ -255,7 +256,7 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
         uneven = [int(layer) for layer in np.flatnonzero(excess.mean(axis=0) > EQUAL)]
         heaviest = self.by_rank.mean(axis=0).argmax(axis=1)
         one_rank = int(self._columns[0][0, heaviest[0]]) if (heaviest == heaviest[0]).all() else None
-        found: ExpertCause = "skew" if one_rank is None else "hot-rank"
+        cause: ExpertCause = "skew" if one_rank is None else "hot-rank"
         expert = None
         if self.by_expert is not None:
             tokens = self.by_expert
@@ -268,27 +269,27 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
             gone = _over_mean(self._stated(tokens)) - _over_mean(self._stated(capped))
             if excess.sum() > 0 and gone.sum() / excess.sum() >= _SHARE_OF_EXPERT:
                 same = (first == first[0]).all(axis=0)
-                found = "hot-expert" if same.mean() >= 0.5 else "rotating"
-                if found == "hot-expert":
+                cause = "hot-expert" if same.mean() >= 0.5 else "rotating"
+                if cause == "hot-expert":
                     expert = int(np.bincount(first[0][same]).argmax())
-                one_rank = one_rank if found == "hot-expert" else None
-        return [CauseOfImbalance(found, one_rank, expert, uneven, self.saved_s)]
+                one_rank = one_rank if cause == "hot-expert" else None
+        return [CauseOfImbalance(cause, one_rank, expert, uneven, self.saved_s)]
 
-    def rebalanced(self, plan: Plan) -> Rebalanced:
+    def rebalanced(self, plan: RebalancePlan) -> Rebalanced:
         """The price of a plan, or why there is none."""
         if self.cut or self.source is None:
             return Rebalanced(plan.text, unknown="the rows that each rank sends and receives are not known")
         if plan.kind == "chunks":
             return self._in_chunks(plan)
-        found, loads, tokens = Rebalanced(plan.text), self.job.mean_loads, self.by_expert
+        outcome, loads, tokens = Rebalanced(plan.text), self.job.mean_loads, self.by_expert
         if plan.kind == "volume":
             loads = self.job.tokens
         elif plan.kind in {"capacity", "replicas"}:
             if tokens is None:
-                return structs.replace(found, unknown="the tokens of each expert are not known; give --expert-loads")
+                return structs.replace(outcome, unknown="the tokens of each expert are not known; give --expert-loads")
             if plan.kind == "capacity":
                 capped = np.minimum(tokens, np.ceil(plan.number * tokens.mean(axis=2, keepdims=True)))
-                found = structs.replace(found, dropped_share=1 - float(capped.sum() / (tokens.sum() or 1.0)))
+                outcome = structs.replace(outcome, dropped_share=1 - float(capped.sum() / (tokens.sum() or 1.0)))
                 loads = self._changed(self._stated(capped))
             else:
                 try:
@@ -296,17 +297,17 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
                         balanced_placement(each, self._width, int(plan.number)) for each in tokens.mean(axis=0)
                     ]
                 except SelectionError as error:
-                    return structs.replace(found, unknown=str(error))
-                found = structs.replace(found, placement=placement)
+                    return structs.replace(outcome, unknown=str(error))
+                outcome = structs.replace(outcome, placement=placement)
                 moved = [loads_of_ranks(tokens[:, layer], each, self._width) for layer, each in enumerate(placement)]
                 loads = self._changed(np.stack(moved, axis=1))
         if not self.job.runs:
-            return structs.replace(found, unknown="no op shows how long the experts took")
+            return structs.replace(outcome, unknown="no op shows how long the experts took")
         volume = plan.number if plan.kind == "volume" else 1.0
-        price = self.job.price(plan.text, loads, 1 - (found.dropped_share or 0.0), volume)
-        return structs.replace(price, dropped_share=found.dropped_share, placement=found.placement)
+        price = self.job.price(plan.text, loads, 1 - (outcome.dropped_share or 0.0), volume)
+        return structs.replace(price, dropped_share=outcome.dropped_share, placement=outcome.placement)
 
-    def _in_chunks(self, plan: Plan) -> Rebalanced:
+    def _in_chunks(self, plan: RebalancePlan) -> Rebalanced:
         """The price of the number of chunks that is best, 1 if chunks save nothing."""
         lines = self.job.lines if self.job.runs else {}
         if not lines or not np.isfinite([lines[name].slope_error for name in ("dispatch", "combine")]).all():
@@ -327,7 +328,7 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
         of_pair = share[np.searchsorted(self.steps, pairs.step), pairs.layer]
         return np.asarray(pairs.total(self.job.tokens)[pairs.pair] * of_pair[pairs.pair, pairs.place])
 
-    def found(self, plans: Sequence[Plan]) -> Experts:
+    def found(self, plans: Sequence[RebalancePlan]) -> Experts:
         """All of it. Raises FormatError for loads of another job."""
         return Experts(
             source=self.source,

@@ -12,10 +12,10 @@ from collections.abc import Iterable
 import numpy as np
 import polars as pl
 
+from tracekit.analysis.hang.build_report import report_of
 from tracekit.analysis.hang.case import SHOWN, Case
+from tracekit.analysis.hang.hang_report import HangCulprit, HangReport, StallClass, UndecidedStall
 from tracekit.analysis.hang.mismatch import Mismatch, find_mismatches
-from tracekit.analysis.hang.model import Culprit, HangReport, StallClass, Undecided
-from tracekit.analysis.hang.report import report_of
 from tracekit.analysis.hang.states import FINISHED, NOBODY, NOT_ISSUED, UNKNOWN, WAITS
 from tracekit.analysis.hang.wait_graph import Sinks, find_sinks
 from tracekit.trace.dumps import FlightRecord, Progress
@@ -60,12 +60,12 @@ def _doubtful(sinks: Sinks, mismatches: list[Mismatch], doubtful: set[int]) -> l
     return sorted({*sinks.doubtful, *differing} or (doubtful if any(not one.ranks for one in mismatches) else set()))
 
 
-def _in_doubt(case: Case, rank: int) -> Undecided:
+def _in_doubt(case: Case, rank: int) -> UndecidedStall:
     """A rank that may hold others up, or just wait: part of its dump is damaged."""
     rows = case.rendezvous.members.filter((pl.col("rank") == rank) & pl.col("state").is_in([WAITS, UNKNOWN]))
     number = int(rows["id"].to_numpy().min())
     where = f"{case.operation(number)} of {case.group(number)}"
-    return Undecided((rank,), where, "its dump is damaged in part: what it did last is unknown (see the notes)")
+    return UndecidedStall((rank,), where, "its dump is damaged in part: what it did last is unknown (see the notes)")
 
 
 def _proven(case: Case, sinks: Sinks) -> list[int]:
@@ -117,8 +117,8 @@ def _absent_alike(case: Case, number: int, rank: int) -> bool:
         return False
     place = group.ranks.index(rank)
     alike = case.rendezvous.operations.filter(~pl.col("p2p") & (pl.col("sequence") == row["sequence"]))
-    for other, at in alike.select("id", "group").iter_rows():
-        sibling = case.record.groups[at]
+    for other, group_number in alike.select("id", "group").iter_rows():
+        sibling = case.record.groups[group_number]
         if other == number or sibling.description != group.description or len(sibling.ranks) <= place:
             continue
         peer = sibling.ranks[place]
@@ -133,8 +133,8 @@ def _awaited_in(case: Case, rank: int) -> int:
     """The first operation that a culprit holds up; every culprit holds up one."""
     if rank in case.graph.broken:
         passed = case.rendezvous.members.filter(state=FINISHED).select("id")
-        mine = case.rendezvous.members.filter(rank=rank, state=WAITS)
-        return int(mine.join(passed, on="id", how="semi").sort("order")["id"][0])
+        own = case.rendezvous.members.filter(rank=rank, state=WAITS)
+        return int(own.join(passed, on="id", how="semi").sort("order")["id"][0])
     begin, end = case.graph.edges
     held = begin[(end == rank) & (begin >= case.graph.world_size)] - case.graph.world_size
     leading = held[np.isin(held, case.leading)]
@@ -143,11 +143,11 @@ def _awaited_in(case: Case, rank: int) -> int:
 
 def _earliest(case: Case, rank: int) -> int:
     """The earliest unfinished operation of a rank."""
-    mine = case.rendezvous.members.filter(rank=rank, state=WAITS)
-    return int(mine.sort("order")["id"][0])
+    own = case.rendezvous.members.filter(rank=rank, state=WAITS)
+    return int(own.sort("order")["id"][0])
 
 
-def _stuck(case: Case, rank: int) -> Culprit:
+def _stuck(case: Case, rank: int) -> HangCulprit:
     """A rank at which waiting ends, with its class."""
     dump = case.record.dumps.get(rank)
     if rank in case.graph.broken:
@@ -189,8 +189,8 @@ def _nothing_open(case: Case, rank: int) -> str:
 
 def _posted_receive(case: Case, rank: int) -> tuple[str, ...]:
     """A receive that a rank has posted without a matching send: posted early, or the place where the rank is stuck."""
-    mine = case.rendezvous.members.filter(rank=rank, state=WAITS).sort("order")
-    receives = mine.join(case.rendezvous.operations.filter("p2p", target=rank).select("id", "source"), on="id")
+    own = case.rendezvous.members.filter(rank=rank, state=WAITS).sort("order")
+    receives = own.join(case.rendezvous.operations.filter("p2p", target=rank).select("id", "source"), on="id")
     for number, source in receives.select("id", "source").iter_rows():
         if source in case.members(number, NOT_ISSUED):
             where = f"it has posted a receive that rank {source} has not sent to"
@@ -212,26 +212,28 @@ def _not_issued(case: Case, rank: int) -> tuple[str, ...]:
     return (f"{verb} {case.operation(number)} of {case.group(number)}, where {_wait(waiting)}{more}",)
 
 
-def _mismatched(case: Case, found: Mismatch, rank: int) -> Culprit:
-    calls = "; ".join(f"rank {one}: {call}" for one, call in found.calls)
-    evidence = f"calls of {case.group(found.id)} number {case.operation(found.id).rsplit(' ', 1)[-1]} differ: {calls}"
-    return _culprit(case, rank, StallClass.MISMATCH, found.id, (evidence,))
+def _mismatched(case: Case, mismatch: Mismatch, rank: int) -> HangCulprit:
+    calls = "; ".join(f"rank {one}: {call}" for one, call in mismatch.calls)
+    evidence = (
+        f"calls of {case.group(mismatch.id)} number {case.operation(mismatch.id).rsplit(' ', 1)[-1]} differ: {calls}"
+    )
+    return _culprit(case, rank, StallClass.MISMATCH, mismatch.id, (evidence,))
 
 
-def _not_reached(case: Case, number: int) -> tuple[list[Culprit], list[Undecided]]:
+def _not_reached(case: Case, number: int) -> tuple[list[HangCulprit], list[UndecidedStall]]:
     """The culprits of an operation that all have issued and none is late for: one rank's device has not begun it."""
     rows = case.rendezvous.members.filter(id=number, state=WAITS)
     where = f"{case.operation(number)} of {case.group(number)}"
     if NOBODY in case.rendezvous.operations.select("source", "target").row(number):
         return [], [
-            Undecided(
+            UndecidedStall(
                 tuple(rows["rank"]), where, "its peer is unknown: the dumps do not say which rank of the job it is"
             )
         ]
     hidden = case.hidden.filter(id=number)["rank"].to_list()
     if hidden:
         missing = f"what {_ranks(hidden)} called is damaged in the dump: the calls may differ"
-        return [], [Undecided(tuple(sorted(rows["rank"])), where, missing)]
+        return [], [UndecidedStall(tuple(sorted(rows["rank"])), where, missing)]
     if rows.height == 1:
         alone = int(rows["rank"][0])
         return [_culprit(case, alone, StallClass.DEVICE, number, (f"{where} needs nobody else",))], []
@@ -243,20 +245,20 @@ def _not_reached(case: Case, number: int) -> tuple[list[Culprit], list[Undecided
     ranks = tuple(sorted({*started, *scheduled}))
     if started:
         missing = "it has started on all of them: the logs of their network cards and switches would tell"
-        return [], [Undecided(ranks, where, missing)]
+        return [], [UndecidedStall(ranks, where, missing)]
     if jumped := _jumped_over(case, number, rows):
-        return [], [Undecided(ranks, where, jumped, alike=True)]
+        return [], [UndecidedStall(ranks, where, jumped, alike=True)]
     dumps = case.record.dumps
     if all(rank in dumps and dumps[rank].starts for rank in ranks):
         missing = (
             f"{where} is enqueued on all of them and has started on none, while starts are recorded: what runs before"
             " it on their streams holds it up, such as a kernel that does not end, or an event that is never recorded"
         )
-        return [], [Undecided(ranks, where, missing, alike=True)]
+        return [], [UndecidedStall(ranks, where, missing, alike=True)]
     missing = (
         "all have issued it, and which device has not begun it is not recorded: run with TORCH_NCCL_ENABLE_TIMING=1"
     )
-    return [], [Undecided(ranks, where, missing)]
+    return [], [UndecidedStall(ranks, where, missing)]
 
 
 def _jumped_over(case: Case, number: int, rows: pl.DataFrame) -> str | None:
@@ -276,7 +278,7 @@ def _jumped_over(case: Case, number: int, rows: pl.DataFrame) -> str | None:
     )
 
 
-def _unreceived(case: Case, number: int) -> tuple[list[Culprit], list[Undecided]]:
+def _unreceived(case: Case, number: int) -> tuple[list[HangCulprit], list[UndecidedStall]]:
     """A send whose target is stuck elsewhere. If the target's dump does not show its finished operations, the target
     may have received, and the sender's device may be stuck.
     """
@@ -286,12 +288,12 @@ def _unreceived(case: Case, number: int) -> tuple[list[Culprit], list[Undecided]
         missing = (
             f"whether rank {target} has received it is not recorded: dump with finished operations, or group status"
         )
-        return [], [Undecided((source, target), f"{case.operation(number)} of {case.group(number)}", missing)]
+        return [], [UndecidedStall((source, target), f"{case.operation(number)} of {case.group(number)}", missing)]
     evidence = f"rank {source} sends to it and it has posted no receive; it waits for rank {source} elsewhere"
     return [_culprit(case, target, StallClass.PARTNER, number, (evidence,))], []
 
 
-def _out_of_order(case: Case, ring: tuple[int, ...], accepted: set[bool | None]) -> list[Culprit]:
+def _out_of_order(case: Case, ring: tuple[int, ...], accepted: set[bool | None]) -> list[HangCulprit]:
     """Of ranks that wait for each other, those that have passed a call in which most members of a group wait.
 
     If more than half of the members wait in an operation, it is the program's next one. A rank of the ring that has not
@@ -300,16 +302,16 @@ def _out_of_order(case: Case, ring: tuple[int, ...], accepted: set[bool | None])
     """
     world = case.graph.world_size
     ranks = {node for node in ring if node < world}
-    found = []
+    candidates = []
     for number in (node - world for node in ring if node >= world):
         waiting, absent = case.members(number, WAITS), case.members(number, NOT_ISSUED)
         size = len(case.record.groups[case.rendezvous.operations["group"][number]].ranks)
         past = [rank for rank in sorted(ranks.intersection(absent)) if _is_level(case, rank, number) in accepted]
         if 2 * len(waiting) > size and past:
-            found.append((number, waiting, past))
-    if len(found) != 1:
+            candidates.append((number, waiting, past))
+    if len(candidates) != 1:
         return []
-    ((number, waiting, past),) = found
+    ((number, waiting, past),) = candidates
     return [_out_of_place(case, rank, number, waiting) for rank in past]
 
 
@@ -318,14 +320,14 @@ def _is_level(case: Case, rank: int, number: int) -> bool | None:
     groups that it shares with them; None if it shares none.
     """
     group = int(case.rendezvous.operations["group"][number])
-    elsewhere = case.rendezvous.known.filter((pl.col("group") != group) & pl.col("issued").is_not_null())
+    elsewhere = case.rendezvous.sequences.filter((pl.col("group") != group) & pl.col("issued").is_not_null())
     own = elsewhere.filter(rank=rank).select("group", own="issued")
     waiting = elsewhere.filter(pl.col("rank").is_in(case.members(number, WAITS)))
     shared = waiting.join(own, on="group")
     return None if shared.is_empty() else bool((shared["own"] >= shared["issued"]).all())
 
 
-def _out_of_place(case: Case, rank: int, number: int, waiting: list[int]) -> Culprit:
+def _out_of_place(case: Case, rank: int, number: int, waiting: list[int]) -> HangCulprit:
     own = _earliest(case, rank)
     sites = [_called_at(case, one, at) for one, at in ((waiting[0], number), (rank, own))]
     evidence = (
@@ -341,19 +343,19 @@ def _called_at(case: Case, rank: int, number: int) -> str:
     return f" at {rows['call_site'][0]}" if rows.height and rows["call_site"][0] else ""
 
 
-def _ring(case: Case, ring: tuple[int, ...]) -> Undecided:
+def _ring(case: Case, ring: tuple[int, ...]) -> UndecidedStall:
     """Ranks that wait for each other."""
     world = case.graph.world_size
     numbers = [node - world for node in ring if node >= world]
     ranks = tuple(sorted(node for node in ring if node < world))
     waits = [f"{_wait(case.members(number, WAITS))} in {case.operation(number)}" for number in numbers[:3]]
-    return Undecided(ranks, "; ".join(waits), "they wait for each other: compare the order of their calls")
+    return UndecidedStall(ranks, "; ".join(waits), "they wait for each other: compare the order of their calls")
 
 
-def _culprit(case: Case, rank: int, stall_class: StallClass, number: int, evidence: tuple[str, ...]) -> Culprit:
+def _culprit(case: Case, rank: int, stall_class: StallClass, number: int, evidence: tuple[str, ...]) -> HangCulprit:
     dump = case.record.dumps.get(rank)
     place = int(case.rendezvous.operations["group"][number])
-    return Culprit(
+    return HangCulprit(
         rank=rank,
         stall_class=stall_class,
         stall=int(case.stall[rank]),

@@ -1,0 +1,124 @@
+"""Rules for names and for the formatter that ruff does not have, checked on all shipped code by `make check`.
+
+Reads the source files, prints a line for each breach, and exits with 1 if there is one. `PENDING` are the files that do
+not obey the rules yet. Remove an entry when its files do; add none.
+"""
+
+import ast
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+PENDING = (
+    "analysis/attribution",
+    "analysis/detectors",
+    "analysis/diagnosis",
+    "analysis/evidence",
+    "analysis/fixes",
+    "analysis/graph",
+    "analysis/numeric",
+    "analysis/replay",
+    "analysis/whatif",
+    "benchmarks/eventsim",
+    "benchmarks/frameworks.py",
+    "benchmarks/frameworks_parallel.py",
+    "benchmarks/frameworks_parts.py",
+    "benchmarks/kinetosim.py",
+    "benchmarks/profiler_cost.py",
+    "collectors/importers/registry.py",
+    "dashboards/data",
+    "dashboards/pages",
+    "dashboards/ui/context.py",
+    "dashboards/web/command.py",
+    "tracekit/callbacks",
+    "tracekit/cli.py",
+    "tracekit/commands",
+    "tracekit/fleet/sources.py",
+    "tracekit/job",
+    "tracekit/live/notify.py",
+    "tracekit/live/run.py",
+    "tracekit/report",
+    "tracekit/show",
+    "tracekit/store/care.py",
+    "tracekit/store/catalogue.py",
+    "tracekit/store/store.py",
+)
+
+FOLDERS = ("tracekit", "collectors", "analysis", "dashboards", "benchmarks")
+VAGUE = {"found", "one", "known", "some", "mine", "at", "left", "told", "made", "taken", "kept", "here", "there"}
+REPEATED = {"__init__.py", "__main__.py"}
+
+
+def bound_names(node: ast.AST) -> Iterator[tuple[str, int]]:
+    """Each name bound outside the target of a comprehension, with its line."""
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.id, node.lineno
+    elif isinstance(node, ast.arg):
+        yield node.arg, node.lineno
+    children = [node.iter, *node.ifs] if isinstance(node, ast.comprehension) else ast.iter_child_nodes(node)
+    for child in children:
+        yield from bound_names(child)
+
+
+def is_table(node: ast.AST) -> bool:
+    """Whether `node` has several lines and several entries on one of them, or is a long row of entries."""
+    if not isinstance(node, ast.Dict | ast.List | ast.Tuple | ast.Set | ast.Call):
+        return False
+    parts = [getattr(node, name, []) for name in ("elts", "values", "args", "keywords")]
+    entries = [entry.value if isinstance(entry, ast.keyword) else entry for part in parts for entry in part]
+    lines = {entry.lineno for entry in entries}
+    if len(lines) == 1 and not isinstance(node, ast.Call):
+        return len(entries) >= 6
+    return 2 <= len(lines) < len(entries)
+
+
+def breaches(source: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and text of each breach that shows in one file."""
+    for name, line in bound_names(tree):
+        if name in VAGUE:
+            yield line, f"`{name}` says nothing of what it holds"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.IfExp) and sum(isinstance(inner, ast.IfExp) for inner in ast.walk(node)) > 1:
+            yield node.lineno, "a conditional expression within another"
+    statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+    statements += [decorator for node in statements for decorator in getattr(node, "decorator_list", [])]
+    for number, text in enumerate(source.split("\n"), 1):
+        if text.rstrip().endswith("# fmt: skip"):
+            around = [statement for statement in statements if statement.lineno <= number <= statement.end_lineno]
+            innermost = min(around, key=lambda statement: statement.end_lineno - statement.lineno)
+            if not any(map(is_table, ast.walk(innermost))):
+                yield number, "`fmt: skip` on something that is no table"
+
+
+def main() -> int:
+    """Check all files that are not pending."""
+    report, classes, names = [], defaultdict(list), defaultdict(list)
+    paths = [path for folder in FOLDERS for path in sorted(Path(folder).rglob("*.py"))]
+    unused = set(PENDING)
+    for path in paths:  # `rglob` does not follow the links to folders in tracekit/
+        source = path.read_text()
+        tree = ast.parse(source)
+        local = [f"{path}:{line}: {text}" for line, text in breaches(source, tree)]
+        entries = {entry for entry in PENDING if path.is_relative_to(entry)}
+        if entries:
+            unused -= entries if local else set()
+            continue
+        report += local
+        names[path.name].append(str(path))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                classes[node.name].append(f"{path}:{node.lineno}")
+    report += [f"{', '.join(where)}: class {name} twice" for name, where in classes.items() if len(where) > 1]
+    report += [
+        f"{', '.join(where)}: a file name thrice"
+        for name, where in names.items()
+        if len(where) > 2 and name not in REPEATED
+    ]
+    report += [f"PENDING: {entry} obeys the rules: remove it" for entry in sorted(unused)]
+    print(*report, sep="\n", end="\n" if report else "")
+    return bool(report)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
