@@ -217,7 +217,7 @@ def _attempt_lines(one: CollectedAttempt, several: bool) -> list[str]:
     if one.missing_ranks:
         lines.append(
             f"WARNING: {title}{ranks_text(one.missing_ranks, 16)} reported nothing; the trace lacks them"
-            ' (see "Missing ranks" in collectors/README.md)'
+            ' (see "Missing ranks" in docs/collecting.md)'
         )
     lines += [f"{title}{line}" for line in (*one.notes, *one.nccl)]
     for rank in one.ranks:

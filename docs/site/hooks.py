@@ -32,10 +32,7 @@ ELSEWHERE = {
     "CODE_OF_CONDUCT.md": "conduct.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
-    "analysis/README.md": "causes.md",
     "benchmarks/RESULTS.md": "results.md",
-    "collectors/README.md": "collecting.md",
-    "dashboards/README.md": "dashboard.md",
     "sample_traces/README.md": "samples.md",
     "docs/notebook.ipynb": "notebook.md",
 }
@@ -59,7 +56,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Links of pages in docs/ lead to pages of the site; figures of the paper take their places."""
-    if page.file.src_uri == "paper.md":
+    if page.file.src_uri == "method.md":
         for name, figure in drawings.figures().items():
             markdown = markdown.replace(f"{{{{ {name} }}}}", _plotly(json.loads(figure.to_json())))
     generated = page.file.src_uri in {*ELSEWHERE.values(), "commands.md"}
