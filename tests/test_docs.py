@@ -109,7 +109,18 @@ def test_the_commands_of_the_readme_have_the_options_that_they_require():
 def test_every_install_line_names_our_distributions():
     """On the package index, `tracekit` alone is a stranger's tool, with the same import and the same command."""
     kinds = {"", ".ipynb", ".md", ".py", ".toml", ".yaml", ".yml"}
-    folders = (".github", "analysis", "benchmarks", "collectors", "dashboards", "deploy", "docs", "tests", "tracekit")
+    folders = (
+        ".github",
+        "analysis",
+        "benchmarks",
+        "collectors",
+        "dashboards",
+        "deploy",
+        "docs",
+        "judges",
+        "tests",
+        "tracekit",
+    )
     texts = [path for path in ROOT.iterdir() if path.suffix in kinds and not path.name.startswith(".")]
     texts += [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in kinds]
     wrong = re.compile(

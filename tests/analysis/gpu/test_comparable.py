@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.kinetosim import Job, Trouble
+from judges.kinetosim import Job, Trouble
 from tests.analysis.gpu.jobs import loaded, said
 from tracekit.job.graph_report import GraphReport
 from tracekit.report.verdict import LossKind

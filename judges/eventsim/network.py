@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.eventsim.graph import Flow
-from benchmarks.eventsim.model import Queueing
+from judges.eventsim.graph import Flow
+from judges.eventsim.model import Queueing
 
 
 class SharedNetwork:

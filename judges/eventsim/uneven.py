@@ -7,8 +7,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from benchmarks.eventsim.causes import Cause, Floats
-from benchmarks.eventsim.world import World
+from judges.eventsim.causes import Cause, Floats
+from judges.eventsim.world import World
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 
-from benchmarks.eventsim.causes import (
+from judges.eventsim.causes import (
     ALWAYS,
     Cause,
     Checkpoints,
@@ -28,10 +28,10 @@ from benchmarks.eventsim.causes import (
     Wander,
     When,
 )
-from benchmarks.eventsim.model import Cell, Job
-from benchmarks.eventsim.run import run
-from benchmarks.eventsim.troubles import BusyUplink, ClockOffset, Congestion, CongestionEpisodes, SlowLink, SlowNic
-from benchmarks.eventsim.uneven import SkewedData, UnequalSequences
+from judges.eventsim.model import Cell, Job
+from judges.eventsim.run import run
+from judges.eventsim.troubles import BusyUplink, ClockOffset, Congestion, CongestionEpisodes, SlowLink, SlowNic
+from judges.eventsim.uneven import SkewedData, UnequalSequences
 
 
 class TruthKind(StrEnum):

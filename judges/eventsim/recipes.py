@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from benchmarks.eventsim.causes import (
+from judges.eventsim.causes import (
     ALWAYS,
     Cause,
     Checkpoints,
@@ -29,8 +29,8 @@ from benchmarks.eventsim.causes import (
     Wander,
     When,
 )
-from benchmarks.eventsim.model import Cell, Host, Job, Posting
-from benchmarks.eventsim.troubles import (
+from judges.eventsim.model import Cell, Host, Job, Posting
+from judges.eventsim.troubles import (
     BusyUplink,
     ClockOffset,
     Congestion,
@@ -40,7 +40,7 @@ from benchmarks.eventsim.troubles import (
     Traffic,
     Way,
 )
-from benchmarks.eventsim.uneven import SkewedData, UnequalSequences
+from judges.eventsim.uneven import SkewedData, UnequalSequences
 
 Rng = np.random.Generator
 Maker = Callable[[Rng, Job], Cause]

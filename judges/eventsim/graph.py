@@ -14,9 +14,9 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.eventsim.model import Cell, Host, Job, Posting, Shape
-from benchmarks.eventsim.schedule import Compute, Item, Transfer, program
-from benchmarks.eventsim.topology import Topology
+from judges.eventsim.model import Cell, Host, Job, Posting, Shape
+from judges.eventsim.schedule import Compute, Item, Transfer, program
+from judges.eventsim.topology import Topology
 
 
 class Source(IntEnum):

@@ -1,6 +1,6 @@
 """Judge the diagnosis of an event-simulated job: its causes, their places and timing, and the prices of its fixes.
 
-Takes a job of `benchmarks.eventsim`, its truths, and a report's JSON. Reads nothing but the JSON, so that rules can
+Takes a job of `judges.eventsim`, its truths, and a report's JSON. Reads nothing but the JSON, so that rules can
 change freely.
 """
 
@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.eventsim.causes import Checkpoints, LateData, Rise, SlowRank
-from benchmarks.eventsim.model import FIRST_STEP, Cell, Job
-from benchmarks.eventsim.truth import (
+from judges.eventsim.causes import Checkpoints, LateData, Rise, SlowRank
+from judges.eventsim.model import FIRST_STEP, Cell, Job
+from judges.eventsim.truth import (
     Truth,
     TruthKind,
     mean_step_s,
@@ -25,7 +25,7 @@ from benchmarks.eventsim.truth import (
     with_workers_replaced,
     without_kinds,
 )
-from benchmarks.eventsim.uneven import UnequalSequences
+from judges.eventsim.uneven import UnequalSequences
 
 #: A cause that costs this share of the step must be found.
 MUST_FIND_SHARE = 0.05

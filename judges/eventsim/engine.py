@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from benchmarks.eventsim.graph import ON_THE_PROCESS, Source, StepGraph
-from benchmarks.eventsim.network import SharedNetwork
+from judges.eventsim.graph import ON_THE_PROCESS, Source, StepGraph
+from judges.eventsim.network import SharedNetwork
 
 
 @dataclass(frozen=True, slots=True)

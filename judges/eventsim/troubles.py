@@ -7,9 +7,9 @@ from enum import StrEnum
 
 import numpy as np
 
-from benchmarks.eventsim.causes import ALWAYS, Cause, When
-from benchmarks.eventsim.model import Cell, Job
-from benchmarks.eventsim.world import World
+from judges.eventsim.causes import ALWAYS, Cause, When
+from judges.eventsim.model import Cell, Job
+from judges.eventsim.world import World
 
 
 class Way(StrEnum):

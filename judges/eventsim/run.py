@@ -13,12 +13,12 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from benchmarks.eventsim.causes import checkpoints_gathered, needs_checkpoint, needs_gc
-from benchmarks.eventsim.engine import Episode, StepInput, StepTimes, run_step
-from benchmarks.eventsim.graph import OPTIONAL, Source, StepGraph, build
-from benchmarks.eventsim.model import EPOCH_S, FIRST_STEP, LAYERS_PER_STAGE, Job
-from benchmarks.eventsim.network import SharedNetwork
-from benchmarks.eventsim.world import Floats, World, draw_world, seconds, waited_share
+from judges.eventsim.causes import checkpoints_gathered, needs_checkpoint, needs_gc
+from judges.eventsim.engine import Episode, StepInput, StepTimes, run_step
+from judges.eventsim.graph import OPTIONAL, Source, StepGraph, build
+from judges.eventsim.model import EPOCH_S, FIRST_STEP, LAYERS_PER_STAGE, Job
+from judges.eventsim.network import SharedNetwork
+from judges.eventsim.world import Floats, World, draw_world, seconds, waited_share
 from tracekit import Layout, Trace
 
 

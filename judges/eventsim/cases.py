@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from benchmarks.eventsim import recipes, uneven_recipes
-from benchmarks.eventsim.causes import Cause
-from benchmarks.eventsim.model import (
+from judges.eventsim import recipes, uneven_recipes
+from judges.eventsim.causes import Cause
+from judges.eventsim.model import (
     ComputeCost,
     Host,
     HostCost,

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.eventsim.engine import Pauses, Stops
-from benchmarks.eventsim.graph import Source, launches
-from benchmarks.eventsim.model import Job
-from benchmarks.eventsim.topology import Topology
+from judges.eventsim.engine import Pauses, Stops
+from judges.eventsim.graph import Source, launches
+from judges.eventsim.model import Job
+from judges.eventsim.topology import Topology
 
 Floats = npt.NDArray[np.float64]
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from benchmarks.eventsim.causes import Cause, Part, Rise, SlowWorkers, When
-from benchmarks.eventsim.model import Job
-from benchmarks.eventsim.recipes import Maker, Rng
-from benchmarks.eventsim.uneven import Lengths, UnequalSequences
+from judges.eventsim.causes import Cause, Part, Rise, SlowWorkers, When
+from judges.eventsim.model import Job
+from judges.eventsim.recipes import Maker, Rng
+from judges.eventsim.uneven import Lengths, UnequalSequences
 
 
 def slower_half(rng: Rng, job: Job) -> Cause:

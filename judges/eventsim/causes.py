@@ -11,10 +11,10 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.eventsim.engine import Pauses, Stops
-from benchmarks.eventsim.graph import Source
-from benchmarks.eventsim.model import Cell, Job, Shape
-from benchmarks.eventsim.world import World, walk
+from judges.eventsim.engine import Pauses, Stops
+from judges.eventsim.graph import Source
+from judges.eventsim.model import Cell, Job, Shape
+from judges.eventsim.world import World, walk
 
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]

@@ -12,12 +12,12 @@ import numpy as np
 import polars as pl
 import pytest
 
-import benchmarks.eventsim
-from benchmarks.eventsim import CASES, draw_job, simulate, truths
-from benchmarks.eventsim.causes import Checkpoints, GcPauses, LateData, Rise, SlowWorkers, When
-from benchmarks.eventsim.engine import Stops
-from benchmarks.eventsim.graph import Flow
-from benchmarks.eventsim.model import (
+import judges
+from judges.eventsim import CASES, draw_job, simulate, truths
+from judges.eventsim.causes import Checkpoints, GcPauses, LateData, Rise, SlowWorkers, When
+from judges.eventsim.engine import Stops
+from judges.eventsim.graph import Flow
+from judges.eventsim.model import (
     ComputeCost,
     HostCost,
     Job,
@@ -29,10 +29,10 @@ from benchmarks.eventsim.model import (
     Schedule,
     Shape,
 )
-from benchmarks.eventsim.network import SharedNetwork
-from benchmarks.eventsim.troubles import BusyUplink, ClockOffset, Congestion, SlowLink
-from benchmarks.eventsim.truth import TruthKind, mean_step_s, with_workers_replaced, without
-from benchmarks.eventsim.uneven import UnequalSequences
+from judges.eventsim.network import SharedNetwork
+from judges.eventsim.troubles import BusyUplink, ClockOffset, Congestion, SlowLink
+from judges.eventsim.truth import TruthKind, mean_step_s, with_workers_replaced, without
+from judges.eventsim.uneven import UnequalSequences
 
 FORWARD_S, BACKWARD_S, OPTIMIZER_S = 0.010, 0.020, 0.004
 #: A network that takes no time, so that only computes do.
@@ -63,16 +63,16 @@ def ops(job: Job, kind: str, **place: int) -> pl.DataFrame:
     return frame.sort("step", "seq").with_columns(end=pl.col("start") + pl.col("duration"))
 
 
-def test_it_shares_nothing_with_the_analysis_or_the_other_simulator():
-    """Its modules import numpy, polars, the standard library, each other, and two classes of the trace format."""
+def test_judges_share_nothing_with_the_analysis():
+    """They import numpy, polars, the standard library, each other, and two classes of the trace format."""
     allowed = {"numpy", "polars"} | set(sys.stdlib_module_names)
-    for path in Path(benchmarks.eventsim.__file__).parent.glob("*.py"):
+    for path in Path(judges.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 assert {name.name.partition(".")[0] for name in node.names} <= allowed, path
             elif isinstance(node, ast.ImportFrom) and node.module == "tracekit":
                 assert {name.name for name in node.names} <= {"Layout", "Trace"}, path
-            elif isinstance(node, ast.ImportFrom) and not node.module.startswith("benchmarks.eventsim"):
+            elif isinstance(node, ast.ImportFrom) and not node.module.startswith("judges."):
                 assert node.module.partition(".")[0] in allowed, path
 
 

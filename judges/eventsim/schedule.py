@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from benchmarks.eventsim.model import Job, Posting, Schedule, Shape
+from judges.eventsim.model import Job, Posting, Schedule, Shape
 
 
 @dataclass(frozen=True, slots=True)

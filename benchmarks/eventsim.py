@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 import tracekit
-from benchmarks.eventsim import CASES, draw_job, simulate, truths
-from benchmarks.judging import Judgement, judge, must_find
 from benchmarks.measure import table
+from judges.eventsim import CASES, draw_job, simulate, truths
+from judges.judging import Judgement, judge, must_find
 from tracekit.base.errors import TracekitError
 
 #: Published figures come from these seeds, so develop rules on other ones.
@@ -34,7 +34,7 @@ def section() -> str:
     """The Markdown of this section."""
     judged = tuple(corpus(SEED, COUNT, HEALTHY, tuple(CASES)))
     intro = (
-        f"Jobs of the event-driven simulator (`benchmarks/eventsim`), which shares no code and no model with the rules:"
+        f"Jobs of the event-driven simulator (`judges/eventsim`), which shares no code and no model with the rules:"
         f" {COUNT} of each of {len(CASES)} cases and {HEALTHY} healthy ones, seeds from {SEED}. The truth is the same"
         " job run again without the cause, or with the fix. A cause must be found if it costs 5 % of the step or more."
     )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from benchmarks.eventsim.causes import Cause
+    from judges.eventsim.causes import Cause
 
 GPUS_PER_HOST = 8
 FIRST_STEP = 100

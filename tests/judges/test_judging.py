@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.eventsim.causes import SlowWorkers, When
-from benchmarks.eventsim.model import Network, Shape
-from benchmarks.eventsim.truth import mean_step_s, truths, without
-from benchmarks.eventsim.uneven import SkewedData
-from benchmarks.judging import ACCEPTED, judge
-from benchmarks.verdicts import report
-from tests.benchmarks.test_eventsim import exact
+from benchmarks.eventsim import report
+from judges.eventsim.causes import SlowWorkers, When
+from judges.eventsim.model import Network, Shape
+from judges.eventsim.truth import mean_step_s, truths, without
+from judges.eventsim.uneven import SkewedData
+from judges.judging import ACCEPTED, judge
+from tests.judges.test_eventsim import exact
 from tracekit.analysis.detectors.detector import Detector
 from tracekit.analysis.detectors.registry import detectors
 

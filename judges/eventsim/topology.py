@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.eventsim.model import Cell, Job
+from judges.eventsim.model import Cell, Job
 
 
 class Topology:
