@@ -72,17 +72,17 @@ def on_page_content(html: str, **_: Any) -> str:
 
 def _relinked(markdown: str, source: str) -> str:
     """Links as the site has them: to its pages, and none to files that are not in it."""
+    folder = posixpath.dirname(ELSEWHERE.get(source, source.removeprefix("docs/"))) or "."
 
     def link(found: re.Match[str]) -> str:
         image, words, target, anchor = found[1], found[2], found[3], found[4] or ""
         if "://" in target:
             return found[0]
         path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
-        if path in ELSEWHERE:
-            return f"{image}[{words}]({ELSEWHERE[path]}{anchor})"
-        if path.startswith("docs/"):
-            return f"{image}[{words}]({path.removeprefix('docs/')}{anchor})"
-        return words
+        if path not in ELSEWHERE and not path.startswith("docs/"):
+            return words
+        page = posixpath.relpath(ELSEWHERE.get(path, path.removeprefix("docs/")), folder)
+        return f"{image}[{words}]({page}{anchor})"
 
     return _LINK.sub(link, markdown)
 
