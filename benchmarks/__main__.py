@@ -75,8 +75,7 @@ def _has_options(arguments: list[str]) -> bool:
 
 
 def _module(name: str) -> ModuleType:
-    # `benchmarks.eventsim` is the simulator, which does not know tracekit.
-    return import_module(f"benchmarks.{'verdicts' if name == 'eventsim' else name}")
+    return import_module(f"benchmarks.{name}")
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from benchmarks.eventsim import CASES, draw_job, simulate
 from benchmarks.measure import table
+from judges.eventsim import CASES, draw_job, simulate
 from tracekit import Layout, Trace, load
 from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.attribution.attribution import Attribution

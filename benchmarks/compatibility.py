@@ -1,4 +1,4 @@
-"""Which Python, torch and frameworks were tried, into docs/compatibility.md; rows of others stay.
+"""Which Python, torch and frameworks were tried, into docs/stability.md; rows of others stay.
 
 python -m benchmarks compatibility    run it with the Python of each environment that is to be tried
 
@@ -22,19 +22,12 @@ from pathlib import Path
 from benchmarks import frameworks
 from benchmarks.measure import table, tracekit
 
-PAGE = Path(__file__).parent.parent / "docs" / "compatibility.md"
+PAGE = Path(__file__).parent.parent / "docs" / "stability.md"
 #: Rows of benchmarks/frameworks.py; each library in the way in which most people start it.
 ROWS = ("ddp", "fsdp2", "pipeline", "accelerate", "hf_trainer", "lightning", "deepspeed_zero1")
 #: How much slower rank 1 is in its forward, ms a step: far more than those of a machine with other work vary.
 SLOW_MS = 100.0
 COLUMNS = ["Python", "torch", "tried with", "ops recorded", "slow rank named", "tracekit", "on"]
-_INTRODUCTION = """# Tried versions
-
-Made by `python -m benchmarks compatibility`, in one environment after the other: two ranks on gloo train under
-`tracekit collect`, one of them slow, and the report must name that one. Without torch, a simulated job is analysed.
-Other versions are likely to work; `tracekit doctor` tries yours. *busy-cores*: the machine had so much other work that
-the report says so first, and blames no rank for it.
-"""
 
 
 def main(arguments: list[str]) -> None:
@@ -45,7 +38,7 @@ def main(arguments: list[str]) -> None:
         for row in _rows(Path(folder)):
             print(" | ".join(row), flush=True)
             of = {tuple(one[:3]): one for one in (*_rows_of(PAGE), row)}
-            PAGE.write_text(f"{_INTRODUCTION}\n{table(COLUMNS, [of[key] for key in sorted(of)])}\n")
+            PAGE.write_text(_with_rows(PAGE.read_text(), [of[key] for key in sorted(of)]))
 
 
 def _rows(folder: Path) -> Iterator[list[str]]:
@@ -75,9 +68,15 @@ def _simulated(folder: Path) -> list[str]:
     return [f"{report['job']['ops']:,}", "yes" if named == [(1, 1)] else f"no: {named}"]
 
 
+def _with_rows(page: str, rows: list[list[str]]) -> str:
+    """The page with these rows in its last table."""
+    before = page.rpartition(f"| {COLUMNS[0]} | {COLUMNS[1]} |")[0]
+    return f"{before}{table(COLUMNS, rows)}\n"
+
+
 def _rows_of(page: Path) -> Iterator[list[str]]:
     """The rows that a page has."""
-    for line in page.read_text().splitlines() if page.exists() else []:
+    for line in page.read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if len(cells) == len(COLUMNS) and cells[0][:1].isdigit():
             yield cells

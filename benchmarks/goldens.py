@@ -16,9 +16,9 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks import kinetosim
-from benchmarks.eventsim import CASES, draw_job, simulate
-from benchmarks.kinetosim import Trouble
+from judges import kinetosim
+from judges.eventsim import CASES, draw_job, simulate
+from judges.kinetosim import Trouble
 
 SEED = 20_000_000
 SAMPLES = Path(__file__).resolve().parents[1] / "sample_traces"

@@ -9,8 +9,8 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from benchmarks.hangsim import Fault, HangJob, draw_faults, dumps, run, write
 from benchmarks.measure import measure, table, tracekit
+from judges.hangsim import Fault, HangJob, draw_faults, dumps, run, write
 
 LARGE = (8, 8, 64)
 SMALL = ((2, 2, 2), (4, 2, 2), (1, 4, 2), (2, 4, 2), (2, 2, 4), (8, 2, 1))

@@ -1,9 +1,8 @@
 """Traces of torch.profiler: speed of reading and analysis, and accuracy of the named rank, cause and price.
 
-The jobs come from `kinetosim.py`, which does not know tracekit. For speed, its output is repeated until the file of a
-rank is as large as a real one. For accuracy, a job with one trouble is compared with the same job without it, whose
-step time gives the true price. `kinetoinject.py`, which does not know tracekit either, puts delays into real traces if
-there are any next to the repository.
+The jobs come from `judges/kinetosim.py`. For speed, its output is repeated until the file of a rank is as large as a
+real one. For accuracy, a job with one trouble is compared with the same job without it, whose step time gives the true
+price. `judges/kinetoinject.py` puts delays into real traces if there are any next to the repository.
 """
 
 from __future__ import annotations
@@ -16,8 +15,6 @@ from itertools import product
 from pathlib import Path
 
 from benchmarks.core import REFERENCE
-from benchmarks.kinetoinject import Delay, Moments
-from benchmarks.kinetosim import Job, Trouble
 from benchmarks.measure import measure, table, tracekit
 from tracekit.analysis.evidence.culprit import culprit_of
 from tracekit.analysis.gpu.behind import BlamedRank, find_culprit, saved_by_rank

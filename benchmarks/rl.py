@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import measure, table, tracekit
-from benchmarks.rlsim import PLANTED, RlSimJob, alternatives, draw, generate, losses, record, step_s
+from judges.rlsim import PLANTED, RlSimJob, alternatives, draw, generate, losses, record, step_s
 
 SEEDS = 8
 LARGE = (250, 4000, 16)

@@ -19,10 +19,10 @@ from unittest import mock
 
 from prometheus_client import generate_latest
 
-from benchmarks.eventsim.cases import draw_job
-from benchmarks.eventsim.run import simulate
 from benchmarks.measure import table
 from benchmarks.writtenrun import WrittenRun
+from judges.eventsim.cases import draw_job
+from judges.eventsim.run import simulate
 from tracekit.collectors.merge.merge import merge_attempt
 from tracekit.collectors.run_directory.follow import AttemptFollower
 from tracekit.job.pipeline import PipelineJob

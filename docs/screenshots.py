@@ -1,4 +1,4 @@
-"""Make the pictures of the README from the sample traces: `python docs/screenshots.py` writes docs/images/."""
+"""Make the pictures of README and docs/dashboard.md from the sample traces: `python docs/screenshots.py`."""
 
 import re
 import subprocess
@@ -12,9 +12,7 @@ ROOT = Path(__file__).parents[1]
 PICTURES = {
     "jobs": ("/", "light", 800),
     "job": ("/job?job=slow-worker", "light", 800),
-    "workers": ("/workers?job=slow-worker", "dark", 800),
     "timeline": ("/timeline?job=slow-worker&critical=yes", "light", 800),
-    "whatif": ("/whatif?job=slow-worker&select=worker%3D1%2C2", "dark", 800),
 }
 
 

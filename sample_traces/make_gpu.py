@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.kinetosim import Job, Trouble
+from judges.kinetosim import Job, Trouble
 
 JOB = Job(ranks=4, steps=3, layers=6, bucket=3, late_us=500.0, troubles=(Trouble(2, input_us=1500.0),), seed=7)
 

@@ -50,7 +50,7 @@ LONGEST = (
 #: Imported where a test needs them only.
 HEAVY = {"mcp", "pandas", "scipy.stats", "torch"}
 #: Folders whose tests only compute: behind all others.
-COMPUTED = ("tests/analysis/", "tests/benchmarks/", "tests/fuzz/", "tests/synth/")
+COMPUTED = ("tests/analysis/", "tests/benchmarks/", "tests/fuzz/", "tests/judges/", "tests/synth/")
 
 
 @pytest.fixture

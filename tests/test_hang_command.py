@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks.hangsim import Fault, HangJob, dumps, run, write
+from judges.hangsim import Fault, HangJob, dumps, run, write
 from tests import handmade
 from tracekit.store import Incoming, Store
 from tracekit.store.care import damages

@@ -21,9 +21,9 @@ import duckdb
 import polars as pl
 import pytest
 
-from benchmarks.hangsim import HangJob as Job3D
-from benchmarks.hangsim import dumps, write
-from benchmarks.hangsim import run as run_job
+from judges.hangsim import HangJob as Job3D
+from judges.hangsim import dumps, write
+from judges.hangsim import run as run_job
 from tests.cases import case
 from tests.handmade import run, run_process, slow_frame, slow_trace
 from tracekit.base.errors import FormatError, OutputError, StoreError

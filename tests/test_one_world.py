@@ -196,7 +196,7 @@ def test_jobs_of_two_sources_do_not_compare(sources: tuple[Source, ...]) -> None
     ran = run("compare", sources[0].slow, sources[1].slow)
     assert (ran.code, ran.message) == (
         ExitCode.BAD_INPUT,
-        "tracekit: A is a pipeline trace, B an op trace (docs/op-trace.md): compare two of the same source",
+        "tracekit: A is a pipeline trace, B an op trace (docs/traces.md): compare two of the same source",
     )
 
 

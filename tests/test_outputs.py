@@ -11,9 +11,9 @@ import click
 import pytest
 from jsonschema import Draft202012Validator
 
-from benchmarks.hangsim import Fault, HangJob, dumps
-from benchmarks.hangsim import run as simulated
-from benchmarks.hangsim import write as write_dumps
+from judges.hangsim import Fault, HangJob, dumps
+from judges.hangsim import run as simulated
+from judges.hangsim import write as write_dumps
 from tests.analysis.rl.logs import lines, write
 from tests.bill.test_run import restarted
 from tests.fleet.few_jobs import study_here, write_jobs

@@ -60,7 +60,7 @@ def test_everything_public_is_in_the_reference(site: Path) -> None:
 
 
 def test_the_papers_figures_are_drawn(site: Path) -> None:
-    shown = page(site, "paper")
+    shown = page(site, "method")
     assert shown.count("Plotly.newPlot") == 5
     assert "{{" not in re.sub(r"<script>.*?</script>", "", shown, flags=re.DOTALL)
 

@@ -25,7 +25,7 @@ from tracekit.store.query import rows_of
 
 ROOT = Path(__file__).parents[1]
 SAMPLES = ROOT / "sample_traces"
-QUESTIONS = re.findall(r"```sql\n(.*?)\n```", (ROOT / "docs" / "sql.md").read_text())
+QUESTIONS = re.findall(r"```sql\n(.*?)\n```", (ROOT / "docs" / "store.md").read_text())
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ COMPARISON_VERSION = 1
 SMALLEST_SHARE = 0.01
 _SOURCES = {
     "pipeline": "a pipeline trace",
-    "ops": "an op trace (docs/op-trace.md)",
+    "ops": "an op trace (docs/traces.md)",
     "recording": "of torch.profiler (docs/kineto.md)",
     "rl": "a run of post-training (docs/rl.md)",
 }

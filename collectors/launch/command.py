@@ -221,7 +221,7 @@ def _attempt_lines(attempt: CollectedAttempt, several: bool) -> list[str]:
     if attempt.missing_ranks:
         lines.append(
             f"WARNING: {title}{ranks_text(attempt.missing_ranks, 16)} reported nothing; the trace lacks them"
-            ' (see "Missing ranks" in collectors/README.md)'
+            ' (see "Missing ranks" in docs/collecting.md)'
         )
     lines += [f"{title}{line}" for line in (*attempt.notes, *attempt.nccl)]
     for rank in attempt.ranks:

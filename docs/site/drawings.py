@@ -1,6 +1,6 @@
 """The paper's figures, drawn from `paper_figures.csv`.
 
-In: the table that `paper_figures.py` wrote. Out: Plotly figures by the name that stands for them in docs/paper.md.
+In: the table that `paper_figures.py` wrote. Out: Plotly figures by the name that stands for them in docs/method.md.
 """
 
 from __future__ import annotations

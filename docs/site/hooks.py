@@ -32,10 +32,7 @@ ELSEWHERE = {
     "CODE_OF_CONDUCT.md": "conduct.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
-    "analysis/README.md": "causes.md",
     "benchmarks/RESULTS.md": "results.md",
-    "collectors/README.md": "collecting.md",
-    "dashboards/README.md": "dashboard.md",
     "sample_traces/README.md": "samples.md",
     "docs/notebook.ipynb": "notebook.md",
 }
@@ -59,7 +56,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Links of pages in docs/ lead to pages of the site; figures of the paper take their places."""
-    if page.file.src_uri == "paper.md":
+    if page.file.src_uri == "method.md":
         for name, figure in drawings.figures().items():
             markdown = markdown.replace(f"{{{{ {name} }}}}", _plotly(json.loads(figure.to_json())))
     generated = page.file.src_uri in {*ELSEWHERE.values(), "commands.md"}
@@ -75,17 +72,17 @@ def on_page_content(html: str, **_: Any) -> str:
 
 def _relinked(markdown: str, source: str) -> str:
     """Links as the site has them: to its pages, and none to files that are not in it."""
+    folder = posixpath.dirname(ELSEWHERE.get(source, source.removeprefix("docs/"))) or "."
 
     def link(found: re.Match[str]) -> str:
         image, words, target, anchor = found[1], found[2], found[3], found[4] or ""
         if "://" in target:
             return found[0]
         path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
-        if path in ELSEWHERE:
-            return f"{image}[{words}]({ELSEWHERE[path]}{anchor})"
-        if path.startswith("docs/"):
-            return f"{image}[{words}]({path.removeprefix('docs/')}{anchor})"
-        return words
+        if path not in ELSEWHERE and not path.startswith("docs/"):
+            return words
+        page = posixpath.relpath(ELSEWHERE.get(path, path.removeprefix("docs/")), folder)
+        return f"{image}[{words}]({page}{anchor})"
 
     return _LINK.sub(link, markdown)
 

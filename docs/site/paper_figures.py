@@ -1,4 +1,4 @@
-"""Simulate the jobs behind docs/paper.md: `python docs/site/paper_figures.py`.
+"""Simulate the jobs behind docs/method.md: `python docs/site/paper_figures.py`.
 
 Out: `paper_figures.csv` beside this file, a row a job: what slows it down, and what the analysis says of it. The site
 draws its figures from that file.

@@ -9,9 +9,9 @@ import polars as pl
 import pytest
 from msgspec import structs
 
-from benchmarks.eventsim.cases import draw_job
-from benchmarks.eventsim.run import simulate
-from benchmarks.eventsim.truth import mean_step_s, without
+from judges.eventsim.cases import draw_job
+from judges.eventsim.run import simulate
+from judges.eventsim.truth import mean_step_s, without
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job, of_steps
 from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.diagnosis.verdict import main_clause

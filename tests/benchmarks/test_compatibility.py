@@ -1,10 +1,13 @@
 """The table of tried versions: rows of this environment are replaced, those of others stay."""
 
 from benchmarks import compatibility
+from benchmarks.measure import table
 
 
 def test_a_run_replaces_its_rows_and_keeps_those_of_other_environments(tmp_path, monkeypatch):
-    monkeypatch.setattr(compatibility, "PAGE", tmp_path / "compatibility.md")
+    page = tmp_path / "stability.md"
+    page.write_text(f"# Stable\n\nText.\n\n{table(compatibility.COLUMNS, [])}\n")
+    monkeypatch.setattr(compatibility, "PAGE", page)
     runs = [
         [["3.13.0", "-", "a job", "10", "yes", "0.1.0", "2026-01-01"]],
         [["3.11.7", "2.13.0", "ddp", "7", "no: nothing", "0.1.0", "2026-01-02"]],
@@ -13,7 +16,8 @@ def test_a_run_replaces_its_rows_and_keeps_those_of_other_environments(tmp_path,
     for rows in runs:
         monkeypatch.setattr(compatibility, "_rows", lambda _folder, rows=rows: iter(rows))
         compatibility.main([])
-    assert list(compatibility._rows_of(compatibility.PAGE)) == [*runs[1], *runs[2]]
+    assert list(compatibility._rows_of(page)) == [*runs[1], *runs[2]]
+    assert page.read_text().startswith("# Stable\n\nText.\n\n| Python | torch |")
 
 
 def test_the_slow_worker_of_the_simulated_job_is_named(tmp_path):

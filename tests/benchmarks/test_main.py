@@ -24,7 +24,7 @@ def test_a_section_is_replaced_where_it_stands_and_all_others_stay() -> None:
 
 def test_every_benchmark_has_a_section_and_a_quick_mode() -> None:
     for name in SECTIONS:
-        path = BENCHMARKS / f"{'verdicts' if name == 'eventsim' else name}.py"
+        path = BENCHMARKS / f"{name}.py"
         body = ast.parse(path.read_text()).body
         functions = {node.name for node in body if isinstance(node, ast.FunctionDef)}
         constants = {target.id: node for node in body for target in _targets(node) if isinstance(target, ast.Name)}

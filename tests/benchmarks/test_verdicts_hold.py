@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.eventsim import draw_job, simulate
-from benchmarks.verdicts import LARGEST_PRICE_ERROR, judged_job
+from benchmarks.eventsim import LARGEST_PRICE_ERROR, judged_job
+from judges.eventsim import draw_job, simulate
 from tracekit.job.pipeline import PipelineJob
 
 #: Cases of one cause in the computes, and a seed of each.

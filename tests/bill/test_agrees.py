@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import kinetosim, rlsim
+from judges import kinetosim, rlsim
 from tests.properties import examples
 from tracekit.analysis.detectors.registry import detector_of
 from tracekit.bill.stored import bill_of_job

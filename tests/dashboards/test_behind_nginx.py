@@ -1,4 +1,4 @@
-"""The dashboard behind a reverse proxy: nginx from Debian, with TLS, at a prefix, as dashboards/README.md says."""
+"""The dashboard behind a reverse proxy: nginx from Debian, with TLS, at a prefix, as docs/dashboard.md says."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tracekit.dashboards.web.access import read_access
 from tracekit.dashboards.web.auth import read_auth
 
 NGINX = Path("/usr/sbin/nginx")
-README = Path(__file__).parents[2] / "dashboards" / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "dashboard.md"
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Proxied:
 
 
 def server_block(port: int, dashboard_port: int, folder: Path) -> str:
-    """The block of the README with the ports and files of this test."""
-    found = re.search(r"```nginx\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    """The block of the page with the ports and files of this test."""
+    found = re.search(r"```nginx\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert found is not None
     block = found[1]
     for wanted, here in {

@@ -31,7 +31,7 @@ def sql_command(
     """Ask a store in SQL: one SELECT, as DuckDB understands it.
 
     Tables: jobs (the newest window of each), windows, findings (causes of a window), incidents, hosts, ops. For the
-    columns of a table, ask "DESCRIBE jobs". docs/sql.md has ten questions with their answers.
+    columns of a table, ask "DESCRIBE jobs". docs/store.md has ten questions with their answers.
     """
     import polars as pl
 

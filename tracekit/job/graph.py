@@ -218,7 +218,7 @@ class GraphJob(OfGraph):
 
     @property
     def source(self) -> str:
-        return "an op trace (docs/op-trace.md)"
+        return "an op trace (docs/traces.md)"
 
     @property
     def ops(self) -> OpTrace:

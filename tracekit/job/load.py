@@ -82,7 +82,7 @@ def load_trace(
         raise SelectionError(f"{len(files)} traces: only files of torch.profiler can form one job together")
     (file,) = files
     if importer is None and is_op_trace(file):
-        _refuse("is an op trace (docs/op-trace.md)", file, layout=layout, unit=unit, method=rules)
+        _refuse("is an op trace (docs/traces.md)", file, layout=layout, unit=unit, method=rules)
         return job_of(read_op_trace(file))
     from tracekit.trace.model import unit_of_time
 

@@ -1,6 +1,6 @@
 """The op trace: a job of any shape, one row per op, each with the ops that it waits for.
 
-In: a polars frame or a Parquet file that any tool can write (docs/op-trace.md). Out: `OpTrace`. Its values are checked
+In: a polars frame or a Parquet file that any tool can write (docs/traces.md). Out: `OpTrace`. Its values are checked
 when the graph is built (`analysis/graph/rules/explicit.py`).
 """
 
@@ -61,7 +61,7 @@ class OpTrace:
     def overview(self) -> dict[str, str]:
         """What it holds, for people: a line each, by its heading."""
         return {
-            "Kind": "op trace (docs/op-trace.md)",
+            "Kind": "op trace (docs/traces.md)",
             "Rules": ", ".join(self.rules),
             "Axes": ", ".join(self.axes) or "none",
             "Groups": f"{len(self.groups):,}",
@@ -99,7 +99,7 @@ def read_op_trace(path: str | os.PathLike[str]) -> OpTrace:
     """Read an op trace. Raises FormatError if the file is not one."""
     header = read_header(path)
     if header is None or header.get("schema_version") != OP_TRACE_VERSION:
-        raise FormatError(f"{path}: not an op trace (schema version {OP_TRACE_VERSION}); see docs/op-trace.md")
+        raise FormatError(f"{path}: not an op trace (schema version {OP_TRACE_VERSION}); see docs/traces.md")
     ops = read_columns(path)
     if ops.is_empty():
         raise FormatError(f"{path}: no ops (0 rows); record at least one step")

@@ -4,8 +4,8 @@ In: the ops of one lane (one model-parallel group in one step) as columns in row
 seq). Out: a `Structure`, the edges and groups among those rows. Lanes with the same structure share it, so this runs
 once per distinct structure, not once per lane.
 
-The rules are those of "Understanding Stragglers in Large Model Training" (OSDI'25, section 3); ARCHITECTURE.md draws
-them.
+The rules are those of "Understanding Stragglers in Large Model Training" (OSDI'25, section 3); docs/method.md
+states them.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ _ENDINGS = {
 #: What follows the name of an accelerator.
 ACCELERATOR_IS = (
     "an accelerator that tracekit does not know: record on CUDA or ROCm GPUs, or write its ops as an op trace"
-    " (docs/op-trace.md)"
+    " (docs/traces.md)"
 )
 #: Words of accelerators that are no GPUs, in names and categories of events, looked for in so many bytes.
 _ACCELERATORS = {

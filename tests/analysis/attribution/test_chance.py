@@ -6,8 +6,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from benchmarks.kinetosim import Job as RecordedJob
-from benchmarks.kinetosim import Trouble
+from judges.kinetosim import Job as RecordedJob
+from judges.kinetosim import Trouble
 from tests.analysis.small_jobs import of_steps
 from tests.handmade import run
 from tracekit.analysis.attribution.chance import Parts

@@ -6,10 +6,10 @@ Truth: the same job, run again without the cause.
 from __future__ import annotations
 
 import tracekit
-from benchmarks.eventsim.causes import Cause
-from benchmarks.eventsim.model import Job, Network, Noise, Posting, Shape
-from benchmarks.eventsim.run import simulate
-from benchmarks.eventsim.truth import mean_step_s, without
+from judges.eventsim.causes import Cause
+from judges.eventsim.model import Job, Network, Noise, Posting, Shape
+from judges.eventsim.run import simulate
+from judges.eventsim.truth import mean_step_s, without
 from tracekit.job.pipeline_report import PipelineReport
 
 PIPELINE = Shape(dp=2, pp=4, microbatches=8, steps=4)

@@ -9,9 +9,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from benchmarks.eventsim.causes import ALWAYS, SlowRank, SlowWorkers, When
-from benchmarks.eventsim.model import FIRST_STEP, Shape
-from benchmarks.eventsim.truth import mean_step_s
+from judges.eventsim.causes import ALWAYS, SlowRank, SlowWorkers, When
+from judges.eventsim.model import FIRST_STEP, Shape
+from judges.eventsim.truth import mean_step_s
 from tests.analysis.causes import simulated
 from tests.handmade import LAYOUT, healthy_frame, slow_frame
 from tracekit.base.errors import TraceError

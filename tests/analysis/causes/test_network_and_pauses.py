@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 import tracekit
-from benchmarks.eventsim.cases import draw_job
-from benchmarks.eventsim.causes import (
+from judges.eventsim.cases import draw_job
+from judges.eventsim.causes import (
     Checkpoints,
     GcPauses,
     LateData,
@@ -22,7 +22,7 @@ from benchmarks.eventsim.causes import (
     StoppedProcess,
     When,
 )
-from benchmarks.eventsim.model import (
+from judges.eventsim.model import (
     FIRST_STEP,
     ComputeCost,
     Host,
@@ -33,9 +33,9 @@ from benchmarks.eventsim.model import (
     Schedule,
     Shape,
 )
-from benchmarks.eventsim.run import simulate
-from benchmarks.eventsim.troubles import BusyUplink, Congestion, SlowLink, SlowNic, Traffic, Way
-from benchmarks.eventsim.truth import mean_step_s, without
+from judges.eventsim.run import simulate
+from judges.eventsim.troubles import BusyUplink, Congestion, SlowLink, SlowNic, Traffic, Way
+from judges.eventsim.truth import mean_step_s, without
 from tests.analysis.causes.corpus import found_in
 from tests.analysis.causes.simulated import BUSY, FLAT, PIPELINE, costs, job, named, report
 from tests.handmade import frame

@@ -12,13 +12,13 @@ import polars as pl
 import pytest
 
 import tracekit
-from benchmarks.eventsim.cases import draw_job
-from benchmarks.eventsim.causes import Checkpoints, Part, RandomPauses, SlowWorkers, StoppedProcess, When
-from benchmarks.eventsim.model import Noise, Posting, Queueing, Schedule, Shape
-from benchmarks.eventsim.run import simulate
-from benchmarks.eventsim.troubles import Congestion, SlowLink, SlowNic
-from benchmarks.eventsim.truth import mean_step_s
-from benchmarks.verdicts import judged_job
+from benchmarks.eventsim import judged_job
+from judges.eventsim.cases import draw_job
+from judges.eventsim.causes import Checkpoints, Part, RandomPauses, SlowWorkers, StoppedProcess, When
+from judges.eventsim.model import Noise, Posting, Queueing, Schedule, Shape
+from judges.eventsim.run import simulate
+from judges.eventsim.troubles import Congestion, SlowLink, SlowNic
+from judges.eventsim.truth import mean_step_s
 from tests.analysis.causes.simulated import BUSY, FLAT, PIPELINE, costs, job, named, report
 from tracekit.analysis.evidence.grids import collectives
 from tracekit.analysis.evidence.network_repairs import rings_faster

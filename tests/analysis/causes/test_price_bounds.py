@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.eventsim import Job as Drawn
-from benchmarks.eventsim import draw_job, simulate, truths
-from benchmarks.eventsim.truth import mean_step_s
+from judges.eventsim import Job as Drawn
+from judges.eventsim import draw_job, simulate, truths
+from judges.eventsim.truth import mean_step_s
 from tests.analysis.causes.corpus import specs
 from tests.analysis.causes.test_off_cpu import sleeps_and_stops
 from tests.analysis.causes.test_rules_host import job as host_job

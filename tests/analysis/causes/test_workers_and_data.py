@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.eventsim.causes import Part, Rise, SlowWorkers, When
-from benchmarks.eventsim.model import Job, Noise, Shape
-from benchmarks.eventsim.truth import mean_step_s, truths
-from benchmarks.eventsim.uneven import Lengths, UnequalSequences
-from benchmarks.judging import judge
+from judges.eventsim.causes import Part, Rise, SlowWorkers, When
+from judges.eventsim.model import Job, Noise, Shape
+from judges.eventsim.truth import mean_step_s, truths
+from judges.eventsim.uneven import Lengths, UnequalSequences
+from judges.judging import judge
 from tests.analysis.causes.simulated import costs, job, named, report
 
 #: Of the step.

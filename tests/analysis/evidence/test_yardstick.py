@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import tracekit
-from benchmarks.eventsim.cases import draw_job
-from benchmarks.eventsim.run import simulate
+from judges.eventsim.cases import draw_job
+from judges.eventsim.run import simulate
 from tracekit.synth import InjectedCause, SlowWorker, SynthSpec, synthesize
 from tracekit.trace.model import Layout
 

@@ -11,9 +11,9 @@ import pytest
 from msgspec import structs
 
 import tracekit
-from benchmarks.eventsim.cases import draw_job
-from benchmarks.eventsim.run import simulate
-from benchmarks.verdicts import judged_job
+from benchmarks.eventsim import judged_job
+from judges.eventsim.cases import draw_job
+from judges.eventsim.run import simulate
 from tests.analysis.fixes.price_truth import checked_fixes
 from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.diagnosis.diagnose import diagnose

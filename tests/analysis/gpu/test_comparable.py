@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.kinetosim import Job, Trouble
+from judges.kinetosim import Job, Trouble
 from tests.analysis.gpu.jobs import loaded, said
 from tracekit.analysis.evidence.culprit import culprit_of
 from tracekit.job.graph_report import GraphReport

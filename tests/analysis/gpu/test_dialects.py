@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.kinetosim import Job, Trouble
+from judges.kinetosim import Job, Trouble
 from tests.analysis.gpu.jobs import loaded, on_a_rank
 from tests.kineto_files import write
 from tracekit.analysis.evidence.culprit import culprit_of

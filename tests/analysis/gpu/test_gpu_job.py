@@ -7,7 +7,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from benchmarks.kinetosim import Job, Trouble
+from judges.kinetosim import Job, Trouble
 from tests.analysis.gpu.jobs import load_ranks, loaded, on_a_rank, said, waiting_events, waiting_job
 from tests.kineto_files import GEMM, all_reduce, event, kernel, launch
 from tracekit.analysis.evidence.culprit import culprit_of

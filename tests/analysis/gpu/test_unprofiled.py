@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from benchmarks.kinetosim import Job
+from judges.kinetosim import Job
 from tests.analysis.gpu.jobs import loaded
 from tests.analysis.gpu.recorded_job import RecordedJob, recorded, run_together
 from tests.kineto_files import GEMM, document, event, kernel, launch, write

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from benchmarks.hangsim import FAULTS, Fault, HangJob, draw_faults, dumps, run, write
+from judges.hangsim import FAULTS, Fault, HangJob, draw_faults, dumps, run, write
 from tracekit.analysis.hang.hang_culprits import find_hang
 from tracekit.collectors.importers.flight_recorder import read_flight_records
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.hangsim import write
+from judges.hangsim import write
 from tests.analysis.hang.test_verdict import small_dump
 from tests.handmade import run
 from tracekit.analysis.hang.hang_culprits import find_hang

@@ -1,10 +1,10 @@
-"""Verdicts on simulated jobs whose truth is known: `benchmarks/hangsim.py` shares no code with the analysis."""
+"""Verdicts on simulated jobs whose truth is known: `judges/hangsim.py` shares no code with the analysis."""
 
 import random
 
 import pytest
 
-from benchmarks.hangsim import Fault, HangJob, draw_faults, dumps, run, write
+from judges.hangsim import Fault, HangJob, draw_faults, dumps, run, write
 from tracekit.analysis.hang.hang_culprits import find_hang
 from tracekit.analysis.hang.hang_report import StallClass
 from tracekit.collectors.importers.flight_recorder import read_flight_records

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from benchmarks.rlsim import PLANTED, alternatives, draw, generate, losses, record, step_s
+from judges.rlsim import PLANTED, alternatives, draw, generate, losses, record, step_s
 from tests.analysis.rl.logs import GENERATION_S, STEP_S, lines, request, write
 from tracekit.analysis.rl.account import RlAccount, headline
 from tracekit.analysis.rl.logged import LoggedRun

@@ -9,7 +9,7 @@ import struct
 import numpy as np
 import pytest
 
-from benchmarks.hangsim import Fault, HangJob, dumps, run, write
+from judges.hangsim import Fault, HangJob, dumps, run, write
 from tracekit.base.errors import FormatError
 from tracekit.collectors.importers import flight_recorder_file
 from tracekit.collectors.importers.flight_recorder import read_flight_records

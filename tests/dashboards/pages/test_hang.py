@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page
 
-from benchmarks.hangsim import Fault, HangJob, dumps, run, write
+from judges.hangsim import Fault, HangJob, dumps, run, write
 from tests.dashboards.conftest import Serving
 from tests.dashboards.page_text import Pages, found, lines, sent
 from tests.handmade import run as command
