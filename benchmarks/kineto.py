@@ -16,6 +16,8 @@ from pathlib import Path
 
 from benchmarks.core import REFERENCE
 from benchmarks.measure import measure, table, tracekit
+from judges.kinetoinject import Delay, Moments
+from judges.kinetosim import Job, Trouble
 from tracekit.analysis.evidence.culprit import culprit_of
 from tracekit.analysis.gpu.behind import BlamedRank, find_culprit, saved_by_rank
 from tracekit.analysis.gpu.pace import PaceOfPeers
