@@ -287,6 +287,7 @@ def test_the_page_shows_what_the_command_prints() -> None:
     assert (ran.code, ran.out) == (ExitCode.CONDITION, shown)
 
 
+@pytest.mark.slow
 def test_the_action_passes_the_verdict_on(tmp_path: Path, runs: tuple[Path, Path]) -> None:
     (step,) = yaml.safe_load((SAMPLES.parent / "action.yml").read_text())["runs"]["steps"]
     healthy, slow = runs
