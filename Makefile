@@ -45,7 +45,7 @@ test: $(VENV)/.dev $(CHROMIUM)
 	+$(MAKE) --no-print-directory --jobs 2 check suite
 
 suite: $(VENV)/.dev
-	$(BIN)/pytest -n 3 -m "not slow and not fleet and not nightly"
+	HYPOTHESIS_PROFILE=short $(BIN)/pytest -n 3 -m "not slow and not fleet and not nightly"
 
 # The rest, too: sabotaged trainings, sanitizers, nginx, Prometheus, the site, wheels, frameworks, a Ray cluster on this
 # machine, servers of S3 and Google's storage. Under twelve minutes.

@@ -1,7 +1,8 @@
 """Break the code at random and see whether the tests notice: python -m tests.mutations [COUNT [SEED [PYTEST OPTIONS]]]
 
 Each mutation changes an operator, a constant or a condition of a shipped file, or removes a statement, in a copy of the
-repository. The tests of the same folder run first, then all that the options select (those of `make test` by default).
+repository. Tests that import the file run first, then those of its folder, then all that the options select (those of `make test`
+by default).
 """
 
 from __future__ import annotations
@@ -99,15 +100,21 @@ def draw(count: int, seed: int) -> list[tuple[Path, int, str]]:
 
 
 def noticed(copy: Path, path: Path, options: list[str]) -> bool:
-    """Whether tests fail in a copy with a mutated file."""
-    near = Path("tests", *(part for part in path.parent.parts if part != "tracekit"))
-    runs = [[str(near)]] if near != Path("tests") and (copy / near).is_dir() else []
+    """Whether tests fail in a copy with a mutated file: those that import it, those of its folder, all."""
+    parts = path.with_suffix("").parts
+    module = ".".join(parts if parts[0] == "tracekit" else ("tracekit", *parts))
+    tests = sorted((copy / "tests").rglob("test_*.py"))
+    importing = [str(test) for test in tests if module in test.read_text()]
+    near = copy / Path("tests", *(part for part in path.parent.parts if part != "tracekit"))
+    in_folder = [str(near)] if near != copy / "tests" and near.is_dir() else []
+    runs = [["-n", "0", *importing]] * bool(importing) + [["-n", "0", *in_folder]] * bool(in_folder) + [["-n", "3"]]
+    return any(_fails(copy, [*options, *run]) for run in runs)
+
+
+def _fails(copy: Path, options: list[str]) -> bool:
     environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
-    for tests in [*runs, []]:
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "2", *options, *tests]
-        if subprocess.run(command, cwd=copy, env=environment, capture_output=True).returncode not in (0, 5):
-            return True
-    return False
+    command = [sys.executable, "-m", "pytest", "-q", "-x", *options]
+    return subprocess.run(command, cwd=copy, env=environment, capture_output=True).returncode not in (0, 5)
 
 
 def main(count: int = 39, seed: int = 0, *options: str) -> None:
