@@ -1,8 +1,8 @@
 """Break the code at random and see whether the tests notice: python -m tests.mutations [COUNT [SEED [PYTEST OPTIONS]]]
 
 Each mutation changes an operator, a constant or a condition of a shipped file, or removes a statement, in a copy of the
-repository. Tests that import the file run first, then those of its folder, then all that the options select (those of `make test`
-by default).
+repository. Tests that import the file run first, then those of its folder, then all that the options select (by default
+those of `make test`).
 """
 
 from __future__ import annotations
