@@ -588,6 +588,7 @@ def test_a_closed_pipe_ends_in_silence_with_the_exit_code_of_the_result(slow_fil
             assert process.returncode == code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [1, 2], ids=["stdout", "stderr"])
 def test_a_stream_closed_from_the_start_changes_no_exit_code(stream: int, slow_file: Path) -> None:
     """As cron or a service manager may start it."""

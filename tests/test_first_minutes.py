@@ -175,6 +175,7 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.mark.slow
 def test_a_command_says_on_a_terminal_what_it_is_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Progress shows from the first moment on here, not after two seconds."""
     monkeypatch.setattr(stderr.progress.__wrapped__, "__defaults__", (0.0,))

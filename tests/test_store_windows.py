@@ -410,6 +410,7 @@ def test_a_reader_finds_what_it_looks_for_while_windows_land_and_jobs_are_replac
     assert {name.split("/")[0] for name in files(store)} == {"1", str(windows + 1)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("torn", [False, True])
 def test_a_catalogue_replaced_while_it_is_opened_is_read_in_one_state(
     store: Store, monkeypatch: pytest.MonkeyPatch, *, torn: bool
@@ -431,6 +432,7 @@ def test_a_catalogue_replaced_while_it_is_opened_is_read_in_one_state(
     assert [one.number for one in store.windows("live")] == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_first_writer_that_finishes_between_two_looks_of_a_reader_is_read(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
