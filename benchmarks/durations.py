@@ -38,7 +38,11 @@ def section() -> str | None:
         if ran.returncode:
             print("Tests fail: their durations are not kept.")
             return None
-        suite = ElementTree.parse(junit).getroot()[0]  # noqa: S314 - pytest wrote it
+        return durations(ElementTree.parse(junit).getroot()[0])  # noqa: S314 - pytest wrote it
+
+
+def durations(suite: ElementTree.Element) -> str:
+    """The Markdown about a suite of a JUnit file."""
     tests = [_test(case) for case in suite.iter("testcase")]
     fixtures = [fixture for case in suite.iter("testcase") for fixture in _fixtures(case)]
     return (

@@ -370,6 +370,7 @@ def test_a_slow_rank_reaches_a_person_and_so_does_its_recovery(tmp_path: Path, r
     assert [first for first, _ in steps] == [1, *(last + 1 for _, last in steps[:-1])]
 
 
+@pytest.mark.slow
 def test_collect_says_that_its_watch_was_killed_and_starts_it_again_once(tmp_path: Path) -> None:
     """What the next watch makes of the run is in `test_run.py`."""
     with running(tmp_path, "--metrics-port", "0", around=["cat"]) as job:
