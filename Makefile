@@ -11,7 +11,7 @@ GET_PROMETHEUS := apt-get install -y --no-install-recommends prometheus promethe
 # Byte code is kept, whatever the environment says: the tests start Python some hundred times.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-live test suite test-fleet test-nightly check docs bench fuzz wheels lock clean
+.PHONY: demo demo-live test suite test-all suite-all test-nightly durations check docs bench fuzz wheels lock clean
 
 # A stamp per set of extras; stale once pyproject.toml, the lock or the C code changes, or the environment is gone.
 $(VENV)/.demo: pyproject.toml requirements.lock $(wildcard analysis/native/*.[ch] collectors/importers/kineto/*.c tracekit/trace/*.c)
@@ -40,17 +40,26 @@ check: $(VENV)/.dev
 	$(BIN)/lint-imports
 	$(BIN)/python tests/check_names.py
 
-# mypy without its cache keeps one core busy for half a minute: the tests run meanwhile.
-test: $(VENV)/.dev $(CHROMIUM) $(NGINX) $(PROMETHEUS)
+# What every push needs: under four minutes on two cores. mypy without its cache keeps one of them busy for half a minute:
+# the tests run meanwhile.
+test: $(VENV)/.dev $(CHROMIUM)
 	+$(MAKE) --no-print-directory --jobs 2 check suite
 
-# More processes than two cores: many tests wait for a browser, a training job or an alert. Each collects all tests first.
 suite: $(VENV)/.dev
-	$(BIN)/pytest -n 4 -m "not fleet and not nightly"
+	HYPOTHESIS_PROFILE=short $(BIN)/pytest -n 3 -m "not slow and not fleet and not nightly"
 
-# Studies of many jobs: killed processes, a Ray cluster on this machine, servers of S3 and Google's storage. Some minutes.
-test-fleet: $(VENV)/.fleet
-	$(BIN)/pytest -m fleet
+# The rest, too: sabotaged trainings, sanitizers, nginx, Prometheus, the site, wheels, frameworks, a Ray cluster on this
+# machine, servers of S3 and Google's storage. Under twelve minutes.
+test-all: $(VENV)/.fleet $(CHROMIUM) $(NGINX) $(PROMETHEUS)
+	+$(MAKE) --no-print-directory --jobs 2 check suite-all
+
+# More processes than two cores: many of these tests wait for a browser, a training job or an alert.
+suite-all: $(VENV)/.fleet
+	$(BIN)/pytest -n 4 -m "not nightly"
+
+# The slowest tests and fixtures, into benchmarks/RESULTS.md.
+durations: $(VENV)/.fleet $(CHROMIUM) $(NGINX) $(PROMETHEUS)
+	$(BIN)/python -m benchmarks durations
 
 # A fault at every file operation of everything that changes a store, and writers killed among readers. An hour.
 test-nightly: $(VENV)/.dev

@@ -24,7 +24,7 @@ from benchmarks.measure import commit, machine
 RESULTS = Path(__file__).with_name("RESULTS.md")
 SECTIONS = (
     "core", "against", "causes", "eventsim", "clocks", "collect", "overhead", "faults", "gpu", "kineto", "dashboard",
-    "store", "killed", "windows", "hang", "hang_live", "fleet", "frameworks", "rl", "rl_live", "gate",
+    "store", "killed", "windows", "hang", "hang_live", "fleet", "frameworks", "rl", "rl_live", "gate", "durations",
 )  # fmt: skip
 #: Benchmarks with a command line of their own, which prints instead of writing RESULTS.md.
 WITH_OPTIONS = ("eventsim", "clocks", "hang_live", "frameworks")

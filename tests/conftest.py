@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
@@ -22,31 +23,34 @@ import pytest
 from tests.handmade import slow_trace
 
 ROOT = Path(__file__).parent
-#: Folders whose set-up is to be made in one process only, for those of their subfolders, too.
-DEAR = {ROOT / "collectors"}
 #: Folders that run where another does, with its browser and its dashboards.
 TOGETHER = {"tests/dashboards/ui": "tests/dashboards/pages", "tests/dashboards/web": "tests/dashboards"}
 #: Folders whose files run in one process, so that one only imports torch.
 WITH_TORCH = {"tests/collectors/runtime"}
 #: The units that take longest: what waits for jobs and browsers begins first, and what only computes fills the rest.
 LONGEST = (
-    "tests/collectors",
+    *(f"tests/collectors/launch/test_{name}.py" for name in ("fault_injection", "faults")),
     "tests/dashboards/pages",
+    "tests/collectors/test_job_shapes.py",
     "tests/dashboards",
+    "tests/collectors/test_framework_rows.py",
     "tests/live/test_alerts.py",
     *(f"tests/collectors/launch/test_{name}.py" for name in ("nodes", "hang", "doctor")),
     *(f"tests/collectors/launch/test_{name}.py" for name in ("around_a_command", "other_python")),
-    "tests/test_killed_import.py",
+    *(f"tests/test_{name}.py" for name in ("killed_import", "suggestions", "site", "packaging")),
     "tests/live/test_run.py",
     "tests/fleet/test_run.py",
     *(f"tests/collectors/launch/test_{name}.py" for name in ("terminal", "standalone", "long_runs", "gone")),
-    *(f"tests/test_{name}.py" for name in ("packaging", "site", "store_windows", "first_minutes", "docs")),
+    *(f"tests/test_{name}.py" for name in ("store_windows", "first_minutes", "docs")),
     *(f"tests/collectors/launch/test_{name}.py" for name in ("attach", "profiler")),
     "tests/collectors/nccl/test_launching.py",
     "tests/collectors/nccl",
     "tests/fleet/test_sources.py",
     *(f"tests/test_{name}.py" for name in ("absurd_sizes", "bad_input", "cli", "in_the_way")),
 )
+#: Fixtures that take longer are listed by `make durations`.
+SLOW_FIXTURE_S = 0.2
+STARTED_CPU = pytest.StashKey[float]()
 #: Imported where a test needs them only.
 HEAVY = {"mcp", "pandas", "scipy.stats", "torch"}
 #: Folders whose tests only compute: behind all others.
@@ -120,9 +124,43 @@ def unit(file: str) -> str:
             break
         conftest = folder / "conftest.py"
         if conftest.exists() and asked(path) & provided(conftest):
-            its_folder = str((folder if folder in DEAR else path.parent).relative_to(ROOT.parent))
+            its_folder = str(path.parent.relative_to(ROOT.parent))
             return TOGETHER.get(its_folder, its_folder)
     return folder if (folder := str(Path(file).parent)) in WITH_TORCH else file
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(request: pytest.FixtureRequest) -> Iterator[object]:
+    """Note what a slow fixture cost in the properties of the test that was first to need it."""
+    wall, cpu = time.perf_counter(), _cpu_s()
+    try:
+        return (yield)
+    finally:
+        if (wall := time.perf_counter() - wall) > SLOW_FIXTURE_S:
+            item = request._pyfuncitem
+            item.user_properties.append((f"fixture {request.fixturename}", f"{wall:.3f} {_cpu_s() - cpu:.3f}"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[object]:
+    item.stash[STARTED_CPU] = _cpu_s()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[object]:
+    """Note the CPU seconds of a test and of the processes it waited for: on a busy machine wall time says little."""
+    try:
+        return (yield)
+    finally:
+        item.user_properties.append(("cpu_s", f"{_cpu_s() - item.stash[STARTED_CPU]:.3f}"))
+        item.user_properties.append(
+            ("target", "test-all" if any(map(item.get_closest_marker, ("slow", "fleet"))) else "test")
+        )
+
+
+def _cpu_s() -> float:
+    return sum(os.times()[:4])
 
 
 def turn(item: pytest.Item) -> int:
@@ -173,8 +211,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what needs the published traces, unless TRACEKIT_PUBLISHED says where they are; put them in order."""
+    """Leave out what needs the published traces, unless TRACEKIT_PUBLISHED says where they are; put them in order.
+
+    Tests that use the browser are slow, unless they are marked.
+    """
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("every_push"):
+            item.add_marker(pytest.mark.slow)
     if "TRACEKIT_PUBLISHED" not in os.environ:
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("published")])
         items[:] = [item for item in items if not item.get_closest_marker("published")]

@@ -62,6 +62,7 @@ def job(ops: pl.DataFrame, layout: Layout = LAYOUT, **more: Any) -> PipelineJob:
 # ---- steps
 
 
+@pytest.mark.slow
 def test_10000_steps_take_memory_in_proportion(tmp_path: Path) -> None:
     """60,000 ops; a table of steps by steps alone would be 800 MB."""
     steps, random = 10_000, np.random.default_rng(0)
@@ -203,6 +204,7 @@ def test_a_layout_file_is_a_few_plain_lines(tmp_path: Path) -> None:
             tracekit.load(tmp_path / "trace.parquet", layout=tmp_path / "meta.yaml")
 
 
+@pytest.mark.slow
 def test_a_gzip_bomb_is_given_up_early(tmp_path: Path) -> None:
     """8 GB of one line in 8 MB."""
     path = tmp_path / "bomb.json.gz"
@@ -225,6 +227,7 @@ def test_a_parquet_file_of_one_value_repeated_is_no_trace(tmp_path: Path) -> Non
 # ---- odd metadata, incomplete DP ranks
 
 
+@pytest.mark.slow
 def test_info_and_whatif_take_any_gpus() -> None:
     every: list[object] = [
         "H100", ["H100"], -1, None, {}, {"0": "H100"}, {"0": {}}, {"0": {"throttled": "often", "reasons": 5}},

@@ -569,6 +569,7 @@ def test_a_full_disk_behind_stdout_is_said(slow_file: Path) -> None:
     assert "No space left on device" in Ran(2, "", done.stderr.decode()).message
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_ends_in_silence_with_the_exit_code_of_the_result(slow_file: Path) -> None:
     failing = ("whatif", "slow.parquet", "--fail-on", "slowdown>1.1")
     for arguments, code in (
@@ -587,6 +588,7 @@ def test_a_closed_pipe_ends_in_silence_with_the_exit_code_of_the_result(slow_fil
             assert process.returncode == code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [1, 2], ids=["stdout", "stderr"])
 def test_a_stream_closed_from_the_start_changes_no_exit_code(stream: int, slow_file: Path) -> None:
     """As cron or a service manager may start it."""

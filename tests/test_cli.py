@@ -457,6 +457,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_analysing_starts_no_threads_for_multiplying_matrices_and_the_job_of_collect_may(slow_file: Path) -> None:
     def said(*arguments: str) -> subprocess.CompletedProcess[str]:
         environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
@@ -536,6 +537,7 @@ def test_no_arguments_at_all_shows_the_help() -> None:
     assert "Usage:" in ran.out + ran.err
 
 
+@pytest.mark.slow
 def test_a_process_that_has_used_the_store_ends_without_a_word(tmp_path: Path) -> None:
     """What libraries say at the end of a process reaches the user, too."""
     Store(tmp_path / "jobs.store").add([Incoming(slow_trace(), "slow job", "x")])

@@ -69,6 +69,7 @@ def test_a_file_of_a_few_kilobytes_prints_a_few_words(tmp_path, absurd):
     assert len(err) < 1000
 
 
+@pytest.mark.slow
 def test_more_columns_than_any_trace_has_are_not_read(tmp_path):
     """250,000 rows of 1,000 columns of one value: 2 GB in a few hundred kB."""
     ops = pl.select(pl.repeat(0, 250_000).alias("step"))

@@ -39,6 +39,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_commands_run_without_optional_packages(folder: Path) -> None:
     """And without knowing the name of the distribution, which is not that of the command."""
     code = (

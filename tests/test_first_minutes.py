@@ -175,6 +175,7 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.mark.slow
 def test_a_command_says_on_a_terminal_what_it_is_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Progress shows from the first moment on here, not after two seconds."""
     monkeypatch.setattr(stderr.progress.__wrapped__, "__defaults__", (0.0,))
@@ -188,6 +189,7 @@ def test_a_command_says_on_a_terminal_what_it_is_at(folder: Path, monkeypatch: p
             assert terminal.getvalue().endswith("\r\x1b[K")
 
 
+@pytest.mark.slow
 def test_the_demo_serves_jobs_with_a_cause_each_and_leaves_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tracekit", "demo", "--port", "0", "--no-browser"]
     environment = os.environ | {"TMPDIR": str(tmp_path)}
@@ -224,6 +226,7 @@ def completed(words: str, shell: str = "bash") -> list[str]:
     return ran.stdout.split("\n")[:-1]
 
 
+@pytest.mark.slow
 def test_the_shell_completes_jobs_of_the_store_that_is_named(folder: Path) -> None:
     a_store()  # one job, "slow job"
     assert completed("tracekit whatif --store jobs.store --job s") == ["plain,'slow job'"]

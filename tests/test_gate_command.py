@@ -100,6 +100,7 @@ def test_a_regression_between_the_ops_is_one_of_the_step(tmp_path: Path, runs: t
     assert found["rows"][0]["where"] == ""
 
 
+@pytest.mark.slow
 def test_several_baselines_show_the_noise_between_runs(tmp_path: Path) -> None:
     """Optimizers of 0.45, 0.5 and 0.55 s end steps of 11.2, 11.25 and 11.3 s, without noise within a run: s is 0.05 s.
     Of the step alone, t of 2 degrees of freedom at 99 % is 9.9248, so identical runs differ by up to
@@ -280,6 +281,7 @@ def test_a_condition_on_s_knows_the_same_noise(tmp_path: Path) -> None:
     assert run("whatif", tmp_path / "noisy.parquet", "--fail-on", "slowdown<9").code == ExitCode.CONDITION
 
 
+@pytest.mark.slow
 def test_the_action_passes_the_verdict_on(tmp_path: Path, runs: tuple[Path, Path]) -> None:
     (step,) = yaml.safe_load((SAMPLES.parent / "action.yml").read_text())["runs"]["steps"]
     healthy, slow = runs

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -27,6 +29,7 @@ def test_kernels_and_waiting_calls_of_a_profile_are_summed_up(tmp_path):
     assert profiled.waits == {"cudaDeviceSynchronize": 1}
 
 
+@pytest.mark.slow
 def test_without_a_gpu_one_line_says_so_and_results_stay():
     results = ROOT / "benchmarks" / "RESULTS.md"
     before = results.read_text()

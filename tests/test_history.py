@@ -118,6 +118,7 @@ def test_options_that_do_not_fit_are_one_clear_line(arguments: list[str]) -> Non
     assert "--history is for the computes of a job in a store" in ran.err
 
 
+@pytest.mark.slow
 def test_a_rise_has_the_chance_of_students_test_times_the_places_where_it_could_begin() -> None:
     """So noise alone names a host in one store of a hundred at most (Bonferroni)."""
     from scipy.stats import linregress
@@ -130,6 +131,7 @@ def test_a_rise_has_the_chance_of_students_test_times_the_places_where_it_could_
         assert at == places[np.argmin(chances)] or chance == 1.0
 
 
+@pytest.mark.slow
 def test_simulated_hosts_that_become_slower_by_a_twentieth_are_found(tmp_path: Path) -> None:
     """Steps with 2 % of noise: window means differ by 0.1 %."""
 

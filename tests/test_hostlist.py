@@ -40,6 +40,7 @@ def test_neighbours_share_brackets_and_digits_stay_as_they_are() -> None:
         assert hostlist(names) == shown
 
 
+@pytest.mark.slow
 @given(st.lists(st.from_regex(r"(a|rack-|n1x)?[0-9]{1,4}|[a-c]{1,3}", fullmatch=True)))
 def test_slurm_reads_back_the_names(names: list[str]) -> None:
     found = expanded(hostlist(names))

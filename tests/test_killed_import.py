@@ -18,6 +18,8 @@ import pytest
 from tests.handmade import slow_trace
 from tracekit.store import Incoming, Store
 
+pytestmark = pytest.mark.slow
+
 WRITERS = """
 import os, shutil, signal, sys
 from pathlib import Path

@@ -153,7 +153,9 @@ def plant(whole: Path, tmp_path: Path, name: str, thing: Callable[[Path, Path], 
     return store, outside
 
 
-@pytest.mark.parametrize("thing", THINGS)
+@pytest.mark.parametrize(
+    "thing", [pytest.param(thing, marks=[] if thing in (link_to_file, pipe) else pytest.mark.slow) for thing in THINGS]
+)
 def test_whatever_is_in_the_place_of_a_file_nothing_outside_is_touched(
     thing: Callable[[Path, Path], None], whole: Path, tmp_path: Path
 ) -> None:

@@ -39,6 +39,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_every_question_has_the_answer_of_the_reports(folder: Path) -> None:
     """Rank 9 of the sample is slow. With worker (1,0) like its peers, a handmade step takes 11.25 s instead of 15.5."""
     run("import", SLOW, HEALTHY, "--store", folder / "jobs.store")

@@ -15,6 +15,8 @@ import pytest
 
 import tracekit
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("collectors", "analysis", "dashboards")
 INFO = f"tracekit_analysis-{tracekit.__version__}.dist-info"

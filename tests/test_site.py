@@ -14,6 +14,8 @@ import tracekit
 from tests.handmade import COMMANDS
 from tracekit.job.load import load
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 
 

@@ -186,6 +186,7 @@ def test_a_repair_forgets_no_job_while_the_folder_of_all_files_is_away(store: St
     assert store.load("live").ops.equals(window(0).trace.ops)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["Catalogue.add_window", "CatalogueCopy.put", "Folder.forget_unfinished"])
 def test_what_a_living_writer_has_not_finished_is_no_damage_and_what_a_killed_one_left_is(
     moment: str, store: Store
@@ -384,6 +385,7 @@ def test_a_full_disk_leaves_the_store_as_it_was(limit: int, store: Store) -> Non
     assert store.append(window(1)) == 1
 
 
+@pytest.mark.slow
 def test_a_reader_finds_what_it_looks_for_while_windows_land_and_jobs_are_replaced(store: Store) -> None:
     """Each state that a reader sees is whole: as many ops as the catalogue says, of the steps that it says."""
     store.append(window(0))
@@ -408,6 +410,7 @@ def test_a_reader_finds_what_it_looks_for_while_windows_land_and_jobs_are_replac
     assert {name.split("/")[0] for name in files(store)} == {"1", str(windows + 1)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("torn", [False, True])
 def test_a_catalogue_replaced_while_it_is_opened_is_read_in_one_state(
     store: Store, monkeypatch: pytest.MonkeyPatch, *, torn: bool
@@ -429,6 +432,7 @@ def test_a_catalogue_replaced_while_it_is_opened_is_read_in_one_state(
     assert [one.number for one in store.windows("live")] == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_first_writer_that_finishes_between_two_looks_of_a_reader_is_read(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -445,6 +449,7 @@ def test_a_first_writer_that_finishes_between_two_looks_of_a_reader_is_read(
     assert [one.number for one in store.windows("live")] == [0]
 
 
+@pytest.mark.slow
 def test_no_window_that_was_reported_is_lost_to_a_kill(store: Store) -> None:
     """A writer appends and says so, until it is killed; then the next one."""
     write = "for number in range(1000): print(store.append(window(number)), flush=True)"

@@ -146,6 +146,7 @@ def parse(words: list[str]) -> None:
         command.make_context("x", list(words), resilient_parsing=False).close()
 
 
+@pytest.mark.slow
 def test_what_a_command_suggests_works_as_printed(folder: Path) -> None:
     """Each once, where it is suggested first."""
     checked: set[str] = set()

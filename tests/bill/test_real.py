@@ -21,6 +21,7 @@ def restarted(tmp_path_factory: pytest.TempPathFactory) -> Collected:
     return collected
 
 
+@pytest.mark.slow
 def test_attempts_of_an_elastic_job_are_segments_of_one_trace(restarted: Collected) -> None:
     """Step 4 is killed before it has ended, so three steps of the first attempt are whole behind its step 0, and seven
     of the second. The first of those is the sixth number: one is left free.

@@ -5,13 +5,15 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.collectors.shared_runs import ALONE, RUNS
+from tests.collectors.shared_runs import ALONE, BATCHES, EVERY_PUSH, RUNS
+from tests.made_once import made_once
 from tracekit.analysis.graph.lanes import place_lanes
 from tracekit.trace.canonical import Trace, read_parquet
 from tracekit.trace.model import KINDS, P2P
@@ -172,26 +174,61 @@ def contradictions(trace: Trace) -> list[str]:
     return found
 
 
+class Runs:
+    """The runs of shared_runs.py by name; a batch of them is made when one of it is first asked for.
+
+    `slow`: also those that only `make test-all` makes.
+    """
+
+    def __init__(self, factory: pytest.TempPathFactory, *, slow: bool, under_collect: bool) -> None:
+        self.factory, self.slow, self.under_collect = factory, slow, under_collect
+
+    def __getitem__(self, name: str) -> Run:
+        (batch,) = (batch for batch, names in BATCHES.items() if name in names)
+        assert self.slow or batch == "every-push", f"mark the test slow: {name!r} is none of the runs of every push"
+        names = [name for name in BATCHES[batch] if self.under_collect or name in ALONE]
+
+        def make(directory: Path) -> dict[str, Run]:
+            play_nvml(directory)
+            return several(directory, {name: RUNS[name] for name in names}, under_collect=self.under_collect)
+
+        return made_once(self.factory, f"{batch}-{'collected' if self.under_collect else 'alone'}", make)[name]
+
+
+def play_nvml(folder: Path) -> None:
+    """Put a libnvidia-ml.so.1 that plays a GPU into the folder."""
+    source, library = Path(__file__).parent / "fake_nvml.c", folder / "libnvidia-ml.so.1"
+    flags = ["-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", f"-Wl,-soname,{library.name}"]
+    subprocess.run(["cc", *flags, "-o", str(library), str(source)], check=True)
+
+
 @pytest.fixture(scope="session")
 def nvml(tmp_path_factory) -> Path:
     """A folder with a libnvidia-ml.so.1 that plays a GPU."""
     folder = tmp_path_factory.mktemp("nvml")
-    source, library = Path(__file__).parent / "fake_nvml.c", folder / "libnvidia-ml.so.1"
-    flags = ["-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", f"-Wl,-soname,{library.name}"]
-    subprocess.run(["cc", *flags, "-o", str(library), str(source)], check=True)
+    play_nvml(folder)
     return folder
 
 
-@pytest.fixture(scope="session")
-def runs(tmp_path_factory, nvml) -> dict[str, Run]:
+@pytest.fixture
+def runs(request, tmp_path_factory) -> Runs:
     """The runs that many tests look at, under collect."""
-    directory = tmp_path_factory.mktemp("runs")
-    for library in nvml.iterdir():
-        (directory / library.name).symlink_to(library)
-    return several(directory, RUNS)
+    slow = request.node.get_closest_marker("slow") is not None
+    return Runs(tmp_path_factory, slow=slow, under_collect=True)
 
 
-@pytest.fixture(scope="session")
-def alone(tmp_path_factory) -> dict[str, Run]:
+@pytest.fixture
+def alone(request, tmp_path_factory) -> Runs:
     """Those whose results are compared with what they give without collect."""
-    return several(tmp_path_factory.mktemp("alone"), {name: RUNS[name] for name in ALONE}, under_collect=False)
+    slow = request.node.get_closest_marker("slow") is not None
+    return Runs(tmp_path_factory, slow=slow, under_collect=False)
+
+
+def quick_and_slow(names: Iterable[str]) -> list[pytest.ParameterSet]:
+    """Parameters of a test that goes through runs: those of every push, and the others, which are slow."""
+    every_push = [name for name in names if name in EVERY_PUSH]
+    others = [name for name in names if name not in EVERY_PUSH]
+    return [
+        *([pytest.param(every_push, id="every-push")] if every_push else []),
+        pytest.param(others, id="others", marks=pytest.mark.slow),
+    ]

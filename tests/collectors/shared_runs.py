@@ -8,19 +8,8 @@ PAUSES = {
 }
 #: Single-process training loops.
 STYLES = (
-    *(
-        "plain",
-        "scaler",
-        "compile",
-        "compile-in-place",
-        "checkpointing",
-        "fork",
-        "spawn",
-        "spans",
-        "set-step",
-        "steps",
-        "eval",
-    ),
+    *("plain", "scaler", "compile", "compile-in-place", "checkpointing", "fork", "spawn"),
+    *("spans", "set-step", "steps", "eval"),
     *("closure", "two-modules", "module-in-data", "autograd-grad", "functional"),
 )
 LOOPS = {style: f"loop.py {style}" for style in (*STYLES, "misuse", "compile-many")}
@@ -79,17 +68,28 @@ PLAYED = {
 #: A training for each way for the recorder to fail, and one in which it does not.
 SABOTAGED = {"none": "trains.py", **{name: f"SABOTAGE={name} trains.py" for name in TESTED}}
 RUNS = {**PLAYED, **SHAPES, **ROWS, **PAUSES, **LOOPS, **FAULTS, **SABOTAGED}
+#: One of each kind, for `make test`; the tests that need another one are marked slow.
+EVERY_PUSH = (
+    *("gpu", "fsdp", "ddp", "logs", "pipeline", "plain", "spans", "rank-2-kills", "hooks-broken", "none"),
+    *("hooks-raise", "the-ring-raises", "no-thread-can-start", "disk-is-full", "folder-is-a-link", "callbacks-raise"),
+    *("facts-are-no-json", "control-file-nested", "every-file-is-a-link", "interrupted"),
+)
+#: Runs that one process makes, one after the other.
+BATCHES = {
+    "every-push": [*EVERY_PUSH],
+    **{
+        name: [run for run in kinds if run not in EVERY_PUSH]
+        for name, kinds in {
+            "jobs": PLAYED | SHAPES | PAUSES | FAULTS,
+            "loops": LOOPS,
+            "frameworks": ROWS,
+            "sabotaged": SABOTAGED,
+        }.items()
+    },
+}
 #: Those whose results must be what they are without collect.
 ALONE = (
-    "fsdp",
-    "uneven",
-    "sharded",
-    "ddp",
-    "fsdp-pipeline",
-    "accumulation",
-    "pipeline",
-    "plain",
-    "compile-many",
+    *("fsdp", "uneven", "sharded", "ddp", "fsdp-pipeline", "accumulation", "pipeline", "plain", "compile-many"),
     *ROWS,
     "none",
     *(name for name in SIGNALS if name in TESTED),  # the only ones that make a difference without collect, too

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import polars as pl
+import pytest
 
 from tests.cases import case
 from tests.collectors.conftest import contradictions
@@ -11,6 +12,7 @@ from tests.collectors.shared_runs import ROWS
 from tracekit.trace.model import OpKind
 from tracekit.trace.schema import OFF_CPU
 
+pytestmark = pytest.mark.slow
 #: Where Linux says how long a thread waited for a processor.
 SCHEDSTAT = Path("/proc/thread-self/schedstat")
 #: Row -> ops of a step on each rank, where all have as many, beside what comes now and then.

@@ -117,6 +117,7 @@ def test_no_hook_fails_so_nobody_waited_for_the_device(job):
     assert "CUDA events failed" not in job.complained
 
 
+@pytest.mark.slow
 def test_without_the_library_there_are_facts_and_no_word(runs):
     ran = runs["gpu-without-nvml"]
     gpu = ran.trace.metadata["gpus"]["0"]
@@ -125,6 +126,7 @@ def test_without_the_library_there_are_facts_and_no_word(runs):
     assert "nvidia-ml" not in ran.complained
 
 
+@pytest.mark.slow
 def test_ranks_of_a_data_parallel_job_have_a_clock_each(runs):
     """Buckets are marked in the reducer's thread and end in gloo's; the layout is found as without a GPU."""
     ran = runs["gpus"]
@@ -139,6 +141,7 @@ def test_ranks_of_a_data_parallel_job_have_a_clock_each(runs):
     assert found == expected
 
 
+@pytest.mark.slow
 def test_a_gpu_that_fails_costs_the_steps_behind_it_and_one_warning(runs):
     ran = runs["gpu-fails"]
     assert ran.exit_codes == [0]
@@ -151,6 +154,7 @@ def test_a_gpu_that_fails_costs_the_steps_behind_it_and_one_warning(runs):
     assert found == expected
 
 
+@pytest.mark.slow
 def test_a_step_in_which_a_graph_is_captured_is_left_out(runs):
     ran = runs["gpu-captures"]
     assert 13 not in ran.trace.steps

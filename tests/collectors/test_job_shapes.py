@@ -6,14 +6,26 @@ import polars as pl
 import pytest
 
 from tests.cases import case
-from tests.collectors.conftest import CLOCK_TICK_S, HEAVY, SCRIPTS, TIMEOUT_S, collect, contradictions
+from tests.collectors.conftest import (
+    CLOCK_TICK_S,
+    HEAVY,
+    SCRIPTS,
+    TIMEOUT_S,
+    collect,
+    contradictions,
+    quick_and_slow,
+)
 from tests.collectors.shared_runs import LAUNCHERS, PAUSES, STYLES
 from tracekit.trace.canonical import RUN_QUEUE
 from tracekit.trace.model import OpKind, Worker
 
 
-def test_a_job_trains_to_the_same_bits_as_alone(runs, alone):
-    for name in ("fsdp", "uneven", "sharded", "ddp", "fsdp-pipeline", "accumulation", "pipeline"):
+@pytest.mark.parametrize(
+    "names",
+    quick_and_slow(["fsdp", "uneven", "sharded", "ddp", "fsdp-pipeline", "accumulation", "pipeline"]),
+)
+def test_a_job_trains_to_the_same_bits_as_alone(names, runs, alone):
+    for name in names:
         run = runs[name]
         with case(name):
             assert set(run.exit_codes) == {0}, run.complained
@@ -49,6 +61,7 @@ def test_ddp_with_gradient_accumulation(runs):
     assert contradictions(trace) == []
 
 
+@pytest.mark.slow
 def test_fsdp2_with_interleaved_pipeline(runs):
     """Two chunks per rank. What each gathers is its own; the chunk that is done first scatters among the backwards."""
     trace = runs["fsdp-pipeline"].trace
@@ -67,6 +80,7 @@ def test_fsdp2_with_interleaved_pipeline(runs):
         assert transfers.filter(pl.col("start") < ended - CLOCK_TICK_S).is_empty()
 
 
+@pytest.mark.slow
 def test_a_row_of_the_matrix_of_frameworks(runs):
     """What accumulates gradients and evaluates in between (`benchmarks/frameworks_train.py`)."""
     run = runs["accumulation"]
@@ -98,12 +112,14 @@ def test_fsdp2_without_a_pipeline(runs):
     assert trace.metadata["collect"]["nested"] == {"all_gather_single@default_pg": 2 * 5 * 4}
 
 
+@pytest.mark.slow
 def test_the_time_of_a_slow_rank_is_its_own(runs):
     """Its two layers sleep 20 ms each in every forward: its forward lasts as long, cut in two by the gathering."""
     forwards = runs["fsdp-slow"].trace.ops.filter(rank=1, kind=OpKind.FORWARD_COMPUTE)
     assert forwards.group_by("step").agg(pl.col("duration").sum())["duration"].min() >= 0.04
 
 
+@pytest.mark.slow
 def test_a_pipeline_without_a_data_loader(runs):
     """Where a step begins with a transfer, that is the transfer of this step; stages may differ in their layers."""
     trace = runs["uneven"].trace
@@ -114,6 +130,7 @@ def test_a_pipeline_without_a_data_loader(runs):
     assert contradictions(trace) == []
 
 
+@pytest.mark.slow
 def test_a_sharded_optimizer(runs):
     """It steps another inside its own step, then sends the weights around: one optimizer, nothing of the next step.
 
@@ -131,6 +148,7 @@ def test_a_sharded_optimizer(runs):
     assert "collectors/runtime" not in runs["sharded"].complained
 
 
+@pytest.mark.slow
 def test_megatron_is_recognised(runs):
     """Its parallel state places the ranks, its timers become ops; it need not be a dependency of tracekit.
 
@@ -157,6 +175,7 @@ def test_megatron_is_recognised(runs):
     assert {"forward-backward", "all-grads-sync", "interval-time"} <= set(trace.metadata["collect"]["other"])
 
 
+@pytest.mark.slow
 def test_ranks_that_the_script_spawns_itself(runs):
     """torch.multiprocessing instead of torchrun: both ranks are recorded, the process that spawns them is not."""
     run = runs["spawned"]
@@ -174,6 +193,7 @@ def test_ranks_that_the_script_spawns_itself(runs):
     }
 
 
+@pytest.mark.slow
 def test_functional_collectives(runs):
     """Seen from their start to the wait for their result; one that nobody waits for is counted, not guessed."""
     assert counts(runs["functional-collectives"].trace) == {
@@ -206,6 +226,7 @@ def in_order(trace, rank: int) -> dict[int, list[str]]:
     return {step: own[own[0] == "host-delay" :] for step, own in kinds.iter_rows()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PAUSES)
 def test_who_waits_for_a_rank_that_collects_garbage_waits_in_the_reduction(runs, name):
     """Rank 1 collects at one place of a step after the other; rank 0 has the ops it would have alone.
@@ -230,6 +251,7 @@ def test_who_waits_for_a_rank_that_collects_garbage_waits_in_the_reduction(runs,
     assert contradictions(trace) == []
 
 
+@pytest.mark.slow
 def test_what_a_script_does_before_its_backward_is_an_op_of_that_rank(runs):
     """Rank 1 sleeps 30 ms between forward and backward, from the first step on: neither of them is longer for it."""
     trace = runs["slept"].trace
@@ -244,6 +266,7 @@ def test_what_a_script_does_before_its_backward_is_an_op_of_that_rank(runs):
     assert contradictions(trace) == []
 
 
+@pytest.mark.slow
 def test_who_waits_at_a_meeting_between_steps_waits_in_it(runs):
     """Rank 1 sleeps 30 ms between steps, rank 0 waits for it in a broadcast: that is an op, and no time of the host."""
     trace = runs["met"].trace
@@ -261,6 +284,7 @@ def test_who_waits_at_a_meeting_between_steps_waits_in_it(runs):
     assert outside.filter(inside).is_empty()
 
 
+@pytest.mark.slow
 def test_ranks_that_make_their_optimizer_first(runs):
     """As mpirun and srun start them, without RANK: none takes itself for the only one before it has met the others."""
     for launcher in LAUNCHERS:
@@ -270,12 +294,13 @@ def test_ranks_that_make_their_optimizer_first(runs):
             assert (run.trace.layout.dp, run.trace.coverage().complete) == (2, True)
 
 
-def test_single_process_loops(runs, alone):
+@pytest.mark.parametrize("styles", quick_and_slow(STYLES))
+def test_single_process_loops(styles, runs, alone):
     """One forward, backward, optimizer step and batch per step, whatever the loop's style.
 
     The compiled styles use fullgraph=True: an additional graph break would be an error.
     """
-    for style in STYLES:
+    for style in styles:
         with case(style):
             check_a_loop(runs[style], alone, style)
 
@@ -298,21 +323,20 @@ def check_a_loop(run, alone, style):
         OpKind.OPTIMIZER: 1,
         OpKind.DATA_LOAD: 1,
     }
-    if style not in {
-        "set-step",
-        "steps",
-    }:  # their steps end with the next one's data, where the graph has no place for it
+    if style not in {"set-step", "steps"}:  # their steps end with the next data, where the graph has no place for it
         assert contradictions(trace) == []
     if style == "spans":
         assert trace.metadata["collect"]["other"]["tokenize"]["host_delays"] == 5
 
 
+@pytest.mark.slow
 def test_modules_are_compiled_as_often_as_alone(runs, alone):
     """Many modules, compiled in a step in which the roots of the loop are looked for, do not share what is compiled."""
     assert alone["compile-many"].said.startswith("compiled ")
     assert runs["compile-many"].said == alone["compile-many"].said
 
 
+@pytest.mark.slow
 def test_misuse_of_spans_costs_the_training_nothing(runs, alone):
     """A step that is no number is one warning; names without end are one name from some point on."""
     assert runs["misuse"].said == alone["plain"].said
@@ -339,6 +363,7 @@ def by_code(tmp_path_factory):
     return collected
 
 
+@pytest.mark.slow
 def test_code_on_the_command_line_is_recorded_without_heavy_imports(by_code):
     """In a training process is what torch itself imports, and nothing else of what tracekit's analysis needs."""
     assert counts(by_code.trace)[OpKind.OPTIMIZER] == 1
@@ -348,6 +373,7 @@ def test_code_on_the_command_line_is_recorded_without_heavy_imports(by_code):
     assert not HEAVY & set(imported)
 
 
+@pytest.mark.slow
 def test_overhead_is_measured(by_code):
     """--overhead compares blocks with and without recording, and gives the noise beside it."""
     cost = by_code.attempt["cost"]

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tests.collectors.conftest import Run
+from tests.collectors.conftest import Runs
 from tests.handmade import run
 from tracekit.collectors.merge.placement import MeshPlace, Placement
 from tracekit.collectors.merge.values import logged_values
@@ -18,7 +18,7 @@ from tracekit.trace.model import Layout
 from tracekit.trace.step_values import STEP_VALUES, step_values
 
 
-def test_the_store_has_what_two_ranks_wrote(runs: dict[str, Run], tmp_path: Path) -> None:
+def test_the_store_has_what_two_ranks_wrote(runs: Runs, tmp_path: Path) -> None:
     """Rank r trains on 1,000 (r + 1) + step tokens; garbage is told once, and changes nothing."""
     ran = runs["logs"]
     assert ran.exit_codes == [0, 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from werkzeug.serving import make_server
 
 from tests.dashboards.tabs import PATIENCE_MS, Tabs
 from tests.handmade import run
+from tests.made_once import made_once
 from tracekit.dashboards.web.access import Access
 from tracekit.dashboards.web.app import make_app
 
@@ -41,11 +43,16 @@ class Serving:
 
 @pytest.fixture(scope="session")
 def sample_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with every sample trace, analysed."""
-    store = tmp_path_factory.mktemp("store") / "jobs.duckdb"
-    ran = run("import", SAMPLES / "gpu_slow_input", *sorted(SAMPLES.glob("*.parquet")), "--store", store)
-    assert ran.code == 0, ran.message
-    return store
+    """A store with every sample trace, analysed; each process has a copy."""
+
+    def make(folder: Path) -> Path:
+        store = folder / "jobs.duckdb"
+        ran = run("import", SAMPLES / "gpu_slow_input", *sorted(SAMPLES.glob("*.parquet")), "--store", store)
+        assert ran.code == 0, ran.message
+        return store
+
+    made = made_once(tmp_path_factory, "sample-store", make)
+    return Path(shutil.copytree(made, tmp_path_factory.mktemp("store") / made.name))
 
 
 @pytest.fixture(scope="session")

@@ -183,6 +183,7 @@ def test_a_page_costs_no_more_where_a_visit_begins_with_it(uncached: Page, servi
 
 
 class TestKeys:
+    @pytest.mark.every_push
     def test_slash_finds_jobs_ranks_workers_and_hosts(self, visit: Visit) -> None:
         page = visit(f"/job?{JOB}")
         found = page.locator("#found a bdi")
@@ -230,6 +231,7 @@ class TestKeys:
         page.wait_for_function(f"() => {bounds} === 0")
 
 
+@pytest.mark.every_push
 def test_a_word_explains_itself_to_mouse_and_keyboard_until_escape(visit: Visit) -> None:
     page = visit(f"/job?{JOB}")
     word = page.locator(".term").first

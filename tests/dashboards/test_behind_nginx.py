@@ -19,6 +19,8 @@ from tests.dashboards.web.test_tokens import NEW, write
 from tracekit.dashboards.web.access import read_access
 from tracekit.dashboards.web.auth import read_auth
 
+pytestmark = pytest.mark.slow
+
 NGINX = Path("/usr/sbin/nginx")
 PAGE = Path(__file__).parents[2] / "docs" / "dashboard.md"
 

@@ -28,6 +28,7 @@ def outcomes_are_short(library: Path, folder: Path, names: list[str]) -> None:
             assert "out of memory" not in outcome["said"]
 
 
+@pytest.mark.slow
 def test_files_without_end_are_refused(library: Path, tmp_path: Path) -> None:
     """Files of 100 GB that take no space, in traces, dumps and every place of a store."""
     outcomes_are_short(library, tmp_path, [name for name in BOMBS if name not in LONG])

@@ -39,6 +39,7 @@ def check(outcome: dict[str, Any]) -> None:
         assert outcome["tries"]
 
 
+@pytest.mark.slow
 def test_some_file_operations_fail(library: Path, tmp_path: Path) -> None:
     """A sample of what follows: the first, and each thirteenth one after it."""
     faults = {"append": (POWER, "killed", "failing write"), "handle": ("short write", "full disk")}

@@ -90,6 +90,7 @@ def test_causes_may_follow_from_fewer_steps_than_figures(tmp_path):
     assert shown["slowdown"] == whole.slowdown
 
 
+@pytest.mark.slow
 def test_batches_of_which_one_dies_in_every_round_are_analysed_again(tmp_path):
     slow_trace(range(4)).write_parquet(tmp_path / "job.parquet")
 
@@ -102,6 +103,7 @@ def test_batches_of_which_one_dies_in_every_round_are_analysed_again(tmp_path):
     assert found.to_json() == load(tmp_path / "job.parquet").report.to_json()
 
 
+@pytest.mark.slow
 def test_a_batch_that_always_dies_ends_the_analysis(tmp_path):
     slow_trace(range(2)).write_parquet(tmp_path / "job.parquet")
 

@@ -17,6 +17,7 @@ SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 MOST_CPU_S = 1000 if LONG else 120
 
 
+@pytest.mark.slow
 @pytest.mark.hypothesis
 def test_hostile_requests_are_answered_at_once(tmp_path: Path) -> None:
     store = tmp_path / "jobs.store"

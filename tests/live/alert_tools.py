@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-#: Where Debian's packages put them; `make test` installs them.
+#: Where Debian's packages put them; `make test-all` installs them.
 PROMETHEUS, ALERTMANAGER, PROMTOOL = "/usr/bin/prometheus", "/usr/bin/prometheus-alertmanager", "/usr/bin/promtool"
 PATIENCE_S = 120.0
 

@@ -51,12 +51,14 @@ def rules(tmp_path: Path) -> Path:
     return tmp_path / "tracekit"
 
 
+@pytest.mark.slow
 def test_rules_and_the_configuration_of_the_document_are_what_prometheus_reads(tmp_path: Path, rules: Path) -> None:
     (tmp_path / "prometheus.yml").write_text(block("Prometheus", **{"/etc/prometheus/tracekit": str(rules)}))
     checked = promtool("check", "config", tmp_path / "prometheus.yml")
     assert (checked.returncode, "15 rules found" in checked.stdout) == (0, True), checked.stdout + checked.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tests", RULES_TESTS, ids=lambda path: path.name)
 def test_rules_fire_when_they_should_with_what_a_person_needs(rules: Path, tests: Path) -> None:
     (rules / tests.name).write_text(tests.read_text())
@@ -161,6 +163,7 @@ def served(metrics: Metrics) -> Iterator[Metrics]:
         metrics.server_close()
 
 
+@pytest.mark.slow
 def test_one_incident_is_one_message_and_its_end_another_though_the_watch_dies_between(
     tmp_path: Path, rules: Path
 ) -> None:
@@ -319,6 +322,7 @@ def incident_of_rank_1(status: str) -> Callable[[dict[str, Any]], Any]:
     return find
 
 
+@pytest.mark.slow
 def test_a_slow_rank_reaches_a_person_and_so_does_its_recovery(tmp_path: Path, rules: Path) -> None:
     with ExitStack() as stack:
         pager, chat = stack.enter_context(receiving()), stack.enter_context(receiving())
@@ -366,6 +370,7 @@ def test_a_slow_rank_reaches_a_person_and_so_does_its_recovery(tmp_path: Path, r
     assert [first for first, _ in steps] == [1, *(last + 1 for _, last in steps[:-1])]
 
 
+@pytest.mark.slow
 def test_collect_says_that_its_watch_was_killed_and_starts_it_again_once(tmp_path: Path) -> None:
     """What the next watch makes of the run is in `test_run.py`."""
     with running(tmp_path, "--metrics-port", "0", around=["cat"]) as job:

@@ -71,6 +71,7 @@ def test_a_watched_run_is_in_tensorboard(tmp_path: Path) -> None:
     assert "rank 3" in (folder / "run" / PAGE).read_text()
 
 
+@pytest.mark.slow
 def test_mlflow_reads_back_what_was_logged(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow import MlflowClient
 
@@ -102,6 +103,7 @@ def wandb_records(file: Path) -> Iterator[bytes]:
             record = b""
 
 
+@pytest.mark.slow
 def test_wandb_keeps_what_was_logged_offline(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     from wandb.proto.wandb_internal_pb2 import Record
 
@@ -122,6 +124,7 @@ def test_wandb_keeps_what_was_logged_offline(tmp_path: Path, store: Store, monke
     assert "rank 1" in page.read_text()
 
 
+@pytest.mark.slow
 def test_a_job_logs_itself_to_active_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import mlflow
 

@@ -135,6 +135,7 @@ print(*sorted({{name for name in sys.modules if not name.startswith("_tracekit_r
 """
 
 
+@pytest.mark.slow
 def test_a_job_whose_modules_are_called_as_ours_is_recorded(tmp_path):
     """It imports its own ones; no module of Python is loaded but those that it loads by itself."""
     for name in (*TAKEN, *TAKEN_FROM_PYTHON):
@@ -154,6 +155,7 @@ def test_a_job_whose_modules_are_called_as_ours_is_recorded(tmp_path):
     assert "tracekit: recorded 5 steps, " in ran.stderr
 
 
+@pytest.mark.slow
 def test_what_a_script_calls_reaches_the_recorder_also_before_torch(tmp_path):
     """`tracekit` is loaded once more under its own name, but keeps no state there. A broken recorder is left alone."""
     code = """

@@ -72,6 +72,7 @@ def test_without_a_stderr_the_exit_code_is_the_commands(tmp_path, redirection):
     assert subprocess.run(under, cwd=tmp_path, env=environment(), timeout=TIMEOUT_S).returncode == 7
 
 
+@pytest.mark.slow
 def test_two_runs_without_a_stderr_share_the_store_and_lose_nothing(tmp_path):
     """Side by side in one directory, one's stderr closed and one's full: both end as their commands do and are stored.
 
@@ -121,6 +122,7 @@ def test_a_store_that_cannot_be_used_keeps_no_command_from_starting(store, why, 
     assert ran.err.startswith(f"tracekit: WARNING: {why}")
 
 
+@pytest.mark.slow
 def test_a_run_whose_store_cannot_be_used_is_recorded_and_its_segments_are_kept(raised, tmp_path):
     """A line says why, before it starts and at the end."""
     (tmp_path / "notes.txt").write_text("no store at all")
@@ -140,6 +142,7 @@ def under_collect(raised, *options):
     return [sys.executable, "-m", "tracekit", "collect", *options, "--", *command]
 
 
+@pytest.mark.slow
 def test_a_live_run_starts_though_its_store_cannot_be_used(raised, tmp_path):
     (tmp_path / "notes.txt").write_text("no store at all")
     ran = plain(under_collect(raised, "--live", "--store", "notes.txt", "--segments", "run"), tmp_path)
@@ -150,6 +153,7 @@ def test_a_live_run_starts_though_its_store_cannot_be_used(raised, tmp_path):
     assert len(Store(tmp_path / "good.store").windows("run")) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("live", [(), ("--live",)], ids=["whole", "live"])
 def test_a_job_that_is_started_again_under_its_name_starts_and_gets_a_number(tmp_path, live):
     """As a scheduler does that puts a job back into its queue."""

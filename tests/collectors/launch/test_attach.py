@@ -56,6 +56,7 @@ def test_only_steps_to_come_keep_others_from_recording():
     assert not any(schedule.goes_on_after(1) for schedule in (IDLE, RecordingSchedule(), RecordingSchedule(0, 2)))
 
 
+@pytest.mark.slow
 def test_an_idle_job_records_what_it_is_asked_for(tmp_path):
     """Twice by `attach`, once between two signals; the trace at the end has these steps, and not those behind them.
 

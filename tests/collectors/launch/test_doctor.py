@@ -13,6 +13,7 @@ from tests.handmade import run
 from tracekit.collectors.launch.doctor import CheckOutcome, checks
 
 
+@pytest.mark.slow
 def test_collecting_works_where_the_tests_run(tmp_path: Path) -> None:
     """The trial is a real one: two ranks train, and all that a data-parallel step has is recorded."""
     ran = run("doctor", "--store", tmp_path / "jobs.store", "--json")

@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from tests.cases import case
-from tests.collectors.conftest import TIMEOUT_S, environment
+from tests.collectors.conftest import TIMEOUT_S, environment, quick_and_slow
 from tests.collectors.sabotage.faults import FAULTS, TESTED, UNNOTICED
-from tests.collectors.shared_runs import SABOTAGED
+from tests.collectors.shared_runs import ALONE, SABOTAGED
 from tracekit.base.errors import OutputError
 from tracekit.collectors.launch import collect as library
 from tracekit.collectors.launch import launcher
@@ -25,32 +25,38 @@ from tracekit.collectors.run_directory.writing import write_left_over, write_man
 from tracekit.collectors.runtime.ring import LeftOver
 
 
-def test_a_fault_in_the_training_process_changes_neither_exit_code_nor_weights(runs, alone):
-    for name in SABOTAGED:
-        ran, expected = runs[name], alone.get(name, alone["none"])
+@pytest.mark.parametrize("names", quick_and_slow(SABOTAGED))
+def test_a_fault_in_the_training_process_changes_neither_exit_code_nor_weights(names, runs, alone):
+    for name in names:
+        ran, expected = runs[name], alone[name if name in ALONE else "none"]
         assert ran.exit_codes == expected.exit_codes, (name, ran.complained)
         assert ran.said == expected.said, name
 
 
-def test_there_are_forty_faults_and_they_take_effect(runs):
+def test_there_are_forty_faults():
+    assert len(TESTED) >= 40
+    assert set(TESTED) <= FAULTS.keys()
+
+
+@pytest.mark.parametrize("names", quick_and_slow(TESTED))
+def test_faults_take_effect(names, runs):
     """The recording suffers, or a line says what has failed; without a fault it is whole."""
     sound = runs["none"]
     assert (sound.complained, sound.attempt["steps"], sound.attempt["problem"]) == ("", 5, None)
     whole = [line for line in sound.closing if "wrote" not in line]
     harmed = {
         name
-        for name in TESTED
+        for name in names
         if runs[name].complained or [line for line in runs[name].closing if "wrote" not in line] != whole
     }
-    assert harmed | UNNOTICED >= set(TESTED)
-    assert len(TESTED) >= 40
-    assert set(TESTED) <= FAULTS.keys()
+    assert harmed | UNNOTICED >= set(names)
 
 
 def test_no_file_of_a_rank_is_written_through_a_link(runs):
     assert (runs["every-file-is-a-link"].segments.parent / "victim").read_text() == "precious"
 
 
+@pytest.mark.slow
 def test_a_run_directory_that_is_gone_is_not_made_again(runs):
     """Anybody can have taken its place since."""
     assert not (runs["folder-cannot-be-made"].segments.parent / "run-of-folder-cannot-be-made").exists()

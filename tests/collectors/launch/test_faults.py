@@ -12,7 +12,7 @@ from tracekit.collectors.run_directory.whole import read_attempt
 from tracekit.collectors.runtime.wire_format import HEADER, RECORD, Category
 
 
-@pytest.mark.parametrize("crash", ["raise", "kill"])
+@pytest.mark.parametrize("crash", [pytest.param("raise", marks=pytest.mark.slow), "kill"])
 def test_a_rank_that_dies_costs_only_its_last_step(runs, crash):
     """Whole steps of all ranks survive; the dead rank is named."""
     ran = runs[f"rank-2-{crash}s"]
@@ -28,6 +28,7 @@ def test_a_rank_that_dies_costs_only_its_last_step(runs, crash):
         assert "rank 2 fails in step 7" in ran.complained
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["killed", "killed-handler"])
 def test_ranks_that_are_killed_lose_nothing(runs, name):
     """Up to the signal, SIGKILL or SIGTERM, every op is kept; how the ranks die is their own business."""
@@ -50,10 +51,11 @@ def test_ranks_that_are_killed_lose_nothing(runs, name):
     ("name", "as_alone", "hooks"),
     [
         ("hooks-broken", "plain", {"data-load", "forward", "backward", "optimizer"}),
-        (
+        pytest.param(
             "hooks-broken-pipeline",
             "pipeline",
             {"data-load", "forward-compute", "backward-compute", "p2p", "ddp-buckets", "gc", "optimizer"},
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -68,6 +70,7 @@ def test_failing_hooks_cost_one_warning(runs, alone, name, as_alone, hooks):
         assert set(rank["failures"]) >= hooks
 
 
+@pytest.mark.slow
 def test_a_torch_without_what_a_hook_holds_on_to_is_named(runs, alone):
     """Which hook, of which torch, what the trace lacks: at once, at the end and in the trace; the rest is there."""
     ran = runs["renamed"]
@@ -85,6 +88,7 @@ def test_a_torch_without_what_a_hook_holds_on_to_is_named(runs, alone):
     assert "data-load" not in kinds
 
 
+@pytest.mark.slow
 def test_a_torch_for_cuda_records_without_a_driver(runs):
     """As `pip install torch` gives it on a login node: every question to CUDA raises, and none is asked."""
     ran = runs["driverless"]
@@ -97,6 +101,7 @@ def test_a_torch_for_cuda_records_without_a_driver(runs):
     assert {"device_clock", "lost_hooks", "failed_hooks"}.isdisjoint(ran.trace.metadata)
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_one_warning_per_rank(runs, alone):
     """The recorder switches itself off, the training ends as it would."""
     ran = runs["full-disk"]
@@ -114,6 +119,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
 
 
+@pytest.mark.slow
 def test_what_fits_on_a_disk_that_fills_up_is_read(tmp_path):
     """No file of the training may grow beyond 32 KiB: whole records up to there are in the trace, the rank says why.
 
@@ -138,6 +144,7 @@ def test_what_fits_on_a_disk_that_fills_up_is_read(tmp_path):
     assert f"the recording stops early on rank 0 (step {records['step'].max()})" in told
 
 
+@pytest.mark.slow
 def test_a_folder_that_takes_no_manifest_has_its_trace_all_the_same(runs):
     """As on a full disk; a link to nowhere is refused in the same way."""
     ran = runs["no-manifest"]

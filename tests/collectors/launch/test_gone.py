@@ -13,6 +13,8 @@ from tracekit.collectors.importers.registry import read_any
 from tracekit.collectors.run_directory.steering import pace
 from tracekit.collectors.run_directory.whole import read_attempt
 
+pytestmark = pytest.mark.slow
+
 
 class Training:
     """Two ranks under `tracekit collect` in `folder` / "run", from `begin` on some steps along; `stop` ends them."""

@@ -211,6 +211,7 @@ def test_ranks_are_followed_from_the_next_tick_on_after_they_begin(watcher, cloc
     assert watcher._pulses[0].count == 5  # all have begun: it looks less often
 
 
+@pytest.mark.slow
 def test_a_rank_that_exits_without_a_word_is_named_instead_of_those_that_fail(tmp_path):
     """A real job: gloo makes the other rank fail, and what starts the ranks sees only that. It trains for some seconds
     before: of ranks that are gone before the launcher has looked, nobody knows who left first.
@@ -223,6 +224,7 @@ def test_a_rank_that_exits_without_a_word_is_named_instead_of_those_that_fail(tm
     assert "operations fail because a rank left" in process.stderr
 
 
+@pytest.mark.slow
 def test_a_long_checkpoint_is_no_hang_and_a_locked_interpreter_is_one(tmp_path):
     """A real job of two ranks. Rank 1 first saves for long, then locks the interpreter: no Python runs in it any more,
     so its stack comes by signal.

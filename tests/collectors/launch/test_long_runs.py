@@ -1,6 +1,10 @@
 """Runs that go on: memory and disk are bounded, and what is on disk is read."""
 
+import pytest
+
 from tests.collectors.conftest import collect, python
+
+pytestmark = pytest.mark.slow
 
 STEPS = 12_000
 

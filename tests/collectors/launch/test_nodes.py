@@ -13,6 +13,8 @@ from tracekit.collectors.importers.registry import read_any
 from tracekit.collectors.runtime.wire_format import rank_stem
 from tracekit.trace.canonical import read_parquet
 
+pytestmark = pytest.mark.slow
+
 
 def run_nodes(directory, segments, commands):
     """Two nodes of one rank each, as Slurm or Kubernetes start them: node n runs commands[n], with folder segments[n].

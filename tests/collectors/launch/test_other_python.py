@@ -37,6 +37,7 @@ def under_collect(directory, command, *options, **variables):
     return ran, [line for line in ran.stderr.splitlines() if line.startswith("tracekit: ")]
 
 
+@pytest.mark.slow
 def test_it_is_recorded(other, tmp_path):
     """By the files of the launcher's tracekit, whatever the training's Python has installed."""
     ran, _ = under_collect(tmp_path, [other, SCRIPTS / "quick.py"])
@@ -44,6 +45,7 @@ def test_it_is_recorded(other, tmp_path):
     assert "tracekit: recorded 5 steps, " in ran.stderr
 
 
+@pytest.mark.slow
 def test_the_doctor_says_so(other, tmp_path):
     found = {check.subject: check for check, _ in zip(checks(str(other), tmp_path / "jobs"), range(3), strict=False)}
     assert found["torch"].outcome is CheckOutcome.OK
@@ -56,6 +58,7 @@ REFUSES = "import sys; sys.modules['_tracekit_recorder.collectors'] = None"
 TWICE = ["sh", "-c", '"$0" "$1" & "$0" "$1"; code=$?; wait; exit $code']
 
 
+@pytest.mark.slow
 def test_a_recorder_that_cannot_be_loaded_is_one_line(other, tmp_path):
     """Not one per rank. The closing line names the same reason, and no other."""
     (tmp_path / "sitecustomize.py").write_text(REFUSES)
@@ -89,6 +92,7 @@ def played(tmp_path) -> Path:
     return torch.parent
 
 
+@pytest.mark.slow
 def test_the_exit_code_of_a_training_that_fails_is_its_own(other, played, tmp_path):
     """With --live, too."""
     (played / "sitecustomize.py").write_text(REFUSES)
@@ -138,6 +142,7 @@ def test_a_recorder_that_is_broken_ends_no_import(options, played, tmp_path):
                 assert len(ran.stderr.splitlines()) == expected
 
 
+@pytest.mark.slow
 def test_python_that_does_not_train_says_nothing(other, tmp_path):
     """A helper script in another Python, without torch, is none of the job."""
     ran = collect(tmp_path, [str(other), "-c", "print('helps')"])

@@ -4,6 +4,8 @@ import gzip
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.collectors.conftest import collect, forks
 from tracekit.collectors.importers.kineto.reading import read_file
 from tracekit.collectors.launch.collect import _has_kernels
@@ -11,6 +13,7 @@ from tracekit.collectors.launch.collect import _has_kernels
 SAMPLE = Path(__file__).parents[3] / "sample_traces" / "gpu_slow_input" / "rank0_trace.json.gz"
 
 
+@pytest.mark.slow
 def test_every_rank_writes_the_steps_asked_for_into_a_file_of_its_own(tmp_path):
     folder = tmp_path / "profile"
     options = ("--steps", "2:", "--profiler", str(folder), "--profiler-steps", "2")

@@ -16,6 +16,8 @@ import pytest
 from tests.collectors.conftest import SCRIPTS, TIMEOUT_S, environment
 from tracekit.collectors.importers.registry import read_any
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 #: Source folder -> the package that it is.
 FOLDERS = {"tracekit": "tracekit", "collectors": "tracekit/collectors"}

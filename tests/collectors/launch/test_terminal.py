@@ -10,8 +10,12 @@ import subprocess
 import sys
 import termios
 
+import pytest
+
 from tests.collectors.conftest import TIMEOUT_S, environment, plain, python, torchrun
 from tracekit.trace.canonical import read_parquet
+
+pytestmark = pytest.mark.slow
 
 CTRL_C = b"\x03"
 #: Prints which signals each thread of its parent blocks, as a mask; the main thread waits for them, so it is left out.

@@ -169,6 +169,7 @@ def jobs(tmp_path_factory):
     return several(directory, jobs, "--nccl", "--every", "2", **variables)
 
 
+@pytest.mark.slow
 def test_a_job_without_nccl_is_recorded_and_told(jobs):
     """A CPU job with gloo: the trace is there, and the user knows that NCCL told nothing."""
     ran = jobs["without"]
@@ -179,6 +180,7 @@ def test_a_job_without_nccl_is_recorded_and_told(jobs):
     assert "nccl" not in ran.trace.metadata
 
 
+@pytest.mark.slow
 def test_steps_that_are_not_recorded_switch_nccl_off(jobs):
     """A process plays NCCL inside a real training loop: every second step has events, each with its step."""
     ran = jobs["one"]
@@ -189,6 +191,7 @@ def test_steps_that_are_not_recorded_switch_nccl_off(jobs):
     assert ran.trace.metadata["nccl"]["ranks_without_ring"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["loop", "pipeline"])
 def test_hooks_go_out_and_come_back_on_the_same_step_everywhere(jobs, name):
     ran = jobs[name]
@@ -198,6 +201,7 @@ def test_hooks_go_out_and_come_back_on_the_same_step_everywhere(jobs, name):
     assert contradictions(ran.trace) == []
 
 
+@pytest.mark.slow
 def test_kept_segments_give_the_same_times_of_nccl(jobs):
     """The importer takes the last attempt of a run."""
     kept = read_any(jobs["two"].segments)
@@ -205,6 +209,7 @@ def test_kept_segments_give_the_same_times_of_nccl(jobs):
     assert kept.ops.equals(jobs["two"].trace.ops)
 
 
+@pytest.mark.slow
 def test_a_job_that_plays_nccl_gets_its_kernels_times(jobs):
     """From the hooks, the step's switch, the rings of two processes and the launcher that empties them to the trace:
     every reduction of every second step lasts as long as its kernel, and begins where it began.

@@ -11,6 +11,8 @@ from tracekit.collectors.nccl.operations import operations
 from tracekit.collectors.nccl.recording import ring_files
 from tracekit.collectors.nccl.ring_reader import read_ring
 
+pytestmark = pytest.mark.slow
+
 HARNESS = Path(__file__).with_name("harness.c")
 #: A small lane overflows many times over in a run, a large one never does.
 LANES = {"overflowing": 16, "roomy": 1 << 14}

@@ -559,7 +559,7 @@ ALIKE = {
     *("control-file-of-brackets", "control-file-without-end", "control-file-is-a-folder"),
     *("callbacks-never-come", "hung-up", "user-signal"),
 }
-#: What `make test` tries; `python -m benchmarks faults` tries all.
+#: What `make test-all` tries; `python -m benchmarks faults` tries all.
 TESTED = tuple(name for name in FAULTS if name not in ALIKE)
 #: These can cost nothing at all.
 UNNOTICED = frozenset({"memory-is-unreachable", "callbacks-raise", "users-exit-first", "the-rank-is-unknown"})

@@ -118,6 +118,7 @@ def test_a_step_that_does_not_part_the_job_is_refused(pairs: Path, step: int) ->
         parts(stored.name, stored.report, results.worker_steps("repaired"), step)
 
 
+@pytest.mark.every_push
 def test_two_jobs_show_the_numbers_of_their_reports(visit: Visit, pairs: Path) -> None:
     before, after = whatif(pairs, "slow <i>one</i>"), whatif(pairs, "healthy-one")
     page = visit(address("healthy-one", **{"with": "slow <i>one</i>"}), theme="dark")

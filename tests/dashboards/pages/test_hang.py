@@ -121,6 +121,7 @@ def test_ranks_that_nobody_can_tell_apart_stand_where_culprits_do() -> None:
     ]
 
 
+@pytest.mark.every_push
 def test_the_page_is_drawn_and_names_are_text(
     visit: Callable[..., Page], show: Callable[[Path], Serving], hung: Path
 ) -> None:

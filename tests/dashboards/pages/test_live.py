@@ -188,6 +188,7 @@ def test_the_costliest_incident_comes_first_and_headings_sort(tmp_path: Path) ->
     assert "Earlier: 2" in text
 
 
+@pytest.mark.every_push
 def test_an_incident_is_acknowledged_with_the_keys_and_others_see_who_took_it(
     tmp_path: Path, show: Callable[[Path], Serving], visit: Callable[..., Page], browser_noise: list[str]
 ) -> None:
@@ -251,6 +252,7 @@ def test_a_gpu_is_told_in_how_many_of_its_last_jobs_it_was_the_culprit(tmp_path:
     assert "GPU-3 on node-e" in Pages(store.path).lines("/hosts", q="GPU-3")
 
 
+@pytest.mark.every_push
 def test_a_page_shows_a_new_window_by_itself_and_keeps_the_place_of_its_reader(
     tmp_path: Path, show: Callable[[Path], Serving], visit: Callable[..., Page]
 ) -> None:

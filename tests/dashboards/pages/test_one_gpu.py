@@ -141,6 +141,7 @@ def test_a_rank_that_was_not_recorded_and_one_that_is_no_number_show_the_page(pa
         assert "Why the GPU is idle" in pages.text("/job", job="four", rank=rank)
 
 
+@pytest.mark.every_push
 def test_kernels_and_operators_are_found_by_a_part_of_their_name(
     visit: Callable[..., Page], show: Callable[..., Serving], store: Store
 ) -> None:
@@ -220,6 +221,7 @@ def test_the_longest_ops_are_listed_and_an_op_is_told_in_words(pages: Pages) -> 
             assert (answer.status_code, answer.text) == (400, f"op='{op}' names no op of step 0\n")
 
 
+@pytest.mark.every_push
 def test_the_canvas_draws_a_recording_and_keeps_the_op_that_is_chosen(
     visit: Callable[..., Page], show: Callable[..., Serving], store: Store
 ) -> None:

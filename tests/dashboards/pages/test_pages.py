@@ -32,6 +32,7 @@ def whatif(store: Path, job: str) -> dict[str, Any]:
     return report
 
 
+@pytest.mark.every_push
 def test_every_job_is_in_the_table_the_one_that_loses_most_first(visit: Visit, serving: Serving) -> None:
     names = visit("/", theme="dark").locator("#jobs a.job").all_inner_texts()
     assert names[0] == "slow-worker"
@@ -88,6 +89,7 @@ def test_many_jobs_come_in_parts(serving: Serving, monkeypatch: pytest.MonkeyPat
     assert {"/?sort=job&at=1", "/?sort=job&at=3"} <= {link.href for link in found(parts[1], "Link")}
 
 
+@pytest.mark.every_push
 def test_keys_move_through_the_table_and_two_jobs_are_compared(visit: Visit, serving: Serving) -> None:
     page = visit("/")
     page.wait_for_selector("#jobs a.job")
@@ -167,6 +169,7 @@ def test_a_second_dashboard_in_the_process_answers_like_the_first(visit: Visit, 
         expect(visit("/", base=server.url).locator("#jobs a.job")).to_have_count(number)
 
 
+@pytest.mark.every_push
 def test_a_job_shows_its_verdict_causes_and_fixes(visit: Visit, serving: Serving) -> None:
     found = whatif(serving.store, "slow-worker")
     page = visit("/job?job=slow-worker", theme="dark")

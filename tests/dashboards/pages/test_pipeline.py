@@ -70,6 +70,7 @@ def test_what_cannot_be_shown_is_said_in_its_place(store: Path, state: dict[str,
     assert message in Pages(store).text("/pipeline", job="pipes", **state)
 
 
+@pytest.mark.every_push
 def test_the_browser_draws_a_bar_for_each_compute_and_bubble(
     visit: Visit, show: Callable[[Path], Serving], store: Path, job: PipelineJob
 ) -> None:

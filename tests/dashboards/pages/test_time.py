@@ -264,6 +264,7 @@ def test_a_trace_without_times_leads_to_its_steps(tmp_path: Path) -> None:
     assert "/workers?job=live" in [link.href for link in found(shown, "Link")]
 
 
+@pytest.mark.every_push
 def test_a_drag_chooses_the_range_of_all_pages_back_takes_it_away_and_a_click_opens_the_step(
     store: Path, show: Callable[[Path], Serving], visit: Callable[..., Page]
 ) -> None:

@@ -85,6 +85,7 @@ def unpacked(data: bytes) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.every_push
 def test_the_slowest_step_opens_with_the_slowest_ops_first(
     visit: Visit, step_105: pl.DataFrame, slow_op: dict[str, Any]
 ) -> None:
@@ -104,6 +105,7 @@ def test_the_slowest_step_opens_with_the_slowest_ops_first(
     assert page.get_attribute("#timeline-scroll", "aria-label")
 
 
+@pytest.mark.every_push
 def test_an_op_pointed_at_and_clicked_shows_its_figures(visit: Visit, slow_op: dict[str, Any]) -> None:
     page = visit("/timeline?job=slow-worker&step=105")
     painted(page)
@@ -142,6 +144,7 @@ def test_the_whole_step_begins_where_its_earliest_op_does(
     assert window(page) == whole
 
 
+@pytest.mark.every_push
 def test_zooming_and_panning_change_the_view_and_the_address(visit: Visit) -> None:
     page = visit("/timeline?job=slow-worker&step=105")
     painted(page)
@@ -242,6 +245,7 @@ def click_name(page: Page, row: int) -> None:
     page.mouse.click(x, y)
 
 
+@pytest.mark.every_push
 def test_workers_collapse_by_stage_and_a_click_opens_one(visit: Visit) -> None:
     page = visit("/timeline?job=slow-worker")
     painted(page)
@@ -262,6 +266,7 @@ def test_workers_collapse_by_stage_and_a_click_opens_one(visit: Visit) -> None:
     page.wait_for_selector('#timeline-details[data-op^="1,2,"]')
 
 
+@pytest.mark.every_push
 def test_a_pinned_row_stays_on_top_and_in_the_address(visit: Visit) -> None:
     page = visit("/timeline?job=slow-worker&order=rank&streams=all")
     painted(page)
@@ -278,6 +283,7 @@ def test_a_pinned_row_stays_on_top_and_in_the_address(visit: Visit) -> None:
     assert "pin=" not in address(page)
 
 
+@pytest.mark.every_push
 def test_a_range_dragged_on_the_ruler_shows_sums_by_kind(visit: Visit, step_105: pl.DataFrame) -> None:
     page = visit("/timeline?job=slow-worker&step=105&view=recorded&worker=1,2")
     painted(page)
@@ -304,6 +310,7 @@ def test_a_range_dragged_on_the_ruler_shows_sums_by_kind(visit: Visit, step_105:
     page.wait_for_function("() => !location.search.includes('range=')")
 
 
+@pytest.mark.every_push
 def test_ops_are_found_by_name_and_the_rest_fades(visit: Visit, step_105: pl.DataFrame) -> None:
     page = visit("/timeline?job=slow-worker&step=105&view=recorded")
     painted(page)
@@ -347,6 +354,7 @@ ON_PATH = """() => {
 }"""
 
 
+@pytest.mark.every_push
 def test_the_critical_path_is_drawn_over_the_ops_and_says_of_whom_the_step_consists(visit: Visit) -> None:
     page = visit("/timeline?job=slow-worker&critical=yes")
     painted(page)

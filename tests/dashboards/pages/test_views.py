@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from tests.dashboards.clicks import address, wait_for_state
@@ -22,6 +23,7 @@ def name_it(page: Page, name: str) -> None:
     page.keyboard.press("Enter")
 
 
+@pytest.mark.every_push
 def test_a_view_that_was_named_is_listed_leads_back_and_is_deleted(visit: Visit) -> None:
     page = visit("/?verdict=uneven+work", anew=True)
     assert jobs(page) == UNEVEN

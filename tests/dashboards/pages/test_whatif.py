@@ -78,6 +78,7 @@ def test_the_plain_question_is_asked_with_one_click_and_the_form_stays_folded(vi
     expect(page.locator("#whatif-select")).to_be_visible()
 
 
+@pytest.mark.every_push
 def test_the_controls_write_the_selection_and_the_answer_is_that_of_fix(visit: Visit, serving: Serving) -> None:
     page = form(visit, theme="dark")
     page.fill("#whatif-workers", "1,2")
@@ -137,6 +138,7 @@ def test_scaling_by_a_factor_is_the_replay_of_the_library(visit: Visit) -> None:
     assert clicks.state(page)["factor"] == "0.25"
 
 
+@pytest.mark.every_push
 def test_a_suggestion_is_asked_with_one_click(visit: Visit, serving: Serving) -> None:
     page = form(visit)
     page.click("text=Rank 9 on host-0001 like peers")

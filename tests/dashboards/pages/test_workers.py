@@ -59,6 +59,7 @@ def test_the_map_and_the_list_show_the_slowdowns_of_the_report(visit: Visit, ser
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
+@pytest.mark.every_push
 def test_a_click_on_a_cell_shows_that_worker_and_the_address_brings_it_back(visit: Visit, serving: Serving) -> None:
     page = open_map(visit, f"/workers?job={JOB}")
     expect(page.locator("#workers-detail h3")).to_contain_text("Rank 9 on host-0001 (dp 1, stage 2)")
@@ -147,6 +148,7 @@ def test_a_host_marks_its_workers_until_it_is_chosen_again(visit: Visit) -> None
     wait_for_state(page, job=JOB)
 
 
+@pytest.mark.every_push
 def test_a_drag_over_the_map_sums_up_the_workers_in_it_with_the_ways_on(visit: Visit, serving: Serving) -> None:
     report = whatif(serving.store, JOB)
     page = open_map(visit, f"/workers?job={JOB}")

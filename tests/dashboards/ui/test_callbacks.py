@@ -110,6 +110,7 @@ def test_every_callback_answers_what_a_page_sends_and_refuses_what_none_does(
                 assert len(logged) == (answer.status_code == 400)
 
 
+@pytest.mark.every_push
 @pytest.mark.parametrize(
     ("path", "broken", "act"),
     [

@@ -14,6 +14,7 @@ from playwright.sync_api import Page, expect
 from tests.dashboards.conftest import Serving
 
 
+@pytest.mark.every_push
 def test_the_answer_is_copied_with_the_address_of_the_view(visit: Callable[..., Page]) -> None:
     page = visit("/timeline?job=slow-worker&step=103")
     page.wait_for_selector("#timeline-host[data-painted]")

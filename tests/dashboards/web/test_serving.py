@@ -202,6 +202,7 @@ class TestHeaders:
 
 
 class TestBrokenAndHostile:
+    @pytest.mark.every_push
     def test_names_from_outside_are_text_and_never_markup(self, tmp_path: Path, show: Show, visit: Visit) -> None:
         name, host = "<script>alert(1)</script><img src=x onerror=alert(2)>", "<img src=x onerror=alert(3)>"
         trace = slow_trace((0, 1), metadata={"hosts": {str(rank): host for rank in range(4)}})

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Page, Route, expect
 
 from tests.dashboards.conftest import Serving
@@ -16,6 +17,7 @@ from tests.handmade import run
 Visit = Callable[..., Page]
 
 
+@pytest.mark.every_push
 def test_the_perfetto_file_is_what_the_export_writes(visit: Visit, serving: Serving, tmp_path: Path) -> None:
     page = visit("/timeline?job=slow-worker&step=102")
     painted(page)

@@ -1,0 +1,32 @@
+"""`make durations`: the slowest tests and fixtures of a JUnit file."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+from benchmarks.durations import durations
+
+SUITE = """
+<testsuite time="12.4">
+  <testcase classname="tests.test_a" name="test_quick" time="0.5">
+    <properties><property name="cpu_s" value="0.400"/><property name="target" value="test"/></properties>
+  </testcase>
+  <testcase classname="tests.test_b" name="test_job[a|b]" time="11.25">
+    <properties>
+      <property name="fixture job" value="10.500 4.000"/>
+      <property name="cpu_s" value="4.250"/>
+      <property name="target" value="test-all"/>
+    </properties>
+  </testcase>
+</testsuite>
+"""
+
+
+def test_the_slowest_come_first_with_wall_and_cpu_time_and_the_target_that_runs_them() -> None:
+    shown = durations(ElementTree.fromstring(SUITE)).splitlines()  # noqa: S314 - it stands above
+    assert "ran 2 tests in 12 s, of which `make test` runs 1." in shown[2]
+    assert [line for line in shown if line.startswith(("| `", "| job"))] == [
+        r"| `test_b::test_job[a\|b]` | make test-all | 11.2 | 4.2 |",
+        "| `test_a::test_quick` | make test | 0.5 | 0.4 |",
+        r"| job, `test_b::test_job[a\|b]` | make test-all | 10.5 | 4.0 |",
+    ]
