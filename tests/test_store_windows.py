@@ -17,7 +17,7 @@ from tests.handmade import Ran, little_space, run, slow_trace
 from tests.test_op_trace import DP, OPS
 from tracekit.base.errors import NotStoredError, StoreError
 from tracekit.job.graph import GraphJob
-from tracekit.job.load import load_ops_from_store
+from tracekit.job.load import load_from_store
 from tracekit.job.pipeline import PipelineJob
 from tracekit.store import Incoming, Store, connection
 from tracekit.store.care import damages, prune, repair
@@ -104,7 +104,7 @@ def test_an_op_trace_is_stored_listed_exported_and_asked_again(tmp_path: Path) -
     assert run("import", tmp_path / "ops.parquet", "--store", path).code == 0
     (job,) = Store(path).jobs()
     assert (job.kind, job.layout, job.ranks, job.steps, job.ops) == ("ops", None, 2, 2, 9)
-    loaded = load_ops_from_store("two ranks", store=path)
+    loaded = load_from_store("two ranks", store=path)
     assert loaded.trace.ops.equals(OPS)
     assert (loaded.trace.groups, loaded.trace.metadata) == (DP, {"gpu": "H200"})
     asked = ("--json", "--fix", "kind=gc")

@@ -17,7 +17,6 @@ from tracekit.base.plug_ins import PlugIn, plug_ins, tell
 from tracekit.base.stderr import say
 from tracekit.base.text import printable, quoted
 from tracekit.collectors.importers import megascan, ndtimeline
-from tracekit.collectors.importers.exported_timeline import ExportedImporter
 from tracekit.collectors.importers.formats import DAMAGE, refuse_unit
 from tracekit.collectors.importers.kineto.other_recordings import other_recording
 from tracekit.collectors.importers.nccl_inspector import InspectorImporter
@@ -31,7 +30,6 @@ from tracekit.collectors.run_directory.segments import is_run_directory, read_ru
 from tracekit.collectors.run_directory.whole import read_attempt
 from tracekit.collectors.run_directory.writing import attempts
 from tracekit.trace.canonical import Trace, read_parquet
-from tracekit.trace.chrome import MARK
 from tracekit.trace.model import Unit, is_size
 
 #: First bytes of a Parquet file.
@@ -160,7 +158,6 @@ IMPORTERS: Mapping[str, Importer] = MappingProxyType(
             SegmentsImporter(),
             CanonicalImporter(),
             PublishedImporter(),
-            ExportedImporter(),
             ndtimeline.RawLogImporter(),
             ndtimeline.ChromeImporter(),
             megascan.RawImporter(),
@@ -241,10 +238,7 @@ def read_any(path: Path, *, name: str | None = None, layout: Path | None = None,
             " NCCL Inspector *.log files"
         )
     if path.is_file() and path.name.endswith(_JSON):
-        raise FormatError(
-            f"{path}: not JSON that tracekit reads; a timeline of `tracekit export` has {MARK!r} in its first lines,"
-            " and `tracekit import --format` lists the formats"
-        )
+        raise FormatError(f"{path}: not JSON that tracekit reads; `tracekit import --format` lists the formats")
     # Not recognised: report its error as a trace file, which most inputs are meant to be.
     return _read(IMPORTERS["tracekit"], path, None, unit)
 

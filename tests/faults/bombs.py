@@ -97,7 +97,6 @@ EVENT = b'{"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts":
 HANG = "hangs/20990101-000000-000000-aaaaaaaa.json"
 BOMBS: dict[str, Callable[[Path], Arguments]] = {
     "Parquet": huge_file("x.parquet", b"PAR1"),
-    "timeline": huge_file("x.json", b'{"displayTimeUnit": "ms", "otherData": {"tracekit_timeline": 1, "x": "'),
     "JSON lines": huge_file("x.jsonl", b'{"step": 1'),
     "NDTimeline": huge_file("timeline_run0_raw.log", b"{"),
     "SQLite": huge_file("x.sqlite", b"SQLite format 3\0"),

@@ -38,7 +38,7 @@ def export_command(
         raise SelectionError("--steps chooses what a timeline shows; a .parquet file gets the whole trace")
     check_writable(out, TRACE_FILE if as_trace else TIMELINE_FILE)
     if any(trace.exists() and out.exists() and out.samefile(trace) for trace in source.traces):
-        raise OutputError(f"{out}: is the trace to export, which would lose its other steps; choose another --out")
+        raise OutputError(f"{out}: is the trace to export, which it would replace; choose another --out")
     with progress() as tell:
         tell("reading the trace")
         loaded = source.load()

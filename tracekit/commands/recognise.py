@@ -232,12 +232,14 @@ def _own(path: Path, wanted: Wanted) -> str | None:
     from tracekit.job.tables import TABLE_FILE
     from tracekit.show.documents.markdown import MARKDOWN_FILE
     from tracekit.show.documents.page import PAGE_FILE
+    from tracekit.trace.chrome import TIMELINE_FILE
 
     made_of = ", or name the trace that it was made from" if wanted is Wanted.TRACE else ""
     for kind, hint in (
         (PAGE_FILE, f"open it in a browser: `xdg-open {quoted(path)}`"),
         (MARKDOWN_FILE, "it is text to read"),
         (TABLE_FILE, "read it with polars or pandas"),
+        (TIMELINE_FILE, "open it in https://ui.perfetto.dev"),
     ):
         with path.open("rb") as file:
             if kind.recognises(file):

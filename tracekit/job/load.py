@@ -178,18 +178,3 @@ def load_from_store(
 
     opened = Store(Path(store) if store is not None else default_store())
     return job_of(opened.load(opened.newest() if name is None else name, window), method)
-
-
-def load_gpu(*paths: PathLike, kernel_classes: Sequence[str] = ()) -> Job:
-    """Deprecated: `load` reads traces of torch.profiler."""
-    return load(*paths, kernel_classes=kernel_classes)
-
-
-def load_ops(path: PathLike) -> Job:
-    """Deprecated: `load` reads op traces."""
-    return load(path)
-
-
-def load_ops_from_store(name: str, *, store: PathLike | None = None, window: int | None = None) -> Job:
-    """Deprecated: `load_from_store` reads op traces."""
-    return load_from_store(name, store=store, window=window)

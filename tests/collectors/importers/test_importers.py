@@ -60,7 +60,6 @@ def test_names_are_unique_and_said():
         "segments",
         "tracekit",
         "published",
-        "tracekit-chrome",
         "ndtimeline",
         "ndtimeline-chrome",
         "megascan",
