@@ -15,7 +15,7 @@ import pytest
 import tracekit
 from tests.handmade import run
 from tests.kineto_files import GEMM, document, event, kernel, launch, write
-from tracekit.job.load import load
+from tracekit.sources.load import load
 from tracekit.store import Store
 
 SAMPLE = Path(__file__).resolve().parents[1] / "sample_traces" / "gpu_slow_input"

@@ -27,8 +27,8 @@ from benchmarks.hangsim import run as run_job
 from tests.cases import case
 from tests.handmade import run, run_process, slow_frame, slow_trace
 from tracekit.base.errors import FormatError, OutputError, StoreError
-from tracekit.job.load import load
 from tracekit.job.pipeline import PipelineJob
+from tracekit.sources.load import load
 from tracekit.store import Incoming, Store
 from tracekit.trace.canonical import TRACE_FILE
 
@@ -321,7 +321,7 @@ TO_A_DASH = (
     ("export", "slow.parquet", "--out", "-"),
     ("export", "slow.parquet", "-o-"),
     ("synth", "--out", "-"),
-    ("synth-fleet", "--out", "-"),
+    ("synth", "--jobs", "2", "--out", "-"),
     ("whatif", "slow.parquet", "--html", "-"),
     ("whatif", "slow.parquet", "--csv", "-"),
     ("whatif", "slow.parquet", "--parquet", "-"),

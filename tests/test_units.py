@@ -187,13 +187,13 @@ def test_the_commands_take_a_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     for arguments in (
         ["whatif", "ms.parquet", "--json"],
-        ["info", "ms.parquet"],
+        ["store", "list", "ms.parquet"],
         ["export", "ms.parquet", "--out", "out.json.gz"],
         ["import", "ms.parquet", "--store", "jobs.duckdb"],
     ):
         assert "--unit ms" in error(*arguments)
         assert CliRunner().invoke(commands, [*arguments, "--unit", "ms"]).exit_code == 0
-    assert CliRunner().invoke(commands, ["info", "--store", "jobs.duckdb", "--job", "broken"]).exit_code == 0
+    assert CliRunner().invoke(commands, ["store", "list", "--store", "jobs.duckdb", "--job", "broken"]).exit_code == 0
     assert "--unit belongs to a TRACE" in error("whatif", "--store", "jobs.duckdb", "--unit", "s")
 
 

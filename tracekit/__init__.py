@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from tracekit.base.errors import TracekitError
     from tracekit.collectors import log, span, step
     from tracekit.job.job import Job
-    from tracekit.job.load import job_of, load, load_from_store
+    from tracekit.job.load import job_of, load_from_store
+    from tracekit.sources.load import load
     from tracekit.trace.canonical import Trace
     from tracekit.trace.model import Layout, OpKind, ProcessGroup, Worker
     from tracekit.trace.op import OpTrace
@@ -25,7 +26,7 @@ _HOMES = {
     "TracekitError": "tracekit.base.errors",
     "Job": "tracekit.job.job",
     "job_of": "tracekit.job.load",
-    "load": "tracekit.job.load",
+    "load": "tracekit.sources.load",
     "load_from_store": "tracekit.job.load",
     "Layout": "tracekit.trace.model",
     "OpKind": "tracekit.trace.model",

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.fuzz.doors import ends_well
 from tests.kineto_files import all_reduce, document, event, kernel, launch
 from tests.properties import examples
-from tracekit.job.load import load
+from tracekit.sources.load import load
 
 SAMPLE = Path(__file__).resolve().parents[2] / "sample_traces" / "gpu_slow_input" / "rank0_trace.json.gz"
 times = st.floats(-1e6, 1e16) | st.integers(0, 10**6)

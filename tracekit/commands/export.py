@@ -13,7 +13,7 @@ from tracekit.base.errors import OutputError, SelectionError
 from tracekit.base.stderr import progress
 from tracekit.base.text import counted, printable
 from tracekit.commands.arguments import parse_steps
-from tracekit.commands.options import OUT, Source, trace_source
+from tracekit.commands.options import OUT, JobArguments, trace_source
 
 
 @click.command("export")
@@ -21,7 +21,7 @@ from tracekit.commands.options import OUT, Source, trace_source
 @click.option("-o", "--out", required=True, type=OUT, help="File to write: a timeline ending in .json.gz, or .parquet.")
 @click.option("--steps", metavar="STEPS", help="Steps to write, such as 100-103 [default: all, or the slowest].")
 def export_command(
-    source: Source,
+    source: JobArguments,
     out: Path,
     steps: str | None,
 ) -> None:

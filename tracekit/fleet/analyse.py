@@ -53,7 +53,7 @@ def analyse(task: Task) -> Outcome:
 
 def _analysed(task: Task, there: Fetched, study: Study, outcome: Outcome, began: _Clock) -> Outcome:
     from tracekit.fleet.rows import exclusion_rows, rows_of
-    from tracekit.job.load import load_trace
+    from tracekit.sources.load import load_trace
     from tracekit.store import Store
     from tracekit.store.folder import is_store_folder
 

@@ -1,7 +1,7 @@
 """Traces with known stragglers: `synthesize(SynthSpec(...))`.
 
 `schedules` defines the order of ops, `causes` the injected faults (`job`: their shared parts), and `simulate` runs the
-job op by op. `population` draws the jobs of a whole fleet.
+job op by op.
 """
 
 from tracekit.synth.causes import (

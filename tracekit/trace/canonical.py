@@ -30,7 +30,7 @@ from tracekit.trace.schema import (
     NULLABLE,
     SENT,
     WAITED,
-    Source,
+    Origin,
     Workers,
     checked_columns,
     distinct_steps,
@@ -153,7 +153,7 @@ class Trace:
 
         Raises TraceError for a violation of the data model, LayoutError if the layout contradicts the ops.
         """
-        origin, kept = Source(source, columns or {}), dict(metadata or {})
+        origin, kept = Origin(source, columns or {}), dict(metadata or {})
         known = None if unit is None else unit_of_time(unit)
         frame = ops if isinstance(ops, pl.DataFrame) else _of_pandas(ops, origin)
         timed, starts = in_seconds(frame, known, finite_starts(step_starts or {}, origin), origin)
@@ -346,7 +346,7 @@ class Trace:
         self.ops.write_parquet(file, compression="zstd", metadata={METADATA_KEY: json.dumps(header)})
 
 
-def _of_pandas(frame: pandas.DataFrame, source: Source) -> pl.DataFrame:
+def _of_pandas(frame: pandas.DataFrame, source: Origin) -> pl.DataFrame:
     """The columns of a frame of pandas. Raises TraceError if it is none."""
     try:
         with extra("pandas", "a frame of pandas"):
@@ -415,7 +415,7 @@ def trace_of_file(
         if unit is None and steps is None and rows_of_file(path) > MOST_ROWS_AS_TABLE:
             from tracekit.trace.ordered import ordered_trace
 
-            if (found := ordered_trace(path, layout, Source(str(path), columns or {}), renamed, **known)) is not None:
+            if (found := ordered_trace(path, layout, Origin(str(path), columns or {}), renamed, **known)) is not None:
                 return found
     ops = renamed(read_columns(path, types) if steps is None else read_steps(path, steps))
     return Trace.from_frame(ops, layout, source=str(path), columns=columns, unit=unit, **known)
@@ -521,7 +521,7 @@ def _parquet(path: str | os.PathLike[str], read: Any) -> Any:
         ) from None
 
 
-def finite_starts(step_starts: Mapping[int, float], source: Source) -> Mapping[int, float]:
+def finite_starts(step_starts: Mapping[int, float], source: Origin) -> Mapping[int, float]:
     """`step_starts`, checked to be clock times. Raises TraceError."""
     for step, start in step_starts.items():
         if not abs(start) <= LARGEST_CLOCK_S:

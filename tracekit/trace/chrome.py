@@ -21,10 +21,8 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit.base.atomic_write import Kind, replacing
-from tracekit.trace.model import KINDS, OpKind, Worker
+from tracekit.trace.model import KINDS, TIMELINE_MARK, OpKind, Worker
 
-#: First key of `otherData`, which identifies the file; its value is the version of the content.
-MARK = "tracekit_timeline"
 VERSION = 1
 #: More slices than this make a browser stall.
 MOST_SLICES = 2_000_000
@@ -32,7 +30,7 @@ MOST_SLICES = 2_000_000
 END = "\n]}\n"
 _SEPARATOR = ",\n"
 _ROWS_AT_ONCE = 100_000
-_BEGINNING = f'{{"displayTimeUnit": "ms", "otherData": {{"{MARK}": '
+_BEGINNING = f'{{"displayTimeUnit": "ms", "otherData": {{"{TIMELINE_MARK}": '
 #: Gap between the end of a step and the beginning of the next, seconds.
 GAP_S = 1e-3
 #: Columns of an op trace that its slices show.

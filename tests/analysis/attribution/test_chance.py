@@ -12,11 +12,11 @@ from tests.analysis.small_jobs import of_steps
 from tests.handmade import run
 from tracekit.analysis.attribution.chance import Parts
 from tracekit.job.graph import GraphJob
-from tracekit.job.load import load
 from tracekit.job.pipeline import PipelineJob
 from tracekit.report.plain_data import Parts as ShownParts
 from tracekit.report.plain_data import plain, shaped
 from tracekit.report.verdict import LossKind, Verdict
+from tracekit.sources.load import load
 from tracekit.synth import SynthSpec, synthesize
 from tracekit.trace.model import Layout
 from tracekit.trace.op import OpTrace
