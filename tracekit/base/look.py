@@ -65,11 +65,13 @@ class Look:
     @cached_property
     def is_readable(self) -> bool:
         """Whether the path is a file that can be read."""
+        if not self.is_file:
+            return False
         try:
             self._bytes(0, 1)
         except OSError:
             return False
-        return self.is_file
+        return True
 
     @cached_property
     def head(self) -> bytes:

@@ -105,7 +105,7 @@ def _nccl_text(path: Path) -> FlightRecord | None:
     """What NCCL printed about a hang, in a file or the files of a folder; None if there is no such text."""
     from tracekit.collectors.importers.nccl_text import read_nccl_text
 
-    return read_nccl_text(path) if path.exists() else None
+    return read_nccl_text(path) if path.is_file() or path.is_dir() else None  # a pipe would block
 
 
 def write_report(out: Path, lines: Sequence[str], report: dict[str, Any]) -> None:

@@ -117,7 +117,7 @@ def _one(path: Path, options: ReadOptions) -> tuple[Source, list[Path]]:
         from tracekit.sources.search import jobs_in, only_of
 
         jobs = jobs_in(path)
-        if jobs == [path]:
+        if jobs == [path] and os.access(path, os.R_OK):
             return PROFILES, jobs
         look = Look(only_of(path, jobs))
         source = with_content(Content.TRACE, look)

@@ -46,8 +46,10 @@ def is_table(path: Path) -> bool:
     from tracekit.job.tables import TABLE_FILE
 
     try:
+        if not path.is_file():  # a pipe would block
+            return False
         with path.open("rb") as file:
-            return path.is_file() and TABLE_FILE.recognises(file)
+            return TABLE_FILE.recognises(file)
     except OSError:
         return False
 

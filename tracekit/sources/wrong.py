@@ -33,8 +33,8 @@ def wrong_source(look: Look, wanted: Content) -> WrongSourceError | None:
 
 
 def _folder(look: Look, wanted: Content) -> str | None:
-    """A folder that is no source itself; None for anything else of which nothing is known."""
-    if not look.is_folder:
+    """A folder that is no source itself; None for anything else of which nothing is known, and what cannot be read."""
+    if not look.is_folder or not os.access(look.path, os.R_OK):
         return None
     if jobs := jobs_in(look.path):
         study = f"study all: `{command('fleet', 'run', look.path, '--out', 'STUDY')}`"
