@@ -26,7 +26,7 @@ $(VENV)/.dev: $(VENV)/.demo
 demo: $(VENV)/.demo
 	$(BIN)/tracekit whatif sample_traces/collected.parquet --fix "worker=1,1"
 	@echo
-	@echo "In the browser:  $(BIN)/tracekit dashboard sample_traces/*.parquet"
+	@echo "In the browser:  $(BIN)/tracekit open"
 	@echo "Your own trace:  $(BIN)/tracekit whatif job.parquet      All commands:  $(BIN)/tracekit --help"
 
 # A job that trains, a rank that becomes slow, and the message that says so.

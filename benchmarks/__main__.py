@@ -5,7 +5,6 @@ python -m benchmarks core store         these; other sections stay as they are
 python -m benchmarks core --quick       small sizes, printed only: shows that a benchmark still runs
 python -m benchmarks eventsim --help    options of eventsim, clocks, hang_live and frameworks; printed only
 python -m benchmarks compatibility      tries the versions of this environment, see benchmarks/compatibility.py
-python -m benchmarks goldens            compares the reports of two versions, see benchmarks/goldens.py
 python -m benchmarks one-gpu FOLDER     puts losses into real traces of one GPU, see benchmarks/one_gpu.py
 python -m benchmarks gate-live ...      judges real runs, see benchmarks/gate_live.py
 python -m benchmarks tracker-live ...   runs a job beside a tracker that hangs, see benchmarks/tracker_live.py
@@ -29,7 +28,7 @@ SECTIONS = (
 #: Benchmarks with a command line of their own, which prints instead of writing RESULTS.md.
 WITH_OPTIONS = ("eventsim", "clocks", "hang_live", "frameworks")
 ALWAYS_WITH_OPTIONS = (
-    "compatibility", "goldens", "one-gpu", "rl-published", "gate-live", "tracker-live", "profiler-cost",
+    "compatibility", "one-gpu", "rl-published", "gate-live", "tracker-live", "profiler-cost",
 )  # fmt: skip
 _SECTION = "<!-- section {} -->\n"
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import polars as pl
 
 from benchmarks.measure import cpu_s, descendants, measure, table, tracekit
+from benchmarks.population import Population, write_fleet
 from tracekit.fleet.figures import counted_jobs
 from tracekit.fleet.study import PARTS, Study
 from tracekit.fleet.study_tables import BY_JOB, STUDY_VERSION, TABLES
@@ -46,7 +47,7 @@ def section() -> str:
         ["nothing new", *again.cells, "-"],
     ]
     intro = (
-        f"{JOBS:,} jobs of `tracekit synth-fleet --jobs {JOBS} --seed {SEED}`: {truth['workers'].min()} to"
+        f"{JOBS:,} jobs of benchmarks/population.py with seed {SEED}: {truth['workers'].min()} to"
         f" {truth['workers'].max():,} workers, {(truth['workers'] > 1024).mean():.1%} of them above 1,024. MB: the"
         " largest sum of proportional set sizes of all processes."
     )
@@ -68,8 +69,7 @@ def simulated() -> Path:
     """The folder of the simulated fleet; simulates it if it is not there."""
     folder = KEPT / f"jobs-{JOBS}"
     if not (folder / "truth.csv").exists():
-        command = tracekit("synth-fleet", "--out", str(folder), "--jobs", str(JOBS), "--seed", str(SEED))
-        subprocess.run([*command, "--processes", str(len(os.sched_getaffinity(0)))], check=True, capture_output=True)
+        write_fleet(Population(JOBS, SEED), folder, len(os.sched_getaffinity(0)))
     return folder
 
 

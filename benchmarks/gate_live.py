@@ -21,7 +21,7 @@ from benchmarks.measure import table, tracekit
 from tracekit.analysis.attribution import gate
 from tracekit.analysis.attribution.gate import SMALLEST_WHOLE, Gate, Outcome, Runs
 from tracekit.analysis.attribution.spent import Part, Spent
-from tracekit.job.load import load
+from tracekit.sources.load import load
 
 SCRIPT = Path(__file__).resolve().parents[1] / "tests" / "collectors" / "scripts" / "dp2_pp2.py"
 FORWARD_MS, STEPS = 5.0, 60

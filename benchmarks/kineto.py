@@ -24,7 +24,7 @@ from tracekit.analysis.gpu.pace import PaceOfPeers
 from tracekit.analysis.gpu.waits import measure_waits
 from tracekit.job.graph import RecordingJob
 from tracekit.job.graph_report import GraphReport
-from tracekit.job.load import load
+from tracekit.sources.load import load
 
 RANKS, FILE_BYTES = 8, 161_000_000
 #: Published figures come from these seeds, so develop rules on other ones.

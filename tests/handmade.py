@@ -30,8 +30,10 @@ import polars as pl
 import pytest
 
 from tracekit.cli import commands, main
+from tracekit.sources.load import load_trace
+from tracekit.store.window import AnyTrace
 from tracekit.trace.canonical import METADATA_KEY, Trace
-from tracekit.trace.model import Layout
+from tracekit.trace.model import Layout, Unit
 from tracekit.trace.schema import SCHEMA
 
 T = TypeVar("T")
@@ -188,6 +190,11 @@ def _environment(env: Mapping[str, str]) -> dict[str, str]:
     """80 columns and no store but the default one, unless the test says otherwise."""
     inherited = {name: value for name, value in os.environ.items() if name != "TRACEKIT_STORE"}
     return inherited | {"COLUMNS": "80"} | dict(env)
+
+
+def read_any(path: Path, *, name: str | None = None, layout: Path | None = None, unit: Unit | None = None) -> AnyTrace:
+    """The trace that `load` reads at a path."""
+    return load_trace(path, importer=name, layout=layout, unit=unit).trace
 
 
 def run(*arguments: str | bytes | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> Ran:

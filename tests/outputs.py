@@ -1,12 +1,13 @@
 """What is generated from the code: `python -m tests.outputs` writes it.
 
-In: the types that commands print, and what sources lack. Out: tracekit/commands/outputs.schema.json, with a definition
-for each command; tracekit/report/report.schema.json; the table of docs/limits.md.
+In: the types that commands print, and the registry of sources. Out: tracekit/commands/outputs.schema.json, with a
+definition for each command; tracekit/report/report.schema.json; the tables of docs/limits.md and docs/traces.md.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -29,13 +30,14 @@ from tracekit.job.history import History
 from tracekit.report.applied import ComparedOutput
 from tracekit.report.plain_data import json_schema as report_schema
 from tracekit.report.verdict import NEEDS
-from tracekit.trace.facts import SOURCES, Fact
+from tracekit.sources.registry import FORMATS, SOURCES
+from tracekit.trace.facts import Fact
 
 SHIPPED = Path(str(files("tracekit.commands").joinpath("outputs.schema.json")))
 REPORT = Path(str(files("tracekit.report").joinpath("report.schema.json")))
-LIMITS = Path(__file__).parents[1] / "docs" / "limits.md"
-#: Around the generated table of that page.
-BEGIN, END = "<!-- what sources lack -->", "<!-- end -->"
+DOCS = Path(__file__).parents[1] / "docs"
+#: Before the generated table of a page, by its name, and after it.
+BEGINNINGS, END = {"limits.md": "<!-- what sources lack -->", "traces.md": "<!-- formats -->"}, "<!-- end -->"
 
 
 class RlOutput(RlAccount, frozen=True, kw_only=True):
@@ -91,21 +93,34 @@ def limits() -> str:
     """The table of docs/limits.md: what each kind of source cannot show."""
     forbidden = {fact: [str(kind) for kind, needed in NEEDS.items() if needed is fact] for fact in Fact}
     rows = ["| source | cannot show | so there is no verdict | instead |", "|---|---|---|---|"]
-    for source in SOURCES:
+    for kind in dict.fromkeys(kind for source in SOURCES for kind in source.kinds):
         rows += [
-            f"| {source.title} | {lack.fact}: {lack.why} | {', '.join(forbidden[lack.fact])} | {lack.instead} |"
-            for lack in source.lacks
-        ] or [f"| {source.title} | | | |"]
+            f"| {kind.title} | {lack.fact}: {lack.why} | {', '.join(forbidden[lack.fact])} | {lack.instead} |"
+            for lack in kind.lacks
+        ] or [f"| {kind.title} | | | |"]
     return "\n".join(rows)
 
 
-def with_limits(page: str) -> str:
-    """The page docs/limits.md with its table as it is now."""
-    before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}\n{limits()}\n{END}{rest.partition(END)[2]}"
+def formats() -> str:
+    """The table of docs/traces.md: every format that tracekit reads."""
+    rows = ["| format | what it is | |", "|---|---|---|"]
+    for source in FORMATS.values():
+        title = source.page.partition("#")[0].removeprefix("../").removesuffix(".md")
+        link = "" if source.page == "traces.md" else f"[{title}]({source.page})"
+        escaped = re.sub(r"([*<])", r"\\\1", source.description)
+        rows.append(f"| `{source.name}` | {escaped} | {link} |")
+    return "\n".join(rows)
+
+
+def with_table(name: str, page: str) -> str:
+    """A page of the documentation with its generated table as it is now."""
+    before, _, rest = page.partition(BEGINNINGS[name])
+    table = limits() if name == "limits.md" else formats()
+    return f"{before}{BEGINNINGS[name]}\n{table}\n{END}{rest.partition(END)[2]}"
 
 
 if __name__ == "__main__":
     REPORT.write_text(json.dumps(report_schema(), indent=2) + "\n", encoding="utf-8")
-    LIMITS.write_text(with_limits(LIMITS.read_text("utf-8")), encoding="utf-8")
+    for name in BEGINNINGS:
+        (DOCS / name).write_text(with_table(name, (DOCS / name).read_text("utf-8")), encoding="utf-8")
     SHIPPED.write_text(json.dumps(json_schema(), indent=2) + "\n", encoding="utf-8")

@@ -474,9 +474,9 @@ def test_a_hostile_name_is_shown_harmless(tmp_path: Path) -> None:
     for kind, (name, shown) in HOSTILE.items():
         metadata = {name: 1, "hosts": {"0": name, "nobody": name}}
         write_canonical(tmp_path / "trace.parquet", slow_frame(), name=name, metadata=metadata)
-        for verb in ("whatif", "info"):
-            with case((kind, verb)):
-                ran = run(verb, "trace.parquet", cwd=tmp_path, env={"COLUMNS": "200"})
+        for verb in (["whatif"], ["store", "list"]):
+            with case((kind, *verb)):
+                ran = run(*verb, "trace.parquet", cwd=tmp_path, env={"COLUMNS": "200"})
                 assert ran.code == 0, ran.err
                 assert shown in ran.out
                 assert not [char for char in ran.out if not char.isprintable() and char != "\n"]

@@ -272,7 +272,9 @@ def test_import_then_whatif_by_name_by_default_and_by_environment(slow: str, hea
     assert named.stderr.splitlines() == []
     Path("tracekit.store").rename("other.duckdb")
     assert whatif("--store", "other.duckdb")["job"]["name"] == "healthy job"
-    environment = CliRunner(env={"TRACEKIT_STORE": "other.duckdb"}).invoke(commands, ["info"], standalone_mode=False)
+    environment = CliRunner(env={"TRACEKIT_STORE": "other.duckdb"}).invoke(
+        commands, ["store", "list"], standalone_mode=False
+    )
     assert "healthy job" in environment.stdout
 
 
@@ -317,7 +319,7 @@ def test_info_says_what_a_trace_holds(folder: Path) -> None:
         slow_frame((4, 5)).filter(~gone), LAYOUT, name="partial", metadata={"framework": "Megatron"}
     )
     trace.write_parquet("partial.parquet")
-    shown = done("info", "partial.parquet").stdout
+    shown = done("store", "list", "partial.parquet").stdout
     lines = [line.rstrip() for line in shown.splitlines()]
     assert lines[:6] == [
         "Job        partial",
@@ -335,12 +337,12 @@ def test_info_says_what_a_trace_holds(folder: Path) -> None:
 def test_info_lists_the_jobs_of_a_store_by_what_fixing_them_saves(slow: str, healthy: str) -> None:
     """Like its peers, rank 2 takes 4.25 s less of 15.5 s: 26.3 of the 96 GPU-hours that 4 GPUs have in a day."""
     done("import", healthy, slow)
-    rows = [line for line in done("info", "--store", "tracekit.store").stdout.splitlines() if " job " in line]
+    rows = [line for line in done("store", "list", "--store", "tracekit.store").stdout.splitlines() if " job " in line]
     assert [row.split()[:8] for row in rows] == [
         ["slow", "job", "26.3", "2", "2", "4", "2", "96"],
         ["healthy", "job", "0", "2", "2", "4", "2", "96"],
     ]
-    assert "Job" in done("info", "--job", "slow job").stdout
+    assert "Job" in done("store", "list", "--job", "slow job").stdout
 
 
 # ---- export
@@ -423,7 +425,15 @@ def test_no_report_is_wider_than_the_terminal(folder: Path, monkeypatch: pytest.
     done("import", "job.parquet")
     questions = ("--fix", "worker=1,0", "--keep", "stage=1 or " * 12 + "stage=0")
     for width, command in itertools.product(
-        (80, 120), (("whatif", "job.parquet", *questions), ("info", "job.parquet"), ("info",))
+        (80, 120),
+        (
+            ("whatif", "job.parquet", *questions),
+            ("store", "list", "job.parquet"),
+            (
+                "store",
+                "list",
+            ),
+        ),
     ):
         monkeypatch.setenv("COLUMNS", str(width))
         assert max(len(line.rstrip()) for line in done(*command).stdout.splitlines()) <= width, command
@@ -496,7 +506,7 @@ def test_an_interruption_while_the_command_line_loads_is_one_line() -> None:
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), click.Abort(), RuntimeError("Query interrupted")], ids=repr)
 def test_ctrl_c_is_one_line_however_libraries_report_it(stop: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli.commands, "main", Mock(side_effect=stop))
-    assert run("info") == Ran(130, "", "interrupted\n")
+    assert run("store", "list") == Ran(130, "", "interrupted\n")
 
 
 @pytest.mark.parametrize(
@@ -541,7 +551,7 @@ def test_no_arguments_at_all_shows_the_help() -> None:
 def test_a_process_that_has_used_the_store_ends_without_a_word(tmp_path: Path) -> None:
     """What libraries say at the end of a process reaches the user, too."""
     Store(tmp_path / "jobs.store").add([Incoming(slow_trace(), "slow job", "x")])
-    whole = [sys.executable, "-m", "tracekit", "info", "--store", tmp_path / "jobs.store"]
+    whole = [sys.executable, "-m", "tracekit", "store", "list", "--store", tmp_path / "jobs.store"]
     ran = subprocess.run(whole, capture_output=True, text=True, check=True)
     assert "slow job" in ran.stdout
     assert ran.stderr.splitlines() == []

@@ -12,8 +12,8 @@ from tests.handmade import LAYOUT, healthy_frame, run, slow_trace
 from tracekit.analysis.attribution.compare import verdict, whole
 from tracekit.base.exit_codes import ExitCode
 from tracekit.base.text import with_error
-from tracekit.job.load import load
 from tracekit.report.applied import in_all
+from tracekit.sources.load import load
 from tracekit.store import Store
 from tracekit.trace.canonical import Trace
 

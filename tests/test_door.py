@@ -42,7 +42,7 @@ def test_a_path_runs_the_command_that_reads_it() -> None:
         ("slow.parquet", ["whatif", "slow.parquet"]),
         ("one", ["whatif", "one"]),
         ("runs/gpus", ["whatif", "runs/gpus"]),
-        ("runs", ["info", "runs"]),
+        ("runs", ["store", "list", "runs"]),
         ("dumps", ["hang", "dumps"]),
         ("console.log", ["whatif", "console.log"]),
         ("rl.jsonl", ["whatif", "rl.jsonl"]),
@@ -60,7 +60,7 @@ def test_the_only_trace_in_a_folder_is_read() -> None:
 def test_a_store_lists_its_jobs_and_a_study_is_reported() -> None:
     assert run("import", "runs", "--store", "jobs").code == 0
     ran = run("jobs")
-    assert (ran.code, ran.out) == (0, run("info", "--store", "jobs").out)
+    assert (ran.code, ran.out) == (0, run("store", "list", "--store", "jobs").out)
     assert "gpus" in ran.out
     assert run("fleet", "run", "one", "--out", "study", "--processes", "1").code == 0
     assert run("study").out == run("fleet", "report", "study").out
@@ -78,8 +78,8 @@ def test_traces_and_the_store_that_they_were_imported_into_are_no_two_jobs() -> 
 
 
 def test_an_empty_path_is_not_the_working_directory() -> None:
-    for command in ("whatif", "open", "info"):
-        ran = run(command, "")
+    for command in (["whatif"], ["open"], ["store", "list"]):
+        ran = run(*command, "")
         assert (ran.code, ran.out) == (2, "")
         assert ran.message.endswith("the path is empty")
 
@@ -136,7 +136,17 @@ def test_a_folder_as_large_as_a_disk_is_not_searched_to_its_end(
     for number in range(20):
         (tmp_path / "disk" / f"folder-{number:02}" / "below").mkdir(parents=True)
     few = tmp_path / "disk" / "folder-00"
-    for command in (("bill",), ("whatif",), ("info",), ("hang",), ("fleet", "report"), ()):
+    for command in (
+        ("bill",),
+        ("whatif",),
+        (
+            "store",
+            "list",
+        ),
+        ("hang",),
+        ("fleet", "report"),
+        (),
+    ):
         ran = run(*command, tmp_path / "disk")
         assert (ran.code, ran.out) == (ExitCode.BAD_INPUT, "")
         assert ran.message.removeprefix(f"tracekit: {tmp_path / 'disk'}: ") == (

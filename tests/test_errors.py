@@ -64,7 +64,7 @@ def test_a_file_of_a_few_kilobytes_prints_a_few_words(tmp_path, absurd):
     else:
         header[absurd] = HUGE
     ops.write_parquet(path, metadata={METADATA_KEY: json.dumps(header)})
-    code, _, err = astuple(run("info", path))
+    code, _, err = astuple(run("store", "list", path))
     assert code == 2
     assert len(err) < 1000
 

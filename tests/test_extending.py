@@ -90,7 +90,7 @@ def test_the_detector_finds_the_stage_whose_optimizer_is_slow(acme: Path, tmp_pa
 
 def test_every_command_recognises_the_format(acme: Path, log: Path) -> None:
     assert json.loads(run("whatif", log, "--json").out)["job"]["ops"] == 12
-    assert run("info", log).code == 0
+    assert run("store", "list", log).code == 0
     assert tracekit.load(log).report.name == "run"
 
 

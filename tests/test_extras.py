@@ -20,7 +20,7 @@ COMMANDS = (
     "whatif slow.parquet --parquet table.parquet",
     "import slow.parquet --store jobs.store",
     "whatif --store jobs.store --json",
-    "info --store jobs.store",
+    "store list --store jobs.store",
     "store check jobs.store",
     "sql from/**/ops --store jobs.store --csv",
     "export slow.parquet --out timeline.json.gz",
@@ -90,6 +90,6 @@ def test_a_store_in_object_storage_names_its_extra(monkeypatch: pytest.MonkeyPat
 
     object_storage._filesystem.cache_clear()
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    ran = run("info", "--store", "s3://bucket/jobs.store")
+    ran = run("store", "list", "--store", "s3://bucket/jobs.store")
     assert ran.code == 2
     assert ran.message.endswith("s3:// needs pyarrow, which is not installed: pip install 'tracekit-analysis[storage]'")

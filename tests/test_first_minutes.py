@@ -157,7 +157,7 @@ def test_progress_of_what_is_quick_or_piped_is_not_shown() -> None:
 
 #: Commands that can take more than two seconds, and what they say meanwhile.
 SLOW = (
-    (("info", "slow.parquet"), "reading the trace"),
+    (("store", "list", "slow.parquet"), "reading the trace"),
     (("whatif", "slow.parquet"), "step times"),
     (("export", "slow.parquet", "--out", "timeline.json.gz"), "replaying and writing"),
     (("import", "slow.parquet", "--store", "new.store"), "slow.parquet"),
@@ -191,7 +191,7 @@ def test_a_command_says_on_a_terminal_what_it_is_at(folder: Path, monkeypatch: p
 
 @pytest.mark.slow
 def test_the_demo_serves_jobs_with_a_cause_each_and_leaves_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tracekit", "demo", "--port", "0", "--no-browser"]
+    command = [sys.executable, "-m", "tracekit", "open", "--port", "0", "--no-browser"]
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True

@@ -15,7 +15,7 @@ import pytest
 import tracekit
 from tests.handmade import run
 from tests.kineto_files import GEMM, document, event, kernel, launch, write
-from tracekit.job.load import load
+from tracekit.sources.load import load
 from tracekit.store import Store
 
 SAMPLE = Path(__file__).resolve().parents[1] / "sample_traces" / "gpu_slow_input"
@@ -161,13 +161,13 @@ def test_the_timeline_has_three_replays_of_every_rank_and_arrows_along_the_criti
     assert max(arrives.values()) <= max(one["ts"] + one["dur"] for one in drawn) + 1e-3
 
 
-def test_a_timeline_can_show_one_step_and_is_replaced_but_not_read_back(tmp_path):
+def test_a_timeline_can_show_one_step_and_is_replaced_but_is_no_trace(tmp_path):
     path = tmp_path / "timeline.json.gz"
     whole, one = (run("export", SAMPLE, "-o", path, *options) for options in ((), ("--steps", "6")))
     assert int(re.search("([0-9,]+) slices", one.out)[1].replace(",", "")) < int(
         re.search("([0-9,]+) slices", whole.out)[1].replace(",", "")
     )
-    assert "a timeline of an op trace, which cannot be read back" in run("whatif", path).err
+    assert "a timeline that tracekit wrote, not a trace; open it in https://ui.perfetto.dev" in run("whatif", path).err
     assert "has none of these steps" in run("export", SAMPLE, "-o", path, "--steps", "99").err
 
 

@@ -116,7 +116,7 @@ def test_each_impossible_row_is_named_and_left_out_of_every_list(foreign: Path) 
     for number, (table, column, value) in enumerate(IMPOSSIBLE):
         job = "no job" if column == "job_id" else f"bad {number}"
         assert re.search(rf"^{job}(, window -?\d+)?: {table}\.\w+ is ", lines, re.MULTILINE), (table, column, value)
-    listed = run_process("info", "--store", foreign)
+    listed = run_process("store", "list", "--store", foreign)
     assert listed.code == 0
     assert re.search(r"^ *good ", listed.out, re.MULTILINE)
     assert all(line in listed.err for line in catalogue.left_out[:MOST_NAMED])
@@ -176,7 +176,7 @@ def test_repair_drops_impossible_rows_and_takes_windows_from_their_traces(
 def test_a_job_with_an_impossible_row_can_still_be_appended_to_or_says_why(whole: Path, tmp_path: Path) -> None:
     store = damaged(whole, tmp_path, "windows", "kind", "'nonsense'")
     trace = slow_trace((2, 3))
-    ran = run("info", "--store", store.path)
+    ran = run("store", "list", "--store", store.path)
     assert ran.code == 0
     with pytest.raises(StoreError, match="run `tracekit store repair --store"):
         store.append(Incoming(trace, "bad", "x"))

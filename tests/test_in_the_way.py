@@ -27,8 +27,8 @@ from judges.hangsim import run as run_job
 from tests.cases import case
 from tests.handmade import run, run_process, slow_frame, slow_trace
 from tracekit.base.errors import FormatError, OutputError, StoreError
-from tracekit.job.load import load
 from tracekit.job.pipeline import PipelineJob
+from tracekit.sources.load import load
 from tracekit.store import Incoming, Store
 from tracekit.trace.canonical import TRACE_FILE
 
@@ -205,13 +205,9 @@ def test_standard_output_is_refused(work: Path) -> None:
     )
 
 
-def test_a_timeline_is_not_exported_over_itself(work: Path) -> None:
-    """It would lose the steps that are not asked for. What the report tells to type next has another name."""
-    slow_job().export("timeline.json.gz")
-    assert "--out timeline.json.gz" in run("whatif", "slow.parquet").out
-    assert "tracekit export timeline.json.gz --steps 0 --out step-0.json.gz" in run("whatif", "timeline.json.gz").out
+def test_a_trace_is_not_exported_over_itself(work: Path) -> None:
     before = everything(work)
-    ran = run("export", "timeline.json.gz", "--steps", "0", "--out", "./timeline.json.gz")
+    ran = run("export", "slow.parquet", "--out", "./slow.parquet")
     assert ran.code == 2
     assert "is the trace to export" in ran.message
     assert everything(work) == before
@@ -325,7 +321,7 @@ TO_A_DASH = (
     ("export", "slow.parquet", "--out", "-"),
     ("export", "slow.parquet", "-o-"),
     ("synth", "--out", "-"),
-    ("synth-fleet", "--out", "-"),
+    ("synth", "--jobs", "2", "--out", "-"),
     ("whatif", "slow.parquet", "--html", "-"),
     ("whatif", "slow.parquet", "--csv", "-"),
     ("whatif", "slow.parquet", "--parquet", "-"),

@@ -90,7 +90,7 @@ THINGS: list[Callable[[Path, Path], None]] = [
 ]  # fmt: skip
 #: The last one is `repair`.
 COMMANDS: dict[str, list[str]] = {
-    "info": ["info", "--store", "{store}"],
+    "info": ["store", "list", "--store", "{store}"],
     "jobs": ["sql", "SELECT job FROM jobs", "--store", "{store}"],
     "ops": ["sql", "SELECT count(*) FROM ops", "--store", "{store}"],
     "windows": ["store", "windows", "live", "--store", "{store}"],

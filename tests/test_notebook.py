@@ -20,13 +20,13 @@ from tests.documents.evil import EVIL, write_evil
 from tests.handmade import IDEAL_STEP_S, KEPT_STEP_S, SLOW_STEP_S, healthy_frame, slow_trace
 from tests.handmade import LAYOUT as HANDMADE
 from tracekit.base.errors import OutputError, SelectionError
-from tracekit.job.load import load
 from tracekit.job.pipeline import PipelineJob
 from tracekit.job.pipeline_report import PipelineReport
 from tracekit.show import plots as report_plot
 from tracekit.show.card import card
 from tracekit.show.documents.page import page
 from tracekit.show.plots import Plots
+from tracekit.sources.load import load
 from tracekit.trace.canonical import Trace
 
 SAMPLES = Path(__file__).parents[1] / "sample_traces"

@@ -74,10 +74,10 @@ def test_an_emulator_of_google_is_asked_without_keys(host: str, monkeypatch: pyt
     assert not system.equals(fs.GcsFileSystem(endpoint_override="127.0.0.1:9024", **plain))
 
 
-@pytest.mark.parametrize("command", ["info", "whatif"])
-def test_without_an_account_azure_is_one_clear_error(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("command", [("store", "list"), ("whatif",)])
+def test_without_an_account_azure_is_one_clear_error(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT", raising=False)
-    ran = run(command, "--store", "az://container/live")
+    ran = run(*command, "--store", "az://container/live")
     said = "cannot be read: AZURE_STORAGE_ACCOUNT is not set; check the address and AZURE_STORAGE_*"
     assert (ran.code, ran.message) == (2, f"tracekit: az://container/live: {said}"), ran.err
 
@@ -104,7 +104,7 @@ def test_what_would_end_the_process_is_one_clear_error(
 def test_keys_of_google_that_are_not_there_are_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/key.json")
-    ran = run("info", "--store", "gs://bucket/live")
+    ran = run("store", "list", "--store", "gs://bucket/live")
     assert (ran.code, "/nowhere/key.json" in ran.message) == (2, True), ran.err
 
 
@@ -124,7 +124,7 @@ from tests.handmade import run
 from tracekit.base import object_storage
 
 object_storage._ANSWERS_S = 0.1
-for words in (("info", "--store"), ("fleet", "run", "--out", "study")):
+for words in (("store", "list", "--store"), ("fleet", "run", "--out", "study")):
     ran = run(*words, sys.argv[1])
     print(json.dumps([ran.code, ran.message]), flush=True)
 os._exit(0)

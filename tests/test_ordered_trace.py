@@ -12,7 +12,7 @@ from tests.cases import case
 from tests.handmade import slow_frame, slow_trace, write_canonical
 from tests.properties import examples
 from tracekit.base.errors import TracekitError
-from tracekit.job.load import load
+from tracekit.sources.load import load
 from tracekit.synth import synthesize
 from tracekit.trace import canonical, ordered
 from tracekit.trace.canonical import Trace, read_parquet

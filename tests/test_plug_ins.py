@@ -90,7 +90,7 @@ def test_an_importer_must_return_a_trace(odd_file: Path, site_packages: Path) ->
 def test_an_importer_that_fails_to_recognise_leaves_the_path_to_others(odd_file: Path, site_packages: Path) -> None:
     """It is named once, though both commands show it the path."""
     plug(site_packages, "importers", failing=IMPORTER.replace("return path", "1 / 0; return path"), odd=IMPORTER)
-    first, again = run("info", odd_file), run("info", odd_file)
+    first, again = run("store", "list", odd_file), run("store", "list", odd_file)
     told, failed = first.err.splitlines()
     assert told.startswith("tracekit: importer 'failing' of acme 1.2 failed (ZeroDivisionError: division by zero) at ")
     assert "importer 'odd' of acme 1.2 failed" in failed

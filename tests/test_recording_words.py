@@ -101,7 +101,7 @@ def test_redacted_reports_find_the_same(tmp_path: Path) -> None:
 
 
 def test_info_shows_a_recording_in_words(one_step: Path) -> None:
-    shown = run("info", one_step).out
+    shown = run("store", "list", one_step).out
     assert "recording of GPUs" in shown
     assert "1 marked" in shown
     assert "{" not in shown

@@ -30,12 +30,12 @@ from tests.handmade import (
 from tracekit.analysis.detectors.registry import kinds_of_jobs, own_detectors
 from tracekit.analysis.evidence.subject import JobKind
 from tracekit.base.errors import SelectionError
-from tracekit.job.load import load
 from tracekit.job.pipeline import PipelineJob
 from tracekit.job.pipeline_report import PipelineReport
 from tracekit.job.tables import JSON_TABLES
 from tracekit.report.plain_data import json_schema
 from tracekit.report.report import REPORT_VERSION
+from tracekit.sources.load import load
 from tracekit.trace.canonical import Trace
 
 SCHEMA_PAGE = Path(__file__).parent.parent / "docs" / "report-schema.md"

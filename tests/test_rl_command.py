@@ -196,7 +196,7 @@ def test_damaged_ops_are_one_error(tmp_path: Path) -> None:
         dataclasses.replace(trace, metadata={"post_training": damaged}).write_parquet(tmp_path / "bad.parquet")
         ran = run("whatif", tmp_path / "bad.parquet")
         assert (ran.code, "damaged ops of post-training" in ran.message) == (2, True)
-        assert run("info", tmp_path / "bad.parquet").code == 0
+        assert run("store", "list", tmp_path / "bad.parquet").code == 0
 
 
 def test_the_bill_of_a_run_is_as_long_as_the_run(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import tracekit
 from tests.handmade import COMMANDS
-from tracekit.job.load import load
+from tracekit.sources.load import load
 
 pytestmark = pytest.mark.slow
 

@@ -437,7 +437,7 @@ def test_a_store_of_an_older_version_says_what_to_do_and_is_not_touched(version:
         store.path.with_suffix(".duckdb").rename(store.path)
     slow_trace((0,)).write_parquet(store.path.parent / "slow.parquet")
     before = {path: path.read_bytes() for path in store.path.parent.rglob("*") if path.is_file()}
-    for command in (["info"], ["whatif"], ["import", "slow.parquet"], ["store", "check"], ["store", "repair"]):
+    for command in (["store", "list"], ["whatif"], ["import", "slow.parquet"], ["store", "check"], ["store", "repair"]):
         ran = run(*command, "--store", store.path, cwd=store.path.parent)
         assert ran.code == 2
         assert ran.message.endswith("import its traces again with `tracekit import TRACE --store NEW`"), command

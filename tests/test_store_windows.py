@@ -17,7 +17,7 @@ from tests.handmade import Ran, little_space, run, slow_trace
 from tests.test_op_trace import DP, OPS
 from tracekit.base.errors import NotStoredError, StoreError
 from tracekit.job.graph import GraphJob
-from tracekit.job.load import load_ops_from_store
+from tracekit.job.load import load_from_store
 from tracekit.job.pipeline import PipelineJob
 from tracekit.store import Incoming, Store, connection
 from tracekit.store.care import damages, prune, repair
@@ -58,7 +58,7 @@ def test_windows_of_a_job_are_numbered_listed_and_loaded(store: Store) -> None:
     assert (other.windows, store.newest()) == (1, "live")
     with pytest.raises(NotStoredError, match="job 'live' has no window 3; it has 0 to 2"):
         store.load("live", 3)
-    assert "windows" in run("info", "--store", store.path).out
+    assert "windows" in run("store", "list", "--store", store.path).out
     lines = run("store", "windows", "live", "--store", store.path).out.splitlines()
     assert [line.split("steps")[1] for line in lines] == [
         " 0 to 1, 96 ops  not analysed",
@@ -104,7 +104,7 @@ def test_an_op_trace_is_stored_listed_exported_and_asked_again(tmp_path: Path) -
     assert run("import", tmp_path / "ops.parquet", "--store", path).code == 0
     (job,) = Store(path).jobs()
     assert (job.kind, job.layout, job.ranks, job.steps, job.ops) == ("ops", None, 2, 2, 9)
-    loaded = load_ops_from_store("two ranks", store=path)
+    loaded = load_from_store("two ranks", store=path)
     assert loaded.trace.ops.equals(OPS)
     assert (loaded.trace.groups, loaded.trace.metadata) == (DP, {"gpu": "H200"})
     asked = ("--json", "--fix", "kind=gc")
@@ -114,8 +114,8 @@ def test_an_op_trace_is_stored_listed_exported_and_asked_again(tmp_path: Path) -
     row = Store(path).job_list().row(0, named=True)
     # 4.5 s of each of 2 steps on 2 ranks: at the pace of rank 0, steps of 4 and 9 s take 2 s
     assert (row["slowdown"], row["lost_gpu_hours"]) == (pytest.approx(6.5 / 3), pytest.approx(18 / 3600))
-    assert "two ranks" in run("info", "--store", path).out
-    assert "Ranks   2" in run("info", "--store", path, "--job", "two ranks").out
+    assert "two ranks" in run("store", "list", "--store", path).out
+    assert "Ranks   2" in run("store", "list", "--store", path, "--job", "two ranks").out
     assert run("export", "--store", path, "--out", tmp_path / "again.parquet").code == 0
     assert run("whatif", tmp_path / "again.parquet", *asked).out == of_file.out
 

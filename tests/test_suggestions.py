@@ -30,7 +30,7 @@ SAMPLES = Path(__file__).parents[1] / "sample_traces"
 #: What only the user knows: such a command is parsed, and not run.
 PLACEHOLDERS = {"COMMAND", "FILE", "FOLDER", "JOB", "SOURCES", "STORE", "STUDY", "TRACE", "TRACES", "SIZES"}
 #: Commands that train, serve or wait.
-LASTING = {"attach", "collect", "dashboard", "demo", "open", "watch"}
+LASTING = {"attach", "collect", "dashboard", "open", "watch"}
 #: Exit codes that say something of the job and not of the command line.
 FINE = {ExitCode.DONE, ExitCode.CONDITION, ExitCode.NO_ANSWER, ExitCode.UNKNOWN_NODE}
 TRACE, STORE, STUDY, JOB = "it's a trace.parquet", "my jobs.store", "my study", "it's slow"
@@ -49,15 +49,15 @@ TYPED = [
     ("culprits", "--store", STORE),
     ("compare", TRACE, "healthy one.parquet"),
     ("compare", JOB, "unanalysed", "--store", STORE),
-    ("info", "--store", STORE),
-    ("info", "--store", "empty one.store"),
+    ("store", "list", "--store", STORE),
+    ("store", "list", "--store", "empty one.store"),
     ("whatif", "--store", "empty one.store"),
     ("whatif", "--store", "no such.store"),
     ("import", TRACE, "--store", "another one.store"),
     ("hang", "my dumps"),
     ("hang", STORE),
     ("synth", "--dp", "2", "--pp", "2", "--steps", "3", "--out", "made up.parquet"),
-    ("synth-fleet", "--jobs", "2", "--out", "a fleet"),
+    ("synth", "--jobs", "2", "--dp", "2", "--pp", "2", "--steps", "3", "--out", "a fleet"),
     ("fleet", "run", TRACE, "--out", "a new study", "--processes", "1"),
     ("fleet", "report", STUDY),
     ("fleet", "report", "no such study"),
@@ -71,8 +71,8 @@ TYPED = [
     ("dashboard", "no such.store"),
     ("top", "--once", "--store", TRACE),
     *(
-        (command, thing)
-        for command in ("whatif", "import", "info", "export", "culprits", "compare", "hang")
+        (*command, thing)
+        for command in (["whatif"], ["import"], ["store", "list"], ["export"], ["culprits"], ["compare"], ["hang"])
         for thing in (
             STORE, STUDY, "my dumps", "my dumps/nccl_trace_rank_0", "my traces", "train it.py", "sizes of it.yaml",
             "report of it.json", "notes of it.txt", "empty folder", "table of it.parquet",

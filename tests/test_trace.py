@@ -23,7 +23,7 @@ from tracekit.trace import canonical
 from tracekit.trace.canonical import Trace, read_parquet
 from tracekit.trace.magnitudes import LONGEST_S
 from tracekit.trace.model import COMMUNICATION, KINDS, LARGEST_SIZE, Layout, OpKind, Worker, kind_groups
-from tracekit.trace.schema import SCHEMA, Source, _check_identity, step_positions
+from tracekit.trace.schema import SCHEMA, Origin, _check_identity, step_positions
 
 KEYS = ["step", "dp_rank", "pp_rank", "kind", "seq"]
 
@@ -208,7 +208,7 @@ def test_ops_in_any_order_are_refused_exactly_if_a_rank_or_a_seq_is_wrong(data, 
     row[list(SCHEMA).index(column)] += more
     only = column == "rank" and sum(other[2:4] == row[2:4] for other in rows) == 1
     with pytest.raises(TraceError) if more and not only else nullcontext():
-        _check_identity(pl.DataFrame(rows, dict(SCHEMA), orient="row"), Source("x", {}))
+        _check_identity(pl.DataFrame(rows, dict(SCHEMA), orient="row"), Origin("x", {}))
 
 
 def test_the_outline_of_a_shuffled_trace_has_one_op_of_each_worker_and_step() -> None:

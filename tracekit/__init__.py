@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from tracekit.base.errors import TracekitError
     from tracekit.collectors import log, span, step
     from tracekit.job.job import Job
-    from tracekit.job.load import job_of, load, load_from_store, load_gpu, load_ops, load_ops_from_store
+    from tracekit.job.load import job_of, load_from_store
+    from tracekit.sources.load import load
     from tracekit.trace.canonical import Trace
     from tracekit.trace.model import Layout, OpKind, ProcessGroup, Worker
     from tracekit.trace.op import OpTrace
@@ -24,17 +25,14 @@ __version__ = "0.1.0"
 _HOMES = {
     "TracekitError": "tracekit.base.errors",
     "Job": "tracekit.job.job",
-    "job_of": "tracekit.job.load",
-    "load": "tracekit.job.load",
-    "load_from_store": "tracekit.job.load",
-    "load_gpu": "tracekit.job.load",
+    "job_of": "tracekit.sources.load",
+    "load": "tracekit.sources.load",
+    "load_from_store": "tracekit.sources.load",
     "Layout": "tracekit.trace.model",
     "OpKind": "tracekit.trace.model",
     "OpTrace": "tracekit.trace.op",
     "ProcessGroup": "tracekit.trace.model",
     "Worker": "tracekit.trace.model",
-    "load_ops": "tracekit.job.load",
-    "load_ops_from_store": "tracekit.job.load",
     "Trace": "tracekit.trace.canonical",
     "log": "tracekit.collectors",
     "span": "tracekit.collectors",
@@ -53,9 +51,6 @@ __all__ = [
     "job_of",
     "load",
     "load_from_store",
-    "load_gpu",
-    "load_ops",
-    "load_ops_from_store",
     "log",
     "span",
     "step",

@@ -42,9 +42,8 @@ _GROUPS = {
         "rl": ("tracekit.commands.rl", "Where a step of RL post-training goes."),
         "bill": ("tracekit.commands.bill", "What every hour of a run went to, and what it cost."),
         "culprits": ("tracekit.commands.culprits", "Nodes that hold a job up, for scripts."),
-        "info": ("tracekit.commands.info", "What a trace, a folder or a store holds."),
         "export": ("tracekit.commands.export", "Write timelines for ui.perfetto.dev."),
-        "open": ("tracekit.commands.door", "Open a trace, store or study in the browser."),
+        "open": ("tracekit.commands.door", "Open a trace, store or study, or a demo, in the browser."),
         "mcp": ("tracekit.commands.mcp", "Answer an agent's questions (MCP server)."),
     },
     "Live": {
@@ -55,13 +54,11 @@ _GROUPS = {
     "Fleet": {"fleet": ("tracekit.commands.fleet", "Study many jobs: what is lost, and to what.")},
     "Store": {
         "dashboard": ("tracekit.dashboards.web.command", "Serve the dashboard of a store or of traces."),
-        "store": ("tracekit.commands.store", "List, check, repair, prune and copy a store."),
+        "store": ("tracekit.commands.store", "List what a path holds; check, repair, prune a store."),
         "sql": ("tracekit.commands.sql", "Ask a store in SQL."),
     },
     "Try": {
-        "demo": ("tracekit.commands.demo", "Look at a few simulated jobs."),
-        "synth": ("tracekit.commands.synth", "Simulate a job with known stragglers."),
-        "synth-fleet": ("tracekit.commands.synth_fleet", "Simulate a fleet of jobs."),
+        "synth": ("tracekit.commands.synth", "Simulate a job, or many, with known stragglers."),
     },
 }
 _HOMES = {name: home for group in _GROUPS.values() for name, (home, _) in group.items()}
@@ -97,10 +94,11 @@ def main() -> None:
             raise
         _end_interrupted()
     except NotAStoreError as error:
-        from tracekit.commands.recognise import Wanted, what_it_is
+        from tracekit.base.look import Look
+        from tracekit.sources.source import Content
+        from tracekit.sources.wrong import wrong_source
 
-        words = what_it_is(error.path, Wanted.STORE)
-        say(f"tracekit: {bounded(printable(str(error) if words is None else f'{error.path}: {words}'))}")
+        say(f"tracekit: {bounded(printable(str(wrong_source(Look(error.path), Content.STORE) or error)))}")
         sys.exit(ExitCode.BAD_INPUT)
     except TracekitError as error:
         say(f"tracekit: {bounded(printable(str(error)))}")

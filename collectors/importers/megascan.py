@@ -9,7 +9,6 @@ compute; if not, the graph infers them. The first iteration warms up and is left
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -22,11 +21,10 @@ from tracekit.base.errors import FormatError
 from tracekit.base.stderr import say
 from tracekit.base.text import quoted
 from tracekit.collectors.importers.formats import read_whole, refuse_options
-from tracekit.collectors.importers.kineto.sniff import first_bytes
+from tracekit.collectors.importers.sniff import MEGASCAN_FILE
 from tracekit.trace.canonical import UNIT_KEY, Trace
 from tracekit.trace.model import Layout, OpKind, Unit
 
-_FILE = re.compile(r"benchmark-data-(\d{1,6})-pipeline-(\d{1,6})-tensor-(\d{1,6})\.json")
 _FORWARD, _BACKWARD = OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE
 _SEND_FORWARD, _RECV_FORWARD = OpKind.FORWARD_SEND, OpKind.FORWARD_RECV
 _SEND_BACKWARD, _RECV_BACKWARD = OpKind.BACKWARD_SEND, OpKind.BACKWARD_RECV
@@ -92,76 +90,54 @@ class _Scope(Struct, frozen=True):
     attributes: dict[str, Any]
 
 
-class RawImporter:
-    """The files that the ranks write."""
+def read_ranks(path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
+    """The trace; positions are in the names of the files.
 
-    name = "megascan"
-    description = "folder of MegaScan (benchmark-data-*-pipeline-*-tensor-*.json)"
-
-    def sniff(self, path: Path) -> bool:
-        """A folder with the file of a rank, or such a file."""
-        return any(_FILE.fullmatch(file.name) for file in (path.iterdir() if path.is_dir() else (path,)))
-
-    def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
-        """The trace; positions are in the names of the files.
-
-        Raises FormatError with the record that is damaged, or with the files that are missing.
-        """
-        refuse_options(path, layout, unit, "a folder of MegaScan")
-        if not path.is_dir():
-            raise FormatError(f"{path}: one rank of MegaScan; give the folder that has the files of all ranks")
-        matches = {file: _FILE.fullmatch(file.name) for file in sorted(path.iterdir())}
-        places = {file: tuple(map(int, match.groups())) for file, match in matches.items() if match is not None}
-        if not places:
-            raise FormatError(f"{path}: no file of MegaScan; expected benchmark-data-0-pipeline-0-tensor-0.json")
-        dp, pp, tp = (1 + max(numbers) for numbers in zip(*places.values(), strict=True))
-        missing = sorted(set(range(pp)) - {p for _, p, t in places.values() if t == 0})
-        if missing:
-            stages = ", ".join(map(str, missing[:_MOST_NAMED])) + (" ..." if len(missing) > _MOST_NAMED else "")
-            raise FormatError(
-                f"{path}: no file of pipeline stage {stages}, such as"
-                f" benchmark-data-0-pipeline-{missing[0]}-tensor-0.json; copy the files of all ranks"
-            )
-        scopes = {}
-        for file, (d, p, t) in places.items():
-            rank = _MegatronRank((p * dp + d) * tp + t, d, p, t)  # as Megatron numbers them
-            for step, records in enumerate(_iterations(_records(file))):
-                scopes[rank, step] = _scopes(file, records, "rel_ts", 1)
-        return _trace(scopes, path, self.name, Unit.NS)
+    Raises FormatError with the record that is damaged, or with the files that are missing.
+    """
+    refuse_options(path, layout, unit, "a folder of MegaScan")
+    if not path.is_dir():
+        raise FormatError(f"{path}: one rank of MegaScan; give the folder that has the files of all ranks")
+    found = {file: MEGASCAN_FILE.fullmatch(file.name) for file in sorted(path.iterdir())}
+    places = {file: tuple(map(int, match.groups())) for file, match in found.items() if match is not None}
+    if not places:
+        raise FormatError(f"{path}: no file of MegaScan; expected benchmark-data-0-pipeline-0-tensor-0.json")
+    dp, pp, tp = (1 + max(numbers) for numbers in zip(*places.values(), strict=True))
+    missing = sorted(set(range(pp)) - {p for _, p, t in places.values() if t == 0})
+    if missing:
+        stages = ", ".join(map(str, missing[:_MOST_NAMED])) + (" ..." if len(missing) > _MOST_NAMED else "")
+        raise FormatError(
+            f"{path}: no file of pipeline stage {stages}, such as"
+            f" benchmark-data-0-pipeline-{missing[0]}-tensor-0.json; copy the files of all ranks"
+        )
+    scopes = {}
+    for file, (d, p, t) in places.items():
+        rank = _MegatronRank((p * dp + d) * tp + t, d, p, t)  # as Megatron numbers them
+        for step, records in enumerate(_iterations(_records(file))):
+            scopes[rank, step] = _scopes(file, records, "rel_ts", 1)
+    return _trace(scopes, path, "megascan", Unit.NS)
 
 
-class AggregatedImporter:
-    """The Chrome trace that MegaScan's script makes of them."""
-
-    name = "megascan-chrome"
-    description = "Chrome trace aggregated by MegaScan (benchmark.json)"
-
-    def sniff(self, path: Path) -> bool:
-        """A JSON list of events that have a colour and an iteration."""
-        head = first_bytes(path, 4096)
-        return head.lstrip().startswith(b"[") and b'"thread_state_' in head and b'"iteration"' in head
-
-    def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
-        """The trace; positions are in its events. Raises FormatError with the event that is damaged."""
-        refuse_options(path, layout, unit, "a trace of MegaScan")
-        events: defaultdict[tuple[int, int], list[tuple[int, dict[str, Any]]]] = defaultdict(list)
-        for number, event in enumerate(_records(path)):
-            if event.get("ph") != "M":
-                args = event.get("args")
-                step = _count(path, number, args if isinstance(args, dict) else {}, "iteration")
-                events[_count(path, number, event, "pid"), step].append((number, event))
-        scopes = {where: _scopes(path, of_rank, "ts", 1000) for where, of_rank in events.items()}
-        ranks: dict[int, _MegatronRank] = {}
-        for pid in sorted({pid for pid, _ in scopes}):
-            noted: dict[str, Any] = {}
-            for (process, _), of_step in scopes.items():
-                if process == pid:
-                    for scope in of_step:
-                        noted |= scope.attributes
-            stage, tensor = noted.get("pp_rk", noted.get("pp_rank", 0)), noted.get("tp_rk", 0)
-            others = sum((one.pp, one.tp) == (stage, tensor) for one in ranks.values())
-            ranks[pid] = _MegatronRank(pid, noted.get("dp_rk", others), stage, tensor)
-        return _trace({(ranks[pid], step): found for (pid, step), found in scopes.items()}, path, self.name, Unit.US)
+def read_aggregated(path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
+    """The trace; positions are in its events. Raises FormatError with the event that is damaged."""
+    refuse_options(path, layout, unit, "a trace of MegaScan")
+    events: defaultdict[tuple[int, int], list[tuple[int, dict[str, Any]]]] = defaultdict(list)
+    for number, event in enumerate(_records(path)):
+        if event.get("ph") != "M":
+            args = event.get("args")
+            step = _count(path, number, args if isinstance(args, dict) else {}, "iteration")
+            events[_count(path, number, event, "pid"), step].append((number, event))
+    scopes = {where: _scopes(path, of_rank, "ts", 1000) for where, of_rank in events.items()}
+    ranks: dict[int, _MegatronRank] = {}
+    for pid in sorted({pid for pid, _ in scopes}):
+        noted = {key: value for (one, _), found in scopes.items() if one == pid for scope in found
+                 for key, value in scope.attributes.items()}  # fmt: skip
+        stage, tensor = noted.get("pp_rk", noted.get("pp_rank", 0)), noted.get("tp_rk", 0)
+        others = sum((one.pp, one.tp) == (stage, tensor) for one in ranks.values())
+        ranks[pid] = _MegatronRank(pid, noted.get("dp_rk", others), stage, tensor)
+    return _trace(
+        {(ranks[pid], step): found for (pid, step), found in scopes.items()}, path, "megascan-chrome", Unit.US
+    )
 
 
 def _records(path: Path) -> list[dict[str, Any]]:

@@ -27,11 +27,9 @@ import polars as pl
 from tracekit.base.errors import FormatError
 from tracekit.base.text import encodable
 from tracekit.collectors.importers.formats import refuse_options
-from tracekit.collectors.importers.kineto.sniff import first_bytes
 from tracekit.trace.canonical import UNIT_KEY, Trace
 from tracekit.trace.model import Layout, OpKind, Unit, is_size
 
-_HEAD_BYTES = 4096
 #: Steps are numbered in 32 bits.
 _LARGEST_STEP = 1 << 31
 #: Sizes of messages are kept in 64 bits.
@@ -63,29 +61,16 @@ class _Log:
     torn_lines: int = 0
 
 
-class InspectorImporter:
-    """JSON lines of the NCCL Inspector."""
-
-    name = "nccl-inspector"
-    description = "JSON lines of the NCCL Inspector (<host>-pid<pid>.log, or their folder)"
-
-    def sniff(self, path: Path) -> bool:
-        """Recognise a file that begins with an Inspector line, or a folder with one."""
-        if path.is_dir():
-            return any(self.sniff(one) for one in _files(path))
-        head = first_bytes(path, _HEAD_BYTES)
-        return head.startswith(b"{") and b'"inspector_output_format_version"' in head and b'"header"' in head
-
-    def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
-        """The trace of the collective that took longest in total. Raises FormatError with file and line."""
-        refuse_options(path, layout, unit, "a log of the NCCL Inspector")
-        log = _Log([], Counter(), {})
-        for file in _files(path):
-            _read_file(file, log)
-        frame = pl.DataFrame(log.rows, schema=_SCHEMA, orient="row")
-        if frame.is_empty():
-            raise FormatError(f"{path}: has no collectives of the NCCL Inspector; expected lines with `coll_perf`")
-        return _trace(frame, log, path)
+def read_inspector(path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
+    """The trace of the collective that took longest in total. Raises FormatError with file and line."""
+    refuse_options(path, layout, unit, "a log of the NCCL Inspector")
+    log = _Log([], Counter(), {})
+    for file in _files(path):
+        _read_file(file, log)
+    frame = pl.DataFrame(log.rows, schema=_SCHEMA, orient="row")
+    if frame.is_empty():
+        raise FormatError(f"{path}: has no collectives of the NCCL Inspector; expected lines with `coll_perf`")
+    return _trace(frame, log, path)
 
 
 def _files(path: Path) -> list[Path]:

@@ -21,7 +21,6 @@ import polars as pl
 from tracekit.base.errors import FormatError
 from tracekit.base.text import quoted
 from tracekit.collectors.importers.formats import refuse_options
-from tracekit.collectors.importers.kineto.sniff import first_bytes
 from tracekit.collectors.merge.fused_transfers import FUSED_TRANSFERS
 from tracekit.collectors.merge.stepcut import cut_steps
 from tracekit.trace.canonical import UNIT_KEY, Trace
@@ -38,7 +37,6 @@ METRICS: dict[str, tuple[OpKind, ...]] = {
     **{str(kind): (kind,) for kind in OpKind},
 }
 _STEP_TAG = "_inner_global_step"
-_HEAD_BYTES = 4096
 _LINE = re.compile(
     r"metric_name: (?P<metric>.+?), elapsed: .+?, recent_elapsed_raw_parts: (?P<durations>\[.*?\]),"
     r" recent_since_start_raw_parts: (?P<starts>\[.*?\]), tags: (?P<tags>\[.*\]),"
@@ -71,56 +69,34 @@ class _TimedMetric:
     duration_s: float
 
 
-class RawLogImporter:
-    """The raw log of NDTimeline."""
-
-    name = "ndtimeline"
-    description = "raw log of veScale NDTimeline (timeline_run*_raw.log)"
-
-    def sniff(self, path: Path) -> bool:
-        """A text file whose first line carries a metric name and raw parts."""
-        head = first_bytes(path, _HEAD_BYTES)
-        return b"metric_name: " in head and b"recent_since_start_raw_parts: " in head
-
-    def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
-        """The trace; sizes are in the log. Raises FormatError with the line that cannot be read."""
-        refuse_options(path, layout, unit, "an NDTimeline file")
-        sizes: dict[str, int] = {}
-        events = list(_raw_events(path, sizes))
-        if not events:
-            raise FormatError(f"{path}: no line with a metric; expected lines with `metric_name: forward-compute, ...`")
-        job = Layout(
-            dp=sizes.get("dp_size", 1),
-            pp=sizes.get("pp_size", 1),
-            tp=sizes.get("tp_size", 1),
-            world_size=sizes.get("world_size", 0),
-        )
-        return _trace(events, job, path, "ndtimeline", Unit.S)
+def read_raw_log(path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
+    """The trace; sizes are in the log. Raises FormatError with the line that cannot be read."""
+    refuse_options(path, layout, unit, "an NDTimeline file")
+    sizes: dict[str, int] = {}
+    events = list(_raw_events(path, sizes))
+    if not events:
+        raise FormatError(f"{path}: no line with a metric; expected lines with `metric_name: forward-compute, ...`")
+    job = Layout(
+        dp=sizes.get("dp_size", 1),
+        pp=sizes.get("pp_size", 1),
+        tp=sizes.get("tp_size", 1),
+        world_size=sizes.get("world_size", 0),
+    )
+    return _trace(events, job, path, "ndtimeline", Unit.S)
 
 
-class ChromeImporter:
-    """The Chrome trace of NDTimeline's local timeline handler."""
-
-    name = "ndtimeline-chrome"
-    description = "Chrome trace of veScale NDTimeline (trace_step*)"
-
-    def sniff(self, path: Path) -> bool:
-        """A JSON list of complete events whose args hold rank, step, tp and pp."""
-        head = first_bytes(path, _HEAD_BYTES)
-        return head.lstrip().startswith(b"[") and all(key in head for key in (b'"rank"', b'"step"', b'"tp"', b'"pp"'))
-
-    def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
-        """The trace; sizes are the largest ranks seen. Raises FormatError with the event that cannot be read."""
-        refuse_options(path, layout, unit, "an NDTimeline file")
-        events = list(_chrome_events(path))
-        if not events:
-            raise FormatError(f"{path}: no complete event (ph X) with rank, step and pp in its args")
-        job = Layout(
-            dp=1 + max(event.dp_rank for event in events),
-            pp=1 + max(event.pp_rank for event in events),
-            tp=1 + max(event.tp_rank for event in events),
-        )
-        return _trace(events, job, path, "ndtimeline-chrome", Unit.US)
+def read_trace_file(path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
+    """The trace; sizes are the largest ranks seen. Raises FormatError with the event that cannot be read."""
+    refuse_options(path, layout, unit, "an NDTimeline file")
+    events = list(_chrome_events(path))
+    if not events:
+        raise FormatError(f"{path}: no complete event (ph X) with rank, step and pp in its args")
+    job = Layout(
+        dp=1 + max(event.dp_rank for event in events),
+        pp=1 + max(event.pp_rank for event in events),
+        tp=1 + max(event.tp_rank for event in events),
+    )
+    return _trace(events, job, path, "ndtimeline-chrome", Unit.US)
 
 
 def _raw_events(path: Path, sizes: dict[str, int]) -> Iterator[_TimedMetric]:

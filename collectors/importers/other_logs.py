@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 from tracekit.base.command_line import command
+from tracekit.base.look import Look
 
 #: Colours of a console.
 _COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
@@ -71,6 +72,11 @@ _EVENTS_ARE = (
     + ", or give"
     " the log of a trainer that prints its phases (docs/rl.md)"
 )
+
+
+def is_hang_log(look: Look) -> bool:
+    """Whether a file holds what NCCL's watchdogs have printed, or a report of its RAS."""
+    return is_hang_text(look.head) or is_hang_text(look.tail)
 
 
 def is_hang_text(head: bytes) -> bool:

@@ -54,7 +54,7 @@ _OPTIONS = (
         "--notify",
         metavar="URL",
         envvar=NOTIFY_VARIABLE,
-        help=f"Post incidents to this webhook, in Slack's format if it is Slack's [default: ${NOTIFY_VARIABLE}].",
+        help=f"Post incidents to this webhook, or to an address that Apprise knows [default: ${NOTIFY_VARIABLE}].",
     ),
     click.option(
         "--log", metavar="TRACKER", help="Log windows to wandb[:PROJECT], mlflow[:URI] or tensorboard[:FOLDER]."

@@ -120,14 +120,17 @@ def _store_of(sources: tuple[Path, ...], *, needed: bool) -> tuple[Path, Callabl
 
     `needed`: raise an error if there is none; with a study, the default store may be missing.
     """
+    from tracekit.sources.recognise import is_a
+    from tracekit.sources.source import Content
     from tracekit.store import Store, default_store
 
-    if not sources or (len(sources) == 1 and Store(sources[0]).is_store()):
+    stores = [source for source in sources if is_a(Content.STORE, source)]
+    if not sources or (len(sources) == 1 and stores):
         store = sources[0] if sources else default_store()
         if sources or needed:
             Store(store).check()
         return absolute(store), lambda: None
-    if stores := [source for source in sources if Store(source).is_store()]:
+    if stores:
         raise SelectionError(
             f"{shown(stores[0])}: a store, not a trace; a dashboard shows one store, or traces: type"
             f" `{command('dashboard', stores[0])}`"

@@ -11,8 +11,9 @@ import tracekit
 from tests import outputs
 from tests.analysis.causes.corpus import STRENGTHS
 from tracekit.report.verdict import NEEDS, LossKind
+from tracekit.sources.registry import SOURCES
 from tracekit.synth import BaseCosts, LateDataLoading, SlowWorker, SynthSpec, synthesize
-from tracekit.trace.facts import SOURCES, Fact
+from tracekit.trace.facts import Fact
 from tracekit.trace.model import Layout
 
 SPEC = SynthSpec(Layout(dp=4, pp=4, tp=4), steps=10, seed=11)
@@ -52,7 +53,8 @@ def test_who_is_late_is_told_in_seconds() -> None:
     assert answer.cost.endswith("ms a step")
 
 
-def test_the_page_of_limits_is_this_table() -> None:
-    page = outputs.LIMITS.read_text("utf-8")
-    assert outputs.with_limits(page) == page
-    assert all(source.title in page for source in SOURCES)
+def test_the_pages_of_limits_and_formats_have_these_tables() -> None:
+    pages = {name: (outputs.DOCS / name).read_text("utf-8") for name in outputs.BEGINNINGS}
+    assert {name: outputs.with_table(name, page) for name, page in pages.items()} == pages
+    page = pages["limits.md"]
+    assert all(kind.title in page for source in SOURCES for kind in source.kinds)

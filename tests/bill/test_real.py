@@ -7,8 +7,8 @@ from collections import defaultdict
 import pytest
 
 from tests.collectors.conftest import Collected, collect, torchrun
+from tests.handmade import read_any
 from tracekit.bill.bill_of_run import bill_of_run
-from tracekit.collectors.importers.registry import read_any
 
 
 @pytest.fixture(scope="module")

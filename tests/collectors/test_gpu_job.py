@@ -98,7 +98,7 @@ def test_the_metadata_names_the_gpu_and_how_it_fared(job):
 
 
 def test_info_names_the_gpus_in_a_line(job):
-    shown = run("info", job.attempt["out"]).out
+    shown = run("store", "list", job.attempt["out"]).out
     assert "1 x Fake H200 on 1 host(s)" in " ".join(shown.split())
 
 

@@ -12,7 +12,7 @@ from tests.analysis.rl.logs import lines, write
 from tests.documents.evil import EVIL, SAMPLES, write_evil
 from tests.handmade import run
 from tracekit.base.text import printable, short
-from tracekit.job.load import load
+from tracekit.sources.load import load
 
 LARGEST_BYTES = 2_000_000
 

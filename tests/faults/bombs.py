@@ -48,7 +48,7 @@ def folder_with(path: Path) -> Path:
 
 
 def huge_file(name: str, beginning: bytes = b"") -> Callable[[Path], Arguments]:
-    return lambda folder: ("info", sparse(folder / name, beginning))
+    return lambda folder: ("store", "list", sparse(folder / name, beginning))
 
 
 def store_with(name: str, *arguments: str, beginning: bytes = b"") -> Callable[[Path], Arguments]:
@@ -67,18 +67,18 @@ def store_with(name: str, *arguments: str, beginning: bytes = b"") -> Callable[[
 def long_texts(folder: Path) -> Arguments:
     """64 ops of one kind, whose name has 4 MB."""
     ops = slow_frame()[:1].cast({"kind": pl.String}).with_columns(kind=pl.lit("x" * (4 << 20)))
-    return "info", write_canonical(folder / "x.parquet", pl.concat([ops] * 64))
+    return "store", "list", write_canonical(folder / "x.parquet", pl.concat([ops] * 64))
 
 
 def lists(folder: Path) -> Arguments:
     """An op with a list of 50 million zeros where its step belongs."""
     step = pl.select(step=pl.zeros(50_000_000, dtype=pl.Int32).implode())
-    return "info", write_canonical(folder / "x.parquet", slow_frame()[:1].drop("step").hstack(step))
+    return "store", "list", write_canonical(folder / "x.parquet", slow_frame()[:1].drop("step").hstack(step))
 
 
 def sizes(folder: Path) -> Arguments:
     slow_trace().write_parquet(folder / "x.parquet")
-    return "info", folder / "x.parquet", "--layout", sparse(folder / "x.yaml", b"dp_size: 2\n")
+    return "store", "list", folder / "x.parquet", "--layout", sparse(folder / "x.yaml", b"dp_size: 2\n")
 
 
 def dumps(folder: Path) -> Arguments:
@@ -88,7 +88,8 @@ def dumps(folder: Path) -> Arguments:
 
 def profile(beginning: bytes, repeated: bytes) -> Callable[[Path], Arguments]:
     return lambda folder: (
-        "info",
+        "store",
+        "list",
         zipped(folder_with(folder / "profile" / "rank0.pt.trace.json.gz"), beginning, repeated),
     )
 
@@ -97,7 +98,6 @@ EVENT = b'{"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts":
 HANG = "hangs/20990101-000000-000000-aaaaaaaa.json"
 BOMBS: dict[str, Callable[[Path], Arguments]] = {
     "Parquet": huge_file("x.parquet", b"PAR1"),
-    "timeline": huge_file("x.json", b'{"displayTimeUnit": "ms", "otherData": {"tracekit_timeline": 1, "x": "'),
     "JSON lines": huge_file("x.jsonl", b'{"step": 1'),
     "NDTimeline": huge_file("timeline_run0_raw.log", b"{"),
     "SQLite": huge_file("x.sqlite", b"SQLite format 3\0"),
@@ -115,10 +115,10 @@ BOMBS: dict[str, Callable[[Path], Arguments]] = {
     "next change": store_with("handled/1", "store", "handle", "1", "--store", "STORE", "--note", "x"),
     "note": store_with("unfinished", "store", "prune", "STORE", "--max-size", "1G", beginning=b"1 1\n"),
     "note, checked": store_with("unfinished", "store", "check", "STORE", beginning=b"1 1\n"),
-    "catalogue": store_with("catalog.duckdb", "info", "--store", "STORE", beginning=bytes(8) + b"DUCK"),
+    "catalogue": store_with("catalog.duckdb", "store", "list", "--store", "STORE", beginning=bytes(8) + b"DUCK"),
     "report, checked": store_with("jobs/1/0.report.json", "store", "check", "STORE"),
     "stray file, checked": store_with("jobs/1/99.parquet", "store", "check", "STORE"),
-    "mark": store_with("tracekit-store", "info", "--store", "STORE"),
+    "mark": store_with("tracekit-store", "store", "list", "--store", "STORE"),
 }
 
 

@@ -19,8 +19,8 @@ from tests.test_op_trace import OPS
 from tracekit.base.errors import OutputError, SelectionError, TraceError
 from tracekit.fleet.batches import JobFile, analysed_in_batches
 from tracekit.fleet.worker import work
-from tracekit.job.load import load
 from tracekit.show.documents.worst_steps import worst_steps
+from tracekit.sources.load import load
 from tracekit.store import Incoming, Store
 from tracekit.synth import synthesize
 from tracekit.trace.canonical import METADATA_KEY

@@ -21,7 +21,7 @@ from tracekit.fleet.run import Standing, analysing_files, run_study
 from tracekit.fleet.sources import find_sources
 from tracekit.fleet.study import Study
 from tracekit.fleet.study_tables import TABLES
-from tracekit.job.load import load_trace
+from tracekit.sources.load import load_trace
 from tracekit.store import Incoming, Store
 from tracekit.trace.op import OpTrace
 
@@ -269,7 +269,7 @@ def test_a_trace_that_is_replaced_while_it_is_read_is_said_and_read_by_the_next_
         return loaded
 
     with monkeypatch.context() as patch:
-        patch.setattr("tracekit.job.load.load_trace", slow_load)
+        patch.setattr("tracekit.sources.load.load_trace", slow_load)
         assert study_here(tmp_path / "jobs", out=tmp_path / "study").failed == {Rule.CHANGED: 1}
     assert Study(tmp_path / "study").read("exclusions")["rule"].to_list() == [str(Rule.CHANGED)]
     assert study_here(tmp_path / "jobs", out=tmp_path / "study").failed == {}

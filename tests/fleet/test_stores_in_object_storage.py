@@ -56,7 +56,7 @@ def test_everything_reads_as_in_the_folder(folder: Store, address: str) -> None:
     "words",
     [
         ("whatif", "--store", "{}", "--job", "live"),
-        ("info", "--store", "{}"),
+        ("store", "list", "--store", "{}"),
         ("store", "windows", "live", "--store", "{}"),
         ("store", "incidents", "--store", "{}"),
         ("top", "--once", "--store", "{}"),
@@ -127,7 +127,7 @@ def test_writing_is_one_clear_error_and_writes_nothing(folder: Store, address: s
 )
 def test_no_store_there_is_one_clear_error(place: str, said: str, cloud: str, address: str) -> None:
     variables = {"s3": "AWS_*", "gs": "GOOGLE_APPLICATION_CREDENTIALS", "az": "AZURE_STORAGE_*"}[cloud]
-    ran = run("info", "--store", f"{cloud}://{place}")
+    ran = run("store", "list", "--store", f"{cloud}://{place}")
     assert (ran.code, ran.message) == (2, f"tracekit: {cloud}://{place}: {said.format(variables=variables)}"), ran.err
 
 

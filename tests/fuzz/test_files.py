@@ -1,9 +1,7 @@
-"""Fuzzing files that tracekit wrote itself: a store and an exported timeline, damaged somewhere."""
+"""Fuzzing a store, damaged somewhere."""
 
 from __future__ import annotations
 
-import gzip
-import json
 import shutil
 from functools import cache
 from pathlib import Path
@@ -13,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tracekit
 from tests.fuzz.doors import analyse, ends_well
 from tests.handmade import slow_trace
 from tests.properties import examples
@@ -31,17 +28,8 @@ DAMAGE = st.lists(
     min_size=1,
     max_size=3,
 )
-ODD = st.sampled_from(
-    [None, -1, 0, 1e308, 10**30, "x", [], {}, True, 0.5, "forward-send", 2**31, float("nan"), float("inf")]
-)
-#: Where in the JSON of a timeline something is put: the way there, each key taken modulo what there is.
-EDITS = st.lists(
-    st.tuples(st.lists(st.integers(0, 400), min_size=1, max_size=5), ODD | st.just("remove")), min_size=1, max_size=3
-)
 STRATEGIES: dict[str, tuple[st.SearchStrategy[Any], ...]] = {
     "test_a_damaged_store_ends_in_a_report_or_one_error": (DAMAGE, st.integers(0, 3)),
-    "test_a_damaged_timeline_ends_in_a_report_or_one_error": (DAMAGE, st.booleans()),
-    "test_an_edited_timeline_ends_in_a_report_or_one_error": (EDITS, st.booleans()),
 }
 
 
@@ -71,13 +59,6 @@ def whole_store(folder: Path) -> Path:
     return path
 
 
-@cache
-def timeline_bytes(folder: Path) -> bytes:
-    path = folder / "whole.json.gz"
-    PipelineJob(slow_trace((0,), metadata={"hosts": {"0": "a"}}, step_starts={0: 1.7e9})).export(path)
-    return path.read_bytes()
-
-
 @examples(5)
 @given(*STRATEGIES["test_a_damaged_store_ends_in_a_report_or_one_error"])
 def test_a_damaged_store_ends_in_a_report_or_one_error(
@@ -95,52 +76,3 @@ def test_a_damaged_store_ends_in_a_report_or_one_error(
     ends_well(lambda: (Store(path).report("job"), Store(path).workers("job")))
     ends_well(lambda: list(damages(Store(path))))
     ends_well(lambda: repair(Store(path)))
-
-
-@examples(40)
-@given(*STRATEGIES["test_a_damaged_timeline_ends_in_a_report_or_one_error"])
-def test_a_damaged_timeline_ends_in_a_report_or_one_error(
-    tmp_path_factory: pytest.TempPathFactory, damage: list[tuple[str, float, int]], packed: bool
-) -> None:
-    folder = tmp_path_factory.getbasetemp()
-    path = folder / "damaged.json.gz"
-    whole = timeline_bytes(folder)
-    path.write_bytes(damaged(whole if packed else gzip.decompress(whole), damage))
-    ends_well(lambda: analyse(tracekit.load(path, importer="tracekit-chrome")))
-
-
-def _edit(content: Any, way: list[int], value: Any) -> None:
-    """Put `value` at the end of the `way` through lists and objects, or take out what is there."""
-    *before, last = way
-    for number in before:
-        inner = list(content.values()) if isinstance(content, dict) else content
-        if not isinstance(inner, list) or not inner or not isinstance(inner[number % len(inner)], dict | list):
-            break
-        content = inner[number % len(inner)]
-    if not content:
-        return
-    key = list(content)[last % len(content)] if isinstance(content, dict) else last % len(content)
-    if value == "remove":
-        del content[key]
-    else:
-        content[key] = value
-
-
-@examples(15)
-@given(*STRATEGIES["test_an_edited_timeline_ends_in_a_report_or_one_error"])
-def test_an_edited_timeline_ends_in_a_report_or_one_error(
-    tmp_path_factory: pytest.TempPathFactory, edits: list[tuple[list[int], Any]], by_line: bool
-) -> None:
-    folder = tmp_path_factory.getbasetemp()
-    path = folder / "edited.json"
-    content = json.loads(gzip.decompress(timeline_bytes(folder)))
-    for way, value in edits:
-        _edit(content, way, value)
-    events = content.get("traceEvents")
-    if by_line and isinstance(events, list):
-        head = json.dumps({key: value for key, value in content.items() if key != "traceEvents"})
-        lines = ",\n".join(json.dumps(event) for event in events)
-        path.write_text(f'{head[:-1]}, "traceEvents": [\n{lines}\n]}}\n')
-    else:
-        path.write_text(json.dumps(content))
-    ends_well(lambda: analyse(tracekit.load(path, importer="tracekit-chrome")))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.fuzz.doors import ends_well
 from tests.kineto_files import all_reduce, document, event, kernel, launch
 from tests.properties import examples
-from tracekit.job.load import load_gpu
+from tracekit.sources.load import load
 
 SAMPLE = Path(__file__).resolve().parents[2] / "sample_traces" / "gpu_slow_input" / "rank0_trace.json.gz"
 times = st.floats(-1e6, 1e16) | st.integers(0, 10**6)
@@ -32,7 +32,7 @@ def read(files):
     with tempfile.TemporaryDirectory() as folder:
         for number, content in enumerate(files):
             (Path(folder) / f"rank{number}.json").write_bytes(content)
-        job = ends_well(lambda: load_gpu(*sorted(Path(folder).iterdir())))
+        job = ends_well(lambda: load(*sorted(Path(folder).iterdir())))
         if job is not None:
             report = ends_well(job.whatif)
             if report is not None:
@@ -68,6 +68,6 @@ def test_any_byte_of_a_real_file_damaged(at, byte, cut):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rank0.json.gz"
         path.write_bytes(content[: at % len(content)] if cut else content)
-        job = ends_well(lambda: load_gpu(path))
+        job = ends_well(lambda: load(path))
         if job is not None:
             ends_well(job.whatif)

@@ -20,7 +20,7 @@ from tests.cases import case
 from tests.test_incidents import SLOW
 from tracekit.base.errors import SelectionError
 from tracekit.live import notify
-from tracekit.live.notify import Notifier, slack_message
+from tracekit.live.notify import Notifier, text_message
 from tracekit.store import Incident
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -234,25 +234,23 @@ def test_a_message_tells_of_the_costliest_of_very_many_incidents() -> None:
     (said,) = receiver.got
     assert [row["incident"] for row in said["incidents"]] == [*range(50, 30, -1), 7]
     assert said["left_out"] == 30
-    assert slack_message([OPENED], [], "", 30)["text"].endswith("\n\nand 30 more incidents that cost less")
+    assert text_message([OPENED], [], "", 30)["text"].endswith("\n\nand 30 more incidents that cost less")
 
 
-def test_slack_gets_a_text_in_its_markup() -> None:
-    text = slack_message([OPENED], [], "https://dash")["text"]
-    assert text.splitlines() == [
-        ":red_circle: *job &lt;1&gt;*: incident 7 opened: rank 3: slow",
-        "*Who*: rank 3",
-        "*Do*: replace it",
-        "*More to check*: look",
-        "<https://dash/job?job=job+%3C1%3E&amp;window=4|the evidence>",
-    ]
-    assert slack_message([], [CLOSED], "")["text"] == (
-        ":large_green_circle: *job &lt;1&gt;*: incident 7 closed after 5 min 0 s, no longer seen since window 5:"
-        " rank 3: slow"
-    )
+def test_slack_gets_a_text_through_apprise() -> None:
+    """Its address is that of a webhook, and it takes no JSON of ours."""
+    with mock.patch("apprise.Apprise.notify", return_value=True) as notify_all:
+        notifier = Notifier(f"https://hooks.slack.com/services/T1JJ3T3L2/A1BRTD4JD/{'x' * 24}", "https://dash")
+        notifier.tell([OPENED], [])
+        notifier.close(PATIENCE_S)
+    assert notify_all.call_args.kwargs["body"].startswith("\N{LARGE RED CIRCLE} **job \\<1\\>**: incident 7 opened")
+    assert notifier.counts.sent == 1
+
+
+def test_an_incident_that_ended_with_its_job_is_not_called_cured() -> None:
     ended = replace(CLOSED, closed_window=None)
-    assert slack_message([], [ended], "")["text"] == (
-        ":white_circle: *job &lt;1&gt;*: incident 7 closed after 5 min 0 s, the job ended: rank 3: slow"
+    assert text_message([], [ended], "")["text"] == (
+        "\N{MEDIUM WHITE CIRCLE} **job \\<1\\>**: incident 7 closed after 5 min 0 s, the job ended: rank 3: slow"
     )
 
 

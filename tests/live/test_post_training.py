@@ -12,6 +12,7 @@ from tests.analysis.rl.logs import ENDS, lines, write
 from tests.handmade import run
 from tracekit import rl
 from tracekit.base.errors import FormatError
+from tracekit.base.look import Look
 from tracekit.collectors.importers.rl.reader import looks_like_rl, read_rl
 from tracekit.collectors.runtime import rl_recorder as recorder
 from tracekit.job.load import load_from_store
@@ -265,8 +266,8 @@ def test_ten_quiet_steps_are_the_end_of_a_run_of_long_steps(tmp_path: Path, cloc
 def test_the_command_waits_for_the_first_record(tmp_path: Path) -> None:
     records = tmp_path / "records"
 
-    def looks(path: Path) -> bool:
-        found = looks_like_rl(path)
+    def looks(look: Look) -> bool:
+        found = looks_like_rl(look)
         records.mkdir(exist_ok=True)
         write(records / "a.jsonl", lines(9))
         return found

@@ -11,9 +11,9 @@ import click
 import msgspec
 
 from tracekit.base.errors import SelectionError
+from tracekit.base.look import Look
 from tracekit.base.stderr import progress
-from tracekit.commands.options import PATH, Price, console
-from tracekit.commands.recognise import explained, is_store, only_job
+from tracekit.commands.options import PATH, Price, console, read_job
 
 #: As `tracekit.bill.ledger.GROUPS`; that module imports polars.
 _GROUPS = ("part", "cause", "week", "team", "job")
@@ -35,22 +35,21 @@ def bill_command(source: Path, by: str, gpu_hour: float | None, as_json: bool, a
     from tracekit.base.safe_csv import safe_csv
     from tracekit.bill.bill_of_run import bill_of_run
     from tracekit.bill.stored import bill_of_job, bill_of_store
-    from tracekit.collectors.run_directory.segments import is_run_directory
-    from tracekit.job.load import load
     from tracekit.show.terminal.bill import print_bill
+    from tracekit.sources.recognise import source_of
     from tracekit.store import Store
 
     if as_json and as_csv:
         raise SelectionError("one of --json and --csv at a time")
     with progress() as tell:
         tell("reading the recording")
-        if is_run_directory(source):
+        kind = source_of(Look(source))
+        if kind is not None and kind.name == "segments":
             bill = bill_of_run(source)
-        elif is_store(source):
+        elif kind is not None and kind.name == "store":
             bill = bill_of_store(Store(source))
         else:
-            with explained(source):
-                bill = bill_of_job(load(only_job(source)))
+            bill = bill_of_job(read_job(source))
     if as_json:
         click.echo(msgspec.json.encode(bill.output(gpu_hour)))
     elif as_csv:

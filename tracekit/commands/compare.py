@@ -16,7 +16,7 @@ from tracekit.base.errors import SelectionError
 from tracekit.base.stderr import progress
 from tracekit.base.text import short
 from tracekit.commands.complete import traces_or_job_names
-from tracekit.commands.options import PATH, UNIT, Source, console
+from tracekit.commands.options import PATH, UNIT, JobArguments, console
 
 
 @click.command("compare")
@@ -43,7 +43,7 @@ def compare_command(
     if fix is not None and store is None:
         raise SelectionError("--fix: a store keeps the result; give --store, and A and B as names of its jobs")
     sources = [
-        Source((Path(name),), layout, unit) if store is None else Source(store=store, job=name)
+        JobArguments((Path(name),), layout, unit) if store is None else JobArguments(store=store, job=name)
         for name in (before, after)
     ]
     with progress() as tell:

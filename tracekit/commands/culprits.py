@@ -18,7 +18,7 @@ from tracekit.base.exit_codes import ExitCode
 from tracekit.base.hostlist import hostlist, is_node_name
 from tracekit.base.stderr import progress, say
 from tracekit.base.text import listed, printable, short
-from tracekit.commands.options import Source, console, trace_source
+from tracekit.commands.options import JobArguments, console, trace_source
 from tracekit.report.answer import Culprit
 from tracekit.report.nodes import Nodes, nodes_of
 
@@ -57,7 +57,7 @@ class CulpritsOutput(Struct, frozen=True):
 @click.option("--suspects", is_flag=True, help="Print nodes without hardware evidence against them, too.")
 @click.option("--history", is_flag=True, help="Nodes of a job in a store that compute slower than they used to.")
 def culprits_command(
-    source: Source,
+    source: JobArguments,
     form: str,
     part: tuple[str, ...],
     suspects: bool,
@@ -122,7 +122,7 @@ def culprits_command(
     return ExitCode.DONE if named or form == "text" else ExitCode.NO_ANSWER
 
 
-def _history(source: Source, form: str, part: Sequence[str]) -> ExitCode:
+def _history(source: JobArguments, form: str, part: Sequence[str]) -> ExitCode:
     """Name the nodes that compute slower than they used to: no evidence against hardware, so none for Slurm."""
     from tracekit.job.history import history_of
     from tracekit.show.terminal.culprits import print_history

@@ -1,22 +1,33 @@
-"""`tracekit PATH`: choose the command that shows PATH, for any kind of path.
+"""`tracekit PATH` and `tracekit open [PATH]`: show a path of any kind, in the terminal or in the browser.
 
-In: a path. Out: the arguments of a command, or an error with a suggestion.
+In: a path, or nothing for simulated jobs. Out: the arguments of a command, a running dashboard, or an error with a
+suggestion.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import signal
+import subprocess
+import sys
+import tempfile
+import webbrowser
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import click
 
 from tracekit.base.command_line import command
 from tracekit.base.errors import FormatError, SelectionError
+from tracekit.base.look import Look
 from tracekit.base.object_storage import ADDRESSES
+from tracekit.base.stderr import progress
 from tracekit.base.text import nearest, short
 from tracekit.commands.options import PATH
-from tracekit.commands.recognise import is_dumps, is_hang_log, is_store, jobs_in, what_it_is
+from tracekit.sources.recognise import source_of
+from tracekit.sources.search import jobs_in
+from tracekit.sources.source import Content
+from tracekit.sources.wrong import wrong_source
 
 #: Least similarity of a suggested name, from 0 to 1.
 _ALIKE = 0.6
@@ -28,42 +39,83 @@ def looks_like_path(word: str) -> bool:
 
 
 def arguments_for(word: str) -> list[str]:
-    """The command that reads the path, and its arguments. Raises FormatError if there is no such path."""
-    from tracekit.fleet.sources import is_study
-
-    path = Path(word)
-    if is_study(path):
-        return ["fleet", "report", word]
-    if is_store(path):
-        return ["info", "--store", word]
-    if is_dumps(path) or is_hang_log(path):
-        return ["hang", word]
-    if not word.startswith(ADDRESSES) and not os.path.lexists(path):
-        raise FormatError(f"{word}: {what_it_is(path)}")
-    return ["info" if len(jobs_in(path)) > 1 else "whatif", word]
+    """The command that shows the path, and its arguments. Raises FormatError if there is no such path."""
+    look = Look(Path(word))
+    source = source_of(look)
+    if source is not None:
+        return [*source.command, word]
+    if not word.startswith(ADDRESSES) and not look.exists:
+        raise wrong_source(look, Content.TRACE) or FormatError(f"{word}: no such file or folder")
+    are_several = len(jobs_in(look.path)) > 1
+    return ["store", "list", word] if are_several else ["whatif", word]
 
 
 def nearest_command(word: str, names: Iterable[str]) -> str:
     """Error text for a word that is neither a command nor a path."""
     files = [path.name for path in Path().iterdir()] if os.access(".", os.R_OK) else []
-    found = nearest(word, [*names, *files], _ALIKE)
-    meant = f"; did you mean `{command(found)}`?" if found else ""
+    similar = nearest(word, [*names, *files], _ALIKE)
+    meant = f"; did you mean `{command(similar)}`?" if similar else ""
     return f"no such command or path {short(word)!r}{meant}"
 
 
 @click.command("open")
-@click.argument("path", type=PATH)
+@click.argument("path", type=PATH, required=False)
 @click.option("--port", default=8050, show_default=True, help="Port; 0 takes a free one.")
-@click.pass_context
-def open_command(context: click.Context, path: Path, port: int) -> None:
-    """Open a trace, a folder of traces, a store or a study in the browser.
+@click.option("--browser/--no-browser", default=True, help="Open the page in the browser  [default: yes].")
+def open_command(path: Path | None, port: int, browser: bool) -> int:
+    """Open a trace, a folder of traces, a store, a study or a report in the browser.
 
-    Serves the dashboard on this machine; `tracekit dashboard` has more options.
+    Without PATH, simulates a few jobs that are each slowed down by one cause, and removes them when it ends. Serves the
+    dashboard on this machine until Ctrl-C; `tracekit dashboard` has more options.
     """
-    from tracekit.dashboards.web.command import dashboard_command
-    from tracekit.fleet.sources import is_study
+    if path is not None:
+        return _serve(_dashboard_arguments(path), port, browser=browser)
+    with tempfile.TemporaryDirectory(prefix="tracekit-demo-") as folder:
+        store = Path(folder) / "demo.store"
+        with progress() as tell:
+            _fill(store, tell)
+        return _serve([str(store)], port, browser=browser)
 
-    if is_dumps(path):
-        raise SelectionError(f"{path}: {what_it_is(path)}")
-    source = {"study": path} if is_study(path) else {"sources": tuple(jobs_in(path)) or (path,)}
-    context.invoke(dashboard_command, port=port, **source)
+
+def _dashboard_arguments(path: Path) -> list[str]:
+    """The arguments of `tracekit dashboard` for a path. Raises FormatError for what it does not show."""
+    look = Look(path)
+    source = source_of(look)
+    if source is not None and source.content is Content.STUDY:
+        return ["--study", str(path)]
+    if source is not None and source.content in (Content.DUMPS, Content.REPORT):
+        raise wrong_source(look, Content.TRACE) or SelectionError(f"{path}: {source.title}")
+    return [str(path)]
+
+
+def _fill(store: Path, tell: Callable[[str], None]) -> None:
+    """Simulate the jobs, analyse them, and put them into a store."""
+    from tracekit.job.pipeline import PipelineJob
+    from tracekit.store import Incoming, Store
+    from tracekit.synth import synthesize
+    from tracekit.synth.samples import DEMO
+
+    incoming = []
+    for spec in DEMO:
+        tell(f"simulating {spec.name}")
+        trace = synthesize(spec)
+        incoming.append(Incoming(trace, trace.name, "tracekit open", PipelineJob(trace).stored()))
+    Store(store).add(incoming)
+
+
+def _serve(arguments: list[str], port: int, *, browser: bool) -> int:
+    """Run `tracekit dashboard` in a process of its own until that ends, and show its page; return its exit code."""
+    serving = [sys.executable, "-P", "-m", "tracekit", "dashboard", f"--port={port}", *arguments]
+    with subprocess.Popen(serving, stdout=subprocess.PIPE, text=True) as server:  # noqa: S603 - tracekit itself
+        assert server.stdout is not None
+        signal.signal(signal.SIGTERM, lambda *_: server.terminate())
+        try:
+            address = server.stdout.readline()
+            click.echo(address, nl=False)
+            url = next((word for word in address.split() if word.startswith("http://")), None)
+            # Without a screen, a browser in the terminal would hide the address.
+            if browser and url is not None and ("DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ):
+                webbrowser.open(url)
+            return server.wait()
+        except KeyboardInterrupt:  # the terminal has also interrupted the server
+            return server.wait()

@@ -13,7 +13,7 @@ from tracekit.base.errors import OutputError, SelectionError
 from tracekit.base.stderr import progress
 from tracekit.base.text import counted, printable
 from tracekit.commands.arguments import parse_steps
-from tracekit.commands.options import OUT, Source, trace_source
+from tracekit.commands.options import OUT, JobArguments, trace_source
 
 
 @click.command("export")
@@ -21,7 +21,7 @@ from tracekit.commands.options import OUT, Source, trace_source
 @click.option("-o", "--out", required=True, type=OUT, help="File to write: a timeline ending in .json.gz, or .parquet.")
 @click.option("--steps", metavar="STEPS", help="Steps to write, such as 100-103 [default: all, or the slowest].")
 def export_command(
-    source: Source,
+    source: JobArguments,
     out: Path,
     steps: str | None,
 ) -> None:
@@ -38,7 +38,7 @@ def export_command(
         raise SelectionError("--steps chooses what a timeline shows; a .parquet file gets the whole trace")
     check_writable(out, TRACE_FILE if as_trace else TIMELINE_FILE)
     if any(trace.exists() and out.exists() and out.samefile(trace) for trace in source.traces):
-        raise OutputError(f"{out}: is the trace to export, which would lose its other steps; choose another --out")
+        raise OutputError(f"{out}: is the trace to export, which it would replace; choose another --out")
     with progress() as tell:
         tell("reading the trace")
         loaded = source.load()

@@ -19,8 +19,9 @@ import msgspec
 
 from tracekit.base import memory
 from tracekit.base.command_line import command, quoted
-from tracekit.base.errors import SelectionError
+from tracekit.base.errors import SelectionError, StudyError
 from tracekit.base.exit_codes import ExitCode
+from tracekit.base.look import Look
 from tracekit.base.stderr import progress, say
 from tracekit.base.text import bytes_of, printable
 from tracekit.commands.options import OUT, PATH, console, executor_of
@@ -99,12 +100,15 @@ def run(
 
 def _study(path: Path) -> Study:
     """The study at `path`. Raises FormatError if it is something else, StudyError if nothing is there."""
-    from tracekit.commands.recognise import Wanted, explained
     from tracekit.fleet.study import Study
+    from tracekit.sources.source import Content
+    from tracekit.sources.wrong import wrong_source
 
-    with explained(path, Wanted.STUDY):
-        opened = Study(path)
+    opened = Study(path)
+    try:
         opened.check()
+    except StudyError as error:
+        raise wrong_source(Look(path), Content.STUDY) or error from None
     return opened
 
 

@@ -17,7 +17,7 @@ from tracekit.base.exit_codes import ExitCode
 from tracekit.base.stderr import progress
 from tracekit.base.text import short
 from tracekit.commands.arguments import parse_share, parse_steps
-from tracekit.commands.options import OUT, Source, console, job_source
+from tracekit.commands.options import OUT, JobArguments, console, job_source
 from tracekit.commands.options import PATH as TRACE
 
 
@@ -42,7 +42,7 @@ from tracekit.commands.options import PATH as TRACE
 @click.option("--junit", type=OUT, metavar="FILE", help="Write the verdict as JUnit XML.")
 @click.option("--markdown", type=OUT, metavar="FILE", help="Write the verdict as Markdown.")
 def gate_command(
-    source: Source,
+    source: JobArguments,
     baselines: tuple[str, ...],
     max_regression: str,
     noise: str | None,
@@ -94,12 +94,13 @@ def gate_command(
     return codes.get(found.outcome, ExitCode.NO_ANSWER)
 
 
-def _named(baseline: str, run: Source) -> Source:
+def _named(baseline: str, run: JobArguments) -> JobArguments:
     """What a baseline names: an existing path, else a job in a store if the words before a colon are one."""
-    from tracekit.job.load import is_store
+    from tracekit.sources.recognise import is_a
+    from tracekit.sources.source import Content
 
     colons = [at for at, char in enumerate(baseline) if char == ":"] if not Path(baseline).exists() else []
     for at in colons:
-        if is_store(Path(baseline[:at])):
-            return Source(store=Path(baseline[:at]), job=baseline[at + 1 :])
-    return Source((Path(baseline),), run.layout, run.unit)
+        if is_a(Content.STORE, Path(baseline[:at])):
+            return JobArguments(store=Path(baseline[:at]), job=baseline[at + 1 :])
+    return JobArguments((Path(baseline),), run.layout, run.unit)

@@ -13,16 +13,17 @@ from msgspec import Struct, field, to_builtins
 
 from tracekit.analysis.hang.hang_report import HangReport, StackGroup, UndecidedStall, first_step, headline
 from tracekit.base.command_line import command
-from tracekit.base.errors import OutputError
+from tracekit.base.errors import FormatError, OutputError
 from tracekit.base.exit_codes import ExitCode
+from tracekit.base.look import Look
 from tracekit.base.stderr import progress
 from tracekit.base.text import printable, short
 from tracekit.commands.complete import job_names
 from tracekit.commands.options import OUT
-from tracekit.commands.recognise import Wanted, explained, is_dumps
 
 if TYPE_CHECKING:
     from tracekit.store import Store, StoredHang
+    from tracekit.trace.dumps import FlightRecord
 
 #: How `tracekit collect --hang-after` names the folders of its dumps.
 HANG_FOLDERS = "hang-*"
@@ -81,19 +82,30 @@ def analyse(directory: Path) -> tuple[list[str], dict[str, Any]]:
     """The report on a folder of dumps, or on text about a hang, as text and as plain data."""
     from tracekit.analysis.hang.hang_culprits import find_hang
     from tracekit.collectors.importers.flight_recorder import read_flight_records
-    from tracekit.collectors.importers.nccl_text import read_nccl_text
     from tracekit.show.terminal.hang import report_lines
+    from tracekit.sources.recognise import with_content
+    from tracekit.sources.source import Content
+    from tracekit.sources.wrong import wrong_source
 
     with progress() as tell:
         tell("reading the dumps")
         newest = newest_dumps(directory)
-        record = read_nccl_text(newest) if newest.exists() and not is_dumps(newest) else None
-        if record is None:
-            with explained(directory, Wanted.DUMPS):
-                record = read_flight_records(newest)
+        dumps = with_content(Content.DUMPS, Look(newest))
+        record = None if dumps is not None and dumps.name == "flight-recorder" else _nccl_text(newest)
+        try:
+            record = record or read_flight_records(newest)
+        except FormatError as error:
+            raise wrong_source(Look(directory), Content.DUMPS) or error from None
         tell("finding who waits for whom")
         report = find_hang(record)
     return list(report_lines(report)), to_dict(report)
+
+
+def _nccl_text(path: Path) -> FlightRecord | None:
+    """What NCCL printed about a hang, in a file or the files of a folder; None if there is no such text."""
+    from tracekit.collectors.importers.nccl_text import read_nccl_text
+
+    return read_nccl_text(path) if path.is_file() or path.is_dir() else None  # a pipe would block
 
 
 def write_report(out: Path, lines: Sequence[str], report: dict[str, Any]) -> None:

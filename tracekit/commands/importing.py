@@ -13,10 +13,9 @@ import click
 
 from tracekit.base.command_line import command
 from tracekit.base.errors import SelectionError
-from tracekit.base.stderr import hushed_panics, progress
+from tracekit.base.stderr import progress
 from tracekit.base.text import printable, short
-from tracekit.commands.options import OUT, PATH, UNIT
-from tracekit.commands.recognise import explained, jobs_in
+from tracekit.commands.options import OUT, PATH, UNIT, read_job
 
 if TYPE_CHECKING:
     from tracekit.job.job import Job
@@ -48,19 +47,21 @@ def import_command(
     no_analysis: bool,
 ) -> None:
     """Put traces and their reports into a store: all of them, or none if one is bad."""
-    from tracekit.job.load import are_gpu_traces, load_trace
+    from tracekit.sources.load import are_one_job
+    from tracekit.sources.search import jobs_in
     from tracekit.store import Incoming, Store, default_store
 
     if importer == _LIST:
-        from tracekit.collectors.importers.registry import importers
+        from tracekit.sources.plug_in import plugged_in
+        from tracekit.sources.registry import FORMATS
 
-        for known in importers():
-            click.echo(f"{known.name:<20} {known.description}")
+        for entry in (*FORMATS.values(), *plugged_in()):
+            click.echo(f"{entry.name:<20} {entry.description}")
         return
     if not traces:
         raise SelectionError("no TRACE given; expected at least one, or --format alone to list the formats")
     # Several files of torch.profiler are one job; each folder is one, unless it holds several.
-    together = importer is None and not any(path.is_dir() for path in traces) and are_gpu_traces(traces)
+    together = importer is None and not any(path.is_dir() for path in traces) and are_one_job(traces)
     jobs = [traces] if together else [(job,) for path in traces for job in jobs_in(path) or (path,)]
     if name is not None and len(jobs) > 1:
         raise SelectionError(f"--name {name!r} for {len(jobs)} traces; name one trace at a time")
@@ -70,8 +71,7 @@ def import_command(
     with progress() as tell:
         for path, *more in jobs:
             tell(f"reading {short(path.name)}")
-            with explained(path), hushed_panics():
-                job = load_trace(path, *more, layout=layout, importer=importer, unit=unit)
+            job = read_job(path, *more, layout=layout, importer=importer, unit=unit)
             job.validate()
             job_name, source = job.trace.name if name is None else name, printable(str(path))
             incoming.append(Incoming(job.trace, job_name, source, None if no_analysis else _findings(job, tell)))
@@ -86,7 +86,7 @@ def _findings(job: Job, tell: Callable[[str], None]) -> Findings | Unanalysed:
     """The findings of the analysis, or why there are none, also printed to stderr: the trace is stored in any case."""
     from tracekit.report.findings import Unanalysed
 
-    found = job.stored(progress=tell)
-    if isinstance(found, Unanalysed):
-        click.echo(f"tracekit: stored without a report: {printable(found.problem)}", err=True)
-    return found
+    findings = job.stored(progress=tell)
+    if isinstance(findings, Unanalysed):
+        click.echo(f"tracekit: stored without a report: {printable(findings.problem)}", err=True)
+    return findings

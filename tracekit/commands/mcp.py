@@ -58,7 +58,8 @@ def mcp_command(skill: bool) -> None:
 
 
 def _job(path: str, job: str | None) -> Job:
-    from tracekit.job.load import load, load_from_store
+    from tracekit.job.load import load_from_store
+    from tracekit.sources.load import load
 
     return load(path) if job is None else load_from_store(job, store=path)
 

@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from msgspec import Struct
 
-from tracekit.base.command_line import quoted
-from tracekit.base.errors import SelectionError
+from tracekit.base.command_line import command, quoted
+from tracekit.base.errors import FormatError, SelectionError
+from tracekit.base.look import Look
+from tracekit.base.object_storage import shown
 from tracekit.base.stderr import hushed_panics
 from tracekit.base.text import short
 from tracekit.commands.complete import job_names
-from tracekit.commands.recognise import explained, only_job
+from tracekit.sources.recognise import with_content
+from tracekit.sources.source import Content, WrongSourceError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -80,9 +83,11 @@ class Price(click.FloatRange):
 
 #: Units of times in traces.
 UNIT = click.Choice(["s", "ms", "us", "ns"])
+#: Commands that take `--store` with `--job` instead of a trace.
+_OF_ONE_JOB = ("culprits", "export", "whatif")
 
 
-class Source(Struct, frozen=True):
+class JobArguments(Struct, frozen=True):
     """The job that the options of a command name: `traces` with `layout` and `unit`, or a `job` in a `store`."""
 
     traces: tuple[Path, ...] = ()
@@ -94,15 +99,13 @@ class Source(Struct, frozen=True):
 
     def load(self, *, method: str = "tracekit", kernel_classes: Sequence[str] = ()) -> Job:
         """The job; if nothing is named, the newest in the default store, with a note that says so."""
-        from tracekit.job.load import load_from_store, load_trace
+        from tracekit.job.load import load_from_store
 
         self._check()
         if self.traces:
-            paths = self.traces if len(self.traces) > 1 else (only_job(self.traces[0]),)
-            with explained(paths[0]), hushed_panics():
-                return load_trace(
-                    *paths, layout=self.layout, unit=self.unit, method=method, kernel_classes=kernel_classes
-                )
+            return read_job(
+                *self.traces, layout=self.layout, unit=self.unit, method=method, kernel_classes=kernel_classes
+            )
         loaded = load_from_store(self.job, store=self.store, window=self.window, method=method)
         if self.job is None:
             _say_newest(loaded.trace.name)
@@ -112,8 +115,10 @@ class Source(Struct, frozen=True):
         """What `use` makes of the Parquet file of the job, None if this is not a pipeline in one file."""
         self._check()
         if self.traces:
+            from tracekit.sources.search import only_job
+
             path = only_job(self.traces[0])
-            with explained(path), hushed_panics():
+            with hushed_panics():
                 return use(path) if len(self.traces) == 1 and _is_pipeline(path, self.layout) else None
         from tracekit.trace.model import TraceKind
 
@@ -157,21 +162,46 @@ class Source(Struct, frozen=True):
 
 
 def _is_pipeline(path: Path, layout: Path | None) -> bool:
-    from tracekit.trace.op import is_op_trace
+    if path.suffix != ".parquet" or not os.path.lexists(path):
+        return False
+    source = with_content(Content.TRACE, Look(path))
+    return source is not None and (layout is not None or source.name == "tracekit")
 
-    return path.suffix == ".parquet" and not path.is_dir() and (layout is not None or not is_op_trace(path))
+
+def read_job(*paths: Path, **stated: Any) -> Job:
+    """The job at a path, or of several files, as `load_trace` reads it. Raises what that raises; for a store,
+    FormatError with the options of the running command.
+    """
+    from tracekit.sources.load import load_trace
+
+    try:
+        with hushed_panics():
+            return load_trace(*paths, **stated)
+    except WrongSourceError as error:
+        if error.source is None or error.source.content is not Content.STORE:
+            raise
+        raise FormatError(f"{shown(error.look.path)}: a store, not a trace; {_with_store(error.look.path)}") from None
+
+
+def _with_store(path: Path) -> str:
+    """How the running command, or `whatif`, reads a store."""
+    context = click.get_current_context(silent=True)
+    name = None if context is None else context.info_name
+    if name == "compare":
+        return f"name two of its jobs: `{command('compare', 'JOB', 'JOB', '--store', path)}`"
+    return f"type `{command(name if name in _OF_ONE_JOB else 'whatif', '--store', path)}`"
 
 
 def _say_newest(name: str) -> None:
     click.echo(f"No job named: taking the newest one in the store, {short(name)}", err=True)
 
 
-def trace_source(command: Callable[..., Any]) -> Any:
+def trace_source(body: Callable[..., Any]) -> Any:
     """Give a command the `source` that an optional TRACE and the options of `job_source` name."""
-    return click.argument("traces", metavar="[TRACE]", nargs=1, required=False, type=PATH)(job_source(command))
+    return click.argument("traces", metavar="[TRACE]", nargs=1, required=False, type=PATH)(job_source(body))
 
 
-def job_source(command: Callable[..., Any]) -> Any:
+def job_source(body: Callable[..., Any]) -> Any:
     """Give a command with the argument `traces` the `source` that this and the options name."""
 
     @click.option("--layout", type=PATH, help="YAML file with the parallel sizes of a published trace.")
@@ -179,10 +209,10 @@ def job_source(command: Callable[..., Any]) -> Any:
     @click.option("--store", type=PATH, help="Store [default: $TRACEKIT_STORE, else ./tracekit.store].")
     @click.option("--job", shell_complete=job_names, help="Job in the store [default: the newest].")
     @click.option("--window", type=int, help="Window of the job, if it has several [default: the newest].")
-    @functools.wraps(command)
+    @functools.wraps(body)
     def with_source(traces: Any, layout: Any, unit: Any, store: Any, job: Any, window: Any, **options: Any) -> Any:
         named = traces if isinstance(traces, tuple) else () if traces is None else (traces,)
-        return command(source=Source(named, layout, unit, store, job, window), **options)
+        return body(source=JobArguments(named, layout, unit, store, job, window), **options)
 
     return with_source
 

@@ -1,4 +1,4 @@
-"""`tracekit store`: maintenance of a store.
+"""`tracekit store`: what a store or another path holds, and maintenance of a store.
 
 In: options. Out: a line for everything found or done. `check` exits with 3 if anything is damaged.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import click
+from msgspec import structs
 
 from tracekit.base.command_line import command
 from tracekit.base.errors import SelectionError
@@ -21,7 +22,7 @@ from tracekit.base.exit_codes import ExitCode
 from tracekit.base.stderr import progress
 from tracekit.base.text import bytes_of, printable, short
 from tracekit.commands.complete import job_names
-from tracekit.commands.recognise import is_store
+from tracekit.commands.options import JobArguments, console, trace_source
 
 _PATH = click.Path(path_type=Path)
 _STORE = click.option("--store", type=_PATH, help="Store [default: $TRACEKIT_STORE, else ./tracekit.store].")
@@ -48,7 +49,10 @@ def _of_a_store(body: Callable[..., _Code]) -> Callable[..., _Code]:
 
 def _name_of_job(context: click.Context, parameter: click.Parameter, job: str | None) -> str | None:
     """A job's name. Raises SelectionError for the path of a store."""
-    if job is not None and is_store(path := Path(job)):
+    from tracekit.sources.recognise import is_a
+    from tracekit.sources.source import Content
+
+    if job is not None and is_a(Content.STORE, path := Path(job)):
         right = command("store", str(context.info_name), *["JOB"] * parameter.required, "--store", path)
         raise SelectionError(f"{job}: a store, not a job; type `{right}`")
     return job
@@ -60,7 +64,39 @@ def _job_argument(*, required: bool) -> Callable[[Callable[..., None]], Callable
 
 @click.group("store")
 def store_command() -> None:
-    """Keep a store in order: list windows, check, repair, prune."""
+    """List what a store, a folder or a trace holds, and keep a store in order: check, repair, prune."""
+
+
+@store_command.command("list")
+@trace_source
+def list_command(source: JobArguments) -> None:
+    """List the jobs of a store or a folder of traces, or show what one trace holds.
+
+    TRACE may be a store or a folder. Without it, lists the jobs of --store, or shows the --job of it.
+    """
+    from tracekit.show.terminal.info import print_folder, print_jobs, print_trace
+    from tracekit.sources.recognise import is_a
+    from tracekit.sources.search import jobs_in
+    from tracekit.sources.source import Content
+    from tracekit.store import Store, default_store
+
+    stores = [path for path in source.traces if is_a(Content.STORE, path)]
+    if stores and source.store is None:
+        source = structs.replace(source, traces=(), store=stores[0])
+    if not source.traces and source.job is None and source.window is None:
+        if source.layout is not None or source.unit is not None:
+            raise SelectionError("--layout and --unit belong to a TRACE; name the trace file too")
+        opened = Store(source.store or default_store())
+        print_jobs(opened.name, opened.jobs(), console())
+        return
+    for trace in source.traces:
+        if len(jobs := jobs_in(trace)) > 1:
+            print_folder(trace, jobs, console())
+            return
+    with progress() as tell:
+        tell("reading the trace")
+        loaded = source.load().trace
+    print_trace(loaded, console())
 
 
 @store_command.command()

@@ -1,22 +1,29 @@
 """`tracekit synth`: a simulated job with known stragglers.
 
-In: sizes, causes and a seed. Out: a canonical trace.
+In: sizes, causes and a seed. Out: a canonical trace, or a folder of them.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from tracekit.base.command_line import command
+from tracekit.base.errors import OutputError
 from tracekit.base.stderr import progress
 from tracekit.base.text import printable
 from tracekit.commands.options import OUT
 
+if TYPE_CHECKING:
+    from tracekit.synth import SynthSpec
+
 
 @click.command("synth")
-@click.option("-o", "--out", required=True, type=OUT, help="Canonical Parquet file to write.")
+@click.option("-o", "--out", required=True, type=OUT, help="Canonical Parquet file to write; a folder with --jobs.")
+@click.option("--jobs", type=click.IntRange(1, 1_000_000), help="Simulate so many jobs, each with a seed of its own.")
 @click.option("--dp", default=4, show_default=True, help="Data-parallel size.")
 @click.option("--pp", default=4, show_default=True, help="Pipeline stages.")
 @click.option("--tp", default=1, show_default=True, help="Tensor-parallel size.")
@@ -35,6 +42,7 @@ from tracekit.commands.options import OUT
 @click.option("--cause", "causes", multiple=True, metavar="CAUSE", help="Inject this cause. Repeatable.")
 def synth_command(
     out: Path,
+    jobs: int | None,
     dp: int,
     pp: int,
     tp: int,
@@ -48,7 +56,7 @@ def synth_command(
     name: str,
     causes: tuple[str, ...],
 ) -> None:
-    """Simulate a job with known stragglers.
+    """Simulate a job with known stragglers, or a folder of such jobs.
 
     A CAUSE is a name with optional settings, such as "slow-worker:dp=1,pp=2,factor=1.5", "slow-last-stage",
     "sequence-length-imbalance", "python-gc", "slow-p2p-link", "slow-nic", "late-data-loading", "slow-steps",
@@ -59,23 +67,42 @@ def synth_command(
     from tracekit.trace.canonical import TRACE_FILE
     from tracekit.trace.model import Layout
 
-    check_writable(out, TRACE_FILE)
     chosen = schedule or ("interleaved" if vpp > 1 else "1f1b")
+    spec = SynthSpec(
+        layout=Layout(dp=dp, pp=pp, tp=tp, vpp=vpp),
+        schedule=Schedule(chosen),
+        microbatches=microbatches,
+        steps=steps,
+        overlap_dp=overlap_dp,
+        seed=seed,
+        noise=noise,
+        causes=tuple(parse_cause(cause) for cause in causes),
+        name=name,
+    )
+    if jobs is not None:
+        _write_jobs(spec, jobs, out)
+        return
+    check_writable(out, TRACE_FILE)
     with progress() as tell:
         tell("simulating")
-        trace = synthesize(
-            SynthSpec(
-                layout=Layout(dp=dp, pp=pp, tp=tp, vpp=vpp),
-                schedule=Schedule(chosen),
-                microbatches=microbatches,
-                steps=steps,
-                overlap_dp=overlap_dp,
-                seed=seed,
-                noise=noise,
-                causes=tuple(parse_cause(cause) for cause in causes),
-                name=name,
-            )
-        )
+        trace = synthesize(spec)
         tell("writing")
         trace.write_parquet(out)
     click.echo(f"Wrote {printable(str(out))}: {trace.ops.height:,} ops. Next: {command('whatif', out)}")
+
+
+def _write_jobs(spec: SynthSpec, jobs: int, out: Path) -> None:
+    """Write jobs that differ in their seed, and so in noise and in places that are drawn. Raises OutputError."""
+    from tracekit.synth import synthesize
+
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{out}: cannot be created: {error.strerror}; choose another folder") from None
+    with progress() as tell:
+        for number in range(jobs):
+            name = f"{spec.name}-{number:06d}"
+            synthesize(replace(spec, seed=spec.seed + number, name=name)).write_parquet(out / f"{number:06d}.parquet")
+            tell(f"{number + 1:,} of {jobs:,} jobs")
+    click.echo(f"Wrote {jobs:,} jobs into {printable(str(out))}")
+    click.echo(f"Next: {command('fleet', 'run', out, '--out', 'study')}")

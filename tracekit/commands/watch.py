@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tracekit.base.errors import SelectionError
+from tracekit.base.look import Look
 from tracekit.base.stderr import say
 from tracekit.base.text import listed, printable
 from tracekit.collectors.launch.live import WatchOptions, watch_options
@@ -124,16 +125,17 @@ def _is_post_training(source: Path) -> bool:
     from tracekit.collectors.importers.rl.reader import looks_like_rl
     from tracekit.live.run import QUIET_S
 
-    return looks_like_rl(source) or (source.is_file() and time.time() < source.stat().st_mtime + QUIET_S)
+    return looks_like_rl(Look(source)) or (source.is_file() and time.time() < source.stat().st_mtime + QUIET_S)
 
 
 def _logs_in(source: Path) -> list[str]:
     """The logs of frameworks in a folder that holds no records: each is a run of its own."""
     from tracekit.collectors.importers.rl.reader import looks_like_rl
 
-    if not source.is_dir() or looks_like_rl(source):
+    look = Look(source)
+    if looks_like_rl(look):
         return []
-    return [str(path) for path in sorted(source.iterdir()) if path.is_file() and looks_like_rl(path)]
+    return [str(file.path) for file in look.files() if looks_like_rl(file)]
 
 
 def _check_directory(options: LiveOptions) -> None:

@@ -19,7 +19,7 @@ from tracekit.base.exit_codes import ExitCode
 from tracekit.base.stderr import progress, say
 from tracekit.base.text import printable, short
 from tracekit.commands.arguments import Condition, parse_layers, parse_steps
-from tracekit.commands.options import OUT, PATH, Price, Source, console, executor_of, job_source
+from tracekit.commands.options import OUT, PATH, JobArguments, Price, console, executor_of, job_source
 from tracekit.trace.model import TraceKind
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ _BYTES_PER_OP = 200
 @click.option("--parquet", "parquet_file", type=OUT, metavar="FILE", help="Also write exact S per worker and step.")
 @click.option("--fail-on", metavar="CONDITION", help="Exit with 3 if it holds, such as 'slowdown>1.1'.")
 def whatif_command(
-    source: Source,
+    source: JobArguments,
     fix: tuple[str, ...],
     keep: tuple[str, ...],
     by: tuple[str, ...],
@@ -231,7 +231,7 @@ def whatif_command(
     return ExitCode.DONE if condition is None else condition.judge(report)
 
 
-def _engine_for(source: Source) -> str:
+def _engine_for(source: JobArguments) -> str:
     """The engine for a job: batches of steps for a pipeline that is too large for the memory that is free."""
     free = _free_bytes()
     if not source.traces:
@@ -259,7 +259,7 @@ def _free_bytes() -> int:
         return next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable"))
 
 
-def _in_batches(source: Source, engine: str, *, method: str, redact: bool, **asked: Any) -> Report:
+def _in_batches(source: JobArguments, engine: str, *, method: str, redact: bool, **asked: Any) -> Report:
     """The report on a job whose steps are analysed in batches. Raises SelectionError for other jobs than pipelines."""
     from tracekit.analysis.replay.method import Method
     from tracekit.fleet.batches import JobFile, analysed_in_batches

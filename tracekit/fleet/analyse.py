@@ -53,7 +53,7 @@ def analyse(task: Task) -> TaskOutcome:
 
 def _analysed(task: Task, local: Fetched, study: Study, outcome: TaskOutcome, began: _Clock) -> TaskOutcome:
     from tracekit.fleet.rows import exclusion_rows, rows_of
-    from tracekit.job.load import load_trace
+    from tracekit.sources.load import load_trace
     from tracekit.store import Store
     from tracekit.store.folder import is_store_folder
 

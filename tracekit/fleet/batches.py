@@ -31,7 +31,7 @@ from tracekit.analysis.replay.engine import JobGraph, cut_steps, incomplete_step
 from tracekit.analysis.replay.method import Method
 from tracekit.base.errors import GraphError, LayoutError, OutputError, SelectionError, TraceError, TracekitError
 from tracekit.fleet.executor import BASE_BYTES, Batch, Executor, TaskOutcome
-from tracekit.job.load import read_trace
+from tracekit.sources.load import read_trace
 from tracekit.trace.canonical import (
     Coverage,
     Trace,

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tracekit.fleet.sources import Source
+from tracekit.fleet.sources import StudySource
 
 #: Memory of an idle analysis process, and an upper bound for each byte of a trace: Parquet takes about 10.
 BASE_BYTES, BYTES_PER_BYTE = 220 << 20, 40
@@ -23,7 +23,7 @@ ONE_THREAD = {"POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_T
 class Task:
     """One source to analyse. `study`: the folder for the result. `analysis`: the version of the analysis."""
 
-    source: Source
+    source: StudySource
     study: str
     analysis: str
 

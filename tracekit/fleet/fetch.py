@@ -1,7 +1,7 @@
 """A trace of a study as a file, with the digest of its content.
 
-In: a `Source`. Out: paths to read, and the digest. Objects in storage are first copied to a scratch folder, because
-every importer reads files.
+In: a `StudySource`. Out: paths to read, and the digest. Objects in storage are first copied to a scratch folder,
+because every importer reads files.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tracekit.base.object_storage import fetch
-from tracekit.fleet.sources import PARQUET, Source, files_of, is_endless, stamp_of
+from tracekit.fleet.sources import StudySource, files_of, stamp_of
+from tracekit.sources.registry import PARQUET
+from tracekit.sources.search import is_endless
 
 _CHUNK = 1 << 20
 #: A file that changed less than this before it was read, seconds, can change again without a new modification time.
@@ -36,13 +38,13 @@ class Fetched:
     stamp: str
     settled: bool
 
-    def changed(self, source: Source) -> bool:
+    def changed(self, source: StudySource) -> bool:
         """True if the source has changed since. Raises OSError if it is gone."""
         return not source.remote and stamp_of(self.path) != self.stamp
 
 
 @contextmanager
-def fetched(source: Source) -> Iterator[Fetched]:
+def fetched(source: StudySource) -> Iterator[Fetched]:
     """The content of a source, as files. Raises OSError."""
     if not source.remote:
         path = Path(source.path)

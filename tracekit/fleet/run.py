@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tracekit import __version__
 from tracekit.fleet.executor import Executor, Task, TaskOutcome
-from tracekit.fleet.sources import Source
+from tracekit.fleet.sources import StudySource
 from tracekit.fleet.study import SeenLog, Study
 
 #: Folders whose code does not affect stored figures: they record jobs or show results. All other code counts as
@@ -67,7 +67,7 @@ def analysing_files() -> Iterator[Path]:
 
 
 def run_study(
-    study: Study, sources: Sequence[Source], executor: Executor, progress: Progress = lambda _: None
+    study: Study, sources: Sequence[StudySource], executor: Executor, progress: Progress = lambda _: None
 ) -> RunSummary:
     """Analyse what is new or changed, and build the tables. Raises StudyError, OutputError."""
     analysis = analysis_version()
@@ -81,13 +81,13 @@ def run_study(
     return RunSummary(len(sources), len(sources) - len(todo), outcomes)
 
 
-def _is_done(source: Source, seen: dict[str, tuple[str, str]], done: set[str]) -> bool:
+def _is_done(source: StudySource, seen: dict[str, tuple[str, str]], done: set[str]) -> bool:
     stamp, digest = seen.get(source.url, ("", ""))
     return stamp == source.stamp != "" and digest in done
 
 
 def _analyse(
-    study: Study, todo: Sequence[Source], executor: Executor, analysis: str, log: SeenLog, progress: Progress
+    study: Study, todo: Sequence[StudySource], executor: Executor, analysis: str, log: SeenLog, progress: Progress
 ) -> list[TaskOutcome]:
     """An outcome for each source. A source that ended its process is retried alone: memory may have been short."""
     of_url = {source.url: source for source in todo}

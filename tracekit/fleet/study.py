@@ -30,8 +30,9 @@ from tracekit.base.errors import OutputError, StudyError, UnsafeFileError
 from tracekit.fleet.exclusions import EVERYWHERE
 from tracekit.fleet.executor import TaskOutcome
 from tracekit.fleet.results import RESULTS, read_result, result_name, waiting
-from tracekit.fleet.sources import MARK, Source
+from tracekit.fleet.sources import StudySource
 from tracekit.fleet.study_tables import BY_JOB, STUDY_VERSION, TABLES, frame
+from tracekit.sources.registry import STUDY_MARK
 
 PARTS = "0123456789abcdef"
 _ROW_GROUP = 1 << 17
@@ -66,7 +67,7 @@ class Study:
     def check(self) -> None:
         """Raise StudyError if there is no study that this tracekit can read."""
         try:
-            mark = self.contained.read(MARK)
+            mark = self.contained.read(STUDY_MARK)
         except OSError:
             raise StudyError(
                 f"{self.path}: not a study; create one with `{command('fleet', 'run', 'SOURCES', '--out', self.path)}`"
@@ -124,7 +125,7 @@ class Study:
         return done
 
     def seen(self) -> dict[str, tuple[str, str]]:
-        """Source -> its stamp and the digest of its content when it was last read."""
+        """StudySource -> its stamp and the digest of its content when it was last read."""
         seen: dict[str, tuple[str, str]] = {}
         with suppress(FileNotFoundError):
             for line in self.contained.read(_SEEN).splitlines():
@@ -140,7 +141,7 @@ class Study:
         """The one run of this study. Raises StudyError if there is another, or the folder is something else."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            if self.contained.status(MARK) is None and any(self.path.iterdir()):
+            if self.contained.status(STUDY_MARK) is None and any(self.path.iterdir()):
                 raise StudyError(f"{self.path}: neither empty nor a study; choose another --out")
             for folder in (".run", *TABLES):
                 for line in self.contained.unsafe(folder, deep=True):
@@ -151,8 +152,8 @@ class Study:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     raise StudyError(f"{self.path}: another run is writing this study; wait for it") from None
-                if self.contained.status(MARK) is None:
-                    self._put(MARK, _MARK_TEXT.encode())
+                if self.contained.status(STUDY_MARK) is None:
+                    self._put(STUDY_MARK, _MARK_TEXT.encode())
                 self.check()
                 list(waiting(self.contained, analysis))  # removes unfinished results and those of another analysis
                 yield SeenLog(self.contained)
@@ -228,7 +229,7 @@ class SeenLog:
     def __init__(self, study: Contained) -> None:
         self._study = study
 
-    def add(self, source: Source, outcome: TaskOutcome) -> None:
+    def add(self, source: StudySource, outcome: TaskOutcome) -> None:
         """Note the content of a source. Raises OSError."""
         if outcome.digest is not None:
             self._study.append(_SEEN, _line(source.url, outcome.stamp, outcome.digest))

@@ -14,7 +14,7 @@ from typing import Any
 
 from tracekit.base import memory
 from tracekit.fleet.executor import AnyTask, Batch, Task, TaskOutcome
-from tracekit.fleet.sources import Source
+from tracekit.fleet.sources import StudySource
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def task_of(plain: dict[str, Any]) -> AnyTask:
     """The inverse of `asdict`."""
     if "folder" in plain:
         return Batch(**plain)
-    return Task(**{**plain, "source": Source(**plain["source"])})
+    return Task(**{**plain, "source": StudySource(**plain["source"])})
 
 
 def work(task: AnyTask) -> TaskOutcome:

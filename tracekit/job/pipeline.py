@@ -134,32 +134,23 @@ class PipelineJob(Job):
     def export(self, path: PathLike, *, steps: Sequence[int] | None = None) -> Exported:
         """Write the recorded, original and ideal timeline for ui.perfetto.dev, as .json.gz. Raises OutputError.
 
-        The recorded timeline, with the file's data about the job, is a trace of these steps: `load` reads it back.
         `steps`: step numbers to write; by default all, or the slowest ones if all are too many for a browser. Raises
         SelectionError if none of `steps` is in the job.
         """
         from tracekit.analysis.attribution.critical_path import critical_ops
-        from tracekit.analysis.whatif.paper import IDEAL, ORIGINAL
-        from tracekit.analysis.whatif.paper import RECORDED as AS_RECORDED
+        from tracekit.analysis.whatif.paper import IDEAL, ORIGINAL, RECORDED
         from tracekit.analysis.whatif.timeline import timeline_frame
-        from tracekit.trace.chrome import RECORDED, ExportedTimeline, write_chrome
+        from tracekit.trace.chrome import ExportedTimeline, write_chrome
 
         replay = self.replay.only_steps(self._steps_to_draw() if steps is None else steps)
         drawn = [int(step) for step in replay.graph.steps]
         recorded = self.trace.ops.filter(pl.col("step").is_in(drawn))  # includes lanes that cannot be replayed
         timelines = (
-            ExportedTimeline(RECORDED, recorded, critical_ops(replay, AS_RECORDED)),
+            ExportedTimeline("recorded", recorded, critical_ops(replay, RECORDED)),
             ExportedTimeline("original", timeline_frame(replay, ORIGINAL), critical_ops(replay, ORIGINAL)),
             ExportedTimeline("ideal", timeline_frame(replay, IDEAL), critical_ops(replay, IDEAL)),
         )
-        starts = self.trace.step_starts
-        header = {
-            "name": self.trace.name,
-            "layout": self.trace.layout.to_dict(),
-            "step_starts": {str(step): starts[step] for step in drawn if step in starts},
-            "metadata": dict(self.trace.metadata),
-        }
-        slices = write_chrome(path, timelines, self.trace.worker_ranks(), header)
+        slices = write_chrome(path, timelines, self.trace.worker_ranks(), self.trace.name)
         return Exported(steps=len(replay.graph.steps), steps_in_job=len(self.replay.graph.steps), slices=slices)
 
     def _steps_to_draw(self) -> Sequence[int]:

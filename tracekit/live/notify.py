@@ -1,5 +1,4 @@
-"""Report incidents without Prometheus: to a webhook, as generic JSON or in Slack's format, or to any other receiver
-that Apprise knows.
+"""Report incidents without Prometheus: to a webhook, as JSON, or to people, as a text through Apprise.
 
 In: incidents as they open and close. Out: one message for each window that opens or closes some, posted from a thread.
 If a receiver does not answer, the message is tried again after growing delays. The number of waiting messages is
@@ -20,8 +19,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from tracekit.base.errors import SelectionError
@@ -38,7 +36,7 @@ MOST_TOLD = 20
 MOST_ATTEMPTS, FIRST_RETRY_S, LONGEST_RETRY_S = 8, 1.0, 60.0
 #: How long a receiver may take to answer, seconds.
 ANSWER_TIMEOUT_S = 10.0
-#: The host whose webhooks take Slack's format.
+#: The host whose webhooks are for people.
 _SLACK = "hooks.slack.com"
 
 #: The content of a message: number of each incident, and "opened" or "closed".
@@ -55,7 +53,7 @@ class Sent:
 
 
 class Notifier:
-    """Posts messages to `url`: in Slack's format if the URL is Slack's.
+    """Posts messages to `url`: JSON to a webhook, a text to any other receiver that Apprise knows, such as Slack.
 
     `arrived` is called from another thread with the content of each delivered message. `counts` counts messages by
     outcome; `problem`: the reason why the last attempt failed, None if it succeeded.
@@ -64,7 +62,7 @@ class Notifier:
     def __init__(self, url: str, page: str = "", *, arrived: Callable[[Keys], None] | None = None) -> None:
         try:
             parts = urlsplit(url)
-            webhook = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+            webhook = parts.scheme in ("http", "https") and parts.hostname not in (None, "", _SLACK) and parts.port != 0
         except ValueError:  # of brackets or a port
             raise _no_address(url) from None
         if any(char <= " " for char in url):
@@ -73,11 +71,7 @@ class Notifier:
         self.counts = Sent()
         self.problem: str | None = None
         self._page = page
-        self._content: Callable[[Sequence[Incident], Sequence[Incident], str, int], dict[str, Any]] = message
-        if self._elsewhere is not None:
-            self._content = partial(marked_message, markup=_MARKDOWN)
-        elif parts.hostname == _SLACK:
-            self._content = slack_message
+        self._content = message if self._elsewhere is None else text_message
         who, _, self._receiver = parts.netloc.rpartition("@")  # the rest of the address may be a secret
         self._url = urlunsplit(parts._replace(netloc=self._receiver))
         self._headers = {"Content-Type": "application/json", "User-Agent": "tracekit"}
@@ -254,62 +248,33 @@ def message(opened: Sequence[Incident], closed: Sequence[Incident], page: str, l
     }
 
 
-class Markup(NamedTuple):
-    """How a receiver writes incidents that are open, cured, or over for another reason; bold text, a link, any text."""
-
-    opened: str
-    cured: str
-    over: str
-    bold: str
-    link: str
-    escaped: Callable[[str], str]
-
-
-def marked_message(
-    opened: Sequence[Incident], closed: Sequence[Incident], page: str, left_out: int = 0, *, markup: Markup
+def text_message(
+    opened: Sequence[Incident], closed: Sequence[Incident], page: str, left_out: int = 0
 ) -> dict[str, Any]:
-    """One text for people, in this markup."""
-    blocks = [_lines(incident, "opened", page, markup) for incident in opened]
-    blocks += [_lines(incident, "closed", page, markup) for incident in closed]
+    """One text for people, in Markdown."""
+    blocks = [_lines(incident, "opened", page) for incident in opened]
+    blocks += [_lines(incident, "closed", page) for incident in closed]
     blocks += [f"and {left_out} more incidents that cost less"] if left_out else []
     return {"text": "\n\n".join(blocks)}
 
 
-def _lines(incident: Incident, status: str, page: str, markup: Markup) -> str:
-    mark = markup.over if incident.closed_window is None else markup.cured
+def _lines(incident: Incident, status: str, page: str) -> str:
+    """What to say of an incident: red while it is open, green once it is cured, white if it ended otherwise."""
+    mark = "\N{MEDIUM WHITE CIRCLE}" if incident.closed_window is None else "\N{LARGE GREEN CIRCLE}"
     if status == "opened":
-        mark = markup.opened
+        mark = "\N{LARGE RED CIRCLE}"
     state = status
     if incident.closed_because is not None:
-        state = f"closed after {lasted(incident)}, {markup.escaped(incident.closed_because)}"
-    job = markup.bold.format(markup.escaped(incident.job))
-    lines = [f"{mark} {job}: incident {incident.incident_id} {state}: {markup.escaped(incident.cause.what)}"]
+        state = f"closed after {lasted(incident)}, {_escaped(incident.closed_because)}"
+    what = f"incident {incident.incident_id} {state}: {_escaped(incident.cause.what)}"
+    lines = [f"{mark} **{_escaped(incident.job)}**: {what}"]
     if status == "opened":
-        lines += [f"{markup.bold.format(title)}: {markup.escaped(text)}" for title, text in advice(incident)]
+        lines += [f"**{title}**: {_escaped(text)}" for title, text in advice(incident)]
     if address := page_of(incident, page):
-        lines.append(markup.link.format(page=markup.escaped(address), title="the evidence"))
+        lines.append(f"[the evidence]({_escaped(address)})")
     return "\n".join(lines)
 
 
 def _escaped(text: str) -> str:
-    """Text with the three characters escaped that Slack's markup uses."""
-    return printable(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-_SLACK_MARKUP = Markup(":red_circle:", ":large_green_circle:", ":white_circle:", "*{}*", "<{page}|{title}>", _escaped)
-#: The message in Slack's format.
-slack_message = partial(marked_message, markup=_SLACK_MARKUP)
-
-
-def _in_markdown(text: str) -> str:
+    """Text in which the characters that Markdown uses are escaped."""
     return re.sub(r"([\\`*_\[\]<>#])", r"\\\1", printable(text))
-
-
-_MARKDOWN = Markup(
-    "\N{LARGE RED CIRCLE}",
-    "\N{LARGE GREEN CIRCLE}",
-    "\N{MEDIUM WHITE CIRCLE}",
-    "**{}**",
-    "[{title}]({page})",
-    _in_markdown,
-)

@@ -50,7 +50,7 @@ MARK, CATALOGUE, UNFINISHED, JOBS, LEFT_OUT = "tracekit-store", "catalog.duckdb"
 #: Files of `tracekit.live`: incidents that each receiver has been told of, and tracebacks.
 TOLD, WATCH_ERRORS = "told", "watch-errors.log"
 _SUFFIX = {WindowPart.OPS: ".parquet", WindowPart.REPORT: ".report.json", WindowPart.WORKERS: ".workers.parquet"}
-_MARK_TEXT = "This folder is a store of tracekit; `tracekit info --store FOLDER` lists its jobs.\n"
+_MARK_TEXT = "This folder is a store of tracekit; `tracekit store list FOLDER` lists its jobs.\n"
 _CHUNK = 1 << 20
 #: A line of the note of unfinished windows: job and number.
 _NOTED = re.compile(rb"([0-9]{1,18}) ([0-9]{1,18})")

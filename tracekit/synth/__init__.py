@@ -1,7 +1,7 @@
 """Traces with known stragglers: `synthesize(SynthSpec(...))`.
 
 `schedules` defines the order of ops, `injected_causes` the faults (`job_shape`: their shared parts), and `simulate`
-runs the job op by op. `population` draws the jobs of a whole fleet.
+runs the job op by op.
 """
 
 from tracekit.synth.injected_causes import (

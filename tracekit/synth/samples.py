@@ -1,6 +1,6 @@
 """Simulated jobs for demonstration, each with one cause.
 
-In: nothing. Out: specifications by name. `sample_traces/make.py` writes some of them, `tracekit demo` shows all.
+In: nothing. Out: specifications by name. `sample_traces/make.py` writes some of them, `tracekit open` shows all.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SAMPLES = {
     "sequence_lengths": _job("sequence-lengths", Layout(dp=8, pp=2), 10, 4, "sequence-length-imbalance"),
     "python_gc": _job("python-gc", Layout(dp=8, pp=1), 40, 5, "python-gc"),
 }
-#: The jobs of `tracekit demo`: all of these, and three more causes.
+#: The jobs of `tracekit open` without a path: all of these, and three more causes.
 DEMO = (
     *SAMPLES.values(),
     _job("late-data", Layout(dp=4, pp=4), 20, 6, "late-data-loading"),

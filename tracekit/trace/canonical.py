@@ -30,7 +30,7 @@ from tracekit.trace.schema import (
     NULLABLE,
     SENT,
     WAITED,
-    Source,
+    Origin,
     WorkerGrid,
     checked_columns,
     distinct_steps,
@@ -153,7 +153,7 @@ class Trace:
 
         Raises TraceError for a violation of the data model, LayoutError if the layout contradicts the ops.
         """
-        origin, free_metadata = Source(source, columns or {}), dict(metadata or {})
+        origin, free_metadata = Origin(source, columns or {}), dict(metadata or {})
         stated = None if unit is None else unit_of_time(unit)
         frame = ops if isinstance(ops, pl.DataFrame) else _of_pandas(ops, origin)
         timed, starts = in_seconds(frame, stated, finite_starts(step_starts or {}, origin), origin)
@@ -348,7 +348,7 @@ class Trace:
         self.ops.write_parquet(file, compression="zstd", metadata={METADATA_KEY: json.dumps(header)})
 
 
-def _of_pandas(frame: pandas.DataFrame, source: Source) -> pl.DataFrame:
+def _of_pandas(frame: pandas.DataFrame, source: Origin) -> pl.DataFrame:
     """The columns of a frame of pandas. Raises TraceError if it is none."""
     try:
         with extra("pandas", "a frame of pandas"):
@@ -418,7 +418,7 @@ def trace_of_file(
             from tracekit.trace.ordered import ordered_trace
 
             if (
-                ordered := ordered_trace(path, layout, Source(str(path), columns or {}), renamed, **fields)
+                ordered := ordered_trace(path, layout, Origin(str(path), columns or {}), renamed, **fields)
             ) is not None:
                 return ordered
     ops = renamed(read_columns(path, types) if steps is None else read_steps(path, steps))
@@ -525,7 +525,7 @@ def _parquet(path: str | os.PathLike[str], read: Any) -> Any:
         ) from None
 
 
-def finite_starts(step_starts: Mapping[int, float], source: Source) -> Mapping[int, float]:
+def finite_starts(step_starts: Mapping[int, float], source: Origin) -> Mapping[int, float]:
     """`step_starts`, checked to be clock times. Raises TraceError."""
     for step, start in step_starts.items():
         if not abs(start) <= LARGEST_CLOCK_S:

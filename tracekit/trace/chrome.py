@@ -2,8 +2,7 @@
 
 In: ops and when each replay ran them. Out: a `.json.gz` file: one process per replay and worker (or rank), one thread
 per stream, one slice per op with its columns as args, and arrows along the critical path. Steps follow each other; a
-step begins at the same time in every replay, so that they can be compared. Of a pipeline job,
-`collectors/importers/exported_timeline.py` reads the recorded timeline back.
+step begins at the same time in every replay, so that they can be compared.
 """
 
 from __future__ import annotations
@@ -22,22 +21,16 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit.base.atomic_write import Kind, replacing
-from tracekit.trace.model import KINDS, OpKind, Worker
+from tracekit.trace.model import KINDS, TIMELINE_MARK, OpKind, Worker
 
-#: First key of `otherData`, which identifies the file; its value is the version of the content.
-MARK = "tracekit_timeline"
 VERSION = 1
-#: Key of `otherData` for slices that are ops of any shape, which are not read back.
-OPS_MARK = "ops"
-#: The name of the timeline that is read back.
-RECORDED = "recorded"
 #: More slices than this make a browser stall.
 MOST_SLICES = 2_000_000
 #: Text after the last event; each event is a line.
 END = "\n]}\n"
 _SEPARATOR = ",\n"
 _ROWS_AT_ONCE = 100_000
-_BEGINNING = f'{{"displayTimeUnit": "ms", "otherData": {{"{MARK}": '
+_BEGINNING = f'{{"displayTimeUnit": "ms", "otherData": {{"{TIMELINE_MARK}": '
 #: Gap between the end of a step and the beginning of the next, seconds.
 GAP_S = 1e-3
 #: Columns of an op trace that its slices show.
@@ -76,12 +69,11 @@ def write_chrome(
     path: str | os.PathLike[str],
     timelines: tuple[ExportedTimeline, ...],
     ranks: Mapping[Worker, int],
-    header: Mapping[str, Any],
+    name: str,
 ) -> int:
     """Write the timelines; returns the number of slices. Raises OutputError.
 
-    `ranks`: the global rank of each worker. `header`: plain JSON data stored as `otherData`, together with what locates
-    a slice: process id 1 + position in `timelines` x workers + position in `workers`, and where each step begins.
+    `ranks`: the global rank of each worker. `name`: of the job.
     """
     streams = list(dict.fromkeys(STREAMS.values()))
     thread = {str(kind): streams.index(STREAMS[kind]) for kind in KINDS}
@@ -101,10 +93,9 @@ def write_chrome(
             ops.with_row_index("row"), on=timeline.critical_path.columns, maintain_order="left"
         )
         drawn.append(DrawnTimeline(timeline.name, ops, on_path["row"].to_numpy()))
-    workers = [(worker.dp_rank, worker.pp_rank, rank) for worker, rank in ranks.items()]
-    names = [f"dp {dp_rank} pp {pp_rank} (rank {rank})" for dp_rank, pp_rank, rank in workers]
+    names = [f"dp {worker.dp_rank} pp {worker.pp_rank} (rank {rank})" for worker, rank in ranks.items()]
     threads = {(process, tid): stream for process in range(len(names)) for tid, stream in enumerate(streams)}
-    return write_timelines(path, {**header, "workers": workers}, drawn, names, threads)
+    return write_timelines(path, {"name": name}, drawn, names, threads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +140,7 @@ def write_op_chrome(path: str | os.PathLike[str], name: str, ops: pl.DataFrame, 
     ]
     return write_timelines(
         path,
-        {"name": name, OPS_MARK: True},
+        {"name": name},
         placed,
         [f"rank {rank}" for rank in ranks],
         {(process, tid): track for process, tid, track in threads},

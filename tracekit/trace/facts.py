@@ -84,17 +84,3 @@ WINDOW = SourceKind(
     "one window of a running job",
     (Lack(Fact.BEFORE, "what its first step shows may have begun earlier", "see the page Time of the job"),),
 )
-#: All kinds of sources, in the order of the documentation.
-SOURCES = (
-    COLLECT,
-    COLLECT_CPU,
-    TABLE,
-    OP_TRACE,
-    RECORDING,
-    RECORDING_OF_ONE,
-    INSPECTOR,
-    RL_LOG,
-    TRAJECTORIES,
-    DUMPS,
-    WINDOW,
-)

@@ -22,7 +22,7 @@ from msgspec import Struct
 from tracekit.base.errors import TraceError
 from tracekit.base.text import seconds
 from tracekit.trace.model import DP_COLLECTIVES, KINDS, P2P, OpKind, Unit
-from tracekit.trace.schema import Source, violation
+from tracekit.trace.schema import Origin, violation
 
 
 class Usual(Struct, frozen=True):
@@ -105,7 +105,7 @@ def check_magnitudes(
     ops: pl.DataFrame,
     steps: Sequence[int],
     step_starts: Mapping[int, float],
-    source: Source,
+    source: Origin,
     *,
     stated: Unit | None,
     integers: bool,
@@ -124,7 +124,7 @@ def check_magnitudes(
     _check_usual(statistics, source, stated, integers=integers)
 
 
-def check_bounds(ops: pl.DataFrame, source: Source) -> None:
+def check_bounds(ops: pl.DataFrame, source: Origin) -> None:
     """Raise TraceError if a time is beyond all bounds. `ops`: canonical columns."""
     for name in ("start", "duration"):
         least, most = float(ops[name].min()), float(ops[name].max())  # type: ignore[arg-type]
@@ -134,7 +134,7 @@ def check_bounds(ops: pl.DataFrame, source: Source) -> None:
             raise violation(source, ops[name], row, f"expected {expected}; convert the column")
 
 
-def _check_usual(statistics: list[_Statistic], source: Source, stated: Unit | None, *, integers: bool) -> None:
+def _check_usual(statistics: list[_Statistic], source: Origin, stated: Unit | None, *, integers: bool) -> None:
     """Raise TraceError if the statistics are far from usual and another unit would bring them back."""
     now = sum(one.beyond() for one in statistics)
     alarm = ALARM_OF_INTEGERS if integers else ALARM
@@ -202,7 +202,7 @@ def judged_steps(steps: npt.NDArray[np.int32], ops: int) -> list[int]:
     return judged
 
 
-def _check_same_unit(few: pl.DataFrame, source: Source) -> None:
+def _check_same_unit(few: pl.DataFrame, source: Origin) -> None:
     """Raise TraceError if some ranks, or some steps, take a thousand times as long as others for the same work."""
     same_work = few.filter(pl.col("kind").to_physical().is_in(sorted(kind.code for kind in SAME_WORK)))
     for part in ("rank", "step"):

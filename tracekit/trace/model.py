@@ -14,6 +14,9 @@ from ..base.enums import StrEnum
 from ..base.errors import LayoutError, TraceError
 from ..base.text import quoted
 
+#: First key of `otherData` in a timeline that tracekit exported; its value is the version of the content.
+TIMELINE_MARK = "tracekit_timeline"
+
 
 class OpKind(StrEnum):
     """What an op does. The order of the members defines their codes in columns.

@@ -25,7 +25,7 @@ from tracekit.trace.schema import (
     NULLABLE,
     OPTIONAL,
     SCHEMA,
-    Source,
+    Origin,
     WorkerGrid,
     canonical_columns,
     check_complete,
@@ -108,7 +108,7 @@ class OrderedTrace(Trace):
 def ordered_trace(
     path: str | os.PathLike[str],
     layout: Layout,
-    source: Source,
+    source: Origin,
     renamed: Renamed,
     *,
     name: str,

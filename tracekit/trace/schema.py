@@ -86,7 +86,7 @@ def numbers_of(column: pl.Series) -> npt.NDArray[Any]:
     return (column if column.dtype.is_float() else column.cast(pl.Int32).fill_null(NONE)).to_numpy()
 
 
-class Source(Struct, frozen=True):
+class Origin(Struct, frozen=True):
     """The origin of ops for messages: a name, and its names of canonical columns if they differ."""
 
     name: str
@@ -104,7 +104,7 @@ class Source(Struct, frozen=True):
         return f"{self.column(column.name)} has type {cut(printable(str(column.dtype)), LONGEST_NAME)}"
 
 
-def checked_columns(ops: pl.DataFrame, layout: Layout, source: Source) -> pl.DataFrame:
+def checked_columns(ops: pl.DataFrame, layout: Layout, source: Origin) -> pl.DataFrame:
     """The canonical columns of `ops`, one contiguous chunk each, all values validated.
 
     Raises TraceError for a violation of the data model, LayoutError if the layout contradicts the ops.
@@ -120,7 +120,7 @@ def checked_columns(ops: pl.DataFrame, layout: Layout, source: Source) -> pl.Dat
     return checked.with_columns(optional) if optional else checked
 
 
-def canonical_columns(ops: pl.DataFrame, source: Source, names: Iterable[str] = SCHEMA) -> pl.DataFrame:
+def canonical_columns(ops: pl.DataFrame, source: Origin, names: Iterable[str] = SCHEMA) -> pl.DataFrame:
     """These canonical columns of `ops` in canonical types, one contiguous chunk each. Raises TraceError."""
     optional = {name for name in NULLABLE if name not in ops.columns}
     if missing := [name for name in names if name not in ops.columns and name not in optional]:
@@ -139,7 +139,7 @@ def canonical_columns(ops: pl.DataFrame, source: Source, names: Iterable[str] = 
     return pl.DataFrame([column.rechunk() for column in columns])
 
 
-def _of_ranks(column: pl.Series, layout: Layout, source: Source) -> pl.Series:
+def _of_ranks(column: pl.Series, layout: Layout, source: Origin) -> pl.Series:
     """A column of lists: for each op, one number from 0 for each rank of the worker, or none."""
     try:
         waited = column.cast(WAITED_TYPE).rechunk()
@@ -157,7 +157,7 @@ def _of_ranks(column: pl.Series, layout: Layout, source: Source) -> pl.Series:
     return waited
 
 
-def _rows_of_peers(column: pl.Series, source: Source) -> pl.Series:
+def _rows_of_peers(column: pl.Series, source: Origin) -> pl.Series:
     """A column of lists of integers from 0 on, or null."""
     try:
         rows = column.cast(ROWS_TYPE).rechunk()
@@ -169,7 +169,7 @@ def _rows_of_peers(column: pl.Series, source: Source) -> pl.Series:
     return rows
 
 
-def _host_time(column: pl.Series, source: Source) -> pl.Series:
+def _host_time(column: pl.Series, source: Origin) -> pl.Series:
     """A column of optional seconds from 0 on."""
     if not (column.dtype.is_numeric() or column.dtype == pl.Null):
         raise TraceError(f"{source}: {source.typed(column)}; expected seconds; convert the column")
@@ -180,7 +180,7 @@ def _host_time(column: pl.Series, source: Source) -> pl.Series:
     return seconds
 
 
-def _canonical(column: pl.Series, dtype: pl.DataType | type[pl.DataType], source: Source) -> pl.Series:
+def _canonical(column: pl.Series, dtype: pl.DataType | type[pl.DataType], source: Origin) -> pl.Series:
     """`column` as `dtype`. Raises TraceError, which names the first invalid value."""
     if dtype == KIND_TYPE:
         return _kinds(column, source)
@@ -199,7 +199,7 @@ def _canonical(column: pl.Series, dtype: pl.DataType | type[pl.DataType], source
     return converted
 
 
-def _kinds(column: pl.Series, source: Source) -> pl.Series:
+def _kinds(column: pl.Series, source: Origin) -> pl.Series:
     """The kind column as codes of `OpKind`."""
     if not (column.dtype == pl.String or isinstance(column.dtype, pl.Categorical | pl.Enum)):
         raise TraceError(f"{source}: {source.typed(column)}; expected a string such as {str(KINDS[0])!r}")
@@ -220,7 +220,7 @@ def _kinds(column: pl.Series, source: Source) -> pl.Series:
     return pl.Series(column.name, code[column.to_physical().to_numpy()]).cat.to(KIND_TYPE)
 
 
-def check_ranges(ops: pl.DataFrame, layout: Layout, source: Source) -> None:
+def check_ranges(ops: pl.DataFrame, layout: Layout, source: Origin) -> None:
     """Check that every value of some ops is in its range, and every rank inside the layout, in any canonical columns.
 
     Raises TraceError for the former, LayoutError for the latter.
@@ -252,7 +252,7 @@ def check_ranges(ops: pl.DataFrame, layout: Layout, source: Source) -> None:
             raise LayoutError(str(error))
 
 
-def check_complete(stages: npt.NDArray[np.int32], largest: int, layout: Layout, source: Source) -> None:
+def check_complete(stages: npt.NDArray[np.int32], largest: int, layout: Layout, source: Origin) -> None:
     """Check that every stage and chunk of the layout occurs. `stages`: those that do; `largest`: chunk, -1 if none has.
 
     Raises LayoutError.
@@ -271,7 +271,7 @@ def check_complete(stages: npt.NDArray[np.int32], largest: int, layout: Layout, 
         )
 
 
-def _check_identity(ops: pl.DataFrame, source: Source) -> None:
+def _check_identity(ops: pl.DataFrame, source: Origin) -> None:
     """Check that each worker has one rank, and that (step, worker, kind, seq) identifies an op, with seq from 0 without
     gaps.
     """
@@ -405,6 +405,6 @@ def _describe(ops: pl.DataFrame, row: int) -> str:
     return f"{op['kind']} of worker ({op['dp_rank']},{op['pp_rank']}) in step {op['step']}"
 
 
-def violation(source: Source, column: pl.Series, row: int, expectation: str) -> TraceError:
+def violation(source: Origin, column: pl.Series, row: int, expectation: str) -> TraceError:
     """The error for an invalid value in `row` of `column`."""
     return TraceError(f"{source}: {source.column(column.name)}, row {row}: {quoted(column[row])}; {expectation}")

@@ -16,7 +16,7 @@ import polars as pl
 from tracekit.base.errors import TraceError
 from tracekit.trace.magnitudes import LONGEST_S
 from tracekit.trace.model import Unit
-from tracekit.trace.schema import LASTED, OFF_CPU, POSTED, RESUMED, WAITED, Source
+from tracekit.trace.schema import LASTED, OFF_CPU, POSTED, RESUMED, WAITED, Origin
 
 #: Values between these, seconds since 1970, count as clock times: 2001 to 2100.
 EARLIEST_S, LATEST_S = 1e9, 4.1e9
@@ -31,7 +31,7 @@ SMALLEST_SHARE = 0.5
 
 
 def in_seconds(
-    ops: pl.DataFrame, unit: Unit | None, step_starts: Mapping[int, float], source: Source
+    ops: pl.DataFrame, unit: Unit | None, step_starts: Mapping[int, float], source: Origin
 ) -> tuple[pl.DataFrame, Mapping[int, float]]:
     """`ops` with times in seconds from the start of their step; and when steps start, as far as known, seconds since
     1970 or of the clock that runs across steps. `unit`: of the input times; None means seconds.
@@ -102,7 +102,7 @@ def _runs_on(steps: pl.DataFrame) -> bool:
 
 
 def _from_step_start(
-    raw: pl.DataFrame, unit: Unit, step_starts: Mapping[int, float], source: Source, *, stated: bool
+    raw: pl.DataFrame, unit: Unit, step_starts: Mapping[int, float], source: Origin, *, stated: bool
 ) -> tuple[pl.Series, Mapping[int, float]]:
     """Starts from the start of their step, in `unit`, and when the steps start, seconds of the clock across steps."""
     per_second = unit.per_second
@@ -152,7 +152,7 @@ def _laps(raw: pl.DataFrame, steps: pl.DataFrame, per_second: int) -> list[float
     return filled
 
 
-def _refuse_other_clock(start: pl.Series, first: float, unit: Unit, source: Source, *, stated: bool) -> None:
+def _refuse_other_clock(start: pl.Series, first: float, unit: Unit, source: Origin, *, stated: bool) -> None:
     """Raise TraceError if `first` would be a clock time in another unit."""
     for other in Unit:
         if other is not unit and EARLIEST_S * other.per_second <= first <= LATEST_S * other.per_second:

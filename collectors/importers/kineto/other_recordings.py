@@ -1,19 +1,19 @@
 """Recognise other recordings, of torch and of GPUs, that are mistaken for a trace.
 
-In: a path, or the first bytes of a file. Out: what it is and what to do instead, None for anything else.
+In: a look at a path, or the first bytes of a file. Out: what it is and what to do instead, None for anything else.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 from tracekit.base.command_line import quoted
+from tracekit.base.look import Look, unpacked
 from tracekit.base.searches import files_below
 from tracekit.base.text import listed
-from tracekit.collectors.importers.kineto.sniff import SQLITE, first_bytes
+from tracekit.collectors.importers.kineto.sniff import SQLITE
 
 _PICKLE = b"\x80"
 #: Keys of a memory snapshot, at its beginning.
@@ -64,14 +64,14 @@ _LOOKED_AT = 64 << 20
 _MOST_FILES = 1000
 
 
-def other_recording(path: Path) -> str | None:
+def other_recording(look: Look) -> str | None:
     """Return what a file, or a file in a folder, is instead of a trace; None if unknown or unreadable."""
-    try:
-        files = _files(path) if path.is_dir() else [path]
-        kinds = ((file, what_it_is(first_bytes(file)) or _by_name(file)) for file in files)
-        return next((what if file == path else f"{file.name} is {what}" for file, what in kinds if what), None)
-    except OSError:
-        return None
+    if not look.is_folder:
+        return what_it_is(look.text) or _by_name(look.path)
+    for file in map(Look, itertools.islice(files_below(look.path), _MOST_FILES)):
+        if kind := what_it_is(file.text) or _by_name(file.path):
+            return f"{file.name} is {kind}"
+    return None
 
 
 def what_it_is(head: bytes) -> str | None:
@@ -94,7 +94,7 @@ def other_accelerator(file: Path, *, of_torch: bool) -> str | None:
     """Return the accelerators whose events a trace without GPU ops holds, such as "MTIA"; None for none. `of_torch`: it
     has events of torch, so that categories which torch does not have are those of an accelerator.
     """
-    head = first_bytes(file, _LOOKED_AT)
+    head = unpacked(Look(file).beginning(_LOOKED_AT))
     if (match := _ACCELERATOR.search(head)) is not None and match.lastindex is not None:
         return list(_ACCELERATORS)[match.lastindex - 1]
     if not of_torch:
@@ -105,7 +105,3 @@ def other_accelerator(file: Path, *, of_torch: bool) -> str | None:
 
 def _by_name(file: Path) -> str | None:
     return next((what.format(quoted(file)) for end, what in _ENDINGS.items() if file.name.endswith(end)), None)
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    return itertools.islice(files_below(folder), _MOST_FILES)

@@ -15,18 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from tracekit.base.errors import FormatError
+from tracekit.base.look import Look
 from tracekit.base.memory import reuse_large_arrays
 from tracekit.collectors.importers.kineto.event_columns import ColumnBuilder
 from tracekit.collectors.importers.kineto.event_tables import CATEGORIES, FileColumns
 from tracekit.collectors.importers.kineto.json_events import EventStream
 from tracekit.collectors.importers.kineto.rank_columns import RankColumns, ranks_of
-from tracekit.collectors.importers.kineto.sniff import is_sqlite
+from tracekit.collectors.importers.kineto.sniff import SQLITE
 
 
 def read_file(path: Path) -> list[RankColumns]:
     """Read the ranks of one file; empty if it has no events of torch.profiler. Raises FormatError."""
     with _no_garbage_collection():
-        if is_sqlite(path):
+        if Look(path).beginning(len(SQLITE)) == SQLITE:
             from tracekit.collectors.importers.kineto.nsys import read_nsys  # most files are JSON
 
             columns, header, said = read_nsys(path)

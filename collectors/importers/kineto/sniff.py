@@ -1,22 +1,23 @@
 """Recognise traces of torch.profiler, and exports of Nsight Systems, by their first bytes.
 
-In: a path. Out: whether it is or contains such a trace. Imports almost nothing, because every input passes here.
+In: a look at a path. Out: whether it is such a trace; the traces in a folder. Imports almost nothing, because the
+processes that read single files import it.
 """
 
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+from tracekit.base.look import Look
 from tracekit.base.searches import files_below
+from tracekit.trace.model import TIMELINE_MARK
 
 SUFFIXES = (".json", ".json.gz", ".sqlite")
 #: First bytes of a SQLite file, such as an export of Nsight Systems.
 SQLITE = b"SQLite format 3\0"
-_SNIFFED_BYTES = 1 << 16
 #: A bare list of events, Chrome's array format, is of torch.profiler by the categories of its events.
 _LIST = re.compile(
     rb'"cat"\s*:\s*"(?:cpu_op|kernel|cuda_runtime|cuda_driver|gpu_mem\w+|user_annotation|python_function|Operator|Kernel'
@@ -25,20 +26,35 @@ _LIST = re.compile(
 _MARKS = (b'"traceEvents"', b'"distributedInfo"', b'"deviceProperties"', b'"baseTimeNanoseconds"')
 
 
-def looks_like_kineto(path: Path) -> bool:
-    """True if a file, or one in a folder, looks like a Chrome trace or an export of Nsight Systems.
+def is_gpu_trace(look: Look) -> bool:
+    """Whether a file is a trace of torch.profiler or an export of Nsight Systems."""
+    return is_profile(look) or is_export(look)
 
-    False if it cannot be read.
-    """
-    try:
-        return bool(traces_in(path)) if path.is_dir() else _is_trace(path)
-    except OSError:
+
+def is_profile(look: Look) -> bool:
+    """Whether a file is a Chrome trace of torch.profiler, not one that tracekit exported."""
+    head = look.text
+    is_list = head.lstrip().startswith(b"[") and b'"ph"' in head and _LIST.search(head) is not None
+    return (is_list or any(mark in head for mark in _MARKS)) and TIMELINE_MARK.encode() not in head
+
+
+def is_export(look: Look) -> bool:
+    """Whether a SQLite file has tables of Nsight Systems; True if it is damaged, so that reading reports why."""
+    if not look.head.startswith(SQLITE):
         return False
+    import sqlite3  # most files are no SQLite
+
+    try:
+        with closing(sqlite3.connect(f"{look.path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
+            tables = connection.execute("SELECT name FROM sqlite_master").fetchall()
+            return any(name == "StringIds" or name.startswith("CUPTI_") for (name,) in tables)
+    except sqlite3.Error:
+        return True
 
 
 def traces_in(folder: Path) -> list[Path]:
     """Return the traces in a folder and below it, by name: 2.json before 10.json."""
-    return sorted(filter(_is_trace, _named_as_traces(folder)), key=_by_number)
+    return sorted((path for path in _named_as_traces(folder) if is_gpu_trace(Look(path))), key=_by_number)
 
 
 def empty_in(folder: Path) -> list[Path]:
@@ -53,53 +69,3 @@ def _named_as_traces(folder: Path) -> Iterator[Path]:
 
 def _by_number(path: Path) -> list[tuple[str, int]]:
     return [(text, int(number or 0)) for text, number in re.findall(r"(\D*)(\d*)", str(path))]
-
-
-def _is_trace(path: Path) -> bool:
-    try:
-        head = first_bytes(path)
-    except OSError:
-        return False
-    if head.startswith(SQLITE):
-        return _is_export(path)
-    is_list = head.lstrip().startswith(b"[") and b'"ph"' in head and _LIST.search(head) is not None
-    if not is_list and not any(mark in head for mark in _MARKS):
-        return False
-    from tracekit.trace.chrome import MARK  # imports polars, which reading processes avoid
-
-    return MARK.encode() not in head
-
-
-def is_sqlite(path: Path) -> bool:
-    """Whether a file is a SQLite file; False if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return file.read(len(SQLITE)) == SQLITE
-    except OSError:
-        return False
-
-
-def _is_export(path: Path) -> bool:
-    """Whether a SQLite file has tables of Nsight Systems; True if it is damaged, so that reading reports why."""
-    import sqlite3  # most files are no SQLite
-
-    try:
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
-            tables = connection.execute("SELECT name FROM sqlite_master").fetchall()
-            return any(name == "StringIds" or name.startswith("CUPTI_") for (name,) in tables)
-    except sqlite3.Error:
-        return True
-
-
-def first_bytes(path: Path, most: int = _SNIFFED_BYTES) -> bytes:
-    """At most so many first bytes of a file, unpacked; none if it is damaged there."""
-    if not path.is_file():
-        return b""
-    with path.open("rb") as file:
-        head = file.read(most)
-    if head[:2] != b"\x1f\x8b":
-        return head
-    try:
-        return zlib.decompressobj(wbits=31).decompress(head, most)
-    except zlib.error:
-        return b""

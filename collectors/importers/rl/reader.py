@@ -8,10 +8,11 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Iterator, Sequence
-from itertools import chain, permutations
+from itertools import chain, islice, permutations
 from pathlib import Path
 
 from tracekit.base.errors import FormatError
+from tracekit.base.look import Look
 from tracekit.base.text import listed
 from tracekit.collectors.importers.other_logs import other_log
 from tracekit.collectors.importers.rl.console import plain, unnumbered
@@ -61,25 +62,24 @@ def _records(framework: Framework, name: str, content: bytes) -> list[Record]:
     return [(step, values, None) for step, values in enumerate(unnumbered(_lines(content), framework.keys))]
 
 
-def looks_like_rl(path: Path) -> bool:
+def looks_like_rl(look: Look) -> bool:
     """Whether a path is a log of post-training by its beginning, or the folder into which tracekit.rl records."""
-    return bool(_formats_at(path))
+    if look.is_folder:
+        return any(map(looks_like_rl, islice(look.files((".jsonl",)), 1)))
+    return bool(_formats_at(look))
 
 
-def is_record_of_rl(path: Path) -> bool:
+def is_record_of_rl(look: Look) -> bool:
     """Whether a file is in the generic format: all such files of a folder are one run."""
-    return path.suffix == ".jsonl" and _formats_at(path) == {Format.TRAJECTORIES}
+    return look.path.suffix == ".jsonl" and _formats_at(look) == {Format.TRAJECTORIES}
 
 
-def _formats_at(path: Path) -> set[Format]:
+def _formats_at(look: Look) -> set[Format]:
+    if not look.head or b"\0" in look.head:
+        return set()
     try:
-        first_file = min(path.glob("*.jsonl"), default=path) if path.is_dir() else path
-        if not first_file.is_file():
-            return set()
-        with first_file.open("rb") as file:
-            content = file.read(_LOOKED_AT)
-        return _formats(str(path), content)
-    except (OSError, FormatError):
+        return _formats(str(look.path), look.beginning(_LOOKED_AT))
+    except FormatError:
         return set()
 
 

@@ -13,11 +13,11 @@ from tests.handmade import run
 from tracekit.analysis.attribution.chance import Parts
 from tracekit.analysis.evidence.culprit import culprit_of
 from tracekit.job.graph import GraphJob
-from tracekit.job.load import load_gpu
 from tracekit.job.pipeline import PipelineJob
 from tracekit.report.plain_data import Parts as ShownParts
 from tracekit.report.plain_data import plain, shaped
 from tracekit.report.verdict import LossKind, Verdict
+from tracekit.sources.load import load
 from tracekit.synth import SynthSpec, synthesize
 from tracekit.trace.model import Layout
 from tracekit.trace.op import OpTrace
@@ -121,7 +121,7 @@ def test_a_recording_in_which_nobody_stands_out_alone_tells_what_is_lost(tmp_pat
     """Two of eight ranks are slow, so that no single one is to blame."""
     troubles = (Trouble(1, gpu=factor), Trouble(5, gpu=factor))
     RecordedJob(ranks=8, troubles=troubles).run().write(tmp_path)
-    report = load_gpu(tmp_path).whatif()
+    report = load(tmp_path).whatif()
     content = report.to_dict()
     assert (report.diagnosis.verdict.kind, culprit_of(report.evidence)) == (kind, None)
     parts = content["verdict"]["parts"]

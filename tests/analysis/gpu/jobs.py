@@ -9,8 +9,8 @@ from typing import Any
 from tests.kineto_files import GEMM, all_reduce, document, event, kernel, launch, write
 from tracekit.job.graph import RecordingJob
 from tracekit.job.graph_report import GraphReport
-from tracekit.job.load import load
 from tracekit.report.finding import Finding
+from tracekit.sources.load import load
 
 
 def loaded(folder: Path) -> RecordingJob:

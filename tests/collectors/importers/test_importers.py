@@ -10,12 +10,13 @@ import polars as pl
 import pytest
 
 from tests.cases import case
+from tests.handmade import read_any
 from tracekit.base.errors import FormatError, LayoutError
-from tracekit.collectors.importers.registry import IMPORTERS, read_any
 from tracekit.collectors.run_directory.writing import write_manifest
 from tracekit.collectors.runtime.recorder import Recorder
 from tracekit.collectors.runtime.wire_format import Category, Flag, RuntimeOptions
-from tracekit.job.load import load
+from tracekit.sources.load import load
+from tracekit.sources.registry import FORMATS
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Worker
 
@@ -56,18 +57,21 @@ def raw_log(tmp_path, *more):
 
 def test_names_are_unique_and_said():
     """`tracekit import --format` lists them."""
-    assert list(IMPORTERS) == [
+    assert list(FORMATS) == [
         "segments",
+        "op-trace",
         "tracekit",
         "published",
-        "tracekit-chrome",
         "ndtimeline",
         "ndtimeline-chrome",
         "megascan",
         "megascan-chrome",
         "nccl-inspector",
+        "torch.profiler",
+        "nsight-systems",
+        "post-training",
     ]
-    assert all(importer.description and importer.name == name for name, importer in IMPORTERS.items())
+    assert all(source.read is not None for source in FORMATS.values())
 
 
 def test_ndtimeline_raw_log(tmp_path):
@@ -140,15 +144,15 @@ def test_unknown_input_is_one_error(tmp_path):
     """What nobody recognises is taken for a trace file, JSON for another tool's; an unknown name; no file."""
     path = tmp_path / "notes.txt"
     path.write_text("hello")
-    with pytest.raises(FormatError, match=r"notes\.txt: not a readable Parquet file"):
+    with pytest.raises(FormatError, match=r"notes\.txt: a text file, not a trace"):
         read_any(path)
-    path = tmp_path / "kineto.json"
-    path.write_text('{"schemaVersion": 1, "traceEvents": []}')
-    with pytest.raises(FormatError, match=r"kineto\.json: not JSON that tracekit reads"):
+    path = tmp_path / "theirs.json"
+    path.write_text('{"schemaVersion": 1}')
+    with pytest.raises(FormatError, match=r"theirs\.json: not JSON that tracekit reads"):
         read_any(path)
-    with pytest.raises(FormatError, match="unknown format 'nsys'; known: segments, tracekit"):
+    with pytest.raises(FormatError, match="unknown format 'nsys'; known: segments, op-trace, tracekit"):
         read_any(path, name="nsys")
-    with pytest.raises(FormatError, match="cannot be read: No such file"):
+    with pytest.raises(FormatError, match="missing: no such file or folder"):
         read_any(tmp_path / "missing")
 
 
@@ -310,6 +314,7 @@ def test_damaged_segments_are_one_error(tmp_path):
 
 def test_an_empty_folder_is_told_what_it_lacks(tmp_path):
     """What a folder is known by."""
+    (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(FormatError, match=r"not a folder that tracekit reads; .* has a run\.json"):
         read_any(tmp_path)
     with pytest.raises(FormatError, match=r"it has no run\.json"):
@@ -321,8 +326,8 @@ def test_what_an_importer_stumbles_over_is_one_error(tmp_path, monkeypatch):
     folder = segments(tmp_path / "run", 1)
     for error in (ValueError, KeyError, TypeError, OverflowError, RecursionError, pl.exceptions.ComputeError):
         stumble = mock.Mock(side_effect=error("x" * 1000 + "\nmore"))
-        monkeypatch.setattr(IMPORTERS["segments"], "read", stumble, raising=False)
-        message = f"run: damaged, or not in the format segments .{error.__name__}: "
+        monkeypatch.setattr("tracekit.collectors.importers.segments.read_segments", stumble)
+        message = f"run: damaged, or not in this format .{error.__name__}: "
         with case(error):
             with pytest.raises(FormatError, match=message) as raised:
                 read_any(folder)

@@ -13,8 +13,8 @@ from tracekit.base.errors import FormatError, SelectionError
 from tracekit.collectors.importers.kineto import json_events
 from tracekit.collectors.importers.kineto.kernel_classes import KernelClasses, kernel_classes
 from tracekit.collectors.importers.kineto.reader import read_kineto
-from tracekit.collectors.importers.kineto.sniff import looks_like_kineto
-from tracekit.job.load import load
+from tracekit.sources.load import load
+from tracekit.sources.search import jobs_in
 from tracekit.trace.gpu_activity import KernelClass
 from tracekit.trace.model import ProcessGroup
 
@@ -68,7 +68,7 @@ def test_a_folder_is_searched_with_all_below_and_other_files_are_left_alone(tmp_
         write(folder / f"rank{rank}_trace.json.gz", document([kernel(GEMM, 20, 30)], rank=None))
     write(tmp_path / "config.json", {"layers": 4})
     assert read_kineto([tmp_path]).ranks == (0, 1)
-    assert looks_like_kineto(tmp_path)
+    assert jobs_in(tmp_path) == [tmp_path]
 
 
 def test_a_fused_file_holds_several_ranks(tmp_path):

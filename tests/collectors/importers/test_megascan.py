@@ -10,10 +10,9 @@ from typing import Any
 import polars as pl
 import pytest
 
-from tests.handmade import run
+from tests.handmade import read_any, run
 from tracekit.base.errors import FormatError
-from tracekit.collectors.importers.registry import read_any
-from tracekit.job.load import load
+from tracekit.sources.load import load
 from tracekit.trace.canonical import Trace
 
 MS = 1_000_000

@@ -7,8 +7,8 @@ import pytest
 
 import tracekit
 from tests.cases import case
+from tests.handmade import read_any
 from tracekit.base.errors import FormatError
-from tracekit.collectors.importers.registry import read_any
 
 BEGIN_US = 1_752_867_229_000_000
 

@@ -34,8 +34,8 @@ LOGS = {
 def test_a_log_that_is_not_read_is_named(tmp_path: Path, name: str) -> None:
     text, words = LOGS[name]
     (tmp_path / name).write_text(f"some line before\n{text}")
-    for command in ("whatif", "info", "rl"):
-        ran = run(command, tmp_path / name)
+    for command in (["whatif"], ["store", "list"], ["rl"]):
+        ran = run(*command, tmp_path / name)
         assert (ran.code, ran.out) == (2, "")
         assert words in ran.message
 

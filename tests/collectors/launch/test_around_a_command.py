@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.collectors.conftest import SCRIPTS, TIMEOUT_S, brings, collect, environment, plain, python
-from tests.handmade import run, slow_trace
-from tracekit.collectors.importers.registry import read_any
+from tests.handmade import read_any, run, slow_trace
 from tracekit.store import Incoming, Store
 
 SABOTAGE = Path(__file__).parents[1] / "sabotage"

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from tests.collectors.conftest import collect, contradictions, python
-from tests.handmade import run_process
-from tracekit.collectors.importers.registry import read_any
+from tests.handmade import read_any, run_process
 from tracekit.collectors.run_directory.whole import read_attempt
 from tracekit.collectors.runtime.wire_format import HEADER, RECORD, Category
 
@@ -140,7 +139,7 @@ def test_what_fits_on_a_disk_that_fills_up_is_read(tmp_path):
     assert steps[-1] >= records["step"][whole - 1] - 1
     assert ran.trace.metadata["stopped_ranks"] == {"0": int(records["step"].max())}
     assert read_any(tmp_path / "run").ops.equals(ran.trace.ops)
-    told = run_process("info", str(tmp_path / "run")).err
+    told = run_process("store", "list", str(tmp_path / "run")).err
     assert f"the recording stops early on rank 0 (step {records['step'].max()})" in told
 
 

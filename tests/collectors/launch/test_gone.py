@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.collectors.conftest import POLL_S, TIMEOUT_S, environment, forks
-from tracekit.collectors.importers.registry import read_any
+from tests.handmade import read_any
 from tracekit.collectors.run_directory.steering import pace
 from tracekit.collectors.run_directory.whole import read_attempt
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.collectors.conftest import TIMEOUT_S, brings, environment, python
-from tracekit.collectors.importers.registry import read_any
+from tests.handmade import read_any
 from tracekit.collectors.runtime.wire_format import rank_stem
 from tracekit.trace.canonical import read_parquet
 

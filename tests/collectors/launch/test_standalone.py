@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.collectors.conftest import SCRIPTS, TIMEOUT_S, environment
-from tracekit.collectors.importers.registry import read_any
+from tests.handmade import read_any
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 from tests.collectors.conftest import contradictions, several
-from tracekit.collectors.importers.registry import read_any
+from tests.handmade import read_any
 from tracekit.collectors.nccl import launching
 from tracekit.collectors.nccl.operations import operations
 from tracekit.collectors.nccl.ring_reader import read_ring

@@ -5,10 +5,9 @@ import pytest
 
 from benchmarks.writtenrun import WrittenRun
 from tests.cases import case
-from tests.handmade import run
+from tests.handmade import read_any, run
 from tests.live.test_hostile_segments import GARBAGE, copy_last, put
 from tracekit.base.errors import FormatError
-from tracekit.collectors.importers.registry import read_any
 from tracekit.collectors.run_directory.segments import RECORD_DTYPE
 from tracekit.collectors.run_directory.whole import read_attempt
 from tracekit.collectors.runtime.wire_format import RECORD, Category

@@ -20,10 +20,10 @@ from tests.dashboards.pages.test_hang import report
 from tests.dashboards.watched import HOSTS, analysed, trace
 from tests.live.test_notify import PATIENCE_S, receiving
 from tests.test_store_windows import window
-from tracekit.job.load import load
 from tracekit.live.incident_changes import StoreChanges
 from tracekit.live.metrics import page_of
 from tracekit.live.notify import Notifier
+from tracekit.sources.load import load
 from tracekit.store import Incoming, Store
 from tracekit.store.handling import IncidentChange
 

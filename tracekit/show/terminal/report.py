@@ -112,7 +112,6 @@ def _commands(report: Report, source: str, full: bool) -> Iterator[tuple[str, st
     if report.diagnosis.verdict.losses and lanes is not None:
         found = lanes.attribution
         worst = int(found.steps[int(found.step_slowdown.argmax())])
-        out = f"step-{worst}.json.gz" if source.endswith("timeline.json.gz") else "timeline.json.gz"
-        yield f"tracekit export {given}--steps {worst} --out {out}", "that step, for ui.perfetto.dev"
+        yield f"tracekit export {given}--steps {worst} --out timeline.json.gz", "that step, for ui.perfetto.dev"
     if not full:
         yield f"tracekit whatif {given}--full", "what the answer rests on"

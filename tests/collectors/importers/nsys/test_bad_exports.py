@@ -8,8 +8,10 @@ import pytest
 from tests.cases import case
 from tests.collectors.importers.nsys.exports import GEMM, TWO_RANKS, export, kernel, span
 from tracekit.base.errors import FormatError
-from tracekit.commands.recognise import Wanted, explained, what_it_is
-from tracekit.job.load import load
+from tracekit.base.look import Look
+from tracekit.sources.load import load
+from tracekit.sources.source import Content
+from tracekit.sources.wrong import wrong_source
 
 
 def other_database(path):
@@ -78,7 +80,7 @@ def test_what_cannot_be_read_is_one_clear_sentence(tmp_path):
         path = tmp_path / name / file
         path.parent.mkdir()
         write(path)
-        with case(name), pytest.raises(FormatError, match=message) as raised, explained(path):
+        with case(name), pytest.raises(FormatError, match=message) as raised:
             load(path)
         assert str(raised.value).startswith(f"{path}: ")
         assert "\n" not in str(raised.value)
@@ -105,5 +107,5 @@ def test_a_file_that_wrote_its_pages_back_is_read_in_a_folder_that_cannot_be_wri
 
 def test_other_commands_call_an_export_what_it_is(tmp_path):
     path = export(tmp_path / "job.sqlite", TWO_RANKS)
-    words = what_it_is(path, Wanted.DUMPS)
-    assert words == f"an export of Nsight Systems, not a folder of dumps; type `tracekit whatif {path}`"
+    words = str(wrong_source(Look(path), Content.DUMPS))
+    assert words == f"{path}: an export of Nsight Systems, not a folder of dumps; type `tracekit whatif {path}`"

@@ -20,8 +20,8 @@ from tests.collectors.importers.nsys.exports import (
 )
 from tracekit.analysis.gpu.matching import match_collectives
 from tracekit.collectors.importers.kineto.reader import read_kineto
-from tracekit.collectors.importers.kineto.sniff import looks_like_kineto
-from tracekit.job.load import load
+from tracekit.sources.load import load
+from tracekit.sources.search import jobs_in
 
 
 def read(path, rows, **more):
@@ -231,7 +231,7 @@ def test_files_of_ranks_meet_by_the_start_of_their_sessions(tmp_path):
     for rank, began in enumerate((1_700_000_000_000_000_000, 1_700_000_000_000_500_000)):
         rows = [kernel(GEMM, 20, 30), ("TARGET_INFO_SESSION_START_TIME", {"utcEpochNs": began})]
         export(tmp_path / "runs" / f"rank{rank}.sqlite", rows)
-    assert looks_like_kineto(tmp_path)
+    assert jobs_in(tmp_path) == [tmp_path]
     assert launched(read_kineto([tmp_path])) == [(0, 0, None), (1, 500, None)]
 
 

@@ -8,39 +8,37 @@ import numpy as np
 import polars as pl
 import pytest
 
+from benchmarks.population import Population, dealt, job_of_population, write_fleet
 from tests.cases import case
 from tests.fleet.few_jobs import study_here
-from tests.handmade import run
+from tracekit.base.errors import SelectionError
 from tracekit.fleet.figures import figures_of
 from tracekit.fleet.study import Study
 from tracekit.synth import SlowWorker, SynthSpec, simulated_slowdown
-from tracekit.synth.population import Population, dealt, job_of_population
 from tracekit.trace.model import Layout
 
-POPULATION = """
-layouts: {4x2x4: 0.5, 2x4x8: 0.3, 4x4x1: 0.2}
-straggling: 0.4
-causes: {slow-last-stage: 0.4, sequence-length-imbalance: 0.3, python-gc: 0.1, slow-worker: 0.2}
-mild: 0.5
-teams: {search: 0.5, speech: 0.5}
-weeks: 2
-hosts: 32
-on_bad_hosts: 1.0
-bad_hosts: 1
-steps: 4
-microbatches: 4
-"""
+POPULATION = Population(
+    jobs=30,
+    layouts={(4, 2, 4): 0.5, (2, 4, 8): 0.3, (4, 4, 1): 0.2},
+    straggling=0.4,
+    causes={"slow-last-stage": 0.4, "sequence-length-imbalance": 0.3, "python-gc": 0.1, "slow-worker": 0.2},
+    mild=0.5,
+    teams={"search": 0.5, "speech": 0.5},
+    weeks=2,
+    hosts=32,
+    on_bad_hosts=1.0,
+    bad_hosts=1,
+    steps=4,
+    microbatches=4,
+)
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """30 jobs and truth.csv, as the command writes them."""
-    folder = tmp_path_factory.mktemp("fleet")
-    (folder / "population.yaml").write_text(POPULATION)
-    ran = run("synth-fleet", "--out", folder / "jobs", "--jobs", "30", "--population", folder / "population.yaml")
-    assert ran.code == 0, ran.err
-    assert ran.out.startswith(f"Wrote 30 jobs into {folder / 'jobs'}, 12 of them straggling\n")
-    return folder / "jobs"
+    """30 jobs and truth.csv."""
+    folder = tmp_path_factory.mktemp("fleet") / "jobs"
+    assert write_fleet(POPULATION, folder)["straggling"].sum() == 12
+    return folder
 
 
 def test_the_shares_are_those_that_were_set(fleet: Path) -> None:
@@ -95,19 +93,14 @@ def test_a_job_is_the_same_whichever_come_before() -> None:
     assert first[0].ops.equals(again[0].ops)
 
 
-def test_a_population_that_cannot_be_is_one_clear_error(tmp_path: Path) -> None:
+def test_a_population_that_cannot_be_is_one_clear_error() -> None:
     for settings, reason in (
-        ("sizes: {4x4x8: 1}", "unknown setting 'sizes'; known: bad_hosts, causes"),
-        ("straggling: 2", "straggling is 2; expected 0 to 1"),
-        ("causes: {bad-luck: 1}", "unknown cause 'bad-luck'; known: slow-worker"),
-        ("layouts: {4x4: 1}", "layout '4x4'; expected dp x pp x tp, such as 8x4x8"),
-        ("teams: search", "teams is 'search'; expected shares"),
-        ("[1]", "expected settings such as `straggling: 0.4`"),
-        ("a: [", "cannot be read as YAML"),
-        ("{layouts: {1x1x1: 1}, straggling: 1, causes: {slow-worker: 1}}", "cannot be made to straggle by slow-worker"),
+        ({"straggling": 2}, "straggling is 2; expected 0 to 1"),
+        ({"causes": {"bad-luck": 1}}, "unknown cause 'bad-luck'; known: slow-worker"),
+        ({"teams": {}}, "teams is empty; expected shares"),
     ):
-        (tmp_path / "population.yaml").write_text(settings)
-        with case(settings):
-            ran = run("synth-fleet", "--out", tmp_path / "jobs", "--population", tmp_path / "population.yaml")
-            assert ran.code == 2
-            assert reason in ran.message
+        with case(settings), pytest.raises(SelectionError, match=reason):
+            Population(**settings)
+    impossible = Population(jobs=1, layouts={(1, 1, 1): 1.0}, straggling=1, causes={"slow-worker": 1.0})
+    with pytest.raises(SelectionError, match="cannot be made to straggle by slow-worker"):
+        job_of_population(impossible, 0)

@@ -1,19 +1,23 @@
 """Fleets with known shares: jobs with given sizes, causes and teams, and their true loss.
 
-In: a `Population`. Out: its jobs, each a simulated trace with its ground truth (`JobTruth`). Shares are met as exactly
-as whole jobs allow: they are dealt out, not drawn. Whether a job straggles comes from the simulator itself
-(`simulated_slowdown`), without the analysis, so that a study of the traces can be checked against it.
+In: a `Population`. Out: its jobs, each a simulated trace with its ground truth (`JobTruth`), in memory or as files.
+Shares are met as exactly as whole jobs allow: they are dealt out, not drawn. Whether a job straggles comes from the
+simulator itself (`simulated_slowdown`), without the analysis, so that a study of the traces can be checked against it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from multiprocessing import get_context
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import polars as pl
 
 from tracekit.base.errors import SelectionError
 from tracekit.synth.injected_causes import PythonGc, SequenceLengthImbalance, SlowHost, SlowLastStage, SlowWorker
@@ -98,20 +102,6 @@ class Population:
         if unknown := sorted(set(self.causes) - set(_STRENGTHS)):
             raise SelectionError(f"population: unknown cause {unknown[0]!r}; known: {', '.join(_STRENGTHS)}")
 
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Population:
-        """From plain data, as in a YAML file; layouts are written as "dp x pp x tp". Raises SelectionError."""
-        settings = {one.name for one in fields(cls)}
-        if unknown := sorted(set(map(str, content)) - settings):
-            raise SelectionError(f"population: unknown setting {unknown[0]!r}; known: {', '.join(sorted(settings))}")
-        values = dict(content)
-        for name in ("layouts", "causes", "teams", "gpu_models"):
-            if name in values and not isinstance(values[name], Mapping):
-                raise SelectionError(f"population: {name} is {values[name]!r:.60}; expected shares such as {{a: 0.6}}")
-        if "layouts" in values:
-            values["layouts"] = {_sizes(str(text)): share for text, share in values["layouts"].items()}
-        return cls(**values)
-
 
 @dataclass(frozen=True, slots=True)
 class JobTruth:
@@ -145,6 +135,24 @@ class _Role:
     gpu_model: str
     week: int
     on_bad_host: bool
+
+
+def write_fleet(population: Population, out: Path, processes: int = 1) -> pl.DataFrame:
+    """Write a canonical trace for each job into a folder, and truth.csv; returns the truth, a row for each job."""
+    out.mkdir(parents=True, exist_ok=True)
+    work = [(population, number, out) for number in range(population.jobs)]
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        truths = list(pool.map(_write_job, work) if processes > 1 else map(_write_job, work))
+    truth = pl.DataFrame([asdict(truth) for truth in truths])
+    truth.write_csv(out / "truth.csv")
+    return truth
+
+
+def _write_job(work: tuple[Population, int, Path]) -> JobTruth:
+    population, number, out = work
+    trace, truth = job_of_population(population, number)
+    trace.write_parquet(out / f"{truth.name}.parquet")
+    return truth
 
 
 def job_of_population(population: Population, number: int) -> tuple[Trace, JobTruth]:
@@ -257,11 +265,3 @@ def _hosts(population: Population, trace: Trace, role: _Role, rng: np.random.Gen
         bad_host = f"node-{int(rng.integers(population.bad_hosts)):05d}"
         called[f"host-{shape.host(place['dp_rank'], place['pp_rank']):04d}"] = bad_host
     return {str(rank): called[host] for rank, host in numbered.items()}, bad_host
-
-
-def _sizes(text: str) -> tuple[int, int, int]:
-    parts = [part.strip() for part in text.split("x")]
-    if len(parts) != 3 or not all(part.isascii() and part.isdigit() for part in parts):
-        raise SelectionError(f"population: layout {text!r:.40}; expected dp x pp x tp, such as 8x4x8")
-    dp, pp, tp = map(int, parts)
-    return dp, pp, tp

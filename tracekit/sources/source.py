@@ -1,0 +1,96 @@
+"""An entry of the registry: one kind of path.
+
+In: a look at a path. Out: whether it is of this kind, its job, the command that shows it, and a sentence for a command
+that wants another kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from tracekit.base.command_line import command
+from tracekit.base.errors import FormatError
+from tracekit.base.look import Look
+from tracekit.base.object_storage import shown
+from tracekit.trace.facts import SourceKind
+from tracekit.trace.model import Unit
+
+if TYPE_CHECKING:
+    from tracekit.job.job import Job
+
+
+class Content(StrEnum):
+    """What a path holds, and what a command wants, as errors name it."""
+
+    TRACE = "a trace"
+    DUMPS = "a folder of dumps"
+    STUDY = "a study"
+    STORE = "a store"
+    REPORT = "a report"
+    OTHER = "something else"
+
+
+class ReadOptions(Struct, frozen=True):
+    """What the user states about the traces to read; None and () where nothing is stated.
+
+    `layout`: YAML file with parallel sizes. `unit`: of the times. `method`: of the analysis. `kernel_classes`: patterns
+    of kernels.
+    """
+
+    layout: Path | None = None
+    unit: Unit | None = None
+    method: str | None = None
+    kernel_classes: tuple[str, ...] = ()
+
+    @property
+    def stated(self) -> dict[str, object]:
+        """The options that are stated, by their names on the command line."""
+        options = {
+            "layout": self.layout,
+            "unit": self.unit,
+            "method": self.method,
+            "kernel-class": self.kernel_classes or None,
+        }
+        return {name: value for name, value in options.items() if value is not None}
+
+
+class Source(Struct, frozen=True):
+    """One kind of path.
+
+    `name`: the value of `--format`. `title`: with its article, for errors. `sniff`: whether a path is of this kind.
+    `content`: what it holds. `read`: its job, None if it holds none. `takes`: names of the options that `read` uses.
+    `command`: the words before the path on the command line that shows it. `sentence`: what to say of it to a command
+    that wants something else. `description`: a line for lists of formats. `page`: of the documentation. `kinds`: what
+    reports on it cannot show.
+    """
+
+    name: str
+    title: str
+    sniff: Callable[[Look], bool]
+    content: Content = Content.OTHER
+    read: Callable[[Sequence[Path], ReadOptions], Job] | None = None
+    takes: frozenset[str] = frozenset()
+    command: tuple[str, ...] = ("whatif",)
+    sentence: Callable[[Look, Content], str] | None = None
+    description: str = ""
+    page: str = ""
+    kinds: tuple[SourceKind, ...] = ()
+
+    def instead(self, look: Look, wanted: Content) -> str:
+        """What the path is, and what to type, for a command that wants another kind."""
+        if self.sentence is not None:
+            return self.sentence(look, wanted)
+        return f"{self.title}, not {wanted}; type `{command(*self.command, look.path)}`"
+
+
+class WrongSourceError(FormatError):
+    """A path that holds something else than the command wants. `look`, `source`: the path and its entry, if known."""
+
+    def __init__(self, look: Look, source: Source | None, words: str) -> None:
+        super().__init__(f"{shown(look.path)}: {words}")
+        self.look, self.source = look, source
