@@ -69,19 +69,21 @@ class ReplayedJob(Struct, frozen=True):
         graph, method = self.graph.graph, self.graph.method
         gpus = self.trace.layout.world_size
         questions: list[Question] = []
-        kept: list[Question] = []
+        kept_alone: list[Question] = []
         labels: list[ByLabel] = []
         if fix or keep or by:
             from tracekit.job.questions import answer_keep, by_labels, check
 
             check(self.replay, fix)
-            kept = [answer_keep(self.replay, text, gpus) for text in keep]
+            kept_alone = [answer_keep(self.replay, text, gpus) for text in keep]
             labels += [by_labels(self.replay, *text.split(",")) for text in by]
-        found = attribute(self.replay, progress=progress) if attribution is None else attribution()
+        attributed = attribute(self.replay, progress=progress) if attribution is None else attribution()
         if fix:
             from tracekit.job.questions import answer_fix, pipeline_edits
 
-            evidence = structs.replace(Evidence.of(self.trace, self.replay, lambda: found), expert_loads=expert_loads)
+            evidence = structs.replace(
+                Evidence.of(self.trace, self.replay, lambda: attributed), expert_loads=expert_loads
+            )
             questions = [answer_fix(self.replay, text, gpus, evidence, pipeline_edits) for text in fix]
         if progress is not None:
             progress("causes and fixes")
@@ -97,8 +99,10 @@ class ReplayedJob(Struct, frozen=True):
             left_out_steps=self.replay.left_out_steps,
             ranks=self.trace.worker_ranks(),
             hosts=self.trace.hosts,
-            attribution=found,
-            diagnosis=diagnose(self.trace, self.replay, found, layers=layers, method=method, expert_loads=expert_loads),
+            attribution=attributed,
+            diagnosis=diagnose(
+                self.trace, self.replay, attributed, layers=layers, method=method, expert_loads=expert_loads
+            ),
             method=method,
             clocks=_clock_report(self.replay, method),
             posting=graph.posting,
@@ -106,7 +110,7 @@ class ReplayedJob(Struct, frozen=True):
             published=_published_view(self.graph, self.published),
             exchanges=exchanges,
             experts=unasked(exchanges),
-            questions_asked=(*questions, *kept),
+            questions_asked=(*questions, *kept_alone),
             labels_asked=tuple(labels),
             step_values=step_values(self.trace.metadata),
         )
