@@ -25,9 +25,9 @@ __version__ = "0.1.0"
 _HOMES = {
     "TracekitError": "tracekit.base.errors",
     "Job": "tracekit.job.job",
-    "job_of": "tracekit.sources.load",
+    "job_of": "tracekit.job.load",
     "load": "tracekit.sources.load",
-    "load_from_store": "tracekit.sources.load",
+    "load_from_store": "tracekit.job.load",
     "Layout": "tracekit.trace.model",
     "OpKind": "tracekit.trace.model",
     "OpTrace": "tracekit.trace.op",

@@ -154,7 +154,6 @@ def joined(parts: Sequence[ReplayedSteps]) -> dict[str, Any]:
         float(_concatenated(some).mean()) for some in zip(*(part.slowest for part in parts), strict=True)
     )
     hidden = _concatenated([part.hidden for part in parts])
-    hidden_s = None if hidden is None else float(hidden.mean())
     plain = [part.as_recorded for part in parts if part.as_recorded is not None]
     plain_s = [float(_concatenated(some).mean()) for some in zip(*plain, strict=True)]
     return times | {
@@ -170,12 +169,16 @@ def joined(parts: Sequence[ReplayedSteps]) -> dict[str, Any]:
         ),
         "slowest_workers": parts[0].slowest_workers,
         "slowdown_as_recorded": plain_s[0] / plain_s[1] if plain_s else None,
-        "hidden_slowdown": None if hidden_s is None else original_s / hidden_s if hidden_s > 0 else math.inf,
+        "hidden_slowdown": None if hidden is None else _ratio(original_s, float(hidden.mean())),
         **{
             name: sum(getattr(part, name) for part in parts)
             for name in ("clamped_transfers", "clamped_delays", "ops", "incomplete_steps")
         },
     }
+
+
+def _ratio(original_s: float, hidden_s: float) -> float:
+    return original_s / hidden_s if hidden_s > 0 else math.inf
 
 
 def _concatenated(values: Sequence[Any]) -> Any:
@@ -213,10 +216,10 @@ def _check_step_times(steps: Int32s, times: Mapping[str, Floats]) -> None:
     """Raise TraceError for a step time of zero or less: every ratio divides by a step time."""
     for name, values in times.items():
         if (values <= 0).any():
-            at = int(values.argmin())
+            shortest = int(values.argmin())
             raise TraceError(
-                f"step {steps[at]} takes {values[at]:g} s ({name}); expected ops that take time after the step's start:"
-                " repair start and duration, or leave the step out with --ignore-steps"
+                f"step {steps[shortest]} takes {values[shortest]:g} s ({name}); expected ops that take time after the"
+                " step's start: repair start and duration, or leave the step out with --ignore-steps"
             )
 
 

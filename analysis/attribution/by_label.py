@@ -57,11 +57,11 @@ def attribute_by(replay: GraphReplay, names: Sequence[str]) -> tuple[Share, ...]
             " label with fewer values, or fewer steps"
         )
     counts = np.zeros(len(values), np.int64)
-    for block, here in zip(graph.blocks, codes, strict=True):
+    for block, of_block in zip(graph.blocks, codes, strict=True):
         if block.present is None:
-            labelled, each = here[here != UNLABELLED], block.start.size // here.size
+            labelled, each = of_block[of_block != UNLABELLED], block.start.size // of_block.size
         else:
-            labelled, each = np.where(block.present, here, UNLABELLED).ravel(), 1
+            labelled, each = np.where(block.present, of_block, UNLABELLED).ravel(), 1
             labelled = labelled[labelled != UNLABELLED]
         counts += np.bincount(labelled, minlength=len(values)) * each
     added_each, removed_each = _step_times(replay, codes, len(values))
@@ -107,8 +107,8 @@ def _combined(graph: LabelledGraph, names: Sequence[str]) -> tuple[list[tuple[Va
     codes = [one.reshape(of[0].shape) for one, of in zip(split, cells, strict=True)]
     occurs = np.zeros(len(combined), np.bool_)
     for code, block in zip(codes, graph.blocks, strict=True):
-        there = block.present
-        occurs[code if there is None else np.broadcast_to(code, there.shape)[there]] = True
+        present = block.present
+        occurs[code if present is None else np.broadcast_to(code, present.shape)[present]] = True
     occurs &= (combined != UNLABELLED).all(axis=1)
     values = [
         tuple(label.value(code) for label, code in zip(parts[0], row, strict=True)) for row in combined[occurs].tolist()

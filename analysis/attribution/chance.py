@@ -61,8 +61,8 @@ class Parts(Struct, frozen=True):
         The error is that of a mean over the steps. A single step has none, so noise may then be twice what it seems.
         """
         lost_s, noise_s = (float((times - ideal).mean()) for times in (original, noisy))
-        left, steps = original - noisy - explained, len(original)
-        error_s = ERRORS * float(left.std(ddof=1)) / math.sqrt(steps) if steps > 1 else max(noise_s, 0.0)
+        unexplained, steps = original - noisy - explained, len(original)
+        error_s = ERRORS * float(unexplained.std(ddof=1)) / math.sqrt(steps) if steps > 1 else max(noise_s, 0.0)
         return cls(float(original.mean()), lost_s, max(float(np.mean(explained)), 0.0), noise_s, error_s)
 
     @property
@@ -93,10 +93,10 @@ class Parts(Struct, frozen=True):
             big = noise_s >= HEADLINE_UNEXPLAINED * self.step_s
             return f"the noise of its ops costs {part(noise_s)} of {whole}" if big else None
         cost = f"stragglers cost {part(self.lost_s)} of {whole}"
-        made = f", and {part(noise_s)} by the noise of its ops" if noise_s >= SMALLEST_UNEXPLAINED * step_s else ""
-        if not self.explained_s and not made:
+        by_noise = f", and {part(noise_s)} by the noise of its ops" if noise_s >= SMALLEST_UNEXPLAINED * step_s else ""
+        if not self.explained_s and not by_noise:
             return f"{cost}, for a reason tracekit does not know"
-        return f"{cost} in all, {part(self.unexplained_s)} for reasons tracekit does not know{made}"
+        return f"{cost} in all, {part(self.unexplained_s)} for reasons tracekit does not know{by_noise}"
 
 
 def noisy_step_times(replay: JobReplay) -> Floats:
@@ -117,8 +117,8 @@ def _factors(block: Block, cost: Floats) -> Floats:
         parts = [rows[first : first + together] for first in range(0, len(rows), together)]
         for part in parts:
             factor[part] = _of_previous(cost[part], previous)
-        some = np.arange(0, len(rows) * lanes, sample_stride(len(rows) * lanes))
-        usual = float(np.median(np.abs(factor[rows[some // lanes], some % lanes])))
+        sample = np.arange(0, len(rows) * lanes, sample_stride(len(rows) * lanes))
+        usual = float(np.median(np.abs(factor[rows[sample // lanes], sample % lanes])))
         for part in parts:
             factor[part] = _usual(factor[part], usual)
 
@@ -158,8 +158,8 @@ def _previous(order: Ints, alike: Bools) -> Ints:
 def _of_previous(cost: Floats, previous: Ints) -> Floats:
     """The logarithm of each op over the one before it, scaled to the scatter of one op, [rows, lanes]."""
     before = cost[:, previous]
-    there = (cost > NOTHING) & (before > NOTHING)
-    logs: Floats = np.divide(cost, before, out=np.ones_like(cost), where=there)
+    positive = (cost > NOTHING) & (before > NOTHING)
+    logs: Floats = np.divide(cost, before, out=np.ones_like(cost), where=positive)
     np.log(logs, out=logs)
     logs /= np.sqrt(2)
     return logs
@@ -176,7 +176,7 @@ def _with_factors(replay: GraphReplay, factors: Sequence[Floats]) -> Floats:
     for block, ideal, factor in zip(replay.graph.blocks, replay.durations.ideal, factors, strict=True):
         work = ~block.template.is_communication
         if work.any():  # whose ideal is the mean
-            some = factor[work]
-            factor[work] = np.divide(some, some.mean(), out=some)
+            of_work = factor[work]
+            factor[work] = np.divide(of_work, of_work.mean(), out=of_work)
         costs.append(Costs.of_matrix(np.multiply(factor, ideal if ideal.ndim == 2 else ideal[:, None], out=factor)))
     return replay.step_times(costs)

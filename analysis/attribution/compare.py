@@ -381,11 +381,11 @@ def cost_changes(before: Report, after: Report, table: str, column: str) -> tupl
 
 def phase_changes(before: Report, after: Report) -> tuple[CostChange, ...]:
     """Seconds a step of each phase of post-training, on each side."""
-    taken = [
+    of_runs = [
         {row["phase"]: row.get("usual_s", row["seconds"]) for row in report["rl"]["phases"]}
         for report in (before, after)
     ]
-    return tuple(CostChange(name, taken[0].get(name), taken[1].get(name)) for name in taken[0] | taken[1])
+    return tuple(CostChange(name, of_runs[0].get(name), of_runs[1].get(name)) for name in of_runs[0] | of_runs[1])
 
 
 def first_split(report: Report) -> int | None:

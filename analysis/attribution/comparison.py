@@ -202,11 +202,11 @@ def _price(report: Report, cause: Report) -> str | None:
 
 def _kinds(changes: tuple[CostChange, ...], step_s: float, *, phases: bool) -> str | None:
     """The op kinds whose stragglers cost more or less than before, or the phases that take more or less."""
-    found = sorted(changes, key=lambda change: -abs(change.difference_s))
-    told = [change for change in found if abs(change.difference_s) >= SMALLEST_SHARE * step_s][:_MOST_KINDS]
+    largest_first = sorted(changes, key=lambda change: -abs(change.difference_s))
+    shown = [change for change in largest_first if abs(change.difference_s) >= SMALLEST_SHARE * step_s][:_MOST_KINDS]
     words = [
         f"{change.name} {seconds(abs(change.difference_s))} {'more' if change.difference_s > 0 else 'less'}"
-        for change in told
+        for change in shown
     ]
     what = "what phases take" if phases else "what stragglers cost a step, each op kind alone"
     return f"{what}: {', '.join(words)}" if words else None

@@ -58,21 +58,21 @@ class CriticalPath(Struct, frozen=True, eq=False):
 
     def step_seconds_by(self, names: Sequence[str]) -> dict[tuple[Value | None, ...], list[float]]:
         """Like `seconds_by`: seconds of each step in which such ops are on the path, in any order."""
-        found: dict[tuple[Value | None, ...], list[float]] = {}
+        totals: dict[tuple[Value | None, ...], list[float]] = {}
         for number in np.unique(self.block).tolist():
-            here = self.block == number
+            of_block = self.block == number
             labels = [self.graph.label(number, name) for name in names]
             shape = self.graph.blocks[number].start.shape
-            codes = [np.broadcast_to(label.codes, shape)[self.row[here], self.lane[here]] for label in labels]
-            combined, at = combinations([*codes, self.step[here]])
-            seconds = np.bincount(at, weights=self.cost_s[here])
+            codes = [np.broadcast_to(label.codes, shape)[self.row[of_block], self.lane[of_block]] for label in labels]
+            combined, place = combinations([*codes, self.step[of_block]])
+            seconds = np.bincount(place, weights=self.cost_s[of_block])
             for (*key_codes, _), total in zip(combined.tolist(), seconds.tolist(), strict=True):
                 key = tuple(
                     None if code == UNLABELLED else label.value(code)
                     for label, code in zip(labels, key_codes, strict=True)
                 )
-                found.setdefault(key, []).append(total)
-        return found
+                totals.setdefault(key, []).append(total)
+        return totals
 
     @property
     def step_delays_s(self) -> Floats:
@@ -95,10 +95,10 @@ def critical_path(replay: GraphReplay, changes: Sequence[Intervention]) -> Criti
     for number, (block, walk) in enumerate(zip(graph.blocks, walks, strict=True)):
         bounds = block.first_lane
         for first in range(0, len(bounds) - 1, _STEPS_AT_ONCE):
-            some = bounds[first : first + _STEPS_AT_ONCE + 1]
-            lane = _last_lanes(walk.last, some)
-            counts, ops = walk.back(some, lane, walk.timeline.end[:, lane].argmax(axis=0), apart=False)
-            parts.append(_Part(np.repeat(block.step[some[:-1]], counts), number, ops))
+            lanes_of_steps = bounds[first : first + _STEPS_AT_ONCE + 1]
+            lane = _last_lanes(walk.last, lanes_of_steps)
+            counts, ops = walk.back(lanes_of_steps, lane, walk.timeline.end[:, lane].argmax(axis=0), apart=False)
+            parts.append(_Part(np.repeat(block.step[lanes_of_steps[:-1]], counts), number, ops))
     return _assembled(graph, replayed, parts)
 
 
@@ -113,14 +113,14 @@ def _across_blocks(graph: LabelledGraph, walks: Sequence[_Walk]) -> Iterator[_Pa
         while True:
             walk = walks[block]
             _, ops = walk.back(lanes_of[block], np.array([lane]), np.array([row]), apart=True)
-            here = np.full(len(ops.row), step, np.int32)
+            steps = np.full(len(ops.row), step, np.int32)
             if ops.late_row[-1] >= 0:
-                yield _Part(here, block, ops)
+                yield _Part(steps, block, ops)
                 break
             # Lanes of several templates take part in the collective: find the lane that arrived last.
             rendezvous = int(walk.template.rendezvous[walk.group_of_row[ops.row[-1]]])
             late = max(walks[number].latest(rendezvous, number, lanes) for number, lanes in lanes_of.items())
-            yield _Part(here, block, ops, late[1:])
+            yield _Part(steps, block, ops, late[1:])
             _, block, late_row, lane = late
             waits = walks[block].waits(late_row)
             if not len(waits):
@@ -143,13 +143,13 @@ def critical_ops(replay: JobReplay, changes: Sequence[Intervention]) -> pl.DataF
     path, graph = critical_path(replay, changes), replay.graph
     frames = []
     for number, block in enumerate(graph.blocks):
-        here = np.flatnonzero(path.block == number)
-        row, lane, template = path.row[here], path.lane[here], block.template
+        positions = np.flatnonzero(path.block == number)
+        row, lane, template = path.row[positions], path.lane[positions], block.template
         frames.append(
             pl.DataFrame(
                 {
-                    "place": here,
-                    "step": graph.steps[path.step[here]],
+                    "place": positions,
+                    "step": graph.steps[path.step[positions]],
                     "dp_rank": block.dp_rank[lane],
                     "pp_rank": template.pp_rank[row],
                     "kind": pl.Series(template.kind[row]).cat.to(KIND_TYPE),
@@ -200,12 +200,12 @@ class _Walk:
         """
         template, counts = self.template, np.empty(len(row), np.int64)
         room = [np.empty(len(row) * len(template.rendezvous), np.int64) for _ in range(4)]
-        found = native.critical_paths(
+        count = native.critical_paths(
             template.first_wait, template.waits_for, template.order, template.first_of_group, self.group_of_row,
             template.rendezvous, template.is_communication, self.timeline.start, self.timeline.end, first_lane, row,
             lane, np.array([apart]), counts, *room,
         )  # fmt: skip
-        return counts, _Ops(*(part[:found].copy() for part in room))
+        return counts, _Ops(*(part[:count].copy() for part in room))
 
     def latest(self, rendezvous: int, number: int, lanes: Ints) -> tuple[float, int, int, int]:
         """The lane that arrives last at a collective: its time, `number`, row, lane."""
@@ -214,8 +214,8 @@ class _Walk:
             return -np.inf, number, -1, -1
         rows = self.template.order[self.template.first_of_group[group] : self.template.first_of_group[group + 1]]
         start = self.timeline.start[rows, lanes[0] : lanes[1]]
-        at, lane = np.unravel_index(start.argmax(), start.shape)
-        return float(start[at, lane]), number, int(rows[at]), int(lanes[0] + lane)
+        member, lane = np.unravel_index(start.argmax(), start.shape)
+        return float(start[member, lane]), number, int(rows[member]), int(lanes[0] + lane)
 
     def waits(self, row: int) -> Int32s:
         """The rows that a row waits for."""

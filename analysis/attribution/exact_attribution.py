@@ -50,7 +50,7 @@ def representative_lanes(replay: JobReplay) -> tuple[RepresentativeLanes, ...]:
     for number, block in enumerate(graph.blocks):
         lanes_here[number] = np.bincount(block.step, minlength=len(graph.steps))
     dp_ranks = np.array(graph.dp_ranks)
-    found = []
+    represented = []
     for number, block in enumerate(graph.blocks):
         others = lanes_here[:, block.step].T > 0
         others[:, number] = lanes_here[number, block.step] > 1
@@ -60,7 +60,7 @@ def representative_lanes(replay: JobReplay) -> tuple[RepresentativeLanes, ...]:
             coupled = build_coupled_template([graph.blocks[member].structure for member in members])
             begin = np.concatenate([graph.blocks[member].template.begin for member in members])
             cost = replay.durations.cost[number]
-            found.append(
+            represented.append(
                 RepresentativeLanes(
                     template=replace(coupled, begin=begin),
                     ideal=np.concatenate([replay.durations.ideal[member] for member in members]),
@@ -69,7 +69,7 @@ def representative_lanes(replay: JobReplay) -> tuple[RepresentativeLanes, ...]:
                     dp_index=np.searchsorted(dp_ranks, block.dp_rank[lanes]),
                 )
             )
-    return tuple(found)
+    return tuple(represented)
 
 
 def add_back_lanes(replay: JobReplay, represented: tuple[RepresentativeLanes, ...], stage: int | None = None) -> Floats:

@@ -116,19 +116,19 @@ class Gate(Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
 
     @classmethod
-    def of(cls, baseline: Runs, run: Runs, rows: tuple[Judged, ...], **known: Any) -> Gate:
-        """The worst verdict on any figure, in words. `known`: the other fields."""
+    def of(cls, baseline: Runs, run: Runs, rows: tuple[Judged, ...], **fields: Any) -> Gate:
+        """The worst verdict on any figure, in words. `fields`: the other fields."""
         outcome = min((row.outcome for row in rows), key=_WORST_FIRST.index)
         chosen = [row for row in rows if row.outcome is outcome]
         if outcome is Outcome.PASSED:
-            sentence = f"{chosen[0].sentence}; nothing grew by more than {percent(known['limit'])}"
+            sentence = f"{chosen[0].sentence}; nothing grew by more than {percent(fields['limit'])}"
         elif outcome in SLOWER:
             more = len(chosen) - _MOST_NAMED
             sentences = [row.sentence for row in chosen[:_MOST_NAMED]]
             sentence = "; ".join([*sentences, *([f"and {counted(more, 'more part')}"] if more > 0 else [])])
         else:
-            sentence = _what_would_tell(baseline, run, chosen, known["noise"])
-        return cls(outcome=outcome, sentence=sentence, baseline=baseline, run=run, rows=rows, **known)
+            sentence = _what_would_tell(baseline, run, chosen, fields["noise"])
+        return cls(outcome=outcome, sentence=sentence, baseline=baseline, run=run, rows=rows, **fields)
 
 
 def _what_would_tell(baseline: Runs, run: Runs, rows: Sequence[Judged], noise: float | None) -> str:
@@ -173,8 +173,8 @@ def judge(
     None to learn it from several baselines. Raises SelectionError for a part that no run has.
     """
     sides = (*baselines, run)
-    known = list(dict.fromkeys(part for side in sides for part in side.parts))
-    names = [STEP, *dict.fromkeys(part.name for part in known)]
+    in_any_run = list(dict.fromkeys(part for side in sides for part in side.parts))
+    names = [STEP, *dict.fromkeys(part.name for part in in_any_run)]
     if unknown := {*parts} - {*names}:
         raise SelectionError(f"no part is called {listed(sorted(unknown))}; there are {listed(names)}")
     step_s = [float(side.step_s.mean()) for side in sides]
@@ -183,18 +183,18 @@ def judge(
         shares = [_seconds(side, part).mean() / whole for side, whole in zip(sides, step_s, strict=True)]
         return part.name in parts if parts else max(shares) >= SMALLEST_SHARE
 
-    wanted = [None] * (not parts or STEP in parts) + [part for part in known if counts(part)]
+    wanted = [None] * (not parts or STEP in parts) + [part for part in in_any_run if counts(part)]
     *before, after = (np.stack([_seconds(side, part) for part in wanted], axis=1) for side in sides)
-    found = differences_from_runs(before, after, CONFIDENCE)
-    whole_s = np.maximum(found.before, SMALLEST_WHOLE * float(np.mean(step_s[:-1])))
+    differences = differences_from_runs(before, after, CONFIDENCE)
+    whole_s = np.maximum(differences.before, SMALLEST_WHOLE * float(np.mean(step_s[:-1])))
     if noise is not None:
-        found = dataclasses.replace(found, noise=noise * whole_s)
-    rows = [_judged(found, at, part, limit * float(whole_s[at])) for at, part in enumerate(wanted)]
+        differences = dataclasses.replace(differences, noise=noise * whole_s)
+    rows = [_judged(differences, at, part, limit * float(whole_s[at])) for at, part in enumerate(wanted)]
     slower = [at for at, row in enumerate(rows) if row.outcome in SLOWER]
-    for at in slower:
+    for number in slower:
         kinds = [part for part in wanted if part is not None and part.of == "kind"] if slower == [0] else []
-        part = wanted[at]
-        rows[at] = replace(rows[at], where=_where(sides, kinds if part is None else [part]))
+        part = wanted[number]
+        rows[number] = replace(rows[number], where=_where(sides, kinds if part is None else [part]))
     return tuple(rows)
 
 
@@ -205,13 +205,13 @@ def unclear_slowdown(original_s: Floats, ideal_s: Floats, bound: float) -> str |
     if len(original_s) < FEWEST_STEPS or not ideal_s.mean() > 0:
         return None
     by_step = slowdown_by_step(original_s, ideal_s)[:, None]
-    found = differences_of_means(np.zeros_like(by_step), by_step, CONFIDENCE)
-    apart, margin = abs(float(found.after[0]) - bound), float(found.margin[0])
+    difference = differences_of_means(np.zeros_like(by_step), by_step, CONFIDENCE)
+    apart, margin = abs(float(difference.after[0]) - bound), float(difference.margin[0])
     if not apart < margin < np.inf:
         return None
-    more = found.more_steps(0, apart)
+    more = difference.more_steps(0, apart)
     steps = "far more steps" if more is None else counted(more, "more step")
-    return f"S is {found.after[0]:.3f} ± {margin:.3f}: record {steps}"
+    return f"S is {difference.after[0]:.3f} ± {margin:.3f}: record {steps}"
 
 
 def _seconds(side: Spent | SpentPhases, part: Part | None) -> Floats:
@@ -219,20 +219,29 @@ def _seconds(side: Spent | SpentPhases, part: Part | None) -> Floats:
     return side.step_s if part is None else side.parts.get(part, np.zeros_like(side.step_s))
 
 
-def _judged(found: MeanDifferences, at: int, part: Part | None, allowed_s: float) -> Judged:
+def _judged(differences: MeanDifferences, column: int, part: Part | None, allowed_s: float) -> Judged:
     """The verdict on one figure: its interval is above the limit, below it, or on both sides."""
     name = STEP if part is None else str(part)
-    change_s, margin_s = float(found.difference[at]), float(found.margin[at])
+    change_s, margin_s = float(differences.difference[column]), float(differences.margin[column])
     outcome, more, baselines = Outcome.CANNOT_TELL, None, None
-    if min(found.steps) >= FEWEST_STEPS and abs(change_s - allowed_s) >= margin_s:
-        grown = Outcome.REGRESSION if found.noise_is_known else Outcome.SLOWER
+    if min(differences.steps) >= FEWEST_STEPS and abs(change_s - allowed_s) >= margin_s:
+        grown = Outcome.REGRESSION if differences.noise_is_known else Outcome.SLOWER
         outcome = Outcome.PASSED if change_s <= allowed_s else grown
     else:  # an interval that ends at the limit, or half as wide as that of runs that are equal but for their noise
         wanted_s = max(abs(change_s - allowed_s), allowed_s / 2)
-        more = found.more_steps(at, wanted_s) or None  # 0 if too few show their scatter
-        baselines = found.more_runs(at, wanted_s) if more is None else None
+        more = differences.more_steps(column, wanted_s) or None  # 0 if too few show their scatter
+        baselines = differences.more_runs(column, wanted_s) if more is None else None
     margin = margin_s if np.isfinite(margin_s) else None
-    return Judged(name, outcome, float(found.before[at]), float(found.after[at]), margin, allowed_s, more, baselines)
+    return Judged(
+        name,
+        outcome,
+        float(differences.before[column]),
+        float(differences.after[column]),
+        margin,
+        allowed_s,
+        more,
+        baselines,
+    )
 
 
 def _where(sides: Sequence[Spent | SpentPhases], parts: list[Part]) -> str:
@@ -244,13 +253,13 @@ def _where(sides: Sequence[Spent | SpentPhases], parts: list[Part]) -> str:
     if not parts or not len(ranks) or any(len(side.ranks) != len(ranks) for side in sides):
         return ""
     *before, after = (np.concatenate([side.by_rank(part) for part in parts], axis=1) for side in sides)
-    found = differences_from_runs(before, after, CONFIDENCE)
-    slower = (found.difference > found.margin).reshape(len(parts), -1)
-    grown = np.where(slower, found.difference.reshape(slower.shape), 0.0).sum(axis=1)
+    differences = differences_from_runs(before, after, CONFIDENCE)
+    slower = (differences.difference > differences.margin).reshape(len(parts), -1)
+    grown = np.where(slower, differences.difference.reshape(slower.shape), 0.0).sum(axis=1)
     most = int(grown.argmax())
     if not grown[most] > 0:
         return ""
-    more = found.difference.reshape(slower.shape)[most]
+    more = differences.difference.reshape(slower.shape)[most]
     named = slower[most] & (more >= more.max() / 2)
     on = f"on all {len(ranks)} ranks" if named.all() else f"on {ranks_text(ranks[named].tolist())}"
     return on if len(parts) == 1 else f"mostly {parts[most]} {on}"

@@ -83,8 +83,8 @@ class _Lanes(Struct, frozen=True, eq=False):
             dp_index = np.searchsorted(graph.dp_ranks, block.dp_rank[low:high])
             for source in range(count + 1):
                 costs = self.costs[number] if source == count else self.behind_collective[number]
-                found = path_lengths(block.template, costs, count, source, (low, high))
-                lengths[source][:, block.step[low:high] - first, dp_index] = found
+                of_block = path_lengths(block.template, costs, count, source, (low, high))
+                lengths[source][:, block.step[low:high] - first, dp_index] = of_block
         return lengths
 
 

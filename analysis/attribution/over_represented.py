@@ -62,8 +62,8 @@ def _of_rank(names: Mapping[int, str]) -> pl.Expr:
 
 
 def _models(gpus: Any) -> dict[int, str]:
-    found = gpus.items() if isinstance(gpus, dict) else ()
-    return {int(rank): str(gpu["model"]) for rank, gpu in found if isinstance(gpu, dict) and gpu.get("model")}
+    by_rank = gpus.items() if isinstance(gpus, dict) else ()
+    return {int(rank): str(gpu["model"]) for rank, gpu in by_rank if isinstance(gpu, dict) and gpu.get("model")}
 
 
 def over_represented(ops: pl.DataFrame, chosen: pl.Series) -> pl.DataFrame:
@@ -84,5 +84,5 @@ def over_represented(ops: pl.DataFrame, chosen: pl.Series) -> pl.DataFrame:
     if not tables:
         numbers = {"inside": pl.Float64, "outside": pl.Float64}
         return pl.DataFrame(schema={"label": pl.String, "value": pl.String, **numbers})
-    found = pl.concat(tables).filter(pl.col("inside") > pl.col("outside"))
-    return found.sort(pl.col("outside") - pl.col("inside"), "label", "value")
+    larger_inside = pl.concat(tables).filter(pl.col("inside") > pl.col("outside"))
+    return larger_inside.sort(pl.col("outside") - pl.col("inside"), "label", "value")

@@ -106,8 +106,8 @@ def pattern_of_series(series: Floats, steps: list[int]) -> TimePattern:
     values = tuple(float(value) for value in series)
 
     def found(shape: TimeShape, statistic: float, needed: float, **more: Any) -> TimePattern:
-        known = {"since_step": None, "period": None, "slow_steps": ()} | more
-        return TimePattern(shape, statistic, needed, per_step=values, **known)
+        fields = {"since_step": None, "period": None, "slow_steps": ()} | more
+        return TimePattern(shape, statistic, needed, per_step=values, **fields)
 
     level = float(np.median(series))
     steady = TimeShape.PERSISTENT if level >= SMALLEST_SLOWDOWN else TimeShape.NONE
@@ -115,20 +115,20 @@ def pattern_of_series(series: Floats, steps: list[int]) -> TimePattern:
         return found(steady, level, SMALLEST_SLOWDOWN)
     # The standard deviation of a step, from differences of neighbours, which trends and jumps hardly affect.
     noise = max(float(1.4826 * np.median(np.abs(np.diff(series))) / np.sqrt(2)), 1e-9)
-    at, change = _change_point(series, noise)
-    gap = abs(float(series[at:].mean() - series[:at].mean()))
+    since, change = _change_point(series, noise)
+    gap = abs(float(series[since:].mean() - series[:since].mean()))
     trend, rise = _trend(series)
     slow = np.flatnonzero(series > level + max(SLOW_STEP_ERRORS * noise, SMALLEST_CHANGE * level))
     slow_steps = tuple(steps[position] for position in slow)
     few = 0 < len(slow) <= TRANSIENT_SHARE * len(series)
     at_all = np.arange(len(series))
     line = _share(series, np.polyval(np.polyfit(at_all, series, 1), at_all).astype(np.float64))
-    jump = _share(series, np.where(at_all < at, series[:at].mean(), series[at:].mean()))
+    jump = _share(series, np.where(at_all < since, series[:since].mean(), series[since:].mean()))
     drifts = line > jump and (line > CLEAR_LINE_SHARE or not few)
     if trend > TREND_ERRORS and rise > SMALLEST_CHANGE and drifts:
         return found(TimeShape.DRIFTING, trend, TREND_ERRORS)
     if change > CHANGE_ERRORS and gap > SMALLEST_CHANGE and not few:
-        return found(TimeShape.CHANGED, change, CHANGE_ERRORS, since_step=steps[at])
+        return found(TimeShape.CHANGED, change, CHANGE_ERRORS, since_step=steps[since])
     period, share = _period(series, np.array(steps))
     if period is not None:
         return found(TimeShape.PERIODIC, share, PERIODIC_SHARE, period=period, slow_steps=slow_steps)
@@ -170,9 +170,9 @@ def rising_pairs(series: Floats) -> int:
     while width < len(rank):
         pair = position // (2 * width) * beyond
         on_right = position // width % 2 == 1
-        left, right, first = np.sort((pair + rank)[~on_right]), (pair + rank)[on_right], pair[on_right]
-        below = np.searchsorted(left, right) - np.searchsorted(left, first)
-        above = np.searchsorted(left, first + beyond) - np.searchsorted(left, right, side="right")
+        lower_half, right, first = np.sort((pair + rank)[~on_right]), (pair + rank)[on_right], pair[on_right]
+        below = np.searchsorted(lower_half, right) - np.searchsorted(lower_half, first)
+        above = np.searchsorted(lower_half, first + beyond) - np.searchsorted(lower_half, right, side="right")
         total += int((below - above).sum())
         width *= 2
     return total

@@ -45,12 +45,12 @@ def _samples(graph: DependencyGraph) -> tuple[Floats, Floats]:
     gaps, durations = [], []
     for block in graph.blocks:
         template = block.template
-        mine = template.pp_rank == template.pp_rank[0]
-        work = mine & ~template.is_communication
+        of_stage = template.pp_rank == template.pp_rank[0]
+        work = of_stage & ~template.is_communication
         start, duration = block.start[:, :LANES], block.duration[work, :LANES]
         if block.present is not None:
             start = np.where(block.present[:, :LANES], start, np.nan)
-        gaps.append(np.diff(np.sort(start[mine], axis=0), axis=0).ravel())
+        gaps.append(np.diff(np.sort(start[of_stage], axis=0), axis=0).ravel())
         durations.append(duration.ravel())
     between, lasting = np.concatenate(gaps), np.concatenate(durations)
     return between[between > SAME_S], lasting[lasting > SAME_S]

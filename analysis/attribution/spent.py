@@ -52,10 +52,10 @@ class SpentPhases(Struct, frozen=True, eq=False):
 
 def kept_steps(steps: list[int], ignored: Collection[int]) -> Bools:
     """Mask of the steps to compare, [steps]. Raises SelectionError if all of them are `ignored`."""
-    kept = ~np.isin(steps, [*ignored])
-    if not kept.any():
+    mask = ~np.isin(steps, [*ignored])
+    if not mask.any():
         raise SelectionError(f"no step is left; there are {ranks_text(steps, name='step')}")
-    return kept
+    return mask
 
 
 class Spent(Struct, frozen=True, eq=False, dict=True):
@@ -111,12 +111,12 @@ class Spent(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def parts(self) -> dict[Part, Floats]:
         """The own time of the ops of each part on the mean rank, seconds, [steps] each."""
-        found: dict[Part, Floats] = {}
+        parts_s: dict[Part, Floats] = {}
         for label, word in _LABELS.items():
             if label in self.replay.graph.label_names:
                 values, seconds = label_values(self.replay.graph, label), self._seconds(label) / len(self.ranks)
-                found |= {Part(word, str(value)): seconds[:, at] for at, value in enumerate(values)}
-        return found
+                parts_s |= {Part(word, str(value)): seconds[:, at] for at, value in enumerate(values)}
+        return parts_s
 
     def by_rank(self, part: Part) -> Floats:
         """The own time of the ops of a part on each rank, seconds, [steps, ranks]."""

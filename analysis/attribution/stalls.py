@@ -73,11 +73,11 @@ def stalls_of(replay: JobReplay, attribution: Attribution) -> tuple[Stall, ...]:
     # The parts of a usual step: the mean over all steps, without the slow ones.
     usual = (_mean_by_part(attribution) * len(recorded) - of_slow.sum(axis=0)) / (~slow).sum()
     longer = (of_slow - usual).argmax(axis=1)
-    found = [
+    stalls = [
         Stall(int(step), float(recorded_s) - usual_s, _PARTS[part])
         for step, recorded_s, part in zip(attribution.steps[slow], recorded[slow], longer, strict=True)
     ]
-    return tuple(sorted(found, key=lambda stall: -stall.extra_s))
+    return tuple(sorted(stalls, key=lambda stall: -stall.extra_s))
 
 
 def _seconds_by_part(replay: JobReplay) -> Floats:
@@ -85,9 +85,9 @@ def _seconds_by_part(replay: JobReplay) -> Floats:
     graph, path = replay.graph, critical_path(replay, RECORDED)
     totals = np.zeros((len(graph.steps), len(_PARTS)))
     for number, block in enumerate(graph.blocks):
-        here = path.block == number
-        part = _PART_OF_KIND[block.template.kind[path.row[here]]]
-        np.add.at(totals, (path.step[here], part), path.cost_s[here])
+        of_block = path.block == number
+        part = _PART_OF_KIND[block.template.kind[path.row[of_block]]]
+        np.add.at(totals, (path.step[of_block], part), path.cost_s[of_block])
     np.add.at(totals[:, _PARTS.index(Part.HOST)], path.step, path.delay_s)
     return totals
 

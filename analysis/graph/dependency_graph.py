@@ -240,9 +240,9 @@ class DependencyGraph(Struct, frozen=True, eq=False, dict=True):
         names = tuple(sorted(set(hosts.values())))
         number = {name: code for code, name in enumerate(names)}
         row_of = {dp_rank: row for row, dp_rank in enumerate(self.dp_ranks)}
-        for at, rank in self.trace.worker_ranks().items():
-            if (row := row_of.get(at.dp_rank)) is not None:
-                cell = row, at.pp_rank
+        for worker, rank in self.trace.worker_ranks().items():
+            if (row := row_of.get(worker.dp_rank)) is not None:
+                cell = row, worker.pp_rank
                 codes[cell] = rank
                 host_of[cell] = number.get(hosts.get(rank, ""), UNLABELLED)
         labels = {"rank": Label(codes)}
@@ -317,9 +317,9 @@ def _posted(lanes: Lanes, job: JobLanes, whole: Whole) -> tuple[dict[StructureKe
     receives are posted.
     """
     recorded = whole.agreed(lambda: job.samples_in(lanes), merged_samples)
-    known = {key: known for key, some in recorded.items() if (known := with_host_order(some)) is not None}
-    if len(known) == len(recorded):
-        rule, structures = RECORDED, known
+    by_host = {key: by_host for key, some in recorded.items() if (by_host := with_host_order(some)) is not None}
+    if len(by_host) == len(recorded):
+        rule, structures = RECORDED, by_host
     else:
         rule = PUBLISHED if lanes.inferred_transfers else infer_posting(recorded.values())
         structures = {key: with_posting(some, rule) for key, some in recorded.items()}
@@ -365,8 +365,8 @@ def _begun_when_ready(graph: DependencyGraph, missing: MissingOps) -> Dependency
 def _lanes_at(block: Block, step: Ints, dp_rank: Int32s) -> Ints:
     """The lanes of a block at these (step index, dp_rank), as far as the block has them."""
     width = int(max(block.dp_rank.max(), dp_rank.max(initial=0))) + 1
-    here: Ints = np.flatnonzero(np.isin(block.step * width + block.dp_rank, step * width + dp_rank))
-    return here
+    lanes: Ints = np.flatnonzero(np.isin(block.step * width + block.dp_rank, step * width + dp_rank))
+    return lanes
 
 
 def first_lanes(step: Int32s) -> Ints:

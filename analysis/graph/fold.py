@@ -58,9 +58,9 @@ class FoldedGraph:
     @cached_property
     def _cell(self) -> Ints:
         """Where each op is in the concatenated cells of all blocks, [ops]."""
-        found = np.empty(len(self.ops.start), np.int64)
-        found[np.concatenate([block.op.ravel() for block in self.blocks])] = np.arange(len(found))
-        return found
+        cells = np.empty(len(self.ops.start), np.int64)
+        cells[np.concatenate([block.op.ravel() for block in self.blocks])] = np.arange(len(cells))
+        return cells
 
     def label(self, number: int, name: str) -> Label:
         """A label of the ops of block `number`. Raises SelectionError, with the labels that exist, if there is none."""
@@ -100,8 +100,8 @@ class _Step:
 
     def signature(self, graph: OpGraph) -> bytes:
         """Equal for steps that fold: the same ranks, comparable ops, and dependencies."""
-        here = slice(self.first, self.last)
-        parts = (graph.rank[here], graph.peer[here], self.group, graph.rendezvous[here] >= 0, self.before, self.after)
+        span = slice(self.first, self.last)
+        parts = (graph.rank[span], graph.peer[span], self.group, graph.rendezvous[span] >= 0, self.before, self.after)
         digest = hashlib.blake2b(digest_size=16)
         for part in parts:
             digest.update(len(part).to_bytes(8, "little"))

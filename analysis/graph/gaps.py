@@ -84,25 +84,25 @@ def missing_ops(
     `steps`, `dp_ranks`: the numbers of the steps and DP ranks in `counts`.
     """
     by_lane = counts.reshape(len(steps), len(dp_ranks), stages, len(KINDS))
-    here = np.zeros(len(counts), np.bool_)
-    here[lanes] = True
-    there = here.reshape(len(steps), len(dp_ranks))
-    found: list[npt.NDArray[np.int64]] = []
+    complete = np.zeros(len(counts), np.bool_)
+    complete[lanes] = True
+    in_step = complete.reshape(len(steps), len(dp_ranks))
+    rows: list[npt.NDArray[np.int64]] = []
     for kind in SHARED:
         count = by_lane[:, :, :, kind.code]
         if not count.any():
             continue
-        expected = np.where(there[:, :, None], count, 0).max(axis=1, keepdims=True)
+        expected = np.where(in_step[:, :, None], count, 0).max(axis=1, keepdims=True)
         joined = _joined_stages(kind, stages)
         expected[:, :, joined] = expected[:, :, joined].max(axis=2, keepdims=True)
-        lacks = np.where(there[:, :, None], expected - count, 0)
+        lacks = np.where(in_step[:, :, None], expected - count, 0)
         cells = np.argwhere(lacks > 0)
         often = lacks[tuple(cells.T)]
         cell = np.repeat(np.arange(len(cells)), often)
         seq = count[tuple(cells.T)][cell] + np.arange(len(cell)) - (np.cumsum(often) - often)[cell]
         step, dp_index, stage = cells[cell].T
-        found.append(np.stack([steps[step], dp_ranks[dp_index], stage, np.full(len(cell), kind.code), seq], axis=1))
-    table = np.concatenate(found) if found else np.empty((0, 5), np.int64)
+        rows.append(np.stack([steps[step], dp_ranks[dp_index], stage, np.full(len(cell), kind.code), seq], axis=1))
+    table = np.concatenate(rows) if rows else np.empty((0, 5), np.int64)
     return MissingOps(
         step=table[:, 0].astype(np.int32),
         dp_rank=table[:, 1].astype(np.int32),
@@ -135,15 +135,15 @@ def with_missing_ops(trace: Trace, missing: MissingOps) -> Trace:
     )
     times = pl.col("start").median(), (pl.col("start") + pl.col("duration")).median().alias("end")
     shared = trace.ops.filter(pl.col("kind").is_in([str(kind) for kind in SHARED]))
-    one = ["step", "kind", "seq"]
-    of_stage = shared.group_by(*one, "pp_rank").agg(*times, pl.col("chunk").first())
-    of_all = shared.group_by(one).agg(*times)
+    key = ["step", "kind", "seq"]
+    of_stage = shared.group_by(*key, "pp_rank").agg(*times, pl.col("chunk").first())
+    of_all = shared.group_by(key).agg(*times)
     # Embedding gradients are summed over the first and the last stage of one DP rank, not over DP ranks.
-    of_lane = shared.filter(pl.col("kind") == OpKind.EMBEDDING_GRADS_ALL_REDUCE).group_by(*one, "dp_rank").agg(*times)
+    of_lane = shared.filter(pl.col("kind") == OpKind.EMBEDDING_GRADS_ALL_REDUCE).group_by(*key, "dp_rank").agg(*times)
     filled = (
-        wanted.join(of_stage, on=[*one, "pp_rank"], how="left")
-        .join(of_all, on=one, how="left", suffix="_of_all")
-        .join(of_lane, on=[*one, "dp_rank"], how="left", suffix="_of_lane")
+        wanted.join(of_stage, on=[*key, "pp_rank"], how="left")
+        .join(of_all, on=key, how="left", suffix="_of_all")
+        .join(of_lane, on=[*key, "dp_rank"], how="left", suffix="_of_lane")
         .with_columns(pl.coalesce(f"{name}_of_lane", name, f"{name}_of_all").alias(name) for name in ("start", "end"))
         .with_columns(duration=pl.col("end") - pl.col("start"), microbatch=pl.lit(None, pl.Int32))
     )

@@ -47,9 +47,9 @@ def with_inferred_transfers(trace: Trace, virtual: Ints, whole: Whole = UNDIVIDE
     received = pl.concat([_received(computes, direction, short(trace.name)) for direction in (FORWARD, BACKWARD)])
     usual = whole.agreed(lambda: _waits(received), _usual_waits)
     types = {name: received.schema[name] for name in _LINK} | {"usual": pl.Float64}
-    known = pl.DataFrame([(*link, wait) for link, wait in usual.items()], types, orient="row")
+    waits = pl.DataFrame([(*link, wait) for link, wait in usual.items()], types, orient="row")
     at_most = pl.min_horizontal("took", pl.col("usual").fill_null(0.0))
-    received = received.join(known, on=_LINK, how="left", maintain_order="left").with_columns(
+    received = received.join(waits, on=_LINK, how="left", maintain_order="left").with_columns(
         duration=pl.when("waited").then("took").otherwise(at_most)
     )
     received = received.select(list(SCHEMA)).cast(pl.Schema(SCHEMA))
@@ -73,15 +73,15 @@ def _received(computes: pl.DataFrame, direction: Direction, name: str) -> pl.Dat
         began="start",
         sent=_END,
     )
-    found = consumers.join(producers, on=same, maintain_order="left").filter(pl.col("sender") != pl.col("pp_rank"))
-    if (early := found.filter(pl.col("began").gt(_START) & pl.col("began").ge(_END))).height:
+    received = consumers.join(producers, on=same, maintain_order="left").filter(pl.col("sender") != pl.col("pp_rank"))
+    if (early := received.filter(pl.col("began").gt(_START) & pl.col("began").ge(_END))).height:
         raise GraphError(
             f"{_where(name, early.row(0, named=True))} ends before the compute that it needs begins: the clocks of the"
             " ranks differ too much"
         )
     # A link carries one transfer after the other: the one before had ended when its compute began.
     linked = pl.max_horizontal("sent", _START.shift(1).over(*_STAGE, "sender"))
-    return found.with_columns(
+    return received.with_columns(
         kind=pl.lit(str(direction.recv)),
         seq=pl.int_range(pl.len()).over(_STAGE),
         start="sent",

@@ -108,18 +108,18 @@ class LabelledGraph(Protocol):
         ...
 
 
-def unknown_label(name: str, known: Iterable[str]) -> SelectionError:
+def unknown_label(name: str, names: Iterable[str]) -> SelectionError:
     """The error for a label that no op of the job has."""
-    return SelectionError(f"{name!r:.80} is not a label of this job; it has {', '.join(known)}")
+    return SelectionError(f"{name!r:.80} is not a label of this job; it has {', '.join(names)}")
 
 
 def label_values(graph: LabelledGraph, name: str) -> list[Value]:
     """The values of a label that occur in the job, ascending."""
-    found: set[Value] = set()
+    values: set[Value] = set()
     for number in range(len(graph.blocks)):
         label = graph.label(number, name)
-        found.update(label.value(code) for code in np.unique(label.codes).tolist() if code != UNLABELLED)
-    return sorted(found, key=lambda value: (isinstance(value, str), value))
+        values.update(label.value(code) for code in np.unique(label.codes).tolist() if code != UNLABELLED)
+    return sorted(values, key=lambda value: (isinstance(value, str), value))
 
 
 def shown_values(values: Sequence[Value]) -> str:

@@ -77,9 +77,9 @@ def place_lanes(trace: Trace, whole: Whole = UNDIVIDED) -> Lanes:
     ops = _Ops(trace)
     counts = ops.counts()
     lanes, dropped_lanes = _complete_lanes(counts, ops.steps, ops.dp_ranks, layout.pp, trace.name)
-    here = counts[lanes].min(axis=0), counts[lanes].max(axis=0)
-    placed = {} if varying_kinds(*here) else _alike(ops, counts, lanes)
-    fewest, most, structures = whole.agreed(lambda: (*here, set(placed)), _joined)
+    bounds = counts[lanes].min(axis=0), counts[lanes].max(axis=0)
+    placed = {} if varying_kinds(*bounds) else _alike(ops, counts, lanes)
+    fewest, most, structures = whole.agreed(lambda: (*bounds, set(placed)), _joined)
     inferred = layout.pp > 1 and not most.reshape(-1, len(KINDS))[:, [kind.code for kind in _TRANSFERS]].any()
     if inferred:
         ops = _Ops(with_inferred_transfers(trace, virtual, whole), inferred=True)
@@ -121,8 +121,8 @@ def _united(
         parts = _alike(ops, _without(counts, kinds), lanes)
         occasional = {key: ops.occasional(kinds, part) for key, part in parts.items()}
         cells = {key: Cells.of(part, occasional[key]) for key, part in parts.items()}
-        found = {key: (cells[key].names, len(occasional[key].lane), part.start.shape) for key, part in parts.items()}
-        names, fit = whole.agreed(partial(dict, found), merged_names)
+        sizes = {key: (cells[key].names, len(occasional[key].lane), part.start.shape) for key, part in parts.items()}
+        names, fit = whole.agreed(partial(dict, sizes), merged_names)
         if len(names) == 1:
             break
     if not fit:
@@ -135,20 +135,20 @@ def _without(counts: Int32s, kinds: tuple[OpKind, ...]) -> Int32s:
     """The counts without some kinds; `counts` itself if there is nothing to leave out."""
     if not kinds:
         return counts
-    some = counts.copy()
-    some.reshape(len(counts), -1, len(KINDS))[:, :, [kind.code for kind in kinds]] = 0
-    return some
+    rest = counts.copy()
+    rest.reshape(len(counts), -1, len(KINDS))[:, :, [kind.code for kind in kinds]] = 0
+    return rest
 
 
 def _alike(ops: _Ops, counts: Int32s, lanes: npt.NDArray[np.int64]) -> dict[StructureHash, PlacedLanes]:
     """The counted ops of `lanes`, placed and grouped by structure."""
-    found = {}
+    by_key = {}
     for placed in ops.placed(counts, lanes):
         for key, same in by_structure(placed, by_microbatch=ops.inferred).items():
             part = placed.only(same)
             part = replace(part, chunk=part.chunk[:, :1])
-            found[key] = replace(part, microbatch=part.microbatch[:, :1]) if ops.inferred else part
-    return found
+            by_key[key] = replace(part, microbatch=part.microbatch[:, :1]) if ops.inferred else part
+    return by_key
 
 
 class _Ops:
@@ -177,10 +177,10 @@ class _Ops:
         lanes = self.lane_of(part)
         column = np.zeros(len(self.steps) * len(self.dp_ranks), np.int64)
         column[lanes] = np.arange(len(lanes))
-        there = self.workers.counts.reshape(-1, self.stages, len(KINDS))
-        some = np.zeros_like(there)
-        some[lanes] = there[lanes] * np.isin(np.arange(len(KINDS)), [kind.code for kind in kinds])
-        cell, kind, seq, place = self.workers.places_of(some.reshape(-1, len(KINDS)))
+        recorded = self.workers.counts.reshape(-1, self.stages, len(KINDS))
+        wanted = np.zeros_like(recorded)
+        wanted[lanes] = recorded[lanes] * np.isin(np.arange(len(KINDS)), [kind.code for kind in kinds])
+        cell, kind, seq, place = self.workers.places_of(wanted.reshape(-1, len(KINDS)))
         names = ("start", "duration", "chunk", "microbatch")
         columns = {name: values[place] for name, values in zip(names, self.trace.ordered(*names), strict=True)}
         return OccasionalOps(column[cell // self.stages], cell % self.stages, kind, seq, **columns)
@@ -192,13 +192,13 @@ class _Ops:
         first = self.workers.first.reshape(counts.shape)
         timed = {POSTED, RESUMED} <= {*self.trace.outline().ops.columns}
         names = ("chunk", "microbatch", "start", "duration", *((POSTED, RESUMED) if timed else ()))
-        found: list[dict[str, Any]] = [{} for _ in groups]
+        columns: list[dict[str, Any]] = [{} for _ in groups]
         for name, values in zip(names, self.trace.ordered(*names), strict=True):
-            for same, rows, part in zip(groups, of_group, found, strict=True):
+            for same, rows, part in zip(groups, of_group, columns, strict=True):
                 matrix = _gathered(values, first, same, rows)
                 agree = name in ("chunk", "microbatch") and (matrix == matrix[:, :1]).all()
                 part[name] = matrix[:, :1].copy() if agree else matrix
-        for part in found if timed else ():
+        for part in columns if timed else ():
             part[POSTED], part[RESUMED] = part["start"] - part[POSTED], part["start"] + part[RESUMED]
         return [
             PlacedLanes(
@@ -208,7 +208,7 @@ class _Ops:
                 seq=_positions(rows).astype(np.int32).reshape(-1, 1),
                 **part,
             )
-            for same, rows, part in zip(groups, of_group, found, strict=True)
+            for same, rows, part in zip(groups, of_group, columns, strict=True)
         ]
 
 
@@ -217,14 +217,14 @@ def _gathered(values: npt.NDArray[Any], first: Ints, lanes: Ints, counts: Int32s
     ops of each cell begin in `values`, [all lanes, cells].
     """
     cell, seq = np.repeat(np.arange(len(counts)), counts), _positions(counts)
-    found = np.empty((len(cell), len(lanes)), values.dtype)
+    matrix = np.empty((len(cell), len(lanes)), values.dtype)
     gather: Any = native.gather_times if values.dtype == np.float64 else native.gather_labels
 
-    def run(some: slice) -> None:
-        gather(values, first, lanes, cell, seq, some.start, some.stop, found)
+    def run(part: slice) -> None:
+        gather(values, first, lanes, cell, seq, part.start, part.stop, matrix)
 
-    parallel.each(run, parallel.slices(len(lanes), found.size))
-    return found
+    parallel.each(run, parallel.slices(len(lanes), matrix.size))
+    return matrix
 
 
 def _positions(counts: Int32s) -> npt.NDArray[np.int64]:
@@ -272,11 +272,11 @@ def _none_complete(staged: npt.NDArray[np.bool_], steps: Int32s, dp_ranks: Int32
     """Describe what is missing if no DP rank is complete. `staged`: stages with ops, [steps, dp_ranks, stages]."""
     best = staged.sum(axis=2).max(axis=0)  # each DP rank in its most complete step
     lacks = []
-    for at in np.argsort(-best, kind="stable")[:_MOST_SHOWN]:
-        step = int(staged[:, at].sum(axis=1).argmax())
-        missing = np.flatnonzero(~staged[step, at])
+    for dp_index in np.argsort(-best, kind="stable")[:_MOST_SHOWN]:
+        step = int(staged[:, dp_index].sum(axis=1).argmax())
+        missing = np.flatnonzero(~staged[step, dp_index])
         shown = ", ".join(map(str, missing[:_MOST_SHOWN])) + (" ..." if len(missing) > _MOST_SHOWN else "")
-        lacks.append(f"DP rank {dp_ranks[at]} lacks stage {shown} in step {steps[step]}")
+        lacks.append(f"DP rank {dp_ranks[dp_index]} lacks stage {shown} in step {steps[step]}")
     more = f" (and {len(dp_ranks) - _MOST_SHOWN} more DP ranks)" if len(dp_ranks) > _MOST_SHOWN else ""
     return (
         f"{short(name)}: no DP rank has ops on all {staged.shape[2]} stages in any step: {'; '.join(lacks)}{more}; the"

@@ -62,13 +62,13 @@ class JobLanes(Struct, frozen=True, eq=False):
 
 def by_key(lanes: Lanes) -> dict[StructureKey, LaneGroup]:
     """The lanes by structure."""
-    found: dict[StructureKey, LaneGroup] = {}
+    groups: dict[StructureKey, LaneGroup] = {}
     for group in lanes.groups:
         digest, again = _digest(group.structure), 0
-        while (digest, again) in found:
+        while (digest, again) in groups:
             again += 1
-        found[digest, again] = group
-    return found
+        groups[digest, again] = group
+    return groups
 
 
 def lanes_here(lanes: Lanes) -> _Part:
@@ -87,9 +87,9 @@ def merged_lanes(parts: Sequence[_Part]) -> JobLanes:
     groups, dropped, missing, first_s = zip(*parts, strict=True)
     structures: dict[StructureKey, Structure] = {}
     sampled, every_step, every_rank = {}, [], []
-    for key, some in by_name(groups).items():
-        structures[key] = some[0][0]
-        step, dp_rank = (np.concatenate([one[at] for one in some]) for at in (1, 2))
+    for key, of_batches in by_name(groups).items():
+        structures[key] = of_batches[0][0]
+        step, dp_rank = (np.concatenate([one[at] for one in of_batches]) for at in (1, 2))
         chosen = sampled_lanes(len(step))
         sampled[key] = step[chosen], dp_rank[chosen]
         every_step.append(step)
@@ -121,8 +121,8 @@ def _recorded(group: LaneGroup) -> RecordedLanes:
 def _find(group: LaneGroup, steps: Int32s, step: Int32s, dp_rank: Int32s) -> Ints:
     """The lanes of a group, in order, that have one of these step numbers and DP ranks."""
     width = int(max(group.dp_rank.max(), dp_rank.max())) + 1
-    here = steps[group.step].astype(np.int64) * width + group.dp_rank
-    return np.flatnonzero(np.isin(here, step.astype(np.int64) * width + dp_rank))
+    lane_keys = steps[group.step].astype(np.int64) * width + group.dp_rank
+    return np.flatnonzero(np.isin(lane_keys, step.astype(np.int64) * width + dp_rank))
 
 
 def _digest(structure: Structure) -> str:

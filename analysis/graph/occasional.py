@@ -88,8 +88,8 @@ class Cells(Struct, frozen=True, eq=False):
 
     def among(self, names: Ints) -> Cells:
         """The same ops in the cells `names`, which are all cells of the structure."""
-        _, at = np.unique(np.concatenate([names, self.names]), axis=0, return_inverse=True)
-        return replace(self, names=names, cell_of_op=at[len(names) :][self.cell_of_op])
+        _, place = np.unique(np.concatenate([names, self.names]), axis=0, return_inverse=True)
+        return replace(self, names=names, cell_of_op=place[len(names) :][self.cell_of_op])
 
 
 def merged_names(
@@ -100,8 +100,8 @@ def merged_names(
     In: those of its batches of steps, the number of ops in these cells, and of rows and lanes without them.
     """
     merged, fit = {}, True
-    for key, some in by_name(parts).items():
-        names, ops, shapes = zip(*some, strict=True)
+    for key, of_batches in by_name(parts).items():
+        names, ops, shapes = zip(*of_batches, strict=True)
         merged[key] = np.unique(np.concatenate(names), axis=0)
         rows, lanes = shapes[0][0], sum(shape[1] for shape in shapes)
         fit &= (rows + len(merged[key])) * lanes <= MOST_CELLS_PER_OP * (rows * lanes + sum(ops))
@@ -118,7 +118,7 @@ def with_occasional(placed: PlacedLanes, ops: OccasionalOps, cells: Cells) -> Pl
     np.add.at(counts, (stage_of_cell, kind_of_cell), 1)
     rows, lanes = int(counts.sum()), len(placed.step)
     is_cell = np.isin(np.repeat(np.arange(counts.size), counts.ravel()), stage_of_cell * len(KINDS) + kind_of_cell)
-    kept, cell_row = np.flatnonzero(~is_cell), np.empty(len(place), np.int64)
+    common, cell_row = np.flatnonzero(~is_cell), np.empty(len(place), np.int64)
     in_order = np.lexsort((kind_of_cell, stage_of_cell))  # stable: keeps the order within a kind
     cell_row[in_order] = np.flatnonzero(is_cell)
     op_row = cell_row[cells.cell_of_op]
@@ -128,23 +128,23 @@ def with_occasional(placed: PlacedLanes, ops: OccasionalOps, cells: Cells) -> Pl
 
     def times(old: Floats, values: Floats) -> Floats:
         new = np.empty((rows, lanes))
-        new[kept], new[cell_row] = old, 0.0
+        new[common], new[cell_row] = old, 0.0
         new[op_row, ops.lane] = values
         return new
 
     def labels(old: Int32s, values: Int32s, usual: Ints | int = -1) -> Int32s:
         """[rows, 1] if all lanes with the op agree. `usual`: of cells without an op in these lanes."""
-        some = np.full(len(cell_row), usual, np.int32)
-        some[cells.cell_of_op] = values
-        wide = old.shape[1] > 1 or bool((some[cells.cell_of_op] != values).any())
+        of_cells = np.full(len(cell_row), usual, np.int32)
+        of_cells[cells.cell_of_op] = values
+        wide = old.shape[1] > 1 or bool((of_cells[cells.cell_of_op] != values).any())
         new = np.empty((rows, lanes if wide else 1), np.int32)
-        new[kept], new[cell_row] = old, some[:, None]
+        new[common], new[cell_row] = old, of_cells[:, None]
         if wide:
             new[op_row, ops.lane] = values
         return new
 
     stream_order = np.empty(rows)
-    stream_order[kept] = _order_of_placed(placed)
+    stream_order[common] = _order_of_placed(placed)
     stream_order[cell_row] = 2 * gap + (np.arange(len(gap)) + 1) / (len(gap) + 1)
     start, duration = times(placed.start, ops.start), times(placed.duration, ops.duration)
     if not present.all():
@@ -186,18 +186,18 @@ def _computes_before(placed: PlacedLanes, ops: OccasionalOps, begun: Floats) -> 
     """The number of placed ops of its compute stream before each op, in the order of `merged_order`, [ops]."""
     before = np.zeros(len(ops.lane), np.int64)
     for stage, kind, rows in _stream_rows(placed.by_stage):
-        here = np.flatnonzero(ops.stage == stage)
+        of_stage = np.flatnonzero(ops.stage == stage)
         starts = np.maximum.accumulate(placed.start[rows], axis=0)
-        lane, time = ops.lane[here], begun[here]
-        ties_first = COMPUTE_STREAM.index(kind) < _PLACE_IN_STREAM[ops.kind[here]]
-        low, high = np.zeros(len(here), np.int64), np.full(len(here), len(starts))
+        lane, time = ops.lane[of_stage], begun[of_stage]
+        ties_first = COMPUTE_STREAM.index(kind) < _PLACE_IN_STREAM[ops.kind[of_stage]]
+        low, high = np.zeros(len(of_stage), np.int64), np.full(len(of_stage), len(starts))
         while (low < high).any():
             middle = np.minimum((low + high) // 2, len(starts) - 1)
             value = starts[middle, lane]
             earlier = (low < high) & ((value < time) | (ties_first & (value == time)))
             high = np.where(earlier | (low >= high), high, middle)
             low = np.where(earlier, middle + 1, low)
-        before[here] += low
+        before[of_stage] += low
     return before
 
 

@@ -156,8 +156,8 @@ class OpGraph:
 def require_columns(frame: pl.DataFrame, names: Sequence[str], what: str) -> None:
     """Raise TraceError if a column is missing. `what`: the name of the frame in the message."""
     if missing := [name for name in names if name not in frame.columns]:
-        there = listed(frame.columns) or "none"
-        raise TraceError(f"{what}: column {quoted(missing[0])} is missing; found {there}")
+        columns = listed(frame.columns) or "none"
+        raise TraceError(f"{what}: column {quoted(missing[0])} is missing; found {columns}")
 
 
 class _Reader:
@@ -171,11 +171,13 @@ class _Reader:
         self.ops, self.edges = ops, edges
 
     def graph(self, axes: Sequence[str], groups: Sequence[ProcessGroup]) -> OpGraph:
-        for one in groups:
-            if len(set(one.ranks)) < len(one.ranks) or not all(
-                0 <= rank <= np.iinfo(np.int32).max for rank in one.ranks
+        for group in groups:
+            if len(set(group.ranks)) < len(group.ranks) or not all(
+                0 <= rank <= np.iinfo(np.int32).max for rank in group.ranks
             ):
-                raise TraceError(f"groups: {one.name!r:.40} has ranks {one.ranks!s:.60}; expected each once, from 0 on")
+                raise TraceError(
+                    f"groups: {group.name!r:.40} has ranks {group.ranks!s:.60}; expected each once, from 0 on"
+                )
         step = self.integers("step") if "step" in self.ops.columns else np.zeros(self.ops.height, np.int32)
         before, after, why = self.edge_columns()
         order: Ints | slice = slice(None)  # no copy of columns in the order of step
@@ -303,11 +305,11 @@ class _Reader:
             ends.append(rows.astype(np.int32))
         if "why" not in self.edges.columns:
             return ends[0], ends[1], np.zeros(self.edges.height, np.uint8)
-        known = {why.name.lower(): int(why) for why in Why}
+        reasons = {why.name.lower(): int(why) for why in Why}
         names = self.edges["why"].cast(pl.Categorical).fill_null("rule")
-        if unknown := sorted(set(names.unique()) - set(known)):
-            raise TraceError(f"edges: why {unknown[0]!r:.40} is unknown; expected one of {', '.join(known)}")
-        return ends[0], ends[1], names.replace_strict(known, return_dtype=pl.UInt8).to_numpy()
+        if unknown := sorted(set(names.unique()) - set(reasons)):
+            raise TraceError(f"edges: why {unknown[0]!r:.40} is unknown; expected one of {', '.join(reasons)}")
+        return ends[0], ends[1], names.replace_strict(reasons, return_dtype=pl.UInt8).to_numpy()
 
     def mesh(self, rank: Int32s, axes: Sequence[str]) -> Mesh:
         """The coordinates of each rank. Raises TraceError if a rank has two different ones."""
@@ -353,10 +355,10 @@ def _check_edges(graph: OpGraph) -> None:
     """Raise GraphError for an edge between steps: each step is replayed from its own start."""
     crosses = graph.step[graph.before] != graph.step[graph.after]
     if crosses.any():
-        at = int(crosses.argmax())
+        first = int(crosses.argmax())
         raise GraphError(
-            f"{graph.describe(int(graph.after[at]))} waits for {graph.describe(int(graph.before[at]))}: an edge leads"
-            " from one step into another; number them as one step"
+            f"{graph.describe(int(graph.after[first]))} waits for {graph.describe(int(graph.before[first]))}: an edge"
+            " leads from one step into another; number them as one step"
         )
 
 
@@ -375,9 +377,9 @@ def _check_rendezvous(graph: OpGraph, groups: Sequence[ProcessGroup]) -> tuple[M
         (same & (group[1:] != group[:-1]), "share rendezvous {0} but are of two groups"),
     ):
         if differs.any():
-            at = int(differs.argmax())
-            pair = f"{graph.describe(int(members[at]))} and {graph.describe(int(members[at + 1]))}"
-            raise GraphError(f"{pair} {what.format(number[at])}")
+            first = int(differs.argmax())
+            pair = f"{graph.describe(int(members[first]))} and {graph.describe(int(members[first + 1]))}"
+            raise GraphError(f"{pair} {what.format(number[first])}")
     return _members_not_recorded(graph, groups, members) if groups and len(members) else ()
 
 
@@ -388,29 +390,29 @@ def _members_not_recorded(graph: OpGraph, groups: Sequence[ProcessGroup], member
     """
     if "group" not in graph.labels:
         raise TraceError("ops: process groups are given, but no column 'group' names the group of each rendezvous")
-    label, known = graph.labels["group"], {group.name: group for group in groups}
+    label, by_name = graph.labels["group"], {group.name: group for group in groups}
     used = {int(code): str(label.value(int(code))) for code in np.unique(label.codes[members]) if code != UNLABELLED}
     number, rank, code = graph.rendezvous[members], graph.rank[members], label.codes[members]
-    strange = ~np.isin(code, [one for one, name in used.items() if name in known])
+    strange = ~np.isin(code, [one for one, name in used.items() if name in by_name])
     if strange.any():
-        at = int(strange.argmax())
-        name = used.get(int(code[at]), "")
-        raise GraphError(f"{graph.describe(int(members[at]))}: its group {name!r:.40} is not among the groups")
+        odd = int(strange.argmax())
+        name = used.get(int(code[odd]), "")
+        raise GraphError(f"{graph.describe(int(members[odd]))}: its group {name!r:.40} is not among the groups")
     width = 1 + max(int(rank.max()), *(max(group.ranks, default=0) for group in groups))
-    allowed = [one * width + member for one, name in used.items() for member in known[name].ranks]
+    allowed = [one * width + member for one, name in used.items() for member in by_name[name].ranks]
     outside = ~np.isin(code.astype(np.int64) * width + rank, allowed)
     if outside.any():
-        at = int(outside.argmax())
-        name = used[int(code[at])]
-        raise GraphError(f"{graph.describe(int(members[at]))}: rank {rank[at]} is not a member of group {name!r}")
+        odd = int(outside.argmax())
+        name = used[int(code[odd])]
+        raise GraphError(f"{graph.describe(int(members[odd]))}: rank {rank[odd]} is not a member of group {name!r}")
     _, first, counts = np.unique(number, return_index=True, return_counts=True)
     sizes = np.zeros(1 + max(used), np.int64)
-    for one, name in used.items():
-        sizes[one] = len(known[name].ranks)
+    for group_code, name in used.items():
+        sizes[group_code] = len(by_name[name].ranks)
     gaps = []
     for begin, count in zip(first.tolist(), counts.tolist(), strict=True):
         if count < sizes[code[begin]]:
             name = used[int(code[begin])]
-            missing = sorted(set(known[name].ranks) - set(rank[begin : begin + count].tolist()))
+            missing = sorted(set(by_name[name].ranks) - set(rank[begin : begin + count].tolist()))
             gaps.append(MissingMembers(int(number[begin]), name, tuple(missing)))
     return tuple(gaps)

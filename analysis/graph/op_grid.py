@@ -23,14 +23,14 @@ from tracekit.trace.model import KINDS, OpKind
 class _Place(Struct, frozen=True, eq=False):
     """Rows of one slot in one block, and where its lanes are among all steps x dp_ranks; all in order for a slice.
 
-    `rows`: [ops], or [ops, lanes] if lanes differ; then `there`, [ops, lanes], is true where a lane has that op.
+    `rows`: [ops], or [ops, lanes] if lanes differ; then `present`, [ops, lanes], is true where a lane has that op.
     """
 
     block: int
     slot: int
     rows: Ints
     lanes: Ints | slice
-    there: npt.NDArray[np.bool_] | None = None
+    present: npt.NDArray[np.bool_] | None = None
 
 
 class Part(Struct, frozen=True, eq=False):
@@ -61,8 +61,8 @@ class OpGrid(Struct, frozen=True, eq=False):
 
         def run(place: _Place) -> None:
             cells, matrix = self._cells(grid, place), matrices[place.block]
-            if place.there is not None:
-                cells[:, place.lanes] = np.where(place.there, np.take_along_axis(matrix, place.rows, axis=0), np.nan)
+            if place.present is not None:
+                cells[:, place.lanes] = np.where(place.present, np.take_along_axis(matrix, place.rows, axis=0), np.nan)
             elif isinstance(place.lanes, slice):
                 np.take(matrix, place.rows, axis=0, out=cells, mode="clip")  # any other mode makes a copy first
             else:
@@ -73,15 +73,17 @@ class OpGrid(Struct, frozen=True, eq=False):
 
     def only(self, slot: int) -> OpGrid:
         """The grid of one slot, [1, ops, steps, dp_ranks]."""
-        mine = (replace(place, slot=0) for place in self.places if place.slot == slot)
-        return OpGrid((1, *self.shape[1:]), tuple(mine))
+        of_slot = (replace(place, slot=0) for place in self.places if place.slot == slot)
+        return OpGrid((1, *self.shape[1:]), tuple(of_slot))
 
     def parts(self, values: Floats) -> Iterator[Part]:
         """`values`, which broadcast to the grid's shape, as parts of the blocks."""
         wide = np.broadcast_to(values, self.shape)
         for place in self.places:
-            here = self._cells(wide, place)[:, place.lanes]
-            yield Part(place.block, place.rows, here if place.there is None else np.where(place.there, here, 1.0))
+            of_place = self._cells(wide, place)[:, place.lanes]
+            yield Part(
+                place.block, place.rows, of_place if place.present is None else np.where(place.present, of_place, 1.0)
+            )
 
     def _cells(self, grid: Floats, place: _Place) -> Floats:
         """The cells of a place's ops in all steps and DP ranks, [ops, steps x dp_ranks]."""
@@ -147,19 +149,19 @@ def _pairs(block: Block, stages: int) -> Iterator[tuple[int, Ints, Ints]]:
     onwards = template.kind[send] == OpKind.FORWARD_SEND.code if stages == 2 else (sender + 1) % stages == receiver
     slots = 2 * np.where(onwards, sender, receiver) + ~onwards
     for slot in range(2 * stages):
-        here = slots == slot
-        if here.any():
-            yield slot, send[here], recv[here]
+        of_slot = slots == slot
+        if of_slot.any():
+            yield slot, send[of_slot], recv[of_slot]
 
 
 def paired_rows(template: Template) -> tuple[Ints, Ints]:
     """Rows of sends and of their recvs, [pairs] each, ordered by the send's row."""
     sizes = np.diff(template.first_of_group)
     first = template.first_of_group[:-1][sizes == 2]
-    one, other = template.order[first], template.order[first + 1]
+    earlier, later = template.order[first], template.order[first + 1]
     sends = [OpKind.FORWARD_SEND.code, OpKind.BACKWARD_SEND.code]
-    swapped = np.isin(template.kind[other], sends)
-    send, recv = np.where(swapped, other, one), np.where(swapped, one, other)
+    swapped = np.isin(template.kind[later], sends)
+    send, recv = np.where(swapped, later, earlier), np.where(swapped, earlier, later)
     real = np.isin(template.kind[send], sends)
     order = np.argsort(send[real], kind="stable")
     return send[real][order], recv[real][order]

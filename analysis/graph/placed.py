@@ -61,8 +61,8 @@ class PlacedLanes(Struct, frozen=True, eq=False):
         """Only these lanes; no copy if that is all of them."""
         names = ("start", "duration", "chunk", "microbatch", "seq", "present", "posted", "resumed")
         parts = {name: part for name in names if (part := getattr(self, name)) is not None}
-        some = {name: self._of_lanes(part, lanes) for name, part in parts.items()}
-        return replace(self, step=self.step[lanes], dp_rank=self.dp_rank[lanes], **some)
+        of_lanes = {name: self._of_lanes(part, lanes) for name, part in parts.items()}
+        return replace(self, step=self.step[lanes], dp_rank=self.dp_rank[lanes], **of_lanes)
 
     def _of_lanes(self, matrix: npt.NDArray[Any], lanes: Ints) -> npt.NDArray[Any]:
         """The columns of `lanes`; no copy if that is all of them, or if all lanes share one column."""

@@ -62,8 +62,8 @@ def _wiring(structures: Sequence[Structure]) -> Wiring:
 
     def describe(row: int) -> str:
         member = int(np.searchsorted(offsets, row, side="right")) - 1
-        part, at = structures[member], row - int(offsets[member])
-        return f"{KINDS[part.kind[at]]} {part.seq[at]} of stage {part.pp_rank[at]}"
+        part, row_in_part = structures[member], row - int(offsets[member])
+        return f"{KINDS[part.kind[row_in_part]]} {part.seq[row_in_part]} of stage {part.pp_rank[row_in_part]}"
 
     return Wiring(
         before=np.concatenate([part.before + offset for part, offset in parts]),

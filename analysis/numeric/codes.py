@@ -24,10 +24,10 @@ def dense(values: Ints | Int32s) -> Ints:
     places = int(values.max(initial=0)) - lowest + 1
     if places > _PLACES_PER_VALUE * (len(values) + 1024):
         return np.asarray(np.unique(values, return_inverse=True)[1], np.int64)
-    there = np.zeros(places, np.bool_)
+    occurs = np.zeros(places, np.bool_)
     place = values - lowest if lowest else values
-    there[place] = True
-    code = np.cumsum(there, dtype=np.int64)
+    occurs[place] = True
+    code = np.cumsum(occurs, dtype=np.int64)
     code -= 1
     return code.take(place)
 
@@ -59,15 +59,15 @@ def codes_of(column: pl.Series) -> tuple[Ints, int]:
 
 def numbered(*columns: pl.Series) -> Ints:
     """A code for each combination of values, without gaps, [rows]; null is a value."""
-    found, size = codes_of(columns[0])
+    codes, size = codes_of(columns[0])
     for column in columns[1:]:
         code, values = codes_of(column)
         if size * values >= _LARGEST_NUMBER:
-            found = dense(found)
-            size = int(found.max(initial=0)) + 1
-        found = found * values + code
+            codes = dense(codes)
+            size = int(codes.max(initial=0)) + 1
+        codes = codes * values + code
         size *= values
-    return dense(found)
+    return dense(codes)
 
 
 def of_each(function: Callable[..., float], *columns: pl.Series) -> np.ndarray:

@@ -18,20 +18,20 @@ def adjacency(sources: Ints | Int32s, targets: Ints | Int32s, nodes: int) -> tup
 def strong_components(sources: Ints | Int32s, targets: Ints | Int32s, nodes: int) -> Ints:
     """The strongly connected component of each node, [nodes], by Tarjan's algorithm (1972)."""
     first, after = (part.tolist() for part in adjacency(sources, targets, nodes))
-    following, found, earliest, component = first[:-1], [-1] * nodes, [-1] * nodes, [-1] * nodes
+    following, discovered, earliest, component = first[:-1], [-1] * nodes, [-1] * nodes, [-1] * nodes
     count, unassigned = 0, []
     for root in np.flatnonzero(np.diff(first)).tolist():
-        path = [root] if found[root] < 0 else []
+        path = [root] if discovered[root] < 0 else []
         while path:
             node = path[-1]
-            if found[node] < 0:
-                found[node] = earliest[node] = count
+            if discovered[node] < 0:
+                discovered[node] = earliest[node] = count
                 count += 1
                 unassigned.append(node)
             if following[node] < first[node + 1]:
                 target = after[following[node]]
                 following[node] += 1
-                if found[target] < 0:
+                if discovered[target] < 0:
                     path.append(target)
                 elif component[target] < 0:
                     earliest[node] = min(earliest[node], earliest[target])
@@ -39,7 +39,7 @@ def strong_components(sources: Ints | Int32s, targets: Ints | Int32s, nodes: int
             path.pop()
             if path:
                 earliest[path[-1]] = min(earliest[path[-1]], earliest[node])
-            while earliest[node] == found[node] and component[node] < 0:
+            while earliest[node] == discovered[node] and component[node] < 0:
                 component[unassigned.pop()] = node
     alone = np.array(component, np.int64)  # a node that no edge leaves or enters is a component, too
     return dense(np.where(alone < 0, np.arange(nodes), alone))
@@ -49,11 +49,11 @@ def reachable(first: Int32s, targets: Int32s, node: int) -> Ints:
     """The nodes that edges lead to from `node`, sorted, `node` among them; the edges as of `adjacency`."""
     reached = np.zeros(len(first) - 1, np.bool_)
     reached[node] = True
-    left = [node]
-    while left:
-        one = left.pop()
-        new = targets[first[one] : first[one + 1]]
+    pending = [node]
+    while pending:
+        current = pending.pop()
+        new = targets[first[current] : first[current + 1]]
         new = new[~reached[new]]
         reached[new] = True
-        left.extend(new.tolist())
+        pending.extend(new.tolist())
     return np.flatnonzero(reached)

@@ -116,24 +116,24 @@ class MeanDifferences:
         """That of either end of one interval, if all of them are to hold together (Bonferroni)."""
         return (1 - self.confidence) / (2 * len(self.errors[0]))
 
-    def more_runs(self, at: int, margin: float) -> int | None:
-        """How many more runs before would narrow the interval of figure `at` to +- `margin` if they spread as these do,
+    def more_runs(self, column: int, margin: float) -> int | None:
+        """How many more runs before would narrow the interval of a figure to +- `margin` if they spread as these do,
         None if too many, or if one run does not show how they spread.
         """
-        within = self.reach * float(np.hypot(*self.errors[:, at]))
+        within = self.reach * float(np.hypot(*self.errors[:, column]))
 
         def is_enough(more: int) -> bool:
-            return math.hypot(within, float(self._of_further_run(self.runs + more)[at])) <= margin
+            return math.hypot(within, float(self._of_further_run(self.runs + more)[column])) <= margin
 
-        found = bisect.bisect_left(range(_MOST_RUNS), True, key=is_enough)
-        return found if self.runs > 1 and found < _MOST_RUNS else None
+        fewest = bisect.bisect_left(range(_MOST_RUNS), True, key=is_enough)
+        return fewest if self.runs > 1 and fewest < _MOST_RUNS else None
 
-    def more_steps(self, at: int, margin: float) -> int | None:
-        """How many more steps of every run would narrow the interval of figure `at` to +- `margin`, None if too many.
+    def more_steps(self, column: int, margin: float) -> int | None:
+        """How many more steps of every run would narrow the interval of a figure to +- `margin`, None if too many.
 
         Their errors shrink with the root of the steps, the reach as that of Student's t for as many blocks.
         """
-        between = float(self._of_further_run(self.runs)[at])
+        between = float(self._of_further_run(self.runs)[column])
 
         def reach(grown: Floats) -> float:
             return student_beyond(self._chance, max(float(np.array(self.blocks) @ grown) - 2, 1.0))
@@ -142,17 +142,17 @@ class MeanDifferences:
 
         def is_enough(more: int) -> bool:
             grown = 1 + more * np.array([self.runs, 1]) / np.array(self.steps)
-            error = math.sqrt(float((self.errors[:, at] ** 2 / grown).sum()))
+            error = math.sqrt(float((self.errors[:, column] ** 2 / grown).sum()))
             return math.hypot(error * reach(grown) * longer, between) <= margin
 
-        found = bisect.bisect_left(range(_MOST_STEPS), True, key=is_enough)
-        return found if found < _MOST_STEPS else None
+        fewest = bisect.bisect_left(range(_MOST_STEPS), True, key=is_enough)
+        return fewest if fewest < _MOST_STEPS else None
 
 
 def difference_of_means(before: Floats, after: Floats) -> MeanDifference:
     """The difference of two means over steps, [steps] each, with its interval."""
-    found = differences_of_means(before[:, None], after[:, None], CONFIDENCE)
-    means, margin = (float(found.before[0]), float(found.after[0])), float(found.margin[0])
+    differences = differences_of_means(before[:, None], after[:, None], CONFIDENCE)
+    means, margin = (float(differences.before[0]), float(differences.after[0])), float(differences.margin[0])
     if min(len(before), len(after)) < 2 or math.isinf(margin):
         return MeanDifference(*means, None, None)
     difference = means[1] - means[0]
@@ -186,8 +186,8 @@ def ratio_margins(above: Floats, below: Floats, leading: Floats) -> Floats:
     if not whole > 0:
         return np.full(above.shape[1], np.nan)
     series = np.column_stack([leading, above])
-    left = (series - np.outer(below, series.mean(axis=0) / whole)) / whole
-    return margins(left[:, 1:], block_length(left[:, :1]))
+    residual = (series - np.outer(below, series.mean(axis=0) / whole)) / whole
+    return margins(residual[:, 1:], block_length(residual[:, :1]))
 
 
 def differences_of_means(before: Floats, after: Floats, confidence: float) -> MeanDifferences:

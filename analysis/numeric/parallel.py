@@ -45,9 +45,9 @@ def each(
 
 def both(first: Callable[[], First], second: Callable[[], Second], *, numbers: int) -> tuple[First, Second]:
     """Call two functions, at the same time if they read many numbers, and return both results."""
-    found: dict[int, Any] = {}
-    each(lambda at: found.__setitem__(at, (first, second)[at]()), range(2), numbers=numbers)
-    return found[0], found[1]
+    results: dict[int, Any] = {}
+    each(lambda which: results.__setitem__(which, (first, second)[which]()), range(2), numbers=numbers)
+    return results[0], results[1]
 
 
 def slices(length: int, numbers: int) -> list[slice]:

@@ -50,8 +50,8 @@ def lower_median(values: Floats, axis: int | tuple[int, ...]) -> Floats:
 
 def lower_median_of(present: Floats, cells: int) -> float:
     """The lower median of `cells` values, all 0 except `present`: if half are 0, that is the usual case."""
-    at = (cells - 1) // 2 - (cells - len(present))
-    return 0.0 if at < 0 else float(np.partition(present, at)[at])
+    place = (cells - 1) // 2 - (cells - len(present))
+    return 0.0 if place < 0 else float(np.partition(present, place)[place])
 
 
 def of_peers(values: Floats, axis: int) -> Floats:
@@ -66,13 +66,13 @@ def _by_rows(reduced: Callable[[Floats], Floats], values: Floats) -> Floats:
     if values.size < parallel.WORTH_THREADS:
         return reduced(values)
     rows = values.reshape(-1, values.shape[-1])
-    found = np.empty(len(rows))
+    result = np.empty(len(rows))
 
     def run(part: slice) -> None:
-        found[part] = reduced(rows[part])
+        result[part] = reduced(rows[part])
 
     parallel.each(run, parallel.slices(len(rows), rows.size))
-    return found.reshape(values.shape[:-1])
+    return result.reshape(values.shape[:-1])
 
 
 def _median(values: Floats) -> Floats:
@@ -90,8 +90,8 @@ def _median(values: Floats) -> Floats:
 def _flat(values: Floats, axes: tuple[int, ...]) -> Floats:
     """The values with `axes` joined into one, the last."""
     moved = np.moveaxis(values, axes, tuple(range(-len(axes), 0)))
-    kept = moved.ndim - len(axes)
-    return moved.reshape(*moved.shape[:kept], prod(moved.shape[kept:]))
+    kept_axes = moved.ndim - len(axes)
+    return moved.reshape(*moved.shape[:kept_axes], prod(moved.shape[kept_axes:]))
 
 
 def _sorted(values: Floats, axes: tuple[int, ...]) -> tuple[Floats, np.ndarray]:
@@ -128,14 +128,14 @@ def spread_of_logs(values: Floats) -> float:
 
 def nan_mean(values: Floats, axes: tuple[int, ...]) -> Floats:
     """Mean over `axes`, ignoring nan; nan if all values are nan."""
-    known = np.isfinite(values)
-    count = known.sum(axis=axes)
-    total = np.where(known, values, 0.0).sum(axis=axes)
+    finite = np.isfinite(values)
+    count = finite.sum(axis=axes)
+    total = np.where(finite, values, 0.0).sum(axis=axes)
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
 def lower_quantile(values: Floats, axis: int, share: float) -> Floats:
     """The quantile `share` over `axis`, the lower of two neighbouring values; nan as in `median`."""
     ordered, count = _sorted(values, (axis,))
-    at = np.maximum(np.floor(share * (count - 1)).astype(np.int64), 0)
-    return np.asarray(np.take_along_axis(ordered, at, axis=-1)[..., 0])
+    place = np.maximum(np.floor(share * (count - 1)).astype(np.int64), 0)
+    return np.asarray(np.take_along_axis(ordered, place, axis=-1)[..., 0])

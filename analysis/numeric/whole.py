@@ -41,28 +41,28 @@ class Asked(Exception):  # noqa: N818 - no error: it ends the work until the ans
 
 
 class Divided(Whole):
-    """Some steps of a job. `answers`: to the first questions about the whole job, in their order; `taken`: how many of
-    them have been asked.
+    """Some steps of a job. `answers`: to the first questions about the whole job, in their order; `asked`: how many of
+    them have been.
     """
 
     divided = True
 
-    def __init__(self, answers: Sequence[Any], taken: int = 0) -> None:
-        self.answers, self.taken = answers, taken
+    def __init__(self, answers: Sequence[Any], asked: int = 0) -> None:
+        self.answers, self.asked = answers, asked
 
     def agreed(self, part: Callable[[], Part], merge: Callable[[Sequence[Part]], Answer]) -> Answer:
         """The next of the answers. Raises `Asked` if it is not known yet."""
-        if self.taken == len(self.answers):
+        if self.asked == len(self.answers):
             raise Asked(part(), merge)
-        self.taken += 1
-        answer: Answer = self.answers[self.taken - 1]
+        self.asked += 1
+        answer: Answer = self.answers[self.asked - 1]
         return answer
 
 
 def by_name(parts: Sequence[Mapping[Name, Part]]) -> dict[Name, list[Part]]:
     """The values of each name in the parts that have it, in their order."""
-    found: dict[Name, list[Part]] = {}
+    grouped: dict[Name, list[Part]] = {}
     for part in parts:
         for name, value in part.items():
-            found.setdefault(name, []).append(value)
-    return found
+            grouped.setdefault(name, []).append(value)
+    return grouped

@@ -32,8 +32,10 @@ UNEXPLAINED_SHARE, UNEXPLAINED_S = 0.5, 50e-6
 
 def separate_transfers(blocks: Sequence[Block], costs: Sequence[Floats], whole: Whole = UNDIVIDED) -> None:
     """Subtract from the transfers in `costs`, [rows, lanes] per block, the time that their calls waited for others."""
-    found = (_Calls(block, cost) for block, cost in zip(blocks, costs, strict=True) if block.structure.call is not None)
-    calls = {one.block.key: one for one in found if len(one.send)}
+    of_blocks = (
+        _Calls(block, cost) for block, cost in zip(blocks, costs, strict=True) if block.structure.call is not None
+    )
+    calls = {one.block.key: one for one in of_blocks if len(one.send)}
     usual = whole.agreed(lambda: {key: one.usual for key, one in calls.items()}, _usual_of_links)
     hidden = {key: of_link > LONG_FACTOR * lower_median(of_link, 0) for key, of_link in usual.items()}
     if any(mask.any() for mask in hidden.values()):
@@ -41,9 +43,11 @@ def separate_transfers(blocks: Sequence[Block], costs: Sequence[Floats], whole: 
         assumed = {key: np.where(hidden[key], lower_median(of_link, 0), of_link) for key, of_link in usual.items()}
         ending = whole.agreed(lambda: {key: one.ending(assumed[key]) for key, one in calls.items()}, _end_calls)
         usual = {key: np.where(hidden[key] & ~ending[key], assumed[key], usual[key]) for key in usual}
-    for key, one in calls.items():
-        slow = one.unexplained(usual[key])
-        one.cost[one.send] = one.cost[one.recv] = np.where(slow, one.measured, one.quick(usual[key]))
+    for key, of_block in calls.items():
+        slow = of_block.unexplained(usual[key])
+        of_block.cost[of_block.send] = of_block.cost[of_block.recv] = np.where(
+            slow, of_block.measured, of_block.quick(usual[key])
+        )
 
 
 def _usual_of_links(parts: Sequence[Mapping[StructureKey, Floats]]) -> dict[StructureKey, Floats]:
@@ -54,8 +58,8 @@ def _usual_of_links(parts: Sequence[Mapping[StructureKey, Floats]]) -> dict[Stru
 def _end_calls(parts: Sequence[Mapping[StructureKey, tuple[Ints, Ints, int]]]) -> dict[StructureKey, Bools]:
     """Links whose transfers end some calls, [links], from `_Calls.ending` of batches of steps."""
     ending = {}
-    for key, some in by_name(parts).items():
-        links, late, lanes = zip(*some, strict=True)
+    for key, of_batches in by_name(parts).items():
+        links, late, lanes = zip(*of_batches, strict=True)
         share = np.bincount(links[0], np.sum(late, axis=0) / sum(lanes))
         ending[key] = share >= USUAL_SHARE * np.bincount(links[0])
     return ending

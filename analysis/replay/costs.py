@@ -88,8 +88,8 @@ def keeps_delay(template: Template) -> Bools:
     waits_for_others = np.bincount(np.repeat(np.arange(template.rows), np.diff(template.first_wait))[~for_work])
     begins = np.arange(template.rows) >= len(waits_for_others)
     begins[: len(waits_for_others)] |= waits_for_others == 0
-    kept: Bools = ~template.is_communication | (collective & begins)
-    return kept
+    by_host: Bools = ~template.is_communication | (collective & begins)
+    return by_host
 
 
 def _split(graph: LabelledGraph, ideals: Callable[[Sequence[Floats]], tuple[Floats, ...]]) -> Durations:

@@ -97,8 +97,8 @@ class JobReplay(GraphReplay, frozen=True, eq=False, dict=True):
         if not (whole.divided and self.graph.begins_early):
             return self
         chosen = sampled_steps(self.graph.job.steps, self.graph.job.ops)
-        here = np.flatnonzero(np.isin(self.graph.steps, chosen))
-        steps, parts = whole.agreed(lambda: (self.graph.steps[here], self._parts(here)), _joined_samples)
+        positions = np.flatnonzero(np.isin(self.graph.steps, chosen))
+        steps, parts = whole.agreed(lambda: (self.graph.steps[positions], self._parts(positions)), _joined_samples)
         return replace(self, sampled=self._of_parts(steps, parts))
 
     @cached_property
@@ -146,12 +146,12 @@ class JobReplay(GraphReplay, frozen=True, eq=False, dict=True):
         parts = []
         for number, block in enumerate(self.graph.blocks):
             lanes = np.flatnonzero(np.isin(block.step, wanted))
-            some = block.only_lanes(lanes, np.searchsorted(wanted, block.step[lanes]).astype(np.int32))
+            part = block.only_lanes(lanes, np.searchsorted(wanted, block.step[lanes]).astype(np.int32))
             cost, delay, ideal = (
                 of[number] if of[number].ndim == 1 else np.ascontiguousarray(of[number][:, lanes])
                 for of in (self.durations.cost, self.durations.launch_delay, self.durations.ideal)
             )
-            parts.append((some, cost, delay, ideal))
+            parts.append((part, cost, delay, ideal))
         return parts
 
     def _of_parts(self, steps: Int32s, parts: Sequence[_Part]) -> JobReplay:

@@ -145,11 +145,11 @@ class GraphReplay(Struct, frozen=True, eq=False, dict=True):
         for number, block in enumerate(self.graph.blocks):
             check_time()
             shape = block.start.shape
-            one, other = (np.broadcast_to(of[number].reshape(shape[0], -1), shape) for of in (usual, chosen))
+            usual_cost, other = (np.broadcast_to(of[number].reshape(shape[0], -1), shape) for of in (usual, chosen))
             code = np.ascontiguousarray(np.broadcast_to(codes[number], (shape[0], codes[number].shape[1])))
-            costs = replace(Costs.of_matrix(one), choices=Choices(code, np.ascontiguousarray(other), 0))
-            for at, ends in enumerate(_ends_of_choices(block, costs, choices)):
-                np.maximum.at(times[at], block.step, ends)
+            costs = replace(Costs.of_matrix(usual_cost), choices=Choices(code, np.ascontiguousarray(other), 0))
+            for choice, ends in enumerate(_ends_of_choices(block, costs, choices)):
+                np.maximum.at(times[choice], block.step, ends)
         return times
 
     @property
@@ -177,10 +177,12 @@ def _ends_of_choices(block: LabelledBlock, costs: Costs, choices: int) -> Floats
     ends, together = np.empty((choices, lanes)), max(1, CHOICES_SIDE_BY_SIDE // lanes)
 
     def run(first: int) -> None:
-        here = range(min(together, choices - first))
-        first_lane = np.concatenate([*(block.first_lane[:-1] + at * lanes for at in here), [len(here) * lanes]])
-        some = replace(costs, choices=replace(costs.choices, first=first))
-        ends[first : first + len(here)] = replay_lanes(block.template, first_lane, some, threads=1).reshape(-1, lanes)
+        batch = range(min(together, choices - first))
+        first_lane = np.concatenate([*(block.first_lane[:-1] + at * lanes for at in batch), [len(batch) * lanes]])
+        batch_costs = replace(costs, choices=replace(costs.choices, first=first))
+        ends[first : first + len(batch)] = replay_lanes(block.template, first_lane, batch_costs, threads=1).reshape(
+            -1, lanes
+        )
 
     parallel.each(run, range(0, choices, together), numbers=block.start.size * choices)
     return ends

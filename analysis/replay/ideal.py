@@ -40,26 +40,30 @@ def ideal_rows(
     costs: Sequence[Floats],
     stages: int,
     method: Method,
-    known: Sequence[Floats] | None = None,
+    by_other_method: Sequence[Floats] | None = None,
     whole: Whole = UNDIVIDED,
 ) -> tuple[Floats, ...]:
     """The ideal cost of each row, seconds, [rows] per block, or [rows, lanes] if some ops of a row are absent.
 
-    `costs`: the cost of each op, seconds, [rows, lanes] per block. `known`: the ideal cost by another method. `whole`:
-    the job of which the blocks may be some steps.
+    `costs`: the cost of each op, seconds, [rows, lanes] per block. `by_other_method`: the ideal cost by another
+    method. `whole`: the job of which the blocks may be some steps.
     """
     ideal = [np.zeros(block.template.rows) for block in blocks]
     rows_of = {kind: [np.flatnonzero(block.template.kind == kind.code) for block in blocks] for kind in KINDS}
-    here = [kind for kind, rows in rows_of.items() if any(len(part) for part in rows)]
-    by_total = [kind for kind in here if method is Method.TRACEKIT and kind in OCCASIONAL | OCCASIONAL_BY_STAGE]
-    if known is not None and all(one.ndim == 1 for one in known):  # methods differ in occasional kinds only
-        here = [kind for kind in here if kind in OCCASIONAL | OCCASIONAL_BY_STAGE]
+    present_kinds = [kind for kind, rows in rows_of.items() if any(len(part) for part in rows)]
+    by_total = [
+        kind for kind in present_kinds if method is Method.TRACEKIT and kind in OCCASIONAL | OCCASIONAL_BY_STAGE
+    ]
+    if by_other_method is not None and all(
+        one.ndim == 1 for one in by_other_method
+    ):  # methods differ in occasional kinds only
+        present_kinds = [kind for kind in present_kinds if kind in OCCASIONAL | OCCASIONAL_BY_STAGE]
         ideal = [
-            np.where(np.isin(block.template.kind, [kind.code for kind in here]), 0.0, one)
-            for block, one in zip(blocks, known, strict=True)
+            np.where(np.isin(block.template.kind, [kind.code for kind in present_kinds]), 0.0, one)
+            for block, one in zip(blocks, by_other_method, strict=True)
         ]
     usual: dict[OpKind, float] = {}
-    by_op = [kind for kind in here if kind not in by_total]
+    by_op = [kind for kind in present_kinds if kind not in by_total]
 
     def compare(kind: OpKind) -> None:
         usual[kind] = _usual_cost(kind, [_costs_of(kind, blocks, costs, rows_of[kind])])
@@ -73,18 +77,18 @@ def ideal_rows(
     }
 
     def contribution() -> _Contribution:
-        some = {kind: _costs_of(kind, blocks, costs, rows_of[kind]) for kind in by_op if whole.divided}
+        costs_of_kinds = {kind: _costs_of(kind, blocks, costs, rows_of[kind]) for kind in by_op if whole.divided}
         present = {name: found.present for name, found in totals.items() if name[0] not in SCHEDULED}
-        return _Contribution(some, present, sum(block.lanes for block in blocks))
+        return _Contribution(costs_of_kinds, present, sum(block.lanes for block in blocks))
 
     agreed, usual_totals = whole.agreed(contribution, _usual_costs)
     usual |= agreed
     for kind in by_op:
         for number, part in enumerate(rows_of[kind]):
             _set(blocks, ideal, number, part, usual[kind])
-    for (kind, group), found in totals.items():
-        by_step = found.by_step(blocks, len(group)) if kind in SCHEDULED else None
-        for (number, rows), count in zip(found.workers, found.counts, strict=True):
+    for (kind, group), of_group in totals.items():
+        by_step = of_group.by_step(blocks, len(group)) if kind in SCHEDULED else None
+        for (number, rows), count in zip(of_group.workers, of_group.counts, strict=True):
             cost = usual_totals[kind, group] if by_step is None else by_step[blocks[number].step]
             same = (count == count[0]).all()
             _set(blocks, ideal, number, rows, cost / np.maximum(count[0] if same else count, 1))
@@ -100,8 +104,8 @@ def _set(blocks: Sequence[Block], ideal: list[Floats], number: int, rows: np.nda
     elif np.any(cost):
         if ideal[number].ndim == 1:
             ideal[number] = np.repeat(ideal[number][:, None], block.lanes, axis=1)
-        here = np.broadcast_to(cost, (len(rows), block.lanes))
-        ideal[number][rows] = here if block.present is None else np.where(block.present[rows], here, 0.0)
+        wide = np.broadcast_to(cost, (len(rows), block.lanes))
+        ideal[number][rows] = wide if block.present is None else np.where(block.present[rows], wide, 0.0)
 
 
 #: A kind of op and the stages whose workers are peers.
@@ -130,17 +134,17 @@ def _usual_costs(parts: Sequence[_Contribution]) -> tuple[dict[OpKind, float], d
 
 
 def _costs_of(kind: OpKind, blocks: Sequence[Block], costs: Sequence[Floats], rows: Sequence[Ints]) -> _Costs:
-    found, ops = [], 0
+    parts, ops = [], 0
     for block, matrix, part in zip(blocks, costs, rows, strict=True):
         if len(part):
-            here, present = matrix[part], None if block.present is None else block.present[part]
-            ops += here.size if present is None else int(present.sum())
+            cost, present = matrix[part], None if block.present is None else block.present[part]
+            ops += cost.size if present is None else int(present.sum())
             if not kind.is_communication:
-                here = sum_of_rows(here)
+                cost = sum_of_rows(cost)
             elif present is not None:
-                here = here[present]
-            found.append(here.ravel())
-    return found, ops
+                cost = cost[present]
+            parts.append(cost.ravel())
+    return parts, ops
 
 
 def _usual_cost(kind: OpKind, parts: Sequence[_Costs]) -> float:
@@ -190,10 +194,10 @@ def _usual_by_step(present: Floats, step: np.ndarray, cells: np.ndarray) -> Floa
     order = np.lexsort((present, step))
     count = np.bincount(step, minlength=len(cells))
     first = np.cumsum(count) - count
-    at = (cells - 1) // 2 - (cells - count)
+    place = (cells - 1) // 2 - (cells - count)
     usual = np.zeros(len(cells))
-    some = at >= 0
-    usual[some] = present[order][(first + at)[some]]
+    nonzero = place >= 0
+    usual[nonzero] = present[order][(first + place)[nonzero]]
     return usual
 
 

@@ -43,13 +43,13 @@ def ideals_of_peers(graph: FoldedGraph, costs: Sequence[Floats]) -> tuple[Floats
     bounds = np.searchsorted(peer_of_cell, np.arange(len(ops.peer_names) + 1))
     usual_total = np.full(len(cells), np.nan)
     for peer in range(len(ops.peer_names)):
-        here = slice(bounds[peer], bounds[peer + 1])
-        holders = np.unique(rank_of_cell[here])
+        of_peer = slice(bounds[peer], bounds[peer + 1])
+        holders = np.unique(rank_of_cell[of_peer])
         expected = len(holders) if fill_an_axis(ops.mesh, holders) else len(ranks)
         present = bounds[peer + 1] - bounds[peer]
-        if present == expected * steps and (ops_in_cell[here] == ops_in_cell[bounds[peer]]).all():
+        if present == expected * steps and (ops_in_cell[of_peer] == ops_in_cell[bounds[peer]]).all():
             continue
-        usual_total[here] = lower_median_of(total[here], expected * steps)
+        usual_total[of_peer] = lower_median_of(total[of_peer], expected * steps)
     occasional = ~np.isnan(usual_total[cell])
     ideal[occasional] = (usual_total / ops_in_cell)[cell[occasional]]
     if ops.comparable is not None:
@@ -63,8 +63,8 @@ def _usual_of_ops(peer: npt.NDArray[np.int32], transfers: npt.NDArray[np.bool_],
     counts = np.bincount(peer, minlength=classes)
     usual: Floats = np.bincount(peer, weights=cost, minlength=classes) / np.maximum(counts, 1)
     synchronises = np.bincount(peer[transfers], minlength=classes) > 0
-    some = np.flatnonzero(synchronises[peer])
-    order, count = some[np.lexsort((cost[some], peer[some]))], counts[synchronises]
+    transferred = np.flatnonzero(synchronises[peer])
+    order, count = transferred[np.lexsort((cost[transferred], peer[transferred]))], counts[synchronises]
     first = np.cumsum(count) - count
     low, high = cost[order[first + (count - 1) // 2]], cost[order[first + count // 2]]
     usual[synchronises] = (low + high) / 2

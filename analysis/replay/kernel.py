@@ -77,8 +77,8 @@ class Costs(Struct, frozen=True, eq=False):
     def only_lanes(self, lanes: Ints) -> Costs:
         """The costs of some lanes."""
         names = ("matrix", "delay", "changed", "changed_delay")
-        some = {name: part for name in names if len(part := getattr(self, name)) and part.shape[1] != len(lanes)}
-        return replace(self, **{name: part[:, lanes] for name, part in some.items()})
+        sliced = {name: part for name in names if len(part := getattr(self, name)) and part.shape[1] != len(lanes)}
+        return replace(self, **{name: part[:, lanes] for name, part in sliced.items()})
 
     def delays_of(self, rows: Ints) -> Floats:
         """The launch delays of some rows, all of which have one, seconds, [rows, lanes]."""
@@ -127,9 +127,9 @@ def replay_lanes(template: CompiledGraph, first_lane: Ints, costs: Costs, *, thr
     `first_lane`: where the lanes of each step begin, [steps + 1]; lanes of one step meet at each rendezvous.
     """
     if costs.same_in_all_lanes:
-        one = np.zeros(1)
-        _run(template, np.array([0, 1]), costs, one, _NO_TIMELINE, threads=1)
-        return np.full(int(first_lane[-1]), one[0])
+        end = np.zeros(1)
+        _run(template, np.array([0, 1]), costs, end, _NO_TIMELINE, threads=1)
+        return np.full(int(first_lane[-1]), end[0])
     ends = np.zeros(int(first_lane[-1]))
     _run(template, first_lane, costs, ends, _NO_TIMELINE, threads=threads)
     return ends
@@ -173,11 +173,11 @@ def path_lengths(
     """
     first, last = lanes
     costs, count = _contiguous(costs), last - first
-    each, here = np.arange(first, last + 1), np.arange(count)  # each lane separately, as if it were a step
+    each, numbers = np.arange(first, last + 1), np.arange(count)  # each lane separately, as if it were a step
     rendezvous_start, ends = np.full((rendezvous_count, count), -np.inf), np.full(last, -np.inf)
     live, lengths = np.empty((template.buffer_count, count)), np.full((rendezvous_count + 1, count), -np.inf)
     for groups in _round_bounds(template):
-        _replay(template, costs, groups, each, here, rendezvous_start, live, ends, _NO_TIMELINE)
+        _replay(template, costs, groups, each, numbers, rendezvous_start, live, ends, _NO_TIMELINE)
         met = template.rendezvous[groups[1] : groups[2]]
         met = met[met >= 0]
         lengths[met] = rendezvous_start[met]
@@ -267,10 +267,20 @@ def _run_meeting(
             live = np.empty((part.template.buffer_count, int(lanes[-1] - lanes[0])))
             places.append((lanes, (numbers[low:high] - first_step).astype(np.int64), live))
         for number in range(max(len(rounds) for rounds in bounds)):
-            for at, (lanes, here, live) in enumerate(places):
-                if number < len(bounds[at]) and len(here):
-                    template, groups = parts[at].template, bounds[at][number]
-                    _replay(template, costs[at], groups, lanes, here, rendezvous_start, live, ends[at], timelines[at])
+            for place, (lanes, in_run, live) in enumerate(places):
+                if number < len(bounds[place]) and len(in_run):
+                    template, groups = parts[place].template, bounds[place][number]
+                    _replay(
+                        template,
+                        costs[place],
+                        groups,
+                        lanes,
+                        in_run,
+                        rendezvous_start,
+                        live,
+                        ends[place],
+                        timelines[place],
+                    )
 
     lanes_of_step = np.sum([np.bincount(part.step, minlength=steps) for part in parts], axis=0)
     parallel.each(run, _runs(lanes_of_step), threads=threads)

@@ -56,13 +56,13 @@ def sampled_steps(steps: Int32s, ops: int) -> Int32s:
 class EarlyBeginnings(Struct, frozen=True, eq=False):
     """Some steps of a graph whose workers begin early, as recorded.
 
-    `some`: the graph of these steps; a block may have no lane in it. `lanes`: the lanes of each block in these steps.
+    `sample`: the graph of these steps; a block may have no lane in it. `lanes`: the lanes of each block in these steps.
     `between_s`: loss of an op that waits for nothing from its lead over the last stage, between the end of a step and
     the next one, seconds, [rows that wait for nothing] per block; `rank_between_s`: the same for the lead of each rank
     over the last one of its stage, [stages, dp_ranks].
     """
 
-    some: DependencyGraph
+    sample: DependencyGraph
     lanes: tuple[Ints, ...]
     between_s: tuple[Floats, ...]
     rank_between_s: Floats
@@ -76,53 +76,55 @@ class EarlyBeginnings(Struct, frozen=True, eq=False):
             block.only_lanes(here, np.searchsorted(steps, block.step[here]).astype(np.int32))
             for block, here in zip(graph.blocks, lanes, strict=True)
         ]
-        some = replace(graph, steps=graph.steps[steps], blocks=tuple(blocks))
+        sample = replace(graph, steps=graph.steps[steps], blocks=tuple(blocks))
         if graph.rank_begin_s is not None:
-            some = replace(some, rank_begin_s=graph.rank_begin_s[:, np.searchsorted(graph.dp_ranks, some.dp_ranks)])
-        recorded = _recorded_ends(some)
+            sample = replace(
+                sample, rank_begin_s=graph.rank_begin_s[:, np.searchsorted(graph.dp_ranks, sample.dp_ranks)]
+            )
+        recorded = _recorded_ends(sample)
         between = [
             block.template.begin[rows] - recorded.stage_s[block.template.pp_rank[rows]]
             for block in blocks
             for rows in (_firsts(block.template),)
         ]
-        rank_begin_s = np.zeros_like(recorded.rank_s) if some.rank_begin_s is None else some.rank_begin_s
-        return cls(some, tuple(lanes), tuple(between), rank_begin_s - recorded.rank_s)
+        rank_begin_s = np.zeros_like(recorded.rank_s) if sample.rank_begin_s is None else sample.rank_begin_s
+        return cls(sample, tuple(lanes), tuple(between), rank_begin_s - recorded.rank_s)
 
     def as_ended(self, costs: Sequence[Costs], graph: DependencyGraph) -> DependencyGraph:
         """The `graph`, of any steps of the job, with the beginnings that follow from the ends of each worker's steps.
 
         `costs`: of the graph of which this has some steps.
         """
-        some = self.some
+        sample = self.sample
         costs = [cost.only_lanes(here) for cost, here in zip(costs, self.lanes, strict=True)]
         for _ in range(MOST_TURNS):
-            ends = _replayed_ends(some, costs)
+            ends = _replayed_ends(sample, costs)
             moved_s, blocks = 0.0, []
-            for block, between_s in zip(some.blocks, self.between_s, strict=True):
+            for block, between_s in zip(sample.blocks, self.between_s, strict=True):
                 rows, begin = _firsts(block.template), block.template.begin.copy()
                 begin[rows] = np.minimum(between_s + ends.stage_s[block.template.pp_rank[rows]], 0.0)
                 moved_s = max(moved_s, float(np.abs(begin - block.template.begin).max()))
                 blocks.append(replace(block, template=replace(block.template, begin=begin)))
-            some = replace(some, blocks=tuple(blocks))
-            if some.rank_begin_s is not None:
+            sample = replace(sample, blocks=tuple(blocks))
+            if sample.rank_begin_s is not None:
                 rank_begin_s = self.rank_between_s + ends.rank_s
                 rank_begin_s -= rank_begin_s.max(axis=1, keepdims=True)
-                moved_s = max(moved_s, float(np.abs(rank_begin_s - some.rank_begin_s).max()))
-                some = replace(some, rank_begin_s=rank_begin_s)
+                moved_s = max(moved_s, float(np.abs(rank_begin_s - sample.rank_begin_s).max()))
+                sample = replace(sample, rank_begin_s=rank_begin_s)
             if moved_s <= SETTLED_SHARE * float(np.median(ends.step_s)):
                 break
-        return _begun_as_in(some, graph)
+        return _begun_as_in(sample, graph)
 
 
-def _begun_as_in(some: DependencyGraph, graph: DependencyGraph) -> DependencyGraph:
-    """The graph with the beginnings in `some` steps of its job."""
-    begin_of = {block.key: block.template.begin for block in some.blocks}
+def _begun_as_in(sample: DependencyGraph, graph: DependencyGraph) -> DependencyGraph:
+    """The graph with the beginnings in `sample` steps of its job."""
+    begin_of = {block.key: block.template.begin for block in sample.blocks}
     blocks = [replace(block, template=replace(block.template, begin=begin_of[block.key])) for block in graph.blocks]
     graph = replace(graph, blocks=tuple(blocks))
     if graph.rank_begin_s is None:
         return graph
     rank_begin_s = graph.rank_begin_s.copy()
-    rank_begin_s[:, np.searchsorted(graph.dp_ranks, some.dp_ranks)] = some.rank_begin_s
+    rank_begin_s[:, np.searchsorted(graph.dp_ranks, sample.dp_ranks)] = sample.rank_begin_s
     return replace(graph, rank_begin_s=rank_begin_s)
 
 
@@ -183,10 +185,10 @@ def _before_last_s(times: Floats) -> Floats:
 
     `times`: [stages, dp_ranks, steps], -inf if there is none.
     """
-    known = np.isfinite(times)
-    before = np.where(known, times, np.nan) - times.max(axis=1, keepdims=True)
-    before[~known.any(axis=2)] = 0.0
-    median = np.median(before, axis=2) if known.all() else np.nanmedian(before, axis=2)
+    recorded = np.isfinite(times)
+    before = np.where(recorded, times, np.nan) - times.max(axis=1, keepdims=True)
+    before[~recorded.any(axis=2)] = 0.0
+    median = np.median(before, axis=2) if recorded.all() else np.nanmedian(before, axis=2)
     return np.asarray(median - median.max(axis=1, keepdims=True))
 
 

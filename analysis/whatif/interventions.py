@@ -148,15 +148,15 @@ class LessTime(Struct, frozen=True, eq=False):
 
 
 class LessRecording(Struct, frozen=True, eq=False):
-    """Take what recording cost hosts off an op graph, after all other changes. `kept`: the share that stays of the own
+    """Take what recording cost hosts off an op graph, after all other changes. `share`: what remains of the own
     cost of each op; `most_delay_s`: its launch delay without a profiler, seconds; [ops].
     """
 
-    kept: Floats
+    share: Floats
     most_delay_s: Floats
 
     def make(self, overlay: CostOverlay) -> None:
-        overlay.op_cost = overlay.cost_of_ops() * self.kept
+        overlay.op_cost = overlay.cost_of_ops() * self.share
         overlay.op_delay = np.minimum(overlay.delay_of_ops(), self.most_delay_s)
 
 

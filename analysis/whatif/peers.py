@@ -105,20 +105,20 @@ class _Pace:
         if not len(wanted):
             return
         place = np.minimum(np.searchsorted(wanted, classes), len(wanted) - 1)
-        here = np.flatnonzero(wanted[place] == classes)
+        ops = np.flatnonzero(wanted[place] == classes)
         width = int(member.max()) + 1 if members is None else members(wanted[:1]).shape[1]
-        cell = place[here] * width + member[here]
+        cell = place[ops] * width + member[ops]
 
         def total(weights: Floats | None = None) -> Floats:
             return np.bincount(cell, weights, len(wanted) * width).reshape(-1, width).astype(np.float64)
 
-        count, chosen = total(), total(self.chosen[here].astype(np.float64))
-        there = count > 0 if members is None else members(wanted)
-        took = total(self.cost[here])
-        usual = usual_of_peers(took, there & (chosen == 0))[:, None]
+        count, chosen = total(), total(self.chosen[ops].astype(np.float64))
+        counted = count > 0 if members is None else members(wanted)
+        took = total(self.cost[ops])
+        usual = usual_of_peers(took, counted & (chosen == 0))[:, None]
         usual = np.minimum(usual, took if stay_ahead else np.inf)
-        left = self.chosen[here] & np.isnan(self.seconds[here])
-        self.seconds[here[left]] = ((usual / np.maximum(count, 1)).ravel()[cell])[left]
+        pending = self.chosen[ops] & np.isnan(self.seconds[ops])
+        self.seconds[ops[pending]] = ((usual / np.maximum(count, 1)).ravel()[cell])[pending]
 
 
 def _of_kind(
@@ -131,7 +131,7 @@ def _of_kind(
 ) -> Iterator[Part]:
     """The selected ops of one kind; `places`: its rows in each block."""
     ids: list[list[Ints]] = []
-    cost, selected, there = [], [], []
+    cost, selected, present = [], [], []
     for block, of_block, mask, rows in zip(graph.blocks, costs, chosen, places, strict=True):
         template, shape = block.template, (len(rows), block.lanes)
         where = (template.pp_rank[rows][:, None], template.chunk[rows][:, None], block.microbatch[rows],
@@ -139,8 +139,8 @@ def _of_kind(
         ids.append([np.broadcast_to(each, shape).ravel().astype(np.int64) for each in where])
         cost.append(of_block[rows].ravel())
         selected.append(mask[rows].ravel())
-        there.append(np.ones(shape, np.bool_).ravel() if block.present is None else block.present[rows].ravel())
-    exists = np.concatenate(there)
+        present.append(np.ones(shape, np.bool_).ravel() if block.present is None else block.present[rows].ravel())
+    exists = np.concatenate(present)
     stage, chunk, microbatch, step, dp = (np.concatenate(each)[exists] for each in zip(*ids, strict=True))
     ops = _Ops(
         row=combinations((stage, chunk, microbatch))[1],
@@ -178,9 +178,9 @@ def op_costs_at_the_pace_of_peers(ops: OpGraph, cost: Floats, chosen: Bools) -> 
         able = np.ones((len(classes), ranks), np.bool_)
         numbers, of_class = np.unique(classes // steps, return_inverse=True)
         has = np.zeros((len(numbers), ranks), np.bool_)
-        at = np.minimum(np.searchsorted(numbers, peer), len(numbers) - 1)
-        mine = numbers[at] == peer
-        has[at[mine], rank[mine]] = True
+        place = np.minimum(np.searchsorted(numbers, peer), len(numbers) - 1)
+        same = numbers[place] == peer
+        has[place[same], rank[same]] = True
         for number, holds in enumerate(has):
             if fill_an_axis(ops.mesh, np.flatnonzero(holds)):
                 able[of_class == number] = holds
@@ -189,7 +189,7 @@ def op_costs_at_the_pace_of_peers(ops: OpGraph, cost: Floats, chosen: Bools) -> 
     pace = _Pace(cost, chosen)
     pace.follow(peer * steps + step, rank, ranks_with_such_work)
     pace.follow(peer * ranks + rank, step, lambda classes: np.ones((len(classes), steps), np.bool_))
-    left = np.flatnonzero(chosen & np.isnan(pace.seconds))
-    usual = {number: np.median(cost[peer == number]) for number in np.unique(peer[left]).tolist()}
-    pace.seconds[left] = [usual[number] for number in peer[left].tolist()]
+    pending = np.flatnonzero(chosen & np.isnan(pace.seconds))
+    usual = {number: np.median(cost[peer == number]) for number in np.unique(peer[pending]).tolist()}
+    pace.seconds[pending] = [usual[number] for number in peer[pending].tolist()]
     return np.where(np.isnan(pace.seconds), cost, pace.seconds)

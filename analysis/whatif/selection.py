@@ -109,10 +109,10 @@ class Labelled(Selection, frozen=True):
         if (label.names is not None and unknown) or not (
             numbers or any(isinstance(value, wanted) for value in self.values)
         ):
-            there = shown_values(label_values(context.graph, context.written(self.label)))
+            values = shown_values(label_values(context.graph, context.written(self.label)))
             article = "an" if self.label[:1] in set("aeio") else "a"
             first = min(map(str, unknown or self.values))
-            raise SelectionError(f"{first!r:.80} is not {article} {self.label} of this job; it has {there}")
+            raise SelectionError(f"{first!r:.80} is not {article} {self.label} of this job; it has {values}")
         return label.within(numbers) if numbers else label.where(self.values)
 
 
@@ -152,9 +152,9 @@ class Workers(Selection, frozen=True):
         stage, dp_rank = context.label("stage").codes, context.label("dp_rank").codes
         # The last row and column are for ops without these labels, whose code is -1.
         chosen = np.zeros((2 + int(stage.max()), 2 + int(dp_rank.max())), np.bool_)
-        for at in self.workers:
-            if at.pp_rank < chosen.shape[0] - 1 and at.dp_rank < chosen.shape[1] - 1:
-                chosen[at.pp_rank, at.dp_rank] = True
+        for of_worker in self.workers:
+            if of_worker.pp_rank < chosen.shape[0] - 1 and of_worker.dp_rank < chosen.shape[1] - 1:
+                chosen[of_worker.pp_rank, of_worker.dp_rank] = True
         mask: Mask = chosen[stage, dp_rank]
         return mask
 
@@ -180,8 +180,8 @@ class Slowest(Selection, frozen=True):
         for number, (block, matrix) in enumerate(zip(context.graph.blocks, context.durations.cost, strict=True)):
             codes = context.graph.label(number, "kind").codes
             rows = (codes == code).any(axis=1)  # all lanes of most jobs have the same kinds
-            there = np.broadcast_to(codes == code, matrix.shape)[rows]
-            of_kind.append(matrix[rows][there if block.present is None else there & block.present[rows]])
+            of_code = np.broadcast_to(codes == code, matrix.shape)[rows]
+            of_kind.append(matrix[rows][of_code if block.present is None else of_code & block.present[rows]])
         return float(np.percentile(np.concatenate(of_kind), 100 - self.percent))
 
 

@@ -55,10 +55,10 @@ def checked_selection(text: str, graph: LabelledGraph, durations: Durations) -> 
     except SelectionError as error:
         raise SelectionError(f"selection {text!r:.200}: {error}") from None
     if not chosen:
-        there = {name: label_values(graph, name) for name in graph.label_names}
+        values_of = {name: label_values(graph, name) for name in graph.label_names}
         listed = "; ".join(
             f"{name} {shown_values(values) if len(values) <= MOST_SHOWN else f'({len(values):,} values)'}"
-            for name, values in there.items()
+            for name, values in values_of.items()
             if values
         )
         raise SelectionError(f"selection {text!r:.200} matches no op; the job has {listed}")

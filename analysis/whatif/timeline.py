@@ -46,10 +46,10 @@ def costs_frame(replay: JobReplay) -> pl.DataFrame:
     """The same with `cost`, seconds: the op's own cost, for communication the transfer duration. Sends and receives
     have the `microbatch` of their compute.
     """
-    blocks, there = replay.graph.blocks, _present(replay)
+    blocks, present = replay.graph.blocks, _present(replay)
     return recorded_frame(replay).with_columns(
-        cost=np.concatenate([cost.ravel() for cost in replay.durations.cost])[there],
-        microbatch=pl.Series(np.concatenate([_microbatches(block) for block in blocks])[there]).replace(NONE, None),
+        cost=np.concatenate([cost.ravel() for cost in replay.durations.cost])[present],
+        microbatch=pl.Series(np.concatenate([_microbatches(block) for block in blocks])[present]).replace(NONE, None),
     )
 
 
@@ -67,13 +67,15 @@ def compared_frame(replay: JobReplay) -> pl.DataFrame:
         np.repeat(costs, block.lanes) if costs.ndim == 1 else costs.ravel()
         for block, costs in zip(blocks, durations.ideal, strict=True)
     ]
-    there = _present(replay)
+    present = _present(replay)
     firsts = np.cumsum([0, *(block.start.size for block in blocks[:-1])]).tolist()
     return recorded.drop("start", "duration").with_columns(
         *(frame[column].alias(f"{name}_{column}") for name, frame in times.items() for column in ("start", "duration")),
-        ideal_cost=np.concatenate(ideal)[there],
-        launch_delay=np.concatenate([delay.ravel() for delay in durations.launch_delay])[there],
-        transfer=np.concatenate([_transfers(block, first) for block, first in zip(blocks, firsts, strict=True)])[there],
+        ideal_cost=np.concatenate(ideal)[present],
+        launch_delay=np.concatenate([delay.ravel() for delay in durations.launch_delay])[present],
+        transfer=np.concatenate([_transfers(block, first) for block, first in zip(blocks, firsts, strict=True)])[
+            present
+        ],
     )
 
 

@@ -184,13 +184,13 @@ class Replays:
 def answered(job: Job, report: dict[str, Any], query: WhatifQuery) -> Answer:
     """Replay the question. `report`: that of the job. Raises SelectionError for a selection without a single op."""
     keep = query.action is QueryAction.KEEP
-    found = job.answer(query.edit, keep=keep)
+    question = job.answer(query.edit, keep=keep)
     return Answer(
-        ops=found.ops,
-        recorded_s=found.step_time_s + found.saved_s,
-        step_time_s=found.step_time_s,
-        saved_s=found.saved_s,
-        error_s=found.error_s,
-        saved_gpu_hours_per_day=found.saved_gpu_hours_per_day,
-        slowdown=found.step_time_s / report["step_time_s"]["ideal"] if keep else None,
+        ops=question.ops,
+        recorded_s=question.step_time_s + question.saved_s,
+        step_time_s=question.step_time_s,
+        saved_s=question.saved_s,
+        error_s=question.error_s,
+        saved_gpu_hours_per_day=question.saved_gpu_hours_per_day,
+        slowdown=question.step_time_s / report["step_time_s"]["ideal"] if keep else None,
     )

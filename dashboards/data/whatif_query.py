@@ -135,11 +135,11 @@ def read_kept(text: str) -> tuple[tuple[WhatifQuery, ...], tuple[str, ...]]:
 
 def suggestions(report: Mapping[str, Any]) -> tuple[Suggestion, ...]:
     """Questions that suit the job: the places of its causes first, then the ones that tell compute from network."""
-    found: dict[WhatifQuery, Suggestion] = {}
+    by_query: dict[WhatifQuery, Suggestion] = {}
     of_causes = (suggestion for cause in report["causes"] for suggestion in _at(report, cause["where"]))
     for suggestion in (*of_causes, *_general(report)):
-        found.setdefault(suggestion.query, suggestion)
-    return tuple(found.values())
+        by_query.setdefault(suggestion.query, suggestion)
+    return tuple(by_query.values())
 
 
 def query_of(fix: Mapping[str, Any]) -> WhatifQuery | None:
@@ -177,10 +177,10 @@ def _at(report: Mapping[str, Any], where: Mapping[str, Any]) -> Iterator[Suggest
 def worker_words(report: Mapping[str, Any], worker: Mapping[str, Any]) -> str:
     """Name a worker by its rank and host, as far as known, with a capital."""
     place = {key: worker[key] for key in ("dp_rank", "pp_rank")}
-    known = next((row for row in report["by_worker"] if place.items() <= row.items()), None)
-    if known is None or known["rank"] is None:
+    shown = next((row for row in report["by_worker"] if place.items() <= row.items()), None)
+    if shown is None or shown["rank"] is None:
         return Worker(**place).coordinates.capitalize().replace("Dp", "DP")
-    return f"Rank {known['rank']}" + ("" if known["host"] is None else f" on {short(known['host'])}")
+    return f"Rank {shown['rank']}" + ("" if shown["host"] is None else f" on {short(shown['host'])}")
 
 
 def _link(link: Mapping[str, int]) -> Suggestion:
@@ -235,7 +235,7 @@ class Choice:
     @classmethod
     def of(cls, text: str) -> Choice:
         """The controls that write `text`; empty ones where it says more than they can."""
-        found: dict[str, str] = {}
+        parts: dict[str, str] = {}
         for part in " ".join(text.split()).split(" and ") if len(text) <= LONGEST_SELECTION else ("too long",):
             if match := re.fullmatch(r"(kind|stage|dp_rank|step|microbatch|slowest)=([^~\s]\S*)", part):
                 name, value = match[1], match[2]
@@ -243,15 +243,15 @@ class Choice:
                 name, value = "worker", " ".join(re.findall(r"\d+,\d+", workers[1]))
             else:
                 return cls()
-            if name in found:
+            if name in parts:
                 return cls()
-            found[name] = value
+            parts[name] = value
         return cls(
-            kinds=tuple(found["kind"].split(",")) if "kind" in found else (),
-            stages=found.get("stage", ""),
-            dp_ranks=found.get("dp_rank", ""),
-            workers=found.get("worker", ""),
-            steps=found.get("step", ""),
-            microbatches=found.get("microbatch", ""),
-            slowest=found.get("slowest", "").removesuffix("%"),
+            kinds=tuple(parts["kind"].split(",")) if "kind" in parts else (),
+            stages=parts.get("stage", ""),
+            dp_ranks=parts.get("dp_rank", ""),
+            workers=parts.get("worker", ""),
+            steps=parts.get("step", ""),
+            microbatches=parts.get("microbatch", ""),
+            slowest=parts.get("slowest", "").removesuffix("%"),
         )

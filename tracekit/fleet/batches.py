@@ -117,14 +117,14 @@ def _analysed(job: JobFile, steps: Sequence[int], placed: Path, answers: Sequenc
     whole, seen = Divided(answers), None
     try:
         if placed.exists():
-            seen, trace, lanes, whole.taken = _load(placed)
+            seen, trace, lanes, whole.asked = _load(placed)
         else:
             trace = job.read(steps)
             seen = _Seen(trace.worker_ranks(), trace.coverage().worker_steps_traced, cut_steps(trace))
             lanes = place_lanes(trace, whole)
             # can be pickled
             trace = replace(trace.outline(), step_starts=dict(trace.step_starts), metadata=dict(trace.metadata))
-            _save(placed, (seen, trace, lanes, whole.taken))
+            _save(placed, (seen, trace, lanes, whole.asked))
         graph = JobGraph.from_trace(trace, job.method, whole, lanes, lambda: job.read(steps))
         return _Result(seen, None, ReplayedSteps.of(graph.replay, whole))
     except Asked as question:

@@ -71,16 +71,18 @@ class ReplayedJob(Struct, frozen=True):
         graph, method = self.graph.graph, self.graph.method
         gpus = self.trace.layout.world_size
         questions: list[Question] = []
-        kept: list[Question] = []
+        kept_alone: list[Question] = []
         labels: list[ByLabel] = []
         if fix or keep or by:
             from tracekit.job.questions import answer_keep, by_labels, check
 
             check(self.replay, fix)
-            kept = [answer_keep(self.replay, text, gpus) for text in keep]
+            kept_alone = [answer_keep(self.replay, text, gpus) for text in keep]
             labels += [by_labels(self.replay, *text.split(",")) for text in by]
-        found = attribute(self.replay, progress=progress) if attribution is None else attribution()
-        subject = structs.replace(PipelineSubject.of(self.trace, self.replay, lambda: found), expert_loads=expert_loads)
+        attributed = attribute(self.replay, progress=progress) if attribution is None else attribution()
+        subject = structs.replace(
+            PipelineSubject.of(self.trace, self.replay, lambda: attributed), expert_loads=expert_loads
+        )
         if fix:
             from tracekit.job.questions import answer_fix, pipeline_edits
 
@@ -99,8 +101,8 @@ class ReplayedJob(Struct, frozen=True):
             left_out_steps=self.replay.left_out_steps,
             ranks=self.trace.worker_ranks(),
             hosts=self.trace.hosts,
-            attribution=found,
-            diagnosis=diagnose(PipelineAssessment(subject, stalls_of(self.replay, found), layers, method)),
+            attribution=attributed,
+            diagnosis=diagnose(PipelineAssessment(subject, stalls_of(self.replay, attributed), layers, method)),
             method=method,
             clocks=_clock_report(self.replay, method),
             posting=graph.posting,
@@ -108,7 +110,7 @@ class ReplayedJob(Struct, frozen=True):
             published=_published_view(self.graph, self.published),
             exchanges=exchanges,
             experts=unasked(exchanges),
-            questions_asked=(*questions, *kept),
+            questions_asked=(*questions, *kept_alone),
             labels_asked=tuple(labels),
             step_values=step_values(self.trace.metadata),
         )

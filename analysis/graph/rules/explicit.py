@@ -35,9 +35,10 @@ def explicit_edges(ops: pl.DataFrame) -> pl.DataFrame:
     if not before.dtype.is_integer() and before.dtype != pl.Null:
         raise TraceError(f"ops: column 'waits_for' has lists of {before.dtype}; expected row numbers of the ops")
     if before.dtype != pl.Null and (strange := (before < 0) | (before >= ops.height)).fill_null(value=False).any():
-        at = int(strange.arg_max() or 0)
+        first = int(strange.arg_max() or 0)
         raise TraceError(
-            f"ops: column 'waits_for', row {edges['after'][at]}: {before[at]}; the ops have rows 0 to {ops.height - 1}"
+            f"ops: column 'waits_for', row {edges['after'][first]}: {before[first]}; the ops have rows 0 to"
+            f" {ops.height - 1}"
         )
     why = pl.col("why").cast(pl.String).cast(pl.Categorical) if "why" in lists else pl.lit("rule", pl.Categorical)
     try:

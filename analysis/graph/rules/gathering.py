@@ -92,9 +92,9 @@ def _leading_work(structure: Structure) -> Iterator[tuple[list[int], list[int]]]
 
 def with_gathers_first(structure: Structure) -> Structure:
     """The structure with the first compute of each stage after the gathering of all its parameters."""
-    found = list(_stages(structure))
-    before = np.concatenate([structure.before, *(gathers for _, gathers in found)])
-    after = np.concatenate([structure.after, *(np.full(len(gathers), first) for first, gathers in found)])
+    stages = list(_stages(structure))
+    before = np.concatenate([structure.before, *(gathers for _, gathers in stages)])
+    after = np.concatenate([structure.after, *(np.full(len(gathers), first) for first, gathers in stages)])
     return replace(structure, before=before, after=after)
 
 
@@ -106,9 +106,9 @@ def _stages(structure: Structure) -> Iterator[tuple[int, Ints]]:
     behind_a_compute = np.zeros(len(computes), np.bool_)
     behind_a_compute[structure.after[of_computes]] = True
     for stage in np.unique(structure.pp_rank[gathering]):
-        here = structure.pp_rank == stage
-        first = np.flatnonzero(here & computes & ~behind_a_compute)
-        gathers = np.flatnonzero(here & gathering)
+        of_stage = structure.pp_rank == stage
+        first = np.flatnonzero(of_stage & computes & ~behind_a_compute)
+        gathers = np.flatnonzero(of_stage & gathering)
         waited_for = np.intersect1d(structure.before[np.isin(structure.after, first)], gathers)
         if len(first) == 1 and len(waited_for) and len(waited_for) < len(gathers):
             yield int(first[0]), np.setdiff1d(gathers, waited_for)

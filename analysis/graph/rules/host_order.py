@@ -36,13 +36,13 @@ def with_host_order(lanes: RecordedLanes) -> Structure | None:
         return None
     if np.isnan(lanes.posted[transfers]).any() or np.isnan(lanes.resumed[transfers]).any():
         return None
-    kept = np.logical_not(_inferred(structure))
+    recorded = np.logical_not(_inferred(structure))
     edges = [edge for stage in np.unique(structure.pp_rank[transfers]) for edge in _edges(lanes, int(stage))]
     before, after = zip(*edges, strict=True) if edges else ((), ())
     return replace(
         structure,
-        before=np.concatenate([structure.before[kept], np.array(before, np.int64)]),
-        after=np.concatenate([structure.after[kept], np.array(after, np.int64)]),
+        before=np.concatenate([structure.before[recorded], np.array(before, np.int64)]),
+        after=np.concatenate([structure.after[recorded], np.array(after, np.int64)]),
     )
 
 
@@ -51,12 +51,12 @@ def _inferred(structure: Structure) -> np.ndarray:
     result is sent.
     """
     before, after = structure.kind[structure.before], structure.kind[structure.after]
-    found = np.zeros(len(before), np.bool_)
+    requested = np.zeros(len(before), np.bool_)
     for way in (FORWARD, BACKWARD):
-        found |= after == way.recv.code
-        found |= (after == way.send.code) & (before != way.compute.code)
+        requested |= after == way.recv.code
+        requested |= (after == way.send.code) & (before != way.compute.code)
     computes = (FORWARD.compute.code, BACKWARD.compute.code)
-    inferred: np.ndarray = found & np.isin(before, computes)
+    inferred: np.ndarray = requested & np.isin(before, computes)
     return inferred
 
 
@@ -65,30 +65,30 @@ def _edges(lanes: RecordedLanes, stage: int) -> Iterator[tuple[int, int]]:
     assert lanes.posted is not None, "checked by the caller"
     assert lanes.resumed is not None, "checked by the caller"
     structure = lanes.structure
-    here = structure.pp_rank == stage
-    transfers = np.flatnonzero(here & np.isin(structure.kind, _TRANSFERS))
+    of_stage = structure.pp_rank == stage
+    transfers = np.flatnonzero(of_stage & np.isin(structure.kind, _TRANSFERS))
     host = _host(lanes, stage)
     posted, resumed = lanes.posted[transfers], lanes.resumed[transfers]
     asked_at, resumed_at = (in_most_lanes(lanes.done_before(host, times)) for times in (posted, resumed))
     waited = [not _buffered(lanes, int(row)) for row in transfers]
-    for one, row in enumerate(transfers.tolist()):
-        if asked_at[one] > 0:
-            yield int(host[asked_at[one] - 1]), row
+    for number, row in enumerate(transfers.tolist()):
+        if asked_at[number] > 0:
+            yield int(host[asked_at[number] - 1]), row
         # After the same work of the host, and waited for before it requested this one.
-        before = (resumed_at == asked_at[one]) & (np.median(posted[one] - resumed, axis=1) >= 0) & waited
+        before = (resumed_at == asked_at[number]) & (np.median(posted[number] - resumed, axis=1) >= 0) & waited
         for other in transfers[before].tolist():
             yield other, row
-        if waited[one] and resumed_at[one] < len(host):
-            yield row, int(host[resumed_at[one]])
+        if waited[number] and resumed_at[number] < len(host):
+            yield row, int(host[resumed_at[number]])
 
 
 def _host(lanes: RecordedLanes, stage: int) -> Ints:
     """Work of a stage's host, in order: the rows of its stream, and the first op after them."""
     structure = lanes.structure
-    here = structure.pp_rank == stage
-    rows = [np.flatnonzero(here & (structure.kind == code)) for code in STREAM]
+    of_stage = structure.pp_rank == stage
+    rows = [np.flatnonzero(of_stage & (structure.kind == code)) for code in STREAM]
     stream = merged_order(np.median(lanes.start, axis=1), rows)
-    tail = [row for code in TAIL for row in np.flatnonzero(here & (structure.kind == code)).tolist()]
+    tail = [row for code in TAIL for row in np.flatnonzero(of_stage & (structure.kind == code)).tolist()]
     return np.concatenate([stream, np.array(tail[:1], np.int64)])
 
 

@@ -152,8 +152,8 @@ class _Rules:
         order = wanted[np.lexsort((self.start[wanted], self.launcher[wanted]))]
         launches, first = np.unique(self.launcher[order], return_index=True)
         graph = self.peer[order[first]]
-        at = np.minimum(np.searchsorted(launches, self.launcher[among]), max(len(launches) - 1, 0))
-        among = among[launches[at] == self.launcher[among]] if len(launches) else among[:0]
+        place = np.minimum(np.searchsorted(launches, self.launcher[among]), max(len(launches) - 1, 0))
+        among = among[launches[place] == self.launcher[among]] if len(launches) else among[:0]
         graph_of = graph[np.searchsorted(launches, self.launcher[among])]
         runs = np.bincount(graph, minlength=int(graph.max(initial=-1)) + 1)
         alike = graph_of * (int(self.peer.max()) + 1) + self.peer[among]
@@ -162,9 +162,9 @@ class _Rules:
 
     def _launched_before(self, wanted: Ints, among: Ints) -> tuple[Ints, Ints]:
         """The last of `among` that the same thread launched before each of `wanted`."""
-        found = self._by_thread(among).last(self.rank[wanted], self.thread[wanted], self.launched_at[wanted])
-        known = (found >= 0) & (self.launcher[wanted] >= 0)
-        return found[known], wanted[known]
+        launched = self._by_thread(among).last(self.rank[wanted], self.thread[wanted], self.launched_at[wanted])
+        real = (launched >= 0) & (self.launcher[wanted] >= 0)
+        return launched[real], wanted[real]
 
     def _by_thread(self, rows: Ints) -> _Ordered:
         """GPU ops with a launch, by rank, thread and launch time."""
@@ -210,16 +210,16 @@ class _Rules:
         gap = self.start - ready
         least = np.where(self._follows_in_graph(), _LATE_IN_GRAPH_S, _LATE_S)
         late = self.gpu[np.isfinite(gap[self.gpu]) & (gap >= least)[self.gpu]]
-        found = self._latest_ended(self.gpu, late, slack=0.0)
-        earlier = (found >= 0) & (self.start[found] < self.start[late])
-        late, found = late[earlier], found[earlier]
+        ended = self._latest_ended(self.gpu, late, slack=0.0)
+        earlier = (ended >= 0) & (self.start[ended] < self.start[late])
+        late, ended = late[earlier], ended[earlier]
         waits = waits_beyond_chance(
             gap[late],
-            self.start[late] - self.end[found],
+            self.start[late] - self.end[ended],
             self._ended_between(ready[late], self.start[late], self.rank[late]),
             self.peer[late],
         )
-        return found[waits], late[waits]
+        return ended[waits], late[waits]
 
     def _follows_in_graph(self) -> npt.NDArray[np.bool_]:
         """Mask of ops that come after another op of the same launch, [ops]."""
@@ -232,10 +232,10 @@ class _Rules:
     def _ended_between(self, begin: Floats, end: Floats, rank: Ints) -> Ints:
         """The number of GPU ops of the rank that ended between two times."""
         counts = np.zeros(len(rank), np.int64)
-        for one in np.unique(rank):
-            mine, ends = rank == one, np.sort(self.end[self.gpu[self.rank[self.gpu] == one]])
-            until = np.searchsorted(ends, end[mine], side="right")
-            counts[mine] = until - np.searchsorted(ends, begin[mine], side="right")
+        for number in np.unique(rank):
+            of_rank, ends = rank == number, np.sort(self.end[self.gpu[self.rank[self.gpu] == number]])
+            until = np.searchsorted(ends, end[of_rank], side="right")
+            counts[of_rank] = until - np.searchsorted(ends, begin[of_rank], side="right")
         return counts
 
     def _latest_ended(self, among: Ints, rows: Ints, slack: float = SLACK_S) -> Ints:
@@ -254,13 +254,13 @@ class _Rules:
         rest = calls[copied[calls] < 0]
         device = (self.ops["scope"] == "device").fill_null(value=False).to_numpy()
         of_thread = rest[~device[rest]]
-        found = self._by_thread(self.gpu).last(self.rank[of_thread], self.stream[of_thread], self.end[of_thread])
+        last = self._by_thread(self.gpu).last(self.rank[of_thread], self.stream[of_thread], self.end[of_thread])
         # It did not wait for an op that had not ended yet, so the event is another one, of an earlier op.
-        mine = (found >= 0) & (self.end[found] <= self.start[of_thread] + SLACK_S)
-        before.append(found[mine])
-        after.append(of_thread[mine])
+        waited = (last >= 0) & (self.end[last] <= self.start[of_thread] + SLACK_S)
+        before.append(last[waited])
+        after.append(of_thread[waited])
         # Synchronising a device ends with the latest of all streams; an unknown event ends with some earlier op.
-        rest = np.concatenate([rest[device[rest]], of_thread[~mine]])
+        rest = np.concatenate([rest[device[rest]], of_thread[~waited]])
         latest = self._latest_ended(self.gpu, rest)
         before.append(latest[latest >= 0])
         after.append(rest[latest >= 0])

@@ -102,11 +102,11 @@ def in_order_of_computes(transfers: Ints, virtual: Ints, of_computes: Ints) -> I
     A link keeps the order of its computes, but a stage has two links. `virtual`: the virtual stage of each transfer,
     `of_computes`: of each compute.
     """
-    there, here = np.argsort(virtual, kind="stable"), np.argsort(of_computes, kind="stable")
-    if not np.array_equal(virtual[there], of_computes[here]):
+    by_transfer, by_compute = np.argsort(virtual, kind="stable"), np.argsort(of_computes, kind="stable")
+    if not np.array_equal(virtual[by_transfer], of_computes[by_compute]):
         return transfers
     ordered = np.empty_like(transfers)
-    ordered[here] = transfers[there]
+    ordered[by_compute] = transfers[by_transfer]
     return ordered
 
 
@@ -166,8 +166,8 @@ class _Builder:
             for kind in (direction.send, direction.recv):
                 rows = self.rows(stage, kind)
                 chunk = self.ops.chunk[rows]
-                for one in (rows[chunk % 2 == 0], rows[chunk % 2 == 1]) if self._v_shaped else (rows,):
-                    self.edge(one[:-1], one[1:])
+                for of_link in (rows[chunk % 2 == 0], rows[chunk % 2 == 1]) if self._v_shaped else (rows,):
+                    self.edge(of_link[:-1], of_link[1:])
         steps = compute[np.isin(self.ops.kind[compute], (FORWARD.compute.code, BACKWARD.compute.code))]
         backward = np.flatnonzero(self.ops.kind[steps] == BACKWARD.compute.code)
         if len(backward) and backward[0] >= 2:

@@ -102,8 +102,8 @@ class RecordedLanes(Struct, frozen=True, eq=False):
             columns["present"] = [
                 np.broadcast_to(np.True_ if part.present is None else part.present, part.start.shape) for part in parts
             ]
-        known = {name: np.concatenate(some, axis=1) for name, some in columns.items() if some[0] is not None}
-        return cls(parts[0].structure, **known)
+        recorded = {name: np.concatenate(some, axis=1) for name, some in columns.items() if some[0] is not None}
+        return cls(parts[0].structure, **recorded)
 
     def is_behind(self, first: int, second: int) -> bool:
         """True if row `second` began after row `first` wherever it could have begun before."""
@@ -138,10 +138,10 @@ def in_most_lanes(counts: Ints) -> Ints:
 
 def chain(first: int, following: Mapping[int, int], among: Bools) -> Iterator[int]:
     """`first` and the rows after it, as long as they are `among` them."""
-    at: int | None = first
-    while at is not None and among[at]:
-        yield at
-        at = following.get(at)
+    row: int | None = first
+    while row is not None and among[row]:
+        yield row
+        row = following.get(row)
 
 
 def infer_posting(jobs_lanes: Iterable[RecordedLanes]) -> PostingRule:
@@ -207,15 +207,15 @@ class _Stage:
     def __init__(self, lanes: RecordedLanes, pp_rank: int, recvs: Ints, computes: Ints, sends: Ints) -> None:
         self.lanes, self.start, self.end, self.structure = lanes, lanes.start, lanes.end, lanes.structure
         self.recvs, self.computes, self.sends = recvs, computes, sends
-        here = lanes.structure.pp_rank == pp_rank
-        self.stream = self._in_order(np.flatnonzero(here & np.isin(lanes.structure.kind, _COMPUTES)))
-        place = np.empty(len(here), np.int64)
+        of_stage = lanes.structure.pp_rank == pp_rank
+        self.stream = self._in_order(np.flatnonzero(of_stage & np.isin(lanes.structure.kind, _COMPUTES)))
+        place = np.empty(len(of_stage), np.int64)
         place[self.stream] = np.arange(len(self.stream))
-        at = place[computes]
-        self.previous_any = np.where(at > 0, self.stream[at - 1], -1)
+        order = place[computes]
+        self.previous_any = np.where(order > 0, self.stream[order - 1], -1)
         self.previous_same = self._previous(computes)
         self.previous_recv = self._previous(recvs)
-        self.recv_of = np.full(len(here), -1, np.int64)
+        self.recv_of = np.full(len(of_stage), -1, np.int64)
         self.recv_of[computes] = recvs
 
     def _in_order(self, rows: Ints) -> Ints:
@@ -273,8 +273,8 @@ class _Stage:
 
     def posting_edges(self) -> Iterator[tuple[Ints, Ints]]:
         """Yield an edge from the previous compute to each receive."""
-        known = self.previous_any >= 0
-        yield self.previous_any[known], self.recvs[known]
+        follows = self.previous_any >= 0
+        yield self.previous_any[follows], self.recvs[follows]
 
     def call_edges(self) -> Iterator[tuple[Ints, Ints]]:
         """Computes and calls one after the other; an op of a call waits for all ops of the call before."""
@@ -288,15 +288,15 @@ class _Stage:
     def _tail(self) -> Ints:
         """Ops launched after the last call: rows that wait for the last compute and are not reductions."""
         structure = self.structure
-        here = structure.pp_rank[structure.after] == structure.pp_rank[self.stream[0]]
-        tail: Ints = np.unique(structure.after[here & np.isin(structure.kind[structure.after], TAIL)])
+        of_stage = structure.pp_rank[structure.after] == structure.pp_rank[self.stream[0]]
+        tail: Ints = np.unique(structure.after[of_stage & np.isin(structure.kind[structure.after], TAIL)])
         return tail[:1]
 
     def work_edges(self) -> Iterator[tuple[Ints, Ints]]:
         """Yield an edge from the last awaited call between two computes to each op of host work there."""
         for work, place in self._host_work():
-            here = [ops for after, ops in self.calls if after == place]
-            waited_for = [ops for ops in here if any(self.lanes.is_behind(op, work) for op in ops.tolist())]
+            calls_here = [ops for after, ops in self.calls if after == place]
+            waited_for = [ops for ops in calls_here if any(self.lanes.is_behind(op, work) for op in ops.tolist())]
             if waited_for:
                 yield waited_for[-1], np.full(len(waited_for[-1]), work)
 
@@ -308,11 +308,11 @@ class _Stage:
         following = dict(zip(structure.before[chained].tolist(), structure.after[chained].tolist(), strict=True))
         first = int(np.setdiff1d(np.flatnonzero(stream), structure.after[chained])[0])
         place = 0
-        for at in chain(first, following, stream):
-            if structure.kind[at] in _COMPUTES:
+        for row in chain(first, following, stream):
+            if structure.kind[row] in _COMPUTES:
                 place += 1
             else:
-                yield at, place
+                yield row, place
 
     def _turns(self) -> Iterator[Ints]:
         """The computes and, between them, the calls, each as the rows of its ops, in order."""

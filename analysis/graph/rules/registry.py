@@ -57,19 +57,19 @@ def _rule(name: str) -> DependencyRule:
     """The rule of that name. Raises TraceError: without one of its rules, a trace would be replayed as another job."""
     if name in RULES:
         return RULES[name]
-    found, problems = plug_ins("rules", frozenset(RULES))
-    if name not in found:
-        raise TraceError("; ".join((f"rule {name!r:.40} is unknown; known: {', '.join((*RULES, *found))}", *problems)))
+    rules, problems = plug_ins("rules", frozenset(RULES))
+    if name not in rules:
+        raise TraceError("; ".join((f"rule {name!r:.40} is unknown; known: {', '.join((*RULES, *rules))}", *problems)))
     tell(problems)
-    return partial(_guarded_edges, found[name])
+    return partial(_guarded_edges, rules[name])
 
 
 def _guarded_edges(rule: PlugIn, ops: pl.DataFrame) -> pl.DataFrame:
     """The edges of a rule of another distribution. Raises TraceError, which names it, for any failure of it."""
     with rule.guarded(TraceError):
         edges: pl.DataFrame = rule.value(ops.clone()).select(NO_EDGES.columns).cast(dict(NO_EDGES.schema))
-        there = pl.all_horizontal(pl.col("before", "after").is_between(0, ops.height - 1).fill_null(value=False))
-        for before, after, _ in edges.filter(~there).rows():
+        in_range = pl.all_horizontal(pl.col("before", "after").is_between(0, ops.height - 1).fill_null(value=False))
+        for before, after, _ in edges.filter(~in_range).rows():
             raise ValueError(f"an edge from row {before} to row {after}; the ops have rows 0 to {ops.height - 1}")
         return edges
 

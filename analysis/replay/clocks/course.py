@@ -118,20 +118,20 @@ def _jump(samples: Floats) -> tuple[Floats, Ints, Floats]:
     size, place = np.zeros(clocks), np.zeros(clocks, np.int64)
     best, fitted = np.full(clocks, np.inf), samples.copy()
     margin = 2 if runs >= FEWEST_FOR_LONE else 1
-    for at in range(margin, runs - margin + 1):
-        levels = [np.median(samples[:at], axis=0), np.median(samples[at:], axis=0)]
-        values = np.repeat(levels, [at, runs - at], axis=0)
+    for run in range(margin, runs - margin + 1):
+        levels = [np.median(samples[:run], axis=0), np.median(samples[run:], axis=0)]
+        values = np.repeat(levels, [run, runs - run], axis=0)
         cost = np.abs(samples - values).sum(axis=0)
         better = cost < best
         best = np.where(better, cost, best)
-        size, place = np.where(better, levels[1] - levels[0], size), np.where(better, at, place)
+        size, place = np.where(better, levels[1] - levels[0], size), np.where(better, run, place)
         fitted = np.where(better, values, fitted)
     return size, place, fitted
 
 
-def _irregular(left: Floats, scatter: Floats) -> Floats:
+def _irregular(residual: Floats, scatter: Floats) -> Floats:
     """The mean size, [clocks], of what remains beyond the scatter for more than one run at a time."""
-    if len(left) >= 3:
-        inner = np.median(np.stack([left[:-2], left[1:-1], left[2:]]), axis=0)
-        left = np.concatenate([inner[:1], inner, inner[-1:]])
-    return np.asarray(np.maximum(np.abs(left) - ERRORS * scatter, 0.0).mean(axis=0))
+    if len(residual) >= 3:
+        inner = np.median(np.stack([residual[:-2], residual[1:-1], residual[2:]]), axis=0)
+        residual = np.concatenate([inner[:1], inner, inner[-1:]])
+    return np.asarray(np.maximum(np.abs(residual) - ERRORS * scatter, 0.0).mean(axis=0))

@@ -58,7 +58,7 @@ def estimate_offsets(ties: Ties, finest_s: float) -> Floats:
     zero = np.zeros(ties.shape)
     prior = _Term(PRIOR, zero, zero)
     terms = [
-        *(_Term(group.weight, *_bounds(group.left)) for group in ties.groups),
+        *(_Term(group.weight, *_bounds(group.left_s)) for group in ties.groups),
         _Term(1.0, np.ascontiguousarray(ties.low), np.ascontiguousarray(ties.high)),
         _Term(1.0, *_bounds(ties.ends)),
         prior,
@@ -93,7 +93,7 @@ def _bounds(values: Floats) -> tuple[Floats, Floats]:
 def _largest(ties: Ties) -> float:
     """The largest misfit if all clocks were correct."""
     outside = np.maximum(np.maximum(ties.low, 0.0), np.maximum(-ties.high, 0.0))
-    parts = [np.abs(group.left) for group in ties.groups] + [outside, np.abs(ties.ends)]
+    parts = [np.abs(group.left_s) for group in ties.groups] + [outside, np.abs(ties.ends)]
     return max(float(np.nanmax(part, initial=0.0)) for part in parts)
 
 
@@ -111,7 +111,7 @@ class _System:
         _, stages, dp_ranks = ties.shape
         self._iterations, self._tolerance = iterations, tolerance
         self._groups = [
-            _Members(np.asarray(np.any(np.isfinite(group.left), axis=0)), (1, 2) if group.all_stages else (2,))
+            _Members(np.asarray(np.any(np.isfinite(group.left_s), axis=0)), (1, 2) if group.all_stages else (2,))
             for group in ties.groups
         ]
         self._linked: Floats = np.asarray(np.any(np.isfinite(ties.low) | np.isfinite(ties.high), axis=0), np.float64)
@@ -119,12 +119,12 @@ class _System:
         self._offsets = np.zeros((runs, stages, dp_ranks))
         self._after, self._before = np.roll(np.arange(stages), -1), np.roll(np.arange(stages), 1)
         wide = sum(group.all_stages for group in ties.groups)
-        one = np.eye(stages)
-        between = (np.roll(one, 1, axis=1) - one)[self._linked.any(axis=1)]  # offset[s + 1] - offset[s]
-        ends = one[:1] - one[-1:] if self._joined.any() else one[:0]
-        chain = between.T @ between + ends.T @ ends + one
-        self._of_deviation = np.linalg.inv(chain + len(ties.groups) * one)
-        self._of_mean = np.linalg.inv(chain + wide * (one - 1 / stages))
+        identity = np.eye(stages)
+        between = (np.roll(identity, 1, axis=1) - identity)[self._linked.any(axis=1)]  # offset[s + 1] - offset[s]
+        ends = identity[:1] - identity[-1:] if self._joined.any() else identity[:0]
+        chain = between.T @ between + ends.T @ ends + identity
+        self._of_deviation = np.linalg.inv(chain + len(ties.groups) * identity)
+        self._of_mean = np.linalg.inv(chain + wide * (identity - 1 / stages))
         links = self._linked[self._linked.any(axis=1)]
         self._complete = bool(links.all() and np.ptp(self._joined) == 0) and all(one.complete for one in self._groups)
 
@@ -146,19 +146,19 @@ class _System:
 
     def _conjugate_gradients(self, right: Floats) -> Floats:
         """Continue from the last solution."""
-        left = right - self._applied(self._offsets)
+        residual = right - self._applied(self._offsets)
         enough = self._tolerance * np.sqrt(np.vdot(right, right))
-        step = self._preconditioned(left)
-        towards, weight = step, np.vdot(left, step)
+        step = self._preconditioned(residual)
+        towards, weight = step, np.vdot(residual, step)
         for _ in range(self._iterations):
-            if weight <= 0 or np.sqrt(np.vdot(left, left)) <= enough:
+            if weight <= 0 or np.sqrt(np.vdot(residual, residual)) <= enough:
                 break
             image = self._applied(towards)
             length = weight / np.vdot(towards, image)
             self._offsets = self._offsets + length * towards
-            left = left - length * image
-            step = self._preconditioned(left)
-            before, weight = weight, np.vdot(left, step)
+            residual = residual - length * image
+            step = self._preconditioned(residual)
+            before, weight = weight, np.vdot(residual, step)
             towards = step + weight / before * towards
         return self._offsets
 

@@ -303,7 +303,9 @@ class _Measurement:
             usual = np.median(flat, axis=0)
             # If equally many clocks show one time as another, steps begin closer to zero with the correct one.
             middle = (
-                best[0] if np.ptp(usual[best]) <= near else min(best, key=lambda at: self._begins_s(usual, members, at))
+                best[0]
+                if np.ptp(usual[best]) <= near
+                else min(best, key=lambda right: self._begins_s(usual, members, right))
             )
             chosen[members[np.abs(parts[:, members] - parts[:, [middle]]).max(axis=0) <= near]] = True
         return chosen
@@ -325,17 +327,18 @@ class _Measurement:
         first = np.full(len(off), -1)
         for worker in np.flatnonzero(off & (courses.jump_run >= 0)):
             before, after = courses.ahead_s[0, worker], courses.ahead_s[-1, worker]
-            at, inside = int(courses.jump_run[worker]), runs
-            while len(inside[at - 1]) > 1 or len(inside[at]) > 1:
-                inside = _runs(np.concatenate([inside[at - 1], inside[at]]), self.most_runs)
+            run, inside = int(courses.jump_run[worker]), runs
+            while len(inside[run - 1]) > 1 or len(inside[run]) > 1:
+                inside = _runs(np.concatenate([inside[run - 1], inside[run]]), self.most_runs)
                 ties = self.source.ties(inside).only(self.lanes)
                 offsets = _relative(estimate_offsets(ties, EXACTNESS * self.floor_s), reference, linked)
-                mine = offsets.reshape(len(inside), -1)[:, worker]
+                of_worker = offsets.reshape(len(inside), -1)[:, worker]
                 costs = [
-                    np.abs(mine[:cut] - before).sum() + np.abs(mine[cut:] - after).sum() for cut in range(1, len(mine))
+                    np.abs(of_worker[:cut] - before).sum() + np.abs(of_worker[cut:] - after).sum()
+                    for cut in range(1, len(of_worker))
                 ]
-                at = int(np.argmin(costs)) + 1
-            first[worker] = inside[at][0]
+                run = int(np.argmin(costs)) + 1
+            first[worker] = inside[run][0]
         return first
 
     def _by_step(self, runs: list[Ints], courses: Courses, off: np.ndarray, first: Ints) -> Floats:
@@ -386,7 +389,7 @@ def workers_text(which: np.ndarray, dp_ranks: tuple[int, ...]) -> str:
 def _suspects(ties: Ties, floor_s: float) -> np.ndarray:
     """DP ranks with a tie that suggests a wrong clock, [dp_ranks]: none in most jobs."""
     low, high = np.maximum(ties.low, 0.0), np.maximum(-ties.high, 0.0)
-    values = [group.left for group in ties.groups] + [low, high, ties.ends]
+    values = [group.left_s for group in ties.groups] + [low, high, ties.ends]
     return np.asarray(np.any([_off_zero(value, floor_s) for value in values], axis=0))
 
 
@@ -406,8 +409,8 @@ def _with_company(suspects: np.ndarray) -> Ints:
     """The DP ranks to look at: the suspects, and as many others for comparison, at least `FEWEST_OTHERS`."""
     others = np.flatnonzero(~suspects)
     wanted = max(int(suspects.sum()), FEWEST_OTHERS)
-    some = others[np.unique(np.linspace(0, len(others) - 1, wanted).astype(np.int64))] if len(others) else others
-    return np.sort(np.concatenate([np.flatnonzero(suspects), some]))
+    sample = others[np.unique(np.linspace(0, len(others) - 1, wanted).astype(np.int64))] if len(others) else others
+    return np.sort(np.concatenate([np.flatnonzero(suspects), sample]))
 
 
 def _relative(offsets: Floats, reference: np.ndarray, linked: Ints) -> Floats:
@@ -415,8 +418,8 @@ def _relative(offsets: Floats, reference: np.ndarray, linked: Ints) -> Floats:
     flat = offsets.reshape(len(offsets), -1).copy()
     numbers = linked.ravel()
     for number in np.unique(numbers):
-        here = numbers == number
-        flat[:, here] -= np.median(flat[:, here & reference], axis=1)[:, None]
+        linked_together = numbers == number
+        flat[:, linked_together] -= np.median(flat[:, linked_together & reference], axis=1)[:, None]
     return flat.reshape(offsets.shape)
 
 

@@ -43,7 +43,7 @@ class Group(Struct, frozen=True, eq=False):
     whole job. `weight`: weight of this kind relative to others. `took_s`: duration of the transfer, seconds.
     """
 
-    left: Floats
+    left_s: Floats
     weight: float
     all_stages: bool
     took_s: float
@@ -71,7 +71,7 @@ class Ties(Struct, frozen=True, eq=False):
 
     def only(self, dp_indices: Ints) -> Ties:
         """The ties of these DP ranks only."""
-        groups = tuple(replace(group, left=group.left[..., dp_indices]) for group in self.groups)
+        groups = tuple(replace(group, left_s=group.left_s[..., dp_indices]) for group in self.groups)
         low, high, ends = (values[..., dp_indices] for values in (self.low, self.high, self.ends))
         return Ties(groups, low, high, ends, self.link_took_s)
 
@@ -81,7 +81,7 @@ class Ties(Struct, frozen=True, eq=False):
         Clocks of workers with one number can be compared.
         """
         _, stages, dp_ranks = self.shape
-        groups = [(_seen(group.left), None if group.all_stages else 1) for group in self.groups]
+        groups = [(_seen(group.left_s), None if group.all_stages else 1) for group in self.groups]
         links = np.asarray(np.any(np.isfinite(self.low) | np.isfinite(self.high), axis=0))
         ends = _seen(self.ends)
         number = np.arange(stages * dp_ranks).reshape(stages, dp_ranks)
@@ -111,7 +111,7 @@ class _Tied(Struct, frozen=True, eq=False):
     `quickest_s`: the shortest duration of a member, without the last axes.
     """
 
-    left: Floats
+    left_s: Floats
     quickest_s: Floats
 
     @classmethod
@@ -168,21 +168,21 @@ class TieSource(Struct, frozen=True, eq=False, dict=True):
         if len(parts) == 1:
             return parts[0]
 
-        def grids(found: Sequence[Floats | None]) -> Floats | None:
-            known = [one for one in found if one is not None]
-            if not known:
+        def grids(of_batches: Sequence[Floats | None]) -> Floats | None:
+            with_ops = [one for one in of_batches if one is not None]
+            if not with_ops:
                 return None
-            slots, _, _, *more = known[0].shape
-            grid = np.full((slots, max(one.shape[1] for one in known), sum(steps), *more), np.nan)
-            for one, last, count in zip(found, np.cumsum(steps).tolist(), steps, strict=True):
-                if one is not None:
-                    grid[:, : one.shape[1], last - count : last] = one
+            slots, _, _, *more = with_ops[0].shape
+            grid = np.full((slots, max(one.shape[1] for one in with_ops), sum(steps), *more), np.nan)
+            for batch, last, count in zip(of_batches, np.cumsum(steps).tolist(), steps, strict=True):
+                if batch is not None:
+                    grid[:, : batch.shape[1], last - count : last] = batch
             return grid
 
-        def tied(found: Sequence[_Tied | None]) -> _Tied | None:
-            left = grids([None if one is None else one.left for one in found])
-            quickest_s = grids([None if one is None else one.quickest_s for one in found])
-            return None if left is None or quickest_s is None else _Tied(left, quickest_s)
+        def tied(of_batches: Sequence[_Tied | None]) -> _Tied | None:
+            left_s = grids([None if one is None else one.left_s for one in of_batches])
+            quickest_s = grids([None if one is None else one.quickest_s for one in of_batches])
+            return None if left_s is None or quickest_s is None else _Tied(left_s, quickest_s)
 
         of_kinds = {kind: tied([part.dp_kinds.get(kind) for part in parts]) for kind in OF_DP_RANKS}
         return cls(
@@ -201,9 +201,9 @@ class TieSource(Struct, frozen=True, eq=False, dict=True):
     def ties(self, runs: Sequence[Ints]) -> Ties:
         """The median ties of each of these runs of steps."""
         weight = OF_DP_RANKS_WEIGHT / max(len(self.dp_kinds), 1)
-        groups = [Group(_by_run(one.left, runs), weight, False, one.took_s) for one in self.dp_kinds.values()]
+        groups = [Group(_by_run(one.left_s, runs), weight, False, one.took_s) for one in self.dp_kinds.values()]
         if self.clip is not None:
-            groups.append(Group(_by_run(self.clip.left, runs), 1.0, True, self.clip.took_s))
+            groups.append(Group(_by_run(self.clip.left_s, runs), 1.0, True, self.clip.took_s))
         stages, dp_ranks = self.shape
         low, high = np.full((2, len(runs), stages, dp_ranks), np.inf) * np.array([-1, 1])[:, None, None, None]
         if self.lag is not None:

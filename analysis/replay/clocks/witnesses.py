@@ -55,13 +55,13 @@ def question(ties: Ties, offsets: Floats, floor_s: float) -> Witnesses:
     asked = off | ~off.any(axis=0)
     for misfit in _misfits(ties, offsets):
         now, if_right = (np.abs(median(np.where(asked, one, np.nan), (0,))) for one in (misfit.now, misfit.if_right))
-        here = np.isfinite(now)
+        compared = np.isfinite(now)
         scatter_of_tie = _scatter(misfit)
         tolerance = np.maximum(floor_s, ERRORS * MEDIAN_ERROR * scatter_of_tie / np.sqrt(len(offsets)))
-        agrees = here & (now <= tolerance)
+        agrees = compared & (now <= tolerance)
         for_it += misfit.weight * (agrees & (if_right > tolerance))
-        against += misfit.weight * (here & ~agrees)
-        kinds += here
+        against += misfit.weight * (compared & ~agrees)
+        kinds += compared
         scatter_s = np.where(agrees, np.minimum(scatter_s, scatter_of_tie), scatter_s)
     return Witnesses(for_it, against, kinds, scatter_s)
 
@@ -69,7 +69,7 @@ def question(ties: Ties, offsets: Floats, floor_s: float) -> Witnesses:
 def _misfits(ties: Ties, offsets: Floats) -> Iterator[_Misfit]:
     for group in ties.groups:
         axes = (1, 2) if group.all_stages else (2,)
-        late = group.left - offsets
+        late = group.left_s - offsets
         late = late - np.expand_dims(median(late, axes), axes)
         yield _Misfit(group.weight, group.took_s, late, late + offsets)
     following = np.roll(offsets, -1, axis=1)
@@ -83,9 +83,9 @@ def _misfits(ties: Ties, offsets: Floats) -> Iterator[_Misfit]:
 
 def _outside(value: Floats, low: Floats, high: Floats) -> Floats:
     """Distance of a value from its bounds, 0 inside; nan if there are none."""
-    known = np.isfinite(low) | np.isfinite(high)
+    bounded = np.isfinite(low) | np.isfinite(high)
     return np.where(
-        known, value - np.clip(value, np.nan_to_num(low, nan=-np.inf), np.nan_to_num(high, nan=np.inf)), np.nan
+        bounded, value - np.clip(value, np.nan_to_num(low, nan=-np.inf), np.nan_to_num(high, nan=np.inf)), np.nan
     )
 
 
