@@ -5,14 +5,18 @@ In: a job of any graph. Out: the rank, how far it is behind in each part of its 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tracekit.analysis.evidence.evidence import evidence
 from tracekit.analysis.evidence.graph_subject import GraphSubject
 from tracekit.analysis.evidence.uneven_loads import even_where_known
 from tracekit.analysis.evidence.unknown_loads import late_rank, unknown_loads
-from tracekit.analysis.gpu.behind import SMALLEST_SHARE, Culprit, find_culprit
-from tracekit.analysis.gpu.pace import PaceOfPeers
 from tracekit.analysis.numeric.arrays import Bools
 from tracekit.analysis.whatif.interventions import Intervention, SetSomeOps, Together
+
+if TYPE_CHECKING:  # only jobs of any graph need these modules
+    from tracekit.analysis.gpu.behind import Culprit
+    from tracekit.analysis.gpu.pace import PaceOfPeers
 
 
 @evidence(GraphSubject)
@@ -25,6 +29,8 @@ def even_pace(job: GraphSubject) -> PaceOfPeers:
 @evidence(GraphSubject)
 def culprit_of(job: GraphSubject) -> Culprit | None:
     """The rank that the others wait for, None if no rank stands out: beyond what loads of experts may explain."""
+    from tracekit.analysis.gpu.behind import find_culprit
+
     return late_rank(job) if unknown_loads(job) is None else find_culprit(even_pace(job), job.ops, job.waits)
 
 
@@ -33,6 +39,8 @@ def at_pace(job: GraphSubject, rank: int, ops: Bools | None = None, *, freed: bo
 
     `freed`: without the calls in which the rank waits for its GPU and its peers do not.
     """
+    from tracekit.analysis.gpu.behind import SMALLEST_SHARE
+
     cost = even_pace(job).costs(rank, ops)
     edit = SetSomeOps(cost != even_pace(job).cost, cost)
     faster = job.pace.freed((rank,), SMALLEST_SHARE * job.pace.recorded_s) if freed else None

@@ -6,6 +6,7 @@ In: a job of any graph. Out: seconds by kind of loss, as recorded and without th
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -20,15 +21,18 @@ from tracekit.analysis.evidence.host_time import host_time
 from tracekit.analysis.evidence.uneven_loads import uneven_experts
 from tracekit.analysis.evidence.unknown_loads import unknown_loads
 from tracekit.analysis.evidence.unprofiled_steps import in_production_s, profiler_s
-from tracekit.analysis.gpu.behind import exposed_s
-from tracekit.analysis.gpu.gpu_times import GpuTimes
 from tracekit.report.verdict import LossKind
 from tracekit.trace.gpu_activity import NOT_THE_HOST, IdleReason
+
+if TYPE_CHECKING:
+    from tracekit.analysis.gpu.gpu_times import GpuTimes
 
 
 @evidence(GraphSubject)
 def exposed_communication_s(job: GraphSubject) -> float:
     """What a recording would save if transfers took no time once all ranks have arrived, seconds."""
+    from tracekit.analysis.gpu.behind import exposed_s  # only jobs of any graph need it
+
     return 0.0 if job.kept is None else exposed_s(job.pace, job.ops)
 
 

@@ -5,18 +5,24 @@ In: a job with all-to-alls. Out: `ExpertLoads`, the cause of unequal loads, and 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tracekit.analysis.evidence.evidence import evidence
 from tracekit.analysis.evidence.graph_subject import GraphSubject
-from tracekit.analysis.experts.balance import ExpertJob
-from tracekit.analysis.experts.exchanges import members_of
-from tracekit.analysis.experts.expert_loads import ExpertLoads
-from tracekit.analysis.gpu.pace import PaceOfPeers
-from tracekit.report.experts import CauseOfImbalance
+
+if TYPE_CHECKING:  # only jobs of any graph need these modules
+    from tracekit.analysis.experts.expert_loads import ExpertLoads
+    from tracekit.analysis.gpu.pace import PaceOfPeers
+    from tracekit.report.experts import CauseOfImbalance
 
 
 @evidence(GraphSubject)
 def experts_of(job: GraphSubject) -> ExpertLoads:
     """The loads of experts. Raises FormatError if those that the job logged are of another job."""
+    from tracekit.analysis.experts.balance import ExpertJob
+    from tracekit.analysis.experts.exchanges import members_of
+    from tracekit.analysis.experts.expert_loads import ExpertLoads
+
     experts = ExpertJob.of_ops(job.ops, job.pace, job.steps_in_whole)
     cut = job.recorded is not None and job.recorded.recording.gpu_ops["received"].cat.ends_with("...]").any()
     loads = ExpertLoads(experts, job.expert_loads, cut)

@@ -6,6 +6,8 @@ than that have more tokens, or are slow for a reason of their own: only their lo
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import polars as pl
 from msgspec import Struct
@@ -13,10 +15,11 @@ from msgspec import Struct
 from tracekit.analysis.evidence.evidence import evidence
 from tracekit.analysis.evidence.graph_subject import GraphSubject
 from tracekit.analysis.evidence.uneven_loads import even_where_known, experts_of
-from tracekit.analysis.experts.exchanges import between, find_exchanges, members_of
-from tracekit.analysis.gpu.behind import Culprit, find_culprit
 from tracekit.analysis.gpu.part import Part
 from tracekit.analysis.numeric.arrays import Bools, Floats
+
+if TYPE_CHECKING:  # only jobs of any graph need this module
+    from tracekit.analysis.gpu.behind import Culprit
 
 
 class UnknownLoads(Struct, frozen=True, eq=False):
@@ -36,12 +39,16 @@ class UnknownLoads(Struct, frozen=True, eq=False):
 @evidence(GraphSubject)
 def late_rank(job: GraphSubject) -> Culprit | None:
     """The rank that the others wait for beyond what known loads of experts explain."""
+    from tracekit.analysis.gpu.behind import find_culprit
+
     return find_culprit(even_where_known(job), job.ops, job.waits)
 
 
 @evidence(GraphSubject)
 def unknown_loads(job: GraphSubject) -> UnknownLoads | None:
     """The rank that the others wait for, if most of what makes it late is experts whose loads are not known."""
+    from tracekit.analysis.experts.exchanges import between, find_exchanges, members_of
+
     loads, graph = experts_of(job), job.graph.ops
     whole = loads.job.members["group"].unique()
     members = members_of(job.ops, of_whole_groups=False).with_columns(whole=pl.col("group").is_in(whole.implode()))

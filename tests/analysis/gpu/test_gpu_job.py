@@ -141,7 +141,7 @@ def test_a_rank_that_is_late_in_all_steps_is_named_with_price_and_cause(tmp_path
 @pytest.mark.parametrize("late_us", [(0, 200, 0), (300, -150, 200), (100, -60, 250)])
 def test_of_two_ranks_one_that_is_late_in_some_steps_only_is_not_named(tmp_path, late_us):
     """Between two ranks and few steps such differences are chance, whatever the last step costs."""
-    assert report_of(tmp_path, {0: (0, 0, 0), 1: late_us}).evidence.culprit is None
+    assert culprit_of(report_of(tmp_path, {0: (0, 0, 0), 1: late_us}).evidence) is None
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])
