@@ -20,6 +20,7 @@ from tracekit.analysis.evidence.compute_profile import ComputeProfile
 from tracekit.analysis.evidence.compute_table import ComputeTable
 from tracekit.analysis.evidence.computes import Computes
 from tracekit.analysis.evidence.congestion import Congestion, congestion
+from tracekit.analysis.evidence.cores import on_shared_cores, queued_s
 from tracekit.analysis.evidence.data_waits import DataWaits
 from tracekit.analysis.evidence.exchanges import even_share, exchange_evidence
 from tracekit.analysis.evidence.host_code import HostCode
@@ -114,7 +115,9 @@ class Evidence(Subject, frozen=True, eq=False):
     def of(cls, trace: Trace, replay: JobReplay, attribution: Attribution) -> Evidence:
         """Gather evidence on a job."""
         by_step = with_step_delays(replay, trace.step_starts)
-        computes = Computes(by_step, Lockstep.of(trace, by_step.graph))
+        computes = Computes(
+            by_step, Lockstep.of(trace, by_step.graph), queued_s(trace, by_step.graph), on_shared_cores(trace)
+        )
         paused = find_paused_starts(by_step, computes.pauses)
         by_step = with_paused_starts(by_step, paused)
         stalled = 0.0 if by_step.stalled_s is None else by_step.stalled_s
@@ -209,7 +212,7 @@ class Evidence(Subject, frozen=True, eq=False):
         self.even_experts.make(overlay)
         cost = tuple(changed.matrix() for changed in overlay.cost)
         replay = structs.replace(self.replay, durations=structs.replace(self.replay.durations, cost=cost))
-        return structs.replace(self, replay=replay, computes=Computes(replay, self.lockstep))
+        return structs.replace(self, replay=replay, computes=structs.replace(self.computes, replay=replay))
 
     def reviewed(self, detector: Detector, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
         return detector.review(self, candidates)

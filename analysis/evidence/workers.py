@@ -253,7 +253,7 @@ def waits_for_a_core(evidence: Evidence) -> Bools:
     The waiting time that the kernel counted is spread over everything a worker does, in proportion. On a rank next to
     one that collects garbage on all cores, most of it is in the computes.
     """
-    if not evidence.run_queue_s.any():
+    if evidence.computes.queued_s is not None or not evidence.run_queue_s.any():  # the table is without these waits
         return np.zeros(evidence.run_queue_s.shape, np.bool_)
     computes_s = np.nansum(evidence.table.grid, axis=(0, 2, 3)).mean(axis=1)
     waits_s = evidence.run_queue_s * np.minimum(computes_s / safe(busy_s(evidence)), 1.0)
