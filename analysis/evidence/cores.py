@@ -78,10 +78,12 @@ def core_pace(beside: Floats) -> Floats:
 
     `beside`: work of each kind beside that of peers, logarithms, [kinds, stages, steps, dp_ranks]; nan where it was not
     recorded. A slow core slows down everything. The median of the other kinds leaves out one that is slow for a reason
-    of its own.
+    of its own. A core that is fast on average does not make its worker's share look slow: peers may have been delayed
+    in the other kinds.
     """
     others = [np.delete(beside, kind, axis=0) for kind in range(len(beside))]
-    return np.stack([np.nan_to_num(median(each, (0,))) for each in others])
+    pace = np.stack([np.nan_to_num(median(each, (0,))) for each in others])
+    return np.asarray(pace - np.minimum(pace.mean(axis=2, keepdims=True), 0.0))
 
 
 def stands_out(beside: Floats, on: Bools) -> Bools:

@@ -89,3 +89,8 @@ def test_cores_whose_speed_varies_from_step_to_step_are_no_sequences():
 def test_one_kind_of_work_that_is_slow_is_not_the_pace_of_the_core():
     beside = np.array([0.5, 0.1, 0.2, np.nan]).reshape(4, 1, 1, 1)
     assert core_pace(beside).ravel() == pytest.approx([0.15, 0.35, 0.3, 0.2])
+
+
+def test_a_core_that_is_faster_on_average_makes_nothing_look_slow():
+    beside = np.array([[0.0, 0.0], [-0.3, -0.1], [-0.3, -0.1]]).reshape(3, 1, 2, 1)
+    assert core_pace(beside)[0].ravel() == pytest.approx([-0.1, 0.1])
