@@ -25,6 +25,7 @@ from tracekit.analysis.diagnosis.find import causes_of
 from tracekit.analysis.diagnosis.price import priced
 from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.gpu.late_rank import unexplained_waits
+from tracekit.analysis.gpu.part import Part
 from tracekit.base.text import main_clause, ranks_text, seconds
 from tracekit.report.diagnosis import Diagnosis
 from tracekit.report.finding import Finding
@@ -181,8 +182,22 @@ def _doubts(evidence: OpEvidence) -> Iterator[str]:
         yield f"{found.lost}, so its idle time is not known"
     if evidence.uneven_experts or evidence.unknown_loads:  # others wait for ranks with more tokens
         return
-    named = None if evidence.culprit is None else evidence.culprit.rank
+    yield from _of_stacks(evidence, found.without_stacks)
+    culprit = evidence.culprit
+    named = None if culprit is None else culprit.rank
     yield from unexplained_waits(found.late, waits, named, evidence.recorded_s)
+
+
+def _of_stacks(evidence: OpEvidence, without_stacks: Sequence[int]) -> Iterator[str]:
+    """Yield that a host may be behind because it alone recorded stacks."""
+    culprit = evidence.culprit
+    if culprit is None or not without_stacks or culprit.rank in without_stacks:
+        return
+    if culprit.behind and culprit.behind[0].part is Part.HOST:
+        yield (
+            f"rank {culprit.rank}, whose host is behind, recorded stacks, {ranks_text(without_stacks)} did not:"
+            " recording stacks alone slows a host; record all ranks with the same options"
+        )
 
 
 def _of_transfers(evidence: OpEvidence) -> str | None:
