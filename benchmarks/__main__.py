@@ -10,6 +10,7 @@ python -m benchmarks gate-live ...      judges real runs, see benchmarks/gate_li
 python -m benchmarks tracker-live ...   runs a job beside a tracker that hangs, see benchmarks/tracker_live.py
 python -m benchmarks rl-published FILE  compares `tracekit rl` with published figures, see benchmarks/rl_published.py
 python -m benchmarks profiler-cost     measures what recording costs a host, see benchmarks/profiler_cost.py
+python -m benchmarks side-by-side      the same trainings under other tools, see benchmarks/side_by_side.py
 """
 
 import re
@@ -28,7 +29,7 @@ SECTIONS = (
 #: Benchmarks with a command line of their own, which prints instead of writing RESULTS.md.
 WITH_OPTIONS = ("eventsim", "clocks", "hang_live", "frameworks")
 ALWAYS_WITH_OPTIONS = (
-    "compatibility", "one-gpu", "rl-published", "gate-live", "tracker-live", "profiler-cost",
+    "compatibility", "one-gpu", "rl-published", "gate-live", "tracker-live", "profiler-cost", "side-by-side",
 )  # fmt: skip
 _SECTION = "<!-- section {} -->\n"
 

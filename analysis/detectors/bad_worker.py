@@ -19,6 +19,7 @@ from tracekit.analysis.detectors.slow_computes import (
     worker_figures,
 )
 from tracekit.analysis.detectors.uneven_kernels import compared
+from tracekit.analysis.evidence.explained import MOST_OF_PRICE, explained
 from tracekit.analysis.evidence.groups import slow_groups
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.subject import Subject
@@ -106,25 +107,32 @@ class BadWorker(Detector):
         """Leave out workers that are slow because their processes are stopped, and those whose slowness costs nothing
         once all other findings are gone.
         """
-        stopped = {
-            worker
-            for candidate in candidates
-            if candidate.kind == ProcessPauses.kind
-            for worker in candidate.where.workers
-        }
         kept = []
         for candidate in candidates:
-            if candidate.kind == self.kind and stopped & set(candidate.where.workers):
-                slow = tuple(worker for worker in candidate.where.workers if worker not in stopped)
-                kept += [self.of_workers(job, slow)] if slow else []
-            else:
+            stopped = _stopped(job, candidate, candidates) if candidate.kind == self.kind else set()
+            slow = tuple(worker for worker in candidate.where.workers if worker not in stopped)
+            if not stopped:
                 kept.append(candidate)
+            elif slow:
+                kept.append(self.of_workers(job, slow))
         reviewed = list(kept)
         for at, candidate in enumerate(kept):
             if candidate.kind == self.kind and len(candidate.where.workers) > 1:
                 others = [other.change for other in kept if other is not candidate and other.change is not None]
                 reviewed[at] = self.of_workers(job, _costly(job, candidate.where.workers, others))
         return reviewed
+
+
+def _stopped(job: PipelineSubject, slow: Candidate, candidates: Sequence[Candidate]) -> set[Worker]:
+    """The slow workers whose processes are stopped for long enough to explain that."""
+    stopped: set[Worker] = set()
+    for pauses in candidates:
+        both = set(pauses.where.workers) & set(slow.where.workers)
+        if pauses.kind == ProcessPauses.kind and pauses.change is not None and both:
+            change = as_fast_as_peers(job, sorted(both))
+            if explained(job, change, pauses.change) >= MOST_OF_PRICE:
+                stopped |= both
+    return stopped
 
 
 def _costly(job: PipelineSubject, workers: tuple[Worker, ...], others: Sequence[Intervention]) -> tuple[Worker, ...]:

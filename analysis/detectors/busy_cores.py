@@ -8,28 +8,33 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from msgspec import structs
 
+from tracekit.analysis.detectors.bad_worker import BadWorker
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
+from tracekit.analysis.detectors.slow_optimizer import SlowOptimizer
+from tracekit.analysis.evidence.cores import LARGEST_WAITING_SHARE, without_core_waits
+from tracekit.analysis.evidence.explained import MOST_OF_PRICE, explained
 from tracekit.analysis.evidence.grids import computing
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.run_queue import run_queue_s
-from tracekit.analysis.evidence.workers import MOST_OF_EXCESS, busy_s
+from tracekit.analysis.evidence.workers import busy_s
 from tracekit.analysis.numeric.arrays import Bools
-from tracekit.analysis.numeric.robust import NOTHING, safe
+from tracekit.analysis.numeric.robust import safe
 from tracekit.analysis.whatif.interventions import Intervention, Scale, ScaleDelays, Together
 from tracekit.base.text import seconds
 from tracekit.report.finding import SMALLEST_BLAMELESS_SHARE, Figure, Place, Unit, confidence_from
 from tracekit.report.verdict import LossKind
 from tracekit.trace.model import Worker
 
-#: At most this share of a worker's own activity can be waiting for a processor.
-LARGEST_WAITING_SHARE = 0.95
+#: Found in computes and optimizers without the waits of each step, where these are known.
+WITHOUT_WAITS = frozenset({BadWorker.kind, SlowOptimizer.kind})
 
 
 class BusyCores(Detector):
     """Training threads are ready to run but have no processor: more is running on the host than it has cores for.
 
     Paper: not seen, because the kernel was not asked. `tracekit collect` asks it once per step how long the training
-    thread waited in the run queue. The wait is assumed to affect all of a worker's own activity in proportion.
+    thread waited in the run queue. The wait is assumed to affect all of a worker's own activity in proportion, or,
+    where the waits of each step are known, what is longer in that step than in others.
     """
 
     kind = "busy-cores"
@@ -83,25 +88,26 @@ class BusyCores(Detector):
         if not run_queue_s(job).any():
             return candidates
         free = without_run_queue(job, np.ones(run_queue_s(job).shape, np.bool_))
-        free_s = float(job.step_times((free,)).mean())
         busy = any(candidate.kind == self.kind for candidate in candidates)
         kept = []
         for candidate in candidates:
-            explained = 0.0
+            share = 0.0
             if candidate.change is not None and candidate.kind != self.kind:
-                saved_s = job.unchanged_s - float(job.step_times((candidate.change,)).mean())
-                left_s = free_s - float(job.step_times((free, candidate.change)).mean())
-                explained = 1 - min(max(left_s / saved_s, 0.0), 1.0) if saved_s > NOTHING else 0.0
-            if not busy or explained < MOST_OF_EXCESS:
-                figure = Figure("explained by waits for a processor", explained, 0.0, Unit.SHARE)
-                figures = (*candidate.evidence, figure) if round(explained, 2) else candidate.evidence
-                sure = candidate.confidence * (1 - explained)
+                share = explained(job, candidate.change, free)
+            beyond_waits = job.computes.queued_s is not None and candidate.kind in WITHOUT_WAITS
+            if not busy or beyond_waits or share < MOST_OF_PRICE:
+                figure = Figure("explained by waits for a processor", share, 0.0, Unit.SHARE)
+                figures = (*candidate.evidence, figure) if round(share, 2) else candidate.evidence
+                sure = candidate.confidence * (1 - share)
                 kept.append(structs.replace(candidate, evidence=figures, confidence=sure))
         return kept
 
 
 def without_run_queue(job: PipelineSubject, here: Bools) -> Intervention:
     """The job in which the workers `here`, [stages, dp_ranks], never wait for a processor."""
+    if job.computes.queued_s is not None:
+        waits_s = np.where(here[:, None], job.computes.queued_s, 0.0)
+        return without_core_waits(computing(job), job.replay.durations.cost, waits_s)
     left = 1 - np.minimum(run_queue_s(job) / safe(busy_s(job)), LARGEST_WAITING_SHARE)
     factor = np.where(here, left, 1.0)[:, None, None, :]
     return Together((Scale(computing(job), factor), ScaleDelays(computing(job), factor)))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
+from tracekit.analysis.evidence.computes import OTHER_WORK
 from tracekit.analysis.evidence.evidence import evidence
 from tracekit.analysis.evidence.grids import optimizers
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
@@ -16,6 +17,7 @@ from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, median,
 from tracekit.analysis.whatif.interventions import NoOverlap, Scale, Together
 from tracekit.base.text import ratio, seconds
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
+from tracekit.trace.model import OpKind
 
 #: An optimizer is slow if it takes this many times as long as its peers', by this many standard errors.
 SMALLEST_OPTIMIZER_FACTOR = 1.5
@@ -54,7 +56,10 @@ class SlowOptimizer(Detector):
         if optimizers(job).empty or (among_stages and job.stages < 2):
             return
         axis = 0 if among_stages else 1
-        taken_s = optimizers(job).gather(job.replay.durations.cost).sum(axis=1)
+        taken_s = optimizers(job).gather(job.computes.costs).sum(axis=1)
+        pace = None if job.profile is None else job.profile.core_pace
+        if pace is not None:
+            taken_s = taken_s / pace[OTHER_WORK.index(OpKind.OPTIMIZER)]
         level = median(taken_s, (1,))
         usual = np.maximum(np.expand_dims(lower_median(level, axis=axis), axis), 1e-9)
         scatter = MAD_TO_SIGMA * median(np.abs(taken_s - level[:, None]), (1,)) / np.sqrt(taken_s.shape[1])

@@ -33,7 +33,9 @@ from tracekit.analysis.evidence.graph_subject import GraphSubject
 from tracekit.analysis.evidence.uneven_loads import uneven_experts
 from tracekit.analysis.evidence.unknown_loads import unknown_loads
 from tracekit.analysis.evidence.unprofiled_steps import in_production_s, profiled_steps_s, unprofiled_step, worth_s
+from tracekit.analysis.gpu.behind import BlamedRank
 from tracekit.analysis.gpu.late_rank import unexplained_waits
+from tracekit.analysis.gpu.part import Part
 from tracekit.base.text import code_name, counted, main_clause, ranks_text, seconds
 from tracekit.report.finding import Finding
 from tracekit.report.fix import Fix
@@ -227,8 +229,20 @@ def _doubts(job: GraphSubject) -> Iterator[str]:
     if uneven_experts(job) or unknown_loads(job):  # others wait for ranks with more tokens
         return
     culprit = culprit_of(job)
+    yield from _of_stacks(culprit, found.without_stacks)
     named = None if culprit is None else culprit.rank
     yield from unexplained_waits(found.late, waits, named, job.recorded_s)
+
+
+def _of_stacks(culprit: BlamedRank | None, without_stacks: Sequence[int]) -> Iterator[str]:
+    """Yield that a host may be behind because it alone recorded stacks."""
+    if culprit is None or not without_stacks or culprit.rank in without_stacks:
+        return
+    if culprit.behind and culprit.behind[0].part is Part.HOST:
+        yield (
+            f"rank {culprit.rank}, whose host is behind, recorded stacks, {ranks_text(without_stacks)} did not:"
+            " recording stacks alone slows a host; record all ranks with the same options"
+        )
 
 
 def _of_transfers(job: GraphSubject) -> str | None:

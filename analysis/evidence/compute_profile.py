@@ -18,8 +18,9 @@ import numpy as np
 from msgspec import Struct, structs
 
 from tracekit.analysis.evidence.compute_table import ComputeTable
+from tracekit.analysis.evidence.cores import core_pace, stands_out
 from tracekit.analysis.evidence.significance import Episodes, episodes_of, most_telling
-from tracekit.analysis.evidence.workload import elasticity, position_factor, remembers, workload
+from tracekit.analysis.evidence.workload import FEWEST_PLACES, elasticity, position_factor, remembers, workload
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import (
     MAD_TO_SIGMA,
@@ -68,7 +69,10 @@ class ComputeProfile(Struct, frozen=True, eq=False):
 
     `op_scatter`: standard deviation of ops around the factors, relative. `length_correlation`: correlation of forwards
     and backwards over the microbatches of one DP rank and step; `length_spread`: standard deviation of those backwards,
-    relative; both 0 in a job with one kind.
+    relative; both 0 in a job with one kind, and where lengths cannot be told from the speed of shared cores.
+
+    `core_pace`: on shared cores, that of each worker beside that of peers while it does other kinds of work, [kinds,
+    stages, steps, dp_ranks]; else None.
     """
 
     base_s: Floats
@@ -88,6 +92,7 @@ class ComputeProfile(Struct, frozen=True, eq=False):
     op_scatter: float
     length_correlation: float
     length_spread: float
+    core_pace: Floats | None
 
     @property
     def stage_s(self) -> Floats:
@@ -113,10 +118,13 @@ class ComputeProfile(Struct, frozen=True, eq=False):
         return self.workers.on.reshape(stages, dp_ranks, steps).transpose(0, 2, 1)
 
 
-def profile_computes(table: ComputeTable, optimizer: Floats | None = None) -> ComputeProfile:
+def profile_computes(
+    table: ComputeTable, optimizer: Floats | None = None, other_work_s: Floats | None = None
+) -> ComputeProfile:
     """Split the costs of `table` into factors. The table must not be empty.
 
     `optimizer`: of each worker over that of its peers, [stages, steps, dp_ranks]; None: as fast as theirs.
+    `other_work_s`: seconds of other kinds of work, [kinds, stages, steps, dp_ranks], if workers share cores.
     """
     grid = table.grid
     base = lower_median(median(grid, (3, 4)), axis=-1)
@@ -131,26 +139,33 @@ def profile_computes(table: ComputeTable, optimizer: Floats | None = None) -> Co
     elastic = elasticity(relative, slowness, work)
     if (elastic != 1).any():
         work = workload(relative[BACKWARD], slowness[BACKWARD], elastic[BACKWARD])
-    correlation, spread = _length_signature(relative, np.zeros(1, np.bool_))
+    # From step to step, the speed of a shared core varies as lengths do; only microbatches of one step tell them apart.
+    tells_lengths = other_work_s is None or grid.shape[3] >= FEWEST_PLACES
+    correlation, spread = _length_signature(relative, np.zeros(1, np.bool_)) if tells_lengths else (0.0, 0.0)
     uneven = uneven_lengths(correlation, spread) and not all(remembers(work))
-    model = _Model(base, elastic, position, work, uneven)
+    model = _Model(base, elastic, position, work, uneven, tells_lengths)
     alike = relative / safe(model.of_workload)
     if uneven:
         # DP ranks whose sequences happen to be shorter would make a stage look fast next to one where they are slow.
         model = structs.replace(model, base=base * lower_median(median(alike, (3, 4)), axis=-1))
     beyond = median(alike, (2, 3))
     del relative, alike
-    return _factors(grid, model, beyond, np.ones(beyond.shape[1:]) if optimizer is None else optimizer)
+    none = np.ones(beyond.shape[1:])
+    return _factors(grid, model, beyond, none if optimizer is None else optimizer, other_work_s)
 
 
 class _Model(Struct, frozen=True, eq=False):
-    """The factors found before workers are compared; see `ComputeProfile`. `uneven`: sequence lengths differ."""
+    """The factors found before workers are compared; see `ComputeProfile`.
+
+    `uneven`: sequence lengths differ. `tells_lengths`: whether the trace can show that.
+    """
 
     base: Floats
     elasticity: Floats
     position: Floats
     workload: Floats
     uneven: bool
+    tells_lengths: bool
 
     @property
     def of_workload(self) -> Floats:
@@ -161,7 +176,9 @@ class _Model(Struct, frozen=True, eq=False):
         return expected
 
 
-def _factors(grid: Floats, model: _Model, beyond: Floats, optimizer: Floats) -> ComputeProfile:
+def _factors(
+    grid: Floats, model: _Model, beyond: Floats, optimizer: Floats, other_work_s: Floats | None
+) -> ComputeProfile:
     """Separate workers, DP ranks and steps. `beyond`: cost beyond the workload, [kinds, stages, steps, dp_ranks]."""
     _, stages, steps, dp_ranks = beyond.shape
     work = model.workload
@@ -186,10 +203,19 @@ def _factors(grid: Floats, model: _Model, beyond: Floats, optimizer: Floats) -> 
     # A slowdown of one kind shows best against the same kind on the peers, where noise of the other kind does not hide
     # it.
     share = seconds / safe(seconds.sum(axis=0))
+    beside = None
+    if other_work_s is not None and dp_ranks > 1:
+        beside = np.concatenate([by_kind, np.where(other_work_s > 0, _beside_peers(other_work_s), np.nan)])
+        by_kind = by_kind - core_pace(beside)[: len(by_kind)]
+        both = np.log1p((share * np.expm1(by_kind)).sum(axis=0))
     views = [both, *np.log1p(share * np.expm1(by_kind))]
     workers = most_telling(
         [episodes_of(view.transpose(0, 2, 1).reshape(-1, steps), dp_ranks, least_variance=unsure) for view in views]
     )
+    if beside is not None:
+        on = workers.on.reshape(stages, dp_ranks, steps).transpose(0, 2, 1)
+        out = stands_out(beside, on)[: len(by_kind)].any(axis=0)
+        workers = structs.replace(workers, nats=np.where(out.ravel(), workers.nats, 0.0))
     if square:
         unsure = float(workers.noise.variance.mean())
         ranks = episodes_of(rank_log.T, dp_ranks, least_variance=unsure)
@@ -209,7 +235,8 @@ def _factors(grid: Floats, model: _Model, beyond: Floats, optimizer: Floats) -> 
     known = np.where(slow_worker > 1, beyond if stages == 1 else slow_worker, np.nan_to_num(quiet, nan=1.0))
     paused, scatter = _pauses(grid, model, known)
     usual_s = model.base[:, :, :, None] * model.position[:, None, None]
-    correlation, spread = _length_signature(grid / safe(usual_s)[..., None, None], paused)
+    signature = grid / safe(usual_s)[..., None, None]
+    correlation, spread = _length_signature(signature, paused) if model.tells_lengths else (0.0, 0.0)
     return ComputeProfile(
         base_s=model.base * (1 + model.elasticity * (float(median(work, (0, 1, 2))) - 1)),
         elasticity=model.elasticity,
@@ -228,6 +255,7 @@ def _factors(grid: Floats, model: _Model, beyond: Floats, optimizer: Floats) -> 
         op_scatter=scatter,
         length_correlation=correlation,
         length_spread=spread,
+        core_pace=None if beside is None else np.exp(core_pace(beside)[len(by_kind) :]),
     )
 
 

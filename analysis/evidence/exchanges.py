@@ -12,7 +12,6 @@ import numpy as np
 import polars as pl
 from msgspec import structs
 
-from tracekit.analysis.evidence.computes import Computes
 from tracekit.analysis.evidence.culprit import even_pace
 from tracekit.analysis.evidence.evidence import evidence
 from tracekit.analysis.evidence.grids import backwards, forwards
@@ -149,4 +148,4 @@ def beyond_experts(job: PipelineSubject) -> PipelineSubject | None:
         return None
     cost = tuple(block.matrix() for block in changed(job.replay, (even,)).cost)
     replay = structs.replace(job.replay, durations=structs.replace(job.replay.durations, cost=cost))
-    return structs.replace(job, replay=replay, computes=Computes(replay, job.lockstep))
+    return structs.replace(job, replay=replay, computes=structs.replace(job.computes, replay=replay))

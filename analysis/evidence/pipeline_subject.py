@@ -18,6 +18,7 @@ from tracekit.analysis.evidence.breaks import Breaks, find_breaks
 from tracekit.analysis.evidence.compute_profile import ComputeProfile
 from tracekit.analysis.evidence.compute_table import ComputeTable
 from tracekit.analysis.evidence.computes import Computes
+from tracekit.analysis.evidence.cores import on_shared_cores, queued_s
 from tracekit.analysis.evidence.lockstep import Lockstep
 from tracekit.analysis.evidence.naming import Names
 from tracekit.analysis.evidence.paused_starts import PausedStarts, find_paused_starts, with_paused_starts
@@ -64,7 +65,9 @@ class PipelineSubject(Subject, frozen=True, eq=False):
         `attributed`: returns its attribution; by default, it is computed if needed.
         """
         by_step = with_step_delays(replay, trace.step_starts)
-        computes = Computes(by_step, Lockstep.of(trace, by_step.graph))
+        computes = Computes(
+            by_step, Lockstep.of(trace, by_step.graph), queued_s(trace, by_step.graph), on_shared_cores(trace)
+        )
         paused = find_paused_starts(by_step, computes.pauses)
         by_step = with_paused_starts(by_step, paused)
         stalled = 0.0 if by_step.stalled_s is None else by_step.stalled_s

@@ -256,7 +256,7 @@ def waits_for_a_core(job: PipelineSubject) -> Bools:
     The waiting time that the kernel counted is spread over everything a worker does, in proportion. On a rank next to
     one that collects garbage on all cores, most of it is in the computes.
     """
-    if not run_queue_s(job).any():
+    if job.computes.queued_s is not None or not run_queue_s(job).any():  # the table is without these waits
         return np.zeros(run_queue_s(job).shape, np.bool_)
     computes_s = np.nansum(job.table.grid, axis=(0, 2, 3)).mean(axis=1)
     waits_s = run_queue_s(job) * np.minimum(computes_s / safe(busy_s(job)), 1.0)

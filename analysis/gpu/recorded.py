@@ -73,6 +73,7 @@ class Kept(Struct, frozen=True):
     costs: dict[int, ProfilerCost] = msgspec.field(default_factory=dict)
     whats: tuple[HostWhat, ...] = ()
     lost: str = ""
+    without_stacks: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, whole: GpuRecording, part: Comparable, late: LateRanks, whats: pl.DataFrame) -> Kept:
@@ -80,6 +81,7 @@ class Kept(Struct, frozen=True):
         recording, matches = part.recording, part.matches
         left_out = [f"rank {rank} is left out: {why}" for rank, why in part.left_out.items()]
         alone = len(recording.ranks) > 1 and not matches.matched
+        without_stacks = _without_stacks(recording)
         nothing = "no collective was found on several ranks: nobody is seen to wait; record ranks of one job together"
         return cls(
             steps=recording.step_spans["step"].n_unique(),
@@ -92,7 +94,8 @@ class Kept(Struct, frozen=True):
             idle_s=min((one.idle_s for one in breakdowns(recording)), default=0.0),
             left_out=dict(part.left_out),
             doubts=(*part.doubts, *_too_long(recording)),
-            notes=(*left_out, *recording.notes, *([nothing] if alone else []), *_without_stacks(recording)),
+            notes=(*left_out, *recording.notes, *([nothing] if alone else []), *_lacking_stacks(without_stacks)),
+            without_stacks=without_stacks,
             late=late,
             gpus=tuple(times_of(whole, rank) for rank in recording.ranks[:MOST_RANKS]),
             costs={rank: recording.costs[rank] for rank in recording.ranks if rank in recording.costs},
@@ -181,15 +184,20 @@ def _too_long(recording: GpuRecording) -> Iterator[str]:
         )
 
 
-def _without_stacks(recording: GpuRecording) -> Iterator[str]:
-    """Yield which ranks lack stacks that others have, and what follows."""
+def _without_stacks(recording: GpuRecording) -> tuple[int, ...]:
+    """The ranks that lack stacks that others have."""
     named = pl.any_horizontal(pl.col("own").is_not_null(), pl.col("module").is_not_null())
-    by_rank = recording.calls.group_by("rank").agg(named.any().alias("stacks")).sort("rank")
-    lacking = by_rank.filter(~pl.col("stacks"))["rank"].to_list()
-    if lacking and len(lacking) < by_rank.height:
+    stacks = recording.calls.group_by("rank").agg(named.any().alias("stacks")).sort("rank")
+    lacking = stacks.filter(~pl.col("stacks"))["rank"].to_list()
+    return tuple(lacking) if len(lacking) < stacks.height else ()
+
+
+def _lacking_stacks(without_stacks: Sequence[int]) -> Iterator[str]:
+    """Yield what follows where some ranks lack stacks."""
+    if without_stacks:
         yield (
-            f"{ranks_text(lacking)} recorded without stacks, the others with: lines of code are known of those only,"
-            " and recording slows their hosts more; record all with the same options to compare hosts"
+            f"{ranks_text(without_stacks)} recorded without stacks, the others with: lines of code are known of those"
+            " only, and recording slows their hosts more; record all with the same options to compare hosts"
         )
 
 

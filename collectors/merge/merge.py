@@ -22,7 +22,7 @@ from tracekit.collectors.merge.device_clock import DeviceClockFit, fit_device_cl
 from tracekit.collectors.merge.device_ops import on_host_clock, timed_alike, waited_for
 from tracekit.collectors.merge.gpu_samples import read_samples, summarize_gpu
 from tracekit.collectors.merge.lockstep import ranks_of_workers, with_waits_for_peers, with_work_of_ranks
-from tracekit.collectors.merge.off_cpu import with_off_cpu
+from tracekit.collectors.merge.off_cpu import with_thread_waits
 from tracekit.collectors.merge.ops import OpReport, build_ops
 from tracekit.collectors.merge.placement import LayoutOptions, Placement, RankFacts, place_ranks
 from tracekit.collectors.merge.stepcut import cut_steps
@@ -112,7 +112,7 @@ def merge_attempt(
         peers_waited = with_work_of_ranks(peers_waited, pl.concat([ops.select(others.columns), others]), placement)
     ranks = tuple(rank_report(one) for one in recording.ranks.values())
     trace = Trace.from_frame(
-        with_off_cpu(peers_waited, met, group_table, members),
+        with_thread_waits(peers_waited, met, group_table, members),
         placement.layout,
         name=name,
         step_starts={step: (start + begun_ns) / 1e9 for step, start in step_starts_ns.items()},

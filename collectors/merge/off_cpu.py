@@ -1,8 +1,8 @@
-"""Find time in which a training thread should have worked but neither ran nor was ready to run.
+"""Find time in which a training thread should have worked but did not run.
 
 In: the canonical ops of a recording, and its records of steps with the times that the kernel counted. Out: the ops
-with the column `OFF_CPU`. Only this column shows a process that is stopped (by SIGSTOP, a debugger, a frozen cgroup) or
-waits for memory or a file.
+with the columns `QUEUED` (the thread was ready, but had no processor) and `OFF_CPU` (it was not ready either). Only
+`OFF_CPU` shows a process that is stopped (by SIGSTOP, a debugger, a frozen cgroup) or waits for memory or a file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import polars as pl
 from tracekit.collectors.merge.collective_ops import ALIKE, all_there_ns, counted_alike
 from tracekit.collectors.merge.lockstep import positions
 from tracekit.trace.model import OpKind
-from tracekit.trace.schema import LASTED, OFF_CPU
+from tracekit.trace.schema import LASTED, OFF_CPU, QUEUED
 
 #: Assume that at least this share of a rank's steps are quiet: the rank neither stops nor runs longer than usual in
 #: other ops.
@@ -35,10 +35,10 @@ _OWN = (
 )
 
 
-def with_off_cpu(
+def with_thread_waits(
     ops: pl.DataFrame, records: pl.DataFrame, groups: pl.DataFrame, members: Mapping[int, Sequence[int]]
 ) -> pl.DataFrame:
-    """Add `OFF_CPU`, seconds, to the first op of each worker's step; `ops` is unchanged if nothing is known.
+    """Add `OFF_CPU` and `QUEUED`, seconds, to the first op of each worker's step; neither if nothing is known of it.
 
     `records`: those of whole steps, with `peer` and `chunk` as in the wire format. `groups`: `within_worker` is true
     for process groups that have ranks of one worker only. `members`: as returned by `ranks_of_workers`. A worker's step
@@ -47,28 +47,37 @@ def with_off_cpu(
     steps = records.filter((pl.col("category") == "step") & (pl.col("peer") >= 0) & (pl.col("chunk") >= 0))
     if steps.is_empty():
         return ops
-    active_us = pl.col("peer") + pl.col("chunk").cast(pl.Int64)
-    counted = steps.group_by("step", "rank").agg(active_s=active_us.sum() / 1e6)
-    off = pl.col("own_s") - pl.col("active_s")
+    counted = steps.group_by("step", "rank").agg(
+        ran_s=pl.col("chunk").cast(pl.Int64).sum() / 1e6, queued_s=pl.col("peer").sum() / 1e6
+    )
     # The thread also runs in other ops, such as data loading: usually for this long (negative). By how much that varies
     # is no time off the CPU, unless the thread was active in the whole step for less time than its own ops lasted.
-    elsewhere = off.quantile(QUIET_SHARE, "lower").over("rank", "position").clip(upper_bound=0)
+    idle = pl.col("own_s") - pl.col("ran_s")
+    off = idle - pl.col("queued_s")
+    elsewhere, ran_elsewhere = (
+        each.quantile(QUIET_SHARE, "lower").over("rank", "position").clip(upper_bound=0) for each in (off, idle)
+    )
     varies = VARIATIONS * (off.median().over("rank", "position") - elsewhere)
     uncertain = (off <= 0) & (off - elsewhere <= varies)
+    # The thread also waits for a processor after collectives, and in what is not its own.
+    queued = pl.min_horizontal("queued_s", (idle - ran_elsewhere).clip(0))
     off_cpu = (
         _own_s(ops, _together_s(records, groups), members)
         .join(counted, left_on=["step", "member"], right_on=["step", "rank"], how="left")
-        .with_columns(pl.when(uncertain).then(0.0).otherwise((off - elsewhere).clip(0)).alias(OFF_CPU))
+        .with_columns(
+            pl.when(uncertain).then(0.0).otherwise((off - elsewhere).clip(0)).alias(OFF_CPU),
+            pl.when(pl.col("queued_s").is_not_null()).then(queued).alias(QUEUED),
+        )
         .sort("step", "rank", "position")
         .group_by("step", "rank", maintain_order=True)
-        .agg(pl.col(OFF_CPU))
+        .agg(OFF_CPU, QUEUED)
         .filter(pl.col(OFF_CPU).list.eval(pl.element().is_not_null()).list.all())
     )
     if off_cpu.is_empty():
         return ops
     joined = ops.join(off_cpu, on=["step", "rank"], how="left", maintain_order="left")
     first = pl.int_range(pl.len()).over("step", "rank") == 0
-    return joined.with_columns(pl.when(first).then(OFF_CPU).alias(OFF_CPU))
+    return joined.with_columns(pl.when(first).then(name).alias(name) for name in (OFF_CPU, QUEUED))
 
 
 def _together_s(records: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:

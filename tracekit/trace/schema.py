@@ -49,14 +49,19 @@ POSTED, RESUMED = "posted", "resumed"
 #: An optional column: seconds of a worker's step in which the training thread of each of its ranks should have worked,
 #: and neither ran nor was ready to, ranks as above, on the first op of the worker's step; null elsewhere.
 OFF_CPU = "off_cpu"
+#: An optional column: seconds of a worker's step in which the training thread of each of its ranks was ready to run and
+#: had no processor, in the same places.
+QUEUED = "queued"
 #: Optional columns of all-to-alls: the rows that the rank sends to and receives from each rank of the group; empty if
 #: not recorded, null for other ops.
 SENT, RECEIVED = "sent", "received"
 ROWS_TYPE = pl.List(pl.Int64)
+#: The optional columns of seconds for each rank of a worker.
+OF_RANKS = (WAITED, LASTED, OFF_CPU, QUEUED)
 #: "No chunk" and "no microbatch" among numbers.
 NONE = -1
 #: The optional columns.
-OPTIONAL = frozenset({WAITED, LASTED, POSTED, RESUMED, OFF_CPU, SENT, RECEIVED})
+OPTIONAL = frozenset({*OF_RANKS, POSTED, RESUMED, SENT, RECEIVED})
 
 
 def distinct_steps(step: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int32]:
@@ -115,7 +120,7 @@ def checked_columns(ops: pl.DataFrame, layout: Layout, source: Origin) -> pl.Dat
     check_complete(distinct_steps(checked["pp_rank"].to_numpy()), largest, layout, source)
     _check_identity(checked, source)
     optional = [_host_time(ops[name], source) for name in (POSTED, RESUMED) if name in ops.columns]
-    optional += [_of_ranks(ops[name], layout, source) for name in (WAITED, LASTED, OFF_CPU) if name in ops.columns]
+    optional += [_of_ranks(ops[name], layout, source) for name in OF_RANKS if name in ops.columns]
     optional += [_rows_of_peers(ops[name], source) for name in (SENT, RECEIVED) if name in ops.columns]
     return checked.with_columns(optional) if optional else checked
 

@@ -16,7 +16,7 @@ import polars as pl
 from tracekit.base.errors import TraceError
 from tracekit.trace.magnitudes import LONGEST_S
 from tracekit.trace.model import Unit
-from tracekit.trace.schema import LASTED, OFF_CPU, POSTED, RESUMED, WAITED, Origin
+from tracekit.trace.schema import OF_RANKS, POSTED, RESUMED, Origin
 
 #: Values between these, seconds since 1970, count as clock times: 2001 to 2100.
 EARLIEST_S, LATEST_S = 1e9, 4.1e9
@@ -53,7 +53,7 @@ def in_seconds(
         start, step_starts = _from_step_start(raw, unit or Unit.S, step_starts, source, stated=unit is not None)
     times: list[pl.Series | pl.Expr] = [(start / per_second).alias("start"), (duration / per_second).alias("duration")]
     times += [pl.col(name) / per_second for name in (POSTED, RESUMED) if ops.schema.get(name, pl.String).is_numeric()]
-    for name in (WAITED, LASTED, OFF_CPU):
+    for name in OF_RANKS:
         if isinstance(ops.schema.get(name), pl.List):
             times.append(ops.select(pl.col(name).list.eval(pl.element() / per_second)).to_series())
     return ops.with_columns(times), step_starts

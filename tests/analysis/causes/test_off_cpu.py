@@ -93,6 +93,15 @@ def test_a_worker_whose_computes_last_longer_while_it_is_off_the_cpu_is_stopped(
     assert cause.effect.startswith("the process is stopped for 60.0 ms in 4 of 20 steps")
 
 
+def test_a_slow_worker_is_named_beside_stops_that_do_not_explain_it():
+    """Its forwards take twice as long in every step; in four of twenty, it is stopped for 60 ms as well."""
+    trace = stopped_now_and_then(in_forward=STOP_S)
+    slow = (pl.col("kind").cast(pl.String) == "forward-compute") & (pl.col("dp_rank") == 1)
+    ops = trace.ops.with_columns(duration=pl.col("duration") + pl.when(slow).then(FORWARD_S).otherwise(0.0))
+    kinds = {cause.kind for cause in found_in(replace(trace, ops=ops)) if cause.where == RANK_1}
+    assert kinds == {"bad-worker", "process-pauses"}
+
+
 def test_what_keeps_all_ranks_off_the_cpu_in_one_step_stops_none():
     """Rank 1 is off the CPU in three steps; in one of them, so is rank 0, as where both load libraries."""
     trace = stopped_now_and_then(in_forward=0.1, off_cpu=(0.0, 0.1), steps=(0, 8, 15))

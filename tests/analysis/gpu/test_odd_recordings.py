@@ -13,19 +13,20 @@ from tests.kineto_files import GEMM, all_reduce, event, kernel, launch
 Event = dict[str, Any]
 
 
-def steps(*, stacks: bool = False, begin: float = 0.0) -> list[Event]:
-    """Five steps of ten kernels and an all-reduce."""
+def steps(*, stacks: bool = False, begin: float = 0.0, host_us: float = 18) -> list[Event]:
+    """Five steps of ten kernels and an all-reduce; `host_us`: what an operator takes, up to 18 behind the GPU."""
     events: list[Event] = []
     at, number = begin, 0
     for step in range(5):
         first = at
         for _ in range(10):
             number += 1
-            events += [event("cpu_op", "aten::mm", at, 18), launch(at + 10, number),
-                       kernel(GEMM, at + 20, 25, correlation=number)]  # fmt: skip
+            late = max(host_us - 18, 0)
+            events += [event("cpu_op", "aten::mm", at, host_us), launch(at + late + 10, number),
+                       kernel(GEMM, at + late + 20, 25, correlation=number)]  # fmt: skip
             if stacks:
                 events.append(event("python_function", "train.py(7): forward", at - 1, 25))
-            at += 30
+            at += 30 + late
         number += 1
         events += [launch(at, number, name="cudaLaunchKernelExC"), all_reduce(at + 20, 50, correlation=number)]
         at += 100
@@ -40,6 +41,19 @@ def test_ranks_without_the_stacks_that_others_have_are_named(tmp_path: Path) -> 
     for alike in (True, False):
         report = load_ranks(tmp_path / str(alike), {0: steps(stacks=alike), 1: steps(stacks=alike)}).whatif()
         assert not [one for one in said(report) if "stacks" in one]
+
+
+def test_a_host_that_is_behind_is_doubted_where_it_alone_recorded_stacks(tmp_path: Path) -> None:
+    def doubts(name: str, *, slow: bool, others: bool) -> list[str]:
+        ranks = {0: steps(stacks=slow, host_us=60), **{rank: steps(stacks=others) for rank in (1, 2, 3)}}
+        report = load_ranks(tmp_path / name, ranks).whatif()
+        assert report.findings[0].where.ranks == (0,)
+        return [one for one in report.trust.reasons if "recorded stacks" in one]
+
+    (doubt,) = doubts("slow", slow=True, others=False)
+    assert doubt.startswith("rank 0, whose host is behind, recorded stacks, ranks 1-3 did not")
+    assert not doubts("others", slow=False, others=True)
+    assert not doubts("all", slow=True, others=True)
 
 
 @pytest.mark.parametrize("start", [500.0, -2_900.0])

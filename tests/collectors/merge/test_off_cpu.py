@@ -1,9 +1,9 @@
-"""Time in which a training thread should have worked, and neither ran nor was ready to."""
+"""Time in which a training thread should have worked and did not run."""
 
 import polars as pl
 
-from tracekit.collectors.merge.off_cpu import with_off_cpu
-from tracekit.trace.schema import OFF_CPU
+from tracekit.collectors.merge.off_cpu import with_thread_waits
+from tracekit.trace.schema import OFF_CPU, QUEUED
 
 
 def ops(*rows):
@@ -45,15 +45,15 @@ RECORDED = ops(
 
 def test_it_is_what_the_thread_s_own_ops_lasted_beyond_running_and_being_ready():
     """Rank 0 worked for 60 ms, of which it ran for 25 and was ready for 5; that it waits in all-reduce is no news."""
-    found = with_off_cpu(RECORDED, steps((1, 0, 5_000, 25_000), (1, 1, 0, 31_000)), GROUPS, {})
+    found = with_thread_waits(RECORDED, steps((1, 0, 5_000, 25_000), (1, 1, 0, 31_000)), GROUPS, {})
     assert rounded(found) == [[0.030], None, None, [0.0], None]
-    assert found.drop(OFF_CPU).equals(RECORDED)
+    assert found.drop(OFF_CPU, QUEUED).equals(RECORDED)
 
 
 def test_a_rank_of_which_the_kernel_says_nothing_has_none():
-    found = with_off_cpu(RECORDED, steps((1, 0, -1, 25_000), (1, 1, 0, 10_000)), GROUPS, {})
+    found = with_thread_waits(RECORDED, steps((1, 0, -1, 25_000), (1, 1, 0, 10_000)), GROUPS, {})
     assert rounded(found) == [None, None, None, [0.020], None]
-    assert with_off_cpu(RECORDED, steps((1, 0, -1, 25_000), (1, 1, 0, -1)), GROUPS, {}).equals(RECORDED)
+    assert with_thread_waits(RECORDED, steps((1, 0, -1, 25_000), (1, 1, 0, -1)), GROUPS, {}).equals(RECORDED)
 
 
 def test_ranks_of_a_worker_have_one_each_without_what_they_do_together():
@@ -64,8 +64,8 @@ def test_ranks_of_a_worker_have_one_each_without_what_they_do_together():
     counted = steps((1, 0, 0, 40_000), (1, 1, 0, 49_000))
     within = [(1, 0, 7, 30_000_000, 31_000_000), (1, 1, 7, 0, 31_000_000)]
     records = with_collectives(counted, *within, (1, 0, 8, 0, 500_000_000))
-    assert rounded(with_off_cpu(recorded, records, GROUPS, {0: [0, 1]})) == [[0.029, 0.0], None]
-    assert with_off_cpu(recorded, records[1:], GROUPS, {0: [0, 1]}).equals(recorded)
+    assert rounded(with_thread_waits(recorded, records, GROUPS, {0: [0, 1]})) == [[0.029, 0.0], None]
+    assert with_thread_waits(recorded, records[1:], GROUPS, {0: [0, 1]}).equals(recorded)
 
 
 def test_a_rank_that_leaves_a_collective_long_after_the_others_was_stopped_in_it():
@@ -80,14 +80,14 @@ def test_a_rank_that_leaves_a_collective_long_after_the_others_was_stopped_in_it
     recorded = ops(*((step, 0, "forward-compute", 0.069) for step in numbers)).with_columns(
         lasted=pl.Series([[0.069, 0.060 + more_ms[step] / 1e3] for step in numbers])
     )
-    found = with_off_cpu(recorded, with_collectives(counted, *rank_0, *rank_1), GROUPS, {0: [0, 1]})
+    found = with_thread_waits(recorded, with_collectives(counted, *rank_0, *rank_1), GROUPS, {0: [0, 1]})
     assert rounded(found) == [[0.0, 0.030] if step == 3 else [0.0, 0.0] for step in numbers]
 
 
 def test_what_a_thread_always_runs_in_other_ops_does_not_hide_its_stops():
     """It loads data for 10 ms in every step, and its forward of 50 ms lasts 80 in the third."""
     recorded = ops(*((step, 0, "forward-compute", 0.080 if step == 3 else 0.050) for step in range(1, 5)))
-    found = with_off_cpu(recorded, steps(*((step, 0, 0, 60_000) for step in range(1, 5))), GROUPS, {})
+    found = with_thread_waits(recorded, steps(*((step, 0, 0, 60_000) for step in range(1, 5))), GROUPS, {})
     assert rounded(found) == [[0.0], [0.0], [0.030], [0.0]]
 
 
@@ -96,10 +96,19 @@ def test_what_a_thread_runs_in_other_ops_now_and_then_is_no_stop():
     lasted_s = {step: 0.1 if step == 10 else 0.05 for step in range(1, 11)}
     recorded = ops(*((step, 0, "forward-compute", seconds) for step, seconds in lasted_s.items()))
     active_us = (60_000, 57_300, 57_300, 60_000, 57_300, 60_000, 57_300, 57_300, 60_000, 57_300)
-    found = with_off_cpu(recorded, steps(*((step, 0, 0, us) for step, us in enumerate(active_us, 1))), GROUPS, {})
+    found = with_thread_waits(recorded, steps(*((step, 0, 0, us) for step, us in enumerate(active_us, 1))), GROUPS, {})
     assert rounded(found) == [[0.0]] * 9 + [[0.0527]]
 
 
-def rounded(ops):
+def test_waits_for_a_processor_count_as_far_as_they_are_within_own_ops():
+    """Own ops of 50 ms are 20 ms longer in three steps: the thread waited in them, elsewhere as well, or not."""
+    lasted_s, waited_us = (0.05, 0.07, 0.07, 0.07), (0, 20_000, 90_000, 0)
+    recorded = ops(*((step, 0, "forward-compute", seconds) for step, seconds in enumerate(lasted_s, 1)))
+    ran_us = (50_000, 50_000, 50_000, 70_000)
+    counted = steps(*((step, 0, *each) for step, each in enumerate(zip(waited_us, ran_us, strict=True), 1)))
+    assert rounded(with_thread_waits(recorded, counted, GROUPS, {}), QUEUED) == [[0.0], [0.02], [0.02], [0.0]]
+
+
+def rounded(ops, name=OFF_CPU):
     """The column."""
-    return [None if one is None else [round(seconds, 9) for seconds in one] for one in ops[OFF_CPU].to_list()]
+    return [None if one is None else [round(seconds, 9) for seconds in one] for one in ops[name].to_list()]
