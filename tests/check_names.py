@@ -24,7 +24,7 @@ PENDING = (
     "benchmarks/frameworks.py",
     "benchmarks/frameworks_parallel.py",
     "benchmarks/frameworks_parts.py",
-    "benchmarks/kinetosim.py",
+    "judges/kinetosim.py",
     "benchmarks/profiler_cost.py",
     "collectors/importers/registry.py",
     "dashboards/data",

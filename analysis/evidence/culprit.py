@@ -15,7 +15,7 @@ from tracekit.analysis.numeric.arrays import Bools
 from tracekit.analysis.whatif.interventions import Intervention, SetSomeOps, Together
 
 if TYPE_CHECKING:  # only jobs of any graph need these modules
-    from tracekit.analysis.gpu.behind import Culprit
+    from tracekit.analysis.gpu.behind import BlamedRank
     from tracekit.analysis.gpu.pace import PaceOfPeers
 
 
@@ -27,7 +27,7 @@ def even_pace(job: GraphSubject) -> PaceOfPeers:
 
 
 @evidence(GraphSubject)
-def culprit_of(job: GraphSubject) -> Culprit | None:
+def culprit_of(job: GraphSubject) -> BlamedRank | None:
     """The rank that the others wait for, None if no rank stands out: beyond what loads of experts may explain."""
     from tracekit.analysis.gpu.behind import find_culprit
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tracekit.analysis.gpu.gpu_times import GpuTimes
     from tracekit.analysis.gpu.pace import PaceOfPeers
     from tracekit.analysis.gpu.recorded import Kept, Recorded
-    from tracekit.analysis.gpu.trust import Unexplained
+    from tracekit.analysis.gpu.trust import UnexplainedTime
     from tracekit.analysis.gpu.waits import Waits
     from tracekit.analysis.graph.fold import FoldedGraph
     from tracekit.analysis.replay.graph_replay import GraphReplay
@@ -97,7 +97,7 @@ class GraphSubject(Subject, frozen=True, eq=False):
         """What is known of a recording of GPUs beside its ops, also if only its op trace is left; None for others."""
         from tracekit.analysis.gpu.recorded import Kept
 
-        return Kept.read(self.trace.metadata) if self.recorded is None else self.recorded.kept
+        return Kept.read(self.trace.metadata) if self.recorded is None else self.recorded.summary
 
     @cached_property
     def gpu(self) -> GpuTimes | None:
@@ -179,7 +179,7 @@ class GraphSubject(Subject, frozen=True, eq=False):
         return None if self.kept is None else waits_of_ops(self.ops, self.ranks)
 
     @cached_property
-    def unexplained(self) -> Unexplained:
+    def unexplained(self) -> UnexplainedTime:
         """What the graph leaves unexplained."""
         from tracekit.analysis.gpu.trust import unexplained
 

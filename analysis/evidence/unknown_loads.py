@@ -19,7 +19,7 @@ from tracekit.analysis.gpu.part import Part
 from tracekit.analysis.numeric.arrays import Bools, Floats
 
 if TYPE_CHECKING:  # only jobs of any graph need this module
-    from tracekit.analysis.gpu.behind import Culprit
+    from tracekit.analysis.gpu.behind import BlamedRank
 
 
 class UnknownLoads(Struct, frozen=True, eq=False):
@@ -37,7 +37,7 @@ class UnknownLoads(Struct, frozen=True, eq=False):
 
 
 @evidence(GraphSubject)
-def late_rank(job: GraphSubject) -> Culprit | None:
+def late_rank(job: GraphSubject) -> BlamedRank | None:
     """The rank that the others wait for beyond what known loads of experts explain."""
     from tracekit.analysis.gpu.behind import find_culprit
 

@@ -25,7 +25,7 @@ PARQUET = ".parquet"
 OTHER_ENDINGS = (".json", ".json.gz", ".sqlite", ".log", ".txt", ".jsonl")
 _PARQUET_BYTES = b"PAR1"
 _IMPORTERS = "tracekit.collectors.importers"
-_COLLECTORS_PAGE = "../collectors/README.md"
+_COLLECTORS_PAGE = "collecting.md"
 
 
 def _trace(title: str) -> Callable[[Look, Content], str]:

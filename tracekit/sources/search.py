@@ -110,14 +110,14 @@ def _is_trace(path: Path) -> bool:
 
 def windows_of(store: Path) -> Iterator[Path]:
     """The traces of all windows of a store that have not been pruned. Raises StoreError."""
-    from tracekit.store import Part, Store
+    from tracekit.store import Store, WindowPart
     from tracekit.store.folder import Folder, name_of
 
     opened, folder = Store(store), Folder(store)
     for job in opened.jobs():
         for window in opened.windows(job.name):
-            if Part.OPS in window.files:
-                name = name_of(window.job_id, window.number, Part.OPS)
+            if WindowPart.OPS in window.files:
+                name = name_of(window.job_id, window.number, WindowPart.OPS)
                 try:
                     folder.contained.status(name)
                 except UnsafeFileError as error:
