@@ -13,6 +13,7 @@ from mlflow import MlflowClient
 from playwright.sync_api import Error, Page, sync_playwright
 
 from tracekit.job.load import load
+from tracekit.report.report import Report
 from tracekit.show.trackers import opened, series
 
 IMAGES, JOB, STEPS = Path(__file__).parent / "images", "llama-70b", 10
@@ -49,13 +50,13 @@ def main() -> None:
         browser.close()
 
 
-def _report(folder: Path, number: int) -> dict[str, object]:
+def _report(folder: Path, number: int) -> Report:
     """The report on a window; a rank is slow in windows 5 to 9."""
     path = folder / f"{number}.parquet"
     cause = ["--cause", "slow-worker:dp=1,pp=2,factor=1.5"] if 5 <= number < 10 else []
     words = ["synth", "--out", str(path), "--steps", str(STEPS), "--seed", str(number), "--name", JOB, *cause]
     subprocess.run([_beside("tracekit"), *words], check=True)
-    return load(path).whatif().to_dict()
+    return load(path).whatif()
 
 
 def _tensorboard(page: Page) -> None:

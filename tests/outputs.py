@@ -27,7 +27,7 @@ from tracekit.fleet.comparison import FleetComparison
 from tracekit.fleet.figures import FleetFigures
 from tracekit.job.history import History
 from tracekit.report.applied import ComparedOutput
-from tracekit.report.plain_data import json_schema as report_schema
+from tracekit.report.report import json_schema as report_schema
 from tracekit.report.verdict import NEEDS
 from tracekit.trace.facts import SOURCES, Fact
 

@@ -6,10 +6,10 @@ once.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
 from msgspec import structs
 
 from tracekit.analysis.attribution.attribution import Attribution
@@ -91,10 +91,12 @@ def with_plug_ins(make: Callable[[Sequence[Detector]], Diagnosis]) -> Diagnosis:
 
 def _check(findings: Iterable[Finding]) -> None:
     """Raise an exception for a finding that no output can show."""
-    from tracekit.report import plain_data
+    from tracekit.report import conclusions
+    from tracekit.report.plain_data import encoded, shaped
 
     for finding in findings:
-        json.dumps(plain_data.plain(plain_data.shaped(plain_data.Finding, finding)), allow_nan=False)
+        content = encoded(shaped(conclusions.Finding, finding))
+        msgspec.json.decode(content, type=conclusions.Finding)
 
 
 def _diagnosed(

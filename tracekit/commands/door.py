@@ -6,6 +6,7 @@ In: a path. Out: the arguments of a command, or an error with a suggestion.
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,9 +15,10 @@ import click
 from tracekit.base.command_line import command
 from tracekit.base.errors import FormatError, SelectionError
 from tracekit.base.object_storage import ADDRESSES
-from tracekit.base.text import nearest, short
+from tracekit.base.text import nearest, printable, short
 from tracekit.commands.options import PATH
 from tracekit.commands.recognise import is_dumps, is_hang_log, is_store, jobs_in, what_it_is
+from tracekit.report.report import is_report, read_report
 
 #: Least similarity of a suggested name, from 0 to 1.
 _ALIKE = 0.6
@@ -51,15 +53,30 @@ def nearest_command(word: str, names: Iterable[str]) -> str:
     return f"no such command or path {short(word)!r}{meant}"
 
 
+def report_page(path: Path) -> Path:
+    """Write a report as a page into a temporary folder, which stays. Raises FormatError."""
+    from tracekit.show.documents.page import page
+
+    target = Path(tempfile.mkdtemp(prefix="tracekit-report-")) / f"{path.stem}.html"
+    target.write_text(page(read_report(path)), encoding="utf-8")
+    return target
+
+
 @click.command("open")
 @click.argument("path", type=PATH)
 @click.option("--port", default=8050, show_default=True, help="Port; 0 takes a free one.")
 @click.pass_context
 def open_command(context: click.Context, path: Path, port: int) -> None:
-    """Open a trace, a folder of traces, a store or a study in the browser.
+    """Open a trace, a folder of traces, a store, a study or a report in the browser.
 
-    Serves the dashboard on this machine; `tracekit dashboard` has more options.
+    Serves the dashboard on this machine; `tracekit dashboard` has more options. A report that `whatif --json` printed
+    becomes a page of its own, which needs no server.
     """
+    if is_report(path):
+        page = report_page(path)
+        click.echo(f"Wrote {printable(str(page))}")
+        click.launch(page.as_uri())
+        return
     from tracekit.dashboards.web.command import dashboard_command
     from tracekit.fleet.sources import is_study
 

@@ -22,6 +22,7 @@ from tracekit.base.stderr import hushed_panics
 from tracekit.base.text import short
 from tracekit.commands.complete import job_names
 from tracekit.commands.recognise import explained, only_job
+from tracekit.report.report import is_report
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -91,6 +92,11 @@ class Source(Struct, frozen=True):
     store: Path | None = None
     job: str | None = None
     window: int | None = None
+
+    @property
+    def is_report(self) -> bool:
+        """Whether the only path is a report, as `tracekit whatif --json` prints it."""
+        return len(self.traces) == 1 and is_report(self.traces[0])
 
     def load(self, *, method: str = "tracekit", kernel_classes: Sequence[str] = ()) -> Job:
         """The job; if nothing is named, the newest in the default store, with a note that says so."""

@@ -229,7 +229,7 @@ def _is_dump(path: Path) -> bool:
 
 def _own(path: Path, wanted: Wanted) -> str | None:
     """Files that tracekit wrote."""
-    from tracekit.job.tables import TABLE_FILE
+    from tracekit.job.lanes import TABLE_FILE
     from tracekit.show.documents.markdown import MARKDOWN_FILE
     from tracekit.show.documents.page import PAGE_FILE
 

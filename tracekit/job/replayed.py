@@ -1,12 +1,12 @@
 """A job whose graph is built: everything that a report needs from it.
 
-In: a job's graph, and an outline of its trace. Out: a `PipelineReport`. The ops of a trace take as much memory as
-their replay, and nothing reads them again once the graph exists.
+In: a job's graph, and an outline of its trace. Out: `AnalysedPipeline`, and from it an `Analysis`. The ops of a trace
+take as much memory as their replay, and nothing reads them again once the graph exists.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
@@ -22,14 +22,13 @@ from tracekit.analysis.replay.engine import JobGraph, JobReplay
 from tracekit.analysis.replay.ideal import OCCASIONAL, OCCASIONAL_BY_STAGE
 from tracekit.analysis.replay.method import Method
 from tracekit.analysis.whatif.scenario import IDEAL
-from tracekit.job.experts import unasked
-from tracekit.job.pipeline_report import PipelineReport, PublishedView
+from tracekit.job.analysis import Analysis, ReportOptions
+from tracekit.job.pipeline_report import AnalysedPipeline, PublishedView
 from tracekit.report.clocks import ClockOffset, ClockReport
 from tracekit.trace.canonical import Trace
 from tracekit.trace.step_values import step_values
 
 if TYPE_CHECKING:
-    from tracekit.analysis.experts.loads import Loads
     from tracekit.report.question import ByLabel, Question
 
 Progress = Callable[[str], None]
@@ -52,40 +51,46 @@ class ReplayedJob(Struct, frozen=True):
         """The job with the cost of each op."""
         return self.graph.replay
 
-    def whatif(
+    def analyse(
         self,
-        *,
-        fix: Sequence[str] = (),
-        keep: Sequence[str] = (),
-        by: Sequence[str] = (),
-        layers: tuple[int, ...] | None = None,
-        expert_loads: Loads | None = None,
-        attribution: Callable[[], Attribution] | None = None,
+        asked: ReportOptions,
         progress: Progress | None = None,
-    ) -> PipelineReport:
-        """The whole report. As `Job.whatif`; `attribution`: returns the attribution, which may be known already."""
-        check_layers(self.trace, layers)
-        graph, method = self.graph.graph, self.graph.method
+        *,
+        attribution: Callable[[], Attribution] | None = None,
+    ) -> Analysis:
+        """Analyse the job. As `Job.analyse`; `attribution`: returns the attribution, which may be known already."""
+        return self.analysed(asked, progress, attribution=attribution).analysis()
+
+    def analysed(
+        self,
+        asked: ReportOptions,
+        progress: Progress | None = None,
+        *,
+        attribution: Callable[[], Attribution] | None = None,
+    ) -> AnalysedPipeline:
+        """Everything from which the report follows."""
+        check_layers(self.trace, asked.layers)
+        graph, method, loads = self.graph.graph, self.graph.method, asked.expert_loads
         gpus = self.trace.layout.world_size
         questions: list[Question] = []
-        kept: list[Question] = []
+        keeping: list[Question] = []
         labels: list[ByLabel] = []
-        if fix or keep or by:
+        if asked.fix or asked.keep or asked.by:
             from tracekit.job.questions import answer, by_labels, check
 
-            check(self.replay, fix)
-            kept = [answer(self.replay, text, gpus, keep=True) for text in keep]
-            labels += [by_labels(self.replay, *text.split(",")) for text in by]
+            check(self.replay, asked.fix)
+            keeping = [answer(self.replay, text, gpus, keep=True) for text in asked.keep]
+            labels += [by_labels(self.replay, *text.split(",")) for text in asked.by]
         found = attribute(self.replay, progress=progress) if attribution is None else attribution()
-        if fix or keep:
-            evidence = structs.replace(Evidence.of(self.trace, self.replay, found), expert_loads=expert_loads)
-            questions = [*(answer(self.replay, text, gpus, evidence=evidence) for text in fix), *kept]
+        if asked.fix or asked.keep:
+            evidence = structs.replace(Evidence.of(self.trace, self.replay, found), expert_loads=loads)
+            questions = [*(answer(self.replay, text, gpus, evidence=evidence) for text in asked.fix), *keeping]
         if progress is not None:
             progress("causes and fixes")
-        exchanges = exchange_evidence(self.trace, expert_loads)
-        if expert_loads is not None and exchanges is None:
-            raise expert_loads.without_experts(self.trace.name)
-        return PipelineReport(
+        exchanges = exchange_evidence(self.trace, loads)
+        if loads is not None and exchanges is None:
+            raise loads.without_experts(self.trace.name)
+        return AnalysedPipeline(
             name=self.trace.name,
             layout=self.trace.layout,
             ops=self.ops,
@@ -95,17 +100,17 @@ class ReplayedJob(Struct, frozen=True):
             ranks=self.trace.worker_ranks(),
             hosts=self.trace.hosts,
             attribution=found,
-            diagnosis=diagnose(self.trace, self.replay, found, layers=layers, method=method, expert_loads=expert_loads),
+            diagnosis=diagnose(self.trace, self.replay, found, layers=asked.layers, method=method, expert_loads=loads),
             method=method,
             clocks=_clock_report(self.replay, method),
             posting=graph.posting,
             replay=self.replay,
             published=_published_view(self.graph, self.published),
             exchanges=exchanges,
-            experts=unasked(exchanges),
-            questions_asked=tuple(questions),
-            labels_asked=tuple(labels),
             step_values=step_values(self.trace.metadata),
+            asked=asked,
+            questions=tuple(questions),
+            labels=tuple(labels),
         )
 
 

@@ -155,6 +155,6 @@ def test_a_dialect_changes_nothing(tmp_path, recorded, rewrite):
     assert report.trust.replay_error == pytest.approx(0, abs=1e-6)
     leading = on_a_rank(report)[0]
     assert (leading.kind, leading.where.ranks) == ("slow-host-code", (2,))
-    assert report.evidence.culprit is not None
+    assert report.verdict.culprit is not None
     least = 0.6 if rewrite in (no_steps, no_host_events) else 0.9
-    assert least * lost < report.evidence.culprit.saved_s * 1e6 < 1.1 * lost
+    assert least * lost < report.verdict.culprit.saved_s * 1e6 < 1.1 * lost
