@@ -23,7 +23,7 @@ from tracekit.analysis.gpu.behind import BlamedRank, find_culprit, saved_by_rank
 from tracekit.analysis.gpu.pace import PaceOfPeers
 from tracekit.analysis.gpu.waits import measure_waits
 from tracekit.job.graph import RecordingJob
-from tracekit.job.graph_report import GraphReport
+from tracekit.report.report import Report
 from tracekit.sources.load import load
 
 RANKS, FILE_BYTES = 8, 161_000_000
@@ -163,7 +163,7 @@ def _found(cause: str, trouble: Trouble, jobs: Iterator[Job]) -> list[str]:
             continue  # hidden behind the GPU, so that the job loses nothing
         count += 1
         report = _report(job)
-        culprit = culprit_of(report.evidence)
+        culprit = report.verdict.culprit
         if culprit is None or culprit.rank != trouble.rank:
             missed.append(_called(job))
             continue
@@ -183,9 +183,7 @@ def _called(job: Job) -> str:
 _SMALLEST_LOSS = 0.02
 
 
-def _report(job: Job) -> GraphReport:
+def _report(job: Job) -> Report:
     with tempfile.TemporaryDirectory() as folder:
         job.run().write(Path(folder))
-        report = load(folder).whatif()
-    assert isinstance(report, GraphReport)
-    return report
+        return load(folder).whatif()

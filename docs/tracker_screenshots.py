@@ -49,13 +49,13 @@ def main() -> None:
         browser.close()
 
 
-def _report(folder: Path, number: int) -> dict[str, object]:
+def _report(folder: Path, number: int) -> Report:
     """The report on a window; a rank is slow in windows 5 to 9."""
     path = folder / f"{number}.parquet"
     cause = ["--cause", "slow-worker:dp=1,pp=2,factor=1.5"] if 5 <= number < 10 else []
     words = ["synth", "--out", str(path), "--steps", str(STEPS), "--seed", str(number), "--name", JOB, *cause]
     subprocess.run([_beside("tracekit"), *words], check=True)
-    return load(path).whatif().to_dict()
+    return load(path).whatif()
 
 
 def _tensorboard(page: Page) -> None:

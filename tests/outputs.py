@@ -28,7 +28,7 @@ from tracekit.fleet.figures import FleetFigures
 from tracekit.fleet.study_comparison import FleetComparison
 from tracekit.job.history import History
 from tracekit.report.applied import ComparedOutput
-from tracekit.report.plain_data import json_schema as report_schema
+from tracekit.report.report import json_schema as report_schema
 from tracekit.report.verdict import NEEDS
 from tracekit.sources.registry import FORMATS, SOURCES
 from tracekit.trace.facts import Fact

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tests.handmade import LAYOUT
-from tracekit.analysis.attribution.compare import Side
+from tracekit.report.compare import Side
 
 
 def side(recorded: list[float], *, ideal: list[float] | None = None, **more: Any) -> Side:
@@ -31,4 +31,5 @@ def side(recorded: list[float], *, ideal: list[float] | None = None, **more: Any
 
 
 def cause(kind: str, where: str, since: int | None = None, steps: tuple[int, ...] = ()) -> dict[str, Any]:
+    """A cause for `report_with`."""
     return {"kind": kind, "where_text": where, "since_step": since, "where": {"steps": list(steps)}}

@@ -452,7 +452,7 @@ def test_a_published_trace_written_by_pandas_works(tmp_path: Path) -> None:
     ops.to_parquet(tmp_path / "trace.parquet")
     (tmp_path / "meta.yaml").write_text(YAML + "run_id: 2026-01-31\n")
     job = tracekit.load(tmp_path / "trace.parquet", layout=tmp_path / "meta.yaml")
-    assert job.whatif().attribution.recorded_s == HEALTHY_STEP_S
+    assert job.whatif().step_time_s.recorded == HEALTHY_STEP_S
     assert job.trace.ops.height == 2 * OPS_PER_STEP
     assert job.trace.metadata["run_id"] == "2026-01-31"
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.handmade import LAYOUT, healthy_frame, run, slow_trace
-from tracekit.analysis.attribution.compare import verdict, whole
 from tracekit.base.exit_codes import ExitCode
 from tracekit.base.text import with_error
 from tracekit.report.applied import in_all
+from tracekit.report.compare import verdict, whole
 from tracekit.sources.load import load
 from tracekit.store import Store
 from tracekit.trace.canonical import Trace
@@ -44,7 +44,7 @@ def test_what_changed_is_said_in_figures_worked_out_by_hand(runs: tuple[Path, Pa
 
 
 def test_the_dashboard_says_the_same(runs: tuple[Path, Path]) -> None:
-    sides = [whole(path.stem, load(path).report.to_dict()) for path in runs]
+    sides = [whole(path.stem, load(path).report) for path in runs]
     assert json.loads(run("compare", *runs, "--json").out)["sentence"] == verdict(*sides).sentence
 
 
@@ -74,17 +74,18 @@ def test_jobs_of_a_store_are_compared_by_name(tmp_path: Path, runs: tuple[Path, 
 def test_what_a_fix_gave_back_is_kept_with_what_was_expected(tmp_path: Path, runs: tuple[Path, Path]) -> None:
     store = tmp_path / "jobs"
     assert run("import", *runs, "--store", store).code == 0
-    stored = json.loads(Store(store).report("slow job") or "")
-    expected = next(fix for fix in stored["fixes"] if fix["kind"] == "replace-workers")
+    stored = Store(store).report("slow job")
+    assert stored is not None
+    expected = next(fix for fix in stored.fixes if fix.kind == "replace-workers")
     asked = ("compare", "slow job", "healthy job", "--store", store, "--fix")
     fix = json.loads(run(*asked, "replace-workers", "--json").out)["fix"]
-    assert (fix["expected_s"], fix["error_s"]) == (expected["saved_s"], expected["error_s"])
+    assert (fix["expected_s"], fix["error_s"]) == (expected.saved_s, expected.error_s)
     assert (fix["got_s"], fix["before"], fix["after"]) == (4.25, "slow job", "healthy job")
-    text = " ".join(run(*asked, expected["title"][5:20].upper()).out.split())
-    assert f"Fix {expected['title']}: expected {with_error(expected['saved_s'], expected['error_s'])} less" in text
+    text = " ".join(run(*asked, expected.title[5:20].upper()).out.split())
+    assert f"Fix {expected.title}: expected {with_error(expected.saved_s, expected.error_s)} less" in text
     assert "got 4.25 s less" in text
     (kept,) = Store(store).applied()  # the same fix between the same jobs, noted twice
-    assert kept.got_gpu_hours_per_day == pytest.approx(expected["saved_gpu_hours_per_day"] * 4.25 / fix["expected_s"])
+    assert kept.got_gpu_hours_per_day == pytest.approx(expected.saved_gpu_hours_per_day * 4.25 / fix["expected_s"])
     assert in_all([kept, kept]).startswith("2 fixes gave back ")
     assert run("store", "repair", "--store", store).code == run("store", "check", "--store", store).code == 0
     assert Store(store).applied() == (kept,)

@@ -82,9 +82,7 @@ def test_the_detector_finds_the_stage_whose_optimizer_is_slow(acme: Path, tmp_pa
         pytest.approx(1.0),
     )
     assert report.answer.headline.endswith("its optimizer takes 3.0 times as long")
-    assert [fix.title for fix in report.diagnosis.fixes if fix.cause] == [
-        "Make the optimizers of all stages equally fast"
-    ]
+    assert [fix.title for fix in report.fixes if fix.cause] == ["Make the optimizers of all stages equally fast"]
     assert report.answer.fix.startswith("Give the optimizer of that stage what the others have")
 
 

@@ -204,8 +204,8 @@ def test_the_demo_serves_jobs_with_a_cause_each_and_leaves_nothing(tmp_path: Pat
             with urllib.request.urlopen(url[0], timeout=PATIENCE_S) as answer:
                 assert answer.status == 200
             (store,) = tmp_path.glob("*/demo.store")
-            reports = [json.loads(Store(store).report(spec.name) or "{}") for spec in DEMO]
-            assert len({report["causes"][0]["kind"] for report in reports}) == len(DEMO)
+            reports = [Store(store).report(spec.name) for spec in DEMO]
+            assert len({report.findings[0].kind for report in reports}) == len(DEMO)
         finally:
             os.killpg(process.pid, signal.SIGINT)
         assert process.wait(PATIENCE_S) == 0

@@ -14,7 +14,7 @@ from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job, of_s
 from tests.cases import case
 from tracekit.base.text import three_digits
 from tracekit.job.pipeline import PipelineJob
-from tracekit.job.pipeline_report import PipelineReport
+from tracekit.report.report import Report
 from tracekit.show.terminal.report import print_report
 from tracekit.sources.load import load
 from tracekit.synth import SynthSpec, parse_cause, synthesize
@@ -27,7 +27,7 @@ NAMES = sorted(path.stem for path in SAMPLES.glob("*.parquet"))
 TROUBLES = ("slow-worker:dp=3,pp=1,factor=1.5", "slow-last-stage", "python-gc", "missing-ranks", "clock-offset")
 
 
-def screen(report: PipelineReport, width: int = 80, **options: bool) -> list[str]:
+def screen(report: Report, width: int = 80, **options: bool) -> list[str]:
     out = io.StringIO()
     print_report(report, Console(file=out, width=width), source="job.parquet", gpu_hour=2.5, **options)
     return [line.rstrip() for line in out.getvalue().splitlines()]
@@ -39,7 +39,7 @@ def rows(lines: list[str]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def troubled() -> PipelineReport:
+def troubled() -> Report:
     causes = tuple(map(parse_cause, TROUBLES))
     return PipelineJob(synthesize(SynthSpec(layout=Layout(dp=16, pp=8), steps=12, causes=causes))).report
 
@@ -53,7 +53,7 @@ def test_a_sample_is_answered_on_one_screen() -> None:
             assert not re.search(r"sigma|likelihood|S = |S_w|correlation|T\(", "\n".join(lines))
 
 
-def test_a_job_with_all_troubles_is_answered_on_one_screen(troubled: PipelineReport) -> None:
+def test_a_job_with_all_troubles_is_answered_on_one_screen(troubled: Report) -> None:
     lines = screen(troubled)
     assert len(lines) <= 24
     shown = rows(lines)
@@ -88,7 +88,7 @@ def test_a_healthy_job_is_five_lines_at_most() -> None:
     assert len(screen(load(SAMPLES / "healthy.parquet").report)) <= 5
 
 
-def test_tables_keep_their_columns_and_every_line_fits(troubled: PipelineReport) -> None:
+def test_tables_keep_their_columns_and_every_line_fits(troubled: Report) -> None:
     for width in (80, 160):
         lines = screen(troubled, width, full=True)
         assert all(len(line) <= width for line in lines if "tracekit " not in line)
@@ -106,7 +106,7 @@ def test_isolated_stalls_are_listed_with_what_they_went_to() -> None:
     steps[10] = [[FORWARD, BACKWARD], [("data-load", 0.29), FORWARD, BACKWARD], *[[FORWARD, BACKWARD]] * 2]
     steps[15] = [[FORWARD, BACKWARD], [FORWARD, ("backward-compute", 0.3)], *[[FORWARD, BACKWARD]] * 2]
     report = PipelineJob(of_steps(steps)).report
-    assert report.diagnosis.answer.stalls == ("step 10: +290.0 ms, data", "step 15: +100.0 ms, compute")
+    assert report.answer.stalls == ("step 10: +290.0 ms, data", "step 15: +100.0 ms, compute")
     assert any(line.startswith("Stalls") for line in screen(report))
 
 
@@ -115,14 +115,14 @@ def test_steps_that_all_ranks_begin_late_went_to_the_host() -> None:
     trace = data_parallel_job([[FORWARD, BACKWARD]] * 4, steps=24)
     later = pl.when(pl.col("step") == 10).then(pl.col("start") + 0.3).otherwise("start")
     paused = Trace.from_frame(trace.ops.with_columns(start=later), trace.layout, name="paused")
-    assert PipelineJob(paused).report.diagnosis.answer.stalls == ("step 10: +300.0 ms, host",)
+    assert PipelineJob(paused).report.answer.stalls == ("step 10: +300.0 ms, host",)
 
 
 def test_slow_steps_that_are_the_rule_are_no_stalls() -> None:
     slow = [[FORWARD, ("backward-compute", 0.3)]] * 4
     every_other = [[[FORWARD, BACKWARD]] * 4 if step % 2 else slow for step in range(24)]
-    assert PipelineJob(of_steps(every_other)).report.diagnosis.stalls == ()
-    assert PipelineJob(data_parallel_job([[FORWARD, BACKWARD]] * 4, steps=24)).report.diagnosis.stalls == ()
+    assert PipelineJob(of_steps(every_other)).report.stalls == ()
+    assert PipelineJob(data_parallel_job([[FORWARD, BACKWARD]] * 4, steps=24)).report.stalls == ()
 
 
 def test_figures_have_three_digits_and_no_exponent() -> None:

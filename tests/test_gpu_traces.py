@@ -123,8 +123,9 @@ def test_a_folder_becomes_a_job_of_the_store_with_its_verdict(tmp_path):
     assert "Imported gpu_slow_input" in ran.out
     (job,) = Store(store).job_list().to_dicts()
     assert (job["cause_kinds"][0], job["cause_places"][0]) == ("late-data-loading", "rank 2")
-    stored = json.loads(Store(store).report("gpu_slow_input", job["number"]))
-    assert stored["verdict"] == tracekit.load(SAMPLE).whatif().to_dict()["verdict"]
+    stored = Store(store).report("gpu_slow_input", job["number"])
+    assert stored is not None
+    assert stored.verdict == tracekit.load(SAMPLE).whatif().verdict
     again = json.loads(run("whatif", "--store", store, "--json").out)
     assert again["slowdown"] == pytest.approx(stored["slowdown"])
     assert again["verdict"]["kind"] == stored["verdict"]["kind"]

@@ -254,9 +254,9 @@ FILES: dict[str, Callable[[Path], object]] = {
     "gzip of others": lambda path: path.write_bytes(gzip.compress(b'{"displayTimeUnit": "ms", "traceEvents": []}')),
     "CSV of others": lambda path: path.write_text("kind,slowdown\ngc,1.0\n"),
     "trace": lambda path: slow_trace().write_parquet(path),
-    "table": lambda path: slow_job().report.write_parquet(path),  # noqa: PLW0108 - made when asked
+    "table": lambda path: write_table(path),  # noqa: PLW0108 - defined below
     "timeline": lambda path: slow_job().export(path),
-    "CSV table": lambda path: slow_job().report.by_kind.write_csv(path),  # noqa: PLW0108 - made when asked
+    "CSV table": lambda path: slow_job().report.table("by_kind").write_csv(path),
     "store": lambda path: Store(path).add([Incoming(slow_trace(name="old"), "old", "by hand")]),
 }
 #: What each way of writing may replace, and how the library writes it.
@@ -267,6 +267,12 @@ KINDS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "CSV table": ("by_kind.csv", lambda path: slow_job().report.write_csv(path.parent)),
     "store": ("out", lambda path: Store(path).add([Incoming(slow_trace(), "new", "by hand")])),
 }
+
+
+def write_table(path: Path) -> None:
+    lanes = slow_job().analysis.lanes
+    assert lanes is not None
+    lanes.write_parquet(path)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -309,9 +315,10 @@ def test_an_unpacked_timeline_is_still_one(tmp_path: Path) -> None:
 
 def test_a_table_of_exact_slowdowns_is_no_trace(tmp_path: Path) -> None:
     """It says what it is, so that it is not taken for a trace, and can be read as any Parquet file."""
-    report = slow_job().report
-    report.write_parquet(tmp_path / "out.parquet")
-    assert pl.read_parquet(tmp_path / "out.parquet").equals(report.by_worker_per_step)
+    write_table(tmp_path / "out.parquet")
+    lanes = slow_job().analysis.lanes
+    assert lanes is not None
+    assert pl.read_parquet(tmp_path / "out.parquet").equals(lanes.frames()["by_worker_per_step"])
     with pytest.raises(FormatError, match="no tracekit metadata inside"):
         load(tmp_path / "out.parquet")
 

@@ -9,19 +9,20 @@ import pytest
 from tests.dashboards.page_text import Pages
 from tests.handmade import run
 from tests.test_culprits_command import named
+from tracekit.report.answer import Culprit
 from tracekit.report.nodes import Nodes, nodes_of
 from tracekit.store import Store
 
 
-def culprit(host: str | None, **fields: bool) -> dict[str, object]:
-    return {"host": host, **fields}
+def culprit(host: str | None, *, hardware: bool = False) -> Culprit:
+    return Culprit(None, None, None, host, None, "compute", 1.0, 0.9, None, hardware)
 
 
 def test_only_evidence_in_a_trusted_report_makes_a_node_one_to_drain() -> None:
     rows = [culprit("a", hardware=True), culprit("b", hardware=False), culprit("a", hardware=False), culprit(None)]
     assert nodes_of(rows, trusted=True) == Nodes(("a",), ("b",))
     assert nodes_of(rows, trusted=False) == Nodes((), ("a", "b"))
-    assert nodes_of([culprit("of an older store"), culprit("$(reboot)", hardware=True)], trusted=True) == Nodes((), ())
+    assert nodes_of([culprit("no name of a node"), culprit("$(reboot)", hardware=True)], trusted=True) == Nodes((), ())
     assert nodes_of([culprit("old-1")], trusted=True) == Nodes((), ("old-1",))
 
 
@@ -53,5 +54,6 @@ def test_pages_and_scripts_say_the_same_of_a_node(
         assert said in text
         assert unsaid not in text
     assert run("culprits", "--store", store, "--format", "slurm").out == slurm
-    action = Store(store).report("job") or ""
-    assert ("if throttled, swap the node" in action) is not throttled
+    report = Store(store).report("job")
+    assert report is not None
+    assert ("if throttled, swap the node" in report.to_json()) is not throttled

@@ -16,7 +16,8 @@ from tests.cases import case
 from tests.fleet.few_jobs import study_here
 from tests.handmade import LAYOUT, healthy_frame, run, slow_trace
 from tracekit.base.exit_codes import ExitCode
-from tracekit.report.report import Report
+from tracekit.report.findings import Findings
+from tracekit.report.report import REPORT_VERSION, Report
 from tracekit.store.incidents import followed
 
 RECORDING = Path(__file__).parents[1] / "sample_traces" / "gpu_slow_input"
@@ -125,7 +126,7 @@ def test_one_json_object_and_one_library(source: Source) -> None:
     job = tracekit.load(source.slow)
     found, report = json.loads(run("whatif", source.slow, "--json").out), job.report
     assert found == json.loads(json.dumps(report.to_dict()))
-    assert (found["job"]["whole"], found["report_version"]) == (source.whole, 2)
+    assert (found["job"]["whole"], found["report_version"]) == (source.whole, REPORT_VERSION)
     (finding, *_) = job.findings
     assert finding.kind == found["causes"][0]["kind"] == source.kind
     assert report.pandas("causes")["kind"][0] == source.kind
@@ -206,18 +207,18 @@ def test_a_stored_job_keeps_its_findings_and_opens_an_incident(source: Source, t
     assert run("import", source.slow, "--store", store).code == 0
     before, again = tracekit.load(source.slow).report, tracekit.load(store).report
     assert accounts(again) == accounts(before)
-    assert (again.answer, again.whole, again.sizes) == (before.answer, before.whole, before.sizes)
-    assert again.diagnosis.verdict.sentence == before.diagnosis.verdict.sentence
-    notes = [words for _, words in again.remarks() if "only the ops are kept" in words]
+    assert (again.answer, again.job.whole, again.job.sizes) == (before.answer, before.job.whole, before.job.sizes)
+    assert again.verdict.sentence == before.verdict.sentence
+    notes = [words for words in (remark.words for remark in again.remarks) if "only the ops are kept" in words]
     assert len(notes) == (source.whole == "recording")
     assert again.to_dict()["job"]["source"] == before.to_dict()["job"]["source"]
     ran = run("whatif", "--store", store, "--job", source.name)
     assert (ran.code, source.place in " ".join(ran.out.split())) == (0, True)
     assert run("culprits", "--store", store).out == run("culprits", source.slow).out
     assert run("compare", source.name, source.name, "--store", store).code == 0
-    figures = before.stored().figures()
+    figures = Findings(before).figures()
     assert (figures["cause_kinds"][0], figures["cause_hosts"][0]) == (source.kind, source.host)
-    verdict = before.stored().verdict()
+    verdict = Findings(before).verdict()
     (incident, *_) = followed([], source.name, 0, verdict, datetime(2026, 1, 1, tzinfo=UTC))
     assert (incident.cause.kind, incident.cause.ranks, incident.cause.hosts) == (
         source.kind, () if source.rank is None else (source.rank,), () if source.host is None else (source.host,)

@@ -31,7 +31,7 @@ def fixed_s(of: tracekit.Job, selection: str) -> float:
 
 def test_an_op_without_peers_is_its_own_ideal_in_each_step() -> None:
     report = job(step=[0, 1], rank=0, duration=[1.0, 3.0], comparable=False).whatif()
-    assert (report.slowdown, report.times_s["ideal"]) == (1.0, 2.0)
+    assert (report.slowdown, report.step_time_s.ideal) == (1.0, 2.0)
 
 
 def test_workers_are_chosen_by_both_labels() -> None:

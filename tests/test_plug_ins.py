@@ -187,9 +187,11 @@ class it(Detector):
 def found(plugged: str) -> tuple[list[str], tuple[str, ...]]:
     """The kinds of findings on a job whose second op takes a second too long, and the problems."""
     report = tracekit.job_of(tracekit.OpTrace(OPS.with_columns(stream=0), "job", rules=("streams",))).report
-    assert [words for name, words in report.remarks() if name in {"Plug-ins", ""}] == list(report.diagnosis.problems)
-    assert report.to_dict()["problems"] == list(report.diagnosis.problems), plugged
-    return [finding.kind for finding in report.findings], report.diagnosis.problems
+    assert [
+        words for name, words in ((remark.name, remark.words) for remark in report.remarks) if name in {"Plug-ins", ""}
+    ] == list(report.problems)
+    assert report.to_dict()["problems"] == list(report.problems), plugged
+    return [finding.kind for finding in report.findings], report.problems
 
 
 @pytest.mark.parametrize(

@@ -30,20 +30,18 @@ from tests.handmade import (
 from tracekit.analysis.detectors.registry import kinds_of_jobs, own_detectors
 from tracekit.analysis.evidence.subject import JobKind
 from tracekit.base.errors import SelectionError
+from tracekit.job.analysis import ReportOptions
 from tracekit.job.pipeline import PipelineJob
-from tracekit.job.pipeline_report import PipelineReport
-from tracekit.job.tables import JSON_TABLES
-from tracekit.report.plain_data import json_schema
-from tracekit.report.report import REPORT_VERSION
+from tracekit.report.report import COMMON_TABLES, PIPELINE_TABLES, REPORT_VERSION, Report, json_schema, read_report
 from tracekit.sources.load import load
-from tracekit.trace.canonical import Trace
+from tracekit.trace.canonical import Trace, read_parquet
 
 SCHEMA_PAGE = Path(__file__).parent.parent / "docs" / "report-schema.md"
 SHIPPED = json.loads(files("tracekit.report").joinpath("report.schema.json").read_text("utf-8"))
 SAMPLES = Path(__file__).parent.parent / "sample_traces"
 
 
-def problems(content: Any, name: str = "Content") -> list[str]:
+def problems(content: Any, name: str = "Report") -> list[str]:
     """Where `content` differs from a definition of the shipped schema; a key that the schema lacks counts, too."""
     schema = json.loads(json.dumps(SHIPPED)) | {"$ref": f"#/$defs/{name}"}
     for definition in schema["$defs"].values():
@@ -72,24 +70,24 @@ def table(heading: str) -> list[list[str]]:
     return [line.strip("| ").split(" | ") for line in part.splitlines() if line.startswith("| `")]
 
 
-def report(ops: pl.DataFrame, asked: dict[str, tuple[str, ...]] | None = None, **more: Any) -> PipelineReport:
+def report(ops: pl.DataFrame, asked: dict[str, tuple[str, ...]] | None = None, **more: Any) -> Report:
     return PipelineJob(Trace.from_frame(ops, LAYOUT, name="job", **more)).whatif(**(asked or {}))
 
 
 @pytest.fixture(scope="module")
-def slow() -> PipelineReport:
+def slow() -> Report:
     hosts = {str(rank): f"node-{rank}" for rank in range(4)}
     asked = {"fix": ("worker=1,0",), "keep": ("worker=1,0",), "by": ("host", "dp_rank,stage")}
     return report(slow_frame((3, 8)), asked, metadata={"hosts": hosts})
 
 
 @pytest.fixture(scope="module")
-def healthy() -> PipelineReport:
+def healthy() -> Report:
     return report(healthy_frame())
 
 
 @pytest.fixture(scope="module")
-def partial() -> PipelineReport:
+def partial() -> Report:
     """Stage 1 of DP rank 1 was never traced, and 5 s pass between the first all-gather and all else: distrusted."""
     gone = (pl.col("dp_rank") == 1) & (pl.col("pp_rank") == 1)
     ops = slow_frame((3, 8)).filter(~gone)
@@ -98,7 +96,7 @@ def partial() -> PipelineReport:
 
 
 @pytest.fixture(scope="module")
-def stalled() -> PipelineReport:
+def stalled() -> Report:
     """One step of twelve waits for data."""
     steps = [[[FORWARD, BACKWARD]] * 4 for _ in range(12)]
     steps[7] = [[("data-load", 0.3), FORWARD, BACKWARD]] * 4
@@ -113,6 +111,13 @@ def test_the_shipped_schema_is_that_of_the_code() -> None:
 @pytest.mark.parametrize("name", ["slow", "healthy", "partial", "stalled"])
 def test_the_json_of_a_pipeline_fits_the_schema(name: str, request: pytest.FixtureRequest) -> None:
     assert problems(json.loads(request.getfixturevalue(name).to_json())) == []
+
+
+@pytest.mark.parametrize("name", ["slow", "healthy", "partial", "stalled"])
+def test_a_report_is_what_its_file_says(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    made = request.getfixturevalue(name)
+    (tmp_path / "report.json").write_text(made.to_json())
+    assert read_report(tmp_path / "report.json").to_json() == made.to_json()
 
 
 @pytest.mark.parametrize("name", ["gpu_slow_input", "slow_worker.parquet", "ops.parquet", "rl.jsonl"])
@@ -138,7 +143,8 @@ def test_s_is_as_certain_as_its_steps_are_alike() -> None:
     """The error is t times the standard error of what S leaves of each step, original - S ideal, relative to the mean
     ideal step, from circular blocks of two steps: 12 / 2 - 1 degrees of freedom, whose t is 2.5706.
     """
-    found = load(SAMPLES / "slow_worker.parquet").whatif(by=["stage"], fix=["rank=9"], keep=["rank=9"])
+    job = PipelineJob(read_parquet(SAMPLES / "slow_worker.parquet"))
+    found = job.whatif(by=["stage"], fix=["rank=9"], keep=["rank=9"])
     times, content = found.step_times(), found.to_dict()
 
     def error_of(above: Any) -> float:
@@ -147,8 +153,7 @@ def test_s_is_as_certain_as_its_steps_are_alike() -> None:
         return 2.5706 * float(sum(block**2 for block in blocks) / 12 / 5) ** 0.5
 
     assert content["slowdown_error"] == pytest.approx(error_of(times.original), rel=1e-3)
-    assert found.pipeline is not None
-    worker = found.pipeline.attribution.by_worker[:, 1, 2]
+    worker = job.attribution.by_worker[:, 1, 2]
     (worst, *_) = content["by_worker"]
     assert (worst["rank"], worst["slowdown_error"]) == (9, pytest.approx(error_of(worker), rel=1e-3))
     (stage, *_) = content["by_label"]
@@ -213,30 +218,30 @@ def test_the_page_lists_every_kind_of_finding() -> None:
     assert [[cell.strip() for cell in row] for row in table("Kinds of findings")] == expected
 
 
-def test_by_label_gives_each_value_what_keeping_it_alone_gives(slow: PipelineReport) -> None:
+def test_by_label_gives_each_value_what_keeping_it_alone_gives(slow: Report) -> None:
     """Worker (1,0) is rank 1, the only one on its host, so that host, worker and --keep are one question."""
-    (costliest, *_) = slow.by_label.filter(labels="host").iter_rows(named=True)
+    (costliest, *_) = slow.table("by_label").filter(labels="host").iter_rows(named=True)
     assert costliest["value"] == "node-1"
     assert costliest["slowdown"] == pytest.approx(KEPT_STEP_S / IDEAL_STEP_S)
     assert costliest["added_s"] == pytest.approx(KEPT_STEP_S - IDEAL_STEP_S)
     assert costliest["saved_s"] == pytest.approx(SLOW_STEP_S - FIXED_STEP_S)
-    (of_worker, *_) = slow.by_label.filter(labels="dp_rank,stage").iter_rows(named=True)
+    (of_worker, *_) = slow.table("by_label").filter(labels="dp_rank,stage").iter_rows(named=True)
     assert of_worker == costliest | {"labels": "dp_rank,stage", "value": "1,0"}
 
 
-def test_the_critical_path_adds_up_to_the_step(slow: PipelineReport) -> None:
+def test_the_critical_path_adds_up_to_the_step(slow: Report) -> None:
     """By kind, launch delays included; by worker, without them."""
     columns = ["recorded_s", "original_s", "ideal_s"]
-    assert slow.critical_path.select(columns).sum().row(0) == pytest.approx((SLOW_STEP_S, SLOW_STEP_S, IDEAL_STEP_S))
-    assert slow.critical_workers["original_s"].sum() == pytest.approx(SLOW_STEP_S)
-    assert slow.critical_workers.row(0)[:2] == (1, 0)
+    assert slow.table("critical_path").select(columns).sum().row(0) == pytest.approx(
+        (SLOW_STEP_S, SLOW_STEP_S, IDEAL_STEP_S)
+    )
+    assert slow.table("critical_workers")["original_s"].sum() == pytest.approx(SLOW_STEP_S)
+    assert slow.table("critical_workers").row(0)[:2] == (1, 0)
 
 
-def test_every_list_of_the_page_is_met_with_rows(
-    slow: PipelineReport, stalled: PipelineReport, partial: PipelineReport
-) -> None:
+def test_every_list_of_the_page_is_met_with_rows(slow: Report, stalled: Report, partial: Report) -> None:
     """So that the comparison above compares something."""
-    for key in (*JSON_TABLES, "by_label", "questions", "causes", "fixes", "slowest_workers", "stalls"):
+    for key in (*PIPELINE_TABLES, "by_label", "questions", "causes", "fixes", "slowest_workers", "stalls"):
         assert slow.to_dict()[key] or stalled.to_dict()[key], key
     assert partial.to_dict()["coverage"]["missing_workers"]
     assert partial.to_dict()["coverage"]["dropped"]
@@ -247,7 +252,7 @@ def test_the_page_is_of_the_version_in_the_code() -> None:
     assert f"version {REPORT_VERSION}\n(`report_version`)" in SCHEMA_PAGE.read_text(encoding="utf-8")
 
 
-def test_what_is_undefined_is_null(healthy: PipelineReport) -> None:
+def test_what_is_undefined_is_null(healthy: Report) -> None:
     """A healthy job loses nothing, so nothing can be shared out; equal durations have no correlation."""
     content = healthy.to_dict()
     assert content["m_w"] is None
@@ -263,11 +268,11 @@ def test_a_job_that_is_replayed_needs_its_ops_no_more() -> None:
     del job
     gc.collect()
     assert ops() is None
-    assert replayed.whatif(by=["kind"]).to_dict() == expected
+    assert replayed.analyse(ReportOptions(by=("kind",))).report.to_dict() == expected
 
 
-def test_tables_hold_what_was_worked_out_by_hand(slow: PipelineReport) -> None:
-    worst = slow.by_worker.row(0, named=True)
+def test_tables_hold_what_was_worked_out_by_hand(slow: Report) -> None:
+    worst = slow.table("by_worker").row(0, named=True)
     assert worst == {
         "dp_rank": 1,
         "pp_rank": 0,
@@ -277,27 +282,30 @@ def test_tables_hold_what_was_worked_out_by_hand(slow: PipelineReport) -> None:
         "slowdown_error": pytest.approx(0, abs=1e-12),  # both steps are alike
         "slowdown_approx": pytest.approx(SLOW_STEP_S / IDEAL_STEP_S),  # the smaller of S of DP rank 1 and of stage 0
     }
-    first = slow.by_pp_rank.row(0, named=True)
+    first = slow.table("by_pp_rank").row(0, named=True)
     assert (first["fixed_step_time_s"], first["saved_s"]) == (FIXED_STEP_S, SLOW_STEP_S - FIXED_STEP_S)
-    assert slow.by_dp_rank["slowdown"].to_list() == pytest.approx([1.0, SLOW_STEP_S / IDEAL_STEP_S])
+    assert slow.table("by_dp_rank")["slowdown"].to_list() == pytest.approx([1.0, SLOW_STEP_S / IDEAL_STEP_S])
     # DP rank 1 ideal is an ideal lane beside a faster one; DP rank 0 ideal still waits for DP rank 1.
-    assert slow.by_dp_rank["saved_s"].to_list() == pytest.approx([0.0, SLOW_STEP_S - IDEAL_STEP_S])
+    assert slow.table("by_dp_rank")["saved_s"].to_list() == pytest.approx([0.0, SLOW_STEP_S - IDEAL_STEP_S])
     lost_s = pytest.approx(SLOW_STEP_S - HEALTHY_STEP_S)
-    assert slow.by_step.row(1) == (8, pytest.approx(SLOW_STEP_S / IDEAL_STEP_S), 15.5, 15.5, 13.5, lost_s)
-    assert slow.questions["step_time_s"].to_list() == [HEALTHY_STEP_S, KEPT_STEP_S]
+    assert slow.table("by_step").row(1) == (8, pytest.approx(SLOW_STEP_S / IDEAL_STEP_S), 15.5, 15.5, 13.5, lost_s)
+    assert [question.step_time_s for question in slow.questions] == [HEALTHY_STEP_S, KEPT_STEP_S]
     # On stage 0 the forwards of 1, 1, 2, 2 s meet backwards of 2, 2, 4, 4 s; on stage 1 nothing varies.
-    assert slow.forward_backward_correlation["r"].to_list() == [pytest.approx(1.0), None]
+    assert [row.r for row in slow.forward_backward_correlation] == [pytest.approx(1.0), None]
 
 
-def test_tables_per_step_average_to_the_tables_of_the_job(slow: PipelineReport) -> None:
+def test_tables_per_step_average_to_the_tables_of_the_job() -> None:
     """Both steps have the same ideal time, so the mean of the ratios is the ratio of the means."""
+    analysis = PipelineJob(Trace.from_frame(slow_frame((3, 8)), LAYOUT, name="job")).analysis
+    assert analysis.lanes is not None
+    slow, per_step_of = analysis.report, analysis.lanes.frames()
     for table, keys in (
         ("by_kind", ["kind"]),
         ("by_pp_rank", ["pp_rank"]),
         ("by_dp_rank", ["dp_rank"]),
         ("by_worker", ["dp_rank", "pp_rank"]),
     ):
-        per_step = slow.table(f"{table}_per_step")
+        per_step = per_step_of[f"{table}_per_step"]
         assert per_step["step"].unique().sort().to_list() == [3, 8]
         means = per_step.group_by(keys).agg(pl.col("slowdown").mean()).sort(keys)
         whole = slow.table(table).select(*keys, "slowdown").sort(keys)
@@ -305,25 +313,25 @@ def test_tables_per_step_average_to_the_tables_of_the_job(slow: PipelineReport) 
         assert means["slowdown"].to_list() == pytest.approx(whole["slowdown"].to_list())
 
 
-def test_a_kind_keeps_its_launch_delays_to_itself(partial: PipelineReport) -> None:
+def test_a_kind_keeps_its_launch_delays_to_itself(partial: Report) -> None:
     """5 s lie between gathering the parameters and what follows: the first forward of stage 0 waits, and the first
     forward-recv of stage 1 is posted late."""
-    delays = dict(partial.by_kind.select("kind", "launch_delay_slowdown").iter_rows())
+    delays = dict(partial.table("by_kind").select("kind", "launch_delay_slowdown").iter_rows())
     assert delays["forward-compute"] > 1.2
     assert delays["optimizer"] == 1
-    assert not partial.attribution.trust.trustworthy
+    assert not partial.trust.trustworthy
 
 
 def test_what_takes_a_replay_for_every_dp_rank_is_null_where_that_is_too_dear(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tracekit.analysis.attribution.attribute.COSTLIEST_BY_DP_RANK", 0)
-    dear = report(slow_frame((3,))).by_dp_rank
+    dear = report(slow_frame((3,))).table("by_dp_rank")
     for column in ("launch_delay_slowdown", "fixed_step_time_s", "saved_s"):
         assert dear[column].to_list() == [None, None]
     assert dear["slowdown"].to_list() == pytest.approx([1.0, SLOW_STEP_S / IDEAL_STEP_S])
 
 
-@pytest.mark.parametrize("name", PipelineReport.table_names)
-def test_pandas_frames_equal_polars_frames(name: str, slow: PipelineReport) -> None:
+@pytest.mark.parametrize("name", [*PIPELINE_TABLES, *COMMON_TABLES])
+def test_pandas_frames_equal_polars_frames(name: str, slow: Report) -> None:
     import pandas as pd
 
     frame, ours = slow.pandas(name), slow.table(name)
@@ -332,14 +340,14 @@ def test_pandas_frames_equal_polars_frames(name: str, slow: PipelineReport) -> N
     assert pl.from_pandas(frame).cast(ours.schema).equals(ours)
 
 
-def test_an_unknown_table_is_answered_with_those_there_are(slow: PipelineReport) -> None:
+def test_an_unknown_table_is_answered_with_those_there_are(slow: Report) -> None:
     with pytest.raises(SelectionError, match="no table 'by_host'; there are by_kind, by_pp_rank"):
         slow.table("by_host")
 
 
-def test_json_and_tables_are_the_same_data(slow: PipelineReport) -> None:
+def test_json_and_tables_are_the_same_data(slow: Report) -> None:
     content = slow.to_dict()
-    for name in JSON_TABLES:
+    for name in PIPELINE_TABLES:
         assert content[name] == slow.table(name).to_dicts()
     for name in ("questions", "by_label", "causes", "fixes"):  # the objects carry more than the rows
         rows = slow.table(name).to_dicts()

@@ -13,7 +13,10 @@ import tracekit
 from tests.analysis.rl.logs import lines, write
 from tests.handmade import run
 from tracekit.analysis.rl.account import LossTime
-from tracekit.report.plain_data import json_schema
+from tracekit.job.rl import RlJob
+from tracekit.job.rl_report import AnalysedRun
+from tracekit.report.findings import Findings
+from tracekit.report.report import json_schema
 from tracekit.show.documents.markdown import markdown
 
 VERL = "".join(
@@ -49,13 +52,13 @@ def test_of_one_measured_step_nothing_is_sure_or_promised(tmp_path: Path) -> Non
     few = write(tmp_path / "few.jsonl", [line for line in timed if line["step"] < 3])
     for log, known in ((few, False), (tmp_path / "verl.log", False), (write(tmp_path / "run.jsonl", timed), True)):
         report = tracekit.load(log).report
-        diagnosis, account = report.diagnosis, report.account
-        assert diagnosis.trust.trustworthy == known, log
-        assert ({fix.withheld for fix in diagnosis.fixes} == {reason}) != known
-        assert {cause.confidence > 0 for cause in diagnosis.causes if cause.change} <= {known}
+        account = report.rl
+        assert report.trust.trustworthy == known, log
+        assert ({fix.withheld for fix in report.fixes} == {reason}) != known
+        assert {cause.confidence > 0 for cause in report.findings if cause.priced} <= {known}
         assert all((price.high_s is not None) == known for price in account.what_if)
         assert {price.assumes for price in account.what_if} == {reason} or known
-        assert bool(report.stored().verdict().alarming) == known
+        assert bool(Findings(report).verdict().alarming) == known
     words = " ".join(run("rl", few, "--html", tmp_path / "page.html").out.split())
     for text in (words, markdown(tracekit.load(few).report), (tmp_path / "page.html").read_text()):
         assert "NOT TRUSTED, looks like REWARD" in text
@@ -65,10 +68,13 @@ def test_of_one_measured_step_nothing_is_sure_or_promised(tmp_path: Path) -> Non
 
 
 def test_a_loss_below_0_says_what_that_means(tmp_path: Path) -> None:
-    report = tracekit.load(write(tmp_path / "run.jsonl", lines())).report
+    job = RlJob.read([write(tmp_path / "run.jsonl", lines())])
     for lost_s, words in ((-0.5, "below 0 (engines): without it, the step would take longer"), (0.0, None)):
-        account = msgspec.structs.replace(report.account, losses=[LossTime("engines", lost_s), LossTime("sync", 1.0)])
-        (table,) = (one for one in dataclasses.replace(report, account=account).sections() if one.title == "Losses")
+        losses = [LossTime("engines", lost_s), LossTime("sync", 1.0)]
+        account = msgspec.structs.replace(job.evidence.account, losses=losses)
+        diagnosis = job.analysis.diagnosis
+        run_of = AnalysedRun("run", job.evidence, account, diagnosis, ())
+        (table,) = (one for one in run_of.analysis().report.sections if one.title == "Losses")
         assert table.note == words
 
 

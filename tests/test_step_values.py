@@ -22,12 +22,16 @@ VALUES = {STEP_VALUES: {"tokens": {"0": 31.0, "1": 62.0, "9": 7.0}, "loss": {"1"
 
 def test_steps_of_a_report_have_their_values_and_trackers_the_rate() -> None:
     report = PipelineJob(slow_trace((0, 1, 2), metadata=VALUES)).report
-    assert report.by_step.select("step", "tokens", "loss").rows() == [(0, 31.0, None), (1, 62.0, 2.5), (2, None, None)]
+    assert report.table("by_step").select("step", "tokens", "loss").rows() == [
+        (0, 31.0, None),
+        (1, 62.0, 2.5),
+        (2, None, None),
+    ]
     found = report.to_dict()
     assert problems(found) == []
     assert [(row["tokens"], row["loss"]) for row in found["by_step"]] == [(31.0, None), (62.0, 2.5), (None, None)]
-    assert series(found)["tracekit/tokens_per_s"] == pytest.approx(93 / 31)  # of the two steps that have tokens
-    assert len(series(found)) == 10
+    assert series(report)["tracekit/tokens_per_s"] == pytest.approx(93 / 31)  # of the two steps that have tokens
+    assert len(series(report)) == 10
 
 
 def test_steps_without_tokens_are_in_no_rate(tmp_path: Path) -> None:
@@ -38,7 +42,7 @@ def test_steps_without_tokens_are_in_no_rate(tmp_path: Path) -> None:
     trace = Trace.from_frame(ops, LAYOUT, name="some", step_starts=starts, metadata=values)
     job, path, store = PipelineJob(trace), tmp_path / "some.parquet", Store(tmp_path / "jobs.store")
     trace.write_parquet(path)
-    assert series(job.report.to_dict())["tracekit/tokens_per_s"] == pytest.approx(2)
+    assert series(job.report)["tracekit/tokens_per_s"] == pytest.approx(2)
     assert json.loads(run("compare", path, path, "--json").out)["after"]["tokens_per_s"] == pytest.approx(2)
     gated = json.loads(run("gate", path, "--baseline", path, "--noise", "1%", "--json").out)
     assert gated["notes"] == ["2 tokens a second before, 2 after (+0.0%)"]
@@ -53,15 +57,15 @@ def test_steps_without_tokens_are_in_no_rate(tmp_path: Path) -> None:
 
 def test_redacting_keeps_the_numbers() -> None:
     redacted = slow_trace((0, 1, 2), metadata=VALUES | {"user": "ada"}).redacted()
-    assert PipelineJob(redacted).report.by_step["tokens"].to_list() == [31.0, 62.0, None]
+    assert PipelineJob(redacted).report.table("by_step")["tokens"].to_list() == [31.0, 62.0, None]
     assert "ada" not in str(redacted.metadata)
 
 
 def test_a_report_without_values_has_no_columns_for_them() -> None:
     report = PipelineJob(slow_trace((0, 1))).report
-    assert report.by_step.columns == ["step", "slowdown", "recorded_s", "original_s", "ideal_s", "lost_s"]
+    assert report.table("by_step").columns == ["step", "slowdown", "recorded_s", "original_s", "ideal_s", "lost_s"]
     assert "tokens" not in report.to_dict()["by_step"][0]
-    assert "tracekit/tokens_per_s" not in series(report.to_dict())
+    assert "tracekit/tokens_per_s" not in series(report)
 
 
 def test_two_runs_are_compared_by_tokens_a_second_too(tmp_path: Path) -> None:

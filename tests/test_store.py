@@ -479,20 +479,21 @@ def test_what_lists_of_jobs_show_stands_in_columns(store: Store) -> None:
     workers = store.workers("one")
     assert workers is not None
     steps = workers.select("step", "dp_ranks", "slowdown").rows()
-    attribution = report.attribution
     assert figures == [
         (
             report.slowdown,
-            attribution.waste,
-            attribution.trust.trustworthy,
-            attribution.recorded_s,
-            report.diagnosis.verdict.lost_gpu_hours_per_day,
-            report.causes["kind"].to_list(),
+            report.waste,
+            report.trust.trustworthy,
+            report.step_time_s.recorded,
+            report.verdict.lost_gpu_hours_per_day,
+            [finding.kind for finding in report.findings],
         )
     ]
     assert [row[:2] for row in steps] == [(3, [0, 1]), (8, [0, 1])]
+    lanes = job.analysis.lanes
+    assert lanes is not None
     for number, (_, _, slowdowns) in enumerate(steps):
-        wanted = report.by_worker_per_step.filter(pl.col("step") == (3, 8)[number])["slowdown"]
+        wanted = lanes.frames()["by_worker_per_step"].filter(pl.col("step") == (3, 8)[number])["slowdown"]
         assert slowdowns == pytest.approx(wanted.to_list(), rel=1e-6)
 
 

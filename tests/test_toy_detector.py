@@ -15,6 +15,7 @@ from tests.dashboards.page_text import Pages
 from tests.distributions import install
 from tests.handmade import LAYOUT, healthy_frame, run
 from tracekit.fleet.rows import rows_of
+from tracekit.report.findings import Findings
 from tracekit.show.documents.page import page
 from tracekit.store.incidents import followed
 
@@ -112,7 +113,7 @@ def test_gate_comparison_and_fleet_see_it(jobs: tuple[Path, Path]) -> None:
 
 
 def test_it_opens_an_incident(jobs: tuple[Path, Path]) -> None:
-    slow, healthy = (tracekit.load(path).report.stored().verdict() for path in jobs)
+    slow, healthy = (Findings(tracekit.load(path).report).verdict() for path in jobs)
     assert healthy.alarming == ()
     (incident,) = followed([], "job", 0, slow, datetime(2026, 1, 1, tzinfo=UTC))
     assert (incident.cause.kind, incident.cause.part) == ("toy", "toys")

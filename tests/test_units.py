@@ -261,7 +261,7 @@ def test_time_between_steps_counts_on_any_clock_that_runs_on() -> None:
         starts = {step: zero + 0.31 * step + (0.5 if step >= 3 else 0.0) for step in range(6)}
         found = PipelineJob(trace(on_clock(whole, starts), whole.layout)).whatif()
         with case(zero):
-            (cause,) = [cause for cause in found.diagnosis.causes if cause.change is not None]
+            (cause,) = [cause for cause in found.findings if cause.priced]
             assert str(cause.kind) == "checkpoint-stalls"
             assert cause.saved_s == pytest.approx(0.5 / 6, abs=1e-6)
 
@@ -272,8 +272,8 @@ def test_a_clock_that_begins_with_the_job_is_no_stall() -> None:
         found = PipelineJob(
             trace(on_clock(whole, {step: zero + 0.31 * step for step in range(6)}), whole.layout)
         ).whatif()
-        assert [str(cause.kind) for cause in found.diagnosis.causes] == ["healthy"], zero
-        assert found.diagnosis.verdict.lost_s == 0
+        assert [str(cause.kind) for cause in found.findings] == ["healthy"], zero
+        assert found.verdict.lost_s == 0
     late = slow_frame((5, 6, 7)).with_columns(pl.col("start") + 100.0)  # late data in each step: no clock
     assert trace(late).ops["start"].min() == 100.0
 

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from tracekit.collectors import log, span, step
     from tracekit.job.job import Job
     from tracekit.job.load import job_of, load_from_store
+    from tracekit.report.report import Report, read_report
+    from tracekit.show.card import card
+    from tracekit.show.plots import plot
+    from tracekit.show.trackers import log_to
     from tracekit.sources.load import load
     from tracekit.trace.canonical import Trace
     from tracekit.trace.model import Layout, OpKind, ProcessGroup, Worker
@@ -28,6 +32,11 @@ _HOMES = {
     "job_of": "tracekit.job.load",
     "load": "tracekit.sources.load",
     "load_from_store": "tracekit.job.load",
+    "Report": "tracekit.report.report",
+    "read_report": "tracekit.report.report",
+    "card": "tracekit.show.card",
+    "plot": "tracekit.show.plots",
+    "log_to": "tracekit.show.trackers",
     "Layout": "tracekit.trace.model",
     "OpKind": "tracekit.trace.model",
     "OpTrace": "tracekit.trace.op",
@@ -44,14 +53,19 @@ __all__ = [
     "OpKind",
     "OpTrace",
     "ProcessGroup",
+    "Report",
     "Trace",
     "TracekitError",
     "Worker",
     "__version__",
+    "card",
     "job_of",
     "load",
     "load_from_store",
     "log",
+    "log_to",
+    "plot",
+    "read_report",
     "span",
     "step",
 ]

@@ -16,10 +16,14 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tracekit.analysis.attribution.compare import slowdown_by_step
 from tracekit.analysis.attribution.spent import Part, Spent, SpentPhases
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.numeric.means import MeanDifferences, differences_from_runs, differences_of_means
+from tracekit.analysis.numeric.means import (
+    MeanDifferences,
+    differences_from_runs,
+    differences_of_means,
+    slowdown_by_step,
+)
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import counted, listed, ranks_text, seconds, three_digits
 

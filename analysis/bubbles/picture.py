@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.bubbles.asked import AskedSchedule
@@ -18,7 +17,7 @@ from tracekit.analysis.bubbles.price import plans
 from tracekit.analysis.bubbles.recorded import RecordedPipeline, recorded_pipelines
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.base.errors import SelectionError
-from tracekit.base.text import seconds
+from tracekit.report.pictures import Bar, Picture
 
 #: What a bar can be: a compute, or a reason to wait.
 COMPUTES = ("forward", "backward", "weight gradient")
@@ -29,50 +28,6 @@ WAITS_FOR = {"peer": "another stage", "transfer": "a transfer", "collective": "i
 LEGEND = (*COMPUTES, *(f"waits for {WAITS_FOR[reason]}" for reason in REASONS))
 #: More bars make a page slow: the shortest are left out.
 MOST_BARS = 6000
-_WAITS = {
-    "peer": "waits for stage {}",
-    "transfer": "waits for the transfer from stage {}",
-    "collective": "waits for its parameters",
-    "host": "waits for its host, which launches late",
-}
-
-
-class Bar(Struct, frozen=True):
-    """A compute or a part of a gap. `what`: of `WHATS`. Seconds from the first compute of the step on any stage.
-
-    `microbatch`, `chunk`: of a compute, the latter None if stages have one. `waits_for`: the stage that a gap waits
-    for.
-    """
-
-    stage: int
-    what: str
-    start_s: float
-    end_s: float
-    microbatch: int | None = None
-    chunk: int | None = None
-    waits_for: int | None = None
-
-    @property
-    def words(self) -> str:
-        """What it is, for people who point at it."""
-        took = seconds(self.end_s - self.start_s)
-        if self.microbatch is None:
-            return f"stage {self.stage} {_WAITS[self.what].format(self.waits_for)}: {took}"
-        of = "" if self.chunk is None else f", chunk {self.chunk}"
-        return f"stage {self.stage}: {self.what} of microbatch {self.microbatch}{of}: {took}"
-
-
-class Picture(Struct, frozen=True):
-    """One schedule. `name`: "recorded", or as asked for. `window_s`: from the first start to the last end of any
-    compute. `peak_microbatches`: the most that any stage holds. `left_out`: the number of bars that did not fit.
-    """
-
-    name: str
-    stages: int
-    window_s: float
-    peak_microbatches: float
-    bars: list[Bar]
-    left_out: int = 0
 
 
 def draw_step(replay: JobReplay, step: int, dp_rank: int | None = None, schedules: Sequence[str] = ()) -> list[Picture]:

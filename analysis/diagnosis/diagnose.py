@@ -5,9 +5,9 @@ In: an `Assessment` of the job. Out: a `Diagnosis`; evidence that causes and fix
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 
+import msgspec
 from msgspec import structs
 
 from tracekit.analysis.detectors.detector import Detector
@@ -48,10 +48,12 @@ def diagnose(assessed: Assessment) -> Diagnosis:
 
 def _check(findings: Iterable[Finding]) -> None:
     """Raise an exception for a finding that no output can show."""
-    from tracekit.report import plain_data
+    from tracekit.report import conclusions
+    from tracekit.report.plain_data import encoded, shaped
 
     for finding in findings:
-        json.dumps(plain_data.plain(plain_data.shaped(plain_data.Finding, finding)), allow_nan=False)
+        content = encoded(shaped(conclusions.Finding, finding))
+        msgspec.json.decode(content, type=conclusions.Finding)
 
 
 def _diagnosed(assessed: Assessment, detectors: Sequence[Detector]) -> Diagnosis:

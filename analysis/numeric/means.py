@@ -311,3 +311,10 @@ def _block_length(series: Floats) -> int:
         return 1
     best = math.ceil((1.5 * (curvature / spectrum) ** 2 * steps) ** (1 / 3))
     return int(min(max(best, 1), math.ceil(min(3 * math.sqrt(steps), steps / 3))))
+
+
+def slowdown_by_step(original_s: Floats, ideal_s: Floats) -> Floats:
+    """Contribution of each step to S, [steps]: their mean is S, their scatter that of a ratio of means."""
+    slowdown, ideal = original_s.mean() / ideal_s.mean(), ideal_s.mean()
+    of_steps: Floats = slowdown + (original_s - slowdown * ideal_s) / ideal
+    return of_steps

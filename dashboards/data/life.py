@@ -209,8 +209,8 @@ def _stops(found: Results, job: str, parts: pl.DataFrame, spans: pl.DataFrame) -
         for window, step, start, end in spans.select("window", "step", "start_s", "end_s").iter_rows()
     }
     for number in parts["number"]:
-        report = found.of_window(job, number).stored(job).report or {}
-        for stall in report.get("stalls", ()):
-            if stall["part"] in _MEANT and (when := at.get((number, stall["step"]))) is not None:
-                words = f"step {stall['step']} took {stall['extra_s']:.3g} s longer"
-                yield Event(stall["part"], *when, words, number, stall["step"])
+        report = found.of_window(job, number).stored(job).report
+        for stall in () if report is None else report.stalls:
+            if stall.part in _MEANT and (when := at.get((number, stall.step))) is not None:
+                words = f"step {stall.step} took {stall.extra_s:.3g} s longer"
+                yield Event(stall.part, *when, words, number, stall.step)

@@ -22,14 +22,16 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from tracekit.analysis.attribution.compare import WorkerSteps
 from tracekit.base.command_line import adding
 from tracekit.base.errors import NotStoredError, TracekitError
 from tracekit.base.text import nearest, short
 from tracekit.job.load import job_of
 from tracekit.job.pipeline import PipelineJob
 from tracekit.report.applied import AppliedFix
-from tracekit.report.report import REPORT_VERSION
+from tracekit.report.compare import WorkerSteps
+from tracekit.report.plain_data import frame_of
+from tracekit.report.report import Report
+from tracekit.report.rows import OfWorker
 from tracekit.show.figures.worker_map import WorkerMap
 from tracekit.show.lanes import lane_ops
 from tracekit.show.spans import StepOps, step_ops
@@ -62,7 +64,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One stored job. `report`: as in docs/report-schema.md; None if there is none, and `problem` has the reason.
+    """One stored job. `report`: None if there is none, and `problem` has the reason.
 
     `started_at`, `ended_at`: seconds since the epoch of its first and last step; None where unknown. `has_workers`:
     whether it is a pipeline, whose report has workers, stages and steps.
@@ -78,7 +80,7 @@ class Stored:
     ended_at: float | None
     metadata: dict[str, Any]
     has_workers: bool
-    report: dict[str, Any] | None
+    report: Report | None
     problem: str | None
 
     @property
@@ -90,9 +92,21 @@ class Stored:
 
     def table(self, name: str) -> pl.DataFrame:
         """A table of the report, such as `by_worker`. Raises NotStoredError if the report has no such table."""
-        if self.report is None or name not in self.report:
+        if (rows := self._rows(name)) is None:
             raise NotStoredError(f"the job {self.name!r:.100} has no table {name}")
-        return pl.DataFrame(self.report[name], infer_schema_length=None, strict=False)  # JSON has 2 and 2.5 in a list
+        return pl.DataFrame(msgspec.to_builtins(rows), infer_schema_length=None, strict=False)
+
+    def has_table(self, name: str) -> bool:
+        """Whether the report has a table of that name."""
+        return self._rows(name) is not None
+
+    def has_rows(self, name: str) -> bool:
+        """Whether the report has a table of that name with rows."""
+        return bool(self._rows(name))
+
+    def _rows(self, name: str) -> list[msgspec.Struct] | None:
+        rows = getattr(self.report, "findings" if name == "causes" else name, None)
+        return rows if isinstance(rows, list) else None
 
 
 def _of_live(
@@ -326,13 +340,13 @@ class Results:
         found = self._of_row(row, ("workers",), self._kept, self._read_worker_steps)
         if stored.report is None:
             raise NotStoredError(f"the job {name!r} {_WITHOUT}")
-        rows, dropped = stored.report["by_worker"], stored.report["coverage"]["dropped"]
+        rows, coverage = stored.report.by_worker or [], stored.report.coverage
         return WorkerMap.build(
-            pl.DataFrame({key: [row[key] for row in rows] for key in rows[0]}, strict=False),  # 10 x as fast by column
+            frame_of(rows, OfWorker),
             found.steps,
             found.dp_ranks,
             found.slowdown,
-            [(one["step"], one["dp_rank"]) for one in dropped],
+            [(one["step"], one["dp_rank"]) for one in (coverage.dropped if coverage else ())],
         )
 
     def _read_step_starts(self, row: dict[str, Any]) -> dict[int, float | None]:
@@ -391,10 +405,9 @@ class _Kept:
         return result
 
 
-def _stored(row: dict[str, Any], text: str | None) -> Stored:
-    """One row of the list of jobs with its report, as JSON."""
-    report = None if text is None else msgspec.json.decode(text)  # a third of the time of json, for a megabyte
-    older = report is not None and report.get("report_version", 0) < REPORT_VERSION
+def _stored(row: dict[str, Any], report: Report | None) -> Stored:
+    """One row of the list of jobs with its report."""
+    older = report is None and bool(row["analysed"])
     return Stored(
         name=row["name"],
         job_id=row["job_id"],
@@ -406,7 +419,7 @@ def _stored(row: dict[str, Any], text: str | None) -> Stored:
         ended_at=row["ended_at"],
         metadata=json.loads(row["metadata"]),
         has_workers=_has_workers(row),
-        report=None if older else report,
+        report=report,
         problem=_OLDER if older else row["problem"],
     )
 

@@ -14,13 +14,14 @@ from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tracekit.base.command_line import command
 from tracekit.base.errors import SelectionError, TracekitError
 from tracekit.base.time_limit import time_limit
 from tracekit.dashboards.data.queries import Results, Stored
 from tracekit.dashboards.data.whatif_query import QueryAction, WhatifQuery
+from tracekit.report.report import Report
 
 if TYPE_CHECKING:
     from tracekit.job.job import Job
@@ -113,8 +114,8 @@ class Replays:
 
     def ask(self, stored: Stored, query: WhatifQuery, *, wait_s: float = 0.0) -> Status:
         """What is known of the answer now, or after at most `wait_s` seconds; starts the replay when it is new."""
-        job = (stored.report or {}).get("job", {})
-        ops = job.get("ops", job.get("gpu_ops", 0))
+        job = None if stored.report is None else stored.report.job
+        ops = 0 if job is None else job.ops or job.gpu_ops or 0
         if ops > MOST_OPS:
             return Rejected(
                 f"The job has {ops:,} ops, more than the {MOST_OPS:,} that this server loads; ask with"
@@ -181,7 +182,7 @@ class Replays:
             return answered(job, run.stored.report, run.query)
 
 
-def answered(job: Job, report: dict[str, Any], query: WhatifQuery) -> Answer:
+def answered(job: Job, report: Report, query: WhatifQuery) -> Answer:
     """Replay the question. `report`: that of the job. Raises SelectionError for a selection without a single op."""
     keep = query.action is QueryAction.KEEP
     question = job.answer(query.edit, keep=keep)
@@ -192,5 +193,5 @@ def answered(job: Job, report: dict[str, Any], query: WhatifQuery) -> Answer:
         saved_s=question.saved_s,
         error_s=question.error_s,
         saved_gpu_hours_per_day=question.saved_gpu_hours_per_day,
-        slowdown=question.step_time_s / report["step_time_s"]["ideal"] if keep else None,
+        slowdown=question.step_time_s / report.step_time_s.ideal if keep else None,
     )

@@ -7,15 +7,17 @@ the one that a fix is. Selections and edits have the language of `whatif --fix` 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from tracekit.analysis.rl.scenario import Scenario
 from tracekit.analysis.whatif.selection_text import parse_edit, parse_selection, read_factor
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import short
+from tracekit.report.conclusions import Fix
+from tracekit.report.finding import Link, Place
+from tracekit.report.report import Report
 from tracekit.trace.model import Worker
 
 #: A selection longer than this is no question of a person.
@@ -133,18 +135,18 @@ def read_kept(text: str) -> tuple[tuple[WhatifQuery, ...], tuple[str, ...]]:
     return tuple(questions[:MOST_KEPT]), tuple(problems[:3])
 
 
-def suggestions(report: Mapping[str, Any]) -> tuple[Suggestion, ...]:
+def suggestions(report: Report) -> tuple[Suggestion, ...]:
     """Questions that suit the job: the places of its causes first, then the ones that tell compute from network."""
     by_query: dict[WhatifQuery, Suggestion] = {}
-    of_causes = (suggestion for cause in report["causes"] for suggestion in _at(report, cause["where"]))
+    of_causes = (suggestion for cause in report.findings for suggestion in _at(report, cause.where))
     for suggestion in (*of_causes, *_general(report)):
         by_query.setdefault(suggestion.query, suggestion)
     return tuple(by_query.values())
 
 
-def query_of(fix: Mapping[str, Any]) -> WhatifQuery | None:
+def query_of(fix: Fix) -> WhatifQuery | None:
     """A fix as a question of the same price, to be changed and asked; None if it is no edit of costs."""
-    edit = fix["edit"]
+    edit = fix.edit
     if not edit or len(edit) > LONGEST_SELECTION:
         return None
     if _is_alternative(edit):
@@ -155,54 +157,53 @@ def query_of(fix: Mapping[str, Any]) -> WhatifQuery | None:
     return WhatifQuery(edit)
 
 
-def _at(report: Mapping[str, Any], where: Mapping[str, Any]) -> Iterator[Suggestion]:
+def _at(report: Report, where: Place) -> Iterator[Suggestion]:
     """The place of a cause as fast as its peers, unless it is the whole job or too large to be named."""
-    workers = [f"{worker['dp_rank']},{worker['pp_rank']}" for worker in where["workers"][: MOST_WORKERS + 1]]
+    workers = [f"{worker.dp_rank},{worker.pp_rank}" for worker in where.workers[: MOST_WORKERS + 1]]
     if 0 < len(workers) <= MOST_WORKERS:
-        named = worker_words(report, where["workers"][0]) if len(workers) == 1 else f"{len(workers)} workers"
-        place = f"Workers of {short(where['host'])}" if where["host"] else named
+        named = worker_words(report, where.workers[0]) if len(workers) == 1 else f"{len(workers)} workers"
+        place = f"Workers of {short(where.host)}" if where.host else named
         yield Suggestion(f"{place} like peers", WhatifQuery(" or ".join(f"worker={worker}" for worker in workers)))
-    elif not workers and where["links"]:
-        yield from map(_link, where["links"][:2])
-    elif not workers and where["pp_ranks"]:
-        stages = ",".join(map(str, where["pp_ranks"]))
-        chunks = ",".join(map(str, where.get("chunks", ())))
+    elif not workers and where.links:
+        yield from map(_link, where.links[:2])
+    elif not workers and where.pp_ranks:
+        stages = ",".join(map(str, where.pp_ranks))
+        chunks = ",".join(map(str, where.chunks))
         query = f"stage={stages} and compute" + (f" and chunk={chunks}" if chunks else "")
         of = f"chunk {chunks} of " if chunks else ""
         yield Suggestion(f"Computes of {of}stage {stages} like peers", WhatifQuery(query))
-    elif not workers and 0 < len(where["steps"]) <= MOST_STEPS:
-        yield Suggestion("Slow steps like others", WhatifQuery(f"step={','.join(map(str, where['steps']))}"))
+    elif not workers and 0 < len(where.steps) <= MOST_STEPS:
+        yield Suggestion("Slow steps like others", WhatifQuery(f"step={','.join(map(str, where.steps))}"))
 
 
-def worker_words(report: Mapping[str, Any], worker: Mapping[str, Any]) -> str:
+def worker_words(report: Report, worker: Worker) -> str:
     """Name a worker by its rank and host, as far as known, with a capital."""
-    place = {key: worker[key] for key in ("dp_rank", "pp_rank")}
-    shown = next((row for row in report["by_worker"] if place.items() <= row.items()), None)
-    if shown is None or shown["rank"] is None:
-        return Worker(**place).coordinates.capitalize().replace("Dp", "DP")
-    return f"Rank {shown['rank']}" + ("" if shown["host"] is None else f" on {short(shown['host'])}")
+    row = next((row for row in report.by_worker or () if row.worker == worker), None)
+    if row is None or row.rank is None:
+        return worker.coordinates.capitalize().replace("Dp", "DP")
+    return f"Rank {row.rank}" + ("" if row.host is None else f" on {short(row.host)}")
 
 
-def _link(link: Mapping[str, int]) -> Suggestion:
-    stages = f"{link['pp_rank']},{link['next_pp_rank']}"
+def _link(link: Link) -> Suggestion:
+    stages = f"{link.pp_rank},{link.next_pp_rank}"
     return Suggestion(
-        f"Link of stage {link['pp_rank']} to {link['next_pp_rank']} on DP rank {link['dp_rank']} like peers",
-        WhatifQuery(f"dp_rank={link['dp_rank']} and stage={stages} and kind=forward-pp-comm,backward-pp-comm"),
+        f"Link of stage {link.pp_rank} to {link.next_pp_rank} on DP rank {link.dp_rank} like peers",
+        WhatifQuery(f"dp_rank={link.dp_rank} and stage={stages} and kind=forward-pp-comm,backward-pp-comm"),
     )
 
 
-def _general(report: Mapping[str, Any]) -> Iterator[Suggestion]:
-    if "rl" in report:
-        edits = [one["scenario"] for one in report["rl"]["what_if"] if one["step_s"] is not None]
-        edits += [fix["edit"] for fix in report["fixes"] if fix["edit"] and fix["withheld"] is None]
+def _general(report: Report) -> Iterator[Suggestion]:
+    if report.rl:
+        edits = [price.scenario for price in report.rl.what_if if price.step_s is not None]
+        edits += [fix.edit for fix in report.fixes if fix.edit and fix.withheld is None]
         yield from (Suggestion(edit, WhatifQuery(edit)) for edit in edits)
         return
-    slowest = next(iter(report.get("by_worker", ())), None)
-    if slowest is not None and slowest["slowdown"] > 1.01:
-        worker = f"{slowest['dp_rank']},{slowest['pp_rank']}"
-        yield Suggestion(f"{worker_words(report, slowest)} like peers", WhatifQuery(f"worker={worker}"))
-    kinds = [row["kind"] for row in report["by_kind"]]
-    if "by_worker" not in report:
+    slowest = next(iter(report.by_worker or ()), None)
+    if slowest is not None and slowest.slowdown > 1.01:
+        worker = f"{slowest.dp_rank},{slowest.pp_rank}"
+        yield Suggestion(f"{worker_words(report, slowest.worker)} like peers", WhatifQuery(f"worker={worker}"))
+    kinds = [str(row.kind) for row in report.by_kind]
+    if not report.has_workers:
         yield from (
             Suggestion(f"Every {kind} twice as fast", WhatifQuery(f"kind={kind}", QueryAction.SCALE, 0.5))
             for kind in kinds
@@ -215,8 +216,8 @@ def _general(report: Mapping[str, Any]) -> Iterator[Suggestion]:
     yield Suggestion("All communication like the usual", WhatifQuery("communication"))
     yield Suggestion("Communication twice as fast", WhatifQuery("communication", QueryAction.SCALE, 0.5))
     yield Suggestion("Slowest 3% of the ops like peers", WhatifQuery("slowest=3%"))
-    if len(report["by_pp_rank"]) > 1:
-        last = report["by_pp_rank"][-1]["pp_rank"]
+    if len(stages := report.by_pp_rank or []) > 1:
+        last = stages[-1].pp_rank
         yield Suggestion("Only the last stage slow", WhatifQuery(f"stage={last}", QueryAction.KEEP))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 import polars as pl
 
-from tracekit.analysis.attribution.compare import CostChange, Side
+from tracekit.report.compare import CostChange, Side
 from tracekit.show.figures.base import figure, markers
 from tracekit.show.figures.theme import Theme
 from tracekit.show.figures.worker_map import UNKNOWN, Ints, WorkerMap

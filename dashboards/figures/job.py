@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
+from tracekit.analysis.gpu.gpu_times import MemoryTimes
+from tracekit.report.experts import LayerLoads
 from tracekit.show.figures.base import figure
 from tracekit.show.figures.theme import Theme, slowdown_scale
 
@@ -16,10 +18,10 @@ _MOST_RANKS = 32
 _TALLEST_PX = 640
 
 
-def expert_loads(layers: Sequence[Mapping[str, Any]], theme: Theme) -> go.Figure:
+def expert_loads(layers: Sequence[LayerLoads], theme: Theme) -> go.Figure:
     """Load of each rank over the mean in each layer, a heat map: `experts.layers` of the report."""
     drawn = figure(theme, height=min(70 + 24 * len(layers), _TALLEST_PX), x="rank", y="layer")
-    tokens = np.array([row["tokens_by_rank"] for row in layers])
+    tokens = np.array([row.tokens_by_rank for row in layers])
     drawn.add_heatmap(
         z=tokens / np.maximum(tokens.mean(axis=1, keepdims=True), 1),
         hovertemplate="layer %{y}, rank %{x}: %{z:.2f} times the mean tokens<extra></extra>",
@@ -28,12 +30,12 @@ def expert_loads(layers: Sequence[Mapping[str, Any]], theme: Theme) -> go.Figure
     return drawn
 
 
-def memory_over_time(memory: Mapping[str, Any], theme: Theme) -> go.Figure:
+def memory_over_time(memory: MemoryTimes, theme: Theme) -> go.Figure:
     """Memory that PyTorch has given out on a GPU: `gpu.memory` of the report."""
     drawn = figure(theme, height=220, x="seconds", y="GB")
     drawn.add_scatter(
-        x=[point["seconds"] for point in memory["points"]],
-        y=[point["bytes"] / 1e9 for point in memory["points"]],
+        x=[point.seconds for point in memory.points],
+        y=[point.bytes / 1e9 for point in memory.points],
         mode="lines",
         line={"color": theme.dimmed, "shape": "hv"},
         hovertemplate="%{x:.4g} s: %{y:.3g} GB<extra></extra>",

@@ -15,13 +15,6 @@ import polars as pl
 from dash import Input, Output, State, clientside_callback, dcc, html
 from dash.development.base_component import Component
 
-from tracekit.analysis.attribution.compare import (
-    causes_of_jobs,
-    causes_of_parts,
-    first_split,
-    parts,
-    whole,
-)
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import short
 from tracekit.dashboards.data.queries import Results, Stored
@@ -38,6 +31,14 @@ from tracekit.dashboards.ui.components import (
 from tracekit.dashboards.ui.context import results
 from tracekit.dashboards.ui.forms import choice, text_field
 from tracekit.dashboards.ui.shell import job_page
+from tracekit.report.compare import (
+    causes_of_jobs,
+    causes_of_parts,
+    first_split,
+    parts,
+    whole,
+)
+from tracekit.report.report import Report
 from tracekit.trace.model import TraceKind
 
 #: Suggestions listed, and names that the field offers; any other can be written.
@@ -70,7 +71,7 @@ def _chooser(stored: Stored, other: str, split: str) -> Component:
     report, by_step_now = stored.report, bool(split and not other)
     assert report is not None
     names = [str(name) for name in results().jobs().filter(pl.col("slowdown").is_not_null())["name"]]
-    steps = report["by_step"]
+    steps = report.by_step
     by_job = [
         text_field(
             "compare-with",
@@ -87,7 +88,7 @@ def _chooser(stored: Stored, other: str, split: str) -> Component:
         "compare-split",
         "First step after the change",
         split,
-        placeholder=f"{steps[0]['step'] + 1}-{steps[-1]['step']}",
+        placeholder=f"{steps[0].step + 1}-{steps[-1].step}",
         wait_s=0.5,
     )
     modes = {_JOB: "Another job"} | ({_SPLIT: "This job before a step"} if stored.has_workers else {})
@@ -142,7 +143,7 @@ def _content(stored: Stored, before_name: str, split: str) -> list[Component]:
     ]
 
 
-def _by_step(stored: Stored, report: dict[str, Any], split: str) -> list[Component]:
+def _by_step(stored: Stored, report: Report, split: str) -> list[Component]:
     try:
         step = int(split)
     except ValueError:
@@ -154,7 +155,7 @@ def _by_step(stored: Stored, report: dict[str, Any], split: str) -> list[Compone
             " whole jobs only, so it is not split here."
         )
     ]
-    if step == report["patterns"]["time"]["since_step"]:
+    if report.patterns.time is not None and step == report.patterns.time.since_step:
         said.append(note("The step was found in these same step times, which makes the interval a little too narrow."))
     reports = {"before": report, "after": report}
     return [
@@ -167,7 +168,8 @@ def _by_step(stored: Stored, report: dict[str, Any], split: str) -> list[Compone
 
 def _nothing_chosen(stored: Stored) -> Component:
     """Jobs that suggest themselves: those of the same sizes, the most similar names first."""
-    own = stored.report["job"].get("layout", {}) if stored.report else {}
+    layout = stored.report.job.layout if stored.report else None
+    own = layout.to_dict() if layout else {}
     same = [pl.col(size) == own[size] for size in ("dp", "pp", "tp", "cp", "vpp") if size in own]
     same.append((pl.col("kind") == TraceKind.OPS) != stored.has_workers)
     names = results().jobs().filter(pl.col("slowdown").is_not_null(), pl.col("name") != stored.name, *same)["name"]
@@ -216,10 +218,8 @@ def _chosen(job: str, by_step: bool, other: str | None, split: str | None) -> li
         return _content(stored, other or "", "")
     split = (split or "").strip()
     if not split:
-        steps = stored.report["by_step"]
-        return [
-            note(f"Which step is the first after the change? The job has {steps[0]['step']} to {steps[-1]['step']}.")
-        ]
+        steps = stored.report.by_step
+        return [note(f"Which step is the first after the change? The job has {steps[0].step} to {steps[-1].step}.")]
     return _content(stored, "", split)
 
 

@@ -13,13 +13,6 @@ import polars as pl
 from dash import html
 from dash.development.base_component import Component
 
-from tracekit.analysis.attribution.compare import (
-    CauseChange,
-    Outcome,
-    Side,
-    cost_changes,
-    verdict,
-)
 from tracekit.analysis.numeric.means import MeanDifference, difference_of_means
 from tracekit.base.text import seconds, short, sure, three_digits
 from tracekit.dashboards.figures.compare import costs, distributions, step_series, worker_map
@@ -38,6 +31,15 @@ from tracekit.dashboards.ui.components import (
 )
 from tracekit.dashboards.ui.context import viewer
 from tracekit.dashboards.ui.sentences import Tone, cost_words, place_words
+from tracekit.report.compare import (
+    CauseChange,
+    Outcome,
+    Side,
+    cost_changes,
+    verdict,
+)
+from tracekit.report.conclusions import Finding
+from tracekit.report.report import Report
 from tracekit.show.figures.worker_map import UNKNOWN, Ints
 from tracekit.trace.model import Worker
 
@@ -118,7 +120,7 @@ def _row(
     return [html.Th(title, scope="row"), show(change.before), show(change.after), f"{sign}{by}{size}", interval]
 
 
-def cost_panels(before: dict[str, Any], after: dict[str, Any]) -> Component:
+def cost_panels(before: Report, after: Report) -> Component:
     """What op kinds and stages cost on either side."""
     drawn = []
     for title, rows, column, y in (
@@ -180,7 +182,7 @@ def step_panels(before: Side, after: Side, *, split: bool) -> Component:
     return halves(*drawn)
 
 
-def causes_panel(change: CauseChange, reports: Mapping[str, dict[str, Any]], staying: str) -> Component:
+def causes_panel(change: CauseChange, reports: Mapping[str, Report], staying: str) -> Component:
     """Causes gone, new and staying. `reports`: by "before" and "after"; `staying`: the heading of the latter."""
     before, after = reports["before"], reports["after"]
     columns = (
@@ -204,26 +206,22 @@ def causes_panel(change: CauseChange, reports: Mapping[str, dict[str, Any]], sta
     )
 
 
-def _cause(
-    report: Mapping[str, Any], cause: Mapping[str, Any], word: str, was: Mapping[str, Any] | None = None
-) -> Component:
+def _cause(report: Report, cause: Finding, word: str, was: Finding | None = None) -> Component:
     words = cost_words(report, cause)
     if was is None:
         words = words.replace("costs", word, 1)
     elif was is not cause:
         words = f"{cost_words(report, was).replace('costs', 'cost', 1)}, now {words}"
-    since = "" if cause["since_step"] is None else f", since step {cause['since_step']}"
+    since = "" if cause.since_step is None else f", since step {cause.since_step}"
     return html.Li(
         [
-            html.B(cause["title"]),
-            f", {place_words(report, cause) or 'whole job'}{since}: {words}, {sure(cause['confidence'])}",
+            html.B(cause.title),
+            f", {place_words(report, cause) or 'whole job'}{since}: {words}, {sure(cause.confidence)}",
         ]
     )
 
 
-def worker_panels(
-    before: Side, after: Side, reports: Mapping[str, dict[str, Any]], *, split: bool
-) -> Sequence[Component]:
+def worker_panels(before: Side, after: Side, reports: Mapping[str, Report], *, split: bool) -> Sequence[Component]:
     """Both worker maps, and the workers that changed most.
 
     `reports`: by "before" and "after"; `split`: both sides are parts of one job.
@@ -244,13 +242,13 @@ def worker_panels(
     return (halves(*maps), _largest(before, after, reports))
 
 
-def _ranks(side: Side, report: Mapping[str, Any]) -> Ints:
+def _ranks(side: Side, report: Report) -> Ints:
     """The global rank of each worker of a side, as its map; UNKNOWN where the trace does not say."""
     ranks = np.full(side.workers.shape, UNKNOWN, np.int64)
     at = {int(dp_rank): row for row, dp_rank in enumerate(side.dp_ranks)}
-    for each in report["by_worker"]:
-        if each["rank"] is not None and each["dp_rank"] in at:
-            ranks[at[each["dp_rank"]], each["pp_rank"]] = each["rank"]
+    for each in report.by_worker or ():
+        if each.rank is not None and each.dp_rank in at:
+            ranks[at[each.dp_rank], each.pp_rank] = each.rank
     return ranks
 
 
@@ -266,7 +264,7 @@ def _map_table(side: Side) -> pl.DataFrame:
     ).sort("slowdown", descending=True, maintain_order=True)
 
 
-def _largest(before: Side, after: Side, reports: Mapping[str, dict[str, Any]]) -> Component:
+def _largest(before: Side, after: Side, reports: Mapping[str, Report]) -> Component:
     """The workers whose slowdown alone changed most, where both sides have the same ones."""
     if before.workers.shape != after.workers.shape or not np.array_equal(before.dp_ranks, after.dp_ranks):
         return panel(
@@ -285,9 +283,8 @@ def _largest(before: Side, after: Side, reports: Mapping[str, dict[str, Any]]) -
     if found.is_empty():
         return panel("Workers that changed most", note(f"The slowdown of no worker changed by {LEAST_CHANGE} or more."))
     for name in ("before", "after"):
-        known = pl.DataFrame(reports[name]["by_worker"], infer_schema_length=None)
-        rank, host = pl.col("rank").cast(pl.Int64), pl.col("host").cast(pl.String)
-        known = known.select(*places, rank.alias(f"rank {name}"), host.alias(f"host {name}"))
+        known = reports[name].table("by_worker")
+        known = known.select(*places, pl.col("rank").alias(f"rank {name}"), pl.col("host").alias(f"host {name}"))
         found = found.join(known, on=places, how="left", maintain_order="left")
     one_host = found["host before"].equals(found["host after"])
     hosts = ["host after"] if one_host else ["host before", "host after"]

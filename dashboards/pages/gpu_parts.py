@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import polars as pl
 from dash import Input, Output, clientside_callback, dcc, html
 from dash.development.base_component import Component
 
-from tracekit.analysis.attribution.compare import steps_in_whole
+from tracekit.analysis.gpu.gpu_times import MemoryPoint, NamedTime, OpTime, Synchronisation
 from tracekit.base.text import NO_NAME, printable, seconds, three_digits
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.figures.job import memory_over_time
@@ -29,6 +28,9 @@ from tracekit.dashboards.ui.components import (
 )
 from tracekit.dashboards.ui.context import viewer
 from tracekit.dashboards.ui.glossary import GAP_BEGINS, GPU_REASONS
+from tracekit.report.gpu import GpuInReport
+from tracekit.report.plain_data import frame_of
+from tracekit.report.report import Report
 
 #: What takes less, seconds, would be told as 0 us.
 SHORTEST_S = 0.5e-6
@@ -36,18 +38,17 @@ SHORTEST_S = 0.5e-6
 MOST_REASONS, MOST_NAMES, MOST_CHANGES = 3, 2, 12
 #: A name of so many characters fits anywhere.
 SHORT_NAME = 20
-Gpu = dict[str, Any]
 #: Cells of a row of a table: what it is about, then figures as text and anything else as a component.
 Row = tuple[Any, ...]
 
 
-def gpu_panels(stored: Stored, report: dict[str, Any], rank: str, q: str) -> list[Component]:
+def gpu_panels(stored: Stored, report: Report, rank: str, q: str) -> list[Component]:
     """One GPU: the only one; of several, that of `rank`, else the one that idles least. `q`: the filter of names."""
-    every: list[Gpu] = [report["gpu"]] if "gpu" in report else report.get("gpus", [])
+    every = [report.gpu] if report.gpu else report.gpus or []
     if not every:
         return []
-    gpu = next((one for one in every if str(one["rank"]) == rank), min(every, key=lambda one: one["idle_s"]))
-    heads, calls = ("Call", "Where", "Times", "Waits", "Idle after", "Without them saves"), gpu["synchronisations"]
+    gpu = next((one for one in every if str(one.rank) == rank), min(every, key=lambda one: one.idle_s))
+    heads, calls = ("Call", "Where", "Times", "Waits", "Idle after", "Without them saves"), gpu.synchronisations
     return [
         _idle(gpu, _rank_links(stored, every, gpu)),
         _named(gpu, q),
@@ -60,20 +61,20 @@ def gpu_panels(stored: Stored, report: dict[str, Any], rank: str, q: str) -> lis
     ]
 
 
-def gpu_changes(before: dict[str, Any], after: dict[str, Any]) -> list[Component]:
+def gpu_changes(before: Report, after: Report) -> list[Component]:
     """What one GPU did before and after, for each step, what changed most first."""
-    if not ("gpu" in before and "gpu" in after):
+    if not (before.gpu and after.gpu):
         return []
     sides = _each_step(before), _each_step(after)
     return [panel(title, _changed(title, sides[0][title], sides[1][title])) for title in sides[0]]
 
 
-def _rank_links(stored: Stored, every: Sequence[Gpu], shown: Gpu) -> list[Any]:
+def _rank_links(stored: Stored, every: Sequence[GpuInReport], shown: GpuInReport) -> list[Any]:
     """The ranks to choose from, where there are several."""
     links = [
-        html.B(f"rank {one['rank']}", **attributes(aria_current="true"))
+        html.B(f"rank {one.rank}", **attributes(aria_current="true"))
         if one is shown
-        else dcc.Link(f"rank {one['rank']}", href=href("/job", job=stored.name, rank=one["rank"]))
+        else dcc.Link(f"rank {one.rank}", href=href("/job", job=stored.name, rank=one.rank))
         for one in every
     ]
     return links if len(every) > 1 else []
@@ -95,31 +96,31 @@ def _name(text: str | None) -> Component:
     return html.Div(shown, className="name", tabIndex=0, title=shown) if len(shown) > SHORT_NAME else html.Div(shown)
 
 
-def _told(gpu: Gpu, spent_s: float) -> tuple[str, str]:
+def _told(gpu: GpuInReport, spent_s: float) -> tuple[str, str]:
     """A time, and its share of the recording."""
-    return seconds(spent_s), f"{spent_s / (gpu['recording_s'] or 1.0):.1%}"
+    return seconds(spent_s), f"{spent_s / (gpu.recording_s or 1.0):.1%}"
 
 
 def _reason(reason: str) -> str:
     return GPU_REASONS.get(reason, reason)
 
 
-def _idle(gpu: Gpu, ranks: list[Any]) -> Component:
+def _idle(gpu: GpuInReport, ranks: list[Any]) -> Component:
     """How long the GPU is busy, and by reason how long it is idle between its ops."""
     parts = {
-        "busy": gpu["busy_s"],
-        "idle between its ops": gpu["idle_s"],
-        "before its first op": gpu["before_first"]["seconds"],
-        "after its last op": gpu["after_last_s"],
+        "busy": gpu.busy_s,
+        "idle between its ops": gpu.idle_s,
+        "before its first op": gpu.before_first.seconds,
+        "after its last op": gpu.after_last_s,
     }
     told = ", ".join("{} {} ({})".format(name, *_told(gpu, spent)) for name, spent in parts.items())
-    said = [f"Of {seconds(gpu['recording_s'])} recorded on rank {gpu['rank']}: {told}. Shares are of the recording."]
-    if began := sorted(gpu["idle_opened_by"].items(), key=lambda one: -one[1]):
+    said = [f"Of {seconds(gpu.recording_s)} recorded on rank {gpu.rank}: {told}. Shares are of the recording."]
+    if began := sorted(gpu.idle_opened_by.items(), key=lambda one: -one[1]):
         said.append(f"Gaps began with {', '.join(f'{GAP_BEGINS.get(who, who)} {seconds(s)}' for who, s in began)}.")
     rows = [
-        (_reason(one["reason"]), *_told(gpu, one["seconds"]), f"{one['gaps']:,}", _longest(one["names"][:MOST_NAMES]))
-        for one in gpu["idle_by_reason"]
-        if one["seconds"] >= SHORTEST_S
+        (_reason(one.reason), *_told(gpu, one.seconds), f"{one.gaps:,}", _longest(one.names[:MOST_NAMES]))
+        for one in gpu.idle_by_reason
+        if one.seconds >= SHORTEST_S
     ]
     title, heads = "Why the GPU is idle", ("Why", "Idle", "Share", "Gaps", "Longest")
     tables = [_table(title, heads, rows[:MOST_REASONS])]
@@ -128,40 +129,40 @@ def _idle(gpu: Gpu, ranks: list[Any]) -> Component:
     return panel(title, *map(note, said), *tables, *_before_first(gpu), extra=ranks or None)
 
 
-def _before_first(gpu: Gpu) -> list[Component]:
+def _before_first(gpu: GpuInReport) -> list[Component]:
     """What happened before the GPU had anything to do."""
-    before = gpu["before_first"]
-    reasons = sorted(before["by_reason"].items(), key=lambda one: -one[1])
+    before = gpu.before_first
+    reasons = sorted(before.by_reason.items(), key=lambda one: -one[1])
     rows = [(_reason(why), *_told(gpu, spent)) for why, spent in reasons if spent >= SHORTEST_S]
     table = _table("Before the first op of the GPU", ("Why", "Takes", "Share"), rows)
-    title = f"Before its first op: {seconds(before['seconds'])}"
-    return [folded(title, halves(table, _longest(before["names"])))] if rows else []
+    title = f"Before its first op: {seconds(before.seconds)}"
+    return [folded(title, halves(table, _longest(before.names)))] if rows else []
 
 
-def _longest(names: Iterable[dict[str, Any]]) -> Component:
+def _longest(names: Iterable[NamedTime]) -> Component:
     """The names that took longest, with their lines of Python."""
     parts = []
     for one in names:
-        if one["seconds"] >= SHORTEST_S:
-            words = dict.fromkeys(filter(None, (one["name"] or NO_NAME, one["where"])))
-            parts += [html.Dt(seconds(one["seconds"])), html.Dd(_name(", ".join(words)))]
+        if one.seconds >= SHORTEST_S:
+            words = dict.fromkeys(filter(None, (one.name or NO_NAME, one.where)))
+            parts += [html.Dt(seconds(one.seconds)), html.Dd(_name(", ".join(words)))]
     return html.Dl(parts, className="longest")
 
 
-def _named(gpu: Gpu, q: str) -> Component:
+def _named(gpu: GpuInReport, q: str) -> Component:
     """Kernels and operators by name, and the field that filters both."""
     kernels = [
         (
-            _name(one["name"]),
-            html.Span(one["class"], className="badge"),
-            f"{one['count']:,}",
-            *_told(gpu, one["seconds"]),
+            _name(one.name),
+            html.Span(one.of_class, className="badge"),
+            f"{one.count:,}",
+            *_told(gpu, one.seconds),
         )
-        for one in gpu["kernels"]
+        for one in gpu.kernels
     ]
     operators = [
-        (_name(one["name"]), _name(one["module"]), _shapes(one), f"{one['gpu_ops']:,}", *_told(gpu, one["seconds"]))
-        for one in gpu["ops"]
+        (_name(one.name), _name(one.module), _shapes(one), f"{one.gpu_ops:,}", *_told(gpu, one.seconds))
+        for one in gpu.ops
     ]
     search = dcc.Input(id="names-q", value=q, type="search", placeholder="name, class, module", className="field")
     said = html.Span(id="names-said", role="status")
@@ -174,71 +175,72 @@ def _named(gpu: Gpu, q: str) -> Component:
     return folded_panel(title, field, html.Div(tables, id="names"), opened=bool(q))
 
 
-def _shapes(op: dict[str, Any]) -> Component:
+def _shapes(op: OpTime) -> Component:
     """The sizes of the inputs of an operator, folded."""
     items = []
-    for one in op["shapes"]:
+    for one in op.shapes:
         rates = (("flops_s", "Tflop/s"), ("bytes_s", "TB/s"))
-        facts = [f"{one['count']:,} x", seconds(one["seconds"])]
-        facts += [f"{three_digits(one[key] / 1e12)} {unit}" for key, unit in rates if one[key]]
-        facts += [f"at the card's peak {seconds(one['roofline_s'])}"] if one["roofline_s"] else []
-        items.append(html.Li(f"{printable(one['dims'])} {printable(one['dtype'])}: {', '.join(facts)}"))
+        facts = [f"{one.count:,} x", seconds(one.seconds)]
+        facts += [f"{three_digits(rate / 1e12)} {unit}" for key, unit in rates if (rate := getattr(one, key))]
+        facts += [f"at the card's peak {seconds(one.roofline_s)}"] if one.roofline_s else []
+        items.append(html.Li(f"{printable(one.dims)} {printable(one.dtype)}: {', '.join(facts)}"))
     return html.Details([html.Summary(f"{len(items)}"), html.Ul(items)]) if items else html.Div("-")
 
 
-def _call(one: dict[str, Any]) -> Row:
+def _call(one: Synchronisation) -> Row:
     """A row for calls that wait."""
-    name = f"{one['call']} in {one['op']}" if one["op"] else one["call"]
-    times = (one["blocked_s"], one["idle_after_s"], one["saves_s"])
+    name = f"{one.call} in {one.op}" if one.op else one.call
+    times = (one.blocked_s, one.idle_after_s, one.saves_s)
     told = ("-" if spent is None else seconds(spent) for spent in times)
-    line = html.Div(_name(one["where"].rpartition("/")[2]), title=printable(one["where"]))
-    return (_name(name), line, f"{one['count']:,}", *told)
+    line = html.Div(_name(one.where.rpartition("/")[2]), title=printable(one.where))
+    return (_name(name), line, f"{one.count:,}", *told)
 
 
-def _copies(gpu: Gpu) -> Component:
+def _copies(gpu: GpuInReport) -> Component:
     rows = [
         (
-            f"{printable(one['kind'])}{', pageable' if one['pageable'] else ''}",
-            *(f"{one[name]:,}" for name in ("count", "bytes")),
-            *(seconds(one[name]) for name in ("seconds", "exposed_s")),
+            f"{printable(one.kind)}{', pageable' if one.pageable else ''}",
+            *(f"{getattr(one, name):,}" for name in ("count", "bytes")),
+            *(seconds(getattr(one, name)) for name in ("seconds", "exposed_s")),
         )
-        for one in gpu["transfers"]
+        for one in gpu.transfers
     ]
     return _table("Copies", ("Copies", "Times", "Bytes", "Takes", "Exposed"), rows)
 
 
-def _memory(gpu: Gpu) -> Iterator[Component]:
+def _memory(gpu: GpuInReport) -> Iterator[Component]:
     """The memory over time, if it was recorded."""
-    if (memory := gpu.get("memory")) is not None:
-        most = f"At most {memory['peak_bytes'] / 1e9:.3g} GB given out, {memory['reserved_bytes'] / 1e9:.3g} GB kept"
+    if (memory := gpu.memory) is not None:
+        most = f"At most {memory.peak_bytes / 1e9:.3g} GB given out, {memory.reserved_bytes / 1e9:.3g} GB kept"
         yield folded_panel(
             "Memory over time",
             *figure_parts(
                 memory_over_time(memory, viewer().theme),
                 label="Memory of the GPU over the recording",
-                table=pl.DataFrame(memory["points"]),
+                table=frame_of(memory.points, MemoryPoint),
             ),
-            note(f"{most}. The largest of each of {len(memory['points'])} intervals is drawn."),
+            note(f"{most}. The largest of each of {len(memory.points)} intervals is drawn."),
         )
 
 
-def _launches(gpu: Gpu) -> Component:
+def _launches(gpu: GpuInReport) -> Component:
     names = {"calls that launch": ("calls", "call_s"), "kernels": ("kernels", "kernel_s")}
     names["kernels shorter than 10 us"] = ("short_kernels", "short_s")
-    rows = [(name, f"{gpu['launch'][n]:,}", seconds(gpu["launch"][spent])) for name, (n, spent) in names.items()]
+    rows = [
+        (name, f"{getattr(gpu.launch, n):,}", seconds(getattr(gpu.launch, spent))) for name, (n, spent) in names.items()
+    ]
     return _table("Launches", ("Launches", "Times", "Takes"), rows)
 
 
-def _each_step(report: dict[str, Any]) -> dict[str, dict[str, float]]:
+def _each_step(report: Report) -> dict[str, dict[str, float]]:
     """Seconds of a step by name, under the title of their table."""
-    gpu, steps = report["gpu"], steps_in_whole(report)
-    idle = {_reason(one["reason"]): one["seconds"] for one in gpu["idle_by_reason"]}
+    gpu, steps = report.gpu, report.steps_in_whole
+    assert gpu, "asked for reports on one GPU"
+    idle = {_reason(one.reason): one.seconds for one in gpu.idle_by_reason}
     tables = {
-        "What the GPU did": {"busy": gpu["busy_s"], "before its first op": gpu["before_first"]["seconds"], **idle},
-        "Findings, and what each takes": {
-            f"{one['name']}: {_reason(one['reason'])}": one["seconds"] for one in gpu["findings"]
-        },
-        "Kernels that changed": {one["name"]: one["seconds"] for one in gpu["kernels"]},
+        "What the GPU did": {"busy": gpu.busy_s, "before its first op": gpu.before_first.seconds, **idle},
+        "Findings, and what each takes": {f"{one.name}: {_reason(one.reason)}": one.seconds for one in gpu.findings},
+        "Kernels that changed": {one.name: one.seconds for one in gpu.kernels},
     }
     return {title: {name: spent / steps for name, spent in rows.items()} for title, rows in tables.items()}
 

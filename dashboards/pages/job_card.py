@@ -22,7 +22,7 @@ def job_card(stored: Stored) -> Component:
     link = dcc.Link(html.Bdi(short(stored.name)), href=href("/job", job=stored.name))
     if report is None:  # the list of jobs says more than the report, which is gone or of an older version
         return html.Article(html.Header([html.H3(link), note(stored.problem)]), className="job-card")
-    verdict, steps = headline(report), report.get("by_step", ())
+    verdict, steps = headline(report), report.by_step
     action, saves = first_action(report) or (f"no advice: {why_no_advice(report)}", "")
     lines = [html.Dt("Do first"), html.Dd(html.B(action))]
     lines += [html.Dt("Saves"), html.Dd(saves.removeprefix("saves "))] if saves else []

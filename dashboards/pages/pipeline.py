@@ -6,7 +6,7 @@ import polars as pl
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from tracekit.analysis.bubbles.picture import Picture, draw_step
+from tracekit.analysis.bubbles.picture import draw_step
 from tracekit.base.errors import LayoutError, SelectionError
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.data.replays import MOST_OPS
@@ -14,6 +14,7 @@ from tracekit.dashboards.ui.components import figure_panel, href, note, panel
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.shell import job_page
 from tracekit.job.bubbles_words import summary
+from tracekit.report.pictures import Picture
 from tracekit.show.figures.pipeline import pipeline_step
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved:chunks=2", "zb-h1")
@@ -27,7 +28,7 @@ def build(
     `schedule`: what to draw below it.
     """
     assert stored.report is not None
-    if (ops := stored.report["job"]["ops"]) > MOST_OPS:
+    if (ops := stored.report.job.ops or 0) > MOST_OPS:
         return [note(f"The job has {ops:,} ops, more than the {MOST_OPS:,} that this server loads.")]
     slowest = stored.table("by_step").sort("recorded_s", descending=True)["step"].to_list()
     chosen, lane = _number(step, "step", slowest[0]), _number(dp, "dp", None)

@@ -49,7 +49,7 @@ _TOUCHES = (
 def build(stored: Stored, **texts: str) -> list[Component]:
     """The page; `texts` as in `read_state`."""
     steps, read = results().table(stored.name, "by_step"), state_of(results(), stored.name, texts)
-    lanes, rl = not stored.has_workers, "rl" in (stored.report or {})
+    lanes, rl = not stored.has_workers, stored.report is not None and bool(stored.report.rl)
     results().ahead(partial(results().step, stored.name, read.state.step))
     said = [html.P(f"{remark}.", className="warning", role="status") for remark in read.remarks]
     return [
@@ -188,7 +188,7 @@ def _buttons(stored: Stored, state: TimelineState) -> list[Component]:
         title="Downloads this step as a file to open in ui.perfetto.dev; a million ops take half a minute",
     )
     assert stored.report is not None
-    whole = stored.report["job"]["whole"]
+    whole = stored.report.job.whole
     return [
         html.Span(id="timeline-export-said", role="status"),
         html.Button(f"Whole {whole}", id="timeline-home", title=f"Show the whole {whole} (Home)"),

@@ -32,6 +32,7 @@ from tracekit.dashboards.ui.components import attributes, note, panel, told
 from tracekit.dashboards.ui.context import replays, results
 from tracekit.dashboards.ui.forms import choice, text_field
 from tracekit.dashboards.ui.shell import job_page
+from tracekit.report.report import Report
 
 #: How long the first view waits for answers that are not there yet; then the page asks again (assets/whatif.js).
 FIRST_WAIT_S = 0.6
@@ -134,8 +135,8 @@ def _drawn(seen: Seen) -> Drawn:
 # --- the question ---------------------------------------------------------------------------------------------------
 
 
-def _form(report: dict[str, Any], state: Asking, seen: Seen) -> list[Component]:
-    rl = "rl" in report  # has no ops to choose
+def _form(report: Report, state: Asking, seen: Seen) -> list[Component]:
+    rl = bool(report.rl)  # has no ops to choose
     action = str(state["action"]) if state["action"] in set(QueryAction) else str(QueryAction.PEERS)
     chips = [ask_button(suggestion.title, suggestion.query) for suggestion in suggestions(report)]
     question = [
@@ -148,7 +149,7 @@ def _form(report: dict[str, Any], state: Asking, seen: Seen) -> list[Component]:
                     placeholder="staleness=1,partial=0.9"
                     if rl
                     else "worker=1,2 and step=100-105"
-                    if "by_worker" in report
+                    if report.has_workers
                     else "kind=host and rank=0",
                 ),
                 html.Div(seen.wrong, id="whatif-wrong", className="wrong", role="alert"),
@@ -183,15 +184,15 @@ def _texts(choice: Choice) -> tuple[str, ...]:
     return choice.stages, choice.dp_ranks, choice.workers, choice.steps, choice.microbatches, choice.slowest
 
 
-def _controls(report: dict[str, Any], chosen: Choice) -> Component:
+def _controls(report: Report, chosen: Choice) -> Component:
     """Fields that write the selection."""
-    steps, dp_ranks = report["by_step"], report.get("by_dp_rank", [{"dp_rank": 0}])
-    stages = len(report.get("by_pp_rank", ()))
+    steps, dp_ranks = report.by_step, [row.dp_rank for row in report.by_dp_rank or ()] or [0]
+    stages = len(report.by_pp_rank or ())
     examples = {
         "stages": f"0-{stages - 1}" if stages > 1 else "0",
-        "dp-ranks": f"{dp_ranks[0]['dp_rank']}-{dp_ranks[-1]['dp_rank']}",
+        "dp-ranks": f"{dp_ranks[0]}-{dp_ranks[-1]}",
         "workers": "1,2 3,0",
-        "steps": f"{steps[0]['step']}-{steps[-1]['step']}",
+        "steps": f"{steps[0].step}-{steps[-1].step}",
         "microbatches": "0,3-5",
         "slowest": "3",
     }
@@ -200,7 +201,7 @@ def _controls(report: dict[str, Any], chosen: Choice) -> Component:
         text_field(f"whatif-{name}", label, value, placeholder=examples[name])
         for (name, label), value in zip(_CONTROLS.items(), values, strict=True)
     ]
-    known = sorted({row["kind"] for row in report["by_kind"]} | set(chosen.kinds))
+    known = sorted({str(row.kind) for row in report.by_kind} | set(chosen.kinds))
     kinds = choice("whatif-kinds", "Op kinds (none: all)", dict(zip(known, known, strict=True)), list(chosen.kinds))
     said = "These fields write the line above; and, or, not, but and brackets combine more there."
     return html.Div([note(said), kinds, html.Div(fields, className="choices", hidden=not stages)])
@@ -209,7 +210,7 @@ def _controls(report: dict[str, Any], chosen: Choice) -> Component:
 # --- what the page does ---------------------------------------------------------------------------------------------
 
 
-def _report(job: str) -> dict[str, Any]:
+def _report(job: str) -> Report:
     """The report of the job; nothing happens where it was removed under the page, which the answer says in words."""
     try:
         report = results().stored(job).report
@@ -267,7 +268,7 @@ def follow(state: Asking, select: str | None, kinds: list[str] | None, *texts: s
     if " ".join((select or "").split()) != query:
         raise PreventUpdate
     chosen = Choice.of(query)
-    if not set(chosen.kinds) <= {row["kind"] for row in _report(state["job"])["by_kind"]}:
+    if not set(chosen.kinds) <= {row.kind for row in _report(state["job"]).by_kind}:
         chosen = Choice()  # the list of kinds cannot show it
     wanted = (list(chosen.kinds), *_texts(chosen))
     shown = (list(kinds or []), *(text or "" for text in texts))

@@ -31,6 +31,7 @@ from tracekit.dashboards.ui.components import (
     term,
 )
 from tracekit.dashboards.ui.context import viewer
+from tracekit.report.report import Report
 
 #: Workers, places or op kinds that are listed: so many, if they cost this share of the step.
 MOST_LOSSES, SMALLEST_LOSS = 5, 0.001
@@ -52,23 +53,23 @@ class Seen:
         return any(isinstance(status, Pending) for status in (self.status, *(status for _, status in self.kept)))
 
 
-def fixes_panel(report: dict[str, Any]) -> Component:
+def fixes_panel(report: Report) -> Component:
     """The fixes that the analysis has priced, each as a question of the same price to change."""
-    fixes = [fix for fix in report["fixes"] if fix["withheld"] is None]
+    fixes = [fix for fix in report.fixes if fix.withheld is None]
     if not fixes:
         return panel("Priced fixes", note("The analysis promises no saving for any fix: ask a question of your own."))
-    step_s = report["step_time_s"]["recorded"]
+    step_s = report.step_time_s.recorded
     rows: dict[bool, list[list[Any]]] = {True: [], False: []}
     for fix in fixes:
-        query = query_of(fix) if "by_worker" in report else None
+        query = query_of(fix) if report.has_workers else None
         ask = "" if query is None else ask_button("Edit", query, edit=True)
-        bound = "at most " if fix["bound"] else ""
-        confidence = fix.get("confidence")
-        title = fix["title"] if confidence is None else f"{fix['title']} ({sure(confidence)})"
-        times = f"{seconds(step_s)} \u2192 {seconds(fix['new_step_s'])}"
-        cells = [title, times, bound + with_error(fix["saved_s"], fix["error_s"]), html.Td(ask, className="ask")]
+        bound = "at most " if fix.bound else ""
+        confidence = fix.confidence
+        title = fix.title if confidence is None else f"{fix.title} ({sure(confidence)})"
+        times = f"{seconds(step_s)} \u2192 {seconds(fix.new_step_s or 0.0)}"
+        cells = [title, times, bound + with_error(fix.saved_s or 0.0, fix.error_s), html.Td(ask, className="ask")]
         rows[confidence is not None].append(cells)
-    names = ["Fix", f"{report['job']['whole'].capitalize()} time", "Saves", "Change"]
+    names = ["Fix", f"{report.job.whole.capitalize()} time", "Saves", "Change"]
     heads = [*names[:-1], html.Th("", className="ask")]
     said = note(
         "Edit puts a fix into the form above, where it has the same price: change its factors, add ` + SELECTION` or"
@@ -82,22 +83,22 @@ def fixes_panel(report: dict[str, Any]) -> Component:
     return panel(
         title,
         *([of_causes] if rows[True] else []),
-        *([said] if rows[True] and "by_worker" in report else []),
+        *([said] if rows[True] and report.has_workers else []),
         *([folded(general, of_any_job)] if rows[False] else []),
     )
 
 
-def losses(report: dict[str, Any]) -> list[Component]:
+def losses(report: Report) -> list[Component]:
     """The workers, stages and DP ranks, and op kinds that a step loses most to, each with a button that asks what the
     speed of its peers would save; empty if none loses any.
     """
     workers = [
-        (worker_words(report, row), f"{row['slowdown']:.2f} times", f"worker={row['dp_rank']},{row['pp_rank']}")
-        for row in report.get("by_worker", ())
-        if round(row["slowdown"], 2) > 1
+        (worker_words(report, row.worker), f"{row.slowdown:.2f} times", f"worker={row.dp_rank},{row.pp_rank}")
+        for row in report.by_worker or ()
+        if round(row.slowdown, 2) > 1
     ]
     places = [("by_pp_rank", "pp_rank", "stage"), ("by_dp_rank", "dp_rank", "dp_rank")]
-    lost = "Lost a step" if report["job"]["whole"] == "step" else "Lost"
+    lost = "Lost a step" if report.job.whole == "step" else "Lost"
     lists = [
         _list("Worker", "Slows the job", workers),
         _list("Stage or DP rank", lost, _lost(report, places)),
@@ -108,15 +109,15 @@ def losses(report: dict[str, Any]) -> list[Component]:
     return [html.Div(shown, className="row"), said] if shown else []
 
 
-def _lost(report: dict[str, Any], tables: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+def _lost(report: Report, tables: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
     """What is lost to the rows of these tables, the most first. `tables`: each with its column, and the word of a
     selection for it.
     """
     found = [
-        (row["saved_s"], f"{word}={row[column]}")
+        (row.saved_s, f"{word}={getattr(row, column)}")
         for table, column, word in tables
-        for row in report.get(table, ())
-        if (row.get("saved_s") or 0.0) >= SMALLEST_LOSS * report["step_time_s"]["recorded"]
+        for row in getattr(report, table) or ()
+        if (row.saved_s or 0.0) >= SMALLEST_LOSS * report.step_time_s.recorded
     ]
     return [
         (text.removeprefix("kind=").replace("dp_rank=", "DP rank ").replace("=", " "), seconds(lost_s), text)
@@ -148,7 +149,7 @@ def ask_button(title: str, query: WhatifQuery, *, edit: bool = False) -> Compone
     )
 
 
-def answer_panel(report: dict[str, Any], seen: Seen) -> Component | None:
+def answer_panel(report: Report, seen: Seen) -> Component | None:
     """The answer to the question, or how far it is; None if none was asked."""
     match seen.status:
         case None if seen.wrong is None:
@@ -208,8 +209,8 @@ def sentence(query: WhatifQuery, answer: Answer, whole: str = "a step") -> str:
     return f"{takes}: {seconds(abs(answer.saved_s))} ({abs(answer.saved_s) / answer.recorded_s:.1%}) {word}."
 
 
-def _answered(report: dict[str, Any], query: WhatifQuery, answer: Answer) -> list[Any]:
-    trust, whole = report["trust"], report["job"]["whole"]
+def _answered(report: Report, query: WhatifQuery, answer: Answer) -> list[Any]:
+    trust, whole = report.trust, report.job.whole
     figures: list[tuple[str, Any]] = [
         (seconds(answer.step_time_s), f"a {whole}, recorded {seconds(answer.recorded_s)}"),
         (seconds(answer.saved_s), f"saved a {whole}, ± {seconds(answer.error_s)}"),
@@ -220,17 +221,17 @@ def _answered(report: dict[str, Any], query: WhatifQuery, answer: Answer) -> lis
             (seconds(answer.step_time_s), [f"a {whole} of the ", term("ideal"), " job, with these as recorded"]),
             (f"{answer.slowdown:.3f}", term("slowdown alone")),
         ]
-    every = f" of {report['job']['ops']:,}" if "ops" in report["job"] else ""
+    every = f" of {report.job.ops:,}" if report.job.ops else ""
     figures.append((f"{answer.ops:,}", f"ops selected{every}"))
     said = [html.P(sentence(query, answer, "the recording" if whole == "recording" else "a step"), className="verdict")]
-    if not trust["trustworthy"]:
-        said.append(html.P(["Do not trust this figure: ", "; ".join(trust["reasons"])], className="warning"))
+    if not trust.trustworthy:
+        said.append(html.P(["Do not trust this figure: ", "; ".join(trust.reasons)], className="warning"))
     cards = [
         html.Div([html.Div(value, className="value"), html.Div(caption, className="caption")], className="figure-card")
         for value, caption in figures
     ]
-    scatter = f" and the scatter over {report['job']['steps']:,} steps (95%)" if len(report["by_step"]) > 1 else ""
-    error = ["The error is the ", term("replay error"), f" ({trust['replay_error']:.2%}){scatter}. "]
+    scatter = f" and the scatter over {report.job.steps:,} steps (95%)" if len(report.by_step) > 1 else ""
+    error = ["The error is the ", term("replay error"), f" ({trust.replay_error or 0.0:.2%}){scatter}. "]
     means = ["Like the price of a ", term("fix"), ": everything else as recorded, launch delays kept."]
     if query.action is QueryAction.KEEP:
         means = ["This is the question of the paper, without launch delays; it is no price of a fix."]
@@ -238,7 +239,7 @@ def _answered(report: dict[str, Any], query: WhatifQuery, answer: Answer) -> lis
     return [*said, html.Div(cards, className="figures"), footing]
 
 
-def kept_panel(report: dict[str, Any], seen: Seen) -> Component | None:
+def kept_panel(report: Report, seen: Seen) -> Component | None:
     """The kept scenarios and the one just answered: a table, bars, exact numbers; None if none is kept."""
     rows = list(seen.kept)
     current = (
@@ -251,7 +252,7 @@ def kept_panel(report: dict[str, Any], seen: Seen) -> Component | None:
     said = [html.P(text, className="warning") for text in seen.kept_problems]
     if not seen.kept:
         return panel("Scenarios side by side", *said) if said else None
-    recorded_s = report["step_time_s"]["recorded"]
+    recorded_s = report.step_time_s.recorded
     bars = [
         StepBar(f"{number}  {query}", status.step_time_s, status.error_s)
         for number, (query, status) in enumerate(rows, 1)
@@ -259,7 +260,7 @@ def kept_panel(report: dict[str, Any], seen: Seen) -> Component | None:
     ]
     table = _numbers(recorded_s, rows)
     figure = figure_parts(
-        scenario_times(recorded_s, bars, viewer().theme, report["job"]["whole"]),
+        scenario_times(recorded_s, bars, viewer().theme, report.job.whole),
         label="Step time of each scenario beside that of the job as it ran",
         table=table,
         csv=inline_csv(table),
@@ -268,7 +269,7 @@ def kept_panel(report: dict[str, Any], seen: Seen) -> Component | None:
     return panel(
         "Scenarios side by side",
         *said,
-        scrolled(_lines(rows, report["job"]["whole"], kept=len(seen.kept)), "Scenarios", style="scenarios"),
+        scrolled(_lines(rows, report.job.whole, kept=len(seen.kept)), "Scenarios", style="scenarios"),
         *figure,
     )
 

@@ -44,10 +44,10 @@ from tracekit.dashboards.ui.forms import scale, text_field
 from tracekit.dashboards.ui.sentences import MOST_NAMED, believed, space_words, time_words
 from tracekit.dashboards.ui.shell import job_page
 from tracekit.dashboards.ui.time_range import in_range
+from tracekit.report.report import Report
 from tracekit.show.figures.time import step_times, step_workers
 from tracekit.show.figures.worker_map import WORTH_NAMING, WorkerMap
 from tracekit.show.figures.workers import worker_heatmap
-from tracekit.trace.model import Worker
 
 #: Bars of the strip above the scrubber; more steps are pooled.
 MOST_BARS = 240
@@ -62,9 +62,13 @@ def build(stored: Stored, **state: str) -> list[Component]:
     found, report = results().worker_map(stored.name), stored.report
     assert report is not None
     view = read_view(found, state)
+    space, time = report.patterns.space, report.patterns.time
     pattern = [
-        html.P(believed(report, space_words(report["patterns"]["space"], found))),
-        html.P(believed(report, time_words(report["patterns"]["time"], report["by_step"]))),
+        html.P(believed(report, words))
+        for words in (
+            *([] if space is None else [space_words(space, found)]),
+            *([] if time is None else [time_words(time, report.by_step)]),
+        )
     ]
     listing = html.Div(slowest(found, view.position, _cell(found, view)), id="workers-list")
     one = html.Div(_detail(stored.name, found, view), id="workers-detail")
@@ -127,12 +131,12 @@ def _detail(job: str, found: WorkerMap, view: WorkerView) -> list[Component]:
     return detail(found, _cell(found, view), job, view.position, default=view.cell is None)
 
 
-def _missing(report: dict[str, Any]) -> list[Component]:
-    coverage = report["coverage"]
-    missing = [f"({Worker(one['dp_rank'], one['pp_rank']).coordinates})" for one in coverage["missing_workers"]]
-    if not missing and not coverage["dropped"]:
+def _missing(report: Report) -> list[Component]:
+    coverage = report.coverage
+    if not coverage or not (coverage.missing_workers or coverage.dropped):
         return []
-    number = coverage["workers_expected"] - coverage["workers_traced"]
+    missing = [f"({worker.coordinates})" for worker in coverage.missing_workers]
+    number = coverage.workers_expected - coverage.workers_traced
     count = "1 worker was" if number == 1 else f"{number:,} workers were"
     gone = f"{count} not traced: {listed(missing, MOST_NAMED)}. " if missing else ""
     blank = "A DP rank that lacks a stage cannot be replayed: it is blank in those steps, or not on the map at all."
@@ -205,7 +209,7 @@ def _scrubber(stored: Stored, found: WorkerMap, view: WorkerView) -> Component:
 
 
 def _strip(stored: Stored, count: int) -> Component:
-    slowdowns = np.array([row["slowdown"] for row in stored.report["by_step"]]) if stored.report else np.ones(count)
+    slowdowns = np.array([row.slowdown or 1.0 for row in stored.report.by_step]) if stored.report else np.ones(count)
     top = max(0.1, float(slowdowns.max()) - 1)
     block = -(-count // MOST_BARS)
     bars = []
@@ -223,7 +227,7 @@ def _readout(stored: Stored, found: WorkerMap, view: WorkerView) -> list[Any]:
         return [html.B(f"All {len(found.steps):,} steps"), html.Span("mean over the steps", className="note")]
     number = int(found.steps[view.position])
     assert stored.report is not None
-    slowdown = stored.report["by_step"][view.position]["slowdown"]
+    slowdown = stored.report.by_step[view.position].slowdown
     moment = viewer().moment(results().step_starts(stored.name).get(number))
     return [html.B(f"Step {number}: slowdown {slowdown:.3f}"), html.Span(moment, className="note")]
 

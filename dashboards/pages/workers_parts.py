@@ -6,8 +6,6 @@ In: a `WorkerMap` and what of it is chosen. Out: Dash components. Buttons that c
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import polars as pl
 from dash import dcc, html
@@ -20,6 +18,7 @@ from tracekit.dashboards.ui.components import attributes, figure_parts, href, ht
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.sentences import host_words
 from tracekit.dashboards.ui.time_range import in_range
+from tracekit.report.report import Report
 from tracekit.show.figures.worker_map import WORTH_NAMING, WorkerMap
 from tracekit.show.figures.workers import worker_over_steps
 from tracekit.trace.model import Worker
@@ -158,7 +157,7 @@ def _label(found: WorkerMap, worker: Worker) -> str:
     return worker.coordinates if cell is None else found.label(cell)
 
 
-def hosts(found: WorkerMap, chosen: str | None, report: dict[str, Any]) -> list[Component]:
+def hosts(found: WorkerMap, chosen: str | None, report: Report) -> list[Component]:
     """All known hosts by their slowest worker, and whether to drain one; none of a job on one host."""
     if found.only_host is not None:
         return [note(f"The job runs on one host, {short(found.only_host)}.")]

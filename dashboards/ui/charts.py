@@ -17,6 +17,7 @@ from tracekit.base.text import seconds
 from tracekit.dashboards.data.worker_view import comma
 from tracekit.dashboards.ui.components import attributes, href
 from tracekit.dashboards.ui.context import viewer
+from tracekit.report.rows import OfStep
 from tracekit.show.figures.theme import ink_on
 from tracekit.show.figures.worker_map import LEVELS, Pooled, WorkerMap, pool
 
@@ -90,38 +91,36 @@ def _mark(shown: Any, where: str, words: str, **more: Any) -> Component:
     return html.A(shown, href=where, title=words, **more, **attributes(aria_label=words, data_follow="yes"))
 
 
-def step_bars(by_step: Sequence[dict[str, Any]], job: str, *, links: bool = True) -> Component:
+def step_bars(by_step: Sequence[OfStep], job: str, *, links: bool = True) -> Component:
     """Recorded time of each step, with its loss by the verdict on top. `links`: the timeline of each bar."""
     block = -(-len(by_step) // MOST_BARS)
-    shown = [
-        max(by_step[at : at + block], key=lambda row: float(row["recorded_s"])) for at in range(0, len(by_step), block)
-    ]
-    slowest = max(shown, key=lambda row: float(row["recorded_s"]))
-    top = slowest["recorded_s"]
+    shown = [max(by_step[at : at + block], key=lambda row: row.recorded_s) for at in range(0, len(by_step), block)]
+    slowest = max(shown, key=lambda row: row.recorded_s)
+    top = slowest.recorded_s
     theme = viewer().theme
     bars: list[Component] = []
     for row in shown:
-        lost_s = min(row["lost_s"], row["recorded_s"])
-        words = f"step {row['step']}: {seconds(row['recorded_s'])}, {seconds(lost_s)} lost"
-        without_loss = 1.0 - lost_s / row["recorded_s"] if row["recorded_s"] else 1.0
+        lost_s = min(row.lost_s or 0.0, row.recorded_s)
+        words = f"step {row.step}: {seconds(row.recorded_s)}, {seconds(lost_s)} lost"
+        without_loss = 1.0 - lost_s / row.recorded_s if row.recorded_s else 1.0
         colours = f"linear-gradient(to top, {theme.ideal} {without_loss:.1%}, {theme.slow[3]} {without_loss:.1%})"
-        style = {"height": f"{row['recorded_s'] / top:.1%}", "background": colours}
+        style = {"height": f"{row.recorded_s / top:.1%}", "background": colours}
         if links:
-            where = href("/timeline", job=job, step=row["step"])
+            where = href("/timeline", job=job, step=row.step)
             bars.append(_mark(html.I(style=style), where, words, tabIndex=0 if row is slowest else -1))
         else:
             bars.append(html.Span(html.I(style=style)))
     return html.Div(bars, className="bars", **({} if links else attributes(aria_hidden="true")))
 
 
-def steps_picture(by_step: Sequence[dict[str, Any]], job: str) -> Component:
+def steps_picture(by_step: Sequence[OfStep], job: str) -> Component:
     """The bars of the steps, with their legend."""
-    times = [row["recorded_s"] for row in by_step]
+    times = [row.recorded_s for row in by_step]
     theme, pooled = viewer().theme, -(-len(by_step) // MOST_BARS)
     extent = f"{len(by_step):,} steps of {seconds(min(times))} to {seconds(max(times))}"
     extent += f"; a bar is the slowest of {pooled}" if pooled > 1 else ""
     keys = [key("needed", theme.ideal), key("lost", theme.slow[3])]
-    ends = [html.Span(f"step {by_step[0]['step']}"), html.Span(f"{by_step[-1]['step']}")]
+    ends = [html.Span(f"step {by_step[0].step}"), html.Span(f"{by_step[-1].step}")]
     caption = html.Figcaption([f"{extent}: ", *keys])
     return html.Figure([step_bars(by_step, job), html.Div(ends, className="ends"), caption], className="picture")
 

@@ -36,6 +36,7 @@ from tracekit.dashboards.ui.context import (
 from tracekit.dashboards.ui.sentences import Tone, headline
 from tracekit.dashboards.ui.share import share
 from tracekit.dashboards.ui.time_range import range_control
+from tracekit.report.report import Report
 from tracekit.show.figures.theme import DARK
 from tracekit.store import HANG
 
@@ -209,7 +210,7 @@ def _which_window(stored: Stored, path: str) -> list[Component]:
     """A note with the window of the page, if the job has several; the page Job has its own with links to the others."""
     if stored.windows < 2:
         return []
-    steps = [row["step"] for row in (stored.report or {}).get("by_step", ())]
+    steps = [] if stored.report is None else [row.step for row in stored.report.by_step]
     words = f"Window {stored.window}{f', steps {steps[0]} to {steps[-1]}' if steps else ''}"
     if chosen_window(stored.name) is None:
         of = f"of {stored.windows}" if chosen_range(stored.name) is None else "in the range"
@@ -217,9 +218,9 @@ def _which_window(stored: Stored, path: str) -> list[Component]:
     return [note([f"{words}. ", dcc.Link("Newest window", href=href(path, job=stored.name, window=None))])]
 
 
-def trust_badge(report: dict[str, Any]) -> Component:
+def trust_badge(report: Report) -> Component:
     """A badge that tells if the figures are trustworthy."""
-    trusted = report["trust"]["trustworthy"]
+    trusted = report.trust.trustworthy
     shown = term("trust", "trustworthy" if trusted else "not trustworthy")
     return badge(shown, Tone.GOOD if trusted else Tone.BAD, loud=not trusted)
 

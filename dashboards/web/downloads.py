@@ -15,12 +15,11 @@ from tracekit.base.errors import NotStoredError, SelectionError, extra
 from tracekit.base.safe_csv import safe_csv
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.ui.context import choose_window, results
-from tracekit.job.tables import JSON_TABLES
-from tracekit.report.report import COMMON_TABLES
+from tracekit.report.report import COMMON_TABLES, PIPELINE_TABLES
 from tracekit.show.documents.page import page
 
 #: Tables of a report that are a file of their own.
-TABLES = (*JSON_TABLES, "by_rank", *COMMON_TABLES)
+TABLES = (*PIPELINE_TABLES, "by_rank", *COMMON_TABLES)
 _PER_STEP = "by_worker_per_step"
 #: All tables of a report, as the name of a workbook.
 REPORT = "report"
@@ -50,7 +49,7 @@ def workbook(name: str) -> flask.Response:
     if name == REPORT:
         stored = results().stored(_job())
         stem = file_stem(stored.name)
-        sheets = {one: _flat(stored.table(one)) for one in TABLES if (stored.report or {}).get(one)}
+        sheets = {one: _flat(stored.table(one)) for one in TABLES if stored.has_rows(one)}
     else:
         stem, sheets = name, {name: _table(name)}
     longest = max((table.height for table in sheets.values()), default=0)
@@ -66,7 +65,8 @@ def workbook(name: str) -> flask.Response:
 def report_page() -> flask.Response:
     """The report on a job as one HTML page, as `tracekit whatif --html` writes it. Raises StoreError."""
     stored = results().stored(_job())
-    return _file(f"{file_stem(stored.name)}.html", page(results().job_of(stored).report), "text/html")
+    analysis = results().job_of(stored).analysis
+    return _file(f"{file_stem(stored.name)}.html", page(analysis.report, analysis.lanes), "text/html")
 
 
 def _file(name: str, content: str | bytes, kind: str) -> flask.Response:

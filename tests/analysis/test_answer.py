@@ -21,7 +21,7 @@ SLOW = replace(
 
 def test_a_slow_rank_is_named_with_what_it_costs_and_what_to_do() -> None:
     report = PipelineJob(SLOW).whatif()
-    answer, verdict = report.diagnosis.answer, report.diagnosis.verdict
+    answer, verdict = report.answer, report.verdict
     share = verdict.lost_s / 0.61
     assert answer.headline == f"rank 3 on node-1 costs {share:.0%} of each step: computes 100% slower than its peers"
     assert answer.cost is not None
@@ -35,7 +35,7 @@ def test_a_slow_rank_is_named_with_what_it_costs_and_what_to_do() -> None:
     )
     assert answer.fix.startswith(f"{answer.action}; saves 300.0 ms")
     assert "(610.0 ms -> 310.0 ms, 49%)" in answer.fix
-    assert answer.check == report.diagnosis.causes[0].next_check
+    assert answer.check == report.findings[0].next_check
     (culprit,) = answer.culprits
     assert (culprit.rank, culprit.host, culprit.gpu_uuid, culprit.part) == (3, "node-1", "GPU-3", "compute")
     assert culprit.cost_s == pytest.approx(0.3)
@@ -52,7 +52,7 @@ def test_a_slow_rank_is_named_with_what_it_costs_and_what_to_do() -> None:
     ],
 )
 def test_nobody_looks_for_throttled_gpus_where_none_took_part(metadata: dict[str, Any], does: str) -> None:
-    answer = PipelineJob(replace(SLOW, metadata=metadata)).whatif().diagnosis.answer
+    answer = PipelineJob(replace(SLOW, metadata=metadata)).whatif().answer
     assert answer.action is not None
     assert answer.action.startswith(does)
 
@@ -60,7 +60,7 @@ def test_nobody_looks_for_throttled_gpus_where_none_took_part(metadata: dict[str
 def test_a_rank_that_collects_in_every_step_does_so_on_request() -> None:
     """Python collects by itself every so many objects; gc.disable() does not stop a call of gc.collect()."""
     programs = [[FORWARD, BACKWARD]] * 3 + [[FORWARD, BACKWARD, ("gc", 0.2)]]
-    answer = PipelineJob(data_parallel_job(programs, steps=8)).whatif().diagnosis.answer
+    answer = PipelineJob(data_parallel_job(programs, steps=8)).whatif().answer
     assert answer.action is not None
     assert answer.action.startswith("Take out what collects garbage in every step on rank 3 (gc.collect() ")
     assert answer.who is not None
@@ -68,7 +68,7 @@ def test_a_rank_that_collects_in_every_step_does_so_on_request() -> None:
 
 
 def test_a_balanced_job_has_no_culprit() -> None:
-    answer = PipelineJob(data_parallel_job([[FORWARD, BACKWARD]] * 4)).whatif().diagnosis.answer
+    answer = PipelineJob(data_parallel_job([[FORWARD, BACKWARD]] * 4)).whatif().answer
     assert (answer.cost, answer.who, answer.why, answer.check, answer.fix) == (None, None, None, None, None)
     assert answer.culprits == ()
     assert answer.headline.startswith("no straggler")
@@ -77,6 +77,6 @@ def test_a_balanced_job_has_no_culprit() -> None:
 def test_causes_beyond_the_first_are_named_in_a_line_each() -> None:
     load, slow = ("data-load", 0.3), [("forward-compute", 0.15), ("backward-compute", 0.25)]
     programs = [[load, FORWARD, BACKWARD]] * 3 + [[load, *slow]]
-    answer = PipelineJob(data_parallel_job(programs, steps=8)).whatif().diagnosis.answer
+    answer = PipelineJob(data_parallel_job(programs, steps=8)).whatif().answer
     assert answer.headline.startswith("300.0 ms of every 710.0 ms step are spent waiting for data: data comes 300.0 ms")
     assert answer.others == ("rank 3: computes 33% slower than its peers (costs 100.0 ms a step)",)

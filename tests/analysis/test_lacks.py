@@ -28,17 +28,17 @@ def test_a_source_without_compute_gets_no_verdict_that_rests_on_it(spec: SynthSp
     trace = synthesize(spec)
     log = replace(trace, metadata={**trace.metadata, "format": "nccl-inspector"})
     report = tracekit.job_of(log).whatif()
-    drawn = {report.diagnosis.verdict.kind, *(loss.kind for loss in report.diagnosis.verdict.losses)}
+    drawn = {report.verdict.kind, *(loss.kind for loss in report.verdict.losses)}
     assert Fact.COMPUTE not in {NEEDS.get(kind) for kind in drawn}
     assert not report.daily
     words = " ".join([report.answer.headline, report.answer.cost or "", report.answer.saves or ""])
     assert not re.search(r"% (of|to) (each|the|every) step", words)
-    assert ("Missing", log.source_kind.lacks[0].sentence) in list(report.remarks())
+    assert ("Missing", log.source_kind.lacks[0].sentence) in [(remark.name, remark.words) for remark in report.remarks]
 
 
 def test_the_same_jobs_have_those_verdicts_where_compute_is_recorded() -> None:
     kinds = {
-        tracekit.job_of(synthesize(spec)).whatif().diagnosis.verdict.kind
+        tracekit.job_of(synthesize(spec)).whatif().verdict.kind
         for spec in (ALL_WAIT, replace(SPEC, causes=(LateDataLoading(delay_s=0.6),)))
     }
     assert kinds == {LossKind.HOST, LossKind.INPUT}

@@ -85,8 +85,8 @@ def test_a_stall_in_one_step_of_a_recording_is_told_as_that(tmp_path: Path) -> N
     assert stall.once is not None
     assert stall.once.steps == (3,)
     assert stall.once.lost_s[0] == pytest.approx(0.2, rel=0.05)
-    assert report.diagnosis.verdict.kind is LossKind.STALLS
-    assert report.diagnosis.verdict.lost_gpu_hours_per_day == pytest.approx(0.0, abs=0.01)
+    assert report.verdict.kind is LossKind.STALLS
+    assert report.verdict.lost_gpu_hours_per_day == pytest.approx(0.0, abs=0.01)
     assert report.answer.headline.startswith("step 3: +")
     assert "a day" not in f"{report.answer.cost} {report.answer.saves}"
 
@@ -94,8 +94,8 @@ def test_a_stall_in_one_step_of_a_recording_is_told_as_that(tmp_path: Path) -> N
 def test_a_stall_in_every_step_is_a_rate(tmp_path: Path) -> None:
     report = report_on(tmp_path, list(events({0, 1, 2, 3, 4})))
     assert report.findings[0].once is None
-    assert report.diagnosis.verdict.kind is LossKind.HOST
-    assert report.diagnosis.verdict.lost_gpu_hours_per_day > 10
+    assert report.verdict.kind is LossKind.HOST
+    assert report.verdict.lost_gpu_hours_per_day > 10
     assert report.answer.cost is not None
     assert "GPU-hours a day" in report.answer.cost
 
@@ -137,5 +137,5 @@ def test_one_slow_step_of_a_pipeline_costs_nothing_a_day() -> None:
     )
     assert once.findings[0].once is not None
     assert "seen once" in (once.answer.cost or "")
-    assert once.diagnosis.verdict.lost_gpu_hours_per_day < 0.1 * often.diagnosis.verdict.lost_gpu_hours_per_day
+    assert once.verdict.lost_gpu_hours_per_day < 0.1 * often.verdict.lost_gpu_hours_per_day
     assert "GPU-hours a day" in (often.answer.cost or "")

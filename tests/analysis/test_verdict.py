@@ -18,32 +18,32 @@ from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.interventions import step_times
 from tracekit.base.text import main_clause
 from tracekit.job.pipeline import PipelineJob
-from tracekit.job.pipeline_report import PipelineReport
+from tracekit.report.report import Report
 from tracekit.report.verdict import LossKind, Verdict
 from tracekit.synth import PythonGc, SlowNic, SlowWorker, SynthSpec, synthesize
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Layout
 
 
-def report_of(trace: Trace) -> PipelineReport:
+def report_of(trace: Trace) -> Report:
     return PipelineJob(trace).whatif()
 
 
 def verdict_of(trace: Trace) -> Verdict:
-    return report_of(trace).diagnosis.verdict
+    return report_of(trace).verdict
 
 
 def test_one_process_that_waits_for_data_loses_that_time():
     """26 of 30 ms: the fix saves what the headline says is lost."""
     program = [("data-load", 0.026), ("forward-compute", 0.001), ("backward-compute", 0.003)]
     report = report_of(of_steps([[program]] * 8))
-    verdict = report.diagnosis.verdict
+    verdict = report.verdict
     assert report.slowdown == pytest.approx(1.0)
     assert verdict.kind is LossKind.INPUT
     assert verdict.lost_s == pytest.approx(0.026)
     assert verdict.share == pytest.approx(26 / 30)
     assert verdict.lost_gpu_hours == pytest.approx(0.026 * 8 / 3600)
-    (fix,) = [fix for fix in report.diagnosis.fixes if fix.cause == "late-data-loading"]
+    (fix,) = [fix for fix in report.fixes if fix.cause == "late-data-loading"]
     assert fix.saved_s == pytest.approx(verdict.lost_s)
     assert fix.saved_gpu_hours_per_day == pytest.approx(verdict.lost_gpu_hours_per_day)
 
@@ -69,12 +69,12 @@ def test_a_slow_worker_loses_what_goes_with_it_which_is_more_than_s_says():
     """0.3 s beside its peers; beside the mean, which it is part of, a quarter less."""
     slow = [("forward-compute", 0.2), ("backward-compute", 0.4)]
     report = report_of(data_parallel_job([[FORWARD, BACKWARD]] * 3 + [slow], steps=8))
-    verdict = report.diagnosis.verdict
+    verdict = report.verdict
     assert verdict.kind is LossKind.STRAGGLER
-    assert report.attribution.original_s - report.attribution.ideal_s == pytest.approx(0.225)
+    assert report.step_time_s.original - report.step_time_s.ideal == pytest.approx(0.225)
     assert verdict.lost_s == pytest.approx(0.3)
-    assert verdict.share == pytest.approx(0.3 / report.attribution.recorded_s)
-    assert verdict.confidence == report.diagnosis.causes[0].confidence
+    assert verdict.share == pytest.approx(0.3 / report.step_time_s.recorded)
+    assert verdict.confidence == report.findings[0].confidence
     assert verdict.sentence.startswith(f"rank 3 costs {verdict.share:.0%} of each step: computes 100% slower than")
 
 
@@ -107,13 +107,13 @@ def test_causes_that_hide_each_other_are_the_headline_together():
     """One rank computes 0.15 s longer, the others load for 0.15 s: neither costs anything until the other is gone."""
     slow = [("forward-compute", 0.15), ("backward-compute", 0.3)]
     report = report_of(data_parallel_job([slow] + [[("data-load", 0.15), FORWARD, BACKWARD]] * 3, steps=10))
-    verdict = report.diagnosis.verdict
+    verdict = report.verdict
     assert verdict.kind in {LossKind.INPUT, LossKind.STRAGGLER}
     assert verdict.lost_s == pytest.approx(0.15)
     assert verdict.sentence.startswith("2 causes cost 33% of each step together, each alone little: ")
-    combination = report.diagnosis.fixes[-1]
+    combination = report.fixes[-1]
     assert combination.saved_s == pytest.approx(0.15)
-    assert {fix.cause for fix in report.diagnosis.fixes} >= {"bad-worker", "late-data-loading"}
+    assert {fix.cause for fix in report.fixes} >= {"bad-worker", "late-data-loading"}
 
 
 def test_steps_that_the_slow_rank_lacks_are_left_out():
@@ -146,7 +146,7 @@ def unrecorded(trace: Trace, kind: str) -> Trace:
 def test_launch_delays_that_a_cause_explains_do_not_count_against_the_replay():
     """0.4 s before the first forward of each 0.7 s step are late data, whether the loading was recorded or not."""
     report = report_of(unrecorded(data_parallel_job([[("data-load", 0.4), FORWARD, BACKWARD]] * 4), "data-load"))
-    assert [str(cause.kind) for cause in report.diagnosis.causes] == ["late-data-loading"]
+    assert [str(cause.kind) for cause in report.findings] == ["late-data-loading"]
     assert report.trust.discrepancy == pytest.approx(0.4 / 0.31)
     assert report.trust.unexplained == pytest.approx(0.0)
     assert report.trust.trustworthy
@@ -158,7 +158,7 @@ def test_data_that_is_late_for_the_gathering_of_parameters_is_late_data() -> Non
     gather, late = ("params-all-gather", 0.25), ("params-all-gather", 0.05)
     programs = [[gather, FORWARD, BACKWARD]] * 3 + [[("data-load", 0.2), late, FORWARD, BACKWARD]]
     report = report_of(unrecorded(data_parallel_job(programs, steps=8), "data-load"))
-    (cause,) = report.diagnosis.causes
+    (cause,) = report.findings
     assert (str(cause.kind), str(cause.where)) == ("late-data-loading", "dp 3")
     assert cause.saved_s == pytest.approx(0.2)
     assert report.trust.trustworthy
@@ -168,7 +168,7 @@ def test_a_checkpoint_before_the_gathering_of_parameters_is_what_that_waits_for(
     """All ranks write for 0.5 s at the top of every fourth step, then gather; nothing is late but for that."""
     work = [("params-all-gather", 0.05), FORWARD, BACKWARD]
     steps = [[[("checkpoint", 0.5), *work] if step % 4 == 0 else work] * 3 for step in range(12)]
-    (cause,) = report_of(of_steps(steps)).diagnosis.causes
+    (cause,) = report_of(of_steps(steps)).findings
     assert (str(cause.kind), cause.when) == ("checkpoint-stalls", "every 4 steps")
     assert cause.saved_s == pytest.approx(0.5 / 4)
 
@@ -180,7 +180,7 @@ def test_what_is_gathered_before_the_data_in_some_steps_waits_for_them_in_the_ot
     metric = ("params-all-gather", 0.02)
     steps = [[[metric, *quick], [metric, *slow]] if step % 4 == 0 else [quick, slow] for step in range(12)]
     report = report_of(of_steps(steps))
-    (cause,) = report.diagnosis.causes
+    (cause,) = report.findings
     assert (str(cause.kind), cause.where.dp_ranks) == ("late-data-loading", (1,))
     assert cause.saved_s == pytest.approx(0.399)
     assert report.trust.trustworthy
@@ -199,16 +199,14 @@ def test_launch_delays_that_no_cause_explains_are_not_trusted():
 def test_the_size_of_an_effect_is_in_its_words():
     """One rank takes twice as long as its peers."""
     slow = [("forward-compute", 0.2), ("backward-compute", 0.4)]
-    (cause,) = report_of(data_parallel_job([[FORWARD, BACKWARD]] * 3 + [slow], steps=8)).diagnosis.causes
+    (cause,) = report_of(data_parallel_job([[FORWARD, BACKWARD]] * 3 + [slow], steps=8)).findings
     assert cause.effect.startswith("computes 100% slower than its peers; noise alone makes ")
 
 
 def test_a_rank_slow_in_one_kind_of_compute_is_told_so_and_sent_to_its_code_first():
     """A rank whose forwards take 30 % longer: a slow machine is slow in backwards, too."""
     slow = [("forward-compute", 0.13), BACKWARD]
-    (cause,) = report_of(
-        data_parallel_job([[("forward-compute", 0.1), BACKWARD]] * 3 + [slow], steps=8)
-    ).diagnosis.causes
+    (cause,) = report_of(data_parallel_job([[("forward-compute", 0.1), BACKWARD]] * 3 + [slow], steps=8)).findings
     assert cause.effect.startswith("its forwards take 30% longer than those of its peers, its backwards do not; noise")
     assert cause.next_check.startswith("a profile of that part on this rank and on a peer")
 
@@ -217,26 +215,24 @@ def test_what_pauses_cost_beside_a_slow_worker_is_not_the_worker_s():
     """S has both in it. The worker hides behind the pauses, so they come first; it costs what it does without them."""
     slow, pauses = SlowWorker(dp_rank=3, pp_rank=1, factor=1.5), PythonGc()
     report = PipelineJob(synthesize(SynthSpec(Layout(dp=8, pp=4), causes=(slow, pauses)))).whatif()
-    diagnosis = report.diagnosis
-    (worker,) = (cause for cause in diagnosis.causes if cause.kind == "bad-worker")
-    (stragglers,) = (loss for loss in diagnosis.verdict.losses if loss.kind is LossKind.STRAGGLER)
-    straggling = report.attribution.original_s - report.attribution.ideal_s
+    (worker,) = (cause for cause in report.findings if cause.kind == "bad-worker")
+    (stragglers,) = (loss for loss in report.verdict.losses if loss.kind is LossKind.STRAGGLER)
+    straggling = report.step_time_s.original - report.step_time_s.ideal
     assert worker.saved_s < worker.alone_s < 0.8 * straggling
     assert stragglers.lost_s == pytest.approx(worker.alone_s)
-    assert diagnosis.verdict.kind is LossKind.STALLS
-    assert diagnosis.verdict.lost_s > stragglers.lost_s
-    (other,) = diagnosis.answer.others
+    assert report.verdict.kind is LossKind.STALLS
+    assert report.verdict.lost_s > stragglers.lost_s
+    (other,) = report.answer.others
     assert other.startswith("rank 11 on host-0001: computes 50% slower than its peers")
     assert other.endswith(f" (costs {worker.alone_s * 1e3:.1f} ms a step once the others are gone)")
-    assert diagnosis.answer.fix is not None
-    assert diagnosis.answer.fix.startswith("Collect garbage on all ranks together")
+    assert report.answer.fix is not None
+    assert report.answer.fix.startswith("Collect garbage on all ranks together")
 
 
 def test_the_first_line_says_what_the_first_cause_costs_alone_and_what_all_of_them_do():
     slow, card = SlowWorker(dp_rank=1, pp_rank=2, factor=1.5), SlowNic(dp_rank=3, pp_rank=0)
     job = PipelineJob(synthesize(SynthSpec(Layout(dp=4, pp=4), causes=(slow, card))))
-    report = job.whatif()
-    found, step_s = report.diagnosis, report.attribution.recorded_s
+    found, step_s = job.analysis.diagnosis, job.report.step_time_s.recorded
     first, second = found.causes
     without_both_s = step_times(job.replay, [cause.change for cause in found.causes if cause.change]).mean()
     assert min(first.saved_s, second.saved_s) > 0.05 * step_s
@@ -277,7 +273,7 @@ def test_a_checkpoint_of_rank_0_is_named_first_and_no_part_of_what_stragglers_co
             programs[0].insert(0, ("checkpoint", 0.2))
         steps.append(programs)
     report = report_of(of_steps(steps))
-    verdict = report.diagnosis.verdict
+    verdict = report.verdict
     assert report.slowdown > 1.2
     assert verdict.kind is LossKind.STALLS
     assert "rank 0 writes a checkpoint every 5 steps, up to 200.0 ms, while the others wait" in verdict.sentence
@@ -287,5 +283,5 @@ def test_a_checkpoint_of_rank_0_is_named_first_and_no_part_of_what_stragglers_co
     scatter = report_of(
         of_steps([[[op for op in program if op[0] != "checkpoint"] for program in one] for one in steps])
     )
-    assert stragglers.lost_s == pytest.approx(scatter.diagnosis.verdict.lost_s, rel=1e-9)
-    assert not report.diagnosis.answer.culprits
+    assert stragglers.lost_s == pytest.approx(scatter.verdict.lost_s, rel=1e-9)
+    assert not report.answer.culprits

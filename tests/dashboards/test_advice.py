@@ -63,7 +63,7 @@ def pages(store: Path) -> Pages:
 @pytest.fixture(scope="module")
 def reports(pages: Pages) -> dict[str, dict[str, Any]]:
     service = pages.service
-    return {name: service.results.stored(name).report for name in CAUSES}
+    return {name: service.results.stored(name).report.to_dict() for name in CAUSES}
 
 
 def test_no_sentence_advises_without_its_confidence(pages: Pages) -> None:

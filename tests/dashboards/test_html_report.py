@@ -58,7 +58,7 @@ def test_the_page_shows_the_answer_and_does_not_scroll_sideways(
     report: Path, show: Callable[..., Page], width: int, theme: str
 ) -> None:
     page = show(report, width=width, theme=theme)
-    answer = load(SAMPLES / "slow_worker.parquet").whatif().diagnosis.answer
+    answer = load(SAMPLES / "slow_worker.parquet").whatif().answer
     assert page.locator(".headline").inner_text() == f"STRAGGLER {answer.headline}"
     assert answer.action in page.locator(".card dd").all_inner_texts()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -109,10 +109,10 @@ def test_a_page_folds_tables_that_most_readers_skip_and_has_no_heading_without_c
     shown, folded = text.split("<details><summary>All tables</summary>")
     assert [title in shown for title in ("<h2>Ranks</h2>", "<h2>Causes</h2>", "<h2>Critical path</h2>")] == [1, 1, 0]
     report = load(SAMPLES / "gpu_slow_input").whatif()
-    assert all(f"<h2>{table.title}</h2>" in folded for table in report.sections(full=True))
+    assert all(f"<h2>{table.title}</h2>" in folded for table in report.sections)
     assert '<td data-head="rank">2</td><td class="figure" data-head="sole delay">5.9 ms</td>' in shown
     even = write(tmp_path / "rl.jsonl", lines(6, reward_s=0.125, sync_s=0.125))
-    assert load(even).report.diagnosis.causes == ()
+    assert load(even).report.findings == []
     assert "<h2>Causes</h2>" not in made(even, tmp_path).read_text()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,10 @@ from tests.dashboards.page_text import Pages
 from tests.handmade import run, slow_trace
 from tracekit.base.text import seconds, with_error
 from tracekit.dashboards.data.whatif_query import WhatifQuery
+from tracekit.job.analysis import ReportOptions
 from tracekit.job.pipeline import PipelineJob
 from tracekit.live.metrics import StoreMetrics, remembered
+from tracekit.report.findings import Findings
 from tracekit.report.verdict import LossKind, Verdict
 from tracekit.store import Incoming, Store
 
@@ -134,14 +135,15 @@ def test_no_price_of_the_what_if_page_stands_beside_an_ideal(shown: Any) -> None
 
 def test_a_job_faster_than_its_ideal_loses_nothing_anywhere(tmp_path: Path) -> None:
     trace = slow_trace((0,))
-    found_out = PipelineJob(trace).whatif()
+    found_out = PipelineJob(trace).lean().analysed(ReportOptions())
     faster = structs.replace(found_out.attribution, ideal=found_out.attribution.original * 1.25)
     kind, nothing = LossKind.CONTRADICTION, np.zeros(len(faster.steps))
-    parts = found_out.diagnosis.verdict.parts
+    parts = found_out.verdict.parts
     verdict = Verdict(kind, str(kind), 0.0, 0.0, 0.0, nothing, 0.0, 0.0, "S = 0.80 cannot be", None, (), parts)
-    odd = replace(found_out, attribution=faster, diagnosis=structs.replace(found_out.diagnosis, verdict=verdict))
+    diagnosis = structs.replace(found_out.diagnosis, verdict=verdict)
+    odd = structs.replace(found_out, attribution=faster, diagnosis=diagnosis).analysis().report
     store = Store(tmp_path / "jobs.duckdb")
-    store.add([Incoming(trace, "odd", "x", odd.stored())])
+    store.add([Incoming(trace, "odd", "x", Findings(odd))])
     pages = Pages(store.path)
     assert odd.to_dict()["wasted_gpu_hours_per_day"] == 0
     row, figures = fleet_row(pages, "odd"), metrics(store.path, "odd")

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from tests.documents.evil import EVIL
+from tests.reports import report_with
+from tracekit.report.report import Report
 from tracekit.show.documents.messages import messages
 
 ADDRESS = "https://tracekit.example.com/job?job=x"
 
 
-def report(name: str = "llama-70b", **answer: Any) -> dict[str, Any]:
+def report(name: str = "llama-70b", **answer: Any) -> Report:
     known = {
         "headline": "rank 9 costs 31% of each step: computes 80% slower than its peers",
         "cost": "343.5 ms of every step",
@@ -21,7 +23,7 @@ def report(name: str = "llama-70b", **answer: Any) -> dict[str, Any]:
         "saves": "saves 343.5 ms a step",
         "trust": "replay within 0.0%",
     }
-    return {"job": {"name": name}, "answer": known | answer, "trust": {"trustworthy": True}}
+    return report_with(job={"name": name}, answer=known | answer)
 
 
 def test_each_form_has_the_answer_and_the_way_back() -> None:

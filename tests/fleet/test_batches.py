@@ -19,6 +19,7 @@ from tests.test_op_trace import OPS
 from tracekit.base.errors import OutputError, SelectionError, TraceError
 from tracekit.fleet.batches import JobFile, analysed_in_batches
 from tracekit.fleet.worker import work
+from tracekit.job.analysis import ReportOptions
 from tracekit.show.documents.worst_steps import worst_steps
 from tracekit.sources.load import load
 from tracekit.store import Incoming, Store
@@ -43,8 +44,13 @@ def without_processes(monkeypatch):
     monkeypatch.setattr("tracekit.fleet.local.LocalExecutor", lambda *_: InTurn())
 
 
-def in_batches(path, executor=None, layout=None, **settings):
-    return analysed_in_batches(JobFile(path, layout), executor or InTurn(), **settings)
+def analysis_in_batches(path, executor=None, layout=None, asked=None, **settings):
+    options = ReportOptions(**(asked or {}))
+    return analysed_in_batches(JobFile(path, layout), executor or InTurn(), asked=options, **settings)
+
+
+def in_batches(path, *arguments, **settings):
+    return analysis_in_batches(path, *arguments, **settings).report
 
 
 @given(specs(), st.data())
@@ -77,12 +83,10 @@ def test_a_published_file_whose_rows_are_shuffled(tmp_path):
 def test_causes_may_follow_from_fewer_steps_than_figures(tmp_path):
     slow_trace(range(9)).write_parquet(tmp_path / "job.parquet")
     whole = load(tmp_path / "job.parquet").report
-    found = in_batches(tmp_path / "job.parquet", evidence_ops=whole.ops // 3)
-    assert found.evidence_steps == 3
-    assert found.replay.graph.steps.tolist() == [0, 4, 8]
-    assert (found.slowdown, found.steps_traced, found.ops) == (whole.slowdown, 9, whole.ops)
-    assert found.by_worker.equals(whole.by_worker)
-    assert "3 of 9 steps" in dict(found.remarks_of_source())["Causes"]
+    found = in_batches(tmp_path / "job.parquet", evidence_ops=whole.job.ops // 3)
+    assert (found.job.evidence_steps, found.job.steps, found.job.ops) == (3, 9, whole.job.ops)
+    assert (found.slowdown, found.by_worker) == (whole.slowdown, whole.by_worker)
+    assert "3 of 9 steps" in {remark.name: remark.words for remark in found.remarks}["Causes"]
     shown = json.loads(found.to_json())
     assert shown["job"]["evidence_steps"] == 3
     known = [step["step"] for step in shown["by_step"] if step["lost_s"] is not None]
@@ -223,14 +227,16 @@ def test_ray_prints_the_same_as_one_piece(tmp_path):
 
 def test_the_page_shows_the_slowest_of_the_steps_that_causes_follow_from(tmp_path):
     slow_trace(range(9)).write_parquet(tmp_path / "job.parquet")
-    found = in_batches(tmp_path / "job.parquet", evidence_ops=300)
-    assert {step["step"] for step in worst_steps(found)["steps"]} <= set(found.replay.graph.steps.tolist())
+    found = analysis_in_batches(tmp_path / "job.parquet", evidence_ops=300)
+    assert found.lanes is not None
+    steps = found.lanes.replay.graph.steps.tolist()
+    assert {step["step"] for step in worst_steps(found.report, found.lanes)["steps"]} <= set(steps)
 
 
 def test_what_only_one_piece_can_tell_is_refused(tmp_path):
     one_clock = pl.col("start") + 1.7e9 + 20 * pl.col("step")
     path = write_canonical(tmp_path / "job.parquet", slow_trace(range(5)).ops.with_columns(start=one_clock))
-    assert load(path).report.steps_traced == 5
+    assert load(path).report.job.steps == 5
     with pytest.raises(SelectionError, match=r"starts count from one clock.*--engine local"):
         in_batches(path, batch_ops=1)
 

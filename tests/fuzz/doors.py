@@ -12,6 +12,7 @@ from rich.console import Console
 
 from tracekit.base.errors import TracekitError
 from tracekit.job.pipeline import PipelineJob
+from tracekit.report.findings import Findings
 from tracekit.show.terminal.info import print_trace
 from tracekit.show.terminal.report import print_report
 
@@ -40,6 +41,6 @@ def analyse(job: PipelineJob, **asked: Any) -> None:
         assert found.get("withheld") or math.isfinite(found["saved_s"])
     assert not math.isnan(content["trust"]["replay_error"])
     print_report(report, console)
-    kept = report.stored()
+    kept = Findings(report)
     kept.figures()
     kept.workers.rows({})

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import tracekit
 from benchmarks.writtenrun import WrittenRun
 from tests.cases import case
 from tests.handmade import run, slow_trace
@@ -34,13 +35,13 @@ def store(tmp_path: Path) -> Store:
 
 
 def test_the_series_of_a_report_are_few_and_as_in_the_report() -> None:
-    report = PipelineJob(slow_trace((0, 1))).report.to_dict()
+    report = PipelineJob(slow_trace((0, 1))).report
     found = series(report)
     assert len(found) <= 10
     assert found["tracekit/slowdown"] == pytest.approx(SLOWDOWN)
     assert found["tracekit/step_s"] == STEP_S
     assert found["tracekit/slowest_rank"] == 1
-    assert found["tracekit/excess_ms"] == pytest.approx(1e3 * report["verdict"]["lost_s"])
+    assert found["tracekit/excess_ms"] == pytest.approx(1e3 * report.verdict.lost_s)
     assert found["tracekit/straggler_ms"] == found["tracekit/excess_ms"] > 0
     assert found["tracekit/data_wait_ms"] == found["tracekit/exposed_communication_ms"] == 0
     assert found["tracekit/trustworthy"] == 1
@@ -132,7 +133,7 @@ def test_a_job_logs_itself_to_active_runs(tmp_path: Path, monkeypatch: pytest.Mo
     job = PipelineJob(slow_trace((4, 5)))
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
     with mlflow.start_run() as active:
-        job.log_to(active)
+        tracekit.log_to(job, active)
     assert mlflow.get_run(active.info.run_id).data.metrics["tracekit/step_s"] == STEP_S
     scalars: dict[str, tuple[float, int]] = {}
 
@@ -142,11 +143,11 @@ def test_a_job_logs_itself_to_active_runs(tmp_path: Path, monkeypatch: pytest.Mo
         def add_scalar(self, name: str, value: float, step: int) -> None:
             scalars[name] = value, step
 
-    job.log_to(SummaryWriter())
+    tracekit.log_to(job, SummaryWriter())
     assert scalars["tracekit/step_s"] == (STEP_S, 5)
     assert (tmp_path / "tb" / PAGE).exists()
     with pytest.raises(SelectionError, match="int is no run of wandb, mlflow or TensorBoard"):
-        job.log_to(1)
+        tracekit.log_to(job, 1)
 
 
 def stub(folder: Path, code: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """What the mean step of a report goes to, as parts of a bill.
 
-In: the JSON of a report. Out: seconds of the mean step by part and cause: each loss of the verdict, and planned work of
+In: a report. Out: seconds of the mean step by part and cause: each loss of the verdict, and planned work of
 the critical path beyond these.
 """
 
@@ -12,8 +12,9 @@ from msgspec import Struct
 
 from tracekit.analysis.detectors.registry import detector_of
 from tracekit.bill.ledger import ALL, LEAST_S, BillPart, Claim
-from tracekit.bill.reported import Cause, Reported, read_report
 from tracekit.bill.useful import shown_useful
+from tracekit.report.conclusions import Finding
+from tracekit.report.report import Report
 from tracekit.report.verdict import OF_POST_TRAINING, LossKind
 from tracekit.trace.model import OpKind
 
@@ -62,16 +63,13 @@ class ClaimedCosts(Struct, frozen=True):
         return (*((*to, seconds) for to, seconds in self.lost.items()), *self.rest)
 
 
-def costs_of(text: str) -> ClaimedCosts | None:
-    """The costs that a report shows; None for a report of a version with other keys."""
-    report = read_report(text)
-    if report is None:
-        return None
+def costs_of(report: Report) -> ClaimedCosts:
+    """The costs that a report shows."""
     planned = dict.fromkeys(PLANNED.values(), 0.0)
     for op in report.critical_kinds or report.critical_path:
         if op.kind in PLANNED:
             planned[PLANNED[OpKind(op.kind)]] += max(op.recorded_s, 0.0)
-    length_s, gpus = None if report.rl is None else report.rl.length_s, report.job.gpus
+    length_s, gpus = report.rl.length_s if report.rl else None, report.job.gpus
     if not report.trust.trustworthy:
         return ClaimedCosts(planned, {}, (NOT_TRUSTED,), gpus, length_s, next(iter(report.trust.reasons), None))
     losses_s = _losses_s(report)
@@ -85,7 +83,7 @@ def costs_of(text: str) -> ClaimedCosts | None:
     )
 
 
-def _losses_s(report: Reported) -> dict[LossKind, float]:
+def _losses_s(report: Report) -> dict[LossKind, float]:
     """Seconds of each kind of loss, together no more than all cost together: those that lead come first."""
     left_s, losses_s = report.verdict.lost_s, dict[LossKind, float]()
     for loss in report.verdict.losses:
@@ -94,12 +92,12 @@ def _losses_s(report: Reported) -> dict[LossKind, float]:
     return losses_s
 
 
-def _divided(report: Reported, losses_s: Mapping[LossKind, float], planned: Mapping[BillPart, float]) -> _Lost:
+def _divided(report: Report, losses_s: Mapping[LossKind, float], planned: Mapping[BillPart, float]) -> _Lost:
     """The losses by their causes; those of a loss that hide each other share what they cost together."""
     lost: _Lost = {}
     for kind, lost_s in losses_s.items():
         part = PART_OF.get(kind, BillPart.UNKNOWN)
-        of_kind = [cause for cause in report.causes if _loss_of(cause) is kind]
+        of_kind = [cause for cause in report.findings if _loss_of(cause) is kind]
         named_s = sum(_cost_s(cause) for cause in of_kind)
         scale = min(1.0, lost_s / named_s) if named_s else 0.0
         for cause in of_kind:
@@ -114,11 +112,11 @@ def _divided(report: Reported, losses_s: Mapping[LossKind, float], planned: Mapp
     return lost
 
 
-def _uneven_work_s(report: Reported, lost: _Lost, planned: Mapping[BillPart, float]) -> dict[BillPart, float]:
+def _uneven_work_s(report: Report, lost: _Lost, planned: Mapping[BillPart, float]) -> dict[BillPart, float]:
     """Seconds of planned work that S counts as stragglers, because only some ranks do it, by part; without what
     findings name, and work that the verdict leaves out of S.
     """
-    left_out = {_planned_part(cause) for cause in report.causes if _loss_of(cause) is not LossKind.STRAGGLER}
+    left_out = {_planned_part(cause) for cause in report.findings if _loss_of(cause) is not LossKind.STRAGGLER}
     uneven_s = dict[BillPart, float]()
     for op in report.by_kind:
         if op.kind in PLANNED and (work := PLANNED[OpKind(op.kind)]) not in left_out:
@@ -152,10 +150,10 @@ def _add(lost: _Lost, to: tuple[BillPart, str, BillPart | None], seconds: float)
     lost[to] = lost.get(to, 0.0) + seconds
 
 
-def _others(report: Reported, losses_s: Mapping[LossKind, float]) -> tuple[Claim, ...]:
+def _others(report: Report, losses_s: Mapping[LossKind, float]) -> tuple[Claim, ...]:
     """What causes of a kind cost beside others that the verdict counts no loss of: in a recording, only the largest."""
     others = dict[tuple[BillPart, str], float]()
-    for cause in report.causes:
+    for cause in report.findings:
         kind = _loss_of(cause)
         seconds = min(cause.saved_s, cause.alone_s)
         if kind is not None and kind not in losses_s and seconds > LEAST_S:
@@ -164,11 +162,11 @@ def _others(report: Reported, losses_s: Mapping[LossKind, float]) -> tuple[Claim
     return tuple((part, kind, seconds) for (part, kind), seconds in others.items())
 
 
-def _cost_s(cause: Cause) -> float:
+def _cost_s(cause: Finding) -> float:
     return max(cause.saved_s, cause.alone_s, 0.0)
 
 
-def _loss_of(cause: Cause) -> LossKind | None:
+def _loss_of(cause: Finding) -> LossKind | None:
     """The kind of its loss; None if it names none, or is of a plug-in that is not installed here."""
     if cause.kind == _UNEXPLAINED:
         return None
@@ -178,7 +176,7 @@ def _loss_of(cause: Cause) -> LossKind | None:
         return None
 
 
-def _planned_part(cause: Cause) -> BillPart | None:
+def _planned_part(cause: Finding) -> BillPart | None:
     """The part of the planned work that a cause consists of."""
     if _loss_of(cause) is None:
         return None

@@ -32,6 +32,8 @@ from tracekit.bill.ledger import (
 )
 from tracekit.fleet.rows import team_of
 from tracekit.job.job import Job
+from tracekit.report.findings import Findings
+from tracekit.report.report import Report
 from tracekit.store import Incoming, Store
 
 #: The ending of a job that did not fail.
@@ -87,7 +89,7 @@ def bill_of_job(job: Job) -> Bill:
     """The bill of one trace or log, as of a store that has nothing else. Raises TraceError, see `Job.whatif`."""
     with TemporaryDirectory() as folder:
         store = Store(Path(folder) / "jobs.store")
-        store.append(Incoming(job.trace, job.trace.name, job.source, job.whatif().stored()))
+        store.append(Incoming(job.trace, job.trace.name, job.source, Findings(job.report)))
         return bill_of_store(store)
 
 
@@ -140,11 +142,11 @@ def _bill(store: Store, rows: list[dict[str, Any]]) -> Bill:
     return ledger.bill(until_s)
 
 
-def _costs(row: dict[str, Any], report: str | None) -> ClaimedCosts | str:
+def _costs(row: dict[str, Any], report: Report | None) -> ClaimedCosts | str:
     """What the mean step of a window goes to, or why that is unknown."""
     if report is not None:
-        return costs_of(report) or "windows whose report cannot be read"
-    return "windows that are not analysed" if row["recorded_s"] is None else "windows whose report is gone"
+        return costs_of(report)
+    return "windows that are not analysed" if row["recorded_s"] is None else "windows without a report of this version"
 
 
 def _reasons(job: str, windows: Sequence[_Window]) -> Iterator[str]:

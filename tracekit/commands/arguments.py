@@ -89,7 +89,7 @@ class Condition:
         return ExitCode.CONDITION if self._holds(found) else ExitCode.DONE
 
     def _holds(self, found: Report) -> bool:
-        if self.figure in found.diagnosis.failed:
+        if self.figure in found.failed:
             raise SelectionError(f"--fail-on {self.figure}: cannot be judged, because its detector failed")
         figures = {
             "slowdown": found.slowdown,
@@ -99,6 +99,8 @@ class Condition:
         }
         of_kind = sum(account.share for account in found.answer.accounts if account.kind == self.figure)
         value = figures.get(self.figure, of_kind)
+        if value is None:
+            return False
         return {
             ">": value > self.bound,
             ">=": value >= self.bound,

@@ -5,7 +5,6 @@ In: two traces, or two jobs in a store. Out: one screen in the terminal, or JSON
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
@@ -35,8 +34,8 @@ def compare_command(
     A and B are traces or, with --store, names of jobs. With --fix, the store keeps what the fix was expected to save
     and what it saved, for the dashboard and `fleet report`.
     """
-    from tracekit.analysis.attribution.comparison import compare_runs
     from tracekit.report.applied import ComparedOutput, fix_applied
+    from tracekit.report.comparison import compare_runs
 
     if fix is not None and before == after:
         raise SelectionError("--fix: A and B are the same job; B is the one that has the fix")
@@ -50,7 +49,7 @@ def compare_command(
         reports = []
         for name, source in zip((before, after), sources, strict=True):
             tell(f"analysing {short(name)}")
-            reports.append(source.load().whatif().to_dict())
+            reports.append(source.load().whatif())
     found = compare_runs((reports[0], reports[1]))
     applied = None
     if fix is not None and store is not None:
@@ -59,8 +58,8 @@ def compare_command(
 
         opened = Store(store)
         expected = opened.report(before)
-        promised = reports[0] if expected is None else reports[0] | {"fixes": json.loads(expected)["fixes"]}
-        applied = fix_applied((promised, reports[1]), fix, time.time(), current_user())
+        promised = reports[0] if expected is None else expected
+        applied = fix_applied((reports[0], reports[1]), promised.fixes, fix, time.time(), current_user())
         opened.note_applied(applied)
     if as_json:
         click.echo(msgspec.json.encode(ComparedOutput(**msgspec.structs.asdict(found.output), fix=applied)))

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import click
 import msgspec
 from msgspec import Struct
-from msgspec.structs import asdict
 
 from tracekit.base.errors import SelectionError
 from tracekit.base.exit_codes import ExitCode
@@ -84,7 +83,7 @@ def culprits_command(
         tell("reading the trace")
         report = source.load().whatif()
     trusted, found = report.trust.trustworthy, [one for one in report.answer.culprits if not part or one.part in part]
-    nodes = nodes_of(map(asdict, found), trusted=trusted)
+    nodes = nodes_of(found, trusted=trusted)
     named = nodes.drain + (nodes.suspects if suspects and trusted else ())
     nameless = [
         f"worker ({one.dp_rank},{one.pp_rank})" if one.rank is None else f"rank {one.rank}"

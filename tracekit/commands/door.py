@@ -19,12 +19,14 @@ import click
 
 from tracekit.base.command_line import command
 from tracekit.base.errors import FormatError, SelectionError
+from tracekit.base.exit_codes import ExitCode
 from tracekit.base.look import Look
 from tracekit.base.object_storage import ADDRESSES
 from tracekit.base.stderr import progress
-from tracekit.base.text import nearest, short
+from tracekit.base.text import nearest, printable, short
 from tracekit.commands.options import PATH
-from tracekit.sources.recognise import source_of
+from tracekit.report.report import read_report
+from tracekit.sources.recognise import is_a, source_of
 from tracekit.sources.search import jobs_in
 from tracekit.sources.source import Content
 from tracekit.sources.wrong import wrong_source
@@ -58,6 +60,15 @@ def nearest_command(word: str, names: Iterable[str]) -> str:
     return f"no such command or path {short(word)!r}{meant}"
 
 
+def report_page(path: Path) -> Path:
+    """Write a report as a page into a temporary folder, which stays. Raises FormatError."""
+    from tracekit.show.documents.page import page
+
+    target = Path(tempfile.mkdtemp(prefix="tracekit-report-")) / f"{path.stem}.html"
+    target.write_text(page(read_report(path)), encoding="utf-8")
+    return target
+
+
 @click.command("open")
 @click.argument("path", type=PATH, required=False)
 @click.option("--port", default=8050, show_default=True, help="Port; 0 takes a free one.")
@@ -66,8 +77,14 @@ def open_command(path: Path | None, port: int, browser: bool) -> int:
     """Open a trace, a folder of traces, a store, a study or a report in the browser.
 
     Without PATH, simulates a few jobs that are each slowed down by one cause, and removes them when it ends. Serves the
-    dashboard on this machine until Ctrl-C; `tracekit dashboard` has more options.
+    dashboard on this machine until Ctrl-C; `tracekit dashboard` has more options. A report that `whatif --json` printed
+    becomes a page of its own, which needs no server.
     """
+    if path is not None and is_a(Content.REPORT, path):
+        address = report_page(path).as_uri()
+        click.echo(f"Wrote {printable(address)}")
+        _show(address, browser=browser)
+        return ExitCode.DONE
     if path is not None:
         return _serve(_dashboard_arguments(path), port, browser=browser)
     with tempfile.TemporaryDirectory(prefix="tracekit-demo-") as folder:
@@ -83,7 +100,7 @@ def _dashboard_arguments(path: Path) -> list[str]:
     source = source_of(look)
     if source is not None and source.content is Content.STUDY:
         return ["--study", str(path)]
-    if source is not None and source.content in (Content.DUMPS, Content.REPORT):
+    if source is not None and source.content is Content.DUMPS:
         raise wrong_source(look, Content.TRACE) or SelectionError(f"{path}: {source.title}")
     return [str(path)]
 
@@ -113,9 +130,14 @@ def _serve(arguments: list[str], port: int, *, browser: bool) -> int:
             address = server.stdout.readline()
             click.echo(address, nl=False)
             url = next((word for word in address.split() if word.startswith("http://")), None)
-            # Without a screen, a browser in the terminal would hide the address.
-            if browser and url is not None and ("DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ):
-                webbrowser.open(url)
+            if url is not None:
+                _show(url, browser=browser)
             return server.wait()
         except KeyboardInterrupt:  # the terminal has also interrupted the server
             return server.wait()
+
+
+def _show(address: str, *, browser: bool) -> None:
+    """Open an address in the browser; without a screen, one in the terminal would hide the address."""
+    if browser and ("DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ):
+        webbrowser.open(address)

@@ -84,7 +84,7 @@ def who(path: str, job: str | None = None) -> dict[str, Any]:
 
     report = _job(path, job).report
     culprits = [asdict(one) for one in report.answer.culprits]
-    nodes = nodes_of(culprits, trusted=report.trust.trustworthy)
+    nodes = nodes_of(report.answer.culprits, trusted=report.trust.trustworthy)
     return {"trust": report.answer.trust, "culprits": culprits, "drain": nodes.drain, "suspects": nodes.suspects}
 
 
@@ -100,9 +100,9 @@ def what_if(path: str, selection: str, job: str | None = None) -> dict[str, Any]
 
 def compare(before: str, after: str) -> dict[str, Any]:
     """Whether run `after` is faster than run `before`, how sure that is, and which causes came and went."""
-    from tracekit.analysis.attribution.comparison import compare_runs
+    from tracekit.report.comparison import compare_runs
 
-    found = compare_runs((_job(before, None).report.to_dict(), _job(after, None).report.to_dict()))
+    found = compare_runs((_job(before, None).report, _job(after, None).report))
     compared: dict[str, Any] = to_builtins(found.output)
     return compared
 

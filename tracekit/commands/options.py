@@ -23,7 +23,7 @@ from tracekit.base.object_storage import shown
 from tracekit.base.stderr import hushed_panics
 from tracekit.base.text import short
 from tracekit.commands.complete import job_names
-from tracekit.sources.recognise import with_content
+from tracekit.sources.recognise import is_a, with_content
 from tracekit.sources.source import Content, WrongSourceError
 
 if TYPE_CHECKING:
@@ -96,6 +96,11 @@ class JobArguments(Struct, frozen=True):
     store: Path | None = None
     job: str | None = None
     window: int | None = None
+
+    @property
+    def is_report(self) -> bool:
+        """Whether the only path is a report, as `tracekit whatif --json` prints it."""
+        return len(self.traces) == 1 and is_a(Content.REPORT, self.traces[0])
 
     def load(self, *, method: str = "tracekit", kernel_classes: Sequence[str] = ()) -> Job:
         """The job; if nothing is named, the newest in the default store, with a note that says so."""

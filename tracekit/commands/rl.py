@@ -60,11 +60,12 @@ def rl_command(
         tell("reading the log")
         job = RlJob.read(files, None if written_by == "auto" else Format(written_by), gpus=known, slots=slots)
         report = job.whatif(fix=what_ifs, progress=tell)
+    account = report.rl
+    assert account, "the report on such a run has it"
     if html is not None:
         write_text(html, page(report), PAGE_FILE)
         click.echo(f"Wrote {printable(str(html))}", err=True)
     if as_json:
-        account = report.account
         click.echo(msgspec.json.encode({"headline": headline(account), **msgspec.structs.asdict(account)}))
     else:
         from tracekit.show.terminal.report import print_report

@@ -6,9 +6,9 @@ In: a trace, a folder of torch.profiler or a job in a store. Out: the report in 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
@@ -20,13 +20,15 @@ from tracekit.base.stderr import progress, say
 from tracekit.base.text import printable, short
 from tracekit.commands.arguments import Condition, parse_layers, parse_steps
 from tracekit.commands.options import OUT, PATH, JobArguments, Price, console, executor_of, job_source
+from tracekit.job.analysis import Analysis, ReportOptions
+from tracekit.report.report import Report, read_report, write_tables
 from tracekit.trace.model import TraceKind
 
 if TYPE_CHECKING:
     from tracekit.analysis.experts.expert_loads import RebalancePlan
     from tracekit.analysis.experts.loads import Loads
+    from tracekit.job.lanes import Lanes
     from tracekit.report.experts import Experts
-    from tracekit.report.report import Report
 
 #: The FILE that stands for stdout.
 STDOUT = Path("-")
@@ -124,8 +126,8 @@ def whatif_command(
 ) -> int:
     """What do stragglers cost, who causes it, and what would fixing it give back?
 
-    TRACE is a canonical Parquet file, a published trace with --layout, or a folder or files of torch.profiler; without
-    it the job comes from the store.
+    TRACE is a canonical Parquet file, a published trace with --layout, a folder or files of torch.profiler, or a report
+    that --json printed; without it the job comes from the store.
 
     A SELECTION reads like "worker=5,2", "stage=3 and step=100-200", "kind=gc", "slowest=3%",
     "everything but communication". A CONDITION compares slowdown, waste, replay_error, discrepancy, or what a kind of
@@ -139,43 +141,42 @@ def whatif_command(
     _check_writable(parquet_file, markdown, html)
     _check_schedules(schedules)
     priced, logged = _read_asked(expert_loads, plans)
-    experts = bool(experts or expert_loads or plans)
     render = None if form is None else _renderer(form, alone=not as_json and markdown != STDOUT)
+    asked = ReportOptions(
+        fix=fix,
+        keep=keep,
+        by=by,
+        layers=parse_layers(layers),
+        bubbles=bubbles,
+        schedules=schedules,
+        overlap=overlap,
+        experts=experts or expert_loads is not None,
+        expert_loads=logged,
+        plans=tuple(priced),
+    )
     with progress() as tell:
         tell("reading the trace")
         steps = () if ignore_steps is None else parse_steps(ignore_steps, "--ignore-steps")
-        engine = engine or _engine_for(source)
-        named = "JOB" if redact else source.arguments
-        if engine != "local":
-            report = _in_batches(
-                source,
-                engine,
-                method=method,
-                redact=redact,
-                ignored=steps,
-                progress=tell,
-                fix=fix,
-                keep=keep,
-                by=by,
-                layers=parse_layers(layers),
-                expert_loads=logged,
-            )
+        lanes: Lanes | None = None
+        named: str | None = "JOB" if redact else source.arguments
+        if source.is_report:
+            _refuse_others(_OF_REPORTS, "needs the trace, and a report is without it")
+            report, named = read_report(source.traces[0]), None
+        elif (used := engine or _engine_for(source)) != "local":
+            report, lanes = _parts(_in_batches(source, used, asked, method, redact=redact, ignored=steps, tell=tell))
         else:
             try:
                 loaded = source.load(method=method, kernel_classes=kernel_classes)
             except FormatError:
-                found = _loads_without_gpus(source.traces, priced, logged) if experts else None
-                if found is None:
+                loads = _loads_without_gpus(source.traces, priced, logged) if asked.wants_experts else None
+                if loads is None:
                     raise
-                _print_loads(found, as_json=as_json)
+                _print_loads(loads, as_json=as_json)
                 return ExitCode.DONE
             if parquet_file is not None and not loaded.has_workers:
                 raise SelectionError(f"--parquet is for pipeline traces; {short(loaded.trace.name)} is {loaded.source}")
-            if (bubbles or schedules) and not loaded.has_workers:
-                raise SelectionError(
-                    f"--bubbles is for pipeline traces; {short(loaded.trace.name)} is {loaded.source}, whose stages and"
-                    " microbatches are not known"
-                )
+            if not loaded.has_workers:
+                loaded.refuse_bubbles(asked)
             if steps:
                 loaded = loaded.without_steps(steps)
             if redact:
@@ -183,34 +184,19 @@ def whatif_command(
             tell("building the dependency graph")
             prepared = loaded.lean()
             del loaded  # and with it the ops of a pipeline, which nothing reads any more
-            report = prepared.whatif(
-                fix=fix, keep=keep, by=by, layers=parse_layers(layers), expert_loads=logged, progress=tell
-            )
-        if (bubbles or schedules) and report.pipeline is not None:
-            tell("the bubbles of the pipeline")
-            report = report.pipeline.with_bubbles(schedules)
-        if overlap:
-            from tracekit.job.experts import with_overlap
-
-            tell("overlap")
-            report = with_overlap(report)
-            if report.overlap is None:
-                say(f"tracekit: --overlap is for recordings of GPUs, and {short(report.name)} is not one")
-        if experts:
-            from tracekit.job.experts import with_experts
-
-            tell("experts")
-            report = with_experts(report, priced)
+            report, lanes = _parts(prepared.analyse(asked, tell))
+        if overlap and not report.overlap:
+            say(f"tracekit: --overlap is for recordings of GPUs, and {short(report.name)} is not one")
         if html is not None:
             from tracekit.base.atomic_write import write_text
             from tracekit.show.documents.page import PAGE_FILE, page
 
             tell("the slowest steps")
-            write_text(html, page(report, gpu_hour=gpu_hour), PAGE_FILE)
+            write_text(html, page(report, lanes, gpu_hour=gpu_hour), PAGE_FILE)
     if csv_directory is not None:
-        report.write_csv(csv_directory)
-    if parquet_file is not None:
-        report.write_parquet(parquet_file)
+        write_tables(report.frames() | ({} if lanes is None else lanes.frames()), csv_directory)
+    if parquet_file is not None and lanes is not None:
+        lanes.write_parquet(parquet_file)
     if markdown is not None:
         from tracekit.show.documents.markdown import markdown as as_markdown
         from tracekit.show.documents.markdown import write_markdown
@@ -229,6 +215,11 @@ def whatif_command(
         if path is not None and path != STDOUT:
             click.echo(f"Wrote {printable(str(path))}", err=True)
     return ExitCode.DONE if condition is None else condition.judge(report)
+
+
+def _parts(analysis: Analysis) -> tuple[Report, Lanes | None]:
+    """The report, and the lanes of a pipeline; what else the analysis holds is freed."""
+    return analysis.report, analysis.lanes
 
 
 def _engine_for(source: JobArguments) -> str:
@@ -259,8 +250,17 @@ def _free_bytes() -> int:
         return next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable"))
 
 
-def _in_batches(source: JobArguments, engine: str, *, method: str, redact: bool, **asked: Any) -> Report:
-    """The report on a job whose steps are analysed in batches. Raises SelectionError for other jobs than pipelines."""
+def _in_batches(
+    source: JobArguments,
+    engine: str,
+    asked: ReportOptions,
+    method: str,
+    *,
+    redact: bool,
+    ignored: Sequence[int],
+    tell: Callable[[str], None],
+) -> Analysis:
+    """A job whose steps are analysed in batches. Raises SelectionError for other jobs than pipelines."""
     from tracekit.analysis.replay.method import Method
     from tracekit.fleet.batches import JobFile, analysed_in_batches
     from tracekit.trace.model import unit_of_time
@@ -268,13 +268,14 @@ def _in_batches(source: JobArguments, engine: str, *, method: str, redact: bool,
     executor = executor_of(engine == "ray", os.environ.get("RAY_ADDRESS"), _free_bytes() * 3 // 4)
     unit = None if source.unit is None else unit_of_time(source.unit)
 
-    def analysed(path: Path) -> Report:
-        return analysed_in_batches(JobFile(path, source.layout, unit, Method(method), redact), executor, **asked)
+    def analysed(path: Path) -> Analysis:
+        file = JobFile(path, source.layout, unit, Method(method), redact)
+        return analysed_in_batches(file, executor, asked=asked, ignored=ignored, progress=tell)
 
-    found = source.of_file(analysed)
-    if found is None:
+    analysis = source.of_file(analysed)
+    if analysis is None:
         raise SelectionError(f"--engine {engine} is for a pipeline in one Parquet file or stored window; leave it out")
-    return found
+    return analysis
 
 
 def _read_asked(path: Path | None, plans: tuple[str, ...]) -> tuple[list[RebalancePlan], Loads | None]:
@@ -299,17 +300,34 @@ def _loads_without_gpus(
     return None if members.is_empty() else ExpertLoads(ExpertJob(members), logged).found(priced)
 
 
-#: Options that a recording without GPU ops can answer.
+#: Options that a recording without GPU ops can answer, and those that a report can.
 _OF_LOADS = {"traces", "overlap", "experts", "expert_loads", "plans", "as_json", "full"}
+_OF_REPORTS = {
+    "traces",
+    "full",
+    "explain",
+    "gpu_hour",
+    "as_json",
+    "form",
+    "markdown",
+    "html",
+    "csv_directory",
+    "fail_on",
+}
+
+
+def _refuse_others(options: Collection[str], why: str) -> None:
+    """Raise SelectionError for an option that is not one of these, and say why."""
+    context = click.get_current_context()
+    for option in context.command.params:
+        typed = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
+        if typed and option.name not in options:
+            raise SelectionError(f"{option.opts[-1]} {why}; leave it out")
 
 
 def _print_loads(found: Experts, *, as_json: bool) -> None:
     """Print loads without a report. Raises SelectionError for options that need one."""
-    context = click.get_current_context()
-    for option in context.command.params:
-        typed = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
-        if typed and option.name not in _OF_LOADS:
-            raise SelectionError(f"{option.opts[-1]} needs GPU ops, and the recording has none; leave it out")
+    _refuse_others(_OF_LOADS, "needs GPU ops, and the recording has none")
     if as_json:
         import msgspec
 
@@ -347,7 +365,7 @@ def _check_writable(parquet_file: Path | None, markdown: Path | None, html: Path
     if all(path in (None, STDOUT) for path in (parquet_file, markdown, html)):
         return  # most people ask for none, and the page takes long to import
     from tracekit.base.atomic_write import check_writable
-    from tracekit.job.tables import TABLE_FILE
+    from tracekit.job.lanes import TABLE_FILE
     from tracekit.show.documents.markdown import MARKDOWN_FILE
     from tracekit.show.documents.page import PAGE_FILE
 

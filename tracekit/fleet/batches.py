@@ -42,7 +42,7 @@ from tracekit.trace.model import Unit, Worker
 from tracekit.trace.units import FEWEST_STEPS
 
 if TYPE_CHECKING:
-    from tracekit.job.pipeline_report import PipelineReport
+    from tracekit.job.analysis import Analysis, ReportOptions
 
 #: The ops of a batch, as far as a step does not have more, and those from which causes and fixes follow.
 BATCH_OPS, EVIDENCE_OPS = 4_000_000, 8_000_000
@@ -141,9 +141,9 @@ def analysed_in_batches(
     batch_ops: int = BATCH_OPS,
     evidence_ops: int = EVIDENCE_OPS,
     progress: Progress = lambda _: None,
-    **asked: Any,
-) -> PipelineReport:
-    """The report on a job. `asked`: as `ReplayedJob.whatif` takes it. `ignored`: step numbers to leave out.
+    asked: ReportOptions,
+) -> Analysis:
+    """The analysis of a job. `asked`: as `Job.analyse` takes it. `ignored`: step numbers to leave out.
 
     `batch_ops`, `evidence_ops`: the ops of a batch, and of the steps from which causes and fixes follow, unless a
     single step has more. Raises TraceError and its like as the analysis in one piece does, SelectionError if only that
@@ -163,7 +163,7 @@ def analysed_in_batches(
     whole = _Whole(job, executor, progress)
     while (parts := whole.replayed(steps, batch_ops)) is None:
         pass
-    return whole.report(joined(parts), ops, len(steps), evidence_ops, asked)
+    return whole.analysis(joined(parts), ops, len(steps), evidence_ops, asked)
 
 
 class _Whole:
@@ -250,10 +250,10 @@ class _Whole:
             )
         return False
 
-    def report(
-        self, fields: Mapping[str, Any], ops: int, steps: int, evidence_ops: int, asked: Mapping[str, Any]
-    ) -> PipelineReport:
-        """The report, with causes and fixes from some steps."""
+    def analysis(
+        self, fields: Mapping[str, Any], ops: int, steps: int, evidence_ops: int, asked: ReportOptions
+    ) -> Analysis:
+        """The analysis, with causes and fixes from some steps."""
         from tracekit.job.replayed import ReplayedJob, published_graph
 
         sampled = _spread(self.steps, evidence_ops)
@@ -272,9 +272,9 @@ class _Whole:
             published=published_graph(trace, graph) if all_here else None,
         )
         del trace, replayed
-        report = lean.whatif(**asked)
-        attribution = structs.replace(report.attribution, **fields)
-        diagnosis = report.diagnosis
+        analysed = lean.analysed(asked)
+        attribution = structs.replace(analysed.attribution, **fields)
+        diagnosis = analysed.diagnosis
         if not all_here:
             trust = attribution.trust_given(diagnosis.trust.unexplained)
             reasons = trust.reasons or diagnosis.trust.reasons
@@ -283,15 +283,16 @@ class _Whole:
             lost_s[np.isin(attribution.steps, sampled)] = diagnosis.verdict.step_lost_s
             verdict = structs.replace(diagnosis.verdict, step_lost_s=lost_s)
             diagnosis = structs.replace(diagnosis, trust=trust, verdict=verdict)
-        return replace(
-            report,
+        recorded = sum(seen.worker_steps for seen in self.seen)
+        return structs.replace(
+            analysed,
             diagnosis=diagnosis,
-            coverage=Coverage.of(report.layout, dp_rank, pp_rank, steps, sum(seen.worker_steps for seen in self.seen)),
+            coverage=Coverage.of(analysed.layout, dp_rank, pp_rank, steps, recorded),
             ranks=ranks,
             attribution=attribution,
-            published=report.published if all_here else None,
+            published=analysed.published if all_here else None,
             evidence_steps=None if all_here else len(sampled),
-        )
+        ).analysis()
 
     def _ranks(self) -> dict[Worker, int]:
         """The rank of each worker. Raises TraceError if one has two."""

@@ -18,6 +18,8 @@ from tracekit.fleet.study_tables import frame
 from tracekit.job.job import Job
 from tracekit.report.answer import Culprit
 from tracekit.report.report import Report
+from tracekit.report.rows import OfRank, OfWorker
+from tracekit.trace.model import Worker
 
 Rows = dict[str, pl.DataFrame]
 #: Free metadata that identifies who pays; that with "label" is of the scheduler.
@@ -35,10 +37,10 @@ def rows_of(job: Job, digest: str, analysis: str) -> Rows:
     metadata, starts = job.trace.metadata, getattr(job.trace, "step_starts", {})
     report = job.whatif()
     times = report.step_times()
-    hours, stated = _gpu_hours(metadata, report.gpus, times.recorded)
-    per_hour = hours / report.times_s["recorded"]
+    hours, stated = _gpu_hours(metadata, report.job.gpus, times.recorded)
+    per_hour = hours / report.step_time_s.recorded
     tables = {
-        "jobs": _many("jobs", [{**_figures(report, metadata, hours, stated=stated), **_of_pipeline(report)}]),
+        "jobs": _many("jobs", [{**_figures(report, metadata, hours, stated=stated), **_of_pipeline(job, report)}]),
         "workers": _workers(report, metadata.get("gpus")),
         "steps": _steps(report, starts),
         "causes": _causes(report, per_hour),
@@ -95,24 +97,23 @@ def exclusion_rows(digest: str, analysis: str, left_out: Sequence[Exclusion]) ->
 
 def _figures(report: Report, metadata: Mapping[str, Any], hours: float, *, stated: bool) -> dict[str, Any]:
     """Return the figures of a job, whatever its source."""
-    verdict, workers = report.diagnosis.verdict, report.workers
-    described = report.details()["job"]
+    verdict, workers, about = report.verdict, _worker_rows(report), report.job
     return {
-        "kind": described["source"],
-        **_identity(report.name, {"gpu_model": described.get("gpu"), **metadata}),
-        "gpus": report.gpus,
-        "hosts": len(set(workers["host"].drop_nulls())) or None,
-        "workers": workers.height,
-        "workers_traced": workers.height,
-        "steps": report.steps_traced,
-        "ops": described.get("ops", described.get("gpu_ops")),
-        **{f"{name}_s": value for name, value in report.times_s.items()},
+        "kind": about.source,
+        **_identity(report.name, {"gpu_model": about.gpu or None, **metadata}),
+        "gpus": about.gpus,
+        "hosts": len({row.host for row in workers if row.host}) or None,
+        "workers": len(workers),
+        "workers_traced": len(workers),
+        "steps": about.steps,
+        "ops": about.ops or about.gpu_ops or None,
+        **{f"{name}_s": getattr(report.step_time_s, name) for name in ("recorded", "original", "ideal")},
         "slowdown": report.slowdown,
         "waste": report.waste,
         "straggling": report.straggling,
         "gpu_hours": hours,
         "gpu_hours_stated": stated,
-        "lost_gpu_hours": max(report.waste, 0.0) * hours,
+        "lost_gpu_hours": max(report.waste or 0.0, 0.0) * hours,
         "verdict": str(verdict.kind),
         "headline": report.answer.headline,
         "verdict_share": verdict.share,
@@ -124,24 +125,31 @@ def _figures(report: Report, metadata: Mapping[str, Any], hours: float, *, state
     }
 
 
-def _of_pipeline(report: Report) -> dict[str, Any]:
+def _of_pipeline(job: Job, report: Report) -> dict[str, Any]:
     """Return the figures that only pipelines have."""
-    lanes = report.pipeline
-    if lanes is None:
+    layout, coverage = report.job.layout, report.coverage
+    if not layout or not coverage:
         return {}
-    attribution, layout, diagnosis = lanes.attribution, lanes.layout, lanes.diagnosis
-    correlations = [value for value in attribution.correlation.values() if value is not None and math.isfinite(value)]
+    correlations = [row.r for row in report.forward_backward_correlation or () if row.r is not None]
+    time, space = report.patterns.time, report.patterns.space
     return {
         **{name: getattr(layout, name) for name in ("dp", "pp", "tp", "cp", "ep", "vpp")},
-        "hosts": len(set(lanes.hosts.values())) or None,
-        "workers": lanes.coverage.workers_expected,
-        "workers_traced": lanes.coverage.workers_traced,
-        "m_w": attribution.m_w.removal,
-        "m_s": attribution.m_s.removal if layout.pp > 1 else None,
+        "hosts": len(set(getattr(job.trace, "hosts", {}).values())) or None,
+        "workers": coverage.workers_expected,
+        "workers_traced": coverage.workers_traced,
+        "m_w": report.m_w,
+        "m_s": report.m_s if layout.pp > 1 else None,
         "forward_backward_correlation": float(np.median(correlations)) if correlations else None,
-        "time_pattern": None if diagnosis.time is None else str(diagnosis.time.shape),
-        "space_pattern": None if diagnosis.space is None else str(diagnosis.space.shape),
+        "time_pattern": None if time is None else str(time.shape),
+        "space_pattern": None if space is None else str(space.shape),
     }
+
+
+def _worker_rows(report: Report) -> list[OfWorker | OfRank]:
+    """The workers of a pipeline by place, the ranks of another job; none of post-training."""
+    if report.rl:
+        return []
+    return [*sorted(report.by_worker or (), key=lambda row: row.worker), *(report.by_rank or ())]
 
 
 def _steps(report: Report, starts: Mapping[int, float]) -> pl.DataFrame:
@@ -160,25 +168,25 @@ def _steps(report: Report, starts: Mapping[int, float]) -> pl.DataFrame:
 
 def _workers(report: Report, gpus: object) -> pl.DataFrame:
     """One row per worker, with the part that the costliest cause on it slows down. `gpus`: of the free metadata."""
-    table, lanes = report.workers, report.pipeline
-    slowest = {(worker.dp_rank, worker.pp_rank) for worker in lanes.attribution.slowest_workers} if lanes else set()
-    culprits: dict[tuple[int | None, ...], Culprit] = {}
+    rows, slowest = _worker_rows(report), set(report.slowest_workers or ())
+    culprits: dict[Worker | int | None, Culprit] = {}
     for culprit in sorted(report.answer.culprits, key=lambda culprit: -culprit.cost_s):
-        culprits.setdefault((culprit.rank,) if culprit.worker is None else (culprit.dp_rank, culprit.pp_rank), culprit)
-    cells = [
-        (rank,) if dp_rank is None else (dp_rank, pp_rank)
-        for rank, dp_rank, pp_rank in table.select("rank", "dp_rank", "pp_rank").iter_rows()
-    ]
-    named = [culprits.get(cell) for cell in cells]
+        culprits.setdefault(culprit.worker or culprit.rank, culprit)
+    places = [row.worker if isinstance(row, OfWorker) else row.rank for row in rows]
+    named = [culprits.get(place) for place in places]
+    columns = {name: [getattr(row, name, None) for row in rows] for name in ("dp_rank", "pp_rank", "rank")}
     return frame(
         "workers",
         {
-            **{name: table[name] for name in ("dp_rank", "pp_rank", "rank", "host", "slowdown")},
-            "gpu": [_uuid(gpus, rank) for rank in table["rank"]],
-            "slowest": [cell in slowest for cell in cells],
-            "part": [None if one is None else one.part for one in named],
-            "cost_s": [None if one is None else one.cost_s for one in named],
-            "confidence": [None if one is None else one.confidence for one in named],
+            **columns,
+            "host": [row.host or None for row in rows],
+            "slowdown": [row.slowdown for row in rows],
+            "gpu": [_uuid(gpus, rank) for rank in columns["rank"]],
+            "slowest": [place in slowest for place in places],
+            **{
+                figure: [None if culprit is None else getattr(culprit, figure) for culprit in named]
+                for figure in ("part", "cost_s", "confidence")
+            },
         },
     )
 
@@ -193,19 +201,16 @@ def _uuid(gpus: object, rank: int | None) -> str | None:
 def _causes(report: Report, per_hour: float) -> pl.DataFrame:
     """Why the job is slow. `per_hour`: GPU-hours for each second of a mean step."""
     rows = []
-    for order, (cause, sentence) in enumerate(
-        zip(report.diagnosis.causes, report.diagnosis.answer.causes, strict=True)
-    ):
-        lost = 0.0 if cause.change is None else max(cause.saved_s, 0.0) * per_hour
+    for order, (cause, sentence) in enumerate(zip(report.findings, report.answer.causes, strict=True)):
         rows.append(
             {
                 **{name: getattr(cause, name) for name in (
-                    "title", "since_step", "when", "confidence", "saved_s", "alone_s", "next_check", "suggested_fix")},
+                    "kind", "title", "since_step", "when", "confidence", "saved_s", "alone_s", "next_check",
+                    "suggested_fix")},
                 "order": order,
-                "kind": str(cause.kind),
                 "sentence": sentence,
-                "where": str(cause.where),
-                "lost_gpu_hours": lost,
+                "where": cause.where_text,
+                "lost_gpu_hours": max(cause.saved_s, 0.0) * per_hour if cause.priced else 0.0,
             }
         )  # fmt: skip
     return _many("causes", rows)
@@ -213,18 +218,26 @@ def _causes(report: Report, per_hour: float) -> pl.DataFrame:
 
 def _fixes(report: Report, per_hour: float) -> pl.DataFrame:
     rows = []
-    for order, fix in enumerate(report.diagnosis.fixes):
-        promised = fix.withheld is None
+    for order, fix in enumerate(report.fixes):
         rows.append(
             {
-                **{name: getattr(fix, name) for name in ("title", "confidence", "error_s", "bound", "withheld")},
-                "assumes": fix.assumes,
+                **{
+                    name: getattr(fix, name)
+                    for name in (
+                        "kind",
+                        "title",
+                        "confidence",
+                        "error_s",
+                        "bound",
+                        "withheld",
+                        "assumes",
+                        "cause",
+                        "saved_s",
+                    )
+                },
                 "order": order,
-                "kind": str(fix.kind),
-                "where": str(fix.where),
-                "cause": None if fix.cause is None else str(fix.cause),
-                "saved_s": fix.saved_s if promised else None,
-                "saved_gpu_hours": fix.saved_s * per_hour if promised else None,
+                "where": fix.where_text,
+                "saved_gpu_hours": None if fix.saved_s is None else fix.saved_s * per_hour,
             }
         )
     return _many("fixes", rows)

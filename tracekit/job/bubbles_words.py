@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tracekit.analysis.bubbles.picture import WAITS_FOR, Picture
+from tracekit.analysis.bubbles.picture import WAITS_FOR
 from tracekit.base.text import seconds, three_digits
 from tracekit.report.bubbles import Bubbles, CauseOfIdle, PricedSchedule
+from tracekit.report.pictures import Picture
 from tracekit.report.section import Table
 
 _BECAUSE: dict[CauseOfIdle, str] = {

@@ -1,13 +1,12 @@
-"""Overlap and experts of a report: measured on request, and in words.
+"""Overlap and experts of a job: measured on request, and in words.
 
-In: a report and its ops. Out: the same report with `Overlap` and `Experts`, a sentence and tables for all renderers.
+In: the ops of a job. Out: `Overlap` and `Experts`, a sentence and tables for all renderers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,9 +21,9 @@ from tracekit.report.section import Table
 
 if TYPE_CHECKING:
     from tracekit.analysis.evidence.graph_subject import GraphSubject
-    from tracekit.report.report import Report
+    from tracekit.job.analysis import ReportOptions
+    from tracekit.report.finding import Finding
 
-R = TypeVar("R", bound="Report")
 #: Rows of a table, and ranks of a heat map.
 _MOST_ROWS, _MOST_RANKS = 20, 64
 #: Loads over the mean from which on a cell is darker; as many as there are shades below the darkest.
@@ -32,36 +31,35 @@ _SHADES, _FROM = "·░▒▓█", (1.05, 1.2, 1.5, 2.0)
 _SOURCES = {"splits": "rows of the all-to-alls", "loads": "the log of loads", "kernel-times": "times of kernels only"}
 
 
-def with_overlap(report: R) -> R:
-    """The same report with what is hidden, exposed and waiting, if it is one on a recording of GPUs."""
+def overlap_of(evidence: GraphSubject, asked: ReportOptions) -> Overlap | None:
+    """What is hidden, exposed and waiting in a recording of GPUs; None if nobody asked, or for other op traces."""
+    if not asked.overlap or evidence.recorded is None:
+        return None
     from tracekit.analysis.experts.overlap import find_overlap
 
-    recorded = None if report.ops_evidence is None else report.ops_evidence.recorded
-    return report if recorded is None else replace(report, overlap=find_overlap(recorded))
+    return find_overlap(evidence.recorded)
 
 
-def with_experts(report: R, plans: Sequence[RebalancePlan]) -> R:
-    """The same report with the loads of its experts and the price of plans."""
-    evidence = report.ops_evidence
-    found = (ExpertLoads(ExpertJob()) if evidence is None else experts_of(evidence)).found(plans)
+def asked_experts(evidence: GraphSubject | None, asked: ReportOptions, findings: Sequence[Finding]) -> Experts | None:
+    """The loads of the experts and the price of plans; if nobody asked, uneven loads with the price of equal ones, None
+    if there are none.
+    """
+    if not asked.wants_experts:
+        if evidence is None or uneven_experts(evidence) is None:
+            return None
+        return experts_of(evidence).found([RebalancePlan.parse("balanced")])
+    loads = (ExpertLoads(ExpertJob()) if evidence is None else experts_of(evidence)).found(asked.plans)
     if evidence is not None:
-        found.causes.extend(other_causes(evidence, report.findings))
-    return replace(report, experts=found, experts_asked=True)
+        loads.causes.extend(other_causes(evidence, findings))
+    return loads
 
 
-def unasked(evidence: GraphSubject | None) -> Experts | None:
-    """What every report keeps of uneven loads, with the price of equal ones; None if there are none."""
-    if evidence is None or uneven_experts(evidence) is None:
-        return None
-    return experts_of(evidence).found([RebalancePlan.parse("balanced")])
-
-
-def remarks(report: Report) -> Iterator[tuple[str, str]]:
+def remarks(overlap: Overlap | None, experts: Experts | None, asked: ReportOptions) -> Iterator[tuple[str, str]]:
     """Yield a sentence each."""
-    if report.overlap is not None:
-        yield "Overlap", _hidden(report.overlap)
-    if report.experts is not None and report.experts_asked:
-        yield "Experts", sentence(report.experts)
+    if overlap is not None:
+        yield "Overlap", _hidden(overlap)
+    if experts is not None and asked.wants_experts:
+        yield "Experts", sentence(experts)
 
 
 def sentence(found: Experts) -> str:
@@ -89,9 +87,9 @@ def _hidden(found: Overlap) -> str:
     return f"{hidden / total:.1%} of communication is hidden; {waiting}{tax}"
 
 
-def asked_tables(report: Report) -> Iterator[Table]:
+def asked_tables(overlap: Overlap | None, experts: Experts | None, asked: ReportOptions) -> Iterator[Table]:
     """Yield the tables of what was asked for."""
-    if (overlap := report.overlap) is not None:
+    if overlap is not None:
         ranks = [
             (str(one.rank), *map(seconds, (one.compute_s, one.communication_s, one.exposed_s, one.wait_s)),
              f"{one.hidden_share:.1%}", "-" if one.sm_tax_at_most_s is None else seconds(one.sm_tax_at_most_s))
@@ -105,8 +103,8 @@ def asked_tables(report: Report) -> Iterator[Table]:
         yield _table("Collectives", ("Collective", "ops", "time", "exposed", "waiting"), names)
         if pairs:
             yield _table("What hides what", ("Communication under compute", "time"), pairs)
-    if report.experts_asked:
-        yield from loads(report.experts)
+    if asked.wants_experts:
+        yield from loads(experts)
 
 
 def loads(experts: Experts | None) -> Iterator[Table]:

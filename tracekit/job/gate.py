@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from tracekit.analysis.attribution.compare import SAME_WORK, rates
 from tracekit.analysis.attribution.gate import Gate, Runs, judge
 from tracekit.analysis.attribution.spent import Spent, SpentPhases
 from tracekit.analysis.gpu.recorded import KEPT
@@ -17,6 +16,7 @@ from tracekit.base.errors import SelectionError
 from tracekit.base.text import listed, quoted, short
 from tracekit.job.job import Job
 from tracekit.job.pipeline import PipelineJob
+from tracekit.report.compare import SAME_WORK, rates
 from tracekit.trace.model import OpKind
 from tracekit.trace.post_training import POST_TRAINING, Format
 from tracekit.trace.step_values import step_values, tokens_per_s
@@ -83,7 +83,7 @@ def _tokens_per_s(jobs: Sequence[Job], sides: Sequence[Spent | SpentPhases]) -> 
     for job, side in zip(jobs, sides, strict=True):
         tokens = step_values(job.trace.metadata).get("tokens", {})
         timed = zip(side.steps, side.step_s.tolist(), strict=True)
-        if (rate := tokens_per_s({"tokens": tokens.get(step), "recorded_s": s} for step, s in timed)) is None:
+        if (rate := tokens_per_s((tokens.get(step), s) for step, s in timed)) is None:
             return None
         found.append(rate)
     return sum(found) / len(found)

@@ -1,6 +1,6 @@
 """Jobs of any shape for users of the library: op traces, and recordings of GPUs.
 
-In: an op trace, or traces of torch.profiler. Out: `GraphJob` or `RecordingJob`, and from them a `GraphReport`.
+In: an op trace, or traces of torch.profiler. Out: `GraphJob` or `RecordingJob`, and from them an `Analysis`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from tracekit.analysis.whatif.interventions import timelines
 from tracekit.analysis.whatif.paper import IDEAL, ORIGINAL, RECORDED, Changes
 from tracekit.base.errors import SelectionError, TraceError
 from tracekit.base.text import short
-from tracekit.job.experts import unasked
-from tracekit.job.graph_report import GraphReport
+from tracekit.job.analysis import Analysis, ReportOptions
+from tracekit.job.graph_report import AnalysedGraph
 from tracekit.job.job import Exported, Job, PathLike, Progress
 from tracekit.job.questions import answer_fix, answer_keep, by_labels, op_edits
 from tracekit.report.question import ByLabel, Question
@@ -40,7 +40,6 @@ from tracekit.trace.gpu_recording import GpuRecording
 from tracekit.trace.op import OpTrace
 
 if TYPE_CHECKING:
-    from tracekit.analysis.experts.loads import Loads
     from tracekit.trace.chrome import OpTimeline
 
 #: Labels by which a report attributes by default, if the job has them with more than one value.
@@ -87,28 +86,20 @@ class OfGraph(Job):
         """See `Job.validate`: the ops are validated when the graph is built."""
         _ = self.graph
 
-    def whatif(
-        self,
-        *,
-        fix: Sequence[str] = (),
-        keep: Sequence[str] = (),
-        by: Sequence[str] = (),
-        layers: tuple[int, ...] | None = None,
-        expert_loads: Loads | None = None,
-        progress: Progress | None = None,
-    ) -> GraphReport:
-        if layers is not None:
+    def analyse(self, asked: ReportOptions, progress: Progress | None = None) -> Analysis:
+        if asked.layers is not None:
             raise SelectionError(f"--layers is for pipeline traces; {short(self.ops.name)} is {self.source}")
+        self.refuse_bubbles(asked)
         tell = progress or (lambda _: None)
         tell("building the op graph")
         replay, evidence = self.replay, self.evidence
-        if expert_loads is not None:
-            evidence = structs.replace(evidence, expert_loads=expert_loads)
+        if asked.expert_loads is not None:
+            evidence = structs.replace(evidence, expert_loads=asked.expert_loads)
         gpus = len(self.graph.ops.mesh.ranks)
-        questions = [answer_fix(replay, text, gpus, evidence, op_edits) for text in fix]
-        questions += [answer_keep(replay, text, gpus) for text in keep]
+        questions = [answer_fix(replay, text, gpus, evidence, op_edits) for text in asked.fix]
+        questions += [answer_keep(replay, text, gpus) for text in asked.keep]
         tell("labels")
-        labels = [self.attribute_by(*text.split(",")) for text in dict.fromkeys((*self._usual_labels(), *by))]
+        labels = [self.attribute_by(*text.split(",")) for text in dict.fromkeys((*self._usual_labels(), *asked.by))]
         tell("critical path")
         path = critical_path(replay, RECORDED)
         tell("looking for causes")
@@ -116,20 +107,19 @@ class OfGraph(Job):
         numbers = ops["peer"].dtype.is_integer() if "peer" in ops.columns else False
         kinds = ["kind"] if "kind" in self.graph.ops.labels else []
         label = "kind" if numbers and kinds else "peer"
-        return GraphReport(
+        return AnalysedGraph(
             name=self.ops.name,
-            diagnosis=diagnose(GraphAssessment(evidence)),
-            questions_asked=tuple(questions),
-            labels_asked=tuple(labels),
             evidence=evidence,
+            diagnosis=diagnose(GraphAssessment(evidence)),
+            asked=asked,
+            questions=tuple(questions),
+            labels=tuple(labels),
             critical_label=label,
             critical_peers={str(peer): seconds for (peer,), seconds in path.seconds_by([label]).items()},
             critical_kinds={str(kind): seconds for (kind,), seconds in path.seconds_by(kinds).items()} if kinds else {},
             critical_ranks={int(rank or 0): seconds for (rank,), seconds in path.seconds_by(["rank"]).items()},
             critical_delay_s=path.mean_delay_s,
-            asked=tuple(by),
-            experts=unasked(evidence),
-        )
+        ).analysis()
 
     @cached_property
     def times(self) -> Times:

@@ -1,16 +1,18 @@
 """The report on a job of any shape: an op trace, or a recording of GPUs.
 
-In: `GraphSubject`, its diagnosis, who costs what, the critical path. Out: `GraphReport`.
+In: `GraphSubject`, its diagnosis, who costs what, the critical path. Out: `Analysis`, with a
+`Report`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from functools import cached_property
+from typing import Any
 
-import polars as pl
+from msgspec import Struct
 
 from tracekit.analysis.attribution.by_label import Share
 from tracekit.analysis.evidence.culprit import culprit_of
@@ -21,14 +23,19 @@ from tracekit.analysis.gpu.gpu_times import GpuTimes
 from tracekit.analysis.gpu.recorded import Kept, Recorded
 from tracekit.base.text import counted, of_whole, printable, seconds, short
 from tracekit.job import experts
+from tracekit.job.analysis import Analysis, ReportOptions
+from tracekit.job.build import Source, build, slowdown_error
+from tracekit.report.conclusions import CauseOfCulprit, RankToBlame
+from tracekit.report.diagnosis import Diagnosis
+from tracekit.report.experts import Experts, Overlap
 from tracekit.report.gpu import Unprofiled, gpu_tables, in_report
-from tracekit.report.question import label_table
-from tracekit.report.report import Report, StepTimes
+from tracekit.report.outline import ClockOfRank, Outline, Times
+from tracekit.report.plain_data import shaped
+from tracekit.report.question import ByLabel, Question, label_table, question_table
+from tracekit.report.report import StepTimes, slowdown_with_error
+from tracekit.report.rows import Collectives, Contribution, OfRank, OnPath, WaitFor
 from tracekit.report.section import Table
 from tracekit.trace.facts import Fact
-
-if TYPE_CHECKING:
-    from tracekit.report.question import ByLabel
 
 #: Limits of rows: ranks, waits, and classes on the critical path, on a first screen and in all.
 _FEWEST_RANKS, _MOST_RANKS = 8, 16
@@ -48,131 +55,158 @@ _NO_OVERHEAD = (
 _NO_STACKS = "recorded without stacks; to see lines of code, record with_stack=True"
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class GraphReport(Report):
-    """The report on a job of any shape. `evidence`: its graph and replay.
+class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
+    """Everything that is known of an analysed job of any shape. `evidence`: its graph and replay.
 
     `critical_peers` (by the label `critical_label`, peer or kind), `critical_kinds`, `critical_ranks`: mean seconds per
-    step on the critical path of the recorded job, largest first; `critical_delay_s`: while nothing on it ran. `asked`:
-    labels, or several joined by commas, that a reader asked for.
+    step on the critical path of the recorded job, largest first; `critical_delay_s`: while nothing on it ran.
+    `labels`: those that jobs are usually attributed to, and those of `asked`.
     """
 
+    name: str
     evidence: GraphSubject
+    diagnosis: Diagnosis
+    asked: ReportOptions
+    questions: tuple[Question, ...]
+    labels: tuple[ByLabel, ...]
     critical_label: str
     critical_peers: Mapping[str, float]
     critical_kinds: Mapping[str, float]
     critical_ranks: Mapping[int, float]
     critical_delay_s: float
-    asked: tuple[str, ...] = ()
+
+    def analysis(self) -> Analysis:
+        """The report."""
+        return Analysis(build(self._source(), self.diagnosis, self.questions, self.labels), self.diagnosis)
 
     @property
     def recorded(self) -> Recorded | None:
         """What a recording of GPUs shows beside its ops; None for other op traces."""
         return self.evidence.recorded
 
-    @property
-    def ops_evidence(self) -> GraphSubject:
-        return self.evidence
-
-    @property
-    def sizes(self) -> str:
-        kept = self.evidence.kept
-        counts = {"rank": len(self.evidence.ranks), "step": self.steps_traced, "op": self.evidence.ops.height}
-        if kept is not None:
-            counts = {"rank": len(self.evidence.ranks), "step": kept.steps, "GPU op": kept.gpu_ops}
-        sizes = ", ".join(counted(count, name) for name, count in counts.items() if count)
-        device = None if kept is None else kept.gpu
-        return f"{sizes} on {short(device, _WIDEST_NAME)}" if device else sizes
-
-    @property
-    def gpus(self) -> int:
-        return self.evidence.gpus
-
-    @property
-    def daily(self) -> bool:
-        return self.evidence.daily
-
-    @property
-    def has_peers(self) -> bool:
-        return not self.evidence.alone
-
-    @property
-    def labels_wanted(self) -> Sequence[ByLabel]:
-        """See `Report.labels_wanted`: without the usual ones."""
-        return [group for group in self.labels_asked if ",".join(group.labels) in self.asked]
-
-    @property
-    def whole(self) -> str:
-        return self.evidence.whole
-
-    @property
-    def times_s(self) -> dict[str, float]:
+    @cached_property
+    def mean(self) -> Times:
+        """The mean step."""
         times = self.evidence.times
-        return {name: float(getattr(times, name).mean()) for name in ("recorded", "original", "ideal")}
+        return Times(*(float(each.mean()) for each in (times.recorded, times.original, times.ideal)))
 
-    @property
-    def slowdown(self) -> float:
-        """S = T(original) / T(ideal), nan if the ideal job takes no time."""
-        return self.evidence.slowdown
-
-    @property
-    def steps_traced(self) -> int:
-        return len(self.evidence.steps) if self.evidence.kept is None else self.evidence.kept.steps
-
-    @property
-    def shares_by_rank(self) -> Mapping[int, Share]:
-        """What each rank costs alone, as recorded while all others are ideal."""
-        shares = next((group.shares for group in self.labels_asked if group.labels == ("rank",)), ())
-        return {int(share.values[0]): share for share in shares}
-
-    def step_times(self) -> StepTimes:
+    @cached_property
+    def times(self) -> StepTimes:
+        """The times of each step."""
         times = self.evidence.times
         return StepTimes(self.evidence.steps, times.recorded, times.original, times.ideal)
 
-    @property
-    def workers(self) -> pl.DataFrame:
-        by_rank, hosts = sorted(self.shares_by_rank.items()), self.evidence.hosts
-        schema = {"dp_rank": pl.Int64, "pp_rank": pl.Int64, "rank": pl.Int64, "host": pl.String, "slowdown": pl.Float64}
-        rows = [(None, None, rank, hosts.get(rank), share.slowdown) for rank, share in by_rank]
-        return pl.DataFrame(rows, schema, orient="row")
+    @cached_property
+    def shares_by_rank(self) -> Mapping[int, Share]:
+        """What each rank costs alone, as recorded while all others are ideal."""
+        return {int(share.values[0]): share for share in self._shares("rank")}
 
-    def remarks_of_source(self) -> Iterator[tuple[str, str]]:
-        kept = self.evidence.kept
-        gpu = self.evidence.gpu
+    def _shares(self, label: str) -> tuple[Share, ...]:
+        """What each value of a label costs; empty if the job was not attributed to it."""
+        return next((group.shares for group in self.labels if group.labels == (label,)), ())
+
+    def _source(self) -> Source:
+        evidence = self.evidence
+        overlap = experts.overlap_of(evidence, self.asked)
+        loads = experts.asked_experts(evidence, self.asked, self.diagnosis.causes)
+        times = evidence.times
+        return Source(
+            job=self._outline(),
+            times=self.times,
+            mean=self.mean,
+            slowdown=evidence.slowdown,
+            daily=evidence.daily,
+            wasted_gpu_hours=float((times.original - times.ideal).sum()) * evidence.gpus / 3600,
+            remarks=[*self._remarks(), *experts.remarks(overlap, loads, self.asked)],
+            overview=self._overview(),
+            sections=list(self._sections(loads)),
+            asked=self._asked_tables(overlap, loads),
+            trust=self._trust(),
+            verdict=self._verdict(),
+            keys=self._keys(overlap, loads),
+        )
+
+    def _outline(self) -> Outline:
+        evidence, kept = self.evidence, self.evidence.kept
+        own: dict[str, Any] = {"source": "ops", "steps": len(evidence.steps), "ops": evidence.ops.height}
+        counts = {"rank": len(evidence.ranks), "step": len(evidence.steps), "op": evidence.ops.height}
+        if kept is not None:
+            own = {
+                "source": "recording",
+                "steps": kept.steps,
+                "world_size": kept.world_size,
+                "gpu": kept.gpu,
+                "gpu_ops": kept.gpu_ops,
+                "gpu_ops_without_launch": kept.without_launch,
+            }
+            counts = {"rank": len(evidence.ranks), "step": kept.steps, "GPU op": kept.gpu_ops}
+        if self.recorded is not None:
+            own["host_calls"] = self.recorded.recording.calls.height
+        sizes = ", ".join(counted(count, name) for name, count in counts.items() if count)
+        device = None if kept is None else kept.gpu
+        return Outline(
+            name=self.name,
+            whole="recording" if evidence.whole == "recording" else "step",
+            sizes=f"{sizes} on {short(device, _WIDEST_NAME)}" if device else sizes,
+            gpus=evidence.gpus,
+            ranks=len(evidence.ranks),
+            **own,
+        )
+
+    def _remarks(self) -> Iterator[tuple[str, str]]:
+        kept, gpu = self.evidence.kept, self.evidence.gpu
         if self.evidence.alone and gpu is not None and self.evidence.shows(Fact.COMPUTE):
             yield "GPU", _gpu_in_words(gpu)
-        unnamed = any(one.change is not None and one.spent and not one.spent.where for one in self.findings)
-        if gpu is not None and not gpu.stacks and unnamed and "with_stack" not in (self.answer.action or ""):
+        causes, action = self.diagnosis.causes, self.diagnosis.answer.action or ""
+        unnamed = any(cause.change is not None and cause.spent and not cause.spent.where for cause in causes)
+        if gpu is not None and not gpu.stacks and unnamed and "with_stack" not in action:
             yield "Names", _NO_STACKS
         notes = () if kept is None else kept.notes if self.recorded else (*kept.notes, _OPS_ONLY)
         yield from (("" if number else "Notes", printable(note)) for number, note in enumerate(notes))
-        yield from experts.remarks(self)
 
-    def sections(self, *, full: bool = False) -> Iterator[Table]:
-        found, gpu = self.recorded, self.evidence.gpu if self.evidence.alone else None
-        if full and len(self.evidence.ranks) > 1:
-            names = {"recorded": "recorded", "original": "launch delays removed", "ideal": "and all ranks alike"}
-            rows = ((name, seconds(self.times_s[key])) for key, name in names.items())
-            yield Table("Method", (f"Times of a {self.whole}", "mean"), (*rows, ("S", self.slowdown_text)))
-        if full and gpu is not None:
+    def _overview(self) -> list[Table]:
+        """The tables of the first screen."""
+        ranks = [] if self.recorded is None or self._alone else [self._ranks(self.recorded, full=False)]
+        return [*ranks, *([self._critical_path()] if self.evidence.kept is None else [])]
+
+    @property
+    def _alone(self) -> GpuTimes | None:
+        """What the GPU did, if it is the only one."""
+        return self.evidence.gpu if self.evidence.alone else None
+
+    def _sections(self, loads: Experts | None) -> Iterator[Table]:
+        found, gpu = self.recorded, self._alone
+        if len(self.evidence.ranks) > 1:
+            times = {"recorded": self.mean.recorded, "launch delays removed": self.mean.original,
+                     "and all ranks alike": self.mean.ideal}  # fmt: skip
+            slowdown = slowdown_with_error(self.evidence.slowdown, slowdown_error(self.times))
+            rows = ((name, seconds(time_s)) for name, time_s in times.items())
+            yield Table("Method", (f"Times of a {self.evidence.whole}", "mean"), (*rows, ("S", slowdown)))
+        if gpu is not None:
             yield from gpu_tables(gpu)
         if found is not None and gpu is None:
-            yield self._ranks(found, full=full)
-            if full:
-                yield _waits(found)
-        if found is not None and full:
+            yield self._ranks(found, full=True)
+            yield _waits(found)
+        if found is not None:
             yield _kernels(found)
-        if full or self.evidence.kept is None:
-            yield self._critical_path()
-        if full and gpu is None:
-            usual = [group for group in self.labels_asked if found is None or group.labels != ("rank",)]
-            yield from (label_table(group) for group in usual if group not in self.labels_wanted)
-        if full and not self.experts_asked:
-            yield from experts.loads(self.experts)
+        yield self._critical_path()
+        if gpu is None:
+            usual = [group for group in self.labels if found is None or group.labels != ("rank",)]
+            yield from (label_table(group) for group in usual if group not in self._labels_wanted)
+        if not self.asked.wants_experts:
+            yield from experts.loads(loads)
 
-    def asked_tables(self) -> Iterator[Table]:
-        yield from super().asked_tables()
-        yield from experts.asked_tables(self)
+    @property
+    def _labels_wanted(self) -> list[ByLabel]:
+        """The labels that a reader asked for."""
+        return [group for group in self.labels if ",".join(group.labels) in self.asked.by]
+
+    def _asked_tables(self, overlap: Overlap | None, loads: Experts | None) -> list[Table]:
+        evidence, answers = self.evidence, []
+        if self.questions:
+            answers.append(question_table(self.questions, evidence.whole, daily=evidence.daily))
+        labels = [label_table(group, peers=not evidence.alone) for group in self._labels_wanted]
+        return [*answers, *labels, *experts.asked_tables(overlap, loads, self.asked)]
 
     def _ranks(self, found: Recorded, *, full: bool) -> Table:
         """A row for each rank, the one that the others wait for first; a rank alone waits for nobody.
@@ -195,81 +229,67 @@ class GraphReport(Report):
 
     def _critical_path(self) -> Table:
         """The critical path of the recorded job, by op class and by rank."""
-        recorded_s = self.times_s["recorded"]
+        recorded_s = self.mean.recorded
         parts = [
             *((short(name), found) for name, found in list(self.critical_peers.items())[:_MOST_WAITS]),
             ("between ops" if self.evidence.kept else "launch delays", self.critical_delay_s),
             *((f"rank {rank}", found) for rank, found in list(self.critical_ranks.items())[:_MOST_WAITS]),
         ]
         rows = tuple((name, seconds(found), f"{found / recorded_s * 100:.0f}%") for name, found in parts)
-        return Table("Critical path", ("On the critical path", of_whole(self.whole), "share"), rows)
+        return Table("Critical path", ("On the critical path", of_whole(self.evidence.whole), "share"), rows)
 
-    def details(self) -> dict[str, Any]:
-        evidence, found = self.evidence, self.recorded
-        content: dict[str, Any] = {
-            "job": {
-                "source": "ops",
-                "ranks": len(evidence.ranks),
-                "steps": self.steps_traced,
-                "ops": evidence.ops.height,
-            },
-            "trust": {"notes": []},
-            "verdict": {"culprit": self._rank_to_blame()},
-            "wasted_gpu_hours": float((evidence.times.original - evidence.times.ideal).sum()) * self.gpus / 3600,
+    def _trust(self) -> dict[str, Any]:
+        kept, left = self.evidence.kept, self.evidence.unexplained
+        if kept is None:
+            return {"notes": []}
+        trust = {
+            "notes": list(kept.notes),
+            "start_gap_p99_s": {"communication": left.communication_gap_s, "compute": left.compute_gap_s},
+            "edges": left.edges,
+            "inferred_edges": left.inferred,
+            "violations": left.violations,
+        }
+        return trust if self.recorded is None else trust | {"host_ahead_of_gpu_s": self.recorded.skew_s}
+
+    def _verdict(self) -> dict[str, Any]:
+        verdict = {"culprit": self._rank_to_blame()}
+        if self.evidence.kept is None:
+            return verdict
+        return verdict | {"exposed_communication_s": exposed_communication_s(self.evidence)}
+
+    def _keys(self, overlap: Overlap | None, loads: Experts | None) -> dict[str, Any]:
+        evidence, label = self.evidence, self.critical_label
+        paths = [{label: name, "recorded_s": spent} for name, spent in self.critical_peers.items()]
+        keys: dict[str, Any] = {
             "gaps": evidence.graph.ops.gaps,
-            "critical_path": [
-                *({self.critical_label: name, "recorded_s": spent} for name, spent in self.critical_peers.items()),
-                {self.critical_label: None, "recorded_s": self.critical_delay_s},
-            ],
-            "critical_kinds": [{"kind": kind, "recorded_s": spent} for kind, spent in self.critical_kinds.items()],
-            "critical_ranks": [{"rank": rank, "recorded_s": spent} for rank, spent in self.critical_ranks.items()],
+            "critical_path": [*paths, {label: None, "recorded_s": self.critical_delay_s}],
+            "critical_kinds": [OnPath(kind=kind, recorded_s=spent) for kind, spent in self.critical_kinds.items()],
+            "critical_ranks": [OnPath(rank=rank, recorded_s=spent) for rank, spent in self.critical_ranks.items()],
             "by_rank": [
-                {"rank": rank, "host": evidence.hosts.get(rank), **self._alone(rank)}
-                for rank in sorted(self.shares_by_rank)
+                OfRank(rank, *self._cost_alone(rank), evidence.hosts.get(rank)) for rank in sorted(self.shares_by_rank)
             ],
             "by_kind": [
-                {
-                    "kind": share.values[0],
-                    "ops": share.ops,
-                    "slowdown": share.slowdown,
-                    "slowdown_error": share.error,
-                    "saved_s": share.removed_s,
-                }
-                for group in self.labels_asked
-                if group.labels == ("kind",)
-                for share in group.shares
+                Contribution(
+                    kind=str(share.values[0]),
+                    ops=share.ops,
+                    slowdown=share.slowdown,
+                    slowdown_error=share.error,
+                    saved_s=share.removed_s,
+                )
+                for share in self._shares("kind")
             ],
         }
         if evidence.kept is not None:
-            content |= self._of_kept(evidence.kept, content["verdict"])
-        if found is not None:
-            content["job"]["host_calls"] = found.recording.calls.height
-            content["trust"]["host_ahead_of_gpu_s"] = found.skew_s
-            content |= self._of_recording(found)
-        return content
+            keys |= self._of_kept(evidence.kept)
+        if self.recorded is not None:
+            keys |= self._of_recording(self.recorded)
+        asked = {"overlap": overlap, "experts": loads}
+        return keys | {name: answer for name, answer in asked.items() if answer is not None}
 
-    def _of_kept(self, kept: Kept, verdict: dict[str, Any]) -> dict[str, Any]:
-        left = self.evidence.unexplained
-        gpus = [in_report(times, self.findings, self._unprofiled(times.rank)) for times in kept.gpus]
+    def _of_kept(self, kept: Kept) -> dict[str, Any]:
+        gpus = [in_report(times, self.diagnosis.causes, self._unprofiled(times.rank)) for times in kept.gpus]
         return {
-            "job": {
-                "source": "recording",
-                "ranks": len(self.evidence.ranks),
-                "world_size": kept.world_size,
-                "gpu": kept.gpu,
-                "steps": kept.steps,
-                "gpu_ops": kept.gpu_ops,
-                "gpu_ops_without_launch": kept.without_launch,
-            },
-            "trust": {
-                "notes": list(kept.notes),
-                "start_gap_p99_s": {"communication": left.communication_gap_s, "compute": left.compute_gap_s},
-                "edges": left.edges,
-                "inferred_edges": left.inferred,
-                "violations": left.violations,
-            },
-            "verdict": verdict | {"exposed_communication_s": exposed_communication_s(self.evidence)},
-            "recording_time_s": self.times_s,
+            "recording_time_s": self.mean,
             **({"gpu": gpus[0]} if self.evidence.alone and gpus else {"gpus": gpus}),
         }
 
@@ -282,58 +302,51 @@ class GraphReport(Report):
         return Unprofiled(profiled_s, step, profiled_s - step.value, cost.operator, cost.words)
 
     def _of_recording(self, found: Recorded) -> dict[str, Any]:
-        from tracekit.report import plain_data as shapes
-
         recording, clocks, waits = found.recording, found.clocks, found.waits
         columns = (clocks.ahead, clocks.uncertainty, clocks.collectives)
         by_rank = zip(found.breakdowns, waits.wait.tolist(), waits.sole_delay.tolist(), strict=True)
         return {
             "by_rank": [
-                asdict(one)
+                asdict(parts)
                 | {
-                    "host": recording.hosts.get(one.rank),
+                    "host": recording.hosts.get(parts.rank),
                     "wait_s": wait,
                     "sole_delay_s": sole_delay,
-                    **self._alone(one.rank),
+                    **dict(zip(("slowdown", "slowdown_error"), self._cost_alone(parts.rank), strict=True)),
                 }
-                for one, wait, sole_delay in by_rank
+                for parts, wait, sole_delay in by_rank
             ],
-            "collectives": shapes.shaped(shapes.Collectives, found.matches),
+            "collectives": shaped(Collectives, found.matches),
             "clocks": [
-                shapes.ClockOfRank(*row)
-                for row in zip(clocks.ranks, *(column.tolist() for column in columns), strict=True)
+                ClockOfRank(*row) for row in zip(clocks.ranks, *(column.tolist() for column in columns), strict=True)
             ],
-            "wait_for": [shapes.WaitFor(group, rank, other, waited) for waited, rank, other, group in waits.each()],
-            "kernel_classes": found.kernel_time.to_dicts(),
-            "unknown_kernels": found.unknown_kernels.head(_MOST_UNKNOWN).to_dicts(),
+            "wait_for": [WaitFor(group, rank, other, waited) for waited, rank, other, group in waits.each()],
+            "kernel_classes": found.kernel_time,
+            "unknown_kernels": found.unknown_kernels.head(_MOST_UNKNOWN),
         }
 
-    def _alone(self, rank: int) -> dict[str, float]:
+    def _cost_alone(self, rank: int) -> tuple[float, float]:
         """S of a rank alone, and its error."""
         share = self.shares_by_rank.get(rank)
-        both = (math.nan, math.nan) if share is None else (share.slowdown, share.error)
-        return dict(zip(("slowdown", "slowdown_error"), both, strict=True))
+        return (math.nan, math.nan) if share is None else (share.slowdown, share.error)
 
-    def _rank_to_blame(self) -> Any:
-        """The rank that stands out, in the form of the JSON object, with the findings on it; None if there is none."""
-        from tracekit.report import plain_data as shapes
-
-        found = culprit_of(self.evidence)
-        if found is None:
+    def _rank_to_blame(self) -> RankToBlame | None:
+        """The rank that stands out, with the findings on it; None if there is none."""
+        culprit = culprit_of(self.evidence)
+        if culprit is None:
             return None
         causes = [
-            shapes.CauseOfCulprit(
+            CauseOfCulprit(
                 cause.kind,
                 cause.saved_s,
                 "; ".join(figure.words for figure in cause.evidence),
                 cause.effect,
                 cause.suggested_fix,
             )
-            for cause in self.findings
-            if cause.where.ranks == (found.rank,)
+            for cause in self.diagnosis.causes
+            if cause.where.ranks == (culprit.rank,)
         ]
-        host = self.evidence.hosts.get(found.rank)
-        return shapes.shaped(shapes.RankToBlame, found, host=host, causes=causes)
+        return shaped(RankToBlame, culprit, host=self.evidence.hosts.get(culprit.rank), causes=causes)
 
 
 def _gpu_in_words(gpu: GpuTimes) -> str:

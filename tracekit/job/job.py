@@ -16,19 +16,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import tracekit
 from tracekit.base.errors import SelectionError, TraceError
-from tracekit.base.text import printable, short
+from tracekit.base.text import short
+from tracekit.job.analysis import Analysis, ReportOptions
 
 if TYPE_CHECKING:
     import pandas
 
     from tracekit.analysis.attribution.spent import Spent, SpentPhases
+    from tracekit.analysis.experts.experts import Plan
     from tracekit.analysis.experts.loads import Loads
     from tracekit.analysis.replay.graph_replay import GraphReplay
     from tracekit.job.replayed import ReplayedJob
-    from tracekit.report.finding import Finding
+    from tracekit.report.conclusions import Finding
     from tracekit.report.findings import Findings, Unanalysed
     from tracekit.report.question import ByLabel, Question
     from tracekit.report.report import Report
@@ -73,6 +76,9 @@ class Job(ABC):
         """The job ready to be replayed under any scenario. Raises TraceError if it cannot be."""
 
     @abstractmethod
+    def analyse(self, asked: ReportOptions, progress: Progress | None = None) -> Analysis:
+        """Return the analysis; `progress` is called with the name of each stage of the work. Raises as `whatif`."""
+
     def whatif(
         self,
         *,
@@ -80,7 +86,12 @@ class Job(ABC):
         keep: Sequence[str] = (),
         by: Sequence[str] = (),
         layers: tuple[int, ...] | None = None,
+        bubbles: bool = False,
+        schedules: Sequence[str] = (),
+        overlap: bool = False,
+        experts: bool = False,
         expert_loads: Loads | None = None,
+        plans: Sequence[Plan] = (),
         progress: Progress | None = None,
     ) -> Report:
         """Return the whole report: what is lost, findings, fixes, and the answers to custom questions.
@@ -88,9 +99,25 @@ class Job(ABC):
         `fix`: selections to idealise in the job as it ran. `keep`: selections to leave as recorded in the ideal job.
         `by`: labels, or several joined by commas, such as "host" or "dp_rank,stage", to attribute the slowdown to.
         `layers`: transformer layers per stage of a pipeline, by default those in the trace's metadata, else equal ones.
-        `expert_loads`: tokens of each expert, as the job logged them. Raises SelectionError for a selection that cannot
-        be understood or matches no op, or layers that do not fit; FormatError for loads of another job.
+        `bubbles`: where its stages are idle; `schedules`: with the price of these, such as "1f1b",
+        "interleaved:chunks=2" or "zb-h1,weight=0.4". `overlap`: of a recording of GPUs, what communication compute
+        hides. `experts`: the loads of experts; `expert_loads`: tokens of each expert, as the job logged them; `plans`:
+        with the price of these. Raises SelectionError for a selection that cannot be understood or matches no op,
+        layers that do not fit, or a schedule that does not exist; FormatError for loads of another job.
         """
+        asked = ReportOptions(
+            fix=tuple(fix),
+            keep=tuple(keep),
+            by=tuple(by),
+            layers=layers,
+            bubbles=bubbles,
+            schedules=tuple(schedules),
+            overlap=overlap,
+            experts=experts,
+            expert_loads=expert_loads,
+            plans=tuple(plans),
+        )
+        return self.analyse(asked, progress).report
 
     @abstractmethod
     def answer(self, selection: str, *, keep: bool = False) -> Question:
@@ -137,6 +164,14 @@ class Job(ABC):
         """Whether the job is made of workers, each at a stage of a DP rank."""
         return False
 
+    def refuse_bubbles(self, asked: ReportOptions) -> None:
+        """Raise SelectionError if bubbles are asked for: only pipelines have stages and microbatches."""
+        if asked.wants_bubbles:
+            raise SelectionError(
+                f"--bubbles is for pipeline traces; {short(self.trace.name)} is {self.source}, whose stages and"
+                " microbatches are not known"
+            )
+
     def validate(self) -> None:  # noqa: B027
         """Raise GraphError if the ops of the job contradict each other and its report would not say so."""
 
@@ -145,28 +180,19 @@ class Job(ABC):
         return self
 
     @cached_property
+    def analysis(self) -> Analysis:
+        """The analysis without custom questions. Raises TraceError if the trace cannot be replayed."""
+        return self.analyse(ReportOptions())
+
+    @property
     def report(self) -> Report:
         """`whatif()` without custom questions. Raises TraceError if the trace cannot be replayed."""
-        return self.whatif()
+        return self.analysis.report
 
     @property
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> list[Finding]:
         """Why the job is slow, the costliest first."""
         return self.report.findings
-
-    @property
-    def plot(self) -> Any:
-        """The report as Plotly figures."""
-        return self.report.plot
-
-    def log_to(self, run: Any) -> None:
-        """Log the report to an active run of wandb or mlflow, or to a SummaryWriter: a few series, and its HTML page.
-
-        Raises SelectionError for anything else.
-        """
-        from tracekit.show.trackers import log_to
-
-        log_to(self.report, run)
 
     def pandas(self, table: str) -> pandas.DataFrame:
         """Return a table of the report as a pandas frame."""
@@ -174,17 +200,13 @@ class Job(ABC):
 
     def stored(self, progress: Progress | None = None) -> Findings | Unanalysed:
         """Return what a store keeps of the report, or the reason why the trace cannot be replayed."""
-        from tracekit.report.findings import Unanalysed
+        from tracekit.report.findings import Findings, Unanalysed
 
         try:
-            return self.whatif(progress=progress).stored()
+            found = self.analyse(ReportOptions(), progress)
         except TraceError as error:
             return Unanalysed(str(error))
+        return Findings(found.report, None if found.lanes is None else found.lanes.worker_slowdowns())
 
     def _repr_html_(self) -> str:
-        try:
-            return self.report._repr_html_()
-        except TraceError as error:
-            from html import escape
-
-            return f"<p>{escape(repr(self))}<br>{escape(printable(str(error)))}</p>"
+        return tracekit.card(self)

@@ -1,6 +1,6 @@
 """A pipeline for users of the library.
 
-In: a canonical trace. Out: `PipelineJob`, and from it a `PipelineReport`.
+In: a canonical trace. Out: `PipelineJob`, and from it an `Analysis`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ import polars as pl
 
 from tracekit.analysis.replay.method import Method
 from tracekit.base.text import short
+from tracekit.job.analysis import Analysis, ReportOptions
 from tracekit.job.job import Exported, Job, PathLike, Progress
 from tracekit.trace.canonical import Trace
 
 if TYPE_CHECKING:
     from tracekit.analysis.attribution.attribution import Attribution
     from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
-    from tracekit.analysis.experts.loads import Loads
     from tracekit.analysis.replay.engine import JobGraph, JobReplay
-    from tracekit.job.pipeline_report import PipelineReport
     from tracekit.job.replayed import ReplayedJob
     from tracekit.report.question import ByLabel, Question
 
@@ -69,20 +68,9 @@ class PipelineJob(Job):
 
         return attribute(self.replay, progress=progress)
 
-    def whatif(
-        self,
-        *,
-        fix: Sequence[str] = (),
-        keep: Sequence[str] = (),
-        by: Sequence[str] = (),
-        layers: tuple[int, ...] | None = None,
-        expert_loads: Loads | None = None,
-        progress: Progress | None = None,
-    ) -> PipelineReport:
+    def analyse(self, asked: ReportOptions, progress: Progress | None = None) -> Analysis:
         known = None if progress is not None else lambda: self.attribution
-        return self.lean().whatif(
-            fix=fix, keep=keep, by=by, layers=layers, expert_loads=expert_loads, attribution=known, progress=progress
-        )
+        return self.lean().analyse(asked, progress, attribution=known)
 
     def lean(self) -> ReplayedJob:
         """Everything that `whatif` needs of the job, without its ops; dropping this job then frees their memory."""

@@ -1,38 +1,42 @@
 """The report on a pipeline.
 
-In: an `Attribution` and a `Diagnosis` with the identity and the coverage of the trace. Out: `PipelineReport`.
+In: an `Attribution` and a `Diagnosis` with the identity and the coverage of the trace. Out: `Analysis`, with a
+`Report`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
-import polars as pl
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
+from tracekit.analysis.attribution.attribution import Attribution
+from tracekit.analysis.evidence.graph_subject import GraphSubject
 from tracekit.analysis.graph.rules.posting import PostingRule
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.method import Method
 from tracekit.job import experts
 from tracekit.job import pipeline_words as words
-from tracekit.job.tables import JSON_TABLES, ReportTables, bubble_frames
+from tracekit.job.analysis import Analysis, ReportOptions
+from tracekit.job.build import Source, build
+from tracekit.job.lanes import Lanes
+from tracekit.job.tables import rows_of_pipeline
 from tracekit.report.bubbles import Bubbles
 from tracekit.report.clocks import ClockReport
+from tracekit.report.diagnosis import Diagnosis
+from tracekit.report.experts import Experts
+from tracekit.report.outline import Coverage, MethodUsed, MissingOps, Outline, Times
+from tracekit.report.pictures import PipelinePicture
+from tracekit.report.plain_data import shaped
+from tracekit.report.question import ByLabel, Question, label_table, question_table
 from tracekit.report.report import StepTimes
 from tracekit.report.section import Table
-from tracekit.trace.canonical import Coverage
-from tracekit.trace.model import Layout
-
-if TYPE_CHECKING:
-    from tracekit.analysis.evidence.graph_subject import GraphSubject
-    from tracekit.report.findings import WorkerSlowdowns
-    from tracekit.show.plots import Plots
-
-#: Two methods agree if their S differ by at most this share.
-LARGEST_DIFFERENCE = 0.01
+from tracekit.trace import canonical
+from tracekit.trace.facts import Fact
+from tracekit.trace.model import Layout, Worker
+from tracekit.trace.step_values import StepValues
 
 
 class PublishedView(Struct, frozen=True):
@@ -41,148 +45,123 @@ class PublishedView(Struct, frozen=True):
     slowdown: float
     reasons: tuple[str, ...]
 
-    def differs(self, slowdown: float) -> bool:
-        """Whether the two S are more than 1 % apart."""
-        return abs(slowdown / self.slowdown - 1) > LARGEST_DIFFERENCE
 
+class AnalysedPipeline(Struct, frozen=True, kw_only=True, eq=False):
+    """Everything that is known of an analysed pipeline.
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class PipelineReport(ReportTables):
-    """The report on a pipeline.
-
-        report.by_worker                      # a polars frame; report.pandas("by_worker")
-        report.plot.worker_map()              # a Plotly figure
-        report.write_csv("tables")            # every table as a file
-
-    `layout`, `ops`: its parallel sizes, how many ops were analysed. `coverage`: what the trace
-    lacks; `dropped_lanes`: (step, dp_rank) that lack a stage, `left_out_steps`: steps that some DP ranks lack, or that
-    were cut; both are left out.
-    `method`: the rules of the analysis. `clocks`: which clocks were corrected. `posting`: when receives are
-    posted, as inferred from the recording. `published`: S by the published method, None if it cannot differ. `replay`:
-    the source of the figures of single steps. `exchanges`: the all-to-alls and the work between them, None without
-    any. `bubbles`: where stages are idle, None if nobody asked. `evidence_steps`: causes, fixes
-    and answers follow from so many steps, None for all; `replay` has only these. The other fields
-    are those of `ReportTables` and `Report`.
+    `layout`, `ops`: its parallel sizes, how many ops were analysed. `coverage`: what the trace lacks; `dropped_lanes`:
+    (step, dp_rank) that lack a stage, `left_out_steps`: steps that some DP ranks lack, or that were cut; both are left
+    out. `ranks`: the global rank of each worker, `hosts`: the node of each rank, as far as the trace names them.
+    `attribution`: what stragglers cost, and who they are. `method`: the rules of the analysis. `clocks`: which clocks
+    were corrected. `posting`: when receives are posted, as inferred from the recording. `published`: S by the published
+    method, None if it cannot differ. `replay`: the source of the figures of single steps. `exchanges`: the all-to-alls
+    and the work between them, None without any. `evidence_steps`: causes, fixes and answers follow from so many steps,
+    None for all; `replay` has only these. `asked`, `questions`, `labels`: what a reader asked for, and answers.
     """
 
+    name: str
     layout: Layout
     ops: int
-    coverage: Coverage
+    coverage: canonical.Coverage
     dropped_lanes: tuple[tuple[int, int], ...]
     left_out_steps: tuple[int, ...]
+    ranks: Mapping[Worker, int]
+    hosts: Mapping[int, str]
+    attribution: Attribution
+    diagnosis: Diagnosis
     method: Method
     clocks: ClockReport
     posting: PostingRule
     replay: JobReplay
-    published: PublishedView | None = None
-    exchanges: GraphSubject | None = None
-    bubbles: Bubbles | None = None
+    published: PublishedView | None
+    exchanges: GraphSubject | None
+    step_values: StepValues
+    asked: ReportOptions
+    questions: tuple[Question, ...]
+    labels: tuple[ByLabel, ...]
     evidence_steps: int | None = None
 
-    def with_bubbles(self, schedules: Sequence[str] = ()) -> PipelineReport:
-        """The same report, with the idle time of the stages and the prices of these schedules.
+    def analysis(self) -> Analysis:
+        """The report, and the lanes behind it. Raises SelectionError for a schedule that does not exist."""
+        report = build(self._source(), self.diagnosis, self.questions, self.labels)
+        return Analysis(report, self.diagnosis, Lanes(self.attribution, self.replay))
 
-        A schedule reads like "1f1b", "interleaved:chunks=2" or "zb-h1,weight=0.4". Raises SelectionError for another.
-        """
+    def _source(self) -> Source:
+        found, bubbles = self.attribution, self._bubbles()
+        loads = experts.asked_experts(self.exchanges, self.asked, self.diagnosis.causes)
+        daily = all(lack.fact is not Fact.COMPUTE for lack in self.diagnosis.lacks)
+        overview = _bubble_tables(bubbles)
+        return Source(
+            job=self._outline(),
+            times=StepTimes(np.asarray(found.steps, np.int32), found.recorded, found.original, found.ideal),
+            mean=Times(found.recorded_s, found.original_s, found.ideal_s, float(found.with_delays.mean())),
+            slowdown=found.slowdown,
+            daily=daily,
+            wasted_gpu_hours=found.wasted_gpu_hours,
+            remarks=[
+                *words.pipeline_remarks(self),
+                *_bubble_remarks(bubbles),
+                *experts.remarks(None, loads, self.asked),
+            ],
+            overview=overview,
+            sections=[*overview, *([] if self.asked.wants_experts else experts.loads(loads))],
+            asked=self._asked_tables(loads, daily=daily),
+            trust={"clamped_transfers": found.clamped_transfers, "clamped_delays": found.clamped_delays},
+            keys=self._keys(bubbles, loads),
+            step_values=self.step_values,
+        )
+
+    def _outline(self) -> Outline:
+        return Outline(
+            name=self.name,
+            source="pipeline",
+            whole="step",
+            sizes=words.pipeline_sizes(self),
+            gpus=self.layout.world_size,
+            steps=len(self.attribution.steps),
+            layout=self.layout,
+            ops=self.ops,
+            evidence_steps=UNSET if self.evidence_steps is None else self.evidence_steps,
+        )
+
+    def _bubbles(self) -> Bubbles | None:
+        """Where stages are idle, with the prices of schedules; None if nobody asked."""
+        if not self.asked.wants_bubbles:
+            return None
         from tracekit.analysis.bubbles.bubbles import find_bubbles
 
-        return replace(self, bubbles=find_bubbles(self.replay, schedules))
+        return find_bubbles(self.replay, self.asked.schedules)
 
-    @property
-    def ops_evidence(self) -> GraphSubject | None:
-        return self.exchanges
+    def _picture(self, bubbles: Bubbles | None) -> dict[str, PipelinePicture]:
+        """The slowest step, as recorded and under the schedules that were priced."""
+        if bubbles is None or bubbles.window_s is None:
+            return {}
+        from tracekit.analysis.bubbles.picture import draw_step
 
-    @property
-    def plot(self) -> Plots:
-        """The report as Plotly figures: `worker_map()`, `steps()`, `timeline()`, `critical_path()`."""
-        from tracekit.show.plots import Plots
+        step = int(self.attribution.steps[self.attribution.recorded.argmax()])
+        schedules = [row.schedule for row in bubbles.schedules if row.refused is None]
+        return {"pipeline_picture": PipelinePicture(step, draw_step(self.replay, step, schedules=schedules))}
 
-        return Plots(self)
+    def _asked_tables(self, loads: Experts | None, *, daily: bool) -> list[Table]:
+        answers = [question_table(self.questions, "step", daily=daily)] if self.questions else []
+        return [*answers, *map(label_table, self.labels), *experts.asked_tables(None, loads, self.asked)]
 
-    @property
-    def pipeline(self) -> PipelineReport:
-        return self
-
-    @property
-    def sizes(self) -> str:
-        return words.pipeline_sizes(self)
-
-    @property
-    def gpus(self) -> int:
-        return self.layout.world_size
-
-    @property
-    def whole(self) -> str:
-        return "step"
-
-    @property
-    def times_s(self) -> dict[str, float]:
-        found = self.attribution
-        return {"recorded": found.recorded_s, "original": found.original_s, "ideal": found.ideal_s}
-
-    @property
-    def slowdown(self) -> float:
-        """S = T(original) / T(ideal): how much longer a step takes than if every op took its ideal time."""
-        return self.attribution.slowdown
-
-    @property
-    def steps_traced(self) -> int:
-        return len(self.attribution.steps)
-
-    def step_times(self) -> StepTimes:
-        found = self.attribution
-        return StepTimes(np.asarray(found.steps, np.int32), found.recorded, found.original, found.ideal)
-
-    @property
-    def workers(self) -> pl.DataFrame:
-        return self.by_worker.select("dp_rank", "pp_rank", "rank", "host", "slowdown").sort("dp_rank", "pp_rank")
-
-    def remarks_of_source(self) -> Iterator[tuple[str, str]]:
-        yield from words.pipeline_remarks(self)
-        if self.bubbles is not None:
-            from tracekit.job import bubbles_words
-
-            yield "Bubbles", bubbles_words.sentence(self.bubbles)
-        yield from experts.remarks(self)
-
-    def sections(self, *, full: bool = False) -> Iterator[Table]:
-        """See `Report.sections`; else, pipelines are drawn as maps of workers and steps."""
-        if self.bubbles is not None:
-            from tracekit.job import bubbles_words
-
-            yield from bubbles_words.tables(self.bubbles)
-        if full and not self.experts_asked:
-            yield from experts.loads(self.experts)
-
-    def frames(self) -> dict[str, pl.DataFrame]:
-        return super().frames() | ({} if self.bubbles is None else bubble_frames(self.bubbles))
-
-    def asked_tables(self) -> Iterator[Table]:
-        yield from super().asked_tables()
-        yield from experts.asked_tables(self)
-
-    def details(self) -> dict[str, Any]:
-        from tracekit.report import plain_data as shapes
-
-        found = self.attribution
-        some = {} if self.evidence_steps is None else {"evidence_steps": self.evidence_steps}
+    def _keys(self, bubbles: Bubbles | None, loads: Experts | None) -> dict[str, Any]:
+        found, published = self.attribution, self.published
         gaps = [
-            shapes.MissingOps(gap.kind, gap.worker.dp_rank, gap.worker.pp_rank, gap.ops, sorted(set(gap.steps)))
+            MissingOps(gap.kind, gap.worker.dp_rank, gap.worker.pp_rank, gap.ops, sorted(set(gap.steps)))
             for gap in found.gaps
         ]
         return {
-            "job": {"source": "pipeline", "steps": self.steps_traced, "layout": self.layout, "ops": self.ops} | some,
-            "trust": {"clamped_transfers": found.clamped_transfers, "clamped_delays": found.clamped_delays},
-            "wasted_gpu_hours": found.wasted_gpu_hours,
-            "method": shapes.MethodUsed(
+            "method": MethodUsed(
                 self.method,
-                None if self.published is None else self.published.slowdown,
-                [] if self.published is None else list(self.published.reasons),
+                None if published is None else published.slowdown,
+                [] if published is None else list(published.reasons),
             ),
             "clocks": self.clocks,
             "posting": self.posting,
-            "coverage": shapes.shaped(
-                shapes.Coverage,
+            "coverage": shaped(
+                Coverage,
                 self.coverage,
                 gaps=gaps,
                 slowdown_as_recorded=found.slowdown_as_recorded,
@@ -191,19 +170,26 @@ class PipelineReport(ReportTables):
                 dropped=[{"step": step, "dp_rank": dp_rank} for step, dp_rank in self.dropped_lanes],
                 inferred_transfers=self.replay.graph.inferred_transfers,
             ),
-            "bubbles": self.bubbles,
+            "bubbles": bubbles,
+            **self._picture(bubbles),
+            **({} if loads is None else {"experts": loads}),
             "m_w": found.m_w.removal,
             "m_s": found.m_s.removal,
             "slowest_workers": found.slowest_workers,
-            **{name: self.table(name).to_dicts() for name in JSON_TABLES},
+            **rows_of_pipeline(found, self.ranks, self.hosts),
         }
 
-    def worker_slowdowns(self) -> WorkerSlowdowns:
-        from tracekit.report.findings import WorkerSlowdowns
 
-        found = self.attribution
-        return WorkerSlowdowns(
-            steps=[int(step) for step in found.steps],
-            dp_ranks=[int(dp_rank) for dp_rank in found.dp_ranks],
-            slowdown=found.by_worker / found.ideal[:, None, None],
-        )
+def _bubble_tables(bubbles: Bubbles | None) -> list[Table]:
+    if bubbles is None:
+        return []
+    from tracekit.job import bubbles_words
+
+    return list(bubbles_words.tables(bubbles))
+
+
+def _bubble_remarks(bubbles: Bubbles | None) -> Iterator[tuple[str, str]]:
+    if bubbles is not None:
+        from tracekit.job import bubbles_words
+
+        yield "Bubbles", bubbles_words.sentence(bubbles)

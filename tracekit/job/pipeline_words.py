@@ -1,6 +1,6 @@
 """The text that only reports on pipelines have: sizes, clocks, what is missing.
 
-In: a `PipelineReport`. Out: words, without markup.
+In: an `AnalysedPipeline`. Out: words, without markup.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tracekit.analysis.replay.method import Method
 from tracekit.base.text import listed, seconds
 
 if TYPE_CHECKING:
-    from tracekit.job.pipeline_report import PipelineReport
+    from tracekit.job.pipeline_report import AnalysedPipeline
     from tracekit.report.clocks import ClockOffset
     from tracekit.trace.model import Worker
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _MOST_CLOCKS = 3
 
 
-def pipeline_sizes(report: PipelineReport) -> str:
+def pipeline_sizes(report: AnalysedPipeline) -> str:
     """What was analysed: layout, GPUs, steps, ops."""
     layout = report.layout
     others = ((name, getattr(layout, name)) for name in ("pp", "tp", "cp", "ep", "vpp"))
@@ -34,16 +34,16 @@ def pipeline_sizes(report: PipelineReport) -> str:
     )
 
 
-def pipeline_remarks(report: PipelineReport) -> Iterator[tuple[str, str]]:
+def pipeline_remarks(report: AnalysedPipeline) -> Iterator[tuple[str, str]]:
     """Yield which clocks were off, by which rules the job was analysed, and what is missing from the trace."""
     method = "published: the rules of the OSDI'25 paper, nothing else" if report.method is Method.PUBLISHED else ""
-    some, steps = report.evidence_steps, report.steps_traced
+    some, steps = report.evidence_steps, len(report.attribution.steps)
     causes = "" if some is None else f"they, fixes and answers follow from {some:,} of {steps:,} steps, evenly spread"
     remarks = {"Clocks": _clocks(report), "Method": method, "Causes": causes, "Missing": _coverage(report)}
     yield from ((name, words) for name, words in remarks.items() if words)
 
 
-def _clocks(report: PipelineReport) -> str:
+def _clocks(report: AnalysedPipeline) -> str:
     """Which clocks were off and were corrected, or that some could not be compared; empty if neither applies."""
     clocks = report.clocks
     off = [row for row in clocks.offsets if max(abs(row.offset_s), abs(row.jump_s)) >= SMALLEST_OFFSET_S]
@@ -54,7 +54,7 @@ def _clocks(report: PipelineReport) -> str:
     return ""
 
 
-def _clock(report: PipelineReport, row: ClockOffset) -> str:
+def _clock(report: AnalysedPipeline, row: ClockOffset) -> str:
     """How one clock was off."""
     who = worker_label(report, row.worker)
     if row.jump_step is not None:
@@ -65,7 +65,7 @@ def _clock(report: PipelineReport, row: ClockOffset) -> str:
     return f"{who} {way} by {seconds(abs(row.offset_s))} \u00b1 {seconds(row.error_s)}{drift}"
 
 
-def _coverage(report: PipelineReport) -> str:
+def _coverage(report: AnalysedPipeline) -> str:
     """What is missing from the trace; empty if nothing is."""
     coverage, parts = report.coverage, []
     if coverage.workers_traced < coverage.workers_expected:
@@ -102,7 +102,7 @@ def _coverage(report: PipelineReport) -> str:
     return "; ".join(parts)
 
 
-def worker_label(report: PipelineReport, worker: Worker) -> str:
+def worker_label(report: AnalysedPipeline, worker: Worker) -> str:
     """Rank without its node: "rank 9"; the worker's coordinates if the trace does not name it."""
     rank = report.ranks.get(worker)
     return worker.coordinates if rank is None else f"rank {rank}"

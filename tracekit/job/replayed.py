@@ -1,12 +1,12 @@
 """A job whose graph is built: everything that a report needs from it.
 
-In: a job's graph, and an outline of its trace. Out: a `PipelineReport`. The ops of a trace take as much memory as
-their replay, and nothing reads them again once the graph exists.
+In: a job's graph, and an outline of its trace. Out: `AnalysedPipeline`, and from it an `Analysis`. The ops of a trace
+take as much memory as their replay, and nothing reads them again once the graph exists.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
@@ -25,14 +25,13 @@ from tracekit.analysis.replay.ideal import OCCASIONAL, OCCASIONAL_BY_STAGE
 from tracekit.analysis.replay.method import Method
 from tracekit.analysis.whatif.interventions import mean_step_time
 from tracekit.analysis.whatif.paper import IDEAL
-from tracekit.job.experts import unasked
-from tracekit.job.pipeline_report import PipelineReport, PublishedView
+from tracekit.job.analysis import Analysis, ReportOptions
+from tracekit.job.pipeline_report import AnalysedPipeline, PublishedView
 from tracekit.report.clocks import ClockOffset, ClockReport
 from tracekit.trace.canonical import Trace
 from tracekit.trace.step_values import step_values
 
 if TYPE_CHECKING:
-    from tracekit.analysis.experts.loads import Loads
     from tracekit.report.question import ByLabel, Question
 
 Progress = Callable[[str], None]
@@ -55,44 +54,48 @@ class ReplayedJob(Struct, frozen=True):
         """The job with the cost of each op."""
         return self.graph.replay
 
-    def whatif(
+    def analyse(
         self,
-        *,
-        fix: Sequence[str] = (),
-        keep: Sequence[str] = (),
-        by: Sequence[str] = (),
-        layers: tuple[int, ...] | None = None,
-        expert_loads: Loads | None = None,
-        attribution: Callable[[], Attribution] | None = None,
+        asked: ReportOptions,
         progress: Progress | None = None,
-    ) -> PipelineReport:
-        """The whole report. As `Job.whatif`; `attribution`: returns the attribution, which may be known already."""
-        check_layers(self.trace, layers)
-        graph, method = self.graph.graph, self.graph.method
+        *,
+        attribution: Callable[[], Attribution] | None = None,
+    ) -> Analysis:
+        """Analyse the job. As `Job.analyse`; `attribution`: returns the attribution, which may be known already."""
+        return self.analysed(asked, progress, attribution=attribution).analysis()
+
+    def analysed(
+        self,
+        asked: ReportOptions,
+        progress: Progress | None = None,
+        *,
+        attribution: Callable[[], Attribution] | None = None,
+    ) -> AnalysedPipeline:
+        """Everything from which the report follows."""
+        check_layers(self.trace, asked.layers)
+        graph, method, loads = self.graph.graph, self.graph.method, asked.expert_loads
         gpus = self.trace.layout.world_size
         questions: list[Question] = []
-        kept_alone: list[Question] = []
+        keeping: list[Question] = []
         labels: list[ByLabel] = []
-        if fix or keep or by:
+        if asked.fix or asked.keep or asked.by:
             from tracekit.job.questions import answer_keep, by_labels, check
 
-            check(self.replay, fix)
-            kept_alone = [answer_keep(self.replay, text, gpus) for text in keep]
-            labels += [by_labels(self.replay, *text.split(",")) for text in by]
+            check(self.replay, asked.fix)
+            keeping = [answer_keep(self.replay, text, gpus) for text in asked.keep]
+            labels += [by_labels(self.replay, *text.split(",")) for text in asked.by]
         attributed = attribute(self.replay, progress=progress) if attribution is None else attribution()
-        subject = structs.replace(
-            PipelineSubject.of(self.trace, self.replay, lambda: attributed), expert_loads=expert_loads
-        )
-        if fix:
+        subject = structs.replace(PipelineSubject.of(self.trace, self.replay, lambda: attributed), expert_loads=loads)
+        if asked.fix:
             from tracekit.job.questions import answer_fix, pipeline_edits
 
-            questions = [answer_fix(self.replay, text, gpus, subject, pipeline_edits) for text in fix]
+            questions = [answer_fix(self.replay, text, gpus, subject, pipeline_edits) for text in asked.fix]
         if progress is not None:
             progress("causes and fixes")
         exchanges = exchanges_of(subject)
-        if expert_loads is not None and exchanges is None:
-            raise expert_loads.without_experts(self.trace.name)
-        return PipelineReport(
+        if loads is not None and exchanges is None:
+            raise loads.without_experts(self.trace.name)
+        return AnalysedPipeline(
             name=self.trace.name,
             layout=self.trace.layout,
             ops=self.ops,
@@ -102,17 +105,17 @@ class ReplayedJob(Struct, frozen=True):
             ranks=self.trace.worker_ranks(),
             hosts=self.trace.hosts,
             attribution=attributed,
-            diagnosis=diagnose(PipelineAssessment(subject, stalls_of(self.replay, attributed), layers, method)),
+            diagnosis=diagnose(PipelineAssessment(subject, stalls_of(self.replay, attributed), asked.layers, method)),
             method=method,
             clocks=_clock_report(self.replay, method),
             posting=graph.posting,
             replay=self.replay,
             published=_published_view(self.graph, self.published),
             exchanges=exchanges,
-            experts=unasked(exchanges),
-            questions_asked=(*questions, *kept_alone),
-            labels_asked=tuple(labels),
             step_values=step_values(self.trace.metadata),
+            asked=asked,
+            questions=(*questions, *keeping),
+            labels=tuple(labels),
         )
 
 

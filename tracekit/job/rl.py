@@ -1,6 +1,6 @@
 """Runs of post-training for users of the library.
 
-In: logs, or recorded phases and trajectories. Out: `RlJob`, and from it an `RlReport`.
+In: logs, or recorded phases and trajectories. Out: `RlJob`, and from it an `Analysis`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from tracekit.analysis.rl.timed import TimedRun
 from tracekit.base.errors import FormatError, SelectionError, TraceError
 from tracekit.base.text import short
 from tracekit.collectors.importers.rl.reader import read_rl
+from tracekit.job.analysis import Analysis, ReportOptions
 from tracekit.job.job import Exported, Job, PathLike, Progress
 from tracekit.job.questions import answered
-from tracekit.job.rl_report import RlReport
+from tracekit.job.rl_report import AnalysedRun
 from tracekit.report.question import ByLabel, Question
 from tracekit.trace.op import OpTrace
 from tracekit.trace.post_training import POST_TRAINING, Format, PhaseLog, run_of, trace_of
 
 if TYPE_CHECKING:
-    from tracekit.analysis.experts.loads import Loads
     from tracekit.analysis.replay.graph_replay import GraphReplay
 
 #: How an edit begins that names a fix of the report.
@@ -77,35 +77,32 @@ class RlJob(Job):
     def validate(self) -> None:
         _ = self.evidence
 
-    def whatif(
-        self,
-        *,
-        fix: Sequence[str] = (),
-        keep: Sequence[str] = (),
-        by: Sequence[str] = (),
-        layers: tuple[int, ...] | None = None,
-        expert_loads: Loads | None = None,
-        progress: Progress | None = None,
-    ) -> RlReport:
-        """See `Job.whatif`. `fix`: alternatives, such as "staleness=1", "partial=0.9", "fix=NAME" of a fix; by default
-        the usual ones.
+    def analyse(self, asked: ReportOptions, progress: Progress | None = None) -> Analysis:
+        """See `Job.analyse`. `asked.fix`: alternatives, such as "staleness=1", "partial=0.9", "fix=NAME" of a fix; by
+        default the usual ones.
         """
-        for option, value in (("--keep", keep), ("--by", by), ("--layers", layers), ("--expert-loads", expert_loads)):
+        for option, value in (
+            ("--keep", asked.keep),
+            ("--by", asked.by),
+            ("--layers", asked.layers),
+            ("--expert-loads", asked.expert_loads),
+        ):
             if value:
                 raise self._not_for(option)
+        self.refuse_bubbles(asked)
         if progress is not None:
             progress("replaying the steps")
         evidence = self.evidence
-        alternatives = [Scenario.parse(text) for text in fix if _FIX not in text]
+        alternatives = [Scenario.parse(text) for text in asked.fix if _FIX not in text]
         account = evidence.run.account(alternatives) if alternatives else evidence.account
-        unpriced = {one.scenario for one in account.what_if if one.saved_s is None}
-        return RlReport(
+        unpriced = {price.scenario for price in account.what_if if price.saved_s is None}
+        return AnalysedRun(
             name=self.trace.name,
-            diagnosis=diagnose(RlAssessment(evidence, account)),
-            questions_asked=tuple(self.answer(text) for text in fix if text not in unpriced),
             evidence=evidence,
             account=account,
-        )
+            diagnosis=diagnose(RlAssessment(evidence, account)),
+            questions=tuple(self.answer(text) for text in asked.fix if text not in unpriced),
+        ).analysis()
 
     def answer(self, selection: str, *, keep: bool = False) -> Question:
         """See `Job.answer`. `selection`: as `fix` of `whatif`; several, joined by " + ", go together.
@@ -133,7 +130,7 @@ class RlJob(Job):
         """What an alternative changes, or the fix that it names."""
         if not text.startswith(_FIX):
             return Scenario.parse(text)
-        return fix_named(self.report.diagnosis.fixes, text.removeprefix(_FIX)).change
+        return fix_named(self.analysis.diagnosis.fixes, text.removeprefix(_FIX)).change
 
     def spent(self, ignored: Collection[int] = ()) -> SpentPhases:
         if flagged := self.evidence.account.flagged:

@@ -1,23 +1,28 @@
 """The report on a run of post-training.
 
-In: `RlSubject`, its diagnosis, its account. Out: `RlReport`.
+In: `RlSubject`, its diagnosis, its account. Out: `Analysis`, with a `Report`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, ClassVar
 
-import polars as pl
+from msgspec import Struct
 
 from tracekit.analysis.evidence.rl_subject import RlSubject
-from tracekit.analysis.rl.account import Generation, LossTime, PhaseTime, Price, RlAccount
+from tracekit.analysis.rl.account import Generation, RlAccount
 from tracekit.analysis.rl.loop import WARM_UP
 from tracekit.analysis.rl.rl_run import CONTRADICTION
 from tracekit.base.text import counted, listed, percent, ranks_text, seconds, short, three_digits, with_error
-from tracekit.report.question import question_table
-from tracekit.report.report import COMMON_TABLES, Report, StepTimes
+from tracekit.job.analysis import Analysis
+from tracekit.job.build import Source, build
+from tracekit.job.rl_picture import picture_of
+from tracekit.report.diagnosis import Diagnosis
+from tracekit.report.outline import Outline, Times
+from tracekit.report.question import Question, question_table
+from tracekit.report.report import StepTimes
+from tracekit.report.rows import OfRank
 from tracekit.report.section import Table
 
 #: An engine that differs from the median speed by this share is mentioned, and this many of them.
@@ -25,136 +30,98 @@ _UNEVEN, _MOST_NAMED = 0.05, 3
 _FIX_MEANS = "fix=NAME: that fix of the report, all else as recorded."
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class RlReport(Report):
-    """The report on a run of post-training. `account`: where the mean step went, and the alternatives asked for."""
+class AnalysedRun(Struct, frozen=True, eq=False):
+    """Everything that is known of an analysed run. `account`: where the mean step went, and the alternatives asked for;
+    `questions`: the fixes and alternatives that have a price.
+    """
 
-    table_names: ClassVar[tuple[str, ...]] = (*COMMON_TABLES, "phases", "losses", "alternatives")
+    name: str
     evidence: RlSubject
     account: RlAccount
+    diagnosis: Diagnosis
+    questions: tuple[Question, ...]
 
-    @property
-    def sizes(self) -> str:
-        job = self.account.job
+    def analysis(self) -> Analysis:
+        """The report."""
+        return Analysis(build(self._source(), self.diagnosis, self.questions), self.diagnosis)
+
+    def _source(self) -> Source:
+        evidence, tables = self.evidence, list(_sections(self.account))
+        recorded_s, original_s = evidence.recorded_s, evidence.unchanged_s
+        mean = Times(recorded_s, original_s, float(evidence.ideal.mean()))
+        return Source(
+            job=self._outline(),
+            times=StepTimes(evidence.steps, evidence.run.recorded, evidence.unchanged, evidence.ideal),
+            mean=mean,
+            slowdown=original_s / mean.ideal if mean.ideal else math.nan,
+            daily=evidence.daily,
+            wasted_gpu_hours=self.diagnosis.verdict.lost_gpu_hours,
+            remarks=list(_remarks(self.account)),
+            overview=tables,
+            sections=tables,
+            asked=self._asked_tables(),
+            keys={
+                "by_rank": [OfRank(rank, None, None, None) for rank in range(self.account.job.engines + 1)],
+                "rl": self.account,
+                "rl_picture": picture_of(evidence.run, [phase.phase for phase in self.account.phases]),
+            },
+        )
+
+    def _outline(self) -> Outline:
+        job, phases = self.account.job, self.account.phases
         on = f", {counted(job.trajectories, 'trajectory')} on {counted(job.engines, 'engine')}" if job.engines else ""
-        return f"{job.format}, {counted(job.steps, 'step')}{on}"
+        return Outline(
+            name=self.name,
+            source="rl",
+            whole="step",
+            sizes=f"{job.format}, {counted(job.steps, 'step')}{on}",
+            gpus=self.evidence.gpus,
+            steps=job.steps,
+            ranks=job.engines,
+            ops=job.trajectories + (len(phases) + 1) * job.steps,
+        )
 
-    @property
-    def gpus(self) -> int:
-        return self.evidence.gpus
-
-    @property
-    def daily(self) -> bool:
-        return self.evidence.daily
-
-    @property
-    def whole(self) -> str:
-        return "step"
-
-    @property
-    def rl(self) -> RlReport:
-        return self
-
-    @property
-    def times_s(self) -> dict[str, float]:
-        evidence = self.evidence
-        return {
-            "recorded": evidence.recorded_s,
-            "original": evidence.unchanged_s,
-            "ideal": float(evidence.ideal.mean()),
-        }
-
-    @property
-    def steps_traced(self) -> int:
-        return self.account.job.steps
-
-    def step_times(self) -> StepTimes:
-        evidence = self.evidence
-        return StepTimes(evidence.steps, evidence.run.recorded, evidence.unchanged, evidence.ideal)
-
-    @property
-    def workers(self) -> pl.DataFrame:
-        schema = {"dp_rank": pl.Int64, "pp_rank": pl.Int64, "rank": pl.Int64, "host": pl.String, "slowdown": pl.Float64}
-        return pl.DataFrame(schema=schema)
-
-    @property
-    def phases(self) -> pl.DataFrame:
-        """The mean seconds of each phase in a step, the longest first."""
-        return _frame(self.account.phases, PhaseTime)
-
-    @property
-    def losses(self) -> pl.DataFrame:
-        """What each loss costs."""
-        return _frame(self.account.losses, LossTime)
-
-    @property
-    def alternatives(self) -> pl.DataFrame:
-        """The price of each alternative."""
-        return _frame(self.account.what_if, Price)
-
-    def remarks_of_source(self) -> Iterator[tuple[str, str]]:
-        yield "Step", "; ".join(_step(self.account))
-        if self.account.generation is not None:
-            yield "Engines", "; ".join(_engines(self.account.generation))
-        if self.account.sides is not None:
-            yield "Sides", self.account.sides.words
-        if self.account.unlike is not None and self.account.unlike.words:
-            without = f"; without them the mean step takes {seconds(self.account.unlike.usual_s)}"
-            yield "Steps", "; ".join(self.account.unlike.words) + without * bool(self.account.unlike.steps)
-        if self.account.tools is not None:
-            yield "Tools", self.account.tools.words
-        if left_out := self.account.left_out:
-            parts = "the step or its generation" if self.account.replayed_s is None else "generation, training or sync"
-            yield "Left out", f"{ranks_text(left_out, name='step')} without the time of {parts}"
-        if restarts := self.account.restarts:
-            yield "Restart", f"{ranks_text(restarts, name='step')} logged again: from there on, the last attempt counts"
-
-    def sections(self, *, full: bool = False) -> Iterator[Table]:
-        """See `Report.sections`: phases, losses and prices, all of them always."""
-        del full
-        account = self.account
-
-        def row(name: str, value_s: float) -> tuple[str, str, str]:
-            return name, seconds(value_s), percent(value_s / account.step_s)
-
-        rest = [] if account.unaccounted_s is None else [row("unaccounted", account.unaccounted_s)]
-        phases = (*(row(short(one.phase, 30), one.seconds) for one in account.phases), *rest)
-        yield Table("Phases", ("Phase", "a step", "share"), phases)
-        losses = tuple(row(one.loss, one.lost_s) for one in account.losses)
-        if losses:
-            notes = [] if account.generation is not None else ["those within the generation need trajectories"]
-            if negative := [name for name, cost, _ in losses if cost.startswith("-")]:
-                notes.append(f"below 0 ({listed(negative)}): without it, the step would take longer")
-            yield Table("Losses", ("Loss", "costs a step", "share"), losses, "; ".join(notes) or None)
-        if account.what_if:
-            yield _prices(account)
-
-    def asked_tables(self) -> Iterator[Table]:
-        """See `Report.asked_tables`: the fixes that were named; `sections` have the other alternatives."""
-        if named := [one for one in self.questions_asked if "fix=" in one.question]:
-            yield question_table(named, self.whole, daily=self.daily, fix_means=_FIX_MEANS)
-
-    def details(self) -> dict[str, Any]:
-        account, job = self.account, self.account.job
-        ops = job.trajectories + (len(account.phases) + 1) * job.steps
-        return {
-            "job": {"source": "rl", "steps": job.steps, "ranks": job.engines, "ops": ops},
-            "trust": {},
-            "wasted_gpu_hours": self.diagnosis.verdict.lost_gpu_hours,
-            "by_kind": [],
-            "critical_path": [],
-            "by_rank": [
-                {"rank": rank, "slowdown": None, "slowdown_error": None, "host": None}
-                for rank in range(job.engines + 1)
-            ],
-            "rl": account,
-        }
+    def _asked_tables(self) -> list[Table]:
+        """The fixes that were named; `sections` have the other alternatives."""
+        named = [question for question in self.questions if "fix=" in question.question]
+        return [question_table(named, "step", daily=self.evidence.daily, fix_means=_FIX_MEANS)] if named else []
 
 
-def _frame(rows: list[Any], shape: type[Any]) -> pl.DataFrame:
-    from tracekit.report.plain_data import frame_of
+def _remarks(account: RlAccount) -> Iterator[tuple[str, str]]:
+    yield "Step", "; ".join(_step(account))
+    if account.generation is not None:
+        yield "Engines", "; ".join(_engines(account.generation))
+    if account.sides is not None:
+        yield "Sides", account.sides.words
+    if account.unlike is not None and account.unlike.words:
+        without = f"; without them the mean step takes {seconds(account.unlike.usual_s)}"
+        yield "Steps", "; ".join(account.unlike.words) + without * bool(account.unlike.steps)
+    if account.tools is not None:
+        yield "Tools", account.tools.words
+    if left_out := account.left_out:
+        parts = "the step or its generation" if account.replayed_s is None else "generation, training or sync"
+        yield "Left out", f"{ranks_text(left_out, name='step')} without the time of {parts}"
+    if restarts := account.restarts:
+        yield "Restart", f"{ranks_text(restarts, name='step')} logged again: from there on, the last attempt counts"
 
-    return frame_of(rows, shape)
+
+def _sections(account: RlAccount) -> Iterator[Table]:
+    """Phases, losses and prices."""
+
+    def row(name: str, value_s: float) -> tuple[str, str, str]:
+        return name, seconds(value_s), percent(value_s / account.step_s)
+
+    rest = [] if account.unaccounted_s is None else [row("unaccounted", account.unaccounted_s)]
+    phases = (*(row(short(one.phase, 30), one.seconds) for one in account.phases), *rest)
+    yield Table("Phases", ("Phase", "a step", "share"), phases)
+    losses = tuple(row(one.loss, one.lost_s) for one in account.losses)
+    if losses:
+        notes = [] if account.generation is not None else ["those within the generation need trajectories"]
+        if negative := [name for name, cost, _ in losses if cost.startswith("-")]:
+            notes.append(f"below 0 ({listed(negative)}): without it, the step would take longer")
+        yield Table("Losses", ("Loss", "costs a step", "share"), losses, "; ".join(notes) or None)
+    if account.what_if:
+        yield _prices(account)
 
 
 def _step(account: RlAccount) -> Iterator[str]:

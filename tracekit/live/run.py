@@ -337,9 +337,7 @@ class LiveRun:
     def _findings(self, job: Job, title: str) -> Findings | Unanalysed:
         """Return the findings of the analysis. A bug in it costs the findings of this window only."""
         try:
-            findings = job.stored()
-            if isinstance(findings, Findings):
-                findings.verdict()
+            return job.stored()
         except Exception as error:  # any bug
             self.counts.unanalysed += 1
             why = f"the analysis failed, which is a bug of tracekit ({one_line(error)})"
@@ -348,7 +346,6 @@ class LiveRun:
                 f" `tracekit export`{where_traceback_is(self.options.store, title, error)}"
             )
             return Unanalysed(why)
-        return findings
 
     def _merged(self, recording: AttemptRecording, window: ReadyWindow, missing: Iterable[int]) -> Trace | Exception:
         """The trace of a window, or the error: merging can stumble over garbage anywhere."""

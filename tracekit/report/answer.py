@@ -6,9 +6,6 @@ none of them interprets a figure itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from msgspec import Struct
 
 from tracekit.trace.model import Worker
@@ -38,12 +35,6 @@ class Account(Struct, frozen=True):
     confidence: float
     first_step: int | None
     saved_gpu_hours_per_day: float | None
-
-    @classmethod
-    def of(cls, row: Mapping[str, Any]) -> Account:
-        """Parse the row of a report."""
-        lists = {name: tuple(row[name]) for name in ("ranks", "hosts", "gpu_uuids")}
-        return cls(**{**row, **lists})
 
 
 class Culprit(Struct, frozen=True):

@@ -1,6 +1,6 @@
 """A fix that somebody applied: what it was expected to save, and what the next run shows.
 
-In: the reports on two jobs, as plain data. Out: `AppliedFix`, which a store keeps, and its words.
+In: the reports on two jobs. Out: `AppliedFix`, which a store keeps, and its words.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from tracekit.analysis.attribution.compare import Report, whole
-from tracekit.analysis.attribution.comparison import CompareOutput
 from tracekit.analysis.numeric.means import difference_of_means
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import seconds, short, three_digits, with_error
+from tracekit.report.compare import whole
+from tracekit.report.comparison import CompareOutput
+from tracekit.report.conclusions import Fix
+from tracekit.report.report import Report
 
 
 class AppliedFix(Struct, frozen=True):
@@ -70,14 +72,14 @@ def in_all(fixes: Sequence[AppliedFix]) -> str:
     return f"{many} gave back {three_digits(got)} of {three_digits(expected)} GPU-hours a day expected"
 
 
-def fix_applied(reports: tuple[Report, Report], name: str, at: float, by: str) -> AppliedFix:
-    """What a fix of the first run was expected to save, and what the second shows. `name`: its kind or a part of its
-    title. `at`, `by`: when it was noted, and by whom.
+def fix_applied(reports: tuple[Report, Report], fixes: Sequence[Fix], name: str, at: float, by: str) -> AppliedFix:
+    """What a fix of the first run was expected to save, and what the second shows. `fixes`: those promised
+    for the first; `name`: the kind of one, or a part of its title. `at`, `by`: when it was noted, and by whom.
 
     Raises SelectionError if it is not exactly one fix with a price, or if step times of the runs do not compare.
     """
-    before, after = (whole(report["job"]["name"], report) for report in reports)
-    fix = _fix_named(reports[0], name)
+    before, after = (whole(report.name, report) for report in reports)
+    fix = _fix_named(fixes, name)
     if dict(before.layout) != dict(after.layout) or before.whole != after.whole:
         raise SelectionError(f"--fix {name!r:.60}: the layouts of A and B differ, so their step times do not compare")
     change = difference_of_means(before.recorded_s, after.recorded_s)
@@ -86,27 +88,25 @@ def fix_applied(reports: tuple[Report, Report], name: str, at: float, by: str) -
         by=by,
         before=before.job,
         after=after.job,
-        kind=fix["kind"],
-        title=fix["title"],
+        kind=fix.kind,
+        title=fix.title,
         whole=before.whole,
-        expected_s=fix["saved_s"],
-        error_s=fix["error_s"],
+        expected_s=fix.saved_s or 0.0,
+        error_s=fix.error_s,
         got_s=-change.difference,
         low_s=None if change.high is None else -change.high,
         high_s=None if change.low is None else -change.low,
-        expected_gpu_hours_per_day=fix["saved_gpu_hours_per_day"],
+        expected_gpu_hours_per_day=fix.saved_gpu_hours_per_day or 0.0,
     )
 
 
-def _fix_named(report: Report, name: str) -> Report:
-    priced: list[Report] = [fix for fix in report["fixes"] if fix["withheld"] is None and fix["saved_s"] > 0]
-    found = [fix for fix in priced if fix["kind"] == name] or [
-        fix for fix in priced if name.lower() in fix["title"].lower()
-    ]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        titles = "; ".join(repr(fix["title"]) for fix in found)
-        raise SelectionError(f"--fix {name!r:.60}: {len(found)} fixes of A; give a part of one title: {titles:.400}")
-    kinds = ", ".join(dict.fromkeys(fix["kind"] for fix in priced)) or "none with a price"
+def _fix_named(fixes: Sequence[Fix], name: str) -> Fix:
+    priced = [fix for fix in fixes if fix.withheld is None and (fix.saved_s or 0.0) > 0]
+    named = [fix for fix in priced if fix.kind == name] or [fix for fix in priced if name.lower() in fix.title.lower()]
+    if len(named) == 1:
+        return named[0]
+    if named:
+        titles = "; ".join(repr(fix.title) for fix in named)
+        raise SelectionError(f"--fix {name!r:.60}: {len(named)} fixes of A; give a part of one title: {titles:.400}")
+    kinds = ", ".join(dict.fromkeys(fix.kind for fix in priced)) or "none with a price"
     raise SelectionError(f"--fix {name!r:.60}: no fix of A with a price; A has {kinds}")

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from typing import Literal
 
+import polars as pl
 from msgspec import Struct
+
+from tracekit.report.plain_data import frame_of
 
 PlaceOfIdle = Literal["warm-up", "between", "drain"]
 ReasonOfIdle = Literal["peer", "transfer", "collective", "host"]
@@ -97,3 +100,20 @@ class Bubbles(Struct, frozen=True):
     schedules: list[PricedSchedule]
     unknown: str | None
     left_out: list[LeftOut]
+
+
+def frames(found: Bubbles) -> dict[str, pl.DataFrame]:
+    """Where each stage is idle, why, and what schedules would cost; of each schedule the most microbatches held."""
+    rows = {stage.pp_rank: frame_of(stage.places, IdleOfStage) for stage in found.by_stage}
+    rows = rows or {0: frame_of([], IdleOfStage)}
+    held = [max(row.peak_microbatches) if row.peak_microbatches else None for row in found.schedules]
+    return {
+        "bubbles_stages": frame_of(found.by_stage, StageBubbles),
+        "bubbles_places": pl.concat(
+            frame.select(pl.lit(stage, pl.Int64).alias("pp_rank"), pl.all()) for stage, frame in rows.items()
+        ),
+        "bubbles_causes": frame_of(found.causes, LostTo),
+        "bubbles_schedules": frame_of(found.schedules, PricedSchedule).with_columns(
+            peak_microbatches=pl.Series(held, dtype=pl.Float64)
+        ),
+    }

@@ -223,6 +223,11 @@ class Finding:
         return self.alone_s if self.hidden else self.saved_s
 
     @property
+    def priced(self) -> bool:
+        """Whether a replay tells what it costs; else the trace is at fault, or nothing is wrong."""
+        return self.change is not None
+
+    @property
     def costs(self) -> str:
         """What it costs, in words."""
         if self.saves_step_s is not None:

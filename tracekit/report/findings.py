@@ -1,12 +1,11 @@
 """The stored result of analysing a trace: a report, its figures, slowdowns of workers.
 
-In: a report's JSON and an array. Out: columns of the catalogue, and rows. The analysis creates it, the store keeps it,
+In: a report and an array. Out: columns of the catalogue, and rows. The analysis creates it, the store keeps it,
 and neither needs to know the other.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -17,7 +16,9 @@ import polars as pl
 from msgspec import Struct
 
 from tracekit.report.answer import Account
-from tracekit.trace.step_values import tokens_per_s
+from tracekit.report.finding import Place
+from tracekit.report.report import Report
+from tracekit.trace.model import Worker
 
 #: Figures of a report that lists of jobs show, stored separately so that nobody parses a thousand reports.
 FIGURES = (
@@ -96,49 +97,46 @@ class WindowVerdict(Struct, frozen=True):
 
 
 class Findings(Struct, frozen=True, dict=True):
-    """The result of analysing a trace: `report` is its JSON; `workers` is None for a job without that layout."""
+    """What a store keeps of an analysis: the report, and S of workers, None for a job without that layout."""
 
-    report: str
+    report: Report
     workers: WorkerSlowdowns | None = None
-
-    @cached_property
-    def _content(self) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads(self.report)
-        return content
 
     def figures(self) -> dict[str, Any]:
         """The `FIGURES` from the report."""
-        found = self._content
-        verdict, times, causes = found["verdict"], found["step_time_s"], found["causes"]
+        report = self.report
+        verdict, times, causes = report.verdict, report.step_time_s, report.findings
         return {
-            **{name: found[name] for name in ("slowdown", "waste", "straggling")},
-            "trustworthy": found["trust"]["trustworthy"],
-            **{f"{name}_s": times[name] for name in ("recorded", "original", "ideal")},
-            **{name: verdict[name] for name in ("lost_gpu_hours", "lost_gpu_hours_per_day")},
-            "cause_kinds": [cause["kind"] for cause in causes],
-            "cause_places": [cause["where_text"] for cause in causes],
-            "cause_hosts": [self._host_of(cause["where"]) for cause in causes],
+            **{name: getattr(report, name) for name in ("slowdown", "waste", "straggling")},
+            "trustworthy": report.trust.trustworthy,
+            "recorded_s": times.recorded,
+            "original_s": times.original,
+            "ideal_s": times.ideal,
+            "lost_gpu_hours": verdict.lost_gpu_hours,
+            "lost_gpu_hours_per_day": verdict.lost_gpu_hours_per_day,
+            "cause_kinds": [cause.kind for cause in causes],
+            "cause_places": [cause.where_text for cause in causes],
+            "cause_hosts": [self._host_of(cause.where) for cause in causes],
         }
 
     @property
     def tokens_per_step(self) -> float | None:
         """Tokens of the mean step, at the rate of the steps that log tokens; None if none does."""
-        rate = tokens_per_s(self._content["by_step"])
-        return None if rate is None else rate * float(self._content["step_time_s"]["recorded"])
+        rate = self.report.tokens_per_s
+        return None if rate is None else rate * self.report.step_time_s.recorded
 
     def verdict(self) -> WindowVerdict:
         """What alerts need."""
-        found = self._content
-        verdict, answer = found["verdict"], found["answer"]
+        verdict, answer, trust = self.report.verdict, self.report.answer, self.report.trust
         return WindowVerdict(
-            kind=verdict["kind"],
-            headline=answer["headline"],
-            share=verdict["share"],
-            confidence=verdict["confidence"],
-            trustworthy=found["trust"]["trustworthy"],
-            trust=answer["trust"],
-            fix=answer["fix"],
-            sightings=tuple(Account.of(row) for row in answer["accounts"]),
+            kind=verdict.kind,
+            headline=answer.headline,
+            share=verdict.share,
+            confidence=verdict.confidence,
+            trustworthy=trust.trustworthy,
+            trust=answer.trust,
+            fix=answer.fix,
+            sightings=answer.accounts,
         )
 
     def hosts(self) -> list[str]:
@@ -146,19 +144,17 @@ class Findings(Struct, frozen=True, dict=True):
         return sorted(set(self._known_hosts.values()))
 
     @cached_property
-    def _known_hosts(self) -> dict[Any, str]:
-        """The host of each worker, as (DP rank, stage), or of each rank of a job without workers."""
-        found = self._content
-        by_worker = {(row["dp_rank"], row["pp_rank"]): row.get("host") for row in found.get("by_worker", ())}
-        by_rank = {row["rank"]: row.get("host") for row in found.get("by_rank", ())}
-        return {place: host for place, host in (by_worker | by_rank).items() if host}
+    def _known_hosts(self) -> dict[Worker | int, str]:
+        """The host of each worker, or of each rank of a job without workers."""
+        hosts: dict[Worker | int, str] = {row.worker: row.host for row in self.report.by_worker or () if row.host}
+        return hosts | {row.rank: row.host for row in self.report.by_rank or () if row.host}
 
-    def _host_of(self, where: Mapping[str, Any]) -> str | None:
+    def _host_of(self, where: Place) -> str | None:
         """The only host of a place; None if it has several, or no known one."""
-        if where.get("host"):
-            return str(where["host"])
-        cells = [(worker["dp_rank"], worker["pp_rank"]) for worker in where.get("workers") or ()]
-        hosts = {self._known_hosts.get(place) for place in cells or where.get("ranks") or ()}
+        if where.host:
+            return where.host
+        places: Sequence[Worker | int] = where.workers or where.ranks
+        hosts = {self._known_hosts.get(place) for place in places}
         return hosts.pop() if len(hosts) == 1 else None
 
 

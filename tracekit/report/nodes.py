@@ -4,16 +4,17 @@ A slow rank is no reason to drain its node: user code, input or a neighbour on i
 node is to be drained only if a report that can be trusted has hardware evidence against it, such as a throttled GPU.
 All other nodes of culprits are suspects: they are to be checked, and a script gets them only where it asks for them.
 
-In: culprits, as in the JSON of a report. Out: nodes, and a sentence about them.
+In: the culprits of a report. Out: nodes, and a sentence about them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from tracekit.base.hostlist import is_node_name
 from tracekit.base.text import short
+from tracekit.report.answer import Culprit
 
 #: More nodes than this are counted, not listed.
 _MOST_LISTED = 4
@@ -35,15 +36,15 @@ class Nodes(NamedTuple):
         return None
 
 
-def nodes_of(culprits: Iterable[Mapping[str, Any]], *, trusted: bool) -> Nodes:
+def nodes_of(culprits: Iterable[Culprit], *, trusted: bool) -> Nodes:
     """The nodes of `culprits`. `trusted`: whether the report can be."""
     drain: dict[str, None] = {}
     named: dict[str, None] = {}
-    for row in culprits:
-        host = row["host"]
+    for culprit in culprits:
+        host = culprit.host
         if host is not None and is_node_name(host):
             named[host] = None
-            if trusted and row.get("hardware"):  # reports of older stores do not say so
+            if trusted and culprit.hardware:
                 drain[host] = None
     return Nodes(tuple(drain), tuple(host for host in named if host not in drain))
 

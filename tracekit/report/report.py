@@ -1,57 +1,109 @@
-"""The result of `whatif`: what a job loses, who causes it, why, what to do, and whether to believe it.
+"""The report on a job: what it loses, who causes it, why, what to do, and whether to believe it.
 
-In: a `Diagnosis`, with what the source of the job adds. Out: `Report`, which every renderer draws: words
-(`words.py`), tables, one JSON object (docs/report-schema.md), figures, and the card of a notebook.
+In: what `tracekit.job.build` made of a diagnosis, or a file with the JSON object (docs/report-schema.md). Out:
+`Report`, which every surface shows: terminal, Markdown, HTML, notebooks, pages, stores, comparisons, bills. Nothing in
+it is live: a report that was just made and one read from a file are the same.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import polars as pl
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
-from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN, Trust, waste
+import tracekit
+from tracekit.analysis.attribution.stalls import Stall
+from tracekit.analysis.graph.op_graph import MissingMembers
+from tracekit.analysis.graph.rules.posting import PostingRule
 from tracekit.analysis.numeric.arrays import Floats, Int32s
-from tracekit.analysis.numeric.means import ratio_margins
+from tracekit.analysis.rl.account import LossTime, PhaseTime, Price, RlAccount
 from tracekit.base.atomic_write import Kind, replacing, starting_with
-from tracekit.base.errors import OutputError, SelectionError, extra
+from tracekit.base.errors import FormatError, OutputError, SelectionError, extra
 from tracekit.base.safe_csv import safe_csv
-from tracekit.base.text import counted, short
+from tracekit.base.text import short
+from tracekit.report import bubbles as idle
 from tracekit.report.answer import Answer
-from tracekit.report.diagnosis import Diagnosis
-from tracekit.report.finding import Finding
-from tracekit.report.question import Question, label_table, question_table
+from tracekit.report.bubbles import Bubbles
+from tracekit.report.clocks import ClockReport
+from tracekit.report.conclusions import Finding, Fix, Patterns, Trust, Verdict
+from tracekit.report.experts import Experts, Overlap
+from tracekit.report.gpu import GpuInReport
+from tracekit.report.outline import ClockOfRank, Coverage, MethodUsed, Outline, Times
+from tracekit.report.pictures import PipelinePicture, RlPicture
+from tracekit.report.plain_data import Maybe, Number, frame_of
+from tracekit.report.question import Question
+from tracekit.report.rows import (
+    Collectives,
+    Contribution,
+    Correlation,
+    Kernels,
+    OfLabel,
+    OfRank,
+    OfStep,
+    OfWorker,
+    OnPath,
+    WaitFor,
+)
 from tracekit.report.section import Table
 from tracekit.report.verdict import LossKind
-from tracekit.trace.facts import Fact
-from tracekit.trace.step_values import StepValues
+from tracekit.trace.facts import Lack
+from tracekit.trace.model import Worker
+from tracekit.trace.step_values import tokens_per_s
 
 if TYPE_CHECKING:
     import pandas
 
-    from tracekit.analysis.evidence.graph_subject import GraphSubject
-    from tracekit.job.pipeline_report import PipelineReport
-    from tracekit.job.rl_report import RlReport
-    from tracekit.report.experts import Experts, Overlap
-    from tracekit.report.findings import Findings, WorkerSlowdowns
-    from tracekit.report.question import ByLabel
-    from tracekit.show.plots import Plots
-
 #: Version of the JSON object; increased by one with every change that could break a reader of the version before.
-REPORT_VERSION = 2
-#: Tables of every report, of one row per finding or question.
+REPORT_VERSION = 3
+#: Tables of every report, of one row per finding or question, and those that only some sources have.
 COMMON_TABLES = ("by_step", "by_label", "questions", "causes", "fixes")
+PIPELINE_TABLES = (
+    "by_kind",
+    "by_pp_rank",
+    "by_dp_rank",
+    "by_worker",
+    "critical_path",
+    "critical_workers",
+    "forward_backward_correlation",
+)
+_TABLES = {
+    "pipeline": (*PIPELINE_TABLES, *COMMON_TABLES),
+    "rl": (*COMMON_TABLES, "phases", "losses", "alternatives"),
+}
+#: The type of a row of each table, and columns of the JSON that a table leaves out.
+_ROWS: dict[str, type[Struct]] = {
+    "by_kind": Contribution,
+    "by_pp_rank": Contribution,
+    "by_dp_rank": Contribution,
+    "by_worker": OfWorker,
+    "by_step": OfStep,
+    "by_label": OfLabel,
+    "critical_path": OnPath,
+    "critical_workers": OnPath,
+    "forward_backward_correlation": Correlation,
+    "questions": Question,
+    "causes": Finding,
+    "fixes": Fix,
+    "phases": PhaseTime,
+    "losses": LossTime,
+    "alternatives": Price,
+}
+_LEFT_OUT = {
+    "causes": ("signature", "effect", "bound", "saved_when_acting_s", "refuted_by", "costs", "priced"),
+    "fixes": ("edit", "unprofiled_step_s"),
+}
+
+
+#: Shares are at most 1, but for rounding.
+_ROUNDING = 1e-6
 
 
 class StepTimes(Struct, frozen=True, eq=False):
@@ -63,242 +115,188 @@ class StepTimes(Struct, frozen=True, eq=False):
     ideal: Floats
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Report(ABC):
-    """Everything that `Job.whatif` found out about one job, whatever its source.
+class WorkerGrid(Struct, frozen=True, eq=False):
+    """S of each worker alone, [dp_ranks, stages]; `rows`: the worker at each place."""
+
+    dp_ranks: tuple[int, ...]
+    slowdown: Floats
+    rows: dict[Worker, OfWorker]
+
+
+class Remark(Struct, frozen=True):
+    """What else a reader must know; without a name, it continues the remark before."""
+
+    name: str
+    words: str
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """The report on one job, whatever its source: the JSON object of `tracekit whatif --json`.
 
         report = tracekit.load("job.parquet").whatif()
         report                                # in a notebook: answer, worker map, steps, causes, fixes
         report.answer.headline                # the same in words
-        report.findings                       # why it is slow, the costliest first
+        report.findings                       # why it is slow, the costliest first; `causes` in JSON
         report.slowdown                       # S, 1.0 for a job without stragglers
         report.table("by_label")              # a polars frame; report.pandas("by_label")
-        report.to_dict()                      # plain data, as docs/report-schema.md documents it
+        report.write_csv("tables")            # every table as a file
+        report.to_dict()                      # plain data
 
-    `name`: of the job. `diagnosis`: why it is slow, and what to do. `questions_asked`, `labels_asked`: the answers to
-    custom questions. `overlap`: None if nobody asked; `experts`: None if nobody asked (`experts_asked`) and no uneven
-    loads are known. `step_values`: what the loop logs of its steps. `table_names`: the names for `table`.
+    An undefined figure is None. A key that the source lacks is `msgspec.UNSET`, which is false.
     """
 
-    table_names: ClassVar[tuple[str, ...]] = COMMON_TABLES
-    name: str
-    diagnosis: Diagnosis
-    questions_asked: tuple[Question, ...] = ()
-    labels_asked: tuple[ByLabel, ...] = ()
-    overlap: Overlap | None = None
-    experts: Experts | None = None
-    experts_asked: bool = False
-    step_values: StepValues = field(default_factory=dict)
+    report_version: int
+    job: Outline
+    answer: Answer
+    verdict: Verdict
+    trust: Trust
+    step_time_s: Times
+    slowdown: Number
+    slowdown_error: Number
+    waste: Number
+    straggling: bool
+    wasted_gpu_hours: Number
+    wasted_gpu_hours_per_day: Number
+    assumptions: list[str]
+    findings: list[Finding] = msgspec.field(name="causes")
+    fixes: list[Fix]
+    patterns: Patterns
+    stalls: list[Stall]
+    problems: list[str]
+    failed: list[str]
+    lacks: list[Lack]
+    questions: list[Question]
+    by_label: list[OfLabel]
+    by_kind: list[Contribution]
+    by_step: list[OfStep]
+    critical_path: list[OnPath]
+    remarks: list[Remark]
+    overview: list[Table]
+    asked: list[Table]
+    sections: list[Table]
+    method: Maybe[MethodUsed] = UNSET
+    clocks: Maybe[ClockReport | list[ClockOfRank]] = UNSET
+    posting: Maybe[PostingRule] = UNSET
+    coverage: Maybe[Coverage] = UNSET
+    bubbles: Maybe[Bubbles | None] = UNSET
+    pipeline_picture: Maybe[PipelinePicture] = UNSET
+    overlap: Maybe[Overlap] = UNSET
+    experts: Maybe[Experts] = UNSET
+    m_w: Maybe[Number] = UNSET
+    m_s: Maybe[Number] = UNSET
+    slowest_workers: Maybe[list[Worker]] = UNSET
+    by_pp_rank: Maybe[list[Contribution]] = UNSET
+    by_dp_rank: Maybe[list[Contribution]] = UNSET
+    by_worker: Maybe[list[OfWorker]] = UNSET
+    critical_workers: Maybe[list[OnPath]] = UNSET
+    forward_backward_correlation: Maybe[list[Correlation]] = UNSET
+    by_rank: Maybe[list[OfRank]] = UNSET
+    critical_kinds: Maybe[list[OnPath]] = UNSET
+    critical_ranks: Maybe[list[OnPath]] = UNSET
+    gaps: Maybe[list[MissingMembers]] = UNSET
+    recording_time_s: Maybe[Times] = UNSET
+    collectives: Maybe[Collectives] = UNSET
+    wait_for: Maybe[list[WaitFor]] = UNSET
+    kernel_classes: Maybe[list[Kernels]] = UNSET
+    unknown_kernels: Maybe[list[Kernels]] = UNSET
+    gpu: Maybe[GpuInReport] = UNSET
+    gpus: Maybe[list[GpuInReport]] = UNSET
+    rl: Maybe[RlAccount] = UNSET
+    rl_picture: Maybe[RlPicture] = UNSET
 
     def __repr__(self) -> str:
-        return f"<Report on {short(self.name)}: {self.diagnosis.verdict.kind}, {self.diagnosis.answer.headline}>"
+        return f"<Report on {short(self.name)}: {self.verdict.kind}, {self.answer.headline}>"
 
     def _repr_html_(self) -> str:
-        from tracekit.show.card import fragment
-
-        return fragment(self)
+        return tracekit.card(self)
 
     @property
-    @abstractmethod
-    def sizes(self) -> str:
-        """What was analysed, in words: layout or ranks, steps, ops."""
+    def name(self) -> str:
+        """The name of the job."""
+        return self.job.name
 
     @property
-    @abstractmethod
-    def gpus(self) -> int:
-        """The number of GPUs of the job."""
-
-    @property
-    @abstractmethod
-    def whole(self) -> str:
-        """What the times are of: "step", or "recording" if all of it was replayed at once."""
-
-    @property
-    @abstractmethod
-    def times_s(self) -> dict[str, float]:
-        """The mean step, seconds: `recorded`; `original`, without launch delays; `ideal`, without stragglers."""
-
-    def remarks(self) -> Iterator[tuple[str, str]]:
-        """Yield what else a reader must know: names and sentences."""
-        yield from (("Missing", lack.sentence) for lack in self.diagnosis.lacks if lack.fact is Fact.COMPUTE)
-        yield from self.remarks_of_source()
-        yield from (("" if number else "Plug-ins", problem) for number, problem in enumerate(self.diagnosis.problems))
-
-    @abstractmethod
-    def remarks_of_source(self) -> Iterator[tuple[str, str]]:
-        """Yield the remarks that only reports on such a source have."""
-
-    @abstractmethod
-    def sections(self, *, full: bool = False) -> Iterator[Table]:
-        """Yield the tables of the report that its source adds; `full`: all of them."""
-
-    def asked_tables(self) -> Iterator[Table]:
-        """Yield the tables that a reader asked for: answers to custom questions, and S by label."""
-        if self.questions_asked:
-            yield question_table(self.questions_asked, self.whole, daily=self.daily)
-        yield from (label_table(group, peers=self.has_peers) for group in self.labels_wanted)
-
-    @property
-    def has_peers(self) -> bool:
-        """Whether ranks can be compared with each other."""
-        return True
-
-    @property
-    def labels_wanted(self) -> Sequence[ByLabel]:
-        """Those of `labels_asked` that a reader asked for."""
-        return self.labels_asked
-
-    @abstractmethod
-    def details(self) -> dict[str, Any]:
-        """The JSON that the source of the job adds; its `job` describes the job."""
-
-    @property
-    def pipeline(self) -> PipelineReport | None:
-        """This report, if it has the lanes of a pipeline: workers, stages, steps."""
-        return None
-
-    @property
-    def rl(self) -> RlReport | None:
-        """This report, if it has phases and requests of post-training."""
-        return None
-
-    @property
-    def ops_evidence(self) -> GraphSubject | None:
-        """The ops of the job with its all-to-alls apart, None if it has none."""
-        return None
-
-    @property
-    def trust(self) -> Trust:
-        """Whether to believe the report, and why not."""
-        return self.diagnosis.trust
-
-    @property
-    def doubt(self) -> str:
-        """What stands before the kind of a loss in every output: empty if the report is to be believed."""
-        believed = self.trust.trustworthy or self.diagnosis.verdict.kind is LossKind.CONTRADICTION
-        return "" if believed else "NOT TRUSTED, looks like "
-
-    @property
-    def answer(self) -> Answer:
-        """The answer in sentences."""
-        return self.diagnosis.answer
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """Why the job is slow, the costliest first."""
-        return self.diagnosis.causes
-
-    @property
-    def slowdown(self) -> float:
-        """S = T(original) / T(ideal): how much longer a step takes than if every op took its ideal time."""
-        return self.times_s["original"] / self.times_s["ideal"] if self.times_s["ideal"] else math.nan
-
-    @property
-    def slowdown_error(self) -> float:
-        """Half the width of the 95 % interval of S over the steps, nan if they are too few to tell."""
-        times = self.step_times()
-        return float(ratio_margins(times.original[:, None], times.ideal, times.original)[0])
-
-    @property
-    def slowdown_text(self) -> str:
-        """S with its error, as people read it."""
-        error = self.slowdown_error
-        return f"{self.slowdown:.3f}" + ("" if math.isnan(error) else f" \u00b1 {error:.3f}")
-
-    @property
-    def straggling(self) -> bool:
-        """Whether S >= 1.1."""
-        return self.slowdown >= STRAGGLING_SLOWDOWN
-
-    @property
-    def waste(self) -> float:
-        """The share of a step that stragglers cost, 1 - 1 / S."""
-        return waste(self.slowdown) if self.slowdown else math.nan
-
-    @property
-    @abstractmethod
-    def steps_traced(self) -> int:
-        """The number of training steps that were analysed."""
+    def has_workers(self) -> bool:
+        """Whether the job is a pipeline: made of workers, each at a stage of a DP rank."""
+        return self.job.source == "pipeline"
 
     @property
     def daily(self) -> bool:
         """Whether enough was recorded to say what a day costs."""
-        return all(lack.fact is not Fact.COMPUTE for lack in self.diagnosis.lacks)
+        return bool(self.assumptions)
 
     @property
-    def assumptions(self) -> list[str]:
-        """What figures of the report take for granted: those of GPU-hours a day, if they are told at all."""
-        traced = "this recording" if self.whole != "step" else f"the {counted(self.steps_traced, 'traced step')}"
-        return [f"GPU-hours a day: {counted(self.gpus, 'GPU')} running all day as in {traced}"] if self.daily else []
+    def doubt(self) -> str:
+        """What stands before the kind of a loss in every output: empty if the report is to be believed."""
+        believed = self.trust.trustworthy or self.verdict.kind is LossKind.CONTRADICTION
+        return "" if believed else "NOT TRUSTED, looks like "
 
-    @cached_property
-    def by_label(self) -> pl.DataFrame:
-        """Exact S of each value of the requested labels, costliest first."""
-        from tracekit.report.plain_data import OfLabel, frame_of
+    @property
+    def leading(self) -> Finding | None:
+        """The first cause of the largest loss that has one; None if no loss has a known cause."""
+        return next((self.findings[loss.causes[0]] for loss in self.verdict.losses if loss.causes), None)
 
-        rows = [
-            OfLabel(
-                ",".join(group.labels), ",".join(map(str, share.values)), share.ops, share.slowdown, share.error,
-                share.added_s, share.removed_s,
-            )
-            for group in self.labels_asked
-            for share in group.shares
-        ]  # fmt: skip
-        return frame_of(rows, OfLabel)
+    @property
+    def first_fix(self) -> Fix | None:
+        """The fix to begin with; None if none is known."""
+        return None if self.verdict.first_fix is None else self.fixes[self.verdict.first_fix]
 
-    @cached_property
-    def by_step(self) -> pl.DataFrame:
-        """Slowdown and times of each step, the time that it loses according to the verdict, seconds, and its `tokens`
-        and `loss` if the loop logs them.
-        """
-        times = self.step_times()
-        return pl.DataFrame(
-            {
-                "step": times.steps,
-                "slowdown": times.original / np.where(times.ideal > 0, times.ideal, np.nan),
-                "recorded_s": times.recorded,
-                "original_s": times.original,
-                "ideal_s": times.ideal,
-                "lost_s": self.diagnosis.verdict.step_lost_s,
-            }
-        ).with_columns(
-            pl.col("step").replace_strict(values, default=None, return_dtype=pl.Float64).alias(name)
-            for name, values in self.step_values.items()
+    @property
+    def slowdown_text(self) -> str:
+        """S with its error, as people read it."""
+        return slowdown_with_error(self.slowdown, self.slowdown_error)
+
+    @property
+    def steps_in_whole(self) -> int:
+        """The number of training steps that the times are of: 1, or all of a recording."""
+        return max(self.job.steps, 1) if self.job.whole == "recording" else 1
+
+    @property
+    def unit(self) -> str:
+        """What times are compared by: "step", or "recording" if it is not divided into several."""
+        return self.job.whole if self.steps_in_whole == 1 else "step"
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens a second of the steps that log tokens; None if none does."""
+        return tokens_per_s((row.tokens, row.recorded_s) for row in self.by_step)
+
+    def step_times(self) -> StepTimes:
+        """The times of each step."""
+        rows = self.by_step
+        return StepTimes(
+            np.array([row.step for row in rows], np.int32),
+            np.array([row.recorded_s for row in rows]),
+            np.array([row.original_s for row in rows]),
+            np.array([row.ideal_s for row in rows]),
         )
 
-    @cached_property
-    def questions(self) -> pl.DataFrame:
-        """The custom questions and their answers."""
-        from tracekit.report.plain_data import frame_of
+    def worker_grid(self) -> WorkerGrid:
+        """S of each worker of a pipeline."""
+        rows = {Worker(row.dp_rank, row.pp_rank): row for row in self.by_worker or ()}
+        dp_ranks = sorted({worker.dp_rank for worker in rows})
+        stages = 1 + max((worker.pp_rank for worker in rows), default=-1)
+        values = [[rows[Worker(dp_rank, stage)].slowdown for stage in range(stages)] for dp_rank in dp_ranks]
+        return WorkerGrid(tuple(dp_ranks), np.array(values), rows)
 
-        return frame_of(self.questions_asked, Question)
-
-    @cached_property
-    def causes(self) -> pl.DataFrame:
-        """Why the job is slow, costliest first."""
-        from tracekit.report.plain_data import Finding, frame_of
-
-        return frame_of(
-            self.diagnosis.causes, Finding, but=("signature", "effect", "bound", "saved_when_acting_s", "refuted_by")
-        )
-
-    @cached_property
-    def fixes(self) -> pl.DataFrame:
-        """What each fix would save, best first."""
-        from tracekit.report.plain_data import Fix, fix_as_data, frame_of
-
-        return frame_of([fix_as_data(fix) for fix in self.diagnosis.fixes], Fix, but=("edit",))
+    @property
+    def table_names(self) -> tuple[str, ...]:
+        """The names for `table`."""
+        return _TABLES.get(self.job.source, COMMON_TABLES)
 
     def table(self, name: str) -> pl.DataFrame:
         """The table of that name (see `table_names`). Raises SelectionError for another name."""
         if name not in self.table_names:
             raise SelectionError(f"no table {name!r}; there are {', '.join(self.table_names)}")
-        frame: pl.DataFrame = getattr(self, name)
-        return frame
+        rows: dict[str, Sequence[Struct]] = {"causes": self.findings}
+        if self.rl:
+            rows |= {"phases": self.rl.phases, "losses": self.rl.losses, "alternatives": self.rl.what_if}
+        return frame_of(rows[name] if name in rows else getattr(self, name), _ROWS[name], _LEFT_OUT.get(name, ()))
 
     def frames(self) -> dict[str, pl.DataFrame]:
         """Every table by name, as `write_csv` writes them."""
-        return {name: self.table(name) for name in self.table_names}
+        tables = {name: self.table(name) for name in self.table_names}
+        return tables | (idle.frames(self.bubbles) if self.bubbles else {})
 
     def pandas(self, name: str) -> pandas.DataFrame:
         """The table of that name as a pandas frame. Raises MissingExtraError if pandas is not installed."""
@@ -311,54 +309,95 @@ class Report(ABC):
         Text that a spreadsheet would take for a formula gets a leading apostrophe. Raises OutputError. An existing CSV
         file is replaced only if it has the header of the same table.
         """
-        folder = Path(directory)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"{folder}: cannot be created: {error.strerror}; choose another directory") from None
-        with ExitStack() as files:  # all of them or, if one fails, none
-            for name, table in self.frames().items():
-                kind = Kind("this table of tracekit", starting_with(f"{','.join(table.columns)}\n".encode()))
-                files.enter_context(replacing(folder / f"{name}.csv", kind)).write_text(safe_csv(table), "utf-8")
-
-    def write_parquet(self, path: str | os.PathLike[str]) -> None:
-        """Write exact S of every worker in every step. Raises SelectionError if the job has no such workers."""
-        raise SelectionError(
-            f"{short(self.name)}: exact S of each worker in each step is for pipelines; {path} not written"
-        )
+        write_tables(self.frames(), directory)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON data, as documented in docs/report-schema.md; nan becomes null."""
-        from tracekit.report.plain_data import report_as_dict
-
-        return report_as_dict(self)
+        """Plain JSON data, as documented in docs/report-schema.md."""
+        content: dict[str, Any] = msgspec.json.decode(self.to_json())
+        return content
 
     def to_json(self) -> str:
         """`to_dict` as one JSON object."""
-        return json.dumps(self.to_dict(), allow_nan=False)
+        return msgspec.json.encode(self).decode()
 
-    @abstractmethod
-    def step_times(self) -> StepTimes:
-        """Return the times of each step."""
 
-    @property
-    @abstractmethod
-    def workers(self) -> pl.DataFrame:
-        """`dp_rank`, `pp_rank`, `rank`, `host`, `slowdown`: S of each worker alone, by rank. A job that is no pipeline
-        has a worker for each rank, without coordinates.
-        """
+def write_tables(tables: dict[str, pl.DataFrame], directory: str | os.PathLike[str]) -> None:
+    """Write tables by name as CSV files: see `Report.write_csv`."""
+    folder = Path(directory)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{folder}: cannot be created: {error.strerror}; choose another directory") from None
+    with ExitStack() as files:  # all of them or, if one fails, none
+        for name, table in tables.items():
+            kind = Kind("this table of tracekit", starting_with(f"{','.join(table.columns)}\n".encode()))
+            files.enter_context(replacing(folder / f"{name}.csv", kind)).write_text(safe_csv(table), "utf-8")
 
-    @property
-    def plot(self) -> Plots:
-        """The report as Plotly figures. Raises SelectionError if the job is no pipeline."""
-        raise SelectionError(f"{short(self.name)}: figures of workers and steps are for pipelines")
 
-    def worker_slowdowns(self) -> WorkerSlowdowns | None:
-        """Exact S of each worker in each step, None if the job has no workers."""
-        return None
+def slowdown_with_error(slowdown: float | None, error: float | None) -> str:
+    """S with its error, as people read it."""
+    shown = math.nan if slowdown is None else slowdown
+    return f"{shown:.3f}" + ("" if error is None or math.isnan(error) else f" \u00b1 {error:.3f}")
 
-    def stored(self) -> Findings:
-        """The part of this report that the store keeps."""
-        from tracekit.report.findings import Findings
 
-        return Findings(self.to_json(), self.worker_slowdowns())
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of the report, which is shipped as report.schema.json."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(Report)}
+
+
+class OtherVersionError(FormatError):
+    """A report of another version than the one that is read."""
+
+
+class _Versioned(Struct, frozen=True):
+    """What reports of all versions have."""
+
+    report_version: int
+
+
+def read_report(source: str | os.PathLike[str] | bytes) -> Report:
+    """Read a report from a file, or from the bytes of one.
+
+    Raises FormatError for anything but a whole report of this version with possible figures.
+    """
+    name = "the report" if isinstance(source, bytes) else os.fsdecode(source)
+    try:
+        content = source if isinstance(source, bytes) else Path(name).read_bytes()
+    except OSError as error:
+        raise FormatError(f"{name}: cannot be read: {error.strerror or error}") from None
+    report = decoded(content, name)
+    if (problem := _impossible(report)) is not None:
+        raise FormatError(f"{name}: {problem}, which no job can have: it was edited; print it again with --json")
+    return report
+
+
+def decoded(content: bytes, name: str) -> Report:
+    """The report in `content`, called `name` in errors. Raises FormatError, OtherVersionError."""
+    try:
+        version = msgspec.json.decode(content, type=_Versioned).report_version
+        if version != REPORT_VERSION:
+            raise OtherVersionError(
+                f"{name}: a report of version {version}, and this tracekit reads version {REPORT_VERSION}; analyse the"
+                " trace again, with --json"
+            )
+        return msgspec.json.decode(content, type=Report)
+    except msgspec.ValidationError as error:
+        raise FormatError(f"{name}: not a report as tracekit writes it ({error}); print it again with --json") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise FormatError(f"{name}: not whole JSON ({error}); copy the report again") from None
+
+
+def _impossible(report: Report) -> str | None:
+    """The first figure that no job can have, in words; None if all are possible."""
+    mean, verdict = report.step_time_s, report.verdict
+    times = {"a step time": (mean.recorded, mean.original, mean.ideal)}
+    times |= {f"a time of step {row.step}": (row.recorded_s, row.original_s, row.ideal_s) for row in report.by_step}
+    for name, values in times.items():
+        if (least := min(values)) < 0:
+            return f"{name} of {least:g} s"
+    shares = {"a lost share": verdict.share, "a confidence": verdict.confidence or 0.0}
+    shares |= {f"a confidence of {finding.kind}": finding.confidence for finding in report.findings}
+    for name, share in shares.items():
+        if not -_ROUNDING <= share <= 1 + _ROUNDING:
+            return f"{name} of {share:.0%}"
+    return None

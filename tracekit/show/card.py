@@ -11,32 +11,36 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from html import escape
 from importlib.resources import files
-from typing import TYPE_CHECKING
 
+from tracekit.base.errors import TraceError
 from tracekit.base.text import printable, short
+from tracekit.job.bubbles_words import summary
+from tracekit.job.job import Job
+from tracekit.report.report import Report
+from tracekit.report.section import Table
 from tracekit.report.verdict import UNNAMED, LossKind
 from tracekit.show.figures.theme import DARK, LIGHT, Theme
 from tracekit.show.svg import pipeline, step_bars, worker_map
 from tracekit.show.words import answer_rows, tables
-
-if TYPE_CHECKING:
-    from tracekit.job.pipeline_report import PipelineReport
-    from tracekit.report.report import Report
-    from tracekit.report.section import Table
 
 #: A cell of figures: a number with its unit and error, nothing, or that none is known.
 _FIGURE = re.compile(r"-?|[-+]?\d[\d.,]*( ?[%\w]+)?( ± .+)?")
 _TONES = {LossKind.BALANCED: "good", **dict.fromkeys(UNNAMED, "unsure")}
 
 
-def fragment(report: Report) -> str:
-    """The report as a notebook shows it: the answer and, if the job loses time, workers, steps, causes and fixes."""
-    lanes = report.pipeline
-    drawn = sections(report.sections()) if lanes is None else pair(lanes) + bubbles(lanes)
-    pictures = drawn + sections(tables(report)) if report.diagnosis.verdict.losses else sections(report.asked_tables())
+def card(shown: Report | Job) -> str:
+    """A report, or the report on a job, as a notebook shows it: the answer and, if the job loses time, workers, steps,
+    causes and fixes.
+    """
+    try:
+        report = shown if isinstance(shown, Report) else shown.report
+    except TraceError as error:
+        return f"<p>{escape(repr(shown))}<br>{plain(str(error))}</p>"
+    drawn = pair(report) + bubbles(report) if report.has_workers else sections(report.overview)
+    pictures = drawn + sections(tables(report)) if report.verdict.losses else sections(report.asked)
     return (
         f'<div class="tracekit"><style>{style()}</style><header><b>{plain(short(report.name))}</b>'
-        f" <span>{plain(report.sizes)}</span></header>{card(report)}{pictures}</div>"
+        f" <span>{plain(report.job.sizes)}</span></header>{answer_of(report)}{pictures}</div>"
     )
 
 
@@ -70,11 +74,10 @@ def _colours(theme: Theme) -> str:
     return " ".join(f"--{name}: {colour};" for name, colour in colours.items())
 
 
-def card(report: Report, *, gpu_hour: float | None = None) -> str:
+def answer_of(report: Report, *, gpu_hour: float | None = None) -> str:
     """The answer: what, who, why, what to do, and whether to believe it. `gpu_hour`: as for the terminal."""
-    verdict = report.diagnosis.verdict
-    label = f"{report.doubt}{verdict.label.upper()}"
-    return answer_card(verdict.kind, label, report.diagnosis.answer.headline, answer_rows(report, gpu_hour))
+    label = f"{report.doubt}{report.verdict.label.upper()}"
+    return answer_card(report.verdict.kind, label, report.answer.headline, answer_rows(report, gpu_hour))
 
 
 def answer_card(kind: LossKind, label: str, headline: str, rows: Iterable[tuple[str, str]]) -> str:
@@ -86,7 +89,7 @@ def answer_card(kind: LossKind, label: str, headline: str, rows: Iterable[tuple[
     )
 
 
-def pair(report: PipelineReport) -> str:
+def pair(report: Report) -> str:
     """The worker map and the steps, side by side where there is room."""
     return (
         f'<div class="pair"><section><h2>Workers</h2><div class="scroll">{worker_map(report)}</div></section>'
@@ -94,18 +97,13 @@ def pair(report: PipelineReport) -> str:
     )
 
 
-def bubbles(report: PipelineReport) -> str:
+def bubbles(report: Report) -> str:
     """The slowest step of the pipeline, and the same work under the schedules that were priced; empty if none asked."""
-    if report.bubbles is None or report.bubbles.window_s is None:
+    picture = report.pipeline_picture
+    if not picture:
         return ""
-    from tracekit.analysis.bubbles.picture import draw_step
-    from tracekit.job.bubbles_words import summary
-
-    step = int(report.attribution.steps[report.attribution.recorded.argmax()])
-    asked = [row.schedule for row in report.bubbles.schedules if row.refused is None]
-    drawn = draw_step(report.replay, step, schedules=asked)
-    notes = "".join(f"<p>{plain(line)}</p>" for line in summary(drawn))
-    return f"<section><h2>Pipeline, step {step}</h2>{pipeline(drawn)}{notes}</section>"
+    notes = "".join(f"<p>{plain(line)}</p>" for line in summary(picture.schedules))
+    return f"<section><h2>Pipeline, step {picture.step}</h2>{pipeline(picture.schedules)}{notes}</section>"
 
 
 def sections(found: Iterable[Table]) -> str:

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tracekit.analysis.diagnosis.first_fix import first_fix
 from tracekit.base.text import counted, error_of, of_whole, percent_sure, seconds, three_digits
-from tracekit.job.pipeline_report import PipelineReport
-from tracekit.report.finding import Finding, confidence_from
-from tracekit.report.fix import Fix
+from tracekit.report.conclusions import Finding, Fix
 from tracekit.report.report import Report
 from tracekit.report.verdict import LossKind
 
@@ -21,38 +18,38 @@ _SURE_OF = "how sure it is that this cause exists where it is named, not a share
 
 def explanations(report: Report, gpu_hour: float | None = None) -> Iterator[tuple[str, str]]:
     """The name of each number on the screen or in formulas, and how it was computed."""
-    if (lanes := report.pipeline) is not None:
-        yield from _times(lanes)
+    if report.has_workers:
+        yield from _times(report)
     yield from _loss(report, gpu_hour)
-    leading = next((cause for loss in report.diagnosis.verdict.losses for cause in loss.causes), None)
+    leading = report.leading
     if leading is not None:
         yield from _cause(leading)
         yield from _headline(report, leading)
-        fix = first_fix(leading, report.diagnosis.fixes)
+        fix = report.first_fix
         if fix is not None and fix.withheld is None:
             yield from _price(report, fix)
     yield from _trust(report)
-    if lanes is not None:
-        yield from _pictures(lanes)
+    if report.has_workers:
+        yield from _pictures(report)
 
 
-def _times(report: PipelineReport) -> Iterator[tuple[str, str]]:
-    found, steps = report.attribution, len(report.attribution.steps)
-    yield "T(recorded)", f"{seconds(found.recorded_s)}, the mean of {counted(steps, 'recorded step')}"
+def _times(report: Report) -> Iterator[tuple[str, str]]:
+    found, steps = report.step_time_s, report.job.steps
+    yield "T(recorded)", f"{seconds(found.recorded)}, the mean of {counted(steps, 'recorded step')}"
     yield (
         "T(original)",
-        f"{seconds(found.original_s)}, the replay of what each op costs itself, without waiting and launch delays",
+        f"{seconds(found.original)}, the replay of what each op costs itself, without waiting and launch delays",
     )
     yield (
         "T(ideal)",
         (
-            f"{seconds(found.ideal_s)}, the same replay with every compute at the mean and every transfer at the"
+            f"{seconds(found.ideal)}, the same replay with every compute at the mean and every transfer at the"
             " median of its kind"
         ),
     )
-    yield "T(kept)", f"{seconds(float(found.with_delays.mean()))}, the replay of T(original) with launch delays kept"
+    yield "T(kept)", f"{seconds(found.with_delays or 0.0)}, the replay of T(original) with launch delays kept"
     yield "S", f"T(original) / T(ideal) = {report.slowdown_text}; 1.1 or more is straggling"
-    parts = report.diagnosis.verdict.parts
+    parts = report.verdict.parts
     yield (
         "Rest",
         (
@@ -65,18 +62,18 @@ def _times(report: PipelineReport) -> Iterator[tuple[str, str]]:
 
 def _loss(report: Report, gpu_hour: float | None) -> Iterator[tuple[str, str]]:
     """Cost, and the share in the headline."""
-    verdict, gpus = report.diagnosis.verdict, report.gpus
+    verdict, gpus = report.verdict, report.job.gpus
     if not verdict.lost_s > 0:
         return
     base, base_s = "the longer of T(recorded) and T(kept)", verdict.lost_s / verdict.share
-    loss, whole = verdict.losses[0], of_whole(report.whole)
+    loss, whole = verdict.losses[0], of_whole(report.job.whole)
     if verdict.of_mean_ops:
         how = "T(original) - T(ideal)"
     elif loss.kind is LossKind.COMMUNICATION and not loss.causes:
         how = "T(original) - T(original, communication takes no time)"
-    elif report.pipeline is None and loss.causes and loss.causes[0].where.ranks:
+    elif not report.has_workers and loss.causes and report.findings[loss.causes[0]].where.ranks:
         how = "T(kept) - T(kept, this rank at the pace of its peers)"
-    elif report.whole == "recording" and loss.causes:
+    elif report.job.whole == "recording" and loss.causes:
         how = "what the first cause costs, see Cause"
     else:
         how = "T(kept) - T(kept, without the named causes)"
@@ -101,9 +98,9 @@ def _loss(report: Report, gpu_hour: float | None) -> Iterator[tuple[str, str]]:
 def _cause(cause: Finding) -> Iterator[tuple[str, str]]:
     """Why, and how certain."""
     yield "Why", f"{cause.effect}: {'; '.join(figure.words for figure in cause.evidence)}"
-    ratios = [(figure.value / figure.needed, figure) for figure in cause.evidence if figure.needed > 0]
-    if ratios and confidence_from(cause.evidence) == cause.confidence:
-        ratio, weakest = min(ratios, key=lambda each: each[0])
+    ratios = [((figure.value or 0.0) / figure.needed, figure) for figure in cause.evidence if figure.needed > 0]
+    ratio, weakest = min(ratios, key=lambda each: each[0], default=(1.0, None))
+    if weakest is not None and 1 - float(0.5**ratio) == cause.confidence:
         yield (
             "Sure",
             (
@@ -120,17 +117,17 @@ def _cause(cause: Finding) -> Iterator[tuple[str, str]]:
 
 def _headline(report: Report, leading: Finding) -> Iterator[tuple[str, str]]:
     """What the first line gives as the cost of the leading cause, alone and with the other causes of its kind."""
-    verdict, whole = report.diagnosis.verdict, report.whole
+    verdict, whole = report.verdict, report.job.whole
     whole_s = verdict.lost_s / verdict.share
-    if leading.change is None:
+    if not leading.priced:
         yield "Cause", f"{seconds(verdict.lost_s)} of it as recorded; no replay tells what would change it"
         return
     if leading.saves_step_s is not None:
         yield "Cause", f"T(no profiler) - T(no profiler, without this cause) = {leading.saves_step_s.words} a step"
         return
     yield "Cause", f"T(kept) - T(kept, without this cause) = {_of(leading.saved_s, whole_s, whole)}"
-    loss = next(loss for loss in verdict.losses if leading in loss.causes)
-    if len(loss.causes) > 1 and report.pipeline is not None:
+    loss = next(loss for loss in verdict.losses if loss.causes)
+    if len(loss.causes) > 1 and report.has_workers:
         yield (
             "Causes",
             f"T(kept) - T(kept, without all {len(loss.causes)} of its kind) = {_of(loss.explained_s, whole_s, whole)}",
@@ -143,8 +140,9 @@ def _of(saved_s: float, whole_s: float, whole: str) -> str:
 
 def _price(report: Report, fix: Fix) -> Iterator[tuple[str, str]]:
     """What the fix saves."""
-    gpus, whole = report.gpus, report.whole
-    whole_s = fix.new_step_s + fix.saved_s
+    gpus, whole = report.job.gpus, report.job.whole
+    new_step_s, saved_s = fix.new_step_s or 0.0, fix.saved_s or 0.0
+    whole_s = new_step_s + saved_s
     if fix.saves_step_s is not None and fix.unprofiled_step_s is not None:
         yield (
             "Saves",
@@ -157,57 +155,59 @@ def _price(report: Report, fix: Fix) -> Iterator[tuple[str, str]]:
     yield (
         "Saves",
         (
-            f"T(kept) - T(kept, {fix.title[:1].lower()}{fix.title[1:]}) = {seconds(fix.saved_s)} {of_whole(whole)}; the"
-            f" {whole} then takes {seconds(whole_s)} - saving = {seconds(fix.new_step_s)}"
+            f"T(kept) - T(kept, {fix.title[:1].lower()}{fix.title[1:]}) = {seconds(saved_s)} {of_whole(whole)}; the"
+            f" {whole} then takes {seconds(whole_s)} - saving = {seconds(new_step_s)}"
         ),
     )
     yield (
         "Error",
         (
             f"replay error x T(recorded) + half the 95% interval of the mean saving, from blocks of steps ="
-            f" {error_of(fix.saved_s, fix.error_s)}"
+            f" {error_of(saved_s, fix.error_s)}"
         ),
     )
     if report.daily:
         yield (
             "Given back",
             (
-                f"saving / {whole} x GPUs x 24 h = {fix.saved_s / whole_s:.1%} x {gpus:,} x 24 ="
-                f" {three_digits(fix.saved_gpu_hours_per_day)} GPU-hours a day"
+                f"saving / {whole} x GPUs x 24 h = {saved_s / whole_s:.1%} x {gpus:,} x 24 ="
+                f" {three_digits(fix.saved_gpu_hours_per_day or 0.0)} GPU-hours a day"
             ),
         )
 
 
 def _trust(report: Report) -> Iterator[tuple[str, str]]:
     trust = report.trust
-    yield "Replay", f"|T(kept) - T(recorded)| / T(recorded) = {trust.replay_error:.2%}; more than 5% is not trusted"
-    if report.rl is not None:
+    yield (
+        "Replay",
+        f"|T(kept) - T(recorded)| / T(recorded) = {trust.replay_error or 0.0:.2%}; more than 5% is not trusted",
+    )
+    if report.rl:
         return
     yield (
         "Delays",
         (
-            f"T(recorded) / T(original) - 1 = {trust.discrepancy:.2%}, what launch delays add;"
-            f" {trust.unexplained:.2%} of it no cause explains; more than 5% is not trusted"
+            f"T(recorded) / T(original) - 1 = {trust.discrepancy or 0.0:.2%}, what launch delays add;"
+            f" {trust.unexplained or 0.0:.2%} of it no cause explains; more than 5% is not trusted"
         ),
     )
 
 
-def _pictures(report: PipelineReport) -> Iterator[tuple[str, str]]:
-    found = report.attribution
-    worst = report.by_worker.row(0, named=True)
+def _pictures(report: Report) -> Iterator[tuple[str, str]]:
+    worker = (report.by_worker or [])[0]
     yield (
         "Map",
         (
             "S alone = T(ideal, this worker as recorded) / T(ideal); largest: worker"
-            f" ({worst['dp_rank']},{worst['pp_rank']}), {worst['slowdown']:.3f}"
+            f" ({worker.dp_rank},{worker.pp_rank}), {worker.slowdown:.3f}"
         ),
     )
-    slowest = int(found.step_slowdown.argmax())
+    step = max(report.by_step, key=lambda row: row.slowdown or 0.0)
     yield (
         "Steps",
         (
-            f"S of a step = its original / its ideal time; largest: step {found.steps[slowest]},"
-            f" {seconds(float(found.original[slowest]))} / {seconds(float(found.ideal[slowest]))} ="
-            f" {found.step_slowdown[slowest]:.3f}"
+            f"S of a step = its original / its ideal time; largest: step {step.step},"
+            f" {seconds(step.original_s)} / {seconds(step.ideal_s)} ="
+            f" {step.slowdown or 0.0:.3f}"
         ),
     )

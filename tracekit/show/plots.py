@@ -1,7 +1,7 @@
-"""A report as Plotly figures, for notebooks: `report.plot.worker_map()`.
+"""A pipeline as Plotly figures, for notebooks: `tracekit.plot(job).worker_map()`.
 
-In: a report; the figures of single steps come from its replay. Out: Plotly figures, the same ones that the dashboard
-shows (`figures/`). Plotly is imported when a figure is drawn.
+In: an analysed job; the figures of single steps come from its replay. Out: Plotly figures, the same ones that the
+dashboard shows (`figures/`). Plotly is imported when a figure is drawn.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ import numpy as np
 from tracekit.analysis.numeric.arrays import Ints
 from tracekit.base.errors import OutputError, SelectionError
 from tracekit.base.text import short
+from tracekit.job.job import Job
+from tracekit.job.lanes import Lanes
+from tracekit.report.report import Report
 from tracekit.show.figures.worker_map import WorkerMap
 from tracekit.show.path_spans import path_spans
 from tracekit.show.spans import SHORTEST_PEER_S, Replay, step_ops
@@ -28,30 +31,41 @@ from tracekit.trace.model import KINDS, Worker
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from tracekit.job.pipeline_report import PipelineReport
     from tracekit.show.figures.theme import Theme
 
 #: Rows of the timeline, and the room above a figure for its title.
 MOST_WORKERS, _TITLE_PX = 24, 64
 
 
+def plot(job: Job) -> Plots:
+    """The figures of a job: `worker_map()`, `steps()`, `timeline()`, `critical_path()`. Raises SelectionError if it is
+    no pipeline.
+    """
+    analysis = job.analysis
+    if analysis.lanes is None:
+        raise SelectionError(f"{short(analysis.report.name)}: figures of workers and steps are for pipelines")
+    return Plots(analysis.report, analysis.lanes)
+
+
 @dataclass(frozen=True, slots=True)
 class Plots:
-    """Figures of one `report`, as `report.plot`.
+    """Figures of one pipeline: of its `report`, and of the `lanes` behind it.
 
-        report.plot.worker_map()            # who is slow
-        report.plot.steps()                 # when it is slow
-        report.plot.timeline(105)           # what happened in step 105; without a number, in the slowest step
-        report.plot.critical_path(105)      # which ops made it as long as it was
-        report.plot.explore()               # the map, and the timeline of the worker that is clicked, in Jupyter
-        report.plot.pipeline(105, "zb-h1")  # what each stage waits for, and the same step under another schedule
+        plots = tracekit.plot(job)
+        plots.worker_map()            # who is slow
+        plots.steps()                 # when it is slow
+        plots.timeline(105)           # what happened in step 105; without a number, in the slowest step
+        plots.critical_path(105)      # which ops made it as long as it was
+        plots.explore()               # the map, and the timeline of the worker that is clicked, in Jupyter
+        plots.pipeline(105, "zb-h1")  # what each stage waits for, and the same step under another schedule
 
     Every method takes `theme`, "light" or "dark", and returns a `plotly.graph_objects.Figure`; a notebook shows it,
     `figure.write_html(path)` writes it. Raises OutputError if Plotly is not installed, SelectionError for a step that
     is not in the report.
     """
 
-    report: PipelineReport
+    report: Report
+    lanes: Lanes
 
     def worker_map(self, step: int | None = None, *, theme: str = "light") -> go.Figure:
         """S of each worker alone: one cell per worker, its colour shows how much the worker slows the job down.
@@ -63,7 +77,7 @@ class Plots:
 
         found = self._map()
         position = None if step is None else self._position(step)
-        named = {one.worker for one in self.report.diagnosis.answer.culprits if one.worker is not None}
+        named = {one.worker for one in self.report.answer.culprits if one.worker is not None}
         cells = [cell for worker in sorted(named) if (cell := found.cell(worker)) is not None]
         when = "" if step is None else f", step {step}"
         return self._titled(worker_heatmap(found, position, colours, marked=cells), f"S of each worker alone{when}")
@@ -73,7 +87,7 @@ class Plots:
         colours = _theme(theme)
         from tracekit.show.figures.time import step_times
 
-        by_step = self.report.by_step
+        by_step = self.report.table("by_step")
         moments = [f"slowdown {slowdown:.3f}" for slowdown in by_step["slowdown"]]
         return self._titled(step_times(by_step, moments, colours), "time of each step")
 
@@ -100,7 +114,7 @@ class Plots:
         def show(_trace: object, points: Any, _state: object) -> None:
             row, column = points.point_inds[0]
             dp_rank, pp_rank = (int(rank) for rank in cells.data[0].customdata[row][column][:2])
-            pipeline = [Worker(dp_rank, stage) for stage in range(self.report.layout.pp) if stage != pp_rank]
+            pipeline = [Worker(dp_rank, stage) for stage in range(self.lanes.attribution.stages) if stage != pp_rank]
             drawn = self._timeline(step, [Worker(dp_rank, pp_rank), *pipeline], colours)
             with below.batch_update():
                 below.data = []
@@ -114,7 +128,7 @@ class Plots:
         """The timeline of as many of these workers as fit."""
         from tracekit.show.figures.step import timeline, workers_that_fit
 
-        ops = step_ops(self.report.replay.only_steps([self._step(step)]))
+        ops = step_ops(self.lanes.replay.only_steps([self._step(step)]))
         at = {
             Worker(int(dp), int(pp)): place for place, (dp, pp) in enumerate(zip(ops.dp_rank, ops.pp_rank, strict=True))
         }
@@ -131,7 +145,7 @@ class Plots:
         from tracekit.show.figures.step import PathOps, critical_path
 
         number = self._step(step)
-        replay = self.report.replay.only_steps([number])
+        replay = self.lanes.replay.only_steps([number])
         ops = step_ops(replay)
         path = path_spans(replay, ops, Replay.RECORDED)
         shown, row = np.unique(path.worker, return_inverse=True)
@@ -156,7 +170,7 @@ class Plots:
         from tracekit.show.figures.pipeline import pipeline_step
 
         number = self._step(step)
-        drawn = pipeline_step(draw_step(self.report.replay, number, schedules=schedules), colours)
+        drawn = pipeline_step(draw_step(self.lanes.replay, number, schedules=schedules), colours)
         return self._titled(drawn, f"stages of step {number}")
 
     def _titled(self, drawn: go.Figure, title: str) -> go.Figure:
@@ -167,28 +181,29 @@ class Plots:
         return drawn.update_layout(title=top, **room)
 
     def _map(self) -> WorkerMap:
-        report = self.report
-        found = report.attribution
+        found, coverage = self.lanes.attribution, self.report.coverage
+        dropped = coverage.dropped if coverage else []
         return WorkerMap.build(
-            report.by_worker,
+            self.report.table("by_worker"),
             np.asarray(found.steps, np.int64),
             np.asarray(found.dp_ranks, np.int64),
             found.by_worker / found.ideal[:, None, None],
-            report.dropped_lanes,
+            [(lane["step"], lane["dp_rank"]) for lane in dropped],
         )
 
     def _name(self, worker: Worker) -> str:
         """Rank and node; the worker's coordinates if the trace does not name them."""
-        return worker_name(self.report, worker) if worker in self.report.ranks else worker.coordinates
+        row = self.report.worker_grid().rows.get(worker)
+        return worker.coordinates if row is None or row.rank is None else worker_name(row)
 
     def _step(self, step: int | None) -> int:
         """That step, or the slowest one."""
-        found = self.report.attribution
+        found = self.lanes.attribution
         return int(found.steps[found.recorded.argmax() if step is None else self._position(step)])
 
     def _position(self, step: int) -> int:
         """The index of a step among those of the report."""
-        steps: Ints = np.asarray(self.report.attribution.steps, np.int64)
+        steps: Ints = np.asarray(self.lanes.attribution.steps, np.int64)
         (found,) = np.nonzero(steps == step)
         if not len(found):
             raise SelectionError(

@@ -1,25 +1,23 @@
 """The worker map, the steps and the pipeline of a report as SVG, coloured by the style sheet around them.
 
-In: a `PipelineReport`. Out: markup without a script; tooltips show every figure.
+In: a `Report` on a pipeline. Out: markup without a script; tooltips show every figure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tracekit.analysis.bubbles.picture import LEGEND, WHATS, Picture
+from tracekit.analysis.bubbles.picture import LEGEND, WHATS
 from tracekit.base.text import seconds
+from tracekit.report.pictures import Picture
+from tracekit.report.report import Report, WorkerGrid
 from tracekit.show.figures.worker_map import LEVELS
 from tracekit.show.words import worker_name
 from tracekit.show.worker_cells import WorkerCells, level_of, worker_cells
 from tracekit.trace.model import Worker
-
-if TYPE_CHECKING:
-    from tracekit.job.pipeline_report import PipelineReport
 
 #: The largest map, DP ranks x stages, and the largest number of bars; beyond that, the maximum of several is shown.
 _LARGEST_MAP, _MOST_BARS = (64, 32), 240
@@ -29,12 +27,13 @@ _BAR, _HEIGHT = 8, 96
 _WIDE, _ROW = 1000, 20
 
 
-def worker_map(report: PipelineReport) -> str:
+def worker_map(report: Report) -> str:
     """S of every worker alone, DP ranks down, stages across."""
-    cells = worker_cells(report.attribution.worker_slowdown, report.attribution.dp_ranks, _LARGEST_MAP)
+    grid = report.worker_grid()
+    cells = worker_cells(grid.slowdown, grid.dp_ranks, _LARGEST_MAP)
     rows, columns = cells.slowdown.shape
     width, height = _LEFT + columns * _CELL, _TOP + rows * _CELL
-    marks = [*_cells(report, cells), *_ticks(cells)]
+    marks = [*_cells(grid, cells), *_ticks(cells)]
     note = (
         "" if cells.patch == (1, 1) else f"<p>A cell is the worst of {cells.patch[0]} x {cells.patch[1]} workers.</p>"
     )
@@ -47,14 +46,15 @@ def worker_map(report: PipelineReport) -> str:
     )
 
 
-def _cells(report: PipelineReport, cells: WorkerCells) -> Iterator[str]:
+def _cells(grid: WorkerGrid, cells: WorkerCells) -> Iterator[str]:
     for row, values in enumerate(cells.slowdown):
         for column, value in enumerate(values):
             worker = Worker(cells.dp_ranks[row], column * cells.patch[1])
             named, rank = f"workers from {worker} on", None
             if cells.patch == (1, 1):
-                named = f"{worker_name(report, worker)}, dp {worker.dp_rank}, stage {worker.pp_rank}"
-                rank = report.ranks.get(worker)
+                row_of_worker = grid.rows[worker]
+                named = f"{worker_name(row_of_worker)}, dp {worker.dp_rank}, stage {worker.pp_rank}"
+                rank = row_of_worker.rank
             mark = "" if rank is None else f' data-rank="{rank}"'
             words = f"{escape(named)}: slowdown alone {value:.3f}"
             yield (
@@ -74,9 +74,9 @@ def _ticks(cells: WorkerCells) -> Iterator[str]:
         yield f'<text x="{x}" y="{_TOP - 6}" text-anchor="middle">{column * cells.patch[1]}</text>'
 
 
-def step_bars(report: PipelineReport) -> str:
+def step_bars(report: Report) -> str:
     """Recorded time of each step; the slowest ones of the timeline are marked."""
-    found = report.attribution
+    found, step_slowdown = report.step_times(), [row.slowdown or np.nan for row in report.by_step]
     size = -(-len(found.steps) // _MOST_BARS)
     starts = np.arange(0, len(found.steps), size)
     peaks = np.maximum.reduceat(found.recorded, starts)
@@ -88,14 +88,14 @@ def step_bars(report: PipelineReport) -> str:
         bars.append(
             f'<rect class="bar" data-step="{found.steps[slowest]}" x="{at * _BAR}" y="{_HEIGHT - height:.1f}"'
             f' width="{_BAR - 1}" height="{height:.1f}"><title>step {found.steps[slowest]}: {seconds(float(peak))}, S'
-            f" {found.step_slowdown[slowest]:.3f}</title></rect>"
+            f" {step_slowdown[slowest]:.3f}</title></rect>"
         )
     note = "" if size == 1 else f"<p>A bar is the slowest of {size} steps.</p>"
     return (
         f'<svg class="steps" role="img" aria-label="Recorded time of each step" viewBox="0 0 {width} {_HEIGHT}"'
         f' width="{width}" height="{_HEIGHT}" preserveAspectRatio="none">{"".join(bars)}</svg>'
-        f"<p>Steps {found.steps[0]} to {found.steps[-1]}, recorded: mean {seconds(found.recorded_s)}, slowest"
-        f" {seconds(top)}.</p>{note}"
+        f"<p>Steps {found.steps[0]} to {found.steps[-1]}, recorded: mean {seconds(report.step_time_s.recorded)},"
+        f" slowest {seconds(top)}.</p>{note}"
     )
 
 

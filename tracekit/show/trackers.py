@@ -7,23 +7,20 @@ confirms each with a line; a process of its own, because trackers retry, block a
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Struct
 
-from tracekit.analysis.attribution.compare import steps_in_whole
 from tracekit.base.errors import SelectionError
 from tracekit.base.stderr import say
 from tracekit.base.text import short
-from tracekit.trace.step_values import tokens_per_s
-
-if TYPE_CHECKING:
-    from tracekit.report.report import Report
+from tracekit.job.job import Job
+from tracekit.report.report import Report
+from tracekit.show.documents.page import page
 
 #: How the series and the page are called there.
 PREFIX, PAGE = "tracekit", "tracekit-report.html"
@@ -37,46 +34,43 @@ class Tracker(Struct):
     close: Callable[[], object] = lambda: None
 
 
-def series(report: Mapping[str, Any]) -> dict[str, float]:
+def series(report: Report) -> dict[str, float]:
     """At most 10 figures of a report (docs/report-schema.md): losses are seconds or milliseconds of the mean step.
 
     A figure that the report does not have is left out.
     """
-    verdict, steps = report["verdict"], steps_in_whole(report)
-    lost = {loss["kind"]: loss["lost_s"] / steps for loss in verdict["losses"]}
-    workers = [row for row in report.get("by_worker", ()) if row["rank"] is not None]
-    blamed = [rank for cause in report["causes"] for rank in cause["where"]["ranks"]]
-    slowest = max(workers, key=lambda row: row["slowdown"])["rank"] if workers else next(iter(blamed), None)
+    verdict, steps = report.verdict, report.steps_in_whole
+    lost = {str(loss.kind): loss.lost_s / steps for loss in verdict.losses}
+    workers = [row for row in report.by_worker or () if row.rank is not None]
+    blamed = [rank for finding in report.findings for rank in finding.where.ranks]
+    slowest = max(workers, key=lambda row: row.slowdown).rank if workers else next(iter(blamed), None)
     figures = {
-        "step_s": report["step_time_s"]["recorded"] / steps,
-        "slowdown": report["slowdown"],
+        "step_s": report.step_time_s.recorded / steps,
+        "slowdown": report.slowdown,
         "slowest_rank": slowest,
-        "excess_ms": 1e3 * verdict["lost_s"] / steps,
+        "excess_ms": 1e3 * verdict.lost_s / steps,
         "straggler_ms": 1e3 * lost.get("straggler", 0.0),
         "data_wait_ms": 1e3 * lost.get("input-bound", 0.0),
         "exposed_communication_ms": 1e3 * lost.get("communication-bound", 0.0),
-        "lost_gpu_hours": verdict["lost_gpu_hours"],
-        "trustworthy": float(report["trust"]["trustworthy"]),
-        "tokens_per_s": tokens_per_s(report["by_step"]),
+        "lost_gpu_hours": verdict.lost_gpu_hours,
+        "trustworthy": float(report.trust.trustworthy),
+        "tokens_per_s": report.tokens_per_s,
     }
     return {f"{PREFIX}/{name}": float(value) for name, value in figures.items() if value is not None}
 
 
-def log_to(report: Report, run: Any) -> None:
-    """Log a report to an active run: of wandb, of mlflow (a run, or the module, for its active run), or a
-    SummaryWriter. Raises SelectionError for anything else.
+def log_to(job: Job | Report, run: Any) -> None:
+    """Log a job, or a report on one, to an active run: of wandb, of mlflow (a run, or the module, for its active run),
+    or a SummaryWriter: a few series, and the page of the report. Raises SelectionError for anything else.
     """
-    from tracekit.show.documents.page import page
-
-    content = report.to_dict()
-    tracker = tracker_of(run)
-    tracker.log(series(content), last_step(content))
-    tracker.attach(page(report))
+    tracker, report = tracker_of(run), job.report if isinstance(job, Job) else job
+    tracker.log(series(report), last_step(report))
+    tracker.attach(page(report, job.analysis.lanes if isinstance(job, Job) else None))
 
 
-def last_step(report: Mapping[str, Any]) -> int:
+def last_step(report: Report) -> int:
     """The last step that a report is about."""
-    return int(report["by_step"][-1]["step"])
+    return report.by_step[-1].step
 
 
 def tracker_of(run: Any) -> Tracker:
@@ -163,20 +157,20 @@ def _write(folder: Path, page: str) -> None:
 def main(where: str, store_path: str, job: str) -> None:
     """Log the windows whose numbers come from stdin; at its end, attach the report on the last one."""
     from tracekit.job.load import load_from_store
-    from tracekit.show.documents.page import page
     from tracekit.store import Store
 
     store, last, confirmed = Store(Path(store_path)), None, sys.stdout
     sys.stdout = sys.stderr  # trackers print
     tracker = opened(where, short(job))
     for line in sys.stdin:
-        if (text := store.report(job, int(line))) is not None:
-            report, last = json.loads(text), int(line)
+        if (report := store.report(job, int(line))) is not None:
+            last = int(line)
             tracker.log(series(report), last_step(report))
         confirmed.write("logged\n")
         confirmed.flush()
     if last is not None:
-        tracker.attach(page(load_from_store(job, store=store_path, window=last).report))
+        analysis = load_from_store(job, store=store_path, window=last).analysis
+        tracker.attach(page(analysis.report, analysis.lanes))
     tracker.close()
 
 

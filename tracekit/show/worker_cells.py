@@ -7,17 +7,14 @@ documents draw in the same way.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
 
 from tracekit.analysis.numeric.arrays import Floats
+from tracekit.report.report import Report
 from tracekit.show.figures.worker_map import LEVELS
 from tracekit.trace.model import Worker
-
-if TYPE_CHECKING:
-    from tracekit.job.pipeline_report import PipelineReport
 
 
 class WorkerCells(Struct, frozen=True):
@@ -45,13 +42,13 @@ def worker_cells(values: Floats, dp_ranks: Sequence[int], largest: tuple[int, in
     )
 
 
-def workers_that_matter(report: PipelineReport, most: int) -> list[Worker]:
+def workers_that_matter(report: Report, most: int) -> list[Worker]:
     """The workers of causes, then the slowest, at most `most`; in order of DP rank and stage."""
-    analysed = set(report.attribution.dp_ranks)
-    named = report.diagnosis.answer.culprits
-    culprits = [one.worker for one in named if one.worker is not None and one.dp_rank in analysed]
-    slowest = report.by_worker.select("dp_rank", "pp_rank").head(most).iter_rows()
-    return sorted(list(dict.fromkeys([*culprits, *(Worker(*place) for place in slowest)]))[:most])
+    rows = report.by_worker or []
+    analysed = {row.worker for row in rows}
+    culprits = [culprit.worker for culprit in report.answer.culprits if culprit.worker in analysed]
+    slowest = [row.worker for row in rows[:most]]
+    return sorted(list(dict.fromkeys([*filter(None, culprits), *slowest]))[:most])
 
 
 def level_of(slowdown: float) -> int:

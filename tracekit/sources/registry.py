@@ -51,9 +51,9 @@ def _parquet(look: Look, wanted: Content) -> str:
 
 
 def _report(look: Look, wanted: Content) -> str:
-    del look
-    instead = "the trace that it was made from" if wanted is Content.TRACE else wanted
-    return f"a report of `tracekit whatif --json`, not {wanted}; name {instead}"
+    if wanted is Content.TRACE:
+        return f"a report, not {wanted}; `{command('whatif', look.path)}` shows it, all else needs its trace"
+    return f"a report of `tracekit whatif --json`, not {wanted}; name {wanted}"
 
 
 def _is_parquet(look: Look) -> bool:

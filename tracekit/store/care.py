@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
-from tracekit.base.errors import StoreError, TracekitError, UnreadableFileError, UnsafeFileError
+from tracekit.base.errors import FormatError, StoreError, TracekitError, UnreadableFileError, UnsafeFileError
 from tracekit.base.text import short
 from tracekit.report.findings import Findings
+from tracekit.report.report import decoded
 from tracekit.store.catalogue import Catalogue
 from tracekit.store.catalogue_file import if_nobody_writes
 from tracekit.store.folder import JOBS, LEFT_OUT, Folder, name_of
@@ -225,11 +226,9 @@ def _stored(folder: Folder, name: str) -> StoredFile | None:
 def _findings(folder: Folder, name: str) -> Findings | None:
     """The findings in a report; None if there is none, or it is damaged."""
     try:
-        found = Findings(folder.read(name).decode())
-        found.figures(), found.verdict(), found.hosts()
-    except (FileNotFoundError, UnsafeFileError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return Findings(decoded(folder.read(name), name))
+    except (FileNotFoundError, UnsafeFileError, FormatError, RecursionError):
         return None
-    return found
 
 
 def _without(writer: Writer, window: StoredWindow, bad: dict[WindowPart, str]) -> Iterator[str]:

@@ -36,6 +36,7 @@ from tracekit.base.contained import Contained
 from tracekit.base.errors import FormatError, OutputError, StoreError, UnreadableFileError, UnsafeFileError
 from tracekit.base.text import short
 from tracekit.report.findings import Findings
+from tracekit.report.report import OtherVersionError, Report, decoded
 from tracekit.store.catalogue import Catalogue
 from tracekit.store.catalogue_file import STORE_FILE, lock_of
 from tracekit.store.connection import IMPORT_AGAIN, connected, writing
@@ -129,16 +130,18 @@ class Folder:
             self._checked(window, WindowPart.OPS)  # it may have been removed just now
             raise self._damaged(str(error)) from None
 
-    def report(self, window: StoredWindow) -> str:
-        """The report of a window that has one, as JSON."""
+    def report(self, window: StoredWindow) -> Report | None:
+        """The report of a window that has one; None if another version of tracekit wrote it."""
         path = self._checked(window, WindowPart.REPORT)
         content = self.read(name_of(window.job_id, window.number, WindowPart.REPORT))
         if zlib.crc32(content) != window.files[WindowPart.REPORT].crc32:
             raise self._damaged(f"{path}: has changed since it was written")
         try:
-            return content.decode()
-        except UnicodeDecodeError:
-            raise self._damaged(f"{path}: not text in UTF-8") from None
+            return decoded(content, str(path))
+        except OtherVersionError:
+            return None
+        except FormatError as error:
+            raise self._damaged(str(error)) from None
 
     def hangs(self, job: str | None) -> tuple[StoredHang, ...]:
         """The reports on hangs, newest first."""
@@ -293,7 +296,7 @@ class Folder:
         trace = item.trace if item.trace.name == item.name else replace(item.trace, name=item.name)
         parts: dict[WindowPart, Callable[[BinaryIO], object]] = {WindowPart.OPS: trace.write_to}
         if isinstance(item.findings, Findings):
-            report = item.findings.report.encode()
+            report = item.findings.report.to_json().encode()
             parts[WindowPart.REPORT] = lambda file: file.write(report)
             if item.findings.workers is not None:
                 rows = item.findings.workers.rows(trace.step_starts)

@@ -24,6 +24,7 @@ from tracekit.base.object_storage import object_url, shown
 from tracekit.base.text import encodable, short
 from tracekit.report.applied import AppliedFix
 from tracekit.report.findings import Findings
+from tracekit.report.report import Report
 from tracekit.store.catalogue import Catalogue
 from tracekit.store.catalogue_file import is_duckdb_file
 from tracekit.store.folder import CATALOGUE, MARK, FileGoneError, Folder, is_store_folder, older_store
@@ -290,12 +291,12 @@ class Store:
             )
         return content
 
-    def report(self, name: str, window: int | None = None) -> str | None:
-        """The JSON of the `whatif` report stored with a window, by default the newest; None if there is none."""
+    def report(self, name: str, window: int | None = None) -> Report | None:
+        """The report stored with a window, by default the newest; None if there is none of this version."""
         return self._read(name, window, WindowPart.REPORT, Folder.report)
 
-    def reports(self, windows: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
-        """The existing reports on windows of several jobs, by name and number, in one go."""
+    def reports(self, windows: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Report]:
+        """The existing reports of this version on windows of several jobs, by name and number, in one go."""
         backend = self._backend()
         if not windows:
             return {}
@@ -305,7 +306,8 @@ class Store:
         for window in found:
             if WindowPart.REPORT in window.files:
                 with suppress(FileGoneError), backend.holding(window, WindowPart.REPORT) as folder:
-                    reports[window.job, window.number] = folder.report(window)
+                    if (report := folder.report(window)) is not None:
+                        reports[window.job, window.number] = report
         return reports
 
     def workers(self, name: str, window: int | None = None) -> pl.DataFrame | None:

@@ -39,8 +39,8 @@ def step_values(metadata: Mapping[str, Any]) -> dict[str, dict[int, float]]:
     return possible_by_name
 
 
-def tokens_per_s(steps: Iterable[Mapping[str, Any]]) -> float | None:
-    """Tokens a second over the rows of `by_step` of a report that have tokens; None if none has."""
-    logged = [(step["tokens"], step["recorded_s"]) for step in steps if step.get("tokens") is not None]
+def tokens_per_s(steps: Iterable[tuple[object, float]]) -> float | None:
+    """Tokens a second over steps, each with its tokens (no number if it logs none) and seconds; None without any."""
+    logged = [(tokens, took_s) for tokens, took_s in steps if isinstance(tokens, int | float)]
     time_s = sum(took_s for _, took_s in logged)
     return sum(tokens for tokens, _ in logged) / time_s if time_s > 0 else None

@@ -11,10 +11,9 @@ from judges.kinetosim import Trouble
 from tests.analysis.small_jobs import of_steps
 from tests.handmade import run
 from tracekit.analysis.attribution.chance import Parts
-from tracekit.analysis.evidence.culprit import culprit_of
 from tracekit.job.graph import GraphJob
 from tracekit.job.pipeline import PipelineJob
-from tracekit.report.plain_data import Parts as ShownParts
+from tracekit.report.conclusions import Parts as ShownParts
 from tracekit.report.plain_data import plain, shaped
 from tracekit.report.verdict import LossKind, Verdict
 from tracekit.sources.load import load
@@ -41,7 +40,7 @@ def somebody_is_slow(longer: float, noise: float = 0.0, constant: float = 0.0) -
                 for factor in factors
             ]
         )
-    return PipelineJob(of_steps(steps)).whatif().diagnosis.verdict
+    return PipelineJob(of_steps(steps)).whatif().verdict
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.005])
@@ -67,7 +66,7 @@ def test_a_small_cause_does_not_hide_what_nothing_explains():
 @pytest.mark.parametrize("layout", [Layout(dp=8, pp=2), Layout(dp=2, pp=4), Layout(dp=8, pp=1)], ids=str)
 def test_the_noise_of_a_healthy_job_explains_its_slowdown(layout, noise):
     trace = synthesize(SynthSpec(layout, microbatches=6, steps=20, noise=noise, seed=1))
-    verdict = PipelineJob(trace).whatif().diagnosis.verdict
+    verdict = PipelineJob(trace).whatif().verdict
     assert verdict.kind is LossKind.BALANCED
     assert not verdict.parts.to_tell
     assert verdict.parts.noise_s == pytest.approx(verdict.parts.lost_s, abs=max(verdict.parts.error_s, 0.002))
@@ -110,7 +109,7 @@ def test_an_op_trace_tells_it_too(longer, said, tmp_path):
     trace.write_parquet(tmp_path / "ops.parquet")
     assert said in " ".join(run("whatif", tmp_path / "ops.parquet").out.split())
     report = GraphJob(trace).whatif()
-    parts = report.diagnosis.verdict.parts
+    parts = report.verdict.parts
     assert parts.unexplained_s == pytest.approx(0.875 * longer, rel=0.01)
     lost = f"stragglers cost {0.875 * longer / (1 + longer):.0%}"
     assert (lost in report.answer.headline) == parts.to_tell
@@ -123,8 +122,8 @@ def test_a_recording_in_which_nobody_stands_out_alone_tells_what_is_lost(tmp_pat
     RecordedJob(ranks=8, troubles=troubles).run().write(tmp_path)
     report = load(tmp_path).whatif()
     content = report.to_dict()
-    assert (report.diagnosis.verdict.kind, culprit_of(report.evidence)) == (kind, None)
+    assert (report.verdict.kind, report.verdict.culprit) == (kind, None)
     parts = content["verdict"]["parts"]
     assert parts["unexplained_s"] == pytest.approx(parts["lost_s"], rel=0.05)
-    lost = parts["lost_s"] / report.times_s["recorded"]
+    lost = parts["lost_s"] / report.step_time_s.recorded
     assert f"stragglers cost {lost:.0%} of the recording, for a reason tracekit does not know" in report.answer.headline

@@ -7,8 +7,9 @@ import re
 import pytest
 
 from tests.handmade import LAYOUT
+from tests.reports import report_with
 from tests.sides import cause, side
-from tracekit.analysis.attribution.compare import Outcome, causes_of_jobs, causes_of_parts, cost_changes, verdict
+from tracekit.report.compare import Outcome, causes_of_jobs, causes_of_parts, cost_changes, verdict
 
 
 def test_what_the_steps_contribute_to_s_averages_to_s() -> None:
@@ -78,48 +79,46 @@ def test_other_work_and_distrusted_sides_are_said() -> None:
 
 
 def test_causes_are_the_same_where_kind_and_place_are() -> None:
-    healthy = {"causes": [cause("healthy", "whole job")]}
-    old = {"causes": [cause("bad-worker", "worker (1,2)"), cause("python-gc", "whole job")]}
-    new = {"causes": [cause("python-gc", "whole job"), cause("bad-worker", "worker (0,0)")]}
+    healthy = report_with(causes=[cause("healthy", "whole job")])
+    old = report_with(causes=[cause("bad-worker", "worker (1,2)"), cause("python-gc", "whole job")])
+    new = report_with(causes=[cause("python-gc", "whole job"), cause("bad-worker", "worker (0,0)")])
     change = causes_of_jobs(old, new)
-    assert [each["where_text"] for each in change.gone] == ["worker (1,2)"]
-    assert [each["where_text"] for each in change.new] == ["worker (0,0)"]
-    assert [was["kind"] for was, _ in change.staying] == ["python-gc"]
+    assert [each.where_text for each in change.gone] == ["worker (1,2)"]
+    assert [each.where_text for each in change.new] == ["worker (0,0)"]
+    assert [was.kind for was, _ in change.staying] == ["python-gc"]
     assert len(causes_of_jobs(old, healthy).gone) == 2
     assert causes_of_jobs(healthy, old).staying == ()
 
 
 def test_causes_of_one_job_are_parted_by_when_they_held() -> None:
-    report = {
-        "causes": [
+    report = report_with(
+        causes=[
             cause("slow-steps", "early", since=3, steps=(3, 4)),
             cause("slow-steps", "late", since=12, steps=(12,)),
             cause("slow-steps", "both", since=3, steps=(3, 12)),
             cause("bad-worker", "changed", since=10),
             cause("python-gc", "whole job"),
         ]
-    }
+    )
     slower = causes_of_parts(report, side([1.0]), side([2.0]), 10)
-    assert [each["where_text"] for each in slower.gone] == ["early"]
-    assert [each["where_text"] for each in slower.new] == ["late", "changed"]
-    assert [was["where_text"] for was, _ in slower.staying] == ["both", "whole job"]
+    assert [each.where_text for each in slower.gone] == ["early"]
+    assert [each.where_text for each in slower.new] == ["late", "changed"]
+    assert [was.where_text for was, _ in slower.staying] == ["both", "whole job"]
     faster = causes_of_parts(report, side([2.0]), side([1.0]), 10)
-    assert [each["where_text"] for each in faster.gone] == ["early", "changed"]
+    assert [each.where_text for each in faster.gone] == ["early", "changed"]
 
 
 def test_what_kinds_and_stages_cost_alone_is_their_s_above_1_times_the_ideal_step() -> None:
-    before = {
-        "job": {"whole": "step"},
-        "step_time_s": {"ideal": 2.0},
-        "by_kind": [{"kind": "gc", "slowdown": 1.5}, {"kind": "optimizer", "slowdown": 1.0}],
-        "by_pp_rank": [{"pp_rank": 0, "slowdown": 1.25}],
-    }
-    after = {
-        "job": {"whole": "step"},
-        "step_time_s": {"ideal": 4.0},
-        "by_kind": [{"kind": "optimizer", "slowdown": 1.125}],
-        "by_pp_rank": [{"pp_rank": 0, "slowdown": 1.0}, {"pp_rank": 1, "slowdown": 1.5}],
-    }
+    before = report_with(
+        step_time_s={"ideal": 2.0},
+        by_kind=[{"kind": "gc", "slowdown": 1.5}, {"kind": "optimizer", "slowdown": 1.0}],
+        by_pp_rank=[{"pp_rank": 0, "slowdown": 1.25}],
+    )
+    after = report_with(
+        step_time_s={"ideal": 4.0},
+        by_kind=[{"kind": "optimizer", "slowdown": 1.125}],
+        by_pp_rank=[{"pp_rank": 0, "slowdown": 1.0}, {"pp_rank": 1, "slowdown": 1.5}],
+    )
     kinds = [(each.name, each.before_s, each.after_s) for each in cost_changes(before, after, "by_kind", "kind")]
     assert kinds == [("gc", 1.0, None), ("optimizer", 0.0, 0.5)]
     stages = cost_changes(before, after, "by_pp_rank", "pp_rank")

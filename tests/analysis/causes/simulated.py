@@ -10,7 +10,7 @@ from judges.eventsim.causes import Cause
 from judges.eventsim.model import Job, Network, Noise, Posting, Shape
 from judges.eventsim.run import simulate
 from judges.eventsim.truth import mean_step_s, without
-from tracekit.job.pipeline_report import PipelineReport
+from tracekit.report.report import Report
 
 PIPELINE = Shape(dp=2, pp=4, microbatches=8, steps=4)
 FLAT = Shape(dp=4, pp=1, microbatches=8, steps=10)
@@ -24,12 +24,12 @@ def job(*causes: Cause, **changes) -> Job:
     return Job(causes=causes, **chosen)
 
 
-def report(of: Job) -> PipelineReport:
+def report(of: Job) -> Report:
     return tracekit.job_of(simulate(of).trace).whatif()
 
 
 def named(of: Job) -> list:
-    return [cause for cause in report(of).diagnosis.causes if cause.change is not None]
+    return [cause for cause in report(of).findings if cause.priced]
 
 
 def costs(of: Job, cause: Cause) -> float:

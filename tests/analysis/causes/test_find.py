@@ -30,7 +30,8 @@ from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.interventions import step_times
 from tracekit.collectors.importers.published import read_published
 from tracekit.job.pipeline import PipelineJob
-from tracekit.report.plain_data import Finding, plain, shaped
+from tracekit.report.conclusions import Finding
+from tracekit.report.plain_data import plain, shaped
 from tracekit.synth import (
     BaseCosts,
     ClockOffset,
@@ -263,7 +264,7 @@ class TestTellingApart:
         gpus = {str(rank): {**usual, "uuid": f"GPU of {rank}", **peers} for rank in ranks.values()}
         slow = str(ranks[Worker(1, 2)])
         gpus[slow] = {**usual, "uuid": f"GPU of {slow}", **own}
-        answer = PipelineJob(of_gpus(trace, gpus)).report.diagnosis.answer
+        answer = PipelineJob(of_gpus(trace, gpus)).report.answer
         assert advice in answer.fix
         assert answer.culprits[0].hardware is ("because the GPUs" in advice)
 
@@ -279,14 +280,14 @@ class TestTellingApart:
         )
         gpus = {"0": {"model": "H100", "reasons": {}}, slow: {"model": "H100", "reasons": HOT}}
         both, alone = (of_gpus(replace(trace, ops=ops), gpus) for ops in (trace.ops, forwards_alone))
-        answers = [PipelineJob(one).report.diagnosis.answer for one in (both, alone)]
+        answers = [PipelineJob(one).report.answer for one in (both, alone)]
         assert [answer.culprits[0].hardware for answer in answers] == [True, False]
         assert "what runs only there" in answers[1].fix
 
     def test_a_job_whose_gpus_timed_it_is_trusted_where_the_host_explains_all_gaps(self):
         trace = job(layout=Layout(dp=4, pp=1), costs=BaseCosts(launch_delay_s=0.004))
         on_gpus = Trace.from_frame(trace.ops, trace.layout, name="job", metadata={DEVICE_CLOCK: {}})
-        reports = [PipelineJob(one).report.diagnosis for one in (trace, on_gpus)]
+        reports = [PipelineJob(one).analysis.diagnosis for one in (trace, on_gpus)]
         assert [one.trust.trustworthy for one in reports] == [False, True]
         assert {one.verdict.kind for one in reports} == {"host-bound"}
 

@@ -59,4 +59,4 @@ def test_a_job_with_backwards_alone_is_taken_apart_too():
 
 
 def causes(trace):
-    return PipelineJob(trace).whatif().diagnosis.causes
+    return PipelineJob(trace).whatif().findings

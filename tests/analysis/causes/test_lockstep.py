@@ -16,7 +16,7 @@ from tests.analysis.causes import simulated
 from tests.handmade import LAYOUT, healthy_frame, slow_frame
 from tracekit.base.errors import TraceError
 from tracekit.job.pipeline import PipelineJob
-from tracekit.job.pipeline_report import PipelineReport
+from tracekit.report.report import Report
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Layout
 
@@ -35,7 +35,7 @@ def trace(ops: pl.DataFrame, waits: Waits, **metadata: object) -> Trace:
     return Trace.from_frame(ops.with_columns(waited=pl.Series(waited)), layout, name="lockstep", metadata=metadata)
 
 
-def report(ops: pl.DataFrame, waits: Waits, **metadata: object) -> PipelineReport:
+def report(ops: pl.DataFrame, waits: Waits, **metadata: object) -> Report:
     return PipelineJob(trace(ops, waits, **metadata)).whatif()
 
 
@@ -47,34 +47,34 @@ def halves(op: dict[str, float]) -> tuple[float, float]:
 def test_the_rank_that_the_others_wait_for_is_named_and_priced() -> None:
     """At its peer's speed worker (1,0) is as fast as (0,0): the step takes 11.25 s instead of 15.5 s."""
     found = report(slow_frame(range(STEPS)), halves)
-    cause = found.diagnosis.causes[0]
+    cause = found.findings[0]
     assert (cause.kind, cause.where.ranks) == ("slow-rank-of-worker", (5,))
     assert cause.saved_s == pytest.approx(4.25)
-    assert not [other for other in found.diagnosis.causes[1:] if other.change is not None]
-    answer = found.diagnosis.answer
+    assert not [other for other in found.findings[1:] if other.priced]
+    answer = found.answer
     assert answer.headline.startswith("rank 5 on node-1 costs ")
     (culprit,) = answer.culprits
     assert (culprit.rank, culprit.dp_rank, culprit.pp_rank, culprit.host) == (5, 1, 0, "node-1")
-    fix = next(fix for fix in found.diagnosis.fixes if fix.cause == "slow-rank-of-worker")
+    fix = next(fix for fix in found.fixes if fix.cause == "slow-rank-of-worker")
     assert fix.saved_s == pytest.approx(4.25)
 
 
 def test_a_worker_all_of_whose_ranks_are_slow_is_one_slow_worker() -> None:
     found = report(slow_frame(range(STEPS)), lambda _: (0.0, 0.0))
-    assert [cause.kind for cause in found.diagnosis.causes] == ["bad-worker"]
+    assert [cause.kind for cause in found.findings] == ["bad-worker"]
 
 
 def test_a_slow_rank_in_every_worker_shows_though_no_worker_is_slower_than_another() -> None:
     """All workers wait half of their computes for one rank each, so that they look alike from outside."""
     found = report(healthy_frame(range(STEPS)), lambda op: (op["duration"] / 2, 0.0))
-    causes = [cause for cause in found.diagnosis.causes if cause.change is not None]
+    causes = [cause for cause in found.findings if cause.priced]
     assert {cause.kind for cause in causes} == {"slow-rank-of-worker"}
     assert sorted(rank for cause in causes for rank in cause.where.ranks) == [4, 5, 6, 7]
 
 
 def test_a_rank_slow_from_a_step_on_is_named_with_that_step() -> None:
     found = report(slow_frame(range(STEPS)), lambda op: halves(op) if op["step"] >= 5 else (0.0, 0.0))
-    cause = next(cause for cause in found.diagnosis.causes if cause.kind == "slow-rank-of-worker")
+    cause = next(cause for cause in found.findings if cause.kind == "slow-rank-of-worker")
     assert (cause.where.ranks, cause.since_step) == ((5,), 5)
 
 
@@ -112,10 +112,10 @@ def test_ranks_that_are_last_in_turn_are_blamed_for_nothing_but_their_waiting_co
         return (wait, 0.0) if random.integers(2) else (0.0, wait)
 
     found = report(healthy_frame(range(STEPS)), in_turn)
-    (cause,) = found.diagnosis.causes
+    (cause,) = found.findings
     assert cause.kind == "lockstep-jitter"
     assert not cause.where.ranks
-    assert not found.diagnosis.answer.culprits
+    assert not found.answer.culprits
     # The critical path of a step: both computes of stage 0, and what of stage 1 nothing hides.
     computes = found.critical_path.filter(pl.col("kind").is_in(COMPUTES))
     assert cause.saved_s == pytest.approx(0.1 * computes["recorded_s"].sum())
@@ -125,15 +125,15 @@ def test_nothing_is_said_of_ranks_that_nobody_compared_but_that() -> None:
     ops = healthy_frame(range(STEPS))
     layout = replace(LAYOUT, tp=2, world_size=8)
     found = PipelineJob(Trace.from_frame(ops, layout, name="one rank each")).whatif()
-    assert [cause.kind for cause in found.diagnosis.causes] == ["healthy"]
-    assert "one rank in 2 recorded, standing for its worker" in found.diagnosis.answer.trust
+    assert [cause.kind for cause in found.findings] == ["healthy"]
+    assert "one rank in 2 recorded, standing for its worker" in found.answer.trust
     compared = report(ops, lambda _: (0.0, 0.0))
-    assert "ranks of a worker" not in compared.diagnosis.answer.trust
+    assert "ranks of a worker" not in compared.answer.trust
 
 
 def test_ranks_without_a_number_are_named_by_their_place() -> None:
     found = report(slow_frame(range(STEPS)), halves, ranks_of_workers={"1": "five"})
-    cause = found.diagnosis.causes[0]
+    cause = found.findings[0]
     assert (cause.kind, [str(worker) for worker in cause.where.workers]) == ("slow-rank-of-worker", ["(1,0)"])
     assert cause.effect.startswith("its rank at position 1 computes 100% slower")
 
@@ -171,10 +171,10 @@ def test_a_rank_that_is_late_for_the_others_is_named_with_the_part_that_is_slow(
     layout = Layout(dp=1, pp=1, tp=2)
     metadata = {"ranks_of_workers": {"0": [0, 1]}}
     found = PipelineJob(Trace.from_frame(ops, layout, name="late", metadata=metadata)).whatif()
-    (named,) = [one for one in found.diagnosis.causes if one.change is not None and one.where.ranks]
+    (named,) = [one for one in found.findings if one.priced and one.where.ranks]
     assert (named.kind, named.where.ranks) == (cause, (1,))
     assert named.saved_s == pytest.approx(0.002)
-    plans = [fix for fix in found.diagnosis.fixes if fix.cause == "python-gc"]
+    plans = [fix for fix in found.fixes if fix.cause == "python-gc"]
     assert [fix.details["pause_s"] for fix in plans] == ([pytest.approx(0.002)] if kind == "gc" else [])
 
 
@@ -196,7 +196,7 @@ def test_a_rank_slow_in_forwards_is_named_however_its_backwards_vary() -> None:
     ops = pl.DataFrame(rows, names, orient="row").with_columns(**{name: pl.lit(at) for name, at in of_all.items()})
     metadata = {"ranks_of_workers": {"0": [0, 1]}}
     found = PipelineJob(Trace.from_frame(ops, Layout(dp=1, pp=1, tp=2), name="forwards", metadata=metadata)).whatif()
-    (named,) = [one for one in found.diagnosis.causes if one.where.ranks]
+    (named,) = [one for one in found.findings if one.where.ranks]
     assert (named.kind, named.where.ranks) == ("slow-rank-of-worker", (1,))
 
 
@@ -215,7 +215,7 @@ def test_a_rank_that_is_stopped_is_named_with_what_the_others_wait_for_it() -> N
     ops = pl.DataFrame(rows, names, orient="row").with_columns(**{name: pl.lit(at) for name, at in of_all.items()})
     metadata = {"ranks_of_workers": {"0": [0, 1]}}
     found = PipelineJob(Trace.from_frame(ops, Layout(dp=1, pp=1, tp=2), name="stopped", metadata=metadata)).whatif()
-    (named,) = [one for one in found.diagnosis.causes if one.change is not None]
+    (named,) = [one for one in found.findings if one.priced]
     assert (named.kind, named.where.ranks) == ("process-pauses", (1,))
     assert named.saved_s == pytest.approx(0.006 * len(stopped) / STEPS)
     assert (

@@ -189,12 +189,12 @@ class TestNetwork:
         cause = SlowWorkers(frozenset({(1, 0)}), 1.6)
         slow = job(cause, shape=FLAT, recording=Recording(unrecorded=frozenset({(1, 0)})))
         found = report(slow)
-        (late,) = [one for one in found.diagnosis.causes if one.change is not None]
+        (late,) = [one for one in found.findings if one.priced]
         assert late.kind == "unrecorded-worker-late"
         assert "of the data-parallel group of stage 0" in late.title
         # Its optimizer is slow, too, at the end of the step where nobody waits for it in a collective.
         assert late.saved_s == pytest.approx(costs(slow, cause), abs=0.015 * mean_step_s(slow))
-        (halved,) = [fix for fix in found.diagnosis.fixes if fix.kind == "compress-dp-communication"]
+        (halved,) = [fix for fix in found.fixes if fix.kind == "compress-dp-communication"]
         saved_s = mean_step_s(slow) - mean_step_s(replace(slow, dp_bytes=0.5))
         assert halved.saved_s == pytest.approx(saved_s, abs=0.01 * mean_step_s(slow))
 
@@ -258,7 +258,7 @@ class TestPauses:
             host=replace(Job().host, mode=Host.IN_STEP),
         )
         found = report(slow)
-        (stopped,) = [one for one in found.diagnosis.causes if one.change is not None]
+        (stopped,) = [one for one in found.findings if one.priced]
         assert (stopped.kind, str(stopped.where)) == ("process-pauses", "worker (1,0)")
         assert stopped.saved_s == pytest.approx(costs(slow, cause), abs=0.01 * mean_step_s(slow))
         assert stopped.since_step is None or stopped.since_step == FIRST_STEP
@@ -280,7 +280,7 @@ def test_to_replace_a_worker_takes_evidence_of_its_hardware():
             "Swap host-0001 for a spare, because the GPUs of ranks 8-15 are throttled",
         ),
     ):
-        found = tracekit.job_of(trace).whatif().diagnosis
+        found = tracekit.job_of(trace).analysis.diagnosis
         assert [fix.title for fix in found.fixes if fix.kind == "replace-workers"] == [words]
         assert found.answer.action is not None
         assert found.answer.action.startswith(act)
@@ -291,7 +291,7 @@ def test_who_collects_garbage_is_named_only_beyond_chance(worker):
     """All collect at random: one of eight workers does so in 12 of 22 steps, the usual one in 6."""
     drawn = draw_job(9_950_000, "gc")
     slow = replace(drawn, causes=tuple(replace(cause, worker=worker) for cause in drawn.causes))
-    (cause,) = tracekit.job_of(simulate(slow).trace).whatif().diagnosis.causes
+    (cause,) = tracekit.job_of(simulate(slow).trace).whatif().findings
     assert (cause.kind, str(cause.where)) == ("python-gc", "worker (1,0)" if worker else "whole job")
 
 
@@ -301,7 +301,7 @@ def test_a_pause_here_and_there_between_blocking_calls_contradicts_nothing():
     found = report(job(pauses, posting=Posting.BATCHED, network=replace(BUSY, activation_bytes=2e9)))
     assert found.attribution.clamped_delays == 0
     assert found.trust.trustworthy
-    assert found.diagnosis.verdict.kind is LossKind.STALLS
+    assert found.verdict.kind is LossKind.STALLS
 
 
 @pytest.mark.parametrize("hosts", [1, 2])

@@ -191,8 +191,8 @@ class TestSteps:
         """Starts that count from each step do not tell how far steps overlap. How late the worker begins does."""
         cause = SlowWorkers(frozenset({(1, 2)}), 10.0, part=Part.OPTIMIZER)
         slow = job(cause, shape=replace(PIPELINE, steps=8))
-        found = tracekit.job_of(without_step_starts(simulate(slow).trace)).whatif().diagnosis
-        assert {one.kind for one in found.causes if one.change is not None} <= {"slow-optimizer"}
+        found = tracekit.job_of(without_step_starts(simulate(slow).trace)).analysis.diagnosis
+        assert {one.kind for one in found.causes if one.priced} <= {"slow-optimizer"}
         priced = sum(one.saved_s for one in found.causes)
         assert share(slow, priced) == pytest.approx(share(slow, costs(slow, cause)), abs=LARGEST_PRICE_ERROR)
 
@@ -203,14 +203,14 @@ class TestSteps:
         trace = simulate(slow).trace
         ops = trace.ops.with_columns(start=pl.col("start") - pl.col("start").min().over("step", "rank"))
         found = tracekit.job_of(Trace.from_frame(ops, trace.layout, name="own zero", metadata=trace.metadata)).whatif()
-        (fix,) = [fix for fix in found.diagnosis.fixes if fix.cause == "slow-optimizer"]
+        (fix,) = [fix for fix in found.fixes if fix.cause == "slow-optimizer"]
         assert fix.bound
 
     def test_a_stall_seen_twice_has_a_bound_for_a_price(self):
         """Twice in twelve steps says what it costs whenever it comes, not how often it comes."""
         cause = Checkpoints(every=5, phase=2, stall_s=1.0)
         slow = job(cause, shape=Shape(dp=2, pp=2, microbatches=8, steps=12))
-        (fix,) = [fix for fix in report(slow).diagnosis.fixes if fix.kind == "async-checkpoint"]
+        (fix,) = [fix for fix in report(slow).fixes if fix.kind == "async-checkpoint"]
         assert (fix.bound, fix.withheld) == (True, None)
         assert fix.assumes is not None
         assert "2 steps" in fix.assumes
@@ -220,7 +220,7 @@ class TestSteps:
 def test_a_group_of_slow_ranks_needs_no_names_of_hosts():
     slow = job(SlowWorkers(frozenset({(0, 0), (1, 0)}), 1.15), shape=FLAT, noise=Noise(op=0.01, worker=0.002))
     trace = simulate(slow).trace
-    found = tracekit.job_of(replace(trace, metadata={})).whatif().diagnosis
+    found = tracekit.job_of(replace(trace, metadata={})).analysis.diagnosis
     assert [(cause.kind, cause.where.dp_ranks) for cause in found.causes] == [("slow-rank-group", (0, 1))]
 
 

@@ -176,7 +176,7 @@ def test_no_price_exceeds_what_size_and_frequency_allow():
 def test_stops_that_nothing_counted_take_no_host_code_with_them(seed):
     """Stops on a worker whose launches are late as well: each costs what the job gains without it."""
     job = drawn_together("P17-stops", "P18", 11_000_000 + seed)
-    costs = {str(cause.kind): cause.saved_s for cause in PipelineJob(simulate(job).trace).whatif().diagnosis.causes}
+    costs = {str(cause.kind): cause.saved_s for cause in PipelineJob(simulate(job).trace).whatif().findings}
     assert costs == pytest.approx({str(one.kind): one.saved_s for one in truths(job)}, abs=0.01 * mean_step_s(job))
 
 
@@ -192,7 +192,7 @@ def test_a_few_long_pauses_of_another_rank_take_neither_place_nor_time_from_the_
         ]
 
     trace = of_steps([[program(step, rank) for rank in range(8)] for step in range(200)])
-    (cause,) = [cause for cause in PipelineJob(trace).whatif().diagnosis.causes if cause.change is not None]
+    (cause,) = [cause for cause in PipelineJob(trace).whatif().findings if cause.priced]
     assert cause.where.workers == (Worker(3, 0),)
     assert cause.when == "again and again"
     assert cause.saved_s == pytest.approx(0.75 * 0.02 + 0.02 * 0.07, rel=0.05)

@@ -81,7 +81,7 @@ def test_a_delay_before_the_first_forward_is_data_only_where_loading_was_not_rec
 
 
 def test_what_one_rank_is_late_is_lost_to_it_though_s_leaves_launch_delays_out():
-    diagnosis = PipelineJob(job("data-load", delay_s=(0.0, 1.0))).whatif().diagnosis
+    diagnosis = PipelineJob(job("data-load", delay_s=(0.0, 1.0))).analysis.diagnosis
     assert diagnosis.verdict.kind is LossKind.STRAGGLER
     assert diagnosis.verdict.lost_s == pytest.approx(1.0)
     assert diagnosis.answer.headline.startswith("rank 1 costs 22% of each step: host code takes 1.00 s longer than")

@@ -129,7 +129,7 @@ def test_a_stage_that_is_larger_by_less_than_stages_may_differ_is_not_named():
     """Its forwards take 20 % longer in each step: 7 % of what it computes, give or take 3 %."""
     drawn = np.random.default_rng(4).normal(0, 0.03, STEPS)
     found = causes(lambda number: step(factor=(1.0, float(np.exp(drawn[number]))), forwards=(1.0, 1.2)))
-    assert [cause for cause in found if cause.change is not None] == []
+    assert [cause for cause in found if cause.priced] == []
 
 
 def test_a_worker_is_slow_only_if_all_it_computes_is():

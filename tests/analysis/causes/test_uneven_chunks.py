@@ -28,7 +28,7 @@ def lanes(longer: dict[tuple[str, int], float]) -> dict[tuple[int, int], Pipelin
 
 
 def report(longer: dict[tuple[str, int], float]) -> Diagnosis:
-    return PipelineJob(trace(lanes(longer), chunks=CHUNKS)).whatif().diagnosis
+    return PipelineJob(trace(lanes(longer), chunks=CHUNKS)).analysis.diagnosis
 
 
 @pytest.mark.parametrize(
@@ -77,6 +77,6 @@ def test_a_stage_whose_chunks_all_have_more_work_is_named_whole() -> None:
 def test_a_plan_that_moves_layers_needs_to_know_them() -> None:
     recorded = trace(lanes({("B", 3): 3.0}), chunks=CHUNKS)
     for layers, known in ((None, False), ((8, 8), True)):
-        kinds = {fix.kind for fix in PipelineJob(recorded).whatif(layers=layers).diagnosis.fixes}
+        kinds = {fix.kind for fix in PipelineJob(recorded).whatif(layers=layers).fixes}
         assert ("even-chunks" in kinds) != known
         assert "repartition-stages" not in kinds or known

@@ -17,7 +17,7 @@ def job_with(*causes: InjectedCause, **layout: int) -> tracekit.Job:
 
 
 def saved_by(job: tracekit.Job, kind: str) -> float:
-    return next(fix.saved_s for fix in job.report.diagnosis.fixes if fix.kind == kind)
+    return next(fix.saved_s for fix in job.report.fixes if fix.kind == kind)
 
 
 @pytest.mark.parametrize("layout", [{}, {"dp": 1}, {"pp": 1}, {"dp": 2, "pp": 2}])
@@ -43,6 +43,6 @@ def test_a_slow_worker_in_some_steps() -> None:
 def test_a_slow_network_card() -> None:
     """A card belongs to all workers of its host, and so does what passes it; their computes are fine."""
     job = tracekit.job_of(simulate(draw_job(20_000_018, "P2-nic")).trace)
-    (cause,) = [cause for cause in job.report.diagnosis.causes if cause.kind == "slow-nic"]
+    (cause,) = [cause for cause in job.report.findings if cause.kind == "slow-nic"]
     assert job.answer(f"host={cause.where.host}").saved_s == pytest.approx(saved_by(job, "repair-nic"))
     assert job.answer(f"host={cause.where.host} and compute").saved_s == pytest.approx(0.0, abs=1e-9)

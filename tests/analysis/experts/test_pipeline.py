@@ -13,7 +13,7 @@ import pytest
 from tests.handmade import run
 from tracekit.base.errors import TraceError
 from tracekit.job.pipeline import PipelineJob
-from tracekit.job.pipeline_report import PipelineReport
+from tracekit.report.report import Report
 from tracekit.trace.canonical import Trace, read_parquet
 from tracekit.trace.model import Layout
 
@@ -77,7 +77,7 @@ def trace(tokens: np.ndarray, *, slow: float = 1.0, **more: Any) -> Trace:
     return Trace.from_frame(ops, Layout(dp=RANKS, world_size=RANKS), name="experts")
 
 
-def report(tokens: np.ndarray, **more: Any) -> PipelineReport:
+def report(tokens: np.ndarray, **more: Any) -> Report:
     return PipelineJob(trace(tokens, **more)).whatif()
 
 
@@ -92,7 +92,7 @@ def test_uneven_experts_are_named_and_no_worker_is(tokens: np.ndarray, kind: str
     assert [one.kind for one in found.findings] == [kind]
     assert found.findings[0].where.workers == found.findings[0].where.ranks == ()
     assert found.findings[0].saved_s == pytest.approx(longer(tokens), rel=0.05)
-    assert found.diagnosis.verdict.label == "uneven work"
+    assert found.verdict.label == "uneven work"
 
 
 def test_a_worker_that_is_slow_beyond_its_tokens_is_named() -> None:

@@ -19,7 +19,7 @@ def job() -> tracekit.Job:
 
 def test_the_edit_of_a_fix_has_its_price(job: tracekit.Job) -> None:
     """The slow worker like its peers takes 11.25 s; so does the fix by name."""
-    fix = job.report.diagnosis.fixes[0]
+    fix = job.report.fixes[0]
     assert fix.edit == "worker=1,0 and kind=forward-compute,backward-compute,optimizer"
     assert job.answer(fix.edit).step_time_s == fix.new_step_s == pytest.approx(HEALTHY_STEP_S)
     assert job.answer("fix=replace-workers").step_time_s == fix.new_step_s

@@ -26,7 +26,9 @@ from tracekit.analysis.fixes.workers import fewest_that_suffice
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.interventions import step_times
 from tracekit.base.errors import SelectionError
-from tracekit.report.plain_data import Finding, Patterns, fix_as_data, plain, shaped
+from tracekit.job.build import fix_in_report
+from tracekit.report.conclusions import Finding, Patterns
+from tracekit.report.plain_data import plain, shaped
 from tracekit.synth import (
     BaseCosts,
     LateDataLoading,
@@ -118,7 +120,7 @@ class TestPromises:
         withheld = fixes_of(evidence, [])
         assert withheld
         assert all("no cause explains" in (fix.withheld or "") for fix in withheld)
-        shown = fix_as_data(withheld[0])
+        shown = fix_in_report(withheld[0])
         assert (shown.saved_s, shown.new_step_s) == (None, None)
 
     def test_a_cause_that_explains_more_than_the_launch_delays_withholds_nothing(self):
@@ -184,7 +186,7 @@ class TestPlans:
         evidence = assessed(SlowWorker(factor=2), PythonGc(pause_s=0.3, rate=0.1))
         causes = {cause.kind: cause for cause in causes_of(evidence)}
         found = fixes_of(evidence, list(causes.values()))
-        by_kind = {fix.kind: plain(fix_as_data(fix)) for fix in reversed(found)}
+        by_kind = {fix.kind: plain(fix_in_report(fix)) for fix in reversed(found)}
         assert by_kind["replace-workers"]["assumes"] is None  # its title says it
         assert by_kind["replace-workers"]["title"].endswith(" as fast as its peers")
         assert by_kind["planned-gc"]["assumes"] == "collections as long as now"
@@ -297,7 +299,7 @@ class TestDiagnosis:
         found = diagnose(PipelineAssessment(PipelineSubject.of(trace, replay)))
         assert plain(shaped(Patterns, found))["space"]["shape"] == "one-worker"
         assert {plain(shaped(Finding, cause))["kind"] for cause in found.causes} == {"bad-worker", "python-gc"}
-        assert plain(fix_as_data(found.fixes[-1]))["kind"] == "combination"
+        assert plain(fix_in_report(found.fixes[-1]))["kind"] == "combination"
 
     def test_it_is_what_its_parts_say(self):
         trace = synthesize(replace(SPEC, causes=(SlowLastStage(factor=1.5),)))
@@ -308,10 +310,10 @@ class TestDiagnosis:
         causes = causes_of(alike)
         assert [shaped(Finding, cause) for cause in whole.causes] == [shaped(Finding, cause) for cause in causes]
         fixes = fixes_of(alike, causes)
-        assert list(map(fix_as_data, whole.fixes)) == list(map(fix_as_data, fixes))
+        assert list(map(fix_in_report, whole.fixes)) == list(map(fix_in_report, fixes))
 
 
 def test_where_dealing_sequences_gives_back_nothing_what_helps_anyway_comes_first():
     """Of the one cause there are no "other causes" to wait for."""
-    answer = tracekit.job_of(simulate(draw_job(9_920_000, "sequences")).trace).whatif().diagnosis.answer
+    answer = tracekit.job_of(simulate(draw_job(9_920_000, "sequences")).trace).whatif().answer
     assert answer.fix.startswith("Run twice as many microbatches of half the size; saves at most ")

@@ -8,8 +8,8 @@ from typing import Any
 
 from tests.kineto_files import GEMM, all_reduce, document, event, kernel, launch, write
 from tracekit.job.graph import RecordingJob
-from tracekit.job.graph_report import GraphReport
 from tracekit.report.finding import Finding
+from tracekit.report.report import Report
 from tracekit.sources.load import load
 
 
@@ -20,13 +20,13 @@ def loaded(folder: Path) -> RecordingJob:
     return job
 
 
-def said(report: GraphReport) -> tuple[str, ...]:
+def said(report: Report) -> tuple[str, ...]:
     """Notes on a recording, and why it is not trusted."""
     assert report.recorded is not None
     return (*report.recorded.summary.notes, *report.trust.reasons)
 
 
-def on_a_rank(report: GraphReport) -> tuple[Finding, ...]:
+def on_a_rank(report: Report) -> tuple[Finding, ...]:
     """The findings on a rank, the costliest first; others cost all ranks the same."""
     return tuple(one for one in report.findings if one.where.ranks)
 

@@ -20,7 +20,7 @@ from tracekit.analysis.graph.op_graph import OpGraph
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.costs import measure_op_durations
 from tracekit.analysis.replay.graph_replay import GraphReplay
-from tracekit.job.graph_report import GraphReport
+from tracekit.report.report import Report
 from tracekit.trace.op import OpTrace
 
 KINDS = ("gemm", "attention")
@@ -41,10 +41,8 @@ def ops_of(took_s: Floats) -> pl.DataFrame:
     return pl.DataFrame(rows, columns, orient="row", infer_schema_length=None).with_columns(stream=0)
 
 
-def report_of(ops: pl.DataFrame, **more: tuple[tracekit.ProcessGroup, ...]) -> GraphReport:
-    report = tracekit.job_of(OpTrace(ops, "job", rules=("streams",), **more)).whatif()
-    assert isinstance(report, GraphReport)
-    return report
+def report_of(ops: pl.DataFrame, **more: tuple[tracekit.ProcessGroup, ...]) -> Report:
+    return tracekit.job_of(OpTrace(ops, "job", rules=("streams",), **more)).whatif()
 
 
 def of_one_slow_rank(slow_s: float = 1.5) -> pl.DataFrame:
@@ -111,7 +109,7 @@ def test_noise_is_not_counted_twice() -> None:
     """It costs all that S counts."""
     took = 1 + 0.2 * np.random.default_rng(5).standard_normal((4, 8, 16))
     report = report_of(ops_of(took))
-    lost = 1 - report.times_s["ideal"] / report.times_s["original"]
+    lost = 1 - report.step_time_s.ideal / report.step_time_s.original
     assert report.answer.headline == f"stragglers cost {lost:.0%} of each step, which the noise of its ops explains"
 
 
@@ -122,12 +120,12 @@ def test_a_job_that_is_not_trusted_promises_no_saving() -> None:
     assert not report.trust.trustworthy
     assert report.answer.saves is not None
     assert report.answer.saves.startswith("no saving promised, members were not recorded")
-    assert all(fix.withheld is not None for fix in report.diagnosis.fixes)
+    assert all(fix.withheld is not None for fix in report.fixes)
 
 
 def test_a_rank_alone_is_nobodys_straggler() -> None:
     report = report_of(of_one_slow_rank().filter(rank=2).with_columns(rendezvous=None))
-    assert (culprit_of(report.evidence), report.answer.headline) == (None, "nothing costs 5% of each step")
+    assert (report.verdict.culprit, report.answer.headline) == (None, "nothing costs 5% of each step")
 
 
 @examples(60)

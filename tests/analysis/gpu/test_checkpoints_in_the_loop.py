@@ -9,15 +9,15 @@ import pytest
 
 from tests.kineto_files import GEMM, document, event, kernel, launch, write
 from tracekit import load
-from tracekit.job.graph_report import GraphReport
 from tracekit.report.finding import Finding
+from tracekit.report.report import Report
 
 Event = dict[str, Any]
 LINE = "train.py(88): keep"
 COPY_US, COPIES = 50, 10
 
 
-def report_on(folder: Path, *inside: str, category: str = "python_function", moved: int = 1 << 20) -> GraphReport:
+def report_on(folder: Path, *inside: str, category: str = "python_function", moved: int = 1 << 20) -> Report:
     """Five steps of ten kernels of 400 us, launched in 200 us; then ten tensors are copied, and the host works 9 ms.
 
     `inside`: functions or annotations around the copies and the work, the outermost first.
@@ -49,12 +49,10 @@ def report_on(folder: Path, *inside: str, category: str = "python_function", mov
         events += [event(category, name, saves + depth, at - saves - 2 * depth) for depth, name in enumerate(inside)]
         events.append(event("user_annotation", f"ProfilerStep#{step}", begin, at - begin))
     write(folder / "rank0.json", document(events, world=1))
-    report = load(folder).whatif()
-    assert isinstance(report, GraphReport)
-    return report
+    return load(folder).whatif()
 
 
-def saves(report: GraphReport) -> list[Finding]:
+def saves(report: Report) -> list[Finding]:
     return [one for one in report.findings if one.spent is not None and one.spent.reason == "checkpoint"]
 
 
@@ -78,8 +76,8 @@ def test_a_checkpoint_in_the_loop_is_written_in_the_background(function: str, tm
     assert finding.saved_s == pytest.approx(4 * 9e-3, rel=0.03)
     assert "async_save" in finding.suggested_fix
     assert [one.kind for one in report.findings if one.saved_s > 10e-3] == ["checkpoint-stalls"]
-    assert report.evidence.gpu is not None
-    idle_s = {one.reason: one.seconds for one in report.evidence.gpu.idle_by_reason}
+    assert report.gpu is not None
+    idle_s = {one.reason: one.seconds for one in report.gpu.idle_by_reason}
     assert idle_s["checkpoint"] == pytest.approx(4 * 9e-3, rel=0.05)
 
 

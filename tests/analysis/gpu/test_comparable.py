@@ -12,8 +12,7 @@ import pytest
 
 from judges.kinetosim import Job, Trouble
 from tests.analysis.gpu.jobs import loaded, said
-from tracekit.analysis.evidence.culprit import culprit_of
-from tracekit.job.graph_report import GraphReport
+from tracekit.report.report import Report
 from tracekit.report.verdict import LossKind
 
 HOST, GPU = ("cuda_runtime", "cpu_op", "user_annotation"), ("kernel", "gpu_memcpy")
@@ -44,7 +43,7 @@ def folder(undamaged: Path, tmp_path: Path) -> Path:
     return shutil.copytree(undamaged, tmp_path / "job")
 
 
-def report_of(folder: Path, rank: int, damage: Callable[[Events], Events]) -> GraphReport:
+def report_of(folder: Path, rank: int, damage: Callable[[Events], Events]) -> Report:
     """On the job whose rank recorded other events than it should have."""
     path = folder / f"rank{rank}.json"
     document = json.loads(path.read_text())
@@ -53,11 +52,11 @@ def report_of(folder: Path, rank: int, damage: Callable[[Events], Events]) -> Gr
     return loaded(folder).whatif()
 
 
-def share(report: GraphReport) -> float:
-    culprit = culprit_of(report.evidence)
+def share(report: Report) -> float:
+    culprit = report.verdict.culprit
     assert culprit is not None
     assert culprit.rank == CULPRIT
-    return culprit.saved_s / report.evidence.recorded_s
+    return culprit.saved_s / report.step_time_s.recorded
 
 
 def without(*categories: str, name: str = "") -> Callable[[Events], Events]:
@@ -126,7 +125,7 @@ def test_a_rank_that_lacks_what_the_comparison_needs_is_left_out_and_named(folde
 def test_a_report_without_the_late_rank_is_not_trusted_and_names_it(folder, name):
     """The others wait for it in what looks like transfers."""
     report = report_of(folder, CULPRIT, DAMAGES[name][0])
-    assert culprit_of(report.evidence) is None
+    assert report.verdict.culprit is None
     assert any(f"rank {CULPRIT}" in doubt for doubt in report.trust.reasons)
 
 
@@ -169,7 +168,7 @@ def test_what_can_be_repaired_changes_nothing(folder, expected, rank, damage):
 def test_transfers_are_not_to_blame_while_a_rank_is_missing(folder):
     (folder / f"rank{CULPRIT}.json").unlink()
     report = loaded(folder).whatif()
-    assert report.diagnosis.verdict.kind is LossKind.COMMUNICATION
+    assert report.verdict.kind is LossKind.COMMUNICATION
     assert any(
         f"may be waiting for rank {CULPRIT}, of which nothing is known" in doubt for doubt in report.trust.reasons
     )
@@ -182,7 +181,7 @@ def test_waits_that_nothing_recorded_explains_cost_trust(tmp_path):
         events[:] = without(*HOST, "ac2g")(events)
     run.write(tmp_path)
     report = loaded(tmp_path).whatif()
-    assert culprit_of(report.evidence) is None
+    assert report.verdict.culprit is None
     (doubt,) = [doubt for doubt in report.trust.reasons if "nothing recorded says for what" in doubt]
     assert doubt.startswith("3 ranks wait up to")
     assert f"for rank {CULPRIT}" in doubt
@@ -205,14 +204,14 @@ def test_two_ranks_of_which_one_is_damaged_are_compared_but_not_trusted(tmp_path
     run.events[1][:] = every(5, GPU, dur=float("nan"))(run.events[1])
     run.write(tmp_path)
     report = loaded(tmp_path).whatif()
-    assert report.evidence.ranks == (0, 1)
+    assert tuple(row.rank for row in report.by_rank) == (0, 1)
     assert any("rank 1 cannot be compared: up to 21% of its GPU ops" in doubt for doubt in report.trust.reasons)
 
 
 def test_most_ranks_may_lack_what_the_others_are_compared_by(folder):
     for rank in (0, OTHER):
         report = report_of(folder, rank, every(1, GPU, args=...))
-    assert report.evidence.ranks == (CULPRIT, 3)
+    assert tuple(row.rank for row in report.by_rank) == (CULPRIT, 3)
     assert share(report) > 0.2
 
 
@@ -222,7 +221,7 @@ def test_the_only_rank_with_arguments_is_answered_as_one_rank(folder, lacking):
         (folder / f"rank{rank}.json").unlink()
     for rank in lacking:
         report = report_of(folder, rank, every(1, GPU, args=...))
-    assert report.evidence.ranks == (OTHER,)
+    assert tuple(row.rank for row in report.by_rank) == (OTHER,)
     for rank in lacking:
         assert any(f"rank {rank} is left out: its events lack args" in doubt for doubt in said(report))
 
@@ -231,7 +230,7 @@ def test_no_rank_is_left_out_for_what_all_of_them_lack(folder):
     """As exporters write that know no arguments."""
     for rank in range(4):
         report = report_of(folder, rank, every(1, GPU, args=...))
-    assert report.evidence.ranks == (0, 1, 2, 3)
+    assert tuple(row.rank for row in report.by_rank) == (0, 1, 2, 3)
     assert report.trust.reasons
 
 

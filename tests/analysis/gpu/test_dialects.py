@@ -11,7 +11,6 @@ import pytest
 from judges.kinetosim import Job, Trouble
 from tests.analysis.gpu.jobs import loaded, on_a_rank
 from tests.kineto_files import write
-from tracekit.analysis.evidence.culprit import culprit_of
 
 Document = dict[str, Any]
 JOB = Job(ranks=4, layers=6, bucket=2, host_us=30.0, seed=3, troubles=(Trouble(2, host=1.5),))
@@ -156,6 +155,6 @@ def test_a_dialect_changes_nothing(tmp_path, recorded, rewrite):
     assert report.trust.replay_error == pytest.approx(0, abs=1e-6)
     leading = on_a_rank(report)[0]
     assert (leading.kind, leading.where.ranks) == ("slow-host-code", (2,))
-    assert culprit_of(report.evidence) is not None
+    assert report.verdict.culprit is not None
     least = 0.6 if rewrite in (no_steps, no_host_events) else 0.9
-    assert least * lost < culprit_of(report.evidence).saved_s * 1e6 < 1.1 * lost
+    assert least * lost < report.verdict.culprit.saved_s * 1e6 < 1.1 * lost

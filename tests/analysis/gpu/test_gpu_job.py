@@ -11,7 +11,6 @@ from judges.kinetosim import Job, Trouble
 from tests.analysis.gpu.jobs import load_ranks, loaded, on_a_rank, said, waiting_events, waiting_job
 from tests.kineto_files import GEMM, all_reduce, event, kernel, launch
 from tracekit.analysis.evidence.culprit import culprit_of
-from tracekit.analysis.evidence.gpu_losses import exposed_communication_s
 from tracekit.analysis.gpu.behind import saved_by_rank
 
 US = 1e-6
@@ -41,12 +40,13 @@ def test_the_rank_that_comes_last_is_waited_for_whatever_its_clock_says(tmp_path
 
 def test_the_replay_reproduces_the_recording_and_prices_the_slow_rank(tmp_path):
     """Rank 1's product takes 70 us, rank 0's 30: at rank 0's pace the recording takes 60 us instead of 100."""
-    report = waiting_job(tmp_path).whatif(fix=["rank=1 and kind=matrix-product"])
-    assert report.evidence.recorded_s / US == pytest.approx(100)
+    job = waiting_job(tmp_path)
+    report = job.whatif(fix=["rank=1 and kind=matrix-product"])
+    assert report.step_time_s.recorded / US == pytest.approx(100)
     assert report.trust.replay_error == pytest.approx(0, abs=1e-9)
-    prices = saved_by_rank(report.evidence.pace, (0, 1))
+    prices = saved_by_rank(job.evidence.pace, (0, 1))
     assert prices[1] / US == pytest.approx(40)
-    assert report.questions_asked[0].saved_s / US == pytest.approx(40)
+    assert report.questions[0].saved_s / US == pytest.approx(40)
 
 
 def test_who_is_late_most_often_need_not_be_to_blame(tmp_path):
@@ -87,7 +87,7 @@ def test_events_that_nobody_recorded_are_inferred_and_said_to_be(tmp_path):
     found = edges(job)
     assert (GEMM, all_reduce(0, 1)["name"], 4) in found
     assert (all_reduce(0, 1)["name"], "optimizer_adam", 4) in found
-    left = job.whatif().evidence.unexplained
+    left = job.evidence.unexplained
     assert (left.inferred, left.violations) == (2, 0)
     assert left.compute_gap_s <= 10 * US
 
@@ -208,7 +208,7 @@ def test_what_was_done_to_a_rank_is_found_and_priced(tmp_path, trouble, kind):
     healthy = Job(layers=6, bucket=2, host_us=30.0, seed=3).run()
     found = on_a_rank(report)[0]
     assert (found.kind, found.where.ranks) == (kind, (2,))
-    assert culprit_of(report.evidence).saved_s / US == pytest.approx(recording.took_us - healthy.took_us, rel=0.1)
+    assert report.verdict.culprit.saved_s / US == pytest.approx(recording.took_us - healthy.took_us, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_ranks_that_run_cuda_graphs_are_compared_and_priced(tmp_path, trouble, k
     report = loaded(tmp_path).whatif()
     found = on_a_rank(report)[:1]
     assert [(one.kind, one.where.ranks) for one in found] == ([] if kind is None else [(kind, (1,))])
-    assert not found or culprit_of(report.evidence).saved_s / US == pytest.approx(lost_us, rel=0.05)
+    assert not found or report.verdict.culprit.saved_s / US == pytest.approx(lost_us, rel=0.05)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -245,10 +245,10 @@ def test_exposed_communication_is_priced_and_blamed_on_nobody(tmp_path):
     slow, free = (Job(ranks=4, layers=6, bucket=2, seed=3, transfer_us=us) for us in (3000.0, 0.0))
     slow.run().write(tmp_path)
     report = loaded(tmp_path).whatif()
-    assert culprit_of(report.evidence) is None
-    exposed_s = exposed_communication_s(report.evidence)
+    assert report.verdict.culprit is None
+    exposed_s = report.verdict.exposed_communication_s
     assert exposed_s / US == pytest.approx(slow.run().took_us - free.run().took_us, rel=0.1)
-    assert exposed_s > 0.5 * report.evidence.recorded_s
+    assert exposed_s > 0.5 * report.step_time_s.recorded
     (found,) = report.findings
     assert (found.kind, found.saved_s, found.where.ranks) == ("exposed-communication", pytest.approx(exposed_s), ())
     assert found.when == "over the recording"
@@ -296,7 +296,7 @@ def test_a_file_that_is_cut_off_makes_nobody_slow(tmp_path):
     whole = gzip.decompress((tmp_path / "rank1_trace.json.gz").read_bytes())
     (tmp_path / "rank1_trace.json.gz").write_bytes(gzip.compress(whole[: len(whole) * 2 // 3])[:-8])
     report = loaded(tmp_path).whatif()
-    assert culprit_of(report.evidence) is None
+    assert report.verdict.culprit is None
     assert any("cut off" in doubt and "record it again" in doubt for doubt in said(report))
 
 

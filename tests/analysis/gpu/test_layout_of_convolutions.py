@@ -52,7 +52,7 @@ def test_transposes_go_with_channels_last_and_norms_may_become_faster(tmp_path: 
     assert (finding.spent.reason, finding.spent.name, finding.spent.count) == ("kernel", "nchwToNhwc", 120)
     assert "channels_last" in finding.suggested_fix
     assert finding.saved_s == pytest.approx(40 * 250e-6, rel=0.01)
-    evidence = report.evidence
+    evidence = load(tmp_path).evidence
     (candidate,) = (one for one in SlowKernels().find(evidence) if one.most is not None)
     most_s = evidence.recorded_s - float(evidence.step_times((candidate.most,)).mean())
     assert most_s == pytest.approx(40 * (250 + 300 - READ_US) * 1e-6, rel=0.01)

@@ -56,18 +56,18 @@ def test_lost_gpu_ops_are_counted_and_forbid_what_needs_them(
 ) -> None:
     report = report_on(tmp_path, without(dropped, graphs=graphs))
     assert report.answer.headline.startswith(told)
-    assert report.diagnosis.verdict.kind is LossKind.CONTRADICTION
+    assert report.verdict.kind is LossKind.CONTRADICTION
     assert not report.trust.trustworthy
-    assert [lack.fact for lack in report.diagnosis.lacks] == ["ranks", "compute"]
-    assert not [cause for cause in report.findings if cause.change is not None]
-    assert "GPU" not in dict(report.remarks())
+    assert [lack.fact for lack in report.lacks] == ["ranks", "compute"]
+    assert not [cause for cause in report.findings if cause.priced]
+    assert "GPU" not in {remark.name: remark.words for remark in report.remarks}
 
 
 @pytest.mark.parametrize("graphs", [False, True])
 def test_a_whole_recording_is_trusted(tmp_path: Path, *, graphs: bool) -> None:
     report = report_on(tmp_path, without(set(), graphs=graphs))
     assert report.trust.trustworthy
-    assert [lack.fact for lack in report.diagnosis.lacks] == ["ranks"]
+    assert [lack.fact for lack in report.lacks] == ["ranks"]
 
 
 def test_a_few_lost_ops_change_little(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_of_several_ranks_the_one_that_lost_ops_is_left_out_by_name(tmp_path: Pa
         content = without(set(range(50, 100)) if rank == 1 else set())
         write(tmp_path / f"rank-{rank}.json", document(content, rank=rank, world=3))
     report = tracekit.load(tmp_path).whatif()
-    words = " ".join(words for _, words in report.remarks())
+    words = " ".join(words for words in (remark.words for remark in report.remarks))
     assert "rank 1 is left out: 50 of 100 launches have no GPU op in its file (50% of the GPU's time" in words
 
 
@@ -106,6 +106,6 @@ def test_torch_1_calls_annotations_operators(tmp_path: Path) -> None:
             {**kernel("gemm_kernel", begin + 5_020, 4_900, correlation=step + 1), "cat": "Kernel"},
         ]
     report = report_on(tmp_path, content)
-    assert report.steps_traced == STEPS
-    assert report.diagnosis.verdict.kind is LossKind.INPUT
+    assert report.job.steps == STEPS
+    assert report.verdict.kind is LossKind.INPUT
     assert report.findings[0].saved_s == pytest.approx(STEPS * 5e-3, rel=0.05)

@@ -700,7 +700,7 @@ def test_a_fix_is_asked_for_by_its_name(tmp_path: Path) -> None:
     folder = recording_in(tmp_path, steps(5, loader_us=6000))
     report = load(folder).whatif(fix=["fix=prefetch-data", "fix=prefetch-data + operator=aten::mm * 0.5"])
     (saved,) = (one.saved_s for one in report.findings if one.kind == "late-data-loading")
-    first, both = report.questions_asked
+    first, both = report.questions
     assert first.saved_s == pytest.approx(saved)
     assert both.saved_s - saved == pytest.approx(50 * 200e-6, rel=0.02)
     assert (

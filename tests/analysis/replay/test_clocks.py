@@ -191,7 +191,7 @@ def test_several_wrong_clocks_are_told_apart(slow_worker, offsets):
 def test_wrong_clocks_invent_no_cause(slow_worker):
     """Rank 7 is 131 ms behind, rank 0 100 ms ahead: the slow worker is the only cause beside the clocks."""
     wrong = shifted(shifted(slow_worker, (3, 1), -0.131), (0, 0), 0.1)
-    named = {cause.kind for cause in PipelineJob(wrong).whatif().diagnosis.causes}
+    named = {cause.kind for cause in PipelineJob(wrong).whatif().findings}
     assert named == {"bad-worker", "clock-error"}
 
 

@@ -12,7 +12,9 @@ from tracekit.analysis.graph import dependency_graph
 from tracekit.analysis.graph.rules.posting import Posting
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.method import Method
+from tracekit.job.analysis import ReportOptions
 from tracekit.job.pipeline import PipelineJob
+from tracekit.show.words import published_instead
 from tracekit.trace.canonical import Trace, read_parquet
 
 SAMPLES = Path(__file__).parents[3] / "sample_traces"
@@ -66,13 +68,12 @@ def test_the_total_of_a_step_counts_not_the_number_of_ops():
 
 def test_collected_garbage_is_named_with_its_rank_and_price():
     report = PipelineJob(data_parallel_job([[FORWARD, BACKWARD], [FORWARD, ("gc", 0.4), BACKWARD]], steps=8)).whatif()
-    cause, *others = report.diagnosis.causes
+    cause, *others = report.findings
     assert (str(cause.kind), str(cause.where)) == ("python-gc", "worker (1,0)")
     assert cause.saved_s == pytest.approx(0.4)
     assert not others
-    assert str(report.diagnosis.verdict.kind) == "straggler"
-    assert report.published is not None
-    assert report.published.differs(report.slowdown)
+    assert str(report.verdict.kind) == "straggler"
+    assert published_instead(report)
 
 
 def test_a_checkpoint_that_stops_everybody_is_a_stall():
@@ -81,11 +82,11 @@ def test_a_checkpoint_that_stops_everybody_is_a_stall():
     report = PipelineJob(
         of_steps([[plain, plain]] * 3 + [[saves, saves]] + [[plain, plain]] * 3 + [[saves, saves]])
     ).whatif()
-    cause = report.diagnosis.causes[0]
+    cause = report.findings[0]
     assert (str(cause.kind), str(cause.where)) == ("checkpoint-stalls", "whole job")
     assert cause.saved_s == pytest.approx(0.25)
-    assert str(report.diagnosis.verdict.kind) == "stalls"
-    assert report.diagnosis.verdict.headline_s == pytest.approx(0.25)
+    assert str(report.verdict.kind) == "stalls"
+    assert report.verdict.headline_s == pytest.approx(0.25)
 
 
 def evaluating(on_rank_0: float, on_rank_1: float) -> Trace:
@@ -106,13 +107,13 @@ def evaluating(on_rank_0: float, on_rank_1: float) -> Trace:
 def test_an_evaluation_every_few_steps_is_named_as_such(on_rank_0, on_rank_1, where, verdict, saved_s):
     """A quarter of its time is of the mean step; nobody is slow who does it for all."""
     report = PipelineJob(evaluating(on_rank_0, on_rank_1)).whatif()
-    (cause,) = report.diagnosis.causes
+    (cause,) = report.findings
     assert (str(cause.kind), str(cause.where), cause.when) == ("evaluation", where, "every 4 steps")
     assert cause.saved_s == pytest.approx(saved_s)
-    assert str(report.diagnosis.verdict.kind) == verdict
+    assert str(report.verdict.kind) == verdict
     if not on_rank_1:
         assert cause.effect == "rank 0 evaluates every 4 steps, up to 400.0 ms, while the others wait"
-        assert not report.diagnosis.answer.culprits
+        assert not report.answer.culprits
 
 
 @pytest.mark.parametrize("method", Method)
@@ -128,6 +129,4 @@ def test_the_published_method_reuses_the_placed_ops_and_finds_what_it_finds_alon
     assert job.replay.graph.posting.rule is not Posting.SAME_DIRECTION
     alone = slowdown(trace, Method.PUBLISHED)
     monkeypatch.delattr(dependency_graph, "place_lanes")
-    view = job.whatif().published
-    assert view is not None
-    assert view.slowdown == alone
+    assert job.analyse(ReportOptions()).report.method.published_slowdown == alone

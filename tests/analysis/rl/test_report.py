@@ -221,13 +221,13 @@ def test_the_error_of_a_price_holds_the_scatter_of_the_steps_and_is_that_of_the_
         for step, train in enumerate((10, 50, 30))
     ))  # fmt: skip
     job = RlJob.read([log])
-    (price,) = job.report.account.what_if
+    (price,) = job.report.rl.what_if
     assert (price.step_s, price.saved_s) == (70.0, 30.0)
     assert (price.low_s, price.high_s) == pytest.approx((70 - 49.683, 70 + 49.683), abs=1e-3)
-    (fix,) = job.report.diagnosis.fixes
+    (fix,) = job.report.fixes
     assert fix.error_s == job.answer("staleness=1").error_s == pytest.approx(price.high_s - 70.0)
     assert fix.withheld == "the saving of 30.00 s is below its error of 49.68 s"
-    assert headline(job.report.account) == "PHASES: generate takes 70% of the step"
+    assert headline(job.report.rl) == "PHASES: generate takes 70% of the step"
 
 
 def test_what_is_to_be_done_together_is_promised(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_what_is_to_be_done_together_is_promised(tmp_path: Path) -> None:
         drawn = draw("tail", seed)
         record(drawn, tmp_path / "run.jsonl")
         job = RlJob.read([tmp_path / "run.jsonl"], slots=drawn.slots)
-        fixes = {fix.kind: fix for fix in job.report.diagnosis.fixes}
+        fixes = {fix.kind: fix for fix in job.report.fixes}
         assert (fixes["partial"].withheld is None) == bool(together)
         assert fixes["staleness"].withheld is None
         details = fixes["combination"].details if together else {"sequence": ()}
@@ -263,10 +263,10 @@ def test_time_in_no_phase_leads_if_it_is_more_than_what_a_loss_or_the_longest_ph
     timers = "".join(f" - timing_s/{names[phase]}:{seconds}" for phase, seconds in phases.items())
     (tmp_path / "verl.log").write_text("".join(f"step:{step}{timers} - timing_s/step:100\n" for step in range(3)))
     report = RlJob.read([tmp_path / "verl.log"]).report
-    verdict = report.diagnosis.verdict
+    verdict = report.verdict
     assert (str(verdict.kind), verdict.label) == (kind, kind)
-    assert headline(report.account).startswith(f"{kind.upper()}: ")
-    assert report.account.leading == ("sync" if "sync" in phases else None)
+    assert headline(report.rl).startswith(f"{kind.upper()}: ")
+    assert report.rl.leading == ("sync" if "sync" in phases else None)
 
 
 def test_how_the_step_is_logged_decides_what_is_known() -> None:

@@ -95,7 +95,7 @@ def test_the_rank_the_others_wait_for_is_found(tmp_path):
             lines.append(line(rank, "ReduceScatter", sequence, 10_000 - late, start_us=begin, ranks=4))
         write(tmp_path / "logs", rank, lines)
     report = tracekit.load(tmp_path / "logs").whatif()
-    assert report.by_worker.sort("slowdown", descending=True).row(0, named=True)["rank"] == 2
+    assert report.table("by_worker").sort("slowdown", descending=True).row(0, named=True)["rank"] == 2
     assert report.slowdown > 1.1
 
 

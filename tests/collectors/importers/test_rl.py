@@ -75,7 +75,7 @@ def test_from_a_step_that_is_logged_again_only_the_last_attempt_counts(tmp_path:
     assert log.phases["generate"].tolist() == [1, 3, 3]
     assert log.restarts == (3, 2)
     job = RlJob.read([tmp_path / "log"])
-    assert job.report.account.restarts == [3, 2]
+    assert job.report.rl.restarts == [3, 2]
     remarks = dict(job.report.remarks_of_source())
     assert remarks["Restart"] == "steps 2-3 logged again: from there on, the last attempt counts"
     once = phases_of(tmp_path / "once", text(1, 1, 1, 2) + text(2, 3))
@@ -110,7 +110,7 @@ def test_openrlhf_without_some_of_its_timers_overlaps_only_if_those_left_exceed_
         timing = {"timing/generation": 30.0, "timing/ppo_train": train_s, "timing/step_total": 42.0}
         assert phases_of(tmp_path / "log", f"Global step 7: {timing}\n").step_time is expected
         report = RlJob.read([tmp_path / "log"]).report
-        assert report.account.unaccounted_s == unaccounted_s
+        assert report.rl.unaccounted_s == unaccounted_s
         assert ("phases overlap" in dict(report.remarks_of_source())["Step"]) is said
 
 
@@ -284,7 +284,7 @@ def test_timers_that_do_not_count_seconds_contradict_the_clock_of_the_console_or
             log = phases_of(tmp_path / "log", text)
             assert log.contradiction == (words and f"{words}: the timers do not count seconds")
             report = RlJob.read([tmp_path / "log"]).report
-            assert report.diagnosis.verdict.kind == ("contradiction" if words else "phases")
+            assert report.verdict.kind == ("contradiction" if words else "phases")
 
 
 class Trap:

@@ -12,6 +12,7 @@ import tracekit
 from tests.analysis.rl.logs import lines, write
 from tests.dashboards.conftest import SAMPLES
 from tests.properties import examples
+from tests.reports import report_with
 from tracekit.analysis.whatif.selection_text import parse_selection
 from tracekit.base.errors import SelectionError
 from tracekit.dashboards.data.replays import answered
@@ -27,6 +28,7 @@ from tracekit.dashboards.data.whatif_query import (
     read_query,
     suggestions,
 )
+from tracekit.report.conclusions import Fix
 
 selections = st.sampled_from(["worker=1,2", "not communication", "stage=0-2 and (kind=gc or step=7)", "slowest=3%"])
 questions = st.one_of(
@@ -81,7 +83,7 @@ def test_the_factor_counts_only_where_something_is_scaled() -> None:
 @pytest.mark.parametrize("sample", sorted(SAMPLES.glob("*.parquet")), ids=lambda path: path.stem)
 def test_every_suggestion_for_a_job_can_be_answered_by_it(sample) -> None:
     job = tracekit.load(sample)
-    suggested = suggestions(job.whatif().to_dict())
+    suggested = suggestions(job.whatif())
     assert len({suggestion.query for suggestion in suggested}) == len(suggested) >= 5
     for suggestion in suggested:
         keep = suggestion.query.action is QueryAction.KEEP
@@ -89,7 +91,7 @@ def test_every_suggestion_for_a_job_can_be_answered_by_it(sample) -> None:
 
 
 def test_the_first_suggestion_is_the_first_cause() -> None:
-    report = tracekit.load(SAMPLES / "slow_worker.parquet").whatif().to_dict()
+    report = tracekit.load(SAMPLES / "slow_worker.parquet").whatif()
     assert suggestions(report)[0].title == "Rank 9 on host-0001 like peers"
     assert suggestions(report)[0].query == WhatifQuery("worker=1,2")
 
@@ -98,45 +100,49 @@ def test_the_first_suggestion_is_the_first_cause() -> None:
 def test_every_fix_is_a_question_of_the_same_price(sample: str) -> None:
     """The text keeps six digits of factors. A fix that is no edit, more microbatches, has no question."""
     job = tracekit.load(SAMPLES / f"{sample}.parquet")
-    report = job.whatif().to_dict()
-    queries = {fix["title"]: query_of(fix) for fix in report["fixes"]}
-    assert {fix["kind"] for fix in report["fixes"] if queries[fix["title"]] is None} <= {"more-microbatches"}
-    for fix in report["fixes"]:
-        if (query := queries[fix["title"]]) is not None:
+    report = job.whatif()
+    queries = {fix.title: query_of(fix) for fix in report.fixes}
+    assert {fix.kind for fix in report.fixes if queries[fix.title] is None} <= {"more-microbatches"}
+    for fix in report.fixes:
+        if (query := queries[fix.title]) is not None:
             assert query == read_query(query.selection, query.action, query.factor)
-            assert answered(job, report, query).saved_s == pytest.approx(fix["saved_s"], abs=2e-6)
+            assert answered(job, report, query).saved_s == pytest.approx(fix.saved_s, abs=2e-6)
 
 
 def test_every_fix_of_post_training_is_a_question_of_the_same_price(tmp_path: Path) -> None:
     """By hand: without the sync, a step takes 10 of 11 s; one step of staleness hides all but the generation."""
     job = tracekit.load(write(tmp_path / "rl.jsonl", lines()))
-    report = job.whatif().to_dict()
+    report = job.whatif()
     prices = {"fix=instant-sync": 1.0, "fix=overlap-reward": 0.5, "staleness=1": 5.5}
-    assert {fix["edit"]: fix["saved_s"] for fix in report["fixes"]} == pytest.approx(prices)
-    for fix in report["fixes"]:
+    assert {fix.edit: fix.saved_s for fix in report.fixes} == pytest.approx(prices)
+    for fix in report.fixes:
         query = query_of(fix)
         assert query is not None
         assert query == read_query(query.selection, query.action, query.factor)
-        assert answered(job, report, query).saved_s == pytest.approx(fix["saved_s"])
+        assert answered(job, report, query).saved_s == pytest.approx(fix.saved_s)
     with pytest.raises(SelectionError, match="none of staleness=K"):
         answered(job, report, WhatifQuery("rank=1"))
     with pytest.raises(SelectionError, match="is for pipelines and op traces"):
         answered(job, report, WhatifQuery("kind=sync", QueryAction.KEEP))
 
 
+def fix(edit: str | None) -> Fix:
+    return report_with(fixes=[{"edit": edit}]).fixes[0]
+
+
 def test_a_fix_that_scales_some_ops_fills_in_the_factor() -> None:
-    assert query_of({"edit": "kind=gc * 0.5"}) == WhatifQuery("kind=gc", QueryAction.SCALE, 0.5)
-    assert query_of({"edit": "kind=gc * 0.5 + stage=1"}) == WhatifQuery("kind=gc * 0.5 + stage=1")
-    assert query_of({"edit": None}) == query_of({"edit": " + ".join(["stage=1"] * 200)}) is None
+    assert query_of(fix("kind=gc * 0.5")) == WhatifQuery("kind=gc", QueryAction.SCALE, 0.5)
+    assert query_of(fix("kind=gc * 0.5 + stage=1")) == WhatifQuery("kind=gc * 0.5 + stage=1")
+    assert query_of(fix(None)) == query_of(fix(" + ".join(["stage=1"] * 200))) is None
 
 
 def test_a_host_of_many_workers_is_not_named_worker_by_worker() -> None:
     workers = [{"dp_rank": 0, "pp_rank": stage} for stage in range(9)]
     where = {"workers": workers, "host": None, "links": [], "pp_ranks": [], "steps": []}
     cause = {"kind": "slow-host", "where": where}
-    report = {"causes": [cause], "fixes": [], "by_kind": [], "by_worker": [], "by_pp_rank": []}
+    report = report_with(causes=[cause])
     assert all("worker=" not in suggestion.query.selection for suggestion in suggestions(report))
-    where["workers"], where["host"] = workers[:2], "host-7"
+    report = report_with(causes=[cause | {"where": where | {"workers": workers[:2], "host": "host-7"}}])
     assert suggestions(report)[0].title == "Workers of host-7 like peers"
     assert suggestions(report)[0].query == WhatifQuery("worker=0,0 or worker=0,1")
 
@@ -144,13 +150,7 @@ def test_a_host_of_many_workers_is_not_named_worker_by_worker() -> None:
 def test_a_link_is_suggested_by_both_its_ends() -> None:
     link = {"dp_rank": 3, "pp_rank": 1, "next_pp_rank": 2}
     where = {"workers": [], "host": None, "links": [link], "pp_ranks": [], "steps": []}
-    report = {
-        "causes": [{"kind": "slow-p2p-link", "where": where}],
-        "fixes": [],
-        "by_kind": [],
-        "by_worker": [],
-        "by_pp_rank": [],
-    }
+    report = report_with(causes=[{"kind": "slow-p2p-link", "where": where}])
     assert suggestions(report)[0].query == WhatifQuery(
         "dp_rank=3 and stage=1,2 and kind=forward-pp-comm,backward-pp-comm"
     )

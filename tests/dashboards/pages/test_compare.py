@@ -22,11 +22,11 @@ from tests.dashboards.page_text import Pages, found, lines
 from tests.dashboards.watched import analysed
 from tests.handmade import HEALTHY_STEP_S, LAYOUT, SLOW_STEP_S, healthy_frame, run, slow_frame
 from tests.sides import side
-from tracekit.analysis.attribution.compare import parts, whole
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import seconds
 from tracekit.dashboards.data.queries import Results
 from tracekit.dashboards.figures.compare import worker_map
+from tracekit.report.compare import parts, whole
 from tracekit.show.figures.theme import LIGHT
 from tracekit.store import Store
 from tracekit.trace.canonical import Trace
@@ -104,8 +104,8 @@ def test_both_parts_of_a_job_have_the_hand_made_step_times(pairs: Path) -> None:
     assert after.recorded_s == pytest.approx(np.full(10, HEALTHY_STEP_S))
     assert (before.title, after.title) == ("steps 0 to 9", "steps 10 to 19")
     everything = whole(stored.name, stored.report, workers)
-    assert everything.slowdown == pytest.approx(stored.report["slowdown"])
-    by_worker = {(row["dp_rank"], row["pp_rank"]): row["slowdown"] for row in stored.report["by_worker"]}
+    assert everything.slowdown == pytest.approx(stored.report.slowdown)
+    by_worker = {(row.dp_rank, row.pp_rank): row.slowdown for row in stored.report.by_worker}
     assert everything.workers.ravel() == pytest.approx([by_worker[at] for at in sorted(by_worker)], rel=1e-6)
     assert everything.workers == pytest.approx((before.workers + after.workers) / 2)  # equal ideals, equal lengths
 

@@ -72,7 +72,7 @@ def pages(store: Store) -> Pages:
 
 
 def gpu_of(pages: Pages, name: str, rank: int | None = None) -> dict[str, Any]:
-    report = pages.service.results.stored(name).report
+    report = pages.service.results.stored(name).report.to_dict()
     assert report is not None
     gpu: dict[str, Any] = report["gpu"] if rank is None else report["gpus"][rank]
     return gpu
@@ -85,7 +85,7 @@ def rows(page: Any, table: str) -> list[str]:
 
 
 def test_each_finding_is_told_once_with_its_line_of_python_and_its_price(pages: Pages) -> None:
-    page, report = pages.page("/job", job="one"), pages.service.results.stored("one").report
+    page, report = pages.page("/job", job="one"), pages.service.results.stored("one").report.to_dict()
     assert report is not None
     first, *others = (" ".join(lines(item)) for item in found(page, "Li") if "Evidence" in lines(item))
     assert len(others) + 1 == len(report["causes"]) == len(gpu_of(pages, "one")["findings"]) > 1

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page
 
+import tracekit
 from tests.analysis.bubbles.simulated import one_f_one_b, random_lanes, trace
 from tests.dashboards.conftest import Serving
 from tests.dashboards.page_text import Pages
@@ -88,9 +89,8 @@ def test_the_browser_draws_a_bar_for_each_compute_and_bubble(
 
 
 def test_notebooks_draw_the_same_bars(job: PipelineJob) -> None:
-    report = job.whatif()
     pictures = draw_step(job.replay, slowest(job), schedules=("zb-h1",))
-    drawn = report.plot.pipeline(None, "zb-h1")
+    drawn = tracekit.plot(job).pipeline(None, "zb-h1")
     words = sorted(text for one in drawn.data for text in one.text)
     assert words == sorted(bar.words for one in pictures for bar in one.bars)
     assert drawn.layout.yaxis.ticktext[0] == "recorded"

@@ -25,14 +25,14 @@ _ENTITIES = {"<": "&lt;", "&": "&amp;", "@": "&#64;"}
 
 def markdown(report: Report, *, gpu_hour: float | None = None, source: str | None = None) -> str:
     """The whole document. `gpu_hour`, `source`: as for the terminal."""
-    verdict, answer = report.diagnosis.verdict, report.diagnosis.answer
+    verdict, answer = report.verdict, report.answer
     parts = [
         f"## {escaped(short(report.name))}",
-        escaped(report.sizes),
+        escaped(report.job.sizes),
         f"**{report.doubt}{escaped(verdict.label.upper())}: {escaped(answer.headline)}**",
         answer_table(answer_rows(report, gpu_hour)),
     ]
-    for table in (*tables(report), *report.sections(full=True)):
+    for table in (*tables(report), *report.sections):
         parts.append(f"### {escaped(table.title)}")
         if table.rows:
             parts.append(markdown_table(table.heads, table.rows))

@@ -1,15 +1,16 @@
 """The answer of a report as a message: Markdown for tickets, and the markup of Slack and Jira.
 
-In: a report as plain data (docs/report-schema.md). Out: text to paste, with a link back. Names are displayed literally.
+In: a report. Out: text to paste, with a link back. Names are displayed literally.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 from tracekit.base.text import printable, short
+from tracekit.report.report import Report
 from tracekit.show.documents.markdown import answer_table, escaped
 from tracekit.show.words import core_rows, trust_row
 
@@ -42,8 +43,8 @@ _FORMS: Final[dict[str, Callable[[str, str, list[Row], str], str]]] = {
 }
 
 
-def messages(report: Mapping[str, Any], address: str) -> dict[str, str]:
+def messages(report: Report, address: str) -> dict[str, str]:
     """The message in each form, by its name. `address`: of the page that shows the report."""
-    name, answer = short(report["job"]["name"]), report["answer"]
-    rows = [*core_rows(answer), trust_row(answer["trust"], trustworthy=report["trust"]["trustworthy"])]
-    return {form: write(name, answer["headline"], rows, address) for form, write in _FORMS.items()}
+    name, answer = short(report.name), report.answer
+    rows = [*core_rows(answer), trust_row(answer.trust, trustworthy=report.trust.trustworthy)]
+    return {form: write(name, answer.headline, rows, address) for form, write in _FORMS.items()}

@@ -1,6 +1,6 @@
 """A report as one self-contained HTML page: answer, worker map, steps, causes, fixes, the slowest steps.
 
-In: a `Report` and its replay. Out: the text of the page. Names are escaped wherever they appear, and a
+In: a `Report`, and the replay of a pipeline. Out: the text of the page. Names are escaped wherever they appear, and a
 content security policy forbids all requests.
 """
 
@@ -11,7 +11,7 @@ from importlib.resources import files
 
 from tracekit.base.atomic_write import Kind, starting_with
 from tracekit.base.text import short
-from tracekit.job.pipeline_report import PipelineReport
+from tracekit.job.lanes import Lanes
 from tracekit.report.report import Report
 from tracekit.show import card as report_html
 from tracekit.show.documents.rl_pictures import pictures
@@ -27,24 +27,24 @@ BEGINNING = "<!doctype html>\n<!-- tracekit whatif -->\n"
 PAGE_FILE = Kind("a page that `tracekit whatif --html` wrote", starting_with(BEGINNING.encode()))
 
 
-def page(report: Report, *, gpu_hour: float | None = None) -> str:
-    """The whole page. `gpu_hour`: as for the terminal."""
+def page(report: Report, lanes: Lanes | None = None, *, gpu_hour: float | None = None) -> str:
+    """The whole page. `lanes`: of a pipeline, to show its slowest steps op by op. `gpu_hour`: as for the terminal."""
     name = report_html.plain(short(report.name))
-    lanes, shown, every = report.pipeline, tuple(report.sections()), tuple(report.sections(full=True))
+    shown, every = report.overview, report.sections
     folded = f"<details><summary>All tables</summary>{report_html.sections(every)}</details>" if every != shown else ""
     return (
         f'{BEGINNING}<html lang="en" class="tracekit">{head(name)}<body><main>'
-        f"<header><h1><bdi>{name}</bdi></h1><p>{report_html.plain(report.sizes)}</p></header>"
-        f"{report_html.card(report, gpu_hour=gpu_hour)}{'' if lanes is None else report_html.pair(lanes)}"
-        f"{'' if report.rl is None else pictures(report.rl)}"
+        f"<header><h1><bdi>{name}</bdi></h1><p>{report_html.plain(report.job.sizes)}</p></header>"
+        f"{report_html.answer_of(report, gpu_hour=gpu_hour)}{report_html.pair(report) if report.has_workers else ''}"
+        f"{pictures(report.rl_picture) if report.rl_picture else ''}"
         f"{report_html.sections((*tables(report), *shown))}{folded}"
-        f"{_FOOTER if lanes is None else report_html.bubbles(lanes) + _timeline(lanes)}</body></html>\n"
+        f"{report_html.bubbles(report)}{_FOOTER if lanes is None else _timeline(report, lanes)}</body></html>\n"
     )
 
 
-def _timeline(report: PipelineReport) -> str:
+def _timeline(report: Report, lanes: Lanes) -> str:
     """The slowest steps, op by op, with the script that draws them; ends the main part of the page."""
-    data = json.dumps(worst_steps(report), separators=(",", ":")).replace("<", "\\u003c")
+    data = json.dumps(worst_steps(report, lanes), separators=(",", ":")).replace("<", "\\u003c")
     return (
         f"{_TIMELINE}<footer>Made by tracekit. Link to a rank and a step: <code>#rank=9&amp;step=105</code></footer>"
         f'</main><script type="application/json" id="worst-steps">{data}</script><script>{_asset("page.js")}</script>'

@@ -1,7 +1,7 @@
 """The slowest steps of a job as spans, few enough for one page.
 
-In: a report. Out: plain data for `page.js`: for each step, the recorded and the ideal spans of the workers that
-matter most, with those of named causes first.
+In: the report on a pipeline, and its lanes. Out: plain data for `page.js`: for each step, the recorded and the ideal
+spans of the workers that matter most, with those of named causes first.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracekit.job.pipeline_report import PipelineReport
+from tracekit.job.lanes import Lanes
+from tracekit.report.report import Report
+from tracekit.report.rows import OfWorker
 from tracekit.show.spans import Ints, Replay, StepOps, step_ops
 from tracekit.show.worker_cells import workers_that_matter
 from tracekit.trace.model import KINDS, OpKind, Worker
@@ -29,18 +31,19 @@ _CLASS = {
 }
 
 
-def worst_steps(report: PipelineReport) -> dict[str, Any]:
+def worst_steps(report: Report, lanes: Lanes) -> dict[str, Any]:
     """`kinds`: name and class of each; `workers`: rows, with rank and S; `steps`: slowest first, with their spans.
 
     Spans are flat lists of row, kind, start and duration in whole microseconds of the step. `left_out`: number of spans
     that did not fit, the shortest ones.
     """
-    found = report.attribution
+    found, replay = lanes.attribution, lanes.replay
     order = np.argsort(-found.recorded, kind="stable")
-    order = order[np.isin(found.steps[order], report.replay.graph.steps)][:MOST_STEPS]
-    steps = [step_ops(report.replay.only_steps([step])) for step in found.steps[order].tolist()]
+    order = order[np.isin(found.steps[order], replay.graph.steps)][:MOST_STEPS]
+    steps = [step_ops(replay.only_steps([step])) for step in found.steps[order].tolist()]
     of_worker = len(_REPLAYS) * sum(len(ops.kind) // ops.workers for ops in steps)
     workers = workers_that_matter(report, min(MOST_WORKERS, max(1, MOST_SPANS // max(of_worker, 1))))
+    grid = report.worker_grid()
     budget = MOST_SPANS // (len(steps) * len(_REPLAYS))
     left_out, drawn = 0, []
     for ops, at in zip(steps, order, strict=True):
@@ -53,7 +56,7 @@ def worst_steps(report: PipelineReport) -> dict[str, Any]:
         drawn.append({"step": ops.step, **times, **spans})
     return {
         "kinds": [{"name": kind, "class": _CLASS.get(kind, _OTHER)} for kind in KINDS],
-        "workers": [_worker(report, worker) for worker in workers],
+        "workers": [_worker(grid.rows[worker]) for worker in workers],
         "steps": drawn,
         "left_out": left_out,
     }
@@ -72,15 +75,8 @@ def _spans(ops: StepOps, row: Ints, shown: Ints, replay: Replay) -> list[int]:
     return flat
 
 
-def _worker(report: PipelineReport, worker: Worker) -> dict[str, Any]:
-    found = report.attribution
-    at = found.dp_ranks.index(worker.dp_rank), worker.pp_rank
-    return {
-        "rank": report.ranks.get(worker),
-        "dp_rank": worker.dp_rank,
-        "pp_rank": worker.pp_rank,
-        "slowdown": round(float(found.worker_slowdown[at]), 4),
-    }
+def _worker(row: OfWorker) -> dict[str, Any]:
+    return {"rank": row.rank, "dp_rank": row.dp_rank, "pp_rank": row.pp_rank, "slowdown": round(row.slowdown, 4)}
 
 
 def _us(seconds: npt.ArrayLike) -> Ints:

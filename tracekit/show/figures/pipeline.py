@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
-from tracekit.analysis.bubbles.picture import LEGEND, WHATS, Picture
+from tracekit.analysis.bubbles.picture import LEGEND, WHATS
+from tracekit.report.pictures import Picture
 from tracekit.show.figures.base import axis, figure
 
 if TYPE_CHECKING:

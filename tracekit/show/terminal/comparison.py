@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from tracekit.analysis.attribution.compare import Outcome, Side, rates
-from tracekit.analysis.attribution.comparison import Comparison
 from tracekit.base.text import counted, short
 from tracekit.report.applied import AppliedFix
+from tracekit.report.compare import Outcome, Side, rates
+from tracekit.report.comparison import Comparison
 from tracekit.show.terminal.colours import BAD, GOOD, UNSURE
 from tracekit.show.terminal.tables import labelled
 

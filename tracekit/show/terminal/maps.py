@@ -1,6 +1,6 @@
 """Pictures of a job in characters: the map of workers, and the steps.
 
-In: S of workers, or a `PipelineReport`. Out: what rich prints.
+In: S of workers, or a `Report` on a pipeline. Out: what rich prints.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from rich.text import Text
 
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.base.text import seconds
-from tracekit.job.pipeline_report import PipelineReport
 from tracekit.report.finding import Place
+from tracekit.report.report import Report, WorkerGrid
+from tracekit.report.rows import OfStep
 from tracekit.show.terminal.colours import LOST
 from tracekit.show.worker_cells import WorkerCells, level_of, worker_cells
 
@@ -27,13 +28,13 @@ _SPARKS = "▁▂▃▄▅▆▇█"
 _LINE_BARS = 24
 
 
-def small_map(report: PipelineReport, rows: int) -> RenderableType | None:
+def small_map(report: Report, grid: WorkerGrid, rows: int) -> RenderableType | None:
     """`merged_map` of a job, the culprit's DP ranks marked; None where the leading cause is no one's."""
-    lead = next((loss.causes[0] for loss in report.diagnosis.verdict.losses if loss.causes), None)
+    lead = report.leading
     if lead is not None and lead.where == Place(steps=lead.where.steps):
         return None
     accused = set() if lead is None else _rows_of(lead.where)
-    return merged_map(report.attribution.worker_slowdown, report.attribution.dp_ranks, rows, accused)
+    return merged_map(grid.slowdown, grid.dp_ranks, rows, accused)
 
 
 def merged_map(
@@ -103,16 +104,20 @@ def _levels(cells: WorkerCells, row: int) -> tuple[int, ...]:
     return tuple(level_of(value) for value in cells.slowdown[row])
 
 
-def steps_line(report: PipelineReport, bars: int = _LINE_BARS) -> Text:
+def worst_step(report: Report) -> OfStep:
+    """The step with the largest S."""
+    return max(report.by_step, key=lambda row: row.slowdown or 0.0)
+
+
+def steps_line(report: Report, bars: int = _LINE_BARS) -> Text:
     """The recorded times of the steps in one line: bars, and the extremes in words."""
-    found = report.attribution
-    times, worst = found.recorded, found.steps[int(found.step_slowdown.argmax())]
+    times = report.step_times().recorded
     line = Text("Steps    ", style="bold")
     if len(times) == 1:
-        return line.append(f"only step {found.steps[0]} was traced", style="not bold")
+        return line.append(f"only step {report.by_step[0].step} was traced", style="not bold")
     line.append(sparkline(times / np.median(times), bars), style=f"not bold {LOST}")
     extremes = f"{seconds(float(times.min()))} to {seconds(float(times.max()))}"
-    return line.append(f" {extremes}, most lost in step {worst}", style="not bold")
+    return line.append(f" {extremes}, most lost in step {worst_step(report).step}", style="not bold")
 
 
 def sparkline(slowdown: Floats, width: int) -> str:

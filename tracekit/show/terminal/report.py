@@ -16,7 +16,7 @@ from tracekit.base.text import short
 from tracekit.report.report import Report
 from tracekit.report.verdict import UNNAMED, LossKind
 from tracekit.show.terminal.colours import BAD, GOOD, UNSURE
-from tracekit.show.terminal.maps import small_map, steps_line
+from tracekit.show.terminal.maps import small_map, steps_line, worst_step
 from tracekit.show.terminal.tables import labelled, section_table, side_by_side
 from tracekit.show.words import MOST_CAUSES, answer_rows
 
@@ -41,15 +41,15 @@ def print_report(
     `source`: the job as arguments of a command, for the suggested next commands. `explain`: show how each number of the
     answer was computed. `gpu_hour`: the price of a GPU-hour, in any currency.
     """
-    losses = bool(report.diagnosis.verdict.losses)
+    losses = bool(report.verdict.losses)
     commands = list(_commands(report, source, full)) if source is not None else []
-    lines = (_PLAIN_SCREEN if report.pipeline is None else _SCREEN) - len(commands) - 1
+    lines = (_SCREEN if report.has_workers else _PLAIN_SCREEN) - len(commands) - 1
     answers = [_answer(report, gpu_hour, most, full=full) for most in range(MOST_CAUSES, -1, -1)]
     heights = [len(console.render_lines(answer)) for answer in answers]
     best = next((at for at, height in enumerate(heights) if height <= lines), MOST_CAUSES)
     console.print(answers[best])
     pictures = [] if full else list(_pictures(report, lines - heights[best], console))
-    asked = [section_table(table) for table in report.asked_tables()]
+    asked = [section_table(table) for table in report.asked]
     if full or pictures or asked or explain:
         console.print()
     if explain:
@@ -79,39 +79,38 @@ def _pictures(report: Report, lines: int, console: Console) -> Iterator[Renderab
     """The map and the steps of a pipeline, or the tables of another job, if they fit into that many lines; of
     post-training always.
     """
-    lanes = report.pipeline
-    if tables := [section_table(table) for table in report.sections()]:
+    if tables := [section_table(table) for table in report.overview]:
         shown = side_by_side(tables, console)
-        if lanes is not None or report.rl is not None or len(console.render_lines(shown)) <= lines:
+        if report.has_workers or report.rl or len(console.render_lines(shown)) <= lines:
             yield shown
-    if not report.diagnosis.verdict.losses or lines < _STEPS_LINES or lanes is None:
+    if not report.verdict.losses or lines < _STEPS_LINES or not report.has_workers:
         return
-    dp_ranks, rows = len(lanes.attribution.dp_ranks), lines - _STEPS_LINES - 1  # the title
-    if lanes.attribution.worker_slowdown.size > 1 and rows >= min(dp_ranks, _FEWEST_ROWS):
-        drawn = small_map(lanes, min(rows, dp_ranks))
+    grid, rows = report.worker_grid(), lines - _STEPS_LINES - 1  # the title
+    if grid.slowdown.size > 1 and rows >= min(len(grid.dp_ranks), _FEWEST_ROWS):
+        drawn = small_map(report, grid, min(rows, len(grid.dp_ranks)))
         if drawn is not None:
             yield drawn
-    yield steps_line(lanes)
+    yield steps_line(report)
 
 
 def _answer(report: Report, gpu_hour: float | None, most_causes: int, *, full: bool) -> Group:
     """The job, the headline, and the rows of the answer."""
-    verdict = report.diagnosis.verdict
+    verdict = report.verdict
     all_causes = "see Causes" if full else "--full"
     rows = answer_rows(report, gpu_hour, most_causes=most_causes, all_causes=all_causes)
-    job = Text.assemble((short(report.name), "bold"), (f"   {report.sizes}", "dim"))
+    job = Text.assemble((short(report.name), "bold"), (f"   {report.job.sizes}", "dim"))
     kind = (verdict.label.upper(), _VERDICT_STYLE.get(verdict.kind, BAD))
-    headline = Text.assemble((report.doubt, UNSURE), kind, f": {report.diagnosis.answer.headline}")
+    headline = Text.assemble((report.doubt, UNSURE), kind, f": {report.answer.headline}")
     gap = [Text()] * bool(verdict.losses)
     return Group(job, *gap, headline, *gap, labelled(rows))
 
 
 def _commands(report: Report, source: str, full: bool) -> Iterator[tuple[str, str]]:
     """The commands to type next, and what for: a look at the worst step, and the whole report."""
-    lanes, given = report.pipeline, f"{source} " if source else ""  # none: the newest job of the default store
-    if report.diagnosis.verdict.losses and lanes is not None:
-        found = lanes.attribution
-        worst = int(found.steps[int(found.step_slowdown.argmax())])
-        yield f"tracekit export {given}--steps {worst} --out timeline.json.gz", "that step, for ui.perfetto.dev"
+    given = f"{source} " if source else ""  # none: the newest job of the default store
+    if report.verdict.losses and report.has_workers:
+        worst = worst_step(report).step
+        out = f"step-{worst}.json.gz" if source.endswith("timeline.json.gz") else "timeline.json.gz"
+        yield f"tracekit export {given}--steps {worst} --out {out}", "that step, for ui.perfetto.dev"
     if not full:
         yield f"tracekit whatif {given}--full", "what the answer rests on"

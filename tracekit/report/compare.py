@@ -1,6 +1,6 @@
 """Compare two jobs, or two parts of one: did the change help, and how certain is that?
 
-In: their reports as plain data (docs/report-schema.md) and, if wanted, the exact S of their workers in each step. Out:
+In: their reports and, if wanted, the exact S of their workers in each step. Out:
 two `Side`s and their differences, with confidence intervals over the steps. Nothing is replayed.
 
 The parts of one job are ranges of steps; both are measured against the ideal of the whole job.
@@ -8,7 +8,7 @@ The parts of one job are ranges of steps; both are measured against the ideal of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -17,9 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.numeric.means import MeanDifference, difference_of_means
+from tracekit.analysis.numeric.means import MeanDifference, difference_of_means, slowdown_by_step
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import counted, ranks_text, seconds, three_digits
+from tracekit.report.conclusions import Finding
+from tracekit.report.report import Report
+from tracekit.report.rows import Contribution
 from tracekit.trace.step_values import tokens_per_s
 
 #: Ignore a difference of less than this share, however clear it is.
@@ -29,9 +32,6 @@ _LARGEST_UNSEEN = 0.03
 #: Two jobs whose ops per step differ by more than this share may not do the same work.
 SAME_WORK = 0.01
 _SIZES = ("dp", "pp", "tp", "cp", "ep", "vpp", "dsp")
-
-
-Report = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,13 +100,6 @@ class Side:
         return slowdown_by_step(self.original_s, self.ideal_s)
 
 
-def slowdown_by_step(original_s: Floats, ideal_s: Floats) -> Floats:
-    """Contribution of each step to S, [steps]: their mean is S, their scatter that of a ratio of means."""
-    slowdown, ideal = original_s.mean() / ideal_s.mean(), ideal_s.mean()
-    of_steps: Floats = slowdown + (original_s - slowdown * ideal_s) / ideal
-    return of_steps
-
-
 class Outcome(StrEnum):
     """The effect of the change."""
 
@@ -153,24 +146,22 @@ class Verdict:
 class CauseChange:
     """Causes that are gone, new or staying; `staying`: pairs of the same cause at the same place."""
 
-    gone: tuple[Report, ...]
-    new: tuple[Report, ...]
-    staying: tuple[tuple[Report, Report], ...]
+    gone: tuple[Finding, ...]
+    new: tuple[Finding, ...]
+    staying: tuple[tuple[Finding, Finding], ...]
 
 
 def whole(name: str, report: Report, workers: WorkerSteps | None = None) -> Side:
     """All steps of a job. `workers`: None if nobody asks for them."""
-    chosen = np.isin([row["step"] for row in report["by_step"]], _unlike_steps(report), invert=True)
+    chosen = np.isin([row.step for row in report.by_step], _unlike_steps(report), invert=True)
     return _side(name, report, workers, chosen, name)
 
 
-def _unlike(report: Report) -> list[Report]:
-    """Groups of steps of post-training that differ from the others; older reports do not name them."""
-    return list(((report.get("rl") or {}).get("unlike") or {}).get("steps", ()))
-
-
 def _unlike_steps(report: Report) -> list[int]:
-    return [step for group in _unlike(report) for step in group["steps"]]
+    """The steps of post-training that differ from the others."""
+    if not report.rl or report.rl.unlike is None:
+        return []
+    return [step for group in report.rl.unlike.steps for step in group.steps]
 
 
 def parts(name: str, report: Report, workers: WorkerSteps, first_after: int) -> tuple[Side, Side]:
@@ -193,28 +184,30 @@ def _steps_in_words(steps: npt.NDArray[np.int64]) -> str:
 
 
 def _side(name: str, report: Report, workers: WorkerSteps | None, chosen: npt.NDArray[np.bool_], title: str) -> Side:
-    rows = [row for row, wanted in zip(report["by_step"], chosen, strict=True) if wanted]
-    job, per_step, several = report["job"], steps_in_whole(report), "engines" if "rl" in report else "ranks"
+    rows = [row for row, wanted in zip(report.by_step, chosen, strict=True) if wanted]
+    job, per_step = report.job, report.steps_in_whole
+    sizes = {"engines" if report.rl else "ranks": job.ranks or 0, "world_size": job.gpus}
     recorded, original, ideal = (
-        np.array([row[f"{figure}_s"] for row in rows]) / per_step for figure in ("recorded", "original", "ideal")
+        np.array([getattr(row, f"{figure}_s") for row in rows]) / per_step
+        for figure in ("recorded", "original", "ideal")
     )
     none = np.zeros(0)
     slowdown = None if workers is None else workers.slowdown[chosen].astype(np.float64)
     return Side(
         job=name,
         title=title,
-        layout=job.get("layout") or {several: job["ranks"], "world_size": job["gpus"]},
-        ops_per_step=job.get("ops", job.get("gpu_ops", 0)) / max(job["steps"], 1),
-        trustworthy=report["trust"]["trustworthy"],
-        steps=np.array([row["step"] for row in rows]),
+        layout=job.layout.to_dict() if job.layout else sizes,
+        ops_per_step=(job.ops or job.gpu_ops or 0) / max(job.steps, 1),
+        trustworthy=report.trust.trustworthy,
+        steps=np.array([row.step for row in rows]),
         recorded_s=recorded,
         original_s=original,
         ideal_s=ideal,
         dp_ranks=none.astype(np.int64) if workers is None else workers.dp_ranks,
         workers=none if slowdown is None else np.tensordot(ideal / ideal.sum(), slowdown, axes=1),
         steps_each=per_step,
-        whole=unit(report),
-        tokens_per_s=tokens_per_s(rows),
+        whole=report.unit,
+        tokens_per_s=tokens_per_s((row.tokens, row.recorded_s) for row in rows),
         unlike=ranks_text(unlike, name="step") if (unlike := _unlike_steps(report)) else "",
     )
 
@@ -224,16 +217,6 @@ def rates(before: float | None, after: float | None) -> str | None:
     if not before or not after:
         return None
     return f"{three_digits(before)} tokens a second before, {three_digits(after)} after ({after / before - 1:+.1%})"
-
-
-def unit(report: Report) -> str:
-    """What times of a report are compared by: "step", or "recording" if it is not divided into several."""
-    return str(report["job"]["whole"]) if steps_in_whole(report) == 1 else "step"
-
-
-def steps_in_whole(report: Report) -> int:
-    """The number of training steps that the times of a report are of."""
-    return max(report["job"]["steps"], 1) if report["job"]["whole"] == "recording" else 1
 
 
 def verdict(before: Side, after: Side) -> Verdict:
@@ -318,10 +301,9 @@ def causes_of_jobs(before: Report, after: Report) -> CauseChange:
     )
 
 
-def _same(cause: Report) -> tuple[str, str, str]:
+def _same(cause: Finding) -> tuple[str, str, str]:
     """What two findings share that are the same; the name is that of what the time of a recording is spent on."""
-    spent = cause.get("spent")
-    return cause["kind"], cause["where_text"], spent["name"] if spent else ""
+    return cause.kind, cause.where_text, "" if cause.spent is None else cause.spent.name
 
 
 def causes_of_parts(report: Report, before: Side, after: Side, first_after: int) -> CauseChange:
@@ -331,7 +313,7 @@ def causes_of_parts(report: Report, before: Side, after: Side, first_after: int)
     """
     gone, new, staying = [], [], []
     for cause in _real(report):
-        steps, since = cause["where"]["steps"], cause["since_step"]
+        steps, since = cause.where.steps, cause.since_step
         if steps and steps[-1] < first_after:
             gone.append(cause)
         elif steps and steps[0] >= first_after:
@@ -343,8 +325,8 @@ def causes_of_parts(report: Report, before: Side, after: Side, first_after: int)
     return CauseChange(tuple(gone), tuple(new), tuple(staying))
 
 
-def _real(report: Report) -> list[Report]:
-    return [cause for cause in report["causes"] if cause["kind"] not in ("healthy", "unexplained")]
+def _real(report: Report) -> list[Finding]:
+    return [cause for cause in report.findings if cause.kind not in ("healthy", "unexplained")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,13 +347,7 @@ class CostChange:
 
 def cost_changes(before: Report, after: Report, table: str, column: str) -> tuple[CostChange, ...]:
     """One change per row of a table of the two reports (`by_kind`, `by_pp_rank`), in the order of the reports."""
-    costs = [
-        {
-            str(row[column]): (row["slowdown"] - 1) * report["step_time_s"]["ideal"] / steps_in_whole(report)
-            for row in sorted(report[table], key=lambda row: row[column])
-        }
-        for report in (before, after)
-    ]
+    costs = [_costs(report, table, column) for report in (before, after)]
     if table == "by_pp_rank":
         names: list[str] = [str(stage) for stage in range(max(map(len, costs)))]
     else:
@@ -379,17 +355,23 @@ def cost_changes(before: Report, after: Report, table: str, column: str) -> tupl
     return tuple(CostChange(name, costs[0].get(name), costs[1].get(name)) for name in names)
 
 
+def _costs(report: Report, table: str, column: str) -> dict[str, float]:
+    """What each row of a table costs alone, seconds a step, by the value of its column."""
+    ideal_s = report.step_time_s.ideal / report.steps_in_whole
+    rows: Sequence[Contribution] = getattr(report, table)
+    ordered = sorted((getattr(row, column), row.slowdown) for row in rows)
+    return {str(name): ((slowdown or 1.0) - 1) * ideal_s for name, slowdown in ordered}
+
+
 def phase_changes(before: Report, after: Report) -> tuple[CostChange, ...]:
     """Seconds a step of each phase of post-training, on each side."""
-    of_runs = [
-        {row["phase"]: row.get("usual_s", row["seconds"]) for row in report["rl"]["phases"]}
-        for report in (before, after)
-    ]
-    return tuple(CostChange(name, of_runs[0].get(name), of_runs[1].get(name)) for name in of_runs[0] | of_runs[1])
+    was, now = ({row.phase: row.usual_s for row in report.rl.phases} if report.rl else {} for report in (before, after))
+    return tuple(CostChange(name, was.get(name), now.get(name)) for name in was | now)
 
 
 def first_split(report: Report) -> int | None:
     """The first step at which the job, or its costliest cause that began late, changed; None if nothing changed."""
-    since = [report["patterns"]["time"]["since_step"], *(cause["since_step"] for cause in report["causes"])]
-    first = report["by_step"][0]["step"]
+    time = report.patterns.time
+    since = [None if time is None else time.since_step, *(cause.since_step for cause in report.findings)]
+    first = report.by_step[0].step
     return next((step for step in since if step is not None and step > first), None)

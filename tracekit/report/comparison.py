@@ -1,6 +1,6 @@
 """Changes between two runs, in sentences.
 
-In: two reports as plain data (docs/report-schema.md). Out: a `Comparison`, which the terminal prints and `--json`
+In: two reports. Out: a `Comparison`, which the terminal prints and `--json`
 contains. Its figures come from `compare.py`, which also feeds the dashboard.
 """
 
@@ -10,22 +10,21 @@ from dataclasses import dataclass
 
 from msgspec import Struct
 
-from tracekit.analysis.attribution.compare import (
+from tracekit.base.errors import SelectionError
+from tracekit.base.text import cost, seconds, three_digits
+from tracekit.report.compare import (
     CostChange,
     Outcome,
-    Report,
     Side,
     Verdict,
     causes_of_jobs,
     cost_changes,
     phase_changes,
-    steps_in_whole,
-    unit,
     verdict,
     whole,
 )
-from tracekit.base.errors import SelectionError
-from tracekit.base.text import cost, seconds, three_digits
+from tracekit.report.conclusions import Finding
+from tracekit.report.report import Report
 
 #: Version of the JSON object; it increases whenever readers of the last version could break.
 COMPARISON_VERSION = 1
@@ -126,12 +125,12 @@ class CompareOutput(Struct, frozen=True, kw_only=True):
 
 def compare_runs(reports: tuple[Report, Report]) -> Comparison:
     """Compare two runs, the first before the change. Raises SelectionError for jobs of different sources."""
-    kinds = [_SOURCES[report["job"]["source"]] for report in reports]
+    kinds = [_SOURCES[report.job.source] for report in reports]
     if kinds[0] != kinds[1]:
         raise SelectionError(f"A is {kinds[0]}, B {kinds[1]}: compare two of the same source")
-    before, after = (whole(report["job"]["name"], report) for report in reports)
+    before, after = (whole(report.name, report) for report in reports)
     change = causes_of_jobs(*reports)
-    phases = "rl" in reports[0]
+    phases = bool(reports[0].rl)
     by_kind = phase_changes(*reports) if phases else cost_changes(*reports, "by_kind", "kind")
     return Comparison(
         before=before,
@@ -162,11 +161,11 @@ def _side(side: Side) -> ComparedRun:
 
 def _cost(before: Report, after: Report) -> str:
     """The loss of both runs, per day if both say what a day costs."""
-    if not (before["assumptions"] and after["assumptions"]):
-        shares = [f"{report['verdict']['share']:z.0%} of its {unit(report)}" for report in (before, after)]
+    if not (before.daily and after.daily):
+        shares = [f"{report.verdict.share:z.0%} of its {report.unit}" for report in (before, after)]
         return f"B loses {shares[1]}; A lost {shares[0]}"
     lost = [
-        f"{three_digits(report['verdict']['lost_gpu_hours_per_day'])} of {report['job']['gpus'] * 24:,}"
+        f"{three_digits(report.verdict.lost_gpu_hours_per_day)} of {report.job.gpus * 24:,}"
         for report in (before, after)
     ]
     if lost[0] == lost[1]:
@@ -174,16 +173,16 @@ def _cost(before: Report, after: Report) -> str:
     return f"B loses {lost[1]} GPU-hours a day; A lost {lost[0]}"
 
 
-def _cause(report: Report, cause: Report, word: str) -> str:
+def _cause(report: Report, cause: Finding, word: str) -> str:
     """A cause of one side; `word`: cost or costs."""
-    sentence: str = report["answer"]["causes"][report["causes"].index(cause)]
+    sentence = report.answer.causes[report.findings.index(cause)]
     words = _price(report, cause)
     return sentence if words is None else f"{sentence} ({words.replace('costs', word, 1)})"
 
 
-def _staying(reports: tuple[Report, Report], was: Report, now: Report) -> str:
+def _staying(reports: tuple[Report, Report], was: Finding, now: Finding) -> str:
     """A cause of both sides, described as in the second run, with both costs."""
-    sentence: str = reports[1]["answer"]["causes"][reports[1]["causes"].index(now)]
+    sentence = reports[1].answer.causes[reports[1].findings.index(now)]
     then, today = _price(reports[0], was), _price(reports[1], now)
     if then == today and then is not None:
         return f"{sentence} ({then})"
@@ -192,12 +191,12 @@ def _staying(reports: tuple[Report, Report], was: Report, now: Report) -> str:
     )
 
 
-def _price(report: Report, cause: Report) -> str | None:
+def _price(report: Report, cause: Finding) -> str | None:
     """The cost of a cause per step, None if it has no price."""
-    saved_s, alone_s = (cause[name] / steps_in_whole(report) for name in ("saved_s", "alone_s"))
+    saved_s, alone_s = (each / report.steps_in_whole for each in (cause.saved_s, cause.alone_s))
     if max(saved_s, alone_s) <= 0:
         return None
-    return cost(saved_s, alone_s, unit(report), bound=cause.get("bound", False))  # older reports do not say
+    return cost(saved_s, alone_s, report.unit, bound=cause.bound)
 
 
 def _kinds(changes: tuple[CostChange, ...], step_s: float, *, phases: bool) -> str | None:
@@ -215,11 +214,11 @@ def _kinds(changes: tuple[CostChange, ...], step_s: float, *, phases: bool) -> s
 def _trust(reports: tuple[Report, Report]) -> str:
     """The reasons why the figures of both sides are reliable, or why those of one are not."""
     doubts = [
-        f"{name}: {report['answer']['trust']}"
+        f"{name}: {report.answer.trust}"
         for name, report in zip("AB", reports, strict=True)
-        if not report["trust"]["trustworthy"]
+        if not report.trust.trustworthy
     ]
     if doubts:
         return "; ".join(doubts)
-    error = max(report["trust"]["replay_error"] for report in reports)
+    error = max(report.trust.replay_error or 0.0 for report in reports)
     return f"both replays are within {error:.1%} of their recordings"

@@ -1,0 +1,83 @@
+"""A report is a file: `whatif` prints it, `open` shows it, and what is no whole report of this version is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.analysis.rl.logs import lines, write
+from tests.handmade import run
+from tracekit.commands.door import report_page
+
+SAMPLES = Path(__file__).parent.parent / "sample_traces"
+
+
+@pytest.fixture(scope="module")
+def sent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("sent") / "report.json"
+    path.write_text(run("whatif", SAMPLES / "slow_worker.parquet", "--json").out)
+    return path
+
+
+@pytest.mark.parametrize("name", ["slow_worker.parquet", "gpu_slow_input", "rl.jsonl"])
+@pytest.mark.parametrize("words", [("--full", "--explain"), ("--markdown", "-"), ("--json",)])
+def test_a_file_prints_what_its_trace_did(name: str, words: tuple[str, ...], tmp_path: Path) -> None:
+    trace = write(tmp_path / name, lines()) if name == "rl.jsonl" else SAMPLES / name
+    (tmp_path / "report.json").write_text(run("whatif", trace, "--json").out)
+    printed, of_trace = run("whatif", tmp_path / "report.json", *words).out, run("whatif", trace, *words).out
+    for suggestion in ("\nNext ", "\n```sh"):  # what to type next about a trace
+        of_trace = of_trace.partition(suggestion)[0]
+    assert printed.strip() == of_trace.strip()
+
+
+def test_a_file_becomes_a_page(sent: Path, tmp_path: Path) -> None:
+    text = report_page(sent).read_text("utf-8")
+    assert run("whatif", sent, "--html", tmp_path / "page.html").code == 0
+    assert text == (tmp_path / "page.html").read_text("utf-8")
+    assert "rank 9 on host-0001" in text
+    assert text.count('<rect class="level') == 16
+
+
+@pytest.mark.parametrize("option", [("--fix", "rank=9"), ("--bubbles",), ("--redact",), ("--by", "host")])
+def test_what_needs_the_trace_is_refused(option: tuple[str, ...], sent: Path) -> None:
+    ran = run("whatif", sent, *option)
+    assert (ran.code, ran.message) == (
+        2,
+        f"tracekit: {option[0]} needs the trace, and a report is without it; leave it out",
+    )
+
+
+def edited(**keys: Any) -> Any:
+    def change(content: dict[str, Any]) -> str:
+        return json.dumps({**content, **{key: {**content[key], **value} for key, value in keys.items()}})
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda content: json.dumps({**content, "report_version": 2}),
+            "a report of version 2, and this tracekit reads",
+        ),
+        (
+            lambda content: json.dumps({**content, "report_version": 1}),
+            "a report of version 1, and this tracekit reads",
+        ),
+        (lambda content: json.dumps(content)[:5000], "not whole JSON"),
+        (edited(verdict={"share": 4.0}), "a lost share of 400%, which no job can have: it was edited"),
+        (edited(step_time_s={"recorded": -1.0}), "a step time of -1 s, which no job can have: it was edited"),
+        (edited(trust={"trustworthy": "yes"}), "not a report as tracekit writes it"),
+    ],
+)
+def test_what_is_no_whole_report_of_this_version_is_refused_in_a_sentence(
+    change: Any, words: str, sent: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "bad.json").write_text(change(json.loads(sent.read_text())))
+    ran = run("whatif", tmp_path / "bad.json")
+    assert (ran.code, ran.out) == (2, "")
+    assert f"bad.json: {words}" in ran.message

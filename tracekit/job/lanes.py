@@ -1,0 +1,74 @@
+"""What is too large for the report on a pipeline: S of every worker, stage and kind in each step, and the replay.
+
+In: an `Attribution` and the replay behind it. Out: tables per step, as frames and files, and what a store keeps.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import polars as pl
+from msgspec import Struct
+
+from tracekit.analysis.attribution.attribution import Attribution
+from tracekit.analysis.replay.engine import JobReplay
+from tracekit.base.atomic_write import Kind, parquet_with, replacing
+from tracekit.report.findings import WorkerSlowdowns
+
+#: Key in the metadata of a Parquet file of `write_parquet`; its value is the name of the table.
+TABLE_KEY = "tracekit_table"
+#: The kind of file that `write_parquet` replaces.
+TABLE_FILE = Kind("a table that tracekit wrote with --parquet", parquet_with(TABLE_KEY))
+
+
+class Lanes(Struct, frozen=True, eq=False):
+    """The lanes of an analysed pipeline: `attribution`, whose arrays have every step, and `replay`, which draws single
+    steps and may have only the steps that causes follow from.
+    """
+
+    attribution: Attribution
+    replay: JobReplay
+
+    def worker_slowdowns(self) -> WorkerSlowdowns:
+        """Exact S of each worker in each step."""
+        found = self.attribution
+        return WorkerSlowdowns(
+            steps=[int(step) for step in found.steps],
+            dp_ranks=[int(dp_rank) for dp_rank in found.dp_ranks],
+            slowdown=found.by_worker / found.ideal[:, None, None],
+        )
+
+    def frames(self) -> dict[str, pl.DataFrame]:
+        """S of each op kind, stage, DP rank and worker in each step, a long table each."""
+        found = self.attribution
+        workers = {
+            "dp_rank": np.repeat(found.dp_ranks, found.stages),
+            "pp_rank": np.tile(np.arange(found.stages), len(found.dp_ranks)),
+        }
+        times = {
+            "kind": np.stack(list(found.by_kind.values()), axis=1),
+            "pp_rank": found.by_stage,
+            "dp_rank": found.by_dp_rank,
+        }
+        names = {"kind": list(found.by_kind), "pp_rank": range(found.stages), "dp_rank": found.dp_ranks}
+        tables = {f"by_{name}_per_step": self._per_step({name: names[name]}, each) for name, each in times.items()}
+        return tables | {"by_worker_per_step": self._per_step(workers, found.by_worker.reshape(len(found.steps), -1))}
+
+    def write_parquet(self, path: str | os.PathLike[str]) -> None:
+        """Write exact S of every worker in every step (step, dp_rank, pp_rank, slowdown).
+
+        Raises OutputError. An existing file is replaced only if this method wrote it.
+        """
+        with replacing(path, TABLE_FILE) as temporary, open(temporary, "wb") as file:
+            self.frames()["by_worker_per_step"].write_parquet(file, metadata={TABLE_KEY: "by_worker_per_step"})
+
+    def _per_step(self, names: Mapping[str, Any], times: Any) -> pl.DataFrame:
+        """A long table from step times [steps, sets]."""
+        found = self.attribution
+        columns: dict[str, Any] = {"step": np.repeat(found.steps, times.shape[1])}
+        columns |= {name: np.tile(np.asarray(values), len(found.steps)) for name, values in names.items()}
+        columns["slowdown"] = (times / found.ideal[:, None]).ravel()
+        return pl.DataFrame(columns)
