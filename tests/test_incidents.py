@@ -188,7 +188,7 @@ def test_what_people_do_about_an_incident_is_kept_and_shown_and_mutes_its_messag
         assert run("store", "handle", str(number), "--store", store.path, *options, env={"USER": "bob"}).code == 0
     first, second, third = store.handled(number)
     assert (first.by, first.owner, second.owner, third.note) == ("bob", None, "ann", "<b>node is\n bad")
-    assert third.muted_until == third.at + 4 * 3600
+    assert third.muted_until == third.changed_at + 4 * 3600
     shown = [line for line in run("store", "incidents", "--store", store.path).out.splitlines() if "Handled" in line]
     assert [line.partition(" UTC, ")[2].partition(" until")[0] for line in shown] == [
         "bob: acknowledged",
@@ -196,9 +196,15 @@ def test_what_people_do_about_an_incident_is_kept_and_shown_and_mutes_its_messag
         "bob: muted",
     ]
     assert "<b>node is" in Pages(store.path).text("/incidents")
-    assert muted_until((first, second, third), third.at + 60) == third.at + 4 * 3600
-    assert muted_until((first, third), third.at + 5 * 3600) is None
-    assert muted_until((third, IncidentChange(third.at + 1, "ann", muted_until=third.at + 1)), third.at + 60) is None
+    assert muted_until((first, second, third), third.changed_at + 60) == third.changed_at + 4 * 3600
+    assert muted_until((first, third), third.changed_at + 5 * 3600) is None
+    assert (
+        muted_until(
+            (third, IncidentChange(third.changed_at + 1, "ann", muted_until=third.changed_at + 1)),
+            third.changed_at + 60,
+        )
+        is None
+    )
     sent: list[int] = []
     notifier = SimpleNamespace(tell=lambda opened, closed: sent.extend(one.incident_id for one in [*opened, *closed]))
     for told in ([], [number]):
@@ -233,7 +239,9 @@ def test_changes_of_two_people_at_once_are_all_kept(tmp_path: Path) -> None:
         for each in [pool.submit(_write_many, tmp_path, who, note) for who in ("ann", "bob")]:
             each.result()
     found = read_changes(tmp_path, 7)
-    assert sorted((one.by, one.at) for one in found) == [(who, at) for who in ("ann", "bob") for at in range(200)]
+    assert sorted((one.by, one.changed_at) for one in found) == [
+        (who, at) for who in ("ann", "bob") for at in range(200)
+    ]
 
 
 def _write_many(store: Path, who: str, note: str) -> None:

@@ -44,7 +44,7 @@ def test_the_user_who_runs_the_dashboard_acknowledges_from_the_same_machine(
             urllib.request.urlopen(urllib.request.Request(address, data, {**kind, **more}))
     (change,) = store.handled(1)
     assert (change.by, change.owner, change.note) == (current_user(), "ann", None)
-    assert change.muted_until == change.at + 4 * 3600
+    assert change.muted_until == change.changed_at + 4 * 3600
     assert store.state() != before  # open pages notice
 
 
