@@ -13,7 +13,7 @@ from tracekit.report.diagnosis import Diagnosis
 from tracekit.report.report import Report
 
 if TYPE_CHECKING:
-    from tracekit.analysis.experts.experts import Plan
+    from tracekit.analysis.experts.expert_loads import RebalancePlan
     from tracekit.analysis.experts.loads import Loads
     from tracekit.job.lanes import Lanes
 
@@ -30,7 +30,7 @@ class ReportOptions(Struct, frozen=True, kw_only=True):
     overlap: bool = False
     experts: bool = False
     expert_loads: Loads | None = None
-    plans: tuple[Plan, ...] = ()
+    plans: tuple[RebalancePlan, ...] = ()
 
     @property
     def wants_bubbles(self) -> bool:

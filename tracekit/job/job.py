@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pandas
 
     from tracekit.analysis.attribution.spent import Spent, SpentPhases
-    from tracekit.analysis.experts.experts import Plan
+    from tracekit.analysis.experts.expert_loads import RebalancePlan
     from tracekit.analysis.experts.loads import Loads
     from tracekit.analysis.replay.graph_replay import GraphReplay
     from tracekit.job.replayed import ReplayedJob
@@ -91,7 +91,7 @@ class Job(ABC):
         overlap: bool = False,
         experts: bool = False,
         expert_loads: Loads | None = None,
-        plans: Sequence[Plan] = (),
+        plans: Sequence[RebalancePlan] = (),
         progress: Progress | None = None,
     ) -> Report:
         """Return the whole report: what is lost, findings, fixes, and the answers to custom questions.

@@ -1,6 +1,6 @@
 """The picture of a run of post-training: phases over steps, requests of the longest generation.
 
-In: an `RlRun`. Out: `RlPicture`, few enough bars for a page.
+In: a `PostTrainingRun`. Out: `RlPicture`, few enough bars for a page.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from collections.abc import Sequence
 import numpy as np
 
 from tracekit.analysis.rl.generation import Generations
-from tracekit.analysis.rl.run import RlRun
+from tracekit.analysis.rl.rl_run import PostTrainingRun
 from tracekit.report.pictures import PhaseBars, RequestBar, RlPicture
 
 #: The most steps and requests in a picture.
 _MOST_STEPS, _MOST_REQUESTS = 200, 600
 
 
-def picture_of(run: RlRun, phases: Sequence[str]) -> RlPicture:
+def picture_of(run: PostTrainingRun, phases: Sequence[str]) -> RlPicture:
     """The picture of a run. `phases`: their names, the longest first."""
     steps = len(run.recorded)
     drawn = np.unique(np.linspace(0, steps - 1, min(steps, _MOST_STEPS)).astype(int))
     longest_s = float(np.sum([*run.phases.values()], axis=0).max()) if phases else 0.0
     bars = [PhaseBars(name, run.phases[name][drawn].tolist()) for name in phases]
-    if run.made is None:
+    if run.generations is None:
         return RlPicture(steps, longest_s, bars, None, 0.0)
-    requests, window_s = _requests(run.made)
+    requests, window_s = _requests(run.generations)
     return RlPicture(steps, longest_s, bars, requests, window_s)
 
 
