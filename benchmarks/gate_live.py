@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.measure import table, tracekit
 from tracekit.analysis.attribution import gate
 from tracekit.analysis.attribution.gate import SMALLEST_WHOLE, Gate, Outcome, Runs
-from tracekit.analysis.attribution.spent import Part, Spent
+from tracekit.analysis.attribution.spent import Spent, SpentPart
 from tracekit.sources.load import load
 
 SCRIPT = Path(__file__).resolve().parents[1] / "tests" / "collectors" / "scripts" / "dp2_pp2.py"
@@ -84,7 +84,7 @@ def judge(folder: Path) -> str:
 
 def _times(spent: Spent) -> dict[str, float]:
     """Mean seconds a step of the step and of the part that is slowed."""
-    return {"step": float(spent.step_s.mean()), SLOWED: float(spent.parts[Part("kind", SLOWED)].mean())}
+    return {"step": float(spent.step_s.mean()), SLOWED: float(spent.parts[SpentPart("kind", SLOWED)].mean())}
 
 
 def _spread(runs: Sequence[Spent]) -> dict[str, float]:

@@ -53,7 +53,7 @@ def main(width: int, layers: int, batch: int, warm_up: int, steps: int) -> None:
     model = nn.parallel.DistributedDataParallel(nn.Sequential(*blocks))
     optimizer, garbage = parts.optimizer_of(model.parameters()), parts.Garbage()
     traced, section = _instrumented(model)
-    data = iter(DataLoader(_Rows(width, batch, warm_up + steps), batch_size=batch))
+    data = iter(DataLoader(_SlowRows(width, batch, warm_up + steps), batch_size=batch))
     began = 0.0
     for step in range(warm_up + steps):
         if step == warm_up:
@@ -79,14 +79,14 @@ def main(width: int, layers: int, batch: int, warm_up: int, steps: int) -> None:
     dist.destroy_process_group()
 
 
-class _Rows(torch.utils.data.Dataset[torch.Tensor]):
+class _SlowRows(torch.utils.data.Dataset[torch.Tensor]):
     def __init__(self, width: int, batch: int, steps: int) -> None:
         self._width, self._batch, self._count = width, batch, batch * steps
 
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, at: int) -> torch.Tensor:
+    def __getitem__(self, index: int) -> torch.Tensor:
         parts.slow("data", 1 / self._batch)
         return torch.ones(self._width)
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from mlflow import MlflowClient
 from playwright.sync_api import Error, Page, sync_playwright
 
-from tracekit.sources.load import load
 from tracekit.report.report import Report
 from tracekit.show.trackers import opened, series
+from tracekit.sources.load import load
 
 IMAGES, JOB, STEPS = Path(__file__).parent / "images", "llama-70b", 10
 TAGS = "excess_ms|lost_gpu_hours|slowdown|slowest_rank|step_s|straggler_ms"

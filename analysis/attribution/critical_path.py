@@ -160,7 +160,7 @@ def critical_ops(replay: JobReplay, changes: Sequence[Intervention]) -> pl.DataF
     return pl.concat(frames).sort("place").drop("place")
 
 
-class _Ops(Struct, frozen=True, eq=False):
+class _PathOps(Struct, frozen=True, eq=False):
     """Ops of paths, last op first, and the op of each one's group that arrived last, [ops] each."""
 
     row: Ints
@@ -177,7 +177,7 @@ class _Part(Struct, frozen=True, eq=False):
 
     step: Int32s
     block: int
-    ops: _Ops
+    ops: _PathOps
     late: tuple[int, int, int] | None = None
 
 
@@ -193,7 +193,7 @@ class _Walk:
         meeting = np.flatnonzero(self.template.rendezvous >= 0)
         self.group_of_rendezvous = dict(zip(self.template.rendezvous[meeting].tolist(), meeting.tolist(), strict=True))
 
-    def back(self, first_lane: Ints, lane: Ints, row: Ints, *, apart: bool) -> tuple[Ints, _Ops]:
+    def back(self, first_lane: Ints, lane: Ints, row: Ints, *, apart: bool) -> tuple[Ints, _PathOps]:
         """Follow paths back from ops to the start of their steps, or to a collective that other templates take part in.
 
         Returns the number of ops on each path, and the ops.
@@ -205,7 +205,7 @@ class _Walk:
             template.rendezvous, template.is_communication, self.timeline.start, self.timeline.end, first_lane, row,
             lane, np.array([apart]), counts, *room,
         )  # fmt: skip
-        return counts, _Ops(*(part[:count].copy() for part in room))
+        return counts, _PathOps(*(part[:count].copy() for part in room))
 
     def latest(self, rendezvous: int, number: int, lanes: Ints) -> tuple[float, int, int, int]:
         """The lane that arrives last at a collective: its time, `number`, row, lane."""
@@ -260,7 +260,7 @@ def _assembled(graph: LabelledGraph, timelines: Sequence[Timeline], parts: Seque
     )
 
 
-def _present(block: LabelledBlock, ops: _Ops) -> npt.NDArray[np.bool_]:
+def _present(block: LabelledBlock, ops: _PathOps) -> npt.NDArray[np.bool_]:
     """Mask of the ops that exist, [ops]; the others take no time."""
     if block.present is None:
         return np.ones(len(ops.row), np.bool_)

@@ -16,7 +16,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tracekit.analysis.attribution.spent import Part, Spent, SpentPhases
+from tracekit.analysis.attribution.spent import Spent, SpentPart, SpentPhases
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.means import (
     MeanDifferences,
@@ -183,7 +183,7 @@ def judge(
         raise SelectionError(f"no part is called {listed(sorted(unknown))}; there are {listed(names)}")
     step_s = [float(side.step_s.mean()) for side in sides]
 
-    def counts(part: Part) -> bool:
+    def counts(part: SpentPart) -> bool:
         shares = [_seconds(side, part).mean() / whole for side, whole in zip(sides, step_s, strict=True)]
         return part.name in parts if parts else max(shares) >= SMALLEST_SHARE
 
@@ -218,12 +218,12 @@ def unclear_slowdown(original_s: Floats, ideal_s: Floats, bound: float) -> str |
     return f"S is {difference.after[0]:.3f} ± {margin:.3f}: record {steps}"
 
 
-def _seconds(side: Spent | SpentPhases, part: Part | None) -> Floats:
+def _seconds(side: Spent | SpentPhases, part: SpentPart | None) -> Floats:
     """What each step takes, or a part of it on the mean rank, seconds, [steps]."""
     return side.step_s if part is None else side.parts.get(part, np.zeros_like(side.step_s))
 
 
-def _judged(differences: MeanDifferences, column: int, part: Part | None, allowed_s: float) -> Judged:
+def _judged(differences: MeanDifferences, column: int, part: SpentPart | None, allowed_s: float) -> Judged:
     """The verdict on one figure: its interval is above the limit, below it, or on both sides."""
     name = STEP if part is None else str(part)
     change_s, margin_s = float(differences.difference[column]), float(differences.margin[column])
@@ -248,7 +248,7 @@ def _judged(differences: MeanDifferences, column: int, part: Part | None, allowe
     )
 
 
-def _where(sides: Sequence[Spent | SpentPhases], parts: list[Part]) -> str:
+def _where(sides: Sequence[Spent | SpentPhases], parts: list[SpentPart]) -> str:
     """The ranks that spend more on some part, beyond chance: on that of these parts that has grown most.
 
     Of ranks that differ, those that grew at least half as much as the one that grew most.

@@ -24,7 +24,7 @@ _LABELS = {"kind": "kind", "phase": "phase", "name": "kernel"}
 _MARKED = "profiler_step"
 
 
-class Part(Struct, frozen=True):
+class SpentPart(Struct, frozen=True):
     """The ops with one value of a label: the `name` of a kind, a phase or a kernel (`of`)."""
 
     of: str
@@ -41,12 +41,12 @@ class SpentPhases(Struct, frozen=True, eq=False):
 
     steps: list[int]
     step_s: Floats
-    parts: Mapping[Part, Floats]
+    parts: Mapping[SpentPart, Floats]
     ops_a_step: float
     unlike: str = ""
     ranks: Ints = np.zeros(0, np.int64)
 
-    def by_rank(self, _: Part) -> Floats:
+    def by_rank(self, _: SpentPart) -> Floats:
         return np.zeros((len(self.step_s), 0))
 
 
@@ -109,16 +109,16 @@ class Spent(Struct, frozen=True, eq=False, dict=True):
         return np.diff(np.maximum.accumulate(ends), prepend=begin)[self._kept]
 
     @cached_property
-    def parts(self) -> dict[Part, Floats]:
+    def parts(self) -> dict[SpentPart, Floats]:
         """The own time of the ops of each part on the mean rank, seconds, [steps] each."""
-        parts_s: dict[Part, Floats] = {}
+        parts_s: dict[SpentPart, Floats] = {}
         for label, word in _LABELS.items():
             if label in self.replay.graph.label_names:
                 values, seconds = label_values(self.replay.graph, label), self._seconds(label) / len(self.ranks)
-                parts_s |= {Part(word, str(value)): seconds[:, at] for at, value in enumerate(values)}
+                parts_s |= {SpentPart(word, str(value)): seconds[:, at] for at, value in enumerate(values)}
         return parts_s
 
-    def by_rank(self, part: Part) -> Floats:
+    def by_rank(self, part: SpentPart) -> Floats:
         """The own time of the ops of a part on each rank, seconds, [steps, ranks]."""
         if part not in self.parts:
             return np.zeros((len(self.step_s), len(self.ranks)))

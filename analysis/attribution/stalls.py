@@ -20,7 +20,7 @@ from tracekit.analysis.whatif.paper import RECORDED
 from tracekit.trace.model import KINDS, OpKind
 
 
-class Part(StrEnum):
+class StallPart(StrEnum):
     """The part of a step that took longer."""
 
     COMPUTE = "compute"
@@ -34,19 +34,19 @@ class Part(StrEnum):
 
 #: The part of each kind that is neither compute nor communication.
 _PART = {
-    OpKind.DATA_LOAD: Part.DATA,
-    OpKind.GC: Part.GARBAGE_COLLECTION,
-    OpKind.CHECKPOINT: Part.CHECKPOINT,
-    OpKind.EVALUATION: Part.EVALUATION,
-    OpKind.HOST_DELAY: Part.HOST,
+    OpKind.DATA_LOAD: StallPart.DATA,
+    OpKind.GC: StallPart.GARBAGE_COLLECTION,
+    OpKind.CHECKPOINT: StallPart.CHECKPOINT,
+    OpKind.EVALUATION: StallPart.EVALUATION,
+    OpKind.HOST_DELAY: StallPart.HOST,
 }
 
 
-def _part(kind: OpKind) -> Part:
-    return _PART.get(kind, Part.COMMUNICATION if kind.is_communication else Part.COMPUTE)
+def _part(kind: OpKind) -> StallPart:
+    return _PART.get(kind, StallPart.COMMUNICATION if kind.is_communication else StallPart.COMPUTE)
 
 
-_PARTS = tuple(Part)
+_PARTS = tuple(StallPart)
 #: Index into `_PARTS` for each op kind, by the kind's code.
 _PART_OF_KIND = np.array([_PARTS.index(_part(kind)) for kind in KINDS])
 
@@ -56,7 +56,7 @@ class Stall(Struct, frozen=True, eq=False):
 
     step: int
     extra_s: float
-    part: Part
+    part: StallPart
 
 
 def stalls_of(replay: JobReplay, attribution: Attribution) -> tuple[Stall, ...]:
@@ -88,7 +88,7 @@ def _seconds_by_part(replay: JobReplay) -> Floats:
         of_block = path.block == number
         part = _PART_OF_KIND[block.template.kind[path.row[of_block]]]
         np.add.at(totals, (path.step[of_block], part), path.cost_s[of_block])
-    np.add.at(totals[:, _PARTS.index(Part.HOST)], path.step, path.delay_s)
+    np.add.at(totals[:, _PARTS.index(StallPart.HOST)], path.step, path.delay_s)
     return totals
 
 
@@ -97,7 +97,7 @@ def _mean_by_part(attribution: Attribution) -> Floats:
     path = attribution.critical["recorded"]
     totals = np.zeros(len(_PARTS))
     for name, seconds in path.by_kind.items():
-        part = _part(OpKind(name)) if name in set(OpKind) else Part.COMMUNICATION
+        part = _part(OpKind(name)) if name in set(OpKind) else StallPart.COMMUNICATION
         totals[_PARTS.index(part)] += seconds
-    totals[_PARTS.index(Part.HOST)] += path.delay_s
+    totals[_PARTS.index(StallPart.HOST)] += path.delay_s
     return totals

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from tracekit.analysis.graph.compute_rows import ComputeRows, compute_rows
 from tracekit.analysis.graph.dependency_graph import Block
-from tracekit.analysis.graph.op_grid import Part
+from tracekit.analysis.graph.op_grid import GridPart
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.trace.model import OpKind
@@ -84,7 +84,7 @@ class ComputeTable(Struct, frozen=True, eq=False, dict=True):
             grid[part.kind, part.stage, : len(part.computes), part.step, part.dp_index] = seconds.T
         return grid.reshape(self.shape)
 
-    def parts(self, values: Floats) -> Iterator[Part]:
+    def parts(self, values: Floats) -> Iterator[GridPart]:
         """Factors, which broadcast to the grid's shape, as parts of the blocks; skips factors of 1."""
         microbatches = self.shape[3]
         wide = np.broadcast_to(values, self.shape)
@@ -98,7 +98,7 @@ class ComputeTable(Struct, frozen=True, eq=False, dict=True):
                 chunk[:, None], microbatch[:, None], part.step[None, :], part.dp_index[None, :]
             ]
             rows = computes.rows[:, 0] if computes.rows.shape[1] == 1 else computes.rows
-            yield Part(part.block, rows, np.repeat(here, computes.parts, axis=0) if computes.parts > 1 else here)
+            yield GridPart(part.block, rows, np.repeat(here, computes.parts, axis=0) if computes.parts > 1 else here)
 
 
 def _placements(block: Block, number: int, kinds: Sequence[OpKind], dp_ranks: Ints, stages: int) -> list[_Placement]:

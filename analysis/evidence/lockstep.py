@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from tracekit.analysis.evidence.off_cpu import off_cpu_s, replayed_ops, stops_of, within_computes
 from tracekit.analysis.evidence.significance import Episodes, episodes_of, kinds_and_all, most_telling, needed_nats
 from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph
-from tracekit.analysis.graph.op_grid import Part
+from tracekit.analysis.graph.op_grid import GridPart
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.robust import of_peers, safe
 from tracekit.analysis.whatif.interventions import ScaleParts
@@ -189,7 +189,7 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
         left = np.maximum(1 - gained / safe(self.duration_s), 0.0)
         return ScaleParts(tuple(self._parts(np.where(self.duration_s > 0, left, 1.0))))
 
-    def _parts(self, factor: Floats) -> Iterator[Part]:
+    def _parts(self, factor: Floats) -> Iterator[GridPart]:
         """`factor` [ops] at the rows of the graph's blocks."""
         for number, block in enumerate(self.graph.blocks):
             keys = _keys_of(self.graph, block)
@@ -197,7 +197,7 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
             values = np.where(self.key[at] == keys, factor[at], 1.0)
             rows = np.flatnonzero((values != 1).any(axis=1))
             if len(rows):
-                yield Part(number, rows, values[rows])
+                yield GridPart(number, rows, values[rows])
 
 
 def _work(trace: Trace, graph: DependencyGraph, cells: Ints, ranks: int) -> dict[OpKind, Floats] | None:

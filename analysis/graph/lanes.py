@@ -74,7 +74,7 @@ def place_lanes(trace: Trace, whole: Whole = UNDIVIDED) -> Lanes:
     """Place every op of `trace`. Raises GraphError if a lane's ops contradict each other, or no lane is complete."""
     layout = trace.layout
     virtual = virtual_stages(layout, v_shaped=is_v_shaped(trace, whole))
-    ops = _Ops(trace)
+    ops = _LaneOps(trace)
     counts = ops.counts()
     lanes, dropped_lanes = _complete_lanes(counts, ops.steps, ops.dp_ranks, layout.pp, trace.name)
     bounds = counts[lanes].min(axis=0), counts[lanes].max(axis=0)
@@ -82,7 +82,7 @@ def place_lanes(trace: Trace, whole: Whole = UNDIVIDED) -> Lanes:
     fewest, most, structures = whole.agreed(lambda: (*bounds, set(placed)), _joined)
     inferred = layout.pp > 1 and not most.reshape(-1, len(KINDS))[:, [kind.code for kind in _TRANSFERS]].any()
     if inferred:
-        ops = _Ops(with_inferred_transfers(trace, virtual, whole), inferred=True)
+        ops = _LaneOps(with_inferred_transfers(trace, virtual, whole), inferred=True)
         counts = ops.counts()
     missing = missing_ops(counts, lanes, ops.steps, ops.dp_ranks, layout.pp)
     varying, optional = varying_kinds(fewest, most), optional_kinds(most)
@@ -105,7 +105,7 @@ def _joined(
 
 
 def _united(
-    ops: _Ops,
+    ops: _LaneOps,
     counts: Int32s,
     lanes: npt.NDArray[np.int64],
     tried: Iterable[tuple[OpKind, ...]],
@@ -140,7 +140,7 @@ def _without(counts: Int32s, kinds: tuple[OpKind, ...]) -> Int32s:
     return rest
 
 
-def _alike(ops: _Ops, counts: Int32s, lanes: npt.NDArray[np.int64]) -> dict[StructureHash, PlacedLanes]:
+def _alike(ops: _LaneOps, counts: Int32s, lanes: npt.NDArray[np.int64]) -> dict[StructureHash, PlacedLanes]:
     """The counted ops of `lanes`, placed and grouped by structure."""
     by_key = {}
     for placed in ops.placed(counts, lanes):
@@ -151,7 +151,7 @@ def _alike(ops: _Ops, counts: Int32s, lanes: npt.NDArray[np.int64]) -> dict[Stru
     return by_key
 
 
-class _Ops:
+class _LaneOps:
     """The ops of a trace, in order of step, DP rank, stage, kind and seq."""
 
     def __init__(self, trace: Trace, *, inferred: bool = False) -> None:
@@ -234,7 +234,7 @@ def _positions(counts: Int32s) -> npt.NDArray[np.int64]:
     return positions
 
 
-def _group(placed: PlacedLanes, ops: _Ops, virtual: Ints) -> LaneGroup:
+def _group(placed: PlacedLanes, ops: _LaneOps, virtual: Ints) -> LaneGroup:
     """The lanes of one structure. Raises GraphError if their ops contradict each other."""
     cell = np.repeat(np.arange(len(placed.counts)), placed.counts)
     trace, start = ops.trace, np.ascontiguousarray(placed.start[:, 0])

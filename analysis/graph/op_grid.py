@@ -33,7 +33,7 @@ class _Place(Struct, frozen=True, eq=False):
     present: npt.NDArray[np.bool_] | None = None
 
 
-class Part(Struct, frozen=True, eq=False):
+class GridPart(Struct, frozen=True, eq=False):
     """Some ops of one block with a value for each, [ops, lanes]. `rows`: [ops], or [ops, lanes] if lanes differ."""
 
     block: int
@@ -76,12 +76,12 @@ class OpGrid(Struct, frozen=True, eq=False):
         of_slot = (replace(place, slot=0) for place in self.places if place.slot == slot)
         return OpGrid((1, *self.shape[1:]), tuple(of_slot))
 
-    def parts(self, values: Floats) -> Iterator[Part]:
+    def parts(self, values: Floats) -> Iterator[GridPart]:
         """`values`, which broadcast to the grid's shape, as parts of the blocks."""
         wide = np.broadcast_to(values, self.shape)
         for place in self.places:
             of_place = self._cells(wide, place)[:, place.lanes]
-            yield Part(
+            yield GridPart(
                 place.block, place.rows, of_place if place.present is None else np.where(place.present, of_place, 1.0)
             )
 
@@ -110,7 +110,7 @@ class TransferGrid(Struct, frozen=True, eq=False):
         seconds = self.sends.gather(costs)
         return np.fmin(seconds, self.recvs.gather(costs), out=seconds)
 
-    def parts(self, values: Floats) -> Iterator[Part]:
+    def parts(self, values: Floats) -> Iterator[GridPart]:
         """`values`, which broadcast to the grid's shape, for both sides of each transfer."""
         yield from self.sends.parts(values)
         yield from self.recvs.parts(values)

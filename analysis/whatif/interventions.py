@@ -18,7 +18,7 @@ import numpy as np
 from msgspec import Struct
 
 from tracekit.analysis.graph.labels import Mask
-from tracekit.analysis.graph.op_grid import Part
+from tracekit.analysis.graph.op_grid import GridPart
 from tracekit.analysis.numeric import parallel
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.replay.engine import JobReplay
@@ -42,7 +42,7 @@ class Intervention(Protocol):
 class Grid(Protocol):
     """Ops that know where they are in the blocks, such as an `OpGrid`."""
 
-    def parts(self, values: Floats) -> Iterator[Part]:
+    def parts(self, values: Floats) -> Iterator[GridPart]:
         """`values`, which broadcast to the grid's shape, as parts of the blocks."""
         ...
 
@@ -70,7 +70,7 @@ class ScaleDelays(Struct, frozen=True, eq=False):
 class ScaleParts(Struct, frozen=True, eq=False):
     """Multiply the costs of some ops."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[GridPart, ...]
 
     def make(self, overlay: CostOverlay) -> None:
         _scale(overlay.cost_of_blocks(), self.parts)
@@ -79,7 +79,7 @@ class ScaleParts(Struct, frozen=True, eq=False):
 class SetParts(Struct, frozen=True, eq=False):
     """Give some ops other costs, seconds; nan for those that keep theirs."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[GridPart, ...]
 
     def make(self, overlay: CostOverlay) -> None:
         blocks = overlay.cost_of_blocks()
@@ -302,22 +302,22 @@ def scaled_ops(masks: Sequence[Mask], factor: float) -> ScaleParts:
     parts = []
     for number, mask in enumerate(masks):
         rows = np.flatnonzero(mask.any(axis=1))
-        parts.append(Part(number, rows, np.where(mask[rows], factor, 1.0)))
+        parts.append(GridPart(number, rows, np.where(mask[rows], factor, 1.0)))
     return ScaleParts(tuple(parts))
 
 
-def scaled(matrices: Sequence[Floats], parts: Iterable[Part]) -> tuple[Floats, ...]:
+def scaled(matrices: Sequence[Floats], parts: Iterable[GridPart]) -> tuple[Floats, ...]:
     """The matrices, one [rows, lanes] per block, with the values of `parts` multiplied."""
     blocks = [ChangedRows.of(matrix) for matrix in matrices]
     _scale(blocks, parts)
     return tuple(block.matrix() for block in blocks)
 
 
-def _scale(matrices: Sequence[ChangedRows], parts: Iterable[Part]) -> None:
+def _scale(matrices: Sequence[ChangedRows], parts: Iterable[GridPart]) -> None:
     """Multiply the values of `parts`, except rows whose factor is 1 throughout."""
     for part in parts:
         rows = (part.values != 1).any(axis=1)
         if rows.all():
             matrices[part.block].scale(part)
         elif rows.any():
-            matrices[part.block].scale(Part(part.block, part.rows[rows], part.values[rows]))
+            matrices[part.block].scale(GridPart(part.block, part.rows[rows], part.values[rows]))

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct, field
 
 from tracekit.analysis.graph.labels import Mask
-from tracekit.analysis.graph.op_grid import Part
+from tracekit.analysis.graph.op_grid import GridPart
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.replay.kernel import NO_MATRIX, Costs, Timeline
@@ -69,7 +69,7 @@ class ChangedRows(Struct):
         np.copyto(changed, values if len(values) == 1 else values[touched], where=mask[touched])
         self._replace(dict(zip(touched.tolist(), changed, strict=True)))
 
-    def scale(self, part: Part) -> None:
+    def scale(self, part: GridPart) -> None:
         """Multiply the values of a part; a row that is 0 in all lanes stays constant."""
         if part.rows.ndim == 1:
             for row, factor in zip(part.rows.tolist(), part.values, strict=True):
@@ -87,7 +87,7 @@ class ChangedRows(Struct):
             {row: of_row for row, of_row, stays in zip(rows.tolist(), values, zero, strict=True) if not stays}
         )
 
-    def set(self, part: Part) -> None:
+    def set(self, part: GridPart) -> None:
         """Replace the values of a part by those that are not nan."""
         values = np.where(np.isnan(part.values), self._values(part.rows), part.values)
         self._replace(dict(zip(part.rows.tolist(), values, strict=True)))

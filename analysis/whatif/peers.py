@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from tracekit.analysis.graph.dependency_graph import DependencyGraph
 from tracekit.analysis.graph.labels import Mask
-from tracekit.analysis.graph.op_grid import Part
+from tracekit.analysis.graph.op_grid import GridPart
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.codes import combinations, dense
 from tracekit.analysis.replay.ideal import OCCASIONAL, OCCASIONAL_BY_STAGE
@@ -44,7 +44,7 @@ def ops_at_the_pace_of_peers(graph: DependencyGraph, costs: Sequence[Floats], ch
     recorded = np.zeros((steps, dp_ranks), np.bool_)
     for block in graph.blocks:
         recorded[block.step, graph.dp_index(block)] = True
-    parts: list[Part] = []
+    parts: list[GridPart] = []
     for kind in KINDS:
         places = [np.flatnonzero(block.template.kind == kind.code) for block in graph.blocks]
         if any(mask[rows].any() for mask, rows in zip(chosen, places, strict=True)):
@@ -128,7 +128,7 @@ def _of_kind(
     chosen: Sequence[Mask],
     places: Sequence[Ints],
     recorded: Bools,
-) -> Iterator[Part]:
+) -> Iterator[GridPart]:
     """The selected ops of one kind; `places`: its rows in each block."""
     ids: list[list[Ints]] = []
     cost, selected, present = [], [], []
@@ -159,7 +159,7 @@ def _of_kind(
         values = pace[first : first + len(rows) * block.lanes].reshape(len(rows), -1)
         first += values.size
         changed = ~np.isnan(values).all(axis=1)
-        yield Part(number, rows[changed], values[changed])
+        yield GridPart(number, rows[changed], values[changed])
 
 
 def op_costs_at_the_pace_of_peers(ops: OpGraph, cost: Floats, chosen: Bools) -> Floats:

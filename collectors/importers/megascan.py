@@ -98,8 +98,8 @@ def read_ranks(path: Path, *, layout: Path | None = None, unit: Unit | None = No
     refuse_options(path, layout, unit, "a folder of MegaScan")
     if not path.is_dir():
         raise FormatError(f"{path}: one rank of MegaScan; give the folder that has the files of all ranks")
-    found = {file: MEGASCAN_FILE.fullmatch(file.name) for file in sorted(path.iterdir())}
-    places = {file: tuple(map(int, match.groups())) for file, match in found.items() if match is not None}
+    matches = {file: MEGASCAN_FILE.fullmatch(file.name) for file in sorted(path.iterdir())}
+    places = {file: tuple(map(int, match.groups())) for file, match in matches.items() if match is not None}
     if not places:
         raise FormatError(f"{path}: no file of MegaScan; expected benchmark-data-0-pipeline-0-tensor-0.json")
     dp, pp, tp = (1 + max(numbers) for numbers in zip(*places.values(), strict=True))
@@ -130,8 +130,8 @@ def read_aggregated(path: Path, *, layout: Path | None = None, unit: Unit | None
     scopes = {where: _scopes(path, of_rank, "ts", 1000) for where, of_rank in events.items()}
     ranks: dict[int, _MegatronRank] = {}
     for pid in sorted({pid for pid, _ in scopes}):
-        noted = {key: value for (one, _), found in scopes.items() if one == pid for scope in found
-                 for key, value in scope.attributes.items()}  # fmt: skip
+        of_rank = [scope for (rank, _), group in scopes.items() if rank == pid for scope in group]
+        noted = {key: value for scope in of_rank for key, value in scope.attributes.items()}
         stage, tensor = noted.get("pp_rk", noted.get("pp_rank", 0)), noted.get("tp_rk", 0)
         others = sum((one.pp, one.tp) == (stage, tensor) for one in ranks.values())
         ranks[pid] = _MegatronRank(pid, noted.get("dp_rk", others), stage, tensor)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tracekit.analysis.attribution.spent import Part, SpentPhases, kept_steps
+from tracekit.analysis.attribution.spent import SpentPart, SpentPhases, kept_steps
 from tracekit.analysis.diagnosis.diagnose import diagnose
 from tracekit.analysis.diagnosis.of_rl import RlAssessment
 from tracekit.analysis.diagnosis.price import fix_named
@@ -138,7 +138,7 @@ class RlJob(Job):
         run, unlike = self.evidence.run, self.evidence.account.unlike
         differing = [] if unlike is None else sorted(set(unlike.numbers) - set(ignored))
         kept = kept_steps(run.steps.tolist(), [*ignored, *differing])
-        parts = {Part("kind", name): took[kept] for name, took in run.phases.items()}
+        parts = {SpentPart("kind", name): took[kept] for name, took in run.phases.items()}
         return SpentPhases(
             run.steps[kept].tolist(),
             run.recorded[kept],

@@ -187,7 +187,7 @@ def with_posting(lanes: RecordedLanes, rule: PostingRule) -> Structure:
     return replace(structure, before=before, after=after, call=call if batched else None)
 
 
-def _stages(lanes: RecordedLanes) -> Iterator[_Stage]:
+def _stages(lanes: RecordedLanes) -> Iterator[_PostingStage]:
     """The stages that receive from or send to other stages."""
     structure = lanes.structure
     kind, before, after = structure.kind, structure.before, structure.after
@@ -198,10 +198,10 @@ def _stages(lanes: RecordedLanes) -> Iterator[_Stage]:
         of_recv = received & (structure.pp_rank[before] == pp_rank)
         of_send = sent & (structure.pp_rank[before] == pp_rank)
         if of_recv.any() or of_send.any():
-            yield _Stage(lanes, int(pp_rank), before[of_recv], after[of_recv], np.unique(after[of_send]))
+            yield _PostingStage(lanes, int(pp_rank), before[of_recv], after[of_recv], np.unique(after[of_send]))
 
 
-class _Stage:
+class _PostingStage:
     """Computes, receives and sends of one stage: the rows in order, and their recorded times."""
 
     def __init__(self, lanes: RecordedLanes, pp_rank: int, recvs: Ints, computes: Ints, sends: Ints) -> None:
