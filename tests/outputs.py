@@ -105,8 +105,11 @@ def formats() -> str:
     """The table of docs/traces.md: every format that tracekit reads."""
     rows = ["| format | what it is | |", "|---|---|---|"]
     for source in FORMATS.values():
-        title = source.page.partition("#")[0].removeprefix("../").removesuffix(".md")
-        link = "" if source.page == "traces.md" else f"[{title}]({source.page})"
+        page, mark, anchor = source.page.partition("#")
+        title = page.removeprefix("../").removesuffix(".md")
+        link = f"[{title}]({source.page})"
+        if page == "traces.md":  # the page that has the table
+            link = f"[below](#{anchor})" if mark else ""
         escaped = re.sub(r"([*<])", r"\\\1", source.description)
         rows.append(f"| `{source.name}` | {escaped} | {link} |")
     return "\n".join(rows)

@@ -387,7 +387,7 @@ def test_a_clock_off_by_more_than_a_transfer_is_set_right_and_said(tmp_path: Pat
     ops = changed(start=pl.col("start") - pl.when(late).then(0.3).otherwise(0.0))
     found = whatif(tmp_path, ops)
     assert found["trust"]["clamped_transfers"] == 0
-    assert found["step_time_s"] == {"recorded": 15.5, "original": 15.5, "ideal": 13.5}
+    assert found["step_time_s"] == {"recorded": 15.5, "original": 15.5, "ideal": 13.5, "with_delays": 15.5}
     assert [(row["dp_rank"], row["pp_rank"], row["offset_s"]) for row in found["clocks"]["offsets"]] == [
         (1, 1, pytest.approx(-0.3))
     ]

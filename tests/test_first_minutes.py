@@ -87,7 +87,7 @@ WRONG: list[tuple[Callable[[], None], str, str]] = [
     (a_store, "jobs.store", "a store, not a trace; type `tracekit whatif --store jobs.store`"),
     (a_page, "report.html", "open it in a browser"),
     (a_table, "table.parquet", "a table that tracekit wrote with --parquet, not a trace"),
-    (a_report, "report.json", "a report of `tracekit whatif --json`, not a trace"),
+    (a_report, "report.json", "a report, not a trace; `tracekit whatif report.json` shows it"),
     (an_empty_file, "empty.json", "an empty file, not a trace"),
     (a_folder_with_an_empty_file, "traces", "a folder with nothing but empty files, not a trace"),
     (a_dump, "dumps", "flight-recorder dumps of a hang, not a trace; type `tracekit hang dumps`"),
@@ -104,6 +104,9 @@ def test_a_file_that_is_no_trace_is_named_with_the_command_that_fits(folder: Pat
         for command in ("whatif", "import"):
             with case((command, name)):
                 ran = run(command, name)
+                if (command, make) == ("whatif", a_report):  # which it shows: see test_report_files.py
+                    assert ran.code == ExitCode.DONE
+                    continue
                 assert ran.code == ExitCode.BAD_INPUT
                 assert ran.message.startswith(f"tracekit: {name}: ")
                 assert words in ran.message

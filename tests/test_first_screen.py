@@ -121,8 +121,8 @@ def test_steps_that_all_ranks_begin_late_went_to_the_host() -> None:
 def test_slow_steps_that_are_the_rule_are_no_stalls() -> None:
     slow = [[FORWARD, ("backward-compute", 0.3)]] * 4
     every_other = [[[FORWARD, BACKWARD]] * 4 if step % 2 else slow for step in range(24)]
-    assert PipelineJob(of_steps(every_other)).report.stalls == ()
-    assert PipelineJob(data_parallel_job([[FORWARD, BACKWARD]] * 4, steps=24)).report.stalls == ()
+    assert PipelineJob(of_steps(every_other)).report.stalls == []
+    assert PipelineJob(data_parallel_job([[FORWARD, BACKWARD]] * 4, steps=24)).report.stalls == []
 
 
 def test_figures_have_three_digits_and_no_exponent() -> None:

@@ -127,8 +127,8 @@ def test_a_folder_becomes_a_job_of_the_store_with_its_verdict(tmp_path):
     assert stored is not None
     assert stored.verdict == tracekit.load(SAMPLE).whatif().verdict
     again = json.loads(run("whatif", "--store", store, "--json").out)
-    assert again["slowdown"] == pytest.approx(stored["slowdown"])
-    assert again["verdict"]["kind"] == stored["verdict"]["kind"]
+    assert again["slowdown"] == pytest.approx(stored.slowdown)
+    assert again["verdict"]["kind"] == stored.verdict.kind
 
 
 def test_files_named_one_by_one_are_one_job_of_the_store(tmp_path):

@@ -262,7 +262,7 @@ FILES: dict[str, Callable[[Path], object]] = {
 #: What each way of writing may replace, and how the library writes it.
 KINDS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "trace": ("out", lambda path: slow_trace().write_parquet(path)),
-    "table": ("out", lambda path: slow_job().report.write_parquet(path)),  # noqa: PLW0108 - made when asked
+    "table": ("out", lambda path: write_table(path)),  # noqa: PLW0108 - defined below
     "timeline": ("out", lambda path: slow_job().export(path)),
     "CSV table": ("by_kind.csv", lambda path: slow_job().report.write_csv(path.parent)),
     "store": ("out", lambda path: Store(path).add([Incoming(slow_trace(), "new", "by hand")])),
@@ -319,7 +319,7 @@ def test_a_table_of_exact_slowdowns_is_no_trace(tmp_path: Path) -> None:
     lanes = slow_job().analysis.lanes
     assert lanes is not None
     assert pl.read_parquet(tmp_path / "out.parquet").equals(lanes.frames()["by_worker_per_step"])
-    with pytest.raises(FormatError, match="no tracekit metadata inside"):
+    with pytest.raises(FormatError, match="a table that tracekit wrote with --parquet, not a trace"):
         load(tmp_path / "out.parquet")
 
 

@@ -25,7 +25,7 @@ def job(*, groups: tuple[tracekit.ProcessGroup, ...] = (), axes: tuple[str, ...]
 
 
 def fixed_s(of: tracekit.Job, selection: str) -> float:
-    (question,) = of.whatif(fix=[selection]).questions_asked
+    (question,) = of.whatif(fix=[selection]).questions
     return question.step_time_s
 
 

@@ -98,7 +98,7 @@ def test_every_output_of_the_job_shows_the_finding(jobs: tuple[Path, Path]) -> N
 
 def test_the_fix_can_be_asked_for(site_packages: Path, tmp_path: Path) -> None:
     install(site_packages, "toys", {"tracekit.detectors": {"toy": "toys:Toy"}}, {"toys.py": TOY})
-    asked = tracekit.job_of(pipeline(1.5, "job")).whatif(fix=["fix=oil-toys"]).questions_asked
+    asked = tracekit.job_of(pipeline(1.5, "job")).whatif(fix=["fix=oil-toys"]).questions
     assert [question.saved_s for question in asked] == [pytest.approx(1.0)]
 
 

@@ -420,7 +420,7 @@ def _stored(row: dict[str, Any], report: Report | None) -> Stored:
         metadata=json.loads(row["metadata"]),
         has_workers=_has_workers(row),
         report=report,
-        problem=_OLDER if older else row["problem"],
+        problem=row["problem"] or (_OLDER if older else None),
     )
 
 

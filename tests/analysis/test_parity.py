@@ -10,13 +10,15 @@ import pytest
 import tracekit
 from tests.analysis.brute_force import FOLDER, JOBS, BruteForce
 from tracekit.analysis.attribution.attribution import Attribution
+from tracekit.job.pipeline import PipelineJob
 from tracekit.trace.canonical import read_parquet
 
 
 @pytest.fixture(scope="module", params=JOBS)
 def job(request: pytest.FixtureRequest) -> tuple[Attribution, dict[str, Any]]:
-    report = tracekit.load(FOLDER / f"{request.param}.parquet").whatif()
-    return report.attribution, json.loads((FOLDER / f"{request.param}.json").read_text())
+    read = tracekit.load(FOLDER / f"{request.param}.parquet")
+    assert isinstance(read, PipelineJob)
+    return read.attribution, json.loads((FOLDER / f"{request.param}.json").read_text())
 
 
 def close(value: float) -> Any:

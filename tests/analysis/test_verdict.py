@@ -18,8 +18,9 @@ from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.interventions import step_times
 from tracekit.base.text import main_clause
 from tracekit.job.pipeline import PipelineJob
+from tracekit.report.conclusions import Verdict
 from tracekit.report.report import Report
-from tracekit.report.verdict import LossKind, Verdict
+from tracekit.report.verdict import LossKind
 from tracekit.synth import PythonGc, SlowNic, SlowWorker, SynthSpec, synthesize
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Layout
@@ -80,7 +81,7 @@ def test_a_slow_worker_loses_what_goes_with_it_which_is_more_than_s_says():
 
 def test_a_balanced_job_loses_nothing():
     verdict = verdict_of(data_parallel_job([[FORWARD, BACKWARD]] * 4))
-    assert (verdict.kind, verdict.lost_s, verdict.losses) == (LossKind.BALANCED, 0.0, ())
+    assert (verdict.kind, verdict.lost_s, verdict.losses) == (LossKind.BALANCED, 0.0, [])
 
 
 def test_s_below_one_is_a_contradiction_and_not_trusted():
@@ -145,12 +146,13 @@ def unrecorded(trace: Trace, kind: str) -> Trace:
 
 def test_launch_delays_that_a_cause_explains_do_not_count_against_the_replay():
     """0.4 s before the first forward of each 0.7 s step are late data, whether the loading was recorded or not."""
-    report = report_of(unrecorded(data_parallel_job([[("data-load", 0.4), FORWARD, BACKWARD]] * 4), "data-load"))
+    job = PipelineJob(unrecorded(data_parallel_job([[("data-load", 0.4), FORWARD, BACKWARD]] * 4), "data-load"))
+    report = job.report
     assert [str(cause.kind) for cause in report.findings] == ["late-data-loading"]
     assert report.trust.discrepancy == pytest.approx(0.4 / 0.31)
     assert report.trust.unexplained == pytest.approx(0.0)
     assert report.trust.trustworthy
-    assert not report.attribution.trust.trustworthy  # as published
+    assert not job.attribution.trust.trustworthy  # as published
 
 
 def test_data_that_is_late_for_the_gathering_of_parameters_is_late_data() -> None:

@@ -142,8 +142,8 @@ def test_a_job_whose_report_is_gone_is_unknown_with_a_note(tmp_path: Path) -> No
     store = stored(tmp_path, [window(healthy_frame(range(4)), None, 0.0)])
     (report,) = (tmp_path / "jobs.store" / "jobs" / "1").glob("*.report.json")
     report.unlink()
-    assert set(seconds(store)) == {("unknown", "windows whose report is gone")}
-    assert bill_of_store(store).notes == ("job: window 0 is one of the windows whose report is gone",)
+    assert set(seconds(store)) == {("unknown", "windows without a report of this version")}
+    assert bill_of_store(store).notes == ("job: window 0 is one of the windows without a report of this version",)
 
 
 def test_a_trace_without_times_is_billed_in_no_week(tmp_path: Path) -> None:

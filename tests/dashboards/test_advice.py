@@ -7,12 +7,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.cases import case
 from tests.dashboards.page_text import Pages, found, lines
 from tracekit.dashboards.ui.sentences import Tone, first_action, headline, host_words
 from tracekit.job.pipeline import PipelineJob
+from tracekit.report.report import Report
 from tracekit.store import Incoming, Store
 from tracekit.synth import (
     BaseCosts,
@@ -66,6 +68,10 @@ def reports(pages: Pages) -> dict[str, dict[str, Any]]:
     return {name: service.results.stored(name).report.to_dict() for name in CAUSES}
 
 
+def as_report(content: dict[str, Any]) -> Report:
+    return msgspec.convert(content, Report)
+
+
 def test_no_sentence_advises_without_its_confidence(pages: Pages) -> None:
     for path, name in itertools.product(PAGES, CAUSES):
         for line in pages.lines(path, job=name):
@@ -80,7 +86,7 @@ def test_where_the_diagnosis_names_nobody_nothing_is_advised(
     text = "\n".join(line for path in PAGES for line in pages.lines(path, job=name))
     assert not ADVISES.search(re.sub(r"No host to drain", "", text))
     assert "% sure" not in text
-    assert first_action(reports[name]) is None
+    assert first_action(as_report(reports[name])) is None
     job = pages.text("/job", job=name)
     assert {"healthy": "Nothing to do.", "untrusted": "No advice: the figures are not to be trusted."}[name] in job
     assert "What to do" not in job
@@ -92,7 +98,7 @@ def test_a_slow_worker_is_named_and_the_others_of_its_host_are_left_alone(
     pages: Pages, reports: dict[str, dict[str, Any]]
 ) -> None:
     answer = reports["worker"]["answer"]
-    assert first_action(reports["worker"]) == (answer["action"], answer["saves"])
+    assert first_action(as_report(reports["worker"])) == (answer["action"], answer["saves"])
     assert answer["action"].startswith("Check rank 9 on host-0001")
     text = pages.text("/workers", job="worker")
     assert (
@@ -115,7 +121,7 @@ def test_a_large_slowdown_of_a_worker_alone_is_no_reason_to_drain_anything(
     report = reports["stage"]
     assert report["by_worker"][0]["slowdown"] > 1.1
     found_map = pages.service.results.worker_map("stage")
-    assert host_words(report, found_map) == "No host to drain: the diagnosis names no host and no worker."
+    assert host_words(as_report(report), found_map) == "No host to drain: the diagnosis names no host and no worker."
 
 
 def test_green_means_that_no_cause_costs_time(pages: Pages, reports: dict[str, dict[str, Any]]) -> None:
@@ -126,7 +132,7 @@ def test_green_means_that_no_cause_costs_time(pages: Pages, reports: dict[str, d
         ("small-late", Tone.UNSURE, "minor, {lost:.0%} lost"),
         ("untrusted", Tone.UNSURE, "no verdict, slowdown {slowdown:.3f}"),
     ):
-        verdict = headline(reports[name])
+        verdict = headline(as_report(reports[name]))
         lost, slowdown = reports[name]["verdict"]["share"], reports[name]["slowdown"]
         first, trust = found(pages.page("/workers", job=name), "Span", "badge")
         classes = {Tone.GOOD: "fine", Tone.BAD: "slow", Tone.UNSURE: "unsure"}
@@ -144,10 +150,10 @@ def test_time_lost_without_a_straggler_is_in_the_headline_with_its_size(
     report = reports[name]
     assert not report["straggling"]
     cause = report["causes"][0]
-    said = headline(report).sentence
+    said = headline(as_report(report)).sentence
     assert "data comes" in said
     assert f"{cause['saved_s'] * 1e3:.1f} ms" in said
-    assert first_action(report) == (report["answer"]["action"], report["answer"]["saves"])
+    assert first_action(as_report(report)) == (report["answer"]["action"], report["answer"]["saves"])
 
 
 @pytest.mark.parametrize(("name", "advised"), [("late", True), ("worker", False)])
@@ -155,21 +161,21 @@ def test_a_job_that_is_not_trustworthy_gets_advice_only_about_its_launch_delays(
     reports: dict[str, dict[str, Any]], name: str, advised: bool
 ) -> None:
     """Late data is why the replay falls short of the recording; a slow worker is a figure of that replay."""
-    report = reports[name] | {"trust": {"trustworthy": False, "reasons": ["launch delays add 25%"]}}
-    assert (first_action(report) is not None) == advised
-    assert headline(report).sentence.endswith("is not to be trusted.")
-    assert headline(report).badge.startswith("no verdict") != advised
+    report = reports[name] | {
+        "trust": reports[name]["trust"] | {"trustworthy": False, "reasons": ["launch delays add 25%"]}
+    }
+    assert (first_action(as_report(report)) is not None) == advised
+    assert headline(as_report(report)).sentence.endswith("is not to be trusted.")
+    assert headline(as_report(report)).badge.startswith("no verdict") != advised
 
 
 def test_a_healthy_job_whose_trace_is_at_fault_gets_no_green(reports: dict[str, dict[str, Any]]) -> None:
     """No account says that the clock costs time, but something is to be done about it."""
     healthy = reports["healthy"]
     clock = healthy["causes"][0] | {"kind": "clock-error", "title": "Clock is off", "suggested_fix": "chrony"}
-    assert headline(healthy).tone is Tone.GOOD
-    doubtful = headline(
-        healthy
-        | {"causes": [clock, *healthy["causes"]], "answer": healthy["answer"] | {"places": ["rank 1", "all ranks"]}}
-    )
+    assert headline(as_report(healthy)).tone is Tone.GOOD
+    answer = healthy["answer"] | {"places": ["rank 1", "all ranks"]}
+    doubtful = headline(as_report(healthy | {"causes": [clock, *healthy["causes"]], "answer": answer}))
     assert doubtful.tone is Tone.UNSURE
     assert doubtful.sentence.endswith("The trace may mislead: Clock is off, rank 1 (99% sure).")
 

@@ -138,12 +138,14 @@ def test_a_job_faster_than_its_ideal_loses_nothing_anywhere(tmp_path: Path) -> N
     found_out = PipelineJob(trace).lean().analysed(ReportOptions())
     faster = structs.replace(found_out.attribution, ideal=found_out.attribution.original * 1.25)
     kind, nothing = LossKind.CONTRADICTION, np.zeros(len(faster.steps))
-    parts = found_out.verdict.parts
+    parts = found_out.diagnosis.verdict.parts
     verdict = Verdict(kind, str(kind), 0.0, 0.0, 0.0, nothing, 0.0, 0.0, "S = 0.80 cannot be", None, (), parts)
     diagnosis = structs.replace(found_out.diagnosis, verdict=verdict)
-    odd = structs.replace(found_out, attribution=faster, diagnosis=diagnosis).analysis().report
+    analysis = structs.replace(found_out, attribution=faster, diagnosis=diagnosis).analysis()
+    odd, lanes = analysis.report, analysis.lanes
+    assert lanes is not None
     store = Store(tmp_path / "jobs.duckdb")
-    store.add([Incoming(trace, "odd", "x", Findings(odd))])
+    store.add([Incoming(trace, "odd", "x", Findings(odd, lanes.worker_slowdowns()))])
     pages = Pages(store.path)
     assert odd.to_dict()["wasted_gpu_hours_per_day"] == 0
     row, figures = fleet_row(pages, "odd"), metrics(store.path, "odd")

@@ -250,11 +250,11 @@ def test_one_step_that_begins_early(tmp_path):
 def test_members_of_collectives_that_were_not_recorded(tmp_path):
     lost = pl.col("step").is_in([2, 4]) & (pl.col("rank") == 1) & (pl.col("kind") == "grads-reduce-scatter")
     path = write_canonical(tmp_path / "job.parquet", slow_trace(range(6)).ops.filter(~lost))
-    expected = load(path).report
-    assert [gap.steps for gap in expected.attribution.gaps] == [(2, 4)]
-    assert expected.attribution.slowdown_as_recorded is not None
+    job = load(path)
+    assert [gap.steps for gap in job.attribution.gaps] == [(2, 4)]
+    assert job.attribution.slowdown_as_recorded is not None
     for size in (1, 200):
-        assert in_batches(path, batch_ops=size).to_json() == expected.to_json()
+        assert in_batches(path, batch_ops=size).to_json() == job.report.to_json()
 
 
 def test_a_clock_that_drifts(tmp_path):
@@ -271,7 +271,7 @@ def test_a_lane_without_a_stage_is_left_out_alike(tmp_path):
     lost = (pl.col("step") == 3) & (pl.col("dp_rank") == 1) & (pl.col("pp_rank") == 1)
     path = write_canonical(tmp_path / "job.parquet", slow_trace(range(6)).ops.filter(~lost))
     expected = load(path).report
-    assert expected.dropped_lanes == ((3, 1),)
+    assert expected.to_dict()["coverage"]["dropped"] == [{"step": 3, "dp_rank": 1}]
     assert in_batches(path, batch_ops=1).to_json() == expected.to_json()
 
 
@@ -336,7 +336,7 @@ def test_steps_that_lack_a_dp_rank_are_left_out_alike(tmp_path):
     ops = slow_trace(range(6)).ops.filter((pl.col("step") != 1) | (pl.col("dp_rank") == 0))
     path = write_canonical(tmp_path / "job.parquet", ops)
     expected = load(path).report
-    assert expected.left_out_steps == (1,)
+    assert expected.to_dict()["coverage"]["left_out_steps"] == [1]
     assert in_batches(path, batch_ops=1).to_json() == expected.to_json()
     lacks_most = (pl.col("step") == 4) | (pl.col("dp_rank") == 0)
     with pytest.raises(SelectionError, match="DP ranks are missing from some steps"):
@@ -347,5 +347,5 @@ def test_steps_whose_recording_was_cut_are_left_out_alike(tmp_path):
     cut = (pl.col("step") == 5) & (pl.col("kind") == "backward-compute") & (pl.col("seq") == 1)
     path = write_canonical(tmp_path / "job.parquet", slow_trace(range(6)).ops.filter(~cut))
     expected = load(path).report
-    assert expected.left_out_steps == (5,)
+    assert expected.to_dict()["coverage"]["left_out_steps"] == [5]
     assert in_batches(path, batch_ops=1).to_json() == expected.to_json()

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from tracekit.base.errors import TracekitError
+from tracekit.job.analysis import ReportOptions
 from tracekit.job.pipeline import PipelineJob
 from tracekit.report.findings import Findings
 from tracekit.show.terminal.info import print_trace
@@ -31,7 +32,8 @@ def analyse(job: PipelineJob, **asked: Any) -> None:
     """Everything the commands do with a job; fails where a number is none or the step takes no time."""
     console = Console(file=io.StringIO(), width=100)
     print_trace(job.trace, console)
-    report = job.whatif(**asked)
+    analysis = job.analyse(ReportOptions(**asked))
+    report = analysis.report
     content = json.loads(report.to_json())
     assert content["slowdown"] > 0
     assert all(seconds > 0 for seconds in content["step_time_s"].values())
@@ -41,6 +43,8 @@ def analyse(job: PipelineJob, **asked: Any) -> None:
         assert found.get("withheld") or math.isfinite(found["saved_s"])
     assert not math.isnan(content["trust"]["replay_error"])
     print_report(report, console)
-    kept = Findings(report)
-    kept.figures()
-    kept.workers.rows({})
+    assert analysis.lanes is not None
+    findings = Findings(report, analysis.lanes.worker_slowdowns())
+    findings.figures()
+    assert findings.workers is not None
+    findings.workers.rows({})

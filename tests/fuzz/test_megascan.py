@@ -13,13 +13,37 @@ from hypothesis import strategies as st
 import tracekit
 from tests.collectors.importers.test_megascan import aggregated, folder
 from tests.fuzz.doors import analyse, ends_well
-from tests.fuzz.test_files import DAMAGE, EDITS, _edit, damaged
+from tests.fuzz.test_files import DAMAGE, damaged
 from tests.properties import examples
 
+ODD = st.sampled_from(
+    [None, -1, 0, 1e308, 10**30, "x", [], {}, True, 0.5, "forward-send", 2**31, float("nan"), float("inf")]
+)
+#: Where in the JSON of a trace something is put: the way there, each key taken modulo what there is.
+EDITS = st.lists(
+    st.tuples(st.lists(st.integers(0, 400), min_size=1, max_size=5), ODD | st.just("remove")), min_size=1, max_size=3
+)
 STRATEGIES: dict[str, tuple[st.SearchStrategy[Any], ...]] = {
     "test_edited_records_end_in_a_report_or_one_error": (EDITS, st.booleans()),
     "test_damaged_files_end_in_a_report_or_one_error": (DAMAGE, st.booleans()),
 }
+
+
+def _edit(content: Any, way: list[int], value: Any) -> None:
+    """Put `value` at the end of the `way` through lists and objects, or take out what is there."""
+    *before, last = way
+    for number in before:
+        inner = list(content.values()) if isinstance(content, dict) else content
+        if not isinstance(inner, list) or not inner or not isinstance(inner[number % len(inner)], dict | list):
+            break
+        content = inner[number % len(inner)]
+    if not content:
+        return
+    key = list(content)[last % len(content)] if isinstance(content, dict) else last % len(content)
+    if value == "remove":
+        del content[key]
+    else:
+        content[key] = value
 
 
 @examples(25)

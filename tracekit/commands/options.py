@@ -121,8 +121,12 @@ class JobArguments(Struct, frozen=True):
         self._check()
         if self.traces:
             from tracekit.sources.search import only_job
+            from tracekit.sources.wrong import wrong_source
 
             path = only_job(self.traces[0])
+            look = Look(path)
+            if not look.exists and (missing := wrong_source(look, Content.TRACE)) is not None:
+                raise missing
             with hushed_panics():
                 return use(path) if len(self.traces) == 1 and _is_pipeline(path, self.layout) else None
         from tracekit.trace.model import TraceKind

@@ -133,7 +133,7 @@ def _logs_in(source: Path) -> list[str]:
     from tracekit.collectors.importers.rl.reader import looks_like_rl
 
     look = Look(source)
-    if looks_like_rl(look):
+    if not look.is_folder or looks_like_rl(look):
         return []
     return [str(file.path) for file in look.files() if looks_like_rl(file)]
 

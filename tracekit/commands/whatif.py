@@ -20,15 +20,15 @@ from tracekit.base.stderr import progress, say
 from tracekit.base.text import printable, short
 from tracekit.commands.arguments import Condition, parse_layers, parse_steps
 from tracekit.commands.options import OUT, PATH, JobArguments, Price, console, executor_of, job_source
-from tracekit.job.analysis import Analysis, ReportOptions
-from tracekit.report.report import Report, read_report, write_tables
 from tracekit.trace.model import TraceKind
 
 if TYPE_CHECKING:
     from tracekit.analysis.experts.expert_loads import RebalancePlan
     from tracekit.analysis.experts.loads import Loads
+    from tracekit.job.analysis import Analysis, ReportOptions
     from tracekit.job.lanes import Lanes
     from tracekit.report.experts import Experts
+    from tracekit.report.report import Report
 
 #: The FILE that stands for stdout.
 STDOUT = Path("-")
@@ -134,6 +134,9 @@ def whatif_command(
     cause costs of the step, with a number: "slowdown>1.1", "bad-worker>5%". A SCHEDULE may state the share of the
     weight gradients in the whole backward: "zb-h1,weight=0.4".
     """
+    from tracekit.job.analysis import ReportOptions
+    from tracekit.report.report import read_report, write_tables
+
     condition = None if fail_on is None else Condition(fail_on)
     memory.reuse_large_arrays()
     if as_json and markdown == STDOUT:

@@ -239,9 +239,10 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         return Table("Critical path", ("On the critical path", of_whole(self.evidence.whole), "share"), rows)
 
     def _trust(self) -> dict[str, Any]:
-        kept, left = self.evidence.kept, self.evidence.unexplained
+        kept = self.evidence.kept
         if kept is None:
             return {"notes": []}
+        left = self.evidence.unexplained
         trust = {
             "notes": list(kept.notes),
             "start_gap_p99_s": {"communication": left.communication_gap_s, "compute": left.compute_gap_s},

@@ -21,7 +21,7 @@ def source_of(look: Look) -> Source | None:
 
 def with_content(wanted: Content, look: Look) -> Source | None:
     """The first source that a path is, of those that hold what is wanted."""
-    return next((entry for entry in _entries(look) if entry.content is wanted and entry.sniff(look)), None)
+    return next((entry for entry in _entries(look, wanted) if entry.content is wanted and entry.sniff(look)), None)
 
 
 def is_a(content: Content, path: Path) -> bool:
@@ -29,13 +29,15 @@ def is_a(content: Content, path: Path) -> bool:
     return with_content(content, Look(path)) is not None
 
 
-def _entries(look: Look) -> Iterator[Source]:
-    """The entries to try; plug-ins are looked for only if those before them do not recognise the path."""
+def _entries(look: Look, wanted: Content = Content.TRACE) -> Iterator[Source]:
+    """The entries to try; plug-ins, which read traces only, are looked for only if those before them do not recognise
+    the path.
+    """
     if object_url(look.path) is not None:
         yield from (entry for entry in FIRST if entry.content is Content.STORE)
         return
     yield from FIRST
-    if look.is_file or look.is_folder:
+    if wanted is Content.TRACE and (look.is_file or look.is_folder):
         from tracekit.sources.plug_in import plugged_in
 
         yield from plugged_in()

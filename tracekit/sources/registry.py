@@ -25,7 +25,7 @@ PARQUET = ".parquet"
 OTHER_ENDINGS = (".json", ".json.gz", ".sqlite", ".log", ".txt", ".jsonl")
 _PARQUET_BYTES = b"PAR1"
 _IMPORTERS = "tracekit.collectors.importers"
-_COLLECTORS_PAGE = "collecting.md"
+_COLLECTORS_PAGE, _FORMATS_PAGE = "collecting.md", "traces.md"
 
 
 def _trace(title: str) -> Callable[[Look, Content], str]:
@@ -81,8 +81,6 @@ def _is_store(look: Look) -> bool:
 
 def _is_post_training(look: Look) -> bool:
     """A log of post-training; a folder whose files are all records of tracekit.rl."""
-    if look.is_file and b"\0" in look.head:  # avoids importing the reader
-        return False
     files = list(look.files(OTHER_ENDINGS))
     if look.is_folder and (not files or any(entry.name.endswith(PARQUET) for entry in look.entries)):
         return False
@@ -182,7 +180,7 @@ FIRST: tuple[Source, ...] = (
         read=read_ops,
         sentence=_trace("a trace"),
         description="Parquet of a job of any shape, one row per op with what it waits for",
-        page="op-trace.md",
+        page="traces.md#op-traces-a-job-of-any-shape",
         kinds=(facts.OP_TRACE,),
     ),
     _format(
@@ -225,21 +223,21 @@ FIRST: tuple[Source, ...] = (
         sniff.is_megascan,
         "megascan.read_ranks",
         "folder of MegaScan (benchmark-data-*-pipeline-*-tensor-*.json)",
-        f"{_COLLECTORS_PAGE}#megascan",
+        f"{_FORMATS_PAGE}#megascan",
     ),
     _format(
         "megascan-chrome",
         sniff.is_megascan_chrome,
         "megascan.read_aggregated",
         "Chrome trace aggregated by MegaScan (benchmark.json)",
-        f"{_COLLECTORS_PAGE}#megascan",
+        f"{_FORMATS_PAGE}#megascan",
     ),
     _format(
         "nccl-inspector",
         sniff.is_inspector,
         "nccl_inspector.read_inspector",
         "JSON lines of the NCCL Inspector (<host>-pid<pid>.log, or their folder)",
-        f"{_COLLECTORS_PAGE}#nccl-inspector",
+        f"{_FORMATS_PAGE}#nccl-inspector",
         (facts.INSPECTOR,),
     ),
 )

@@ -75,7 +75,7 @@ def is_record_of_rl(look: Look) -> bool:
 
 
 def _formats_at(look: Look) -> set[Format]:
-    if not look.head or b"\0" in look.head:
+    if not look.head:
         return set()
     try:
         return _formats(str(look.path), look.beginning(_LOOKED_AT))

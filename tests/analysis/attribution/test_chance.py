@@ -40,7 +40,7 @@ def somebody_is_slow(longer: float, noise: float = 0.0, constant: float = 0.0) -
                 for factor in factors
             ]
         )
-    return PipelineJob(of_steps(steps)).whatif().verdict
+    return PipelineJob(of_steps(steps)).analysis.diagnosis.verdict
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.005])
@@ -66,7 +66,7 @@ def test_a_small_cause_does_not_hide_what_nothing_explains():
 @pytest.mark.parametrize("layout", [Layout(dp=8, pp=2), Layout(dp=2, pp=4), Layout(dp=8, pp=1)], ids=str)
 def test_the_noise_of_a_healthy_job_explains_its_slowdown(layout, noise):
     trace = synthesize(SynthSpec(layout, microbatches=6, steps=20, noise=noise, seed=1))
-    verdict = PipelineJob(trace).whatif().verdict
+    verdict = PipelineJob(trace).analysis.diagnosis.verdict
     assert verdict.kind is LossKind.BALANCED
     assert not verdict.parts.to_tell
     assert verdict.parts.noise_s == pytest.approx(verdict.parts.lost_s, abs=max(verdict.parts.error_s, 0.002))
@@ -108,8 +108,8 @@ def test_an_op_trace_tells_it_too(longer, said, tmp_path):
     trace = OpTrace(ops, "in turn", rules=("streams",))
     trace.write_parquet(tmp_path / "ops.parquet")
     assert said in " ".join(run("whatif", tmp_path / "ops.parquet").out.split())
-    report = GraphJob(trace).whatif()
-    parts = report.verdict.parts
+    analysis = GraphJob(trace).analysis
+    report, parts = analysis.report, analysis.diagnosis.verdict.parts
     assert parts.unexplained_s == pytest.approx(0.875 * longer, rel=0.01)
     lost = f"stragglers cost {0.875 * longer / (1 + longer):.0%}"
     assert (lost in report.answer.headline) == parts.to_tell

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec import UNSET
+
 from tests.kineto_files import GEMM, all_reduce, document, event, kernel, launch, write
 from tracekit.job.graph import RecordingJob
-from tracekit.report.finding import Finding
+from tracekit.report.conclusions import Finding
 from tracekit.report.report import Report
 from tracekit.sources.load import load
 
@@ -22,8 +24,9 @@ def loaded(folder: Path) -> RecordingJob:
 
 def said(report: Report) -> tuple[str, ...]:
     """Notes on a recording, and why it is not trusted."""
-    assert report.recorded is not None
-    return (*report.recorded.summary.notes, *report.trust.reasons)
+    assert report.job.source == "recording"
+    assert report.trust.notes is not UNSET
+    return (*report.trust.notes, *report.trust.reasons)
 
 
 def on_a_rank(report: Report) -> tuple[Finding, ...]:

@@ -12,7 +12,6 @@ from hypothesis import given
 import tracekit
 from tests.analysis.op_graphs import frames
 from tests.properties import examples
-from tracekit.analysis.evidence.culprit import culprit_of
 from tracekit.analysis.gpu.behind import saved_by_rank
 from tracekit.analysis.gpu.pace import PaceOfPeers
 from tracekit.analysis.graph.fold import fold
@@ -95,11 +94,11 @@ def test_chance_makes_nobody_slow_but_a_slow_rank_shows_through_it(ranks: int) -
     """Noise of 10 %: of eight healthy jobs none is named; a rank that takes a third longer is."""
     for seed in range(8):
         took = 1 + 0.1 * np.random.default_rng(seed).standard_normal((1 + seed, 6, ranks))
-        assert culprit_of(report_of(ops_of(took)).evidence) is None
+        assert report_of(ops_of(took)).verdict.culprit is None
     before_s = (took.max(axis=2) + 1).sum(axis=1).mean()
     took[:, :, 3] *= 4 / 3
     lost_s = (took.max(axis=2) + 1).sum(axis=1).mean() - before_s
-    culprit = culprit_of(report_of(ops_of(took)).evidence)
+    culprit = report_of(ops_of(took)).verdict.culprit
     assert culprit is not None
     assert culprit.rank == 3
     assert culprit.saved_s == pytest.approx(lost_s, rel=0.1)

@@ -150,8 +150,8 @@ def test_a_dialect_changes_nothing(tmp_path, recorded, rewrite):
         rewrite(document, rank)
         write(tmp_path / f"rank{rank}_trace.json", document)
     report = loaded(tmp_path).whatif()
-    assert report.recorded is not None
-    assert (report.recorded.matches.matched, report.recorded.matches.unmatched) == (9, 0)
+    assert report.collectives
+    assert (report.collectives.matched, report.collectives.unmatched) == (9, 0)
     assert report.trust.replay_error == pytest.approx(0, abs=1e-6)
     leading = on_a_rank(report)[0]
     assert (leading.kind, leading.where.ranks) == ("slow-host-code", (2,))

@@ -10,7 +10,6 @@ import pytest
 from judges.kinetosim import Job, Trouble
 from tests.analysis.gpu.jobs import load_ranks, loaded, on_a_rank, said, waiting_events, waiting_job
 from tests.kineto_files import GEMM, all_reduce, event, kernel, launch
-from tracekit.analysis.evidence.culprit import culprit_of
 from tracekit.analysis.gpu.behind import saved_by_rank
 
 US = 1e-6
@@ -141,7 +140,7 @@ def test_a_rank_that_is_late_in_all_steps_is_named_with_price_and_cause(tmp_path
 @pytest.mark.parametrize("late_us", [(0, 200, 0), (300, -150, 200), (100, -60, 250)])
 def test_of_two_ranks_one_that_is_late_in_some_steps_only_is_not_named(tmp_path, late_us):
     """Between two ranks and few steps such differences are chance, whatever the last step costs."""
-    assert culprit_of(report_of(tmp_path, {0: (0, 0, 0), 1: late_us}).evidence) is None
+    assert report_of(tmp_path, {0: (0, 0, 0), 1: late_us}).verdict.culprit is None
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])
@@ -149,7 +148,7 @@ def test_one_bad_step_is_enough_only_where_others_show_that_it_is_none_of_theirs
     """A pause of 2 ms in one of three steps: of two ranks, nobody says that it is unusual."""
     job = Job(ranks=ranks, layers=6, bucket=3, host_us=30.0, seed=3, troubles=(Trouble(1, pause_us=2000, only_step=1),))
     job.run().write(tmp_path)
-    culprit = culprit_of(loaded(tmp_path).whatif().evidence)
+    culprit = loaded(tmp_path).whatif().verdict.culprit
     assert (culprit and culprit.rank) == (None if ranks == 2 else 1)
 
 
@@ -237,7 +236,7 @@ def test_ranks_that_run_cuda_graphs_are_compared_and_priced(tmp_path, trouble, k
 @pytest.mark.parametrize("host_us", [12.0, 30.0])
 def test_a_healthy_job_names_nobody(tmp_path, ranks, host_us):
     Job(ranks=ranks, layers=6, bucket=3, host_us=host_us, late_us=800.0, seed=5).run().write(tmp_path)
-    assert culprit_of(loaded(tmp_path).whatif().evidence) is None
+    assert loaded(tmp_path).whatif().verdict.culprit is None
 
 
 def test_exposed_communication_is_priced_and_blamed_on_nobody(tmp_path):
@@ -287,7 +286,7 @@ def test_a_rank_that_comes_late_into_the_recording_is_named_and_nothing_else_is_
 @pytest.mark.parametrize(("ranks", "late_us"), [(2, 900.0), (4, 100.0)])
 def test_of_two_ranks_or_by_little_coming_late_names_nobody(tmp_path, ranks, late_us):
     """Nobody says that it is unusual; 100 us are less than a twentieth of the recording."""
-    assert culprit_of(late_into_the_recording(tmp_path, ranks, late_us).evidence) is None
+    assert late_into_the_recording(tmp_path, ranks, late_us).verdict.culprit is None
 
 
 def test_a_file_that_is_cut_off_makes_nobody_slow(tmp_path):
@@ -307,7 +306,7 @@ def test_steps_that_only_one_rank_recorded_make_nobody_slow(tmp_path):
     end = max(event["ts"] for event in short.run().events[1])
     document.events[1][:] = [event for event in document.events[1] if event["ts"] + event["dur"] <= end]
     document.write(tmp_path)
-    assert culprit_of(loaded(tmp_path).whatif().evidence) is None
+    assert loaded(tmp_path).whatif().verdict.culprit is None
 
 
 def test_ranks_without_a_collective_in_common_are_not_trusted(tmp_path):

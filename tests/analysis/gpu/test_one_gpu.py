@@ -688,7 +688,7 @@ def test_operators_are_selected_by_the_name_that_findings_give_them(tmp_path: Pa
     events = [event("cpu_op", "aten::linear", 0, 2), *steps(5)]
     events += [event("cpu_op", "aten::linear", one["ts"], 19) for one in events if one["name"] == "aten::mm"]
     folder = recording_in(tmp_path, events)
-    (asked,) = load(folder).whatif(fix=["operator=aten::mm and stream=~^stream * 0.5"]).questions_asked
+    (asked,) = load(folder).whatif(fix=["operator=aten::mm and stream=~^stream * 0.5"]).questions
     assert (asked.ops, asked.saved_s) == (50, pytest.approx(50 * 200e-6, rel=0.02))
     ran = run("whatif", folder, "--fix", "operator=aten::nn")
     assert ran.code == 2

@@ -211,5 +211,5 @@ def test_logs_without_a_usable_collective_are_one_error(tmp_path):
 def test_other_logs_are_not_taken_for_it(tmp_path):
     """Nor a folder of them."""
     (tmp_path / "train.log").write_text('{"loss": 1.5}\n')
-    with pytest.raises(FormatError, match="not a readable Parquet file"):
+    with pytest.raises(FormatError, match="a text file, not a trace"):
         read_any(tmp_path / "train.log")

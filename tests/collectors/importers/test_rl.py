@@ -76,7 +76,7 @@ def test_from_a_step_that_is_logged_again_only_the_last_attempt_counts(tmp_path:
     assert log.restarts == (3, 2)
     job = RlJob.read([tmp_path / "log"])
     assert job.report.rl.restarts == [3, 2]
-    remarks = dict(job.report.remarks_of_source())
+    remarks = {remark.name: remark.words for remark in job.report.remarks}
     assert remarks["Restart"] == "steps 2-3 logged again: from there on, the last attempt counts"
     once = phases_of(tmp_path / "once", text(1, 1, 1, 2) + text(2, 3))
     assert (once.restarts, trace_of(once, "once").metadata.keys()) == ((), {"post_training"})
@@ -111,7 +111,8 @@ def test_openrlhf_without_some_of_its_timers_overlaps_only_if_those_left_exceed_
         assert phases_of(tmp_path / "log", f"Global step 7: {timing}\n").step_time is expected
         report = RlJob.read([tmp_path / "log"]).report
         assert report.rl.unaccounted_s == unaccounted_s
-        assert ("phases overlap" in dict(report.remarks_of_source())["Step"]) is said
+        remarks = {remark.name: remark.words for remark in report.remarks}
+        assert ("phases overlap" in remarks["Step"]) is said
 
 
 def test_slime_reports_a_step_in_two_records_and_waits_for_its_rollout(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from tests.analysis.rl.logs import write
 from tests.cases import case
 from tests.dashboards.page_text import Pages, lines, sent
 from tests.handmade import slow_trace
+from tests.reports import report_with
 from tests.test_gpu_traces import SAMPLE
 from tests.test_op_trace import DP, OPS
 from tracekit.base.text import seconds
@@ -183,11 +184,11 @@ def test_a_job_without_a_report_that_can_be_shown_says_how_to_get_one(pages: Pag
 def test_a_fix_that_is_not_promised_alone_says_so_in_the_chart(pages: Pages) -> None:
     parts = [{"title": title, "marginal_saved_s": saved_s} for title, saved_s in (("sure", 2.0), ("unsure", 1.0))]
     fixes = [
-        {"kind": "combination", "title": "both", "withheld": None, "details": {"sequence": parts}},
-        {"kind": "a", "title": "sure", "withheld": None},
+        {"kind": "combination", "title": "both", "details": {"sequence": parts}},
+        {"kind": "a", "title": "sure"},
         {"kind": "b", "title": "unsure", "withheld": "the saving is below its error"},
     ]
-    report = {"fixes": fixes, "step_time_s": {"recorded": 10.0}}
+    report = report_with(fixes=fixes, step_time_s={"recorded": 10.0})
     from tracekit.dashboards.pages.job_parts import fix_levels  # pages need an app
 
     with pages._server.test_request_context("/job"):

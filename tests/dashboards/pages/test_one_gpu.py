@@ -21,6 +21,7 @@ from tests.dashboards.pages.test_timeline import painted, unpacked
 from tests.dashboards.tabs import HEIGHT
 from tests.kineto_files import GEMM, document, event, kernel, launch, write
 from tests.test_gpu_traces import SAMPLE
+from tracekit.analysis.gpu.gpu_times import MemoryPoint, MemoryTimes
 from tracekit.base.text import code_name, cost
 from tracekit.dashboards.data.replays import Answer
 from tracekit.dashboards.data.whatif_query import QueryAction, WhatifQuery
@@ -113,7 +114,7 @@ def test_idle_time_is_told_by_reason_in_words_with_the_longest_names(pages: Page
 
 
 def test_memory_over_time_is_drawn_where_it_was_recorded() -> None:
-    memory = {"peak_bytes": 2_500_000_000, "reserved_bytes": 3_000_000_000, "points": [{"seconds": 0.1, "bytes": 25e8}]}
+    memory = MemoryTimes(2_500_000_000, 3_000_000_000, (MemoryPoint(0.1, 2_500_000_000),))
     (line,) = memory_over_time(memory, LIGHT).data
     assert (list(line.x), list(line.y)) == ([0.1], [2.5])
 

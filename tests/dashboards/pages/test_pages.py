@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from dash.development.base_component import Component
 from msgspec import structs
@@ -20,6 +21,7 @@ from tests.dashboards.watched import write_watched
 from tests.handmade import run, slow_trace
 from tracekit.base.text import cost
 from tracekit.job.pipeline import PipelineJob
+from tracekit.report.report import Report
 from tracekit.store import Incoming, Store
 
 Visit = Callable[..., Page]
@@ -134,13 +136,13 @@ def doubtful(tmp_path: Path, show: Serve) -> Serving:
     store = Store(tmp_path / "s.duckdb")
     trace = slow_trace((0,))
     found = PipelineJob(trace).stored()
-    report = json.loads(found.report)
+    report = found.report.to_dict()
     report["trust"]["trustworthy"] = False
     report["causes"] = [{**report["causes"][0], "kind": kind} for kind in ("slow-worker", "python-gc", "late-data")]
     store.add(
         [
             Incoming(trace, "good", "x", found),
-            Incoming(trace, "doubtful", "x", structs.replace(found, report=json.dumps(report))),
+            Incoming(trace, "doubtful", "x", structs.replace(found, report=msgspec.convert(report, Report))),
         ]
     )
     return show(store.path)

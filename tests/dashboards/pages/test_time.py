@@ -132,7 +132,7 @@ def test_losses_and_events_are_those_of_the_windows(store: Path) -> None:
     life = read_life(Results(store), "live", *EVER)
     assert life is not None
     reports = [Results(store).of_window("live", number).stored("live").report for number in (1, 2)]
-    costs = [report["answer"]["accounts"][0]["cost_s"] for report in reports if report is not None]
+    costs = [report.answer.accounts[0].cost_s for report in reports if report is not None]
     assert [(row["start_s"] - BEGIN, row["kind"]) for row in life.losses.to_dicts()] == [
         (HOUR, "bad-worker"),
         (2 * HOUR, "bad-worker"),

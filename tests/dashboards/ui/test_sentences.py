@@ -5,25 +5,35 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from tests.figures.test_worker_map import small
+from tests.reports import report_with
 from tracekit.dashboards.ui.sentences import (
     believed,
     space_words,
     time_words,
 )
+from tracekit.report.conclusions import SpacePattern, TimePattern
+from tracekit.report.rows import OfStep
 
-ROWS = [{"step": step, "slowdown": slowdown} for step, slowdown in ((1, 1.0), (2, 1.1), (5, 1.4), (6, 1.5))]
+
+def of_step(step: int, slowdown: float) -> OfStep:
+    return OfStep(step, slowdown, recorded_s=1.0, original_s=1.0, ideal_s=1.0, lost_s=None)
 
 
-def space(shape: str, *workers: tuple[int, int], host: str | None = None) -> dict[str, Any]:
+ROWS = [of_step(step, slowdown) for step, slowdown in ((1, 1.0), (2, 1.1), (5, 1.4), (6, 1.5))]
+
+
+def space(shape: str, *workers: tuple[int, int], host: str | None = None) -> SpacePattern:
     named = [{"dp_rank": dp_rank, "pp_rank": stage} for dp_rank, stage in workers]
-    return {"shape": shape, "workers": named, "host": host, "stays": 0.75}
+    return msgspec.convert({"shape": shape, "workers": named, "host": host, "stays": 0.75}, SpacePattern)
 
 
-def over_time(shape: str, **more: Any) -> dict[str, Any]:
-    return {"shape": shape, "since_step": None, "period": None, "slow_steps": []} | more
+def over_time(shape: str, **more: Any) -> TimePattern:
+    empty: dict[str, Any] = {"statistic": None, "needed": 0.0, "since_step": None, "period": None, "slow_steps": []}
+    return msgspec.convert({"shape": shape} | empty | more, TimePattern)
 
 
 def test_each_shape_on_the_map_has_its_sentence() -> None:
@@ -89,13 +99,13 @@ def test_the_only_host_of_a_job_is_no_place_to_point_at() -> None:
 
 
 def test_a_report_that_is_not_trustworthy_says_so_first() -> None:
-    assert believed({"trust": {"trustworthy": True}}, "One worker.") == "One worker."
-    assert believed({"trust": {"trustworthy": False}}, "One worker.") == "Not trustworthy: One worker."
+    assert believed(report_with(trust={"trustworthy": True}), "One worker.") == "One worker."
+    assert believed(report_with(trust={"trustworthy": False}), "One worker.") == "Not trustworthy: One worker."
 
 
 def test_long_lists_are_cut_and_counted() -> None:
-    steps = [{"step": step, "slowdown": 1.0} for step in range(9)]
-    every = time_words({"shape": "transient", "slow_steps": range(9)}, steps)
+    steps = [of_step(step, 1.0) for step in range(9)]
+    every = time_words(over_time("transient", slow_steps=list(range(9))), steps)
     assert every.startswith("Single slow steps: 0, 1, 2, 3, 4, 5 and 3 more.")
-    few = time_words({"shape": "transient", "slow_steps": (0, 1)}, steps)
+    few = time_words(over_time("transient", slow_steps=[0, 1]), steps)
     assert few.startswith("Single slow steps: 0, 1.")
