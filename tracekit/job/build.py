@@ -1,6 +1,6 @@
 """A report, built once from a diagnosis and from what its source adds.
 
-In: a `Diagnosis`, and a `Source`: the figures, remarks, tables and keys that only such a job has. Out: a `Report`.
+In: a `Diagnosis`, and `SourceFigures`: figures, remarks, tables and keys that only such a job has. Out: a `Report`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tracekit.trace.facts import Fact
 from tracekit.trace.step_values import StepValues
 
 
-class Source(Struct, frozen=True, kw_only=True, eq=False):
+class SourceFigures(Struct, frozen=True, kw_only=True, eq=False):
     """What the source of a job adds to its report.
 
     `mean`: the mean step; `slowdown`: S; `daily`: whether enough was recorded to say what a day costs. `overview`: the
@@ -56,7 +56,7 @@ class Source(Struct, frozen=True, kw_only=True, eq=False):
 
 
 def build(
-    source: Source, diagnosis: Diagnosis, questions: Sequence[Question] = (), labels: Sequence[ByLabel] = ()
+    source: SourceFigures, diagnosis: Diagnosis, questions: Sequence[Question] = (), labels: Sequence[ByLabel] = ()
 ) -> Report:
     """Return the report. `labels`: every label that S was attributed to."""
     answer, lost = diagnosis.answer, waste(source.slowdown) if source.slowdown else math.nan
@@ -138,7 +138,7 @@ def _of_label(group: ByLabel) -> Iterator[OfLabel]:
         )
 
 
-def _by_step(source: Source, lost_s: Floats) -> list[OfStep]:
+def _by_step(source: SourceFigures, lost_s: Floats) -> list[OfStep]:
     times = source.times
     slowdown = times.original / np.where(times.ideal > 0, times.ideal, np.nan)
     columns = (times.steps, slowdown, times.recorded, times.original, times.ideal, lost_s)
@@ -147,7 +147,7 @@ def _by_step(source: Source, lost_s: Floats) -> list[OfStep]:
     return [replace(row, **{name: values.get(row.step) for name, values in logged}) for row in rows]
 
 
-def _remarks(source: Source, diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
+def _remarks(source: SourceFigures, diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
     """What else a reader must know."""
     yield from (("Missing", lack.sentence) for lack in diagnosis.lacks if lack.fact is Fact.COMPUTE)
     yield from source.remarks

@@ -24,7 +24,7 @@ from tracekit.analysis.gpu.recorded import Kept, Recorded
 from tracekit.base.text import counted, of_whole, printable, seconds, short
 from tracekit.job import experts
 from tracekit.job.analysis import Analysis, ReportOptions
-from tracekit.job.build import Source, build, slowdown_error
+from tracekit.job.build import SourceFigures, build, slowdown_error
 from tracekit.report.conclusions import CauseOfCulprit, RankToBlame
 from tracekit.report.diagnosis import Diagnosis
 from tracekit.report.experts import Experts, Overlap
@@ -105,12 +105,12 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         """What each value of a label costs; empty if the job was not attributed to it."""
         return next((group.shares for group in self.labels if group.labels == (label,)), ())
 
-    def _source(self) -> Source:
+    def _source(self) -> SourceFigures:
         evidence = self.evidence
         overlap = experts.overlap_of(evidence, self.asked)
         loads = experts.asked_experts(evidence, self.asked, self.diagnosis.causes)
         times = evidence.times
-        return Source(
+        return SourceFigures(
             job=self._outline(),
             times=self.times,
             mean=self.mean,

@@ -34,28 +34,34 @@ class Lanes(Struct, frozen=True, eq=False):
 
     def worker_slowdowns(self) -> WorkerSlowdowns:
         """Exact S of each worker in each step."""
-        found = self.attribution
+        attribution = self.attribution
         return WorkerSlowdowns(
-            steps=[int(step) for step in found.steps],
-            dp_ranks=[int(dp_rank) for dp_rank in found.dp_ranks],
-            slowdown=found.by_worker / found.ideal[:, None, None],
+            steps=[int(step) for step in attribution.steps],
+            dp_ranks=[int(dp_rank) for dp_rank in attribution.dp_ranks],
+            slowdown=attribution.by_worker / attribution.ideal[:, None, None],
         )
 
     def frames(self) -> dict[str, pl.DataFrame]:
         """S of each op kind, stage, DP rank and worker in each step, a long table each."""
-        found = self.attribution
+        attribution = self.attribution
         workers = {
-            "dp_rank": np.repeat(found.dp_ranks, found.stages),
-            "pp_rank": np.tile(np.arange(found.stages), len(found.dp_ranks)),
+            "dp_rank": np.repeat(attribution.dp_ranks, attribution.stages),
+            "pp_rank": np.tile(np.arange(attribution.stages), len(attribution.dp_ranks)),
         }
         times = {
-            "kind": np.stack(list(found.by_kind.values()), axis=1),
-            "pp_rank": found.by_stage,
-            "dp_rank": found.by_dp_rank,
+            "kind": np.stack(list(attribution.by_kind.values()), axis=1),
+            "pp_rank": attribution.by_stage,
+            "dp_rank": attribution.by_dp_rank,
         }
-        names = {"kind": list(found.by_kind), "pp_rank": range(found.stages), "dp_rank": found.dp_ranks}
+        names = {
+            "kind": list(attribution.by_kind),
+            "pp_rank": range(attribution.stages),
+            "dp_rank": attribution.dp_ranks,
+        }
         tables = {f"by_{name}_per_step": self._per_step({name: names[name]}, each) for name, each in times.items()}
-        return tables | {"by_worker_per_step": self._per_step(workers, found.by_worker.reshape(len(found.steps), -1))}
+        return tables | {
+            "by_worker_per_step": self._per_step(workers, attribution.by_worker.reshape(len(attribution.steps), -1))
+        }
 
     def write_parquet(self, path: str | os.PathLike[str]) -> None:
         """Write exact S of every worker in every step (step, dp_rank, pp_rank, slowdown).
@@ -67,8 +73,8 @@ class Lanes(Struct, frozen=True, eq=False):
 
     def _per_step(self, names: Mapping[str, Any], times: Any) -> pl.DataFrame:
         """A long table from step times [steps, sets]."""
-        found = self.attribution
-        columns: dict[str, Any] = {"step": np.repeat(found.steps, times.shape[1])}
-        columns |= {name: np.tile(np.asarray(values), len(found.steps)) for name, values in names.items()}
-        columns["slowdown"] = (times / found.ideal[:, None]).ravel()
+        attribution = self.attribution
+        columns: dict[str, Any] = {"step": np.repeat(attribution.steps, times.shape[1])}
+        columns |= {name: np.tile(np.asarray(values), len(attribution.steps)) for name, values in names.items()}
+        columns["slowdown"] = (times / attribution.ideal[:, None]).ravel()
         return pl.DataFrame(columns)

@@ -20,7 +20,7 @@ from tracekit.analysis.replay.method import Method
 from tracekit.job import experts
 from tracekit.job import pipeline_words as words
 from tracekit.job.analysis import Analysis, ReportOptions
-from tracekit.job.build import Source, build
+from tracekit.job.build import SourceFigures, build
 from tracekit.job.lanes import Lanes
 from tracekit.job.tables import rows_of_pipeline
 from tracekit.report.bubbles import Bubbles
@@ -86,12 +86,12 @@ class AnalysedPipeline(Struct, frozen=True, kw_only=True, eq=False):
         report = build(self._source(), self.diagnosis, self.questions, self.labels)
         return Analysis(report, self.diagnosis, Lanes(self.attribution, self.replay))
 
-    def _source(self) -> Source:
+    def _source(self) -> SourceFigures:
         found, bubbles = self.attribution, self._bubbles()
         loads = experts.asked_experts(self.exchanges, self.asked, self.diagnosis.causes)
         daily = all(lack.fact is not Fact.COMPUTE for lack in self.diagnosis.lacks)
         overview = _bubble_tables(bubbles)
-        return Source(
+        return SourceFigures(
             job=self._outline(),
             times=StepTimes(np.asarray(found.steps, np.int32), found.recorded, found.original, found.ideal),
             mean=Times(found.recorded_s, found.original_s, found.ideal_s, float(found.with_delays.mean())),

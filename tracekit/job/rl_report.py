@@ -16,7 +16,7 @@ from tracekit.analysis.rl.loop import WARM_UP
 from tracekit.analysis.rl.rl_run import CONTRADICTION
 from tracekit.base.text import counted, listed, percent, ranks_text, seconds, short, three_digits, with_error
 from tracekit.job.analysis import Analysis
-from tracekit.job.build import Source, build
+from tracekit.job.build import SourceFigures, build
 from tracekit.job.rl_picture import picture_of
 from tracekit.report.diagnosis import Diagnosis
 from tracekit.report.outline import Outline, Times
@@ -45,11 +45,11 @@ class AnalysedRun(Struct, frozen=True, eq=False):
         """The report."""
         return Analysis(build(self._source(), self.diagnosis, self.questions), self.diagnosis)
 
-    def _source(self) -> Source:
+    def _source(self) -> SourceFigures:
         evidence, tables = self.evidence, list(_sections(self.account))
         recorded_s, original_s = evidence.recorded_s, evidence.unchanged_s
         mean = Times(recorded_s, original_s, float(evidence.ideal.mean()))
-        return Source(
+        return SourceFigures(
             job=self._outline(),
             times=StepTimes(evidence.steps, evidence.run.recorded, evidence.unchanged, evidence.ideal),
             mean=mean,
