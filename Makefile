@@ -99,7 +99,7 @@ bench: $(VENV)/.dev
 
 # The whole of tracekit, and the recorder by itself.
 wheels: $(VENV)/.demo
-	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist . ./collectors/standalone
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist . ./collectors/record/standalone
 
 lock: $(VENV)/.dev
 	$(BIN)/python -m pip freeze --all --exclude-editable --exclude pip > requirements.lock

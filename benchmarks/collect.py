@@ -103,11 +103,11 @@ class _FakeOp:
 
 def _hook_costs(folder: Path) -> tuple[dict[str, float], float]:
     """Hook -> microseconds added per op; bytes written per op."""
-    from tracekit.collectors.runtime.hooks_compute import PipelineHooks
-    from tracekit.collectors.runtime.hooks_host import HostHooks
-    from tracekit.collectors.runtime.recorder import Recorder
-    from tracekit.collectors.runtime.session import Session
-    from tracekit.collectors.runtime.wire_format import Category, RuntimeOptions
+    from tracekit.collectors.record.hooks_compute import PipelineHooks
+    from tracekit.collectors.record.hooks_host import HostHooks
+    from tracekit.collectors.record.recorder import Recorder
+    from tracekit.collectors.record.session import Session
+    from tracekit.collectors.record.wire_format import Category, RuntimeOptions
 
     options = RuntimeOptions(ring_capacity=1 << 18)
     recorder = Recorder(folder, 0, 0, options)
@@ -177,10 +177,10 @@ def _idle_costs(folder: Path) -> dict[str, float]:
     import torch.distributed as dist
     from torch.utils.data import dataloader
 
-    from tracekit.collectors.runtime.install import install_hooks
-    from tracekit.collectors.runtime.recorder import Recorder
-    from tracekit.collectors.runtime.session import Session
-    from tracekit.collectors.runtime.wire_format import IDLE, RuntimeOptions
+    from tracekit.collectors.record.install import install_hooks
+    from tracekit.collectors.record.recorder import Recorder
+    from tracekit.collectors.record.session import Session
+    from tracekit.collectors.record.wire_format import IDLE, RuntimeOptions
 
     hooked = {
         "collective": (dist.ProcessGroup, "allreduce"),
@@ -223,10 +223,10 @@ def _collective_costs(folder: Path, rank: int, calls: int, turns: int) -> dict[s
     import torch.distributed as dist
     from torch.distributed import _functional_collectives as functional
 
-    from tracekit.collectors.runtime.collectives import SessionCollectives
-    from tracekit.collectors.runtime.hooks_comm import CollectiveHooks
-    from tracekit.collectors.runtime.hooks_functional import FunctionalHooks
-    from tracekit.collectors.runtime.hooks_reducer import ReducerHooks
+    from tracekit.collectors.record.collectives import SessionCollectives
+    from tracekit.collectors.record.hooks_comm import CollectiveHooks
+    from tracekit.collectors.record.hooks_functional import FunctionalHooks
+    from tracekit.collectors.record.hooks_reducer import ReducerHooks
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=2, store=dist.FileStore(str(folder / "store"), 2))
@@ -263,9 +263,9 @@ def _collective_costs(folder: Path, rank: int, calls: int, turns: int) -> dict[s
 
 def _session(folder: Path, rank: int, world_size: int):
     """A session that records into `folder`."""
-    from tracekit.collectors.runtime.recorder import Recorder
-    from tracekit.collectors.runtime.session import Session
-    from tracekit.collectors.runtime.wire_format import RuntimeOptions
+    from tracekit.collectors.record.recorder import Recorder
+    from tracekit.collectors.record.session import Session
+    from tracekit.collectors.record.wire_format import RuntimeOptions
 
     options = RuntimeOptions()
     session = Session(Recorder(folder, rank, 0, options), options, rank=rank, world_size=world_size, attempt=0)
@@ -278,9 +278,9 @@ def _bucket_costs(folder: Path) -> dict[str, tuple[float, float]]:
     import torch
     import torch.distributed as dist
 
-    from tracekit.collectors.runtime.collectives import SessionCollectives
-    from tracekit.collectors.runtime.hooks_comm import CollectiveHooks
-    from tracekit.collectors.runtime.hooks_reducer import DispatcherKernel, ReducerHooks, below_autograd
+    from tracekit.collectors.record.collectives import SessionCollectives
+    from tracekit.collectors.record.hooks_comm import CollectiveHooks
+    from tracekit.collectors.record.hooks_reducer import DispatcherKernel, ReducerHooks, below_autograd
 
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
     session = _session(folder, 0, 1)

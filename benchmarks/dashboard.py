@@ -20,7 +20,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from benchmarks import many_jobs
 from benchmarks.measure import table, tracekit, tree_cpu_s
-from tracekit.job.pipeline import PipelineJob
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.report.findings import Findings, Unanalysed
 from tracekit.store import Incoming, Store
 from tracekit.synth import SynthSpec, parse_cause, synthesize

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.collectors.conftest import Run, several
 from tests.collectors.sabotage.faults import FAULTS, SIGNALS
 
-RUNTIME = Path(__file__).parents[1] / "collectors" / "runtime"
+RUNTIME = Path(__file__).parents[1] / "collectors" / "record"
 #: Called by torch and Python directly and guarded inside, where an exception raised in their place does not pass.
 OUTERMOST = frozenset(
     {

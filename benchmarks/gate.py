@@ -16,8 +16,8 @@ import polars as pl
 from benchmarks.measure import table
 from tracekit.analysis.attribution.gate import Gate, Outcome, Runs, judge
 from tracekit.analysis.attribution.spent import Spent
-from tracekit.job.gate import gate
-from tracekit.job.graph import GraphJob
+from tracekit.analysis.job.gate import gate
+from tracekit.analysis.job.graph import GraphJob
 from tracekit.trace.model import ProcessGroup
 from tracekit.trace.op import OpTrace
 

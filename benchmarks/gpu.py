@@ -63,10 +63,10 @@ def _costs_us(folder: Path) -> tuple[float, float]:
     """Microseconds of the training thread for one op on the device clock, and for one reading of that clock."""
     import torch
 
-    from tracekit.collectors.runtime.device import DeviceClock
-    from tracekit.collectors.runtime.recorder import Recorder
-    from tracekit.collectors.runtime.session import Session
-    from tracekit.collectors.runtime.wire_format import RuntimeOptions
+    from tracekit.collectors.record.device import DeviceClock
+    from tracekit.collectors.record.recorder import Recorder
+    from tracekit.collectors.record.session import Session
+    from tracekit.collectors.record.wire_format import RuntimeOptions
 
     options = RuntimeOptions(ring_capacity=1 << 22)
     recorder = Recorder(folder, 0, 0, options)

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from benchmarks.measure import table
-from tracekit.job.pipeline import PipelineJob
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.store import Incoming, Store
 from tracekit.synth import SynthSpec, synthesize
 from tracekit.trace.model import Layout

@@ -22,7 +22,7 @@ from tracekit.analysis.evidence.culprit import culprit_of
 from tracekit.analysis.gpu.behind import BlamedRank, find_culprit, saved_by_rank
 from tracekit.analysis.gpu.pace import PaceOfPeers
 from tracekit.analysis.gpu.waits import measure_waits
-from tracekit.job.graph import RecordingJob
+from tracekit.analysis.job.graph import RecordingJob
 from tracekit.report.report import Report
 from tracekit.sources.load import load
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tracekit.job.pipeline import PipelineJob
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.store import Incoming, Store
 from tracekit.store.folder import JOBS
 from tracekit.synth import SynthSpec, parse_cause, synthesize

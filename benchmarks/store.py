@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.measure import measure, table, tracekit
-from tracekit.job.pipeline import PipelineJob
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.store import Incoming, Store
 from tracekit.store.folder import Folder
 from tracekit.synth import SynthSpec, synthesize

@@ -23,9 +23,9 @@ from benchmarks.measure import table
 from benchmarks.writtenrun import WrittenRun
 from judges.eventsim.cases import draw_job
 from judges.eventsim.run import simulate
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.collectors.merge.merge import merge_attempt
 from tracekit.collectors.run_directory.follow import AttemptFollower
-from tracekit.job.pipeline import PipelineJob
 from tracekit.live import watch, windows
 from tracekit.live.metrics import StoreMetrics, remembered
 from tracekit.live.notify import Notifier

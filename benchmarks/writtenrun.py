@@ -13,9 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tracekit.collectors.run_directory.launchers import announce_end
-from tracekit.collectors.run_directory.segments import RECORD_DTYPE
-from tracekit.collectors.runtime.wire_format import (
+from tracekit.collectors.record.wire_format import (
     HEADER,
     MAGIC,
     OPEN_SUFFIX,
@@ -25,6 +23,8 @@ from tracekit.collectors.runtime.wire_format import (
     Category,
     Flag,
 )
+from tracekit.collectors.run_directory.launchers import announce_end
+from tracekit.collectors.run_directory.segments import RECORD_DTYPE
 
 MS = 1_000_000
 FORWARD_MS, BACKWARD_MS, REDUCE_MS, OPTIMIZER_MS = 10, 20, 5, 5

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .runtime.spans import log, set_step, span, step
+    from .record.spans import log, set_step, span, step
 
 __all__ = ["log", "set_step", "span", "step"]
 
@@ -21,7 +21,7 @@ def __getattr__(name: str) -> Any:
     recorder = sys.modules.get("_tracekit_recorder")
     if recorder is not None:
         with suppress(Exception):  # it cannot be loaded, and has said so
-            return getattr(recorder.load("collectors.runtime.spans"), name)
-    from .runtime import spans
+            return getattr(recorder.load("collectors.record.spans"), name)
+    from .record import spans
 
     return getattr(spans, name)

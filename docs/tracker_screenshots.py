@@ -12,8 +12,8 @@ from pathlib import Path
 from mlflow import MlflowClient
 from playwright.sync_api import Error, Page, sync_playwright
 
+from tracekit.dashboards.trackers import opened, series
 from tracekit.report.report import Report
-from tracekit.show.trackers import opened, series
 from tracekit.sources.load import load
 
 IMAGES, JOB, STEPS = Path(__file__).parent / "images", "llama-70b", 10

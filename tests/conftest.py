@@ -26,7 +26,7 @@ ROOT = Path(__file__).parent
 #: Folders that run where another does, with its browser and its dashboards.
 TOGETHER = {"tests/dashboards/ui": "tests/dashboards/pages", "tests/dashboards/web": "tests/dashboards"}
 #: Folders whose files run in one process, so that one only imports torch.
-WITH_TORCH = {"tests/collectors/runtime"}
+WITH_TORCH = {"tests/collectors/record"}
 #: The units that take longest: what waits for jobs and browsers begins first, and what only computes fills the rest.
 LONGEST = (
     *(f"tests/collectors/launch/test_{name}.py" for name in ("fault_injection", "faults")),

@@ -17,6 +17,7 @@ import msgspec
 import polars as pl
 
 from tracekit.analysis.attribution.gate import Gate
+from tracekit.analysis.job.history import History
 from tracekit.analysis.rl.account import RlAccount
 from tracekit.bill.ledger import BillOutput
 from tracekit.collectors.launch.collect import CollectSummary
@@ -26,7 +27,6 @@ from tracekit.commands.experts import ExpertsOutput
 from tracekit.commands.hang import HangOutput
 from tracekit.fleet.figures import FleetFigures
 from tracekit.fleet.study_comparison import FleetComparison
-from tracekit.job.history import History
 from tracekit.report.applied import ComparedOutput
 from tracekit.report.report import json_schema as report_schema
 from tracekit.report.verdict import NEEDS

@@ -24,11 +24,11 @@ from tests.handmade import LAYOUT, published_columns, slow_frame, slow_trace, wr
 from tests.properties import examples
 from tracekit.analysis.attribution import patterns
 from tracekit.analysis.attribution.patterns import pattern_of_series, rising_pairs
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.errors import FormatError, GraphError, SelectionError, TraceError
 from tracekit.commands.arguments import parse_steps
-from tracekit.job.pipeline import PipelineJob
+from tracekit.dashboards.terminal.info import print_trace
 from tracekit.report.findings import Unanalysed
-from tracekit.show.terminal.info import print_trace
 from tracekit.trace.canonical import MOST_MISSING, Trace
 from tracekit.trace.model import Layout
 

@@ -12,8 +12,8 @@ import polars as pl
 import pytest
 
 from tests.handmade import LAYOUT, OPS_PER_STEP, slow_frame, slow_trace
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.errors import SelectionError
-from tracekit.job.pipeline import PipelineJob
 from tracekit.trace.canonical import Trace
 from tracekit.trace.chrome import STREAMS
 from tracekit.trace.model import KINDS, OpKind

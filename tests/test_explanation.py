@@ -11,8 +11,8 @@ from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job
 from tests.handmade import LAYOUT, run, slow_frame
 from tests.test_op_trace import DP, OPS
 from tracekit import load
-from tracekit.job.pipeline import PipelineJob
-from tracekit.show.explanation import explanations
+from tracekit.analysis.job.pipeline import PipelineJob
+from tracekit.dashboards.terminal.explanation import explanations
 from tracekit.trace.canonical import Trace
 from tracekit.trace.op import OpTrace
 

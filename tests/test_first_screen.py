@@ -12,10 +12,10 @@ from rich.console import Console
 
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job, of_steps
 from tests.cases import case
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.text import three_digits
-from tracekit.job.pipeline import PipelineJob
+from tracekit.dashboards.terminal.report import print_report
 from tracekit.report.report import Report
-from tracekit.show.terminal.report import print_report
 from tracekit.sources.load import load
 from tracekit.synth import SynthSpec, parse_cause, synthesize
 from tracekit.trace.canonical import Trace

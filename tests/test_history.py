@@ -12,8 +12,8 @@ import polars as pl
 import pytest
 
 from tests.handmade import LAYOUT, healthy_frame, run
+from tracekit.analysis.job.history import _shift, history_of
 from tracekit.base.exit_codes import ExitCode
-from tracekit.job.history import _shift, history_of
 from tracekit.store import Incoming, Store
 from tracekit.synth import SynthSpec, synthesize
 from tracekit.trace.canonical import Trace

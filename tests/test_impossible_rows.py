@@ -12,8 +12,8 @@ import pytest
 
 from tests.dashboards.page_text import Pages
 from tests.handmade import run, run_process, slow_trace
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.errors import StoreError
-from tracekit.job.pipeline import PipelineJob
 from tracekit.live.metrics import JobStates, StoreMetrics
 from tracekit.store import Incoming, Store
 from tracekit.store.care import damages

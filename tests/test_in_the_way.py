@@ -26,8 +26,8 @@ from judges.hangsim import dumps, write
 from judges.hangsim import run as run_job
 from tests.cases import case
 from tests.handmade import run, run_process, slow_frame, slow_trace
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.errors import FormatError, OutputError, StoreError
-from tracekit.job.pipeline import PipelineJob
 from tracekit.sources.load import load
 from tracekit.store import Incoming, Store
 from tracekit.trace.canonical import TRACE_FILE

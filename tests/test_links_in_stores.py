@@ -19,11 +19,11 @@ import pytest
 
 from tests.cases import case
 from tests.handmade import run, slow_trace
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.contained import Contained
 from tracekit.base.errors import UnsafeFileError
 from tracekit.fleet.sources import find_sources
 from tracekit.fleet.study_tables import STUDY_VERSION
-from tracekit.job.pipeline import PipelineJob
 from tracekit.live.delivery_log import DeliveryLog
 from tracekit.live.survived_errors import where_traceback_is
 from tracekit.store import Incoming, Store

@@ -19,14 +19,14 @@ from tests.cases import case
 from tests.documents.evil import EVIL, write_evil
 from tests.handmade import IDEAL_STEP_S, KEPT_STEP_S, SLOW_STEP_S, healthy_frame, slow_trace
 from tests.handmade import LAYOUT as HANDMADE
+from tracekit.analysis.job.job import Job
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.errors import OutputError, SelectionError
-from tracekit.job.job import Job
-from tracekit.job.pipeline import PipelineJob
+from tracekit.dashboards.documents.card import answer_of
+from tracekit.dashboards.documents.page import page
+from tracekit.dashboards.figures import plots as report_plot
+from tracekit.dashboards.figures.plots import Plots
 from tracekit.report.report import Report
-from tracekit.show import plots as report_plot
-from tracekit.show.card import answer_of
-from tracekit.show.documents.page import page
-from tracekit.show.plots import Plots
 from tracekit.sources.load import load
 from tracekit.trace.canonical import Trace
 
@@ -201,7 +201,7 @@ def test_without_plotly_the_error_says_what_to_install(plots: Plots, monkeypatch
 
 def test_a_large_step_keeps_to_the_culprits(tmp_path: Path) -> None:
     """128 workers with 8 microbatches: the figure stays small and begins with those of the cause."""
-    from tracekit.show.figures.step import MOST_BARS
+    from tracekit.dashboards.figures.step import MOST_BARS
     from tracekit.synth import SynthSpec, parse_cause, synthesize
     from tracekit.trace.model import Layout
 

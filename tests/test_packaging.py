@@ -78,7 +78,7 @@ def test_a_wheel_holds_every_module_and_data_file(wheel: zipfile.ZipFile) -> Non
     assert {
         "tracekit/SKILL.md",
         "tracekit/py.typed",
-        "tracekit/show/card.css",
+        "tracekit/dashboards/documents/card.css",
         "tracekit/store/schema.sql",
         "tracekit/analysis/native/_native.abi3.so",
         "tracekit/collectors/importers/kineto/_events.abi3.so",

@@ -10,7 +10,7 @@ import pytest
 from tests.handmade import run
 from tests.kineto_files import GEMM, document, event, kernel, launch, write
 from tracekit import load
-from tracekit.show.words import answer_rows
+from tracekit.dashboards.words import answer_rows
 
 
 @pytest.fixture(scope="module")

@@ -29,9 +29,9 @@ from tests.handmade import (
 )
 from tracekit.analysis.detectors.registry import kinds_of_jobs, own_detectors
 from tracekit.analysis.evidence.subject import JobKind
+from tracekit.analysis.job.analysis import ReportOptions
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.errors import SelectionError
-from tracekit.job.analysis import ReportOptions
-from tracekit.job.pipeline import PipelineJob
 from tracekit.report.report import COMMON_TABLES, PIPELINE_TABLES, REPORT_VERSION, Report, json_schema, read_report
 from tracekit.sources.load import load
 from tracekit.trace.canonical import Trace, read_parquet

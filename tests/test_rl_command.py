@@ -12,12 +12,12 @@ import pytest
 import tracekit
 from tests.analysis.rl.logs import lines, write
 from tests.handmade import run
+from tracekit.analysis.job.rl import RlJob
+from tracekit.analysis.job.rl_report import AnalysedRun
 from tracekit.analysis.rl.account import LossTime
-from tracekit.job.rl import RlJob
-from tracekit.job.rl_report import AnalysedRun
+from tracekit.dashboards.documents.markdown import markdown
 from tracekit.report.findings import Findings
 from tracekit.report.report import json_schema
-from tracekit.show.documents.markdown import markdown
 
 VERL = "".join(
     f"step:{step} - timing_s/gen:60.0 - timing_s/update_actor:30.0 - timing_s/step:100.0\n" for step in range(3)

@@ -13,7 +13,7 @@ import pytest
 
 from tests.handmade import awaited, run
 from tracekit import rl
-from tracekit.collectors.runtime import rl_recorder as recorder
+from tracekit.collectors.record import rl_recorder as recorder
 
 PAGE = (Path(__file__).parents[1] / "docs" / "rl.md").read_text()
 LOOP, EDITS, _ = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

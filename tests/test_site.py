@@ -58,7 +58,7 @@ def test_everything_public_is_in_the_reference(site: Path) -> None:
     shown = page(site, "python")
     named = [name for name in tracekit.__all__ if not name.startswith("__")]
     assert [name for name in named if not re.search(rf'id="tracekit\.[\w.]*\b{name}"', shown)] == []
-    assert 'id="tracekit.show.plots.Plots.critical_path"' in shown
+    assert 'id="tracekit.dashboards.figures.plots.Plots.critical_path"' in shown
 
 
 def test_the_papers_figures_are_drawn(site: Path) -> None:

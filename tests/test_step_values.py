@@ -10,8 +10,8 @@ import pytest
 
 from tests.handmade import LAYOUT, healthy_frame, run, slow_frame, slow_trace
 from tests.test_report import problems
-from tracekit.job.pipeline import PipelineJob
-from tracekit.show.trackers import series
+from tracekit.analysis.job.pipeline import PipelineJob
+from tracekit.dashboards.trackers import series
 from tracekit.store import Incoming, Store
 from tracekit.trace.canonical import Trace
 from tracekit.trace.step_values import STEP_VALUES

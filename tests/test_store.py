@@ -13,10 +13,10 @@ import polars as pl
 import pytest
 
 from tests.handmade import LAYOUT, healthy_frame, run, slow_frame, slow_trace
+from tracekit.analysis.job.load import load_from_store
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.contained import Contained
 from tracekit.base.errors import StoreError
-from tracekit.job.load import load_from_store
-from tracekit.job.pipeline import PipelineJob
 from tracekit.report.findings import Findings, Unanalysed
 from tracekit.store import Incoming, Store, connection, default_store
 from tracekit.store.writer import Writer

@@ -15,10 +15,10 @@ import pytest
 
 from tests.handmade import Ran, little_space, run, slow_trace
 from tests.test_op_trace import DP, OPS
+from tracekit.analysis.job.graph import GraphJob
+from tracekit.analysis.job.load import load_from_store
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.errors import NotStoredError, StoreError
-from tracekit.job.graph import GraphJob
-from tracekit.job.load import load_from_store
-from tracekit.job.pipeline import PipelineJob
 from tracekit.store import Incoming, Store, connection
 from tracekit.store.care import damages, prune, repair
 from tracekit.store.folder import Folder

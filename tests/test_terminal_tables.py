@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
+from tracekit.dashboards.terminal.tables import section_table
 from tracekit.report.section import Table
-from tracekit.show.terminal.tables import section_table
 
 TABLE = Table(
     "Ranks",

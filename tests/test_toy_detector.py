@@ -14,9 +14,9 @@ import tracekit
 from tests.dashboards.page_text import Pages
 from tests.distributions import install
 from tests.handmade import LAYOUT, healthy_frame, run
+from tracekit.dashboards.documents.page import page
 from tracekit.fleet.rows import rows_of
 from tracekit.report.findings import Findings
-from tracekit.show.documents.page import page
 from tracekit.store.incidents import followed
 
 TOY = """

@@ -16,9 +16,9 @@ import tracekit
 from tests.cases import case
 from tests.handmade import LAYOUT, OPS_PER_STEP, published_columns, slow_frame, slow_trace
 from tests.properties import examples
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.errors import LayoutError, SelectionError, TraceError, TracekitError
 from tracekit.collectors.importers.published import read_published
-from tracekit.job.pipeline import PipelineJob
 from tracekit.trace import canonical
 from tracekit.trace.canonical import Trace, read_parquet
 from tracekit.trace.magnitudes import LONGEST_S

@@ -15,9 +15,9 @@ import tracekit
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job
 from tests.cases import case
 from tests.handmade import LAYOUT, slow_frame, slow_trace, write_canonical
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.errors import FormatError, TraceError
 from tracekit.cli import commands
-from tracekit.job.pipeline import PipelineJob
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Layout
 

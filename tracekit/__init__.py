@@ -11,14 +11,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tracekit.analysis.job.job import Job
+    from tracekit.analysis.job.load import job_of, load_from_store
     from tracekit.base.errors import TracekitError
     from tracekit.collectors import log, span, step
-    from tracekit.job.job import Job
-    from tracekit.job.load import job_of, load_from_store
+    from tracekit.dashboards.documents.card import card
+    from tracekit.dashboards.figures.plots import plot
+    from tracekit.dashboards.trackers import log_to
     from tracekit.report.report import Report, read_report
-    from tracekit.show.card import card
-    from tracekit.show.plots import plot
-    from tracekit.show.trackers import log_to
     from tracekit.sources.load import load
     from tracekit.trace.canonical import Trace
     from tracekit.trace.model import Layout, OpKind, ProcessGroup, Worker
@@ -28,15 +28,15 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "TracekitError": "tracekit.base.errors",
-    "Job": "tracekit.job.job",
-    "job_of": "tracekit.job.load",
+    "Job": "tracekit.analysis.job.job",
+    "job_of": "tracekit.analysis.job.load",
     "load": "tracekit.sources.load",
-    "load_from_store": "tracekit.job.load",
+    "load_from_store": "tracekit.analysis.job.load",
     "Report": "tracekit.report.report",
     "read_report": "tracekit.report.report",
-    "card": "tracekit.show.card",
-    "plot": "tracekit.show.plots",
-    "log_to": "tracekit.show.trackers",
+    "card": "tracekit.dashboards.documents.card",
+    "plot": "tracekit.dashboards.figures.plots",
+    "log_to": "tracekit.dashboards.trackers",
     "Layout": "tracekit.trace.model",
     "OpKind": "tracekit.trace.model",
     "OpTrace": "tracekit.trace.op",

@@ -53,7 +53,7 @@ _GROUPS = {
     },
     "Fleet": {"fleet": ("tracekit.commands.fleet", "Study many jobs: what is lost, and to what.")},
     "Store": {
-        "dashboard": ("tracekit.dashboards.web.command", "Serve the dashboard of a store or of traces."),
+        "dashboard": ("tracekit.dashboards.browser.web.command", "Serve the dashboard of a store or of traces."),
         "store": ("tracekit.commands.store", "List what a path holds; check, repair, prune a store."),
         "sql": ("tracekit.commands.sql", "Ask a store in SQL."),
     },
@@ -188,7 +188,7 @@ def commands() -> None:
 
 def _analyse(trace: Trace) -> Findings | Unanalysed:
     """Findings that `tracekit collect` stores with a trace."""
-    from tracekit.job.pipeline import PipelineJob
+    from tracekit.analysis.job.pipeline import PipelineJob
 
     return PipelineJob(trace).stored()
 

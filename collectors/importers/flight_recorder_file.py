@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tracekit.collectors.runtime.plain_pickle import DAMAGE, RefusedPickleError, load_plain
+from tracekit.collectors.record.plain_pickle import DAMAGE, RefusedPickleError, load_plain
 
 #: No dump is larger, bytes: 20,000 entries with stacks take about 40 MB.
 LARGEST_FILE = 256 << 20

@@ -25,7 +25,7 @@ from tracekit.trace.dumps import Progress
 FINISHED_KEPT = 512
 _TRANSFER = re.compile(r"(?:^|:)(send|recv|isend|irecv)\s+(\d+)\s*(?:->|<-)\s*(\d+)")
 _NOT_THE_PROGRAM = re.compile(
-    r"site-packages/torch/|/torch/(?:distributed|nn|autograd|utils|_)|tracekit/collectors/runtime/|<frozen "
+    r"site-packages/torch/|/torch/(?:distributed|nn|autograd|utils|_)|tracekit/collectors/record/|<frozen "
 )
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from tracekit.base.errors import SelectionError, TraceError
+from tracekit.collectors.record.wire_format import Category, Flag, RecordingSchedule, attempt_directory
 from tracekit.collectors.run_directory.follow import AttemptFollower
 from tracekit.collectors.run_directory.launchers import running_launchers
 from tracekit.collectors.run_directory.segments import AttemptRecording
@@ -24,7 +25,6 @@ from tracekit.collectors.run_directory.steering import (
     write_schedule,
 )
 from tracekit.collectors.run_directory.writing import attempts
-from tracekit.collectors.runtime.wire_format import Category, Flag, RecordingSchedule, attempt_directory
 
 #: How often the ranks are checked, seconds.
 PERIOD_S = 0.2

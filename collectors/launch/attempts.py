@@ -21,11 +21,11 @@ from tracekit.collectors.merge.recording_cost import RecordingCost, recording_co
 from tracekit.collectors.merge.restarts import segments_of_jobs, trace_of_segments
 from tracekit.collectors.merge.unrecorded import find_unrecorded
 from tracekit.collectors.nccl.launching import nccl_lines
+from tracekit.collectors.record.wire_format import IDLE, Category, Flag, attempt_directory
 from tracekit.collectors.run_directory.host_clocks import read_clocks
 from tracekit.collectors.run_directory.segments import AttemptRecording
 from tracekit.collectors.run_directory.whole import read_attempt
 from tracekit.collectors.run_directory.writing import write_manifest
-from tracekit.collectors.runtime.wire_format import IDLE, Category, Flag, attempt_directory
 from tracekit.store import Incoming, Store, default_store
 from tracekit.trace.canonical import Trace
 

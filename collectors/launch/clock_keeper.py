@@ -15,9 +15,9 @@ from pathlib import Path
 
 from tracekit.base.atomic_write import Kind, starting_with, write_text
 from tracekit.base.errors import OutputError
+from tracekit.collectors.record.small_file import create, read_small
 from tracekit.collectors.run_directory.clock_pings import EchoServer, append_sample, measure
 from tracekit.collectors.run_directory.launchers import hosts_of_launchers
-from tracekit.collectors.runtime.small_file import create, read_small
 
 #: How often launchers measure the reference clock, or look whether another host needs one, seconds.
 CLOCK_PERIOD_S = 10.0

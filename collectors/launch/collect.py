@@ -40,13 +40,13 @@ from tracekit.collectors.launch.live import WatchOptions, WatchProcess
 from tracekit.collectors.merge.placement import LayoutOptions
 from tracekit.collectors.nccl.drain import Drain
 from tracekit.collectors.nccl.launching import prepare_nccl
-from tracekit.collectors.run_directory.launchers import how_ended
-from tracekit.collectors.run_directory.writing import RUN_FILE, attempts
-from tracekit.collectors.runtime.wire_format import (
+from tracekit.collectors.record.wire_format import (
     RecordingSchedule,
     RuntimeOptions,
     attempt_directory,
 )
+from tracekit.collectors.run_directory.launchers import how_ended
+from tracekit.collectors.run_directory.writing import RUN_FILE, attempts
 from tracekit.report.findings import Findings, Unanalysed
 from tracekit.store import Store, default_store
 from tracekit.trace.canonical import TRACE_FILE, Trace

@@ -19,8 +19,8 @@ import msgspec
 from msgspec import Struct
 
 from tracekit.collectors.launch.hang_pulses import Pulse
-from tracekit.collectors.runtime.small_file import MOST_DUMP_BYTES, read_small
-from tracekit.collectors.runtime.wire_format import LAST_WORDS_SUFFIX, rank_stem
+from tracekit.collectors.record.small_file import MOST_DUMP_BYTES, read_small
+from tracekit.collectors.record.wire_format import LAST_WORDS_SUFFIX, rank_stem
 
 
 class Departures:

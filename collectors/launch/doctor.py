@@ -22,8 +22,8 @@ from tracekit.base.errors import OutputError, StoreError
 from tracekit.base.text import short
 from tracekit.collectors.launch.launcher import INJECTED
 from tracekit.collectors.nccl.launching import find_plugin, hazards, installed_version
-from tracekit.collectors.runtime.nccl_wire_format import DEFAULT_MASK
-from tracekit.collectors.runtime.wire_format import RECORD
+from tracekit.collectors.record.nccl_wire_format import DEFAULT_MASK
+from tracekit.collectors.record.wire_format import RECORD
 from tracekit.store import Store, default_store
 
 #: Kernel clock sources that take a microsecond or more to read, twice for each op.
@@ -53,7 +53,7 @@ if torch.cuda.is_available():
 sys.path.append(sys.argv[1])
 try:
     import _tracekit_recorder
-    _tracekit_recorder.load("collectors.runtime.bootstrap")
+    _tracekit_recorder.load("collectors.record.bootstrap")
 except Exception as error:
     found["lacks"] = str(error)[:200]
 print(json.dumps(found))

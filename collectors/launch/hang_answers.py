@@ -21,8 +21,8 @@ from typing import Any
 
 from tracekit.collectors.launch.departures import find_departure
 from tracekit.collectors.launch.hang_pulses import Pulse, handles, host_of, read_pulses, state_of
-from tracekit.collectors.runtime.small_file import MOST_DUMP_BYTES, open_regular, read_small, write_whole
-from tracekit.collectors.runtime.wire_format import HANG_DUMP, LAST_WORDS_SUFFIX, STACKS_SUFFIX, rank_stem
+from tracekit.collectors.record.small_file import MOST_DUMP_BYTES, open_regular, read_small, write_whole
+from tracekit.collectors.record.wire_format import HANG_DUMP, LAST_WORDS_SUFFIX, STACKS_SUFFIX, rank_stem
 
 #: A rank checks four times a second for a request. One that has not answered after this many seconds is inspected
 #: from outside. On a busy machine all answer late, so each has at least `PATIENCE` times as long as the slowest answer.

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tracekit.collectors.runtime.small_file import MOST_BYTES, open_regular, read_small
-from tracekit.collectors.runtime.wire_format import FACTS_SUFFIX, PULSE, PULSE_SUFFIX, rank_stem
+from tracekit.collectors.record.small_file import MOST_BYTES, open_regular, read_small
+from tracekit.collectors.record.wire_format import FACTS_SUFFIX, PULSE, PULSE_SUFFIX, rank_stem
 
 
 @dataclass(frozen=True, slots=True)

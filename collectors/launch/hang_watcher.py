@@ -22,8 +22,8 @@ from tracekit.base.text import printable
 from tracekit.collectors.launch.departures import Departures, find_departure
 from tracekit.collectors.launch.hang_answers import write_departure
 from tracekit.collectors.launch.hang_pulses import Pulse, all_began, read_pulses
-from tracekit.collectors.runtime.small_file import MOST_DUMP_BYTES, read_small, write_whole
-from tracekit.collectors.runtime.wire_format import HANG_REQUEST
+from tracekit.collectors.record.small_file import MOST_DUMP_BYTES, read_small, write_whole
+from tracekit.collectors.record.wire_format import HANG_REQUEST
 
 #: Reads of the pulses per `hang_after_s` once all ranks have begun: a large job has thousands of ranks.
 LOOKS = 40

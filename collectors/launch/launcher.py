@@ -24,14 +24,10 @@ from tracekit.base.stderr import say
 from tracekit.base.text import printable
 from tracekit.collectors.launch.clock_keeper import ClockKeeper
 from tracekit.collectors.launch.signals import START_RECORDING, STEERING, WATCHED, hold, release
-from tracekit.collectors.run_directory.job_notes import announced
-from tracekit.collectors.run_directory.launchers import announce, announce_end, running_launchers
-from tracekit.collectors.run_directory.steering import first_common_step, write_schedule
-from tracekit.collectors.run_directory.writing import RUN_FILE, RUN_FILE_BYTES, why_unrecorded, write_left_over
-from tracekit.collectors.runtime.nccl_wire_format import ENV_MASK, ENV_PLUGIN
-from tracekit.collectors.runtime.ring import RingStore
-from tracekit.collectors.runtime.small_file import read_small
-from tracekit.collectors.runtime.wire_format import (
+from tracekit.collectors.record.nccl_wire_format import ENV_MASK, ENV_PLUGIN
+from tracekit.collectors.record.ring import RingStore
+from tracekit.collectors.record.small_file import read_small
+from tracekit.collectors.record.wire_format import (
     ENV_DIRECTORY,
     ENV_OPTIONS,
     ENV_RINGS,
@@ -40,6 +36,10 @@ from tracekit.collectors.runtime.wire_format import (
     RecordingSchedule,
     RuntimeOptions,
 )
+from tracekit.collectors.run_directory.job_notes import announced
+from tracekit.collectors.run_directory.launchers import announce, announce_end, running_launchers
+from tracekit.collectors.run_directory.steering import first_common_step, write_schedule
+from tracekit.collectors.run_directory.writing import RUN_FILE, RUN_FILE_BYTES, why_unrecorded, write_left_over
 
 #: How often the launcher checks on the command, seconds.
 POLL_S = 0.5
@@ -48,7 +48,7 @@ OTHER_NODES_TIMEOUT_S = 30.0
 #: How often the launcher signals a watch on another host that it is alive, seconds.
 BEAT_PERIOD_S = 10.0
 #: The folder with the module that every Python of the command loads first.
-INJECTED = Path(__file__).parents[1] / "inject"
+INJECTED = Path(__file__).parents[1] / "record" / "inject"
 #: Variables that an outer launcher or a user's shell may have left in the environment.
 _OURS = frozenset({ENV_DIRECTORY, ENV_OPTIONS, ENV_RINGS, ENV_PLUGIN, ENV_MASK})
 

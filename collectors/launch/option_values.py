@@ -10,7 +10,7 @@ import re
 
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import bytes_of
-from tracekit.collectors.runtime.wire_format import IDLE, RecordingSchedule
+from tracekit.collectors.record.wire_format import IDLE, RecordingSchedule
 
 #: Number of consecutive steps that `--overhead` records, and then leaves out.
 OVERHEAD_STEPS = 10

@@ -28,10 +28,10 @@ from tracekit.collectors.launch.launcher import (
 )
 from tracekit.collectors.launch.option_values import parse_size, parse_steps, schedule_options
 from tracekit.collectors.launch.signals import hold, release
+from tracekit.collectors.record.wire_format import RecordingSchedule, RuntimeOptions, attempt_directory
 from tracekit.collectors.run_directory.launchers import running_launchers
 from tracekit.collectors.run_directory.steering import find_job, first_common_step, write_schedule
 from tracekit.collectors.run_directory.writing import attempts, ranks_in, write_manifest
-from tracekit.collectors.runtime.wire_format import RecordingSchedule, RuntimeOptions, attempt_directory
 
 EXIT_BAD_INPUT = 2
 

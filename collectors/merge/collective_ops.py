@@ -11,7 +11,7 @@ import polars as pl
 
 from tracekit.collectors.merge.device_ops import ON_DEVICE
 from tracekit.collectors.merge.runs import place_in_run
-from tracekit.collectors.runtime.wire_format import Flag
+from tracekit.collectors.record.wire_format import Flag
 from tracekit.trace.model import OpKind
 
 _BACKWARDS = (str(OpKind.BACKWARD_COMPUTE), str(OpKind.BACKWARD_WEIGHT))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import polars as pl
 
 from tracekit.collectors.merge.device_clock import DeviceClockFit
-from tracekit.collectors.runtime.wire_format import Flag
+from tracekit.collectors.record.wire_format import Flag
 from tracekit.trace.model import KINDS, OpKind
 
 ON_DEVICE = (pl.col("flags") & int(Flag.DEVICE_CLOCK)) != 0

@@ -13,7 +13,7 @@ from enum import IntFlag
 from pathlib import Path
 from typing import Any
 
-from tracekit.collectors.runtime.wire_format import SAMPLES_SUFFIX, rank_stem
+from tracekit.collectors.record.wire_format import SAMPLES_SUFFIX, rank_stem
 
 
 class ClockReason(IntFlag):

@@ -30,9 +30,9 @@ from tracekit.collectors.merge.unrecorded import find_unrecorded
 from tracekit.collectors.merge.values import logged_values
 from tracekit.collectors.nccl.join import join_nccl
 from tracekit.collectors.nccl.recording import read_nccl
+from tracekit.collectors.record.wire_format import Category, Flag
 from tracekit.collectors.run_directory.host_clocks import ClockFit
 from tracekit.collectors.run_directory.segments import AttemptRecording, RankRecording, joined
-from tracekit.collectors.runtime.wire_format import Category, Flag
 from tracekit.trace.canonical import COLLECTED, DEVICE_CLOCK, RUN_QUEUE, UNIT_KEY, Trace
 from tracekit.trace.model import Unit
 from tracekit.trace.schema import POSTED, RECEIVED, RESUMED, ROWS_TYPE, SENT, WAITED

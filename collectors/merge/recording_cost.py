@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tracekit.collectors.record.wire_format import Category, Flag
 from tracekit.collectors.run_directory.segments import AttemptRecording
-from tracekit.collectors.runtime.wire_format import Category, Flag
 
 #: Comparisons needed between steps that all ran without hooks; fewer do not show how much such comparisons vary.
 FEWEST_PLACEBOS = 5

@@ -16,8 +16,8 @@ import numpy as np
 
 from tracekit.base.errors import FormatError
 from tracekit.collectors.nccl.ring_reader import open_ring
-from tracekit.collectors.runtime.nccl_wire_format import LOG_SUFFIX, RING_SUFFIX
-from tracekit.collectors.runtime.small_file import create
+from tracekit.collectors.record.nccl_wire_format import LOG_SUFFIX, RING_SUFFIX
+from tracekit.collectors.record.small_file import create
 
 
 @dataclass(slots=True)

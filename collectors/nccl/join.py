@@ -20,8 +20,8 @@ import polars as pl
 from tracekit.collectors.nccl.clock import GpuClock, converted
 from tracekit.collectors.nccl.operations import COLLECTIVE
 from tracekit.collectors.nccl.recording import CommunicatorMembers, NcclRecording
+from tracekit.collectors.record.wire_format import Flag
 from tracekit.collectors.run_directory.host_clocks import ClockFit
-from tracekit.collectors.runtime.wire_format import Flag
 
 #: Beginning of a collective's name -> NCCL's function; the first that fits.
 FUNCTIONS = (

@@ -19,8 +19,8 @@ from typing import Any
 from tracekit.base.errors import OutputError
 from tracekit.base.text import ranks_text
 from tracekit.collectors.nccl.recording import ring_files
+from tracekit.collectors.record.nccl_wire_format import DEFAULT_MASK, ENV_MASK, ENV_NCCL_PLUGIN, ENV_PLUGIN, NcclEvent
 from tracekit.collectors.run_directory.segments import AttemptRecording
-from tracekit.collectors.runtime.nccl_wire_format import DEFAULT_MASK, ENV_MASK, ENV_NCCL_PLUGIN, ENV_PLUGIN, NcclEvent
 
 #: NCCL truncates longer paths.
 LONGEST_PATH = 255

@@ -17,8 +17,8 @@ from tracekit.base.errors import FormatError
 from tracekit.collectors.nccl.clock import GpuClock, converted, fit_gpu_clock
 from tracekit.collectors.nccl.operations import channels, count_proxy_steps, operations
 from tracekit.collectors.nccl.ring_reader import NcclRing, is_ring, read_ring
+from tracekit.collectors.record.nccl_wire_format import RING_SUFFIX
 from tracekit.collectors.run_directory.segments import ProcessId
-from tracekit.collectors.runtime.nccl_wire_format import RING_SUFFIX
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.base.errors import FormatError
-from tracekit.collectors.runtime.nccl_wire_format import LOG_SUFFIX, RING_SUFFIX
-from tracekit.collectors.runtime.small_file import open_to_read
+from tracekit.collectors.record.nccl_wire_format import LOG_SUFFIX, RING_SUFFIX
+from tracekit.collectors.record.small_file import open_to_read
 
 MAGIC = int.from_bytes(b"TKNCCL1\n", "little")
 VERSION = 2

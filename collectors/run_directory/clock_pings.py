@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tracekit.collectors.runtime.small_file import create
+from tracekit.collectors.record.small_file import create
 
 #: The token of the run, and a number that only this ping has.
 _PING = struct.Struct("<16s8s")

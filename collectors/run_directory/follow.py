@@ -17,13 +17,13 @@ from typing import NamedTuple
 
 from tracekit.base.contained import Contained
 from tracekit.base.errors import FormatError, UnsafeFileError
+from tracekit.collectors.record.small_file import open_to_read
+from tracekit.collectors.record.wire_format import HEADER, LEFT_OVER_SEGMENT, RECORD, SEALED_SUFFIX
 from tracekit.collectors.run_directory.facts import FactParser
 from tracekit.collectors.run_directory.followed_rank import FileRead, FollowedRank, Notice, Trouble
 from tracekit.collectors.run_directory.plausible import GarbageError
 from tracekit.collectors.run_directory.segments import AttemptRecording, records_in
 from tracekit.collectors.run_directory.writing import RANK_FILE
-from tracekit.collectors.runtime.small_file import open_to_read
-from tracekit.collectors.runtime.wire_format import HEADER, LEFT_OVER_SEGMENT, RECORD, SEALED_SUFFIX
 
 #: A rank whose files cannot be read is retried after growing delays, and left out after this long, seconds.
 READ_RETRY_S = 300.0

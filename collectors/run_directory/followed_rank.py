@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.base.errors import FormatError
+from tracekit.collectors.record.wire_format import Category, Flag
 from tracekit.collectors.run_directory.facts import BadFactError, FactParser
 from tracekit.collectors.run_directory.plausible import GarbageError, Trail
 from tracekit.collectors.run_directory.segments import RankRecording, joined, without_torn_steps
-from tracekit.collectors.runtime.wire_format import Category, Flag
 
 #: Kinds of facts that ranks keep adding: how many of them to keep while a rank runs, all that `merge` needs.
 _KEPT_OF = {"device-clock": 64, "dropped": 1}

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.base.errors import FormatError
+from tracekit.collectors.record.small_file import open_to_read
 from tracekit.collectors.run_directory.clock_pings import ClockSample
-from tracekit.collectors.runtime.small_file import open_to_read
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from pathlib import Path
 from tracekit.base.errors import OutputError
 from tracekit.base.stderr import say
 from tracekit.base.text import printable
-from tracekit.collectors.runtime.small_file import create, read_small
+from tracekit.collectors.record.small_file import create, read_small
 
 _NOTE = re.compile(r"(\d{1,9})\.json")
 

@@ -14,7 +14,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from tracekit.collectors.runtime.small_file import create, read_small
+from tracekit.collectors.record.small_file import create, read_small
 
 _RUNNING, _DONE = ".running", ".done"
 #: Characters of an exit code.

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.base.errors import FormatError
-from tracekit.collectors.runtime.wire_format import Category, Flag
+from tracekit.collectors.record.wire_format import Category, Flag
 
 #: Looking a member up takes longer than comparing the records of a step with it.
 _STEP, _DEVICE_CLOCK = int(Category.STEP), int(Flag.DEVICE_CLOCK)

@@ -17,16 +17,16 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.base.errors import FormatError
-from tracekit.collectors.run_directory.plausible import GarbageError
-from tracekit.collectors.run_directory.writing import RUN_FILE, RUN_FILE_BYTES
-from tracekit.collectors.runtime.small_file import read_small
-from tracekit.collectors.runtime.wire_format import (
+from tracekit.collectors.record.small_file import read_small
+from tracekit.collectors.record.wire_format import (
     HEADER,
     MAGIC,
     RECORD,
     VERSION,
     Category,
 )
+from tracekit.collectors.run_directory.plausible import GarbageError
+from tracekit.collectors.run_directory.writing import RUN_FILE, RUN_FILE_BYTES
 
 #: `RECORD` as a numpy type.
 RECORD_DTYPE = np.dtype(

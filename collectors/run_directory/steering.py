@@ -16,10 +16,8 @@ from pathlib import Path
 
 from tracekit.base.atomic_write import Kind, write_text
 from tracekit.base.errors import FormatError, SelectionError
-from tracekit.collectors.run_directory.job_notes import running_jobs
-from tracekit.collectors.run_directory.writing import RUN_FILE, RUN_FILE_BYTES, attempts
-from tracekit.collectors.runtime.small_file import MOST_BYTES, open_regular, read_small
-from tracekit.collectors.runtime.wire_format import (
+from tracekit.collectors.record.small_file import MOST_BYTES, open_regular, read_small
+from tracekit.collectors.record.wire_format import (
     CONTROL_FILE,
     HEADER,
     RECORD,
@@ -27,6 +25,8 @@ from tracekit.collectors.runtime.wire_format import (
     RecordingSchedule,
     attempt_directory,
 )
+from tracekit.collectors.run_directory.job_notes import running_jobs
+from tracekit.collectors.run_directory.writing import RUN_FILE, RUN_FILE_BYTES, attempts
 
 #: All ranks have seen a new control file after this time, seconds.
 LEAD_S = 1.0

@@ -12,11 +12,11 @@ import os
 from pathlib import Path
 
 from tracekit.base.errors import FormatError
+from tracekit.collectors.record.small_file import open_to_read
+from tracekit.collectors.record.wire_format import OPEN_SUFFIX, SEALED_SUFFIX, attempt_directory
 from tracekit.collectors.run_directory.follow import AttemptFollower
 from tracekit.collectors.run_directory.segments import AttemptRecording, joined
 from tracekit.collectors.run_directory.writing import MANIFEST, RANK_FILE, why_unrecorded
-from tracekit.collectors.runtime.small_file import open_to_read
-from tracekit.collectors.runtime.wire_format import OPEN_SUFFIX, SEALED_SUFFIX, attempt_directory
 
 
 def read_attempt(directory: str | os.PathLike[str], attempt: int) -> AttemptRecording:

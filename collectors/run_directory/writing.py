@@ -15,10 +15,10 @@ from typing import Any
 from tracekit.base.atomic_write import Kind, replacing, starting_with, write_text
 from tracekit.base.errors import OutputError
 from tracekit.base.text import printable
-from tracekit.collectors.inject._tracekit_recorder import REASON_FILE
-from tracekit.collectors.runtime.ring import LeftOver
-from tracekit.collectors.runtime.small_file import read_small
-from tracekit.collectors.runtime.wire_format import (
+from tracekit.collectors.record.inject._tracekit_recorder import REASON_FILE
+from tracekit.collectors.record.ring import LeftOver
+from tracekit.collectors.record.small_file import read_small
+from tracekit.collectors.record.wire_format import (
     HEADER,
     LEFT_OVER_SEGMENT,
     MAGIC,

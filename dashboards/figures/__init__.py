@@ -1,1 +1,4 @@
-"""Figures, one module per page: pure functions from data to Plotly figures. Nothing is computed from ops here."""
+"""Figures that dashboard and notebook share: pure functions from data to Plotly figures.
+
+Nothing is computed from ops here.
+"""

@@ -11,8 +11,8 @@ import numpy as np
 import plotly.graph_objects as go
 import polars as pl
 
-from tracekit.show.figures.base import figure
-from tracekit.show.figures.theme import LIGHT
+from tracekit.dashboards.figures.base import figure
+from tracekit.dashboards.figures.theme import LIGHT
 
 TABLE = Path(__file__).parent / "paper_figures.csv"
 _SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up")

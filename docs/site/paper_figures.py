@@ -12,7 +12,7 @@ from pathlib import Path
 
 import polars as pl
 
-from tracekit.job.pipeline import PipelineJob
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.synth import SynthSpec, parse_cause, synthesize
 from tracekit.trace.model import Layout
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job
-from tracekit.job.pipeline import PipelineJob
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.trace.canonical import COLLECTED, DEVICE_CLOCK
 
 #: One of four ranks takes twice as long: a step of 0.61 s where its peers would take 0.31 s.

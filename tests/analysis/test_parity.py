@@ -10,7 +10,7 @@ import pytest
 import tracekit
 from tests.analysis.brute_force import FOLDER, JOBS, BruteForce
 from tracekit.analysis.attribution.attribution import Attribution
-from tracekit.job.pipeline import PipelineJob
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.trace.canonical import read_parquet
 
 

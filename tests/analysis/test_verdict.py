@@ -14,10 +14,10 @@ from judges.eventsim.run import simulate
 from judges.eventsim.truth import mean_step_s, without
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job, of_steps
 from tracekit.analysis.attribution.attribute import attribute
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.interventions import step_times
 from tracekit.base.text import main_clause
-from tracekit.job.pipeline import PipelineJob
 from tracekit.report.conclusions import Verdict
 from tracekit.report.report import Report
 from tracekit.report.verdict import LossKind

@@ -8,7 +8,7 @@ from threading import Event
 import pytest
 
 from benchmarks import rl_loop
-from tracekit.collectors.runtime import rl_recorder as recorder
+from tracekit.collectors.record import rl_recorder as recorder
 
 TOKENS = {"a": 2, "b": 3, "c": 9, "d": 5, "e": 1}
 

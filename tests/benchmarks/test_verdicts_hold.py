@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.eventsim import LARGEST_PRICE_ERROR, judged_job
 from judges.eventsim import draw_job, simulate
-from tracekit.job.pipeline import PipelineJob
+from tracekit.analysis.job.pipeline import PipelineJob
 
 #: Cases of one cause in the computes, and a seed of each.
 CASES_IN_COMPUTES = (

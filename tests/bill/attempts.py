@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.writtenrun import EPOCH_S, WrittenRun
+from tracekit.collectors.record.wire_format import Category, Flag
 from tracekit.collectors.run_directory.segments import RECORD_DTYPE
-from tracekit.collectors.runtime.wire_format import Category, Flag
 
 _NAMES = {"checkpoint": Category.CHECKPOINT, "evaluation": Category.EVALUATION, "data-load": Category.DATA_LOAD}
 _NUMBERS = {"step": 0, "forward-compute": 1, "backward-compute": 2, "allreduce": 3, "optimizer": 4, "checkpoint": 5,

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from judges import kinetosim, rlsim
 from tests.properties import examples
 from tracekit.analysis.detectors.registry import detector_of
+from tracekit.analysis.job.job import Job
+from tracekit.analysis.job.load import job_of
 from tracekit.bill.stored import bill_of_job
-from tracekit.job.job import Job
-from tracekit.job.load import job_of
 from tracekit.report.finding import Place
 from tracekit.sources.load import load
 from tracekit.synth.injected_causes import CAUSES, parse_cause

@@ -13,7 +13,7 @@ from benchmarks.writtenrun import EPOCH_S
 from tests.bill.attempts import Attempt, command
 from tests.handmade import run
 from tracekit.bill.bill_of_run import bill_of_run
-from tracekit.collectors.runtime.wire_format import Category
+from tracekit.collectors.record.wire_format import Category
 
 #: Seconds by part and cause.
 Seconds = dict[tuple[str, str], float]

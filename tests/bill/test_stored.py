@@ -23,9 +23,9 @@ from tests.handmade import (
     slow_frame,
 )
 from tests.live.beside import Beside
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.exit_codes import ExitCode
 from tracekit.bill.stored import bill_of_store
-from tracekit.job.pipeline import PipelineJob
 from tracekit.store import Incoming, Store
 from tracekit.trace.canonical import Trace
 

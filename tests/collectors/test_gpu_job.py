@@ -103,7 +103,7 @@ def test_info_names_the_gpus_in_a_line(job):
 
 
 def test_throttled_gpus_are_named_with_their_reasons():
-    from tracekit.show.terminal.info import _gpus
+    from tracekit.dashboards.terminal.info import _gpus
 
     hot = {"model": "H200", "host": "b", "throttled": 0.25, "reasons": {"hw-thermal-slowdown": 0.25}}
     gpus = {"0": {"model": "H200", "host": "a", "throttled": 0.0, "reasons": {}}, "1": hot}
@@ -169,7 +169,7 @@ import torch
 sys.path.insert(0, sys.argv[2])
 from tests.collectors.fake_cuda import FakeCuda
 FakeCuda().pretend(torch)
-from tracekit.collectors.runtime import gpu_state
+from tracekit.collectors.record import gpu_state
 gpu_state.SAMPLE_LIMIT = 8
 told = []
 state = gpu_state.GpuState(Path(sys.argv[1]), 0.0, told.append)

@@ -16,8 +16,8 @@ from werkzeug.serving import make_server
 from tests.dashboards.tabs import PATIENCE_MS, Tabs
 from tests.handmade import run
 from tests.made_once import made_once
-from tracekit.dashboards.web.access import Access
-from tracekit.dashboards.web.app import make_app
+from tracekit.dashboards.browser.web.access import Access
+from tracekit.dashboards.browser.web.app import make_app
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 CHROMIUM = Path("/usr/bin/chromium-headless-shell")

@@ -13,8 +13,8 @@ from dash.development.base_component import Component
 from flask.testing import FlaskClient
 from plotly.utils import PlotlyJSONEncoder
 
-from tracekit.dashboards.ui.context import EXTENSION, Service
-from tracekit.dashboards.web.app import make_app
+from tracekit.dashboards.browser.ui.context import EXTENSION, Service
+from tracekit.dashboards.browser.web.app import make_app
 
 #: Text of a page is cut where one of these begins.
 BLOCKS = {"P", "Div", "Li", "Tr", "Td", "Th", "H1", "H2", "H3", "Button", "Summary", "Paper", "Link", "A"}
@@ -36,7 +36,9 @@ class Pages:
 
     def job_rows(self) -> list[dict[str, Any]]:
         """The rows behind the table of all jobs."""
-        jobs = import_module("tracekit.dashboards.pages.jobs")  # pages register with the app, which is there by now
+        jobs = import_module(
+            "tracekit.dashboards.browser.pages.jobs"
+        )  # pages register with the app, which is there by now
         with self._server.test_request_context("/"):
             rows: list[dict[str, Any]] = jobs.job_table().to_dicts()
         return rows

@@ -12,8 +12,8 @@ import pytest
 
 from tests.cases import case
 from tests.dashboards.page_text import Pages, found, lines
-from tracekit.dashboards.ui.sentences import Tone, first_action, headline, host_words
-from tracekit.job.pipeline import PipelineJob
+from tracekit.analysis.job.pipeline import PipelineJob
+from tracekit.dashboards.browser.ui.sentences import Tone, first_action, headline, host_words
 from tracekit.report.report import Report
 from tracekit.store import Incoming, Store
 from tracekit.synth import (

@@ -13,8 +13,8 @@ from playwright.sync_api import Page, expect
 from tests.dashboards.conftest import Serving
 from tests.dashboards.watched import analysed, trace, write_watched
 from tests.handmade import slow_trace
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.text import short
-from tracekit.job.pipeline import PipelineJob
 from tracekit.store import Incoming, Store
 
 Visit = Callable[..., Page]

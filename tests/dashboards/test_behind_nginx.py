@@ -16,8 +16,8 @@ from werkzeug.serving import make_server
 
 from tests.dashboards.conftest import Serving
 from tests.dashboards.web.test_tokens import NEW, write
-from tracekit.dashboards.web.access import read_access
-from tracekit.dashboards.web.auth import read_auth
+from tracekit.dashboards.browser.web.access import read_access
+from tracekit.dashboards.browser.web.auth import read_auth
 
 pytestmark = pytest.mark.slow
 

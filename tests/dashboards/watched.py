@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job
-from tracekit.job.pipeline import PipelineJob
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.store import Incoming, Store
 from tracekit.trace.canonical import Trace
 

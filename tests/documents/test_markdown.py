@@ -11,7 +11,7 @@ import pytest
 from tests.documents.evil import EVIL, SAMPLES, write_evil
 from tests.handmade import run
 from tracekit.base.exit_codes import ExitCode
-from tracekit.show.documents.markdown import escaped
+from tracekit.dashboards.documents.markdown import escaped
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ from typing import Any
 
 from tests.documents.evil import EVIL
 from tests.reports import report_with
+from tracekit.dashboards.documents.messages import messages
 from tracekit.report.report import Report
-from tracekit.show.documents.messages import messages
 
 ADDRESS = "https://tracekit.example.com/job?job=x"
 

@@ -398,7 +398,7 @@ def warm_up(folder: Path) -> None:
     """Import what the operations import, and analyse the hand-made job once."""
 
     def pilot() -> tuple[set[str], Findings]:
-        from tracekit.job.pipeline import PipelineJob
+        from tracekit.analysis.job.pipeline import PipelineJob
 
         before = set(sys.modules)
         findings = PipelineJob(slow_trace()).stored()

@@ -16,11 +16,11 @@ from tests.fleet.buckets import upload
 from tests.handmade import little_space, published_columns, run, run_process, slow_trace, write_canonical
 from tests.properties import examples
 from tests.test_op_trace import OPS
+from tracekit.analysis.job.analysis import ReportOptions
 from tracekit.base.errors import OutputError, SelectionError, TraceError
+from tracekit.dashboards.documents.worst_steps import worst_steps
 from tracekit.fleet.batches import JobFile, analysed_in_batches
 from tracekit.fleet.worker import work
-from tracekit.job.analysis import ReportOptions
-from tracekit.show.documents.worst_steps import worst_steps
 from tracekit.sources.load import load
 from tracekit.store import Incoming, Store
 from tracekit.synth import synthesize

@@ -10,12 +10,12 @@ from typing import Any
 
 from rich.console import Console
 
+from tracekit.analysis.job.analysis import ReportOptions
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.errors import TracekitError
-from tracekit.job.analysis import ReportOptions
-from tracekit.job.pipeline import PipelineJob
+from tracekit.dashboards.terminal.info import print_trace
+from tracekit.dashboards.terminal.report import print_report
 from tracekit.report.findings import Findings
-from tracekit.show.terminal.info import print_trace
-from tracekit.show.terminal.report import print_report
 
 
 def ends_well(call: Callable[[], Any]) -> Any:

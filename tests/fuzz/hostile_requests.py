@@ -18,11 +18,11 @@ from flask.testing import FlaskClient
 from tests.dashboards.ui.test_callbacks import RIGHT, callbacks, request
 from tests.properties import LONG
 from tracekit.base.errors import SelectionError
-from tracekit.dashboards.data.queries import Stored
-from tracekit.dashboards.data.replays import Pending, Rejected, Status
-from tracekit.dashboards.data.whatif_query import read_query
-from tracekit.dashboards.ui.context import EXTENSION, Service
-from tracekit.dashboards.web.app import make_app
+from tracekit.dashboards.browser.data.queries import Stored
+from tracekit.dashboards.browser.data.replays import Pending, Rejected, Status
+from tracekit.dashboards.browser.data.whatif_query import read_query
+from tracekit.dashboards.browser.ui.context import EXTENSION, Service
+from tracekit.dashboards.browser.web.app import make_app
 
 JOB = "slow-worker"
 MOST_WAIT_S = 600

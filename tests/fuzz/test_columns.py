@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.fuzz.doors import analyse, ends_well
 from tests.handmade import slow_frame
 from tests.properties import examples
-from tracekit.job.pipeline import PipelineJob
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.synth import Schedule, SynthSpec, parse_cause, synthesize
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import KINDS, Layout

@@ -13,9 +13,9 @@ import tracekit
 from tests.fuzz.doors import analyse, ends_well
 from tests.handmade import LAYOUT, published_columns, slow_frame, slow_trace
 from tests.properties import examples
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.collectors.importers.published import read_layout_file
 from tracekit.commands.arguments import Condition, parse_layers, parse_steps
-from tracekit.job.pipeline import PipelineJob
 from tracekit.trace.canonical import METADATA_KEY, Trace
 
 ODD = st.sampled_from([0, -1, 1, 2.5, 1e12, 10**12, 10**400, float("nan"), float("inf"), "", "a\ud800\x1b[31m\n", None])

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from benchmarks.writtenrun import WrittenRun
 from tests.properties import examples
+from tracekit.collectors.record.wire_format import HEADER, RECORD
 from tracekit.collectors.run_directory.follow import AttemptFollower
 from tracekit.collectors.run_directory.segments import RECORD_DTYPE
-from tracekit.collectors.runtime.wire_format import HEADER, RECORD
 
 ROWS = 70
 EDGES = [0, 1, -1, 2**15, 2**31 - 1, -(2**31), 2**62, 2**63 - 1, -(2**63)]

@@ -11,9 +11,9 @@ import numpy as np
 from benchmarks.writtenrun import WrittenRun
 from tests.cases import case
 from tests.live.beside import Beside
+from tracekit.collectors.record.wire_format import LEFT_OVER_SEGMENT, Category, segment_stem
 from tracekit.collectors.run_directory.follow import AttemptFollower
 from tracekit.collectors.run_directory.segments import RECORD_DTYPE
-from tracekit.collectors.runtime.wire_format import LEFT_OVER_SEGMENT, Category, segment_stem
 
 HOUR_NS = 3600 * 1_000_000_000
 

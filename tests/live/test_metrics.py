@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.handmade import slow_trace
 from tests.test_incidents import LATE, SLOW
 from tests.test_store_windows import window
-from tracekit.job.pipeline import PipelineJob
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.live import metrics
 from tracekit.live.metrics import MOST_INCIDENTS, JobStates, StoreMetrics, remembered
 from tracekit.store import Incident, Incoming, Store

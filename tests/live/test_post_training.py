@@ -11,11 +11,11 @@ import pytest
 from tests.analysis.rl.logs import ENDS, lines, write
 from tests.handmade import run
 from tracekit import rl
+from tracekit.analysis.job.load import load_from_store
 from tracekit.base.errors import FormatError
 from tracekit.base.look import Look
 from tracekit.collectors.importers.rl.reader import looks_like_rl, read_rl
-from tracekit.collectors.runtime import rl_recorder as recorder
-from tracekit.job.load import load_from_store
+from tracekit.collectors.record import rl_recorder as recorder
 from tracekit.live.post_training import LivePostTraining
 from tracekit.live.run import LiveOptions
 from tracekit.live.windows import WindowSize

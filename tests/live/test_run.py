@@ -13,9 +13,9 @@ from benchmarks.writtenrun import MS, WrittenRun
 from tests.handmade import little_space, run
 from tests.live.beside import Beside
 from tracekit.base.errors import FormatError, StoreError, StoreTakenError
+from tracekit.collectors.record.wire_format import HEADER, MAGIC, RECORD, VERSION, Category
 from tracekit.collectors.run_directory.follow import AttemptFollower
 from tracekit.collectors.run_directory.launchers import announce_end
-from tracekit.collectors.runtime.wire_format import HEADER, MAGIC, RECORD, VERSION, Category
 from tracekit.live.run import LiveRun
 from tracekit.store import WindowPart
 from tracekit.store.care import prune

@@ -13,8 +13,8 @@ from rich.console import Console
 from tests.handmade import run
 from tests.test_incidents import STANDS
 from tests.test_store_windows import window
-from tracekit.job.pipeline import PipelineJob
-from tracekit.show.terminal.maps import merged_map
+from tracekit.analysis.job.pipeline import PipelineJob
+from tracekit.dashboards.terminal.maps import merged_map
 from tracekit.store import Incoming, Store
 from tracekit.store.handling import IncidentChange
 from tracekit.trace.step_values import STEP_VALUES

@@ -13,10 +13,10 @@ from benchmarks.writtenrun import WrittenRun
 from tests.cases import case
 from tests.handmade import run, slow_trace
 from tests.test_store_windows import window
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.errors import SelectionError
-from tracekit.job.pipeline import PipelineJob
+from tracekit.dashboards.trackers import PAGE, opened, series
 from tracekit.live.tracker import MOST_WAITING, TrackerProcess
-from tracekit.show.trackers import PAGE, opened, series
 from tracekit.store import Store
 
 #: What other packages warn of is not for this test.

@@ -15,6 +15,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from tracekit.analysis.job.job import Job
 from tracekit.base.errors import StoreError
 from tracekit.base.text import short
 from tracekit.bill.costs import ClaimedCosts, costs_of
@@ -31,7 +32,6 @@ from tracekit.bill.ledger import (
     resumed_at,
 )
 from tracekit.fleet.rows import team_of
-from tracekit.job.job import Job
 from tracekit.report.findings import Findings
 from tracekit.report.report import Report
 from tracekit.store import Incoming, Store

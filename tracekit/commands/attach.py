@@ -50,6 +50,7 @@ def attach_command(
     that sees it. It may be omitted if only one job is running. Start the job with `tracekit collect --idle`.
     """
     memory.reuse_large_arrays()
+    from tracekit.analysis.job.pipeline import PipelineJob
     from tracekit.base.atomic_write import check_writable
     from tracekit.collectors.launch.attach import record_steps
     from tracekit.collectors.merge.merge import merge_attempt
@@ -57,8 +58,7 @@ def attach_command(
     from tracekit.collectors.merge.recording_cost import recording_cost
     from tracekit.collectors.run_directory.host_clocks import read_clocks
     from tracekit.collectors.run_directory.steering import find_job, name_of_job
-    from tracekit.job.pipeline import PipelineJob
-    from tracekit.show.terminal.report import print_report
+    from tracekit.dashboards.terminal.report import print_report
     from tracekit.trace.canonical import TRACE_FILE
 
     if out is not None:

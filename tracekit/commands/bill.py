@@ -35,7 +35,7 @@ def bill_command(source: Path, by: str, gpu_hour: float | None, as_json: bool, a
     from tracekit.base.safe_csv import safe_csv
     from tracekit.bill.bill_of_run import bill_of_run
     from tracekit.bill.stored import bill_of_job, bill_of_store
-    from tracekit.show.terminal.bill import print_bill
+    from tracekit.dashboards.terminal.bill import print_bill
     from tracekit.sources.recognise import source_of
     from tracekit.store import Store
 

@@ -64,6 +64,6 @@ def compare_command(
     if as_json:
         click.echo(msgspec.json.encode(ComparedOutput(**msgspec.structs.asdict(found.output), fix=applied)))
         return
-    from tracekit.show.terminal.comparison import print_comparison
+    from tracekit.dashboards.terminal.comparison import print_comparison
 
     print_comparison(found, console(), commands=[f"tracekit whatif {sources[1].arguments}"], fix=applied)

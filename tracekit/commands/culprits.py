@@ -95,7 +95,7 @@ def culprits_command(
         output = CulpritsOutput(report.name, trusted, trust, named, hostlist(named), nodes.suspects, found)
         click.echo(msgspec.json.encode(output))
     elif form == "text" and found:
-        from tracekit.show.terminal.culprits import print_culprits
+        from tracekit.dashboards.terminal.culprits import print_culprits
 
         print_culprits(found, console())
     elif form == "slurm" and named:
@@ -123,8 +123,8 @@ def culprits_command(
 
 def _history(source: JobArguments, form: str, part: Sequence[str]) -> ExitCode:
     """Name the nodes that compute slower than they used to: no evidence against hardware, so none for Slurm."""
-    from tracekit.job.history import history_of
-    from tracekit.show.terminal.culprits import print_history
+    from tracekit.analysis.job.history import history_of
+    from tracekit.dashboards.terminal.culprits import print_history
     from tracekit.store import Store, default_store
 
     if source.traces or part or form == "slurm":

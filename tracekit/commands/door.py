@@ -62,7 +62,7 @@ def nearest_command(word: str, names: Iterable[str]) -> str:
 
 def report_page(path: Path) -> Path:
     """Write a report as a page into a temporary folder, which stays. Raises FormatError."""
-    from tracekit.show.documents.page import page
+    from tracekit.dashboards.documents.page import page
 
     target = Path(tempfile.mkdtemp(prefix="tracekit-report-")) / f"{path.stem}.html"
     target.write_text(page(read_report(path)), encoding="utf-8")
@@ -107,7 +107,7 @@ def _dashboard_arguments(path: Path) -> list[str]:
 
 def _fill(store: Path, tell: Callable[[str], None]) -> None:
     """Simulate the jobs, analyse them, and put them into a store."""
-    from tracekit.job.pipeline import PipelineJob
+    from tracekit.analysis.job.pipeline import PipelineJob
     from tracekit.store import Incoming, Store
     from tracekit.synth import synthesize
     from tracekit.synth.samples import DEMO

@@ -193,7 +193,7 @@ def report(study: Path, full: bool, html: Path | None, as_json: bool, store: Pat
 
     if html is not None:
         from tracekit.base.atomic_write import check_writable, write_text
-        from tracekit.show.documents.fleet_page import FLEET_PAGE_FILE, fleet_page
+        from tracekit.dashboards.documents.fleet_page import FLEET_PAGE_FILE, fleet_page
 
         check_writable(html, FLEET_PAGE_FILE)
     opened = _study(study)
@@ -216,7 +216,7 @@ def report(study: Path, full: bool, html: Path | None, as_json: bool, store: Pat
     if html is not None:
         click.echo(f"Wrote {printable(str(html))}")
         return
-    from tracekit.show.terminal.fleet import print_fleet
+    from tracekit.dashboards.terminal.fleet import print_fleet
 
     print_fleet(found, culprits, rate, console(), study=quoted(study), full=full)
 
@@ -230,8 +230,8 @@ def culprits(study: Path, csv: Path | None, rate: float) -> None:
     memory.return_later()
     from tracekit.base.atomic_write import check_writable, write_text
     from tracekit.base.safe_csv import safe_csv
+    from tracekit.dashboards.terminal.fleet import print_culprits
     from tracekit.fleet.recurring_culprits import CULPRITS, recurring_culprits
-    from tracekit.show.terminal.fleet import print_culprits
 
     kind = _kind(CULPRITS.names(), "culprits that `tracekit fleet culprits` wrote")
     if csv is not None:
@@ -262,7 +262,7 @@ def compare(before: Path, after: Path, as_json: bool, fail_on_worse: bool) -> in
     if as_json:
         click.echo(msgspec.json.encode(found))
     else:
-        from tracekit.show.terminal.fleet import print_fleet_comparison
+        from tracekit.dashboards.terminal.fleet import print_fleet_comparison
 
         print_fleet_comparison(found, console())
     worse = any(one.direction is ChangeDirection.WORSE for one in found.changes)

@@ -58,9 +58,9 @@ def gate_command(
     3 if one is a regression, 5 if the noise does not allow to tell, as with one baseline alone.
     """
     from tracekit.analysis.attribution.gate import Outcome
+    from tracekit.analysis.job.gate import gate
     from tracekit.base.atomic_write import check_writable
-    from tracekit.job.gate import gate
-    from tracekit.show.documents.gate import GATE_JUNIT, GATE_MARKDOWN, write_gate_junit, write_gate_markdown
+    from tracekit.dashboards.documents.gate import GATE_JUNIT, GATE_MARKDOWN, write_gate_junit, write_gate_markdown
 
     limit = parse_share(max_regression, "--max-regression")
     apart = None if noise is None else parse_share(noise, "--noise")
@@ -87,7 +87,7 @@ def gate_command(
     if as_json:
         click.echo(msgspec.json.encode(found))
     else:
-        from tracekit.show.terminal.gate import print_gate
+        from tracekit.dashboards.terminal.gate import print_gate
 
         print_gate(found, console(), source.arguments)
     codes = {Outcome.PASSED: ExitCode.DONE, Outcome.REGRESSION: ExitCode.CONDITION}

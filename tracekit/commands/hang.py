@@ -82,7 +82,7 @@ def analyse(directory: Path) -> tuple[list[str], dict[str, Any]]:
     """The report on a folder of dumps, or on text about a hang, as text and as plain data."""
     from tracekit.analysis.hang.hang_culprits import find_hang
     from tracekit.collectors.importers.flight_recorder import read_flight_records
-    from tracekit.show.terminal.hang import report_lines
+    from tracekit.dashboards.terminal.hang import report_lines
     from tracekit.sources.recognise import with_content
     from tracekit.sources.source import Content
     from tracekit.sources.wrong import wrong_source

@@ -18,7 +18,7 @@ from tracekit.base.text import printable, short
 from tracekit.commands.options import OUT, PATH, UNIT, read_job
 
 if TYPE_CHECKING:
-    from tracekit.job.job import Job
+    from tracekit.analysis.job.job import Job
     from tracekit.report.findings import Findings, Unanalysed
 
 #: Value of an option if it is given without one.

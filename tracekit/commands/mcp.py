@@ -16,8 +16,8 @@ from msgspec import to_builtins
 from msgspec.structs import asdict
 
 from tracekit import __version__
+from tracekit.analysis.job.job import Job
 from tracekit.base.errors import TracekitError, extra
-from tracekit.job.job import Job
 
 Tool = Callable[..., dict[str, Any]]
 #: The parts of a report that answer "why", as docs/report-schema.md describes them.
@@ -58,7 +58,7 @@ def mcp_command(skill: bool) -> None:
 
 
 def _job(path: str, job: str | None) -> Job:
-    from tracekit.job.load import load_from_store
+    from tracekit.analysis.job.load import load_from_store
     from tracekit.sources.load import load
 
     return load(path) if job is None else load_from_store(job, store=path)

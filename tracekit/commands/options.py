@@ -29,8 +29,8 @@ from tracekit.sources.source import Content, WrongSourceError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from tracekit.analysis.job.job import Job
     from tracekit.fleet.executor import Executor
-    from tracekit.job.job import Job
     from tracekit.store import Store
     from tracekit.store.window import StoredWindow
 
@@ -104,7 +104,7 @@ class JobArguments(Struct, frozen=True):
 
     def load(self, *, method: str = "tracekit", kernel_classes: Sequence[str] = ()) -> Job:
         """The job; if nothing is named, the newest in the default store, with a note that says so."""
-        from tracekit.job.load import load_from_store
+        from tracekit.analysis.job.load import load_from_store
 
         self._check()
         if self.traces:

@@ -47,11 +47,11 @@ def rl_command(
     """
     import msgspec
 
+    from tracekit.analysis.job.rl import RlJob
     from tracekit.analysis.rl.account import headline
     from tracekit.analysis.rl.scenario import Gpus
     from tracekit.base.atomic_write import check_writable, write_text
-    from tracekit.job.rl import RlJob
-    from tracekit.show.documents.page import PAGE_FILE, page
+    from tracekit.dashboards.documents.page import PAGE_FILE, page
 
     if html is not None:
         check_writable(html, PAGE_FILE)
@@ -68,7 +68,7 @@ def rl_command(
     if as_json:
         click.echo(msgspec.json.encode({"headline": headline(account), **msgspec.structs.asdict(account)}))
     else:
-        from tracekit.show.terminal.report import print_report
+        from tracekit.dashboards.terminal.report import print_report
 
         print_report(report, console())
     return ExitCode.DONE

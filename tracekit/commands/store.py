@@ -74,7 +74,7 @@ def list_command(source: JobArguments) -> None:
 
     TRACE may be a store or a folder. Without it, lists the jobs of --store, or shows the --job of it.
     """
-    from tracekit.show.terminal.info import print_folder, print_jobs, print_trace
+    from tracekit.dashboards.terminal.info import print_folder, print_jobs, print_trace
     from tracekit.sources.recognise import is_a
     from tracekit.sources.search import jobs_in
     from tracekit.sources.source import Content

@@ -51,6 +51,6 @@ def top_command(job: str | None, store: Path | None, every: float, once: bool) -
 
 
 def _frame(store: Store, job: str | None) -> RenderableType:
-    from tracekit.show.terminal.top import TopState, frame
+    from tracekit.dashboards.terminal.top import TopState, frame
 
     return frame(TopState.of(store, store.newest() if job is None else job))

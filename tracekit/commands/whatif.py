@@ -25,8 +25,8 @@ from tracekit.trace.model import TraceKind
 if TYPE_CHECKING:
     from tracekit.analysis.experts.expert_loads import RebalancePlan
     from tracekit.analysis.experts.loads import Loads
-    from tracekit.job.analysis import Analysis, ReportOptions
-    from tracekit.job.lanes import Lanes
+    from tracekit.analysis.job.analysis import Analysis, ReportOptions
+    from tracekit.analysis.job.lanes import Lanes
     from tracekit.report.experts import Experts
     from tracekit.report.report import Report
 
@@ -134,7 +134,7 @@ def whatif_command(
     cause costs of the step, with a number: "slowdown>1.1", "bad-worker>5%". A SCHEDULE may state the share of the
     weight gradients in the whole backward: "zb-h1,weight=0.4".
     """
-    from tracekit.job.analysis import ReportOptions
+    from tracekit.analysis.job.analysis import ReportOptions
     from tracekit.report.report import read_report, write_tables
 
     condition = None if fail_on is None else Condition(fail_on)
@@ -192,7 +192,7 @@ def whatif_command(
             say(f"tracekit: --overlap is for recordings of GPUs, and {short(report.name)} is not one")
         if html is not None:
             from tracekit.base.atomic_write import write_text
-            from tracekit.show.documents.page import PAGE_FILE, page
+            from tracekit.dashboards.documents.page import PAGE_FILE, page
 
             tell("the slowest steps")
             write_text(html, page(report, lanes, gpu_hour=gpu_hour), PAGE_FILE)
@@ -201,8 +201,8 @@ def whatif_command(
     if parquet_file is not None and lanes is not None:
         lanes.write_parquet(parquet_file)
     if markdown is not None:
-        from tracekit.show.documents.markdown import markdown as as_markdown
-        from tracekit.show.documents.markdown import write_markdown
+        from tracekit.dashboards.documents.markdown import markdown as as_markdown
+        from tracekit.dashboards.documents.markdown import write_markdown
 
         text = as_markdown(report, gpu_hour=gpu_hour, source=named)
         click.echo(text, nl=False) if markdown == STDOUT else write_markdown(markdown, text)
@@ -211,7 +211,7 @@ def whatif_command(
     elif as_json:
         click.echo(report.to_json())
     elif markdown != STDOUT:
-        from tracekit.show.terminal.report import print_report
+        from tracekit.dashboards.terminal.report import print_report
 
         print_report(report, console(), source=named, full=full, explain=explain, gpu_hour=gpu_hour)
     for path in (csv_directory, parquet_file, markdown, html):
@@ -336,8 +336,8 @@ def _print_loads(found: Experts, *, as_json: bool) -> None:
 
         click.echo(msgspec.json.encode({"experts": found}))
         return
-    from tracekit.job.experts import loads, sentence
-    from tracekit.show.terminal.tables import labelled, section_table
+    from tracekit.analysis.job.experts import loads, sentence
+    from tracekit.dashboards.terminal.tables import labelled, section_table
 
     out = console()
     out.print(labelled([("Experts", sentence(found)), ("Missing", "no GPU ops were recorded, so nothing is priced")]))
@@ -347,7 +347,7 @@ def _print_loads(found: Experts, *, as_json: bool) -> None:
 
 def _renderer(name: str, *, alone: bool) -> Callable[[Report], str]:
     """The renderer of that name. Raises SelectionError if there is none, or if it is not `alone` on stdout."""
-    from tracekit.show.renderers import renderer
+    from tracekit.dashboards.documents.renderers import renderer
 
     if not alone:
         raise SelectionError("--as prints to stdout, and so does --json or --markdown -; choose one")
@@ -367,10 +367,10 @@ def _check_writable(parquet_file: Path | None, markdown: Path | None, html: Path
     """Raise OutputError, before the analysis, for a file that cannot be written."""
     if all(path in (None, STDOUT) for path in (parquet_file, markdown, html)):
         return  # most people ask for none, and the page takes long to import
+    from tracekit.analysis.job.lanes import TABLE_FILE
     from tracekit.base.atomic_write import check_writable
-    from tracekit.job.lanes import TABLE_FILE
-    from tracekit.show.documents.markdown import MARKDOWN_FILE
-    from tracekit.show.documents.page import PAGE_FILE
+    from tracekit.dashboards.documents.markdown import MARKDOWN_FILE
+    from tracekit.dashboards.documents.page import PAGE_FILE
 
     for path, kind in ((parquet_file, TABLE_FILE), (markdown, MARKDOWN_FILE), (html, PAGE_FILE)):
         if path is not None and path != STDOUT:

@@ -42,7 +42,7 @@ from tracekit.trace.model import Unit, Worker
 from tracekit.trace.units import FEWEST_STEPS
 
 if TYPE_CHECKING:
-    from tracekit.job.analysis import Analysis, ReportOptions
+    from tracekit.analysis.job.analysis import Analysis, ReportOptions
 
 #: The ops of a batch, as far as a step does not have more, and those from which causes and fixes follow.
 BATCH_OPS, EVIDENCE_OPS = 4_000_000, 8_000_000
@@ -254,7 +254,7 @@ class _Whole:
         self, fields: Mapping[str, Any], ops: int, steps: int, evidence_ops: int, asked: ReportOptions
     ) -> Analysis:
         """The analysis, with causes and fixes from some steps."""
-        from tracekit.job.replayed import ReplayedJob, published_graph
+        from tracekit.analysis.job.replayed import ReplayedJob, published_graph
 
         sampled = _spread(self.steps, evidence_ops)
         all_here, left_out = len(sampled) == len(self.steps), tuple(sorted(self.left_out))

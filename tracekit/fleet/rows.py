@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from tracekit.analysis.job.job import Job
 from tracekit.base.text import encodable
 from tracekit.fleet.exclusions import Exclusion, exclusions_of, usable_start
 from tracekit.fleet.study_tables import frame
-from tracekit.job.job import Job
 from tracekit.report.answer import Culprit
 from tracekit.report.report import Report
 from tracekit.report.rows import OfRank, OfWorker

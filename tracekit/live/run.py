@@ -14,6 +14,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from tracekit.analysis.job.job import Job
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.command_line import command
 from tracekit.base.errors import FormatError, OutputError, StoreError, StoreTakenError
 from tracekit.base.text import ranks_text, short
@@ -37,8 +39,6 @@ from tracekit.collectors.run_directory.segments import (
     read_run,
 )
 from tracekit.collectors.run_directory.writing import attempts
-from tracekit.job.job import Job
-from tracekit.job.pipeline import PipelineJob
 from tracekit.live.survived_errors import one_line, where_traceback_is
 from tracekit.live.windows import RanksState, ReadyWindow, WindowCutter, WindowSize
 from tracekit.report.findings import Findings, Unanalysed

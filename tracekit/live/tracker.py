@@ -1,7 +1,7 @@
 """Windows of a watched job for an experiment tracker, through a process of its own.
 
-In: windows as they are stored. Out: their numbers to `tracekit.show.trackers`, one at a time. A tracker that hangs or
-fails costs its process only: the number of waiting windows is limited, and those that are lost are counted.
+In: windows as they are stored. Out: their numbers to `tracekit.dashboards.trackers`, one at a time. A tracker that
+hangs or fails costs its process only: the number of waiting windows is limited, and those that are lost are counted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TRACKERS = ("wandb", "mlflow", "tensorboard")
 
 
 class TrackerProcess:
-    """A tracker of one job. `where`: as for `tracekit.show.trackers.opened`.
+    """A tracker of one job. `where`: as for `tracekit.dashboards.trackers.opened`.
 
     Raises SelectionError for a tracker that is unknown or not installed. `logged`, `dropped`: how many windows arrived,
     and, once closed, how many did not.
@@ -41,7 +41,7 @@ class TrackerProcess:
         self.kind, self.logged, self.dropped, self._unconfirmed = kind, 0, 0, 0
         self._waiting: queue.Queue[int | None] = queue.Queue(MOST_WAITING)
         self._process = subprocess.Popen(  # noqa: S603 - no shell; tracekit itself
-            [sys.executable, "-P", "-m", "tracekit.show.trackers", where, str(store), job],
+            [sys.executable, "-P", "-m", "tracekit.dashboards.trackers", where, str(store), job],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -1,6 +1,6 @@
 """The report on a job: what it loses, who causes it, why, what to do, and whether to believe it.
 
-In: what `tracekit.job.build` made of a diagnosis, or a file with the JSON object (docs/report-schema.md). Out:
+In: what `tracekit.analysis.job.build` made of a diagnosis, or a file with the JSON object (docs/report-schema.md). Out:
 `Report`, which every surface shows: terminal, Markdown, HTML, notebooks, pages, stores, comparisons, bills. Nothing in
 it is live: a report that was just made and one read from a file are the same.
 """

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tracekit.analysis.job.job import Job, PathLike
 from tracekit.analysis.replay.method import Method
 from tracekit.base.errors import FormatError, SelectionError
 from tracekit.base.look import Look
-from tracekit.job.job import Job, PathLike
 from tracekit.sources.recognise import is_a, with_content
 from tracekit.sources.registry import FORMATS, GPU_FORMATS, PROFILES
 from tracekit.sources.source import Content, ReadOptions, Source
@@ -45,7 +45,7 @@ def load(
     traces; ValueError for an unknown method.
     """
     if len(paths) == 1 and is_a(Content.STORE, Path(os.fsdecode(paths[0]))):
-        from tracekit.job.load import load_from_store
+        from tracekit.analysis.job.load import load_from_store
 
         return load_from_store(store=paths[0], method=method)
     return load_trace(*paths, layout=layout, importer=importer, unit=unit, method=method, kernel_classes=kernel_classes)

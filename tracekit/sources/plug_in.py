@@ -20,7 +20,7 @@ from tracekit.sources.source import Content, ReadOptions, Source
 from tracekit.trace import facts
 
 if TYPE_CHECKING:
-    from tracekit.job.job import Job
+    from tracekit.analysis.job.job import Job
 
 
 class _Importer:
@@ -45,8 +45,8 @@ class _Importer:
 
     def read(self, paths: Sequence[Path], options: ReadOptions) -> Job:
         """The job of the trace that it reads. The importer gets `layout` and `unit` only if they are given."""
+        from tracekit.analysis.job.load import job_of
         from tracekit.collectors.importers.formats import one_error
-        from tracekit.job.load import job_of
         from tracekit.trace.canonical import Trace
         from tracekit.trace.op import OpTrace
 

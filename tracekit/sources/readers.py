@@ -16,7 +16,7 @@ from tracekit.sources.source import ReadOptions
 from tracekit.trace.model import Unit
 
 if TYPE_CHECKING:
-    from tracekit.job.job import Job
+    from tracekit.analysis.job.job import Job
     from tracekit.trace.canonical import Trace
 
 
@@ -24,9 +24,9 @@ def pipeline(module: str, reader: str) -> Callable[[Sequence[Path], ReadOptions]
     """Read one path as a pipeline job. `reader`: a function of `module` that returns a `Trace`."""
 
     def read(paths: Sequence[Path], options: ReadOptions) -> Job:
+        from tracekit.analysis.job.pipeline import PipelineJob
         from tracekit.analysis.replay.method import Method
         from tracekit.collectors.importers.formats import one_error
-        from tracekit.job.pipeline import PipelineJob
 
         (path,) = paths
         with one_error(path):
@@ -61,7 +61,7 @@ def read_published(path: Path, *, layout: Path | None, unit: Unit | None) -> Tra
 
 def read_ops(paths: Sequence[Path], options: ReadOptions) -> Job:
     """Read an op trace, which takes no options."""
-    from tracekit.job.load import job_of
+    from tracekit.analysis.job.load import job_of
     from tracekit.trace.op import read_op_trace
 
     del options
@@ -71,15 +71,15 @@ def read_ops(paths: Sequence[Path], options: ReadOptions) -> Job:
 
 def read_gpus(paths: Sequence[Path], options: ReadOptions) -> Job:
     """Read files or folders of torch.profiler or Nsight Systems as one job."""
+    from tracekit.analysis.job.graph import RecordingJob
     from tracekit.collectors.importers.kineto.reader import read_kineto
-    from tracekit.job.graph import RecordingJob
 
     return RecordingJob(read_kineto(list(paths), classes=options.kernel_classes))
 
 
 def read_post_training(paths: Sequence[Path], options: ReadOptions) -> Job:
     """Read the logs of one run of post-training, which take no options."""
-    from tracekit.job.rl import RlJob
+    from tracekit.analysis.job.rl import RlJob
 
     del options
     return RlJob.read(list(paths))

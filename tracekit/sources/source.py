@@ -21,7 +21,7 @@ from tracekit.trace.facts import SourceKind
 from tracekit.trace.model import Unit
 
 if TYPE_CHECKING:
-    from tracekit.job.job import Job
+    from tracekit.analysis.job.job import Job
 
 
 class Content(StrEnum):

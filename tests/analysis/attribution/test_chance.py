@@ -11,8 +11,8 @@ from judges.kinetosim import Trouble
 from tests.analysis.small_jobs import of_steps
 from tests.handmade import run
 from tracekit.analysis.attribution.chance import Parts
-from tracekit.job.graph import GraphJob
-from tracekit.job.pipeline import PipelineJob
+from tracekit.analysis.job.graph import GraphJob
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.report.conclusions import Parts as ShownParts
 from tracekit.report.plain_data import plain, shaped
 from tracekit.report.verdict import LossKind, Verdict

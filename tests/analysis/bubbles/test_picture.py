@@ -10,9 +10,9 @@ from tests.analysis.bubbles.simulated import Pipeline, gpipe, one_f_one_b, rando
 from tracekit.analysis.bubbles import picture as picture_module
 from tracekit.analysis.bubbles.bubbles import find_bubbles
 from tracekit.analysis.bubbles.picture import Picture, draw_step
+from tracekit.analysis.job.bubbles_words import summary
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.base.errors import LayoutError, SelectionError
-from tracekit.job.bubbles_words import summary
 
 #: 1F1B of two stages, forwards of 1 s, backwards of 2 s, transfers of 0.25 s; the last forward is launched 0.5 s late.
 ORDERS = one_f_one_b(2, 2)

@@ -26,10 +26,10 @@ from tracekit.analysis.diagnosis.find import causes_of
 from tracekit.analysis.diagnosis.of_pipeline import PipelineAssessment
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.interventions import step_times
 from tracekit.collectors.importers.published import read_published
-from tracekit.job.pipeline import PipelineJob
 from tracekit.report.conclusions import Finding
 from tracekit.report.plain_data import plain, shaped
 from tracekit.synth import (

@@ -4,7 +4,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tracekit.job.pipeline import PipelineJob
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Layout, Worker
 

@@ -14,8 +14,8 @@ from judges.eventsim.model import FIRST_STEP, Shape
 from judges.eventsim.truth import mean_step_s
 from tests.analysis.causes import simulated
 from tests.handmade import LAYOUT, healthy_frame, slow_frame
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.errors import TraceError
-from tracekit.job.pipeline import PipelineJob
 from tracekit.report.report import Report
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Layout

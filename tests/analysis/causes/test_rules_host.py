@@ -9,7 +9,7 @@ import pytest
 
 from tests.analysis.causes.corpus import found_in
 from tests.handmade import frame
-from tracekit.job.pipeline import PipelineJob
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.report.finding import Finding, Place
 from tracekit.report.verdict import LossKind
 from tracekit.trace.canonical import Trace

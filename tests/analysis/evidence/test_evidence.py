@@ -10,7 +10,7 @@ from tracekit.analysis.detectors.registry import detector_of, kinds, own_detecto
 from tracekit.analysis.evidence.evidence import evidence
 from tracekit.analysis.evidence.graph_subject import GraphSubject
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
-from tracekit.job.pipeline import PipelineJob
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.trace.canonical import Trace
 
 

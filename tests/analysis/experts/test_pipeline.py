@@ -11,8 +11,8 @@ import polars as pl
 import pytest
 
 from tests.handmade import run
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.errors import TraceError
-from tracekit.job.pipeline import PipelineJob
 from tracekit.report.report import Report
 from tracekit.trace.canonical import Trace, read_parquet
 from tracekit.trace.model import Layout

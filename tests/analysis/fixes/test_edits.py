@@ -6,8 +6,8 @@ import pytest
 
 import tracekit
 from tests.handmade import HEALTHY_STEP_S, slow_trace
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.errors import SelectionError
-from tracekit.job.pipeline import PipelineJob
 from tracekit.synth import SlowLastStage, SynthSpec, synthesize
 from tracekit.trace.model import Layout
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job
-from tracekit.job.pipeline import PipelineJob
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.synth import SlowLastStage, SlowWorker, SynthSpec, synthesize
 from tracekit.trace.model import Layout
 

@@ -23,10 +23,10 @@ from tracekit.analysis.diagnosis.price import fixes_of
 from tracekit.analysis.evidence.computes import Computes
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.fixes.workers import fewest_that_suffice
+from tracekit.analysis.job.build import fix_in_report
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.interventions import step_times
 from tracekit.base.errors import SelectionError
-from tracekit.job.build import fix_in_report
 from tracekit.report.conclusions import Finding, Patterns
 from tracekit.report.plain_data import plain, shaped
 from tracekit.synth import (

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import UNSET
 
 from tests.kineto_files import GEMM, all_reduce, document, event, kernel, launch, write
-from tracekit.job.graph import RecordingJob
+from tracekit.analysis.job.graph import RecordingJob
 from tracekit.report.conclusions import Finding
 from tracekit.report.report import Report
 from tracekit.sources.load import load

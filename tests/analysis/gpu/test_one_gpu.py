@@ -16,8 +16,8 @@ from tests.kineto_files import GEMM, document, event, kernel, launch, write
 from tracekit import load
 from tracekit.analysis.gpu.roofline import Card, cards, roofline_s
 from tracekit.analysis.gpu.times import times_of
+from tracekit.analysis.job.graph import RecordingJob
 from tracekit.base.errors import FormatError
-from tracekit.job.graph import RecordingJob
 
 Event = dict[str, Any]
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"

@@ -156,7 +156,7 @@ def test_too_few_operators_tell_nothing(tmp_path):
 
 def test_a_stored_recording_gives_the_same_step(tmp_path):
     """What recording cost is in the op trace that a store keeps."""
-    from tracekit.job.graph import GraphJob
+    from tracekit.analysis.job.graph import GraphJob
 
     folder, _ = recorded(tmp_path, RecordedJob())
     job = loaded(folder)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tests.handmade import slow_trace
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.analysis.numeric import parallel
 from tracekit.analysis.numeric.robust import lower_median, lower_quantile, median
-from tracekit.job.pipeline import PipelineJob
 
 
 @pytest.fixture

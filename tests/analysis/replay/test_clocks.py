@@ -12,10 +12,10 @@ import pytest
 from tests.analysis.causes.corpus import found_in
 from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.graph.gaps import SHARED
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.analysis.replay.clocks import joint
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.method import Method
-from tracekit.job.pipeline import PipelineJob
 from tracekit.synth import Schedule, SlowNic, SlowP2pLink, SlowWorker, SynthSpec, synthesize
 from tracekit.trace.canonical import Trace, read_parquet
 from tracekit.trace.model import Layout, OpKind

@@ -10,11 +10,11 @@ from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job, of_s
 from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.graph import dependency_graph
 from tracekit.analysis.graph.rules.posting import Posting
+from tracekit.analysis.job.analysis import ReportOptions
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.method import Method
-from tracekit.job.analysis import ReportOptions
-from tracekit.job.pipeline import PipelineJob
-from tracekit.show.words import published_instead
+from tracekit.dashboards.words import published_instead
 from tracekit.trace.canonical import Trace, read_parquet
 
 SAMPLES = Path(__file__).parents[3] / "sample_traces"

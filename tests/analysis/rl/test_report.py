@@ -12,6 +12,7 @@ import pytest
 
 from judges.rlsim import PLANTED, alternatives, draw, generate, losses, record, step_s
 from tests.analysis.rl.logs import GENERATION_S, STEP_S, lines, request, write
+from tracekit.analysis.job.rl import RlJob
 from tracekit.analysis.rl.account import RlAccount, headline
 from tracekit.analysis.rl.logged import LoggedRun
 from tracekit.analysis.rl.loop import Loop
@@ -19,7 +20,6 @@ from tracekit.analysis.rl.scenario import Gpus, Scenario
 from tracekit.analysis.rl.timed import TimedRun
 from tracekit.base.errors import FormatError, SelectionError
 from tracekit.collectors.importers.rl.reader import read_rl
-from tracekit.job.rl import RlJob
 from tracekit.trace.post_training import Format, PhaseLog, RlTimeline, StepTime
 
 

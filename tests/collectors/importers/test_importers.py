@@ -12,9 +12,9 @@ import pytest
 from tests.cases import case
 from tests.handmade import read_any
 from tracekit.base.errors import FormatError, LayoutError
+from tracekit.collectors.record.recorder import Recorder
+from tracekit.collectors.record.wire_format import Category, Flag, RuntimeOptions
 from tracekit.collectors.run_directory.writing import write_manifest
-from tracekit.collectors.runtime.recorder import Recorder
-from tracekit.collectors.runtime.wire_format import Category, Flag, RuntimeOptions
 from tracekit.sources.load import load
 from tracekit.sources.registry import FORMATS
 from tracekit.trace.canonical import Trace

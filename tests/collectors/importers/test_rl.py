@@ -11,9 +11,9 @@ import pytest
 
 from tests.analysis.rl.logs import lines, request, write
 from tests.cases import case
+from tracekit.analysis.job.rl import RlJob
 from tracekit.base.errors import FormatError
 from tracekit.collectors.importers.rl.reader import read_rl
-from tracekit.job.rl import RlJob
 from tracekit.trace.post_training import Format, PhaseLog, RlTimeline, StepTime, run_of, trace_of
 
 VERL_S = {

@@ -10,8 +10,8 @@ import pytest
 
 from tests.cases import case
 from tests.handmade import run
+from tracekit.analysis.job.rl import RlJob
 from tracekit.collectors.importers.rl.reader import read_rl
-from tracekit.job.rl import RlJob
 from tracekit.trace.post_training import Format, PhaseLog, part_of, run_of, trace_of
 
 VERL = {"gen": 1030.5, "old_log_prob": 4.0, "update_actor": 10.0, "step": 1050.5}

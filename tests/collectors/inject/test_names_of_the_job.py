@@ -117,7 +117,7 @@ TAKEN = (
     "analysis",
     "dashboards",
     "benchmarks",
-    "runtime",
+    "record",
     "base",
     "trace",
     "session",
@@ -166,7 +166,7 @@ from tracekit.collectors import log, set_step, span
 print({{function.__module__ for function in (tracekit.step, log, set_step, span)}})
 """
     broken = "sys.modules['_tracekit_recorder.collectors'] = None"
-    names = ("_tracekit_recorder.collectors.runtime.spans", "tracekit.collectors.runtime.spans")
+    names = ("_tracekit_recorder.collectors.record.spans", "tracekit.collectors.record.spans")
     for line, variables, name in (
         ("", under(tmp_path), names[0]),
         (broken, under(tmp_path), names[1]),
@@ -182,7 +182,7 @@ def test_the_recorder_imports_itself_by_relative_names():
     shared = [
         ROOT / "tracekit" / name for name in ("base/errors.py", "base/text.py", "base/enums.py", "trace/model.py")
     ]
-    for path in (*(ROOT / "collectors" / "runtime").glob("*.py"), *INJECTED.glob("*.py"), *shared):
+    for path in (*(ROOT / "collectors" / "record").glob("*.py"), *INJECTED.glob("*.py"), *shared):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []

@@ -14,10 +14,7 @@ from tests.collectors.conftest import POLL_S, TIMEOUT_S, environment, forks
 from tests.handmade import run
 from tracekit.collectors.launch import attach
 from tracekit.collectors.launch.signals import START_RECORDING, STOP_RECORDING
-from tracekit.collectors.run_directory.follow import AttemptFollower
-from tracekit.collectors.run_directory.job_notes import announced
-from tracekit.collectors.run_directory.steering import Pace, first_common_step, pace
-from tracekit.collectors.runtime.wire_format import (
+from tracekit.collectors.record.wire_format import (
     IDLE,
     OPEN_SUFFIX,
     Flag,
@@ -25,6 +22,9 @@ from tracekit.collectors.runtime.wire_format import (
     attempt_directory,
     segment_stem,
 )
+from tracekit.collectors.run_directory.follow import AttemptFollower
+from tracekit.collectors.run_directory.job_notes import announced
+from tracekit.collectors.run_directory.steering import Pace, first_common_step, pace
 from tracekit.trace.canonical import read_parquet
 
 

@@ -7,8 +7,8 @@ from tracekit.collectors.launch.attempts import CollectedAttempt
 from tracekit.collectors.launch.collect import CollectSummary
 from tracekit.collectors.launch.command import summary_lines
 from tracekit.collectors.launch.launcher import prepare_run, run_command
+from tracekit.collectors.record.wire_format import ENV_DIRECTORY, RuntimeOptions
 from tracekit.collectors.run_directory.launchers import Ending, announce_end, have_ended, how_ended
-from tracekit.collectors.runtime.wire_format import ENV_DIRECTORY, RuntimeOptions
 
 
 def test_names_and_paths_cannot_break_a_line():

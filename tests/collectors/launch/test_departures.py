@@ -9,7 +9,7 @@ import pytest
 
 from tracekit.collectors.launch.departures import Departure, find_departure
 from tracekit.collectors.launch.hang_pulses import Pulse
-from tracekit.collectors.runtime.wire_format import LAST_WORDS_SUFFIX, rank_stem
+from tracekit.collectors.record.wire_format import LAST_WORDS_SUFFIX, rank_stem
 
 
 def leave(attempt: Path, rank: int, content: object) -> None:

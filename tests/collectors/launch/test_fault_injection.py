@@ -18,11 +18,11 @@ from tracekit.collectors.launch.clock_keeper import ClockKeeper
 from tracekit.collectors.launch.collect import CollectOptions, collect
 from tracekit.collectors.launch.departures import Departures
 from tracekit.collectors.launch.hang_watcher import ExplainerProcess, HangWatcher
+from tracekit.collectors.record.ring import LeftOver
 from tracekit.collectors.run_directory import clock_pings, job_notes
 from tracekit.collectors.run_directory.clock_pings import append_sample
 from tracekit.collectors.run_directory.launchers import announce, announce_end
 from tracekit.collectors.run_directory.writing import write_left_over, write_manifest
-from tracekit.collectors.runtime.ring import LeftOver
 
 
 @pytest.mark.parametrize("names", quick_and_slow(SABOTAGED))

@@ -9,7 +9,7 @@ import pytest
 from tests.collectors.conftest import collect, forks
 from tracekit.collectors.launch.hang_answers import write_departure
 from tracekit.collectors.launch.hang_watcher import HangWatcher
-from tracekit.collectors.runtime.wire_format import HANG_REQUEST, LAST_WORDS_SUFFIX, PULSE, PULSE_SUFFIX, rank_stem
+from tracekit.collectors.record.wire_format import HANG_REQUEST, LAST_WORDS_SUFFIX, PULSE, PULSE_SUFFIX, rank_stem
 
 
 class Clock:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.collectors.conftest import TIMEOUT_S, brings, environment, python
 from tests.handmade import read_any
-from tracekit.collectors.runtime.wire_format import rank_stem
+from tracekit.collectors.record.wire_format import rank_stem
 from tracekit.trace.canonical import read_parquet
 
 pytestmark = pytest.mark.slow

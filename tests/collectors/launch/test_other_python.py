@@ -124,10 +124,9 @@ BROKEN = {
 @pytest.mark.parametrize("options", [(), ("-S",)], ids=["both ways in", "only torch's"])
 def test_a_recorder_that_is_broken_ends_no_import(options, played, tmp_path):
     """Whatever it raises: `import torch` succeeds, and the line appears once, from the first process of the job."""
-    inject = tmp_path / "tracekit" / "collectors" / "inject"
+    inject = tmp_path / "tracekit" / "collectors" / "record" / "inject"
     shutil.copytree(INJECTED, inject)
-    bootstrap = inject.parent / "runtime" / "bootstrap.py"
-    bootstrap.parent.mkdir()
+    bootstrap = inject.parent / "bootstrap.py"
     path = os.pathsep.join(map(str, [inject, played]))
     python = [sys.executable, "-s", "-B", *options, "-c", "import torch; import json; print('trains')"]
     for number, (source, said) in enumerate(BROKEN.items()):

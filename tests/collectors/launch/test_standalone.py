@@ -22,7 +22,8 @@ ROOT = Path(__file__).parents[3]
 #: Source folder -> the package that it is.
 FOLDERS = {"tracekit": "tracekit", "collectors": "tracekit/collectors"}
 ENTRY_POINT = {
-    f"tracekit/collectors/inject/_tracekit_recorder-0.dist-info/{name}" for name in ("METADATA", "entry_points.txt")
+    f"tracekit/collectors/record/inject/_tracekit_recorder-0.dist-info/{name}"
+    for name in ("METADATA", "entry_points.txt")
 }
 
 
@@ -36,7 +37,7 @@ def wheel(tmp_path_factory) -> Path:
     shutil.copy(ROOT / "LICENSE", directory)
     build = f"from setuptools import build_meta; build_meta.build_wheel({str(directory)!r})"
     command = [sys.executable, "-c", build]
-    project = directory / "collectors" / "standalone"
+    project = directory / "collectors" / "record" / "standalone"
     subprocess.run(command, cwd=project, check=True, capture_output=True)
     (built,) = directory.glob("*.whl")
     return built
@@ -60,7 +61,7 @@ def test_the_wheel_is_small_needs_nothing_and_is_a_part_of_tracekit(wheel):
         assert (ROOT / folder / name[len(FOLDERS[folder]) + 1 :]).read_bytes() == content
         ast.parse(content, feature_version=(3, 9))
     assert {Path(name).parent.name for name in modules} == {
-        *("tracekit", "base", "callbacks", "trace", "collectors", "inject", "runtime", "launch", "run_directory")
+        *("tracekit", "base", "callbacks", "trace", "collectors", "record", "inject", "launch", "run_directory")
     }
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tracekit.collectors.merge.recording_cost import RecordingCost, recording_cost
+from tracekit.collectors.record.wire_format import Category, Flag, RecordingSchedule
 from tracekit.collectors.run_directory.segments import RECORD_DTYPE, AttemptRecording, RankRecording
-from tracekit.collectors.runtime.wire_format import Category, Flag, RecordingSchedule
 
 MS = 1_000_000
 

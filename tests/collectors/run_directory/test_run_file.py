@@ -9,10 +9,10 @@ import pytest
 
 from benchmarks.writtenrun import WrittenRun
 from tracekit.base.errors import FormatError
+from tracekit.collectors.record.wire_format import attempt_directory
 from tracekit.collectors.run_directory.follow import AttemptFollower
 from tracekit.collectors.run_directory.segments import LaunchedRun, read_run
 from tracekit.collectors.run_directory.steering import current_schedule
-from tracekit.collectors.runtime.wire_format import attempt_directory
 
 OPTIONS = {"first_step": 1, "last_step": None, "every": 1, "length": 1}
 RIGHT = {"command": ["train"], "options": OPTIONS}

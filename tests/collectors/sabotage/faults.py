@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 #: The name of the recorder inside a job.
-RUNTIME = "_tracekit_recorder.collectors.runtime"
+RUNTIME = "_tracekit_recorder.collectors.record"
 FAULTS = {}
 
 
@@ -84,21 +84,21 @@ FAULTS["import-is-damaged"] = import_fails("session", SyntaxError("null bytes"))
 
 @fault
 def nothing_of_torch_is_where_it_was():
-    from _tracekit_recorder.collectors.runtime.patches import PatchSet
+    from _tracekit_recorder.collectors.record.patches import PatchSet
 
     PatchSet.add = lambda *_: False
 
 
 @fault
 def nothing_of_torch_can_be_changed():
-    from _tracekit_recorder.collectors.runtime.patches import Patch
+    from _tracekit_recorder.collectors.record.patches import Patch
 
     Patch.install = raises(TypeError("cannot set attribute of immutable type"))
 
 
 @fault
 def hooks_cannot_be_taken_out():
-    from _tracekit_recorder.collectors.runtime.patches import PatchSet
+    from _tracekit_recorder.collectors.record.patches import PatchSet
 
     PatchSet.remove = raises(AttributeError("gone"))
     os.environ["TRACEKIT_COLLECT_OPTIONS"] = json.dumps({"every": 2})
@@ -106,7 +106,7 @@ def hooks_cannot_be_taken_out():
 
 @fault
 def half_of_the_hooks_are_installed():
-    from _tracekit_recorder.collectors.runtime import install
+    from _tracekit_recorder.collectors.record import install
 
     install.FunctionalHooks = raises(LookupError("sabotage"))
 
@@ -129,7 +129,7 @@ def every_method_raises(error):
     """What hooks call of a session, once it has started."""
 
     def break_it():
-        from _tracekit_recorder.collectors.runtime import bootstrap
+        from _tracekit_recorder.collectors.record import bootstrap
 
         start = bootstrap._start
 
@@ -154,7 +154,7 @@ FAULTS["hooks-recurse"] = every_method_raises(RecursionError("maximum recursion 
 
 @fault
 def the_ring_raises():
-    from _tracekit_recorder.collectors.runtime import recorder
+    from _tracekit_recorder.collectors.record import recorder
 
     open_ring = recorder.open_ring
 
@@ -167,14 +167,14 @@ def the_ring_raises():
 
 @fault
 def numbers_do_not_fit():
-    from _tracekit_recorder.collectors.runtime import session
+    from _tracekit_recorder.collectors.record import session
 
     session.now_ns = lambda: 2**80
 
 
 @fault
 def facts_are_no_json():
-    from _tracekit_recorder.collectors.runtime import recorder
+    from _tracekit_recorder.collectors.record import recorder
 
     recorder.json = type("json", (), {"dumps": staticmethod(raises(TypeError("not serializable")))})
 
@@ -196,14 +196,14 @@ def no_thread_can_start():
 
 @fault
 def the_writer_dies():
-    from _tracekit_recorder.collectors.runtime.recorder import Recorder
+    from _tracekit_recorder.collectors.record.recorder import Recorder
 
     Recorder._run = lambda _: None
 
 
 @fault
 def the_writer_hangs():
-    from _tracekit_recorder.collectors.runtime import recorder
+    from _tracekit_recorder.collectors.record import recorder
 
     recorder.CLOSE_TIMEOUT_S = 0.05
     recorder.Recorder._drain = lambda _: threading.Event().wait()
@@ -211,7 +211,7 @@ def the_writer_hangs():
 
 @fault
 def the_ring_is_full():
-    from _tracekit_recorder.collectors.runtime.recorder import Recorder
+    from _tracekit_recorder.collectors.record.recorder import Recorder
 
     os.environ["TRACEKIT_COLLECT_OPTIONS"] = json.dumps({"ring_capacity": 4})
     Recorder._drain = lambda _: None
@@ -224,7 +224,7 @@ def writing_fails(*errors):
     """Each write of the recorder raises the next of these; None: it writes half."""
 
     def break_it():
-        from _tracekit_recorder.collectors.runtime import recorder
+        from _tracekit_recorder.collectors.record import recorder
 
         write, left = recorder.write_all, list(errors)
 
@@ -246,14 +246,14 @@ FAULTS["disk-is-broken"] = writing_fails(OSError(errno.EIO, "Input/output error"
 
 @fault
 def files_cannot_be_made():
-    from _tracekit_recorder.collectors.runtime import recorder
+    from _tracekit_recorder.collectors.record import recorder
 
     recorder.create = raises(OSError(errno.EROFS, os.strerror(errno.EROFS)))
 
 
 @fault
 def segments_cannot_be_sealed():
-    from _tracekit_recorder.collectors.runtime import recorder
+    from _tracekit_recorder.collectors.record import recorder
 
     recorder.os = type("os", (), {"fsync": staticmethod(raises(no_space())), "getpid": os.getpid})
 
@@ -364,7 +364,7 @@ def memory_cannot_be_mapped():
 
 @fault
 def clocks_raise():
-    from _tracekit_recorder.collectors.runtime import session
+    from _tracekit_recorder.collectors.record import session
 
     def break_them():
         for module in (name for name in list(sys.modules) if name.startswith(RUNTIME)):
@@ -378,7 +378,7 @@ def clocks_raise():
 
 @fault
 def clocks_go_back():
-    from _tracekit_recorder.collectors.runtime import session
+    from _tracekit_recorder.collectors.record import session
 
     times = iter(range(10**12, 0, -(10**6)))
     session.now_ns = lambda: next(times)
@@ -396,7 +396,7 @@ def wall_clock_raises():
 
 @fault
 def kernel_accounts_are_garbage():
-    from _tracekit_recorder.collectors.runtime.run_queue import RunQueue
+    from _tracekit_recorder.collectors.record.run_queue import RunQueue
 
     RunQueue.waited_ns = raises(IndexError("list index out of range"))
 
@@ -441,7 +441,7 @@ def control_file(make):
     """A control file that `make` makes while the job runs; the training goes on once it has been looked at."""
 
     def break_it():
-        from _tracekit_recorder.collectors.runtime import control, recorder
+        from _tracekit_recorder.collectors.record import control, recorder
 
         folder, looked = own_run(), threading.Event()
         recorder.FLUSH_INTERVAL_S = 0.001
@@ -472,7 +472,7 @@ FAULTS["control-file-is-a-folder"] = control_file(Path.mkdir)
 
 @fault
 def control_raises():
-    from _tracekit_recorder.collectors.runtime.control import Control
+    from _tracekit_recorder.collectors.record.control import Control
 
     Control.look = raises(ArithmeticError("sabotage"))
 
@@ -495,14 +495,14 @@ def profiler_cannot_write():
 
 @fault
 def the_end_raises():
-    from _tracekit_recorder.collectors.runtime.session import Session
+    from _tracekit_recorder.collectors.record.session import Session
 
     Session._finish = raises(LookupError("sabotage"))
 
 
 @fault
 def closing_raises():
-    from _tracekit_recorder.collectors.runtime.recorder import Recorder
+    from _tracekit_recorder.collectors.record.recorder import Recorder
 
     Recorder.close = raises(RuntimeError("cannot join thread before it is started"))
 
@@ -511,7 +511,7 @@ def closing_raises():
 def users_exit_first():
     import atexit
 
-    from _tracekit_recorder.collectors.runtime import bootstrap
+    from _tracekit_recorder.collectors.record import bootstrap
 
     atexit.register(lambda: bootstrap._session.recorder.close({}))  # runs before ours if registered later
     sys.midway = lambda: atexit.register(bootstrap._session.close)
@@ -519,7 +519,7 @@ def users_exit_first():
 
 @fault
 def callbacks_never_come():
-    from _tracekit_recorder.collectors.runtime import callbacks
+    from _tracekit_recorder.collectors.record import callbacks
 
     callbacks.TIMEOUT_S = 0.05
     callbacks._Callback.__del__ = lambda _: None
@@ -527,7 +527,7 @@ def callbacks_never_come():
 
 @fault
 def callbacks_raise():
-    from _tracekit_recorder.collectors.runtime import callbacks
+    from _tracekit_recorder.collectors.record import callbacks
 
     callbacks._Callback.__call__ = raises(LookupError("sabotage"))
 

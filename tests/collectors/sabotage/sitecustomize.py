@@ -14,8 +14,8 @@ from pathlib import Path
 with open(os.environ["SITECUSTOMIZE_SAYS"], "a") as file:
     file.write(f"{os.getpid()}\n")
 
-if "_tracekit_recorder.collectors.runtime.bootstrap" in sys.modules:
-    from _tracekit_recorder.collectors.runtime import bootstrap
+if "_tracekit_recorder.collectors.record.bootstrap" in sys.modules:
+    from _tracekit_recorder.collectors.record import bootstrap
 
     start = bootstrap._start
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
-from _tracekit_recorder.collectors.runtime.device import DeviceClock  # the recorder in a job
+from _tracekit_recorder.collectors.record.device import DeviceClock  # the recorder in a job
 
 import tracekit
 from tests.collectors.fake_cuda import CudaError, FakeCuda

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.handmade import HEALTHY_STEP_S, IDEAL_STEP_S, KEPT_STEP_S, SLOW_STEP_S, run, slow_trace
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.errors import StoreError
-from tracekit.dashboards.data import replays
-from tracekit.dashboards.data.queries import Results, Stored
-from tracekit.dashboards.data.replays import Answer, Pending, Phase, Rejected, Replays
-from tracekit.dashboards.data.whatif_query import QueryAction, WhatifQuery
-from tracekit.job.pipeline import PipelineJob
+from tracekit.dashboards.browser.data import replays
+from tracekit.dashboards.browser.data.queries import Results, Stored
+from tracekit.dashboards.browser.data.replays import Answer, Pending, Phase, Rejected, Replays
+from tracekit.dashboards.browser.data.whatif_query import QueryAction, WhatifQuery
 
 LONG_S = 60.0  # far more than a hand-made job takes: an answer ends the wait
 

@@ -27,11 +27,11 @@ from tests.handmade import (
 from tests.properties import examples
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.base.errors import SelectionError
-from tracekit.dashboards.data.queries import Results
-from tracekit.dashboards.ui.context import EXTENSION
-from tracekit.dashboards.web.app import make_app
-from tracekit.show.path_spans import path_spans
-from tracekit.show.spans import (
+from tracekit.dashboards.browser.data.queries import Results
+from tracekit.dashboards.browser.ui.context import EXTENSION
+from tracekit.dashboards.browser.web.app import make_app
+from tracekit.dashboards.figures.path_spans import path_spans
+from tracekit.dashboards.figures.spans import (
     OVERVIEW_STEPS,
     Line,
     Replay,

@@ -24,10 +24,10 @@ from tests.handmade import HEALTHY_STEP_S, LAYOUT, SLOW_STEP_S, healthy_frame, r
 from tests.sides import side
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import seconds
-from tracekit.dashboards.data.queries import Results
-from tracekit.dashboards.figures.compare import worker_map
+from tracekit.dashboards.browser.data.queries import Results
+from tracekit.dashboards.browser.figures.compare import worker_map
+from tracekit.dashboards.figures.theme import LIGHT
 from tracekit.report.compare import parts, whole
-from tracekit.show.figures.theme import LIGHT
 from tracekit.store import Store
 from tracekit.trace.canonical import Trace
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.analysis.experts.test_pipeline import EVEN, HOT, trace
 from tests.dashboards.page_text import Pages, sent
-from tracekit.job.pipeline import PipelineJob
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.store import Incoming, Store
 
 

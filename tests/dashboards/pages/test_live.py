@@ -90,7 +90,7 @@ def test_a_window_of_long_ago_is_shown_among_those_around_it(tmp_path: Path, mon
             drawn = catalogue.live.history("live", 6, shown)["number"].to_list()
             assert (drawn[0], drawn[-1], len(drawn)) == (first, last, 6)
     pages = Pages(store.path)
-    monkeypatch.setattr("tracekit.dashboards.pages.job_windows.MOST_AROUND", 6)
+    monkeypatch.setattr("tracekit.dashboards.browser.pages.job_windows.MOST_AROUND", 6)
     page = pages.text("/job", job="live", window="1")
     assert "Window 1 of 0 to 5; the newest is 11, steps 2 to 3" in page
 
@@ -135,7 +135,7 @@ def test_the_page_of_a_job_says_how_old_it_is(
     store.begin_watch("live", "torchrun")
     store.append(window(0, analysed=True))
     now = SimpleNamespace(time=datetime(year, 1, 1, tzinfo=UTC).timestamp)
-    monkeypatch.setattr("tracekit.dashboards.pages.job_windows.time", now)
+    monkeypatch.setattr("tracekit.dashboards.browser.pages.job_windows.time", now)
     assert any(said in line for line in Pages(store.path).lines("/job", job="live"))
 
 
@@ -302,7 +302,7 @@ def test_lists_of_many_are_cut_off_and_say_how_many_there_are(tmp_path: Path, mo
     store.end_watch("job-0")
     pages = Pages(store.path)
     for page in ("incidents", "hosts"):
-        monkeypatch.setattr(f"tracekit.dashboards.pages.{page}.MOST_LISTED", 1)
+        monkeypatch.setattr(f"tracekit.dashboards.browser.pages.{page}.MOST_LISTED", 1)
     text = pages.text("/incidents")
     assert "2 open, the first 1 of them" in text
     assert "1 closed" in text

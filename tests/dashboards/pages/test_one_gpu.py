@@ -22,13 +22,13 @@ from tests.dashboards.tabs import HEIGHT
 from tests.kineto_files import GEMM, document, event, kernel, launch, write
 from tests.test_gpu_traces import SAMPLE
 from tracekit.analysis.gpu.gpu_times import MemoryPoint, MemoryTimes
+from tracekit.analysis.job.graph import GraphJob
 from tracekit.base.text import code_name, cost
-from tracekit.dashboards.data.replays import Answer
-from tracekit.dashboards.data.whatif_query import QueryAction, WhatifQuery
-from tracekit.dashboards.figures.job import memory_over_time
-from tracekit.job.graph import GraphJob
-from tracekit.show.figures.theme import LIGHT
-from tracekit.show.lanes import LEVEL_STEP, LEVELS
+from tracekit.dashboards.browser.data.replays import Answer
+from tracekit.dashboards.browser.data.whatif_query import QueryAction, WhatifQuery
+from tracekit.dashboards.browser.figures.job import memory_over_time
+from tracekit.dashboards.figures.lanes import LEVEL_STEP, LEVELS
+from tracekit.dashboards.figures.theme import LIGHT
 from tracekit.store import Incoming, Store, TraceKind
 
 RELU = "void at::native::vectorized_elementwise_kernel<4, <script>alert(1)</script>>(int)"

@@ -19,8 +19,8 @@ from tests.dashboards.conftest import Serving
 from tests.dashboards.page_text import Pages, found, lines
 from tests.dashboards.watched import write_watched
 from tests.handmade import run, slow_trace
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.text import cost
-from tracekit.job.pipeline import PipelineJob
 from tracekit.report.report import Report
 from tracekit.store import Incoming, Store
 
@@ -79,7 +79,7 @@ def test_facets_and_the_filter_narrow_the_table_and_lead_on_from_each_other(serv
 
 
 def test_many_jobs_come_in_parts(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracekit.dashboards.pages.jobs.MOST_ROWS", 3)
+    monkeypatch.setattr("tracekit.dashboards.browser.pages.jobs.MOST_ROWS", 3)
     pages = Pages(serving.store)
     parts = [pages.page("/", sort="job", at=at) for at in ("1", "2", "3")]
     assert [listed(part) for part in parts] == [

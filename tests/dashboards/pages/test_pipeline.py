@@ -15,7 +15,7 @@ from tests.dashboards.conftest import Serving
 from tests.dashboards.page_text import Pages
 from tests.handmade import run
 from tracekit.analysis.bubbles.picture import draw_step
-from tracekit.job.pipeline import PipelineJob
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.store import Incoming, Store
 
 Visit = Callable[..., Page]

@@ -15,8 +15,8 @@ from tests.dashboards.test_accessibility import AXE, RULES, RUN
 from tests.documents.evil import EVIL
 from tests.fleet.written import job, write_study
 from tests.handmade import run, slow_trace
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.fleet.study import Study
-from tracekit.job.pipeline import PipelineJob
 from tracekit.report.applied import AppliedFix
 from tracekit.store import Incoming, Store
 

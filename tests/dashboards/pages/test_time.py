@@ -15,8 +15,8 @@ from tests.dashboards.conftest import Serving
 from tests.dashboards.page_text import Pages, found
 from tests.dashboards.watched import HOSTS, analysed, trace
 from tracekit.base.errors import SelectionError
-from tracekit.dashboards.data.life import Event, read_differences, read_life
-from tracekit.dashboards.data.queries import Results
+from tracekit.dashboards.browser.data.life import Event, read_differences, read_life
+from tracekit.dashboards.browser.data.queries import Results
 from tracekit.store import Store
 from tracekit.trace.step_values import STEP_VALUES
 
@@ -107,11 +107,11 @@ def test_steps_have_what_the_loop_logged_of_them_and_windows_their_mean_and_last
     assert life.spans["loss"].to_list() == [None, 2.5, *[None] * 6]
     mfu = [one * 2e10 / 0.31 / 4 / 989e12 for one in tokens]
     assert life.spans["mfu"].to_list() == pytest.approx(mfu + [None] * 4)
-    monkeypatch.setattr("tracekit.dashboards.data.life.MOST_STEPWISE", 1)
+    monkeypatch.setattr("tracekit.dashboards.browser.data.life.MOST_STEPWISE", 1)
     life = read_life(Results(path), "live", *EVER)
     assert life is not None
     assert life.spans.select("tokens_per_s", "loss").rows() == [(pytest.approx(800 / 0.31), 2.5), (None, None)]
-    monkeypatch.setattr("tracekit.dashboards.data.life.MOST_SPANS", 1)  # the second window has no say
+    monkeypatch.setattr("tracekit.dashboards.browser.data.life.MOST_SPANS", 1)  # the second window has no say
     life = read_life(Results(path), "live", *EVER)
     assert life is not None
     assert life.spans.select("tokens_per_s", "loss").rows() == [(pytest.approx(800 / 0.31), 2.5)]
@@ -147,8 +147,8 @@ def test_losses_and_events_are_those_of_the_windows(store: Path) -> None:
 def test_of_many_windows_a_span_is_several_and_their_mean_is_that_of_their_steps(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tracekit.dashboards.data.life.MOST_STEPWISE", 3)
-    monkeypatch.setattr("tracekit.dashboards.data.life.MOST_SPANS", 2)
+    monkeypatch.setattr("tracekit.dashboards.browser.data.life.MOST_STEPWISE", 3)
+    monkeypatch.setattr("tracekit.dashboards.browser.data.life.MOST_SPANS", 2)
     life = read_life(Results(store), "live", *EVER)
     assert life is not None
     assert not life.stepwise
@@ -163,8 +163,8 @@ def test_of_many_windows_a_span_is_several_and_their_mean_is_that_of_their_steps
 
 def test_nothing_is_drawn_where_the_run_was_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two spans, the first would reach over nine hours without a window."""
-    monkeypatch.setattr("tracekit.dashboards.data.life.MOST_STEPWISE", 3)
-    monkeypatch.setattr("tracekit.dashboards.data.life.MOST_SPANS", 2)
+    monkeypatch.setattr("tracekit.dashboards.browser.data.life.MOST_STEPWISE", 3)
+    monkeypatch.setattr("tracekit.dashboards.browser.data.life.MOST_SPANS", 2)
     life = read_life(Results(write_life(tmp_path / "s.store", (0, 10, 11, 12))), "live", *EVER)
     assert life is not None
     for rows in (life.spans, life.losses):
@@ -197,7 +197,7 @@ def test_what_is_different_in_a_range_is_whose_ops_take_longer_there_than_around
 
 
 def test_a_range_of_too_many_ops_says_what_fits(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracekit.dashboards.data.life.MOST_OPS", 50)
+    monkeypatch.setattr("tracekit.dashboards.browser.data.life.MOST_OPS", 50)
     with pytest.raises(SelectionError, match=r"the range has 4 windows of 48 ops; at most 1 can be compared"):
         read_differences(Results(store), "live", *EVER)
 

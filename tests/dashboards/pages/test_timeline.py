@@ -20,9 +20,9 @@ from tests.analysis.rl.logs import lines, write
 from tests.dashboards.clicks import address, state
 from tests.dashboards.conftest import SAMPLES, Serving
 from tests.dashboards.data.test_spans import early
+from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.text import seconds
-from tracekit.dashboards.web.timeline_requests import packed
-from tracekit.job.pipeline import PipelineJob
+from tracekit.dashboards.browser.web.timeline_requests import packed
 from tracekit.store import Incoming, Store
 from tracekit.trace.chrome import STREAMS
 
@@ -465,7 +465,7 @@ def test_data_requests_are_refused_in_one_line(
 def test_above_the_limit_a_window_of_workers_and_time_is_sent(
     serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tracekit.dashboards.web.timeline_requests.WHOLE_SPANS", 100)
+    monkeypatch.setattr("tracekit.dashboards.browser.web.timeline_requests.WHOLE_SPANS", 100)
     asked = {"job": "slow-worker", "step": 105, "order": "rank", "streams": "compute", "view": "recorded"}
     code, body = fetched(serving, "spans", **asked, first=4, last=8, columns=50, **{"from": 0, "to": 500})
     assert code == 200
@@ -481,7 +481,7 @@ def test_above_the_limit_a_window_of_workers_and_time_is_sent(
 def test_a_step_with_too_many_ops_is_fetched_window_by_window(
     visit: Visit, monkeypatch: pytest.MonkeyPatch, slow_op: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr("tracekit.dashboards.web.timeline_requests.WHOLE_SPANS", 100)
+    monkeypatch.setattr("tracekit.dashboards.browser.web.timeline_requests.WHOLE_SPANS", 100)
     page = visit("/timeline?job=slow-worker&step=105&streams=all")
     painted(page)
     assert page.evaluate("tracekitTimeline.current().scene.whole") is False

@@ -19,8 +19,8 @@ from tests.dashboards.conftest import SAMPLES, Serving
 from tests.dashboards.tabs import PATIENCE_MS
 from tests.handmade import run
 from tracekit.base.text import seconds
-from tracekit.dashboards.data import replays
-from tracekit.dashboards.data.whatif_query import LONGEST_ADDRESS
+from tracekit.dashboards.browser.data import replays
+from tracekit.dashboards.browser.data.whatif_query import LONGEST_ADDRESS
 
 Visit = Callable[..., Page]
 SLOW = SAMPLES / "slow_worker.parquet"

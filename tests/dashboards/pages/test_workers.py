@@ -15,9 +15,9 @@ from tests.dashboards.clicks import address, click_figure, point_at_figure, wait
 from tests.dashboards.conftest import Serving
 from tests.dashboards.page_text import Pages
 from tests.dashboards.pages.test_pages import whatif
-from tracekit.dashboards.data.queries import Results
-from tracekit.dashboards.data.worker_view import Box, WorkerView, choose_box
-from tracekit.show.figures.worker_map import WorkerMap
+from tracekit.dashboards.browser.data.queries import Results
+from tracekit.dashboards.browser.data.worker_view import Box, WorkerView, choose_box
+from tracekit.dashboards.figures.worker_map import WorkerMap
 
 Visit = Callable[..., Page]
 

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Page
 
 from tracekit.base.errors import SelectionError
-from tracekit.dashboards.web.app import make_app
+from tracekit.dashboards.browser.web.app import make_app
 
 Visit = Callable[..., Page]
 
@@ -135,7 +135,7 @@ def test_an_error_in_a_callback_is_said_on_the_page_and_logged_once(
     ):
         page = visit(path, within=page)
         with monkeypatch.context() as patch:
-            patch.setattr(f"tracekit.dashboards.pages.{broken}", mock.Mock(side_effect=error))
+            patch.setattr(f"tracekit.dashboards.browser.pages.{broken}", mock.Mock(side_effect=error))
             caplog.clear()
             page.locator(act).first.click()
             page.locator("#page [role=alert]", has_text=said).first.wait_for()
@@ -150,7 +150,7 @@ def test_a_message_about_a_callback_can_be_closed(visit: Visit, monkeypatch: pyt
     def fail(*_: Any) -> Any:
         raise KeyError
 
-    monkeypatch.setattr("tracekit.dashboards.pages.whatif._report", fail)
+    monkeypatch.setattr("tracekit.dashboards.browser.pages.whatif._report", fail)
     page.locator("[data-whatif=suggest]").first.click()
     message = page.locator("#page-trouble .problem")
     message.wait_for()

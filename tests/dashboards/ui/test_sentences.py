@@ -10,7 +10,7 @@ import numpy as np
 
 from tests.figures.test_worker_map import small
 from tests.reports import report_with
-from tracekit.dashboards.ui.sentences import (
+from tracekit.dashboards.browser.ui.sentences import (
     believed,
     space_words,
     time_words,

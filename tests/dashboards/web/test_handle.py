@@ -14,10 +14,10 @@ import pytest
 
 from tests.dashboards.conftest import Serving
 from tests.test_store_windows import window
-from tracekit.dashboards.web.access import Access, read_access
-from tracekit.dashboards.web.app import make_app
-from tracekit.dashboards.web.auth import read_auth
-from tracekit.dashboards.web.handle import _is_own
+from tracekit.dashboards.browser.web.access import Access, read_access
+from tracekit.dashboards.browser.web.app import make_app
+from tracekit.dashboards.browser.web.auth import read_auth
+from tracekit.dashboards.browser.web.handle import _is_own
 from tracekit.store import Store
 from tracekit.store.handling import current_user
 

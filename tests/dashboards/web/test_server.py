@@ -12,11 +12,11 @@ import pytest
 
 from tests.dashboards.web.conftest import LARGE, Turns, application, arrived
 from tests.dashboards.web.test_tokens import NEW, bearer, write
-from tracekit.dashboards.web import server
-from tracekit.dashboards.web.access import Access
-from tracekit.dashboards.web.app import make_app
-from tracekit.dashboards.web.server import LONGEST_HEAD, PATIENCE_S
-from tracekit.dashboards.web.tokens import Tokens
+from tracekit.dashboards.browser.web import server
+from tracekit.dashboards.browser.web.access import Access
+from tracekit.dashboards.browser.web.app import make_app
+from tracekit.dashboards.browser.web.server import LONGEST_HEAD, PATIENCE_S
+from tracekit.dashboards.browser.web.tokens import Tokens
 
 #: What slow clients send before they stop, or of which they do not read the answers.
 UNFINISHED = {

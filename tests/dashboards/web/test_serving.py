@@ -24,8 +24,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.dashboards.conftest import SAMPLES, Serving
 from tests.dashboards.page_text import Pages, sent
 from tests.handmade import run, run_process, slow_trace
-from tracekit.dashboards.web.app import make_app
-from tracekit.job.pipeline import PipelineJob
+from tracekit.analysis.job.pipeline import PipelineJob
+from tracekit.dashboards.browser.web.app import make_app
 from tracekit.report.findings import Unanalysed
 from tracekit.store import Incoming, Store
 
@@ -258,7 +258,7 @@ class TestBrokenAndHostile:
     def test_an_error_of_tracekit_itself_is_one_line_and_logged(
         self, sample_store: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("tracekit.dashboards.web.downloads.safe_csv", lambda _: 1 / 0)
+        monkeypatch.setattr("tracekit.dashboards.browser.web.downloads.safe_csv", lambda _: 1 / 0)
         answer = make_app(sample_store).server.test_client().get("/download/jobs.csv")
         assert (answer.status_code, len(answer.text.splitlines())) == (500, 1)
         assert "ZeroDivisionError" in caplog.text

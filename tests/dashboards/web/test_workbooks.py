@@ -13,8 +13,8 @@ import pytest
 from tests.dashboards.page_text import Pages
 from tests.dashboards.pages.test_pages import whatif
 from tests.handmade import slow_trace
-from tracekit.dashboards.web.app import make_app
-from tracekit.job.pipeline import PipelineJob
+from tracekit.analysis.job.pipeline import PipelineJob
+from tracekit.dashboards.browser.web.app import make_app
 from tracekit.store import Incoming, Store
 
 MAIN = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
@@ -82,12 +82,12 @@ def test_without_its_extra_a_workbook_is_said_to_need_it(sample_store: Path, mon
 def test_a_table_that_fits_no_sheet_is_said_to_be_there_as_csv(
     sample_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tracekit.dashboards.web.downloads.MOST_SHEET_ROWS", 15)
+    monkeypatch.setattr("tracekit.dashboards.browser.web.downloads.MOST_SHEET_ROWS", 15)
     answer = make_app(sample_store).server.test_client().get("/download/by_worker.xlsx?job=slow-worker")
     assert (answer.status_code, "16 rows are more than the 15 of a sheet" in answer.text) == (400, True)
 
 
 def test_pages_without_the_extra_say_how_to_get_it(sample_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracekit.dashboards.ui.share.find_spec", lambda _: None)
+    monkeypatch.setattr("tracekit.dashboards.browser.ui.share.find_spec", lambda _: None)
     for path, job in (("/", {}), ("/job", {"job": "slow-worker"})):
         assert "XLSX: pip install 'tracekit-analysis[xlsx]'" in Pages(sample_store).text(path, **job)

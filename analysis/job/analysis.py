@@ -1,0 +1,53 @@
+"""The analysis of a job: its report, and what is too live for a report.
+
+In: what a reader asks for. Out: `Analysis`, which jobs make and surfaces with a replay draw from.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from tracekit.report.diagnosis import Diagnosis
+from tracekit.report.report import Report
+
+if TYPE_CHECKING:
+    from tracekit.analysis.experts.expert_loads import RebalancePlan
+    from tracekit.analysis.experts.loads import Loads
+    from tracekit.analysis.job.lanes import Lanes
+
+
+class ReportOptions(Struct, frozen=True, kw_only=True):
+    """What a reader asks for beyond the report that every job has: see `Job.whatif`."""
+
+    fix: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
+    by: tuple[str, ...] = ()
+    layers: tuple[int, ...] | None = None
+    bubbles: bool = False
+    schedules: tuple[str, ...] = ()
+    overlap: bool = False
+    experts: bool = False
+    expert_loads: Loads | None = None
+    plans: tuple[RebalancePlan, ...] = ()
+
+    @property
+    def wants_bubbles(self) -> bool:
+        """Whether the idle time of stages is asked for."""
+        return self.bubbles or bool(self.schedules)
+
+    @property
+    def wants_experts(self) -> bool:
+        """Whether the loads of experts are asked for."""
+        return self.experts or bool(self.plans)
+
+
+class Analysis(Struct, frozen=True, eq=False):
+    """One analysed job. `diagnosis`: what the report's findings and fixes were made of, with the changes that priced
+    them. `lanes`: of a pipeline, what single steps are drawn from; None for other jobs.
+    """
+
+    report: Report
+    diagnosis: Diagnosis
+    lanes: Lanes | None = None

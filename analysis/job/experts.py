@@ -1,0 +1,141 @@
+"""Overlap and experts of a job: measured on request, and in words.
+
+In: the ops of a job. Out: `Overlap` and `Experts`, a sentence and tables for all renderers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tracekit.analysis.detectors.registry import detector_of
+from tracekit.analysis.detectors.uneven_experts import LATE_PEER, other_causes
+from tracekit.analysis.evidence.uneven_loads import experts_of, uneven_experts
+from tracekit.analysis.experts.balance import ExpertJob
+from tracekit.analysis.experts.expert_loads import ExpertLoads, RebalancePlan
+from tracekit.base.text import seconds
+from tracekit.report.experts import CauseOfImbalance, Experts, Overlap, Rebalanced
+from tracekit.report.section import Table
+
+if TYPE_CHECKING:
+    from tracekit.analysis.evidence.graph_subject import GraphSubject
+    from tracekit.analysis.job.analysis import ReportOptions
+    from tracekit.report.finding import Finding
+
+#: Rows of a table, and ranks of a heat map.
+_MOST_ROWS, _MOST_RANKS = 20, 64
+#: Loads over the mean from which on a cell is darker; as many as there are shades below the darkest.
+_SHADES, _FROM = "·░▒▓█", (1.05, 1.2, 1.5, 2.0)
+_SOURCES = {"splits": "rows of the all-to-alls", "loads": "the log of loads", "kernel-times": "times of kernels only"}
+
+
+def overlap_of(evidence: GraphSubject, asked: ReportOptions) -> Overlap | None:
+    """What is hidden, exposed and waiting in a recording of GPUs; None if nobody asked, or for other op traces."""
+    if not asked.overlap or evidence.recorded is None:
+        return None
+    from tracekit.analysis.experts.overlap import find_overlap
+
+    return find_overlap(evidence.recorded)
+
+
+def asked_experts(evidence: GraphSubject | None, asked: ReportOptions, findings: Sequence[Finding]) -> Experts | None:
+    """The loads of the experts and the price of plans; if nobody asked, uneven loads with the price of equal ones, None
+    if there are none.
+    """
+    if not asked.wants_experts:
+        if evidence is None or uneven_experts(evidence) is None:
+            return None
+        return experts_of(evidence).found([RebalancePlan.parse("balanced")])
+    loads = (ExpertLoads(ExpertJob()) if evidence is None else experts_of(evidence)).found(asked.plans)
+    if evidence is not None:
+        loads.causes.extend(other_causes(evidence, findings))
+    return loads
+
+
+def remarks(overlap: Overlap | None, experts: Experts | None, asked: ReportOptions) -> Iterator[tuple[str, str]]:
+    """Yield a sentence each."""
+    if overlap is not None:
+        yield "Overlap", _hidden(overlap)
+    if experts is not None and asked.wants_experts:
+        yield "Experts", sentence(experts)
+
+
+def sentence(found: Experts) -> str:
+    """Where loads were read, and why ranks wait for each other."""
+    source = "unknown" if found.source is None else f"by {_SOURCES[found.source]}"
+    why = [f"{_because(one)} ({seconds(one.saved_s)} a step)" for one in found.causes]
+    even = ["no uneven loads that cost 1% of a step"] if found.fits and not found.cut else []
+    return "; ".join([f"loads {source}", *(why or even), *found.notes])
+
+
+def _because(cause: CauseOfImbalance) -> str:
+    title = LATE_PEER if cause.cause == "late-peer" else detector_of(cause.cause).title
+    of = (("rank", cause.rank), ("in most layers expert", cause.expert))
+    named = [f"{name} {value}" for name, value in of if value is not None]
+    return f"{title}: {', '.join(named)}" if named else title
+
+
+def _hidden(found: Overlap) -> str:
+    total = sum(one.communication_s for one in found.ranks) or 1.0
+    hidden, waits = sum(one.both_s for one in found.ranks), sum(one.wait_s for one in found.ranks)
+    taxes = [one.sm_tax_at_most_s for one in found.ranks if one.sm_tax_at_most_s]
+    at_most = "at most " if found.ranks[0].wait_basis == "minimum" else ""
+    tax = f"; hiding cost at most {seconds(sum(taxes))} of SM time" if taxes else ""
+    waiting = f"{at_most}{seconds(waits)} of it is waiting, not transfer"
+    return f"{hidden / total:.1%} of communication is hidden; {waiting}{tax}"
+
+
+def asked_tables(overlap: Overlap | None, experts: Experts | None, asked: ReportOptions) -> Iterator[Table]:
+    """Yield the tables of what was asked for."""
+    if overlap is not None:
+        ranks = [
+            (str(one.rank), *map(seconds, (one.compute_s, one.communication_s, one.exposed_s, one.wait_s)),
+             f"{one.hidden_share:.1%}", "-" if one.sm_tax_at_most_s is None else seconds(one.sm_tax_at_most_s))
+            for one in overlap.ranks
+        ]  # fmt: skip
+        names = [(one.name, f"{one.ops:,}", *map(seconds, (one.seconds, one.exposed_s, one.wait_s)))
+                 for one in overlap.collectives]  # fmt: skip
+        pairs = [(f"{one.communication} under {one.compute}", seconds(one.seconds)) for one in overlap.pairs]
+        heads = ("rank", "compute", "communication", "exposed", "waiting", "hidden", "SM tax <=")
+        yield _table("Overlap", heads, ranks)
+        yield _table("Collectives", ("Collective", "ops", "time", "exposed", "waiting"), names)
+        if pairs:
+            yield _table("What hides what", ("Communication under compute", "time"), pairs)
+    if asked.wants_experts:
+        yield from loads(experts)
+
+
+def loads(experts: Experts | None) -> Iterator[Table]:
+    """Yield the tables of the loads of experts, if they are known, and the prices of plans."""
+    if experts is not None and experts.layers:
+        rows = [(str(one.layer), _shades(one.tokens_by_rank), f"{one.max_over_mean:.2f}", f"{one.deviation:.2f}")
+                for one in experts.layers]  # fmt: skip
+        scale = "ranks in order: · below 1.05 times the mean, ░ 1.05, ▒ 1.2, ▓ 1.5, █ 2"
+        yield _table("Loads of experts", ("layer", "ranks", "max over mean", "± over steps"), rows, scale)
+    if experts is not None and experts.rebalance:
+        why = [f"{one.plan}: {one.unknown}" for one in experts.rebalance if one.unknown]
+        yield _table("Other loads", ("Plan", "step", "saves", "dropped"), list(map(_price, experts.rebalance)), *why)
+
+
+def _shades(tokens_by_rank: Sequence[float]) -> str:
+    """Load over the mean, a character a rank."""
+    share = np.array(tokens_by_rank[:_MOST_RANKS]) / (np.mean(tokens_by_rank) or 1.0)
+    return "".join(_SHADES[at] for at in np.searchsorted(_FROM, share, side="right").tolist())
+
+
+def _table(title: str, heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], *notes: str) -> Table:
+    """A table of the first rows, with the number of all if these are not all."""
+    rest = (f"{_MOST_ROWS} of {len(rows):,}; all with --json",) if len(rows) > _MOST_ROWS else ()
+    return Table(title, heads, tuple(rows[:_MOST_ROWS]), "\n".join((*notes, *rest)) or None)
+
+
+def _price(row: Rebalanced) -> tuple[str, ...]:
+    plan = row.plan if row.chunks is None else f"{row.plan}: {row.chunks}"
+    dropped = "-" if row.dropped_share is None else f"{row.dropped_share:.1%}"
+    if row.step_time_s is None or row.saved_s is None:
+        bounds = "unknown" if row.low_s is None else f"{seconds(row.low_s)} to {seconds(row.high_s or 0.0)}"
+        return plan, bounds, "", dropped
+    error = "" if not row.error_s else f" ± {seconds(row.error_s)}"
+    return plan, seconds(row.step_time_s), f"{seconds(row.saved_s)}{error}", dropped

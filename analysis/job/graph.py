@@ -1,0 +1,284 @@
+"""Jobs of any shape for users of the library: op traces, and recordings of GPUs.
+
+In: an op trace, or traces of torch.profiler. Out: `GraphJob` or `RecordingJob`, and from them an `Analysis`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from msgspec import structs
+
+from tracekit.analysis.attribution.critical_path import critical_path
+from tracekit.analysis.diagnosis.diagnose import diagnose
+from tracekit.analysis.diagnosis.of_graph import GraphAssessment
+from tracekit.analysis.evidence.graph_subject import GraphSubject, Times
+from tracekit.analysis.gpu.comparable import Comparable, comparable_part
+from tracekit.analysis.gpu.late_rank import late_ranks
+from tracekit.analysis.gpu.op_trace import GpuOpTrace, gpu_op_trace
+from tracekit.analysis.gpu.recorded import Kept, Recorded
+from tracekit.analysis.gpu.waits import measure_waits
+from tracekit.analysis.graph.fold import FoldedGraph, fold
+from tracekit.analysis.graph.labels import label_values, shown_values
+from tracekit.analysis.graph.rules.registry import op_graph
+from tracekit.analysis.job.analysis import Analysis, ReportOptions
+from tracekit.analysis.job.graph_report import AnalysedGraph
+from tracekit.analysis.job.job import Exported, Job, PathLike, Progress
+from tracekit.analysis.job.questions import answer_fix, answer_keep, by_labels, op_edits
+from tracekit.analysis.replay.costs import measure_op_durations
+from tracekit.analysis.replay.graph_replay import GraphReplay
+from tracekit.analysis.whatif.interventions import timelines
+from tracekit.analysis.whatif.paper import IDEAL, ORIGINAL, RECORDED, Changes
+from tracekit.base.errors import SelectionError, TraceError
+from tracekit.base.text import short
+from tracekit.report.question import ByLabel, Question
+from tracekit.trace.gpu_recording import GpuRecording
+from tracekit.trace.op import OpTrace
+
+if TYPE_CHECKING:
+    from tracekit.trace.chrome import OpTimeline
+
+#: Labels by which a report attributes by default, if the job has them with more than one value.
+USUAL_LABELS = ("kind", "phase", "stream", "host", "group")
+#: A label with more values than this is attributed only on request.
+MOST_VALUES_UNASKED = 512
+#: Columns of a recording's GPU ops that reports read beside the op trace.
+_READ_OF_GPU_OPS = (
+    "rank", "start", "duration", "name", "activity", "kernel_class", "shape", "launch", "collective", "received",
+)  # fmt: skip
+
+
+class OfGraph(Job):
+    """A job whose ops form any graph."""
+
+    @cached_property
+    def graph(self) -> FoldedGraph:
+        """The job's op graph, laid out for replay. Raises TraceError, or GraphError if ops contradict each other."""
+        try:
+            return fold(op_graph(self.ops))
+        except TraceError as error:
+            raise type(error)(f"{short(self.ops.name)}: {error}") from None
+
+    @property
+    def ops(self) -> OpTrace:
+        """The job as an op trace."""
+        raise NotImplementedError
+
+    @cached_property
+    def replay(self) -> GraphReplay:
+        """The job ready to be replayed under any scenario."""
+        return GraphReplay(self.graph, measure_op_durations(self.graph))
+
+    def recorded(self) -> Recorded | None:
+        """Return what a recording of GPUs shows beside its ops; None for other op traces."""
+        return None
+
+    @cached_property
+    def evidence(self) -> GraphSubject:
+        """What diagnosis and prices are made from. Raises TraceError if the steps of the job take no time."""
+        return GraphSubject(self.ops, self.graph, self.replay, self.times, self.recorded())
+
+    def validate(self) -> None:
+        """See `Job.validate`: the ops are validated when the graph is built."""
+        _ = self.graph
+
+    def analyse(self, asked: ReportOptions, progress: Progress | None = None) -> Analysis:
+        if asked.layers is not None:
+            raise SelectionError(f"--layers is for pipeline traces; {short(self.ops.name)} is {self.source}")
+        self.refuse_bubbles(asked)
+        tell = progress or (lambda _: None)
+        tell("building the op graph")
+        replay, evidence = self.replay, self.evidence
+        if asked.expert_loads is not None:
+            evidence = structs.replace(evidence, expert_loads=asked.expert_loads)
+        gpus = len(self.graph.ops.mesh.ranks)
+        questions = [answer_fix(replay, text, gpus, evidence, op_edits) for text in asked.fix]
+        questions += [answer_keep(replay, text, gpus) for text in asked.keep]
+        tell("labels")
+        labels = [self.attribute_by(*text.split(",")) for text in dict.fromkeys((*self._usual_labels(), *asked.by))]
+        tell("critical path")
+        path = critical_path(replay, RECORDED)
+        tell("looking for causes")
+        ops = self.ops.ops
+        numbers = ops["peer"].dtype.is_integer() if "peer" in ops.columns else False
+        kinds = ["kind"] if "kind" in self.graph.ops.labels else []
+        label = "kind" if numbers and kinds else "peer"
+        return AnalysedGraph(
+            name=self.ops.name,
+            evidence=evidence,
+            diagnosis=diagnose(GraphAssessment(evidence)),
+            asked=asked,
+            questions=tuple(questions),
+            labels=tuple(labels),
+            critical_label=label,
+            critical_peers={str(peer): seconds for (peer,), seconds in path.seconds_by([label]).items()},
+            critical_kinds={str(kind): seconds for (kind,), seconds in path.seconds_by(kinds).items()} if kinds else {},
+            critical_ranks={int(rank or 0): seconds for (rank,), seconds in path.seconds_by(["rank"]).items()},
+            critical_delay_s=path.mean_delay_s,
+        ).analysis()
+
+    @cached_property
+    def times(self) -> Times:
+        """The step times of the job. Raises TraceError if its steps take no time."""
+        times, ops = Times.of(self.graph, self.replay), self.graph.ops
+        if times.original.mean() > 0 >= times.recorded.mean():
+            raise TraceError(
+                f"{short(self.ops.name)}: its steps end before they begin (at {(ops.start + ops.duration).max():.6g}"
+                " s); 'start' counts from the start of the step"
+            )
+        if not min(times.recorded.mean(), times.original.mean()) > 0:
+            raise TraceError(f"{short(self.ops.name)}: its steps take no time; expected ops with durations in seconds")
+        return times
+
+    def attribute_by(self, *labels: str) -> ByLabel:
+        return by_labels(self.replay, *labels)
+
+    def answer(self, selection: str, *, keep: bool = False) -> Question:
+        _ = self.times  # or the error that there are none
+        gpus = len(self.graph.ops.mesh.ranks)
+        if keep:
+            return answer_keep(self.replay, selection, gpus)
+        return answer_fix(self.replay, selection, gpus, self.evidence, op_edits)
+
+    def export(self, path: PathLike, *, steps: Sequence[int] | None = None) -> Exported:
+        """See `Job.export`. `steps`: by the label `profiler_step` if ops have it."""
+        from tracekit.trace.chrome import MOST_SLICES, OpTimeline, write_op_chrome
+
+        ops, kept = self.ops.ops, np.ones(self.ops.ops.height, np.bool_)
+        label = next((name for name in ("profiler_step", "step") if name in ops.columns), None)
+        marked = [] if label is None else ops[label].drop_nulls().unique().sort().to_list()
+        if steps is not None:
+            there = f"it has {shown_values(marked)}" if marked else "no step is marked; leave --steps out"
+            if not {*steps} & {*marked} or label is None:
+                raise SelectionError(f"{short(self.ops.name)} has none of these steps: {there}")
+            kept = ops[label].is_in(list(steps)).fill_null(value=False).to_numpy()
+        if (slices := 3 * int(kept.sum())) > MOST_SLICES:
+            raise SelectionError(
+                f"{slices:,} slices are too many for a browser (at most {MOST_SLICES:,}); choose fewer steps with"
+                " --steps"
+            )
+        drawn = [self._timeline("recorded", RECORDED), self._timeline("replayed", ORIGINAL),
+                 self._timeline("ideal", IDEAL)]  # fmt: skip
+        place = np.cumsum(kept) - 1
+        written = write_op_chrome(
+            path,
+            self.ops.name,
+            ops.filter(kept),
+            [
+                OpTimeline(one.name, one.start[kept], one.duration[kept],
+                           place[one.critical_path[kept[one.critical_path]]])
+                for one in drawn
+            ],
+        )  # fmt: skip
+        return Exported(len({*marked} & {*(marked if steps is None else steps)}), len(marked), written)
+
+    def _timeline(self, name: str, changes: Changes) -> OpTimeline:
+        """When each op ran in a replay, and the critical path; for `recorded`, in the recording."""
+        from tracekit.trace.chrome import OpTimeline
+
+        graph, path = self.graph, critical_path(self.replay, changes)
+        start, end = graph.ops.start.copy(), graph.ops.start + graph.ops.duration
+        if changes is not RECORDED:
+            for block, timeline in zip(graph.blocks, timelines(self.replay, changes), strict=True):
+                start[block.op], end[block.op] = timeline.start, timeline.end
+        on_path = np.empty(len(path.row), np.int64)
+        for number, block in enumerate(graph.blocks):
+            here = path.block == number
+            on_path[here] = block.op[path.row[here], path.lane[here]]
+        return OpTimeline(name, start, end - start, on_path)
+
+    def _usual_labels(self) -> list[str]:
+        wanted = ("rank", *self.graph.ops.mesh.axes, *USUAL_LABELS)
+        there = [name for name in dict.fromkeys(wanted) if name in self.graph.label_names]
+        return [name for name in there if 1 < len(label_values(self.graph, name)) <= MOST_VALUES_UNASKED]
+
+
+@dataclass(frozen=True, repr=False)
+class GraphJob(OfGraph):
+    """A job of any shape. `trace`: its ops and what they wait for."""
+
+    trace: OpTrace
+
+    def __repr__(self) -> str:
+        return f"<Job {short(self.trace.name)}: {self.trace.ops.height:,} ops>"
+
+    @property
+    def source(self) -> str:
+        return "an op trace (docs/traces.md)"
+
+    @property
+    def ops(self) -> OpTrace:
+        return self.trace
+
+    def redacted(self) -> Job:
+        """See `Job.redacted`; op traces are not redacted."""
+        raise SelectionError(
+            f"--redact is for pipeline traces and torch.profiler; {short(self.trace.name)} is {self.source}"
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class RecordingJob(OfGraph):
+    """A job recorded by torch.profiler. What can be compared, graph and replay are computed on first use.
+
+    `recording`: what torch.profiler wrote on each rank, on one time axis.
+    """
+
+    recording: GpuRecording
+
+    def __repr__(self) -> str:
+        ranks = len(self.recording.ranks)
+        return f"<Job {short(self.recording.name)}: {ranks:,} ranks, {self.recording.gpu_ops.height:,} GPU ops>"
+
+    @property
+    def source(self) -> str:
+        return "of torch.profiler (docs/kineto.md)"
+
+    @property
+    def trace(self) -> OpTrace:  # type: ignore[override]
+        """The recording as ops of GPUs and hosts, which is what a store keeps."""
+        return replace(self.op_trace.trace, metadata=self.kept.to_dict())
+
+    @property
+    def ops(self) -> OpTrace:
+        return self.op_trace.trace
+
+    @cached_property
+    def comparable(self) -> Comparable:
+        """The ranks and steps of the recording that can be compared."""
+        return comparable_part(self.recording)
+
+    @cached_property
+    def op_trace(self) -> GpuOpTrace:
+        """The recording as ops of GPUs and hosts."""
+        part = self.comparable
+        return gpu_op_trace(part.recording, part.matches, part.clocks)
+
+    @cached_property
+    def kept(self) -> Kept:
+        """What an op trace keeps of the recording."""
+        part, ops = self.comparable, self.ops.ops
+        recorded_s = float((ops["start"] + ops["duration"]).to_numpy().max())
+        late = late_ranks(self.recording, part, recorded_s)
+        return Kept.of(self.recording, part, late, self.op_trace.whats)
+
+    def recorded(self) -> Recorded:
+        part = self.comparable
+        return Recorded(part, self.kept, measure_waits(part.matches, part.clocks), self.op_trace.skew_s)
+
+    def lean(self) -> RecordingJob:
+        """See `Job.lean`: what reports read of the recording, once ops and `kept` are made from it."""
+        whole = self.comparable.recording
+        read = replace(whole, host=whole.host.clear(), calls=whole.calls.select("annotated"),
+                       gpu_ops=whole.gpu_ops.select(_READ_OF_GPU_OPS))  # fmt: skip
+        job = RecordingJob(read)
+        part = replace(self.comparable, recording=read)
+        vars(job).update(comparable=part, op_trace=self.op_trace, kept=self.kept)
+        return job
+
+    def redacted(self) -> RecordingJob:
+        return RecordingJob(self.recording.redacted())

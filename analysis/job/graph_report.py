@@ -1,0 +1,390 @@
+"""The report on a job of any shape: an op trace, or a recording of GPUs.
+
+In: `GraphSubject`, its diagnosis, who costs what, the critical path. Out: `Analysis`, with a
+`Report`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import cached_property
+from typing import Any
+
+from msgspec import Struct
+
+from tracekit.analysis.attribution.by_label import Share
+from tracekit.analysis.evidence.culprit import culprit_of
+from tracekit.analysis.evidence.gpu_losses import exposed_communication_s
+from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.evidence.unprofiled_steps import profiled_steps_s, unprofiled_step
+from tracekit.analysis.gpu.gpu_times import GpuTimes
+from tracekit.analysis.gpu.recorded import Kept, Recorded
+from tracekit.analysis.job import experts
+from tracekit.analysis.job.analysis import Analysis, ReportOptions
+from tracekit.analysis.job.build import SourceFigures, build, slowdown_error
+from tracekit.base.text import counted, of_whole, printable, seconds, short
+from tracekit.report.conclusions import CauseOfCulprit, RankToBlame
+from tracekit.report.diagnosis import Diagnosis
+from tracekit.report.experts import Experts, Overlap
+from tracekit.report.gpu import Unprofiled, gpu_tables, in_report
+from tracekit.report.outline import ClockOfRank, Outline, Times
+from tracekit.report.plain_data import shaped
+from tracekit.report.question import ByLabel, Question, label_table, question_table
+from tracekit.report.report import StepTimes, slowdown_with_error
+from tracekit.report.rows import Collectives, Contribution, OfRank, OnPath, WaitFor
+from tracekit.report.section import Table
+from tracekit.trace.facts import Fact
+
+#: Limits of rows: ranks, waits, and classes on the critical path, on a first screen and in all.
+_FEWEST_RANKS, _MOST_RANKS = 8, 16
+_MOST_WAITS = 8
+_MOST_KERNELS = 5
+_MOST_REASONS = 4
+#: Smaller shares of a recording are not mentioned.
+_SMALLEST_SHARE = 0.005
+#: The number of unclassified kernels in JSON.
+_MOST_UNKNOWN = 20
+_WIDEST_NAME = 40
+_OPS_ONLY = "of the recording, only the ops are kept: no kernels, clocks, collectives"
+_NO_OVERHEAD = (
+    "what recording cost the hosts shows between operators, and the recording has too few of them, or was not made with"
+    " torch.profiler"
+)
+_NO_STACKS = "recorded without stacks; to see lines of code, record with_stack=True"
+
+
+class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
+    """Everything that is known of an analysed job of any shape. `evidence`: its graph and replay.
+
+    `critical_peers` (by the label `critical_label`, peer or kind), `critical_kinds`, `critical_ranks`: mean seconds per
+    step on the critical path of the recorded job, largest first; `critical_delay_s`: while nothing on it ran.
+    `labels`: those that jobs are usually attributed to, and those of `asked`.
+    """
+
+    name: str
+    evidence: GraphSubject
+    diagnosis: Diagnosis
+    asked: ReportOptions
+    questions: tuple[Question, ...]
+    labels: tuple[ByLabel, ...]
+    critical_label: str
+    critical_peers: Mapping[str, float]
+    critical_kinds: Mapping[str, float]
+    critical_ranks: Mapping[int, float]
+    critical_delay_s: float
+
+    def analysis(self) -> Analysis:
+        """The report."""
+        return Analysis(build(self._source(), self.diagnosis, self.questions, self.labels), self.diagnosis)
+
+    @property
+    def recorded(self) -> Recorded | None:
+        """What a recording of GPUs shows beside its ops; None for other op traces."""
+        return self.evidence.recorded
+
+    @cached_property
+    def mean(self) -> Times:
+        """The mean step."""
+        times = self.evidence.times
+        return Times(*(float(each.mean()) for each in (times.recorded, times.original, times.ideal)))
+
+    @cached_property
+    def times(self) -> StepTimes:
+        """The times of each step."""
+        times = self.evidence.times
+        return StepTimes(self.evidence.steps, times.recorded, times.original, times.ideal)
+
+    @cached_property
+    def shares_by_rank(self) -> Mapping[int, Share]:
+        """What each rank costs alone, as recorded while all others are ideal."""
+        return {int(share.values[0]): share for share in self._shares("rank")}
+
+    def _shares(self, label: str) -> tuple[Share, ...]:
+        """What each value of a label costs; empty if the job was not attributed to it."""
+        return next((group.shares for group in self.labels if group.labels == (label,)), ())
+
+    def _source(self) -> SourceFigures:
+        evidence = self.evidence
+        overlap = experts.overlap_of(evidence, self.asked)
+        loads = experts.asked_experts(evidence, self.asked, self.diagnosis.causes)
+        times = evidence.times
+        return SourceFigures(
+            job=self._outline(),
+            times=self.times,
+            mean=self.mean,
+            slowdown=evidence.slowdown,
+            daily=evidence.daily,
+            wasted_gpu_hours=float((times.original - times.ideal).sum()) * evidence.gpus / 3600,
+            remarks=[*self._remarks(), *experts.remarks(overlap, loads, self.asked)],
+            overview=self._overview(),
+            sections=list(self._sections(loads)),
+            asked=self._asked_tables(overlap, loads),
+            trust=self._trust(),
+            verdict=self._verdict(),
+            keys=self._keys(overlap, loads),
+        )
+
+    def _outline(self) -> Outline:
+        evidence, kept = self.evidence, self.evidence.kept
+        own: dict[str, Any] = {"source": "ops", "steps": len(evidence.steps), "ops": evidence.ops.height}
+        counts = {"rank": len(evidence.ranks), "step": len(evidence.steps), "op": evidence.ops.height}
+        if kept is not None:
+            own = {
+                "source": "recording",
+                "steps": kept.steps,
+                "world_size": kept.world_size,
+                "gpu": kept.gpu,
+                "gpu_ops": kept.gpu_ops,
+                "gpu_ops_without_launch": kept.without_launch,
+            }
+            counts = {"rank": len(evidence.ranks), "step": kept.steps, "GPU op": kept.gpu_ops}
+        if self.recorded is not None:
+            own["host_calls"] = self.recorded.recording.calls.height
+        sizes = ", ".join(counted(count, name) for name, count in counts.items() if count)
+        device = None if kept is None else kept.gpu
+        return Outline(
+            name=self.name,
+            whole="recording" if evidence.whole == "recording" else "step",
+            sizes=f"{sizes} on {short(device, _WIDEST_NAME)}" if device else sizes,
+            gpus=evidence.gpus,
+            ranks=len(evidence.ranks),
+            **own,
+        )
+
+    def _remarks(self) -> Iterator[tuple[str, str]]:
+        kept, gpu = self.evidence.kept, self.evidence.gpu
+        if self.evidence.alone and gpu is not None and self.evidence.shows(Fact.COMPUTE):
+            yield "GPU", _gpu_in_words(gpu)
+        causes, action = self.diagnosis.causes, self.diagnosis.answer.action or ""
+        unnamed = any(cause.change is not None and cause.spent and not cause.spent.where for cause in causes)
+        if gpu is not None and not gpu.stacks and unnamed and "with_stack" not in action:
+            yield "Names", _NO_STACKS
+        notes = () if kept is None else kept.notes if self.recorded else (*kept.notes, _OPS_ONLY)
+        yield from (("" if number else "Notes", printable(note)) for number, note in enumerate(notes))
+
+    def _overview(self) -> list[Table]:
+        """The tables of the first screen."""
+        ranks = [] if self.recorded is None or self._alone else [self._ranks(self.recorded, full=False)]
+        return [*ranks, *([self._critical_path()] if self.evidence.kept is None else [])]
+
+    @property
+    def _alone(self) -> GpuTimes | None:
+        """What the GPU did, if it is the only one."""
+        return self.evidence.gpu if self.evidence.alone else None
+
+    def _sections(self, loads: Experts | None) -> Iterator[Table]:
+        found, gpu = self.recorded, self._alone
+        if len(self.evidence.ranks) > 1:
+            times = {"recorded": self.mean.recorded, "launch delays removed": self.mean.original,
+                     "and all ranks alike": self.mean.ideal}  # fmt: skip
+            slowdown = slowdown_with_error(self.evidence.slowdown, slowdown_error(self.times))
+            rows = ((name, seconds(time_s)) for name, time_s in times.items())
+            yield Table("Method", (f"Times of a {self.evidence.whole}", "mean"), (*rows, ("S", slowdown)))
+        if gpu is not None:
+            yield from gpu_tables(gpu)
+        if found is not None and gpu is None:
+            yield self._ranks(found, full=True)
+            yield _waits(found)
+        if found is not None:
+            yield _kernels(found)
+        yield self._critical_path()
+        if gpu is None:
+            usual = [group for group in self.labels if found is None or group.labels != ("rank",)]
+            yield from (label_table(group) for group in usual if group not in self._labels_wanted)
+        if not self.asked.wants_experts:
+            yield from experts.loads(loads)
+
+    @property
+    def _labels_wanted(self) -> list[ByLabel]:
+        """The labels that a reader asked for."""
+        return [group for group in self.labels if ",".join(group.labels) in self.asked.by]
+
+    def _asked_tables(self, overlap: Overlap | None, loads: Experts | None) -> list[Table]:
+        evidence, answers = self.evidence, []
+        if self.questions:
+            answers.append(question_table(self.questions, evidence.whole, daily=evidence.daily))
+        labels = [label_table(group, peers=not evidence.alone) for group in self._labels_wanted]
+        return [*answers, *labels, *experts.asked_tables(overlap, loads, self.asked)]
+
+    def _ranks(self, found: Recorded, *, full: bool) -> Table:
+        """A row for each rank, the one that the others wait for first; a rank alone waits for nobody.
+
+        `full`: with S of each rank, which the prices of findings are not compared with.
+        """
+        known, several = self.shares_by_rank, len(self.evidence.ranks) > 1
+        each = list(zip(found.breakdowns, found.waits.wait.tolist(), found.waits.sole_delay.tolist(), strict=True))
+        each.sort(key=lambda row: -row[2])
+        rows = []
+        for one, wait, sole_delay in each:
+            alone = (f"{known[one.rank].slowdown:.3f}" if one.rank in known else "",) if full else ()
+            parts = (one.compute_s, one.communication_s, one.exposed_communication_s, one.idle_s)
+            shares = [f"{part / (one.span_s or 1.0) * 100:.0f}%" for part in parts]
+            waits = (*alone, seconds(sole_delay), seconds(wait)) if several else ()
+            rows.append((str(one.rank), *waits, *shares, seconds(one.span_s)))
+        waits = (*(("slowdown",) if full else ()), "sole delay", "waits") if several else ()
+        heads = ("rank", *waits, "compute", "comm", "exposed", "idle", "of")
+        return _shortened("Ranks", heads, rows, _MOST_RANKS if full else _FEWEST_RANKS)
+
+    def _critical_path(self) -> Table:
+        """The critical path of the recorded job, by op class and by rank."""
+        recorded_s = self.mean.recorded
+        parts = [
+            *((short(name), found) for name, found in list(self.critical_peers.items())[:_MOST_WAITS]),
+            ("between ops" if self.evidence.kept else "launch delays", self.critical_delay_s),
+            *((f"rank {rank}", found) for rank, found in list(self.critical_ranks.items())[:_MOST_WAITS]),
+        ]
+        rows = tuple((name, seconds(found), f"{found / recorded_s * 100:.0f}%") for name, found in parts)
+        return Table("Critical path", ("On the critical path", of_whole(self.evidence.whole), "share"), rows)
+
+    def _trust(self) -> dict[str, Any]:
+        kept = self.evidence.kept
+        if kept is None:
+            return {"notes": []}
+        left = self.evidence.unexplained
+        trust = {
+            "notes": list(kept.notes),
+            "start_gap_p99_s": {"communication": left.communication_gap_s, "compute": left.compute_gap_s},
+            "edges": left.edges,
+            "inferred_edges": left.inferred,
+            "violations": left.violations,
+        }
+        return trust if self.recorded is None else trust | {"host_ahead_of_gpu_s": self.recorded.skew_s}
+
+    def _verdict(self) -> dict[str, Any]:
+        verdict = {"culprit": self._rank_to_blame()}
+        if self.evidence.kept is None:
+            return verdict
+        return verdict | {"exposed_communication_s": exposed_communication_s(self.evidence)}
+
+    def _keys(self, overlap: Overlap | None, loads: Experts | None) -> dict[str, Any]:
+        evidence, label = self.evidence, self.critical_label
+        paths = [{label: name, "recorded_s": spent} for name, spent in self.critical_peers.items()]
+        keys: dict[str, Any] = {
+            "gaps": evidence.graph.ops.gaps,
+            "critical_path": [*paths, {label: None, "recorded_s": self.critical_delay_s}],
+            "critical_kinds": [OnPath(kind=kind, recorded_s=spent) for kind, spent in self.critical_kinds.items()],
+            "critical_ranks": [OnPath(rank=rank, recorded_s=spent) for rank, spent in self.critical_ranks.items()],
+            "by_rank": [
+                OfRank(rank, *self._cost_alone(rank), evidence.hosts.get(rank)) for rank in sorted(self.shares_by_rank)
+            ],
+            "by_kind": [
+                Contribution(
+                    kind=str(share.values[0]),
+                    ops=share.ops,
+                    slowdown=share.slowdown,
+                    slowdown_error=share.error,
+                    saved_s=share.removed_s,
+                )
+                for share in self._shares("kind")
+            ],
+        }
+        if evidence.kept is not None:
+            keys |= self._of_kept(evidence.kept)
+        if self.recorded is not None:
+            keys |= self._of_recording(self.recorded)
+        asked = {"overlap": overlap, "experts": loads}
+        return keys | {name: answer for name, answer in asked.items() if answer is not None}
+
+    def _of_kept(self, kept: Kept) -> dict[str, Any]:
+        gpus = [in_report(times, self.diagnosis.causes, self._unprofiled(times.rank)) for times in kept.gpus]
+        return {
+            "recording_time_s": self.mean,
+            **({"gpu": gpus[0]} if self.evidence.alone and gpus else {"gpus": gpus}),
+        }
+
+    def _unprofiled(self, rank: int) -> Unprofiled | str:
+        """The step without the profiler, or why it is not known."""
+        step, cost = unprofiled_step(self.evidence), self.evidence.kept.costs.get(rank) if self.evidence.kept else None
+        if step is None or cost is None:
+            return _NO_OVERHEAD
+        profiled_s = float(profiled_steps_s(self.evidence).mean())
+        return Unprofiled(profiled_s, step, profiled_s - step.value, cost.operator, cost.words)
+
+    def _of_recording(self, found: Recorded) -> dict[str, Any]:
+        recording, clocks, waits = found.recording, found.clocks, found.waits
+        columns = (clocks.ahead, clocks.uncertainty, clocks.collectives)
+        by_rank = zip(found.breakdowns, waits.wait.tolist(), waits.sole_delay.tolist(), strict=True)
+        return {
+            "by_rank": [
+                asdict(parts)
+                | {
+                    "host": recording.hosts.get(parts.rank),
+                    "wait_s": wait,
+                    "sole_delay_s": sole_delay,
+                    **dict(zip(("slowdown", "slowdown_error"), self._cost_alone(parts.rank), strict=True)),
+                }
+                for parts, wait, sole_delay in by_rank
+            ],
+            "collectives": shaped(Collectives, found.matches),
+            "clocks": [
+                ClockOfRank(*row) for row in zip(clocks.ranks, *(column.tolist() for column in columns), strict=True)
+            ],
+            "wait_for": [WaitFor(group, rank, other, waited) for waited, rank, other, group in waits.each()],
+            "kernel_classes": found.kernel_time,
+            "unknown_kernels": found.unknown_kernels.head(_MOST_UNKNOWN),
+        }
+
+    def _cost_alone(self, rank: int) -> tuple[float, float]:
+        """S of a rank alone, and its error."""
+        share = self.shares_by_rank.get(rank)
+        return (math.nan, math.nan) if share is None else (share.slowdown, share.error)
+
+    def _rank_to_blame(self) -> RankToBlame | None:
+        """The rank that stands out, with the findings on it; None if there is none."""
+        culprit = culprit_of(self.evidence)
+        if culprit is None:
+            return None
+        causes = [
+            CauseOfCulprit(
+                cause.kind,
+                cause.saved_s,
+                "; ".join(figure.words for figure in cause.evidence),
+                cause.effect,
+                cause.suggested_fix,
+            )
+            for cause in self.diagnosis.causes
+            if cause.where.ranks == (culprit.rank,)
+        ]
+        return shaped(RankToBlame, culprit, host=self.evidence.hosts.get(culprit.rank), causes=causes)
+
+
+def _gpu_in_words(gpu: GpuTimes) -> str:
+    """What the GPU did: how long it was busy, and idle for which reasons, as shares of the recording."""
+    whole_s = gpu.recording_s or 1.0
+
+    def share(name: str, spent_s: float) -> list[str]:
+        return [f"{name} {spent_s / whole_s:.0%}"] if spent_s >= whole_s * _SMALLEST_SHARE else []
+
+    reasons = [words for idle in gpu.idle_by_reason for words in share(idle.reason, idle.seconds)]
+    why = f": {', '.join(reasons[:_MOST_REASONS])}" if reasons else ""
+    parts = [f"busy {gpu.busy_s / whole_s:.0%}", *share("before its first op", gpu.before_first.seconds),
+             *share("idle", gpu.idle_s)]  # fmt: skip
+    return f"{', '.join(parts)}{why}"
+
+
+def _shortened(title: str, heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], most: int) -> Table:
+    note = f"the costliest {most} of {len(rows)}; all with --json" if len(rows) > most else None
+    return Table(title, heads, tuple(rows[:most]), note)
+
+
+def _waits(found: Recorded) -> Table:
+    """Which rank waits for which, longest first."""
+    rows = [
+        (f"rank {rank}", f"rank {other}", seconds(waited), short(group))
+        for waited, rank, other, group in sorted(found.waits.each(), reverse=True)
+    ]
+    return _shortened("Waits", ("waits", "for", "in collectives", "group"), rows, _MOST_WAITS)
+
+
+def _kernels(found: Recorded) -> Table:
+    """Time by class of kernels, and the longest kernels of no class."""
+    times, unknown = found.kernel_time, found.unknown_kernels.head(_MOST_KERNELS)
+    total = float(times["seconds"].sum()) or 1.0
+    named = [
+        *times.iter_rows(),
+        *((f"  {short(name, _WIDEST_NAME)}", ops, spent) for name, ops, spent in unknown.iter_rows()),
+    ]
+    rows = tuple((name, f"{ops:,}", seconds(spent), f"{spent / total * 100:.0f}%") for name, ops, spent in named)
+    return Table("Kernels", ("Kernels", "ops", "time", "share"), rows)

@@ -1,0 +1,212 @@
+"""The library's front door: one job, loaded and ready for questions.
+
+    import tracekit
+    job = tracekit.load("job.parquet")
+    job                         # in a notebook: what slows it down, who, why, what to do
+    job.report.findings         # why it is slow, the costliest first
+    job.answer("worker=5,2")    # what if that worker were fine?
+
+In: whatever `tracekit.load` read. Out: `Job`, and from it reports, answers and timelines.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import tracekit
+from tracekit.analysis.job.analysis import Analysis, ReportOptions
+from tracekit.base.errors import SelectionError, TraceError
+from tracekit.base.text import short
+
+if TYPE_CHECKING:
+    import pandas
+
+    from tracekit.analysis.attribution.spent import Spent, SpentPhases
+    from tracekit.analysis.experts.expert_loads import RebalancePlan
+    from tracekit.analysis.experts.loads import Loads
+    from tracekit.analysis.job.replayed import ReplayedJob
+    from tracekit.analysis.replay.graph_replay import GraphReplay
+    from tracekit.report.conclusions import Finding
+    from tracekit.report.findings import Findings, Unanalysed
+    from tracekit.report.question import ByLabel, Question
+    from tracekit.report.report import Report
+    from tracekit.store.window import AnyTrace
+
+PathLike = str | os.PathLike[str]
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """The result of an export: how many of the job's marked steps, 0 if there are none, and how many slices."""
+
+    steps: int
+    steps_in_job: int
+    slices: int
+
+
+class Job(ABC):
+    """One job, whatever its source; graph, replay and report are computed on first use and kept.
+
+        job = tracekit.load("job.parquet")  # or a folder of torch.profiler, an op trace, a store, ...
+        job.report                          # what slows it down, who, why, and what each fix saves
+        job.findings                        # why it is slow, the costliest first
+        job.answer("rank=3").saved_s        # seconds a step, were that rank ideal
+        job.attribute_by("host")            # exact S of each host
+        job.export("timeline.json.gz")      # for ui.perfetto.dev
+
+    A notebook shows a job as it shows its report. `trace`: what a store keeps of the job.
+    """
+
+    trace: AnyTrace
+
+    @property
+    @abstractmethod
+    def source(self) -> str:
+        """What the job was read from, in words: "a pipeline trace"."""
+
+    @property
+    @abstractmethod
+    def replay(self) -> GraphReplay:
+        """The job ready to be replayed under any scenario. Raises TraceError if it cannot be."""
+
+    @abstractmethod
+    def analyse(self, asked: ReportOptions, progress: Progress | None = None) -> Analysis:
+        """Return the analysis; `progress` is called with the name of each stage of the work. Raises as `whatif`."""
+
+    def whatif(
+        self,
+        *,
+        fix: Sequence[str] = (),
+        keep: Sequence[str] = (),
+        by: Sequence[str] = (),
+        layers: tuple[int, ...] | None = None,
+        bubbles: bool = False,
+        schedules: Sequence[str] = (),
+        overlap: bool = False,
+        experts: bool = False,
+        expert_loads: Loads | None = None,
+        plans: Sequence[RebalancePlan] = (),
+        progress: Progress | None = None,
+    ) -> Report:
+        """Return the whole report: what is lost, findings, fixes, and the answers to custom questions.
+
+        `fix`: selections to idealise in the job as it ran. `keep`: selections to leave as recorded in the ideal job.
+        `by`: labels, or several joined by commas, such as "host" or "dp_rank,stage", to attribute the slowdown to.
+        `layers`: transformer layers per stage of a pipeline, by default those in the trace's metadata, else equal ones.
+        `bubbles`: where its stages are idle; `schedules`: with the price of these, such as "1f1b",
+        "interleaved:chunks=2" or "zb-h1,weight=0.4". `overlap`: of a recording of GPUs, what communication compute
+        hides. `experts`: the loads of experts; `expert_loads`: tokens of each expert, as the job logged them; `plans`:
+        with the price of these. Raises SelectionError for a selection that cannot be understood or matches no op,
+        layers that do not fit, or a schedule that does not exist; FormatError for loads of another job.
+        """
+        asked = ReportOptions(
+            fix=tuple(fix),
+            keep=tuple(keep),
+            by=tuple(by),
+            layers=layers,
+            bubbles=bubbles,
+            schedules=tuple(schedules),
+            overlap=overlap,
+            experts=experts,
+            expert_loads=expert_loads,
+            plans=tuple(plans),
+        )
+        return self.analyse(asked, progress).report
+
+    @abstractmethod
+    def answer(self, selection: str, *, keep: bool = False) -> Question:
+        """Return the answer to a question: what if the selected ops were ideal? With `keep`: what if only they were as
+        recorded?
+        """
+
+    def build(self) -> None:
+        """Build now what answers are made from, which takes long."""
+        _ = self.replay
+
+    @abstractmethod
+    def attribute_by(self, *labels: str) -> ByLabel:
+        """Return exact S_x for each value of a label of the ops, or for each combination of values of several labels.
+
+        Raises SelectionError for a label that the job does not have, or one with too many values.
+        """
+
+    @abstractmethod
+    def export(self, path: PathLike, *, steps: Sequence[int] | None = None) -> Exported:
+        """Write the recorded, replayed and ideal timeline for ui.perfetto.dev, as .json.gz. Raises OutputError.
+
+        `steps`: step numbers to write; by default all, or the slowest ones if all are too many for a browser. Raises
+        SelectionError if none of `steps` is in the job.
+        """
+
+    @abstractmethod
+    def redacted(self) -> Job:
+        """Return the same job without names of hosts, users and files."""
+
+    def without_steps(self, steps: Sequence[int]) -> Job:
+        """Return the same job as if these steps had not been recorded. Raises SelectionError if nothing is left."""
+        del steps
+        raise SelectionError(f"{short(self.trace.name)} is {self.source}: only pipelines can leave out steps")
+
+    def spent(self, ignored: Collection[int] = ()) -> Spent | SpentPhases:
+        """Return what each step takes, and each of its parts, but for the `ignored` steps. Raises TraceError."""
+        from tracekit.analysis.attribution.spent import Spent
+
+        return Spent(self.replay, ignored)
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether the job is made of workers, each at a stage of a DP rank."""
+        return False
+
+    def refuse_bubbles(self, asked: ReportOptions) -> None:
+        """Raise SelectionError if bubbles are asked for: only pipelines have stages and microbatches."""
+        if asked.wants_bubbles:
+            raise SelectionError(
+                f"--bubbles is for pipeline traces; {short(self.trace.name)} is {self.source}, whose stages and"
+                " microbatches are not known"
+            )
+
+    def validate(self) -> None:  # noqa: B027
+        """Raise GraphError if the ops of the job contradict each other and its report would not say so."""
+
+    def lean(self) -> Job | ReplayedJob:
+        """Return the part of the job that a report needs, without what takes memory for nothing."""
+        return self
+
+    @cached_property
+    def analysis(self) -> Analysis:
+        """The analysis without custom questions. Raises TraceError if the trace cannot be replayed."""
+        return self.analyse(ReportOptions())
+
+    @property
+    def report(self) -> Report:
+        """`whatif()` without custom questions. Raises TraceError if the trace cannot be replayed."""
+        return self.analysis.report
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Why the job is slow, the costliest first."""
+        return self.report.findings
+
+    def pandas(self, table: str) -> pandas.DataFrame:
+        """Return a table of the report as a pandas frame."""
+        return self.report.pandas(table)
+
+    def stored(self, progress: Progress | None = None) -> Findings | Unanalysed:
+        """Return what a store keeps of the report, or the reason why the trace cannot be replayed."""
+        from tracekit.report.findings import Findings, Unanalysed
+
+        try:
+            found = self.analyse(ReportOptions(), progress)
+        except TraceError as error:
+            return Unanalysed(str(error))
+        return Findings(found.report, None if found.lanes is None else found.lanes.worker_slowdowns())
+
+    def _repr_html_(self) -> str:
+        return tracekit.card(self)

@@ -1,0 +1,1 @@
+"""The pages of a store, their data and the server."""

@@ -1,0 +1,216 @@
+"""The life of a job over the wall clock: spans of steps or windows, what they lose to which cause, and events.
+
+In: the results of a store, a job and a range of time. Out: a `Life`. Of few windows, spans are steps, from the reports;
+of more, they are windows or several of them, from the catalogue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import polars as pl
+
+from tracekit.analysis.attribution.over_represented import labelled_ops, over_represented
+from tracekit.analysis.gpu.roofline import Card
+from tracekit.base.errors import SelectionError
+from tracekit.base.text import printable
+from tracekit.dashboards.browser.data.queries import Results
+from tracekit.store import HANG
+from tracekit.trace.step_values import NAMES
+
+#: Spans of a chart, and windows whose steps are shown one by one.
+MOST_SPANS, MOST_STEPWISE = 240, 8
+#: Most ops that are compared.
+MOST_OPS = 5_000_000
+#: Kinds of cause with a colour of their own; the others are one.
+MOST_KINDS = 4
+#: Parts of a stalled step that the job meant to do.
+_MEANT = ("checkpoint", "evaluation")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that began at `start_s`, seconds since the epoch, and ended at `end_s`, or took no time.
+
+    `window`: one that shows it; None for a hang. `step`: of a checkpoint or an evaluation.
+    """
+
+    kind: str
+    start_s: float
+    end_s: float
+    words: str
+    window: int | None = None
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """`spans`: `start_s`, `end_s`, `window`, `step` (null if a span is of windows), `first_step`, `last_step`,
+    `recorded_s`, `tokens_per_s`, `loss`, `mfu`, and whether the line is `broken` before it because steps in between
+    were not recorded. `losses`: `start_s`, `end_s`, `kind`, `lost_s` of a mean step. Times are seconds since the epoch.
+    """
+
+    spans: pl.DataFrame
+    losses: pl.DataFrame
+    events: tuple[Event, ...]
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """When the first span begins and the last one ends."""
+        return _ends(self.spans)
+
+    @property
+    def stepwise(self) -> bool:
+        """Whether spans are steps."""
+        return bool(self.spans["step"].is_not_null().all())
+
+
+def read_life(found: Results, job: str, since: float, until: float) -> Life | None:
+    """What is known of a job between two times; None where no step has one."""
+    parts = found.spans(job, MOST_SPANS, since, until)
+    if parts.is_empty():
+        return None
+    few = int(parts["windows"].sum()) <= MOST_STEPWISE and parts["recorded_s"].null_count() == 0
+    of_windows = parts.with_columns(window="last", step=pl.lit(None, pl.Int64), broken=_broken())
+    spans = (_steps(found, job, parts) if few else of_windows).filter(
+        (pl.col("end_s") >= since) & (pl.col("start_s") <= until)
+    )
+    events = [*_incidents(found, job, parts), *_restarts(parts), *(_stops(found, job, parts, spans) if few else ())]
+    shown = [one for one in events if one.end_s >= since and one.start_s <= until]
+    return Life(
+        _with_rates(spans), _losses(found, job, since, until, parts), tuple(sorted(shown, key=lambda one: one.start_s))
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """How ops in a range differ from those around it: `over_represented`, the numbers of steps, and the mean excess of
+    a step, seconds.
+    """
+
+    table: pl.DataFrame
+    inside: int
+    outside: int
+    inside_s: float
+    outside_s: float
+
+
+def read_differences(found: Results, job: str, since: float, until: float) -> Differences:
+    """Compare the steps that begin in a range with those of the same windows and of windows around them.
+
+    Raises SelectionError for a range of too many ops.
+    """
+    parts = found.spans(job, MOST_SPANS, since, until)
+    wanted, ops_each = int(parts["windows"].sum()), int(parts["ops"].sum()) // int(parts["windows"].sum())
+    fitting = min(MOST_OPS // max(ops_each, 1), 2 * MOST_STEPWISE)
+    if wanted > fitting:
+        raise SelectionError(f"the range has {wanted:,} windows of {ops_each:,} ops; at most {fitting} can be compared")
+    around = found.history(job, fitting, int(parts.row(-1, named=True)["last"]))["number"].to_list()
+    traces = [found.of_window(job, number).trace(job) for number in sorted({*parts["number"], *around})]
+    ops = labelled_ops(traces)
+    starts = [(at, step, start) for at, trace in enumerate(traces) for step, start in trace.step_starts.items()]
+    known = pl.DataFrame(starts, ["trace", "step", "start_s"], orient="row").cast({"trace": pl.Int32, "step": pl.Int32})
+    ops = ops.join(known, on=["trace", "step"], maintain_order="left")
+    chosen = ops["start_s"].is_between(since, until)
+    spent = ops.group_by("trace", "step", chosen.alias("chosen")).agg(pl.col("excess_s").sum())
+    sides = [spent.filter(chosen=side)["excess_s"] for side in (True, False)]
+    means = [float(side.sum()) / max(len(side), 1) for side in sides]
+    return Differences(over_represented(ops, chosen), len(sides[0]), len(sides[1]), *means)
+
+
+def _broken() -> pl.Expr:
+    """Whether steps before this row are missing, or another attempt began."""
+    return pl.col("restarted") | (pl.col("first_step") != pl.col("last_step").shift() + 1).fill_null(value=False)
+
+
+def _steps(found: Results, job: str, parts: pl.DataFrame) -> pl.DataFrame:
+    """A row for each step of the windows, with what the parts say of these."""
+    frames = []
+    for number in parts["number"]:
+        window = found.of_window(job, number)
+        starts = window.step_starts(job)
+        table = window.stored(job).table("by_step")
+        logged = {name: table[name] if name in table.columns else None for name in NAMES}
+        rows = table.select("step", "recorded_s").with_columns(**logged).cast(dict.fromkeys(NAMES, pl.Float64))
+        frames.append(
+            rows.with_columns(start_s=rows["step"].replace_strict(starts, return_dtype=pl.Float64), number=number)
+        )
+    steps = pl.concat(frames).drop_nulls("start_s").with_columns(end_s=pl.col("start_s") + pl.col("recorded_s"))
+    same = parts.select(
+        pl.col("number").cast(pl.Int64), "restarted", "gpus", "gpu_model", "flops", "flops_per_token", of_mean="tokens"
+    )
+    first = pl.col("number") != pl.col("number").shift()
+    return (
+        steps.cast({"number": pl.Int64, "step": pl.Int64})
+        .join(same, on="number", maintain_order="left")
+        .with_columns(restarted=pl.col("restarted") & first, first_step="step", last_step="step", window="number")
+        .with_columns(tokens=pl.coalesce("tokens", "of_mean"))
+        .with_columns(broken=_broken())
+    )
+
+
+def _with_rates(spans: pl.DataFrame) -> pl.DataFrame:
+    """The spans with tokens a second, and the share of the peak of all GPUs, where these are known."""
+    cards = {name: Card.named(name) for name in spans["gpu_model"].unique().drop_nulls()}
+    peaks = {name: card.half for name, card in cards.items() if card is not None}
+    flops = pl.coalesce("flops", pl.col("tokens") * pl.col("flops_per_token"))
+    peak = pl.col("gpu_model").replace_strict(peaks, default=None, return_dtype=pl.Float64)
+    return spans.select(
+        *("start_s", "end_s", "window", "step", "first_step", "last_step", "recorded_s", "broken", "loss"),
+        tokens_per_s=pl.col("tokens") / pl.col("recorded_s"),
+        mfu=flops / pl.col("recorded_s") / pl.col("gpus") / peak,
+    )
+
+
+def _losses(found: Results, job: str, since: float, until: float, parts: pl.DataFrame) -> pl.DataFrame:
+    losses = found.losses(job, MOST_SPANS, since, until)
+    largest = losses.group_by("kind").agg(pl.col("lost_s").sum()).sort("lost_s", "kind", descending=True)["kind"]
+    named = pl.when(pl.col("kind").is_in(largest[:MOST_KINDS].to_list())).then("kind").otherwise(pl.lit("others"))
+    return (
+        losses.group_by("span", named.alias("kind"))
+        .agg(pl.col("lost_s").sum())
+        .join(parts.select("span", "start_s", "end_s", "steps"), on="span")
+        .with_columns(pl.col("lost_s") / pl.col("steps"))
+        .sort("start_s", "kind")
+    )
+
+
+def _incidents(found: Results, job: str, parts: pl.DataFrame) -> Iterator[Event]:
+    """The incidents, for as long as windows show them; hangs by the clock of who found them."""
+    last = _ends(parts)[1]
+    for one in found.incidents(job):
+        words, opened = printable(one.cause.what), one.opened_at.timestamp()
+        if one.cause.kind == HANG:
+            yield Event(
+                "hang", opened, max(opened, last) if one.closed_at is None else one.closed_at.timestamp(), words
+            )
+        else:
+            seen = parts.filter((pl.col("last") >= one.opened_window) & (pl.col("number") <= one.seen_window))
+            if seen.height:
+                yield Event("incident", *_ends(seen), words, one.seen_window)
+
+
+def _ends(spans: pl.DataFrame) -> tuple[float, float]:
+    """When the first of these spans begins, and the last one ends."""
+    begin, end = spans.select(pl.col("start_s").min(), pl.col("end_s").max()).row(0)
+    return begin, end
+
+
+def _restarts(parts: pl.DataFrame) -> Iterator[Event]:
+    for number, start_s in parts.filter("restarted").select("number", "start_s").iter_rows():
+        yield Event("restart", start_s, start_s, f"another attempt, from window {number} on", number)
+
+
+def _stops(found: Results, job: str, parts: pl.DataFrame, spans: pl.DataFrame) -> Iterator[Event]:
+    """Checkpoints and evaluations that made a step longer."""
+    at = {
+        (window, step): (start, end)
+        for window, step, start, end in spans.select("window", "step", "start_s", "end_s").iter_rows()
+    }
+    for number in parts["number"]:
+        report = found.of_window(job, number).stored(job).report
+        for stall in () if report is None else report.stalls:
+            if stall.part in _MEANT and (when := at.get((number, stall.step))) is not None:
+                words = f"step {stall.step} took {stall.extra_s:.3g} s longer"
+                yield Event(stall.part, *when, words, number, stall.step)

@@ -1,0 +1,428 @@
+"""Cached reads of a store for the dashboard.
+
+In: the path of a store. Out: frames, reports and traces of the newest window of each job. Results are computed when a
+window is added, so a page costs a lookup. A change of the store is noticed at the next call; cached data of a window
+stays valid, because a window never changes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from tracekit.analysis.job.load import job_of
+from tracekit.analysis.job.pipeline import PipelineJob
+from tracekit.base.command_line import adding
+from tracekit.base.errors import NotStoredError, TracekitError
+from tracekit.base.text import nearest, short
+from tracekit.dashboards.figures.lanes import lane_ops
+from tracekit.dashboards.figures.spans import StepOps, step_ops
+from tracekit.dashboards.figures.worker_map import WorkerMap
+from tracekit.report.applied import AppliedFix
+from tracekit.report.compare import WorkerSteps
+from tracekit.report.plain_data import frame_of
+from tracekit.report.report import Report
+from tracekit.report.rows import OfWorker
+from tracekit.store import Store, StoredHang, TraceKind
+from tracekit.store.handling import IncidentChange
+from tracekit.store.live_tables import LiveTables
+from tracekit.trace.canonical import Trace
+
+if TYPE_CHECKING:
+    from tracekit.analysis.job.job import Job
+    from tracekit.analysis.replay.engine import JobReplay
+    from tracekit.store.catalogue import Catalogue
+
+#: Results and traces kept in memory; traces are large.
+RESULTS_KEPT, JOBS_KEPT = 64, 2
+#: States of the list of jobs kept: a page being built may still need the previous one.
+LISTS_KEPT = 2
+#: Tables and decomposed steps kept in memory.
+TABLES_KEPT, STEPS_KEPT = 16, 3
+#: Most concurrent prefetches.
+AHEAD_AT_ONCE = 8
+
+#: The reasons why a job is not on a page.
+_WITHOUT = "was stored without an analysis"
+_NO_WORKERS = "is no pipeline, so it has no workers"
+_OLDER = "It was analysed by an older version of tracekit."
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One stored job. `report`: None if there is none, and `problem` has the reason.
+
+    `started_at`, `ended_at`: seconds since the epoch of its first and last step; None where unknown. `has_workers`:
+    whether it is a pipeline, whose report has workers, stages and steps.
+    """
+
+    name: str
+    job_id: int
+    window: int
+    windows: int
+    source: str
+    imported_at: float
+    started_at: float | None
+    ended_at: float | None
+    metadata: dict[str, Any]
+    has_workers: bool
+    report: Report | None
+    problem: str | None
+
+    @property
+    def lacking(self) -> str | None:
+        """Why pages about pipelines cannot show the job, as the end of a sentence; None if they can."""
+        if self.report is None:
+            return _WITHOUT
+        return None if self.has_workers else _NO_WORKERS
+
+    def table(self, name: str) -> pl.DataFrame:
+        """A table of the report, such as `by_worker`. Raises NotStoredError if the report has no such table."""
+        if (rows := self._rows(name)) is None:
+            raise NotStoredError(f"the job {self.name!r:.100} has no table {name}")
+        return pl.DataFrame(msgspec.to_builtins(rows), infer_schema_length=None, strict=False)
+
+    def has_table(self, name: str) -> bool:
+        """Whether the report has a table of that name."""
+        return self._rows(name) is not None
+
+    def has_rows(self, name: str) -> bool:
+        """Whether the report has a table of that name with rows."""
+        return bool(self._rows(name))
+
+    def _rows(self, name: str) -> list[msgspec.Struct] | None:
+        rows = getattr(self.report, "findings" if name == "causes" else name, None)
+        return rows if isinstance(rows, list) else None
+
+
+def _of_live(
+    read: Callable[Concatenate[LiveTables, _Arguments], _Result],
+) -> Callable[Concatenate[Results, _Arguments], _Result]:
+    """The same read of the store as it is now, once per state of the store."""
+
+    @wraps(read)
+    def ask(results: Results, /, *args: _Arguments.args, **named: _Arguments.kwargs) -> _Result:
+        key = (read.__name__, args, *named.items())
+        return results.of_store(key, lambda catalogue: read(catalogue.live, *args, **named))
+
+    return ask
+
+
+class Results:
+    """The results in one store.
+
+    Every method raises StoreError where the store cannot be read, NotStoredError where it lacks the job.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._store = Store(path)
+        self._building = threading.Lock()
+        self._expanding = threading.Lock()
+        self._ahead = threading.Semaphore(AHEAD_AT_ONCE)
+        self._pinned: list[pl.DataFrame] | None = None
+        self._chosen: tuple[str, int] | None = None
+        self._lists, self._of_catalogue = _Kept(LISTS_KEPT), _Kept(TABLES_KEPT)
+        self._kept, self._tables = _Kept(RESULTS_KEPT), _Kept(TABLES_KEPT)
+        self._jobs, self._steps = _Kept(JOBS_KEPT), _Kept(STEPS_KEPT)
+
+    def at_one_state(self) -> Results:
+        """A copy pinned to one state of the store, taken at the first read, so that a page does not mix two windows."""
+        return self._but(_pinned=[])
+
+    def of_window(self, name: str, number: int) -> Results:
+        """A copy that reads window `number` of the job `name` instead of its newest."""
+        return self._but(_chosen=(name, number))
+
+    def _but(self, **fields: Any) -> Results:
+        """A copy that shares caches, with these fields replaced."""
+        made = copy(self)
+        vars(made).update(fields)
+        return made
+
+    history = _of_live(LiveTables.history)
+    live_jobs = _of_live(LiveTables.live_jobs)
+    incidents = _of_live(LiveTables.incidents)
+    count_incidents = _of_live(LiveTables.count_incidents)
+    trends = _of_live(LiveTables.trends)
+    spans = _of_live(LiveTables.spans)
+    losses = _of_live(LiveTables.losses)
+    host_history = _of_live(LiveTables.host_history)
+    gpu_history = _of_live(LiveTables.gpu_history)
+
+    def left_out(self) -> tuple[str, ...]:
+        """A line for each row of the catalogue that is impossible (`Catalogue.left_out`)."""
+        return self.of_store(("left out",), lambda catalogue: catalogue.left_out)
+
+    def state(self) -> str:
+        """Return the state of the store as text; it differs after every change."""
+        return self._store.state()
+
+    def of_store(self, what: tuple[Any, ...], read: Callable[[Catalogue], _Result]) -> _Result:
+        """Return the result of `read` on the current catalogue; run once per state of the store."""
+
+        def ask() -> _Result:
+            with self._store.reading() as catalogue:
+                return read(catalogue)
+
+        return self._of_catalogue.get((self._store.state(), *what), ask)
+
+    def jobs(self) -> pl.DataFrame:
+        """One row per job, the costliest first: sizes, figures (null if not analysed) and causes."""
+        if self._pinned is not None:
+            self._pinned = self._pinned or [self._jobs_now()]
+            return self._pinned[0]
+        return self._jobs_now()
+
+    def _jobs_now(self) -> pl.DataFrame:
+        return self._lists.get((self._store.state(),), self._store.job_list)
+
+    def stored(self, name: str) -> Stored:
+        """One job with its report."""
+        return self._of(name, ("stored",), self._kept, self._read_stored)
+
+    def worker_steps(self, name: str) -> WorkerSteps:
+        """Exact S of each worker in each step."""
+        return self._of(name, ("workers",), self._kept, self._read_worker_steps)
+
+    def worker_map(self, name: str) -> WorkerMap:
+        """Exact S_w of each worker, over all steps and in each, with rank and host."""
+        return self._of(name, ("map",), self._kept, self._build_worker_map)
+
+    def step_starts(self, name: str) -> dict[int, float | None]:
+        """Map step number to its start in seconds since the epoch; None where unknown."""
+        return self._of(name, ("starts",), self._kept, self._read_step_starts)
+
+    def job(self, name: str) -> PipelineJob:
+        """The job with its trace, ready to be replayed; the last few stay in memory."""
+        job = self._job(self._row(name))
+        if not isinstance(job, PipelineJob):
+            raise NotStoredError(f"the job {name!r} {_NO_WORKERS}")
+        return job
+
+    def job_of(self, stored: Stored) -> Job:
+        """The same of any job, of the window that `stored` is of."""
+        window = {"job_id": stored.job_id, "number": stored.window, "imported_at": stored.imported_at}
+        return self._job(self._row(stored.name) | window)
+
+    def _job(self, row: dict[str, Any]) -> Job:
+        return self._of_row(row, ("job",), self._jobs, lambda row: job_of(self._store.load(row["name"], row["number"])))
+
+    def trace(self, name: str) -> Trace:
+        """The trace of a pipeline, read anew. Raises NotStoredError where the job is none or its ops were removed."""
+        row = self._row(name)
+        trace = self._store.load(row["name"], row["number"])
+        if trace.kind is not TraceKind.PIPELINE:
+            raise NotStoredError(f"the job {name!r} {_NO_WORKERS}")
+        return trace
+
+    def table(self, name: str, table: str) -> pl.DataFrame:
+        """A table of the report of the job; those of large jobs take a while to build, so they are kept."""
+        return self._of(name, (table,), self._tables, lambda _: self.stored(name).table(table))
+
+    def by_worker(self, name: str) -> pl.DataFrame:
+        """The table `by_worker` of the report of the job; of a job without workers, its ranks as if they were some."""
+        stored = self.stored(name)
+        if stored.has_workers:
+            return self.table(name, "by_worker")
+        return stored.table("by_rank").select(
+            pl.col("rank").alias("dp_rank"), "rank", "host", pp_rank=pl.lit(0), slowdown=pl.lit(1.0)
+        )
+
+    def step(self, name: str, step: int) -> StepOps:
+        """The ops of one step, recorded and, of pipelines, replayed; the last few stay in memory.
+
+        Raises SelectionError for a step that the job lacks.
+        """
+        return self._of(name, ("step", step), self._steps, lambda _: self._take_apart(name, step))
+
+    def replay(self, name: str) -> JobReplay:
+        """The graph of the job and what each op costs; it stays in memory with the job."""
+        job = self.job(name)
+        with self._building:
+            return job.replay
+
+    def ahead(self, *reads: Callable[[], object]) -> list[threading.Thread]:
+        """Prefetch what a page will request, each in the background, while the browser loads the page.
+
+        Errors end the thread and surface when the result is requested. Does nothing if many reads are running.
+        """
+        threads = []
+        for read in reads:
+            if not self._ahead.acquire(blocking=False):
+                break
+            threads.append(threading.Thread(target=self._read_ahead, args=(read,), daemon=True))
+            threads[-1].start()
+        return threads
+
+    def _read_ahead(self, read: Callable[[], object]) -> None:
+        try:
+            read()
+        except TracekitError:
+            logging.getLogger(__name__).info("what a page is about to ask for could not be read", exc_info=True)
+        finally:
+            self._ahead.release()
+
+    def handled(self, incident: int) -> tuple[IncidentChange, ...]:
+        """What people have done about an incident, oldest first."""
+        return self._store.handled(incident)
+
+    def applied(self) -> tuple[AppliedFix, ...]:
+        """The fixes that were applied, oldest first."""
+        return self._store.applied()
+
+    def hangs(self, name: str | None = None) -> tuple[StoredHang, ...]:
+        """The reports on hangs, of one job or of all, newest first."""
+        return self._store.hangs(name)
+
+    def newest(self) -> str:
+        """The job imported last."""
+        jobs = self.jobs()
+        if jobs.is_empty():
+            raise NotStoredError(f"{self.path}: the store holds no job; add one with `{adding(self.path)}`")
+        return str(jobs.sort("imported_at", "job_id", descending=True)["name"][0])
+
+    def _take_apart(self, name: str, step: int) -> StepOps:
+        row = self._row(name)
+        if not _has_workers(row):
+            trace = self._store.load(row["name"], row["number"])
+            assert trace.kind is TraceKind.OPS, "jobs without workers are op traces"
+            return lane_ops(trace, step)
+        replay = self.replay(name)
+        with self._expanding:  # one at a time: each needs memory for its whole step
+            return step_ops(replay.only_steps([step]))
+
+    def _row(self, name: str) -> dict[str, Any]:
+        """Return the row of one job in the list of jobs, with the figures of the chosen window."""
+        if self._chosen is not None and self._chosen[0] == name:
+            number = self._chosen[1]
+            return self.of_store(("row", name, number), lambda catalogue: catalogue.job_row(name, number))
+        rows = self.jobs().filter(pl.col("name") == name)
+        if rows.is_empty():
+            raise self._missing(name)
+        return rows.row(0, named=True)
+
+    def _read_stored(self, row: dict[str, Any]) -> Stored:
+        return _stored(row, self._store.report(row["name"], row["number"]) if row["analysed"] else None)
+
+    def _read_workers(self, row: dict[str, Any]) -> pl.DataFrame:
+        rows = self._store.workers(row["name"], row["number"])
+        if rows is None:
+            raise NotStoredError(f"the job {row['name']!r} {_WITHOUT if _has_workers(row) else _NO_WORKERS}")
+        return rows
+
+    def _read_worker_steps(self, row: dict[str, Any]) -> WorkerSteps:
+        frame = self._read_workers(row)
+        dp_ranks = frame["dp_ranks"][0].to_numpy()
+        return WorkerSteps(
+            frame["step"].to_numpy().astype(np.int64),
+            dp_ranks.astype(np.int64),
+            frame["slowdown"].explode().to_numpy().reshape(frame.height, len(dp_ranks), -1),
+        )
+
+    def _build_worker_map(self, row: dict[str, Any]) -> WorkerMap:
+        name = row["name"]
+        stored = self._of_row(row, ("stored",), self._kept, self._read_stored)
+        found = self._of_row(row, ("workers",), self._kept, self._read_worker_steps)
+        if stored.report is None:
+            raise NotStoredError(f"the job {name!r} {_WITHOUT}")
+        rows, coverage = stored.report.by_worker or [], stored.report.coverage
+        return WorkerMap.build(
+            frame_of(rows, OfWorker),
+            found.steps,
+            found.dp_ranks,
+            found.slowdown,
+            [(one["step"], one["dp_rank"]) for one in (coverage.dropped if coverage else ())],
+        )
+
+    def _read_step_starts(self, row: dict[str, Any]) -> dict[int, float | None]:
+        frame = self._read_workers(row)
+        return dict(zip(frame["step"].to_list(), frame["started_at"].to_list(), strict=True))
+
+    def _missing(self, name: str) -> NotStoredError:
+        """Build the error for a job that does not exist, suggesting a similar name."""
+        close = nearest(name, self.jobs()["name"])
+        hint = f"did you mean {short(close)!r}?" if close is not None else "the page Jobs lists those that there are"
+        return NotStoredError(f"no job named {name!r} in this store; {hint}")
+
+    def _of(self, name: str, what: tuple[Any, ...], kept: _Kept, read: Callable[[dict[str, Any]], _Result]) -> _Result:
+        """Return the result of `read` for the newest window of a job; cached, because a window never changes."""
+        return self._of_row(self._row(name), what, kept, read)
+
+    def _of_row(
+        self, row: dict[str, Any], what: tuple[Any, ...], kept: _Kept, read: Callable[[dict[str, Any]], _Result]
+    ) -> _Result:
+        # Identifies a window of the list of jobs, also among later windows of the same name.
+        return kept.get((row["job_id"], row["number"], row["imported_at"], *what), lambda: read(row))
+
+
+class _Kept:
+    """The last `most` results, each read once: reading twice at a time takes twice the time and memory."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._keeping = threading.Lock()
+        self._results: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+        self._under_way: dict[tuple[Any, ...], threading.Lock] = {}
+
+    def __contains__(self, key: tuple[Any, ...]) -> bool:
+        with self._keeping:
+            return key in self._results
+
+    def get(self, key: tuple[Any, ...], read: Callable[[], _Result]) -> _Result:
+        """Return the result of `read`; read again only after eviction. Callers wait for a read in progress."""
+        with self._keeping:
+            if key in self._results:
+                self._results.move_to_end(key)
+                return cast("_Result", self._results[key])
+            reading = self._under_way.setdefault(key, threading.Lock())
+        with reading:
+            if key in self:
+                return self.get(key, read)
+            try:
+                result = read()
+            finally:
+                with self._keeping:
+                    self._under_way.pop(key, None)
+            with self._keeping:
+                self._results[key] = result
+                while len(self._results) > self._most:
+                    self._results.popitem(last=False)
+        return result
+
+
+def _stored(row: dict[str, Any], report: Report | None) -> Stored:
+    """One row of the list of jobs with its report."""
+    older = report is None and bool(row["analysed"])
+    return Stored(
+        name=row["name"],
+        job_id=row["job_id"],
+        window=row["number"],
+        windows=row["windows"],
+        source=row["source"],
+        imported_at=row["imported_at"],
+        started_at=row["started_at"],
+        ended_at=row["ended_at"],
+        metadata=json.loads(row["metadata"]),
+        has_workers=_has_workers(row),
+        report=report,
+        problem=row["problem"] or (_OLDER if older else None),
+    )
+
+
+def _has_workers(row: dict[str, Any]) -> bool:
+    return bool(row["kind"] != TraceKind.OPS)

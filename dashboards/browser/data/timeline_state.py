@@ -1,0 +1,355 @@
+"""The state of a timeline, as address text and as checked values.
+
+In: the parameters of a URL and what the job has. Out: a `TimelineState` and one sentence for each invalid parameter:
+the page shows it with the nearest valid state; a data request is rejected with it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import polars as pl
+
+from tracekit.dashboards.figures.lanes import LANE_OP
+from tracekit.dashboards.figures.spans import Ints, Line, Replay, StepOps, Window
+from tracekit.trace.model import OpKind, Worker
+
+if TYPE_CHECKING:
+    from tracekit.dashboards.browser.data.queries import Results
+
+#: The timeline of a job without workers: all as recorded.
+_LANES = {"view": "recorded", "streams": "all", "order": "rank", "critical": "no"}
+#: Up to this many workers, all streams are drawn; above it only computes, unless the address names the streams.
+FEW_WORKERS = 4
+_RANGES = re.compile(r"\d{1,9}(-\d{1,9})?([ ,]+\d{1,9}(-\d{1,9})?)*")
+_WORKERS = re.compile(r"\d{1,9},\d{1,9}( +\d{1,9},\d{1,9})*")
+#: Most rows that stay on top while the others scroll.
+MOST_PINNED = 8
+_MOST_TEXT, _LONGEST_FIND = 2000, 100
+_Value = TypeVar("_Value")
+_Choice = TypeVar("_Choice", bound=StrEnum)
+
+
+class Shown(StrEnum):
+    """The replays to draw."""
+
+    RECORDED = "recorded"
+    ORIGINAL = "original"
+    IDEAL = "ideal"
+    BOTH = "both"
+
+    @property
+    def replays(self) -> tuple[Replay, ...]:
+        """The replays from top to bottom."""
+        return (Replay.RECORDED, Replay.IDEAL) if self is Shown.BOTH else (Replay(self.value),)
+
+
+class Streams(StrEnum):
+    """The streams of a worker to draw."""
+
+    COMPUTE = "compute"
+    ALL = "all"
+
+
+class Order(StrEnum):
+    """The order of workers: by DP rank and stage, or the slowest worker first."""
+
+    RANK = "rank"
+    SLOWEST = "slowest"
+
+
+class Group(StrEnum):
+    """What a row is: a worker, or the pooled workers of a host or of a stage."""
+
+    WORKER = "worker"
+    HOST = "host"
+    STAGE = "stage"
+
+
+class CriticalPath(StrEnum):
+    """Option to draw the critical path over the ops."""
+
+    NO = "no"
+    YES = "yes"
+
+
+@dataclass(frozen=True, slots=True)
+class OpName:
+    """Identity of an op within a step; `str()` gives its form in an address."""
+
+    worker: Worker
+    kind: str
+    seq: int
+
+    def __str__(self) -> str:
+        return f"{self.worker.dp_rank},{self.worker.pp_rank},{self.kind},{self.seq}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of a timeline, top to bottom: pinned workers, then groups, each followed by its workers if it is open.
+
+    `row`, ascending, and `worker`, an index in `StepOps`: a row of a group has several workers. `group`: the name of
+    the group by row, empty for a worker of its own.
+    """
+
+    row: Ints
+    worker: Ints
+    group: list[str]
+    pinned: int
+
+    def of_workers(self, workers: int) -> Ints:
+        """The row of each worker of the step; -1 if it is not shown. Its own row counts before that of its group."""
+        found = np.full(workers, -1)
+        found[self.worker] = self.row
+        return found
+
+    def leaders(self) -> Ints:
+        """The first worker of each row."""
+        return self.worker[np.searchsorted(self.row, np.arange(len(self.group)))]
+
+    def part(self, first: int, last: int) -> tuple[Ints, Ints]:
+        """The pinned rows and those from `first` to before `last`: their workers, and the row of each from 0 on."""
+        shown = (self.row < self.pinned) | (self.row >= first) & (self.row < last)
+        return self.worker[shown], np.unique(self.row[shown], return_inverse=True)[1]
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineState:
+    """State of a timeline. `workers`, `stages`, `dp_ranks`: filters as typed, empty for all. `from_ms`, `to_ms`: window
+    from the start of the step, None for all of it. `at`: the worker at the top. `op`: the op in the side panel.
+    `find`: words in the names of ops. `pinned`, `opened`: workers whose rows stay on top, and whose groups are open.
+    `range_ms`: the range whose sums are shown.
+    """
+
+    step: int
+    view: Shown
+    streams: Streams
+    order: Order
+    workers: str = ""
+    stages: str = ""
+    dp_ranks: str = ""
+    from_ms: float | None = None
+    to_ms: float | None = None
+    at: Worker | None = None
+    op: OpName | None = None
+    critical: CriticalPath = CriticalPath.NO
+    group: Group = Group.WORKER
+    find: str = ""
+    pinned: str = ""
+    opened: str = ""
+    range_ms: tuple[float, float] | None = None
+
+    def lines(self, ops: StepOps) -> tuple[Line, ...]:
+        """The tracks of every worker."""
+        streams = [name for name in ops.streams() if self.streams is Streams.ALL or name == "compute"]
+        return tuple(Line(replay, stream) for stream in streams for replay in self.view.replays)
+
+    def matching(self, dp_rank: Ints, pp_rank: Ints) -> Ints:
+        """Positions of the workers that pass the filters, among those of these ranks."""
+        passed = np.ones(len(dp_rank), np.bool_)
+        for text, values in ((self.dp_ranks, dp_rank), (self.stages, pp_rank)):
+            if text:
+                passed &= np.any([(values >= low) & (values <= high) for low, high in _ranges(text)], axis=0)
+        if self.workers:
+            passed &= np.any([(dp_rank == dp) & (pp_rank == pp) for dp, pp in _cells(self.workers)], axis=0)
+        return np.flatnonzero(passed)
+
+    def rows(self, ops: StepOps, workers: Ints, hosts: list[str]) -> Rows:
+        """The rows of these workers, in their order. `hosts`: the host of each, empty where unknown."""
+        cell = {(int(ops.dp_rank[one]), int(ops.pp_rank[one])): int(one) for one in workers}
+        found = [("", [cell[at]]) for at in _cells(self.pinned) if at in cell]
+        pinned = len(found)
+        opened = {cell[at] for at in _cells(self.opened) if at in cell}
+        groups: dict[str, list[int]] = {}
+        for one, host in zip(workers.tolist(), hosts, strict=True):
+            name = f"stage {ops.pp_rank[one]}" if self.group is Group.STAGE else host or "host unknown"
+            groups.setdefault(name if self.group is not Group.WORKER else "", []).append(one)
+        for name, members in groups.items():
+            found += [(name, members)] if name else []
+            found += [("", [one]) for one in members] if not name or opened.intersection(members) else []
+        sizes = [len(members) for _, members in found]
+        worker = np.array([one for _, members in found for one in members], np.int64)
+        return Rows(np.repeat(np.arange(len(found)), sizes), worker, [name for name, _ in found], pinned)
+
+    def ordered(self, ops: StepOps, by_worker: pl.DataFrame) -> Ints:
+        """Positions in `ops` of the workers to show, top to bottom. `by_worker`: the table of the report."""
+        chosen = self.matching(ops.dp_rank, ops.pp_rank)
+        if self.order is Order.RANK or not len(chosen):
+            return chosen
+        ranks, stages = by_worker["dp_rank"].to_numpy(), by_worker["pp_rank"].to_numpy()
+        slowdown = np.ones((max(ops.dp_rank.max(), ranks.max()) + 1, max(ops.pp_rank.max(), stages.max()) + 1))
+        slowdown[ranks, stages] = by_worker["slowdown"].to_numpy()
+        own = slowdown[ops.dp_rank[chosen], ops.pp_rank[chosen]]
+        return chosen[np.lexsort((ops.pp_rank[chosen], ops.dp_rank[chosen], -own))]
+
+    def window(self, columns: int) -> Window | None:
+        """The shown part of the step; None for all of it."""
+        if self.from_ms is None or self.to_ms is None:
+            return None
+        return Window(self.from_ms / 1e3, self.to_ms / 1e3, columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A state, and remarks on the invalid parts of the address."""
+
+    state: TimelineState
+    remarks: tuple[str, ...]
+
+
+def state_of(found: Results, job: str, texts: Mapping[str, str]) -> Read:
+    """`read_state` for a stored job; one without workers has its ranks in their place."""
+    if not found.stored(job).has_workers:
+        texts = {**texts, **_LANES}
+    return read_state(texts, found.table(job, "by_step"), found.by_worker(job))
+
+
+def read_state(texts: Mapping[str, str], steps: pl.DataFrame, by_worker: pl.DataFrame) -> Read:
+    """Parse the state in `texts`. `steps`, `by_worker`: the tables `by_step` and `by_worker` of the report."""
+    reader = _Reader(texts)
+    dp_rank, pp_rank = by_worker["dp_rank"].to_numpy(), by_worker["pp_rank"].to_numpy()
+    slowest_step = int(steps["step"][int(steps["recorded_s"].arg_max() or 0)])
+    known = np.sort(steps["step"].to_numpy())
+    step = reader.read("step", _whole, slowest_step, "a number")
+    if step not in known:
+        near = int(known[np.argmin(np.abs(known.astype(np.int64) - step))])
+        reader.remark(f"step {step} is not in this job, which has {known[0]} to {known[-1]}; the nearest is {near}")
+        step = near
+    state = TimelineState(
+        step=step,
+        view=reader.choice("view", Shown, Shown.BOTH),
+        streams=reader.choice("streams", Streams, Streams.ALL),
+        order=reader.choice("order", Order, Order.SLOWEST),
+        workers=reader.read("worker", _matching(_WORKERS), "", "DP,PP such as 3,1"),
+        stages=reader.read("stage", _matching(_RANGES), "", "numbers or ranges such as 0-3 7"),
+        dp_ranks=reader.read("dp_rank", _matching(_RANGES), "", "numbers or ranges such as 0-3 7"),
+        from_ms=reader.read("from", _milliseconds, None, "milliseconds"),
+        to_ms=reader.read("to", _milliseconds, None, "milliseconds"),
+        at=reader.read("at", _worker, None, "DP,PP such as 3,1"),
+        critical=reader.choice("critical", CriticalPath, CriticalPath.NO),
+        group=reader.choice("group", Group, Group.WORKER),
+        find=reader.read("find", _words, "", "words in the name of an op"),
+        pinned=reader.read("pin", _pins, "", f"DP,PP such as 3,1, {MOST_PINNED} at most"),
+        opened=reader.read("open", _matching(_WORKERS), "", "DP,PP such as 3,1"),
+        range_ms=reader.read("range", _range, None, "milliseconds such as 200-400"),
+        op=reader.read("op", _op_name, None, "DP,PP,KIND,SEQ such as 3,1,forward-compute,0"),
+    )
+    return Read(*_settled(state, reader, dp_rank, pp_rank))
+
+
+def _settled(
+    state: TimelineState, reader: _Reader, dp_rank: Ints, pp_rank: Ints
+) -> tuple[TimelineState, tuple[str, ...]]:
+    """Drop an invalid window and filters that match no worker; choose the default streams."""
+    changes: dict[str, Any] = {}
+    if (state.from_ms is None) != (state.to_ms is None):
+        reader.remark("the window needs both from= and to=; shown is the whole step")
+        changes = {"from_ms": None, "to_ms": None}
+    elif state.from_ms is not None and state.to_ms is not None and state.to_ms - state.from_ms < 1e-3:
+        reader.remark("the window ends before it begins, or is below 1 us; shown is the whole step")
+        changes = {"from_ms": None, "to_ms": None}
+    if not len(state.matching(dp_rank, pp_rank)):
+        reader.remark(
+            f"no worker matches the filter; the job has DP ranks {dp_rank.min()}-{dp_rank.max()} and stages"
+            f" {pp_rank.min()}-{pp_rank.max()}; shown are all workers"
+        )
+        changes |= {"workers": "", "stages": "", "dp_ranks": ""}
+    workers = set(zip(dp_rank.tolist(), pp_rank.tolist(), strict=True))
+    for name, field, text in (("pin", "pinned", state.pinned), ("open", "opened", state.opened)):
+        for cell in (cell for cell in text.split() if not workers.issuperset(_cells(cell))):
+            reader.remark(f"{name}={cell} is no worker of this job; it is left out")
+        changes[field] = " ".join(cell for cell in text.split() if workers.issuperset(_cells(cell)))
+    settled = replace(state, **changes)
+    if "streams" not in reader.texts and len(settled.matching(dp_rank, pp_rank)) > FEW_WORKERS:
+        settled = replace(settled, streams=Streams.COMPUTE)
+    return settled, tuple(reader.remarks)
+
+
+class _Reader:
+    """Reads values from an address and collects remarks on invalid ones."""
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self.texts = texts
+        self.remarks: list[str] = []
+
+    def remark(self, text: str) -> None:
+        self.remarks.append(text)
+
+    def read(self, name: str, parse: Callable[[str], _Value | None], default: _Value, expected: str) -> _Value:
+        """Return the parsed value of that name, or the default with a remark if it is invalid."""
+        text = self.texts.get(name, "").strip()
+        if not text:
+            return default
+        value = parse(text) if len(text) <= _MOST_TEXT else None
+        if value is None:
+            self.remark(f"{name}={text!r:.40} is not {expected}; it is left out")
+            return default
+        return value
+
+    def choice(self, name: str, choices: type[_Choice], default: _Choice) -> _Choice:
+        """Parse a member of a closed set."""
+        return self.read(
+            name, lambda text: choices(text) if text in set(choices) else None, default, "one of " + ", ".join(choices)
+        )
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"-?[0-9]{1,9}", text) else None
+
+
+def _milliseconds(text: str) -> float | None:
+    """Milliseconds within ten days of the start of the step."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and abs(value) < 1e9 else None
+
+
+def _matching(pattern: re.Pattern[str]) -> Callable[[str], str | None]:
+    return lambda text: text if pattern.fullmatch(text) and text.isascii() else None
+
+
+def _words(text: str) -> str | None:
+    return text if len(text) <= _LONGEST_FIND else None
+
+
+def _pins(text: str) -> str | None:
+    return text if _WORKERS.fullmatch(text) and text.isascii() and len(text.split()) <= MOST_PINNED else None
+
+
+def _range(text: str) -> tuple[float, float] | None:
+    """Two times in milliseconds, the second after the first."""
+    found = re.fullmatch(r"(-?[0-9.]{1,20})-(-?[0-9.]{1,20})", text)
+    first, last = map(_milliseconds, found.groups()) if found else (None, None)
+    return None if first is None or last is None or first >= last else (first, last)
+
+
+def _cells(text: str) -> list[tuple[int, int]]:
+    """Parse `1,2 3,0` into DP ranks and stages."""
+    return [(int(dp), int(pp)) for dp, pp in (cell.split(",") for cell in text.split())]
+
+
+def _worker(text: str) -> Worker | None:
+    found = re.fullmatch(r"([0-9]{1,9}),([0-9]{1,9})", text)
+    return Worker(int(found[1]), int(found[2])) if found else None
+
+
+def _op_name(text: str) -> OpName | None:
+    found = re.fullmatch(r"([0-9]{1,9}),([0-9]{1,9}),([a-z-]{1,40}),([0-9]{1,9})", text)
+    if not found or found[3] not in {LANE_OP, *OpKind}:
+        return None
+    return OpName(Worker(int(found[1]), int(found[2])), found[3], int(found[4]))
+
+
+def _ranges(text: str) -> list[tuple[int, int]]:
+    """Parse `0-3 7` into lowest and highest numbers."""
+    parts = [part.partition("-") for part in re.split("[ ,]+", text)]
+    return [(int(low), int(high) if dash else int(low)) for low, dash, high in parts]

@@ -1,0 +1,301 @@
+"""What the page Compare shows of two sides: the verdict, costs, steps, causes and workers.
+
+In: two sides and their reports. Out: Dash components.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import polars as pl
+from dash import html
+from dash.development.base_component import Component
+
+from tracekit.analysis.numeric.means import MeanDifference, difference_of_means
+from tracekit.base.text import seconds, short, sure, three_digits
+from tracekit.dashboards.browser.figures.compare import costs, distributions, step_series, worker_map
+from tracekit.dashboards.browser.ui.components import (
+    badge,
+    figure_panel,
+    figure_parts,
+    halves,
+    href,
+    html_table,
+    inline_csv,
+    note,
+    panel,
+    scrolled,
+    term,
+)
+from tracekit.dashboards.browser.ui.context import viewer
+from tracekit.dashboards.browser.ui.sentences import Tone, cost_words, place_words
+from tracekit.dashboards.figures.worker_map import UNKNOWN, Ints
+from tracekit.report.compare import (
+    CauseChange,
+    Outcome,
+    Side,
+    cost_changes,
+    verdict,
+)
+from tracekit.report.conclusions import Finding
+from tracekit.report.report import Report
+from tracekit.trace.model import Worker
+
+#: Workers listed, and rows of the table beside a map.
+MOST_WORKERS, MAP_ROWS = 20, 200
+#: A worker whose slowdown alone changed by less is not listed.
+LEAST_CHANGE = 0.01
+
+
+def verdict_panel(before: Side, after: Side, extra: Component) -> Component:
+    """The answer in one sentence and every figure before and after. `extra`: what stands below the figures."""
+    found = verdict(before, after)
+    clear = found.outcome in (Outcome.BETTER, Outcome.WORSE)
+    outcome = (
+        badge(str(found.outcome), Tone.BAD if found.outcome is Outcome.WORSE else Tone.GOOD, loud=True)
+        if clear
+        else html.Span(str(found.outcome), className="badge")
+    )
+    return panel(
+        "Did it help?",
+        html.Div([html.P(found.sentence, className="verdict"), outcome], className="verdict-line"),
+        *(html.P(text, className="warning") for text in found.notes),
+        scrolled(_figures(before, after), "Figures before and after"),
+        html.Div(extra, className="below"),
+        note(
+            "Intervals: 95%, bootstrap over blocks of steps; where steps resemble their neighbours, blocks are longer."
+        ),
+    )
+
+
+def _figures(before: Side, after: Side) -> Component:
+    """Every figure before and after, with the interval of its change where steps give one."""
+    slowdown = difference_of_means(before.slowdown_by_step(), after.slowdown_by_step())
+    lost = before.lost_gpu_hours_per_day, after.lost_gpu_hours_per_day
+    ideal = float(before.ideal_s.mean()), float(after.ideal_s.mean())
+    rows = [
+        _row([term("recorded"), " step time"], difference_of_means(before.recorded_s, after.recorded_s), seconds),
+        _row([term("original"), " step time"], difference_of_means(before.original_s, after.original_s), seconds),
+        _row([term("ideal"), " step time"], MeanDifference(*ideal, None, None), seconds),
+    ]
+    rows += [
+        _row([term("slowdown")], slowdown, lambda value: f"{value:.3f}"),
+        _row(
+            [term("waste")],
+            MeanDifference(before.waste, after.waste, None, None),
+            lambda value: f"{value:.1%}",
+            share=False,
+            points=True,
+        ),
+        _row(
+            ["GPU-hours ", term("wasted"), " a day"],
+            MeanDifference(*lost, None, None),
+            lambda value: f"{value:,.1f}",
+            share=False,
+        ),
+        _row(
+            ["Steps"],
+            MeanDifference(len(before.steps), len(after.steps), None, None),
+            lambda value: f"{value:,.0f}",
+            share=False,
+        ),
+    ]
+    if before.tokens_per_s and after.tokens_per_s:
+        rates = MeanDifference(before.tokens_per_s, after.tokens_per_s, None, None)
+        rows.append(_row(["Tokens a second"], rates, three_digits))
+    heads = ["", f"Before: {short(before.title)}", f"After: {short(after.title)}", "Change", "95% interval"]
+    return html_table(heads, rows, numbers=range(1, 5))
+
+
+def _row(
+    title: list[Any], change: MeanDifference, show: Callable[[float], str], *, share: bool = True, points: bool = False
+) -> list[Any]:
+    """`share`: the change is said in percent too. `points`: the values are percentages, their change is in points."""
+    sign = "+" if change.difference > 0 else ""
+    size = f" ({change.share:+.1%})" if share and change.before else ""
+    interval = "" if change.low is None or change.high is None else f"{show(change.low)} to {show(change.high)}"
+    by = f"{change.difference * 100:.1f} points" if points else show(change.difference)
+    return [html.Th(title, scope="row"), show(change.before), show(change.after), f"{sign}{by}{size}", interval]
+
+
+def cost_panels(before: Report, after: Report) -> Component:
+    """What op kinds and stages cost on either side."""
+    drawn = []
+    for title, rows, column, y in (
+        ("op kind", "by_kind", "kind", ""),
+        ("stage", "by_pp_rank", "pp_rank", "stage"),
+    ):
+        changes = cost_changes(before, after, rows, column)
+        frame = pl.DataFrame(
+            {
+                column: [change.name for change in changes],
+                "before_s": pl.Series([change.before_s for change in changes], dtype=pl.Float64),
+                "after_s": pl.Series([change.after_s for change in changes], dtype=pl.Float64),
+                "change_s": [change.difference_s for change in changes],
+            }
+        )
+        picture = figure_panel(
+            ["Cost by ", term(title), ", each ", term("S alone", "alone")],
+            costs(changes, viewer().theme, y=y),
+            label=f"What each {title} alone costs a step, before and after",
+            table=frame,
+            csv=inline_csv(frame),
+        )
+        drawn.append(picture)
+    return halves(*drawn)
+
+
+def step_panels(before: Side, after: Side, *, split: bool) -> Component:
+    """Step times and their distribution. `split`: both sides are parts of one job."""
+    frame = pl.concat(
+        [
+            pl.DataFrame(
+                {
+                    "side": [name] * len(side.steps),
+                    "step": side.steps,
+                    "recorded_s": side.recorded_s,
+                    "original_s": side.original_s,
+                    "ideal_s": side.ideal_s,
+                }
+            )
+            for name, side in (("before", before), ("after", after))
+        ]
+    )
+    drawn = (
+        figure_panel(
+            "Step times, dashed their means",
+            step_series(before, after, viewer().theme, split=split),
+            label="Recorded time of each step before and after, with the means",
+            table=frame,
+            csv=inline_csv(frame),
+        ),
+        figure_panel(
+            "Distribution of the step times",
+            distributions(before, after, viewer().theme),
+            label="Cumulative distribution of the recorded step times before and after",
+            table=frame.select("side", "recorded_s").sort("side", "recorded_s"),
+            csv=inline_csv(frame),
+        ),
+    )
+    return halves(*drawn)
+
+
+def causes_panel(change: CauseChange, reports: Mapping[str, Report], staying: str) -> Component:
+    """Causes gone, new and staying. `reports`: by "before" and "after"; `staying`: the heading of the latter."""
+    before, after = reports["before"], reports["after"]
+    columns = (
+        ("Gone", [_cause(before, cause, "cost") for cause in change.gone], "No cause went away."),
+        ("New", [_cause(after, cause, "costs") for cause in change.new], "No cause is new."),
+        (
+            staying,
+            [_cause(after, now, "costs", was=was) for was, now in change.staying],
+            "No other cause.",
+        ),
+    )
+    return panel(
+        "Causes",
+        html.Div(
+            [
+                html.Div([html.H3(title), html.Ul(items, className="cause-list") if items else note(none)])
+                for title, items, none in columns
+            ],
+            className="thirds",
+        ),
+    )
+
+
+def _cause(report: Report, cause: Finding, word: str, was: Finding | None = None) -> Component:
+    words = cost_words(report, cause)
+    if was is None:
+        words = words.replace("costs", word, 1)
+    elif was is not cause:
+        words = f"{cost_words(report, was).replace('costs', 'cost', 1)}, now {words}"
+    since = "" if cause.since_step is None else f", since step {cause.since_step}"
+    return html.Li(
+        [
+            html.B(cause.title),
+            f", {place_words(report, cause) or 'whole job'}{since}: {words}, {sure(cause.confidence)}",
+        ]
+    )
+
+
+def worker_panels(before: Side, after: Side, reports: Mapping[str, Report], *, split: bool) -> Sequence[Component]:
+    """Both worker maps, and the workers that changed most.
+
+    `reports`: by "before" and "after"; `split`: both sides are parts of one job.
+    """
+    maps = [
+        panel(
+            [f"{title.capitalize()}: ", term("slowdown alone"), " of each worker"],
+            *figure_parts(
+                worker_map(side, _ranks(side, reports[title]), viewer().theme),
+                label=f"Slowdown of each worker {title} the change, DP ranks down, stages across",
+                table=_map_table(side),
+                csv=href(f"/download/{'by_worker_per_step' if split else 'by_worker'}.csv", job=side.job),
+                most=MAP_ROWS,
+            ),
+        )
+        for title, side in (("before", before), ("after", after))
+    ]
+    return (halves(*maps), _largest(before, after, reports))
+
+
+def _ranks(side: Side, report: Report) -> Ints:
+    """The global rank of each worker of a side, as its map; UNKNOWN where the trace does not say."""
+    ranks = np.full(side.workers.shape, UNKNOWN, np.int64)
+    at = {int(dp_rank): row for row, dp_rank in enumerate(side.dp_ranks)}
+    for each in report.by_worker or ():
+        if each.rank is not None and each.dp_rank in at:
+            ranks[at[each.dp_rank], each.pp_rank] = each.rank
+    return ranks
+
+
+def _map_table(side: Side) -> pl.DataFrame:
+    """The worker map as rows, slowest first."""
+    stages = side.workers.shape[1]
+    return pl.DataFrame(
+        {
+            "dp_rank": np.repeat(side.dp_ranks, stages),
+            "pp_rank": np.tile(np.arange(stages), len(side.dp_ranks)),
+            "slowdown": side.workers.ravel(),
+        }
+    ).sort("slowdown", descending=True, maintain_order=True)
+
+
+def _largest(before: Side, after: Side, reports: Mapping[str, Report]) -> Component:
+    """The workers whose slowdown alone changed most, where both sides have the same ones."""
+    if before.workers.shape != after.workers.shape or not np.array_equal(before.dp_ranks, after.dp_ranks):
+        return panel(
+            "Workers that changed most", note("The two jobs have different workers, so they are not told one by one.")
+        )
+    places = ["dp_rank", "pp_rank"]
+    found = (
+        _map_table(after)
+        .rename({"slowdown": "after"})
+        .join(_map_table(before).rename({"slowdown": "before"}), on=places)
+        .with_columns(change=pl.col("after") - pl.col("before"))
+        .sort(pl.col("change").abs(), descending=True, maintain_order=True)
+        .head(MOST_WORKERS)
+    )
+    found = found.filter(pl.col("change").abs() >= LEAST_CHANGE)
+    if found.is_empty():
+        return panel("Workers that changed most", note(f"The slowdown of no worker changed by {LEAST_CHANGE} or more."))
+    for name in ("before", "after"):
+        known = reports[name].table("by_worker")
+        known = known.select(*places, pl.col("rank").alias(f"rank {name}"), pl.col("host").alias(f"host {name}"))
+        found = found.join(known, on=places, how="left", maintain_order="left")
+    one_host = found["host before"].equals(found["host after"])
+    hosts = ["host after"] if one_host else ["host before", "host after"]
+    heads = ["Rank", *(["Host"] if one_host else ["Host before", "Host after"]), "DP rank, stage"]
+    heads += ["Slowdown before", "after", "Change"]
+    rows = [
+        ["-" if row["rank after"] is None else f"{row['rank after']}"]
+        + ["-" if row[host] is None else short(row[host]) for host in hosts]
+        + [Worker(row["dp_rank"], row["pp_rank"]).coordinates]
+        + [f"{row['before']:.3f}", f"{row['after']:.3f}", f"{row['change']:+.3f}"]
+        for row in found.iter_rows(named=True)
+    ]
+    made = html_table(heads, rows, numbers=range(2 + len(hosts), len(heads)))
+    return panel("Workers that changed most", scrolled(made, "Workers that changed most"))

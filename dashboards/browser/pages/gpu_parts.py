@@ -1,0 +1,272 @@
+"""What the pages Job and Compare show of one GPU of a recording: why it is idle, what it runs.
+
+In: `gpu`, or one of `gpus`, of a report (docs/report-schema.md). Out: components; nothing where the report has neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from dash import Input, Output, clientside_callback, dcc, html
+from dash.development.base_component import Component
+
+from tracekit.analysis.gpu.gpu_times import MemoryPoint, NamedTime, OpTime, Synchronisation
+from tracekit.base.text import NO_NAME, printable, seconds, three_digits
+from tracekit.dashboards.browser.data.queries import Stored
+from tracekit.dashboards.browser.figures.job import memory_over_time
+from tracekit.dashboards.browser.ui.components import (
+    attributes,
+    figure_parts,
+    folded,
+    folded_panel,
+    halves,
+    href,
+    note,
+    panel,
+    row_table,
+)
+from tracekit.dashboards.browser.ui.context import viewer
+from tracekit.dashboards.browser.ui.glossary import GAP_BEGINS, GPU_REASONS
+from tracekit.report.gpu import GpuInReport
+from tracekit.report.plain_data import frame_of
+from tracekit.report.report import Report
+
+#: What takes less, seconds, would be told as 0 us.
+SHORTEST_S = 0.5e-6
+#: Reasons that are shown at once, names that are told for each, and rows that tell what changed.
+MOST_REASONS, MOST_NAMES, MOST_CHANGES = 3, 2, 12
+#: A name of so many characters fits anywhere.
+SHORT_NAME = 20
+#: Cells of a row of a table: what it is about, then figures as text and anything else as a component.
+Row = tuple[Any, ...]
+
+
+def gpu_panels(stored: Stored, report: Report, rank: str, q: str) -> list[Component]:
+    """One GPU: the only one; of several, that of `rank`, else the one that idles least. `q`: the filter of names."""
+    every = [report.gpu] if report.gpu else report.gpus or []
+    if not every:
+        return []
+    gpu = next((one for one in every if str(one.rank) == rank), min(every, key=lambda one: one.idle_s))
+    heads, calls = ("Call", "Where", "Times", "Waits", "Idle after", "Without them saves"), gpu.synchronisations
+    return [
+        _idle(gpu, _rank_links(stored, every, gpu)),
+        _named(gpu, q),
+        folded_panel(
+            "Calls that wait, copies, launches",
+            _table("Calls that wait for the GPU", heads, map(_call, calls)),
+            halves([_copies(gpu), note("Exposed: while no kernel runs.")], _launches(gpu)),
+        ),
+        *_memory(gpu),
+    ]
+
+
+def gpu_changes(before: Report, after: Report) -> list[Component]:
+    """What one GPU did before and after, for each step, what changed most first."""
+    if not (before.gpu and after.gpu):
+        return []
+    sides = _each_step(before), _each_step(after)
+    return [panel(title, _changed(title, sides[0][title], sides[1][title])) for title in sides[0]]
+
+
+def _rank_links(stored: Stored, every: Sequence[GpuInReport], shown: GpuInReport) -> list[Any]:
+    """The ranks to choose from, where there are several."""
+    links = [
+        html.B(f"rank {one.rank}", **attributes(aria_current="true"))
+        if one is shown
+        else dcc.Link(f"rank {one.rank}", href=href("/job", job=stored.name, rank=one.rank))
+        for one in every
+    ]
+    return links if len(every) > 1 else []
+
+
+def _table(label: str, heads: Sequence[str], rows: Iterable[Row]) -> Component:
+    """A table of these rows, figures to the right. `label`: what it lists."""
+    made: list[list[Any]] = [
+        [cell if at and isinstance(cell, str) else html.Td(cell, className="what") for at, cell in enumerate(row)]
+        for row in rows
+    ]
+    figures = [at for at in range(1, len(heads)) if any(isinstance(row[at], str) for row in made)]
+    return row_table(heads, made, label, figures) if made else note("None.")
+
+
+def _name(text: str | None) -> Component:
+    """A name of any length: its first line, and all of it while it has the focus."""
+    shown = printable(text) if text and text.strip() else "-"
+    return html.Div(shown, className="name", tabIndex=0, title=shown) if len(shown) > SHORT_NAME else html.Div(shown)
+
+
+def _told(gpu: GpuInReport, spent_s: float) -> tuple[str, str]:
+    """A time, and its share of the recording."""
+    return seconds(spent_s), f"{spent_s / (gpu.recording_s or 1.0):.1%}"
+
+
+def _reason(reason: str) -> str:
+    return GPU_REASONS.get(reason, reason)
+
+
+def _idle(gpu: GpuInReport, ranks: list[Any]) -> Component:
+    """How long the GPU is busy, and by reason how long it is idle between its ops."""
+    parts = {
+        "busy": gpu.busy_s,
+        "idle between its ops": gpu.idle_s,
+        "before its first op": gpu.before_first.seconds,
+        "after its last op": gpu.after_last_s,
+    }
+    told = ", ".join("{} {} ({})".format(name, *_told(gpu, spent)) for name, spent in parts.items())
+    said = [f"Of {seconds(gpu.recording_s)} recorded on rank {gpu.rank}: {told}. Shares are of the recording."]
+    if began := sorted(gpu.idle_opened_by.items(), key=lambda one: -one[1]):
+        said.append(f"Gaps began with {', '.join(f'{GAP_BEGINS.get(who, who)} {seconds(s)}' for who, s in began)}.")
+    rows = [
+        (_reason(one.reason), *_told(gpu, one.seconds), f"{one.gaps:,}", _longest(one.names[:MOST_NAMES]))
+        for one in gpu.idle_by_reason
+        if one.seconds >= SHORTEST_S
+    ]
+    title, heads = "Why the GPU is idle", ("Why", "Idle", "Share", "Gaps", "Longest")
+    tables = [_table(title, heads, rows[:MOST_REASONS])]
+    if more := rows[MOST_REASONS:]:
+        tables.append(folded(f"{len(more)} more", _table(f"{title}, further reasons", heads, more)))
+    return panel(title, *map(note, said), *tables, *_before_first(gpu), extra=ranks or None)
+
+
+def _before_first(gpu: GpuInReport) -> list[Component]:
+    """What happened before the GPU had anything to do."""
+    before = gpu.before_first
+    reasons = sorted(before.by_reason.items(), key=lambda one: -one[1])
+    rows = [(_reason(why), *_told(gpu, spent)) for why, spent in reasons if spent >= SHORTEST_S]
+    table = _table("Before the first op of the GPU", ("Why", "Takes", "Share"), rows)
+    title = f"Before its first op: {seconds(before.seconds)}"
+    return [folded(title, halves(table, _longest(before.names)))] if rows else []
+
+
+def _longest(names: Iterable[NamedTime]) -> Component:
+    """The names that took longest, with their lines of Python."""
+    parts = []
+    for one in names:
+        if one.seconds >= SHORTEST_S:
+            words = dict.fromkeys(filter(None, (one.name or NO_NAME, one.where)))
+            parts += [html.Dt(seconds(one.seconds)), html.Dd(_name(", ".join(words)))]
+    return html.Dl(parts, className="longest")
+
+
+def _named(gpu: GpuInReport, q: str) -> Component:
+    """Kernels and operators by name, and the field that filters both."""
+    kernels = [
+        (
+            _name(one.name),
+            html.Span(one.of_class, className="badge"),
+            f"{one.count:,}",
+            *_told(gpu, one.seconds),
+        )
+        for one in gpu.kernels
+    ]
+    operators = [
+        (_name(one.name), _name(one.module), _shapes(one), f"{one.gpu_ops:,}", *_told(gpu, one.seconds))
+        for one in gpu.ops
+    ]
+    search = dcc.Input(id="names-q", value=q, type="search", placeholder="name, class, module", className="field")
+    said = html.Span(id="names-said", role="status")
+    tables = [
+        _table("Kernels", ("Kernel", "Class", "Times", "GPU time", "Share"), kernels),
+        _table("Operators", ("Operator", "Module", "Shapes", "GPU ops", "GPU time", "Share"), operators),
+    ]
+    field = html.Div([html.Label(["Filter", search]), said], className="filter")
+    title = f"{len(kernels)} kernels and {len(operators)} operators"
+    return folded_panel(title, field, html.Div(tables, id="names"), opened=bool(q))
+
+
+def _shapes(op: OpTime) -> Component:
+    """The sizes of the inputs of an operator, folded."""
+    items = []
+    for one in op.shapes:
+        rates = (("flops_s", "Tflop/s"), ("bytes_s", "TB/s"))
+        facts = [f"{one.count:,} x", seconds(one.seconds)]
+        facts += [f"{three_digits(rate / 1e12)} {unit}" for key, unit in rates if (rate := getattr(one, key))]
+        facts += [f"at the card's peak {seconds(one.roofline_s)}"] if one.roofline_s else []
+        items.append(html.Li(f"{printable(one.dims)} {printable(one.dtype)}: {', '.join(facts)}"))
+    return html.Details([html.Summary(f"{len(items)}"), html.Ul(items)]) if items else html.Div("-")
+
+
+def _call(one: Synchronisation) -> Row:
+    """A row for calls that wait."""
+    name = f"{one.call} in {one.op}" if one.op else one.call
+    times = (one.blocked_s, one.idle_after_s, one.saves_s)
+    told = ("-" if spent is None else seconds(spent) for spent in times)
+    line = html.Div(_name(one.where.rpartition("/")[2]), title=printable(one.where))
+    return (_name(name), line, f"{one.count:,}", *told)
+
+
+def _copies(gpu: GpuInReport) -> Component:
+    rows = [
+        (
+            f"{printable(one.kind)}{', pageable' if one.pageable else ''}",
+            *(f"{getattr(one, name):,}" for name in ("count", "bytes")),
+            *(seconds(getattr(one, name)) for name in ("seconds", "exposed_s")),
+        )
+        for one in gpu.transfers
+    ]
+    return _table("Copies", ("Copies", "Times", "Bytes", "Takes", "Exposed"), rows)
+
+
+def _memory(gpu: GpuInReport) -> Iterator[Component]:
+    """The memory over time, if it was recorded."""
+    if (memory := gpu.memory) is not None:
+        most = f"At most {memory.peak_bytes / 1e9:.3g} GB given out, {memory.reserved_bytes / 1e9:.3g} GB kept"
+        yield folded_panel(
+            "Memory over time",
+            *figure_parts(
+                memory_over_time(memory, viewer().theme),
+                label="Memory of the GPU over the recording",
+                table=frame_of(memory.points, MemoryPoint),
+            ),
+            note(f"{most}. The largest of each of {len(memory.points)} intervals is drawn."),
+        )
+
+
+def _launches(gpu: GpuInReport) -> Component:
+    names = {"calls that launch": ("calls", "call_s"), "kernels": ("kernels", "kernel_s")}
+    names["kernels shorter than 10 us"] = ("short_kernels", "short_s")
+    rows = [
+        (name, f"{getattr(gpu.launch, n):,}", seconds(getattr(gpu.launch, spent))) for name, (n, spent) in names.items()
+    ]
+    return _table("Launches", ("Launches", "Times", "Takes"), rows)
+
+
+def _each_step(report: Report) -> dict[str, dict[str, float]]:
+    """Seconds of a step by name, under the title of their table."""
+    gpu, steps = report.gpu, report.steps_in_whole
+    assert gpu, "asked for reports on one GPU"
+    idle = {_reason(one.reason): one.seconds for one in gpu.idle_by_reason}
+    tables = {
+        "What the GPU did": {"busy": gpu.busy_s, "before its first op": gpu.before_first.seconds, **idle},
+        "Findings, and what each takes": {f"{one.name}: {_reason(one.reason)}": one.seconds for one in gpu.findings},
+        "Kernels that changed": {one.name: one.seconds for one in gpu.kernels},
+    }
+    return {title: {name: spent / steps for name, spent in rows.items()} for title, rows in tables.items()}
+
+
+def _changed(title: str, before: dict[str, float], after: dict[str, float]) -> Component:
+    """A table of what changed most; a name that one side does not tell has a dash there."""
+    change = {name: after.get(name, 0.0) - before.get(name, 0.0) for name in before | after}
+    rows = [
+        (
+            _name(name),
+            *(seconds(side[name]) if name in side else "-" for side in (before, after)),
+            f"{'+' if change[name] > 0 else ''}{seconds(change[name])}",
+        )
+        for name in sorted(change, key=lambda name: -abs(change[name]))[:MOST_CHANGES]
+        if abs(change[name]) >= SHORTEST_S
+    ]
+    return _table(title, (title, "Before", "After", "Change"), rows)
+
+
+clientside_callback(
+    """function (text) {
+        const wanted = (text || "").toLowerCase(), rows = [...document.querySelectorAll("#names tbody tr")];
+        for (const row of rows) row.hidden = !row.textContent.toLowerCase().includes(wanted);
+        window.tracekit.remember({q: text});
+        return wanted ? `${rows.filter((row) => !row.hidden).length} of ${rows.length} rows` : "";
+    }""",
+    Output("names-said", "children"),
+    Input("names-q", "value"),
+)

@@ -1,0 +1,340 @@
+"""Jobs: every job in one table, the one that loses most first; above it, what burns now.
+
+The address holds the filter, the facets, the order and the part of the table, so a view can be sent to somebody. All
+of it happens on the server: a browser gets 50 rows, however many jobs there are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlencode
+
+import polars as pl
+from dash import dcc, html
+from dash.development.base_component import Component
+
+from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE
+from tracekit.analysis.detectors.registry import detector_of
+from tracekit.base.command_line import adding, command
+from tracekit.base.errors import SelectionError
+from tracekit.base.text import printable, short
+from tracekit.dashboards.browser.pages.job_card import hang_card, job_card
+from tracekit.dashboards.browser.ui.charts import trend
+from tracekit.dashboards.browser.ui.components import attributes, badge, href, note, panel, row_table
+from tracekit.dashboards.browser.ui.context import gpu_hour, results, viewer
+from tracekit.dashboards.browser.ui.drawn import Views
+from tracekit.dashboards.browser.ui.forms import text_field
+from tracekit.dashboards.browser.ui.sentences import Tone
+from tracekit.dashboards.browser.ui.share import xlsx
+from tracekit.dashboards.browser.ui.shell import page
+from tracekit.fleet.rows import TEAM_KEYS
+from tracekit.report.verdict import UNNAMED, LossKind
+from tracekit.store import HANG, Incident
+
+#: Rows of a part of the table, cards above it, and values of a facet.
+MOST_ROWS, MOST_CARDS, MOST_VALUES = 50, 3, 8
+#: Every word of a filter is looked for in every job.
+LONGEST_FILTER = 200
+#: Orders by name: column, and whether the largest comes first.
+ORDERS = {
+    "lost": ("lost_gpu_hours_per_day", True),
+    "saves": ("gives_back", True),
+    "share": ("share", True),
+    "slowdown": ("slowdown", True),
+    "tokens": ("tokens_per_s", True),
+    "gpus": ("world_size", True),
+    "added": ("imported_at", True),
+    "job": ("name", False),
+}
+#: Columns of the table, and the order that their heading chooses.
+COLUMNS = {
+    "Job": "job",
+    "Verdict": None,
+    "Lost": "share",
+    "GPU-hours a day": "lost",
+    "Cost a day": None,
+    "First fix saves": "saves",
+    "Slowdown": "slowdown",
+    "Culprit": None,
+    "Trend": None,
+    "Status": None,
+    "Team": None,
+    "Tokens/s": "tokens",
+    "GPUs": "gpus",
+    "Compare": None,
+}
+#: Those of figures: the column behind each, and how it is written.
+FIGURES = {
+    "Lost": ("share", ".0%"),
+    "GPU-hours a day": ("lost_gpu_hours_per_day", ",.1f"),
+    "First fix saves": ("gives_back", ",.1f"),
+    "Slowdown": ("slowdown", ".3f"),
+    "Tokens/s": ("tokens_per_s", ",.0f"),
+    "GPUs": ("world_size", ","),
+}
+#: Columns that a facet narrows.
+FACETS = {"verdict": "Verdict", "team": "Team", "status": "Status", "host": "Culprit's node"}
+#: Ages of the newest window that the facet of time offers, days.
+AGES = {"1": "last day", "7": "last week", "30": "last 30 days"}
+_NOT_ANALYSED, _NO_VERDICT = "not analysed", "no verdict"
+_UNSURE = UNNAMED | {_NOT_ANALYSED, _NO_VERDICT}
+
+
+def build(q: str = "", sort: str = "lost", at: str = "1", days: str = "", **state: str) -> list[Component]:
+    """`q`: text that the jobs shown contain; `sort`: an order; `at`: a part of the table; `days`: of AGES; facets;
+    `view`: the name of all this.
+    """
+    if len(q) > LONGEST_FILTER:
+        raise SelectionError(f"the filter has {len(q):,} characters; expected at most {LONGEST_FILTER}")
+    jobs = job_table()
+    if jobs.is_empty():
+        return [
+            html.H1("Jobs"),
+            panel(
+                "No job yet",
+                note(
+                    f"The store is empty. Add one with `{adding(results().path)}`, record one with"
+                    f" `{command('collect', '--store', results().path, '--', 'COMMAND')}`."
+                ),
+            ),
+        ]
+    asked = {name: state[name] for name in FACETS if state.get(name)}
+    view = {
+        "q": q or None,
+        "sort": sort if sort in ORDERS and sort != "lost" else None,
+        "days": days if days in AGES else None,
+        **asked,
+    }
+    views = Views(
+        id="jobs-views",
+        query=urlencode({name: value for name, value in view.items() if value}),
+        name=short(state["view"]) if state.get("view") else "",
+    )
+    return [
+        html.H1("Jobs"),
+        _sums(jobs),
+        *_burning(jobs),
+        _table(jobs, view, int(at[:9]) if at.isdecimal() else 1, views),
+    ]
+
+
+def job_table() -> pl.DataFrame:
+    """One row per job, as of `Results.jobs`, with what the table shows: `verdict`, `share` (lost), `team`, `culprit`,
+    `host`, `status`, `tokens_per_s`, and `text`, all that a filter looks at, in lower case.
+    """
+    live = results().live_jobs().select("name", "watched", "ending")
+    jobs = results().jobs().join(live, on="name", how="left", maintain_order="left")
+    lost, saves = pl.col("lost_gpu_hours_per_day").clip(0.0), pl.col("gives_back").clip(0.0)
+    cause, place, host = (pl.col(f"cause_{what}").list.first() for what in ("kinds", "places", "hosts"))
+    labels = {kind: _label(kind) for kind in jobs.select(cause.unique().drop_nulls()).to_series()}
+    found = pl.when(pl.col("verdict") == LossKind.STRAGGLER).then(
+        cause.replace_strict(labels, default=None, return_dtype=pl.String)
+    )
+    metadata = pl.col("metadata").str
+    tokens = pl.coalesce(metadata.json_path_match(f"$.{of}tokens_per_step") for of in ("", "label_"))
+    named = jobs.with_columns(
+        lost,
+        saves,
+        verdict=pl.when(pl.col("slowdown").is_null())
+        .then(pl.lit(_NOT_ANALYSED))
+        .when(~pl.col("trustworthy"))
+        .then(pl.lit(_NO_VERDICT))
+        .otherwise(pl.coalesce(found, "verdict", pl.lit("unknown")).str.replace_all("-", " ")),
+        share=pl.coalesce("share", lost / (24 * pl.col("world_size"))).clip(0.0),
+        team=pl.coalesce(metadata.json_path_match(f"$.{key}") for key in TEAM_KEYS),
+        tokens_per_s=tokens.cast(pl.Float64, strict=False) / pl.col("recorded_s"),
+        host=host,
+        culprit=pl.coalesce(host, pl.when(place != "whole job").then(place)),
+        status=pl.when("watched").then(pl.lit("running")).otherwise(pl.col("ending").fill_null("stored")),
+    )
+    return named.update(_hung(named.schema), on="name", how="full").with_columns(
+        text=pl.concat_str(
+            "name",
+            "verdict",
+            "team",
+            "status",
+            pl.col("cause_kinds", "cause_places", "cause_hosts").list.join(" "),
+            separator=" ",
+            ignore_nulls=True,
+        ).str.to_lowercase()
+    )
+
+
+def _hung(schema: pl.Schema) -> pl.DataFrame:
+    """The columns of `job_table` that differ while a job hangs, also of jobs that hung before they had a trace."""
+    rows = []
+    for name, one in _hanging().items():
+        ranks, host = int(results().hangs(name)[0].report["world_size"]), next(iter(one.cause.hosts), None)
+        row = {"name": name, "verdict": HANG, "status": "hangs", "share": 1.0, "headline": one.cause.what}
+        row |= {"world_size": ranks, "lost_gpu_hours_per_day": 24.0 * ranks, "trustworthy": True, "straggling": True}
+        rows.append(row | {"host": host, "culprit": host, "imported_at": one.opened_at.timestamp()})
+    return pl.DataFrame(rows, {name: schema[name] for name in rows[0]} if rows else {"name": pl.String})
+
+
+def _hanging() -> dict[str, Incident]:
+    """The open hang of each job that has one."""
+    return {one.job: one for one in results().incidents(only_open=True) if one.cause.kind == HANG}
+
+
+def _label(kind: str) -> str | None:
+    """What readers see instead of straggler where this kind of cause leads; None where nothing is known of it."""
+    with suppress(KeyError):  # of a plug-in that is not installed here
+        return detector_of(kind).label
+    return None
+
+
+def _sums(jobs: pl.DataFrame) -> Component:
+    """What all jobs that can be trusted lose together."""
+    sure = jobs.filter(pl.col("trustworthy") & (pl.col("straggling") | (pl.col("share") >= SMALLEST_HEADLINE_SHARE)))
+    if sure.is_empty():
+        return html.H2("Nothing costs any analysed job 5% of its step", className="count")
+    lost, of = float(sure["lost_gpu_hours_per_day"].sum()), 24 * int(sure["world_size"].sum())
+    need = "job needs" if sure.height == 1 else "jobs need"
+    price = gpu_hour()
+    money = "" if price is None else f", {lost * price:,.0f} at {price:g} a GPU-hour"
+    words = f"{sure.height:,} {need} attention: {lost:,.0f} of {of:,} GPU-hours a day are lost{money}"
+    return html.H2(words, className="count")
+
+
+def _burning(jobs: pl.DataFrame) -> list[Component]:
+    """The costliest jobs with an open incident."""
+    burning, hanging = {one.job for one in results().incidents(only_open=True)}, _hanging()
+    most = jobs.filter(pl.col("name").is_in(burning)).sort("lost_gpu_hours_per_day", descending=True, nulls_last=True)
+    names = most.head(MOST_CARDS)["name"].to_list()
+    cards = [hang_card(hanging[name]) if name in hanging else job_card(results().stored(name)) for name in names]
+    return [html.Div(cards, className="job-cards")] if cards else []
+
+
+def _table(jobs: pl.DataFrame, view: dict[str, str | None], at: int, views: Component) -> Component:
+    """The facets, and a part of the rows that fit them."""
+    rows = narrowed(jobs, view)
+    column, largest_first = ORDERS[view["sort"] or "lost"]
+    rows = rows.sort(column, "name", descending=[largest_first, False], nulls_last=True)
+    parts = max(1, -(-rows.height // MOST_ROWS))
+    at = min(max(at, 1), parts)
+    shown = rows.slice((at - 1) * MOST_ROWS, MOST_ROWS)
+    count = f"{jobs.height:,} jobs" if rows.height == jobs.height else f"{rows.height:,} of {jobs.height:,} jobs"
+    pages = [
+        dcc.Link(words, href=_address(view, at=str(number)))
+        for words, number in (("Previous", at - 1), ("Next", at + 1))
+        if 1 <= number <= parts
+    ]
+    where = [note([f"Part {at:,} of {parts:,}. ", *(html.Span([one, " "]) for one in pages)])] if parts > 1 else []
+    said = [] if rows.height else [note(["No job fits. ", dcc.Link("All jobs", href=href("/"))])]
+    files = html.Span(
+        ["All as ", html.A("CSV", href=href("/download/jobs.csv"), download=""), " ", xlsx("jobs", "XLSX")]
+    )
+    return panel(count, _filter(view), _facets(jobs, view), views, *said, _grid(shown, view), *where, extra=files)
+
+
+def narrowed(jobs: pl.DataFrame, view: dict[str, str | None]) -> pl.DataFrame:
+    """The jobs that contain the words of the filter and have the values of the facets."""
+    for word in (view.get("q") or "").lower().split():
+        jobs = jobs.filter(pl.col("text").str.contains(word, literal=True))
+    if days := view.get("days"):
+        jobs = jobs.filter(pl.col("imported_at") >= time.time() - 86_400 * int(days))
+    for facet in FACETS:
+        if value := view.get(facet):
+            jobs = jobs.filter(pl.col(facet) == value)
+    return jobs
+
+
+def _address(view: dict[str, str | None], **changes: str | None) -> str:
+    return href("/", **{**view, **changes})
+
+
+def _filter(view: dict[str, str | None]) -> Component:
+    """A field whose text goes into the address with Enter, with all else that the address has."""
+    kept = [
+        dcc.Input(id=f"jobs-{name}", type="hidden", name=name, value=value)
+        for name, value in view.items()
+        if value and name != "q"
+    ]
+    field = text_field(
+        "jobs-q", "Filter", view["q"] or "", placeholder="job, cause, node ...", style="wide", sent_as="q"
+    )
+    return html.Form([field, *kept], action=href("/"), method="GET", role="search")
+
+
+def _facets(jobs: pl.DataFrame, view: dict[str, str | None]) -> Component:
+    """The values of each facet with the jobs that have them among those that fit all else; a click chooses one."""
+    groups = []
+    for facet, title in FACETS.items():
+        fitting = narrowed(jobs, {**view, facet: None})[facet].drop_nulls()
+        counts = fitting.value_counts(sort=True).sort("count", facet, descending=[True, False])
+        offered = [(value, f"{short(value)} {count:,}") for value, count in counts.head(MOST_VALUES).iter_rows()]
+        if (value := view.get(facet)) and value not in dict(offered):
+            offered.append((value, f"{short(value)} 0"))
+        if len(offered) > 1 or value:
+            groups.append(_facet(view, facet, title, offered))
+    groups.append(_facet(view, "days", "Stored", list(AGES.items())))
+    return html.Div(groups, className="facets")
+
+
+def _facet(view: dict[str, str | None], facet: str, title: str, offered: Sequence[tuple[str, str]]) -> Component:
+    """Its values as links, the chosen one marked: it leads back to all."""
+    links = [
+        dcc.Link(
+            words if view.get(facet) != value else f"{words} \u00d7",
+            href=_address(view, **{facet: None if view.get(facet) == value else value}),
+            className="facet chosen" if view.get(facet) == value else "facet",
+        )
+        for value, words in offered
+    ]
+    return html.Div([html.Span(title, className="label"), *links])
+
+
+def _grid(rows: pl.DataFrame, view: dict[str, str | None]) -> Component:
+    """The rows; columns of which no row has anything are left out."""
+    trends = results().trends(tuple(rows["name"]))
+    made = [_cells(row, trends.get(row["name"], [])) for row in rows.iter_rows(named=True)]
+    kept = [name for name in COLUMNS if any(cells[name].children != "-" for cells in made)]
+    body = [[cells[name] for name in kept] for cells in made]
+    now = view["sort"] or "lost"
+    heads = [
+        dcc.Link(
+            f"{name} \u2193" if order == now else name, href=_address(view, sort=None if order == "lost" else order)
+        )
+        if order
+        else name
+        for name, order in COLUMNS.items()
+        if name in kept
+    ]
+    numbers = [at for at, name in enumerate(kept) if name in (*FIGURES, "Cost a day")]
+    return row_table(heads, body, "Jobs", numbers, names=kept, id="jobs")
+
+
+def _cells(row: dict[str, Any], shares: Sequence[float]) -> dict[str, Component]:
+    """The cells of a job, by column."""
+    name, verdict = row["name"], row["verdict"]
+    tone = Tone.GOOD if verdict == LossKind.BALANCED else Tone.UNSURE if verdict in _UNSURE else Tone.BAD
+    why = row["headline"] or row["problem"] or "stored without an analysis"
+    causes = "; ".join(
+        kind.replace("-", " ") + ("" if place == "whole job" else f": {place}")
+        for kind, place in zip(row["cause_kinds"] or (), row["cause_places"] or (), strict=False)
+    )
+    numbers = {
+        title: html.Td("-" if row[column] is None else format(row[column], form), className="number")
+        for title, (column, form) in FIGURES.items()
+    }
+    price, lost = gpu_hour(), row["lost_gpu_hours_per_day"]
+    money = "-" if price is None or lost is None else f"{lost * price:,.0f}"
+    page_of = "/hang" if verdict == HANG else "/job"
+    button = html.Button("Compare", className="chip-button", **attributes(data_compare=name, aria_pressed="false"))
+    return {
+        **numbers,
+        "Cost a day": html.Td(money, className="number"),
+        "Job": html.Td(dcc.Link(html.Bdi(short(name)), href=href(page_of, job=name), className="job")),
+        "Verdict": html.Td(badge(verdict, tone, loud=tone is Tone.BAD), title=printable(why)),
+        "Culprit": html.Td(short(row["culprit"] or "-"), title=printable(causes)),
+        "Trend": html.Td(trend(shares) if len(shares) > 1 else "-"),
+        "Status": html.Td(printable(row["status"]), title=f"stored {viewer().moment(row['imported_at'])}"),
+        "Team": html.Td(short(row["team"] or "-")),
+        "Compare": html.Td("-" if row["job_id"] is None else button),
+    }
+
+
+page(__name__, "/", "Jobs", build, lambda found, _: [found.jobs, found.live_jobs])

@@ -1,0 +1,148 @@
+"""Fleet: how many jobs of a study straggle, what is lost, to what, where, and which fixes give back most."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import polars as pl
+from dash import dcc, html
+from dash.development.base_component import Component
+from msgspec import structs
+
+from tracekit.base.errors import StoreError
+from tracekit.base.text import short
+from tracekit.dashboards.browser.data.fleet_study import FleetReport
+from tracekit.dashboards.browser.figures.fleet import distribution
+from tracekit.dashboards.browser.ui.components import (
+    attributes,
+    figure_panel,
+    folded,
+    halves,
+    href,
+    html_table,
+    inline_csv,
+    note,
+    panel,
+    row_table,
+)
+from tracekit.dashboards.browser.ui.context import results, study, viewer
+from tracekit.dashboards.browser.ui.sentences import Tone
+from tracekit.dashboards.browser.ui.shell import page
+from tracekit.fleet.words import (
+    APPLIED,
+    BY_CAUSE,
+    BY_TEAM,
+    answer_rows,
+    culprits_table,
+    figure_columns,
+    headline,
+    hours,
+    tables,
+)
+from tracekit.report.applied import AppliedFix
+from tracekit.report.section import Table
+
+#: Jobs that are listed, and rows of a table on the first screen.
+MOST_JOBS, MOST_ROWS = 5, 4
+
+
+def build(team: str = "", cause: str = "", **_: str) -> list[Component]:
+    """The report on the study that the server was given. `team`, `cause`: those of the jobs that are listed."""
+    served = study()
+    if served is None:
+        how = "`tracekit fleet run TRACES --out STUDY` makes one, `tracekit dashboard --study STUDY` shows it here."
+        return [html.H1("Fleet"), panel("No study", note(how))]
+    report = served.report()
+    applied: tuple[AppliedFix, ...] = ()
+    stored: set[str] = set()
+    with suppress(StoreError):  # a study can be served without a store
+        applied, stored = results().applied(), set(results().jobs()["name"])
+    found = replace(report.figures, applied=applied)
+    answer = [part for about, words in answer_rows(found) for part in (html.Dt(about), html.Dd(words))]
+    tone = Tone.BAD if found.straggling_jobs.value > 0 else Tone.GOOD
+    verdict = html.P(headline(found), className="verdict")
+    drilled = {
+        BY_CAUSE: ("cause", found.causes["kind"].to_list()),
+        BY_TEAM: ("team", found.groups["team"]["group"].to_list()),
+    }
+    every = list(tables(found))
+    titles = [BY_CAUSE, APPLIED, *([BY_TEAM] if found.groups["team"].height > 1 else [])]
+    short_ones = [
+        structs.replace(table, rows=table.rows[:MOST_ROWS], note=None) for table in every if table.title in titles
+    ]
+    first = [_panel(table, *drilled.get(table.title, ())) for table in short_ones]
+    rest = [_panel(table, *drilled.get(table.title, ())) for table in every]
+    (first if report.culprits.height else rest).append(_culprits(report))
+    return [
+        html.H1(f"Fleet: {report.name}"),
+        html.Section([verdict, html.Dl(answer, className="answer paired")], className=f"panel hero {tone}"),
+        halves(_jobs(report, team, cause, stored), *first),
+        folded("All tables", halves(*([_distribution(report)] if found.jobs else []), *rest)),
+    ]
+
+
+def _distribution(report: FleetReport) -> Component:
+    table = report.curves.select("quantile", "slowdown_jobs", "slowdown_hours")
+    return figure_panel(
+        "Slowdown: cumulative distribution",
+        distribution(report.curves, viewer().theme),
+        label="Share of jobs and of GPU-hours with at most that slowdown",
+        table=table,
+        csv=inline_csv(table),
+    )
+
+
+def _jobs(report: FleetReport, team: str, cause: str, stored: set[str]) -> Component:
+    """The jobs that lose most, those that are `stored` as links."""
+    jobs = report.jobs
+    if team:
+        jobs = jobs.filter(pl.col("team").fill_null("unknown") == team)
+    if cause:
+        jobs = jobs.filter(pl.col("causes").list.contains(cause))
+    rows = [
+        [
+            dcc.Link(short(row["name"]), href=href("/job", job=row["name"]))
+            if row["name"] in stored
+            else short(row["name"]),
+            short(row["team"] or "unknown"),
+            f"{row['slowdown']:.3f}",
+            hours(row["lost_gpu_hours"]),
+        ]
+        for row in jobs.head(MOST_JOBS).filter(pl.col("slowdown").is_not_null()).iter_rows(named=True)
+    ]
+    of = ", ".join(f"{name} {short(value)}" for name, value in (("team", team), ("cause", cause)) if value)
+    table = row_table(("Job", "Team", "Slowdown", "GPU-hours lost"), rows, "Jobs that lose most", (2, 3))
+    count = html.Span(f"{jobs.height:,} jobs ", className="note")
+    everything = [dcc.Link("All jobs", href=href("/fleet"))] if of else []
+    return panel(f"Jobs that lose most{f': {of}' if of else ''}", table, extra=[count, *everything])
+
+
+def _culprits(report: FleetReport) -> Component:
+    table = culprits_table(report.culprits, report.rate)
+    if not table.rows:
+        return panel(table.title, note(table.note or ""))
+    csv = html.A("CSV", href=inline_csv(report.culprits), download="")
+    return panel(table.title, _shown(table, table.rows), note(table.note or ""), extra=csv)
+
+
+def _panel(table: Table, by: str = "", values: Sequence[str] = ()) -> Component:
+    """A table; with `by`, a parameter of this page, each row leads to the jobs of its value."""
+    cells: list[Any] = list(table.rows)
+    if by:
+        cells = [
+            [dcc.Link(first, href=href("/fleet", **{by: value})), *others]
+            for (first, *others), value in zip(table.rows, values, strict=False)  # of many, the first are listed
+        ]
+    return panel(table.title, _shown(table, cells), *([note(table.note)] if table.note else []))
+
+
+def _shown(table: Table, cells: Sequence[Any]) -> Component:
+    numbers = [at for at, figures in enumerate(figure_columns(table)) if figures]
+    # On a phone the table scrolls sideways, so the keyboard must reach it.
+    return html_table(table.heads, cells, numbers, tabIndex=0, **attributes(aria_label=table.title))
+
+
+page(__name__, "/fleet", "Fleet", build, lambda _found, _state: [])

@@ -1,0 +1,312 @@
+"""Timeline: every op of one step, as recorded against the ideal, coloured by how it compares with its peers.
+
+The page is the controls and an empty canvas; assets/timeline.js asks for the ops themselves, so that the page is there
+at once. All of its state is in the address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import polars as pl
+from dash import Input, Output, State, clientside_callback, dcc, html
+from dash.development.base_component import Component
+
+from tracekit.base.text import seconds
+from tracekit.dashboards.browser.data.queries import Results, Stored
+from tracekit.dashboards.browser.data.timeline_state import (
+    MOST_PINNED,
+    CriticalPath,
+    Group,
+    Order,
+    Shown,
+    Streams,
+    TimelineState,
+    state_of,
+)
+from tracekit.dashboards.browser.ui.components import attributes, href, panel, term
+from tracekit.dashboards.browser.ui.context import results, viewer
+from tracekit.dashboards.browser.ui.forms import choice, menu, text_field
+from tracekit.dashboards.browser.ui.shell import job_page
+from tracekit.dashboards.figures.lanes import LEVEL_STEP, LEVELS, LEVELS_OF_RL
+from tracekit.dashboards.figures.theme import CLASSES, ink_on, legend
+
+_KEYS = (
+    "Wheel zooms, Shift + wheel scrolls the rows, dragging pans, Shift + dragging or dragging the ruler selects a range"
+    " for sums by kind. A click on a name at the left pins the row on top, or opens a group. The arrows of an op kept"
+    " follow its microbatch. Keys: W and S (+ and -) zoom, A and D (left and right) pan, up and down scroll, Home shows"
+    " all, R selects what is shown, N and P go to the next and previous op of the track, T pins its row, F fills the"
+    " screen, Escape lets go."
+)
+_TOUCHES = (
+    "Pinch to zoom, drag sideways to move, drag the ruler to select a range; tap an op to keep it, or a name to pin it."
+)
+
+
+def build(stored: Stored, **texts: str) -> list[Component]:
+    """The page; `texts` as in `read_state`."""
+    steps, read = results().table(stored.name, "by_step"), state_of(results(), stored.name, texts)
+    lanes, rl = not stored.has_workers, stored.report is not None and bool(stored.report.rl)
+    results().ahead(partial(results().step, stored.name, read.state.step))
+    said = [html.P(f"{remark}.", className="warning", role="status") for remark in read.remarks]
+    return [
+        *said,
+        panel(
+            ("Phases and requests, one by one" if rl else "Streams and threads, op by op")
+            if lanes
+            else ["Recorded against ", term("ideal"), ", op by op"],
+            _controls(stored, read.state, steps),
+            _legend(
+                "Phase:" if rl else "Kind of op:",
+                list(zip(_lane_colours()[0], LEVELS_OF_RL if rl else map(str, LEVELS), strict=True)),
+            )
+            if lanes
+            else _legend(["Own time against ", term("peers", "the peers"), ":"], legend(viewer().theme)),
+            _canvas(stored, read.state),
+            extra=_buttons(stored, read.state),
+        ),
+        panel(f"The {'longest' if lanes else 'slowest'} ops of this view", *_table(stored, read.state)),
+        dcc.Store(id="timeline-config", data=_config(stored, read.state)),
+        dcc.Store(id="timeline-mounted"),
+    ]
+
+
+def _config(stored: Stored, state: TimelineState) -> dict[str, Any]:
+    """What the canvas starts from."""
+    return {
+        "job": stored.name,
+        "state": address(state),
+        "colours": asdict(viewer().theme),
+        "bounds": list(CLASSES),
+        "most_pinned": MOST_PINNED,
+        **({} if stored.has_workers else _lanes_config()),
+    }
+
+
+def _lanes_config() -> dict[str, Any]:
+    """Levels in place of ratios to peers, each in a colour of its own."""
+    colours, inks = _lane_colours()
+    bounds = [(level - 0.5) * LEVEL_STEP for level in range(1, len(LEVELS))]
+    return {"colours": asdict(viewer().theme) | {"classes": colours, "on_classes": inks}, "bounds": bounds}
+
+
+def address(state: TimelineState) -> dict[str, Any]:
+    """The state as parameters of an address."""
+    return {
+        "step": state.step,
+        "view": str(state.view),
+        "streams": str(state.streams),
+        "order": str(state.order),
+        "worker": state.workers,
+        "stage": state.stages,
+        "dp_rank": state.dp_ranks,
+        "from": state.from_ms,
+        "to": state.to_ms,
+        "at": None if state.at is None else f"{state.at.dp_rank},{state.at.pp_rank}",
+        "op": None if state.op is None else str(state.op),
+        "critical": str(state.critical) if state.critical is CriticalPath.YES else None,
+        "group": None if state.group is Group.WORKER else str(state.group),
+        "find": state.find,
+        "pin": state.pinned,
+        "open": state.opened,
+        "range": None if state.range_ms is None else "{:g}-{:g}".format(*state.range_ms),
+    }
+
+
+def _controls(stored: Stored, state: TimelineState, steps: pl.DataFrame) -> Component:
+    """The controls. Callbacks need all of them, so those that a job has no use for are hidden."""
+    lanes, one = not stored.has_workers, len(results().by_worker(stored.name)) == 1
+    options = {
+        str(step): f"{step}: {seconds(recorded)}, {slowdown:.2f} x"
+        for step, recorded, slowdown in steps.select("step", "recorded_s", "slowdown").iter_rows()
+    }
+    step = html.Div(
+        [
+            menu("timeline-step", "Step", options, str(state.step)),
+            html.Button(
+                "←", id="timeline-previous", title="The step before", **attributes(aria_label="The step before")
+            ),
+            html.Button("→", id="timeline-next", title="The step after", **attributes(aria_label="The step after")),
+        ],
+        className=f"timeline-step {'none' if lanes and steps.height == 1 else ''}",
+    )
+    views = {
+        Shown.BOTH: "Recorded and ideal",
+        Shown.RECORDED: "Recorded",
+        Shown.ORIGINAL: "Original",
+        Shown.IDEAL: "Ideal",
+    }
+    groups = {Group.WORKER: "Each rank" if lanes else "Each worker", Group.HOST: "By host"}
+    groups |= {} if lanes else {Group.STAGE: "By stage"}
+    of_pipelines = [
+        _choice("timeline-view", "Timeline", state.view, {str(view): name for view, name in views.items()}),
+        _choice("timeline-streams", "Streams", state.streams, {Streams.COMPUTE: "Compute", Streams.ALL: "All"}),
+        _choice("timeline-order", "Order", state.order, {Order.RANK: "By rank", Order.SLOWEST: "Slowest first"}),
+        _choice(
+            "timeline-critical", "Critical path", state.critical, {CriticalPath.NO: "Hide", CriticalPath.YES: "Show"}
+        ),
+    ]
+    of_several = [
+        _choice("timeline-group", "Rows", state.group, groups),
+        _filter("timeline-dp_rank", "Ranks" if lanes else "DP ranks", state.dp_ranks, "0-3 7"),
+    ]
+    filters = [
+        _filter("timeline-stage", "Stages", state.stages, "0-3"),
+        _filter("timeline-worker", "Worker", state.workers, "3,1"),
+    ]
+    return html.Div(
+        [
+            step,
+            html.Div(of_pipelines, className="none" if lanes else "contents"),
+            html.Div(of_several, className="none" if one else "contents"),
+            html.Div(filters, className="none" if lanes else "contents"),
+            _filter("timeline-find", "Find ops", state.find, "gemm" if lanes else "forward 3"),
+        ],
+        className="timeline-controls",
+    )
+
+
+def _choice(name: str, label: str, value: str, options: dict[Any, str]) -> Component:
+    return choice(name, label, {str(option): text for option, text in options.items()}, str(value))
+
+
+def _filter(name: str, label: str, value: str, example: str) -> Component:
+    return text_field(name, label, value, placeholder=f"e.g. {example}", wait_s=0.5, style="narrow")
+
+
+def _buttons(stored: Stored, state: TimelineState) -> list[Component]:
+    export = href("/timeline/export.json.gz", job=stored.name, step=state.step)
+    perfetto = html.A(
+        "Open in Perfetto",
+        id="timeline-perfetto",
+        href=export,
+        download="",
+        className="button",
+        title="Downloads this step as a file to open in ui.perfetto.dev; a million ops take half a minute",
+    )
+    assert stored.report is not None
+    whole = stored.report.job.whole
+    return [
+        html.Span(id="timeline-export-said", role="status"),
+        html.Button(f"Whole {whole}", id="timeline-home", title=f"Show the whole {whole} (Home)"),
+        html.Button("Full screen", id="timeline-full", title="Fill the screen with the timeline (F)"),
+        html.Button("PNG", id="timeline-png", title="Save what the canvas shows as an image"),
+        *([perfetto] if stored.has_workers else []),
+    ]
+
+
+def _legend(of: Any, colours: list[tuple[str, str]]) -> Component:
+    entries = [html.Span([html.I(style={"background": colour}), name]) for colour, name in colours]
+    return html.Div([html.Span(of), *entries], className="timeline-legend")
+
+
+def _lane_colours() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Colour and ink on it of each of `LEVELS`: lost time in the colours of slowdown, as on the page Job."""
+    theme = viewer().theme
+    colours = (*theme.kinds[:4], theme.slow[2], *theme.kinds[4:], theme.wait, theme.slow[4])
+    return colours, tuple(map(ink_on, colours))
+
+
+def _canvas(stored: Stored, state: TimelineState) -> Component:
+    """The empty elements that assets/timeline.js fills."""
+    of, who = (f"step {state.step} of {stored.name}", "worker") if stored.has_workers else (stored.name, "rank")
+    label = (
+        f"Timeline of {of}: a track per {who} and stream, time to the right. The table below lists the slowest ops of"
+        " the same view."
+    )
+    return html.Div(
+        [
+            html.Div(
+                [
+                    html.Canvas(id="timeline-overview", **attributes(aria_hidden="true")),
+                    html.Div(
+                        [html.Canvas(id="timeline-canvas"), html.Div(id="timeline-sizer")],
+                        id="timeline-scroll",
+                        tabIndex=0,
+                        role="application",
+                        **attributes(aria_label=label, aria_describedby="timeline-keys"),
+                    ),
+                    html.Div("Loading the step ...", id="timeline-status", role="status"),
+                ],
+                id="timeline-host",
+            ),
+            html.Aside(
+                html.P("Point at an op for its figures; click it to keep them.", className="note"),
+                id="timeline-details",
+                **attributes(aria_label="The op pointed at", aria_live="polite"),
+            ),
+            html.P(id="timeline-path-words", **attributes(aria_live="polite")),
+            html.P(_KEYS, id="timeline-keys", className="note"),
+            html.P(_TOUCHES, id="timeline-touches", className="note"),
+        ],
+        className="timeline",
+    )
+
+
+def _table(stored: Stored, state: TimelineState) -> list[Component]:
+    texts = {name: value for name, value in address(state).items() if value not in (None, "")}
+    csv = href("/timeline/slowest.csv", job=stored.name, **texts)
+    return [
+        html.P(
+            [
+                "Ranked by what they take beyond the median of their peers" if stored.has_workers else "Longest first",
+                ", in the window shown above. ",
+                html.A("CSV", id="timeline-csv", href=csv, download=""),
+            ],
+            className="note",
+        ),
+        html.Div(html.P("Loading ...", className="note"), id="timeline-slowest", className="table-scroll"),
+    ]
+
+
+clientside_callback(
+    "function (config) { window.tracekitTimeline.mount(config); return true; }",
+    Output("timeline-mounted", "data"),  # a callback without an output does not run when the page appears
+    Input("timeline-config", "data"),
+)
+clientside_callback(
+    """function (step, view, streams, order, critical, group, worker, dp_rank, stage, find) {
+        window.tracekitTimeline.change({
+            step: step, view: view, streams: streams, order: order, critical: critical === "yes" ? critical : null,
+            group: group === "worker" ? null : group, worker: worker, dp_rank: dp_rank, stage: stage, find: find,
+        });
+    }""",
+    *(
+        Input(f"timeline-{name}", "value")
+        for name in ("step", "view", "streams", "order", "critical", "group", "worker", "dp_rank", "stage", "find")
+    ),
+    prevent_initial_call=True,
+)
+clientside_callback(
+    """function (previous, next, step, options) {
+        const steps = options.map((option) => option.value), by = dash_clientside.callback_context.triggered_id;
+        const at = steps.indexOf(step) + (by === "timeline-next" ? 1 : -1);
+        return steps[Math.min(Math.max(at, 0), steps.length - 1)];
+    }""",
+    Output("timeline-step", "value"),
+    Input("timeline-previous", "n_clicks"),
+    Input("timeline-next", "n_clicks"),
+    State("timeline-step", "value"),
+    State("timeline-step", "options"),
+    prevent_initial_call=True,
+)
+
+
+def _reads(found: Results, texts: Mapping[str, str]) -> list[Callable[[], object]]:
+    """The graph, and the step once the report tells which: the canvas asks for it as soon as the page is drawn."""
+
+    def step() -> None:
+        read = state_of(found, texts["job"], texts)
+        found.step(texts["job"], read.state.step)
+
+    def graph() -> None:
+        if found.stored(texts["job"]).has_workers:
+            found.replay(texts["job"])
+
+    return [graph, step]
+
+
+job_page(__name__, "/timeline", "Timeline", build, _reads, any_job=True)

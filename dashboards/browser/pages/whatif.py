@@ -1,0 +1,325 @@
+"""What-if: choose ops and what happens to them, replay the job so, and keep the answers side by side.
+
+The address holds everything: `select`, `action` and `factor` of the question, and the `kept` ones. What a person does
+changes this state in the browser at once (assets/whatif.js); the server is only asked what to show of it. A replay runs
+in the background; the page asks for it again until the answer is there, so who leaves or opens the address elsewhere
+loses nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+from dash import ClientsideFunction, Input, Output, State, clientside_callback, ctx, dcc, html, no_update
+from dash.development.base_component import Component
+from dash.exceptions import PreventUpdate
+
+from tracekit.base.errors import SelectionError, StoreError, TracekitError
+from tracekit.dashboards.browser.data.queries import Stored
+from tracekit.dashboards.browser.data.replays import Rejected
+from tracekit.dashboards.browser.data.whatif_query import (
+    LONGEST_ADDRESS,
+    Choice,
+    QueryAction,
+    kept_text,
+    read_kept,
+    read_query,
+    suggestions,
+)
+from tracekit.dashboards.browser.pages.whatif_parts import (
+    Seen,
+    answer_panel,
+    ask_button,
+    fixes_panel,
+    kept_panel,
+    losses,
+)
+from tracekit.dashboards.browser.ui.callbacks import answers
+from tracekit.dashboards.browser.ui.components import attributes, note, panel, told
+from tracekit.dashboards.browser.ui.context import replays, results
+from tracekit.dashboards.browser.ui.forms import choice, text_field
+from tracekit.dashboards.browser.ui.shell import job_page
+from tracekit.report.report import Report
+
+#: How long the first view waits for answers that are not there yet; then the page asks again (assets/whatif.js).
+FIRST_WAIT_S = 0.6
+TOO_LONG = (
+    f"The address would have more than {LONGEST_ADDRESS:,} characters, which is more than can be sent to somebody:"
+    " remove a kept scenario, or write a shorter selection."
+)
+
+_ACTIONS = {
+    QueryAction.PEERS: "Make them as fast as their peers",
+    QueryAction.SCALE: "Scale them",
+    QueryAction.KEEP: "Keep only these as recorded (the paper's question)",
+}
+_CONTROLS = {
+    "stages": "Stages",
+    "dp-ranks": "DP ranks",
+    "workers": "Workers (dp,stage)",
+    "steps": "Steps",
+    "microbatches": "Microbatches",
+    "slowest": "Slowest %",
+}
+
+
+class Asking(TypedDict):
+    """The state of the page as the browser has it. `remarks`: what of the address or of a click was not followed."""
+
+    job: str
+    select: str | None
+    action: str | None
+    factor: str | None
+    kept: str
+    remarks: list[str]
+
+
+class Drawn(TypedDict):
+    """What the two parts of the page that change by themselves show, so that neither is drawn again in vain."""
+
+    answer: str
+    kept: str
+
+
+class Answered(TypedDict):
+    """Which question of the page for more was answered last, and whether something is still being replayed."""
+
+    asked: int
+    pending: bool
+
+
+def build(stored: Stored, **state: str) -> list[Component]:
+    """`select`, `action`, `factor`: the question; `kept`: those kept beside it."""
+    assert stored.report is not None
+    select, action, factor = (state.get(name) or None for name in ("select", "action", "factor"))
+    kept, remarks = read_kept(state.get("kept", ""))
+    asking = Asking(
+        job=stored.name, select=select, action=action, factor=factor, kept=kept_text(kept), remarks=list(remarks)
+    )
+    seen = _look(stored, asking, wait_s=FIRST_WAIT_S)
+    lists = losses(stored.report)
+    form = _form(stored.report, asking, seen)
+    if lists:
+        form = [html.Details([html.Summary("Ask your own question"), *form], id="whatif-own", open=bool(seen.wrong))]
+    return [
+        html.Div(answer_panel(stored.report, seen), id="whatif-answer", **attributes(aria_live="polite")),
+        panel("Without which would the job be faster?" if lists else "What if ...", *lists, *form),
+        html.Div(kept_panel(stored.report, seen), id="whatif-kept"),
+        fixes_panel(stored.report),
+        dcc.Store(id="whatif-state", data=dict(asking)),
+        dcc.Store(id="whatif-limit", data={"characters": LONGEST_ADDRESS, "said": TOO_LONG}),
+        dcc.Store(id="whatif-drawn", data=dict(_drawn(seen))),
+        dcc.Store(id="whatif-asked", data=0),
+        dcc.Store(id="whatif-answered", data=dict(Answered(asked=0, pending=seen.pending))),
+    ]
+
+
+def _look(stored: Stored, state: Asking, *, wait_s: float = 0.0) -> Seen:
+    """Ask for all answers of the page; only the first is waited for."""
+    kept, remarks = read_kept(state["kept"])
+    try:
+        query = read_query(state["select"], state["action"], state["factor"]) if state["select"] else None
+        wrong = None
+    except SelectionError as error:
+        query, wrong = None, str(error)
+    status = None if query is None else replays().ask(stored, query, wait_s=wait_s)
+    if isinstance(status, Rejected) and status.selection:
+        wrong = status.message
+    wait_s = wait_s if status is None else 0.0
+    beside = tuple((other, replays().ask(stored, other, wait_s=wait_s)) for other in kept)
+    return Seen(query, status, wrong, beside, (*state["remarks"], *remarks))
+
+
+def _drawn(seen: Seen) -> Drawn:
+    """Tells whether anything on the page changed."""
+    question = (seen.query, seen.status, seen.wrong)
+    return Drawn(
+        answer=repr((*question, [query for query, _ in seen.kept])),
+        kept=repr((*question, seen.kept, seen.kept_problems)),
+    )
+
+
+# --- the question ---------------------------------------------------------------------------------------------------
+
+
+def _form(report: Report, state: Asking, seen: Seen) -> list[Component]:
+    rl = bool(report.rl)  # has no ops to choose
+    action = str(state["action"]) if state["action"] in set(QueryAction) else str(QueryAction.PEERS)
+    chips = [ask_button(suggestion.title, suggestion.query) for suggestion in suggestions(report)]
+    question = [
+        html.Div(
+            [
+                text_field(
+                    "whatif-select",
+                    "Alternative" if rl else "Ops",
+                    state["select"] or "",
+                    placeholder="staleness=1,partial=0.9"
+                    if rl
+                    else "worker=1,2 and step=100-105"
+                    if report.has_workers
+                    else "kind=host and rank=0",
+                ),
+                html.Div(seen.wrong, id="whatif-wrong", className="wrong", role="alert"),
+            ],
+            className="grow",
+        ),
+        html.Div(
+            choice(
+                "whatif-action",
+                "What happens to them",
+                {str(ask): label for ask, label in _ACTIONS.items()},
+                action,
+            ),
+            hidden=rl,
+        ),
+        html.Div(
+            text_field("whatif-factor", "Factor", state["factor"] or "0.5", style="narrow"),
+            id="whatif-factor-field",
+            hidden=action != QueryAction.SCALE,
+        ),
+        html.Button("Replay", id="whatif-run", className="primary", **attributes(data_whatif="run")),
+    ]
+    return [
+        html.Div([html.Span("Examples", className="label"), *chips], className="suggestions", role="group"),
+        html.Div(question, className="question"),
+        html.Div(_controls(report, Choice.of(state["select"] or "")), hidden=rl),
+    ]
+
+
+def _texts(choice: Choice) -> tuple[str, ...]:
+    """What the text fields among the controls show, in their order."""
+    return choice.stages, choice.dp_ranks, choice.workers, choice.steps, choice.microbatches, choice.slowest
+
+
+def _controls(report: Report, chosen: Choice) -> Component:
+    """Fields that write the selection."""
+    steps, dp_ranks = report.by_step, [row.dp_rank for row in report.by_dp_rank or ()] or [0]
+    stages = len(report.by_pp_rank or ())
+    examples = {
+        "stages": f"0-{stages - 1}" if stages > 1 else "0",
+        "dp-ranks": f"{dp_ranks[0]}-{dp_ranks[-1]}",
+        "workers": "1,2 3,0",
+        "steps": f"{steps[0].step}-{steps[-1].step}",
+        "microbatches": "0,3-5",
+        "slowest": "3",
+    }
+    values = _texts(chosen)
+    fields = [
+        text_field(f"whatif-{name}", label, value, placeholder=examples[name])
+        for (name, label), value in zip(_CONTROLS.items(), values, strict=True)
+    ]
+    known = sorted({str(row.kind) for row in report.by_kind} | set(chosen.kinds))
+    kinds = choice("whatif-kinds", "Op kinds (none: all)", dict(zip(known, known, strict=True)), list(chosen.kinds))
+    said = "These fields write the line above; and, or, not, but and brackets combine more there."
+    return html.Div([note(said), kinds, html.Div(fields, className="choices", hidden=not stages)])
+
+
+# --- what the page does ---------------------------------------------------------------------------------------------
+
+
+def _report(job: str) -> Report:
+    """The report of the job; nothing happens where it was removed under the page, which the answer says in words."""
+    try:
+        report = results().stored(job).report
+    except TracekitError:
+        raise PreventUpdate from None
+    if report is None:
+        raise PreventUpdate
+    return report
+
+
+def _not_shown(error: Exception) -> list[Any]:
+    """What takes the place of the answers; the page stops asking until something else is asked."""
+    return [told(error), [], None, Drawn(answer="", kept=""), Answered(asked=0, pending=False)]
+
+
+@answers(
+    Output("whatif-answer", "children"),
+    Output("whatif-kept", "children"),
+    Output("whatif-wrong", "children"),
+    Output("whatif-drawn", "data"),
+    Output("whatif-answered", "data"),
+    Input("whatif-state", "data"),
+    Input("whatif-asked", "data"),
+    State("whatif-drawn", "data"),
+    on_error=_not_shown,
+)
+def show(state: Asking, asked: int, before: Drawn) -> Any:
+    """What is known by now; nothing is drawn again where nothing changed."""
+    stored = results().stored(state["job"])
+    if stored.report is None:
+        raise StoreError("The job is stored without an analysis by now.")
+    seen = _look(stored, state, wait_s=FIRST_WAIT_S if ctx.triggered_id == "whatif-state" else 0.0)
+    now = _drawn(seen)
+    same = now["answer"] == before["answer"]
+    return (
+        no_update if same else answer_panel(stored.report, seen),
+        no_update if now["kept"] == before["kept"] else kept_panel(stored.report, seen),
+        no_update if same else seen.wrong,
+        no_update if now == before else now,
+        Answered(asked=asked, pending=seen.pending),
+    )
+
+
+@answers(
+    Output("whatif-kinds", "value"),
+    *(Output(f"whatif-{name}", "value") for name in _CONTROLS),
+    Input("whatif-state", "data"),
+    State("whatif-select", "value"),
+    State("whatif-kinds", "value"),
+    *(State(f"whatif-{name}", "value") for name in _CONTROLS),
+)
+def follow(state: Asking, select: str | None, kinds: list[str] | None, *texts: str | None) -> Any:
+    """The controls follow a selection that was typed or suggested, unless somebody goes on writing it."""
+    query = state["select"] or ""
+    if " ".join((select or "").split()) != query:
+        raise PreventUpdate
+    chosen = Choice.of(query)
+    if not set(chosen.kinds) <= {row.kind for row in _report(state["job"]).by_kind}:
+        chosen = Choice()  # the list of kinds cannot show it
+    wanted = (list(chosen.kinds), *_texts(chosen))
+    shown = (list(kinds or []), *(text or "" for text in texts))
+    changed = [no_update if new == old else new for new, old in zip(wanted, shown, strict=True)]
+    if all(new is no_update for new in changed):
+        raise PreventUpdate
+    return changed
+
+
+clientside_callback(
+    ClientsideFunction("whatif", "write"),
+    Output("whatif-select", "value", allow_duplicate=True),
+    Input("whatif-kinds", "value"),
+    *(Input(f"whatif-{name}", "value") for name in _CONTROLS),
+    State("whatif-select", "value"),
+    prevent_initial_call=True,
+)
+
+clientside_callback(
+    ClientsideFunction("whatif", "doubt"),
+    Input("whatif-wrong", "children"),
+)
+
+clientside_callback(
+    ClientsideFunction("whatif", "askAgain"),
+    Input("whatif-answered", "modified_timestamp"),  # it is set as the page opens, too
+    State("whatif-answered", "data"),
+)
+
+clientside_callback(
+    "function (action) { return action !== 'scale'; }",
+    Output("whatif-factor-field", "hidden"),
+    Input("whatif-action", "value"),
+    prevent_initial_call=True,
+)
+
+clientside_callback(
+    """function (state) {
+        window.tracekit.remember({
+            job: state.job, select: state.select, action: state.action, factor: state.factor, kept: state.kept,
+        });
+    }""",
+    Input("whatif-state", "data"),
+    prevent_initial_call=True,
+)
+
+job_page(__name__, "/whatif", "What-if", build, any_job=True)

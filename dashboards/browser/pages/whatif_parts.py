@@ -1,0 +1,341 @@
+"""What the page What-if shows of questions and their answers: the answer, its progress, the scenarios side by side.
+
+In: what is known at this moment. Out: Dash components.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+from dash import html
+from dash.development.base_component import Component
+
+from tracekit.base.text import seconds, sure, with_error
+from tracekit.dashboards.browser.data.replays import Answer, Pending, Phase, Rejected, Status
+from tracekit.dashboards.browser.data.whatif_query import (
+    MOST_KEPT,
+    QueryAction,
+    WhatifQuery,
+    kept_text,
+    query_of,
+    worker_words,
+)
+from tracekit.dashboards.browser.figures.whatif import StepBar, scenario_times
+from tracekit.dashboards.browser.ui.components import (
+    attributes,
+    figure_parts,
+    folded,
+    html_table,
+    inline_csv,
+    note,
+    panel,
+    problem,
+    row_table,
+    scrolled,
+    term,
+)
+from tracekit.dashboards.browser.ui.context import viewer
+from tracekit.report.report import Report
+
+#: Workers, places or op kinds that are listed: so many, if they cost this share of the step.
+MOST_LOSSES, SMALLEST_LOSS = 5, 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the page shows of a state at this moment."""
+
+    query: WhatifQuery | None
+    status: Status | None
+    wrong: str | None
+    kept: tuple[tuple[WhatifQuery, Status], ...]
+    kept_problems: tuple[str, ...]
+
+    @property
+    def pending(self) -> bool:
+        """Whether an answer is still to come."""
+        return any(isinstance(status, Pending) for status in (self.status, *(status for _, status in self.kept)))
+
+
+def fixes_panel(report: Report) -> Component:
+    """The fixes that the analysis has priced, each as a question of the same price to change."""
+    fixes = [fix for fix in report.fixes if fix.withheld is None]
+    if not fixes:
+        return panel("Priced fixes", note("The analysis promises no saving for any fix: ask a question of your own."))
+    step_s = report.step_time_s.recorded
+    rows: dict[bool, list[list[Any]]] = {True: [], False: []}
+    for fix in fixes:
+        query = query_of(fix) if report.has_workers else None
+        ask = "" if query is None else ask_button("Edit", query, edit=True)
+        bound = "at most " if fix.bound else ""
+        confidence = fix.confidence
+        title = fix.title if confidence is None else f"{fix.title} ({sure(confidence)})"
+        times = f"{seconds(step_s)} \u2192 {seconds(fix.new_step_s or 0.0)}"
+        cells = [title, times, bound + with_error(fix.saved_s or 0.0, fix.error_s), html.Td(ask, className="ask")]
+        rows[confidence is not None].append(cells)
+    names = ["Fix", f"{report.job.whole.capitalize()} time", "Saves", "Change"]
+    heads = [*names[:-1], html.Th("", className="ask")]
+    said = note(
+        "Edit puts a fix into the form above, where it has the same price: change its factors, add ` + SELECTION` or"
+        " ` + SELECTION * FACTOR`, and replay."
+    )
+    title, general = "Priced fixes", f"Fixes that any job could try: {len(rows[False])}"
+    of_causes, of_any_job = (
+        row_table(heads, some, label, (1, 2), names=names)
+        for some, label in ((rows[True], title), (rows[False], general))
+    )
+    return panel(
+        title,
+        *([of_causes] if rows[True] else []),
+        *([said] if rows[True] and report.has_workers else []),
+        *([folded(general, of_any_job)] if rows[False] else []),
+    )
+
+
+def losses(report: Report) -> list[Component]:
+    """The workers, stages and DP ranks, and op kinds that a step loses most to, each with a button that asks what the
+    speed of its peers would save; empty if none loses any.
+    """
+    workers = [
+        (worker_words(report, row.worker), f"{row.slowdown:.2f} times", f"worker={row.dp_rank},{row.pp_rank}")
+        for row in report.by_worker or ()
+        if round(row.slowdown, 2) > 1
+    ]
+    places = [("by_pp_rank", "pp_rank", "stage"), ("by_dp_rank", "dp_rank", "dp_rank")]
+    lost = "Lost a step" if report.job.whole == "step" else "Lost"
+    lists = [
+        _list("Worker", "Slows the job", workers),
+        _list("Stage or DP rank", lost, _lost(report, places)),
+        _list("Op kind", lost, _lost(report, [("by_kind", "kind", "kind")])),
+    ]
+    shown = [html.Div(one, className="third") for one in lists if one is not None]
+    said = note("Against the average op of the job, each by itself and without launch delays.")
+    return [html.Div(shown, className="row"), said] if shown else []
+
+
+def _lost(report: Report, tables: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+    """What is lost to the rows of these tables, the most first. `tables`: each with its column, and the word of a
+    selection for it.
+    """
+    found = [
+        (row.saved_s, f"{word}={getattr(row, column)}")
+        for table, column, word in tables
+        for row in getattr(report, table) or ()
+        if (row.saved_s or 0.0) >= SMALLEST_LOSS * report.step_time_s.recorded
+    ]
+    return [
+        (text.removeprefix("kind=").replace("dp_rank=", "DP rank ").replace("=", " "), seconds(lost_s), text)
+        for lost_s, text in sorted(found, reverse=True)
+    ]
+
+
+def _list(head: str, figure: str, rows: Sequence[tuple[str, str, str]]) -> Component | None:
+    """A table of names, figures and the selections to ask about; None without rows."""
+    cells = [
+        [words, value, html.Td(ask_button("Ask", WhatifQuery(text)), className="ask")]
+        for words, value, text in rows[:MOST_LOSSES]
+    ]
+    return html_table([head, figure, html.Th("", className="ask")], cells, numbers=(1,)) if cells else None
+
+
+def ask_button(title: str, query: WhatifQuery, *, edit: bool = False) -> Component:
+    """A button that asks a question and puts it into the form, which it opens to `edit` it (assets/whatif.js)."""
+    return html.Button(
+        title,
+        className="chip-button",
+        title=str(query),
+        **attributes(
+            data_whatif="edit" if edit else "suggest",
+            data_select=query.selection,
+            data_action=query.action,
+            data_factor=f"{query.factor:g}" if query.action is QueryAction.SCALE else "",
+        ),
+    )
+
+
+def answer_panel(report: Report, seen: Seen) -> Component | None:
+    """The answer to the question, or how far it is; None if none was asked."""
+    match seen.status:
+        case None if seen.wrong is None:
+            return None
+        case None | Rejected(selection=True):
+            body: list[Any] = [note("No answer: the selection above needs a correction.")]
+        case Rejected(message=message):
+            body = [problem(message, title="Not replayed")]
+        case Pending(phase=phase):
+            body = [_progress(phase)]
+        case Answer() as answer:
+            assert seen.query is not None
+            return panel("Answer", *_answered(report, seen.query, answer), extra=_keep_button(seen))
+    return panel("Answer", *body)
+
+
+def _progress(phase: Phase) -> Component:
+    """What is done, under way and to come."""
+    phases = list(Phase)
+    at = phases.index(phase)
+    return html.Ol(
+        [
+            html.Li(
+                [str(each), " ..." if position == at else ""],
+                className="done" if position < at else "now" if position == at else "",
+            )
+            for position, each in enumerate(phases)
+        ],
+        className="phases",
+    )
+
+
+def _keep_button(seen: Seen) -> Component:
+    kept = [query for query, _ in seen.kept]
+    if seen.query in kept:
+        return html.Span("Kept beside the others below")
+    full = len(kept) >= MOST_KEPT
+    return html.Button(
+        "Keep beside others" if not full else f"{MOST_KEPT} scenarios are kept: remove one first",
+        disabled=full,
+        **attributes(data_whatif="keep", data_asked=kept_text([] if seen.query is None else [seen.query])),
+    )
+
+
+def sentence(query: WhatifQuery, answer: Answer, whole: str = "a step") -> str:
+    """The answer in one sentence. `whole`: what the times are of."""
+    if answer.slowdown is not None:
+        return (
+            f"With {query.selection} alone as recorded and all else ideal, {whole} takes"
+            f" {seconds(answer.step_time_s)}: slowdown alone {answer.slowdown:.3f}."
+        )
+    how = f"With {query}" if query.action is QueryAction.PEERS else f"If {query}"
+    takes = f"{how}, {whole} takes {seconds(answer.step_time_s)} instead of {seconds(answer.recorded_s)}"
+    if not answer.clear:
+        return f"{takes}: a difference within its error, so nothing is promised."
+    word = "less" if answer.saved_s > 0 else "more"
+    return f"{takes}: {seconds(abs(answer.saved_s))} ({abs(answer.saved_s) / answer.recorded_s:.1%}) {word}."
+
+
+def _answered(report: Report, query: WhatifQuery, answer: Answer) -> list[Any]:
+    trust, whole = report.trust, report.job.whole
+    figures: list[tuple[str, Any]] = [
+        (seconds(answer.step_time_s), f"a {whole}, recorded {seconds(answer.recorded_s)}"),
+        (seconds(answer.saved_s), f"saved a {whole}, ± {seconds(answer.error_s)}"),
+        (f"{answer.saved_gpu_hours_per_day:,.1f}", "GPU-hours a day saved"),
+    ]
+    if answer.slowdown is not None:
+        figures = [
+            (seconds(answer.step_time_s), [f"a {whole} of the ", term("ideal"), " job, with these as recorded"]),
+            (f"{answer.slowdown:.3f}", term("slowdown alone")),
+        ]
+    every = f" of {report.job.ops:,}" if report.job.ops else ""
+    figures.append((f"{answer.ops:,}", f"ops selected{every}"))
+    said = [html.P(sentence(query, answer, "the recording" if whole == "recording" else "a step"), className="verdict")]
+    if not trust.trustworthy:
+        said.append(html.P(["Do not trust this figure: ", "; ".join(trust.reasons)], className="warning"))
+    cards = [
+        html.Div([html.Div(value, className="value"), html.Div(caption, className="caption")], className="figure-card")
+        for value, caption in figures
+    ]
+    scatter = f" and the scatter over {report.job.steps:,} steps (95%)" if len(report.by_step) > 1 else ""
+    error = ["The error is the ", term("replay error"), f" ({trust.replay_error or 0.0:.2%}){scatter}. "]
+    means = ["Like the price of a ", term("fix"), ": everything else as recorded, launch delays kept."]
+    if query.action is QueryAction.KEEP:
+        means = ["This is the question of the paper, without launch delays; it is no price of a fix."]
+    footing = note([*error, *means])
+    return [*said, html.Div(cards, className="figures"), footing]
+
+
+def kept_panel(report: Report, seen: Seen) -> Component | None:
+    """The kept scenarios and the one just answered: a table, bars, exact numbers; None if none is kept."""
+    rows = list(seen.kept)
+    current = (
+        isinstance(seen.status, Answer) and seen.query is not None and seen.query not in [each for each, _ in rows]
+    )
+    if current:
+        assert seen.query is not None
+        assert seen.status is not None
+        rows.append((seen.query, seen.status))
+    said = [html.P(text, className="warning") for text in seen.kept_problems]
+    if not seen.kept:
+        return panel("Scenarios side by side", *said) if said else None
+    recorded_s = report.step_time_s.recorded
+    bars = [
+        StepBar(f"{number}  {query}", status.step_time_s, status.error_s)
+        for number, (query, status) in enumerate(rows, 1)
+        if isinstance(status, Answer) and status.slowdown is None
+    ]
+    table = _numbers(recorded_s, rows)
+    figure = figure_parts(
+        scenario_times(recorded_s, bars, viewer().theme, report.job.whole),
+        label="Step time of each scenario beside that of the job as it ran",
+        table=table,
+        csv=inline_csv(table),
+        id="whatif-bars",
+    )
+    return panel(
+        "Scenarios side by side",
+        *said,
+        scrolled(_lines(rows, report.job.whole, kept=len(seen.kept)), "Scenarios", style="scenarios"),
+        *figure,
+    )
+
+
+def _numbers(recorded_s: float, rows: Sequence[tuple[WhatifQuery, Status]]) -> pl.DataFrame:
+    """The answers as exact numbers."""
+    lines: list[dict[str, Any]] = [{"scenario": "as it ran", "step_time_s": recorded_s, "saved_s": 0.0}]
+    for query, answer in rows:
+        if not isinstance(answer, Answer):
+            continue
+        line = {"scenario": str(query), "ops": answer.ops, "step_time_s": answer.step_time_s}
+        if answer.slowdown is None:
+            line |= {
+                "saved_s": answer.saved_s,
+                "error_s": answer.error_s,
+                "saved_gpu_hours_per_day": answer.saved_gpu_hours_per_day,
+            }
+        else:
+            line["slowdown_alone"] = answer.slowdown
+        lines.append(line)
+    return pl.DataFrame(lines, infer_schema_length=None)
+
+
+def _lines(rows: Sequence[tuple[WhatifQuery, Status]], whole: str, *, kept: int) -> Component:
+    """The scenarios as a table with a button each; what comes after `kept` rows is not kept yet."""
+    heads: list[Any] = [
+        "",
+        "Scenario",
+        f"{whole.capitalize()} time",
+        f"Saves a {whole}",
+        "GPU-hours a day",
+        "",
+    ]
+    lines = []
+    for at, (query, status) in enumerate(rows):
+        if isinstance(status, Answer):
+            cells: list[Any] = [html.Td(figure, className="number") for figure in _figures(status)]
+        else:
+            said = status.message if isinstance(status, Rejected) else f"{status.phase} ..."
+            cells = [html.Td(said, colSpan=3, className="note")]
+        last: Any = (
+            html.Button(
+                "Remove",
+                **attributes(
+                    aria_label=f"Remove scenario {at + 1}", data_whatif="remove", data_asked=kept_text([query])
+                ),
+            )
+            if at < kept
+            else html.Span("not kept", className="label")
+        )
+        row = [html.Td(str(at + 1), className="label"), html.Td(str(query)), *cells, html.Td(last, className="number")]
+        lines.append(html.Tr(row, className="" if at < kept else "current"))
+    return html_table(heads, lines, numbers=range(2, 5))
+
+
+def _figures(answer: Answer) -> tuple[str, str, str]:
+    """Step time, what a step saves and GPU-hours a day; for the question of the paper, S alone instead."""
+    if answer.slowdown is not None:
+        return seconds(answer.step_time_s), f"slowdown alone {answer.slowdown:.3f}", ""
+    saves = with_error(answer.saved_s, answer.error_s)
+    saves += f" ({answer.saved_s / answer.recorded_s:+.1%})" if answer.clear else ", within the error"
+    return seconds(answer.step_time_s), saves, f"{answer.saved_gpu_hours_per_day:,.1f}"

@@ -1,0 +1,344 @@
+"""Workers: which worker, host, stage or DP rank is slow, since when, over all steps and step by step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any, NotRequired, TypedDict
+
+import numpy as np
+import plotly.graph_objects as go
+from dash import (
+    ALL,
+    Input,
+    Output,
+    State,
+    clientside_callback,
+    ctx,
+    dcc,
+    html,
+    no_update,
+    set_props,
+)
+from dash.development.base_component import Component
+
+from tracekit.base.text import listed
+from tracekit.dashboards.browser.data.queries import Stored
+from tracekit.dashboards.browser.data.worker_view import (
+    WorkerView,
+    address,
+    choose_box,
+    choose_step,
+    choose_worker,
+    read_view,
+)
+from tracekit.dashboards.browser.pages.workers_parts import LISTED, detail, hosts, several, slowest, slowest_steps
+from tracekit.dashboards.browser.ui.callbacks import answers
+from tracekit.dashboards.browser.ui.components import (
+    attributes,
+    figure_panel,
+    figure_parts,
+    guarded,
+    halves,
+    href,
+    note,
+    panel,
+    term,
+)
+from tracekit.dashboards.browser.ui.context import results, viewer
+from tracekit.dashboards.browser.ui.drawn import drawing
+from tracekit.dashboards.browser.ui.forms import scale, text_field
+from tracekit.dashboards.browser.ui.sentences import MOST_NAMED, believed, space_words, time_words
+from tracekit.dashboards.browser.ui.shell import job_page
+from tracekit.dashboards.browser.ui.time_range import in_range
+from tracekit.dashboards.figures.time import step_times, step_workers
+from tracekit.dashboards.figures.worker_map import WORTH_NAMING, WorkerMap
+from tracekit.dashboards.figures.workers import worker_heatmap
+from tracekit.report.report import Report
+
+#: Bars of the strip above the scrubber; more steps are pooled.
+MOST_BARS = 240
+#: Workers that are shown step by step.
+MOST_ROWS = 40
+#: Workers of a host that are marked on the map.
+MOST_MARKED = 500
+
+
+def build(stored: Stored, **state: str) -> list[Component]:
+    """`step`: its number; `worker`: `dp,pp`; `host`: its name; `dp_rank`, `stage`: those of several workers, `1-3`."""
+    found, report = results().worker_map(stored.name), stored.report
+    assert report is not None
+    view = read_view(found, state)
+    space, time = report.patterns.space, report.patterns.time
+    pattern = [
+        html.P(believed(report, words))
+        for words in (
+            *([] if space is None else [space_words(space, found)]),
+            *([] if time is None else [time_words(time, report.by_step)]),
+        )
+    ]
+    listing = html.Div(slowest(found, view.position, _cell(found, view)), id="workers-list")
+    one = html.Div(_detail(stored.name, found, view), id="workers-detail")
+    draining = html.Div(hosts(found, view.host, report), id="workers-hosts")
+    return [
+        html.Div(_said(view), id="workers-said", role="status"),
+        panel("Who and since when", *pattern, *_missing(report)),
+        html.Div(
+            [
+                html.Div(_map_panel(stored, found, view), className="twothirds"),
+                html.Div(panel("Slowest workers", listing), className="third"),
+            ],
+            className="row",
+        ),
+        halves(
+            panel("One worker among its peers", one), panel("Hosts" if found.only_host is None else "Host", draining)
+        ),
+        html.Div(
+            [
+                html.Div(_times_panel(stored), className="twothirds"),
+                html.Div(panel("Slowest steps", slowest_steps(stored)), className="third"),
+            ],
+            className="row",
+        ),
+        _steps_panel(stored, found),
+        dcc.Store(id="workers-job", data=stored.name),
+        dcc.Store(id="workers-view", data=address(found, view)),
+    ]
+
+
+def draw(found: WorkerMap, view: WorkerView) -> go.Figure:
+    """The map of the step, or of all: the slowest outlined, the chosen worker and host marked."""
+    values = found.values(view.position).ravel()
+    marked = [cell for cell in found.worst(view.position, LISTED) if values[cell] >= WORTH_NAMING]
+    of_host: list[int] = []
+    if view.host is not None:
+        of_host = np.flatnonzero(found.host.ravel() == found.hosts.index(view.host))[:MOST_MARKED].tolist()
+    drawn = worker_heatmap(
+        found,
+        view.position,
+        viewer().theme,
+        marked=marked,
+        chosen=view.cell,
+        dotted=of_host,
+        boxed=() if view.box is None else view.box.cells(found),
+    )
+    return drawn.update_layout(meta={"box": True})
+
+
+def _said(view: WorkerView) -> list[Component]:
+    return [note(text) for text in view.said]
+
+
+def _cell(found: WorkerMap, view: WorkerView) -> int:
+    """The chosen worker, else the slowest."""
+    return found.worst(None, 1)[0] if view.cell is None else view.cell
+
+
+def _detail(job: str, found: WorkerMap, view: WorkerView) -> list[Component]:
+    return detail(found, _cell(found, view), job, view.position, default=view.cell is None)
+
+
+def _missing(report: Report) -> list[Component]:
+    coverage = report.coverage
+    if not coverage or not (coverage.missing_workers or coverage.dropped):
+        return []
+    missing = [f"({worker.coordinates})" for worker in coverage.missing_workers]
+    number = coverage.workers_expected - coverage.workers_traced
+    count = "1 worker was" if number == 1 else f"{number:,} workers were"
+    gone = f"{count} not traced: {listed(missing, MOST_NAMED)}. " if missing else ""
+    blank = "A DP rank that lacks a stage cannot be replayed: it is blank in those steps, or not on the map at all."
+    return [note(gone + blank)]
+
+
+def _map_panel(stored: Stored, found: WorkerMap, view: WorkerView) -> Component:
+    go_to = text_field("workers-go", "Show rank", "", placeholder="9, or dp,stage: 1,2", wait_s=True, style="beside")
+    parts = figure_parts(
+        draw(found, view),
+        label=f"Map of the slowdown of {found.slowdown.size:,} workers, DP ranks down, stages across",
+        table=found.table,
+        csv=href("/download/by_worker.csv", job=stored.name),
+        id="workers-map",
+    )
+    return panel(
+        [term("slowdown alone", "Slowdown"), " of each ", term("worker"), ": DP ranks down, stages across"],
+        _scrubber(stored, found, view),
+        *parts,
+        html.Div(several(stored.name, found, view), id="workers-several", role="status"),
+        extra=go_to,
+    )
+
+
+def _times_panel(stored: Stored) -> Component:
+    by_step, starts = stored.table("by_step"), results().step_starts(stored.name)
+    moments = [viewer().moment(starts.get(step)) for step in by_step["step"]]
+    return figure_panel(
+        ["Time of each step: ", term("recorded"), ", ", term("ideal")],
+        in_range(step_times(by_step, moments, viewer().theme), stored.name),
+        label=f"Recorded and ideal time of {by_step.height:,} steps",
+        table=by_step,
+        csv=href("/download/by_step.csv", job=stored.name),
+        id="workers-times",
+        extra=html.Span("a click shows the step on the map", className="note"),
+    )
+
+
+def _steps_panel(stored: Stored, found: WorkerMap) -> Component:
+    cells = found.worst(None, MOST_ROWS)
+    return figure_panel(
+        [term("slowdown alone", "Slowdown"), f" of the {len(cells):,} slowest workers, step by step"],
+        in_range(step_workers(found, cells, viewer().theme), stored.name),
+        label=f"Slowdown of {len(cells):,} workers in {len(found.steps):,} steps",
+        table=found.table.head(MOST_ROWS),
+        csv=href("/download/by_worker_per_step.csv", job=stored.name),
+        id="workers-steps",
+        extra=html.Span("a click shows the worker and the step", className="note"),
+    )
+
+
+def _scrubber(stored: Stored, found: WorkerMap, view: WorkerView) -> Component:
+    """Chooses the step of the map. The strip above the slider shows S of each step; position 0 is all steps."""
+    count = len(found.steps)
+    slider = scale(
+        "workers-step",
+        "Step shown on the map; the leftmost position is all steps",
+        count,
+        0 if view.position is None else view.position + 1,
+    )
+    marks = [html.Span("all"), html.Span(str(found.steps[-1]))]
+    ends = html.Div(marks, className="ends", **attributes(aria_hidden="true"))
+    return html.Div(
+        [
+            html.Div([_strip(stored, count), slider, ends], className="scrub-track"),
+            html.Div(_readout(stored, found, view), id="workers-readout", className="scrub-readout"),
+        ],
+        className="scrubber",
+    )
+
+
+def _strip(stored: Stored, count: int) -> Component:
+    slowdowns = np.array([row.slowdown or 1.0 for row in stored.report.by_step]) if stored.report else np.ones(count)
+    top = max(0.1, float(slowdowns.max()) - 1)
+    block = -(-count // MOST_BARS)
+    bars = []
+    for first in range(0, count, block):
+        height = float(np.clip((slowdowns[first : first + block].max() - 1) / top, 0.04, 1))
+        at = (first + (min(first + block, count) - first + 1) / 2) / count
+        style = {"left": f"{at:.3%}", "height": f"{height:.0%}", "width": f"{min(0.7 * block / count, 0.02):.3%}"}
+        bars.append(html.I(style=style))
+    return html.Div(bars, className="strip", **attributes(aria_hidden="true"))
+
+
+def _readout(stored: Stored, found: WorkerMap, view: WorkerView) -> list[Any]:
+    """Which step the map shows, and what it costs."""
+    if view.position is None:
+        return [html.B(f"All {len(found.steps):,} steps"), html.Span("mean over the steps", className="note")]
+    number = int(found.steps[view.position])
+    assert stored.report is not None
+    slowdown = stored.report.by_step[view.position].slowdown
+    moment = viewer().moment(results().step_starts(stored.name).get(number))
+    return [html.B(f"Step {number}: slowdown {slowdown:.3f}"), html.Span(moment, className="note")]
+
+
+class Point(TypedDict):
+    """A cell of the map: DP rank and stage first; in figures of steps, the step comes first."""
+
+    customdata: list[int | str]
+
+
+class Clicked(TypedDict):
+    """A click on a figure, as far as it is read, or a drag over the map, from column to column and from row to row."""
+
+    points: list[Point]
+    box: NotRequired[tuple[tuple[int, int], tuple[int, int]]]
+
+
+class Shown(TypedDict):
+    """What the page remembers of its view: `worker_view.address`."""
+
+    step: int | None
+    worker: str | None
+    host: str | None
+    dp_rank: str | None
+    stage: str | None
+
+
+@answers(
+    Output("workers-said", "children"),
+    Input("workers-step", "value"),
+    Input("workers-map", "clickData"),
+    Input("workers-times", "clickData"),
+    Input("workers-steps", "clickData"),
+    Input("workers-go", "value"),
+    Input({"type": "pick-worker", "value": ALL, "place": ALL}, "n_clicks"),
+    Input({"type": "pick-host", "value": ALL, "place": ALL}, "n_clicks"),
+    State("workers-job", "data"),
+    State("workers-view", "data"),
+)
+@guarded
+def change(
+    position: int | str,
+    cell: Clicked | None,
+    of_time: Clicked | None,
+    of_steps: Clicked | None,
+    typed: str | None,
+    _workers: Any,
+    _hosts: Any,
+    job: str,
+    shown: Shown,
+) -> Any:
+    """Follow the slider, a click on a figure, a worker typed or a button. The parts of the page are set one by one, so
+    that an error appears where the page speaks and leaves the rest as it was.
+    """
+    if not ctx.triggered[0]["value"] and ctx.triggered_id != "workers-step":  # buttons that were drawn anew
+        return no_update
+    stored, found = results().stored(job), results().worker_map(job)
+    assert stored.report is not None  # else there were no map
+    before = read_view(found, shown)
+    clicked = {"workers-map": cell, "workers-times": of_time, "workers-steps": of_steps}.get(str(ctx.triggered_id))
+    view = _followed(found, replace(before, said=()), position, clicked, typed)
+    if view.said:
+        return _said(view)
+    if view.position is not None and ctx.triggered_id in ("workers-times", "workers-steps"):
+        set_props("workers-step", {"value": view.position + 1})
+    set_props("workers-map", {"figure": drawing(draw(found, view))})
+    set_props("workers-list", {"children": slowest(found, view.position, _cell(found, view))})
+    set_props("workers-readout", {"children": _readout(stored, found, view)})
+    set_props("workers-several", {"children": several(stored.name, found, view)})
+    if ctx.triggered_id != "workers-step":
+        set_props("workers-detail", {"children": _detail(job, found, view)})
+        set_props("workers-hosts", {"children": hosts(found, view.host, stored.report)})
+    set_props("workers-view", {"data": address(found, view)})
+    return []
+
+
+def _followed(
+    found: WorkerMap, view: WorkerView, position: int | str, clicked: Clicked | None, typed: str | None
+) -> WorkerView:
+    """The view after what was done."""
+    match ctx.triggered_id:
+        case "workers-step":
+            number = int(position) if str(position).isdecimal() else 0  # a range field tells digits
+            return replace(view, position=min(number, len(found.steps)) - 1 if number else None)
+        case "workers-map" if clicked and "box" in clicked:
+            return choose_box(found, *clicked["box"], view)
+        case "workers-map" if clicked and clicked["points"]:
+            who = clicked["points"][0]["customdata"]
+            return choose_worker(found, ",".join(map(str, who[:2])), replace(view, box=None))
+        case "workers-times" | "workers-steps" if clicked and clicked["points"]:
+            of, who = clicked["points"][0]["customdata"][:1], clicked["points"][0]["customdata"][1:]
+            view = choose_step(found, "".join(map(str, of)), view)
+            return choose_worker(found, ",".join(map(str, who[:2])), view) if len(who) > 1 else view
+        case "workers-go" if typed:
+            return choose_worker(found, typed, view)
+        case {"type": "pick-worker", "value": str(value)}:
+            return choose_worker(found, value, view)
+        case {"type": "pick-host", "value": str(value)}:
+            return replace(view, host=None if value == view.host or value not in found.hosts else value)
+    return view
+
+
+clientside_callback(
+    "function (view) { window.tracekit.remember(view); }", Input("workers-view", "data"), prevent_initial_call=True
+)
+
+job_page(__name__, "/workers", "Workers", build, lambda found, texts: [partial(found.worker_map, texts["job"])])

@@ -1,0 +1,193 @@
+"""The parts of the page Workers beside its map: the slowest workers, one worker, the hosts.
+
+In: a `WorkerMap` and what of it is chosen. Out: Dash components. Buttons that choose a worker or a host have the id
+`{"type": "pick-worker", ...}` or `{"type": "pick-host", ...}`, which the page listens to.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+from dash import dcc, html
+from dash.development.base_component import Component
+
+from tracekit.base.text import seconds, short
+from tracekit.dashboards.browser.data.queries import Stored
+from tracekit.dashboards.browser.data.worker_view import WorkerView, comma
+from tracekit.dashboards.browser.ui.components import attributes, figure_parts, href, html_table, note, scrolled, term
+from tracekit.dashboards.browser.ui.context import results, viewer
+from tracekit.dashboards.browser.ui.sentences import host_words
+from tracekit.dashboards.browser.ui.time_range import in_range
+from tracekit.dashboards.figures.worker_map import WORTH_NAMING, WorkerMap
+from tracekit.dashboards.figures.workers import worker_over_steps
+from tracekit.report.report import Report
+from tracekit.trace.model import Worker
+
+#: Workers, hosts and steps listed.
+LISTED = 10
+HOSTS_LISTED = 12
+SLOWEST_STEPS = 10
+
+
+def pick(kind: str, value: str, shown: str, *, place: str, pressed: bool = False) -> Component:
+    """A button that chooses a worker or a host. `place` tells apart buttons for the same one."""
+    return html.Button(
+        shown,
+        id={"type": f"pick-{kind}", "value": value, "place": place},
+        className="pick",
+        **attributes(aria_pressed="true" if pressed else "false"),
+    )
+
+
+def slowest(found: WorkerMap, position: int | None, chosen: int) -> list[Component]:
+    """The slowest workers, over all steps or in one."""
+    cells = found.worst(position, LISTED)
+    if not cells:
+        return [note("No worker was analysed in this step.")]
+    in_step = None if position is None else found.per_step[position].ravel()
+    in_step_head = [] if in_step is None else ["in the step"]
+    heads = ["Rank", "Host", "dp, stage", *in_step_head, term("slowdown alone", "slowdown")]
+    rows = []
+    for cell in cells:
+        worker, host = found.worker(cell), found.host_name(cell)
+        shown = pick(
+            "worker", comma(worker), found.label(cell).removeprefix("rank "), place="list", pressed=cell == chosen
+        )
+        rows.append(
+            html.Tr(
+                [
+                    html.Td(shown),
+                    html.Td("-" if host is None else short(host), className="host"),
+                    html.Td(f"{worker.dp_rank}, {worker.pp_rank}"),
+                    *([] if in_step is None else [html.Td(f"{in_step[cell]:.3f}", className="number")]),
+                    html.Td(f"{found.slowdown.ravel()[cell]:.3f}", className="number"),
+                ],
+                className="chosen" if cell == chosen else "",
+            )
+        )
+    nobody = float(found.slowdown.max()) < WORTH_NAMING and position is None
+    said = [note(f"Nobody reaches {WORTH_NAMING:.2f}: these are only the largest.")] if nobody else []
+    table = html_table(heads, rows, range(3, len(heads)), style="tight")
+    return [*said, scrolled(table, "Slowest workers", style="whole")]
+
+
+def slowest_steps(stored: Stored) -> Component:
+    """The slowest steps, each with the way to its timeline."""
+    rows = [
+        [
+            f"{row['step']}",
+            seconds(row["recorded_s"]),
+            f"{row['slowdown']:.3f}",
+            dcc.Link("timeline", href=href("/timeline", job=stored.name, step=row["step"])),
+        ]
+        for row in stored.table("by_step").top_k(SLOWEST_STEPS, by="recorded_s").iter_rows(named=True)
+    ]
+    return html_table(["Step", "Recorded", term("slowdown", "Slowdown"), "Open"], rows, numbers=(1, 2), style="tight")
+
+
+def detail(found: WorkerMap, cell: int, job: str, position: int | None, *, default: bool) -> list[Component]:
+    """One worker: its figures, also over the steps, and where to look next. `default`: nobody chose it."""
+    worker, host = found.worker(cell), found.host_name(cell)
+    count = found.slowdown.size
+    everyone = found.per_step.reshape(len(found.steps), -1)
+    slow = int((everyone[:, cell] >= WORTH_NAMING).sum())
+    facts = {
+        "Slowdown": f"{found.slowdown.ravel()[cell]:.3f}",
+        "Place": f"{found.place(cell):,} of {count:,}, the slowest first",
+        "dp, stage": f"{worker.dp_rank}, {worker.pp_rank}",
+        "Host": "unknown" if host is None else short(host),
+        "Stands out": f"in {slow:,} of {len(found.steps):,} steps, with {WORTH_NAMING:.2f} or more",
+    }
+    name, starts = found.full_name(cell), results().step_starts(job)
+    step = None if position is None else int(found.steps[position])
+    links = [
+        dcc.Link("Timeline of this worker", href=href("/timeline", job=job, worker=comma(worker), step=step)),
+        dcc.Link(
+            "What if it were as fast as its peers?", href=href("/whatif", job=job, select=f"worker={comma(worker)}")
+        ),
+    ]
+    table = pl.DataFrame({"step": found.steps, "slowdown": everyone[:, cell]})
+    moments = [viewer().moment(starts.get(int(number))) for number in found.steps]
+    body = [html.Tr([html.Th(name, scope="row"), html.Td(value)]) for name, value in facts.items()]
+    return [
+        html.H3([f"{name[:1].upper()}{name[1:]}", html.Span("the slowest" if default else "", className="note")]),
+        html.Div(
+            [
+                html.Table(html.Tbody(body), className="plain tight"),
+                html.P([html.Span(link, className="next") for link in links]),
+            ]
+        ),
+        *figure_parts(
+            in_range(worker_over_steps(found, cell, viewer().theme, moments=moments, position=position), job),
+            label=f"Slowdown of {name} alone over the steps",
+            table=table,
+            id="workers-history",
+        ),
+    ]
+
+
+def several(job: str, found: WorkerMap, view: WorkerView) -> list[Component]:
+    """What the workers in the chosen box cost together, and where to look next."""
+    if view.box is None:
+        return [note("A drag over the map chooses several workers.")]
+    values = found.values(view.position).ravel()
+    cells = view.box.cells(found)
+    own, whole = (float(np.nansum(np.clip(each - 1, 0, None))) for each in (values[cells], values))
+    share = f" of {whole:.3f}, {own / whole:.0%} of that of all workers" if whole else ""
+    where = {"dp_rank": view.box.dp_ranks, "stage": view.box.stages}
+    step = None if view.position is None else int(found.steps[view.position])
+    selection = " and ".join(f"{name}={values}" for name, values in where.items())
+    ways = {
+        "Timeline of these workers": href("/timeline", job=job, step=step, **where),
+        "What if they were as fast as their peers?": href("/whatif", job=job, select=selection),
+    }
+    return [
+        html.P(
+            [
+                html.B(f"{len(cells):,} workers, dp {view.box.dp_ranks}, stage {view.box.stages}: "),
+                *(term("summed excess"), f" {own:.3f}{share}"),
+            ]
+        ),
+        html.P([html.Span(dcc.Link(words, href=to), className="next") for words, to in ways.items()]),
+    ]
+
+
+def _label(found: WorkerMap, worker: Worker) -> str:
+    cell = found.cell(worker)
+    return worker.coordinates if cell is None else found.label(cell)
+
+
+def hosts(found: WorkerMap, chosen: str | None, report: Report) -> list[Component]:
+    """All known hosts by their slowest worker, and whether to drain one; none of a job on one host."""
+    if found.only_host is not None:
+        return [note(f"The job runs on one host, {short(found.only_host)}.")]
+    loads = found.host_loads()
+    said = html.P(host_words(report, found), className="verdict")
+    if not loads:
+        return [
+            said,
+            note("Traces of `tracekit collect` name them; other formats can carry `hosts` in their metadata."),
+        ]
+    rows = [
+        html.Tr(
+            [
+                html.Td(pick("host", load.name, short(load.name), place="hosts", pressed=load.name == chosen)),
+                html.Td(f"{load.workers:,}", className="number"),
+                html.Td(f"{load.worst_slowdown:.3f}", className="number"),
+                html.Td(
+                    pick("worker", comma(load.worst), _label(found, load.worst).removeprefix("rank "), place="hosts")
+                ),
+                html.Td(f"{load.summed:.3f}", className="number"),
+            ],
+            className="chosen" if load.name == chosen else "",
+        )
+        for load in loads[:HOSTS_LISTED]
+    ]
+    heads = ["Host", "Workers", "Slowest", "Rank", term("summed excess")]
+    more = len(loads) - HOSTS_LISTED
+    rest = f"{more:,} more hosts have no slower worker. " if more > 0 else ""
+    return [
+        said,
+        scrolled(html_table(heads, rows, numbers=(1, 2, 4), style="tight"), "Hosts", style="whole"),
+        note(f"{rest}Choose a host to mark its workers on the map."),
+    ]

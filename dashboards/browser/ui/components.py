@@ -1,0 +1,232 @@
+"""Building blocks of the pages: panels, terms with their definitions, tables, figures with tables.
+
+In: text, frames, figures. Out: Dash components. Every text is a child or a prop, never markup: names of jobs and hosts
+are untrusted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from functools import wraps
+from typing import Any, ParamSpec
+from urllib.parse import quote, urlencode
+
+import plotly.graph_objects as go
+import polars as pl
+from dash import dcc, html
+from dash.development.base_component import Component
+
+from tracekit.base.errors import NotStoredError, TracekitError
+from tracekit.base.safe_csv import safe_csv
+from tracekit.dashboards.browser.ui.context import chosen_range, chosen_window, prefixed
+from tracekit.dashboards.browser.ui.drawn import Chart, drawing
+from tracekit.dashboards.browser.ui.glossary import GLOSSARY
+from tracekit.dashboards.browser.ui.sentences import Tone
+
+Children = Component | str | None | Sequence[Any]
+_Arguments = ParamSpec("_Arguments")
+
+#: Most rows in the table of a figure; its CSV has all of them.
+MOST_ROWS = 200
+
+
+def href(path: str, **state: object) -> str:
+    """A link to a page with its state, without the parameters that are None. Links from the page of a window to other
+    pages of that job keep window and range, unless `window` or `since` is given.
+    """
+    if isinstance(job := state.get("job"), str):
+        if "window" not in state:
+            state["window"] = chosen_window(job)
+        if "since" not in state and (chosen := chosen_range(job)) is not None:
+            state |= {"since": chosen.begin or None, "until": chosen.end or None}
+    parameters = {name: value for name, value in state.items() if value is not None}
+    return prefixed(f"{path}?{urlencode(parameters)}" if parameters else path)
+
+
+def attributes(**values: str) -> dict[str, Any]:
+    """HTML attributes whose names are not Python identifiers: `aria_label` becomes `aria-label`."""
+    return {name.replace("_", "-"): value for name, value in values.items()}
+
+
+def named(id: str | None) -> dict[str, Any]:  # noqa: A002 - Dash's name
+    """The `id` of a component, if it has one: Dash does not accept None."""
+    return {} if id is None else {"id": id}
+
+
+def term(word: str, shown: str | None = None) -> Component:
+    """A word of the glossary that shows its definition on hover or focus (assets/tips.js)."""
+    return html.Span(shown or word, className="term", tabIndex=0, **attributes(data_tip=GLOSSARY[word]))
+
+
+def badge(shown: Children, tone: Tone, *, loud: bool) -> Component:
+    """A judgement in the colour of its tone, `loud` on full colour; readable in both themes."""
+    return html.Span(shown, className=f"badge {tone}{' loud' if loud else ''}")
+
+
+def panel(title: Children, *children: Any, id: str | None = None, extra: Children = None) -> Component:  # noqa: A002 - Dash's name
+    """A framed part of a page with a heading."""
+    body = html.Div(list(children), **named(id))
+    head = html.Div([html.H2(title), html.Div(extra, className="panel-extra")], className="panel-head")
+    return html.Section([head, body], className="panel")
+
+
+def folded(title: str, *children: Any) -> Component:
+    """Details that most readers skip."""
+    return html.Details([html.Summary(title), *children], className="folded")
+
+
+def folded_panel(title: str, *children: Any, opened: bool = False) -> Component:
+    """A part of a page that most readers skip: its heading, which opens it."""
+    return html.Details([html.Summary(html.H2(title)), *children], className="panel", open=opened)
+
+
+def halves(*parts: Any) -> Component:
+    """These parts, two in a row; below each other where there is no room."""
+    return html.Div([html.Div(part, className="half") for part in parts], className="row")
+
+
+def note(text: Children) -> Component:
+    """A placeholder for missing content, with the reason."""
+    return html.P(text, className="note")
+
+
+def problem(message: str, *, title: str = "This cannot be shown", way_on: Component | None = None) -> Component:
+    """An error message that the user can act on. `way_on`: a link to a page that works."""
+    return html.Div([html.B(title), html.P(message), way_on], className="problem", role="alert")
+
+
+def guarded(build: Callable[_Arguments, Any]) -> Callable[_Arguments, Any]:
+    """Wrap a page or panel so that errors appear in its place, never as a stack trace."""
+
+    @wraps(build)
+    def safely(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Any:
+        try:
+            return build(*args, **kwargs)
+        except Exception as error:
+            return told(error)
+
+    return safely
+
+
+def told(error: Exception) -> Component:
+    """The message for an error. Errors of tracekit itself are logged with a traceback."""
+    if isinstance(error, NotStoredError):
+        return problem(str(error), way_on=dcc.Link("All jobs", href=href("/")))
+    if isinstance(error, TracekitError):
+        return problem(str(error))
+    logging.getLogger(__name__).error("a part of a page failed", exc_info=error)
+    return problem("An error of tracekit itself; the server's log has the details.", title="Something broke")
+
+
+def figure_panel(
+    title: Children,
+    drawn: go.Figure,
+    *,
+    label: str,
+    table: pl.DataFrame,
+    csv: str | None = None,
+    id: str | None = None,  # noqa: A002 - Dash's name
+    extra: Children = None,
+) -> Component:
+    """A figure with its data as a table below it. `label`: text for screen readers; `csv`: link to all rows."""
+    return panel(title, *figure_parts(drawn, label=label, table=table, csv=csv, id=id), extra=extra)
+
+
+def figure_parts(
+    drawn: go.Figure,
+    *,
+    label: str,
+    table: pl.DataFrame,
+    csv: str | None = None,
+    id: str | None = None,  # noqa: A002 - Dash's name
+    most: int = MOST_ROWS,
+) -> list[Component]:
+    """The figure and its table, of at most `most` rows, without a frame around them."""
+    graph = Chart(figure=drawing(drawn), **named(id))
+    return [html.Div(graph, role="group", **attributes(aria_label=label)), as_table(table, csv=csv, most=most)]
+
+
+def as_table(table: pl.DataFrame, *, csv: str | None = None, most: int = MOST_ROWS) -> Component:
+    """The data of a figure as a table, collapsed at first."""
+    links = [html.A("CSV", href=csv, download="")] if csv else []
+    more = f", the first {most} of {table.height:,} rows" if table.height > most else ""
+    return html.Details(
+        [
+            html.Summary(["Data table", more]),
+            html.Div(links, className="table-links"),
+            scrolled(plain_table(table.head(most)), "The figure as numbers"),
+        ],
+        className="as-table",
+    )
+
+
+def scrolled(table: Component, label: str, *, style: str = "") -> Component:
+    """A table that scrolls within its frame if it is large, also by keyboard. `label`: what it lists."""
+    frame = attributes(aria_label=label)
+    return html.Div(table, className=f"table-scroll {style}".strip(), tabIndex=0, role="region", **frame)
+
+
+def html_table(
+    heads: Sequence[Any], rows: Sequence[Any], numbers: Collection[int] = (), *, style: str = "", **more: Any
+) -> Component:
+    """A table. `rows`: lists of cells, of which those that are no `Td` or `Th` become one, or ready-made rows.
+
+    `numbers`: the positions of columns that hold figures. `more`: attributes of the table.
+    """
+
+    def row(kind: Any, cells: Sequence[Any]) -> Component:
+        styles = ["number" if at in numbers else "" for at in range(len(cells))]
+        styled = zip(cells, styles, strict=True)
+        return html.Tr(
+            [cell if isinstance(cell, html.Td | html.Th) else kind(cell, className=of) for cell, of in styled]
+        )
+
+    body = [one if isinstance(one, html.Tr) else row(html.Td, one) for one in rows]
+    return html.Table([html.Thead(row(html.Th, heads)), html.Tbody(body)], className=f"plain {style}".strip(), **more)
+
+
+def row_table(
+    heads: Sequence[Any],
+    rows: Sequence[Any],
+    label: str,
+    numbers: Collection[int] = (),
+    *,
+    names: Sequence[str] | None = None,
+    id: str | None = None,  # noqa: A002 - Dash's name
+) -> Component:
+    """A table as `html_table` makes it; on a phone, each row becomes a block in which every cell names its column.
+
+    `label`: what it lists. `names`: the names of the columns, where `heads` are more than text.
+    """
+    whole_table = html_table(heads, rows, numbers)
+    for row in whole_table.children[1].children:
+        for name, cell in zip(names or heads, row.children, strict=False):  # a cell may span several columns
+            setattr(cell, "data-head", name)
+    frame = named(id) | attributes(aria_label=label)
+    return html.Div(whole_table, className="table-wide stacked", tabIndex=0, role="region", **frame)
+
+
+def inline_csv(table: pl.DataFrame) -> str:
+    """A link that contains a small table itself, for data without a download on the server."""
+    return f"data:text/csv;charset=utf-8,{quote(safe_csv(table))}"
+
+
+def plain_table(frame: pl.DataFrame) -> Component:
+    """A frame as an HTML table; numbers have four digits."""
+    numbers = [at for at, one in enumerate(frame) if one.dtype.is_numeric() or (at and _figures(one))]
+    return html_table(frame.columns, [[shown(value) for value in row] for row in frame.iter_rows()], numbers)
+
+
+def _figures(column: pl.Series) -> bool:
+    """Whether words are all figures."""
+    return column.dtype == pl.String and bool(column.str.contains(r"^-?$|^[-+]?\d").all())
+
+
+def shown(value: Any) -> str | Component:
+    """Format a cell of a table."""
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1e5 else f"{value:,.0f}"
+    return value if isinstance(value, Component) else str(value)

@@ -1,0 +1,107 @@
+"""Incidents as a table: what, who takes it, what it costs, since when, and a link to the window that shows it.
+
+In: incidents of a store. Out: a component. Its buttons open the dialog of assets/incidents.js, which changes the store.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dash import dcc, html
+from dash.development.base_component import Component
+
+from tracekit.base.text import percent, printable, short
+from tracekit.dashboards.browser.ui.components import attributes, badge, folded, href, row_table
+from tracekit.dashboards.browser.ui.context import results, viewer
+from tracekit.dashboards.browser.ui.sentences import Tone
+from tracekit.live.incident_words import advice, evidence, handling, lasted
+from tracekit.store import HANG, Incident
+from tracekit.store.handling import IncidentChange, muted_until, owner_of
+
+
+@dataclass(frozen=True, slots=True)
+class Handled:
+    """An incident, what people did about it, and its GPU-hours a day; None if the size of its job is unknown."""
+
+    incident: Incident
+    changes: tuple[IncidentChange, ...]
+    lost: float | None
+
+
+COLUMNS = ("Incident", "Job", "What", "Lost", "GPU-hours a day", "Owner", "Opened", "Lasted")
+_FIGURES = (3, 4, 7)
+#: The orders of columns that can be sorted. Those that nobody takes come first.
+ORDERS: dict[str, Callable[[Handled], Any]] = {
+    "Job": lambda handled: handled.incident.job,
+    "Lost": lambda handled: -handled.incident.cause.share,
+    "GPU-hours a day": lambda handled: -(handled.lost or 0.0),
+    "Owner": lambda handled: owner_of(handled.changes) or "",
+    "Opened": lambda handled: -handled.incident.opened_at.timestamp(),
+    "Lasted": lambda handled: handled.incident.opened_at.timestamp(),
+}
+
+
+def handled(incidents: Sequence[Incident]) -> list[Handled]:
+    """What is known of each."""
+    gpus: Mapping[str, int] = dict(results().jobs().select("name", "world_size").iter_rows()) if incidents else {}
+    return [Handled(one, results().handled(one.incident_id), _lost(one, gpus.get(one.job))) for one in incidents]
+
+
+def _lost(incident: Incident, gpus: int | None) -> float | None:
+    if gpus is None and incident.cause.kind == HANG:  # before the job had a trace
+        gpus = next((one.report.get("world_size") for one in results().hangs(incident.job)), None)
+    return None if gpus is None else 24 * gpus * incident.cause.share
+
+
+def incident_table(rows: Sequence[Handled], heads: Sequence[Any] = COLUMNS) -> Component:
+    """One row per incident; an open one names the culprit, the check and the action, and can be acknowledged."""
+    return row_table(heads, [_row(one) for one in rows], "Incidents", _FIGURES, names=COLUMNS)
+
+
+def _row(handled: Handled) -> list[Any]:
+    incident, is_open = handled.incident, handled.incident.closed_at is None
+    path, asked = evidence(incident)
+    what: list[Component] = [
+        html.Div(dcc.Link(printable(incident.cause.what), href=href(path, **asked), className="incident"))
+    ]
+    if is_open:
+        advised = [html.Div([html.B(f"{title}: "), printable(text)]) for title, text in advice(incident)]
+        what += [
+            html.Div(advised[:1], className="note"),
+            *([folded("What to do", *advised[1:])] if advised[1:] else []),
+        ]
+    history = [html.Div(words, className="note") for words in handling(handled.changes, viewer().moment)]
+    what += [*([folded(f"Earlier: {len(history) - 1}", *history[:-1])] if history[1:] else []), *history[-1:]]
+    return [
+        [f"{incident.incident_id} ", *_state(handled)],
+        html.Td(dcc.Link(short(incident.job), href=href("/job", job=incident.job)), className="short"),
+        what,
+        percent(incident.cause.share),
+        "-" if handled.lost is None else f"{handled.lost:,.1f}",
+        [html.Span(short(owner_of(handled.changes) or "nobody")), *([" ", _button(handled)] if is_open else [])],
+        html.Td(viewer().moment(incident.opened_at.timestamp()), className="short"),
+        [lasted(incident), html.Div(printable(incident.closed_because or ""), className="note")],
+    ]
+
+
+def _state(handled: Handled) -> list[Component]:
+    """Whether an open incident is muted, or nobody has taken it yet; whether a closed one may come back."""
+    if handled.incident.closed_at is not None:
+        settled = handled.incident.settled
+        return [badge("closed" if settled else "may come back", Tone.GOOD if settled else Tone.UNSURE, loud=False)]
+    if muted_until(handled.changes, time.time()) is not None:
+        return [badge("muted", Tone.UNSURE, loud=False)]
+    return [] if handled.changes else [badge("new", Tone.BAD, loud=True)]
+
+
+def _button(handled: Handled) -> Component:
+    number, words = str(handled.incident.incident_id), "Change" if handled.changes else "Acknowledge"
+    dialog = {
+        "data_handle": number,
+        "data_job": short(handled.incident.job),
+        "data_owner": owner_of(handled.changes) or "",
+    }
+    return html.Button(words, className="chip-button", **attributes(**dialog, aria_label=f"{words} incident {number}"))

@@ -1,0 +1,278 @@
+"""What a report says, in sentences.
+
+In: a report, or parts of it, and the map. Out: text and tones for all pages of a job.
+
+Only `headline`, `first_action` and `host_words` say what is wrong or what to do, and they take it from the report's
+`verdict` and `answer`. All others describe a figure and conclude nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import fmean
+
+from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN
+from tracekit.base.text import cost, listed, seconds, short, sure
+from tracekit.dashboards.figures.worker_map import WorkerMap
+from tracekit.report.conclusions import Finding, Fix, SpacePattern, TimePattern
+from tracekit.report.nodes import nodes_of
+from tracekit.report.report import Report
+from tracekit.report.rows import OfStep
+from tracekit.report.verdict import UNNAMED, LossKind
+from tracekit.trace.model import Worker
+
+#: Longer lists are cut.
+MOST_NAMED = 6
+#: Losses to launch delays: they make a replay fall short of the recording, and are priced with it.
+_LAUNCH_DELAYS = (LossKind.INPUT, LossKind.HOST)
+
+
+class Tone(StrEnum):
+    """What the colour of a statement means, everywhere: good is green, bad orange, unsure grey. Values: CSS classes."""
+
+    GOOD = "fine"
+    BAD = "slow"
+    UNSURE = "unsure"
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """The verdict on a job: a few words for its badge, a sentence, and its tone."""
+
+    badge: str
+    sentence: str
+    tone: Tone
+
+
+def headline(report: Report) -> Headline:
+    """The verdict of the diagnosis, the same for every page."""
+    verdict, slowdown = report.verdict, report.slowdown
+    figure = "slowdown unknown" if slowdown is None else f"slowdown {slowdown:.3f}"
+    trusted, kind = report.trust.trustworthy, verdict.kind
+    badge, sentence = verdict.label.replace("-", " "), _sentence(verdict.sentence)
+    if kind is LossKind.CONTRADICTION or not (trusted or _promised(report)):
+        reason = "" if kind is LossKind.CONTRADICTION else f" The {figure} is not to be trusted."
+        return Headline(f"no verdict, {figure}", f"No verdict.{reason or ' ' + sentence}", Tone.UNSURE)
+    if kind is LossKind.MINOR or kind not in (LossKind.BALANCED, *UNNAMED):
+        badge += f", {verdict.share:.0%} lost"
+    if kind is LossKind.BALANCED or kind in UNNAMED:
+        misleading = [cause for cause in named_causes(report) if not costs_time(report, cause)]
+        if misleading:
+            return Headline(
+                badge, f"{sentence} The trace may mislead: {_cause_words(report, misleading[0])}.", Tone.UNSURE
+            )
+        return Headline(badge, sentence, Tone.UNSURE if kind in UNNAMED else Tone.GOOD)
+    unsure = "" if trusted else f" The {figure} is not to be trusted."
+    return Headline(badge, sentence + unsure, Tone.BAD)
+
+
+def _sentence(text: str) -> str:
+    """Give `text` a capital and a full stop."""
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def costs_time(report: Report, cause: Finding) -> bool:
+    """Whether the job loses time to a cause; the trace is at fault for the others, or none was found."""
+    return any(account.kind == cause.kind for account in report.answer.accounts)
+
+
+def named_causes(report: Report) -> list[Finding]:
+    """The named causes, the costliest first; for an untrustworthy job, only those that explain why and whose fix is
+    promised all the same.
+    """
+    named = [cause for cause in report.findings if costs_time(report, cause) or cause.suggested_fix]
+    return named if report.trust.trustworthy else [cause for cause in named if cause.kind in advised(report)]
+
+
+def place_words(report: Report, cause: Finding) -> str:
+    """The place of a cause: rank and node first, if the report has them; empty for the whole job."""
+    places = zip(report.findings, report.answer.places, strict=True)
+    words = next((words for one, words in places if one == cause), cause.where_text)
+    return "" if words == "whole job" else short(words)
+
+
+def fix_place(report: Report, fix: Fix) -> str:
+    """The place of a fix, in the words for the cause at that place if there is one."""
+    for cause in report.findings:
+        if cause.where_text == fix.where_text and (words := place_words(report, cause)):
+            return words
+    return short(str(fix.where_text))
+
+
+def believed(report: Report, words: str) -> str:
+    """`words` about figures of a report, marked if the figures are not trustworthy."""
+    return words if report.trust.trustworthy else f"Not trustworthy: {words}"
+
+
+def first_action(report: Report) -> tuple[str, str] | None:
+    """The first action and its saving, in the words of the answer; None without advice."""
+    answer = report.answer
+    if not answer.action or not (report.trust.trustworthy or _promised(report)):
+        return None
+    return answer.action, answer.saves or ""
+
+
+def advised(report: Report) -> set[str]:
+    """The kinds of cause with a promised fix."""
+    return {str(fix.cause) for fix in _promised(report)}
+
+
+def why_no_advice(report: Report) -> str:
+    """The reason why there is no advice."""
+    withheld = [fix.withheld for fix in report.fixes if fix.cause and fix.withheld]
+    if not report.trust.trustworthy:
+        return "the figures are not to be trusted"
+    if withheld:
+        return str(withheld[0])
+    return "no fix for the named cause would save 1% of the step" if named_causes(report) else "no cause is named"
+
+
+def node_words(report: Report) -> str | None:
+    """Advice on draining a node, by the shared rule of tracekit/report/nodes.py; None if no node is known."""
+    return nodes_of(report.answer.culprits, trusted=report.trust.trustworthy).sentence
+
+
+def host_words(report: Report, workers_map: WorkerMap) -> str:
+    """Advice on draining a host. A slow worker is no reason to drain the others of its host."""
+    if not workers_map.hosts:
+        return "The trace does not name its hosts."
+    if not report.trust.trustworthy and not _promised(report):
+        return f"No advice: {why_no_advice(report)}."
+    advice = node_words(report)
+    for cause in named_causes(report):
+        workers = cause.where.workers
+        if workers or cause.where.host:
+            rest = _host_check(report, cause) if cause.where.host else _on(cause, workers, workers_map)
+            return f"{advice or 'No host to drain.'} {rest}"
+    return advice or "No host to drain: the diagnosis names no host and no worker."
+
+
+def _host_check(report: Report, cause: Finding) -> str:
+    """The action for a cause on a host, in the words of the answer; without one, the title of the cause."""
+    accounts = report.answer.accounts
+    words = next((one.fix for one in accounts if one.kind == cause.kind and one.fix), cause.title)
+    return f"{words} ({sure(cause.confidence)})."
+
+
+def _on(cause: Finding, workers: Sequence[Worker], workers_map: WorkerMap) -> str:
+    """The workers that the diagnosis names, and the other workers of their host."""
+    words = f"The diagnosis names {_listed(workers, workers_map)} ({sure(cause.confidence)})"
+    cell = workers_map.cell(workers[0]) if len(workers) == 1 else None
+    host = None if cell is None else workers_map.host_name(cell)
+    if host is None:
+        return f"{words} and no host."
+    others = int((workers_map.host == workers_map.hosts.index(host)).sum()) - 1
+    if not others:
+        return f"{words}, the only one on {short(host)}."
+    verb = "worker of it is" if others == 1 else "workers of it are"
+    return f"{words} on {short(host)}; the other {others:,} {verb} not named."
+
+
+def _listed(workers: Sequence[Worker], workers_map: WorkerMap) -> str:
+    """Workers by rank; by coordinates where the map has no rank."""
+    cells = [(worker, workers_map.cell(worker)) for worker in workers]
+    named = [
+        None if cell is None or workers_map.rank_of(cell) is None else workers_map.label(cell) for _, cell in cells
+    ]
+    words = [name or f"({worker.coordinates})" for name, (worker, _) in zip(named, cells, strict=True)]
+    return listed(words, MOST_NAMED)
+
+
+def cost_words(report: Report, cause: Finding, *, bound: bool = False) -> str:
+    """What a cause costs: without the profiler, where that is known."""
+    if saves := cause.saves_step_s:
+        return f"costs {'at most ' * bound}{seconds(saves.value)} a step without the profiler"
+    return cost(cause.saved_s, cause.alone_s, report.job.whole, bound=bound)
+
+
+def _cause_words(report: Report, cause: Finding) -> str:
+    """One cause: its name, place, cost and confidence."""
+    where = place_words(report, cause)
+    place = f", {where}" if where else ""
+    costs = f"{cost_words(report, cause)}, " if costs_time(report, cause) else ""
+    return f"{cause.title}{place} ({costs}{sure(cause.confidence)})"
+
+
+def _promised(report: Report) -> list[Fix]:
+    """The promised fixes for a named cause, best first.
+
+    For an untrustworthy job, those of the leading cause if launch delays are the loss: they are why the replay falls
+    short.
+    """
+    promised = [fix for fix in report.fixes if fix.cause is not None and fix.withheld is None]
+    if report.trust.trustworthy:
+        return promised
+    leading = [account.kind for account in report.answer.accounts[:1]]
+    return [fix for fix in promised if report.verdict.kind in _LAUNCH_DELAYS and fix.cause in leading]
+
+
+# --- figures in words, without a conclusion -------------------------------------------------------------------------
+
+
+def space_words(space: SpacePattern, workers_map: WorkerMap) -> str:
+    """The slow workers on the map, the shape that they form, and how often the slowest one is the same."""
+    workers = space.workers
+    named = _listed(workers, workers_map)
+    host = f" on {short(space.host)}" if space.host else ""
+    largest = float(workers_map.slowdown.max())
+    stays = f"The same worker is the slowest in {space.stays:.0%} of the steps."
+    if workers_map.slowdown.size == 1:
+        return "One worker: there is nobody to compare it with."
+    match space.shape:
+        case "none":
+            return f"No worker stands out: the largest slowdown alone is {largest:.3f}."
+        case "one-worker":
+            return f"One worker stands out: {named}{host}, with a slowdown alone of {largest:.3f}. {stays}"
+        case "one-host" if workers_map.only_host is not None:
+            everyone = len(workers) == workers_map.slowdown.size
+            which = f"All {len(workers):,} workers" if everyone else f"Several workers ({named})"
+            return f"{which} of the only host of the job, {short(workers_map.only_host)}, stand out. {stays}"
+        case "one-host":
+            return f"Workers of one host stand out, {short(str(space.host))}: {named}. {stays}"
+        case "one-stage":
+            return f"One stage stands out on nearly every DP rank: stage {workers[0].pp_rank}."
+        case "one-dp-rank":
+            return f"One DP rank stands out on nearly every stage: DP rank {workers[0].dp_rank}. {stays}"
+        case "several-workers":
+            return f"Several workers stand out: {named}. {stays}"
+        case _:
+            return (
+                f"The slowest worker changes from step to step (largest slowdown alone over all steps: {largest:.3f})."
+            )
+
+
+def time_words(pattern: TimePattern, by_step: Sequence[OfStep]) -> str:
+    """The slowdown over the steps. `by_step`: the rows of that table of the report."""
+    if len(by_step) == 1:
+        return "One step was traced: since when cannot be said."
+    steps = listed(map(str, pattern.slow_steps), MOST_NAMED)
+    values = [row.slowdown or 1.0 for row in by_step]
+    match pattern.shape:
+        case "none":
+            return f"The slowdown shows no pattern over the steps: {min(values):.3f} to {max(values):.3f}."
+        case "persistent":
+            slow = sum(value >= STRAGGLING_SLOWDOWN for value in values)
+            if 0 < slow < len(by_step):
+                return (
+                    "The slowdown comes and goes from the first step on: it is 1.1 or more in"
+                    f" {slow:,} of {len(by_step):,} steps."
+                )
+            return (
+                f"The slowdown is raised in every step, from the first one on: {min(values):.3f} to {max(values):.3f}."
+            )
+        case "changed":
+            since = pattern.since_step or 0
+            before, after = (
+                fmean(row.slowdown or 1.0 for row in by_step if (row.step < since) is early) for early in (True, False)
+            )
+            way = "rose" if after > before else "fell"
+            return f"The slowdown {way} at step {since}, from {before:.2f} on average to {after:.2f}."
+        case "drifting":
+            return "The slowdown drifts: it grows or shrinks steadily over the steps."
+        case "periodic":
+            slow_ones = f" (slow: {steps})" if steps else ""
+            return f"The slowdown rises every {pattern.period} steps{slow_ones}."
+        case _:
+            return f"Single slow steps: {steps}. All others run at the usual speed."

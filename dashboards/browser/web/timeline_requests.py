@@ -1,0 +1,445 @@
+"""Data for the timeline in the browser: spans as binary columns, one op in words, the slowest as a table, a file.
+
+In: requests under /timeline/ with the parameters of the page. Out: answers made from `StepOps`; a status and one line
+for errors. A binary answer is a uint32 length, that many bytes of JSON, then the arrays that it lists, each [type,
+offset from the end of the JSON, items], little-endian and aligned to 8 bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import flask
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+from dash import Dash
+
+from tracekit.base.errors import NotStoredError, SelectionError
+from tracekit.base.text import LONGEST_NAME, cut, printable, seconds
+from tracekit.dashboards.browser.data.queries import Stored
+from tracekit.dashboards.browser.data.timeline_state import OpName, TimelineState, read_state, state_of
+from tracekit.dashboards.browser.ui.context import results, viewer
+from tracekit.dashboards.browser.web.downloads import csv_file, file_stem
+from tracekit.dashboards.figures.lanes import LANE_OP, LaneOps
+from tracekit.dashboards.figures.path_spans import PathSpans, path_spans
+from tracekit.dashboards.figures.spans import (
+    Ints,
+    Replay,
+    StepOps,
+    Window,
+    count,
+    overview,
+    slowest,
+    spans,
+    sums,
+)
+from tracekit.trace.model import KINDS, OpKind, Worker
+
+#: Up to this many spans, the browser gets all of them at once; above, only those in its window.
+WHOLE_SPANS = 200_000
+OVERVIEW_ROWS, OVERVIEW_COLUMNS = 64, 600
+MOST_COLUMNS, MOST_ROWS = 16_384, 1_024
+SLOWEST_SHOWN, SLOWEST_IN_CSV = 50, 10_000
+#: Most workers named in the description of a critical path.
+NAMED_ON_PATH = 3
+#: Most arrows of an op.
+MOST_ARROWS = 256
+
+
+class _Shown:
+    """The subject of a request: the job, the state in its parameters, and the ops of its step."""
+
+    def __init__(self, texts: Mapping[str, str], *, with_workers: bool = False) -> None:
+        self.stored = analysed(texts.get("job", ""), with_workers=with_workers)
+        name = self.stored.name
+        self.by_worker = results().by_worker(name)
+        self.about = self.by_worker.select(
+            pl.col("dp_rank", "pp_rank", "rank").cast(pl.Int64), pl.col("host").cast(pl.String), "slowdown"
+        )
+        read = state_of(results(), name, texts)
+        if read.remarks:
+            raise SelectionError(read.remarks[0])
+        self.state: TimelineState = read.state
+        self.ops: StepOps = results().step(name, self.state.step)
+        self.workers: Ints = self.state.ordered(self.ops, self.by_worker)
+        cells = pl.DataFrame({name: getattr(self.ops, name)[self.workers] for name in ("dp_rank", "pp_rank")})
+        #: Rank, host and exact S of the workers shown, in their order.
+        self.facts = cells.join(self.about, on=["dp_rank", "pp_rank"], how="left", maintain_order="left").with_columns(
+            pl.col("slowdown").fill_null(1.0), pl.col("host").fill_null("")
+        )
+        self.rows = self.state.rows(self.ops, self.workers, self.facts["host"].to_list())
+        self.lines = self.state.lines(self.ops)
+
+
+def analysed(name: str, *, with_workers: bool = False) -> Stored:
+    """Return the job of that name. Raises NotStoredError if there is none, or it was stored without an analysis, or has
+    no workers but must.
+    """
+    stored = results().stored(name)
+    if stored.report is None or (with_workers and stored.lacking):
+        raise NotStoredError(f"the job {name!r:.100} {stored.lacking}")
+    return stored
+
+
+def serve_timeline(app: Dash) -> None:
+    """Add the routes that the page Timeline uses."""
+    for path, answer in (
+        ("check", _check),
+        ("layout", _layout),
+        ("spans", _spans),
+        ("path", _path),
+        ("op", _op),
+        ("sums", _sums),
+        ("slowest", _slowest),
+        ("slowest.csv", _slowest_csv),
+        ("export.json.gz", _export),
+    ):
+        app.server.add_url_rule(
+            f"/timeline/{path}", f"timeline_{path}", lambda answer=answer: answer(flask.request.args)
+        )
+
+
+def packed(header: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
+    """Encode a binary answer as described in the docstring of this module."""
+    places, parts, offset = {}, [], 0
+    for name, values in arrays.items():
+        data = np.ascontiguousarray(values, values.dtype.newbyteorder("<")).tobytes()
+        places[name] = [values.dtype.name, offset, values.size]
+        parts.append(data + bytes(-len(data) % 8))
+        offset += len(parts[-1])
+    text = json.dumps({**header, "arrays": places}).encode()
+    text += b" " * (-(len(text) + 4) % 8)
+    return b"".join([len(text).to_bytes(4, "little"), text, *parts])
+
+
+def _binary(header: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> flask.Response:
+    return flask.Response(packed(header, arrays), mimetype="application/octet-stream")
+
+
+def _check(texts: Mapping[str, str]) -> flask.Response:
+    """Return the problem with the typed state, as an answer and not as a failure; null if it is valid."""
+    name = analysed(texts.get("job", "")).name
+    read = state_of(results(), name, texts)
+    return flask.jsonify({"problem": read.remarks[0] if read.remarks else None})
+
+
+def _layout(texts: Mapping[str, str]) -> flask.Response:
+    """Return the tracks: rows top to bottom, lines of each, begin and end of the view, and the overview."""
+    shown = _Shown(texts)
+    ops, workers, rows_shown = shown.ops, shown.workers, shown.rows
+    leaders, place_of = rows_shown.leaders(), np.full(ops.workers, -1)
+    place_of[workers] = np.arange(len(workers))
+    facts = shown.facts[place_of[leaders]]
+    hosts, groups = (
+        {name: at for at, name in enumerate(dict.fromkeys(of))} for of in (facts["host"], rows_shown.group)
+    )
+    started = _started_at(shown)
+    spans_shown = count(ops, rows_shown.worker, shown.lines)
+    rows = max(1, min(OVERVIEW_ROWS, len(workers)))
+    picture = overview(ops, workers, shown.lines[0].replay, rows, OVERVIEW_COLUMNS)
+    header = {
+        "step": ops.step,
+        "started_at": None if started is None else viewer().moment(started),
+        "begins": ops.begin(),
+        "ends": {str(name): ops.end(name) for name in ops.start},
+        "lines": [
+            [str(line.replay), line.stream, line.stream == "compute" or isinstance(ops, LaneOps)]
+            for line in shown.lines
+        ],
+        **(
+            {"kinds": [LANE_OP], "names": ops.names, "roles": ops.roles, "used": _lanes_used(shown).tolist()}
+            if isinstance(ops, LaneOps)
+            else {"kinds": list(map(str, KINDS))}
+        ),
+        "spans": spans_shown,
+        "whole": spans_shown <= WHOLE_SPANS,
+        "hosts": list(hosts),
+        "groups": list(groups),
+        "pinned": rows_shown.pinned,
+        "workers": len(workers),
+        "overview": [rows, OVERVIEW_COLUMNS, shown.lines[0].replay],
+    }
+    return _binary(
+        header,
+        {
+            "dp_rank": ops.dp_rank[leaders].astype(np.int32),
+            "pp_rank": ops.pp_rank[leaders].astype(np.int32),
+            "rank": facts["rank"].fill_null(-1).to_numpy().astype(np.int32),
+            "host": np.array([hosts[host] for host in facts["host"]], np.int32),
+            "group": np.array([groups[group] for group in rows_shown.group], np.int32),
+            "members": np.bincount(rows_shown.row).astype(np.int32),
+            "slowdown": facts["slowdown"].to_numpy().astype(np.float32),
+            "picture": picture.ravel(),
+        },
+    )
+
+
+def _lanes_used(shown: _Shown) -> Ints:
+    """Return for each row how many lines it has, down to the last with an op."""
+    lane = shown.ops.stream(np.arange(shown.ops.first[-1]))
+    line_of = {line.stream: number for number, line in enumerate(shown.lines, 1)}
+    number = np.array([line_of.get(stream, 1) for stream in shown.ops.stream_names])[lane]
+    last, used = np.maximum.reduceat(number, shown.ops.first[:-1]), np.ones(shown.rows.row[-1] + 1, np.int64)
+    np.maximum.at(used, shown.rows.row, last[shown.rows.worker])
+    return used
+
+
+def _started_at(shown: _Shown) -> float | None:
+    """Return the start of the step in seconds since the epoch, if known."""
+    if not shown.stored.has_workers:
+        return None
+    return results().job(shown.stored.name).trace.step_starts.get(shown.state.step)
+
+
+def _spans(texts: Mapping[str, str]) -> flask.Response:
+    """Return the spans of the pinned rows and of those from `first` to before `last`, or of all if they are few."""
+    shown = _Shown(texts)
+    pinned, rows, window = shown.rows.pinned, len(shown.rows.group), None
+    first, last = pinned, rows
+    if count(shown.ops, shown.rows.worker, shown.lines) > WHOLE_SPANS:
+        first = _number(texts, "first", pinned, rows)
+        last = _number(texts, "last", first, rows)
+        if last - first > MOST_ROWS:
+            raise SelectionError(f"{last - first} rows at once; expected at most {MOST_ROWS}")
+        columns = _number(texts, "columns", 1, MOST_COLUMNS)
+        longest = max(map(shown.ops.end, shown.ops.start))
+        window = shown.state.window(columns) or Window(shown.ops.begin(), longest, columns)
+    workers, row = shown.rows.part(first, last)
+    drawn = spans(shown.ops, workers, shown.lines, window, row)
+    header = {
+        "first_row": first,
+        "rows": last - first,
+        "window": None if window is None else [window.start_s, window.end_s, window.columns],
+    }
+    names = ("first", "start", "duration", "wait", "ratio", "covers", "seq", "microbatch", "kind")
+    arrays = {name: getattr(drawn, name) for name in names}
+    if isinstance(shown.ops, LaneOps):
+        arrays["name"] = shown.ops.name[drawn.seq]
+    return _binary(header, arrays)
+
+
+def _path(texts: Mapping[str, str]) -> flask.Response:
+    """Return the critical path of the first replay shown, with the positions of its ops in the view."""
+    shown = _Shown(texts, with_workers=True)
+    ops, replay = shown.ops, shown.lines[0].replay
+    path = path_spans(results().replay(shown.stored.name), ops, replay)
+    line = _line_of(shown, path.op, replay)
+    row = np.where(line < 0, -1, shown.rows.of_workers(ops.workers)[path.worker]).astype(np.int32)
+    header = {"words": _path_words(shown, path, replay)}
+    arrays: dict[str, npt.NDArray[Any]] = {"row": row, "line": line, "start": path.start}
+    arrays["duration"] = path.duration.astype(np.float32)
+    return _binary(header, arrays)
+
+
+def _line_of(shown: _Shown, ops: Ints, replay: Replay) -> npt.NDArray[np.int32]:
+    """The line of each op in its row; -1 where its stream is not shown."""
+    line_of = {line.stream: at for at, line in enumerate(shown.lines) if line.replay is replay}
+    return np.array([line_of.get(name, -1) for name in shown.ops.stream_names], np.int32)[shown.ops.stream(ops)]
+
+
+def _path_words(shown: _Shown, path: PathSpans, replay: Replay) -> str:
+    """Describe the critical path: time share by worker, then launch delays."""
+    spent = np.bincount(path.worker, weights=path.duration, minlength=shown.ops.workers)
+    whole = max(shown.ops.end(replay), 1e-12)
+    first = [at for at in np.argsort(-spent, kind="stable")[:NAMED_ON_PATH].tolist() if spent[at] > 0]
+    named = [f"{_worker_name(shown, at)} {spent[at] / whole:.0%}" for at in first]
+    more = int((spent > 0).sum()) - len(first)
+    others = [f"{more:,} other workers {(spent.sum() - spent[first].sum()) / whole:.0%}"] if more else []
+    delays = f"launch delays {max(1 - spent.sum() / whole, 0):.0%}"
+    return f"Critical path, {replay}: {', '.join([*named, *others, delays])} of {seconds(whole)}."
+
+
+def _worker_name(shown: _Shown, index: int) -> str:
+    """Name a worker by its rank if the trace has it, else by its coordinates."""
+    worker = Worker(int(shown.ops.dp_rank[index]), int(shown.ops.pp_rank[index]))
+    rank, _ = _facts_of(shown, worker)
+    return worker.coordinates if rank == "-" else f"rank {rank}"
+
+
+def _number(texts: Mapping[str, str], name: str, low: int, high: int) -> int:
+    """Parse an integer of that range. Raises SelectionError if it is none."""
+    text = texts.get(name, "")
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not low <= int(text) <= high:
+        raise SelectionError(f"{name}={text!r:.40} is not a number from {low} to {high}")
+    return int(text)
+
+
+def _op(texts: Mapping[str, str]) -> flask.Response:
+    """Describe the op that `op` names, in words."""
+    shown = _Shown(texts)
+    name = shown.state.op
+    op = None if name is None else shown.ops.find(name.worker.dp_rank, name.worker.pp_rank, name.kind, name.seq)
+    if name is None or op is None:
+        raise SelectionError(f"op={texts.get('op', '')!r:.60} names no op of step {shown.state.step}")
+    if isinstance(shown.ops, LaneOps):
+        title, rows = shown.ops.names[shown.ops.name[op]], shown.ops.facts(op)
+    else:
+        title, rows = name.kind, _said(shown, name, OpKind(name.kind), op)
+    return flask.jsonify({"name": str(name), "title": title, "rows": rows, "arrows": _arrows(shown, op)})
+
+
+def _arrows(shown: _Shown, op: int) -> list[list[list[float]]]:
+    """What the op hands over or waits for, each as [row, line, seconds] of both ends; at most `MOST_ARROWS`.
+
+    An op whose stream is not shown is drawn on the first line.
+    """
+    ops, replay = shown.ops, shown.lines[0].replay
+    ends, time = ops.arrows(op, replay)
+    ends, time = ends[:MOST_ARROWS], time[:MOST_ARROWS]
+    row = shown.rows.of_workers(ops.workers)[ops.worker_of(ends)]
+    line = np.maximum(_line_of(shown, ends, replay), 0)
+    return np.stack([row, line, time], axis=2)[(row >= 0).all(axis=1)].tolist()
+
+
+def _sums(texts: Mapping[str, str]) -> flask.Response:
+    """The sums by kind of the range that is selected, or of the window, as rows of text."""
+    shown = _Shown(texts)
+    state, workers = shown.state, len(shown.workers)
+    window = state.window(1) or Window(shown.ops.begin(), shown.ops.end(shown.lines[0].replay), 1)
+    if state.range_ms is not None:
+        window = Window(state.range_ms[0] / 1e3, state.range_ms[1] / 1e3, 1)
+    totals = sums(shown.ops, shown.workers, shown.lines, window, state.find)
+    who = "rank" if isinstance(shown.ops, LaneOps) else "worker"
+    of = f"{workers:,} {who}{'' if workers == 1 else 's'}"
+    wide = (window.end_s - window.start_s) * max(workers, 1)
+    rows = [[kind, f"{ops:,}", seconds(total), f"{total / wide:.0%}"] for kind, ops, total in totals.iter_rows()]
+    words = f" that match {cut(printable(state.find), LONGEST_NAME)!r}" if state.find else ""
+    title = f"{totals['ops'].sum():,} ops{words} of {of}, {window.start_s * 1e3:,.3f} to {window.end_s * 1e3:,.3f} ms"
+    return flask.jsonify({"title": title, "heads": ["kind", "ops", "total", "share"], "rows": rows})
+
+
+def _said(shown: _Shown, name: OpName, kind: OpKind, op: int) -> list[list[str]]:
+    """Return the rows of the side panel: label and value."""
+    ops, ops_shown = shown.ops, np.array([op])
+    facts = _facts_of(shown, name.worker)
+    ratio = float(ops.ratios(ops_shown, Replay.RECORDED)[0])
+    rows = [
+        ["rank", facts[0]],
+        ["host", facts[1]],
+        ["worker", name.worker.coordinates],
+        ["microbatch", str(ops.microbatch[op]) if ops.microbatch[op] >= 0 else "-"],
+        ["chunk", str(ops.chunk[op]) if ops.chunk[op] >= 0 else "-"],
+        ["number of its kind", str(name.seq)],
+    ]
+    for replay in Replay:
+        start, duration = float(ops.start[replay][op]), float(ops.duration[replay][op])
+        rows.append([f"{replay}: start", f"{start * 1e3:,.3f} ms"])
+        rows.append([f"{replay}: duration", seconds(duration)])
+        if kind.is_communication:
+            rows.append(
+                [f"{replay}: waiting", seconds(min(max(duration - float(ops.cost[replay][op]), 0.0), duration))]
+            )
+    own = "transfer" if kind.is_communication else "own time"
+    peers = "none: most workers of the stage ran none" if np.isinf(ratio) else seconds(ops.median[kind.code])
+    rows += [
+        [f"{own}, recorded", seconds(float(ops.cost[Replay.RECORDED][op]))],
+        [f"{own}, ideal", seconds(float(ops.cost[Replay.IDEAL][op]))],
+        ["peer median", peers],
+        ["ratio to peers", said_ratio(ratio)],
+        ["launch delay", seconds(float(ops.launch_delay[op]))],
+    ]
+    started = _started_at(shown)
+    if started is not None:
+        rows.append(["started", viewer().moment(started + float(ops.start[Replay.RECORDED][op]))])
+    return rows
+
+
+def said_ratio(ratio: float) -> str:
+    """Describe the ratio to the peers in words."""
+    if np.isinf(ratio):
+        return "no peers"
+    return f"{ratio:.2f} x" if ratio < 1000 else "over 1,000 x"
+
+
+def _facts_of(shown: _Shown, worker: Worker) -> tuple[str, str]:
+    """Rank and host of a worker."""
+    row = shown.by_worker.filter((pl.col("dp_rank") == worker.dp_rank) & (pl.col("pp_rank") == worker.pp_rank))
+    if row.is_empty():
+        return "-", "-"
+    rank, host = row["rank"][0], row["host"][0]
+    return "-" if rank is None else str(rank), host or "-"
+
+
+def _slowest(texts: Mapping[str, str]) -> flask.Response:
+    """The slowest ops of the view, as rows of text with the name of each op."""
+    shown = _Shown(texts)
+    table = _slowest_table(shown, SLOWEST_SHOWN)
+    if isinstance(shown.ops, LaneOps):
+        return flask.jsonify(_longest(shown.ops, table))
+    rows = [
+        {
+            "name": f"{row['dp_rank']},{row['pp_rank']},{row['kind']},{row['seq']}",
+            "cells": [
+                f"dp {row['dp_rank']}, stage {row['pp_rank']}" if row["rank"] is None else f"rank {row['rank']}",
+                row["host"] or "-",
+                f"dp {row['dp_rank']}, stage {row['pp_rank']}",
+                row["kind"],
+                "-" if row["microbatch"] is None else str(row["microbatch"]),
+                f"{row['start_s'] * 1e3:,.3f} ms",
+                seconds(row["duration_s"]),
+                seconds(row["cost_s"]),
+                "-" if row["peer_median_s"] is None else seconds(row["peer_median_s"]),
+                "no peers" if row["ratio"] is None else said_ratio(row["ratio"]),
+                seconds(row["beyond_peers_s"]),
+                seconds(row["launch_delay_s"]),
+            ],
+        }
+        for row in table.iter_rows(named=True)
+    ]
+    heads = ["rank", "host", "worker", "op kind", "microbatch", "start", "duration", "own time", "peer median"]
+    return flask.jsonify({"heads": [*heads, "ratio", "beyond peers", "launch delay"], "rows": rows})
+
+
+def _longest(ops: LaneOps, table: pl.DataFrame) -> dict[str, Any]:
+    """The longest ops of ranks, in the form of the slowest."""
+    heads = ["rank", "on", "kind", "op", "start", "duration"]
+    rows = [
+        {
+            "name": f"{row['rank']},0,{LANE_OP},{row['seq']}",
+            "cells": [
+                ops.who(row["rank"]),
+                *(cut(row[name], LONGEST_NAME) for name in heads[1:4]),
+                f"{row['start_s'] * 1e3:,.3f} ms",
+                seconds(row["duration_s"]),
+            ],
+        }
+        for row in table.iter_rows(named=True)
+    ]
+    return {"heads": heads, "rows": rows}
+
+
+def _slowest_csv(texts: Mapping[str, str]) -> flask.Response:
+    """The slowest ops with all digits, as a file."""
+    return csv_file("slowest-ops", _slowest_table(_Shown(texts), SLOWEST_IN_CSV))
+
+
+def _slowest_table(shown: _Shown, most: int) -> pl.DataFrame:
+    """The slowest ops of the view with rank and host; without peers, the longest."""
+    table = slowest(shown.ops, shown.workers, shown.lines, shown.state.window(1), most, shown.state.find)
+    if isinstance(shown.ops, LaneOps):
+        return shown.ops.described(table)
+    joined = table.join(shown.about, on=["dp_rank", "pp_rank"], how="left", maintain_order="left")
+    return joined.select("dp_rank", "pp_rank", "rank", "host", *table.columns[2:])
+
+
+def _export(texts: Mapping[str, str]) -> flask.Response:
+    """The timeline of the step for ui.perfetto.dev, as `tracekit export` writes it."""
+    stored = analysed(texts.get("job", ""), with_workers=True)
+    steps, workers = (results().table(stored.name, table) for table in ("by_step", "by_worker"))
+    read = read_state({"step": texts.get("step", "")}, steps, workers)
+    if read.remarks:
+        raise SelectionError(read.remarks[0])
+    with tempfile.TemporaryDirectory(prefix="tracekit.") as folder:
+        path = Path(folder) / "timeline.json.gz"
+        results().job(stored.name).export(path, steps=[read.state.step])
+        file = path.open("rb")  # stays readable when the folder goes
+    name = file_stem(stored.name)
+    return flask.send_file(
+        file, mimetype="application/gzip", as_attachment=True, download_name=f"{name}-step-{read.state.step}.json.gz"
+    )

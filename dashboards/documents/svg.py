@@ -1,0 +1,127 @@
+"""The worker map, the steps and the pipeline of a report as SVG, coloured by the style sheet around them.
+
+In: a `Report` on a pipeline. Out: markup without a script; tooltips show every figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+
+import numpy as np
+
+from tracekit.analysis.bubbles.picture import LEGEND, WHATS
+from tracekit.base.text import seconds
+from tracekit.dashboards.figures.worker_cells import WorkerCells, level_of, worker_cells
+from tracekit.dashboards.figures.worker_map import LEVELS
+from tracekit.dashboards.words import worker_name
+from tracekit.report.pictures import Picture
+from tracekit.report.report import Report, WorkerGrid
+from tracekit.trace.model import Worker
+
+#: The largest map, DP ranks x stages, and the largest number of bars; beyond that, the maximum of several is shown.
+_LARGEST_MAP, _MOST_BARS = (64, 32), 240
+_CELL, _GAP, _LEFT, _TOP = 22, 2, 44, 18
+_BAR, _HEIGHT = 8, 96
+#: Width of the pipeline, and height of a stage.
+_WIDE, _ROW = 1000, 20
+
+
+def worker_map(report: Report) -> str:
+    """S of every worker alone, DP ranks down, stages across."""
+    grid = report.worker_grid()
+    cells = worker_cells(grid.slowdown, grid.dp_ranks, _LARGEST_MAP)
+    rows, columns = cells.slowdown.shape
+    width, height = _LEFT + columns * _CELL, _TOP + rows * _CELL
+    marks = [*_cells(grid, cells), *_ticks(cells)]
+    note = (
+        "" if cells.patch == (1, 1) else f"<p>A cell is the worst of {cells.patch[0]} x {cells.patch[1]} workers.</p>"
+    )
+    words = [f"&lt; {LEVELS[0]:.2f}", *(f"{bound:.2f}" for bound in LEVELS)]
+    legend = "".join(f'<span><i class="level{level}"></i>{word}</span>' for level, word in enumerate(words))
+    return (
+        f'<svg class="map" role="img" aria-label="Slowdown of each worker alone, DP ranks down, stages across"'
+        f' viewBox="0 0 {width} {height}" width="{width}" height="{height}">{"".join(marks)}</svg>'
+        f'{note}<p class="legend">slowdown alone {legend}</p>'
+    )
+
+
+def _cells(grid: WorkerGrid, cells: WorkerCells) -> Iterator[str]:
+    for row, values in enumerate(cells.slowdown):
+        for column, value in enumerate(values):
+            worker = Worker(cells.dp_ranks[row], column * cells.patch[1])
+            named, rank = f"workers from {worker} on", None
+            if cells.patch == (1, 1):
+                row_of_worker = grid.rows[worker]
+                named = f"{worker_name(row_of_worker)}, dp {worker.dp_rank}, stage {worker.pp_rank}"
+                rank = row_of_worker.rank
+            mark = "" if rank is None else f' data-rank="{rank}"'
+            words = f"{escape(named)}: slowdown alone {value:.3f}"
+            yield (
+                f'<rect class="level{level_of(value)}"{mark} x="{_LEFT + column * _CELL}" y="{_TOP + row * _CELL}"'
+                f' width="{_CELL - _GAP}" height="{_CELL - _GAP}"><title>{words}</title></rect>'
+            )
+
+
+def _ticks(cells: WorkerCells) -> Iterator[str]:
+    """Numbers of DP ranks and stages, as many as fit without overlap."""
+    rows, columns = cells.slowdown.shape
+    for row in range(0, rows, -(-rows // 32)):
+        y = _TOP + row * _CELL + _CELL // 2 + 3
+        yield f'<text x="{_LEFT - 6}" y="{y}" text-anchor="end">{cells.dp_ranks[row]}</text>'
+    for column in range(columns):
+        x = _LEFT + column * _CELL + (_CELL - _GAP) // 2
+        yield f'<text x="{x}" y="{_TOP - 6}" text-anchor="middle">{column * cells.patch[1]}</text>'
+
+
+def step_bars(report: Report) -> str:
+    """Recorded time of each step; the slowest ones of the timeline are marked."""
+    found, step_slowdown = report.step_times(), [row.slowdown or np.nan for row in report.by_step]
+    size = -(-len(found.steps) // _MOST_BARS)
+    starts = np.arange(0, len(found.steps), size)
+    peaks = np.maximum.reduceat(found.recorded, starts)
+    top, width = float(peaks.max()), len(starts) * _BAR
+    bars = []
+    for at, (start, peak) in enumerate(zip(starts, peaks, strict=True)):
+        slowest = start + int(found.recorded[start : start + size].argmax())
+        height = max(1.0, _HEIGHT * float(peak) / top)
+        bars.append(
+            f'<rect class="bar" data-step="{found.steps[slowest]}" x="{at * _BAR}" y="{_HEIGHT - height:.1f}"'
+            f' width="{_BAR - 1}" height="{height:.1f}"><title>step {found.steps[slowest]}: {seconds(float(peak))}, S'
+            f" {step_slowdown[slowest]:.3f}</title></rect>"
+        )
+    note = "" if size == 1 else f"<p>A bar is the slowest of {size} steps.</p>"
+    return (
+        f'<svg class="steps" role="img" aria-label="Recorded time of each step" viewBox="0 0 {width} {_HEIGHT}"'
+        f' width="{width}" height="{_HEIGHT}" preserveAspectRatio="none">{"".join(bars)}</svg>'
+        f"<p>Steps {found.steps[0]} to {found.steps[-1]}, recorded: mean {seconds(report.step_time_s.recorded)},"
+        f" slowest {seconds(top)}.</p>{note}"
+    )
+
+
+def pipeline(pictures: Sequence[Picture]) -> str:
+    """What each stage computes and waits for, the pictures below each other on one axis of time."""
+    scale = (_WIDE - _LEFT - 10) / max(one.window_s for one in pictures)
+    marks, top = [], 0
+    for one in pictures:
+        marks.append(f'<text x="0" y="{top + _ROW - 6}">{escape(one.name)}</text>')
+        top += _ROW
+        for stage in range(one.stages):
+            y = top + stage * _ROW + _ROW - 6
+            marks.append(f'<text x="{_LEFT - 6}" y="{y}" text-anchor="end">{stage}</text>')
+        marks += [
+            f'<rect class="what{WHATS.index(bar.what)}" x="{_LEFT + bar.start_s * scale:.2f}"'
+            f' y="{top + bar.stage * _ROW}" width="{max((bar.end_s - bar.start_s) * scale, 0.1):.2f}"'
+            f' height="{_ROW - 3}"><title>{escape(bar.words)}</title></rect>'
+            for bar in one.bars
+        ]
+        top += one.stages * _ROW
+    there = {bar.what for one in pictures for bar in one.bars}
+    legend = "".join(
+        f'<span><i class="what{at}"></i>{LEGEND[at]}</span>' for at, what in enumerate(WHATS) if what in there
+    )
+    return (
+        f'<svg class="pipeline" role="img" aria-label="Stages of the pipeline over time: computes, and bubbles by what'
+        f' is waited for" viewBox="0 0 {_WIDE} {top}" width="{_WIDE}" height="{top}">{"".join(marks)}</svg>'
+        f'<p class="legend">{legend}</p>'
+    )

@@ -1,0 +1,223 @@
+"""A pipeline as Plotly figures, for notebooks: `tracekit.plot(job).worker_map()`.
+
+In: an analysed job; the figures of single steps come from its replay. Out: Plotly figures, the same ones that the
+dashboard shows (`figures/`). Plotly is imported when a figure is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tracekit.analysis.job.job import Job
+from tracekit.analysis.job.lanes import Lanes
+from tracekit.analysis.numeric.arrays import Ints
+from tracekit.base.errors import OutputError, SelectionError
+from tracekit.base.text import short
+from tracekit.dashboards.figures.path_spans import path_spans
+from tracekit.dashboards.figures.spans import SHORTEST_PEER_S, Replay, step_ops
+from tracekit.dashboards.figures.worker_cells import workers_that_matter
+from tracekit.dashboards.figures.worker_map import WorkerMap
+from tracekit.dashboards.words import worker_name
+from tracekit.report.report import Report
+from tracekit.trace.model import KINDS, Worker
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from tracekit.dashboards.figures.theme import Theme
+
+#: Rows of the timeline, and the room above a figure for its title.
+MOST_WORKERS, _TITLE_PX = 24, 64
+
+
+def plot(job: Job) -> Plots:
+    """The figures of a job: `worker_map()`, `steps()`, `timeline()`, `critical_path()`. Raises SelectionError if it is
+    no pipeline.
+    """
+    analysis = job.analysis
+    if analysis.lanes is None:
+        raise SelectionError(f"{short(analysis.report.name)}: figures of workers and steps are for pipelines")
+    return Plots(analysis.report, analysis.lanes)
+
+
+@dataclass(frozen=True, slots=True)
+class Plots:
+    """Figures of one pipeline: of its `report`, and of the `lanes` behind it.
+
+        plots = tracekit.plot(job)
+        plots.worker_map()            # who is slow
+        plots.steps()                 # when it is slow
+        plots.timeline(105)           # what happened in step 105; without a number, in the slowest step
+        plots.critical_path(105)      # which ops made it as long as it was
+        plots.explore()               # the map, and the timeline of the worker that is clicked, in Jupyter
+        plots.pipeline(105, "zb-h1")  # what each stage waits for, and the same step under another schedule
+
+    Every method takes `theme`, "light" or "dark", and returns a `plotly.graph_objects.Figure`; a notebook shows it,
+    `figure.write_html(path)` writes it. Raises OutputError if Plotly is not installed, SelectionError for a step that
+    is not in the report.
+    """
+
+    report: Report
+    lanes: Lanes
+
+    def worker_map(self, step: int | None = None, *, theme: str = "light") -> go.Figure:
+        """S of each worker alone: one cell per worker, its colour shows how much the worker slows the job down.
+
+        `step`: S in that step; by default over all steps. Workers that a cause names are outlined.
+        """
+        colours = _theme(theme)
+        from tracekit.dashboards.figures.workers import worker_heatmap
+
+        found = self._map()
+        position = None if step is None else self._position(step)
+        named = {one.worker for one in self.report.answer.culprits if one.worker is not None}
+        cells = [cell for worker in sorted(named) if (cell := found.cell(worker)) is not None]
+        when = "" if step is None else f", step {step}"
+        return self._titled(worker_heatmap(found, position, colours, marked=cells), f"S of each worker alone{when}")
+
+    def steps(self, *, theme: str = "light") -> go.Figure:
+        """Recorded and ideal time of each step, seconds."""
+        colours = _theme(theme)
+        from tracekit.dashboards.figures.time import step_times
+
+        by_step = self.report.table("by_step")
+        moments = [f"slowdown {slowdown:.3f}" for slowdown in by_step["slowdown"]]
+        return self._titled(step_times(by_step, moments, colours), "time of each step")
+
+    def timeline(self, step: int | None = None, *, theme: str = "light") -> go.Figure:
+        """The ops of one step, recorded above ideal, of the workers that matter most; by default the slowest step.
+
+        At most 24 workers, fewer if a step has very many ops: first those that causes name, then the slowest.
+        """
+        return self._timeline(step, workers_that_matter(self.report, MOST_WORKERS), _theme(theme))
+
+    def explore(self, step: int | None = None, *, theme: str = "light") -> Any:
+        """The worker map above a timeline, in Jupyter: a click on a worker shows its timeline and that of its pipeline.
+
+        `step`: as of `worker_map` and `timeline`. Returns a widget. Raises OutputError without anywidget.
+        """
+        colours = _theme(theme)
+        if find_spec("anywidget") is None:
+            raise OutputError("clicks need anywidget, which is missing; pip install 'tracekit-analysis[notebook]'")
+        import plotly.graph_objects as go
+
+        cells = go.FigureWidget(self.worker_map(step, theme=theme))
+        below = go.FigureWidget(self.timeline(step, theme=theme))
+
+        def show(_trace: object, points: Any, _state: object) -> None:
+            row, column = points.point_inds[0]
+            dp_rank, pp_rank = (int(rank) for rank in cells.data[0].customdata[row][column][:2])
+            pipeline = [Worker(dp_rank, stage) for stage in range(self.lanes.attribution.stages) if stage != pp_rank]
+            drawn = self._timeline(step, [Worker(dp_rank, pp_rank), *pipeline], colours)
+            with below.batch_update():
+                below.data = []
+                below.add_traces(drawn.data)
+                below.layout = drawn.layout
+
+        cells.data[0].on_click(show)
+        return import_module("ipywidgets").VBox([cells, below])
+
+    def _timeline(self, step: int | None, workers: Sequence[Worker], colours: Theme) -> go.Figure:
+        """The timeline of as many of these workers as fit."""
+        from tracekit.dashboards.figures.step import timeline, workers_that_fit
+
+        ops = step_ops(self.lanes.replay.only_steps([self._step(step)]))
+        at = {
+            Worker(int(dp), int(pp)): place for place, (dp, pp) in enumerate(zip(ops.dp_rank, ops.pp_rank, strict=True))
+        }
+        shown = workers_that_fit(ops, np.array([at[worker] for worker in workers if worker in at], np.int64))
+        names = [self._name(Worker(int(ops.dp_rank[place]), int(ops.pp_rank[place]))) for place in shown]
+        return self._titled(timeline(ops, shown, names, colours), f"step {ops.step}, recorded above ideal")
+
+    def critical_path(self, step: int | None = None, *, theme: str = "light") -> go.Figure:
+        """The chain of ops, across workers, that determines how long a recorded step takes; by default, the slowest.
+
+        Gaps are launch delays: nothing on the path ran.
+        """
+        colours = _theme(theme)
+        from tracekit.dashboards.figures.step import PathOps, critical_path
+
+        number = self._step(step)
+        replay = self.lanes.replay.only_steps([number])
+        ops = step_ops(replay)
+        path = path_spans(replay, ops, Replay.RECORDED)
+        shown, row = np.unique(path.worker, return_inverse=True)
+        ops_of_path = PathOps(
+            row=row,
+            kind=[str(KINDS[kind]) for kind in ops.kind[path.op].tolist()],
+            start=path.start,
+            duration=path.duration,
+            ratio=path.duration / np.maximum(ops.median[ops.kind[path.op]], SHORTEST_PEER_S),
+        )
+        names = [self._name(Worker(int(ops.dp_rank[at]), int(ops.pp_rank[at]))) for at in shown]
+        return self._titled(critical_path(number, ops_of_path, names, colours), f"critical path of step {number}")
+
+    def pipeline(self, step: int | None = None, *schedules: str, theme: str = "light") -> go.Figure:
+        """The stages of one step, what each computes and waits for; below, the same work under other schedules.
+
+        By default the slowest step, of the DP rank whose computes take longest. Raises SelectionError for a schedule
+        that does not exist, LayoutError for one that cannot run in this pipeline.
+        """
+        colours = _theme(theme)
+        from tracekit.analysis.bubbles.picture import draw_step
+        from tracekit.dashboards.figures.pipeline import pipeline_step
+
+        number = self._step(step)
+        drawn = pipeline_step(draw_step(self.lanes.replay, number, schedules=schedules), colours)
+        return self._titled(drawn, f"stages of step {number}")
+
+    def _titled(self, drawn: go.Figure, title: str) -> go.Figure:
+        """The figure under the name of the job and this title, with room for both above its legend."""
+        text = escape(f"{short(self.report.name)}: {title}")
+        top = {"text": text, "font_size": 15, "x": 0.01, "y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 6}}
+        room = {"margin_t": drawn.layout.margin.t + _TITLE_PX, "height": drawn.layout.height + _TITLE_PX}
+        return drawn.update_layout(title=top, **room)
+
+    def _map(self) -> WorkerMap:
+        found, coverage = self.lanes.attribution, self.report.coverage
+        dropped = coverage.dropped if coverage else []
+        return WorkerMap.build(
+            self.report.table("by_worker"),
+            np.asarray(found.steps, np.int64),
+            np.asarray(found.dp_ranks, np.int64),
+            found.by_worker / found.ideal[:, None, None],
+            [(lane["step"], lane["dp_rank"]) for lane in dropped],
+        )
+
+    def _name(self, worker: Worker) -> str:
+        """Rank and node; the worker's coordinates if the trace does not name them."""
+        row = self.report.worker_grid().rows.get(worker)
+        return worker.coordinates if row is None or row.rank is None else worker_name(row)
+
+    def _step(self, step: int | None) -> int:
+        """That step, or the slowest one."""
+        found = self.lanes.attribution
+        return int(found.steps[found.recorded.argmax() if step is None else self._position(step)])
+
+    def _position(self, step: int) -> int:
+        """The index of a step among those of the report."""
+        steps: Ints = np.asarray(self.lanes.attribution.steps, np.int64)
+        (found,) = np.nonzero(steps == step)
+        if not len(found):
+            raise SelectionError(
+                f"step {step} is not in the report; it has {len(steps)} steps from {steps[0]} to {steps[-1]}"
+            )
+        return int(found[0])
+
+
+def _theme(name: str) -> Theme:
+    """The colours of that name. Raises OutputError if Plotly is missing, ValueError for another name."""
+    if find_spec("plotly") is None:
+        raise OutputError("figures need Plotly, which is not installed; pip install 'tracekit-analysis[notebook]'")
+    from tracekit.dashboards.figures.theme import THEMES
+
+    if name not in THEMES:
+        raise ValueError(f"no theme {name!r}; there are {', '.join(THEMES)}")
+    return THEMES[name]

@@ -1,0 +1,178 @@
+"""Figures of one step: the ops of some workers, recorded above ideal, and the critical path through them.
+
+An op has its colour on the timeline page: grey if it takes as long as its peers, the scale of slowdown if it takes
+longer, pale while it waits for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+import numpy as np
+import plotly.graph_objects as go
+
+from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.dashboards.figures.base import axis, figure
+from tracekit.dashboards.figures.spans import Line, Replay, Spans, StepOps, Window, count, spans
+from tracekit.dashboards.figures.theme import CLASSES, Theme, legend
+from tracekit.trace.model import KINDS
+
+#: More bars than this make a notebook slow; the shortest ones that are not slow are left out first.
+MOST_BARS = 4000
+#: Pixel columns of a wide figure.
+_COLUMNS = 1200
+_ROW_PX, _HEAD_PX = 46, 96
+#: Position and height of a worker's lanes within its row: compute above communication, recorded above ideal.
+_LANES = {
+    (Replay.RECORDED, True): (-0.30, 0.26),
+    (Replay.RECORDED, False): (-0.10, 0.10),
+    (Replay.IDEAL, True): (0.14, 0.26),
+    (Replay.IDEAL, False): (0.34, 0.10),
+}
+_COMPUTE = "compute"
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """Bars of one figure, [bars] each. `row`: the worker's; `offset`, `height`: position within the row; times in
+    seconds.
+
+    `ratio`: own cost over that of the peers, nan for waiting. `text`: the hover text.
+    """
+
+    row: Ints
+    offset: Floats
+    height: Floats
+    start: Floats
+    duration: Floats
+    ratio: Floats
+    text: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class PathOps:
+    """The ops of a critical path in order, [ops] each.
+
+    `row`: of the worker. `start`, `duration`: the part of the op that is on the path, seconds. `ratio`: as in `Bars`.
+    """
+
+    row: Ints
+    kind: Sequence[str]
+    start: Floats
+    duration: Floats
+    ratio: Floats
+
+
+def workers_that_fit(ops: StepOps, wanted: Ints) -> Ints:
+    """The first of `wanted` (indices in `ops`) whose ops fit into a figure, at least one."""
+    of_each = np.array([count(ops, wanted[at : at + 1], _lines(ops)) for at in range(len(wanted))])
+    fitting = int((np.cumsum(of_each) <= MOST_BARS).sum())
+    return np.sort(wanted[: max(fitting, 1)])
+
+
+def timeline(ops: StepOps, workers: Ints, names: Sequence[str], theme: Theme) -> go.Figure:
+    """A row for each of these workers (indices in `ops`): what it did, above what it would do in the ideal job."""
+    lines = _lines(ops)
+    end = max(ops.end(Replay.RECORDED), ops.end(Replay.IDEAL))
+    shown = spans(ops, workers, lines, Window(ops.begin(), end, _COLUMNS))
+    drawn = _rows(names, theme, f"milliseconds of step {ops.step}; recorded above ideal")
+    _draw(drawn, _bars_of(shown, lines, len(workers)), theme)
+    for replay in (Replay.RECORDED, Replay.IDEAL):
+        drawn.add_vline(x=ops.end(replay) * 1e3, line={"color": getattr(theme, replay), "width": 1.5, "dash": "dot"})
+    return drawn
+
+
+def critical_path(step: int, path: PathOps, names: Sequence[str], theme: Theme) -> go.Figure:
+    """The ops on the critical path of the recorded step, a row for each worker, with a line that follows the path."""
+    drawn = _rows(names, theme, f"milliseconds of step {step}: the ops that it consists of, one after the other")
+    times = np.stack([path.start, path.start + path.duration], axis=1).ravel() * 1e3
+    line = {"color": theme.text, "width": 1}
+    drawn.add_scatter(x=times, y=np.repeat(path.row, 2), mode="lines", line=line, hoverinfo="skip", showlegend=False)
+    text = [
+        f"{kind}<br>{start * 1e3:,.2f} ms + {length * 1e3:,.2f} ms{_against_peers(ratio)}"
+        for kind, start, length, ratio in zip(path.kind, path.start, path.duration, path.ratio, strict=True)
+    ]
+    size = len(path.row)
+    _draw(
+        drawn,
+        Bars(path.row, np.full(size, -0.3), np.full(size, 0.6), path.start, path.duration, path.ratio, text),
+        theme,
+    )
+    return drawn
+
+
+def _lines(ops: StepOps) -> list[Line]:
+    return [Line(replay, stream) for replay in (Replay.RECORDED, Replay.IDEAL) for stream in ops.streams()]
+
+
+def _rows(names: Sequence[str], theme: Theme, x: str) -> go.Figure:
+    """An empty figure with a row for each name, the first on top."""
+    drawn = figure(theme, height=_HEAD_PX + _ROW_PX * max(len(names), 2), x=x, legend=True)
+    drawn.update_layout(
+        barmode="overlay",
+        bargap=0,
+        legend={"traceorder": "normal", "title": {"text": "time, against its peers: "}},
+        hovermode="closest",
+    )
+    drawn.update_yaxes(axis([escape(name) for name in names], max(len(names), 1), down=True, showgrid=False))
+    drawn.update_xaxes(rangemode="tozero")
+    return drawn
+
+
+def _bars_of(shown: Spans, lines: Sequence[Line], workers: int) -> Bars:
+    """For each span, a bar for its own cost, and one for its wait before that."""
+    track = np.repeat(np.arange(workers * len(lines)), shown.first[1:] - shown.first[:-1])
+    row, line = np.divmod(track, len(lines))
+    lanes = np.array([_LANES[each.replay, each.stream == _COMPUTE] for each in lines])[line]
+    duration, wait = shown.duration.astype(np.float64), shown.wait.astype(np.float64)
+    named = [f"{lines[at].replay}: {KINDS[code]}" for at, code in zip(line, shown.kind, strict=True)]
+    text = [
+        f"{name}<br>{start * 1e3:,.2f} ms + {length * 1e3:,.2f} ms"
+        + (f", {waited * 1e3:,.2f} ms of it waiting" if waited > 0 else "")
+        + _against_peers(ratio)
+        for name, start, length, waited, ratio in zip(named, shown.start, duration, wait, shown.ratio, strict=True)
+    ]
+    waits = np.flatnonzero(wait > 0)
+    own = duration - wait
+    nobody = np.full(len(waits), np.nan)
+    return Bars(
+        row=np.concatenate([row[waits], row]),
+        offset=np.concatenate([lanes[waits, 0], lanes[:, 0]]),
+        height=np.concatenate([lanes[waits, 1], lanes[:, 1]]),
+        start=np.concatenate([shown.start[waits], shown.start + wait]),
+        duration=np.concatenate([wait[waits], own]),
+        ratio=np.concatenate([nobody, shown.ratio.astype(np.float64)]),
+        text=[*(text[at] for at in waits.tolist()), *text],
+    )
+
+
+def _against_peers(ratio: float) -> str:
+    if not np.isfinite(ratio):
+        return "<br>most of its peers have no such op" if ratio > 0 else ""
+    return f"<br>{ratio:.2f} times what its peers take"
+
+
+def _draw(drawn: go.Figure, bars: Bars, theme: Theme) -> None:
+    """The bars, a trace for each class of slowness and one for waiting."""
+    colours = legend(theme)
+    waiting = len(colours) - 1
+    group = np.where(np.isnan(bars.ratio), waiting, np.searchsorted(CLASSES, bars.ratio, side="right"))
+    for number, (colour, name) in enumerate(colours):
+        (here,) = np.nonzero(group == number)
+        if not len(here):
+            continue
+        drawn.add_bar(
+            orientation="h",
+            base=bars.start[here] * 1e3,
+            x=bars.duration[here] * 1e3,
+            y=bars.row[here],
+            offset=bars.offset[here],
+            width=bars.height[here],
+            marker={"color": colour, "line": {"width": 0}},
+            text=[bars.text[at] for at in here.tolist()],
+            textposition="none",
+            hovertemplate="%{text}<extra></extra>",
+            name=name,
+        )

@@ -1,0 +1,71 @@
+"""Figures of steps. All share one axis: the steps side by side in order, labelled with their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+import polars as pl
+
+from tracekit.dashboards.figures.base import axis, figure, markers, step_axis
+from tracekit.dashboards.figures.theme import Theme, slowdown_scale
+from tracekit.dashboards.figures.worker_map import MOST_CELLS, UNKNOWN, WorkerMap, pool
+
+#: Height of the map with the fewest rows: the title of its axis needs that much.
+LOWEST_MAP = 210
+
+
+def step_times(by_step: pl.DataFrame, moments: Sequence[str], theme: Theme) -> go.Figure:
+    """Recorded and ideal time of each step, seconds. `moments`: when each step was, one per row of `by_step`."""
+    steps = by_step["step"].to_numpy()
+    drawn = figure(theme, height=240, x="step", y="seconds", legend=True)
+    customdata = list(zip(steps.tolist(), moments, strict=True))
+    for name in ("recorded", "ideal"):
+        drawn.add_scatter(
+            x=np.arange(len(steps)),
+            y=by_step[f"{name}_s"].to_numpy(),
+            name=name,
+            mode=markers(len(steps)),
+            line={"color": getattr(theme, name), "width": 2},
+            marker={"size": 4},
+            customdata=customdata,
+            hovertemplate=f"step %{{customdata[0]}}: {name} %{{y:.4g}} s<br>%{{customdata[1]}}<extra></extra>",
+        )
+    drawn.update_yaxes(rangemode="tozero")
+    step_axis(drawn, steps)
+    drawn.update_layout(hovermode="x", hoverdistance=-1)  # a click anywhere above a step is a click on that step
+    return drawn
+
+
+def step_workers(found: WorkerMap, cells: Sequence[int], theme: Theme) -> go.Figure:
+    """S_w of workers (down) in each step (across). `cells`: the workers to show, by flat cell number."""
+    everyone = found.per_step.reshape(len(found.steps), -1).T
+    shown = np.array(cells)
+    column_block = max(1, -(-len(found.steps) * len(shown) // MOST_CELLS))
+    pooled = pool(everyone[shown], 1, column_block)
+    rows, columns = pooled.values.shape
+    behind = shown[pooled.row]
+    ranks = found.rank.ravel()[behind]
+    customdata = np.stack(
+        [found.steps[pooled.column], found.dp_ranks[behind // found.stages], behind % found.stages, ranks], axis=2
+    ).astype(np.int32)
+    known = not (found.rank == UNKNOWN).any()
+    place = "dp %{customdata[1]}, stage %{customdata[2]}"
+    who = f"rank %{{customdata[3]}} ({place})" if known else place
+    height = int(np.clip(18 * rows + 80, LOWEST_MAP, 640))
+    drawn = figure(theme, height=height, x="step", y="" if known else "worker")
+    several = "the worst here: " if column_block > 1 else ""
+    drawn.add_heatmap(
+        z=pooled.values,
+        customdata=customdata,
+        **slowdown_scale(theme),
+        hovertemplate=f"{several}step %{{customdata[0]}}, {who}: slowdown alone %{{z:.3f}}<extra></extra>",
+        hoverongaps=False,
+        xgap=1 if columns <= 100 else 0,
+        ygap=1 if rows <= 60 else 0,
+    )
+    labels = [found.label(cell) for cell in cells]
+    drawn.update_yaxes(axis(labels, 40, down=True, showgrid=False, tickfont={"size": 11}))
+    step_axis(drawn, found.steps, column_block, showgrid=False)
+    return drawn

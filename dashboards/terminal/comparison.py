@@ -1,0 +1,66 @@
+"""What changed between two runs, as a person reads it in a terminal.
+
+In: a `Comparison`. Out: what rich prints; every sentence comes from the comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from tracekit.base.text import counted, short
+from tracekit.dashboards.terminal.colours import BAD, GOOD, UNSURE
+from tracekit.dashboards.terminal.tables import labelled
+from tracekit.report.applied import AppliedFix
+from tracekit.report.compare import Outcome, Side, rates
+from tracekit.report.comparison import Comparison
+
+_STYLE = {Outcome.BETTER: GOOD, Outcome.WORSE: BAD}
+#: The number of causes of a kind to list.
+_MOST_CAUSES = 4
+
+
+def print_comparison(
+    found: Comparison, console: Console, *, commands: Sequence[str], fix: AppliedFix | None = None
+) -> None:
+    """Print what changed. `commands`: what to type next. `fix`: the one that B has."""
+    console.print(_side("A", found.before))
+    console.print(_side("B", found.after))
+    console.print()
+    verdict = found.verdict
+    outcome = (str(verdict.outcome).upper(), _STYLE.get(verdict.outcome, UNSURE))
+    console.print(Text.assemble(outcome, f": {verdict.change}"))
+    console.print()
+    rows: list[tuple[str, str | None]] = [("Sure", verdict.certainty), ("Cost", found.cost)]
+    rows += [("Fix", f"{fix.title}: {fix.outcome}")] if fix else []
+    rows += _causes("Gone", found.gone, "no cause went away")
+    rows += _causes("New", found.new, "no cause is new")
+    rows += _causes("Stays", found.staying, None)
+    rows += [
+        ("Rate", rates(found.before.tokens_per_s, found.after.tokens_per_s)),
+        ("Ops", found.kinds),
+        ("Trust", f"{'yes' if found.before.trustworthy and found.after.trustworthy else 'NO'}: {found.trust}"),
+    ]
+    rows += [("" if number else "Note", note) for number, note in enumerate(verdict.notes)]
+    console.print(labelled(rows))
+    console.print()
+    console.print(Text("Next", style="bold"))
+    for command in commands:
+        console.print(Text(f"  {command}"), soft_wrap=True)  # on one line, for copying
+
+
+def _side(name: str, side: Side) -> Text:
+    steps = f", {counted(len(side.steps) * side.steps_each, 'step')}" if side.whole == "step" else ""
+    return Text.assemble((f"{name}  ", "bold"), (short(side.job), "bold"), (f"   {side.sizes}{steps}", "dim"))
+
+
+def _causes(name: str, causes: Sequence[str], none: str | None) -> list[tuple[str, str | None]]:
+    """A row per cause, with the name in the first one."""
+    shown: list[tuple[str, str | None]] = [
+        (name if at == 0 else "", cause) for at, cause in enumerate(causes[:_MOST_CAUSES])
+    ]
+    if len(causes) > _MOST_CAUSES:
+        shown.append(("", f"and {len(causes) - _MOST_CAUSES} more; all with --json"))
+    return shown or [(name, none)]

@@ -1,0 +1,116 @@
+"""The `whatif` report for a terminal: the answer first, on one screen.
+
+In: a `Report`. Out: text on a rich console, laid out for its width. This module only draws; every sentence and number
+comes from the report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from tracekit.base.text import short
+from tracekit.dashboards.terminal.colours import BAD, GOOD, UNSURE
+from tracekit.dashboards.terminal.maps import small_map, steps_line, worst_step
+from tracekit.dashboards.terminal.tables import labelled, section_table, side_by_side
+from tracekit.dashboards.words import MOST_CAUSES, answer_rows
+from tracekit.report.report import Report
+from tracekit.report.verdict import UNNAMED, LossKind
+
+_VERDICT_STYLE = {LossKind.BALANCED: GOOD, **dict.fromkeys(UNNAMED, UNSURE)}
+#: Lines of the first screen, with pictures and without; lines that the steps take, including an empty one before.
+_SCREEN, _PLAIN_SCREEN, _STEPS_LINES = 24, 20, 2
+#: A map with fewer rows is not informative, unless the job has no more.
+_FEWEST_ROWS = 2
+
+
+def print_report(
+    report: Report,
+    console: Console,
+    *,
+    source: str | None = None,
+    full: bool = False,
+    explain: bool = False,
+    gpu_hour: float | None = None,
+) -> None:
+    """Print the answer, and with `full` all evidence behind it.
+
+    `source`: the job as arguments of a command, for the suggested next commands. `explain`: show how each number of the
+    answer was computed. `gpu_hour`: the price of a GPU-hour, in any currency.
+    """
+    losses = bool(report.verdict.losses)
+    commands = list(_commands(report, source, full)) if source is not None else []
+    lines = (_SCREEN if report.has_workers else _PLAIN_SCREEN) - len(commands) - 1
+    answers = [_answer(report, gpu_hour, most, full=full) for most in range(MOST_CAUSES, -1, -1)]
+    heights = [len(console.render_lines(answer)) for answer in answers]
+    best = next((at for at, height in enumerate(heights) if height <= lines), MOST_CAUSES)
+    console.print(answers[best])
+    pictures = [] if full else list(_pictures(report, lines - heights[best], console))
+    asked = [section_table(table) for table in report.asked]
+    if full or pictures or asked or explain:
+        console.print()
+    if explain:
+        console.print(Text("How each number came about", style="bold underline"))
+        from tracekit.dashboards.terminal.explanation import explanations
+
+        console.print(Padding(labelled(explanations(report, gpu_hour)), (0, 0, 1, 0)))
+    if asked:
+        console.print(side_by_side(asked, console))
+    if full:
+        from tracekit.dashboards.terminal.details import print_details
+
+        print_details(report, console)
+    for picture in pictures:
+        console.print(picture)
+    if source is not None:
+        if full or (losses and (pictures or not (asked or explain))):
+            console.print()
+        for number, (command, purpose) in enumerate(commands):
+            name = "       " if number else "Next   "
+            fits = len(name) + len(command) + len(purpose) + 4 <= console.width
+            words = f"{command}  # {purpose}" if fits else command
+            console.print(Text.assemble((name, "bold"), words), soft_wrap=True)  # on one line, for copying
+
+
+def _pictures(report: Report, lines: int, console: Console) -> Iterator[RenderableType]:
+    """The map and the steps of a pipeline, or the tables of another job, if they fit into that many lines; of
+    post-training always.
+    """
+    if tables := [section_table(table) for table in report.overview]:
+        shown = side_by_side(tables, console)
+        if report.has_workers or report.rl or len(console.render_lines(shown)) <= lines:
+            yield shown
+    if not report.verdict.losses or lines < _STEPS_LINES or not report.has_workers:
+        return
+    grid, rows = report.worker_grid(), lines - _STEPS_LINES - 1  # the title
+    if grid.slowdown.size > 1 and rows >= min(len(grid.dp_ranks), _FEWEST_ROWS):
+        drawn = small_map(report, grid, min(rows, len(grid.dp_ranks)))
+        if drawn is not None:
+            yield drawn
+    yield steps_line(report)
+
+
+def _answer(report: Report, gpu_hour: float | None, most_causes: int, *, full: bool) -> Group:
+    """The job, the headline, and the rows of the answer."""
+    verdict = report.verdict
+    all_causes = "see Causes" if full else "--full"
+    rows = answer_rows(report, gpu_hour, most_causes=most_causes, all_causes=all_causes)
+    job = Text.assemble((short(report.name), "bold"), (f"   {report.job.sizes}", "dim"))
+    kind = (verdict.label.upper(), _VERDICT_STYLE.get(verdict.kind, BAD))
+    headline = Text.assemble((report.doubt, UNSURE), kind, f": {report.answer.headline}")
+    gap = [Text()] * bool(verdict.losses)
+    return Group(job, *gap, headline, *gap, labelled(rows))
+
+
+def _commands(report: Report, source: str, full: bool) -> Iterator[tuple[str, str]]:
+    """The commands to type next, and what for: a look at the worst step, and the whole report."""
+    given = f"{source} " if source else ""  # none: the newest job of the default store
+    if report.verdict.losses and report.has_workers:
+        worst = worst_step(report).step
+        out = f"step-{worst}.json.gz" if source.endswith("timeline.json.gz") else "timeline.json.gz"
+        yield f"tracekit export {given}--steps {worst} --out {out}", "that step, for ui.perfetto.dev"
+    if not full:
+        yield f"tracekit whatif {given}--full", "what the answer rests on"

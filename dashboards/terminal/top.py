@@ -1,0 +1,158 @@
+"""One job on a screen of 80 columns: verdict, step time and loss over the windows, incidents, workers.
+
+In: a store. Out: what rich prints, again and again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import polars as pl
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tracekit.base.errors import NotStoredError
+from tracekit.base.text import counted, percent, printable, seconds, short, three_digits
+from tracekit.dashboards.terminal.colours import BAD, GOOD, LOST, UNSURE
+from tracekit.dashboards.terminal.maps import merged_map, sparkline
+from tracekit.dashboards.terminal.tables import labelled, new_table
+from tracekit.live.incident_words import advice, lasted
+from tracekit.report.verdict import UNNAMED, LossKind
+from tracekit.store import Incident, Store
+from tracekit.store.handling import owner_of
+
+#: The number of windows in the course of a figure, and of open incidents to describe.
+_MOST_WINDOWS, _MOST_INCIDENTS = 600, 3
+#: Rows of the map that fit with everything else on a screen of 24 lines.
+_MAP_ROWS = 4
+#: The width of the course over the windows.
+_SHAPE = 28
+_LONGEST_OWNER = 12
+
+
+@dataclass(frozen=True)
+class TopState:
+    """What one frame shows. `windows`: as `LiveTables.history`, the newest last; `incidents`: the open ones, costliest
+    first, each with its owner; `workers`: of the newest window; `end`: when and how it ended; None while it runs, and
+    of one that was not cut into windows.
+    """
+
+    job: str
+    windows: pl.DataFrame
+    incidents: tuple[tuple[Incident, str | None], ...]
+    workers: pl.DataFrame | None
+    end: tuple[datetime, str] | None = None
+
+    @classmethod
+    def of(cls, store: Store, job: str) -> TopState:
+        """The job as the store has it now. Raises StoreError, NotStoredError if it has no window and no incident."""
+        with store.reading() as catalogue:
+            windows = catalogue.live.history(job, _MOST_WINDOWS)
+            incidents = sorted(catalogue.live.incidents(job, only_open=True), key=lambda one: -one.cause.share)
+            end = catalogue.live.end(job)
+        if windows.is_empty() and not incidents:
+            raise NotStoredError(f"{store.name}: no window of job {short(job)!r} yet")
+        owned = tuple((one, owner_of(store.handled(one.incident_id))) for one in incidents)
+        workers = None if windows.is_empty() else store.workers(job, int(windows["number"][-1]))
+        return cls(job, windows, owned, workers, end)
+
+
+def frame(state: TopState, now_s: float | None = None) -> RenderableType:
+    """One screen. `now_s`: seconds since the epoch."""
+    if state.windows.is_empty():
+        return Group(Text(f"{short(state.job)}   no window yet", style="bold"), "", *_incidents(state.incidents, ""))
+    newest = state.windows.row(-1, named=True)
+    age_s = max((time.time() if now_s is None else now_s) - newest["added_at"], 0.0)  # by a clock that is ahead
+    when = f"{age_s:.0f} s ago"
+    if state.end is not None:
+        ended_at, how = state.end
+        when = f"{printable(how)} at {ended_at.astimezone():%Y-%m-%d %H:%M:%S}"
+    parts: list[RenderableType] = [
+        Text(
+            f"{short(state.job)}   window {newest['number']}, steps {newest['first_step']} to {newest['last_step']},"
+            f" {when}",
+            style="bold",
+        ),
+        _verdict(newest),
+    ]
+    if state.windows["slowdown"].is_not_null().any():
+        parts += ["", _figures(state.windows)]
+    if state.incidents:
+        parts += ["", *_incidents(state.incidents, newest["headline"] or ""), ""]
+    if state.workers is not None and (drawn := _workers(state.workers)) is not None:
+        parts.append(drawn)
+    return Group(*parts)
+
+
+def _verdict(newest: dict[str, Any]) -> Text:
+    if newest["headline"] is None:
+        return Text(printable(newest["problem"] or "not analysed"), style=UNSURE)
+    doubt = "" if newest["trustworthy"] else " (cannot be trusted)"
+    kind = newest["verdict"]
+    style = UNSURE if doubt or kind in UNNAMED else GOOD if kind == LossKind.BALANCED else BAD
+    return Text(f"{newest['verdict'].upper()}{doubt}", style=style).append(
+        f": {printable(newest['headline'])}", style="default"
+    )
+
+
+def _figures(windows: pl.DataFrame) -> Table:
+    """Step time, the share of it that is lost, tokens a second, loss: in the newest window that has them, the one
+    before, and all of them.
+    """
+    table = new_table("", "now", "before", "lowest", "highest", f"{counted(windows.height, 'window')}, oldest first")
+    table.columns[-1].justify = "left"
+    rows = (
+        ("Step time", "recorded_s", seconds),
+        ("Lost", "share", percent),
+        ("Tokens/s", "tokens_per_s", _rate),
+        ("Loss", "loss", "{:.4g}".format),
+    )
+    for name, column, show in rows:
+        values = windows[column].drop_nulls().to_numpy()
+        if not len(values):
+            continue
+        before = show(values[-2]) if len(values) > 1 else "-"
+        usual = 1.0 if column == "share" else max(abs(np.median(values)), 1e-9)
+        shape = sparkline(values / usual, _SHAPE)
+        table.add_row(name, show(values[-1]), before, show(values.min()), show(values.max()), Text(shape, LOST))
+    return table
+
+
+def _rate(value: float) -> str:
+    """So many a second: 950, 12.3k, 4.56M."""
+    size, unit = next(((size, unit) for size, unit in ((1e6, "M"), (1e3, "k")) if value >= size), (1.0, ""))
+    return f"{three_digits(value / size)}{unit}"
+
+
+def _incidents(incidents: Sequence[tuple[Incident, str | None]], headline: str) -> Iterator[RenderableType]:
+    """The open incidents as a table, and what to do about the costliest. What the headline says is not repeated."""
+    table = new_table("Incident", "open for", "costs", "owner", "what")
+    table.columns[-1].justify, table.columns[-1].no_wrap = "left", False
+    for one, owner in incidents[:_MOST_INCIDENTS]:
+        what = one.cause.who if _is_in(headline, one) else one.cause.what
+        cells = (short(owner or "nobody", _LONGEST_OWNER), Text(printable(what)))
+        table.add_row(str(one.incident_id), lasted(one), percent(one.cause.share), *cells)
+    yield table
+    if more := incidents[_MOST_INCIDENTS:]:
+        yield Text(f" and {len(more)} more open incidents", style="dim")
+    first = incidents[0][0]
+    rows = [(name, printable(text)) for name, text in advice(first) if name != "Who" or not _is_in(headline, first)]
+    yield labelled(rows[: 2 if len(incidents) > 1 else 3])
+
+
+def _is_in(headline: str, incident: Incident) -> bool:
+    """Whether a headline says why the incident is one, without the remarks after it."""
+    return incident.cause.why.partition(";")[0] in headline
+
+
+def _workers(rows: pl.DataFrame) -> RenderableType | None:
+    """The map of the mean S of each worker over the steps of the window."""
+    dp_ranks: Sequence[int] = rows["dp_ranks"][0].to_list()
+    per_step = rows["slowdown"].explode().to_numpy().reshape(rows.height, len(dp_ranks), -1)
+    return merged_map(np.asarray(per_step, np.float64).mean(axis=0), dp_ranks, _MAP_ROWS)

@@ -1,1 +1,0 @@
-"""Reports in the terminal and as documents."""
