@@ -15,7 +15,7 @@ from tests.dashboards.conftest import Serving
 from tracekit.dashboards.figures.theme import DARK, LIGHT, Theme
 
 System = Literal["light", "dark"]
-ASSETS = Path(__file__).parents[3] / "dashboards" / "assets"
+ASSETS = Path(__file__).parents[3] / "dashboards" / "browser" / "assets"
 Open = Callable[[System], Page]
 PAPER = "getComputedStyle(document.querySelector('.top')).backgroundColor"
 BODY = "getComputedStyle(document.body).backgroundColor"

@@ -61,7 +61,8 @@ class Turns:
         return not any(one.requests for one in self.server.active_channels.values())
 
     def after(self, seconds: float) -> None:
-        """Let time pass, after which the server looks at its connections."""
+        """Let time pass once clients have what they take, after which the server looks at its connections."""
+        self.until(lambda: not any(map(_being_sent, self.server.active_channels.values())))
         self.clock[0] += seconds
         self.server.maintenance(self.clock[0])
 
@@ -74,6 +75,11 @@ class Turns:
 def arrived(client: socket.socket) -> bool:
     """Whether a client can read: an answer, or the end."""
     return bool(select.select([client], [], [], 0)[0])
+
+
+def _being_sent(connection: Any) -> bool:
+    """Whether a part of an answer waits that the client would take: sending it is activity."""
+    return bool(connection.total_outbufs_len and select.select([], [connection.socket], [], 0)[1])
 
 
 def application(request: dict[str, Any], start: Callable[..., Any]) -> list[bytes]:

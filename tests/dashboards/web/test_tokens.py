@@ -115,8 +115,8 @@ class TestLinks:
         assert sees(site.client) == 200
 
     def test_over_tls_a_session_stays_on_tls_and_below_the_prefix(self, site: Site) -> None:
-        answer = site.again("/tracekit/", secure=True).get(f"/analysis/job?token={ANN}")
-        assert answer.location == "/analysis/job"
+        answer = site.again("/tracekit/", secure=True).get(f"/tracekit/job?token={ANN}")
+        assert answer.location == "/tracekit/job"
         assert all(word in answer.headers["Set-Cookie"] for word in ("Secure", "Path=/tracekit/"))
         assert "max-age=31536000" in answer.headers["Strict-Transport-Security"]
 
