@@ -166,6 +166,7 @@ def test_absurd_layers_in_the_metadata_are_an_error() -> None:
             job(slow_frame((0, 1)), metadata={"layers": layers}).whatif()
 
 
+@pytest.mark.slow
 def test_odd_layers_in_the_metadata_are_none() -> None:
     for layers in ("junk", {"0": 1}, [8], [8.0, 8.0], [True, 8], [-1, 8], [None, None], 10**12):
         with case(layers):

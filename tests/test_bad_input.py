@@ -397,6 +397,7 @@ def test_a_clock_off_by_more_than_a_transfer_is_set_right_and_said(tmp_path: Pat
     assert published["trust"]["clamped_transfers"] == 4 * 2
 
 
+@pytest.mark.slow
 def test_a_path_that_is_not_utf8_works(slow_file: Path) -> None:
     slow_file.rename(os.fsdecode(os.fsencode(slow_file.parent) + b"/\xff.parquet"))
     found = run_process("whatif", b"\xff.parquet", "--csv", b"\xfe", "--parquet", b"\xfd.parquet", cwd=slow_file.parent)

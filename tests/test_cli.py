@@ -230,6 +230,7 @@ def test_fail_on_exits_with_3_where_the_condition_holds(slow: str) -> None:
     assert codes == CONDITIONS
 
 
+@pytest.mark.slow
 def test_fail_on_still_prints_the_report_and_leaves_the_process_with_3(slow: str) -> None:
     ran = run_process("whatif", slow, "--fail-on", "slowdown>1.1")
     assert ran.code == 3

@@ -57,6 +57,7 @@ def test_every_python_block_runs(document, workplace):
         subprocess.run([sys.executable, "-W", "error", "-c", block], cwd=workplace, check=True)
 
 
+@pytest.mark.slow
 def test_the_log_that_becomes_a_trace_names_the_slow_rank(workplace):
     """Rank 2 takes 375 ms for what takes 300: of a step of 5 + 375 + 20 ms, 75 are lost."""
     for block in blocks("docs/traces.md", "python"):
@@ -68,6 +69,7 @@ def test_the_log_that_becomes_a_trace_names_the_slow_rank(workplace):
     assert "75.0 ms of every 400.0 ms step" in ran.out
 
 
+@pytest.mark.slow
 def test_the_example_of_an_op_trace_runs_and_says_what_slows_it(workplace):
     """Rank 1 takes 160 ms where 130 ms is the mean: S = 190 / 160; as fast as rank 0 it saves 60 ms."""
     (block,) = (code for code in blocks("docs/traces.md", "python") if "OpTrace(" in code)

@@ -57,6 +57,7 @@ def test_the_only_trace_in_a_folder_is_read() -> None:
     assert run("whatif", "one", "--json").out == run("whatif", "one/only.parquet", "--json").out
 
 
+@pytest.mark.slow
 def test_a_store_lists_its_jobs_and_a_study_is_reported() -> None:
     assert run("import", "runs", "--store", "jobs").code == 0
     ran = run("jobs")

@@ -140,6 +140,7 @@ def test_several_baselines_show_the_noise_between_runs(tmp_path: Path) -> None:
     assert "Baseline run -0.05, run 0.0, 10 steps; run run 0.0, 5 steps" in markdown.read_text()
 
 
+@pytest.mark.slow
 def test_stored_jobs_and_runs_of_other_sources_are_judged_alike(tmp_path: Path, runs: tuple[Path, Path]) -> None:
     store = tmp_path / "jobs"
     assert run("import", *runs, "--store", store).code == 0

@@ -153,6 +153,7 @@ def plant(whole: Path, tmp_path: Path, name: str, thing: Callable[[Path, Path], 
     return store, outside
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "thing", [pytest.param(thing, marks=[] if thing in (link_to_file, pipe) else pytest.mark.slow) for thing in THINGS]
 )

@@ -68,6 +68,7 @@ def test_every_question_has_the_answer_of_the_reports(folder: Path) -> None:
     assert hang == json.loads(run("hang", dumps, "--json").out)
 
 
+@pytest.mark.slow
 def test_bad_input_is_one_line_and_the_server_goes_on(folder: Path) -> None:
     (missing, selection, fine) = ask(
         folder,

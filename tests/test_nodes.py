@@ -34,6 +34,7 @@ def test_what_is_said_of_nodes() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("throttled", "said", "unsaid", "slurm"),
     [

@@ -137,6 +137,7 @@ def test_one_json_object_and_one_library(source: Source) -> None:
         assert report.table(table) is not None
 
 
+@pytest.mark.slow
 def test_gates(source: Source) -> None:
     conditions = {"slowdown>1.01": 3, "slowdown>9": 0, f"{source.kind}>=5%": 3, f"{source.kind}>=99%": 0}
     for condition, code in conditions.items():
@@ -144,6 +145,7 @@ def test_gates(source: Source) -> None:
             assert run("whatif", source.slow, "--fail-on", condition).code == code
 
 
+@pytest.mark.slow
 def test_what_only_one_source_can_do_is_refused_in_a_sentence(source: Source, tmp_path: Path) -> None:
     options = {
         "--layers": ("--layers", "9,9"), "--ignore-steps": ("--ignore-steps", "1"),
@@ -162,6 +164,7 @@ def test_what_only_one_source_can_do_is_refused_in_a_sentence(source: Source, tm
                 assert "pipeline" in ran.message
 
 
+@pytest.mark.slow
 def test_timeline_info_and_the_bare_path(source: Source, tmp_path: Path) -> None:
     assert run("export", source.slow, "--out", tmp_path / "timeline.json.gz").code == 0
     assert run("store", "list", source.slow).code == 0
@@ -179,6 +182,7 @@ def test_culprits(source: Source) -> None:
     assert source.host in run("culprits", source.slow).out
 
 
+@pytest.mark.slow
 def test_a_job_beside_itself_and_beside_a_healthy_one(source: Source) -> None:
     same = json.loads(run("compare", source.slow, source.slow, "--json").out)
     assert (same["causes"]["new"], same["causes"]["gone"]) == ([], [])

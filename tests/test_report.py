@@ -178,6 +178,7 @@ def test_culprits_are_those_of_the_schema() -> None:
         assert [problems(row, "Culprit") for row in content["culprits"]] == [[]]
 
 
+@pytest.mark.slow
 def test_compare_prints_what_the_page_explains() -> None:
     for name in ("gpu_slow_input", "slow_worker.parquet"):
         content = json.loads(run("compare", SAMPLES / name, SAMPLES / name, "--json").out)

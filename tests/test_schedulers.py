@@ -43,6 +43,7 @@ def exported(lines: str) -> dict[str, str]:
     return {name: value for name, _, value in words}
 
 
+@pytest.mark.slow
 def test_a_job_is_recorded_though_nobody_changed_its_command(tmp_path: Path) -> None:
     prolog = script("task_prolog.sh", TRACEKIT_TRACES=tmp_path, TRACEKIT_EVERY="1", **JOB)
     assert prolog.returncode == 0
@@ -97,6 +98,7 @@ def test_an_epilog_of_a_job_that_was_not_recorded_is_silent(tmp_path: Path) -> N
     assert (epilog.returncode, epilog.stdout, epilog.stderr) == (0, "", "")
 
 
+@pytest.mark.slow
 def test_the_health_check_exits_with_1_on_the_node_at_fault_alone(tmp_path: Path) -> None:
     job = load(str(ROOT / "sample_traces" / "slow_worker.parquet"))  # rank 9 on host-0001 computes 80 % slower
     store = Store(tmp_path / "a store")

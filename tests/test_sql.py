@@ -92,6 +92,7 @@ def test_lists_of_tables_show_what_the_documentation_names(store: Store) -> None
     assert rows_of(store, "SHOW TABLES")["name"].to_list() == ["findings", "incidents", "jobs", "windows"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_query(store: Store) -> None:
     """The sum of 10^13 products, in whatever of DuckDB's threads the signal arrives."""
     endless = "SELECT sum(a.range * b.range) FROM range(10000000) AS a, range(1000000) AS b"

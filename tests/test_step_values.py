@@ -34,6 +34,7 @@ def test_steps_of_a_report_have_their_values_and_trackers_the_rate() -> None:
     assert len(series(report)) == 10
 
 
+@pytest.mark.slow
 def test_steps_without_tokens_are_in_no_rate(tmp_path: Path) -> None:
     """Of steps of 11.25, 11.25 and 15.5 s, the last has 31 tokens: 2 a second, wherever it is shown."""
     ops = pl.concat([healthy_frame((0, 1)), slow_frame((2,))])

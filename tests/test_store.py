@@ -255,6 +255,7 @@ def test_a_store_can_be_read_while_it_is_being_read(store: Store) -> None:
     assert [job.name for job in store.jobs()] == ["b", "slow job"]
 
 
+@pytest.mark.slow
 def test_a_fork_of_a_process_that_has_used_the_store_ends_well(store: Store) -> None:
     """It frees what it has, and threads of DuckDB would be gone by then."""
     store.add([incoming(slow_trace((0,)))])

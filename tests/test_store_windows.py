@@ -245,6 +245,7 @@ def test_a_catalogue_that_is_gone_is_made_anew_of_the_traces(store: Store) -> No
     assert list(damages(store)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"x")], ids=["pruned", "damaged"])
 def test_a_catalogue_made_anew_names_windows_without_a_trace_and_the_next_one_lands(
     damage: Callable[[Path], object], store: Store

@@ -162,6 +162,7 @@ def test_what_a_command_suggests_works_as_printed(folder: Path) -> None:
     assert len(checked) > 30
 
 
+@pytest.mark.slow
 def test_the_test_finds_suggestions_in_each_form(folder: Path) -> None:
     shown = run("whatif", TRACE).out
     assert suggested(shown) == [

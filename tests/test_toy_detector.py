@@ -120,6 +120,7 @@ def test_it_opens_an_incident(jobs: tuple[Path, Path]) -> None:
     assert "toys take 1.50 s" in incident.cause.what
 
 
+@pytest.mark.slow
 def test_the_store_and_its_pages_show_it(jobs: tuple[Path, Path], tmp_path: Path) -> None:
     store = tmp_path / "jobs.store"
     assert run("import", *jobs, "--store", store).code == 0

@@ -37,6 +37,7 @@ def test_a_study_many_times_over_has_the_same_shares(tmp_path: Path) -> None:
         assert set(held.str.slice(0, 1)) == {part}
 
 
+@pytest.mark.slow
 def test_processor_time_and_memory_of_descendants_count(tmp_path: Path) -> None:
     """A process that starts one that adds up for 1 s of processor time while it holds 100 MB."""
     inner = "import time; held = b'x' * 100_000_000\nwhile time.process_time() < 1: pass"

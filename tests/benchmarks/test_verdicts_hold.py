@@ -24,6 +24,7 @@ CASES_IN_COMPUTES = (
 )
 
 
+@pytest.mark.slow
 def test_a_cause_in_the_computes_is_named_with_place_time_and_price():
     for case, seed in CASES_IN_COMPUTES:
         judged = judged_job(seed, case)
@@ -68,6 +69,7 @@ def test_the_price_of_a_cause_that_acts_at_times_is_also_given_for_those_steps()
     assert worker["saved_when_acting_s"] == pytest.approx(worker["saved_s"] / share, rel=0.02)
 
 
+@pytest.mark.slow
 def test_a_worker_slow_by_chance_is_no_cause_and_the_next_check_gives_the_steps_needed():
     """Two ranks on busy cores, three steps of them."""
     for seed in range(20000, 20020):

@@ -42,6 +42,7 @@ def test_attempts_of_an_elastic_job_are_segments_of_one_trace(restarted: Collect
     assert not list(folder.glob("job.attempt-*"))
 
 
+@pytest.mark.slow
 def test_planted_checkpoints_and_restarts_are_measured_back(restarted: Collected) -> None:
     """Each lies between what the script noted just outside of it and just inside."""
     at: dict[str, list[float]] = defaultdict(list)

@@ -71,8 +71,7 @@ RUNS = {**PLAYED, **SHAPES, **ROWS, **PAUSES, **LOOPS, **FAULTS, **SABOTAGED}
 #: One of each kind, for `make test`; the tests that need another one are marked slow.
 EVERY_PUSH = (
     *("gpu", "fsdp", "ddp", "logs", "pipeline", "plain", "spans", "rank-2-kills", "hooks-broken", "none"),
-    *("hooks-raise", "the-ring-raises", "no-thread-can-start", "disk-is-full", "folder-is-a-link", "callbacks-raise"),
-    *("facts-are-no-json", "control-file-nested", "every-file-is-a-link", "interrupted"),
+    *("hooks-raise", "disk-is-full", "folder-is-a-link", "every-file-is-a-link"),
 )
 #: Runs that one process makes, one after the other.
 BATCHES = {

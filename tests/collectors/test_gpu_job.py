@@ -179,6 +179,7 @@ print(told[0]["driver"])
 """
 
 
+@pytest.mark.slow
 def test_throttling_is_kept_with_its_reasons(tmp_path, nvml):
     """Eight samples of the played GPU: two throttled by heat, which its hardware did, idle is no throttling."""
     from tracekit.collectors.merge.gpu_samples import read_samples, summarize_gpu

@@ -72,6 +72,7 @@ def as_report(content: dict[str, Any]) -> Report:
     return msgspec.convert(content, Report)
 
 
+@pytest.mark.slow
 def test_no_sentence_advises_without_its_confidence(pages: Pages) -> None:
     for path, name in itertools.product(PAGES, CAUSES):
         for line in pages.lines(path, job=name):

@@ -158,6 +158,7 @@ def test_a_full_disk_is_one_error(tmp_path):
         in_batches(tmp_path / "job.parquet", batch_ops=1)
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_same_with_either_engine(tmp_path):
     slow_trace(range(2)).write_parquet(tmp_path / "job.parquet")
     same_with_either_engine(tmp_path / "job.parquet")
@@ -247,6 +248,7 @@ def test_one_step_that_begins_early(tmp_path):
     assert in_batches(path, batch_ops=1).to_json() == load(path).report.to_json()
 
 
+@pytest.mark.slow
 def test_members_of_collectives_that_were_not_recorded(tmp_path):
     lost = pl.col("step").is_in([2, 4]) & (pl.col("rank") == 1) & (pl.col("kind") == "grads-reduce-scatter")
     path = write_canonical(tmp_path / "job.parquet", slow_trace(range(6)).ops.filter(~lost))
@@ -257,6 +259,7 @@ def test_members_of_collectives_that_were_not_recorded(tmp_path):
         assert in_batches(path, batch_ops=size).to_json() == job.report.to_json()
 
 
+@pytest.mark.slow
 def test_a_clock_that_drifts(tmp_path):
     ahead = pl.when(pl.col("rank") == 3).then(1 + pl.col("step") / 4).otherwise(0.0)
     path = write_canonical(
@@ -291,6 +294,7 @@ def test_transfers_that_nobody_recorded(tmp_path):
     assert in_batches(path, batch_ops=1).to_json() == load(path).report.to_json()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "statistics"), [(1000, True), (1000, False), (1, True)])
 def test_row_groups_of_any_size(tmp_path, rows, statistics):
     trace = slow_trace(range(3))
@@ -310,6 +314,7 @@ def test_row_groups_of_any_size(tmp_path, rows, statistics):
 PIPELINE, DATA_PARALLEL = Pipeline(data=(0.1, 3.0)), DataParallel((4.0, 3.0), optimizer=(0.0, 2.0), pause_s=0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("job", "looked_at", "steps"), [(PIPELINE, 4, 1), (PIPELINE, 12, 5), (DATA_PARALLEL, 4, 5), (DATA_PARALLEL, 12, 1)]
 )
@@ -325,6 +330,7 @@ def test_workers_that_begin_steps_early(tmp_path, monkeypatch, job, looked_at, s
     assert found.to_json() == expected.report.to_json()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["collected", "collected_healthy"])
 def test_what_collect_recorded(name):
     """Workers begin early, and two of the steps have checkpoints that the others lack."""

@@ -50,6 +50,7 @@ def test_the_shares_are_those_that_were_set(fleet: Path) -> None:
     assert dict(truth["team"].value_counts().iter_rows()) == {"search": 15, "speech": 15}
 
 
+@pytest.mark.slow
 def test_a_study_measures_them_back(fleet: Path, tmp_path: Path) -> None:
     """Each share within 1 percentage point, each total of GPU-hours within 2 %."""
     study_here(fleet, out=tmp_path)

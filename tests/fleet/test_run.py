@@ -101,6 +101,7 @@ def test_with_nothing_to_do_nothing_is_read_or_written(
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.parquet")}
 
 
+@pytest.mark.slow
 def test_another_analysis_does_all_again(jobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study_here(jobs, out=tmp_path)
     monkeypatch.setattr("tracekit.fleet.run.analysis_version", lambda: "of-tomorrow")
@@ -126,6 +127,7 @@ print(*(module.__file__ for name, module in modules.items() if module.__file__.e
 """
 
 
+@pytest.mark.slow
 def test_all_code_that_takes_part_in_an_analysis_is_part_of_its_version(jobs: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", ANALYSED, str(jobs / "slow0.parquet"), str(tmp_path)]
     loaded = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()

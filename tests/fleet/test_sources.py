@@ -64,6 +64,7 @@ OBEYING = (
 )
 
 
+@pytest.mark.slow
 def test_what_nobody_may_read_is_stated_and_the_rest_is_analysed(jobs: Path) -> None:
     for name in ("closed", "closed/within"):
         (jobs / name).mkdir()
@@ -83,6 +84,7 @@ def test_what_nobody_may_read_is_stated_and_the_rest_is_analysed(jobs: Path) -> 
     assert Study(jobs.parent / "study").read("jobs")["name"].to_list() == ["one"]
 
 
+@pytest.mark.slow
 def test_the_last_lines_say_what_was_left_out(jobs: Path) -> None:
     (jobs / "torn.parquet").write_bytes(b"PAR1")
     slow_trace((0, 1), name="short").write_parquet(jobs / "short.parquet")

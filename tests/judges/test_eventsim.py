@@ -141,6 +141,7 @@ def test_a_stopped_process_makes_up_for_its_stops():
     assert stops.end(0.5, 1.0) == pytest.approx(1.75)  # 0.5 s until the next stop, the rest after it
 
 
+@pytest.mark.slow
 def test_every_schedule_runs_with_every_posting_rule():
     """Each chunk but the last sends every microbatch forward, and receives it backward."""
     for schedule, posting, pp, overlap_dp in itertools.product(Schedule, Posting, (1, 2, 4), (False, True)):

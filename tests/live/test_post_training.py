@@ -233,6 +233,7 @@ def test_what_cannot_be_read_is_said_once_and_read_once_it_can_be(tmp_path: Path
         watched.look(301)
 
 
+@pytest.mark.slow
 def test_a_long_recording_is_read_for_a_twentieth_of_the_time(tmp_path: Path, clock: list[float]) -> None:
     log = tmp_path / "train.log"
     log.write_text(verl(range(5)))

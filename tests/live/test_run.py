@@ -80,6 +80,7 @@ def test_records_that_come_behind_their_window_are_counted(
     assert (beside.windows(), beside.run.counts.late_records) == ([(1, 10), (11, 20)], len(records))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("harm", "reason"),
     [
@@ -109,6 +110,7 @@ def test_a_rank_that_writes_garbage_is_left_out_in_one_line(
     assert beside.windows() == [(1, 10), (11, 30), (31, 40)]
 
 
+@pytest.mark.slow
 def test_a_rank_whose_records_are_in_order_again_for_a_window_is_read_again(
     tmp_path: Path, written: WrittenRun, clock: list[float]
 ) -> None:
@@ -435,6 +437,7 @@ def test_a_launcher_of_another_host_counts_as_dead_without_a_sign_of_life(
     assert beside.said[-1] == "the job ended: its launcher died"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("codes", "words"),
     [

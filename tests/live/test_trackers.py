@@ -54,6 +54,7 @@ def logged(store: Store, where: str, numbers: tuple[int, ...] = (0, 1)) -> Track
     return tracker
 
 
+@pytest.mark.slow
 def test_a_watched_run_is_in_tensorboard(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -173,6 +173,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "causes", [(), (SequenceLengthImbalance(), PythonGc(rate=0.3), SlowWorker(), LateDataLoading(delay_s=0.02))]
 )
@@ -442,6 +443,7 @@ class TestText:
 
 
 class TestBadSpecs:
+    @pytest.mark.slow
     def test_a_job_that_cannot_be_says_why(self):
         for changes, error, says in (
             ({"microbatches": 0}, SelectionError, "microbatches is 0; expected 1 or more"),

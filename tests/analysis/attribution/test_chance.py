@@ -115,6 +115,7 @@ def test_an_op_trace_tells_it_too(longer, said, tmp_path):
     assert (lost in report.answer.headline) == parts.to_tell
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("factor", "kind"), [(1.1, LossKind.COMMUNICATION), (1.2, LossKind.STRAGGLER)])
 def test_a_recording_in_which_nobody_stands_out_alone_tells_what_is_lost(tmp_path, factor, kind):
     """Two of eight ranks are slow, so that no single one is to blame."""

@@ -158,6 +158,7 @@ def test_every_kind_of_cause_has_a_size():
     assert sorted([*kinds, *of_recordings, *of_post_training]) == sorted(detector.kind for detector in own_detectors())
 
 
+@pytest.mark.slow
 def test_no_price_exceeds_what_size_and_frequency_allow():
     """In `causes` and in `fixes`; the fix of a cause saves at most what all causes of its kind cost."""
     for trace in drawn_jobs():

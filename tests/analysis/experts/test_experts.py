@@ -102,6 +102,7 @@ def test_a_slow_rank_among_uneven_loads_is_still_named(tmp_path: Path, lists: st
     assert content["trust"]["trustworthy"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lists", "recorded", "why"),
     [

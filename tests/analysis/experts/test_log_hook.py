@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tracekit.analysis.experts.loads import Loads
 
 PAGE = Path(__file__).parents[3] / "docs" / "experts.md"
 
 
+@pytest.mark.slow
 def test_it_counts_each_token_once(tmp_path: Path) -> None:
     """Two layers, three tokens and two experts; the forward of the first is computed again in the backward."""
     import torch

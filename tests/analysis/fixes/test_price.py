@@ -57,6 +57,7 @@ def fixes(*causes, **changes):
 
 
 class TestPrices:
+    @pytest.mark.slow
     def test_predicted_step_times_are_those_of_the_fixed_jobs(self):
         """Held-out seeds; each fixed job is simulated with the same seed and the cause removed."""
         checked = list(checked_fixes(first_seed=660_000, repeats=1))

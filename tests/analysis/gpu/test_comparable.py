@@ -111,6 +111,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DAMAGES)
 def test_a_rank_that_lacks_what_the_comparison_needs_is_left_out_and_named(folder, expected, name):
     """The others are compared as if it had not been recorded; whether it is late itself may not be known."""
@@ -121,6 +122,7 @@ def test_a_rank_that_lacks_what_the_comparison_needs_is_left_out_and_named(folde
     assert all(f"rank {OTHER}" in doubt for doubt in report.trust.reasons)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DAMAGES)
 def test_a_report_without_the_late_rank_is_not_trusted_and_names_it(folder, name):
     """The others wait for it in what looks like transfers."""
@@ -146,6 +148,7 @@ def later_by_two_steps(events: Events) -> Events:
     return [one for one in events if one["ts"] >= begin]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "damage",
     [

@@ -139,6 +139,7 @@ def recorded():
     return [json.dumps(job.document(rank)) for rank in range(JOB.ranks)], job.took_us - healthy.took_us
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rewrite", SAME, ids=lambda rewrite: rewrite.__name__)
 def test_a_dialect_changes_nothing(tmp_path, recorded, rewrite):
     """The price is what the job takes longer than without the trouble; without marks, what lies behind the first anchor

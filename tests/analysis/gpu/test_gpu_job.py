@@ -143,6 +143,7 @@ def test_of_two_ranks_one_that_is_late_in_some_steps_only_is_not_named(tmp_path,
     assert report_of(tmp_path, {0: (0, 0, 0), 1: late_us}).verdict.culprit is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 def test_one_bad_step_is_enough_only_where_others_show_that_it_is_none_of_theirs(tmp_path, ranks):
     """A pause of 2 ms in one of three steps: of two ranks, nobody says that it is unusual."""

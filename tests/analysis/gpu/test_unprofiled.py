@@ -117,6 +117,7 @@ def test_several_ranks_lose_what_their_profiler_cost(tmp_path):
         assert found["step_s"]["value"] * 1e6 == pytest.approx(plain_us, rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "host_us"), [(1, 40.0), (2, 40.0), (2, 6.0)])
 def test_simulated_jobs_take_as_long_as_without_recording(ranks, host_us, tmp_path):
     """Host-bound, with and without a rank that waits for another one; and as long as the GPU takes."""

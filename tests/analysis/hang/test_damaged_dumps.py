@@ -56,6 +56,7 @@ def test_the_order_of_entries_and_entries_that_are_repeated_change_nothing(tmp_p
     assert found.notes == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_damaged_entries_of_a_rank_accuse_nobody_else_and_what_is_lost_has_a_reason(tmp_path, seed):
     chance = random.Random(seed)

@@ -90,6 +90,7 @@ def obey_permissions() -> None:
         ctypes.CDLL(None).prctl(24, 1)
 
 
+@pytest.mark.slow
 def test_it_runs_from_an_installation_that_cannot_be_written_to_without_a_home(
     installation: Path, tmp_path: Path
 ) -> None:

@@ -142,6 +142,7 @@ def test_an_event_that_cannot_be_is_left_out_and_counted(tmp_path, at):
             assert recording.damaged == {0: pytest.approx(0.1, abs=0.02)}
 
 
+@pytest.mark.slow
 def test_an_absurd_number_in_one_event_ends_in_a_report(tmp_path):
     fields = ("pid", "tid", "grid", "block", "stream", "device", "correlation", "In msg nelems")
     values = (-1, 7, 1.5, 2**63 - 1, 2**63, 10**29, "x", True, None, {"a": [1]})

@@ -49,6 +49,7 @@ def test_the_exit_code_passes_through_where_exits_of_children_are_ignored(tmp_pa
     assert process.returncode == 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", ["", 'mkdir -p "$TRACEKIT_COLLECT_DIR";'], ids=["nothing", "an empty folder"])
 def test_a_recording_that_is_removed_meanwhile_is_one_line_and_the_exit_code_is_the_commands(tmp_path, left):
     """What the launcher writes at that very moment may keep `rm` from removing the folder itself."""
@@ -64,6 +65,7 @@ def shell(redirection, *command):
     return ["sh", "-c", f'exec "$@" {redirection}', "sh", *command]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-"])
 def test_without_a_stderr_the_exit_code_is_the_commands(tmp_path, redirection):
     """Closed or full: what cannot be said must not part the launcher from its command."""
@@ -207,6 +209,7 @@ def raised(tmp_path_factory):
     return collect(directory, python("quick.py"), *options, **variables)
 
 
+@pytest.mark.slow
 def test_a_script_that_raises_keeps_its_traceback_and_its_trace(raised):
     """The traceback is the one of the script alone, without a frame of ours; the steps before are in the trace."""
     assert raised.process.returncode == 1

@@ -121,6 +121,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("-S",)], ids=["both ways in", "only torch's"])
 def test_a_recorder_that_is_broken_ends_no_import(options, played, tmp_path):
     """Whatever it raises: `import torch` succeeds, and the line appears once, from the first process of the job."""

@@ -74,6 +74,7 @@ def loop(monkeypatch):
     return Loop(monkeypatch)
 
 
+@pytest.mark.slow
 def test_the_optimizer_begins_where_its_gradients_are_clipped(loop):
     """A backward of 20 ms, clipping of 3, 1 of something else, a step of 5."""
     loop.backward()

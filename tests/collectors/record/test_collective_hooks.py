@@ -247,6 +247,7 @@ def test_the_first_collective_behind_an_optimizer_begins_a_step(rig):
     assert rig.session.step == 1
 
 
+@pytest.mark.slow
 def test_process_groups_have_numbers_that_they_keep(rig):
     """Also where many have ended, and another has the address of one of those."""
     second = Group("tp")

@@ -73,6 +73,7 @@ def closed(job):
     job.close()
 
 
+@pytest.mark.slow
 def test_the_buckets_of_a_backward_are_one_collective(job):
     model = job.model()
     for _ in range(3):

@@ -80,6 +80,7 @@ def test_the_factor_counts_only_where_something_is_scaled() -> None:
     assert read_query(" all  but\tkind=gc ", None) == WhatifQuery("all but kind=gc")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sample", sorted(SAMPLES.glob("*.parquet")), ids=lambda path: path.stem)
 def test_every_suggestion_for_a_job_can_be_answered_by_it(sample) -> None:
     job = tracekit.load(sample)

@@ -96,6 +96,7 @@ def whatif(store: Path, job: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_both_parts_of_a_job_have_the_hand_made_step_times(pairs: Path) -> None:
     results = Results(pairs)
     stored, workers = results.stored("repaired"), results.worker_steps("repaired")

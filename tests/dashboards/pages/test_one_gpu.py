@@ -85,6 +85,7 @@ def rows(page: Any, table: str) -> list[str]:
     return [" ".join(sent(row).split()) for row in found(frame, "Tr")][1:]
 
 
+@pytest.mark.slow
 def test_each_finding_is_told_once_with_its_line_of_python_and_its_price(pages: Pages) -> None:
     page, report = pages.page("/job", job="one"), pages.service.results.stored("one").report.to_dict()
     assert report is not None

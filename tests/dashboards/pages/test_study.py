@@ -46,6 +46,7 @@ def test_the_page_says_what_the_study_holds_now(study: Study, tmp_path: Path) ->
     assert "100.0% of 1 jobs straggle; 50.0% of 200 GPU-hours are lost to it" in pages.text("/fleet")
 
 
+@pytest.mark.slow
 def test_fixes_that_were_applied_are_shown_on_their_jobs_and_over_the_fleet(study: Study, tmp_path: Path) -> None:
     store = Store(tmp_path / "jobs.store")
     trace = slow_trace((0,))

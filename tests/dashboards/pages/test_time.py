@@ -234,6 +234,7 @@ def test_charts_of_steps_show_the_steps_of_the_range(
         expect(page.locator(f"#{figure} text.across")).to_have_text(["9", "10"])  # of steps 8 to 11
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("since", "until", "said"),
     [

@@ -87,6 +87,7 @@ def request(name: str, one: dict[str, Any], changes: dict[str, Any]) -> dict[str
     }
 
 
+@pytest.mark.slow
 def test_every_callback_answers_what_a_page_sends_and_refuses_what_none_does(
     sample_store: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

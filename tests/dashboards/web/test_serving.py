@@ -80,6 +80,7 @@ def get(url: str, **headers: str) -> tuple[int, str, Message]:
 
 
 class TestTheCommand:
+    @pytest.mark.slow
     @pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGTERM])
     def test_serves_traces_until_a_signal_from_a_store_that_goes_with_it(self, ended_by: int, tmp_path: Path) -> None:
         with dashboard(SAMPLES / "healthy.parquet", folder=tmp_path, ended_by=ended_by) as url:
@@ -106,12 +107,14 @@ class TestTheCommand:
         assert ran.code == 2
         assert reason in ran.message
 
+    @pytest.mark.slow
     def test_says_once_that_a_trace_cannot_be_read(self, tmp_path: Path) -> None:
         """Traces are read by a process of their own."""
         ran = run_process("dashboard", "nothing.duckdb", cwd=tmp_path)
         assert ran.code == 2
         assert "nothing.duckdb: no such file or folder" in ran.message
 
+    @pytest.mark.slow
     def test_beyond_this_machine_it_prints_a_link_that_opens_it(self, sample_store: Path, tmp_path: Path) -> None:
         with dashboard(sample_store, "--host", "0.0.0.0", folder=tmp_path) as link:
             url, token = link.split("/?token=")
@@ -321,6 +324,7 @@ class TestBrokenAndHostile:
         assert pages.text("/job", job="first") == healthy
         assert get(f"{base}/readyz")[0] == 200
 
+    @pytest.mark.slow
     def test_a_running_import_breaks_no_page(self, tmp_path: Path, serve: Serve) -> None:
         store = tmp_path / "s.duckdb"
         trace = slow_trace((0,))
