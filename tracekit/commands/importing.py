@@ -1,28 +1,38 @@
 """`tracekit import`: traces and their reports into a store.
 
-In: traces of any known format. Out: jobs in a store, all of them or none.
+In: traces of any known format. Out: jobs in a store. They are stored 50 at a time, all of these or none, so that an
+import of many that ends early goes on where it ended. Many small ones are analysed in processes of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from tracekit.base.command_line import command
-from tracekit.base.errors import SelectionError
+from tracekit.base.errors import SelectionError, TracekitError
+from tracekit.base.processes import answers_of, serve
 from tracekit.base.stderr import progress
 from tracekit.base.text import printable, short
 from tracekit.commands.options import OUT, PATH, UNIT, read_job
 
 if TYPE_CHECKING:
-    from tracekit.analysis.job.job import Job
-    from tracekit.report.findings import Findings, Unanalysed
+    from tracekit.store import Incoming, Store
 
 #: Value of an option if it is given without one.
 _LIST = "?"
+#: Jobs that are stored together: copying a store's catalogue takes as long as storing several jobs.
+_TOGETHER = 50
+#: Below so many jobs, starting processes takes longer than analysing them; files above so many bytes go from process to
+#: process more slowly than they are analysed.
+_FEW, _LARGE_BYTES = 12, 64 << 20
+_READ = "from tracekit.commands.importing import send_jobs; send_jobs()"
 
 
 @click.command("import")
@@ -46,10 +56,14 @@ def import_command(
     replace: bool,
     no_analysis: bool,
 ) -> None:
-    """Put traces and their reports into a store: all of them, or none if one is bad."""
+    """Put traces and their reports into a store.
+
+    Up to 50 are stored together: all of them, or none if one is bad. The same command goes on after an import of more
+    that ended early.
+    """
     from tracekit.sources.load import are_one_job
     from tracekit.sources.search import jobs_in
-    from tracekit.store import Incoming, Store, default_store
+    from tracekit.store import Store, default_store
 
     if importer == _LIST:
         from tracekit.sources.plug_in import plugged_in
@@ -67,26 +81,101 @@ def import_command(
         raise SelectionError(f"--name {name!r} for {len(jobs)} traces; name one trace at a time")
     opened = Store(store or default_store())
     opened.check_new(None)
-    incoming = []
+    readings = [_Reading(paths, name, layout, importer, unit, not no_analysis) for paths in jobs]
+    if len(readings) > _TOGETHER and not replace:
+        readings = list(_missing(readings, opened))
+    stored: list[str] = []
     with progress() as tell:
-        for path, *more in jobs:
-            tell(f"reading {short(path.name)}")
-            job = read_job(path, *more, layout=layout, importer=importer, unit=unit)
-            job.validate()
-            job_name, source = job.trace.name if name is None else name, printable(str(path))
-            incoming.append(Incoming(job.trace, job_name, source, None if no_analysis else _findings(job, tell)))
-        tell("writing the store")
-        opened.add(incoming, replace=replace)
-    for item in incoming:
-        click.echo(f"Imported {short(item.name)} ({item.trace.ops.height:,} ops) into {printable(str(opened.path))}")
-    click.echo(f"Next: {command('whatif', '--store', opened.path, '--job', incoming[-1].name)}")
+        try:
+            for incoming in _in_batches(readings, tell):
+                opened.add(incoming, replace=replace)
+                stored += [item.name for item in incoming]
+                for item in incoming:
+                    place = printable(str(opened.path))
+                    click.echo(f"Imported {short(item.name)} ({item.trace.ops.height:,} ops) into {place}")
+        except TracekitError as error:
+            if not stored:
+                raise
+            raise type(error)(
+                f"{error}; the {len(stored):,} jobs before it are stored, and the same command goes on"
+            ) from None
+    if stored:
+        click.echo(f"Next: {command('whatif', '--store', opened.path, '--job', stored[-1])}")
 
 
-def _findings(job: Job, tell: Callable[[str], None]) -> Findings | Unanalysed:
-    """The findings of the analysis, or why there are none, also printed to stderr: the trace is stored in any case."""
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """One job to read, from `paths`, and whether to analyse it; the rest as of the command's options."""
+
+    paths: tuple[Path, ...]
+    name: str | None
+    layout: Path | None
+    importer: str | None
+    unit: str | None
+    analysed: bool
+
+    @property
+    def source(self) -> str:
+        """Where the job comes from, as in the store."""
+        return printable(str(self.paths[0]))
+
+    @property
+    def is_large(self) -> bool:
+        """Whether reading it takes a process of its own, or all of this one's memory."""
+        return any(path.is_dir() or path.stat().st_size > _LARGE_BYTES for path in self.paths if path.exists())
+
+
+def send_jobs() -> None:
+    """In a process of its own: for each job that it is asked for, the trace with its findings."""
+    serve(_incoming)
+
+
+def _incoming(reading: _Reading, tell: Callable[[str], None] | None = None) -> Incoming:
+    """Read and analyse a job."""
+    from tracekit.store import Incoming
+
+    job = read_job(*reading.paths, layout=reading.layout, importer=reading.importer, unit=reading.unit)
+    job.validate()
+    name = job.trace.name if reading.name is None else reading.name
+    return Incoming(job.trace, name, reading.source, job.stored(progress=tell) if reading.analysed else None)
+
+
+def _in_batches(readings: Sequence[_Reading], tell: Callable[[str], None]) -> Iterator[list[Incoming]]:
+    """The jobs, `_TOGETHER` at a time; says on stderr which could not be analysed."""
     from tracekit.report.findings import Unanalysed
 
-    findings = job.stored(progress=tell)
-    if isinstance(findings, Unanalysed):
-        click.echo(f"tracekit: stored without a report: {printable(findings.problem)}", err=True)
-    return findings
+    batch: list[Incoming] = []
+    began = time.monotonic()
+    for number, item in enumerate(_read(readings, tell), 1):
+        if isinstance(item.findings, Unanalysed):
+            click.echo(f"tracekit: stored without a report: {printable(item.findings.problem)}", err=True)
+        batch.append(item)
+        if len(batch) == _TOGETHER or number == len(readings):
+            tell("writing the store")
+            yield batch
+            batch = []
+        if number < len(readings) and len(readings) >= _FEW:
+            rate = number / max(time.monotonic() - began, 1e-3)
+            tell(
+                f"{number:,} of {len(readings):,} jobs, {rate:.3g} a second,"
+                f" {(len(readings) - number) / rate:,.0f} s to go"
+            )
+
+
+def _read(readings: Sequence[_Reading], tell: Callable[[str], None]) -> Iterator[Incoming]:
+    processes = len(os.sched_getaffinity(0))
+    if len(readings) >= _FEW and processes > 1 and not any(reading.is_large for reading in readings):
+        yield from answers_of(_READ, readings, processes, name=lambda reading: short(reading.source))
+        return
+    for reading in readings:
+        tell(f"reading {short(reading.paths[0].name)}")
+        yield _incoming(reading, tell)
+
+
+def _missing(readings: Sequence[_Reading], store: Store) -> Iterator[_Reading]:
+    """Those of the jobs that the store has not from the same place."""
+    sources = {job.source for job in store.jobs()} if store.is_store() else set()
+    missing = [reading for reading in readings if reading.source not in sources]
+    if len(missing) < len(readings):
+        click.echo(f"{len(readings) - len(missing):,} of {len(readings):,} jobs are in the store already")
+    yield from missing

@@ -6,16 +6,12 @@ In: paths. Out: a `GpuRecording`. Files are read in separate processes, several 
 from __future__ import annotations
 
 import os
-import pickle
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, cast
 
 from tracekit.base.errors import FormatError
+from tracekit.base.processes import answers_of
 from tracekit.collectors.importers.kineto.assemble import assemble
 from tracekit.collectors.importers.kineto.kernel_classes import kernel_classes
 from tracekit.collectors.importers.kineto.rank_columns import RankColumns
@@ -66,42 +62,7 @@ def _read_all(files: Sequence[Path], processes: int) -> Iterator[list[RankColumn
     ):
         yield from map(read_file, files)
         return
-    # Not forked, because the libraries of this process have threads; not spawned by multiprocessing, which would run a
-    # caller's script again.
-    count, command = min(processes, len(files)), [sys.executable, "-c", _READ]
-    readers = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(count)]  # noqa: S603  our own code, no shell
-    idle = list(readers)
-
-    def read_apart(file: Path) -> list[RankColumns]:
-        if not idle:  # a process was killed, which the future of its file says
-            return []
-        reader = idle.pop()
-        try:
-            pickle.dump(file, cast("IO[bytes]", reader.stdin))
-            cast("IO[bytes]", reader.stdin).flush()
-            answer: list[RankColumns] | FormatError = pickle.load(cast("IO[bytes]", reader.stdout))  # noqa: S301  of our own process
-        except (OSError, EOFError, pickle.UnpicklingError):
-            raise FormatError(
-                f"{file}: the process that read it was killed ({reader.wait()}); read fewer files at a time"
-            ) from None
-        idle.append(reader)
-        if isinstance(answer, FormatError):
-            raise answer
-        return answer
-
-    try:
-        with ThreadPoolExecutor(count) as pool:
-            futures = [pool.submit(read_apart, file) for file in files]
-            try:
-                for future in as_completed(futures):
-                    yield future.result()
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
-                for reader in readers:
-                    reader.kill()
-    finally:
-        for reader in readers:
-            reader.communicate()
+    yield from answers_of(_READ, files, processes)
 
 
 _READ = "from tracekit.collectors.importers.kineto.reading import send_files; send_files()"

@@ -6,17 +6,15 @@ In: a path. Out: `RankColumns`. Imports no data-frame library, to keep that proc
 from __future__ import annotations
 
 import gc
-import pickle
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tracekit.base.errors import FormatError
 from tracekit.base.look import Look
 from tracekit.base.memory import reuse_large_arrays
+from tracekit.base.processes import serve
 from tracekit.collectors.importers.kineto.event_columns import ColumnBuilder
 from tracekit.collectors.importers.kineto.event_tables import CATEGORIES, FileColumns
 from tracekit.collectors.importers.kineto.json_events import EventStream
@@ -69,21 +67,9 @@ def _ranks(
 
 
 def send_files() -> None:
-    """In a process of its own: for each pickled path on stdin, its ranks or the error, pickled, on stdout."""
+    """In a process of its own: for each path that it is asked for, its ranks."""
     reuse_large_arrays()
-    answer: list[RankColumns] | FormatError
-    while True:
-        try:
-            file = pickle.load(sys.stdin.buffer)  # noqa: S301  of the process that started this one
-        except EOFError:
-            return
-        try:
-            answer = read_file(file)
-        except FormatError as error:
-            answer = error
-        pickle.dump(answer, sys.stdout.buffer, pickle.HIGHEST_PROTOCOL)
-        sys.stdout.buffer.flush()
-        del answer
+    serve(read_file)
 
 
 @contextmanager

@@ -1,0 +1,80 @@
+"""An import of many traces: in processes, fifty at a time, and again after it ended early."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.handmade import run, slow_trace
+from tracekit.base.errors import SelectionError
+from tracekit.base.processes import answers_of
+from tracekit.commands import importing
+from tracekit.store import Store
+
+JOBS = [f"{number:03}" for number in range(55)]
+
+
+@pytest.fixture
+def many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a hundred-op trace for each of `JOBS`."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for name in JOBS:
+        slow_trace(name=name).write_parquet(folder / f"{name}.parquet")
+    return folder
+
+
+def stored() -> list[str]:
+    return sorted(job.name for job in Store(Path("tracekit.store")).jobs())
+
+
+def test_what_was_stored_before_a_bad_trace_stays_and_the_same_command_goes_on(many: Path) -> None:
+    whole = (many / "052.parquet").read_bytes()
+    (many / "052.parquet").write_bytes(whole[:100])
+    ended = run("import", "many", "--no-analysis")
+    assert ended.code == 2
+    assert "052.parquet" in ended.err
+    assert ended.err.endswith("; the 50 jobs before it are stored, and the same command goes on\n")
+    assert stored() == JOBS[:50]
+    (many / "052.parquet").write_bytes(whole)
+    again = run("import", "many", "--no-analysis")
+    assert again.code == 0, again.err
+    assert again.out.splitlines()[0] == "50 of 55 jobs are in the store already"
+    assert [line.split()[1] for line in again.out.splitlines()[1:-1]] == JOBS[50:]
+    assert stored() == JOBS
+
+
+def test_processes_store_the_reports_that_one_would(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [f"many/{name}.parquet" for name in JOBS[: importing._FEW]]
+    assert run("import", *paths, "--store", "apart.store").code == 0
+    monkeypatch.setattr(importing, "_FEW", len(JOBS))
+    assert run("import", *paths, "--store", "here.store").code == 0
+    apart, here = (
+        {path.relative_to(store).as_posix(): path.read_bytes() for path in Path(store).rglob("*.report.json")}
+        for store in ("apart.store", "here.store")
+    )
+    assert len(apart) == len(paths)
+    assert apart == here
+
+
+def test_answers_keep_the_order_of_their_tasks_and_an_error_is_raised_here() -> None:
+    code = """
+from tracekit.base.errors import SelectionError
+from tracekit.base.errors import SelectionError
+from tracekit.base.processes import serve
+
+def half(number):
+    print("a library prints")
+    if number % 2:
+        raise SelectionError(f"{number} is odd")
+    return number // 2
+
+serve(half)
+"""
+    assert list(answers_of(code, range(0, 40, 2), 3)) == [*range(20)]
+    answers = answers_of(code, [4, 3, 2], 2)
+    assert next(answers) == 2
+    with pytest.raises(SelectionError, match="3 is odd"):
+        list(answers)
