@@ -30,6 +30,7 @@ _GROUPS = {
     "Record": {
         "collect": ("tracekit.collectors.launch.command", "Record the steps of a training command, unmodified."),
         "attach": ("tracekit.commands.attach", "Record a few steps of a job that is already running."),
+        "passport": ("tracekit.commands.passport", "Measure a GPU, for `whatif --gpu`."),
         "doctor": ("tracekit.commands.doctor", "Check whether `collect` works on this machine."),
         "import": ("tracekit.commands.importing", "Put traces of any format into a store."),
     },

@@ -42,6 +42,11 @@ def marked_steps(job: GraphSubject) -> StepsOfRecording:
 @evidence(GraphSubject)
 def unprofiled(job: GraphSubject) -> WithoutProfiler | None:
     """The job without the profiler that recorded it; None if what recording cost is not known of all ranks."""
+    return unprofiled_after(job, ())
+
+
+def unprofiled_after(job: GraphSubject, after: Sequence[Intervention]) -> WithoutProfiler | None:
+    """Return the same after some changes."""
     from tracekit.analysis.gpu.unprofiled import OpLaunches, WithoutProfiler
 
     costs = {} if job.kept is None else job.kept.costs
@@ -57,7 +62,7 @@ def unprofiled(job: GraphSubject) -> WithoutProfiler | None:
     )
     recording_s = job.ops["recording_s"].fill_null(0.0).to_numpy()
     stacks = all(cost.stacks for cost in costs.values())
-    return WithoutProfiler.of(job.replay, marked_steps(job), recording_s, launches, stacks=stacks)
+    return WithoutProfiler.of(job.replay, marked_steps(job), recording_s, launches, stacks=stacks, after=after)
 
 
 @evidence(GraphSubject)

@@ -147,14 +147,25 @@ def work_of(op: str, dims: Sequence[Any], types: Sequence[Any]) -> tuple[float |
     if not tensors:
         return None, None, None
     read, wide = float(sum(math.prod(size) * wide for size, wide in tensors)), tensors[0][1]
-    sizes = [size for size, _ in tensors if len(size) >= 2]
-    if op in _PRODUCTS and len(sizes) >= 2:
-        first, second = sizes[-2:] if op in {"aten::addmm", "aten::baddbmm"} else sizes[:2]
-        out = second[0] if op == "aten::linear" else second[-1]
-        written = math.prod(first[:-1]) * out * wide
-        return 2.0 * math.prod(first) * out, read + written, written
+    shape = product_shape(op, [size for size, _ in tensors])
+    if shape is not None:
+        batch, m, n, k = shape
+        written = batch * m * n * wide
+        return 2.0 * batch * m * n * k, read + written, written
     written = max(math.prod(size) for size, _ in tensors) * wide
     return None, read + written, written
+
+
+def product_shape(op: str, dims: Sequence[Any]) -> tuple[int, int, int, int] | None:
+    """Return batch, m, n and k of a product [batch, m, k] x [batch, k, n]; None for other operators."""
+    sizes = [size for size in dims if _is_size(size) and len(size) >= 2]
+    if op not in _PRODUCTS or len(sizes) < 2:
+        return None
+    first, second = sizes[-2:] if op in {"aten::addmm", "aten::baddbmm"} else sizes[:2]
+    out = second[0] if op == "aten::linear" else second[-1]
+    batched = len(second) > 2
+    batch = math.prod(first[:-2]) if batched else 1
+    return batch, math.prod(first[-2:-1] if batched else first[:-1]), out, first[-1]
 
 
 def bytes_of(dtype: str) -> int:
@@ -168,4 +179,4 @@ def element_count(dims: Sequence[Any]) -> int:
 
 
 def _is_size(size: Any) -> bool:
-    return isinstance(size, list) and bool(size) and all(type(one) is int and one >= 0 for one in size)
+    return isinstance(size, list | tuple) and bool(size) and all(type(one) is int and one >= 0 for one in size)

@@ -15,6 +15,7 @@ from tracekit.report.report import Report
 if TYPE_CHECKING:
     from tracekit.analysis.experts.expert_loads import RebalancePlan
     from tracekit.analysis.experts.loads import Loads
+    from tracekit.analysis.hardware.question import HardwareQuestion
     from tracekit.analysis.job.lanes import Lanes
 
 
@@ -31,6 +32,7 @@ class ReportOptions(Struct, frozen=True, kw_only=True):
     experts: bool = False
     expert_loads: Loads | None = None
     plans: tuple[RebalancePlan, ...] = ()
+    hardware: HardwareQuestion | None = None
 
     @property
     def wants_bubbles(self) -> bool:

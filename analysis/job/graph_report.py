@@ -21,6 +21,7 @@ from tracekit.analysis.evidence.graph_subject import GraphSubject
 from tracekit.analysis.evidence.unprofiled_steps import profiled_steps_s, unprofiled_step
 from tracekit.analysis.gpu.gpu_times import GpuTimes
 from tracekit.analysis.gpu.recorded import Kept, Recorded
+from tracekit.analysis.hardware.answer import on_other_gpus
 from tracekit.analysis.job import experts
 from tracekit.analysis.job.analysis import Analysis, ReportOptions
 from tracekit.analysis.job.build import SourceFigures, build, slowdown_error
@@ -29,6 +30,7 @@ from tracekit.report.conclusions import CauseOfCulprit, RankToBlame
 from tracekit.report.diagnosis import Diagnosis
 from tracekit.report.experts import Experts, Overlap
 from tracekit.report.gpu import Unprofiled, gpu_tables, in_report
+from tracekit.report.hardware import OnGpu, hardware_table
 from tracekit.report.outline import ClockOfRank, Outline, Times
 from tracekit.report.plain_data import shaped
 from tracekit.report.question import ByLabel, Question, label_table, question_table
@@ -104,6 +106,11 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
     def _shares(self, label: str) -> tuple[Share, ...]:
         """What each value of a label costs; empty if the job was not attributed to it."""
         return next((group.shares for group in self.labels if group.labels == (label,)), ())
+
+    @cached_property
+    def on_gpus(self) -> Sequence[OnGpu]:
+        """What the job takes on the GPUs that were asked for."""
+        return () if self.asked.hardware is None else on_other_gpus(self.evidence, self.asked.hardware)
 
     def _source(self) -> SourceFigures:
         evidence = self.evidence
@@ -206,7 +213,8 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         if self.questions:
             answers.append(question_table(self.questions, evidence.whole, daily=evidence.daily))
         labels = [label_table(group, peers=not evidence.alone) for group in self._labels_wanted]
-        return [*answers, *labels, *experts.asked_tables(overlap, loads, self.asked)]
+        gpus = [hardware_table(self.on_gpus)] if self.on_gpus else []
+        return [*gpus, *answers, *labels, *experts.asked_tables(overlap, loads, self.asked)]
 
     def _ranks(self, found: Recorded, *, full: bool) -> Table:
         """A row for each rank, the one that the others wait for first; a rank alone waits for nobody.
@@ -284,6 +292,8 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
             keys |= self._of_kept(evidence.kept)
         if self.recorded is not None:
             keys |= self._of_recording(self.recorded)
+        if self.on_gpus:
+            keys["gpus"] = [*self.on_gpus, *keys.get("gpus", ())]
         asked = {"overlap": overlap, "experts": loads}
         return keys | {name: answer for name, answer in asked.items() if answer is not None}
 

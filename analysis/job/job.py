@@ -92,6 +92,9 @@ class Job(ABC):
         experts: bool = False,
         expert_loads: Loads | None = None,
         plans: Sequence[RebalancePlan] = (),
+        gpus: Sequence[str] = (),
+        gpu_from: str | None = None,
+        precision: str | None = None,
         progress: Progress | None = None,
     ) -> Report:
         """Return the whole report: what is lost, findings, fixes, and the answers to custom questions.
@@ -102,9 +105,13 @@ class Job(ABC):
         `bubbles`: where its stages are idle; `schedules`: with the price of these, such as "1f1b",
         "interleaved:chunks=2" or "zb-h1,weight=0.4". `overlap`: of a recording of GPUs, what communication compute
         hides. `experts`: the loads of experts; `expert_loads`: tokens of each expert, as the job logged them; `plans`:
-        with the price of these. Raises SelectionError for a selection that cannot be understood or matches no op,
-        layers that do not fit, or a schedule that does not exist; FormatError for loads of another job.
+        with the price of these. `gpus`: other GPUs, as files of passports, names, or "FILE on rank=0-7"; `gpu_from`:
+        that of the trace, by default a known one of its name; `precision`: with matrix products in it. Raises
+        SelectionError for a selection that cannot be understood or matches no op, layers that do not fit, a schedule
+        that does not exist, or a GPU that is not known; FormatError for loads of another job, or no passport.
         """
+        from tracekit.analysis.hardware.question import HardwareQuestion
+
         asked = ReportOptions(
             fix=tuple(fix),
             keep=tuple(keep),
@@ -116,6 +123,7 @@ class Job(ABC):
             experts=experts,
             expert_loads=expert_loads,
             plans=tuple(plans),
+            hardware=HardwareQuestion.parse(gpus, gpu_from, precision),
         )
         return self.analyse(asked, progress).report
 

@@ -6,7 +6,7 @@ In: an `Attribution` and a `Diagnosis` with the identity and the coverage of the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from tracekit.report.bubbles import Bubbles
 from tracekit.report.clocks import ClockReport
 from tracekit.report.diagnosis import Diagnosis
 from tracekit.report.experts import Experts
+from tracekit.report.hardware import OnGpu, hardware_table
 from tracekit.report.outline import Coverage, MethodUsed, MissingOps, Outline, Times
 from tracekit.report.pictures import PipelinePicture
 from tracekit.report.plain_data import shaped
@@ -79,6 +80,7 @@ class AnalysedPipeline(Struct, frozen=True, kw_only=True, eq=False):
     asked: ReportOptions
     questions: tuple[Question, ...]
     labels: tuple[ByLabel, ...]
+    on_gpus: Sequence[OnGpu] = ()
     evidence_steps: int | None = None
 
     def analysis(self) -> Analysis:
@@ -144,7 +146,8 @@ class AnalysedPipeline(Struct, frozen=True, kw_only=True, eq=False):
 
     def _asked_tables(self, loads: Experts | None, *, daily: bool) -> list[Table]:
         answers = [question_table(self.questions, "step", daily=daily)] if self.questions else []
-        return [*answers, *map(label_table, self.labels), *experts.asked_tables(None, loads, self.asked)]
+        gpus = [hardware_table(self.on_gpus)] if self.on_gpus else []
+        return [*gpus, *answers, *map(label_table, self.labels), *experts.asked_tables(None, loads, self.asked)]
 
     def _keys(self, bubbles: Bubbles | None, loads: Experts | None) -> dict[str, Any]:
         found, published = self.attribution, self.published
@@ -173,6 +176,7 @@ class AnalysedPipeline(Struct, frozen=True, kw_only=True, eq=False):
             "bubbles": bubbles,
             **self._picture(bubbles),
             **({} if loads is None else {"experts": loads}),
+            **({"gpus": self.on_gpus} if self.on_gpus else {}),
             "m_w": found.m_w.removal,
             "m_s": found.m_s.removal,
             "slowest_workers": found.slowest_workers,

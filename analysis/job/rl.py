@@ -86,6 +86,7 @@ class RlJob(Job):
             ("--by", asked.by),
             ("--layers", asked.layers),
             ("--expert-loads", asked.expert_loads),
+            ("--gpu", asked.hardware),
         ):
             if value:
                 raise self._not_for(option)

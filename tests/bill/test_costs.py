@@ -174,7 +174,12 @@ def test_of_a_recording_only_what_gpus_compute_is_useful() -> None:
         kernels = [{"name": kind, "count": 1, "class": kind, "seconds": spent_s} for kind, spent_s in by_class.items()]
         step = {"profiled_step_s": 5.0, "overhead_s": overhead_s, "per_operator_s": 0.0, "how": ""}
         step["step_s"] = dict.fromkeys(Estimate.__struct_fields__, 0.0)
-        return GPU | {"busy_s": 19.0, "kernels": kernels, "unprofiled": None if overhead_s is None else step}
+        return GPU | {
+            "about": "rank",
+            "busy_s": 19.0,
+            "kernels": kernels,
+            "unprofiled": None if overhead_s is None else step,
+        }
 
     found = costs(
         {"host-bound": 6.0},

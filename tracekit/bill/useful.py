@@ -44,7 +44,7 @@ def _of_ops(report: Report, others: tuple[Claim, ...]) -> tuple[Claim, ...]:
 
 def _of_recording(report: Report, losses: dict[LossKind, float], others: tuple[Claim, ...]) -> tuple[Claim, ...]:
     """Of a recording of GPUs, the time in which they compute; the median rank, as a straggler computes more."""
-    gpus = report.gpus or ([report.gpu] if report.gpu else [])
+    gpus = report.gpu_of_ranks
     wasted_s = losses.get(LossKind.COMPUTE, 0.0) + sum(
         seconds for part, _, seconds in others if part is BillPart.COMPUTE
     )

@@ -70,6 +70,15 @@ _BYTES_PER_OP = 200
     help="--experts, and the price of this plan: balanced, capacity=C, replicas=N, volume=R, chunks. Repeatable.",
 )
 @click.option(
+    "--gpu",
+    "gpus",
+    multiple=True,
+    metavar="GPU",
+    help="What if it ran on this GPU? A passport's file or a name, also 'FILE on rank=0-7'. Repeatable.",
+)
+@click.option("--gpu-from", metavar="GPU", help="The GPU of the trace [default: a known one of its name].")
+@click.option("--precision", metavar="TYPE", help="--gpu, with matrix products in bf16, fp16, tf32, fp8, ...")
+@click.option(
     "--layers", metavar="LAYERS", help="Transformer layers per stage, such as 9,9,9,9 [default: the trace's]."
 )
 @click.option("--ignore-steps", metavar="STEPS", help="Leave these steps out, such as 12,40-45.")
@@ -108,6 +117,9 @@ def whatif_command(
     experts: bool,
     expert_loads: Path | None,
     plans: tuple[str, ...],
+    gpus: tuple[str, ...],
+    gpu_from: str | None,
+    precision: str | None,
     layers: str | None,
     ignore_steps: str | None,
     method: str,
@@ -134,6 +146,7 @@ def whatif_command(
     cause costs of the step, with a number: "slowdown>1.1", "bad-worker>5%". A SCHEDULE may state the share of the
     weight gradients in the whole backward: "zb-h1,weight=0.4".
     """
+    from tracekit.analysis.hardware.question import HardwareQuestion
     from tracekit.analysis.job.analysis import ReportOptions
     from tracekit.report.report import read_report, write_tables
 
@@ -144,6 +157,7 @@ def whatif_command(
     _check_writable(parquet_file, markdown, html)
     _check_schedules(schedules)
     priced, logged = _read_asked(expert_loads, plans)
+    hardware = HardwareQuestion.parse(gpus, gpu_from, precision)
     render = None if form is None else _renderer(form, alone=not as_json and markdown != STDOUT)
     asked = ReportOptions(
         fix=fix,
@@ -156,6 +170,7 @@ def whatif_command(
         experts=experts or expert_loads is not None,
         expert_loads=logged,
         plans=tuple(priced),
+        hardware=hardware,
     )
     with progress() as tell:
         tell("reading the trace")
@@ -166,6 +181,10 @@ def whatif_command(
             _refuse_others(_OF_REPORTS, "needs the trace, and a report is without it")
             report, named = read_report(source.traces[0]), None
         elif (used := engine or _engine_for(source)) != "local":
+            if hardware is not None:
+                raise SelectionError(
+                    "--gpu is for a job in one piece: add --engine local, and --ignore-steps to fit memory"
+                )
             report, lanes = _parts(_in_batches(source, used, asked, method, redact=redact, ignored=steps, tell=tell))
         else:
             try:

@@ -52,7 +52,7 @@ class GpuFinding(Struct, frozen=True):
     cannot_tell: str | None
 
 
-class GpuInReport(GpuTimes, frozen=True, kw_only=True):
+class GpuInReport(GpuTimes, frozen=True, kw_only=True, tag="rank", tag_field="about"):
     """One rank in a report: its times, and the findings, those first that save most without the profiler.
 
     `unprofiled`: None because of `unprofiled_reason`.

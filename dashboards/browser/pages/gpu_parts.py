@@ -44,7 +44,7 @@ Row = tuple[Any, ...]
 
 def gpu_panels(stored: Stored, report: Report, rank: str, q: str) -> list[Component]:
     """One GPU: the only one; of several, that of `rank`, else the one that idles least. `q`: the filter of names."""
-    every = [report.gpu] if report.gpu else report.gpus or []
+    every = report.gpu_of_ranks
     if not every:
         return []
     gpu = next((one for one in every if str(one.rank) == rank), min(every, key=lambda one: one.idle_s))
