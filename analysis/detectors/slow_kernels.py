@@ -19,6 +19,9 @@ from tracekit.analysis.evidence.host_time import host_time
 from tracekit.analysis.gpu.roofline import Card, bytes_of, element_count, roofline_s, work_of
 from tracekit.analysis.gpu.times import SHORT_S
 from tracekit.analysis.gpu.unfused_attention import find_unfused_attention
+from tracekit.analysis.hardware.passport import known_passport
+from tracekit.analysis.hardware.scaling import Scaling
+from tracekit.analysis.hardware.work import works_of
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.codes import numbered, of_each
 from tracekit.analysis.whatif.interventions import LessTime
@@ -101,15 +104,17 @@ class SlowKernels(Detector):
             if less_s.sum() < (1 - 1 / _SLOW) * taken_s:
                 continue
             slow = any(_NO_TENSOR_CORES.search(name) for name in names[1:])
+            measured_s = _less_in_tf32_s(job.kept.gpu, kernels, took) if slow else None
             how = " in float32 without tensor cores" if slow else ""
             yield self._faster(
-                job, rows[mine], less_s, op, names, taken_s,
+                job, rows[mine], less_s if measured_s is None else measured_s, op, names, taken_s,
                 f"{code_name(op)}{how} takes {share_of(job, taken_s):.0%} of the recording, at"
                 f" {np.nansum(need) / took[~np.isnan(need)].sum():.0%} of the card's peak"
-                f"{_occupied(kernels)}",
+                f"{_occupied(kernels)}" + ("" if measured_s is None else _as_measured(measured_s, taken_s)),
                 "allow TF32 (torch.set_float32_matmul_precision('high')), or compute in bfloat16 (torch.autocast)"
                 if slow else plain(f"use faster kernels for {code_name(op)}: 16-bit types, other layouts, sizes that"
                                    " are multiples of 64, fused operators (torch.compile)"),
+                most_s=measured_s,
             )  # fmt: skip
 
     def _small_grids(
@@ -345,6 +350,21 @@ def _read_s(card: Card, kind: str, inputs: str | None) -> float:
     if not dims or not isinstance(dims[0], list) or len(dims[0]) != _OF_IMAGES or not types:
         return float("nan")
     return element_count(dims[:1]) * bytes_of(str(types[0])) / card.bytes_s
+
+
+def _less_in_tf32_s(gpu: str | None, kernels: pl.DataFrame, took_s: Floats) -> Floats | None:
+    """What TF32 saves of products in float32 by the passport of the card, seconds, [kernels]; None without one."""
+    passport = known_passport(gpu)
+    if passport is None or not passport.kernels["dtype"].eq("tf32").any():
+        return None
+    works = works_of(kernels.with_columns(role=pl.lit("gpu")), took_s)
+    scaling = Scaling(passport, passport, "tf32")
+    factor = np.array([min(scaling.of(work).factor, 1.0) for work in works.each])
+    return np.asarray(took_s * (1 - factor[works.of_op]))
+
+
+def _as_measured(less_s: Floats, taken_s: float) -> str:
+    return f"; in TF32, such kernels take {1 - less_s.sum() / taken_s:.0%} as long on this card, as measured"
 
 
 def _needed_s(card: Card | None, op: str, kind: str, inputs: str | None) -> float:
