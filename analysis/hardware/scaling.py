@@ -26,8 +26,10 @@ from tracekit.base.text import listed, quoted
 Tier = Literal["shapes", "class", "roofline", "unchanged"]
 #: The weight of a measured shape at distance d, in powers of two: 1 / (d^2 + this)^2.
 _NEAR = 0.5
-#: The standard error of a normal distribution, in mean absolute errors; so many kernels at least show it.
-_OF_MEAN, _FEWEST = 1.2533, 4
+#: So many kernels show how badly they predict one another.
+_FEWEST = 4
+#: The standard error of a normal distribution, in mean absolute errors.
+_OF_MEAN = 1.2533
 #: The 90 % interval of a normal distribution, in standard deviations.
 WIDE_90 = 1.645
 #: Where nothing was measured on both cards: ratios of peaks are off by so much, in logarithms. They were off by 63 % in
@@ -85,15 +87,13 @@ class _Pairs(Struct, frozen=True, eq=False):
 
     @property
     def error_near(self) -> float:
-        """How badly the others predict each kernel of the larger half: a standard error, by the mean, since a few
-        kernels are far from all others.
-        """
+        """How badly the other kernels predict each one, by the mean: a few are far from all others."""
         if len(self.longer) < _FEWEST:
             return _OF_PEAKS if self.longer.any() else 0.0
         weight = _weights(self.places[:, None] - self.places[None])
         np.fill_diagonal(weight, 0.0)
         errors = weight @ self.longer / weight.sum(axis=1) - self.longer
-        return _OF_MEAN * float(np.abs(errors[self.larger]).mean())
+        return _OF_MEAN * float(np.abs(errors).mean())
 
     @property
     def error_of_median(self) -> float:
