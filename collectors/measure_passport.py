@@ -28,20 +28,29 @@ from tracekit.analysis.hardware.passport import KERNEL_SCHEMA, PASSPORT_VERSION,
 #: No kernel is begun later than this, seconds.
 BUDGET_S = 150.0
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "tf32": torch.float32}
-_MEMORY_TYPES = ("bf16", "fp32")
-_FLOAT8 = "fp8"
+_ON_CPU = ("bf16", "fp32")
+_FLOAT8, _FLOAT8_SINCE, _FLOAT8_MULTIPLE = "fp8", (8, 9), 16
 #: Larger than any cache, bytes.
 _FLUSH_BYTES = 1 << 28
 #: A kernel runs so often, and less often if it takes longer than this, seconds.
 _RUNS = ((0.02, 3), (2e-3, 5), (0.0, 9))
-#: Sizes of tensors of memory-bound kernels, bytes; rows are longer from the second on.
-_MEGABYTES, _LONG_ROWS = (1, 4, 12, 32, 64, 128, 256, 1024, 2048, 4096), 1 << 27
-_COLUMNS, _MANY_COLUMNS = 1024, 4096
+#: Sizes of tensors, bytes; rows are longer in large ones.
+_TENSORS = tuple(megabytes << 20 for megabytes in (1, 4, 12, 32, 64, 128, 256, 1024, 2048, 4096))
+_COLUMNS, _MANY_COLUMNS, _LARGE = 1024, 4096, 1 << 27
 _SEED, _SHAPES = 0, 64
 #: Bytes of the largest tensor.
 _LARGEST, _LARGEST_ON_CPU = 1 << 40, 1 << 24
 
 Call = Callable[[], Any]
+#: Memory-bound kernels of a tensor, another like it and a row: kind, op, how often they read or write a tensor, call.
+_MEMORY_BOUND: tuple[tuple[str, str, int, Callable[[Any, Any, Any], Any]], ...] = (
+    ("elementwise", "add", 3, lambda x, y, _: torch.add(x, y, out=y)),
+    ("elementwise", "gelu", 2, lambda x, *_: functional.gelu(x)),
+    ("elementwise", "mul", 2, lambda x, y, _: torch.mul(x, 1.5, out=y)),
+    ("norm", "ln", 2, lambda x, _, row: functional.layer_norm(x, row.shape, row, row)),
+    ("softmax", "softmax", 2, lambda x, *_: torch.softmax(x, -1)),
+    ("copy", "copy", 2, lambda x, y, _: y.copy_(x)),
+)
 
 
 class Kernel(Struct, frozen=True):
@@ -63,39 +72,41 @@ def measure(
     `largest`: bytes of the largest tensor, by default any on a GPU, and few on a CPU.
     """
     place = torch.device(device)
-    largest = largest or (_LARGEST if place.type == "cuda" else _LARGEST_ON_CPU)
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    if place.type == "cuda":
+    on_gpu = place.type == "cuda"
+    largest = largest or (_LARGEST if on_gpu else _LARGEST_ON_CPU)
+    if on_gpu:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", place.index or 0)))
+    timer = _Timer(place, min(_FLUSH_BYTES, largest))
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
     ends, rows, skipped = time.monotonic() + budget_s, list[tuple[Any, ...]](), list[str]()
-    clock = _Timer(place, min(_FLUSH_BYTES, largest))
-    kernels: Iterator[Kernel] = itertools.chain(_products(place, largest), _memory_bound(place, largest))
     if ranks > 1:
-        distributed.init_process_group("nccl" if place.type == "cuda" else "gloo")
-        rows += [_measured(kernel, clock) for kernel in _collectives(place, ranks, largest)]
+        distributed.init_process_group("nccl" if on_gpu else "gloo")
+        rows += [_measured(kernel, timer) for kernel in _collectives(place, ranks, largest)]
         distributed.barrier()
-        first = distributed.get_rank() == 0
+        rank = distributed.get_rank()
         distributed.destroy_process_group()
-        if not first:
+        if rank:
             return None
-    for kernel in kernels:
+    for kernel in itertools.chain(_products(place, largest), _memory_bound(place, largest)):
         name = f"{kernel.op} {kernel.dtype} {kernel.sizes}"
         if time.monotonic() > ends:
             skipped.append(f"{name}: no time left")
             continue
         try:
-            rows.append(_measured(kernel, clock))
+            rows.append(_measured(kernel, timer))
         except RuntimeError as error:  # out of memory, or a type that this card lacks
             skipped.append(f"{name}: {str(error)[:80]}")
-    table = pl.DataFrame(rows, KERNEL_SCHEMA, orient="row")
-    return Passport(_head(place, table), table), _more(place, ranks, skipped)
+    state = _state() if on_gpu else {}
+    more = {"torch": torch.__version__, "cuda": torch.version.cuda, "driver": state.pop("driver", None)}
+    kernels = pl.DataFrame(rows, KERNEL_SCHEMA, orient="row")
+    return Passport(_head(place, kernels, state), kernels), more | {"ranks": ranks, "skipped": skipped[:12]}
 
 
-def _measured(kernel: Kernel, clock: _Timer) -> tuple[Any, ...]:
+def _measured(kernel: Kernel, timer: _Timer) -> tuple[Any, ...]:
     tf32 = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = kernel.dtype == "tf32"
     try:
-        seconds = clock.time(kernel.prepare())
+        seconds = timer.time(kernel.prepare())
     finally:
         torch.backends.cuda.matmul.allow_tf32 = tf32
     return (kernel.kind, kernel.op, kernel.dtype, *kernel.sizes, kernel.bytes, seconds)
@@ -154,131 +165,97 @@ def _batched_shapes() -> list[tuple[int, int, int, int]]:
 def _products(place: torch.device, largest: int) -> Iterator[Kernel]:
     """Matrix products in every type that the device has."""
     shapes = [("mm", (1, *shape)) for shape in _shapes()] + [("bmm", shape) for shape in _batched_shapes()]
-    on_gpu = place.type == "cuda"
-    float8 = [_FLOAT8] if on_gpu and torch.cuda.get_device_capability() >= (8, 9) else []
-    for dtype in (*(_TYPES if on_gpu else ("bf16", "fp32")), *float8):
+    float8 = place.type == "cuda" and torch.cuda.get_device_capability() >= _FLOAT8_SINCE
+    for dtype in (*(_TYPES if place.type == "cuda" else _ON_CPU), *([_FLOAT8] if float8 else [])):
         width = 1 if dtype == _FLOAT8 else _TYPES[dtype].itemsize
         for op, (batch, m, n, k) in shapes:
             moved = width * batch * (m * k + k * n + m * n)
-            if moved <= largest and (dtype != _FLOAT8 or (op == "mm" and m >= _TILE)):
-                yield Kernel("matmul", op, dtype, (batch, m, n, k), moved, _product(place, op, dtype, batch, m, n, k))
+            lacks = dtype == _FLOAT8 and (op == "bmm" or m % _FLOAT8_MULTIPLE)
+            if moved <= largest and not lacks:
+                sizes = (batch, m, n, k)
+                yield Kernel("matmul", op, dtype, sizes, moved, partial(_product, place, op, dtype, sizes))
 
 
-#: Products of 8 bits have sizes that are multiples of this.
-_TILE = 16
-
-
-def _product(place: torch.device, op: str, dtype: str, batch: int, m: int, n: int, k: int) -> Callable[[], Call]:
-    def prepare() -> Call:
-        if dtype == _FLOAT8:
-            first, second = (torch.randn(rows, k, device=place).to(torch.float8_e4m3fn) for rows in (m, n))
-            scale = torch.ones((), device=place)
-            return lambda: torch._scaled_mm(first, second.t(), scale, scale, out_dtype=torch.bfloat16)  # noqa: SLF001
-        lead = (batch,) if op == "bmm" else ()
-        first, second = (torch.randn(*lead, *size, dtype=_TYPES[dtype], device=place) for size in ((m, k), (k, n)))
-        return (lambda: torch.bmm(first, second)) if lead else (lambda: torch.mm(first, second))
-
-    return prepare
+def _product(place: torch.device, op: str, dtype: str, sizes: tuple[int, int, int, int]) -> Call:
+    batch, m, n, k = sizes
+    if dtype == _FLOAT8:
+        first, second = (torch.randn(rows, k, device=place).to(torch.float8_e4m3fn) for rows in (m, n))
+        scale = torch.ones((), device=place)
+        return partial(torch._scaled_mm, first, second.t(), scale, scale, out_dtype=torch.bfloat16)  # noqa: SLF001
+    lead = (batch,) if op == "bmm" else ()
+    first, second = (torch.randn(*lead, *size, dtype=_TYPES[dtype], device=place) for size in ((m, k), (k, n)))
+    return partial(torch.bmm if lead else torch.mm, first, second)
 
 
 def _memory_bound(place: torch.device, largest: int) -> Iterator[Kernel]:
     """Kernels that read and write tensors."""
-    kinds: tuple[tuple[str, str, int, Callable[[Any, Any, Any], Call]], ...] = (
-        ("elementwise", "add", 3, lambda x, y, _: lambda: torch.add(x, y, out=y)),
-        ("elementwise", "gelu", 2, lambda x, *_: lambda: functional.gelu(x)),
-        ("elementwise", "mul", 2, lambda x, y, _: lambda: torch.mul(x, 1.5, out=y)),
-        ("norm", "ln", 2, lambda x, _, w: lambda: functional.layer_norm(x, (x.shape[-1],), w, w)),
-        ("softmax", "softmax", 2, lambda x, *_: lambda: torch.softmax(x, -1)),
-        ("copy", "copy", 2, lambda x, y, _: lambda: y.copy_(x)),
-    )
-    for dtype, size in itertools.product(_MEMORY_TYPES, (megabytes << 20 for megabytes in _MEGABYTES)):
-        if size > largest:
-            continue
-        columns = _COLUMNS if size < _LONG_ROWS else _MANY_COLUMNS
+    for dtype, size in itertools.product(_ON_CPU, _TENSORS):
+        columns = _COLUMNS if size < _LARGE else _MANY_COLUMNS
         rows = size // _TYPES[dtype].itemsize // columns
-
-        def tensors(dtype: str = dtype, shape: tuple[int, int] = (rows, columns)) -> tuple[Any, Any, Any]:
-            x = torch.randn(shape, dtype=_TYPES[dtype], device=place)
-            return x, torch.zeros_like(x), torch.ones(shape[1], dtype=x.dtype, device=place)
-
-        for kind, op, passes, make in kinds:
-            yield Kernel(
-                kind, op, dtype, (rows, columns, 0, 0), passes * size,
-                partial(_called, make, tensors),
-            )  # fmt: skip
+        for kind, op, passes, call in _MEMORY_BOUND if size <= largest else ():
+            prepare = partial(_on_tensors, call, place, dtype, rows, columns)
+            yield Kernel(kind, op, dtype, (rows, columns, 0, 0), passes * size, prepare)
 
 
-def _called(make: Callable[[Any, Any, Any], Call], tensors: Callable[[], tuple[Any, Any, Any]]) -> Call:
-    return make(*tensors())
+def _on_tensors(call: Callable[[Any, Any, Any], Any], place: torch.device, dtype: str, rows: int, columns: int) -> Call:
+    x = torch.randn(rows, columns, dtype=_TYPES[dtype], device=place)
+    return partial(call, x, torch.zeros_like(x), torch.ones_like(x[0]))
 
 
 def _collectives(place: torch.device, ranks: int, largest: int) -> Iterator[Kernel]:
     """All-reduces of all ranks."""
-    for size in (megabytes << 20 for megabytes in _MEGABYTES[:-2]):
+    for size in _TENSORS[:-2]:
         if size <= largest:
-            elements = size // _TYPES["fp32"].itemsize
-            yield Kernel(
-                "collective", f"all_reduce of {ranks}", "fp32", (elements, 1, 0, 0), size,
-                partial(_all_reduce, elements, place),
-            )  # fmt: skip
+            sizes, op = (size // _TYPES["fp32"].itemsize, 1, 0, 0), f"all_reduce of {ranks}"
+            yield Kernel("collective", op, "fp32", sizes, size, partial(_all_reduce, sizes[0], place))
 
 
 def _all_reduce(elements: int, place: torch.device) -> Call:
     return partial(distributed.all_reduce, torch.ones(elements, device=place))
 
 
-def _head(place: torch.device, kernels: pl.DataFrame) -> PassportHead:
+def _head(place: torch.device, kernels: pl.DataFrame, state: dict[str, Any]) -> PassportHead:
     """What is known of the card; of one that `cards.csv` lacks, the best that was measured stands for its peaks."""
-    on_gpu = place.type == "cuda"
-    if on_gpu:
+    name, memory = f"CPU, {torch.get_num_threads()} threads", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if place.type == "cuda":
         properties = torch.cuda.get_device_properties(place)
         name, memory = properties.name, properties.total_memory
-    else:
-        name, memory = (
-            f"CPU, {torch.get_num_threads()} threads",
-            os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        )
     card = Card.named(name)
     if card is None:
-        products = kernels.filter(kind="matmul").with_columns(
-            flops=2.0 * pl.col("batch") * pl.col("m") * pl.col("n") * pl.col("k") / pl.col("time_s")
-        )
-        peaks = dict(products.group_by("dtype").agg(pl.col("flops").max() / 1e12).sort("dtype").iter_rows())
-        copies = kernels.filter(kind="copy").select((pl.col("bytes") / pl.col("time_s")).max()).item()
-        bytes_s = float(copies or 0.0)
+        flops = 2.0 * pl.col("batch") * pl.col("m") * pl.col("n") * pl.col("k") / pl.col("time_s")
+        peaks = dict(kernels.filter(kind="matmul").group_by("dtype").agg(flops.max()).sort("dtype").iter_rows())
+        bytes_s = kernels.filter(kind="copy").select((pl.col("bytes") / pl.col("time_s")).max()).item() or 0.0
     else:
         peaks = {"fp32": card.single, "tf32": card.tensor, "fp16": card.half, "bf16": card.half, "fp8": 2 * card.half}
-        peaks, bytes_s = {dtype: peak / 1e12 for dtype, peak in peaks.items()}, card.bytes_s
+        bytes_s = card.bytes_s
     return PassportHead(
-        passport_version=PASSPORT_VERSION, gpu=name, memory_gb=round(memory / 2**30, 1), peak_tflops=peaks,
-        bandwidth_gb_s=bytes_s / 1e9, **(_state() if on_gpu else {}),
-    )  # fmt: skip
+        passport_version=PASSPORT_VERSION,
+        gpu=name,
+        memory_gb=round(memory / 2**30, 1),
+        peak_tflops={dtype: peak / 1e12 for dtype, peak in peaks.items()},
+        bandwidth_gb_s=bytes_s / 1e9,
+        **state,
+    )
 
 
 def _state() -> dict[str, Any]:
-    """The clock, the power limit and the slice, as nvidia-smi says; what it does not say is left out."""
-    values = _smi("clocks.max.sm,power.limit,power.max_limit,mig.mode.current")
-    numbers = [_number(value) for value in values[:3]]
-    power = None if None in numbers[1:] else tuple(numbers[1:])
-    sliced = len(values) > _MIG and values[_MIG] == "Enabled"
-    return {"sm_clock_mhz": numbers[0] if numbers else None, "power_limit_w": power or None,
-            "mig": torch.cuda.get_device_name() if sliced else None}  # fmt: skip
-
-
-_MIG = 3
-
-
-def _smi(fields: str) -> list[str]:
-    """Fields of the GPU in use, as nvidia-smi prints them; none if it fails."""
+    """Clock, power limit, slice and driver of the GPU in use, as nvidia-smi prints them; nothing if it fails."""
+    fields = "clocks.max.sm,power.limit,power.max_limit,mig.mode.current,driver_version"
     command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
+    command += [f"--id=GPU-{uuid}"] if uuid else []
     try:
-        printed = subprocess.run(  # noqa: S603
-            [*command, *([f"--id=GPU-{uuid}"] if uuid else [])], capture_output=True, text=True, timeout=10, check=True
-        )
-        return [value.strip() for value in printed.stdout.splitlines()[0].split(",")]
-    except (OSError, subprocess.SubprocessError, IndexError):
-        return []
+        printed = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout  # noqa: S603
+        clock, limit, most, mig, driver = (value.strip() for value in printed.splitlines()[0].split(","))
+    except (OSError, subprocess.SubprocessError, IndexError, ValueError):
+        return {}
+    power = (_number(limit), _number(most))
+    return {
+        "sm_clock_mhz": _number(clock),
+        "power_limit_w": None if None in power else power,
+        "mig": torch.cuda.get_device_name() if mig == "Enabled" else None,
+        "driver": driver,
+    }
 
 
 def _number(text: str) -> float | None:
@@ -286,14 +263,3 @@ def _number(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
-
-
-def _more(place: torch.device, ranks: int, skipped: list[str]) -> dict[str, Any]:
-    """Versions and sizes, for people."""
-    more: dict[str, Any] = {"torch": torch.__version__, "ranks": ranks, "skipped": skipped[:12]}
-    if place.type == "cuda":
-        properties = torch.cuda.get_device_properties(place)
-        driver = _smi("driver_version")
-        more |= {"multiprocessors": properties.multi_processor_count, "cuda": torch.version.cuda}
-        more |= {"l2_bytes": getattr(properties, "L2_cache_size", 0), "driver": driver[0] if driver else None}
-    return more

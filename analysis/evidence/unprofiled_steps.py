@@ -45,8 +45,10 @@ def unprofiled(job: GraphSubject) -> WithoutProfiler | None:
     return unprofiled_after(job, ())
 
 
-def unprofiled_after(job: GraphSubject, after: Sequence[Intervention]) -> WithoutProfiler | None:
-    """Return the same after some changes."""
+def unprofiled_after(
+    job: GraphSubject, after: Sequence[Intervention], *, bounds: bool = True
+) -> WithoutProfiler | None:
+    """Return the same after some changes. `bounds`: as of `WithoutProfiler.of`."""
     from tracekit.analysis.gpu.unprofiled import OpLaunches, WithoutProfiler
 
     costs = {} if job.kept is None else job.kept.costs
@@ -62,7 +64,9 @@ def unprofiled_after(job: GraphSubject, after: Sequence[Intervention]) -> Withou
     )
     recording_s = job.ops["recording_s"].fill_null(0.0).to_numpy()
     stacks = all(cost.stacks for cost in costs.values())
-    return WithoutProfiler.of(job.replay, marked_steps(job), recording_s, launches, stacks=stacks, after=after)
+    return WithoutProfiler.of(
+        job.replay, marked_steps(job), recording_s, launches, stacks=stacks, after=after, bounds=bounds
+    )
 
 
 @evidence(GraphSubject)

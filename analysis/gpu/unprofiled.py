@@ -124,14 +124,15 @@ class WithoutProfiler(Struct, frozen=True, eq=False):
         *,
         stacks: bool,
         after: Sequence[Intervention] = (),
+        bounds: bool = True,
     ) -> Self:
         """Take `recording_s` off each op, seconds, [ops]. `stacks`: whether Python functions were recorded. `after`: in
-        the job after these changes.
+        the job after these changes. `bounds`: with the highest and lowest cost, too.
         """
         low, high = _WITH_STACKS if stacks else _WITHOUT_STACKS
         cost, delay = replay.cost_of_ops, replay.delay_of_ops
         changes = []
-        for factor in (1.0, high, low):
+        for factor in (1.0, high, low) if bounds else (1.0,):
             gone = np.minimum(factor * recording_s, _MOST * cost)
             remaining = 1 - np.divide(gone, cost, out=np.zeros_like(cost), where=cost > 0)
             faster = np.minimum(factor * launches.recording_s, launches.latency_s)
@@ -175,11 +176,13 @@ class WithoutProfiler(Struct, frozen=True, eq=False):
 
 
 def _typical(each: Sequence[Floats]) -> Estimate:
-    """The median of the steps, with the interval of what recording cost and that of so few steps, [likely, more, less].
+    """The median of the steps, with the interval of what recording cost and that of so few steps, [likely, more, less];
+    the first alone has only the second interval.
 
     The second is 90 % of a normal distribution as wide as the steps, by their median absolute deviation.
     """
-    value, more, less = (float(np.median(one)) for one in each)
+    medians = [float(np.median(one)) for one in each]
+    value = medians[0]
     wide = _WIDE * float(np.median(np.abs(each[0] - value))) / len(each[0]) ** 0.5
-    low, high = min(value, more, less), max(value, more, less)
+    low, high = min(medians), max(medians)
     return Estimate(value, value - hypot(value - low, wide), value + hypot(high - value, wide))

@@ -116,7 +116,7 @@ class Hardware(Struct, frozen=True, eq=False, dict=True):
         cost_s = _costs(ops, scaled, chosen, 0.0)
         error = WIDE_90 * _error(ops, scaled, cost_s, chosen)
         costs = [cost_s, *(_costs(ops, scaled, chosen, times * error) for times in (-1, 1))]
-        step = self._step(costs)
+        step, limit = self._step(costs)
         needed, has = self._memory_gb, gpu.passport.head.memory_gb or None
         production = step.in_production
         return OnGpu(
@@ -128,7 +128,7 @@ class Hardware(Struct, frozen=True, eq=False, dict=True):
             tiers=_tiers(ops, scaled, chosen),
             fits=None if needed is None or has is None else needed <= has,
             memory_gb=MemoryOfGpu(needed, has),
-            bottleneck=self._bottleneck(cost_s),
+            bottleneck=limit,
             balanced=None if gpu.selection is None else self._balanced(cost_s),
             ties=[],
             warnings=[*warnings, *self._lacks(scaled)],
@@ -154,41 +154,43 @@ class Hardware(Struct, frozen=True, eq=False, dict=True):
         queued = QueuedAhead(arrives_s(job), host_time(job).launched_by)
         return float(marked_steps(job).replayed_s(job.replay, (*changes, queued)).mean())
 
-    def _step(self, costs: Sequence[Floats]) -> OtherStepTime:
-        """The step at the likely costs of ops, the lowest and the highest, [ops] each."""
-        now = self._recorded_s
-        if all(np.array_equal(cost, self.ops.cost_s) for cost in costs):
-            step = unprofiled_step(self.job)
-            same = None if step is None else OtherStep(step.value, step.value, step.low, step.high)
-            return OtherStepTime(now, now, now, now, same)
+    def _step(self, costs: Sequence[Floats]) -> tuple[OtherStepTime, Limit]:
+        """The step at the likely costs of ops, the lowest and the highest, [ops] each; and what limits it."""
         changes = [(self.ops.at(cost),) for cost in costs]
-        value, low, high = (max(now + self._replayed_s(each) - self._unchanged_s, 0.0) for each in changes)
-        return OtherStepTime(now, value, min(low, value), max(high, value), self._unprofiled(changes))
+        same = all(np.array_equal(cost, self.ops.cost_s) for cost in costs)
+        now = self._recorded_s
+        value, low, high = (now if same else self._replayed_step_s(each) for each in changes)
+        unprofiled, without = self._unprofiled(changes, same=same)
+        limit = self._bottleneck((*changes[0], *without))
+        return OtherStepTime(now, value, min(low, value), max(high, value), unprofiled), limit
 
-    def _unprofiled(self, changes: Sequence[tuple[Intervention, ...]]) -> OtherStep | None:
-        """The same without the profiler, None if its cost is not known."""
+    def _replayed_step_s(self, changes: tuple[Intervention, ...]) -> float:
+        """The mean step as recorded, longer or shorter by what the replay is after some changes, seconds."""
+        return max(self._recorded_s + self._replayed_s(changes) - self._unchanged_s, 0.0)
+
+    def _unprofiled(
+        self, changes: Sequence[tuple[Intervention, ...]], *, same: bool
+    ) -> tuple[OtherStep | None, tuple[Intervention, ...]]:
+        """The same without the profiler, None if its cost is not known; and what takes the profiler away."""
         now = unprofiled_step(self.job)
         if now is None or not isinstance(self.job, GraphSubject):
-            return None
-        step, low, high = (self._unprofiled_after(each) for each in changes)
+            return None, ()
+        likely, *others = (
+            unprofiled_after(self.job, each, bounds=number == 0)
+            for number, each in enumerate(changes[:1] if same else changes)
+        )
+        assert likely is not None, "the cost of recording does not depend on the GPU"
+        step = likely.step_s
+        low_s, high_s = [other.step_s.value for other in others if other is not None] or (step.value, step.value)
         return OtherStep(
-            now.value, step.value,
-            max(step.value - hypot(step.value - step.low, step.value - low.value), 0.0),
-            step.value + hypot(step.high - step.value, high.value - step.value),
-        )  # fmt: skip
+            now.value,
+            step.value,
+            max(step.value - hypot(step.value - step.low, step.value - low_s), 0.0),
+            step.value + hypot(step.high - step.value, high_s - step.value),
+        ), likely.changes[:1]
 
-    def _unprofiled_after(self, changes: tuple[Intervention, ...]) -> Any:
-        assert isinstance(self.job, GraphSubject), "only a recording has a profiler"
-        without = unprofiled_after(self.job, changes)
-        assert without is not None, "the cost of recording does not depend on the GPU"
-        return without.step_s
-
-    def _bottleneck(self, cost_s: Floats) -> Limit:
+    def _bottleneck(self, changes: tuple[Intervention, ...]) -> Limit:
         """What takes most of the critical path: the work of GPUs, communication, or hosts."""
-        changes: tuple[Intervention, ...] = (self.ops.at(cost_s),)
-        if isinstance(self.job, GraphSubject):
-            without = unprofiled_after(self.job, changes)
-            changes = (*changes, *(() if without is None else without.changes[:1]))
         path = critical_path(self.ops.replay, changes)
         kinds = path.seconds_by(["kind"]) if "kind" in path.graph.label_names else {}
         total: dict[Limit, float] = {"compute": 0.0, "communication": 0.0, "host": path.mean_delay_s}
@@ -211,7 +213,7 @@ class Hardware(Struct, frozen=True, eq=False, dict=True):
             return None
         share = slowest / slowest.mean()
         shared_s = np.where(of_batch, cost_s * share[replica][ops.gpu], cost_s)
-        step_s = max(self._recorded_s + self._replayed_s((ops.at(shared_s),)) - self._unchanged_s, 0.0)
+        step_s = self._replayed_step_s((ops.at(shared_s),))
         return Balanced(step_s, dict(zip(map(str, replicas.tolist()), share.tolist(), strict=True)))
 
     @cached_property

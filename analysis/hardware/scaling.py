@@ -10,7 +10,7 @@ that kind by their size, or the median of the larger half if it is unknown; `roo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -62,7 +62,7 @@ class Scaled(Struct, frozen=True):
 UNSCALED = Scaled("unchanged", 1.0)
 
 
-class _Pairs(Struct, frozen=True, eq=False):
+class _Pairs(Struct, frozen=True, eq=False, dict=True):
     """Kernels that were measured on both cards, [kernels]. `places`: batch, m, n and k of a product, or the elements of
     a tensor, in powers of two, [kernels, sizes]; `longer`: the logarithm of how much longer they take then.
     """
@@ -70,12 +70,12 @@ class _Pairs(Struct, frozen=True, eq=False):
     places: Floats
     longer: Floats
 
-    @property
+    @cached_property
     def larger(self) -> Ints:
         """The larger half of the kernels."""
         return np.argsort(self.places.sum(axis=1), kind="stable")[len(self.longer) // 2 :]
 
-    @property
+    @cached_property
     def median(self) -> float:
         """The logarithm that is usual in the larger half."""
         return float(np.median(self.longer[self.larger]))
@@ -85,7 +85,7 @@ class _Pairs(Struct, frozen=True, eq=False):
         weight = _weights(self.places - np.log2(np.array(sizes, np.float64)))
         return float(weight @ self.longer / weight.sum())
 
-    @property
+    @cached_property
     def error_near(self) -> float:
         """How badly the other kernels predict each one, by the mean: a few are far from all others."""
         if len(self.longer) < _FEWEST:
@@ -95,7 +95,7 @@ class _Pairs(Struct, frozen=True, eq=False):
         errors = weight @ self.longer / weight.sum(axis=1) - self.longer
         return _OF_MEAN * float(np.abs(errors).mean())
 
-    @property
+    @cached_property
     def error_of_median(self) -> float:
         """How badly the median predicts the larger half."""
         if len(self.longer) < _FEWEST:
@@ -194,7 +194,7 @@ class Scaling(Struct, frozen=True, eq=False, dict=True):
         batch, m, n, k = work.shape
         return batch * k * (m + n) * (before + after) / self._copied_s
 
-    @property
+    @cached_property
     def _copied_s(self) -> float:
         """Bytes that the other GPU reads and writes a second, copying."""
         for kind in ("copy", "elementwise"):
@@ -204,7 +204,7 @@ class Scaling(Struct, frozen=True, eq=False, dict=True):
                 return float((larger["bytes"] / larger["time_s"]).to_numpy().max())
         return self.target.head.bandwidth_gb_s * 1e9 or np.inf
 
-    @property
+    @cached_property
     def _error_of_peaks(self) -> float:
         """How badly peaks predict what was measured on both GPUs."""
         if self.source.head == self.target.head and self.precision is None:
@@ -219,24 +219,30 @@ class Scaling(Struct, frozen=True, eq=False, dict=True):
 
     def _pairs(self, kind: str, source: str | None, target: str | None) -> _Pairs | None:
         """Kernels of a kind that were measured on both GPUs; a type of None is any, the same on both."""
-        return _pairs(self, kind, source, target)
+        memo: dict[tuple[str, str | None, str | None], _Pairs | None] = vars(self).setdefault("_memo", {})
+        key = (kind, source, target)
+        if key not in memo:
+            tables = (_of_type(self.source, kind, source), _of_type(self.target, kind, target))
+            memo[key] = _joined(*tables, product=kind == "matmul", same_type=source is None)
+        return memo[key]
+
+
+def _of_type(passport: Passport, kind: str, dtype: str | None) -> pl.DataFrame:
+    kernels = passport.kernels.filter(kind=kind)
+    return kernels if dtype is None else kernels.filter(dtype=dtype)
 
 
 def _by_class(pairs: _Pairs, group: tuple[str, ...], times: float = 1.0) -> Scaled:
     return Scaled("class", times * float(np.exp(pairs.median)), pairs.error_of_median, group=group)
 
 
-@cache
-def _pairs(scaling: Scaling, kind: str, source: str | None, target: str | None) -> _Pairs | None:
-    keys = [*_SIZES, "op", *(["dtype"] if source is None else [])]
-    means = []
-    for passport, dtype in ((scaling.source, source), (scaling.target, target)):
-        kernels = passport.kernels.filter(kind=kind)
-        kernels = kernels if dtype is None else kernels.filter(dtype=dtype)
-        means.append(kernels.group_by(keys).agg(pl.col("time_s").log().mean()))
-    both = means[0].join(means[1], on=keys, suffix="_then").sort(keys)
+def _joined(source: pl.DataFrame, target: pl.DataFrame, *, product: bool, same_type: bool) -> _Pairs | None:
+    """The kernels that both tables have, None if there are none."""
+    same = [*_SIZES, *([] if product else ["op"]), *(["dtype"] if same_type else [])]
+    means = [table.group_by(same).agg(pl.col("time_s").log().mean()) for table in (source, target)]
+    both = means[0].join(means[1], on=same, suffix="_then").sort(same)
     if both.is_empty():
         return None
     sizes = np.log2(np.maximum(both.select(_SIZES).to_numpy().astype(np.float64), 1.0))
-    places = sizes if kind == "matmul" else sizes.sum(axis=1, keepdims=True)
+    places = sizes if product else sizes.sum(axis=1, keepdims=True)
     return _Pairs(places, both["time_s_then"].to_numpy() - both["time_s"].to_numpy())

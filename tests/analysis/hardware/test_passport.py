@@ -85,7 +85,7 @@ def test_a_cap_and_a_slice_are_warned_of():
 
 
 def test_this_machine_has_a_passport(tmp_path):
-    """Real kernels on the CPU: every kind in both types, and products that take longer the larger they are."""
+    """Real kernels on the CPU: every kind in both types, and products of the shapes that other passports have."""
     from tracekit.collectors.measure_passport import measure
 
     found = measure("cpu", budget_s=60, largest=1 << 20)
@@ -95,10 +95,11 @@ def test_this_machine_has_a_passport(tmp_path):
     kernels = Passport.read(tmp_path / "cpu.passport").kernels
     assert {*kernels["kind"]} == {"matmul", "elementwise", "norm", "softmax", "copy"}
     assert {*kernels["dtype"]} == {"bf16", "fp32"}
-    products = kernels.filter(kind="matmul", dtype="fp32", op="mm").select(
-        "time_s", work=pl.col("m") * pl.col("n") * pl.col("k")
-    )
-    assert products.sort("work")["time_s"][-1] > products.sort("work")["time_s"][0]
+    assert kernels["time_s"].min() > 0
+    h200 = known_passport("NVIDIA H200")
+    assert h200 is not None
+    sizes = ["kind", "batch", "m", "n", "k"]
+    assert kernels.join(h200.kernels, on=sizes, how="anti").filter(kind="matmul").is_empty()
     assert own.head.gpu.startswith("CPU")
     assert own.head.bandwidth_gb_s > 0
     assert more["torch"]
