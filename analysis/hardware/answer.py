@@ -34,15 +34,7 @@ from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.whatif.interventions import Intervention, QueuedAhead
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import short
-from tracekit.report.hardware import (
-    Balanced,
-    Limit,
-    MemoryOfGpu,
-    OnGpu,
-    OtherStep,
-    OtherStepTime,
-    ScaledKind,
-)
+from tracekit.report.hardware import Balanced, Limit, MemoryOfGpu, OnGpu, OtherStep, OtherStepTime, ScaledKind
 
 #: Kinds of ops that are communication, in part of their names; and those of a GPU or a stage that computes.
 _COMMUNICATION = ("communication", "send", "recv", "gather", "reduce", "scatter", "all-to-all", "collectives")

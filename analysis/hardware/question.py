@@ -52,9 +52,12 @@ class HardwareQuestion(Struct, frozen=True, eq=False):
             if source is not None:
                 raise SelectionError("--gpu-from is the GPU of the trace; name another one with --gpu")
             return None
-        name = None if precision is None else _PRECISIONS.get(precision.lower(), precision.lower())
         passport = None if source is None else passport_of(source, "--gpu-from")
-        return cls(tuple(map(OtherGpu.parse, gpus)), passport, name)
+        others = tuple(map(OtherGpu.parse, gpus))
+        measured = {dtype for gpu in others for dtype in gpu.passport.kernels["dtype"].to_list()}
+        if precision is not None and precision not in measured:
+            precision = _PRECISIONS.get(precision.lower(), precision.lower())
+        return cls(others, passport, precision)
 
 
 def passport_of(text: str, option: str) -> Passport:
