@@ -40,6 +40,7 @@ _GROUPS = {
         "experts": ("tracekit.commands.experts", "Where to place experts, by the tokens that they get."),
         "hang": ("tracekit.commands.hang", "Which rank a hung job waits for."),
         "rl": ("tracekit.commands.rl", "Where a step of RL post-training goes."),
+        "metrics": ("tracekit.commands.metrics", "Whether clocks, links, CPU pressure confirm a culprit."),
         "bill": ("tracekit.commands.bill", "What every hour of a run went to, and what it cost."),
         "culprits": ("tracekit.commands.culprits", "Nodes that hold a job up, for scripts."),
         "export": ("tracekit.commands.export", "Write timelines for ui.perfetto.dev."),

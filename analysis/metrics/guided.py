@@ -1,0 +1,182 @@
+"""The guided test: does a metric of the suspected host show what the trace shows?
+
+In: samples and `Suspicion`s. Out: a `MetricTest` each: confirmed with the dose, refuted, or not testable and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from msgspec import Struct
+
+from tracekit.analysis.metrics.band import band_of
+from tracekit.analysis.metrics.effects import Effect, TooLittleError, effect_of
+from tracekit.analysis.metrics.mechanisms import ERRORS, LINK, MECHANISMS, Mechanism
+from tracekit.analysis.metrics.samples import Samples, Window, short_host
+from tracekit.analysis.metrics.words import sentence_of
+from tracekit.report.metrics import MetricTest, MetricVerdict
+
+#: An effect of this many standard errors is not chance.
+SIGNIFICANT = 6.0
+#: Standard errors on both sides of the 95 % interval.
+_OF_95 = 1.96
+#: The dose agrees with the trace within these factors; below the smaller one, a metric refutes.
+_LEAST, _MOST = 0.5, 2.0
+
+
+class Suspicion(Struct, frozen=True):
+    """A host whose part of a rank (`MECHANISMS`) takes `excess` longer, 0.4 = 40 %, in `window`.
+
+    `peers`: hosts to compare with, None for all. `untestable`: why no metric can tell, None if one can.
+    """
+
+    host: str
+    part: str
+    excess: float
+    window: Window
+    peers: frozenset[str] | None = None
+    untestable: str | None = None
+
+
+class _Measured(Struct, frozen=True):
+    """One mechanism measured: `effect` of `metric`, or why not."""
+
+    mechanism: Mechanism
+    metric: str
+    effect: Effect | None
+    why_not: str | None = None
+    missing: bool = False
+
+    def predicts(self, sigmas: float = 0.0) -> float:
+        """How much longer the work takes by the metric; `sigmas` standard errors more than measured."""
+        assert self.effect is not None
+        return self.mechanism.excess(self.effect.size + self.mechanism.slow * sigmas * self.effect.sigma)
+
+    @property
+    def significant(self) -> bool:
+        """Whether the host departs towards slowness beyond chance."""
+        effect = self.effect
+        return effect is not None and self.mechanism.slow * effect.size > SIGNIFICANT * effect.sigma
+
+    def confirms(self, excess: float) -> bool:
+        """Whether the metric explains what the trace shows."""
+        return self.significant and _LEAST <= self.predicts() / excess <= _MOST
+
+
+def tested(samples: Samples, suspicions: Sequence[Suspicion]) -> list[MetricTest]:
+    """Test suspicions, in this order."""
+    return [_tested(samples, suspicion) for suspicion in suspicions]
+
+
+def _tested(samples: Samples, suspicion: Suspicion) -> MetricTest:
+    tried = MECHANISMS.get(suspicion.part, ())
+    if suspicion.untestable is not None:
+        return untestable(suspicion, suspicion.untestable)
+    if not tried:
+        return untestable(suspicion, f"no metric shows the part {suspicion.part}; one of {', '.join(MECHANISMS)} does")
+    host = short_host(suspicion.host)
+    if host not in samples.hosts:
+        why = f"no metric names the host {host}; the label is Hostname, else instance"
+        return untestable(suspicion, why, tried[0].metrics[:1])
+    measured = [_measured(samples, mechanism, suspicion) for mechanism in tried]
+    usual = measured[0]
+    for each in measured:
+        if each.confirms(suspicion.excess):
+            return _concluded(samples, suspicion, each, MetricVerdict.CONFIRMED, usual)
+    if usual.effect is None:
+        return untestable(suspicion, usual.why_not or "", [usual.metric] if usual.missing else [])
+    if usual.predicts(_OF_95) < _LEAST * suspicion.excess:
+        if (otherwise := _may_be_otherwise(samples, suspicion, usual)) is not None:
+            return otherwise
+        return _concluded(samples, suspicion, usual, MetricVerdict.REFUTED, usual)
+    return untestable(suspicion, _why_unclear(usual, suspicion))
+
+
+def untestable(suspicion: Suspicion, reason: str, missing: Collection[str] = ()) -> MetricTest:
+    """The test of a suspicion that cannot be tested."""
+    return MetricTest(
+        host=suspicion.host,
+        part=suspicion.part,
+        verdict=MetricVerdict.NOT_TESTABLE,
+        shows=suspicion.excess,
+        missing=tuple(missing),
+        reason=reason,
+        sentence=f"not testable with these metrics: {reason}",
+    )
+
+
+def _measured(samples: Samples, mechanism: Mechanism, suspicion: Suspicion) -> _Measured:
+    host = short_host(suspicion.host)
+    of_host = samples.series.filter(host=host)["metric"]
+    metric = next((name for name in mechanism.metrics if name in of_host), mechanism.metrics[0])
+    if (why := samples.why_not_one(host, metric)) is not None:
+        return _Measured(mechanism, metric, None, why)
+    try:
+        effect = effect_of(samples, metric, host, suspicion.window, _peers(samples, suspicion), mechanism.slow)
+    except TooLittleError as error:
+        return _Measured(mechanism, metric, None, str(error), error.missing)
+    return _Measured(mechanism, metric, effect)
+
+
+def _peers(samples: Samples, suspicion: Suspicion) -> frozenset[str]:
+    """The hosts to compare with, as samples name them."""
+    named = samples.hosts if suspicion.peers is None else frozenset(map(short_host, suspicion.peers))
+    return named - {short_host(suspicion.host)}
+
+
+def _may_be_otherwise(samples: Samples, suspicion: Suspicion, usual: _Measured) -> MetricTest | None:
+    """The test if a flat metric does not refute; None if it does."""
+    effect = usual.effect
+    if effect is not None and effect.apart is not None:
+        departs = usual.mechanism.slow * effect.apart > 0
+        if departs and usual.mechanism.excess(effect.apart) >= _LEAST * suspicion.excess:
+            why = "it differs from its few peers as the trace says, before and after the trace, too"
+            return untestable(suspicion, why)
+    if usual.mechanism is not LINK:
+        return None
+    host = short_host(suspicion.host)
+    try:
+        errors = effect_of(samples, ERRORS, host, suspicion.window, _peers(samples, suspicion), 1)
+    except TooLittleError as error:
+        why = f"the link rate is as usual, but errors on it are not known: {error}"
+        return untestable(suspicion, why, [ERRORS] if error.missing else [])
+    if errors.size > SIGNIFICANT * errors.sigma:
+        why = f"the link rate is as usual, but {ERRORS} grows by {errors.size:.2g} a second"
+        return untestable(suspicion, why)
+    return None
+
+
+def _why_unclear(usual: _Measured, suspicion: Suspicion) -> str:
+    """Why a measured metric neither confirms nor refutes."""
+    low, high = sorted((usual.predicts(-_OF_95), usual.predicts(_OF_95)))
+    what = f"{usual.metric} predicts {1 + low:.2f}x to {1 + high:.2f}x, the trace shows {1 + suspicion.excess:.2f}x"
+    if usual.significant and usual.predicts() > _MOST * suspicion.excess:
+        return f"{what}: more than twice as much"
+    return f"{what}: too much noise; sample more often"
+
+
+def _concluded(
+    samples: Samples, suspicion: Suspicion, measured: _Measured, verdict: MetricVerdict, usual: _Measured
+) -> MetricTest:
+    effect = measured.effect
+    assert effect is not None
+    low, high = sorted((measured.predicts(-_OF_95), measured.predicts(_OF_95)))
+    test = MetricTest(
+        host=suspicion.host,
+        device=effect.device,
+        part=suspicion.part,
+        verdict=verdict,
+        shows=suspicion.excess,
+        mechanism=measured.mechanism.name,
+        metric=measured.metric,
+        predicts=measured.predicts(),
+        interval=(low, high),
+        sampling_s=effect.sampling_s,
+        samples=effect.samples,
+        basis=effect.basis.words,
+        band=band_of(
+            samples, measured.metric, effect.series, _peers(samples, suspicion), suspicion.window, measured.mechanism
+        ),
+        sentence="",
+    )
+    return sentence_of(test, measured.mechanism, effect, usual.mechanism)

@@ -1,0 +1,187 @@
+"""`tracekit metrics`: what metrics of hosts and GPUs say, without a trace.
+
+In: a SOURCE of metrics and suspicions. Out: verdicts, alarms or missing metrics, as lines or one JSON object.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+from msgspec import Struct
+
+from tracekit.base.errors import SelectionError
+from tracekit.base.stderr import progress
+from tracekit.base.text import counted, printable
+from tracekit.report.metrics import Alarm, MetricTest, MissingMetric
+
+if TYPE_CHECKING:
+    from tracekit.analysis.metrics.guided import Suspicion
+    from tracekit.analysis.metrics.samples import MetricSource, Samples, Window
+
+_EXPECTED = "expected HOST:part=compute,excess=0.3,from=T,to=T, times as seconds since 1970 or ISO"
+
+
+class TestOutput(Struct, frozen=True):
+    """What `tracekit metrics test --json` prints."""
+
+    tests: list[MetricTest]
+    dropped: int
+
+
+class ScanOutput(Struct, frozen=True):
+    """What `tracekit metrics scan --json` prints."""
+
+    alarms: list[Alarm]
+
+
+class DoctorOfMetricsOutput(Struct, frozen=True):
+    """What `tracekit metrics doctor --json` prints."""
+
+    missing: list[MissingMetric]
+
+
+@click.group("metrics")
+def metrics_command() -> None:
+    """Do clocks, links and CPU pressure confirm a culprit? Tests a suspicion, scans a fleet, says what exporters lack.
+
+    SOURCE is a Parquet file (time, host, device, metric, value), OpenMetrics text with timestamps, a saved answer of
+    Prometheus' range API, or the base URL of Prometheus.
+    """
+
+
+_SOURCE = click.argument("source")
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the lines.")
+
+
+@metrics_command.command("test")
+@_SOURCE
+@click.option(
+    "--suspect", "suspects", multiple=True, required=True, metavar="HOST:...", help=f"{_EXPECTED}. Repeatable."
+)
+@_JSON
+def test_command(source: str, suspects: tuple[str, ...], as_json: bool) -> None:
+    """Does a metric of a suspected host show what was seen?"""
+    from tracekit.analysis.metrics.guided import tested
+    from tracekit.analysis.metrics.mechanisms import metrics_of
+    from tracekit.analysis.metrics.samples import Window
+
+    suspicions = [_suspicion(text) for text in suspects]
+    windows = [each.window for each in suspicions]
+    window = Window(min(each.since for each in windows), max(each.until for each in windows))
+    samples = _read(source, metrics_of(each.part for each in suspicions), window)
+    tests = tested(samples, suspicions)
+    if as_json:
+        click.echo(msgspec.json.encode(TestOutput(tests, samples.dropped)))
+        return
+    for test in tests:
+        click.echo(printable(f"{test.host}, {test.part}: {test.sentence}"))
+    if samples.dropped:
+        click.echo(f"{counted(samples.dropped, 'sample')} dropped: no numbers, or twice")
+
+
+@metrics_command.command("scan")
+@_SOURCE
+@click.option(
+    "--baseline", "baselines", multiple=True, metavar="SOURCE", help="A healthy run of these nodes. Repeatable."
+)
+@_JSON
+def scan_command(source: str, baselines: tuple[str, ...], as_json: bool) -> None:
+    """Which hosts depart from their peers for minutes?"""
+    from tracekit.analysis.metrics.mechanisms import is_counter
+    from tracekit.analysis.metrics.scan import scanned
+
+    alarms = list(scanned(_read(source), [_read(each) for each in baselines]))
+    if as_json:
+        click.echo(msgspec.json.encode(ScanOutput(alarms)))
+        return
+    for alarm in alarms:
+        device = "" if alarm.device is None else f" {alarm.device}"
+        change = f"{alarm.change:+.3g} a second" if is_counter(alarm.metric) else f"{alarm.change:+.2%}"
+        since, until = (
+            datetime.fromtimestamp(each, UTC).isoformat(" ", "seconds") for each in (alarm.from_s, alarm.to_s)
+        )
+        click.echo(printable(f"{alarm.host}{device}: {alarm.metric} {change} from {since} to {until}"))
+    if not alarms:
+        click.echo("No host departs from its peers.")
+
+
+@metrics_command.command("doctor")
+@_SOURCE
+@_JSON
+def doctor_of_metrics_command(source: str, as_json: bool) -> None:
+    """What do the exporters lack, and which line adds it?"""
+    from tracekit.analysis.metrics.doctor import lacking
+
+    missing = list(lacking(_read(source)))
+    if as_json:
+        click.echo(msgspec.json.encode(DoctorOfMetricsOutput(missing)))
+        return
+    for each in missing:
+        click.echo(printable(f"{each.metric}: {each.why}"))
+        click.echo(printable(f"  add to {each.exporter}: {each.line}"))
+    if not missing:
+        click.echo("All metrics that tests read are there.")
+
+
+def _read(text: str, metrics: tuple[str, ...] | None = None, window: Window | None = None) -> Samples:
+    """The samples of a source. Raises FormatError for what is none, or has no metrics."""
+    from tracekit.analysis.metrics.doctor import FLEET
+    from tracekit.analysis.metrics.samples import Samples
+    from tracekit.base.errors import FormatError
+    from tracekit.collectors.importers.metrics.source import open_metrics
+
+    with progress() as tell:
+        tell("reading metrics")
+        opened: MetricSource = open_metrics(text, FLEET)
+        samples = Samples.of(opened.samples(metrics, window, None))
+        if samples.series.is_empty():
+            known = ", ".join(metrics or FLEET[:3])
+            raise FormatError(f"{opened.name}: no samples of {known}, or no label Hostname or instance")
+        return samples
+
+
+def _suspicion(text: str) -> Suspicion:
+    """A suspicion as it is typed. Raises SelectionError."""
+    from tracekit.analysis.metrics.guided import Suspicion
+    from tracekit.analysis.metrics.mechanisms import MECHANISMS
+    from tracekit.analysis.metrics.samples import Window
+
+    host, _, rest = text.rpartition(":part=")
+    fields = dict(field.partition("=")[::2] for field in f"part={rest}".split(","))
+    if not host or fields.keys() != {"part", "excess", "from", "to"}:
+        raise SelectionError(f"--suspect {text!r:.80}: {_EXPECTED}")
+    if fields["part"] not in MECHANISMS:
+        raise SelectionError(
+            f"--suspect: no metric shows the part {fields['part']!r:.40}; one of {', '.join(MECHANISMS)}"
+        )
+    excess = _number(fields["excess"], float)
+    since, until = (_number(fields[name], _seconds) for name in ("from", "to"))
+    if excess <= 0:
+        raise SelectionError(f"--suspect: excess {fields['excess']:.40} must be above 0, such as 0.3")
+    if since >= until:
+        raise SelectionError(f"--suspect: from {fields['from']:.40} must be before to {fields['to']:.40}")
+    return Suspicion(host, fields["part"], excess, Window(since, until))
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        moment = datetime.fromisoformat(text)
+        return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _number(text: str, parse: Callable[[str], float]) -> float:
+    """A finite number. Raises SelectionError."""
+    try:
+        value = parse(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise SelectionError(f"--suspect: {text!r:.40}; {_EXPECTED}")
+    return value
