@@ -101,6 +101,7 @@ class BadWorker(Detector):
             time_of(job, hit),
             next_check=ONE_KIND_CHECK if one_kind else None,
             suggested_fix=remedy,
+            excess=figures[0].value,
         )
 
     def review(self, job: Any, candidates: Sequence[Candidate]) -> Sequence[Candidate]:

@@ -144,6 +144,7 @@ class ProcessPauses(Detector):
             change,
             1 + by_step / job.unchanged_s,
             title="The process of a worker is stopped again and again",
+            excess=figures[0].value / (1 - figures[0].value),
         )
 
     def _stopped(self, job: PipelineSubject, pauses: Pauses, hit: Bools) -> Candidate:
@@ -172,4 +173,5 @@ class ProcessPauses(Detector):
             confidence_from(figures),
             Together(tuple(changes)),
             title="The process of a worker is stopped again and again",
+            excess=share / (1 - share),
         )

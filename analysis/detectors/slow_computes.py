@@ -135,4 +135,5 @@ def of_group(kind: str, job: PipelineSubject, group: SlowGroup, where: Place, wh
         worker_series(job, group.hit),
         time_of(job, group.hit),
         suggested_fix=THROTTLED_HOST if drained else None,
+        excess=figures[0].value,
     )

@@ -79,4 +79,5 @@ class SlowLink(Detector):
                 confidence_from(figures),
                 change,
                 time=network_time(job, series),
+                excess=figures[0].value - 1,
             )

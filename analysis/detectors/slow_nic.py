@@ -93,6 +93,7 @@ class SlowNic(Detector):
                 card_as_usual(traffic_of(job), card),
                 time=network_time(job, np.where(card.steps, float(card.factor[card.steps].mean()), 1.0)),
                 title=f"Network card is slow in {' and '.join(card.sides)}",
+                excess=figures[0].value - 1,
             )
         if not cards:
             yield from self._of_one_member(job)
@@ -118,4 +119,5 @@ class SlowNic(Detector):
         change = Scale(collectives(job), 1 / np.where(hit, factor, 1.0)[:, None, None, :])
         where = Place(workers=job.workers_where(hit))
         effect = f"collectives take {ratio(figures[0].value)} times as long as on its peers in the same ring"
-        yield Candidate(self.kind, where, effect, figures, confidence_from(figures), change)
+        excess = figures[0].value - 1
+        yield Candidate(self.kind, where, effect, figures, confidence_from(figures), change, excess=excess)

@@ -113,4 +113,5 @@ class SlowRankOfWorker(Detector):
         )
         series = 1 + gained / job.unchanged_s
         change = lockstep.as_fast_as_peers(slow)
-        return Candidate(self.kind, where, effect, figures, confidence_from(figures), change, series)
+        confidence = confidence_from(figures)
+        return Candidate(self.kind, where, effect, figures, confidence, change, series, excess=excess)

@@ -20,6 +20,7 @@ from tracekit.report.finding import Finding, Place
 from tracekit.report.fix import Fix
 from tracekit.report.verdict import Verdict
 from tracekit.trace.facts import Fact
+from tracekit.trace.model import Worker
 
 
 def answer_of(
@@ -159,8 +160,15 @@ def _culprits(assessed: Assessment, causes: Sequence[Finding]) -> Iterator[Culpr
                 cost_s=cause.cost_s / job.steps_in_whole,
                 confidence=cause.confidence,
                 first_step=cause.since_step,
-                hardware=worker is not None and assessed.machines_at_fault(Place(workers=(worker,))),
+                hardware=_hardware(assessed, cause, worker),
             )
+
+
+def _hardware(assessed: Assessment, cause: Finding, worker: Worker | None) -> bool:
+    """Whether metrics or, if nobody asked them, the recording show that the machine of a culprit is at fault."""
+    if cause.hardware is not None:
+        return cause.hardware
+    return worker is not None and assessed.machines_at_fault(Place(workers=(worker,)))
 
 
 def _accounts(

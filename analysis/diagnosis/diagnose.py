@@ -16,20 +16,25 @@ from tracekit.analysis.diagnosis.answer import answer_of
 from tracekit.analysis.diagnosis.assessment import Assessment
 from tracekit.analysis.diagnosis.find import causes_of
 from tracekit.analysis.diagnosis.price import fixes_of
+from tracekit.analysis.diagnosis.testimony import reviewed
 from tracekit.analysis.diagnosis.verdict import verdict_of
+from tracekit.analysis.metrics.samples import MetricSource
 from tracekit.base.plug_ins import in_words, tell
 from tracekit.report.diagnosis import Diagnosis
 from tracekit.report.finding import Finding
 
 
-def diagnose(assessed: Assessment) -> Diagnosis:
-    """Return what a job loses, why, and what each fix would save; without the plug-ins that fail."""
+def diagnose(assessed: Assessment, metrics: MetricSource | None = None) -> Diagnosis:
+    """Return what a job loses, why, and what each fix would save; without the plug-ins that fail.
+
+    `metrics`: what to ask about the machines of culprits.
+    """
     used, problems = detectors(assessed.job.kind), left_out()
     failed: tuple[str, ...] = ()
     while True:
         plugged = [detector.kind for detector in used if is_plug_in(detector.kind)]
         try:
-            diagnosis = _diagnosed(assessed, used)
+            diagnosis = _diagnosed(assessed, used, metrics)
             if plugged:
                 _check(cause for cause in diagnosis.causes if cause.kind in plugged)
         except PlugInError as failure:
@@ -37,7 +42,9 @@ def diagnose(assessed: Assessment) -> Diagnosis:
         except Exception as failure:
             if not plugged:
                 raise
-            _ = _diagnosed(assessed, own_detectors(assessed.job.kind))  # raises, too, unless a plug-in is to blame
+            _ = _diagnosed(
+                assessed, own_detectors(assessed.job.kind), metrics
+            )  # raises, too, unless a plug-in is to blame
             problem = f"a finding of detector {' or '.join(map(repr, plugged))} cannot be used ({in_words(failure)})"
         else:
             tell(problems)
@@ -56,10 +63,13 @@ def _check(findings: Iterable[Finding]) -> None:
         msgspec.json.decode(content, type=conclusions.Finding)
 
 
-def _diagnosed(assessed: Assessment, detectors: Sequence[Detector]) -> Diagnosis:
+def _diagnosed(assessed: Assessment, detectors: Sequence[Detector], metrics: MetricSource | None) -> Diagnosis:
     job = assessed.job
     _ = job.noise  # takes most memory, so it comes before the grids that detectors keep
     findings = assessed.reported(causes_of(assessed, detectors))
+    heard = None
+    if metrics is not None:
+        findings, heard = reviewed(assessed, findings, metrics)
     fixes = fixes_of(assessed, findings)
     causes = assessed.ordered(findings, fixes)
     trust, verdict = assessed.trust(causes), verdict_of(job, assessed.headline(causes))
@@ -73,4 +83,5 @@ def _diagnosed(assessed: Assessment, detectors: Sequence[Detector]) -> Diagnosis
         causes=causes,
         fixes=fixes,
         lacks=job.lacks,
+        metrics=heard,
     )

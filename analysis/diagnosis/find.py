@@ -207,6 +207,7 @@ def _cause(job: Subject, candidate: Candidate) -> Finding:
         whole=job.whole,
         spent=candidate.spent,
         follows=candidate.follows,
+        excess=candidate.excess,
     )
 
 

@@ -39,7 +39,7 @@ def worker_plans(job: PipelineSubject, slow: Sequence[Finding]) -> Iterator[Plan
     names = job.names
     for cause in slow:
         host = cause.where.host is not None
-        hardware = hardware_at_fault(job, cause.where.workers)
+        hardware = _blamed(job, [cause], cause.where.workers)
         drained = f"Drain {cause.where.host}" if host and hardware else None
         yield Plan(
             "drain-host" if host else "replace-workers",
@@ -55,12 +55,18 @@ def worker_plans(job: PipelineSubject, slow: Sequence[Finding]) -> Iterator[Plan
         )
     workers = tuple(worker for cause in slow for worker in cause.where.workers)
     if len(workers) > 1:
-        yield from _fewest(job, workers, min(slow, key=lambda cause: cause.confidence))
+        yield from _fewest(job, workers, slow)
     if len(workers) == 1:
         yield from _shifted(job, workers[0], slow[0])
 
 
-def _fewest(job: PipelineSubject, workers: tuple[Worker, ...], cause: Finding) -> Iterator[Plan]:
+def _blamed(job: PipelineSubject, slow: Sequence[Finding], workers: Sequence[Worker]) -> bool:
+    """Whether metrics or, if nobody asked them, the recording show that the machines of `workers` are at fault."""
+    asked = [cause.hardware for cause in slow if {*cause.where.workers} & {*workers} and cause.hardware is not None]
+    return all(asked) if asked else hardware_at_fault(job, workers)
+
+
+def _fewest(job: PipelineSubject, workers: tuple[Worker, ...], slow: Sequence[Finding]) -> Iterator[Plan]:
     """The smallest set of slow workers whose repair brings the slowdown below the target."""
     found = job.attribution
     ranked = sorted(workers, key=lambda one: -found.worker_slowdown[found.dp_ranks.index(one.dp_rank), one.pp_rank])
@@ -72,14 +78,14 @@ def _fewest(job: PipelineSubject, workers: tuple[Worker, ...], cause: Finding) -
     chosen = fewest_that_suffice(ranked, reached)
     if chosen is None or len(chosen) == len(workers):
         return
-    where, hardware = Place(workers=tuple(sorted(chosen))), hardware_at_fault(job, chosen)
+    where, hardware = Place(workers=tuple(sorted(chosen))), _blamed(job, slow, chosen)
     yield Plan(
         "replace-workers",
         f"{_repair(job.names, where, hardware=hardware)}: enough for a slowdown under {TARGET_SLOWDOWN:g}",
         where,
         as_fast_as_peers(job, chosen),
         details={"assumes": LIKE_PEERS} if hardware else {},
-        cause=cause,
+        cause=min(slow, key=lambda cause: cause.confidence),
         reached=SPEED_OF_PEERS,
         excludes=MACHINE,
         edit=_repair_text(chosen),

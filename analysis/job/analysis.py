@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tracekit.analysis.experts.expert_loads import RebalancePlan
     from tracekit.analysis.experts.loads import Loads
     from tracekit.analysis.job.lanes import Lanes
+    from tracekit.analysis.metrics.samples import MetricSource
 
 
 class ReportOptions(Struct, frozen=True, kw_only=True):
@@ -31,6 +32,7 @@ class ReportOptions(Struct, frozen=True, kw_only=True):
     experts: bool = False
     expert_loads: Loads | None = None
     plans: tuple[RebalancePlan, ...] = ()
+    metrics: MetricSource | None = None
 
     @property
     def wants_bubbles(self) -> bool:

@@ -101,6 +101,7 @@ def build(
         "overview": source.overview,
         "asked": source.asked,
         "sections": source.sections,
+        **({} if diagnosis.metrics is None else {"metrics": diagnosis.metrics}),
         **source.keys,
     }
     return json.decode(encoded(content), type=Report)  # as its file says: what is undefined is None
@@ -151,4 +152,6 @@ def _remarks(source: SourceFigures, diagnosis: Diagnosis) -> Iterator[tuple[str,
     """What else a reader must know."""
     yield from (("Missing", lack.sentence) for lack in diagnosis.lacks if lack.fact is Fact.COMPUTE)
     yield from source.remarks
+    if diagnosis.metrics is not None:
+        yield from (("Metrics", test.sentence) for test in diagnosis.metrics.tests)
     yield from (("" if number else "Plug-ins", problem) for number, problem in enumerate(diagnosis.problems))

@@ -110,7 +110,7 @@ class OfGraph(Job):
         return AnalysedGraph(
             name=self.ops.name,
             evidence=evidence,
-            diagnosis=diagnose(GraphAssessment(evidence)),
+            diagnosis=diagnose(GraphAssessment(evidence), asked.metrics),
             asked=asked,
             questions=tuple(questions),
             labels=tuple(labels),

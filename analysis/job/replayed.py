@@ -105,7 +105,9 @@ class ReplayedJob(Struct, frozen=True):
             ranks=self.trace.worker_ranks(),
             hosts=self.trace.hosts,
             attribution=attributed,
-            diagnosis=diagnose(PipelineAssessment(subject, stalls_of(self.replay, attributed), asked.layers, method)),
+            diagnosis=diagnose(
+                PipelineAssessment(subject, stalls_of(self.replay, attributed), asked.layers, method), asked.metrics
+            ),
             method=method,
             clocks=_clock_report(self.replay, method),
             posting=graph.posting,

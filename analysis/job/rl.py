@@ -100,7 +100,7 @@ class RlJob(Job):
             name=self.trace.name,
             evidence=evidence,
             account=account,
-            diagnosis=diagnose(RlAssessment(evidence, account)),
+            diagnosis=diagnose(RlAssessment(evidence, account), asked.metrics),
             questions=tuple(self.answer(text) for text in asked.fix if text not in unpriced),
         ).analysis()
 

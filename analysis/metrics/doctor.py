@@ -73,6 +73,12 @@ FLEET = (
 )
 
 
+def line_for(metric: str) -> str:
+    """What to add where to have a metric: "add to dcgm-exporter: DCGM_FI_DEV_SM_CLOCK, gauge, ..."."""
+    needed = next(each for each in _NEEDED if metric in each.metrics)
+    return f"add to {needed.exporter}: {needed.line}"
+
+
 def lacking(samples: Samples) -> Iterator[MissingMetric]:
     """Yield the metrics that no host has, or not all hosts."""
     for needed in _NEEDED:

@@ -10,10 +10,12 @@ from collections.abc import Collection, Sequence
 from msgspec import Struct
 
 from tracekit.analysis.metrics.band import band_of
+from tracekit.analysis.metrics.doctor import line_for
 from tracekit.analysis.metrics.effects import Effect, TooLittleError, effect_of
 from tracekit.analysis.metrics.mechanisms import ERRORS, LINK, MECHANISMS, Mechanism
 from tracekit.analysis.metrics.samples import Samples, Window, short_host
 from tracekit.analysis.metrics.words import sentence_of
+from tracekit.base.text import short
 from tracekit.report.metrics import MetricTest, MetricVerdict
 
 #: An effect of this many standard errors is not chance.
@@ -101,7 +103,9 @@ def untestable(suspicion: Suspicion, reason: str, missing: Collection[str] = ())
         shows=suspicion.excess,
         missing=tuple(missing),
         reason=reason,
-        sentence=f"not testable with these metrics: {reason}",
+        sentence="; ".join(
+            [f"{short(suspicion.host)} not testable with these metrics: {reason}", *map(line_for, missing)]
+        ),
     )
 
 

@@ -48,6 +48,7 @@ _OPTIONS = (
         metavar="SECONDS",
         help="Analyse a window without ranks that are this far behind the first one.",
     ),
+    click.option("--metrics", metavar="SOURCE", help="Ask metrics about culprits, such as Prometheus at its base URL."),
     click.option("--metrics-port", type=click.IntRange(0, 65535), help="Port of Prometheus metrics; 0: a free one."),
     click.option("--metrics-host", default="127.0.0.1", show_default=True, help="Address for --metrics-port."),
     click.option(
@@ -77,6 +78,7 @@ class WatchOptions:
     window_steps: int | None = None
     window_seconds: float | None = None
     late_after: float = 10.0
+    metrics: str | None = None
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
     notify: str | None = None

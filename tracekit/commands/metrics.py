@@ -137,7 +137,7 @@ def _read(text: str, metrics: tuple[str, ...] | None = None, window: Window | No
 
     with progress() as tell:
         tell("reading metrics")
-        opened: MetricSource = open_metrics(text, FLEET)
+        opened: MetricSource = open_metrics(text)
         samples = Samples.of(opened.samples(metrics, window, None))
         if samples.series.is_empty():
             known = ", ".join(metrics or FLEET[:3])

@@ -55,6 +55,7 @@ def watch_command(
     """
     from contextlib import ExitStack
 
+    from tracekit.collectors.importers.metrics.source import open_metrics
     from tracekit.collectors.merge.placement import LayoutOptions
     from tracekit.collectors.run_directory.segments import is_run_directory
     from tracekit.live.delivery_log import DeliveryLog
@@ -71,10 +72,10 @@ def watch_command(
     if steps is not None and seconds is not None:
         raise SelectionError("--window-steps and --window-seconds cannot be combined; choose one")
     if Store(source).is_store():
-        if store is not None or steps is not None or seconds is not None or consume:
+        if store is not None or steps is not None or seconds is not None or consume or asked.metrics is not None:
             raise SelectionError(
-                "a store already holds windows: --store, --window-steps, --window-seconds and --consume are for the"
-                " folder that ranks write to"
+                "a store already holds windows: --store, --window-steps, --window-seconds, --metrics and --consume are"
+                " for the folder that ranks write to"
             )
         watched, run = Store(source), None
     else:
@@ -87,6 +88,7 @@ def watch_command(
             late_after_s=asked.late_after,
             layout=LayoutOptions(dp=dp, pp=pp, tp=tp),
             consume=consume,
+            metrics=None if asked.metrics is None else open_metrics(asked.metrics),
         )
         _check_directory(options)
         name = options.name

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tracekit.analysis.experts.loads import Loads
     from tracekit.analysis.job.analysis import Analysis, ReportOptions
     from tracekit.analysis.job.lanes import Lanes
+    from tracekit.analysis.metrics.samples import MetricSource
     from tracekit.report.experts import Experts
     from tracekit.report.report import Report
 
@@ -85,6 +86,11 @@ _BYTES_PER_OP = 200
     type=click.Choice(["local", "processes", "ray"]),
     help="In one piece, or a pipeline in batches of steps on processes or Ray [default: as memory allows].",
 )
+@click.option(
+    "--metrics",
+    metavar="SOURCE",
+    help="Ask metrics about culprits: Parquet, OpenMetrics text, an answer or the URL of Prometheus.",
+)
 @click.option("--full", is_flag=True, help="Print every table, cause and fix, not only the answer.")
 @click.option("--explain", is_flag=True, help="Show how every number of the first screen was computed.")
 @click.option("--gpu-hour", type=Price(0), metavar="PRICE", help="State the cost in money, too.")
@@ -112,6 +118,7 @@ def whatif_command(
     ignore_steps: str | None,
     method: str,
     engine: str | None,
+    metrics: str | None,
     full: bool,
     explain: bool,
     gpu_hour: float | None,
@@ -144,6 +151,7 @@ def whatif_command(
     _check_writable(parquet_file, markdown, html)
     _check_schedules(schedules)
     priced, logged = _read_asked(expert_loads, plans)
+    witness = None if metrics is None else _witness(metrics, redact=redact)
     render = None if form is None else _renderer(form, alone=not as_json and markdown != STDOUT)
     asked = ReportOptions(
         fix=fix,
@@ -156,6 +164,7 @@ def whatif_command(
         experts=experts or expert_loads is not None,
         expert_loads=logged,
         plans=tuple(priced),
+        metrics=witness,
     )
     with progress() as tell:
         tell("reading the trace")
@@ -217,7 +226,18 @@ def whatif_command(
     for path in (csv_directory, parquet_file, markdown, html):
         if path is not None and path != STDOUT:
             click.echo(f"Wrote {printable(str(path))}", err=True)
+    if report.metrics and report.metrics.problem is not None:
+        raise FormatError(report.metrics.problem)
     return ExitCode.DONE if condition is None else condition.judge(report)
+
+
+def _witness(source: str, *, redact: bool) -> MetricSource:
+    """The source of metrics. Raises FormatError for what is none, SelectionError with --redact."""
+    from tracekit.collectors.importers.metrics.source import open_metrics
+
+    if redact:
+        raise SelectionError("--metrics names hosts, which --redact leaves out; give one of them")
+    return open_metrics(source)
 
 
 def _parts(analysis: Analysis) -> tuple[Report, Lanes | None]:

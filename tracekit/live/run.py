@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tracekit.analysis.job.job import Job
 from tracekit.analysis.job.pipeline import PipelineJob
+from tracekit.analysis.metrics.samples import MetricSource
 from tracekit.base.command_line import command
 from tracekit.base.errors import FormatError, OutputError, StoreError, StoreTakenError
 from tracekit.base.text import ranks_text, short
@@ -64,6 +65,7 @@ class LiveOptions:
     """Options for cutting a run into windows and storing them.
 
     `late_after_s`: how long a window waits for ranks that are behind. `consume`: remove segments of stored steps.
+    `metrics`: what to ask about the machines of culprits.
     """
 
     directory: Path
@@ -73,6 +75,7 @@ class LiveOptions:
     late_after_s: float = 10.0
     layout: LayoutOptions = field(default_factory=LayoutOptions)
     consume: bool = False
+    metrics: MetricSource | None = None
 
 
 @dataclass(slots=True)
@@ -337,7 +340,7 @@ class LiveRun:
     def _findings(self, job: Job, title: str) -> Findings | Unanalysed:
         """Return the findings of the analysis. A bug in it costs the findings of this window only."""
         try:
-            return job.stored()
+            return job.stored(metrics=self.options.metrics)
         except Exception as error:  # any bug
             self.counts.unanalysed += 1
             why = f"the analysis failed, which is a bug of tracekit ({one_line(error)})"

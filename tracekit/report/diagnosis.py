@@ -13,6 +13,7 @@ from tracekit.analysis.attribution.stalls import Stall
 from tracekit.report.answer import Answer
 from tracekit.report.finding import Finding
 from tracekit.report.fix import Fix
+from tracekit.report.metrics import MetricsInReport
 from tracekit.report.verdict import Verdict
 from tracekit.trace.facts import Lack
 
@@ -22,7 +23,8 @@ class Diagnosis(Struct, frozen=True, eq=False):
 
     `answer`: all of it in a few sentences. `stalls`: isolated slow steps. `trust`: as that of the attribution, except
     that launch delays that a named cause explains do not count against the replay. `problems`: why plug-ins were left
-    out; `failed`: the kinds of those that failed on this job. `lacks`: what its source cannot show.
+    out; `failed`: the kinds of those that failed on this job. `lacks`: what its source cannot show. `metrics`: what
+    metrics of the machines say, None if nobody asked them.
     """
 
     trust: Trust
@@ -36,3 +38,4 @@ class Diagnosis(Struct, frozen=True, eq=False):
     problems: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
     lacks: tuple[Lack, ...] = ()
+    metrics: MetricsInReport | None = None

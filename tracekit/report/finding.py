@@ -16,6 +16,7 @@ from tracekit.analysis.attribution.patterns import TimePattern
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.estimate import Estimate
 from tracekit.base.text import MOST_CONFIDENT, cost, hidden, seconds
+from tracekit.report.metrics import MetricTest
 from tracekit.trace.model import Worker
 
 #: Report a cause that has neither culprit nor fix only if it takes at least this share of the step: every job needs an
@@ -171,7 +172,8 @@ class Finding:
     certain to have it. `whole`: what seconds are of, "step" or "recording". `spent`: what the time of a recording is
     spent on. `saves_step_s`: what its end saves of a step as it runs without the profiler, seconds; None if that is not
     known, or if no profiler recorded the job. `once`: the steps in which it was seen, None if it returns. `follows`:
-    kinds of finding that have to be seen to first.
+    kinds of finding that have to be seen to first. `excess`: as for a candidate. `tests`: what metrics say of its
+    machines; `hardware`: whether they show these at fault, None if nobody asked them.
     """
 
     kind: str
@@ -198,6 +200,9 @@ class Finding:
     saves_step_s: Estimate | None = None
     once: SeenOnce | None = None
     follows: tuple[str, ...] = ()
+    excess: float | None = None
+    tests: tuple[MetricTest, ...] = ()
+    hardware: bool | None = None
 
     @property
     def worth_s(self) -> float:

@@ -36,6 +36,7 @@ from tracekit.report.clocks import ClockReport
 from tracekit.report.conclusions import Finding, Fix, Patterns, Trust, Verdict
 from tracekit.report.experts import Experts, Overlap
 from tracekit.report.gpu import GpuInReport
+from tracekit.report.metrics import MetricsInReport
 from tracekit.report.outline import ClockOfRank, Coverage, MethodUsed, Outline, Times
 from tracekit.report.pictures import PipelinePicture, RlPicture
 from tracekit.report.plain_data import Maybe, Number, frame_of
@@ -203,6 +204,7 @@ class Report(Struct, frozen=True, kw_only=True):
     gpus: Maybe[list[GpuInReport]] = UNSET
     rl: Maybe[RlAccount] = UNSET
     rl_picture: Maybe[RlPicture] = UNSET
+    metrics: Maybe[MetricsInReport] = UNSET
 
     def __repr__(self) -> str:
         return f"<Report on {short(self.name)}: {self.verdict.kind}, {self.answer.headline}>"

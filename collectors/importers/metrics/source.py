@@ -5,9 +5,9 @@ In: what the user typed. Out: a `MetricSource`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
+from tracekit.analysis.metrics.doctor import FLEET
 from tracekit.analysis.metrics.samples import MetricSource
 from tracekit.base.errors import FormatError
 from tracekit.base.text import short
@@ -19,13 +19,10 @@ _URLS = ("http://", "https://")
 _PARQUET = b"PAR1"
 
 
-def open_metrics(text: str, names: Sequence[str]) -> MetricSource:
-    """The source of that path or URL. `names`: the metrics that a server is asked for where all are wanted.
-
-    Raises FormatError for what is none.
-    """
+def open_metrics(text: str) -> MetricSource:
+    """The source of that path or URL. Raises FormatError for what is none."""
     if text.startswith(_URLS):
-        return Prometheus(text, names)
+        return Prometheus(text, FLEET)
     path = Path(text)
     try:
         if path.is_dir():
