@@ -25,6 +25,7 @@ from tracekit.commands.culprits import CulpritsOutput
 from tracekit.commands.doctor import DoctorOutput
 from tracekit.commands.experts import ExpertsOutput
 from tracekit.commands.hang import HangOutput
+from tracekit.commands.metrics import DoctorOfMetricsOutput, ScanOutput, TestedOutput
 from tracekit.fleet.figures import FleetFigures
 from tracekit.fleet.study_comparison import FleetComparison
 from tracekit.report.applied import ComparedOutput
@@ -67,6 +68,9 @@ OUTPUTS: dict[str, Any] = {
     "fleet report": FleetReportOutput,
     "gate": Gate,
     "hang": HangOutput,
+    "metrics doctor": DoctorOfMetricsOutput,
+    "metrics scan": ScanOutput,
+    "metrics test": TestedOutput,
     "rl": RlOutput,
     "sql": list[dict[str, Any]],
 }

@@ -14,6 +14,8 @@ from jsonschema import Draft202012Validator
 from judges.hangsim import Fault, HangJob, dumps
 from judges.hangsim import run as simulated
 from judges.hangsim import write as write_dumps
+from tests.analysis.metrics.fleet import BEGAN, fleet
+from tests.analysis.metrics.fleet import Fault as Slowed
 from tests.analysis.rl.logs import lines, write
 from tests.bill.test_run import restarted
 from tests.fleet.few_jobs import study_here, write_jobs
@@ -61,6 +63,11 @@ def _sql(folder: Path) -> list[object]:
     return ["sql", "select * from jobs", "--store", folder / "jobs"]
 
 
+def _metrics(folder: Path) -> Path:
+    fleet(1, Slowed(0, "compute", 0.3, 300, 540), hosts=8, devices=1).write_parquet(folder / "metrics.parquet")
+    return folder / "metrics.parquet"
+
+
 #: Command -> the words of one that prints something of each part, and how it ends.
 CASES: dict[str, tuple[Callable[[Path], list[object]], ExitCode]] = {
     "bill": (_bill, ExitCode.DONE),
@@ -74,6 +81,15 @@ CASES: dict[str, tuple[Callable[[Path], list[object]], ExitCode]] = {
     "fleet report": (lambda folder: ["fleet", "report", _study(folder)], ExitCode.DONE),
     "gate": (lambda _: ["gate", SLOW, "--baseline", HEALTHY, "--noise", "1%"], ExitCode.CONDITION),
     "hang": (_hang, ExitCode.CONDITION),
+    "metrics doctor": (lambda folder: ["metrics", "doctor", _metrics(folder)], ExitCode.DONE),
+    "metrics scan": (lambda folder: ["metrics", "scan", _metrics(folder)], ExitCode.DONE),
+    "metrics test": (
+        lambda folder: [
+            *("metrics", "test", _metrics(folder), "--suspect"),
+            f"node-00:part=compute,excess=0.3,from={BEGAN + 300},to={BEGAN + 540}",
+        ],
+        ExitCode.DONE,
+    ),
     "rl": (lambda folder: ["rl", write(folder / "run.jsonl", lines())], ExitCode.DONE),
     "sql": (_sql, ExitCode.DONE),
 }

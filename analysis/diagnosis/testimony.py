@@ -19,7 +19,7 @@ from tracekit.analysis.evidence.cards import shares_card
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.metrics.effects import FEWEST_PEERS
-from tracekit.analysis.metrics.guided import Suspicion, tested, untestable
+from tracekit.analysis.metrics.guided import Suspicion, untestable, verdicts_on
 from tracekit.analysis.metrics.mechanisms import MECHANISMS, metrics_of
 from tracekit.analysis.metrics.samples import MetricSource, Samples, Window
 from tracekit.base.errors import FormatError
@@ -77,7 +77,7 @@ def _heard(source: MetricSource, suspicions: Sequence[Suspicion]) -> MetricsInRe
         samples = Samples.of(source.samples(metrics_of(each.part for each in askable), window, hosts))
     except FormatError as error:
         return MetricsInReport(source.name, [untestable(each, str(error)) for each in suspicions], problem=str(error))
-    return MetricsInReport(source.name, tested(samples, suspicions), samples.dropped)
+    return MetricsInReport(source.name, verdicts_on(samples, suspicions), samples.dropped)
 
 
 def _suspicions(job: Subject, finding: Finding) -> Iterator[Suspicion]:

@@ -1,6 +1,6 @@
 """How far a host departs from its peers and from its own healthy past, by one metric.
 
-In: samples of a metric, a host, an interval, the host's peers. Out: an `Effect` with its standard error.
+In: samples of a metric, a host, an interval, the host's peers. Out: an `MetricEffect` with its standard error.
 
 Each value is compared with the median of the peers at that time, which removes what all have in common; then with what
 the host's own series was when it agreed with its peers, which removes the fingerprint that each node has. A fault often
@@ -50,7 +50,7 @@ class Basis(NamedTuple):
     past: bool
 
 
-class Effect(Struct, frozen=True):
+class MetricEffect(Struct, frozen=True):
     """How far a host departs. `size`: logarithm of a ratio, of counters the difference of rates; `sigma`: its standard
     error; `own`: the value in the interval. `apart`: where there are too few peers, how far it is from those there are,
     None without any.
@@ -75,7 +75,9 @@ class TooLittleError(Exception):
         self.missing = missing
 
 
-def effect_of(samples: Samples, metric: str, host: str, window: Window, peers: Collection[str], slow: int) -> Effect:
+def effect_of(
+    samples: Samples, metric: str, host: str, window: Window, peers: Collection[str], slow: int
+) -> MetricEffect:
     """Measure a host. `slow`: the sign of a slow machine's departure; its slowest device counts, and so does that of
     the others. Raises TooLittleError.
     """
@@ -149,32 +151,39 @@ class _Measure:
         self.rows = self.of_peers if self.has_peers else rows.filter(host=host).with_columns(r=pl.col("x"))
         self.window = window
 
-    def effect(self, series: list[int]) -> Effect:
+    def effect(self, series: list[int]) -> MetricEffect:
         """The effect on the slowest of these series."""
         inside = self._locations(self.rows.filter("inside"), "series", "host", "device")
         outside = self.rows.filter(~pl.col("inside"))
-        healthy = self._healthy(outside)
-        past = self._locations(healthy, "series").filter(pl.col("n") >= FEWEST_SAMPLES)
-        has_past = bool(past["series"].is_in(series).any())
-        if not self.has_peers and not has_past:
+        past = self._locations(self._healthy(outside), "series").filter(pl.col("n") >= FEWEST_SAMPLES)
+        past = past.select("series", past="r")
+        healthy = {*past["series"]} & {*series}
+        measured = []
+        if healthy:
+            measured.append(self._against(past, inside, outside, healthy, past_known=True))
+        if self.has_peers and healthy != {*series}:
+            level = inside.select("series", past=pl.lit(0.0))
+            measured.append(self._against(level, inside, outside, {*series} - healthy, past_known=False))
+        if not measured:
             raise TooLittleError(f"fewer than {FEWEST_PEERS} peers, and no samples before or after to compare with")
-        past = past.select("series", past="r") if has_past else inside.select("series", past=pl.lit(0.0))
+        return max(measured, key=lambda effect: self.slow * effect.size)
+
+    def _against(
+        self, past: pl.DataFrame, inside: pl.DataFrame, outside: pl.DataFrame, series: set[int], *, past_known: bool
+    ) -> MetricEffect:
+        """The effect on the slowest of these series, against `past`: series, past. `past_known`: it is their own."""
         sizes = inside.join(past, on="series").with_columns(size=pl.col("r") - pl.col("past"))
         own = sizes.filter(pl.col("series").is_in(series)).sort(self.slow * pl.col("size")).row(-1, named=True)
         null = self._noise(sizes, past, outside)
         if len(null) < _FEWEST_WINDOWS:
             raise TooLittleError("too few samples outside of the interval to know how much the metric varies")
         center, sigma = spread_of(null)
-        basis = Basis(
-            {
-                (True, True): "its peers and its own past",
-                (True, False): "its peers only, as it never agreed with them",
-                (False, True): f"its own past only, as it has fewer than {FEWEST_PEERS} peers",
-            }[self.has_peers, has_past],
-            self.has_peers,
-            has_past,
-        )
-        return Effect(
+        words = {
+            (True, True): "its peers and its own past",
+            (True, False): "its peers only, as it never agreed with them",
+            (False, True): f"its own past only, as it has fewer than {FEWEST_PEERS} peers",
+        }[self.has_peers, past_known]
+        return MetricEffect(
             own["series"],
             own["device"],
             own["size"] - (center if self.has_peers else 0.0),
@@ -182,14 +191,14 @@ class _Measure:
             own["x"],
             own["n"],
             self.sampling_s,
-            basis,
+            Basis(words, self.has_peers, past_known),
             None if self.has_peers else self._apart(own["series"]),
         )
 
     def _locations(self, rows: pl.DataFrame, *by: str) -> pl.DataFrame:
         """Residuals r and values x of rows in groups, and how many there are: n."""
-        kept = pl.col("value").mean() if is_counter(self.metric) else location(pl.col("value"), self.metric)
-        return rows.group_by(by).agg(r=location(pl.col("r"), self.metric), x=kept, n=pl.len())
+        value = pl.col("value").mean() if is_counter(self.metric) else location(pl.col("value"), self.metric)
+        return rows.group_by(by).agg(r=location(pl.col("r"), self.metric), x=value, n=pl.len())
 
     def _pieces(self, outside: pl.DataFrame, width: float) -> pl.DataFrame:
         """Rows with the number of their piece: pieces of `width` seconds, away from the interval on both sides."""

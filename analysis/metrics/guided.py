@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from tracekit.analysis.metrics.band import band_of
 from tracekit.analysis.metrics.doctor import line_for
-from tracekit.analysis.metrics.effects import Effect, TooLittleError, effect_of
+from tracekit.analysis.metrics.effects import MetricEffect, TooLittleError, effect_of
 from tracekit.analysis.metrics.mechanisms import ERRORS, LINK, MECHANISMS, Mechanism
 from tracekit.analysis.metrics.samples import Samples, Window, short_host
 from tracekit.analysis.metrics.words import sentence_of
@@ -45,7 +45,7 @@ class _Measured(Struct, frozen=True):
 
     mechanism: Mechanism
     metric: str
-    effect: Effect | None
+    effect: MetricEffect | None
     why_not: str | None = None
     missing: bool = False
 
@@ -65,7 +65,7 @@ class _Measured(Struct, frozen=True):
         return self.significant and _LEAST <= self.predicts() / excess <= _MOST
 
 
-def tested(samples: Samples, suspicions: Sequence[Suspicion]) -> list[MetricTest]:
+def verdicts_on(samples: Samples, suspicions: Sequence[Suspicion]) -> list[MetricTest]:
     """Test suspicions, in this order."""
     return [_tested(samples, suspicion) for suspicion in suspicions]
 
@@ -174,7 +174,7 @@ def _concluded(
         mechanism=measured.mechanism.name,
         metric=measured.metric,
         predicts=measured.predicts(),
-        interval=(low, high),
+        interval=[low, high],
         sampling_s=effect.sampling_s,
         samples=effect.samples,
         basis=effect.basis.words,

@@ -6,6 +6,7 @@ series by number, without duplicates and values that are no numbers; rates of co
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection
 from functools import cached_property
@@ -27,11 +28,11 @@ COLUMNS = {
     "value": pl.Float64,
 }
 _ADDRESS = re.compile(r"[\d.]+|.*:.*")
-#: Two machines in one series show as this share of contradictions, or of falls of a counter; or, of a gauge, as samples
-#: at less than this share of the peers' distance, which varies by more than this share of itself.
+#: Two machines in one series show as this share of contradictions, or of falls of a counter; or, of a gauge, as about
+#: twice as many samples as peers have, or more than that at distances that vary by this share.
 _MOST_CONFLICTS = 0.02
 _MOST_FALLS = 0.1
-_TWICE_AS_DENSE = 0.6
+_DENSE, _VERY_DENSE = 1.6, 2.5
 _TWO_SOURCES = "hosts share a name, or an exporter runs twice"
 _MOST_SPREAD = 0.15
 
@@ -172,19 +173,20 @@ class Samples(Struct, frozen=True, eq=False, dict=True):
     def _interleaved(self, host: str, metric: str) -> str | None:
         """Whether samples of two machines alternate in a series of a host, in words."""
         spacing = self.spacing(metric)
-        own, usual = spacing.filter(host=host), spacing.filter(pl.col("host") != host)["spacing"].median()
+        own, usual = spacing.filter(host=host), spacing.filter(pl.col("host") != host)["often"].median()
         if is_counter(metric):
-            twice = (own["falls"] > _MOST_FALLS).any()
+            twice = own.filter(pl.col("falls") > _MOST_FALLS)
         else:
-            dense = own.filter(pl.col("spacing") < _TWICE_AS_DENSE * (usual if isinstance(usual, float) else 0.0))
-            twice = (dense["spread"] > _MOST_SPREAD * dense["spacing"]).any()
-        if twice:
-            return f"samples of {metric} of {host} are of two series in turn: {_TWO_SOURCES}"
-        return None
+            density = pl.col("often") / (usual if isinstance(usual, float) else math.inf)
+            irregular = pl.col("spread") > _MOST_SPREAD * pl.col("spacing")
+            twice = own.filter((density > _DENSE) & (irregular | (density < _VERY_DENSE)))
+        if twice.is_empty():
+            return None
+        return f"samples of {metric} of {host} are of two series in turn: {_TWO_SOURCES}"
 
     def spacing(self, metric: str) -> pl.DataFrame:
         """Of each series of a metric, the usual time between samples: series, host, spacing; how much it varies:
-        spread; the share of samples below the one before: falls.
+        spread; samples a second: often; the share of samples below the one before: falls.
         """
         chosen = self.series.filter(metric=metric).select("series", "host")
         gap, rise = pl.col("time").diff(), pl.col("value").diff()
@@ -194,6 +196,7 @@ class Samples(Struct, frozen=True, eq=False, dict=True):
             .agg(
                 spacing=gap.median(),
                 spread=gap.quantile(0.75) - gap.quantile(0.25),
+                often=pl.len() / (pl.col("time").max() - pl.col("time").min()),
                 falls=(rise < 0).mean(),
             )
             .drop_nulls()

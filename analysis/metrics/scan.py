@@ -23,6 +23,8 @@ from tracekit.report.metrics import Alarm
 SMOOTHED_S = 180.0
 #: The threshold is this many times the farthest that a healthy node departed.
 _MARGIN = 1.15
+#: And at least so many standard deviations, as baselines are short.
+_LEAST_SIGMAS = 4.5
 #: Without baselines: so many standard deviations of the smoothed departures.
 _SIGMAS = 10.0
 
@@ -40,7 +42,7 @@ def scanned(samples: Samples, baselines: Sequence[Samples]) -> Iterator[Alarm]:
         departures = _departures(samples, metric)
         if departures is None:
             continue
-        healthy = [found for one in baselines if (found := _departures(one, metric)) is not None]
+        healthy = [of_run for one in baselines if (of_run := _departures(one, metric)) is not None]
         yield from _alarms(departures, metric, _limits(healthy, departures))
 
 
@@ -57,8 +59,8 @@ def _departures(samples: Samples, metric: str) -> pl.DataFrame | None:
     own = residuals.with_columns(r=pl.col("r") - pl.col("r").median().over("series")).sort("series", "moment")
     width = max(int(SMOOTHED_S / spacing), 1)
     smoothed = pl.col("r").rolling_median_by("moment", f"{width}i", min_samples=max(width * 3 // 4, 1)).over("series")
-    found = own.with_columns(smoothed=smoothed).drop_nulls("smoothed")
-    return None if found.is_empty() else found.with_columns(pl.col("time") - SMOOTHED_S / 2)
+    departures = own.with_columns(smoothed=smoothed).drop_nulls("smoothed")
+    return None if departures.is_empty() else departures.with_columns(pl.col("time") - SMOOTHED_S / 2)
 
 
 def _limits(healthy: Sequence[pl.DataFrame], departures: pl.DataFrame) -> _Limits:
@@ -68,7 +70,7 @@ def _limits(healthy: Sequence[pl.DataFrame], departures: pl.DataFrame) -> _Limit
     values = pl.concat([one["smoothed"] for one in healthy])
     _, sigma = spread_of(values.to_numpy())
     lowest, highest = (_MARGIN * float(value) for value in (values.min() or 0.0, values.max() or 0.0))  # type: ignore[arg-type]
-    return _Limits(min(lowest, -sigma), max(highest, sigma))
+    return _Limits(min(lowest, -_LEAST_SIGMAS * sigma), max(highest, _LEAST_SIGMAS * sigma))
 
 
 def _alarms(departures: pl.DataFrame, metric: str, limits: _Limits) -> Iterator[Alarm]:

@@ -9,13 +9,13 @@ import math
 
 from msgspec.structs import replace
 
-from tracekit.analysis.metrics.effects import Effect
+from tracekit.analysis.metrics.effects import MetricEffect
 from tracekit.analysis.metrics.mechanisms import CPU_PRESSURE, Mechanism
 from tracekit.base.text import short
 from tracekit.report.metrics import MetricTest, MetricVerdict
 
 
-def sentence_of(test: MetricTest, mechanism: Mechanism, effect: Effect, usual: Mechanism) -> MetricTest:
+def sentence_of(test: MetricTest, mechanism: Mechanism, effect: MetricEffect, usual: Mechanism) -> MetricTest:
     """The test with its sentence: "confirmed by metrics: SM clock 1,410 against 1,980 MHz ... predicts 1.40x, ..."."""
     usually = effect.own - effect.size if mechanism is CPU_PRESSURE else effect.own * math.exp(-effect.size)
     own, peers = (_figure(value / mechanism.scale) for value in (effect.own, usually))

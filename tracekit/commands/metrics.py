@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _EXPECTED = "expected HOST:part=compute,excess=0.3,from=T,to=T, times as seconds since 1970 or ISO"
 
 
-class TestOutput(Struct, frozen=True):
+class TestedOutput(Struct, frozen=True):
     """What `tracekit metrics test --json` prints."""
 
     tests: list[MetricTest]
@@ -66,7 +66,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON obj
 @_JSON
 def test_command(source: str, suspects: tuple[str, ...], as_json: bool) -> None:
     """Does a metric of a suspected host show what was seen?"""
-    from tracekit.analysis.metrics.guided import tested
+    from tracekit.analysis.metrics.guided import verdicts_on
     from tracekit.analysis.metrics.mechanisms import metrics_of
     from tracekit.analysis.metrics.samples import Window
 
@@ -74,9 +74,9 @@ def test_command(source: str, suspects: tuple[str, ...], as_json: bool) -> None:
     windows = [each.window for each in suspicions]
     window = Window(min(each.since for each in windows), max(each.until for each in windows))
     samples = _read(source, metrics_of(each.part for each in suspicions), window)
-    tests = tested(samples, suspicions)
+    tests = verdicts_on(samples, suspicions)
     if as_json:
-        click.echo(msgspec.json.encode(TestOutput(tests, samples.dropped)))
+        click.echo(msgspec.json.encode(TestedOutput(tests, samples.dropped)))
         return
     for test in tests:
         click.echo(printable(f"{test.host}, {test.part}: {test.sentence}"))

@@ -60,7 +60,7 @@ class MetricTest(Struct, frozen=True, kw_only=True):
     mechanism: MechanismName | None = None
     metric: str | None = None
     predicts: float | None = None
-    interval: tuple[float, float] | None = None
+    interval: list[float] | None = None
     sampling_s: float | None = None
     samples: int | None = None
     basis: str | None = None

@@ -46,17 +46,16 @@ class Text:
                 .drop_nulls("name")
                 .collect()
             )
+            rows = rows.with_columns(pl.col("time", "value").cast(pl.Float64, strict=False)).drop_nulls("value")
             lines, timed = lines + rows.height, timed + rows["time"].count()
             for name in rows["name"].unique():
                 if name not in keys:
                     keys[name] = _key(name)
-            known = {name: number for number, name in enumerate(keys) if _wanted(keys[name], metrics)}
+            wanted = {name: number for number, name in enumerate(keys) if _wanted(keys[name], metrics)}
             numbered = pl.DataFrame(
-                {"name": list(known), "key": list(known.values())}, {"name": pl.String, "key": pl.UInt32}
+                {"name": list(wanted), "key": list(wanted.values())}, {"name": pl.String, "key": pl.UInt32}
             )
-            pieces.append(
-                rows.join(numbered, on="name").select("key", pl.col("time", "value").cast(pl.Float64, strict=False))
-            )
+            pieces.append(rows.join(numbered, on="name").select("key", "time", "value"))
         if not lines:
             raise FormatError(f"{self.name}: no metrics; expected OpenMetrics text, such as promtool dumps")
         if not timed:
@@ -75,8 +74,8 @@ class Text:
 
 def _key(name: str) -> SeriesKey | None:
     metric, _, labels = name.partition("{")
-    found = {label: _ESCAPE.sub(_unescaped, value) for label, value in _LABEL.findall(labels)}
-    return key_of(metric, found)
+    named = {label: _ESCAPE.sub(_unescaped, value) for label, value in _LABEL.findall(labels)}
+    return key_of(metric, named)
 
 
 def _unescaped(escape: re.Match[str]) -> str:

@@ -10,18 +10,23 @@ import http.client
 import json
 import math
 import re
+import ssl
+import threading
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from base64 import b64encode
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from urllib.parse import unquote
 
 import msgspec
 import numpy as np
 import polars as pl
 from msgspec import Struct
 
+from tracekit.analysis.metrics.mechanisms import is_counter
 from tracekit.analysis.metrics.samples import Window, short_host
 from tracekit.base.errors import FormatError
 from tracekit.base.text import short
@@ -32,13 +37,15 @@ from tracekit.collectors.importers.metrics.openmetrics import framed
 MOST_POINTS = 10_000
 #: A server that sends nothing for so long hangs; and one whose answer takes so long. Seconds.
 SILENCE_S, ANSWER_S = 15.0, 30.0
+#: Points of all series in one answer, which bounds memory and the time of an answer.
+_MOST_SAMPLES = 2_000_000
+_FEWEST_POINTS = 100
 #: How long is looked at to find out how often a server samples, and what is assumed if nothing changes, seconds.
 _PROBE_S, _USUAL_S = 300.0, 15.0
 #: What is read before and after an interval, as a multiple of it, and at least, seconds.
 _MARGIN, _LEAST_MARGIN_S = 2.0, 900.0
 #: Without an interval, what is read, seconds.
 _RECENT_S = 3600.0
-_PIECE_BYTES = 1 << 20
 
 
 class _Series(Struct):
@@ -57,6 +64,12 @@ class _Answer(Struct):
 
     data: _Data
     status: str = "success"
+
+
+class _Refusal(Struct):
+    """What a server says if it does not answer."""
+
+    error: str
 
 
 class Answers:
@@ -79,7 +92,11 @@ class Prometheus:
     """A server of Prometheus' HTTP interface. `names`: what to ask for where all metrics are wanted."""
 
     def __init__(self, url: str, names: Sequence[str]) -> None:
-        self.name, self._url, self._names = url, url.rstrip("/"), names
+        parts = urllib.parse.urlsplit(url.rstrip("/"))
+        account, _, place = parts.netloc.rpartition("@")
+        self._url = self.name = urllib.parse.urlunsplit(parts._replace(netloc=place))  # without the password
+        self._headers = {"Authorization": f"Basic {b64encode(unquote(account).encode()).decode()}"} if account else {}
+        self._names = names
 
     def samples(
         self, metrics: Collection[str] | None, window: Window | None, hosts: Collection[str] | None
@@ -87,67 +104,71 @@ class Prometheus:
         """See `MetricSource`."""
         now = time.time()
         asked = Window(now - _RECENT_S, now) if window is None else _widened(window)
-        names = self._names if metrics is None else metrics
+        names = [*(self._names if metrics is None else metrics)]
+        names += [f"{name}_total" for name in names if name.startswith("DCGM_") and is_counter(name)]
         keys: list[SeriesKey | None] = []
         parts: list[pl.DataFrame] = []
         for name in names:
-            selectors = _selectors(name, hosts)
-            step = self._sampling_s(selectors, window or asked)
-            for selector in selectors:
-                for since, until in _pieces(asked, step):
-                    parts += _rows(self._ask(selector, since, until, step), self._url, keys, None)
+            selector = _selector(name, hosts)
+            step, series = self._sampling(selector, window or asked)
+            if not series:
+                continue
+            points = min(MOST_POINTS, max(_MOST_SAMPLES // series, _FEWEST_POINTS))
+            for since, until in _pieces(asked, step, points):
+                parts += _rows(self._ask(selector, since, until, step), self._url, keys, None)
         return _framed(keys, parts)
 
-    def _sampling_s(self, selectors: Sequence[str], window: Window) -> float:
-        """How often a server samples a metric: values change no more often."""
+    def _sampling(self, selector: str, window: Window) -> tuple[float, int]:
+        """How often a server samples a metric, seconds, as values change no more often; and how many series it has."""
         since = max(window.since, window.until - _PROBE_S)
         keys: list[SeriesKey | None] = []
-        parts = [
-            part
-            for selector in selectors
-            for part in _rows(self._ask(selector, since, since + _PROBE_S, 1.0), self._url, keys, None)
-        ]
+        parts = list(_rows(self._ask(selector, since, since + _PROBE_S, 1.0), self._url, keys, None))
         if not parts:
-            return _USUAL_S
+            return _USUAL_S, 0
         rows = _framed(keys, parts).sort("host", "time")
         changed = rows.filter(pl.col("value") != pl.col("value").shift(1).over("host", "device", "metric"))
         gaps = changed.unique(["host", "time"], maintain_order=True).select(gap=pl.col("time").diff().over("host"))
         gap = gaps.filter(pl.col("gap") > 0.5)["gap"].quantile(0.25, "lower")  # a host's own series change together
-        return float(max(1.0, round(gap))) if gap is not None else _USUAL_S
+        return max(1.0, round(gap)) if gap is not None else _USUAL_S, len(parts)
 
     def _ask(self, selector: str, since: float, until: float, step: float) -> bytes:
         """One answer. Raises FormatError for whatever a server, a network or a certificate can do."""
         query = {"query": selector, "start": f"{since:.3f}", "end": f"{until:.3f}", "step": f"{step:g}"}
         url = f"{self._url}/api/v1/query_range?{urllib.parse.urlencode(query)}"
-        shown, deadline = short(self._url), time.monotonic() + ANSWER_S
+        answers: list[bytes | Exception] = []
+
+        def ask() -> None:
+            try:
+                request = urllib.request.Request(url, headers=self._headers)  # noqa: S310 - http(s), see source.py
+                with urllib.request.urlopen(request, timeout=SILENCE_S) as answer:  # noqa: S310
+                    answers.append(answer.read())
+            except Exception as error:  # told below
+                answers.append(error)
+
+        # A server that sends a byte now and then is never silent, so the answer as a whole has a limit.
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        thread.join(ANSWER_S)
+        answer = answers[0] if answers else TimeoutError()
+        if isinstance(answer, bytes):
+            return answer
+        raise FormatError(f"{short(self._url)}: {_why(answer)}") from None
+
+
+def _why(error: Exception) -> str:
+    """Why there is no answer, in words."""
+    reason = getattr(error, "reason", error)
+    if isinstance(error, urllib.error.HTTPError):
         try:
-            with urllib.request.urlopen(url, timeout=SILENCE_S) as answer:  # noqa: S310 - http or https, see source.py
-                content = bytearray()
-                while piece := answer.read1(_PIECE_BYTES):
-                    content += piece
-                    if time.monotonic() > deadline:
-                        raise FormatError(f"{shown}: no whole answer within {ANSWER_S:.0f} s; ask for fewer hosts")
-                return bytes(content)
-        except urllib.error.HTTPError as error:
-            raise FormatError(
-                f"{shown}: answers {error.code} {_why(error)}; is it the base URL of Prometheus?"
-            ) from None
-        except urllib.error.URLError as error:
-            reason = getattr(error.reason, "verify_message", None) or getattr(error.reason, "strerror", None)
-            raise FormatError(f"{shown}: cannot be asked: {reason or error.reason}") from None
-        except TimeoutError:
-            raise FormatError(f"{shown}: no answer within {SILENCE_S:.0f} s") from None
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise FormatError(f"{shown}: cannot be asked: {error}") from None
-
-
-def _why(error: urllib.error.HTTPError) -> str:
-    """What a server says is wrong."""
-    try:
-        content = json.loads(error.read1(_PIECE_BYTES))
-        return str(content["error"])[:200]
-    except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException):
-        return str(error.reason)
+            said = str(msgspec.json.decode(error.read(), type=_Refusal).error)[:200]
+        except (OSError, msgspec.MsgspecError, http.client.HTTPException):
+            said = str(error.reason)
+        return f"answers {error.code}: {said}; is it the base URL of Prometheus?"
+    if isinstance(reason, TimeoutError):
+        return f"no answer within {ANSWER_S:.0f} s"
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {reason.verify_message}; name the authority in SSL_CERT_FILE"
+    return f"cannot be asked: {getattr(reason, 'strerror', None) or reason}"
 
 
 def _widened(window: Window) -> Window:
@@ -155,20 +176,21 @@ def _widened(window: Window) -> Window:
     return Window(window.since - margin, min(window.until + margin, max(time.time(), window.until)))
 
 
-def _selectors(name: str, hosts: Collection[str] | None) -> list[str]:
-    """Plain selectors of a metric; of these hosts, with whatever domain and port."""
+def _selector(name: str, hosts: Collection[str] | None) -> str:
+    """A metric of all hosts, or of these with whatever domain and port."""
     if hosts is None:
-        return [name]
+        return name
     label = "Hostname" if name.startswith("DCGM_") else "instance"
-    any_of = "|".join(re.escape(short_host(host)) for host in sorted(hosts))
-    return [f"{name}{{{label}=~{json.dumps(f'(?i:{any_of})([.:].*)?')}}}"]
+    any_of = "|".join(re.escape(host) for host in sorted(map(short_host, hosts)))
+    pattern = json.dumps(f"(?i:{any_of})([.:].*)?")
+    return f"{name}{{{label}=~{pattern}}}"
 
 
-def _pieces(window: Window, step: float) -> Iterator[tuple[float, float]]:
+def _pieces(window: Window, step: float, most: int) -> Iterator[tuple[float, float]]:
     """Spans that together have every point once."""
     points = max(1, math.ceil((window.until - window.since) / step))
-    for first in range(0, points, MOST_POINTS):
-        last = min(first + MOST_POINTS, points) - 1
+    for first in range(0, points, most):
+        last = min(first + most, points) - 1
         yield window.since + first * step, window.since + last * step
 
 

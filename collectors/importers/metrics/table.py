@@ -44,10 +44,10 @@ class Table:
             rows = rows.filter(pl.col("metric").cast(pl.String).is_in(list(metrics)))
         try:
             with hushed_panics():
-                found = rows.with_columns(absent).select(_as(name, kind) for name, kind in COLUMNS.items()).collect()
+                samples = rows.with_columns(absent).select(_as(name, kind) for name, kind in COLUMNS.items()).collect()
         except Exception as error:  # a value of another type, or a torn file
             raise FormatError(f"{self._path}: its columns cannot be read as times, names and numbers") from error
-        return found.drop_nulls(list(_NEEDED))
+        return samples.drop_nulls(list(_NEEDED))
 
 
 def _as(name: str, kind: PolarsDataType) -> pl.Expr:

@@ -1,7 +1,7 @@
 """A simulated fleet with metrics as its exporters write them, and faults of known place, cause and dose.
 
-In: a seed and faults. Out: a frame of samples. Every node has a fingerprint; clocks have steps of 15 MHz, drift, and dip
-harmlessly; counters are reset; samples are missing and not on a grid.
+In: a seed and faults. Out: a frame of samples. Every node has a fingerprint; clocks have steps of 15 MHz, drift, and
+dip harmlessly; counters are reset; samples are missing and not on a grid.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BEGAN = 1_700_000_000.0
 
 
 class Fault(NamedTuple):
-    """A part of a host takes `excess` longer from `since` to `until`, seconds after the beginning; of one device only."""
+    """A part of a host takes `excess` longer, on one device, from `since` to `until`, seconds after the beginning."""
 
     host: int
     part: str
