@@ -12,6 +12,7 @@ from tracekit.analysis.gpu.gpu_times import MemoryTimes
 from tracekit.dashboards.figures.base import figure
 from tracekit.dashboards.figures.theme import Theme, slowdown_scale
 from tracekit.report.experts import LayerLoads
+from tracekit.report.metrics import Band
 
 #: Most ranks in one figure.
 _MOST_RANKS = 32
@@ -41,6 +42,28 @@ def memory_over_time(memory: MemoryTimes, theme: Theme) -> go.Figure:
         hovertemplate="%{x:.4g} s: %{y:.3g} GB<extra></extra>",
     )
     drawn.update_yaxes(rangemode="tozero")
+    return drawn
+
+
+def metric_band(band: Band, theme: Theme) -> go.Figure:
+    """A suspect's series over its peers' band, and when the trace shows it slow: `metrics.tests` of the report."""
+    drawn = figure(theme, height=220, x="seconds from the beginning of the trace", y=band.unit, legend=True)
+    seconds = [time - band.from_s for time in band.time]
+    peers = {"color": theme.dimmed, "width": 0}
+    for name, values, fill in (("", band.low, None), ("its peers, the middle 80 %", band.high, "tonexty")):
+        drawn.add_scatter(
+            x=seconds, y=values, name=name, mode="lines", line=peers, fill=fill, showlegend=bool(fill), hoverinfo="skip"
+        )
+    drawn.add_scatter(
+        x=seconds,
+        y=band.own,
+        name="the host",
+        mode="lines",
+        line={"color": theme.bad, "width": 2},
+        hovertemplate=f"%{{x:.4g}} s: %{{y:.4g}} {band.unit}<extra></extra>",
+    )
+    for at in (0.0, band.to_s - band.from_s):
+        drawn.add_vline(x=at, line={"color": theme.text, "width": 1, "dash": "dot"})
     return drawn
 
 

@@ -12,8 +12,9 @@ import polars as pl
 from dash import html
 from dash.development.base_component import Component
 
+from tracekit.base.text import short
 from tracekit.dashboards.browser.data.queries import Stored
-from tracekit.dashboards.browser.figures.job import expert_loads, rank_times
+from tracekit.dashboards.browser.figures.job import expert_loads, metric_band, rank_times
 from tracekit.dashboards.browser.ui.components import figure_panel, folded_panel, href, panel, plain_table, scrolled
 from tracekit.dashboards.browser.ui.context import viewer
 from tracekit.report.report import Report
@@ -38,6 +39,21 @@ def ranks_picture(stored: Stored, report: Report) -> list[Component]:
         csv=href("/download/by_rank.csv", job=stored.name),
     )
     return [drawn]
+
+
+def metrics_pictures(report: Report) -> list[Component]:
+    """The metric of each culprit that was tested, over the band of its peers."""
+    tests = report.metrics.tests if report.metrics else []
+    return [
+        figure_panel(
+            f"Metrics: {test.metric} of {short(test.host)}",
+            metric_band(test.band, viewer().theme),
+            label=f"{test.sentence}. Dotted: the beginning and the end of what the trace shows",
+            table=pl.DataFrame({name: getattr(test.band, name) for name in ("time", "own", "low", "high")}),
+        )
+        for test in tests
+        if test.band is not None
+    ]
 
 
 def experts_picture(report: Report) -> list[Component]:
