@@ -198,6 +198,7 @@ def _accounts(
             confidence=cause.confidence,
             first_step=cause.since_step,
             saved_gpu_hours_per_day=None if best is None or best.withheld else best.saved_gpu_hours_per_day,
+            metrics="; ".join(test.sentence for test in cause.tests) or None,
         )
 
 

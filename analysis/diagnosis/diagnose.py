@@ -67,9 +67,7 @@ def _diagnosed(assessed: Assessment, detectors: Sequence[Detector], metrics: Met
     job = assessed.job
     _ = job.noise  # takes most memory, so it comes before the grids that detectors keep
     findings = assessed.reported(causes_of(assessed, detectors))
-    heard = None
-    if metrics is not None:
-        findings, heard = reviewed(assessed, findings, metrics)
+    findings, heard = reviewed(assessed, findings, metrics)
     fixes = fixes_of(assessed, findings)
     causes = assessed.ordered(findings, fixes)
     trust, verdict = assessed.trust(causes), verdict_of(job, assessed.headline(causes))

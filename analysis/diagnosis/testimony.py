@@ -6,10 +6,11 @@ their words, and the advice that follows; the tests. Hardware is swapped or drai
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+from msgspec import structs
 
 from tracekit.analysis.detectors.registry import detector_of
 from tracekit.analysis.detectors.remedies import Advice, remedy_for
@@ -21,6 +22,7 @@ from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.metrics.effects import FEWEST_PEERS
 from tracekit.analysis.metrics.guided import Suspicion, untestable, verdicts_on
 from tracekit.analysis.metrics.mechanisms import MECHANISMS, metrics_of
+from tracekit.analysis.metrics.recorded import RecordedClocks
 from tracekit.analysis.metrics.samples import MetricSource, Samples, Window
 from tracekit.base.errors import FormatError
 from tracekit.report.finding import Finding, Place
@@ -51,11 +53,24 @@ _REFUTED = {
 
 
 def reviewed(
-    assessed: Assessment, findings: Sequence[Finding], source: MetricSource
-) -> tuple[tuple[Finding, ...], MetricsInReport]:
-    """Ask metrics about every finding on a machine. A source that cannot be read leaves all of them not testable."""
+    assessed: Assessment, findings: Sequence[Finding], source: MetricSource | None
+) -> tuple[tuple[Finding, ...], MetricsInReport | None]:
+    """Ask metrics about every finding on a machine. A source that cannot be read leaves all of them not testable.
+
+    Without a source, what was sampled while the job was recorded is asked, and heard only where it can tell.
+    """
     job = assessed.job
-    suspected = [list(_suspicions(job, finding)) for finding in findings]
+    sampled = RecordedClocks.of(job.metadata)
+    if source is None:
+        return (tuple(findings), None) if sampled is None else _reviewed(assessed, findings, sampled, sampled.machines)
+    return _reviewed(assessed, findings, source, job.names.host_of_rank)
+
+
+def _reviewed(
+    assessed: Assessment, findings: Sequence[Finding], source: MetricSource, machines: Mapping[int, str]
+) -> tuple[tuple[Finding, ...], MetricsInReport | None]:
+    """`machines`: the name of the machine of each rank, as the source has it."""
+    suspected = [list(_suspicions(assessed.job, finding, machines)) for finding in findings]
     every = [suspicion for of_one in suspected for suspicion in of_one]
     heard = _heard(source, every)
     tests = iter(heard.tests)
@@ -63,7 +78,15 @@ def reviewed(
         replace(finding, tests=tuple(next(tests) for _ in of_one))
         for finding, of_one in zip(findings, suspected, strict=True)
     ]
-    return tuple(_advised(assessed, finding) if finding.tests else finding for finding in with_tests), heard
+    if isinstance(source, RecordedClocks):
+        with_tests = [each if _testable(each) else replace(each, tests=()) for each in with_tests]
+        heard = structs.replace(heard, tests=[test for each in with_tests for test in each.tests])
+    advised = tuple(_advised(assessed, finding) if finding.tests else finding for finding in with_tests)
+    return advised, heard if heard.tests or not isinstance(source, RecordedClocks) else None
+
+
+def _testable(finding: Finding) -> bool:
+    return all(test.verdict is not MetricVerdict.NOT_TESTABLE for test in finding.tests)
 
 
 def _heard(source: MetricSource, suspicions: Sequence[Suspicion]) -> MetricsInReport:
@@ -80,14 +103,13 @@ def _heard(source: MetricSource, suspicions: Sequence[Suspicion]) -> MetricsInRe
     return MetricsInReport(source.name, verdicts_on(samples, suspicions), samples.dropped)
 
 
-def _suspicions(job: Subject, finding: Finding) -> Iterator[Suspicion]:
-    """What to ask about a finding: once for each host, nothing if no metric of a machine shows the part."""
+def _suspicions(job: Subject, finding: Finding, machines: Mapping[int, str]) -> Iterator[Suspicion]:
+    """What to ask about a finding: once for each machine, nothing if no metric of a machine shows the part."""
     part = detector_of(finding.kind).part
     if part not in MECHANISMS or finding.change is None:
         return
-    names = job.names
     ranks = [rank for rank, _ in job.places(finding.where) if rank is not None]
-    hosts = dict.fromkeys(host for host in [finding.where.host, *map(names.host_of_rank.get, ranks)] if host)
+    hosts = dict.fromkeys(machines[rank] for rank in ranks if rank in machines)
     window = _window(job, finding)
     why_not = None
     if window is None:
@@ -97,7 +119,7 @@ def _suspicions(job: Subject, finding: Finding) -> Iterator[Suspicion]:
     elif isinstance(job, PipelineSubject) and shares_card(job, finding.where.workers):
         why_not = "two ranks compute on one GPU, which its clock does not show"
     for host in list(hosts)[:_MOST_HOSTS]:
-        peers = _peers(job, finding, host)
+        peers = _peers(job, finding, host, machines)
         yield Suspicion(host, part, finding.excess or 0.0, window or Window(0.0, 0.0), peers, why_not)
 
 
@@ -117,13 +139,12 @@ def _window(job: Subject, finding: Finding) -> Window | None:
     return Window(since, until + float(job.attribution.recorded[after - 1]))
 
 
-def _peers(job: Subject, finding: Finding, host: str) -> frozenset[str]:
-    """The hosts of the same stage, which compute the same; all of the job's if those are too few."""
-    names = job.names
-    everyone = frozenset(names.host_of_rank.values()) | frozenset(names.hosts.values())
+def _peers(job: Subject, finding: Finding, host: str, machines: Mapping[int, str]) -> frozenset[str]:
+    """The machines of the same stage, which compute the same; all of the job's if those are too few."""
     stages = {worker.pp_rank for _, worker in job.places(finding.where) if worker is not None}
-    alike = frozenset(of for worker, of in names.hosts.items() if worker.pp_rank in stages)
-    return alike if len(alike - {host}) >= FEWEST_PEERS else everyone
+    ranks = [rank for worker, rank in job.names.ranks.items() if worker.pp_rank in stages]
+    alike = frozenset(machines[rank] for rank in ranks if rank in machines)
+    return alike if len(alike - {host}) >= FEWEST_PEERS else frozenset(machines.values())
 
 
 def _advised(assessed: Assessment, finding: Finding) -> Finding:

@@ -180,7 +180,7 @@ class _Measure:
         center, sigma = spread_of(null)
         words = {
             (True, True): "its peers and its own past",
-            (True, False): "its peers only, as it never agreed with them",
+            (True, False): "its peers only, as it has no past in which it agrees with them",
             (False, True): f"its own past only, as it has fewer than {FEWEST_PEERS} peers",
         }[self.has_peers, past_known]
         return MetricEffect(

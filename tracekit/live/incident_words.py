@@ -14,9 +14,12 @@ from tracekit.store.handling import IncidentChange
 
 
 def advice(incident: Incident) -> Iterator[tuple[str, str]]:
-    """Yield title and text: the culprit, the first action with its saving, further checks; omit unknown ones."""
+    """Yield title and text: the culprit, what metrics say of it, the first action with its saving, further checks; omit
+    unknown ones.
+    """
     cause = incident.cause
-    for title, text in (("Who", cause.who), ("Do", cause.fix), ("More to check", cause.check)):
+    rows = (("Who", cause.who), ("Metrics", cause.metrics), ("Do", cause.fix), ("More to check", cause.check))
+    for title, text in rows:
         if text:
             yield title, text
 

@@ -131,6 +131,32 @@ def test_traces_that_no_metric_can_confirm_say_so(trace: Trace, why: str) -> Non
     assert why in report.metrics.tests[0].sentence
 
 
+@pytest.mark.parametrize(
+    ("own_mhz", "verdict", "does"),
+    [(1300, "confirmed", "Swap NODE-03"), (1950, "refuted", "Profile rank 3 on NODE-03")],
+)
+def test_clocks_that_were_sampled_while_the_job_was_recorded_are_a_source(
+    own_mhz: int, verdict: str, does: str
+) -> None:
+    """Eight GPUs, each a peer of the others; the recording is all there is, so that none has another past."""
+    times = [BEGAN + 300 + 2.0 * at for at in range(110)]
+
+    def gpu(rank: int) -> dict[str, Any]:
+        mhz = [own_mhz if rank == 3 else 1950 + 15 * ((at + rank) % 3 - 1) for at in range(110)]
+        return {"host": f"NODE-{rank:02}", "index": 0, "model": "H100", "clock": {"time": times, "sm_mhz": mhz}}
+
+    gpus = {str(rank): gpu(rank) for rank in range(8)} | {"9": {"clock": {"time": "x"}}, "x": 1}
+    report = PipelineJob(replace(JOB, metadata={**JOB.metadata, "gpus": gpus})).report
+    assert report.metrics
+    (test,) = report.metrics.tests
+    assert (test.host, test.verdict) == ("NODE-03:GPU 0", verdict)
+    assert report.answer.action is not None
+    assert report.answer.action.startswith(does)
+    few = {rank: gpu for rank, gpu in gpus.items() if rank in "23"}
+    alone = PipelineJob(replace(JOB, metadata={**JOB.metadata, "gpus": few})).report
+    assert not alone.metrics  # nothing to compare with, so nothing is said
+
+
 def test_only_the_hosts_and_the_time_of_the_job_are_asked_for_and_a_healthy_job_asks_nothing() -> None:
     source = Given(fleet(1, LOW_CLOCK, hosts=8))
     PipelineJob(JOB).whatif(metrics=source)
