@@ -22,7 +22,7 @@ from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.metrics.effects import FEWEST_PEERS
 from tracekit.analysis.metrics.guided import Suspicion, untestable, verdicts_on
 from tracekit.analysis.metrics.mechanisms import MECHANISMS, metrics_of
-from tracekit.analysis.metrics.recorded import RecordedClocks
+from tracekit.analysis.metrics.recorded_clocks import RecordedClocks
 from tracekit.analysis.metrics.samples import MetricSource, Samples, Window
 from tracekit.base.errors import FormatError
 from tracekit.report.finding import Finding, Place

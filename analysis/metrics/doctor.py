@@ -51,16 +51,19 @@ _NEEDED = (
     _Needed(
         LINK.metrics,
         _OF_NODE,
-        "--collector.infiniband, or --collector.netclass on Ethernet",
+        "--collector.infiniband (the default, if there is such a card), or --collector.netclass on Ethernet",
         "a slow network card cannot be confirmed or refuted",
     ),
     _Needed(
-        (ERRORS,), _OF_NODE, "--collector.infiniband", "a slow network card cannot be refuted: errors slow it, too"
+        (ERRORS,),
+        _OF_NODE,
+        "--collector.infiniband (the default)",
+        "a slow network card cannot be refuted: errors slow it, too",
     ),
     _Needed(
         CPU_PRESSURE.metrics,
         _OF_NODE,
-        "--collector.pressure, and psi=1 on the kernel's command line",
+        "--collector.pressure (the default), and psi=1 on the kernel's command line",
         "a process that waits for a CPU cannot be confirmed or refuted",
     ),
 )

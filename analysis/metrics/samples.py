@@ -45,9 +45,11 @@ class Window(Struct, frozen=True):
 
 
 class MetricSource(Protocol):
-    """What samples are read from. `name`: as the user gave it."""
+    """What samples are read from."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """As the user gave it, without a password."""
 
     def samples(
         self, metrics: Collection[str] | None, window: Window | None, hosts: Collection[str] | None

@@ -56,8 +56,8 @@ def clock_series(
 
     `begun_ns`: when the monotonic clock of the host was 0, ns since 1970.
     """
-    known = [(sample[0], sample[1]) for sample in samples if sample[0] is not None and sample[1] is not None]
-    thinned = known[:: max(1, -(-len(known) // most))]
+    clocks = [(sample[0], sample[1]) for sample in samples if sample[0] is not None and sample[1] is not None]
+    thinned = clocks[:: max(1, -(-len(clocks) // most))]
     return {"time": [(at + begun_ns) / 1e9 for at, _ in thinned], "sm_mhz": [mhz for _, mhz in thinned]}
 
 

@@ -62,8 +62,8 @@ def metric_band(band: Band, theme: Theme) -> go.Figure:
         line={"color": theme.bad, "width": 2},
         hovertemplate=f"%{{x:.4g}} s: %{{y:.4g}} {band.unit}<extra></extra>",
     )
-    for at in (0.0, band.to_s - band.from_s):
-        drawn.add_vline(x=at, line={"color": theme.text, "width": 1, "dash": "dot"})
+    for end_s in (0.0, band.to_s - band.from_s):
+        drawn.add_vline(x=end_s, line={"color": theme.text, "width": 1, "dash": "dot"})
     return drawn
 
 

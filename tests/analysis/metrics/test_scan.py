@@ -41,4 +41,4 @@ def test_the_doctor_names_what_some_or_all_hosts_lack_with_the_line_to_add() -> 
     assert missing[CLOCK].why.startswith("on node-02, ")
     assert missing[CLOCK].line == "DCGM_FI_DEV_SM_CLOCK, gauge, SM clock frequency (in MHz)."
     assert missing[ERRORS].why.startswith("on all hosts, ")
-    assert (missing[ERRORS].exporter, missing[ERRORS].line) == ("node_exporter", "--collector.infiniband")
+    assert (missing[ERRORS].exporter, missing[ERRORS].line) == ("node_exporter", "--collector.infiniband (the default)")
