@@ -36,22 +36,15 @@ class Text:
         del window, hosts
         keys: dict[str, SeriesKey | None] = {}
         pieces, lines, timed = [], 0, 0
-        for piece in self._pieces():
-            rows = (
-                pl.DataFrame({"line": piece})
-                .lazy()
-                .filter(~pl.col("line").str.starts_with("#") & (pl.col("line") != ""))
-                .select(pl.col("line").str.extract_groups(_LINE).struct.rename_fields(["name", "value", "time"]))
-                .unnest("line")
-                .drop_nulls("name")
-                .collect()
-            )
-            rows = rows.with_columns(pl.col("time", "value").cast(pl.Float64, strict=False)).drop_nulls("value")
+        for number, piece in enumerate(self._pieces()):
+            rows = _parsed(
+                piece, metrics if number else None
+            )  # the first piece shows whether this is a file of metrics
             lines, timed = lines + rows.height, timed + rows["time"].count()
             for name in rows["name"].unique():
                 if name not in keys:
                     keys[name] = _key(name)
-            wanted = {name: number for number, name in enumerate(keys) if _wanted(keys[name], metrics)}
+            wanted = {name: key for key, name in enumerate(keys) if _wanted(keys[name], metrics)}
             numbered = pl.DataFrame(
                 {"name": list(wanted), "key": list(wanted.values())}, {"name": pl.String, "key": pl.UInt32}
             )
@@ -70,6 +63,17 @@ class Text:
                     yield [line.rstrip("\n") for line in piece]
         except UnicodeDecodeError:
             raise FormatError(f"{self.name}: neither Parquet nor text; expected samples of metrics") from None
+
+
+def _parsed(lines: list[str], metrics: Collection[str] | None) -> pl.DataFrame:
+    """Name with labels, value and time of the lines that are samples, of these metrics if they are given."""
+    line = pl.col("line")
+    chosen = ~line.str.starts_with("#") & (line != "")
+    if metrics is not None:
+        chosen = line.str.contains(rf"^(?:{'|'.join(metrics)})(?:_total)?[{{ \t]")
+    groups = line.str.extract_groups(_LINE).struct.rename_fields(["name", "value", "time"])
+    rows = pl.DataFrame({"line": lines}).lazy().filter(chosen).select(groups).unnest("line").drop_nulls("name")
+    return rows.with_columns(pl.col("time", "value").cast(pl.Float64, strict=False)).drop_nulls("value").collect()
 
 
 def _key(name: str) -> SeriesKey | None:
