@@ -25,10 +25,11 @@ from tracekit.commands.culprits import CulpritsOutput
 from tracekit.commands.doctor import DoctorOutput
 from tracekit.commands.experts import ExpertsOutput
 from tracekit.commands.hang import HangOutput
-from tracekit.commands.metrics import DoctorOfMetricsOutput, ScanOutput, TestedOutput
+from tracekit.commands.metrics import DoctorOfMetricsOutput, ScanOutput
 from tracekit.fleet.figures import FleetFigures
 from tracekit.fleet.study_comparison import FleetComparison
 from tracekit.report.applied import ComparedOutput
+from tracekit.report.metrics import MetricsInReport
 from tracekit.report.report import json_schema as report_schema
 from tracekit.report.verdict import NEEDS
 from tracekit.sources.registry import FORMATS, SOURCES
@@ -70,7 +71,7 @@ OUTPUTS: dict[str, Any] = {
     "hang": HangOutput,
     "metrics doctor": DoctorOfMetricsOutput,
     "metrics scan": ScanOutput,
-    "metrics test": TestedOutput,
+    "metrics test": MetricsInReport,
     "rl": RlOutput,
     "sql": list[dict[str, Any]],
 }

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -38,22 +37,16 @@ _LONGEST_PIECE_S = 60.0
 #: Other intervals count for the noise if there are so many; a host's own past needs that many without peers.
 _FEWEST_WINDOWS = 3
 _WINDOWS_OF_PAST = 6
+#: What a host is compared with, if nothing is lacking.
+USUAL_BASIS = "its peers and its own past"
 #: Of the samples of a series, the middle half; it follows clocks that have few steps, which the median does not.
 _OUTER_QUARTERS = 4
 
 
-class Basis(NamedTuple):
-    """What a host is compared with, in words, and whether that includes peers and a past."""
-
-    words: str
-    peers: bool
-    past: bool
-
-
 class MetricEffect(Struct, frozen=True):
     """How far a host departs. `size`: logarithm of a ratio, of counters the difference of rates; `sigma`: its standard
-    error; `own`: the value in the interval. `apart`: where there are too few peers, how far it is from those there are,
-    None without any.
+    error; `own`: the value in the interval. `basis`: what it is compared with, in words. `apart`: how far it is from
+    its peers where those are too few, None without any.
     """
 
     series: int
@@ -63,7 +56,7 @@ class MetricEffect(Struct, frozen=True):
     own: float
     samples: int
     sampling_s: float
-    basis: Basis
+    basis: str
     apart: float | None = None
 
 
@@ -178,11 +171,7 @@ class _Measure:
         if len(null) < _FEWEST_WINDOWS:
             raise TooLittleError("too few samples outside of the interval to know how much the metric varies")
         center, sigma = spread_of(null)
-        words = {
-            (True, True): "its peers and its own past",
-            (True, False): "its peers only, as it has no past in which it agrees with them",
-            (False, True): f"its own past only, as it has fewer than {FEWEST_PEERS} peers",
-        }[self.has_peers, past_known]
+        basis = USUAL_BASIS if past_known else "its peers only, as it has no past in which it agrees with them"
         return MetricEffect(
             own["series"],
             own["device"],
@@ -191,7 +180,7 @@ class _Measure:
             own["x"],
             own["n"],
             self.sampling_s,
-            Basis(words, self.has_peers, past_known),
+            basis if self.has_peers else f"its own past only, as it has fewer than {FEWEST_PEERS} peers",
             None if self.has_peers else self._apart(own["series"]),
         )
 

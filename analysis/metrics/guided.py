@@ -5,16 +5,17 @@ In: samples and `Suspicion`s. Out: a `MetricTest` each: confirmed with the dose,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tracekit.analysis.metrics.band import band_of
 from tracekit.analysis.metrics.doctor import line_for
-from tracekit.analysis.metrics.effects import MetricEffect, TooLittleError, effect_of
-from tracekit.analysis.metrics.mechanisms import ERRORS, LINK, MECHANISMS, Mechanism
+from tracekit.analysis.metrics.effects import USUAL_BASIS, MetricEffect, TooLittleError, effect_of
+from tracekit.analysis.metrics.mechanisms import CPU_PRESSURE, ERRORS, LINK, MECHANISMS, Mechanism
 from tracekit.analysis.metrics.samples import Samples, Window, short_host
-from tracekit.analysis.metrics.words import sentence_of
 from tracekit.base.text import short
 from tracekit.report.metrics import MetricTest, MetricVerdict
 
@@ -86,7 +87,7 @@ def _tested(samples: Samples, suspicion: Suspicion) -> MetricTest:
         if each.confirms(suspicion.excess):
             return _concluded(samples, suspicion, each, MetricVerdict.CONFIRMED, usual)
     if usual.effect is None:
-        return untestable(suspicion, usual.why_not or "", [usual.metric] if usual.missing else [])
+        return _lacking(suspicion, usual.why_not or "", usual.metric, missing=usual.missing)
     if usual.predicts(_OF_95) < _LEAST * suspicion.excess:
         if (otherwise := _may_be_otherwise(samples, suspicion, usual)) is not None:
             return otherwise
@@ -94,8 +95,10 @@ def _tested(samples: Samples, suspicion: Suspicion) -> MetricTest:
     return untestable(suspicion, _why_unclear(usual, suspicion))
 
 
-def untestable(suspicion: Suspicion, reason: str, missing: Collection[str] = ()) -> MetricTest:
-    """The test of a suspicion that cannot be tested."""
+def untestable(
+    suspicion: Suspicion, reason: str, missing: Collection[str] = (), lines: Collection[str] = ()
+) -> MetricTest:
+    """The test of a suspicion that cannot be tested. `lines`: what to add to exporters."""
     return MetricTest(
         host=suspicion.host,
         part=suspicion.part,
@@ -103,10 +106,13 @@ def untestable(suspicion: Suspicion, reason: str, missing: Collection[str] = ())
         shows=suspicion.excess,
         missing=tuple(missing),
         reason=reason,
-        sentence="; ".join(
-            [f"{short(suspicion.host)} not testable with these metrics: {reason}", *map(line_for, missing)]
-        ),
+        sentence="; ".join([f"{short(suspicion.host)} not testable with these metrics: {reason}", *lines]),
     )
+
+
+def _lacking(suspicion: Suspicion, reason: str, metric: str, *, missing: bool) -> MetricTest:
+    """The test of a suspicion that cannot be tested by a metric; `missing`: the exporter lacks it."""
+    return untestable(suspicion, reason, [metric], [line_for(metric)]) if missing else untestable(suspicion, reason)
 
 
 def _measured(samples: Samples, mechanism: Mechanism, suspicion: Suspicion) -> _Measured:
@@ -143,7 +149,7 @@ def _may_be_otherwise(samples: Samples, suspicion: Suspicion, usual: _Measured) 
         errors = effect_of(samples, ERRORS, host, suspicion.window, _peers(samples, suspicion), 1)
     except TooLittleError as error:
         why = f"the link rate is as usual, but errors on it are not known: {error}"
-        return untestable(suspicion, why, [ERRORS] if error.missing else [])
+        return _lacking(suspicion, why, ERRORS, missing=error.missing)
     if errors.size > SIGNIFICANT * errors.sigma:
         why = f"the link rate is as usual, but {ERRORS} grows by {errors.size:.2g} a second"
         return untestable(suspicion, why)
@@ -177,10 +183,36 @@ def _concluded(
         interval=[low, high],
         sampling_s=effect.sampling_s,
         samples=effect.samples,
-        basis=effect.basis.words,
+        basis=effect.basis,
         band=band_of(
             samples, measured.metric, effect.series, _peers(samples, suspicion), suspicion.window, measured.mechanism
         ),
         sentence="",
     )
-    return sentence_of(test, measured.mechanism, effect, usual.mechanism)
+    return _told(test, measured.mechanism, effect, usual.mechanism)
+
+
+def _told(test: MetricTest, mechanism: Mechanism, effect: MetricEffect, usual: Mechanism) -> MetricTest:
+    """The test with its sentence: "confirmed by metrics: SM clock 1,410 against 1,980 MHz ... predicts 1.40x, ..."."""
+    usually = effect.own - effect.size if mechanism is CPU_PRESSURE else effect.own * math.exp(-effect.size)
+    own, peers = (_figure(value / mechanism.scale) for value in (effect.own, usually))
+    device = "" if effect.device is None else f" ({_device(effect.device)})"
+    predicts = 1 + (test.predicts or 0.0)
+    facts = f"{mechanism.what} {own} against {peers} {mechanism.unit} on {short(test.host)}{device}"
+    dose = f"predicts {predicts:.2f}x, the trace shows {1 + test.shows:.2f}x"
+    compared = "" if effect.basis == USUAL_BASIS else f"; compared with {effect.basis}"
+    if test.verdict is MetricVerdict.REFUTED:
+        opening = "refuted"
+    elif mechanism is usual:
+        opening = "confirmed"
+    else:
+        opening = f"corrected, not the {usual.what}"
+    return replace(test, sentence=f"{opening} by metrics: {facts} {dose}{compared}")
+
+
+def _device(name: str) -> str:
+    return f"GPU {name}" if name.isdigit() else short(name)
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

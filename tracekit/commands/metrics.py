@@ -6,7 +6,6 @@ In: a SOURCE of metrics and suspicions. Out: verdicts, alarms or missing metrics
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -17,20 +16,13 @@ from msgspec import Struct
 from tracekit.base.errors import SelectionError
 from tracekit.base.stderr import progress
 from tracekit.base.text import counted, printable
-from tracekit.report.metrics import Alarm, MetricTest, MissingMetric
+from tracekit.report.metrics import Alarm, MetricsInReport, MissingMetric
 
 if TYPE_CHECKING:
     from tracekit.analysis.metrics.guided import Suspicion
     from tracekit.analysis.metrics.samples import MetricSource, Samples, Window
 
 _EXPECTED = "expected HOST:part=compute,excess=0.3,from=T,to=T, times as seconds since 1970 or ISO"
-
-
-class TestedOutput(Struct, frozen=True):
-    """What `tracekit metrics test --json` prints."""
-
-    tests: list[MetricTest]
-    dropped: int
 
 
 class ScanOutput(Struct, frozen=True):
@@ -73,10 +65,10 @@ def test_command(source: str, suspects: tuple[str, ...], as_json: bool) -> None:
     suspicions = [_suspicion(text) for text in suspects]
     windows = [each.window for each in suspicions]
     window = Window(min(each.since for each in windows), max(each.until for each in windows))
-    samples = _read(source, metrics_of(each.part for each in suspicions), window)
+    name, samples = _read(source, metrics_of(each.part for each in suspicions), window)
     tests = verdicts_on(samples, suspicions)
     if as_json:
-        click.echo(msgspec.json.encode(TestedOutput(tests, samples.dropped)))
+        click.echo(msgspec.json.encode(MetricsInReport(name, tests, samples.dropped)))
         return
     for test in tests:
         click.echo(printable(f"{test.host}, {test.part}: {test.sentence}"))
@@ -95,7 +87,7 @@ def scan_command(source: str, baselines: tuple[str, ...], as_json: bool) -> None
     from tracekit.analysis.metrics.mechanisms import is_counter
     from tracekit.analysis.metrics.scan import scanned
 
-    alarms = list(scanned(_read(source), [_read(each) for each in baselines]))
+    alarms = list(scanned(_read(source)[1], [_read(each)[1] for each in baselines]))
     if as_json:
         click.echo(msgspec.json.encode(ScanOutput(alarms)))
         return
@@ -117,7 +109,7 @@ def doctor_of_metrics_command(source: str, as_json: bool) -> None:
     """What do the exporters lack, and which line adds it?"""
     from tracekit.analysis.metrics.doctor import lacking
 
-    missing = list(lacking(_read(source)))
+    missing = list(lacking(_read(source)[1]))
     if as_json:
         click.echo(msgspec.json.encode(DoctorOfMetricsOutput(missing)))
         return
@@ -128,9 +120,8 @@ def doctor_of_metrics_command(source: str, as_json: bool) -> None:
         click.echo("All metrics that tests read are there.")
 
 
-def _read(text: str, metrics: tuple[str, ...] | None = None, window: Window | None = None) -> Samples:
-    """The samples of a source. Raises FormatError for what is none, or has no metrics."""
-    from tracekit.analysis.metrics.doctor import FLEET
+def _read(text: str, metrics: tuple[str, ...] | None = None, window: Window | None = None) -> tuple[str, Samples]:
+    """The name of a source, and its samples. Raises FormatError for what is none, or has no metrics."""
     from tracekit.analysis.metrics.samples import Samples
     from tracekit.base.errors import FormatError
     from tracekit.collectors.importers.metrics.source import open_metrics
@@ -140,9 +131,9 @@ def _read(text: str, metrics: tuple[str, ...] | None = None, window: Window | No
         opened: MetricSource = open_metrics(text)
         samples = Samples.of(opened.samples(metrics, window, None))
         if samples.series.is_empty():
-            known = ", ".join(metrics or FLEET[:3])
-            raise FormatError(f"{opened.name}: no samples of {known}, or no label Hostname or instance")
-        return samples
+            wanted = "any metric that tracekit reads" if metrics is None else ", ".join(metrics)
+            raise FormatError(f"{opened.name}: no samples of {wanted}, or no label Hostname or instance")
+        return opened.name, samples
 
 
 def _suspicion(text: str) -> Suspicion:
@@ -152,36 +143,23 @@ def _suspicion(text: str) -> Suspicion:
     from tracekit.analysis.metrics.samples import Window
 
     host, _, rest = text.rpartition(":part=")
-    fields = dict(field.partition("=")[::2] for field in f"part={rest}".split(","))
-    if not host or fields.keys() != {"part", "excess", "from", "to"}:
-        raise SelectionError(f"--suspect {text!r:.80}: {_EXPECTED}")
-    if fields["part"] not in MECHANISMS:
-        raise SelectionError(
-            f"--suspect: no metric shows the part {fields['part']!r:.40}; one of {', '.join(MECHANISMS)}"
-        )
-    excess = _number(fields["excess"], float)
-    since, until = (_number(fields[name], _seconds) for name in ("from", "to"))
-    if excess <= 0:
-        raise SelectionError(f"--suspect: excess {fields['excess']:.40} must be above 0, such as 0.3")
-    if since >= until:
-        raise SelectionError(f"--suspect: from {fields['from']:.40} must be before to {fields['to']:.40}")
-    return Suspicion(host, fields["part"], excess, Window(since, until))
+    try:
+        fields = dict(field.partition("=")[::2] for field in f"part={rest}".split(","))
+        part, excess = fields.pop("part"), float(fields.pop("excess"))
+        window = Window(_seconds(fields.pop("from")), _seconds(fields.pop("to")))
+    except (KeyError, ValueError):
+        raise SelectionError(f"--suspect {text!r:.120}: {_EXPECTED}") from None
+    if part not in MECHANISMS:
+        raise SelectionError(f"--suspect: no metric shows the part {part!r:.40}; one of {', '.join(MECHANISMS)} does")
+    if fields or not host or not 0 < excess < math.inf or not window.since < window.until < math.inf:
+        raise SelectionError(f"--suspect {text!r:.120}: {_EXPECTED}; excess above 0, and from before to")
+    return Suspicion(host, part, excess, window)
 
 
 def _seconds(text: str) -> float:
+    """A time as seconds since 1970. Raises ValueError."""
     try:
         return float(text)
     except ValueError:
         moment = datetime.fromisoformat(text)
         return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
-
-
-def _number(text: str, parse: Callable[[str], float]) -> float:
-    """A finite number. Raises SelectionError."""
-    try:
-        value = parse(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise SelectionError(f"--suspect: {text!r:.40}; {_EXPECTED}")
-    return value
