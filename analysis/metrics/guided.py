@@ -25,6 +25,8 @@ SIGNIFICANT = 6.0
 _OF_95 = 1.96
 #: The dose agrees with the trace within these factors; below the smaller one, a metric refutes.
 _LEAST, _MOST = 0.5, 2.0
+#: By so many hours, times of another time zone are wrong.
+_ZONES = [sign * hours for hours in (*range(1, 15), 3.5, 4.5, 5.5, 6.5, 9.5, 10.5) for sign in (1, -1)]
 
 
 class Suspicion(Struct, frozen=True):
@@ -141,6 +143,12 @@ def _may_be_otherwise(samples: Samples, suspicion: Suspicion, usual: _Measured) 
         departs = usual.mechanism.slow * effect.apart > 0
         if departs and usual.mechanism.excess(effect.apart) >= _LEAST * suspicion.excess:
             why = "it differs from its few peers as the trace says, before and after the trace, too"
+            return untestable(suspicion, why)
+    for hours in _ZONES:
+        moved = Window(suspicion.window.since + 3600 * hours, suspicion.window.until + 3600 * hours)
+        then = replace(suspicion, window=moved)
+        if samples.hold(moved) and _measured(samples, usual.mechanism, then).confirms(suspicion.excess):
+            why = f"what the trace shows is there {hours:+g} h apart: write times as seconds since 1970 UTC"
             return untestable(suspicion, why)
     if usual.mechanism is not LINK:
         return None

@@ -129,6 +129,10 @@ class Samples(Struct, frozen=True, eq=False, dict=True):
         since, until = time.min(), time.max()
         return Window(since, until) if isinstance(since, float) and isinstance(until, float) else None
 
+    def hold(self, window: Window) -> bool:
+        """Whether all of a time span was sampled."""
+        return self.span is not None and self.span.since <= window.since and window.until <= self.span.until
+
     @cached_property
     def hosts(self) -> frozenset[str]:
         """The short names of all hosts."""

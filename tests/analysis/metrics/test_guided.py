@@ -171,6 +171,14 @@ def test_what_cannot_be_tested_says_why_and_is_never_refuted() -> None:
             assert (test.metric, test.predicts, test.interval, test.sampling_s) == (None, None, None, None)
 
 
+def test_times_of_another_zone_are_recognised_by_the_same_fault_whole_hours_away() -> None:
+    frame = fleet(9, Fault(0, "compute", 0.3, 7500, 7740), lasts_s=9000, every_s=5, hosts=6, devices=1)
+    test = asked(frame)  # two hours earlier
+    assert test.verdict is MetricVerdict.NOT_TESTABLE
+    assert "is there +2 h apart" in test.sentence
+    assert asked(frame, "node-01").verdict is MetricVerdict.REFUTED
+
+
 def test_names_of_hosts_are_compared_without_domain_and_case() -> None:
     test = asked(fleet(7, Fault(0, "compute", 0.3, 300, 540)), "NODE-00.cluster.local")
     assert (test.host, test.verdict, test.device) == ("NODE-00.cluster.local", MetricVerdict.CONFIRMED, "0")
