@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from msgspec import UNSET
+
 from tracekit.analysis.attribution.attribution import Trust
 from tracekit.analysis.detectors.registry import detector_of
 from tracekit.analysis.diagnosis.assessment import Assessment
@@ -198,7 +200,7 @@ def _accounts(
             confidence=cause.confidence,
             first_step=cause.since_step,
             saved_gpu_hours_per_day=None if best is None or best.withheld else best.saved_gpu_hours_per_day,
-            metrics="; ".join(test.sentence for test in cause.tests) or None,
+            metrics="; ".join(test.sentence for test in cause.tests) or UNSET,
         )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from tracekit.base.errors import SelectionError
 from tracekit.base.look import Look
@@ -72,7 +73,8 @@ def watch_command(
     if steps is not None and seconds is not None:
         raise SelectionError("--window-steps and --window-seconds cannot be combined; choose one")
     if Store(source).is_store():
-        if store is not None or steps is not None or seconds is not None or consume or asked.metrics is not None:
+        typed = click.get_current_context().get_parameter_source("metrics") is ParameterSource.COMMANDLINE
+        if store is not None or steps is not None or seconds is not None or consume or typed:
             raise SelectionError(
                 "a store already holds windows: --store, --window-steps, --window-seconds, --metrics and --consume are"
                 " for the folder that ranks write to"
