@@ -5,7 +5,6 @@ In: a connection to a catalogue, and the findings of a window. Out: rows, incide
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import polars as pl
-from msgspec import structs
+from msgspec.json import encode
 
 from tracekit.report.findings import SMALLEST_ALARMING_SHARE, Findings
 from tracekit.store.connection import insert, naive
@@ -333,7 +332,7 @@ class LiveTables:
             "incident_id": number,
             "job_id": job_id,
             "kind": incident.cause.kind,
-            "cause": json.dumps(structs.asdict(incident.cause)),
+            "cause": encode(incident.cause).decode(),
             **{column: getattr(incident, column) for column in _OF_INCIDENTS},
         }
         insert(self.connection, "incidents", row, _OR_REPLACE)
