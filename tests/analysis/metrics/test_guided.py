@@ -88,6 +88,7 @@ def test_an_innocent_host_with_a_fault_at_another_time_is_refuted() -> None:
     assert asked(fleet(2, Fault(0, "compute", 0.3, 600, 900))).verdict is MetricVerdict.REFUTED
 
 
+@pytest.mark.slow
 @examples(24)
 @given(
     seed=st.integers(0, 10_000),

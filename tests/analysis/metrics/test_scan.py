@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import polars as pl
+import pytest
 
 from tests.analysis.metrics.fleet import BEGAN, CLOCK, ERRORS, Fault, fleet
 from tracekit.analysis.metrics.doctor import lacking
@@ -15,11 +16,13 @@ def scan(frame: pl.DataFrame, *baselines: int) -> list[tuple[str, str]]:
     return [(alarm.host, alarm.metric) for alarm in alarms]
 
 
+@pytest.mark.slow
 def test_healthy_fleets_raise_no_alarm() -> None:
     assert scan(fleet(1, lasts_s=1800), 2, 3) == []
     assert scan(fleet(1, lasts_s=1800)) == []
 
 
+@pytest.mark.slow
 def test_a_small_change_for_five_minutes_shows_with_baselines_and_on_that_host_alone() -> None:
     frame = fleet(1, Fault(3, "compute", 0.03, 600, 900), lasts_s=1800, devices=1)
     assert scan(frame, 2, 3) == [("node-03", CLOCK)]
