@@ -28,6 +28,7 @@ from tracekit.commands.hang import HangOutput
 from tracekit.fleet.figures import FleetFigures
 from tracekit.fleet.study_comparison import FleetComparison
 from tracekit.report.applied import ComparedOutput
+from tracekit.report.plans import Optimum, RunLine
 from tracekit.report.report import json_schema as report_schema
 from tracekit.report.verdict import NEEDS
 from tracekit.sources.registry import FORMATS, SOURCES
@@ -67,6 +68,8 @@ OUTPUTS: dict[str, Any] = {
     "fleet report": FleetReportOutput,
     "gate": Gate,
     "hang": HangOutput,
+    "optimize": Optimum,
+    "optimize --runs": RunLine,
     "rl": RlOutput,
     "sql": list[dict[str, Any]],
 }

@@ -37,6 +37,7 @@ _GROUPS = {
         "whatif": ("tracekit.commands.whatif", "Who slows the job down, why, and what each fix saves."),
         "compare": ("tracekit.commands.compare", "What changed from one run to another."),
         "gate": ("tracekit.commands.gate", "Fail if a run is slower than a baseline, beyond noise."),
+        "optimize": ("tracekit.commands.optimize", "The best plan that fits, with the bound that proves it."),
         "experts": ("tracekit.commands.experts", "Where to place experts, by the tokens that they get."),
         "hang": ("tracekit.commands.hang", "Which rank a hung job waits for."),
         "rl": ("tracekit.commands.rl", "Where a step of RL post-training goes."),

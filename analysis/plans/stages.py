@@ -1,0 +1,197 @@
+"""What a stage takes and holds, for every stage and every run of layers that it could have.
+
+In: a `PlanModel`, a schedule and a number of microbatches. Out: `Stages`, the cells [stage, first layer, end] of which
+plans are made. A stage recomputes only where it must: recomputation never makes a step shorter. Buckets depend on
+nothing but their stage, so that the best ones are part of the cell.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.plans.model import PlanModel
+from tracekit.trace.compute_order import Schedule
+
+#: Memory is compared with this relative tolerance: sums in another order differ by rounding.
+ROUNDING = 1e-9
+_Bools = npt.NDArray[np.bool_]
+
+
+class Stages(Struct, frozen=True, eq=False, dict=True):
+    """The cells of one schedule and number of microbatches; `memory_gb`: the limit, None: none."""
+
+    model: PlanModel
+    schedule: Schedule
+    microbatches: int
+    memory_gb: float | None
+
+    @property
+    def samples(self) -> float:
+        """Samples of a microbatch."""
+        return self.model.samples / self.microbatches
+
+    @property
+    def transfer_s(self) -> float:
+        """Seconds of a transfer between stages."""
+        fixed, each = self.model.transfer_s
+        return fixed + each * self.samples
+
+    @cached_property
+    def forwards_until(self) -> Floats:
+        """Forward seconds of all layers before each one, [layers + 1]."""
+        return _until(self.model.of_layers("forward_s", self.samples))
+
+    @cached_property
+    def backwards_until(self) -> Floats:
+        """Backward seconds of all layers before each one, without recomputation, [layers + 1]."""
+        return _until(self.model.of_layers("backward_s", self.samples))
+
+    @cached_property
+    def allowed(self) -> _Bools:
+        """The cells of the space, whatever their memory, [stages, layers + 1, layers + 1]."""
+        layers, stages = len(self.model.layers), self.model.stages
+        stage, first, end = np.ogrid[:stages, : layers + 1, : layers + 1]
+        allowed = (first < end) & (first >= stage) & (end <= layers - (stages - 1 - stage))
+        allowed &= ((stage > 0) | (first == 0)) & ((stage < stages - 1) | (end == layers))
+        if self.model.space.split == "fixed":
+            ends = np.cumsum(self.model.now.split)[:, None, None]
+            allowed &= (end == ends) & (first == ends - np.array(self.model.now.split)[:, None, None])
+        return allowed
+
+    @cached_property
+    def memory(self) -> Floats:
+        """Memory without and with recomputation, GB, [2, stages, layers + 1, layers + 1]."""
+        model, stages = self.model, self.model.stages
+        held = np.full(stages, self.microbatches)
+        if self.schedule is Schedule.ONE_F_ONE_B:
+            held = np.minimum(held, stages - np.arange(stages))
+        state, kept, boundary = (
+            _between(_until(model.of_layers(name))) for name in ("state_gb", "activation_gb", "boundary_gb")
+        )
+        held_samples = (held * self.samples)[:, None, None]
+        again = self._largest_activation() * self.samples
+        return np.stack([state + kept * held_samples, state + boundary * held_samples + again])
+
+    def _largest_activation(self) -> Floats:
+        activation = self.model.of_layers("activation_gb")
+        largest = np.zeros((len(activation) + 1,) * 2)
+        for first in range(len(activation)):
+            largest[first, first + 1 :] = np.maximum.accumulate(activation[first:])
+        return largest
+
+    @cached_property
+    def recompute(self) -> _Bools:
+        """Whether the stage recomputes, [stages, layers + 1, layers + 1]."""
+        if self.model.space.recompute == "fixed":
+            fixed = np.array(self.model.now.recompute)[:, None, None]
+            return np.broadcast_to(fixed, self.allowed.shape)
+        return ~self._within(self.memory[0])
+
+    def _within(self, memory: Floats) -> _Bools:
+        if self.memory_gb is None or not self.model.knows_memory:
+            return np.ones(memory.shape, np.bool_)
+        return memory <= self.memory_gb * (1 + ROUNDING)
+
+    @cached_property
+    def possible(self) -> _Bools:
+        """The cells of the space that fit into memory, [stages, layers + 1, layers + 1]."""
+        return self.allowed & np.where(self.recompute, self._within(self.memory[1]), self._within(self.memory[0]))
+
+    @cached_property
+    def forward_s(self) -> Floats:
+        """Seconds of a forward, [layers + 1, layers + 1]."""
+        return _between(self.forwards_until)
+
+    @cached_property
+    def backward_s(self) -> Floats:
+        """Seconds of a backward with recomputation, [stages, layers + 1, layers + 1]."""
+        return _between(self.backwards_until) + np.where(self.recompute, self.forward_s, 0.0)
+
+    @cached_property
+    def tail_s(self) -> Floats:
+        """From the start of the last backward to the end of the last bucket, [stages, layers + 1, layers + 1]."""
+        if self.model.replicas == 1:
+            return self.backward_s
+        if self.model.space.buckets == "fixed":
+            return self._tails_of_buckets_in_use()
+        ends = np.flatnonzero(self.allowed.any(axis=(0, 1)))
+        tails = np.stack([self._tails(ends, recompute=again) for again in (False, True)])
+        return np.asarray(np.where(self.recompute, tails[1], tails[0]))
+
+    def _ready_until(self, recompute: bool) -> Floats:
+        return np.asarray(self.backwards_until + self.forwards_until * recompute)
+
+    @cached_property
+    def _gradients_until(self) -> Floats:
+        return _until(self.model.of_layers("gradient_mb"))
+
+    def _tails(self, ends: npt.NDArray[np.int64], *, recompute: bool) -> Floats:
+        """The shortest tails of the runs of layers with these ends, [layers + 1, layers + 1].
+
+        A run's gradients are reduced by its last bucket, after the shortest tail of the layers behind that bucket.
+        """
+        layers = len(self.model.layers)
+        tails, cost = np.full((layers + 1, layers + 1), np.inf), self.model.reduce
+        ready, gradients = self._ready_until(recompute), self._gradients_until
+        after = np.full((layers + 1, len(ends)), np.inf)  # the tail of the layers from each one to these ends
+        for first in range(layers - 1, -1, -1):
+            after[first + 1, ends == first + 1] = 0.0
+            began = np.maximum(after[first + 1 :], ready[ends] - ready[first])
+            if self.model.space.buckets == "one":
+                began = np.where(np.arange(first + 1, layers + 1)[:, None] == ends, began, np.inf)
+            size = gradients[first + 1 :, None] - gradients[first]
+            after[first] = (began + cost.fixed_s + cost.per_mb_s * size).min(axis=0, initial=np.inf)
+        tails[:, ends] = np.where(np.arange(layers + 1)[:, None] < ends, after, np.inf)
+        return tails
+
+    def _tails_of_buckets_in_use(self) -> Floats:
+        tails, end = np.full(self.allowed.shape, np.inf), 0
+        for stage, (count, buckets) in enumerate(zip(self.model.now.split, self.model.now.buckets, strict=True)):
+            first, end = end, end + count
+            tails[stage, first, end] = self.tail_of(first, end, buckets, bool(self.recompute[stage, first, end]))
+        return tails
+
+    def tail_of(self, first: int, end: int, buckets: tuple[int, ...], recompute: bool) -> float:
+        """The tail of these layers with these buckets, seconds."""
+        ready, gradients = self._ready_until(recompute), self._gradients_until
+        tail, behind = float(ready[end] - ready[first]), end
+        if self.model.replicas == 1:
+            return tail
+        tail = 0.0
+        for count in buckets:
+            begin = behind - count
+            began = max(tail, float(ready[end] - ready[begin]))
+            size = float(gradients[behind] - gradients[begin])
+            tail, behind = began + self.model.reduce.fixed_s + self.model.reduce.per_mb_s * size, begin
+        return tail
+
+    def best_buckets(self, first: int, end: int, recompute: bool) -> tuple[int, ...]:
+        """The buckets of the shortest tail of these layers, from the last layer to the first."""
+        if self.model.space.buckets == "one" or self.model.replicas == 1:
+            return (end - first,)
+        ready, gradients, cost = self._ready_until(recompute), self._gradients_until, self.model.reduce
+        tails = self._tails(np.array([end]), recompute=recompute)[:, end]
+        tails[end] = 0.0
+        buckets = []
+        while first < end:
+            run = slice(first + 1, end + 1)
+            began = np.maximum(tails[run], ready[end] - ready[first])
+            took = began + cost.fixed_s + cost.per_mb_s * (gradients[run] - gradients[first])
+            behind = first + len(took) - int(took[::-1].argmin())  # of equals, the longest bucket
+            buckets.append(behind - first)
+            first = behind
+        return tuple(reversed(buckets))
+
+
+def _until(values: Floats) -> Floats:
+    return np.concatenate([[0.0], np.cumsum(values)])
+
+
+def _between(until: Floats) -> Floats:
+    """The sum of the values from the first to before the end, [first, end]; 0 if there is none between."""
+    return np.maximum(until[None, :] - until[:, None], 0.0)
