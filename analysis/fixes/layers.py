@@ -16,7 +16,9 @@ from msgspec.structs import replace
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.workers import SMALLEST_STAGE_EXCESS, worker_factor
-from tracekit.analysis.fixes.partition import (
+from tracekit.analysis.fixes.plan import MACHINE, Plan
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.plans.partition import (
     MOST_LAYERS,
     OneLane,
     StageModel,
@@ -24,8 +26,6 @@ from tracekit.analysis.fixes.partition import (
     stage_model,
     work_shares,
 )
-from tracekit.analysis.fixes.plan import MACHINE, Plan
-from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.whatif.interventions import Scale
 from tracekit.base.errors import SelectionError, TraceError
 from tracekit.base.text import short
@@ -52,7 +52,7 @@ def layer_plans(
     if uneven is None and slow is None:
         return
     check_layers(job.trace, layers)
-    known = layers or _from_metadata(job.trace)
+    known = layers_of(job.trace, layers)
     for cause, around in ((uneven, False), (slow, True)):
         if cause is None:
             continue
@@ -195,8 +195,10 @@ def _shown(layers: Sequence[Any]) -> str:
     return f"{','.join(f'{count!s:.20}' for count in layers[:8])}{',...' if len(layers) > 8 else ''}"
 
 
-def _from_metadata(trace: Trace) -> tuple[int, ...] | None:
-    """The layers that the metadata gives, if it gives them for each stage."""
+def layers_of(trace: Trace, asked: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """The layers of each stage: `asked`, or those of the metadata, if it gives them for each stage."""
+    if asked is not None:
+        return asked
     layers = trace.metadata.get("layers")
     if not isinstance(layers, list | tuple) or len(layers) != trace.layout.pp:
         return None

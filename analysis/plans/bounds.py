@@ -21,7 +21,7 @@ from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.plans.stages import Stages
 from tracekit.trace.compute_order import Schedule
 
-#: First stages that are extended together, and those that are kept at most: with more, a search is not complete.
+#: First stages that are extended together, and those that a search keeps at most: with more, it is not complete.
 _TOGETHER, MOST_PARTS = 1 << 13, 1 << 19
 
 
@@ -64,7 +64,9 @@ class Bounds(Struct, frozen=True, eq=False, dict=True):
         own = reached + rounds * forward + (rounds - 1) * backward
         behind = 2 * transfer * (count - 1 - stage)
         ahead = (until_f[-1] - until_f) + (until_b[-1] - until_b)
-        trip = ahead[None, :, None] + behind + (backward - (until_b[None, :] - until_b[:, None]))
+        both_until = until_f + until_b  # what the stage takes beyond its layers on the fastest stage: slow, recomputed
+        beyond = forward + backward - (both_until[None, :] - both_until[:, None])
+        trip = ahead[None, :, None] + behind + beyond
         if cells.schedule is Schedule.GPIPE:
             after = (until_b[-1] - until_b)[None, None, :] + transfer * (count - 1 - stage)
             passed = until_f[-1] + transfer * (count - 1) + (rounds - 1) * (forward + backward)
@@ -102,8 +104,8 @@ class Bounds(Struct, frozen=True, eq=False, dict=True):
     def _nothing(self) -> Parts:
         return Parts(np.zeros((1, 0), np.int64), np.full(1, -np.inf), np.zeros(1), np.full(1, -np.inf))
 
-    def leaves(self, limit_s: float) -> Leaves:
-        """All splits with a bound of at most `limit_s`."""
+    def leaves(self, limit_s: float, most_parts: int) -> Leaves:
+        """All splits with a bound of at most `limit_s`; beyond `most_parts` first stages, those of the least bounds."""
         parts, dropped_s = self._nothing, np.inf
         for stage in range(self.cells.model.stages):
             pieces = [
@@ -114,10 +116,10 @@ class Bounds(Struct, frozen=True, eq=False, dict=True):
                 return Leaves(np.zeros((0, self.cells.model.stages), np.int64), np.empty(0), dropped_s)
             names = ("ends", "finish_s", "longest_forward_s", "bound_s")
             parts = Parts(*(np.concatenate([getattr(piece, name) for piece in pieces]) for name in names))
-            if len(parts.bound_s) > MOST_PARTS:
-                best = np.argpartition(parts.bound_s, MOST_PARTS)
-                dropped_s = min(dropped_s, float(parts.bound_s[best[MOST_PARTS:]].min()))
-                parts = parts.only(best[:MOST_PARTS])
+            if len(parts.bound_s) > most_parts:
+                best = np.argpartition(parts.bound_s, most_parts)
+                dropped_s = min(dropped_s, float(parts.bound_s[best[most_parts:]].min()))
+                parts = parts.only(best[:most_parts])
         return Leaves(np.diff(parts.ends, axis=1, prepend=0), parts.bound_s, dropped_s)
 
     def _extended(self, parts: Parts, stage: int, limit_s: float) -> Parts:
@@ -127,9 +129,9 @@ class Bounds(Struct, frozen=True, eq=False, dict=True):
         part, end = np.nonzero(cells.possible[stage][first])
         first = first[part]
         backward, start = cells.backward_s[stage, first, end], self.last_backward_s[stage, first, end]
-        longest = np.maximum(parts.longest_forward_s[part], cells.forward_s[first, end])
+        longest = np.maximum(parts.longest_forward_s[part], cells.forward_s[stage, first, end])
         if cells.schedule is Schedule.GPIPE:  # the longest forward may be another stage's than the longest backward
-            start = start + (cells.microbatches - 1) * (longest - cells.forward_s[first, end])
+            start = start + (cells.microbatches - 1) * (longest - cells.forward_s[stage, first, end])
         finish = np.maximum(parts.finish_s[part] + cells.transfer_s + backward, cells.tail_s[stage, first, end])
         passed, stayed = self._completions
         through = passed[stage + 1, end] - (cells.backwards_until[end] + stage * cells.transfer_s) + finish

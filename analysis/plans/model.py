@@ -21,6 +21,7 @@ _LARGEST_FILE = 1 << 28
 #: Most cells (stage, first layer, end) that a search holds in memory.
 _MOST_CELLS = 5_000_000
 _Amount = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+_Slowness = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
 _Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 _Microbatches = Annotated[int, msgspec.Meta(ge=1, le=1 << 14)]
 #: Seconds that a microbatch of s samples takes: the first + the second x s.
@@ -70,7 +71,9 @@ class Space(Struct, frozen=True):
 
 
 class PlanModel(Struct, frozen=True, kw_only=True, dict=True):
-    """A job as `docs/plans.md` defines it. `samples`: of a replica in a step; `memory_gb`: of a worker, None: any."""
+    """A job as `docs/plans.md` defines it. `samples`: of a replica in a step; `memory_gb`: of a worker, None: any.
+    `slowness`: how many times as long as on a usual worker each stage computes, as that of a slow worker; None: 1.
+    """
 
     model_version: Literal[1] = 1
     name: str = ""
@@ -82,6 +85,7 @@ class PlanModel(Struct, frozen=True, kw_only=True, dict=True):
     reduce: Reduction
     optimizer_s: _Amount
     memory_gb: _Amount | None = None
+    slowness: tuple[_Slowness, ...] | None = None
     now: Plan
     space: Space
 
@@ -112,6 +116,8 @@ class PlanModel(Struct, frozen=True, kw_only=True, dict=True):
             return f"{layers} layers on {stages} stages are too many to search; join layers that stay together"
         if len(now.split) != stages or sum(now.split) != layers:
             return f"`now` splits {sum(now.split)} layers over {len(now.split)} stages; expected {layers} over {stages}"
+        if self.slowness is not None and len(self.slowness) != stages:
+            return f"`slowness` of {len(self.slowness)} stages; expected {stages}"
         if len(now.recompute) != stages:
             return f"`now` says of {len(now.recompute)} stages whether they recompute; expected {stages}"
         if tuple(map(sum, now.buckets)) != now.split:

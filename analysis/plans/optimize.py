@@ -10,30 +10,31 @@ from tracekit.analysis.plans.model import PlanModel
 from tracekit.analysis.plans.search import ROUNDING, Found, TimedPlan, search, space_size, timed
 from tracekit.analysis.plans.settings import settings_of
 from tracekit.analysis.plans.stages import ROUNDING as OF_MEMORY
+from tracekit.base.errors import SelectionError
 from tracekit.report.plans import FrontPlan, OptimizedPlan, Optimum, Searched, StepTimes
 
 NO_MEMORY = "no figures of memory: plans are compared by time only, and may not fit"
 
 
 def optimize(model: PlanModel, *, error: float = 0.0, notes: tuple[str, ...] = ()) -> Optimum:
-    """Find the best plans of a model. `error`: plans whose times differ by less, relative, are one group."""
+    """Find the best plans of a model. `error`: plans whose times differ by less, relative, are one group.
+
+    Raises SelectionError for a space that contradicts itself.
+    """
+    if (problem := model.problem) is not None:
+        raise SelectionError(f"{model.name or 'the model'}: {problem}")
     now, found = timed(model, model.now), search(model, model.memory_gb)
     plans = [_plan(model, each, now, found, error) for each in found.plans]
     best_s = plans[0].step_time_s if plans else None
-    points = [
-        FrontPlan(each.memory_gb or 0.0, each.step_time_s, list(each.plan.split), each.plan.schedule,
-                  each.plan.microbatches, list(each.plan.recompute))
-        for each in front(model, found)
-    ]  # fmt: skip
     return Optimum(
         step_time_s=StepTimes(now.step_time_s, best_s),
         plans=plans,
         nothing_to_gain=best_s is not None and _fits(model, now) and best_s >= now.step_time_s * (1 - error - ROUNDING),
         searched=Searched(space_size(model), found.replayed),
         reason=None if plans else _reason(model),
-        front=points,
+        front=[_point(each) for each in front(model, found)],
         limit_gb=model.memory_gb,
-        now_gb=now.memory_gb,
+        now=_point(now),
         error=error,
         notes=[*notes, *([] if model.knows_memory else [NO_MEMORY])],
     )
@@ -42,6 +43,11 @@ def optimize(model: PlanModel, *, error: float = 0.0, notes: tuple[str, ...] = (
 def _fits(model: PlanModel, plan: TimedPlan) -> bool:
     limit = model.memory_gb
     return limit is None or plan.memory_gb is None or plan.memory_gb <= limit * (1 + OF_MEMORY)
+
+
+def _point(plan: TimedPlan) -> FrontPlan:
+    of = plan.plan
+    return FrontPlan(plan.memory_gb, plan.step_time_s, list(of.split), of.schedule, of.microbatches, list(of.recompute))
 
 
 def _reason(model: PlanModel) -> str:

@@ -30,9 +30,8 @@ def step_times(stages: Stages, splits: Ints) -> Floats:
 
 def last_backwards(stages: Stages, splits: Ints) -> Floats:
     """When the last backward of each stage of these plans starts, seconds, [stages, plans]."""
-    ends = np.cumsum(splits, axis=1)
-    forward_s = stages.forward_s[ends - splits, ends].T
-    backward_s = stages.backward_s[np.arange(splits.shape[1]), ends - splits, ends].T
+    ends, stage = np.cumsum(splits, axis=1), np.arange(splits.shape[1])
+    forward_s, backward_s = (takes[stage, ends - splits, ends].T for takes in (stages.forward_s, stages.backward_s))
     start_s: Floats = np.empty(forward_s.shape)
     for begin in range(0, len(splits), _AT_ONCE):
         some = slice(begin, begin + _AT_ONCE)

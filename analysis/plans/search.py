@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.numeric.arrays import Ints
-from tracekit.analysis.plans.bounds import Bounds
+from tracekit.analysis.plans.bounds import MOST_PARTS, Bounds
 from tracekit.analysis.plans.model import Plan, PlanModel, Space
 from tracekit.analysis.plans.replay import step_times
 from tracekit.analysis.plans.stages import Stages
@@ -111,8 +111,8 @@ def kinds_of(model: PlanModel, memory_gb: float | None) -> list[Bounds]:
     return sorted((kind for kind in kinds if np.isfinite(kind.least_s)), key=lambda kind: kind.least_s)
 
 
-def search(model: PlanModel, memory_gb: float | None) -> Found:
-    """Find the best plan that fits into so much memory, None for no limit."""
+def search(model: PlanModel, memory_gb: float | None, *, most_parts: int = MOST_PARTS) -> Found:
+    """Find the best plan that fits into so much memory, None for no limit. `most_parts`: see `Bounds.leaves`."""
     kinds, best = kinds_of(model, memory_gb), _Best()
     if not kinds:
         return Found([], None, 0)
@@ -120,7 +120,9 @@ def search(model: PlanModel, memory_gb: float | None) -> Found:
     least_s, dropped_s = kinds[0].least_s + optimizer_s, np.inf
     before_s, limit_s, rise = -np.inf, least_s * (1 + ROUNDING), FIRST_RISE
     while before_s < min(best.step_s, dropped_s):
-        leaves = [kind.leaves(limit_s - optimizer_s) for kind in kinds if kind.least_s + optimizer_s <= limit_s]
+        leaves = [
+            kind.leaves(limit_s - optimizer_s, most_parts) for kind in kinds if kind.least_s + optimizer_s <= limit_s
+        ]
         dropped_s = min([dropped_s, *(each.dropped_s + optimizer_s for each in leaves)])
         of_kind = np.repeat(np.arange(len(leaves)), [len(each.splits) for each in leaves])
         splits = np.concatenate([each.splits for each in leaves])
@@ -132,16 +134,16 @@ def search(model: PlanModel, memory_gb: float | None) -> Found:
             break
     if np.isfinite(dropped_s):
         best.descend(kinds)
-    _look_aside(kinds, best)
+    _look_aside(kinds, best, most_parts)
     plans = [_timed(kinds[kind].cells, split, time_s) for time_s, kind, split in best.entries]
     return Found(plans, min(best.step_s, dropped_s), best.replayed)
 
 
-def _look_aside(kinds: list[Bounds], best: _Best) -> None:
+def _look_aside(kinds: list[Bounds], best: _Best, most_parts: int) -> None:
     """Replay the most promising splits of each kind of plan that was not replayed, so that kinds can be compared."""
     for number, kind in enumerate(kinds):
         if number not in {of_kind for _, of_kind, _ in best.entries}:
-            leaves = kind.leaves(kind.least_s * (1 + _ASIDE))
+            leaves = kind.leaves(kind.least_s * (1 + _ASIDE), most_parts)
             best.take(kind, number, leaves.splits[np.argsort(leaves.bound_s)[:_FIRST_REPLAYED]])
 
 
@@ -149,9 +151,7 @@ def _timed(cells: Stages, split: tuple[int, ...], step_time_s: float) -> TimedPl
     ends = np.cumsum(split)
     places = [(stage, int(end) - count, int(end)) for stage, (count, end) in enumerate(zip(split, ends, strict=True))]
     recompute = tuple(bool(cells.recompute[place]) for place in places)
-    buckets = tuple(
-        cells.best_buckets(first, end, again) for (_, first, end), again in zip(places, recompute, strict=True)
-    )
+    buckets = tuple(cells.best_buckets(*place, again) for place, again in zip(places, recompute, strict=True))
     if cells.model.space.buckets == "fixed":
         buckets = cells.model.now.buckets
     plan = Plan(split, cells.schedule, cells.microbatches, recompute, buckets)

@@ -18,6 +18,8 @@ from tracekit.trace.compute_order import Schedule
 
 #: Sizes that are tried.
 _SIZES = 64
+#: Megatron-LM counts a bucket in gradients of full precision, bytes each.
+_BYTES = 4
 #: DistributedDataParallel closes its first bucket at this size, so that communication begins early, MB.
 FIRST_BUCKET_MB = 1.0
 
@@ -45,7 +47,9 @@ def settings_of(model: PlanModel, plan: TimedPlan) -> PlanSettings:
         for layer in range(end - count, end)
         if recompute
     ]
-    size_mb, step_s = _best_size(model, plan) if model.replicas > 1 else (None, plan.step_time_s)
+    size_mb, step_s = None, plan.step_time_s
+    if model.replicas > 1 and model.space.buckets == "free":
+        size_mb, step_s = _best_size(model, plan)
     return PlanSettings(size_mb, step_s, list(split), microbatches, again, _paste(model, plan, size_mb, again))
 
 
@@ -68,8 +72,10 @@ def steps_with_sizes(model: PlanModel, plan: Plan, sizes_mb: Sequence[float]) ->
         model.optimizer_s
         + max(
             start_s
-            + cells.tail_of(end - count, end, buckets_of_size(gradients[end - count : end].tolist(), size), again)
-            for start_s, count, end, again in stages
+            + cells.tail_of(
+                stage, end - count, end, buckets_of_size(gradients[end - count : end].tolist(), size), again
+            )
+            for stage, (start_s, count, end, again) in enumerate(stages)
         )
         for size in sizes_mb
     ]
@@ -77,31 +83,22 @@ def steps_with_sizes(model: PlanModel, plan: Plan, sizes_mb: Sequence[float]) ->
 
 def _paste(model: PlanModel, plan: TimedPlan, size_mb: float | None, again: list[int]) -> dict[str, str]:
     chosen = plan.plan
-    samples = f"{model.samples / chosen.microbatches:g}"
-    layers = ",".join(map(str, chosen.split))
-    counted = f"microbatches={chosen.microbatches}, recompute layers {again or 'none'}"
-    megatron = f"--micro-batch-size {samples} --pipeline-model-parallel-size {model.stages}"
+    counted = f"# {chosen.microbatches} microbatches"
+    recomputed = f"; activation checkpointing of layers {again}" if again else ""
+    megatron, torchtitan = [f"--pipeline-model-parallel-size {model.stages}"], []
     if model.stages > 1:
-        stages = "|".join("t" * count for count in chosen.split)
-        megatron += f" --pipeline-model-parallel-layout 'E{stages}L'"
+        schedule = "GPipe" if chosen.schedule is Schedule.GPIPE else "1F1B"
+        torchtitan.append(f'--parallelism.pipeline_parallel_schedule "{schedule}"')
+    if model.space.split == "free":
+        megatron.append(f"--pipeline-model-parallel-layout 'E{'|'.join('t' * count for count in chosen.split)}L'")
+        torchtitan.append(f"stages begin at layers {[0, *np.cumsum(chosen.split)[:-1].tolist()]}")
     if size_mb is not None:
-        megatron += f" --ddp-bucket-size {round(size_mb * (1 << 20) / 4)}"
-    if again:
-        megatron += " --recompute-granularity full --recompute-method block"
-        megatron += f" --recompute-num-layers {max(_longest(chosen.split, chosen.recompute))}"
-    first = np.cumsum(chosen.split)[:-1].tolist()
-    schedule = "GPipe" if chosen.schedule is Schedule.GPIPE else "1F1B"
-    split_points = ", ".join(f'"layers.{number}"' for number in first)
-    wrap = "" if size_mb is None else f"bucket_cap_mb={size_mb:g}"
+        megatron.append(f"--ddp-bucket-size {round(size_mb * (1 << 20) / _BYTES)}")
+    wrapped = "DistributedDataParallel(model)" if size_mb is None else f"bucket_cap_mb={size_mb:g}"
+    runs = [list(each) for each in chosen.buckets]
     return {
-        "DDP": f"DistributedDataParallel(model, {wrap})  # {counted}" if wrap else f"# {counted}",
-        "FSDP2": f"fully_shard() each run of layers {list(map(list, chosen.buckets))} (last first)  # {counted}",
-        "Megatron": megatron,
-        "torchtitan": f'parallelism.pipeline_parallel_schedule = "{schedule}"; microbatch size {samples};'
-        f" module FQNs per stage begin at [{split_points}]; layers per stage {layers}; activation checkpointing of"
-        f" layers {again or 'none'}",
+        "DDP": f"{wrapped}  {counted}{recomputed}",
+        "FSDP2": f"fully_shard() for each run of layers {runs}, last first  {counted}",
+        "Megatron": f"{' '.join(megatron)}  {counted}{recomputed}",
+        "torchtitan": f"{'; '.join(torchtitan)}  {counted}{recomputed}",
     }
-
-
-def _longest(split: Sequence[int], recompute: Sequence[bool]) -> list[int]:
-    return [count for count, again in zip(split, recompute, strict=True) if again]

@@ -43,13 +43,22 @@ class Stages(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def forwards_until(self) -> Floats:
-        """Forward seconds of all layers before each one, [layers + 1]."""
-        return _until(self.model.of_layers("forward_s", self.samples))
+        """Forward seconds of all layers before each one on the fastest stage, [layers + 1]."""
+        return _until(self.model.of_layers("forward_s", self.samples) * self._slowness.min())
 
     @cached_property
     def backwards_until(self) -> Floats:
-        """Backward seconds of all layers before each one, without recomputation, [layers + 1]."""
-        return _until(self.model.of_layers("backward_s", self.samples))
+        """Backward seconds of all layers before each one, likewise and without recomputation, [layers + 1]."""
+        return _until(self.model.of_layers("backward_s", self.samples) * self._slowness.min())
+
+    @cached_property
+    def _slowness(self) -> Floats:
+        return np.array(self.model.slowness or (1.0,) * self.model.stages)
+
+    @cached_property
+    def _factor(self) -> Floats:
+        """How many times as long as the fastest stage each stage takes, [stages]."""
+        return np.asarray(self._slowness / self._slowness.min())
 
     @cached_property
     def allowed(self) -> _Bools:
@@ -104,13 +113,14 @@ class Stages(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def forward_s(self) -> Floats:
-        """Seconds of a forward, [layers + 1, layers + 1]."""
-        return _between(self.forwards_until)
+        """Seconds of a forward, [stages, layers + 1, layers + 1]."""
+        return np.asarray(_between(self.forwards_until) * self._factor[:, None, None])
 
     @cached_property
     def backward_s(self) -> Floats:
         """Seconds of a backward with recomputation, [stages, layers + 1, layers + 1]."""
-        return _between(self.backwards_until) + np.where(self.recompute, self.forward_s, 0.0)
+        plain = _between(self.backwards_until) * self._factor[:, None, None]
+        return np.asarray(plain + np.where(self.recompute, self.forward_s, 0.0))
 
     @cached_property
     def tail_s(self) -> Floats:
@@ -120,24 +130,29 @@ class Stages(Struct, frozen=True, eq=False, dict=True):
         if self.model.space.buckets == "fixed":
             return self._tails_of_buckets_in_use()
         ends = np.flatnonzero(self.allowed.any(axis=(0, 1)))
-        tails = np.stack([self._tails(ends, recompute=again) for again in (False, True)])
-        return np.asarray(np.where(self.recompute, tails[1], tails[0]))
+        factors, of_stage = np.unique(self._factor, return_inverse=True)
+        plain, again = (
+            np.stack([self._tails(ends, self._ready_until(factor, recompute)) for factor in factors])[of_stage]
+            for recompute in (False, True)
+        )
+        return np.asarray(np.where(self.recompute, again, plain))
 
-    def _ready_until(self, recompute: bool) -> Floats:
-        return np.asarray(self.backwards_until + self.forwards_until * recompute)
+    def _ready_until(self, factor: float, recompute: bool) -> Floats:
+        """When the gradients of all layers before each one are ready in the last backward, [layers + 1]."""
+        return np.asarray((self.backwards_until + self.forwards_until * recompute) * factor)
 
     @cached_property
     def _gradients_until(self) -> Floats:
         return _until(self.model.of_layers("gradient_mb"))
 
-    def _tails(self, ends: npt.NDArray[np.int64], *, recompute: bool) -> Floats:
-        """The shortest tails of the runs of layers with these ends, [layers + 1, layers + 1].
+    def _tails(self, ends: npt.NDArray[np.int64], ready: Floats) -> Floats:
+        """The shortest tails of the runs of layers with these ends, [layers + 1, layers + 1]; `ready`: `_ready_until`.
 
         A run's gradients are reduced by its last bucket, after the shortest tail of the layers behind that bucket.
         """
         layers = len(self.model.layers)
         tails, cost = np.full((layers + 1, layers + 1), np.inf), self.model.reduce
-        ready, gradients = self._ready_until(recompute), self._gradients_until
+        gradients = self._gradients_until
         after = np.full((layers + 1, len(ends)), np.inf)  # the tail of the layers from each one to these ends
         for first in range(layers - 1, -1, -1):
             after[first + 1, ends == first + 1] = 0.0
@@ -153,12 +168,12 @@ class Stages(Struct, frozen=True, eq=False, dict=True):
         tails, end = np.full(self.allowed.shape, np.inf), 0
         for stage, (count, buckets) in enumerate(zip(self.model.now.split, self.model.now.buckets, strict=True)):
             first, end = end, end + count
-            tails[stage, first, end] = self.tail_of(first, end, buckets, bool(self.recompute[stage, first, end]))
+            tails[stage, first, end] = self.tail_of(stage, first, end, buckets, bool(self.recompute[stage, first, end]))
         return tails
 
-    def tail_of(self, first: int, end: int, buckets: tuple[int, ...], recompute: bool) -> float:
-        """The tail of these layers with these buckets, seconds."""
-        ready, gradients = self._ready_until(recompute), self._gradients_until
+    def tail_of(self, stage: int, first: int, end: int, buckets: tuple[int, ...], recompute: bool) -> float:
+        """The tail of these layers on that stage with these buckets, seconds."""
+        ready, gradients = self._ready_until(self._factor[stage], recompute), self._gradients_until
         tail, behind = float(ready[end] - ready[first]), end
         if self.model.replicas == 1:
             return tail
@@ -170,12 +185,16 @@ class Stages(Struct, frozen=True, eq=False, dict=True):
             tail, behind = began + self.model.reduce.fixed_s + self.model.reduce.per_mb_s * size, begin
         return tail
 
-    def best_buckets(self, first: int, end: int, recompute: bool) -> tuple[int, ...]:
-        """The buckets of the shortest tail of these layers, from the last layer to the first."""
+    def best_buckets(self, stage: int, first: int, end: int, recompute: bool) -> tuple[int, ...]:
+        """The buckets of the shortest tail of these layers on that stage, from the last layer to the first."""
         if self.model.space.buckets == "one" or self.model.replicas == 1:
             return (end - first,)
-        ready, gradients, cost = self._ready_until(recompute), self._gradients_until, self.model.reduce
-        tails = self._tails(np.array([end]), recompute=recompute)[:, end]
+        ready, gradients, cost = (
+            self._ready_until(self._factor[stage], recompute),
+            self._gradients_until,
+            self.model.reduce,
+        )
+        tails = self._tails(np.array([end]), ready)[:, end]
         tails[end] = 0.0
         buckets = []
         while first < end:

@@ -21,6 +21,7 @@ from tracekit.collectors.merge.collective_ops import ALL_TO_ALL
 from tracekit.collectors.merge.device_clock import DeviceClockFit, fit_device_clock
 from tracekit.collectors.merge.device_ops import on_host_clock, timed_alike, waited_for
 from tracekit.collectors.merge.gpu_samples import read_samples, summarize_gpu
+from tracekit.collectors.merge.gradients import gradient_figures
 from tracekit.collectors.merge.lockstep import ranks_of_workers, with_waits_for_peers, with_work_of_ranks
 from tracekit.collectors.merge.off_cpu import with_thread_waits
 from tracekit.collectors.merge.ops import OpReport, build_ops
@@ -129,6 +130,7 @@ def merge_attempt(
             "dropped_records": sum(one.dropped for one in ranks),
             "collect": asdict(report),
             **_run_queues(records, steps),
+            **gradient_figures({one.rank: one.facts for one in recording.ranks.values()}, met, group_table, placement),
             **logged_values(records, placement, step_starts_ns),
             "clocks": {host: asdict(fit) for host, fit in (clocks or {}).items()},
             "wall_clock_hosts": sorted({one.host for one in ranks} - {reference["host"], *(clocks or {})}),

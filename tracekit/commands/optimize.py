@@ -1,47 +1,67 @@
 """`tracekit optimize`: the best plan of a job, with the bound that proves it.
 
-In: a model file, or step times of whole runs. Out: plans, or a line, in the terminal or as JSON.
+In: a trace, a model file, or step times of whole runs. Out: plans, or a line, in the terminal or as JSON.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
 from tracekit.base.errors import SelectionError
 from tracekit.base.exit_codes import ExitCode
-from tracekit.commands.options import PATH, console
+from tracekit.base.stderr import progress
+from tracekit.commands.arguments import parse_layers
+from tracekit.commands.options import PATH, JobArguments, console, trace_source
+
+if TYPE_CHECKING:
+    from tracekit.report.plans import Optimum
 
 
 @click.command("optimize")
+@trace_source
 @click.option("--model", type=PATH, metavar="FILE", help="A model file (docs/plans.md).")
 @click.option("--runs", type=PATH, metavar="FILE", help="CSV of microbatches,step_time_s, a row a run.")
 @click.option("--microbatches", "counts", metavar="N,N", help="With --runs: the numbers of microbatches to price.")
 @click.option("--memory-gb", type=click.FloatRange(0, min_open=True), metavar="GB", help="Memory of a worker.")
 @click.option("--keep", type=click.Choice(["schedule", "microbatches", "recompute", "split", "buckets"]), multiple=True,
               help="What must stay as it is. Repeat it.")  # fmt: skip
+@click.option("--layers", metavar="N,N", help="Layers of each stage of TRACE [default: those of its metadata].")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def optimize_command(
+    source: JobArguments,
     model: Path | None,
     runs: Path | None,
     counts: str | None,
     memory_gb: float | None,
     keep: tuple[str, ...],
+    layers: str | None,
     as_json: bool,
 ) -> int:
     """Which plan is fastest, and fits? Searches split, schedule, microbatches, recomputation and buckets together.
 
     The plan is the best of all, not a guess: `bound_s` says what none can undercut (docs/plans.md).
     """
-    if (model is None) == (runs is None):
-        raise SelectionError("give --model or --runs, one of them")
+    if sum((source != JobArguments(), model is not None, runs is not None)) > 1:
+        raise SelectionError("give a TRACE, --model or --runs, one of them")
     if (runs is None) != (counts is None):
         raise SelectionError("--runs needs --microbatches, such as --microbatches 24,56, and the other way round")
     if runs is not None:
         return _runs(runs, counts or "", as_json=as_json)
-    return _plans(model or Path(), memory_gb, keep, as_json=as_json)
+    if model is None:
+        found = _of_job(source, memory_gb, keep, parse_layers(layers))
+    else:
+        found = _of_model(model, memory_gb, keep)
+    if as_json:
+        click.echo(msgspec.json.encode(found))
+    else:
+        from tracekit.dashboards.terminal.plans import print_optimum
+
+        print_optimum(found, console())
+    return ExitCode.DONE
 
 
 def _runs(runs: Path, counts: str, *, as_json: bool) -> int:
@@ -64,18 +84,24 @@ def _runs(runs: Path, counts: str, *, as_json: bool) -> int:
     return ExitCode.DONE
 
 
-def _plans(model: Path, memory_gb: float | None, keep: tuple[str, ...], *, as_json: bool) -> int:
+def _of_model(model: Path, memory_gb: float | None, keep: tuple[str, ...]) -> Optimum:
     from msgspec.structs import replace
 
     from tracekit.analysis.plans.model import PlanModel
     from tracekit.analysis.plans.optimize import optimize
-    from tracekit.dashboards.terminal.plans import print_optimum
 
     read = PlanModel.read(model)
     fixed = replace(read.space, **dict.fromkeys(keep, "fixed"))
-    found = optimize(replace(read, space=fixed, memory_gb=memory_gb or read.memory_gb))
-    if as_json:
-        click.echo(msgspec.json.encode(found))
-    else:
-        print_optimum(found, console())
-    return ExitCode.DONE
+    return optimize(replace(read, space=fixed, memory_gb=memory_gb or read.memory_gb))
+
+
+def _of_job(
+    source: JobArguments, memory_gb: float | None, keep: tuple[str, ...], layers: tuple[int, ...] | None
+) -> Optimum:
+    from tracekit.analysis.job.plans import optimize_job
+
+    with progress() as tell:
+        tell("reading the job")
+        job = source.load()
+        tell("searching")
+        return optimize_job(job, job.whatif(layers=layers), memory_gb=memory_gb, keep=keep, layers=layers)

@@ -49,14 +49,22 @@ class OptimizedPlan(Struct, frozen=True):
 
 
 class FrontPlan(Struct, frozen=True):
-    """The fastest plan that needs no more than its memory."""
+    """A plan in use, or the fastest that needs no more than its memory; null if that is unknown."""
 
-    memory_gb: float
+    memory_gb: float | None
     step_time_s: float
     split: list[int]
     schedule: str
     microbatches: int
     recompute: list[bool]
+
+
+class Move(Struct, frozen=True):
+    """A fix that changes the plan of a recorded job, as in its report. `kind`: of the fix."""
+
+    kind: str
+    title: str
+    saved_s: float
 
 
 class Searched(Struct, frozen=True):
@@ -69,8 +77,9 @@ class Searched(Struct, frozen=True):
 class Optimum(Struct, frozen=True):
     """What `tracekit optimize` found. `plans`: best first, none if nothing fits, with the `reason`. `nothing_to_gain`:
     the plan in use fits and no plan is faster than it. `front`: the fastest plan at each size of memory, smallest
-    first; none if memory is unknown. `limit_gb`: of memory, null: none; `now_gb`: of the plan in use. `error`: how far
+    first; none if memory is unknown. `limit_gb`: of memory, null: none; `now`: the plan in use. `error`: how far
     the replay is from the recording, relative; 0 for a model file. `notes`: what the figures rest on.
+    `moves`: fixes in the report of a recorded job that change its plan.
     """
 
     step_time_s: StepTimes
@@ -80,9 +89,10 @@ class Optimum(Struct, frozen=True):
     reason: str | None
     front: list[FrontPlan]
     limit_gb: float | None
-    now_gb: float | None
+    now: FrontPlan
     error: float = 0.0
     notes: list[str] = []
+    moves: list[Move] = []
 
 
 class Line(Struct, frozen=True):

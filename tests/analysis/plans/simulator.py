@@ -68,9 +68,12 @@ def step_time_s(model: Model, plan: Model) -> float:
     begins = [sum(plan["split"][:stage]) for stage in range(stages)]
     layers = [range(begin, begin + count) for begin, count in zip(begins, plan["split"], strict=True)]
     again = [[forward[at] * plan["recompute"][stage] for at in layers[stage]] for stage in range(stages)]
+    slowness = model.get("slowness") or [1.0] * stages
     takes = {
-        "F": [sum(forward[at] for at in layers[stage]) for stage in range(stages)],
-        "B": [sum(backward[at] for at in layers[stage]) + sum(again[stage]) for stage in range(stages)],
+        "F": [sum(forward[at] for at in layers[stage]) * slowness[stage] for stage in range(stages)],
+        "B": [
+            (sum(backward[at] for at in layers[stage]) + sum(again[stage])) * slowness[stage] for stage in range(stages)
+        ],
     }
     waiting = [_order(plan["schedule"], stages, stage, microbatches) for stage in range(stages)]
     free, ended = [0.0] * stages, {}
@@ -94,7 +97,7 @@ def step_time_s(model: Model, plan: Model) -> float:
         for count in plan["buckets"][stage]:
             for _ in range(count):
                 at = done.pop()
-                ready += backward[at] + again[stage][at - begins[stage]]
+                ready += (backward[at] + again[stage][at - begins[stage]]) * slowness[stage]
             size = sum(model["layers"][at]["gradient_mb"] for at in range(at, at + count))
             clock = max(clock, ready) + model["reduce"]["fixed_s"] + model["reduce"]["per_mb_s"] * size
         ends[stage] = max(ends[stage], clock)
@@ -155,6 +158,8 @@ def best_buckets(model: Model, plan: Model, stage: int) -> list[int]:
     count = plan["split"][stage]
     begin = sum(plan["split"][:stage])
     alone = {**model, "layers": model["layers"][begin : begin + count], "optimizer_s": 0.0}
+    if model.get("slowness"):
+        alone["slowness"] = [model["slowness"][stage]]
     tries = (buckets for runs in range(1, count + 1) for buckets in splits(count, runs))
 
     def taken(buckets: list[int]) -> float:

@@ -7,7 +7,6 @@ In: the current cost and layers of each stage. Out: the cost of a layer, the ext
 from __future__ import annotations
 
 from functools import cached_property
-from heapq import heapify, heapreplace
 from itertools import permutations
 
 import numpy as np
@@ -15,8 +14,11 @@ from msgspec import Struct
 
 from tracekit.analysis.graph.template import Template
 from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.plans.model import Layer, Plan, PlanModel, Reduction, Space
+from tracekit.analysis.plans.search import search
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.kernel import Costs, replay_lanes
+from tracekit.trace.compute_order import Schedule
 from tracekit.trace.model import OpKind
 
 #: Extra cost of an end stage below this share of the stage is noise.
@@ -24,6 +26,8 @@ SMALLEST_EXTRA = 0.02
 #: No model has more layers on a stage, and the search for a split would take too long.
 MOST_LAYERS = 1000
 MOVES = 200
+#: First stages of plans that a search for a split keeps at most: a report must not wait for the last percent.
+_PARTS = 1 << 12
 
 
 class StageModel(Struct, frozen=True, eq=False):
@@ -48,6 +52,36 @@ class StageModel(Struct, frozen=True, eq=False):
         if len(layers) > 1:
             cost[:, -1, -1] += self.extra_s[:, -1]
         return cost
+
+    @property
+    def of_layers_s(self) -> Floats:
+        """Seconds of each layer of the model, with embedding and loss on the first and the last, [kinds, layers]."""
+        seconds: Floats = np.repeat(self.layer_s[:, None], sum(self.layers), axis=1)
+        seconds[:, 0] += self.extra_s[:, 0]
+        if len(self.layers) > 1:
+            seconds[:, -1] += self.extra_s[:, -1]
+        return seconds
+
+    def plan_model(self, microbatches: int, schedule: Schedule) -> PlanModel:
+        """A search for the best split, all else as it is. A sample is a microbatch."""
+        stages = len(self.layers)
+        layers = tuple(
+            Layer(forward_s=(0.0, forward), backward_s=(0.0, backward), gradient_mb=0.0)
+            for forward, backward in zip(self.of_layers_s[0].tolist(), self.of_layers_s[-1].tolist(), strict=True)
+        )
+        whole = tuple((count,) for count in self.layers)
+        return PlanModel(
+            layers=layers,
+            stages=stages,
+            replicas=1,
+            samples=microbatches,
+            transfer_s=(0.0, 0.0),
+            reduce=Reduction(0.0, 0.0),
+            optimizer_s=0.0,
+            slowness=tuple(self.slowness.tolist()),
+            now=Plan(self.layers, schedule, microbatches, (False,) * stages, whole),
+            space=Space(split="free", buckets="one"),
+        )
 
     def factor(self, layers: tuple[int, ...]) -> Floats:
         """Cost with the split `layers` over current cost, [kinds, stages, chunks]."""
@@ -84,6 +118,12 @@ class OneLane(Struct, frozen=True, eq=False, dict=True):
         ideal = replay.durations.ideal[number]
         return cls(blocks[number].template, ideal if ideal.ndim == 1 else ideal[:, 0])
 
+    @property
+    def microbatches(self) -> int:
+        """Microbatches of a step."""
+        _, kind, stage, chunk = self._cells
+        return max(int(((kind == 0) & (stage == 0) & (chunk == 0)).sum()), 1)
+
     @cached_property
     def _cells(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         kinds = [OpKind.FORWARD_COMPUTE.code, OpKind.BACKWARD_COMPUTE.code]
@@ -113,14 +153,16 @@ def work_shares(work_s: Floats, slowness: Floats) -> Floats:
 def best_split(model: StageModel, lane: OneLane) -> tuple[int, ...]:
     """The integer split with the shortest step, each stage with at least one layer.
 
-    Starts from the split whose costliest stage is cheapest, then moves single layers while that shortens the replayed
-    step.
+    Starts from the best split of a plain pipeline, then moves single layers while that shortens the replayed step: the
+    job itself may be interleaved, and exchanges more than activations.
     """
 
     def step_s(layers: tuple[int, ...]) -> float:
         return lane.step_s(model.chunk_s(layers) * model.slowness[None, :, None])
 
-    best = min((model.layers, _even(model)), key=step_s)
+    plain = model.plan_model(lane.microbatches, Schedule.ONE_F_ONE_B)
+    starts = [] if plain.problem else [each.plan.split for each in search(plain, None, most_parts=_PARTS).plans]
+    best = min([model.layers, *starts], key=step_s)
     best_s = step_s(best)
     for _ in range(MOVES):
         options = [(step_s(moved), moved) for moved in _moves(best)]
@@ -128,20 +170,6 @@ def best_split(model: StageModel, lane: OneLane) -> tuple[int, ...]:
             break
         best_s, best = min(options)
     return best
-
-
-def _even(model: StageModel) -> tuple[int, ...]:
-    """Deal the layers one by one, each to the stage that is cheapest after taking it."""
-    layer = float(model.layer_s.sum())
-    cost = model.extra_s.sum(axis=0)
-    layers = [1] * len(model.layers)
-    cheapest = [((cost[at] + 2 * layer) * model.slowness[at], at) for at in range(len(layers))]
-    heapify(cheapest)
-    for _ in range(sum(model.layers) - sum(layers)):
-        at = cheapest[0][1]
-        layers[at] += 1
-        heapreplace(cheapest, ((cost[at] + (layers[at] + 1) * layer) * model.slowness[at], at))
-    return tuple(layers)
 
 
 def _moves(layers: tuple[int, ...]) -> list[tuple[int, ...]]:
