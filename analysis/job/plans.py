@@ -19,7 +19,7 @@ from tracekit.analysis.plans.optimize import optimize
 from tracekit.analysis.plans.recorded import recorded_model
 from tracekit.base.errors import TraceError
 from tracekit.base.text import short
-from tracekit.report.plans import Move, Optimum
+from tracekit.report.plans import Optimum
 from tracekit.report.report import Report
 
 #: Fixes that change the plan of a job, not its machines.
@@ -54,5 +54,5 @@ def optimize_job(
     model = recorded.model
     fixed = replace(model.space, **dict.fromkeys(keep, "fixed"))
     found = optimize(replace(model, space=fixed, memory_gb=memory_gb), error=recorded.error, notes=recorded.notes)
-    moves = [Move(fix.kind, fix.title, fix.saved_s) for fix in report.fixes if fix.kind in MOVES and fix.saved_s]
+    moves = [fix for fix in report.fixes if fix.kind in MOVES and fix.saved_s]
     return replace(found, moves=moves)

@@ -5,6 +5,8 @@ In: a `PlanModel`. Out: an `Optimum`.
 
 from __future__ import annotations
 
+from typing import Any
+
 from tracekit.analysis.plans.front import front, least_memory_gb
 from tracekit.analysis.plans.model import PlanModel
 from tracekit.analysis.plans.search import ROUNDING, Found, TimedPlan, search, space_size, timed
@@ -32,9 +34,9 @@ def optimize(model: PlanModel, *, error: float = 0.0, notes: tuple[str, ...] = (
         nothing_to_gain=best_s is not None and _fits(model, now) and best_s >= now.step_time_s * (1 - error - ROUNDING),
         searched=Searched(space_size(model), found.replayed),
         reason=None if plans else _reason(model),
-        front=[_point(each) for each in front(model, found)],
+        front=[FrontPlan(**_columns(each)) for each in front(model, found)],
         limit_gb=model.memory_gb,
-        now=_point(now),
+        now=FrontPlan(**_columns(now)),
         error=error,
         notes=[*notes, *([] if model.knows_memory else [NO_MEMORY])],
     )
@@ -45,9 +47,10 @@ def _fits(model: PlanModel, plan: TimedPlan) -> bool:
     return limit is None or plan.memory_gb is None or plan.memory_gb <= limit * (1 + OF_MEMORY)
 
 
-def _point(plan: TimedPlan) -> FrontPlan:
+def _columns(plan: TimedPlan) -> dict[str, Any]:
     of = plan.plan
-    return FrontPlan(plan.memory_gb, plan.step_time_s, list(of.split), of.schedule, of.microbatches, list(of.recompute))
+    return {"memory_gb": plan.memory_gb, "step_time_s": plan.step_time_s, "split": list(of.split),
+            "schedule": str(of.schedule), "microbatches": of.microbatches, "recompute": list(of.recompute)}  # fmt: skip
 
 
 def _reason(model: PlanModel) -> str:
@@ -58,14 +61,9 @@ def _plan(model: PlanModel, plan: TimedPlan, now: TimedPlan, found: Found, error
     assert found.bound_s is not None, "there are plans"
     best_s = found.plans[0].step_time_s
     return OptimizedPlan(
-        step_time_s=plan.step_time_s,
+        **_columns(plan),
         saved_s=now.step_time_s - plan.step_time_s,
-        memory_gb=plan.memory_gb,
         bound_s=found.bound_s,
-        split=list(plan.plan.split),
-        schedule=plan.plan.schedule,
-        microbatches=plan.plan.microbatches,
-        recompute=list(plan.plan.recompute),
         buckets=[list(each) for each in plan.plan.buckets],
         settings=settings_of(model, plan),
         tied=plan.step_time_s <= best_s * (1 + max(error, ROUNDING)),

@@ -7,7 +7,6 @@ In: the current cost and layers of each stage. Out: the cost of a layer, the ext
 from __future__ import annotations
 
 from functools import cached_property
-from itertools import permutations
 
 import numpy as np
 from msgspec import Struct
@@ -25,7 +24,6 @@ from tracekit.trace.model import OpKind
 SMALLEST_EXTRA = 0.02
 #: No model has more layers on a stage, and the search for a split would take too long.
 MOST_LAYERS = 1000
-MOVES = 200
 #: First stages of plans that a search for a split keeps at most: a report must not wait for the last percent.
 _PARTS = 1 << 12
 
@@ -153,29 +151,10 @@ def work_shares(work_s: Floats, slowness: Floats) -> Floats:
 def best_split(model: StageModel, lane: OneLane) -> tuple[int, ...]:
     """The integer split with the shortest step, each stage with at least one layer.
 
-    Starts from the best split of a plain pipeline, then moves single layers while that shortens the replayed step: the
-    job itself may be interleaved, and exchanges more than activations.
+    Of the best splits of a plain pipeline, the one with the shortest replayed step: the job itself may be interleaved,
+    and exchanges more than activations.
     """
-
-    def step_s(layers: tuple[int, ...]) -> float:
-        return lane.step_s(model.chunk_s(layers) * model.slowness[None, :, None])
-
     plain = model.plan_model(lane.microbatches, Schedule.ONE_F_ONE_B)
-    starts = [] if plain.problem else [each.plan.split for each in search(plain, None, most_parts=_PARTS).plans]
-    best = min([model.layers, *starts], key=step_s)
-    best_s = step_s(best)
-    for _ in range(MOVES):
-        options = [(step_s(moved), moved) for moved in _moves(best)]
-        if not options or min(options)[0] >= best_s * (1 - 1e-9):
-            break
-        best_s, best = min(options)
-    return best
-
-
-def _moves(layers: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Every split that differs by one moved layer."""
-    return [
-        tuple(count - (at == giver) + (at == taker) for at, count in enumerate(layers))
-        for giver, taker in permutations(range(len(layers)), 2)
-        if layers[giver] > 1
-    ]
+    found = [] if plain.problem else search(plain, None, most_parts=_PARTS).plans
+    splits = [model.layers, *(each.plan.split for each in found)]
+    return min(splits, key=lambda layers: lane.step_s(model.chunk_s(layers) * model.slowness[None, :, None]))

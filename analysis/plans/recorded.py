@@ -104,7 +104,7 @@ def _with_reductions(job: PipelineSubject, model: PlanModel, notes: list[str]) -
         notes = [*notes, FOLLOWS_GRADIENTS]
     now = replace(model.now, split=(len(layers),), buckets=((len(layers),),)) if job.stages == 1 else model.now
     measured = replace(measured, layers=tuple(layers), now=now)
-    fitted = _fitted(gradients.reductions)
+    fitted = fitted_reduction(gradients.reductions)
     if fitted is None:
         return measured, 0.0, [*notes, ONE_SIZE]
     reduction, error = fitted
@@ -180,7 +180,7 @@ def _gradients(job: PipelineSubject) -> Gradients | None:
         return None
 
 
-def _fitted(reductions: Sequence[tuple[float, float]]) -> tuple[Reduction, float] | None:
+def fitted_reduction(reductions: Sequence[tuple[float, float]]) -> tuple[Reduction, float] | None:
     """The line a + b x MiB through reductions, and its relative error; None if their sizes are too close."""
     sizes, times = np.array([(size / MB, taken_s) for size, taken_s in reductions if taken_s > 0]).reshape(-1, 2).T
     if not len(sizes) or sizes.max() < SIZES_APART * sizes.min():

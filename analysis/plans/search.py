@@ -75,24 +75,6 @@ class _Best:
         new = {(float(times[at]), kind, tuple(splits[at].tolist())) for at in best}
         self.entries = sorted(new.union(self.entries))[:MOST_PLANS]
 
-    def descend(self, kinds: list[Bounds]) -> None:
-        """Move layers of the best plan, one at a time, between stages while that helps."""
-        before_s = np.inf
-        while self.step_s < before_s:
-            before_s, kind, split = self.entries[0]
-            moved = np.array(split) + _moves(len(split))
-            ends = np.cumsum(moved, axis=1)
-            possible = kinds[kind].cells.possible[np.arange(len(split)), np.maximum(ends - moved, 0), ends]
-            fits = (moved > 0).all(axis=1) & possible.all(axis=1)
-            if fits.any():
-                self.take(kinds[kind], kind, moved[fits])
-
-
-def _moves(stages: int) -> Ints:
-    """The change of the layers of each stage by every move of one layer, [moves, stages]."""
-    one = np.eye(stages, dtype=np.int64)
-    return (one[:, None] - one[None])[~np.eye(stages, dtype=np.bool_)]
-
 
 def space_size(model: PlanModel) -> int:
     """The number of plans: split x schedule x microbatches x recomputation, whatever their memory."""
@@ -132,8 +114,6 @@ def search(model: PlanModel, memory_gb: float | None, *, most_parts: int = MOST_
         before_s, limit_s, rise = limit_s, min(best.step_s, limit_s + rise * least_s), 2 * rise
         if before_s >= best.step_s * (1 - ROUNDING):
             break
-    if np.isfinite(dropped_s):
-        best.descend(kinds)
     _look_aside(kinds, best, most_parts)
     plans = [_timed(kinds[kind].cells, split, time_s) for time_s, kind, split in best.entries]
     return Found(plans, min(best.step_s, dropped_s), best.replayed)

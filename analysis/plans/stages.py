@@ -7,6 +7,7 @@ nothing but their stage, so that the best ones are part of the cell.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -51,11 +52,11 @@ class Stages(Struct, frozen=True, eq=False, dict=True):
         """Backward seconds of all layers before each one, likewise and without recomputation, [layers + 1]."""
         return _until(self.model.of_layers("backward_s", self.samples) * self._slowness.min())
 
-    @cached_property
+    @property
     def _slowness(self) -> Floats:
         return np.array(self.model.slowness or (1.0,) * self.model.stages)
 
-    @cached_property
+    @property
     def _factor(self) -> Floats:
         """How many times as long as the fastest stage each stage takes, [stages]."""
         return np.asarray(self._slowness / self._slowness.min())
@@ -83,15 +84,11 @@ class Stages(Struct, frozen=True, eq=False, dict=True):
             _between(_until(model.of_layers(name))) for name in ("state_gb", "activation_gb", "boundary_gb")
         )
         held_samples = (held * self.samples)[:, None, None]
-        again = self._largest_activation() * self.samples
-        return np.stack([state + kept * held_samples, state + boundary * held_samples + again])
-
-    def _largest_activation(self) -> Floats:
-        activation = self.model.of_layers("activation_gb")
-        largest = np.zeros((len(activation) + 1,) * 2)
+        activation, largest = model.of_layers("activation_gb"), np.zeros_like(kept)
         for first in range(len(activation)):
             largest[first, first + 1 :] = np.maximum.accumulate(activation[first:])
-        return largest
+        again = boundary * held_samples + largest * self.samples
+        return np.stack([state + kept * held_samples, state + again])
 
     @cached_property
     def recompute(self) -> _Bools:
@@ -128,7 +125,11 @@ class Stages(Struct, frozen=True, eq=False, dict=True):
         if self.model.replicas == 1:
             return self.backward_s
         if self.model.space.buckets == "fixed":
-            return self._tails_of_buckets_in_use()
+            tails, ends = np.full(self.allowed.shape, np.inf), np.cumsum(self.model.now.split).tolist()
+            for stage, (end, buckets) in enumerate(zip(ends, self.model.now.buckets, strict=True)):
+                place = stage, end - sum(buckets), end
+                tails[place] = self.tail_of(stage, end, buckets, bool(self.recompute[place]))
+            return tails
         ends = np.flatnonzero(self.allowed.any(axis=(0, 1)))
         factors, of_stage = np.unique(self._factor, return_inverse=True)
         plain, again = (
@@ -142,68 +143,53 @@ class Stages(Struct, frozen=True, eq=False, dict=True):
         return np.asarray((self.backwards_until + self.forwards_until * recompute) * factor)
 
     @cached_property
-    def _gradients_until(self) -> Floats:
-        return _until(self.model.of_layers("gradient_mb"))
+    def _reduced_until(self) -> Floats:
+        """Seconds that the gradients of all layers before each one take beyond the fixed cost, [layers + 1]."""
+        return _until(self.model.of_layers("gradient_mb") * self.model.reduce.per_mb_s)
 
     def _tails(self, ends: npt.NDArray[np.int64], ready: Floats) -> Floats:
         """The shortest tails of the runs of layers with these ends, [layers + 1, layers + 1]; `ready`: `_ready_until`.
 
         A run's gradients are reduced by its last bucket, after the shortest tail of the layers behind that bucket.
         """
-        layers = len(self.model.layers)
-        tails, cost = np.full((layers + 1, layers + 1), np.inf), self.model.reduce
-        gradients = self._gradients_until
-        after = np.full((layers + 1, len(ends)), np.inf)  # the tail of the layers from each one to these ends
-        for first in range(layers - 1, -1, -1):
-            after[first + 1, ends == first + 1] = 0.0
-            began = np.maximum(after[first + 1 :], ready[ends] - ready[first])
+        after = np.full((len(ready),) * 2, np.inf)
+        after[ends, ends] = 0.0
+        for first in range(len(ready) - 2, -1, -1):
+            behind = after[first + 1 :, ends]
             if self.model.space.buckets == "one":
-                began = np.where(np.arange(first + 1, layers + 1)[:, None] == ends, began, np.inf)
-            size = gradients[first + 1 :, None] - gradients[first]
-            after[first] = (began + cost.fixed_s + cost.per_mb_s * size).min(axis=0, initial=np.inf)
-        tails[:, ends] = np.where(np.arange(layers + 1)[:, None] < ends, after, np.inf)
-        return tails
+                behind = np.where(np.arange(first + 1, len(ready))[:, None] == ends, behind, np.inf)
+            took = np.maximum(behind, ready[ends] - ready[first]) + self._cost(first)[:, None]
+            after[first, ends] = np.where(first < ends, took.min(axis=0), after[first, ends])
+        return after
 
-    def _tails_of_buckets_in_use(self) -> Floats:
-        tails, end = np.full(self.allowed.shape, np.inf), 0
-        for stage, (count, buckets) in enumerate(zip(self.model.now.split, self.model.now.buckets, strict=True)):
-            first, end = end, end + count
-            tails[stage, first, end] = self.tail_of(stage, first, end, buckets, bool(self.recompute[stage, first, end]))
-        return tails
+    def _cost(self, first: int) -> Floats:
+        """What the reduction of the layers from the first to before each later one takes, seconds."""
+        until = self._reduced_until
+        return np.asarray(self.model.reduce.fixed_s + until[first + 1 :] - until[first])
 
-    def tail_of(self, stage: int, first: int, end: int, buckets: tuple[int, ...], recompute: bool) -> float:
-        """The tail of these layers on that stage with these buckets, seconds."""
-        ready, gradients = self._ready_until(self._factor[stage], recompute), self._gradients_until
-        tail, behind = float(ready[end] - ready[first]), end
+    def tail_of(self, stage: int, end: int, buckets: Sequence[int], recompute: bool) -> float:
+        """The tail of the layers before an end on that stage, in these buckets, seconds."""
+        ready, tail, behind = self._ready_until(self._factor[stage], recompute), 0.0, end
         if self.model.replicas == 1:
-            return tail
-        tail = 0.0
+            return float(ready[end] - ready[end - sum(buckets)])
         for count in buckets:
-            begin = behind - count
-            began = max(tail, float(ready[end] - ready[begin]))
-            size = float(gradients[behind] - gradients[begin])
-            tail, behind = began + self.model.reduce.fixed_s + self.model.reduce.per_mb_s * size, begin
+            behind -= count
+            tail = max(tail, float(ready[end] - ready[behind])) + float(self._cost(behind)[count - 1])
         return tail
 
     def best_buckets(self, stage: int, first: int, end: int, recompute: bool) -> tuple[int, ...]:
         """The buckets of the shortest tail of these layers on that stage, from the last layer to the first."""
+        if self.model.space.buckets == "fixed":
+            return self.model.now.buckets[stage]
         if self.model.space.buckets == "one" or self.model.replicas == 1:
             return (end - first,)
-        ready, gradients, cost = (
-            self._ready_until(self._factor[stage], recompute),
-            self._gradients_until,
-            self.model.reduce,
-        )
-        tails = self._tails(np.array([end]), ready)[:, end]
-        tails[end] = 0.0
-        buckets = []
+        ready = self._ready_until(self._factor[stage], recompute)
+        tails, buckets = self._tails(np.array([end]), ready)[:, end], []
         while first < end:
-            run = slice(first + 1, end + 1)
-            began = np.maximum(tails[run], ready[end] - ready[first])
-            took = began + cost.fixed_s + cost.per_mb_s * (gradients[run] - gradients[first])
-            behind = first + len(took) - int(took[::-1].argmin())  # of equals, the longest bucket
-            buckets.append(behind - first)
-            first = behind
+            took = np.maximum(tails[first + 1 :], ready[end] - ready[first]) + self._cost(first)
+            size = len(took) - int(took[::-1].argmin())  # of equals, the longest bucket
+            buckets.append(size)
+            first += size
         return tuple(reversed(buckets))
 
 

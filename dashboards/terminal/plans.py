@@ -37,5 +37,5 @@ def print_optimum(found: Optimum, console: Console) -> None:
         console.print(section_table(Table("Front", heads, rows_of_front)))
     console.print()
     searched = f"{found.searched.replayed:,} of {found.searched.plans:,} plans replayed"
-    moves = [("Or", f"{move.title}: saves {seconds(move.saved_s)} a step") for move in found.moves]
+    moves = [("Or", f"{move.title}: saves {seconds(move.saved_s or 0.0)} a step") for move in found.moves]
     console.print(labelled([*moves, ("Searched", searched), *(("Note", note) for note in found.notes)]))

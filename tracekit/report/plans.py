@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from tracekit.report.conclusions import Fix
+
 
 class StepTimes(Struct, frozen=True):
     """Seconds: of the plan in use and of the best one, null if none fits."""
@@ -29,42 +31,27 @@ class PlanSettings(Struct, frozen=True):
     paste: dict[str, str]
 
 
-class OptimizedPlan(Struct, frozen=True):
-    """One plan. `memory_gb`: of the fullest stage, null if unknown; `bound_s`: nothing in the space is faster.
-    `buckets`: of each stage, how many layers each bucket holds, last layers first. `tied`: closer to the best plan than
-    the replay can tell apart.
+class FrontPlan(Struct, frozen=True, kw_only=True):
+    """A plan. `memory_gb`: of the fullest stage, null if unknown."""
+
+    memory_gb: float | None
+    step_time_s: float
+    split: list[int]
+    schedule: str
+    microbatches: int
+    recompute: list[bool]
+
+
+class OptimizedPlan(FrontPlan, frozen=True, kw_only=True):
+    """A plan of those found. `bound_s`: nothing in the space is faster. `buckets`: of each stage, how many layers each
+    bucket holds, last layers first. `tied`: closer to the best plan than the replay can tell apart.
     """
 
-    step_time_s: float
     saved_s: float
-    memory_gb: float | None
     bound_s: float
-    split: list[int]
-    schedule: str
-    microbatches: int
-    recompute: list[bool]
     buckets: list[list[int]]
     settings: PlanSettings
-    tied: bool = False
-
-
-class FrontPlan(Struct, frozen=True):
-    """A plan in use, or the fastest that needs no more than its memory; null if that is unknown."""
-
-    memory_gb: float | None
-    step_time_s: float
-    split: list[int]
-    schedule: str
-    microbatches: int
-    recompute: list[bool]
-
-
-class Move(Struct, frozen=True):
-    """A fix that changes the plan of a recorded job, as in its report. `kind`: of the fix."""
-
-    kind: str
-    title: str
-    saved_s: float
+    tied: bool
 
 
 class Searched(Struct, frozen=True):
@@ -92,7 +79,7 @@ class Optimum(Struct, frozen=True):
     now: FrontPlan
     error: float = 0.0
     notes: list[str] = []
-    moves: list[Move] = []
+    moves: list[Fix] = []
 
 
 class Line(Struct, frozen=True):
