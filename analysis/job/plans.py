@@ -40,7 +40,7 @@ def optimize_job(
     Raises TraceError for a job that is no pipeline of microbatches, or whose replay is not trusted.
     """
     if not isinstance(job, PipelineJob):
-        raise TraceError(f"{short(job.trace.name)}: {job.source} has no microbatches; plans need a pipeline trace")
+        raise TraceError(f"{short(job.trace.name)}: no pipeline of microbatches; plans need a pipeline trace")
     trust = report.trust
     if trust is not None and not trust.trustworthy:
         raise TraceError(

@@ -41,6 +41,17 @@ class Layer(Struct, frozen=True, kw_only=True):
     boundary_gb: _Amount | None = None
 
 
+def layers_of(takes_s: Floats, fixed_s: Floats, gradients_mb: Floats) -> tuple[Layer, ...]:
+    """Layers without figures of memory. `takes_s`: a sample's forward and backward in each, [2, layers]; `fixed_s`:
+    what any microbatch's take beyond that, [2].
+    """
+    forward_s, backward_s = fixed_s.tolist()
+    return tuple(
+        Layer(forward_s=(forward_s, forward), backward_s=(backward_s, backward), gradient_mb=size)
+        for forward, backward, size in zip(*takes_s.tolist(), gradients_mb.tolist(), strict=True)
+    )
+
+
 class Reduction(Struct, frozen=True):
     """Seconds that the reduction of a bucket takes."""
 

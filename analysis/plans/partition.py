@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from tracekit.analysis.graph.template import Template
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.plans.model import Layer, Plan, PlanModel, Reduction, Space
+from tracekit.analysis.plans.model import Plan, PlanModel, Reduction, Space, layers_of
 from tracekit.analysis.plans.search import search
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.kernel import Costs, replay_lanes
@@ -62,14 +62,10 @@ class StageModel(Struct, frozen=True, eq=False):
 
     def plan_model(self, microbatches: int, schedule: Schedule) -> PlanModel:
         """A search for the best split, all else as it is. A sample is a microbatch."""
-        stages = len(self.layers)
-        layers = tuple(
-            Layer(forward_s=(0.0, forward), backward_s=(0.0, backward), gradient_mb=0.0)
-            for forward, backward in zip(self.of_layers_s[0].tolist(), self.of_layers_s[-1].tolist(), strict=True)
-        )
+        stages, takes_s = len(self.layers), self.of_layers_s[[0, -1]]
         whole = tuple((count,) for count in self.layers)
         return PlanModel(
-            layers=layers,
+            layers=layers_of(takes_s, np.zeros(2), np.zeros(takes_s.shape[1])),
             stages=stages,
             replicas=1,
             samples=microbatches,

@@ -8,7 +8,7 @@ the cost of reductions of several sizes, neither; without layers, nothing moves 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -19,9 +19,8 @@ from tracekit.analysis.bubbles.asked import AskedSchedule
 from tracekit.analysis.bubbles.recorded import RecordedPipeline, recorded_pipelines
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
-from tracekit.analysis.evidence.transfers import traffic_of
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.plans.model import Layer, PlanModel, Reduction, Space
+from tracekit.analysis.plans.model import Plan, PlanModel, Reduction, Space, layers_of
 from tracekit.analysis.plans.partition import stage_model
 from tracekit.analysis.plans.search import timed
 from tracekit.analysis.plans.settings import buckets_of_size
@@ -38,6 +37,7 @@ FOLLOWS_GRADIENTS = "the backward of a layer takes as long as its share of the g
 NO_LAYERS = "layers of stages are not known (--layers), so no layer moves"
 NO_SIZES = "sizes of gradients were not recorded (`collect` does), so buckets stay as they are"
 ONE_SIZE = "reductions of one size: their fixed cost is unknown, so buckets stay as they are"
+ONE_RANK = "one data-parallel rank: no gradients are reduced"
 #: A model that takes longer than the recording by more than this does not describe the job.
 MOST_BEYOND = 0.02
 
@@ -47,7 +47,7 @@ class Gradients(Struct, frozen=True):
     each size of bucket; `bucket_cap_mb`: of DistributedDataParallel.
     """
 
-    bytes: list[list[int]]
+    bytes: list[list[Annotated[int, msgspec.Meta(gt=0)]]]
     reductions: list[tuple[float, float]] = []
     bucket_cap_mb: float = 25.0
 
@@ -61,62 +61,55 @@ class RecordedModel(Struct, frozen=True):
 
 
 def recorded_model(job: PipelineSubject, split: tuple[int, ...] | None, slowness: Floats) -> RecordedModel:
-    """The model of a job. `split`: the layers of each stage, None if unknown; `slowness`: of the slowest worker
-    of each stage.
+    """The model of a job. `split`: the layers of each stage, None if unknown; `slowness`: of each stage's worst worker.
 
     Raises TraceError for a job whose schedule or steps it does not describe.
     """
     assert job.profile is not None, "the job computes"
-    pipeline = _pipeline(job)
-    costs = replace(stage_model(job.profile.base_s, split or (1,) * job.stages), slowness=slowness)
-    plain = costs.plan_model(pipeline.order.microbatches, _schedule(pipeline))
-    if split is None:  # a stage is one layer
-        of_stages = zip(*job.profile.base_s.sum(axis=2)[[FORWARD, BACKWARD]].tolist(), strict=True)
-        plain = replace(plain, layers=tuple(_layer(*times) for times in of_stages))
-    plain = replace(plain, layers=_with_launches(plain, pipeline))
-    notes = [FOLLOWS_SIZE, *([] if split else [NO_LAYERS])]
-    pipelined, count = job.stages > 1, plain.now.microbatches
-    space = Space(
-        schedule=[plain.now.schedule, Schedule.ONE_F_ONE_B] if pipelined else "fixed",
-        microbatches=_counts(count) if pipelined else "fixed",
-        split="free" if split and pipelined else "fixed",
-        buckets="one",
+    pipeline, base_s = _pipeline(job), job.profile.base_s
+    schedule = _schedule(pipeline)
+    count, pipelined, gradients = pipeline.order.microbatches, job.stages > 1, _gradients(job)
+    sizes_mb = np.array([size / MB for stage in gradients.bytes for size in stage] if gradients else [])
+    notes, known = [FOLLOWS_SIZE], split is not None
+    takes_s = base_s.sum(axis=2) if split is None else stage_model(base_s, split).of_layers_s
+    if split is None and len(sizes_mb) and not pipelined:
+        takes_s, split = takes_s * sizes_mb / sizes_mb.sum(), (len(sizes_mb),)
+        notes.append(FOLLOWS_GRADIENTS)
+    elif split is None:
+        split = (1,) * job.stages
+        notes.append(NO_LAYERS)
+    fixed_s = np.median(pipeline.delay, axis=(1, 2, 3)).clip(0.0) * job.stages / sum(split)
+    reduced = _Reduced(Reduction(0.0, 0.0), tuple((each,) for each in split), NO_SIZES)
+    if len(job.dp_ranks) == 1:
+        reduced = replace(reduced, note=ONE_RANK)
+    elif gradients is not None and len(sizes_mb) == sum(split):
+        reduced = _reduced(gradients, sizes_mb, split) or replace(reduced, note=ONE_SIZE)
+    fitted = reduced.error is not None
+    model = PlanModel(
+        name=job.trace.name,
+        layers=layers_of(takes_s[[FORWARD, BACKWARD]], fixed_s, sizes_mb if fitted else np.zeros(sum(split))),
+        stages=job.stages,
+        replicas=len(job.dp_ranks) if fitted else 1,  # what is not fitted is part of the rest of the step
+        samples=count,
+        transfer_s=(float(np.median(pipeline.transfer)) if pipeline.transfer.size else 0.0, 0.0),
+        reduce=reduced.cost,
+        optimizer_s=0.0,
+        slowness=tuple(slowness.tolist()),
+        now=Plan(split, schedule, count, (False,) * job.stages, reduced.buckets),
+        space=Space(
+            schedule=[schedule, Schedule.ONE_F_ONE_B] if pipelined else "fixed",
+            microbatches=[each for each in (count // 2, count, 2 * count) if each] if pipelined else "fixed",
+            split="free" if known and pipelined else "fixed",
+            buckets="free" if fitted else "one",
+        ),
     )
-    transfer_s = float(np.median(pipeline.transfer)) if pipeline.transfer.size else 0.0
-    plain = replace(plain, name=job.trace.name, transfer_s=(transfer_s, 0.0), space=space)
-    return _calibrated(job, *_with_reductions(job, plain, notes))
-
-
-def _with_reductions(job: PipelineSubject, model: PlanModel, notes: list[str]) -> tuple[PlanModel, float, list[str]]:
-    """The model with its gradients and their reductions, the relative error of these, and notes on them."""
-    replicas, gradients = len(job.dp_ranks), _gradients(job)
-    if replicas == 1:
-        return model, 0.0, [*notes, "one data-parallel rank: no gradients are reduced"]
-    rings = traffic_of(job).rings
-    ring_s = float(np.nanmedian(np.nansum(rings, axis=1))) if np.isfinite(rings).any() else 0.0
-    measured = replace(model, replicas=replicas, reduce=Reduction(ring_s, 0.0))
-    sizes_mb = [size / MB for stage in gradients.bytes for size in stage] if gradients else []
-    if not gradients or (len(sizes_mb) != len(model.layers) and len(model.layers) > 1):
-        return measured, 0.0, [*notes, NO_SIZES]
-    layers = [replace(one, gradient_mb=size) for one, size in zip(model.layers, sizes_mb, strict=False)]
-    if len(model.layers) == 1:
-        layers = [_shared(model.layers[0], size, sum(sizes_mb)) for size in sizes_mb]
-        notes = [*notes, FOLLOWS_GRADIENTS]
-    now = replace(model.now, split=(len(layers),), buckets=((len(layers),),)) if job.stages == 1 else model.now
-    measured = replace(measured, layers=tuple(layers), now=now)
-    fitted = fitted_reduction(gradients.reductions)
-    if fitted is None:
-        return measured, 0.0, [*notes, ONE_SIZE]
-    reduction, error = fitted
-    parts = np.split(np.array(sizes_mb), np.cumsum(now.split)[:-1])
-    buckets = tuple(buckets_of_size(part.tolist(), gradients.bucket_cap_mb) for part in parts)
-    cost = f"a reduction takes {seconds(reduction.fixed_s)} and {seconds(reduction.per_mb_s)} a MiB, within {error:.1%}"
-    space = replace(model.space, buckets="free")
-    return replace(measured, reduce=reduction, now=replace(now, buckets=buckets), space=space), error, [*notes, cost]
+    return _calibrated(job, model, reduced.error or 0.0, [*notes, reduced.note])
 
 
 def _calibrated(job: PipelineSubject, model: PlanModel, fit_error: float, notes: list[str]) -> RecordedModel:
     """The model with what the recording takes beyond it as the optimizer's time. Raises TraceError if it takes less."""
+    if (problem := model.problem) is not None:
+        raise TraceError(f"{job.trace.name}: {problem}")
     modelled_s, recorded_s = timed(model, model.now).step_time_s, job.measured_s
     beyond = modelled_s / recorded_s - 1
     if beyond > MOST_BEYOND:
@@ -124,10 +117,11 @@ def _calibrated(job: PipelineSubject, model: PlanModel, fit_error: float, notes:
             f"{job.trace.name}: plans cannot be compared: by its computes, transfers and reductions, a step takes"
             f" {beyond:.1%} longer than recorded"
         )
-    contention = _contention(job) if model.space.buckets == "free" else 0.0
-    if contention > 0:
+    error = max(job.replay_error, fit_error, beyond)
+    if model.replicas > 1 and (contention := _contention(job)) > 0:
         notes = [*notes, f"a backward takes {contention:.1%} longer while gradients are reduced"]
-    error = max(job.replay_error, fit_error, beyond, contention * _backward_share(model, recorded_s))
+        backward_s = float(model.of_layers("backward_s", 1.0).sum()) / model.stages
+        error = max(error, contention * backward_s / recorded_s)
     return RecordedModel(replace(model, optimizer_s=max(recorded_s - modelled_s, 0.0)), error, tuple(notes))
 
 
@@ -147,41 +141,35 @@ def _schedule(pipeline: RecordedPipeline) -> Schedule:
     raise TraceError("plans are compared with 1F1B and GPipe; this pipeline computes in another order")
 
 
-def _counts(count: int) -> list[int]:
-    return [each for each in (count // 2, count, 2 * count) if each >= 1 and (2 * count) % each == 0]
-
-
-def _with_launches(model: PlanModel, pipeline: RecordedPipeline) -> tuple[Layer, ...]:
-    """The layers, each with its part of the usual launch delay of a compute, which does not depend on sizes."""
-    delays = np.median(pipeline.delay, axis=(1, 2, 3)).clip(0.0) * model.stages / len(model.layers)
-    forward_s, backward_s = float(delays[FORWARD]), float(delays[BACKWARD])
-    return tuple(
-        replace(one, forward_s=(forward_s, one.forward_s[1]), backward_s=(backward_s, one.backward_s[1]))
-        for one in model.layers
-    )
-
-
-def _layer(forward_s: float, backward_s: float) -> Layer:
-    """A layer that takes so long for a microbatch of the recording, which is one sample."""
-    return Layer(forward_s=(0.0, forward_s), backward_s=(0.0, backward_s), gradient_mb=0.0)
-
-
-def _shared(whole: Layer, size_mb: float, all_mb: float) -> Layer:
-    """The part of all layers that has so much of the gradients."""
-    share = size_mb / all_mb
-    return replace(_layer(whole.forward_s[1] * share, whole.backward_s[1] * share), gradient_mb=size_mb)
-
-
 def _gradients(job: PipelineSubject) -> Gradients | None:
-    recorded: Any = job.metadata.get("gradients")
     try:
-        return msgspec.convert(recorded, Gradients) if recorded else None
-    except msgspec.ValidationError:
+        return msgspec.convert(job.metadata.get("gradients"), Gradients)
+    except msgspec.ValidationError:  # none, or of another version
         return None
 
 
+class _Reduced(Struct, frozen=True):
+    """What reductions take, the buckets in use, and the relative error of the fit, None without one."""
+
+    cost: Reduction
+    buckets: tuple[tuple[int, ...], ...]
+    note: str
+    error: float | None = None
+
+
+def _reduced(gradients: Gradients, sizes_mb: Floats, split: tuple[int, ...]) -> _Reduced | None:
+    fitted = fitted_reduction(gradients.reductions)
+    if fitted is None:
+        return None
+    cost, error = fitted
+    parts = np.split(sizes_mb, np.cumsum(split)[:-1])
+    buckets = tuple(buckets_of_size(part.tolist(), gradients.bucket_cap_mb) for part in parts)
+    note = f"a reduction takes {seconds(cost.fixed_s)} and {seconds(cost.per_mb_s)} a MiB, within {error:.1%}"
+    return _Reduced(cost, buckets, note, error)
+
+
 def fitted_reduction(reductions: Sequence[tuple[float, float]]) -> tuple[Reduction, float] | None:
-    """The line a + b x MiB through reductions, and its relative error; None if their sizes are too close."""
+    """The line a + b x MiB through (bytes, seconds), and its relative error; None if the sizes are too close."""
     sizes, times = np.array([(size / MB, taken_s) for size, taken_s in reductions if taken_s > 0]).reshape(-1, 2).T
     if not len(sizes) or sizes.max() < SIZES_APART * sizes.min():
         return None
@@ -193,11 +181,6 @@ def fitted_reduction(reductions: Sequence[tuple[float, float]]) -> tuple[Reducti
 
 def _contention(job: PipelineSubject) -> float:
     """How much longer the last backward of a step takes, in which gradients are reduced, than the others, relative."""
-    profile = job.profile
-    position = profile.position[BACKWARD] if profile is not None else np.ones(1)
+    assert job.profile is not None, "the job computes"
+    position = job.profile.position[BACKWARD]
     return max(float(position[-1] / np.median(position[:-1])) - 1, 0.0) if len(position) > 1 else 0.0
-
-
-def _backward_share(model: PlanModel, recorded_s: float) -> float:
-    backward_s = float(model.of_layers("backward_s", model.samples / model.now.microbatches).sum())
-    return backward_s / model.stages / recorded_s

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.analysis.bubbles.simulated import random_lanes, zb_h1
+from tests.analysis.bubbles.simulated import trace as bubbles_trace
 from tests.handmade import run
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.analysis.job.plans import optimize_job
@@ -97,6 +99,8 @@ def test_plans_that_a_trace_cannot_show() -> None:
     interleaved = SynthSpec(Layout(dp=2, pp=2, vpp=2), schedule=Schedule.INTERLEAVED, steps=4)
     with pytest.raises(TraceError, match="another order"):
         _optimum(synthesize(interleaved))
+    with pytest.raises(TraceError, match="another order"):
+        _optimum(bubbles_trace(random_lanes(1, zb_h1(3, 6), ranks=2, steps=3)))
     with pytest.raises(SelectionError, match="buckets"):
         _optimum(synthesize(SPEC), keep=("buckets",))
 
