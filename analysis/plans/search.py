@@ -101,7 +101,7 @@ def search(model: PlanModel, memory_gb: float | None, *, most_parts: int = MOST_
     optimizer_s = model.optimizer_s
     least_s, dropped_s = kinds[0].least_s + optimizer_s, np.inf
     before_s, limit_s, rise = -np.inf, least_s * (1 + ROUNDING), FIRST_RISE
-    while before_s < min(best.step_s, dropped_s):
+    while before_s < min(best.step_s, dropped_s) or not best.entries:
         leaves = [
             kind.leaves(limit_s - optimizer_s, most_parts) for kind in kinds if kind.least_s + optimizer_s <= limit_s
         ]
