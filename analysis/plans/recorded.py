@@ -36,7 +36,7 @@ FOLLOWS_SIZE = "computes follow the size of microbatches; launches and transfers
 FOLLOWS_GRADIENTS = "the backward of a layer takes as long as its share of the gradients"
 NO_LAYERS = "layers of stages are not known (--layers), so no layer moves"
 NO_SIZES = "sizes of gradients were not recorded (`collect` does), so buckets stay as they are"
-ONE_SIZE = "reductions of one size: their fixed cost is unknown, so buckets stay as they are"
+ONE_SIZE = "reductions of one size (on CPUs, try `collect --buckets`): their fixed cost is unknown, so buckets stay"
 ONE_RANK = "one data-parallel rank: no gradients are reduced"
 #: A model that takes longer than the recording by more than this does not describe the job.
 MOST_BEYOND = 0.02
@@ -44,12 +44,13 @@ MOST_BEYOND = 0.02
 
 class Gradients(Struct, frozen=True):
     """What `collect` records of gradients. `bytes`: of each layer, by stage; `reductions`: bytes and mean seconds of
-    each size of bucket; `bucket_cap_mb`: of DistributedDataParallel.
+    each size of bucket; `bucket_cap_mb`, `first_bucket_mb`: when DistributedDataParallel closes a bucket.
     """
 
     bytes: list[list[Annotated[int, msgspec.Meta(gt=0)]]]
     reductions: list[tuple[float, float]] = []
     bucket_cap_mb: float = 25.0
+    first_bucket_mb: float = 1.0
 
 
 class RecordedModel(Struct, frozen=True):
@@ -163,7 +164,9 @@ def _reduced(gradients: Gradients, sizes_mb: Floats, split: tuple[int, ...]) -> 
         return None
     cost, error = fitted
     parts = np.split(sizes_mb, np.cumsum(split)[:-1])
-    buckets = tuple(buckets_of_size(part.tolist(), gradients.bucket_cap_mb) for part in parts)
+    buckets = tuple(
+        buckets_of_size(part.tolist(), gradients.bucket_cap_mb, gradients.first_bucket_mb) for part in parts
+    )
     note = f"a reduction takes {seconds(cost.fixed_s)} and {seconds(cost.per_mb_s)} a MiB, within {error:.1%}"
     return _Reduced(cost, buckets, note, error)
 

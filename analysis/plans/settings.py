@@ -21,15 +21,14 @@ from tracekit.trace.compute_order import Schedule
 _SIZES = 64
 #: Megatron-LM counts a bucket in gradients of full precision, bytes each.
 _BYTES = 4
-#: DistributedDataParallel closes its first bucket at this size, so that communication begins early, MB.
-FIRST_BUCKET_MB = 1.0
 
 
-def buckets_of_size(gradients_mb: Sequence[float], size_mb: float) -> tuple[int, ...]:
-    """How many layers each bucket holds if it is closed once it has `size_mb`. `gradients_mb`: of the layers, in order
-    of the model; buckets begin with the last.
+def buckets_of_size(gradients_mb: Sequence[float], size_mb: float, first_mb: float) -> tuple[int, ...]:
+    """How many layers each bucket holds if it is closed once it has `size_mb`, the first one once it has `first_mb`.
+
+    `gradients_mb`: of the layers, in order of the model; buckets begin with the last.
     """
-    buckets, layers, held, limit = [], 0, 0.0, min(FIRST_BUCKET_MB, size_mb)
+    buckets, layers, held, limit = [], 0, 0.0, first_mb
     for gradient in reversed(gradients_mb):
         layers, held = layers + 1, held + gradient
         if held >= limit:
@@ -73,7 +72,7 @@ def _best_size(model: PlanModel, plan: Plan) -> tuple[float, float]:
 
     def step_s(size_mb: float) -> float:
         tails = (
-            cells.tail_of(stage, end, buckets_of_size(of_stages[stage], size_mb), plan.recompute[stage])
+            cells.tail_of(stage, end, buckets_of_size(of_stages[stage], size_mb, size_mb), plan.recompute[stage])
             for stage, end in enumerate(ends.tolist())
         )
         return float(max(map(add, starts_s, tails)) + model.optimizer_s)

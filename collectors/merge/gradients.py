@@ -36,10 +36,12 @@ def gradient_figures(
         .join(groups, on=["rank", "peer"], how="left", maintain_order="left")
         .with_columns(all_there_ns=all_there_ns())
         .filter("data_parallel", ~pl.col("extra").is_in(on_host))
+        .sort("rank", "start_ns")  # a bucket waits for the one before
+        .with_columns(pl.max_horizontal("all_there_ns", pl.col("end_ns").shift(1).over("rank")))
         .group_by("extra")
         .agg(taken_s=(pl.col("end_ns") - pl.col("all_there_ns")).median() / 1e9, count=pl.len())
         .sort("count", "extra", descending=True)
         .head(_MOST_SIZES)
     )
     rows = reductions.select("extra", "taken_s").rows()
-    return {"gradients": {"bytes": sizes, "reductions": rows, "bucket_cap_mb": of_stage[0]["bucket_cap_mb"]}}
+    return {"gradients": {**of_stage[0], "bytes": sizes, "reductions": rows}}

@@ -28,8 +28,8 @@ from .wire_format import Category
 REDUCERS = "allreduce"
 BUCKETS = "the all-reduce ops of DistributedDataParallel"
 _HOOK = "ddp-buckets"
-#: What DistributedDataParallel puts into a bucket by default, bytes.
-DEFAULT_BUCKET = 25 << 20
+#: What DistributedDataParallel puts into a bucket by default, bytes, and into the first one, MiB.
+DEFAULT_BUCKET, DEFAULT_FIRST_MB = 25 << 20, 1.0
 #: The name of a parameter up to the number of its layer, as in "model.layers.3.mlp.weight".
 _NUMBERED = re.compile(r"(?:[^.\d][^.]*\.)*\d+(?=\.)")
 #: A guard under which operators bypass kernels registered for autograd.
@@ -68,9 +68,11 @@ class ReducerHooks:
         parameters = [one for _, one in named]
         of_layers = bytes_of_layers((name, one.nbytes) for name, one in named)
         cap_mb = getattr(ddp, "bucket_bytes_cap", DEFAULT_BUCKET) / (1 << 20)
-        self.session.recorder.fact("gradients", {"bytes": of_layers, "bucket_cap_mb": cap_mb})
+        first_mb = DEFAULT_FIRST_MB if getattr(ddp, "bucket_bytes_cap_default", True) else cap_mb
+        figures = {"bytes": of_layers, "bucket_cap_mb": cap_mb, "first_bucket_mb": first_mb}
+        self.session.recorder.fact("gradients", figures)
         device = self.session.device
-        if self.hooked or (device is not None and any(map(device.owns, parameters))):
+        if self.hooked or self.session.options.buckets or (device is not None and any(map(device.owns, parameters))):
             self.hook()
             return
         if not self._on_host:

@@ -126,7 +126,8 @@ def test_without_figures_of_memory_plans_are_compared_by_time_only() -> None:
     assert "by time only" in result.notes[-1]
 
 
-def test_buckets_of_one_size_begin_with_a_small_one() -> None:
-    assert buckets_of_size([5, 5, 5, 5, 0.5, 0.6], 9) == (2, 2, 2)
-    assert buckets_of_size([5, 5, 5], 100) == (1, 2)
-    assert buckets_of_size([0.1, 0.1], 0.05) == (1, 1)
+def test_buckets_of_one_size_can_begin_with_a_small_one() -> None:
+    assert buckets_of_size([5, 5, 5, 5, 0.5, 0.6], 9, 1) == (2, 2, 2)
+    assert buckets_of_size([5, 5, 5], 100, 1) == (1, 2)
+    assert buckets_of_size([5, 5, 5], 9, 9) == (2, 1)
+    assert buckets_of_size([0.1, 0.1], 0.05, 0.05) == (1, 1)

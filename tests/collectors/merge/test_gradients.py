@@ -22,7 +22,7 @@ def _recorded(late, *, gradients=True):
             groups=[GROUP],
         )
         if gradients:
-            one.facts["gradients"] = [{"bytes": [2 * MIB, 10 * MIB], "bucket_cap_mb": 5.0}]
+            one.facts["gradients"] = [{"bytes": [2 * MIB, 10 * MIB], "bucket_cap_mb": 5.0, "first_bucket_mb": 1.0}]
         ranks.append(one)
     return merged(*ranks).trace.metadata
 
