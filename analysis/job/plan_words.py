@@ -11,20 +11,21 @@ from tracekit.report.plans import OptimizedPlan, Optimum
 PLAN_HEADS = ("split", "step", "saves", "memory", "schedule", "microbatches", "recompute")
 
 
-def sentence(found: Optimum) -> str:
+def sentence(optimum: Optimum) -> str:
     """The answer in one sentence."""
-    now = seconds(found.step_time_s.now)
-    if not found.plans:
-        return f"{found.reason}; a step takes {now} now"
-    best = found.plans[0]
-    if found.nothing_to_gain:
+    now = seconds(optimum.step_time_s.now)
+    if not optimum.plans:
+        return f"{optimum.reason}; a step takes {now} now"
+    best = optimum.plans[0]
+    if optimum.nothing_to_gain:
         return f"Nothing to gain: a step takes {now}, and no plan takes less than {seconds(best.bound_s)}"
     proof = "no plan is faster"
     if best.bound_s < best.step_time_s:
         proof = f"no plan takes less than {seconds(best.bound_s)}"
-    tied = sum(plan.tied for plan in found.plans)
-    close = f"; {tied} plans are within the error of the replay, {found.error:.1%}" if tied > 1 and found.error else ""
-    return f"The best plan takes {seconds(best.step_time_s)} a step instead of {now}; {proof}{close}"
+    tied = sum(plan.tied for plan in optimum.plans)
+    if tied > 1 and optimum.error:
+        proof += f"; {tied} plans are within the error of the replay, {optimum.error:.1%}"
+    return f"The best plan takes {seconds(best.step_time_s)} a step instead of {now}; {proof}"
 
 
 def in_gb(memory_gb: float | None) -> str:
@@ -46,6 +47,6 @@ def plan_row(plan: OptimizedPlan) -> tuple[str, ...]:
     )
 
 
-def settings_words(found: Optimum) -> list[str]:
+def settings_words(optimum: Optimum) -> list[str]:
     """The settings of the best plan, a line a framework."""
-    return [f"{name}: {words}" for plan in found.plans[:1] for name, words in plan.settings.paste.items()]
+    return [f"{name}: {words}" for plan in optimum.plans[:1] for name, words in plan.settings.paste.items()]

@@ -15,8 +15,8 @@ from tracekit.analysis.evidence.workers import worker_factor
 from tracekit.analysis.fixes.layers import layers_of
 from tracekit.analysis.job.job import Job
 from tracekit.analysis.job.pipeline import PipelineJob
+from tracekit.analysis.plans.from_recording import recorded_model
 from tracekit.analysis.plans.optimize import optimize
-from tracekit.analysis.plans.recorded import recorded_model
 from tracekit.base.errors import TraceError
 from tracekit.base.text import short
 from tracekit.report.plans import Optimum
@@ -53,6 +53,6 @@ def optimize_job(
     recorded = recorded_model(subject, layers_of(job.trace, layers), slowness)
     model = recorded.model
     fixed = replace(model.space, **dict.fromkeys(keep, "fixed"))
-    found = optimize(replace(model, space=fixed, memory_gb=memory_gb), error=recorded.error, notes=recorded.notes)
+    optimum = optimize(replace(model, space=fixed, memory_gb=memory_gb), error=recorded.error, notes=recorded.notes)
     moves = [fix for fix in report.fixes if fix.kind in MOVES and fix.saved_s]
-    return replace(found, moves=moves)
+    return replace(optimum, moves=moves)

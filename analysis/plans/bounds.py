@@ -33,7 +33,7 @@ class Leaves(Struct, frozen=True, eq=False):
     dropped_s: float
 
 
-class Parts(Struct, frozen=True, eq=False):
+class FirstStages(Struct, frozen=True, eq=False):
     """First stages of plans, [parts]. `ends`: where each stage ends, [parts, stages so far]. `finish_s`: from the start
     of the last backward of the last of these stages to the end of them all. `bound_s`: of all plans that begin so.
     """
@@ -43,9 +43,10 @@ class Parts(Struct, frozen=True, eq=False):
     longest_forward_s: Floats
     bound_s: Floats
 
-    def only(self, chosen: npt.NDArray[np.bool_] | Ints) -> Parts:
+    def only(self, chosen: npt.NDArray[np.bool_] | Ints) -> FirstStages:
         """Some of the parts."""
-        return Parts(self.ends[chosen], self.finish_s[chosen], self.longest_forward_s[chosen], self.bound_s[chosen])
+        ends, finish_s, longest_s = self.ends[chosen], self.finish_s[chosen], self.longest_forward_s[chosen]
+        return FirstStages(ends, finish_s, longest_s, self.bound_s[chosen])
 
 
 class Bounds(Struct, frozen=True, eq=False, dict=True):
@@ -101,8 +102,8 @@ class Bounds(Struct, frozen=True, eq=False, dict=True):
         return float(self._extended(self._nothing, 0, np.inf).bound_s.min(initial=np.inf))
 
     @property
-    def _nothing(self) -> Parts:
-        return Parts(np.zeros((1, 0), np.int64), np.full(1, -np.inf), np.zeros(1), np.full(1, -np.inf))
+    def _nothing(self) -> FirstStages:
+        return FirstStages(np.zeros((1, 0), np.int64), np.full(1, -np.inf), np.zeros(1), np.full(1, -np.inf))
 
     def leaves(self, limit_s: float, most_parts: int) -> Leaves:
         """All splits with a bound of at most `limit_s`; beyond `most_parts` first stages, those of the least bounds."""
@@ -115,14 +116,14 @@ class Bounds(Struct, frozen=True, eq=False, dict=True):
             if not pieces:
                 return Leaves(np.zeros((0, self.cells.model.stages), np.int64), np.empty(0), dropped_s)
             names = ("ends", "finish_s", "longest_forward_s", "bound_s")
-            parts = Parts(*(np.concatenate([getattr(piece, name) for piece in pieces]) for name in names))
+            parts = FirstStages(*(np.concatenate([getattr(piece, name) for piece in pieces]) for name in names))
             if len(parts.bound_s) > most_parts:
                 best = np.argpartition(parts.bound_s, most_parts)
                 dropped_s = min(dropped_s, float(parts.bound_s[best[most_parts:]].min()))
                 parts = parts.only(best[:most_parts])
         return Leaves(np.diff(parts.ends, axis=1, prepend=0), parts.bound_s, dropped_s)
 
-    def _extended(self, parts: Parts, stage: int, limit_s: float) -> Parts:
+    def _extended(self, parts: FirstStages, stage: int, limit_s: float) -> FirstStages:
         """The parts with one more stage, in all ways whose bound is within the limit."""
         cells = self.cells
         first = parts.ends[:, -1] if stage else np.zeros(len(parts.bound_s), np.int64)
@@ -138,4 +139,4 @@ class Bounds(Struct, frozen=True, eq=False, dict=True):
         bound = np.maximum(np.maximum(parts.bound_s[part], start + finish), np.maximum(through, stayed[stage + 1, end]))
         chosen = np.flatnonzero(bound <= limit_s)
         ends = np.concatenate([parts.ends[part[chosen]], end[chosen, None]], axis=1)
-        return Parts(ends, finish[chosen], longest[chosen], bound[chosen])
+        return FirstStages(ends, finish[chosen], longest[chosen], bound[chosen])

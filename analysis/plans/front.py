@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from tracekit.analysis.plans.best_plans import SearchResult, TimedPlan, search
 from tracekit.analysis.plans.model import PlanModel
-from tracekit.analysis.plans.search import Found, TimedPlan, search
 from tracekit.analysis.plans.stages import Stages
 
 #: Sizes of memory that are tried.
@@ -35,7 +35,7 @@ def _least_of_kind(cells: Stages) -> float:
     return float(least[0])
 
 
-def front(model: PlanModel, best: Found) -> list[TimedPlan]:
+def front(model: PlanModel, best: SearchResult) -> list[TimedPlan]:
     """The fastest plans by memory; none if memory is unknown. `best`: what was found within the limit of the model."""
     if not model.knows_memory:
         return []
@@ -43,9 +43,10 @@ def front(model: PlanModel, best: Found) -> list[TimedPlan]:
     least, most = least_memory_gb(model), fastest[0].memory_gb
     assert most is not None, "memory is known"
     limits = np.linspace(least, most, LIMITS, endpoint=False)
-    found = [*fastest, *best.plans[:1], *(plan for limit in limits for plan in search(model, float(limit)).plans[:1])]
+    within = [plan for limit in limits.tolist() for plan in search(model, limit).plans[:1]]
+    candidates = [*fastest, *best.plans[:1], *within]
     points: list[TimedPlan] = []
-    for plan in sorted(found, key=lambda plan: (plan.memory_gb or 0.0, plan.step_time_s)):
+    for plan in sorted(candidates, key=lambda plan: (plan.memory_gb or 0.0, plan.step_time_s)):
         if not points or plan.step_time_s < points[-1].step_time_s:
             points.append(plan)
     return points

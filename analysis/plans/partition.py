@@ -13,8 +13,8 @@ from msgspec import Struct
 
 from tracekit.analysis.graph.template import Template
 from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.plans.best_plans import search
 from tracekit.analysis.plans.model import Plan, PlanModel, Reduction, Space, layers_of
-from tracekit.analysis.plans.search import search
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.kernel import Costs, replay_lanes
 from tracekit.trace.compute_order import Schedule
@@ -151,6 +151,6 @@ def best_split(model: StageModel, lane: OneLane) -> tuple[int, ...]:
     and exchanges more than activations.
     """
     plain = model.plan_model(lane.microbatches, Schedule.ONE_F_ONE_B)
-    found = [] if plain.problem else search(plain, None, most_parts=_PARTS).plans
-    splits = [model.layers, *(each.plan.split for each in found)]
+    candidates = [] if plain.problem else search(plain, None, most_parts=_PARTS).plans
+    splits = [model.layers, *(each.plan.split for each in candidates)]
     return min(splits, key=lambda layers: lane.step_s(model.chunk_s(layers) * model.slowness[None, :, None]))

@@ -34,8 +34,8 @@ def last_backwards(stages: Stages, splits: Ints) -> Floats:
     forward_s, backward_s = (takes[stage, ends - splits, ends].T for takes in (stages.forward_s, stages.backward_s))
     start_s: Floats = np.empty(forward_s.shape)
     for begin in range(0, len(splits), _AT_ONCE):
-        some = slice(begin, begin + _AT_ONCE)
-        start_s[:, some] = _last_backwards(stages, forward_s[:, some], backward_s[:, some])
+        chunk = slice(begin, begin + _AT_ONCE)
+        start_s[:, chunk] = _last_backwards(stages, forward_s[:, chunk], backward_s[:, chunk])
     return start_s
 
 

@@ -27,14 +27,14 @@ _FREEDOM = 30
 _LARGEST = 1e9
 
 
-class Runs(Struct, frozen=True, eq=False):
+class WholeRuns(Struct, frozen=True, eq=False):
     """Step times, seconds, of runs with so many microbatches: the median of each count, [counts]."""
 
     microbatches: Floats
     step_time_s: Floats
 
     @classmethod
-    def read(cls, path: Path) -> Runs:
+    def read(cls, path: Path) -> WholeRuns:
         """Read a file. Raises FormatError if it has no such columns, or runs of fewer than two counts."""
         try:
             with path.open(newline="", encoding="utf-8-sig") as file:
@@ -72,10 +72,10 @@ class Runs(Struct, frozen=True, eq=False):
         relative = math.sqrt((off + _FREEDOM * OFF_THE_LINE**2) / (freedom + _FREEDOM))
         times = []
         for count in counts:
-            at = np.array([count, 1.0])
-            value = float(at @ np.array([a, b]))
+            row = np.array([count, 1.0])
+            value = float(row @ np.array([a, b]))
             error = (
-                relative * math.sqrt(float(at @ inverse @ at) + value**2) * student_beyond(0.025, freedom + _FREEDOM)
+                relative * math.sqrt(float(row @ inverse @ row) + value**2) * student_beyond(0.025, freedom + _FREEDOM)
             )
             times.append(RunOfMicrobatches(count, Interval(value, max(value - error, 0.0), value + error)))
         return RunLine(Line(float(a), float(b)), times)

@@ -11,9 +11,9 @@ from operator import add
 
 import numpy as np
 
+from tracekit.analysis.plans.best_plans import TimedPlan, cells_of
 from tracekit.analysis.plans.model import Plan, PlanModel
 from tracekit.analysis.plans.replay import last_backwards
-from tracekit.analysis.plans.search import TimedPlan, cells_of
 from tracekit.report.plans import PlanSettings
 from tracekit.trace.compute_order import Schedule
 

@@ -80,15 +80,15 @@ class Stages(Struct, frozen=True, eq=False, dict=True):
         held = np.full(stages, self.microbatches)
         if self.schedule is Schedule.ONE_F_ONE_B:
             held = np.minimum(held, stages - np.arange(stages))
-        state, kept, boundary = (
+        state, activations, boundary = (
             _between(_until(model.of_layers(name))) for name in ("state_gb", "activation_gb", "boundary_gb")
         )
         held_samples = (held * self.samples)[:, None, None]
-        activation, largest = model.of_layers("activation_gb"), np.zeros_like(kept)
+        activation, largest = model.of_layers("activation_gb"), np.zeros_like(activations)
         for first in range(len(activation)):
             largest[first, first + 1 :] = np.maximum.accumulate(activation[first:])
         again = boundary * held_samples + largest * self.samples
-        return np.stack([state + kept * held_samples, state + again])
+        return np.stack([state + activations * held_samples, state + again])
 
     @cached_property
     def recompute(self) -> _Bools:

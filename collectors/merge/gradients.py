@@ -1,6 +1,6 @@
 """Sizes of gradients and what their reductions take, for `tracekit optimize`.
 
-In: the facts and collectives of an attempt. Out: metadata that `analysis/plans/recorded.py` reads.
+In: the facts and collectives of an attempt. Out: metadata that `analysis/plans/from_recording.py` reads.
 """
 
 from __future__ import annotations

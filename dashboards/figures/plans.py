@@ -14,16 +14,17 @@ if TYPE_CHECKING:
     from tracekit.dashboards.figures.theme import Theme
 
 
-def plan_front(found: Optimum, theme: Theme) -> go.Figure:
+def plan_front(optimum: Optimum, theme: Theme) -> go.Figure:
     """The fastest plans by memory or, if that is unknown, by microbatches; the plan in use; the bound."""
-    plans: Sequence[FrontPlan | OptimizedPlan] = found.front or sorted(found.plans, key=_across)
-    memory = found.now.memory_gb is not None
+    plans: Sequence[FrontPlan | OptimizedPlan] = optimum.front or sorted(optimum.plans, key=_across)
+    memory = optimum.now.memory_gb is not None
     drawn = figure(theme, x="memory of the fullest stage, GB" if memory else "microbatches", y="step, ms", legend=True)
-    bound_s = min(plan.bound_s for plan in found.plans)
-    ends = [_across(plan) for plan in (*plans, found.now)]
+    bound_s = min(plan.bound_s for plan in optimum.plans)
+    now = optimum.now
+    ends = [_across(plan) for plan in (*plans, now)]
     for name, points, mode, colour in (
         ("fastest plans", [(_across(plan), plan.step_time_s, _words(plan)) for plan in plans], "markers", theme.ideal),
-        ("plan in use", [(_across(found.now), found.now.step_time_s, _words(found.now))], "markers", theme.recorded),
+        ("plan in use", [(_across(now), now.step_time_s, _words(now))], "markers", theme.recorded),
         ("bound", [(end, bound_s, "no plan is faster") for end in (min(ends), max(ends))], "lines", theme.dimmed),
     ):
         drawn.add_scatter(

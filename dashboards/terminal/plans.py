@@ -15,27 +15,27 @@ from tracekit.report.plans import Optimum
 from tracekit.report.section import Table
 
 
-def print_optimum(found: Optimum, console: Console) -> None:
+def print_optimum(optimum: Optimum, console: Console) -> None:
     """Print the answer, the plans, the settings of the best one, and the front."""
-    console.print(Text(sentence(found)))
-    if found.plans:
+    console.print(Text(sentence(optimum)))
+    if optimum.plans:
         console.print()
-        console.print(section_table(Table("Plans", PLAN_HEADS, tuple(map(plan_row, found.plans)))))
-        buckets = "; ".join(",".join(map(str, stage)) for stage in found.plans[0].buckets)
+        console.print(section_table(Table("Plans", PLAN_HEADS, tuple(map(plan_row, optimum.plans)))))
+        buckets = "; ".join(",".join(map(str, stage)) for stage in optimum.plans[0].buckets)
         rows = [("Buckets", f"{buckets} (layers of each, last first, by stage)")]
-        rows += list(found.plans[0].settings.paste.items())
+        rows += list(optimum.plans[0].settings.paste.items())
         console.print()
         console.print(labelled(rows))
-    if found.front:
+    if optimum.front:
         console.print()
         rows_of_front = tuple(
             (in_gb(plan.memory_gb), seconds(plan.step_time_s), ",".join(map(str, plan.split)), plan.schedule,
              str(plan.microbatches))
-            for plan in found.front
+            for plan in optimum.front
         )  # fmt: skip
         heads = ("memory", "step", "split", "schedule", "microbatches")
         console.print(section_table(Table("Front", heads, rows_of_front)))
     console.print()
-    searched = f"{found.searched.replayed:,} of {found.searched.plans:,} plans replayed"
-    moves = [("Or", f"{move.title}: saves {seconds(move.saved_s or 0.0)} a step") for move in found.moves]
-    console.print(labelled([*moves, ("Searched", searched), *(("Note", note) for note in found.notes)]))
+    searched = f"{optimum.searched.replayed:,} of {optimum.searched.plans:,} plans replayed"
+    moves = [("Or", f"{move.title}: saves {seconds(move.saved_s or 0.0)} a step") for move in optimum.moves]
+    console.print(labelled([*moves, ("Searched", searched), *(("Note", note) for note in optimum.notes)]))

@@ -52,32 +52,32 @@ def optimize_command(
     if runs is not None:
         return _runs(runs, counts or "", as_json=as_json)
     if model is None:
-        found = _of_job(source, memory_gb, keep, parse_layers(layers))
+        optimum = _of_job(source, memory_gb, keep, parse_layers(layers))
     else:
-        found = _of_model(model, memory_gb, keep)
+        optimum = _of_model(model, memory_gb, keep)
     if as_json:
-        click.echo(msgspec.json.encode(found))
+        click.echo(msgspec.json.encode(optimum))
     else:
         from tracekit.dashboards.terminal.plans import print_optimum
 
-        print_optimum(found, console())
+        print_optimum(optimum, console())
     return ExitCode.DONE
 
 
 def _runs(runs: Path, counts: str, *, as_json: bool) -> int:
-    from tracekit.analysis.plans.runs import Runs
+    from tracekit.analysis.plans.runs import WholeRuns
     from tracekit.base.text import seconds
 
     asked = [int(text) if text.strip().isdecimal() else 0 for text in counts.split(",")]
     if not all(0 < count <= 1 << 20 for count in asked):
         raise SelectionError(f"--microbatches {counts!r:.100}; expected whole numbers from 1, such as 24,56")
-    found = Runs.read(runs).line(asked)
+    result = WholeRuns.read(runs).line(asked)
     if as_json:
-        click.echo(msgspec.json.encode(found))
+        click.echo(msgspec.json.encode(result))
         return ExitCode.DONE
-    line = found.line
+    line = result.line
     click.echo(f"A microbatch takes {seconds(line.per_microbatch_s)}, the rest of a step {seconds(line.fixed_s)}")
-    for each in found.microbatches:
+    for each in result.microbatches:
         step = each.step_time_s
         click.echo(f"  {each.microbatches} microbatches: {seconds(step.value)} a step"
                    f" ({seconds(step.low)} to {seconds(step.high)})")  # fmt: skip

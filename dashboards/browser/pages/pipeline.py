@@ -72,18 +72,18 @@ def _best_plans(stored: Stored) -> list[Component]:
     """The best plans of the job, or why there are none."""
     assert stored.report is not None
     try:
-        found = optimize_job(results().job(stored.name), stored.report)
+        optimum = optimize_job(results().job(stored.name), stored.report)
     except TracekitError as error:
         return [panel("The best plan", note(str(error)))]
-    table = pl.DataFrame([plan_row(plan) for plan in found.plans], PLAN_HEADS, orient="row")
+    table = pl.DataFrame([plan_row(plan) for plan in optimum.plans], PLAN_HEADS, orient="row")
     return [
         figure_panel(
-            "The best plan", plan_front(found, viewer().theme), label=sentence(found), table=table, id="plans"
+            "The best plan", plan_front(optimum, viewer().theme), label=sentence(optimum), table=table, id="plans"
         ),
         panel(
             "Plans",
-            note(sentence(found)),
-            html.Ul([html.Li(words) for words in (*settings_words(found), *found.notes)]),
+            note(sentence(optimum)),
+            html.Ul([html.Li(words) for words in (*settings_words(optimum), *optimum.notes)]),
         ),
     ]
 

@@ -1,7 +1,7 @@
 """The best plan of a space, proven: whole splits are replayed in the order of their bounds until none is left below.
 
-In: a `PlanModel`. Out: `Found`. Schedules and numbers of microbatches are searched side by side. Only splits whose
-bound is within a limit are made, and the limit rises until the best replayed plan is within it.
+In: a `PlanModel`. Out: `SearchResult`. Schedules and numbers of microbatches are searched side by side. Only splits
+whose bound is within a limit are made, and the limit rises until the best replayed plan is within it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TimedPlan(Struct, frozen=True):
     memory_gb: float | None
 
 
-class Found(Struct, frozen=True):
+class SearchResult(Struct, frozen=True):
     """The best plans, best first, none if nothing fits. `bound_s`: nothing is faster. `replayed`: how many plans."""
 
     plans: list[TimedPlan]
@@ -93,11 +93,11 @@ def kinds_of(model: PlanModel, memory_gb: float | None) -> list[Bounds]:
     return sorted((kind for kind in kinds if np.isfinite(kind.least_s)), key=lambda kind: kind.least_s)
 
 
-def search(model: PlanModel, memory_gb: float | None, *, most_parts: int = MOST_PARTS) -> Found:
+def search(model: PlanModel, memory_gb: float | None, *, most_parts: int = MOST_PARTS) -> SearchResult:
     """Find the best plan that fits into so much memory, None for no limit. `most_parts`: see `Bounds.leaves`."""
     kinds, best = kinds_of(model, memory_gb), _Best()
     if not kinds:
-        return Found([], None, 0)
+        return SearchResult([], None, 0)
     optimizer_s = model.optimizer_s
     least_s, dropped_s = kinds[0].least_s + optimizer_s, np.inf
     before_s, limit_s, rise = -np.inf, least_s * (1 + ROUNDING), FIRST_RISE
@@ -116,7 +116,7 @@ def search(model: PlanModel, memory_gb: float | None, *, most_parts: int = MOST_
             break
     _look_aside(kinds, best, most_parts)
     plans = [_timed(kinds[kind].cells, split, time_s) for time_s, kind, split in best.entries]
-    return Found(plans, min(best.step_s, dropped_s), best.replayed)
+    return SearchResult(plans, min(best.step_s, dropped_s), best.replayed)
 
 
 def _look_aside(kinds: list[Bounds], best: _Best, most_parts: int) -> None:

@@ -20,9 +20,9 @@ from tracekit.analysis.bubbles.recorded import RecordedPipeline, recorded_pipeli
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.plans.best_plans import timed
 from tracekit.analysis.plans.model import Plan, PlanModel, Reduction, Space, layers_of
 from tracekit.analysis.plans.partition import stage_model
-from tracekit.analysis.plans.search import timed
 from tracekit.analysis.plans.settings import buckets_of_size
 from tracekit.base.errors import TraceError
 from tracekit.base.text import seconds
@@ -71,7 +71,7 @@ def recorded_model(job: PipelineSubject, split: tuple[int, ...] | None, slowness
     schedule = _schedule(pipeline)
     count, pipelined, gradients = pipeline.order.microbatches, job.stages > 1, _gradients(job)
     sizes_mb = np.array([size / MB for stage in gradients.bytes for size in stage] if gradients else [])
-    notes, known = [FOLLOWS_SIZE], split is not None
+    notes, moves = [FOLLOWS_SIZE], split is not None and pipelined
     takes_s = base_s.sum(axis=2) if split is None else stage_model(base_s, split).of_layers_s
     if split is None and len(sizes_mb) and not pipelined:
         takes_s, split = takes_s * sizes_mb / sizes_mb.sum(), (len(sizes_mb),)
@@ -100,7 +100,7 @@ def recorded_model(job: PipelineSubject, split: tuple[int, ...] | None, slowness
         space=Space(
             schedule=[schedule, Schedule.ONE_F_ONE_B] if pipelined else "fixed",
             microbatches=[each for each in (count // 2, count, 2 * count) if each] if pipelined else "fixed",
-            split="free" if known and pipelined else "fixed",
+            split="free" if moves else "fixed",
             buckets="free" if fitted else "one",
         ),
     )

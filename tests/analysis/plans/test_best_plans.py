@@ -8,16 +8,16 @@ import msgspec
 import pytest
 
 from tests.analysis.plans.simulator import best_buckets, best_of_all, draw, memory_gb, step_time_s
+from tracekit.analysis.plans.best_plans import SearchResult, search, space_size, timed
 from tracekit.analysis.plans.model import PlanModel
 from tracekit.analysis.plans.optimize import optimize
-from tracekit.analysis.plans.search import Found, search, space_size, timed
 from tracekit.analysis.plans.settings import buckets_of_size
 
 #: Layers, stages and memory over that of the plan in use, of drawn spaces.
 SIZES = [(6, 1, None), (6, 2, 0.85), (7, 3, 0.7), (6, 4, 1.0), (7, 4, 0.85), (5, 2, None)]
 
 
-def _found(model: dict[str, Any]) -> tuple[PlanModel, Found]:
+def _found(model: dict[str, Any]) -> tuple[PlanModel, SearchResult]:
     read = msgspec.convert(model, PlanModel)
     assert read.problem is None
     return read, search(read, read.memory_gb)
