@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -149,3 +150,14 @@ def test_the_terminal_says_what_to_do(tmp_path: Path) -> None:
     out = run("optimize", "--model", tmp_path / "model.json").out
     for words in ("The best plan takes", "no plan is faster", "bucket_cap_mb=", "Megatron", "plans replayed"):
         assert words in out
+
+
+@pytest.mark.parametrize("option", ["--model", "--runs"])
+def test_what_is_no_file_is_refused(option: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "text").write_bytes(b"\xff\xfe")
+    more = ["--microbatches", "48"] if option == "--runs" else []
+    for name in ("pipe", "text", "missing", "."):
+        ran = run("optimize", option, tmp_path / name, *more)
+        assert ran.code == 2
+        assert ran.err.count("\n") == 1

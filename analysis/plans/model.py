@@ -5,6 +5,7 @@ In: a JSON file, or what a recording shows. Out: a `PlanModel`, checked.
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -27,6 +28,17 @@ _Microbatches = Annotated[int, msgspec.Meta(ge=1, le=1 << 14)]
 #: Seconds that a microbatch of s samples takes: the first + the second x s.
 _Line = tuple[_Amount, _Amount]
 Fixed = Literal["fixed"]
+
+
+def content_of(path: Path) -> bytes:
+    """The content of a file. Raises FormatError if it is none, cannot be read, or is too large."""
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST_FILE:
+            raise FormatError(f"{path}: expected a file of at most {_LARGEST_FILE >> 20} MiB")
+        return path.read_bytes()
+    except OSError as error:
+        raise FormatError(f"{path}: cannot be read: {error.strerror or error}; check the path") from None
 
 
 class Layer(Struct, frozen=True, kw_only=True):
@@ -104,11 +116,7 @@ class PlanModel(Struct, frozen=True, kw_only=True, dict=True):
     def read(cls, path: Path) -> PlanModel:
         """Read a model file. Raises FormatError if it is none, or contradicts itself."""
         try:
-            if path.stat().st_size > _LARGEST_FILE:
-                raise FormatError(f"{path}: larger than {_LARGEST_FILE >> 20} MiB; a model file has a row per layer")
-            model = msgspec.json.decode(path.read_bytes(), type=cls)
-        except OSError as error:
-            raise FormatError(f"{path}: cannot be read: {error.strerror or error}; check the path") from None
+            model = msgspec.json.decode(content_of(path), type=cls)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise FormatError(f"{path}: {error}; expected a model file (docs/plans.md)") from None
         if problem := model.problem:

@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.student import student_beyond
+from tracekit.analysis.plans.model import content_of
 from tracekit.base.errors import FormatError
 from tracekit.report.plans import Interval, Line, RunLine, RunOfMicrobatches
 
@@ -37,10 +38,9 @@ class WholeRuns(Struct, frozen=True, eq=False):
     def read(cls, path: Path) -> WholeRuns:
         """Read a file. Raises FormatError if it has no such columns, or runs of fewer than two counts."""
         try:
-            with path.open(newline="", encoding="utf-8-sig") as file:
-                rows = list(csv.DictReader(file))
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise FormatError(f"{path}: cannot be read: {error}; expected a CSV file") from None
+            rows = list(csv.DictReader(content_of(path).decode("utf-8-sig").splitlines()))
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise FormatError(f"{path}: {error}; expected a CSV file") from None
         by_count: dict[float, list[float]] = {}
         for number, row in enumerate(rows, 2):
             values = [row.get(name) for name in ("microbatches", "step_time_s")]
