@@ -22,7 +22,7 @@ from tracekit.analysis.plans.stages import Stages
 from tracekit.trace.compute_order import Schedule
 
 #: First stages that are extended together, and those that a search keeps at most: with more, it is not complete.
-_TOGETHER, MOST_PARTS = 1 << 13, 1 << 19
+_TOGETHER, MOST_PARTS = 1 << 13, 1 << 17
 
 
 class Leaves(Struct, frozen=True, eq=False):

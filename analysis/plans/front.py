@@ -1,7 +1,7 @@
 """The fastest plan at each size of memory.
 
-In: a `PlanModel`. Out: plans, smallest first; each is faster than all that need less. Every plan is the proven best
-within some limit; limits are spread evenly between the least memory of any plan and that of the fastest one.
+In: a `PlanModel`. Out: plans, smallest first; each is faster than all that need less. Every plan is the best within
+some limit that a search of limited size finds; limits are spread evenly between the least memory of any plan and that of the fastest one.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from tracekit.analysis.plans.stages import Stages
 
 #: Sizes of memory that are tried.
 LIMITS = 12
+#: First stages of plans that each search keeps at most: a front need not be proven to the last percent.
+_PARTS = 1 << 14
 
 
 def least_memory_gb(model: PlanModel) -> float:
@@ -39,11 +41,11 @@ def front(model: PlanModel, best: SearchResult) -> list[TimedPlan]:
     """The fastest plans by memory; none if memory is unknown. `best`: what was found within the limit of the model."""
     if not model.knows_memory:
         return []
-    fastest = search(model, None).plans[:1]
+    fastest = search(model, None, most_parts=_PARTS).plans[:1]
     least, most = least_memory_gb(model), fastest[0].memory_gb
     assert most is not None, "memory is known"
     limits = np.linspace(least, most, LIMITS, endpoint=False)
-    within = [plan for limit in limits.tolist() for plan in search(model, limit).plans[:1]]
+    within = [plan for limit in limits.tolist() for plan in search(model, limit, most_parts=_PARTS).plans[:1]]
     candidates = [*fastest, *best.plans[:1], *within]
     points: list[TimedPlan] = []
     for plan in sorted(candidates, key=lambda plan: (plan.memory_gb or 0.0, plan.step_time_s)):
