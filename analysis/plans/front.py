@@ -1,7 +1,8 @@
 """The fastest plan at each size of memory.
 
-In: a `PlanModel`. Out: plans, smallest first; each is faster than all that need less. Every plan is the best within
-some limit that a search of limited size finds; limits are spread evenly between the least memory of any plan and that of the fastest one.
+In: a `PlanModel`. Out: plans, smallest first; each is faster than all that need less. Each is the best within
+some limit that a search of limited size finds. Limits are spread evenly between the least memory of any plan and that
+of the fastest one.
 """
 
 from __future__ import annotations
