@@ -17,6 +17,7 @@ import msgspec
 import polars as pl
 
 from tracekit.analysis.attribution.gate import Gate
+from tracekit.analysis.hang.hang_report import HangReport
 from tracekit.analysis.job.history import History
 from tracekit.analysis.rl.account import RlAccount
 from tracekit.bill.ledger import BillOutput
@@ -24,7 +25,6 @@ from tracekit.collectors.launch.collect import CollectSummary
 from tracekit.commands.culprits import CulpritsOutput
 from tracekit.commands.doctor import DoctorOutput
 from tracekit.commands.experts import ExpertsOutput
-from tracekit.commands.hang import HangOutput
 from tracekit.fleet.figures import FleetFigures
 from tracekit.fleet.study_comparison import FleetComparison
 from tracekit.report.applied import ComparedOutput
@@ -66,7 +66,7 @@ OUTPUTS: dict[str, Any] = {
     "fleet compare": FleetComparison,
     "fleet report": FleetReportOutput,
     "gate": Gate,
-    "hang": HangOutput,
+    "hang": HangReport,
     "rl": RlOutput,
     "sql": list[dict[str, Any]],
 }

@@ -6,7 +6,7 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Iterator
 
-from tracekit.analysis.hang.hang_report import HangCulprit, HangReport, StallClass, first_step, headline, waiting_ranks
+from tracekit.analysis.hang.hang_report import HangCulprit, HangReport, StallClass, waiting_ranks
 from tracekit.base.text import printable, ranks_text
 
 _COLUMNS = 80
@@ -18,7 +18,7 @@ _STACKS = 3
 
 def report_lines(report: HangReport) -> Iterator[str]:
     """The report; the first ten lines give who, why and what to do first."""
-    yield headline(report)
+    yield report.headline
     for culprit in report.culprits[:_AT_THE_TOP]:
         yield from _culprit(culprit)
     for question in report.undecided[: max(_AT_THE_TOP - len(report.culprits), 1)]:
@@ -26,8 +26,8 @@ def report_lines(report: HangReport) -> Iterator[str]:
         ranks = ranks_text(question.ranks)
         lead = f"{ranks} are alike" if question.alike else f"cannot tell {which}{ranks}"
         yield from _wrapped(f"{lead}: {question.missing}", "  ", limit=6 if question.alike else 3)
-    if (step := first_step(report)) is not None:
-        yield from _wrapped(f"First: {step}", "", limit=3)
+    if report.first_step is not None:
+        yield from _wrapped(f"First: {report.first_step}", "", limit=3)
     yield from _rest(report)
 
 
@@ -52,7 +52,7 @@ def _rest(report: HangReport) -> Iterator[str]:
     yield from _stacks(report)
     yield from _waiting(report)
     silent = [rank for rank in report.without_dump if rank not in {one.rank for one in report.culprits}]
-    if silent and report.hung:
+    if silent and report.hang:
         yield ""
         they = "it hangs too or merely waits" if len(silent) == 1 else "they hang too or merely wait"
         yield from _wrapped(f"No dump of {ranks_text(silent)}: whether {they} cannot be told without it.", "")

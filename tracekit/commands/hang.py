@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from msgspec import Struct, field, to_builtins
 
-from tracekit.analysis.hang.hang_report import HangReport, StackGroup, UndecidedStall, first_step, headline
 from tracekit.base.command_line import command
 from tracekit.base.errors import FormatError, OutputError
 from tracekit.base.exit_codes import ExitCode
@@ -98,7 +96,7 @@ def analyse(directory: Path) -> tuple[list[str], dict[str, Any]]:
             raise wrong_source(Look(directory), Content.DUMPS) or error from None
         tell("finding who waits for whom")
         report = find_hang(record)
-    return list(report_lines(report)), to_dict(report)
+    return list(report_lines(report)), report.to_dict()
 
 
 def _nccl_text(path: Path) -> FlightRecord | None:
@@ -131,84 +129,3 @@ def newest_dumps(directory: Path) -> Path:
     if directory.is_dir() and (found := [path for path in directory.glob(HANG_FOLDERS) if path.is_dir()]):
         return max(found, key=lambda path: path.stat().st_mtime)
     return directory
-
-
-class HangCulprit(Struct, frozen=True):
-    """A rank that holds others up; `since_s`: before the dumps were taken."""
-
-    rank: int
-    host: str | None
-    stall_class: str = field(name="class")
-    group: str
-    operation: str
-    since_s: float | None
-    since_unix_ns: int | None
-    stall: int
-    waiting: int
-    phase: str | None
-    evidence: tuple[str, ...]
-    stack: tuple[str, ...] | None
-
-
-class WaitingRank(Struct, frozen=True):
-    """A rank that waits for others."""
-
-    rank: int
-    waits_for: tuple[int, ...] = field(name="for")
-    operation: str
-    group: str
-
-
-class HungGroup(Struct, frozen=True):
-    """A process group by the state of its ranks."""
-
-    group: str
-    ranks: tuple[int, ...]
-    operation: str
-    sequence: int
-    waiting: tuple[int, ...]
-    finished: tuple[int, ...]
-    not_issued: tuple[int, ...]
-    unknown: tuple[int, ...]
-
-
-class HangOutput(Struct, frozen=True):
-    """What `tracekit hang --json` prints, and report.json holds."""
-
-    hang: bool
-    headline: str
-    first_step: str | None
-    world_size: int
-    dumps: int
-    culprits: list[HangCulprit]
-    undecided: tuple[UndecidedStall, ...]
-    waiting: list[WaitingRank]
-    groups: list[HungGroup]
-    stacks: tuple[StackGroup, ...]
-    without_dump: tuple[int, ...]
-    notes: tuple[str, ...]
-
-
-def to_dict(report: HangReport) -> dict[str, Any]:
-    """The report as plain data: the keys of docs/hang.md."""
-    from tracekit.report.plain_data import shaped
-
-    def times(since_ns: int) -> dict[str, Any]:
-        taken_ns = report.taken_ns if since_ns else None
-        since_s = None if taken_ns is None else round((taken_ns - since_ns) / 1e9, 3)
-        return {"since_s": since_s, "since_unix_ns": since_ns or None}
-
-    output = shaped(
-        HangOutput,
-        report,
-        hang=report.hung,
-        headline=headline(report),
-        first_step=first_step(report),
-        culprits=[
-            shaped(HangCulprit, one, group=one.group.description, **times(one.since_ns)) for one in report.culprits
-        ],
-        waiting=[shaped(WaitingRank, one, group=one.group.description) for one in report.waiting],
-        groups=[shaped(HungGroup, one, group=one.group.description, ranks=one.group.ranks) for one in report.groups],
-    )
-    plain: dict[str, Any] = to_builtins(output)
-    return plain
