@@ -35,11 +35,11 @@ _GROUPS = {
     },
     "Analyse": {
         "whatif": ("tracekit.commands.whatif", "Who slows the job down, why, and what each fix saves."),
-        "compare": ("tracekit.commands.compare", "What changed from one run to another."),
-        "gate": ("tracekit.commands.gate", "Fail if a run is slower than a baseline, beyond noise."),
+        "compare": ("tracekit.commands.compare_command", "What changed from one run to another."),
+        "gate": ("tracekit.commands.gate_command", "Fail if a run is slower than a baseline, beyond noise."),
         "experts": ("tracekit.commands.experts", "Where to place experts, by the tokens that they get."),
         "hang": ("tracekit.commands.hang", "Which rank a hung job waits for."),
-        "rl": ("tracekit.commands.rl", "Where a step of RL post-training goes."),
+        "rl": ("tracekit.commands.rl_command", "Where a step of RL post-training goes."),
         "bill": ("tracekit.commands.bill", "What every hour of a run went to, and what it cost."),
         "culprits": ("tracekit.commands.culprits", "Nodes that hold a job up, for scripts."),
         "export": ("tracekit.commands.export", "Write timelines for ui.perfetto.dev."),
@@ -128,11 +128,11 @@ def _usage(error: click.ClickException) -> str:
     names: list[str] = ["tracekit"]
     command: click.Command = commands
     for word in sys.argv[1:]:
-        found = command.get_command(click.Context(command), word) if isinstance(command, click.Group) else None
-        if found is None:
+        inner = command.get_command(click.Context(command), word) if isinstance(command, click.Group) else None
+        if inner is None:
             break
         names.append(word)
-        command = found
+        command = inner
     return f"{words[:1].lower()}{words[1:]}; see `{' '.join(names)} --help`"
 
 

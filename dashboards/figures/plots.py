@@ -167,7 +167,7 @@ class Plots:
         """
         colours = _theme(theme)
         from tracekit.analysis.bubbles.picture import draw_step
-        from tracekit.dashboards.figures.pipeline import pipeline_step
+        from tracekit.dashboards.figures.stage_bars import pipeline_step
 
         number = self._step(step)
         drawn = pipeline_step(draw_step(self.lanes.replay, number, schedules=schedules), colours)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tracekit.base.command_line import command
-from tracekit.base.errors import FormatError, OutputError
+from tracekit.base.errors import FormatError
 from tracekit.base.exit_codes import ExitCode
 from tracekit.base.look import Look
 from tracekit.base.stderr import progress
 from tracekit.base.text import printable, short
 from tracekit.commands.complete import job_names
-from tracekit.commands.options import OUT
+from tracekit.commands.options import OUT, made_folder
 
 if TYPE_CHECKING:
     from tracekit.store import Store, StoredHang
@@ -44,12 +44,11 @@ def hang_command(directory: Path, job: str | None, as_json: bool, out: Path | No
 
     store = Store(directory)
     if store.is_store():
-        found = _newest_hang(store, job)
-        lines, report = list(found.lines), found.report
+        stored = _newest_hang(store, job)
+        lines, report = list(stored.lines), stored.report
         if not as_json:
-            lines.insert(
-                0, f"{printable(found.job)}, {datetime.fromtimestamp(found.found_at, UTC):%Y-%m-%d %H:%M:%S} UTC"
-            )
+            moment = datetime.fromtimestamp(stored.found_at, UTC)
+            lines.insert(0, f"{printable(stored.job)}, {moment:%Y-%m-%d %H:%M:%S} UTC")
     elif job is not None:
         raise click.UsageError("--job chooses a hang in a store; DIRECTORY is not a store")
     else:
@@ -65,28 +64,27 @@ def _newest_hang(store: Store, job: str | None) -> StoredHang:
     from tracekit.base.errors import NotStoredError
     from tracekit.base.object_storage import object_url
 
-    found = store.hangs(job)
-    if not found:
+    hangs = store.hangs(job)
+    if not hangs:
         whose = "" if job is None else f" of a job {short(job)!r}"
         is_copy = object_url(store.path) is not None  # which is read-only
-        kept = "FOLDER" if is_copy else store.path
-        watch = command("collect", "--hang-after", "120", "--store", kept, "--", "COMMAND")
+        original = "FOLDER" if is_copy else store.path
+        watch = command("collect", "--hang-after", "120", "--store", original, "--", "COMMAND")
         how = f"`{watch}` adds them" + (", and a copy of FOLDER there has them" if is_copy else "")
         raise NotStoredError(f"{store.name}: keeps no hang{whose}; {how}")
-    return found[0]
+    return hangs[0]
 
 
 def analyse(directory: Path) -> tuple[list[str], dict[str, Any]]:
     """The report on a folder of dumps, or on text about a hang, as text and as plain data."""
     from tracekit.analysis.hang.hang_culprits import find_hang
     from tracekit.collectors.importers.flight_recorder import read_flight_records
-    from tracekit.dashboards.terminal.hang import report_lines
+    from tracekit.dashboards.terminal.hang_lines import report_lines
     from tracekit.sources.recognise import with_content
     from tracekit.sources.source import Content
     from tracekit.sources.wrong import wrong_source
 
-    with progress() as tell:
-        tell("reading the dumps")
+    with progress("reading the dumps") as tell:
         newest = newest_dumps(directory)
         dumps = with_content(Content.DUMPS, Look(newest))
         record = None if dumps is not None and dumps.name == "flight-recorder" else _nccl_text(newest)
@@ -112,10 +110,7 @@ def write_report(out: Path, lines: Sequence[str], report: dict[str, Any]) -> Non
 
     is_text = Kind("a report on a hang", lambda file: b"HANG  " in file.read(16))
     is_json = Kind("a report on a hang", starting_with(b'{"hang": '))
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"{out}: cannot be created: {error.strerror or error}; choose another --out") from None
+    made_folder(out, "another --out")
     text, plain = "\n".join(lines), json.dumps(report)
     files = ((out / "report.txt", text, is_text), (out / "report.json", plain, is_json))
     for path, _, kind in files:
@@ -126,6 +121,6 @@ def write_report(out: Path, lines: Sequence[str], report: dict[str, Any]) -> Non
 
 def newest_dumps(directory: Path) -> Path:
     """The folder of dumps: the newest one of a run directory, else the directory itself."""
-    if directory.is_dir() and (found := [path for path in directory.glob(HANG_FOLDERS) if path.is_dir()]):
-        return max(found, key=lambda path: path.stat().st_mtime)
+    if directory.is_dir() and (dumps := [path for path in directory.glob(HANG_FOLDERS) if path.is_dir()]):
+        return max(dumps, key=lambda path: path.stat().st_mtime)
     return directory

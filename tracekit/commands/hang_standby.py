@@ -16,7 +16,7 @@ from tracekit.analysis.hang.hang_culprits import find_hang
 from tracekit.collectors.importers.flight_recorder import read_flight_records
 from tracekit.collectors.launch.hang_answers import gather
 from tracekit.commands.hang import write_report
-from tracekit.dashboards.terminal.hang import report_lines
+from tracekit.dashboards.terminal.hang_lines import report_lines
 
 
 def main() -> None:

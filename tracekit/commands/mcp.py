@@ -102,8 +102,8 @@ def compare(before: str, after: str) -> dict[str, Any]:
     """Whether run `after` is faster than run `before`, how sure that is, and which causes came and went."""
     from tracekit.report.comparison import compare_runs
 
-    found = compare_runs((_job(before, None).report, _job(after, None).report))
-    compared: dict[str, Any] = to_builtins(found.output)
+    comparison = compare_runs((_job(before, None).report, _job(after, None).report))
+    compared: dict[str, Any] = to_builtins(comparison.output)
     return compared
 
 

@@ -17,7 +17,7 @@ import click
 from msgspec import Struct
 
 from tracekit.base.command_line import command, quoted
-from tracekit.base.errors import FormatError, SelectionError
+from tracekit.base.errors import FormatError, OutputError, SelectionError
 from tracekit.base.look import Look
 from tracekit.base.object_storage import shown
 from tracekit.base.stderr import hushed_panics
@@ -69,7 +69,7 @@ class _Out(_Path):
 OUT = _Out(path_type=Path)
 
 
-class Price(click.FloatRange):
+class PriceType(click.FloatRange):
     """A price of something: a finite number, not below zero."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
@@ -85,6 +85,17 @@ class Price(click.FloatRange):
 UNIT = click.Choice(["s", "ms", "us", "ns"])
 #: Commands that take `--store` with `--job` instead of a trace.
 _OF_ONE_JOB = ("culprits", "export", "whatif")
+
+
+#: Every command that reads a store has the same option for it.
+STORE = click.option("--store", type=PATH, help="Store [default: $TRACEKIT_STORE, else ./tracekit.store].")
+
+
+def store_at(path: Path | None) -> Store:
+    """The store at a path, by default the one that the environment names."""
+    from tracekit.store import Store, default_store
+
+    return Store(path or default_store())
 
 
 class JobArguments(Struct, frozen=True):
@@ -147,9 +158,7 @@ class JobArguments(Struct, frozen=True):
 
     def _in_store(self) -> tuple[Store, str]:
         """The store, and the name of the job in it."""
-        from tracekit.store import Store, default_store
-
-        store = Store(self.store or default_store())
+        store = store_at(self.store)
         return store, self.job or store.newest()
 
     def _check(self) -> None:
@@ -215,15 +224,40 @@ def job_source(body: Callable[..., Any]) -> Any:
 
     @click.option("--layout", type=PATH, help="YAML file with the parallel sizes of a published trace.")
     @click.option("--unit", type=UNIT, help="Unit of the times in TRACE [default: s].")
-    @click.option("--store", type=PATH, help="Store [default: $TRACEKIT_STORE, else ./tracekit.store].")
+    @STORE
     @click.option("--job", shell_complete=job_names, help="Job in the store [default: the newest].")
     @click.option("--window", type=int, help="Window of the job, if it has several [default: the newest].")
     @functools.wraps(body)
     def with_source(traces: Any, layout: Any, unit: Any, store: Any, job: Any, window: Any, **options: Any) -> Any:
-        named = traces if isinstance(traces, tuple) else () if traces is None else (traces,)
-        return body(source=JobArguments(named, layout, unit, store, job, window), **options)
+        if not isinstance(traces, tuple):
+            traces = () if traces is None else (traces,)
+        return body(source=JobArguments(traces, layout, unit, store, job, window), **options)
 
     return with_source
+
+
+def layout_sizes(body: Callable[..., Any]) -> Any:
+    """Give a command the `layout` that its options state."""
+
+    @functools.wraps(body)
+    def with_layout(dp: int | None, pp: int | None, tp: int | None, **options: Any) -> Any:
+        from tracekit.collectors.merge.placement import LayoutOptions
+
+        return body(layout=LayoutOptions(dp=dp, pp=pp, tp=tp), **options)
+
+    for size, title in (("tp", "Tensor"), ("pp", "Pipeline"), ("dp", "Data")):
+        text = f"{title}-parallel size, if it cannot be found."
+        with_layout = click.option(f"--{size}", type=click.IntRange(min=1), help=text)(with_layout)
+    return with_layout
+
+
+def made_folder(path: Path, instead: str = "another folder") -> Path:
+    """The folder for a command's output. Raises OutputError, which says what to choose `instead`."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be created: {error.strerror or error}; choose {instead}") from None
+    return path
 
 
 def executor_of(ray: bool, address: str | None, memory_bytes: int, processes: int | None = None) -> Executor:

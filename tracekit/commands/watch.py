@@ -16,9 +16,10 @@ from tracekit.base.look import Look
 from tracekit.base.stderr import say
 from tracekit.base.text import listed, printable
 from tracekit.collectors.launch.live import WatchOptions, watch_options
-from tracekit.commands.options import PATH
+from tracekit.commands.options import PATH, layout_sizes
 
 if TYPE_CHECKING:
+    from tracekit.collectors.merge.placement import LayoutOptions
     from tracekit.live.run import LiveOptions
 
 #: A window given in seconds has at least this many steps: fewer show little.
@@ -33,17 +34,13 @@ _DEFAULT_SECONDS = 60.0
 )
 @click.option("--name", help="Name of the job in the store [default: that of DIR]; with STORE, the only job to report.")
 @watch_options
-@click.option("--dp", type=click.IntRange(min=1), help="Data-parallel size, if it cannot be found.")
-@click.option("--pp", type=click.IntRange(min=1), help="Pipeline-parallel size, if it cannot be found.")
-@click.option("--tp", type=click.IntRange(min=1), help="Tensor-parallel size, if it cannot be found.")
+@layout_sizes
 @click.option("--consume", is_flag=True, help="Remove segments in DIR once their steps are stored.")
 def watch_command(
     source: Path,
     store: Path | None,
     name: str | None,
-    dp: int | None,
-    pp: int | None,
-    tp: int | None,
+    layout: LayoutOptions,
     consume: bool,
     **watching: Any,
 ) -> None:
@@ -55,7 +52,6 @@ def watch_command(
     """
     from contextlib import ExitStack
 
-    from tracekit.collectors.merge.placement import LayoutOptions
     from tracekit.collectors.run_directory.segments import is_run_directory
     from tracekit.live.delivery_log import DeliveryLog
     from tracekit.live.notify import Notifier
@@ -85,7 +81,7 @@ def watch_command(
             name=name or source.absolute().name,
             size=WindowSize(steps, seconds, _FEWEST_STEPS),
             late_after_s=asked.late_after,
-            layout=LayoutOptions(dp=dp, pp=pp, tp=tp),
+            layout=layout,
             consume=consume,
         )
         _check_directory(options)

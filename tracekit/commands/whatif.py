@@ -19,7 +19,7 @@ from tracekit.base.exit_codes import ExitCode
 from tracekit.base.stderr import progress, say
 from tracekit.base.text import printable, short
 from tracekit.commands.arguments import Condition, parse_layers, parse_steps
-from tracekit.commands.options import OUT, PATH, JobArguments, Price, console, executor_of, job_source
+from tracekit.commands.options import OUT, PATH, JobArguments, PriceType, console, executor_of, job_source
 from tracekit.trace.model import TraceKind
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ _BYTES_PER_OP = 200
 )
 @click.option("--full", is_flag=True, help="Print every table, cause and fix, not only the answer.")
 @click.option("--explain", is_flag=True, help="Show how every number of the first screen was computed.")
-@click.option("--gpu-hour", type=Price(0), metavar="PRICE", help="State the cost in money, too.")
+@click.option("--gpu-hour", type=PriceType(0), metavar="PRICE", help="State the cost in money, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the report.")
 @click.option("--as", "form", metavar="NAME", help="Print the report in the form of a plug-in (docs/extending.md).")
 @click.option("--markdown", type=PATH, metavar="FILE", help="Write answer, causes and fixes as Markdown; - for stdout.")
@@ -157,8 +157,7 @@ def whatif_command(
         expert_loads=logged,
         plans=tuple(priced),
     )
-    with progress() as tell:
-        tell("reading the trace")
+    with progress("reading the trace") as tell:
         steps = () if ignore_steps is None else parse_steps(ignore_steps, "--ignore-steps")
         lanes: Lanes | None = None
         named: str | None = "JOB" if redact else source.arguments
@@ -328,20 +327,20 @@ def _refuse_others(options: Collection[str], why: str) -> None:
             raise SelectionError(f"{option.opts[-1]} {why}; leave it out")
 
 
-def _print_loads(found: Experts, *, as_json: bool) -> None:
+def _print_loads(experts: Experts, *, as_json: bool) -> None:
     """Print loads without a report. Raises SelectionError for options that need one."""
     _refuse_others(_OF_LOADS, "needs GPU ops, and the recording has none")
     if as_json:
         import msgspec
 
-        click.echo(msgspec.json.encode({"experts": found}))
+        click.echo(msgspec.json.encode({"experts": experts}))
         return
     from tracekit.analysis.job.experts import loads, sentence
     from tracekit.dashboards.terminal.tables import labelled, section_table
 
     out = console()
-    out.print(labelled([("Experts", sentence(found)), ("Missing", "no GPU ops were recorded, so nothing is priced")]))
-    for table in loads(found):
+    out.print(labelled([("Experts", sentence(experts)), ("Missing", "no GPU ops were recorded, so nothing is priced")]))
+    for table in loads(experts):
         out.print(section_table(table))
 
 

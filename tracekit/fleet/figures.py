@@ -1,7 +1,7 @@
 """Results of a study: how many jobs straggle, what is lost, to what, where, and which fixes save most.
 
-In: a study. Out: `FleetFigures`, plain numbers and tables; `terminal/fleet.py` and `documents/fleet_page.py` show them.
-Every share is given twice: of jobs, and of GPU-hours. Intervals come from the bootstrap over jobs.
+In: a study. Out: `FleetFigures`, plain numbers and tables, which terminal and page show. Every share is given twice: of
+jobs, and of GPU-hours. Intervals come from the bootstrap over jobs.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from dash.development.base_component import Component
 
 from tracekit.analysis.numeric.means import MeanDifference, difference_of_means
 from tracekit.base.text import seconds, short, sure, three_digits
-from tracekit.dashboards.browser.figures.compare import costs, distributions, step_series, worker_map
+from tracekit.dashboards.browser.figures.before_after import costs, distributions, step_series, worker_map
 from tracekit.dashboards.browser.ui.components import (
     badge,
     figure_panel,

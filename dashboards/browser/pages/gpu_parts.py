@@ -14,7 +14,7 @@ from dash.development.base_component import Component
 from tracekit.analysis.gpu.gpu_times import MemoryPoint, NamedTime, OpTime, Synchronisation
 from tracekit.base.text import NO_NAME, printable, seconds, three_digits
 from tracekit.dashboards.browser.data.queries import Stored
-from tracekit.dashboards.browser.figures.job import memory_over_time
+from tracekit.dashboards.browser.figures.gpu_pictures import memory_over_time
 from tracekit.dashboards.browser.ui.components import (
     attributes,
     figure_parts,

@@ -14,7 +14,7 @@ from tracekit.dashboards.browser.data.replays import MOST_OPS
 from tracekit.dashboards.browser.ui.components import figure_panel, href, note, panel
 from tracekit.dashboards.browser.ui.context import results, viewer
 from tracekit.dashboards.browser.ui.shell import job_page
-from tracekit.dashboards.figures.pipeline import pipeline_step
+from tracekit.dashboards.figures.stage_bars import pipeline_step
 from tracekit.report.pictures import Picture
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved:chunks=2", "zb-h1")

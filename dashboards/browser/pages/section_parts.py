@@ -13,7 +13,7 @@ from dash import html
 from dash.development.base_component import Component
 
 from tracekit.dashboards.browser.data.queries import Stored
-from tracekit.dashboards.browser.figures.job import expert_loads, rank_times
+from tracekit.dashboards.browser.figures.gpu_pictures import expert_loads, rank_times
 from tracekit.dashboards.browser.ui.components import figure_panel, folded_panel, href, panel, plain_table, scrolled
 from tracekit.dashboards.browser.ui.context import viewer
 from tracekit.report.report import Report

@@ -15,7 +15,7 @@ from msgspec import structs
 from tracekit.base.errors import StoreError
 from tracekit.base.text import short
 from tracekit.dashboards.browser.data.fleet_study import FleetReport
-from tracekit.dashboards.browser.figures.fleet import distribution
+from tracekit.dashboards.browser.figures.slowdown_curves import distribution
 from tracekit.dashboards.browser.ui.components import (
     attributes,
     figure_panel,

@@ -23,7 +23,7 @@ from tracekit.dashboards.browser.data.whatif_query import (
     query_of,
     worker_words,
 )
-from tracekit.dashboards.browser.figures.whatif import StepBar, scenario_times
+from tracekit.dashboards.browser.figures.scenario_bars import StepBar, scenario_times
 from tracekit.dashboards.browser.ui.components import (
     attributes,
     figure_parts,

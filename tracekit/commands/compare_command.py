@@ -50,7 +50,7 @@ def compare_command(
         for name, source in zip((before, after), sources, strict=True):
             tell(f"analysing {short(name)}")
             reports.append(source.load().whatif())
-    found = compare_runs((reports[0], reports[1]))
+    comparison = compare_runs((reports[0], reports[1]))
     applied = None
     if fix is not None and store is not None:
         from tracekit.store import Store
@@ -62,8 +62,8 @@ def compare_command(
         applied = fix_applied((reports[0], reports[1]), promised.fixes, fix, time.time(), current_user())
         opened.note_applied(applied)
     if as_json:
-        click.echo(msgspec.json.encode(ComparedOutput(**msgspec.structs.asdict(found.output), fix=applied)))
+        click.echo(msgspec.json.encode(ComparedOutput(**msgspec.structs.asdict(comparison.output), fix=applied)))
         return
     from tracekit.dashboards.terminal.comparison import print_comparison
 
-    print_comparison(found, console(), commands=[f"tracekit whatif {sources[1].arguments}"], fix=applied)
+    print_comparison(comparison, console(), commands=[f"tracekit whatif {sources[1].arguments}"], fix=applied)

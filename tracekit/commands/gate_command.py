@@ -17,12 +17,11 @@ from tracekit.base.exit_codes import ExitCode
 from tracekit.base.stderr import progress
 from tracekit.base.text import short
 from tracekit.commands.arguments import parse_share, parse_steps
-from tracekit.commands.options import OUT, JobArguments, console, job_source
-from tracekit.commands.options import PATH as TRACE
+from tracekit.commands.options import OUT, PATH, JobArguments, console, job_source
 
 
 @click.command("gate")
-@click.argument("traces", metavar="[RUN]...", nargs=-1, type=TRACE)
+@click.argument("traces", metavar="[RUN]...", nargs=-1, type=PATH)
 @job_source
 @click.option(
     "--baseline",
@@ -60,7 +59,12 @@ def gate_command(
     from tracekit.analysis.attribution.gate import Outcome
     from tracekit.analysis.job.gate import gate
     from tracekit.base.atomic_write import check_writable
-    from tracekit.dashboards.documents.gate import GATE_JUNIT, GATE_MARKDOWN, write_gate_junit, write_gate_markdown
+    from tracekit.dashboards.documents.gate_files import (
+        GATE_JUNIT,
+        GATE_MARKDOWN,
+        write_gate_junit,
+        write_gate_markdown,
+    )
 
     limit = parse_share(max_regression, "--max-regression")
     apart = None if noise is None else parse_share(noise, "--noise")
@@ -72,26 +76,25 @@ def gate_command(
     for path, kind in ((junit, GATE_JUNIT), (markdown, GATE_MARKDOWN)):
         if path is not None:
             check_writable(path, kind)
-    with progress() as tell:
-        tell("reading the run")
+    with progress("reading the run") as tell:
         run = source.load()
         before = []
         for baseline in baselines:
             tell(f"reading {short(baseline)}")
             before.append(_named(baseline, source).load())
-        found = gate(run, before, limit, parts=parts, noise=apart, ignored=ignored)
+        verdict = gate(run, before, limit, parts=parts, noise=apart, ignored=ignored)
     if junit is not None:
-        write_gate_junit(junit, found)
+        write_gate_junit(junit, verdict)
     if markdown is not None:
-        write_gate_markdown(markdown, found)
+        write_gate_markdown(markdown, verdict)
     if as_json:
-        click.echo(msgspec.json.encode(found))
+        click.echo(msgspec.json.encode(verdict))
     else:
-        from tracekit.dashboards.terminal.gate import print_gate
+        from tracekit.dashboards.terminal.gate_screen import print_gate
 
-        print_gate(found, console(), source.arguments)
+        print_gate(verdict, console(), source.arguments)
     codes = {Outcome.PASSED: ExitCode.DONE, Outcome.REGRESSION: ExitCode.CONDITION}
-    return codes.get(found.outcome, ExitCode.NO_ANSWER)
+    return codes.get(verdict.outcome, ExitCode.NO_ANSWER)
 
 
 def _named(baseline: str, run: JobArguments) -> JobArguments:
@@ -100,7 +103,7 @@ def _named(baseline: str, run: JobArguments) -> JobArguments:
     from tracekit.sources.source import Content
 
     colons = [at for at, char in enumerate(baseline) if char == ":"] if not Path(baseline).exists() else []
-    for at in colons:
-        if is_a(Content.STORE, Path(baseline[:at])):
-            return JobArguments(store=Path(baseline[:at]), job=baseline[at + 1 :])
+    for colon in colons:
+        if is_a(Content.STORE, Path(baseline[:colon])):
+            return JobArguments(store=Path(baseline[:colon]), job=baseline[colon + 1 :])
     return JobArguments((Path(baseline),), run.layout, run.unit)

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from tracekit.analysis.attribution.gate import SLOWER, Gate, Outcome, percent
 from tracekit.base.text import counted
-from tracekit.dashboards.documents.gate import gate_table
+from tracekit.dashboards.documents.gate_files import gate_table
 from tracekit.dashboards.terminal.colours import BAD, GOOD, UNSURE
 from tracekit.dashboards.terminal.tables import labelled, section_table
 

@@ -55,10 +55,9 @@ def rl_command(
 
     if html is not None:
         check_writable(html, PAGE_FILE)
-    known = None if gpus is None else Gpus.parse(gpus)
-    with progress() as tell:
-        tell("reading the log")
-        job = RlJob.read(files, None if written_by == "auto" else Format(written_by), gpus=known, slots=slots)
+    stated = None if gpus is None else Gpus.parse(gpus)
+    with progress("reading the log") as tell:
+        job = RlJob.read(files, None if written_by == "auto" else Format(written_by), gpus=stated, slots=slots)
         report = job.whatif(fix=what_ifs, progress=tell)
     account = report.rl
     assert account, "the report on such a run has it"
