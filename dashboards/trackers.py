@@ -114,8 +114,8 @@ def opened(where: str, name: str) -> Tracker:
         from mlflow import MlflowClient
 
         client = MlflowClient(place or None)
-        known = client.get_experiment_by_name(PREFIX)
-        experiment = client.create_experiment(PREFIX) if known is None else known.experiment_id
+        existing = client.get_experiment_by_name(PREFIX)
+        experiment = client.create_experiment(PREFIX) if existing is None else existing.experiment_id
         run_id = client.create_run(experiment, run_name=name).info.run_id
         tracker = _mlflow(client, run_id)
         return Tracker(tracker.log, tracker.attach, lambda: client.set_terminated(run_id))
@@ -128,8 +128,8 @@ def opened(where: str, name: str) -> Tracker:
     writer = EventFileWriter(str(folder))
 
     def log(values: dict[str, float], step: int) -> None:
-        found = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-        writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=found)))
+        logged = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=logged)))
         writer.flush()
 
     return Tracker(log, lambda page: _write(folder, page), writer.close)

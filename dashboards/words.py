@@ -49,8 +49,8 @@ def answer_rows(
         lost = f", {report.verdict.lost_gpu_hours_per_day * gpu_hour:,.0f} a day at {gpu_hour:g} a GPU-hour"
     yield from core_rows(answer, lost)
     others = list(answer.others[:most_causes])
-    if left := len(answer.others) - len(others):
-        others.append(f"{counted(left, 'more cause' if others else 'cause')}: {all_causes}")
+    if more := len(answer.others) - len(others):
+        others.append(f"{counted(more, 'more cause' if others else 'cause')}: {all_causes}")
     yield from (("" if number else "Also", cause) for number, cause in enumerate(others))
     if answer.stalls:
         more = len(answer.stalls) - _MOST_STALLS

@@ -27,11 +27,6 @@ PENDING = (
     "tracekit/live/notify.py",
     "tracekit/live/run.py",
     "tracekit/report",
-    "dashboards/documents",
-    "dashboards/figures",
-    "dashboards/terminal",
-    "dashboards/words.py",
-    "dashboards/trackers.py",
     "tracekit/store/catalogue.py",
     "tracekit/store/store.py",
 )

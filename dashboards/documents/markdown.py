@@ -50,7 +50,7 @@ def write_markdown(path: Path, text: str) -> None:
 
 def escaped(text: str) -> str:
     """`text` on one line, displayed literally by Markdown: no markup, no HTML, no mentions."""
-    return _MARKUP.sub(lambda found: _ENTITIES.get(found[0], f"\\{found[0]}"), printable(text))
+    return _MARKUP.sub(lambda match: _ENTITIES.get(match[0], f"\\{match[0]}"), printable(text))
 
 
 def _named(rows: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:

@@ -19,14 +19,19 @@ _ROW_PX, _HEAD_PX = 24, 110
 
 def pipeline_step(pictures: Sequence[Picture], theme: Theme) -> go.Figure:
     """The pictures below each other, on one axis of time."""
-    names = [f"stage {stage}" for one in pictures for stage in range(one.stages)]
-    firsts = [sum(one.stages for one in pictures[:at]) + at for at in range(len(pictures))]
-    for first, one in zip(firsts, pictures, strict=True):
-        names.insert(first, one.name)  # a row of its own, without bars
+    names, firsts = list[str](), list[int]()
+    for picture in pictures:
+        names.append(picture.name)  # a row of its own, without bars
+        firsts.append(len(names))
+        names += [f"stage {stage}" for stage in range(picture.stages)]
     drawn = figure(theme, height=_HEAD_PX + _ROW_PX * len(names), x="milliseconds since the first compute", legend=True)
     for what, name, colour in zip(WHATS, LEGEND, colours(theme), strict=True):
-        bars = [(first + 1 + bar.stage, bar) for first, one in zip(firsts, pictures, strict=True)
-                for bar in one.bars if bar.what == what]  # fmt: skip
+        bars = [
+            (first + bar.stage, bar)
+            for first, picture in zip(firsts, pictures, strict=True)
+            for bar in picture.bars
+            if bar.what == what
+        ]
         if bars:
             drawn.add_bar(
                 orientation="h",

@@ -5,6 +5,8 @@ In: figures of a study, or of two. Out: what rich prints.
 
 from __future__ import annotations
 
+from collections import Counter
+
 import polars as pl
 from msgspec.structs import replace
 from rich.console import Console, Group, RenderableType
@@ -25,28 +27,28 @@ _STYLES = {ChangeDirection.WORSE: f"bold {LOST}", ChangeDirection.BETTER: "green
 
 
 def print_fleet(
-    found: FleetFigures, culprits: pl.DataFrame, rate: float, console: Console, *, study: str, full: bool = False
+    figures: FleetFigures, culprits: pl.DataFrame, rate: float, console: Console, *, study: str, full: bool = False
 ) -> None:
     """Print the answer, with machines that recur and the costliest causes as far as they fit on one screen.
 
     `culprits`: with the false-discovery rate `rate`. `full`: all tables. `study`: its path, for commands to type next.
     """
-    answer = labelled((name, printable(words)) for name, words in answer_rows(found))
-    first = Group(Text(printable(headline(found)), style="bold"), Padding(answer, (1, 0)))
+    answer = labelled((name, printable(words)) for name, words in answer_rows(figures))
+    first = Group(Text(printable(headline(figures)), style="bold"), Padding(answer, (1, 0)))
     console.print(first)
-    every = list(tables(found))
+    every = list(tables(figures))
     if full:
         for table in every:
             console.print(_drawn(table))
         print_culprits(culprits, rate, console, all_culprits=f"tracekit fleet culprits {study}")
         return
-    left = _SCREEN - len(console.render_lines(first)) - 1
+    room = _SCREEN - len(console.render_lines(first)) - 1
     for table in (culprits_table(culprits, rate), *every[:1]):
         for rows in range(min(len(table.rows), _MOST_ROWS), 0, -1):
             drawn = _drawn(replace(table, rows=table.rows[:rows], note=""))
-            if (height := len(console.render_lines(drawn))) <= left:
+            if (height := len(console.render_lines(drawn))) <= room:
                 console.print(drawn)
-                left -= height
+                room -= height
                 break
     console.print(Text.assemble(("Next   ", "bold"), f"tracekit fleet report {study} --full"), soft_wrap=True)
 
@@ -58,27 +60,27 @@ def print_culprits(culprits: pl.DataFrame, rate: float, console: Console, most: 
         console.print(f"No host or GPU holds up jobs more often than by chance (false-discovery rate {rate:.0%}).")
         return
     more = culprits.height - most
-    said = f" {more:,} more with `{all_culprits}`." if more > 0 else ""
-    console.print(_drawn(replace(table, note=f"{table.note}{said}")))
+    rest = f" {more:,} more with `{all_culprits}`." if more > 0 else ""
+    console.print(_drawn(replace(table, note=f"{table.note}{rest}")))
 
 
-def print_fleet_comparison(found: FleetComparison, console: Console) -> None:
+def print_fleet_comparison(comparison: FleetComparison, console: Console) -> None:
     """Print what changed from one study to the next."""
-    worse = [one for one in found.changes if one.direction is ChangeDirection.WORSE]
-    better = [one for one in found.changes if one.direction is ChangeDirection.BETTER]
+    directions = Counter(change.direction for change in comparison.changes)
     console.print(
-        f"{len(worse)} of {len(found.changes)} figures are worse, {len(better)} better;"
-        f" {found.jobs_before:,} jobs before, {found.jobs_after:,} after",
+        f"{directions[ChangeDirection.WORSE]} of {len(comparison.changes)} figures are worse,"
+        f" {directions[ChangeDirection.BETTER]} better;"
+        f" {comparison.jobs_before:,} jobs before, {comparison.jobs_after:,} after",
         style="bold",
     )
     table = new_table("Share", "before", "after", "change", "95% interval", "")
-    for one in found.changes:
+    for row in comparison.changes:
         table.add_row(
-            Text(printable(f"{one.group}: {one.name}")),
-            *(f"{value:.1%}" for value in (one.before, one.after)),
-            f"{one.change.value:+.1%}",
-            f"{one.change.low:+.1%} to {one.change.high:+.1%}",
-            Text(str(one.direction), style=_STYLES[one.direction]),
+            Text(printable(f"{row.group}: {row.name}")),
+            *(f"{value:.1%}" for value in (row.before, row.after)),
+            f"{row.change.value:+.1%}",
+            f"{row.change.low:+.1%} to {row.change.high:+.1%}",
+            Text(str(row.direction), style=_STYLES[row.direction]),
         )
     console.print(Padding(table, (1, 0)))
     console.print("Each interval alone misses the true change in 5% of cases, so some rows stand out by chance.")

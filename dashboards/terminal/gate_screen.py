@@ -12,7 +12,7 @@ from tracekit.analysis.attribution.gate import SLOWER, Gate, Outcome, percent
 from tracekit.base.text import counted
 from tracekit.dashboards.documents.gate_files import gate_table
 from tracekit.dashboards.terminal.colours import BAD, GOOD, UNSURE
-from tracekit.dashboards.terminal.tables import labelled, section_table
+from tracekit.dashboards.terminal.tables import labelled, print_next, section_table
 
 _STYLE = {
     Outcome.PASSED: GOOD,
@@ -38,6 +38,4 @@ def print_gate(gate: Gate, console: Console, run: str) -> None:
     rows = [("Limit", percent(gate.limit)), ("Noise", f"99% interval of all changes together, from {steps}")]
     console.print(labelled([*rows, *(("Note", note) for note in gate.notes)]))
     if gate.outcome in SLOWER:
-        console.print()
-        console.print(Text("Next", style="bold"))
-        console.print(Text(f"  tracekit whatif {run}"), soft_wrap=True)  # on one line, for copying
+        print_next([f"tracekit whatif {run}"], console)

@@ -31,11 +31,12 @@ def report_lines(report: HangReport) -> Iterator[str]:
     yield from _rest(report)
 
 
-def _culprit(one: HangCulprit) -> Iterator[str]:
-    host = f" on {one.host}" if one.host else ""
-    phase = f", in {one.phase}" if one.phase else ""
-    yield from _wrapped(f"rank {one.rank}{host}: {one.stall_class}{phase}", "  ", limit=1)
-    yield from _wrapped("; ".join(one.evidence), "    ", limit=2 if one.stall_class is not StallClass.MISMATCH else 8)
+def _culprit(culprit: HangCulprit) -> Iterator[str]:
+    host = f" on {culprit.host}" if culprit.host else ""
+    phase = f", in {culprit.phase}" if culprit.phase else ""
+    yield from _wrapped(f"rank {culprit.rank}{host}: {culprit.stall_class}{phase}", "  ", limit=1)
+    most = 8 if culprit.stall_class is StallClass.MISMATCH else 2
+    yield from _wrapped("; ".join(culprit.evidence), "    ", limit=most)
 
 
 def _rest(report: HangReport) -> Iterator[str]:
@@ -43,15 +44,14 @@ def _rest(report: HangReport) -> Iterator[str]:
     if further:
         yield ""
         yield "Further culprits"
-        for one in further[:_LISTED]:
-            yield from _wrapped(
-                f"rank {one.rank}: {one.stall_class}; {one.evidence[0] if one.evidence else ''}", "  ", 1
-            )
+        for culprit in further[:_LISTED]:
+            evidence = culprit.evidence[0] if culprit.evidence else ""
+            yield from _wrapped(f"rank {culprit.rank}: {culprit.stall_class}; {evidence}", "  ", 1)
         if len(further) > _LISTED:
             yield f"  and {len(further) - _LISTED} more (--json lists all)"
     yield from _stacks(report)
     yield from _waiting(report)
-    silent = [rank for rank in report.without_dump if rank not in {one.rank for one in report.culprits}]
+    silent = [rank for rank in report.without_dump if rank not in {culprit.rank for culprit in report.culprits}]
     if silent and report.hang:
         yield ""
         they = "it hangs too or merely waits" if len(silent) == 1 else "they hang too or merely wait"
@@ -64,9 +64,9 @@ def _rest(report: HangReport) -> Iterator[str]:
 
 def _stacks(report: HangReport) -> Iterator[str]:
     """Equal stacks once, the few before the many: those of culprits, and for comparison that of the largest group."""
-    culprits = {one.rank for one in report.culprits}
-    chosen = [one for one in report.stacks if culprits.intersection(one.ranks)] or list(report.stacks)
-    usual = [one for one in report.stacks[-1:] if one not in chosen[:_STACKS]]
+    culprits = {culprit.rank for culprit in report.culprits}
+    chosen = [group for group in report.stacks if culprits.intersection(group.ranks)] or list(report.stacks)
+    usual = [group for group in report.stacks[-1:] if group not in chosen[:_STACKS]]
     for group in (*chosen[:_STACKS], *usual):
         yield ""
         yield f"Stack of {ranks_text(group.ranks)}, innermost first"
@@ -84,8 +84,8 @@ def _waiting(report: HangReport) -> Iterator[str]:
     yield ""
     yield waiting_ranks(len(report.waiting))
     waits: defaultdict[tuple[str, tuple[int, ...]], list[int]] = defaultdict(list)
-    for one in report.waiting:
-        waits[one.operation, one.waits_for].append(one.rank)
+    for waiting in report.waiting:
+        waits[waiting.operation, waiting.waits_for].append(waiting.rank)
     for (operation, held), ranks in sorted(waits.items(), key=lambda pair: (-len(pair[1]), pair[1]))[:_LISTED]:
         held_up = f" for {ranks_text(held)}" if held else ""
         yield from _wrapped(f"{ranks_text(ranks)} in {operation}{held_up}", "  ", limit=2)

@@ -28,7 +28,7 @@ from tracekit.base.command_line import adding
 from tracekit.base.errors import NotStoredError, TracekitError
 from tracekit.base.text import nearest, short
 from tracekit.dashboards.figures.lanes import lane_ops
-from tracekit.dashboards.figures.spans import StepOps, step_ops
+from tracekit.dashboards.figures.step_ops import StepOps, step_ops
 from tracekit.dashboards.figures.worker_map import WorkerMap
 from tracekit.report.applied import AppliedFix
 from tracekit.report.compare import WorkerSteps

@@ -17,7 +17,8 @@ import numpy as np
 import polars as pl
 
 from tracekit.dashboards.figures.lanes import LANE_OP
-from tracekit.dashboards.figures.spans import Ints, Line, Replay, StepOps, Window
+from tracekit.dashboards.figures.spans import Line, Window
+from tracekit.dashboards.figures.step_ops import Ints, Replay, StepOps
 from tracekit.trace.model import OpKind, Worker
 
 if TYPE_CHECKING:

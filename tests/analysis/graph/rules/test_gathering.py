@@ -10,7 +10,7 @@ from tracekit.analysis.graph.rules.gathering import (
 )
 from tracekit.analysis.graph.rules.megatron import build_structure
 from tracekit.analysis.graph.rules.posting import RecordedLanes
-from tracekit.analysis.graph.structure import LaneOps
+from tracekit.analysis.graph.structure import StreamOps
 from tracekit.trace.model import OpKind
 
 #: One stage, two chunks: rows in order of kind, then seq.
@@ -27,7 +27,7 @@ def recorded(
     kind: np.ndarray, seq: np.ndarray, chunk: np.ndarray, start: np.ndarray, end: np.ndarray, count: int, *, chunks: int
 ) -> RecordedLanes:
     """`count` lanes of one stage, all with these ops at these times."""
-    ops = LaneOps(
+    ops = StreamOps(
         pp_rank=np.zeros(len(kind), np.int16),
         kind=kind.astype(np.uint8),
         seq=seq.astype(np.int32),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tracekit.analysis.graph.rules.megatron import build_structure
-from tracekit.analysis.graph.structure import LaneOps
+from tracekit.analysis.graph.structure import StreamOps
 from tracekit.base.errors import GraphError
 from tracekit.trace.model import KINDS, OpKind
 
@@ -36,7 +36,7 @@ class Lane:
         stage, kind, seq, chunk, start, end = zip(*rows, strict=True)
         return Built(
             build_structure(
-                LaneOps(
+                StreamOps(
                     pp_rank=np.array(stage, np.int16),
                     kind=np.array([item.code for item in kind], np.uint8),
                     seq=np.array(seq, np.int32),
