@@ -253,12 +253,12 @@ class LiveRun:
         self._notice(self._follower.leave_out_strangers())
 
     def _notice(self, notices: Iterable[Notice]) -> None:
-        found = list(notices)
-        for notice in found[:MOST_NOTICES]:
+        all_notices = list(notices)
+        for notice in all_notices[:MOST_NOTICES]:
             self._tell(f"{notice.line}; the others go on" if notice.left_out else notice.line)
-        if more := found[MOST_NOTICES:]:  # an unknown version or a failing folder concerns many ranks
+        if more := all_notices[MOST_NOTICES:]:  # an unknown version or a failing folder concerns many ranks
             self._tell(f"and {len(more)} more lines like these, about other ranks")
-        left_out = sum(notice.left_out for notice in found)
+        left_out = sum(notice.left_out for notice in all_notices)
         self.counts.left_out += left_out
         if left_out and self._follower is not None and not self._follower.good:
             self._tell("every rank is left out; there will be no windows until the job is restarted")
@@ -416,4 +416,4 @@ class LiveRun:
 
 
 def _without(recording: AttemptRecording, ranks: Collection[int]) -> AttemptRecording:
-    return replace(recording, ranks={rank: one for rank, one in recording.ranks.items() if rank not in ranks})
+    return replace(recording, ranks={rank: recorded for rank, recorded in recording.ranks.items() if rank not in ranks})
