@@ -33,7 +33,7 @@ from tracekit.report.plain_data import shaped
 from tracekit.report.question import ByLabel, Question, label_table, question_table
 from tracekit.report.report import StepTimes
 from tracekit.report.section import Table
-from tracekit.trace import canonical
+from tracekit.trace.coverage import TraceCoverage
 from tracekit.trace.facts import Fact
 from tracekit.trace.model import Layout, Worker
 from tracekit.trace.step_values import StepValues
@@ -62,7 +62,7 @@ class AnalysedPipeline(Struct, frozen=True, kw_only=True, eq=False):
     name: str
     layout: Layout
     ops: int
-    coverage: canonical.Coverage
+    coverage: TraceCoverage
     dropped_lanes: tuple[tuple[int, int], ...]
     left_out_steps: tuple[int, ...]
     ranks: Mapping[Worker, int]

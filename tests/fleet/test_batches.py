@@ -24,8 +24,8 @@ from tracekit.fleet.worker import work
 from tracekit.sources.load import load
 from tracekit.store import Incoming, Store
 from tracekit.synth import synthesize
-from tracekit.trace.canonical import METADATA_KEY
 from tracekit.trace.op import OpTrace
+from tracekit.trace.parquet_file import METADATA_KEY
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 

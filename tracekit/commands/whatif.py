@@ -234,7 +234,7 @@ def _engine_for(source: JobArguments) -> str:
         (path, *more) = source.traces
         if more or path.suffix != ".parquet" or not path.is_file() or path.stat().st_size * _BYTES_PER_BYTE < free:
             return "local"  # and what reads a footer need not be imported
-        from tracekit.trace.canonical import rows_of_file
+        from tracekit.trace.parquet_file import rows_of_file
 
         ops = source.of_file(rows_of_file) or 0
     if (needed := _BYTES_PER_OP * ops) < free:
