@@ -63,13 +63,13 @@ def _head(job: str | None) -> list[Component]:
         ]
 
 
-def _verdict(found: StoredHang) -> Component:
-    report, first = found.report, found.report["first_step"]
+def _verdict(hang: StoredHang) -> Component:
+    report, first = hang.report, hang.report["first_step"]
     shown = report["culprits"][:MOST_CULPRITS]
     more = len(report["culprits"]) - len(shown)
     return panel(
         "Verdict",
-        html.P(f"{short(found.job)}, {viewer().moment(found.found_at)}", className="note"),
+        html.P(f"{short(hang.job)}, {viewer().moment(hang.found_at)}", className="note"),
         html.P(report["headline"], className="verdict"),
         *([html.P(["Do first: ", html.B(first)])] if first else []),
         html.Ol([html.Li(_culprit(one)) for one in shown], className="causes"),
@@ -85,15 +85,16 @@ def _verdict(found: StoredHang) -> Component:
     )
 
 
-def _culprit(one: dict[str, Any]) -> list[Any]:
-    host = f" on {printable(one['host'])}" if one["host"] else ""
-    since = "" if one["since_s"] is None else f", for {one['since_s']:.1f} s"
-    phase = f", in {one['phase']}" if one.get("phase") else ""
-    holds = f" holds up {one['waiting']} ranks in {one['operation']} of {one['group'] or 'an unnamed group'}{since}"
+def _culprit(culprit: dict[str, Any]) -> list[Any]:
+    host = f" on {printable(culprit['host'])}" if culprit["host"] else ""
+    since = "" if culprit["since_s"] is None else f", for {culprit['since_s']:.1f} s"
+    phase = f", in {culprit['phase']}" if culprit.get("phase") else ""
+    group = culprit["group"] or "an unnamed group"
+    holds = f" holds up {culprit['waiting']} ranks in {culprit['operation']} of {group}{since}"
     return [
-        html.B(f"rank {one['rank']}{host}: {one['class']}{phase}"),
+        html.B(f"rank {culprit['rank']}{host}: {culprit['class']}{phase}"),
         html.Div(f"It{holds}."),
-        html.Div("; ".join(map(printable, one["evidence"])), className="note"),
+        html.Div("; ".join(map(printable, culprit["evidence"])), className="note"),
     ]
 
 

@@ -60,16 +60,16 @@ def build(team: str = "", cause: str = "", **_: str) -> list[Component]:
     stored: set[str] = set()
     with suppress(StoreError):  # a study can be served without a store
         applied, stored = results().applied(), set(results().jobs()["name"])
-    found = replace(report.figures, applied=applied)
-    answer = [part for about, words in answer_rows(found) for part in (html.Dt(about), html.Dd(words))]
-    tone = Tone.BAD if found.straggling_jobs.value > 0 else Tone.GOOD
-    verdict = html.P(headline(found), className="verdict")
+    figures = replace(report.figures, applied=applied)
+    answer = [part for about, words in answer_rows(figures) for part in (html.Dt(about), html.Dd(words))]
+    tone = Tone.BAD if figures.straggling_jobs.value > 0 else Tone.GOOD
+    verdict = html.P(headline(figures), className="verdict")
     drilled = {
-        BY_CAUSE: ("cause", found.causes["kind"].to_list()),
-        BY_TEAM: ("team", found.groups["team"]["group"].to_list()),
+        BY_CAUSE: ("cause", figures.causes["kind"].to_list()),
+        BY_TEAM: ("team", figures.groups["team"]["group"].to_list()),
     }
-    every = list(tables(found))
-    titles = [BY_CAUSE, APPLIED, *([BY_TEAM] if found.groups["team"].height > 1 else [])]
+    every = list(tables(figures))
+    titles = [BY_CAUSE, APPLIED, *([BY_TEAM] if figures.groups["team"].height > 1 else [])]
     short_ones = [
         structs.replace(table, rows=table.rows[:MOST_ROWS], note=None) for table in every if table.title in titles
     ]
@@ -80,7 +80,7 @@ def build(team: str = "", cause: str = "", **_: str) -> list[Component]:
         html.H1(f"Fleet: {report.name}"),
         html.Section([verdict, html.Dl(answer, className="answer paired")], className=f"panel hero {tone}"),
         halves(_jobs(report, team, cause, stored), *first),
-        folded("All tables", halves(*([_distribution(report)] if found.jobs else []), *rest)),
+        folded("All tables", halves(*([_distribution(report)] if figures.jobs else []), *rest)),
     ]
 
 
