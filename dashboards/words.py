@@ -5,6 +5,7 @@ In: a `Report`. Out: names, sentences and `Table`s, without markup. Nothing is c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from tracekit.analysis.replay.method import Method
@@ -21,6 +22,8 @@ _MOST_CLOCKS = 3
 _MOST_STALLS = 3
 #: Two methods agree if their S differ by at most this share.
 _LARGEST_DIFFERENCE = 0.01
+#: How a cell begins that holds a figure, or none where others have one.
+_FIGURE = re.compile(r"-?$|(at most )?[-+]?\d")
 
 
 def worker_name(worker: OfWorker) -> str:
@@ -128,6 +131,12 @@ def _a_day(fix: Fix, report: Report) -> tuple[str, ...]:
     if not report.daily:
         return ()
     return ("" if fix.saved_gpu_hours_per_day is None else f"{fix.saved_gpu_hours_per_day:,.1f}",)
+
+
+def figure_columns(table: Table) -> list[int]:
+    """The positions of the columns that contain figures; the first column is the row's subject."""
+    columns = enumerate(zip(*table.rows, strict=True))
+    return [number for number, column in columns if number and all(map(_FIGURE.match, column))]
 
 
 def published_instead(report: Report) -> str:

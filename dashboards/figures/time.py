@@ -56,7 +56,7 @@ def step_workers(workers: WorkerMap, cells: Sequence[int], theme: Theme) -> go.F
     drawn = figure(theme, height=height, x="step", y="" if ranked else "worker")
     several = "the worst here: " if column_block > 1 else ""
     drawn.add_heatmap(
-        z=pooled.values,
+        z=pooled.values.astype(np.float32),
         customdata=customdata,
         **slowdown_scale(theme),
         hovertemplate=f"{several}step %{{customdata[0]}}, {who}: slowdown alone %{{z:.3f}}<extra></extra>",

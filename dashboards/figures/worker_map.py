@@ -222,7 +222,7 @@ def pool(values: Floats, row_block: int, column_block: int) -> Pooled:
     inside = blocks.argmax(axis=2)
     largest = np.take_along_axis(blocks, inside[:, :, None], axis=2)[:, :, 0]
     return Pooled(
-        values=np.where(np.isfinite(largest), largest, np.nan).astype(np.float32),
+        values=np.where(np.isfinite(largest), largest, np.nan),
         row=np.minimum(np.arange(down)[:, None] * row_block + inside // column_block, rows - 1),
         column=np.minimum(np.arange(across)[None, :] * column_block + inside % column_block, columns - 1),
         row_block=row_block,

@@ -45,7 +45,7 @@ def worker_heatmap(
     height = int(np.clip(44 * rows + 70, 170, TALLEST_MAP_PX))
     drawn = figure(theme, height=height, x="stage", y="DP rank")
     drawn.add_heatmap(
-        z=pooled.values,
+        z=pooled.values.astype(np.float32),
         customdata=_who(workers, pooled),
         **slowdown_scale(theme),
         hovertemplate=_hover(workers, pooled, named=named),

@@ -16,9 +16,10 @@ from rich.text import Text
 from tracekit.base.text import printable
 from tracekit.dashboards.terminal.colours import LOST
 from tracekit.dashboards.terminal.tables import labelled, new_table
+from tracekit.dashboards.words import figure_columns
 from tracekit.fleet.figures import FleetFigures
 from tracekit.fleet.study_comparison import ChangeDirection, FleetComparison
-from tracekit.fleet.words import answer_rows, culprits_table, figure_columns, headline, tables
+from tracekit.fleet.words import answer_rows, culprits_table, headline, tables
 from tracekit.report.section import Table
 
 #: Lines of the first screen, and rows of each table on it.
@@ -88,8 +89,9 @@ def print_fleet_comparison(comparison: FleetComparison, console: Console) -> Non
 
 def _drawn(table: Table) -> RenderableType:
     shown = new_table(*table.heads)
-    for column, figures, texts in zip(shown.columns, figure_columns(table), zip(*table.rows, strict=True), strict=True):
-        column.justify = "right" if figures else "left"
+    figures = figure_columns(table)
+    for number, (column, texts) in enumerate(zip(shown.columns, zip(*table.rows, strict=True), strict=True)):
+        column.justify = "right" if number in figures else "left"
         column.no_wrap = not any(" " in text for text in texts)  # words break only if all columns have shrunk
     for row in table.rows:
         shown.add_row(*(Text(printable(cell)) for cell in row))

@@ -29,16 +29,6 @@ _TITLES = {
 }
 
 
-def figure_columns(table: Table) -> list[bool]:
-    """Flags of the columns that contain figures; the first column is the row's subject."""
-    columns = zip(*table.rows, strict=True)
-    return [at > 0 and all(map(_is_figure, column)) for at, column in enumerate(columns)]
-
-
-def _is_figure(text: str) -> bool:
-    return text == "-" or text.removeprefix("at most ")[:1].isdigit()
-
-
 def headline(figures: FleetFigures) -> str:
     """The first line."""
     if not figures.jobs:

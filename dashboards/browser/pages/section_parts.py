@@ -14,8 +14,9 @@ from dash.development.base_component import Component
 
 from tracekit.dashboards.browser.data.queries import Stored
 from tracekit.dashboards.browser.figures.gpu_pictures import expert_loads, rank_times
-from tracekit.dashboards.browser.ui.components import figure_panel, folded_panel, href, panel, plain_table, scrolled
+from tracekit.dashboards.browser.ui.components import figure_panel, folded_panel, href, html_table, panel, scrolled
 from tracekit.dashboards.browser.ui.context import viewer
+from tracekit.dashboards.words import figure_columns
 from tracekit.report.report import Report
 from tracekit.report.section import Table
 
@@ -73,5 +74,5 @@ def sections(report: Report) -> list[Component]:
 
 
 def _table(section: Table) -> Component:
-    table = pl.DataFrame(section.rows, schema=section.heads, orient="row")
-    return panel(section.title, scrolled(plain_table(table), section.title))
+    table = html_table(section.heads, section.rows, figure_columns(section))
+    return panel(section.title, scrolled(table, section.title))

@@ -31,13 +31,13 @@ from tracekit.dashboards.browser.ui.components import (
 from tracekit.dashboards.browser.ui.context import results, study, viewer
 from tracekit.dashboards.browser.ui.sentences import Tone
 from tracekit.dashboards.browser.ui.shell import page
+from tracekit.dashboards.words import figure_columns
 from tracekit.fleet.words import (
     APPLIED,
     BY_CAUSE,
     BY_TEAM,
     answer_rows,
     culprits_table,
-    figure_columns,
     headline,
     hours,
     tables,
@@ -140,9 +140,8 @@ def _panel(table: Table, by: str = "", values: Sequence[str] = ()) -> Component:
 
 
 def _shown(table: Table, cells: Sequence[Any]) -> Component:
-    numbers = [at for at, figures in enumerate(figure_columns(table)) if figures]
     # On a phone the table scrolls sideways, so the keyboard must reach it.
-    return html_table(table.heads, cells, numbers, tabIndex=0, **attributes(aria_label=table.title))
+    return html_table(table.heads, cells, figure_columns(table), tabIndex=0, **attributes(aria_label=table.title))
 
 
 page(__name__, "/fleet", "Fleet", build, lambda _found, _state: [])
