@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.analysis.job.lanes import Lanes
-from tracekit.dashboards.figures.step_ops import Ints, Replay, StepOps, step_ops
+from tracekit.analysis.numeric.arrays import Ints
+from tracekit.dashboards.figures.step_ops import Replay, StepOps, step_ops
 from tracekit.dashboards.figures.worker_cells import workers_that_matter
 from tracekit.report.report import Report
 from tracekit.report.rows import OfWorker

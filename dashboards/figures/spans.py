@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit.dashboards.figures.step_ops import Floats, Ints, Replay, StepOps
+from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.dashboards.figures.step_ops import Replay, StepOps
 from tracekit.trace.model import KINDS
 
 _COMMUNICATES = np.array([kind.is_communication for kind in KINDS])

@@ -19,13 +19,11 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.timeline import compared_frame
 from tracekit.trace.chrome import STREAMS
 from tracekit.trace.model import KINDS, OpKind
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 STREAM_NAMES: tuple[str, ...] = tuple(dict.fromkeys(STREAMS.values()))
 _STREAM_OF_KIND = np.array([STREAM_NAMES.index(STREAMS[kind]) for kind in KINDS], np.uint8)

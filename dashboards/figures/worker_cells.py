@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from tracekit.analysis.numeric.arrays import Floats
-from tracekit.dashboards.figures.worker_map import LEVELS, pool
+from tracekit.dashboards.figures.worker_map import LEVELS, Floats, pool
 from tracekit.report.report import Report
 from tracekit.trace.model import Worker
 

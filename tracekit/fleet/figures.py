@@ -15,7 +15,8 @@ import numpy as np
 import polars as pl
 
 from tracekit.analysis.attribution.patterns import SpaceShape, TimeShape
-from tracekit.fleet.bootstrap import CONFIDENCE, Floats, Interval, bootstrapped, interval, ratio, samples_of
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.fleet.bootstrap import CONFIDENCE, Interval, bootstrapped, interval, ratio, samples_of
 from tracekit.fleet.exclusions import BY_TIME, EVERYWHERE, Rule
 from tracekit.fleet.paper import PaperFigure, beside_paper
 from tracekit.fleet.study import Study

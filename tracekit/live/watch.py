@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -76,12 +76,10 @@ class Watch:
         if self.notifier is not None:
             self.notifier.close(CLOSE_TIMEOUT_S)
             self._tell_of_notifier()
-            for line in self.notifier.losses():
-                self.tell(line)
+            self._tell_lines(self.notifier.losses())
         if self.tracker is not None:
             self.tracker.close(TRACKER_TIMEOUT_S)
-            for line in self.tracker.losses():
-                self.tell(line)
+            self._tell_lines(self.tracker.losses())
         if unstored is not None:
             raise unstored
 
@@ -92,7 +90,11 @@ class Watch:
                 self.notifier.tell(*map(self._unmuted, self.deliveries.left(self.job)))
 
     def _tell_of_notifier(self) -> None:
-        for line in () if self.notifier is None else self.notifier.changes():
+        if self.notifier is not None:
+            self._tell_lines(self.notifier.changes())
+
+    def _tell_lines(self, texts: Iterable[str]) -> None:
+        for line in texts:
             self.tell(line)
 
     def _tell(self, changes: StoreChanges) -> None:
@@ -108,8 +110,7 @@ class Watch:
             self._problem = str(error)
             return
         self._problem = None
-        for line in lines(news):
-            self.tell(line)
+        self._tell_lines(lines(news))
         if self.tracker is not None:
             for windows in news.windows.values():
                 self.tracker.tell(windows)

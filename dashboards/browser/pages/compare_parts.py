@@ -70,41 +70,33 @@ def verdict_panel(before: Side, after: Side, extra: Component) -> Component:
 
 def _figures(before: Side, after: Side) -> Component:
     """Every figure before and after, with the interval of its change where steps give one."""
-    slowdown = difference_of_means(before.slowdown_by_step(), after.slowdown_by_step())
-    lost = before.lost_gpu_hours_per_day, after.lost_gpu_hours_per_day
-    ideal = float(before.ideal_s.mean()), float(after.ideal_s.mean())
     rows = [
         _row([term("recorded"), " step time"], difference_of_means(before.recorded_s, after.recorded_s), seconds),
         _row([term("original"), " step time"], difference_of_means(before.original_s, after.original_s), seconds),
-        _row([term("ideal"), " step time"], MeanDifference(*ideal, None, None), seconds),
-    ]
-    rows += [
-        _row([term("slowdown")], slowdown, lambda value: f"{value:.3f}"),
+        _row([term("ideal"), " step time"], _exact(before.ideal_s.mean(), after.ideal_s.mean()), seconds),
         _row(
-            [term("waste")],
-            MeanDifference(before.waste, after.waste, None, None),
-            lambda value: f"{value:.1%}",
-            share=False,
-            points=True,
+            [term("slowdown")],
+            difference_of_means(before.slowdown_by_step(), after.slowdown_by_step()),
+            "{:.3f}".format,
         ),
+        _row([term("waste")], _exact(before.waste, after.waste), "{:.1%}".format, share=False, points=True),
         _row(
             ["GPU-hours ", term("wasted"), " a day"],
-            MeanDifference(*lost, None, None),
-            lambda value: f"{value:,.1f}",
+            _exact(before.lost_gpu_hours_per_day, after.lost_gpu_hours_per_day),
+            "{:,.1f}".format,
             share=False,
         ),
-        _row(
-            ["Steps"],
-            MeanDifference(len(before.steps), len(after.steps), None, None),
-            lambda value: f"{value:,.0f}",
-            share=False,
-        ),
+        _row(["Steps"], _exact(len(before.steps), len(after.steps)), "{:,.0f}".format, share=False),
     ]
     if before.tokens_per_s and after.tokens_per_s:
-        rates = MeanDifference(before.tokens_per_s, after.tokens_per_s, None, None)
-        rows.append(_row(["Tokens a second"], rates, three_digits))
+        rows.append(_row(["Tokens a second"], _exact(before.tokens_per_s, after.tokens_per_s), three_digits))
     heads = ["", f"Before: {short(before.title)}", f"After: {short(after.title)}", "Change", "95% interval"]
     return html_table(heads, rows, numbers=range(1, 5))
+
+
+def _exact(before: float, after: float) -> MeanDifference:
+    """A change without an interval."""
+    return MeanDifference(float(before), float(after), None, None)
 
 
 def _row(

@@ -54,20 +54,18 @@ def slowest(workers: WorkerMap, position: int | None, chosen: int) -> list[Compo
             "worker", comma(worker), workers.label(cell).removeprefix("rank "), place="list", pressed=cell == chosen
         )
         rows.append(
-            html.Tr(
-                [
-                    html.Td(shown),
-                    html.Td("-" if host is None else short(host), className="host"),
-                    html.Td(f"{worker.dp_rank}, {worker.pp_rank}"),
-                    *([] if in_step is None else [html.Td(f"{in_step[cell]:.3f}", className="number")]),
-                    html.Td(f"{workers.slowdown.ravel()[cell]:.3f}", className="number"),
-                ],
-                className="chosen" if cell == chosen else "",
-            )
+            [
+                shown,
+                html.Td("-" if host is None else short(host), className="host"),
+                f"{worker.dp_rank}, {worker.pp_rank}",
+                *([] if in_step is None else [f"{in_step[cell]:.3f}"]),
+                f"{workers.slowdown.ravel()[cell]:.3f}",
+            ]
         )
     nobody = float(workers.slowdown.max()) < WORTH_NAMING and position is None
     said = [note(f"Nobody reaches {WORTH_NAMING:.2f}: these are only the largest.")] if nobody else []
-    table = html_table(heads, rows, range(3, len(heads)), style="tight")
+    places = [place for place, cell in enumerate(cells) if cell == chosen]
+    table = html_table(heads, rows, range(3, len(heads)), style="tight", chosen=places)
     return [*said, scrolled(table, "Slowest workers", style="whole")]
 
 
@@ -169,25 +167,21 @@ def hosts(workers: WorkerMap, chosen: str | None, report: Report) -> list[Compon
             note("Traces of `tracekit collect` name them; other formats can carry `hosts` in their metadata."),
         ]
     rows = [
-        html.Tr(
-            [
-                html.Td(pick("host", load.name, short(load.name), place="hosts", pressed=load.name == chosen)),
-                html.Td(f"{load.workers:,}", className="number"),
-                html.Td(f"{load.worst_slowdown:.3f}", className="number"),
-                html.Td(
-                    pick("worker", comma(load.worst), _label(workers, load.worst).removeprefix("rank "), place="hosts")
-                ),
-                html.Td(f"{load.summed:.3f}", className="number"),
-            ],
-            className="chosen" if load.name == chosen else "",
-        )
+        [
+            pick("host", load.name, short(load.name), place="hosts", pressed=load.name == chosen),
+            f"{load.workers:,}",
+            f"{load.worst_slowdown:.3f}",
+            pick("worker", comma(load.worst), _label(workers, load.worst).removeprefix("rank "), place="hosts"),
+            f"{load.summed:.3f}",
+        ]
         for load in loads[:HOSTS_LISTED]
     ]
+    places = [place for place, load in enumerate(loads) if load.name == chosen]
     heads = ["Host", "Workers", "Slowest", "Rank", term("summed excess")]
     more = len(loads) - HOSTS_LISTED
     rest = f"{more:,} more hosts have no slower worker. " if more > 0 else ""
     return [
         said,
-        scrolled(html_table(heads, rows, numbers=(1, 2, 4), style="tight"), "Hosts", style="whole"),
+        scrolled(html_table(heads, rows, (1, 2, 4), style="tight", chosen=places), "Hosts", style="whole"),
         note(f"{rest}Choose a host to mark its workers on the map."),
     ]

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import polars as pl
 from dash import Dash
 
+from tracekit.analysis.numeric.arrays import Ints
 from tracekit.base.errors import NotStoredError, SelectionError
 from tracekit.base.text import LONGEST_NAME, cut, printable, seconds
 from tracekit.dashboards.browser.data.queries import Stored
@@ -29,7 +30,7 @@ from tracekit.dashboards.browser.web.downloads import csv_file, file_stem
 from tracekit.dashboards.figures.lanes import LANE_OP, StreamOps
 from tracekit.dashboards.figures.path_spans import PathSpans, path_spans
 from tracekit.dashboards.figures.spans import Window, count, overview, slowest, spans, sums
-from tracekit.dashboards.figures.step_ops import Ints, Replay, StepOps
+from tracekit.dashboards.figures.step_ops import Replay, StepOps
 from tracekit.trace.model import KINDS, OpKind, Worker
 
 #: Up to this many spans, the browser gets all of them at once; above, only those in its window.
