@@ -11,10 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PENDING = (
-    "analysis/detectors",
     "analysis/diagnosis",
-    "analysis/evidence",
-    "analysis/fixes",
     "benchmarks/frameworks.py",
     "benchmarks/frameworks_parallel.py",
     "benchmarks/frameworks_parts.py",

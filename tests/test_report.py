@@ -27,7 +27,7 @@ from tests.handmade import (
     run,
     slow_frame,
 )
-from tracekit.analysis.detectors.registry import kinds_of_jobs, own_detectors
+from tracekit.analysis.detectors.all_detectors import kinds_of_jobs, own_detectors
 from tracekit.analysis.evidence.subject import JobKind
 from tracekit.analysis.job.analysis import ReportOptions
 from tracekit.analysis.job.pipeline import PipelineJob

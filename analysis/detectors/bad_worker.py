@@ -10,6 +10,7 @@ import numpy as np
 
 from tracekit.analysis.detectors.detector import SMALLEST_COST_SHARE, Candidate, Detector, Repair, Treatment, only_in
 from tracekit.analysis.detectors.process_pauses import ProcessPauses
+from tracekit.analysis.detectors.rank_behind import compared
 from tracekit.analysis.detectors.remedies import SLOW_KIND, SLOW_RANK
 from tracekit.analysis.detectors.slow_computes import (
     ONE_KIND_CHECK,
@@ -18,7 +19,6 @@ from tracekit.analysis.detectors.slow_computes import (
     time_of,
     worker_figures,
 )
-from tracekit.analysis.detectors.uneven_kernels import compared
 from tracekit.analysis.evidence.explained import MOST_OF_PRICE, explained
 from tracekit.analysis.evidence.groups import slow_groups
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
@@ -107,19 +107,19 @@ class BadWorker(Detector):
         """Leave out workers that are slow because their processes are stopped, and those whose slowness costs nothing
         once all other findings are gone.
         """
-        kept = []
+        remaining = []
         for candidate in candidates:
             stopped = _stopped(job, candidate, candidates) if candidate.kind == self.kind else set()
             slow = tuple(worker for worker in candidate.where.workers if worker not in stopped)
             if not stopped:
-                kept.append(candidate)
+                remaining.append(candidate)
             elif slow:
-                kept.append(self.of_workers(job, slow))
-        reviewed = list(kept)
-        for at, candidate in enumerate(kept):
+                remaining.append(self.of_workers(job, slow))
+        reviewed = list(remaining)
+        for index, candidate in enumerate(remaining):
             if candidate.kind == self.kind and len(candidate.where.workers) > 1:
-                others = [other.change for other in kept if other is not candidate and other.change is not None]
-                reviewed[at] = self.of_workers(job, _costly(job, candidate.where.workers, others))
+                others = [other.change for other in remaining if other is not candidate and other.change is not None]
+                reviewed[index] = self.of_workers(job, _costly(job, candidate.where.workers, others))
         return reviewed
 
 

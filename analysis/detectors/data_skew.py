@@ -9,7 +9,7 @@ from msgspec import structs
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, Treatment, only_in
 from tracekit.analysis.detectors.episode_figures import chance_figures, time_of_episodes
-from tracekit.analysis.detectors.uneven_kernels import compared
+from tracekit.analysis.detectors.rank_behind import compared
 from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.subject import Subject

@@ -9,7 +9,7 @@ import numpy as np
 
 from tracekit.analysis.attribution.patterns import TimePattern, TimeShape
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
-from tracekit.analysis.evidence.significance import Episodes
+from tracekit.analysis.evidence.significance import Episodes, episodes_of
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.report.finding import Figure, Unit
 
@@ -47,3 +47,14 @@ def time_of_episodes(job: PipelineSubject, episodes: Episodes, member: int, seri
         slow_steps=slow,
         per_step=tuple(float(value) for value in series),
     )
+
+
+def network_time(job: PipelineSubject, series: Floats) -> TimePattern:
+    """When the network is slow. `series`: by which factor, 1 if it is not, [steps]."""
+    return time_of_episodes(job, episodes_of(np.log(series)[None], 2, fewest=1, remembers=False), 0, series)
+
+
+def on_one_host(job: PipelineSubject) -> bool:
+    """Whether nothing passes a network: copies within a host are held up by its cores or memory."""
+    hosts = job.hosts
+    return len(set(hosts.values())) == 1 and len(hosts) == len(job.dp_ranks) * job.stages

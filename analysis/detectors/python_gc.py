@@ -7,16 +7,17 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, only_in
-from tracekit.analysis.detectors.of_one_gpu import candidate, costly, gpu_of, on_each
+from tracekit.analysis.detectors.of_one_gpu import candidate, costly, on_each
 from tracekit.analysis.detectors.rank_behind import rank_behind
 from tracekit.analysis.detectors.stops import SMALLEST_STOP_SHARE, longest_share, stopped_workers, stops_s
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.evidence import evidence
-from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.evidence.gpu_losses import idle_gpu
+from tracekit.analysis.evidence.graph_subject import RecordingSubject
 from tracekit.analysis.evidence.grids import collections
 from tracekit.analysis.evidence.host_time import host_time
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
-from tracekit.analysis.evidence.process_stops import steps_with_stops
+from tracekit.analysis.evidence.scheduler import steps_with_stops
 from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.gpu.part import Part
@@ -43,7 +44,7 @@ def _in_every_step(job: PipelineSubject, stops: Floats, where: Place) -> bool:
     return bool(cells) and all((stops[stage, :, at] > 0).mean() >= EVERY_STEP_SHARE for stage, at in cells)
 
 
-class PythonGc(Detector):
+class GarbageCollection(Detector):
     """Python's garbage collector stops a worker between its ops or during a forward.
 
     Paper: pauses hit forwards only (backwards are launched from C++), on different workers at different steps, and can
@@ -73,10 +74,10 @@ class PythonGc(Detector):
             yield late.candidate(self.kind, effect)
         yield from self._in_pipeline(job)
 
-    @only_in(GraphSubject)
-    def _in_one_gpu(self, job: GraphSubject) -> Iterator[Candidate]:
+    @only_in(RecordingSubject)
+    def _in_one_gpu(self, job: RecordingSubject) -> Iterator[Candidate]:
         """The collections in the recording of one rank; none if none were recorded."""
-        for part in costly(job, host_time(job).by_name(IdleReason.GC)) if gpu_of(job) else ():
+        for part in costly(job, host_time(job).by_name(IdleReason.GC)) if idle_gpu(job) else ():
             yield candidate(
                 self.kind,
                 job,

@@ -56,8 +56,10 @@ def slower(job: PipelineSubject, hit: Bools, who: str) -> str:
         words = f"compute{'s' if len(factors) == 1 else ''} {size} slower than {who}{grows}"
     noise = next((figure.value for figure in _confidence_figures(job, hit) if figure.name == NOISE), None)
     clocks = clocks_of(job, job.workers_where(hit))
-    at = clocks and f"; its GPU runs at {clocks.own_mhz:,.0f} MHz, those of others at {clocks.peers_mhz:,.0f} MHz"
-    return words + ("" if noise is None else f"; noise alone makes {noise:.1%}") + (at or "")
+    clocks_text = (
+        clocks and f"; its GPU runs at {clocks.own_mhz:,.0f} MHz, those of others at {clocks.peers_mhz:,.0f} MHz"
+    )
+    return words + ("" if noise is None else f"; noise alone makes {noise:.1%}") + (clocks_text or "")
 
 
 def _growth(job: PipelineSubject, hit: Bools, kind: int | None) -> str:

@@ -11,7 +11,7 @@ from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, on
 from tracekit.analysis.detectors.rank_behind import RankBehind, rank_behind
 from tracekit.analysis.evidence.host_code import host_code_of
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
-from tracekit.analysis.evidence.process_stops import process_stops_s
+from tracekit.analysis.evidence.scheduler import process_stops_s
 from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.fixes.plan import SPEED_OF_PEERS
 from tracekit.analysis.gpu.part import Part
@@ -114,11 +114,11 @@ def _most_of_it(late: RankBehind) -> str:
     host = ops.select("rank", "duration", *named).filter(late.behind.ops)
     operator = pl.col("outer" if "outer" in host.columns else "operator").fill_null("Python, outside operators")
     key = [pl.col("phase").fill_null("?"), operator.alias("operator")]
-    here, others = pl.col("rank") == late.rank, max(host["rank"].n_unique() - 1, 1)
+    own, others = pl.col("rank") == late.rank, max(host["rank"].n_unique() - 1, 1)
     excess = (
         host.with_columns(key)
         .group_by("phase", "operator")
-        .agg(more=pl.col("duration").filter(here).sum() - pl.col("duration").filter(~here).sum() / others)
+        .agg(more=pl.col("duration").filter(own).sum() - pl.col("duration").filter(~own).sum() / others)
         .sort("more", "phase", "operator", descending=[True, False, False])
     )
     first = excess.row(0, named=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, only_in
-from tracekit.analysis.detectors.network_times import network_time, on_one_host
+from tracekit.analysis.detectors.episode_figures import network_time, on_one_host
 from tracekit.analysis.detectors.rank_behind import rank_behind
 from tracekit.analysis.detectors.too_little_trace import FEWEST_STEPS
 from tracekit.analysis.evidence.grids import collectives, transfers
@@ -28,7 +28,7 @@ SMALLEST_NIC_FACTOR = 1.5
 SMALLEST_TRANSFER_S = 1e-6
 
 
-class SlowNic(Detector):
+class SlowNetworkCard(Detector):
     """The network card of a worker's host is slow in sending, in receiving, or in both.
 
     Paper: no signature. A card carries the transfers to both neighbouring stages and the collectives of its stage. So a

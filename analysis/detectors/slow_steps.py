@@ -11,14 +11,14 @@ from tracekit.analysis.detectors.episode_figures import chance_figures
 from tracekit.analysis.detectors.too_little_trace import FEWEST_STEPS
 from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
-from tracekit.analysis.evidence.process_stops import steps_with_stops
+from tracekit.analysis.evidence.scheduler import steps_with_stops
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import lower_median, median, safe
 from tracekit.analysis.whatif.interventions import Scale
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
 
 
-class SlowSteps(Detector):
+class StepsSlowForAll(Detector):
     """All workers compute slower in some steps: warm-up, a power cap, another tenant.
 
     Paper: reports S per step, without a threshold for slow ones. tracekit compares the lower quartile of the computes

@@ -80,7 +80,7 @@ def _uneven_chunks(
         if len(times) > 1:
             of = {"backward": float(times[BACKWARD])} | of
         longer = [(name, factor) for name, factor in of.items() if factor > 1 + SMALLEST_STAGE_EXCESS]
-        (first, most), *more = longer or [max(of.items(), key=lambda one: one[1])]
+        (first, most), *more = longer or [max(of.items(), key=lambda item: item[1])]
         takes = f"its {first} takes {most:.2g} times as long as that of other chunks"
         figures = (
             Figure(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tracekit.analysis.attribution.attribution import Trust
-from tracekit.analysis.detectors.registry import detector_of
+from tracekit.analysis.detectors.all_detectors import detector_of
 from tracekit.analysis.diagnosis.assessment import Assessment
 from tracekit.analysis.diagnosis.first_fix import act_of, assumed_by, best_fix, first_fix
 from tracekit.analysis.evidence.subject import Subject

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from msgspec import structs
 
+from tracekit.analysis.detectors.all_detectors import PlugInError, detectors, is_plug_in, left_out, own_detectors
 from tracekit.analysis.detectors.detector import Detector
-from tracekit.analysis.detectors.registry import PlugInError, detectors, is_plug_in, left_out, own_detectors
 from tracekit.analysis.diagnosis.answer import answer_of
 from tracekit.analysis.diagnosis.assessment import Assessment
 from tracekit.analysis.diagnosis.find import causes_of

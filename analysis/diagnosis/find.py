@@ -16,9 +16,9 @@ from msgspec import structs
 
 from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN
 from tracekit.analysis.attribution.patterns import TimePattern, pattern_of_series
+from tracekit.analysis.detectors.all_detectors import detector_of, guarded, is_plug_in, own_detectors
 from tracekit.analysis.detectors.detector import Candidate, Detector
 from tracekit.analysis.detectors.nothing_found import Healthy, Unexplained
-from tracekit.analysis.detectors.registry import detector_of, guarded, is_plug_in, own_detectors
 from tracekit.analysis.detectors.remedies import Advice, remedy_for
 from tracekit.analysis.diagnosis.assessment import Assessment
 from tracekit.analysis.diagnosis.seen_once import seen_once

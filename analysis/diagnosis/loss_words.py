@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from tracekit.analysis.attribution.chance import Parts
-from tracekit.analysis.detectors.registry import detector_of
+from tracekit.analysis.detectors.all_detectors import detector_of
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.base.text import main_clause, seconds
 from tracekit.report.finding import Finding

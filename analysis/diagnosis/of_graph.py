@@ -16,10 +16,10 @@ from tracekit.analysis.attribution.attribution import (
     SMALLEST_SLOWDOWN,
     Trust,
 )
-from tracekit.analysis.detectors.registry import detector_of
+from tracekit.analysis.detectors.all_detectors import detector_of
 from tracekit.analysis.detectors.uneven_experts import doubts_of
 from tracekit.analysis.diagnosis.assessment import Assessment, Headline
-from tracekit.analysis.evidence.culprit import culprit_of
+from tracekit.analysis.evidence.culprit import culprit_of, uneven_experts, unknown_loads
 from tracekit.analysis.evidence.gpu_losses import (
     discrepancy,
     exposed_communication_s,
@@ -30,8 +30,6 @@ from tracekit.analysis.evidence.gpu_losses import (
     unseen_s,
 )
 from tracekit.analysis.evidence.graph_subject import GraphSubject
-from tracekit.analysis.evidence.uneven_loads import uneven_experts
-from tracekit.analysis.evidence.unknown_loads import unknown_loads
 from tracekit.analysis.evidence.unprofiled_steps import in_production_s, profiled_steps_s, unprofiled_step, worth_s
 from tracekit.analysis.gpu.behind import BlamedRank
 from tracekit.analysis.gpu.late_rank import unexplained_waits
@@ -77,7 +75,7 @@ class GraphAssessment(Assessment, frozen=True, eq=False):
         job = self.job
         kind, loss, lost_s, leading = _costliest(job, causes)
         whole_s = _whole_s(job, leading) or 1.0
-        if job.kept is not None and leading:
+        if job.summary is not None and leading:
             named_s = _cost_s(job, leading[0])
             lost_s = named_s if named_s >= SMALLEST_HEADLINE_SHARE * whole_s else lost_s
         return Headline(
@@ -114,11 +112,11 @@ class GraphAssessment(Assessment, frozen=True, eq=False):
         if unseen_s(job) >= 0.0005 * job.recorded_s:
             gaps += f" and {unseen_s(job) / job.recorded_s:.1%} that the recording does not show"
         figures = [f"replay within {trust.replay_error:.1%} of the recording; {gaps}"]
-        if job.kept is not None:
+        if job.summary is not None:
             odd = (
                 (job.unexplained.violations, "dependency", "contradicted"),
-                (job.kept.unmatched * (not job.alone), "communication kernel", "without a partner"),
-                (job.kept.without_launch, "GPU op", "launched outside the recording"),
+                (job.summary.unmatched * (not job.alone), "communication kernel", "without a partner"),
+                (job.summary.without_launch, "GPU op", "launched outside the recording"),
             )
             figures += [f"{counted(number, noun)} {what}" for number, noun, what in odd if number]
         return "; ".join(figures)
@@ -126,7 +124,7 @@ class GraphAssessment(Assessment, frozen=True, eq=False):
     def seen(self, finding: Finding) -> str:
         """See `Assessment.seen`: when it acts, where in the code, or how long others wait for it."""
         culprit = culprit_of(self.job)
-        if self.job.kept is None:
+        if self.job.summary is None:
             return f", {finding.when}"
         if finding.spent is not None:
             return f", at {code_name(finding.spent.where)}" if finding.spent.where else ""
@@ -169,9 +167,9 @@ def _loss_of(cause: Finding) -> LossKind:
 
 def _sentence(job: GraphSubject, kind: LossKind, leading: Sequence[Finding], lost_s: float) -> str:
     """What costs most, and what else nobody can explain, without the kind of loss."""
-    if kind is LossKind.CONTRADICTION and job.kept is not None:
-        return f"{job.kept.lost}: what costs time cannot be told"
-    whole, step = "each step" if job.kept is None else "the recording", unprofiled_step(job)
+    if kind is LossKind.CONTRADICTION and job.summary is not None:
+        return f"{job.summary.lost}: what costs time cannot be told"
+    whole, step = "each step" if job.summary is None else "the recording", unprofiled_step(job)
     if step is not None:
         whole = "each step without the profiler"
     rest = parts_of_s(job).words(job.recorded_s, whole)
@@ -220,7 +218,7 @@ def _cost_s(job: GraphSubject, cause: Finding) -> float:
 def _doubts(job: GraphSubject) -> Iterator[str]:
     """Yield why the numbers cannot be trusted."""
     yield from _of_replay(job)
-    found, waits = job.kept, job.waits
+    found, waits = job.summary, job.waits
     if found is None or waits is None:
         return
     yield from found.doubts
@@ -247,7 +245,7 @@ def _of_stacks(culprit: BlamedRank | None, without_stacks: Sequence[int]) -> Ite
 
 def _of_transfers(job: GraphSubject) -> str | None:
     """Why it is not known what transfers cost; None if it is."""
-    found = job.kept
+    found = job.summary
     if found is None or job.waits is None:
         return None
     unseen = [rank for rank in found.left_out if rank not in found.late.accounted]

@@ -22,8 +22,8 @@ from tracekit.analysis.attribution.attribution import (
 from tracekit.analysis.attribution.chance import SMALLEST_UNEXPLAINED, Parts
 from tracekit.analysis.attribution.patterns import SpacePattern, TimePattern, space_pattern, time_pattern
 from tracekit.analysis.attribution.stalls import Stall
+from tracekit.analysis.detectors.all_detectors import detector_of
 from tracekit.analysis.detectors.detector import SMALLEST_COST_SHARE, Treatment
-from tracekit.analysis.detectors.registry import detector_of
 from tracekit.analysis.detectors.uneven_experts import doubts_of
 from tracekit.analysis.diagnosis.assessment import Assessment, Headline
 from tracekit.analysis.diagnosis.find import can_conclude

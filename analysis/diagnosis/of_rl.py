@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from tracekit.analysis.attribution.attribution import Trust
+from tracekit.analysis.detectors.all_detectors import detector_of
 from tracekit.analysis.detectors.detector import SMALLEST_COST_SHARE
-from tracekit.analysis.detectors.post_training import STALE, Tail, alternative
-from tracekit.analysis.detectors.registry import detector_of
+from tracekit.analysis.detectors.rl_losses import STALE, Tail, alternative
 from tracekit.analysis.diagnosis.assessment import Assessment, Headline
 from tracekit.analysis.evidence.rl_subject import RlSubject
 from tracekit.analysis.fixes.plan import Plan

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct, field
 
-from tracekit.analysis.detectors.registry import detector_of, guarded
+from tracekit.analysis.detectors.all_detectors import detector_of, guarded
 from tracekit.analysis.diagnosis.assessment import Assessment
 from tracekit.analysis.diagnosis.find import acting
 from tracekit.analysis.evidence.subject import Subject

@@ -6,7 +6,7 @@ of its time but has S = 1. So the verdict names the kind of loss that costs most
 
 from __future__ import annotations
 
-from tracekit.analysis.detectors.registry import detector_of
+from tracekit.analysis.detectors.all_detectors import detector_of
 from tracekit.analysis.diagnosis.assessment import Headline
 from tracekit.analysis.evidence.subject import Subject
 from tracekit.report.verdict import LossKind, Verdict

@@ -31,23 +31,24 @@ class Breaks(Struct, frozen=True, eq=False):
     """`late_s`: delay of each worker due to breaks, beyond the time in which all stand still, seconds, [stages, steps,
     dp_ranks]. `alone`: the workers that have breaks for which the others wait, [stages, dp_ranks].
 
-    `grids`: the ops before which they are late; `left`: the share of their launch delays that is not due to breaks.
+    `grids`: the ops before which they are late; `remaining`: the share of their launch delays that is not due to
+    breaks.
     """
 
     late_s: Floats
     alone: Bools
     grids: tuple[OpGrid, ...]
-    left: tuple[Floats, ...]
+    remaining: tuple[Floats, ...]
 
     @property
     def change(self) -> Intervention:
         """The job without these delays."""
-        return Together(tuple(ScaleDelays(grid, left) for grid, left in zip(self.grids, self.left, strict=True)))
+        return Together(tuple(ScaleDelays(grid, share) for grid, share in zip(self.grids, self.remaining, strict=True)))
 
     def without(self, delays: tuple[Floats, ...]) -> tuple[Floats, ...]:
         """Launch delays, seconds, one [rows, lanes] matrix per block, without those due to breaks."""
-        for grid, left in zip(self.grids, self.left, strict=True):
-            delays = scaled(delays, grid.parts(left))
+        for grid, share in zip(self.grids, self.remaining, strict=True):
+            delays = scaled(delays, grid.parts(share))
         return delays
 
 
@@ -70,12 +71,12 @@ def find_breaks(replay: JobReplay) -> Breaks | None:
         return None
     quiet = ~hit.any(axis=(0, 2))
     usual = [median(delay[:, :, quiet], (2,))[:, :, None] for delay in delays]
-    left = tuple(
+    remaining = tuple(
         np.where(hit[:, None] & (delay > often), often / safe(delay), 1.0)
         for delay, often in zip(delays, usual, strict=True)
     )
-    due_s = np.max([((1 - kept) * delay).max(axis=1) for kept, delay in zip(left, delays, strict=True)], axis=0)
-    return Breaks(due_s, np.asarray(alone.any(axis=1)), grids, left)
+    due_s = np.max([((1 - kept) * delay).max(axis=1) for kept, delay in zip(remaining, delays, strict=True)], axis=0)
+    return Breaks(due_s, np.asarray(alone.any(axis=1)), grids, remaining)
 
 
 def _together(late_s: Floats, steps: Int32s, step_s: float) -> Bools:
@@ -87,14 +88,14 @@ def _together(late_s: Floats, steps: Int32s, step_s: float) -> Bools:
 
 def _alone(late_s: Floats, steps: Int32s, step_s: float) -> Bools:
     """Mask of breaks of the first DP rank's workers for which the others wait, [stages, steps, dp_ranks]."""
-    found = np.zeros(late_s.shape, np.bool_)
+    mask = np.zeros(late_s.shape, np.bool_)
     hit = stalls_in(late_s[:, :, 0].max(axis=0), step_s) > 0
     if late_s.shape[2] > 1 and _regular(steps[hit], steps):
         beyond_s = late_s - median(late_s[:, ~hit], (1,))[:, None]
         least_s = SHARE_OF_WORST * beyond_s[:, hit, 0].max(axis=0).min()
         if beyond_s[:, :, 1:].max() < least_s:  # others are never as late
-            found[:, :, 0] = (beyond_s[:, hit, 0].mean(axis=1) > least_s)[:, None] & hit
-    return found
+            mask[:, :, 0] = (beyond_s[:, hit, 0].mean(axis=1) > least_s)[:, None] & hit
+    return mask
 
 
 def _regular(hit: Int32s, steps: Int32s) -> bool:

@@ -44,8 +44,8 @@ def off_cpu_s(trace: Trace, graph: DependencyGraph) -> Floats:
     off = np.zeros((graph.layout.pp, len(graph.steps), len(graph.dp_ranks), ranks))
     if OFF_CPU not in trace.ops.columns:
         return off
-    known, step, dp_index = replayed_ops(trace, graph, pl.col(OFF_CPU).list.len() == ranks)
-    off[known["pp_rank"].to_numpy(), step, dp_index] = known[OFF_CPU].list.to_array(ranks).to_numpy()
+    ops, step, dp_index = replayed_ops(trace, graph, pl.col(OFF_CPU).list.len() == ranks)
+    off[ops["pp_rank"].to_numpy(), step, dp_index] = ops[OFF_CPU].list.to_array(ranks).to_numpy()
     return off
 
 

@@ -37,11 +37,11 @@ class RlSubject(Subject, frozen=True, eq=False):
         """
         logged = () if self.run.stale else USUAL[:1]
         usual = USUAL if self.run.generations is not None else logged
-        found = self.run.account([Scenario.parse(text) for text in usual])
-        if found.leading != "queueing":
-            return found
-        more = Scenario.parse(f"engines={more_engines(found.job.engines)}")
-        return structs.replace(found, what_if=[*found.what_if, self.run.price(more)])
+        account = self.run.account([Scenario.parse(text) for text in usual])
+        if account.leading != "queueing":
+            return account
+        more = Scenario.parse(f"engines={more_engines(account.job.engines)}")
+        return structs.replace(account, what_if=[*account.what_if, self.run.price(more)])
 
     @property
     def kind(self) -> JobKind:
@@ -67,7 +67,9 @@ class RlSubject(Subject, frozen=True, eq=False):
     @property
     def everywhere(self) -> str:
         engines = self.account.job.engines
-        return f"all {engines:,} engines" if engines > 1 else "the only engine" if engines else "the whole loop"
+        if engines > 1:
+            return f"all {engines:,} engines"
+        return "the only engine" if engines else "the whole loop"
 
     @property
     def names(self) -> Names:

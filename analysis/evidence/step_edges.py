@@ -54,8 +54,8 @@ def with_step_delays(replay: JobReplay, step_starts: Mapping[int, float]) -> Job
         delay = replay.durations.launch_delay[number]
         first = block.begins()
         rows = np.flatnonzero(first.any(axis=1))
-        at = graph.dp_index(block)
-        excess = np.where(first[rows], stalls[block.step] + late[template.pp_rank[rows]][:, block.step, at], 0.0)
+        lanes = graph.dp_index(block)
+        excess = np.where(first[rows], stalls[block.step] + late[template.pp_rank[rows]][:, block.step, lanes], 0.0)
         if (excess > 0).any():
             delay = delay.copy()
             delay[rows] = np.where(delay[rows] > 0, np.maximum(delay[rows] - excess, 0.0), delay[rows])
@@ -94,8 +94,8 @@ def _contradict(begins: Floats, ends: Floats, since: Floats) -> bool:
     way.
     """
     overlap = ends[:, :-1] - since[None, 1:, None] - begins[:, 1:]
-    known = np.isfinite(overlap)
-    least = np.where(known, overlap, np.inf).min(axis=(0, 2))
+    finite = np.isfinite(overlap)
+    least = np.where(finite, overlap, np.inf).min(axis=(0, 2))
     step_s = np.nanmax(ends, axis=(0, 2))[:-1]
     return bool((np.isfinite(least) & (least > LARGEST_OVERLAP_SHARE * step_s)).any())
 
@@ -121,14 +121,14 @@ def _of_workers(replay: JobReplay) -> tuple[Floats, Floats]:
     shape = (graph.layout.pp, len(graph.steps), len(graph.dp_ranks))
     begins, ends = np.full(shape, np.nan), np.full(shape, np.nan)
     for block in graph.blocks:
-        at = graph.dp_index(block)
+        lanes = graph.dp_index(block)
         # Rows are ordered by stage.
         bounds = np.searchsorted(block.template.pp_rank, np.arange(shape[0] + 1))
         for stage, (first, last) in enumerate(pairwise(bounds)):
             if last > first:
                 start = block.start[first:last]
-                begins[stage, block.step, at] = start.min(axis=0)
-                ends[stage, block.step, at] = (start + block.duration[first:last]).max(axis=0)
+                begins[stage, block.step, lanes] = start.min(axis=0)
+                ends[stage, block.step, lanes] = (start + block.duration[first:last]).max(axis=0)
     return begins, ends
 
 
@@ -137,10 +137,10 @@ def stalls_in(idle: Floats, step_s: float) -> Floats:
 
     `step_s`: usual length of a step.
     """
-    known = np.isfinite(idle)
-    if known.sum() < 2:
+    finite = np.isfinite(idle)
+    if finite.sum() < 2:
         return np.zeros(len(idle))
-    ordered = np.sort(idle[known])
+    ordered = np.sort(idle[finite])
     stalled = _beyond(idle, ordered, float(np.median(ordered)), step_s)
     hit = np.flatnonzero(stalled)
     if len(hit) and len(hit) <= MOST_STEPS_SHARE * len(idle):

@@ -23,7 +23,7 @@ from tracekit.analysis.evidence.evidence import evidence
 from tracekit.analysis.evidence.grids import computing, optimizers
 from tracekit.analysis.evidence.launch_delays import launch_delays
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
-from tracekit.analysis.evidence.run_queue import run_queue_s
+from tracekit.analysis.evidence.scheduler import run_queue_s
 from tracekit.analysis.evidence.significance import episodes_of, kinds_and_all, most_telling
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import lower_median, median, of_peers, safe
@@ -299,8 +299,8 @@ def larger_chunks(job: PipelineSubject, profile: ComputeProfile) -> Bools:
         return np.asarray(excess > SMALLEST_STAGE_EXCESS)
     chunk_s = np.nansum(job.table.grid, axis=3).reshape(-1, excess.size, steps)
     beyond = [view - math.log1p(SMALLEST_STAGE_EXCESS) for view in kinds_and_all(chunk_s, of_peers(chunk_s, 1))]
-    found = most_telling([episodes_of(view, excess.size) for view in beyond])
-    return np.asarray((excess > SMALLEST_STAGE_EXCESS) & (found.nats >= found.needed).reshape(excess.shape))
+    episodes = most_telling([episodes_of(view, excess.size) for view in beyond])
+    return np.asarray((excess > SMALLEST_STAGE_EXCESS) & (episodes.nats >= episodes.needed).reshape(excess.shape))
 
 
 @evidence(PipelineSubject)
@@ -313,17 +313,19 @@ def undecided(job: PipelineSubject) -> str | None:
     profile = job.profile
     if profile is None or len(job.dp_ranks) < 2:
         return None
-    found = profile.workers
-    looks_slow = found.on.all(axis=1) & (np.expm1(found.level) >= SMALLEST_FACTOR) & (found.nats < found.needed)
+    episodes = profile.workers
+    looks_slow = (
+        episodes.on.all(axis=1) & (np.expm1(episodes.level) >= SMALLEST_FACTOR) & (episodes.nats < episodes.needed)
+    )
     if not looks_slow.any():
         return None
-    at = int(np.where(looks_slow, found.level, -np.inf).argmax())
-    stage, dp_index = divmod(at, len(job.dp_ranks))
-    more = min(found.needed / max(float(found.nats[at]), SMALLEST_NATS), MOST_TIMES)
-    steps = max(math.ceil(more * found.on.shape[1]), FEWEST_STEPS_TO_TELL)
+    worst = int(np.where(looks_slow, episodes.level, -np.inf).argmax())
+    stage, dp_index = divmod(worst, len(job.dp_ranks))
+    more = min(episodes.needed / max(float(episodes.nats[worst]), SMALLEST_NATS), MOST_TIMES)
+    steps = max(math.ceil(more * episodes.on.shape[1]), FEWEST_STEPS_TO_TELL)
     return (
-        f"worker {job.worker(stage, dp_index)} computes {np.expm1(found.level[at]):.0%} slower, where noise alone makes"
-        f" {np.expm1(found.error[at]):.0%}: about {steps} steps would tell"
+        f"worker {job.worker(stage, dp_index)} computes {np.expm1(episodes.level[worst]):.0%} slower, where noise alone"
+        f" makes {np.expm1(episodes.error[worst]):.0%}: about {steps} steps would tell"
     )
 
 

@@ -62,9 +62,9 @@ def _swap(flat: Floats, dealt: Ints, load: Floats) -> bool:
     partners = partners[partners != busiest]
     if not len(partners):
         return False
-    mine = flat[dealt[:, busiest]]
+    costs = flat[dealt[:, busiest]]
     # The load that each swap moves from the busiest DP rank to each partner, [mine, partners, theirs].
-    moved = mine[:, None, None] - flat[dealt[:, partners]].T[None]
+    moved = costs[:, None, None] - flat[dealt[:, partners]].T[None]
     gap = (load[busiest] - load[partners])[None, :, None]
     higher = np.maximum(load[busiest] - moved, load[partners][None, :, None] + moved)
     higher = np.where((moved > 0) & (moved < gap), higher, np.inf)
@@ -103,7 +103,7 @@ def balance_plans(job: PipelineSubject, causes: Sequence[Finding]) -> Iterator[P
     best = dealt_cost(cost, deal_job(cost, best_deal_of_step))
     elastic = profile.elasticity[:, :, :, None, None, None]
     change = Scale(job.table, (1 + elastic * (dealt - 1)) / safe(1 + elastic * (cost - 1)))
-    cause = max(causes, key=lambda one: one.saved_s)
+    cause = max(causes, key=lambda finding: finding.saved_s)
     gone = [one.change for one in causes if one.change is not None]
     bound_s = float(job.step_times(gone).mean())
     offset = job.attribution.recorded_s - job.unchanged_s

@@ -52,18 +52,18 @@ def layer_plans(
     if uneven is None and slow is None:
         return
     check_layers(job.trace, layers)
-    known = layers or _from_metadata(job.trace)
+    split = layers or _from_metadata(job.trace)
     for cause, around in ((uneven, False), (slow, True)):
         if cause is None:
             continue
         # How much slower the slowest worker of each stage is than its peers.
         slowness = np.maximum(worker_factor(job).max(axis=1), 1.0) if around else np.ones(job.stages)
-        if known is None and cause.where.chunks:
+        if split is None and cause.where.chunks:
             yield from _even_chunks(cause)
-        elif known is None:
+        elif split is None:
             yield from _shares(job, slowness, cause, around=around)
         else:
-            model = replace(stage_model(profile.base_s, known), slowness=slowness)
+            model = replace(stage_model(profile.base_s, split), slowness=slowness)
             yield from _repartitioned(job, model, cause, around=around)
 
 

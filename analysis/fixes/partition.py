@@ -138,9 +138,9 @@ def _even(model: StageModel) -> tuple[int, ...]:
     cheapest = [((cost[at] + 2 * layer) * model.slowness[at], at) for at in range(len(layers))]
     heapify(cheapest)
     for _ in range(sum(model.layers) - sum(layers)):
-        at = cheapest[0][1]
-        layers[at] += 1
-        heapreplace(cheapest, ((cost[at] + (layers[at] + 1) * layer) * model.slowness[at], at))
+        stage = cheapest[0][1]
+        layers[stage] += 1
+        heapreplace(cheapest, ((cost[stage] + (layers[stage] + 1) * layer) * model.slowness[stage], stage))
     return tuple(layers)
 
 

@@ -62,9 +62,12 @@ def worker_plans(job: PipelineSubject, slow: Sequence[Finding]) -> Iterator[Plan
 
 def _fewest(job: PipelineSubject, workers: tuple[Worker, ...], cause: Finding) -> Iterator[Plan]:
     """The smallest set of slow workers whose repair brings the slowdown below the target."""
-    found = job.attribution
-    ranked = sorted(workers, key=lambda one: -found.worker_slowdown[found.dp_ranks.index(one.dp_rank), one.pp_rank])
-    target_s = TARGET_SLOWDOWN * found.ideal_s * job.unchanged_s / found.original_s
+    attribution = job.attribution
+    ranked = sorted(
+        workers,
+        key=lambda worker: -attribution.worker_slowdown[attribution.dp_ranks.index(worker.dp_rank), worker.pp_rank],
+    )
+    target_s = TARGET_SLOWDOWN * attribution.ideal_s * job.unchanged_s / attribution.original_s
 
     def reached(chosen: Sequence[Worker]) -> bool:
         return float(job.step_times((as_fast_as_peers(job, chosen),)).mean()) <= target_s
@@ -89,9 +92,9 @@ def _fewest(job: PipelineSubject, workers: tuple[Worker, ...], cause: Finding) -
 def _repair_text(workers: Sequence[Worker]) -> str | None:
     """The computes of these workers as fast as their peers, as an edit; None if they are too many to name."""
     named = " or ".join(f"worker={worker.dp_rank},{worker.pp_rank}" for worker in sorted(workers))
-    return (
-        None if not 0 < len(workers) <= MOST_NAMED else f"{f'({named})' if len(workers) > 1 else named} and {COMPUTES}"
-    )
+    if not 0 < len(workers) <= MOST_NAMED:
+        return None
+    return f"({named}) and {COMPUTES}" if len(workers) > 1 else f"{named} and {COMPUTES}"
 
 
 def _repair(names: Names, where: Place, *, hardware: bool) -> str:
@@ -129,8 +132,8 @@ def _shifted(job: PipelineSubject, worker: Worker, cause: Finding) -> Iterator[P
     microbatches, dp_ranks = job.table.shape[3], len(job.dp_ranks)
     if profile is None or dp_ranks < 2 or microbatches < 2:
         return
-    at = job.dp_index[worker.dp_rank]
-    factor = float(worker_factor(job)[worker.pp_rank, at])
+    dp_index = job.dp_index[worker.dp_rank]
+    factor = float(worker_factor(job)[worker.pp_rank, dp_index])
     # Move as many microbatches k as make (m - k) x factor equal to m + k / (dp - 1).
     even = microbatches * (factor - 1) / (factor + 1 / (dp_ranks - 1))
     plans = []
@@ -138,7 +141,7 @@ def _shifted(job: PipelineSubject, worker: Worker, cause: Finding) -> Iterator[P
         if moved >= microbatches:
             continue
         share = np.full(dp_ranks, 1 + moved / (dp_ranks - 1) / microbatches)
-        share[at] = 1 - moved / microbatches
+        share[dp_index] = 1 - moved / microbatches
         change = Scale(job.table, share[None, None, None, None, None, :])
         times = job.step_times((change,))
         title = f"Take {moved} of {microbatches} microbatches a step from dp {worker.dp_rank}"
@@ -158,8 +161,8 @@ def _shifted(job: PipelineSubject, worker: Worker, cause: Finding) -> Iterator[P
                 cause=cause,
                 around=True,
                 excludes=MACHINE,
-                edit=f"dp_rank={worker.dp_rank} and kind=~compute * {share[at]:.6g}"
-                f" + kind=~compute but dp_rank={worker.dp_rank} * {share[at - 1]:.6g}",
+                edit=f"dp_rank={worker.dp_rank} and kind=~compute * {share[dp_index]:.6g}"
+                f" + kind=~compute but dp_rank={worker.dp_rank} * {share[dp_index - 1]:.6g}",
             )
         )
     if plans:

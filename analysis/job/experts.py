@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tracekit.analysis.detectors.registry import detector_of
+from tracekit.analysis.detectors.all_detectors import detector_of
 from tracekit.analysis.detectors.uneven_experts import LATE_PEER, other_causes
-from tracekit.analysis.evidence.uneven_loads import experts_of, uneven_experts
+from tracekit.analysis.evidence.culprit import experts_of, uneven_experts
 from tracekit.analysis.experts.balance import ExpertJob
 from tracekit.analysis.experts.expert_loads import ExpertLoads, RebalancePlan
 from tracekit.base.text import seconds

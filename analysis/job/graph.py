@@ -80,7 +80,7 @@ class OfGraph(Job):
     @cached_property
     def evidence(self) -> GraphSubject:
         """What diagnosis and prices are made from. Raises TraceError if the steps of the job take no time."""
-        return GraphSubject(self.ops, self.graph, self.replay, self.times, self.recorded())
+        return GraphSubject.of(self.ops, self.graph, self.replay, self.times, self.recorded())
 
     def validate(self) -> None:
         """See `Job.validate`: the ops are validated when the graph is built."""

@@ -127,7 +127,7 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         )
 
     def _outline(self) -> Outline:
-        evidence, kept = self.evidence, self.evidence.kept
+        evidence, kept = self.evidence, self.evidence.summary
         own: dict[str, Any] = {"source": "ops", "steps": len(evidence.steps), "ops": evidence.ops.height}
         counts = {"rank": len(evidence.ranks), "step": len(evidence.steps), "op": evidence.ops.height}
         if kept is not None:
@@ -154,7 +154,7 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         )
 
     def _remarks(self) -> Iterator[tuple[str, str]]:
-        kept, gpu = self.evidence.kept, self.evidence.gpu
+        kept, gpu = self.evidence.summary, self.evidence.gpu
         if self.evidence.alone and gpu is not None and self.evidence.shows(Fact.COMPUTE):
             yield "GPU", _gpu_in_words(gpu)
         causes, action = self.diagnosis.causes, self.diagnosis.answer.action or ""
@@ -167,7 +167,7 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
     def _overview(self) -> list[Table]:
         """The tables of the first screen."""
         ranks = [] if self.recorded is None or self._alone else [self._ranks(self.recorded, full=False)]
-        return [*ranks, *([self._critical_path()] if self.evidence.kept is None else [])]
+        return [*ranks, *([self._critical_path()] if self.evidence.summary is None else [])]
 
     @property
     def _alone(self) -> GpuTimes | None:
@@ -232,14 +232,14 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         recorded_s = self.mean.recorded
         parts = [
             *((short(name), found) for name, found in list(self.critical_peers.items())[:_MOST_WAITS]),
-            ("between ops" if self.evidence.kept else "launch delays", self.critical_delay_s),
+            ("between ops" if self.evidence.summary else "launch delays", self.critical_delay_s),
             *((f"rank {rank}", found) for rank, found in list(self.critical_ranks.items())[:_MOST_WAITS]),
         ]
         rows = tuple((name, seconds(found), f"{found / recorded_s * 100:.0f}%") for name, found in parts)
         return Table("Critical path", ("On the critical path", of_whole(self.evidence.whole), "share"), rows)
 
     def _trust(self) -> dict[str, Any]:
-        kept = self.evidence.kept
+        kept = self.evidence.summary
         if kept is None:
             return {"notes": []}
         left = self.evidence.unexplained
@@ -254,7 +254,7 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
 
     def _verdict(self) -> dict[str, Any]:
         verdict = {"culprit": self._rank_to_blame()}
-        if self.evidence.kept is None:
+        if self.evidence.summary is None:
             return verdict
         return verdict | {"exposed_communication_s": exposed_communication_s(self.evidence)}
 
@@ -280,8 +280,8 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
                 for share in self._shares("kind")
             ],
         }
-        if evidence.kept is not None:
-            keys |= self._of_kept(evidence.kept)
+        if evidence.summary is not None:
+            keys |= self._of_kept(evidence.summary)
         if self.recorded is not None:
             keys |= self._of_recording(self.recorded)
         asked = {"overlap": overlap, "experts": loads}
@@ -296,7 +296,10 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
 
     def _unprofiled(self, rank: int) -> Unprofiled | str:
         """The step without the profiler, or why it is not known."""
-        step, cost = unprofiled_step(self.evidence), self.evidence.kept.costs.get(rank) if self.evidence.kept else None
+        step, cost = (
+            unprofiled_step(self.evidence),
+            self.evidence.summary.costs.get(rank) if self.evidence.summary else None,
+        )
         if step is None or cost is None:
             return _NO_OVERHEAD
         profiled_s = float(profiled_steps_s(self.evidence).mean())

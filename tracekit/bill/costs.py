@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
-from tracekit.analysis.detectors.registry import detector_of
+from tracekit.analysis.detectors.all_detectors import detector_of
 from tracekit.bill.ledger import ALL, LEAST_S, BillPart, Claim
 from tracekit.bill.useful import shown_useful
 from tracekit.report.conclusions import Finding

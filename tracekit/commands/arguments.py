@@ -110,6 +110,6 @@ class Condition:
 
 
 def _is_kind(name: str) -> bool:
-    from tracekit.analysis.detectors.registry import kinds
+    from tracekit.analysis.detectors.all_detectors import kinds
 
     return name in kinds()

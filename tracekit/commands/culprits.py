@@ -143,7 +143,7 @@ def _history(source: JobArguments, form: str, part: Sequence[str]) -> ExitCode:
 
 
 def _check_parts(parts: Sequence[str]) -> None:
-    from tracekit.analysis.detectors.registry import parts as known_parts
+    from tracekit.analysis.detectors.all_detectors import parts as known_parts
 
     known = known_parts()
     if unknown := [name for name in parts if name not in known]:

@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from tests.analysis.causes.test_naming import NAMES
+from tracekit.analysis.detectors.all_detectors import own_detectors
 from tracekit.analysis.detectors.bad_worker import BadWorker
-from tracekit.analysis.detectors.registry import own_detectors
 from tracekit.analysis.detectors.remedies import remedy_for
 from tracekit.analysis.detectors.slow_rank_of_worker import SlowRankOfWorker
 from tracekit.analysis.evidence.naming import Names

@@ -18,8 +18,8 @@ from tracekit.base.plug_ins import PlugIn, plug_ins
 #: Of each kind of finding, the module and class of its detector, and the kinds of jobs in which that looks.
 _DETECTORS = {
     "bad-worker": ("bad_worker.BadWorker", JobKind.PIPELINE | JobKind.GRAPH),
-    "slow-host": ("slow_host.SlowHost", JobKind.PIPELINE),
-    "slow-rank-group": ("slow_rank_group.SlowRankGroup", JobKind.PIPELINE),
+    "slow-host": ("slow_groups.SlowHosts", JobKind.PIPELINE),
+    "slow-rank-group": ("slow_groups.SlowRankGroup", JobKind.PIPELINE),
     "slow-rank-of-worker": ("slow_rank_of_worker.SlowRankOfWorker", JobKind.PIPELINE),
     "lockstep-jitter": ("lockstep_jitter.LockstepJitter", JobKind.PIPELINE),
     "data-skew": ("data_skew.DataSkew", JobKind.PIPELINE | JobKind.GRAPH),
@@ -27,20 +27,20 @@ _DETECTORS = {
     "hot-rank": ("uneven_experts.HotRank", JobKind.PIPELINE | JobKind.GRAPH),
     "rotating": ("uneven_experts.Rotating", JobKind.PIPELINE | JobKind.GRAPH),
     "skew": ("uneven_experts.Skew", JobKind.PIPELINE | JobKind.GRAPH),
-    "unknown-loads": ("uneven_experts.UnknownLoads", JobKind.PIPELINE | JobKind.GRAPH),
+    "unknown-loads": ("uneven_experts.UnknownExpertLoads", JobKind.PIPELINE | JobKind.GRAPH),
     "one-launch-queue": ("one_launch_queue.OneLaunchQueue", JobKind.GRAPH),
     "stage-imbalance": ("stage_imbalance.StageImbalance", JobKind.PIPELINE),
-    "sequence-length-imbalance": ("sequence_length_imbalance.SequenceLengthImbalance", JobKind.PIPELINE),
+    "sequence-length-imbalance": ("sequence_length_imbalance.UnevenSequences", JobKind.PIPELINE),
     "position-effect": ("position_effect.PositionEffect", JobKind.PIPELINE),
     "random-variation": ("random_variation.RandomVariation", JobKind.PIPELINE),
-    "python-gc": ("python_gc.PythonGc", JobKind.PIPELINE | JobKind.GRAPH),
+    "python-gc": ("python_gc.GarbageCollection", JobKind.PIPELINE | JobKind.GRAPH),
     "process-pauses": ("process_pauses.ProcessPauses", JobKind.PIPELINE),
     "checkpoint-stalls": ("checkpoint_stalls.Checkpoints", JobKind.PIPELINE | JobKind.RECORDING),
     "evaluation": ("evaluation.Evaluations", JobKind.PIPELINE),
-    "slow-steps": ("slow_steps.SlowSteps", JobKind.PIPELINE),
+    "slow-steps": ("slow_steps.StepsSlowForAll", JobKind.PIPELINE),
     "slow-p2p-link": ("slow_link.SlowLink", JobKind.PIPELINE),
-    "slow-nic": ("slow_nic.SlowNic", JobKind.PIPELINE | JobKind.GRAPH),
-    "congestion": ("congestion.Congestion", JobKind.PIPELINE),
+    "slow-nic": ("slow_nic.SlowNetworkCard", JobKind.PIPELINE | JobKind.GRAPH),
+    "congestion": ("congestion.NetworkCongestion", JobKind.PIPELINE),
     "shared-network-card": ("shared_card.SharedCard", JobKind.PIPELINE),
     "unrecorded-worker-late": ("unrecorded_worker_late.UnrecordedWorkerLate", JobKind.PIPELINE),
     "late-data-loading": ("late_data.LateData", JobKind.PIPELINE | JobKind.GRAPH),
@@ -60,15 +60,15 @@ _DETECTORS = {
     "stream-waits": ("stream_waits.StreamWaits", JobKind.RECORDING),
     "idle-unseen": ("idle_unseen.IdleUnseen", JobKind.RECORDING),
     "sync-calls": ("sync_calls.SyncCalls", JobKind.GRAPH),
-    "late-start": ("late_start.LateStart", JobKind.GRAPH),
+    "late-start": ("late_rank.LateStart", JobKind.GRAPH),
     "late-rank": ("late_rank.LateRank", JobKind.GRAPH),
     "exposed-communication": ("exposed_communication.ExposedCommunication", JobKind.RECORDING),
-    "queueing": ("post_training.Queueing", JobKind.POST_TRAINING),
-    "tail": ("post_training.Tail", JobKind.POST_TRAINING),
-    "engines": ("post_training.UnevenEngines", JobKind.POST_TRAINING),
-    "tools": ("post_training.Tools", JobKind.POST_TRAINING),
-    "reward": ("post_training.Reward", JobKind.POST_TRAINING),
-    "sync": ("post_training.WeightSync", JobKind.POST_TRAINING),
+    "queueing": ("rl_losses.Queueing", JobKind.POST_TRAINING),
+    "tail": ("rl_losses.Tail", JobKind.POST_TRAINING),
+    "engines": ("rl_losses.UnevenEngines", JobKind.POST_TRAINING),
+    "tools": ("rl_losses.Tools", JobKind.POST_TRAINING),
+    "reward": ("rl_losses.Reward", JobKind.POST_TRAINING),
+    "sync": ("rl_losses.WeightSync", JobKind.POST_TRAINING),
     "unexplained": ("nothing_found.Unexplained", JobKind.NONE),
     "healthy": ("nothing_found.Healthy", JobKind.NONE),
 }
@@ -137,20 +137,20 @@ def guarded(kind: str) -> Iterator[None]:
 
 def _plugged() -> tuple[dict[str, PlugIn], tuple[str, ...]]:
     """The plug-ins by kind, and why others are left out."""
-    found, problems = plug_ins("detectors", frozenset(_DETECTORS), _fits)
+    loaded, problems = plug_ins("detectors", frozenset(_DETECTORS), _fits)
     misnamed = tuple(
         f"{plug_in.source} is left out: its kind is {plug_in.value.kind!r:.40};"
         " give both the same name, one that tracekit itself does not use"
-        for name, plug_in in found.items()
+        for name, plug_in in loaded.items()
         if plug_in.value.kind != name
     )
-    return {name: plug_in for name, plug_in in found.items() if plug_in.value.kind == name}, problems + misnamed
+    return {name: plug_in for name, plug_in in loaded.items() if plug_in.value.kind == name}, problems + misnamed
 
 
-def _fits(made: object) -> bool:
+def _fits(value: object) -> bool:
     """Whether an object is a detector whose attributes have the types that `Detector` states."""
-    return isinstance(made, Detector) and all(
-        isinstance(getattr(made, name, None), get_args(stated)[0]) for name, stated in get_type_hints(Detector).items()
+    return isinstance(value, Detector) and all(
+        isinstance(getattr(value, name, None), get_args(stated)[0]) for name, stated in get_type_hints(Detector).items()
     )
 
 

@@ -52,7 +52,7 @@ class _LossOfStep(Detector):
             yield alternative(job, edit.format(more=more), title.format(more=more), finding)
 
 
-def alternative(job: RlSubject, edit: str, title: str, found: Finding | None = None) -> Plan:
+def alternative(job: RlSubject, edit: str, title: str, cause: Finding | None = None) -> Plan:
     """An alternative as a plan, with what its price assumes."""
     scenario = Scenario.parse(edit)
     price = job.run.price(scenario)
@@ -60,7 +60,7 @@ def alternative(job: RlSubject, edit: str, title: str, found: Finding | None = N
     assumed = [*([f"samples up to {age} step{'s' * (age > 1)} old"] if age else []), *filter(None, [price.assumes])]
     details = {"assumes": "; ".join(assumed) or None, "oldest_sample_steps": age}
     kind = edit.partition("=")[0]
-    return Plan(kind, title, Place(), scenario, details=details, cause=found, around=True, edit=edit)
+    return Plan(kind, title, Place(), scenario, details=details, cause=cause, around=True, edit=edit)
 
 
 def _made(run: PostTrainingRun) -> Generations:
@@ -86,8 +86,8 @@ class Queueing(_LossOfStep):
     edits: ClassVar = {"engines={more}": "Generate with {more} engines"}
 
     def effect(self, run: PostTrainingRun) -> str:
-        made = _made(run)
-        waits = made.ran.start - made.ran.submit
+        generations = _made(run)
+        waits = generations.ran.start - generations.ran.submit
         return f"requests wait {seconds(float(waits.mean()))} for a free slot, up to {seconds(float(waits.max()))}"
 
 
@@ -111,8 +111,8 @@ class Tail(_LossOfStep):
     }
 
     def effect(self, run: PostTrainingRun) -> str:
-        made = _made(run)
-        most, usual = made.requests.tokens.max(), np.median(made.longest())
+        generations = _made(run)
+        most, usual = generations.requests.tokens.max(), np.median(generations.longest())
         return f"responses have up to {most:,.0f} tokens, 95% of them at most {usual:,.0f}"
 
 
@@ -133,9 +133,9 @@ class UnevenEngines(_LossOfStep):
     edits: ClassVar = {"longest-first": "Deal requests to engines by length, the longest first"}
 
     def effect(self, run: PostTrainingRun) -> str:
-        made = _made(run)
-        tokens = np.bincount(made.ran.engine, made.ran.tokens, len(made.names))
-        most, speeds = three_digits(float(tokens.max() / tokens.mean())), made.engines.speeds
+        generations = _made(run)
+        tokens = np.bincount(generations.ran.engine, generations.ran.tokens, len(generations.names))
+        most, speeds = three_digits(float(tokens.max() / tokens.mean())), generations.engines.speeds
         low, high = (three_digits(float(one)) for one in (speeds.min(), speeds.max()))
         return f"engines decode at {low} to {high} times the median speed, and one has {most} times the mean tokens"
 
@@ -156,8 +156,8 @@ class Tools(_LossOfStep):
     repair = Repair("instant-tools", "Make tools answer at once", assumes="tools that take no time")
 
     def effect(self, run: PostTrainingRun) -> str:
-        made = _made(run)
-        tools, took = float(made.ran.tool_s.mean()), float((made.ran.end - made.ran.start).mean())
+        generations = _made(run)
+        tools, took = float(generations.ran.tool_s.mean()), float((generations.ran.end - generations.ran.start).mean())
         return f"a request spends {seconds(tools)} in tools, {percent(tools / took)} of its time"
 
 

@@ -1,4 +1,4 @@
-"""A host whose workers compute slower than those of other hosts."""
+"""Workers that compute slower than their peers and have something in common: a host, or a kind of machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.report.finding import Place
 
 
-class SlowHost(Detector):
+class SlowHosts(Detector):
     """All (or most) workers of one host compute slower than their peers.
 
     Paper: M_W counts workers, whatever their host; no signature. tracekit groups slow workers by the host of their
@@ -39,3 +39,30 @@ class SlowHost(Detector):
             if group.host is not None:
                 where = Place(workers=job.workers_where(group.hit), host=group.host)
                 yield of_group(self.kind, job, group, where, "their peers on other hosts")
+
+
+class SlowRankGroup(Detector):
+    """Several DP ranks compute slower than the others by one factor: older GPUs, a lower power cap, a warmer rack.
+
+    Paper: no signature. tracekit groups slow DP ranks that are adjacent or half of all DP ranks, are slow on all
+    stages, in the same steps, by factors that differ by less than a quarter of their excess and what chance adds, and
+    make up a quarter of the DP ranks (or, with a pipeline, have slow optimizers too). Independent faults agree in
+    neither factor nor time.
+    """
+
+    kind = "slow-rank-group"
+    title = "A group of DP ranks computes slower than the others"
+    signature = "forwards and backwards of several DP ranks take longer by one factor, on all stages, in the same steps"
+    refuted_by = "the factors differ within the group, or follow the tokens of its microbatches"
+    next_check = "what the group has in common: GPU model, power cap, driver, rack, inlet temperature"
+    suggested_fix = (
+        "compare GPU model, power cap and driver of {ranks} with the others (nvidia-smi -q): make them alike, or give"
+        " {it} fewer microbatches"
+    )
+    part = "compute"
+    treatment = Treatment.REPLACE_MACHINES
+
+    def find(self, job: PipelineSubject) -> Iterator[Candidate]:
+        for group in slow_groups(job)[0]:
+            if group.dp_ranks:
+                yield of_group(self.kind, job, group, Place(dp_ranks=group.dp_ranks), "the other DP ranks")

@@ -1,4 +1,4 @@
-"""When the processes of a pipeline are stopped, as the kernel counted it.
+"""What the scheduler of the hosts counted of training threads: waits for a processor, and stops of their processes.
 
 In: a pipeline. Out: seconds of each worker, and the workers and steps with stops.
 """
@@ -11,6 +11,23 @@ from tracekit.analysis.evidence.evidence import evidence
 from tracekit.analysis.evidence.off_cpu import off_cpu_s, stopped_s, stops_of
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.numeric.arrays import Bools, Floats
+from tracekit.trace.canonical import RUN_QUEUE
+from tracekit.trace.magnitudes import LONGEST_S
+
+
+@evidence(PipelineSubject)
+def run_queue_s(job: PipelineSubject) -> Floats:
+    """Seconds per mean step that each worker's training thread waited in the run queue, [stages, dp_ranks].
+
+    0 if the metadata does not give it.
+    """
+    stated, waits = job.trace.metadata.get(RUN_QUEUE), np.zeros((job.stages, len(job.dp_ranks)))
+    by_rank = stated if isinstance(stated, dict) else {}
+    for worker, rank in job.worker_ranks.items():
+        seconds = by_rank.get(str(rank))
+        if isinstance(seconds, int | float) and 0 <= seconds < LONGEST_S and worker.dp_rank in job.dp_index:
+            waits[worker.pp_rank, job.dp_index[worker.dp_rank]] = seconds
+    return waits
 
 
 @evidence(PipelineSubject)
