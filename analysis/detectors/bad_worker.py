@@ -11,7 +11,7 @@ import numpy as np
 from tracekit.analysis.detectors.detector import SMALLEST_COST_SHARE, Candidate, Detector, Repair, Treatment, only_in
 from tracekit.analysis.detectors.process_pauses import ProcessPauses
 from tracekit.analysis.detectors.rank_behind import compared
-from tracekit.analysis.detectors.remedies import SLOW_KIND, SLOW_RANK
+from tracekit.analysis.detectors.remedies import SLOW_KIND, SLOW_RANK, Advice
 from tracekit.analysis.detectors.slow_computes import (
     ONE_KIND_CHECK,
     sampled_remedy,
@@ -53,9 +53,10 @@ class BadWorker(Detector):
     title = "Worker computes slower than its peers"
     signature = "forwards, backwards or both of one worker take longer, on all microbatches of the steps it is slow in"
     refuted_by = "the factor goes when the worker's sequences or layers change, or moves to another worker of the host"
-    next_check = (
-        "DCGM on its GPUs: DCGM_FI_DEV_SM_CLOCK, GPU_TEMP, POWER_USAGE, CLOCKS_EVENT_REASONS, XID_ERRORS; host: PSI,"
-        " steal, run queue"
+    next_check = Advice(
+        gpu="DCGM on its GPUs: DCGM_FI_DEV_SM_CLOCK, GPU_TEMP, POWER_USAGE, CLOCKS_EVENT_REASONS, XID_ERRORS; host:"
+        " PSI, steal, run queue",
+        cpu="its cores: clocks (turbostat), other processes (top); host: PSI, steal, run queue",
     )
     suggested_fix = SLOW_RANK
     part = "compute"

@@ -54,7 +54,7 @@ class Candidate(Struct, frozen=True, eq=False):
     series: Floats | None = None
     time: TimePattern | None = None
     title: str | None = None
-    next_check: str | None = None
+    next_check: str | Advice | None = None
     suggested_fix: str | Advice | None = None
     bound: bool = False
     every_step: bool = False
@@ -92,7 +92,7 @@ class Detector(ABC):
 
     `kind`: its name in JSON, unique. `title`: its name for people. `signature`: how it shows. `refuted_by`: an
     observation that would refute it. `next_check`: where to look next. `suggested_fix`: what to do, with names to fill
-    in (`remedies.py`); an `Advice` if that differs in a job without GPUs.
+    in (`remedies.py`). Both are an `Advice` if they differ in a job without GPUs.
 
     `loss`: the kind of loss that it causes; with `stragglers_where_few`, a few workers that it stops are stragglers.
     `part`: the part of a rank that it slows down, None if it concerns no rank. `label`: readers see this instead of the
@@ -108,7 +108,7 @@ class Detector(ABC):
     title: ClassVar[str]
     signature: ClassVar[str] = ""
     refuted_by: ClassVar[str] = ""
-    next_check: ClassVar[str] = ""
+    next_check: ClassVar[str | Advice] = ""
     suggested_fix: ClassVar[str | Advice] = ""
     loss: ClassVar[LossKind] = LossKind.STRAGGLER
     stragglers_where_few: ClassVar[bool] = False

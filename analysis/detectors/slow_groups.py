@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Treatment
+from tracekit.analysis.detectors.remedies import Advice
 from tracekit.analysis.detectors.slow_computes import of_group
 from tracekit.analysis.evidence.groups import slow_groups
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
@@ -23,13 +24,17 @@ class SlowHosts(Detector):
     title = "All workers of one host compute slower"
     signature = "most workers of one host, and of no other, share a factor in forwards and backwards"
     refuted_by = "workers of other hosts share the factor, or the host's workers are all of one pipeline stage"
-    next_check = (
-        "host: PSI (cpu, memory, io), steal, run queue, page cache, CPU frequency governor; power and inlet temperature"
-        " of the chassis; DCGM_FI_DEV_POWER_USAGE of all its GPUs"
+    next_check = Advice(
+        gpu="host: PSI (cpu, memory, io), steal, run queue, page cache, CPU frequency governor; power and inlet"
+        " temperature of the chassis; DCGM_FI_DEV_POWER_USAGE of all its GPUs",
+        cpu="host: PSI (cpu, memory, io), steal, run queue, page cache, CPU frequency governor; power and inlet"
+        " temperature of the chassis",
     )
-    suggested_fix = (
-        "on {hosts}, check clocks and power (nvidia-smi -q -d PERFORMANCE), busy cores (cat /proc/pressure/cpu),"
-        " other jobs: stop what should not run there; drain {hosts} if the GPUs are throttled"
+    suggested_fix = Advice(
+        gpu="on {hosts}, check clocks and power (nvidia-smi -q -d PERFORMANCE), busy cores (cat /proc/pressure/cpu),"
+        " other jobs: stop what should not run there; drain {hosts} if the GPUs are throttled",
+        cpu="on {hosts}, check clocks (turbostat), busy cores (cat /proc/pressure/cpu), other jobs: stop what should"
+        " not run there",
     )
     part = "compute"
     treatment = Treatment.REPLACE_MACHINES
@@ -54,10 +59,15 @@ class SlowRankGroup(Detector):
     title = "A group of DP ranks computes slower than the others"
     signature = "forwards and backwards of several DP ranks take longer by one factor, on all stages, in the same steps"
     refuted_by = "the factors differ within the group, or follow the tokens of its microbatches"
-    next_check = "what the group has in common: GPU model, power cap, driver, rack, inlet temperature"
-    suggested_fix = (
-        "compare GPU model, power cap and driver of {ranks} with the others (nvidia-smi -q): make them alike, or give"
-        " {it} fewer microbatches"
+    next_check = Advice(
+        gpu="what the group has in common: GPU model, power cap, driver, rack, inlet temperature",
+        cpu="what the group has in common: CPU model, frequency governor, rack, inlet temperature",
+    )
+    suggested_fix = Advice(
+        gpu="compare GPU model, power cap and driver of {ranks} with the others (nvidia-smi -q): make them alike, or"
+        " give {it} fewer microbatches",
+        cpu="compare CPU model and frequency governor of {ranks} with the others (lscpu, cpupower): make them alike, or"
+        " give {it} fewer microbatches",
     )
     part = "compute"
     treatment = Treatment.REPLACE_MACHINES

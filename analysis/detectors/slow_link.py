@@ -8,6 +8,7 @@ import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.detectors.episode_figures import network_time
+from tracekit.analysis.detectors.remedies import Advice
 from tracekit.analysis.evidence.grids import transfers
 from tracekit.analysis.evidence.network_repairs import links_as_usual
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
@@ -30,9 +31,10 @@ class SlowLink(Detector):
     title = "Link between two stages is slow"
     signature = "all transfers between two workers take longer, one way or both, and both sides agree"
     refuted_by = "other transfers of the same two network cards, or their collectives, are as slow: then it is a card"
-    next_check = (
-        "node_infiniband_symbol_error_total, link_downed_total, port_transmit_wait_total, hw_counters/"
-        "out_of_sequence and local_ack_timeout_err of both ends; NVLINK_*_ERROR_COUNT_TOTAL within a host"
+    next_check = Advice(
+        gpu="node_infiniband_symbol_error_total, link_downed_total, port_transmit_wait_total, hw_counters/"
+        "out_of_sequence and local_ack_timeout_err of both ends; NVLINK_*_ERROR_COUNT_TOTAL within a host",
+        cpu="errors, drops and speed of the network cards at both ends (ethtool -S, ip -s link); iperf3 between them",
     )
     suggested_fix = (
         "have the link between {ends} checked: cable, ports, route (ibdiagnet: symbol errors, link_downed); if it has"

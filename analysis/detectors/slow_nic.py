@@ -9,6 +9,7 @@ import numpy as np
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, only_in
 from tracekit.analysis.detectors.episode_figures import network_time, on_one_host
 from tracekit.analysis.detectors.rank_behind import rank_behind
+from tracekit.analysis.detectors.remedies import Advice
 from tracekit.analysis.detectors.too_little_trace import FEWEST_STEPS
 from tracekit.analysis.evidence.grids import collectives, transfers
 from tracekit.analysis.evidence.network_repairs import card_as_usual
@@ -42,9 +43,10 @@ class SlowNetworkCard(Detector):
     title = "Network card of a worker is slow"
     signature = "all transfers of one side of a card, and the collectives of its stage; or those of one worker alone"
     refuted_by = "one of the links over the same card is as fast as usual"
-    next_check = (
-        "node_infiniband_port_transmit_wait_total, symbol_error_total, hw_counters/np_cnp_sent of its network card;"
-        " DCGM_FI_DEV_PCIE_REPLAY_COUNTER; NCCL Inspector's coll_busbw_gbs of its ranks"
+    next_check = Advice(
+        gpu="node_infiniband_port_transmit_wait_total, symbol_error_total, hw_counters/np_cnp_sent of its network card;"
+        " DCGM_FI_DEV_PCIE_REPLAY_COUNTER; NCCL Inspector's coll_busbw_gbs of its ranks",
+        cpu="errors, drops and speed of its network card (ethtool -S, ip -s link); iperf3 from its host to others",
     )
     suggested_fix = (
         "have the network card of {hosts} checked: cable, port, PCIe slot (symbol errors, transmit_wait, PCIe replays);"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
-from tracekit.analysis.detectors.remedies import SLOW_RANK
+from tracekit.analysis.detectors.remedies import SLOW_RANK, Advice
 from tracekit.analysis.detectors.slow_host_code import SMALLEST_HOST_SHARE
 from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR
 from tracekit.analysis.evidence.lockstep import Lockstep
@@ -55,7 +55,10 @@ class SlowRankOfWorker(Detector):
     title = "One rank of a worker is slow; its tensor- and context-parallel peers wait for it"
     signature = "the other ranks of the worker wait for it inside their ops, and it waits for none"
     refuted_by = "the others wait as long after it has changed its node with one of them"
-    next_check = "what the rank does between its collectives: clock and throttling of its GPU, its CPU cores, user code"
+    next_check = Advice(
+        gpu="what the rank does between its collectives: clock and throttling of its GPU, its CPU cores, user code",
+        cpu="what the rank does between its collectives: its CPU cores, user code",
+    )
     suggested_fix = SLOW_RANK
     part = "compute"
     repair = Repair("replace-workers", "Make the rank as fast as the other ranks of its worker", SPEED_OF_PEERS)

@@ -19,7 +19,7 @@ from tracekit.analysis.attribution.patterns import TimePattern, pattern_of_serie
 from tracekit.analysis.detectors.all_detectors import detector_of, guarded, is_plug_in, own_detectors
 from tracekit.analysis.detectors.detector import Candidate, Detector
 from tracekit.analysis.detectors.nothing_found import Healthy, Unexplained
-from tracekit.analysis.detectors.remedies import Advice, remedy_for
+from tracekit.analysis.detectors.remedies import Advice, advice_text, remedy_for
 from tracekit.analysis.diagnosis.assessment import Assessment
 from tracekit.analysis.diagnosis.seen_once import seen_once
 from tracekit.analysis.evidence.exchanges import beyond_experts
@@ -107,8 +107,8 @@ def _of_plug_in(job: Subject, kind: str, found: Iterable[Candidate]) -> Iterator
     for candidate in found:
         if not isinstance(candidate, Candidate) or candidate.kind != kind:
             raise TypeError(f"it found {quoted(candidate, 80)}; expected a Candidate of kind {kind!r}")
-        words = (candidate.effect, candidate.title or "", candidate.next_check or "")
-        advised = isinstance(candidate.suggested_fix or "", str | Advice)
+        words = (candidate.effect, candidate.title or "")
+        advised = all(isinstance(said or "", str | Advice) for said in (candidate.next_check, candidate.suggested_fix))
         if not (isinstance(candidate.where, Place) and advised and all(isinstance(text, str) for text in words)):
             raise TypeError(f"expected a Place, and texts, in {quoted(candidate, 120)}")
         if not job.has(candidate.where):
@@ -179,7 +179,7 @@ def acting(job: Subject, cause: Finding) -> Bools | None:
 
 
 def _cause(job: Subject, candidate: Candidate) -> Finding:
-    detector = detector_of(candidate.kind)
+    detector, on_cpus = detector_of(candidate.kind), not job.shows(Fact.GPUS)
     steps = [int(step) for step in job.steps]
     return Finding(
         kind=candidate.kind,
@@ -192,12 +192,9 @@ def _cause(job: Subject, candidate: Candidate) -> Finding:
         saved_s=0.0,
         alone_s=0.0,
         refuted_by=detector.refuted_by,
-        next_check=candidate.next_check or detector.next_check,
+        next_check=advice_text(candidate.next_check or detector.next_check, on_cpus=on_cpus),
         suggested_fix=remedy_for(
-            candidate.suggested_fix or detector.suggested_fix,
-            job.names,
-            candidate.where,
-            on_cpus=not job.shows(Fact.GPUS),
+            candidate.suggested_fix or detector.suggested_fix, job.names, candidate.where, on_cpus=on_cpus
         ),
         time=candidate.time or (None if candidate.series is None else _time_of(candidate.series, steps)),
         bound=candidate.bound,
