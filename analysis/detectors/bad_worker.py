@@ -8,7 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from tracekit.analysis.detectors.detector import SMALLEST_COST_SHARE, Candidate, Detector, Repair, Treatment, only_in
+from tracekit.analysis.detectors.detector import (
+    MOST_OF_PRICE,
+    SMALLEST_COST_SHARE,
+    Candidate,
+    Detector,
+    Repair,
+    Treatment,
+    only_in,
+)
 from tracekit.analysis.detectors.process_pauses import ProcessPauses
 from tracekit.analysis.detectors.rank_behind import compared
 from tracekit.analysis.detectors.remedies import SLOW_KIND, SLOW_RANK, Advice
@@ -19,7 +27,6 @@ from tracekit.analysis.detectors.slow_computes import (
     time_of,
     worker_figures,
 )
-from tracekit.analysis.evidence.explained import MOST_OF_PRICE, explained
 from tracekit.analysis.evidence.groups import slow_groups
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.subject import Subject
@@ -131,7 +138,7 @@ def _stopped(job: PipelineSubject, slow: Candidate, candidates: Sequence[Candida
         both = set(pauses.where.workers) & set(slow.where.workers)
         if pauses.kind == ProcessPauses.kind and pauses.change is not None and both:
             change = as_fast_as_peers(job, sorted(both))
-            if explained(job, change, pauses.change) >= MOST_OF_PRICE:
+            if job.explained(change, pauses.change) >= MOST_OF_PRICE:
                 stopped |= both
     return stopped
 

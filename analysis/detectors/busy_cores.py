@@ -9,10 +9,9 @@ import numpy as np
 from msgspec import structs
 
 from tracekit.analysis.detectors.bad_worker import BadWorker
-from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
+from tracekit.analysis.detectors.detector import MOST_OF_PRICE, Candidate, Detector, Repair
 from tracekit.analysis.detectors.slow_optimizer import SlowOptimizer
 from tracekit.analysis.evidence.cores import LARGEST_WAITING_SHARE, without_core_waits
-from tracekit.analysis.evidence.explained import MOST_OF_PRICE, explained
 from tracekit.analysis.evidence.grids import computing
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.scheduler import run_queue_s
@@ -93,7 +92,7 @@ class BusyCores(Detector):
         for candidate in candidates:
             share = 0.0
             if candidate.change is not None and candidate.kind != self.kind:
-                share = explained(job, candidate.change, free)
+                share = job.explained(candidate.change, free)
             beyond_waits = job.computes.queued_s is not None and candidate.kind in WITHOUT_WAITS
             if not busy or beyond_waits or share < MOST_OF_PRICE:
                 figure = Figure("explained by waits for a processor", share, 0.0, Unit.SHARE)

@@ -36,7 +36,7 @@ from tracekit.trace.model import OpKind, Worker
 _UNRECORDED = "as for a checkpoint that is not recorded"
 TOGETHER_TITLE = f"All ranks stop together, {_UNRECORDED}"
 ALONE_TITLE = f"A rank stops while the others wait, {_UNRECORDED}"
-#: Confidence that an unrecorded stall of all ranks is a checkpoint.
+#: Confidence that an unrecorded stall of all ranks is a checkpoint. No experiment.
 UNRECORDED_CONFIDENCE = 0.9
 STALL_CHECK = (
     "what the loop does in these steps: its checkpoint and evaluation intervals against the period; record it as a span"
@@ -49,9 +49,9 @@ class Checkpoints(Detector):
     Paper: leaves out steps with a checkpoint. tracekit names checkpoints that were recorded as ops and prices them by a
     replay without them. An unrecorded checkpoint shows as time in which no rank does anything, before anybody begins a
     step or between two steps: a tenth of the usual step or more, in some steps but not in most. Or all ranks, or the
-    first DP rank alone, are late with the first ops of every n-th step (see `evidence/breaks.py`). Data that is late
-    for all ranks is late in every step, or in irregular ones. A period makes the stall a checkpoint (or an evaluation);
-    without one, time in which no rank does anything is still named, with less confidence.
+    first DP rank alone, are late with the first ops of every n-th step (see `evidence/step_edges.py`). Data that is
+    late for all ranks is late in every step, or in irregular ones. A period makes the stall a checkpoint (or an
+    evaluation); without one, time in which no rank does anything is still named, with less confidence.
     """
 
     kind = "checkpoint-stalls"

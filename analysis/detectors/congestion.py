@@ -13,6 +13,7 @@ from tracekit.base.text import ratio
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
 from tracekit.report.verdict import LossKind
 
+#: By definition, one long transfer shows it.
 FEWEST_LONG = 1
 
 

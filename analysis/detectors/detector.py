@@ -30,6 +30,8 @@ D = TypeVar("D", bound="Detector")
 
 #: Findings that cost less than this share of the step, gone alone or with all others gone, are not reported.
 SMALLEST_COST_SHARE = 0.02
+#: A finding gives way to another that explains this share of its price. No experiment: the larger part.
+MOST_OF_PRICE = 0.5
 
 
 class Candidate(Struct, frozen=True, eq=False):

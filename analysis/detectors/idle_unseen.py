@@ -14,7 +14,7 @@ from tracekit.report.finding import Spent
 from tracekit.report.verdict import LossKind
 from tracekit.trace.gpu_activity import IdleReason
 
-#: Idle time that the recording does not explain is worth a sentence from this share of it on.
+#: Idle time that the recording does not explain is worth a sentence from this share of it on. No experiment.
 _SMALLEST_SHARE = 0.05
 
 

@@ -24,7 +24,7 @@ from tracekit.trace.gpu_activity import IdleReason
 if TYPE_CHECKING:
     from tracekit.analysis.gpu.recorded import HostWhat
 
-#: Time of Python without a name is worth a sentence from this share of the recording on.
+#: Time of Python without a name is worth a sentence from this share of the recording on. No experiment.
 _SMALLEST_UNNAMED_SHARE = 0.05
 #: So many functions before the first op are counted and, of these, told.
 _MOST_NAMES, _MOST_TOLD = 8, 3

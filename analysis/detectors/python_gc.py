@@ -29,12 +29,13 @@ from tracekit.report.verdict import LossKind
 from tracekit.trace.gpu_activity import IdleReason
 from tracekit.trace.model import OpKind
 
+#: One pause may be anything. No experiment.
 FEWEST_PAUSES = 2
 #: Intervals, in steps, at which to collect garbage; the first one that costs less than this share of the step is
 #: proposed.
 GC_INTERVALS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 LARGEST_GC_SHARE = 0.005
-#: What stops a worker does so in every step if it does in this share of them.
+#: What stops a worker does so in every step if it does in this share of them. No experiment.
 EVERY_STEP_SHARE = 0.9
 
 

@@ -31,7 +31,7 @@ from tracekit.analysis.numeric.arrays import Bools
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
 from tracekit.trace.model import Worker
 
-#: Factors within this of each other are one figure in a sentence.
+#: Factors within this of each other are one figure in a sentence. No experiment.
 _ALIKE = 0.03
 ONE_KIND_CHECK = (
     "a profile of that part on this rank and on a peer (py-spy record, torch.profiler): hooks and user code in it, its"

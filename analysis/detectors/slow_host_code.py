@@ -22,7 +22,7 @@ from tracekit.trace.facts import Fact
 
 #: Name the host code of a worker if it exceeds that of its peers by at least this share of the step.
 SMALLEST_HOST_SHARE = 0.02
-#: If at least this share of it is in one place of the step, all of it counts as being there.
+#: If at least this share of it is in one place of the step, all of it counts as being there. No experiment.
 ALL_OF_IT = 0.9
 #: Where only collectives were recorded: compute, launches and waits look alike.
 _PROFILE_BESIDE_PEER = "profile {ranks} beside a peer (torch.profiler, py-spy record): what comes before the collective"

@@ -28,11 +28,11 @@ from tracekit.report.finding import Spent
 from tracekit.report.verdict import LossKind
 from tracekit.trace.gpu_activity import KernelClass
 
-#: What good kernels reach of the peak.
+#: What good kernels reach of the peak, by definition of this finding.
 REACHABLE = 0.7
 #: Name an operator that takes this share of the recording, and twice what it need.
 _SMALLEST_SHARE, _SLOW = 0.05, 2.0
-#: Without sizes of inputs or a known card, only what takes this share of the recording is told.
+#: Without sizes of inputs or a known card, only what takes this share of the recording is told. No experiment.
 _LARGE_SHARE = 0.2
 #: So many elementwise kernels in a row are a chain.
 _SHORTEST_CHAIN = 3
@@ -61,13 +61,8 @@ class SlowKernels(Detector):
             return
         on_gpu = ops["role"].eq("gpu") & ops["kind"].ne(str(KernelClass.COMMUNICATION))
         rows = np.flatnonzero(on_gpu.fill_null(value=False).to_numpy())
-        more = {
-            name: pl.col(name) if name in ops.columns else pl.lit(None, pl.String).alias(name)
-            for name in ("operator", "inputs", "shape", "occupancy")
-        }
-        table = ops.select(
-            "name", "kind", "duration", "start", lane=pl.Series(numbered(ops["rank"], ops["stream"])), **more
-        )[rows]
+        table = job.columns("name", "kind", "duration", "start", "operator", "inputs", "shape", "occupancy")
+        table = table.with_columns(lane=pl.Series(numbered(ops["rank"], ops["stream"])))[rows]
         priced = table["operator"].is_null().to_numpy()
         for find in (self._attention, self._layout):
             for candidate_of_many, kernels in find(job, rows, table):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import polars as pl
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, share_of
@@ -57,7 +56,7 @@ class WarmUp(Detector):
             what = work.whats[work.what[part]]
             key = (what.reason, what.name, what.where)
             by_name[key] = by_name.get(key, 0.0) + float(excess_s[part])
-        inside = job.ops.get_column("operator", default=pl.repeat(None, len(called_s), dtype=pl.String, eager=True))
+        inside = job.columns("operator")["operator"]
         for row in np.flatnonzero(called_s).tolist():
             key = (str(IdleReason.LAUNCH_CALL), f"{job.ops['name'][row]} in {inside[row] or 'Python'}", "")
             by_name[key] = by_name.get(key, 0.0) + float(called_s[row])

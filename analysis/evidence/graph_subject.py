@@ -5,7 +5,7 @@ In: an op trace, its graph and its replay. Out: `GraphSubject`, or a `RecordingS
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from tracekit.analysis.graph.fold import FoldedGraph
     from tracekit.analysis.replay.graph_replay import GraphReplay
     from tracekit.report.finding import Place
-    from tracekit.trace.model import Worker
     from tracekit.trace.op import OpTrace
 
 
@@ -166,9 +165,8 @@ class GraphSubject(Subject, frozen=True, eq=False):
 
     def columns(self, *names: str) -> pl.DataFrame:
         """These columns of the ops, null in a trace that lacks one."""
-        return self.ops.select(
-            pl.col(name) if name in self.ops.columns else pl.lit(None, pl.String).alias(name) for name in names
-        )
+        missing = [pl.lit(None, pl.String).alias(name) for name in names if name not in self.ops.columns]
+        return self.ops.with_columns(missing).select(names)
 
     @cached_property
     def hosts(self) -> Mapping[int, str]:
@@ -180,7 +178,7 @@ class GraphSubject(Subject, frozen=True, eq=False):
 
     @property
     def names(self) -> Names:
-        return Names(ranks={}, hosts={}, stages=1, host_of_rank=self.hosts)
+        return Names(host_of_rank=self.hosts)
 
     @property
     def metadata(self) -> Mapping[str, Any]:
@@ -219,9 +217,6 @@ class GraphSubject(Subject, frozen=True, eq=False):
     @property
     def replay_error(self) -> float:
         return abs(float(self.times.with_delays.mean()) - self.recorded_s) / (self.recorded_s or float("nan"))
-
-    def places(self, where: Place) -> Iterator[tuple[int | None, Worker | None]]:
-        yield from ((rank, None) for rank in where.ranks)
 
     def has(self, where: Place) -> bool:
         of_pipelines = where.workers or where.pp_ranks or where.dp_ranks or where.links

@@ -17,7 +17,7 @@ import polars as pl
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tracekit.analysis.evidence.off_cpu import off_cpu_s, replayed_ops, stops_of, within_computes
+from tracekit.analysis.evidence.off_cpu import off_cpu_s, replayed_ops, stops_of
 from tracekit.analysis.evidence.significance import Episodes, episodes_of, kinds_and_all, most_telling, needed_nats
 from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph
 from tracekit.analysis.graph.op_grid import GridPart
@@ -143,11 +143,8 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
         by_kind_s = np.nan_to_num(self._computed_by_kind_s)
         if self.work_s is not None:  # a rank's own time in its optimizer is known, too
             by_kind_s = np.concatenate([by_kind_s, np.nan_to_num(self.work_of({OpKind.OPTIMIZER}))[None]])
-        stops_s = within_computes(self.off_s, by_kind_s.sum(axis=0))
-        off_s, stops = (each.reshape(-1, stops_s.shape[2]) for each in (self.off_s, stops_s))
-        by_kind_s = by_kind_s.reshape(len(by_kind_s), *off_s.shape)
-        stopped_s = stops_of(off_s, stops, by_kind_s, step_s).reshape(stops_s.shape)
-        return stopped_s > 0, stops_s
+        stopped_s, within_s = stops_of(self.off_s, by_kind_s, step_s)
+        return stopped_s > 0, within_s
 
     def on_time(self, late: Bools, beyond_s: Floats) -> ScaleParts:
         """The job in which these ranks are late by `beyond_s` less, both [workers, ranks, steps]."""

@@ -37,10 +37,10 @@ class Names(Struct, frozen=True):
     one on, that the recording cannot distinguish.
     """
 
-    ranks: Mapping[Worker, int]
-    hosts: Mapping[Worker, str]
-    stages: int
-    host_of_rank: Mapping[int, str]
+    ranks: Mapping[Worker, int] = {}
+    hosts: Mapping[Worker, str] = {}
+    stages: int = 1
+    host_of_rank: Mapping[int, str] = {}
     alike: int = 1
 
     def place(self, where: Place) -> Phrase | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from tracekit.analysis.evidence.evidence import evidence
-from tracekit.analysis.evidence.off_cpu import off_cpu_s, stopped_s, stops_of
+from tracekit.analysis.evidence.off_cpu import off_cpu_s, stops_of
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.trace.canonical import RUN_QUEUE
@@ -41,12 +41,6 @@ def _off_cpu_s(job: PipelineSubject) -> Floats:
 
 
 @evidence(PipelineSubject)
-def _stopped_s(job: PipelineSubject) -> Floats:
-    """Seconds by which stops of its process prolong the computes of each worker, [stages, steps, dp_ranks]."""
-    return stopped_s(_off_cpu_s(job), job.table)
-
-
-@evidence(PipelineSubject)
 def process_stops_s(job: PipelineSubject) -> Floats:
     """Time in which the process of each worker is stopped, if it is stopped repeatedly, as the kernel counted it,
     seconds, [stages, steps, dp_ranks].
@@ -54,10 +48,7 @@ def process_stops_s(job: PipelineSubject) -> Floats:
     if job.table.empty:
         return np.zeros_like(_off_cpu_s(job))
     by_kind_s: Floats = np.nansum(job.table.grid, axis=(2, 3)).transpose(0, 1, 3, 2)
-    members = _off_cpu_s(job).transpose(0, 2, 1)
-    off_s, stops_s = (each.reshape(-1, each.shape[2]) for each in (members, _stopped_s(job).transpose(0, 2, 1)))
-    by_kind_s = by_kind_s.reshape(len(by_kind_s), *off_s.shape)
-    return stops_of(off_s, stops_s, by_kind_s, job.unchanged_s).reshape(members.shape).transpose(0, 2, 1)
+    return stops_of(_off_cpu_s(job).transpose(0, 2, 1), by_kind_s, job.unchanged_s)[0].transpose(0, 2, 1)
 
 
 @evidence(PipelineSubject)

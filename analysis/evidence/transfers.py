@@ -16,7 +16,6 @@ from functools import cached_property
 import numpy as np
 from msgspec import Struct
 
-from tracekit.analysis.evidence.coverage import all_workers_traced
 from tracekit.analysis.evidence.evidence import evidence
 from tracekit.analysis.evidence.grids import collectives, embedding_exchanges, transfers
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
@@ -199,7 +198,7 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
         """
         waits = np.zeros(self.rings.shape)
         gathers, reductions = self._bytes_alike
-        if all_workers_traced(self.job) or not (gathers.any() and reductions.any()):
+        if self.job.all_workers_traced or not (gathers.any() and reductions.any()):
             return waits
         gather_s = median(np.where(gathers[:, :, None], self.rings, np.nan), (1, 2))
         beyond = self.rings - gather_s[:, None, None]
