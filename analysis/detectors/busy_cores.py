@@ -64,8 +64,8 @@ class BusyCores(Detector):
         busy = [host for host, here in cells.items() if waits_s[here].mean() >= SMALLEST_BLAMELESS_SHARE * step_s]
         if not busy:
             return
-        lacking = np.any([cells[host] for host in busy], axis=0)
-        wait_s, longest_s = float(waits_s[lacking].mean()), float(waits_s[lacking].max())
+        waiting = np.any([cells[host] for host in busy], axis=0)
+        wait_s, longest_s = float(waits_s[waiting].mean()), float(waits_s[waiting].max())
         figures = (
             Figure("waiting for a processor, over the step", wait_s / step_s, SMALLEST_BLAMELESS_SHARE, Unit.SHARE),
             Figure("longest wait", longest_s, 0.0, Unit.SECONDS),
@@ -74,7 +74,7 @@ class BusyCores(Detector):
         effect = f"training threads{on} wait {seconds(wait_s)} of each step for a processor"
         if seconds(longest_s) != seconds(wait_s):
             effect += f", one of them {seconds(longest_s)}"
-        change = without_run_queue(job, lacking)
+        change = without_run_queue(job, waiting)
         where = Place(host=busy[0]) if len(busy) == 1 else Place()
         yield Candidate(self.kind, where, effect, figures, confidence_from(figures), change)
 

@@ -127,5 +127,5 @@ def _where_late(job: PipelineSubject) -> Place:
     fetches = np.logical_or.reduce([np.isfinite(wait.waits_s).any(axis=(1, 2)) for wait in waits])
     if data_waits_of(job).recorded and (mostly.any(axis=0) & (mostly != fetches).any(axis=0)).any():
         return Place(workers=job.workers_where(mostly))
-    not_everywhere = not ranks.all() or len(ranks) == 1
-    return Place(dp_ranks=tuple(job.dp_ranks[int(at)] for at in np.flatnonzero(ranks)) if not_everywhere else ())
+    few = not ranks.all() or len(ranks) == 1
+    return Place(dp_ranks=tuple(job.dp_ranks[int(at)] for at in np.flatnonzero(ranks)) if few else ())

@@ -65,8 +65,8 @@ class SlowKernels(Detector):
         table = table.with_columns(lane=pl.Series(numbered(ops["rank"], ops["stream"])))[rows]
         priced = table["operator"].is_null().to_numpy()
         for find in (self._attention, self._layout):
-            for candidate_of_many, kernels in find(job, rows, table):
-                yield candidate_of_many
+            for whole, kernels in find(job, rows, table):
+                yield whole
                 priced = priced | kernels
         rows, table = rows[~priced], table.filter(~priced)
         below = list(self._below_peak(job, rows, table))

@@ -347,8 +347,8 @@ def _slow_levels(beside: Floats, episodes: Episodes) -> Floats:
     level = values.sum(axis=-2, keepdims=True) / count
     deviation = np.where(on & np.isfinite(beside), beside - level, 0.0)
     variance = (deviation**2).sum(axis=-2, keepdims=True) / np.maximum(count - 1, 1)
-    real = np.maximum(1 - float(np.median(episodes.noise.variance)) / np.maximum(variance, 1e-12), 0.0)
-    return np.where(on, np.maximum(level + real * deviation, 0.0), 0.0)
+    beyond_noise = np.maximum(1 - float(np.median(episodes.noise.variance)) / np.maximum(variance, 1e-12), 0.0)
+    return np.where(on, np.maximum(level + beyond_noise * deviation, 0.0), 0.0)
 
 
 def _typical(values: Floats, axes: tuple[int, ...]) -> tuple[Floats, Floats]:

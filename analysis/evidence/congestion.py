@@ -197,9 +197,9 @@ class _Sent(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def long(self) -> Floats:
         """Least multiple of an op's usual time that neither scatter nor sharing explains."""
-        distances = self.over[np.isfinite(self.over) & (self.over > 0)]
-        np.abs(np.log(distances, out=distances), out=distances)
-        spread = MAD_TO_SIGMA * float(np.median(distances, overwrite_input=True)) if distances.size else 0.0
+        logs = self.over[np.isfinite(self.over) & (self.over > 0)]
+        np.abs(np.log(logs, out=logs), out=logs)
+        spread = MAD_TO_SIGMA * float(np.median(logs, overwrite_input=True)) if logs.size else 0.0
         return np.clip(np.maximum(self.streams, np.exp(SPREADS * spread)), SMALLEST_LONG, LARGEST_LONG)
 
     @cached_property

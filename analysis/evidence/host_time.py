@@ -239,5 +239,5 @@ def computes_on_host(job: RecordingSubject) -> Bools:
     The dispatch of an operator that launches kernels is none of these, however long it takes.
     """
     work = host_time(job)
-    later = work.mask(IdleReason.OPERATOR, where=lambda what: not what.launches) & ~in_head(job)
-    return np.asarray(later & (work.steady_s >= LONGEST_DISPATCH_S * work.pieces))
+    long = work.mask(IdleReason.OPERATOR, where=lambda what: not what.launches) & ~in_head(job)
+    return np.asarray(long & (work.steady_s >= LONGEST_DISPATCH_S * work.pieces))
