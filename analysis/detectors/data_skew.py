@@ -81,5 +81,5 @@ class DataSkew(Detector):
             confidence_from(figures[:2]),
             change,
             series,
-            time_of_episodes(job, profile.ranks, int(members[0]), series),
+            time_of_episodes(job, profile.ranks, int(members[0])),
         )

@@ -16,11 +16,12 @@ from msgspec import Struct
 
 from tracekit.analysis.attribution.patterns import TimePattern
 from tracekit.analysis.detectors.remedies import Advice
+from tracekit.analysis.evidence.cause import Cause
 from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.base.text import code_name
-from tracekit.report.finding import Figure, Finding, Place, Spent
+from tracekit.report.finding import Figure, Place, Spent
 from tracekit.report.verdict import LossKind
 from tracekit.trace.model import OpKind
 
@@ -133,7 +134,7 @@ class Detector(ABC):
         """Return the candidates of all detectors as this one sees them: confirmed, refuted, or giving way to it."""
         return candidates
 
-    def fixes(self, job: Any, finding: Finding) -> Iterator[Plan]:
+    def fixes(self, job: Any, finding: Cause) -> Iterator[Plan]:
         """Yield the fixes of one finding of this kind; by default, that it goes away as `repair` states.
 
         A `treatment` fixes workers together with those of other findings; single ranks are repaired.

@@ -10,7 +10,7 @@ import numpy as np
 from tracekit.analysis.attribution.patterns import TimePattern, TimeShape
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.significance import Episodes
-from tracekit.analysis.numeric.arrays import Bools, Floats
+from tracekit.analysis.numeric.arrays import Bools, number
 from tracekit.report.finding import Figure, Unit
 
 NOISE = "what noise alone does to it"
@@ -25,7 +25,7 @@ def chance_figures(episodes: Episodes, hit: Bools) -> tuple[Figure, ...]:
     )
 
 
-def time_of_episodes(job: PipelineSubject, episodes: Episodes, member: int, series: Floats) -> TimePattern:
+def time_of_episodes(job: PipelineSubject, episodes: Episodes, member: int) -> TimePattern:
     """When a member is slow, as a time pattern."""
     steps = job.replay.graph.steps
     on, since, period = episodes.on[member], int(episodes.since[member]), int(episodes.period[member])
@@ -40,10 +40,9 @@ def time_of_episodes(job: PipelineSubject, episodes: Episodes, member: int, seri
         shape, slow = TimeShape.CHANGED, ()
     return TimePattern(
         shape=shape,
-        statistic=float(episodes.nats[member]),
+        statistic=number(episodes.nats[member]),
         needed=episodes.needed,
         since_step=int(steps[since]) if since and not period else None,
         period=period or None,
         slow_steps=slow,
-        per_step=tuple(float(value) for value in series),
     )

@@ -13,6 +13,7 @@ from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, only_in
 from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, gpu_of, on_each, share_of
 from tracekit.analysis.detectors.slow_host_code import slow_host_code
+from tracekit.analysis.evidence.cause import Cause
 from tracekit.analysis.evidence.evidence import evidence
 from tracekit.analysis.evidence.gpu_losses import leads
 from tracekit.analysis.evidence.graph_subject import GraphSubject
@@ -27,7 +28,7 @@ from tracekit.analysis.gpu.gpu_times import GpuTimes
 from tracekit.analysis.numeric.codes import numbered
 from tracekit.analysis.whatif.interventions import AddTime, Intervention, LessTime, Together, step_times
 from tracekit.base.text import code_name
-from tracekit.report.finding import Figure, Finding, Place, Spent, Unit, confidence_from
+from tracekit.report.finding import Figure, Place, Spent, Unit, confidence_from
 from tracekit.report.verdict import LossKind
 from tracekit.trace.gpu_activity import IdleReason
 from tracekit.trace.gpu_recording import OF_TORCH
@@ -140,7 +141,7 @@ class HostBound(Detector):
             ),
         )
 
-    def fixes(self, job: Subject, finding: Finding) -> Iterator[Plan]:
+    def fixes(self, job: Subject, finding: Cause) -> Iterator[Plan]:
         """See `Detector.fixes`. Of one GPU, the price is that of a graph."""
         for plan in super().fixes(job, finding):
             graph = {"assumes": "one launch for all kernels"}

@@ -13,7 +13,7 @@ from tracekit.analysis.numeric.arrays import Floats
 
 def network_time(job: PipelineSubject, series: Floats) -> TimePattern:
     """When the network is slow. `series`: by which factor, 1 if it is not, [steps]."""
-    return time_of_episodes(job, episodes_of(np.log(series)[None], 2, fewest=1, remembers=False), 0, series)
+    return time_of_episodes(job, episodes_of(np.log(series)[None], 2, fewest=1, remembers=False), 0)
 
 
 def on_one_host(job: PipelineSubject) -> bool:

@@ -9,10 +9,11 @@ import numpy as np
 from msgspec import structs
 
 from tracekit.analysis.detectors.detector import SMALLEST_COST_SHARE, Candidate, Detector, Repair
+from tracekit.analysis.evidence.cause import Cause
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.rl.scenario import Scenario, Without, more_engines
 from tracekit.base.text import percent, seconds, three_digits
-from tracekit.report.finding import Figure, Finding, Place, Unit, confidence_from
+from tracekit.report.finding import Figure, Place, Unit, confidence_from
 from tracekit.report.verdict import LossKind
 
 if TYPE_CHECKING:  # the replay of requests is imported for runs of post-training only
@@ -45,14 +46,14 @@ class _LossOfStep(Detector):
         """Return how the loss shows, with its size."""
         return f"the {self.kind} takes {seconds(float(run.phases[self.kind].mean()))} of each step"
 
-    def fixes(self, job: RlSubject, finding: Finding) -> Iterator[Plan]:
+    def fixes(self, job: RlSubject, finding: Cause) -> Iterator[Plan]:
         yield from (structs.replace(plan, bound=True) for plan in super().fixes(job, finding))  # all of it goes away
         more = more_engines(job.account.job.engines)
         for edit, title in self.edits.items():
             yield alternative(job, edit.format(more=more), title.format(more=more), finding)
 
 
-def alternative(job: RlSubject, edit: str, title: str, found: Finding | None = None) -> Plan:
+def alternative(job: RlSubject, edit: str, title: str, found: Cause | None = None) -> Plan:
     """An alternative as a plan, with what its price assumes."""
     scenario = Scenario.parse(edit)
     price = job.run.price(scenario)

@@ -10,6 +10,7 @@ from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, on
 from tracekit.analysis.detectors.of_one_gpu import candidate, costly, gpu_of, on_each
 from tracekit.analysis.detectors.rank_behind import rank_behind
 from tracekit.analysis.detectors.stops import SMALLEST_STOP_SHARE, longest_share, stopped_workers, stops_s
+from tracekit.analysis.evidence.cause import Cause
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.evidence import evidence
 from tracekit.analysis.evidence.graph_subject import GraphSubject
@@ -23,7 +24,7 @@ from tracekit.analysis.gpu.part import Part
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.whatif.interventions import Intervention, Scale, Together
 from tracekit.base.text import seconds
-from tracekit.report.finding import Figure, Finding, Place, Spent, Unit, confidence_from
+from tracekit.report.finding import Figure, Place, Spent, Unit, confidence_from
 from tracekit.report.verdict import LossKind
 from tracekit.trace.gpu_activity import IdleReason
 from tracekit.trace.model import OpKind
@@ -139,7 +140,7 @@ class PythonGc(Detector):
                 every_step=_in_every_step(job, stops, where),
             )
 
-    def fixes(self, job: Subject, finding: Finding) -> Iterator[Plan]:
+    def fixes(self, job: Subject, finding: Cause) -> Iterator[Plan]:
         """Collect garbage on all ranks in the same steps, at an interval that costs little."""
         pauses_s = _pauses_s(job)
         if pauses_s is None:
@@ -169,7 +170,7 @@ def _usual_pause(job: PipelineSubject, pause: Floats) -> Floats:
     return 1 + usual / job.unchanged_s
 
 
-def _planned(job: Subject, cause: Finding, pause_s: float) -> Plan:
+def _planned(job: Subject, cause: Cause, pause_s: float) -> Plan:
     """No pauses in forwards; all ranks pause together once every N steps, for the length of an average pause."""
     step_s = job.measured_s
     every = next((count for count in GC_INTERVALS if pause_s / count <= LARGEST_GC_SHARE * step_s), GC_INTERVALS[-1])

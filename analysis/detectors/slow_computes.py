@@ -114,11 +114,10 @@ def time_of(job: PipelineSubject, hit: Bools) -> TimePattern | None:
     assert profile is not None
     if len(job.dp_ranks) < 2:
         return None
-    series = worker_series(job, hit)
     own = profile.slow_workers & hit
     if own.any():
-        return time_of_episodes(job, profile.workers, int(np.flatnonzero(own.ravel())[0]), series)
-    return time_of_episodes(job, profile.ranks, int(np.flatnonzero(hit.any(axis=0))[0]), series)
+        return time_of_episodes(job, profile.workers, int(np.flatnonzero(own.ravel())[0]))
+    return time_of_episodes(job, profile.ranks, int(np.flatnonzero(hit.any(axis=0))[0]))
 
 
 def of_group(kind: str, job: PipelineSubject, group: SlowGroup, where: Place, who: str) -> Candidate:

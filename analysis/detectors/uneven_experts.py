@@ -8,6 +8,7 @@ from msgspec import structs
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, only_in
 from tracekit.analysis.detectors.one_launch_queue import OneLaunchQueue
+from tracekit.analysis.evidence.cause import Cause
 from tracekit.analysis.evidence.culprit import culprit_of
 from tracekit.analysis.evidence.exchanges import even_experts, exchanges_of
 from tracekit.analysis.evidence.graph_subject import GraphSubject
@@ -18,7 +19,7 @@ from tracekit.analysis.experts.expert_loads import EQUAL
 from tracekit.analysis.gpu.noise import LARGEST_CHANCE
 from tracekit.analysis.whatif.interventions import SetOps
 from tracekit.report.experts import CauseOfImbalance
-from tracekit.report.finding import Figure, Finding, Place, Unit
+from tracekit.report.finding import Figure, Place, Unit
 
 _LOG = "log tokens per expert (docs/experts.md), then `tracekit whatif --experts --expert-loads FILE`"
 #: With equal loads, a rank is late to all-to-alls if it costs the others this share of the job.
@@ -26,7 +27,7 @@ _LATE_SHARE = 0.05
 LATE_PEER = "Loads are equal, and one rank comes late to all-to-alls"
 
 
-def other_causes(job: GraphSubject, findings: Iterable[Finding]) -> Iterator[CauseOfImbalance]:
+def other_causes(job: GraphSubject, findings: Iterable[Cause]) -> Iterator[CauseOfImbalance]:
     """Yield why ranks wait for each other in all-to-alls, other than for loads."""
     late, equal = culprit_of(job), uneven_experts(job) is None and experts_of(job).excess < EQUAL
     if late is not None and equal and late.saved_s >= _LATE_SHARE * job.recorded_s:
@@ -36,7 +37,7 @@ def other_causes(job: GraphSubject, findings: Iterable[Finding]) -> Iterator[Cau
             yield CauseOfImbalance("one-launch-queue", None, None, [], one.saved_s / job.steps_in_whole)
 
 
-def doubts_of(causes: Iterable[Finding]) -> tuple[str, ...]:
+def doubts_of(causes: Iterable[Cause]) -> tuple[str, ...]:
     """Why a report with these causes cannot be trusted."""
     return tuple(cause.effect for cause in causes if cause.kind == UnknownLoads.kind)
 

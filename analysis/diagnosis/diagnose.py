@@ -14,12 +14,14 @@ from tracekit.analysis.detectors.detector import Detector
 from tracekit.analysis.detectors.registry import PlugInError, detectors, is_plug_in, left_out, own_detectors
 from tracekit.analysis.diagnosis.answer import answer_of
 from tracekit.analysis.diagnosis.assessment import Assessment
+from tracekit.analysis.diagnosis.diagnosis import Diagnosis
 from tracekit.analysis.diagnosis.find import causes_of
 from tracekit.analysis.diagnosis.price import fixes_of
 from tracekit.analysis.diagnosis.verdict import verdict_of
+from tracekit.analysis.evidence.cause import Cause
 from tracekit.base.plug_ins import in_words, tell
-from tracekit.report.diagnosis import Diagnosis
-from tracekit.report.finding import Finding
+from tracekit.report.conclusions import Finding
+from tracekit.report.plain_data import encoded
 
 
 def diagnose(assessed: Assessment) -> Diagnosis:
@@ -46,14 +48,10 @@ def diagnose(assessed: Assessment) -> Diagnosis:
         problems, failed = (*problems, f"{problem}; this report leaves it out"), (*failed, *plugged)
 
 
-def _check(findings: Iterable[Finding]) -> None:
-    """Raise an exception for a finding that no output can show."""
-    from tracekit.report import conclusions
-    from tracekit.report.plain_data import encoded, shaped
-
-    for finding in findings:
-        content = encoded(shaped(conclusions.Finding, finding))
-        msgspec.json.decode(content, type=conclusions.Finding)
+def _check(causes: Iterable[Cause]) -> None:
+    """Raise an exception for a cause that no output can show."""
+    for cause in causes:
+        msgspec.json.decode(encoded(cause.finding), type=Finding)
 
 
 def _diagnosed(assessed: Assessment, detectors: Sequence[Detector]) -> Diagnosis:
@@ -62,12 +60,14 @@ def _diagnosed(assessed: Assessment, detectors: Sequence[Detector]) -> Diagnosis
     findings = assessed.reported(causes_of(assessed, detectors))
     fixes = fixes_of(assessed, findings)
     causes = assessed.ordered(findings, fixes)
-    trust, verdict = assessed.trust(causes), verdict_of(job, assessed.headline(causes))
+    trust, headline = assessed.trust(causes), assessed.headline(causes)
+    answer = answer_of(assessed, headline, causes, fixes, trust)
     return Diagnosis(
         trust=trust,
-        answer=answer_of(assessed, verdict, causes, fixes, trust),
+        answer=answer,
+        headline=headline,
         stalls=assessed.stalls,
-        verdict=verdict,
+        verdict=verdict_of(job, headline, causes, fixes, answer),
         time=assessed.time,
         space=assessed.space,
         causes=causes,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from tracekit.analysis.evidence.cause import Cause
 from tracekit.analysis.evidence.evidence import evidence
 from tracekit.analysis.evidence.graph_subject import GraphSubject
 from tracekit.analysis.evidence.host_time import host_time
@@ -21,7 +22,6 @@ from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.estimate import Estimate
 from tracekit.analysis.whatif.interventions import Intervention
-from tracekit.report.finding import Finding
 
 if TYPE_CHECKING:
     from tracekit.analysis.gpu.unprofiled import StepsOfRecording, WithoutProfiler
@@ -88,7 +88,7 @@ def profiler_s(job: GraphSubject) -> float:
     return 0.0 if without is None else max(float(profiled_steps_s(job).sum() - without.steps_s[0].sum()), 0.0)
 
 
-def worth_s(job: Subject, finding: Finding) -> float:
+def worth_s(job: Subject, finding: Cause) -> float:
     """Return what the end of a finding saves of the steps without the profiler, or of the recording, seconds."""
     in_production = unprofiled_step(job) is not None and finding.saves_step_s is not None
     return finding.worth_s * job.steps_in_whole if in_production else finding.saved_s

@@ -11,13 +11,14 @@ from heapq import heappop, heappush
 
 import numpy as np
 
+from tracekit.analysis.evidence.cause import Cause
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.workers import microbatch_cost
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.numeric.robust import safe
 from tracekit.analysis.whatif.interventions import Scale
-from tracekit.report.finding import Finding, Place
+from tracekit.report.finding import Place
 
 #: Stop improving the deal of a step after this many swaps.
 SWAPS = 200
@@ -93,7 +94,7 @@ def dealt_cost(cost: Floats, deal: Ints) -> Floats:
     return new.reshape(steps, microbatches, dp_ranks).transpose(1, 0, 2)
 
 
-def balance_plans(job: PipelineSubject, causes: Sequence[Finding]) -> Iterator[Plan]:
+def balance_plans(job: PipelineSubject, causes: Sequence[Cause]) -> Iterator[Plan]:
     """Microbatches dealt anew over the DP ranks of each step, for those of `causes` that make them uneven."""
     profile = job.profile
     if not causes or profile is None:

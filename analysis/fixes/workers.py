@@ -1,6 +1,6 @@
 """Fixes for slow workers and hosts: replace them, or give them less work.
 
-In: a pipeline and `Finding`s. Out: `Plan`s.
+In: a pipeline and `Cause`s. Out: `Plan`s.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from typing import TypeVar
 import numpy as np
 
 from tracekit.analysis.evidence.cards import hardware_at_fault
+from tracekit.analysis.evidence.cause import Cause
 from tracekit.analysis.evidence.naming import Names
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.workers import as_fast_as_peers, worker_factor
 from tracekit.analysis.fixes.plan import MACHINE, SPEED_OF_PEERS, Plan
 from tracekit.analysis.whatif.interventions import Scale
-from tracekit.report.finding import Finding, Place
+from tracekit.report.finding import Place
 from tracekit.trace.model import Worker
 
 #: A healthy worker is as fast as its peers: the trace has no better reference.
@@ -30,7 +31,7 @@ MOST_NAMED = 16
 _Item = TypeVar("_Item")
 
 
-def worker_plans(job: PipelineSubject, slow: Sequence[Finding]) -> Iterator[Plan]:
+def worker_plans(job: PipelineSubject, slow: Sequence[Cause]) -> Iterator[Plan]:
     """Make slow workers as fast as their peers; repair only as few as needed; or give a slow worker less work.
 
     The price assumes a healthy worker in its place. A plan says "replace" or "drain" only if there is evidence that the
@@ -60,7 +61,7 @@ def worker_plans(job: PipelineSubject, slow: Sequence[Finding]) -> Iterator[Plan
         yield from _shifted(job, workers[0], slow[0])
 
 
-def _fewest(job: PipelineSubject, workers: tuple[Worker, ...], cause: Finding) -> Iterator[Plan]:
+def _fewest(job: PipelineSubject, workers: tuple[Worker, ...], cause: Cause) -> Iterator[Plan]:
     """The smallest set of slow workers whose repair brings the slowdown below the target."""
     found = job.attribution
     ranked = sorted(workers, key=lambda one: -found.worker_slowdown[found.dp_ranks.index(one.dp_rank), one.pp_rank])
@@ -123,7 +124,7 @@ def fewest_that_suffice(
     return tuple(chosen)
 
 
-def _shifted(job: PipelineSubject, worker: Worker, cause: Finding) -> Iterator[Plan]:
+def _shifted(job: PipelineSubject, worker: Worker, cause: Cause) -> Iterator[Plan]:
     """Fewer microbatches for the slow worker's DP rank; the other DP ranks take the rest."""
     profile = job.profile
     microbatches, dp_ranks = job.table.shape[3], len(job.dp_ranks)

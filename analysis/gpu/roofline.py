@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from tracekit.analysis.gpu.gpu_times import ShapeTime
+from tracekit.analysis.numeric.arrays import number
 from tracekit.base.errors import FormatError
 from tracekit.base.text import quoted
 
@@ -113,8 +114,8 @@ def shape_times(op: str, row: tuple[str, int, float], card: Card | None) -> Shap
         dtype=dtype,
         count=count,
         seconds=seconds,
-        flops_s=None if flops is None else flops * count / (seconds or math.nan),
-        bytes_s=None if moved is None else moved * count / (seconds or math.nan),
+        flops_s=None if flops is None else number(flops * count / (seconds or math.nan)),
+        bytes_s=None if moved is None else number(moved * count / (seconds or math.nan)),
         roofline_s=None if card is None or moved is None else count * roofline_s(flops or 0.0, moved, dtype, card),
     )
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from tracekit.report.diagnosis import Diagnosis
+from tracekit.analysis.diagnosis.diagnosis import Diagnosis
 from tracekit.report.report import Report
 
 if TYPE_CHECKING:

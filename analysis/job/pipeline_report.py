@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import UNSET, Struct
 
 from tracekit.analysis.attribution.attribution import Attribution
+from tracekit.analysis.diagnosis.diagnosis import Diagnosis
 from tracekit.analysis.evidence.graph_subject import GraphSubject
 from tracekit.analysis.graph.rules.posting import PostingRule
 from tracekit.analysis.job import experts
@@ -21,15 +22,14 @@ from tracekit.analysis.job.analysis import Analysis, ReportOptions
 from tracekit.analysis.job.build import SourceFigures, build
 from tracekit.analysis.job.lanes import Lanes
 from tracekit.analysis.job.tables import rows_of_pipeline
+from tracekit.analysis.numeric.arrays import number
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.method import Method
 from tracekit.report.bubbles import Bubbles
 from tracekit.report.clocks import ClockReport
-from tracekit.report.diagnosis import Diagnosis
 from tracekit.report.experts import Experts
 from tracekit.report.outline import Coverage, MethodUsed, MissingOps, Outline, Times
 from tracekit.report.pictures import PipelinePicture
-from tracekit.report.plain_data import shaped
 from tracekit.report.question import ByLabel, Question, label_table, question_table
 from tracekit.report.report import StepTimes
 from tracekit.report.section import Table
@@ -155,27 +155,30 @@ class AnalysedPipeline(Struct, frozen=True, kw_only=True, eq=False):
         return {
             "method": MethodUsed(
                 self.method,
-                None if published is None else published.slowdown,
+                None if published is None else number(published.slowdown),
                 [] if published is None else list(published.reasons),
             ),
             "clocks": self.clocks,
             "posting": self.posting,
-            "coverage": shaped(
-                Coverage,
-                self.coverage,
+            "coverage": Coverage(
+                workers_expected=self.coverage.workers_expected,
+                workers_traced=self.coverage.workers_traced,
+                worker_steps_expected=self.coverage.worker_steps_expected,
+                worker_steps_traced=self.coverage.worker_steps_traced,
+                missing_workers=list(self.coverage.missing_workers),
                 gaps=gaps,
-                slowdown_as_recorded=found.slowdown_as_recorded,
-                hidden_slowdown=found.hidden_slowdown,
-                left_out_steps=self.left_out_steps,
+                slowdown_as_recorded=number(found.slowdown_as_recorded),
+                hidden_slowdown=number(found.hidden_slowdown),
+                left_out_steps=list(self.left_out_steps),
                 dropped=[{"step": step, "dp_rank": dp_rank} for step, dp_rank in self.dropped_lanes],
                 inferred_transfers=self.replay.graph.inferred_transfers,
             ),
             "bubbles": bubbles,
             **self._picture(bubbles),
             **({} if loads is None else {"experts": loads}),
-            "m_w": found.m_w.removal,
-            "m_s": found.m_s.removal,
-            "slowest_workers": found.slowest_workers,
+            "m_w": number(found.m_w.removal),
+            "m_s": number(found.m_s.removal),
+            "slowest_workers": list(found.slowest_workers),
             **rows_of_pipeline(found, self.ranks, self.hosts),
         }
 

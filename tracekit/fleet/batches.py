@@ -280,9 +280,9 @@ class _Whole:
             reasons = trust.reasons or diagnosis.trust.reasons
             trust = structs.replace(trust, trustworthy=not reasons, reasons=reasons)
             lost_s = np.full(len(self.steps), np.nan)  # unknown for other steps
-            lost_s[np.isin(attribution.steps, sampled)] = diagnosis.verdict.step_lost_s
-            verdict = structs.replace(diagnosis.verdict, step_lost_s=lost_s)
-            diagnosis = structs.replace(diagnosis, trust=trust, verdict=verdict)
+            lost_s[np.isin(attribution.steps, sampled)] = diagnosis.headline.step_lost_s
+            headline = structs.replace(diagnosis.headline, step_lost_s=lost_s)
+            diagnosis = structs.replace(diagnosis, trust=trust, headline=headline)
         recorded = sum(seen.worker_steps for seen in self.seen)
         return structs.replace(
             analysed,

@@ -14,9 +14,10 @@ from enum import StrEnum
 from statistics import fmean
 
 from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN
+from tracekit.analysis.attribution.patterns import SpacePattern, TimePattern
 from tracekit.base.text import cost, listed, seconds, short, sure
 from tracekit.dashboards.figures.worker_map import WorkerMap
-from tracekit.report.conclusions import Finding, Fix, SpacePattern, TimePattern
+from tracekit.report.conclusions import Finding, Fix
 from tracekit.report.nodes import nodes_of
 from tracekit.report.report import Report
 from tracekit.report.rows import OfStep

@@ -30,8 +30,7 @@ from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.interventions import step_times
 from tracekit.collectors.importers.published import read_published
-from tracekit.report.conclusions import Finding
-from tracekit.report.plain_data import plain, shaped
+from tracekit.report.plain_data import plain
 from tracekit.synth import (
     BaseCosts,
     ClockOffset,
@@ -352,7 +351,7 @@ class TestDeclared:
 
     def test_a_cause_is_plain_data(self):
         cause = found_in(job(SlowWorker(dp_rank=1, pp_rank=2, factor=2)))[0]
-        found = plain(shaped(Finding, cause))
+        found = plain(cause.finding)
         assert found["kind"] == "bad-worker"
         assert found["where"]["workers"] == [{"dp_rank": 1, "pp_rank": 2}]
         assert found["where_text"] == "worker (1,2)"
