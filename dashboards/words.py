@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from tracekit.analysis.replay.method import Method
 from tracekit.base.text import counted, main_clause, percent_sure, seconds, short, with_error
+from tracekit.dashboards.run_words import run_rows
 from tracekit.report.answer import Answer
 from tracekit.report.conclusions import Fix
 from tracekit.report.report import Report
@@ -44,6 +45,7 @@ def answer_rows(
     A row without a name continues the row before. `gpu_hour`: the price of a GPU-hour, in any currency. `most_causes`:
     how many further causes get a row each; the others are only counted. `all_causes`: where a reader finds them.
     """
+    yield from run_rows(report)
     answer, lost = report.answer, ""
     if gpu_hour is not None and report.daily:
         lost = f", {report.verdict.lost_gpu_hours_per_day * gpu_hour:,.0f} a day at {gpu_hour:g} a GPU-hour"

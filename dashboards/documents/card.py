@@ -18,6 +18,7 @@ from tracekit.base.errors import TraceError
 from tracekit.base.text import printable, short
 from tracekit.dashboards.documents.svg import pipeline, step_bars, worker_map
 from tracekit.dashboards.figures.theme import DARK, LIGHT, Theme
+from tracekit.dashboards.run_words import first_line
 from tracekit.dashboards.words import answer_rows, tables
 from tracekit.report.report import Report
 from tracekit.report.section import Table
@@ -76,8 +77,7 @@ def _colours(theme: Theme) -> str:
 
 def answer_of(report: Report, *, gpu_hour: float | None = None) -> str:
     """The answer: what, who, why, what to do, and whether to believe it. `gpu_hour`: as for the terminal."""
-    label = f"{report.doubt}{report.verdict.label.upper()}"
-    return answer_card(report.verdict.kind, label, report.answer.headline, answer_rows(report, gpu_hour))
+    return answer_card(*first_line(report), answer_rows(report, gpu_hour))
 
 
 def answer_card(kind: LossKind, label: str, headline: str, rows: Iterable[tuple[str, str]]) -> str:

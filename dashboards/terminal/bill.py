@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.text import Text
 
 from tracekit.base.text import printable, short, three_digits
-from tracekit.bill.ledger import Bill, BillPart
+from tracekit.bill.ledger import Bill
+from tracekit.costs.parts import BillPart
 from tracekit.dashboards.terminal.tables import labelled, new_table
 
 #: Longer names are cut.

@@ -13,6 +13,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from tracekit.base.text import short
+from tracekit.dashboards.run_words import first_line
 from tracekit.dashboards.terminal.colours import BAD, GOOD, UNSURE
 from tracekit.dashboards.terminal.maps import small_map, steps_line, worst_step
 from tracekit.dashboards.terminal.tables import labelled, section_table, side_by_side
@@ -96,11 +97,13 @@ def _pictures(report: Report, lines: int, console: Console) -> Iterator[Renderab
 def _answer(report: Report, gpu_hour: float | None, most_causes: int, *, full: bool) -> Group:
     """The job, the headline, and the rows of the answer."""
     verdict = report.verdict
+    kind_of_loss, label, sentence = first_line(report)
     all_causes = "see Causes" if full else "--full"
     rows = answer_rows(report, gpu_hour, most_causes=most_causes, all_causes=all_causes)
     job = Text.assemble((short(report.name), "bold"), (f"   {report.job.sizes}", "dim"))
-    kind = (verdict.label.upper(), _VERDICT_STYLE.get(verdict.kind, BAD))
-    headline = Text.assemble((report.doubt, UNSURE), kind, f": {report.answer.headline}")
+    kind = (label.removeprefix(report.doubt), _VERDICT_STYLE.get(kind_of_loss, BAD))
+    doubt = report.doubt if label.startswith(report.doubt) else ""
+    headline = Text.assemble((doubt, UNSURE), kind, f": {sentence}")
     gap = [Text()] * bool(verdict.losses)
     return Group(job, *gap, headline, *gap, labelled(rows))
 

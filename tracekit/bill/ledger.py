@@ -6,7 +6,6 @@ In: stretches of the wall clock of a job, each with what it went to. Out: a `Bil
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,11 @@ import polars as pl
 from msgspec import Struct
 
 from tracekit.analysis.numeric.arrays import Floats
+from tracekit.costs.parts import LEAST_S, BillPart, Claim
 
 BILL_VERSION = 1
 #: Monday, January 5, 1970, seconds since the epoch: weeks begin on Mondays, 00:00 UTC.
 _FIRST_WEEK_S, _WEEK_S = 4 * 86_400, 7 * 86_400
-#: Seconds that no clock resolves: what is left of a difference.
-LEAST_S = 1e-9
 #: What a bill can be totalled by.
 GROUPS = ("part", "cause", "week", "team", "job")
 _ROWS = pl.Schema(
@@ -35,28 +33,6 @@ _ROWS = pl.Schema(
 )
 
 
-class BillPart(StrEnum):
-    """What an hour went to, in the order of the bill."""
-
-    USEFUL = "useful"
-    STRAGGLERS = "stragglers"
-    HOST = "host"
-    COMMUNICATION = "communication"
-    COMPUTE = "compute"
-    POST_TRAINING = "post-training"
-    INPUT = "input"
-    CHECKPOINTS = "checkpoints"
-    EVALUATION = "evaluation"
-    IDLE = "idle"
-    START = "start-up"
-    RESTARTS = "restarts"
-    UNKNOWN = "unknown"
-
-
-#: A part, a cause, and the seconds that they get of each stretch: a number or an array, infinite for all that is left.
-Claim = tuple[BillPart, str, Any]
-ALL = np.inf
-USEFUL: Claim = BillPart.USEFUL, "training", ALL
 LOST_WORK = BillPart.RESTARTS, "lost work"
 KEPT_OR_LOST = BillPart.UNKNOWN, "kept or lost: no checkpoint shows it"
 
@@ -126,21 +102,24 @@ class Ledger:
         self._spent: list[Floats] = []
         self.notes: list[str] = []
 
-    def add(self, start_s: Any, until_s: Any, gpus: int, *claims: Claim) -> None:
+    def add(self, start_s: Any, until_s: Any, gpus: int, *claims: Claim) -> list[float]:
         """Divide stretches from `start_s` to `until_s` after the origin, numbers or arrays, among claims: each gets its
-        seconds, or what those before it have left.
+        seconds, or what those before it have left. Returns what each got, seconds.
         """
         start, until = np.atleast_1d(np.asarray(start_s, np.float64)), np.atleast_1d(np.asarray(until_s, np.float64))
-        remaining = until - start
+        remaining, got = until - start, list[float]()
         for part, cause, seconds in claims:
             spent = np.minimum(remaining, seconds)
             remaining, counted = remaining - spent, spent > LEAST_S
             self._to.append((str(part), cause, gpus, int(counted.sum())))
             self._spent.append(np.stack([start[counted], until[counted], spent[counted]]))
+            got.append(float(spent[counted].sum()))
+        return got
 
     def bill(self, wall_s: float) -> Bill:
         """The bill of the job, whose wall clock is `wall_s` seconds."""
-        spent = pl.DataFrame(np.concatenate(self._spent, axis=1), ["start_s", "until_s", "seconds"], orient="col")
+        columns = ("start_s", "until_s", "seconds")
+        spent = pl.DataFrame(dict(zip(columns, np.concatenate(self._spent, axis=1), strict=True)))
         to = pl.DataFrame(self._to, ["part", "cause", "gpus", "rows"], orient="row")
         entries = pl.concat([to[np.repeat(np.arange(len(to)), to["rows"])], spent], how="horizontal")
         rows = (

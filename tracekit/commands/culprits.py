@@ -81,8 +81,8 @@ def culprits_command(
         return _history(source, form, part)
     with progress() as tell:
         tell("reading the trace")
-        report = source.load().whatif()
-    trusted, found = report.trust.trustworthy, [one for one in report.answer.culprits if not part or one.part in part]
+        accused = _accused(source)
+    trusted, found = accused.trustworthy, [one for one in accused.culprits if not part or one.part in part]
     nodes = nodes_of(found, trusted=trusted)
     named = nodes.drain + (nodes.suspects if suspects and trusted else ())
     nameless = [
@@ -91,8 +91,7 @@ def culprits_command(
         if one.host is None or not is_node_name(one.host)
     ]
     if form == "json":
-        trust = report.answer.trust
-        output = CulpritsOutput(report.name, trusted, trust, named, hostlist(named), nodes.suspects, found)
+        output = CulpritsOutput(accused.job, trusted, accused.trust, named, hostlist(named), nodes.suspects, found)
         click.echo(msgspec.json.encode(output))
     elif form == "text" and found:
         from tracekit.dashboards.terminal.culprits import print_culprits
@@ -102,7 +101,7 @@ def culprits_command(
         click.echo(hostlist(named))
     doubt = None
     if not trusted:
-        doubt = f"the report cannot be trusted, so no node is named for a script: {printable(report.answer.trust)}"
+        doubt = f"the report cannot be trusted, so no node is named for a script: {printable(accused.trust)}"
     elif not found:
         doubt = f"no rank is to blame; `{f'tracekit whatif {source.arguments}'.rstrip()}` says where the time goes"
     elif nameless:
@@ -113,12 +112,35 @@ def culprits_command(
     elif form == "slurm" and len(named) < len(nodes.drain + nodes.suspects):
         doubt = f"{Nodes((), nodes.suspects).sentence} Check first; --suspects prints them all the same"
     if form != "json" and doubt is not None:
-        say(f"tracekit: {short(report.name)}: {doubt}")
+        say(f"tracekit: {short(accused.job)}: {doubt}")
     if not found or not trusted:
         return ExitCode.NO_ANSWER
     if nameless:
         return ExitCode.UNKNOWN_NODE
     return ExitCode.DONE if named or form == "text" else ExitCode.NO_ANSWER
+
+
+class _Accused(Struct, frozen=True):
+    """The culprits of a job, and whether what names them can be trusted."""
+
+    job: str
+    trustworthy: bool
+    trust: str
+    culprits: Sequence[Culprit]
+
+
+def _accused(source: JobArguments) -> _Accused:
+    """The culprits of a run or, where its windows name nobody, of a trace or one window."""
+    if not source.traces and source.window is None:
+        from tracekit.bill.run import culprits_of_run, run_of_job
+
+        store, name = source.in_store()
+        run = run_of_job(store, name)
+        if run.windows > 1 and (culprits := culprits_of_run(store, name, run)):
+            trust = f"{run.covered_share:.0%} of the time of the run is judged, in {run.windows:,} windows"
+            return _Accused(name, trustworthy=True, trust=trust, culprits=culprits)
+    report = source.load().whatif()
+    return _Accused(report.name, report.trust.trustworthy, report.answer.trust, report.answer.culprits)
 
 
 def _history(source: JobArguments, form: str, part: Sequence[str]) -> ExitCode:

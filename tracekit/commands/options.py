@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tracekit.base.command_line import command, quoted
 from tracekit.base.errors import FormatError, SelectionError
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
     from tracekit.analysis.job.job import Job
     from tracekit.fleet.executor import Executor
+    from tracekit.report.report import Report
+    from tracekit.report.run import RunVerdict
     from tracekit.store import Store
     from tracekit.store.window import StoredWindow
 
@@ -116,6 +119,31 @@ class JobArguments(Struct, frozen=True):
             _say_newest(loaded.trace.name)
         return loaded
 
+    def run(self) -> RunVerdict | None:
+        """The verdict of the run, of a job in a store."""
+        if self.traces:
+            return None
+        from tracekit.bill.run import run_of_job
+
+        return run_of_job(*self.in_store())
+
+    def with_run(self, report: Report, *, redact: bool = False) -> Report:
+        """The report with the verdict of the run, if it is of a job in a store; with what other windows name, if it is
+        of a named window. `redact`: without the names of hosts and jobs.
+        """
+        run = self.run()
+        if run is None:
+            return report
+        if redact:
+            run = replace(run, notes=(), causes=[replace(cause, hosts=(), do=None) for cause in run.causes])
+        if self.window is None:
+            return replace(report, run=run)
+        from tracekit.dashboards.run_words import elsewhere_words
+        from tracekit.report.report import Remark
+
+        words = elsewhere_words(run, report)
+        return report if words is None else replace(report, remarks=[*report.remarks, Remark("Run", words)])
+
     def of_file(self, use: Callable[[Path], _Made]) -> _Made | None:
         """What `use` makes of the Parquet file of the job, None if this is not a pipeline in one file."""
         self._check()
@@ -131,7 +159,7 @@ class JobArguments(Struct, frozen=True):
                 return use(path) if len(self.traces) == 1 and _is_pipeline(path, self.layout) else None
         from tracekit.trace.model import TraceKind
 
-        store, name = self._in_store()
+        store, name = self.in_store()
         if self.job is None:
             _say_newest(name)
         if self.stored_window().kind is not TraceKind.PIPELINE:
@@ -141,11 +169,11 @@ class JobArguments(Struct, frozen=True):
     def stored_window(self) -> StoredWindow:
         """The window of the job in the store."""
         self._check()
-        store, name = self._in_store()
+        store, name = self.in_store()
         with store.reading() as catalogue:
             return catalogue.window(name, self.window)
 
-    def _in_store(self) -> tuple[Store, str]:
+    def in_store(self) -> tuple[Store, str]:
         """The store, and the name of the job in it."""
         from tracekit.store import Store, default_store
 

@@ -188,6 +188,7 @@ def whatif_command(
             prepared = loaded.lean()
             del loaded  # and with it the ops of a pipeline, which nothing reads any more
             report, lanes = _parts(prepared.analyse(asked, tell))
+            report = source.with_run(report, redact=redact)
         if overlap and not report.overlap:
             say(f"tracekit: --overlap is for recordings of GPUs, and {short(report.name)} is not one")
         if html is not None:

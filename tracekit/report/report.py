@@ -52,6 +52,7 @@ from tracekit.report.rows import (
     OnPath,
     WaitFor,
 )
+from tracekit.report.run import RunVerdict
 from tracekit.report.section import Table
 from tracekit.report.verdict import LossKind
 from tracekit.trace.facts import Lack
@@ -203,6 +204,7 @@ class Report(Struct, frozen=True, kw_only=True):
     gpus: Maybe[list[GpuInReport]] = UNSET
     rl: Maybe[RlAccount] = UNSET
     rl_picture: Maybe[RlPicture] = UNSET
+    run: Maybe[RunVerdict] = UNSET
 
     def __repr__(self) -> str:
         return f"<Report on {short(self.name)}: {self.verdict.kind}, {self.answer.headline}>"

@@ -41,7 +41,9 @@ from tracekit.trace.step_values import step_values
 if TYPE_CHECKING:
     import duckdb
 
-STORE_VERSION = 6
+STORE_VERSION = 7
+#: The version that migrates: it has no table `costs`.
+OLDER_VERSION = 6
 SIZES = ("dp", "pp", "tp", "cp", "ep", "vpp", "dsp", "world_size")
 #: Impossible rows to name on stderr.
 MOST_NAMED = 20
@@ -90,11 +92,14 @@ class Catalogue:
     path: Path | str
     #: A line for each row that is impossible, and therefore left out.
     left_out: tuple[str, ...] = ()
+    #: Whether it was of an older version when it was opened.
+    older: bool = False
 
     @classmethod
     def new(cls, connection: duckdb.DuckDBPyConnection, path: Path | str) -> Catalogue:
         """The catalogue of an empty store, in an empty DuckDB file."""
-        connection.execute(files("tracekit.store").joinpath("schema.sql").read_text(encoding="utf-8"))
+        connection.execute(_sql("schema.sql"))
+        connection.execute(_sql("costs.sql"))
         insert(connection, "store_version", {"version": STORE_VERSION})
         return cls(connection, path)
 
@@ -102,11 +107,17 @@ class Catalogue:
     def existing(cls, connection: duckdb.DuckDBPyConnection, path: Path | str, *, read_only: bool = False) -> Catalogue:
         """The catalogue in a DuckDB file; a reader sees no impossible rows. Raises StoreError for another version.
 
-        A version that migrates does so here: for good on a writer's copy, in temporary tables for a reader.
+        A version that migrates does so here: for good on a writer's copy, in temporary tables for a reader. The costs
+        of windows that were stored before are only in their reports (`Writer.fill_costs`).
         """
-        check_version(connection, path, STORE_VERSION)
+        older = check_version(connection, path, STORE_VERSION, OLDER_VERSION) == OLDER_VERSION
         if not read_only:
-            return cls(connection, path)
+            if older:
+                connection.execute(_sql("costs.sql"))
+                connection.execute("UPDATE store_version SET version = $version", {"version": STORE_VERSION})
+            return cls(connection, path, older=older)
+        if older:
+            connection.execute(_sql("costs.sql").replace("CREATE TABLE", "CREATE TEMP TABLE"))
         left_out = without_impossible(connection)
         for line in left_out[:MOST_NAMED]:
             say_once(f"{path}: left out, since it is impossible: {line}")
@@ -267,7 +278,7 @@ class Catalogue:
 
     def mark_unanalysed(self, window: StoredWindow, problem: str) -> None:
         """Forget the findings of a window, and store the reason."""
-        self.delete(["findings", "culprits"], job_id=window.job_id, number=window.number)
+        self.delete(["findings", "culprits", "costs"], job_id=window.job_id, number=window.number)
         figures = ", ".join(f"{column} = NULL" for column in FIGURES)
         self.connection.execute(
             f"UPDATE windows SET problem = $problem, {figures} WHERE job_id = $job AND number = $number",  # noqa: S608
@@ -297,6 +308,10 @@ class Catalogue:
             " WHERE gpu NOT IN (SELECT gpu FROM gpus WHERE job_id = $job)",
             {"job": job_id, "gpus": list(host_of_gpu), "hosts": list(host_of_gpu.values())},
         )
+
+
+def _sql(name: str) -> str:
+    return files("tracekit.store").joinpath(name).read_text(encoding="utf-8")
 
 
 def _by_rank(value: object) -> dict[str, Any]:

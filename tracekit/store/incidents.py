@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from tracekit.report.answer import Account
-from tracekit.report.findings import SMALLEST_ALARMING_SHARE, WindowVerdict
+from tracekit.report.findings import WindowVerdict
+from tracekit.report.run import SMALLEST_ALARMING_SHARE
 
 #: An incident closes after this many windows in a row without its cause.
 CLEAR_WINDOWS = 2

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from statistics import median
 
-from tracekit.bill.ledger import ALL, USEFUL, BillPart, Claim
+from tracekit.costs.parts import ALL, USEFUL, BillPart, Claim
 from tracekit.report.gpu import GpuInReport
 from tracekit.report.report import Report
 from tracekit.report.verdict import LossKind
