@@ -118,9 +118,14 @@ def run_advice(run: RunVerdict, report: Report) -> str | None:
         case State.OPEN:
             return worst.do
         case State.OVER if run.ended is None:
-            return f"should it come back: {worst.do}"
+            return f"should it come back: {_begun(worst.do)}"
         case _:
-            return f"before the next run: {worst.do}"
+            return f"before the next run: {_begun(worst.do)}"
+
+
+def _begun(advice: str) -> str:
+    """Advice in the middle of a sentence."""
+    return advice[:1].lower() + advice[1:]
 
 
 def coverage_words(run: RunVerdict) -> str:

@@ -64,7 +64,7 @@ def stored(folder: Path, traces: Iterable[Trace], analysed: Collection[int] = ra
 def as_version_6(store: Store) -> None:
     """Make it a store of the version before, which knows the costs of its windows from their reports alone."""
     with duckdb.connect(str(store.path / CATALOGUE)) as connection:
-        connection.execute("DROP TABLE costs; UPDATE store_version SET version = 6")
+        connection.execute("DROP TABLE costs; DROP TABLE beginnings; UPDATE store_version SET version = 6")
 
 
 def test_windows_of_a_restarted_job_whose_script_numbers_its_steps(tmp_path: Path) -> None:

@@ -266,6 +266,7 @@ def test_other_receivers_get_a_text_in_markdown() -> None:
     assert told == [[(7, "opened"), (7, "closed")]]
     assert receiver.got[1]["message"].splitlines() == [
         "\N{LARGE RED CIRCLE} **job \\<1\\>**: incident 7 opened: rank 3: slow",
+        "**Since**: 2026-01-01 12:00:00 UTC",
         "**Who**: rank 3",
         "**Do**: replace it",
         "**More to check**: look",

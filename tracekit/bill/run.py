@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from tracekit.bill.stored import Account, BilledLoss, account_of
 from tracekit.report.answer import Culprit
+from tracekit.report.nodes import Accused
 from tracekit.report.report import Report
 from tracekit.report.run import RunCause, RunVerdict, State
 from tracekit.store import Store
@@ -24,11 +25,15 @@ _MOST_ADVISED = 4
 
 def run_of_job(store: Store, name: str) -> RunVerdict:
     """The verdict of a job in a store, with what to do. Raises StoreError; NotStoredError if it has no window."""
-    run = run_of(account_of(store, name))
+    return advised(store, name, run_of(account_of(store, name)))
+
+
+def advised(store: Store, name: str, run: RunVerdict) -> RunVerdict:
+    """The verdict with what to do about its worst causes."""
     worst = run.alarming[:_MOST_ADVISED]
     reports = store.reports([(name, cause.worst_window) for cause in worst])
-    advised = {id(cause): _advice(cause, reports.get((name, cause.worst_window))) for cause in worst}
-    return replace(run, causes=[replace(cause, do=advised.get(id(cause))) for cause in run.causes])
+    advice = {id(cause): _advice(cause, reports.get((name, cause.worst_window))) for cause in worst}
+    return replace(run, causes=[replace(cause, do=advice.get(id(cause))) for cause in run.causes])
 
 
 def _advice(cause: RunCause, report: Report | None) -> str | None:
@@ -41,10 +46,11 @@ def _advice(cause: RunCause, report: Report | None) -> str | None:
     return None
 
 
-def culprits_of_run(store: Store, name: str, run: RunVerdict) -> tuple[Culprit, ...]:
-    """The ranks that the causes of a run are on, costliest cause first, each as in the window that lost most to it;
-    `cost_s` is of the mean step of the run.
+def accused_of_run(store: Store, name: str) -> Accused | None:
+    """The ranks that the causes of a run of several windows are on, costliest cause first, each as in the window that
+    lost most to it; `cost_s` is of the mean step of the run. None if its windows name nobody.
     """
+    run = run_of(account_of(store, name))
     on_ranks = [cause for cause in run.alarming if cause.ranks]
     reports = store.reports([(name, cause.worst_window) for cause in on_ranks])
     steps, culprits = run.last_step - run.first_step + 1, dict[tuple[int | None, str], Culprit]()
@@ -54,7 +60,10 @@ def culprits_of_run(store: Store, name: str, run: RunVerdict) -> tuple[Culprit, 
             if one.rank in cause.ranks:
                 of_run = replace(one, cost_s=cause.lost_s / steps, first_step=cause.first_step)
                 culprits.setdefault((one.rank, one.part), of_run)
-    return tuple(culprits.values())
+    if run.windows < 2 or not culprits:
+        return None
+    trust = f"{run.covered_share:.0%} of the time of the run is judged, in {run.windows:,} windows"
+    return Accused(name, trustworthy=True, trust=trust, culprits=tuple(culprits.values()))
 
 
 def run_of(account: Account) -> RunVerdict:

@@ -148,7 +148,7 @@ def _account(store: Store, rows: list[dict[str, Any]], costs: Mapping[tuple[str,
                     before = f"window {row['number']} begins before window {row['number'] - 1} ends"
                     ledger.notes.append(f"{short(job)}: {before}: it counts from then on; compare the clocks")
             gap = (BillPart.UNKNOWN, "between windows") if place else (BillPart.RESTARTS, "down and starting again")
-            ledger.add(
+            ledger.add_one(
                 at_s, start_s, gpus, (*(gap if number or place else (BillPart.START, "until the first window")), ALL)
             )
             at_s = start_s + length_s
@@ -162,7 +162,7 @@ def _account(store: Store, rows: list[dict[str, Any]], costs: Mapping[tuple[str,
     until_s = at_s
     if origin_s is not None and first["watched_until_s"] is not None:
         until_s = max(at_s, first["watched_until_s"] - origin_s)
-        ledger.add(at_s, until_s, gpus, (BillPart.UNKNOWN, "after the last window", ALL))
+        ledger.add_one(at_s, until_s, gpus, (BillPart.UNKNOWN, "after the last window", ALL))
     judged = [window for window in windows if isinstance(window.costs, ClaimedCosts) and not window.costs.doubt]
     recorded_s = sum(window.row["steps"] * (window.row["recorded_s"] or 0.0) for window in judged)
     return Account(ledger.bill(until_s), losses, rows, [one.row["number"] for one in judged], min(recorded_s, until_s))
@@ -222,7 +222,7 @@ def _book(
     """Bill a window of `length_s` seconds, of which the share `again` is lost work; yield its losses."""
     costs, until_s, kept_s = window.costs, start_s + length_s, length_s * (1 - again)
     if isinstance(costs, str):
-        ledger.add(start_s, until_s, gpus, lost_work, (BillPart.UNKNOWN, costs, ALL))
+        ledger.add_one(start_s, until_s, gpus, lost_work, (BillPart.UNKNOWN, costs, ALL))
         return
     step_s, steps = window.row["recorded_s"] or 0.0, window.steps_in(length_s)
     kept = steps * (1 - again)
@@ -236,7 +236,7 @@ def _book(
     beyond = [(loss.part, loss.cause, kept * loss.seconds) for loss in costs.losses]
     work = [(part, str(part), kept * max(seconds, 0.0)) for part, seconds in unplaced.items()]
     rest = [(part, cause, kept * seconds if kept else 0.0) for part, cause, seconds in costs.rest]
-    got = ledger.add(start_s, until_s, gpus, lost_work, between, *work, *planned, *beyond, *rest)
+    got = ledger.add_one(start_s, until_s, gpus, lost_work, between, *work, *planned, *beyond, *rest)
     got = got[2 + len(work) :]
     for at, loss in enumerate(costs.losses):
         redone_s = steps * again * (loss.seconds + loss.planned_s)

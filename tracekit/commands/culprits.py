@@ -19,7 +19,7 @@ from tracekit.base.stderr import progress, say
 from tracekit.base.text import listed, printable, short
 from tracekit.commands.options import JobArguments, console, trace_source
 from tracekit.report.answer import Culprit
-from tracekit.report.nodes import Nodes, nodes_of
+from tracekit.report.nodes import Accused, Nodes, nodes_of
 
 #: The number of unknown nodes to list on stderr.
 _MOST_LISTED = 8
@@ -120,27 +120,15 @@ def culprits_command(
     return ExitCode.DONE if named or form == "text" else ExitCode.NO_ANSWER
 
 
-class _Accused(Struct, frozen=True):
-    """The culprits of a job, and whether what names them can be trusted."""
-
-    job: str
-    trustworthy: bool
-    trust: str
-    culprits: Sequence[Culprit]
-
-
-def _accused(source: JobArguments) -> _Accused:
+def _accused(source: JobArguments) -> Accused:
     """The culprits of a run or, where its windows name nobody, of a trace or one window."""
     if not source.traces and source.window is None:
-        from tracekit.bill.run import culprits_of_run, run_of_job
+        from tracekit.bill.run import accused_of_run
 
-        store, name = source.in_store()
-        run = run_of_job(store, name)
-        if run.windows > 1 and (culprits := culprits_of_run(store, name, run)):
-            trust = f"{run.covered_share:.0%} of the time of the run is judged, in {run.windows:,} windows"
-            return _Accused(name, trustworthy=True, trust=trust, culprits=culprits)
+        if (accused := accused_of_run(*source.in_store())) is not None:
+            return accused
     report = source.load().whatif()
-    return _Accused(report.name, report.trust.trustworthy, report.answer.trust, report.answer.culprits)
+    return Accused(report.name, report.trust.trustworthy, report.answer.trust, report.answer.culprits)
 
 
 def _history(source: JobArguments, form: str, part: Sequence[str]) -> ExitCode:

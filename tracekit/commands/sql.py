@@ -30,8 +30,9 @@ def sql_command(
 ) -> None:
     """Ask a store in SQL: one SELECT, as DuckDB understands it.
 
-    Tables: jobs (the newest window of each), windows, findings (causes of a window), incidents, hosts, ops. For the
-    columns of a table, ask "DESCRIBE jobs". docs/store.md has ten questions with their answers.
+    Tables: jobs (the newest window of each), windows, findings (causes of a window), losses (what all its steps lost,
+    by cause and place), incidents, hosts, ops. For the columns of a table, ask "DESCRIBE jobs". docs/store.md has
+    questions with their answers.
     """
     import polars as pl
 

@@ -125,17 +125,17 @@ def windows(job: str, store: Path | None) -> None:
 @click.option("--open", "only_open", is_flag=True, help="Only those that are open.")
 def incidents(job: str | None, store: Path | None, only_open: bool) -> None:
     """List the incidents of JOB, or of all jobs, newest first: which cause acted on it, when, and for how long."""
-    from tracekit.live.incident_words import advice, handling, lasted
+    from tracekit.live.incident_words import advice, handling, lasted, since_words, utc
     from tracekit.store import Store, default_store
 
     opened = Store(store or default_store())
     for incident in opened.incidents(job, only_open=only_open):
-        windows = "" if incident.opened_window is None else f" since window {incident.opened_window}"
+        since = since_words(incident, utc)
         state = f"open for {lasted(incident)}"
         if incident.closed_at is not None:
             state = f"lasted {lasted(incident)}, {incident.closed_because}"
         click.echo(
-            f"{incident.incident_id:>6}  {incident.opened_at:%Y-%m-%d %H:%M:%S}  {short(incident.job)}{windows},"
+            f"{incident.incident_id:>6}  {short(incident.job)}, since {since},"
             f" {printable(state)}: {printable(incident.cause.what)}"
         )
         if incident.closed_at is None:

@@ -24,7 +24,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import printable
-from tracekit.live.incident_words import advice, lasted
+from tracekit.live.incident_words import advice, lasted, since_words, utc
 from tracekit.live.metrics import incident_texts, page_of
 from tracekit.store import Incident
 
@@ -235,6 +235,8 @@ def message(opened: Sequence[Incident], closed: Sequence[Incident], page: str, l
                 "opened_at": incident.opened_at.timestamp(),
                 "closed_at": None if incident.closed_at is None else incident.closed_at.timestamp(),
                 "closed_because": incident.closed_because,
+                "first_step": incident.first_step,
+                "since": incident.began_s,
                 "opened_window": incident.opened_window,
                 "seen_window": incident.seen_window,
                 "share": incident.cause.share,
@@ -269,6 +271,7 @@ def _lines(incident: Incident, status: str, page: str) -> str:
     what = f"incident {incident.incident_id} {state}: {_escaped(incident.cause.what)}"
     lines = [f"{mark} **{_escaped(incident.job)}**: {what}"]
     if status == "opened":
+        lines.append(f"**Since**: {_escaped(since_words(incident, utc))}")
         lines += [f"**{title}**: {_escaped(text)}" for title, text in advice(incident)]
     if address := page_of(incident, page):
         lines.append(f"[the evidence]({_escaped(address)})")

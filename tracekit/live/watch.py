@@ -18,7 +18,7 @@ from wsgiref.simple_server import WSGIServer
 from tracekit.base.errors import SelectionError, StoreBusyError, StoreError
 from tracekit.base.text import printable, short
 from tracekit.live.incident_changes import Changes, StoreChanges
-from tracekit.live.incident_words import advice, lasted
+from tracekit.live.incident_words import advice, lasted, since_words, utc
 from tracekit.live.run import LiveRun
 from tracekit.store import Incident, Store
 from tracekit.store.handling import muted_until
@@ -130,6 +130,7 @@ def lines(changes: Changes) -> Iterator[str]:
             yield f"{short(job)}, {window_line(window)}"
     for incident in changes.opened:
         yield f"INCIDENT {incident.incident_id} of {short(incident.job)} opened: {incident.cause.what}"
+        yield f"    Since: {since_words(incident, utc)}"
         yield from (f"    {title}: {text}" for title, text in advice(incident))
     for incident in changes.closed:
         yield (

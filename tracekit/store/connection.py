@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 IMPORT_AGAIN = f"import its traces again with `{adding('NEW')}`"
 #: The tables with rows about a window, those with rows about a job, and all tables of a catalogue (`schema.sql`).
 OF_WINDOWS = ("files", "findings", "culprits", "costs", "windows")
-OF_JOBS = (*OF_WINDOWS, "hosts", "gpus", "incidents", "watches", "endings", "jobs")
+OF_JOBS = (*OF_WINDOWS, "hosts", "gpus", "incidents", "beginnings", "watches", "endings", "jobs")
 TABLES = frozenset({"store_version", *OF_JOBS})
 #: Settings of a DuckDB that looks for nothing outside its database.
 CLOSED: dict[str, str | bool | int | float | list[str]] = {

@@ -63,8 +63,12 @@ SELECT max(number) FROM (
 )
 """
 _INCIDENTS = """
-SELECT incident_id, jobs.name, cause, opened_at, opened_window, seen_window, clear, closed_at, closed_window, ending
-FROM incidents JOIN jobs USING (job_id) LEFT JOIN endings USING (job_id)
+SELECT incident_id, jobs.name, cause, opened_at, opened_window, seen_window, clear, closed_at, closed_window,
+       CASE WHEN watches.job_id IS NULL OR watches.ended_at IS NOT NULL
+            THEN coalesce(ending, CASE WHEN watches.ended_at IS NOT NULL THEN 'ended' END) END AS ending,
+       first_step, since
+FROM incidents JOIN jobs USING (job_id) LEFT JOIN watches USING (job_id) LEFT JOIN endings USING (job_id)
+     LEFT JOIN beginnings USING (incident_id)
 WHERE ($name IS NULL OR jobs.name = $name) AND (closed_at IS NULL OR NOT $open)
     AND (closed_at IS NULL OR incident_id > $after OR list_contains($known::INTEGER[], incident_id))
 QUALIFY $most IS NULL OR row_number() OVER (PARTITION BY closed_at IS NULL ORDER BY incident_id DESC) <= $most
@@ -85,7 +89,7 @@ ORDER BY windows.job_id, windows.number
 """
 _COSTS = """
 SELECT jobs.name, costs.number, costs.content FROM costs JOIN jobs USING (job_id)
-WHERE $name IS NULL OR jobs.name = $name
+WHERE ($name IS NULL OR jobs.name = $name) AND ($number IS NULL OR costs.number = $number)
 """
 _COUNTED_INCIDENTS = "SELECT count(*) FILTER (closed_at IS NULL), count(closed_at) FROM incidents"
 #: One row per job, of its newest window, with totals over all windows.
@@ -232,9 +236,10 @@ class LiveTables:
         rows = self.connection.execute(_INCIDENTS, which).fetchall()
         return tuple(
             Incident(
-                number, job, cause, _utc(opened), first, last, clear, closed and _utc(closed), closed_by, ending
+                number, job, cause, _utc(opened), first, last, clear, closed and _utc(closed), closed_by, ending, step,
+                since,
             )
-            for number, job, text, opened, first, last, clear, closed, closed_by, ending in rows
+            for number, job, text, opened, first, last, clear, closed, closed_by, ending, step, since in rows
             if (cause := stored_account(text)) is not None  # a reader's `left_out` names others
         )  # fmt: skip
 
@@ -272,9 +277,9 @@ class LiveTables:
         """One row per window of one job or of every job: its place in time, and that of the watch of its job."""
         return frame(self.connection.sql(_ALL_WINDOWS, params={"name": name}))
 
-    def costs(self, name: str | None = None) -> dict[tuple[str, int], ClaimedCosts]:
-        """What the mean step of each window goes to, by job and number: of one job, or of all."""
-        rows = self.connection.execute(_COSTS, {"name": name}).fetchall()
+    def costs(self, name: str | None = None, number: int | None = None) -> dict[tuple[str, int], ClaimedCosts]:
+        """What the mean step of each window goes to, by job and number: of one job, or one window of it, or of all."""
+        rows = self.connection.execute(_COSTS, {"name": name, "number": number}).fetchall()
         return {(job, number): costs for job, number, text in rows if (costs := stored_costs(text)) is not None}
 
     def trends(self, names: Collection[str]) -> dict[str, list[float]]:
@@ -359,6 +364,9 @@ class LiveTables:
             **{column: getattr(incident, column) for column in _OF_INCIDENTS},
         }
         insert(self.connection, "incidents", row, _OR_REPLACE)
+        if incident.first_step is not None:
+            began = {"incident_id": number, "job_id": job_id, "first_step": incident.first_step}
+            insert(self.connection, "beginnings", {**began, "since": incident.since}, _OR_REPLACE)
 
     def watch_begins(self, job_id: int, began_at: datetime) -> None:
         """Note that the job is cut into windows from now on."""

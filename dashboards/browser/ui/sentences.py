@@ -2,24 +2,27 @@
 
 In: a report, or parts of it, and the map. Out: text and tones for all pages of a job.
 
-Only `headline`, `first_action` and `host_words` say what is wrong or what to do, and they take it from the report's
-`verdict` and `answer`. All others describe a figure and conclude nothing.
+Only `headline`, `run_headline`, `first_action` and `host_words` say what is wrong or what to do, and they take it from
+the report's `verdict`, `run` and `answer`. All others describe a figure and conclude nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import tzinfo
 from enum import StrEnum
 from statistics import fmean
 
 from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN
 from tracekit.base.text import cost, listed, seconds, short, sure
 from tracekit.dashboards.figures.worker_map import WorkerMap
+from tracekit.dashboards.run_words import run_kind, run_of_several, run_sentence
 from tracekit.report.conclusions import Finding, Fix, SpacePattern, TimePattern
 from tracekit.report.nodes import nodes_of
 from tracekit.report.report import Report
 from tracekit.report.rows import OfStep
+from tracekit.report.run import State
 from tracekit.report.verdict import UNNAMED, LossKind
 from tracekit.trace.model import Worker
 
@@ -66,6 +69,17 @@ def headline(report: Report) -> Headline:
         return Headline(badge, sentence, Tone.UNSURE if kind in UNNAMED else Tone.GOOD)
     unsure = "" if trusted else f" The {figure} is not to be trusted."
     return Headline(badge, sentence + unsure, Tone.BAD)
+
+
+def run_headline(report: Report, zone: tzinfo) -> Headline | None:
+    """The verdict on a run of several windows; None for a report on one window, or if no window could be judged."""
+    run = run_of_several(report)
+    if run is None or not run.recorded_s:
+        return None
+    alarming = run.alarming
+    tone = Tone.BAD if any(cause.state is not State.OVER for cause in alarming) else Tone.UNSURE
+    badge = f"{str(run_kind(run)).replace('-', ' ')}, {run.lost_share:.1%} of the run lost"
+    return Headline(badge, _sentence(run_sentence(run, zone)), tone if alarming else Tone.GOOD)
 
 
 def _sentence(text: str) -> str:
