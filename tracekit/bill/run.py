@@ -38,11 +38,12 @@ def advised(store: Store, name: str, run: RunVerdict) -> RunVerdict:
 
 def _advice(cause: RunCause, report: Report | None) -> str | None:
     """What the report on a window says to do about a cause."""
-    answer = None if report is None else report.answer
-    for at, account in enumerate(answer.accounts if answer else ()):
+    if report is None:
+        return None
+    for position, account in enumerate(report.answer.accounts):
         if (account.kind, account.ranks) == (cause.cause, cause.ranks):
-            leads = answer.action if answer and not at else None
-            return leads or account.fix or account.check or None
+            action = report.answer.action if position == 0 else None
+            return action or account.fix or account.check or None
     return None
 
 
@@ -56,10 +57,10 @@ def accused_of_run(store: Store, name: str) -> Accused | None:
     steps, culprits = run.last_step - run.first_step + 1, dict[tuple[int | None, str], Culprit]()
     for cause in on_ranks:
         report = reports.get((name, cause.worst_window))
-        for one in () if report is None else report.answer.culprits:
-            if one.rank in cause.ranks:
-                of_run = replace(one, cost_s=cause.lost_s / steps, first_step=cause.first_step)
-                culprits.setdefault((one.rank, one.part), of_run)
+        for culprit in () if report is None else report.answer.culprits:
+            if culprit.rank in cause.ranks:
+                of_run = replace(culprit, cost_s=cause.lost_s / steps, first_step=cause.first_step)
+                culprits.setdefault((culprit.rank, culprit.part), of_run)
     if run.windows < 2 or not culprits:
         return None
     trust = f"{run.covered_share:.0%} of the time of the run is judged, in {run.windows:,} windows"

@@ -180,12 +180,12 @@ def _windows(
     windows = []
     for row in rows:
         metadata, which = json.loads(row["metadata"]), (job, row["number"])
-        known = costs.get(which)
-        if known is None and which in reports:
+        of_window = costs.get(which)
+        if of_window is None and which in reports:
             from tracekit.costs.of_report import costs_of  # it knows the detectors
 
-            known = costs_of(reports[which], known_starts(row))
-        windows.append(_Window(row, metadata.get("attempt"), known or _unknown(row)))
+            of_window = costs_of(reports[which], known_starts(row))
+        windows.append(_Window(row, metadata.get("attempt"), of_window or _unknown(row)))
     return windows
 
 
@@ -220,25 +220,25 @@ def _book(
     ledger: Ledger, window: _Window, start_s: float, length_s: float, gpus: int, lost_work: Claim, again: float
 ) -> Iterator[BilledLoss]:
     """Bill a window of `length_s` seconds, of which the share `again` is lost work; yield its losses."""
-    costs, until_s, kept_s = window.costs, start_s + length_s, length_s * (1 - again)
+    costs, until_s, lasting_s = window.costs, start_s + length_s, length_s * (1 - again)
     if isinstance(costs, str):
         ledger.add_one(start_s, until_s, gpus, lost_work, (BillPart.UNKNOWN, costs, ALL))
         return
     step_s, steps = window.row["recorded_s"] or 0.0, window.steps_in(length_s)
-    kept = steps * (1 - again)
-    rest_s = kept_s - kept * step_s
+    steps_kept = steps * (1 - again)
+    rest_s = lasting_s - steps_kept * step_s
     between = (BillPart.UNKNOWN, "between recorded steps", rest_s if rest_s > _LEAST_S else 0.0)
     unplaced = dict(costs.planned)
     for loss in costs.losses:
         if loss.work is not None:
             unplaced[loss.work] -= loss.planned_s
-    planned = [(loss.work or loss.part, loss.cause, kept * loss.planned_s) for loss in costs.losses]
-    beyond = [(loss.part, loss.cause, kept * loss.seconds) for loss in costs.losses]
-    work = [(part, str(part), kept * max(seconds, 0.0)) for part, seconds in unplaced.items()]
-    rest = [(part, cause, kept * seconds if kept else 0.0) for part, cause, seconds in costs.rest]
+    planned = [(loss.work or loss.part, loss.cause, steps_kept * loss.planned_s) for loss in costs.losses]
+    beyond = [(loss.part, loss.cause, steps_kept * loss.seconds) for loss in costs.losses]
+    work = [(part, str(part), steps_kept * max(seconds, 0.0)) for part, seconds in unplaced.items()]
+    rest = [(part, cause, steps_kept * seconds if steps_kept else 0.0) for part, cause, seconds in costs.rest]
     got = ledger.add_one(start_s, until_s, gpus, lost_work, between, *work, *planned, *beyond, *rest)
     got = got[2 + len(work) :]
-    for at, loss in enumerate(costs.losses):
+    for loss, planned_s, beyond_s in zip(costs.losses, got, got[len(planned) :], strict=False):
         redone_s = steps * again * (loss.seconds + loss.planned_s)
-        billed_s = got[at] + got[len(planned) + at]
+        billed_s = planned_s + beyond_s
         yield BilledLoss(window.row["number"], loss, billed_s, redone_s, steps * step_s, gpus)

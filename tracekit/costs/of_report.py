@@ -83,10 +83,10 @@ def _divided(report: Report, losses_s: Mapping[LossKind, float], planned: Mappin
         named_s = sum(_cost_s(cause) for _, cause in of_kind)
         scale = min(1.0, lost_s / named_s) if named_s else 0.0
         named = []
-        for at, cause in of_kind:
+        for position, cause in of_kind:
             work = _planned_part(cause)
             to = BillPart.CHECKPOINTS if (kind, work) == (LossKind.STALLS, BillPart.CHECKPOINTS) else part
-            ranks, hosts, since = places.get(at, (cause.where.ranks, (), cause.since_step))
+            ranks, hosts, since = places.get(position, (cause.where.ranks, (), cause.since_step))
             named.append(PlacedLoss(kind, to, cause.kind, _cost_s(cause) * scale, 0.0, work, ranks, hosts, since))
         cause_of_rest = UNEXPLAINED if kind is LossKind.STRAGGLER else str(kind)
         rest = PlacedLoss(kind, part, cause_of_rest, max(lost_s - named_s, 0.0))

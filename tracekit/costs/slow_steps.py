@@ -59,5 +59,5 @@ def _starts(steps: Ints, step_starts: Mapping[int, float]) -> Floats | None:
     """When each step began, as far as that is known; None if it is of none."""
     if not step_starts:
         return None
-    known = sorted(step_starts)
-    return np.interp(steps, known, [step_starts[step] for step in known])
+    timed = sorted(step_starts)
+    return np.interp(steps, timed, [step_starts[step] for step in timed])
