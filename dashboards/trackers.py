@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tracekit.analysis.job.job import Job
 from tracekit.base.errors import SelectionError
@@ -157,6 +158,7 @@ def _write(folder: Path, page: str) -> None:
 def main(where: str, store_path: str, job: str) -> None:
     """Log the windows whose numbers come from stdin; at its end, attach the report on the last one."""
     from tracekit.analysis.job.load import load_from_store
+    from tracekit.bill.run import run_of_job
     from tracekit.store import Store
 
     store, last, confirmed = Store(Path(store_path)), None, sys.stdout
@@ -170,7 +172,7 @@ def main(where: str, store_path: str, job: str) -> None:
         confirmed.flush()
     if last is not None:
         analysis = load_from_store(job, store=store_path, window=last).analysis
-        tracker.attach(page(analysis.report, analysis.lanes))
+        tracker.attach(page(replace(analysis.report, run=run_of_job(store, job)), analysis.lanes))
     tracker.close()
 
 

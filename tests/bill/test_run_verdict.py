@@ -17,6 +17,7 @@ from tests.handmade import HEALTHY_STEP_S, SLOW_STEP_S, healthy_frame, run, slow
 from tracekit.base.exit_codes import ExitCode
 from tracekit.bill.run import run_of_job
 from tracekit.bill.stored import bill_of_store
+from tracekit.commands.mcp import who, why_slow
 from tracekit.report.run import RunCause, RunVerdict, State
 from tracekit.store import Incoming
 from tracekit.trace.canonical import Trace
@@ -200,8 +201,28 @@ def test_the_culprits_of_a_run_are_the_ranks_of_its_causes(tmp_path: Path) -> No
     assert (newest.code, newest.out) == (ExitCode.NO_ANSWER, "")
 
 
+def test_an_agent_gets_the_run_and_its_culprits(tmp_path: Path) -> None:
+    store = stored(tmp_path, windows(False, True, False, False))
+    (cause,) = why_slow(str(store.path))["run"]["causes"]
+    assert (list(cause["ranks"]), cause["first_step"], cause["state"]) == ([SLOW_RANK], 6, "over")
+    assert [culprit["rank"] for culprit in who(str(store.path), "job")["culprits"]] == [SLOW_RANK]
+
+
 def test_a_redacted_report_names_no_host_of_the_run(tmp_path: Path) -> None:
     write_watched(tmp_path / "live.store")
     shown = run("whatif", "--store", tmp_path / "live.store", "--job", "over", "--json", "--redact").out
     assert json.loads(shown)["run"]["causes"][0]["ranks"] == [3]
     assert "node-d" not in shown
+
+
+def test_a_damaged_report_takes_advice_away_and_of_an_older_store_the_verdict(tmp_path: Path) -> None:
+    store = stored(tmp_path, windows(False, True, False))
+    named = ("whatif", "--store", store.path, "--job", "job", "--json")
+    (store.path / "jobs" / "1" / "1.report.json").write_text("{")
+    (cause,) = json.loads(run(*named).out)["run"]["causes"]
+    assert (cause["ranks"], cause["do"]) == ([SLOW_RANK], None)
+    as_version_6(store)
+    ran = run(*named)
+    assert (ran.code, "run" in json.loads(ran.out)) == (0, False)
+    assert "only the newest window can be judged: " in ran.err
+    assert run("culprits", *named[1:5]).code == ExitCode.NO_ANSWER

@@ -7,10 +7,12 @@ show it as close an incident, and it ends with its job.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from msgspec.structs import replace
 
+from tracekit.base.errors import StoreError
 from tracekit.bill.stored import Account, BilledLoss, account_of
 from tracekit.report.answer import Culprit
 from tracekit.report.nodes import Accused
@@ -29,9 +31,10 @@ def run_of_job(store: Store, name: str) -> RunVerdict:
 
 
 def advised(store: Store, name: str, run: RunVerdict) -> RunVerdict:
-    """The verdict with what to do about its worst causes."""
-    worst = run.alarming[:_MOST_ADVISED]
-    reports = store.reports([(name, cause.worst_window) for cause in worst])
+    """The verdict with what to do about its worst causes, as far as the reports on their windows can be read."""
+    worst, reports = run.alarming[:_MOST_ADVISED], dict[tuple[str, int], Report]()
+    with suppress(StoreError):  # a damaged report: `tracekit store check` names it
+        reports = store.reports([(name, cause.worst_window) for cause in worst])
     advice = {id(cause): _advice(cause, reports.get((name, cause.worst_window))) for cause in worst}
     return replace(run, causes=[replace(cause, do=advice.get(id(cause))) for cause in run.causes])
 

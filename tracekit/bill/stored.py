@@ -176,7 +176,7 @@ def _windows(
     """
     job = rows[0]["job"]
     without = [(job, row["number"]) for row in rows if (job, row["number"]) not in costs]
-    reports = store.reports(without)
+    reports = store.reports(without) if without else {}
     windows = []
     for row in rows:
         metadata, which = json.loads(row["metadata"]), (job, row["number"])

@@ -7,12 +7,13 @@ doubts go to stderr and into the exit code.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import click
 import msgspec
 from msgspec import Struct
 
-from tracekit.base.errors import SelectionError
+from tracekit.base.errors import SelectionError, StoreError
 from tracekit.base.exit_codes import ExitCode
 from tracekit.base.hostlist import hostlist, is_node_name
 from tracekit.base.stderr import progress, say
@@ -125,8 +126,9 @@ def _accused(source: JobArguments) -> Accused:
     if not source.traces and source.window is None:
         from tracekit.bill.run import accused_of_run
 
-        if (accused := accused_of_run(*source.in_store())) is not None:
-            return accused
+        with suppress(StoreError):  # of a job that is not there, or damaged: the newest window says what is wrong
+            if (accused := accused_of_run(*source.in_store())) is not None:
+                return accused
     report = source.load().whatif()
     return Accused(report.name, report.trust.trustworthy, report.answer.trust, report.answer.culprits)
 

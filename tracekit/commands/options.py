@@ -18,10 +18,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.base.command_line import command, quoted
-from tracekit.base.errors import FormatError, SelectionError
+from tracekit.base.errors import FormatError, SelectionError, StoreError
 from tracekit.base.look import Look
 from tracekit.base.object_storage import shown
-from tracekit.base.stderr import hushed_panics
+from tracekit.base.stderr import hushed_panics, say
 from tracekit.base.text import short
 from tracekit.commands.complete import job_names
 from tracekit.sources.recognise import is_a, with_content
@@ -120,12 +120,16 @@ class JobArguments(Struct, frozen=True):
         return loaded
 
     def run(self) -> RunVerdict | None:
-        """The verdict of the run, of a job in a store."""
+        """The verdict of the run, of a job in a store; None and a line on stderr if what is stored of it is damaged."""
         if self.traces:
             return None
         from tracekit.bill.run import run_of_job
 
-        return run_of_job(*self.in_store())
+        try:
+            return run_of_job(*self.in_store())
+        except StoreError as error:
+            say(f"tracekit: only the newest window can be judged: {error}")
+            return None
 
     def with_run(self, report: Report, *, redact: bool = False) -> Report:
         """The report with the verdict of the run, if it is of a job in a store; with what other windows name, if it is

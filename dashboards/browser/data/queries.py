@@ -26,7 +26,7 @@ from msgspec import structs
 from tracekit.analysis.job.load import job_of
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.command_line import adding
-from tracekit.base.errors import NotStoredError, TracekitError
+from tracekit.base.errors import NotStoredError, StoreError, TracekitError
 from tracekit.base.text import nearest, short
 from tracekit.bill.run import advised, run_of
 from tracekit.bill.stored import account_of
@@ -203,22 +203,27 @@ class Results:
         stored = self._of(name, ("stored",), self._kept, self._read_stored)
         if stored.report is None or stored.windows < 2 or (self._chosen is not None and self._chosen[0] == name):
             return stored
-        return replace(stored, report=structs.replace(stored.report, run=self.run(name)))
+        run = self.run(name)
+        return stored if run is None else replace(stored, report=structs.replace(stored.report, run=run))
 
-    def run(self, name: str) -> RunVerdict:
-        """What all windows of a job lost, with what to do about it."""
+    def run(self, name: str) -> RunVerdict | None:
+        """What all windows of a job lost, with what to do about it; None if what is stored of that is damaged."""
         row = next(self.jobs().filter(pl.col("name") == name).iter_rows(named=True))
-        key = (*_newest(row), "advised")
-        return self._runs.get(key, lambda: advised(self._store, name, self._run(row)))
+        run, key = self._run(row), (*_newest(row), "advised")
+        return None if run is None else self._runs.get(key, lambda: advised(self._store, name, run))
 
     def runs(self) -> dict[str, RunVerdict]:
         """What all windows of each job of several windows lost, by name."""
         several = self.jobs().filter(pl.col("windows") > 1)
-        return {row["name"]: self._run(row) for row in several.iter_rows(named=True)}
+        runs = {row["name"]: self._run(row) for row in several.iter_rows(named=True)}
+        return {name: run for name, run in runs.items() if run is not None}
 
-    def _run(self, row: dict[str, Any]) -> RunVerdict:
+    def _run(self, row: dict[str, Any]) -> RunVerdict | None:
         """The verdict of a run: it changes with its newest window, and with the end of the job."""
-        return self._runs.get(_newest(row), lambda: run_of(account_of(self._store, row["name"])))
+        try:
+            return self._runs.get(_newest(row), lambda: run_of(account_of(self._store, row["name"])))
+        except StoreError:  # of an older store, which has it in its reports: a page about a report says what is wrong
+            return None
 
     def worker_steps(self, name: str) -> WorkerSteps:
         """Exact S of each worker in each step."""

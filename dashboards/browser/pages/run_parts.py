@@ -50,7 +50,8 @@ def others_note(stored: Stored, report: Report) -> str | None:
     """What other windows of the run name, for the page of one window."""
     if stored.windows < 2 or report.run:
         return None
-    return elsewhere_words(results().run(stored.name), report)
+    run = results().run(stored.name)
+    return None if run is None else elsewhere_words(run, report)
 
 
 def _causes(job: str, run: RunVerdict) -> Component:
