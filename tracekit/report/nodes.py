@@ -18,6 +18,8 @@ from tracekit.base.hostlist import is_node_name
 from tracekit.base.text import short
 from tracekit.report.answer import Culprit
 
+#: Parts of a rank that a fault of its machine can slow down; others are software or input.
+MACHINE_PARTS = frozenset(("compute", "process", "network"))
 #: More nodes than this are counted, not listed.
 _MOST_LISTED = 4
 

@@ -19,7 +19,7 @@ from tracekit.base.text import cost, listed, seconds, short, sure
 from tracekit.dashboards.figures.worker_map import WorkerMap
 from tracekit.dashboards.run_words import run_kind, run_of_several, run_sentence
 from tracekit.report.conclusions import Finding, Fix, SpacePattern, TimePattern
-from tracekit.report.nodes import nodes_of
+from tracekit.report.nodes import MACHINE_PARTS, nodes_of
 from tracekit.report.report import Report
 from tracekit.report.rows import OfStep
 from tracekit.report.run import State
@@ -144,8 +144,11 @@ def why_no_advice(report: Report) -> str:
 
 
 def node_words(report: Report) -> str | None:
-    """Advice on draining a node, by the shared rule of tracekit/report/nodes.py; None if no node is known."""
-    return nodes_of(report.answer.culprits, trusted=report.trust.trustworthy).sentence
+    """Advice on draining a node, by the shared rule of tracekit/report/nodes.py; None if no node is known, or if no
+    machine can be at fault.
+    """
+    of_machines = [one for one in report.answer.culprits if one.hardware or one.part in MACHINE_PARTS]
+    return nodes_of(of_machines, trusted=report.trust.trustworthy).sentence
 
 
 def host_words(report: Report, workers_map: WorkerMap) -> str:
