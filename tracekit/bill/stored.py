@@ -138,15 +138,12 @@ def _account(store: Store, rows: list[dict[str, Any]], costs: Mapping[tuple[str,
         cut_off = failed or number + 1 < len(attempts)
         last = max((at for at, window in enumerate(of_attempt) if window.saves), default=-1)
         for place, window in enumerate(of_attempt):
-            row, start_s = window.row, at_s
+            row = window.row
             gpus = window.costs.gpus if isinstance(window.costs, ClaimedCosts) else row["world_size"]
-            length_s = _length_s(window)
-            if origin_s is not None:
-                start_s = max(at_s, row["started_at"] - origin_s)
-                length_s = max(0.0, row["ended_at"] - origin_s + (row["recorded_s"] or 0.0) - start_s)
-                if row["started_at"] - origin_s < at_s - (row["recorded_s"] or 0.0):
-                    before = f"window {row['number']} begins before window {row['number'] - 1} ends"
-                    ledger.notes.append(f"{short(job)}: {before}: it counts from then on; compare the clocks")
+            start_s, length_s = _stretch(window, at_s, origin_s)
+            if origin_s is not None and row["started_at"] - origin_s < at_s - (row["recorded_s"] or 0.0):
+                before = f"window {row['number']} begins before window {row['number'] - 1} ends"
+                ledger.notes.append(f"{short(job)}: {before}: it counts from then on; compare the clocks")
             gap = (BillPart.UNKNOWN, "between windows") if place else (BillPart.RESTARTS, "down and starting again")
             ledger.add_one(
                 at_s, start_s, gpus, (*(gap if number or place else (BillPart.START, "until the first window")), ALL)
@@ -194,12 +191,17 @@ def _unknown(row: Mapping[str, Any]) -> str:
     return "windows that are not analysed" if row["recorded_s"] is None else "windows without a report of this version"
 
 
-def _length_s(window: _Window) -> float:
-    """Seconds of a window that does not say when it ran."""
-    if isinstance(window.costs, ClaimedCosts) and window.costs.length_s is not None:
-        return window.costs.length_s
-    step_s: float = window.row["recorded_s"] or 0.0
-    return float(window.row["steps"] * step_s)
+def _stretch(window: _Window, at_s: float, origin_s: float | None) -> tuple[float, float]:
+    """When a window begins, seconds after the origin, and how long it lasts. `at_s`: when the one before ended, from
+    which it counts; `origin_s`: seconds since the epoch, None for windows that do not say when they ran.
+    """
+    row, costs = window.row, window.costs
+    step_s: float = row["recorded_s"] or 0.0
+    if origin_s is None:
+        stated_s = costs.length_s if isinstance(costs, ClaimedCosts) else None
+        return at_s, row["steps"] * step_s if stated_s is None else stated_s
+    start_s = max(at_s, row["started_at"] - origin_s)
+    return start_s, max(0.0, row["ended_at"] - origin_s + step_s - start_s)
 
 
 def _reasons(job: str, windows: Sequence[_Window]) -> Iterator[str]:
