@@ -185,7 +185,7 @@ def _of_runs(schema: pl.Schema) -> pl.DataFrame:
                 "straggling": bool(causes),
                 "cause_kinds": [cause.cause for cause in causes],
                 "cause_places": places,
-                "culprit": next((place for place in places if place != "whole job"), None),
+                "culprit": ", ".join(dict.fromkeys(place for place in places if place != "whole job")) or None,
             }
         )
     return pl.DataFrame(rows, {name: schema[name] for name in rows[0]} if rows else {"name": pl.String})
