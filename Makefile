@@ -6,7 +6,8 @@ CHROMIUM := /usr/bin/chromium-headless-shell
 NGINX := /usr/sbin/nginx
 GET_BOTH := apt-get install -y --no-install-recommends chromium-headless-shell fonts-dejavu-core nginx-light openssl
 PROMETHEUS := /usr/bin/prometheus
-GET_PROMETHEUS := apt-get install -y --no-install-recommends prometheus prometheus-alertmanager
+NODE_EXPORTER := /usr/bin/prometheus-node-exporter
+GET_PROMETHEUS := apt-get install -y --no-install-recommends prometheus prometheus-alertmanager prometheus-node-exporter
 
 # Byte code is kept, whatever the environment says: the tests start Python some hundred times.
 export PYTHONDONTWRITEBYTECODE :=
@@ -50,7 +51,7 @@ suite: $(VENV)/.dev
 
 # The rest, too: sabotaged trainings, sanitizers, nginx, Prometheus, the site, wheels, frameworks, a Ray cluster on this
 # machine, servers of S3 and Google's storage. Under twelve minutes.
-test-all: $(VENV)/.fleet $(CHROMIUM) $(NGINX) $(PROMETHEUS)
+test-all: $(VENV)/.fleet $(CHROMIUM) $(NGINX) $(PROMETHEUS) $(NODE_EXPORTER)
 	+$(MAKE) --no-print-directory --jobs 2 check suite-all
 
 # More processes than two cores: many of these tests wait for a browser, a training job or an alert.
@@ -58,7 +59,7 @@ suite-all: $(VENV)/.fleet
 	$(BIN)/pytest -n 4 -m "not nightly"
 
 # The slowest tests and fixtures, into benchmarks/RESULTS.md.
-durations: $(VENV)/.fleet $(CHROMIUM) $(NGINX) $(PROMETHEUS)
+durations: $(VENV)/.fleet $(CHROMIUM) $(NGINX) $(PROMETHEUS) $(NODE_EXPORTER)
 	$(BIN)/python -m benchmarks durations
 
 # A fault at every file operation of everything that changes a store, and writers killed among readers. An hour.
@@ -88,11 +89,11 @@ $(CHROMIUM) $(NGINX) &:
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive $(GET_BOTH) >/dev/null; \
 	else echo "The dashboard's tests need Chromium and nginx: sudo $(GET_BOTH)" >&2; exit 1; fi
 
-# What receives metrics and alerts in the tests.
-$(PROMETHEUS):
+# What measures, receives and alerts in the tests.
+$(PROMETHEUS) $(NODE_EXPORTER) &:
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive $(GET_PROMETHEUS) >/dev/null; \
-	else echo "The tests of alerts need Prometheus and Alertmanager: sudo $(GET_PROMETHEUS)" >&2; exit 1; fi
+	else echo "The tests of alerts and metrics need Prometheus: sudo $(GET_PROMETHEUS)" >&2; exit 1; fi
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tracekit.analysis.job.job import Job
 from tracekit.base.errors import SelectionError
@@ -114,8 +115,8 @@ def opened(where: str, name: str) -> Tracker:
         from mlflow import MlflowClient
 
         client = MlflowClient(place or None)
-        known = client.get_experiment_by_name(PREFIX)
-        experiment = client.create_experiment(PREFIX) if known is None else known.experiment_id
+        existing = client.get_experiment_by_name(PREFIX)
+        experiment = client.create_experiment(PREFIX) if existing is None else existing.experiment_id
         run_id = client.create_run(experiment, run_name=name).info.run_id
         tracker = _mlflow(client, run_id)
         return Tracker(tracker.log, tracker.attach, lambda: client.set_terminated(run_id))
@@ -128,8 +129,8 @@ def opened(where: str, name: str) -> Tracker:
     writer = EventFileWriter(str(folder))
 
     def log(values: dict[str, float], step: int) -> None:
-        found = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-        writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=found)))
+        logged = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=logged)))
         writer.flush()
 
     return Tracker(log, lambda page: _write(folder, page), writer.close)
@@ -157,6 +158,7 @@ def _write(folder: Path, page: str) -> None:
 def main(where: str, store_path: str, job: str) -> None:
     """Log the windows whose numbers come from stdin; at its end, attach the report on the last one."""
     from tracekit.analysis.job.load import load_from_store
+    from tracekit.bill.run_account import run_of_job
     from tracekit.store import Store
 
     store, last, confirmed = Store(Path(store_path)), None, sys.stdout
@@ -170,7 +172,7 @@ def main(where: str, store_path: str, job: str) -> None:
         confirmed.flush()
     if last is not None:
         analysis = load_from_store(job, store=store_path, window=last).analysis
-        tracker.attach(page(analysis.report, analysis.lanes))
+        tracker.attach(page(replace(analysis.report, run=run_of_job(store, job)), analysis.lanes))
     tracker.close()
 
 

@@ -5,10 +5,12 @@ In: a `Report`. Out: names, sentences and `Table`s, without markup. Nothing is c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from tracekit.analysis.replay.method import Method
 from tracekit.base.text import counted, main_clause, percent_sure, seconds, short, with_error
+from tracekit.dashboards.run_words import run_rows
 from tracekit.report.answer import Answer
 from tracekit.report.conclusions import Fix
 from tracekit.report.report import Report
@@ -21,6 +23,8 @@ _MOST_CLOCKS = 3
 _MOST_STALLS = 3
 #: Two methods agree if their S differ by at most this share.
 _LARGEST_DIFFERENCE = 0.01
+#: How a cell begins that holds a figure, or none where others have one.
+_FIGURE = re.compile(r"-?$|(at most )?[-+]?\d")
 
 
 def worker_name(worker: OfWorker) -> str:
@@ -44,13 +48,14 @@ def answer_rows(
     A row without a name continues the row before. `gpu_hour`: the price of a GPU-hour, in any currency. `most_causes`:
     how many further causes get a row each; the others are only counted. `all_causes`: where a reader finds them.
     """
+    yield from run_rows(report)
     answer, lost = report.answer, ""
     if gpu_hour is not None and report.daily:
         lost = f", {report.verdict.lost_gpu_hours_per_day * gpu_hour:,.0f} a day at {gpu_hour:g} a GPU-hour"
     yield from core_rows(answer, lost)
     others = list(answer.others[:most_causes])
-    if left := len(answer.others) - len(others):
-        others.append(f"{counted(left, 'more cause' if others else 'cause')}: {all_causes}")
+    if more := len(answer.others) - len(others):
+        others.append(f"{counted(more, 'more cause' if others else 'cause')}: {all_causes}")
     yield from (("" if number else "Also", cause) for number, cause in enumerate(others))
     if answer.stalls:
         more = len(answer.stalls) - _MOST_STALLS
@@ -128,6 +133,12 @@ def _a_day(fix: Fix, report: Report) -> tuple[str, ...]:
     if not report.daily:
         return ()
     return ("" if fix.saved_gpu_hours_per_day is None else f"{fix.saved_gpu_hours_per_day:,.1f}",)
+
+
+def figure_columns(table: Table) -> list[int]:
+    """The positions of the columns that contain figures; the first column is the row's subject."""
+    columns = enumerate(zip(*table.rows, strict=True))
+    return [number for number, column in columns if number and all(map(_FIGURE.match, column))]
 
 
 def published_instead(report: Report) -> str:

@@ -32,8 +32,9 @@ import pytest
 from tracekit.cli import commands, main
 from tracekit.sources.load import load_trace
 from tracekit.store.window import AnyTrace
-from tracekit.trace.canonical import METADATA_KEY, Trace
+from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Layout, Unit
+from tracekit.trace.parquet_file import METADATA_KEY
 from tracekit.trace.schema import SCHEMA
 
 T = TypeVar("T")

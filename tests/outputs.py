@@ -17,6 +17,7 @@ import msgspec
 import polars as pl
 
 from tracekit.analysis.attribution.gate import Gate
+from tracekit.analysis.hang.hang_report import HangReport
 from tracekit.analysis.job.history import History
 from tracekit.analysis.rl.account import RlAccount
 from tracekit.bill.ledger import BillOutput
@@ -24,10 +25,12 @@ from tracekit.collectors.launch.collect import CollectSummary
 from tracekit.commands.culprits import CulpritsOutput
 from tracekit.commands.doctor import DoctorOutput
 from tracekit.commands.experts import ExpertsOutput
-from tracekit.commands.hang import HangOutput
+from tracekit.commands.metrics import DoctorOfMetricsOutput, ScanOutput
 from tracekit.fleet.figures import FleetFigures
 from tracekit.fleet.study_comparison import FleetComparison
 from tracekit.report.applied import ComparedOutput
+from tracekit.report.metrics import MetricsInReport
+from tracekit.report.plans import Optimum, RunLine
 from tracekit.report.report import json_schema as report_schema
 from tracekit.report.verdict import NEEDS
 from tracekit.sources.registry import FORMATS, SOURCES
@@ -66,7 +69,12 @@ OUTPUTS: dict[str, Any] = {
     "fleet compare": FleetComparison,
     "fleet report": FleetReportOutput,
     "gate": Gate,
-    "hang": HangOutput,
+    "optimize": Optimum,
+    "optimize --runs": RunLine,
+    "metrics doctor": DoctorOfMetricsOutput,
+    "metrics scan": ScanOutput,
+    "metrics test": MetricsInReport,
+    "hang": HangReport,
     "rl": RlOutput,
     "sql": list[dict[str, Any]],
 }

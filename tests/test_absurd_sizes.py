@@ -29,7 +29,8 @@ from tracekit.base.errors import FormatError, GraphError, SelectionError, TraceE
 from tracekit.commands.arguments import parse_steps
 from tracekit.dashboards.terminal.info import print_trace
 from tracekit.report.findings import Unanalysed
-from tracekit.trace.canonical import MOST_MISSING, Trace
+from tracekit.trace.canonical import Trace
+from tracekit.trace.coverage import MOST_MISSING
 from tracekit.trace.model import Layout
 
 #: Runs a command in this process and prints the most memory it held, in MB: VmHWM, for what getrusage says begins with

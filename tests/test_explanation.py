@@ -22,7 +22,7 @@ SAMPLES = Path(__file__).parents[1] / "sample_traces"
 def test_the_formulas_hold_the_numbers_worked_out_by_hand() -> None:
     """15.5 s as replayed, 11.25 s if rank 1 were as fast as its peer, 4 GPUs: 4.25 / 15.5 = 27.4 % of 96 GPU-hours."""
     report = PipelineJob(Trace.from_frame(slow_frame((0, 1, 2)), LAYOUT, name="job")).whatif()
-    rows = dict(explanations(report, 2.0))
+    rows = explanations(report, 2.0)
     assert rows["T(recorded)"].startswith("15.50 s, the mean of 3 recorded steps")
     assert rows["T(ideal)"].startswith("13.50 s")
     assert rows["S"].startswith("T(original) / T(ideal) = 1.148")
@@ -39,7 +39,7 @@ def test_a_loss_that_all_ranks_share_is_explained_without_s() -> None:
     """0.3 s of waiting for data before 0.31 s of work."""
     programs = [[("data-load", 0.3), FORWARD, BACKWARD]] * 4
     report = PipelineJob(data_parallel_job(programs, steps=8)).whatif()
-    rows = dict(explanations(report))
+    rows = explanations(report)
     assert rows["Lost"].endswith("= 300.0 ms a step")
     assert rows["Share"].startswith("lost / the longer of T(recorded) and T(kept) = 300.0 ms / 610.0 ms = 49.2%")
 
@@ -47,7 +47,7 @@ def test_a_loss_that_all_ranks_share_is_explained_without_s() -> None:
 def test_a_rank_of_an_op_trace_costs_all_that_it_does_later_than_its_peers(tmp_path: Path) -> None:
     """Rank 1 takes 3 s for what rank 0 does in 1 s, and collects garbage for 5 s in one of two steps: 2 s and 2.5 s."""
     OpTrace(OPS, "two ranks", groups=DP).write_parquet(tmp_path / "ops.parquet")
-    rows = dict(explanations(load(tmp_path / "ops.parquet").report))
+    rows = explanations(load(tmp_path / "ops.parquet").report)
     assert rows["Lost"] == "T(kept) - T(kept, this rank at the pace of its peers) = 4.50 s a step"
     assert rows["Cause"] == "T(kept) - T(kept, without this cause) = 2.50 s a step, 38.5% of it"
 

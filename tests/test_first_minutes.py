@@ -135,7 +135,8 @@ def test_hang_study_and_store_say_what_else_they_were_given(folder: Path) -> Non
 
 def said(after_s: float, *, on_a_terminal: bool) -> str:
     """What a process with one stage of work writes to stderr."""
-    code = f"from tracekit.base.stderr import progress\nwith progress({after_s}) as tell:\n    tell('step times')"
+    shown = f"with progress('reading', after_s={after_s}) as tell:\n    tell('step times')"
+    code = f"from tracekit.base.stderr import progress\n{shown}"
     if not on_a_terminal:
         return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr
     ours, theirs = pty.openpty()
@@ -181,7 +182,7 @@ class Terminal(io.StringIO):
 @pytest.mark.slow
 def test_a_command_says_on_a_terminal_what_it_is_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Progress shows from the first moment on here, not after two seconds."""
-    monkeypatch.setattr(stderr.progress.__wrapped__, "__defaults__", (0.0,))
+    monkeypatch.setitem(stderr.progress.__wrapped__.__kwdefaults__, "after_s", 0.0)
     a_store()
     for command, words in SLOW:
         monkeypatch.setattr(sys, "argv", ["tracekit", *command])

@@ -136,6 +136,18 @@ def test_a_hang_is_over_with_the_first_window_that_has_a_step_begun_after_it() -
     assert (closed.closed_window, closed.closed_at) == (6, NOON + timedelta(minutes=2))
 
 
+def test_the_job_that_ends_before_an_incident_could_come_back_settles_it() -> None:
+    (closed,) = after(verdict(SLOW), verdict(SLOW), verdict(SLOW), HEALTHY, HEALTHY)
+    assert not closed.settled
+    assert dataclasses.replace(closed, job_ending="ended with exit code 0").settled
+
+
+def test_an_incident_that_windows_no_longer_show_when_its_job_ends_says_so() -> None:
+    (incident,) = after(verdict(SLOW), HEALTHY)
+    ended = dataclasses.replace(incident, closed_at=NOON, job_ending="ended with exit code 0")
+    assert ended.closed_because == "no longer seen since window 1; the job ended with exit code 0"
+
+
 # ---- in a store
 
 
@@ -148,7 +160,8 @@ def test_windows_of_a_store_open_and_close_incidents(tmp_path: Path) -> None:
     assert (incident.opened_window, incident.cause.ranks, incident.cause.part) == (1, (1,), "compute")
     assert store.incidents("other") == ()
     line = run("store", "incidents", "--store", store.path).out.splitlines()[0]
-    assert "live since window 1, open for 0 min" in line
+    assert "live, since step 2, 2023-11-14 " in line
+    assert " UTC, open for 0 min" in line
     assert incident.cause.what in line
     assert "rank 1 costs 27% of each step" in run("store", "windows", "live", "--store", store.path).out
     store.append(window(2, analysed=True))

@@ -14,6 +14,9 @@ from jsonschema import Draft202012Validator
 from judges.hangsim import Fault, HangJob, dumps
 from judges.hangsim import run as simulated
 from judges.hangsim import write as write_dumps
+from tests.analysis.metrics.fleet import BEGAN, fleet
+from tests.analysis.metrics.fleet import Fault as Slowed
+from tests.analysis.plans.simulator import draw
 from tests.analysis.rl.logs import lines, write
 from tests.bill.test_run import restarted
 from tests.fleet.few_jobs import study_here, write_jobs
@@ -50,6 +53,16 @@ def _hang(folder: Path) -> list[object]:
     return ["hang", folder / "dumps"]
 
 
+def _optimize(folder: Path) -> list[object]:
+    (folder / "model.json").write_text(json.dumps(draw(1, layers=6, stages=2, memory=1.2)))
+    return ["optimize", "--model", folder / "model.json"]
+
+
+def _runs(folder: Path) -> list[object]:
+    (folder / "runs.csv").write_text("microbatches,step_time_s\n24,5.17\n288,55.1\n")
+    return ["optimize", "--runs", folder / "runs.csv", "--microbatches", "48"]
+
+
 def _study(folder: Path) -> Path:
     if not (folder / "study").exists():
         study_here(write_jobs(folder / "traces", 2), out=folder / "study")
@@ -59,6 +72,11 @@ def _study(folder: Path) -> Path:
 def _sql(folder: Path) -> list[object]:
     assert run("import", SLOW, "--store", folder / "jobs").code == 0
     return ["sql", "select * from jobs", "--store", folder / "jobs"]
+
+
+def _metrics(folder: Path) -> Path:
+    fleet(1, Slowed(0, "compute", 0.3, 300, 540), hosts=8, devices=1).write_parquet(folder / "metrics.parquet")
+    return folder / "metrics.parquet"
 
 
 #: Command -> the words of one that prints something of each part, and how it ends.
@@ -74,6 +92,17 @@ CASES: dict[str, tuple[Callable[[Path], list[object]], ExitCode]] = {
     "fleet report": (lambda folder: ["fleet", "report", _study(folder)], ExitCode.DONE),
     "gate": (lambda _: ["gate", SLOW, "--baseline", HEALTHY, "--noise", "1%"], ExitCode.CONDITION),
     "hang": (_hang, ExitCode.CONDITION),
+    "optimize": (_optimize, ExitCode.DONE),
+    "optimize --runs": (_runs, ExitCode.DONE),
+    "metrics doctor": (lambda folder: ["metrics", "doctor", _metrics(folder)], ExitCode.DONE),
+    "metrics scan": (lambda folder: ["metrics", "scan", _metrics(folder)], ExitCode.DONE),
+    "metrics test": (
+        lambda folder: [
+            *("metrics", "test", _metrics(folder), "--suspect"),
+            f"node-00:part=compute,excess=0.3,from={BEGAN + 300},to={BEGAN + 540}",
+        ],
+        ExitCode.DONE,
+    ),
     "rl": (lambda folder: ["rl", write(folder / "run.jsonl", lines())], ExitCode.DONE),
     "sql": (_sql, ExitCode.DONE),
 }

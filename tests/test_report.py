@@ -10,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import polars as pl
 import pytest
 from jsonschema import Draft202012Validator
@@ -27,7 +28,7 @@ from tests.handmade import (
     run,
     slow_frame,
 )
-from tracekit.analysis.detectors.registry import kinds_of_jobs, own_detectors
+from tracekit.analysis.detectors.all_detectors import kinds_of_jobs, own_detectors
 from tracekit.analysis.evidence.subject import JobKind
 from tracekit.analysis.job.analysis import ReportOptions
 from tracekit.analysis.job.pipeline import PipelineJob
@@ -115,9 +116,16 @@ def test_the_json_of_a_pipeline_fits_the_schema(name: str, request: pytest.Fixtu
 
 @pytest.mark.parametrize("name", ["slow", "healthy", "partial", "stalled"])
 def test_a_report_is_what_its_file_says(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Before it is written, too: what is undefined is None, not nan."""
     made = request.getfixturevalue(name)
     (tmp_path / "report.json").write_text(made.to_json())
     assert read_report(tmp_path / "report.json").to_json() == made.to_json()
+    json.dumps(msgspec.to_builtins(made, str_keys=True), allow_nan=False)
+
+
+def test_nothing_in_the_report_on_a_recording_is_nan() -> None:
+    made = load(SAMPLES / "gpu_slow_input").whatif()
+    json.dumps(msgspec.to_builtins(made, str_keys=True), allow_nan=False)
 
 
 @pytest.mark.parametrize("name", ["gpu_slow_input", "slow_worker.parquet", "ops.parquet", "rl.jsonl"])

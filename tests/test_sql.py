@@ -128,8 +128,8 @@ def test_the_questions_of_the_documentation_have_answers(question: str, store: S
     assert rows.height > 0 or any(words in question for words in empty)
 
 
-def test_there_are_ten_questions() -> None:
-    assert len(QUESTIONS) == 10
+def test_there_are_eleven_questions() -> None:
+    assert len(QUESTIONS) == 11
 
 
 @pytest.mark.parametrize(

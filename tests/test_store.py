@@ -378,9 +378,9 @@ def test_a_store_cut_short_is_said(store: Store) -> None:
         ("DROP TABLE store_version", "a DuckDB file, but not a tracekit store; choose another --store"),
         (
             "UPDATE store_version SET version = 9",
-            "store version 9; this tracekit uses 6: a newer tracekit wrote it, upgrade",
+            "store version 9; this tracekit uses 7: a newer tracekit wrote it, upgrade",
         ),
-        ("DELETE FROM store_version", "store version none; this tracekit uses 6: import its traces again"),
+        ("DELETE FROM store_version", "store version none; this tracekit uses 7: import its traces again"),
         ("DROP TABLE windows", "DuckDB cannot use the store"),
     ],
 )

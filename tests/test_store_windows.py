@@ -9,6 +9,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
+from unittest.mock import ANY
 
 import duckdb
 import pytest
@@ -109,7 +110,7 @@ def test_an_op_trace_is_stored_listed_exported_and_asked_again(tmp_path: Path) -
     assert (loaded.trace.groups, loaded.trace.metadata) == (DP, {"gpu": "H200"})
     asked = ("--json", "--fix", "kind=gc")
     of_file, of_store = run("whatif", tmp_path / "ops.parquet", *asked), run("whatif", "--store", path, *asked)
-    assert of_store.out == of_file.out
+    assert json.loads(of_store.out) == json.loads(of_file.out) | {"run": ANY}
     assert Store(path).report("two ranks") == GraphJob(trace).whatif()
     row = Store(path).job_list().row(0, named=True)
     # 4.5 s of each of 2 steps on 2 ranks: at the pace of rank 0, steps of 4 and 9 s take 2 s

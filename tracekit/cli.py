@@ -30,16 +30,19 @@ _GROUPS = {
     "Record": {
         "collect": ("tracekit.collectors.launch.command", "Record the steps of a training command, unmodified."),
         "attach": ("tracekit.commands.attach", "Record a few steps of a job that is already running."),
+        "passport": ("tracekit.commands.passport", "Measure a GPU, for `whatif --gpu`."),
         "doctor": ("tracekit.commands.doctor", "Check whether `collect` works on this machine."),
         "import": ("tracekit.commands.importing", "Put traces of any format into a store."),
     },
     "Analyse": {
         "whatif": ("tracekit.commands.whatif", "Who slows the job down, why, and what each fix saves."),
-        "compare": ("tracekit.commands.compare", "What changed from one run to another."),
-        "gate": ("tracekit.commands.gate", "Fail if a run is slower than a baseline, beyond noise."),
+        "optimize": ("tracekit.commands.optimize", "The best plan that fits, with the bound that proves it."),
+        "compare": ("tracekit.commands.compare_command", "What changed from one run to another."),
+        "gate": ("tracekit.commands.gate_command", "Fail if a run is slower than a baseline, beyond noise."),
         "experts": ("tracekit.commands.experts", "Where to place experts, by the tokens that they get."),
         "hang": ("tracekit.commands.hang", "Which rank a hung job waits for."),
-        "rl": ("tracekit.commands.rl", "Where a step of RL post-training goes."),
+        "metrics": ("tracekit.commands.metrics", "Whether clocks, links, CPU pressure confirm a culprit."),
+        "rl": ("tracekit.commands.rl_command", "Where a step of RL post-training goes."),
         "bill": ("tracekit.commands.bill", "What every hour of a run went to, and what it cost."),
         "culprits": ("tracekit.commands.culprits", "Nodes that hold a job up, for scripts."),
         "export": ("tracekit.commands.export", "Write timelines for ui.perfetto.dev."),
@@ -128,11 +131,11 @@ def _usage(error: click.ClickException) -> str:
     names: list[str] = ["tracekit"]
     command: click.Command = commands
     for word in sys.argv[1:]:
-        found = command.get_command(click.Context(command), word) if isinstance(command, click.Group) else None
-        if found is None:
+        inner = command.get_command(click.Context(command), word) if isinstance(command, click.Group) else None
+        if inner is None:
             break
         names.append(word)
-        command = found
+        command = inner
     return f"{words[:1].lower()}{words[1:]}; see `{' '.join(names)} --help`"
 
 

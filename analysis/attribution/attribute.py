@@ -27,7 +27,7 @@ from tracekit.analysis.whatif.interventions import SetCost, mean_step_time, step
 from tracekit.analysis.whatif.paper import IDEAL, ORIGINAL, RECORDED, addition, delayed, removal
 from tracekit.analysis.whatif.selection import kind, labelled, stage, worker
 from tracekit.base.errors import TraceError
-from tracekit.trace.canonical import traced_dp_ranks
+from tracekit.trace.coverage import traced_dp_ranks
 from tracekit.trace.model import DP_COLLECTIVES, KINDS, OpKind, Worker, kind_groups
 
 #: M_W idealises this share of the workers, at least one of them.

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from tracekit.analysis.attribution.attribution import Attribution
-from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.numeric.arrays import Floats, Ints, number
 from tracekit.trace.model import Worker
 
 #: A slowdown below this (2 % of the step) is not a pattern.
@@ -74,16 +74,14 @@ class TimePattern(Struct, frozen=True):
 
     `statistic`: the value that decided the shape, in standard errors (for a period: share of the variance); `needed`:
     its threshold. `since_step`: first step after a change; `period`: steps; `slow_steps`: the steps that stand out.
-    `per_step`: T(original) of each step over T(ideal) of the job, [steps].
     """
 
     shape: TimeShape
-    statistic: float
+    statistic: float | None
     needed: float
     since_step: int | None
     period: int | None
     slow_steps: tuple[int, ...]
-    per_step: tuple[float, ...]
 
 
 class SpacePattern(Struct, frozen=True):
@@ -92,7 +90,7 @@ class SpacePattern(Struct, frozen=True):
     shape: SpaceShape
     workers: tuple[Worker, ...]
     host: str | None
-    stays: float
+    stays: float | None
 
 
 def time_pattern(attribution: Attribution) -> TimePattern:
@@ -103,11 +101,10 @@ def time_pattern(attribution: Attribution) -> TimePattern:
 
 def pattern_of_series(series: Floats, steps: list[int]) -> TimePattern:
     """The shape of a relative series, [steps]; 1 = ideal. Tests in order: drift, change, period, slow steps."""
-    values = tuple(float(value) for value in series)
 
     def found(shape: TimeShape, statistic: float, needed: float, **more: Any) -> TimePattern:
         fields = {"since_step": None, "period": None, "slow_steps": ()} | more
-        return TimePattern(shape, statistic, needed, per_step=values, **fields)
+        return TimePattern(shape, number(statistic), needed, **fields)
 
     level = float(np.median(series))
     steady = TimeShape.PERSISTENT if level >= SMALLEST_SLOWDOWN else TimeShape.NONE
@@ -235,7 +232,7 @@ def space_pattern(attribution: Attribution, hosts: Mapping[Worker, str]) -> Spac
     stays = float(np.bincount(worst).max() / len(worst))
 
     def found(shape: SpaceShape, cells: Any = (), host: str | None = None) -> SpacePattern:
-        return SpacePattern(shape, tuple(_worker(attribution, int(cell)) for cell in cells), host, stays)
+        return SpacePattern(shape, tuple(_worker(attribution, int(cell)) for cell in cells), host, number(stays))
 
     largest = float(slowdown.max())
     usual = float(per_step.max(axis=1).mean()) - 1

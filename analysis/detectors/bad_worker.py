@@ -8,9 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from tracekit.analysis.detectors.detector import SMALLEST_COST_SHARE, Candidate, Detector, Repair, Treatment, only_in
+from tracekit.analysis.detectors.detector import (
+    MOST_OF_PRICE,
+    SMALLEST_COST_SHARE,
+    Candidate,
+    Detector,
+    Repair,
+    Treatment,
+    only_in,
+)
 from tracekit.analysis.detectors.process_pauses import ProcessPauses
-from tracekit.analysis.detectors.remedies import SLOW_KIND, SLOW_RANK
+from tracekit.analysis.detectors.rank_behind import compared
+from tracekit.analysis.detectors.remedies import SLOW_KIND, SLOW_RANK, Advice
 from tracekit.analysis.detectors.slow_computes import (
     ONE_KIND_CHECK,
     sampled_remedy,
@@ -18,18 +27,16 @@ from tracekit.analysis.detectors.slow_computes import (
     time_of,
     worker_figures,
 )
-from tracekit.analysis.detectors.uneven_kernels import compared
-from tracekit.analysis.evidence.explained import MOST_OF_PRICE, explained
 from tracekit.analysis.evidence.groups import slow_groups
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
-from tracekit.analysis.evidence.subject import Subject
-from tracekit.analysis.evidence.workers import (
+from tracekit.analysis.evidence.slow_workers import (
     as_fast_as_peers,
     beyond_peers_s,
     slow_kind,
     worker_series,
     workers_as_fast_as_peers,
 )
+from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.fixes.plan import MACHINE, SPEED_OF_PEERS
 from tracekit.analysis.whatif.interventions import Intervention
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
@@ -53,9 +60,10 @@ class BadWorker(Detector):
     title = "Worker computes slower than its peers"
     signature = "forwards, backwards or both of one worker take longer, on all microbatches of the steps it is slow in"
     refuted_by = "the factor goes when the worker's sequences or layers change, or moves to another worker of the host"
-    next_check = (
-        "DCGM on its GPUs: DCGM_FI_DEV_SM_CLOCK, GPU_TEMP, POWER_USAGE, CLOCKS_EVENT_REASONS, XID_ERRORS; host: PSI,"
-        " steal, run queue"
+    next_check = Advice(
+        gpu="DCGM on its GPUs: DCGM_FI_DEV_SM_CLOCK, GPU_TEMP, POWER_USAGE, CLOCKS_EVENT_REASONS, XID_ERRORS; host:"
+        " PSI, steal, run queue",
+        cpu="its cores: clocks (turbostat), other processes (top); host: PSI, steal, run queue",
     )
     suggested_fix = SLOW_RANK
     part = "compute"
@@ -101,25 +109,26 @@ class BadWorker(Detector):
             time_of(job, hit),
             next_check=ONE_KIND_CHECK if one_kind else None,
             suggested_fix=remedy,
+            excess=figures[0].value,
         )
 
     def review(self, job: Any, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
         """Leave out workers that are slow because their processes are stopped, and those whose slowness costs nothing
         once all other findings are gone.
         """
-        kept = []
+        remaining = []
         for candidate in candidates:
             stopped = _stopped(job, candidate, candidates) if candidate.kind == self.kind else set()
             slow = tuple(worker for worker in candidate.where.workers if worker not in stopped)
             if not stopped:
-                kept.append(candidate)
+                remaining.append(candidate)
             elif slow:
-                kept.append(self.of_workers(job, slow))
-        reviewed = list(kept)
-        for at, candidate in enumerate(kept):
+                remaining.append(self.of_workers(job, slow))
+        reviewed = list(remaining)
+        for index, candidate in enumerate(remaining):
             if candidate.kind == self.kind and len(candidate.where.workers) > 1:
-                others = [other.change for other in kept if other is not candidate and other.change is not None]
-                reviewed[at] = self.of_workers(job, _costly(job, candidate.where.workers, others))
+                others = [other.change for other in remaining if other is not candidate and other.change is not None]
+                reviewed[index] = self.of_workers(job, _costly(job, candidate.where.workers, others))
         return reviewed
 
 
@@ -130,7 +139,7 @@ def _stopped(job: PipelineSubject, slow: Candidate, candidates: Sequence[Candida
         both = set(pauses.where.workers) & set(slow.where.workers)
         if pauses.kind == ProcessPauses.kind and pauses.change is not None and both:
             change = as_fast_as_peers(job, sorted(both))
-            if explained(job, change, pauses.change) >= MOST_OF_PRICE:
+            if job.explained(change, pauses.change) >= MOST_OF_PRICE:
                 stopped |= both
     return stopped
 

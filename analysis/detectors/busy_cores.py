@@ -9,14 +9,13 @@ import numpy as np
 from msgspec import structs
 
 from tracekit.analysis.detectors.bad_worker import BadWorker
-from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
+from tracekit.analysis.detectors.detector import MOST_OF_PRICE, Candidate, Detector, Repair
 from tracekit.analysis.detectors.slow_optimizer import SlowOptimizer
 from tracekit.analysis.evidence.cores import LARGEST_WAITING_SHARE, without_core_waits
-from tracekit.analysis.evidence.explained import MOST_OF_PRICE, explained
 from tracekit.analysis.evidence.grids import computing
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
-from tracekit.analysis.evidence.run_queue import run_queue_s
-from tracekit.analysis.evidence.workers import busy_s
+from tracekit.analysis.evidence.scheduler import run_queue_s
+from tracekit.analysis.evidence.slow_workers import busy_s
 from tracekit.analysis.numeric.arrays import Bools
 from tracekit.analysis.numeric.robust import safe
 from tracekit.analysis.whatif.interventions import Intervention, Scale, ScaleDelays, Together
@@ -65,8 +64,8 @@ class BusyCores(Detector):
         busy = [host for host, here in cells.items() if waits_s[here].mean() >= SMALLEST_BLAMELESS_SHARE * step_s]
         if not busy:
             return
-        here = np.any([cells[host] for host in busy], axis=0)
-        wait_s, longest_s = float(waits_s[here].mean()), float(waits_s[here].max())
+        waiting = np.any([cells[host] for host in busy], axis=0)
+        wait_s, longest_s = float(waits_s[waiting].mean()), float(waits_s[waiting].max())
         figures = (
             Figure("waiting for a processor, over the step", wait_s / step_s, SMALLEST_BLAMELESS_SHARE, Unit.SHARE),
             Figure("longest wait", longest_s, 0.0, Unit.SECONDS),
@@ -75,7 +74,7 @@ class BusyCores(Detector):
         effect = f"training threads{on} wait {seconds(wait_s)} of each step for a processor"
         if seconds(longest_s) != seconds(wait_s):
             effect += f", one of them {seconds(longest_s)}"
-        change = without_run_queue(job, here)
+        change = without_run_queue(job, waiting)
         where = Place(host=busy[0]) if len(busy) == 1 else Place()
         yield Candidate(self.kind, where, effect, figures, confidence_from(figures), change)
 
@@ -89,25 +88,25 @@ class BusyCores(Detector):
             return candidates
         free = without_run_queue(job, np.ones(run_queue_s(job).shape, np.bool_))
         busy = any(candidate.kind == self.kind for candidate in candidates)
-        kept = []
+        remaining = []
         for candidate in candidates:
             share = 0.0
             if candidate.change is not None and candidate.kind != self.kind:
-                share = explained(job, candidate.change, free)
+                share = job.explained(candidate.change, free)
             beyond_waits = job.computes.queued_s is not None and candidate.kind in WITHOUT_WAITS
             if not busy or beyond_waits or share < MOST_OF_PRICE:
                 figure = Figure("explained by waits for a processor", share, 0.0, Unit.SHARE)
                 figures = (*candidate.evidence, figure) if round(share, 2) else candidate.evidence
                 sure = candidate.confidence * (1 - share)
-                kept.append(structs.replace(candidate, evidence=figures, confidence=sure))
-        return kept
+                remaining.append(structs.replace(candidate, evidence=figures, confidence=sure))
+        return remaining
 
 
-def without_run_queue(job: PipelineSubject, here: Bools) -> Intervention:
+def without_run_queue(job: PipelineSubject, workers: Bools) -> Intervention:
     """The job in which the workers `here`, [stages, dp_ranks], never wait for a processor."""
     if job.computes.queued_s is not None:
-        waits_s = np.where(here[:, None], job.computes.queued_s, 0.0)
+        waits_s = np.where(workers[:, None], job.computes.queued_s, 0.0)
         return without_core_waits(computing(job), job.replay.durations.cost, waits_s)
-    left = 1 - np.minimum(run_queue_s(job) / safe(busy_s(job)), LARGEST_WAITING_SHARE)
-    factor = np.where(here, left, 1.0)[:, None, None, :]
+    share = 1 - np.minimum(run_queue_s(job) / safe(busy_s(job)), LARGEST_WAITING_SHARE)
+    factor = np.where(workers, share, 1.0)[:, None, None, :]
     return Together((Scale(computing(job), factor), ScaleDelays(computing(job), factor)))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, only_in
-from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, costly, gpu_of, on_each, share_of
+from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, costly, on_each, share_of
 from tracekit.analysis.detectors.stops import (
     SMALLEST_STOP_SHARE,
     do_it_for_all,
@@ -18,12 +18,13 @@ from tracekit.analysis.detectors.stops import (
     stops_s,
 )
 from tracekit.analysis.evidence.evidence import evidence
-from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.evidence.gpu_losses import idle_gpu
+from tracekit.analysis.evidence.graph_subject import RecordingSubject
 from tracekit.analysis.evidence.grids import checkpoints
 from tracekit.analysis.evidence.host_time import host_time
+from tracekit.analysis.evidence.launches import unnamed_saves
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.subject import Subject
-from tracekit.analysis.evidence.unnamed_saves import unnamed_saves
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.whatif.interventions import Intervention, NoStalls, Scale, Together
 from tracekit.base.text import code_name, seconds
@@ -35,7 +36,7 @@ from tracekit.trace.model import OpKind, Worker
 _UNRECORDED = "as for a checkpoint that is not recorded"
 TOGETHER_TITLE = f"All ranks stop together, {_UNRECORDED}"
 ALONE_TITLE = f"A rank stops while the others wait, {_UNRECORDED}"
-#: Confidence that an unrecorded stall of all ranks is a checkpoint.
+#: Confidence that an unrecorded stall of all ranks is a checkpoint. No experiment.
 UNRECORDED_CONFIDENCE = 0.9
 STALL_CHECK = (
     "what the loop does in these steps: its checkpoint and evaluation intervals against the period; record it as a span"
@@ -48,9 +49,9 @@ class Checkpoints(Detector):
     Paper: leaves out steps with a checkpoint. tracekit names checkpoints that were recorded as ops and prices them by a
     replay without them. An unrecorded checkpoint shows as time in which no rank does anything, before anybody begins a
     step or between two steps: a tenth of the usual step or more, in some steps but not in most. Or all ranks, or the
-    first DP rank alone, are late with the first ops of every n-th step (see `evidence/breaks.py`). Data that is late
-    for all ranks is late in every step, or in irregular ones. A period makes the stall a checkpoint (or an evaluation);
-    without one, time in which no rank does anything is still named, with less confidence.
+    first DP rank alone, are late with the first ops of every n-th step (see `evidence/step_edges.py`). Data that is
+    late for all ranks is late in every step, or in irregular ones. A period makes the stall a checkpoint (or an
+    evaluation); without one, time in which no rank does anything is still named, with less confidence.
     """
 
     kind = "checkpoint-stalls"
@@ -101,19 +102,19 @@ class Checkpoints(Detector):
             next_check=None if recorded else STALL_CHECK,
         )
 
-    @only_in(GraphSubject)
-    def _on_host(self, job: GraphSubject) -> Iterator[Candidate]:
+    @only_in(RecordingSubject)
+    def _on_host(self, job: RecordingSubject) -> Iterator[Candidate]:
         """Checkpoints that the training thread writes, by the functions around its work."""
         work = host_time(job)
-        if gpu_of(job) is None:
+        if idle_gpu(job) is None:
             return
         for part in costly(job, work.by_name(IdleReason.CHECKPOINT, key=lambda what: what.where or what.name)):
-            at = f" at {code_name(part.where)}" if part.where else ""
+            line = f" at {code_name(part.where)}" if part.where else ""
             yield self._written(
                 job,
                 Spent(IdleReason.CHECKPOINT, part.name, part.where, part.names, part.count, part.seconds),
                 work.less(part.parts),
-                f"the host writes checkpoints in {code_name(part.name)}{at}: {on_each(job, part.seconds)}",
+                f"the host writes checkpoints in {code_name(part.name)}{line}: {on_each(job, part.seconds)}",
             )
         unnamed = unnamed_saves(job) & work.mask(IdleReason.PYTHON)
         taken_s = float(work.seconds[unnamed].sum())
@@ -129,7 +130,7 @@ class Checkpoints(Detector):
             )
 
     def _written(
-        self, job: GraphSubject, spent: Spent, change: Intervention, effect: str, *, bound: bool = False
+        self, job: RecordingSubject, spent: Spent, change: Intervention, effect: str, *, bound: bool = False
     ) -> Candidate:
         """The candidate of checkpoints that the training thread writes; copies from the GPU stay."""
         return candidate(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
-from tracekit.analysis.detectors.network_times import network_time, on_one_host
+from tracekit.analysis.detectors.episode_figures import network_time, on_one_host
 from tracekit.analysis.evidence.congestion import SMALLEST_LEVEL, congestion_of
 from tracekit.analysis.evidence.grids import collectives, transfers
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
@@ -13,10 +13,11 @@ from tracekit.base.text import ratio
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
 from tracekit.report.verdict import LossKind
 
+#: By definition, one long transfer shows it.
 FEWEST_LONG = 1
 
 
-class Congestion(Detector):
+class NetworkCongestion(Detector):
     """Transfers and collectives all over the job take longer at some times than at others: congestion, or a flapping
     port.
 
@@ -45,10 +46,10 @@ class Congestion(Detector):
             return
         if on_one_host(job):
             return
-        found = congestion_of(job)
-        if not found.shows:
+        congestion = congestion_of(job)
+        if not congestion.shows:
             return
-        congested, most = found.level > 1, float(found.level.max())
+        congested, most = congestion.level > 1, float(congestion.level.max())
         if congested.any():
             figures: tuple[Figure, ...] = (
                 Figure("transfer time over that of calm steps", most, SMALLEST_LEVEL, Unit.FACTOR),
@@ -60,16 +61,16 @@ class Congestion(Detector):
             )
         else:
             figures = (
-                Figure("long transfers", found.count, FEWEST_LONG),
-                Figure("longest over the usual", found.longest, found.needed, Unit.FACTOR),
+                Figure("long transfers", congestion.count, FEWEST_LONG),
+                Figure("longest over the usual", congestion.longest, congestion.needed, Unit.FACTOR),
             )
             title = self.title
             effect = (
-                f"{found.count:,} of {found.of:,} transfers and collectives take up to {ratio(found.longest)} times as"
-                " long as usual, on changing links"
+                f"{congestion.count:,} of {congestion.of:,} transfers and collectives take up to"
+                f" {ratio(congestion.longest)} times as long as usual, on changing links"
             )
         # Single long transfers are random, so the place of a few of them does not predict the next ones.
-        time = network_time(job, found.level) if congested.any() else None
+        time = network_time(job, congestion.level) if congested.any() else None
         yield Candidate(
-            self.kind, Place(), effect, figures, confidence_from(figures), found.change, time=time, title=title
+            self.kind, Place(), effect, figures, confidence_from(figures), congestion.change, time=time, title=title
         )

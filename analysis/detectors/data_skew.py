@@ -9,11 +9,11 @@ from msgspec import structs
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, Treatment, only_in
 from tracekit.analysis.detectors.episode_figures import chance_figures, time_of_episodes
-from tracekit.analysis.detectors.uneven_kernels import compared
+from tracekit.analysis.detectors.rank_behind import compared
 from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
+from tracekit.analysis.evidence.slow_workers import data_factor, optimizer_factor, ranks_with_more_data
 from tracekit.analysis.evidence.subject import Subject
-from tracekit.analysis.evidence.workers import data_factor, optimizer_factor, ranks_with_more_data
 from tracekit.analysis.whatif.interventions import Scale
 from tracekit.base.text import seconds
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
@@ -81,5 +81,5 @@ class DataSkew(Detector):
             confidence_from(figures[:2]),
             change,
             series,
-            time_of_episodes(job, profile.ranks, int(members[0]), series),
+            time_of_episodes(job, profile.ranks, int(members[0])),
         )

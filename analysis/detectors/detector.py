@@ -16,11 +16,12 @@ from msgspec import Struct
 
 from tracekit.analysis.attribution.patterns import TimePattern
 from tracekit.analysis.detectors.remedies import Advice
+from tracekit.analysis.evidence.cause import Cause
 from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.base.text import code_name
-from tracekit.report.finding import Figure, Finding, Place, Spent
+from tracekit.report.finding import Figure, Place, Spent
 from tracekit.report.verdict import LossKind
 from tracekit.trace.model import OpKind
 
@@ -30,6 +31,8 @@ D = TypeVar("D", bound="Detector")
 
 #: Findings that cost less than this share of the step, gone alone or with all others gone, are not reported.
 SMALLEST_COST_SHARE = 0.02
+#: A finding gives way to another that explains this share of its price. No experiment: the larger part.
+MOST_OF_PRICE = 0.5
 
 
 class Candidate(Struct, frozen=True, eq=False):
@@ -42,7 +45,8 @@ class Candidate(Struct, frozen=True, eq=False):
     nearly all steps, though its kind acts by chance. `spent`: what the time of a recording is spent on. `after`: a
     change that its fix needs to be made before, which is no part of what it saves of a step without the profiler;
     `follows`: the kinds of finding that this is about.
-    `most`: the job with as much gone as the fix can take away at most, where that is more than `change`.
+    `most`: the job with as much gone as the fix can take away at most, where that is more than `change`. `excess`: how
+    much longer the part of the rank takes than its peers', 0.4 = 40 %, which metrics of its machine can confirm.
     """
 
     kind: str
@@ -54,7 +58,7 @@ class Candidate(Struct, frozen=True, eq=False):
     series: Floats | None = None
     time: TimePattern | None = None
     title: str | None = None
-    next_check: str | None = None
+    next_check: str | Advice | None = None
     suggested_fix: str | Advice | None = None
     bound: bool = False
     every_step: bool = False
@@ -62,6 +66,7 @@ class Candidate(Struct, frozen=True, eq=False):
     after: Any = None
     follows: tuple[str, ...] = ()
     most: Any = None
+    excess: float | None = None
 
 
 class Repair(Struct, frozen=True):
@@ -92,7 +97,7 @@ class Detector(ABC):
 
     `kind`: its name in JSON, unique. `title`: its name for people. `signature`: how it shows. `refuted_by`: an
     observation that would refute it. `next_check`: where to look next. `suggested_fix`: what to do, with names to fill
-    in (`remedies.py`); an `Advice` if that differs in a job without GPUs.
+    in (`remedies.py`). Both are an `Advice` if they differ in a job without GPUs.
 
     `loss`: the kind of loss that it causes; with `stragglers_where_few`, a few workers that it stops are stragglers.
     `part`: the part of a rank that it slows down, None if it concerns no rank. `label`: readers see this instead of the
@@ -108,7 +113,7 @@ class Detector(ABC):
     title: ClassVar[str]
     signature: ClassVar[str] = ""
     refuted_by: ClassVar[str] = ""
-    next_check: ClassVar[str] = ""
+    next_check: ClassVar[str | Advice] = ""
     suggested_fix: ClassVar[str | Advice] = ""
     loss: ClassVar[LossKind] = LossKind.STRAGGLER
     stragglers_where_few: ClassVar[bool] = False
@@ -133,7 +138,7 @@ class Detector(ABC):
         """Return the candidates of all detectors as this one sees them: confirmed, refuted, or giving way to it."""
         return candidates
 
-    def fixes(self, job: Any, finding: Finding) -> Iterator[Plan]:
+    def fixes(self, job: Any, finding: Cause) -> Iterator[Plan]:
         """Yield the fixes of one finding of this kind; by default, that it goes away as `repair` states.
 
         A `treatment` fixes workers together with those of other findings; single ranks are repaired.

@@ -9,8 +9,8 @@ import numpy as np
 
 from tracekit.analysis.attribution.patterns import TimePattern, TimeShape
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
-from tracekit.analysis.evidence.significance import Episodes
-from tracekit.analysis.numeric.arrays import Bools, Floats
+from tracekit.analysis.evidence.significance import Episodes, episodes_of
+from tracekit.analysis.numeric.arrays import Bools, Floats, number
 from tracekit.report.finding import Figure, Unit
 
 NOISE = "what noise alone does to it"
@@ -25,7 +25,7 @@ def chance_figures(episodes: Episodes, hit: Bools) -> tuple[Figure, ...]:
     )
 
 
-def time_of_episodes(job: PipelineSubject, episodes: Episodes, member: int, series: Floats) -> TimePattern:
+def time_of_episodes(job: PipelineSubject, episodes: Episodes, member: int) -> TimePattern:
     """When a member is slow, as a time pattern."""
     steps = job.replay.graph.steps
     on, since, period = episodes.on[member], int(episodes.since[member]), int(episodes.period[member])
@@ -40,10 +40,20 @@ def time_of_episodes(job: PipelineSubject, episodes: Episodes, member: int, seri
         shape, slow = TimeShape.CHANGED, ()
     return TimePattern(
         shape=shape,
-        statistic=float(episodes.nats[member]),
+        statistic=number(episodes.nats[member]),
         needed=episodes.needed,
         since_step=int(steps[since]) if since and not period else None,
         period=period or None,
         slow_steps=slow,
-        per_step=tuple(float(value) for value in series),
     )
+
+
+def network_time(job: PipelineSubject, series: Floats) -> TimePattern:
+    """When the network is slow. `series`: by which factor, 1 if it is not, [steps]."""
+    return time_of_episodes(job, episodes_of(np.log(series)[None], 2, fewest=1, remembers=False), 0)
+
+
+def on_one_host(job: PipelineSubject) -> bool:
+    """Whether nothing passes a network: copies within a host are held up by its cores or memory."""
+    hosts = job.hosts
+    return len(set(hosts.values())) == 1 and len(hosts) == len(job.dp_ranks) * job.stages

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.evidence.gpu_losses import exposed_communication_s, leads
-from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.evidence.graph_subject import RecordingSubject
 from tracekit.analysis.whatif.interventions import AddTime
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
 from tracekit.report.verdict import LossKind
@@ -31,7 +31,7 @@ class ExposedCommunication(Detector):
         "overlap-communication", "Hide all transfers behind compute", assumes="all transfers hidden behind compute"
     )
 
-    def find(self, job: GraphSubject) -> Iterator[Candidate]:
+    def find(self, job: RecordingSubject) -> Iterator[Candidate]:
         if not leads(job, self.loss):
             return
         exposed_s = exposed_communication_s(job)

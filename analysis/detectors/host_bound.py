@@ -11,24 +11,25 @@ from msgspec import structs
 
 from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, only_in
-from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, gpu_of, on_each, share_of
+from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, on_each, share_of
 from tracekit.analysis.detectors.slow_host_code import slow_host_code
+from tracekit.analysis.evidence.cause import Cause
 from tracekit.analysis.evidence.evidence import evidence
-from tracekit.analysis.evidence.gpu_losses import leads
-from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.evidence.gpu_losses import idle_gpu, leads
+from tracekit.analysis.evidence.graph_subject import RecordingSubject
 from tracekit.analysis.evidence.host_code import host_code_of
 from tracekit.analysis.evidence.host_time import LONGEST_DISPATCH_S, computes_on_host, host_time, in_head
-from tracekit.analysis.evidence.launches import launch_latency_s, without_waits
+from tracekit.analysis.evidence.launches import launch_latency_s, waiting_calls, without_waits
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.subject import Subject
-from tracekit.analysis.evidence.waiting import waiting_calls
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.gpu.gpu_times import GpuTimes
 from tracekit.analysis.numeric.codes import numbered
 from tracekit.analysis.whatif.interventions import AddTime, Intervention, LessTime, Together, step_times
 from tracekit.base.text import code_name
-from tracekit.report.finding import Figure, Finding, Place, Spent, Unit, confidence_from
+from tracekit.report.finding import Figure, Place, Spent, Unit, confidence_from
 from tracekit.report.verdict import LossKind
+from tracekit.trace.facts import Fact
 from tracekit.trace.gpu_activity import IdleReason
 from tracekit.trace.gpu_recording import OF_TORCH
 
@@ -68,14 +69,14 @@ class HostBound(Detector):
         yield from self._in_recording(job)
         yield from self._in_pipeline(job)
 
-    @only_in(GraphSubject)
-    def _in_recording(self, job: GraphSubject) -> Iterator[Candidate]:
-        gpu = gpu_of(job)
+    @only_in(RecordingSubject)
+    def _in_recording(self, job: RecordingSubject) -> Iterator[Candidate]:
+        gpu = idle_gpu(job)
         if gpu is not None:
             yield from self._in_one_gpu(job, gpu)
-        if job.kept is None or job.alone or not leads(job, self.loss):
+        if not job.shows(Fact.RANKS) or not leads(job, self.loss):
             return
-        idle_s = job.kept.idle_s
+        idle_s = job.idle_s
         share = idle_s / job.recorded_s
         yield Candidate(
             self.kind,
@@ -93,7 +94,7 @@ class HostBound(Detector):
             ),
         )
 
-    def _in_one_gpu(self, job: GraphSubject, gpu: GpuTimes) -> Iterator[Candidate]:
+    def _in_one_gpu(self, job: RecordingSubject, gpu: GpuTimes) -> Iterator[Candidate]:
         """Dispatch of operators and launches, from the recording of one rank."""
         work = host_time(job)
         dispatch = work.mask(IdleReason.OPERATOR, IdleReason.RUNTIME_CALL) | work.mask(
@@ -140,7 +141,7 @@ class HostBound(Detector):
             ),
         )
 
-    def fixes(self, job: Subject, finding: Finding) -> Iterator[Plan]:
+    def fixes(self, job: Subject, finding: Cause) -> Iterator[Plan]:
         """See `Detector.fixes`. Of one GPU, the price is that of a graph."""
         for plan in super().fixes(job, finding):
             graph = {"assumes": "one launch for all kernels"}
@@ -157,14 +158,14 @@ class HostBound(Detector):
         yield Candidate(self.kind, Place(), effect, figures, confidence_from(figures), change)
 
 
-def _without_waits(job: GraphSubject) -> Intervention | None:
+def _without_waits(job: RecordingSubject) -> Intervention | None:
     """The job without the calls that wait for the GPU, if steps have several: a CUDA graph can hold none of them."""
-    found = [waiting_calls(job, allocates=of) for of in (True, False)]
-    calls = found[0].calls | found[1].calls
+    waiting = [waiting_calls(job, allocates=of) for of in (True, False)]
+    calls = waiting[0].calls | waiting[1].calls
     return without_waits(job, calls) if np.count_nonzero(calls) > job.steps_in_whole else None
 
 
-def _without_loader(job: GraphSubject) -> Intervention | None:
+def _without_loader(job: RecordingSubject) -> Intervention | None:
     """The job without its data loader, if it has one.
 
     A host that launches at once runs ahead of the GPU, and hides the loader: that is no time that launches take.
@@ -179,7 +180,7 @@ def _idle_s(gpu: GpuTimes, *reasons: IdleReason) -> float:
     return idle_s + sum(gpu.before_first.by_reason.get(reason, 0.0) for reason in reasons)
 
 
-def _mostly(job: GraphSubject) -> str:
+def _mostly(job: RecordingSubject) -> str:
     """What the host of the rank that is idle least does meanwhile, in words."""
     gpu = job.gpu
     reasons = () if gpu is None else gpu.idle_by_reason[:_MOST_REASONS]
@@ -189,8 +190,8 @@ def _mostly(job: GraphSubject) -> str:
     return f", that of rank {gpu.rank} for {', '.join(named)}"
 
 
-@evidence(GraphSubject)
-def repeats(job: GraphSubject) -> bool:
+@evidence(RecordingSubject)
+def repeats(job: RecordingSubject) -> bool:
     """Whether most marked steps launch the same kernels in the same order; of one step, nothing else is known."""
     if "profiler_step" not in job.ops.columns:
         return True

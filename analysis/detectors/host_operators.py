@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
-from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, gpu_of, on_each, plain, share_of
-from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, on_each, plain, share_of
+from tracekit.analysis.evidence.gpu_losses import idle_gpu
+from tracekit.analysis.evidence.graph_subject import RecordingSubject
 from tracekit.analysis.evidence.host_time import computes_on_host, host_time
 from tracekit.base.text import code_name, seconds
 from tracekit.report.finding import Spent
@@ -33,8 +34,8 @@ class HostOperators(Detector):
     loss = LossKind.HOST
     repair = Repair("no-host-operator", "Take the operator off the launching thread")
 
-    def find(self, job: GraphSubject) -> Iterator[Candidate]:
-        if gpu_of(job) is None:
+    def find(self, job: RecordingSubject) -> Iterator[Candidate]:
+        if idle_gpu(job) is None:
             return
         work, long = host_time(job), computes_on_host(job)
         taken_s = float(work.steady_s[long].sum())

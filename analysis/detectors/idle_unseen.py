@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tracekit.analysis.detectors.detector import Candidate, Detector
-from tracekit.analysis.detectors.of_one_gpu import candidate, gpu_of, share_of
+from tracekit.analysis.detectors.of_one_gpu import candidate, share_of
 from tracekit.analysis.detectors.stream_waits import stream_waits_recorded
-from tracekit.analysis.evidence.gpu_losses import unseen_head_s
-from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.evidence.gpu_losses import gpu_alone, unseen_head_s
+from tracekit.analysis.evidence.graph_subject import RecordingSubject
 from tracekit.base.text import code_name, seconds
 from tracekit.report.finding import Spent
 from tracekit.report.verdict import LossKind
 from tracekit.trace.gpu_activity import IdleReason
 
-#: Idle time that the recording does not explain is worth a sentence from this share of it on.
+#: Idle time that the recording does not explain is worth a sentence from this share of it on. No experiment.
 _SMALLEST_SHARE = 0.05
 
 
@@ -32,10 +32,10 @@ class IdleUnseen(Detector):
     suggested_fix = "record one step earlier, and all processes that use the GPU"
     loss = LossKind.IDLE
 
-    def find(self, job: GraphSubject) -> Iterator[Candidate]:
-        gpu = gpu_of(job)
+    def find(self, job: RecordingSubject) -> Iterator[Candidate]:
         yield from self._head(job)
-        for idle in gpu.idle_by_reason if gpu is not None and job.alone else ():
+        gpu = gpu_alone(job)
+        for idle in gpu.idle_by_reason if gpu is not None else ():
             if idle.reason not in _SENTENCES or share_of(job, idle.seconds) < _SMALLEST_SHARE:
                 continue
             why, then = _SENTENCES[IdleReason(idle.reason)]
@@ -53,43 +53,38 @@ class IdleUnseen(Detector):
                 suggested_fix=then,
             )
 
-    def _head(self, job: GraphSubject) -> Iterator[Candidate]:
+    def _head(self, job: RecordingSubject) -> Iterator[Candidate]:
         """The time from the launch of the first op to its start, in which the GPU did something that is not seen."""
-        unseen_s = unseen_head_s(job)
-        gpu = gpu_of(job)
+        gpu, unseen_s = gpu_alone(job), unseen_head_s(job)
         if gpu is None or share_of(job, unseen_s) < _SMALLEST_SHARE:
             return
-        then = _NEXT[IdleReason.LAUNCH_LATENCY]
         why = "what the GPU did before the recording is not seen"
         began = "the launch" if gpu.before_first.by_reason else "the recording, and after its launch"
         yield candidate(
             self.kind,
             job,
-            Spent(IdleReason.LAUNCH_LATENCY, "before the first op", "", (), 1, unseen_s, f"{why}: {then}"),
+            Spent(IdleReason.LAUNCH_LATENCY, "before the first op", "", (), 1, unseen_s, f"{why}: {_RECORD_EARLIER}"),
             f"the GPU began its first op {seconds(unseen_s)} after {began}: {why}",
             None,
-            next_check=then,
-            suggested_fix=then,
+            next_check=_RECORD_EARLIER,
+            suggested_fix=_RECORD_EARLIER,
         )
 
 
-_NEXT = {
-    IdleReason.QUEUED: (
-        "record the waits of streams (torch.profiler's experimental_config, enable_cuda_sync_events=True), and all"
-        " processes that use the GPU"
-    ),
-    IdleReason.LAUNCH_LATENCY: (
-        "record one step earlier, to see what the GPU still did; compare the clocks of host and GPU"
-    ),
-    IdleReason.UNKNOWN: "record with activities=[CPU, CUDA] from one step earlier, and the process that launches",
-}
+_RECORD_WAITS = (
+    "record the waits of streams (torch.profiler's experimental_config, enable_cuda_sync_events=True), and all"
+    " processes that use the GPU"
+)
+_RECORD_EARLIER = "record one step earlier, to see what the GPU still did; compare the clocks of host and GPU"
 #: Why nothing can be told, and what to record next.
 _SENTENCES = {
     IdleReason.QUEUED: (
-        "the work was launched long before, and what it waited for is not recorded", _NEXT[IdleReason.QUEUED],
+        "the work was launched long before, and what it waited for is not recorded",
+        _RECORD_WAITS,
     ),
-    IdleReason.LAUNCH_LATENCY: (
-        "the host had launched the work, and the GPU began it late", _NEXT[IdleReason.LAUNCH_LATENCY],
+    IdleReason.LAUNCH_LATENCY: ("the host had launched the work, and the GPU began it late", _RECORD_EARLIER),
+    IdleReason.UNKNOWN: (
+        "the launches of the next ops are not recorded",
+        "record with activities=[CPU, CUDA] from one step earlier, and the process that launches",
     ),
-    IdleReason.UNKNOWN: ("the launches of the next ops are not recorded", _NEXT[IdleReason.UNKNOWN]),
-}  # fmt: skip
+}

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, only_in
-from tracekit.analysis.detectors.of_one_gpu import candidate, costly, gpu_of, idle_s, share_of
+from tracekit.analysis.detectors.of_one_gpu import candidate, costly, idle_s, share_of
 from tracekit.analysis.detectors.rank_behind import rank_behind
 from tracekit.analysis.evidence.data_waits import data_waits_of, late_ranks
-from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.evidence.gpu_losses import idle_gpu
+from tracekit.analysis.evidence.graph_subject import RecordingSubject
 from tracekit.analysis.evidence.grids import data_loads
 from tracekit.analysis.evidence.host_time import host_time
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
@@ -58,10 +59,10 @@ class LateData(Detector):
             yield late.candidate(self.kind, effect)
         yield from self._before_steps(job)
 
-    @only_in(GraphSubject)
-    def _in_one_gpu(self, job: GraphSubject) -> Iterator[Candidate]:
+    @only_in(RecordingSubject)
+    def _in_one_gpu(self, job: RecordingSubject) -> Iterator[Candidate]:
         """The loader that the GPU waits for, from the recording of one rank."""
-        gpu = gpu_of(job)
+        gpu = idle_gpu(job)
         if gpu is None:
             return
         for part in costly(job, host_time(job).by_name(IdleReason.LOADER)):
@@ -81,21 +82,21 @@ class LateData(Detector):
 
     @only_in(PipelineSubject)
     def _before_steps(self, job: PipelineSubject) -> Iterator[Candidate]:
-        found = data_waits_of(job)
-        if not any(wait.late.any() for wait in found.waits):
+        data = data_waits_of(job)
+        if not any(wait.late.any() for wait in data.waits):
             return
         where = _where_late(job)
-        here = _cells_of(job, where)[:, None, None]
-        late = [wait.late & here for wait in found.waits]
-        waited = [np.where(late_here, wait.waits_s, 0.0) for late_here, wait in zip(late, found.waits, strict=True)]
+        cells = _cells_of(job, where)[:, None, None]
+        late = [wait.late & cells for wait in data.waits]
+        waited = [np.where(late_here, wait.waits_s, 0.0) for late_here, wait in zip(late, data.waits, strict=True)]
         worst = np.sum([waits_s.sum(axis=1) for waits_s in waited], axis=0).max(axis=(0, 2))
         name = "delay before the first ops" if data_loads(job).empty else "data loading of the worst DP rank"
-        figures = (Figure(name, float(worst.mean()), found.least_s, Unit.SECONDS),)
-        scale = Scale if found.recorded else ScaleDelays
+        figures = (Figure(name, float(worst.mean()), data.least_s, Unit.SECONDS),)
+        scale = Scale if data.recorded else ScaleDelays
         change = Together(
             tuple(
-                scale(wait.ops, np.where(waits_s > 0, found.usual_s / safe(waits_s), 1.0))
-                for wait, waits_s in zip(found.waits, waited, strict=True)
+                scale(wait.ops, np.where(waits_s > 0, data.usual_s / safe(waits_s), 1.0))
+                for wait, waits_s in zip(data.waits, waited, strict=True)
             )
         )
         series = 1 + worst / job.unchanged_s
@@ -126,5 +127,5 @@ def _where_late(job: PipelineSubject) -> Place:
     fetches = np.logical_or.reduce([np.isfinite(wait.waits_s).any(axis=(1, 2)) for wait in waits])
     if data_waits_of(job).recorded and (mostly.any(axis=0) & (mostly != fetches).any(axis=0)).any():
         return Place(workers=job.workers_where(mostly))
-    some = not ranks.all() or len(ranks) == 1
-    return Place(dp_ranks=tuple(job.dp_ranks[int(at)] for at in np.flatnonzero(ranks)) if some else ())
+    few = not ranks.all() or len(ranks) == 1
+    return Place(dp_ranks=tuple(job.dp_ranks[int(at)] for at in np.flatnonzero(ranks)) if few else ())

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector
-from tracekit.analysis.detectors.lockstep_ranks import late_ranks
+from tracekit.analysis.detectors.remedies import Advice
+from tracekit.analysis.detectors.slow_rank_of_worker import late_ranks
 from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.whatif.interventions import step_times
@@ -26,8 +27,9 @@ class LockstepJitter(Detector):
     signature = "ranks wait inside their ops for the last one, which is another one each time"
     refuted_by = "a longer recording in which one rank is the last one more often than chance explains"
     next_check = "what else runs on the cores and GPUs of these nodes; how long the ops between collectives are"
-    suggested_fix = (
-        "pin the processes to cores and lock the GPU clocks (nvidia-smi -lgc); merge small ops between collectives"
+    suggested_fix = Advice(
+        gpu="pin the processes to cores and lock the GPU clocks (nvidia-smi -lgc); merge small ops between collectives",
+        cpu="pin the processes to cores (taskset); merge small ops between collectives",
     )
 
     def find(self, job: PipelineSubject) -> Iterator[Candidate]:
@@ -42,8 +44,8 @@ class LockstepJitter(Detector):
         lost_s = job.unchanged_s - float(step_times(job.replay, (change,)).mean())
         if lost_s < SMALLEST_BLAMELESS_SHARE * job.unchanged_s:
             return
-        here = even[lockstep.worker]
-        share = float(lockstep.waited_s[here].mean(axis=1).sum() / max(lockstep.duration_s[here].sum(), 1e-9))
+        ops = even[lockstep.worker]
+        share = float(lockstep.waited_s[ops].mean(axis=1).sum() / max(lockstep.duration_s[ops].sum(), 1e-9))
         figures = (
             Figure("waiting in turn, over the step", lost_s / job.unchanged_s, SMALLEST_BLAMELESS_SHARE, Unit.SHARE),
         )

@@ -12,9 +12,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from tracekit.analysis.detectors.detector import Candidate
-from tracekit.analysis.evidence.gpu_losses import idles
-from tracekit.analysis.evidence.graph_subject import GraphSubject
-from tracekit.analysis.evidence.host_time import Part
+from tracekit.analysis.evidence.graph_subject import RecordingSubject
+from tracekit.analysis.evidence.host_time import HostPart
 from tracekit.analysis.gpu.gpu_times import GpuTimes, NamedTime
 from tracekit.analysis.whatif.interventions import Intervention
 from tracekit.base.text import seconds
@@ -24,11 +23,6 @@ from tracekit.report.finding import Figure, Place, Spent, Unit, confidence_from
 SMALLEST_SHARE = 0.01
 #: At most so many findings of one kind.
 MOST_OF_A_KIND = 3
-
-
-def gpu_of(job: GraphSubject) -> GpuTimes | None:
-    """Return the times of the GPU to explain: of one rank, or of the busiest of several that all idle most."""
-    return job.gpu if idles(job) else None
 
 
 def plain(text: str) -> str:
@@ -45,25 +39,25 @@ def idle_s(gpu: GpuTimes, names: Iterable[str], reasons: Sequence[str]) -> float
     return sum(row.seconds for row in rows if row.name in wanted)
 
 
-def share_of(job: GraphSubject, total_s: float) -> float:
+def share_of(job: RecordingSubject, total_s: float) -> float:
     """The share of the recording, of time that all its ranks spend together."""
     return total_s / (job.recorded_s * len(job.ranks) or float("inf"))
 
 
-def on_each(job: GraphSubject, total_s: float) -> str:
+def on_each(job: RecordingSubject, total_s: float) -> str:
     """Time that all ranks spend together, in words: of each, if there are several."""
     ranks = len(job.ranks)
     return seconds(total_s / ranks) + (f" on each of {ranks} ranks" if ranks > 1 else "")
 
 
-def costly(job: GraphSubject, parts: Iterable[Part]) -> Iterator[Part]:
+def costly(job: RecordingSubject, parts: Iterable[HostPart]) -> Iterator[HostPart]:
     """Yield the few parts of host work that take a share of the recording worth naming, longest first."""
     large = (part for part in parts if share_of(job, part.seconds) >= SMALLEST_SHARE)
     return islice(large, MOST_OF_A_KIND)
 
 
 def candidate(
-    kind: str, job: GraphSubject, spent: Spent, effect: str, change: Intervention | None, **more: Any
+    kind: str, job: RecordingSubject, spent: Spent, effect: str, change: Intervention | None, **more: Any
 ) -> Candidate:
     """Return the candidate of something that takes time of a recording. `more`: other fields of `Candidate`.
 

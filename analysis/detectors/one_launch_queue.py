@@ -54,8 +54,8 @@ class OneLaunchQueue(Detector):
         ready = np.full(len(end), -np.inf)
         np.maximum.at(ready, after[~guessed], end[before[~guessed]])
         first, second = _neighbours(job, stream)
-        known = ~guessed & np.isin(after, second, kind="table")
-        free = ~joined(first, second, before[known], after[known], len(end)) & np.isfinite(ready[second])
+        certain = ~guessed & np.isin(after, second, kind="table")
+        free = ~joined(first, second, before[certain], after[certain], len(end)) & np.isfinite(ready[second])
         # In one queue, an op begins no earlier than the one before it, or, if they cannot share the GPU, than its end.
         held = second[:0]
         for since, may in ((graph.start[first], free), (end[first], free & _leaves_room(job)[first])):

@@ -14,8 +14,7 @@ from tracekit.analysis.evidence.off_cpu import without_stops
 from tracekit.analysis.evidence.paused_starts import paused_share
 from tracekit.analysis.evidence.pauses import Pauses, stopped_cells
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
-from tracekit.analysis.evidence.process_stops import process_stops_s, steps_with_stops, stopped_processes
-from tracekit.analysis.evidence.run_queue import run_queue_s
+from tracekit.analysis.evidence.scheduler import process_stops_s, run_queue_s, steps_with_stops, stopped_processes
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import safe
 from tracekit.analysis.whatif.interventions import Intervention, Scale, ScaleDelays, Together, step_times
@@ -144,15 +143,16 @@ class ProcessPauses(Detector):
             change,
             1 + by_step / job.unchanged_s,
             title="The process of a worker is stopped again and again",
+            excess=figures[0].value / (1 - figures[0].value),
         )
 
     def _stopped(self, job: PipelineSubject, pauses: Pauses, hit: Bools) -> Candidate:
         """The candidate for the workers in `hit`, [stages, dp_ranks], whose processes are stopped again and again."""
         grid = job.table.grid
-        mine = np.broadcast_to(stopped_cells(hit, grid.shape), grid.shape)
-        beyond = np.where(mine, grid - pauses.usual_s, 0.0)
+        cells = np.broadcast_to(stopped_cells(hit, grid.shape), grid.shape)
+        beyond = np.where(cells, grid - pauses.usual_s, 0.0)
         factor = np.where(beyond > 0, pauses.usual_s / safe(grid), 1.0)
-        share = float(beyond[mine].sum() / grid[mine].sum())
+        share = float(beyond[cells].sum() / grid[cells].sum())
         figures = (
             Figure("computes beyond those of its peers, now and then", share, SMALLEST_STOP_SHARE, Unit.SHARE),
             Figure("usual pause", float(np.median(pauses.stops_s)), 0.0, Unit.SECONDS),
@@ -172,4 +172,5 @@ class ProcessPauses(Detector):
             confidence_from(figures),
             Together(tuple(changes)),
             title="The process of a worker is stopped again and again",
+            excess=share / (1 - share),
         )

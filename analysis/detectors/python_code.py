@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
-from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, costly, gpu_of, on_each, plain, share_of
-from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, costly, on_each, plain, share_of
+from tracekit.analysis.evidence.gpu_losses import idle_gpu
+from tracekit.analysis.evidence.graph_subject import RecordingSubject
 from tracekit.analysis.evidence.host_time import LONGEST_DISPATCH_S, host_time, in_head
-from tracekit.analysis.evidence.unnamed_saves import unnamed_saves
+from tracekit.analysis.evidence.launches import unnamed_saves
 from tracekit.analysis.gpu.gpu_times import GpuTimes
 from tracekit.base.text import code_name, seconds
 from tracekit.report.finding import Spent
@@ -23,7 +24,7 @@ from tracekit.trace.gpu_activity import IdleReason
 if TYPE_CHECKING:
     from tracekit.analysis.gpu.recorded import HostWhat
 
-#: Time of Python without a name is worth a sentence from this share of the recording on.
+#: Time of Python without a name is worth a sentence from this share of the recording on. No experiment.
 _SMALLEST_UNNAMED_SHARE = 0.05
 #: So many functions before the first op are counted and, of these, told.
 _MOST_NAMES, _MOST_TOLD = 8, 3
@@ -61,8 +62,8 @@ class PythonCode(Detector):
     loss = LossKind.HOST
     repair = Repair("no-python-between", "Take the function out of the way of launches")
 
-    def find(self, job: GraphSubject) -> Iterator[Candidate]:
-        gpu = gpu_of(job)
+    def find(self, job: RecordingSubject) -> Iterator[Candidate]:
+        gpu = idle_gpu(job)
         if gpu is None:
             return
         yield from self._before_first(job)
@@ -87,7 +88,7 @@ class PythonCode(Detector):
             )
         yield from self._unnamed(job, gpu)
 
-    def _before_first(self, job: GraphSubject) -> Iterator[Candidate]:
+    def _before_first(self, job: RecordingSubject) -> Iterator[Candidate]:
         """What the host does only before the first op of the GPU, but for waits and calls of the runtime."""
         work, reasons = host_time(job), (IdleReason.PYTHON, IdleReason.OPERATOR)
         only = (part for part in work.by_name(*reasons, key=_function) if in_head(job)[part.parts].all())
@@ -95,7 +96,9 @@ class PythonCode(Detector):
         taken_s = sum(part.seconds for part in parts)
         if not parts or share_of(job, taken_s) < SMALLEST_SHARE:
             return
-        told = ", ".join(f"{code_name(part.where or part.name)} {seconds(part.seconds)}" for part in parts[:_MOST_TOLD])
+        longest = ", ".join(
+            f"{code_name(part.where or part.name)} {seconds(part.seconds)}" for part in parts[:_MOST_TOLD]
+        )
         first, rows = parts[0], np.concatenate([part.parts for part in parts])
         names = tuple(dict.fromkeys(name for part in parts for name in (part.where, *part.names) if name))
         reason = work.whats[work.what[first.parts[0]]].reason
@@ -103,7 +106,7 @@ class PythonCode(Detector):
             self.kind,
             job,
             Spent(reason, first.name or first.where, first.where, names, sum(part.count for part in parts), taken_s),
-            f"before its first op, the GPU waits {on_each(job, taken_s)} for {told}",
+            f"before its first op, the GPU waits {on_each(job, taken_s)} for {longest}",
             work.less(rows),
             title="The GPU waits for its first op",
             suggested_fix=plain(
@@ -114,7 +117,7 @@ class PythonCode(Detector):
             ),
         )
 
-    def _unnamed(self, job: GraphSubject, gpu: GpuTimes) -> Iterator[Candidate]:
+    def _unnamed(self, job: RecordingSubject, gpu: GpuTimes) -> Iterator[Candidate]:
         """Python of which nothing is known."""
         work = host_time(job)
         unnamed = work.mask(IdleReason.PYTHON, where=lambda what: not what.name and not what.where)

@@ -7,33 +7,36 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, only_in
-from tracekit.analysis.detectors.of_one_gpu import candidate, costly, gpu_of, on_each
+from tracekit.analysis.detectors.of_one_gpu import candidate, costly, on_each
 from tracekit.analysis.detectors.rank_behind import rank_behind
 from tracekit.analysis.detectors.stops import SMALLEST_STOP_SHARE, longest_share, stopped_workers, stops_s
+from tracekit.analysis.evidence.cause import Cause
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.evidence import evidence
-from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.evidence.gpu_losses import idle_gpu
+from tracekit.analysis.evidence.graph_subject import RecordingSubject
 from tracekit.analysis.evidence.grids import collections
 from tracekit.analysis.evidence.host_time import host_time
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
-from tracekit.analysis.evidence.process_stops import steps_with_stops
+from tracekit.analysis.evidence.scheduler import steps_with_stops
 from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.gpu.part import Part
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.whatif.interventions import Intervention, Scale, Together
 from tracekit.base.text import seconds
-from tracekit.report.finding import Figure, Finding, Place, Spent, Unit, confidence_from
+from tracekit.report.finding import Figure, Place, Spent, Unit, confidence_from
 from tracekit.report.verdict import LossKind
 from tracekit.trace.gpu_activity import IdleReason
 from tracekit.trace.model import OpKind
 
+#: One pause may be anything. No experiment.
 FEWEST_PAUSES = 2
 #: Intervals, in steps, at which to collect garbage; the first one that costs less than this share of the step is
 #: proposed.
 GC_INTERVALS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 LARGEST_GC_SHARE = 0.005
-#: What stops a worker does so in every step if it does in this share of them.
+#: What stops a worker does so in every step if it does in this share of them. No experiment.
 EVERY_STEP_SHARE = 0.9
 
 
@@ -43,7 +46,7 @@ def _in_every_step(job: PipelineSubject, stops: Floats, where: Place) -> bool:
     return bool(cells) and all((stops[stage, :, at] > 0).mean() >= EVERY_STEP_SHARE for stage, at in cells)
 
 
-class PythonGc(Detector):
+class GarbageCollection(Detector):
     """Python's garbage collector stops a worker between its ops or during a forward.
 
     Paper: pauses hit forwards only (backwards are launched from C++), on different workers at different steps, and can
@@ -73,10 +76,10 @@ class PythonGc(Detector):
             yield late.candidate(self.kind, effect)
         yield from self._in_pipeline(job)
 
-    @only_in(GraphSubject)
-    def _in_one_gpu(self, job: GraphSubject) -> Iterator[Candidate]:
+    @only_in(RecordingSubject)
+    def _in_one_gpu(self, job: RecordingSubject) -> Iterator[Candidate]:
         """The collections in the recording of one rank; none if none were recorded."""
-        for part in costly(job, host_time(job).by_name(IdleReason.GC)) if gpu_of(job) else ():
+        for part in costly(job, host_time(job).by_name(IdleReason.GC)) if idle_gpu(job) else ():
             yield candidate(
                 self.kind,
                 job,
@@ -139,7 +142,7 @@ class PythonGc(Detector):
                 every_step=_in_every_step(job, stops, where),
             )
 
-    def fixes(self, job: Subject, finding: Finding) -> Iterator[Plan]:
+    def fixes(self, job: Subject, finding: Cause) -> Iterator[Plan]:
         """Collect garbage on all ranks in the same steps, at an interval that costs little."""
         pauses_s = _pauses_s(job)
         if pauses_s is None:
@@ -169,7 +172,7 @@ def _usual_pause(job: PipelineSubject, pause: Floats) -> Floats:
     return 1 + usual / job.unchanged_s
 
 
-def _planned(job: Subject, cause: Finding, pause_s: float) -> Plan:
+def _planned(job: Subject, cause: Cause, pause_s: float) -> Plan:
     """No pauses in forwards; all ranks pause together once every N steps, for the length of an average pause."""
     step_s = job.measured_s
     every = next((count for count in GC_INTERVALS if pause_s / count <= LARGEST_GC_SHARE * step_s), GC_INTERVALS[-1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tracekit.analysis.detectors.detector import Candidate, Detector
+from tracekit.analysis.detectors.remedies import Advice
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.wander import wander_of
 from tracekit.analysis.whatif.interventions import Scale, step_times
@@ -28,8 +29,14 @@ class RandomVariation(Detector):
         "the speed of workers wanders over microbatches and steps; no worker is slow in more steps than by chance"
     )
     refuted_by = "a longer trace in which the same workers are slow again"
-    next_check = "clocks, temperature and power of the GPUs over minutes; other tenants of the hosts; a longer trace"
-    suggested_fix = "lock the clocks of the GPUs (nvidia-smi -lgc) and keep other jobs off the hosts, then record again"
+    next_check = Advice(
+        gpu="clocks, temperature and power of the GPUs over minutes; other tenants of the hosts; a longer trace",
+        cpu="clocks of the cores over minutes; other tenants of the hosts; a longer trace",
+    )
+    suggested_fix = Advice(
+        gpu="lock the clocks of the GPUs (nvidia-smi -lgc) and keep other jobs off the hosts, then record again",
+        cpu="pin the processes to cores (taskset) and keep other jobs off the hosts, then record again",
+    )
 
     def find(self, job: PipelineSubject) -> Iterator[Candidate]:
         wander = wander_of(job)

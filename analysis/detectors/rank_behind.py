@@ -1,11 +1,12 @@
 """A rank that takes longer than its peers at one part of its time: what detectors of such ranks share.
 
-In: a job of any graph. Out: a `RankBehind`, with its figures and its `Candidate`.
+In: a job of any graph. Out: a `RankBehind`, with its figures and its `Candidate`; `Compared`, whether it takes longer
+at the same ops or has other ones.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -75,3 +76,48 @@ def _of(job: GraphSubject, rank: int, behind: Behind) -> RankBehind:
     own, peers = (total.filter(pl.col("rank").eq(rank) == itself) for itself in (True, False))
     usual_s, usual = (float(np.median(peers[name].to_numpy())) if peers.height else 0.0 for name in ("seconds", "ops"))
     return RankBehind(job, rank, behind, float(own["seconds"].sum()), usual_s, int(own["ops"].sum()), round(usual))
+
+
+class Compared(NamedTuple):
+    """`behind`: the rank. `op`: what its ops are called: "kernel" in a recording. `ratio`: how many times as long it
+    takes at the ops that all ranks have. `own`, `own_s`: the number of ops that not all peers have, and the seconds
+    that they take; `uneven`: whether these make it late.
+    """
+
+    behind: RankBehind
+    op: str
+    ratio: float
+    own: int
+    own_s: float
+    uneven: bool
+
+
+@evidence(GraphSubject)
+def compared(job: GraphSubject) -> Compared | None:
+    """Compare the computes of the rank that stands out with those of its peers; None if it is not behind in them."""
+    late = rank_behind(job, Part.COMPUTE)
+    if late is None:
+        return None
+    from tracekit.analysis.evidence.culprit import even_pace  # which a pipeline does not need
+
+    peer = next((name for name in ("peer", "kind", "name") if name in job.ops.columns), "rank")
+    ops = job.ops.with_columns(duration=pl.Series(even_pace(job).cost)).filter(late.behind.ops)
+    ranks = ops["rank"].n_unique()
+    shared = ops.with_columns(on=pl.col("rank").n_unique().over(peer))
+    common, own = shared.filter(pl.col("on") == ranks), shared.filter(pl.col("on") < ranks)
+    (own_s, theirs), (extra, usual) = (_mine_and_usual_s(part, late.rank, ranks) for part in (common, own))
+    return Compared(
+        behind=late,
+        op=job.op_noun,
+        ratio=own_s / theirs if theirs else 1.0,
+        own=own.filter(rank=late.rank).height,
+        own_s=extra,
+        uneven=extra - usual > own_s - theirs,
+    )
+
+
+def _mine_and_usual_s(ops: pl.DataFrame, rank: int, ranks: int) -> tuple[float, float]:
+    """Return what a rank spent on these ops, and its peers in the mean, seconds."""
+    itself = pl.col("rank") == rank
+    own_s, theirs = (float(ops.filter(which)["duration"].sum()) for which in (itself, ~itself))
+    return own_s, theirs / max(ranks - 1, 1)

@@ -9,8 +9,9 @@ import numpy as np
 import polars as pl
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
-from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, gpu_of, on_each, share_of
-from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, on_each, share_of
+from tracekit.analysis.evidence.gpu_losses import idle_gpu
+from tracekit.analysis.evidence.graph_subject import RecordingSubject
 from tracekit.analysis.evidence.host_time import host_time
 from tracekit.analysis.gpu.roofline import work_of
 from tracekit.analysis.numeric.arrays import Ints
@@ -40,9 +41,9 @@ class Recompute(Detector):
     loss = LossKind.COMPUTE
     repair = Repair("no-recompute", "Keep activations instead of computing them again", assumes="memory for them")
 
-    def find(self, job: GraphSubject) -> Iterator[Candidate]:
+    def find(self, job: RecordingSubject) -> Iterator[Candidate]:
         ops = job.ops
-        if gpu_of(job) is None or "operator" not in ops.columns:
+        if idle_gpu(job) is None or "operator" not in ops.columns:
             return
         on_gpu = ops["role"].eq("gpu").fill_null(value=False).to_numpy()
         if "recomputed" not in ops.columns:
@@ -54,11 +55,11 @@ class Recompute(Detector):
         if share_of(job, taken_s) < SMALLEST_SHARE:
             return
         names = _longest(job, rows)
-        kept = _kept_bytes(job, rows)
+        saved_bytes = _kept_bytes(job, rows)
         memory = (
             "record_shapes=True shows how much memory that takes"
-            if kept is None
-            else f"that takes at most {three_digits(kept / 1e9)} GB more"
+            if saved_bytes is None
+            else f"that takes at most {three_digits(saved_bytes / 1e9)} GB more"
         )
         delay_s = np.maximum(job.replay.delay_of_ops, 0.0)
         yield candidate(
@@ -71,7 +72,7 @@ class Recompute(Detector):
             suggested_fix=f"{self.suggested_fix}: {memory}",
         )
 
-    def _unseen(self, job: GraphSubject, on_gpu: np.ndarray) -> Iterator[Candidate]:
+    def _unseen(self, job: RecordingSubject, on_gpu: np.ndarray) -> Iterator[Candidate]:
         """Checkpointing of which the recording shows only that there is some."""
         ops, launched_by = job.ops, host_time(job).launched_by
         if "outer" not in ops.columns:
@@ -94,7 +95,7 @@ class Recompute(Detector):
         )
 
 
-def _longest(job: GraphSubject, rows: Ints) -> tuple[str, ...]:
+def _longest(job: RecordingSubject, rows: Ints) -> tuple[str, ...]:
     """The operators, or kernels without one, that launched these GPU ops, longest first."""
     named = job.ops.select("operator", "name", "duration")[rows]
     named = named.select(pl.coalesce("operator", "name").alias("operator"), "duration")
@@ -102,7 +103,7 @@ def _longest(job: GraphSubject, rows: Ints) -> tuple[str, ...]:
     return tuple(totals.sort("duration", "operator", descending=[True, False])["operator"].head(_MOST_NAMES).to_list())
 
 
-def _kept_bytes(job: GraphSubject, rows: Ints) -> float | None:
+def _kept_bytes(job: RecordingSubject, rows: Ints) -> float | None:
     """The bytes of what these ops write, of the step that writes most; None if no sizes were recorded.
 
     An operator that launches several kernels writes once; one whose name ends with _ writes into its input.

@@ -1,4 +1,4 @@
-"""What to do about a cause, as an action: a command to run, a setting to change, a person to ask.
+"""What to do about a cause, and what to check: a command to run, a setting to change, a person to ask.
 
 In: the advice of a detector, with names to fill in, and the place of a cause. Out: the remedy for that place.
 
@@ -17,10 +17,17 @@ from tracekit.report.finding import Place
 
 
 class Advice(Struct, frozen=True):
-    """What to do in a job on GPUs, and in one without any."""
+    """What to do, or to check, in a job on GPUs, and in one without any."""
 
     gpu: str
     cpu: str
+
+
+def advice_text(advice: str | Advice, *, on_cpus: bool = False) -> str:
+    """Return advice as text. `on_cpus`: no GPU takes part in the job."""
+    if isinstance(advice, str):
+        return advice
+    return advice.cpu if on_cpus else advice.gpu
 
 
 #: Slow compared with its peers, for no visible reason.
@@ -57,14 +64,13 @@ _MOST_HOSTS = 4
 
 def remedy_for(advice: str | Advice, names: Names, where: Place, *, on_cpus: bool = False) -> str:
     """The advice with the names of a place filled in. `on_cpus`: no GPU takes part in the job."""
-    if isinstance(advice, Advice):
-        advice = advice.cpu if on_cpus else advice.gpu
-    if "{" not in advice:
-        return advice
+    text = advice_text(advice, on_cpus=on_cpus)
+    if "{" not in text:
+        return text
     place, ranks = names.place(where), replace(names, hosts={}, host_of_rank={}).place(where)
     words = "all ranks" if ranks is None else ranks.words.removeprefix(OF_RANKS)
     several = ranks is None or ranks.plural or ranks.words != words
-    return advice.format(
+    return text.format(
         place="all ranks" if place is None else place.words,
         ranks=words,
         it="them" if several else "it",

@@ -13,7 +13,7 @@ from tracekit.analysis.whatif.interventions import Scale
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
 
 
-class SequenceLengthImbalance(Detector):
+class UnevenSequences(Detector):
     """Microbatches differ in cost because attention grows with the square of sequence lengths.
 
     Paper: Pearson correlation of forward and backward durations of the same microbatch >= 0.9. On its published job AR

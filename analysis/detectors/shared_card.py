@@ -42,8 +42,8 @@ class SharedCard(Detector):
             return
         traffic = traffic_of(job)
         usual = np.fmax(traffic.link_s, traffic.usual_s)[:, None, None]
-        found = congestion_of(job)
-        shared_s = shared_anyway_s(traffic, found.rings if found.shows else np.ones(traffic.rings.shape))
+        congestion = congestion_of(job)
+        shared_s = shared_anyway_s(traffic, congestion.rings if congestion.shows else np.ones(traffic.rings.shape))
         alone = np.maximum(traffic.seconds - shared_s, usual)
         long = (shared_s > 0) & (traffic.seconds > HICCUP_FACTOR * usual) & (alone < traffic.seconds)
         if not long.any():

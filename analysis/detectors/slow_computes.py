@@ -17,7 +17,7 @@ from tracekit.analysis.evidence.cards import clocks_of, hardware_at_fault, share
 from tracekit.analysis.evidence.compute_profile import FORWARD, SMALLEST_FACTOR
 from tracekit.analysis.evidence.groups import SlowGroup
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
-from tracekit.analysis.evidence.workers import (
+from tracekit.analysis.evidence.slow_workers import (
     factor_by_step,
     kind_factors,
     slow_factor,
@@ -31,7 +31,7 @@ from tracekit.analysis.numeric.arrays import Bools
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
 from tracekit.trace.model import Worker
 
-#: Factors within this of each other are one figure in a sentence.
+#: Factors within this of each other are one figure in a sentence. No experiment.
 _ALIKE = 0.03
 ONE_KIND_CHECK = (
     "a profile of that part on this rank and on a peer (py-spy record, torch.profiler): hooks and user code in it, its"
@@ -56,8 +56,10 @@ def slower(job: PipelineSubject, hit: Bools, who: str) -> str:
         words = f"compute{'s' if len(factors) == 1 else ''} {size} slower than {who}{grows}"
     noise = next((figure.value for figure in _confidence_figures(job, hit) if figure.name == NOISE), None)
     clocks = clocks_of(job, job.workers_where(hit))
-    at = clocks and f"; its GPU runs at {clocks.own_mhz:,.0f} MHz, those of others at {clocks.peers_mhz:,.0f} MHz"
-    return words + ("" if noise is None else f"; noise alone makes {noise:.1%}") + (at or "")
+    clocks_text = (
+        clocks and f"; its GPU runs at {clocks.own_mhz:,.0f} MHz, those of others at {clocks.peers_mhz:,.0f} MHz"
+    )
+    return words + ("" if noise is None else f"; noise alone makes {noise:.1%}") + (clocks_text or "")
 
 
 def _growth(job: PipelineSubject, hit: Bools, kind: int | None) -> str:
@@ -114,11 +116,10 @@ def time_of(job: PipelineSubject, hit: Bools) -> TimePattern | None:
     assert profile is not None
     if len(job.dp_ranks) < 2:
         return None
-    series = worker_series(job, hit)
     own = profile.slow_workers & hit
     if own.any():
-        return time_of_episodes(job, profile.workers, int(np.flatnonzero(own.ravel())[0]), series)
-    return time_of_episodes(job, profile.ranks, int(np.flatnonzero(hit.any(axis=0))[0]), series)
+        return time_of_episodes(job, profile.workers, int(np.flatnonzero(own.ravel())[0]))
+    return time_of_episodes(job, profile.ranks, int(np.flatnonzero(hit.any(axis=0))[0]))
 
 
 def of_group(kind: str, job: PipelineSubject, group: SlowGroup, where: Place, who: str) -> Candidate:
@@ -135,4 +136,5 @@ def of_group(kind: str, job: PipelineSubject, group: SlowGroup, where: Place, wh
         worker_series(job, group.hit),
         time_of(job, group.hit),
         suggested_fix=THROTTLED_HOST if drained else None,
+        excess=figures[0].value,
     )

@@ -8,8 +8,9 @@ import numpy as np
 import polars as pl
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
-from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, gpu_of, on_each, share_of
-from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, on_each, share_of
+from tracekit.analysis.evidence.gpu_losses import idle_gpu
+from tracekit.analysis.evidence.graph_subject import RecordingSubject
 from tracekit.analysis.evidence.launches import without_waits
 from tracekit.analysis.gpu.roofline import Card
 from tracekit.analysis.whatif.interventions import LessTime, Together
@@ -37,9 +38,9 @@ class SlowCopies(Detector):
     loss = LossKind.INPUT
     repair = Repair("pinned-copies", "Copy from pinned memory, ahead of use", "the speed of the link")
 
-    def find(self, job: GraphSubject) -> Iterator[Candidate]:
+    def find(self, job: RecordingSubject) -> Iterator[Candidate]:
         ops = job.ops
-        if gpu_of(job) is None or "bytes" not in ops.columns:
+        if idle_gpu(job) is None or "bytes" not in ops.columns:
             return
         wanted = (
             ops["role"].eq("gpu")
@@ -47,25 +48,24 @@ class SlowCopies(Detector):
             & ops["bytes"].fill_null(0).gt(0)
         )
         copies = np.flatnonzero(wanted.fill_null(value=False).to_numpy())
-        moved, taken = ops["bytes"].gather(copies).to_numpy(), ops["duration"].gather(copies).to_numpy()
+        moved, spent_s = ops["bytes"].gather(copies).to_numpy(), ops["duration"].gather(copies).to_numpy()
         calls = np.zeros(ops.height, np.bool_)
         if "copied" in ops.columns:
             calls = ops["copied"].is_in(copies).fill_null(value=False).to_numpy()
         waited_s = float(ops["duration"].to_numpy()[calls].sum())
-        seconds_all = float(taken.sum()) + waited_s
+        seconds_all = float(spent_s.sum()) + waited_s
         if not len(copies) or share_of(job, seconds_all) < SMALLEST_SHARE:
             return
-        assert job.kept is not None, "a recording"
-        card = Card.named(job.kept.gpu)
+        card = Card.named(job.summary.gpu)
         less = np.zeros(ops.height)
-        less[copies] = np.maximum(taken - moved / (card.link_s if card else _USUAL_LINK_S), 0.0)
-        speed = float(moved.sum()) / (float(taken.sum()) or np.inf) / 1e9
+        less[copies] = np.maximum(spent_s - moved / (card.link_s if card else _USUAL_LINK_S), 0.0)
+        speed = float(moved.sum()) / (float(spent_s.sum()) or np.inf) / 1e9
         names = tuple(ops["name"].gather(copies).unique().sort().to_list())
         yield candidate(
             self.kind,
             job,
             Spent("transfer", names[0], "", names, len(copies), seconds_all),
             f"{three_digits(float(moved.sum()) / 1e6)} MB cross from or to pageable memory in"
-            f" {on_each(job, float(taken.sum()))}, {three_digits(speed)} GB/s",
+            f" {on_each(job, float(spent_s.sum()))}, {three_digits(speed)} GB/s",
             Together((without_waits(job, calls), LessTime(less))),
         )

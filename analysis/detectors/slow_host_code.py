@@ -11,7 +11,7 @@ from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, on
 from tracekit.analysis.detectors.rank_behind import RankBehind, rank_behind
 from tracekit.analysis.evidence.host_code import host_code_of
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
-from tracekit.analysis.evidence.process_stops import process_stops_s
+from tracekit.analysis.evidence.scheduler import process_stops_s
 from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.fixes.plan import SPEED_OF_PEERS
 from tracekit.analysis.gpu.part import Part
@@ -22,7 +22,7 @@ from tracekit.trace.facts import Fact
 
 #: Name the host code of a worker if it exceeds that of its peers by at least this share of the step.
 SMALLEST_HOST_SHARE = 0.02
-#: If at least this share of it is in one place of the step, all of it counts as being there.
+#: If at least this share of it is in one place of the step, all of it counts as being there. No experiment.
 ALL_OF_IT = 0.9
 #: Where only collectives were recorded: compute, launches and waits look alike.
 _PROFILE_BESIDE_PEER = "profile {ranks} beside a peer (torch.profiler, py-spy record): what comes before the collective"
@@ -114,11 +114,11 @@ def _most_of_it(late: RankBehind) -> str:
     host = ops.select("rank", "duration", *named).filter(late.behind.ops)
     operator = pl.col("outer" if "outer" in host.columns else "operator").fill_null("Python, outside operators")
     key = [pl.col("phase").fill_null("?"), operator.alias("operator")]
-    here, others = pl.col("rank") == late.rank, max(host["rank"].n_unique() - 1, 1)
+    own, others = pl.col("rank") == late.rank, max(host["rank"].n_unique() - 1, 1)
     excess = (
         host.with_columns(key)
         .group_by("phase", "operator")
-        .agg(more=pl.col("duration").filter(here).sum() - pl.col("duration").filter(~here).sum() / others)
+        .agg(more=pl.col("duration").filter(own).sum() - pl.col("duration").filter(~own).sum() / others)
         .sort("more", "phase", "operator", descending=[True, False, False])
     )
     first = excess.row(0, named=True)

@@ -13,12 +13,16 @@ import polars as pl
 from msgspec import structs
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
-from tracekit.analysis.detectors.of_one_gpu import MOST_OF_A_KIND, candidate, gpu_of, plain, share_of
-from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.detectors.of_one_gpu import MOST_OF_A_KIND, candidate, plain, share_of
+from tracekit.analysis.evidence.gpu_losses import idle_gpu
+from tracekit.analysis.evidence.graph_subject import RecordingSubject
 from tracekit.analysis.evidence.host_time import host_time
 from tracekit.analysis.gpu.roofline import Card, bytes_of, element_count, roofline_s, work_of
 from tracekit.analysis.gpu.times import SHORT_S
 from tracekit.analysis.gpu.unfused_attention import find_unfused_attention
+from tracekit.analysis.hardware.passport import known_passport
+from tracekit.analysis.hardware.scaling import Scaling
+from tracekit.analysis.hardware.work import works_of
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.codes import numbered, of_each
 from tracekit.analysis.whatif.interventions import LessTime
@@ -27,11 +31,11 @@ from tracekit.report.finding import Spent
 from tracekit.report.verdict import LossKind
 from tracekit.trace.gpu_activity import KernelClass
 
-#: What good kernels reach of the peak.
+#: What good kernels reach of the peak, by definition of this finding.
 REACHABLE = 0.7
 #: Name an operator that takes this share of the recording, and twice what it need.
 _SMALLEST_SHARE, _SLOW = 0.05, 2.0
-#: Without sizes of inputs or a known card, only what takes this share of the recording is told.
+#: Without sizes of inputs or a known card, only what takes this share of the recording is told. No experiment.
 _LARGE_SHARE = 0.2
 #: So many elementwise kernels in a row are a chain.
 _SHORTEST_CHAIN = 3
@@ -54,25 +58,19 @@ class SlowKernels(Detector):
     loss = LossKind.COMPUTE
     repair = Repair("faster-kernels", "Bring the kernels to 70% of the card's peak", "that speed")
 
-    def find(self, job: GraphSubject) -> Iterator[Candidate]:
+    def find(self, job: RecordingSubject) -> Iterator[Candidate]:
         ops = job.ops
-        if gpu_of(job) is None:
+        if idle_gpu(job) is None:
             return
         on_gpu = ops["role"].eq("gpu") & ops["kind"].ne(str(KernelClass.COMMUNICATION))
         rows = np.flatnonzero(on_gpu.fill_null(value=False).to_numpy())
-        more = {
-            name: pl.col(name) if name in ops.columns else pl.lit(None, pl.String).alias(name)
-            for name in ("operator", "inputs", "shape", "occupancy")
-        }
-        table = ops.select(
-            "name", "kind", "duration", "start", lane=pl.Series(numbered(ops["rank"], ops["stream"])), **more
-        )[rows]
+        table = job.columns("name", "kind", "duration", "start", "operator", "inputs", "shape", "occupancy")
+        table = table.with_columns(lane=pl.Series(numbered(ops["rank"], ops["stream"])))[rows]
         priced = table["operator"].is_null().to_numpy()
         for find in (self._attention, self._layout):
-            one = find(job, rows, table)
-            if one is not None:
-                yield one[0]
-                priced = priced | one[1]
+            for whole, kernels in find(job, rows, table):
+                yield whole
+                priced = priced | kernels
         rows, table = rows[~priced], table.filter(~priced)
         below = list(self._below_peak(job, rows, table))
         yield from below
@@ -80,47 +78,47 @@ class SlowKernels(Detector):
         yield from self._small_grids(job, rows, table, table["operator"].is_in(named).to_numpy())
         yield from self._chains(job, rows, table)
 
-    def _below_peak(self, job: GraphSubject, rows: np.ndarray, table: pl.DataFrame) -> Iterator[Candidate]:
+    def _below_peak(self, job: RecordingSubject, rows: np.ndarray, table: pl.DataFrame) -> Iterator[Candidate]:
         """The operators whose kernels could be faster, the longest first."""
-        assert job.kept is not None, "a recording"
-        card = Card.named(job.kept.gpu)
+        card = Card.named(job.summary.gpu)
         longest = table.group_by("operator").agg(pl.col("duration").sum()).sort("duration", "operator", descending=True)
         for op, taken_s in longest.head(MOST_OF_A_KIND).iter_rows():
             if share_of(job, taken_s) < _SMALLEST_SHARE:
                 return
-            mine = table["operator"].eq(op).to_numpy()
-            kernels = table.filter(mine)
+            of_op = table["operator"].eq(op).to_numpy()
+            kernels = table.filter(of_op)
             took = kernels["duration"].to_numpy()
             need = of_each(partial(_needed_s, card, op), kernels["kind"], kernels["inputs"])
             names = _names(kernels, op)
             if np.isnan(need).all():
                 if share_of(job, taken_s) >= _LARGE_SHARE:
-                    yield self._unknown(job, rows[mine], op, names, taken_s, known=card is not None)
+                    yield self._unknown(job, rows[of_op], op, names, taken_s, known_card=card is not None)
                 continue
             less_s = np.nan_to_num(np.maximum(took - need / REACHABLE, 0.0))
             if less_s.sum() < (1 - 1 / _SLOW) * taken_s:
                 continue
             slow = any(_NO_TENSOR_CORES.search(name) for name in names[1:])
+            measured_s = _less_in_tf32_s(job.summary.gpu, kernels, took) if slow else None
             how = " in float32 without tensor cores" if slow else ""
             yield self._faster(
-                job, rows[mine], less_s, op, names, taken_s,
+                job, rows[of_op], less_s if measured_s is None else measured_s, op, names, taken_s,
                 f"{code_name(op)}{how} takes {share_of(job, taken_s):.0%} of the recording, at"
                 f" {np.nansum(need) / took[~np.isnan(need)].sum():.0%} of the card's peak"
-                f"{_occupied(kernels)}",
+                f"{_occupied(kernels)}" + ("" if measured_s is None else _as_measured(measured_s, taken_s)),
                 "allow TF32 (torch.set_float32_matmul_precision('high')), or compute in bfloat16 (torch.autocast)"
                 if slow else plain(f"use faster kernels for {code_name(op)}: 16-bit types, other layouts, sizes that"
                                    " are multiples of 64, fused operators (torch.compile)"),
+                most_s=measured_s,
             )  # fmt: skip
 
     def _small_grids(
-        self, job: GraphSubject, rows: np.ndarray, table: pl.DataFrame, priced: Bools
+        self, job: RecordingSubject, rows: np.ndarray, table: pl.DataFrame, priced: Bools
     ) -> Iterator[Candidate]:
         """Kernels with fewer blocks than the card has multiprocessors, which leave some of them idle.
 
         `priced`: kernels that have a price already, [kernels].
         """
-        assert job.kept is not None, "a recording"
-        card = Card.named(job.kept.gpu)
+        card = Card.named(job.summary.gpu)
         if card is None:
             return
         took = table["duration"].to_numpy()
@@ -129,25 +127,32 @@ class SlowKernels(Detector):
         less_s = took[small] * (1 - blocks[small] / card.processors)
         if share_of(job, float(less_s.sum())) < _SMALLEST_SHARE:
             return
-        mine = table[small]
-        ops = mine.group_by("operator").agg(pl.col("duration").sum()).sort("duration", "operator", descending=True)
+        kernels = table[small]
+        ops = kernels.group_by("operator").agg(pl.col("duration").sum()).sort("duration", "operator", descending=True)
         names, taken_s = tuple(ops["operator"].head(_MOST_NAMES).to_list()), float(took[small].sum())
         usual = float(np.average(blocks[small], weights=took[small]))
         yield self._faster(
             job, rows[small], less_s, names[0], names, taken_s,
             f"kernels of {code_name(names[0])}{f' and {ops.height - 1} more' if ops.height > 1 else ''} have"
             f" {usual:.0f} blocks in the mean for {card.processors} multiprocessors, and take"
-            f" {share_of(job, taken_s):.0%} of the recording{_occupied(mine)}",
+            f" {share_of(job, taken_s):.0%} of the recording{_occupied(kernels)}",
             "give each kernel more to do at once (a larger batch, fused operators, products with split K), or run it"
             " beside other work, on a stream of its own",
         )  # fmt: skip
 
     def _unknown(
-        self, job: GraphSubject, rows: np.ndarray, op: str, names: tuple[str, ...], taken_s: float, *, known: bool
+        self,
+        job: RecordingSubject,
+        rows: np.ndarray,
+        op: str,
+        names: tuple[str, ...],
+        taken_s: float,
+        *,
+        known_card: bool,
     ) -> Candidate:
         """An operator that takes long; what it need take is not known, and so it has no price."""
-        lacks = "the sizes of its inputs are not recorded" if known else "the peaks of this card are not known"
-        more = "record with record_shapes=True" if known else "add the card with TRACEKIT_CARDS (docs/kineto.md)"
+        lacks = "the sizes of its inputs are not recorded" if known_card else "the peaks of this card are not known"
+        more = "record with record_shapes=True" if known_card else "add the card with TRACEKIT_CARDS (docs/kineto.md)"
         less = np.zeros(job.ops.height)
         less[rows] = job.ops["duration"].gather(rows).to_numpy() / 2
         half_s = job.unchanged_s - float(job.step_times((LessTime(less),)).mean())
@@ -161,40 +166,42 @@ class SlowKernels(Detector):
             suggested_fix=plain(f"see whether {code_name(op)} can be faster: {more}"),
         )
 
-    def _attention(self, job: GraphSubject, rows: np.ndarray, table: pl.DataFrame) -> tuple[Candidate, Bools] | None:
+    def _attention(
+        self, job: RecordingSubject, rows: np.ndarray, table: pl.DataFrame
+    ) -> Iterator[tuple[Candidate, Bools]]:
         """Attention as separate products with a softmax in between, and which kernels it consists of, [kernels]."""
-        assert job.kept is not None, "a recording"
-        found = find_unfused_attention(table, table["lane"].to_numpy(), Card.named(job.kept.gpu))
-        kernels, taken_s = found.kernels, table["duration"].to_numpy()
-        least_s, most_s = found.less_s(taken_s, REACHABLE)
+        attention = find_unfused_attention(table, table["lane"].to_numpy(), Card.named(job.summary.gpu))
+        kernels, taken_s = attention.kernels, table["duration"].to_numpy()
+        least_s, most_s = attention.less_s(taken_s, REACHABLE)
         if share_of(job, float(least_s.sum())) < _SMALLEST_SHARE:
-            return None
+            return
         inside = table.filter(kernels)
         named = inside["operator"].drop_nulls().to_list() or inside["name"].to_list()
         softmax = next(name for name in named if "softmax" in name.lower())
         math = _called_by(job, rows[kernels], _FUSED_OPERATOR)
-        known = bool((least_s == most_s).all())
-        one = self._faster(
+        exact = bool((least_s == most_s).all())
+        faster = self._faster(
             job, rows, least_s, softmax, tuple(dict.fromkeys([softmax, *named])), float(taken_s[kernels].sum()),
             f"attention runs as products and {code_name(softmax)}, whose scores go through memory:"
             f" {share_of(job, float(taken_s[kernels].sum())):.0%} of the recording"
-            + ("" if known else "; how fast a fused kernel is cannot be told without the card and the sizes of inputs"),
+            + ("" if exact else "; how fast a fused kernel is cannot be told without the card and the sizes of inputs"),
             _FUSE_MATH if math else "use torch.nn.functional.scaled_dot_product_attention, or flash attention",
-            most_s=None if known else most_s, count=int(kernels.sum()),
+            most_s=None if exact else most_s, count=int(kernels.sum()),
         )  # fmt: skip
-        return one, kernels
+        yield faster, kernels
 
-    def _layout(self, job: GraphSubject, rows: np.ndarray, table: pl.DataFrame) -> tuple[Candidate, Bools] | None:
+    def _layout(
+        self, job: RecordingSubject, rows: np.ndarray, table: pl.DataFrame
+    ) -> Iterator[tuple[Candidate, Bools]]:
         """Convolutions whose inputs and outputs the library transposes, and which kernels do, [kernels]."""
-        assert job.kept is not None, "a recording"
-        card, taken_s = Card.named(job.kept.gpu), table["duration"].to_numpy()
+        card, taken_s = Card.named(job.summary.gpu), table["duration"].to_numpy()
         to_last = of_each(lambda name: bool(_TO_CHANNELS_LAST.search(name)), table["name"]) > 0
         to_first = of_each(lambda name: bool(_TO_CHANNELS_FIRST.search(name)), table["name"]) > 0
         transposes = to_last | to_first
         less_s = np.where(transposes, taken_s, 0.0)
         share = share_of(job, float(less_s.sum()))
         if share < _SMALLEST_SHARE:
-            return None
+            return
         # A convolution transposes both its inputs, and one output back.
         channels_first = np.count_nonzero(to_last) >= np.count_nonzero(to_first)
         most_s, between = None, ""
@@ -203,7 +210,7 @@ class SlowKernels(Detector):
             most_s = np.where(np.isnan(least_s), less_s, np.maximum(taken_s - least_s, less_s))
             between = "; batch norms and activations in between may become faster, too"
         names = table.filter(transposes).select(pl.coalesce("operator", "name"))["operator"].unique(maintain_order=True)
-        one = self._faster(
+        faster = self._faster(
             job, rows, less_s, "nchwToNhwc" if channels_first else "nhwcToNchw",
             (*names.head(_MOST_NAMES), *table.filter(transposes)["name"].unique(maintain_order=True).head(_MOST_NAMES)),
             float(less_s.sum()),
@@ -216,30 +223,26 @@ class SlowKernels(Detector):
             " (torch.autocast), or leave the layout as it was",
             most_s=most_s, count=int(np.count_nonzero(transposes)),
         )  # fmt: skip
-        return structs.replace(
-            one, title="Convolutions run in another layout than their tensors", bound=False
-        ), transposes
+        title = "Convolutions run in another layout than their tensors"
+        yield structs.replace(faster, title=title, bound=False), transposes
 
-    def _chains(self, job: GraphSubject, rows: np.ndarray, table: pl.DataFrame) -> Iterator[Candidate]:
+    def _chains(self, job: RecordingSubject, rows: np.ndarray, table: pl.DataFrame) -> Iterator[Candidate]:
         """Elementwise kernels of one size in a row, which one kernel could do."""
-        taken = table["duration"].to_numpy()
+        took = table["duration"].to_numpy()
         element_wise = table["kind"].eq(str(KernelClass.ELEMENT_WISE)).to_numpy()
         # The elements of each operator's largest input; 0 if unknown.
-        size = of_each(lambda told: element_count(msgspec.json.decode(told)[0]) if told else 0, table["inputs"])
+        size = of_each(lambda inputs: element_count(msgspec.json.decode(inputs)[0]) if inputs else 0, table["inputs"])
         order = np.lexsort((table["start"].to_numpy(), table["lane"].to_numpy()))
-        goes_on = np.zeros(len(order), np.bool_)
-        goes_on[1:] = (
-            element_wise[order][1:] & element_wise[order][:-1] & (size[order][1:] == size[order][:-1])
-            & (size[order][1:] > 0)
-        )  # fmt: skip
+        size = np.where(element_wise, size, 0)[order]
+        goes_on = (size > 0) & (size == np.append(-1, size[:-1]))
         chain = np.cumsum(~goes_on) - 1
         length = np.bincount(chain, minlength=1)
         longest = np.zeros(len(length))
-        np.maximum.at(longest, chain, taken[order])
+        np.maximum.at(longest, chain, took[order])
         first = ~goes_on
-        less = np.where(length[chain] >= _SHORTEST_CHAIN, taken[order], 0.0)
+        less = np.where(length[chain] >= _SHORTEST_CHAIN, took[order], 0.0)
         less[first] -= np.where(length >= _SHORTEST_CHAIN, longest, 0.0)[: int(first.sum())]
-        total_s = float(taken[order][length[chain] >= _SHORTEST_CHAIN].sum())
+        total_s = float(took[order][length[chain] >= _SHORTEST_CHAIN].sum())
         if share_of(job, float(less.sum())) < _SMALLEST_SHARE:
             return
         in_chain = order[length[chain] >= _SHORTEST_CHAIN]
@@ -261,7 +264,7 @@ class SlowKernels(Detector):
 
     def _faster(
         self,
-        job: GraphSubject,
+        job: RecordingSubject,
         rows: np.ndarray,
         less_s: Floats,
         op: str,
@@ -309,10 +312,10 @@ _MOST_NAMES = 6
 
 def _occupied(kernels: pl.DataFrame) -> str:
     """The mean occupancy of these kernels by time, as the end of a sentence; nothing if it was not recorded."""
-    known = kernels.filter(pl.col("occupancy").is_not_null())
-    if known.is_empty():
+    measured = kernels.filter(pl.col("occupancy").is_not_null())
+    if measured.is_empty():
         return ""
-    mean = np.average(known["occupancy"].to_numpy(), weights=known["duration"].to_numpy() + 1e-12)
+    mean = np.average(measured["occupancy"].to_numpy(), weights=measured["duration"].to_numpy() + 1e-12)
     return f", with {mean:.0f}% occupancy"
 
 
@@ -322,13 +325,13 @@ def _blocks(shape: str | None) -> int:
     return math.prod(map(int, sizes)) if all(map(str.isdecimal, sizes)) else 0
 
 
-def _names(mine: pl.DataFrame, op: str) -> tuple[str, ...]:
+def _names(table: pl.DataFrame, op: str) -> tuple[str, ...]:
     """The operator, then the kernels that it launches, longest first."""
-    kernels = mine.group_by("name").agg(pl.col("duration").sum()).sort("duration", "name", descending=[True, False])
+    kernels = table.group_by("name").agg(pl.col("duration").sum()).sort("duration", "name", descending=[True, False])
     return (op, *kernels["name"].head(_MOST_NAMES).to_list())
 
 
-def _called_by(job: GraphSubject, rows: Ints, operator: str) -> bool:
+def _called_by(job: RecordingSubject, rows: Ints, operator: str) -> bool:
     """Whether one of these GPU ops was launched inside this operator."""
     launched_by = host_time(job).launched_by[rows]
     if "outer" not in job.ops.columns:
@@ -345,6 +348,21 @@ def _read_s(card: Card, kind: str, inputs: str | None) -> float:
     if not dims or not isinstance(dims[0], list) or len(dims[0]) != _OF_IMAGES or not types:
         return float("nan")
     return element_count(dims[:1]) * bytes_of(str(types[0])) / card.bytes_s
+
+
+def _less_in_tf32_s(gpu: str | None, kernels: pl.DataFrame, took_s: Floats) -> Floats | None:
+    """What TF32 saves of products in float32 by the passport of the card, seconds, [kernels]; None without one."""
+    passport = known_passport(gpu)
+    if passport is None or not passport.kernels["dtype"].eq("tf32").any():
+        return None
+    works = works_of(kernels.with_columns(role=pl.lit("gpu")), took_s)
+    scaling = Scaling(passport, passport, "tf32")
+    factor = np.array([min(scaling.of(work).factor, 1.0) for work in works.each])
+    return np.asarray(took_s * (1 - factor[works.of_op]))
+
+
+def _as_measured(less_s: Floats, taken_s: float) -> str:
+    return f"; in TF32, such kernels take {1 - less_s.sum() / taken_s:.0%} as long on this card, as measured"
 
 
 def _needed_s(card: Card | None, op: str, kind: str, inputs: str | None) -> float:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
-from tracekit.analysis.detectors.network_times import network_time
+from tracekit.analysis.detectors.episode_figures import network_time
+from tracekit.analysis.detectors.remedies import Advice
 from tracekit.analysis.evidence.grids import transfers
 from tracekit.analysis.evidence.network_repairs import links_as_usual
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
@@ -30,9 +31,10 @@ class SlowLink(Detector):
     title = "Link between two stages is slow"
     signature = "all transfers between two workers take longer, one way or both, and both sides agree"
     refuted_by = "other transfers of the same two network cards, or their collectives, are as slow: then it is a card"
-    next_check = (
-        "node_infiniband_symbol_error_total, link_downed_total, port_transmit_wait_total, hw_counters/"
-        "out_of_sequence and local_ack_timeout_err of both ends; NVLINK_*_ERROR_COUNT_TOTAL within a host"
+    next_check = Advice(
+        gpu="node_infiniband_symbol_error_total, link_downed_total, port_transmit_wait_total, hw_counters/"
+        "out_of_sequence and local_ack_timeout_err of both ends; NVLINK_*_ERROR_COUNT_TOTAL within a host",
+        cpu="errors, drops and speed of the network cards at both ends (ethtool -S, ip -s link); iperf3 between them",
     )
     suggested_fix = (
         "have the link between {ends} checked: cable, ports, route (ibdiagnet: symbol errors, link_downed); if it has"
@@ -54,22 +56,25 @@ class SlowLink(Detector):
         # first to the last: one cause, named after the slow direction.
         ways = 2 * job.stages if job.stages == 2 else 2
         for link in range(2 * job.stages // ways):
-            mine = np.zeros_like(slow)
-            mine[ways * link : ways * (link + 1)] = slow[ways * link : ways * (link + 1)]
-            if not mine.any():
+            of_link = slow & (np.arange(len(slow)) // ways == link)[:, None, None]
+            if not of_link.any():
                 continue
+            usual = float(np.median(factor[of_link]))
             figures = (
                 Figure(
-                    "transfer time over the usual", float(np.median(factor[mine])), SMALLEST_LINK_FACTOR, Unit.FACTOR
+                    "transfer time over the usual",
+                    usual,
+                    SMALLEST_LINK_FACTOR,
+                    Unit.FACTOR,
                 ),
             )
-            stage = int(mine.any(axis=(1, 2)).argmax()) // 2
+            stage = int(of_link.any(axis=(1, 2)).argmax()) // 2
             links = tuple(
                 Link(job.dp_ranks[int(at)], stage, (stage + 1) % job.stages)
-                for at in np.flatnonzero(mine.any(axis=(0, 1)))
+                for at in np.flatnonzero(of_link.any(axis=(0, 1)))
             )
-            series = np.where(mine.any(axis=(0, 2)), float(np.median(factor[mine])), 1.0)
-            change = links_as_usual(traffic, mine)
+            series = np.where(of_link.any(axis=(0, 2)), usual, 1.0)
+            change = links_as_usual(traffic, of_link)
             effect = f"transfers take {ratio(figures[0].value)} times as long as on the usual link"
             yield Candidate(
                 self.kind,
@@ -79,4 +84,5 @@ class SlowLink(Detector):
                 confidence_from(figures),
                 change,
                 time=network_time(job, series),
+                excess=figures[0].value - 1,
             )

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, only_in
-from tracekit.analysis.detectors.network_times import network_time, on_one_host
+from tracekit.analysis.detectors.episode_figures import network_time, on_one_host
 from tracekit.analysis.detectors.rank_behind import rank_behind
+from tracekit.analysis.detectors.remedies import Advice
 from tracekit.analysis.detectors.too_little_trace import FEWEST_STEPS
 from tracekit.analysis.evidence.grids import collectives, transfers
 from tracekit.analysis.evidence.network_repairs import card_as_usual
@@ -28,7 +29,7 @@ SMALLEST_NIC_FACTOR = 1.5
 SMALLEST_TRANSFER_S = 1e-6
 
 
-class SlowNic(Detector):
+class SlowNetworkCard(Detector):
     """The network card of a worker's host is slow in sending, in receiving, or in both.
 
     Paper: no signature. A card carries the transfers to both neighbouring stages and the collectives of its stage. So a
@@ -42,9 +43,10 @@ class SlowNic(Detector):
     title = "Network card of a worker is slow"
     signature = "all transfers of one side of a card, and the collectives of its stage; or those of one worker alone"
     refuted_by = "one of the links over the same card is as fast as usual"
-    next_check = (
-        "node_infiniband_port_transmit_wait_total, symbol_error_total, hw_counters/np_cnp_sent of its network card;"
-        " DCGM_FI_DEV_PCIE_REPLAY_COUNTER; NCCL Inspector's coll_busbw_gbs of its ranks"
+    next_check = Advice(
+        gpu="node_infiniband_port_transmit_wait_total, symbol_error_total, hw_counters/np_cnp_sent of its network card;"
+        " DCGM_FI_DEV_PCIE_REPLAY_COUNTER; NCCL Inspector's coll_busbw_gbs of its ranks",
+        cpu="errors, drops and speed of its network card (ethtool -S, ip -s link); iperf3 from its host to others",
     )
     suggested_fix = (
         "have the network card of {hosts} checked: cable, port, PCIe slot (symbol errors, transmit_wait, PCIe replays);"
@@ -93,6 +95,7 @@ class SlowNic(Detector):
                 card_as_usual(traffic_of(job), card),
                 time=network_time(job, np.where(card.steps, float(card.factor[card.steps].mean()), 1.0)),
                 title=f"Network card is slow in {' and '.join(card.sides)}",
+                excess=figures[0].value - 1,
             )
         if not cards:
             yield from self._of_one_member(job)
@@ -118,4 +121,5 @@ class SlowNic(Detector):
         change = Scale(collectives(job), 1 / np.where(hit, factor, 1.0)[:, None, None, :])
         where = Place(workers=job.workers_where(hit))
         effect = f"collectives take {ratio(figures[0].value)} times as long as on its peers in the same ring"
-        yield Candidate(self.kind, where, effect, figures, confidence_from(figures), change)
+        excess = figures[0].value - 1
+        yield Candidate(self.kind, where, effect, figures, confidence_from(figures), change, excess=excess)

@@ -11,7 +11,7 @@ from tracekit.analysis.evidence.computes import OTHER_WORK
 from tracekit.analysis.evidence.evidence import evidence
 from tracekit.analysis.evidence.grids import optimizers
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
-from tracekit.analysis.evidence.workers import slow_workers, worker_factor
+from tracekit.analysis.evidence.slow_workers import slow_workers, worker_factor
 from tracekit.analysis.fixes.plan import SPEED_OF_PEERS
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, median, nan_mean
 from tracekit.analysis.whatif.interventions import NoOverlap, Scale, Together

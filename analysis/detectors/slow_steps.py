@@ -8,17 +8,18 @@ import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.detectors.episode_figures import chance_figures
+from tracekit.analysis.detectors.remedies import Advice
 from tracekit.analysis.detectors.too_little_trace import FEWEST_STEPS
 from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
-from tracekit.analysis.evidence.process_stops import steps_with_stops
+from tracekit.analysis.evidence.scheduler import steps_with_stops
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import lower_median, median, safe
 from tracekit.analysis.whatif.interventions import Scale
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
 
 
-class SlowSteps(Detector):
+class StepsSlowForAll(Detector):
     """All workers compute slower in some steps: warm-up, a power cap, another tenant.
 
     Paper: reports S per step, without a threshold for slow ones. tracekit compares the lower quartile of the computes
@@ -31,10 +32,15 @@ class SlowSteps(Detector):
     title = "All workers compute slower in some steps"
     signature = "in a few steps forwards and backwards of all workers take longer by one factor"
     refuted_by = "only some workers are slow in those steps"
-    next_check = "cluster power cap, DCGM_FI_DEV_SM_CLOCK over time, compilation or autotuning in warm-up steps"
-    suggested_fix = (
-        "compare clocks and power caps of all GPUs in those steps with the others (DCGM_FI_DEV_SM_CLOCK); leave warm-up"
-        " and compilation out of the trace"
+    next_check = Advice(
+        gpu="cluster power cap, DCGM_FI_DEV_SM_CLOCK over time, compilation or autotuning in warm-up steps",
+        cpu="cluster power cap, CPU clocks over time (turbostat), compilation in warm-up steps",
+    )
+    suggested_fix = Advice(
+        gpu="compare clocks and power caps of all GPUs in those steps with the others (DCGM_FI_DEV_SM_CLOCK); leave"
+        " warm-up and compilation out of the trace",
+        cpu="compare the clocks of all cores in those steps with the others (turbostat); leave warm-up and compilation"
+        " out of the trace",
     )
     repair = Repair("steady-steps", "Keep all steps as fast as the usual one", "all steps as fast as the usual one")
 

@@ -9,7 +9,7 @@ import numpy as np
 from tracekit.analysis.detectors.detector import Candidate, Detector, Treatment
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD, ComputeProfile
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
-from tracekit.analysis.evidence.workers import SMALLEST_STAGE_EXCESS, larger_chunks, slow_workers, stage_excess
+from tracekit.analysis.evidence.slow_workers import SMALLEST_STAGE_EXCESS, larger_chunks, slow_workers, stage_excess
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.robust import lower_median, safe
 from tracekit.analysis.whatif.interventions import Scale
@@ -80,7 +80,7 @@ def _uneven_chunks(
         if len(times) > 1:
             of = {"backward": float(times[BACKWARD])} | of
         longer = [(name, factor) for name, factor in of.items() if factor > 1 + SMALLEST_STAGE_EXCESS]
-        (first, most), *more = longer or [max(of.items(), key=lambda one: one[1])]
+        (first, most), *more = longer or [max(of.items(), key=lambda item: item[1])]
         takes = f"its {first} takes {most:.2g} times as long as that of other chunks"
         figures = (
             Figure(

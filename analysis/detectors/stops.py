@@ -74,11 +74,11 @@ def stopped_workers(job: PipelineSubject, stops: Floats) -> tuple[Worker, ...]:
     return job.workers_where(hit & (by_chance.nats(longer.mean(axis=1), steps) >= needed_nats(hit.size)))
 
 
-def figures_of_stops(job: PipelineSubject, lost_s: Floats, what: str, one: str) -> tuple[Figure, Figure, Figure]:
+def figures_of_stops(job: PipelineSubject, lost_s: Floats, what: str, single: str) -> tuple[Figure, Figure, Figure]:
     """How much of the time, how often and how long at most. `lost_s`: seconds of each step."""
     return (
         Figure(f"{what}, over all steps", float(lost_s.mean()) / job.unchanged_s, SMALLEST_STOP_SHARE, Unit.SHARE),
-        Figure(f"steps with {one}", int((lost_s > 0).sum()), 0.0),
+        Figure(f"steps with {single}", int((lost_s > 0).sum()), 0.0),
         Figure("longest", float(lost_s.max()), 0.0, Unit.SECONDS),
     )
 

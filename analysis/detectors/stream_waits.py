@@ -11,13 +11,13 @@ from tracekit.analysis.detectors.of_one_gpu import (
     MOST_OF_A_KIND,
     SMALLEST_SHARE,
     candidate,
-    gpu_of,
     on_each,
     plain,
     share_of,
 )
 from tracekit.analysis.evidence.evidence import evidence
-from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.evidence.gpu_losses import idle_gpu
+from tracekit.analysis.evidence.graph_subject import RecordingSubject
 from tracekit.analysis.evidence.launches import LATEST_ARRIVAL_S
 from tracekit.analysis.graph.op_graph import Why
 from tracekit.analysis.numeric.codes import numbered
@@ -45,10 +45,10 @@ class StreamWaits(Detector):
     loss = LossKind.IDLE
     repair = Repair("no-stream-wait", "Let the streams run at the same time", assumes="they share no data")
 
-    def find(self, job: GraphSubject) -> Iterator[Candidate]:
+    def find(self, job: RecordingSubject) -> Iterator[Candidate]:
         """See `Detector.find`; only waits that the profiler recorded count."""
         graph, ops = job.graph.ops, job.ops
-        if gpu_of(job) is None or not stream_waits_recorded(job):
+        if idle_gpu(job) is None or not stream_waits_recorded(job):
             return
         end, alike = graph.start + graph.duration, (ops["kind"] == str(KernelClass.COMMUNICATION)).to_numpy()
         event = (graph.why == Why.EVENT) & ~alike[graph.before]
@@ -60,21 +60,21 @@ class StreamWaits(Detector):
         stream = [ops["stream"].gather(side[waits]) for side in (graph.after, graph.before)]
         pair = numbered(*stream)
         by_pair = np.bincount(pair, waited_s[waits])
-        for one in np.argsort(-by_pair, kind="stable")[:MOST_OF_A_KIND].tolist():
-            taken_s = float(by_pair[one])
+        for number in np.argsort(-by_pair, kind="stable")[:MOST_OF_A_KIND].tolist():
+            taken_s = float(by_pair[number])
             if share_of(job, taken_s) < SMALLEST_SHARE:
                 return
-            mine = waits[pair == one]
-            waiting, other = (side[int(np.flatnonzero(pair == one)[0])] for side in stream)
+            edges = waits[pair == number]
+            waiting, other = (side[int(np.flatnonzero(pair == number)[0])] for side in stream)
             gone = np.zeros(len(event), np.bool_)
-            gone[mine] = True
-            longest = mine[np.argsort(-waited_s[mine], kind="stable")]
+            gone[edges] = True
+            longest = edges[np.argsort(-waited_s[edges], kind="stable")]
             names = ops["name"].gather(graph.before[longest]).unique(maintain_order=True).to_list()[:_MOST_NAMES]
             then = ops["name"][int(graph.after[longest[0]])]
             yield candidate(
                 self.kind,
                 job,
-                Spent(IdleReason.QUEUED, names[0], "", (*names, other, waiting), len(mine), taken_s),
+                Spent(IdleReason.QUEUED, names[0], "", (*names, other, waiting), len(edges), taken_s),
                 f"{waiting} waits {on_each(job, taken_s)} for {other}: {code_name(then)} begins as"
                 f" {code_name(names[0])} ends",
                 job.pace.without_edges(gone),
@@ -86,7 +86,7 @@ class StreamWaits(Detector):
             )
 
 
-@evidence(GraphSubject)
-def stream_waits_recorded(job: GraphSubject) -> bool:
+@evidence(RecordingSubject)
+def stream_waits_recorded(job: RecordingSubject) -> bool:
     """Whether the profiler recorded which stream waits for which."""
     return bool((job.graph.ops.why == Why.EVENT).any())

@@ -13,17 +13,15 @@ from tracekit.analysis.detectors.of_one_gpu import (
     MOST_OF_A_KIND,
     SMALLEST_SHARE,
     candidate,
-    gpu_of,
     on_each,
     plain,
     share_of,
 )
 from tracekit.analysis.detectors.rank_behind import rank_behind
-from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.evidence.gpu_losses import idle_gpu
+from tracekit.analysis.evidence.graph_subject import RecordingSubject
 from tracekit.analysis.evidence.host_time import host_time
-from tracekit.analysis.evidence.launches import without_waits
-from tracekit.analysis.evidence.unnamed_saves import unnamed_saves
-from tracekit.analysis.evidence.waiting import waiting_calls
+from tracekit.analysis.evidence.launches import unnamed_saves, waiting_calls, without_waits
 from tracekit.analysis.gpu.part import Part
 from tracekit.analysis.numeric.arrays import Bools
 from tracekit.analysis.numeric.codes import numbered
@@ -55,47 +53,47 @@ class SyncCalls(Detector):
     stragglers_where_few = True
     repair = Repair("remove-sync-calls", "Remove the calls that wait for the GPU", "none that its peers do not make")
 
-    def find(self, job: GraphSubject) -> Iterator[Candidate]:
+    def find(self, job: RecordingSubject) -> Iterator[Candidate]:
         yield from self._in_one_gpu(job)
         late = rank_behind(job, Part.SYNC_CALLS)
         if late is not None:
             effect = f"waits for its GPU in {late.ops:,} calls, its peers in {late.usual_ops:,}"
             yield late.candidate(self.kind, effect, freed=True)
 
-    def _in_one_gpu(self, job: GraphSubject) -> Iterator[Candidate]:
+    def _in_one_gpu(self, job: RecordingSubject) -> Iterator[Candidate]:
         """The calls that wait, by operator and line, from the recording of one rank."""
-        if gpu_of(job) is None:
+        if idle_gpu(job) is None:
             return
-        found = waiting_calls(job, allocates=False)
-        rows, waited_s = found.rows, found.waited_s
+        waiting = waiting_calls(job, allocates=False)
+        rows, waited_s = waiting.rows, waiting.waited_s
         if not len(rows):
             return
-        table = found.table
+        table = waiting.table
         place = numbered(table["name"], table["operator"], table["own"])
         by_place = np.bincount(place, waited_s)
         saving = _saving(job)
-        for one in np.argsort(-by_place, kind="stable")[:MOST_OF_A_KIND].tolist():
-            if share_of(job, by_place[one]) < SMALLEST_SHARE:
+        for number in np.argsort(-by_place, kind="stable")[:MOST_OF_A_KIND].tolist():
+            if share_of(job, by_place[number]) < SMALLEST_SHARE:
                 return
-            mine = rows[place == one]
-            if 2 * np.count_nonzero(saving[mine - 1]) > len(mine):
+            of_place = rows[place == number]
+            if 2 * np.count_nonzero(saving[of_place - 1]) > len(of_place):
                 continue  # a checkpoint is to be written elsewhere, which needs what it waits for
-            call, op, line = table.row(int(np.flatnonzero(place == one)[0]))
+            call, op, line = table.row(int(np.flatnonzero(place == number)[0]))
             calls = np.zeros(job.ops.height, np.bool_)
-            calls[mine] = True
+            calls[of_place] = True
             name = op or call
-            at = f" at {code_name(line)}" if line else ""
-            names, waited = tuple(text for text in (op, call) if text), float(by_place[one])
+            where = f" at {code_name(line)}" if line else ""
+            names, waited = tuple(text for text in (op, call) if text), float(by_place[number])
             yield candidate(
                 self.kind,
                 job,
-                Spent(IdleReason.SYNCHRONISE, name, line or "", names, len(mine), waited),
-                f"{code_name(name)}{at} waits for the GPU {len(mine):,} times, {on_each(job, waited)}",
+                Spent(IdleReason.SYNCHRONISE, name, line or "", names, len(of_place), waited),
+                f"{code_name(name)}{where} waits for the GPU {len(of_place):,} times, {on_each(job, waited)}",
                 Together((_without_dispatch(job, op, line), without_waits(job, calls))),
                 title="The host waits for the GPU",
                 next_check="torch.cuda.set_sync_debug_mode('warn') names the lines",
                 suggested_fix=plain(
-                    f"do without {code_name(name)}{at} in the loop, if nothing branches on the value: keep it on the"
+                    f"do without {code_name(name)}{where} in the loop, if nothing branches on the value: keep it on the"
                     " GPU, log every N steps, copy with non_blocking=True"
                 ),
             )
@@ -105,7 +103,7 @@ class SyncCalls(Detector):
 _READS = {"aten::_local_scalar_dense": "aten::item", "aten::item": "aten::item"}
 
 
-def _saving(job: GraphSubject) -> Bools:
+def _saving(job: RecordingSubject) -> Bools:
     """Which host ops mostly write checkpoints, [ops]; a call that waits follows its own."""
     work = host_time(job)
     saves = work.mask(IdleReason.CHECKPOINT) | unnamed_saves(job)
@@ -113,7 +111,7 @@ def _saving(job: GraphSubject) -> Bools:
     return np.greater(*spent_s)
 
 
-def _without_dispatch(job: GraphSubject, op: str | None, line: str | None) -> Intervention:
+def _without_dispatch(job: RecordingSubject, op: str | None, line: str | None) -> Intervention:
     """Return the job without the host work of an operator at a line, if it only reads a value, and without the Python
     of a function that launches nothing, as a hook that waits to take the time; else as it is.
     """

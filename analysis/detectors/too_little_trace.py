@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tracekit.analysis.detectors.detector import Candidate, Detector
-from tracekit.analysis.evidence.coverage import all_lanes_replayed
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.report.finding import Figure, Place, Unit
 
@@ -28,7 +27,7 @@ class TooLittleTrace(Detector):
 
     def find(self, job: PipelineSubject) -> Iterator[Candidate]:
         steps = len(job.replay.graph.steps)
-        if all_lanes_replayed(job) and steps >= FEWEST_STEPS:
+        if job.all_lanes_replayed and steps >= FEWEST_STEPS:
             return
         coverage = job.trace.coverage()
         if coverage.complete and steps >= FEWEST_STEPS:

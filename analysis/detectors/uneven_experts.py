@@ -8,17 +8,16 @@ from msgspec import structs
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, only_in
 from tracekit.analysis.detectors.one_launch_queue import OneLaunchQueue
-from tracekit.analysis.evidence.culprit import culprit_of
+from tracekit.analysis.evidence.cause import Cause
+from tracekit.analysis.evidence.culprit import culprit_of, experts_of, uneven_experts, unknown_loads
 from tracekit.analysis.evidence.exchanges import even_experts, exchanges_of
 from tracekit.analysis.evidence.graph_subject import GraphSubject
 from tracekit.analysis.evidence.subject import Subject
-from tracekit.analysis.evidence.uneven_loads import experts_of, uneven_experts
-from tracekit.analysis.evidence.unknown_loads import unknown_loads
 from tracekit.analysis.experts.expert_loads import EQUAL
 from tracekit.analysis.gpu.noise import LARGEST_CHANCE
 from tracekit.analysis.whatif.interventions import SetOps
 from tracekit.report.experts import CauseOfImbalance
-from tracekit.report.finding import Figure, Finding, Place, Unit
+from tracekit.report.finding import Figure, Place, Unit
 
 _LOG = "log tokens per expert (docs/experts.md), then `tracekit whatif --experts --expert-loads FILE`"
 #: With equal loads, a rank is late to all-to-alls if it costs the others this share of the job.
@@ -26,19 +25,19 @@ _LATE_SHARE = 0.05
 LATE_PEER = "Loads are equal, and one rank comes late to all-to-alls"
 
 
-def other_causes(job: GraphSubject, findings: Iterable[Finding]) -> Iterator[CauseOfImbalance]:
+def other_causes(job: GraphSubject, findings: Iterable[Cause]) -> Iterator[CauseOfImbalance]:
     """Yield why ranks wait for each other in all-to-alls, other than for loads."""
     late, equal = culprit_of(job), uneven_experts(job) is None and experts_of(job).excess < EQUAL
     if late is not None and equal and late.saved_s >= _LATE_SHARE * job.recorded_s:
         yield CauseOfImbalance("late-peer", late.rank, None, [], late.saved_s / job.steps_in_whole)
-    for one in findings:
-        if one.kind == OneLaunchQueue.kind:
-            yield CauseOfImbalance("one-launch-queue", None, None, [], one.saved_s / job.steps_in_whole)
+    for finding in findings:
+        if finding.kind == OneLaunchQueue.kind:
+            yield CauseOfImbalance("one-launch-queue", None, None, [], finding.saved_s / job.steps_in_whole)
 
 
-def doubts_of(causes: Iterable[Finding]) -> tuple[str, ...]:
+def doubts_of(causes: Iterable[Cause]) -> tuple[str, ...]:
     """Why a report with these causes cannot be trusted."""
-    return tuple(cause.effect for cause in causes if cause.kind == UnknownLoads.kind)
+    return tuple(cause.effect for cause in causes if cause.kind == UnknownExpertLoads.kind)
 
 
 class UnevenExperts(Detector):
@@ -67,17 +66,17 @@ class UnevenExperts(Detector):
 
     @only_in(GraphSubject)
     def _in_graph(self, job: GraphSubject) -> Iterator[Candidate]:
-        found = uneven_experts(job)
-        if found is None or found.cause != self.kind:
+        imbalance = uneven_experts(job)
+        if imbalance is None or imbalance.cause != self.kind:
             return
-        layers = [one for one in experts_of(job).layers() if one.layer in found.layers]
+        layers = [one for one in experts_of(job).layers() if one.layer in imbalance.layers]
         factor = sum(one.max_over_mean for one in layers) / max(len(layers), 1)
         fit = min(line.r2 for name, line in experts_of(job).job.lines.items() if name.startswith("experts"))
         yield Candidate(
             self.kind,
             Place(),
-            f"{self.words.format(rank=found.rank, expert=found.expert)}: the heaviest rank of a layer gets {factor:.2f}"
-            " times the mean tokens, and the others wait for it in all-to-alls",
+            f"{self.words.format(rank=imbalance.rank, expert=imbalance.expert)}: the heaviest rank of a layer gets"
+            f" {factor:.2f} times the mean tokens, and the others wait for it in all-to-alls",
             (
                 Figure("tokens of the heaviest rank over the mean", factor, 1.0, Unit.FACTOR),
                 Figure("time of the experts that their tokens explain", fit, 0.0, Unit.SHARE),
@@ -87,7 +86,7 @@ class UnevenExperts(Detector):
         )
 
 
-class UnknownLoads(UnevenExperts):
+class UnknownExpertLoads(UnevenExperts):
     """The others wait for a rank whose experts take longer, and its loads are not known. Paper: no signature.
 
     A slow GPU takes longer for other kernels, too. What experts take beyond that is due to their tokens, or to whatever
@@ -104,16 +103,16 @@ class UnknownLoads(UnevenExperts):
 
     @only_in(GraphSubject)
     def _in_graph(self, job: GraphSubject) -> Iterator[Candidate]:
-        found = unknown_loads(job)
-        if found is not None:
+        imbalance = unknown_loads(job)
+        if imbalance is not None:
             yield Candidate(
                 self.kind,
                 Place(),
-                f"the experts of rank {found.rank} take {found.factor - 1:.0%} longer than those of its peers;"
-                f" {found.why}, so that a hot expert cannot be told from a slow GPU",
-                (Figure("time of its experts over that of its peers", found.factor, 1.0, Unit.FACTOR),),
+                f"the experts of rank {imbalance.rank} take {imbalance.factor - 1:.0%} longer than those of its peers;"
+                f" {imbalance.why}, so that a hot expert cannot be told from a slow GPU",
+                (Figure("time of its experts over that of its peers", imbalance.factor, 1.0, Unit.FACTOR),),
                 1 - LARGEST_CHANCE,
-                SetOps(found.cost),
+                SetOps(imbalance.cost),
             )
 
 

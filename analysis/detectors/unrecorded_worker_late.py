@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
-from tracekit.analysis.evidence.coverage import all_workers_traced
 from tracekit.analysis.evidence.grids import collectives
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.transfers import traffic_of
@@ -37,7 +36,7 @@ class UnrecordedWorkerLate(Detector):
     repair = Repair("replace-workers", "Get the worker that was not recorded on time", SPEED_OF_PEERS, excludes=MACHINE)
 
     def find(self, job: PipelineSubject) -> Iterator[Candidate]:
-        if collectives(job).empty or all_workers_traced(job):
+        if collectives(job).empty or job.all_workers_traced:
             return
         traffic = traffic_of(job)
         wait_s = traffic.unseen_wait_s.sum(axis=1)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import polars as pl
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
-from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, gpu_of, share_of
+from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, share_of
 from tracekit.analysis.evidence.evidence import evidence
-from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.evidence.gpu_losses import idle_gpu
+from tracekit.analysis.evidence.graph_subject import RecordingSubject
 from tracekit.analysis.evidence.host_time import host_time
 from tracekit.analysis.numeric.arrays import Ints
 from tracekit.analysis.numeric.codes import numbered
@@ -43,8 +43,8 @@ class WarmUp(Detector):
     loss = LossKind.HOST
     repair = Repair("warm-up-before", "Do once-only work before what counts")
 
-    def find(self, job: GraphSubject) -> Iterator[Candidate]:
-        if gpu_of(job) is None:
+    def find(self, job: RecordingSubject) -> Iterator[Candidate]:
+        if idle_gpu(job) is None:
             return
         work = host_time(job)
         excess_s, called_s = work.first_excess_s, work.first_call_excess_s(first_launches(job))
@@ -52,11 +52,11 @@ class WarmUp(Detector):
         if share_of(job, total_s) < SMALLEST_SHARE:
             return
         by_name: dict[tuple[str, str, str], float] = {}
-        for at in np.flatnonzero(excess_s).tolist():
-            what = work.whats[work.what[at]]
+        for part in np.flatnonzero(excess_s).tolist():
+            what = work.whats[work.what[part]]
             key = (what.reason, what.name, what.where)
-            by_name[key] = by_name.get(key, 0.0) + float(excess_s[at])
-        inside = job.ops.get_column("operator", default=pl.repeat(None, len(called_s), dtype=pl.String, eager=True))
+            by_name[key] = by_name.get(key, 0.0) + float(excess_s[part])
+        inside = job.columns("operator")["operator"]
         for row in np.flatnonzero(called_s).tolist():
             key = (str(IdleReason.LAUNCH_CALL), f"{job.ops['name'][row]} in {inside[row] or 'Python'}", "")
             by_name[key] = by_name.get(key, 0.0) + float(called_s[row])
@@ -74,10 +74,10 @@ class WarmUp(Detector):
         yield candidate(self.kind, job, spent, effect, change)
 
 
-@evidence(GraphSubject)
-def first_launches(job: GraphSubject) -> Ints:
+@evidence(RecordingSubject)
+def first_launches(job: RecordingSubject) -> Ints:
     """A number for the kernel that the call at the end of each op launches first, -1 for none, [ops]."""
     launched_by = host_time(job).launched_by
-    found, gpu = np.full(len(launched_by), -1, np.int64), np.flatnonzero(launched_by >= 0)[::-1]
-    found[launched_by[gpu]] = numbered(*(job.ops[name].gather(gpu) for name in ("rank", "name")))
-    return found
+    number, gpu = np.full(len(launched_by), -1, np.int64), np.flatnonzero(launched_by >= 0)[::-1]
+    number[launched_by[gpu]] = numbered(*(job.ops[name].gather(gpu) for name in ("rank", "name")))
+    return number

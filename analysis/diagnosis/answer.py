@@ -8,30 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from msgspec import UNSET
+
 from tracekit.analysis.attribution.attribution import Trust
-from tracekit.analysis.detectors.registry import detector_of
-from tracekit.analysis.diagnosis.assessment import Assessment
+from tracekit.analysis.detectors.all_detectors import detector_of
+from tracekit.analysis.diagnosis.assessment import Assessment, Headline
 from tracekit.analysis.diagnosis.first_fix import act_of, assumed_by, best_fix, first_fix
+from tracekit.analysis.diagnosis.priced_fix import PricedFix
+from tracekit.analysis.evidence.cause import Cause
 from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.evidence.unprofiled_steps import unprofiled_step
 from tracekit.base.text import code_name, main_clause, of_whole, seconds, sure, three_digits, with_error
 from tracekit.report.answer import Account, Answer, Culprit
-from tracekit.report.finding import Finding, Place
-from tracekit.report.fix import Fix
-from tracekit.report.verdict import Verdict
+from tracekit.report.finding import Place
 from tracekit.trace.facts import Fact
+from tracekit.trace.model import Worker
 
 
 def answer_of(
-    assessed: Assessment, verdict: Verdict, causes: Sequence[Finding], fixes: Sequence[Fix], trust: Trust
+    assessed: Assessment, headline: Headline, causes: Sequence[Cause], fixes: Sequence[PricedFix], trust: Trust
 ) -> Answer:
     """Return the answer for a diagnosed job."""
     job = assessed.job
-    leading = next((cause for loss in verdict.losses for cause in loss.causes), None)
+    leading = headline.first_cause
     best = None if leading is None else first_fix(leading, fixes)
     return Answer(
-        headline=verdict.sentence,
-        cost=_cost(job, verdict, causes, leading) if verdict.lost_s > 0 else None,
+        headline=headline.sentence,
+        cost=_cost(job, headline, causes, leading) if headline.lost_s > 0 else None,
         who=None if leading is None else _who(assessed, leading, trusted=trust.trustworthy),
         why=None if leading is None else leading.effect,
         check=None if leading is None else leading.next_check,
@@ -48,17 +51,17 @@ def answer_of(
     )
 
 
-def _costs(cause: Finding) -> bool:
+def _costs(cause: Cause) -> bool:
     """Whether a cause costs time: without the profiler, another limit may hide all of it."""
     return cause.change is not None and (cause.saves_step_s is None or cause.saves_step_s.high > 0)
 
 
-def _cost(job: Subject, verdict: Verdict, causes: Sequence[Finding], leading: Finding | None) -> str:
+def _cost(job: Subject, headline: Headline, causes: Sequence[Cause], leading: Cause | None) -> str:
     # The saving is another figure: compared with its peers, a slow rank loses more than compared with the mean that
     # includes it.
-    than = ", compared with mean ops;" if verdict.of_mean_ops else ","
+    than = ", compared with mean ops;" if headline.of_mean_ops else ","
     every = "the mean" if any(cause.saved_when_acting_s is not None for cause in causes[:1]) else "every"
-    whole_s = seconds(verdict.lost_s / verdict.share)
+    whole_s = seconds(headline.lost_s / headline.share)
     whole = f"{every} {whole_s} step" if job.whole == "step" else f"the {whole_s} recorded"
     most = "at most " * (leading is not None and leading.bound)
     if leading is not None and leading.once is not None:
@@ -66,26 +69,26 @@ def _cost(job: Subject, verdict: Verdict, causes: Sequence[Finding], leading: Fi
         recorded = f"the mean {recorded_s} step" if job.whole == "step" else f"the {recorded_s} recorded"
         return f"{most}{seconds(leading.saved_s)} of {recorded}, seen once"
     if not job.shows(Fact.COMPUTE):
-        return f"{most}{seconds(verdict.lost_s)} {of_whole(job.whole)}{than.rstrip(',;')}"
-    step, lost = unprofiled_step(job), seconds(verdict.lost_s)
+        return f"{most}{seconds(headline.lost_s)} {of_whole(job.whole)}{than.rstrip(',;')}"
+    step, lost = unprofiled_step(job), seconds(headline.lost_s)
     if step is not None:
-        lost = seconds(verdict.lost_s / job.steps_in_whole)
+        lost = seconds(headline.lost_s / job.steps_in_whole)
         whole = f"every {seconds(step.value)} step without the profiler"
     if not job.daily:
         return f"{most}{lost} of {whole}{than.rstrip(',')}"
     return (
         f"{most}{lost} of {whole}{than}"
-        f" {three_digits(verdict.lost_gpu_hours_per_day)} of {job.gpus * 24:,} GPU-hours a day"
+        f" {three_digits(headline.returning_share * job.gpus * 24)} of {job.gpus * 24:,} GPU-hours a day"
     )
 
 
-def _cause(job: Subject, cause: Finding) -> str:
+def _cause(job: Subject, cause: Cause) -> str:
     """One cause: where, and what it does."""
     place = job.names.place(cause.where)
     return f"{place.words}: {main_clause(cause.effect)}" if place else main_clause(cause.effect)
 
 
-def _place(job: Subject, cause: Finding) -> str:
+def _place(job: Subject, cause: Cause) -> str:
     """Ranks and nodes of a cause."""
     place = job.names.place(cause.where)
     if place is None:
@@ -93,7 +96,7 @@ def _place(job: Subject, cause: Finding) -> str:
     return place.words
 
 
-def _other(job: Subject, cause: Finding) -> str:
+def _other(job: Subject, cause: Cause) -> str:
     """One more cause, with its cost; of what the time of a recording is spent on, only the name."""
     spent, once = cause.spent, f", seen once: {cause.once.words}" if cause.once else ""
     if spent is None:
@@ -102,7 +105,7 @@ def _other(job: Subject, cause: Finding) -> str:
     return f"{spent.reason}: {code_name(spent.name)}{at} {cause.costs}{once}"
 
 
-def _who(assessed: Assessment, cause: Finding, *, trusted: bool = True) -> str:
+def _who(assessed: Assessment, cause: Cause, *, trusted: bool = True) -> str:
     """Ranks and nodes, then coordinates, since when and, for a `trusted` job, how sure: of what a recording shows the
     time of, there is no doubt.
     """
@@ -110,13 +113,13 @@ def _who(assessed: Assessment, cause: Finding, *, trusted: bool = True) -> str:
     return f"{_place(assessed.job, cause)}{assessed.seen(cause)}{confidence}"
 
 
-def _fix(job: Subject, cause: Finding, best: Fix | None) -> str | None:
+def _fix(job: Subject, cause: Cause, best: PricedFix | None) -> str | None:
     """What to do about a cause and, if it has a price, what that saves."""
     act = act_of(cause, best)
     return act if act is None or best is None else f"{act}; {_saves(job, cause, best)}"
 
 
-def _saves(job: Subject, cause: Finding, best: Fix) -> str:
+def _saves(job: Subject, cause: Cause, best: PricedFix) -> str:
     """What a fix saves, or why that is not reported."""
     if best.withheld is not None:
         return f"no saving promised, {best.withheld}"
@@ -140,7 +143,7 @@ def _saves(job: Subject, cause: Finding, best: Fix) -> str:
     return f"{saves}{a_day}{assumes}"
 
 
-def _culprits(assessed: Assessment, causes: Sequence[Finding]) -> Iterator[Culprit]:
+def _culprits(assessed: Assessment, causes: Sequence[Cause]) -> Iterator[Culprit]:
     """The ranks that causes are on, costliest cause first."""
     job = assessed.job
     gpus, hosts = job.metadata.get("gpus"), job.names.host_of_rank
@@ -159,12 +162,19 @@ def _culprits(assessed: Assessment, causes: Sequence[Finding]) -> Iterator[Culpr
                 cost_s=cause.cost_s / job.steps_in_whole,
                 confidence=cause.confidence,
                 first_step=cause.since_step,
-                hardware=worker is not None and assessed.machines_at_fault(Place(workers=(worker,))),
+                hardware=_hardware(assessed, cause, worker),
             )
 
 
+def _hardware(assessed: Assessment, cause: Cause, worker: Worker | None) -> bool:
+    """Whether metrics or, if nobody asked them, the recording show that the machine of a culprit is at fault."""
+    if cause.hardware is not None:
+        return cause.hardware
+    return worker is not None and assessed.machines_at_fault(Place(workers=(worker,)))
+
+
 def _accounts(
-    assessed: Assessment, causes: Sequence[Finding], leading: Finding | None, fixes: Sequence[Fix]
+    assessed: Assessment, causes: Sequence[Cause], leading: Cause | None, fixes: Sequence[PricedFix]
 ) -> Iterator[Account]:
     """Everything to say about each cause that costs time."""
     job = assessed.job
@@ -190,6 +200,7 @@ def _accounts(
             confidence=cause.confidence,
             first_step=cause.since_step,
             saved_gpu_hours_per_day=None if best is None or best.withheld else best.saved_gpu_hours_per_day,
+            metrics="; ".join(test.sentence for test in cause.tests) or UNSET,
         )
 
 

@@ -16,12 +16,25 @@ from tracekit.analysis.attribution.attribution import Trust
 from tracekit.analysis.attribution.chance import Parts
 from tracekit.analysis.attribution.patterns import SpacePattern, TimePattern
 from tracekit.analysis.attribution.stalls import Stall
+from tracekit.analysis.diagnosis.priced_fix import PricedFix
+from tracekit.analysis.evidence.cause import Cause
 from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.report.finding import Finding, Place
-from tracekit.report.fix import Fix
-from tracekit.report.verdict import Loss, LossKind
+from tracekit.report.finding import Place
+from tracekit.report.verdict import LossKind
+
+
+class LossWithCauses(Struct, frozen=True, eq=False):
+    """The cost of one kind of loss, seconds of the mean step, and its causes in the order in which to address them.
+
+    `explained_s`: the part of `lost_s` that goes when these causes go; the rest has no known cause.
+    """
+
+    kind: LossKind
+    lost_s: float
+    causes: tuple[Cause, ...]
+    explained_s: float
 
 
 class Headline(Struct, frozen=True, eq=False):
@@ -40,10 +53,25 @@ class Headline(Struct, frozen=True, eq=False):
     whole_s: float
     returning_s: float
     step_lost_s: Floats
-    leading: Sequence[Finding]
-    losses: tuple[Loss, ...]
+    leading: Sequence[Cause]
+    losses: tuple[LossWithCauses, ...]
     parts: Parts
     of_mean_ops: bool = False
+
+    @property
+    def share(self) -> float:
+        """The total loss, of the whole."""
+        return self.lost_s / self.whole_s
+
+    @property
+    def returning_share(self) -> float:
+        """The loss that will be there again, of the whole."""
+        return self.returning_s / self.whole_s
+
+    @property
+    def first_cause(self) -> Cause | None:
+        """The first cause of the largest loss that has one; None if no loss has a known cause."""
+        return next((cause for loss in self.losses for cause in loss.causes), None)
 
 
 class Assessment(Struct, frozen=True, eq=False):
@@ -56,41 +84,41 @@ class Assessment(Struct, frozen=True, eq=False):
     def smallest_cost_s(self) -> float:
         """Findings that cost less, gone alone or with all others gone, are not reported, seconds."""
 
-    def reported(self, findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    def reported(self, findings: Sequence[Cause]) -> tuple[Cause, ...]:
         """Return the findings to report, in this order."""
         return tuple(findings)
 
-    def ordered(self, causes: tuple[Finding, ...], fixes: Sequence[Fix]) -> tuple[Finding, ...]:
+    def ordered(self, causes: tuple[Cause, ...], fixes: Sequence[PricedFix]) -> tuple[Cause, ...]:
         """Return the causes in the order in which to address them."""
         del fixes
         return causes
 
-    def plans(self, causes: Sequence[Finding]) -> Iterable[Plan]:
+    def plans(self, causes: Sequence[Cause]) -> Iterable[Plan]:
         """Return plans beside those of each cause: for several causes together, and what any job can try."""
         del causes
         return ()
 
     @abstractmethod
-    def withheld(self, causes: Sequence[Finding]) -> str | None:
+    def withheld(self, causes: Sequence[Cause]) -> str | None:
         """Return why no saving can be reported; None if it can."""
 
-    def promised(self, fix: Fix) -> Fix:
+    def promised(self, fix: PricedFix) -> PricedFix:
         """Return a fix with the saving that can be promised."""
         return fix
 
     @abstractmethod
-    def headline(self, causes: Sequence[Finding]) -> Headline:
+    def headline(self, causes: Sequence[Cause]) -> Headline:
         """Return what the job loses to these causes."""
 
     @abstractmethod
-    def trust(self, causes: Sequence[Finding]) -> Trust:
+    def trust(self, causes: Sequence[Cause]) -> Trust:
         """Return whether the numbers can be trusted, given these causes."""
 
     @abstractmethod
     def fit(self, trust: Trust) -> str:
         """Return how well the replay fits the recording, or why it is not trusted, in words."""
 
-    def seen(self, finding: Finding) -> str:
+    def seen(self, finding: Cause) -> str:
         """Return where exactly a finding is, and when it acts, in words that follow its place."""
         return f", {finding.when}"
 

@@ -10,26 +10,33 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from msgspec import structs
 
+from tracekit.analysis.detectors.all_detectors import PlugInError, detectors, is_plug_in, left_out, own_detectors
 from tracekit.analysis.detectors.detector import Detector
-from tracekit.analysis.detectors.registry import PlugInError, detectors, is_plug_in, left_out, own_detectors
 from tracekit.analysis.diagnosis.answer import answer_of
 from tracekit.analysis.diagnosis.assessment import Assessment
+from tracekit.analysis.diagnosis.diagnosis import Diagnosis
 from tracekit.analysis.diagnosis.find import causes_of
 from tracekit.analysis.diagnosis.price import fixes_of
+from tracekit.analysis.diagnosis.testimony import reviewed
 from tracekit.analysis.diagnosis.verdict import verdict_of
+from tracekit.analysis.evidence.cause import Cause
+from tracekit.analysis.metrics.samples import MetricSource
 from tracekit.base.plug_ins import in_words, tell
-from tracekit.report.diagnosis import Diagnosis
-from tracekit.report.finding import Finding
+from tracekit.report.conclusions import Finding
+from tracekit.report.plain_data import encoded
 
 
-def diagnose(assessed: Assessment) -> Diagnosis:
-    """Return what a job loses, why, and what each fix would save; without the plug-ins that fail."""
+def diagnose(assessed: Assessment, metrics: MetricSource | None = None) -> Diagnosis:
+    """Return what a job loses, why, and what each fix would save; without the plug-ins that fail.
+
+    `metrics`: what to ask about the machines of culprits.
+    """
     used, problems = detectors(assessed.job.kind), left_out()
     failed: tuple[str, ...] = ()
     while True:
         plugged = [detector.kind for detector in used if is_plug_in(detector.kind)]
         try:
-            diagnosis = _diagnosed(assessed, used)
+            diagnosis = _diagnosed(assessed, used, metrics)
             if plugged:
                 _check(cause for cause in diagnosis.causes if cause.kind in plugged)
         except PlugInError as failure:
@@ -37,7 +44,9 @@ def diagnose(assessed: Assessment) -> Diagnosis:
         except Exception as failure:
             if not plugged:
                 raise
-            _ = _diagnosed(assessed, own_detectors(assessed.job.kind))  # raises, too, unless a plug-in is to blame
+            _ = _diagnosed(
+                assessed, own_detectors(assessed.job.kind), metrics
+            )  # raises, too, unless a plug-in is to blame
             problem = f"a finding of detector {' or '.join(map(repr, plugged))} cannot be used ({in_words(failure)})"
         else:
             tell(problems)
@@ -46,31 +55,31 @@ def diagnose(assessed: Assessment) -> Diagnosis:
         problems, failed = (*problems, f"{problem}; this report leaves it out"), (*failed, *plugged)
 
 
-def _check(findings: Iterable[Finding]) -> None:
-    """Raise an exception for a finding that no output can show."""
-    from tracekit.report import conclusions
-    from tracekit.report.plain_data import encoded, shaped
-
-    for finding in findings:
-        content = encoded(shaped(conclusions.Finding, finding))
-        msgspec.json.decode(content, type=conclusions.Finding)
+def _check(causes: Iterable[Cause]) -> None:
+    """Raise an exception for a cause that no output can show."""
+    for cause in causes:
+        msgspec.json.decode(encoded(cause.finding), type=Finding)
 
 
-def _diagnosed(assessed: Assessment, detectors: Sequence[Detector]) -> Diagnosis:
+def _diagnosed(assessed: Assessment, detectors: Sequence[Detector], metrics: MetricSource | None) -> Diagnosis:
     job = assessed.job
     _ = job.noise  # takes most memory, so it comes before the grids that detectors keep
     findings = assessed.reported(causes_of(assessed, detectors))
+    findings, heard = reviewed(assessed, findings, metrics)
     fixes = fixes_of(assessed, findings)
     causes = assessed.ordered(findings, fixes)
-    trust, verdict = assessed.trust(causes), verdict_of(job, assessed.headline(causes))
+    trust, headline = assessed.trust(causes), assessed.headline(causes)
+    answer = answer_of(assessed, headline, causes, fixes, trust)
     return Diagnosis(
         trust=trust,
-        answer=answer_of(assessed, verdict, causes, fixes, trust),
+        answer=answer,
+        headline=headline,
         stalls=assessed.stalls,
-        verdict=verdict,
+        verdict=verdict_of(job, headline, causes, fixes, answer),
         time=assessed.time,
         space=assessed.space,
         causes=causes,
         fixes=fixes,
         lacks=job.lacks,
+        metrics=heard,
     )

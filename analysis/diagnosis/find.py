@@ -1,6 +1,6 @@
 """Why a job is slow: every cause whose signature shows and that costs time.
 
-In: the assessment of a job. Out: `Finding`s, costliest first. Several may be true at the same time
+In: the assessment of a job. Out: `Cause`s, costliest first. Several may be true at the same time
 and hide behind each other. So each candidate is priced by two replays: with only this cause gone (what fixing it
 first saves), and with all others gone (what it still costs).
 """
@@ -8,7 +8,6 @@ first saves), and with all others gone (what it still costs).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from math import isfinite
 
 import numpy as np
@@ -16,20 +15,23 @@ from msgspec import structs
 
 from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN
 from tracekit.analysis.attribution.patterns import TimePattern, pattern_of_series
+from tracekit.analysis.detectors.all_detectors import detector_of, guarded, is_plug_in, own_detectors
 from tracekit.analysis.detectors.detector import Candidate, Detector
 from tracekit.analysis.detectors.nothing_found import Healthy, Unexplained
-from tracekit.analysis.detectors.registry import detector_of, guarded, is_plug_in, own_detectors
-from tracekit.analysis.detectors.remedies import Advice, remedy_for
+from tracekit.analysis.detectors.remedies import Advice, advice_text, remedy_for
 from tracekit.analysis.diagnosis.assessment import Assessment
+from tracekit.analysis.diagnosis.course import since_step, when
 from tracekit.analysis.diagnosis.seen_once import seen_once
+from tracekit.analysis.evidence.cause import Cause
 from tracekit.analysis.evidence.exchanges import beyond_experts
+from tracekit.analysis.evidence.slow_workers import undecided
 from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.evidence.unprofiled_steps import lost_by_step, saves_step, unprofiled_step
-from tracekit.analysis.evidence.workers import undecided
-from tracekit.analysis.numeric.arrays import Bools, Floats
+from tracekit.analysis.numeric.arrays import Bools, Floats, number
 from tracekit.analysis.numeric.estimate import Estimate
-from tracekit.base.text import quoted
-from tracekit.report.finding import Figure, Finding, Place, as_confidence
+from tracekit.base.text import cost, hidden, quoted, seconds
+from tracekit.report import conclusions
+from tracekit.report.finding import Figure, Place, as_confidence
 from tracekit.report.verdict import NEEDS, LossKind
 from tracekit.trace.facts import Fact
 
@@ -40,7 +42,7 @@ SMALLEST_FIRST_SHARE = 0.05
 SMALLEST_SHARE_IN_TIME = 0.5
 
 
-def causes_of(assessed: Assessment, detectors: Sequence[Detector] | None = None) -> tuple[Finding, ...]:
+def causes_of(assessed: Assessment, detectors: Sequence[Detector] | None = None) -> tuple[Cause, ...]:
     """The causes of the job's slowness, costliest first; one of kind `healthy` or `unexplained` if there is none.
 
     `detectors`: by default those of tracekit. Raises PlugInError for one of a plug-in that raises.
@@ -82,7 +84,7 @@ def causes_of(assessed: Assessment, detectors: Sequence[Detector] | None = None)
     return tuple(_in_turn(job, named))
 
 
-def _in_turn(job: Subject, named: Sequence[Finding]) -> Iterator[Finding]:
+def _in_turn(job: Subject, named: Sequence[Cause]) -> Iterator[Cause]:
     """Yield findings in this order, but what a fix needs to be gone first, and is worth that, before what needs it."""
     step, left = unprofiled_step(job), list(named)
     least_s = SMALLEST_FIRST_SHARE * (job.unchanged_s if step is None else step.value)
@@ -98,7 +100,7 @@ def can_conclude(job: Subject, kind: LossKind) -> bool:
     return kind not in NEEDS or job.shows(NEEDS[kind])
 
 
-def _untold(cause: Finding) -> bool:
+def _untold(cause: Cause) -> bool:
     return cause.spent is not None and cause.spent.cannot_tell is not None
 
 
@@ -107,8 +109,8 @@ def _of_plug_in(job: Subject, kind: str, found: Iterable[Candidate]) -> Iterator
     for candidate in found:
         if not isinstance(candidate, Candidate) or candidate.kind != kind:
             raise TypeError(f"it found {quoted(candidate, 80)}; expected a Candidate of kind {kind!r}")
-        words = (candidate.effect, candidate.title or "", candidate.next_check or "")
-        advised = isinstance(candidate.suggested_fix or "", str | Advice)
+        words = (candidate.effect, candidate.title or "")
+        advised = all(isinstance(said or "", str | Advice) for said in (candidate.next_check, candidate.suggested_fix))
         if not (isinstance(candidate.where, Place) and advised and all(isinstance(text, str) for text in words)):
             raise TypeError(f"expected a Place, and texts, in {quoted(candidate, 120)}")
         if not job.has(candidate.where):
@@ -120,7 +122,7 @@ def _of_plug_in(job: Subject, kind: str, found: Iterable[Candidate]) -> Iterator
         yield candidate
 
 
-def _priced(job: Subject, candidates: Sequence[Candidate]) -> list[Finding]:
+def _priced(job: Subject, candidates: Sequence[Candidate]) -> list[Cause]:
     """Price each candidate."""
     costly = [candidate for candidate in candidates if candidate.change is not None]
     changes = [candidate.change for candidate in costly if candidate.change is not None]
@@ -133,20 +135,7 @@ def _priced(job: Subject, candidates: Sequence[Candidate]) -> list[Finding]:
             saved_s = job.unchanged_s - float(without.mean())
             others = [change for change in changes if change is not candidate.change]
             alone_s = float(job.step_times(others).mean()) - floor_s if others else saved_s
-        cause = replace(_cause(job, candidate), saved_s=saved_s, alone_s=alone_s, without_s=without)
-        if without is not None:
-            cause = replace(cause, saves_step_s=_saves_step(job, candidate))
-            if not cause.hidden:  # what others hide shows in few steps, whenever it acts
-                cause = replace(cause, once=seen_once(*lost_by_step(job, candidate.change, without)))
-        acts = acting(job, cause)
-        if acts is not None and without is not None:
-            saved = job.unchanged - without
-            gained = saved.clip(min=0)
-            if gained[acts].sum() >= SMALLEST_SHARE_IN_TIME * gained.sum():
-                cause = replace(cause, saved_when_acting_s=float(saved[acts].mean()))
-            else:  # it costs most in other steps, as where a few are only the longest
-                cause = replace(cause, time=None)
-        causes.append(cause)
+        causes.append(_cause(job, candidate, saved_s, alone_s, without))
     return causes
 
 
@@ -168,45 +157,69 @@ def _without(job: Subject, candidate: Candidate) -> Floats | None:
     return without
 
 
-def acting(job: Subject, cause: Finding) -> Bools | None:
-    """The steps in which a cause acts, [steps]; None if that is all of them, or if it has no time pattern."""
-    if cause.time is None:
+def acting(job: Subject, time: TimePattern | None) -> Bools | None:
+    """The steps in which a cause with this time pattern acts, [steps]; None if that is all of them, or unknown."""
+    if time is None:
         return None
     steps = np.asarray(job.steps)
-    since = cause.time.since_step
-    acts: Bools = np.isin(steps, cause.time.slow_steps) if since is None else steps >= since
+    acts: Bools = np.isin(steps, time.slow_steps) if time.since_step is None else steps >= time.since_step
     return None if not acts.any() or acts.all() else acts
 
 
-def _cause(job: Subject, candidate: Candidate) -> Finding:
-    detector = detector_of(candidate.kind)
+def _cause(
+    job: Subject, candidate: Candidate, saved_s: float, alone_s: float, without_s: Floats | None = None
+) -> Cause:
+    """Return a candidate with its price, in words. `without_s`: as of `Cause`."""
+    detector, where, on_cpus = detector_of(candidate.kind), candidate.where, not job.shows(Fact.GPUS)
     steps = [int(step) for step in job.steps]
-    return Finding(
+    time = candidate.time or (None if candidate.series is None else _time_of(candidate.series, steps))
+    saves = once = when_acting_s = None
+    if without_s is not None:
+        saves = _saves_step(job, candidate)
+        if not hidden(saved_s, alone_s):  # what others hide shows in few steps, whenever it acts
+            once = seen_once(*lost_by_step(job, candidate.change, without_s))
+        acts, saved = acting(job, time), job.unchanged - without_s
+        if acts is not None:
+            gained = saved.clip(min=0)
+            if gained[acts].sum() >= SMALLEST_SHARE_IN_TIME * gained.sum():
+                when_acting_s = float(saved[acts].mean())
+            else:  # it costs most in other steps, as where a few are only the longest
+                time = None
+    by_chance = detector.by_chance and not candidate.every_step
+    return Cause(
         kind=candidate.kind,
-        where=candidate.where,
         title=candidate.title or detector.title,
+        where=where,
+        where_text=str(where),
+        since_step=since_step(where, time),
+        when=when(where, time, job.whole, by_chance=by_chance),
+        time=time,
         signature=detector.signature,
         effect=candidate.effect,
-        evidence=candidate.evidence,
-        confidence=as_confidence(candidate.confidence),
-        saved_s=0.0,
-        alone_s=0.0,
-        refuted_by=detector.refuted_by,
-        next_check=candidate.next_check or detector.next_check,
-        suggested_fix=remedy_for(
-            candidate.suggested_fix or detector.suggested_fix,
-            job.names,
-            candidate.where,
-            on_cpus=not job.shows(Fact.GPUS),
+        evidence=tuple(
+            conclusions.Figure(each.name, number(each.value), float(each.needed), each.unit, each.words)
+            for each in candidate.evidence
         ),
-        time=candidate.time or (None if candidate.series is None else _time_of(candidate.series, steps)),
+        confidence=as_confidence(candidate.confidence),
+        saved_s=saved_s,
+        alone_s=alone_s,
         bound=candidate.bound,
-        every_step=candidate.every_step,
-        by_chance=detector.by_chance and not candidate.every_step,
-        change=candidate.change,
-        whole=job.whole,
+        saved_when_acting_s=when_acting_s,
+        refuted_by=detector.refuted_by,
+        next_check=advice_text(candidate.next_check or detector.next_check, on_cpus=on_cpus),
+        suggested_fix=remedy_for(candidate.suggested_fix or detector.suggested_fix, job.names, where, on_cpus=on_cpus),
         spent=candidate.spent,
+        saves_step_s=saves,
+        once=once,
+        costs=cost(saved_s, alone_s, job.whole, bound=candidate.bound)
+        if saves is None
+        else f"costs {'at most ' * candidate.bound}{seconds(saves.value)} a step without the profiler",
+        priced=candidate.change is not None,
+        change=candidate.change,
+        without_s=without_s,
+        every_step=candidate.every_step,
         follows=candidate.follows,
+        excess=candidate.excess,
     )
 
 
@@ -223,7 +236,7 @@ def _time_of(series: Floats, steps: list[int]) -> TimePattern:
     return structs.replace(pattern, since_step=None, slow_steps=strong)
 
 
-def _nothing_found(job: Subject) -> Finding:
+def _nothing_found(job: Subject) -> Cause:
     """Return the finding to report if there is no other: healthy or unexplained."""
     noise, share = job.noise, 1 - 1 / job.slowdown
     unexplained = job.straggling or noise.headline
@@ -240,4 +253,4 @@ def _nothing_found(job: Subject) -> Finding:
         next_check=undecided(job),
     )
     lost_s = noise.lost_s if unexplained else 0.0
-    return replace(_cause(job, candidate), saved_s=lost_s, alone_s=lost_s, confidence=candidate.confidence)
+    return structs.replace(_cause(job, candidate, lost_s, lost_s), confidence=candidate.confidence)

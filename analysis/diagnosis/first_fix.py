@@ -10,19 +10,19 @@ from collections.abc import Sequence
 from tracekit.analysis.detectors.detector import SMALLEST_COST_SHARE
 from tracekit.analysis.diagnosis.find import SMALLEST_FIRST_SHARE
 from tracekit.analysis.diagnosis.price import COMBINATION, IN_VAIN
+from tracekit.analysis.diagnosis.priced_fix import PricedFix
+from tracekit.analysis.evidence.cause import Cause
 from tracekit.base.text import hidden
-from tracekit.report.finding import Finding
-from tracekit.report.fix import Fix
 
 
-def paying_first(causes: Sequence[Finding], fixes: Sequence[Fix]) -> tuple[Finding, ...]:
+def paying_first(causes: Sequence[Cause], fixes: Sequence[PricedFix]) -> tuple[Cause, ...]:
     """The causes, those whose fixes save most first; causes without a fix that saves anything stay in order.
 
     A cause costs more than its fix saves if the cause cannot just go away: the layers of a stage with too many have to
     go to other stages. A fix that saves less than a cause must cost to be named does not change the order.
     """
 
-    def given_back_s(cause: Finding) -> float:
+    def given_back_s(cause: Cause) -> float:
         fix = best_fix(cause, fixes)
         if fix is None or fix.withheld is not None or fix.share < SMALLEST_COST_SHARE:
             return 0.0
@@ -31,7 +31,7 @@ def paying_first(causes: Sequence[Finding], fixes: Sequence[Fix]) -> tuple[Findi
     return tuple(sorted(causes, key=lambda cause: -given_back_s(cause)))
 
 
-def first_fix(cause: Finding, fixes: Sequence[Fix]) -> Fix | None:
+def first_fix(cause: Cause, fixes: Sequence[PricedFix]) -> PricedFix | None:
     """What to do first about a cause; if that saves little until others are gone, all fixes together.
 
     If no fix of the cause saves anything: the fix that any job can try, if it saves enough.
@@ -47,7 +47,7 @@ def first_fix(cause: Finding, fixes: Sequence[Fix]) -> Fix | None:
     return together if hidden(best.worth_s, together.worth_s) else best
 
 
-def act_of(cause: Finding, fix: Fix | None) -> str | None:
+def act_of(cause: Cause, fix: PricedFix | None) -> str | None:
     """The action for a person to take: the fix or, if that only gives the goal, how to reach it.
 
     `fix`: the one for the cause, None if none has a price. Returns None if nothing is known to help.
@@ -59,12 +59,12 @@ def act_of(cause: Finding, fix: Fix | None) -> str | None:
     return _sentence(cause.suggested_fix) if _says_goal(cause, fix) else fix.title
 
 
-def assumed_by(cause: Finding, fix: Fix) -> str | None:
+def assumed_by(cause: Cause, fix: PricedFix) -> str | None:
     """Return the assumption behind the saving if somebody follows `act_of`; None if there is none."""
     return fix.assumes or (fix.reached if _says_goal(cause, fix) else None)
 
 
-def _says_goal(cause: Finding, fix: Fix) -> bool:
+def _says_goal(cause: Cause, fix: PricedFix) -> bool:
     return fix.reached is not None and fix.cause == cause.kind
 
 
@@ -72,7 +72,7 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def best_fix(cause: Finding, fixes: Sequence[Fix]) -> Fix | None:
+def best_fix(cause: Cause, fixes: Sequence[PricedFix]) -> PricedFix | None:
     """The best fix of a cause, preferably one at its place.
 
     A fix with only an upper bound, or without a reported saving, only if there is no other.

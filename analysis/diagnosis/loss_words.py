@@ -8,11 +8,12 @@ from __future__ import annotations
 import numpy as np
 
 from tracekit.analysis.attribution.chance import Parts
-from tracekit.analysis.detectors.registry import detector_of
+from tracekit.analysis.detectors.all_detectors import detector_of
+from tracekit.analysis.diagnosis.assessment import LossWithCauses
+from tracekit.analysis.evidence.cause import Cause
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.base.text import main_clause, seconds
-from tracekit.report.finding import Finding
-from tracekit.report.verdict import Loss, LossKind
+from tracekit.report.verdict import LossKind
 from tracekit.trace.facts import Fact
 
 #: How a sentence names the time of a loss that all ranks share, unless its leading finding does.
@@ -25,7 +26,7 @@ _WENT_TO = {
 }
 
 
-def loss_sentence(job: PipelineSubject, parts: Parts, loss: Loss, *others: Loss) -> str:
+def loss_sentence(job: PipelineSubject, parts: Parts, loss: LossWithCauses, *others: LossWithCauses) -> str:
     """What costs how much: named ranks, or for a loss that all ranks share, what the time goes to. Then the other
     causes.
 
@@ -53,7 +54,7 @@ def loss_sentence(job: PipelineSubject, parts: Parts, loss: Loss, *others: Loss)
     return said
 
 
-def _share_of_step(job: PipelineSubject, cause: Finding) -> str:
+def _share_of_step(job: PipelineSubject, cause: Cause) -> str:
     """What a cause costs, over the steps since it began: no step loses the mean over those before and after."""
     since = None if cause.time is None else cause.time.since_step
     if since is None or cause.saved_when_acting_s is None:

@@ -6,9 +6,9 @@ In: a `GraphSubject` and its causes. Out: its `Assessment`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from tracekit.analysis.attribution.attribution import (
     LARGEST_DISCREPANCY,
@@ -16,10 +16,12 @@ from tracekit.analysis.attribution.attribution import (
     SMALLEST_SLOWDOWN,
     Trust,
 )
-from tracekit.analysis.detectors.registry import detector_of
+from tracekit.analysis.detectors.all_detectors import detector_of
 from tracekit.analysis.detectors.uneven_experts import doubts_of
-from tracekit.analysis.diagnosis.assessment import Assessment, Headline
-from tracekit.analysis.evidence.culprit import culprit_of
+from tracekit.analysis.diagnosis.assessment import Assessment, Headline, LossWithCauses
+from tracekit.analysis.diagnosis.priced_fix import PricedFix
+from tracekit.analysis.evidence.cause import Cause
+from tracekit.analysis.evidence.culprit import culprit_of, uneven_experts, unknown_loads
 from tracekit.analysis.evidence.gpu_losses import (
     discrepancy,
     exposed_communication_s,
@@ -30,16 +32,12 @@ from tracekit.analysis.evidence.gpu_losses import (
     unseen_s,
 )
 from tracekit.analysis.evidence.graph_subject import GraphSubject
-from tracekit.analysis.evidence.uneven_loads import uneven_experts
-from tracekit.analysis.evidence.unknown_loads import unknown_loads
 from tracekit.analysis.evidence.unprofiled_steps import in_production_s, profiled_steps_s, unprofiled_step, worth_s
 from tracekit.analysis.gpu.behind import BlamedRank
 from tracekit.analysis.gpu.late_rank import unexplained_waits
 from tracekit.analysis.gpu.part import Part
 from tracekit.base.text import code_name, counted, main_clause, ranks_text, seconds
-from tracekit.report.finding import Finding
-from tracekit.report.fix import Fix
-from tracekit.report.verdict import Loss, LossKind
+from tracekit.report.verdict import LossKind
 from tracekit.trace.facts import Fact
 
 #: Findings on a rank alone that cost a smaller share of the recording are not reported.
@@ -58,10 +56,10 @@ class GraphAssessment(Assessment, frozen=True, eq=False):
         """See `Assessment`; of several ranks, `behind.py` has weighed their parts."""
         return SMALLEST_COST_SHARE * self.job.recorded_s if idles(self.job) else 0.0
 
-    def withheld(self, causes: Sequence[Finding]) -> str | None:
+    def withheld(self, causes: Sequence[Cause]) -> str | None:
         return next(self._doubts(causes), None)
 
-    def promised(self, fix: Fix) -> Fix:
+    def promised(self, fix: PricedFix) -> PricedFix:
         """See `Assessment.promised`: of a rank alone, doubts about transfers concern only fixes of transfers."""
         doubt = _of_transfers(self.job)
         if doubt is None:
@@ -70,14 +68,14 @@ class GraphAssessment(Assessment, frozen=True, eq=False):
             return fix
         return replace(fix, withheld=fix.withheld or doubt)
 
-    def headline(self, causes: Sequence[Finding]) -> Headline:
+    def headline(self, causes: Sequence[Cause]) -> Headline:
         """See `Assessment.headline`. One kind of loss counts, the costliest: the time in which all GPUs are idle, or
         all transfer, may be the same time.
         """
         job = self.job
         kind, loss, lost_s, leading = _costliest(job, causes)
         whole_s = _whole_s(job, leading) or 1.0
-        if job.kept is not None and leading:
+        if job.summary is not None and leading:
             named_s = _cost_s(job, leading[0])
             lost_s = named_s if named_s >= SMALLEST_HEADLINE_SHARE * whole_s else lost_s
         return Headline(
@@ -89,12 +87,12 @@ class GraphAssessment(Assessment, frozen=True, eq=False):
             returning_s=lost_s * (leading[0].returning_share if leading else 1.0),
             step_lost_s=np.full(len(job.steps), lost_s),
             leading=leading,
-            losses=(Loss(loss, lost_s, leading, lost_s if leading else 0.0),) if lost_s > 0 else (),
+            losses=(LossWithCauses(loss, lost_s, leading, lost_s if leading else 0.0),) if lost_s > 0 else (),
             parts=parts_of_s(job),
             of_mean_ops=loss is LossKind.STRAGGLER and not leading,
         )
 
-    def trust(self, causes: Sequence[Finding]) -> Trust:
+    def trust(self, causes: Sequence[Cause]) -> Trust:
         job = self.job
         doubts, of_transfers = tuple(self._doubts(causes)), _of_transfers(job)
         first = next((cause for cause in causes if cause.change is not None), None)
@@ -103,7 +101,7 @@ class GraphAssessment(Assessment, frozen=True, eq=False):
             doubts = (*doubts, of_transfers)
         return Trust(job.replay_error, discrepancy(job), discrepancy(job), not doubts, doubts)
 
-    def _doubts(self, causes: Sequence[Finding]) -> Iterator[str]:
+    def _doubts(self, causes: Sequence[Cause]) -> Iterator[str]:
         yield from _doubts(self.job)
         yield from doubts_of(causes)
 
@@ -114,19 +112,19 @@ class GraphAssessment(Assessment, frozen=True, eq=False):
         if unseen_s(job) >= 0.0005 * job.recorded_s:
             gaps += f" and {unseen_s(job) / job.recorded_s:.1%} that the recording does not show"
         figures = [f"replay within {trust.replay_error:.1%} of the recording; {gaps}"]
-        if job.kept is not None:
+        if job.summary is not None:
             odd = (
                 (job.unexplained.violations, "dependency", "contradicted"),
-                (job.kept.unmatched * (not job.alone), "communication kernel", "without a partner"),
-                (job.kept.without_launch, "GPU op", "launched outside the recording"),
+                (job.summary.unmatched * (not job.alone), "communication kernel", "without a partner"),
+                (job.summary.without_launch, "GPU op", "launched outside the recording"),
             )
             figures += [f"{counted(number, noun)} {what}" for number, noun, what in odd if number]
         return "; ".join(figures)
 
-    def seen(self, finding: Finding) -> str:
+    def seen(self, finding: Cause) -> str:
         """See `Assessment.seen`: when it acts, where in the code, or how long others wait for it."""
         culprit = culprit_of(self.job)
-        if self.job.kept is None:
+        if self.job.summary is None:
             return f", {finding.when}"
         if finding.spent is not None:
             return f", at {code_name(finding.spent.where)}" if finding.spent.where else ""
@@ -135,7 +133,7 @@ class GraphAssessment(Assessment, frozen=True, eq=False):
         return f": the others wait {seconds(culprit.waited_s)} for it in all"
 
 
-def _costliest(job: GraphSubject, causes: Sequence[Finding]) -> tuple[LossKind, LossKind, float, tuple[Finding, ...]]:
+def _costliest(job: GraphSubject, causes: Sequence[Cause]) -> tuple[LossKind, LossKind, float, tuple[Cause, ...]]:
     """The kind to name, the loss behind it, what that costs in seconds, and the findings that cause it."""
     whole_s, losses_s = in_production_s(job) or 1.0, dict(lost_in_production_s(job))
     costly = [cause for cause in causes if cause.change is not None and cause.once is None]
@@ -163,15 +161,15 @@ def _costliest(job: GraphSubject, causes: Sequence[Finding]) -> tuple[LossKind, 
     return kind, loss, lost_s, leading
 
 
-def _loss_of(cause: Finding) -> LossKind:
+def _loss_of(cause: Cause) -> LossKind:
     return detector_of(cause.kind).loss_at(cause.where)
 
 
-def _sentence(job: GraphSubject, kind: LossKind, leading: Sequence[Finding], lost_s: float) -> str:
+def _sentence(job: GraphSubject, kind: LossKind, leading: Sequence[Cause], lost_s: float) -> str:
     """What costs most, and what else nobody can explain, without the kind of loss."""
-    if kind is LossKind.CONTRADICTION and job.kept is not None:
-        return f"{job.kept.lost}: what costs time cannot be told"
-    whole, step = "each step" if job.kept is None else "the recording", unprofiled_step(job)
+    if kind is LossKind.CONTRADICTION and job.summary is not None:
+        return f"{job.summary.lost}: what costs time cannot be told"
+    whole, step = "each step" if job.summary is None else "the recording", unprofiled_step(job)
     if step is not None:
         whole = "each step without the profiler"
     rest = parts_of_s(job).words(job.recorded_s, whole)
@@ -185,7 +183,7 @@ def _sentence(job: GraphSubject, kind: LossKind, leading: Sequence[Finding], los
     return "; ".join(part for part in said if part)
 
 
-def _costs_most(job: GraphSubject, kind: LossKind, leading: Sequence[Finding], whole: str) -> str:
+def _costs_most(job: GraphSubject, kind: LossKind, leading: Sequence[Cause], whole: str) -> str:
     """What costs most, if that is known."""
     if kind is LossKind.BALANCED:
         nobody = "no rank stands out, and " if len(job.ranks) > 1 else ""
@@ -199,12 +197,12 @@ def _costs_most(job: GraphSubject, kind: LossKind, leading: Sequence[Finding], w
     return f"{place.words} {place.verb('costs', 'cost')} {share:.0%} of {whole}: {effect}"
 
 
-def _whole_s(job: GraphSubject, leading: Sequence[Finding]) -> float:
+def _whole_s(job: GraphSubject, leading: Sequence[Cause]) -> float:
     """What the cost of the leading finding is a part of, seconds: what was seen once is part of the recording."""
     return job.recorded_s if leading and leading[0].once is not None else in_production_s(job)
 
 
-def _cost_s(job: GraphSubject, cause: Finding) -> float:
+def _cost_s(job: GraphSubject, cause: Cause) -> float:
     """What a finding costs: of the rank that stands out, all that it does; of what has no price, the time it takes; of
     what was seen once, its time in the recording.
     """
@@ -220,7 +218,7 @@ def _cost_s(job: GraphSubject, cause: Finding) -> float:
 def _doubts(job: GraphSubject) -> Iterator[str]:
     """Yield why the numbers cannot be trusted."""
     yield from _of_replay(job)
-    found, waits = job.kept, job.waits
+    found, waits = job.summary, job.waits
     if found is None or waits is None:
         return
     yield from found.doubts
@@ -247,7 +245,7 @@ def _of_stacks(culprit: BlamedRank | None, without_stacks: Sequence[int]) -> Ite
 
 def _of_transfers(job: GraphSubject) -> str | None:
     """Why it is not known what transfers cost; None if it is."""
-    found = job.kept
+    found = job.summary
     if found is None or job.waits is None:
         return None
     unseen = [rank for rank in found.left_out if rank not in found.late.accounted]

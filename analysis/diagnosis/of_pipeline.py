@@ -22,14 +22,16 @@ from tracekit.analysis.attribution.attribution import (
 from tracekit.analysis.attribution.chance import SMALLEST_UNEXPLAINED, Parts
 from tracekit.analysis.attribution.patterns import SpacePattern, TimePattern, space_pattern, time_pattern
 from tracekit.analysis.attribution.stalls import Stall
+from tracekit.analysis.detectors.all_detectors import detector_of
 from tracekit.analysis.detectors.detector import SMALLEST_COST_SHARE, Treatment
-from tracekit.analysis.detectors.registry import detector_of
 from tracekit.analysis.detectors.uneven_experts import doubts_of
-from tracekit.analysis.diagnosis.assessment import Assessment, Headline
+from tracekit.analysis.diagnosis.assessment import Assessment, Headline, LossWithCauses
 from tracekit.analysis.diagnosis.find import can_conclude
 from tracekit.analysis.diagnosis.first_fix import paying_first
 from tracekit.analysis.diagnosis.loss_words import loss_sentence, part_of_step, rest_words
+from tracekit.analysis.diagnosis.priced_fix import PricedFix
 from tracekit.analysis.evidence.cards import hardware_at_fault
+from tracekit.analysis.evidence.cause import Cause
 from tracekit.analysis.evidence.launch_delays import delay_share_without
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.fixes.balance import balance_plans
@@ -51,9 +53,8 @@ from tracekit.analysis.whatif.paper import IDEAL, ORIGINAL
 from tracekit.analysis.whatif.selection import communication
 from tracekit.analysis.whatif.selection import kind as kind_of
 from tracekit.base.text import main_clause, seconds
-from tracekit.report.finding import Finding, Place
-from tracekit.report.fix import Fix
-from tracekit.report.verdict import Loss, LossKind
+from tracekit.report.finding import Place
+from tracekit.report.verdict import LossKind
 from tracekit.trace.facts import Fact
 
 #: A job that spends this share of its step in exposed communication is communication-bound.
@@ -77,10 +78,10 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
     def smallest_cost_s(self) -> float:
         return SMALLEST_COST_SHARE * self.job.unchanged_s
 
-    def ordered(self, causes: tuple[Finding, ...], fixes: Sequence[Fix]) -> tuple[Finding, ...]:
+    def ordered(self, causes: tuple[Cause, ...], fixes: Sequence[PricedFix]) -> tuple[Cause, ...]:
         return paying_first(causes, fixes)
 
-    def plans(self, causes: Sequence[Finding]) -> Iterable[Plan]:
+    def plans(self, causes: Sequence[Cause]) -> Iterable[Plan]:
         """See `Assessment.plans`. Raises SelectionError if the number of `layers` differs from that of the stages."""
         treated = {
             treatment: [cause for cause in causes if detector_of(cause.kind).treatment is treatment]
@@ -94,7 +95,7 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
             *general_plans(self.job),
         )
 
-    def withheld(self, causes: Sequence[Finding]) -> str | None:
+    def withheld(self, causes: Sequence[Cause]) -> str | None:
         """See `Assessment.withheld`; launch delays that a cause explains do not count against the replay."""
         left = delay_share_without(self.job, [cause.change for cause in causes if cause.change is not None])
         if left > LARGEST_DISCREPANCY:
@@ -107,7 +108,7 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
             return f"the replay is {slower:.1%} slower than the recording: ops overlapped that the graph orders"
         return next(iter(doubts_of(causes)), None)
 
-    def headline(self, causes: Sequence[Finding]) -> Headline:
+    def headline(self, causes: Sequence[Cause]) -> Headline:
         job, attribution = self.job, self.job.attribution
         gone, parts = _gone(job, causes), parts_of(job, causes)
         losses = _losses(job, causes, gone, parts)
@@ -134,7 +135,7 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
             of_mean_ops=lost_s == straggling_s(job, causes, parts),
         )
 
-    def trust(self, causes: Sequence[Finding]) -> Trust:
+    def trust(self, causes: Sequence[Cause]) -> Trust:
         job, trust = self.job, self.job.attribution.trust
         if self.method is Method.TRACEKIT:
             gaps_are_the_host = job.trace.timed_on_gpus
@@ -160,7 +161,7 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
             inside = f"; one rank in {ranks} recorded, standing for its worker"
         return f"replay within {trust.replay_error:.1%} of the recording; {explained}{inside}"
 
-    def seen(self, finding: Finding) -> str:
+    def seen(self, finding: Cause) -> str:
         workers = finding.where.workers
         return f"{f' ({workers[0].coordinates})' if len(workers) == 1 else ''}, {finding.when}"
 
@@ -184,7 +185,7 @@ class _Named(NamedTuple):
     sentence: str
 
 
-def parts_of(job: PipelineSubject, causes: Sequence[Finding]) -> Parts:
+def parts_of(job: PipelineSubject, causes: Sequence[Cause]) -> Parts:
     """What the loss that S measures consists of."""
     noise, found = job.noise, job.attribution
     if noise.unexplained_s < SMALLEST_UNEXPLAINED * noise.step_s:  # there is nothing for causes to explain
@@ -192,7 +193,7 @@ def parts_of(job: PipelineSubject, causes: Sequence[Finding]) -> Parts:
     return Parts.of(found.original, found.ideal, job.noisy, _explained_of_s(job, causes))
 
 
-def _gone(job: PipelineSubject, causes: Sequence[Finding]) -> Floats:
+def _gone(job: PipelineSubject, causes: Sequence[Cause]) -> Floats:
     """Seconds of each step that go when all causes go together, [steps]."""
     changes = [cause.change for cause in causes if cause.change is not None]
     if not changes:
@@ -200,9 +201,9 @@ def _gone(job: PipelineSubject, causes: Sequence[Finding]) -> Floats:
     return np.asarray(job.unchanged - step_times(job.replay, changes))
 
 
-def _losses(job: PipelineSubject, causes: Sequence[Finding], gone: Floats, parts: Parts) -> list[Loss]:
+def _losses(job: PipelineSubject, causes: Sequence[Cause], gone: Floats, parts: Parts) -> list[LossWithCauses]:
     """The cost of each kind of loss; the kind whose fix saves most in the job as it is comes first."""
-    by_kind: dict[LossKind, list[Finding]] = {}
+    by_kind: dict[LossKind, list[Cause]] = {}
     for cause in causes:
         if cause.change is not None:
             by_kind.setdefault(detector_of(cause.kind).loss_at(cause.where), []).append(cause)
@@ -210,9 +211,9 @@ def _losses(job: PipelineSubject, causes: Sequence[Finding], gone: Floats, parts
     for kind, members in by_kind.items():
         of_kind = gone if len(by_kind) == 1 else _gone(job, members)
         gone_s = max(float(of_kind.mean()), 0.0)
-        losses.append(Loss(kind, gone_s, tuple(members), gone_s))
+        losses.append(LossWithCauses(kind, gone_s, tuple(members), gone_s))
     by_s = straggling_s(job, causes, parts)
-    none = Loss(LossKind.STRAGGLER, 0.0, (), 0.0)
+    none = LossWithCauses(LossKind.STRAGGLER, 0.0, (), 0.0)
     stragglers = next((loss for loss in losses if loss.kind is LossKind.STRAGGLER), none)
     others = [loss for loss in losses if loss.kind is not LossKind.STRAGGLER]
     if by_s and (stragglers.causes or not _explained(job, others, by_s)):
@@ -229,7 +230,7 @@ def _losses(job: PipelineSubject, causes: Sequence[Finding], gone: Floats, parts
     return sorted(losses, key=lambda loss: (-weight_s[loss.kind], -loss.lost_s))
 
 
-def _explained(job: PipelineSubject, others: Sequence[Loss], by_s: float) -> bool:
+def _explained(job: PipelineSubject, others: Sequence[LossWithCauses], by_s: float) -> bool:
     """Whether losses of other kinds, alone or together, explain most of what S says is lost."""
     may_explain = [loss for loss in others if not any(_done_for_all(cause) for cause in loss.causes)]
     if max((loss.lost_s for loss in may_explain), default=0.0) >= EXPLAINED_SHARE * by_s:
@@ -238,12 +239,12 @@ def _explained(job: PipelineSubject, others: Sequence[Loss], by_s: float) -> boo
     return float(_explained_of_s(job, causes).mean()) >= EXPLAINED_SHARE * by_s
 
 
-def _done_for_all(cause: Finding) -> bool:
+def _done_for_all(cause: Cause) -> bool:
     """Whether a cause is planned work of the training loop, done by one rank for all or by every rank."""
     return cause.change is not None and not cause.where.workers and detector_of(cause.kind).planned is not None
 
 
-def _explained_of_s(job: PipelineSubject, causes: Sequence[Finding]) -> Floats:
+def _explained_of_s(job: PipelineSubject, causes: Sequence[Cause]) -> Floats:
     """The seconds of S that go when the causes go, [steps].
 
     S ignores launch delays and overlap between steps: a cause that hides behind either costs less in the job as it is.
@@ -256,7 +257,7 @@ def _explained_of_s(job: PipelineSubject, causes: Sequence[Finding]) -> Floats:
     return np.asarray(with_s - without_s)
 
 
-def _beside(job: PipelineSubject, losses: Sequence[Loss]) -> float:
+def _beside(job: PipelineSubject, losses: Sequence[LossWithCauses]) -> float:
     """Seconds of the mean step that stragglers cost in addition to other losses, which S counts too if ops take longer.
 
     The larger of their cost in the job as it is and their cost once the other causes are gone.
@@ -269,7 +270,7 @@ def _beside(job: PipelineSubject, losses: Sequence[Loss]) -> float:
     return max(as_it_is_s, float(alone_s))
 
 
-def straggling_s(job: PipelineSubject, causes: Sequence[Finding], parts: Parts) -> float:
+def straggling_s(job: PipelineSubject, causes: Sequence[Cause], parts: Parts) -> float:
     """Seconds of a step that stragglers cost by S, compared with mean ops and without launch delays; 0 below S = 1.1 if
     causes and noise explain it.
 
@@ -288,7 +289,7 @@ def straggling_s(job: PipelineSubject, causes: Sequence[Finding], parts: Parts) 
     return original_s - ideal_s if straggling else 0.0
 
 
-def _lost_s(losses: Sequence[Loss], gone: Floats) -> float:
+def _lost_s(losses: Sequence[LossWithCauses], gone: Floats) -> float:
     """Total loss, seconds of a step: what goes when all causes go, but at least the largest single loss."""
     if len(losses) <= 1:
         return losses[0].lost_s if losses else 0.0
@@ -306,7 +307,9 @@ def _step_lost_s(job: PipelineSubject, gone: Floats, lost_s: float) -> Floats:
     return np.asarray(gone + (lost_s - gone.mean()) * rest / rest.mean())
 
 
-def _named(job: PipelineSubject, losses: Sequence[Loss], lost_s: float, gone_s: float, parts: Parts) -> _Named:
+def _named(
+    job: PipelineSubject, losses: Sequence[LossWithCauses], lost_s: float, gone_s: float, parts: Parts
+) -> _Named:
     """The kind of loss to name, its cost, and the sentence about it. `gone_s`: as in `_together`."""
     found = job.attribution
     if losses and not losses[0].causes and losses[0].kind is LossKind.COMMUNICATION:
@@ -346,7 +349,7 @@ def _named(job: PipelineSubject, losses: Sequence[Loss], lost_s: float, gone_s: 
     return _Named(kind, of_kind_s, sentence)
 
 
-def _together(job: PipelineSubject, losses: Sequence[Loss], lost_s: float, gone_s: float) -> _Named:
+def _together(job: PipelineSubject, losses: Sequence[LossWithCauses], lost_s: float, gone_s: float) -> _Named:
     """The headline for causes that each cost little, often because they hide behind each other, but much together.
 
     `gone_s`: what goes with all of them, seconds of the mean step.
@@ -360,7 +363,7 @@ def _together(job: PipelineSubject, losses: Sequence[Loss], lost_s: float, gone_
     return _Named(losses[0].kind, lost_s, sentence)
 
 
-def _exposed_communication(job: PipelineSubject) -> list[Loss]:
+def _exposed_communication(job: PipelineSubject) -> list[LossWithCauses]:
     """What the mean step would save if communication took no time, if the job is communication-bound; else nothing."""
     if job.attribution.slowdown < SMALLEST_SLOWDOWN or not can_conclude(job, LossKind.COMMUNICATION):
         return []
@@ -368,4 +371,4 @@ def _exposed_communication(job: PipelineSubject) -> list[Loss]:
     exposed_s = job.attribution.original_s - mean_step_time(job.replay, silent)
     if exposed_s < COMMUNICATION_BOUND_SHARE * job.attribution.recorded_s:
         return []
-    return [Loss(LossKind.COMMUNICATION, exposed_s, (), 0.0)]
+    return [LossWithCauses(LossKind.COMMUNICATION, exposed_s, (), 0.0)]

@@ -10,15 +10,15 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from tracekit.analysis.attribution.attribution import Trust
+from tracekit.analysis.detectors.all_detectors import detector_of
 from tracekit.analysis.detectors.detector import SMALLEST_COST_SHARE
-from tracekit.analysis.detectors.post_training import STALE, Tail, alternative
-from tracekit.analysis.detectors.registry import detector_of
-from tracekit.analysis.diagnosis.assessment import Assessment, Headline
+from tracekit.analysis.detectors.rl_losses import STALE, Tail, alternative
+from tracekit.analysis.diagnosis.assessment import Assessment, Headline, LossWithCauses
+from tracekit.analysis.evidence.cause import Cause
 from tracekit.analysis.evidence.rl_subject import RlSubject
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.rl.account import RlAccount, first_line
-from tracekit.report.finding import Finding
-from tracekit.report.verdict import Loss, LossKind
+from tracekit.report.verdict import LossKind
 
 
 class RlAssessment(Assessment, frozen=True, eq=False):
@@ -31,19 +31,19 @@ class RlAssessment(Assessment, frozen=True, eq=False):
     def smallest_cost_s(self) -> float:
         return SMALLEST_COST_SHARE * self.job.recorded_s
 
-    def reported(self, findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    def reported(self, findings: Sequence[Cause]) -> tuple[Cause, ...]:
         return tuple(finding for finding in findings if finding.change is not None)
 
-    def plans(self, causes: Sequence[Finding]) -> Iterable[Plan]:
+    def plans(self, causes: Sequence[Cause]) -> Iterable[Plan]:
         """See `Assessment.plans`: to generate ahead of training, unless the run does, or its tail proposes that."""
         if self.account.flagged or self.job.run.stale or any(cause.kind == Tail.kind for cause in causes):
             return ()
         return (alternative(self.job, *STALE),)
 
-    def withheld(self, causes: Sequence[Finding]) -> str | None:
+    def withheld(self, causes: Sequence[Cause]) -> str | None:
         return self.account.doubt or None
 
-    def headline(self, causes: Sequence[Finding]) -> Headline:
+    def headline(self, causes: Sequence[Cause]) -> Headline:
         job, (label, sentence) = self.job, first_line(self.account)
         leading = [cause for cause in causes if cause.kind == label]
         named = sorted(causes, key=lambda cause: cause not in leading)
@@ -51,7 +51,7 @@ class RlAssessment(Assessment, frozen=True, eq=False):
         lost_s = max(float(gone.mean()), 0.0) if leading else 0.0
         costs_s = [max(cause.saved_s, 0.0) for cause in named]
         losses = [
-            Loss(detector_of(cause.kind).loss, cost_s, (cause,), cost_s)
+            LossWithCauses(detector_of(cause.kind).loss, cost_s, (cause,), cost_s)
             for cause, cost_s in zip(named, costs_s, strict=True)
         ]
         return Headline(
@@ -67,7 +67,7 @@ class RlAssessment(Assessment, frozen=True, eq=False):
             parts=job.noise,
         )
 
-    def trust(self, causes: Sequence[Finding]) -> Trust:
+    def trust(self, causes: Sequence[Cause]) -> Trust:
         doubts = tuple(filter(None, [self.account.doubt]))
         return Trust(self.job.replay_error, 0.0, 0.0, not doubts, doubts)
 

@@ -1,6 +1,6 @@
 """What each fix would save: every fix is a change to the job's costs, replayed.
 
-In: the assessment of a job, and its `Finding`s. Out: `Fix`es, best first. Savings smaller than their error
+In: the assessment of a job, and its `Cause`s. Out: `Fix`es, best first. Savings smaller than their error
 are not reported, and none are if unexplained launch delays make up more than 5 % of the step.
 """
 
@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from msgspec import Struct, field
+from msgspec.structs import replace
 
-from tracekit.analysis.detectors.registry import detector_of, guarded
+from tracekit.analysis.detectors.all_detectors import detector_of, guarded
 from tracekit.analysis.diagnosis.assessment import Assessment
 from tracekit.analysis.diagnosis.find import acting
+from tracekit.analysis.diagnosis.priced_fix import PricedFix
+from tracekit.analysis.evidence.cause import Cause
 from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.evidence.unprofiled_steps import saves_step, unprofiled_step
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import seconds
-from tracekit.report.finding import Finding, Place
-from tracekit.report.fix import Fix
+from tracekit.report.finding import Place
 
 #: Leave out fixes that save less than this share of the step.
 SMALLEST_SAVING_SHARE = 0.01
@@ -38,7 +39,7 @@ IN_VAIN = "it gives back next to nothing here"
 COMBINATION = "combination"
 
 
-def fixes_of(assessed: Assessment, causes: Sequence[Finding]) -> tuple[Fix, ...]:
+def fixes_of(assessed: Assessment, causes: Sequence[Cause]) -> tuple[PricedFix, ...]:
     """The fixes that would save time: those for a cause, then what any job can try, each by what it saves; last the
     combination.
     """
@@ -63,13 +64,13 @@ def fixes_of(assessed: Assessment, causes: Sequence[Finding]) -> tuple[Fix, ...]
     return tuple(assessed.promised(fix) for fix in priced)
 
 
-def _pays(job: Subject, fix: Fix) -> bool:
+def _pays(job: Subject, fix: PricedFix) -> bool:
     """Return whether a fix saves enough to be worth a line, also without a profiler."""
     enough = fix.saved_s >= SMALLEST_SAVING_SHARE * job.measured_s
     return enough and (fix.saves_step_s is None or fix.share >= SMALLEST_SAVING_SHARE)
 
 
-def _named(fixes: Sequence[Fix]) -> tuple[Fix, ...]:
+def _named(fixes: Sequence[PricedFix]) -> tuple[PricedFix, ...]:
     """The fixes with edits that tell those of one kind apart, `fix=KIND` and `fix=KIND:2`."""
     named = []
     for at, fix in enumerate(fixes):
@@ -79,7 +80,7 @@ def _named(fixes: Sequence[Fix]) -> tuple[Fix, ...]:
     return tuple(named)
 
 
-def fix_named(fixes: Sequence[Fix], name: str) -> Fix:
+def fix_named(fixes: Sequence[PricedFix], name: str) -> PricedFix:
     """The fix that an edit calls `KIND` or `KIND:NUMBER`. Raises SelectionError if there is none with a change."""
     kind, _, number = name.partition(":")
     of_kind = [fix for fix in fixes if fix.kind == kind]
@@ -90,7 +91,7 @@ def fix_named(fixes: Sequence[Fix], name: str) -> Fix:
     return of_kind[at - 1]
 
 
-def _removes_a_cause(fix: Fix) -> bool:
+def _removes_a_cause(fix: PricedFix) -> bool:
     """True for a fix that makes a named cause go away rather than work around it."""
     return fix.cause is not None and fix.change is not None and not fix.bound and not fix.around
 
@@ -102,7 +103,7 @@ class _Pricer(Struct, frozen=True, eq=False):
     withheld: str | None
     known: dict[tuple[int, ...], Floats] = field(default_factory=dict)
 
-    def times(self, fixes: Sequence[Fix]) -> Floats:
+    def times(self, fixes: Sequence[PricedFix]) -> Floats:
         """The step times after several fixes, seconds, [steps]; combinations have many in common."""
         changes = [fix.change for fix in fixes if fix.change is not None]
         key = tuple(map(id, changes))
@@ -110,7 +111,7 @@ class _Pricer(Struct, frozen=True, eq=False):
             self.known[key] = self.job.step_times(changes)
         return np.asarray(self.known[key] + sum(fix.extra_s for fix in fixes))
 
-    def price(self, plan: Plan, changes: Sequence[Any] | None = None) -> Fix:
+    def price(self, plan: Plan, changes: Sequence[Any] | None = None) -> PricedFix:
         """Replay the plan, unless its step times are known, then with the `changes` that it makes."""
         changed = plan.step_times
         if changed is None:
@@ -135,17 +136,19 @@ class _Pricer(Struct, frozen=True, eq=False):
                 reason = f"the saving of {seconds(saved_s)} is below its error of {seconds(error_s)}"
             else:
                 bound, details = True, {"assumes": f"as often as in this trace ({seen} steps)", **details}
-        return Fix(
+        return PricedFix(
             kind=plan.kind,
             title=plan.title,
             where=plan.where,
+            where_text=str(plan.where),
             new_step_s=self.job.recorded_s - saved_s,
             saved_s=saved_s,
             saved_gpu_hours_per_day=share * self.job.gpus * 24,
             error_s=error_s,
             bound=bound,
             withheld=reason,
-            details=details,
+            assumes=None if (assumed := details.get("assumes")) is None else str(assumed),
+            details=dict(details),
             change=plan.change,
             cause=None if plan.cause is None else plan.cause.kind,
             confidence=None if plan.cause is None else plan.cause.confidence,
@@ -158,13 +161,13 @@ class _Pricer(Struct, frozen=True, eq=False):
             unprofiled_step_s=None if step is None else step.value,
         )
 
-    def _seen(self, cause: Finding, saving: Floats) -> int | None:
+    def _seen(self, cause: Cause, saving: Floats) -> int | None:
         """The number of steps in which a cause acts, if too small to estimate its frequency; None if its size is also
         unknown.
 
         Its cost in those steps, and the total loss in this trace, are known.
         """
-        acts = acting(self.job, cause)
+        acts = acting(self.job, cause.time)
         if acts is None or acts.sum() < 2:
             return None
         each = saving[acts]
@@ -172,7 +175,7 @@ class _Pricer(Struct, frozen=True, eq=False):
         return int(acts.sum()) if float(each.mean()) > least_s else None
 
 
-def _combination(pricer: _Pricer, fixes: Sequence[Fix], hidden: Sequence[Fix]) -> Iterator[Fix]:
+def _combination(pricer: _Pricer, fixes: Sequence[PricedFix], hidden: Sequence[PricedFix]) -> Iterator[PricedFix]:
     """The best of: the fix that helps most, or those of all named causes; then whatever else helps most on top of that.
 
     Each of its fixes is promised by itself, or saves more than its error on top of the others, as a pause of one rank
@@ -215,13 +218,13 @@ def _combination(pricer: _Pricer, fixes: Sequence[Fix], hidden: Sequence[Fix]) -
         yield replace(pricer.price(plan, changes), confidence=min(sure, default=None))
 
 
-def _helps(pricer: _Pricer, fix: Fix, others: Sequence[Fix]) -> bool:
+def _helps(pricer: _Pricer, fix: PricedFix, others: Sequence[PricedFix]) -> bool:
     """Whether a fix saves more than its error on top of others."""
     gained = pricer.times(others) - pricer.times([*others, fix])
     return float(gained.mean()) >= pricer.job.saving_error_s(gained, [fix.change])
 
 
-def _grown(pricer: _Pricer, start: list[Fix], fixes: Sequence[Fix]) -> tuple[list[Fix], Floats]:
+def _grown(pricer: _Pricer, start: list[PricedFix], fixes: Sequence[PricedFix]) -> tuple[list[PricedFix], Floats]:
     """`start` plus the fixes that help most on top of it, one by one, and the resulting step times, [steps]."""
     taken, times = list(start), pricer.times(start)
     while len(taken) < max(LONGEST_COMBINATION, len(start)):
@@ -240,15 +243,15 @@ def _grown(pricer: _Pricer, start: list[Fix], fixes: Sequence[Fix]) -> tuple[lis
     return taken, times
 
 
-def _compatible(fixes: Sequence[Fix]) -> list[Fix]:
+def _compatible(fixes: Sequence[PricedFix]) -> list[PricedFix]:
     """The fixes without those that exclude an earlier one."""
-    taken: list[Fix] = []
+    taken: list[PricedFix] = []
     for fix in fixes:
         if not any(_exclude(fix, other) and fix.kind != other.kind for other in taken):
             taken.append(fix)
     return taken
 
 
-def _exclude(fix: Fix, other: Fix) -> bool:
+def _exclude(fix: PricedFix, other: PricedFix) -> bool:
     """Return whether a combination has at most one of these fixes."""
     return fix.excludes is not None and fix.excludes == other.excludes

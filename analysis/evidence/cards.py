@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
-from tracekit.analysis.evidence.workers import slow_kind, worker_factor
+from tracekit.analysis.evidence.slow_workers import slow_kind, worker_factor
 from tracekit.trace.canonical import share_of_samples
 from tracekit.trace.model import Worker
 
@@ -32,7 +32,7 @@ EXPLAINED_SHARE = 0.5
 HIGHEST_MHZ = 1e5
 
 
-class Card(Struct, frozen=True):
+class SampledGpu(Struct, frozen=True):
     """One sampled GPU. `sm_mhz`: its median clock, None if unknown. `faulty`: the share of samples with a reason of
     `FAULTS`, None if reasons were not sampled.
     """
@@ -43,7 +43,7 @@ class Card(Struct, frozen=True):
     faulty: float | None
 
 
-class Clocks(Struct, frozen=True):
+class GpuClocks(Struct, frozen=True):
     """Median clocks of slow workers' GPUs and of the others', MHz."""
 
     own_mhz: float
@@ -54,7 +54,7 @@ class Clocks(Struct, frozen=True):
         return self.peers_mhz / self.own_mhz - 1 > EXPLAINED_SHARE * (factor - 1)
 
 
-def cards_of(job: PipelineSubject) -> dict[Worker, Card]:
+def cards_of(job: PipelineSubject) -> dict[Worker, SampledGpu]:
     """The sampled GPU of each worker, as far as the trace's metadata has it."""
     gpus = job.trace.metadata.get("gpus")
     sampled = gpus if isinstance(gpus, dict) else {}
@@ -62,12 +62,12 @@ def cards_of(job: PipelineSubject) -> dict[Worker, Card]:
     return {worker: _card(gpu) for worker, gpu in of_workers.items() if isinstance(gpu, dict)}
 
 
-def _card(gpu: Mapping[str, Any]) -> Card:
+def _card(gpu: Mapping[str, Any]) -> SampledGpu:
     spread, reasons = gpu.get("sm_mhz"), gpu.get("reasons")
     mhz = spread.get("median") if isinstance(spread, dict) else None
     shares = [share_of_samples(reasons.get(fault, 0.0)) for fault in FAULTS] if isinstance(reasons, dict) else []
     uuid, model = gpu.get("uuid"), gpu.get("model")
-    return Card(
+    return SampledGpu(
         uuid if isinstance(uuid, str) else None,
         model if isinstance(model, str) else None,
         float(mhz) if isinstance(mhz, int | float) and 0 < mhz < HIGHEST_MHZ else None,
@@ -82,11 +82,11 @@ def shares_card(job: PipelineSubject, workers: Iterable[Worker]) -> bool:
     return any(card.uuid in own for worker, card in cards.items() if worker not in slow)
 
 
-def clocks_of(job: PipelineSubject, workers: Iterable[Worker]) -> Clocks | None:
+def clocks_of(job: PipelineSubject, workers: Iterable[Worker]) -> GpuClocks | None:
     """The clocks of the GPUs of `workers` and of others of the same models; None if one of them is unknown."""
     own, peers = _own_and_peers(job, workers)
     own_mhz, peers_mhz = ([card.sm_mhz for card in cards if card.sm_mhz is not None] for cards in (own, peers))
-    return Clocks(median(own_mhz), median(peers_mhz)) if own_mhz and peers_mhz else None
+    return GpuClocks(median(own_mhz), median(peers_mhz)) if own_mhz and peers_mhz else None
 
 
 def hardware_at_fault(job: PipelineSubject, workers: Iterable[Worker]) -> bool:
@@ -107,7 +107,7 @@ def hardware_at_fault(job: PipelineSubject, workers: Iterable[Worker]) -> bool:
     return clocks is None or clocks.explain(factor)
 
 
-def _own_and_peers(job: PipelineSubject, workers: Iterable[Worker]) -> tuple[list[Card], list[Card]]:
+def _own_and_peers(job: PipelineSubject, workers: Iterable[Worker]) -> tuple[list[SampledGpu], list[SampledGpu]]:
     """The GPUs of `workers`, and those of the other workers that are of the same models."""
     slow, cards = set(workers), cards_of(job)
     own = [card for worker, card in cards.items() if worker in slow]
@@ -115,6 +115,6 @@ def _own_and_peers(job: PipelineSubject, workers: Iterable[Worker]) -> tuple[lis
     return own, [card for worker, card in cards.items() if worker not in slow and card.model in models]
 
 
-def _faulty(cards: Iterable[Card]) -> bool:
+def _faulty(cards: Iterable[SampledGpu]) -> bool:
     shares = [card.faulty for card in cards if card.faulty is not None]
     return bool(shares) and median(shares) >= FAULTY_SHARE

@@ -232,8 +232,8 @@ def _factors(
     microbatch = work / shared / slow_step[:, None]
     quiet = median(np.where(slow_worker > 1, np.nan, beyond), (2,))[:, :, None, :]
     # Without a pipeline, a slow worker is already part of the workload, except for the kind that is not slow.
-    known = np.where(slow_worker > 1, beyond if stages == 1 else slow_worker, np.nan_to_num(quiet, nan=1.0))
-    paused, scatter = _pauses(grid, model, known)
+    beyond_workload = np.where(slow_worker > 1, beyond if stages == 1 else slow_worker, np.nan_to_num(quiet, nan=1.0))
+    paused, scatter = _pauses(grid, model, beyond_workload)
     usual_s = model.base[:, :, :, None] * model.position[:, None, None]
     signature = grid / safe(usual_s)[..., None, None]
     correlation, spread = _length_signature(signature, paused) if model.tells_lengths else (0.0, 0.0)
@@ -347,8 +347,8 @@ def _slow_levels(beside: Floats, episodes: Episodes) -> Floats:
     level = values.sum(axis=-2, keepdims=True) / count
     deviation = np.where(on & np.isfinite(beside), beside - level, 0.0)
     variance = (deviation**2).sum(axis=-2, keepdims=True) / np.maximum(count - 1, 1)
-    kept = np.maximum(1 - float(np.median(episodes.noise.variance)) / np.maximum(variance, 1e-12), 0.0)
-    return np.where(on, np.maximum(level + kept * deviation, 0.0), 0.0)
+    beyond_noise = np.maximum(1 - float(np.median(episodes.noise.variance)) / np.maximum(variance, 1e-12), 0.0)
+    return np.where(on, np.maximum(level + beyond_noise * deviation, 0.0), 0.0)
 
 
 def _typical(values: Floats, axes: tuple[int, ...]) -> tuple[Floats, Floats]:
@@ -393,8 +393,8 @@ def _length_signature(relative: Floats, paused: Bools) -> tuple[float, float]:
     within = 0 if over_stages.shape[1] > 1 else 1
     deviation = over_stages - np.expand_dims(nan_mean(over_stages, (within + 1,)), within + 1)
     forward, backward = deviation[FORWARD].ravel(), deviation[BACKWARD].ravel()
-    known = np.isfinite(forward) & np.isfinite(backward)
-    forward, backward = forward[known], backward[known]
+    finite = np.isfinite(forward) & np.isfinite(backward)
+    forward, backward = forward[finite], backward[finite]
     if len(forward) < 3 or forward.std() == 0 or backward.std() == 0:
         return 0.0, 0.0
     return float(np.corrcoef(forward, backward)[0, 1]), float(backward.std())

@@ -94,19 +94,18 @@ class ComputeTable(Struct, frozen=True, eq=False, dict=True):
             # Chunks and microbatches share one axis of rows: cell = chunk x microbatches + microbatch.
             computes = part.computes
             chunk, microbatch = np.divmod(np.arange(len(computes)), microbatches)
-            here = wide[part.kind, part.stage][
-                chunk[:, None], microbatch[:, None], part.step[None, :], part.dp_index[None, :]
-            ]
+            cells = chunk[:, None], microbatch[:, None], part.step[None, :], part.dp_index[None, :]
+            factor = np.repeat(wide[part.kind, part.stage][cells], computes.parts, axis=0)
             rows = computes.rows[:, 0] if computes.rows.shape[1] == 1 else computes.rows
-            yield GridPart(part.block, rows, np.repeat(here, computes.parts, axis=0) if computes.parts > 1 else here)
+            yield GridPart(part.block, rows, factor)
 
 
 def _placements(block: Block, number: int, kinds: Sequence[OpKind], dp_ranks: Ints, stages: int) -> list[_Placement]:
     dp_index = np.searchsorted(dp_ranks, block.dp_rank)
     placements = []
     for stage in range(stages):
-        for at, kind in enumerate(kinds):
+        for kind_index, kind in enumerate(kinds):
             computes = compute_rows(block, stage, kind)
             if len(computes):
-                placements.append(_Placement(number, at, stage, computes, block.step, dp_index))
+                placements.append(_Placement(number, kind_index, stage, computes, block.step, dp_index))
     return placements

@@ -99,18 +99,18 @@ def _transfers(traffic: Traffic) -> _Sent:
     np.copyto(usual_s, alone_s, where=(level > 1)[:, None, :, None])
     streams = np.ones(link_s.shape)
     for host in (sender, receiver):
-        _, at, count = np.unique(np.where(passes, host, -1), return_inverse=True, return_counts=True)
-        streams = np.where(passes, np.maximum(streams, count[at].reshape(host.shape)), streams)
+        _, index, count = np.unique(np.where(passes, host, -1), return_inverse=True, return_counts=True)
+        streams = np.where(passes, np.maximum(streams, count[index].reshape(host.shape)), streams)
     return _Sent(traffic.seconds, usual_s, level, streams[:, None, None])
 
 
 def _rings(traffic: Traffic) -> _Sent:
-    mine = np.zeros(traffic.rings.shape, np.bool_)
+    through_cards = np.zeros(traffic.rings.shape, np.bool_)
     for card in traffic.cards:
-        mine |= through(card, traffic.rings)
+        through_cards |= through(card, traffic.rings)
     rings = traffic.rings[..., None]
-    level = _levels(traffic, rings, mine[..., None], np.zeros(len(rings), np.bool_))
-    usual_s = np.broadcast_to(median(_when_calm(rings, level), (2, 3))[:, :, None], mine.shape).copy()
+    level = _levels(traffic, rings, through_cards[..., None], np.zeros(len(rings), np.bool_))
+    usual_s = np.broadcast_to(median(_when_calm(rings, level), (2, 3))[:, :, None], through_cards.shape).copy()
     for card in traffic.cards:
         slow = through(card, traffic.rings)
         usual_s[slow] = np.fmax(usual_s, level_s(traffic.rings, card, 2))[slow]
@@ -118,15 +118,15 @@ def _rings(traffic: Traffic) -> _Sent:
 
 
 def _exchanges(traffic: Traffic) -> _Sent:
-    mine = np.zeros(traffic.exchanges.shape, np.bool_)
+    through_cards = np.zeros(traffic.exchanges.shape, np.bool_)
     for card in traffic.cards:
-        mine |= exchanged(traffic, card)
+        through_cards |= exchanged(traffic, card)
     seconds = traffic.exchanges[None]
     level = _levels(
-        traffic, seconds, mine[None], np.array([_several((traffic.host_number[0], traffic.host_number[-1]))])
+        traffic, seconds, through_cards[None], np.array([_several((traffic.host_number[0], traffic.host_number[-1]))])
     )
     usual_s = lower_median(median(_when_calm(seconds, level)[0], (1,)), axis=1)[:, None, None]
-    usual_s = np.broadcast_to(usual_s, mine.shape).copy()
+    usual_s = np.broadcast_to(usual_s, through_cards.shape).copy()
     for card in traffic.cards:
         slow = exchanged(traffic, card)
         usual_s[slow] = np.fmax(usual_s, level_s(traffic.exchanges, card, 1))[slow]
@@ -161,9 +161,9 @@ def _level(series: Floats) -> Floats:
     """Each step's value over that of calm steps if it is far above them, else 1, [steps]."""
     with np.errstate(invalid="ignore", divide="ignore"):
         logs = np.log(series)
-    known = np.sort(logs[np.isfinite(logs)])
-    for count in np.flatnonzero(np.diff(known) >= np.log(SMALLEST_LEVEL)) + 1:
-        calm, congested = known[:count], known[count:]
+    ordered = np.sort(logs[np.isfinite(logs)])
+    for count in np.flatnonzero(np.diff(ordered) >= np.log(SMALLEST_LEVEL)) + 1:
+        calm, congested = ordered[:count], ordered[count:]
         # A few calm steps do not show how much steps scatter.
         most = max(calm, congested, key=len)
         spread = MAD_TO_SIGMA * float(lower_median(np.abs(most - lower_median(most, 0)), 0))
@@ -197,9 +197,9 @@ class _Sent(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def long(self) -> Floats:
         """Least multiple of an op's usual time that neither scatter nor sharing explains."""
-        known = self.over[np.isfinite(self.over) & (self.over > 0)]
-        np.abs(np.log(known, out=known), out=known)
-        spread = MAD_TO_SIGMA * float(np.median(known, overwrite_input=True)) if known.size else 0.0
+        logs = self.over[np.isfinite(self.over) & (self.over > 0)]
+        np.abs(np.log(logs, out=logs), out=logs)
+        spread = MAD_TO_SIGMA * float(np.median(logs, overwrite_input=True)) if logs.size else 0.0
         return np.clip(np.maximum(self.streams, np.exp(SPREADS * spread)), SMALLEST_LONG, LARGEST_LONG)
 
     @cached_property

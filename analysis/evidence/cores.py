@@ -36,8 +36,8 @@ def queued_s(trace: Trace, graph: DependencyGraph) -> Floats | None:
     if QUEUED not in trace.ops.columns:
         return None
     waits = np.zeros((graph.layout.pp, len(graph.steps), len(graph.dp_ranks)))
-    known, step, dp_index = replayed_ops(trace, graph, pl.col(QUEUED).list.len() > 0)
-    waits[known["pp_rank"].to_numpy(), step, dp_index] = known[QUEUED].list.first().to_numpy()
+    ops, step, dp_index = replayed_ops(trace, graph, pl.col(QUEUED).list.len() > 0)
+    waits[ops["pp_rank"].to_numpy(), step, dp_index] = ops[QUEUED].list.first().to_numpy()
     return waits
 
 

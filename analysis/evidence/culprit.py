@@ -1,22 +1,119 @@
-"""The rank that the others wait for, beyond what loads of experts may explain.
+"""The rank that the others wait for, beyond what loads of experts explain, or may explain.
 
-In: a job of any graph. Out: the rank, how far it is behind in each part of its time, and the job at the pace of peers.
+In: a job of any graph. Out: the loads of its experts and the cause of unequal ones; a rank whose experts take longer,
+with loads that are not known; the rank that is late beyond that, and the job at the pace of its peers.
+
+A slow GPU takes longer for other kernels than those of experts, too. Experts that take longer by more than that have
+more tokens, or are slow for a reason of their own: only their loads would tell which.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+import polars as pl
+from msgspec import Struct
+
 from tracekit.analysis.evidence.evidence import evidence
-from tracekit.analysis.evidence.graph_subject import GraphSubject
-from tracekit.analysis.evidence.uneven_loads import even_where_known
-from tracekit.analysis.evidence.unknown_loads import late_rank, unknown_loads
-from tracekit.analysis.numeric.arrays import Bools
+from tracekit.analysis.evidence.graph_subject import GraphSubject, RecordingSubject
+from tracekit.analysis.gpu.part import Part
+from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.whatif.interventions import Intervention, SetSomeOps, Together
 
-if TYPE_CHECKING:  # only jobs of any graph need these modules
+if TYPE_CHECKING:
+    from tracekit.analysis.experts.expert_loads import ExpertLoads
     from tracekit.analysis.gpu.behind import BlamedRank
     from tracekit.analysis.gpu.pace import PaceOfPeers
+    from tracekit.report.experts import CauseOfImbalance
+
+
+@evidence(GraphSubject)
+def experts_of(job: GraphSubject) -> ExpertLoads:
+    """The loads of experts. Raises FormatError if those that the job logged are of another job."""
+    from tracekit.analysis.experts.balance import ExpertJob
+    from tracekit.analysis.experts.exchanges import members_of
+    from tracekit.analysis.experts.expert_loads import ExpertLoads
+
+    experts = ExpertJob.of_ops(job.ops, job.pace, job.steps_in_whole)
+    loads = ExpertLoads(experts, job.expert_loads, bool(_lists_cut(job)))
+    if job.expert_loads is not None:
+        if "exchanges" not in job.ops.columns and members_of(job.ops).is_empty():
+            raise job.expert_loads.without_experts(job.trace.name)
+        _ = loads.notes
+    return loads
+
+
+@evidence(RecordingSubject)
+def _lists_cut(job: RecordingSubject) -> bool:
+    """Whether the profiler cut lists of loads."""
+    return job.recorded is not None and bool(job.recorded.recording.gpu_ops["received"].cat.ends_with("...]").any())
+
+
+@evidence(GraphSubject)
+def uneven_experts(job: GraphSubject) -> CauseOfImbalance | None:
+    """Why ranks have unequal loads of experts, if the ops show it and it costs something."""
+    return next(iter(experts_of(job).causes()), None)
+
+
+@evidence(GraphSubject)
+def even_where_known(job: GraphSubject) -> PaceOfPeers:
+    """The ranks with equal loads of the experts whose loads are known."""
+    return job.pace.at(experts_of(job).job.balanced_cost) if experts_of(job).explain else job.pace
+
+
+class UnknownLoads(Struct, frozen=True, eq=False):
+    """`rank`: whose experts take `factor` times as long as those of its peers. `why`: its loads are not known.
+
+    `cost`: of each op if no rank took longer for such experts than its peers, seconds, [ops]; `saved_s`: what that
+    saves.
+    """
+
+    rank: int
+    factor: float
+    why: str
+    cost: Floats
+    saved_s: float
+
+
+@evidence(GraphSubject)
+def late_rank(job: GraphSubject) -> BlamedRank | None:
+    """The rank that the others wait for beyond what known loads of experts explain."""
+    from tracekit.analysis.gpu.behind import find_culprit
+
+    return find_culprit(even_where_known(job), job.ops, job.waits)
+
+
+@evidence(GraphSubject)
+def unknown_loads(job: GraphSubject) -> UnknownLoads | None:
+    """The rank that the others wait for, if most of what makes it late is experts whose loads are not known."""
+    from tracekit.analysis.experts.exchanges import between, find_exchanges, members_of
+
+    loads, graph = experts_of(job), job.graph.ops
+    whole = loads.job.members["group"].unique()
+    members = members_of(job.ops, of_whole_groups=False).with_columns(whole=pl.col("group").is_in(whole.implode()))
+    unknown = find_exchanges(members.filter(~pl.col("whole") | (not loads.known)), loads.job.layers)
+    late = late_rank(job) if len(unknown.step) else None
+    computes = None if late is None else next((one.ops for one in late.behind if one.part is Part.COMPUTE), None)
+    if late is None or computes is None:
+        return None
+    experts = computes & (between(graph, computes, unknown) >= 0)
+    pace, index = even_where_known(job), job.ranks.index(late.rank)
+
+    def taken_s(ops: Bools) -> tuple[float, float]:
+        """How long these ops take on the rank, and usually on its peers."""
+        by_rank = np.bincount(graph.rank[ops], pace.cost[ops], max(job.ranks) + 1)[list(job.ranks)]
+        return float(by_rank[index]), float(np.median(np.delete(by_rank, index)))
+
+    (mine_s, usual_s), (rest_s, usual_rest_s) = taken_s(experts), taken_s(computes & ~experts)
+    slower = max(rest_s / usual_rest_s, 1.0) if usual_rest_s else 1.0
+    if not usual_s or mine_s - slower * usual_s <= rest_s - usual_rest_s + (slower - 1) * usual_s:
+        return None
+    why = "the profiler cut the lists of its loads" if loads.cut else "its loads were not recorded"
+    if members.filter("whole", rank=late.rank).is_empty():
+        why = "not all ranks of its group were recorded"
+    cost = np.minimum.reduce([pace.cost, *(pace.costs(rank, experts) for rank in job.ranks)])
+    return UnknownLoads(late.rank, mine_s / usual_s, why, cost, pace.recorded_s - float(pace.times([cost])[0]))
 
 
 @evidence(GraphSubject)

@@ -38,21 +38,21 @@ def drifts_of(series: Floats, deviation: Floats, memory: float, *, pooled: float
     """
     steps = series.shape[1]
     starts = sorted({round(share * steps) for share in STARTS})
-    level, left, parameters = np.zeros_like(series), np.full(len(series), np.inf), np.zeros(len(series), np.int64)
+    level, remaining, parameters = np.zeros_like(series), np.full(len(series), np.inf), np.zeros(len(series), np.int64)
     bases = [_basis(steps, start) for start in starts]
     for basis in bases:
         weights = np.linalg.lstsq(_shocks(basis, memory).T, _shocks(series, memory).T, rcond=None)[0]
         fitted = np.asarray(weights.T @ basis)
         unlike = _squares(series - fitted, memory)
-        better = unlike < left
-        level[better], left[better], parameters[better] = fitted[better], unlike[better], len(basis)
+        better = unlike < remaining
+        level[better], remaining[better], parameters[better] = fitted[better], unlike[better], len(basis)
     without = _squares(deviation, memory)
     freedom: Floats = np.maximum(steps - parameters, 1).astype(float)
-    variance = np.maximum(left / freedom, SMALLEST_VARIANCE)
+    variance = np.maximum(remaining / freedom, SMALLEST_VARIANCE)
     if pooled > 1:
         variance = np.maximum(variance, np.median(without) / (steps - 1))
     freedom *= pooled
-    explained = np.maximum(without - left, 0.0) / variance
+    explained = np.maximum(without - remaining, 0.0) / variance
     # Student's likelihood ratio, less the weight of the parameters that any curve has, and of the choice of its start.
     spent = parameters - 1
     nats = (freedom + spent) / 2 * np.log1p(explained / freedom) - spent / 2 * np.log(np.maximum(explained, 1.0))

@@ -37,10 +37,10 @@ def evidence(kind: type[J]) -> Callable[[Callable[[J], T_co]], Evidence[J, T_co]
         def gathered(job: Subject) -> T_co | None:
             if not isinstance(job, kind):
                 return None
-            kept = vars(job).setdefault("_evidence", {})
-            if gathered not in kept:
-                kept[gathered] = gather(job)
-            return cast("T_co", kept[gathered])
+            memo = vars(job).setdefault("_evidence", {})
+            if gathered not in memo:
+                memo[gathered] = gather(job)
+            return cast("T_co", memo[gathered])
 
         return cast("Evidence[J, T_co]", gathered)
 

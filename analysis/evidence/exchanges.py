@@ -111,8 +111,8 @@ def even_share(job: GraphSubject) -> pl.DataFrame:
     """How much of their time computes take without what loads explain: `step`, `rank`, `compute`, `seq`, `share`."""
     cost, even = job.pace.cost, even_pace(job).cost
     share: Floats = np.divide(even, cost, out=np.ones_like(cost), where=cost > 0)
-    found = job.ops.select("step", "rank", "compute", "seq", share=pl.Series(share))
-    return found.drop_nulls(["compute", "seq"]).filter(pl.col("share") != 1)
+    shares = job.ops.select("step", "rank", "compute", "seq", share=pl.Series(share))
+    return shares.drop_nulls(["compute", "seq"]).filter(pl.col("share") != 1)
 
 
 @evidence(PipelineSubject)
@@ -134,8 +134,8 @@ def even_experts(job: PipelineSubject) -> Intervention | None:
     factors = []
     for kind, grid in ((OpKind.FORWARD_COMPUTE, forwards(job)), (OpKind.BACKWARD_COMPUTE, backwards(job))):
         factor = np.ones(grid.shape)
-        here = ((changed["compute"] == str(kind)) & (changed["seq"] < grid.shape[1])).to_numpy() & (lane >= 0)
-        factor[0, changed["seq"].to_numpy()[here], step[here], lane[here]] = changed["share"].to_numpy()[here]
+        rows = ((changed["compute"] == str(kind)) & (changed["seq"] < grid.shape[1])).to_numpy() & (lane >= 0)
+        factor[0, changed["seq"].to_numpy()[rows], step[rows], lane[rows]] = changed["share"].to_numpy()[rows]
         factors.append(Scale(grid, factor))
     return Together(tuple(factors))
 

@@ -14,68 +14,82 @@ from msgspec import structs
 
 from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE
 from tracekit.analysis.attribution.chance import Parts
-from tracekit.analysis.evidence.culprit import culprit_of
+from tracekit.analysis.evidence.culprit import culprit_of, uneven_experts, unknown_loads
 from tracekit.analysis.evidence.evidence import evidence
-from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.evidence.graph_subject import GraphSubject, RecordingSubject
 from tracekit.analysis.evidence.host_time import host_time
-from tracekit.analysis.evidence.uneven_loads import uneven_experts
-from tracekit.analysis.evidence.unknown_loads import unknown_loads
 from tracekit.analysis.evidence.unprofiled_steps import in_production_s, profiler_s
 from tracekit.report.verdict import LossKind
+from tracekit.trace.facts import Fact
 from tracekit.trace.gpu_activity import NOT_THE_HOST, IdleReason
 
 if TYPE_CHECKING:
     from tracekit.analysis.gpu.gpu_times import GpuTimes
 
 
-@evidence(GraphSubject)
 def exposed_communication_s(job: GraphSubject) -> float:
-    """What a recording would save if transfers took no time once all ranks have arrived, seconds."""
+    """Return what a recording would save if transfers took no time once all ranks have arrived, seconds; 0 for other
+    jobs.
+    """
+    return _exposed_s(job) or 0.0
+
+
+@evidence(RecordingSubject)
+def _exposed_s(job: RecordingSubject) -> float:
     from tracekit.analysis.gpu.behind import exposed_s  # only jobs of any graph need it
 
-    return 0.0 if job.kept is None else exposed_s(job.pace, job.ops)
+    return exposed_s(job.pace, job.ops)
 
 
 @evidence(GraphSubject)
 def named_s(job: GraphSubject) -> float:
     """What the rank that stands out and uneven experts cost, seconds; 0 if there are none."""
-    uneven, found = uneven_experts(job), (unknown_loads(job), culprit_of(job))
+    uneven, late = uneven_experts(job), (unknown_loads(job), culprit_of(job))
     uneven_s = 0.0 if uneven is None else uneven.saved_s * job.steps_in_whole
-    return uneven_s + sum(one.saved_s for one in found if one is not None)
+    return uneven_s + sum(one.saved_s for one in late if one is not None)
 
 
 @evidence(GraphSubject)
 def parts_of_s(job: GraphSubject) -> Parts:
     """What S consists of: the rank that stands out, noise, and the rest. A rank alone is nobody's straggler."""
-    explained_s = named_s(job) if len(job.ranks) > 1 or job.kept is None else job.noise.lost_s
+    explained_s = named_s(job) if job.shows(Fact.RANKS) else job.noise.lost_s
     return structs.replace(job.noise, explained_s=explained_s)
 
 
 @evidence(GraphSubject)
 def losses_s(job: GraphSubject) -> Mapping[LossKind, float]:
     """What each kind of loss costs, seconds. All ranks lose what the busiest GPU is idle."""
+    exposed_s = max(exposed_communication_s(job), 0.0)
+    of_one = _idle_by_loss(job)
+    if of_one is not None:
+        return {LossKind.COMMUNICATION: exposed_s, **of_one}
     straggling_s = named_s(job) + parts_of_s(job).unexplained_s * parts_of_s(job).headline
-    if job.kept is None:  # S counts what stragglers cost; in a recording, S also counts uneven ranks
-        straggling_s = max(straggling_s, job.noise.lost_s * job.straggling)
-    idle_s = 0.0 if job.kept is None else job.kept.idle_s
-    if job.alone and job.gpu is not None:
-        return {LossKind.COMMUNICATION: max(exposed_communication_s(job), 0.0), **_idle_by_loss(job, job.gpu)}
     return {
-        LossKind.STRAGGLER: straggling_s,
-        LossKind.HOST: idle_s,
-        LossKind.COMMUNICATION: max(exposed_communication_s(job), 0.0),
+        LossKind.STRAGGLER: max(straggling_s, job.straggling_s),
+        LossKind.HOST: job.idle_s,
+        LossKind.COMMUNICATION: exposed_s,
     }
 
 
-def _idle_by_loss(job: GraphSubject, gpu: GpuTimes) -> dict[LossKind, float]:
-    """The time in which one GPU does nothing, before its first op too, by the kind of loss; seconds."""
-    found = dict.fromkeys((LossKind.HOST, LossKind.INPUT, LossKind.IDLE), 0.0)
+@evidence(RecordingSubject)
+def gpu_alone(job: RecordingSubject) -> GpuTimes | None:
+    """What the GPU of a rank did that is compared with nobody; None if there are several."""
+    return None if job.shows(Fact.RANKS) else job.gpu
+
+
+@evidence(RecordingSubject)
+def _idle_by_loss(job: RecordingSubject) -> dict[LossKind, float] | None:
+    """The time in which the GPU of a rank alone does nothing, before its first op too, by the kind of loss; seconds."""
+    gpu = gpu_alone(job)
+    if gpu is None:
+        return None
+    by_loss = dict.fromkeys((LossKind.HOST, LossKind.INPUT, LossKind.IDLE), 0.0)
     by_reason = [*((idle.reason, idle.seconds) for idle in gpu.idle_by_reason), *gpu.before_first.by_reason.items()]
     for reason, spent_s in by_reason:
         unseen = LossKind.IDLE if reason in NOT_THE_HOST else LossKind.HOST
-        found[LossKind.INPUT if reason == str(IdleReason.LOADER) else unseen] += spent_s
-    found[LossKind.IDLE] += unseen_head_s(job)
-    return found
+        by_loss[LossKind.INPUT if reason == str(IdleReason.LOADER) else unseen] += spent_s
+    by_loss[LossKind.IDLE] += unseen_head_s(job)
+    return by_loss
 
 
 @evidence(GraphSubject)
@@ -100,7 +114,7 @@ def _costliest(job: GraphSubject, lost_s: Mapping[LossKind, float], whole_s: flo
 def lost_in_production_s(job: GraphSubject) -> Mapping[LossKind, float]:
     """What each kind of loss costs of `in_production_s`, seconds: of the hosts', without what is the profiler's."""
     recorded_s = losses_s(job)
-    return {**recorded_s, LossKind.HOST: max(recorded_s[LossKind.HOST] - profiler_s(job), 0.0)}
+    return {**recorded_s, LossKind.HOST: max(recorded_s[LossKind.HOST] - (profiler_s(job) or 0.0), 0.0)}
 
 
 @evidence(GraphSubject)
@@ -112,41 +126,59 @@ def discrepancy(job: GraphSubject) -> float:
     return (job.recorded_s - unseen_s(job)) / (float(job.times.original.mean()) or float("nan")) - 1
 
 
-@evidence(GraphSubject)
 def unseen_s(job: GraphSubject) -> float:
-    """How much of the time of a rank alone goes to what the recording does not show, by a finding, seconds."""
-    if job.gpu is None or not job.alone:
+    """Return how much of the time of a rank alone goes to what the recording does not show, by a finding, seconds."""
+    return _unseen_s(job) or 0.0
+
+
+@evidence(RecordingSubject)
+def _unseen_s(job: RecordingSubject) -> float:
+    gpu = gpu_alone(job)
+    if gpu is None:
         return 0.0
-    idle_s = sum(idle.seconds for idle in job.gpu.idle_by_reason if idle.reason in NOT_THE_HOST)
+    idle_s = sum(idle.seconds for idle in gpu.idle_by_reason if idle.reason in NOT_THE_HOST)
     gone_s = max(unseen_head_s(job), _backlog_s(job)) + idle_s
     return max(min(gone_s, job.recorded_s - float(job.times.original.mean())), 0.0)
 
 
-@evidence(GraphSubject)
-def _backlog_s(job: GraphSubject) -> float:
+@evidence(RecordingSubject)
+def _backlog_s(job: RecordingSubject) -> float:
     """How long streams still did what had been launched before the recording, and is not in it, seconds."""
     first = job.ops.select(pl.struct("rank", "stream").is_first_distinct() & pl.col("role").eq("gpu"))
     before = first.to_series().fill_null(value=False).to_numpy() & (host_time(job).launched_by < 0)
     return float(job.replay.delay_of_ops[before].max(initial=0.0))
 
 
-@evidence(GraphSubject)
-def unseen_head_s(job: GraphSubject) -> float:
+@evidence(RecordingSubject)
+def unseen_head_s(job: RecordingSubject) -> float:
     """How long the GPU of a rank alone did something from before the recording, seconds.
 
     That is from when the call returned that launched its first op, or from the beginning of a recording without
     that call, to when the op began.
     """
-    head = job.gpu.before_first if job.alone and job.gpu is not None else None
-    if head is None or not head.seconds:
+    gpu = gpu_alone(job)
+    if gpu is None or not gpu.before_first.seconds:
         return 0.0
     on_gpu = job.ops["role"].eq("gpu").fill_null(value=False).to_numpy()
     first = int(np.where(on_gpu, job.graph.ops.start, np.inf).argmin())
     call_s = np.append(host_time(job).called_s, 0.0)[host_time(job).launched_by[first]]
+    head = gpu.before_first
     return max(head.seconds - sum(head.by_reason.values()) - float(call_s), 0.0)
 
 
-@evidence(GraphSubject)
 def idles(job: GraphSubject) -> bool:
-    """Whether to ask what the hosts do while GPUs idle: of a rank alone, or if nothing costs several ranks more."""
-    return job.alone or (job.kept is not None and leads(job, LossKind.HOST))
+    """Return whether to ask what the hosts do while GPUs idle: of a rank alone, or if nothing costs several ranks
+    more.
+    """
+    return bool(_idles(job))
+
+
+@evidence(RecordingSubject)
+def _idles(job: RecordingSubject) -> bool:
+    return not job.shows(Fact.RANKS) or leads(job, LossKind.HOST)
+
+
+@evidence(RecordingSubject)
+def idle_gpu(job: RecordingSubject) -> GpuTimes | None:
+    """The times of the GPU to explain: of one rank, or of the busiest of several that all idle most."""
+    return job.gpu if idles(job) else None

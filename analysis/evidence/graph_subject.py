@@ -1,11 +1,11 @@
-"""The evidence on a job of any shape: an op trace, or a recording of GPUs.
+"""A job of any shape under diagnosis: an op trace, or a recording of GPUs.
 
-In: an op trace, its graph and its replay. Out: `GraphSubject`.
+In: an op trace, its graph and its replay. Out: `GraphSubject`, or a `RecordingSubject` if the trace was a recording.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +16,7 @@ from tracekit.analysis.attribution.chance import Parts, noisy_step_times_of_ops
 from tracekit.analysis.evidence.naming import Names
 from tracekit.analysis.evidence.subject import JobKind, Subject
 from tracekit.analysis.numeric.arrays import Floats, Int32s
-from tracekit.analysis.whatif.interventions import (
-    Intervention,
-    step_times,
-)
+from tracekit.analysis.whatif.interventions import Intervention, step_times
 from tracekit.analysis.whatif.paper import IDEAL, ORIGINAL
 from tracekit.trace.facts import OP_TRACE, RECORDING, RECORDING_OF_ONE, Fact, Lack
 
@@ -33,7 +30,6 @@ if TYPE_CHECKING:
     from tracekit.analysis.graph.fold import FoldedGraph
     from tracekit.analysis.replay.graph_replay import GraphReplay
     from tracekit.report.finding import Place
-    from tracekit.trace.model import Worker
     from tracekit.trace.op import OpTrace
 
 
@@ -72,37 +68,76 @@ class Times(Struct, frozen=True, eq=False):
 
 
 class GraphSubject(Subject, frozen=True, eq=False):
-    """A job of any graph. `recorded`: what a recording of GPUs shows beside its ops, None for other op traces.
+    """A job of any graph. `expert_loads`: tokens of each expert, if the job logged them.
 
-    `expert_loads`: tokens of each expert, if the job logged them.
+    `summary`, `recorded`, `gpu`, `waits`: None but for a recording (`RecordingSubject`).
     """
 
     trace: OpTrace
     graph: FoldedGraph
     replay: GraphReplay
     times: Times
-    recorded: Recorded | None = None
     expert_loads: Loads | None = None
+
+    @staticmethod
+    def of(
+        trace: OpTrace,
+        graph: FoldedGraph,
+        replay: GraphReplay,
+        times: Times,
+        recorded: Recorded | None = None,
+    ) -> GraphSubject:
+        """The job of an op trace. `recorded`: the recording that it was made from, if that is at hand."""
+        from tracekit.analysis.gpu.recorded import Kept
+
+        summary = Kept.read(trace.metadata) if recorded is None else recorded.summary
+        if summary is None:
+            return GraphSubject(trace, graph, replay, times)
+        return RecordingSubject(trace, graph, replay, times, summary=summary, recorded=recorded)
 
     @property
     def kind(self) -> JobKind:
-        return JobKind.GRAPH if self.kept is None else JobKind.GRAPH | JobKind.RECORDING
+        return JobKind.GRAPH
+
+    @property
+    def summary(self) -> Kept | None:
+        return None
+
+    @property
+    def recorded(self) -> Recorded | None:
+        return None
+
+    @property
+    def gpu(self) -> GpuTimes | None:
+        return None
+
+    @property
+    def waits(self) -> Waits | None:
+        return None
+
+    @property
+    def alone(self) -> bool:
+        """Whether its only rank is compared with nobody."""
+        return False
+
+    @property
+    def op_noun(self) -> str:
+        """What its ops are called."""
+        return "op"
+
+    @property
+    def idle_s(self) -> float:
+        """How long all GPUs idle at least, as far as known, seconds."""
+        return 0.0
+
+    @property
+    def straggling_s(self) -> float:
+        """What stragglers cost at least, by S, seconds."""
+        return self.noise.lost_s * self.straggling
 
     @property
     def gpus(self) -> int:
-        return (self.kept and self.kept.world_size) or len(self.ranks)
-
-    @cached_property
-    def kept(self) -> Kept | None:
-        """What is known of a recording of GPUs beside its ops, also if only its op trace is left; None for others."""
-        from tracekit.analysis.gpu.recorded import Kept
-
-        return Kept.read(self.trace.metadata) if self.recorded is None else self.recorded.summary
-
-    @cached_property
-    def gpu(self) -> GpuTimes | None:
-        """What the GPU of a recording of one rank did; of several, of the one that is idle least; None for others."""
-        return min(self.kept.gpus, key=lambda one: one.idle_s, default=None) if self.kept else None
+        return len(self.ranks)
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
@@ -115,29 +150,11 @@ class GraphSubject(Subject, frozen=True, eq=False):
 
     @property
     def lacks(self) -> tuple[Lack, ...]:
-        if self.kept is None:
-            return OP_TRACE.lacks
-        lost = [LOST_OPS] if self.kept.lost else []
-        return (*(RECORDING_OF_ONE if self.alone else RECORDING).lacks, *lost)
-
-    @property
-    def whole(self) -> str:
-        return "step" if self.kept is None else "recording"
-
-    @property
-    def steps_in_whole(self) -> int:
-        return 1 if self.kept is None else max(self.kept.steps, 1)
-
-    @property
-    def daily(self) -> bool:
-        """Whether it shows enough of the job to say what a day of it costs: a few steps, not one of a single rank."""
-        return not self.alone or self.steps_in_whole >= FEWEST_STEPS
+        return OP_TRACE.lacks
 
     @property
     def everywhere(self) -> str:
-        if not self.alone or self.gpus == 1:
-            return "all ranks" if self.gpus > 1 else "its only rank"
-        return f"rank {self.ranks[0]}, the only one of {self.gpus:,} that was recorded"
+        return "all ranks" if self.gpus > 1 else "its only rank"
 
     @cached_property
     def ops(self) -> pl.DataFrame:
@@ -145,6 +162,11 @@ class GraphSubject(Subject, frozen=True, eq=False):
         ops = self.trace.ops
         in_order = "step" not in ops.columns or ops["step"].is_sorted()
         return ops if in_order else ops.sort("step", maintain_order=True)
+
+    def columns(self, *names: str) -> pl.DataFrame:
+        """These columns of the ops, null in a trace that lacks one."""
+        missing = [pl.lit(None, pl.String).alias(name) for name in names if name not in self.ops.columns]
+        return self.ops.with_columns(missing).select(names)
 
     @cached_property
     def hosts(self) -> Mapping[int, str]:
@@ -156,7 +178,7 @@ class GraphSubject(Subject, frozen=True, eq=False):
 
     @property
     def names(self) -> Names:
-        return Names(ranks={}, hosts={}, stages=1, host_of_rank=self.hosts)
+        return Names(host_of_rank=self.hosts)
 
     @property
     def metadata(self) -> Mapping[str, Any]:
@@ -168,15 +190,6 @@ class GraphSubject(Subject, frozen=True, eq=False):
         from tracekit.analysis.gpu.pace import PaceOfPeers
 
         return PaceOfPeers(self.graph, self.replay)
-
-    @cached_property
-    def waits(self) -> Waits | None:
-        """Which rank of a recording waits for which; None for other op traces."""
-        from tracekit.analysis.gpu.waits import waits_of_ops
-
-        if self.recorded is not None:
-            return self.recorded.waits
-        return None if self.kept is None else waits_of_ops(self.ops, self.ranks)
 
     @cached_property
     def unexplained(self) -> UnexplainedTime:
@@ -205,14 +218,76 @@ class GraphSubject(Subject, frozen=True, eq=False):
     def replay_error(self) -> float:
         return abs(float(self.times.with_delays.mean()) - self.recorded_s) / (self.recorded_s or float("nan"))
 
-    @property
-    def alone(self) -> bool:
-        """Whether it is the recording of one rank, which is compared with nobody."""
-        return self.kept is not None and len(self.ranks) == 1
-
-    def places(self, where: Place) -> Iterator[tuple[int | None, Worker | None]]:
-        yield from ((rank, None) for rank in where.ranks)
-
     def has(self, where: Place) -> bool:
         of_pipelines = where.workers or where.pp_ranks or where.dp_ranks or where.links
         return not of_pipelines and {*where.ranks} <= {*self.ranks} and where.host in {None, *self.hosts.values()}
+
+
+class RecordingSubject(GraphSubject, frozen=True, eq=False, kw_only=True):
+    """A recording of GPUs. `summary`: what is known of it beside its ops; `recorded`: the recording itself, None if
+    only its op trace is left.
+    """
+
+    summary: Kept
+    recorded: Recorded | None
+
+    @property
+    def kind(self) -> JobKind:
+        return JobKind.GRAPH | JobKind.RECORDING
+
+    @cached_property
+    def gpu(self) -> GpuTimes | None:
+        """What its GPU did; of several ranks, the one that is idle least."""
+        return min(self.summary.gpus, key=lambda times: times.idle_s, default=None)
+
+    @cached_property
+    def waits(self) -> Waits:
+        """Which rank waits for which."""
+        from tracekit.analysis.gpu.waits import waits_of_ops
+
+        return waits_of_ops(self.ops, self.ranks) if self.recorded is None else self.recorded.waits
+
+    @property
+    def alone(self) -> bool:
+        return len(self.ranks) == 1
+
+    @property
+    def op_noun(self) -> str:
+        return "kernel"
+
+    @property
+    def idle_s(self) -> float:
+        return self.summary.idle_s
+
+    @property
+    def straggling_s(self) -> float:
+        """Nothing: S counts ranks with other work, too."""
+        return 0.0
+
+    @property
+    def gpus(self) -> int:
+        return self.summary.world_size or len(self.ranks)
+
+    @property
+    def lacks(self) -> tuple[Lack, ...]:
+        source = RECORDING_OF_ONE if self.alone else RECORDING
+        return (*source.lacks, LOST_OPS) if self.summary.lost else source.lacks
+
+    @property
+    def whole(self) -> str:
+        return "recording"
+
+    @property
+    def steps_in_whole(self) -> int:
+        return max(self.summary.steps, 1)
+
+    @property
+    def daily(self) -> bool:
+        """Whether it shows enough of the job to say what a day of it costs: a few steps, not one of a single rank."""
+        return not self.alone or self.steps_in_whole >= FEWEST_STEPS
+
+    @property
+    def everywhere(self) -> str:
+        if self.alone and self.gpus > 1:
+            return f"rank {self.ranks[0]}, the only one of {self.gpus:,} that was recorded"
+        return super().everywhere

@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Struct
 
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
-from tracekit.analysis.evidence.workers import one_factor, slow_factor, slow_workers, worker_factor
+from tracekit.analysis.evidence.slow_workers import one_factor, slow_factor, slow_workers, worker_factor
 from tracekit.analysis.numeric.arrays import Bools
 from tracekit.trace.model import Worker
 
@@ -33,14 +33,14 @@ class SlowGroup(Struct, frozen=True, eq=False):
 
 def slow_groups(job: PipelineSubject) -> tuple[list[SlowGroup], Bools]:
     """The groups, and the slow workers [stages, dp_ranks] outside of any group."""
-    left = slow_workers(job)
+    ungrouped = slow_workers(job)
     groups = []
-    if len(job.dp_ranks) > 1 and left.sum() > 1:
+    if len(job.dp_ranks) > 1 and ungrouped.sum() > 1:
         for find in (_ranks, _hosts):
-            for group in find(job, left):
+            for group in find(job, ungrouped):
                 groups.append(group)
-                left = left & ~group.hit
-    return groups, left
+                ungrouped = ungrouped & ~group.hit
+    return groups, ungrouped
 
 
 def _ranks(job: PipelineSubject, slow: Bools) -> Iterator[SlowGroup]:
@@ -55,10 +55,10 @@ def _ranks(job: PipelineSubject, slow: Bools) -> Iterator[SlowGroup]:
         return
     if job.stages == 1 and whole.sum() < max(2, GROUP_SHARE * len(whole)):
         return
-    hit, at = slow & whole, np.flatnonzero(whole)
-    neighbours = at[-1] - at[0] == len(at) - 1  # as the ranks on one kind of machine are
+    hit, indices = slow & whole, np.flatnonzero(whole)
+    neighbours = indices[-1] - indices[0] == len(indices) - 1  # as the ranks on one kind of machine are
     if _one_factor(job, hit) and (neighbours or 2 * whole.sum() >= len(whole) - 1):
-        yield SlowGroup(hit, dp_ranks=tuple(job.dp_ranks[one] for one in at.tolist()))
+        yield SlowGroup(hit, dp_ranks=tuple(job.dp_ranks[one] for one in indices.tolist()))
 
 
 def _one_factor(job: PipelineSubject, hit: Bools) -> bool:

@@ -98,11 +98,11 @@ class HostCode(Struct, frozen=True, eq=False, dict=True):
         if not self.places or stages * dp_ranks < 2:
             return np.zeros((stages, steps, dp_ranks), np.bool_)
         hit = self.episodes.on & self.episodes.significant(smallest)[:, None]
-        found = hit.reshape(stages, dp_ranks, steps).transpose(0, 2, 1)
+        hit = hit.reshape(stages, dp_ranks, steps).transpose(0, 2, 1)
         if dp_ranks == 1:
             total, usual = self.taken_s.sum(axis=0), self.usual_s.sum(axis=0)
-            found = found & (total.mean(axis=1) > FACTOR_WITHOUT_PEERS * usual.mean(axis=1))[:, None]
-        return np.asarray(found)
+            hit = hit & (total.mean(axis=1) > FACTOR_WITHOUT_PEERS * usual.mean(axis=1))[:, None]
+        return np.asarray(hit)
 
     def beyond_s(self, slow: Bools) -> Floats:
         """Excess of the workers over their peers, seconds per step averaged over those steps, [places, stages,
@@ -131,16 +131,16 @@ class HostCode(Struct, frozen=True, eq=False, dict=True):
         """Multiply host code by `factor`, shaped as `taken_s`; of the ops that are host code themselves, only `ops`."""
         changes: list[Intervention] = []
         for place, grid, cells, of_worker in zip(self.places, self.grids, self.cells, factor[:, :, None], strict=True):
-            here = np.where(cells, of_worker, 1.0)
+            scale = np.where(cells, of_worker, 1.0)
             if ops.intersection(_PLACES[place]):
-                changes.append(Scale(grid, here))
-            here = np.where(_waits_for_data(self.job, grid, _PLACES[place]), 1.0, here)
+                changes.append(Scale(grid, scale))
+            scale = np.where(_waits_for_data(self.job, grid, _PLACES[place]), 1.0, scale)
             if self.job.breaks is not None:  # time due to a break stays
                 all_s, code_s = (
                     grid.gather(each) for each in (self.job.replay.durations.launch_delay, launch_delays(self.job))
                 )
-                here = 1 - (1 - here) * np.nan_to_num(code_s / safe(all_s))
-            changes.append(ScaleDelays(grid, here))
+                scale = 1 - (1 - scale) * np.nan_to_num(code_s / safe(all_s))
+            changes.append(ScaleDelays(grid, scale))
         return Together(tuple(changes))
 
 
@@ -151,14 +151,14 @@ def host_code_of(job: PipelineSubject) -> HostCode:
     grids = {place: grid for place, kinds in _PLACES.items() if not (grid := op_grid(graph, kinds)).empty}
     cells = {place: _cells(job, place, grid) for place, grid in grids.items()}
     grids = {place: grid for place, grid in grids.items() if cells[place].any()}
-    taken = [_taken(job, grid, _PLACES[place], cells[place]) for place, grid in grids.items()]
+    taken_s = [_taken(job, grid, _PLACES[place], cells[place]) for place, grid in grids.items()]
     shape = job.stages, len(graph.steps), len(job.dp_ranks)
     return HostCode(
         job,
         tuple(grids),
         tuple(grids.values()),
         tuple(cells[place] for place in grids),
-        np.stack(taken) if taken else np.zeros((0, *shape)),
+        np.stack(taken_s) if taken_s else np.zeros((0, *shape)),
     )
 
 
@@ -185,10 +185,10 @@ def _taken(job: PipelineSubject, grid: OpGrid, kinds: tuple[OpKind, ...], cells:
 
 def _waits_for_data(job: PipelineSubject, grid: OpGrid, kinds: tuple[OpKind, ...]) -> Bools:
     """Mask of the delays before the ops of a grid that are late data rather than host code, in its shape."""
-    found = np.zeros(grid.shape, np.bool_)
+    waits = np.zeros(grid.shape, np.bool_)
     if OpKind.FORWARD_COMPUTE in kinds and not data_waits_of(job).recorded:
-        found[:, :1] = data_waits_of(job).waits[0].late
-    return found
+        waits[:, :1] = data_waits_of(job).waits[0].late
+    return waits
 
 
 def _of_peers(values: Floats) -> Floats:

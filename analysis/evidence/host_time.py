@@ -14,14 +14,14 @@ import polars as pl
 from msgspec import Struct
 
 from tracekit.analysis.evidence.evidence import evidence
-from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.evidence.graph_subject import RecordingSubject
 from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s, Ints
 from tracekit.analysis.numeric.codes import numbered
 from tracekit.analysis.whatif.interventions import LessTime
 from tracekit.trace.gpu_activity import PROFILER_LINE, IdleReason
 
 if TYPE_CHECKING:
-    from tracekit.analysis.gpu.recorded import HostWhat, Kept
+    from tracekit.analysis.gpu.recorded import HostWhat
 
 
 _CALLS = (IdleReason.RUNTIME_CALL, IdleReason.ALLOCATION)
@@ -40,7 +40,7 @@ def of_job(what: HostWhat) -> bool:
 LONGEST_DISPATCH_S = 1e-3
 
 
-class Part(Struct, frozen=True, eq=False):
+class HostPart(Struct, frozen=True, eq=False):
     """Host work of one name. `parts`: positions in the arrays of `HostTime`; `seconds`, `count`: of them all."""
 
     name: str
@@ -70,15 +70,18 @@ class HostTime(Struct, frozen=True, eq=False, dict=True):
     launching: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, ops: pl.DataFrame, kept: Kept) -> HostTime:
-        """Read the columns of an op trace; of one without them, nothing is known."""
+    def of(cls, ops: pl.DataFrame, whats: Sequence[HostWhat]) -> HostTime:
+        """Read the columns of the op trace of a recording; of one without them, nothing is known."""
         count = ops.height
         if not {"did", "did_s", "did_n", "call_s", "stream"} <= set(ops.columns):
-            return cls.nothing(count)
+            none = np.zeros(0, np.int32)
+            return cls(
+                (), none, none, np.zeros(0), np.zeros(count), np.full(count, -1), none, np.zeros(count, np.int64)
+            )
         parts = ops.select("did", "did_s", "did_n").with_row_index("op").drop_nulls().explode("did", "did_s", "did_n")
         launched = ops["launched_by"] if "launched_by" in ops.columns else pl.Series([-1] * count)
         return cls(
-            kept.whats,
+            whats,
             parts["op"].cast(pl.Int32).to_numpy(),
             parts["did"].cast(pl.Int32).to_numpy(),
             parts["did_s"].to_numpy(),
@@ -88,12 +91,6 @@ class HostTime(Struct, frozen=True, eq=False, dict=True):
             numbered(ops["rank"], ops["stream"].fill_null("")),
             frozenset(ops["name"].gather(launched.drop_nulls().cast(pl.Int64)).unique().to_list()),
         )
-
-    @classmethod
-    def nothing(cls, ops: int) -> HostTime:
-        """Nothing is known of so many ops."""
-        none = np.zeros(0, np.int32)
-        return cls((), none, none, np.zeros(0), np.zeros(ops), np.full(ops, -1), none, np.zeros(ops, np.int64))
 
     @cached_property
     def reason(self) -> tuple[str, ...]:
@@ -113,7 +110,7 @@ class HostTime(Struct, frozen=True, eq=False, dict=True):
         *reasons: IdleReason,
         key: Callable[[HostWhat], str] = lambda what: what.name,
         among: Bools | None = None,
-    ) -> Iterable[Part]:
+    ) -> Iterable[HostPart]:
         """Yield the host work of these reasons by `key`, what takes longest first; without what has no key, or is the
         profiler's.
 
@@ -130,15 +127,15 @@ class HostTime(Struct, frozen=True, eq=False, dict=True):
         totals = np.bincount(of_part, seconds, len(distinct))
         pieces = np.bincount(of_part, self.pieces[parts], len(distinct))
         by_what = np.bincount(what, seconds, len(self.whats))
-        for at in np.argsort(-totals, kind="stable").tolist():
-            if not totals[at]:
+        for index in np.argsort(-totals, kind="stable").tolist():
+            if not totals[index]:
                 return
-            mine = sorted(np.flatnonzero(number == at).tolist(), key=lambda what: -by_what[what])
-            named = dict.fromkeys(self.whats[what].name for what in mine if self.whats[what].name)
-            lines = [self.whats[what].where for what in mine if self.whats[what].where]
-            yield Part(
-                next(iter(named), distinct[at]), lines[0] if lines else "", tuple(named),
-                parts[of_part == at], float(totals[at]), int(pieces[at]),
+            of_name = sorted(np.flatnonzero(number == index).tolist(), key=lambda what: -by_what[what])
+            named = dict.fromkeys(self.whats[what].name for what in of_name if self.whats[what].name)
+            lines = [self.whats[what].where for what in of_name if self.whats[what].where]
+            yield HostPart(
+                next(iter(named), distinct[index]), lines[0] if lines else "", tuple(named),
+                parts[of_part == index], float(totals[index]), int(pieces[index]),
             )  # fmt: skip
 
     def happens_once(self, name: str) -> bool:
@@ -155,31 +152,30 @@ class HostTime(Struct, frozen=True, eq=False, dict=True):
         `_MUCH` times as long as usual calls.
         """
         called = np.array([what.reason in _CALLS for what in self.whats], np.bool_)
-        named = np.array(
-            [what.name.partition(" in ")[0] not in self.launching and what.name != "" and what.reason in _WARMS
-             for what in self.whats], np.bool_
-        )  # fmt: skip
+        calls = [what.name.partition(" in ")[0] for what in self.whats]
+        warms = [
+            what.reason in _WARMS and call not in {"", *self.launching}
+            for call, what in zip(calls, self.whats, strict=True)
+        ]
         keys = [
-            what.name.partition(" in ")[0] if what.reason in _CALLS else (what.name, what.where) for what in self.whats
+            call if what.reason in _CALLS else (what.name, what.where)
+            for call, what in zip(calls, self.whats, strict=True)
         ]
         distinct = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-        found = np.zeros(len(self.op))
-        if not len(found):
-            return found
+        excess_s = np.zeros(len(self.op))
+        if not len(excess_s):
+            return excess_s
         usual = float(np.median(self.seconds[called[self.what]])) if called[self.what].any() else np.inf
         kind = np.array([distinct[key] for key in keys], np.int64)[self.what]
         order = np.argsort(kind, kind="stable")
-        for mine in np.split(order, np.flatnonzero(np.diff(kind[order])) + 1):
-            first, others = mine[0], self.seconds[mine[1:]]
+        for alike in np.split(order, np.flatnonzero(np.diff(kind[order])) + 1):
+            first, others = alike[0], self.seconds[alike[1:]]
             excess = self.seconds[first] - (np.median(others) if len(others) else usual)
             longest = excess > 0 and self.seconds[first] > others.max(initial=0.0)
-            if (
-                named[self.what[first]]
-                and longest
-                and (len(others) or (called[self.what[first]] and excess > _MUCH * usual))
-            ):
-                found[first] = excess
-        return found
+            tells = len(others) or (called[self.what[first]] and excess > _MUCH * usual)
+            if longest and tells and warms[self.what[first]]:
+                excess_s[first] = excess
+        return excess_s
 
     @property
     def steady_s(self) -> Floats:
@@ -189,13 +185,13 @@ class HostTime(Struct, frozen=True, eq=False, dict=True):
     def first_call_excess_s(self, launched: Ints) -> Floats:
         """As `first_excess_s`, for the call that ends each op, [ops]; `launched`: the number of its kernel."""
         rows = np.flatnonzero(launched >= 0)
-        found = np.zeros(len(self.called_s))
+        excess_s = np.zeros(len(self.called_s))
         if len(rows):
             usual = float(np.median(self.called_s[rows]))
             _, first = np.unique(launched[rows], return_index=True)
             excess = self.called_s[rows[first]] - usual
-            found[rows[first]] = np.where(excess > _MUCH * usual, excess, 0.0)
-        return found
+            excess_s[rows[first]] = np.where(excess > _MUCH * usual, excess, 0.0)
+        return excess_s
 
     def faster_calls(self, excess_s: Floats) -> LessTime:
         """Return the job in which the call that ends each op takes so much less, seconds, [ops].
@@ -220,14 +216,14 @@ class HostTime(Struct, frozen=True, eq=False, dict=True):
         return self.less_s(gone * self.seconds)
 
 
-@evidence(GraphSubject)
-def host_time(job: GraphSubject) -> HostTime:
-    """What the host threads of a recording spend their time on; nothing for other op traces."""
-    return HostTime.of(job.ops, job.kept) if job.kept else HostTime.nothing(job.ops.height)
+@evidence(RecordingSubject)
+def host_time(job: RecordingSubject) -> HostTime:
+    """What the host threads of a recording spend their time on."""
+    return HostTime.of(job.ops, job.summary.whats)
 
 
-@evidence(GraphSubject)
-def in_head(job: GraphSubject) -> Bools:
+@evidence(RecordingSubject)
+def in_head(job: RecordingSubject) -> Bools:
     """Which parts of `host_time` are before the first op of the GPU of their rank, [parts]."""
     ops, part = job.graph.ops, host_time(job).op
     on_gpu = job.ops["role"].eq("gpu").to_numpy()
@@ -236,12 +232,12 @@ def in_head(job: GraphSubject) -> Bools:
     return np.asarray((ops.start + ops.duration)[part] <= first_s[ops.rank[part]])
 
 
-@evidence(GraphSubject)
-def computes_on_host(job: GraphSubject) -> Bools:
+@evidence(RecordingSubject)
+def computes_on_host(job: RecordingSubject) -> Bools:
     """Which parts of `host_time` are of operators that take long each time and launch no kernel, [parts].
 
     The dispatch of an operator that launches kernels is none of these, however long it takes.
     """
     work = host_time(job)
-    found = work.mask(IdleReason.OPERATOR, where=lambda what: not what.launches) & ~in_head(job)
-    return np.asarray(found & (work.steady_s >= LONGEST_DISPATCH_S * work.pieces))
+    long = work.mask(IdleReason.OPERATOR, where=lambda what: not what.launches) & ~in_head(job)
+    return np.asarray(long & (work.steady_s >= LONGEST_DISPATCH_S * work.pieces))

@@ -30,8 +30,8 @@ def delay_share_without(job: PipelineSubject, changes: Sequence[Intervention]) -
 
 def _delays_s(job: PipelineSubject, changes: Sequence[Intervention]) -> float:
     """Seconds that the launch delays of compute ops add to the mean step after `changes`."""
-    kept = step_times(job.replay, changes)
-    return float((kept - step_times(job.replay, (*changes, NoDelays()))).mean())
+    delayed_s = step_times(job.replay, changes)
+    return float((delayed_s - step_times(job.replay, (*changes, NoDelays()))).mean())
 
 
 @evidence(PipelineSubject)

@@ -17,7 +17,7 @@ import polars as pl
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tracekit.analysis.evidence.off_cpu import off_cpu_s, replayed_ops, stops_of, within_computes
+from tracekit.analysis.evidence.off_cpu import off_cpu_s, replayed_ops, stops_of
 from tracekit.analysis.evidence.significance import Episodes, episodes_of, kinds_and_all, most_telling, needed_nats
 from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph
 from tracekit.analysis.graph.op_grid import GridPart
@@ -117,8 +117,8 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
         """Seconds that each rank works on ops of these kinds, [workers, ranks, steps]; nan where that is unknown."""
         assert self.work_s is not None, "checked by the caller"
         shape = len(self.workers), self.waited_s.shape[1], len(self.graph.steps)
-        known = [work for kind, work in self.work_s.items() if kind in kinds]
-        return np.asarray(np.sum(known, axis=0)) if known else np.zeros(shape)
+        recorded = [work for kind, work in self.work_s.items() if kind in kinds]
+        return np.asarray(np.sum(recorded, axis=0)) if recorded else np.zeros(shape)
 
     def beyond_s(self, kinds: Collection[OpKind]) -> Floats:
         """Seconds that each rank works longer on ops of these kinds than its peers, [workers, ranks, steps]."""
@@ -143,11 +143,8 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
         by_kind_s = np.nan_to_num(self._computed_by_kind_s)
         if self.work_s is not None:  # a rank's own time in its optimizer is known, too
             by_kind_s = np.concatenate([by_kind_s, np.nan_to_num(self.work_of({OpKind.OPTIMIZER}))[None]])
-        stops_s = within_computes(self.off_s, by_kind_s.sum(axis=0))
-        off_s, stops = (each.reshape(-1, stops_s.shape[2]) for each in (self.off_s, stops_s))
-        by_kind_s = by_kind_s.reshape(len(by_kind_s), *off_s.shape)
-        stopped_s = stops_of(off_s, stops, by_kind_s, step_s).reshape(stops_s.shape)
-        return stopped_s > 0, stops_s
+        stopped_s, within_s = stops_of(self.off_s, by_kind_s, step_s)
+        return stopped_s > 0, within_s
 
     def on_time(self, late: Bools, beyond_s: Floats) -> ScaleParts:
         """The job in which these ranks are late by `beyond_s` less, both [workers, ranks, steps]."""
@@ -171,8 +168,8 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
         is_slow = slow[self.worker, :, self.step]
         least_of_others = np.where(is_slow, np.inf, self.waited_s).min(axis=1)
         least_of_slow = np.where(is_slow, self.waited_s, np.inf).min(axis=1)
-        some = is_slow.any(axis=1) & ~is_slow.all(axis=1)
-        gained = np.maximum(np.where(some, least_of_others, 0.0) - np.where(some, least_of_slow, 0.0), 0.0)
+        partly = is_slow.any(axis=1) & ~is_slow.all(axis=1)
+        gained = np.maximum(np.where(partly, least_of_others, 0.0) - np.where(partly, least_of_slow, 0.0), 0.0)
         return np.asarray(np.minimum(gained, self.duration_s))
 
     def alike(self, workers: Bools) -> ScaleParts:
@@ -186,15 +183,15 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
 
     def _shorter(self, gained: Floats) -> ScaleParts:
         """The job with ops that are shorter by `gained` seconds, [ops]."""
-        left = np.maximum(1 - gained / safe(self.duration_s), 0.0)
-        return ScaleParts(tuple(self._parts(np.where(self.duration_s > 0, left, 1.0))))
+        share = np.maximum(1 - gained / safe(self.duration_s), 0.0)
+        return ScaleParts(tuple(self._parts(np.where(self.duration_s > 0, share, 1.0))))
 
     def _parts(self, factor: Floats) -> Iterator[GridPart]:
         """`factor` [ops] at the rows of the graph's blocks."""
         for number, block in enumerate(self.graph.blocks):
             keys = _keys_of(self.graph, block)
-            at = np.minimum(np.searchsorted(self.key, keys), len(self.key) - 1)
-            values = np.where(self.key[at] == keys, factor[at], 1.0)
+            index = np.minimum(np.searchsorted(self.key, keys), len(self.key) - 1)
+            values = np.where(self.key[index] == keys, factor[index], 1.0)
             rows = np.flatnonzero((values != 1).any(axis=1))
             if len(rows):
                 yield GridPart(number, rows, values[rows])
@@ -216,15 +213,15 @@ def _work(trace: Trace, graph: DependencyGraph, cells: Ints, ranks: int) -> dict
         for name in (LASTED, WAITED)
     )
     own = lasted.to_numpy() - waited.to_numpy()
-    told = (ops[LASTED].list.len() > 1).fill_null(value=False).to_numpy() & inside
-    known = np.zeros((len(cells), len(graph.steps)), np.bool_)
-    known[worker[told], step[told]] = True
+    timed = (ops[LASTED].list.len() > 1).fill_null(value=False).to_numpy() & inside
+    recorded = np.zeros((len(cells), len(graph.steps)), np.bool_)
+    recorded[worker[timed], step[timed]] = True
     work = {}
-    for code in np.unique(kind[told]).tolist():
-        some = inside & (kind == code)
+    for code in np.unique(kind[timed]).tolist():
+        of_kind = inside & (kind == code)
         total = np.zeros((len(cells), ranks, len(graph.steps)))
-        np.add.at(total, (worker[some][:, None], np.arange(ranks)[None, :], step[some][:, None]), own[some])
-        work[KINDS[code]] = np.where(known[:, None], np.maximum(total, 0.0), np.nan)
+        np.add.at(total, (worker[of_kind][:, None], np.arange(ranks)[None, :], step[of_kind][:, None]), own[of_kind])
+        work[KINDS[code]] = np.where(recorded[:, None], np.maximum(total, 0.0), np.nan)
     return work or None
 
 
@@ -251,9 +248,9 @@ def _numbers(trace: Trace, workers: tuple[Worker, ...], ranks: int) -> tuple[tup
     """The rank numbers inside each worker, as far as the free metadata gives them."""
     stated = trace.metadata.get("ranks_of_workers")
     stands = trace.worker_ranks()
-    known = stated if isinstance(stated, dict) else {}
-    found = (known.get(str(stands.get(worker))) for worker in workers)
+    by_rank = stated if isinstance(stated, dict) else {}
+    numbers = (by_rank.get(str(stands.get(worker))) for worker in workers)
     return tuple(
         tuple(one) if isinstance(one, list) and len(one) == ranks and all(type(rank) is int for rank in one) else None
-        for one in found
+        for one in numbers
     )

@@ -37,10 +37,10 @@ class Names(Struct, frozen=True):
     one on, that the recording cannot distinguish.
     """
 
-    ranks: Mapping[Worker, int]
-    hosts: Mapping[Worker, str]
-    stages: int
-    host_of_rank: Mapping[int, str]
+    ranks: Mapping[Worker, int] = {}
+    hosts: Mapping[Worker, str] = {}
+    stages: int = 1
+    host_of_rank: Mapping[int, str] = {}
     alike: int = 1
 
     def place(self, where: Place) -> Phrase | None:
@@ -74,9 +74,9 @@ class Names(Struct, frozen=True):
         first = links[0]
         ends = first.ends
         hosts = [f" on {short(host)}" if (host := self.hosts.get(end)) else "" for end in ends]
-        known = [f"rank {self.ranks[end]}" if end in self.ranks else end.coordinates for end in ends]
+        names = [f"rank {self.ranks[end]}" if end in self.ranks else end.coordinates for end in ends]
         within = hosts[0] == hosts[1]
-        link = f"link between {known[0]}{'' if within else hosts[0]} and {known[1]}{hosts[1]}"
+        link = f"link between {names[0]}{'' if within else hosts[0]} and {names[1]}{hosts[1]}"
         return (
             Phrase(f"the {link}", False) if len(links) == 1 else Phrase(f"{len(links)} links, first the {link}", True)
         )

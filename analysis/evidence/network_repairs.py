@@ -48,10 +48,10 @@ def rings_faster(traffic: Traffic, factor: Floats, of_transfers: Floats | float 
     if not (factor < 1).any():
         return Scale(transfers(job), np.broadcast_to(of_transfers, traffic.seconds.shape))
     usual_s = np.fmax(traffic.link_s, traffic.usual_s)[:, None, None]
-    left = np.maximum(traffic.seconds - traffic.shared_with(1 - factor), usual_s)
+    alone_s = np.maximum(traffic.seconds - traffic.shared_with(1 - factor), usual_s)
     wait = traffic.seconds > BESIDE_FACTOR * usual_s  # so long that they must be waiting
     with np.errstate(invalid="ignore", divide="ignore"):
-        waited = np.where(wait & (left < traffic.seconds), left / traffic.seconds, 1.0)
+        waited = np.where(wait & (alone_s < traffic.seconds), alone_s / traffic.seconds, 1.0)
     return Together((rings, Scale(transfers(job), np.minimum(waited, of_transfers))))
 
 
@@ -99,20 +99,20 @@ def card_as_usual(traffic: Traffic, card: SlowCard) -> Intervention:
     links = _of_links(traffic, card.flows[:, None, :] & card.steps[:, None])
     rings = _card_rings(traffic, card)
     changes = [rings_faster(traffic, rings, links)]
-    mine = exchanged(traffic, card)
-    if mine.any():
+    passing = exchanged(traffic, card)
+    if passing.any():
         level = level_s(traffic.exchanges, card, 1)
-        factor = to_usual(traffic.exchanges, usual_exchange_s(traffic, card), mine, level)
+        factor = to_usual(traffic.exchanges, usual_exchange_s(traffic, card), passing, level)
         changes.append(Scale(embedding_exchanges(job), factor[None]))
     return Together(tuple(changes))
 
 
 def _card_rings(traffic: Traffic, card: SlowCard) -> Floats:
     """The factor that makes the collectives through a slow card as fast as usual, [stages, ops, steps]."""
-    mine = through(card, traffic.rings)
-    if not mine.any():
+    passing = through(card, traffic.rings)
+    if not passing.any():
         return np.ones(traffic.rings.shape)
-    return to_usual(traffic.rings, traffic.usual_ring_s[:, :, None], mine, level_s(traffic.rings, card, 2))
+    return to_usual(traffic.rings, traffic.usual_ring_s[:, :, None], passing, level_s(traffic.rings, card, 2))
 
 
 def level_s(seconds: Floats, card: SlowCard, axis: int) -> Floats:
@@ -122,9 +122,9 @@ def level_s(seconds: Floats, card: SlowCard, axis: int) -> Floats:
 
 def through(card: SlowCard, rings: Floats) -> Bools:
     """The collectives that pass a slow card, [stages, ops, steps]."""
-    here = np.zeros(rings.shape, np.bool_)
-    here[list(card.stages)] = card.steps
-    return here
+    passing = np.zeros(rings.shape, np.bool_)
+    passing[list(card.stages)] = card.steps
+    return passing
 
 
 def exchanged(traffic: Traffic, card: SlowCard) -> Bools:
@@ -132,9 +132,9 @@ def exchanged(traffic: Traffic, card: SlowCard) -> Bools:
     job = traffic.job
     ends = {0, job.stages - 1}
     dp_ranks = {worker.dp_rank for worker in card.workers if worker.pp_rank in ends}
-    here: Bools = card.steps[:, None] & np.isin(job.dp_ranks, list(dp_ranks))
+    passing: Bools = card.steps[:, None] & np.isin(job.dp_ranks, list(dp_ranks))
     long = traffic.exchanges > SMALLEST_RING_FACTOR * usual_exchange_s(traffic, card)
-    return here & long
+    return passing & long
 
 
 def usual_exchange_s(traffic: Traffic, card: SlowCard) -> Floats:

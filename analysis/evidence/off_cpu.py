@@ -12,7 +12,6 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from tracekit.analysis.evidence.compute_table import ComputeTable
 from tracekit.analysis.graph.dependency_graph import DependencyGraph
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.robust import lower_median, lower_quantile, median, of_peers, safe
@@ -44,8 +43,8 @@ def off_cpu_s(trace: Trace, graph: DependencyGraph) -> Floats:
     off = np.zeros((graph.layout.pp, len(graph.steps), len(graph.dp_ranks), ranks))
     if OFF_CPU not in trace.ops.columns:
         return off
-    known, step, dp_index = replayed_ops(trace, graph, pl.col(OFF_CPU).list.len() == ranks)
-    off[known["pp_rank"].to_numpy(), step, dp_index] = known[OFF_CPU].list.to_array(ranks).to_numpy()
+    ops, step, dp_index = replayed_ops(trace, graph, pl.col(OFF_CPU).list.len() == ranks)
+    off[ops["pp_rank"].to_numpy(), step, dp_index] = ops[OFF_CPU].list.to_array(ranks).to_numpy()
     return off
 
 
@@ -58,28 +57,27 @@ def replayed_ops(trace: Trace, graph: DependencyGraph, chosen: pl.Expr) -> tuple
     return ops, step, np.searchsorted(graph.dp_ranks, ops["dp_rank"].to_numpy())
 
 
-def stopped_s(off_s: Floats, table: ComputeTable) -> Floats:
-    """Seconds by which stops prolong the computes of each worker, [stages, steps, dp_ranks]. `off_s`: `off_cpu_s`."""
-    if table.empty:
-        return np.zeros_like(off_s)
-    return within_computes(
-        off_s.transpose(0, 2, 1), np.nansum(table.grid, axis=(0, 2, 3)).transpose(0, 2, 1)
-    ).transpose(0, 2, 1)
-
-
 def within_computes(off_s: Floats, computes_s: Floats) -> Floats:
-    """The part of `off_s` by which computes are longer than in quiet steps, seconds, [..., peers, steps] each."""
+    """The part of `off_s` by which computes are longer than in quiet steps, seconds, [groups, peers, steps] each."""
     quiet_s = lower_quantile(computes_s, -1, QUIET_SHARE)
     quiet_s = np.minimum(quiet_s, lower_median(quiet_s, -1)[..., None])
     return np.minimum(off_s, np.maximum(computes_s - quiet_s[..., None], 0.0))
 
 
-def stops_of(off_s: Floats, stops_s: Floats, by_kind_s: Floats, step_s: float) -> Floats:
-    """Seconds that members are stopped in each step, [members, steps]; 0 for those that others equal at times.
+def stops_of(off_s: Floats, by_kind_s: Floats, step_s: float) -> tuple[Floats, Floats]:
+    """Seconds that members are stopped in each step, 0 for those that others equal at times; and by which stops prolong
+    their computes, [groups, peers, steps] each.
 
-    `off_s`: time off the CPU, `stops_s`: the part within computes, [members, steps]; `by_kind_s`: duration of computes,
-    [kinds, members, steps]; `step_s`: duration of a step. Seconds.
+    `off_s`: time off the CPU, [groups, peers, steps]; `by_kind_s`: duration of computes, [kinds, groups, peers, steps];
+    `step_s`: duration of a step. Seconds.
     """
+    within_s = within_computes(off_s, by_kind_s.sum(axis=0))
+    members, within, *kinds = (each.reshape(-1, off_s.shape[-1]) for each in (off_s, within_s, *by_kind_s))
+    return _stops_of_members(members, within, np.stack(kinds), step_s).reshape(off_s.shape), within_s
+
+
+def _stops_of_members(off_s: Floats, stops_s: Floats, by_kind_s: Floats, step_s: float) -> Floats:
+    """As `stops_of`, of [members, steps]. `stops_s`: the part of `off_s` within computes."""
     none = np.zeros(off_s.shape)
     computes_s = by_kind_s.sum(axis=0)
     usual_share = float(lower_median((off_s / safe(computes_s)).mean(axis=1), 0))

@@ -40,10 +40,10 @@ class PausedStarts(Struct, frozen=True, eq=False):
 
     def change(self, workers: Bools) -> Intervention:
         """The job without the paused starts of `workers`, [stages, dp_ranks]."""
-        here = workers[:, None, None, :]
-        changes: list[Intervention] = [ScaleDelays(self.ops, 1 - self.delay_share * here)]
+        cells = workers[:, None, None, :]
+        changes: list[Intervention] = [ScaleDelays(self.ops, 1 - self.delay_share * cells)]
         if not self.optimizers.empty:
-            changes.append(Scale(self.optimizers, 1 - self.optimizer_share * here))
+            changes.append(Scale(self.optimizers, 1 - self.optimizer_share * cells))
         return Together(tuple(changes))
 
 
@@ -67,10 +67,12 @@ def with_paused_starts(replay: JobReplay, paused: PausedStarts | None) -> JobRep
     """The job whose replay keeps the launch delays due to pauses, including those of communication."""
     if paused is None:
         return replay
-    kept = []
-    for block, delay, left in zip(replay.graph.blocks, replay.durations.launch_delay, paused.delays_left, strict=True):
-        kept.append(np.where(keeps_delay(block.template)[:, None] | (left < delay), delay, 0.0))
-    return replace(replay, kept_delay=tuple(kept))
+    delays = []
+    for block, delay, without in zip(
+        replay.graph.blocks, replay.durations.launch_delay, paused.delays_left, strict=True
+    ):
+        delays.append(np.where(keeps_delay(block.template)[:, None] | (without < delay), delay, 0.0))
+    return replace(replay, kept_delay=tuple(delays))
 
 
 def paused_share(seconds: Floats, pauses: Pauses) -> Floats:
@@ -89,12 +91,12 @@ def paused_share(seconds: Floats, pauses: Pauses) -> Floats:
     return share
 
 
-def _add_pauses(share: Floats, taken: Floats, workers: Bools, usual_s: float, longest_s: float) -> None:
+def _add_pauses(share: Floats, took: Floats, workers: Bools, usual_s: float, longest_s: float) -> None:
     """Fill in `share` of one stage, [ops, steps, dp_ranks], where one of `workers` pauses in an op or before it."""
-    beyond = taken - median(taken, (1,))[:, None]
+    beyond = took - median(took, (1,))[:, None]
     off = np.abs(beyond)
     spread = MAD_TO_SIGMA * np.fmax(median(off, (1, 2))[:, None, None], median(off, (1,))[:, None])
     least = np.maximum(PAUSE_SPREADS * spread, SMALLEST_PAUSE_SHARE * usual_s)
     with np.errstate(invalid="ignore", divide="ignore"):
-        paused = (taken > 0) & (beyond > least) & (beyond < longest_s) & workers
-        share[...] = np.where(paused, np.minimum(beyond / taken, 1.0), share)
+        paused = (took > 0) & (beyond > least) & (beyond < longest_s) & workers
+        share[...] = np.where(paused, np.minimum(beyond / took, 1.0), share)

@@ -122,11 +122,11 @@ def find_pauses(table: ComputeTable, suspects: Bools) -> Pauses:
     chosen = suspects.any(axis=0) | (np.arange(grid.shape[-1]) % every == 0)
     if chosen.all():
         return _pauses_in(grid)
-    some = _pauses_in(grid[..., chosen])
-    if some.stopped.any() or (some.seconds > 0).any():
+    sample = _pauses_in(grid[..., chosen])
+    if sample.stopped.any() or (sample.seconds > 0).any():
         return _pauses_in(grid)
     none = np.zeros((grid.shape[1], grid.shape[-1]), np.bool_)
-    return Pauses(np.broadcast_to(0.0, grid.shape), none, np.zeros(0), grid, False, some.backward_share)
+    return Pauses(np.broadcast_to(0.0, grid.shape), none, np.zeros(0), grid, False, sample.backward_share)
 
 
 def _pauses_in(grid: Floats) -> Pauses:
@@ -148,13 +148,13 @@ def _pauses_in(grid: Floats) -> Pauses:
     stopped, usual_s = _stopped(grid, base, shared)
     by_kind = np.nansum(base, axis=(1, 2, 3))
     backward_share = float(by_kind[1:].sum() / max(by_kind.sum(), 1e-12))
-    found = Pauses(seconds, stopped, np.zeros(0), usual_s, _own_length(beyond, base), backward_share)
-    if found.own_length and not found.spare_backwards:
+    pauses = Pauses(seconds, stopped, np.zeros(0), usual_s, _own_length(beyond, base), backward_share)
+    if pauses.own_length and not pauses.spare_backwards:
         stopped = stopped | _where_nearly_all_are(seconds)
-    mine = stopped_cells(stopped, grid.shape)
-    seconds[:, mine] = 0.0
-    beyond = np.fmax((grid - usual_s)[:, mine], 0.0)
-    return replace(found, stopped=stopped, stops_s=beyond[beyond > SMALLEST_OF_LONGEST * beyond.max(initial=0.0)])
+    computes = stopped_cells(stopped, grid.shape)
+    seconds[:, computes] = 0.0
+    beyond = np.fmax((grid - usual_s)[:, computes], 0.0)
+    return replace(pauses, stopped=stopped, stops_s=beyond[beyond > SMALLEST_OF_LONGEST * beyond.max(initial=0.0)])
 
 
 def _without_noise(seconds: Floats, of: Floats | float) -> Floats:
@@ -190,10 +190,10 @@ def _own_length(beyond: Floats, base: Floats) -> bool:
     """
     usual = safe(base)[:, :, :, None, None, :]
     seconds = _without_noise(beyond, usual)
-    at = np.nonzero(seconds > 0)
-    if not len(at[0]):
+    cells = np.nonzero(seconds > 0)
+    if not len(cells[0]):
         return False
-    length, of = np.log(seconds[at]), np.log(np.broadcast_to(usual, seconds.shape)[at])
+    length, of = np.log(seconds[cells]), np.log(np.broadcast_to(usual, seconds.shape)[cells])
     large = of > (of.min() + of.max()) / 2
     if large.all() or np.ptp(of) < np.log(SMALLEST_CONTRAST):
         return False
@@ -272,10 +272,10 @@ def _nats_of_long(within: Floats) -> Floats:
     `within`: [kinds, stages, dp_ranks, computes]. If all workers were alike, each would have its share of the longest
     computes (Chernoff bound of the binomial distribution).
     """
-    there = np.isfinite(within)
-    computes = there.sum(axis=-1)
+    present = np.isfinite(within)
+    computes = present.sum(axis=-1)
     share = np.clip(computes / np.maximum(computes.sum(axis=-1, keepdims=True), 1), 1e-9, 1 - 1e-9)
-    flat = np.where(there, within, -np.inf).reshape(*within.shape[:2], -1)
+    flat = np.where(present, within, -np.inf).reshape(*within.shape[:2], -1)
     long = max(1, round(LONG_SHARE * within.shape[-1]))
     longest = np.argpartition(flat, flat.shape[-1] - long, axis=-1)[..., flat.shape[-1] - long :]
     of_worker = longest // within.shape[-1]

@@ -14,7 +14,6 @@ import numpy as np
 from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.attribution.attribution import Attribution
 from tracekit.analysis.attribution.chance import Parts, noisy_step_times
-from tracekit.analysis.evidence.breaks import Breaks, find_breaks
 from tracekit.analysis.evidence.compute_profile import ComputeProfile
 from tracekit.analysis.evidence.compute_table import ComputeTable
 from tracekit.analysis.evidence.computes import Computes
@@ -23,7 +22,7 @@ from tracekit.analysis.evidence.lockstep import Lockstep
 from tracekit.analysis.evidence.naming import Names
 from tracekit.analysis.evidence.paused_starts import PausedStarts, find_paused_starts, with_paused_starts
 from tracekit.analysis.evidence.pauses import Pauses
-from tracekit.analysis.evidence.step_edges import with_overlap, with_step_delays
+from tracekit.analysis.evidence.step_edges import Breaks, find_breaks, with_overlap, with_step_delays
 from tracekit.analysis.evidence.subject import JobKind, Subject
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.analysis.replay.engine import JobReplay
@@ -99,6 +98,21 @@ class PipelineSubject(Subject, frozen=True, eq=False):
     def stages(self) -> int:
         """Pipeline stages of the job."""
         return self.replay.graph.layout.pp
+
+    @cached_property
+    def all_lanes_replayed(self) -> bool:
+        """Whether every DP rank of the layout is replayed in every step, so that nothing is missing."""
+        graph = self.replay.graph
+        lanes = sum(block.lanes for block in graph.blocks)
+        return not graph.dropped_lanes and lanes == len(graph.steps) * graph.layout.dp_ranks
+
+    @cached_property
+    def all_workers_traced(self) -> bool:
+        """Whether every worker of the layout has ops in the trace."""
+        if self.all_lanes_replayed:
+            return True
+        coverage = self.trace.coverage()
+        return coverage.workers_traced == coverage.workers_expected
 
     @property
     def gpus(self) -> int:

@@ -5,7 +5,7 @@ In: a `PostTrainingRun`. Out: `RlSubject`. Its changes are `Without` and `Scenar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +13,6 @@ import numpy as np
 from msgspec import structs
 
 from tracekit.analysis.attribution.chance import Parts
-from tracekit.analysis.evidence.naming import Names
 from tracekit.analysis.evidence.subject import JobKind, Subject
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.analysis.rl.account import RlAccount
@@ -21,7 +20,6 @@ from tracekit.analysis.rl.rl_run import PostTrainingRun
 from tracekit.analysis.rl.scenario import USUAL, Scenario, Without, more_engines
 from tracekit.report.finding import Place
 from tracekit.trace.facts import RL_LOG, TRAJECTORIES, Lack
-from tracekit.trace.model import Worker
 
 
 class RlSubject(Subject, frozen=True, eq=False):
@@ -37,11 +35,11 @@ class RlSubject(Subject, frozen=True, eq=False):
         """
         logged = () if self.run.stale else USUAL[:1]
         usual = USUAL if self.run.generations is not None else logged
-        found = self.run.account([Scenario.parse(text) for text in usual])
-        if found.leading != "queueing":
-            return found
-        more = Scenario.parse(f"engines={more_engines(found.job.engines)}")
-        return structs.replace(found, what_if=[*found.what_if, self.run.price(more)])
+        account = self.run.account([Scenario.parse(text) for text in usual])
+        if account.leading != "queueing":
+            return account
+        more = Scenario.parse(f"engines={more_engines(account.job.engines)}")
+        return structs.replace(account, what_if=[*account.what_if, self.run.price(more)])
 
     @property
     def kind(self) -> JobKind:
@@ -67,15 +65,9 @@ class RlSubject(Subject, frozen=True, eq=False):
     @property
     def everywhere(self) -> str:
         engines = self.account.job.engines
-        return f"all {engines:,} engines" if engines > 1 else "the only engine" if engines else "the whole loop"
-
-    @property
-    def names(self) -> Names:
-        return Names(ranks={}, hosts={}, stages=1, host_of_rank={})
-
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        return {}
+        if engines > 1:
+            return f"all {engines:,} engines"
+        return "the only engine" if engines else "the whole loop"
 
     @property
     def recorded_s(self) -> float:
@@ -110,10 +102,6 @@ class RlSubject(Subject, frozen=True, eq=False):
 
     def has(self, where: Place) -> bool:
         return where == Place()
-
-    def places(self, where: Place) -> Iterator[tuple[int | None, Worker | None]]:
-        del where
-        return iter(())
 
 
 def _as_one(changes: Sequence[Any]) -> list[Scenario]:

@@ -155,9 +155,9 @@ def noise_of(series: Floats, peers: int, *, remembers: bool = True, drifts: bool
     not count as noise. `remembers`: slow drifts are noise too; `drifts`: except those that chance does not explain.
     """
     members, steps = series.shape
-    known, (above, below) = np.isfinite(series), far_steps(series, peers)
-    quiet = known & ~above & ~below
-    parts = [part for part in (quiet, known & above, known & below) if part.any()]
+    finite, (above, below) = np.isfinite(series), far_steps(series, peers)
+    quiet = finite & ~above & ~below
+    parts = [part for part in (quiet, finite & above, finite & below) if part.any()]
     level = _level(series, quiet)
     deviation: Floats = sum(
         (np.where(part, series - _level(series, part)[:, None], 0.0) for part in parts), np.zeros(series.shape)
@@ -166,7 +166,7 @@ def noise_of(series: Floats, peers: int, *, remembers: bool = True, drifts: bool
     # Each level hides changes that move like it.
     levels: Ints = np.sum([part.any(axis=1) for part in parts], axis=0, dtype=np.int64)
     drift = None
-    if drifts and remembers and steps >= FEWEST_TO_SHOW and known.all():
+    if drifts and remembers and steps >= FEWEST_TO_SHOW and finite.all():
         drift, parameters = _drift(series, deviation, independent)
         moves = drift.any(axis=1)
         deviation[moves], levels[moves] = (series - drift)[moves], parameters
@@ -174,15 +174,15 @@ def noise_of(series: Floats, peers: int, *, remembers: bool = True, drifts: bool
     # A memory that clearly shows may be longer than it looks; a few steps cannot show one.
     longer = seen > SHOWS_ERRORS * error or steps < FEWEST_TO_SHOW
     longest = min(seen + error, LONGEST_MEMORY) if longer else seen
-    left = 1 - levels * _share_left(seen, np.maximum(steps // np.maximum(levels, 1), 1)) / np.maximum(levels, 1)
-    own = (deviation**2).mean(axis=1) / np.maximum(left, LEAST_VARIANCE_LEFT)
+    unexplained = 1 - levels * _share_left(seen, np.maximum(steps // np.maximum(levels, 1), 1)) / np.maximum(levels, 1)
+    own = (deviation**2).mean(axis=1) / np.maximum(unexplained, LEAST_VARIANCE_LEFT)
     usual = float(np.median(own)) if members >= FEWEST_MEMBERS else float(own.mean())
     # A member more restless than its peers has a larger error; its few steps determine that only roughly.
     variance = np.maximum(np.maximum(usual, own), SMALLEST_SIGMA**2)
     spread = 0.0
     if members >= FEWEST_MEMBERS and quiet.any():
         apart = float(usual_sigma(level[quiet.any(axis=1)][None], by_third=False)[0])
-        apart = min(apart, sigma_of_kinds(np.where(quiet.any(axis=1), level, _level(series, known))))
+        apart = min(apart, sigma_of_kinds(np.where(quiet.any(axis=1), level, _level(series, finite))))
         spread = math.sqrt(max(apart**2 - usual / steps, 0.0))
     freedom = independent * (steps * (1 - seen**2) / (1 + seen**2) - float(levels.mean()))
     if remembers and steps >= 2 * STRETCHES:
@@ -201,8 +201,10 @@ def _drift(series: Floats, deviation: Floats, independent: float) -> tuple[Float
     own = (deviation**2).sum(axis=1)
     quiet = own <= np.median(own)
     memory = min(sum(_memory(deviation[quiet], independent * float(quiet.mean()))), LONGEST_MEMORY)
-    found = drifts_of(series, deviation, memory, pooled=max(independent, 1.0) if len(series) >= FEWEST_MEMBERS else 1.0)
-    return np.where((found.nats >= needed_nats(len(series)))[:, None], found.level, 0.0), found.parameters
+    drifts = drifts_of(
+        series, deviation, memory, pooled=max(independent, 1.0) if len(series) >= FEWEST_MEMBERS else 1.0
+    )
+    return np.where((drifts.nats >= needed_nats(len(series)))[:, None], drifts.level, 0.0), drifts.parameters
 
 
 def _over_stretches(deviation: Floats, levels: Ints) -> float:
@@ -250,12 +252,12 @@ def episodes_of(
     of the variance of one step, if known. `remembers`: as in `noise_of`.
     """
     noise = noise_of(series, peers, remembers=remembers)
-    found = _described(series, noise, least_variance, fewest)
+    episodes = _described(series, noise, least_variance, fewest)
     if noise.drift is None or not noise.drift.any():
-        return found
+        return episodes
     # A curve leaves little to measure noise by. Even if the drift is noise, it may explain too little.
     plain = _described(series, noise_of(series, peers, drifts=False), least_variance, fewest)
-    return _picked([found, plain], np.where((found.nats < found.needed) & (plain.nats > found.nats), 1, 0))
+    return _picked([episodes, plain], np.where((episodes.nats < episodes.needed) & (plain.nats > episodes.nats), 1, 0))
 
 
 def _described(series: Floats, noise: Noise, least_variance: float, fewest: int) -> Episodes:
@@ -335,14 +337,14 @@ class _Masks:
         """Try "from a step on" and "up to a step"."""
         members, steps = self.values.shape
         before = np.cumsum(self.values, axis=1)[:, :-1]
-        at = np.arange(1, steps)
+        places = np.arange(1, steps)
         # A change point costs twice as much as a choice among as many patterns (Zhang and Siegmund, 2007).
         price, number = np.full(members, 2 * math.log(steps)), np.arange(steps)
         for first in (False, True):
             total = before if first else before[:, -1:] + self.values[:, -1:] - before
-            gains = self._gain_of_runs(total, at if first else steps - at)
+            gains = self._gain_of_runs(total, places if first else steps - places)
             best = gains.argmax(axis=1)
-            cut = at[best]
+            cut = places[best]
             on = number < cut[:, None] if first else number >= cut[:, None]
             words = {"until": cut} if first else {"since": cut}
             self._take(gains[np.arange(members), best], price, on, **words)

@@ -60,11 +60,11 @@ def slow_cards(traffic: Traffic) -> tuple[SlowCard, ...]:
     """The slow cards, those that explain most first."""
     if not traffic.seconds.size:
         return ()
-    found: dict[int, SlowCard] = {}
+    by_host: dict[int, SlowCard] = {}
     for side in (SENDING, RECEIVING):
         for number, card in (*_cards_of_slow_rings(traffic, side), *_cards_without_rings(traffic, side)):
-            found[number] = _merged(found.get(number), card)
-    cards = [_with_slow_sides(traffic, card) for card in found.values()]
+            by_host[number] = _merged(by_host.get(number), card)
+    cards = [_with_slow_sides(traffic, card) for card in by_host.values()]
     return tuple(sorted(cards, key=lambda card: -int(card.flows.sum() * card.steps.sum())))
 
 
@@ -76,8 +76,10 @@ def passing(traffic: Traffic, side: str) -> tuple[Ints, Bools]:
 
 def _ring_stages(traffic: Traffic, host: int) -> tuple[int, ...]:
     """The stages of a host's workers whose rings leave the host."""
-    mine = np.unique(np.argwhere(traffic.host_number == host)[:, 0])
-    return tuple(int(stage) for stage in mine if len(np.unique(traffic.host_number[stage])) > 1 and traffic.rings.size)
+    stages = np.unique(np.argwhere(traffic.host_number == host)[:, 0])
+    return tuple(
+        int(stage) for stage in stages if len(np.unique(traffic.host_number[stage])) > 1 and traffic.rings.size
+    )
 
 
 def _cards_of_slow_rings(traffic: Traffic, side: str) -> Iterator[tuple[int, SlowCard]]:
@@ -152,18 +154,18 @@ def _with_slow_sides(traffic: Traffic, card: SlowCard) -> SlowCard:
     return replace(card, sides=slow)
 
 
-def _merged(one: SlowCard | None, other: SlowCard) -> SlowCard:
+def _merged(side: SlowCard | None, other: SlowCard) -> SlowCard:
     """Both sides of a card as one."""
-    if one is None:
+    if side is None:
         return other
     return SlowCard(
-        one.host,
-        one.workers,
-        (*one.sides, *other.sides),
-        one.flows | other.flows,
-        one.stages,
-        one.steps | other.steps,
-        np.maximum(one.factor, other.factor),
-        min(one.fastest_factor, other.fastest_factor),
-        max(one.ring_factor, other.ring_factor),
+        side.host,
+        side.workers,
+        (*side.sides, *other.sides),
+        side.flows | other.flows,
+        side.stages,
+        side.steps | other.steps,
+        np.maximum(side.factor, other.factor),
+        min(side.fastest_factor, other.fastest_factor),
+        max(side.ring_factor, other.ring_factor),
     )

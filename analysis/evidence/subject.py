@@ -19,6 +19,7 @@ from tracekit.analysis.attribution.chance import Parts
 from tracekit.analysis.evidence.naming import Names
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.analysis.numeric.means import saving_error_s
+from tracekit.analysis.numeric.robust import NOTHING
 from tracekit.analysis.whatif.interventions import Intervention
 from tracekit.report.finding import Place
 from tracekit.trace.facts import Fact, Lack
@@ -75,9 +76,9 @@ class Subject(Struct, frozen=True, eq=False, dict=True):
         """The whole job as a place, in words."""
 
     @property
-    @abstractmethod
     def names(self) -> Names:
         """The names of places in the job."""
+        return Names()
 
     @property
     @abstractmethod
@@ -89,9 +90,9 @@ class Subject(Struct, frozen=True, eq=False, dict=True):
         return all(lack.fact is not fact for lack in self.lacks)
 
     @property
-    @abstractmethod
     def metadata(self) -> Mapping[str, Any]:
         """Free metadata of the trace."""
+        return {}
 
     @property
     @abstractmethod
@@ -142,10 +143,16 @@ class Subject(Struct, frozen=True, eq=False, dict=True):
         del changes
         return saving_error_s(saving, self.replay_error * self.measured_s)
 
+    def explained(self, change: Intervention, other: Intervention) -> float:
+        """Return the share of what `change` saves that is gone after `other`, 0 to 1; 0 if it saves nothing."""
+        saved_s = self.unchanged_s - float(self.step_times((change,)).mean())
+        left_s = float((self.step_times((other,)) - self.step_times((other, change))).mean())
+        return 1 - min(max(left_s / saved_s, 0.0), 1.0) if saved_s > NOTHING else 0.0
+
     @abstractmethod
     def has(self, where: Place) -> bool:
         """Return whether the job has a place."""
 
-    @abstractmethod
     def places(self, where: Place) -> Iterator[tuple[int | None, Worker | None]]:
         """Yield the ranks of a place, as far as known, and their workers; none for the whole job."""
+        yield from ((rank, None) for rank in where.ranks)

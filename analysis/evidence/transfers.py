@@ -16,7 +16,6 @@ from functools import cached_property
 import numpy as np
 from msgspec import Struct
 
-from tracekit.analysis.evidence.coverage import all_workers_traced
 from tracekit.analysis.evidence.evidence import evidence
 from tracekit.analysis.evidence.grids import collectives, embedding_exchanges, transfers
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
@@ -199,7 +198,7 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
         """
         waits = np.zeros(self.rings.shape)
         gathers, reductions = self._bytes_alike
-        if all_workers_traced(self.job) or not (gathers.any() and reductions.any()):
+        if self.job.all_workers_traced or not (gathers.any() and reductions.any()):
             return waits
         gather_s = median(np.where(gathers[:, :, None], self.rings, np.nan), (1, 2))
         beyond = self.rings - gather_s[:, None, None]
@@ -232,25 +231,25 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def slow_links(self) -> Bools:
         """Slow links that no slow card explains, [slots, steps, dp_ranks]."""
-        left = self.slow.copy()
+        unexplained = self.slow.copy()
         for card in self.cards:
             ends = np.isin(self.hosts_of_flows(SENDING), card.host) | np.isin(self.hosts_of_flows(RECEIVING), card.host)
-            left &= ~ends[:, None, :]
-        left &= ~self._shared(left)[:, :, None]
-        left &= (left.sum(axis=1) >= self.fewest_steps)[:, None, :]
-        kept = left.copy()
-        slow = left.any(axis=1)
-        for slot, at in np.argwhere(slow):
+            unexplained &= ~ends[:, None, :]
+        unexplained &= ~self._shared(unexplained)[:, :, None]
+        unexplained &= (unexplained.sum(axis=1) >= self.fewest_steps)[:, None, :]
+        slow_links = unexplained.copy()
+        slow = unexplained.any(axis=1)
+        for slot, dp_index in np.argwhere(slow):
             links = np.zeros(self.link_s.shape, np.bool_)
-            links[slot, at] = True
+            links[slot, dp_index] = True
             beside = self.beside(links)
-            steps = np.asarray(left.transpose(1, 0, 2)[:, beside].any(axis=1))
-            kept[slot, :, at] &= (
-                np.nanquantile(self.seconds[slot][:, steps, at], FASTEST_SHARE) > self.limit_s[slot, at]
+            steps = np.asarray(unexplained.transpose(1, 0, 2)[:, beside].any(axis=1))
+            slow_links[slot, :, dp_index] &= (
+                np.nanquantile(self.seconds[slot][:, steps, dp_index], FASTEST_SHARE) > self.limit_s[slot, dp_index]
             )
-            beside[slot, at] = False
-            kept[slot, :, at] &= not self._only_waits((slot, at), beside & slow, steps)
-        return kept
+            beside[slot, dp_index] = False
+            slow_links[slot, :, dp_index] &= not self._only_waits((slot, dp_index), beside & slow, steps)
+        return slow_links
 
     def _shared(self, slow: Bools) -> Bools:
         """Mask of steps in which all DP ranks' links between two stages are slow, if fast at other times, [slots,
@@ -270,16 +269,16 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
 
     def _only_waits(self, link: tuple[int, int], others: Bools, steps: Bools) -> bool:
         """True if a link is fast where it need not wait for slow transfers of `others`, [slots, dp_ranks]."""
-        slot, at = link
-        seconds = self.seconds[slot][:, steps, at]
+        slot, lane = link
+        seconds = self.seconds[slot][:, steps, lane]
         ends_s = {of: self._end_s(of) for of in {slot, *np.argwhere(others)[:, 0].tolist()}}
-        begin, free = ends_s[slot][:, steps, at] - seconds, np.isfinite(seconds)
+        begin, free = ends_s[slot][:, steps, lane] - seconds, np.isfinite(seconds)
         for of, dp_index in np.argwhere(others):
             long = self.seconds[of][:, steps, dp_index]
             end = np.where(long > self.limit_s[of, dp_index], ends_s[of][:, steps, dp_index], np.nan)
-            under_way = (end - long < begin[:, None] + self.usual_s[slot, at]) & (end > begin[:, None])
+            under_way = (end - long < begin[:, None] + self.usual_s[slot, lane]) & (end > begin[:, None])
             free &= ~under_way.any(axis=1)
-        return int(free.sum()) >= FEWEST_FREE and bool(np.median(seconds[free]) <= self.limit_s[slot, at])
+        return int(free.sum()) >= FEWEST_FREE and bool(np.median(seconds[free]) <= self.limit_s[slot, lane])
 
     @property
     def fewest_steps(self) -> int:

@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from tracekit.analysis.evidence.cause import Cause
 from tracekit.analysis.evidence.evidence import evidence
-from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.evidence.graph_subject import GraphSubject, RecordingSubject
 from tracekit.analysis.evidence.host_time import host_time
 from tracekit.analysis.evidence.launches import arrives_s, in_queue_s, launch_latency_s
 from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.estimate import Estimate
 from tracekit.analysis.whatif.interventions import Intervention
-from tracekit.report.finding import Finding
 
 if TYPE_CHECKING:
     from tracekit.analysis.gpu.unprofiled import StepsOfRecording, WithoutProfiler
 
 
-@evidence(GraphSubject)
-def marked_steps(job: GraphSubject) -> StepsOfRecording:
+@evidence(RecordingSubject)
+def marked_steps(job: RecordingSubject) -> StepsOfRecording:
     """The training steps of a recording."""
     from tracekit.analysis.gpu.unprofiled import StepsOfRecording
 
@@ -39,12 +39,19 @@ def marked_steps(job: GraphSubject) -> StepsOfRecording:
     )
 
 
-@evidence(GraphSubject)
-def unprofiled(job: GraphSubject) -> WithoutProfiler | None:
+@evidence(RecordingSubject)
+def unprofiled(job: RecordingSubject) -> WithoutProfiler | None:
     """The job without the profiler that recorded it; None if what recording cost is not known of all ranks."""
+    return unprofiled_after(job, ())
+
+
+def unprofiled_after(
+    job: RecordingSubject, after: Sequence[Intervention], *, bounds: bool = True
+) -> WithoutProfiler | None:
+    """Return the same after some changes. `bounds`: as of `WithoutProfiler.of`."""
     from tracekit.analysis.gpu.unprofiled import OpLaunches, WithoutProfiler
 
-    costs = {} if job.kept is None else job.kept.costs
+    costs = job.summary.costs
     if not {*job.ranks} <= {*costs} or "recording_s" not in job.ops.columns:
         return None
     in_launch_s = np.array([costs[rank].in_launch for rank in job.ranks])
@@ -57,38 +64,44 @@ def unprofiled(job: GraphSubject) -> WithoutProfiler | None:
     )
     recording_s = job.ops["recording_s"].fill_null(0.0).to_numpy()
     stacks = all(cost.stacks for cost in costs.values())
-    return WithoutProfiler.of(job.replay, marked_steps(job), recording_s, launches, stacks=stacks)
+    return WithoutProfiler.of(
+        job.replay, marked_steps(job), recording_s, launches, stacks=stacks, after=after, bounds=bounds
+    )
 
 
-@evidence(GraphSubject)
-def unprofiled_step(job: GraphSubject) -> Estimate | None:
+@evidence(RecordingSubject)
+def unprofiled_step(job: RecordingSubject) -> Estimate | None:
     """The step without the profiler, seconds; None if that is not known."""
     without = unprofiled(job)
     return None if without is None else without.step_s
 
 
-@evidence(GraphSubject)
 def profiled_steps_s(job: GraphSubject) -> Floats:
-    """How long the steps of a recording take, with the work that a GPU finishes after them, seconds, [steps]."""
+    """Return how long steps take as recorded, with the work that a GPU finishes after them, seconds, [steps]."""
+    lengths_s = _lengths_s(job)
+    return job.times.recorded if lengths_s is None else lengths_s
+
+
+@evidence(RecordingSubject)
+def _lengths_s(job: RecordingSubject) -> Floats:
     ops = job.graph.ops
     return marked_steps(job).lengths_s(ops.start, ops.start + ops.duration)
 
 
-@evidence(GraphSubject)
 def in_production_s(job: GraphSubject) -> float:
     """How long the steps that were recorded take without the profiler; if that is not known, the recording."""
     step = unprofiled_step(job)
     return job.recorded_s if step is None else step.value * job.steps_in_whole
 
 
-@evidence(GraphSubject)
-def profiler_s(job: GraphSubject) -> float:
+@evidence(RecordingSubject)
+def profiler_s(job: RecordingSubject) -> float:
     """By how much the profiler made the recorded steps longer, seconds; 0 if that is not known."""
     without = unprofiled(job)
     return 0.0 if without is None else max(float(profiled_steps_s(job).sum() - without.steps_s[0].sum()), 0.0)
 
 
-def worth_s(job: Subject, finding: Finding) -> float:
+def worth_s(job: Subject, finding: Cause) -> float:
     """Return what the end of a finding saves of the steps without the profiler, or of the recording, seconds."""
     in_production = unprofiled_step(job) is not None and finding.saves_step_s is not None
     return finding.worth_s * job.steps_in_whole if in_production else finding.saved_s
@@ -104,11 +117,9 @@ def saves_step(
     return None if without is None else without.saves(changes, bound=bound, after=after)
 
 
-@evidence(GraphSubject)
-def _replayed_s(job: GraphSubject) -> tuple[Sequence[int], Callable[[tuple[Intervention, ...]], Floats]] | None:
-    """The marked steps of a recording, and how long each takes after changes, seconds, [steps]; None for op traces."""
-    if job.kept is None:
-        return None
+@evidence(RecordingSubject)
+def _replayed_s(job: RecordingSubject) -> tuple[Sequence[int], Callable[[tuple[Intervention, ...]], Floats]]:
+    """The marked steps of a recording, and how long each takes after changes, seconds, [steps]."""
     return marked_steps(job).numbers, cache(partial(marked_steps(job).replayed_s, job.replay))
 
 

@@ -55,11 +55,11 @@ def elasticity(relative: Floats, slowness: Floats, work: Floats) -> Floats:
     work = work.reshape(shape[3], -1)[:, lanes].reshape(-1)
     beside = (relative / safe(slowness)[:, :, None, None]).reshape(*shape[:4], -1)[..., lanes]
     cells = beside.reshape(*shape[:3], -1)
-    known = np.isfinite(work)
-    if shape[1] < 2 or known.sum() < 8:
+    finite = np.isfinite(work)
+    if shape[1] < 2 or finite.sum() < 8:
         return np.ones(shape[:3])
-    low, high = np.quantile(work[known], (0.25, 0.75))
-    cheap, dear = known & (work <= low), known & (work >= high)
+    low, high = np.quantile(work[finite], (0.25, 0.75))
+    cheap, dear = finite & (work <= low), finite & (work >= high)
     if high - low < SMALLEST_WORKLOAD_SPREAD:
         return np.ones(shape[:3])
     apart = float(work[dear].mean() - work[cheap].mean())
@@ -90,10 +90,10 @@ def position_factor(relative: Floats) -> Floats:
     of_step = lower_median(np.moveaxis(beside, (1, 2, 5), (0, 1, 2)).reshape(-1, kinds, places, steps), axis=0)
     usual = lower_median(of_step, axis=1)[:, None]
     logs = np.log(safe(of_step / safe(usual)))
-    found = episodes_of(logs.reshape(-1, steps), places)
-    slow = (found.significant(SMALLEST_POSITION) & found.on.all(axis=1)).reshape(kinds, places)
+    episodes = episodes_of(logs.reshape(-1, steps), places)
+    slow = (episodes.significant(SMALLEST_POSITION) & episodes.on.all(axis=1)).reshape(kinds, places)
     few_places = slow.mean(axis=1, keepdims=True) <= LARGEST_SLOW_SHARE
-    return np.where(slow & few_places, np.exp(found.level).reshape(kinds, places), 1.0)
+    return np.where(slow & few_places, np.exp(episodes.level).reshape(kinds, places), 1.0)
 
 
 def remembers(work: Floats) -> tuple[bool, bool]:

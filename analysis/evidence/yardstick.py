@@ -16,8 +16,8 @@ from tracekit.analysis.evidence.grids import communicating, optimizers
 from tracekit.analysis.evidence.network_repairs import card_as_usual
 from tracekit.analysis.evidence.pauses import stopped_cells
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
+from tracekit.analysis.evidence.slow_workers import cells_as_fast_as_peers, slowness_with_data
 from tracekit.analysis.evidence.transfers import traffic_of
-from tracekit.analysis.evidence.workers import cells_as_fast_as_peers, slowness_with_data
 from tracekit.analysis.graph.labels import Mask
 from tracekit.analysis.graph.op_grid import OpGrid
 from tracekit.analysis.numeric.arrays import Bools
@@ -37,7 +37,7 @@ def as_fast_as_peers(job: PipelineSubject, selection: Selection) -> Intervention
     replay = job.replay
     masks = masks_of(selection, replay.graph, replay.durations)
     workers, changes = _Cells.of(communicating(job), masks, (1,)), list[Intervention]()
-    left = workers.left(masks)
+    others = workers.left(masks)
     for card in traffic_of(job).cards if workers.whole.any() else ():
         passes = job.cells_of(card.workers)[:, None] & card.steps[:, None]
         if (workers.whole | ~passes).all():
@@ -46,10 +46,10 @@ def as_fast_as_peers(job: PipelineSubject, selection: Selection) -> Intervention
         computes = _Cells.of(job.table, masks, (2, 3))
         steps_of_optimizers = _Cells.of(optimizers(job), masks, (1,))
         slowness = slowness_with_data(job)
-        changes += [_without_pauses(job, computes.whole),
-                    cells_as_fast_as_peers(job, slowness, computes.whole, steps_of_optimizers.whole)]  # fmt: skip
-        left = steps_of_optimizers.left(computes.left(left))
-    changes.append(ops_at_the_pace_of_peers(replay.graph, replay.durations.cost, left))
+        changes.append(_without_pauses(job, computes.whole))
+        changes.append(cells_as_fast_as_peers(job, slowness, computes.whole, steps_of_optimizers.whole))
+        others = steps_of_optimizers.left(computes.left(others))
+    changes.append(ops_at_the_pace_of_peers(replay.graph, replay.durations.cost, others))
     return Together(tuple(changes))
 
 
@@ -76,10 +76,10 @@ class _Cells(Struct, frozen=True, eq=False):
     def of(cls, grid: OpGrid | ComputeTable, masks: Sequence[Mask], axes: tuple[int, ...]) -> _Cells:
         """Find the cells. `masks`: the selected ops."""
         selected = grid.gather([mask.astype(np.float64) for mask in masks])
-        there: Bools = np.any(np.isfinite(selected), axis=axes)
-        whole: Bools = there & np.all((selected > 0) | np.isnan(selected), axis=axes)
+        present: Bools = np.any(np.isfinite(selected), axis=axes)
+        whole: Bools = present & np.all((selected > 0) | np.isnan(selected), axis=axes)
         peers = -1 if whole.shape[-1] > 1 else -3
-        return cls(grid, axes, whole & ~np.all(whole | ~there, axis=peers, keepdims=True))
+        return cls(grid, axes, whole & ~np.all(whole | ~present, axis=peers, keepdims=True))
 
     def left(self, masks: Sequence[Mask]) -> list[Mask]:
         """The masks without the ops of these cells."""

@@ -11,13 +11,14 @@ from heapq import heappop, heappush
 
 import numpy as np
 
+from tracekit.analysis.evidence.cause import Cause
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
-from tracekit.analysis.evidence.workers import microbatch_cost
+from tracekit.analysis.evidence.slow_workers import microbatch_cost
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.numeric.robust import safe
 from tracekit.analysis.whatif.interventions import Scale
-from tracekit.report.finding import Finding, Place
+from tracekit.report.finding import Place
 
 #: Stop improving the deal of a step after this many swaps.
 SWAPS = 200
@@ -62,9 +63,9 @@ def _swap(flat: Floats, dealt: Ints, load: Floats) -> bool:
     partners = partners[partners != busiest]
     if not len(partners):
         return False
-    mine = flat[dealt[:, busiest]]
+    costs = flat[dealt[:, busiest]]
     # The load that each swap moves from the busiest DP rank to each partner, [mine, partners, theirs].
-    moved = mine[:, None, None] - flat[dealt[:, partners]].T[None]
+    moved = costs[:, None, None] - flat[dealt[:, partners]].T[None]
     gap = (load[busiest] - load[partners])[None, :, None]
     higher = np.maximum(load[busiest] - moved, load[partners][None, :, None] + moved)
     higher = np.where((moved > 0) & (moved < gap), higher, np.inf)
@@ -93,7 +94,7 @@ def dealt_cost(cost: Floats, deal: Ints) -> Floats:
     return new.reshape(steps, microbatches, dp_ranks).transpose(1, 0, 2)
 
 
-def balance_plans(job: PipelineSubject, causes: Sequence[Finding]) -> Iterator[Plan]:
+def balance_plans(job: PipelineSubject, causes: Sequence[Cause]) -> Iterator[Plan]:
     """Microbatches dealt anew over the DP ranks of each step, for those of `causes` that make them uneven."""
     profile = job.profile
     if not causes or profile is None:
@@ -103,7 +104,7 @@ def balance_plans(job: PipelineSubject, causes: Sequence[Finding]) -> Iterator[P
     best = dealt_cost(cost, deal_job(cost, best_deal_of_step))
     elastic = profile.elasticity[:, :, :, None, None, None]
     change = Scale(job.table, (1 + elastic * (dealt - 1)) / safe(1 + elastic * (cost - 1)))
-    cause = max(causes, key=lambda one: one.saved_s)
+    cause = max(causes, key=lambda finding: finding.saved_s)
     gone = [one.change for one in causes if one.change is not None]
     bound_s = float(job.step_times(gone).mean())
     offset = job.attribution.recorded_s - job.unchanged_s

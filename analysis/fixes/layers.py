@@ -1,6 +1,6 @@
 """Fixes that move layers, or work, between stages.
 
-In: a pipeline and `Finding`s. Out: `Plan`s. If the layers of each stage are known, a plan gives the best integer split,
+In: a pipeline and `Cause`s. Out: `Plan`s. If the layers of each stage are known, a plan gives the best integer split,
 and the split that leaves the loss layer alone on the last stage. If they are not, a split would be a guess: the plan
 gives the amount of work that each stage should have, which is valid for any layers.
 """
@@ -13,10 +13,13 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
+from tracekit.analysis.evidence.cause import Cause
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
-from tracekit.analysis.evidence.workers import SMALLEST_STAGE_EXCESS, worker_factor
-from tracekit.analysis.fixes.partition import (
+from tracekit.analysis.evidence.slow_workers import SMALLEST_STAGE_EXCESS, worker_factor
+from tracekit.analysis.fixes.plan import MACHINE, Plan
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.plans.partition import (
     MOST_LAYERS,
     OneLane,
     StageModel,
@@ -24,12 +27,10 @@ from tracekit.analysis.fixes.partition import (
     stage_model,
     work_shares,
 )
-from tracekit.analysis.fixes.plan import MACHINE, Plan
-from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.whatif.interventions import Scale
 from tracekit.base.errors import SelectionError, TraceError
 from tracekit.base.text import short
-from tracekit.report.finding import Finding, Place
+from tracekit.report.finding import Place
 from tracekit.trace.canonical import Trace
 
 #: A plan names the stages that give up at least this share of what the largest giver gives up.
@@ -41,7 +42,7 @@ ANY_AMOUNT = "work moves in any amount (whatif --layers 8,8,... says which layer
 
 
 def layer_plans(
-    job: PipelineSubject, uneven_stages: Sequence[Finding], machines: Sequence[Finding], layers: tuple[int, ...] | None
+    job: PipelineSubject, uneven_stages: Sequence[Cause], machines: Sequence[Cause], layers: tuple[int, ...] | None
 ) -> Iterator[Plan]:
     """Plans for a stage with too much work and for the stage of a slow worker."""
     profile = job.profile
@@ -52,22 +53,22 @@ def layer_plans(
     if uneven is None and slow is None:
         return
     check_layers(job.trace, layers)
-    known = layers or _from_metadata(job.trace)
+    split = layers_of(job.trace, layers)
     for cause, around in ((uneven, False), (slow, True)):
         if cause is None:
             continue
         # How much slower the slowest worker of each stage is than its peers.
         slowness = np.maximum(worker_factor(job).max(axis=1), 1.0) if around else np.ones(job.stages)
-        if known is None and cause.where.chunks:
+        if split is None and cause.where.chunks:
             yield from _even_chunks(cause)
-        elif known is None:
+        elif split is None:
             yield from _shares(job, slowness, cause, around=around)
         else:
-            model = replace(stage_model(profile.base_s, known), slowness=slowness)
+            model = replace(stage_model(profile.base_s, split), slowness=slowness)
             yield from _repartitioned(job, model, cause, around=around)
 
 
-def _even_chunks(cause: Finding) -> Iterator[Plan]:
+def _even_chunks(cause: Cause) -> Iterator[Plan]:
     """Give a chunk the speed of other chunks; if forwards and backwards both lack it, also those of one alone."""
     details, factor = {"assumes": "the speed of other chunks afterwards"}, cause.change.factor
     title = f"Make {cause.where} as fast as other chunks: fewer layers, or a faster head, loss or embedding"
@@ -82,7 +83,7 @@ def _even_chunks(cause: Finding) -> Iterator[Plan]:
                    excludes="even-chunks")  # fmt: skip
 
 
-def _shares(job: PipelineSubject, slowness: Floats, cause: Finding, *, around: bool) -> Iterator[Plan]:
+def _shares(job: PipelineSubject, slowness: Floats, cause: Cause, *, around: bool) -> Iterator[Plan]:
     """Move work until all stages take equally long.
 
     Assumes that any part of the work can move, including embedding, loss and fractions of a layer.
@@ -109,7 +110,7 @@ def _shares(job: PipelineSubject, slowness: Floats, cause: Finding, *, around: b
     yield _moved(title, change, details, cause, around=around, edit=edit)
 
 
-def _repartitioned(job: PipelineSubject, model: StageModel, cause: Finding, *, around: bool) -> Iterator[Plan]:
+def _repartitioned(job: PipelineSubject, model: StageModel, cause: Cause, *, around: bool) -> Iterator[Plan]:
     """Split the layers anew; `around`: fewer of them for a slow worker that cannot be replaced."""
     lane = OneLane.of(job.replay)
     best = best_split(model, lane)
@@ -154,7 +155,7 @@ def _listed(layers: Sequence[int]) -> str:
     return ",".join(map(str, layers))
 
 
-def _moved(title: str, change: Scale, details: dict[str, Any], cause: Finding, *, around: bool, edit: str) -> Plan:
+def _moved(title: str, change: Scale, details: dict[str, Any], cause: Cause, *, around: bool, edit: str) -> Plan:
     """Return the plan that moves layers; `around`: those of a slow worker, which stays slow."""
     kind, excludes = ("shift-work-from-slow-worker", MACHINE) if around else ("repartition-stages", None)
     return Plan(kind, title, Place(), change, details=details, cause=cause, around=around, excludes=excludes, edit=edit)
@@ -195,8 +196,10 @@ def _shown(layers: Sequence[Any]) -> str:
     return f"{','.join(f'{count!s:.20}' for count in layers[:8])}{',...' if len(layers) > 8 else ''}"
 
 
-def _from_metadata(trace: Trace) -> tuple[int, ...] | None:
-    """The layers that the metadata gives, if it gives them for each stage."""
+def layers_of(trace: Trace, asked: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """The layers of each stage: `asked`, or those of the metadata, if it gives them for each stage."""
+    if asked is not None:
+        return asked
     layers = trace.metadata.get("layers")
     if not isinstance(layers, list | tuple) or len(layers) != trace.layout.pp:
         return None

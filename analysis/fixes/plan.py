@@ -10,8 +10,9 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from tracekit.analysis.evidence.cause import Cause
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.report.finding import Finding, Place
+from tracekit.report.finding import Place
 
 #: What the price of a repair assumes.
 SPEED_OF_PEERS = "the speed of peers afterwards"
@@ -24,7 +25,7 @@ class Plan(Struct, frozen=True, eq=False):
 
     `extra_s`: seconds it adds to each step. `bound`: the replay gives an upper bound of the saving. `cause`: the cause
     that it addresses, None for a fix that any job can try. `details["assumes"]`: an assumption of the price.
-    `reached`, `around`, `excludes`: as for `Fix`. `edit`: `change` as text, see `Fix.edit`; None: as `fix=KIND`.
+    `reached`, `around`, `excludes`: as for `PricedFix`. `edit`: `change` as text, see `Fix.edit`; None: as `fix=KIND`.
     """
 
     kind: str
@@ -35,7 +36,7 @@ class Plan(Struct, frozen=True, eq=False):
     extra_s: float = 0.0
     bound: bool = False
     details: Mapping[str, Any] = field(default_factory=dict)
-    cause: Finding | None = None
+    cause: Cause | None = None
     reached: str | None = None
     around: bool = False
     excludes: str | None = None

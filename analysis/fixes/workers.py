@@ -1,6 +1,6 @@
 """Fixes for slow workers and hosts: replace them, or give them less work.
 
-In: a pipeline and `Finding`s. Out: `Plan`s.
+In: a pipeline and `Cause`s. Out: `Plan`s.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from typing import TypeVar
 import numpy as np
 
 from tracekit.analysis.evidence.cards import hardware_at_fault
+from tracekit.analysis.evidence.cause import Cause
 from tracekit.analysis.evidence.naming import Names
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
-from tracekit.analysis.evidence.workers import as_fast_as_peers, worker_factor
+from tracekit.analysis.evidence.slow_workers import as_fast_as_peers, worker_factor
 from tracekit.analysis.fixes.plan import MACHINE, SPEED_OF_PEERS, Plan
 from tracekit.analysis.whatif.interventions import Scale
-from tracekit.report.finding import Finding, Place
+from tracekit.report.finding import Place
 from tracekit.trace.model import Worker
 
 #: A healthy worker is as fast as its peers: the trace has no better reference.
@@ -30,7 +31,7 @@ MOST_NAMED = 16
 _Item = TypeVar("_Item")
 
 
-def worker_plans(job: PipelineSubject, slow: Sequence[Finding]) -> Iterator[Plan]:
+def worker_plans(job: PipelineSubject, slow: Sequence[Cause]) -> Iterator[Plan]:
     """Make slow workers as fast as their peers; repair only as few as needed; or give a slow worker less work.
 
     The price assumes a healthy worker in its place. A plan says "replace" or "drain" only if there is evidence that the
@@ -39,7 +40,7 @@ def worker_plans(job: PipelineSubject, slow: Sequence[Finding]) -> Iterator[Plan
     names = job.names
     for cause in slow:
         host = cause.where.host is not None
-        hardware = hardware_at_fault(job, cause.where.workers)
+        hardware = _blamed(job, [cause], cause.where.workers)
         drained = f"Drain {cause.where.host}" if host and hardware else None
         yield Plan(
             "drain-host" if host else "replace-workers",
@@ -55,16 +56,25 @@ def worker_plans(job: PipelineSubject, slow: Sequence[Finding]) -> Iterator[Plan
         )
     workers = tuple(worker for cause in slow for worker in cause.where.workers)
     if len(workers) > 1:
-        yield from _fewest(job, workers, min(slow, key=lambda cause: cause.confidence))
+        yield from _fewest(job, workers, slow)
     if len(workers) == 1:
         yield from _shifted(job, workers[0], slow[0])
 
 
-def _fewest(job: PipelineSubject, workers: tuple[Worker, ...], cause: Finding) -> Iterator[Plan]:
+def _blamed(job: PipelineSubject, slow: Sequence[Cause], workers: Sequence[Worker]) -> bool:
+    """Whether metrics or, if nobody asked them, the recording show that the machines of `workers` are at fault."""
+    asked = [cause.hardware for cause in slow if {*cause.where.workers} & {*workers} and cause.hardware is not None]
+    return all(asked) if asked else hardware_at_fault(job, workers)
+
+
+def _fewest(job: PipelineSubject, workers: tuple[Worker, ...], slow: Sequence[Cause]) -> Iterator[Plan]:
     """The smallest set of slow workers whose repair brings the slowdown below the target."""
-    found = job.attribution
-    ranked = sorted(workers, key=lambda one: -found.worker_slowdown[found.dp_ranks.index(one.dp_rank), one.pp_rank])
-    target_s = TARGET_SLOWDOWN * found.ideal_s * job.unchanged_s / found.original_s
+    attribution = job.attribution
+    ranked = sorted(
+        workers,
+        key=lambda worker: -attribution.worker_slowdown[attribution.dp_ranks.index(worker.dp_rank), worker.pp_rank],
+    )
+    target_s = TARGET_SLOWDOWN * attribution.ideal_s * job.unchanged_s / attribution.original_s
 
     def reached(chosen: Sequence[Worker]) -> bool:
         return float(job.step_times((as_fast_as_peers(job, chosen),)).mean()) <= target_s
@@ -72,14 +82,14 @@ def _fewest(job: PipelineSubject, workers: tuple[Worker, ...], cause: Finding) -
     chosen = fewest_that_suffice(ranked, reached)
     if chosen is None or len(chosen) == len(workers):
         return
-    where, hardware = Place(workers=tuple(sorted(chosen))), hardware_at_fault(job, chosen)
+    where, hardware = Place(workers=tuple(sorted(chosen))), _blamed(job, slow, chosen)
     yield Plan(
         "replace-workers",
         f"{_repair(job.names, where, hardware=hardware)}: enough for a slowdown under {TARGET_SLOWDOWN:g}",
         where,
         as_fast_as_peers(job, chosen),
         details={"assumes": LIKE_PEERS} if hardware else {},
-        cause=cause,
+        cause=min(slow, key=lambda cause: cause.confidence),
         reached=SPEED_OF_PEERS,
         excludes=MACHINE,
         edit=_repair_text(chosen),
@@ -89,9 +99,9 @@ def _fewest(job: PipelineSubject, workers: tuple[Worker, ...], cause: Finding) -
 def _repair_text(workers: Sequence[Worker]) -> str | None:
     """The computes of these workers as fast as their peers, as an edit; None if they are too many to name."""
     named = " or ".join(f"worker={worker.dp_rank},{worker.pp_rank}" for worker in sorted(workers))
-    return (
-        None if not 0 < len(workers) <= MOST_NAMED else f"{f'({named})' if len(workers) > 1 else named} and {COMPUTES}"
-    )
+    if not 0 < len(workers) <= MOST_NAMED:
+        return None
+    return f"({named}) and {COMPUTES}" if len(workers) > 1 else f"{named} and {COMPUTES}"
 
 
 def _repair(names: Names, where: Place, *, hardware: bool) -> str:
@@ -123,14 +133,14 @@ def fewest_that_suffice(
     return tuple(chosen)
 
 
-def _shifted(job: PipelineSubject, worker: Worker, cause: Finding) -> Iterator[Plan]:
+def _shifted(job: PipelineSubject, worker: Worker, cause: Cause) -> Iterator[Plan]:
     """Fewer microbatches for the slow worker's DP rank; the other DP ranks take the rest."""
     profile = job.profile
     microbatches, dp_ranks = job.table.shape[3], len(job.dp_ranks)
     if profile is None or dp_ranks < 2 or microbatches < 2:
         return
-    at = job.dp_index[worker.dp_rank]
-    factor = float(worker_factor(job)[worker.pp_rank, at])
+    dp_index = job.dp_index[worker.dp_rank]
+    factor = float(worker_factor(job)[worker.pp_rank, dp_index])
     # Move as many microbatches k as make (m - k) x factor equal to m + k / (dp - 1).
     even = microbatches * (factor - 1) / (factor + 1 / (dp_ranks - 1))
     plans = []
@@ -138,7 +148,7 @@ def _shifted(job: PipelineSubject, worker: Worker, cause: Finding) -> Iterator[P
         if moved >= microbatches:
             continue
         share = np.full(dp_ranks, 1 + moved / (dp_ranks - 1) / microbatches)
-        share[at] = 1 - moved / microbatches
+        share[dp_index] = 1 - moved / microbatches
         change = Scale(job.table, share[None, None, None, None, None, :])
         times = job.step_times((change,))
         title = f"Take {moved} of {microbatches} microbatches a step from dp {worker.dp_rank}"
@@ -158,8 +168,8 @@ def _shifted(job: PipelineSubject, worker: Worker, cause: Finding) -> Iterator[P
                 cause=cause,
                 around=True,
                 excludes=MACHINE,
-                edit=f"dp_rank={worker.dp_rank} and kind=~compute * {share[at]:.6g}"
-                f" + kind=~compute but dp_rank={worker.dp_rank} * {share[at - 1]:.6g}",
+                edit=f"dp_rank={worker.dp_rank} and kind=~compute * {share[dp_index]:.6g}"
+                f" + kind=~compute but dp_rank={worker.dp_rank} * {share[dp_index - 1]:.6g}",
             )
         )
     if plans:

@@ -123,7 +123,7 @@ def _late_start(pace: PaceOfPeers, ops: pl.DataFrame, waits: Waits) -> BlamedRan
     windows = ops.filter(kind=_WINDOW).sort("rank")["duration"].to_numpy()
     latest = int(windows.argmax())
     usual = float(np.median(np.delete(windows, latest)))
-    saved_s = pace.recorded_s - pace.time_with_window(waits.ranks[latest], usual)
+    saved_s = pace.recorded_s - float(pace.times([pace.with_window(waits.ranks[latest], usual)])[0])
     if (
         saved_s < _LATE_SHARE * pace.recorded_s
         or not waits.sole_delay[latest] > 0

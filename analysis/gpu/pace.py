@@ -244,10 +244,6 @@ class PaceOfPeers:
         )
         return Durations(cost, delay, cost, 0, 0)
 
-    def time_with_window(self, rank: int, begin_s: float) -> float:
-        """How long the recording takes if the window of a rank begins `begin_s` after the recording, seconds."""
-        return float(self.times([self.with_window(rank, begin_s)])[0])
-
     def with_window(self, rank: int, begin_s: float) -> Floats:
         """Return the cost of each op if the window of a rank begins `begin_s` after the recording, seconds, [ops]."""
         cost = self.cost.copy()

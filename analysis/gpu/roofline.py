@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from tracekit.analysis.gpu.gpu_times import ShapeTime
+from tracekit.analysis.numeric.arrays import number
 from tracekit.base.errors import FormatError
 from tracekit.base.text import quoted
 
@@ -113,8 +114,8 @@ def shape_times(op: str, row: tuple[str, int, float], card: Card | None) -> Shap
         dtype=dtype,
         count=count,
         seconds=seconds,
-        flops_s=None if flops is None else flops * count / (seconds or math.nan),
-        bytes_s=None if moved is None else moved * count / (seconds or math.nan),
+        flops_s=None if flops is None else number(flops * count / (seconds or math.nan)),
+        bytes_s=None if moved is None else number(moved * count / (seconds or math.nan)),
         roofline_s=None if card is None or moved is None else count * roofline_s(flops or 0.0, moved, dtype, card),
     )
 
@@ -147,14 +148,25 @@ def work_of(op: str, dims: Sequence[Any], types: Sequence[Any]) -> tuple[float |
     if not tensors:
         return None, None, None
     read, wide = float(sum(math.prod(size) * wide for size, wide in tensors)), tensors[0][1]
-    sizes = [size for size, _ in tensors if len(size) >= 2]
-    if op in _PRODUCTS and len(sizes) >= 2:
-        first, second = sizes[-2:] if op in {"aten::addmm", "aten::baddbmm"} else sizes[:2]
-        out = second[0] if op == "aten::linear" else second[-1]
-        written = math.prod(first[:-1]) * out * wide
-        return 2.0 * math.prod(first) * out, read + written, written
+    shape = product_shape(op, [size for size, _ in tensors])
+    if shape is not None:
+        batch, m, n, k = shape
+        written = batch * m * n * wide
+        return 2.0 * batch * m * n * k, read + written, written
     written = max(math.prod(size) for size, _ in tensors) * wide
     return None, read + written, written
+
+
+def product_shape(op: str, dims: Sequence[Any]) -> tuple[int, int, int, int] | None:
+    """Return batch, m, n and k of a product [batch, m, k] x [batch, k, n]; None for other operators."""
+    sizes = [size for size in dims if _is_size(size) and len(size) >= 2]
+    if op not in _PRODUCTS or len(sizes) < 2:
+        return None
+    first, second = sizes[-2:] if op in {"aten::addmm", "aten::baddbmm"} else sizes[:2]
+    out = second[0] if op == "aten::linear" else second[-1]
+    batched = len(second) > 2
+    batch = math.prod(first[:-2]) if batched else 1
+    return batch, math.prod(first[-2:-1] if batched else first[:-1]), out, first[-1]
 
 
 def bytes_of(dtype: str) -> int:
@@ -168,4 +180,4 @@ def element_count(dims: Sequence[Any]) -> int:
 
 
 def _is_size(size: Any) -> bool:
-    return isinstance(size, list) and bool(size) and all(type(one) is int and one >= 0 for one in size)
+    return isinstance(size, list | tuple) and bool(size) and all(type(one) is int and one >= 0 for one in size)

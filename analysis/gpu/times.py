@@ -77,7 +77,7 @@ def times_of(recording: GpuRecording, rank: int) -> GpuTimes:
                 count=pl.len(),
                 seconds=pl.col("duration").sum(),
                 of_class=pl.col("kernel_class").first(),
-                occupancy=_MEAN_OCCUPANCY,
+                occupancy=_MEAN_OCCUPANCY.fill_nan(None),
             )
             .sort("seconds", "name", descending=[True, False])
             .head(MOST_ROWS)

@@ -87,7 +87,7 @@ class StepsOfRecording(Struct, frozen=True, eq=False):
         start, end = (graph.of_ops(each) for each in ([one.start for one in timelines], [one.end for one in timelines]))
         lengths_s = self.lengths_s(start, end)
         # Time in which no rank does anything, as far as it is not the profiler's.
-        profiler_s = float(replay.recorded_step_times().sum()) - end.max()
+        profiler_s = max(float(replay.recorded_step_times().sum()) - end.max(), 0.0)
         less_s = max(-float(overlay.stalled_s.sum()) - profiler_s, 0.0)
         return np.asarray(lengths_s * (1 - min(less_s / (float(lengths_s.sum()) or 1.0), 1.0)))
 
@@ -116,21 +116,32 @@ class WithoutProfiler(Struct, frozen=True, eq=False):
 
     @classmethod
     def of(
-        cls, replay: GraphReplay, steps: StepsOfRecording, recording_s: Floats, launches: OpLaunches, *, stacks: bool
+        cls,
+        replay: GraphReplay,
+        steps: StepsOfRecording,
+        recording_s: Floats,
+        launches: OpLaunches,
+        *,
+        stacks: bool,
+        after: Sequence[Intervention] = (),
+        bounds: bool = True,
     ) -> Self:
-        """Take `recording_s` off each op, seconds, [ops]. `stacks`: whether Python functions were recorded."""
+        """Take `recording_s` off each op, seconds, [ops]. `stacks`: whether Python functions were recorded. `after`: in
+        the job after these changes. `bounds`: with the highest and lowest cost, too.
+        """
         low, high = _WITH_STACKS if stacks else _WITHOUT_STACKS
         cost, delay = replay.cost_of_ops, replay.delay_of_ops
         changes = []
-        for factor in (1.0, high, low):
+        for factor in (1.0, high, low) if bounds else (1.0,):
             gone = np.minimum(factor * recording_s, _MOST * cost)
             remaining = 1 - np.divide(gone, cost, out=np.zeros_like(cost), where=cost > 0)
             faster = np.minimum(factor * launches.recording_s, launches.latency_s)
             queued = QueuedAhead(launches.arrives_s - faster, launches.launched_by)
-            overlay = changed(replay, (LessRecording(remaining, delay - faster), queued))
+            overlay = changed(replay, (*after, LessRecording(remaining, delay - faster), queued))
             in_queue = np.minimum(delay, launches.in_queue_s)
             changes.append(LessRecording(remaining, np.maximum(overlay.delay_of_ops(), in_queue)))
-        return cls(replay, steps, tuple(changes), tuple(steps.replayed_s(replay, (one,)) for one in changes))
+        steps_s = tuple(steps.replayed_s(replay, (*after, one)) for one in changes)
+        return cls(replay, steps, tuple(changes), steps_s)
 
     @property
     def step_s(self) -> Estimate:
@@ -165,11 +176,13 @@ class WithoutProfiler(Struct, frozen=True, eq=False):
 
 
 def _typical(each: Sequence[Floats]) -> Estimate:
-    """The median of the steps, with the interval of what recording cost and that of so few steps, [likely, more, less].
+    """The median of the steps, with the interval of what recording cost and that of so few steps, [likely, more, less];
+    the first alone has only the second interval.
 
     The second is 90 % of a normal distribution as wide as the steps, by their median absolute deviation.
     """
-    value, more, less = (float(np.median(one)) for one in each)
+    medians = [float(np.median(one)) for one in each]
+    value = medians[0]
     wide = _WIDE * float(np.median(np.abs(each[0] - value))) / len(each[0]) ** 0.5
-    low, high = min(value, more, less), max(value, more, less)
+    low, high = min(medians), max(medians)
     return Estimate(value, value - hypot(value - low, wide), value + hypot(high - value, wide))

@@ -6,20 +6,22 @@ In: a `Case`, culprits and open questions. Out: a `HangReport`.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
 
 import numpy as np
 import polars as pl
+from msgspec.structs import replace
 
 from tracekit.analysis.hang.case import SHOWN, Case
 from tracekit.analysis.hang.hang_report import (
     HangCulprit,
     HangReport,
+    HungGroup,
     StackGroup,
     StallClass,
-    StalledGroup,
     UndecidedStall,
-    Waiting,
+    WaitingRank,
+    first_step,
+    headline,
 )
 from tracekit.analysis.hang.states import FINISHED, NOT_ISSUED, UNKNOWN, WAITS
 from tracekit.analysis.hang.wait_graph import waiting_for
@@ -31,11 +33,13 @@ from tracekit.trace.dumps import FlightRecord
 def report_of(case: Case, culprits: list[HangCulprit], undecided: list[UndecidedStall]) -> HangReport:
     """The report with these culprits and open questions."""
     record = case.record
-    numbers = {stall: place for place, stall in enumerate(dict.fromkeys(one.stall for one in culprits))}
+    numbers = {stall: place for place, stall in enumerate(dict.fromkeys(culprit.stall for culprit in culprits))}
     begin, end = case.graph.edges
     backwards = adjacency(end, begin, case.graph.nodes)
-    held_up = {one.rank: _held_up(case, one, backwards) for one in culprits}
-    finished = [replace(one, stall=numbers[one.stall], waiting=len(held_up[one.rank])) for one in culprits]
+    behind = {culprit.rank: _held_up(case, culprit, backwards) for culprit in culprits}
+    numbered = [replace(each, stall=numbers[each.stall], waiting=len(behind[each.rank])) for each in culprits]
+    numbered.sort(key=lambda culprit: (culprit.stall, culprit.rank))
+    waiting = _waiting(case, {culprit.rank for culprit in culprits})
     readable = {rank for rank, dump in record.dumps.items() if dump.problem is None}
     stale = tuple(f"the dump of rank {rank} is older than those of its peers" for rank in case.rendezvous.stale)
     contradicted = (
@@ -44,19 +48,21 @@ def report_of(case: Case, culprits: list[HangCulprit], undecided: list[Undecided
         for rank in case.rendezvous.doubtful
         if record.dumps[rank].doubt is None
     )
+    seen = f"{len(readable)} of {record.world_size} rank{'s' * (record.world_size != 1)} {record.seen_as}"
+    held_up = len(set().union(*behind.values()) - behind.keys())
     return HangReport(
+        hang=bool(culprits or undecided or waiting),
+        headline=headline(seen, numbered, undecided, len(waiting), held_up),
+        first_step=first_step(numbered),
         world_size=record.world_size,
         dumps=len(readable),
-        culprits=tuple(sorted(finished, key=lambda culprit: (culprit.stall, culprit.rank))),
+        culprits=tuple(numbered),
         undecided=tuple(undecided),
-        waiting=_waiting(case, {one.rank for one in culprits}),
+        waiting=waiting,
         groups=_groups(case),
         stacks=_stacks(record),
         without_dump=tuple(rank for rank in range(record.world_size) if rank not in readable),
-        taken_ns=record.taken_ns,
         notes=(*record.notes, *stale, *contradicted),
-        held_up=len(set().union(*held_up.values()) - held_up.keys()),
-        seen_as=record.seen_as,
     )
 
 
@@ -79,7 +85,7 @@ def _held_up(case: Case, culprit: HangCulprit, backwards: tuple[Int32s, Int32s])
     return set(waiting[waiting != culprit.rank].tolist())
 
 
-def _waiting(case: Case, culprits: set[int]) -> tuple[Waiting, ...]:
+def _waiting(case: Case, culprits: set[int]) -> tuple[WaitingRank, ...]:
     """Every rank that waits, in its earliest unfinished operation."""
     rows = case.rendezvous.members.filter(
         (pl.col("state") == WAITS) & ~pl.col("rank").is_in([*culprits, *case.graph.broken])
@@ -100,11 +106,11 @@ def _waiting(case: Case, culprits: set[int]) -> tuple[Waiting, ...]:
             ]
         for_ranks = [one for one in holders[number] if one != rank][:SHOWN]
         group = case.record.groups[case.rendezvous.operations["group"][number]]
-        waits.append(Waiting(rank, tuple(for_ranks), words[number], group))
+        waits.append(WaitingRank(rank, tuple(for_ranks), words[number], group.description))
     return tuple(waits)
 
 
-def _groups(case: Case) -> tuple[StalledGroup, ...]:
+def _groups(case: Case) -> tuple[HungGroup, ...]:
     """Each stalled process group at its earliest unfinished collective."""
     collectives = case.rendezvous.operations.filter(~pl.col("p2p"))
     first = collectives.sort("sequence").unique("group", keep="first").sort("id")
@@ -114,8 +120,9 @@ def _groups(case: Case) -> tuple[StalledGroup, ...]:
         for number, state, ranks in members.group_by("id", "state").agg("rank").iter_rows()
     }
     return tuple(
-        StalledGroup(
-            case.record.groups[group],
+        HungGroup(
+            case.record.groups[group].description,
+            case.record.groups[group].ranks,
             name,
             sequence,
             *(by_state.get((number, state), ()) for state in (WAITS, FINISHED, NOT_ISSUED, UNKNOWN)),

@@ -353,19 +353,21 @@ def _ring(case: Case, ring: tuple[int, ...]) -> UndecidedStall:
 
 
 def _culprit(case: Case, rank: int, stall_class: StallClass, number: int, evidence: tuple[str, ...]) -> HangCulprit:
-    dump = case.record.dumps.get(rank)
-    place = int(case.rendezvous.operations["group"][number])
+    dump, taken_ns = case.record.dumps.get(rank), case.record.taken_ns
+    operation = case.rendezvous.operations.row(number, named=True)
+    since_ns = operation["since_ns"]
     return HangCulprit(
         rank=rank,
-        stall_class=stall_class,
-        stall=int(case.stall[rank]),
         host=None if dump is None else dump.host,
-        group=case.record.groups[place],
+        stall_class=stall_class,
+        group=case.record.groups[operation["group"]].description,
         operation=case.operation(number),
-        since_ns=int(case.rendezvous.operations["since_ns"][number]),
+        since_s=None if taken_ns is None or not since_ns else round((taken_ns - since_ns) / 1e9, 3),
+        since_unix_ns=since_ns or None,
+        stall=int(case.stall[rank]),
         waiting=0,
-        evidence=evidence,
         phase=None if dump is None else dump.phase,
+        evidence=evidence,
         stack=None if dump is None else dump.stack,
     )
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
 from enum import StrEnum
+from typing import Any
 
-from tracekit.trace.dumps import DumpedGroup
+from msgspec import Struct, field, to_builtins
 
 
 class StallClass(StrEnum):
@@ -20,42 +21,42 @@ class StallClass(StrEnum):
     PARTNER = "partner"
 
 
-@dataclass(frozen=True, slots=True)
-class HangCulprit:
-    """A rank that holds others up.
+class HangCulprit(Struct, frozen=True):
+    """A rank that holds others up, in an `operation` of a process group, which may have no name.
 
-    `stall` numbers stalls that do not wait for each other, from 0; `waiting` counts the ranks that wait for it,
-    directly or not; `since_ns`: time at which the first of them began to wait; `operation`: the one that they wait in.
+    `since_s`: when the first of them began to wait, before the dumps were taken, `since_unix_ns` by the clock; None if
+    unknown. `stall` numbers stalls that do not wait for each other, from 0; `waiting` counts the ranks that wait for
+    it, directly or not.
     """
 
     rank: int
-    stall_class: StallClass
-    stall: int
     host: str | None
-    group: DumpedGroup
+    stall_class: StallClass = field(name="class")
+    group: str
     operation: str
-    since_ns: int
+    since_s: float | None
+    since_unix_ns: int | None
+    stall: int
     waiting: int
+    phase: str | None
     evidence: tuple[str, ...]
-    phase: str | None = None
-    stack: tuple[str, ...] | None = None
+    stack: tuple[str, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingRank(Struct, frozen=True):
     """A rank that only waits: its earliest unfinished operation, and the first few ranks that hold that up."""
 
     rank: int
-    waits_for: tuple[int, ...]
+    waits_for: tuple[int, ...] = field(name="for")
     operation: str
-    group: DumpedGroup
+    group: str
 
 
-@dataclass(frozen=True, slots=True)
-class StalledGroup:
-    """The earliest unfinished operation of a process group, and its members by their state."""
+class HungGroup(Struct, frozen=True):
+    """The earliest unfinished operation of a process group, and its ranks by their state."""
 
-    group: DumpedGroup
+    group: str
+    ranks: tuple[int, ...]
     operation: str
     sequence: int
     waiting: tuple[int, ...]
@@ -64,8 +65,7 @@ class StalledGroup:
     unknown: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class UndecidedStall:
+class UndecidedStall(Struct, frozen=True):
     """A stall whose culprit the dumps do not show: the candidates, and the evidence that would decide between them.
 
     `alike`: all of them are in the same state, so that there is no rank to look for; `missing` says what there is.
@@ -77,39 +77,37 @@ class UndecidedStall:
     alike: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class StackGroup:
+class StackGroup(Struct, frozen=True):
     """Ranks whose main threads have the same stack; `frames` innermost first."""
 
     ranks: tuple[int, ...]
     frames: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class HangReport:
-    """The verdict on one set of dumps. A hang is found if any rank waits (`hung`).
+class HangReport(Struct, frozen=True):
+    """The verdict on one set of dumps, as `tracekit hang --json` prints it and report.json holds it (docs/hang.md).
 
-    `stacks`: of all ranks whose dumps have one, smallest groups first: the few that differ from the many. `held_up`:
-    how many ranks wait for the culprits and are none; `seen_as`: what is known of how many ranks.
+    `hang`: any rank waits for another one, or holds others up. `first_step`: what to do first, None without culprits.
+    `stacks`: of all ranks whose dumps have one, smallest groups first: the few that differ from the many.
     """
 
+    hang: bool
+    headline: str
+    first_step: str | None
     world_size: int
     dumps: int
     culprits: tuple[HangCulprit, ...]
     undecided: tuple[UndecidedStall, ...]
-    waiting: tuple[Waiting, ...]
-    groups: tuple[StalledGroup, ...]
+    waiting: tuple[WaitingRank, ...]
+    groups: tuple[HungGroup, ...]
     stacks: tuple[StackGroup, ...]
     without_dump: tuple[int, ...]
-    taken_ns: int | None
     notes: tuple[str, ...]
-    held_up: int = 0
-    seen_as: str = "left a dump"
 
-    @property
-    def hung(self) -> bool:
-        """True if any rank waits for another one, or holds others up."""
-        return bool(self.culprits or self.undecided or self.waiting)
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain data."""
+        plain: dict[str, Any] = to_builtins(self)
+        return plain
 
 
 #: What to do first about a culprit.
@@ -126,22 +124,24 @@ _FIRST = {
 }
 
 
-def headline(report: HangReport) -> str:
-    """The finding, in one line."""
-    seen = f"{report.dumps} of {report.world_size} rank{'s' * (report.world_size != 1)} {report.seen_as}"
-    if not report.hung:
+def headline(
+    seen: str, culprits: Sequence[HangCulprit], undecided: Sequence[UndecidedStall], waiting: int, held_up: int
+) -> str:
+    """The finding, in one line. `seen`: what is known of how many ranks; `waiting`: how many ranks do; `held_up`: how
+    many wait for the culprits and are none.
+    """
+    if not (culprits or undecided or waiting):
         return f"NO HANG  no rank waits for another one ({seen})"
-    if not report.culprits and report.undecided and all(one.alike for one in report.undecided):
-        return f"HANG  {waiting_ranks(len(report.waiting))}, all in the same state: no rank holds them up ({seen})"
-    if not report.culprits:
-        return f"HANG  {waiting_ranks(len(report.waiting))}; who holds them up is not certain ({seen})"
-    held, count = report.held_up, len(report.culprits)
-    stalls = len({one.stall for one in report.culprits})
+    if not culprits and undecided and all(stall.alike for stall in undecided):
+        return f"HANG  {waiting_ranks(waiting)}, all in the same state: no rank holds them up ({seen})"
+    if not culprits:
+        return f"HANG  {waiting_ranks(waiting)}; who holds them up is not certain ({seen})"
+    count, stalls = len(culprits), len({culprit.stall for culprit in culprits})
     apart = f" in {stalls} independent stalls" if stalls > 1 else ""
-    if held == 0 and count > 1:
+    if held_up == 0 and count > 1:
         return f"HANG  {count} ranks hold each other up{apart} ({seen})"
     verb = "holds" if count == 1 else "hold"
-    return f"HANG  {count} rank{'s' * (count != 1)} {verb} up {held} other{'s' * (held != 1)}{apart} ({seen})"
+    return f"HANG  {count} rank{'s' * (count != 1)} {verb} up {held_up} other{'s' * (held_up != 1)}{apart} ({seen})"
 
 
 def waiting_ranks(count: int) -> str:
@@ -149,7 +149,7 @@ def waiting_ranks(count: int) -> str:
     return "1 rank waits" if count == 1 else f"{count:,} ranks wait"
 
 
-def first_step(report: HangReport) -> str | None:
+def first_step(culprits: Sequence[HangCulprit]) -> str | None:
     """The first action for the most frequent class of the culprits; None if there are none."""
-    classes = Counter(one.stall_class for one in report.culprits).most_common(1)
+    classes = Counter(culprit.stall_class for culprit in culprits).most_common(1)
     return _FIRST[classes[0][0]] if classes else None

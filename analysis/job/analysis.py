@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from tracekit.report.diagnosis import Diagnosis
+from tracekit.analysis.diagnosis.diagnosis import Diagnosis
 from tracekit.report.report import Report
 
 if TYPE_CHECKING:
     from tracekit.analysis.experts.expert_loads import RebalancePlan
     from tracekit.analysis.experts.loads import Loads
+    from tracekit.analysis.hardware.question import HardwareQuestion
     from tracekit.analysis.job.lanes import Lanes
+    from tracekit.analysis.metrics.samples import MetricSource
 
 
 class ReportOptions(Struct, frozen=True, kw_only=True):
@@ -31,6 +33,8 @@ class ReportOptions(Struct, frozen=True, kw_only=True):
     experts: bool = False
     expert_loads: Loads | None = None
     plans: tuple[RebalancePlan, ...] = ()
+    hardware: HardwareQuestion | None = None
+    metrics: MetricSource | None = None
 
     @property
     def wants_bubbles(self) -> bool:

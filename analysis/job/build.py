@@ -10,19 +10,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from msgspec import Struct, json
+from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN, waste
-from tracekit.analysis.diagnosis.first_fix import first_fix
-from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.diagnosis.diagnosis import Diagnosis
+from tracekit.analysis.numeric.arrays import Floats, number
 from tracekit.analysis.numeric.means import ratio_margins
 from tracekit.base.text import counted
-from tracekit.report import fix as fixes
-from tracekit.report.conclusions import Finding, Fix, Loss, Patterns, Trust, Verdict
-from tracekit.report.diagnosis import Diagnosis
+from tracekit.report.conclusions import Patterns, Trust
+from tracekit.report.metrics import MetricsInReport
 from tracekit.report.outline import Outline, Times
-from tracekit.report.plain_data import encoded, shaped
 from tracekit.report.question import ByLabel, Question
 from tracekit.report.report import REPORT_VERSION, Remark, Report, StepTimes
 from tracekit.report.rows import OfLabel, OfStep
@@ -59,51 +57,49 @@ def build(
     source: SourceFigures, diagnosis: Diagnosis, questions: Sequence[Question] = (), labels: Sequence[ByLabel] = ()
 ) -> Report:
     """Return the report. `labels`: every label that S was attributed to."""
-    answer, lost = diagnosis.answer, waste(source.slowdown) if source.slowdown else math.nan
-    causes = diagnosis.causes
-    losses = [
-        shaped(Loss, loss, causes=[causes.index(cause) for cause in loss.causes]) for loss in diagnosis.verdict.losses
-    ]
-    concluded = {
-        "who": answer.who,
-        "cost": answer.cost,
-        "action": answer.action,
-        "losses": losses,
-        "first_fix": _first_fix(diagnosis),
-    }
-    content = {
-        "report_version": REPORT_VERSION,
-        "job": source.job,
-        "answer": answer,
-        "verdict": shaped(Verdict, diagnosis.verdict, **concluded, **source.verdict),
-        "trust": shaped(Trust, diagnosis.trust, **source.trust),
-        "step_time_s": source.mean,
-        "slowdown": source.slowdown,
-        "slowdown_error": slowdown_error(source.times),
-        "waste": lost,
-        "straggling": source.slowdown >= STRAGGLING_SLOWDOWN,
-        "wasted_gpu_hours": max(source.wasted_gpu_hours, 0.0),
-        "wasted_gpu_hours_per_day": max(lost * source.job.gpus * 24, 0.0),
-        "assumptions": _assumptions(source.job) if source.daily else [],
-        "causes": [shaped(Finding, cause) for cause in causes],
-        "fixes": [fix_in_report(fix) for fix in diagnosis.fixes],
-        "patterns": shaped(Patterns, diagnosis),
-        "stalls": diagnosis.stalls,
-        "problems": diagnosis.problems,
-        "failed": diagnosis.failed,
-        "lacks": diagnosis.lacks,
-        "questions": questions,
-        "by_label": [row for group in labels for row in _of_label(group)],
-        "by_kind": [],
-        "by_step": _by_step(source, diagnosis.verdict.step_lost_s),
-        "critical_path": [],
-        "remarks": [Remark(*remark) for remark in _remarks(source, diagnosis)],
-        "overview": source.overview,
-        "asked": source.asked,
-        "sections": source.sections,
-        **source.keys,
-    }
-    return json.decode(encoded(content), type=Report)  # as its file says: what is undefined is None
+    lost = waste(source.slowdown) if source.slowdown else math.nan
+    trust = diagnosis.trust
+    return Report(
+        report_version=REPORT_VERSION,
+        job=source.job,
+        answer=diagnosis.answer,
+        verdict=replace(diagnosis.verdict, **source.verdict),
+        trust=Trust(
+            number(trust.replay_error),
+            number(trust.discrepancy),
+            number(trust.unexplained),
+            trust.trustworthy,
+            list(trust.reasons),
+            **source.trust,
+        ),
+        step_time_s=source.mean,
+        slowdown=number(source.slowdown),
+        slowdown_error=number(slowdown_error(source.times)),
+        waste=number(lost),
+        straggling=bool(source.slowdown >= STRAGGLING_SLOWDOWN),
+        wasted_gpu_hours=number(max(source.wasted_gpu_hours, 0.0)),
+        wasted_gpu_hours_per_day=number(max(lost * source.job.gpus * 24, 0.0)),
+        assumptions=_assumptions(source.job) if source.daily else [],
+        findings=[cause.finding for cause in diagnosis.causes],
+        fixes=[priced.fix for priced in diagnosis.fixes],
+        patterns=Patterns(diagnosis.time, diagnosis.space),
+        stalls=list(diagnosis.stalls),
+        problems=list(diagnosis.problems),
+        failed=list(diagnosis.failed),
+        lacks=list(diagnosis.lacks),
+        questions=list(questions),
+        by_label=[row for group in labels for row in _of_label(group)],
+        by_step=_by_step(source, diagnosis.headline.step_lost_s),
+        remarks=[Remark(*remark) for remark in _remarks(source, diagnosis)],
+        overview=list(source.overview),
+        asked=list(source.asked),
+        sections=list(source.sections),
+        **{"by_kind": [], "critical_path": [], **_metrics(diagnosis), **source.keys},
+    )
+
+
+def _metrics(diagnosis: Diagnosis) -> dict[str, MetricsInReport]:
+    return {} if diagnosis.metrics is None else {"metrics": diagnosis.metrics}
 
 
 def slowdown_error(times: StepTimes) -> float:
@@ -117,38 +113,38 @@ def _assumptions(job: Outline) -> list[str]:
     return [f"GPU-hours a day: {counted(job.gpus, 'GPU')} running all day as in {traced}"]
 
 
-def _first_fix(diagnosis: Diagnosis) -> int | None:
-    """The place of the fix to begin with; None if no cause leads, or nothing is known to help."""
-    leading = next((loss.causes[0] for loss in diagnosis.verdict.losses if loss.causes), None)
-    fix = None if leading is None else first_fix(leading, diagnosis.fixes)
-    return next((place for place, each in enumerate(diagnosis.fixes) if each is fix), None)
-
-
-def fix_in_report(fix: fixes.Fix) -> Fix:
-    """Return a fix as a report has it, without figures if they are withheld."""
-    unknown = {} if fix.withheld is None else dict.fromkeys(("new_step_s", "saved_s", "saved_gpu_hours_per_day"))
-    return shaped(Fix, fix, **unknown)
-
-
 def _of_label(group: ByLabel) -> Iterator[OfLabel]:
     for share in group.shares:
         value = ",".join(map(str, share.values))
-        yield OfLabel(
-            ",".join(group.labels), value, share.ops, share.slowdown, share.error, share.added_s, share.removed_s
-        )
+        figures = number(share.slowdown), number(share.error), share.added_s, share.removed_s
+        yield OfLabel(",".join(group.labels), value, share.ops, *figures)
 
 
 def _by_step(source: SourceFigures, lost_s: Floats) -> list[OfStep]:
     times = source.times
     slowdown = times.original / np.where(times.ideal > 0, times.ideal, np.nan)
     columns = (times.steps, slowdown, times.recorded, times.original, times.ideal, lost_s)
-    rows = (OfStep(*row) for row in zip(*(np.asarray(column).tolist() for column in columns), strict=True))
     logged = source.step_values.items()
-    return [replace(row, **{name: values.get(row.step) for name, values in logged}) for row in rows]
+    return [
+        OfStep(
+            step,
+            number(factor),
+            recorded,
+            original,
+            ideal,
+            number(lost),
+            **{name: number(values.get(step)) for name, values in logged},
+        )
+        for step, factor, recorded, original, ideal, lost in zip(
+            *(np.asarray(column).tolist() for column in columns), strict=True
+        )
+    ]
 
 
 def _remarks(source: SourceFigures, diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
     """What else a reader must know."""
     yield from (("Missing", lack.sentence) for lack in diagnosis.lacks if lack.fact is Fact.COMPUTE)
     yield from source.remarks
+    if diagnosis.metrics is not None:
+        yield from (("Metrics", test.sentence) for test in diagnosis.metrics.tests)
     yield from (("" if number else "Plug-ins", problem) for number, problem in enumerate(diagnosis.problems))

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tracekit.analysis.detectors.registry import detector_of
+from tracekit.analysis.detectors.all_detectors import detector_of
 from tracekit.analysis.detectors.uneven_experts import LATE_PEER, other_causes
-from tracekit.analysis.evidence.uneven_loads import experts_of, uneven_experts
+from tracekit.analysis.evidence.culprit import experts_of, uneven_experts
 from tracekit.analysis.experts.balance import ExpertJob
 from tracekit.analysis.experts.expert_loads import ExpertLoads, RebalancePlan
 from tracekit.base.text import seconds
@@ -20,9 +20,9 @@ from tracekit.report.experts import CauseOfImbalance, Experts, Overlap, Rebalanc
 from tracekit.report.section import Table
 
 if TYPE_CHECKING:
+    from tracekit.analysis.evidence.cause import Cause
     from tracekit.analysis.evidence.graph_subject import GraphSubject
     from tracekit.analysis.job.analysis import ReportOptions
-    from tracekit.report.finding import Finding
 
 #: Rows of a table, and ranks of a heat map.
 _MOST_ROWS, _MOST_RANKS = 20, 64
@@ -40,7 +40,7 @@ def overlap_of(evidence: GraphSubject, asked: ReportOptions) -> Overlap | None:
     return find_overlap(evidence.recorded)
 
 
-def asked_experts(evidence: GraphSubject | None, asked: ReportOptions, findings: Sequence[Finding]) -> Experts | None:
+def asked_experts(evidence: GraphSubject | None, asked: ReportOptions, findings: Sequence[Cause]) -> Experts | None:
     """The loads of the experts and the price of plans; if nobody asked, uneven loads with the price of equal ones, None
     if there are none.
     """

@@ -80,7 +80,7 @@ class OfGraph(Job):
     @cached_property
     def evidence(self) -> GraphSubject:
         """What diagnosis and prices are made from. Raises TraceError if the steps of the job take no time."""
-        return GraphSubject(self.ops, self.graph, self.replay, self.times, self.recorded())
+        return GraphSubject.of(self.ops, self.graph, self.replay, self.times, self.recorded())
 
     def validate(self) -> None:
         """See `Job.validate`: the ops are validated when the graph is built."""
@@ -110,7 +110,7 @@ class OfGraph(Job):
         return AnalysedGraph(
             name=self.ops.name,
             evidence=evidence,
-            diagnosis=diagnose(GraphAssessment(evidence)),
+            diagnosis=diagnose(GraphAssessment(evidence), asked.metrics),
             asked=asked,
             questions=tuple(questions),
             labels=tuple(labels),

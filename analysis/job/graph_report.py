@@ -6,47 +6,54 @@ In: `GraphSubject`, its diagnosis, who costs what, the critical path. Out: `Anal
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from functools import cached_property
 from typing import Any
 
 from msgspec import Struct
 
 from tracekit.analysis.attribution.by_label import Share
+from tracekit.analysis.diagnosis.diagnosis import Diagnosis
 from tracekit.analysis.evidence.culprit import culprit_of
 from tracekit.analysis.evidence.gpu_losses import exposed_communication_s
 from tracekit.analysis.evidence.graph_subject import GraphSubject
 from tracekit.analysis.evidence.unprofiled_steps import profiled_steps_s, unprofiled_step
 from tracekit.analysis.gpu.gpu_times import GpuTimes
 from tracekit.analysis.gpu.recorded import Kept, Recorded
+from tracekit.analysis.hardware.answer import on_other_gpus
 from tracekit.analysis.job import experts
 from tracekit.analysis.job.analysis import Analysis, ReportOptions
 from tracekit.analysis.job.build import SourceFigures, build, slowdown_error
+from tracekit.analysis.job.recording_tables import (
+    MOST_WAITS,
+    WIDEST_NAME,
+    kernel_rows,
+    kernels_table,
+    on_path,
+    shortened,
+    waits_table,
+)
+from tracekit.analysis.numeric.arrays import number
 from tracekit.base.text import counted, of_whole, printable, seconds, short
 from tracekit.report.conclusions import CauseOfCulprit, RankToBlame
-from tracekit.report.diagnosis import Diagnosis
 from tracekit.report.experts import Experts, Overlap
 from tracekit.report.gpu import Unprofiled, gpu_tables, in_report
+from tracekit.report.hardware import OnGpu, hardware_table
 from tracekit.report.outline import ClockOfRank, Outline, Times
-from tracekit.report.plain_data import shaped
+from tracekit.report.plain_data import Number
 from tracekit.report.question import ByLabel, Question, label_table, question_table
 from tracekit.report.report import StepTimes, slowdown_with_error
 from tracekit.report.rows import Collectives, Contribution, OfRank, OnPath, WaitFor
 from tracekit.report.section import Table
 from tracekit.trace.facts import Fact
 
-#: Limits of rows: ranks, waits, and classes on the critical path, on a first screen and in all.
+#: The most rows of ranks, on a first screen and in all.
 _FEWEST_RANKS, _MOST_RANKS = 8, 16
-_MOST_WAITS = 8
-_MOST_KERNELS = 5
 _MOST_REASONS = 4
 #: Smaller shares of a recording are not mentioned.
 _SMALLEST_SHARE = 0.005
 #: The number of unclassified kernels in JSON.
 _MOST_UNKNOWN = 20
-_WIDEST_NAME = 40
 _OPS_ONLY = "of the recording, only the ops are kept: no kernels, clocks, collectives"
 _NO_OVERHEAD = (
     "what recording cost the hosts shows between operators, and the recording has too few of them, or was not made with"
@@ -105,6 +112,11 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         """What each value of a label costs; empty if the job was not attributed to it."""
         return next((group.shares for group in self.labels if group.labels == (label,)), ())
 
+    @cached_property
+    def on_gpus(self) -> Sequence[OnGpu]:
+        """What the job takes on the GPUs that were asked for."""
+        return () if self.asked.hardware is None else on_other_gpus(self.evidence, self.asked.hardware)
+
     def _source(self) -> SourceFigures:
         evidence = self.evidence
         overlap = experts.overlap_of(evidence, self.asked)
@@ -127,7 +139,7 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         )
 
     def _outline(self) -> Outline:
-        evidence, kept = self.evidence, self.evidence.kept
+        evidence, kept = self.evidence, self.evidence.summary
         own: dict[str, Any] = {"source": "ops", "steps": len(evidence.steps), "ops": evidence.ops.height}
         counts = {"rank": len(evidence.ranks), "step": len(evidence.steps), "op": evidence.ops.height}
         if kept is not None:
@@ -147,14 +159,14 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         return Outline(
             name=self.name,
             whole="recording" if evidence.whole == "recording" else "step",
-            sizes=f"{sizes} on {short(device, _WIDEST_NAME)}" if device else sizes,
+            sizes=f"{sizes} on {short(device, WIDEST_NAME)}" if device else sizes,
             gpus=evidence.gpus,
             ranks=len(evidence.ranks),
             **own,
         )
 
     def _remarks(self) -> Iterator[tuple[str, str]]:
-        kept, gpu = self.evidence.kept, self.evidence.gpu
+        kept, gpu = self.evidence.summary, self.evidence.gpu
         if self.evidence.alone and gpu is not None and self.evidence.shows(Fact.COMPUTE):
             yield "GPU", _gpu_in_words(gpu)
         causes, action = self.diagnosis.causes, self.diagnosis.answer.action or ""
@@ -167,7 +179,7 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
     def _overview(self) -> list[Table]:
         """The tables of the first screen."""
         ranks = [] if self.recorded is None or self._alone else [self._ranks(self.recorded, full=False)]
-        return [*ranks, *([self._critical_path()] if self.evidence.kept is None else [])]
+        return [*ranks, *([self._critical_path()] if self.evidence.summary is None else [])]
 
     @property
     def _alone(self) -> GpuTimes | None:
@@ -186,9 +198,9 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
             yield from gpu_tables(gpu)
         if found is not None and gpu is None:
             yield self._ranks(found, full=True)
-            yield _waits(found)
+            yield waits_table(found)
         if found is not None:
-            yield _kernels(found)
+            yield kernels_table(found)
         yield self._critical_path()
         if gpu is None:
             usual = [group for group in self.labels if found is None or group.labels != ("rank",)]
@@ -206,7 +218,8 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         if self.questions:
             answers.append(question_table(self.questions, evidence.whole, daily=evidence.daily))
         labels = [label_table(group, peers=not evidence.alone) for group in self._labels_wanted]
-        return [*answers, *labels, *experts.asked_tables(overlap, loads, self.asked)]
+        gpus = [hardware_table(self.on_gpus)] if self.on_gpus else []
+        return [*gpus, *answers, *labels, *experts.asked_tables(overlap, loads, self.asked)]
 
     def _ranks(self, found: Recorded, *, full: bool) -> Table:
         """A row for each rank, the one that the others wait for first; a rank alone waits for nobody.
@@ -225,27 +238,30 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
             rows.append((str(one.rank), *waits, *shares, seconds(one.span_s)))
         waits = (*(("slowdown",) if full else ()), "sole delay", "waits") if several else ()
         heads = ("rank", *waits, "compute", "comm", "exposed", "idle", "of")
-        return _shortened("Ranks", heads, rows, _MOST_RANKS if full else _FEWEST_RANKS)
+        return shortened("Ranks", heads, rows, _MOST_RANKS if full else _FEWEST_RANKS)
 
     def _critical_path(self) -> Table:
         """The critical path of the recorded job, by op class and by rank."""
         recorded_s = self.mean.recorded
         parts = [
-            *((short(name), found) for name, found in list(self.critical_peers.items())[:_MOST_WAITS]),
-            ("between ops" if self.evidence.kept else "launch delays", self.critical_delay_s),
-            *((f"rank {rank}", found) for rank, found in list(self.critical_ranks.items())[:_MOST_WAITS]),
+            *((short(name), found) for name, found in list(self.critical_peers.items())[:MOST_WAITS]),
+            ("between ops" if self.evidence.summary else "launch delays", self.critical_delay_s),
+            *((f"rank {rank}", found) for rank, found in list(self.critical_ranks.items())[:MOST_WAITS]),
         ]
         rows = tuple((name, seconds(found), f"{found / recorded_s * 100:.0f}%") for name, found in parts)
         return Table("Critical path", ("On the critical path", of_whole(self.evidence.whole), "share"), rows)
 
     def _trust(self) -> dict[str, Any]:
-        kept = self.evidence.kept
+        kept = self.evidence.summary
         if kept is None:
             return {"notes": []}
         left = self.evidence.unexplained
         trust = {
             "notes": list(kept.notes),
-            "start_gap_p99_s": {"communication": left.communication_gap_s, "compute": left.compute_gap_s},
+            "start_gap_p99_s": {
+                "communication": number(left.communication_gap_s),
+                "compute": number(left.compute_gap_s),
+            },
             "edges": left.edges,
             "inferred_edges": left.inferred,
             "violations": left.violations,
@@ -254,16 +270,16 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
 
     def _verdict(self) -> dict[str, Any]:
         verdict = {"culprit": self._rank_to_blame()}
-        if self.evidence.kept is None:
+        if self.evidence.summary is None:
             return verdict
         return verdict | {"exposed_communication_s": exposed_communication_s(self.evidence)}
 
     def _keys(self, overlap: Overlap | None, loads: Experts | None) -> dict[str, Any]:
-        evidence, label = self.evidence, self.critical_label
-        paths = [{label: name, "recorded_s": spent} for name, spent in self.critical_peers.items()]
+        evidence = self.evidence
+        paths = [*self.critical_peers.items(), (None, self.critical_delay_s)]
         keys: dict[str, Any] = {
-            "gaps": evidence.graph.ops.gaps,
-            "critical_path": [*paths, {label: None, "recorded_s": self.critical_delay_s}],
+            "gaps": list(evidence.graph.ops.gaps),
+            "critical_path": [on_path(self.critical_label, name, spent) for name, spent in paths],
             "critical_kinds": [OnPath(kind=kind, recorded_s=spent) for kind, spent in self.critical_kinds.items()],
             "critical_ranks": [OnPath(rank=rank, recorded_s=spent) for rank, spent in self.critical_ranks.items()],
             "by_rank": [
@@ -273,17 +289,19 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
                 Contribution(
                     kind=str(share.values[0]),
                     ops=share.ops,
-                    slowdown=share.slowdown,
-                    slowdown_error=share.error,
-                    saved_s=share.removed_s,
+                    slowdown=number(share.slowdown),
+                    slowdown_error=number(share.error),
+                    saved_s=number(share.removed_s),
                 )
                 for share in self._shares("kind")
             ],
         }
-        if evidence.kept is not None:
-            keys |= self._of_kept(evidence.kept)
+        if evidence.summary is not None:
+            keys |= self._of_kept(evidence.summary)
         if self.recorded is not None:
             keys |= self._of_recording(self.recorded)
+        if self.on_gpus:
+            keys["gpus"] = [*self.on_gpus, *keys.get("gpus", ())]
         asked = {"overlap": overlap, "experts": loads}
         return keys | {name: answer for name, answer in asked.items() if answer is not None}
 
@@ -296,7 +314,10 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
 
     def _unprofiled(self, rank: int) -> Unprofiled | str:
         """The step without the profiler, or why it is not known."""
-        step, cost = unprofiled_step(self.evidence), self.evidence.kept.costs.get(rank) if self.evidence.kept else None
+        step, cost = (
+            unprofiled_step(self.evidence),
+            self.evidence.summary.costs.get(rank) if self.evidence.summary else None,
+        )
         if step is None or cost is None:
             return _NO_OVERHEAD
         profiled_s = float(profiled_steps_s(self.evidence).mean())
@@ -308,28 +329,37 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         by_rank = zip(found.breakdowns, waits.wait.tolist(), waits.sole_delay.tolist(), strict=True)
         return {
             "by_rank": [
-                asdict(parts)
-                | {
-                    "host": recording.hosts.get(parts.rank),
-                    "wait_s": wait,
-                    "sole_delay_s": sole_delay,
-                    **dict(zip(("slowdown", "slowdown_error"), self._cost_alone(parts.rank), strict=True)),
-                }
+                OfRank(
+                    parts.rank,
+                    *self._cost_alone(parts.rank),
+                    recording.hosts.get(parts.rank),
+                    parts.span_s,
+                    parts.compute_s,
+                    parts.communication_s,
+                    parts.exposed_communication_s,
+                    parts.memory_s,
+                    parts.idle_s,
+                    wait,
+                    sole_delay,
+                )
                 for parts, wait, sole_delay in by_rank
             ],
-            "collectives": shaped(Collectives, found.matches),
+            "collectives": Collectives(found.matches.matched, found.matches.unmatched, list(found.matches.groups)),
             "clocks": [
-                ClockOfRank(*row) for row in zip(clocks.ranks, *(column.tolist() for column in columns), strict=True)
+                ClockOfRank(rank, ahead_s, number(uncertainty_s), collectives)
+                for rank, ahead_s, uncertainty_s, collectives in zip(
+                    clocks.ranks, *(column.tolist() for column in columns), strict=True
+                )
             ],
             "wait_for": [WaitFor(group, rank, other, waited) for waited, rank, other, group in waits.each()],
-            "kernel_classes": found.kernel_time,
-            "unknown_kernels": found.unknown_kernels.head(_MOST_UNKNOWN),
+            "kernel_classes": kernel_rows(found.kernel_time),
+            "unknown_kernels": kernel_rows(found.unknown_kernels.head(_MOST_UNKNOWN)),
         }
 
-    def _cost_alone(self, rank: int) -> tuple[float, float]:
+    def _cost_alone(self, rank: int) -> tuple[Number, Number]:
         """S of a rank alone, and its error."""
         share = self.shares_by_rank.get(rank)
-        return (math.nan, math.nan) if share is None else (share.slowdown, share.error)
+        return (None, None) if share is None else (number(share.slowdown), number(share.error))
 
     def _rank_to_blame(self) -> RankToBlame | None:
         """The rank that stands out, with the findings on it; None if there is none."""
@@ -347,7 +377,9 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
             for cause in self.diagnosis.causes
             if cause.where.ranks == (culprit.rank,)
         ]
-        return shaped(RankToBlame, culprit, host=self.evidence.hosts.get(culprit.rank), causes=causes)
+        host = self.evidence.hosts.get(culprit.rank)
+        waits = number(culprit.sole_delay_s), number(culprit.waited_s)
+        return RankToBlame(culprit.rank, host, culprit.saved_s, *waits, causes)
 
 
 def _gpu_in_words(gpu: GpuTimes) -> str:
@@ -362,29 +394,3 @@ def _gpu_in_words(gpu: GpuTimes) -> str:
     parts = [f"busy {gpu.busy_s / whole_s:.0%}", *share("before its first op", gpu.before_first.seconds),
              *share("idle", gpu.idle_s)]  # fmt: skip
     return f"{', '.join(parts)}{why}"
-
-
-def _shortened(title: str, heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], most: int) -> Table:
-    note = f"the costliest {most} of {len(rows)}; all with --json" if len(rows) > most else None
-    return Table(title, heads, tuple(rows[:most]), note)
-
-
-def _waits(found: Recorded) -> Table:
-    """Which rank waits for which, longest first."""
-    rows = [
-        (f"rank {rank}", f"rank {other}", seconds(waited), short(group))
-        for waited, rank, other, group in sorted(found.waits.each(), reverse=True)
-    ]
-    return _shortened("Waits", ("waits", "for", "in collectives", "group"), rows, _MOST_WAITS)
-
-
-def _kernels(found: Recorded) -> Table:
-    """Time by class of kernels, and the longest kernels of no class."""
-    times, unknown = found.kernel_time, found.unknown_kernels.head(_MOST_KERNELS)
-    total = float(times["seconds"].sum()) or 1.0
-    named = [
-        *times.iter_rows(),
-        *((f"  {short(name, _WIDEST_NAME)}", ops, spent) for name, ops, spent in unknown.iter_rows()),
-    ]
-    rows = tuple((name, f"{ops:,}", seconds(spent), f"{spent / total * 100:.0f}%") for name, ops, spent in named)
-    return Table("Kernels", ("Kernels", "ops", "time", "share"), rows)

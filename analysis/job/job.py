@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tracekit.analysis.experts.expert_loads import RebalancePlan
     from tracekit.analysis.experts.loads import Loads
     from tracekit.analysis.job.replayed import ReplayedJob
+    from tracekit.analysis.metrics.samples import MetricSource
     from tracekit.analysis.replay.graph_replay import GraphReplay
     from tracekit.report.conclusions import Finding
     from tracekit.report.findings import Findings, Unanalysed
@@ -92,6 +93,10 @@ class Job(ABC):
         experts: bool = False,
         expert_loads: Loads | None = None,
         plans: Sequence[RebalancePlan] = (),
+        gpus: Sequence[str] = (),
+        gpu_from: str | None = None,
+        precision: str | None = None,
+        metrics: MetricSource | None = None,
         progress: Progress | None = None,
     ) -> Report:
         """Return the whole report: what is lost, findings, fixes, and the answers to custom questions.
@@ -102,9 +107,14 @@ class Job(ABC):
         `bubbles`: where its stages are idle; `schedules`: with the price of these, such as "1f1b",
         "interleaved:chunks=2" or "zb-h1,weight=0.4". `overlap`: of a recording of GPUs, what communication compute
         hides. `experts`: the loads of experts; `expert_loads`: tokens of each expert, as the job logged them; `plans`:
-        with the price of these. Raises SelectionError for a selection that cannot be understood or matches no op,
-        layers that do not fit, or a schedule that does not exist; FormatError for loads of another job.
+        with the price of these. `gpus`: other GPUs, as files of passports, names, or "FILE on rank=0-7"; `gpu_from`:
+        that of the trace, by default a known one of its name; `precision`: with matrix products in it. `metrics`: what
+        to ask about the machines of culprits (`tracekit.collectors.importers.metrics.source.open_metrics`). Raises
+        SelectionError for a selection that cannot be understood or matches no op, layers that do not fit, a schedule
+        that does not exist, or a GPU that is not known; FormatError for loads of another job, or no passport.
         """
+        from tracekit.analysis.hardware.question import HardwareQuestion
+
         asked = ReportOptions(
             fix=tuple(fix),
             keep=tuple(keep),
@@ -116,6 +126,8 @@ class Job(ABC):
             experts=experts,
             expert_loads=expert_loads,
             plans=tuple(plans),
+            hardware=HardwareQuestion.parse(gpus, gpu_from, precision),
+            metrics=metrics,
         )
         return self.analyse(asked, progress).report
 
@@ -198,12 +210,15 @@ class Job(ABC):
         """Return a table of the report as a pandas frame."""
         return self.report.pandas(table)
 
-    def stored(self, progress: Progress | None = None) -> Findings | Unanalysed:
-        """Return what a store keeps of the report, or the reason why the trace cannot be replayed."""
+    def stored(self, progress: Progress | None = None, metrics: MetricSource | None = None) -> Findings | Unanalysed:
+        """Return what a store keeps of the report, or the reason why the trace cannot be replayed.
+
+        `metrics`: what to ask about the machines of culprits.
+        """
         from tracekit.report.findings import Findings, Unanalysed
 
         try:
-            found = self.analyse(ReportOptions(), progress)
+            found = self.analyse(ReportOptions(metrics=metrics), progress)
         except TraceError as error:
             return Unanalysed(str(error))
         return Findings(found.report, None if found.lanes is None else found.lanes.worker_slowdowns())

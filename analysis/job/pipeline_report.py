@@ -6,13 +6,14 @@ In: an `Attribution` and a `Diagnosis` with the identity and the coverage of the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from msgspec import UNSET, Struct
 
 from tracekit.analysis.attribution.attribution import Attribution
+from tracekit.analysis.diagnosis.diagnosis import Diagnosis
 from tracekit.analysis.evidence.graph_subject import GraphSubject
 from tracekit.analysis.graph.rules.posting import PostingRule
 from tracekit.analysis.job import experts
@@ -21,19 +22,19 @@ from tracekit.analysis.job.analysis import Analysis, ReportOptions
 from tracekit.analysis.job.build import SourceFigures, build
 from tracekit.analysis.job.lanes import Lanes
 from tracekit.analysis.job.tables import rows_of_pipeline
+from tracekit.analysis.numeric.arrays import number
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.method import Method
 from tracekit.report.bubbles import Bubbles
 from tracekit.report.clocks import ClockReport
-from tracekit.report.diagnosis import Diagnosis
 from tracekit.report.experts import Experts
+from tracekit.report.hardware import OnGpu, hardware_table
 from tracekit.report.outline import Coverage, MethodUsed, MissingOps, Outline, Times
 from tracekit.report.pictures import PipelinePicture
-from tracekit.report.plain_data import shaped
 from tracekit.report.question import ByLabel, Question, label_table, question_table
 from tracekit.report.report import StepTimes
 from tracekit.report.section import Table
-from tracekit.trace import canonical
+from tracekit.trace.coverage import TraceCoverage
 from tracekit.trace.facts import Fact
 from tracekit.trace.model import Layout, Worker
 from tracekit.trace.step_values import StepValues
@@ -62,7 +63,7 @@ class AnalysedPipeline(Struct, frozen=True, kw_only=True, eq=False):
     name: str
     layout: Layout
     ops: int
-    coverage: canonical.Coverage
+    coverage: TraceCoverage
     dropped_lanes: tuple[tuple[int, int], ...]
     left_out_steps: tuple[int, ...]
     ranks: Mapping[Worker, int]
@@ -79,6 +80,7 @@ class AnalysedPipeline(Struct, frozen=True, kw_only=True, eq=False):
     asked: ReportOptions
     questions: tuple[Question, ...]
     labels: tuple[ByLabel, ...]
+    on_gpus: Sequence[OnGpu] = ()
     evidence_steps: int | None = None
 
     def analysis(self) -> Analysis:
@@ -144,7 +146,8 @@ class AnalysedPipeline(Struct, frozen=True, kw_only=True, eq=False):
 
     def _asked_tables(self, loads: Experts | None, *, daily: bool) -> list[Table]:
         answers = [question_table(self.questions, "step", daily=daily)] if self.questions else []
-        return [*answers, *map(label_table, self.labels), *experts.asked_tables(None, loads, self.asked)]
+        gpus = [hardware_table(self.on_gpus)] if self.on_gpus else []
+        return [*gpus, *answers, *map(label_table, self.labels), *experts.asked_tables(None, loads, self.asked)]
 
     def _keys(self, bubbles: Bubbles | None, loads: Experts | None) -> dict[str, Any]:
         found, published = self.attribution, self.published
@@ -155,27 +158,31 @@ class AnalysedPipeline(Struct, frozen=True, kw_only=True, eq=False):
         return {
             "method": MethodUsed(
                 self.method,
-                None if published is None else published.slowdown,
+                None if published is None else number(published.slowdown),
                 [] if published is None else list(published.reasons),
             ),
             "clocks": self.clocks,
             "posting": self.posting,
-            "coverage": shaped(
-                Coverage,
-                self.coverage,
+            "coverage": Coverage(
+                workers_expected=self.coverage.workers_expected,
+                workers_traced=self.coverage.workers_traced,
+                worker_steps_expected=self.coverage.worker_steps_expected,
+                worker_steps_traced=self.coverage.worker_steps_traced,
+                missing_workers=list(self.coverage.missing_workers),
                 gaps=gaps,
-                slowdown_as_recorded=found.slowdown_as_recorded,
-                hidden_slowdown=found.hidden_slowdown,
-                left_out_steps=self.left_out_steps,
+                slowdown_as_recorded=number(found.slowdown_as_recorded),
+                hidden_slowdown=number(found.hidden_slowdown),
+                left_out_steps=list(self.left_out_steps),
                 dropped=[{"step": step, "dp_rank": dp_rank} for step, dp_rank in self.dropped_lanes],
                 inferred_transfers=self.replay.graph.inferred_transfers,
             ),
             "bubbles": bubbles,
             **self._picture(bubbles),
             **({} if loads is None else {"experts": loads}),
-            "m_w": found.m_w.removal,
-            "m_s": found.m_s.removal,
-            "slowest_workers": found.slowest_workers,
+            **({"gpus": self.on_gpus} if self.on_gpus else {}),
+            "m_w": number(found.m_w.removal),
+            "m_s": number(found.m_s.removal),
+            "slowest_workers": list(found.slowest_workers),
             **rows_of_pipeline(found, self.ranks, self.hosts),
         }
 

@@ -24,9 +24,9 @@ from tracekit.base.errors import SelectionError
 from tracekit.report.question import ByLabel, Question
 
 if TYPE_CHECKING:
+    from tracekit.analysis.diagnosis.priced_fix import PricedFix
     from tracekit.analysis.evidence.graph_subject import GraphSubject
     from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
-    from tracekit.report.fix import Fix
 
 #: What the terms of an edit change, given the evidence on the job.
 Edits = Callable[[Any, Sequence[Term]], Iterable[Intervention]]
@@ -92,21 +92,21 @@ def pipeline_edits(evidence: PipelineSubject, terms: Sequence[Term]) -> Iterator
             yield scaled_ops(masks_of(term.selection, graph, durations), term.factor)
 
 
-def _priced_fixes(evidence: PipelineSubject) -> Sequence[Fix]:
+def _priced_fixes(evidence: PipelineSubject) -> Sequence[PricedFix]:
     from tracekit.analysis.diagnosis.diagnose import diagnose
     from tracekit.analysis.diagnosis.of_pipeline import PipelineAssessment
 
     return diagnose(PipelineAssessment(evidence)).fixes
 
 
-def _priced_fixes_of_ops(evidence: GraphSubject) -> Sequence[Fix]:
+def _priced_fixes_of_ops(evidence: GraphSubject) -> Sequence[PricedFix]:
     from tracekit.analysis.diagnosis.diagnose import diagnose
     from tracekit.analysis.diagnosis.of_graph import GraphAssessment
 
     return diagnose(GraphAssessment(evidence)).fixes
 
 
-def _named_fix(fixes: Sequence[Fix], name: str) -> Intervention:
+def _named_fix(fixes: Sequence[PricedFix], name: str) -> Intervention:
     """The change of the fix of that name, with the time that it takes itself. Raises SelectionError."""
     from tracekit.analysis.diagnosis.price import fix_named
 

@@ -6,7 +6,7 @@ take as much memory as their replay, and nothing reads them again once the graph
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
@@ -32,6 +32,7 @@ from tracekit.trace.canonical import Trace
 from tracekit.trace.step_values import step_values
 
 if TYPE_CHECKING:
+    from tracekit.report.hardware import OnGpu
     from tracekit.report.question import ByLabel, Question
 
 Progress = Callable[[str], None]
@@ -86,6 +87,11 @@ class ReplayedJob(Struct, frozen=True):
             labels += [by_labels(self.replay, *text.split(",")) for text in asked.by]
         attributed = attribute(self.replay, progress=progress) if attribution is None else attribution()
         subject = structs.replace(PipelineSubject.of(self.trace, self.replay, lambda: attributed), expert_loads=loads)
+        on_gpus: Sequence[OnGpu] = ()
+        if asked.hardware is not None:
+            from tracekit.analysis.hardware.answer import on_other_gpus
+
+            on_gpus = on_other_gpus(subject, asked.hardware)
         if asked.fix:
             from tracekit.analysis.job.questions import answer_fix, pipeline_edits
 
@@ -105,7 +111,9 @@ class ReplayedJob(Struct, frozen=True):
             ranks=self.trace.worker_ranks(),
             hosts=self.trace.hosts,
             attribution=attributed,
-            diagnosis=diagnose(PipelineAssessment(subject, stalls_of(self.replay, attributed), asked.layers, method)),
+            diagnosis=diagnose(
+                PipelineAssessment(subject, stalls_of(self.replay, attributed), asked.layers, method), asked.metrics
+            ),
             method=method,
             clocks=_clock_report(self.replay, method),
             posting=graph.posting,
@@ -116,6 +124,7 @@ class ReplayedJob(Struct, frozen=True):
             asked=asked,
             questions=(*questions, *keeping),
             labels=tuple(labels),
+            on_gpus=on_gpus,
         )
 
 

@@ -86,6 +86,7 @@ class RlJob(Job):
             ("--by", asked.by),
             ("--layers", asked.layers),
             ("--expert-loads", asked.expert_loads),
+            ("--gpu", asked.hardware),
         ):
             if value:
                 raise self._not_for(option)
@@ -100,7 +101,7 @@ class RlJob(Job):
             name=self.trace.name,
             evidence=evidence,
             account=account,
-            diagnosis=diagnose(RlAssessment(evidence, account)),
+            diagnosis=diagnose(RlAssessment(evidence, account), asked.metrics),
             questions=tuple(self.answer(text) for text in asked.fix if text not in unpriced),
         ).analysis()
 

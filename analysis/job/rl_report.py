@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
+from tracekit.analysis.diagnosis.diagnosis import Diagnosis
 from tracekit.analysis.evidence.rl_subject import RlSubject
 from tracekit.analysis.job.analysis import Analysis
 from tracekit.analysis.job.build import SourceFigures, build
@@ -18,7 +19,6 @@ from tracekit.analysis.rl.account import Generation, RlAccount
 from tracekit.analysis.rl.loop import WARM_UP
 from tracekit.analysis.rl.rl_run import CONTRADICTION
 from tracekit.base.text import counted, listed, percent, ranks_text, seconds, short, three_digits, with_error
-from tracekit.report.diagnosis import Diagnosis
 from tracekit.report.outline import Outline, Times
 from tracekit.report.question import Question, question_table
 from tracekit.report.report import StepTimes

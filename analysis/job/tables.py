@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tracekit.analysis.attribution.attribution import Attribution, waste
-from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.arrays import Floats, number
 from tracekit.report.rows import Contribution, Correlation, OfWorker, OnPath
 from tracekit.trace.model import Worker
 
@@ -28,7 +28,7 @@ def rows_of_pipeline(found: Attribution, ranks: Mapping[Worker, int], hosts: Map
         "by_worker": _by_worker(found, ranks, hosts),
         "critical_path": _critical_path(found),
         "critical_workers": _critical_workers(found),
-        "forward_backward_correlation": [Correlation(stage, r) for stage, r in found.correlation.items()],
+        "forward_backward_correlation": [Correlation(stage, number(r)) for stage, r in found.correlation.items()],
     }
 
 
@@ -57,12 +57,12 @@ def _contributions(
     return [
         Contribution(
             **{name: value},
-            slowdown=slowdown,
-            slowdown_error=error,
-            waste=waste(slowdown),
-            launch_delay_slowdown=delay,
-            fixed_step_time_s=fixed_s,
-            saved_s=None if fixed_s is None else found.original_s - fixed_s,
+            slowdown=number(slowdown),
+            slowdown_error=number(error),
+            waste=number(waste(slowdown)),
+            launch_delay_slowdown=number(delay),
+            fixed_step_time_s=number(fixed_s),
+            saved_s=None if fixed_s is None else number(found.original_s - fixed_s),
         )
         for value, slowdown, error, delay, fixed_s in zip(values, slowdowns, errors, late, fixed, strict=True)
     ]
@@ -72,11 +72,12 @@ def _by_worker(found: Attribution, ranks: Mapping[Worker, int], hosts: Mapping[i
     """Exact S of every worker beside the paper's approximation min(S_dp, S_pp), worst first."""
     workers = [Worker(dp_rank, stage) for dp_rank in found.dp_ranks for stage in range(found.stages)]
     errors = found.errors(found.by_worker.reshape(len(found.steps), -1))
+    nodes = [(rank, None if rank is None else hosts.get(rank)) for rank in map(ranks.get, workers)]
     figures = (found.worker_slowdown.ravel(), errors, found.worker_slowdown_approx.ravel())
     rows = [
-        OfWorker(worker.dp_rank, worker.pp_rank, rank, None if rank is None else hosts.get(rank), *row)
-        for worker, rank, *row in zip(
-            workers, map(ranks.get, workers), *(column.tolist() for column in figures), strict=True
+        OfWorker(worker.dp_rank, worker.pp_rank, rank, host, slowdown, number(error), approx)
+        for worker, (rank, host), slowdown, error, approx in zip(
+            workers, nodes, *(column.tolist() for column in figures), strict=True
         )
     ]
     return sorted(rows, key=lambda row: row.slowdown, reverse=True)

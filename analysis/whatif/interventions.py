@@ -120,6 +120,15 @@ class SetOps(Struct, frozen=True, eq=False):
         overlay.op_cost = self.cost
 
 
+class SetCosts(Struct, frozen=True, eq=False):
+    """Give each op of each block this cost, seconds, [rows, lanes] per block."""
+
+    costs: tuple[Floats, ...]
+
+    def make(self, overlay: CostOverlay) -> None:
+        overlay.op_cost, overlay.cost = None, [ChangedRows.of(cost) for cost in self.costs]
+
+
 class SetSomeOps(Struct, frozen=True, eq=False):
     """Give some ops of an op graph another cost, seconds. `chosen`: which ones, [ops]; `cost`: [ops]."""
 

@@ -66,6 +66,7 @@ def _mask(text: str) -> int:
     type=Parsed("SIZE", parse_size),
     help="Keep at most this much of each rank's segments, such as 2GB; the oldest go.",
 )
+@click.option("--buckets", is_flag=True, help="On CPUs, record each bucket of gradients, for `tracekit optimize`.")
 @click.option("--dp", type=click.IntRange(min=1), help="Data-parallel size, if it cannot be found.")
 @click.option("--pp", type=click.IntRange(min=1), help="Pipeline-parallel size, if it cannot be found.")
 @click.option("--tp", type=click.IntRange(min=1), help="Tensor-parallel size, if it cannot be found.")
@@ -123,6 +124,7 @@ def collect_command(
     length: int,
     idle: bool,
     keep: int | None,
+    buckets: bool,
     dp: int | None,
     pp: int | None,
     tp: int | None,
@@ -165,6 +167,7 @@ def collect_command(
                 segments=segments,
                 schedule=schedule,
                 keep_bytes=keep or 0,
+                buckets=buckets,
                 nccl=nccl,
                 hang_after_s=hang_after,
                 stop_on_hang=on_hang == "stop",

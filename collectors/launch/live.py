@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 #: Niceness of the watch, so that ranks have priority.
 NICENESS = 5
-#: Names the webhook if --notify does not: everybody on the machine can read a command line.
-NOTIFY_VARIABLE = "TRACEKIT_NOTIFY"
+#: Names the webhook if --notify does not, and the source of metrics: everybody on the machine can read a command line.
+NOTIFY_VARIABLE, METRICS_VARIABLE = "TRACEKIT_NOTIFY", "TRACEKIT_METRICS"
+_SECRET = {"notify": NOTIFY_VARIABLE, "metrics": METRICS_VARIABLE}
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _OPTIONS = (
@@ -47,6 +48,12 @@ _OPTIONS = (
         show_default=True,
         metavar="SECONDS",
         help="Analyse a window without ranks that are this far behind the first one.",
+    ),
+    click.option(
+        "--metrics",
+        metavar="SOURCE",
+        envvar=METRICS_VARIABLE,
+        help=f"Ask metrics about culprits, such as Prometheus at its base URL [default: ${METRICS_VARIABLE}].",
     ),
     click.option("--metrics-port", type=click.IntRange(0, 65535), help="Port of Prometheus metrics; 0: a free one."),
     click.option("--metrics-host", default="127.0.0.1", show_default=True, help="Address for --metrics-port."),
@@ -77,6 +84,7 @@ class WatchOptions:
     window_steps: int | None = None
     window_seconds: float | None = None
     late_after: float = 10.0
+    metrics: str | None = None
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
     notify: str | None = None
@@ -84,18 +92,20 @@ class WatchOptions:
     dashboard_url: str = ""
 
     def arguments(self) -> list[str]:
-        """The options as command-line arguments, without `notify`: its address may hold a secret."""
-        values = {name: value for name, value in asdict(self).items() if name != "notify" and value not in (None, "")}
-        return [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
+        """The options as command-line arguments, without those whose addresses may hold a secret."""
+        stated = [(name, value) for name, value in asdict(self).items() if value not in (None, "")]
+        return [f"--{name.replace('_', '-')}={value}" for name, value in stated if name not in _SECRET]
 
     def given(self) -> list[str]:
         """Options that differ from their defaults."""
         given = [argument for argument in self.arguments() if argument not in WatchOptions().arguments()]
-        return given if self.notify is None or NOTIFY_VARIABLE in os.environ else [*given, "--notify"]
+        typed = [name for name, variable in _SECRET.items() if getattr(self, name) and variable not in os.environ]
+        return [*given, *(f"--{name}" for name in typed)]
 
     def environment(self) -> dict[str, str]:
         """The environment of a watch with these options."""
-        return {**os.environ} if self.notify is None else {**os.environ, NOTIFY_VARIABLE: self.notify}
+        secret = {variable: getattr(self, name) for name, variable in _SECRET.items()}
+        return {**os.environ, **{variable: value for variable, value in secret.items() if value is not None}}
 
 
 @dataclass(slots=True)

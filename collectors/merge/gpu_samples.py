@@ -49,6 +49,18 @@ def read_samples(directory: Path, rank: int) -> list[list[int | None]]:
     return samples
 
 
+def clock_series(
+    samples: Sequence[Sequence[int | None]], begun_ns: int, most: int
+) -> dict[str, list[float] | list[int]]:
+    """The SM clock over time, at most so many samples: `time`, seconds since 1970, and `sm_mhz`.
+
+    `begun_ns`: when the monotonic clock of the host was 0, ns since 1970.
+    """
+    clocks = [(sample[0], sample[1]) for sample in samples if sample[0] is not None and sample[1] is not None]
+    thinned = clocks[:: max(1, -(-len(clocks) // most))]
+    return {"time": [(at + begun_ns) / 1e9 for at, _ in thinned], "sm_mhz": [mhz for _, mhz in thinned]}
+
+
 def summarize_gpu(facts: Mapping[str, Any], samples: Sequence[Sequence[int | None]]) -> dict[str, Any]:
     """What is known about one rank's GPU: `facts`, and `sm_mhz`, `temperature_c`, `power_w`, None if nothing was
     sampled; `throttled`: share of the samples with any reason; `reasons`: reason -> share of the samples.

@@ -20,7 +20,8 @@ from tracekit.base.errors import TraceError
 from tracekit.collectors.merge.collective_ops import ALL_TO_ALL
 from tracekit.collectors.merge.device_clock import DeviceClockFit, fit_device_clock
 from tracekit.collectors.merge.device_ops import on_host_clock, timed_alike, waited_for
-from tracekit.collectors.merge.gpu_samples import read_samples, summarize_gpu
+from tracekit.collectors.merge.gpu_samples import clock_series, read_samples, summarize_gpu
+from tracekit.collectors.merge.gradients import gradient_figures
 from tracekit.collectors.merge.lockstep import ranks_of_workers, with_waits_for_peers, with_work_of_ranks
 from tracekit.collectors.merge.off_cpu import with_thread_waits
 from tracekit.collectors.merge.ops import OpReport, build_ops
@@ -33,12 +34,16 @@ from tracekit.collectors.nccl.recording import read_nccl
 from tracekit.collectors.record.wire_format import Category, Flag
 from tracekit.collectors.run_directory.host_clocks import ClockFit
 from tracekit.collectors.run_directory.segments import AttemptRecording, RankRecording, joined
-from tracekit.trace.canonical import COLLECTED, DEVICE_CLOCK, RUN_QUEUE, UNIT_KEY, Trace
+from tracekit.trace.canonical import CLOCK_SERIES, COLLECTED, DEVICE_CLOCK, RUN_QUEUE, UNIT_KEY, Trace
 from tracekit.trace.model import Unit
 from tracekit.trace.schema import POSTED, RECEIVED, RESUMED, ROWS_TYPE, SENT, WAITED
 
 IntArray = npt.NDArray[np.int64]
 _CATEGORIES = {int(category): category.name.lower() for category in Category}
+
+
+#: Samples of clocks that the metadata keeps, of all GPUs together, and at least of each.
+MOST_SAMPLES, FEWEST_SAMPLES = 40_000, 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +134,7 @@ def merge_attempt(
             "dropped_records": sum(one.dropped for one in ranks),
             "collect": asdict(report),
             **_run_queues(records, steps),
+            **gradient_figures({one.rank: one.facts for one in recording.ranks.values()}, met, group_table, placement),
             **logged_values(records, placement, step_starts_ns),
             "clocks": {host: asdict(fit) for host, fit in (clocks or {}).items()},
             "wall_clock_hosts": sorted({one.host for one in ranks} - {reference["host"], *(clocks or {})}),
@@ -196,9 +202,11 @@ def _device_metadata(
     for of_rank in recording.ranks.values():
         facts = of_rank.facts.get("device")
         if facts:
-            host = of_rank.facts["process"][0]["host"]
+            process = of_rank.facts["process"][0]
             samples = read_samples(recording.directory, of_rank.rank) if sampled else []
-            gpus[str(of_rank.rank)] = summarize_gpu({"host": host, **facts[-1]}, samples)
+            series = clock_series(samples, epoch_ns(process), max(MOST_SAMPLES // len(recording.ranks), FEWEST_SAMPLES))
+            gpu = summarize_gpu({"host": process["host"], **facts[-1]}, samples)
+            gpus[str(of_rank.rank)] = {**gpu, CLOCK_SERIES: series} if series["time"] else gpu
     if gpus:
         metadata["gpus"] = gpus
         models = {str(gpu["model"]) for gpu in gpus.values()}

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -27,6 +28,10 @@ from .wire_format import Category
 REDUCERS = "allreduce"
 BUCKETS = "the all-reduce ops of DistributedDataParallel"
 _HOOK = "ddp-buckets"
+#: What DistributedDataParallel puts into a bucket by default, bytes, and into the first one, MiB.
+DEFAULT_BUCKET, DEFAULT_FIRST_MB = 25 << 20, 1.0
+#: The name of a parameter up to the number of its layer, as in "model.layers.3.mlp.weight".
+_NUMBERED = re.compile(r"(?:[^.\d][^.]*\.)*\d+(?=\.)")
 #: A guard under which operators bypass kernels registered for autograd.
 BelowAutograd = torch._C._AutoDispatchBelowAutograd  # noqa: SLF001
 
@@ -59,9 +64,15 @@ class ReducerHooks:
         return init
 
     def _watch(self, ddp: Any) -> None:
-        parameters = [one for one in ddp.module.parameters() if one.requires_grad]
+        named = [(name, one) for name, one in ddp.module.named_parameters() if one.requires_grad]
+        parameters = [one for _, one in named]
+        of_layers = bytes_of_layers((name, one.nbytes) for name, one in named)
+        cap_mb = getattr(ddp, "bucket_bytes_cap", DEFAULT_BUCKET) / (1 << 20)
+        first_mb = DEFAULT_FIRST_MB if getattr(ddp, "bucket_bytes_cap_default", True) else cap_mb
+        figures = {"bytes": of_layers, "bucket_cap_mb": cap_mb, "first_bucket_mb": first_mb}
+        self.session.recorder.fact("gradients", figures)
         device = self.session.device
-        if self.hooked or (device is not None and any(map(device.owns, parameters))):
+        if self.hooked or self.session.options.buckets or (device is not None and any(map(device.owns, parameters))):
             self.hook()
             return
         if not self._on_host:
@@ -108,6 +119,16 @@ class ReducerHooks:
 
     def _bucket_started(self, group: Any, tensors: Any, start: Instant, work: Any) -> None:
         self.collectives.started(REDUCERS, dist.ProcessGroup.unbox(group), (tensors,), start, dist.Work.unbox(work))
+
+
+def bytes_of_layers(parameters: Iterable[tuple[str, int]]) -> list[int]:
+    """The bytes of each layer, in order: parameters whose names agree up to their first number, or their first part."""
+    sizes: dict[str, int] = {}
+    for name, size in parameters:
+        numbered = _NUMBERED.match(name)
+        layer = name.partition(".")[0] if numbered is None else numbered.group()
+        sizes[layer] = sizes.get(layer, 0) + size
+    return list(sizes.values())
 
 
 class HostReduction:

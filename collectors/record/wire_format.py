@@ -135,7 +135,7 @@ class RuntimeOptions(RecordingSchedule):
     `gpu_sample_s`: how often the state of the GPU (clock, temperature, power, throttling) is sampled. `hang_after_s`:
     after this long without progress, the launcher requests the ranks' state; 0: never. `profiler_steps`: how many steps
     torch.profiler records, from `first_step` on, into `profiler_folder`; 0: none. `keep_bytes`: size limit of a rank's
-    segments, of which the oldest are deleted; 0: no limit.
+    segments, of which the oldest are deleted; 0: no limit. `buckets`: record each bucket of a reducer on the host.
     """
 
     ring_capacity: int = RING_CAPACITY
@@ -145,6 +145,7 @@ class RuntimeOptions(RecordingSchedule):
     profiler_folder: str = ""
     profiler_steps: int = 0
     keep_bytes: int = 0
+    buckets: bool = False
 
     @property
     def schedule(self) -> RecordingSchedule:

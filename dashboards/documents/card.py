@@ -18,6 +18,7 @@ from tracekit.base.errors import TraceError
 from tracekit.base.text import printable, short
 from tracekit.dashboards.documents.svg import pipeline, step_bars, worker_map
 from tracekit.dashboards.figures.theme import DARK, LIGHT, Theme
+from tracekit.dashboards.run_words import first_line
 from tracekit.dashboards.words import answer_rows, tables
 from tracekit.report.report import Report
 from tracekit.report.section import Table
@@ -36,7 +37,7 @@ def card(shown: Report | Job) -> str:
         report = shown if isinstance(shown, Report) else shown.report
     except TraceError as error:
         return f"<p>{escape(repr(shown))}<br>{plain(str(error))}</p>"
-    drawn = pair(report) + bubbles(report) if report.has_workers else sections(report.overview)
+    drawn = pair(report) + bubbles(report) if report.by_worker else sections(report.overview)
     pictures = drawn + sections(tables(report)) if report.verdict.losses else sections(report.asked)
     return (
         f'<div class="tracekit"><style>{style()}</style><header><b>{plain(short(report.name))}</b>'
@@ -76,8 +77,7 @@ def _colours(theme: Theme) -> str:
 
 def answer_of(report: Report, *, gpu_hour: float | None = None) -> str:
     """The answer: what, who, why, what to do, and whether to believe it. `gpu_hour`: as for the terminal."""
-    label = f"{report.doubt}{report.verdict.label.upper()}"
-    return answer_card(report.verdict.kind, label, report.answer.headline, answer_rows(report, gpu_hour))
+    return answer_card(*first_line(report), answer_rows(report, gpu_hour))
 
 
 def answer_card(kind: LossKind, label: str, headline: str, rows: Iterable[tuple[str, str]]) -> str:
@@ -106,12 +106,12 @@ def bubbles(report: Report) -> str:
     return f"<section><h2>Pipeline, step {picture.step}</h2>{pipeline(picture.schedules)}{notes}</section>"
 
 
-def sections(found: Iterable[Table]) -> str:
+def sections(tables_of_report: Iterable[Table]) -> str:
     """Tables with their titles and remarks."""
     return "".join(
         f"<section><h2>{plain(each.title)}</h2>{table(each.heads, each.rows) if each.rows else ''}"
         f"{f'<p>{plain(each.note)}</p>' if each.note else ''}</section>"
-        for each in found
+        for each in tables_of_report
     )
 
 
@@ -123,8 +123,10 @@ def plain(text: str) -> str:
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table, figures to the right. Each cell carries its head, because narrow screens show rows as blocks."""
     rows = tuple(rows)
-    figures = [bool(at) and all(map(_FIGURE.fullmatch, column)) for at, column in enumerate(zip(*rows, strict=True))]
-    kinds = [' class="figure"' * one for one in figures]
+    kinds = [
+        ' class="figure"' if number and all(map(_FIGURE.fullmatch, column)) else ""
+        for number, column in enumerate(zip(*rows, strict=True))
+    ]
     head = "".join(f"<th{kind}>{plain(name)}</th>" for name, kind in zip(heads, kinds, strict=True))
     cells = (
         "".join(

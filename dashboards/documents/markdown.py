@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tracekit.base.atomic_write import Kind, starting_with, write_text
 from tracekit.base.text import printable, short
+from tracekit.dashboards.run_words import first_line
 from tracekit.dashboards.words import answer_rows, tables
 from tracekit.report.report import Report
 
@@ -25,11 +26,11 @@ _ENTITIES = {"<": "&lt;", "&": "&amp;", "@": "&#64;"}
 
 def markdown(report: Report, *, gpu_hour: float | None = None, source: str | None = None) -> str:
     """The whole document. `gpu_hour`, `source`: as for the terminal."""
-    verdict, answer = report.verdict, report.answer
+    _, label, sentence = first_line(report)
     parts = [
         f"## {escaped(short(report.name))}",
         escaped(report.job.sizes),
-        f"**{report.doubt}{escaped(verdict.label.upper())}: {escaped(answer.headline)}**",
+        f"**{escaped(label)}: {escaped(sentence)}**",
         answer_table(answer_rows(report, gpu_hour)),
     ]
     for table in (*tables(report), *report.sections):
@@ -50,7 +51,7 @@ def write_markdown(path: Path, text: str) -> None:
 
 def escaped(text: str) -> str:
     """`text` on one line, displayed literally by Markdown: no markup, no HTML, no mentions."""
-    return _MARKUP.sub(lambda found: _ENTITIES.get(found[0], f"\\{found[0]}"), printable(text))
+    return _MARKUP.sub(lambda match: _ENTITIES.get(match[0], f"\\{match[0]}"), printable(text))
 
 
 def _named(rows: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:

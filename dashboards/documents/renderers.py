@@ -17,12 +17,12 @@ OWN = frozenset({"csv", "html", "json", "markdown", "parquet", "terminal"})
 
 def renderer(name: str) -> Callable[[object], str]:
     """The renderer of that name, whose failures raise OutputError. Raises SelectionError if there is none."""
-    found, problems = plug_ins("renderers", OWN)
-    if name not in found:
-        known = ", ".join(found) or "none, as no plug-in brings one (docs/extending.md)"
-        raise SelectionError("; ".join((f"--as: renderer {name!r:.40} is unknown; known: {known}", *problems)))
+    renderers, problems = plug_ins("renderers", OWN)
+    if name not in renderers:
+        installed = ", ".join(renderers) or "none, as no plug-in brings one (docs/extending.md)"
+        raise SelectionError("; ".join((f"--as: renderer {name!r:.40} is unknown; known: {installed}", *problems)))
     tell(problems)
-    plug_in = found[name]
+    plug_in = renderers[name]
 
     def render(report: object) -> str:
         with plug_in.guarded(OutputError):

@@ -76,49 +76,49 @@ def _ticks(cells: WorkerCells) -> Iterator[str]:
 
 def step_bars(report: Report) -> str:
     """Recorded time of each step; the slowest ones of the timeline are marked."""
-    found, step_slowdown = report.step_times(), [row.slowdown or np.nan for row in report.by_step]
-    size = -(-len(found.steps) // _MOST_BARS)
-    starts = np.arange(0, len(found.steps), size)
-    peaks = np.maximum.reduceat(found.recorded, starts)
+    times, step_slowdown = report.step_times(), [row.slowdown or np.nan for row in report.by_step]
+    size = -(-len(times.steps) // _MOST_BARS)
+    starts = np.arange(0, len(times.steps), size)
+    peaks = np.maximum.reduceat(times.recorded, starts)
     top, width = float(peaks.max()), len(starts) * _BAR
     bars = []
-    for at, (start, peak) in enumerate(zip(starts, peaks, strict=True)):
-        slowest = start + int(found.recorded[start : start + size].argmax())
+    for number, (start, peak) in enumerate(zip(starts, peaks, strict=True)):
+        slowest = start + int(times.recorded[start : start + size].argmax())
         height = max(1.0, _HEIGHT * float(peak) / top)
         bars.append(
-            f'<rect class="bar" data-step="{found.steps[slowest]}" x="{at * _BAR}" y="{_HEIGHT - height:.1f}"'
-            f' width="{_BAR - 1}" height="{height:.1f}"><title>step {found.steps[slowest]}: {seconds(float(peak))}, S'
+            f'<rect class="bar" data-step="{times.steps[slowest]}" x="{number * _BAR}" y="{_HEIGHT - height:.1f}"'
+            f' width="{_BAR - 1}" height="{height:.1f}"><title>step {times.steps[slowest]}: {seconds(float(peak))}, S'
             f" {step_slowdown[slowest]:.3f}</title></rect>"
         )
     note = "" if size == 1 else f"<p>A bar is the slowest of {size} steps.</p>"
     return (
         f'<svg class="steps" role="img" aria-label="Recorded time of each step" viewBox="0 0 {width} {_HEIGHT}"'
         f' width="{width}" height="{_HEIGHT}" preserveAspectRatio="none">{"".join(bars)}</svg>'
-        f"<p>Steps {found.steps[0]} to {found.steps[-1]}, recorded: mean {seconds(report.step_time_s.recorded)},"
+        f"<p>Steps {times.steps[0]} to {times.steps[-1]}, recorded: mean {seconds(report.step_time_s.recorded)},"
         f" slowest {seconds(top)}.</p>{note}"
     )
 
 
 def pipeline(pictures: Sequence[Picture]) -> str:
     """What each stage computes and waits for, the pictures below each other on one axis of time."""
-    scale = (_WIDE - _LEFT - 10) / max(one.window_s for one in pictures)
+    scale = (_WIDE - _LEFT - 10) / max(picture.window_s for picture in pictures)
     marks, top = [], 0
-    for one in pictures:
-        marks.append(f'<text x="0" y="{top + _ROW - 6}">{escape(one.name)}</text>')
+    for picture in pictures:
+        marks.append(f'<text x="0" y="{top + _ROW - 6}">{escape(picture.name)}</text>')
         top += _ROW
-        for stage in range(one.stages):
+        for stage in range(picture.stages):
             y = top + stage * _ROW + _ROW - 6
             marks.append(f'<text x="{_LEFT - 6}" y="{y}" text-anchor="end">{stage}</text>')
         marks += [
             f'<rect class="what{WHATS.index(bar.what)}" x="{_LEFT + bar.start_s * scale:.2f}"'
             f' y="{top + bar.stage * _ROW}" width="{max((bar.end_s - bar.start_s) * scale, 0.1):.2f}"'
             f' height="{_ROW - 3}"><title>{escape(bar.words)}</title></rect>'
-            for bar in one.bars
+            for bar in picture.bars
         ]
-        top += one.stages * _ROW
-    there = {bar.what for one in pictures for bar in one.bars}
+        top += picture.stages * _ROW
+    drawn = {bar.what for picture in pictures for bar in picture.bars}
     legend = "".join(
-        f'<span><i class="what{at}"></i>{LEGEND[at]}</span>' for at, what in enumerate(WHATS) if what in there
+        f'<span><i class="what{at}"></i>{LEGEND[at]}</span>' for at, what in enumerate(WHATS) if what in drawn
     )
     return (
         f'<svg class="pipeline" role="img" aria-label="Stages of the pipeline over time: computes, and bubbles by what'

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.analysis.job.lanes import Lanes
-from tracekit.dashboards.figures.spans import Ints, Replay, StepOps, step_ops
+from tracekit.analysis.numeric.arrays import Ints
+from tracekit.dashboards.figures.step_ops import Replay, StepOps, step_ops
 from tracekit.dashboards.figures.worker_cells import workers_that_matter
 from tracekit.report.report import Report
 from tracekit.report.rows import OfWorker
@@ -37,21 +38,24 @@ def worst_steps(report: Report, lanes: Lanes) -> dict[str, Any]:
     Spans are flat lists of row, kind, start and duration in whole microseconds of the step. `left_out`: number of spans
     that did not fit, the shortest ones.
     """
-    found, replay = lanes.attribution, lanes.replay
-    order = np.argsort(-found.recorded, kind="stable")
-    order = order[np.isin(found.steps[order], replay.graph.steps)][:MOST_STEPS]
-    steps = [step_ops(replay.only_steps([step])) for step in found.steps[order].tolist()]
+    attribution, replay = lanes.attribution, lanes.replay
+    order = np.argsort(-attribution.recorded, kind="stable")
+    order = order[np.isin(attribution.steps[order], replay.graph.steps)][:MOST_STEPS]
+    steps = [step_ops(replay.only_steps([step])) for step in attribution.steps[order].tolist()]
     of_worker = len(_REPLAYS) * sum(len(ops.kind) // ops.workers for ops in steps)
     workers = workers_that_matter(report, min(MOST_WORKERS, max(1, MOST_SPANS // max(of_worker, 1))))
     grid = report.worker_grid()
     budget = MOST_SPANS // (len(steps) * len(_REPLAYS))
     left_out, drawn = 0, []
-    for ops, at in zip(steps, order, strict=True):
+    for ops, position in zip(steps, order, strict=True):
         row = _rows(ops, workers)
         shown = np.flatnonzero(row >= 0)
         left_out += max(len(shown) - budget, 0)
         shown = shown[np.argsort(-ops.duration[Replay.RECORDED][shown], kind="stable")[:budget]]
-        times = {"recorded_us": int(_us(found.recorded[at])), "ideal_us": int(_us(found.ideal[at]))}
+        times = {
+            "recorded_us": int(_us(attribution.recorded[position])),
+            "ideal_us": int(_us(attribution.ideal[position])),
+        }
         spans = {str(replay): _spans(ops, row, shown, replay) for replay in _REPLAYS}
         drawn.append({"step": ops.step, **times, **spans})
     return {

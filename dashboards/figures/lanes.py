@@ -1,6 +1,6 @@
 """The ops of an op trace as spans on tracks: a worker is a rank, and its lines are the streams and threads of the rank.
 
-In: an `OpTrace`. Out: `LaneOps`, which `spans.py` draws as it draws a step of a pipeline: as recorded, each op in the
+In: an `OpTrace`. Out: `StreamOps`, which `spans.py` draws as it draws a step of a pipeline: as recorded, each op in the
 colour of its kind, because it has no peers.
 """
 
@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.base.text import cut, printable, seconds
-from tracekit.dashboards.figures.spans import Floats, Ints, Replay, StepOps
+from tracekit.dashboards.figures.step_ops import Replay, StepOps
 from tracekit.trace.gpu_activity import KernelClass
 from tracekit.trace.op import OpTrace
 from tracekit.trace.post_training import POST_TRAINING
@@ -39,7 +40,7 @@ _LONGEST, _MOST_DONE = 200, 8
 
 
 @dataclass(frozen=True, slots=True)
-class LaneOps(StepOps):
+class StreamOps(StepOps):
     """The ops of one step of an op trace. `lane`, `name`, `level`: per op, indices into `lanes`, `names`, `LEVELS`, of
     post-training into `LEVELS_OF_RL`. `roles`: what its ranks are called; empty for other traces.
 
@@ -93,13 +94,13 @@ class LaneOps(StepOps):
         together = np.flatnonzero((self.meeting == self.meeting[op]) & (self.meeting >= 0))
         last = together[np.argsort(self.start[replay][together])[-1:]]
         waited = np.setdiff1d(together, last)
-        found = np.column_stack([np.repeat(last, len(waited)), waited])
-        return found, self.start[replay][found[:, [0, 0]]]
+        ends = np.column_stack([np.repeat(last, len(waited)), waited])
+        return ends, self.start[replay][ends[:, [0, 0]]]
 
     def find(self, dp_rank: int, pp_rank: int, kind: str, seq: int) -> int | None:
         """See `StepOps.find`: ops are numbered over all ranks."""
-        known = (kind, pp_rank) == (LANE_OP, 0) and seq < self.frame.height
-        return seq if known and self.frame["rank"][seq] == dp_rank else None
+        exists = (kind, pp_rank) == (LANE_OP, 0) and seq < self.frame.height
+        return seq if exists and self.frame["rank"][seq] == dp_rank else None
 
     def described(self, table: pl.DataFrame) -> pl.DataFrame:
         """Ops of a table of `spans.slowest`: rank, stream or thread, kind, name and times in seconds."""
@@ -117,7 +118,7 @@ class LaneOps(StepOps):
     def facts(self, op: int) -> list[list[str]]:
         """What is known of an op: label and value."""
         row = self.frame.row(op, named=True)
-        found = [
+        rows = [
             ["role", self.who(row["rank"])] if self.roles else ["rank", str(row["rank"])],
             ["on", self.lanes[self.lane[op]]],
             ["kind", str(row["kind"])],
@@ -126,18 +127,18 @@ class LaneOps(StepOps):
         ]
         for name, key in (("operator", "operator"), ("line", "own"), ("inputs", "inputs"), ("bytes", "bytes")):
             if row.get(key) is not None:
-                found.append([name, cut(printable(f"{row[key]:,}" if key == "bytes" else row[key]), _LONGEST)])
+                rows.append([name, cut(printable(f"{row[key]:,}" if key == "bytes" else row[key]), _LONGEST)])
         done = sorted(zip(row.get("did_s") or (), row.get("did") or (), strict=True), reverse=True)[:_MOST_DONE]
-        return [*found, *([seconds(spent), self.whats[what]] for spent, what in done if what < len(self.whats))]
+        return [*rows, *([seconds(spent), self.whats[what]] for spent, what in done if what < len(self.whats))]
 
 
-def lane_ops(trace: OpTrace, step: int) -> LaneOps:
+def lane_ops(trace: OpTrace, step: int) -> StreamOps:
     """The ops of one step of a trace."""
     from tracekit.analysis.gpu.recorded import Kept
 
-    kept, rl = Kept.read(trace.metadata), trace.metadata.get(POST_TRAINING)
+    recorded, rl = Kept.read(trace.metadata), trace.metadata.get(POST_TRAINING)
     engines = rl.get("engines", ()) if isinstance(rl, dict) else ()
-    whats = [one.name or one.reason for one in kept.whats] if kept is not None else []
+    whats = [what.name or what.reason for what in recorded.whats] if recorded is not None else []
     frame = trace.ops.filter(step=step) if "step" in trace.ops.columns else trace.ops
     columns = {name: pl.lit(None, pl.String).alias(name) for name in ("kind", "stream", "name")}
     frame = frame.with_columns(one for name, one in columns.items() if name not in frame.columns)
@@ -148,7 +149,7 @@ def lane_ops(trace: OpTrace, step: int) -> LaneOps:
     kind, kinds = _numbered(frame["kind"])
     rank, first = np.unique(frame["rank"].to_numpy().astype(np.int64), return_index=True)
     none, duration = np.full(frame.height, -1, np.int32), frame["duration"].to_numpy().astype(np.float32)
-    return LaneOps(
+    return StreamOps(
         step=step,
         dp_rank=rank,
         pp_rank=np.zeros(len(rank), np.int64),
@@ -178,7 +179,7 @@ def lane_ops(trace: OpTrace, step: int) -> LaneOps:
 def _numbered(values: pl.Series) -> tuple[Ints, tuple[str, ...]]:
     """A number for each value, and the values in the order of these: GPU streams before threads, 7 before 20."""
     every = values.unique().to_list()
-    every.sort(key=lambda one: ("thread" in one, len(one), one))
+    every.sort(key=lambda value: ("thread" in value, len(value), value))
     return values.replace_strict(every, range(len(every)), return_dtype=pl.Int64).to_numpy(), tuple(every)
 
 
@@ -198,10 +199,10 @@ def _names(frame: pl.DataFrame, whats: list[str]) -> pl.Series:
     return pl.Series(whats).gather(longest.set(longest >= len(whats), None)).fill_null(own)
 
 
-def _level(kind: str, at: int, *, rl: bool) -> int:
-    """The level of a kind; `at`: its number among the kinds of the trace; `rl`: of post-training."""
+def _level(kind: str, number: int, *, rl: bool) -> int:
+    """The level of a kind; `number`: its place among the kinds of the trace; `rl`: of post-training."""
     if rl:
         return LEVELS_OF_RL.index(kind if kind in LEVELS_OF_RL else LEVELS_OF_RL[-1])
     if kind in _WAITING:
         return LEVELS.index("waiting")
-    return LEVELS.index(kind) if kind in LEVELS else at % 4
+    return LEVELS.index(kind) if kind in LEVELS else number % 4

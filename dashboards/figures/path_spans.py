@@ -11,9 +11,10 @@ import numpy as np
 import polars as pl
 
 from tracekit.analysis.attribution.critical_path import critical_ops
+from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.paper import IDEAL, ORIGINAL, RECORDED
-from tracekit.dashboards.figures.spans import Floats, Ints, Replay, StepOps
+from tracekit.dashboards.figures.step_ops import Replay, StepOps
 
 _SCENARIOS = {Replay.RECORDED: RECORDED, Replay.ORIGINAL: ORIGINAL, Replay.IDEAL: IDEAL}
 _NAME = ["dp_rank", "pp_rank", "kind", "seq"]

@@ -21,7 +21,7 @@ from tracekit.analysis.numeric.arrays import Ints
 from tracekit.base.errors import OutputError, SelectionError
 from tracekit.base.text import short
 from tracekit.dashboards.figures.path_spans import path_spans
-from tracekit.dashboards.figures.spans import SHORTEST_PEER_S, Replay, step_ops
+from tracekit.dashboards.figures.step_ops import SHORTEST_PEER_S, Replay, step_ops
 from tracekit.dashboards.figures.worker_cells import workers_that_matter
 from tracekit.dashboards.figures.worker_map import WorkerMap
 from tracekit.dashboards.words import worker_name
@@ -75,12 +75,12 @@ class Plots:
         colours = _theme(theme)
         from tracekit.dashboards.figures.workers import worker_heatmap
 
-        found = self._map()
+        workers = self._map()
         position = None if step is None else self._position(step)
-        named = {one.worker for one in self.report.answer.culprits if one.worker is not None}
-        cells = [cell for worker in sorted(named) if (cell := found.cell(worker)) is not None]
+        named = {culprit.worker for culprit in self.report.answer.culprits if culprit.worker is not None}
+        cells = [cell for worker in sorted(named) if (cell := workers.cell(worker)) is not None]
         when = "" if step is None else f", step {step}"
-        return self._titled(worker_heatmap(found, position, colours, marked=cells), f"S of each worker alone{when}")
+        return self._titled(worker_heatmap(workers, position, colours, marked=cells), f"S of each worker alone{when}")
 
     def steps(self, *, theme: str = "light") -> go.Figure:
         """Recorded and ideal time of each step, seconds."""
@@ -129,10 +129,11 @@ class Plots:
         from tracekit.dashboards.figures.step import timeline, workers_that_fit
 
         ops = step_ops(self.lanes.replay.only_steps([self._step(step)]))
-        at = {
+        places = {
             Worker(int(dp), int(pp)): place for place, (dp, pp) in enumerate(zip(ops.dp_rank, ops.pp_rank, strict=True))
         }
-        shown = workers_that_fit(ops, np.array([at[worker] for worker in workers if worker in at], np.int64))
+        rows = [places[worker] for worker in workers if worker in places]
+        shown = workers_that_fit(ops, np.array(rows, np.int64))
         names = [self._name(Worker(int(ops.dp_rank[place]), int(ops.pp_rank[place]))) for place in shown]
         return self._titled(timeline(ops, shown, names, colours), f"step {ops.step}, recorded above ideal")
 
@@ -167,7 +168,7 @@ class Plots:
         """
         colours = _theme(theme)
         from tracekit.analysis.bubbles.picture import draw_step
-        from tracekit.dashboards.figures.pipeline import pipeline_step
+        from tracekit.dashboards.figures.stage_bars import pipeline_step
 
         number = self._step(step)
         drawn = pipeline_step(draw_step(self.lanes.replay, number, schedules=schedules), colours)
@@ -181,13 +182,13 @@ class Plots:
         return drawn.update_layout(title=top, **room)
 
     def _map(self) -> WorkerMap:
-        found, coverage = self.lanes.attribution, self.report.coverage
+        attribution, coverage = self.lanes.attribution, self.report.coverage
         dropped = coverage.dropped if coverage else []
         return WorkerMap.build(
             self.report.table("by_worker"),
-            np.asarray(found.steps, np.int64),
-            np.asarray(found.dp_ranks, np.int64),
-            found.by_worker / found.ideal[:, None, None],
+            np.asarray(attribution.steps, np.int64),
+            np.asarray(attribution.dp_ranks, np.int64),
+            attribution.by_worker / attribution.ideal[:, None, None],
             [(lane["step"], lane["dp_rank"]) for lane in dropped],
         )
 
@@ -198,18 +199,18 @@ class Plots:
 
     def _step(self, step: int | None) -> int:
         """That step, or the slowest one."""
-        found = self.lanes.attribution
-        return int(found.steps[found.recorded.argmax() if step is None else self._position(step)])
+        attribution = self.lanes.attribution
+        return int(attribution.steps[attribution.recorded.argmax() if step is None else self._position(step)])
 
     def _position(self, step: int) -> int:
         """The index of a step among those of the report."""
         steps: Ints = np.asarray(self.lanes.attribution.steps, np.int64)
-        (found,) = np.nonzero(steps == step)
-        if not len(found):
+        (positions,) = np.nonzero(steps == step)
+        if not len(positions):
             raise SelectionError(
                 f"step {step} is not in the report; it has {len(steps)} steps from {steps[0]} to {steps[-1]}"
             )
-        return int(found[0])
+        return int(positions[0])
 
 
 def _theme(name: str) -> Theme:

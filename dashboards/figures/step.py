@@ -15,7 +15,8 @@ import plotly.graph_objects as go
 
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.dashboards.figures.base import axis, figure
-from tracekit.dashboards.figures.spans import Line, Replay, Spans, StepOps, Window, count, spans
+from tracekit.dashboards.figures.spans import Line, Spans, Window, count, spans
+from tracekit.dashboards.figures.step_ops import Replay, StepOps
 from tracekit.dashboards.figures.theme import CLASSES, Theme, legend
 from tracekit.trace.model import KINDS
 
@@ -160,18 +161,18 @@ def _draw(drawn: go.Figure, bars: Bars, theme: Theme) -> None:
     waiting = len(colours) - 1
     group = np.where(np.isnan(bars.ratio), waiting, np.searchsorted(CLASSES, bars.ratio, side="right"))
     for number, (colour, name) in enumerate(colours):
-        (here,) = np.nonzero(group == number)
-        if not len(here):
+        (bars_of_class,) = np.nonzero(group == number)
+        if not len(bars_of_class):
             continue
         drawn.add_bar(
             orientation="h",
-            base=bars.start[here] * 1e3,
-            x=bars.duration[here] * 1e3,
-            y=bars.row[here],
-            offset=bars.offset[here],
-            width=bars.height[here],
+            base=bars.start[bars_of_class] * 1e3,
+            x=bars.duration[bars_of_class] * 1e3,
+            y=bars.row[bars_of_class],
+            offset=bars.offset[bars_of_class],
+            width=bars.height[bars_of_class],
             marker={"color": colour, "line": {"width": 0}},
-            text=[bars.text[at] for at in here.tolist()],
+            text=[bars.text[at] for at in bars_of_class.tolist()],
             textposition="none",
             hovertemplate="%{text}<extra></extra>",
             name=name,

@@ -38,26 +38,25 @@ def step_times(by_step: pl.DataFrame, moments: Sequence[str], theme: Theme) -> g
     return drawn
 
 
-def step_workers(found: WorkerMap, cells: Sequence[int], theme: Theme) -> go.Figure:
+def step_workers(workers: WorkerMap, cells: Sequence[int], theme: Theme) -> go.Figure:
     """S_w of workers (down) in each step (across). `cells`: the workers to show, by flat cell number."""
-    everyone = found.per_step.reshape(len(found.steps), -1).T
+    everyone = workers.per_step.reshape(len(workers.steps), -1).T
     shown = np.array(cells)
-    column_block = max(1, -(-len(found.steps) * len(shown) // MOST_CELLS))
+    column_block = max(1, -(-len(workers.steps) * len(shown) // MOST_CELLS))
     pooled = pool(everyone[shown], 1, column_block)
     rows, columns = pooled.values.shape
     behind = shown[pooled.row]
-    ranks = found.rank.ravel()[behind]
-    customdata = np.stack(
-        [found.steps[pooled.column], found.dp_ranks[behind // found.stages], behind % found.stages, ranks], axis=2
-    ).astype(np.int32)
-    known = not (found.rank == UNKNOWN).any()
+    ranks = workers.rank.ravel()[behind]
+    dp_rank, stage = workers.dp_ranks[behind // workers.stages], behind % workers.stages
+    customdata = np.stack([workers.steps[pooled.column], dp_rank, stage, ranks], axis=2).astype(np.int32)
+    ranked = not (workers.rank == UNKNOWN).any()
     place = "dp %{customdata[1]}, stage %{customdata[2]}"
-    who = f"rank %{{customdata[3]}} ({place})" if known else place
+    who = f"rank %{{customdata[3]}} ({place})" if ranked else place
     height = int(np.clip(18 * rows + 80, LOWEST_MAP, 640))
-    drawn = figure(theme, height=height, x="step", y="" if known else "worker")
+    drawn = figure(theme, height=height, x="step", y="" if ranked else "worker")
     several = "the worst here: " if column_block > 1 else ""
     drawn.add_heatmap(
-        z=pooled.values,
+        z=pooled.values.astype(np.float32),
         customdata=customdata,
         **slowdown_scale(theme),
         hovertemplate=f"{several}step %{{customdata[0]}}, {who}: slowdown alone %{{z:.3f}}<extra></extra>",
@@ -65,7 +64,7 @@ def step_workers(found: WorkerMap, cells: Sequence[int], theme: Theme) -> go.Fig
         xgap=1 if columns <= 100 else 0,
         ygap=1 if rows <= 60 else 0,
     )
-    labels = [found.label(cell) for cell in cells]
+    labels = [workers.label(cell) for cell in cells]
     drawn.update_yaxes(axis(labels, 40, down=True, showgrid=False, tickfont={"size": 11}))
-    step_axis(drawn, found.steps, column_block, showgrid=False)
+    step_axis(drawn, workers.steps, column_block, showgrid=False)
     return drawn

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from tracekit.analysis.numeric.arrays import Floats
-from tracekit.dashboards.figures.worker_map import LEVELS
+from tracekit.dashboards.figures.worker_map import LEVELS, Floats, pool
 from tracekit.report.report import Report
 from tracekit.trace.model import Worker
 
@@ -31,15 +30,8 @@ class WorkerCells(Struct, frozen=True):
 
 def worker_cells(values: Floats, dp_ranks: Sequence[int], largest: tuple[int, int]) -> WorkerCells:
     """S of workers, [dp_ranks, stages], pooled by maximum to at most `largest` rows and columns."""
-    patch = tuple(-(-size // limit) for size, limit in zip(values.shape, largest, strict=True))
-    rows, columns = (-(-size // step) for size, step in zip(values.shape, patch, strict=True))
-    padded = np.full((rows * patch[0], columns * patch[1]), -np.inf)
-    padded[: values.shape[0], : values.shape[1]] = values
-    return WorkerCells(
-        slowdown=padded.reshape(rows, patch[0], columns, patch[1]).max(axis=(1, 3)),
-        patch=(patch[0], patch[1]),
-        dp_ranks=tuple(dp_ranks[row * patch[0]] for row in range(rows)),
-    )
+    down, across = (-(-size // limit) for size, limit in zip(values.shape, largest, strict=True))
+    return WorkerCells(pool(values, down, across).values, (down, across), tuple(dp_ranks[::down]))
 
 
 def workers_that_matter(report: Report, most: int) -> list[Worker]:

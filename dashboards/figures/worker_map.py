@@ -81,10 +81,10 @@ class WorkerMap:
             cells[where] = values
             return cells
 
-        left = per_step.astype(np.float32, copy=True)
+        without_dropped = per_step.astype(np.float32, copy=True)
         lanes = [(step, dp_rank) for step, dp_rank in dropped if step in set(steps.tolist()) and dp_rank in dp_ranks]
         for step, dp_rank in lanes:
-            left[np.searchsorted(steps, step), np.searchsorted(dp_ranks, dp_rank)] = np.nan
+            without_dropped[np.searchsorted(steps, step), np.searchsorted(dp_ranks, dp_rank)] = np.nan
         return cls(
             table=by_worker,
             dp_ranks=dp_ranks,
@@ -93,7 +93,7 @@ class WorkerMap:
             host=spread(np.array([UNKNOWN if name is None else numbers[name] for name in named])),
             hosts=hosts,
             steps=steps,
-            per_step=left,
+            per_step=without_dropped,
         )
 
     @property
@@ -112,14 +112,15 @@ class WorkerMap:
 
     def worker(self, cell: int) -> Worker:
         """The worker of a flat cell number."""
-        at, stage = divmod(cell, self.stages)
-        return Worker(int(self.dp_ranks[at]), stage)
+        row, stage = divmod(cell, self.stages)
+        return Worker(int(self.dp_ranks[row]), stage)
 
     def cell(self, worker: Worker) -> int | None:
         """The inverse of `worker`; None if it is not on the map."""
-        at = int(np.searchsorted(self.dp_ranks, worker.dp_rank))
-        there = at < len(self.dp_ranks) and self.dp_ranks[at] == worker.dp_rank and worker.pp_rank < self.stages
-        return at * self.stages + worker.pp_rank if there else None
+        row = int(np.searchsorted(self.dp_ranks, worker.dp_rank))
+        if row == len(self.dp_ranks) or self.dp_ranks[row] != worker.dp_rank or worker.pp_rank >= self.stages:
+            return None
+        return row * self.stages + worker.pp_rank
 
     def host_name(self, cell: int) -> str | None:
         """The host of a flat cell number."""
@@ -167,8 +168,8 @@ class WorkerMap:
 
     def host_loads(self) -> list[HostLoad]:
         """The known hosts, the one with the worst worker first."""
-        known = np.flatnonzero(self.host.ravel() != UNKNOWN)
-        numbers, values = self.host.ravel()[known], self.slowdown.ravel()[known]
+        cells = np.flatnonzero(self.host.ravel() != UNKNOWN)
+        numbers, values = self.host.ravel()[cells], self.slowdown.ravel()[cells]
         summed = np.bincount(numbers, np.clip(values - 1, 0, None), len(self.hosts))
         counts = np.bincount(numbers, minlength=len(self.hosts))
         order = np.argsort(-values, kind="stable")
@@ -178,7 +179,7 @@ class WorkerMap:
             HostLoad(
                 name=name,
                 workers=int(counts[number]),
-                worst=self.worker(int(known[worst[number]])),
+                worst=self.worker(int(cells[worst[number]])),
                 worst_slowdown=float(values[worst[number]]),
                 summed=float(summed[number]),
             )
@@ -221,7 +222,7 @@ def pool(values: Floats, row_block: int, column_block: int) -> Pooled:
     inside = blocks.argmax(axis=2)
     largest = np.take_along_axis(blocks, inside[:, :, None], axis=2)[:, :, 0]
     return Pooled(
-        values=np.where(np.isfinite(largest), largest, np.nan).astype(np.float32),
+        values=np.where(np.isfinite(largest), largest, np.nan),
         row=np.minimum(np.arange(down)[:, None] * row_block + inside // column_block, rows - 1),
         column=np.minimum(np.arange(across)[None, :] * column_block + inside % column_block, columns - 1),
         row_block=row_block,

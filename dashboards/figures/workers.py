@@ -23,7 +23,7 @@ TICKS = 16
 
 
 def worker_heatmap(
-    found: WorkerMap,
+    workers: WorkerMap,
     position: int | None,
     theme: Theme,
     *,
@@ -37,52 +37,52 @@ def worker_heatmap(
     `position`: which step, None for all. Flat cell numbers: `marked` are outlined, `chosen` is outlined boldly,
     `dotted` get a dot, a box is drawn from the first to the last of `boxed`.
     """
-    values = found.values(position)
+    values = workers.values(position)
     pooled = pool(values, *blocks_that_fit(*values.shape))
     rows, columns = pooled.values.shape
     cells = rows * columns
-    named = bool(found.hosts) and cells <= NAMED_CELLS
+    named = bool(workers.hosts) and cells <= NAMED_CELLS
     height = int(np.clip(44 * rows + 70, 170, TALLEST_MAP_PX))
     drawn = figure(theme, height=height, x="stage", y="DP rank")
     drawn.add_heatmap(
-        z=pooled.values,
-        customdata=_who(found, pooled),
+        z=pooled.values.astype(np.float32),
+        customdata=_who(workers, pooled),
         **slowdown_scale(theme),
-        hovertemplate=_hover(found, pooled, named=named),
+        hovertemplate=_hover(workers, pooled, named=named),
         hoverongaps=False,
         xgap=2 if cells <= FEW_CELLS else 0,
         ygap=2 if cells <= FEW_CELLS else 0,
         **({"texttemplate": "%{z:.2f}"} if cells <= FEW_CELLS else {}),
-        **({"text": _hosts(found, pooled)} if named else {}),
+        **({"text": _hosts(workers, pooled)} if named else {}),
     )
-    _outline(drawn, [_place(found, pooled, cell) for cell in marked], theme.outline, 2, height)
+    _outline(drawn, [_place(workers, pooled, cell) for cell in marked], theme.outline, 2, height)
     if chosen is not None:
-        _outline(drawn, [_place(found, pooled, chosen)], theme.text, 3, height)
+        _outline(drawn, [_place(workers, pooled, chosen)], theme.text, 3, height)
     if dotted:
         aside = 0.4 if cells <= FEW_CELLS else 0.0  # of the figure in the cell
-        places = [(column - aside, row) for column, row in (_place(found, pooled, cell) for cell in dotted)]
+        places = [(column - aside, row) for column, row in (_place(workers, pooled, cell) for cell in dotted)]
         _markers(drawn, places, {"symbol": "circle", "size": 7, "color": theme.outline})
     if len(boxed):
-        (left, top), (right, bottom) = (_place(found, pooled, int(cell)) for cell in (boxed[0], boxed[-1]))
-        corners = {"x0": left - 0.5, "x1": right + 0.5, "y0": top - 0.5, "y1": bottom + 0.5}
+        (west, north), (east, south) = (_place(workers, pooled, int(cell)) for cell in (boxed[0], boxed[-1]))
+        corners = {"x0": west - 0.5, "x1": east + 0.5, "y0": north - 0.5, "y1": south + 0.5}
         drawn.add_shape(type="rect", line={"color": theme.text, "width": 3}, **corners)
-    stages = np.arange(found.stages)[:: pooled.column_block]
+    stages = np.arange(workers.stages)[:: pooled.column_block]
     drawn.update_xaxes(axis(stages, TICKS, showgrid=False, constrain="domain"))
-    drawn.update_yaxes(axis(found.dp_ranks[:: pooled.row_block], TICKS, down=True, showgrid=False))
+    drawn.update_yaxes(axis(workers.dp_ranks[:: pooled.row_block], TICKS, down=True, showgrid=False))
     drawn.update_layout(uirevision="map")  # playing the steps keeps the zoom
     return drawn
 
 
 def worker_over_steps(
-    found: WorkerMap, cell: int, theme: Theme, *, moments: Sequence[str], position: int | None = None
+    workers: WorkerMap, cell: int, theme: Theme, *, moments: Sequence[str], position: int | None = None
 ) -> go.Figure:
     """S_w of one worker over the steps, in front of the band that contains nine in ten of the others.
 
     `moments`: when each step was. `position`: of the marked step.
     """
-    everyone = found.per_step.reshape(len(found.steps), -1)
+    everyone = workers.per_step.reshape(len(workers.steps), -1)
     own, others = everyone[:, cell], np.delete(everyone, cell, axis=1)
-    across = np.arange(len(found.steps))
+    across = np.arange(len(workers.steps))
     drawn = figure(theme, height=230, x="step", y="slowdown alone", legend=True)
     if others.size:
         filled = np.where(np.isnan(others), 1.0, others)
@@ -104,42 +104,44 @@ def worker_over_steps(
         mode=markers(len(own)),
         line={"color": theme.bad, "width": 2},
         marker={"size": 5},
-        customdata=list(zip(found.steps.tolist(), moments, strict=True)),
+        customdata=list(zip(workers.steps.tolist(), moments, strict=True)),
         hovertemplate="step %{customdata[0]}: slowdown alone %{y:.3f}<br>%{customdata[1]}<extra></extra>",
         name="this worker",
     )
     if position is not None:
         drawn.add_vline(x=position, line={"color": theme.text, "width": 1, "dash": "dot"})
-    step_axis(drawn, found.steps)
+    step_axis(drawn, workers.steps)
     return drawn
 
 
-def _who(found: WorkerMap, pooled: Pooled) -> np.ndarray:
+def _who(workers: WorkerMap, pooled: Pooled) -> np.ndarray:
     """dp_rank, pp_rank and global rank of the worker behind each cell, [rows, columns, 3]."""
-    ranks = found.rank[pooled.row, pooled.column]
-    return np.stack([found.dp_ranks[pooled.row], pooled.column, ranks], axis=2).astype(np.int32)
+    ranks = workers.rank[pooled.row, pooled.column]
+    return np.stack([workers.dp_ranks[pooled.row], pooled.column, ranks], axis=2).astype(np.int32)
 
 
-def _hosts(found: WorkerMap, pooled: Pooled) -> list[list[str]]:
-    names = np.array([*found.hosts, "host unknown"], dtype=object)
-    rows: list[list[str]] = names[found.host[pooled.row, pooled.column]].tolist()
+def _hosts(workers: WorkerMap, pooled: Pooled) -> list[list[str]]:
+    names = np.array([*workers.hosts, "host unknown"], dtype=object)
+    rows: list[list[str]] = names[workers.host[pooled.row, pooled.column]].tolist()
     return rows
 
 
-def _hover(found: WorkerMap, pooled: Pooled, *, named: bool) -> str:
+def _hover(workers: WorkerMap, pooled: Pooled, *, named: bool) -> str:
     size = pooled.row_block * pooled.column_block
     worst = f"the worst of {size} workers: " if size > 1 else ""
-    rank = "" if (found.rank == UNKNOWN).any() else "rank %{customdata[2]}"
-    host = (" on %{text}" if rank else "%{text}") if named else ""
+    rank = "" if (workers.rank == UNKNOWN).any() else "rank %{customdata[2]}"
+    host = "%{text}" if named else ""
+    if rank and host:
+        host = f" on {host}"
     who = f"{rank}{host}<br>" if rank or host else ""
     place = "dp %{customdata[0]}, stage %{customdata[1]}"
     return f"{worst}{who}{place}<br>slowdown alone %{{z:.3f}}<extra></extra>"
 
 
-def _place(found: WorkerMap, pooled: Pooled, cell: int) -> tuple[int, int]:
+def _place(workers: WorkerMap, pooled: Pooled, cell: int) -> tuple[int, int]:
     """Column and row of a flat cell number on the pooled map."""
-    at, stage = divmod(cell, found.stages)
-    return stage // pooled.column_block, at // pooled.row_block
+    row, stage = divmod(cell, workers.stages)
+    return stage // pooled.column_block, row // pooled.row_block
 
 
 def _outline(drawn: go.Figure, places: Sequence[tuple[int, int]], colour: str, width: int, height: int) -> None:

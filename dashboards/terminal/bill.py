@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.text import Text
 
 from tracekit.base.text import printable, short, three_digits
-from tracekit.bill.ledger import Bill, BillPart
+from tracekit.bill.ledger import Bill
+from tracekit.costs.parts import BillPart
 from tracekit.dashboards.terminal.tables import labelled, new_table
 
 #: Longer names are cut.
@@ -32,7 +33,8 @@ def print_bill(bill: Bill, console: Console, by: str, gpu_hour: float | None) ->
     gpu_hours = bill.gpu_hours
 
     def add(name: str, row: dict[str, float], whole: float) -> None:
-        share = row["gpu_hours" if of_parts else "useful"] / whole if whole else 0.0
+        useful = row["gpu_hours"] if of_parts else row["useful"]
+        share = useful / whole if whole else 0.0
         money = [] if gpu_hour is None else [f"{row['gpu_hours'] * gpu_hour:,.2f}"]
         table.add_row(
             Text(short(name, _LONGEST_NAME)),
@@ -43,7 +45,9 @@ def print_bill(bill: Bill, console: Console, by: str, gpu_hour: float | None) ->
         )
 
     for row in totals.iter_rows(named=True):
-        name = f"{row['part']}: {row['cause']}" if row.get("cause") else row[by] or "unknown"
+        name = row[by] or "unknown"
+        if row.get("cause"):
+            name = f"{row['part']}: {row['cause']}"
         add(name, row, gpu_hours if of_parts else row["gpu_hours"])
     useful = gpu_hours if of_parts else float(totals["useful"].sum())
     add("wall clock", {"hours": hours, "gpu_hours": gpu_hours, "useful": useful}, gpu_hours)

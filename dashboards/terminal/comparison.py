@@ -12,7 +12,8 @@ from rich.text import Text
 
 from tracekit.base.text import counted, short
 from tracekit.dashboards.terminal.colours import BAD, GOOD, UNSURE
-from tracekit.dashboards.terminal.tables import labelled
+from tracekit.dashboards.terminal.tables import labelled, print_next
+from tracekit.dashboards.words import trust_row
 from tracekit.report.applied import AppliedFix
 from tracekit.report.compare import Outcome, Side, rates
 from tracekit.report.comparison import Comparison
@@ -23,32 +24,29 @@ _MOST_CAUSES = 4
 
 
 def print_comparison(
-    found: Comparison, console: Console, *, commands: Sequence[str], fix: AppliedFix | None = None
+    comparison: Comparison, console: Console, *, commands: Sequence[str], fix: AppliedFix | None = None
 ) -> None:
     """Print what changed. `commands`: what to type next. `fix`: the one that B has."""
-    console.print(_side("A", found.before))
-    console.print(_side("B", found.after))
+    console.print(_side("A", comparison.before))
+    console.print(_side("B", comparison.after))
     console.print()
-    verdict = found.verdict
+    verdict = comparison.verdict
     outcome = (str(verdict.outcome).upper(), _STYLE.get(verdict.outcome, UNSURE))
     console.print(Text.assemble(outcome, f": {verdict.change}"))
     console.print()
-    rows: list[tuple[str, str | None]] = [("Sure", verdict.certainty), ("Cost", found.cost)]
+    rows: list[tuple[str, str | None]] = [("Sure", verdict.certainty), ("Cost", comparison.cost)]
     rows += [("Fix", f"{fix.title}: {fix.outcome}")] if fix else []
-    rows += _causes("Gone", found.gone, "no cause went away")
-    rows += _causes("New", found.new, "no cause is new")
-    rows += _causes("Stays", found.staying, None)
+    rows += _causes("Gone", comparison.gone, "no cause went away")
+    rows += _causes("New", comparison.new, "no cause is new")
+    rows += _causes("Stays", comparison.staying, None)
     rows += [
-        ("Rate", rates(found.before.tokens_per_s, found.after.tokens_per_s)),
-        ("Ops", found.kinds),
-        ("Trust", f"{'yes' if found.before.trustworthy and found.after.trustworthy else 'NO'}: {found.trust}"),
+        ("Rate", rates(comparison.before.tokens_per_s, comparison.after.tokens_per_s)),
+        ("Ops", comparison.kinds),
+        trust_row(comparison.trust, trustworthy=comparison.before.trustworthy and comparison.after.trustworthy),
     ]
     rows += [("" if number else "Note", note) for number, note in enumerate(verdict.notes)]
     console.print(labelled(rows))
-    console.print()
-    console.print(Text("Next", style="bold"))
-    for command in commands:
-        console.print(Text(f"  {command}"), soft_wrap=True)  # on one line, for copying
+    print_next(commands, console)
 
 
 def _side(name: str, side: Side) -> Text:

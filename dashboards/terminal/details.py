@@ -5,7 +5,7 @@ In: a `Report`. Out: what rich prints; every number comes from the report.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -15,7 +15,7 @@ from rich.text import Text
 from tracekit.analysis.graph.rules.posting import Posting
 from tracekit.base.text import percent, seconds, short, sure, three_digits
 from tracekit.dashboards.terminal.maps import LARGEST_MAP, merged_map, steps_line
-from tracekit.dashboards.terminal.tables import new_table, section_table, side_by_side, slowdown_text
+from tracekit.dashboards.terminal.tables import labelled, new_table, section_table, side_by_side, slowdown_text
 from tracekit.dashboards.words import fix_table, published_instead, worker_label
 from tracekit.report.question import change_text
 from tracekit.report.report import Report
@@ -35,7 +35,7 @@ _POSTED = {
 
 def print_details(report: Report, console: Console) -> None:
     """Print all evidence behind the answer."""
-    if report.has_workers:
+    if report.by_worker:
         grid = report.worker_grid()
         worker_map = merged_map(grid.slowdown, grid.dp_ranks, LARGEST_MAP[0])
         stages = {str(row.pp_rank): row for row in report.by_pp_rank or ()}
@@ -47,50 +47,38 @@ def print_details(report: Report, console: Console) -> None:
         console.print(side_by_side(tables, console))
     console.print(_causes(report))
     console.print(section_table(fix_table(report)))
-    if report.has_workers:
+    if report.by_worker:
         console.print(Text("Method", style="bold underline"))
-        console.print(_figures(report))
+        console.print(labelled(_figures(report)))
 
 
-def _figures(report: Report) -> RenderableType:
+def _figures(report: Report) -> Iterator[tuple[str, str]]:
     """The figures of the published method, and what was inferred."""
     times, trust, verdict = report.step_time_s, report.trust, report.verdict
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column(overflow="fold")
-    grid.add_row(
-        "S", f"{report.slowdown_text}: the step takes as many times as long as if every op took its ideal time"
-    )
-    grid.add_row(
-        "Step time",
-        f"recorded {seconds(times.recorded)}, original (launch delays removed) {seconds(times.original)},"
-        f" ideal {seconds(times.ideal)}",
-    )
-    grid.add_row(
-        "Lost", f"{three_digits(verdict.lost_gpu_hours)} GPU-hours in these steps, {verdict.share:.1%} of the time"
-    )
+    yield "S", f"{report.slowdown_text}: the step takes as many times as long as if every op took its ideal time"
+    original = f"original (launch delays removed) {seconds(times.original)}"
+    yield "Step time", f"recorded {seconds(times.recorded)}, {original}, ideal {seconds(times.ideal)}"
+    lost = three_digits(verdict.lost_gpu_hours)
+    yield "Lost", f"{lost} GPU-hours in these steps, {verdict.share:.1%} of the time"
     if report.straggling:
-        grid.add_row("Loss", _who(report))
+        yield "Loss", _who(report)
     figures = f"replay error {trust.replay_error or 0.0:.2%}, launch delays add {trust.discrepancy or 0.0:.1%}"
-    clamped = (trust.clamped_transfers or 0) + (trust.clamped_delays or 0)
-    if clamped:
+    if clamped := (trust.clamped_transfers or 0) + (trust.clamped_delays or 0):
         figures += f"; {clamped:,} transfers or delays more than 10 ms below zero taken as 0: ops overlapped"
-    grid.add_row("Replay", figures)
-    if posting := _posting(report):
-        grid.add_row("Receives", posting)
+    yield "Replay", figures
+    yield "Receives", _posting(report)
     if instead := published_instead(report):
-        grid.add_row("Published", f"the published method says {instead}")
-    return grid
+        yield "Published", f"the published method says {instead}"
 
 
 def _posting(report: Report) -> str:
     """What bounds the start of a receive, as inferred; empty if it is the published rule."""
-    found = report.posting
-    if not found or found.rule is Posting.SAME_DIRECTION:
+    posting = report.posting
+    if not posting or posting.rule is Posting.SAME_DIRECTION:
         return ""
-    if found.rule is Posting.RECORDED:
-        return f"posted {_POSTED[found.rule]}"
-    return f"posted {_POSTED[found.rule]} ({found.obeyed:.1%} of {found.telling:,} ops that tell)"
+    if posting.rule is Posting.RECORDED:
+        return f"posted {_POSTED[posting.rule]}"
+    return f"posted {_POSTED[posting.rule]} ({posting.obeyed:.1%} of {posting.telling:,} ops that tell)"
 
 
 def _who(report: Report) -> str:

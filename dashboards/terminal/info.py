@@ -40,14 +40,14 @@ def print_trace(trace: AnyTrace, console: Console) -> None:
     grid.add_column(style="bold", overflow="fold", max_width=24)
     grid.add_column(overflow="fold")
     grid.add_row("Job", Text(short(trace.name)))
-    kept = Kept.read(trace.metadata)
-    overview = trace.overview() if kept is None else _recording(kept, trace.overview()["Ranks"])
+    recorded = Kept.read(trace.metadata)
+    overview = trace.overview() if recorded is None else _recording(recorded, trace.overview()["Ranks"])
     if POST_TRAINING in trace.metadata:
         overview = {"Kind": "run of post-training (docs/rl.md)", "Steps": overview["Steps"]}
     for name, text in {**overview, "Ops": f"{trace.ops.height:,}"}.items():
         grid.add_row(name, Text(printable(text)))
     for name, value in trace.metadata.items():
-        if name == POST_TRAINING or (name == KEPT and kept is not None):
+        if name == POST_TRAINING or (name == KEPT and recorded is not None):
             continue
         text = _gpus(value) if name == "gpus" else json.dumps(value)
         grid.add_row(Text(short(name)), Text(text if len(text) < _LONGEST else text[:_LONGEST] + " ..."))
@@ -64,16 +64,16 @@ def print_trace(trace: AnyTrace, console: Console) -> None:
     console.print(table)
 
 
-def _recording(kept: Kept, ranks: str) -> dict[str, str]:
+def _recording(recorded: Kept, ranks: str) -> dict[str, str]:
     """What a recording of GPUs holds."""
-    of = "" if kept.world_size is None else f" of {kept.world_size:,}"
+    of = "" if recorded.world_size is None else f" of {recorded.world_size:,}"
     return {
         "Kind": "recording of GPUs (docs/kineto.md)",
-        "GPU": short(kept.gpu) if kept.gpu else "unknown",
+        "GPU": short(recorded.gpu) if recorded.gpu else "unknown",
         "Ranks": f"{ranks}{of}",
-        "Steps": f"{kept.steps:,} marked",
-        "GPU ops": f"{kept.gpu_ops:,}",
-        **({"Notes": "; ".join(kept.notes)} if kept.notes else {}),
+        "Steps": f"{recorded.steps:,} marked",
+        "GPU ops": f"{recorded.gpu_ops:,}",
+        **({"Notes": "; ".join(recorded.notes)} if recorded.notes else {}),
     }
 
 
@@ -96,9 +96,7 @@ def print_folder(folder: Path, jobs: Sequence[Path], console: Console) -> None:
 
 def _gpus(gpus: Any) -> str:
     """The GPUs of the ranks in a line, with those that were throttled; as JSON if the metadata has another form."""
-    if not isinstance(gpus, dict) or not all(isinstance(gpu, dict) for gpu in gpus.values()):
-        return json.dumps(gpus)
-    if not gpus:
+    if not isinstance(gpus, dict) or not gpus or not all(isinstance(gpu, dict) for gpu in gpus.values()):
         return json.dumps(gpus)
     models = Counter(str(gpu.get("model")) for gpu in gpus.values())
     hosts = len({str(gpu.get("host")) for gpu in gpus.values()})
@@ -109,15 +107,14 @@ def _gpus(gpus: Any) -> str:
         if (share := share_of_samples(gpu.get("throttled"))) is not None and share > 0
     ]
     if throttled:
-        text += (
-            f"; throttled: {', '.join(throttled[:_MOST_THROTTLED])}{' ...' if len(throttled) > _MOST_THROTTLED else ''}"
-        )
+        more = " ..." if len(throttled) > _MOST_THROTTLED else ""
+        text += f"; throttled: {', '.join(throttled[:_MOST_THROTTLED])}{more}"
     return printable(text)
 
 
-def _names(found: object) -> list[str]:
+def _names(counts: object) -> list[str]:
     """The names in free metadata that counts things by name, or lists them."""
-    return [str(name) for name in found] if isinstance(found, dict | list) else []
+    return [str(name) for name in counts] if isinstance(counts, dict | list) else []
 
 
 def print_jobs(store: str, jobs: Sequence[StoredJob], console: Console) -> None:

@@ -13,14 +13,13 @@ from rich.padding import Padding
 from rich.text import Text
 
 from tracekit.base.text import short
-from tracekit.dashboards.terminal.colours import BAD, GOOD, UNSURE
+from tracekit.dashboards.run_words import first_line
+from tracekit.dashboards.terminal.colours import BAD, UNSURE, VERDICT_STYLE
 from tracekit.dashboards.terminal.maps import small_map, steps_line, worst_step
 from tracekit.dashboards.terminal.tables import labelled, section_table, side_by_side
 from tracekit.dashboards.words import MOST_CAUSES, answer_rows
 from tracekit.report.report import Report
-from tracekit.report.verdict import UNNAMED, LossKind
 
-_VERDICT_STYLE = {LossKind.BALANCED: GOOD, **dict.fromkeys(UNNAMED, UNSURE)}
 #: Lines of the first screen, with pictures and without; lines that the steps take, including an empty one before.
 _SCREEN, _PLAIN_SCREEN, _STEPS_LINES = 24, 20, 2
 #: A map with fewer rows is not informative, unless the job has no more.
@@ -43,10 +42,10 @@ def print_report(
     """
     losses = bool(report.verdict.losses)
     commands = list(_commands(report, source, full)) if source is not None else []
-    lines = (_SCREEN if report.has_workers else _PLAIN_SCREEN) - len(commands) - 1
+    lines = (_SCREEN if report.by_worker else _PLAIN_SCREEN) - len(commands) - 1
     answers = [_answer(report, gpu_hour, most, full=full) for most in range(MOST_CAUSES, -1, -1)]
     heights = [len(console.render_lines(answer)) for answer in answers]
-    best = next((at for at, height in enumerate(heights) if height <= lines), MOST_CAUSES)
+    best = next((number for number, height in enumerate(heights) if height <= lines), MOST_CAUSES)
     console.print(answers[best])
     pictures = [] if full else list(_pictures(report, lines - heights[best], console))
     asked = [section_table(table) for table in report.asked]
@@ -56,7 +55,7 @@ def print_report(
         console.print(Text("How each number came about", style="bold underline"))
         from tracekit.dashboards.terminal.explanation import explanations
 
-        console.print(Padding(labelled(explanations(report, gpu_hour)), (0, 0, 1, 0)))
+        console.print(Padding(labelled(explanations(report, gpu_hour).items()), (0, 0, 1, 0)))
     if asked:
         console.print(side_by_side(asked, console))
     if full:
@@ -81,9 +80,9 @@ def _pictures(report: Report, lines: int, console: Console) -> Iterator[Renderab
     """
     if tables := [section_table(table) for table in report.overview]:
         shown = side_by_side(tables, console)
-        if report.has_workers or report.rl or len(console.render_lines(shown)) <= lines:
+        if report.by_worker or report.rl or len(console.render_lines(shown)) <= lines:
             yield shown
-    if not report.verdict.losses or lines < _STEPS_LINES or not report.has_workers:
+    if not report.verdict.losses or lines < _STEPS_LINES or not report.by_worker:
         return
     grid, rows = report.worker_grid(), lines - _STEPS_LINES - 1  # the title
     if grid.slowdown.size > 1 and rows >= min(len(grid.dp_ranks), _FEWEST_ROWS):
@@ -96,21 +95,23 @@ def _pictures(report: Report, lines: int, console: Console) -> Iterator[Renderab
 def _answer(report: Report, gpu_hour: float | None, most_causes: int, *, full: bool) -> Group:
     """The job, the headline, and the rows of the answer."""
     verdict = report.verdict
+    kind_of_loss, label, sentence = first_line(report)
     all_causes = "see Causes" if full else "--full"
     rows = answer_rows(report, gpu_hour, most_causes=most_causes, all_causes=all_causes)
     job = Text.assemble((short(report.name), "bold"), (f"   {report.job.sizes}", "dim"))
-    kind = (verdict.label.upper(), _VERDICT_STYLE.get(verdict.kind, BAD))
-    headline = Text.assemble((report.doubt, UNSURE), kind, f": {report.answer.headline}")
+    kind = (label.removeprefix(report.doubt), VERDICT_STYLE.get(kind_of_loss, BAD))
+    doubt = report.doubt if label.startswith(report.doubt) else ""
+    headline = Text.assemble((doubt, UNSURE), kind, f": {sentence}")
     gap = [Text()] * bool(verdict.losses)
     return Group(job, *gap, headline, *gap, labelled(rows))
 
 
 def _commands(report: Report, source: str, full: bool) -> Iterator[tuple[str, str]]:
     """The commands to type next, and what for: a look at the worst step, and the whole report."""
-    given = f"{source} " if source else ""  # none: the newest job of the default store
-    if report.verdict.losses and report.has_workers:
+    job = f"{source} " if source else ""  # none: the newest job of the default store
+    if report.verdict.losses and report.by_worker:
         worst = worst_step(report).step
         out = f"step-{worst}.json.gz" if source.endswith("timeline.json.gz") else "timeline.json.gz"
-        yield f"tracekit export {given}--steps {worst} --out {out}", "that step, for ui.perfetto.dev"
+        yield f"tracekit export {job}--steps {worst} --out {out}", "that step, for ui.perfetto.dev"
     if not full:
-        yield f"tracekit whatif {given}--full", "what the answer rests on"
+        yield f"tracekit whatif {job}--full", "what the answer rests on"

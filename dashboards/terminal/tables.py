@@ -79,14 +79,14 @@ def section_table(section: Section) -> RenderableType:
 def side_by_side(panels: Sequence[RenderableType], console: Console) -> RenderableType:
     """Panels in rows, each with as many panels as fit into the console."""
     rows: list[list[RenderableType]] = []
-    left = 0
+    room = 0
     for panel in panels:
         width = console.measure(panel).maximum + _GAP
-        if not rows or width > left:
+        if not rows or width > room:
             rows.append([])
-            left = console.width + _GAP
+            room = console.width + _GAP
         rows[-1].append(panel)
-        left -= width
+        room -= width
     grids: list[RenderableType] = []
     for row in rows:
         grid = Table.grid(padding=(0, _GAP, 0, 0))
@@ -108,6 +108,14 @@ def labelled(rows: Iterable[tuple[str, str | None]]) -> Table:
                 line.highlight_regex("^NO", "bold")
             grid.add_row(name, line)
     return grid
+
+
+def print_next(commands: Iterable[str], console: Console) -> None:
+    """Print what to type next, each command on one line, for copying."""
+    console.print()
+    console.print(Text("Next", style="bold"))
+    for command in commands:
+        console.print(Text(f"  {command}"), soft_wrap=True)
 
 
 def slowdown_text(value: float) -> Text:

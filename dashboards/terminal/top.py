@@ -19,11 +19,10 @@ from rich.text import Text
 
 from tracekit.base.errors import NotStoredError
 from tracekit.base.text import counted, percent, printable, seconds, short, three_digits
-from tracekit.dashboards.terminal.colours import BAD, GOOD, LOST, UNSURE
+from tracekit.dashboards.terminal.colours import BAD, LOST, UNSURE, VERDICT_STYLE
 from tracekit.dashboards.terminal.maps import merged_map, sparkline
 from tracekit.dashboards.terminal.tables import labelled, new_table
 from tracekit.live.incident_words import advice, lasted
-from tracekit.report.verdict import UNNAMED, LossKind
 from tracekit.store import Incident, Store
 from tracekit.store.handling import owner_of
 
@@ -54,11 +53,12 @@ class TopState:
         """The job as the store has it now. Raises StoreError, NotStoredError if it has no window and no incident."""
         with store.reading() as catalogue:
             windows = catalogue.live.history(job, _MOST_WINDOWS)
-            incidents = sorted(catalogue.live.incidents(job, only_open=True), key=lambda one: -one.cause.share)
+            incidents = catalogue.live.incidents(job, only_open=True)
             end = catalogue.live.end(job)
         if windows.is_empty() and not incidents:
             raise NotStoredError(f"{store.name}: no window of job {short(job)!r} yet")
-        owned = tuple((one, owner_of(store.handled(one.incident_id))) for one in incidents)
+        costliest = sorted(incidents, key=lambda incident: -incident.cause.share)
+        owned = tuple((incident, owner_of(store.handled(incident.incident_id))) for incident in costliest)
         workers = None if windows.is_empty() else store.workers(job, int(windows["number"][-1]))
         return cls(job, windows, owned, workers, end)
 
@@ -95,10 +95,8 @@ def _verdict(newest: dict[str, Any]) -> Text:
         return Text(printable(newest["problem"] or "not analysed"), style=UNSURE)
     doubt = "" if newest["trustworthy"] else " (cannot be trusted)"
     kind = newest["verdict"]
-    style = UNSURE if doubt or kind in UNNAMED else GOOD if kind == LossKind.BALANCED else BAD
-    return Text(f"{newest['verdict'].upper()}{doubt}", style=style).append(
-        f": {printable(newest['headline'])}", style="default"
-    )
+    style = UNSURE if doubt else VERDICT_STYLE.get(kind, BAD)
+    return Text(f"{kind.upper()}{doubt}", style=style).append(f": {printable(newest['headline'])}", style="default")
 
 
 def _figures(windows: pl.DataFrame) -> Table:
@@ -134,10 +132,10 @@ def _incidents(incidents: Sequence[tuple[Incident, str | None]], headline: str) 
     """The open incidents as a table, and what to do about the costliest. What the headline says is not repeated."""
     table = new_table("Incident", "open for", "costs", "owner", "what")
     table.columns[-1].justify, table.columns[-1].no_wrap = "left", False
-    for one, owner in incidents[:_MOST_INCIDENTS]:
-        what = one.cause.who if _is_in(headline, one) else one.cause.what
+    for incident, owner in incidents[:_MOST_INCIDENTS]:
+        what = incident.cause.who if _is_in(headline, incident) else incident.cause.what
         cells = (short(owner or "nobody", _LONGEST_OWNER), Text(printable(what)))
-        table.add_row(str(one.incident_id), lasted(one), percent(one.cause.share), *cells)
+        table.add_row(str(incident.incident_id), lasted(incident), percent(incident.cause.share), *cells)
     yield table
     if more := incidents[_MOST_INCIDENTS:]:
         yield Text(f" and {len(more)} more open incidents", style="dim")

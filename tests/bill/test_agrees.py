@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from judges import kinetosim, rlsim
 from tests.properties import examples
-from tracekit.analysis.detectors.registry import detector_of
+from tracekit.analysis.detectors.all_detectors import detector_of
 from tracekit.analysis.job.job import Job
 from tracekit.analysis.job.load import job_of
 from tracekit.bill.stored import bill_of_job

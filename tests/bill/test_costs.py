@@ -9,8 +9,9 @@ import pytest
 
 from tests.reports import report_with
 from tracekit.analysis.numeric.estimate import Estimate
-from tracekit.bill.costs import ClaimedCosts, costs_of
-from tracekit.bill.ledger import ALL, USEFUL, BillPart
+from tracekit.costs.claimed import ClaimedCosts
+from tracekit.costs.of_report import costs_of
+from tracekit.costs.parts import ALL, USEFUL, BillPart
 from tracekit.report.report import Report
 
 UNEXPLAINED_DELAYS = (BillPart.UNKNOWN, "launch delays without a cause", 0.0)
@@ -174,7 +175,12 @@ def test_of_a_recording_only_what_gpus_compute_is_useful() -> None:
         kernels = [{"name": kind, "count": 1, "class": kind, "seconds": spent_s} for kind, spent_s in by_class.items()]
         step = {"profiled_step_s": 5.0, "overhead_s": overhead_s, "per_operator_s": 0.0, "how": ""}
         step["step_s"] = dict.fromkeys(Estimate.__struct_fields__, 0.0)
-        return GPU | {"busy_s": 19.0, "kernels": kernels, "unprofiled": None if overhead_s is None else step}
+        return GPU | {
+            "about": "rank",
+            "busy_s": 19.0,
+            "kernels": kernels,
+            "unprofiled": None if overhead_s is None else step,
+        }
 
     found = costs(
         {"host-bound": 6.0},
@@ -213,7 +219,7 @@ def test_of_a_report_that_is_not_trusted_only_what_was_recorded_is_billed() -> N
     found = costs({"straggler": 3.0}, path={"checkpoint": 2.0}, doubt="clocks are off")
     rest = ((BillPart.UNKNOWN, "analysis not trusted", ALL),)
     planned = {BillPart.CHECKPOINTS: 2.0, BillPart.EVALUATION: 0.0, BillPart.INPUT: 0.0}
-    assert found == ClaimedCosts(planned, {}, rest, 4, None, "clocks are off")
+    assert found == ClaimedCosts(planned, (), rest, 4, None, "clocks are off")
 
 
 def test_what_a_source_without_compute_shows_beyond_its_losses_is_unknown() -> None:

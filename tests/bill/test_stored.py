@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
+import duckdb
 import polars as pl
 import pytest
 
@@ -27,6 +28,7 @@ from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.exit_codes import ExitCode
 from tracekit.bill.stored import bill_of_store
 from tracekit.store import Incoming, Store
+from tracekit.store.folder import CATALOGUE
 from tracekit.trace.canonical import Trace
 
 #: Every worker writes a checkpoint of 3 s at the end of a step.
@@ -57,6 +59,12 @@ def stored(folder: Path, traces: Iterable[Trace], analysed: Collection[int] = ra
         findings = PipelineJob(trace).stored() if number in analysed else None
         store.append(Incoming(trace, "job", "handmade", findings))
     return store
+
+
+def as_version_6(store: Store) -> None:
+    """Make it a store of the version before, which knows the costs of its windows from their reports alone."""
+    with duckdb.connect(str(store.path / CATALOGUE)) as connection:
+        connection.execute("DROP TABLE costs; DROP TABLE beginnings; UPDATE store_version SET version = 6")
 
 
 def test_windows_of_a_restarted_job_whose_script_numbers_its_steps(tmp_path: Path) -> None:
@@ -122,10 +130,11 @@ def test_what_windows_do_not_show_is_unknown(tmp_path: Path) -> None:
     }
 
 
-def test_a_job_whose_report_is_damaged_is_left_out_and_named(tmp_path: Path) -> None:
+def test_a_job_of_an_older_store_whose_report_is_damaged_is_left_out_and_named(tmp_path: Path) -> None:
     store = stored(tmp_path, [window(healthy_frame(range(4)), None, 0.0)])
     other = window(healthy_frame([1, 3]), 0.0, 2 * HEALTHY_STEP_S)
     store.append(Incoming(other, "other", "handmade", PipelineJob(other).stored()))
+    as_version_6(store)
     (report,) = (tmp_path / "jobs.store" / "jobs" / "1").glob("*.report.json")
     report.write_text("{")
     ran = run("bill", store.path)
@@ -138,8 +147,9 @@ def test_a_job_whose_report_is_damaged_is_left_out_and_named(tmp_path: Path) -> 
     assert run("bill", store.path).code == ExitCode.BAD_INPUT
 
 
-def test_a_job_whose_report_is_gone_is_unknown_with_a_note(tmp_path: Path) -> None:
+def test_a_job_of_an_older_store_whose_report_is_gone_is_unknown_with_a_note(tmp_path: Path) -> None:
     store = stored(tmp_path, [window(healthy_frame(range(4)), None, 0.0)])
+    as_version_6(store)
     (report,) = (tmp_path / "jobs.store" / "jobs" / "1").glob("*.report.json")
     report.unlink()
     assert set(seconds(store)) == {("unknown", "windows without a report of this version")}

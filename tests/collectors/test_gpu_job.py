@@ -199,6 +199,16 @@ def test_throttling_is_kept_with_its_reasons(tmp_path, nvml):
     assert summary["reasons"] == {"hw-slowdown": 0.25, "hw-thermal-slowdown": 0.25}
 
 
+def test_the_clock_of_a_gpu_is_kept_over_time_and_thinned():
+    from tracekit.collectors.merge.gpu_samples import clock_series
+
+    samples = [[at * 10**9, 1000 + at, 40, None, 0] for at in range(10)] + [[10**10, None, 40, None, 0]]
+    begun_ns = 1_700_000_000 * 10**9
+    whole = clock_series(samples, begun_ns, 100)
+    assert whole == {"time": [1_700_000_000.0 + at for at in range(10)], "sm_mhz": [*range(1000, 1010)]}
+    assert clock_series(samples, begun_ns, 4) == {"time": whole["time"][::3], "sm_mhz": [1000, 1003, 1006, 1009]}
+
+
 def test_nothing_of_a_gpu_is_known_without_samples():
     from tracekit.collectors.merge.gpu_samples import summarize_gpu
 

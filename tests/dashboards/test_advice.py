@@ -9,11 +9,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from tests.cases import case
 from tests.dashboards.page_text import Pages, found, lines
 from tracekit.analysis.job.pipeline import PipelineJob
-from tracekit.dashboards.browser.ui.sentences import Tone, first_action, headline, host_words
+from tracekit.dashboards.browser.ui.sentences import Tone, first_action, headline, host_words, node_words
 from tracekit.report.report import Report
 from tracekit.store import Incoming, Store
 from tracekit.synth import (
@@ -106,6 +107,14 @@ def test_a_slow_worker_is_named_and_the_others_of_its_host_are_left_alone(
         "No host to drain: the recording shows no hardware at fault on host-0001. The diagnosis names rank 9 (99% sure)"
         " on host-0001; the other 7 workers of it are not named." in text
     )
+
+
+def test_nothing_is_said_of_nodes_where_software_is_slow(reports: dict[str, dict[str, Any]]) -> None:
+    """Such as the training thread: no machine can be at fault."""
+    report = as_report(reports["worker"])
+    culprits = tuple(structs.replace(one, part="host") for one in report.answer.culprits)
+    assert node_words(report) == "No host to drain: the recording shows no hardware at fault on host-0001."
+    assert node_words(structs.replace(report, answer=structs.replace(report.answer, culprits=culprits))) is None
 
 
 def test_a_host_is_named_where_the_diagnosis_names_it(pages: Pages, reports: dict[str, dict[str, Any]]) -> None:

@@ -21,7 +21,7 @@ from tracekit.base.text import seconds, with_error
 from tracekit.dashboards.browser.data.whatif_query import WhatifQuery
 from tracekit.live.metrics import StoreMetrics, remembered
 from tracekit.report.findings import Findings
-from tracekit.report.verdict import LossKind, Verdict
+from tracekit.report.verdict import LossKind
 from tracekit.store import Incoming, Store
 
 JOB = "slow-worker"
@@ -138,9 +138,21 @@ def test_a_job_faster_than_its_ideal_loses_nothing_anywhere(tmp_path: Path) -> N
     found_out = PipelineJob(trace).lean().analysed(ReportOptions())
     faster = structs.replace(found_out.attribution, ideal=found_out.attribution.original * 1.25)
     kind, nothing = LossKind.CONTRADICTION, np.zeros(len(faster.steps))
-    parts = found_out.diagnosis.verdict.parts
-    verdict = Verdict(kind, str(kind), 0.0, 0.0, 0.0, nothing, 0.0, 0.0, "S = 0.80 cannot be", None, (), parts)
-    diagnosis = structs.replace(found_out.diagnosis, verdict=verdict)
+    verdict = structs.replace(
+        found_out.diagnosis.verdict,
+        kind=kind,
+        label=str(kind),
+        headline_s=0.0,
+        lost_s=0.0,
+        share=0.0,
+        lost_gpu_hours=0.0,
+        lost_gpu_hours_per_day=0.0,
+        sentence="S = 0.80 cannot be",
+        confidence=None,
+        losses=[],
+    )
+    headline = structs.replace(found_out.diagnosis.headline, step_lost_s=nothing)
+    diagnosis = structs.replace(found_out.diagnosis, headline=headline, verdict=verdict)
     analysis = structs.replace(found_out, attribution=faster, diagnosis=diagnosis).analysis()
     odd, lanes = analysis.report, analysis.lanes
     assert lanes is not None

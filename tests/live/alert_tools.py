@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import re
 import subprocess
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,12 +64,21 @@ def alertmanager(configuration: str, folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def prometheus(configuration: str, folder: Path) -> Iterator[str]:
-    """Prometheus with this configuration; its address."""
+def prometheus(configuration: str, folder: Path, *more: str) -> Iterator[str]:
+    """Prometheus with this configuration, and `more` options; its address."""
     (folder / "prometheus.yml").write_text(configuration)
     options = ["--storage.tsdb.path=prometheus", "--web.listen-address=127.0.0.1:0"]
-    with listening([PROMETHEUS, "--config.file=prometheus.yml", *options], folder) as address:
+    with listening([PROMETHEUS, "--config.file=prometheus.yml", *options, *more], folder) as address:
         yield address
+
+
+def until_ready(address: str) -> None:
+    """Wait until a Prometheus that listens has read what it stores."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(urllib.error.HTTPError), urllib.request.urlopen(f"http://{address}/-/ready"):
+            return
+    raise AssertionError("Prometheus does not get ready")
 
 
 def promtool(*arguments: str | os.PathLike[str]) -> subprocess.CompletedProcess[str]:

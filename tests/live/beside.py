@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from tracekit.live.run import LiveOptions, LiveRun
 from tracekit.live.windows import WindowSize
@@ -12,7 +13,7 @@ from tracekit.store import Store
 class Beside:
     """A live run whose clock the test turns; `said`: the lines it told."""
 
-    def __init__(self, folder: Path, clock: list[float], *, late_after_s: float = 5.0, **more: bool) -> None:
+    def __init__(self, folder: Path, clock: list[float], *, late_after_s: float = 5.0, **more: Any) -> None:
         self.said: list[str] = []
         self.store = Store(folder / "jobs.store")
         options = LiveOptions(

@@ -19,7 +19,7 @@ from msgspec import structs
 from tests.cases import case
 from tests.test_incidents import SLOW
 from tracekit.base.errors import SelectionError
-from tracekit.live import notify
+from tracekit.live import notify, outbox
 from tracekit.live.notify import Notifier, text_message
 from tracekit.store import Incident
 
@@ -135,7 +135,7 @@ def test_a_receiver_that_is_overrun_says_when_to_ask_again() -> None:
     waited: list[float] = []
     with receiving() as receiver, mock.patch.object(notify, "FIRST_RETRY_S", usual):
         notifier = Notifier(receiver.url)
-        with mock.patch.object(notifier._closing, "wait", side_effect=waited.append):
+        with mock.patch.object(notifier._outbox.closing, "wait", side_effect=waited.append):
             for header in headers:
                 receiver.answers, receiver.retry_after = [429], header
                 notifier.tell([OPENED], [])
@@ -148,7 +148,7 @@ def test_a_receiver_that_is_overrun_says_when_to_ask_again() -> None:
 def test_a_receiver_that_is_not_there_costs_counted_messages_and_nothing_waits() -> None:
     with receiving() as receiver:
         url = receiver.url
-    with mock.patch.object(notify, "MOST_WAITING", 3):
+    with mock.patch.object(outbox, "MOST_WAITING", 3):
         notifier = Notifier(url)
     for _ in range(10):
         notifier.tell([OPENED], [])
@@ -266,6 +266,7 @@ def test_other_receivers_get_a_text_in_markdown() -> None:
     assert told == [[(7, "opened"), (7, "closed")]]
     assert receiver.got[1]["message"].splitlines() == [
         "\N{LARGE RED CIRCLE} **job \\<1\\>**: incident 7 opened: rank 3: slow",
+        "**Since**: 2026-01-01 12:00:00 UTC",
         "**Who**: rank 3",
         "**Do**: replace it",
         "**More to check**: look",

@@ -7,15 +7,18 @@ import os
 from pathlib import Path
 from unittest import mock
 
+import polars as pl
 import pytest
 
 from benchmarks.writtenrun import MS, WrittenRun
+from tests.analysis.metrics.test_testimony import Broken
 from tests.handmade import little_space, run
 from tests.live.beside import Beside
 from tracekit.base.errors import FormatError, StoreError, StoreTakenError
 from tracekit.collectors.record.wire_format import HEADER, MAGIC, RECORD, VERSION, Category
 from tracekit.collectors.run_directory.follow import AttemptFollower
 from tracekit.collectors.run_directory.launchers import announce_end
+from tracekit.live.incident_words import advice
 from tracekit.live.run import LiveRun
 from tracekit.store import WindowPart
 from tracekit.store.care import prune
@@ -46,6 +49,20 @@ def test_windows_are_stored_as_they_end_and_a_slow_rank_is_an_incident(
     assert history["verdict"].to_list() == ["balanced", "straggler", "straggler"]
     assert history["recorded_s"].to_list() == pytest.approx([0.070, 0.130, 0.130])
     assert [one.closed_at is not None for one in beside.store.incidents()] == [True]
+    assert beside.said == []
+
+
+def test_a_window_asks_metrics_about_its_culprit_and_goes_on_without_an_answer(
+    tmp_path: Path, written: WrittenRun, clock: list[float]
+) -> None:
+    beside = Beside(tmp_path, clock, metrics=Broken(pl.DataFrame()))
+    beside.look()
+    written.run(range(11), slow={3: 2.0})
+    beside.look()
+    (incident,) = beside.store.incidents(only_open=True)
+    assert incident.cause.metrics
+    assert "node-0001 not testable with these metrics: " in incident.cause.metrics
+    assert ("Metrics", incident.cause.metrics) in [*advice(incident)]
     assert beside.said == []
 
 

@@ -16,7 +16,8 @@ from tests.test_store_windows import window
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.errors import SelectionError
 from tracekit.dashboards.trackers import PAGE, opened, series
-from tracekit.live.tracker import MOST_WAITING, TrackerProcess
+from tracekit.live.outbox import MOST_WAITING
+from tracekit.live.tracker import TrackerProcess
 from tracekit.store import Store
 
 #: What other packages warn of is not for this test.

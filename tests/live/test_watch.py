@@ -35,10 +35,11 @@ def test_a_run_is_watched_to_its_end(tmp_path: Path) -> None:
     assert lines[0].startswith("tracekit: run, window 0, steps 1 to 25: S = ")
     assert headline in lines[0]
     assert lines[1].startswith("tracekit: INCIDENT 1 of run opened: rank 3 on node-0000: computes 100% slower")
-    assert [line.split(":")[1].strip() for line in lines[2:5]] == ["Who", "Do", "More to check"]
-    assert lines[5].startswith("tracekit: incident 1 of run closed after 0 min ")
-    assert ", the job ended: rank 3 on node-0000" in lines[5]
-    assert len(lines) == 6
+    assert [line.split(":")[1].strip() for line in lines[2:6]] == ["Since", "Who", "Do", "More to check"]
+    assert lines[2].split(": ", 2)[2].startswith("step 1, 2023-11-14 ")
+    assert lines[6].startswith("tracekit: incident 1 of run closed after 0 min ")
+    assert ", the job ended: rank 3 on node-0000" in lines[6]
+    assert len(lines) == 7
 
 
 def test_news_of_incidents_are_asked_for_and_not_all_there_ever_were(tmp_path: Path) -> None:

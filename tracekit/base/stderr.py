@@ -73,8 +73,8 @@ def silence_stdout() -> None:
 
 
 @contextmanager
-def progress(after_s: float = 2.0) -> Iterator[Callable[[str], None]]:
-    """Yield a function to call with the name of each stage of the work.
+def progress(stage: str = "", *, after_s: float = 2.0) -> Iterator[Callable[[str], None]]:
+    """Yield a function to call with the name of each stage of the work after the first `stage`.
 
     On a terminal, a line shows the stage and the time it takes, from `after_s` seconds on; elsewhere there is no
     output.
@@ -82,7 +82,7 @@ def progress(after_s: float = 2.0) -> Iterator[Callable[[str], None]]:
     if sys.stderr is None or not sys.stderr.isatty():
         yield lambda _: None
         return
-    began, stage, over = time.monotonic(), "", threading.Event()
+    began, over = time.monotonic(), threading.Event()
 
     def show() -> None:
         elapsed = time.monotonic() - began
@@ -100,6 +100,7 @@ def progress(after_s: float = 2.0) -> Iterator[Callable[[str], None]]:
 
     ticking = threading.Thread(target=tick, daemon=True)
     ticking.start()
+    show()
     try:
         yield tell
     finally:

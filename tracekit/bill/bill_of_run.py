@@ -17,8 +17,7 @@ from msgspec import Struct
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.base.errors import FormatError, TracekitError
-from tracekit.bill.costs import PLANNED, ClaimedCosts, costs_of
-from tracekit.bill.ledger import ALL, KEPT_OR_LOST, LOST_WORK, Bill, BillPart, Claim, Ledger, lost_share, resumed_at
+from tracekit.bill.ledger import KEPT_OR_LOST, LOST_WORK, Bill, Ledger, lost_share, resumed_at
 from tracekit.collectors.merge.merge import epoch_ns, merge_attempt, records_on_one_clock
 from tracekit.collectors.record.wire_format import HANG_REQUEST, Category, Flag
 from tracekit.collectors.run_directory.host_clocks import ClockFit, read_clocks
@@ -27,6 +26,9 @@ from tracekit.collectors.run_directory.segments import AttemptRecording, read_ru
 from tracekit.collectors.run_directory.steering import name_of_job
 from tracekit.collectors.run_directory.whole import read_attempt
 from tracekit.collectors.run_directory.writing import attempts
+from tracekit.costs.claimed import ClaimedCosts
+from tracekit.costs.of_report import PLANNED, costs_of
+from tracekit.costs.parts import ALL, BillPart, Claim
 from tracekit.fleet.rows import team_of
 from tracekit.report.findings import Unanalysed
 

@@ -6,22 +6,21 @@ In: stretches of the wall clock of a job, each with what it went to. Out: a `Bil
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
 import polars as pl
 from msgspec import Struct
 
-from tracekit.analysis.numeric.arrays import Floats
+from tracekit.costs.parts import LEAST_S, BillPart, Claim
 
 BILL_VERSION = 1
 #: Monday, January 5, 1970, seconds since the epoch: weeks begin on Mondays, 00:00 UTC.
 _FIRST_WEEK_S, _WEEK_S = 4 * 86_400, 7 * 86_400
-#: Seconds that no clock resolves: what is left of a difference.
-LEAST_S = 1e-9
 #: What a bill can be totalled by.
 GROUPS = ("part", "cause", "week", "team", "job")
+#: Columns of what was divided: what it went to, and the stretch with the seconds of it.
+_TO, _TIMES = {"part": pl.String, "cause": pl.String, "gpus": pl.Int64}, ("start_s", "until_s", "seconds")
 _ROWS = pl.Schema(
     {
         "job": pl.String,
@@ -35,28 +34,6 @@ _ROWS = pl.Schema(
 )
 
 
-class BillPart(StrEnum):
-    """What an hour went to, in the order of the bill."""
-
-    USEFUL = "useful"
-    STRAGGLERS = "stragglers"
-    HOST = "host"
-    COMMUNICATION = "communication"
-    COMPUTE = "compute"
-    POST_TRAINING = "post-training"
-    INPUT = "input"
-    CHECKPOINTS = "checkpoints"
-    EVALUATION = "evaluation"
-    IDLE = "idle"
-    START = "start-up"
-    RESTARTS = "restarts"
-    UNKNOWN = "unknown"
-
-
-#: A part, a cause, and the seconds that they get of each stretch: a number or an array, infinite for all that is left.
-Claim = tuple[BillPart, str, Any]
-ALL = np.inf
-USEFUL: Claim = BillPart.USEFUL, "training", ALL
 LOST_WORK = BillPart.RESTARTS, "lost work"
 KEPT_OR_LOST = BillPart.UNKNOWN, "kept or lost: no checkpoint shows it"
 
@@ -123,13 +100,25 @@ class Ledger:
         self._job = {"job": job, "team": team}
         self._origin_s = origin_s
         self._to: list[tuple[str, str, int, int]] = []
-        self._spent: list[Floats] = []
+        self._spent = [np.zeros((len(_TIMES), 0))]
+        self._single: list[tuple[str, str, int, float, float, float]] = []
         self.notes: list[str] = []
 
-    def add(self, start_s: Any, until_s: Any, gpus: int, *claims: Claim) -> None:
-        """Divide stretches from `start_s` to `until_s` after the origin, numbers or arrays, among claims: each gets its
-        seconds, or what those before it have left.
+    def add_one(self, start_s: float, until_s: float, gpus: int, *claims: Claim) -> list[float]:
+        """Divide one stretch from `start_s` to `until_s` after the origin among claims: each gets its seconds, or what
+        those before it have left. Returns what each got, seconds.
         """
+        remaining, got = until_s - start_s, list[float]()
+        for part, cause, seconds in claims:
+            spent = min(remaining, float(seconds))
+            remaining -= spent
+            if spent > LEAST_S:
+                self._single.append((str(part), cause, gpus, start_s, until_s, spent))
+            got.append(spent if spent > LEAST_S else 0.0)
+        return got
+
+    def add(self, start_s: Any, until_s: Any, gpus: int, *claims: Claim) -> None:
+        """The same of many stretches: arrays, or numbers."""
         start, until = np.atleast_1d(np.asarray(start_s, np.float64)), np.atleast_1d(np.asarray(until_s, np.float64))
         remaining = until - start
         for part, cause, seconds in claims:
@@ -140,11 +129,12 @@ class Ledger:
 
     def bill(self, wall_s: float) -> Bill:
         """The bill of the job, whose wall clock is `wall_s` seconds."""
-        spent = pl.DataFrame(np.concatenate(self._spent, axis=1), ["start_s", "until_s", "seconds"], orient="col")
-        to = pl.DataFrame(self._to, ["part", "cause", "gpus", "rows"], orient="row")
-        entries = pl.concat([to[np.repeat(np.arange(len(to)), to["rows"])], spent], how="horizontal")
+        spent = pl.DataFrame(dict(zip(_TIMES, np.concatenate(self._spent, axis=1), strict=True)))
+        to = pl.DataFrame(self._to, {**_TO, "rows": pl.Int64}, orient="row")
+        of_many = pl.concat([to[np.repeat(np.arange(len(to)), to["rows"])].drop("rows"), spent], how="horizontal")
+        single = pl.DataFrame(self._single, {**_TO, **dict.fromkeys(_TIMES, pl.Float64)}, orient="row")
         rows = (
-            self._with_weeks(entries)
+            self._with_weeks(pl.concat([of_many, single]))
             .group_by("week", "part", "cause", maintain_order=True)
             .agg(pl.col("seconds").sum(), gpu_hours=(pl.col("seconds") * pl.col("gpus")).sum() / 3600)
             .with_columns(pl.lit(value, pl.String).alias(name) for name, value in self._job.items())

@@ -1,13 +1,13 @@
-"""The bill of a store: what its windows say of each job.
+"""What a store shows of the time of its jobs: their bills, and what each window lost to whom.
 
-In: a store. Out: the bill of all its jobs. A window has its mean step and what that went to. Of the time between two
-windows, only whether the job began another attempt is known.
+In: a store. Out: an account of each job, and the bill of all. A window has its mean step and what that went to. Of the
+time between two windows, only whether the job began another attempt is known.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,30 +16,45 @@ from typing import Any
 from msgspec import Struct
 
 from tracekit.analysis.job.job import Job
-from tracekit.base.errors import StoreError
+from tracekit.base.errors import NotStoredError, StoreError
 from tracekit.base.text import short
-from tracekit.bill.costs import ClaimedCosts, costs_of
-from tracekit.bill.ledger import (
-    ALL,
-    KEPT_OR_LOST,
-    LOST_WORK,
-    Bill,
-    BillPart,
-    Claim,
-    Ledger,
-    joined,
-    lost_share,
-    resumed_at,
-)
+from tracekit.bill.ledger import KEPT_OR_LOST, LOST_WORK, Bill, Ledger, joined, lost_share, resumed_at
+from tracekit.costs.claimed import ClaimedCosts, PlacedLoss
+from tracekit.costs.parts import ALL, BillPart, Claim
 from tracekit.fleet.rows import team_of
 from tracekit.report.findings import Findings
-from tracekit.report.report import Report
 from tracekit.store import Incoming, Store
+from tracekit.store.window import known_starts
 
 #: The ending of a job that did not fail.
 _SUCCESS = "ended with exit code 0"
 #: Twice what a double resolves of seconds since the epoch, and more.
 _LEAST_S = 1e-6
+
+
+class BilledLoss(Struct, frozen=True):
+    """What window `number` lost to one cause: `billed_s` seconds are on the bill as that; `redone_s` are in steps that
+    a later attempt did again, which the bill has as lost work. `window_s`: seconds of all its steps.
+    """
+
+    number: int
+    loss: PlacedLoss
+    billed_s: float
+    redone_s: float
+    window_s: float
+    gpus: int
+
+
+class Account(Struct, frozen=True):
+    """The time of one job. `windows`: rows of the catalogue, oldest first; `judged`: the numbers of those whose losses
+    are known, and `recorded_s`: seconds of their steps.
+    """
+
+    bill: Bill
+    losses: Sequence[BilledLoss]
+    windows: Sequence[Mapping[str, Any]]
+    judged: Sequence[int]
+    recorded_s: float
 
 
 class _Window(Struct, frozen=True):
@@ -64,6 +79,12 @@ class _Window(Struct, frozen=True):
             and self.row["steps"] == self.row["last_step"] - self.row["first_step"] + 1
         )
 
+    def steps_in(self, length_s: float) -> float:
+        """How many of its mean steps fit into seconds of it: steps that warm up are shorter."""
+        step_s: float = self.row["recorded_s"] or 0.0
+        steps: int = self.row["steps"]
+        return length_s / step_s if length_s < steps * step_s else steps
+
 
 def bill_of_store(store: Store) -> Bill:
     """The bill of all jobs in a store; notes name those that are left out, because what is stored of them is damaged.
@@ -71,18 +92,27 @@ def bill_of_store(store: Store) -> Bill:
     Raises StoreError if it has no windows, or if all jobs are damaged.
     """
     with store.reading() as catalogue:
-        rows = catalogue.live.all_windows()
+        rows, costs = catalogue.live.all_windows(), catalogue.live.costs()
     if rows.is_empty():
         raise StoreError(f"{store.name}: no job has a window yet, so there is nothing to bill")
     bills, damaged = list[Bill](), list[StoreError]()
     for (job,), of_job in rows.group_by("job", maintain_order=True):
         try:
-            bills.append(_bill(store, of_job.rows(named=True)))
+            bills.append(_account(store, of_job.rows(named=True), costs).bill)
         except StoreError as error:
             damaged.append(StoreError(f"{short(str(job))}: left out, {error}"))
     if not bills:
         raise damaged[0]
     return joined([*bills, Bill(bills[0].rows.clear(), {}, tuple(map(str, damaged)))])
+
+
+def account_of(store: Store, name: str) -> Account:
+    """The account of one job. Raises NotStoredError if there is no such job, or no window of it."""
+    with store.reading() as catalogue:
+        rows, costs = catalogue.live.all_windows(name), catalogue.live.costs(name)
+    if rows.is_empty():
+        raise NotStoredError(f"{store.name}: no window of job {short(name)!r}")
+    return _account(store, rows.rows(named=True), costs)
 
 
 def bill_of_job(job: Job) -> Bill:
@@ -93,60 +123,85 @@ def bill_of_job(job: Job) -> Bill:
         return bill_of_store(store)
 
 
-def _bill(store: Store, rows: list[dict[str, Any]]) -> Bill:
+def _account(store: Store, rows: list[dict[str, Any]], costs: Mapping[tuple[str, int], ClaimedCosts]) -> Account:
+    windows = _windows(store, rows, costs)
     job, first = rows[0]["job"], rows[0]
-    reports = store.reports([(job, row["number"]) for row in rows])
-    metadata = [json.loads(row["metadata"]) for row in rows]
-    windows = [
-        _Window(row, facts.get("attempt"), _costs(row, reports.get((job, row["number"]))))
-        for row, facts in zip(rows, metadata, strict=True)
-    ]
     attempts = [list(some) for _, some in groupby(windows, lambda window: window.attempt)]
     timed = all(row["started_at"] is not None for row in rows)
     origin_s = min(first["started_at"], first["began_s"] or first["started_at"]) if timed else None
-    ledger = Ledger(job, next(filter(None, map(team_of, metadata)), None), origin_s)
+    teams = (team_of(json.loads(row["metadata"])) for row in rows)
+    ledger = Ledger(job, next(filter(None, teams), None), origin_s)
     failed = first["ending"] not in (None, _SUCCESS)
     resumed, at_s = resumed_at([some[0].row["first_step"] for some in attempts]), 0.0
+    losses = list[BilledLoss]()
     for number, of_attempt in enumerate(attempts):
         cut_off = failed or number + 1 < len(attempts)
         last = max((at for at, window in enumerate(of_attempt) if window.saves), default=-1)
         for place, window in enumerate(of_attempt):
-            row, costs, start_s = window.row, window.costs, at_s
-            gpus, known_s = row["world_size"], None
-            if isinstance(costs, ClaimedCosts):
-                gpus, known_s = costs.gpus, costs.length_s
-            length_s = row["steps"] * (row["recorded_s"] or 0.0) if known_s is None else known_s
-            if origin_s is not None:
-                start_s = max(at_s, row["started_at"] - origin_s)
-                length_s = max(0.0, row["ended_at"] - origin_s + (row["recorded_s"] or 0.0) - start_s)
-                if row["started_at"] - origin_s < at_s - (row["recorded_s"] or 0.0):
-                    before = f"window {row['number']} begins before window {row['number'] - 1} ends"
-                    ledger.notes.append(f"{short(job)}: {before}: it counts from then on; compare the clocks")
+            row = window.row
+            gpus = window.costs.gpus if isinstance(window.costs, ClaimedCosts) else row["world_size"]
+            start_s, length_s = _stretch(window, at_s, origin_s)
+            if origin_s is not None and row["started_at"] - origin_s < at_s - (row["recorded_s"] or 0.0):
+                before = f"window {row['number']} begins before window {row['number'] - 1} ends"
+                ledger.notes.append(f"{short(job)}: {before}: it counts from then on; compare the clocks")
             gap = (BillPart.UNKNOWN, "between windows") if place else (BillPart.RESTARTS, "down and starting again")
-            ledger.add(
+            ledger.add_one(
                 at_s, start_s, gpus, (*(gap if number or place else (BillPart.START, "until the first window")), ALL)
             )
             at_s = start_s + length_s
-            again, to = float(lost_share(row["first_step"], row["last_step"], resumed[number])), BillPart.RESTARTS
+            again, to = float(lost_share(row["first_step"], row["last_step"], resumed[number])), LOST_WORK
             if resumed[number] is None and cut_off and place >= last:
                 again = 1.0
                 if place == last or not (window.whole and any(one.saves for one in windows)):
-                    to = BillPart.UNKNOWN  # the checkpoint is somewhere in this window, or cannot be seen
-            lost = LOST_WORK if to is BillPart.RESTARTS else KEPT_OR_LOST
-            ledger.add(start_s, at_s, gpus, (*lost, again * length_s), *_claims(window, 1 - again, length_s))
+                    to = KEPT_OR_LOST  # the checkpoint is somewhere in this window, or cannot be seen
+            losses += _book(ledger, window, start_s, length_s, gpus, (*to, again * length_s), again)
     ledger.notes += _reasons(job, windows)
     until_s = at_s
     if origin_s is not None and first["watched_until_s"] is not None:
         until_s = max(at_s, first["watched_until_s"] - origin_s)
-        ledger.add(at_s, until_s, gpus, (BillPart.UNKNOWN, "after the last window", ALL))
-    return ledger.bill(until_s)
+        ledger.add_one(at_s, until_s, gpus, (BillPart.UNKNOWN, "after the last window", ALL))
+    judged = [window for window in windows if isinstance(window.costs, ClaimedCosts) and not window.costs.doubt]
+    recorded_s = sum(window.row["steps"] * (window.row["recorded_s"] or 0.0) for window in judged)
+    return Account(ledger.bill(until_s), losses, rows, [one.row["number"] for one in judged], min(recorded_s, until_s))
 
 
-def _costs(row: dict[str, Any], report: Report | None) -> ClaimedCosts | str:
-    """What the mean step of a window goes to, or why that is unknown."""
-    if report is not None:
-        return costs_of(report)
+def _windows(
+    store: Store, rows: Sequence[dict[str, Any]], costs: Mapping[tuple[str, int], ClaimedCosts]
+) -> list[_Window]:
+    """The windows of a job with what their steps went to: as the catalogue has it or, where an older version has
+    written the window, as its report shows it.
+    """
+    job = rows[0]["job"]
+    without = [(job, row["number"]) for row in rows if (job, row["number"]) not in costs]
+    reports = store.reports(without) if without else {}
+    windows = []
+    for row in rows:
+        metadata, which = json.loads(row["metadata"]), (job, row["number"])
+        of_window = costs.get(which)
+        if of_window is None and which in reports:
+            from tracekit.costs.of_report import costs_of  # it knows the detectors
+
+            of_window = costs_of(reports[which], known_starts(row))
+        windows.append(_Window(row, metadata.get("attempt"), of_window or _unknown(row)))
+    return windows
+
+
+def _unknown(row: Mapping[str, Any]) -> str:
+    """Why nobody knows what the mean step of a window goes to."""
     return "windows that are not analysed" if row["recorded_s"] is None else "windows without a report of this version"
+
+
+def _stretch(window: _Window, at_s: float, origin_s: float | None) -> tuple[float, float]:
+    """When a window begins, seconds after the origin, and how long it lasts. `at_s`: when the one before ended, from
+    which it counts; `origin_s`: seconds since the epoch, None for windows that do not say when they ran.
+    """
+    row, costs = window.row, window.costs
+    step_s: float = row["recorded_s"] or 0.0
+    if origin_s is None:
+        stated_s = costs.length_s if isinstance(costs, ClaimedCosts) else None
+        return at_s, row["steps"] * step_s if stated_s is None else stated_s
+    start_s = max(at_s, row["started_at"] - origin_s)
+    return start_s, max(0.0, row["ended_at"] - origin_s + step_s - start_s)
 
 
 def _reasons(job: str, windows: Sequence[_Window]) -> Iterator[str]:
@@ -163,14 +218,29 @@ def _reasons(job: str, windows: Sequence[_Window]) -> Iterator[str]:
     yield from (f"{short(job)}: window {number} {reason}" for reason, number in first.items())
 
 
-def _claims(window: _Window, share: float, length_s: float) -> list[Claim]:
-    """What the `share` of a window of `length_s` seconds that is not lost went to."""
-    costs, step_s, steps = window.costs, window.row["recorded_s"] or 0.0, window.row["steps"] * share
+def _book(
+    ledger: Ledger, window: _Window, start_s: float, length_s: float, gpus: int, lost_work: Claim, again: float
+) -> Iterator[BilledLoss]:
+    """Bill a window of `length_s` seconds, of which the share `again` is lost work; yield its losses."""
+    costs, until_s, lasting_s = window.costs, start_s + length_s, length_s * (1 - again)
     if isinstance(costs, str):
-        return [(BillPart.UNKNOWN, costs, ALL)]
-    if length_s * share < steps * step_s:  # the steps that warm up are shorter than the mean
-        steps = length_s * share / step_s
-    rest_s = length_s * share - steps * step_s
-    planned: list[Claim] = [(part, str(part), seconds) for part, seconds in costs.planned.items()]
-    claims = [(part, cause, steps * seconds) for part, cause, seconds in (*planned, *costs.claims)]
-    return [(BillPart.UNKNOWN, "between recorded steps", rest_s if rest_s > _LEAST_S else 0.0), *claims]
+        ledger.add_one(start_s, until_s, gpus, lost_work, (BillPart.UNKNOWN, costs, ALL))
+        return
+    step_s, steps = window.row["recorded_s"] or 0.0, window.steps_in(length_s)
+    steps_kept = steps * (1 - again)
+    rest_s = lasting_s - steps_kept * step_s
+    between = (BillPart.UNKNOWN, "between recorded steps", rest_s if rest_s > _LEAST_S else 0.0)
+    unplaced = dict(costs.planned)
+    for loss in costs.losses:
+        if loss.work is not None:
+            unplaced[loss.work] -= loss.planned_s
+    planned = [(loss.work or loss.part, loss.cause, steps_kept * loss.planned_s) for loss in costs.losses]
+    beyond = [(loss.part, loss.cause, steps_kept * loss.seconds) for loss in costs.losses]
+    work = [(part, str(part), steps_kept * max(seconds, 0.0)) for part, seconds in unplaced.items()]
+    rest = [(part, cause, steps_kept * seconds if steps_kept else 0.0) for part, cause, seconds in costs.rest]
+    got = ledger.add_one(start_s, until_s, gpus, lost_work, between, *work, *planned, *beyond, *rest)
+    got = got[2 + len(work) :]
+    for loss, planned_s, beyond_s in zip(costs.losses, got, got[len(planned) :], strict=False):
+        redone_s = steps * again * (loss.seconds + loss.planned_s)
+        billed_s = planned_s + beyond_s
+        yield BilledLoss(window.row["number"], loss, billed_s, redone_s, steps * step_s, gpus)

@@ -39,7 +39,10 @@ class StepTrace(TrainerCallback):  # type: ignore[misc]  # transformers may not 
 
     def on_epoch_end(self, _args: Any, _state: Any, control: Any, **_: Any) -> None:
         """Start the evaluation or checkpoint that follows."""
-        self._enter("evaluation" if control.should_evaluate else "checkpoint" if control.should_save else None)
+        if control.should_evaluate:
+            self._enter("evaluation")
+        else:
+            self.on_evaluate(_args, _state, control)
 
     def on_evaluate(self, _args: Any, _state: Any, control: Any, **_: Any) -> None:
         """End an evaluation. A checkpoint comes after it."""

@@ -12,9 +12,8 @@ from typing import BinaryIO
 
 import click
 
-from tracekit.base.errors import OutputError
 from tracekit.base.text import printable
-from tracekit.commands.options import OUT
+from tracekit.commands.options import OUT, made_folder
 
 #: The files, and the text that identifies ours among files of that name.
 _MARKS = {"tracekit.rules.yml": b"TracekitIncident", "tracekit.grafana.json": b'"uid": "tracekit-jobs"'}
@@ -29,10 +28,7 @@ def alerts_command(folder: Path) -> None:
     """
     from tracekit.base.atomic_write import Kind, check_writable, write_text
 
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"{folder}: cannot be created: {error.strerror or error}; choose another folder") from None
+    made_folder(folder)
     kinds = {folder / name: Kind("a file of `tracekit alerts`", partial(_holds, mark)) for name, mark in _MARKS.items()}
     for path, kind in kinds.items():
         check_writable(path, kind)

@@ -72,7 +72,7 @@ class Condition:
         self.figure, self.comparison = match[1], match[2]
         self.bound = float(match[3]) / (100 if match[4] else 1)
 
-    def judge(self, found: Report) -> ExitCode:
+    def judge(self, report: Report) -> ExitCode:
         """CONDITION if the figure satisfies the condition, DONE if not, and NO_ANSWER, with a reason on stderr, if the
         noise of the steps does not allow to tell. The figure of a cause is its share of the step.
 
@@ -82,22 +82,22 @@ class Condition:
             from tracekit.analysis.attribution.gate import unclear_slowdown
 
             bound = self.bound if self.figure == "slowdown" else 1 / max(1 - self.bound, 1e-9)
-            times = found.step_times()
+            times = report.step_times()
             if words := unclear_slowdown(times.original, times.ideal, bound):
                 say(f"tracekit: --fail-on {self.figure}: cannot tell: {words}")
                 return ExitCode.NO_ANSWER
-        return ExitCode.CONDITION if self._holds(found) else ExitCode.DONE
+        return ExitCode.CONDITION if self._holds(report) else ExitCode.DONE
 
-    def _holds(self, found: Report) -> bool:
-        if self.figure in found.failed:
+    def _holds(self, report: Report) -> bool:
+        if self.figure in report.failed:
             raise SelectionError(f"--fail-on {self.figure}: cannot be judged, because its detector failed")
         figures = {
-            "slowdown": found.slowdown,
-            "waste": found.waste,
-            "replay_error": found.trust.replay_error,
-            "discrepancy": found.trust.discrepancy,
+            "slowdown": report.slowdown,
+            "waste": report.waste,
+            "replay_error": report.trust.replay_error,
+            "discrepancy": report.trust.discrepancy,
         }
-        of_kind = sum(account.share for account in found.answer.accounts if account.kind == self.figure)
+        of_kind = sum(account.share for account in report.answer.accounts if account.kind == self.figure)
         value = figures.get(self.figure, of_kind)
         if value is None:
             return False
@@ -110,6 +110,6 @@ class Condition:
 
 
 def _is_kind(name: str) -> bool:
-    from tracekit.analysis.detectors.registry import kinds
+    from tracekit.analysis.detectors.all_detectors import kinds
 
     return name in kinds()

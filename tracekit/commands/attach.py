@@ -6,6 +6,7 @@ In: a job that `tracekit collect` launched. Out: the report that `whatif` prints
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,16 +14,17 @@ from tracekit.base import memory
 from tracekit.base.command_line import quoted
 from tracekit.base.stderr import progress, say
 from tracekit.base.text import printable
-from tracekit.commands.options import OUT, console
+from tracekit.commands.options import OUT, console, layout_sizes
+
+if TYPE_CHECKING:
+    from tracekit.collectors.merge.placement import LayoutOptions
 
 
 @click.command("attach")
 @click.argument("job", required=False)
 @click.option("--steps", type=click.IntRange(2), default=5, show_default=True, metavar="N", help="Record N steps.")
 @click.option("--out", type=OUT, help="Also write the trace to this Parquet file.")
-@click.option("--dp", type=click.IntRange(min=1), help="Data-parallel size, if it cannot be found.")
-@click.option("--pp", type=click.IntRange(min=1), help="Pipeline-parallel size, if it cannot be found.")
-@click.option("--tp", type=click.IntRange(min=1), help="Tensor-parallel size, if it cannot be found.")
+@layout_sizes
 @click.option("--full", is_flag=True, help="Print every table, cause and fix, not only the answer.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the report.")
 @click.option(
@@ -37,9 +39,7 @@ def attach_command(
     job: str | None,
     steps: int,
     out: Path | None,
-    dp: int | None,
-    pp: int | None,
-    tp: int | None,
+    layout: LayoutOptions,
     full: bool,
     as_json: bool,
     timeout: float,
@@ -54,7 +54,6 @@ def attach_command(
     from tracekit.base.atomic_write import check_writable
     from tracekit.collectors.launch.attach import record_steps
     from tracekit.collectors.merge.merge import merge_attempt
-    from tracekit.collectors.merge.placement import LayoutOptions
     from tracekit.collectors.merge.recording_cost import recording_cost
     from tracekit.collectors.run_directory.host_clocks import read_clocks
     from tracekit.collectors.run_directory.steering import find_job, name_of_job
@@ -73,7 +72,7 @@ def attach_command(
             attached.recording,
             name=name,
             first_step=attached.first_step,
-            options=LayoutOptions(dp=dp, pp=pp, tp=tp),
+            options=layout,
             clocks=read_clocks(directory),
             running=True,
         )

@@ -13,7 +13,7 @@ import msgspec
 from tracekit.base.errors import SelectionError
 from tracekit.base.look import Look
 from tracekit.base.stderr import progress
-from tracekit.commands.options import PATH, Price, console, read_job
+from tracekit.commands.options import PATH, PriceType, console, read_job
 
 #: As `tracekit.bill.ledger.GROUPS`; that module imports polars.
 _GROUPS = ("part", "cause", "week", "team", "job")
@@ -22,7 +22,7 @@ _GROUPS = ("part", "cause", "week", "team", "job")
 @click.command("bill")
 @click.argument("source", metavar="DIR|STORE|TRACE", type=PATH)
 @click.option("--by", type=click.Choice(_GROUPS), default="part", show_default=True, help="What to total.")
-@click.option("--gpu-hour", type=Price(0), metavar="PRICE", help="State the cost in money, too.")
+@click.option("--gpu-hour", type=PriceType(0), metavar="PRICE", help="State the cost in money, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print every row as CSV.")
 def bill_command(source: Path, by: str, gpu_hour: float | None, as_json: bool, as_csv: bool) -> None:
@@ -41,8 +41,7 @@ def bill_command(source: Path, by: str, gpu_hour: float | None, as_json: bool, a
 
     if as_json and as_csv:
         raise SelectionError("one of --json and --csv at a time")
-    with progress() as tell:
-        tell("reading the recording")
+    with progress("reading the recording"):
         kind = source_of(Look(source))
         if kind is not None and kind.name == "segments":
             bill = bill_of_run(source)

@@ -7,19 +7,20 @@ doubts go to stderr and into the exit code.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import click
 import msgspec
 from msgspec import Struct
 
-from tracekit.base.errors import SelectionError
+from tracekit.base.errors import SelectionError, StoreError
 from tracekit.base.exit_codes import ExitCode
 from tracekit.base.hostlist import hostlist, is_node_name
 from tracekit.base.stderr import progress, say
 from tracekit.base.text import listed, printable, short
-from tracekit.commands.options import JobArguments, console, trace_source
+from tracekit.commands.options import JobArguments, console, store_at, trace_source
 from tracekit.report.answer import Culprit
-from tracekit.report.nodes import Nodes, nodes_of
+from tracekit.report.nodes import Accused, Nodes, nodes_of
 
 #: The number of unknown nodes to list on stderr.
 _MOST_LISTED = 8
@@ -79,31 +80,30 @@ def culprits_command(
     _check_parts(part)
     if history:
         return _history(source, form, part)
-    with progress() as tell:
-        tell("reading the trace")
-        report = source.load().whatif()
-    trusted, found = report.trust.trustworthy, [one for one in report.answer.culprits if not part or one.part in part]
-    nodes = nodes_of(found, trusted=trusted)
+    with progress("reading the trace"):
+        accused = _accused(source)
+    trusted = accused.trustworthy
+    culprits = [culprit for culprit in accused.culprits if not part or culprit.part in part]
+    nodes = nodes_of(culprits, trusted=trusted)
     named = nodes.drain + (nodes.suspects if suspects and trusted else ())
     nameless = [
-        f"worker ({one.dp_rank},{one.pp_rank})" if one.rank is None else f"rank {one.rank}"
-        for one in found
-        if one.host is None or not is_node_name(one.host)
+        f"worker ({culprit.dp_rank},{culprit.pp_rank})" if culprit.rank is None else f"rank {culprit.rank}"
+        for culprit in culprits
+        if culprit.host is None or not is_node_name(culprit.host)
     ]
     if form == "json":
-        trust = report.answer.trust
-        output = CulpritsOutput(report.name, trusted, trust, named, hostlist(named), nodes.suspects, found)
+        output = CulpritsOutput(accused.job, trusted, accused.trust, named, hostlist(named), nodes.suspects, culprits)
         click.echo(msgspec.json.encode(output))
-    elif form == "text" and found:
+    elif form == "text" and culprits:
         from tracekit.dashboards.terminal.culprits import print_culprits
 
-        print_culprits(found, console())
+        print_culprits(culprits, console())
     elif form == "slurm" and named:
         click.echo(hostlist(named))
     doubt = None
     if not trusted:
-        doubt = f"the report cannot be trusted, so no node is named for a script: {printable(report.answer.trust)}"
-    elif not found:
+        doubt = f"the report cannot be trusted, so no node is named for a script: {printable(accused.trust)}"
+    elif not culprits:
         doubt = f"no rank is to blame; `{f'tracekit whatif {source.arguments}'.rstrip()}` says where the time goes"
     elif nameless:
         doubt = (
@@ -113,38 +113,48 @@ def culprits_command(
     elif form == "slurm" and len(named) < len(nodes.drain + nodes.suspects):
         doubt = f"{Nodes((), nodes.suspects).sentence} Check first; --suspects prints them all the same"
     if form != "json" and doubt is not None:
-        say(f"tracekit: {short(report.name)}: {doubt}")
-    if not found or not trusted:
+        say(f"tracekit: {short(accused.job)}: {doubt}")
+    if not culprits or not trusted:
         return ExitCode.NO_ANSWER
     if nameless:
         return ExitCode.UNKNOWN_NODE
     return ExitCode.DONE if named or form == "text" else ExitCode.NO_ANSWER
 
 
+def _accused(source: JobArguments) -> Accused:
+    """The culprits of a run or, where its windows name nobody, of a trace or one window."""
+    if not source.traces and source.window is None:
+        from tracekit.bill.run_account import accused_of_run
+
+        with suppress(StoreError):  # of a job that is not there, or damaged: the newest window says what is wrong
+            if (accused := accused_of_run(*source.in_store())) is not None:
+                return accused
+    report = source.load().whatif()
+    return Accused(report.name, report.trust.trustworthy, report.answer.trust, report.answer.culprits)
+
+
 def _history(source: JobArguments, form: str, part: Sequence[str]) -> ExitCode:
     """Name the nodes that compute slower than they used to: no evidence against hardware, so none for Slurm."""
     from tracekit.analysis.job.history import history_of
     from tracekit.dashboards.terminal.culprits import print_history
-    from tracekit.store import Store, default_store
 
     if source.traces or part or form == "slurm":
         raise SelectionError(
             "--history is for the computes of a job in a store, and shows suspects only: give --store and --job, leave"
             " out --part and --format slurm"
         )
-    with progress() as tell:
-        tell("reading the history")
-        found = history_of(Store(source.store or default_store()), source.job, source.window)
+    with progress("reading the history"):
+        history = history_of(store_at(source.store), source.job, source.window)
     if form == "json":
-        click.echo(msgspec.json.encode(found))
+        click.echo(msgspec.json.encode(history))
     else:
-        print_history(found, console())
-    return ExitCode.DONE if found.slower else ExitCode.NO_ANSWER
+        print_history(history, console())
+    return ExitCode.DONE if history.slower else ExitCode.NO_ANSWER
 
 
 def _check_parts(parts: Sequence[str]) -> None:
-    from tracekit.analysis.detectors.registry import parts as known_parts
+    from tracekit.analysis.detectors.all_detectors import parts as parts_of_ranks
 
-    known = known_parts()
-    if unknown := [name for name in parts if name not in known]:
-        raise SelectionError(f"--part {unknown[0]!r:.100}; expected one of {', '.join(known)}")
+    expected = parts_of_ranks()
+    if unknown := [name for name in parts if name not in expected]:
+        raise SelectionError(f"--part {unknown[0]!r:.100}; expected one of {', '.join(expected)}")

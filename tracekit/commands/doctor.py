@@ -32,16 +32,15 @@ class DoctorOutput(Struct, frozen=True):
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the lines.")
 def doctor_command(python: str | None, store: Path | None, as_json: bool) -> int:
     """Will `tracekit collect` work here? Checks what it needs, and tries it with two ranks."""
-    found = []
-    with progress() as tell:
-        tell("checking, and training two ranks for a moment")
+    results = []
+    with progress("checking, and training two ranks for a moment"):
         for check in checks(python or sys.executable, store):
-            found.append(check)
+            results.append(check)
             if not as_json:
                 click.echo(f"{check.outcome:<5}  {check.subject:<11}  {printable(check.detail)}")
-    fails = any(check.outcome is CheckOutcome.FAILS for check in found)
+    fails = any(check.outcome is CheckOutcome.FAILS for check in results)
     if as_json:
-        click.echo(msgspec.json.encode(DoctorOutput(not fails, found)))
+        click.echo(msgspec.json.encode(DoctorOutput(not fails, results)))
     else:
         click.echo(
             "\nCollecting will not work here yet." if fails else "\nNext: tracekit collect -- torchrun ... train.py"

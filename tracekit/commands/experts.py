@@ -44,13 +44,12 @@ def experts_command(loads: Path, ranks: int, replicas: int, nodes: int, groups: 
 
     if nodes > 1 and groups == 1:
         raise SelectionError(f"--nodes {nodes} needs --groups, how many groups of experts stay on one node each")
-    read = Loads.read(loads)
-    layers = placed_layers(read, ranks, replicas, nodes, groups)
+    layers = placed_layers(Loads.read(loads), ranks, replicas, nodes, groups)
     if as_json:
         click.echo(msgspec.json.encode(ExpertsOutput(layers)))
         return ExitCode.DONE
-    for one in layers:
-        homes = [" ".join(str(expert) for expert, at in one.placement if at == rank) for rank in range(ranks)]
-        click.echo(f"layer {one.layer}: the heaviest rank gets {one.max_over_mean:.3f} times the mean")
+    for layer in layers:
+        homes = [" ".join(str(expert) for expert, at in layer.placement if at == rank) for rank in range(ranks)]
+        click.echo(f"layer {layer.layer}: the heaviest rank gets {layer.max_over_mean:.3f} times the mean")
         click.echo("\n".join(f"  rank {rank}: experts {named}" for rank, named in enumerate(homes)))
     return ExitCode.DONE

@@ -39,8 +39,7 @@ def export_command(
     check_writable(out, TRACE_FILE if as_trace else TIMELINE_FILE)
     if any(trace.exists() and out.exists() and out.samefile(trace) for trace in source.traces):
         raise OutputError(f"{out}: is the trace to export, which it would replace; choose another --out")
-    with progress() as tell:
-        tell("reading the trace")
+    with progress("reading the trace") as tell:
         loaded = source.load()
         if as_trace:
             tell("writing")

@@ -87,11 +87,10 @@ def run(
     if most is None:
         raise SelectionError(f"--memory {memory!r:.40}; expected a size such as 2500M or 16G")
     executor = executor_of(ray is not None, None if ray == _OWN_CLUSTER else ray, most, processes)
-    with progress() as tell:
-        tell("looking for traces")
-        found = find_sources(sources)
+    with progress("looking for traces") as tell:
+        traces = find_sources(sources)
         began = monotonic()
-        done = run_study(Study(out), found, executor, lambda standing: tell(_progress(standing, monotonic() - began)))
+        done = run_study(Study(out), traces, executor, lambda standing: tell(_progress(standing, monotonic() - began)))
     if timings is not None:
         _write_timings(timings, done)
     for line in _summary(done, out):
@@ -115,9 +114,9 @@ def _study(path: Path) -> Study:
 def _progress(standing: Standing, took_s: float) -> str:
     """Jobs done, rate, time left and failures, in a line."""
     a_second = standing.done / max(took_s, 1e-9)
-    left = f", {(standing.total - standing.done) / a_second / 60:.0f} min left" if standing.done else ""
+    rest = f", {(standing.total - standing.done) / a_second / 60:.0f} min left" if standing.done else ""
     failed = "".join(f", {count} {rule}" for rule, count in sorted(standing.failed.items()))
-    return f"{standing.done:,} of {standing.total:,} jobs, {a_second * 60:,.0f} a minute{left}{failed}"
+    return f"{standing.done:,} of {standing.total:,} jobs, {a_second * 60:,.0f} a minute{rest}{failed}"
 
 
 def _summary(done: RunSummary, out: Path) -> list[str]:
@@ -199,26 +198,25 @@ def report(study: Path, full: bool, html: Path | None, as_json: bool, store: Pat
     opened = _study(study)
     if opened.unfinished:
         say(f"tracekit: {printable(str(study))}: its last run did not finish; run it again to complete the study")
-    with progress() as tell:
-        tell("reading the study")
-        found, culprits = figures_of(opened), recurring_culprits(opened, rate)
+    with progress("reading the study"):
+        figures, culprits = figures_of(opened), recurring_culprits(opened, rate)
         if store is not None:
             from tracekit.store import Store
 
             Store(store).check()
-            found = replace(found, applied=Store(store).applied())
+            figures = replace(figures, applied=Store(store).applied())
         if html is not None:
             curves = quantiles(counted_jobs(opened), CURVE)
-            write_text(html, fleet_page(found, curves, culprits, rate, study.absolute().name), FLEET_PAGE_FILE)
+            write_text(html, fleet_page(figures, curves, culprits, rate, study.absolute().name), FLEET_PAGE_FILE)
     if as_json:
-        click.echo(json.dumps(found.to_dict() | {"culprits": culprits.to_dicts()}, allow_nan=False))
+        click.echo(json.dumps(figures.to_dict() | {"culprits": culprits.to_dicts()}, allow_nan=False))
         return
     if html is not None:
         click.echo(f"Wrote {printable(str(html))}")
         return
-    from tracekit.dashboards.terminal.fleet import print_fleet
+    from tracekit.dashboards.terminal.fleet_screen import print_fleet
 
-    print_fleet(found, culprits, rate, console(), study=quoted(study), full=full)
+    print_fleet(figures, culprits, rate, console(), study=quoted(study), full=full)
 
 
 @fleet_command.command("culprits")
@@ -230,20 +228,21 @@ def culprits(study: Path, csv: Path | None, rate: float) -> None:
     memory.return_later()
     from tracekit.base.atomic_write import check_writable, write_text
     from tracekit.base.safe_csv import safe_csv
-    from tracekit.dashboards.terminal.fleet import print_culprits
+    from tracekit.dashboards.terminal.fleet_screen import print_culprits
     from tracekit.fleet.recurring_culprits import CULPRITS, recurring_culprits
 
     kind = _kind(CULPRITS.names(), "culprits that `tracekit fleet culprits` wrote")
     if csv is not None:
         check_writable(csv, kind)
-    with progress() as tell:
-        tell("reading the study")
-        found = recurring_culprits(_study(study), rate)
+    with progress("reading the study"):
+        machines = recurring_culprits(_study(study), rate)
     if csv is None:
-        print_culprits(found, rate, console(), most=found.height, all_culprits=command("fleet", "culprits", study))
+        print_culprits(
+            machines, rate, console(), most=machines.height, all_culprits=command("fleet", "culprits", study)
+        )
         return
-    write_text(csv, safe_csv(found), kind)
-    click.echo(f"Wrote {printable(str(csv))}: {found.height:,} machines")
+    write_text(csv, safe_csv(machines), kind)
+    click.echo(f"Wrote {printable(str(csv))}: {machines.height:,} machines")
 
 
 @fleet_command.command("compare")
@@ -256,14 +255,13 @@ def compare(before: Path, after: Path, as_json: bool, fail_on_worse: bool) -> in
     memory.return_later()
     from tracekit.fleet.study_comparison import ChangeDirection, compare_studies
 
-    with progress() as tell:
-        tell("reading the studies")
-        found = compare_studies(_study(before), _study(after))
+    with progress("reading the studies"):
+        comparison = compare_studies(_study(before), _study(after))
     if as_json:
-        click.echo(msgspec.json.encode(found))
+        click.echo(msgspec.json.encode(comparison))
     else:
-        from tracekit.dashboards.terminal.fleet import print_fleet_comparison
+        from tracekit.dashboards.terminal.fleet_screen import print_fleet_comparison
 
-        print_fleet_comparison(found, console())
-    worse = any(one.direction is ChangeDirection.WORSE for one in found.changes)
+        print_fleet_comparison(comparison, console())
+    worse = any(one.direction is ChangeDirection.WORSE for one in comparison.changes)
     return ExitCode.CONDITION if fail_on_worse and worse else ExitCode.DONE

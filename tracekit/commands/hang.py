@@ -9,17 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from msgspec import Struct, field, to_builtins
 
-from tracekit.analysis.hang.hang_report import HangReport, StackGroup, UndecidedStall, first_step, headline
 from tracekit.base.command_line import command
-from tracekit.base.errors import FormatError, OutputError
+from tracekit.base.errors import FormatError
 from tracekit.base.exit_codes import ExitCode
 from tracekit.base.look import Look
 from tracekit.base.stderr import progress
 from tracekit.base.text import printable, short
 from tracekit.commands.complete import job_names
-from tracekit.commands.options import OUT
+from tracekit.commands.options import OUT, made_folder
 
 if TYPE_CHECKING:
     from tracekit.store import Store, StoredHang
@@ -46,12 +44,11 @@ def hang_command(directory: Path, job: str | None, as_json: bool, out: Path | No
 
     store = Store(directory)
     if store.is_store():
-        found = _newest_hang(store, job)
-        lines, report = list(found.lines), found.report
+        stored = _newest_hang(store, job)
+        lines, report = list(stored.lines), stored.report
         if not as_json:
-            lines.insert(
-                0, f"{printable(found.job)}, {datetime.fromtimestamp(found.found_at, UTC):%Y-%m-%d %H:%M:%S} UTC"
-            )
+            moment = datetime.fromtimestamp(stored.found_at, UTC)
+            lines.insert(0, f"{printable(stored.job)}, {moment:%Y-%m-%d %H:%M:%S} UTC")
     elif job is not None:
         raise click.UsageError("--job chooses a hang in a store; DIRECTORY is not a store")
     else:
@@ -67,28 +64,27 @@ def _newest_hang(store: Store, job: str | None) -> StoredHang:
     from tracekit.base.errors import NotStoredError
     from tracekit.base.object_storage import object_url
 
-    found = store.hangs(job)
-    if not found:
+    hangs = store.hangs(job)
+    if not hangs:
         whose = "" if job is None else f" of a job {short(job)!r}"
         is_copy = object_url(store.path) is not None  # which is read-only
-        kept = "FOLDER" if is_copy else store.path
-        watch = command("collect", "--hang-after", "120", "--store", kept, "--", "COMMAND")
+        original = "FOLDER" if is_copy else store.path
+        watch = command("collect", "--hang-after", "120", "--store", original, "--", "COMMAND")
         how = f"`{watch}` adds them" + (", and a copy of FOLDER there has them" if is_copy else "")
         raise NotStoredError(f"{store.name}: keeps no hang{whose}; {how}")
-    return found[0]
+    return hangs[0]
 
 
 def analyse(directory: Path) -> tuple[list[str], dict[str, Any]]:
     """The report on a folder of dumps, or on text about a hang, as text and as plain data."""
     from tracekit.analysis.hang.hang_culprits import find_hang
     from tracekit.collectors.importers.flight_recorder import read_flight_records
-    from tracekit.dashboards.terminal.hang import report_lines
+    from tracekit.dashboards.terminal.hang_lines import report_lines
     from tracekit.sources.recognise import with_content
     from tracekit.sources.source import Content
     from tracekit.sources.wrong import wrong_source
 
-    with progress() as tell:
-        tell("reading the dumps")
+    with progress("reading the dumps") as tell:
         newest = newest_dumps(directory)
         dumps = with_content(Content.DUMPS, Look(newest))
         record = None if dumps is not None and dumps.name == "flight-recorder" else _nccl_text(newest)
@@ -98,7 +94,7 @@ def analyse(directory: Path) -> tuple[list[str], dict[str, Any]]:
             raise wrong_source(Look(directory), Content.DUMPS) or error from None
         tell("finding who waits for whom")
         report = find_hang(record)
-    return list(report_lines(report)), to_dict(report)
+    return list(report_lines(report)), report.to_dict()
 
 
 def _nccl_text(path: Path) -> FlightRecord | None:
@@ -114,10 +110,7 @@ def write_report(out: Path, lines: Sequence[str], report: dict[str, Any]) -> Non
 
     is_text = Kind("a report on a hang", lambda file: b"HANG  " in file.read(16))
     is_json = Kind("a report on a hang", starting_with(b'{"hang": '))
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"{out}: cannot be created: {error.strerror or error}; choose another --out") from None
+    made_folder(out, "another --out")
     text, plain = "\n".join(lines), json.dumps(report)
     files = ((out / "report.txt", text, is_text), (out / "report.json", plain, is_json))
     for path, _, kind in files:
@@ -128,87 +121,6 @@ def write_report(out: Path, lines: Sequence[str], report: dict[str, Any]) -> Non
 
 def newest_dumps(directory: Path) -> Path:
     """The folder of dumps: the newest one of a run directory, else the directory itself."""
-    if directory.is_dir() and (found := [path for path in directory.glob(HANG_FOLDERS) if path.is_dir()]):
-        return max(found, key=lambda path: path.stat().st_mtime)
+    if directory.is_dir() and (dumps := [path for path in directory.glob(HANG_FOLDERS) if path.is_dir()]):
+        return max(dumps, key=lambda path: path.stat().st_mtime)
     return directory
-
-
-class HangCulprit(Struct, frozen=True):
-    """A rank that holds others up; `since_s`: before the dumps were taken."""
-
-    rank: int
-    host: str | None
-    stall_class: str = field(name="class")
-    group: str
-    operation: str
-    since_s: float | None
-    since_unix_ns: int | None
-    stall: int
-    waiting: int
-    phase: str | None
-    evidence: tuple[str, ...]
-    stack: tuple[str, ...] | None
-
-
-class WaitingRank(Struct, frozen=True):
-    """A rank that waits for others."""
-
-    rank: int
-    waits_for: tuple[int, ...] = field(name="for")
-    operation: str
-    group: str
-
-
-class HungGroup(Struct, frozen=True):
-    """A process group by the state of its ranks."""
-
-    group: str
-    ranks: tuple[int, ...]
-    operation: str
-    sequence: int
-    waiting: tuple[int, ...]
-    finished: tuple[int, ...]
-    not_issued: tuple[int, ...]
-    unknown: tuple[int, ...]
-
-
-class HangOutput(Struct, frozen=True):
-    """What `tracekit hang --json` prints, and report.json holds."""
-
-    hang: bool
-    headline: str
-    first_step: str | None
-    world_size: int
-    dumps: int
-    culprits: list[HangCulprit]
-    undecided: tuple[UndecidedStall, ...]
-    waiting: list[WaitingRank]
-    groups: list[HungGroup]
-    stacks: tuple[StackGroup, ...]
-    without_dump: tuple[int, ...]
-    notes: tuple[str, ...]
-
-
-def to_dict(report: HangReport) -> dict[str, Any]:
-    """The report as plain data: the keys of docs/hang.md."""
-    from tracekit.report.plain_data import shaped
-
-    def times(since_ns: int) -> dict[str, Any]:
-        taken_ns = report.taken_ns if since_ns else None
-        since_s = None if taken_ns is None else round((taken_ns - since_ns) / 1e9, 3)
-        return {"since_s": since_s, "since_unix_ns": since_ns or None}
-
-    output = shaped(
-        HangOutput,
-        report,
-        hang=report.hung,
-        headline=headline(report),
-        first_step=first_step(report),
-        culprits=[
-            shaped(HangCulprit, one, group=one.group.description, **times(one.since_ns)) for one in report.culprits
-        ],
-        waiting=[shaped(WaitingRank, one, group=one.group.description) for one in report.waiting],
-        groups=[shaped(HungGroup, one, group=one.group.description, ranks=one.group.ranks) for one in report.groups],
-    )
-    plain: dict[str, Any] = to_builtins(output)
-    return plain

@@ -15,8 +15,8 @@ from pathlib import Path
 from tracekit.analysis.hang.hang_culprits import find_hang
 from tracekit.collectors.importers.flight_recorder import read_flight_records
 from tracekit.collectors.launch.hang_answers import gather
-from tracekit.commands.hang import to_dict, write_report
-from tracekit.dashboards.terminal.hang import report_lines
+from tracekit.commands.hang import write_report
+from tracekit.dashboards.terminal.hang_lines import report_lines
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
         if about["attempt"] is not None:
             gather(Path(about["attempt"]), folder, dict(about["ended_ns"]))
         report = find_hang(read_flight_records(folder))
-        write_report(folder, list(report_lines(report)), to_dict(report))
+        write_report(folder, list(report_lines(report)), report.to_dict())
 
 
 if __name__ == "__main__":

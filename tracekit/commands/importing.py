@@ -20,7 +20,7 @@ from tracekit.base.errors import SelectionError, TracekitError
 from tracekit.base.processes import answers_of, serve
 from tracekit.base.stderr import progress
 from tracekit.base.text import printable, short
-from tracekit.commands.options import OUT, PATH, UNIT, read_job
+from tracekit.commands.options import OUT, PATH, UNIT, read_job, store_at
 
 if TYPE_CHECKING:
     from tracekit.store import Incoming, Store
@@ -63,7 +63,6 @@ def import_command(
     """
     from tracekit.sources.load import are_one_job
     from tracekit.sources.search import jobs_in
-    from tracekit.store import Store, default_store
 
     if importer == _LIST:
         from tracekit.sources.plug_in import plugged_in
@@ -79,7 +78,7 @@ def import_command(
     jobs = [traces] if together else [(job,) for path in traces for job in jobs_in(path) or (path,)]
     if name is not None and len(jobs) > 1:
         raise SelectionError(f"--name {name!r} for {len(jobs)} traces; name one trace at a time")
-    opened = Store(store or default_store())
+    opened = store_at(store)
     opened.check_new(None)
     readings = [_Reading(paths, name, layout, importer, unit, not no_analysis) for paths in jobs]
     if len(readings) > _TOGETHER and not replace:

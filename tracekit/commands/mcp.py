@@ -18,6 +18,7 @@ from msgspec.structs import asdict
 from tracekit import __version__
 from tracekit.analysis.job.job import Job
 from tracekit.base.errors import TracekitError, extra
+from tracekit.store import Store
 
 Tool = Callable[..., dict[str, Any]]
 #: The parts of a report that answer "why", as docs/report-schema.md describes them.
@@ -68,10 +69,15 @@ def why_slow(path: str, job: str | None = None) -> dict[str, Any]:
     """Why a training job is slow: the answer in words, its verdict, whether to trust it, causes and priced fixes.
 
     path: a trace, a folder of torch.profiler, a log of post-training, or a store. job: a job in that store, by default
-    the newest. Times are seconds per step. Do not act on a report whose trust says no.
+    the newest. Times are seconds per step. Do not act on a report whose trust says no. run: of a job in a store, what
+    all its windows lost, from when to when and whether that is over; the rest is about its newest window.
     """
+    from tracekit.bill.run_account import run_of_job
+
     report = _job(path, job).report.to_dict()
-    return {key: report[key] for key in _WHY}
+    answer = {key: report[key] for key in _WHY}
+    store = Store(Path(path))
+    return answer | {"run": to_builtins(run_of_job(store, job or store.newest()))} if store.is_store() else answer
 
 
 def who(path: str, job: str | None = None) -> dict[str, Any]:
@@ -80,12 +86,17 @@ def who(path: str, job: str | None = None) -> dict[str, Any]:
     drain: nodes whose hardware the recording shows at fault. suspects: nodes of the other culprits, to
     be checked first.
     """
-    from tracekit.report.nodes import nodes_of
+    from tracekit.bill.run_account import accused_of_run
+    from tracekit.report.nodes import Accused, nodes_of
 
-    report = _job(path, job).report
-    culprits = [asdict(one) for one in report.answer.culprits]
-    nodes = nodes_of(report.answer.culprits, trusted=report.trust.trustworthy)
-    return {"trust": report.answer.trust, "culprits": culprits, "drain": nodes.drain, "suspects": nodes.suspects}
+    store = Store(Path(path))
+    named = accused_of_run(store, job or store.newest()) if store.is_store() else None
+    if named is None:
+        report = _job(path, job).report
+        named = Accused(report.name, report.trust.trustworthy, report.answer.trust, report.answer.culprits)
+    nodes = nodes_of(named.culprits, trusted=named.trustworthy)
+    culprits = [asdict(one) for one in named.culprits]
+    return {"trust": named.trust, "culprits": culprits, "drain": nodes.drain, "suspects": nodes.suspects}
 
 
 def what_if(path: str, selection: str, job: str | None = None) -> dict[str, Any]:
@@ -102,8 +113,8 @@ def compare(before: str, after: str) -> dict[str, Any]:
     """Whether run `after` is faster than run `before`, how sure that is, and which causes came and went."""
     from tracekit.report.comparison import compare_runs
 
-    found = compare_runs((_job(before, None).report, _job(after, None).report))
-    compared: dict[str, Any] = to_builtins(found.output)
+    comparison = compare_runs((_job(before, None).report, _job(after, None).report))
+    compared: dict[str, Any] = to_builtins(comparison.output)
     return compared
 
 

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tracekit.base.command_line import command, quoted
-from tracekit.base.errors import FormatError, SelectionError
+from tracekit.base.errors import FormatError, OutputError, SelectionError, StoreError
 from tracekit.base.look import Look
 from tracekit.base.object_storage import shown
-from tracekit.base.stderr import hushed_panics
+from tracekit.base.stderr import hushed_panics, say
 from tracekit.base.text import short
 from tracekit.commands.complete import job_names
 from tracekit.sources.recognise import is_a, with_content
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
     from tracekit.analysis.job.job import Job
     from tracekit.fleet.executor import Executor
+    from tracekit.report.report import Report
+    from tracekit.report.run import RunVerdict
     from tracekit.store import Store
     from tracekit.store.window import StoredWindow
 
@@ -69,7 +72,7 @@ class _Out(_Path):
 OUT = _Out(path_type=Path)
 
 
-class Price(click.FloatRange):
+class PriceType(click.FloatRange):
     """A price of something: a finite number, not below zero."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
@@ -85,6 +88,17 @@ class Price(click.FloatRange):
 UNIT = click.Choice(["s", "ms", "us", "ns"])
 #: Commands that take `--store` with `--job` instead of a trace.
 _OF_ONE_JOB = ("culprits", "export", "whatif")
+
+
+#: Every command that reads a store has the same option for it.
+STORE = click.option("--store", type=PATH, help="Store [default: $TRACEKIT_STORE, else ./tracekit.store].")
+
+
+def store_at(path: Path | None) -> Store:
+    """The store at a path, by default the one that the environment names."""
+    from tracekit.store import Store, default_store
+
+    return Store(path or default_store())
 
 
 class JobArguments(Struct, frozen=True):
@@ -116,6 +130,35 @@ class JobArguments(Struct, frozen=True):
             _say_newest(loaded.trace.name)
         return loaded
 
+    def run(self) -> RunVerdict | None:
+        """The verdict of the run, of a job in a store; None and a line on stderr if what is stored of it is damaged."""
+        if self.traces:
+            return None
+        from tracekit.bill.run_account import run_of_job
+
+        try:
+            return run_of_job(*self.in_store())
+        except StoreError as error:
+            say(f"tracekit: only the newest window can be judged: {error}")
+            return None
+
+    def with_run(self, report: Report, *, redact: bool = False) -> Report:
+        """The report with the verdict of the run, if it is of a job in a store; with what other windows name, if it is
+        of a named window. `redact`: without the names of hosts and jobs.
+        """
+        run = self.run()
+        if run is None:
+            return report
+        if redact:
+            run = replace(run, notes=(), causes=[replace(cause, hosts=(), do=None) for cause in run.causes])
+        if self.window is None:
+            return replace(report, run=run)
+        from tracekit.dashboards.run_words import elsewhere_words
+        from tracekit.report.report import Remark
+
+        words = elsewhere_words(run, report)
+        return report if words is None else replace(report, remarks=[*report.remarks, Remark("Run", words)])
+
     def of_file(self, use: Callable[[Path], _Made]) -> _Made | None:
         """What `use` makes of the Parquet file of the job, None if this is not a pipeline in one file."""
         self._check()
@@ -131,7 +174,7 @@ class JobArguments(Struct, frozen=True):
                 return use(path) if len(self.traces) == 1 and _is_pipeline(path, self.layout) else None
         from tracekit.trace.model import TraceKind
 
-        store, name = self._in_store()
+        store, name = self.in_store()
         if self.job is None:
             _say_newest(name)
         if self.stored_window().kind is not TraceKind.PIPELINE:
@@ -141,15 +184,13 @@ class JobArguments(Struct, frozen=True):
     def stored_window(self) -> StoredWindow:
         """The window of the job in the store."""
         self._check()
-        store, name = self._in_store()
+        store, name = self.in_store()
         with store.reading() as catalogue:
             return catalogue.window(name, self.window)
 
-    def _in_store(self) -> tuple[Store, str]:
+    def in_store(self) -> tuple[Store, str]:
         """The store, and the name of the job in it."""
-        from tracekit.store import Store, default_store
-
-        store = Store(self.store or default_store())
+        store = store_at(self.store)
         return store, self.job or store.newest()
 
     def _check(self) -> None:
@@ -215,15 +256,40 @@ def job_source(body: Callable[..., Any]) -> Any:
 
     @click.option("--layout", type=PATH, help="YAML file with the parallel sizes of a published trace.")
     @click.option("--unit", type=UNIT, help="Unit of the times in TRACE [default: s].")
-    @click.option("--store", type=PATH, help="Store [default: $TRACEKIT_STORE, else ./tracekit.store].")
+    @STORE
     @click.option("--job", shell_complete=job_names, help="Job in the store [default: the newest].")
     @click.option("--window", type=int, help="Window of the job, if it has several [default: the newest].")
     @functools.wraps(body)
     def with_source(traces: Any, layout: Any, unit: Any, store: Any, job: Any, window: Any, **options: Any) -> Any:
-        named = traces if isinstance(traces, tuple) else () if traces is None else (traces,)
-        return body(source=JobArguments(named, layout, unit, store, job, window), **options)
+        if not isinstance(traces, tuple):
+            traces = () if traces is None else (traces,)
+        return body(source=JobArguments(traces, layout, unit, store, job, window), **options)
 
     return with_source
+
+
+def layout_sizes(body: Callable[..., Any]) -> Any:
+    """Give a command the `layout` that its options state."""
+
+    @functools.wraps(body)
+    def with_layout(dp: int | None, pp: int | None, tp: int | None, **options: Any) -> Any:
+        from tracekit.collectors.merge.placement import LayoutOptions
+
+        return body(layout=LayoutOptions(dp=dp, pp=pp, tp=tp), **options)
+
+    for size, title in (("tp", "Tensor"), ("pp", "Pipeline"), ("dp", "Data")):
+        text = f"{title}-parallel size, if it cannot be found."
+        with_layout = click.option(f"--{size}", type=click.IntRange(min=1), help=text)(with_layout)
+    return with_layout
+
+
+def made_folder(path: Path, instead: str = "another folder") -> Path:
+    """The folder for a command's output. Raises OutputError, which says what to choose `instead`."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be created: {error.strerror or error}; choose {instead}") from None
+    return path
 
 
 def executor_of(ray: bool, address: str | None, memory_bytes: int, processes: int | None = None) -> Executor:

@@ -12,7 +12,7 @@ import click
 
 from tracekit.base.errors import SelectionError
 from tracekit.commands.complete import job_names
-from tracekit.commands.options import OUT, PATH, console
+from tracekit.commands.options import OUT, STORE, console, store_at
 
 #: Rows of a table in the terminal.
 _MOST_ROWS = 50
@@ -20,7 +20,7 @@ _MOST_ROWS = 50
 
 @click.command("sql")
 @click.argument("query")
-@click.option("--store", type=PATH, help="Store [default: $TRACEKIT_STORE, else ./tracekit.store].")
+@STORE
 @click.option("--job", "jobs", multiple=True, shell_complete=job_names, help="Ops of this job only; may be repeated.")
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
@@ -30,8 +30,9 @@ def sql_command(
 ) -> None:
     """Ask a store in SQL: one SELECT, as DuckDB understands it.
 
-    Tables: jobs (the newest window of each), windows, findings (causes of a window), incidents, hosts, ops. For the
-    columns of a table, ask "DESCRIBE jobs". docs/store.md has ten questions with their answers.
+    Tables: jobs (the newest window of each), windows, findings (causes of a window), losses (what all its steps lost,
+    by cause and place), incidents, hosts, ops. For the columns of a table, ask "DESCRIBE jobs". docs/store.md has
+    questions with their answers.
     """
     import polars as pl
 
@@ -39,24 +40,23 @@ def sql_command(
     from tracekit.base.atomic_write import check_writable, replacing
     from tracekit.base.safe_csv import safe_csv
     from tracekit.base.text import counted, printable
-    from tracekit.store import Store, default_store
     from tracekit.store.query import rows_of
 
     if (parquet is not None) + as_json + as_csv > 1:
         raise SelectionError("one of --json, --csv and --parquet at a time")
     if parquet is not None:
         check_writable(parquet, TABLE_FILE)
-    found = rows_of(Store(store or default_store()), query, jobs)
+    rows = rows_of(store_at(store), query, jobs)
     if parquet is not None:
         with replacing(parquet, TABLE_FILE) as temporary, open(temporary, "wb") as file:
-            found.write_parquet(file, metadata={TABLE_KEY: "sql"})
-        click.echo(f"Wrote {printable(str(parquet))}: {counted(found.height, 'row')}")
+            rows.write_parquet(file, metadata={TABLE_KEY: "sql"})
+        click.echo(f"Wrote {printable(str(parquet))}: {counted(rows.height, 'row')}")
     elif as_json:
-        click.echo(found.write_json())
+        click.echo(rows.write_json())
     elif as_csv:
-        nested = [name for name, kind in found.schema.items() if kind.is_nested()]
-        texts = [pl.Series(name, [*map(_json, found[name].to_list())], pl.String) for name in nested]
-        click.echo(safe_csv(found.with_columns(texts)), nl=False)
+        nested = [name for name, kind in rows.schema.items() if kind.is_nested()]
+        texts = [pl.Series(name, [*map(_json, rows[name].to_list())], pl.String) for name in nested]
+        click.echo(safe_csv(rows.with_columns(texts)), nl=False)
     else:
         width = console().width
         with pl.Config(
@@ -67,9 +67,9 @@ def sql_command(
             tbl_hide_dataframe_shape=True,
             tbl_hide_column_data_types=True,
         ):
-            click.echo("\n".join(printable(line.rstrip()[1:]) for line in str(found).splitlines()))
-        if found.height > _MOST_ROWS:
-            click.echo(f"{found.height:,} rows; --csv prints all")
+            click.echo("\n".join(printable(line.rstrip()[1:]) for line in str(rows).splitlines()))
+        if rows.height > _MOST_ROWS:
+            click.echo(f"{rows.height:,} rows; --csv prints all")
 
 
 def _json(value: object) -> str | None:

@@ -22,11 +22,7 @@ from tracekit.base.exit_codes import ExitCode
 from tracekit.base.stderr import progress
 from tracekit.base.text import bytes_of, printable, short
 from tracekit.commands.complete import job_names
-from tracekit.commands.options import JobArguments, console, trace_source
-
-_PATH = click.Path(path_type=Path)
-_STORE = click.option("--store", type=_PATH, help="Store [default: $TRACEKIT_STORE, else ./tracekit.store].")
-
+from tracekit.commands.options import PATH, STORE, JobArguments, console, store_at, trace_source
 
 _Code = TypeVar("_Code")
 
@@ -34,8 +30,8 @@ _Code = TypeVar("_Code")
 def _of_a_store(body: Callable[..., _Code]) -> Callable[..., _Code]:
     """Give a command the store that is its argument or its option, else the default one."""
 
-    @click.argument("path", metavar="[STORE]", required=False, type=_PATH)
-    @_STORE
+    @click.argument("path", metavar="[STORE]", required=False, type=PATH)
+    @STORE
     @functools.wraps(body)
     def with_store(path: Path | None, store: Path | None, **options: object) -> _Code:
         from tracekit.store import default_store
@@ -78,7 +74,6 @@ def list_command(source: JobArguments) -> None:
     from tracekit.sources.recognise import is_a
     from tracekit.sources.search import jobs_in
     from tracekit.sources.source import Content
-    from tracekit.store import Store, default_store
 
     stores = [path for path in source.traces if is_a(Content.STORE, path)]
     if stores and source.store is None:
@@ -86,27 +81,26 @@ def list_command(source: JobArguments) -> None:
     if not source.traces and source.job is None and source.window is None:
         if source.layout is not None or source.unit is not None:
             raise SelectionError("--layout and --unit belong to a TRACE; name the trace file too")
-        opened = Store(source.store or default_store())
+        opened = store_at(source.store)
         print_jobs(opened.name, opened.jobs(), console())
         return
     for trace in source.traces:
         if len(jobs := jobs_in(trace)) > 1:
             print_folder(trace, jobs, console())
             return
-    with progress() as tell:
-        tell("reading the trace")
+    with progress("reading the trace"):
         loaded = source.load().trace
     print_trace(loaded, console())
 
 
 @store_command.command()
 @_job_argument(required=True)
-@_STORE
+@STORE
 def windows(job: str, store: Path | None) -> None:
     """List the windows of JOB, oldest first."""
-    from tracekit.store import Store, WindowPart, default_store
+    from tracekit.store import WindowPart
 
-    opened = Store(store or default_store())
+    opened = store_at(store)
     headlines = dict(opened.history(job).select("number", "headline").iter_rows())
     for window in opened.windows(job):
         slowdown = "not analysed" if window.slowdown is None else f"S = {window.slowdown:.3f}"
@@ -121,21 +115,20 @@ def windows(job: str, store: Path | None) -> None:
 
 @store_command.command()
 @_job_argument(required=False)
-@_STORE
+@STORE
 @click.option("--open", "only_open", is_flag=True, help="Only those that are open.")
 def incidents(job: str | None, store: Path | None, only_open: bool) -> None:
     """List the incidents of JOB, or of all jobs, newest first: which cause acted on it, when, and for how long."""
-    from tracekit.live.incident_words import advice, handling, lasted
-    from tracekit.store import Store, default_store
+    from tracekit.live.incident_words import advice, handling, lasted, since_words, utc
 
-    opened = Store(store or default_store())
+    opened = store_at(store)
     for incident in opened.incidents(job, only_open=only_open):
-        windows = "" if incident.opened_window is None else f" since window {incident.opened_window}"
+        since = since_words(incident, utc)
         state = f"open for {lasted(incident)}"
         if incident.closed_at is not None:
             state = f"lasted {lasted(incident)}, {incident.closed_because}"
         click.echo(
-            f"{incident.incident_id:>6}  {incident.opened_at:%Y-%m-%d %H:%M:%S}  {short(incident.job)}{windows},"
+            f"{incident.incident_id:>6}  {short(incident.job)}, since {since},"
             f" {printable(state)}: {printable(incident.cause.what)}"
         )
         if incident.closed_at is None:
@@ -145,13 +138,13 @@ def incidents(job: str | None, store: Path | None, only_open: bool) -> None:
             click.echo(f"{'Handled':>14}: {words}")
 
 
-def _moment(at: float) -> str:
-    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M} UTC"
+def _moment(epoch_s: float) -> str:
+    return f"{datetime.fromtimestamp(epoch_s, UTC):%Y-%m-%d %H:%M} UTC"
 
 
 @store_command.command()
 @click.argument("incident", type=click.IntRange(min=1))
-@_STORE
+@STORE
 @click.option("--owner", metavar="NAME", help="Who takes it.")
 @click.option("--mute", metavar="AGE", help="Send no messages about it for so long, such as 4h; 0m: send them again.")
 @click.option("--note", metavar="TEXT", help="What others should know.")
@@ -160,12 +153,11 @@ def handle(incident: int, store: Path | None, owner: str | None, mute: str | Non
 
     `tracekit store incidents` and the dashboard show the history.
     """
-    from tracekit.store import Store, default_store
     from tracekit.store.handling import IncidentChange, current_user
 
     now = time.time()
     until = None if mute is None else now + _age("--mute", mute).total_seconds()
-    Store(store or default_store()).handle(incident, IncidentChange(now, current_user(), owner, until, note))
+    store_at(store).handle(incident, IncidentChange(now, current_user(), owner, until, note))
 
 
 @store_command.command()
@@ -176,11 +168,11 @@ def check(store: Path) -> int:
     from tracekit.store.care import damages
 
     with progress() as tell:
-        found = list(damages(Store(store), tell))
-    _echo(found)
-    result = f"{len(found)} damaged" if found else "all files are whole"
+        faults = list(damages(Store(store), tell))
+    _echo(faults)
+    result = f"{len(faults)} damaged" if faults else "all files are whole"
     click.echo(f"{printable(str(store))}: {result}")
-    return ExitCode.CONDITION if found else ExitCode.DONE
+    return ExitCode.CONDITION if faults else ExitCode.DONE
 
 
 @store_command.command()

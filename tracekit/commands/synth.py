@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 import click
 
 from tracekit.base.command_line import command
-from tracekit.base.errors import OutputError
 from tracekit.base.stderr import progress
 from tracekit.base.text import printable
-from tracekit.commands.options import OUT
+from tracekit.commands.options import OUT, made_folder
 
 if TYPE_CHECKING:
     from tracekit.synth import SynthSpec
@@ -83,8 +82,7 @@ def synth_command(
         _write_jobs(spec, jobs, out)
         return
     check_writable(out, TRACE_FILE)
-    with progress() as tell:
-        tell("simulating")
+    with progress("simulating") as tell:
         trace = synthesize(spec)
         tell("writing")
         trace.write_parquet(out)
@@ -95,10 +93,7 @@ def _write_jobs(spec: SynthSpec, jobs: int, out: Path) -> None:
     """Write jobs that differ in their seed, and so in noise and in places that are drawn. Raises OutputError."""
     from tracekit.synth import synthesize
 
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"{out}: cannot be created: {error.strerror}; choose another folder") from None
+    made_folder(out)
     with progress() as tell:
         for number in range(jobs):
             name = f"{spec.name}-{number:06d}"

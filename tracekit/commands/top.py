@@ -12,7 +12,7 @@ import click
 
 from tracekit.base.errors import NotStoredError
 from tracekit.commands.complete import job_names
-from tracekit.commands.options import PATH, console
+from tracekit.commands.options import STORE, console, store_at
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @click.command("top")
 @click.argument("job", required=False, shell_complete=job_names)
-@click.option("--store", type=PATH, help="Store [default: $TRACEKIT_STORE, else ./tracekit.store].")
+@STORE
 @click.option("--every", type=click.FloatRange(min=0.2), default=1.0, show_default=True, help="Seconds between looks.")
 @click.option("--once", is_flag=True, help="Print one screen and leave.")
 def top_command(job: str | None, store: Path | None, every: float, once: bool) -> None:
@@ -34,9 +34,8 @@ def top_command(job: str | None, store: Path | None, every: float, once: bool) -
     from rich.text import Text
 
     from tracekit.live.watch import stopped_by_signals
-    from tracekit.store import Store, default_store
 
-    opened = Store(store or default_store())
+    opened = store_at(store)
     if once:
         console().print(_frame(opened, job))
         return

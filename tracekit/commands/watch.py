@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from tracekit.base.errors import SelectionError
 from tracekit.base.look import Look
 from tracekit.base.stderr import say
 from tracekit.base.text import listed, printable
 from tracekit.collectors.launch.live import WatchOptions, watch_options
-from tracekit.commands.options import PATH
+from tracekit.commands.options import PATH, layout_sizes
 
 if TYPE_CHECKING:
+    from tracekit.collectors.merge.placement import LayoutOptions
     from tracekit.live.run import LiveOptions
 
 #: A window given in seconds has at least this many steps: fewer show little.
@@ -33,17 +35,13 @@ _DEFAULT_SECONDS = 60.0
 )
 @click.option("--name", help="Name of the job in the store [default: that of DIR]; with STORE, the only job to report.")
 @watch_options
-@click.option("--dp", type=click.IntRange(min=1), help="Data-parallel size, if it cannot be found.")
-@click.option("--pp", type=click.IntRange(min=1), help="Pipeline-parallel size, if it cannot be found.")
-@click.option("--tp", type=click.IntRange(min=1), help="Tensor-parallel size, if it cannot be found.")
+@layout_sizes
 @click.option("--consume", is_flag=True, help="Remove segments in DIR once their steps are stored.")
 def watch_command(
     source: Path,
     store: Path | None,
     name: str | None,
-    dp: int | None,
-    pp: int | None,
-    tp: int | None,
+    layout: LayoutOptions,
     consume: bool,
     **watching: Any,
 ) -> None:
@@ -55,7 +53,7 @@ def watch_command(
     """
     from contextlib import ExitStack
 
-    from tracekit.collectors.merge.placement import LayoutOptions
+    from tracekit.collectors.importers.metrics.source import open_metrics
     from tracekit.collectors.run_directory.segments import is_run_directory
     from tracekit.live.delivery_log import DeliveryLog
     from tracekit.live.notify import Notifier
@@ -71,10 +69,11 @@ def watch_command(
     if steps is not None and seconds is not None:
         raise SelectionError("--window-steps and --window-seconds cannot be combined; choose one")
     if Store(source).is_store():
-        if store is not None or steps is not None or seconds is not None or consume:
+        typed = click.get_current_context().get_parameter_source("metrics") is ParameterSource.COMMANDLINE
+        if store is not None or steps is not None or seconds is not None or consume or typed:
             raise SelectionError(
-                "a store already holds windows: --store, --window-steps, --window-seconds and --consume are for the"
-                " folder that ranks write to"
+                "a store already holds windows: --store, --window-steps, --window-seconds, --metrics and --consume are"
+                " for the folder that ranks write to"
             )
         watched, run = Store(source), None
     else:
@@ -85,8 +84,9 @@ def watch_command(
             name=name or source.absolute().name,
             size=WindowSize(steps, seconds, _FEWEST_STEPS),
             late_after_s=asked.late_after,
-            layout=LayoutOptions(dp=dp, pp=pp, tp=tp),
+            layout=layout,
             consume=consume,
+            metrics=None if asked.metrics is None else open_metrics(asked.metrics),
         )
         _check_directory(options)
         name = options.name

@@ -19,7 +19,7 @@ from tracekit.base.exit_codes import ExitCode
 from tracekit.base.stderr import progress, say
 from tracekit.base.text import printable, short
 from tracekit.commands.arguments import Condition, parse_layers, parse_steps
-from tracekit.commands.options import OUT, PATH, JobArguments, Price, console, executor_of, job_source
+from tracekit.commands.options import OUT, PATH, JobArguments, PriceType, console, executor_of, job_source
 from tracekit.trace.model import TraceKind
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tracekit.analysis.experts.loads import Loads
     from tracekit.analysis.job.analysis import Analysis, ReportOptions
     from tracekit.analysis.job.lanes import Lanes
+    from tracekit.analysis.metrics.samples import MetricSource
     from tracekit.report.experts import Experts
     from tracekit.report.report import Report
 
@@ -70,6 +71,15 @@ _BYTES_PER_OP = 200
     help="--experts, and the price of this plan: balanced, capacity=C, replicas=N, volume=R, chunks. Repeatable.",
 )
 @click.option(
+    "--gpu",
+    "gpus",
+    multiple=True,
+    metavar="GPU",
+    help="What if it ran on this GPU? A passport's file or a name, also 'FILE on rank=0-7'. Repeatable.",
+)
+@click.option("--gpu-from", metavar="GPU", help="The GPU of the trace [default: a known one of its name].")
+@click.option("--precision", metavar="TYPE", help="--gpu, with matrix products in bf16, fp16, tf32, fp8, ...")
+@click.option(
     "--layers", metavar="LAYERS", help="Transformer layers per stage, such as 9,9,9,9 [default: the trace's]."
 )
 @click.option("--ignore-steps", metavar="STEPS", help="Leave these steps out, such as 12,40-45.")
@@ -85,9 +95,14 @@ _BYTES_PER_OP = 200
     type=click.Choice(["local", "processes", "ray"]),
     help="In one piece, or a pipeline in batches of steps on processes or Ray [default: as memory allows].",
 )
+@click.option(
+    "--metrics",
+    metavar="SOURCE",
+    help="Ask metrics about culprits: Parquet, OpenMetrics text, an answer or the URL of Prometheus.",
+)
 @click.option("--full", is_flag=True, help="Print every table, cause and fix, not only the answer.")
 @click.option("--explain", is_flag=True, help="Show how every number of the first screen was computed.")
-@click.option("--gpu-hour", type=Price(0), metavar="PRICE", help="State the cost in money, too.")
+@click.option("--gpu-hour", type=PriceType(0), metavar="PRICE", help="State the cost in money, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the report.")
 @click.option("--as", "form", metavar="NAME", help="Print the report in the form of a plug-in (docs/extending.md).")
 @click.option("--markdown", type=PATH, metavar="FILE", help="Write answer, causes and fixes as Markdown; - for stdout.")
@@ -108,10 +123,14 @@ def whatif_command(
     experts: bool,
     expert_loads: Path | None,
     plans: tuple[str, ...],
+    gpus: tuple[str, ...],
+    gpu_from: str | None,
+    precision: str | None,
     layers: str | None,
     ignore_steps: str | None,
     method: str,
     engine: str | None,
+    metrics: str | None,
     full: bool,
     explain: bool,
     gpu_hour: float | None,
@@ -134,6 +153,7 @@ def whatif_command(
     cause costs of the step, with a number: "slowdown>1.1", "bad-worker>5%". A SCHEDULE may state the share of the
     weight gradients in the whole backward: "zb-h1,weight=0.4".
     """
+    from tracekit.analysis.hardware.question import HardwareQuestion
     from tracekit.analysis.job.analysis import ReportOptions
     from tracekit.report.report import read_report, write_tables
 
@@ -144,6 +164,8 @@ def whatif_command(
     _check_writable(parquet_file, markdown, html)
     _check_schedules(schedules)
     priced, logged = _read_asked(expert_loads, plans)
+    hardware = HardwareQuestion.parse(gpus, gpu_from, precision)
+    witness = None if metrics is None else _witness(metrics, redact=redact)
     render = None if form is None else _renderer(form, alone=not as_json and markdown != STDOUT)
     asked = ReportOptions(
         fix=fix,
@@ -156,9 +178,10 @@ def whatif_command(
         experts=experts or expert_loads is not None,
         expert_loads=logged,
         plans=tuple(priced),
+        hardware=hardware,
+        metrics=witness,
     )
-    with progress() as tell:
-        tell("reading the trace")
+    with progress("reading the trace") as tell:
         steps = () if ignore_steps is None else parse_steps(ignore_steps, "--ignore-steps")
         lanes: Lanes | None = None
         named: str | None = "JOB" if redact else source.arguments
@@ -166,6 +189,10 @@ def whatif_command(
             _refuse_others(_OF_REPORTS, "needs the trace, and a report is without it")
             report, named = read_report(source.traces[0]), None
         elif (used := engine or _engine_for(source)) != "local":
+            if hardware is not None:
+                raise SelectionError(
+                    "--gpu is for a job in one piece: add --engine local, and --ignore-steps to fit memory"
+                )
             report, lanes = _parts(_in_batches(source, used, asked, method, redact=redact, ignored=steps, tell=tell))
         else:
             try:
@@ -188,6 +215,8 @@ def whatif_command(
             prepared = loaded.lean()
             del loaded  # and with it the ops of a pipeline, which nothing reads any more
             report, lanes = _parts(prepared.analyse(asked, tell))
+        if not source.is_report:
+            report = source.with_run(report, redact=redact)
         if overlap and not report.overlap:
             say(f"tracekit: --overlap is for recordings of GPUs, and {short(report.name)} is not one")
         if html is not None:
@@ -217,7 +246,18 @@ def whatif_command(
     for path in (csv_directory, parquet_file, markdown, html):
         if path is not None and path != STDOUT:
             click.echo(f"Wrote {printable(str(path))}", err=True)
+    if report.metrics and report.metrics.problem is not None:
+        raise FormatError(report.metrics.problem)
     return ExitCode.DONE if condition is None else condition.judge(report)
+
+
+def _witness(source: str, *, redact: bool) -> MetricSource:
+    """The source of metrics. Raises FormatError for what is none, SelectionError with --redact."""
+    from tracekit.collectors.importers.metrics.source import open_metrics
+
+    if redact:
+        raise SelectionError("--metrics names hosts, which --redact leaves out; give one of them")
+    return open_metrics(source)
 
 
 def _parts(analysis: Analysis) -> tuple[Report, Lanes | None]:
@@ -235,7 +275,7 @@ def _engine_for(source: JobArguments) -> str:
         (path, *more) = source.traces
         if more or path.suffix != ".parquet" or not path.is_file() or path.stat().st_size * _BYTES_PER_BYTE < free:
             return "local"  # and what reads a footer need not be imported
-        from tracekit.trace.canonical import rows_of_file
+        from tracekit.trace.parquet_file import rows_of_file
 
         ops = source.of_file(rows_of_file) or 0
     if (needed := _BYTES_PER_OP * ops) < free:
@@ -328,20 +368,20 @@ def _refuse_others(options: Collection[str], why: str) -> None:
             raise SelectionError(f"{option.opts[-1]} {why}; leave it out")
 
 
-def _print_loads(found: Experts, *, as_json: bool) -> None:
+def _print_loads(experts: Experts, *, as_json: bool) -> None:
     """Print loads without a report. Raises SelectionError for options that need one."""
     _refuse_others(_OF_LOADS, "needs GPU ops, and the recording has none")
     if as_json:
         import msgspec
 
-        click.echo(msgspec.json.encode({"experts": found}))
+        click.echo(msgspec.json.encode({"experts": experts}))
         return
     from tracekit.analysis.job.experts import loads, sentence
     from tracekit.dashboards.terminal.tables import labelled, section_table
 
     out = console()
-    out.print(labelled([("Experts", sentence(found)), ("Missing", "no GPU ops were recorded, so nothing is priced")]))
-    for table in loads(found):
+    out.print(labelled([("Experts", sentence(experts)), ("Missing", "no GPU ops were recorded, so nothing is priced")]))
+    for table in loads(experts):
         out.print(section_table(table))
 
 

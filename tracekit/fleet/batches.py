@@ -32,13 +32,10 @@ from tracekit.analysis.replay.method import Method
 from tracekit.base.errors import GraphError, LayoutError, OutputError, SelectionError, TraceError, TracekitError
 from tracekit.fleet.executor import BASE_BYTES, Batch, Executor, TaskOutcome
 from tracekit.sources.load import read_trace
-from tracekit.trace.canonical import (
-    Coverage,
-    Trace,
-    read_header,
-    rows_of_steps,
-)
+from tracekit.trace.canonical import Trace
+from tracekit.trace.coverage import TraceCoverage
 from tracekit.trace.model import Unit, Worker
+from tracekit.trace.parquet_file import read_header, rows_of_steps
 from tracekit.trace.units import FEWEST_STEPS
 
 if TYPE_CHECKING:
@@ -280,14 +277,14 @@ class _Whole:
             reasons = trust.reasons or diagnosis.trust.reasons
             trust = structs.replace(trust, trustworthy=not reasons, reasons=reasons)
             lost_s = np.full(len(self.steps), np.nan)  # unknown for other steps
-            lost_s[np.isin(attribution.steps, sampled)] = diagnosis.verdict.step_lost_s
-            verdict = structs.replace(diagnosis.verdict, step_lost_s=lost_s)
-            diagnosis = structs.replace(diagnosis, trust=trust, verdict=verdict)
+            lost_s[np.isin(attribution.steps, sampled)] = diagnosis.headline.step_lost_s
+            headline = structs.replace(diagnosis.headline, step_lost_s=lost_s)
+            diagnosis = structs.replace(diagnosis, trust=trust, headline=headline)
         recorded = sum(seen.worker_steps for seen in self.seen)
         return structs.replace(
             analysed,
             diagnosis=diagnosis,
-            coverage=Coverage.of(analysed.layout, dp_rank, pp_rank, steps, recorded),
+            coverage=TraceCoverage.of(analysed.layout, dp_rank, pp_rank, steps, recorded),
             ranks=ranks,
             attribution=attribution,
             published=analysed.published if all_here else None,

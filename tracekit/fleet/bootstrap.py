@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from tracekit.analysis.numeric.arrays import Floats
 
 #: Total number of draws, so that 100,000 jobs take half a second; the smallest and largest number of samples.
 _DRAWS, _FEWEST, _MOST = 40_000_000, 200, 2000

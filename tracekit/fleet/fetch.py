@@ -81,7 +81,7 @@ def _is_fresh(path: Path) -> bool:
 def _has_header(path: Path) -> bool:
     """True if a Parquet file contains its layout; also for other files, which take no layout."""
     from tracekit.base.errors import FormatError
-    from tracekit.trace.canonical import read_header
+    from tracekit.trace.parquet_file import read_header
 
     try:
         return path.suffix != PARQUET or read_header(path) is not None

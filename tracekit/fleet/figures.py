@@ -1,7 +1,7 @@
 """Results of a study: how many jobs straggle, what is lost, to what, where, and which fixes save most.
 
-In: a study. Out: `FleetFigures`, plain numbers and tables; `terminal/fleet.py` and `documents/fleet_page.py` show them.
-Every share is given twice: of jobs, and of GPU-hours. Intervals come from the bootstrap over jobs.
+In: a study. Out: `FleetFigures`, plain numbers and tables, which terminal and page show. Every share is given twice: of
+jobs, and of GPU-hours. Intervals come from the bootstrap over jobs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import numpy as np
 import polars as pl
 
 from tracekit.analysis.attribution.patterns import SpaceShape, TimeShape
-from tracekit.fleet.bootstrap import CONFIDENCE, Floats, Interval, bootstrapped, interval, ratio, samples_of
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.fleet.bootstrap import CONFIDENCE, Interval, bootstrapped, interval, ratio, samples_of
 from tracekit.fleet.exclusions import BY_TIME, EVERYWHERE, Rule
 from tracekit.fleet.paper import PaperFigure, beside_paper
 from tracekit.fleet.study import Study

@@ -6,15 +6,13 @@ the processes stay within their memory limit.
 
 from __future__ import annotations
 
-import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
-from dataclasses import asdict
 
 from tracekit.fleet.exclusions import Rule
 from tracekit.fleet.executor import BASE_BYTES, ONE_THREAD, AnyTask, TaskOutcome
@@ -32,7 +30,6 @@ class _Process:
             [sys.executable, "-P", "-m", "tracekit.fleet.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            bufsize=0,
             env=os.environ | ONE_THREAD | {"PYTHONPATH": path},
         )
 
@@ -40,19 +37,19 @@ class _Process:
         """The outcome of a task, also if the process ends over it."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        with suppress(BrokenPipeError):  # it has ended, so it does not answer either
-            self.process.stdin.write(json.dumps(asdict(task)).encode() + b"\n")
-        answer = self.process.stdout.readline()
-        if answer.endswith(b"\n"):
-            return TaskOutcome(**json.loads(answer))
-        code = self.process.wait()
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return TaskOutcome(task.name, rule=str(Rule.CRASHED), reason=f"its analysis {how}", died=True)
+        try:
+            pickle.dump(task, self.process.stdin)
+            self.process.stdin.flush()
+            outcome: TaskOutcome = pickle.load(self.process.stdout)  # noqa: S301 - of our own process
+        except (OSError, EOFError, pickle.UnpicklingError):
+            code = self.process.wait()
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            return TaskOutcome(task.name, rule=str(Rule.CRASHED), reason=f"its analysis {how}", died=True)
+        return outcome
 
     def end(self) -> None:
         """Close its stdin, with which it ends, and wait for that."""
-        with self.process:
-            pass
+        self.process.communicate()
 
 
 class LocalExecutor:

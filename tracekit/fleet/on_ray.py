@@ -7,8 +7,8 @@ its result to the study's folder, so both must be accessible from every node; on
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from tracekit.base.errors import SelectionError, extra
@@ -71,22 +71,22 @@ class RayExecutor:
             while waiting and len(running) < most:
                 task = waiting.pop()
                 memory = int(min(task.memory_bytes, max(largest, BASE_BYTES)))
-                running[work.options(memory=memory).remote(asdict(task))] = task
+                running[work.options(memory=memory).remote(pickle.dumps(task))] = task
             (done, *_), _ = ray.wait(list(running), num_returns=1)
             task = running.pop(done)
             try:
-                yield TaskOutcome(**ray.get(done))
+                yield pickle.loads(ray.get(done))  # noqa: S301 - of our own task
             except ray.exceptions.RayError as error:
                 reason = f"its analysis died: {type(error).__name__}"
                 yield TaskOutcome(task.name, rule=str(Rule.CRASHED), reason=reason, died=True)
 
 
-def _work(plain: dict[str, Any]) -> dict[str, Any]:
-    """Runs in a Ray process. Plain data in and out: Ray need not know our types."""
+def _work(task: bytes) -> bytes:
+    """Runs in a Ray process. Bytes in and out: Ray itself imports nothing of ours."""
     os.environ.update(ONE_THREAD)  # before polars is imported, which reads the number of threads then
-    from tracekit.fleet.worker import task_of, work
+    from tracekit.fleet.worker import work
 
-    return asdict(work(task_of(plain)))
+    return pickle.dumps(work(pickle.loads(task)))  # noqa: S301 - of our own driver
 
 
 def _ray() -> Any:

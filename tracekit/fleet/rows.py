@@ -15,8 +15,9 @@ import polars as pl
 from tracekit.analysis.job.job import Job
 from tracekit.base.text import encodable
 from tracekit.fleet.exclusions import Exclusion, exclusions_of, usable_start
-from tracekit.fleet.study_tables import frame
+from tracekit.fleet.study_tables import CAUSES, FIXES, frame
 from tracekit.report.answer import Culprit
+from tracekit.report.conclusions import Finding, Fix
 from tracekit.report.report import Report
 from tracekit.report.rows import OfRank, OfWorker
 from tracekit.trace.model import Worker
@@ -26,6 +27,9 @@ Rows = dict[str, pl.DataFrame]
 TEAM_KEYS = ("team", "project", "label_team", "label_project")
 #: Parts of a rank that concern its machine, as in `tracekit culprits --part`.
 _MACHINE_PARTS = ("compute", "network", "process")
+#: Columns that a finding and a fix have as attributes of the same name.
+_OF_CAUSE = tuple(name for name in CAUSES if name in {*Finding.__struct_fields__})
+_OF_FIX = tuple(name for name in FIXES if name in {*Fix.__struct_fields__})
 
 
 def rows_of(job: Job, digest: str, analysis: str) -> Rows:
@@ -200,46 +204,29 @@ def _uuid(gpus: object, rank: int | None) -> str | None:
 
 def _causes(report: Report, per_hour: float) -> pl.DataFrame:
     """Why the job is slow. `per_hour`: GPU-hours for each second of a mean step."""
-    rows = []
-    for order, (cause, sentence) in enumerate(zip(report.findings, report.answer.causes, strict=True)):
-        rows.append(
-            {
-                **{name: getattr(cause, name) for name in (
-                    "kind", "title", "since_step", "when", "confidence", "saved_s", "alone_s", "next_check",
-                    "suggested_fix")},
-                "order": order,
-                "sentence": sentence,
-                "where": cause.where_text,
-                "lost_gpu_hours": max(cause.saved_s, 0.0) * per_hour if cause.priced else 0.0,
-            }
-        )  # fmt: skip
+    rows = [
+        {
+            **{name: getattr(cause, name) for name in _OF_CAUSE},
+            "order": order,
+            "sentence": sentence,
+            "where": cause.where_text,
+            "lost_gpu_hours": max(cause.saved_s, 0.0) * per_hour if cause.priced else 0.0,
+        }
+        for order, (cause, sentence) in enumerate(zip(report.findings, report.answer.causes, strict=True))
+    ]
     return _many("causes", rows)
 
 
 def _fixes(report: Report, per_hour: float) -> pl.DataFrame:
-    rows = []
-    for order, fix in enumerate(report.fixes):
-        rows.append(
-            {
-                **{
-                    name: getattr(fix, name)
-                    for name in (
-                        "kind",
-                        "title",
-                        "confidence",
-                        "error_s",
-                        "bound",
-                        "withheld",
-                        "assumes",
-                        "cause",
-                        "saved_s",
-                    )
-                },
-                "order": order,
-                "where": fix.where_text,
-                "saved_gpu_hours": None if fix.saved_s is None else fix.saved_s * per_hour,
-            }
-        )
+    rows = [
+        {
+            **{name: getattr(fix, name) for name in _OF_FIX},
+            "order": order,
+            "where": fix.where_text,
+            "saved_gpu_hours": None if fix.saved_s is None else fix.saved_s * per_hour,
+        }
+        for order, fix in enumerate(report.fixes)
+    ]
     return _many("fixes", rows)
 
 

@@ -13,7 +13,8 @@ from enum import StrEnum
 import numpy as np
 import polars as pl
 
-from tracekit.fleet.bootstrap import Floats, Interval, bootstrapped, interval
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.fleet.bootstrap import Interval, bootstrapped, interval
 from tracekit.fleet.figures import counted_jobs
 from tracekit.fleet.study import Study
 

@@ -12,6 +12,7 @@ import polars as pl
 
 from tracekit.base.text import seconds, short, three_digits, with_error
 from tracekit.fleet.bootstrap import CONFIDENCE, Interval
+from tracekit.fleet.exclusions import EVERYWHERE
 from tracekit.fleet.figures import FixOfFleet, FleetFigures
 from tracekit.fleet.paper import CITATION, SHARE
 from tracekit.report.applied import in_all
@@ -29,16 +30,6 @@ _TITLES = {
 }
 
 
-def figure_columns(table: Table) -> list[bool]:
-    """Flags of the columns that contain figures; the first column is the row's subject."""
-    columns = zip(*table.rows, strict=True)
-    return [at > 0 and all(map(_is_figure, column)) for at, column in enumerate(columns)]
-
-
-def _is_figure(text: str) -> bool:
-    return text == "-" or text.removeprefix("at most ")[:1].isdigit()
-
-
 def headline(figures: FleetFigures) -> str:
     """The first line."""
     if not figures.jobs:
@@ -51,32 +42,20 @@ def headline(figures: FleetFigures) -> str:
 
 def answer_rows(figures: FleetFigures) -> Iterator[tuple[str, str]]:
     """The rows below the first line of the first screen."""
-    yield (
-        "Jobs",
-        (
-            f"{figures.sources:,} sources, {figures.copies:,} of them copies; {figures.jobs:,} jobs count,"
-            f" {sum(one.first for one in figures.left_out if one.scope == 'everywhere'):,} are left out"
-        ),
-    )
+    left_out = sum(rule.first for rule in figures.left_out if rule.scope == EVERYWHERE)
+    sources = f"{figures.sources:,} sources, {figures.copies:,} of them copies"
+    yield "Jobs", f"{sources}; {figures.jobs:,} jobs count, {left_out:,} are left out"
     if not figures.jobs:
         return
-    yield (
-        "Straggling",
-        (f"{between(figures.straggling_jobs)} of jobs, {between(figures.straggling_hours)} of GPU-hours (S >= 1.1)"),
-    )
+    straggling = f"{between(figures.straggling_jobs)} of jobs, {between(figures.straggling_hours)} of GPU-hours"
+    yield "Straggling", f"{straggling} (S >= 1.1)"
     yield "Lost", f"{hours(figures.lost_gpu_hours)} GPU-hours, {between(figures.lost)}"
     if figures.causes.height:
         first = figures.causes.row(0, named=True)
         yield "Mostly to", f"{first['title']}: {hours(first['lost_gpu_hours'])} GPU-hours in {first['jobs']:,} jobs"
     if figures.fixes and (best := figures.fixes[0]).for_causes:
-        given_back = ("at most " if best.bound else "") + hours(best.gpu_hours)
-        yield (
-            "Best fix",
-            (
-                f"{_fix(best)}: gives back {given_back} of all {hours(figures.gpu_hours)} GPU-hours,"
-                f" {between(best.share)}, in {best.jobs:,} jobs"
-            ),
-        )
+        given_back = f"{_saved(best)} of all {hours(figures.gpu_hours)} GPU-hours, {between(best.share)}"
+        yield "Best fix", f"{_fix(best)}: gives back {given_back}, in {best.jobs:,} jobs"
     if figures.applied:
         yield "Applied", in_all(figures.applied)
     yield "Intervals", f"{CONFIDENCE:.0%}, bootstrap over jobs, {figures.samples:,} samples"
@@ -109,7 +88,7 @@ def _fixes(figures: FleetFigures) -> Table:
             _fix(one),
             "a cause" if one.for_causes else "-",
             f"{one.jobs:,}",
-            ("at most " if one.bound else "") + hours(one.gpu_hours),
+            _saved(one),
             between(one.share),
         )
         for one in figures.fixes
@@ -137,6 +116,10 @@ def _applied(figures: FleetFigures) -> Table:
 
 def _fix(fix: FixOfFleet) -> str:
     return fix.kind.replace("-", " ").capitalize()
+
+
+def _saved(fix: FixOfFleet) -> str:
+    return ("at most " if fix.bound else "") + hours(fix.gpu_hours)
 
 
 def _examples(figures: FleetFigures) -> Table:

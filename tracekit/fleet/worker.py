@@ -1,39 +1,23 @@
 """The process that analyses traces for `local.LocalExecutor`: `python -m tracekit.fleet.worker`.
 
-In: tasks on stdin, a line of JSON each. Out: outcomes on the original stdout; anything else written there is discarded.
-It ends with its stdin, so also when the driver is killed.
+In: pickled tasks on stdin. Out: pickled outcomes on the original stdout; anything else written there is discarded. It
+ends with its stdin, so also when the driver is killed.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import sys
-from dataclasses import asdict
-from typing import Any
 
 from tracekit.base import memory
-from tracekit.fleet.executor import AnyTask, Batch, Task, TaskOutcome
-from tracekit.fleet.sources import StudySource
+from tracekit.base.processes import serve
+from tracekit.fleet.executor import AnyTask, Batch, TaskOutcome
 
 
 def main() -> None:
     """Work until stdin ends."""
     memory.return_soon()
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.dup2(nowhere, 2)
-    for line in sys.stdin:
-        answers.write(json.dumps(asdict(work(task_of(json.loads(line))))) + "\n")
-        answers.flush()
-
-
-def task_of(plain: dict[str, Any]) -> AnyTask:
-    """The inverse of `asdict`."""
-    if "folder" in plain:
-        return Batch(**plain)
-    return Task(**{**plain, "source": StudySource(**plain["source"])})
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    serve(work)
 
 
 def work(task: AnyTask) -> TaskOutcome:

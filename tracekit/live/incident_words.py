@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 
 from tracekit.base.text import printable
 from tracekit.store import Incident
@@ -14,9 +15,12 @@ from tracekit.store.handling import IncidentChange
 
 
 def advice(incident: Incident) -> Iterator[tuple[str, str]]:
-    """Yield title and text: the culprit, the first action with its saving, further checks; omit unknown ones."""
+    """Yield title and text: the culprit, what metrics say of it, the first action with its saving, further checks; omit
+    unknown ones.
+    """
     cause = incident.cause
-    for title, text in (("Who", cause.who), ("Do", cause.fix), ("More to check", cause.check)):
+    rows = (("Who", cause.who), ("Metrics", cause.metrics), ("Do", cause.fix), ("More to check", cause.check))
+    for title, text in rows:
         if text:
             yield title, text
 
@@ -42,8 +46,20 @@ def handling(changes: Sequence[IncidentChange], moment: Callable[[float], str]) 
         yield printable(f"{moment(change.changed_at)}, {change.by}: {said or 'acknowledged'}")
 
 
+def since_words(incident: Incident, moment: Callable[[float], str]) -> str:
+    """Since when its cause acts: the first slow step and when it began. `moment`: as in `handling`."""
+    step = "" if incident.first_step is None else f"step {incident.first_step}, "
+    return f"{step}{moment(incident.began_s)}"
+
+
+def utc(epoch_s: float) -> str:
+    """A moment for terminals and messages."""
+    return f"{datetime.fromtimestamp(epoch_s, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
 def lasted(incident: Incident) -> str:
     """Format the duration of an incident; if it is open, until now."""
+    # By one clock: that of the process which opened it, and closes it.
     ended = incident.closed_at.timestamp() if incident.closed_at is not None else time.time()
     minutes, seconds = divmod(max(0, int(ended - incident.opened_at.timestamp())), 60)
     hours, minutes = divmod(minutes, 60)

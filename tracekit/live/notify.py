@@ -10,26 +10,22 @@ from __future__ import annotations
 import base64
 import http.client
 import json
-import queue
 import re
-import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import printable
-from tracekit.live.incident_words import advice, lasted
+from tracekit.live.incident_words import advice, lasted, since_words, utc
 from tracekit.live.metrics import incident_texts, page_of
+from tracekit.live.outbox import MOST_WAITING, Outbox
 from tracekit.store import Incident
 
-#: Limit of waiting messages; beyond it, the oldest is dropped.
-MOST_WAITING = 100
 #: Limit of opened and of closed incidents in a message; the costliest are kept.
 MOST_TOLD = 20
 #: How often a message is tried; the delay after the first failure, seconds, which doubles each time, and its limit.
@@ -43,7 +39,7 @@ _SLACK = "hooks.slack.com"
 Keys = Sequence[tuple[int, str]]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Sent:
     """Counts of sent, failed and dropped messages."""
 
@@ -68,7 +64,7 @@ class Notifier:
         if any(char <= " " for char in url):
             raise _no_address(url)
         self._elsewhere = None if webhook else _elsewhere(url, parts.scheme)
-        self.counts = Sent()
+        self._sent = self._failed = 0
         self.problem: str | None = None
         self._page = page
         self._content = message if self._elsewhere is None else text_message
@@ -82,35 +78,27 @@ class Notifier:
         self._told: str | None = None
         self._asked_s = 0.0
         self._arrived = arrived
-        self._waiting: queue.Queue[tuple[bytes, Keys] | None] = queue.Queue(MOST_WAITING)
-        self._closing = threading.Event()
-        self._on_its_way = False
-        self._thread = threading.Thread(target=self._run, name="tracekit-notify", daemon=True)
-        self._thread.start()
+        self._outbox = Outbox[tuple[bytes, Keys]](self._deliver, "tracekit-notify")
+
+    @property
+    def counts(self) -> Sent:
+        """The messages so far, by outcome."""
+        return Sent(self._sent, self._failed, self._outbox.dropped)
 
     def tell(self, opened: Sequence[Incident], closed: Sequence[Incident]) -> None:
         """Queue a message about opened and closed incidents; never blocks."""
         if not opened and not closed:
             return
-        some, over = _costliest(opened), _costliest(closed)
-        left_out = len(opened) + len(closed) - len(some) - len(over)
-        body = json.dumps(self._content(some, over, self._page, left_out)).encode()
-        if self._waiting.full():
-            with suppress(queue.Empty):  # it has just been sent
-                self._waiting.get_nowait()
-                self.counts.dropped += 1
-        keys = [(one.incident_id, "opened") for one in opened] + [(one.incident_id, "closed") for one in closed]
-        self._waiting.put_nowait((body, keys))  # only this thread adds messages
+        begun, over = _costliest(opened), _costliest(closed)
+        left_out = len(opened) + len(closed) - len(begun) - len(over)
+        body = json.dumps(self._content(begun, over, self._page, left_out)).encode()
+        by_status = (("opened", opened), ("closed", closed))
+        keys = [(incident.incident_id, status) for status, incidents in by_status for incident in incidents]
+        self._outbox.put((body, keys))
 
     def close(self, timeout_s: float) -> None:
-        """Wait up to `timeout_s` seconds for queued messages to be sent. What is left counts as dropped, including a
-        message on its way.
-        """
-        self._closing.set()
-        with suppress(queue.Full):
-            self._waiting.put_nowait(None)
-        self._thread.join(timeout_s)
-        self.counts.dropped += sum(body is not None for body in list(self._waiting.queue)) + self._on_its_way
+        """Wait up to `timeout_s` seconds for queued messages to be sent. What is left counts as dropped."""
+        self._outbox.close(timeout_s)
 
     def changes(self) -> Iterator[str]:
         """Return a line if messages began to fail since the last call, or arrive again. For one thread only."""
@@ -126,30 +114,22 @@ class Notifier:
 
     def losses(self) -> Iterator[str]:
         """A line with the number of messages that were not delivered, if there are any."""
-        if lost := self.counts.failed + self.counts.dropped:
+        if lost := self._failed + self._outbox.dropped:
             yield f"--notify: {lost} message{'s' if lost > 1 else ''} did not reach {self._receiver}"
 
-    def _run(self) -> None:
-        while (message := self._waiting.get()) is not None:
-            self._on_its_way = True
-            self._deliver(*message)
-            self._on_its_way = False
-            if self._closing.is_set() and self._waiting.empty():  # the queue had no room for the None
-                return
-
-    def _deliver(self, body: bytes, keys: Keys) -> None:
-        delay_s = FIRST_RETRY_S
+    def _deliver(self, waiting: tuple[bytes, Keys]) -> None:
+        (body, keys), delay_s = waiting, FIRST_RETRY_S
         for attempt in range(MOST_ATTEMPTS):
             self.problem = self._post(body)
             if self.problem is None:
-                self.counts.sent += 1
+                self._sent += 1
                 if self._arrived is not None:
                     self._arrived(keys)
                 return
-            if attempt + 1 == MOST_ATTEMPTS or self._closing.wait(max(delay_s, self._asked_s)):
+            if attempt + 1 == MOST_ATTEMPTS or self._outbox.closing.wait(max(delay_s, self._asked_s)):
                 break
             delay_s = min(2 * delay_s, LONGEST_RETRY_S)
-        self.counts.failed += 1
+        self._failed += 1
 
     def _post(self, body: bytes) -> str | None:
         """Post once. Returns why it failed; None if the address itself, without a redirect, has accepted it."""
@@ -217,7 +197,7 @@ def _shown(url: str) -> str:
 
 
 def _costliest(incidents: Sequence[Incident]) -> list[Incident]:
-    return sorted(incidents, key=lambda one: -one.cause.share)[:MOST_TOLD]
+    return sorted(incidents, key=lambda incident: -incident.cause.share)[:MOST_TOLD]
 
 
 def message(opened: Sequence[Incident], closed: Sequence[Incident], page: str, left_out: int = 0) -> dict[str, Any]:
@@ -235,6 +215,8 @@ def message(opened: Sequence[Incident], closed: Sequence[Incident], page: str, l
                 "opened_at": incident.opened_at.timestamp(),
                 "closed_at": None if incident.closed_at is None else incident.closed_at.timestamp(),
                 "closed_because": incident.closed_because,
+                "first_step": incident.first_step,
+                "since": incident.began_s,
                 "opened_window": incident.opened_window,
                 "seen_window": incident.seen_window,
                 "share": incident.cause.share,
@@ -269,6 +251,7 @@ def _lines(incident: Incident, status: str, page: str) -> str:
     what = f"incident {incident.incident_id} {state}: {_escaped(incident.cause.what)}"
     lines = [f"{mark} **{_escaped(incident.job)}**: {what}"]
     if status == "opened":
+        lines.append(f"**Since**: {_escaped(since_words(incident, utc))}")
         lines += [f"**{title}**: {_escaped(text)}" for title, text in advice(incident)]
     if address := page_of(incident, page):
         lines.append(f"[the evidence]({_escaped(address)})")

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tracekit.analysis.job.job import Job
 from tracekit.analysis.job.pipeline import PipelineJob
+from tracekit.analysis.metrics.samples import MetricSource
 from tracekit.base.command_line import command
 from tracekit.base.errors import FormatError, OutputError, StoreError, StoreTakenError
 from tracekit.base.text import ranks_text, short
@@ -64,6 +65,7 @@ class LiveOptions:
     """Options for cutting a run into windows and storing them.
 
     `late_after_s`: how long a window waits for ranks that are behind. `consume`: remove segments of stored steps.
+    `metrics`: what to ask about the machines of culprits.
     """
 
     directory: Path
@@ -73,6 +75,7 @@ class LiveOptions:
     late_after_s: float = 10.0
     layout: LayoutOptions = field(default_factory=LayoutOptions)
     consume: bool = False
+    metrics: MetricSource | None = None
 
 
 @dataclass(slots=True)
@@ -253,12 +256,12 @@ class LiveRun:
         self._notice(self._follower.leave_out_strangers())
 
     def _notice(self, notices: Iterable[Notice]) -> None:
-        found = list(notices)
-        for notice in found[:MOST_NOTICES]:
+        all_notices = list(notices)
+        for notice in all_notices[:MOST_NOTICES]:
             self._tell(f"{notice.line}; the others go on" if notice.left_out else notice.line)
-        if more := found[MOST_NOTICES:]:  # an unknown version or a failing folder concerns many ranks
+        if more := all_notices[MOST_NOTICES:]:  # an unknown version or a failing folder concerns many ranks
             self._tell(f"and {len(more)} more lines like these, about other ranks")
-        left_out = sum(notice.left_out for notice in found)
+        left_out = sum(notice.left_out for notice in all_notices)
         self.counts.left_out += left_out
         if left_out and self._follower is not None and not self._follower.good:
             self._tell("every rank is left out; there will be no windows until the job is restarted")
@@ -337,7 +340,7 @@ class LiveRun:
     def _findings(self, job: Job, title: str) -> Findings | Unanalysed:
         """Return the findings of the analysis. A bug in it costs the findings of this window only."""
         try:
-            return job.stored()
+            return job.stored(metrics=self.options.metrics)
         except Exception as error:  # any bug
             self.counts.unanalysed += 1
             why = f"the analysis failed, which is a bug of tracekit ({one_line(error)})"
@@ -416,4 +419,4 @@ class LiveRun:
 
 
 def _without(recording: AttemptRecording, ranks: Collection[int]) -> AttemptRecording:
-    return replace(recording, ranks={rank: one for rank, one in recording.ranks.items() if rank not in ranks})
+    return replace(recording, ranks={rank: recorded for rank, recorded in recording.ranks.items() if rank not in ranks})

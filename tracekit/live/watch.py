@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from wsgiref.simple_server import WSGIServer
 from tracekit.base.errors import SelectionError, StoreBusyError, StoreError
 from tracekit.base.text import printable, short
 from tracekit.live.incident_changes import Changes, StoreChanges
-from tracekit.live.incident_words import advice, lasted
+from tracekit.live.incident_words import advice, lasted, since_words, utc
 from tracekit.live.run import LiveRun
 from tracekit.store import Incident, Store
 from tracekit.store.handling import muted_until
@@ -76,12 +76,10 @@ class Watch:
         if self.notifier is not None:
             self.notifier.close(CLOSE_TIMEOUT_S)
             self._tell_of_notifier()
-            for line in self.notifier.losses():
-                self.tell(line)
+            self._tell_lines(self.notifier.losses())
         if self.tracker is not None:
             self.tracker.close(TRACKER_TIMEOUT_S)
-            for line in self.tracker.losses():
-                self.tell(line)
+            self._tell_lines(self.tracker.losses())
         if unstored is not None:
             raise unstored
 
@@ -92,7 +90,11 @@ class Watch:
                 self.notifier.tell(*map(self._unmuted, self.deliveries.left(self.job)))
 
     def _tell_of_notifier(self) -> None:
-        for line in () if self.notifier is None else self.notifier.changes():
+        if self.notifier is not None:
+            self._tell_lines(self.notifier.changes())
+
+    def _tell_lines(self, texts: Iterable[str]) -> None:
+        for line in texts:
             self.tell(line)
 
     def _tell(self, changes: StoreChanges) -> None:
@@ -108,8 +110,7 @@ class Watch:
             self._problem = str(error)
             return
         self._problem = None
-        for line in lines(news):
-            self.tell(line)
+        self._tell_lines(lines(news))
         if self.tracker is not None:
             for windows in news.windows.values():
                 self.tracker.tell(windows)
@@ -130,6 +131,7 @@ def lines(changes: Changes) -> Iterator[str]:
             yield f"{short(job)}, {window_line(window)}"
     for incident in changes.opened:
         yield f"INCIDENT {incident.incident_id} of {short(incident.job)} opened: {incident.cause.what}"
+        yield f"    Since: {since_words(incident, utc)}"
         yield from (f"    {title}: {text}" for title, text in advice(incident))
     for incident in changes.closed:
         yield (

@@ -6,8 +6,9 @@ none of them interprets a figure itself.
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
+from tracekit.report.plain_data import Maybe
 from tracekit.trace.model import Worker
 
 
@@ -17,7 +18,7 @@ class Account(Struct, frozen=True):
     `part`: what part of a rank is slow, None if the cause concerns the whole job. `what`: place, effect and cost.
     `who`, `why`, `check` and `fix`: as in `Answer`. `ranks`, `hosts`, `gpu_uuids`: where it is, as far as known.
     `cost_s`: seconds of the mean step, `share`: of the recorded step. `saved_gpu_hours_per_day`: saved by `fix`; None
-    if no saving is reported.
+    if no saving is reported. `metrics`: what metrics of its machines say, left out if nobody asked them.
     """
 
     kind: str
@@ -35,6 +36,7 @@ class Account(Struct, frozen=True):
     confidence: float
     first_step: int | None
     saved_gpu_hours_per_day: float | None
+    metrics: Maybe[str] = UNSET
 
 
 class Culprit(Struct, frozen=True):

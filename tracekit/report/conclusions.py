@@ -1,6 +1,7 @@
 """What the diagnosis concludes, as a report has it: trust, verdict, findings, fixes.
 
-In: a `Diagnosis`, whose objects also carry what prices them. Out: plain data, with every sentence that a reader sees.
+In: what the analysis found. Out: plain data, with every sentence that a reader sees. While the diagnosis is made, its
+causes and fixes are these, too, and carry what prices them beside (`Cause`, `PricedFix`).
 """
 
 from __future__ import annotations
@@ -9,12 +10,11 @@ from typing import Any
 
 from msgspec import UNSET, Struct
 
-from tracekit.analysis.attribution import patterns
+from tracekit.analysis.attribution.patterns import SpacePattern, TimePattern
 from tracekit.analysis.numeric.estimate import Estimate
 from tracekit.report.finding import Place, SeenOnce, Spent, Unit
 from tracekit.report.plain_data import Maybe, Number
 from tracekit.report.verdict import LossKind
-from tracekit.trace.model import Worker
 
 
 class Trust(Struct, frozen=True):
@@ -78,7 +78,14 @@ class RankToBlame(Struct, frozen=True):
 
 
 class Verdict(Struct, frozen=True):
-    """What kind of loss the job has, and how much."""
+    """The kind of loss that costs most, and the total loss.
+
+    `headline_s`: seconds of the mean step that `kind` costs; `lost_s`: that all losses cost together; `share`: the
+    total loss over the recorded step. `label`: what readers see of the kind, which tells slow ranks from ranks with
+    more work. `sentence`: the verdict in words, without its kind. `confidence`: that of the leading cause, 0 to 1, None
+    if no cause is named. `parts`: what S consists of, with all causes. `of_mean_ops`: the loss is what S counts,
+    compared with mean ops. `first_fix`: the place of the fix to begin with; `who`, `cost`, `action`: as of the answer.
+    """
 
     kind: LossKind
     label: str
@@ -100,26 +107,6 @@ class Verdict(Struct, frozen=True):
     culprit: Maybe[RankToBlame | None] = UNSET
 
 
-class TimePattern(Struct, frozen=True):
-    """How a slowdown runs over the steps."""
-
-    shape: patterns.TimeShape
-    statistic: Number
-    needed: float
-    since_step: int | None
-    period: int | None
-    slow_steps: list[int]
-
-
-class SpacePattern(Struct, frozen=True):
-    """How the slowdown is spread over the workers."""
-
-    shape: patterns.SpaceShape
-    workers: list[Worker]
-    host: str | None
-    stays: Number
-
-
 class Patterns(Struct, frozen=True):
     """How the slowdown runs over steps and workers; null for jobs that are no pipelines."""
 
@@ -138,7 +125,18 @@ class Figure(Struct, frozen=True):
 
 
 class Finding(Struct, frozen=True):
-    """Why the job is slow."""
+    """One cause of a job's slowness.
+
+    `effect`: what it does, as a phrase with its size in it; `evidence`: the figures behind it. `time`: how it develops
+    over the steps, None if that is meaningless; `since_step`: first step of a lasting change or of a run of slow steps,
+    None: from the beginning; `when`: when it acts, in words. `saved_s`: mean step seconds saved if only this cause
+    goes; `alone_s`: mean step seconds that it costs if all other named causes are gone. The two differ if causes hide
+    each other. `bound`: `saved_s` is an upper bound. `saved_when_acting_s`: as `saved_s`, over the steps in which it
+    acts, None if that is all of them. `confidence`: 0 to 1. `spent`: what the time of a recording is spent on.
+    `saves_step_s`: what its end saves of a step as it runs without the profiler, seconds; None if that is not known, or
+    if no profiler recorded the job. `once`: the steps in which it was seen, None if it returns. `costs`: what it costs,
+    in words. `priced`: whether a replay tells what it costs; else the trace is at fault, or nothing is wrong.
+    """
 
     kind: str
     title: str
@@ -149,7 +147,7 @@ class Finding(Struct, frozen=True):
     time: TimePattern | None
     signature: str
     effect: str
-    evidence: list[Figure]
+    evidence: tuple[Figure, ...]
     confidence: float
     saved_s: float
     alone_s: float
@@ -166,7 +164,17 @@ class Finding(Struct, frozen=True):
 
 
 class Fix(Struct, frozen=True):
-    """What to do, and what that saves."""
+    """One fix and its price.
+
+    `new_step_s`: mean recorded step with the fix, seconds; `saved_s`: mean seconds saved per step, +- `error_s` (replay
+    error, and half the 95 % interval of the saving over the steps). `bound`: True if `saved_s` is an upper bound.
+    `withheld`: why no saving is reported, None if one is; the figures are then None. `assumes`: what the price assumes
+    but the trace does not show, None if nothing. `cause`: the cause that the fix addresses, with `confidence` in that
+    cause, 0 to 1; None for a fix that any job can try. `edit`: the fix as text that `whatif --fix` gives the same
+    price, to be changed and asked again; None if it is no change of costs. `details`: the plan as plain data.
+    `saves_step_s`: as of `Finding`; `unprofiled_step_s`: the step without the profiler, as it is.
+    `saved_gpu_hours_per_day` is of that.
+    """
 
     kind: str
     title: str

@@ -1,21 +1,17 @@
-"""Findings: what is wrong, where, since when, how certain, on what evidence, and at what cost.
+"""What a finding is made of: its place, its figures, what time is spent on, and how certain it is.
 
-In: what detectors find. Out: `Finding`, one row of the table that `whatif` prints and that `--json` contains.
+In: what detectors find. Out: the parts of a `Finding` of a report.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
 from math import log
 from typing import Any
 
 from msgspec import Struct
 
-from tracekit.analysis.attribution.patterns import TimePattern
-from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.numeric.estimate import Estimate
-from tracekit.base.text import MOST_CONFIDENT, cost, hidden, seconds
+from tracekit.base.text import MOST_CONFIDENT, seconds
 from tracekit.trace.model import Worker
 
 #: Report a cause that has neither culprit nor fix only if it takes at least this share of the step: every job needs an
@@ -155,110 +151,6 @@ class SeenOnce(Struct, frozen=True):
         each = zip(self.steps, self.lost_s, strict=True)
         others = f"lose {seconds(self.others_s)} each" if self.others_s > 0 else "lose nothing"
         return f"{'; '.join(f'step {step}: +{seconds(lost_s)}' for step, lost_s in each)}; the others {others}"
-
-
-@dataclass(frozen=True, eq=False)
-class Finding:
-    """One cause of a job's slowness.
-
-    `effect`: what it does, as a phrase with its size in it; `evidence`: the figures behind it. `saved_s`: mean step
-    seconds saved if only this cause goes; `alone_s`: mean step seconds that it costs if all other named causes are
-    gone. The two differ if causes hide each other. `confidence`: 0 to 1. `time`: how it develops over the steps, None
-    if that is meaningless. `saved_when_acting_s`: as `saved_s`, over the steps in which it acts, None if that is all of
-    them. `change`: the job without the cause, None if the trace is at fault
-    and not the job; `without_s`: its step times, seconds, [steps]. `bound`: `saved_s` is an
-    upper bound. `every_step`: it shows in nearly all steps, though its kind acts by chance; `by_chance`: no step is
-    certain to have it. `whole`: what seconds are of, "step" or "recording". `spent`: what the time of a recording is
-    spent on. `saves_step_s`: what its end saves of a step as it runs without the profiler, seconds; None if that is not
-    known, or if no profiler recorded the job. `once`: the steps in which it was seen, None if it returns. `follows`:
-    kinds of finding that have to be seen to first.
-    """
-
-    kind: str
-    where: Place
-    title: str
-    signature: str
-    effect: str
-    evidence: tuple[Figure, ...]
-    confidence: float
-    saved_s: float
-    alone_s: float
-    refuted_by: str
-    next_check: str
-    suggested_fix: str
-    time: TimePattern | None = None
-    saved_when_acting_s: float | None = None
-    bound: bool = False
-    every_step: bool = False
-    by_chance: bool = False
-    change: Any = field(default=None, repr=False, compare=False)
-    without_s: Floats | None = field(default=None, repr=False, compare=False)
-    whole: str = "step"
-    spent: Spent | None = None
-    saves_step_s: Estimate | None = None
-    once: SeenOnce | None = None
-    follows: tuple[str, ...] = ()
-
-    @property
-    def worth_s(self) -> float:
-        """By what findings are ordered: what a step saves without the profiler, if the job was recorded with one."""
-        return self.saved_s if self.saves_step_s is None else self.saves_step_s.value
-
-    @property
-    def returning_share(self) -> float:
-        """The share of what it costs that returns in other steps, from which a rate follows; 1 if all of it does."""
-        if self.once is None:
-            return 1.0
-        lost_s, others_s = sum(self.once.lost_s), self.once.others_s * self.once.of_steps
-        return others_s / (lost_s + others_s)
-
-    @property
-    def hidden(self) -> bool:
-        """True if the cause costs little until other causes are gone."""
-        return hidden(self.saved_s, self.alone_s)
-
-    @property
-    def cost_s(self) -> float:
-        """Mean step seconds saved without it: in the job as it is or, if it hides behind others, once they are gone."""
-        return self.alone_s if self.hidden else self.saved_s
-
-    @property
-    def priced(self) -> bool:
-        """Whether a replay tells what it costs; else the trace is at fault, or nothing is wrong."""
-        return self.change is not None
-
-    @property
-    def costs(self) -> str:
-        """What it costs, in words."""
-        if self.saves_step_s is not None:
-            return f"costs {'at most ' * self.bound}{seconds(self.worth_s)} a step without the profiler"
-        return cost(self.saved_s, self.alone_s, self.whole, bound=self.bound)
-
-    @property
-    def since_step(self) -> int | None:
-        """First step of a lasting change or of a run of slow steps; None: from the beginning."""
-        if self.time is not None and self.time.since_step is not None:
-            return self.time.since_step
-        return self.where.steps[0] if self.where.steps else None
-
-    @property
-    def when(self) -> str:
-        """When it acts, in words."""
-        if self.time is not None and self.time.period is not None:
-            return f"every {self.time.period} steps"
-        if self.time is not None and self.time.since_step is not None:
-            return f"since step {self.since_step}"
-        steps = self.where.steps or (() if self.time is None else self.time.slow_steps)
-        if steps:
-            return f"in {len(steps)} steps, {steps[0]} the first" if len(steps) > 1 else f"in step {steps[0]}"
-        if self.whole != "step":
-            return f"over the {self.whole}"
-        return "again and again" if self.by_chance else "in every step"
-
-    @property
-    def where_text(self) -> str:
-        """Its place in words."""
-        return str(self.where)
 
 
 def confidence_from(figures: tuple[Figure, ...]) -> float:

@@ -18,6 +18,7 @@ from msgspec import Struct
 from tracekit.report.answer import Account
 from tracekit.report.finding import Place
 from tracekit.report.report import Report
+from tracekit.report.run import SMALLEST_ALARMING_SHARE
 from tracekit.trace.model import Worker
 
 #: Figures of a report that lists of jobs show, stored separately so that nobody parses a thousand reports.
@@ -35,8 +36,6 @@ FIGURES = (
     "cause_places",
     "cause_hosts",
 )
-#: A cause that costs less than this share of the step is not a headline by itself.
-SMALLEST_ALARMING_SHARE = 0.05
 #: Verdicts on a job that loses nothing, or little, and on a contradictory trace (`analysis.verdict.LossKind`).
 _CALM, _CONTRADICTION = ("balanced", "minor"), "contradiction"
 

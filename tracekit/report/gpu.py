@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from tracekit.analysis.gpu.gpu_times import GpuTimes, NamedTime
 from tracekit.analysis.numeric.estimate import Estimate
 from tracekit.base.text import code_name, seconds, short
-from tracekit.report.finding import Finding, Spent
+from tracekit.report.conclusions import Finding
+from tracekit.report.finding import Spent
 from tracekit.report.section import Table
 from tracekit.trace.gpu_activity import IdleReason
 
@@ -52,7 +53,7 @@ class GpuFinding(Struct, frozen=True):
     cannot_tell: str | None
 
 
-class GpuInReport(GpuTimes, frozen=True, kw_only=True):
+class GpuInReport(GpuTimes, frozen=True, kw_only=True, tag="rank", tag_field="about"):
     """One rank in a report: its times, and the findings, those first that save most without the profiler.
 
     `unprofiled`: None because of `unprofiled_reason`.
@@ -72,7 +73,7 @@ def in_report(times: GpuTimes, findings: Sequence[Finding], unprofiled: Unprofil
         GpuFinding(
             **{name: getattr(one.spent, name) for name in Spent.__struct_fields__},
             share=one.spent.seconds / (times.recording_s or 1.0),
-            saves_s=None if one.change is None else one.saved_s,
+            saves_s=one.saved_s if one.priced else None,
             saves_step_s=one.saves_step_s,
             action=one.suggested_fix,
         )

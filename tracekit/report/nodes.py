@@ -9,13 +9,17 @@ In: the culprits of a report. Out: nodes, and a sentence about them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from tracekit.base.hostlist import is_node_name
 from tracekit.base.text import short
 from tracekit.report.answer import Culprit
 
+#: Parts of a rank that a fault of its machine can slow down; others are software or input.
+MACHINE_PARTS = frozenset(("compute", "process", "network"))
 #: More nodes than this are counted, not listed.
 _MOST_LISTED = 4
 
@@ -34,6 +38,15 @@ class Nodes(NamedTuple):
         if self.suspects:
             return f"No host to drain: the recording shows no hardware at fault on {_listed(self.suspects)}."
         return None
+
+
+class Accused(Struct, frozen=True):
+    """The culprits of a job, and whether what names them can be trusted."""
+
+    job: str
+    trustworthy: bool
+    trust: str
+    culprits: Sequence[Culprit]
 
 
 def nodes_of(culprits: Iterable[Culprit], *, trusted: bool) -> Nodes:

@@ -1,6 +1,6 @@
 """Structs as plain data, and as frames.
 
-In: the structs of a report, and objects with the same attributes. Out: JSON without nan, polars frames. A key that a
+In: the structs of a report. Out: JSON without nan, polars frames. A key that a
 source lacks is absent (`Maybe`); an undefined figure is null (`Number`).
 """
 
@@ -16,7 +16,6 @@ import polars as pl
 from msgspec import UNSET, Struct, UnsetType
 
 T = TypeVar("T")
-S = TypeVar("S", bound=Struct)
 Maybe = Union[T, UnsetType]  # noqa: UP007
 Number = float | None
 #: Types of JSON that are columns of a table.
@@ -38,30 +37,10 @@ def frame_of(things: Sequence[object], shape: type[Struct], but: Collection[str]
     return pl.DataFrame([{name: getattr(thing, name) for name in schema} for thing in things], schema)
 
 
-def shaped(shape: type[S], thing: Any, **more: Any) -> S:
-    """Return `thing` in the form of `shape`: its attributes of these names, all the way down; `more` has the others."""
-    own = {
-        field.name: _in_form(field.type, getattr(thing, field.name))
-        for field in msgspec.structs.fields(shape)
-        if field.required and field.name not in more
-    }
-    return shape(**own, **more)
-
-
 def _without_none(form: Any) -> Any:
     """The type of a value that is there."""
     there = get_args(form)[0] if get_origin(form) in {Union, UnionType} else form
     return str if get_origin(there) is Literal else there
-
-
-def _in_form(form: Any, value: Any) -> Any:
-    if value is None or value is UNSET:
-        return value
-    form = _without_none(form)
-    if get_origin(form) is list:
-        return [_in_form(get_args(form)[0], each) for each in value]
-    apart = isinstance(form, type) and issubclass(form, Struct) and not isinstance(value, form)
-    return shaped(form, value) if apart else value
 
 
 def plain(content: Any) -> dict[str, Any]:

@@ -36,6 +36,8 @@ from tracekit.report.clocks import ClockReport
 from tracekit.report.conclusions import Finding, Fix, Patterns, Trust, Verdict
 from tracekit.report.experts import Experts, Overlap
 from tracekit.report.gpu import GpuInReport
+from tracekit.report.hardware import OnGpu
+from tracekit.report.metrics import MetricsInReport
 from tracekit.report.outline import ClockOfRank, Coverage, MethodUsed, Outline, Times
 from tracekit.report.pictures import PipelinePicture, RlPicture
 from tracekit.report.plain_data import Maybe, Number, frame_of
@@ -52,6 +54,7 @@ from tracekit.report.rows import (
     OnPath,
     WaitFor,
 )
+from tracekit.report.run import RunVerdict
 from tracekit.report.section import Table
 from tracekit.report.verdict import LossKind
 from tracekit.trace.facts import Lack
@@ -200,9 +203,11 @@ class Report(Struct, frozen=True, kw_only=True):
     kernel_classes: Maybe[list[Kernels]] = UNSET
     unknown_kernels: Maybe[list[Kernels]] = UNSET
     gpu: Maybe[GpuInReport] = UNSET
-    gpus: Maybe[list[GpuInReport]] = UNSET
+    gpus: Maybe[list[GpuInReport | OnGpu]] = UNSET
     rl: Maybe[RlAccount] = UNSET
     rl_picture: Maybe[RlPicture] = UNSET
+    metrics: Maybe[MetricsInReport] = UNSET
+    run: Maybe[RunVerdict] = UNSET
 
     def __repr__(self) -> str:
         return f"<Report on {short(self.name)}: {self.verdict.kind}, {self.answer.headline}>"
@@ -260,6 +265,16 @@ class Report(Struct, frozen=True, kw_only=True):
     def tokens_per_s(self) -> float | None:
         """Tokens a second of the steps that log tokens; None if none does."""
         return tokens_per_s((row.tokens, row.recorded_s) for row in self.by_step)
+
+    @property
+    def gpu_of_ranks(self) -> list[GpuInReport]:
+        """What the GPU of each rank of a recording did."""
+        return [self.gpu] if self.gpu else [each for each in self.gpus or () if isinstance(each, GpuInReport)]
+
+    @property
+    def on_gpus(self) -> list[OnGpu]:
+        """What the job takes on the GPUs that were asked for, in their order."""
+        return [each for each in self.gpus or () if isinstance(each, OnGpu)]
 
     def step_times(self) -> StepTimes:
         """The times of each step."""

@@ -1,17 +1,12 @@
-"""Verdicts: the kind of loss that costs a job most, and how much.
+"""Kinds of loss: what a verdict names.
 
-In: what the diagnosis found. Out: `Verdict`, the first line of every report.
+In: what the diagnosis found. Out: `LossKind`, and what a source must show for each.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
 
-from msgspec import Struct
-
-from tracekit.analysis.attribution.chance import Parts
-from tracekit.analysis.numeric.arrays import Floats
-from tracekit.report.finding import Finding
 from tracekit.trace.facts import Fact
 
 
@@ -59,40 +54,3 @@ NEEDS = {
     LossKind.TAIL: Fact.REQUESTS,
     LossKind.ENGINES: Fact.REQUESTS,
 }
-
-
-class Loss(Struct, frozen=True, eq=False):
-    """The cost of one kind of loss, seconds of the mean step, and its causes in the order in which to address them.
-
-    `explained_s`: the part of `lost_s` that goes when these causes go; the rest has no known cause.
-    """
-
-    kind: LossKind
-    lost_s: float
-    causes: tuple[Finding, ...]
-    explained_s: float
-
-
-class Verdict(Struct, frozen=True, eq=False):
-    """The kind of loss that costs most, and the total loss.
-
-    `headline_s`: seconds of the mean step that `kind` costs; `lost_s`: that all losses cost together; `share`: the
-    total loss over the recorded step. `step_lost_s`: what each step loses, [steps], `lost_s` in the mean. `label`: what
-    readers see of the kind, which tells slow ranks from ranks with more work. `sentence`: the verdict in words, without
-    its kind. `confidence`: that of the leading cause, 0 to 1, None if no cause is named. `parts`: what S consists of,
-    with all causes. `of_mean_ops`: the loss is what S counts, compared with mean ops.
-    """
-
-    kind: LossKind
-    label: str
-    headline_s: float
-    lost_s: float
-    share: float
-    step_lost_s: Floats
-    lost_gpu_hours: float
-    lost_gpu_hours_per_day: float
-    sentence: str
-    confidence: float | None
-    losses: tuple[Loss, ...]
-    parts: Parts
-    of_mean_ops: bool = False

@@ -40,7 +40,7 @@ def _trace(title: str) -> Callable[[Look, Content], str]:
 
 def _parquet(look: Look, wanted: Content) -> str:
     """A Parquet file: a trace, a table of tracekit, or anybody's."""
-    from tracekit.trace.canonical import read_header
+    from tracekit.trace.parquet_file import read_header
 
     try:
         if read_header(look.path) is not None:

@@ -41,7 +41,9 @@ from tracekit.trace.step_values import step_values
 if TYPE_CHECKING:
     import duckdb
 
-STORE_VERSION = 6
+STORE_VERSION = 7
+#: The version that migrates: it lacks the tables of version_7.sql.
+OLDER_VERSION = 6
 SIZES = ("dp", "pp", "tp", "cp", "ep", "vpp", "dsp", "world_size")
 #: Impossible rows to name on stderr.
 MOST_NAMED = 20
@@ -50,7 +52,7 @@ LONGEST_FACT = 1000
 
 _JOB_LIST = """
 SELECT jobs.job_id, jobs.name, jobs.source, counted.windows, counted.all_steps, counted.all_ops,
-       epoch(newest.added_at) AS imported_at,
+       epoch(newest.added_at) AS imported_at, epoch(watches.ended_at) AS watched_until_s,
        newest.problem IS NOT NULL OR newest.slowdown IS NOT NULL OR newest.tracekit IS NOT NULL AS analysed,
        CASE WHEN priced.number IS NULL THEN newest.lost_gpu_hours_per_day
             ELSE coalesce(priced.saved_gpu_hours_per_day, 0) END AS gives_back,
@@ -61,6 +63,7 @@ JOIN (SELECT job_id, max(number) AS number, count(*) AS windows, sum(steps)::BIG
              sum(ops)::BIGINT AS all_ops
       FROM windows GROUP BY job_id) AS counted USING (job_id)
 JOIN windows AS newest ON newest.job_id = jobs.job_id AND newest.number = coalesce($number, counted.number)
+LEFT JOIN watches ON watches.job_id = jobs.job_id
 LEFT JOIN findings AS priced ON priced.job_id = newest.job_id AND priced.number = newest.number
 WHERE $name IS NULL OR jobs.name = $name
 ORDER BY gives_back DESC NULLS LAST, newest.lost_gpu_hours_per_day DESC NULLS LAST, jobs.name
@@ -90,11 +93,14 @@ class Catalogue:
     path: Path | str
     #: A line for each row that is impossible, and therefore left out.
     left_out: tuple[str, ...] = ()
+    #: Whether it was of an older version when it was opened.
+    older: bool = False
 
     @classmethod
     def new(cls, connection: duckdb.DuckDBPyConnection, path: Path | str) -> Catalogue:
         """The catalogue of an empty store, in an empty DuckDB file."""
-        connection.execute(files("tracekit.store").joinpath("schema.sql").read_text(encoding="utf-8"))
+        connection.execute(_sql("schema.sql"))
+        connection.execute(_sql("version_7.sql"))
         insert(connection, "store_version", {"version": STORE_VERSION})
         return cls(connection, path)
 
@@ -102,24 +108,31 @@ class Catalogue:
     def existing(cls, connection: duckdb.DuckDBPyConnection, path: Path | str, *, read_only: bool = False) -> Catalogue:
         """The catalogue in a DuckDB file; a reader sees no impossible rows. Raises StoreError for another version.
 
-        A version that migrates does so here: for good on a writer's copy, in temporary tables for a reader.
+        A version that migrates does so here: for good on a writer's copy, in temporary tables for a reader. The costs
+        of windows that were stored before are only in their reports (`Writer.fill_costs`).
         """
-        check_version(connection, path, STORE_VERSION)
+        older = check_version(connection, path, STORE_VERSION, OLDER_VERSION) == OLDER_VERSION
         if not read_only:
-            return cls(connection, path)
+            if older:
+                connection.execute(_sql("version_7.sql"))
+                connection.execute("UPDATE store_version SET version = $version", {"version": STORE_VERSION})
+            return cls(connection, path, older=older)
+        if older:
+            connection.execute(_sql("version_7.sql").replace("CREATE TABLE", "CREATE TEMP TABLE"))
         left_out = without_impossible(connection)
         for line in left_out[:MOST_NAMED]:
             say_once(f"{path}: left out, since it is impossible: {line}")
         if (more := len(left_out) - MOST_NAMED) > 0:
             say_once(f"{path}: left out {more} more impossible rows")
-        return cls(connection, path, left_out)
+        return cls(connection, path, left_out, older)
 
     def job_list(self) -> pl.DataFrame:
         """One row per job: name, source, and the columns of `windows` for its newest window.
 
         `gives_back`: GPU-hours a day that the first fix saves, what is lost where the store has no price; most first.
         `verdict`, `headline`, `share`: of its findings, null where it has none.
-        `windows`, `all_steps`, `all_ops`: totals of all its windows. `imported_at`: seconds since the epoch.
+        `windows`, `all_steps`, `all_ops`: totals of all its windows. `imported_at`: seconds since the epoch;
+        `watched_until_s`: when it ended, null while it is watched and if it never was.
         """
         return self._job_list()
 
@@ -267,7 +280,7 @@ class Catalogue:
 
     def mark_unanalysed(self, window: StoredWindow, problem: str) -> None:
         """Forget the findings of a window, and store the reason."""
-        self.delete(["findings", "culprits"], job_id=window.job_id, number=window.number)
+        self.delete(["findings", "culprits", "costs"], job_id=window.job_id, number=window.number)
         figures = ", ".join(f"{column} = NULL" for column in FIGURES)
         self.connection.execute(
             f"UPDATE windows SET problem = $problem, {figures} WHERE job_id = $job AND number = $number",  # noqa: S608
@@ -297,6 +310,10 @@ class Catalogue:
             " WHERE gpu NOT IN (SELECT gpu FROM gpus WHERE job_id = $job)",
             {"job": job_id, "gpus": list(host_of_gpu), "hosts": list(host_of_gpu.values())},
         )
+
+
+def _sql(name: str) -> str:
+    return files("tracekit.store").joinpath(name).read_text(encoding="utf-8")
 
 
 def _by_rank(value: object) -> dict[str, Any]:

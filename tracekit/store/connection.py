@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 #: What to do with a store that is too old.
 IMPORT_AGAIN = f"import its traces again with `{adding('NEW')}`"
 #: The tables with rows about a window, those with rows about a job, and all tables of a catalogue (`schema.sql`).
-OF_WINDOWS = ("files", "findings", "culprits", "windows")
-OF_JOBS = (*OF_WINDOWS, "hosts", "gpus", "incidents", "watches", "endings", "jobs")
+OF_WINDOWS = ("files", "findings", "culprits", "costs", "windows")
+OF_JOBS = (*OF_WINDOWS, "hosts", "gpus", "incidents", "beginnings", "watches", "endings", "jobs")
 TABLES = frozenset({"store_version", *OF_JOBS})
 #: Settings of a DuckDB that looks for nothing outside its database.
 CLOSED: dict[str, str | bool | int | float | list[str]] = {
@@ -195,16 +195,18 @@ def state(name: str) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def check_version(connection: duckdb.DuckDBPyConnection, store: Path | str, version: int) -> None:
-    """Raise StoreError unless this is a catalogue of the given version."""
+def check_version(
+    connection: duckdb.DuckDBPyConnection, store: Path | str, version: int, migrated: int | None = None
+) -> int:
+    """The version of a catalogue. Raises StoreError unless it is the given one, or the one that can be `migrated`."""
     import duckdb
 
     try:
         versions = [version for (version,) in connection.execute("SELECT version FROM store_version").fetchall()]
     except duckdb.CatalogException:
         raise StoreError(f"{store}: a DuckDB file, but not a tracekit store; choose another --store") from None
-    if versions == [version]:
-        return
+    if versions in ([version], [migrated]):
+        return int(versions[0])
     newer = len(versions) == 1 and isinstance(versions[0], int) and versions[0] > version
     advice = "a newer tracekit wrote it, upgrade this one" if newer else IMPORT_AGAIN
     raise StoreError(

@@ -43,9 +43,10 @@ from tracekit.store.connection import IMPORT_AGAIN, connected, writing
 from tracekit.store.handling import HANDLED
 from tracekit.store.hangs import HANGS, StoredHang, read_hangs
 from tracekit.store.window import AnyTrace, Incoming, StoredFile, StoredWindow, WindowPart
-from tracekit.trace.canonical import read_columns, read_parquet
+from tracekit.trace.canonical import read_parquet
 from tracekit.trace.model import TraceKind
 from tracekit.trace.op import read_op_trace
+from tracekit.trace.parquet_file import read_columns
 
 MARK, CATALOGUE, UNFINISHED, JOBS, LEFT_OUT = "tracekit-store", "catalog.duckdb", "unfinished", "jobs", "left-out"
 #: Files of `tracekit.live`: incidents that each receiver has been told of, and tracebacks.

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from tracekit.report.answer import Account
-from tracekit.report.findings import SMALLEST_ALARMING_SHARE, WindowVerdict
+from tracekit.report.findings import WindowVerdict
+from tracekit.report.run import SMALLEST_ALARMING_SHARE
 
 #: An incident closes after this many windows in a row without its cause.
 CLEAR_WINDOWS = 2
@@ -31,7 +32,8 @@ class Incident:
     `opened_window`, `seen_window`, `closed_window`: the first and the last window that showed it, and the one that
     closed it; None for a hang, which no window shows, and for an incident closed by the end of the job. `clear`:
     windows in a row that no longer showed it, counted until it is settled. `incident_id`: 0 until it is stored.
-    `job_ending`: how its job ended, as in "ended with exit code 1"; None while it runs, and if unknown.
+    `job_ending`: how its job ended, as in "ended with exit code 1"; None while it runs. `first_step`:
+    the first that its cause slowed down, and `since`: when that began, seconds since the epoch; None where unknown.
     """
 
     incident_id: int
@@ -44,6 +46,15 @@ class Incident:
     closed_at: datetime | None = None
     closed_window: int | None = None
     job_ending: str | None = None
+    first_step: int | None = None
+    since: float | None = None
+
+    @property
+    def began_s(self) -> float:
+        """When its cause began to act, seconds since the epoch: with the first slow step or, if that says no time, with
+        the window that showed it.
+        """
+        return self.opened_at.timestamp() if self.since is None else self.since
 
     @property
     def windows(self) -> int:
@@ -61,7 +72,9 @@ class Incident:
             if self.seen_window is None:
                 return f"steps go on in window {self.closed_window}"
             gone = f"since window {self.seen_window + 1}"
-            return f"cured, gone {gone}" if self.settled else f"no longer seen {gone}"
+            return f"cured, gone {gone}" if self._cured else f"no longer seen {gone}"
+        if self.clear and self.seen_window is not None:
+            return f"no longer seen since window {self.seen_window + 1}; the job {self.job_ending or 'ended'}"
         return f"the job {self.job_ending or 'ended'}"
 
     @property
@@ -69,7 +82,12 @@ class Incident:
         """Whether it is over for good: its job has ended, or it has been gone for as long as it lasted."""
         if self.closed_at is None:
             return False
-        return not (self.closed_window and self.windows) or self.clear >= max(CLEAR_WINDOWS, self.windows)
+        return self.job_ending is not None or not (self.closed_window and self.windows) or self._cured
+
+    @property
+    def _cured(self) -> bool:
+        """Whether it has been gone for as long as it lasted."""
+        return self.clear >= max(CLEAR_WINDOWS, self.windows)
 
     def shows_in(self, sighting: Account) -> bool:
         """Whether a sighting is at the place of this incident: some of the same ranks, or the same part of the whole

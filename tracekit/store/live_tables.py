@@ -5,17 +5,20 @@ In: a connection to a catalogue, and the findings of a window. Out: rows, incide
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+import msgspec
 import polars as pl
-from msgspec import structs
+from msgspec.json import encode
 
-from tracekit.report.findings import SMALLEST_ALARMING_SHARE, Findings
+from tracekit.costs.claimed import ClaimedCosts, stored_costs
+from tracekit.report.findings import Findings
+from tracekit.report.report import Report
+from tracekit.report.run import SMALLEST_ALARMING_SHARE
 from tracekit.store.connection import insert, naive
 from tracekit.store.frames import frame
 from tracekit.store.incidents import CLEAR_WINDOWS, Incident
@@ -59,8 +62,12 @@ SELECT max(number) FROM (
 )
 """
 _INCIDENTS = """
-SELECT incident_id, jobs.name, cause, opened_at, opened_window, seen_window, clear, closed_at, closed_window, ending
-FROM incidents JOIN jobs USING (job_id) LEFT JOIN endings USING (job_id)
+SELECT incident_id, jobs.name, cause, opened_at, opened_window, seen_window, clear, closed_at, closed_window,
+       CASE WHEN watches.job_id IS NULL OR watches.ended_at IS NOT NULL
+            THEN coalesce(ending, CASE WHEN watches.ended_at IS NOT NULL THEN 'ended' END) END AS ending,
+       first_step, since
+FROM incidents JOIN jobs USING (job_id) LEFT JOIN watches USING (job_id) LEFT JOIN endings USING (job_id)
+     LEFT JOIN beginnings USING (incident_id)
 WHERE ($name IS NULL OR jobs.name = $name) AND (closed_at IS NULL OR NOT $open)
     AND (closed_at IS NULL OR incident_id > $after OR list_contains($known::INTEGER[], incident_id))
 QUALIFY $most IS NULL OR row_number() OVER (PARTITION BY closed_at IS NULL ORDER BY incident_id DESC) <= $most
@@ -76,7 +83,12 @@ _ALL_WINDOWS = """
 SELECT jobs.name AS job, windows.* EXCLUDE (job_id, added_at), epoch(windows.added_at) AS added_s,
        epoch(watches.began_at) AS began_s, epoch(watches.ended_at) AS watched_until_s, endings.ending
 FROM windows JOIN jobs USING (job_id) LEFT JOIN watches USING (job_id) LEFT JOIN endings USING (job_id)
+WHERE $name IS NULL OR jobs.name = $name
 ORDER BY windows.job_id, windows.number
+"""
+_COSTS = """
+SELECT jobs.name, costs.number, costs.content FROM costs JOIN jobs USING (job_id)
+WHERE ($name IS NULL OR jobs.name = $name) AND ($number IS NULL OR costs.number = $number)
 """
 _COUNTED_INCIDENTS = "SELECT count(*) FILTER (closed_at IS NULL), count(closed_at) FROM incidents"
 #: One row per job, of its newest window, with totals over all windows.
@@ -223,9 +235,10 @@ class LiveTables:
         rows = self.connection.execute(_INCIDENTS, which).fetchall()
         return tuple(
             Incident(
-                number, job, cause, _utc(opened), first, last, clear, closed and _utc(closed), closed_by, ending
+                number, job, cause, _utc(opened), first, last, clear, closed and _utc(closed), closed_by, ending, step,
+                since,
             )
-            for number, job, text, opened, first, last, clear, closed, closed_by, ending in rows
+            for number, job, text, opened, first, last, clear, closed, closed_by, ending, step, since in rows
             if (cause := stored_account(text)) is not None  # a reader's `left_out` names others
         )  # fmt: skip
 
@@ -259,9 +272,14 @@ class LiveTables:
         """One row per job for metrics: its newest window, and totals over all."""
         return frame(self.connection.sql(_LIVE_JOBS))
 
-    def all_windows(self) -> pl.DataFrame:
-        """One row per window of every job: its place in time, and that of the watch of its job."""
-        return frame(self.connection.sql(_ALL_WINDOWS))
+    def all_windows(self, name: str | None = None) -> pl.DataFrame:
+        """One row per window of one job or of every job: its place in time, and that of the watch of its job."""
+        return frame(self.connection.sql(_ALL_WINDOWS, params={"name": name}))
+
+    def costs(self, name: str | None = None, number: int | None = None) -> dict[tuple[str, int], ClaimedCosts]:
+        """What the mean step of each window goes to, by job and number: of one job, or one window of it, or of all."""
+        rows = self.connection.execute(_COSTS, {"name": name, "number": number}).fetchall()
+        return {(job, number): costs for job, number, text in rows if (costs := stored_costs(text)) is not None}
 
     def trends(self, names: Collection[str]) -> dict[str, list[float]]:
         """The share of the step that each analysed window of these jobs loses, oldest first, by job."""
@@ -310,9 +328,9 @@ class LiveTables:
 
     def add_findings(self, job_id: int, number: int, item: Incoming) -> None:
         """Store the findings of a window that has been written; nothing for an op trace."""
-        verdict = item.findings.verdict() if isinstance(item.findings, Findings) else None
-        if verdict is None:
+        if not isinstance(item.findings, Findings):
             return
+        verdict = item.findings.verdict()
         leading, metadata = verdict.sightings[:1], item.trace.metadata
         window = {"job_id": job_id, "number": number}
         row = {
@@ -323,8 +341,16 @@ class LiveTables:
             "dropped_records": _number(metadata.get("dropped_records")),
         }
         insert(self.connection, "findings", window | row)
+        self.add_costs(job_id, number, item.findings.report, item.trace.step_starts)
         for sighting in sorted(verdict.sightings, key=lambda sighting: -sighting.cost_s)[:MOST_CULPRITS]:
             insert(self.connection, "culprits", window | {column: getattr(sighting, column) for column in _OF_CULPRITS})
+
+    def add_costs(self, job_id: int, number: int, report: Report, step_starts: Mapping[int, float]) -> None:
+        """Store what the mean step of a window goes to. `step_starts`: as in `costs_of`."""
+        from tracekit.costs.of_report import costs_of  # it knows the detectors, which no reader needs
+
+        content = msgspec.json.encode(costs_of(report, step_starts)).decode()
+        insert(self.connection, "costs", {"job_id": job_id, "number": number, "content": content})
 
     def put_incident(self, job_id: int, incident: Incident) -> None:
         """Insert or update an incident."""
@@ -333,10 +359,13 @@ class LiveTables:
             "incident_id": number,
             "job_id": job_id,
             "kind": incident.cause.kind,
-            "cause": json.dumps(structs.asdict(incident.cause)),
+            "cause": encode(incident.cause).decode(),
             **{column: getattr(incident, column) for column in _OF_INCIDENTS},
         }
         insert(self.connection, "incidents", row, _OR_REPLACE)
+        if incident.first_step is not None:
+            began = {"incident_id": number, "job_id": job_id, "first_step": incident.first_step}
+            insert(self.connection, "beginnings", {**began, "since": incident.since}, _OR_REPLACE)
 
     def watch_begins(self, job_id: int, began_at: datetime) -> None:
         """Note that the job is cut into windows from now on."""

@@ -47,6 +47,19 @@ _VIEWS = {
         SELECT incident_id, jobs.name AS job, incidents.* EXCLUDE (incident_id, job_id, cause), cause::JSON AS cause
         FROM stored.incidents AS incidents JOIN stored.jobs AS jobs USING (job_id)""",
 }
+#: What each window lost, by cause and place, from the table `costs`; `lost_s`: in all its steps.
+_LOSSES = """
+    CREATE VIEW losses AS
+    SELECT jobs.name AS job, number AS "window", losses.kind, part, losses.cause, ranks, losses.hosts,
+           losses.first_step, losses.last_step, since, until, (seconds + planned_s) * windows.steps AS lost_s
+    FROM (
+        SELECT job_id, number, unnest(from_json(json_extract(content, '$.losses'), '[{
+            "kind": "VARCHAR", "part": "VARCHAR", "cause": "VARCHAR", "ranks": ["INTEGER"], "hosts": ["VARCHAR"],
+            "first_step": "INTEGER", "last_step": "INTEGER", "since": "DOUBLE", "until": "DOUBLE",
+            "seconds": "DOUBLE", "planned_s": "DOUBLE"}]'), recursive := true)
+        FROM stored.costs WHERE json_valid(content)
+    ) AS losses JOIN stored.jobs AS jobs USING (job_id) JOIN stored.windows AS windows USING (job_id, number)
+"""
 #: DuckDB's words for a table that a query needs.
 _MISSING = re.compile(r"Table with name (\w+) does not exist")
 #: How often to look whether Ctrl-C was pressed, seconds.
@@ -56,7 +69,7 @@ _NOT_IN_POLARS = re.compile(r"\b(BIGNUM|BIT|BLOB|INTERVAL|TIMESTAMP_N?S|UNION)\b
 
 
 def rows_of(store: Store, sql: str, jobs: Sequence[str] = ()) -> pl.DataFrame:
-    """The rows of one SELECT over the views `jobs`, `windows`, `findings`, `incidents`, `hosts` and `ops`.
+    """The rows of one SELECT over the views `jobs`, `windows`, `findings`, `losses`, `incidents`, `hosts` and `ops`.
 
     `jobs`: the jobs whose windows make up `ops`, by default all: their files are opened. Raises SelectionError for
     anything but one SELECT, and with what DuckDB says of it; StoreError, NotStoredError.
@@ -76,7 +89,7 @@ def rows_of(store: Store, sql: str, jobs: Sequence[str] = ()) -> pl.DataFrame:
             connection.execute("SET enable_external_access = false; SET lock_configuration = true")
             # What is large, or in files, is added once the query turns out to need it.
             further: dict[str, Callable[[duckdb.DuckDBPyConnection, Store], None]]
-            further = {"hosts": _add_hosts, "ops": partial(_add_ops, jobs=jobs)}
+            further = {"hosts": _add_hosts, "losses": _add_losses, "ops": partial(_add_ops, jobs=jobs)}
             while True:
                 try:
                     return _with_possible_times(_interruptible(connection, lambda: frame(_plain(connection.sql(sql)))))
@@ -159,6 +172,15 @@ def _add_hosts(connection: duckdb.DuckDBPyConnection, store: Store) -> None:
     connection.execute(
         "CREATE VIEW hosts AS SELECT jobs.name AS job, host FROM stored.hosts JOIN stored.jobs AS jobs USING (job_id)"
     )
+
+
+def _add_losses(connection: duckdb.DuckDBPyConnection, store: Store) -> None:
+    with store.reading() as catalogue:
+        if catalogue.older:
+            repair = command("store", "repair", "--store", store.path)
+            raise SelectionError(f"{store.name}: written by an older tracekit; `{repair}` brings it up to date")
+    _add_tables(connection, store, ["costs"])
+    connection.execute(_LOSSES)
 
 
 def _add_ops(connection: duckdb.DuckDBPyConnection, store: Store, jobs: Sequence[str]) -> None:

@@ -1,5 +1,6 @@
 -- The catalogue of a store: what lists need of jobs and windows, and which files there are. Ops, reports and slowdowns
--- of workers are files (folder.py). Written by tracekit/store/catalogue.py and live_tables.py alone. Whoever changes this
+-- of workers are files (folder.py). Written by tracekit/store/catalogue.py and live_tables.py alone. The tables of
+-- version_7.sql belong to it, too. Whoever changes this
 -- raises STORE_VERSION there, and migrates the version before.
 CREATE TABLE store_version (version INTEGER NOT NULL);
 

@@ -10,7 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -22,6 +22,7 @@ from tracekit.base.command_line import adding
 from tracekit.base.errors import NotAStoreError, NotStoredError, OutputError, StoreError, StoreTakenError
 from tracekit.base.object_storage import object_url, shown
 from tracekit.base.text import encodable, short
+from tracekit.costs.claimed import PlacedLoss
 from tracekit.report.applied import AppliedFix
 from tracekit.report.findings import Findings
 from tracekit.report.report import Report
@@ -101,8 +102,10 @@ class Store:
             verdict = item.findings.verdict() if isinstance(item.findings, Findings) else None
             if verdict is not None:
                 now, before = datetime.now(UTC), catalogue.live.unsettled(item.name)
+                costs = catalogue.live.costs(item.name, number).get((item.name, number))
+                losses = () if costs is None else costs.losses
                 for incident in followed(before, item.name, number, verdict, now, _moved_at(item.trace)):
-                    catalogue.live.put_incident(job_id, incident)
+                    catalogue.live.put_incident(job_id, _with_beginning(incident, losses))
         return number
 
     def begin_watch(self, name: str, source: str) -> int:
@@ -398,6 +401,15 @@ class Store:
     def _check_encodable(self) -> None:
         if encodable(str(self.path)) != str(self.path):
             raise StoreError(f"{self.path}: DuckDB needs a path in UTF-8; choose another --store")
+
+
+def _with_beginning(incident: Incident, losses: Sequence[PlacedLoss]) -> Incident:
+    """A new incident with the first step that it slows down in the window that shows it."""
+    if incident.incident_id:
+        return incident
+    which = incident.cause.kind, incident.cause.ranks
+    loss = next((loss for loss in losses if (loss.cause, loss.ranks) == which), None)
+    return incident if loss is None else replace(incident, first_step=loss.first_step, since=loss.since)
 
 
 def _numbered(name: str, number: int) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from typing import Any
 
 from tracekit.report.findings import Findings, Unanalysed
 from tracekit.trace.canonical import Trace
@@ -86,3 +87,12 @@ class Incoming:
     name: str
     source: str
     findings: Findings | Unanalysed | None = None
+
+
+def known_starts(row: Mapping[str, Any]) -> dict[int, float]:
+    """When the first and the last step of a window began, from its row in the catalogue: seconds since the epoch; none
+    where unknown.
+    """
+    if row["started_at"] is None or row["ended_at"] is None:
+        return {}
+    return {row["first_step"]: row["started_at"], row["last_step"]: row["ended_at"]}

@@ -15,7 +15,7 @@ from tracekit.store.catalogue import Catalogue
 from tracekit.store.catalogue_file import CatalogueCopy, catalogue_copy, locked
 from tracekit.store.connection import OF_JOBS, OF_WINDOWS, connected
 from tracekit.store.folder import Folder
-from tracekit.store.window import Incoming, StoredWindow, WindowPart
+from tracekit.store.window import Incoming, StoredWindow, WindowPart, known_starts
 
 
 @contextmanager
@@ -49,6 +49,8 @@ def _on_copy(folder: Folder, copy: CatalogueCopy, *, rebuilding: bool) -> Iterat
             open_catalogue = Catalogue.existing if copy.replaces else Catalogue.new
             writer = Writer(folder, open_catalogue(connection, folder.path))
             connection.begin()
+            if writer.catalogue.older:
+                writer.fill_costs()
             yield writer
             connection.commit()
             connection.execute("CHECKPOINT")  # closing would hide a failure
@@ -77,6 +79,19 @@ class Writer:
         self.folder.note_unfinished([(job_id, number)])
         files = self.folder.write_window(job_id, number, item)
         self.catalogue.add_window(job_id, number, item, files, datetime.now(UTC))
+
+    def fill_costs(self) -> None:
+        """Store the costs of the windows that an older version has written: those that their reports show."""
+        catalogue = self.catalogue
+        rows = catalogue.live.all_windows().iter_rows(named=True)
+        starts = {(row["job"], row["number"]): known_starts(row) for row in rows}
+        for window in catalogue.windows():
+            if WindowPart.REPORT not in window.files:
+                continue
+            with suppress(StoreError):  # a damaged report has no costs; `store check` names it
+                report = self.folder.report(window)
+                if report is not None:
+                    catalogue.live.add_costs(window.job_id, window.number, report, starts[window.job, window.number])
 
     def remove(self, job_id: int, windows: Sequence[StoredWindow]) -> None:
         """Remove a job with all its windows."""

@@ -9,11 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Literal
 
@@ -23,19 +21,13 @@ import polars as pl
 from tracekit.base.atomic_write import Kind, parquet_with, replacing
 from tracekit.base.errors import FormatError, LayoutError, SelectionError, TraceError, TracekitError, extra
 from tracekit.base.text import encodable, quoted
+from tracekit.trace.coverage import TraceCoverage
 from tracekit.trace.facts import COLLECT, COLLECT_CPU, INSPECTOR, TABLE, SourceKind
 from tracekit.trace.magnitudes import check_bounds, check_magnitudes, judged_steps
 from tracekit.trace.model import Layout, TraceKind, Unit, Worker, numbered_hosts, unit_of_time
-from tracekit.trace.schema import (
-    NULLABLE,
-    SENT,
-    WAITED,
-    Origin,
-    WorkerGrid,
-    checked_columns,
-    distinct_steps,
-    numbers_of,
-)
+from tracekit.trace.parquet_file import METADATA_KEY, read_columns, read_header, read_steps, rows_of_file
+from tracekit.trace.schema import NULLABLE, SENT, WAITED, Origin, checked_columns, numbers_of
+from tracekit.trace.step_grid import StepGrid, distinct_steps
 from tracekit.trace.step_values import STEP_VALUES, step_values
 from tracekit.trace.units import in_seconds
 
@@ -44,14 +36,14 @@ if TYPE_CHECKING:
 
 #: Versions of the file formats: pipeline traces, and op traces (`op_trace`).
 SCHEMA_VERSION, OP_TRACE_VERSION = 1, 2
-#: Key of tracekit's JSON in the key-value metadata of a Parquet file.
-METADATA_KEY = "tracekit"
 #: The kind of file that `write_parquet` replaces.
 TRACE_FILE = Kind("a trace that tracekit wrote", parquet_with(METADATA_KEY))
 #: Key of the free metadata for the original unit of the times, if it was stated.
 UNIT_KEY = "time_unit"
 #: Rank -> seconds of the mean step in which its training thread was ready to run but had no processor.
 RUN_QUEUE = "run_queue_s"
+#: Metadata: in that of a GPU, its SM clock over time, `time` in seconds since 1970 and `sm_mhz`.
+CLOCK_SERIES = "clock"
 #: Metadata `format` of traces from our own collectors.
 COLLECTED = "collected"
 #: How the clocks of GPUs that timed ops relate to their hosts', in the free metadata.
@@ -59,55 +51,14 @@ DEVICE_CLOCK = "device_clock"
 #: Metadata without names that the analysis reads, and figures without names about each GPU.
 _WITHOUT_NAMES = (UNIT_KEY, "layers", "ranks_of_workers")
 _GPU_FIGURES = ("throttled", "reasons", "sm_mhz")
-#: Beyond the first values, a file with more of them per byte than this contains no real ops: each op has two times of
-#: its own. A row counts as at least the usual number of columns.
-USUAL_COLUMNS, MOST_COLUMNS, MOST_VALUES_PER_BYTE, FEWEST_VALUES = 32, 10_000, 64, 32_000_000
-#: Read files with more rows than this one column at a time.
-MOST_ROWS_AT_ONCE = 250_000
 #: A file with more rows is read without a table of them, which takes more memory if they are few.
 MOST_ROWS_AS_TABLE = 2_000_000
-#: Name at most this many workers that were not traced.
-MOST_MISSING = 1000
 #: No clock shows this many seconds since 1970.
 LARGEST_CLOCK_S = 1e11
 
 
 #: Gives the columns of a file their canonical names.
 Renamed = Callable[[pl.DataFrame], pl.DataFrame]
-
-
-@dataclass(frozen=True, slots=True)
-class Coverage:
-    """How much of the job the trace covers. A worker-step is one worker in one step.
-
-    `missing_workers`: those without any op, the first `MOST_MISSING` of them.
-    """
-
-    workers_expected: int
-    workers_traced: int
-    worker_steps_expected: int
-    worker_steps_traced: int
-    missing_workers: tuple[Worker, ...]
-
-    @classmethod
-    def of(cls, layout: Layout, dp_rank: np.ndarray, pp_rank: np.ndarray, steps: int, worker_steps: int) -> Coverage:
-        """`dp_rank`, `pp_rank`: of the traced workers, repeated or not, in any order. `worker_steps`: those traced."""
-        workers = traced_dp_ranks(layout, dp_rank) * layout.pp
-        traced = np.zeros((max(workers // layout.pp, int(dp_rank.max()) + 1), layout.pp), dtype=bool)
-        traced[dp_rank, pp_rank] = True
-        missing = np.flatnonzero(~traced.ravel()[:workers])[:MOST_MISSING]
-        return cls(
-            workers_expected=workers,
-            workers_traced=int(traced.sum()),
-            worker_steps_expected=steps * workers,
-            worker_steps_traced=worker_steps,
-            missing_workers=tuple(Worker(*divmod(cell, layout.pp)) for cell in missing.tolist()),
-        )
-
-    @property
-    def complete(self) -> bool:
-        """True if every worker of the layout is in every traced step."""
-        return self.worker_steps_traced == self.worker_steps_expected
 
 
 @dataclass(frozen=True)
@@ -183,9 +134,9 @@ class Trace:
         return self.ops.height
 
     @cached_property
-    def workers(self) -> WorkerGrid:
+    def workers(self) -> StepGrid:
         """What each worker does in each step."""
-        workers = WorkerGrid(self.steps, self.dp_ranks, np.arange(self.layout.pp, dtype=np.int32))
+        workers = StepGrid(self.steps, self.dp_ranks, np.arange(self.layout.pp, dtype=np.int32))
         workers.add(self.ops)
         return workers
 
@@ -308,11 +259,11 @@ class Trace:
             raise SelectionError(f"{which}; the trace has steps {self.steps[0]} to {self.steps[-1]}")
         return replace(self, ops=remaining.rechunk())
 
-    def coverage(self) -> Coverage:
+    def coverage(self) -> TraceCoverage:
         """Which workers and worker-steps of the layout the trace holds."""
         ops = self._outline.ops
         dp_rank, pp_rank = ops["dp_rank"].to_numpy(), ops["pp_rank"].to_numpy()
-        return Coverage.of(self.layout, dp_rank, pp_rank, len(self.steps), ops.height)
+        return TraceCoverage.of(self.layout, dp_rank, pp_rank, len(self.steps), ops.height)
 
     def outline(self) -> Trace:
         """The trace with one op of each worker and step: enough for `coverage` and `worker_ranks`.
@@ -425,106 +376,6 @@ def trace_of_file(
     return Trace.from_frame(ops, layout, source=str(path), columns=columns, unit=unit, **fields)
 
 
-def read_header(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """The JSON that tracekit keeps inside a Parquet file, None if there is none. Raises FormatError for other files."""
-    text = _parquet(path, pl.read_parquet_metadata).get(METADATA_KEY)
-    if text is None:
-        return None
-    try:
-        header = json.loads(text)
-    except (ValueError, RecursionError):
-        header = None
-    if not isinstance(header, dict):
-        raise FormatError(f"{path}: its tracekit metadata is not a JSON object; write the trace again")
-    return header
-
-
-def read_columns(
-    path: str | os.PathLike[str], types: Mapping[str, pl.DataType | type[pl.DataType]] | None = None
-) -> pl.DataFrame:
-    """All columns of a Parquet file. Raises FormatError if it is empty, truncated or something else.
-
-    `types`: of columns that are to be of other numbers. In a large file, those that fit are converted as they are read,
-    so that the file is not in memory twice; all others stay as they are.
-    """
-    ops: pl.DataFrame = _parquet(path, lambda file: _columns_of(path, pl.scan_parquet(file), types or {}))
-    return ops
-
-
-def _columns_of(path: str | os.PathLike[str], file: pl.LazyFrame, types: Mapping[str, Any]) -> pl.DataFrame:
-    """See `read_columns`. `file` keeps the footer, which takes seconds to read if a file has 10^5 row groups."""
-    names, rows = file.collect_schema().names(), int(file.select(pl.len()).collect().item())
-    if len(names) > USUAL_COLUMNS or rows > MOST_ROWS_AT_ONCE:
-        check_size(path, rows, len(names))
-    if rows <= MOST_ROWS_AT_ONCE:
-        return file.collect().rechunk()
-
-    def converted(series: pl.Series) -> pl.Series:
-        wanted = types.get(series.name, series.dtype)
-        alike = (series.dtype.is_integer() and wanted.is_integer()) or (series.dtype.is_float() and wanted.is_float())
-        with contextlib.suppress(pl.exceptions.InvalidOperationError):  # where columns are checked, it is an error
-            return series.cast(wanted) if alike else series
-        return series
-
-    # Two columns at a time: joining the chunks of all columns at once would hold a large trace twice.
-    pairs = (file.select(names[first : first + 2]).collect().rechunk() for first in range(0, len(names), 2))
-    return pl.DataFrame([converted(pair.drop_in_place(name)) for pair in pairs for name in pair.columns])
-
-
-def read_steps(path: str | os.PathLike[str], steps: Sequence[int]) -> pl.DataFrame:
-    """All columns of these steps. Raises FormatError as `read_columns` does."""
-    step = pl.col("step")
-    wanted = step.is_between(min(steps), max(steps)) & step.is_in(list(steps))  # statistics of row groups know ranges
-    ops: pl.DataFrame = _parquet(path, lambda file: pl.scan_parquet(file).filter(wanted).collect())
-    return ops.rechunk()
-
-
-def columns_of_file(path: str | os.PathLike[str]) -> list[str]:
-    """The names of the columns of a Parquet file. Raises FormatError as `read_columns` does."""
-    return list(_parquet(path, pl.read_parquet_schema))
-
-
-def rows_of_file(path: str | os.PathLike[str]) -> int:
-    """The number of rows of a Parquet file, as its footer says. Raises FormatError as `read_columns` does."""
-    return int(_parquet(path, lambda file: pl.scan_parquet(file).select(pl.len()).collect().item()))
-
-
-def rows_of_steps(path: str | os.PathLike[str]) -> dict[int, int]:
-    """The number of rows of each step of a Parquet file, ascending. Raises FormatError as `read_columns` does."""
-    by_step = _parquet(path, lambda file: pl.scan_parquet(file).group_by("step").len().collect(engine="streaming"))
-    return dict(by_step.sort("step").iter_rows())
-
-
-def check_size(path: str | os.PathLike[str], rows: int, columns: int) -> None:
-    """Raise FormatError if the file claims more values than its bytes can hold, or more columns than any trace has."""
-    size = Path(path).stat().st_size
-    values = rows * max(columns, USUAL_COLUMNS)
-    if columns > MOST_COLUMNS or values > max(MOST_VALUES_PER_BYTE * size, FEWEST_VALUES):
-        raise FormatError(
-            f"{path}: {rows} rows of {columns} columns in {size} bytes, too few for the times of real ops; expected at"
-            f" most {MOST_COLUMNS} columns: record it again, or keep the columns of a trace"
-        )
-
-
-def _parquet(path: str | os.PathLike[str], read: Any) -> Any:
-    try:
-        status = Path(path).stat()
-        if stat.S_ISFIFO(status.st_mode) or stat.S_ISSOCK(status.st_mode) or stat.S_ISCHR(status.st_mode):
-            raise FormatError(f"{path}: a pipe or device; Parquet can only be read from a file, save it as one first")
-        if status.st_size == 0:
-            raise FormatError(f"{path}: the file is empty; expected a Parquet trace")
-        # A file object: polars expands glob characters and rejects non-UTF-8 bytes in a path.
-        with open(path, "rb") as file:
-            return read(file)
-    except OSError as error:
-        raise FormatError(f"{path}: cannot be read: {error.strerror or error}; check path and permissions") from None
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:  # damage inside makes polars panic
-        reason = str(error).splitlines()[0]
-        raise FormatError(
-            f"{path}: not a readable Parquet file ({reason}); it may be truncated, record or copy it again"
-        ) from None
-
-
 def finite_starts(step_starts: Mapping[int, float], source: Origin) -> Mapping[int, float]:
     """`step_starts`, checked to be clock times. Raises TraceError."""
     for step, start in step_starts.items():
@@ -548,8 +399,3 @@ def _is_rank(text: str) -> bool:
 def share_of_samples(value: object) -> float | None:
     """A share from free metadata: a number from 0 to 1; None for anything else."""
     return float(value) if isinstance(value, int | float) and 0 <= value <= 1 else None
-
-
-def traced_dp_ranks(layout: Layout, dp_rank: np.ndarray) -> int:
-    """The number of dp_rank values in a complete trace: with dsp > 1 some recorders number dp only, some dp x dsp."""
-    return layout.dp if int(dp_rank.max()) < layout.dp else layout.dp_ranks

@@ -19,8 +19,9 @@ import polars as pl
 from tracekit.base.atomic_write import replacing
 from tracekit.base.errors import FormatError
 from tracekit.base.text import encodable, quoted
-from tracekit.trace.canonical import METADATA_KEY, OP_TRACE_VERSION, TRACE_FILE, read_columns, read_header
+from tracekit.trace.canonical import OP_TRACE_VERSION, TRACE_FILE
 from tracekit.trace.model import ProcessGroup, TraceKind
+from tracekit.trace.parquet_file import METADATA_KEY, read_columns, read_header
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,10 @@ import numpy as np
 import polars as pl
 
 from tracekit.base.text import encodable
-from tracekit.trace.canonical import Renamed, Trace, check_size, finite_starts, stated_unit
+from tracekit.trace.canonical import Renamed, Trace, finite_starts, stated_unit
 from tracekit.trace.magnitudes import check_bounds, check_magnitudes, judged_steps
 from tracekit.trace.model import Layout
+from tracekit.trace.parquet_file import check_size
 from tracekit.trace.schema import (
     KIND_TYPE,
     NONE,
@@ -26,13 +27,12 @@ from tracekit.trace.schema import (
     OPTIONAL,
     SCHEMA,
     Origin,
-    WorkerGrid,
     canonical_columns,
     check_complete,
     check_ranges,
-    distinct_steps,
     numbers_of,
 )
+from tracekit.trace.step_grid import StepGrid, distinct_steps
 from tracekit.trace.units import in_seconds
 
 #: Rows of a piece, unless that makes more pieces than this: rows before a piece have to be skipped.
@@ -52,7 +52,7 @@ class OrderedTrace(Trace):
         return Trace(*fields, **named)  # type: ignore[return-value]
 
     @classmethod
-    def of(cls, outline: Trace, workers: WorkerGrid, columns: Mapping[str, np.ndarray]) -> Self:
+    def of(cls, outline: Trace, workers: StepGrid, columns: Mapping[str, np.ndarray]) -> Self:
         """`columns`: some columns, in order. `outline`: all else."""
         trace = object.__new__(cls)
         vars(trace).update(vars(outline), _outline=outline, workers=workers, _kept=dict(columns))
@@ -140,7 +140,7 @@ def ordered_trace(
             distinct_steps(np.concatenate([distinct_steps(part[one].to_numpy()) for part in parts]))
             for one in ("step", "dp_rank")
         )
-        workers, filled = WorkerGrid(steps, dp_ranks, np.arange(layout.pp, dtype=np.int32)), np.zeros(rows, np.bool_)
+        workers, filled = StepGrid(steps, dp_ranks, np.arange(layout.pp, dtype=np.int32)), np.zeros(rows, np.bool_)
         if not workers.fit(rows):
             return None
         for part in parts:

@@ -6,9 +6,7 @@ types, or one error that names source, column, row, value, expectation and next 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,8 +16,8 @@ from msgspec import Struct
 
 from tracekit.base.errors import LayoutError, TraceError
 from tracekit.base.text import LONGEST_NAME, cut, listed, printable, quoted
-from tracekit.trace import _rows
 from tracekit.trace.model import KINDS, Layout, Worker
+from tracekit.trace.step_grid import StepGrid, distinct_steps, step_positions
 
 KIND_TYPE = pl.Enum([str(kind) for kind in KINDS])
 #: Canonical columns. `start` and `duration` are seconds, `start` from the start of the step.
@@ -62,28 +60,6 @@ OF_RANKS = (WAITED, LASTED, OFF_CPU, QUEUED)
 NONE = -1
 #: The optional columns.
 OPTIONAL = frozenset({*OF_RANKS, POSTED, RESUMED, SENT, RECEIVED})
-
-
-def distinct_steps(step: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int32]:
-    """The step numbers (or other numbers from 0) that occur, ascending."""
-    first, last = int(step.min()), int(step.max())
-    if last - first > 4 * len(step) + 1_000_000:
-        return np.unique(step).astype(np.int32)
-    seen = np.zeros(last - first + 1, np.bool_)
-    seen[step - first] = True
-    return (np.flatnonzero(seen) + first).astype(np.int32)
-
-
-def step_positions(step: npt.NDArray[np.integer[Any]], steps: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """Index of each of `step` in the ascending step numbers `steps`, int32; `step` itself if it counts from 0."""
-    first, last = int(steps[0]), int(steps[-1])
-    if first == 0 and last == len(steps) - 1:
-        return np.ascontiguousarray(step, np.int32)
-    if last - first > 4 * len(step) + 1_000_000:
-        return np.searchsorted(steps, step).astype(np.int32)
-    table = np.zeros(last - first + 1, np.int32)
-    table[steps - first] = np.arange(len(steps), dtype=np.int32)
-    return np.asarray(table[step - first])
 
 
 def numbers_of(column: pl.Series) -> npt.NDArray[Any]:
@@ -327,82 +303,11 @@ def _check_identity(ops: pl.DataFrame, source: Origin) -> None:
 
 def _are_identified(ops: pl.DataFrame) -> bool:
     """Whether ops satisfy `_check_identity`; False if that is uncertain."""
-    workers = WorkerGrid(*(distinct_steps(ops[name].to_numpy()) for name in ("step", "dp_rank", "pp_rank")))
+    workers = StepGrid(*(distinct_steps(ops[name].to_numpy()) for name in ("step", "dp_rank", "pp_rank")))
     if not workers.fit(ops.height):
         return False
     workers.add(ops)
     return workers.have_one_rank and workers.places(ops, np.zeros(ops.height, np.bool_)) is not None
-
-
-class WorkerGrid:
-    """What workers do in each step, counted in pieces of the ops. `steps`, `dp_ranks`, `stages`: all that there are."""
-
-    def __init__(
-        self, steps: npt.NDArray[np.int32], dp_ranks: npt.NDArray[np.int32], stages: npt.NDArray[np.int32]
-    ) -> None:
-        self.numbers = {"step": steps, "dp_rank": dp_ranks, "pp_rank": stages}
-        self._one_rank = True
-
-    def fit(self, ops: int) -> bool:
-        """Whether a table of them takes no more memory than so many ops may."""
-        return math.prod(map(len, self.numbers.values())) <= min(4 * ops + 1_000_000, np.iinfo(np.int32).max)
-
-    @cached_property
-    def rank_of(self) -> npt.NDArray[np.int32]:
-        """The rank of each worker in each step, -1 if it has no op, [steps, dp_ranks, stages]."""
-        return np.full([len(values) for values in self.numbers.values()], -1, np.int32)
-
-    @cached_property
-    def counts(self) -> npt.NDArray[np.int32]:
-        """Ops of each kind of each worker in each step, [steps x dp_ranks x stages, kinds]."""
-        return np.zeros((self.rank_of.size, len(KINDS)), np.int32)
-
-    def add(self, ops: pl.DataFrame) -> None:
-        """Count some ops."""
-        (cell, kind, _), rank = self._streams(ops), ops["rank"].to_numpy()
-        self._one_rank &= _rows.count(cell, rank, kind, len(KINDS), self.rank_of.reshape(-1), self.counts.reshape(-1))
-
-    @property
-    def have_one_rank(self) -> bool:
-        """Whether each worker has one rank in all of its steps."""
-        return self._one_rank and bool(((self.rank_of == self.rank_of.max(axis=0)) | (self.rank_of < 0)).all())
-
-    @cached_property
-    def first(self) -> npt.NDArray[np.int64]:
-        """Where the ops of each kind of each worker in each step begin, if they are in that order; as `counts`."""
-        return (np.cumsum(self.counts, dtype=np.int64) - self.counts.reshape(-1)).reshape(self.counts.shape)
-
-    def places(self, ops: pl.DataFrame, filled: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64] | None:
-        """Where these ops belong in the order of step, DP rank, stage, kind and seq, [ops], when all have been added.
-
-        Marks them in `filled`, [all ops]; None if two belong in one place, or one beyond the last of its kind.
-        """
-        place = np.empty(ops.height, np.int64)
-        counts, first = self.counts.reshape(-1), self.first.reshape(-1)
-        fits = _rows.find_places(*self._streams(ops), len(KINDS), counts, first, filled, place)
-        return place if fits else None
-
-    def places_of(self, counts: npt.NDArray[np.int32]) -> tuple[npt.NDArray[Any], ...]:
-        """Cell, kind, seq and place of the ops that `counts` has, all or none of a cell and kind, [ops] each."""
-        cell, kind = np.nonzero(counts)
-        often = counts[cell, kind]
-        seq = np.arange(int(often.sum())) - np.repeat(np.cumsum(often, dtype=np.int64) - often, often)
-        place = np.repeat(self.first[cell, kind], often) + seq
-        return np.repeat(cell, often), np.repeat(kind.astype(np.uint8), often), seq.astype(np.int32), place
-
-    def frame(self, cell: npt.NDArray[np.int64]) -> pl.DataFrame:
-        """Step, DP rank, stage and rank of workers in steps, given as indices into `rank_of`."""
-        indices = np.unravel_index(cell, self.rank_of.shape)
-        columns = {name: values[index] for (name, values), index in zip(self.numbers.items(), indices, strict=True)}
-        return pl.DataFrame(columns | {"rank": self.rank_of.reshape(-1)[cell]})
-
-    def _streams(self, ops: pl.DataFrame) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-        """The cell of each op in `rank_of`, its kind and its seq, [ops] each."""
-        cell = np.zeros(ops.height, np.int32)
-        for name, values in self.numbers.items():
-            cell *= np.int32(len(values))
-            cell += step_positions(ops[name].to_numpy(), values)
-        return cell, ops["kind"].cat.physical().to_numpy(), ops["seq"].to_numpy()
 
 
 def _describe(ops: pl.DataFrame, row: int) -> str:

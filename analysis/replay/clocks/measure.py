@@ -36,7 +36,7 @@ from tracekit.analysis.replay.clocks.witnesses import RESOLUTION_S, Witnesses, q
 from tracekit.base.text import seconds
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Worker
-from tracekit.trace.schema import step_positions
+from tracekit.trace.step_grid import step_positions
 
 #: Offsets below this share of the step change no result, even if a step waits for dozens of transfers in a row; nor do
 #: offsets below the resolution of the recordings.

@@ -110,14 +110,14 @@
     change({ select: select, action: action, factor: factor || null });
   }
 
-  const kept = () => property("whatif-state", "data").kept.split(";").filter(Boolean);
+  const beside = () => property("whatif-state", "data").beside.split(";").filter(Boolean);
 
   const actions = {
     run: run,
     suggest: suggest,
     edit: (question) => { open(); suggest(question); },
-    keep: ({ asked }) => change({ kept: [...kept().filter((other) => other !== asked), asked].join(";") }),
-    remove: ({ asked }) => change({ kept: kept().filter((other) => other !== asked).join(";") }, true),
+    keep: ({ asked }) => change({ beside: [...beside().filter((other) => other !== asked), asked].join(";") }),
+    remove: ({ asked }) => change({ beside: beside().filter((other) => other !== asked).join(";") }, true),
   };
 
   document.addEventListener("click", (event) => {

@@ -188,7 +188,9 @@ def _incidents(found: Results, job: str, parts: pl.DataFrame) -> Iterator[Event]
         else:
             seen = parts.filter((pl.col("last") >= one.opened_window) & (pl.col("number") <= one.seen_window))
             if seen.height:
-                yield Event("incident", *_ends(seen), words, one.seen_window)
+                begin, end = _ends(seen)
+                since = begin if one.since is None else max(one.since, begin)
+                yield Event("incident", min(since, end), end, words, one.seen_window)
 
 
 def _ends(spans: pl.DataFrame) -> tuple[float, float]:

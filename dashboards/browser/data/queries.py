@@ -13,7 +13,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
@@ -21,20 +21,24 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 import msgspec
 import numpy as np
 import polars as pl
+from msgspec import structs
 
 from tracekit.analysis.job.load import job_of
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.command_line import adding
-from tracekit.base.errors import NotStoredError, TracekitError
+from tracekit.base.errors import NotStoredError, StoreError, TracekitError
 from tracekit.base.text import nearest, short
+from tracekit.bill.run_account import advised, run_of
+from tracekit.bill.stored import account_of
 from tracekit.dashboards.figures.lanes import lane_ops
-from tracekit.dashboards.figures.spans import StepOps, step_ops
+from tracekit.dashboards.figures.step_ops import StepOps, step_ops
 from tracekit.dashboards.figures.worker_map import WorkerMap
 from tracekit.report.applied import AppliedFix
 from tracekit.report.compare import WorkerSteps
 from tracekit.report.plain_data import frame_of
 from tracekit.report.report import Report
 from tracekit.report.rows import OfWorker
+from tracekit.report.run import RunVerdict
 from tracekit.store import Store, StoredHang, TraceKind
 from tracekit.store.handling import IncidentChange
 from tracekit.store.live_tables import LiveTables
@@ -47,6 +51,8 @@ if TYPE_CHECKING:
 
 #: Results and traces kept in memory; traces are large.
 RESULTS_KEPT, JOBS_KEPT = 64, 2
+#: Verdicts of runs kept: the list of jobs shows all of them.
+RUNS_KEPT = 1000
 #: States of the list of jobs kept: a page being built may still need the previous one.
 LISTS_KEPT = 2
 #: Tables and decomposed steps kept in memory.
@@ -139,6 +145,7 @@ class Results:
         self._lists, self._of_catalogue = _Kept(LISTS_KEPT), _Kept(TABLES_KEPT)
         self._kept, self._tables = _Kept(RESULTS_KEPT), _Kept(TABLES_KEPT)
         self._jobs, self._steps = _Kept(JOBS_KEPT), _Kept(STEPS_KEPT)
+        self._runs = _Kept(RUNS_KEPT)
 
     def at_one_state(self) -> Results:
         """A copy pinned to one state of the store, taken at the first read, so that a page does not mix two windows."""
@@ -192,8 +199,31 @@ class Results:
         return self._lists.get((self._store.state(),), self._store.job_list)
 
     def stored(self, name: str) -> Stored:
-        """One job with its report."""
-        return self._of(name, ("stored",), self._kept, self._read_stored)
+        """One job with its report; with the verdict of its run, if it has several windows and none is chosen."""
+        stored = self._of(name, ("stored",), self._kept, self._read_stored)
+        if stored.report is None or stored.windows < 2 or (self._chosen is not None and self._chosen[0] == name):
+            return stored
+        run = self.run(name)
+        return stored if run is None else replace(stored, report=structs.replace(stored.report, run=run))
+
+    def run(self, name: str) -> RunVerdict | None:
+        """What all windows of a job lost, with what to do about it; None if what is stored of that is damaged."""
+        row = next(self.jobs().filter(pl.col("name") == name).iter_rows(named=True))
+        run, key = self._run(row), (*_newest(row), "advised")
+        return None if run is None else self._runs.get(key, lambda: advised(self._store, name, run))
+
+    def runs(self) -> dict[str, RunVerdict]:
+        """What all windows of each job of several windows lost, by name."""
+        several = self.jobs().filter(pl.col("windows") > 1)
+        runs = {row["name"]: self._run(row) for row in several.iter_rows(named=True)}
+        return {name: run for name, run in runs.items() if run is not None}
+
+    def _run(self, row: dict[str, Any]) -> RunVerdict | None:
+        """The verdict of a run: it changes with its newest window, and with the end of the job."""
+        try:
+            return self._runs.get(_newest(row), lambda: run_of(account_of(self._store, row["name"])))
+        except StoreError:  # of an older store, which has it in its reports: a page about a report says what is wrong
+            return None
 
     def worker_steps(self, name: str) -> WorkerSteps:
         """Exact S of each worker in each step."""
@@ -403,6 +433,11 @@ class _Kept:
                 while len(self._results) > self._most:
                     self._results.popitem(last=False)
         return result
+
+
+def _newest(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What the verdict of a run changes with: its newest window, and its end."""
+    return row["job_id"], row["number"], row["imported_at"], row["watched_until_s"]
 
 
 def _stored(row: dict[str, Any], report: Report | None) -> Stored:

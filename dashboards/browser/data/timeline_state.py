@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import polars as pl
 
+from tracekit.analysis.numeric.arrays import Ints
 from tracekit.dashboards.figures.lanes import LANE_OP
-from tracekit.dashboards.figures.spans import Ints, Line, Replay, StepOps, Window
+from tracekit.dashboards.figures.spans import Line, Window
+from tracekit.dashboards.figures.step_ops import Replay, StepOps
 from tracekit.trace.model import OpKind, Worker
 
 if TYPE_CHECKING:

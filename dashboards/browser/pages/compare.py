@@ -155,17 +155,19 @@ def _by_step(stored: Stored, report: Report, split: str) -> list[Component]:
     except ValueError:
         raise SelectionError(f"step {split!r:.40} is not a step number; expected one such as 100") from None
     before, after = parts(stored.name, report, results().worker_steps(stored.name), step)
-    said = [
+    remarks = [
         note(
             "Both parts are measured against the ideal of the whole job. What op kinds and stages cost is stored for"
             " whole jobs only, so it is not split here."
         )
     ]
     if report.patterns.time is not None and step == report.patterns.time.since_step:
-        said.append(note("The step was found in these same step times, which makes the interval a little too narrow."))
+        remarks.append(
+            note("The step was found in these same step times, which makes the interval a little too narrow.")
+        )
     reports = {"before": report, "after": report}
     return [
-        verdict_panel(before, after, html.Div(said)),
+        verdict_panel(before, after, html.Div(remarks)),
         step_panels(before, after, split=True),
         causes_panel(causes_of_parts(report, before, after, step), reports, "Without a date: over the whole job"),
         *worker_panels(before, after, reports, split=True),
@@ -243,12 +245,12 @@ clientside_callback(
 )
 
 
-def _reads(found: Results, texts: Mapping[str, str]) -> list[Callable[[], object]]:
+def _reads(stored_results: Results, texts: Mapping[str, str]) -> list[Callable[[], object]]:
     """The other job, and the worker slowdowns of both."""
     other = texts.get("with")
     names = [texts["job"]] if other is None else [texts["job"], other]
-    more = [] if other is None else [partial(found.stored, other)]
-    return [found.jobs, *more, *(partial(found.worker_steps, name) for name in names)]
+    more = [] if other is None else [partial(stored_results.stored, other)]
+    return [stored_results.jobs, *more, *(partial(stored_results.worker_steps, name) for name in names)]
 
 
 job_page(__name__, "/compare", "Compare", build, _reads, any_job=True)

@@ -15,7 +15,7 @@ from dash.development.base_component import Component
 
 from tracekit.analysis.numeric.means import MeanDifference, difference_of_means
 from tracekit.base.text import seconds, short, sure, three_digits
-from tracekit.dashboards.browser.figures.compare import costs, distributions, step_series, worker_map
+from tracekit.dashboards.browser.figures.before_after import costs, distributions, step_series, worker_map
 from tracekit.dashboards.browser.ui.components import (
     badge,
     figure_panel,
@@ -47,21 +47,19 @@ from tracekit.trace.model import Worker
 MOST_WORKERS, MAP_ROWS = 20, 200
 #: A worker whose slowdown alone changed by less is not listed.
 LEAST_CHANGE = 0.01
+_TONES = {Outcome.BETTER: Tone.GOOD, Outcome.WORSE: Tone.BAD}
 
 
 def verdict_panel(before: Side, after: Side, extra: Component) -> Component:
     """The answer in one sentence and every figure before and after. `extra`: what stands below the figures."""
-    found = verdict(before, after)
-    clear = found.outcome in (Outcome.BETTER, Outcome.WORSE)
-    outcome = (
-        badge(str(found.outcome), Tone.BAD if found.outcome is Outcome.WORSE else Tone.GOOD, loud=True)
-        if clear
-        else html.Span(str(found.outcome), className="badge")
-    )
+    judged = verdict(before, after)
+    outcome: Component = html.Span(str(judged.outcome), className="badge")
+    if judged.outcome in _TONES:
+        outcome = badge(str(judged.outcome), _TONES[judged.outcome], loud=True)
     return panel(
         "Did it help?",
-        html.Div([html.P(found.sentence, className="verdict"), outcome], className="verdict-line"),
-        *(html.P(text, className="warning") for text in found.notes),
+        html.Div([html.P(judged.sentence, className="verdict"), outcome], className="verdict-line"),
+        *(html.P(text, className="warning") for text in judged.notes),
         scrolled(_figures(before, after), "Figures before and after"),
         html.Div(extra, className="below"),
         note(
@@ -72,41 +70,33 @@ def verdict_panel(before: Side, after: Side, extra: Component) -> Component:
 
 def _figures(before: Side, after: Side) -> Component:
     """Every figure before and after, with the interval of its change where steps give one."""
-    slowdown = difference_of_means(before.slowdown_by_step(), after.slowdown_by_step())
-    lost = before.lost_gpu_hours_per_day, after.lost_gpu_hours_per_day
-    ideal = float(before.ideal_s.mean()), float(after.ideal_s.mean())
     rows = [
         _row([term("recorded"), " step time"], difference_of_means(before.recorded_s, after.recorded_s), seconds),
         _row([term("original"), " step time"], difference_of_means(before.original_s, after.original_s), seconds),
-        _row([term("ideal"), " step time"], MeanDifference(*ideal, None, None), seconds),
-    ]
-    rows += [
-        _row([term("slowdown")], slowdown, lambda value: f"{value:.3f}"),
+        _row([term("ideal"), " step time"], _exact(before.ideal_s.mean(), after.ideal_s.mean()), seconds),
         _row(
-            [term("waste")],
-            MeanDifference(before.waste, after.waste, None, None),
-            lambda value: f"{value:.1%}",
-            share=False,
-            points=True,
+            [term("slowdown")],
+            difference_of_means(before.slowdown_by_step(), after.slowdown_by_step()),
+            "{:.3f}".format,
         ),
+        _row([term("waste")], _exact(before.waste, after.waste), "{:.1%}".format, share=False, points=True),
         _row(
             ["GPU-hours ", term("wasted"), " a day"],
-            MeanDifference(*lost, None, None),
-            lambda value: f"{value:,.1f}",
+            _exact(before.lost_gpu_hours_per_day, after.lost_gpu_hours_per_day),
+            "{:,.1f}".format,
             share=False,
         ),
-        _row(
-            ["Steps"],
-            MeanDifference(len(before.steps), len(after.steps), None, None),
-            lambda value: f"{value:,.0f}",
-            share=False,
-        ),
+        _row(["Steps"], _exact(len(before.steps), len(after.steps)), "{:,.0f}".format, share=False),
     ]
     if before.tokens_per_s and after.tokens_per_s:
-        rates = MeanDifference(before.tokens_per_s, after.tokens_per_s, None, None)
-        rows.append(_row(["Tokens a second"], rates, three_digits))
+        rows.append(_row(["Tokens a second"], _exact(before.tokens_per_s, after.tokens_per_s), three_digits))
     heads = ["", f"Before: {short(before.title)}", f"After: {short(after.title)}", "Change", "95% interval"]
     return html_table(heads, rows, numbers=range(1, 5))
+
+
+def _exact(before: float, after: float) -> MeanDifference:
+    """A change without an interval."""
+    return MeanDifference(float(before), float(after), None, None)
 
 
 def _row(
@@ -245,10 +235,10 @@ def worker_panels(before: Side, after: Side, reports: Mapping[str, Report], *, s
 def _ranks(side: Side, report: Report) -> Ints:
     """The global rank of each worker of a side, as its map; UNKNOWN where the trace does not say."""
     ranks = np.full(side.workers.shape, UNKNOWN, np.int64)
-    at = {int(dp_rank): row for row, dp_rank in enumerate(side.dp_ranks)}
+    rows = {int(dp_rank): row for row, dp_rank in enumerate(side.dp_ranks)}
     for each in report.by_worker or ():
-        if each.rank is not None and each.dp_rank in at:
-            ranks[at[each.dp_rank], each.pp_rank] = each.rank
+        if each.rank is not None and each.dp_rank in rows:
+            ranks[rows[each.dp_rank], each.pp_rank] = each.rank
     return ranks
 
 
@@ -271,7 +261,7 @@ def _largest(before: Side, after: Side, reports: Mapping[str, Report]) -> Compon
             "Workers that changed most", note("The two jobs have different workers, so they are not told one by one.")
         )
     places = ["dp_rank", "pp_rank"]
-    found = (
+    changed = (
         _map_table(after)
         .rename({"slowdown": "after"})
         .join(_map_table(before).rename({"slowdown": "before"}), on=places)
@@ -279,14 +269,14 @@ def _largest(before: Side, after: Side, reports: Mapping[str, Report]) -> Compon
         .sort(pl.col("change").abs(), descending=True, maintain_order=True)
         .head(MOST_WORKERS)
     )
-    found = found.filter(pl.col("change").abs() >= LEAST_CHANGE)
-    if found.is_empty():
+    changed = changed.filter(pl.col("change").abs() >= LEAST_CHANGE)
+    if changed.is_empty():
         return panel("Workers that changed most", note(f"The slowdown of no worker changed by {LEAST_CHANGE} or more."))
     for name in ("before", "after"):
-        known = reports[name].table("by_worker")
-        known = known.select(*places, pl.col("rank").alias(f"rank {name}"), pl.col("host").alias(f"host {name}"))
-        found = found.join(known, on=places, how="left", maintain_order="left")
-    one_host = found["host before"].equals(found["host after"])
+        columns = (pl.col(column).alias(f"{column} {name}") for column in ("rank", "host"))
+        named = reports[name].table("by_worker").select(*places, *columns)
+        changed = changed.join(named, on=places, how="left", maintain_order="left")
+    one_host = changed["host before"].equals(changed["host after"])
     hosts = ["host after"] if one_host else ["host before", "host after"]
     heads = ["Rank", *(["Host"] if one_host else ["Host before", "Host after"]), "DP rank, stage"]
     heads += ["Slowdown before", "after", "Change"]
@@ -295,7 +285,7 @@ def _largest(before: Side, after: Side, reports: Mapping[str, Report]) -> Compon
         + ["-" if row[host] is None else short(row[host]) for host in hosts]
         + [Worker(row["dp_rank"], row["pp_rank"]).coordinates]
         + [f"{row['before']:.3f}", f"{row['after']:.3f}", f"{row['change']:+.3f}"]
-        for row in found.iter_rows(named=True)
+        for row in changed.iter_rows(named=True)
     ]
-    made = html_table(heads, rows, numbers=range(2 + len(hosts), len(heads)))
-    return panel("Workers that changed most", scrolled(made, "Workers that changed most"))
+    table = html_table(heads, rows, numbers=range(2 + len(hosts), len(heads)))
+    return panel("Workers that changed most", scrolled(table, "Workers that changed most"))

@@ -14,7 +14,7 @@ from dash.development.base_component import Component
 from tracekit.analysis.gpu.gpu_times import MemoryPoint, NamedTime, OpTime, Synchronisation
 from tracekit.base.text import NO_NAME, printable, seconds, three_digits
 from tracekit.dashboards.browser.data.queries import Stored
-from tracekit.dashboards.browser.figures.job import memory_over_time
+from tracekit.dashboards.browser.figures.gpu_pictures import memory_over_time
 from tracekit.dashboards.browser.ui.components import (
     attributes,
     figure_parts,
@@ -44,10 +44,10 @@ Row = tuple[Any, ...]
 
 def gpu_panels(stored: Stored, report: Report, rank: str, q: str) -> list[Component]:
     """One GPU: the only one; of several, that of `rank`, else the one that idles least. `q`: the filter of names."""
-    every = [report.gpu] if report.gpu else report.gpus or []
+    every = report.gpu_of_ranks
     if not every:
         return []
-    gpu = next((one for one in every if str(one.rank) == rank), min(every, key=lambda one: one.idle_s))
+    gpu = next((gpu for gpu in every if str(gpu.rank) == rank), min(every, key=lambda gpu: gpu.idle_s))
     heads, calls = ("Call", "Where", "Times", "Waits", "Idle after", "Without them saves"), gpu.synchronisations
     return [
         _idle(gpu, _rank_links(stored, every, gpu)),
@@ -82,12 +82,12 @@ def _rank_links(stored: Stored, every: Sequence[GpuInReport], shown: GpuInReport
 
 def _table(label: str, heads: Sequence[str], rows: Iterable[Row]) -> Component:
     """A table of these rows, figures to the right. `label`: what it lists."""
-    made: list[list[Any]] = [
+    cells: list[list[Any]] = [
         [cell if at and isinstance(cell, str) else html.Td(cell, className="what") for at, cell in enumerate(row)]
         for row in rows
     ]
-    figures = [at for at in range(1, len(heads)) if any(isinstance(row[at], str) for row in made)]
-    return row_table(heads, made, label, figures) if made else note("None.")
+    figures = [at for at in range(1, len(heads)) if any(isinstance(row[at], str) for row in cells)]
+    return row_table(heads, cells, label, figures) if cells else note("None.")
 
 
 def _name(text: str | None) -> Component:
@@ -113,10 +113,10 @@ def _idle(gpu: GpuInReport, ranks: list[Any]) -> Component:
         "before its first op": gpu.before_first.seconds,
         "after its last op": gpu.after_last_s,
     }
-    told = ", ".join("{} {} ({})".format(name, *_told(gpu, spent)) for name, spent in parts.items())
-    said = [f"Of {seconds(gpu.recording_s)} recorded on rank {gpu.rank}: {told}. Shares are of the recording."]
-    if began := sorted(gpu.idle_opened_by.items(), key=lambda one: -one[1]):
-        said.append(f"Gaps began with {', '.join(f'{GAP_BEGINS.get(who, who)} {seconds(s)}' for who, s in began)}.")
+    times = ", ".join("{} {} ({})".format(name, *_told(gpu, spent)) for name, spent in parts.items())
+    notes = [f"Of {seconds(gpu.recording_s)} recorded on rank {gpu.rank}: {times}. Shares are of the recording."]
+    if began := sorted(gpu.idle_opened_by.items(), key=lambda opened: -opened[1]):
+        notes.append(f"Gaps began with {', '.join(f'{GAP_BEGINS.get(who, who)} {seconds(s)}' for who, s in began)}.")
     rows = [
         (_reason(one.reason), *_told(gpu, one.seconds), f"{one.gaps:,}", _longest(one.names[:MOST_NAMES]))
         for one in gpu.idle_by_reason
@@ -126,13 +126,13 @@ def _idle(gpu: GpuInReport, ranks: list[Any]) -> Component:
     tables = [_table(title, heads, rows[:MOST_REASONS])]
     if more := rows[MOST_REASONS:]:
         tables.append(folded(f"{len(more)} more", _table(f"{title}, further reasons", heads, more)))
-    return panel(title, *map(note, said), *tables, *_before_first(gpu), extra=ranks or None)
+    return panel(title, *map(note, notes), *tables, *_before_first(gpu), extra=ranks or None)
 
 
 def _before_first(gpu: GpuInReport) -> list[Component]:
     """What happened before the GPU had anything to do."""
     before = gpu.before_first
-    reasons = sorted(before.by_reason.items(), key=lambda one: -one[1])
+    reasons = sorted(before.by_reason.items(), key=lambda reason: -reason[1])
     rows = [(_reason(why), *_told(gpu, spent)) for why, spent in reasons if spent >= SHORTEST_S]
     table = _table("Before the first op of the GPU", ("Why", "Takes", "Share"), rows)
     title = f"Before its first op: {seconds(before.seconds)}"
@@ -142,10 +142,10 @@ def _before_first(gpu: GpuInReport) -> list[Component]:
 def _longest(names: Iterable[NamedTime]) -> Component:
     """The names that took longest, with their lines of Python."""
     parts = []
-    for one in names:
-        if one.seconds >= SHORTEST_S:
-            words = dict.fromkeys(filter(None, (one.name or NO_NAME, one.where)))
-            parts += [html.Dt(seconds(one.seconds)), html.Dd(_name(", ".join(words)))]
+    for named in names:
+        if named.seconds >= SHORTEST_S:
+            words = dict.fromkeys(filter(None, (named.name or NO_NAME, named.where)))
+            parts += [html.Dt(seconds(named.seconds)), html.Dd(_name(", ".join(words)))]
     return html.Dl(parts, className="longest")
 
 
@@ -178,22 +178,22 @@ def _named(gpu: GpuInReport, q: str) -> Component:
 def _shapes(op: OpTime) -> Component:
     """The sizes of the inputs of an operator, folded."""
     items = []
-    for one in op.shapes:
+    for shape in op.shapes:
         rates = (("flops_s", "Tflop/s"), ("bytes_s", "TB/s"))
-        facts = [f"{one.count:,} x", seconds(one.seconds)]
-        facts += [f"{three_digits(rate / 1e12)} {unit}" for key, unit in rates if (rate := getattr(one, key))]
-        facts += [f"at the card's peak {seconds(one.roofline_s)}"] if one.roofline_s else []
-        items.append(html.Li(f"{printable(one.dims)} {printable(one.dtype)}: {', '.join(facts)}"))
+        facts = [f"{shape.count:,} x", seconds(shape.seconds)]
+        facts += [f"{three_digits(rate / 1e12)} {unit}" for key, unit in rates if (rate := getattr(shape, key))]
+        facts += [f"at the card's peak {seconds(shape.roofline_s)}"] if shape.roofline_s else []
+        items.append(html.Li(f"{printable(shape.dims)} {printable(shape.dtype)}: {', '.join(facts)}"))
     return html.Details([html.Summary(f"{len(items)}"), html.Ul(items)]) if items else html.Div("-")
 
 
-def _call(one: Synchronisation) -> Row:
+def _call(call: Synchronisation) -> Row:
     """A row for calls that wait."""
-    name = f"{one.call} in {one.op}" if one.op else one.call
-    times = (one.blocked_s, one.idle_after_s, one.saves_s)
-    told = ("-" if spent is None else seconds(spent) for spent in times)
-    line = html.Div(_name(one.where.rpartition("/")[2]), title=printable(one.where))
-    return (_name(name), line, f"{one.count:,}", *told)
+    name = f"{call.call} in {call.op}" if call.op else call.call
+    times = (call.blocked_s, call.idle_after_s, call.saves_s)
+    words = ("-" if spent is None else seconds(spent) for spent in times)
+    line = html.Div(_name(call.where.rpartition("/")[2]), title=printable(call.where))
+    return (_name(name), line, f"{call.count:,}", *words)
 
 
 def _copies(gpu: GpuInReport) -> Component:

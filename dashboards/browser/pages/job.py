@@ -16,8 +16,9 @@ from tracekit.base.text import code_name, percent_sure, printable, seconds, shor
 from tracekit.dashboards.browser.data.queries import Stored
 from tracekit.dashboards.browser.pages.gpu_parts import gpu_panels
 from tracekit.dashboards.browser.pages.job_parts import fix_levels, hero, pictures
-from tracekit.dashboards.browser.pages.job_windows import history, window_bar
-from tracekit.dashboards.browser.pages.section_parts import experts_picture, sections
+from tracekit.dashboards.browser.pages.job_windows import history, open_incidents, window_bar
+from tracekit.dashboards.browser.pages.run_parts import run_panel
+from tracekit.dashboards.browser.pages.section_parts import experts_picture, metrics_pictures, sections
 from tracekit.dashboards.browser.ui.charts import waterfall
 from tracekit.dashboards.browser.ui.components import (
     folded,
@@ -45,10 +46,13 @@ def build(stored: Stored, rank: str = "", q: str = "", **_: str) -> list[Compone
     beside = pictures(stored, report)
     return [
         *window_bar(stored),
+        *open_incidents(stored),
+        *run_panel(stored, report),
         html.Div([hero(stored, report), *beside], className="first-screen" if beside else None),
         *_causes(stored, report),
         *_fixes(stored, report),
         *_applied(stored.name),
+        *metrics_pictures(report),
         *gpu_panels(stored, report, rank, q),
         *experts_picture(report),
         *sections(report),

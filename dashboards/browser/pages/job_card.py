@@ -12,7 +12,8 @@ from tracekit.base.text import printable, short
 from tracekit.dashboards.browser.data.queries import Stored
 from tracekit.dashboards.browser.ui.charts import step_bars
 from tracekit.dashboards.browser.ui.components import badge, href, note
-from tracekit.dashboards.browser.ui.sentences import Tone, first_action, headline, why_no_advice
+from tracekit.dashboards.browser.ui.context import viewer
+from tracekit.dashboards.browser.ui.sentences import Tone, first_action, headline, run_headline, why_no_advice
 from tracekit.store import Incident
 
 
@@ -22,7 +23,7 @@ def job_card(stored: Stored) -> Component:
     link = dcc.Link(html.Bdi(short(stored.name)), href=href("/job", job=stored.name))
     if report is None:  # the list of jobs says more than the report, which is gone or of an older version
         return html.Article(html.Header([html.H3(link), note(stored.problem)]), className="job-card")
-    verdict, steps = headline(report), report.by_step
+    verdict, steps = run_headline(report, viewer().zone) or headline(report), report.by_step
     action, saves = first_action(report) or (f"no advice: {why_no_advice(report)}", "")
     lines = [html.Dt("Do first"), html.Dd(html.B(action))]
     lines += [html.Dt("Saves"), html.Dd(saves.removeprefix("saves "))] if saves else []

@@ -13,11 +13,13 @@ from dash.development.base_component import Component
 
 from tracekit.base.text import main_clause, seconds, short
 from tracekit.dashboards.browser.data.queries import Stored
+from tracekit.dashboards.browser.pages.run_parts import others_note
 from tracekit.dashboards.browser.pages.section_parts import ranks_picture
 from tracekit.dashboards.browser.ui.charts import Level, steps_picture, worker_cells
 from tracekit.dashboards.browser.ui.components import attributes, href, panel
 from tracekit.dashboards.browser.ui.context import results, viewer
 from tracekit.dashboards.browser.ui.sentences import Tone, first_action, headline, node_words, why_no_advice
+from tracekit.dashboards.run_words import run_of_several
 from tracekit.report.report import Report
 
 #: A label, its sentence, and the link to where its figures can be seen.
@@ -27,9 +29,10 @@ AnswerRow = tuple[str, str | None, Component | None]
 def hero(stored: Stored, report: Report) -> Component:
     """What, who, why, what to do first, what that saves, and whether to believe it: each with the way to see it."""
     verdict, trust = headline(report), report.trust
+    now = "Now: " if run_of_several(report) else ""
     rows = [row for row in _rows(stored, report) if row[1]]
     parts: list[Any] = [
-        html.P(verdict.sentence, className="verdict"),
+        html.P(f"{now}{verdict.sentence}", className="verdict"),
         _action(stored, report),
         html.Dl(
             [part for label, words, link in rows for part in (html.Dt(label), html.Dd([words, " ", link]))],
@@ -47,7 +50,8 @@ def _action(stored: Stored, report: Report) -> Component:
     action = first_action(report)
     if action is None:
         healthy = headline(report).tone is Tone.GOOD
-        said = "Nothing to do." if healthy else f"No advice: {why_no_advice(report)}."
+        nothing = "Nothing to do in this window." if stored.windows > 1 else "Nothing to do."
+        said = nothing if healthy else f"No advice: {why_no_advice(report)}."
         return html.Div(html.P(said), className="action")
     first = html.P([html.Span("Do this first: ", className="label"), html.B(action[0])])
     then = [f"{words.rstrip('.')}." for words in (action[1], node_words(report)) if words]
@@ -75,6 +79,7 @@ def _rows(stored: Stored, report: Report) -> list[AnswerRow]:
         ("Why", why, path),
         ("Costs", answer.cost, path if why is None else way(stored, "steps", "/workers")),
         ("More to check", answer.check, None),
+        ("Run", others_note(stored, report), None),
         ("Trust", trust, None),
         *((remark.name, remark.words, None) for remark in report.remarks),
     ]

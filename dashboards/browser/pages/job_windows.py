@@ -75,12 +75,18 @@ def _age(live: dict[str, Any]) -> Component:
     )
 
 
+def open_incidents(stored: Stored) -> list[Component]:
+    """What goes on in the job, with what to do: it leads the page."""
+    incidents = results().incidents(stored.name, only_open=True)
+    return [panel("Open incident", incident_table(handled(incidents)))] if incidents else []
+
+
 def history(stored: Stored) -> list[Component]:
-    """What each of the last windows showed, and the incidents of the job."""
-    incidents = results().incidents(stored.name)
+    """What each of the last windows showed, and the incidents of the job that are over."""
+    incidents = [one for one in results().incidents(stored.name) if one.closed_at is not None]
     parts = []
     if incidents:
-        parts.append(panel("Incidents of this job", incident_table(handled(incidents))))
+        parts.append(panel("Closed incidents of this job", incident_table(handled(incidents))))
     if stored.windows < 2:
         return parts
     rows = [

@@ -17,7 +17,7 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE
-from tracekit.analysis.detectors.registry import detector_of
+from tracekit.analysis.detectors.all_detectors import detector_of
 from tracekit.base.command_line import adding, command
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import printable, short
@@ -30,6 +30,7 @@ from tracekit.dashboards.browser.ui.forms import text_field
 from tracekit.dashboards.browser.ui.sentences import Tone
 from tracekit.dashboards.browser.ui.share import xlsx
 from tracekit.dashboards.browser.ui.shell import page
+from tracekit.dashboards.run_words import run_kind, run_sentence, who_words
 from tracekit.fleet.rows import TEAM_KEYS
 from tracekit.report.verdict import UNNAMED, LossKind
 from tracekit.store import HANG, Incident
@@ -150,6 +151,7 @@ def job_table() -> pl.DataFrame:
         culprit=pl.coalesce(host, pl.when(place != "whole job").then(place)),
         status=pl.when("watched").then(pl.lit("running")).otherwise(pl.col("ending").fill_null("stored")),
     )
+    named = named.update(_of_runs(named.schema), on="name")
     return named.update(_hung(named.schema), on="name", how="full").with_columns(
         text=pl.concat_str(
             "name",
@@ -161,6 +163,32 @@ def job_table() -> pl.DataFrame:
             ignore_nulls=True,
         ).str.to_lowercase()
     )
+
+
+def _of_runs(schema: pl.Schema) -> pl.DataFrame:
+    """The columns of `job_table` that are about the whole run, of jobs of several windows."""
+    rows, zone = [], viewer().zone
+    for name, run in results().runs().items():
+        if not run.recorded_s:
+            continue
+        causes, kind = run.alarming, str(run_kind(run))
+        found = _label(causes[0].cause) if causes and kind == LossKind.STRAGGLER and causes[0].is_known else None
+        places = [who_words(cause) if cause.ranks else "whole job" for cause in causes]
+        rows.append(
+            {
+                "name": name,
+                "verdict": (found or kind).replace("-", " "),
+                "headline": run_sentence(run, zone),
+                "share": run.lost_share,
+                "lost_gpu_hours_per_day": 24 * run.gpu_hours_lost * 3600 / run.wall_s,
+                "trustworthy": True,
+                "straggling": bool(causes),
+                "cause_kinds": [cause.cause for cause in causes],
+                "cause_places": places,
+                "culprit": ", ".join(dict.fromkeys(place for place in places if place != "whole job")) or None,
+            }
+        )
+    return pl.DataFrame(rows, {name: schema[name] for name in rows[0]} if rows else {"name": pl.String})
 
 
 def _hung(schema: pl.Schema) -> pl.DataFrame:

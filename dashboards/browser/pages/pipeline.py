@@ -8,13 +8,16 @@ from dash.development.base_component import Component
 
 from tracekit.analysis.bubbles.picture import draw_step
 from tracekit.analysis.job.bubbles_words import summary
-from tracekit.base.errors import LayoutError, SelectionError
+from tracekit.analysis.job.plan_words import PLAN_HEADS, plan_row, sentence, settings_words
+from tracekit.analysis.job.plans import optimize_job
+from tracekit.base.errors import LayoutError, SelectionError, TracekitError
 from tracekit.dashboards.browser.data.queries import Stored
 from tracekit.dashboards.browser.data.replays import MOST_OPS
 from tracekit.dashboards.browser.ui.components import figure_panel, href, note, panel
 from tracekit.dashboards.browser.ui.context import results, viewer
 from tracekit.dashboards.browser.ui.shell import job_page
-from tracekit.dashboards.figures.pipeline import pipeline_step
+from tracekit.dashboards.figures.plans import plan_front
+from tracekit.dashboards.figures.stage_bars import pipeline_step
 from tracekit.report.pictures import Picture
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved:chunks=2", "zb-h1")
@@ -22,10 +25,15 @@ SLOWEST_STEPS = 5
 
 
 def build(
-    stored: Stored, step: str | None = None, dp: str | None = None, schedule: str | None = None, **_: str
+    stored: Stored,
+    step: str | None = None,
+    dp: str | None = None,
+    schedule: str | None = None,
+    plans: str | None = None,
+    **_: str,
 ) -> list[Component]:
     """`step`: its number, by default the slowest; `dp`: its DP rank, by default the one with the longest pipeline;
-    `schedule`: what to draw below it.
+    `schedule`: what to draw below it; `plans`: whether to search for better plans.
     """
     assert stored.report is not None
     if (ops := stored.report.job.ops or 0) > MOST_OPS:
@@ -43,6 +51,7 @@ def build(
     links = {
         "Steps": [(str(number), {"step": number, "schedule": schedule}) for number in slowest[:SLOWEST_STEPS]],
         "Draw below it": [(name, {"step": chosen, "schedule": name}) for name in SCHEDULES],
+        "Search": [("the best plan", {"step": chosen, "schedule": schedule, "plans": 1})],
     }
     return [
         *(html.Div(note(text), role="status") for text in remarks),
@@ -54,7 +63,28 @@ def build(
             id="pipeline-step",
         ),
         panel("Time and memory", html.Ul([html.Li(line) for line in lines])),
+        *(_best_plans(stored) if plans else ()),
         panel("Show", *(_choices(stored.name, title, of) for title, of in links.items())),
+    ]
+
+
+def _best_plans(stored: Stored) -> list[Component]:
+    """The best plans of the job, or why there are none."""
+    assert stored.report is not None
+    try:
+        optimum = optimize_job(results().job(stored.name), stored.report)
+    except TracekitError as error:
+        return [panel("The best plan", note(str(error)))]
+    table = pl.DataFrame([plan_row(plan) for plan in optimum.plans], PLAN_HEADS, orient="row")
+    return [
+        figure_panel(
+            "The best plan", plan_front(optimum, viewer().theme), label=sentence(optimum), table=table, id="plans"
+        ),
+        panel(
+            "Plans",
+            note(sentence(optimum)),
+            html.Ul([html.Li(words) for words in (*settings_words(optimum), *optimum.notes)]),
+        ),
     ]
 
 

@@ -12,10 +12,12 @@ import polars as pl
 from dash import html
 from dash.development.base_component import Component
 
+from tracekit.base.text import short
 from tracekit.dashboards.browser.data.queries import Stored
-from tracekit.dashboards.browser.figures.job import expert_loads, rank_times
-from tracekit.dashboards.browser.ui.components import figure_panel, folded_panel, href, panel, plain_table, scrolled
+from tracekit.dashboards.browser.figures.gpu_pictures import expert_loads, metric_band, rank_times
+from tracekit.dashboards.browser.ui.components import figure_panel, folded_panel, href, html_table, panel, scrolled
 from tracekit.dashboards.browser.ui.context import viewer
+from tracekit.dashboards.words import figure_columns
 from tracekit.report.report import Report
 from tracekit.report.section import Table
 
@@ -38,6 +40,21 @@ def ranks_picture(stored: Stored, report: Report) -> list[Component]:
         csv=href("/download/by_rank.csv", job=stored.name),
     )
     return [drawn]
+
+
+def metrics_pictures(report: Report) -> list[Component]:
+    """The metric of each culprit that was tested, over the band of its peers."""
+    tests = report.metrics.tests if report.metrics else []
+    return [
+        figure_panel(
+            f"Metrics: {test.metric} of {short(test.host)}",
+            metric_band(test.band, viewer().theme),
+            label=f"{test.sentence}. Dotted: the beginning and the end of what the trace shows",
+            table=pl.DataFrame({name: getattr(test.band, name) for name in ("time", "own", "low", "high")}),
+        )
+        for test in tests
+        if test.band is not None
+    ]
 
 
 def experts_picture(report: Report) -> list[Component]:
@@ -73,5 +90,5 @@ def sections(report: Report) -> list[Component]:
 
 
 def _table(section: Table) -> Component:
-    table = pl.DataFrame(section.rows, schema=section.heads, orient="row")
-    return panel(section.title, scrolled(plain_table(table), section.title))
+    table = html_table(section.heads, section.rows, figure_columns(section))
+    return panel(section.title, scrolled(table, section.title))

@@ -15,7 +15,7 @@ from msgspec import structs
 from tracekit.base.errors import StoreError
 from tracekit.base.text import short
 from tracekit.dashboards.browser.data.fleet_study import FleetReport
-from tracekit.dashboards.browser.figures.fleet import distribution
+from tracekit.dashboards.browser.figures.slowdown_curves import distribution
 from tracekit.dashboards.browser.ui.components import (
     attributes,
     figure_panel,
@@ -31,13 +31,13 @@ from tracekit.dashboards.browser.ui.components import (
 from tracekit.dashboards.browser.ui.context import results, study, viewer
 from tracekit.dashboards.browser.ui.sentences import Tone
 from tracekit.dashboards.browser.ui.shell import page
+from tracekit.dashboards.words import figure_columns
 from tracekit.fleet.words import (
     APPLIED,
     BY_CAUSE,
     BY_TEAM,
     answer_rows,
     culprits_table,
-    figure_columns,
     headline,
     hours,
     tables,
@@ -60,16 +60,16 @@ def build(team: str = "", cause: str = "", **_: str) -> list[Component]:
     stored: set[str] = set()
     with suppress(StoreError):  # a study can be served without a store
         applied, stored = results().applied(), set(results().jobs()["name"])
-    found = replace(report.figures, applied=applied)
-    answer = [part for about, words in answer_rows(found) for part in (html.Dt(about), html.Dd(words))]
-    tone = Tone.BAD if found.straggling_jobs.value > 0 else Tone.GOOD
-    verdict = html.P(headline(found), className="verdict")
+    figures = replace(report.figures, applied=applied)
+    answer = [part for about, words in answer_rows(figures) for part in (html.Dt(about), html.Dd(words))]
+    tone = Tone.BAD if figures.straggling_jobs.value > 0 else Tone.GOOD
+    verdict = html.P(headline(figures), className="verdict")
     drilled = {
-        BY_CAUSE: ("cause", found.causes["kind"].to_list()),
-        BY_TEAM: ("team", found.groups["team"]["group"].to_list()),
+        BY_CAUSE: ("cause", figures.causes["kind"].to_list()),
+        BY_TEAM: ("team", figures.groups["team"]["group"].to_list()),
     }
-    every = list(tables(found))
-    titles = [BY_CAUSE, APPLIED, *([BY_TEAM] if found.groups["team"].height > 1 else [])]
+    every = list(tables(figures))
+    titles = [BY_CAUSE, APPLIED, *([BY_TEAM] if figures.groups["team"].height > 1 else [])]
     short_ones = [
         structs.replace(table, rows=table.rows[:MOST_ROWS], note=None) for table in every if table.title in titles
     ]
@@ -80,7 +80,7 @@ def build(team: str = "", cause: str = "", **_: str) -> list[Component]:
         html.H1(f"Fleet: {report.name}"),
         html.Section([verdict, html.Dl(answer, className="answer paired")], className=f"panel hero {tone}"),
         halves(_jobs(report, team, cause, stored), *first),
-        folded("All tables", halves(*([_distribution(report)] if found.jobs else []), *rest)),
+        folded("All tables", halves(*([_distribution(report)] if figures.jobs else []), *rest)),
     ]
 
 
@@ -140,9 +140,8 @@ def _panel(table: Table, by: str = "", values: Sequence[str] = ()) -> Component:
 
 
 def _shown(table: Table, cells: Sequence[Any]) -> Component:
-    numbers = [at for at, figures in enumerate(figure_columns(table)) if figures]
     # On a phone the table scrolls sideways, so the keyboard must reach it.
-    return html_table(table.heads, cells, numbers, tabIndex=0, **attributes(aria_label=table.title))
+    return html_table(table.heads, cells, figure_columns(table), tabIndex=0, **attributes(aria_label=table.title))
 
 
 page(__name__, "/fleet", "Fleet", build, lambda _found, _state: [])

@@ -14,6 +14,7 @@ from typing import Any
 import polars as pl
 from dash import Input, Output, State, clientside_callback, dcc, html
 from dash.development.base_component import Component
+from msgspec import Struct, structs
 
 from tracekit.base.text import seconds
 from tracekit.dashboards.browser.data.queries import Results, Stored
@@ -46,35 +47,75 @@ _TOUCHES = (
 )
 
 
+class TimelineWords(Struct, frozen=True):
+    """How the page speaks of a kind of job.
+
+    `colours`: what they mean; `group`: its rows without a group; `who`, `ranks`: of a row, and of the filter of rows;
+    `find`: an example of ops; `longest`: the heading of the table and its order. `peers`: its ops have peers, and so an
+    ideal, streams and a critical path to choose.
+    """
+
+    title: tuple[str, ...]
+    colours: str
+    who: str
+    group: str
+    ranks: str
+    find: str
+    longest: tuple[str, str]
+    peers: bool = False
+
+
+PIPELINE = TimelineWords(
+    title=("Recorded against ", "ideal", ", op by op"),
+    colours="Own time against ",
+    who="worker",
+    group="Each worker",
+    ranks="DP ranks",
+    find="forward 3",
+    longest=("slowest", "Ranked by what they take beyond the median of their peers"),
+    peers=True,
+)
+STREAMS = TimelineWords(
+    title=("Streams and threads, op by op",),
+    colours="Kind of op:",
+    who="rank",
+    group="Each rank",
+    ranks="Ranks",
+    find="gemm",
+    longest=("longest", "Longest first"),
+)
+PHASES = structs.replace(STREAMS, title=("Phases and requests, one by one",), colours="Phase:")
+
+
+def words_for(stored: Stored) -> TimelineWords:
+    """The words for a job."""
+    if stored.has_workers:
+        return PIPELINE
+    return PHASES if stored.report is not None and stored.report.rl else STREAMS
+
+
 def build(stored: Stored, **texts: str) -> list[Component]:
     """The page; `texts` as in `read_state`."""
     steps, read = results().table(stored.name, "by_step"), state_of(results(), stored.name, texts)
-    lanes, rl = not stored.has_workers, stored.report is not None and bool(stored.report.rl)
+    words = words_for(stored)
     results().ahead(partial(results().step, stored.name, read.state.step))
-    said = [html.P(f"{remark}.", className="warning", role="status") for remark in read.remarks]
+    remarks = [html.P(f"{remark}.", className="warning", role="status") for remark in read.remarks]
     return [
-        *said,
+        *remarks,
         panel(
-            ("Phases and requests, one by one" if rl else "Streams and threads, op by op")
-            if lanes
-            else ["Recorded against ", term("ideal"), ", op by op"],
-            _controls(stored, read.state, steps),
-            _legend(
-                "Phase:" if rl else "Kind of op:",
-                list(zip(_lane_colours()[0], LEVELS_OF_RL if rl else map(str, LEVELS), strict=True)),
-            )
-            if lanes
-            else _legend(["Own time against ", term("peers", "the peers"), ":"], legend(viewer().theme)),
-            _canvas(stored, read.state),
-            extra=_buttons(stored, read.state),
+            [term(part) if part == "ideal" else part for part in words.title],
+            _controls(stored, words, read.state, steps),
+            _legend(words),
+            _canvas(stored, words, read.state),
+            extra=_buttons(stored, words, read.state),
         ),
-        panel(f"The {'longest' if lanes else 'slowest'} ops of this view", *_table(stored, read.state)),
-        dcc.Store(id="timeline-config", data=_config(stored, read.state)),
+        panel(f"The {words.longest[0]} ops of this view", *_table(stored, words, read.state)),
+        dcc.Store(id="timeline-config", data=_config(stored, words, read.state)),
         dcc.Store(id="timeline-mounted"),
     ]
 
 
-def _config(stored: Stored, state: TimelineState) -> dict[str, Any]:
+def _config(stored: Stored, words: TimelineWords, state: TimelineState) -> dict[str, Any]:
     """What the canvas starts from."""
     return {
         "job": stored.name,
@@ -82,7 +123,7 @@ def _config(stored: Stored, state: TimelineState) -> dict[str, Any]:
         "colours": asdict(viewer().theme),
         "bounds": list(CLASSES),
         "most_pinned": MOST_PINNED,
-        **({} if stored.has_workers else _lanes_config()),
+        **({} if words.peers else _lanes_config()),
     }
 
 
@@ -116,9 +157,10 @@ def address(state: TimelineState) -> dict[str, Any]:
     }
 
 
-def _controls(stored: Stored, state: TimelineState, steps: pl.DataFrame) -> Component:
+def _controls(stored: Stored, words: TimelineWords, state: TimelineState, steps: pl.DataFrame) -> Component:
     """The controls. Callbacks need all of them, so those that a job has no use for are hidden."""
-    lanes, one = not stored.has_workers, len(results().by_worker(stored.name)) == 1
+    of_peers = "contents" if words.peers else "none"
+    of_rows = "none" if len(results().by_worker(stored.name)) == 1 else "contents"
     options = {
         str(step): f"{step}: {seconds(recorded)}, {slowdown:.2f} x"
         for step, recorded, slowdown in steps.select("step", "recorded_s", "slowdown").iter_rows()
@@ -131,7 +173,7 @@ def _controls(stored: Stored, state: TimelineState, steps: pl.DataFrame) -> Comp
             ),
             html.Button("→", id="timeline-next", title="The step after", **attributes(aria_label="The step after")),
         ],
-        className=f"timeline-step {'none' if lanes and steps.height == 1 else ''}",
+        className=f"timeline-step {'none' if steps.height == 1 and not words.peers else ''}",
     )
     views = {
         Shown.BOTH: "Recorded and ideal",
@@ -139,8 +181,8 @@ def _controls(stored: Stored, state: TimelineState, steps: pl.DataFrame) -> Comp
         Shown.ORIGINAL: "Original",
         Shown.IDEAL: "Ideal",
     }
-    groups = {Group.WORKER: "Each rank" if lanes else "Each worker", Group.HOST: "By host"}
-    groups |= {} if lanes else {Group.STAGE: "By stage"}
+    groups = {Group.WORKER: words.group, Group.HOST: "By host"}
+    groups |= {Group.STAGE: "By stage"} if words.peers else {}
     of_pipelines = [
         _choice("timeline-view", "Timeline", state.view, {str(view): name for view, name in views.items()}),
         _choice("timeline-streams", "Streams", state.streams, {Streams.COMPUTE: "Compute", Streams.ALL: "All"}),
@@ -151,7 +193,7 @@ def _controls(stored: Stored, state: TimelineState, steps: pl.DataFrame) -> Comp
     ]
     of_several = [
         _choice("timeline-group", "Rows", state.group, groups),
-        _filter("timeline-dp_rank", "Ranks" if lanes else "DP ranks", state.dp_ranks, "0-3 7"),
+        _filter("timeline-dp_rank", words.ranks, state.dp_ranks, "0-3 7"),
     ]
     filters = [
         _filter("timeline-stage", "Stages", state.stages, "0-3"),
@@ -160,10 +202,10 @@ def _controls(stored: Stored, state: TimelineState, steps: pl.DataFrame) -> Comp
     return html.Div(
         [
             step,
-            html.Div(of_pipelines, className="none" if lanes else "contents"),
-            html.Div(of_several, className="none" if one else "contents"),
-            html.Div(filters, className="none" if lanes else "contents"),
-            _filter("timeline-find", "Find ops", state.find, "gemm" if lanes else "forward 3"),
+            html.Div(of_pipelines, className=of_peers),
+            html.Div(of_several, className=of_rows),
+            html.Div(filters, className=of_peers),
+            _filter("timeline-find", "Find ops", state.find, words.find),
         ],
         className="timeline-controls",
     )
@@ -177,7 +219,7 @@ def _filter(name: str, label: str, value: str, example: str) -> Component:
     return text_field(name, label, value, placeholder=f"e.g. {example}", wait_s=0.5, style="narrow")
 
 
-def _buttons(stored: Stored, state: TimelineState) -> list[Component]:
+def _buttons(stored: Stored, words: TimelineWords, state: TimelineState) -> list[Component]:
     export = href("/timeline/export.json.gz", job=stored.name, step=state.step)
     perfetto = html.A(
         "Open in Perfetto",
@@ -194,13 +236,18 @@ def _buttons(stored: Stored, state: TimelineState) -> list[Component]:
         html.Button(f"Whole {whole}", id="timeline-home", title=f"Show the whole {whole} (Home)"),
         html.Button("Full screen", id="timeline-full", title="Fill the screen with the timeline (F)"),
         html.Button("PNG", id="timeline-png", title="Save what the canvas shows as an image"),
-        *([perfetto] if stored.has_workers else []),
+        *([perfetto] if words.peers else []),
     ]
 
 
-def _legend(of: Any, colours: list[tuple[str, str]]) -> Component:
+def _legend(words: TimelineWords) -> Component:
+    """What each colour means."""
+    heading: Any = words.colours
+    colours = list(zip(_lane_colours()[0], LEVELS_OF_RL if words is PHASES else map(str, LEVELS), strict=True))
+    if words.peers:
+        heading, colours = [words.colours, term("peers", "the peers"), ":"], legend(viewer().theme)
     entries = [html.Span([html.I(style={"background": colour}), name]) for colour, name in colours]
-    return html.Div([html.Span(of), *entries], className="timeline-legend")
+    return html.Div([html.Span(heading), *entries], className="timeline-legend")
 
 
 def _lane_colours() -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -210,13 +257,11 @@ def _lane_colours() -> tuple[tuple[str, ...], tuple[str, ...]]:
     return colours, tuple(map(ink_on, colours))
 
 
-def _canvas(stored: Stored, state: TimelineState) -> Component:
+def _canvas(stored: Stored, words: TimelineWords, state: TimelineState) -> Component:
     """The empty elements that assets/timeline.js fills."""
-    of, who = (f"step {state.step} of {stored.name}", "worker") if stored.has_workers else (stored.name, "rank")
-    label = (
-        f"Timeline of {of}: a track per {who} and stream, time to the right. The table below lists the slowest ops of"
-        " the same view."
-    )
+    of = f"step {state.step} of {stored.name}" if words.peers else stored.name
+    tracks = f"a track per {words.who} and stream, time to the right"
+    label = f"Timeline of {of}: {tracks}. The table below lists the slowest ops of the same view."
     return html.Div(
         [
             html.Div(
@@ -246,13 +291,13 @@ def _canvas(stored: Stored, state: TimelineState) -> Component:
     )
 
 
-def _table(stored: Stored, state: TimelineState) -> list[Component]:
+def _table(stored: Stored, words: TimelineWords, state: TimelineState) -> list[Component]:
     texts = {name: value for name, value in address(state).items() if value not in (None, "")}
     csv = href("/timeline/slowest.csv", job=stored.name, **texts)
     return [
         html.P(
             [
-                "Ranked by what they take beyond the median of their peers" if stored.has_workers else "Longest first",
+                words.longest[1],
                 ", in the window shown above. ",
                 html.A("CSV", id="timeline-csv", href=csv, download=""),
             ],
@@ -295,16 +340,16 @@ clientside_callback(
 )
 
 
-def _reads(found: Results, texts: Mapping[str, str]) -> list[Callable[[], object]]:
+def _reads(stored: Results, texts: Mapping[str, str]) -> list[Callable[[], object]]:
     """The graph, and the step once the report tells which: the canvas asks for it as soon as the page is drawn."""
 
     def step() -> None:
-        read = state_of(found, texts["job"], texts)
-        found.step(texts["job"], read.state.step)
+        read = state_of(stored, texts["job"], texts)
+        stored.step(texts["job"], read.state.step)
 
     def graph() -> None:
-        if found.stored(texts["job"]).has_workers:
-            found.replay(texts["job"])
+        if stored.stored(texts["job"]).has_workers:
+            stored.replay(texts["job"])
 
     return [graph, step]
 

@@ -64,13 +64,15 @@ _CONTROLS = {
 
 
 class Asking(TypedDict):
-    """The state of the page as the browser has it. `remarks`: what of the address or of a click was not followed."""
+    """The state of the page as the browser has it. `beside`: the questions kept beside this one. `remarks`: what of the
+    address or of a click was not followed.
+    """
 
     job: str
     select: str | None
     action: str | None
     factor: str | None
-    kept: str
+    beside: str
     remarks: list[str]
 
 
@@ -78,7 +80,7 @@ class Drawn(TypedDict):
     """What the two parts of the page that change by themselves show, so that neither is drawn again in vain."""
 
     answer: str
-    kept: str
+    beside: str
 
 
 class Answered(TypedDict):
@@ -92,9 +94,9 @@ def build(stored: Stored, **state: str) -> list[Component]:
     """`select`, `action`, `factor`: the question; `kept`: those kept beside it."""
     assert stored.report is not None
     select, action, factor = (state.get(name) or None for name in ("select", "action", "factor"))
-    kept, remarks = read_kept(state.get("kept", ""))
+    others, remarks = read_kept(state.get("kept", ""))
     asking = Asking(
-        job=stored.name, select=select, action=action, factor=factor, kept=kept_text(kept), remarks=list(remarks)
+        job=stored.name, select=select, action=action, factor=factor, beside=kept_text(others), remarks=list(remarks)
     )
     seen = _look(stored, asking, wait_s=FIRST_WAIT_S)
     lists = losses(stored.report)
@@ -116,7 +118,7 @@ def build(stored: Stored, **state: str) -> list[Component]:
 
 def _look(stored: Stored, state: Asking, *, wait_s: float = 0.0) -> Seen:
     """Ask for all answers of the page; only the first is waited for."""
-    kept, remarks = read_kept(state["kept"])
+    others, remarks = read_kept(state["beside"])
     try:
         query = read_query(state["select"], state["action"], state["factor"]) if state["select"] else None
         wrong = None
@@ -126,7 +128,7 @@ def _look(stored: Stored, state: Asking, *, wait_s: float = 0.0) -> Seen:
     if isinstance(status, Rejected) and status.selection:
         wrong = status.message
     wait_s = wait_s if status is None else 0.0
-    beside = tuple((other, replays().ask(stored, other, wait_s=wait_s)) for other in kept)
+    beside = tuple((other, replays().ask(stored, other, wait_s=wait_s)) for other in others)
     return Seen(query, status, wrong, beside, (*state["remarks"], *remarks))
 
 
@@ -134,8 +136,8 @@ def _drawn(seen: Seen) -> Drawn:
     """Tells whether anything on the page changed."""
     question = (seen.query, seen.status, seen.wrong)
     return Drawn(
-        answer=repr((*question, [query for query, _ in seen.kept])),
-        kept=repr((*question, seen.kept, seen.kept_problems)),
+        answer=repr((*question, [query for query, _ in seen.beside])),
+        beside=repr((*question, seen.beside, seen.beside_problems)),
     )
 
 
@@ -143,7 +145,11 @@ def _drawn(seen: Seen) -> Drawn:
 
 
 def _form(report: Report, state: Asking, seen: Seen) -> list[Component]:
-    rl = bool(report.rl)  # has no ops to choose
+    rl, example = bool(report.rl), "kind=host and rank=0"
+    if rl:  # has no ops to choose
+        example = "staleness=1,partial=0.9"
+    elif report.by_worker:
+        example = "worker=1,2 and step=100-105"
     action = str(state["action"]) if state["action"] in set(QueryAction) else str(QueryAction.PEERS)
     chips = [ask_button(suggestion.title, suggestion.query) for suggestion in suggestions(report)]
     question = [
@@ -153,11 +159,7 @@ def _form(report: Report, state: Asking, seen: Seen) -> list[Component]:
                     "whatif-select",
                     "Alternative" if rl else "Ops",
                     state["select"] or "",
-                    placeholder="staleness=1,partial=0.9"
-                    if rl
-                    else "worker=1,2 and step=100-105"
-                    if report.has_workers
-                    else "kind=host and rank=0",
+                    placeholder=example,
                 ),
                 html.Div(seen.wrong, id="whatif-wrong", className="wrong", role="alert"),
             ],
@@ -208,10 +210,10 @@ def _controls(report: Report, chosen: Choice) -> Component:
         text_field(f"whatif-{name}", label, value, placeholder=examples[name])
         for (name, label), value in zip(_CONTROLS.items(), values, strict=True)
     ]
-    known = sorted({str(row.kind) for row in report.by_kind} | set(chosen.kinds))
-    kinds = choice("whatif-kinds", "Op kinds (none: all)", dict(zip(known, known, strict=True)), list(chosen.kinds))
-    said = "These fields write the line above; and, or, not, but and brackets combine more there."
-    return html.Div([note(said), kinds, html.Div(fields, className="choices", hidden=not stages)])
+    kinds_of_job = sorted({str(row.kind) for row in report.by_kind} | set(chosen.kinds))
+    kinds = choice("whatif-kinds", "Op kinds (none: all)", {kind: kind for kind in kinds_of_job}, list(chosen.kinds))
+    hint = "These fields write the line above; and, or, not, but and brackets combine more there."
+    return html.Div([note(hint), kinds, html.Div(fields, className="choices", hidden=not stages)])
 
 
 # --- what the page does ---------------------------------------------------------------------------------------------
@@ -230,7 +232,7 @@ def _report(job: str) -> Report:
 
 def _not_shown(error: Exception) -> list[Any]:
     """What takes the place of the answers; the page stops asking until something else is asked."""
-    return [told(error), [], None, Drawn(answer="", kept=""), Answered(asked=0, pending=False)]
+    return [told(error), [], None, Drawn(answer="", beside=""), Answered(asked=0, pending=False)]
 
 
 @answers(
@@ -254,7 +256,7 @@ def show(state: Asking, asked: int, before: Drawn) -> Any:
     same = now["answer"] == before["answer"]
     return (
         no_update if same else answer_panel(stored.report, seen),
-        no_update if now["kept"] == before["kept"] else kept_panel(stored.report, seen),
+        no_update if now["beside"] == before["beside"] else kept_panel(stored.report, seen),
         no_update if same else seen.wrong,
         no_update if now == before else now,
         Answered(asked=asked, pending=seen.pending),
@@ -315,7 +317,7 @@ clientside_callback(
 clientside_callback(
     """function (state) {
         window.tracekit.remember({
-            job: state.job, select: state.select, action: state.action, factor: state.factor, kept: state.kept,
+            job: state.job, select: state.select, action: state.action, factor: state.factor, kept: state.beside,
         });
     }""",
     Input("whatif-state", "data"),

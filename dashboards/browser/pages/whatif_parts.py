@@ -23,7 +23,7 @@ from tracekit.dashboards.browser.data.whatif_query import (
     query_of,
     worker_words,
 )
-from tracekit.dashboards.browser.figures.whatif import StepBar, scenario_times
+from tracekit.dashboards.browser.figures.scenario_bars import StepBar, scenario_times
 from tracekit.dashboards.browser.ui.components import (
     attributes,
     figure_parts,
@@ -51,13 +51,13 @@ class Seen:
     query: WhatifQuery | None
     status: Status | None
     wrong: str | None
-    kept: tuple[tuple[WhatifQuery, Status], ...]
-    kept_problems: tuple[str, ...]
+    beside: tuple[tuple[WhatifQuery, Status], ...]
+    beside_problems: tuple[str, ...]
 
     @property
     def pending(self) -> bool:
         """Whether an answer is still to come."""
-        return any(isinstance(status, Pending) for status in (self.status, *(status for _, status in self.kept)))
+        return any(isinstance(status, Pending) for status in (self.status, *(status for _, status in self.beside)))
 
 
 def fixes_panel(report: Report) -> Component:
@@ -68,7 +68,7 @@ def fixes_panel(report: Report) -> Component:
     step_s = report.step_time_s.recorded
     rows: dict[bool, list[list[Any]]] = {True: [], False: []}
     for fix in fixes:
-        query = query_of(fix) if report.has_workers else None
+        query = query_of(fix) if report.by_worker else None
         ask = "" if query is None else ask_button("Edit", query, edit=True)
         bound = "at most " if fix.bound else ""
         confidence = fix.confidence
@@ -90,7 +90,7 @@ def fixes_panel(report: Report) -> Component:
     return panel(
         title,
         *([of_causes] if rows[True] else []),
-        *([said] if rows[True] and report.has_workers else []),
+        *([said] if rows[True] and report.by_worker else []),
         *([folded(general, of_any_job)] if rows[False] else []),
     )
 
@@ -120,7 +120,7 @@ def _lost(report: Report, tables: Sequence[tuple[str, str, str]]) -> list[tuple[
     """What is lost to the rows of these tables, the most first. `tables`: each with its column, and the word of a
     selection for it.
     """
-    found = [
+    lost = [
         (row.saved_s, f"{word}={getattr(row, column)}")
         for table, column, word in tables
         for row in getattr(report, table) or ()
@@ -128,7 +128,7 @@ def _lost(report: Report, tables: Sequence[tuple[str, str, str]]) -> list[tuple[
     ]
     return [
         (text.removeprefix("kind=").replace("dp_rank=", "DP rank ").replace("=", " "), seconds(lost_s), text)
-        for lost_s, text in sorted(found, reverse=True)
+        for lost_s, text in sorted(lost, reverse=True)
     ]
 
 
@@ -176,24 +176,18 @@ def answer_panel(report: Report, seen: Seen) -> Component | None:
 def _progress(phase: Phase) -> Component:
     """What is done, under way and to come."""
     phases = list(Phase)
-    at = phases.index(phase)
-    return html.Ol(
-        [
-            html.Li(
-                [str(each), " ..." if position == at else ""],
-                className="done" if position < at else "now" if position == at else "",
-            )
-            for position, each in enumerate(phases)
-        ],
-        className="phases",
-    )
+    done = phases.index(phase)
+    items = [html.Li([str(each), ""], className="done") for each in phases[:done]]
+    items.append(html.Li([str(phase), " ..."], className="now"))
+    items += [html.Li([str(each), ""], className="") for each in phases[done + 1 :]]
+    return html.Ol(items, className="phases")
 
 
 def _keep_button(seen: Seen) -> Component:
-    kept = [query for query, _ in seen.kept]
-    if seen.query in kept:
+    others = [query for query, _ in seen.beside]
+    if seen.query in others:
         return html.Span("Kept beside the others below")
-    full = len(kept) >= MOST_KEPT
+    full = len(others) >= MOST_KEPT
     return html.Button(
         "Keep beside others" if not full else f"{MOST_KEPT} scenarios are kept: remove one first",
         disabled=full,
@@ -248,7 +242,7 @@ def _answered(report: Report, query: WhatifQuery, answer: Answer) -> list[Any]:
 
 def kept_panel(report: Report, seen: Seen) -> Component | None:
     """The kept scenarios and the one just answered: a table, bars, exact numbers; None if none is kept."""
-    rows = list(seen.kept)
+    rows = list(seen.beside)
     current = (
         isinstance(seen.status, Answer) and seen.query is not None and seen.query not in [each for each, _ in rows]
     )
@@ -256,8 +250,8 @@ def kept_panel(report: Report, seen: Seen) -> Component | None:
         assert seen.query is not None
         assert seen.status is not None
         rows.append((seen.query, seen.status))
-    said = [html.P(text, className="warning") for text in seen.kept_problems]
-    if not seen.kept:
+    said = [html.P(text, className="warning") for text in seen.beside_problems]
+    if not seen.beside:
         return panel("Scenarios side by side", *said) if said else None
     recorded_s = report.step_time_s.recorded
     bars = [
@@ -276,7 +270,7 @@ def kept_panel(report: Report, seen: Seen) -> Component | None:
     return panel(
         "Scenarios side by side",
         *said,
-        scrolled(_lines(rows, report.job.whole, kept=len(seen.kept)), "Scenarios", style="scenarios"),
+        scrolled(_lines(rows, report.job.whole, len(seen.beside)), "Scenarios", style="scenarios"),
         *figure,
     )
 
@@ -300,8 +294,8 @@ def _numbers(recorded_s: float, rows: Sequence[tuple[WhatifQuery, Status]]) -> p
     return pl.DataFrame(lines, infer_schema_length=None)
 
 
-def _lines(rows: Sequence[tuple[WhatifQuery, Status]], whole: str, *, kept: int) -> Component:
-    """The scenarios as a table with a button each; what comes after `kept` rows is not kept yet."""
+def _lines(rows: Sequence[tuple[WhatifQuery, Status]], whole: str, beside: int) -> Component:
+    """The scenarios as a table with a button each; what comes after `beside` rows is not kept yet."""
     heads: list[Any] = [
         "",
         "Scenario",
@@ -311,7 +305,7 @@ def _lines(rows: Sequence[tuple[WhatifQuery, Status]], whole: str, *, kept: int)
         "",
     ]
     lines = []
-    for at, (query, status) in enumerate(rows):
+    for number, (query, status) in enumerate(rows, 1):
         if isinstance(status, Answer):
             cells: list[Any] = [html.Td(figure, className="number") for figure in _figures(status)]
         else:
@@ -321,14 +315,14 @@ def _lines(rows: Sequence[tuple[WhatifQuery, Status]], whole: str, *, kept: int)
             html.Button(
                 "Remove",
                 **attributes(
-                    aria_label=f"Remove scenario {at + 1}", data_whatif="remove", data_asked=kept_text([query])
+                    aria_label=f"Remove scenario {number}", data_whatif="remove", data_asked=kept_text([query])
                 ),
             )
-            if at < kept
+            if number <= beside
             else html.Span("not kept", className="label")
         )
-        row = [html.Td(str(at + 1), className="label"), html.Td(str(query)), *cells, html.Td(last, className="number")]
-        lines.append(html.Tr(row, className="" if at < kept else "current"))
+        row = [html.Td(str(number), className="label"), html.Td(str(query)), *cells, html.Td(last, className="number")]
+        lines.append(html.Tr(row, className="" if number <= beside else "current"))
     return html_table(heads, lines, numbers=range(2, 5))
 
 

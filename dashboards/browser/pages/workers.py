@@ -66,32 +66,33 @@ MOST_MARKED = 500
 
 def build(stored: Stored, **state: str) -> list[Component]:
     """`step`: its number; `worker`: `dp,pp`; `host`: its name; `dp_rank`, `stage`: those of several workers, `1-3`."""
-    found, report = results().worker_map(stored.name), stored.report
+    workers, report = results().worker_map(stored.name), stored.report
     assert report is not None
-    view = read_view(found, state)
+    view = read_view(workers, state)
     space, time = report.patterns.space, report.patterns.time
     pattern = [
         html.P(believed(report, words))
         for words in (
-            *([] if space is None else [space_words(space, found)]),
+            *([] if space is None else [space_words(space, workers)]),
             *([] if time is None else [time_words(time, report.by_step)]),
         )
     ]
-    listing = html.Div(slowest(found, view.position, _cell(found, view)), id="workers-list")
-    one = html.Div(_detail(stored.name, found, view), id="workers-detail")
-    draining = html.Div(hosts(found, view.host, report), id="workers-hosts")
+    listing = html.Div(slowest(workers, view.position, _cell(workers, view)), id="workers-list")
+    history = html.Div(_detail(stored.name, workers, view), id="workers-detail")
+    draining = html.Div(hosts(workers, view.host, report), id="workers-hosts")
     return [
         html.Div(_said(view), id="workers-said", role="status"),
         panel("Who and since when", *pattern, *_missing(report)),
         html.Div(
             [
-                html.Div(_map_panel(stored, found, view), className="twothirds"),
+                html.Div(_map_panel(stored, workers, view), className="twothirds"),
                 html.Div(panel("Slowest workers", listing), className="third"),
             ],
             className="row",
         ),
         halves(
-            panel("One worker among its peers", one), panel("Hosts" if found.only_host is None else "Host", draining)
+            panel("One worker among its peers", history),
+            panel("Hosts" if workers.only_host is None else "Host", draining),
         ),
         html.Div(
             [
@@ -100,27 +101,27 @@ def build(stored: Stored, **state: str) -> list[Component]:
             ],
             className="row",
         ),
-        _steps_panel(stored, found),
+        _steps_panel(stored, workers),
         dcc.Store(id="workers-job", data=stored.name),
-        dcc.Store(id="workers-view", data=address(found, view)),
+        dcc.Store(id="workers-view", data=address(workers, view)),
     ]
 
 
-def draw(found: WorkerMap, view: WorkerView) -> go.Figure:
+def draw(workers: WorkerMap, view: WorkerView) -> go.Figure:
     """The map of the step, or of all: the slowest outlined, the chosen worker and host marked."""
-    values = found.values(view.position).ravel()
-    marked = [cell for cell in found.worst(view.position, LISTED) if values[cell] >= WORTH_NAMING]
+    values = workers.values(view.position).ravel()
+    marked = [cell for cell in workers.worst(view.position, LISTED) if values[cell] >= WORTH_NAMING]
     of_host: list[int] = []
     if view.host is not None:
-        of_host = np.flatnonzero(found.host.ravel() == found.hosts.index(view.host))[:MOST_MARKED].tolist()
+        of_host = np.flatnonzero(workers.host.ravel() == workers.hosts.index(view.host))[:MOST_MARKED].tolist()
     drawn = worker_heatmap(
-        found,
+        workers,
         view.position,
         viewer().theme,
         marked=marked,
         chosen=view.cell,
         dotted=of_host,
-        boxed=() if view.box is None else view.box.cells(found),
+        boxed=() if view.box is None else view.box.cells(workers),
     )
     return drawn.update_layout(meta={"box": True})
 
@@ -129,13 +130,13 @@ def _said(view: WorkerView) -> list[Component]:
     return [note(text) for text in view.said]
 
 
-def _cell(found: WorkerMap, view: WorkerView) -> int:
+def _cell(workers: WorkerMap, view: WorkerView) -> int:
     """The chosen worker, else the slowest."""
-    return found.worst(None, 1)[0] if view.cell is None else view.cell
+    return workers.worst(None, 1)[0] if view.cell is None else view.cell
 
 
-def _detail(job: str, found: WorkerMap, view: WorkerView) -> list[Component]:
-    return detail(found, _cell(found, view), job, view.position, default=view.cell is None)
+def _detail(job: str, workers: WorkerMap, view: WorkerView) -> list[Component]:
+    return detail(workers, _cell(workers, view), job, view.position, default=view.cell is None)
 
 
 def _missing(report: Report) -> list[Component]:
@@ -150,20 +151,20 @@ def _missing(report: Report) -> list[Component]:
     return [note(gone + blank)]
 
 
-def _map_panel(stored: Stored, found: WorkerMap, view: WorkerView) -> Component:
+def _map_panel(stored: Stored, workers: WorkerMap, view: WorkerView) -> Component:
     go_to = text_field("workers-go", "Show rank", "", placeholder="9, or dp,stage: 1,2", wait_s=True, style="beside")
     parts = figure_parts(
-        draw(found, view),
-        label=f"Map of the slowdown of {found.slowdown.size:,} workers, DP ranks down, stages across",
-        table=found.table,
+        draw(workers, view),
+        label=f"Map of the slowdown of {workers.slowdown.size:,} workers, DP ranks down, stages across",
+        table=workers.table,
         csv=href("/download/by_worker.csv", job=stored.name),
         id="workers-map",
     )
     return panel(
         [term("slowdown alone", "Slowdown"), " of each ", term("worker"), ": DP ranks down, stages across"],
-        _scrubber(stored, found, view),
+        _scrubber(stored, workers, view),
         *parts,
-        html.Div(several(stored.name, found, view), id="workers-several", role="status"),
+        html.Div(several(stored.name, workers, view), id="workers-several", role="status"),
         extra=go_to,
     )
 
@@ -182,34 +183,34 @@ def _times_panel(stored: Stored) -> Component:
     )
 
 
-def _steps_panel(stored: Stored, found: WorkerMap) -> Component:
-    cells = found.worst(None, MOST_ROWS)
+def _steps_panel(stored: Stored, workers: WorkerMap) -> Component:
+    cells = workers.worst(None, MOST_ROWS)
     return figure_panel(
         [term("slowdown alone", "Slowdown"), f" of the {len(cells):,} slowest workers, step by step"],
-        in_range(step_workers(found, cells, viewer().theme), stored.name),
-        label=f"Slowdown of {len(cells):,} workers in {len(found.steps):,} steps",
-        table=found.table.head(MOST_ROWS),
+        in_range(step_workers(workers, cells, viewer().theme), stored.name),
+        label=f"Slowdown of {len(cells):,} workers in {len(workers.steps):,} steps",
+        table=workers.table.head(MOST_ROWS),
         csv=href("/download/by_worker_per_step.csv", job=stored.name),
         id="workers-steps",
         extra=html.Span("a click shows the worker and the step", className="note"),
     )
 
 
-def _scrubber(stored: Stored, found: WorkerMap, view: WorkerView) -> Component:
+def _scrubber(stored: Stored, workers: WorkerMap, view: WorkerView) -> Component:
     """Chooses the step of the map. The strip above the slider shows S of each step; position 0 is all steps."""
-    count = len(found.steps)
+    count = len(workers.steps)
     slider = scale(
         "workers-step",
         "Step shown on the map; the leftmost position is all steps",
         count,
         0 if view.position is None else view.position + 1,
     )
-    marks = [html.Span("all"), html.Span(str(found.steps[-1]))]
+    marks = [html.Span("all"), html.Span(str(workers.steps[-1]))]
     ends = html.Div(marks, className="ends", **attributes(aria_hidden="true"))
     return html.Div(
         [
             html.Div([_strip(stored, count), slider, ends], className="scrub-track"),
-            html.Div(_readout(stored, found, view), id="workers-readout", className="scrub-readout"),
+            html.Div(_readout(stored, workers, view), id="workers-readout", className="scrub-readout"),
         ],
         className="scrubber",
     )
@@ -222,17 +223,17 @@ def _strip(stored: Stored, count: int) -> Component:
     bars = []
     for first in range(0, count, block):
         height = float(np.clip((slowdowns[first : first + block].max() - 1) / top, 0.04, 1))
-        at = (first + (min(first + block, count) - first + 1) / 2) / count
-        style = {"left": f"{at:.3%}", "height": f"{height:.0%}", "width": f"{min(0.7 * block / count, 0.02):.3%}"}
+        middle = (first + (min(first + block, count) - first + 1) / 2) / count
+        style = {"left": f"{middle:.3%}", "height": f"{height:.0%}", "width": f"{min(0.7 * block / count, 0.02):.3%}"}
         bars.append(html.I(style=style))
     return html.Div(bars, className="strip", **attributes(aria_hidden="true"))
 
 
-def _readout(stored: Stored, found: WorkerMap, view: WorkerView) -> list[Any]:
+def _readout(stored: Stored, workers: WorkerMap, view: WorkerView) -> list[Any]:
     """Which step the map shows, and what it costs."""
     if view.position is None:
-        return [html.B(f"All {len(found.steps):,} steps"), html.Span("mean over the steps", className="note")]
-    number = int(found.steps[view.position])
+        return [html.B(f"All {len(workers.steps):,} steps"), html.Span("mean over the steps", className="note")]
+    number = int(workers.steps[view.position])
     assert stored.report is not None
     slowdown = stored.report.by_step[view.position].slowdown
     moment = viewer().moment(results().step_starts(stored.name).get(number))
@@ -291,49 +292,49 @@ def change(
     """
     if not ctx.triggered[0]["value"] and ctx.triggered_id != "workers-step":  # buttons that were drawn anew
         return no_update
-    stored, found = results().stored(job), results().worker_map(job)
+    stored, workers = results().stored(job), results().worker_map(job)
     assert stored.report is not None  # else there were no map
-    before = read_view(found, shown)
+    before = read_view(workers, shown)
     clicked = {"workers-map": cell, "workers-times": of_time, "workers-steps": of_steps}.get(str(ctx.triggered_id))
-    view = _followed(found, replace(before, said=()), position, clicked, typed)
+    view = _followed(workers, replace(before, said=()), position, clicked, typed)
     if view.said:
         return _said(view)
     if view.position is not None and ctx.triggered_id in ("workers-times", "workers-steps"):
         set_props("workers-step", {"value": view.position + 1})
-    set_props("workers-map", {"figure": drawing(draw(found, view))})
-    set_props("workers-list", {"children": slowest(found, view.position, _cell(found, view))})
-    set_props("workers-readout", {"children": _readout(stored, found, view)})
-    set_props("workers-several", {"children": several(stored.name, found, view)})
+    set_props("workers-map", {"figure": drawing(draw(workers, view))})
+    set_props("workers-list", {"children": slowest(workers, view.position, _cell(workers, view))})
+    set_props("workers-readout", {"children": _readout(stored, workers, view)})
+    set_props("workers-several", {"children": several(stored.name, workers, view)})
     if ctx.triggered_id != "workers-step":
-        set_props("workers-detail", {"children": _detail(job, found, view)})
-        set_props("workers-hosts", {"children": hosts(found, view.host, stored.report)})
-    set_props("workers-view", {"data": address(found, view)})
+        set_props("workers-detail", {"children": _detail(job, workers, view)})
+        set_props("workers-hosts", {"children": hosts(workers, view.host, stored.report)})
+    set_props("workers-view", {"data": address(workers, view)})
     return []
 
 
 def _followed(
-    found: WorkerMap, view: WorkerView, position: int | str, clicked: Clicked | None, typed: str | None
+    workers: WorkerMap, view: WorkerView, position: int | str, clicked: Clicked | None, typed: str | None
 ) -> WorkerView:
     """The view after what was done."""
     match ctx.triggered_id:
         case "workers-step":
             number = int(position) if str(position).isdecimal() else 0  # a range field tells digits
-            return replace(view, position=min(number, len(found.steps)) - 1 if number else None)
+            return replace(view, position=min(number, len(workers.steps)) - 1 if number else None)
         case "workers-map" if clicked and "box" in clicked:
-            return choose_box(found, *clicked["box"], view)
+            return choose_box(workers, *clicked["box"], view)
         case "workers-map" if clicked and clicked["points"]:
             who = clicked["points"][0]["customdata"]
-            return choose_worker(found, ",".join(map(str, who[:2])), replace(view, box=None))
+            return choose_worker(workers, ",".join(map(str, who[:2])), replace(view, box=None))
         case "workers-times" | "workers-steps" if clicked and clicked["points"]:
             of, who = clicked["points"][0]["customdata"][:1], clicked["points"][0]["customdata"][1:]
-            view = choose_step(found, "".join(map(str, of)), view)
-            return choose_worker(found, ",".join(map(str, who[:2])), view) if len(who) > 1 else view
+            view = choose_step(workers, "".join(map(str, of)), view)
+            return choose_worker(workers, ",".join(map(str, who[:2])), view) if len(who) > 1 else view
         case "workers-go" if typed:
-            return choose_worker(found, typed, view)
+            return choose_worker(workers, typed, view)
         case {"type": "pick-worker", "value": str(value)}:
-            return choose_worker(found, value, view)
+            return choose_worker(workers, value, view)
         case {"type": "pick-host", "value": str(value)}:
-            return replace(view, host=None if value == view.host or value not in found.hosts else value)
+            return replace(view, host=None if value == view.host or value not in workers.hosts else value)
     return view
 
 
@@ -341,4 +342,4 @@ clientside_callback(
     "function (view) { window.tracekit.remember(view); }", Input("workers-view", "data"), prevent_initial_call=True
 )
 
-job_page(__name__, "/workers", "Workers", build, lambda found, texts: [partial(found.worker_map, texts["job"])])
+job_page(__name__, "/workers", "Workers", build, lambda stored, texts: [partial(stored.worker_map, texts["job"])])

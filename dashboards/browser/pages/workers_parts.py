@@ -39,35 +39,33 @@ def pick(kind: str, value: str, shown: str, *, place: str, pressed: bool = False
     )
 
 
-def slowest(found: WorkerMap, position: int | None, chosen: int) -> list[Component]:
+def slowest(workers: WorkerMap, position: int | None, chosen: int) -> list[Component]:
     """The slowest workers, over all steps or in one."""
-    cells = found.worst(position, LISTED)
+    cells = workers.worst(position, LISTED)
     if not cells:
         return [note("No worker was analysed in this step.")]
-    in_step = None if position is None else found.per_step[position].ravel()
+    in_step = None if position is None else workers.per_step[position].ravel()
     in_step_head = [] if in_step is None else ["in the step"]
     heads = ["Rank", "Host", "dp, stage", *in_step_head, term("slowdown alone", "slowdown")]
     rows = []
     for cell in cells:
-        worker, host = found.worker(cell), found.host_name(cell)
+        worker, host = workers.worker(cell), workers.host_name(cell)
         shown = pick(
-            "worker", comma(worker), found.label(cell).removeprefix("rank "), place="list", pressed=cell == chosen
+            "worker", comma(worker), workers.label(cell).removeprefix("rank "), place="list", pressed=cell == chosen
         )
         rows.append(
-            html.Tr(
-                [
-                    html.Td(shown),
-                    html.Td("-" if host is None else short(host), className="host"),
-                    html.Td(f"{worker.dp_rank}, {worker.pp_rank}"),
-                    *([] if in_step is None else [html.Td(f"{in_step[cell]:.3f}", className="number")]),
-                    html.Td(f"{found.slowdown.ravel()[cell]:.3f}", className="number"),
-                ],
-                className="chosen" if cell == chosen else "",
-            )
+            [
+                shown,
+                html.Td("-" if host is None else short(host), className="host"),
+                f"{worker.dp_rank}, {worker.pp_rank}",
+                *([] if in_step is None else [f"{in_step[cell]:.3f}"]),
+                f"{workers.slowdown.ravel()[cell]:.3f}",
+            ]
         )
-    nobody = float(found.slowdown.max()) < WORTH_NAMING and position is None
+    nobody = float(workers.slowdown.max()) < WORTH_NAMING and position is None
     said = [note(f"Nobody reaches {WORTH_NAMING:.2f}: these are only the largest.")] if nobody else []
-    table = html_table(heads, rows, range(3, len(heads)), style="tight")
+    places = [place for place, cell in enumerate(cells) if cell == chosen]
+    table = html_table(heads, rows, range(3, len(heads)), style="tight", chosen=places)
     return [*said, scrolled(table, "Slowest workers", style="whole")]
 
 
@@ -85,29 +83,29 @@ def slowest_steps(stored: Stored) -> Component:
     return html_table(["Step", "Recorded", term("slowdown", "Slowdown"), "Open"], rows, numbers=(1, 2), style="tight")
 
 
-def detail(found: WorkerMap, cell: int, job: str, position: int | None, *, default: bool) -> list[Component]:
+def detail(workers: WorkerMap, cell: int, job: str, position: int | None, *, default: bool) -> list[Component]:
     """One worker: its figures, also over the steps, and where to look next. `default`: nobody chose it."""
-    worker, host = found.worker(cell), found.host_name(cell)
-    count = found.slowdown.size
-    everyone = found.per_step.reshape(len(found.steps), -1)
+    worker, host = workers.worker(cell), workers.host_name(cell)
+    count = workers.slowdown.size
+    everyone = workers.per_step.reshape(len(workers.steps), -1)
     slow = int((everyone[:, cell] >= WORTH_NAMING).sum())
     facts = {
-        "Slowdown": f"{found.slowdown.ravel()[cell]:.3f}",
-        "Place": f"{found.place(cell):,} of {count:,}, the slowest first",
+        "Slowdown": f"{workers.slowdown.ravel()[cell]:.3f}",
+        "Place": f"{workers.place(cell):,} of {count:,}, the slowest first",
         "dp, stage": f"{worker.dp_rank}, {worker.pp_rank}",
         "Host": "unknown" if host is None else short(host),
-        "Stands out": f"in {slow:,} of {len(found.steps):,} steps, with {WORTH_NAMING:.2f} or more",
+        "Stands out": f"in {slow:,} of {len(workers.steps):,} steps, with {WORTH_NAMING:.2f} or more",
     }
-    name, starts = found.full_name(cell), results().step_starts(job)
-    step = None if position is None else int(found.steps[position])
+    name, starts = workers.full_name(cell), results().step_starts(job)
+    step = None if position is None else int(workers.steps[position])
     links = [
         dcc.Link("Timeline of this worker", href=href("/timeline", job=job, worker=comma(worker), step=step)),
         dcc.Link(
             "What if it were as fast as its peers?", href=href("/whatif", job=job, select=f"worker={comma(worker)}")
         ),
     ]
-    table = pl.DataFrame({"step": found.steps, "slowdown": everyone[:, cell]})
-    moments = [viewer().moment(starts.get(int(number))) for number in found.steps]
+    table = pl.DataFrame({"step": workers.steps, "slowdown": everyone[:, cell]})
+    moments = [viewer().moment(starts.get(int(number))) for number in workers.steps]
     body = [html.Tr([html.Th(name, scope="row"), html.Td(value)]) for name, value in facts.items()]
     return [
         html.H3([f"{name[:1].upper()}{name[1:]}", html.Span("the slowest" if default else "", className="note")]),
@@ -118,7 +116,7 @@ def detail(found: WorkerMap, cell: int, job: str, position: int | None, *, defau
             ]
         ),
         *figure_parts(
-            in_range(worker_over_steps(found, cell, viewer().theme, moments=moments, position=position), job),
+            in_range(worker_over_steps(workers, cell, viewer().theme, moments=moments, position=position), job),
             label=f"Slowdown of {name} alone over the steps",
             table=table,
             id="workers-history",
@@ -126,16 +124,16 @@ def detail(found: WorkerMap, cell: int, job: str, position: int | None, *, defau
     ]
 
 
-def several(job: str, found: WorkerMap, view: WorkerView) -> list[Component]:
+def several(job: str, workers: WorkerMap, view: WorkerView) -> list[Component]:
     """What the workers in the chosen box cost together, and where to look next."""
     if view.box is None:
         return [note("A drag over the map chooses several workers.")]
-    values = found.values(view.position).ravel()
-    cells = view.box.cells(found)
+    values = workers.values(view.position).ravel()
+    cells = view.box.cells(workers)
     own, whole = (float(np.nansum(np.clip(each - 1, 0, None))) for each in (values[cells], values))
     share = f" of {whole:.3f}, {own / whole:.0%} of that of all workers" if whole else ""
     where = {"dp_rank": view.box.dp_ranks, "stage": view.box.stages}
-    step = None if view.position is None else int(found.steps[view.position])
+    step = None if view.position is None else int(workers.steps[view.position])
     selection = " and ".join(f"{name}={values}" for name, values in where.items())
     ways = {
         "Timeline of these workers": href("/timeline", job=job, step=step, **where),
@@ -152,42 +150,38 @@ def several(job: str, found: WorkerMap, view: WorkerView) -> list[Component]:
     ]
 
 
-def _label(found: WorkerMap, worker: Worker) -> str:
-    cell = found.cell(worker)
-    return worker.coordinates if cell is None else found.label(cell)
+def _label(workers: WorkerMap, worker: Worker) -> str:
+    cell = workers.cell(worker)
+    return worker.coordinates if cell is None else workers.label(cell)
 
 
-def hosts(found: WorkerMap, chosen: str | None, report: Report) -> list[Component]:
+def hosts(workers: WorkerMap, chosen: str | None, report: Report) -> list[Component]:
     """All known hosts by their slowest worker, and whether to drain one; none of a job on one host."""
-    if found.only_host is not None:
-        return [note(f"The job runs on one host, {short(found.only_host)}.")]
-    loads = found.host_loads()
-    said = html.P(host_words(report, found), className="verdict")
+    if workers.only_host is not None:
+        return [note(f"The job runs on one host, {short(workers.only_host)}.")]
+    loads = workers.host_loads()
+    said = html.P(host_words(report, workers), className="verdict")
     if not loads:
         return [
             said,
             note("Traces of `tracekit collect` name them; other formats can carry `hosts` in their metadata."),
         ]
     rows = [
-        html.Tr(
-            [
-                html.Td(pick("host", load.name, short(load.name), place="hosts", pressed=load.name == chosen)),
-                html.Td(f"{load.workers:,}", className="number"),
-                html.Td(f"{load.worst_slowdown:.3f}", className="number"),
-                html.Td(
-                    pick("worker", comma(load.worst), _label(found, load.worst).removeprefix("rank "), place="hosts")
-                ),
-                html.Td(f"{load.summed:.3f}", className="number"),
-            ],
-            className="chosen" if load.name == chosen else "",
-        )
+        [
+            pick("host", load.name, short(load.name), place="hosts", pressed=load.name == chosen),
+            f"{load.workers:,}",
+            f"{load.worst_slowdown:.3f}",
+            pick("worker", comma(load.worst), _label(workers, load.worst).removeprefix("rank "), place="hosts"),
+            f"{load.summed:.3f}",
+        ]
         for load in loads[:HOSTS_LISTED]
     ]
+    places = [place for place, load in enumerate(loads) if load.name == chosen]
     heads = ["Host", "Workers", "Slowest", "Rank", term("summed excess")]
     more = len(loads) - HOSTS_LISTED
     rest = f"{more:,} more hosts have no slower worker. " if more > 0 else ""
     return [
         said,
-        scrolled(html_table(heads, rows, numbers=(1, 2, 4), style="tight"), "Hosts", style="whole"),
+        scrolled(html_table(heads, rows, (1, 2, 4), style="tight", chosen=places), "Hosts", style="whole"),
         note(f"{rest}Choose a host to mark its workers on the map."),
     ]

@@ -168,21 +168,29 @@ def scrolled(table: Component, label: str, *, style: str = "") -> Component:
 
 
 def html_table(
-    heads: Sequence[Any], rows: Sequence[Any], numbers: Collection[int] = (), *, style: str = "", **more: Any
+    heads: Sequence[Any],
+    rows: Sequence[Any],
+    numbers: Collection[int] = (),
+    *,
+    style: str = "",
+    chosen: Collection[int] = (),
+    **more: Any,
 ) -> Component:
     """A table. `rows`: lists of cells, of which those that are no `Td` or `Th` become one, or ready-made rows.
 
-    `numbers`: the positions of columns that hold figures. `more`: attributes of the table.
+    `numbers`: the positions of columns that hold figures; `chosen`: of rows that stand out. `more`: attributes of the
+    table.
     """
 
-    def row(kind: Any, cells: Sequence[Any]) -> Component:
-        styles = ["number" if at in numbers else "" for at in range(len(cells))]
+    def row(kind: Any, cells: Sequence[Any], place: int = -1) -> Component:
+        styles = ["number" if column in numbers else "" for column in range(len(cells))]
         styled = zip(cells, styles, strict=True)
         return html.Tr(
-            [cell if isinstance(cell, html.Td | html.Th) else kind(cell, className=of) for cell, of in styled]
+            [cell if isinstance(cell, html.Td | html.Th) else kind(cell, className=of) for cell, of in styled],
+            className="chosen" if place in chosen else "",
         )
 
-    body = [one if isinstance(one, html.Tr) else row(html.Td, one) for one in rows]
+    body = [cells if isinstance(cells, html.Tr) else row(html.Td, cells, place) for place, cells in enumerate(rows)]
     return html.Table([html.Thead(row(html.Th, heads)), html.Tbody(body)], className=f"plain {style}".strip(), **more)
 
 

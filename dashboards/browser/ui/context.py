@@ -90,8 +90,8 @@ def results() -> Results:
             choose_range(job, asked.get("since", ""), asked.get("until", ""))
         if _is_number(window):
             choose_window(job or flask.g.results.newest(), window)
-    found: Results = flask.g.results
-    return found
+    chosen: Results = flask.g.results
+    return chosen
 
 
 def _asked() -> dict[str, str]:
@@ -136,8 +136,8 @@ def _moment(text: str, name: str, default: float) -> float:
     if not text:
         return default
     try:
-        at = datetime.fromisoformat(text)
-        return (at if at.tzinfo else at.replace(tzinfo=viewer().zone)).timestamp()
+        moment = datetime.fromisoformat(text)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=viewer().zone)).timestamp()
     except (ValueError, OverflowError):
         raise SelectionError(f"{name}={text!r:.40} is not a time such as 2026-11-26T10:00:00Z") from None
 

@@ -17,7 +17,7 @@ from tracekit.base.text import percent, printable, short
 from tracekit.dashboards.browser.ui.components import attributes, badge, folded, href, row_table
 from tracekit.dashboards.browser.ui.context import results, viewer
 from tracekit.dashboards.browser.ui.sentences import Tone
-from tracekit.live.incident_words import advice, evidence, handling, lasted
+from tracekit.live.incident_words import advice, evidence, handling, lasted, since_words
 from tracekit.store import HANG, Incident
 from tracekit.store.handling import IncidentChange, muted_until, owner_of
 
@@ -31,7 +31,7 @@ class Handled:
     lost: float | None
 
 
-COLUMNS = ("Incident", "Job", "What", "Lost", "GPU-hours a day", "Owner", "Opened", "Lasted")
+COLUMNS = ("Incident", "Job", "What", "Lost", "GPU-hours a day", "Owner", "Since", "Lasted")
 _FIGURES = (3, 4, 7)
 #: The orders of columns that can be sorted. Those that nobody takes come first.
 ORDERS: dict[str, Callable[[Handled], Any]] = {
@@ -39,8 +39,8 @@ ORDERS: dict[str, Callable[[Handled], Any]] = {
     "Lost": lambda handled: -handled.incident.cause.share,
     "GPU-hours a day": lambda handled: -(handled.lost or 0.0),
     "Owner": lambda handled: owner_of(handled.changes) or "",
-    "Opened": lambda handled: -handled.incident.opened_at.timestamp(),
-    "Lasted": lambda handled: handled.incident.opened_at.timestamp(),
+    "Since": lambda handled: -handled.incident.began_s,
+    "Lasted": lambda handled: handled.incident.began_s,
 }
 
 
@@ -82,7 +82,7 @@ def _row(handled: Handled) -> list[Any]:
         percent(incident.cause.share),
         "-" if handled.lost is None else f"{handled.lost:,.1f}",
         [html.Span(short(owner_of(handled.changes) or "nobody")), *([" ", _button(handled)] if is_open else [])],
-        html.Td(viewer().moment(incident.opened_at.timestamp()), className="short"),
+        html.Td(since_words(incident, viewer().moment), className="short"),
         [lasted(incident), html.Div(printable(incident.closed_because or ""), className="note")],
     ]
 

@@ -2,24 +2,28 @@
 
 In: a report, or parts of it, and the map. Out: text and tones for all pages of a job.
 
-Only `headline`, `first_action` and `host_words` say what is wrong or what to do, and they take it from the report's
-`verdict` and `answer`. All others describe a figure and conclude nothing.
+Only `headline`, `run_headline`, `first_action` and `host_words` say what is wrong or what to do, and they take it from
+the report's `verdict`, `run` and `answer`. All others describe a figure and conclude nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import tzinfo
 from enum import StrEnum
 from statistics import fmean
 
 from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN
+from tracekit.analysis.attribution.patterns import SpacePattern, TimePattern
 from tracekit.base.text import cost, listed, seconds, short, sure
 from tracekit.dashboards.figures.worker_map import WorkerMap
-from tracekit.report.conclusions import Finding, Fix, SpacePattern, TimePattern
-from tracekit.report.nodes import nodes_of
+from tracekit.dashboards.run_words import run_kind, run_of_several, run_sentence
+from tracekit.report.conclusions import Finding, Fix
+from tracekit.report.nodes import MACHINE_PARTS, nodes_of
 from tracekit.report.report import Report
 from tracekit.report.rows import OfStep
+from tracekit.report.run import State
 from tracekit.report.verdict import UNNAMED, LossKind
 from tracekit.trace.model import Worker
 
@@ -66,6 +70,17 @@ def headline(report: Report) -> Headline:
         return Headline(badge, sentence, Tone.UNSURE if kind in UNNAMED else Tone.GOOD)
     unsure = "" if trusted else f" The {figure} is not to be trusted."
     return Headline(badge, sentence + unsure, Tone.BAD)
+
+
+def run_headline(report: Report, zone: tzinfo) -> Headline | None:
+    """The verdict on a run of several windows; None for a report on one window, or if no window could be judged."""
+    run = run_of_several(report)
+    if run is None or not run.recorded_s:
+        return None
+    alarming = run.alarming
+    tone = Tone.BAD if any(cause.state is not State.OVER for cause in alarming) else Tone.UNSURE
+    badge = f"{str(run_kind(run)).replace('-', ' ')}, {run.lost_share:.1%} of the run lost"
+    return Headline(badge, _sentence(run_sentence(run, zone)), tone if alarming else Tone.GOOD)
 
 
 def _sentence(text: str) -> str:
@@ -130,8 +145,11 @@ def why_no_advice(report: Report) -> str:
 
 
 def node_words(report: Report) -> str | None:
-    """Advice on draining a node, by the shared rule of tracekit/report/nodes.py; None if no node is known."""
-    return nodes_of(report.answer.culprits, trusted=report.trust.trustworthy).sentence
+    """Advice on draining a node, by the shared rule of tracekit/report/nodes.py; None if no node is known, or if no
+    machine can be at fault.
+    """
+    of_machines = [one for one in report.answer.culprits if one.hardware or one.part in MACHINE_PARTS]
+    return nodes_of(of_machines, trusted=report.trust.trustworthy).sentence
 
 
 def host_words(report: Report, workers_map: WorkerMap) -> str:

@@ -33,7 +33,7 @@ from tracekit.dashboards.browser.ui.context import (
     study,
     viewer,
 )
-from tracekit.dashboards.browser.ui.sentences import Tone, headline
+from tracekit.dashboards.browser.ui.sentences import Tone, headline, run_headline
 from tracekit.dashboards.browser.ui.share import share
 from tracekit.dashboards.browser.ui.time_range import range_control
 from tracekit.dashboards.figures.theme import DARK
@@ -185,7 +185,7 @@ def job_head(stored: Stored, active: str) -> Component:
     badges: list[Any] = []
     shared = [] if stored.report is None else [share(stored)]
     if stored.report is not None:
-        verdict = headline(stored.report)
+        verdict = run_headline(stored.report, viewer().zone) or headline(stored.report)
         badges = [badge(verdict.badge, verdict.tone, loud=verdict.tone is Tone.BAD), trust_badge(stored.report)]
     hung = active == "/hang" or any(one.cause.kind == HANG for one in results().incidents(stored.name))
     tabs = [

@@ -66,7 +66,9 @@ def dashboard_command(
 
     numeric = ip_address(host)
     is_own = host == "localhost" if numeric is None else numeric.is_loopback
-    checked = None if auth is None and is_own else read_auth("token" if auth is None else auth)
+    if auth is None and not is_own:
+        auth = "token"
+    checked = None if auth is None else read_auth(auth)
     named = () if numeric is not None or not host else (host,)  # browsers may then ask by that name
     access = read_access(checked, (*hosts, *named), public_url)
     if study is not None:

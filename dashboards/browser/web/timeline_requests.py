@@ -20,25 +20,17 @@ import numpy.typing as npt
 import polars as pl
 from dash import Dash
 
+from tracekit.analysis.numeric.arrays import Ints
 from tracekit.base.errors import NotStoredError, SelectionError
 from tracekit.base.text import LONGEST_NAME, cut, printable, seconds
 from tracekit.dashboards.browser.data.queries import Stored
 from tracekit.dashboards.browser.data.timeline_state import OpName, TimelineState, read_state, state_of
 from tracekit.dashboards.browser.ui.context import results, viewer
 from tracekit.dashboards.browser.web.downloads import csv_file, file_stem
-from tracekit.dashboards.figures.lanes import LANE_OP, LaneOps
+from tracekit.dashboards.figures.lanes import LANE_OP, StreamOps
 from tracekit.dashboards.figures.path_spans import PathSpans, path_spans
-from tracekit.dashboards.figures.spans import (
-    Ints,
-    Replay,
-    StepOps,
-    Window,
-    count,
-    overview,
-    slowest,
-    spans,
-    sums,
-)
+from tracekit.dashboards.figures.spans import Window, count, overview, slowest, spans, sums
+from tracekit.dashboards.figures.step_ops import Replay, StepOps
 from tracekit.trace.model import KINDS, OpKind, Worker
 
 #: Up to this many spans, the browser gets all of them at once; above, only those in its window.
@@ -149,12 +141,12 @@ def _layout(texts: Mapping[str, str]) -> flask.Response:
         "begins": ops.begin(),
         "ends": {str(name): ops.end(name) for name in ops.start},
         "lines": [
-            [str(line.replay), line.stream, line.stream == "compute" or isinstance(ops, LaneOps)]
+            [str(line.replay), line.stream, line.stream == "compute" or isinstance(ops, StreamOps)]
             for line in shown.lines
         ],
         **(
             {"kinds": [LANE_OP], "names": ops.names, "roles": ops.roles, "used": _lanes_used(shown).tolist()}
-            if isinstance(ops, LaneOps)
+            if isinstance(ops, StreamOps)
             else {"kinds": list(map(str, KINDS))}
         ),
         "spans": spans_shown,
@@ -219,7 +211,7 @@ def _spans(texts: Mapping[str, str]) -> flask.Response:
     }
     names = ("first", "start", "duration", "wait", "ratio", "covers", "seq", "microbatch", "kind")
     arrays = {name: getattr(drawn, name) for name in names}
-    if isinstance(shown.ops, LaneOps):
+    if isinstance(shown.ops, StreamOps):
         arrays["name"] = shown.ops.name[drawn.seq]
     return _binary(header, arrays)
 
@@ -277,7 +269,7 @@ def _op(texts: Mapping[str, str]) -> flask.Response:
     op = None if name is None else shown.ops.find(name.worker.dp_rank, name.worker.pp_rank, name.kind, name.seq)
     if name is None or op is None:
         raise SelectionError(f"op={texts.get('op', '')!r:.60} names no op of step {shown.state.step}")
-    if isinstance(shown.ops, LaneOps):
+    if isinstance(shown.ops, StreamOps):
         title, rows = shown.ops.names[shown.ops.name[op]], shown.ops.facts(op)
     else:
         title, rows = name.kind, _said(shown, name, OpKind(name.kind), op)
@@ -305,7 +297,7 @@ def _sums(texts: Mapping[str, str]) -> flask.Response:
     if state.range_ms is not None:
         window = Window(state.range_ms[0] / 1e3, state.range_ms[1] / 1e3, 1)
     totals = sums(shown.ops, shown.workers, shown.lines, window, state.find)
-    who = "rank" if isinstance(shown.ops, LaneOps) else "worker"
+    who = "rank" if isinstance(shown.ops, StreamOps) else "worker"
     of = f"{workers:,} {who}{'' if workers == 1 else 's'}"
     wide = (window.end_s - window.start_s) * max(workers, 1)
     rows = [[kind, f"{ops:,}", seconds(total), f"{total / wide:.0%}"] for kind, ops, total in totals.iter_rows()]
@@ -370,7 +362,7 @@ def _slowest(texts: Mapping[str, str]) -> flask.Response:
     """The slowest ops of the view, as rows of text with the name of each op."""
     shown = _Shown(texts)
     table = _slowest_table(shown, SLOWEST_SHOWN)
-    if isinstance(shown.ops, LaneOps):
+    if isinstance(shown.ops, StreamOps):
         return flask.jsonify(_longest(shown.ops, table))
     rows = [
         {
@@ -396,7 +388,7 @@ def _slowest(texts: Mapping[str, str]) -> flask.Response:
     return flask.jsonify({"heads": [*heads, "ratio", "beyond peers", "launch delay"], "rows": rows})
 
 
-def _longest(ops: LaneOps, table: pl.DataFrame) -> dict[str, Any]:
+def _longest(ops: StreamOps, table: pl.DataFrame) -> dict[str, Any]:
     """The longest ops of ranks, in the form of the slowest."""
     heads = ["rank", "on", "kind", "op", "start", "duration"]
     rows = [
@@ -422,7 +414,7 @@ def _slowest_csv(texts: Mapping[str, str]) -> flask.Response:
 def _slowest_table(shown: _Shown, most: int) -> pl.DataFrame:
     """The slowest ops of the view with rank and host; without peers, the longest."""
     table = slowest(shown.ops, shown.workers, shown.lines, shown.state.window(1), most, shown.state.find)
-    if isinstance(shown.ops, LaneOps):
+    if isinstance(shown.ops, StreamOps):
         return shown.ops.described(table)
     joined = table.join(shown.about, on=["dp_rank", "pp_rank"], how="left", maintain_order="left")
     return joined.select("dp_rank", "pp_rank", "rank", "host", *table.columns[2:])

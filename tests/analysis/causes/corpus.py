@@ -16,9 +16,9 @@ import polars as pl
 
 from tracekit.analysis.diagnosis.find import causes_of
 from tracekit.analysis.diagnosis.of_pipeline import PipelineAssessment
+from tracekit.analysis.evidence.cause import Cause as Found
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.report.finding import Finding as Found
 from tracekit.synth import (
     ClockOffset,
     FlappingNetwork,

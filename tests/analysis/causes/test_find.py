@@ -21,7 +21,7 @@ from tests.analysis.causes.corpus import (
 )
 from tests.analysis.causes.disturbed import disturbed, one_worker
 from tracekit.analysis.attribution.correlation import forward_backward_correlation
-from tracekit.analysis.detectors.registry import own_detectors
+from tracekit.analysis.detectors.all_detectors import own_detectors
 from tracekit.analysis.diagnosis.find import causes_of
 from tracekit.analysis.diagnosis.of_pipeline import PipelineAssessment
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
@@ -30,8 +30,7 @@ from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.interventions import step_times
 from tracekit.collectors.importers.published import read_published
-from tracekit.report.conclusions import Finding
-from tracekit.report.plain_data import plain, shaped
+from tracekit.report.plain_data import plain
 from tracekit.synth import (
     BaseCosts,
     ClockOffset,
@@ -352,7 +351,7 @@ class TestDeclared:
 
     def test_a_cause_is_plain_data(self):
         cause = found_in(job(SlowWorker(dp_rank=1, pp_rank=2, factor=2)))[0]
-        found = plain(shaped(Finding, cause))
+        found = plain(cause.finding)
         assert found["kind"] == "bad-worker"
         assert found["where"]["workers"] == [{"dp_rank": 1, "pp_rank": 2}]
         assert found["where_text"] == "worker (1,2)"

@@ -156,7 +156,7 @@ class TestNetwork:
         (found,) = named(slow)
         assert (found.kind, str(found.where)) == ("congestion", "whole job")
         assert found.time is not None
-        assert found.time.slow_steps == list(range(FIRST_STEP + 5, FIRST_STEP + 9))
+        assert found.time.slow_steps == tuple(range(FIRST_STEP + 5, FIRST_STEP + 9))
         assert found.saved_s == pytest.approx(costs(slow, cause), abs=0.005 * mean_step_s(slow))
 
     def test_links_between_hosts_are_slower_than_those_within_and_nobody_is_to_blame(self):

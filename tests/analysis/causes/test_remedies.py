@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from msgspec.structs import replace
 
 from tests.analysis.causes.test_naming import NAMES
+from tracekit.analysis.detectors.all_detectors import own_detectors
 from tracekit.analysis.detectors.bad_worker import BadWorker
-from tracekit.analysis.detectors.registry import own_detectors
-from tracekit.analysis.detectors.remedies import remedy_for
+from tracekit.analysis.detectors.remedies import advice_text, remedy_for
 from tracekit.analysis.detectors.slow_rank_of_worker import SlowRankOfWorker
 from tracekit.analysis.evidence.naming import Names
+from tracekit.analysis.evidence.subject import JobKind
 from tracekit.report.finding import Link, Place
 from tracekit.trace.model import Worker
 
@@ -62,6 +65,12 @@ def test_a_slow_rank_of_a_job_without_gpus_is_not_looked_up_in_nvidia_smi(rule) 
     where = Place(ranks=(5,))
     assert "nvidia-smi" in remedy_for(rule.suggested_fix, NAMES, where)
     assert remedy_for(rule.suggested_fix, NAMES, where, on_cpus=True).startswith("check the cores of rank 5 on node-1 ")
+
+
+@pytest.mark.parametrize("rule", own_detectors(JobKind.PIPELINE), ids=lambda rule: str(rule.kind))
+def test_advice_for_a_job_without_gpus_names_no_tool_of_gpus(rule) -> None:
+    words = advice_text(rule.next_check, on_cpus=True) + advice_text(rule.suggested_fix, on_cpus=True)
+    assert not re.search("nvidia|NVLINK|DCGM", words)
 
 
 @pytest.mark.parametrize("rule", [one for one in own_detectors() if one.suggested_fix], ids=lambda rule: str(rule.kind))

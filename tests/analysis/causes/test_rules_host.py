@@ -10,7 +10,8 @@ import pytest
 from tests.analysis.causes.corpus import found_in
 from tests.handmade import frame
 from tracekit.analysis.job.pipeline import PipelineJob
-from tracekit.report.finding import Finding, Place
+from tracekit.report.conclusions import Finding
+from tracekit.report.finding import Place
 from tracekit.report.verdict import LossKind
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Layout, Worker

@@ -7,8 +7,8 @@ from statistics import mean
 import pytest
 
 from tests.analysis.bubbles.simulated import Compute, Pipeline, trace
+from tracekit.analysis.diagnosis.diagnosis import Diagnosis
 from tracekit.analysis.job.pipeline import PipelineJob
-from tracekit.report.diagnosis import Diagnosis
 
 P, M, CHUNKS = 2, 4, 2
 

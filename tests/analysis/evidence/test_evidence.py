@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from tests.handmade import LAYOUT, healthy_frame
-from tracekit.analysis.detectors.registry import detector_of, kinds, own_detectors
+from tracekit.analysis.detectors.all_detectors import detector_of, kinds, own_detectors
 from tracekit.analysis.evidence.evidence import evidence
 from tracekit.analysis.evidence.graph_subject import GraphSubject
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
@@ -47,7 +47,7 @@ def test_the_registry_names_each_detector_as_it_names_itself() -> None:
 def test_detectors_of_other_kinds_of_jobs_are_not_loaded() -> None:
     code = """
 import sys
-from tracekit.analysis.detectors.registry import detectors
+from tracekit.analysis.detectors.all_detectors import detectors
 from tracekit.analysis.evidence.subject import JobKind
 detectors(JobKind.POST_TRAINING)
 print("tracekit.analysis.detectors.slow_kernels" in sys.modules)

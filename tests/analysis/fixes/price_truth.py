@@ -13,12 +13,12 @@ from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.diagnosis.find import causes_of
 from tracekit.analysis.diagnosis.of_pipeline import PipelineAssessment
 from tracekit.analysis.diagnosis.price import fixes_of
+from tracekit.analysis.diagnosis.priced_fix import PricedFix
 from tracekit.analysis.evidence.computes import Computes
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.fixes.balance import deal_job, dealt_cost
 from tracekit.analysis.numeric.arrays import Ints
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.report.fix import Fix
 from tracekit.synth import (
     FlappingNetwork,
     InjectedCause,
@@ -92,7 +92,7 @@ class Dealt(SequenceLengthImbalance):
 class Checked:
     """A fix's predicted step and the simulated one, seconds."""
 
-    fix: Fix
+    fix: PricedFix
     spec: SynthSpec
     truth_s: float
 
@@ -101,7 +101,7 @@ class Checked:
         return abs(self.fix.new_step_s / self.truth_s - 1)
 
 
-def truth_of(fix: Fix, spec: SynthSpec, evidence: PipelineSubject) -> float | None:
+def truth_of(fix: PricedFix, spec: SynthSpec, evidence: PipelineSubject) -> float | None:
     """Step time of the job simulated with the fix made; None where the simulator cannot make it."""
     if fix.kind in CURES:
         cured = tuple(cause for cause in spec.causes if not isinstance(cause, CURES[fix.kind]))

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from tests.properties import examples
 from tracekit.analysis.fixes.balance import best_deal_of_step, deal_job, deal_step, dealt_cost
-from tracekit.analysis.fixes.partition import OneLane, best_split, stage_model
+from tracekit.analysis.plans.partition import OneLane, best_split, stage_model
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.interventions import mean_step_time
 from tracekit.analysis.whatif.paper import IDEAL

@@ -23,12 +23,10 @@ from tracekit.analysis.diagnosis.price import fixes_of
 from tracekit.analysis.evidence.computes import Computes
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.fixes.workers import fewest_that_suffice
-from tracekit.analysis.job.build import fix_in_report
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.interventions import step_times
 from tracekit.base.errors import SelectionError
-from tracekit.report.conclusions import Finding, Patterns
-from tracekit.report.plain_data import plain, shaped
+from tracekit.report.plain_data import plain
 from tracekit.synth import (
     BaseCosts,
     LateDataLoading,
@@ -121,14 +119,14 @@ class TestPromises:
         withheld = fixes_of(evidence, [])
         assert withheld
         assert all("no cause explains" in (fix.withheld or "") for fix in withheld)
-        shown = fix_in_report(withheld[0])
+        shown = withheld[0].fix
         assert (shown.saved_s, shown.new_step_s) == (None, None)
 
     def test_a_cause_that_explains_more_than_the_launch_delays_withholds_nothing(self):
         """Delays of some ops can be negative, so one cause may explain more than all of them add up to."""
         evidence = assessed(SlowWorker(factor=2), LateDataLoading(delay_s=0.4))
         found = causes_of(evidence)
-        late = [replace(cause, saved_s=evidence.job.attribution.original_s) for cause in found]
+        late = [structs.replace(cause, saved_s=evidence.job.attribution.original_s) for cause in found]
         assert all("no cause explains" not in (fix.withheld or "") for fix in fixes_of(evidence, late))
 
     def test_launch_delays_that_late_data_explains_withhold_nothing(self):
@@ -187,7 +185,7 @@ class TestPlans:
         evidence = assessed(SlowWorker(factor=2), PythonGc(pause_s=0.3, rate=0.1))
         causes = {cause.kind: cause for cause in causes_of(evidence)}
         found = fixes_of(evidence, list(causes.values()))
-        by_kind = {fix.kind: plain(fix_in_report(fix)) for fix in reversed(found)}
+        by_kind = {fix.kind: plain(fix.fix) for fix in reversed(found)}
         assert by_kind["replace-workers"]["assumes"] is None  # its title says it
         assert by_kind["replace-workers"]["title"].endswith(" as fast as its peers")
         assert by_kind["planned-gc"]["assumes"] == "collections as long as now"
@@ -252,7 +250,7 @@ class TestPlans:
         (cause,) = named
         assert len(cause.where.workers) == 4
         proposed = [fix for fix in fixes_of(evidence, named) if fix.kind == "replace-workers" and "enough" in fix.title]
-        from tracekit.analysis.evidence.workers import as_fast_as_peers
+        from tracekit.analysis.evidence.slow_workers import as_fast_as_peers
         from tracekit.analysis.fixes.workers import TARGET_SLOWDOWN
 
         target_s = (
@@ -298,9 +296,9 @@ class TestDiagnosis:
         trace = synthesize(replace(SPEC, causes=(SlowWorker(factor=2), PythonGc(pause_s=0.3, rate=0.1))))
         replay = JobReplay.from_trace(trace)
         found = diagnose(PipelineAssessment(PipelineSubject.of(trace, replay)))
-        assert plain(shaped(Patterns, found))["space"]["shape"] == "one-worker"
-        assert {plain(shaped(Finding, cause))["kind"] for cause in found.causes} == {"bad-worker", "python-gc"}
-        assert plain(fix_in_report(found.fixes[-1]))["kind"] == "combination"
+        assert plain(found.space)["shape"] == "one-worker"
+        assert {plain(cause.finding)["kind"] for cause in found.causes} == {"bad-worker", "python-gc"}
+        assert plain(found.fixes[-1].fix)["kind"] == "combination"
 
     def test_it_is_what_its_parts_say(self):
         trace = synthesize(replace(SPEC, causes=(SlowLastStage(factor=1.5),)))
@@ -309,9 +307,9 @@ class TestDiagnosis:
         whole = diagnose(PipelineAssessment(PipelineSubject.of(trace, replay, lambda: attribution)))
         alike = PipelineAssessment(PipelineSubject.of(trace, replay, lambda: attribution))
         causes = causes_of(alike)
-        assert [shaped(Finding, cause) for cause in whole.causes] == [shaped(Finding, cause) for cause in causes]
+        assert [cause.finding for cause in whole.causes] == [cause.finding for cause in causes]
         fixes = fixes_of(alike, causes)
-        assert list(map(fix_in_report, whole.fixes)) == list(map(fix_in_report, fixes))
+        assert [fix.fix for fix in whole.fixes] == [fix.fix for fix in fixes]
 
 
 def test_where_dealing_sequences_gives_back_nothing_what_helps_anyway_comes_first():

@@ -9,7 +9,7 @@ import pytest
 
 from tests.kineto_files import GEMM, document, event, kernel, launch, write
 from tracekit import load
-from tracekit.report.finding import Finding
+from tracekit.report.conclusions import Finding
 from tracekit.report.report import Report
 
 Event = dict[str, Any]

@@ -818,3 +818,23 @@ def test_a_file_of_cards_that_cannot_be_used_is_an_error_that_says_why(own_cards
         cards()
     assert why in str(error.value)
     assert content is None or "name,half_tflops,tensor_tflops" in str(error.value)
+
+
+@pytest.mark.parametrize("extra", [-1, 2], ids=["equal steps", "a step with one kernel more"])
+def test_a_kernel_that_runs_with_several_shapes_is_compared_with_its_own_kind(extra: int, tmp_path: Path) -> None:
+    """One name and grid for products that take 9 ms and 0.9 ms: S stays near 1, and the report is trusted."""
+    events, number, host_us, gpu_us = [], 0, 0.0, 10.0
+    for step in range(4):
+        begin = host_us
+        for size, length_us in [(64, 900)] * (step == extra) + [(1024, 9000), (64, 900)] * 10:
+            number += 1
+            args = {"Input Dims": [[size, size], [size, size]], "Input type": ["float", "float"]}
+            start = max(gpu_us, host_us + 10)
+            events += [event("cpu_op", "aten::mm", host_us, 9, **args), launch(host_us + 2, number),
+                       kernel("gemm", start, length_us, correlation=number)]  # fmt: skip
+            gpu_us, host_us = start + length_us, max(host_us + 10, start + length_us - 30)
+        events.append(event("user_annotation", f"ProfilerStep#{step}", begin, host_us - begin))
+    write(tmp_path / "trace.json", document(events, world=1))
+    report = load(tmp_path).whatif()
+    assert report.slowdown == pytest.approx(1, abs=0.01)
+    assert report.trust.trustworthy

@@ -9,7 +9,7 @@ from judges.hangsim import write
 from tests.analysis.hang.test_verdict import small_dump
 from tests.handmade import run
 from tracekit.analysis.hang.hang_culprits import find_hang
-from tracekit.analysis.hang.hang_report import HangReport, StallClass, first_step, headline
+from tracekit.analysis.hang.hang_report import HangReport, StallClass
 from tracekit.collectors.importers.flight_recorder import read_flight_records
 
 RANKS = 4
@@ -42,8 +42,7 @@ def test_ranks_that_are_all_alike_have_no_culprit_and_the_order_of_streams_is_th
         question.missing
     )
     assert (
-        headline(report)
-        == "HANG  4 ranks wait, all in the same state: no rank holds them up (4 of 4 ranks left a dump)"
+        report.headline == "HANG  4 ranks wait, all in the same state: no rank holds them up (4 of 4 ranks left a dump)"
     )
     ran = run("hang", tmp_path)
     assert ran.code == 3
@@ -75,7 +74,7 @@ def test_a_rank_whose_dump_has_no_entries_is_locked_or_elsewhere_with_its_counte
     (culprit,) = report.culprits
     assert (culprit.rank, culprit.stall_class) == (0, StallClass.SILENT)
     assert culprit.evidence[0] == "its dump has no entries; 77 enqueued and as many completed in world"
-    step = first_step(report)
+    step = report.first_step
     assert step is not None
     assert step.startswith("py-spy dump --pid PID")
 
@@ -87,7 +86,7 @@ def test_culprits_and_those_that_they_hold_up_are_no_more_than_there_are(tmp_pat
              for rank in range(5)}  # fmt: skip
     report = report_on(tmp_path, dumps)
     assert [culprit.rank for culprit in report.culprits] == [1, 3]
-    assert headline(report).startswith("HANG  2 ranks hold up 3 others (5 of 5")
+    assert report.headline.startswith("HANG  2 ranks hold up 3 others (5 of 5")
 
 
 def test_records_that_are_missing_are_doubt_unless_only_unfinished_ones_are_dumped(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_a_dump_that_is_older_than_what_its_peers_finished_is_no_evidence(tmp_pa
 
 def test_nobody_waits_in_a_job_whose_operations_are_all_finished(tmp_path):
     report, _ = verdict(tmp_path, TP2_PP2_DP2, [])
-    assert not report.hung
+    assert not report.hang
 
 
 @pytest.mark.parametrize("kind", ["host", "gone", "gpu-error"])

@@ -8,7 +8,7 @@ import pytest
 
 from tests.handmade import run
 from tracekit.analysis.hang.hang_culprits import find_hang
-from tracekit.analysis.hang.hang_report import HangReport, StallClass, headline
+from tracekit.analysis.hang.hang_report import HangReport, StallClass
 from tracekit.base.errors import FormatError
 from tracekit.collectors.importers.nccl_text import read_nccl_text
 
@@ -45,10 +45,9 @@ def test_ranks_that_have_completed_all_that_they_enqueued_hold_the_others_up(tmp
     waits = "".join(timed_out(rank, 78) for rank in (1, 2, 3))
     one = report(tmp_path / "stderr", waits + signalled(0, 77, 77) + signalled(4, 77, 77))
     assert {culprit.rank: culprit.stall_class for culprit in one.culprits} == {0: StallClass.HOST, 4: StallClass.HOST}
-    assert headline(one) == "HANG  2 ranks hold up 3 others (5 of 5 ranks printed messages)"
+    assert one.headline == "HANG  2 ranks hold up 3 others (5 of 5 ranks printed messages)"
     assert one.culprits[0].evidence[0].startswith("did not issue broadcast 78 of default_pg, where ranks 1, 2, 3 wait")
-    assert one.taken_ns is not None
-    assert one.taken_ns - one.culprits[0].since_ns == 600_096_000_000
+    assert one.culprits[0].since_s == 600.096
     assert any("ranks 0, 4 completed all that was enqueued" in note for note in one.notes)
 
 
@@ -85,7 +84,7 @@ def test_ras_names_the_rank_that_has_launched_less(tmp_path: Path) -> None:
     )
     one = report(tmp_path / "ras", text)
     assert [(culprit.rank, culprit.host) for culprit in one.culprits] == [(7, "node1")]
-    assert headline(one) == "HANG  1 rank holds up 7 others (8 of 8 ranks answered RAS)"
+    assert one.headline == "HANG  1 rank holds up 7 others (8 of 8 ranks answered RAS)"
     assert "did not issue allreduce 61 of communicator #0-0" in one.culprits[0].evidence[0]
     assert "rank 7 is process 1650386 on node1, GPU 3" in one.notes
 
@@ -95,7 +94,7 @@ def test_ras_lists_the_ranks_of_a_count_below_it(tmp_path: Path) -> None:
     ahead = report(tmp_path / "ras", f"{MISMATCH}  4 ranks have not launched any operations\n"
                    f"  2 ranks have launched up to operation 3\n{listed}")  # fmt: skip
     assert [culprit.rank for culprit in ahead.culprits] == [1, 3, 4, 5]
-    assert ahead.held_up == 2
+    assert "hold up 2 others" in ahead.headline
 
 
 def test_text_that_names_nobody_is_one_error_with_what_it_does_say(tmp_path: Path) -> None:

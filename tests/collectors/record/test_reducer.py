@@ -1,5 +1,6 @@
 """What DistributedDataParallel reduces on the host: one collective for all buckets of a backward."""
 
+import dataclasses
 import threading
 
 import pytest
@@ -159,3 +160,35 @@ def test_a_model_can_be_saved_without_a_warning(job, tmp_path, recwarn):
     job.backward(model)
     torch.save(model.module, tmp_path / "model.pt")
     assert [str(one.message) for one in recwarn] == []
+
+
+def test_gradients_are_recorded_by_layer(job):
+    from tracekit.collectors.record.hooks_reducer import bytes_of_layers
+
+    parameters = [
+        ("embed.weight", 8),
+        ("layers.0.attention.weight", 4),
+        ("layers.0.mlp.weight", 2),
+        ("layers.1.attention.weight", 4),
+        ("head.weight", 16),
+        ("head.bias", 1),
+    ]
+    assert bytes_of_layers(parameters) == [8, 6, 4, 17]
+
+
+def test_a_wrapped_model_says_how_large_its_gradients_are(job, monkeypatch):
+    facts = []
+    monkeypatch.setattr(type(job.loop.sink), "fact", lambda _, *fact: facts.append(fact))
+    job.model(layers=3)
+    (figures,) = [value for kind, value in facts if kind == "gradients"]
+    cap_mb = pytest.approx(1e-5, rel=0.1)
+    assert figures == {"bytes": [80, 80, 80], "bucket_cap_mb": cap_mb, "first_bucket_mb": cap_mb}
+
+
+def test_buckets_are_recorded_one_by_one_on_request(job, monkeypatch):
+    options = dataclasses.replace(job.loop.session.options, buckets=True)
+    monkeypatch.setattr(job.loop.session, "options", options)
+    model = job.model(layers=2)
+    for _ in range(2):  # the reducer makes its buckets in the first one
+        job.backward(model)
+    assert len(job.reductions) > 2

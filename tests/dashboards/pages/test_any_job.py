@@ -20,7 +20,7 @@ from tracekit.analysis.job.graph import GraphJob
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.text import seconds
 from tracekit.dashboards.browser.data.whatif_query import read_query
-from tracekit.dashboards.figures.lanes import LEVELS_OF_RL, LaneOps
+from tracekit.dashboards.figures.lanes import LEVELS_OF_RL, StreamOps
 from tracekit.store import Incoming, Store
 from tracekit.trace.op import OpTrace
 
@@ -85,7 +85,7 @@ def test_the_pages_of_post_training_have_its_words(pages: Pages) -> None:
     assert "Phases and requests, one by one" in timeline
     assert "Phase: generate train sync reward request" in timeline
     ops = pages.service.results.step("post-training", 3)
-    assert isinstance(ops, LaneOps)
+    assert isinstance(ops, StreamOps)
     assert ops.roles == ("phases", "a")
     assert (ops.who(0), ops.who(1), ops.facts(0)[0]) == ("phases", "a", ["role", "phases"])
     levels = {kind: LEVELS_OF_RL[level] for kind, level in zip(ops.frame["kind"], ops.level, strict=True)}

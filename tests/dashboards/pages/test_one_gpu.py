@@ -26,7 +26,7 @@ from tracekit.analysis.job.graph import GraphJob
 from tracekit.base.text import code_name, cost
 from tracekit.dashboards.browser.data.replays import Answer
 from tracekit.dashboards.browser.data.whatif_query import QueryAction, WhatifQuery
-from tracekit.dashboards.browser.figures.job import memory_over_time
+from tracekit.dashboards.browser.figures.gpu_pictures import memory_over_time
 from tracekit.dashboards.figures.lanes import LEVEL_STEP, LEVELS
 from tracekit.dashboards.figures.theme import LIGHT
 from tracekit.store import Incoming, Store, TraceKind

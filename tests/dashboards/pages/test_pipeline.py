@@ -7,16 +7,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec import convert
 from playwright.sync_api import Page
 
 import tracekit
 from tests.analysis.bubbles.simulated import one_f_one_b, random_lanes, trace
+from tests.analysis.plans.simulator import draw
 from tests.dashboards.conftest import Serving
 from tests.dashboards.page_text import Pages
 from tests.handmade import run
 from tracekit.analysis.bubbles.picture import draw_step
 from tracekit.analysis.job.pipeline import PipelineJob
+from tracekit.analysis.plans.model import PlanModel
+from tracekit.analysis.plans.optimize import optimize
+from tracekit.dashboards.figures.plans import plan_front
+from tracekit.dashboards.figures.theme import LIGHT
 from tracekit.store import Incoming, Store
+from tracekit.synth import SynthSpec, synthesize
+from tracekit.trace.model import Layout
 
 Visit = Callable[..., Page]
 READ_BARS = """() => window.tracekitChart.marks(document.querySelector("#pipeline-step").figure).bars
@@ -108,3 +116,23 @@ def test_the_page_of_html_shows_it_if_bubbles_were_asked_for(job: PipelineJob, t
     pictures = draw_step(job.replay, slowest(job), schedules=("gpipe",))
     assert drawn.count("<rect") == sum(len(one.bars) for one in pictures)
     assert "waits for stage" in drawn
+
+
+def test_the_best_plans_are_drawn_on_request(tmp_path: Path) -> None:
+    job = PipelineJob(synthesize(SynthSpec(Layout(dp=2, pp=4), layers=(9, 6, 6, 3), steps=4, name="uneven")))
+    store = Store(tmp_path / "jobs.store")
+    store.add([Incoming(job.trace, "uneven", "x", job.stored())])
+    pages = Pages(store.path)
+    assert "no plan is faster" not in pages.text("/pipeline", job="uneven")
+    text = pages.text("/pipeline", job="uneven", plans="1")
+    assert "The best plan takes" in text
+    assert "no plan is faster" in text
+    assert "Megatron: --pipeline-model-parallel-size 4" in text
+
+
+def test_the_figure_of_plans_has_the_plan_in_use_and_the_bound() -> None:
+    found = optimize(convert(draw(7, layers=8, stages=4, memory=1.0), PlanModel))
+    fastest, now, bound = plan_front(found, LIGHT).data
+    assert list(fastest.x) == [plan.memory_gb for plan in found.front]
+    assert list(now.y) == [found.step_time_s.now * 1e3]
+    assert set(bound.y) == {found.plans[0].bound_s * 1e3}

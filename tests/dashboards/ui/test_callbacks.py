@@ -15,8 +15,8 @@ from tracekit.dashboards.browser.web.app import make_app
 
 Visit = Callable[..., Page]
 
-STATE = {"job": "slow-worker", "select": "stage=1", "action": "peers", "factor": None, "kept": "", "remarks": []}
-DRAWN = {"answer": "", "kept": ""}
+STATE = {"job": "slow-worker", "select": "stage=1", "action": "peers", "factor": None, "beside": "", "remarks": []}
+DRAWN = {"answer": "", "beside": ""}
 CLICKED = {"points": [{"customdata": [1, 2]}]}
 SHOWN = {"step": None, "worker": None, "host": None, "dp_rank": None, "stage": None}
 #: A right value for each value that a callback of the pages takes from the browser.
@@ -53,7 +53,7 @@ WRONG = (
     [[None]],
     {"points": [{}]},
     {"points": [{"customdata": []}]},
-    {**STATE, "kept": 3},
+    {**STATE, "beside": 3},
     {**STATE, "job": []},
 )
 

@@ -10,12 +10,12 @@ import numpy as np
 
 from tests.figures.test_worker_map import small
 from tests.reports import report_with
+from tracekit.analysis.attribution.patterns import SpacePattern, TimePattern
 from tracekit.dashboards.browser.ui.sentences import (
     believed,
     space_words,
     time_words,
 )
-from tracekit.report.conclusions import SpacePattern, TimePattern
 from tracekit.report.rows import OfStep
 
 

@@ -1,0 +1,159 @@
+"""The detectors of tracekit, in the order in which they look.
+
+A detector is registered by one line here, or by an entry point of the group `tracekit.detectors` (docs/extending.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from importlib import import_module
+from typing import get_args, get_type_hints
+
+from tracekit.analysis.detectors.detector import Detector
+from tracekit.analysis.evidence.subject import JobKind
+from tracekit.base.plug_ins import PlugIn, plug_ins
+
+#: Of each kind of finding, the module and class of its detector, and the kinds of jobs in which that looks.
+_DETECTORS = {
+    "bad-worker": ("bad_worker.BadWorker", JobKind.PIPELINE | JobKind.GRAPH),
+    "slow-host": ("slow_groups.SlowHosts", JobKind.PIPELINE),
+    "slow-rank-group": ("slow_groups.SlowRankGroup", JobKind.PIPELINE),
+    "slow-rank-of-worker": ("slow_rank_of_worker.SlowRankOfWorker", JobKind.PIPELINE),
+    "lockstep-jitter": ("lockstep_jitter.LockstepJitter", JobKind.PIPELINE),
+    "data-skew": ("data_skew.DataSkew", JobKind.PIPELINE | JobKind.GRAPH),
+    "hot-expert": ("uneven_experts.HotExpert", JobKind.PIPELINE | JobKind.GRAPH),
+    "hot-rank": ("uneven_experts.HotRank", JobKind.PIPELINE | JobKind.GRAPH),
+    "rotating": ("uneven_experts.Rotating", JobKind.PIPELINE | JobKind.GRAPH),
+    "skew": ("uneven_experts.Skew", JobKind.PIPELINE | JobKind.GRAPH),
+    "unknown-loads": ("uneven_experts.UnknownExpertLoads", JobKind.PIPELINE | JobKind.GRAPH),
+    "one-launch-queue": ("one_launch_queue.OneLaunchQueue", JobKind.GRAPH),
+    "stage-imbalance": ("stage_imbalance.StageImbalance", JobKind.PIPELINE),
+    "sequence-length-imbalance": ("sequence_length_imbalance.UnevenSequences", JobKind.PIPELINE),
+    "position-effect": ("position_effect.PositionEffect", JobKind.PIPELINE),
+    "random-variation": ("random_variation.RandomVariation", JobKind.PIPELINE),
+    "python-gc": ("python_gc.GarbageCollection", JobKind.PIPELINE | JobKind.GRAPH),
+    "process-pauses": ("process_pauses.ProcessPauses", JobKind.PIPELINE),
+    "checkpoint-stalls": ("checkpoint_stalls.Checkpoints", JobKind.PIPELINE | JobKind.RECORDING),
+    "evaluation": ("evaluation.Evaluations", JobKind.PIPELINE),
+    "slow-steps": ("slow_steps.StepsSlowForAll", JobKind.PIPELINE),
+    "slow-p2p-link": ("slow_link.SlowLink", JobKind.PIPELINE),
+    "slow-nic": ("slow_nic.SlowNetworkCard", JobKind.PIPELINE | JobKind.GRAPH),
+    "congestion": ("congestion.NetworkCongestion", JobKind.PIPELINE),
+    "shared-network-card": ("shared_card.SharedCard", JobKind.PIPELINE),
+    "unrecorded-worker-late": ("unrecorded_worker_late.UnrecordedWorkerLate", JobKind.PIPELINE),
+    "late-data-loading": ("late_data.LateData", JobKind.PIPELINE | JobKind.GRAPH),
+    "slow-optimizer": ("slow_optimizer.SlowOptimizer", JobKind.PIPELINE),
+    "slow-host-code": ("slow_host_code.SlowHostCode", JobKind.PIPELINE | JobKind.GRAPH),
+    "host-bound-launch": ("host_bound.HostBound", JobKind.PIPELINE | JobKind.RECORDING),
+    "busy-cores": ("busy_cores.BusyCores", JobKind.PIPELINE),
+    "clock-error": ("clock_error.ClockError", JobKind.PIPELINE),
+    "too-little-trace": ("too_little_trace.TooLittleTrace", JobKind.PIPELINE),
+    "warm-up": ("warm_up.WarmUp", JobKind.RECORDING),
+    "gpu-allocation": ("gpu_allocation.GpuAllocation", JobKind.RECORDING),
+    "python-code": ("python_code.PythonCode", JobKind.RECORDING),
+    "host-operator": ("host_operators.HostOperators", JobKind.RECORDING),
+    "slow-copies": ("slow_copies.SlowCopies", JobKind.RECORDING),
+    "slow-kernels": ("slow_kernels.SlowKernels", JobKind.RECORDING),
+    "recompute": ("recompute.Recompute", JobKind.RECORDING),
+    "stream-waits": ("stream_waits.StreamWaits", JobKind.RECORDING),
+    "idle-unseen": ("idle_unseen.IdleUnseen", JobKind.RECORDING),
+    "sync-calls": ("sync_calls.SyncCalls", JobKind.GRAPH),
+    "late-start": ("late_rank.LateStart", JobKind.GRAPH),
+    "late-rank": ("late_rank.LateRank", JobKind.GRAPH),
+    "exposed-communication": ("exposed_communication.ExposedCommunication", JobKind.RECORDING),
+    "queueing": ("rl_losses.Queueing", JobKind.POST_TRAINING),
+    "tail": ("rl_losses.Tail", JobKind.POST_TRAINING),
+    "engines": ("rl_losses.UnevenEngines", JobKind.POST_TRAINING),
+    "tools": ("rl_losses.Tools", JobKind.POST_TRAINING),
+    "reward": ("rl_losses.Reward", JobKind.POST_TRAINING),
+    "sync": ("rl_losses.WeightSync", JobKind.POST_TRAINING),
+    "unexplained": ("nothing_found.Unexplained", JobKind.NONE),
+    "healthy": ("nothing_found.Healthy", JobKind.NONE),
+}
+
+
+class PlugInError(Exception):
+    """A detector of a plug-in has raised; the message names it. The diagnosis is made again without it."""
+
+    def __init__(self, kind: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.kind = kind
+
+
+def detectors(kind: JobKind) -> tuple[Detector, ...]:
+    """Return the detectors that look in jobs of a kind, those of plug-ins last; no module of another one is loaded."""
+    return (*own_detectors(kind), *(plug_in.value for plug_in in _plugged()[0].values()))
+
+
+def own_detectors(kind: JobKind = JobKind.ANY) -> tuple[Detector, ...]:
+    """Return the detectors of tracekit that look in jobs of a kind."""
+    return tuple(_own(name) for name, (_, where) in _DETECTORS.items() if where & kind or kind is JobKind.ANY)
+
+
+def kinds() -> frozenset[str]:
+    """Return all kinds of findings."""
+    return frozenset(_DETECTORS) | _plugged()[0].keys()
+
+
+def left_out() -> tuple[str, ...]:
+    """Return a sentence for each detector of a plug-in that cannot be used."""
+    return _plugged()[1]
+
+
+def detector_of(kind: str) -> Detector:
+    """Return the detector of a kind of finding. Raises KeyError if there is none."""
+    plugged: Detector = _own(kind) if kind in _DETECTORS else _plugged()[0][kind].value
+    return plugged
+
+
+@cache
+def _own(kind: str) -> Detector:
+    module, name = _DETECTORS[kind][0].split(".")
+    detector: Detector = getattr(import_module(f"tracekit.analysis.detectors.{module}"), name)()
+    return detector
+
+
+def kinds_of_jobs(kind: str) -> JobKind:
+    """Return the kinds of jobs in which the detector of a kind looks."""
+    return _DETECTORS[kind][1] if kind in _DETECTORS else JobKind.ANY
+
+
+def is_plug_in(kind: str) -> bool:
+    """Whether findings of this kind come from a plug-in."""
+    return kind not in _DETECTORS
+
+
+@contextmanager
+def guarded(kind: str) -> Iterator[None]:
+    """Raise PlugInError for whatever the body raises, if the detector of this kind is a plug-in."""
+    if not is_plug_in(kind):
+        yield
+        return
+    with _plugged()[0][kind].guarded(partial(PlugInError, kind)):
+        yield
+
+
+def _plugged() -> tuple[dict[str, PlugIn], tuple[str, ...]]:
+    """The plug-ins by kind, and why others are left out."""
+    loaded, problems = plug_ins("detectors", frozenset(_DETECTORS), _fits)
+    misnamed = tuple(
+        f"{plug_in.source} is left out: its kind is {plug_in.value.kind!r:.40};"
+        " give both the same name, one that tracekit itself does not use"
+        for name, plug_in in loaded.items()
+        if plug_in.value.kind != name
+    )
+    return {name: plug_in for name, plug_in in loaded.items() if plug_in.value.kind == name}, problems + misnamed
+
+
+def _fits(value: object) -> bool:
+    """Whether an object is a detector whose attributes have the types that `Detector` states."""
+    return isinstance(value, Detector) and all(
+        isinstance(getattr(value, name, None), get_args(stated)[0]) for name, stated in get_type_hints(Detector).items()
+    )
+
+
+def parts() -> tuple[str, ...]:
+    """Return all parts of a rank that can be slow, each once."""
+    return tuple(dict.fromkeys(detector.part for detector in detectors(JobKind.ANY) if detector.part is not None))

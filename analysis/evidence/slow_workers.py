@@ -1,0 +1,341 @@
+"""Find slow workers, when and by how much they are slow, and the job without the slowdown.
+
+In: a pipeline. Out: factors over the peers, the cells of the grid that stand out, the distinction between slow machines
+and more data, and `Intervention`s that make workers as fast as their peers. Detectors name the workers; fixes plan with
+them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from tracekit.analysis.evidence.compute_profile import (
+    BACKWARD,
+    FORWARD,
+    OPTIMIZER_SHARE,
+    SMALLEST_FACTOR,
+    ComputeProfile,
+)
+from tracekit.analysis.evidence.evidence import evidence
+from tracekit.analysis.evidence.grids import computing, optimizers
+from tracekit.analysis.evidence.launch_delays import launch_delays
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
+from tracekit.analysis.evidence.scheduler import run_queue_s
+from tracekit.analysis.evidence.significance import episodes_of, kinds_and_all, most_telling
+from tracekit.analysis.numeric.arrays import Bools, Floats
+from tracekit.analysis.numeric.robust import lower_median, median, of_peers, safe
+from tracekit.analysis.whatif.interventions import Intervention, Scale, Together
+from tracekit.trace.model import Worker
+
+#: Stages differ by design; this much more than the usual stage is an imbalance.
+SMALLEST_STAGE_EXCESS = 0.06
+#: Next to a slow worker, name others only if their excess is at least this share of its excess.
+WORTH_NAMING_SHARE = 0.1
+#: A DP rank has more data if it has more in at least this share of the steps.
+LASTING_SHARE = 0.5
+#: To separate noise from an effect, suggest at least this many steps, and at most this many times those of the trace.
+FEWEST_STEPS_TO_TELL = 10
+MOST_TIMES = 100.0
+SMALLEST_NATS = 1e-3
+#: A worker is slow for lack of a core if waiting for one makes up this share of its excess over its peers.
+MOST_OF_EXCESS = 0.5
+#: DP ranks share one factor if theirs differ by less than this share of their excess.
+ONE_FACTOR_SHARE = 0.25
+#: A worker is slow in one kind only if the excess of the other kind is below this share of it.
+OTHER_KIND_SHARE = 0.25
+
+
+def workers_as_fast_as_peers(job: PipelineSubject, hit: Bools) -> Intervention:
+    """The workers in `hit` [stages, dp_ranks] as fast as their peers, in the steps in which they are slow."""
+    return cells_as_fast_as_peers(job, _slowness(job), hit[None, :, None, :], hit[:, None, :])
+
+
+def cells_as_fast_as_peers(job: PipelineSubject, factor: Floats, computes: Bools, of_optimizers: Bools) -> Intervention:
+    """Cells of workers as fast as their peers, where they are slow by `factor` [kinds, stages, steps, dp_ranks].
+
+    `computes`: whose forwards and backwards, broadcasts to that; `of_optimizers`: whose optimizers, to [stages, steps,
+    dp_ranks].
+    """
+    repair = np.where(computes, 1 / np.maximum(factor, 1.0), 1.0)
+    changes: list[Intervention] = [Scale(job.table, repair[:, :, None, None])]
+    if not optimizers(job).empty:
+        slow = np.where(of_optimizers, optimizer_factor(job), 1.0)
+        slow = np.where((slow > 1 + SMALLEST_FACTOR) & (repair < 1).any(axis=0), slow, 1.0)
+        changes.append(Scale(optimizers(job), 1 / slow[:, None]))
+    return Together(tuple(changes))
+
+
+def _slowness(job: PipelineSubject) -> Floats:
+    """How much slower than its peers each worker is, [kinds, stages, steps, dp_ranks]; 1 if it is not slow."""
+    profile = job.profile
+    assert profile is not None
+    if len(job.dp_ranks) > 1:
+        return slow_factor(job)
+    return np.broadcast_to(worker_factor(job)[None, :, None, :], profile.slow_worker.shape)
+
+
+def slowness_with_data(job: PipelineSubject) -> Floats:
+    """How much slower than its peers each worker is, because of its machine or of more data, [kinds, stages, steps,
+    dp_ranks].
+    """
+    slowness = _slowness(job)
+    return slowness * data_factor(job) if job.stages > 1 and len(job.dp_ranks) > 1 else slowness
+
+
+def as_fast_as_peers(job: PipelineSubject, workers: Sequence[Worker]) -> Intervention:
+    """These workers as fast as their peers."""
+    return workers_as_fast_as_peers(job, job.cells_of(workers))
+
+
+def beyond_peers_s(job: PipelineSubject, worker: Worker) -> float:
+    """Seconds of each forward and backward by which a worker exceeds its peers."""
+    assert job.profile is not None
+    beyond = (worker_factor(job) - 1) * job.profile.stage_s.sum(axis=1)[:, None]
+    return float(beyond[job.cells_of([worker])].sum())
+
+
+def slow_factor(job: PipelineSubject) -> Floats:
+    """Slowdown of workers over their peers, 1 if they are not slow, [kinds, stages, steps, dp_ranks]."""
+    profile = job.profile
+    assert profile is not None
+    if job.stages == 1:
+        return profile.slow_worker
+    return np.asarray(profile.slow_worker * _machine_factor(job, profile.slow_rank))
+
+
+def worker_factor(job: PipelineSubject) -> Floats:
+    """Computes of each worker over those of its peers (with one DP rank: of the usual stage), [stages, dp_ranks].
+
+    The mean over the steps in which it is slow; forwards and backwards weighted by their time on its stage.
+    """
+    profile = job.profile
+    assert profile is not None
+    if len(job.dp_ranks) == 1:
+        return np.asarray(1 + stage_excess(profile).min(axis=1)[:, None])
+    both = factor_by_step(job)
+    slow = both > 1
+    factor: Floats = np.where(slow, both, 0.0).sum(axis=1) / np.maximum(slow.sum(axis=1), 1)
+    return np.where(slow.any(axis=1), factor, 1.0)
+
+
+def slow_kind(job: PipelineSubject, hit: Bools) -> int | None:
+    """`FORWARD` or `BACKWARD` if the workers in `hit` are slow in that kind only; None if they are slow in both."""
+    if len(job.dp_ranks) < 2 or not hit.any():
+        return None
+    beyond = kind_factors(job, hit) - 1
+    for kind, other in ((FORWARD, BACKWARD), (BACKWARD, FORWARD)):
+        if (beyond[other] < OTHER_KIND_SHARE * beyond[kind]).all():
+            return kind
+    return None
+
+
+def kind_factors(job: PipelineSubject, hit: Bools) -> Floats:
+    """How slow the forwards and the backwards of the workers in `hit` are relative to their peers', [kinds, workers].
+
+    The mean over the steps in which they are slow.
+    """
+    factor = slow_factor(job).transpose(0, 1, 3, 2)[:, hit]  # [kinds, workers, steps]
+    slow = (factor > 1).any(axis=0)
+    return np.asarray(1 + ((factor - 1) * slow).sum(axis=2) / np.maximum(slow.sum(axis=1), 1))
+
+
+def factor_by_step(job: PipelineSubject) -> Floats:
+    """Computes of each worker over those of its peers, 1 if it is not slow, [stages, steps, dp_ranks].
+
+    With one DP rank: over those of the usual stage, the same in each step.
+    """
+    profile = job.profile
+    assert profile is not None
+    if len(job.dp_ranks) == 1:
+        excess = stage_excess(profile).min(axis=1)
+        return np.broadcast_to(1 + excess[:, None, None], (len(excess), len(job.replay.graph.steps), 1))
+    seconds = profile.base_s.sum(axis=2)[:, :, None, None]
+    return np.asarray((slow_factor(job) * seconds).sum(axis=0) / safe(seconds.sum(axis=0)))
+
+
+def optimizer_factor(job: PipelineSubject) -> Floats:
+    """The optimizer of each worker over that of its peers, [stages, steps, dp_ranks]; 1 if it was not recorded."""
+    optimizer = job.computes.optimizer
+    return np.ones((job.stages, *job.table.shape[4:])) if optimizer is None else optimizer
+
+
+def slow_machines(job: PipelineSubject) -> Bools:
+    """Slow DP ranks whose machines are slow, regardless of their data, [dp_ranks].
+
+    DP ranks that are slow by one factor in the same steps have one kind of machine, because amounts of data vary. Else
+    the optimizer decides: it does not depend on tokens, and a slow GPU slows it down too. A DP rank with more data
+    whose optimizer is as slow as theirs also counts as one of them.
+    """
+    profile = job.profile
+    if profile is None or job.stages < 2 or not profile.slow_ranks.any():
+        return np.zeros(len(job.dp_ranks), np.bool_)
+    hit, level = profile.slow_ranks, np.expm1(profile.ranks.level)
+    if hit.sum() > 1 and one_factor(level[hit], profile.ranks.error[hit], profile.ranks.on[hit]):
+        return hit
+    optimizer = median(optimizer_factor(job), (1,)).min(axis=0) - 1
+    # A bad worker among healthy ones has a slow optimizer too, so all stages must have one.
+    machines = hit & (optimizer > OPTIMIZER_SHARE * level)
+    if machines.any():
+        return np.asarray(machines | (hit & (optimizer > OPTIMIZER_SHARE * np.median(level[machines]))))
+    return np.zeros_like(hit)
+
+
+def one_factor(excess: Floats, error: Floats, on: Bools) -> bool:
+    """True if members, [members], are slow by one factor up to chance, and in the same steps, `on` [members, steps]."""
+    alike = ONE_FACTOR_SHARE * excess.max() + 2 * float(np.median(error))
+    return bool(np.ptp(excess) <= alike) and bool((on == on[0]).all())
+
+
+def _machine_factor(job: PipelineSubject, rank: Floats) -> Floats:
+    """The part of the factors `rank` [steps, dp_ranks] that is due to machines; the rest is data; same shape."""
+    machines, level = slow_machines(job), np.exp(job.profile.ranks.level) if job.profile else None
+    if level is None or not machines.any():
+        return np.ones_like(rank)
+    usual = float(lower_median(level[machines], axis=0))
+    both = machines & (level - 1 > (usual - 1) * (1 + 1 / OPTIMIZER_SHARE))
+    factor: Floats = np.where(machines, np.where(both, usual, rank), 1.0)
+    return factor
+
+
+def ranks_with_more_data(job: PipelineSubject) -> Bools:
+    """DP ranks whose computes take longer on all stages in proportion, although their machines are not slow,
+    [dp_ranks].
+    """
+    profile = job.profile
+    if profile is None or job.stages < 2:
+        return np.zeros(len(job.dp_ranks), np.bool_)
+    # Sequences that happen to be long in a few steps are uneven sequences, not a shard with more data.
+    lasting = profile.ranks.on.mean(axis=1) >= LASTING_SHARE
+    return np.asarray(lasting & (data_factor(job) > 1 + SMALLEST_FACTOR).any(axis=0))
+
+
+def data_factor(job: PipelineSubject) -> Floats:
+    """Data of each DP rank over that of the others, 1 if it has no more, [steps, dp_ranks]."""
+    profile = job.profile
+    assert profile is not None
+    return np.asarray(profile.slow_rank / _machine_factor(job, profile.slow_rank))
+
+
+def microbatch_cost(job: PipelineSubject) -> Floats:
+    """Relative cost of each microbatch on any rank, 1 = the mean one, [microbatches, steps, dp_ranks]."""
+    profile = job.profile
+    assert profile is not None
+    more = np.where(ranks_with_more_data(job), data_factor(job), 1.0)
+    cost = np.where(np.isfinite(profile.microbatch), profile.microbatch, 1.0) * more
+    return np.asarray(cost / cost.mean())
+
+
+def slow_workers(job: PipelineSubject) -> Bools:
+    """Workers whose computes take longer than those of their peers, bool [stages, dp_ranks]."""
+    profile = job.profile
+    if profile is None:
+        return np.zeros((job.stages, len(job.dp_ranks)), np.bool_)
+    if len(job.dp_ranks) < 2:
+        return _slow_without_peers(job, profile)
+    slow = (profile.slow_workers | slow_machines(job)[None, :]) & ~waits_for_a_core(job)
+    excess = worker_factor(job) - 1
+    hit: Bools = slow & (excess >= WORTH_NAMING_SHARE * np.where(slow, excess, 0.0).max())
+    return hit
+
+
+def busy_s(job: PipelineSubject) -> Floats:
+    """Seconds per mean step in which each worker does something itself, with launch delays, [stages, dp_ranks]."""
+    grid = computing(job)
+    busy = np.nan_to_num(grid.gather(job.replay.durations.cost)) + np.maximum(
+        np.nan_to_num(grid.gather(launch_delays(job))), 0.0
+    )
+    return np.asarray(busy.sum(axis=1).mean(axis=1))
+
+
+def waits_for_a_core(job: PipelineSubject) -> Bools:
+    """Workers that compute longer than their peers because they wait for a processor meanwhile, [stages, dp_ranks].
+
+    The waiting time that the kernel counted is spread over everything a worker does, in proportion. On a rank next to
+    one that collects garbage on all cores, most of it is in the computes.
+    """
+    if job.computes.queued_s is not None or not run_queue_s(job).any():  # the table is without these waits
+        return np.zeros(run_queue_s(job).shape, np.bool_)
+    computes_s = np.nansum(job.table.grid, axis=(0, 2, 3)).mean(axis=1)
+    waits_s = run_queue_s(job) * np.minimum(computes_s / safe(busy_s(job)), 1.0)
+    beyond_s, more_s = (each - lower_median(each, axis=1)[:, None] for each in (computes_s, waits_s))
+    return np.asarray((beyond_s > 0) & (more_s >= MOST_OF_EXCESS * beyond_s))
+
+
+def _slow_without_peers(job: PipelineSubject, profile: ComputeProfile) -> Bools:
+    """With one DP rank, a slow worker looks like a stage with more work; that its forwards, backwards and optimizer are
+    equally slow identifies it.
+    """
+    excess = stage_excess(profile).min(axis=1)
+    if job.stages < 2 or optimizers(job).empty:
+        return np.zeros((job.stages, 1), np.bool_)
+    of_kind = median(np.nansum(job.table.grid, axis=(2, 3))[..., 0], (2,))
+    of_kind = of_kind[of_kind.all(axis=1)]
+    optimizer = median(optimizer_factor(job), (1,))[None, :, 0]
+    parts = np.concatenate([of_kind / of_peers(of_kind, 1), optimizer]) - 1
+    alike = ((parts > OPTIMIZER_SHARE * excess) & (OPTIMIZER_SHARE * parts < excess)).all(axis=0)
+    lasting = larger_chunks(job, profile).all(axis=1)
+    slow: Bools = (excess > SMALLEST_STAGE_EXCESS) & alike & lasting
+    return slow[:, None]
+
+
+def stage_excess(profile: ComputeProfile) -> Floats:
+    """Relative excess of each chunk's compute time over the usual one, [stages, chunks]."""
+    excess: Floats = profile.stage_s / safe(lower_median(profile.stage_s.ravel(), -1)) - 1
+    return excess
+
+
+def larger_chunks(job: PipelineSubject, profile: ComputeProfile) -> Bools:
+    """The chunks that compute longer than the usual one by design, [stages, chunks].
+
+    With one DP rank, the steps must show that this is more than how its machines happened to vary, and more than a
+    stage may differ anyway.
+    """
+    excess = stage_excess(profile)
+    steps = len(job.replay.graph.steps)
+    if len(job.dp_ranks) > 1 or steps < FEWEST_STEPS_TO_TELL:
+        return np.asarray(excess > SMALLEST_STAGE_EXCESS)
+    chunk_s = np.nansum(job.table.grid, axis=3).reshape(-1, excess.size, steps)
+    beyond = [view - math.log1p(SMALLEST_STAGE_EXCESS) for view in kinds_and_all(chunk_s, of_peers(chunk_s, 1))]
+    episodes = most_telling([episodes_of(view, excess.size) for view in beyond])
+    return np.asarray((excess > SMALLEST_STAGE_EXCESS) & (episodes.nats >= episodes.needed).reshape(excess.shape))
+
+
+@evidence(PipelineSubject)
+def undecided(job: PipelineSubject) -> str | None:
+    """Which worker looks slow throughout the trace, but no slower than chance explains, and how many steps would tell;
+    None if there is none.
+
+    The error of a level falls with the square root of the number of steps, so the evidence grows in proportion to them.
+    """
+    profile = job.profile
+    if profile is None or len(job.dp_ranks) < 2:
+        return None
+    episodes = profile.workers
+    looks_slow = (
+        episodes.on.all(axis=1) & (np.expm1(episodes.level) >= SMALLEST_FACTOR) & (episodes.nats < episodes.needed)
+    )
+    if not looks_slow.any():
+        return None
+    worst = int(np.where(looks_slow, episodes.level, -np.inf).argmax())
+    stage, dp_index = divmod(worst, len(job.dp_ranks))
+    more = min(episodes.needed / max(float(episodes.nats[worst]), SMALLEST_NATS), MOST_TIMES)
+    steps = max(math.ceil(more * episodes.on.shape[1]), FEWEST_STEPS_TO_TELL)
+    return (
+        f"worker {job.worker(stage, dp_index)} computes {np.expm1(episodes.level[worst]):.0%} slower, where noise alone"
+        f" makes {np.expm1(episodes.error[worst]):.0%}: about {steps} steps would tell"
+    )
+
+
+def worker_series(job: PipelineSubject, hit: Bools) -> Floats:
+    """Slowdown of the workers in `hit` step by step, relative to their peers, as measured, [steps]."""
+    profile = job.profile
+    assert profile is not None
+    if len(job.dp_ranks) == 1:
+        return np.full(len(job.replay.graph.steps), float(worker_factor(job)[hit].mean()))
+    machines = _machine_factor(job, profile.rank_by_step)
+    measured = profile.worker_by_step.mean(axis=0) * machines
+    series = np.nan_to_num(measured.transpose(0, 2, 1)[hit], nan=1.0).mean(axis=0)
+    return np.asarray(series)

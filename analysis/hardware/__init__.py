@@ -1,0 +1,1 @@
+"""What a job would take on other GPUs, and in other precisions."""

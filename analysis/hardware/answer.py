@@ -1,0 +1,275 @@
+"""What a job takes on other GPUs: its kernels scaled, and its graph replayed with them.
+
+In: a job, and a `HardwareQuestion`. Out: `OnGpu`s. Hosts, launches and transfers stay as they are, so a GPU that is
+faster than the host shows the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from math import hypot
+from typing import Any
+
+import numpy as np
+from msgspec import Struct, structs
+
+from tracekit.analysis.attribution.critical_path import critical_path
+from tracekit.analysis.evidence.graph_subject import GraphSubject, RecordingSubject
+from tracekit.analysis.evidence.host_time import host_time
+from tracekit.analysis.evidence.launches import arrives_s
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
+from tracekit.analysis.evidence.unprofiled_steps import (
+    marked_steps,
+    profiled_steps_s,
+    unprofiled_after,
+    unprofiled_step,
+)
+from tracekit.analysis.hardware.ops import Ops
+from tracekit.analysis.hardware.passport import Passport, known_passport
+from tracekit.analysis.hardware.question import HardwareQuestion, OtherGpu
+from tracekit.analysis.hardware.scaling import PRODUCTS, WIDE_90, Scaled, Scaling
+from tracekit.analysis.hardware.work import UNCHANGED
+from tracekit.analysis.numeric.arrays import Bools, Floats
+from tracekit.analysis.whatif.interventions import Intervention, QueuedAhead
+from tracekit.base.errors import SelectionError
+from tracekit.base.text import short
+from tracekit.report.hardware import Balanced, Limit, MemoryOfGpu, OnGpu, OtherStep, OtherStepTime, ScaledKind
+
+#: Kinds of ops that are communication, in part of their names; and those of a GPU or a stage that computes.
+_COMMUNICATION = ("communication", "send", "recv", "gather", "reduce", "scatter", "all-to-all", "collectives")
+_HOST = ("host", "host-delay", "input", "data-load", "gc", "synchronise", "window", "checkpoint")
+_BYTES_PER_GB = 1e9
+
+
+def on_other_gpus(job: GraphSubject | PipelineSubject, question: HardwareQuestion) -> list[OnGpu]:
+    """Answer for each GPU. Raises SelectionError if the GPU of the trace or the precision is not known."""
+    source, warnings = _source(job, question.source)
+    gpus = question.gpus or (OtherGpu(source),)
+    for gpu in gpus:
+        Scaling(source, gpu.passport, question.precision).check()
+    hardware = Hardware(job, Ops.of(job))
+    other = None if question.precision == hardware.precision else question.precision
+    answers = [
+        hardware.answer(
+            gpu, Scaling(source, gpu.passport, other), question.precision, [*warnings, *gpu.passport.warnings]
+        )
+        for gpu in gpus
+    ]
+    return [structs.replace(answer, ties=list(_ties(answers, number))) for number, answer in enumerate(answers)]
+
+
+def _ties(answers: Sequence[OnGpu], number: int) -> Sequence[int]:
+    """The answers whose intervals overlap with that of this one; -1 for the job as it is."""
+    own = answers[number].step_time_s.in_production
+    others = [(-1, own.now, own.now)]
+    steps = [answer.step_time_s.in_production for answer in answers]
+    others += [(place, step.low, step.high) for place, step in enumerate(steps) if place != number]
+    return [place for place, low, high in others if low <= own.high and own.low <= high]
+
+
+def _source(job: GraphSubject | PipelineSubject, stated: Passport | None) -> tuple[Passport, list[str]]:
+    """The passport of the GPU that the trace is from, and what to know of it."""
+    recording = job.summary if isinstance(job, RecordingSubject) else None
+    name = job.metadata.get("gpu") if recording is None else recording.gpu
+    recorded = str(name) if name else None
+    passport = stated or known_passport(recorded)
+    if passport is None:
+        why = f"{short(recorded)} is not a known GPU" if recorded else "the trace does not name its GPU"
+        raise SelectionError(f"{why}: name it with --gpu-from FILE; `tracekit passport --out FILE` measures one")
+    warnings = list(passport.warnings)
+    if recorded is not None and recorded != passport.head.gpu:
+        warnings.append(f"the trace is of {short(recorded)}, and its passport of {passport.head.gpu}")
+    if not passport.kernels.height:
+        warnings.append(f"no kernel was measured on {passport.head.gpu}: peaks stand in, which are often off by 60 %")
+    return passport, warnings
+
+
+class Hardware(Struct, frozen=True, eq=False, dict=True):
+    """A job whose kernels can be scaled."""
+
+    job: GraphSubject | PipelineSubject
+    ops: Ops
+
+    @cached_property
+    def precision(self) -> str | None:
+        """The type in which matrix products compute now, most of the time; None if it is not known."""
+        total: dict[str | None, float] = {}
+        spent = np.bincount(self.ops.works.of_op, self.ops.cost_s, len(self.ops.works.each))
+        for work, seconds in zip(self.ops.works.each, spent.tolist(), strict=True):
+            if work.kind in PRODUCTS:
+                total[work.dtype] = total.get(work.dtype, 0.0) + seconds
+        return max(total, key=lambda dtype: total[dtype], default=None)
+
+    def answer(self, gpu: OtherGpu, scaling: Scaling, precision: str | None, warnings: list[str]) -> OnGpu:
+        """Answer for one GPU. `precision`: as asked."""
+        ops, chosen = self.ops, self.ops.chosen(gpu.selection)
+        scaled = [scaling.of(work) for work in ops.works.each]
+        cost_s = _costs(ops, scaled, chosen, 0.0)
+        error = WIDE_90 * _error(ops, scaled, cost_s, chosen)
+        costs = [cost_s, *(_costs(ops, scaled, chosen, times * error) for times in (-1, 1))]
+        step, limit = self._step(costs)
+        needed, has = self._memory_gb, gpu.passport.head.memory_gb or None
+        production = step.in_production
+        return OnGpu(
+            gpu=gpu.passport.head.gpu,
+            selection=gpu.selection,
+            precision=precision,
+            step_time_s=step,
+            speedup=production.now / production.value if production.value else 1.0,
+            tiers=_tiers(ops, scaled, chosen),
+            fits=None if needed is None or has is None else needed <= has,
+            memory_gb=MemoryOfGpu(needed, has),
+            bottleneck=limit,
+            balanced=None if gpu.selection is None else self._balanced(cost_s),
+            ties=[],
+            warnings=[*warnings, *self._lacks(scaled)],
+        )
+
+    @cached_property
+    def _recorded_s(self) -> float:
+        """The mean step as recorded, seconds."""
+        if isinstance(self.job, RecordingSubject):
+            return float(profiled_steps_s(self.job).mean())
+        return self.job.recorded_s
+
+    @cached_property
+    def _unchanged_s(self) -> float:
+        """The mean step as replayed, seconds."""
+        return self._replayed_s(())
+
+    def _replayed_s(self, changes: tuple[Intervention, ...]) -> float:
+        """The mean step after some changes, with the profiler that recorded it, seconds."""
+        job = self.job
+        if not isinstance(job, RecordingSubject):
+            return float(job.step_times(changes).mean())
+        queued = QueuedAhead(arrives_s(job), host_time(job).launched_by)
+        return float(marked_steps(job).replayed_s(job.replay, (*changes, queued)).mean())
+
+    def _step(self, costs: Sequence[Floats]) -> tuple[OtherStepTime, Limit]:
+        """The step at the likely costs of ops, the lowest and the highest, [ops] each; and what limits it."""
+        changes = [(self.ops.at(cost),) for cost in costs]
+        same = all(np.array_equal(cost, self.ops.cost_s) for cost in costs)
+        now = self._recorded_s
+        value, low, high = (now if same else self._replayed_step_s(each) for each in changes)
+        unprofiled, without = self._unprofiled(changes, same=same)
+        limit = self._bottleneck((*changes[0], *without))
+        return OtherStepTime(now, value, min(low, value), max(high, value), unprofiled), limit
+
+    def _replayed_step_s(self, changes: tuple[Intervention, ...]) -> float:
+        """The mean step as recorded, longer or shorter by what the replay is after some changes, seconds."""
+        return max(self._recorded_s + self._replayed_s(changes) - self._unchanged_s, 0.0)
+
+    def _unprofiled(
+        self, changes: Sequence[tuple[Intervention, ...]], *, same: bool
+    ) -> tuple[OtherStep | None, tuple[Intervention, ...]]:
+        """The same without the profiler, None if its cost is not known; and what takes the profiler away."""
+        now = unprofiled_step(self.job)
+        if now is None or not isinstance(self.job, RecordingSubject):
+            return None, ()
+        likely, *others = (
+            unprofiled_after(self.job, each, bounds=number == 0)
+            for number, each in enumerate(changes[:1] if same else changes)
+        )
+        assert likely is not None, "the cost of recording does not depend on the GPU"
+        step = likely.step_s
+        low_s, high_s = [other.step_s.value for other in others if other is not None] or (step.value, step.value)
+        return OtherStep(
+            now.value,
+            step.value,
+            max(step.value - hypot(step.value - step.low, step.value - low_s), 0.0),
+            step.value + hypot(step.high - step.value, high_s - step.value),
+        ), likely.changes[:1]
+
+    def _bottleneck(self, changes: tuple[Intervention, ...]) -> Limit:
+        """What takes most of the critical path: the work of GPUs, communication, or hosts."""
+        path = critical_path(self.ops.replay, changes)
+        kinds = path.seconds_by(["kind"]) if "kind" in path.graph.label_names else {}
+        total: dict[Limit, float] = {"compute": 0.0, "communication": 0.0, "host": path.mean_delay_s}
+        for (kind,), seconds in kinds.items():
+            total[_limit(str(kind))] += seconds
+        return max(total, key=lambda limit: total[limit])
+
+    def _balanced(self, cost_s: Floats) -> Balanced | None:
+        """The job with the batch shared out among its replicas by speed; None if it has only one."""
+        ops = self.ops
+        fixed = {*UNCHANGED, "collective", "optimizer"}
+        of_batch = np.array([work.kind not in fixed for work in ops.works.each])[ops.works.of_op]
+        count = len(ops.replica)
+        now, then = (np.bincount(ops.gpu[of_batch], cost[of_batch], count) for cost in (ops.cost_s, cost_s))
+        speed = np.divide(now, then, out=np.full(count, np.inf), where=then > 0)
+        replicas, replica = np.unique(ops.replica, return_inverse=True)
+        slowest = np.full(len(replicas), np.inf)
+        np.minimum.at(slowest, replica, speed)
+        if len(replicas) < 2 or not np.isfinite(slowest).all():
+            return None
+        share = slowest / slowest.mean()
+        shared_s = np.where(of_batch, cost_s * share[replica][ops.gpu], cost_s)
+        step_s = self._replayed_step_s((ops.at(shared_s),))
+        return Balanced(step_s, dict(zip(map(str, replicas.tolist()), share.tolist(), strict=True)))
+
+    @cached_property
+    def _memory_gb(self) -> float | None:
+        """What the job reserves on its fullest GPU, None if that is not known."""
+        recording = self.job.summary if isinstance(self.job, RecordingSubject) else None
+        gpus = () if recording is None else recording.gpus
+        recorded = [times.memory.reserved_bytes for times in gpus if times.memory is not None]
+        if recorded:
+            return max(recorded) / _BYTES_PER_GB
+        stated = self.job.metadata.get("memory_gb")
+        return float(stated) if isinstance(stated, int | float) and stated > 0 else None
+
+    def _lacks(self, scaled: Sequence[Scaled]) -> list[str]:
+        """What makes the answer worse than it could be."""
+        works, tiers = self.ops.works.each, {one.tier for one in scaled}
+        products = [work for work in works if work.kind == "matmul"]
+        if any(work.kind == "compute" for work in works):
+            return ["its computes are not divided into kernels: all are scaled as matrix products in bf16"]
+        if products and not any(work.shape for work in products) and "class" in tiers:
+            return ["recorded without shapes: products are scaled as a class; record with record_shapes=True"]
+        return []
+
+
+def _limit(kind: str) -> Limit:
+    if kind in _HOST:
+        return "host"
+    return "communication" if any(name in kind for name in _COMMUNICATION) else "compute"
+
+
+def _costs(ops: Ops, scaled: Sequence[Scaled], chosen: Bools, error: float) -> Floats:
+    """The cost of each op on the other GPU, seconds, [ops]. `error`: of all that is scaled, in logarithms."""
+    more = np.exp(error)
+    factor = np.array([1.0 if one.tier == "unchanged" else one.factor * more for one in scaled])[ops.works.of_op]
+    cast_s = np.array([one.cast_s for one in scaled])[ops.works.of_op]
+    return np.where(chosen, ops.cost_s * factor + cast_s, ops.cost_s)
+
+
+def _error(ops: Ops, scaled: Sequence[Scaled], cost_s: Floats, chosen: Bools) -> float:
+    """The standard error of the logarithm of all that is scaled: works of a group err together, groups do not."""
+    changes = np.array([one.tier != "unchanged" for one in scaled])
+    spent = np.bincount(ops.works.of_op[chosen], cost_s[chosen], len(scaled)) * changes
+    total = float(spent.sum()) or 1.0
+    of_group: dict[tuple[str, ...], float] = {}
+    for scale, seconds in zip(scaled, spent.tolist(), strict=True):
+        of_group[scale.group] = of_group.get(scale.group, 0.0) + seconds / total * scale.error
+    return hypot(*of_group.values())
+
+
+def _tiers(ops: Ops, scaled: Sequence[Scaled], chosen: Bools) -> list[ScaledKind]:
+    """The kinds of ops with their tiers, those that take most of the time first."""
+    then_s = _costs(ops, scaled, chosen, 0.0)
+    works, count = ops.works, len(scaled)
+    now, then = (np.bincount(works.of_op[chosen], cost[chosen], count) for cost in (ops.cost_s, then_s))
+    rest_s = float(ops.cost_s[~chosen].sum())
+    table: dict[tuple[str, Any], list[float]] = {("other ops", "unchanged"): [rest_s, rest_s]} if rest_s else {}
+    for work, scale, before_s, after_s in zip(works.each, scaled, now.tolist(), then.tolist(), strict=True):
+        row = table.setdefault((work.kind, scale.tier), [0.0, 0.0])
+        row[0] += before_s
+        row[1] += after_s
+    total = sum(before_s for before_s, _ in table.values()) or 1.0
+    rows = [
+        ScaledKind(kind, tier, before_s / total, after_s / before_s if before_s else 1.0)
+        for (kind, tier), (before_s, after_s) in table.items()
+        if before_s
+    ]
+    return sorted(rows, key=lambda row: -row.share)

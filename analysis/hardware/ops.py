@@ -1,0 +1,86 @@
+"""The ops of a job, whatever its kind, as the question about other GPUs reads and changes them.
+
+In: a recording of GPUs, an op trace or a pipeline. Out: `Ops`: what each does, on which GPU, and for how long.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+from msgspec import Struct
+
+from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
+from tracekit.analysis.graph.fold import FoldedGraph
+from tracekit.analysis.hardware.work import Works, works_of, works_of_kinds
+from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
+from tracekit.analysis.replay.graph_replay import GraphReplay
+from tracekit.analysis.whatif.interventions import Intervention, SetCosts, SetOps
+from tracekit.analysis.whatif.selection import masks_of
+from tracekit.analysis.whatif.selection_text import checked_selection
+
+#: The label of the replicas of a model.
+_REPLICA = "dp_rank"
+
+
+class Ops(Struct, frozen=True, eq=False):
+    """`cost_s`: own cost, seconds; `gpu`: which GPU runs it, from 0; [ops]. `replica`: of each GPU, [gpus].
+
+    The ops are those of an op graph, or the cells of all blocks of a pipeline.
+    """
+
+    replay: GraphReplay
+    works: Works
+    cost_s: Floats
+    gpu: Ints
+    replica: Ints
+
+    @classmethod
+    def of(cls, job: GraphSubject | PipelineSubject) -> Ops:
+        """Return the ops of a job."""
+        return _of_graph(job) if isinstance(job, GraphSubject) else _of_pipeline(job)
+
+    def chosen(self, text: str | None) -> Bools:
+        """Which ops a selection chooses, [ops]; all without one. Raises SelectionError if it chooses none."""
+        if text is None:
+            return np.ones(len(self.cost_s), np.bool_)
+        graph, durations = self.replay.graph, self.replay.durations
+        masks = masks_of(checked_selection(text, graph, durations), graph, durations)
+        shaped = [np.broadcast_to(mask, block.start.shape) for mask, block in zip(masks, graph.blocks, strict=True)]
+        if isinstance(graph, FoldedGraph):
+            return np.asarray(graph.of_ops(cast("list[Floats]", shaped)), np.bool_)
+        return np.concatenate([mask.ravel() for mask in shaped])
+
+    def at(self, cost_s: Floats) -> Intervention:
+        """Return the job with other costs, seconds, [ops]."""
+        graph = self.replay.graph
+        if isinstance(graph, FoldedGraph):
+            return SetOps(cost_s)
+        shapes = [block.start.shape for block in graph.blocks]
+        bounds = np.cumsum([rows * lanes for rows, lanes in shapes])[:-1]
+        parts = zip(np.split(cost_s, bounds), shapes, strict=True)
+        return SetCosts(tuple(part.reshape(shape) for part, shape in parts))
+
+
+def _of_graph(job: GraphSubject) -> Ops:
+    ops, cost_s = job.graph.ops, job.replay.cost_of_ops
+    mesh = ops.mesh
+    axes = list(mesh.axes)
+    replica = mesh.coordinates[:, axes.index(_REPLICA)] if _REPLICA in axes else np.arange(len(mesh.ranks))
+    gpu = np.searchsorted(mesh.ranks, ops.rank)
+    return Ops(job.replay, works_of(job.ops, cost_s), cost_s, np.asarray(gpu, np.int64), np.asarray(replica, np.int64))
+
+
+def _of_pipeline(job: PipelineSubject) -> Ops:
+    replay = job.replay
+    graph, work, gpu = replay.graph, [], []
+    for number, block in enumerate(graph.blocks):
+        kind, stage, replica = (graph.label(number, name).codes for name in ("kind", "stage", _REPLICA))
+        worker = replica.astype(np.int64) * graph.layout.pp + stage
+        work.append(np.broadcast_to(kind, block.start.shape).ravel())
+        gpu.append(np.broadcast_to(worker, block.start.shape).ravel())
+    workers, place = np.unique(np.concatenate(gpu), return_inverse=True)
+    works = Works(works_of_kinds(graph.label(0, "kind").names or ()), np.concatenate(work))
+    cost_s = np.concatenate([matrix.ravel() for matrix in replay.durations.cost])
+    return Ops(replay, works, cost_s, place.astype(np.int64), workers // graph.layout.pp)

@@ -1,0 +1,248 @@
+"""How much longer work takes on another GPU, or in another precision, and how sure that is.
+
+In: the passports of two GPUs, and works. Out: `Scaled`: a factor for each work, its tier and its error.
+
+The tiers, the best first: `shapes`, products by the nearest shapes that were measured on both; `class`, kernels of
+that kind by their size, or the median of the larger half if it is unknown; `roofline`, the peaks of the two cards;
+`unchanged`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import polars as pl
+from msgspec import Struct
+
+from tracekit.analysis.hardware.passport import Passport
+from tracekit.analysis.hardware.work import UNCHANGED, Work
+from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.base.errors import SelectionError
+from tracekit.base.text import listed, quoted
+
+Tier = Literal["shapes", "class", "roofline", "unchanged"]
+#: The weight of a measured shape at distance d, in powers of two: 1 / (d^2 + this)^2.
+_NEAR = 0.5
+#: So many kernels show how badly they predict one another.
+_FEWEST = 4
+#: The standard error of a normal distribution, in mean absolute errors.
+_OF_MEAN = 1.2533
+#: The 90 % interval of a normal distribution, in standard deviations.
+WIDE_90 = 1.645
+#: Where nothing was measured on both cards: ratios of peaks are off by so much, in logarithms. They were off by 63 % in
+#: the mean of all pairs of 11 GPUs (specs of the reference data).
+_OF_PEAKS = 0.49
+#: The kind of kernel in a passport that stands for a kind of work that passports lack.
+_LIKE = {"compute": "matmul", "attention": "matmul", "optimizer": "elementwise"}
+#: Kinds of work that are scaled as matrix products.
+PRODUCTS = ("matmul", "attention", "compute")
+#: If a passport lacks a kind of memory-bound kernel, the first of these that it has.
+_MEMORY_BOUND = ("elementwise", "copy", "norm", "softmax")
+_SIZES = ("batch", "m", "n", "k")
+#: Bytes of an element; a precision that is not here has 1.
+_WIDTH = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
+
+
+class Scaled(Struct, frozen=True):
+    """`factor`: times as long. `error`: standard error of its logarithm. `cast_s`: to convert operands, seconds.
+
+    `group`: works with the same errors.
+    """
+
+    tier: Tier
+    factor: float
+    error: float = 0.0
+    cast_s: float = 0.0
+    group: tuple[str, ...] = ()
+
+
+UNSCALED = Scaled("unchanged", 1.0)
+
+
+class _Pairs(Struct, frozen=True, eq=False, dict=True):
+    """Kernels that were measured on both cards, [kernels]. `places`: batch, m, n and k of a product, or the elements of
+    a tensor, in powers of two, [kernels, sizes]; `longer`: the logarithm of how much longer they take then.
+    """
+
+    places: Floats
+    longer: Floats
+
+    @cached_property
+    def larger(self) -> Ints:
+        """The larger half of the kernels."""
+        return np.argsort(self.places.sum(axis=1), kind="stable")[len(self.longer) // 2 :]
+
+    @cached_property
+    def median(self) -> float:
+        """The logarithm that is usual in the larger half."""
+        return float(np.median(self.longer[self.larger]))
+
+    def near(self, sizes: Sequence[int]) -> float:
+        """The logarithm for a kernel of these sizes."""
+        weight = _weights(self.places - np.log2(np.array(sizes, np.float64)))
+        return float(weight @ self.longer / weight.sum())
+
+    @cached_property
+    def error_near(self) -> float:
+        """How badly the other kernels predict each one, by the mean: a few are far from all others."""
+        if len(self.longer) < _FEWEST:
+            return _OF_PEAKS if self.longer.any() else 0.0
+        weight = _weights(self.places[:, None] - self.places[None])
+        np.fill_diagonal(weight, 0.0)
+        errors = weight @ self.longer / weight.sum(axis=1) - self.longer
+        return _OF_MEAN * float(np.abs(errors).mean())
+
+    @cached_property
+    def error_of_median(self) -> float:
+        """How badly the median predicts the larger half."""
+        if len(self.longer) < _FEWEST:
+            return _OF_PEAKS if self.longer.any() else 0.0
+        return _root_mean_square(self.longer[self.larger] - self.median)
+
+
+def _weights(apart: Floats) -> Floats:
+    """The weights of kernels that are so far apart, powers of two, [..., sizes]."""
+    return np.asarray(1 / ((apart**2).sum(axis=-1) + _NEAR) ** 2)
+
+
+def _root_mean_square(errors: Floats) -> float:
+    return float(np.sqrt((errors**2).mean()))
+
+
+class Scaling(Struct, frozen=True, eq=False, dict=True):
+    """From the GPU of the trace to another one. `precision`: to compute in, None for that of each work."""
+
+    source: Passport
+    target: Passport
+    precision: str | None = None
+
+    def check(self) -> None:
+        """Raise SelectionError if the other GPU was not measured in the precision."""
+        types = self.target.kernels.filter(kind="matmul")["dtype"].unique().sort().to_list()
+        if self.precision is not None and self.precision not in types:
+            measured = listed(types) or "no matrix product"
+            raise SelectionError(
+                f"--precision {quoted(self.precision, 40)}: the passport of {self.target.head.gpu} has {measured};"
+                " measure it with `tracekit passport`"
+            )
+
+    def of(self, work: Work) -> Scaled:
+        """How much longer a work takes."""
+        if work.kind in UNCHANGED:
+            return UNSCALED
+        if work.kind == "collective":
+            pairs = self._pairs("collective", None, None)
+            return UNSCALED if pairs is None else _by_class(pairs, ("collective",))
+        return self._of_product(work) if work.kind in PRODUCTS else self._of_memory_bound(work)
+
+    def _of_product(self, work: Work) -> Scaled:
+        source, target = self._types(work)
+        pairs = self._pairs("matmul", source, target)
+        if pairs is None and work.kind == "compute" and self.precision is None:
+            pairs = self._pairs("matmul", None, None)
+        cast_s = self._cast_s(work, source, target)
+        if pairs is None:
+            peaks, others = self.source.head.peak_tflops, self.target.head.peak_tflops
+            if source in peaks and target in others:
+                return Scaled("roofline", peaks[source] / others[target], self._error_of_peaks, cast_s, ("peaks",))
+            return self._of_bandwidth(1.0)
+        group = ("matmul", source or "", target or "")
+        if work.shape is None or min(work.shape) < 1:
+            return _by_class(pairs, group)
+        return Scaled("shapes", float(np.exp(pairs.near(work.shape))), pairs.error_near, cast_s, group)
+
+    def _of_memory_bound(self, work: Work) -> Scaled:
+        narrower = 1.0 if work.keeps_type else self._narrower(work.dtype)
+        kind = _LIKE.get(work.kind, work.kind)
+        for other in (kind, *_MEMORY_BOUND):
+            for dtype in (work.dtype, None):
+                pairs = self._pairs(other, dtype, dtype)
+                if pairs is None:
+                    continue
+                group = (other, dtype or "")
+                if not work.elements:
+                    return _by_class(pairs, group, narrower)
+                factor = narrower * float(np.exp(pairs.near([work.elements])))
+                return Scaled("class", factor, pairs.error_near, group=group)
+        return self._of_bandwidth(narrower)
+
+    def _of_bandwidth(self, times: float) -> Scaled:
+        now, then = self.source.head.bandwidth_gb_s, self.target.head.bandwidth_gb_s
+        if not now or not then:
+            return UNSCALED
+        return Scaled("roofline", times * now / then, self._error_of_peaks, group=("peaks",))
+
+    def _types(self, work: Work) -> tuple[str | None, str | None]:
+        """The types in which a product computes, now and then."""
+        stays = self.precision is None or (self.precision == "tf32" and not work.switched)
+        return work.dtype, work.dtype if stays else self.precision
+
+    def _narrower(self, dtype: str | None) -> float:
+        """The bytes of a tensor in the other precision, as a multiple of what it has; tensors have at least 16 bits."""
+        if self.precision is None or dtype not in _WIDTH:
+            return 1.0
+        return max(_WIDTH.get(self.precision, 1), min(2, _WIDTH[dtype])) / _WIDTH[dtype]
+
+    def _cast_s(self, work: Work, source: str | None, target: str | None) -> float:
+        """How long it takes to convert both operands of a product, seconds."""
+        before, after = _WIDTH.get(source or "", 1), _WIDTH.get(target or "", 1)
+        if source == target or before <= after or work.shape is None:
+            return 0.0
+        batch, m, n, k = work.shape
+        return batch * k * (m + n) * (before + after) / self._copied_s
+
+    @cached_property
+    def _copied_s(self) -> float:
+        """Bytes that the other GPU reads and writes a second, copying."""
+        for kind in ("copy", "elementwise"):
+            rows = self.target.kernels.filter(pl.col("bytes") > 0, kind=kind).sort("bytes")
+            if rows.height:
+                larger = rows[rows.height // 2 :]
+                return float((larger["bytes"] / larger["time_s"]).to_numpy().max())
+        return self.target.head.bandwidth_gb_s * 1e9 or np.inf
+
+    @cached_property
+    def _error_of_peaks(self) -> float:
+        """How badly peaks predict what was measured on both GPUs."""
+        if self.source.head == self.target.head and self.precision is None:
+            return 0.0
+        errors = []
+        for dtype in self.source.kernels["dtype"].unique().to_list():
+            peaks = [one.head.peak_tflops.get(dtype) for one in (self.source, self.target)]
+            pairs = self._pairs("matmul", dtype, dtype)
+            if pairs is not None and peaks[0] and peaks[1]:
+                errors.append(pairs.longer[pairs.larger] - np.log(peaks[0] / peaks[1]))
+        return _root_mean_square(np.concatenate(errors)) if errors else _OF_PEAKS
+
+    def _pairs(self, kind: str, source: str | None, target: str | None) -> _Pairs | None:
+        """Kernels of a kind that were measured on both GPUs; a type of None is any, the same on both."""
+        memo: dict[tuple[str, str | None, str | None], _Pairs | None] = vars(self).setdefault("_memo", {})
+        key = (kind, source, target)
+        if key not in memo:
+            tables = (_of_type(self.source, kind, source), _of_type(self.target, kind, target))
+            memo[key] = _joined(*tables, product=kind == "matmul", same_type=source is None)
+        return memo[key]
+
+
+def _of_type(passport: Passport, kind: str, dtype: str | None) -> pl.DataFrame:
+    kernels = passport.kernels.filter(kind=kind)
+    return kernels if dtype is None else kernels.filter(dtype=dtype)
+
+
+def _by_class(pairs: _Pairs, group: tuple[str, ...], times: float = 1.0) -> Scaled:
+    return Scaled("class", times * float(np.exp(pairs.median)), pairs.error_of_median, group=group)
+
+
+def _joined(source: pl.DataFrame, target: pl.DataFrame, *, product: bool, same_type: bool) -> _Pairs | None:
+    """The kernels that both tables have, None if there are none."""
+    same = [*_SIZES, *([] if product else ["op"]), *(["dtype"] if same_type else [])]
+    means = [table.group_by(same).agg(pl.col("time_s").log().mean()) for table in (source, target)]
+    both = means[0].join(means[1], on=same, suffix="_then").sort(same)
+    if both.is_empty():
+        return None
+    sizes = np.log2(np.maximum(both.select(_SIZES).to_numpy().astype(np.float64), 1.0))
+    places = sizes if product else sizes.sum(axis=1, keepdims=True)
+    return _Pairs(places, both["time_s_then"].to_numpy() - both["time_s"].to_numpy())

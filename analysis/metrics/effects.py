@@ -1,0 +1,240 @@
+"""How far a host departs from its peers and from its own healthy past, by one metric.
+
+In: samples of a metric, a host, an interval, the host's peers. Out: an `MetricEffect` with its standard error.
+
+Each value is compared with the median of the peers at that time, which removes what all have in common; then with what
+the host's own series was when it agreed with its peers, which removes the fingerprint that each node has. A fault often
+lasts longer than a trace, so the past is only the part in which the host agrees with its peers. If there is none, peers
+alone are compared, and the fingerprints count as noise. Noise is measured: the same figure of the other hosts, and of
+all hosts at other times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+import numpy as np
+import polars as pl
+from msgspec import Struct
+
+from tracekit.analysis.metrics.mechanisms import is_counter
+from tracekit.analysis.metrics.samples import Samples, TimeSpan
+from tracekit.analysis.numeric.arrays import Floats
+
+#: Fewer samples of a series in the interval, or in its past, tell nothing.
+FEWEST_SAMPLES = 6
+#: With fewer peers, a host is compared with its own past only.
+FEWEST_PEERS = 4
+#: The smallest standard error: clocks have steps.
+SMALLEST_SIGMA = 0.0008
+#: Standard deviations of a normal distribution in its median absolute deviation.
+_MAD_TO_SIGMA = 1.4826
+#: A host agrees with its peers where it is within this many standard deviations of what they differ by.
+_AGREES = 3.0
+#: The past is judged in pieces of at most this many seconds.
+_LONGEST_PIECE_S = 60.0
+#: Other intervals count for the noise if there are so many; a host's own past needs that many without peers.
+_FEWEST_WINDOWS = 3
+_WINDOWS_OF_PAST = 6
+#: What a host is compared with, if nothing is lacking.
+USUAL_BASIS = "its peers and its own past"
+#: Of the samples of a series, the middle half; it follows clocks that have few steps, which the median does not.
+_OUTER_QUARTERS = 4
+
+
+class MetricEffect(Struct, frozen=True):
+    """How far a host departs. `size`: logarithm of a ratio, of counters the difference of rates; `sigma`: its standard
+    error; `own`: the value in the interval. `basis`: what it is compared with, in words. `apart`: how far it is from
+    its peers where those are too few, None without any.
+    """
+
+    series: int
+    device: str | None
+    size: float
+    sigma: float
+    own: float
+    samples: int
+    sampling_s: float
+    basis: str
+    apart: float | None = None
+
+
+class TooLittleError(Exception):
+    """The samples do not suffice; the message says why. `missing`: whether the host lacks the metric altogether."""
+
+    def __init__(self, why: str, *, missing: bool = False) -> None:
+        super().__init__(why)
+        self.missing = missing
+
+
+def effect_of(
+    samples: Samples, metric: str, host: str, window: TimeSpan, peers: Collection[str], slow: int
+) -> MetricEffect:
+    """Measure a host. `slow`: the sign of a slow machine's departure; its slowest device counts, and so does that of
+    the others. Raises TooLittleError.
+    """
+    values = samples.of_metric(metric)
+    own = values.filter(host=host)
+    if own.is_empty():
+        raise TooLittleError(f"{host} has no samples of {metric}", missing=True)
+    if samples.span is not None and not (samples.span.since <= window.until and window.since <= samples.span.until):
+        raise TooLittleError(_no_overlap(samples.span, window))
+    counts = own.filter(_within(window)).group_by("series").len()
+    enough = counts.filter(pl.col("len") >= FEWEST_SAMPLES)["series"]
+    spacing = samples.spacing(metric).join(own.select("series").unique(), on="series")["spacing"].median()
+    sampling_s = float(spacing) if isinstance(spacing, int | float) else math.inf
+    length_s = window.until - window.since
+    if enough.is_empty() or length_s < FEWEST_SAMPLES * sampling_s:
+        most = max(counts["len"].to_list(), default=0)
+        raise TooLittleError(f"{most} samples of {metric} in {length_s:.0f} s; {FEWEST_SAMPLES} whole ones are needed")
+    measure = _Measure(values.filter(pl.col("host").is_in([host, *peers])), metric, host, window, slow, sampling_s)
+    return measure.effect(enough.to_list())
+
+
+def _no_overlap(span: TimeSpan, window: TimeSpan) -> str:
+    apart = window.since - span.until if window.since > span.until else window.until - span.since
+    hours = round(apart / 3600)
+    zone = (
+        f"; a time zone would explain {hours:+d} h: write times as seconds since 1970 UTC"
+        if 0 < abs(hours) <= 14
+        else ""
+    )
+    return f"times do not overlap: the metrics are of another time{zone}"
+
+
+def _within(window: TimeSpan) -> pl.Expr:
+    return (pl.col("before") >= window.since) & (pl.col("time") <= window.until)
+
+
+def location(values: pl.Expr, metric: str) -> pl.Expr:
+    """The location of values: of counters the mean, else the mean of the middle half."""
+    if is_counter(metric):
+        return values.mean()
+    outer = values.len() // _OUTER_QUARTERS
+    return values.sort().slice(outer, values.len() - 2 * outer).mean()
+
+
+def spread_of(values: Floats) -> tuple[float, float]:
+    """Median, and standard deviation by the median absolute deviation, at least `SMALLEST_SIGMA`."""
+    center = float(np.median(values))
+    return center, max(_MAD_TO_SIGMA * float(np.median(np.abs(values - center))), SMALLEST_SIGMA)
+
+
+class _Measure:
+    """One measurement: values with their residuals and the pieces and windows of time that they lie in."""
+
+    def __init__(
+        self, values: pl.DataFrame, metric: str, host: str, window: TimeSpan, slow: int, sampling_s: float
+    ) -> None:
+        self.metric, self.host, self.slow, self.sampling_s = metric, host, slow, sampling_s
+        x = pl.col("value") if is_counter(metric) else pl.col("value").log()
+        usable = values if is_counter(metric) else values.filter(pl.col("value") > 0)
+        before, after = pl.col("time") < window.since, pl.col("before") > window.until
+        rows = usable.with_columns(x=x, inside=_within(window)).filter(pl.col("inside") | before | after)
+        present = rows.filter(pl.col("inside") & (pl.col("host") != host))["host"].n_unique()
+        self.has_peers = present >= FEWEST_PEERS
+        level = (
+            rows.filter(pl.col("host") != host)
+            .group_by(moment=(pl.col("time") / sampling_s).floor())
+            .agg(level=pl.col("x").median())
+        )
+        compared = rows.with_columns(moment=(pl.col("time") / sampling_s).floor()).join(level, on="moment", how="left")
+        self.of_peers = compared.filter(pl.col("level").is_not_null()).with_columns(r=pl.col("x") - pl.col("level"))
+        self.rows = self.of_peers if self.has_peers else rows.filter(host=host).with_columns(r=pl.col("x"))
+        self.window = window
+
+    def effect(self, series: list[int]) -> MetricEffect:
+        """The effect on the slowest of these series."""
+        inside = self._locations(self.rows.filter("inside"), "series", "host", "device")
+        outside = self.rows.filter(~pl.col("inside"))
+        past = self._locations(self._healthy(outside), "series").filter(pl.col("n") >= FEWEST_SAMPLES)
+        past = past.select("series", past="r")
+        healthy = {*past["series"]} & {*series}
+        measured = []
+        if healthy:
+            measured.append(self._against(past, inside, outside, healthy, past_known=True))
+        if self.has_peers and healthy != {*series}:
+            level = inside.select("series", past=pl.lit(0.0))
+            measured.append(self._against(level, inside, outside, {*series} - healthy, past_known=False))
+        if not measured:
+            raise TooLittleError(f"fewer than {FEWEST_PEERS} peers, and no samples before or after to compare with")
+        return max(measured, key=lambda effect: self.slow * effect.size)
+
+    def _against(
+        self, past: pl.DataFrame, inside: pl.DataFrame, outside: pl.DataFrame, series: set[int], *, past_known: bool
+    ) -> MetricEffect:
+        """The effect on the slowest of these series, against `past`: series, past. `past_known`: it is their own."""
+        sizes = inside.join(past, on="series").with_columns(size=pl.col("r") - pl.col("past"))
+        own = sizes.filter(pl.col("series").is_in(series)).sort(self.slow * pl.col("size")).row(-1, named=True)
+        null = self._noise(sizes, past, outside)
+        if len(null) < _FEWEST_WINDOWS:
+            raise TooLittleError("too few samples outside of the interval to know how much the metric varies")
+        center, sigma = spread_of(null)
+        basis = USUAL_BASIS if past_known else "its peers only, as it has no past in which it agrees with them"
+        return MetricEffect(
+            own["series"],
+            own["device"],
+            own["size"] - (center if self.has_peers else 0.0),
+            sigma,
+            own["x"],
+            own["n"],
+            self.sampling_s,
+            basis if self.has_peers else f"its own past only, as it has fewer than {FEWEST_PEERS} peers",
+            None if self.has_peers else self._apart(own["series"]),
+        )
+
+    def _locations(self, rows: pl.DataFrame, *by: str) -> pl.DataFrame:
+        """Residuals r and values x of rows in groups, and how many there are: n."""
+        value = pl.col("value").mean() if is_counter(self.metric) else location(pl.col("value"), self.metric)
+        return rows.group_by(by).agg(r=location(pl.col("r"), self.metric), x=value, n=pl.len())
+
+    def _pieces(self, outside: pl.DataFrame, width: float) -> pl.DataFrame:
+        """Rows with the number of their piece: pieces of `width` seconds, away from the interval on both sides."""
+        since, until = self.window.since, self.window.until
+        early = -((since - pl.col("time")) / width).floor() - 1
+        late = ((pl.col("time") - until) / width).floor() + 1
+        return outside.with_columns(piece=pl.when(pl.col("time") < since).then(early).otherwise(late))
+
+    def _healthy(self, outside: pl.DataFrame) -> pl.DataFrame:
+        """The rows outside of the interval in which series agree with those of the peers."""
+        if not self.has_peers:
+            return outside
+        length = min(self.window.until - self.window.since, _LONGEST_PIECE_S)
+        placed = self._pieces(outside, max(length, FEWEST_SAMPLES * self.sampling_s))
+        pieces = self._locations(placed, "series", "host", "piece")
+        others = pieces.filter(pl.col("host") != self.host)["r"].to_numpy()
+        if not len(others):
+            return outside
+        center, sigma = spread_of(others)
+        agreeing = pieces.filter((pl.col("r") - center).abs() <= _AGREES * sigma).select("series", "piece")
+        return placed.join(agreeing, on=["series", "piece"], how="semi")
+
+    def _noise(self, sizes: pl.DataFrame, past: pl.DataFrame, outside: pl.DataFrame) -> Floats:
+        """The same figure where nothing is suspected: of other hosts, and at other times."""
+        others = self._slowest(sizes.filter(pl.col("host") != self.host), "host") if self.has_peers else np.zeros(0)
+        width = self.window.until - self.window.since
+        if not self.has_peers:
+            span = outside.select(pl.col("time").max() - pl.col("time").min()).item()
+            width = max(min(width, (span - width) / _WINDOWS_OF_PAST), FEWEST_SAMPLES * self.sampling_s)
+        windows = self._locations(self._pieces(outside, width), "series", "host", "piece")
+        full = windows.filter(pl.col("n") >= pl.col("n").max() / 2)
+        count = full["piece"].n_unique()
+        if count < _FEWEST_WINDOWS:
+            return others
+        apart = full.join(past, on="series").with_columns(size=pl.col("r") - pl.col("past"))
+        # A window is part of the past that it is compared with, which the interval is not.
+        wider = math.sqrt((count + 1) / (count - 1)) if self.has_peers else 1.0
+        return np.concatenate([others, wider * self._slowest(apart, "host", "piece")])
+
+    def _slowest(self, sizes: pl.DataFrame, *by: str) -> Floats:
+        """The size of the slowest series in each group."""
+        extreme = pl.col("size").min() if self.slow < 0 else pl.col("size").max()
+        values: Floats = sizes.group_by(by).agg(extreme)["size"].to_numpy()
+        return values
+
+    def _apart(self, series: int) -> float | None:
+        """How far a series is from those of too few peers in the interval; None without any."""
+        rows = self.of_peers.filter(pl.col("inside") & (pl.col("series") == series))
+        apart = rows.select(location(pl.col("r"), self.metric)).item() if rows.height else None
+        return apart if isinstance(apart, float) else None

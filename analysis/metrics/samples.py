@@ -1,0 +1,209 @@
+"""Samples of metrics as one columnar table, cleaned.
+
+In: frames with the columns of `COLUMNS`, in any order, from `tracekit.collectors.importers.metrics`. Out: `Samples`:
+series by number, without duplicates and values that are no numbers; rates of counters.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection
+from functools import cached_property
+from typing import Protocol
+
+import polars as pl
+from msgspec import Struct
+
+from tracekit.analysis.metrics.mechanisms import is_counter
+
+#: `time`: seconds since 1970. `host`: as the exporter names it. `device`: GPU or port, null for the whole host. `uuid`:
+#: of the device, null if unknown. `value`: of counters, the total.
+COLUMNS = {
+    "time": pl.Float64,
+    "host": pl.Categorical,
+    "device": pl.Categorical,
+    "uuid": pl.Categorical,
+    "metric": pl.Categorical,
+    "value": pl.Float64,
+}
+_ADDRESS = re.compile(r"[\d.]+|.*:.*")
+#: Two machines in one series show as this share of contradictions, or of falls of a counter; or, of a gauge, as about
+#: twice as many samples as peers have, or more than that at distances that vary by this share.
+_MOST_CONFLICTS = 0.02
+_MOST_FALLS = 0.1
+_DENSE, _VERY_DENSE = 1.6, 2.5
+_TWO_SOURCES = "hosts share a name, or an exporter runs twice"
+_MOST_SPREAD = 0.15
+
+
+class TimeSpan(Struct, frozen=True):
+    """A time span, seconds since 1970."""
+
+    since: float
+    until: float
+
+
+class MetricSource(Protocol):
+    """What samples are read from."""
+
+    @property
+    def name(self) -> str:
+        """As the user gave it, without a password."""
+
+    def samples(
+        self, metrics: Collection[str] | None, window: TimeSpan | None, hosts: Collection[str] | None
+    ) -> pl.DataFrame:
+        """The samples of these metrics (None: all that a fleet has) with the columns of `COLUMNS`.
+
+        `window`, `hosts`: what is needed; a source may return more. Raises FormatError.
+        """
+
+
+def short_host(name: str) -> str:
+    """A host's name without domain and case; addresses are kept whole."""
+    lowered = name.strip().lower()
+    return lowered if _ADDRESS.fullmatch(lowered) else lowered.partition(".")[0]
+
+
+class Samples(Struct, frozen=True, eq=False, dict=True):
+    """Cleaned samples. `series`: a row per series: its number `series`, host, device, uuid, metric. `values`: series,
+    time, value, ordered. `names`: the full names of each host. `dropped`: duplicates, and values that are no numbers.
+    `conflicts`: of each series, the share of samples that came twice with different values.
+    """
+
+    series: pl.DataFrame
+    values: pl.DataFrame
+    names: dict[str, frozenset[str]]
+    dropped: int
+    conflicts: dict[int, float]
+
+    @classmethod
+    def of(cls, frame: pl.DataFrame) -> Samples:
+        """Clean the samples of a source."""
+        keys = ["host", "device", "uuid", "metric"]
+        raw = frame.select(keys).unique()
+        hosts = raw["host"].cast(pl.String)
+        named = raw.with_columns(
+            full=hosts.str.to_lowercase(), short=pl.Series([short_host(host) for host in hosts], dtype=pl.String)
+        )
+        names: dict[str, set[str]] = {}
+        for short, full in named.select("short", "full").unique().iter_rows():
+            names.setdefault(short, set()).add(full)
+        of_keys = named.with_columns(series=pl.struct("short", "device", "metric").rank("dense") - 1).with_columns(
+            pl.col("series").cast(pl.UInt32)
+        )
+        numbers = frame.filter(pl.col("value").is_finite() & pl.col("time").is_finite())
+        values = (
+            numbers.join(of_keys, on=keys, nulls_equal=True).select("series", "time", "value").sort("series", "time")
+        )
+        again = (pl.col("series") == pl.col("series").shift(1)) & (pl.col("time") == pl.col("time").shift(1))
+        marked = values.with_columns(again=again.fill_null(False), differs=pl.col("value") != pl.col("value").shift(1))
+        clean = marked.filter(~pl.col("again")).drop("again", "differs")
+        counts = clean.group_by("series").len("all")
+        conflicts = (
+            marked.filter(pl.col("again") & pl.col("differs"))
+            .group_by("series")
+            .len()
+            .join(counts, on="series")
+            .select("series", pl.col("len") / pl.col("all"))
+        )
+        series = of_keys.group_by("series").agg(
+            host=pl.col("short").first(),
+            device=pl.col("device").first().cast(pl.String),
+            metric=pl.col("metric").first().cast(pl.String),
+            uuid=pl.col("uuid").cast(pl.String).drop_nulls().unique(),
+        )
+        return cls(
+            series.sort("series"),
+            clean,
+            {host: frozenset(full) for host, full in names.items()},
+            frame.height - clean.height,
+            dict(conflicts.iter_rows()),
+        )
+
+    @cached_property
+    def span(self) -> TimeSpan | None:
+        """The first and last time; None without samples."""
+        time = self.values["time"]
+        since, until = time.min(), time.max()
+        return TimeSpan(since, until) if isinstance(since, float) and isinstance(until, float) else None
+
+    def hold(self, window: TimeSpan) -> bool:
+        """Whether all of a time span was sampled."""
+        return self.span is not None and self.span.since <= window.since and window.until <= self.span.until
+
+    @cached_property
+    def hosts(self) -> frozenset[str]:
+        """The short names of all hosts."""
+        return frozenset(self.series["host"])
+
+    def of_metric(self, metric: str) -> pl.DataFrame:
+        """Samples of one metric: series, host, device, time, value; of counters `value` is the rate since `before`.
+
+        A difference across a reset of a counter is dropped.
+        """
+        chosen = self.series.filter(metric=metric).select("series", "host", "device")
+        samples = self.values.join(chosen, on="series").sort("series", "time")
+        if not is_counter(metric):
+            return samples.with_columns(before=pl.col("time"))
+        before, rise = pl.col("time").shift(1).over("series"), pl.col("value").diff().over("series")
+        rates = samples.with_columns(before=before, value=rise / (pl.col("time") - before))
+        return rates.filter(pl.col("value") >= 0)
+
+    def why_not_one(self, host: str, metric: str) -> str | None:
+        """Why the series of a host are not those of one machine, in words; None if they can be."""
+        full = sorted(name for name in self.names.get(host, ()) if "." in name and name != host)
+        if len(full) > 1:
+            return f"two hosts share the name {host}: {', '.join(full[:3])}"
+        own = self.series.filter(host=host, metric=metric)
+        if any(self.conflicts.get(series, 0.0) > _MOST_CONFLICTS for series in own["series"]):
+            return f"{metric} of {host} has two values at a time: {_TWO_SOURCES}"
+        return self._moved(own) or self._interleaved(host, metric)
+
+    def _moved(self, own: pl.DataFrame) -> str | None:
+        """The device of a host that is, or was, in another host or place, in words."""
+        places = (
+            self.series.explode("uuid").filter(pl.col("uuid").is_not_null()).select("uuid", "host", "device").unique()
+        )
+        for device, uuids in own.select("device", "uuid").iter_rows():
+            if len(uuids) > 1:
+                both = " and ".join(sorted(uuids)[:2])
+                return f"device {device} was replaced, or hosts share a name: {both}"
+            for uuid in uuids:
+                where = places.filter(uuid=uuid)
+                if where.height > 1:
+                    return f"device {uuid} moved: it is reported by {' and '.join(sorted(set(where['host']))[:3])}"
+        return None
+
+    def _interleaved(self, host: str, metric: str) -> str | None:
+        """Whether samples of two machines alternate in a series of a host, in words."""
+        spacing = self.spacing(metric)
+        own, usual = spacing.filter(host=host), spacing.filter(pl.col("host") != host)["often"].median()
+        if is_counter(metric):
+            twice = own.filter(pl.col("falls") > _MOST_FALLS)
+        else:
+            density = pl.col("often") / (usual if isinstance(usual, float) else math.inf)
+            irregular = pl.col("spread") > _MOST_SPREAD * pl.col("spacing")
+            twice = own.filter((density > _DENSE) & (irregular | (density < _VERY_DENSE)))
+        if twice.is_empty():
+            return None
+        return f"samples of {metric} of {host} are of two series in turn: {_TWO_SOURCES}"
+
+    def spacing(self, metric: str) -> pl.DataFrame:
+        """Of each series of a metric, the usual time between samples: series, host, spacing; how much it varies:
+        spread; samples a second: often; the share of samples below the one before: falls.
+        """
+        chosen = self.series.filter(metric=metric).select("series", "host")
+        gap, rise = pl.col("time").diff(), pl.col("value").diff()
+        return (
+            self.values.join(chosen, on="series")
+            .group_by("series", "host")
+            .agg(
+                spacing=gap.median(),
+                spread=gap.quantile(0.75) - gap.quantile(0.25),
+                often=pl.len() / (pl.col("time").max() - pl.col("time").min()),
+                falls=(rise < 0).mean(),
+            )
+            .drop_nulls()
+        )

@@ -1,0 +1,189 @@
+"""The model of a recorded pipeline, for a search for better plans.
+
+In: a pipeline under diagnosis, and the figures of its gradients in its metadata. Out: a `RecordedModel`. What a
+recording does not show stays as it is, and a note says so: without sizes of gradients, buckets are not changed; without
+the cost of reductions of several sizes, neither; without layers, nothing moves between stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+
+from tracekit.analysis.bubbles.asked import AskedSchedule
+from tracekit.analysis.bubbles.recorded import RecordedPipeline, recorded_pipelines
+from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.plans.best_plans import timed
+from tracekit.analysis.plans.model import PlanModel, Reduction, Space, TrainingPlan, layers_of
+from tracekit.analysis.plans.partition import stage_model
+from tracekit.analysis.plans.settings import buckets_of_size
+from tracekit.base.errors import TraceError
+from tracekit.base.text import seconds
+from tracekit.trace.compute_order import Schedule
+
+#: Sizes of gradients are in MiB, as DistributedDataParallel counts.
+MB = 1 << 20
+#: Reductions show what a byte costs if their sizes differ by this factor.
+SIZES_APART = 1.5
+FOLLOWS_SIZE = "computes follow the size of microbatches; launches and transfers do not"
+FOLLOWS_GRADIENTS = "the backward of a layer takes as long as its share of the gradients"
+NO_LAYERS = "layers of stages are not known (--layers), so no layer moves"
+NO_SIZES = "sizes of gradients were not recorded (`collect` does), so buckets stay as they are"
+ONE_SIZE = "reductions of one size (on CPUs, try `collect --buckets`): their fixed cost is unknown, so buckets stay"
+ONE_RANK = "one data-parallel rank: no gradients are reduced"
+#: A model that takes longer than the recording by more than this does not describe the job.
+MOST_BEYOND = 0.02
+
+
+class Gradients(Struct, frozen=True):
+    """What `collect` records of gradients. `bytes`: of each layer, by stage; `reductions`: bytes and mean seconds of
+    each size of bucket; `bucket_cap_mb`, `first_bucket_mb`: when DistributedDataParallel closes a bucket.
+    """
+
+    bytes: list[list[Annotated[int, msgspec.Meta(gt=0)]]]
+    reductions: list[tuple[float, float]] = []
+    bucket_cap_mb: float = 25.0
+    first_bucket_mb: float = 1.0
+
+
+class RecordedModel(Struct, frozen=True):
+    """A model with the relative `error` of its step times, and what it rests on."""
+
+    model: PlanModel
+    error: float
+    notes: tuple[str, ...]
+
+
+def recorded_model(job: PipelineSubject, split: tuple[int, ...] | None, slowness: Floats) -> RecordedModel:
+    """The model of a job. `split`: the layers of each stage, None if unknown; `slowness`: of each stage's worst worker.
+
+    Raises TraceError for a job whose schedule or steps it does not describe.
+    """
+    assert job.profile is not None, "the job computes"
+    pipeline, base_s = _pipeline(job), job.profile.base_s
+    schedule = _schedule(pipeline)
+    count, pipelined, gradients = pipeline.order.microbatches, job.stages > 1, _gradients(job)
+    sizes_mb = np.array([size / MB for stage in gradients.bytes for size in stage] if gradients else [])
+    notes, moves = [FOLLOWS_SIZE], split is not None and pipelined
+    takes_s = base_s.sum(axis=2) if split is None else stage_model(base_s, split).of_layers_s
+    if split is None and len(sizes_mb) and not pipelined:
+        takes_s, split = takes_s * sizes_mb / sizes_mb.sum(), (len(sizes_mb),)
+        notes.append(FOLLOWS_GRADIENTS)
+    elif split is None:
+        split = (1,) * job.stages
+        notes.append(NO_LAYERS)
+    fixed_s = np.median(pipeline.delay, axis=(1, 2, 3)).clip(0.0) * job.stages / sum(split)
+    reduced = _Reduced(Reduction(0.0, 0.0), tuple((each,) for each in split), NO_SIZES)
+    if len(job.dp_ranks) == 1:
+        reduced = replace(reduced, note=ONE_RANK)
+    elif gradients is not None and len(sizes_mb) == sum(split):
+        reduced = _reduced(gradients, sizes_mb, split) or replace(reduced, note=ONE_SIZE)
+    fitted = reduced.error is not None
+    model = PlanModel(
+        name=job.trace.name,
+        layers=layers_of(takes_s[[FORWARD, BACKWARD]], fixed_s, sizes_mb if fitted else np.zeros(sum(split))),
+        stages=job.stages,
+        replicas=len(job.dp_ranks) if fitted else 1,  # what is not fitted is part of the rest of the step
+        samples=count,
+        transfer_s=(float(np.median(pipeline.transfer)) if pipeline.transfer.size else 0.0, 0.0),
+        reduce=reduced.cost,
+        optimizer_s=0.0,
+        slowness=tuple(slowness.tolist()),
+        now=TrainingPlan(split, schedule, count, (False,) * job.stages, reduced.buckets),
+        space=Space(
+            schedule=[schedule, Schedule.ONE_F_ONE_B] if pipelined else "fixed",
+            microbatches=[each for each in (count // 2, count, 2 * count) if each] if pipelined else "fixed",
+            split="free" if moves else "fixed",
+            buckets="free" if fitted else "one",
+        ),
+    )
+    return _calibrated(job, model, reduced.error or 0.0, [*notes, reduced.note])
+
+
+def _calibrated(job: PipelineSubject, model: PlanModel, fit_error: float, notes: list[str]) -> RecordedModel:
+    """The model with what the recording takes beyond it as the optimizer's time. Raises TraceError if it takes less."""
+    if (problem := model.problem) is not None:
+        raise TraceError(f"{job.trace.name}: {problem}")
+    modelled_s, recorded_s = timed(model, model.now).step_time_s, job.measured_s
+    beyond = modelled_s / recorded_s - 1
+    if beyond > MOST_BEYOND:
+        raise TraceError(
+            f"{job.trace.name}: plans cannot be compared: by its computes, transfers and reductions, a step takes"
+            f" {beyond:.1%} longer than recorded"
+        )
+    error = max(job.replay_error, fit_error, beyond)
+    if model.replicas > 1 and (contention := _contention(job)) > 0:
+        notes = [*notes, f"a backward takes {contention:.1%} longer while gradients are reduced"]
+        backward_s = float(model.of_layers("backward_s", 1.0).sum()) / model.stages
+        error = max(error, contention * backward_s / recorded_s)
+    return RecordedModel(replace(model, optimizer_s=max(recorded_s - modelled_s, 0.0)), error, tuple(notes))
+
+
+def _pipeline(job: PipelineSubject) -> RecordedPipeline:
+    pipelines, _ = recorded_pipelines(job.replay)
+    if not pipelines:
+        raise TraceError(f"{job.trace.name}: no step has all computes of every microbatch; plans cannot be compared")
+    return max(pipelines, key=lambda pipeline: pipeline.lanes)
+
+
+def _schedule(pipeline: RecordedPipeline) -> Schedule:
+    order = pipeline.order
+    for schedule in (Schedule.ONE_F_ONE_B, Schedule.GPIPE):
+        asked = AskedSchedule.parse(schedule).order(order.stages, order.microbatches)
+        if order.virtual_stages == order.stages and np.array_equal(asked.kind, order.kind):
+            return schedule
+    raise TraceError("plans are compared with 1F1B and GPipe; this pipeline computes in another order")
+
+
+def _gradients(job: PipelineSubject) -> Gradients | None:
+    try:
+        return msgspec.convert(job.metadata.get("gradients"), Gradients)
+    except msgspec.ValidationError:  # none, or of another version
+        return None
+
+
+class _Reduced(Struct, frozen=True):
+    """What reductions take, the buckets in use, and the relative error of the fit, None without one."""
+
+    cost: Reduction
+    buckets: tuple[tuple[int, ...], ...]
+    note: str
+    error: float | None = None
+
+
+def _reduced(gradients: Gradients, sizes_mb: Floats, split: tuple[int, ...]) -> _Reduced | None:
+    fitted = fitted_reduction(gradients.reductions)
+    if fitted is None:
+        return None
+    cost, error = fitted
+    parts = np.split(sizes_mb, np.cumsum(split)[:-1])
+    buckets = tuple(
+        buckets_of_size(part.tolist(), gradients.bucket_cap_mb, gradients.first_bucket_mb) for part in parts
+    )
+    note = f"a reduction takes {seconds(cost.fixed_s)} and {seconds(cost.per_mb_s)} a MiB, within {error:.1%}"
+    return _Reduced(cost, buckets, note, error)
+
+
+def fitted_reduction(reductions: Sequence[tuple[float, float]]) -> tuple[Reduction, float] | None:
+    """The line a + b x MiB through (bytes, seconds), and its relative error; None if the sizes are too close."""
+    sizes, times = np.array([(size / MB, taken_s) for size, taken_s in reductions if taken_s > 0]).reshape(-1, 2).T
+    if not len(sizes) or sizes.max() < SIZES_APART * sizes.min():
+        return None
+    rows = np.stack([np.ones(len(sizes)), sizes], axis=1) / times[:, None]
+    fixed_s, per_mb_s = np.maximum(np.linalg.lstsq(rows, np.ones(len(sizes)), rcond=None)[0], 0.0)
+    error = float(np.abs((fixed_s + per_mb_s * sizes) / times - 1).mean())
+    return Reduction(float(fixed_s), float(per_mb_s)), error
+
+
+def _contention(job: PipelineSubject) -> float:
+    """How much longer the last backward of a step takes, in which gradients are reduced, than the others, relative."""
+    assert job.profile is not None, "the job computes"
+    position = job.profile.position[BACKWARD]
+    return max(float(position[-1] / np.median(position[:-1])) - 1, 0.0) if len(position) > 1 else 0.0

@@ -1,0 +1,174 @@
+"""What a search for plans knows of a job: its layers, its links, the plan in use and what may change.
+
+In: a JSON file, or what a recording shows. Out: a `PlanModel`, checked.
+"""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.base.errors import FormatError
+from tracekit.trace.compute_order import Schedule
+
+#: Largest file that is read, bytes.
+_LARGEST_FILE = 1 << 28
+#: Most cells (stage, first layer, end) that a search holds in memory.
+_MOST_CELLS = 5_000_000
+_Amount = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+_Slowness = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+_Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+_Microbatches = Annotated[int, msgspec.Meta(ge=1, le=1 << 14)]
+#: Seconds that a microbatch of s samples takes: the first + the second x s.
+_Line = tuple[_Amount, _Amount]
+Fixed = Literal["fixed"]
+
+
+def content_of(path: Path) -> bytes:
+    """The content of a file. Raises FormatError if it is none, cannot be read, or is too large."""
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST_FILE:
+            raise FormatError(f"{path}: expected a file of at most {_LARGEST_FILE >> 20} MiB")
+        return path.read_bytes()
+    except OSError as error:
+        raise FormatError(f"{path}: cannot be read: {error.strerror or error}; check the path") from None
+
+
+class Layer(Struct, frozen=True, kw_only=True):
+    """What a layer takes and holds; without all three figures of memory, plans are searched by time only."""
+
+    name: str = ""
+    forward_s: _Line
+    backward_s: _Line
+    gradient_mb: _Amount
+    state_gb: _Amount | None = None
+    activation_gb: _Amount | None = None
+    boundary_gb: _Amount | None = None
+
+
+def layers_of(takes_s: Floats, fixed_s: Floats, gradients_mb: Floats) -> tuple[Layer, ...]:
+    """Layers without figures of memory. `takes_s`: a sample's forward and backward in each, [2, layers]; `fixed_s`:
+    what any microbatch's take beyond that, [2].
+    """
+    forward_s, backward_s = fixed_s.tolist()
+    return tuple(
+        Layer(forward_s=(forward_s, forward), backward_s=(backward_s, backward), gradient_mb=size)
+        for forward, backward, size in zip(*takes_s.tolist(), gradients_mb.tolist(), strict=True)
+    )
+
+
+class Reduction(Struct, frozen=True):
+    """Seconds that the reduction of a bucket takes."""
+
+    fixed_s: _Amount
+    per_mb_s: _Amount
+
+
+class TrainingPlan(Struct, frozen=True):
+    """How a job runs. `split`: layers of each stage; `recompute`: stages that recompute their activations; `buckets`:
+    of each stage, how many layers each bucket of gradients holds, from its last layer to its first.
+    """
+
+    split: tuple[_Count, ...]
+    schedule: Schedule
+    microbatches: _Microbatches
+    recompute: tuple[bool, ...]
+    buckets: tuple[tuple[_Count, ...], ...]
+
+
+class Space(Struct, frozen=True):
+    """What may change; `fixed`: as in the plan in use."""
+
+    schedule: list[Schedule] | Fixed = "fixed"
+    microbatches: list[_Microbatches] | Fixed = "fixed"
+    recompute: Literal["stages", "fixed"] = "fixed"
+    split: Literal["free", "fixed"] = "fixed"
+    buckets: Literal["free", "one", "fixed"] = "fixed"
+
+
+class PlanModel(Struct, frozen=True, kw_only=True, dict=True):
+    """A job as `docs/plans.md` defines it. `samples`: of a replica in a step; `memory_gb`: of a worker, None: any.
+    `slowness`: how many times as long as on a usual worker each stage computes, as that of a slow worker; None: 1.
+    """
+
+    model_version: Literal[1] = 1
+    name: str = ""
+    layers: tuple[Layer, ...]
+    stages: _Count
+    replicas: _Count
+    samples: _Count
+    transfer_s: _Line
+    reduce: Reduction
+    optimizer_s: _Amount
+    memory_gb: _Amount | None = None
+    slowness: tuple[_Slowness, ...] | None = None
+    now: TrainingPlan
+    space: Space
+
+    @classmethod
+    def read(cls, path: Path) -> PlanModel:
+        """Read a model file. Raises FormatError if it is none, or contradicts itself."""
+        try:
+            model = msgspec.json.decode(content_of(path), type=cls)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise FormatError(f"{path}: {error}; expected a model file (docs/plans.md)") from None
+        if problem := model.problem:
+            raise FormatError(f"{path}: {problem}")
+        return model
+
+    @property
+    def problem(self) -> str | None:
+        """How the model contradicts itself, None if it does not."""
+        layers, stages, now, space = len(self.layers), self.stages, self.now, self.space
+        if not layers:
+            return "no layers; describe each layer in `layers`"
+        if layers < stages:
+            return f"{layers} layers cannot fill {stages} stages; expected a layer or more for each stage"
+        if stages * (layers + 1) ** 2 > _MOST_CELLS:
+            return f"{layers} layers on {stages} stages are too many to search; join layers that stay together"
+        if len(now.split) != stages or sum(now.split) != layers:
+            return f"`now` splits {sum(now.split)} layers over {len(now.split)} stages; expected {layers} over {stages}"
+        if self.slowness is not None and len(self.slowness) != stages:
+            return f"`slowness` of {len(self.slowness)} stages; expected {stages}"
+        if len(now.recompute) != stages:
+            return f"`now` says of {len(now.recompute)} stages whether they recompute; expected {stages}"
+        if tuple(map(sum, now.buckets)) != now.split:
+            return "the `buckets` of `now` do not hold the layers of its `split`; expected all layers of each stage"
+        for name in ("schedule", "microbatches"):
+            if not getattr(space, name):
+                return f'the space is empty: `{name}` has no values; list some, or write "fixed"'
+        if Schedule.INTERLEAVED in (now.schedule, *space.schedule):
+            return "schedule interleaved cannot be planned; expected gpipe or 1f1b"
+        if space.buckets == "fixed" and space.split == "free":
+            return '`buckets` cannot be fixed if the `split` is free; write "one" or "free"'
+        return None
+
+    @property
+    def schedules(self) -> list[Schedule]:
+        """The schedules of the space."""
+        asked = [self.now.schedule] if self.space.schedule == "fixed" else self.space.schedule
+        return list(dict.fromkeys(asked))
+
+    @property
+    def microbatches(self) -> list[int]:
+        """The numbers of microbatches of the space."""
+        asked = [self.now.microbatches] if self.space.microbatches == "fixed" else self.space.microbatches
+        return list(dict.fromkeys(asked))
+
+    @property
+    def knows_memory(self) -> bool:
+        """Whether the memory of every layer is known."""
+        return all(None not in (one.state_gb, one.activation_gb, one.boundary_gb) for one in self.layers)
+
+    def of_layers(self, name: str, samples: float = 0.0) -> Floats:
+        """A figure of each layer for a microbatch of so many samples, 0 if unknown, [layers]."""
+        values = np.array([getattr(layer, name) or 0.0 for layer in self.layers])
+        figures: Floats = values if values.ndim == 1 else values @ np.array([1.0, samples])
+        return figures

@@ -1,0 +1,70 @@
+"""The answer of `tracekit optimize`: the best plans of a model, the front, and what they rest on.
+
+In: a `PlanModel`. Out: an `Optimum`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tracekit.analysis.plans.best_plans import ROUNDING, SearchResult, TimedPlan, search, space_size, timed
+from tracekit.analysis.plans.front import front, least_memory_gb
+from tracekit.analysis.plans.model import PlanModel
+from tracekit.analysis.plans.settings import settings_of
+from tracekit.analysis.plans.stages import ROUNDING as OF_MEMORY
+from tracekit.base.errors import SelectionError
+from tracekit.report.plans import FrontPlan, OptimizedPlan, Optimum, Searched, StepTimes
+
+NO_MEMORY = "no figures of memory: plans are compared by time only, and may not fit"
+
+
+def optimize(model: PlanModel, *, error: float = 0.0, notes: tuple[str, ...] = ()) -> Optimum:
+    """Find the best plans of a model. `error`: plans whose times differ by less, relative, are one group.
+
+    Raises SelectionError for a space that contradicts itself.
+    """
+    if (problem := model.problem) is not None:
+        raise SelectionError(f"{model.name or 'the model'}: {problem}")
+    now, result = timed(model, model.now), search(model, model.memory_gb)
+    plans = [_plan(model, each, now, result, error) for each in result.plans]
+    best_s = plans[0].step_time_s if plans else None
+    return Optimum(
+        step_time_s=StepTimes(now.step_time_s, best_s),
+        plans=plans,
+        nothing_to_gain=best_s is not None and _fits(model, now) and best_s >= now.step_time_s * (1 - error - ROUNDING),
+        searched=Searched(space_size(model), result.replayed),
+        reason=None if plans else _reason(model),
+        front=[FrontPlan(**_columns(each)) for each in front(model, result)],
+        limit_gb=model.memory_gb,
+        now=FrontPlan(**_columns(now)),
+        error=error,
+        notes=[*notes, *([] if model.knows_memory else [NO_MEMORY])],
+    )
+
+
+def _fits(model: PlanModel, plan: TimedPlan) -> bool:
+    limit = model.memory_gb
+    return limit is None or plan.memory_gb is None or plan.memory_gb <= limit * (1 + OF_MEMORY)
+
+
+def _columns(plan: TimedPlan) -> dict[str, Any]:
+    of = plan.plan
+    return {"memory_gb": plan.memory_gb, "step_time_s": plan.step_time_s, "split": list(of.split),
+            "schedule": str(of.schedule), "microbatches": of.microbatches, "recompute": list(of.recompute)}  # fmt: skip
+
+
+def _reason(model: PlanModel) -> str:
+    return f"no plan fits into {model.memory_gb:g} GB; the smallest needs {least_memory_gb(model):.4g} GB"
+
+
+def _plan(model: PlanModel, plan: TimedPlan, now: TimedPlan, result: SearchResult, error: float) -> OptimizedPlan:
+    assert result.bound_s is not None, "there are plans"
+    best_s = result.plans[0].step_time_s
+    return OptimizedPlan(
+        **_columns(plan),
+        saved_s=now.step_time_s - plan.step_time_s,
+        bound_s=result.bound_s,
+        buckets=[list(each) for each in plan.plan.buckets],
+        settings=settings_of(model, plan),
+        tied=plan.step_time_s <= best_s * (1 + max(error, ROUNDING)),
+    )

@@ -1,0 +1,82 @@
+"""A plan in the terms of frameworks: settings to copy.
+
+In: a `PlanModel` and a `TimedPlan`. Out: `PlanSettings`. DistributedDataParallel and its kind have one size for all
+buckets, not a list of layers, so the size whose buckets are best is found and replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import add
+
+import numpy as np
+
+from tracekit.analysis.plans.best_plans import TimedPlan, cells_of
+from tracekit.analysis.plans.model import PlanModel, TrainingPlan
+from tracekit.analysis.plans.replay import last_backwards
+from tracekit.report.plans import PlanSettings
+from tracekit.trace.compute_order import Schedule
+
+#: Sizes that are tried.
+_SIZES = 64
+#: Megatron-LM counts a bucket in gradients of full precision, bytes each.
+_BYTES = 4
+
+
+def buckets_of_size(gradients_mb: Sequence[float], size_mb: float, first_mb: float) -> tuple[int, ...]:
+    """How many layers each bucket holds if it is closed once it has `size_mb`, the first one once it has `first_mb`.
+
+    `gradients_mb`: of the layers, in order of the model; buckets begin with the last.
+    """
+    buckets, layers, held, limit = [], 0, 0.0, first_mb
+    for gradient in reversed(gradients_mb):
+        layers, held = layers + 1, held + gradient
+        if held >= limit:
+            buckets.append(layers)
+            layers, held, limit = 0, 0.0, size_mb
+    return (*buckets, layers) if layers else tuple(buckets)
+
+
+def settings_of(model: PlanModel, plan: TimedPlan) -> PlanSettings:
+    """The settings of a plan."""
+    chosen, size_mb, step_s = plan.plan, None, plan.step_time_s
+    if model.replicas > 1 and model.space.buckets == "free":
+        size_mb, step_s = _best_size(model, chosen)
+    ends = np.cumsum(chosen.split)
+    on = np.repeat(chosen.recompute, chosen.split)
+    again, first = np.flatnonzero(on).tolist(), [0, *ends[:-1].tolist()]
+    words = f"  # {chosen.microbatches} microbatches" + (f", recompute layers {again}" if again else "")
+    megatron, torchtitan = f"--pipeline-model-parallel-size {model.stages}", ""
+    if model.stages > 1:
+        name = "GPipe" if chosen.schedule is Schedule.GPIPE else "1F1B"
+        torchtitan = f'--parallelism.pipeline_parallel_schedule "{name}"'
+    if model.space.split == "free":
+        megatron += f" --pipeline-model-parallel-layout 'E{'|'.join('t' * count for count in chosen.split)}L'"
+        torchtitan += f", stages begin at layers {first}"
+    wrapped = "DistributedDataParallel(model)"
+    if size_mb is not None:
+        megatron += f" --ddp-bucket-size {round(size_mb * (1 << 20) / _BYTES)}"
+        wrapped = f"bucket_cap_mb={size_mb:g}"
+    runs = [list(buckets) for buckets in chosen.buckets]
+    paste = {"DDP": wrapped, "FSDP2": f"fully_shard() by runs of layers {runs}, last first", "Megatron": megatron,
+             "torchtitan": torchtitan}  # fmt: skip
+    return PlanSettings(size_mb, step_s, list(chosen.split), chosen.microbatches, again,
+                        {name: text + words for name, text in paste.items() if text})  # fmt: skip
+
+
+def _best_size(model: PlanModel, plan: TrainingPlan) -> tuple[float, float]:
+    """The size of buckets with the shortest step, the largest of equals, MB, and that step, seconds."""
+    cells, gradients = cells_of(model, plan), model.of_layers("gradient_mb")
+    starts_s, ends = last_backwards(cells, np.array([plan.split]))[:, 0].tolist(), np.cumsum(plan.split)
+    of_stages = [part.tolist() for part in np.split(gradients, ends[:-1])]
+
+    def step_s(size_mb: float) -> float:
+        tails = (
+            cells.tail_of(stage, end, buckets_of_size(of_stages[stage], size_mb, size_mb), plan.recompute[stage])
+            for stage, end in enumerate(ends.tolist())
+        )
+        return float(max(map(add, starts_s, tails)) + model.optimizer_s)
+
+    least, whole = max(float(gradients.max()) / 8, 0.1), max(float(gradients.sum()), 0.2)
+    sizes = {float(f"{size:.3g}") for size in np.geomspace(least, whole, _SIZES)} | {25.0}
+    return min(((size, step_s(size)) for size in sorted(sizes, reverse=True)), key=lambda each: each[1])

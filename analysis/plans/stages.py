@@ -1,0 +1,202 @@
+"""What a stage takes and holds, for every stage and every run of layers that it could have.
+
+In: a `PlanModel`, a schedule and a number of microbatches. Out: `Stages`, the cells [stage, first layer, end] of which
+plans are made. A stage recomputes only where it must: recomputation never makes a step shorter. Buckets depend on
+nothing but their stage, so that the best ones are part of the cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.plans.model import PlanModel
+from tracekit.trace.compute_order import Schedule
+
+#: Memory is compared with this relative tolerance: sums in another order differ by rounding.
+ROUNDING = 1e-9
+_Bools = npt.NDArray[np.bool_]
+
+
+class Stages(Struct, frozen=True, eq=False, dict=True):
+    """The cells of one schedule and number of microbatches; `memory_gb`: the limit, None: none."""
+
+    model: PlanModel
+    schedule: Schedule
+    microbatches: int
+    memory_gb: float | None
+
+    @property
+    def samples(self) -> float:
+        """Samples of a microbatch."""
+        return self.model.samples / self.microbatches
+
+    @property
+    def transfer_s(self) -> float:
+        """Seconds of a transfer between stages."""
+        fixed, each = self.model.transfer_s
+        return fixed + each * self.samples
+
+    @cached_property
+    def forwards_until(self) -> Floats:
+        """Forward seconds of all layers before each one on the fastest stage, [layers + 1]."""
+        return _until(self.model.of_layers("forward_s", self.samples) * self._slowness.min())
+
+    @cached_property
+    def backwards_until(self) -> Floats:
+        """Backward seconds of all layers before each one, likewise and without recomputation, [layers + 1]."""
+        return _until(self.model.of_layers("backward_s", self.samples) * self._slowness.min())
+
+    @property
+    def _slowness(self) -> Floats:
+        return np.array(self.model.slowness or (1.0,) * self.model.stages)
+
+    @property
+    def _factor(self) -> Floats:
+        """How many times as long as the fastest stage each stage takes, [stages]."""
+        return np.asarray(self._slowness / self._slowness.min())
+
+    @cached_property
+    def allowed(self) -> _Bools:
+        """The cells of the space, whatever their memory, [stages, layers + 1, layers + 1]."""
+        layers, stages = len(self.model.layers), self.model.stages
+        stage, first, end = np.ogrid[:stages, : layers + 1, : layers + 1]
+        allowed = (first < end) & (first >= stage) & (end <= layers - (stages - 1 - stage))
+        allowed &= ((stage > 0) | (first == 0)) & ((stage < stages - 1) | (end == layers))
+        if self.model.space.split == "fixed":
+            ends = np.cumsum(self.model.now.split)[:, None, None]
+            allowed &= (end == ends) & (first == ends - np.array(self.model.now.split)[:, None, None])
+        return allowed
+
+    @cached_property
+    def memory(self) -> Floats:
+        """Memory without and with recomputation, GB, [2, stages, layers + 1, layers + 1]."""
+        model, stages = self.model, self.model.stages
+        held = np.full(stages, self.microbatches)
+        if self.schedule is Schedule.ONE_F_ONE_B:
+            held = np.minimum(held, stages - np.arange(stages))
+        state, activations, boundary = (
+            _between(_until(model.of_layers(name))) for name in ("state_gb", "activation_gb", "boundary_gb")
+        )
+        held_samples = (held * self.samples)[:, None, None]
+        activation, largest = model.of_layers("activation_gb"), np.zeros_like(activations)
+        for first in range(len(activation)):
+            largest[first, first + 1 :] = np.maximum.accumulate(activation[first:])
+        again = boundary * held_samples + largest * self.samples
+        return np.stack([state + activations * held_samples, state + again])
+
+    @cached_property
+    def recompute(self) -> _Bools:
+        """Whether the stage recomputes, [stages, layers + 1, layers + 1]."""
+        if self.model.space.recompute == "fixed":
+            fixed = np.array(self.model.now.recompute)[:, None, None]
+            return np.broadcast_to(fixed, self.allowed.shape)
+        return ~self._within(self.memory[0])
+
+    def _within(self, memory: Floats) -> _Bools:
+        if self.memory_gb is None or not self.model.knows_memory:
+            return np.ones(memory.shape, np.bool_)
+        return memory <= self.memory_gb * (1 + ROUNDING)
+
+    @cached_property
+    def possible(self) -> _Bools:
+        """The cells of the space that fit into memory, [stages, layers + 1, layers + 1]."""
+        return self.allowed & np.where(self.recompute, self._within(self.memory[1]), self._within(self.memory[0]))
+
+    @cached_property
+    def forward_s(self) -> Floats:
+        """Seconds of a forward, [stages, layers + 1, layers + 1]."""
+        return np.asarray(_between(self.forwards_until) * self._factor[:, None, None])
+
+    @cached_property
+    def backward_s(self) -> Floats:
+        """Seconds of a backward with recomputation, [stages, layers + 1, layers + 1]."""
+        plain = _between(self.backwards_until) * self._factor[:, None, None]
+        return np.asarray(plain + np.where(self.recompute, self.forward_s, 0.0))
+
+    @cached_property
+    def tail_s(self) -> Floats:
+        """From the start of the last backward to the end of the last bucket, [stages, layers + 1, layers + 1]."""
+        if self.model.replicas == 1:
+            return self.backward_s
+        if self.model.space.buckets == "fixed":
+            tails, ends = np.full(self.allowed.shape, np.inf), np.cumsum(self.model.now.split).tolist()
+            for stage, (end, buckets) in enumerate(zip(ends, self.model.now.buckets, strict=True)):
+                place = stage, end - sum(buckets), end
+                tails[place] = self.tail_of(stage, end, buckets, bool(self.recompute[place]))
+            return tails
+        ends = np.flatnonzero(self.allowed.any(axis=(0, 1)))
+        factors, of_stage = np.unique(self._factor, return_inverse=True)
+        plain, again = (
+            np.stack([self._tails(ends, self._ready_until(factor, recompute)) for factor in factors])[of_stage]
+            for recompute in (False, True)
+        )
+        return np.asarray(np.where(self.recompute, again, plain))
+
+    def _ready_until(self, factor: float, recompute: bool) -> Floats:
+        """When the gradients of all layers before each one are ready in the last backward, [layers + 1]."""
+        return np.asarray((self.backwards_until + self.forwards_until * recompute) * factor)
+
+    @cached_property
+    def _reduced_until(self) -> Floats:
+        """Seconds that the gradients of all layers before each one take beyond the fixed cost, [layers + 1]."""
+        return _until(self.model.of_layers("gradient_mb") * self.model.reduce.per_mb_s)
+
+    def _tails(self, ends: npt.NDArray[np.int64], ready: Floats) -> Floats:
+        """The shortest tails of the runs of layers with these ends, [layers + 1, layers + 1]; `ready`: `_ready_until`.
+
+        A run's gradients are reduced by its last bucket, after the shortest tail of the layers behind that bucket.
+        """
+        after = np.full((len(ready),) * 2, np.inf)
+        after[ends, ends] = 0.0
+        for first in range(len(ready) - 2, -1, -1):
+            behind = after[first + 1 :, ends]
+            if self.model.space.buckets == "one":
+                behind = np.where(np.arange(first + 1, len(ready))[:, None] == ends, behind, np.inf)
+            took = np.maximum(behind, ready[ends] - ready[first]) + self._cost(first)[:, None]
+            after[first, ends] = np.where(first < ends, took.min(axis=0), after[first, ends])
+        return after
+
+    def _cost(self, first: int) -> Floats:
+        """What the reduction of the layers from the first to before each later one takes, seconds."""
+        until = self._reduced_until
+        return np.asarray(self.model.reduce.fixed_s + until[first + 1 :] - until[first])
+
+    def tail_of(self, stage: int, end: int, buckets: Sequence[int], recompute: bool) -> float:
+        """The tail of the layers before an end on that stage, in these buckets, seconds."""
+        ready, tail, behind = self._ready_until(self._factor[stage], recompute), 0.0, end
+        if self.model.replicas == 1:
+            return float(ready[end] - ready[end - sum(buckets)])
+        for count in buckets:
+            behind -= count
+            tail = max(tail, float(ready[end] - ready[behind])) + float(self._cost(behind)[count - 1])
+        return tail
+
+    def best_buckets(self, stage: int, first: int, end: int, recompute: bool) -> tuple[int, ...]:
+        """The buckets of the shortest tail of these layers on that stage, from the last layer to the first."""
+        if self.model.space.buckets == "fixed":
+            return self.model.now.buckets[stage]
+        if self.model.space.buckets == "one" or self.model.replicas == 1:
+            return (end - first,)
+        ready = self._ready_until(self._factor[stage], recompute)
+        tails, buckets = self._tails(np.array([end]), ready)[:, end], []
+        while first < end:
+            took = np.maximum(tails[first + 1 :], ready[end] - ready[first]) + self._cost(first)
+            size = len(took) - int(took[::-1].argmin())  # of equals, the longest bucket
+            buckets.append(size)
+            first += size
+        return tuple(reversed(buckets))
+
+
+def _until(values: Floats) -> Floats:
+    return np.concatenate([[0.0], np.cumsum(values)])
+
+
+def _between(until: Floats) -> Floats:
+    """The sum of the values from the first to before the end, [first, end]; 0 if there is none between."""
+    return np.maximum(until[None, :] - until[:, None], 0.0)

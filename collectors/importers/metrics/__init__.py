@@ -1,0 +1,1 @@
+"""Reads samples of metrics: Parquet, OpenMetrics text, answers of Prometheus, and its HTTP interface."""

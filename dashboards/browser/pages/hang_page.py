@@ -1,0 +1,137 @@
+"""Hang: which ranks hold a hung job up, why, what to do first, and who waits for whom."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dash import dcc, html
+from dash.development.base_component import Component
+
+from tracekit.analysis.hang.hang_report import waiting_ranks
+from tracekit.base.command_line import command
+from tracekit.base.errors import NotStoredError
+from tracekit.base.text import printable, ranks_text, short
+from tracekit.dashboards.browser.data.hang_graph import fold, node_table
+from tracekit.dashboards.browser.figures.wait_graph import wait_graph
+from tracekit.dashboards.browser.ui.components import figure_panel, href, inline_csv, note, panel, problem
+from tracekit.dashboards.browser.ui.context import results, viewer
+from tracekit.dashboards.browser.ui.shell import job_head, page
+from tracekit.store import StoredHang
+
+#: Culprits, stacks and earlier hangs that are listed.
+MOST_CULPRITS, MOST_STACKS, MOST_HANGS = 32, 6, 20
+
+
+def build(job: str | None = None, **_: str) -> list[Component]:
+    """The newest hang of a job, without `job=` of the store; then a list of the others."""
+    hangs = results().hangs(job)
+    if not hangs and job is not None:
+        results().stored(job)  # raises where there is no such job
+    head = _head(job)
+    if not hangs:
+        watch = command("collect", "--hang-after", "120", "--store", results().path, "--", "COMMAND")
+        how = f"`{watch}` watches a job, and keeps what it sees here."
+        whose = "in this store" if job is None else f"of {short(job)}"
+        return [*head, panel("No hang", html.P(f"No hang {whose} was recorded."), note(how))]
+    newest = hangs[0]
+    nodes = fold(newest.report)
+    table = node_table(nodes)
+    graph = figure_panel(
+        "Who waits for whom",
+        wait_graph(nodes, viewer().theme),
+        label=(
+            f"Wait-for graph: {len(newest.report['culprits'])} culprits, {waiting_ranks(len(newest.report['waiting']))}"
+        ),
+        table=table,
+        csv=inline_csv(table),
+        id="hang-graph",
+        extra=html.Span("culprits at the left, then those that wait for them, by process group", className="note"),
+    )
+    return [*head, _verdict(newest), graph, *_stacks(newest.report), *_others(hangs[1:])]
+
+
+def _head(job: str | None) -> list[Component]:
+    """The tabs of the job, where its trace is in the store: one that hangs at once has none."""
+    if job is None:
+        return [html.H1("Hangs")]
+    try:
+        return [job_head(results().stored(job), "/hang")]
+    except NotStoredError:
+        return [
+            html.H1(short(job)),
+            note("This job has no trace in the store: it hung, or failed, before one was made."),
+        ]
+
+
+def _verdict(hang: StoredHang) -> Component:
+    report, first = hang.report, hang.report["first_step"]
+    shown = report["culprits"][:MOST_CULPRITS]
+    more = len(report["culprits"]) - len(shown)
+    return panel(
+        "Verdict",
+        html.P(f"{short(hang.job)}, {viewer().moment(hang.found_at)}", className="note"),
+        html.P(report["headline"], className="verdict"),
+        *([html.P(["Do first: ", html.B(first)])] if first else []),
+        html.Ol([html.Li(_culprit(one)) for one in shown], className="causes"),
+        *([note(f"and {more} more culprits: see the table")] if more > 0 else []),
+        *[
+            problem(
+                f"{ranks_text(one['ranks'])}: {one['missing']}",
+                title="All alike" if one.get("alike") else "Cannot tell",  # older reports do not say
+            )
+            for one in report["undecided"][:MOST_CULPRITS]
+        ],
+        *[note(words) for words in report["notes"]],
+    )
+
+
+def _culprit(culprit: dict[str, Any]) -> list[Any]:
+    host = f" on {printable(culprit['host'])}" if culprit["host"] else ""
+    since = "" if culprit["since_s"] is None else f", for {culprit['since_s']:.1f} s"
+    phase = f", in {culprit['phase']}" if culprit.get("phase") else ""
+    group = culprit["group"] or "an unnamed group"
+    holds = f" holds up {culprit['waiting']} ranks in {culprit['operation']} of {group}{since}"
+    return [
+        html.B(f"rank {culprit['rank']}{host}: {culprit['class']}{phase}"),
+        html.Div(f"It{holds}."),
+        html.Div("; ".join(map(printable, culprit["evidence"])), className="note"),
+    ]
+
+
+def _stacks(report: dict[str, Any]) -> list[Component]:
+    """Equal stacks once, the few that differ from the many first."""
+    groups = report["stacks"]
+    if not groups:
+        return []
+    parts = [
+        html.Details(
+            [
+                html.Summary(f"{ranks_text(one['ranks'])}: {printable(one['frames'][0])}"),
+                html.Ol([html.Li(html.Code(printable(frame))) for frame in one["frames"]], className="evidence"),
+            ],
+            open=number == 0,
+        )
+        for number, one in enumerate(groups[:MOST_STACKS])
+    ]
+    more = [note(f"and {len(groups) - MOST_STACKS} more stacks")] if len(groups) > MOST_STACKS else []
+    return [panel("Stacks, the fewest ranks first", *parts, *more)]
+
+
+def _others(hangs: tuple[StoredHang, ...]) -> list[Component]:
+    if not hangs:
+        return []
+    rows = [
+        html.Li(
+            [
+                f"{viewer().moment(one.found_at)}: ",
+                dcc.Link(short(one.job), href=href("/hang", job=one.job)),
+                f": {one.report['headline']}",
+            ]
+        )
+        for one in hangs[:MOST_HANGS]
+    ]
+    more = [note(f"and {len(hangs) - MOST_HANGS} more")] if len(hangs) > MOST_HANGS else []
+    return [panel("Earlier hangs", html.Ul(rows, className="evidence"), *more)]
+
+
+page(__name__, "/hang", "Hang", build, lambda *_: [])

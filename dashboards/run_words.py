@@ -1,0 +1,164 @@
+"""The verdict of a run in words: what it lost to whom, from when to when, and whether that is over.
+
+In: a `RunVerdict`. Out: sentences for every surface, which differ in the zone of their times alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, tzinfo
+
+from tracekit.base.text import ranks_text, seconds, three_digits
+from tracekit.report.report import Report
+from tracekit.report.run import RunCause, RunVerdict, State
+from tracekit.report.verdict import LossKind
+from tracekit.trace.units import EARLIEST_S
+
+#: Further causes that get a sentence each, and the share of the run that these cost at least.
+MOST_CAUSES, _SMALLEST_SHARE = 3, 0.005
+#: What took less time than this, seconds, is told to the second.
+_SHORT_S = 600
+#: A verdict that covers less of the run says so.
+_COVERED = 0.9
+_STATES = {
+    State.OPEN: "it goes on",
+    State.OVER: "it is over",
+    State.ENDED: "it lasted until the job ended",
+}
+
+
+def run_of_several(report: Report) -> RunVerdict | None:
+    """The verdict of a run of several windows, of which the report is about the newest; None for other reports."""
+    return report.run if report.run and report.run.windows > 1 else None
+
+
+def first_line(report: Report, zone: tzinfo = UTC) -> tuple[LossKind, str, str]:
+    """The kind of loss, its label and the first sentence of a report: about the run if it has several windows whose
+    losses are known.
+    """
+    run, verdict = run_of_several(report), report.verdict
+    if run is None or not run.recorded_s:
+        return verdict.kind, f"{report.doubt}{verdict.label.upper()}", report.answer.headline
+    kind = run_kind(run)
+    return kind, str(kind).upper(), run_sentence(run, zone)
+
+
+def run_kind(run: RunVerdict) -> LossKind:
+    """The kind of loss that cost a run most; balanced if no cause stands out in any window."""
+    return next((one.kind for one in run.alarming if one.kind), LossKind.BALANCED)
+
+
+def run_sentence(run: RunVerdict, zone: tzinfo = UTC) -> str:
+    """The first sentence about a run, without a full stop."""
+    if run.alarming:
+        return cause_sentence(run.alarming[0], zone)
+    return f"nothing costs 5% of any window; {_percent(run.lost_share)} of the run is lost in all"
+
+
+def cause_sentence(cause: RunCause, zone: tzinfo = UTC) -> str:
+    """What one cause cost: `rank 1 cost 15.6% of the run, steps 40 to 66, from 10:02 to 10:09 UTC; it is over`."""
+    cost = f"{who_words(cause)} cost {_percent(cause.lost_share)} of the run"
+    parts = [cost, steps_words(cause), times_words(cause, zone)]
+    return f"{', '.join(part for part in parts if part)}; {_STATES[cause.state]}"
+
+
+def who_words(cause: RunCause) -> str:
+    """Who or what lost the time: "rank 1", "late data loading", "straggler losses without a known cause"."""
+    if cause.ranks:
+        return ranks_text(cause.ranks)
+    words = cause.cause if cause.is_known else f"{cause.kind} losses without a known cause"
+    return words if " " in words else words.replace("-", " ")
+
+
+def steps_words(cause: RunCause) -> str:
+    """The steps that a cause slowed down."""
+    if cause.first_step is None or cause.first_step == cause.last_step:
+        return "" if cause.first_step is None else f"step {cause.first_step}"
+    return f"steps {cause.first_step} to {cause.last_step}"
+
+
+def times_words(cause: RunCause, zone: tzinfo = UTC) -> str:
+    """When a cause acted; empty where that is unknown."""
+    since, until = _moment(cause.since, zone), _moment(cause.until, zone)
+    if since is None or until is None:
+        return ""
+    clock = "%H:%M:%S" if (until - since).total_seconds() < _SHORT_S else "%H:%M"
+    dated = clock if since.date() == until.date() else f"%Y-%m-%d {clock}"
+    return f"from {since:{dated}} to {until:{dated}} {until:%Z}"
+
+
+def run_rows(report: Report, zone: tzinfo = UTC) -> Iterator[tuple[str, str]]:
+    """Name and words of what else to say about a run: further causes, what to do, what the verdict covers, and the
+    newest window. Nothing for a report on one window.
+    """
+    run = run_of_several(report)
+    if run is None:
+        return
+    others = [cause for cause in run.alarming[1:] if cause.lost_share >= _SMALLEST_SHARE][:MOST_CAUSES]
+    yield from (("" if number else "Then", cause_sentence(cause, zone)) for number, cause in enumerate(others))
+    if run.lost_s > 0:
+        hours = three_digits(run.gpu_hours_lost)
+        yield "Lost", f"{hours} GPU-hours in all, {_percent(run.lost_share)} of the run; `tracekit bill` has every hour"
+    if advice := run_advice(run, report):
+        yield "Do", advice
+    if covers := coverage_words(run):
+        yield "Covers", covers
+    steps = f"steps {report.by_step[0].step} to {report.by_step[-1].step}" if report.by_step else "the newest window"
+    yield "Now", f"{steps}: {report.doubt}{report.verdict.label}: {report.answer.headline}"
+
+
+def run_advice(run: RunVerdict, report: Report) -> str | None:
+    """What to do first about the worst cause of a run; None without advice, or if the report on its newest window has
+    it.
+    """
+    worst = next(iter(run.alarming), None)
+    if worst is None or worst.do is None or (worst.cause, worst.ranks) in _shown(report):
+        return None
+    match worst.state:
+        case State.OPEN:
+            return worst.do
+        case State.OVER if run.ended is None:
+            return f"should it come back: {_begun(worst.do)}"
+        case _:
+            return f"before the next run: {_begun(worst.do)}"
+
+
+def _begun(advice: str) -> str:
+    """Advice in the middle of a sentence."""
+    return advice[:1].lower() + advice[1:]
+
+
+def coverage_words(run: RunVerdict) -> str:
+    """How much of a run its verdict covers; empty if it is nearly all."""
+    notes = [note for note in run.notes if "clock" in note]
+    covered = [f"{run.covered_share:.0%} of {seconds(run.wall_s)}: no window judges the rest, such as the start"]
+    return "; ".join([*(covered if run.covered_share < _COVERED else ()), *notes[:1]])
+
+
+def elsewhere_words(run: RunVerdict, report: Report) -> str | None:
+    """What other windows name, for a report on one of them: `5 others name rank 1, steps 45 to 95`; None if nothing."""
+    words = []
+    for cause in run.alarming[:MOST_CAUSES]:
+        others = cause.windows - ((cause.cause, cause.ranks) in _shown(report))
+        if others:
+            name = "other names" if others == 1 else "others name"
+            words.append(f"{others:,} {name} {who_words(cause)}, {steps_words(cause)}")
+    return "; ".join(words) or None
+
+
+def _shown(report: Report) -> set[tuple[str, tuple[int, ...]]]:
+    """Kinds and ranks of the causes in a report."""
+    return {(account.kind, account.ranks) for account in report.answer.accounts}
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}"
+
+
+def _moment(epoch_s: float | None, zone: tzinfo) -> datetime | None:
+    if epoch_s is None or epoch_s < EARLIEST_S:  # from a clock that does not count from 1970
+        return None
+    try:
+        return datetime.fromtimestamp(epoch_s, zone)
+    except (ValueError, OverflowError, OSError):  # a trace can hold any number
+        return None

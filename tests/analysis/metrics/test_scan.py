@@ -1,0 +1,47 @@
+"""The blind scan and the doctor."""
+
+from __future__ import annotations
+
+import polars as pl
+import pytest
+
+from tests.analysis.metrics.fleet import BEGAN, CLOCK, ERRORS, Fault, fleet
+from tracekit.analysis.metrics.exporters import lacking
+from tracekit.analysis.metrics.samples import Samples
+from tracekit.analysis.metrics.scan import scanned
+
+
+def scan(frame: pl.DataFrame, *baselines: int) -> list[tuple[str, str]]:
+    alarms = scanned(Samples.of(frame), [Samples.of(fleet(seed, lasts_s=1800)) for seed in baselines])
+    return [(alarm.host, alarm.metric) for alarm in alarms]
+
+
+@pytest.mark.slow
+def test_healthy_fleets_raise_no_alarm() -> None:
+    assert scan(fleet(1, lasts_s=1800), 2, 3) == []
+    assert scan(fleet(1, lasts_s=1800)) == []
+
+
+@pytest.mark.slow
+def test_a_small_change_for_five_minutes_shows_with_baselines_and_on_that_host_alone() -> None:
+    frame = fleet(1, Fault(3, "compute", 0.03, 600, 900), lasts_s=1800, devices=1)
+    assert scan(frame, 2, 3) == [("node-03", CLOCK)]
+
+
+def test_an_alarm_says_when_and_how_much() -> None:
+    frame = fleet(1, Fault(3, "compute", 0.25, 600, 900), lasts_s=1800, devices=1)
+    (alarm,) = scanned(Samples.of(frame), [])
+    assert (alarm.host, alarm.device, alarm.metric) == ("node-03", "0", CLOCK)
+    assert abs(alarm.change + 0.2) < 0.01
+    assert abs(alarm.from_s - BEGAN - 600) < 100
+    assert abs(alarm.to_s - BEGAN - 900) < 100
+
+
+def test_the_doctor_names_what_some_or_all_hosts_lack_with_the_line_to_add() -> None:
+    without = ~((pl.col("metric") == CLOCK) & (pl.col("host") == "node-02")) & (pl.col("metric") != ERRORS)
+    missing = {each.metric: each for each in lacking(Samples.of(fleet(1).filter(without)))}
+    assert missing.keys() == {CLOCK, ERRORS, "DCGM_FI_DEV_POWER_VIOLATION", "DCGM_FI_DEV_THERMAL_VIOLATION"}
+    assert missing[CLOCK].why.startswith("on node-02, ")
+    assert missing[CLOCK].line == "DCGM_FI_DEV_SM_CLOCK, gauge, SM clock frequency (in MHz)."
+    assert missing[ERRORS].why.startswith("on all hosts, ")
+    assert (missing[ERRORS].exporter, missing[ERRORS].line) == ("node_exporter", "--collector.infiniband (the default)")

@@ -1,0 +1,133 @@
+"""The best plan against every plan of small spaces, each timed by an independent simulator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.analysis.plans.simulator import best_buckets, best_of_all, draw, memory_gb, step_time_s
+from tracekit.analysis.plans.best_plans import SearchResult, search, space_size, timed
+from tracekit.analysis.plans.model import PlanModel
+from tracekit.analysis.plans.optimize import optimize
+from tracekit.analysis.plans.settings import buckets_of_size
+
+#: Layers, stages and memory over that of the plan in use, of drawn spaces.
+SIZES = [(6, 1, None), (6, 2, 0.85), (7, 3, 0.7), (6, 4, 1.0), (7, 4, 0.85), (5, 2, None)]
+
+
+def _found(model: dict[str, Any]) -> tuple[PlanModel, SearchResult]:
+    read = msgspec.convert(model, PlanModel)
+    assert read.problem is None
+    return read, search(read, read.memory_gb)
+
+
+def _plain(plan: Any) -> dict[str, Any]:
+    return msgspec.to_builtins(plan)
+
+
+@pytest.mark.parametrize("seed", range(18))
+def test_no_plan_of_the_space_is_faster(seed: int) -> None:
+    layers, stages, memory = SIZES[seed % len(SIZES)]
+    space = {
+        "schedule": ["gpipe", "1f1b"],
+        "microbatches": [[2, 4], [3, 8], [1, 16]][seed % 3],
+        "recompute": "stages",
+        "split": "free",
+        "buckets": ["free", "one"][seed % 2],
+    }
+    model = draw(seed, layers=layers, stages=stages, memory=memory, space=space)
+    if seed % 4 == 3:  # a slow worker
+        model["slowness"] = [1.0 + 0.7 * (stage == 1) for stage in range(stages)]
+    best_s, plans = best_of_all(model)
+    read, found = _found(model)
+    assert space_size(read) == plans
+    assert [plan.step_time_s for plan in found.plans[:1]] == (
+        [] if best_s is None else [pytest.approx(best_s, rel=1e-9)]
+    )
+    if best_s is not None:
+        assert found.bound_s == pytest.approx(best_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_plan_takes_what_it_says_and_fits(seed: int) -> None:
+    model = draw(seed, layers=12, stages=4, memory=(1.0, 0.8)[seed % 2])
+    read, found = _found(model)
+    for plan in found.plans:
+        assert plan.step_time_s == pytest.approx(step_time_s(model, _plain(plan.plan)), rel=1e-9)
+        assert plan.memory_gb == pytest.approx(memory_gb(model, _plain(plan.plan)), rel=1e-9)
+        assert plan.memory_gb <= model["memory_gb"] * (1 + 1e-9)
+    assert found.replayed <= 0.05 * space_size(read)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_buckets_are_the_best_of_all_partitions(seed: int) -> None:
+    layers = 8 + seed % 4
+    space = {"buckets": "free"}
+    model = draw(seed, layers=layers, stages=1, replicas=8, space=space)
+    _, found = _found(model)
+    exhaustive = {**model["now"], "buckets": [best_buckets(model, model["now"], 0)]}
+    assert found.plans[0].step_time_s == pytest.approx(step_time_s(model, exhaustive), rel=1e-12)
+    assert step_time_s(model, _plain(found.plans[0].plan)) == pytest.approx(found.plans[0].step_time_s, rel=1e-12)
+
+
+def test_a_plan_with_any_buckets_takes_what_the_simulator_says() -> None:
+    model = draw(5, layers=9, stages=3, replicas=4)
+    plan = {**model["now"], "split": [4, 2, 3], "recompute": [True, False, True], "buckets": [[1, 3], [2], [2, 1]]}
+    read = msgspec.convert(model, PlanModel)
+    result = timed(read, msgspec.convert(plan, type(read.now)))
+    assert result.step_time_s == pytest.approx(step_time_s(model, plan), rel=1e-12)
+    assert result.memory_gb == pytest.approx(memory_gb(model, plan), rel=1e-12)
+
+
+@pytest.mark.parametrize("memory", [None, 0.9])
+def test_ten_million_plans_are_searched_to_the_end(memory: float | None) -> None:
+    space = {"schedule": ["gpipe", "1f1b"], "microbatches": [8, 16], "split": "free", "buckets": "free"}
+    read, found = _found(draw(2, layers=32, stages=8, memory=memory, space=space))
+    assert space_size(read) == 10_518_300
+    assert found.plans[0].step_time_s == found.bound_s
+
+
+def test_nothing_fits() -> None:
+    model = draw(3, layers=6, stages=2)
+    model["memory_gb"] = 0.1
+    result = optimize(msgspec.convert(model, PlanModel))
+    assert result.plans == []
+    assert result.reason.startswith("no plan fits into 0.1 GB; the smallest needs ")
+    assert not result.nothing_to_gain
+
+
+def test_the_best_plan_in_use_leaves_nothing_to_gain() -> None:
+    model = draw(4, layers=6, stages=2, memory=1.0)
+    _, found = _found(model)
+    model["now"] = _plain(found.plans[0].plan)
+    result = optimize(msgspec.convert(model, PlanModel))
+    assert result.nothing_to_gain
+    assert result.plans[0].bound_s == pytest.approx(result.step_time_s.now)
+
+
+def test_less_memory_never_makes_a_plan_faster() -> None:
+    result = optimize(msgspec.convert(draw(7, layers=8, stages=4, memory=1.0), PlanModel))
+    memory, times = zip(*((plan.memory_gb, plan.step_time_s) for plan in result.front), strict=True)
+    assert len(memory) > 2
+    assert list(memory) == sorted(memory)
+    assert list(times) == sorted(times, reverse=True)
+
+
+def test_without_figures_of_memory_plans_are_compared_by_time_only() -> None:
+    model = draw(8, layers=5, stages=2)
+    model["memory_gb"] = 0.1
+    for layer in model["layers"]:
+        del layer["state_gb"]
+    result = optimize(msgspec.convert(model, PlanModel))
+    assert result.plans[0].memory_gb is None
+    assert result.front == []
+    assert "by time only" in result.notes[-1]
+
+
+def test_buckets_of_one_size_can_begin_with_a_small_one() -> None:
+    assert buckets_of_size([5, 5, 5, 5, 0.5, 0.6], 9, 1) == (2, 2, 2)
+    assert buckets_of_size([5, 5, 5], 100, 1) == (1, 2)
+    assert buckets_of_size([5, 5, 5], 9, 9) == (2, 1)
+    assert buckets_of_size([0.1, 0.1], 0.05, 0.05) == (1, 1)

@@ -1,0 +1,228 @@
+"""The verdict of a run: what its windows lost, by cause and place, by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from benchmarks.writtenrun import EPOCH_S
+from tests.bill.test_stored import as_version_6, stored, window
+from tests.dashboards.watched import write_watched
+from tests.handmade import HEALTHY_STEP_S, SLOW_STEP_S, healthy_frame, run, slow_frame
+from tracekit.base.exit_codes import ExitCode
+from tracekit.bill.run_account import run_of_job
+from tracekit.bill.stored import bill_of_store
+from tracekit.commands.mcp import who, why_slow
+from tracekit.report.run import RunCause, RunVerdict, State
+from tracekit.store import Incoming
+from tracekit.trace.canonical import Trace
+
+#: What a slow step loses to stage 0 of DP rank 1, and that rank.
+LOST_S, SLOW_RANK = SLOW_STEP_S - HEALTHY_STEP_S, 1
+
+
+def windows(*slow: bool, steps: int = 5) -> list[Trace]:
+    """Windows of so many steps, one after another from step 1 on; `slow`: stage 0 of DP rank 1 is, in each."""
+    traces, start_s = list[Trace](), 0.0
+    for number, it_is in enumerate(slow):
+        numbers = range(1 + number * steps, 1 + (number + 1) * steps)
+        step_s = SLOW_STEP_S if it_is else HEALTHY_STEP_S
+        traces.append(window((slow_frame if it_is else healthy_frame)(numbers), start_s, step_s))
+        start_s += steps * step_s
+    return traces
+
+
+def verdict(folder: Path, traces: Sequence[Trace], **how: Any) -> RunVerdict:
+    return run_of_job(stored(folder, traces, **how), "job")
+
+
+def only(found: RunVerdict) -> RunCause:
+    (cause,) = found.alarming
+    return cause
+
+
+def test_a_fault_that_is_over_is_told_with_its_place_its_steps_and_its_share_of_the_whole_run(tmp_path: Path) -> None:
+    """Two of five windows are slow: 10 slow steps and 15 healthy ones."""
+    found = verdict(tmp_path, windows(False, True, True, False, False))
+    wall_s = 15 * HEALTHY_STEP_S + 10 * SLOW_STEP_S
+    cause = only(found)
+    assert (found.first_step, found.last_step, found.windows) == (1, 25, 5)
+    assert (found.recorded_s, found.covered_share) == (pytest.approx(wall_s), pytest.approx(1.0))
+    assert (cause.kind, cause.cause, cause.ranks) == ("straggler", "bad-worker", (SLOW_RANK,))
+    assert cause.lost_s == pytest.approx(10 * LOST_S)
+    assert cause.lost_share == pytest.approx(10 * LOST_S / wall_s)
+    assert cause.gpu_hours_lost == pytest.approx(10 * LOST_S * 4 / 3600)
+    assert (cause.first_step, cause.last_step, cause.windows) == (6, 15, 2)
+    assert cause.since == pytest.approx(EPOCH_S + 5 * HEALTHY_STEP_S)
+    assert cause.until == pytest.approx(EPOCH_S + 5 * HEALTHY_STEP_S + 10 * SLOW_STEP_S)
+    assert cause.state is State.OVER
+    assert cause.worst_share == pytest.approx(LOST_S / SLOW_STEP_S)
+
+
+def test_a_fault_that_begins_and_ends_within_windows_begins_and_ends_at_its_steps(tmp_path: Path) -> None:
+    """Windows of 6 steps: the last three of the first, and the first three of the third are slow."""
+    traces, start_s = [], 0.0
+    for numbers, slow in ((range(1, 7), (4, 5, 6)), (range(7, 13), range(7, 13)), (range(13, 19), (13, 14, 15))):
+        parts = [slow_frame(slow), healthy_frame([step for step in numbers if step not in slow])]
+        ops = pl.concat([part for part in parts if part.height]).sort("step", maintain_order=True)
+        starts = {}
+        for step in numbers:
+            starts[step] = EPOCH_S + start_s
+            start_s += SLOW_STEP_S if step in slow else HEALTHY_STEP_S
+        traces.append(Trace.from_frame(ops, windows(False)[0].layout, name="job", step_starts=starts))
+    cause = only(verdict(tmp_path, traces))
+    assert (cause.first_step, cause.last_step) == (4, 15)
+    assert cause.since == pytest.approx(EPOCH_S + 3 * HEALTHY_STEP_S)
+    assert cause.until == pytest.approx(EPOCH_S + 3 * HEALTHY_STEP_S + 12 * SLOW_STEP_S)
+    # The last step of the first window counts as long as its mean step.
+    assert cause.lost_s == pytest.approx(12 * LOST_S, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("slow", "ends", "state"),
+    [
+        ((False, True), False, State.OPEN),
+        ((False, True, False), False, State.OPEN),  # as its incident, until a second window no longer shows it
+        ((False, True, False, False), False, State.OVER),
+        ((False, True), True, State.ENDED),
+        ((True, False), True, State.OVER),
+    ],
+)
+def test_a_fault_is_open_over_or_ended_with_its_job(
+    slow: tuple[bool, ...], ends: bool, state: State, tmp_path: Path
+) -> None:
+    store = stored(tmp_path, windows(*slow))
+    store.begin_watch("job", "collect")
+    if ends:
+        store.end_watch("job", "ended with exit code 0")
+    assert only(run_of_job(store, "job")).state is state
+
+
+def test_a_fault_that_comes_and_goes_is_one_cause_from_its_first_step_to_its_last(tmp_path: Path) -> None:
+    cause = only(verdict(tmp_path, windows(False, True, False, True, False, True)))
+    assert (cause.first_step, cause.last_step, cause.windows) == (6, 30, 3)
+    assert cause.lost_s == pytest.approx(15 * LOST_S)
+
+
+def test_what_a_run_lost_sums_to_its_bill(tmp_path: Path) -> None:
+    """Of a job that was restarted: what its causes cost in steps that it did again is lost work on the bill."""
+    traces = windows(False, True, False)
+    again = window(healthy_frame(range(9, 14)), 1000.0, HEALTHY_STEP_S, attempt=1)
+    store = stored(tmp_path, [*traces, again])
+    found, bill = run_of_job(store, "job"), bill_of_store(store)
+    by_cause = dict(bill.rows.group_by("cause").agg(pl.col("gpu_hours").sum()).iter_rows())
+    cause = only(found)
+    assert cause.redone_s == pytest.approx(2 * LOST_S)  # steps 9 and 10
+    assert (cause.lost_s - cause.redone_s) * 4 / 3600 == pytest.approx(by_cause["bad-worker"])
+    assert found.gpu_hours_lost == pytest.approx(sum(one.gpu_hours_lost for one in found.causes))
+    assert found.lost_s == pytest.approx(sum(one.lost_s for one in found.causes))
+    assert by_cause["lost work"] >= cause.redone_s * 4 / 3600
+
+
+def test_a_run_says_how_much_of_it_the_verdict_covers(tmp_path: Path) -> None:
+    """Of four windows one was not analysed, and the job stood still for as long as a healthy one takes."""
+    traces = windows(True, False, False)
+    late = window(healthy_frame(range(21, 26)), 5 * SLOW_STEP_S + 15 * HEALTHY_STEP_S, HEALTHY_STEP_S)
+    found = verdict(tmp_path, [*traces, late], analysed=[0, 2, 3])
+    # The last step of a window that was not analysed ends where it begins.
+    wall_s = 5 * SLOW_STEP_S + 20 * HEALTHY_STEP_S
+    assert found.covered_share == pytest.approx((5 * SLOW_STEP_S + 10 * HEALTHY_STEP_S) / wall_s)
+    assert found.lost_share == pytest.approx(5 * LOST_S / wall_s)
+
+
+def test_a_clock_that_jumps_back_is_named_and_counts_no_time_twice(tmp_path: Path) -> None:
+    traces = [
+        window(slow_frame(range(1, 5)), 1000.0, SLOW_STEP_S),
+        window(healthy_frame(range(5, 9)), 0.0, HEALTHY_STEP_S),
+    ]
+    found = verdict(tmp_path, traces)
+    assert found.wall_s == pytest.approx(4 * SLOW_STEP_S)
+    assert found.covered_share <= 1
+    assert "compare the clocks" in found.notes[0]
+
+
+def test_windows_without_times_have_steps_and_no_moments(tmp_path: Path) -> None:
+    cause = only(verdict(tmp_path, [window(slow_frame(range(4)), None, 0.0)]))
+    assert (cause.first_step, cause.last_step, cause.since, cause.until) == (0, 3, None, None)
+    assert cause.lost_share == pytest.approx(LOST_S / SLOW_STEP_S)
+
+
+def test_another_job_of_the_store_is_not_in_it(tmp_path: Path) -> None:
+    store = stored(tmp_path, windows(False, False))
+    (other,) = windows(True)
+    store.append(Incoming(other, "other", "handmade", None))
+    assert run_of_job(store, "job").alarming == ()
+
+
+def test_a_store_of_the_version_before_says_the_same_and_is_filled_by_its_next_writer(tmp_path: Path) -> None:
+    store = stored(tmp_path, windows(False, True, False))
+    before = run_of_job(store, "job")
+    as_version_6(store)
+    assert run_of_job(store, "job") == before
+    (healthy,) = windows(False)
+    store.append(Incoming(healthy, "other", "handmade", None))
+    with store.reading() as catalogue:
+        assert [number for _, number in catalogue.live.costs("job")] == [0, 1, 2]
+    assert run_of_job(store, "job") == before
+
+
+def test_whatif_of_a_store_tells_the_run_and_of_a_window_what_others_name(tmp_path: Path) -> None:
+    """The newest of five windows is healthy, and 10 of 25 steps were slow."""
+    store = stored(tmp_path, windows(False, True, True, False, False))
+    share = 10 * LOST_S / (15 * HEALTHY_STEP_S + 10 * SLOW_STEP_S)
+    named = ("--store", store.path, "--job", "job")
+    told = json.loads(run("whatif", *named, "--json").out)["run"]
+    assert {"first_step", "last_step", "windows", "covered_share", "recorded_s", "lost_s", "lost_share"} < set(told)
+    (cause,) = told["causes"]
+    assert (cause["kind"], cause["cause"], cause["ranks"]) == ("straggler", "bad-worker", [SLOW_RANK])
+    assert (cause["first_step"], cause["last_step"], cause["state"]) == (6, 15, "over")
+    assert cause["lost_share"] == pytest.approx(share)
+    words = f"STRAGGLER: rank {SLOW_RANK} cost {share:.1%} of the run, steps 6 to 15"
+    assert words in run("whatif", *named).out
+    assert f"**{words}" in run("whatif", *named, "--markdown", "-").out
+    of_window = run("whatif", *named, "--window", "4", "--json").out
+    assert "run" not in json.loads(of_window)
+    assert f"2 others name rank {SLOW_RANK}, steps 6 to 15" in run("whatif", *named, "--window", "4").out
+    assert f"1 other names rank {SLOW_RANK}, steps 6 to 15" in run("whatif", *named, "--window", "1").out
+
+
+def test_the_culprits_of_a_run_are_the_ranks_of_its_causes(tmp_path: Path) -> None:
+    store = stored(tmp_path, windows(False, True, False, False))
+    named = ("culprits", "--store", store.path, "--job", "job")
+    (culprit,) = json.loads(run(*named, "--suspects", "--format", "json").out)["culprits"]
+    assert (culprit["rank"], culprit["first_step"]) == (SLOW_RANK, 6)
+    assert culprit["cost_s"] == pytest.approx(5 * LOST_S / 20)
+    newest = run(*named, "--window", "3")
+    assert (newest.code, newest.out) == (ExitCode.NO_ANSWER, "")
+
+
+def test_an_agent_gets_the_run_and_its_culprits(tmp_path: Path) -> None:
+    store = stored(tmp_path, windows(False, True, False, False))
+    (cause,) = why_slow(str(store.path))["run"]["causes"]
+    assert (list(cause["ranks"]), cause["first_step"], cause["state"]) == ([SLOW_RANK], 6, "over")
+    assert [culprit["rank"] for culprit in who(str(store.path), "job")["culprits"]] == [SLOW_RANK]
+
+
+def test_a_redacted_report_names_no_host_of_the_run(tmp_path: Path) -> None:
+    write_watched(tmp_path / "live.store")
+    shown = run("whatif", "--store", tmp_path / "live.store", "--job", "over", "--json", "--redact").out
+    assert json.loads(shown)["run"]["causes"][0]["ranks"] == [3]
+    assert "node-d" not in shown
+
+
+def test_a_damaged_report_takes_advice_away_and_of_an_older_store_the_verdict(tmp_path: Path) -> None:
+    store = stored(tmp_path, windows(False, True, False))
+    named = ("whatif", "--store", store.path, "--job", "job", "--json")
+    (store.path / "jobs" / "1" / "1.report.json").write_text("{")
+    (cause,) = json.loads(run(*named).out)["run"]["causes"]
+    assert (cause["ranks"], cause["do"]) == ([SLOW_RANK], None)
+    as_version_6(store)
+    ran = run(*named)
+    assert (ran.code, "run" in json.loads(ran.out)) == (0, False)
+    assert "only the newest window can be judged: " in ran.err
+    assert run("culprits", *named[1:5]).code == ExitCode.NO_ANSWER

@@ -1,0 +1,165 @@
+"""`tracekit metrics`: what metrics of hosts and GPUs say, without a trace.
+
+In: a SOURCE of metrics and suspicions. Out: verdicts, alarms or missing metrics, as lines or one JSON object.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+from msgspec import Struct
+
+from tracekit.base.errors import SelectionError
+from tracekit.base.stderr import progress
+from tracekit.base.text import counted, printable
+from tracekit.report.metrics import Alarm, MetricsInReport, MissingMetric
+
+if TYPE_CHECKING:
+    from tracekit.analysis.metrics.guided import Suspicion
+    from tracekit.analysis.metrics.samples import MetricSource, Samples, TimeSpan
+
+_EXPECTED = "expected HOST:part=compute,excess=0.3,from=T,to=T, times as seconds since 1970 or ISO"
+
+
+class ScanOutput(Struct, frozen=True):
+    """What `tracekit metrics scan --json` prints."""
+
+    alarms: list[Alarm]
+
+
+class DoctorOfMetricsOutput(Struct, frozen=True):
+    """What `tracekit metrics doctor --json` prints."""
+
+    missing: list[MissingMetric]
+
+
+@click.group("metrics")
+def metrics_command() -> None:
+    """Do clocks, links and CPU pressure confirm a culprit? Tests a suspicion, scans a fleet, says what exporters lack.
+
+    SOURCE is a Parquet file (time, host, device, metric, value), OpenMetrics text with timestamps, a saved answer of
+    Prometheus' range API, or the base URL of Prometheus.
+    """
+
+
+_SOURCE = click.argument("source")
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the lines.")
+
+
+@metrics_command.command("test")
+@_SOURCE
+@click.option(
+    "--suspect", "suspects", multiple=True, required=True, metavar="HOST:...", help=f"{_EXPECTED}. Repeatable."
+)
+@_JSON
+def test_command(source: str, suspects: tuple[str, ...], as_json: bool) -> None:
+    """Does a metric of a suspected host show what was seen?"""
+    from tracekit.analysis.metrics.guided import verdicts_on
+    from tracekit.analysis.metrics.mechanisms import metrics_of
+    from tracekit.analysis.metrics.samples import TimeSpan
+
+    suspicions = [_suspicion(text) for text in suspects]
+    windows = [each.window for each in suspicions]
+    window = TimeSpan(min(each.since for each in windows), max(each.until for each in windows))
+    name, samples = _read(source, metrics_of(each.part for each in suspicions), window)
+    tests = verdicts_on(samples, suspicions)
+    if as_json:
+        click.echo(msgspec.json.encode(MetricsInReport(name, tests, samples.dropped)))
+        return
+    for test in tests:
+        click.echo(printable(f"{test.host}, {test.part}: {test.sentence}"))
+    if samples.dropped:
+        click.echo(f"{counted(samples.dropped, 'sample')} dropped: no numbers, or twice")
+
+
+@metrics_command.command("scan")
+@_SOURCE
+@click.option(
+    "--baseline", "baselines", multiple=True, metavar="SOURCE", help="A healthy run of these nodes. Repeatable."
+)
+@_JSON
+def scan_command(source: str, baselines: tuple[str, ...], as_json: bool) -> None:
+    """Which hosts depart from their peers for minutes?"""
+    from tracekit.analysis.metrics.mechanisms import is_counter
+    from tracekit.analysis.metrics.scan import scanned
+
+    alarms = list(scanned(_read(source)[1], [_read(each)[1] for each in baselines]))
+    if as_json:
+        click.echo(msgspec.json.encode(ScanOutput(alarms)))
+        return
+    for alarm in alarms:
+        device = "" if alarm.device is None else f" {alarm.device}"
+        change = f"{alarm.change:+.3g} a second" if is_counter(alarm.metric) else f"{alarm.change:+.2%}"
+        since, until = (
+            datetime.fromtimestamp(each, UTC).isoformat(" ", "seconds") for each in (alarm.from_s, alarm.to_s)
+        )
+        click.echo(printable(f"{alarm.host}{device}: {alarm.metric} {change} from {since} to {until}"))
+    if not alarms:
+        click.echo("No host departs from its peers.")
+
+
+@metrics_command.command("doctor")
+@_SOURCE
+@_JSON
+def doctor_of_metrics_command(source: str, as_json: bool) -> None:
+    """What do the exporters lack, and which line adds it?"""
+    from tracekit.analysis.metrics.exporters import lacking
+
+    missing = list(lacking(_read(source)[1]))
+    if as_json:
+        click.echo(msgspec.json.encode(DoctorOfMetricsOutput(missing)))
+        return
+    for each in missing:
+        click.echo(printable(f"{each.metric}: {each.why}"))
+        click.echo(printable(f"  add to {each.exporter}: {each.line}"))
+    if not missing:
+        click.echo("All metrics that tests read are there.")
+
+
+def _read(text: str, metrics: tuple[str, ...] | None = None, window: TimeSpan | None = None) -> tuple[str, Samples]:
+    """The name of a source, and its samples. Raises FormatError for what is none, or has no metrics."""
+    from tracekit.analysis.metrics.samples import Samples
+    from tracekit.base.errors import FormatError
+    from tracekit.collectors.importers.metrics.source import open_metrics
+
+    with progress() as tell:
+        tell("reading metrics")
+        opened: MetricSource = open_metrics(text)
+        samples = Samples.of(opened.samples(metrics, window, None))
+        if samples.series.is_empty():
+            wanted = "any metric that tracekit reads" if metrics is None else ", ".join(metrics)
+            raise FormatError(f"{opened.name}: no samples of {wanted}, or no label Hostname or instance")
+        return opened.name, samples
+
+
+def _suspicion(text: str) -> Suspicion:
+    """A suspicion as it is typed. Raises SelectionError."""
+    from tracekit.analysis.metrics.guided import Suspicion
+    from tracekit.analysis.metrics.mechanisms import MECHANISMS
+    from tracekit.analysis.metrics.samples import TimeSpan
+
+    host, _, rest = text.rpartition(":part=")
+    try:
+        fields = dict(field.partition("=")[::2] for field in f"part={rest}".split(","))
+        part, excess = fields.pop("part"), float(fields.pop("excess"))
+        window = TimeSpan(_seconds(fields.pop("from")), _seconds(fields.pop("to")))
+    except (KeyError, ValueError):
+        raise SelectionError(f"--suspect {text!r:.120}: {_EXPECTED}") from None
+    if part not in MECHANISMS:
+        raise SelectionError(f"--suspect: no metric shows the part {part!r:.40}; one of {', '.join(MECHANISMS)} does")
+    if fields or not host or not 0 < excess < math.inf or not window.since < window.until < math.inf:
+        raise SelectionError(f"--suspect {text!r:.120}: {_EXPECTED}; excess above 0, and from before to")
+    return Suspicion(host, part, excess, window)
+
+
+def _seconds(text: str) -> float:
+    """A time as seconds since 1970. Raises ValueError."""
+    try:
+        return float(text)
+    except ValueError:
+        moment = datetime.fromisoformat(text)
+        return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()

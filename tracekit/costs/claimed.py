@@ -1,0 +1,77 @@
+"""What the mean step of a window goes to: its losses with their causes and places, and the rest.
+
+In: what a report shows, or the JSON object that a store keeps of it. Out: claims to the seconds of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from tracekit.costs.parts import ALL, LEAST_S, BillPart, Claim
+from tracekit.report.verdict import LossKind
+
+
+class PlacedLoss(Struct, frozen=True):
+    """What the mean step loses to one cause at one place: `seconds`, and `planned_s` on planned work of the critical
+    path, which is billed as the part `work`.
+
+    `kind`: of the loss, None for losses that hide each other. `ranks`: global ranks, none for the whole job; `hosts`:
+    of these, as far as known. `first_step`, `last_step`: those of the window that it slows down; `since`, `until`: when
+    the first began and the last ended, seconds since the epoch; None where unknown.
+    """
+
+    kind: LossKind | None
+    part: BillPart
+    cause: str
+    seconds: float
+    planned_s: float = 0.0
+    work: BillPart | None = None
+    ranks: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
+    first_step: int | None = None
+    last_step: int | None = None
+    since: float | None = None
+    until: float | None = None
+
+
+class ClaimedCosts(Struct, frozen=True):
+    """Seconds of the mean step. `planned`: of data loading, checkpoints and evaluation on the critical path; `losses`:
+    beyond that. `rest`: what else the step goes to, in order; the last claim gets all that is left.
+
+    `gpus`: of the job. `length_s`: seconds of all steps, None if they are as many times the mean step. `doubt`: why the
+    losses are not known, None if they are.
+    """
+
+    planned: Mapping[BillPart, float]
+    losses: tuple[PlacedLoss, ...]
+    rest: tuple[Claim, ...]
+    gpus: int
+    length_s: float | None = None
+    doubt: str | None = None
+
+    @property
+    def lost(self) -> dict[tuple[BillPart, str], float]:
+        """The losses beyond planned work, by part and cause."""
+        lost = dict[tuple[BillPart, str], float]()
+        for loss in self.losses:
+            lost[loss.part, loss.cause] = lost.get((loss.part, loss.cause), 0.0) + loss.seconds
+        return {to: seconds for to, seconds in lost.items() if seconds > LEAST_S}
+
+    @property
+    def claims(self) -> tuple[Claim, ...]:
+        """What a step goes to beyond planned work, in order."""
+        return (*((*to, seconds) for to, seconds in self.lost.items()), *self.rest)
+
+
+def stored_costs(text: str) -> ClaimedCosts | None:
+    """The costs in a JSON object; None if it has none."""
+    try:
+        costs = msgspec.json.decode(text, type=ClaimedCosts)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    # JSON has no infinity.
+    return replace(costs, rest=tuple((part, cause, ALL if s is None else s) for part, cause, s in costs.rest))

@@ -1,0 +1,193 @@
+"""What the mean step of a report goes to, as parts of a bill.
+
+In: a report. Out: seconds of the mean step: each loss of the verdict with its cause and place, and planned work of the
+critical path beyond these. A store keeps them of each window, so that neither a bill nor the verdict of a run reads
+reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+
+from msgspec.structs import replace
+
+from tracekit.analysis.detectors.all_detectors import detector_of
+from tracekit.costs.claimed import ClaimedCosts, PlacedLoss
+from tracekit.costs.parts import ALL, LEAST_S, BillPart, Claim
+from tracekit.costs.slow_steps import when_slow
+from tracekit.costs.useful import shown_useful
+from tracekit.report.conclusions import Finding
+from tracekit.report.report import Report
+from tracekit.report.run import UNEXPLAINED
+from tracekit.report.verdict import OF_POST_TRAINING, LossKind
+from tracekit.trace.model import OpKind
+
+#: The part of work that a report finds on the critical path, and that a run directory records.
+PLANNED = {
+    OpKind.CHECKPOINT: BillPart.CHECKPOINTS,
+    OpKind.EVALUATION: BillPart.EVALUATION,
+    OpKind.DATA_LOAD: BillPart.INPUT,
+}
+#: The part of each kind of loss.
+PART_OF = {
+    LossKind.STRAGGLER: BillPart.STRAGGLERS,
+    LossKind.INPUT: BillPart.INPUT,
+    LossKind.HOST: BillPart.HOST,
+    LossKind.COMMUNICATION: BillPart.COMMUNICATION,
+    LossKind.COMPUTE: BillPart.COMPUTE,
+    LossKind.IDLE: BillPart.IDLE,
+    LossKind.STALLS: BillPart.IDLE,
+    LossKind.EVALUATION: BillPart.EVALUATION,
+    **dict.fromkeys(OF_POST_TRAINING, BillPart.POST_TRAINING),
+}
+HIDDEN = "losses that hide each other"
+NOT_TRUSTED: Claim = BillPart.UNKNOWN, "analysis not trusted", ALL
+
+
+def costs_of(report: Report, step_starts: Mapping[int, float] = MappingProxyType({})) -> ClaimedCosts:
+    """The costs that a report shows. `step_starts`: of some of its steps, seconds since the epoch."""
+    planned = dict.fromkeys(PLANNED.values(), 0.0)
+    for op in report.critical_kinds or report.critical_path:
+        if op.kind in PLANNED:
+            planned[PLANNED[OpKind(op.kind)]] += max(op.recorded_s, 0.0)
+    length_s, gpus = report.rl.length_s if report.rl else None, report.job.gpus
+    if not report.trust.trustworthy:
+        return ClaimedCosts(planned, (), (NOT_TRUSTED,), gpus, length_s, next(iter(report.trust.reasons), None))
+    losses_s = _losses_s(report)
+    losses = _beyond(planned, _divided(report, losses_s, planned))
+    hidden_s = report.verdict.lost_s - sum(losses_s.values())
+    losses.append(PlacedLoss(None, BillPart.UNKNOWN, HIDDEN, hidden_s))
+    rest = shown_useful(report, losses_s, _others(report, losses_s))
+    timed = when_slow(report, step_starts)
+    return ClaimedCosts(
+        planned, tuple(timed(loss) for loss in losses if loss.seconds + loss.planned_s > LEAST_S), rest, gpus, length_s
+    )
+
+
+def _losses_s(report: Report) -> dict[LossKind, float]:
+    """Seconds of each kind of loss, together no more than all cost together: those that lead come first."""
+    left_s, losses_s = report.verdict.lost_s, dict[LossKind, float]()
+    for loss in report.verdict.losses:
+        losses_s[loss.kind] = min(max(loss.lost_s, 0.0), left_s)
+        left_s -= losses_s[loss.kind]
+    return losses_s
+
+
+def _divided(report: Report, losses_s: Mapping[LossKind, float], planned: Mapping[BillPart, float]) -> list[PlacedLoss]:
+    """The losses by their causes; those of a loss that hide each other share what they cost together."""
+    lost, places = list[PlacedLoss](), _places(report)
+    for kind, lost_s in losses_s.items():
+        part = PART_OF.get(kind, BillPart.UNKNOWN)
+        of_kind = [(at, cause) for at, cause in enumerate(report.findings) if _loss_of(cause) is kind]
+        named_s = sum(_cost_s(cause) for _, cause in of_kind)
+        scale = min(1.0, lost_s / named_s) if named_s else 0.0
+        named = []
+        for position, cause in of_kind:
+            work = _planned_part(cause)
+            to = BillPart.CHECKPOINTS if (kind, work) == (LossKind.STALLS, BillPart.CHECKPOINTS) else part
+            ranks, hosts, since = places.get(position, (cause.where.ranks, (), cause.since_step))
+            named.append(PlacedLoss(kind, to, cause.kind, _cost_s(cause) * scale, 0.0, work, ranks, hosts, since))
+        cause_of_rest = UNEXPLAINED if kind is LossKind.STRAGGLER else str(kind)
+        rest = PlacedLoss(kind, part, cause_of_rest, max(lost_s - named_s, 0.0))
+        if kind is LossKind.STRAGGLER:  # a finding on a rank prices all that the rank does
+            on_ranks = [bool(cause.where.ranks) for _, cause in of_kind]
+            uneven_s = sum(_uneven_work_s(report, [*lost, *named], planned).values())
+            rest, named = _without(uneven_s, rest, named, on_ranks)
+        lost += [*named, rest]
+    return lost
+
+
+def _places(report: Report) -> dict[int, tuple[tuple[int, ...], tuple[str, ...], int | None]]:
+    """Ranks, hosts and first step of each finding that costs time, by its place among them: as the answer says."""
+    leading = report.leading
+    priced = [(at, cause) for at, cause in enumerate(report.findings) if cause.priced]
+    priced.sort(key=lambda finding: finding[1] is not leading)
+    return {
+        at: (account.ranks, account.hosts, account.first_step)
+        for (at, _), account in zip(priced, report.answer.accounts, strict=False)
+    }
+
+
+def _uneven_work_s(
+    report: Report, lost: Iterable[PlacedLoss], planned: Mapping[BillPart, float]
+) -> dict[BillPart, float]:
+    """Seconds of planned work that S counts as stragglers, because only some ranks do it, by part; without what
+    findings name, and work that the verdict leaves out of S.
+    """
+    left_out = {_planned_part(cause) for cause in report.findings if _loss_of(cause) is not LossKind.STRAGGLER}
+    uneven_s = dict[BillPart, float]()
+    for op in report.by_kind:
+        if op.kind in PLANNED and (work := PLANNED[OpKind(op.kind)]) not in left_out:
+            of_s = ((op.slowdown or 1.0) - 1) * report.step_time_s.ideal
+            named_s = sum(loss.seconds for loss in lost if (loss.part, loss.work) == (BillPart.STRAGGLERS, work))
+            uneven_s[work] = max(min(of_s, planned[work]) - named_s, 0.0)
+    return uneven_s
+
+
+def _without(
+    seconds: float, rest: PlacedLoss, named: Sequence[PlacedLoss], on_ranks: Sequence[bool]
+) -> tuple[PlacedLoss, list[PlacedLoss]]:
+    """The losses without so many seconds, as far as they go: of the rest first, then of those on ranks."""
+    taken_s = min(rest.seconds, seconds)
+    rest, seconds, losses = replace(rest, seconds=rest.seconds - taken_s), seconds - taken_s, list[PlacedLoss]()
+    for loss, on_rank in zip(named, on_ranks, strict=True):
+        taken_s = min(loss.seconds, seconds) if on_rank and loss.work is None else 0.0
+        seconds -= taken_s
+        losses.append(replace(loss, seconds=loss.seconds - taken_s))
+    return rest, losses
+
+
+def _beyond(planned: Mapping[BillPart, float], losses: Sequence[PlacedLoss]) -> list[PlacedLoss]:
+    """The losses, divided where they are planned work of the critical path: the bill has that time as such."""
+    of_work = dict.fromkeys(planned, 0.0)
+    for loss in losses:
+        if loss.work is not None:
+            of_work[loss.work] += loss.seconds
+    beyond = {work: max(1 - planned[work] / seconds, 0.0) for work, seconds in of_work.items() if seconds}
+    return [
+        loss
+        if loss.work is None
+        else replace(
+            loss,
+            seconds=loss.seconds * beyond.get(loss.work, 1.0),
+            planned_s=loss.seconds * (1 - beyond.get(loss.work, 1.0)),
+        )
+        for loss in losses
+    ]
+
+
+def _others(report: Report, losses_s: Mapping[LossKind, float]) -> tuple[Claim, ...]:
+    """What causes of a kind cost beside others that the verdict counts no loss of: in a recording, only the largest."""
+    others = dict[tuple[BillPart, str], float]()
+    for cause in report.findings:
+        kind = _loss_of(cause)
+        seconds = min(cause.saved_s, cause.alone_s)
+        if kind is not None and kind not in losses_s and seconds > LEAST_S:
+            to = PART_OF.get(kind, BillPart.UNKNOWN), cause.kind
+            others[to] = others.get(to, 0.0) + seconds
+    return tuple((part, kind, seconds) for (part, kind), seconds in others.items())
+
+
+def _cost_s(cause: Finding) -> float:
+    return max(cause.saved_s, cause.alone_s, 0.0)
+
+
+def _loss_of(cause: Finding) -> LossKind | None:
+    """The kind of its loss; None if it names none, or is of a plug-in that is not installed here."""
+    if cause.kind == UNEXPLAINED:
+        return None
+    try:
+        return detector_of(cause.kind).loss_at(cause.where)
+    except KeyError:
+        return None
+
+
+def _planned_part(cause: Finding) -> BillPart | None:
+    """The part of the planned work that a cause consists of."""
+    if _loss_of(cause) is None:
+        return None
+    detector = detector_of(cause.kind)
+    if detector.planned is not None:
+        return PLANNED.get(detector.planned)
+    return BillPart.INPUT if detector.loss is LossKind.INPUT else None
