@@ -359,7 +359,7 @@ def test_a_slow_rank_reaches_a_person_and_so_does_its_recovery(tmp_path: Path, r
         r"train: rank 1 on \S+: computes \d+% slower than its peers \(costs .* a step.*\)", said["summary"]
     )
     assert re.match(r"Check the cores of rank 1 on \S+ for other processes .*; saves ", said["fix"])
-    assert said["check"].startswith("DCGM on its GPUs")
+    assert said["check"].startswith("its cores: clocks (turbostat)")
     assert re.fullmatch(r"https://dash/job\?job=train&window=\d+", said["page"])
     assert alert["labels"]["incident"] == resolved["labels"]["incident"] == str(told["incident"])
     assert ended["incident"] == told["incident"]
