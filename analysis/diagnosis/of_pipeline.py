@@ -334,12 +334,12 @@ def _named(
             f"without stragglers the job would be slower than it is (slowdown {found.slowdown:.2f}), which cannot be",
         )
     kind, of_kind_s = LossKind.BALANCED, 0.0
-    sentence = f"no straggler (slowdown {found.slowdown:.3f})"
+    sentence = "no straggler"
     if job.shows(Fact.COMPUTE):
         sentence += f", and nothing costs {SMALLEST_HEADLINE_SHARE:.0%} of the step"
     little = f"; no cause costs {SMALLEST_HEADLINE_SHARE:.0%} or more" if job.shows(Fact.COMPUTE) else ""
     if rest := rest_words(job, parts):
-        sentence = f"slowdown {found.slowdown:.3f}: {rest}{little}"
+        sentence = f"{rest}{little}"
     if losses and losses[0].causes and not losses[0].causes[0].hidden:
         kind, of_kind_s = LossKind.MINOR, losses[0].lost_s
         sentence = f"{loss_sentence(job, parts, losses[0])}{little}"

@@ -140,14 +140,14 @@ def test_green_means_that_no_cause_costs_time(pages: Pages, reports: dict[str, d
         ("worker", Tone.BAD, "straggler, {lost:.0%} lost"),
         ("late", Tone.BAD, "input bound, {lost:.0%} lost"),
         ("small-late", Tone.UNSURE, "minor, {lost:.0%} lost"),
-        ("untrusted", Tone.UNSURE, "no verdict, slowdown {slowdown:.3f}"),
+        ("untrusted", Tone.UNSURE, "no verdict"),
     ):
         verdict = headline(as_report(reports[name]))
-        lost, slowdown = reports[name]["verdict"]["share"], reports[name]["slowdown"]
+        lost = reports[name]["verdict"]["share"]
         first, trust = found(pages.page("/workers", job=name), "Span", "badge")
         classes = {Tone.GOOD: "fine", Tone.BAD: "slow", Tone.UNSURE: "unsure"}
         with case(name):
-            assert (verdict.tone, verdict.badge) == (tone, badge.format(lost=lost, slowdown=slowdown))
+            assert (verdict.tone, verdict.badge) == (tone, badge.format(lost=lost))
             assert lines(first) == [verdict.badge]
             assert classes[tone] in first.className.split()
             assert ("fine" in trust.className.split()) == reports[name]["trust"]["trustworthy"]
@@ -175,7 +175,7 @@ def test_a_job_that_is_not_trustworthy_gets_advice_only_about_its_launch_delays(
         "trust": reports[name]["trust"] | {"trustworthy": False, "reasons": ["launch delays add 25%"]}
     }
     assert (first_action(as_report(report)) is not None) == advised
-    assert headline(as_report(report)).sentence.endswith("is not to be trusted.")
+    assert headline(as_report(report)).sentence.endswith("are not to be trusted.")
     assert headline(as_report(report)).badge.startswith("no verdict") != advised
 
 

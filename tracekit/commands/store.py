@@ -103,13 +103,11 @@ def windows(job: str, store: Path | None) -> None:
     opened = store_at(store)
     headlines = dict(opened.history(job).select("number", "headline").iter_rows())
     for window in opened.windows(job):
-        slowdown = "not analysed" if window.slowdown is None else f"S = {window.slowdown:.3f}"
-        if headline := headlines.get(window.number):
-            slowdown = f"{slowdown}: {printable(headline)}"
+        verdict = "not analysed" if window.slowdown is None else printable(headlines.get(window.number) or "")
         pruned = "" if WindowPart.OPS in window.files else ", ops pruned"
         click.echo(
             f"{window.number:>6}  {window.added_at:%Y-%m-%d %H:%M:%S}  steps {window.first_step} to {window.last_step},"
-            f" {window.ops:,} ops{pruned}  {slowdown}"
+            f" {window.ops:,} ops{pruned}  {verdict}"
         )
 
 

@@ -20,7 +20,7 @@ from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE
 from tracekit.analysis.detectors.all_detectors import detector_of
 from tracekit.base.command_line import adding, command
 from tracekit.base.errors import SelectionError
-from tracekit.base.text import printable, short
+from tracekit.base.text import counted, printable, short
 from tracekit.dashboards.browser.pages.job_card import hang_card, job_card
 from tracekit.dashboards.browser.ui.charts import trend
 from tracekit.dashboards.browser.ui.components import attributes, badge, href, note, panel, row_table
@@ -44,7 +44,6 @@ ORDERS = {
     "lost": ("lost_gpu_hours_per_day", True),
     "saves": ("gives_back", True),
     "share": ("share", True),
-    "slowdown": ("slowdown", True),
     "tokens": ("tokens_per_s", True),
     "gpus": ("world_size", True),
     "added": ("imported_at", True),
@@ -58,7 +57,6 @@ COLUMNS = {
     "GPU-hours a day": "lost",
     "Cost a day": None,
     "First fix saves": "saves",
-    "Slowdown": "slowdown",
     "Culprit": None,
     "Trend": None,
     "Status": None,
@@ -72,7 +70,6 @@ FIGURES = {
     "Lost": ("share", ".0%"),
     "GPU-hours a day": ("lost_gpu_hours_per_day", ",.1f"),
     "First fix saves": ("gives_back", ",.1f"),
-    "Slowdown": ("slowdown", ".3f"),
     "Tokens/s": ("tokens_per_s", ",.0f"),
     "GPUs": ("world_size", ","),
 }
@@ -244,7 +241,7 @@ def _table(jobs: pl.DataFrame, view: dict[str, str | None], at: int, views: Comp
     parts = max(1, -(-rows.height // MOST_ROWS))
     at = min(max(at, 1), parts)
     shown = rows.slice((at - 1) * MOST_ROWS, MOST_ROWS)
-    count = f"{jobs.height:,} jobs" if rows.height == jobs.height else f"{rows.height:,} of {jobs.height:,} jobs"
+    count = counted(jobs.height, "job") if rows.height == jobs.height else f"{rows.height:,} of {jobs.height:,} jobs"
     pages = [
         dcc.Link(words, href=_address(view, at=str(number)))
         for words, number in (("Previous", at - 1), ("Next", at + 1))

@@ -50,15 +50,17 @@ class Headline:
     tone: Tone
 
 
+_UNTRUSTED = " Its figures are not to be trusted."
+
+
 def headline(report: Report) -> Headline:
     """The verdict of the diagnosis, the same for every page."""
-    verdict, slowdown = report.verdict, report.slowdown
-    figure = "slowdown unknown" if slowdown is None else f"slowdown {slowdown:.3f}"
+    verdict = report.verdict
     trusted, kind = report.trust.trustworthy, verdict.kind
     badge, sentence = verdict.label.replace("-", " "), _sentence(verdict.sentence)
     if kind is LossKind.CONTRADICTION or not (trusted or _promised(report)):
-        reason = "" if kind is LossKind.CONTRADICTION else f" The {figure} is not to be trusted."
-        return Headline(f"no verdict, {figure}", f"No verdict.{reason or ' ' + sentence}", Tone.UNSURE)
+        reason = "" if kind is LossKind.CONTRADICTION else _UNTRUSTED
+        return Headline("no verdict", f"No verdict.{reason or ' ' + sentence}", Tone.UNSURE)
     if kind is LossKind.MINOR or kind not in (LossKind.BALANCED, *UNNAMED):
         badge += f", {verdict.share:.0%} lost"
     if kind is LossKind.BALANCED or kind in UNNAMED:
@@ -68,8 +70,7 @@ def headline(report: Report) -> Headline:
                 badge, f"{sentence} The trace may mislead: {_cause_words(report, misleading[0])}.", Tone.UNSURE
             )
         return Headline(badge, sentence, Tone.UNSURE if kind in UNNAMED else Tone.GOOD)
-    unsure = "" if trusted else f" The {figure} is not to be trusted."
-    return Headline(badge, sentence + unsure, Tone.BAD)
+    return Headline(badge, sentence + ("" if trusted else _UNTRUSTED), Tone.BAD)
 
 
 def run_headline(report: Report, zone: tzinfo) -> Headline | None:
