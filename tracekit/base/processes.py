@@ -23,7 +23,7 @@ from tracekit.base.errors import FormatError, TracekitError
 Task = TypeVar("Task")
 
 #: Answers that wait for an earlier one, for each process: they are in memory.
-_AHEAD = 4
+_AHEAD = 32
 
 
 def serve(work: Callable[[Any], Any]) -> None:
