@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -84,6 +86,19 @@ def test_the_detector_finds_the_stage_whose_optimizer_is_slow(acme: Path, tmp_pa
     assert report.answer.headline.endswith("its optimizer takes 3.0 times as long")
     assert [fix.title for fix in report.fixes if fix.cause] == ["Make the optimizers of all stages equally fast"]
     assert report.answer.fix.startswith("Give the optimizer of that stage what the others have")
+
+
+def test_the_job_of_the_page_shows_the_finding_in_a_report_and_in_a_store(acme: Path, tmp_path: Path) -> None:
+    """The optimizer of stage 1 takes 94 ms longer than that of other stages."""
+    run("synth", "--out", "healthy.parquet", cwd=tmp_path)
+    subprocess.run([sys.executable, acme / "make_job.py"], cwd=tmp_path, check=True)
+    run("import", "slow.parquet", "--store", "jobs.store", cwd=tmp_path)
+    report = json.loads(run("whatif", "slow.parquet", "--json", cwd=tmp_path).out)
+    (row,) = json.loads(run("sql", "select * from findings", "--store", "jobs.store", "--json", cwd=tmp_path).out)
+    (cause,) = report["causes"]
+    assert (cause["kind"], cause["where_text"]) == ("acme-stage-optimizer", "stage 1")
+    assert cause["saved_s"] == pytest.approx(0.094, abs=0.001)
+    assert (row["kind"], row["cost_s"]) == (cause["kind"], pytest.approx(cause["saved_s"]))
 
 
 def test_every_command_recognises_the_format(acme: Path, log: Path) -> None:
