@@ -131,17 +131,17 @@ def _begun(advice: str) -> str:
 def coverage_words(run: RunVerdict) -> str:
     """How much of a run its verdict covers; empty if it is nearly all."""
     notes = [note for note in run.notes if "clock" in note]
-    covered = [f"{run.covered_share:.0%} of {seconds(run.wall_s)}: no window judges the rest, such as the start"]
+    covered = [f"{run.covered_share:.0%} of {seconds(run.wall_s)}: the rest, such as the start, is in no window"]
     return "; ".join([*(covered if run.covered_share < _COVERED else ()), *notes[:1]])
 
 
 def elsewhere_words(run: RunVerdict, report: Report) -> str | None:
-    """What other windows name, for a report on one of them: `5 others name rank 1, steps 45 to 95`; None if nothing."""
+    """The causes in other windows than that of the report: `5 other windows name rank 1, steps 45 to 95`."""
     words = []
     for cause in run.alarming[:MOST_CAUSES]:
         others = cause.windows - ((cause.cause, cause.ranks) in _shown(report))
         if others:
-            name = "other names" if others == 1 else "others name"
+            name = "other window names" if others == 1 else "other windows name"
             words.append(f"{others:,} {name} {who_words(cause)}, {steps_words(cause)}")
     return "; ".join(words) or None
 

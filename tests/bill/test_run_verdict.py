@@ -187,8 +187,8 @@ def test_whatif_of_a_store_tells_the_run_and_of_a_window_what_others_name(tmp_pa
     assert f"**{words}" in run("whatif", *named, "--markdown", "-").out
     of_window = run("whatif", *named, "--window", "4", "--json").out
     assert "run" not in json.loads(of_window)
-    assert f"2 others name rank {SLOW_RANK}, steps 6 to 15" in run("whatif", *named, "--window", "4").out
-    assert f"1 other names rank {SLOW_RANK}, steps 6 to 15" in run("whatif", *named, "--window", "1").out
+    assert f"2 other windows name rank {SLOW_RANK}, steps 6 to 15" in run("whatif", *named, "--window", "4").out
+    assert f"1 other window names rank {SLOW_RANK}, steps 6 to 15" in run("whatif", *named, "--window", "1").out
 
 
 def test_the_culprits_of_a_run_are_the_ranks_of_its_causes(tmp_path: Path) -> None:

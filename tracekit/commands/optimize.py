@@ -43,7 +43,7 @@ def optimize_command(
 ) -> int:
     """Which plan is fastest, and fits? Searches split, schedule, microbatches, recomputation and buckets together.
 
-    The plan is the best of all, not a guess: `bound_s` says what none can undercut (docs/plans.md).
+    The best plan is proven: no plan of the space takes less than `bound_s` (docs/plans.md).
     """
     if sum((source != JobArguments(), model is not None, runs is not None)) > 1:
         raise SelectionError("give a TRACE, --model or --runs, one of them")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from tests.analysis.plans.simulator import best_buckets, best_of_all, draw, memory_gb, step_time_s
+from tests.handmade import run
 from tracekit.analysis.plans.best_plans import SearchResult, search, space_size, timed
 from tracekit.analysis.plans.model import PlanModel
 from tracekit.analysis.plans.optimize import optimize
@@ -131,3 +135,14 @@ def test_buckets_of_one_size_can_begin_with_a_small_one() -> None:
     assert buckets_of_size([5, 5, 5], 100, 1) == (1, 2)
     assert buckets_of_size([5, 5, 5], 9, 9) == (2, 1)
     assert buckets_of_size([0.1, 0.1], 0.05, 0.05) == (1, 1)
+
+
+def test_the_command_reads_the_model_file_of_the_page(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "plans.md").read_text()
+    (model,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "model.json").write_text(model)
+    ran = run("optimize", "--model", tmp_path / "model.json", "--json")
+    assert ran.code == 0, ran.err
+    best = json.loads(ran.out)["plans"][0]
+    assert best["step_time_s"] == pytest.approx(best["bound_s"])
+    assert best["split"] == [3, 1]  # the last layer takes as long as two others

@@ -49,11 +49,11 @@ def test_the_page_of_a_job_tells_the_run_before_its_newest_window(pages: Pages) 
     assert "Do: should it come back: " in page
 
 
-def test_the_page_of_one_window_says_what_others_name(pages: Pages) -> None:
+def test_the_page_of_one_window_lists_causes_of_other_windows(pages: Pages) -> None:
     healthy, slow = (pages.text("/job", job="job", window=window) for window in ("4", "1"))
     assert "of the run lost" not in healthy
-    assert f"2 others name rank {SLOW_RANK}, steps 6 to 15" in healthy
-    assert f"1 other names rank {SLOW_RANK}, steps 6 to 15" in slow
+    assert f"2 other windows name rank {SLOW_RANK}, steps 6 to 15" in healthy
+    assert f"1 other window names rank {SLOW_RANK}, steps 6 to 15" in slow
 
 
 def test_an_open_incident_leads_the_page_with_what_to_do_and_one_since(tmp_path: Path) -> None:
