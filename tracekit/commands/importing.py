@@ -58,8 +58,8 @@ def import_command(
 ) -> None:
     """Put traces and their reports into a store.
 
-    Up to 50 are stored together: all of them, or none if one is bad. The same command goes on after an import of more
-    that ended early.
+    Up to 50 are stored together: all of them, or none if one is bad. More are stored 50 at a time; after an import
+    that ended early, repeat the command.
     """
     from tracekit.sources.load import are_one_job
     from tracekit.sources.search import jobs_in
