@@ -125,7 +125,7 @@ def even_pace(job: GraphSubject) -> PaceOfPeers:
 
 @evidence(GraphSubject)
 def culprit_of(job: GraphSubject) -> BlamedRank | None:
-    """The rank that the others wait for, None if no rank stands out: beyond what loads of experts may explain."""
+    """The `rank` that the others wait for, beyond what loads of experts may explain; None if no rank stands out."""
     from tracekit.analysis.gpu.behind import find_culprit
 
     return late_rank(job) if unknown_loads(job) is None else find_culprit(even_pace(job), job.ops, job.waits)

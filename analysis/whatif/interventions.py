@@ -260,7 +260,7 @@ class Restructure(Struct, frozen=True, eq=False):
 
 
 class Together(Struct, frozen=True):
-    """Several interventions at once."""
+    """Several interventions at once: `Together((first, second))`."""
 
     interventions: tuple[Intervention, ...]
 
