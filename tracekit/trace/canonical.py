@@ -329,6 +329,10 @@ def read_parquet(
             " write one of your own with `tracekit.Trace.from_frame(...).write_parquet(...)`"
         )
     version = header.get("schema_version")
+    if "passport_version" in header:
+        raise FormatError(
+            f"{source}: a passport of a GPU, not a trace; add `--gpu {source}` to `tracekit whatif TRACE`"
+        )
     if version == OP_TRACE_VERSION:
         raise FormatError(f"{source}: an op trace, not a pipeline trace: `tracekit whatif` and `tracekit.load` read it")
     if version != SCHEMA_VERSION:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from importlib.resources import files
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -66,6 +68,13 @@ def test_junk_is_refused(tmp_path):
     (tmp_path / "junk").write_bytes(b"\x00junk" * 100)
     with pytest.raises(FormatError, match="not a readable Parquet"):
         Passport.read(tmp_path / "junk")
+
+
+def test_a_passport_in_the_place_of_a_trace_is_called_one():
+    passport = Path(str(files("tracekit.analysis.hardware"))) / "passports" / "h100.parquet"
+    refused = run("whatif", passport)
+    assert refused.code == 2
+    assert f"h100.parquet: a passport of a GPU, not a trace; add `--gpu {passport}`" in refused.err
 
 
 def test_only_passports_are_replaced(tmp_path):
