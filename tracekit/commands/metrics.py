@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tracekit.analysis.metrics.guided import Suspicion
     from tracekit.analysis.metrics.samples import MetricSource, Samples, TimeSpan
 
-_EXPECTED = "expected HOST:part=compute,excess=0.3,from=T,to=T, times as seconds since 1970 or ISO"
+_SUSPECT = "HOST:part=compute,excess=0.3,from=T,to=T, times as seconds since 1970 or ISO"
 
 
 class ScanOutput(Struct, frozen=True):
@@ -53,7 +53,12 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON obj
 @metrics_command.command("test")
 @_SOURCE
 @click.option(
-    "--suspect", "suspects", multiple=True, required=True, metavar="HOST:...", help=f"{_EXPECTED}. Repeatable."
+    "--suspect",
+    "suspects",
+    multiple=True,
+    required=True,
+    metavar="HOST:...",
+    help=f"What was seen of a host: {_SUSPECT}. Repeatable.",
 )
 @_JSON
 def test_command(source: str, suspects: tuple[str, ...], as_json: bool) -> None:
@@ -148,11 +153,11 @@ def _suspicion(text: str) -> Suspicion:
         part, excess = fields.pop("part"), float(fields.pop("excess"))
         window = TimeSpan(_seconds(fields.pop("from")), _seconds(fields.pop("to")))
     except (KeyError, ValueError):
-        raise SelectionError(f"--suspect {text!r:.120}: {_EXPECTED}") from None
+        raise SelectionError(f"--suspect {text!r:.120}: expected {_SUSPECT}") from None
     if part not in MECHANISMS:
         raise SelectionError(f"--suspect: no metric shows the part {part!r:.40}; one of {', '.join(MECHANISMS)} does")
     if fields or not host or not 0 < excess < math.inf or not window.since < window.until < math.inf:
-        raise SelectionError(f"--suspect {text!r:.120}: {_EXPECTED}; excess above 0, and from before to")
+        raise SelectionError(f"--suspect {text!r:.120}: expected {_SUSPECT}; excess above 0, and from before to")
     return Suspicion(host, part, excess, window)
 
 

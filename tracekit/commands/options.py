@@ -258,7 +258,9 @@ def job_source(body: Callable[..., Any]) -> Any:
     @click.option("--unit", type=UNIT, help="Unit of the times in TRACE [default: s].")
     @STORE
     @click.option("--job", shell_complete=job_names, help="Job in the store [default: the newest].")
-    @click.option("--window", type=int, help="Window of the job, if it has several [default: the newest].")
+    @click.option(
+        "--window", type=int, help="One window of a job of several [default: the run, and its newest window]."
+    )
     @functools.wraps(body)
     def with_source(traces: Any, layout: Any, unit: Any, store: Any, job: Any, window: Any, **options: Any) -> Any:
         if not isinstance(traces, tuple):
