@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from tracekit.base.errors import SelectionError
+from tracekit.base.http import OPENER
 from tracekit.base.text import printable
 from tracekit.live.incident_words import advice, lasted, since_words, utc
 from tracekit.live.metrics import incident_texts, page_of
@@ -138,7 +139,7 @@ class Notifier:
             return self._elsewhere(json.loads(body)["text"])
         request = urllib.request.Request(self._url, data=body, headers=self._headers)  # noqa: S310 - http or https
         try:
-            with _OPENER.open(request, timeout=ANSWER_TIMEOUT_S):
+            with OPENER.open(request, timeout=ANSWER_TIMEOUT_S):
                 return None
         except urllib.error.HTTPError as error:
             self._asked_s = _retry_after_s(error.headers.get("Retry-After"))
@@ -177,16 +178,6 @@ def _no_address(url: str) -> SelectionError:
 def _retry_after_s(header: str | None) -> float:
     """Return the delay that an overloaded receiver requests, seconds; at most the longest delay between attempts."""
     return min(float(header), LONGEST_RETRY_S) if header is not None and header.isdecimal() else 0.0
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Refuse redirects: a redirected POST becomes a GET, such as of a login page, and the message would be lost."""
-
-    def redirect_request(self, *_: object) -> None:
-        return None
-
-
-_OPENER = urllib.request.build_opener(_NoRedirects)
 
 
 def _shown(url: str) -> str:

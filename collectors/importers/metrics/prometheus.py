@@ -29,6 +29,7 @@ from msgspec import Struct
 from tracekit.analysis.metrics.mechanisms import is_counter
 from tracekit.analysis.metrics.samples import TimeSpan, short_host
 from tracekit.base.errors import FormatError
+from tracekit.base.http import OPENER
 from tracekit.base.text import short
 from tracekit.collectors.importers.metrics.labels import SeriesKey, key_of
 from tracekit.collectors.importers.metrics.openmetrics import framed
@@ -40,6 +41,8 @@ SILENCE_S, ANSWER_S = 15.0, 30.0
 #: Points of all series in one answer, which bounds memory and the time of an answer.
 _MOST_SAMPLES = 2_000_000
 _FEWEST_POINTS = 100
+#: No answer that was asked for is as large.
+MOST_ANSWER_BYTES = 256 << 20
 #: How long is looked at to find out how often a server samples, and what is assumed if nothing changes, seconds.
 _PROBE_S, _USUAL_S = 300.0, 15.0
 #: What is read before and after an interval, as a multiple of it, and at least, seconds.
@@ -140,9 +143,9 @@ class Prometheus:
         def ask() -> None:
             try:
                 request = urllib.request.Request(url, headers=self._headers)  # noqa: S310 - http(s), see source.py
-                with urllib.request.urlopen(request, timeout=SILENCE_S) as answer:  # noqa: S310
-                    answers.append(answer.read())
-            except Exception as error:  # told below
+                with OPENER.open(request, timeout=SILENCE_S) as answer:
+                    answers.append(answer.read(MOST_ANSWER_BYTES + 1))
+            except Exception as error:  # raised in the thread that waits
                 answers.append(error)
 
         # A server that sends a byte now and then is never silent, so the answer as a whole has a limit.
@@ -150,8 +153,10 @@ class Prometheus:
         thread.start()
         thread.join(ANSWER_S)
         answer = answers[0] if answers else TimeoutError()
-        if isinstance(answer, bytes):
+        if isinstance(answer, bytes) and len(answer) <= MOST_ANSWER_BYTES:
             return answer
+        if isinstance(answer, bytes):
+            raise FormatError(f"{short(self._url)}: an answer has more than {MOST_ANSWER_BYTES >> 20} MiB")
         raise FormatError(f"{short(self._url)}: {_why(answer)}") from None
 
 

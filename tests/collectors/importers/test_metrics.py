@@ -179,7 +179,9 @@ def test_what_a_server_can_do_wrong_is_one_line(tmp_path: Path, monkeypatch: pyt
         "no answer within": lambda _: released.wait(30),
         "not an answer of Prometheus": lambda handler: reply(handler, {"data": 1}),
         "no samples of": lambda handler: reply(handler, as_answer(FRAME.clear())),
+        "an answer has more than 0 MiB": lambda handler: reply(handler, " " * 10_000),
     }
+    monkeypatch.setattr(reading, "MOST_ANSWER_BYTES", 5_000)
     for why, answer in answers.items():
         with case(why), serving(lambda handler, answer=answer: answer(handler)) as url:  # type: ignore[misc]
             ran = run("metrics", "test", url, "--suspect", SUSPECT)
@@ -187,6 +189,24 @@ def test_what_a_server_can_do_wrong_is_one_line(tmp_path: Path, monkeypatch: pyt
                 released.set()
             assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
             assert why in ran.err
+
+
+def test_a_password_stays_with_the_server_that_it_is_for() -> None:
+    """One that sends on to another is refused, and the other is not asked."""
+    elsewhere: list[str | None] = []
+
+    def send_on(handler: http.server.BaseHTTPRequestHandler) -> None:
+        handler.send_response(302)
+        handler.send_header("Location", other)
+        handler.end_headers()
+
+    with (
+        serving(lambda handler: elsewhere.append(handler.headers["Authorization"])) as other,
+        serving(send_on) as url,
+    ):
+        ran = run("metrics", "doctor", url.replace("//", "//user:secret@"))
+    assert (ran.code, elsewhere) == (2, [])
+    assert "answers 302" in ran.err
 
 
 def test_a_certificate_that_nobody_knows_is_named_and_a_password_is_not(tmp_path: Path) -> None:

@@ -20,15 +20,12 @@ from tests.live.alert_tools import PATIENCE_S, listening, prometheus, until_read
 
 NODE_EXPORTER = "/usr/bin/prometheus-node-exporter"
 PRESSURE = Path("/proc/pressure")
-#: Two processes that want the same core half of the time each.
+#: Of two that want the same core, one always waits.
 HOG = """
-import os, time
+import os
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 while True:
-    end = time.monotonic() + 0.05
-    while time.monotonic() < end:
-        pass
-    time.sleep(0.05)
+    pass
 """
 TICK_S = 0.1
 
@@ -48,8 +45,9 @@ def frozen(folder: Path) -> Path:
 
 @contextmanager
 def halved(folder: Path) -> Iterator[list[tuple[float, float]]]:
-    """Write half of this machine's pressure as that of a host: tests beside this one would fill a whole. Yields when it
-    was how much."""
+    """Write half of this machine's pressure as that of a host: on a busy machine somebody always waits, and work that
+    always waits would take forever. Yields when it was how much.
+    """
     over, noted = threading.Event(), list[tuple[float, float]]()
 
     def write() -> None:
