@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,34 @@ def test_what_was_stored_before_a_bad_trace_stays_and_the_same_command_goes_on(m
     assert again.out.splitlines()[0] == "50 of 55 jobs are in the store already"
     assert [line.split()[1] for line in again.out.splitlines()[1:-1]] == JOBS[50:]
     assert stored() == JOBS
+
+
+def test_what_is_something_else_than_a_trace_is_named_with_what_is_stored(many: Path) -> None:
+    (many / "052.parquet").unlink()
+    whatif = run("whatif", "many/000.parquet", "--json")
+    (many / "052.json").write_text(whatif.out)
+    paths = sorted(map(str, Path("many").iterdir()))
+    ended = run("import", *paths, "--no-analysis")
+    assert ended.code == 2
+    assert "052.json" in ended.err
+    assert "the 50 jobs before it are stored" in ended.err
+
+
+def test_files_of_the_same_names_in_another_folder_or_since_changed_are_not_taken_for_stored(
+    many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("import", "many", "--no-analysis").code == 0
+    slow_trace(range(3), name="007").write_parquet(many / "007.parquet")
+    os.utime(many / "007.parquet", (4e9, 4e9))
+    changed = run("import", "many", "--no-analysis")
+    assert (changed.code, changed.out) == (2, "54 of 55 jobs are in the store already\n")
+    assert "already has a job '007'" in changed.err
+    (tmp_path / "elsewhere").mkdir()
+    shutil.copytree(many, tmp_path / "elsewhere" / "many")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    other = run("import", "many", "--no-analysis", "--store", tmp_path / "tracekit.store")
+    assert (other.code, other.out) == (2, "")
+    assert "already has a job '000'" in other.err
 
 
 def test_processes_store_the_reports_that_one_would(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:

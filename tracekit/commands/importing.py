@@ -6,6 +6,7 @@ import of many that ends early goes on where it ended. Many small ones are analy
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -80,8 +81,9 @@ def import_command(
         raise SelectionError(f"--name {name!r} for {len(jobs)} traces; name one trace at a time")
     opened = store_at(store)
     opened.check_new(None)
-    readings = [_Reading(paths, name, layout, importer, unit, not no_analysis) for paths in jobs]
-    if len(readings) > _TOGETHER and not replace:
+    goes_on = len(jobs) > _TOGETHER
+    readings = [_Reading(paths, name, layout, importer, unit, not no_analysis, goes_on) for paths in jobs]
+    if goes_on and not replace:
         readings = list(_missing(readings, opened))
     stored: list[str] = []
     with progress() as tell:
@@ -95,16 +97,18 @@ def import_command(
         except TracekitError as error:
             if not stored:
                 raise
-            raise type(error)(
-                f"{error}; the {len(stored):,} jobs before it are stored, and the same command goes on"
-            ) from None
+            error.args = (f"{error}; the {len(stored):,} jobs before it are stored, and the same command goes on",)
+            raise
     if stored:
         click.echo(f"Next: {command('whatif', '--store', opened.path, '--job', stored[-1])}")
 
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """One job to read, from `paths`, and whether to analyse it; the rest as of the command's options."""
+    """One job to read, from `paths`, and whether to analyse it; the rest as of the command's options.
+
+    `anywhere`: whether the store keeps the path from the root, by which an import from any folder knows the job again.
+    """
 
     paths: tuple[Path, ...]
     name: str | None
@@ -112,11 +116,17 @@ class _Reading:
     importer: str | None
     unit: str | None
     analysed: bool
+    anywhere: bool
 
     @property
     def source(self) -> str:
         """Where the job comes from, as in the store."""
-        return printable(str(self.paths[0]))
+        return printable(str(self.paths[0].absolute() if self.anywhere else self.paths[0]))
+
+    @property
+    def changed_at(self) -> float:
+        """When what it comes from was changed last, seconds since the epoch."""
+        return max((path.stat().st_mtime for path in self.paths if path.exists()), default=math.inf)
 
     @property
     def is_large(self) -> bool:
@@ -172,9 +182,9 @@ def _read(readings: Sequence[_Reading], tell: Callable[[str], None]) -> Iterator
 
 
 def _missing(readings: Sequence[_Reading], store: Store) -> Iterator[_Reading]:
-    """Those of the jobs that the store has not from the same place."""
-    sources = {job.source for job in store.jobs()} if store.is_store() else set()
-    missing = [reading for reading in readings if reading.source not in sources]
+    """The jobs that the store does not have, from the same place and as they are there now."""
+    stored_at = {job.source: job.imported_at.timestamp() for job in store.jobs()} if store.is_store() else {}
+    missing = [reading for reading in readings if reading.changed_at >= stored_at.get(reading.source, -math.inf)]
     if len(missing) < len(readings):
         click.echo(f"{len(readings) - len(missing):,} of {len(readings):,} jobs are in the store already")
     yield from missing
