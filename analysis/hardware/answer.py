@@ -29,16 +29,13 @@ from tracekit.analysis.hardware.ops import Ops
 from tracekit.analysis.hardware.passport import Passport, known_passport
 from tracekit.analysis.hardware.question import HardwareQuestion, OtherGpu
 from tracekit.analysis.hardware.scaling import PRODUCTS, WIDE_90, Scaled, Scaling
-from tracekit.analysis.hardware.work import UNCHANGED
+from tracekit.analysis.hardware.work import UNCHANGED, works_of_kinds
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.whatif.interventions import Intervention, QueuedAhead
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import short
 from tracekit.report.hardware import Balanced, Limit, MemoryOfGpu, OnGpu, OtherStep, OtherStepTime, ScaledKind
 
-#: Kinds of ops that are communication, in part of their names; and those of a GPU or a stage that computes.
-_COMMUNICATION = ("communication", "send", "recv", "gather", "reduce", "scatter", "all-to-all", "collectives")
-_HOST = ("host", "host-delay", "input", "data-load", "gc", "synchronise", "window", "checkpoint")
 _BYTES_PER_GB = 1e9
 
 
@@ -231,9 +228,10 @@ class Hardware(Struct, frozen=True, eq=False, dict=True):
 
 
 def _limit(kind: str) -> Limit:
-    if kind in _HOST:
+    (work,) = works_of_kinds((kind,))
+    if work.kind in UNCHANGED:
         return "host"
-    return "communication" if any(name in kind for name in _COMMUNICATION) else "compute"
+    return "communication" if work.kind == "collective" else "compute"
 
 
 def _costs(ops: Ops, scaled: Sequence[Scaled], chosen: Bools, error: float) -> Floats:

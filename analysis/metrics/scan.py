@@ -67,10 +67,10 @@ def _limits(healthy: Sequence[pl.DataFrame], departures: pl.DataFrame) -> _Limit
     if not healthy:
         _, sigma = spread_of(departures["smoothed"].to_numpy())
         return _Limits(-_SIGMAS * sigma, _SIGMAS * sigma)
-    values = pl.concat([one["smoothed"] for one in healthy])
-    _, sigma = spread_of(values.to_numpy())
-    lowest, highest = (_MARGIN * float(value) for value in (values.min() or 0.0, values.max() or 0.0))  # type: ignore[arg-type]
-    return _Limits(min(lowest, -_LEAST_SIGMAS * sigma), max(highest, _LEAST_SIGMAS * sigma))
+    values = pl.concat([of_run["smoothed"] for of_run in healthy]).to_numpy()
+    _, sigma = spread_of(values)
+    least = _LEAST_SIGMAS * sigma
+    return _Limits(min(_MARGIN * float(values.min()), -least), max(_MARGIN * float(values.max()), least))
 
 
 def _alarms(departures: pl.DataFrame, metric: str, limits: _Limits) -> Iterator[Alarm]:
