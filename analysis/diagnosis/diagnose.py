@@ -6,6 +6,7 @@ In: an `Assessment` of the job. Out: a `Diagnosis`; evidence that causes and fix
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import structs
@@ -17,13 +18,15 @@ from tracekit.analysis.diagnosis.assessment import Assessment
 from tracekit.analysis.diagnosis.diagnosis import Diagnosis
 from tracekit.analysis.diagnosis.find import causes_of
 from tracekit.analysis.diagnosis.price import fixes_of
-from tracekit.analysis.diagnosis.testimony import reviewed
 from tracekit.analysis.diagnosis.verdict import verdict_of
 from tracekit.analysis.evidence.cause import Cause
-from tracekit.analysis.metrics.samples import MetricSource
 from tracekit.base.plug_ins import in_words, tell
 from tracekit.report.conclusions import Finding
 from tracekit.report.plain_data import encoded
+
+if TYPE_CHECKING:
+    from tracekit.analysis.metrics.samples import MetricSource
+    from tracekit.report.metrics import MetricsInReport
 
 
 def diagnose(assessed: Assessment, metrics: MetricSource | None = None) -> Diagnosis:
@@ -44,9 +47,8 @@ def diagnose(assessed: Assessment, metrics: MetricSource | None = None) -> Diagn
         except Exception as failure:
             if not plugged:
                 raise
-            _ = _diagnosed(
-                assessed, own_detectors(assessed.job.kind), metrics
-            )  # raises, too, unless a plug-in is to blame
+            # Raises, too, unless a plug-in is to blame.
+            _ = _diagnosed(assessed, own_detectors(assessed.job.kind), metrics)
             problem = f"a finding of detector {' or '.join(map(repr, plugged))} cannot be used ({in_words(failure)})"
         else:
             tell(problems)
@@ -61,11 +63,22 @@ def _check(causes: Iterable[Cause]) -> None:
         msgspec.json.decode(encoded(cause.finding), type=Finding)
 
 
+def _reviewed(
+    assessed: Assessment, findings: tuple[Cause, ...], metrics: MetricSource | None
+) -> tuple[tuple[Cause, ...], MetricsInReport | None]:
+    """See `testimony.reviewed`, which is imported only if there is somebody to ask."""
+    if metrics is None and "gpus" not in assessed.job.metadata:
+        return findings, None
+    from tracekit.analysis.diagnosis.testimony import reviewed
+
+    return reviewed(assessed, findings, metrics)
+
+
 def _diagnosed(assessed: Assessment, detectors: Sequence[Detector], metrics: MetricSource | None) -> Diagnosis:
     job = assessed.job
     _ = job.noise  # takes most memory, so it comes before the grids that detectors keep
     findings = assessed.reported(causes_of(assessed, detectors))
-    findings, heard = reviewed(assessed, findings, metrics)
+    findings, heard = _reviewed(assessed, findings, metrics)
     fixes = fixes_of(assessed, findings)
     causes = assessed.ordered(findings, fixes)
     trust, headline = assessed.trust(causes), assessed.headline(causes)

@@ -218,18 +218,18 @@ def _cost_s(job: GraphSubject, cause: Cause) -> float:
 def _doubts(job: GraphSubject) -> Iterator[str]:
     """Yield why the numbers cannot be trusted."""
     yield from _of_replay(job)
-    found, waits = job.summary, job.waits
-    if found is None or waits is None:
+    summary, waits = job.summary, job.waits
+    if summary is None or waits is None:
         return
-    yield from found.doubts
-    if found.lost:
-        yield f"{found.lost}, so its idle time is not known"
+    yield from summary.doubts
+    if summary.lost:
+        yield f"{summary.lost}, so its idle time is not known"
     if uneven_experts(job) or unknown_loads(job):  # others wait for ranks with more tokens
         return
     culprit = culprit_of(job)
-    yield from _of_stacks(culprit, found.without_stacks)
+    yield from _of_stacks(culprit, summary.without_stacks)
     named = None if culprit is None else culprit.rank
-    yield from unexplained_waits(found.late, waits, named, job.recorded_s)
+    yield from unexplained_waits(summary.late, waits, named, job.recorded_s)
 
 
 def _of_stacks(culprit: BlamedRank | None, without_stacks: Sequence[int]) -> Iterator[str]:
@@ -245,13 +245,13 @@ def _of_stacks(culprit: BlamedRank | None, without_stacks: Sequence[int]) -> Ite
 
 def _of_transfers(job: GraphSubject) -> str | None:
     """Why it is not known what transfers cost; None if it is."""
-    found = job.summary
-    if found is None or job.waits is None:
+    summary = job.summary
+    if summary is None or job.waits is None:
         return None
-    unseen = [rank for rank in found.left_out if rank not in found.late.accounted]
+    unseen = [rank for rank in summary.left_out if rank not in summary.late.accounted]
     if leads(job, LossKind.COMMUNICATION):
-        recorded = {*job.ranks, *found.left_out}
-        unseen += [rank for rank in range(found.world_size or 0) if rank not in recorded]
+        recorded = {*job.ranks, *summary.left_out}
+        unseen += [rank for rank in range(summary.world_size or 0) if rank not in recorded]
     exposed = exposed_communication_s(job) / (job.recorded_s or 1.0)
     if not unseen or exposed < SMALLEST_HEADLINE_SHARE:
         return None

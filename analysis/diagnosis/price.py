@@ -186,35 +186,35 @@ def _combination(pricer: _Pricer, fixes: Sequence[PricedFix], hidden: Sequence[P
     grown = [_grown(pricer, start, fixes) for start in starts]
     if not grown:
         return
-    taken, _ = min(grown, key=lambda one: (round(float(one[1].mean()), 9), len(one[0])))
-    for fix in reversed(taken):
-        if fix.withheld is not None and not _helps(pricer, fix, others := [one for one in taken if one is not fix]):
-            taken = others
+    chosen, _ = min(grown, key=lambda one: (round(float(one[1].mean()), 9), len(one[0])))
+    for fix in reversed(chosen):
+        if fix.withheld is not None and not _helps(pricer, fix, others := [one for one in chosen if one is not fix]):
+            chosen = others
     sequence, done_s = [], 0.0
-    for count, fix in enumerate(taken, 1):
-        saved_s = pricer.job.unchanged_s - float(pricer.times(taken[:count]).mean())
+    for count, fix in enumerate(chosen, 1):
+        saved_s = pricer.job.unchanged_s - float(pricer.times(chosen[:count]).mean())
         step = {"kind": str(fix.kind), "title": fix.title, "alone_saved_s": fix.saved_s}
         sequence.append(step | {"marginal_saved_s": saved_s - done_s})
         done_s = saved_s
-    if len(taken) > 1:
-        assumed = dict.fromkeys(fix.assumes for fix in taken if fix.assumes is not None)
-        edits = [fix.edit for fix in taken if fix.edit is not None]
+    if len(chosen) > 1:
+        assumed = dict.fromkeys(fix.assumes for fix in chosen if fix.assumes is not None)
+        edits = [fix.edit for fix in chosen if fix.edit is not None]
         plan = Plan(
             COMBINATION,
-            " + ".join(fix.title for fix in taken),
+            " + ".join(fix.title for fix in chosen),
             Place(),
             None,
-            step_times=pricer.times(taken),
+            step_times=pricer.times(chosen),
             details={
                 "sequence": sequence,
-                "sum_of_single_savings_s": sum(fix.saved_s for fix in taken),
+                "sum_of_single_savings_s": sum(fix.saved_s for fix in chosen),
                 "assumes": "; ".join(assumed) or None,
             },
-            edit=" + ".join(edits) if len(edits) == len(taken) else None,
+            edit=" + ".join(edits) if len(edits) == len(chosen) else None,
         )
         # As certain as its least certain part.
-        sure = [fix.confidence for fix in taken if fix.confidence is not None]
-        changes = [fix.change for fix in taken if fix.change is not None]
+        sure = [fix.confidence for fix in chosen if fix.confidence is not None]
+        changes = [fix.change for fix in chosen if fix.change is not None]
         yield replace(pricer.price(plan, changes), confidence=min(sure, default=None))
 
 
@@ -226,30 +226,30 @@ def _helps(pricer: _Pricer, fix: PricedFix, others: Sequence[PricedFix]) -> bool
 
 def _grown(pricer: _Pricer, start: list[PricedFix], fixes: Sequence[PricedFix]) -> tuple[list[PricedFix], Floats]:
     """`start` plus the fixes that help most on top of it, one by one, and the resulting step times, [steps]."""
-    taken, times = list(start), pricer.times(start)
-    while len(taken) < max(LONGEST_COMBINATION, len(start)):
+    chosen, times = list(start), pricer.times(start)
+    while len(chosen) < max(LONGEST_COMBINATION, len(start)):
         options = [
-            (fix, pricer.times([*taken, fix]))
+            (fix, pricer.times([*chosen, fix]))
             for fix in fixes
-            if not any(fix.kind == other.kind or _exclude(fix, other) for other in taken)
+            if not any(fix.kind == other.kind or _exclude(fix, other) for other in chosen)
         ]
         if not options:
             break
         fix, then = min(options, key=lambda option: float(option[1].mean()))
         if float(times.mean() - then.mean()) < SMALLEST_SAVING_SHARE * pricer.job.unchanged_s / 2:
             break
-        taken.append(fix)
+        chosen.append(fix)
         times = then
-    return taken, times
+    return chosen, times
 
 
 def _compatible(fixes: Sequence[PricedFix]) -> list[PricedFix]:
     """The fixes without those that exclude an earlier one."""
-    taken: list[PricedFix] = []
+    chosen: list[PricedFix] = []
     for fix in fixes:
-        if not any(_exclude(fix, other) and fix.kind != other.kind for other in taken):
-            taken.append(fix)
-    return taken
+        if not any(_exclude(fix, other) and fix.kind != other.kind for other in chosen):
+            chosen.append(fix)
+    return chosen
 
 
 def _exclude(fix: PricedFix, other: PricedFix) -> bool:

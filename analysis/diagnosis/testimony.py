@@ -154,7 +154,7 @@ def _advised(assessed: Assessment, finding: Cause) -> Cause:
     # Either end of a link makes it slow; of several machines, each has to be slow itself.
     certain = bool(confirmed) and (bool(finding.where.links) or len(confirmed) == len(tests))
     mechanism = confirmed[0].mechanism if confirmed else None
-    told = [*confirmed, *(test for test in tests if test not in confirmed)][:_MOST_SENTENCES]
+    heard = [*confirmed, *(test for test in tests if test not in confirmed)][:_MOST_SENTENCES]
     advice: str | Advice | None = None
     where = finding.where
     if certain and mechanism is not None:
@@ -167,7 +167,7 @@ def _advised(assessed: Assessment, finding: Cause) -> Cause:
     remedy = None if advice is None else remedy_for(advice, job.names, where, on_cpus=not job.shows(Fact.GPUS))
     return replace(
         finding,
-        effect="; ".join([finding.effect, *(test.sentence for test in told)]),
+        effect="; ".join([finding.effect, *(test.sentence for test in heard)]),
         suggested_fix=remedy or finding.suggested_fix,
         hardware=certain and mechanism is not MechanismName.CPU_PRESSURE,
     )

@@ -46,12 +46,10 @@ class HardwareQuestion(Struct, frozen=True, eq=False):
     precision: str | None = None
 
     @classmethod
-    def parse(cls, gpus: Sequence[str], source: str | None, precision: str | None) -> HardwareQuestion | None:
-        """Read what was asked, None if nothing was. Raises FormatError or SelectionError."""
+    def parse(cls, gpus: Sequence[str], source: str | None, precision: str | None) -> HardwareQuestion:
+        """Read what was asked. Raises FormatError or SelectionError."""
         if not gpus and precision is None:
-            if source is not None:
-                raise SelectionError("--gpu-from is the GPU of the trace; name another one with --gpu")
-            return None
+            raise SelectionError("--gpu-from is the GPU of the trace; name another one with --gpu")
         passport = None if source is None else passport_of(source, "--gpu-from")
         others = tuple(map(OtherGpu.parse, gpus))
         measured = {dtype for gpu in others for dtype in gpu.passport.kernels["dtype"].to_list()}

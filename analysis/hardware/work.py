@@ -101,7 +101,7 @@ def works_of_kinds(kinds: Sequence[str]) -> tuple[Work, ...]:
 
 def _of_kind(kind: str | None) -> Work:
     name = (kind or "").lower()
-    if name in {str(one) for one in KernelClass}:
+    if name in {str(kernels) for kernels in KernelClass}:
         return _of_kernel("gpu", name, "", None, None)
     if re.search(r"forward|backward|compute|loss|evaluation", name) and not re.search(r"send|recv|collective", name):
         return Work("compute", _OF_COMPUTES)

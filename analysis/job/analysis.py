@@ -5,6 +5,7 @@ In: what a reader asks for. Out: `Analysis`, which jobs make and surfaces with a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -55,3 +56,12 @@ class Analysis(Struct, frozen=True, eq=False):
     report: Report
     diagnosis: Diagnosis
     lanes: Lanes | None = None
+
+
+def hardware_question(gpus: Sequence[str], gpu_from: str | None, precision: str | None) -> HardwareQuestion | None:
+    """What was asked about other GPUs, None if nothing was. Raises FormatError or SelectionError."""
+    if not (gpus or gpu_from or precision):
+        return None
+    from tracekit.analysis.hardware.question import HardwareQuestion
+
+    return HardwareQuestion.parse(gpus, gpu_from, precision)

@@ -20,7 +20,6 @@ from tracekit.analysis.evidence.graph_subject import GraphSubject
 from tracekit.analysis.evidence.unprofiled_steps import profiled_steps_s, unprofiled_step
 from tracekit.analysis.gpu.gpu_times import GpuTimes
 from tracekit.analysis.gpu.recorded import Kept, Recorded
-from tracekit.analysis.hardware.answer import on_other_gpus
 from tracekit.analysis.job import experts
 from tracekit.analysis.job.analysis import Analysis, ReportOptions
 from tracekit.analysis.job.build import SourceFigures, build, slowdown_error
@@ -115,7 +114,11 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
     @cached_property
     def on_gpus(self) -> Sequence[OnGpu]:
         """What the job takes on the GPUs that were asked for."""
-        return () if self.asked.hardware is None else on_other_gpus(self.evidence, self.asked.hardware)
+        if self.asked.hardware is None:
+            return ()
+        from tracekit.analysis.hardware.answer import on_other_gpus
+
+        return on_other_gpus(self.evidence, self.asked.hardware)
 
     def _source(self) -> SourceFigures:
         evidence = self.evidence
@@ -139,23 +142,23 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         )
 
     def _outline(self) -> Outline:
-        evidence, kept = self.evidence, self.evidence.summary
+        evidence, summary = self.evidence, self.evidence.summary
         own: dict[str, Any] = {"source": "ops", "steps": len(evidence.steps), "ops": evidence.ops.height}
         counts = {"rank": len(evidence.ranks), "step": len(evidence.steps), "op": evidence.ops.height}
-        if kept is not None:
+        if summary is not None:
             own = {
                 "source": "recording",
-                "steps": kept.steps,
-                "world_size": kept.world_size,
-                "gpu": kept.gpu,
-                "gpu_ops": kept.gpu_ops,
-                "gpu_ops_without_launch": kept.without_launch,
+                "steps": summary.steps,
+                "world_size": summary.world_size,
+                "gpu": summary.gpu,
+                "gpu_ops": summary.gpu_ops,
+                "gpu_ops_without_launch": summary.without_launch,
             }
-            counts = {"rank": len(evidence.ranks), "step": kept.steps, "GPU op": kept.gpu_ops}
+            counts = {"rank": len(evidence.ranks), "step": summary.steps, "GPU op": summary.gpu_ops}
         if self.recorded is not None:
             own["host_calls"] = self.recorded.recording.calls.height
         sizes = ", ".join(counted(count, name) for name, count in counts.items() if count)
-        device = None if kept is None else kept.gpu
+        device = None if summary is None else summary.gpu
         return Outline(
             name=self.name,
             whole="recording" if evidence.whole == "recording" else "step",
@@ -166,14 +169,14 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         )
 
     def _remarks(self) -> Iterator[tuple[str, str]]:
-        kept, gpu = self.evidence.summary, self.evidence.gpu
+        summary, gpu = self.evidence.summary, self.evidence.gpu
         if self.evidence.alone and gpu is not None and self.evidence.shows(Fact.COMPUTE):
             yield "GPU", _gpu_in_words(gpu)
         causes, action = self.diagnosis.causes, self.diagnosis.answer.action or ""
         unnamed = any(cause.change is not None and cause.spent and not cause.spent.where for cause in causes)
         if gpu is not None and not gpu.stacks and unnamed and "with_stack" not in action:
             yield "Names", _NO_STACKS
-        notes = () if kept is None else kept.notes if self.recorded else (*kept.notes, _OPS_ONLY)
+        notes = () if summary is None else summary.notes if self.recorded else (*summary.notes, _OPS_ONLY)
         yield from (("" if number else "Notes", printable(note)) for number, note in enumerate(notes))
 
     def _overview(self) -> list[Table]:
@@ -187,7 +190,7 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         return self.evidence.gpu if self.evidence.alone else None
 
     def _sections(self, loads: Experts | None) -> Iterator[Table]:
-        found, gpu = self.recorded, self._alone
+        recorded, gpu = self.recorded, self._alone
         if len(self.evidence.ranks) > 1:
             times = {"recorded": self.mean.recorded, "launch delays removed": self.mean.original,
                      "and all ranks alike": self.mean.ideal}  # fmt: skip
@@ -196,14 +199,14 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
             yield Table("Method", (f"Times of a {self.evidence.whole}", "mean"), (*rows, ("S", slowdown)))
         if gpu is not None:
             yield from gpu_tables(gpu)
-        if found is not None and gpu is None:
-            yield self._ranks(found, full=True)
-            yield waits_table(found)
-        if found is not None:
-            yield kernels_table(found)
+        if recorded is not None and gpu is None:
+            yield self._ranks(recorded, full=True)
+            yield waits_table(recorded)
+        if recorded is not None:
+            yield kernels_table(recorded)
         yield self._critical_path()
         if gpu is None:
-            usual = [group for group in self.labels if found is None or group.labels != ("rank",)]
+            usual = [group for group in self.labels if recorded is None or group.labels != ("rank",)]
             yield from (label_table(group) for group in usual if group not in self._labels_wanted)
         if not self.asked.wants_experts:
             yield from experts.loads(loads)
@@ -221,13 +224,15 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         gpus = [hardware_table(self.on_gpus)] if self.on_gpus else []
         return [*gpus, *answers, *labels, *experts.asked_tables(overlap, loads, self.asked)]
 
-    def _ranks(self, found: Recorded, *, full: bool) -> Table:
+    def _ranks(self, recorded: Recorded, *, full: bool) -> Table:
         """A row for each rank, the one that the others wait for first; a rank alone waits for nobody.
 
         `full`: with S of each rank, which the prices of findings are not compared with.
         """
         known, several = self.shares_by_rank, len(self.evidence.ranks) > 1
-        each = list(zip(found.breakdowns, found.waits.wait.tolist(), found.waits.sole_delay.tolist(), strict=True))
+        each = list(
+            zip(recorded.breakdowns, recorded.waits.wait.tolist(), recorded.waits.sole_delay.tolist(), strict=True)
+        )
         each.sort(key=lambda row: -row[2])
         rows = []
         for one, wait, sole_delay in each:
@@ -244,27 +249,27 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         """The critical path of the recorded job, by op class and by rank."""
         recorded_s = self.mean.recorded
         parts = [
-            *((short(name), found) for name, found in list(self.critical_peers.items())[:MOST_WAITS]),
+            *((short(name), spent_s) for name, spent_s in list(self.critical_peers.items())[:MOST_WAITS]),
             ("between ops" if self.evidence.summary else "launch delays", self.critical_delay_s),
-            *((f"rank {rank}", found) for rank, found in list(self.critical_ranks.items())[:MOST_WAITS]),
+            *((f"rank {rank}", spent_s) for rank, spent_s in list(self.critical_ranks.items())[:MOST_WAITS]),
         ]
-        rows = tuple((name, seconds(found), f"{found / recorded_s * 100:.0f}%") for name, found in parts)
+        rows = tuple((name, seconds(spent_s), f"{spent_s / recorded_s * 100:.0f}%") for name, spent_s in parts)
         return Table("Critical path", ("On the critical path", of_whole(self.evidence.whole), "share"), rows)
 
     def _trust(self) -> dict[str, Any]:
-        kept = self.evidence.summary
-        if kept is None:
+        summary = self.evidence.summary
+        if summary is None:
             return {"notes": []}
-        left = self.evidence.unexplained
+        unexplained = self.evidence.unexplained
         trust = {
-            "notes": list(kept.notes),
+            "notes": list(summary.notes),
             "start_gap_p99_s": {
-                "communication": number(left.communication_gap_s),
-                "compute": number(left.compute_gap_s),
+                "communication": number(unexplained.communication_gap_s),
+                "compute": number(unexplained.compute_gap_s),
             },
-            "edges": left.edges,
-            "inferred_edges": left.inferred,
-            "violations": left.violations,
+            "edges": unexplained.edges,
+            "inferred_edges": unexplained.inferred,
+            "violations": unexplained.violations,
         }
         return trust if self.recorded is None else trust | {"host_ahead_of_gpu_s": self.recorded.skew_s}
 
@@ -305,8 +310,8 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         asked = {"overlap": overlap, "experts": loads}
         return keys | {name: answer for name, answer in asked.items() if answer is not None}
 
-    def _of_kept(self, kept: Kept) -> dict[str, Any]:
-        gpus = [in_report(times, self.diagnosis.causes, self._unprofiled(times.rank)) for times in kept.gpus]
+    def _of_kept(self, summary: Kept) -> dict[str, Any]:
+        gpus = [in_report(times, self.diagnosis.causes, self._unprofiled(times.rank)) for times in summary.gpus]
         return {
             "recording_time_s": self.mean,
             **({"gpu": gpus[0]} if self.evidence.alone and gpus else {"gpus": gpus}),
@@ -323,10 +328,10 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         profiled_s = float(profiled_steps_s(self.evidence).mean())
         return Unprofiled(profiled_s, step, profiled_s - step.value, cost.operator, cost.words)
 
-    def _of_recording(self, found: Recorded) -> dict[str, Any]:
-        recording, clocks, waits = found.recording, found.clocks, found.waits
+    def _of_recording(self, recorded: Recorded) -> dict[str, Any]:
+        recording, clocks, waits = recorded.recording, recorded.clocks, recorded.waits
         columns = (clocks.ahead, clocks.uncertainty, clocks.collectives)
-        by_rank = zip(found.breakdowns, waits.wait.tolist(), waits.sole_delay.tolist(), strict=True)
+        by_rank = zip(recorded.breakdowns, waits.wait.tolist(), waits.sole_delay.tolist(), strict=True)
         return {
             "by_rank": [
                 OfRank(
@@ -344,7 +349,9 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
                 )
                 for parts, wait, sole_delay in by_rank
             ],
-            "collectives": Collectives(found.matches.matched, found.matches.unmatched, list(found.matches.groups)),
+            "collectives": Collectives(
+                recorded.matches.matched, recorded.matches.unmatched, list(recorded.matches.groups)
+            ),
             "clocks": [
                 ClockOfRank(rank, ahead_s, number(uncertainty_s), collectives)
                 for rank, ahead_s, uncertainty_s, collectives in zip(
@@ -352,8 +359,8 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
                 )
             ],
             "wait_for": [WaitFor(group, rank, other, waited) for waited, rank, other, group in waits.each()],
-            "kernel_classes": kernel_rows(found.kernel_time),
-            "unknown_kernels": kernel_rows(found.unknown_kernels.head(_MOST_UNKNOWN)),
+            "kernel_classes": kernel_rows(recorded.kernel_time),
+            "unknown_kernels": kernel_rows(recorded.unknown_kernels.head(_MOST_UNKNOWN)),
         }
 
     def _cost_alone(self, rank: int) -> tuple[Number, Number]:

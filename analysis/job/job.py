@@ -19,7 +19,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import tracekit
-from tracekit.analysis.job.analysis import Analysis, ReportOptions
+from tracekit.analysis.job.analysis import Analysis, ReportOptions, hardware_question
 from tracekit.base.errors import SelectionError, TraceError
 from tracekit.base.text import short
 
@@ -113,8 +113,6 @@ class Job(ABC):
         SelectionError for a selection that cannot be understood or matches no op, layers that do not fit, a schedule
         that does not exist, or a GPU that is not known; FormatError for loads of another job, or no passport.
         """
-        from tracekit.analysis.hardware.question import HardwareQuestion
-
         asked = ReportOptions(
             fix=tuple(fix),
             keep=tuple(keep),
@@ -126,7 +124,7 @@ class Job(ABC):
             experts=experts,
             expert_loads=expert_loads,
             plans=tuple(plans),
-            hardware=HardwareQuestion.parse(gpus, gpu_from, precision),
+            hardware=hardware_question(gpus, gpu_from, precision),
             metrics=metrics,
         )
         return self.analyse(asked, progress).report
@@ -218,10 +216,10 @@ class Job(ABC):
         from tracekit.report.findings import Findings, Unanalysed
 
         try:
-            found = self.analyse(ReportOptions(metrics=metrics), progress)
+            analysis = self.analyse(ReportOptions(metrics=metrics), progress)
         except TraceError as error:
             return Unanalysed(str(error))
-        return Findings(found.report, None if found.lanes is None else found.lanes.worker_slowdowns())
+        return Findings(analysis.report, None if analysis.lanes is None else analysis.lanes.worker_slowdowns())
 
     def _repr_html_(self) -> str:
         return tracekit.card(self)

@@ -25,11 +25,11 @@ def shortened(title: str, heads: tuple[str, ...], rows: Sequence[tuple[str, ...]
     return Table(title, heads, tuple(rows[:most]), note)
 
 
-def waits_table(found: Recorded) -> Table:
+def waits_table(recorded: Recorded) -> Table:
     """Which rank waits for which, longest first."""
     rows = [
         (f"rank {rank}", f"rank {other}", seconds(waited), short(group))
-        for waited, rank, other, group in sorted(found.waits.each(), reverse=True)
+        for waited, rank, other, group in sorted(recorded.waits.each(), reverse=True)
     ]
     return shortened("Waits", ("waits", "for", "in collectives", "group"), rows, MOST_WAITS)
 
@@ -44,9 +44,9 @@ def kernel_rows(kernels: pl.DataFrame) -> list[Kernels]:
     return [Kernels(**row) for row in kernels.iter_rows(named=True)]
 
 
-def kernels_table(found: Recorded) -> Table:
+def kernels_table(recorded: Recorded) -> Table:
     """Time by class of kernels, and the longest kernels of no class."""
-    times, unknown = found.kernel_time, found.unknown_kernels.head(_MOST_KERNELS)
+    times, unknown = recorded.kernel_time, recorded.unknown_kernels.head(_MOST_KERNELS)
     total = float(times["seconds"].sum()) or 1.0
     named = [
         *times.iter_rows(),

@@ -153,8 +153,7 @@ def whatif_command(
     cause costs of the step, with a number: "slowdown>1.1", "bad-worker>5%". A SCHEDULE may state the share of the
     weight gradients in the whole backward: "zb-h1,weight=0.4".
     """
-    from tracekit.analysis.hardware.question import HardwareQuestion
-    from tracekit.analysis.job.analysis import ReportOptions
+    from tracekit.analysis.job.analysis import ReportOptions, hardware_question
     from tracekit.report.report import read_report, write_tables
 
     condition = None if fail_on is None else Condition(fail_on)
@@ -164,7 +163,7 @@ def whatif_command(
     _check_writable(parquet_file, markdown, html)
     _check_schedules(schedules)
     priced, logged = _read_asked(expert_loads, plans)
-    hardware = HardwareQuestion.parse(gpus, gpu_from, precision)
+    hardware = hardware_question(gpus, gpu_from, precision)
     witness = None if metrics is None else _witness(metrics, redact=redact)
     render = None if form is None else _renderer(form, alone=not as_json and markdown != STDOUT)
     asked = ReportOptions(

@@ -128,7 +128,7 @@ def job_table() -> pl.DataFrame:
     lost, saves = pl.col("lost_gpu_hours_per_day").clip(0.0), pl.col("gives_back").clip(0.0)
     cause, place, host = (pl.col(f"cause_{what}").list.first() for what in ("kinds", "places", "hosts"))
     labels = {kind: _label(kind) for kind in jobs.select(cause.unique().drop_nulls()).to_series()}
-    found = pl.when(pl.col("verdict") == LossKind.STRAGGLER).then(
+    straggler = pl.when(pl.col("verdict") == LossKind.STRAGGLER).then(
         cause.replace_strict(labels, default=None, return_dtype=pl.String)
     )
     metadata = pl.col("metadata").str
@@ -140,7 +140,7 @@ def job_table() -> pl.DataFrame:
         .then(pl.lit(_NOT_ANALYSED))
         .when(~pl.col("trustworthy"))
         .then(pl.lit(_NO_VERDICT))
-        .otherwise(pl.coalesce(found, "verdict", pl.lit("unknown")).str.replace_all("-", " ")),
+        .otherwise(pl.coalesce(straggler, "verdict", pl.lit("unknown")).str.replace_all("-", " ")),
         share=pl.coalesce("share", lost / (24 * pl.col("world_size"))).clip(0.0),
         team=pl.coalesce(metadata.json_path_match(f"$.{key}") for key in TEAM_KEYS),
         tokens_per_s=tokens.cast(pl.Float64, strict=False) / pl.col("recorded_s"),
@@ -169,12 +169,12 @@ def _of_runs(schema: pl.Schema) -> pl.DataFrame:
         if not run.recorded_s:
             continue
         causes, kind = run.alarming, str(run_kind(run))
-        found = _label(causes[0].cause) if causes and kind == LossKind.STRAGGLER and causes[0].is_known else None
+        cause_name = _label(causes[0].cause) if causes and kind == LossKind.STRAGGLER and causes[0].is_known else None
         places = [who_words(cause) if cause.ranks else "whole job" for cause in causes]
         rows.append(
             {
                 "name": name,
-                "verdict": (found or kind).replace("-", " "),
+                "verdict": (cause_name or kind).replace("-", " "),
                 "headline": run_sentence(run, zone),
                 "share": run.lost_share,
                 "lost_gpu_hours_per_day": 24 * run.gpu_hours_lost * 3600 / run.wall_s,
