@@ -32,8 +32,8 @@ _FEWEST = 4
 _OF_MEAN = 1.2533
 #: The 90 % interval of a normal distribution, in standard deviations.
 WIDE_90 = 1.645
-#: Where nothing was measured on both cards: ratios of peaks are off by so much, in logarithms. They were off by 63 % in
-#: the mean of all pairs of 11 GPUs (specs of the reference data).
+#: Where nothing was measured on both cards: by how much ratios of peaks are off, in logarithms. In measurements of 11
+#: GPUs they were off by 63 % in the mean of all pairs.
 _OF_PEAKS = 0.49
 #: The kind of kernel in a passport that stands for a kind of work that passports lack.
 _LIKE = {"compute": "matmul", "attention": "matmul", "optimizer": "elementwise"}
