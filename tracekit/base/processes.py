@@ -42,7 +42,8 @@ def serve(work: Callable[[Any], Any]) -> None:
         try:
             answer = work(task)
         except TracekitError as error:
-            answer = error
+            # What an error carries beside its text, such as the source that was recognised, has code in it.
+            answer = FormatError(str(error)) if vars(error) else error
         pickle.dump(answer, answers, pickle.HIGHEST_PROTOCOL)
         answers.flush()
         del answer

@@ -174,7 +174,7 @@ def _in_batches(readings: Sequence[_Reading], tell: Callable[[str], None]) -> It
 def _read(readings: Sequence[_Reading], tell: Callable[[str], None]) -> Iterator[Incoming]:
     processes = len(os.sched_getaffinity(0))
     if len(readings) >= _FEW and processes > 1 and not any(reading.is_large for reading in readings):
-        yield from answers_of(_READ, readings, processes, name=lambda reading: short(reading.source))
+        yield from answers_of(_READ, readings, processes, name=lambda reading: short(reading.paths[0].name))
         return
     for reading in readings:
         tell(f"reading {short(reading.paths[0].name)}")
