@@ -27,9 +27,9 @@ Tier = Literal["shapes", "class", "roofline", "unchanged"]
 #: The weight of a measured shape at distance d, in powers of two: 1 / (d^2 + this)^2.
 _NEAR = 0.5
 #: So many kernels show how badly they predict one another.
-_FEWEST = 4
-#: The standard error of a normal distribution, in mean absolute errors.
-_OF_MEAN = 1.2533
+_FEWEST = 3
+#: The standard error of a normal distribution, in mean and in median absolute errors.
+_OF_MEAN, _OF_MEDIAN = 1.2533, 1.4826
 #: The 90 % interval of a normal distribution, in standard deviations.
 WIDE_90 = 1.645
 #: Where nothing was measured on both cards: by how much ratios of peaks are off, in logarithms. In measurements of 11
@@ -70,16 +70,6 @@ class _Pairs(Struct, frozen=True, eq=False, dict=True):
     places: Floats
     longer: Floats
 
-    @cached_property
-    def larger(self) -> Ints:
-        """The larger half of the kernels."""
-        return np.argsort(self.places.sum(axis=1), kind="stable")[len(self.longer) // 2 :]
-
-    @cached_property
-    def median(self) -> float:
-        """The logarithm that is usual in the larger half."""
-        return float(np.median(self.longer[self.larger]))
-
     def near(self, sizes: Sequence[int]) -> float:
         """The logarithm for a kernel of these sizes."""
         weight = _weights(self.places - np.log2(np.array(sizes, np.float64)))
@@ -87,29 +77,37 @@ class _Pairs(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def error_near(self) -> float:
-        """How badly the other kernels predict each one, by the mean: a few are far from all others."""
+        """How badly the other kernels predict each one. The median: of the products of a job, few are the exception."""
         if len(self.longer) < _FEWEST:
-            return _OF_PEAKS if self.longer.any() else 0.0
+            return self._unknown
         weight = _weights(self.places[:, None] - self.places[None])
         np.fill_diagonal(weight, 0.0)
         errors = weight @ self.longer / weight.sum(axis=1) - self.longer
-        return _OF_MEAN * float(np.abs(errors).mean())
+        return _OF_MEDIAN * float(np.median(np.abs(errors)))
 
     @cached_property
-    def error_of_median(self) -> float:
-        """How badly the median predicts the larger half."""
+    def usual(self) -> float:
+        """The median logarithm of the larger half."""
+        return float(np.median(self.longer[self._larger]))
+
+    def error_of(self, longer: float) -> float:
+        """How badly one logarithm predicts the larger half. The mean: a job may consist of the exceptions."""
         if len(self.longer) < _FEWEST:
-            return _OF_PEAKS if self.longer.any() else 0.0
-        return _root_mean_square(self.longer[self.larger] - self.median)
+            return self._unknown
+        return _OF_MEAN * float(np.abs(self.longer[self._larger] - longer).mean())
+
+    @property
+    def _larger(self) -> Ints:
+        return np.argsort(self.places.sum(axis=1), kind="stable")[len(self.longer) // 2 :]
+
+    @property
+    def _unknown(self) -> float:
+        return _OF_PEAKS if self.longer.any() else 0.0
 
 
 def _weights(apart: Floats) -> Floats:
     """The weights of kernels that are so far apart, powers of two, [..., sizes]."""
     return np.asarray(1 / ((apart**2).sum(axis=-1) + _NEAR) ** 2)
-
-
-def _root_mean_square(errors: Floats) -> float:
-    return float(np.sqrt((errors**2).mean()))
 
 
 class Scaling(Struct, frozen=True, eq=False, dict=True):
@@ -214,8 +212,8 @@ class Scaling(Struct, frozen=True, eq=False, dict=True):
             peaks = [one.head.peak_tflops.get(dtype) for one in (self.source, self.target)]
             pairs = self._pairs("matmul", dtype, dtype)
             if pairs is not None and peaks[0] and peaks[1]:
-                errors.append(pairs.longer[pairs.larger] - np.log(peaks[0] / peaks[1]))
-        return _root_mean_square(np.concatenate(errors)) if errors else _OF_PEAKS
+                errors.append(pairs.error_of(float(np.log(peaks[0] / peaks[1]))))
+        return float(np.mean(errors)) if errors else _OF_PEAKS
 
     def _pairs(self, kind: str, source: str | None, target: str | None) -> _Pairs | None:
         """Kernels of a kind that were measured on both GPUs; a type of None is any, the same on both."""
@@ -233,7 +231,7 @@ def _of_type(passport: Passport, kind: str, dtype: str | None) -> pl.DataFrame:
 
 
 def _by_class(pairs: _Pairs, group: tuple[str, ...], times: float = 1.0) -> Scaled:
-    return Scaled("class", times * float(np.exp(pairs.median)), pairs.error_of_median, group=group)
+    return Scaled("class", times * float(np.exp(pairs.usual)), pairs.error_of(pairs.usual), group=group)
 
 
 def _joined(source: pl.DataFrame, target: pl.DataFrame, *, product: bool, same_type: bool) -> _Pairs | None:

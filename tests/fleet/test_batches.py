@@ -169,7 +169,11 @@ def same_with_either_engine(*words):
     assert (many.code, many) == (0, one)
 
 
-@pytest.mark.parametrize("options", [("--fix", "worker=1,0", "--by", "stage"), ("--ignore-steps", "1", "--redact")])
+@pytest.mark.parametrize("options", [
+    ("--fix", "worker=1,0", "--by", "stage"),
+    ("--ignore-steps", "1", "--redact"),
+    ("--gpu", "H100 on dp_rank=0", "--gpu-from", "H200"),
+])  # fmt: skip
 def test_options_print_the_same_with_either_engine(options, tmp_path, without_processes):
     slow_trace(range(3)).write_parquet(tmp_path / "job.parquet")
     same_with_either_engine(tmp_path / "job.parquet", *options)

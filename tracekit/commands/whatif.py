@@ -163,7 +163,6 @@ def whatif_command(
     _check_writable(parquet_file, markdown, html)
     _check_schedules(schedules)
     priced, logged = _read_asked(expert_loads, plans)
-    hardware = hardware_question(gpus, gpu_from, precision)
     witness = None if metrics is None else _witness(metrics, redact=redact)
     render = None if form is None else _renderer(form, alone=not as_json and markdown != STDOUT)
     asked = ReportOptions(
@@ -177,7 +176,7 @@ def whatif_command(
         experts=experts or expert_loads is not None,
         expert_loads=logged,
         plans=tuple(priced),
-        hardware=hardware,
+        hardware=hardware_question(gpus, gpu_from, precision),
         metrics=witness,
     )
     with progress("reading the trace") as tell:
@@ -188,10 +187,6 @@ def whatif_command(
             _refuse_others(_OF_REPORTS, "needs the trace, and a report is without it")
             report, named = read_report(source.traces[0]), None
         elif (used := engine or _engine_for(source)) != "local":
-            if hardware is not None:
-                raise SelectionError(
-                    "--gpu is for a job in one piece: add --engine local, and --ignore-steps to fit memory"
-                )
             report, lanes = _parts(_in_batches(source, used, asked, method, redact=redact, ignored=steps, tell=tell))
         else:
             try:

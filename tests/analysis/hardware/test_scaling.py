@@ -23,6 +23,17 @@ def test_a_product_goes_by_the_nearest_shapes():
     assert scaled.factor == pytest.approx(2 ** (4 / (4 + 1 / 1.5**2)))
 
 
+def test_the_error_is_how_badly_the_other_shapes_predict_each_one():
+    """Of three shapes in a row, the ends are each 4 apart in squares, the others 1: the last takes twice as long."""
+    shapes = [(1, 1 << power, 64, 64) for power in (6, 7, 8)]
+    source = passport(*(matmul(shape, 1.0) for shape in shapes))
+    target = passport(*(matmul(shape, time) for shape, time in zip(shapes, (1, 1, 2), strict=True)))
+    near, far = 1 / 1.5**2, 1 / 4.5**2
+    errors = np.log(2) * np.array([far / (near + far), 0.5, 1.0])
+    error = Scaling(source, target).of(Work("matmul", "fp32", shapes[0])).error
+    assert error == pytest.approx(1.4826 * np.median(errors), rel=1e-6)
+
+
 def test_without_a_shape_the_median_of_the_larger_half_stands_in():
     shapes = [(1, 1 << power, 64, 64) for power in range(6, 12)]
     source = passport(*(matmul(shape, 1.0) for shape in shapes))
@@ -99,11 +110,11 @@ def test_a_precision_that_was_not_measured_is_refused():
 
 
 def test_bars_cover_what_a_simulated_gpu_takes():
-    """Of 40 pairs of GPUs that differ in peak, bandwidth and size, at least 85 % of models are within their bars."""
+    """Of 100 pairs of GPUs that differ in peak, bandwidth and size, 85 % to 98 % of models are within their bars."""
     rng = np.random.default_rng(7)
     shapes = 2 ** rng.integers((0, 6, 6, 6), (1, 14, 14, 13), (64, 4))
     covered, widths = [], []
-    for _ in range(40):
+    for _ in range(100):
         cards = [(10 ** rng.uniform(13, 14.5), 10 ** rng.uniform(11.5, 12.5), rng.integers(40, 200)) for _ in range(2)]
         source, target = (
             passport(
@@ -111,15 +122,15 @@ def test_bars_cover_what_a_simulated_gpu_takes():
             )
             for card in cards
         )
-        model = (2 ** rng.uniform((0, 9, 9, 9), (1, 13, 13, 13), (6, 4))).astype(int).tolist()
+        model = (2 ** rng.uniform((0, 9, 9, 9), (1, 13, 13, 13), (rng.integers(1, 7), 4))).astype(int).tolist()
         now, then = ([drawn_time_s(shape, *card, rng) for shape in model] for card in cards)
         scaled = [Scaling(source, target).of(Work("matmul", "fp32", tuple(shape))) for shape in model]
         value = sum(one.factor * time for one, time in zip(scaled, now, strict=True))
         half = np.exp(WIDE_90 * scaled[0].error)
         covered.append(value / half <= sum(then) <= value * half)
         widths.append(half**2)
-    assert np.mean(covered) >= 0.85
-    assert np.median(widths) < 3
+    assert 0.85 <= np.mean(covered) <= 0.98
+    assert np.median(widths) < 2
 
 
 KERNELS = {
