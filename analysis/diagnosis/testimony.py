@@ -22,17 +22,19 @@ from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.metrics.effects import FEWEST_PEERS
 from tracekit.analysis.metrics.guided import Suspicion, untestable, verdicts_on
 from tracekit.analysis.metrics.mechanisms import MECHANISMS, metrics_of
-from tracekit.analysis.metrics.recorded_clocks import RecordedClocks
+from tracekit.analysis.metrics.sampled import RECORDING, sampled_metrics
 from tracekit.analysis.metrics.samples import MetricSource, Samples, TimeSpan
 from tracekit.base.errors import FormatError
 from tracekit.report.finding import Place
-from tracekit.report.metrics import MechanismName, MetricsInReport, MetricVerdict
+from tracekit.report.metrics import MechanismName, MetricsInReport, MetricTest, MetricVerdict
 from tracekit.trace.facts import Fact
 
 #: Clock times of traces are seconds since 1970; smaller ones are of another clock.
 _EARLIEST_S = 1e9
 #: Of a finding on more hosts, so many are tested.
 _MOST_HOSTS = 16
+#: Mechanisms of which the hardware is to blame.
+_OF_HARDWARE = (MechanismName.CLOCK, MechanismName.LINK)
 #: Sentences that a finding tells.
 _MOST_SENTENCES = 2
 _CONFIRMED = {
@@ -42,6 +44,12 @@ _CONFIRMED = {
     " and PCIe slot of its network card checked",
     MechanismName.CPU_PRESSURE: "stop what else runs on the cores of {hosts}, or raise the CPU limit of its containers:"
     " metrics confirm that its processes wait for a CPU (/proc/pressure/cpu, top)",
+    MechanismName.CPU_LIMIT: "raise the CPU limit of {ranks} on {hosts}, which throttles them (cpu.max or"
+    " cpu.cfs_quota_us of the container)",
+    MechanismName.MEMORY_PRESSURE: "free memory on {hosts}: metrics confirm that its processes wait for it"
+    " (/proc/pressure/memory, memory.stat)",
+    MechanismName.IO_PRESSURE: "stop what else reads or writes on {hosts}: metrics confirm that its processes wait for"
+    " I/O (/proc/pressure/io, iotop)",
 }
 _REFUTED = {
     "compute": "profile {ranks} on {hosts} beside a peer (torch.profiler, py-spy): metrics refute a lower clock, so"
@@ -60,33 +68,35 @@ def reviewed(
     Without a source, what was sampled while the job was recorded is asked, and heard only where it can tell.
     """
     job = assessed.job
-    sampled = RecordedClocks.of(job.metadata)
     if source is None:
-        return (tuple(findings), None) if sampled is None else _reviewed(assessed, findings, sampled, sampled.machines)
-    return _reviewed(assessed, findings, source, job.names.host_of_rank)
+        recorded = [_tested(job, findings, each, each.machines)[0] for each in sampled_metrics(job.metadata)]
+        tests = [_that_tell(of_finding) for of_finding in zip(*recorded, strict=True)] or [()] * len(findings)
+        every = [test for of_finding in tests for test in of_finding]
+        heard = MetricsInReport(RECORDING, every) if every else None
+    else:
+        tests, heard = _tested(job, findings, source, job.names.host_of_rank)
+    reviewed = (replace(finding, tests=of_one) for finding, of_one in zip(findings, tests, strict=True))
+    return tuple(_advised(assessed, finding) if finding.tests else finding for finding in reviewed), heard
 
 
-def _reviewed(
-    assessed: Assessment, findings: Sequence[Cause], source: MetricSource, machines: Mapping[int, str]
-) -> tuple[tuple[Cause, ...], MetricsInReport | None]:
-    """`machines`: the name of the machine of each rank, as the source has it."""
-    suspected = [list(_suspicions(assessed.job, finding, machines)) for finding in findings]
-    every = [suspicion for of_one in suspected for suspicion in of_one]
-    heard = _heard(source, every)
+def _tested(
+    job: Subject, findings: Sequence[Cause], source: MetricSource, machines: Mapping[int, str]
+) -> tuple[list[tuple[MetricTest, ...]], MetricsInReport]:
+    """The tests of each finding. `machines`: the name of the machine of each rank, as the source has it."""
+    suspected = [list(_suspicions(job, finding, machines)) for finding in findings]
+    heard = _heard(source, [suspicion for of_one in suspected for suspicion in of_one])
     tests = iter(heard.tests)
-    with_tests = [
-        replace(finding, tests=tuple(next(tests) for _ in of_one))
-        for finding, of_one in zip(findings, suspected, strict=True)
-    ]
-    if isinstance(source, RecordedClocks):
-        with_tests = [each if _testable(each) else replace(each, tests=()) for each in with_tests]
-        heard = replace(heard, tests=[test for each in with_tests for test in each.tests])
-    advised = tuple(_advised(assessed, finding) if finding.tests else finding for finding in with_tests)
-    return advised, heard if heard.tests or not isinstance(source, RecordedClocks) else None
+    return [tuple(next(tests) for _ in of_one) for of_one in suspected], heard
 
 
-def _testable(finding: Cause) -> bool:
-    return all(test.verdict is not MetricVerdict.NOT_TESTABLE for test in finding.tests)
+def _that_tell(by_metric: Sequence[tuple[MetricTest, ...]]) -> tuple[MetricTest, ...]:
+    """The tests of a finding by the first of several metrics that confirms it, else by the first that refutes it."""
+
+    def verdicts(tests: Sequence[MetricTest]) -> set[MetricVerdict]:
+        return {test.verdict for test in tests}
+
+    telling = [tests for tests in by_metric if tests and MetricVerdict.NOT_TESTABLE not in verdicts(tests)]
+    return max(telling, key=lambda tests: MetricVerdict.CONFIRMED in verdicts(tests), default=())
 
 
 def _heard(source: MetricSource, suspicions: Sequence[Suspicion]) -> MetricsInReport:
@@ -105,10 +115,11 @@ def _heard(source: MetricSource, suspicions: Sequence[Suspicion]) -> MetricsInRe
 
 def _suspicions(job: Subject, finding: Cause, machines: Mapping[int, str]) -> Iterator[Suspicion]:
     """What to ask about a finding: once for each machine, nothing if no metric of a machine shows the part."""
-    part = detector_of(finding.kind).part
+    detector = detector_of(finding.kind)
+    part = detector.part_of_machine or detector.part
     if part not in MECHANISMS or finding.change is None:
         return
-    ranks = [rank for rank, _ in job.places(finding.where) if rank is not None]
+    ranks = [rank for rank, _ in job.places(_where(finding)) if rank is not None]
     hosts = dict.fromkeys(machines[rank] for rank in ranks if rank in machines)
     window = _window(job, finding)
     why_not = None
@@ -121,6 +132,11 @@ def _suspicions(job: Subject, finding: Cause, machines: Mapping[int, str]) -> It
     for host in list(hosts)[:_MOST_HOSTS]:
         peers = _peers(job, finding, host, machines)
         yield Suspicion(host, part, finding.excess or 0.0, window or TimeSpan(0.0, 0.0), peers, why_not)
+
+
+def _where(finding: Cause) -> Place:
+    """The place whose machines are tested."""
+    return finding.where if finding.slowest is None else Place(workers=(finding.slowest,))
 
 
 def _window(job: Subject, finding: Cause) -> TimeSpan | None:
@@ -156,7 +172,7 @@ def _advised(assessed: Assessment, finding: Cause) -> Cause:
     mechanism = confirmed[0].mechanism if confirmed else None
     heard = [*confirmed, *(test for test in tests if test not in confirmed)][:_MOST_SENTENCES]
     advice: str | Advice | None = None
-    where = finding.where
+    where = _where(finding)
     if certain and mechanism is not None:
         advice = _CONFIRMED[mechanism]
         where = Place(host=confirmed[0].host) if where.links else where
@@ -169,5 +185,5 @@ def _advised(assessed: Assessment, finding: Cause) -> Cause:
         finding,
         effect="; ".join([finding.effect, *(test.sentence for test in heard)]),
         suggested_fix=remedy or finding.suggested_fix,
-        hardware=certain and mechanism is not MechanismName.CPU_PRESSURE,
+        hardware=certain and mechanism in _OF_HARDWARE,
     )
