@@ -1,7 +1,9 @@
 """Metrics as a witness: what they say of the machines that findings name.
 
-In: findings, and a source of metrics. Out: the findings, with what was confirmed, refuted or could not be tested in
-their words, and the advice that follows; the tests. Hardware is swapped or drained only if metrics confirm it.
+In: findings, and a source of metrics, or what was sampled while the job was recorded. Out: the findings, with what was
+confirmed, refuted or could not be tested in their words, and the advice that follows; the tests. Nothing else decides
+whether hardware is swapped or drained: metrics that were asked or sampled over time have to confirm it. Recordings
+without such series have medians of clocks and shares of faults, which decide alone.
 """
 
 from __future__ import annotations
@@ -12,10 +14,16 @@ import numpy as np
 from msgspec.structs import replace
 
 from tracekit.analysis.detectors.all_detectors import detector_of
-from tracekit.analysis.detectors.remedies import Advice, remedy_for
-from tracekit.analysis.diagnosis.assessment import Assessment
+from tracekit.analysis.detectors.remedies import (
+    LOW_CLOCK,
+    SAME_CARD,
+    SAME_CLOCK,
+    THROTTLED_HOST,
+    THROTTLED_RANK,
+    remedy_for,
+)
 from tracekit.analysis.diagnosis.find import acting
-from tracekit.analysis.evidence.cards import shares_card
+from tracekit.analysis.evidence.cards import Sampled, report_faults, sampled, shares_card
 from tracekit.analysis.evidence.cause import Cause
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.subject import Subject
@@ -28,6 +36,7 @@ from tracekit.base.errors import FormatError
 from tracekit.report.finding import Place
 from tracekit.report.metrics import MechanismName, MetricsInReport, MetricTest, MetricVerdict
 from tracekit.trace.facts import Fact
+from tracekit.trace.model import Worker
 
 #: Clock times of traces are seconds since 1970; smaller ones are of another clock.
 _EARLIEST_S = 1e9
@@ -51,6 +60,7 @@ _CONFIRMED = {
     MechanismName.IO_PRESSURE: "stop what else reads or writes on {hosts}: metrics confirm that its processes wait for"
     " I/O (/proc/pressure/io, iotop)",
 }
+_OF_SAMPLED = {Sampled.SAME_CARD: SAME_CARD, Sampled.LOW_CLOCK: LOW_CLOCK, Sampled.SAME_CLOCK: SAME_CLOCK}
 _REFUTED = {
     "compute": "profile {ranks} on {hosts} beside a peer (torch.profiler, py-spy): metrics refute a lower clock, so"
     " look for more work, other input or user code",
@@ -61,13 +71,12 @@ _REFUTED = {
 
 
 def reviewed(
-    assessed: Assessment, findings: Sequence[Cause], source: MetricSource | None
+    job: Subject, findings: Sequence[Cause], source: MetricSource | None
 ) -> tuple[tuple[Cause, ...], MetricsInReport | None]:
     """Ask metrics about every finding on a machine. A source that cannot be read leaves all of them not testable.
 
     Without a source, what was sampled while the job was recorded is asked, and heard only where it can tell.
     """
-    job = assessed.job
     if source is None:
         recorded = [_tested(job, findings, each, each.machines)[0] for each in sampled_metrics(job.metadata)]
         tests = [_that_tell(of_finding) for of_finding in zip(*recorded, strict=True)] or [()] * len(findings)
@@ -76,7 +85,7 @@ def reviewed(
     else:
         tests, heard = _tested(job, findings, source, job.names.host_of_rank)
     reviewed = (replace(finding, tests=of_one) for finding, of_one in zip(findings, tests, strict=True))
-    return tuple(_advised(assessed, finding) if finding.tests else finding for finding in reviewed), heard
+    return tuple(_advised(job, finding) for finding in reviewed), heard
 
 
 def _tested(
@@ -163,27 +172,52 @@ def _peers(job: Subject, finding: Cause, host: str, machines: Mapping[int, str])
     return alike if len(alike - {host}) >= FEWEST_PEERS else frozenset(machines.values())
 
 
-def _advised(assessed: Assessment, finding: Cause) -> Cause:
-    """A finding with the sentences of its tests, and the advice that follows."""
-    job, tests = assessed.job, finding.tests
+def _advised(job: Subject, finding: Cause) -> Cause:
+    """A finding with the sentences of its tests, and the advice that follows from them or, without any, from what was
+    recorded of its GPUs.
+    """
+    tests, where = finding.tests, _where(finding)
+    advice, hardware = _by_recording(job, finding)
     confirmed = [test for test in tests if test.verdict is MetricVerdict.CONFIRMED]
-    # Either end of a link makes it slow; of several machines, each has to be slow itself.
-    certain = bool(confirmed) and (bool(finding.where.links) or len(confirmed) == len(tests))
     mechanism = confirmed[0].mechanism if confirmed else None
-    heard = [*confirmed, *(test for test in tests if test not in confirmed)][:_MOST_SENTENCES]
-    advice: str | Advice | None = None
-    where = _where(finding)
-    if certain and mechanism is not None:
-        advice = _CONFIRMED[mechanism]
+    # Either end of a link makes it slow; of several machines, each has to be slow itself.
+    if mechanism is not None and (where.links or len(confirmed) == len(tests)):
+        advice, hardware = _CONFIRMED[mechanism], mechanism in _OF_HARDWARE
+        if mechanism is MechanismName.CLOCK and _without_faults(job, finding):
+            advice, hardware = LOW_CLOCK, False
         where = Place(host=confirmed[0].host) if where.links else where
-    elif all(test.verdict is MetricVerdict.REFUTED for test in tests):
-        advice = _REFUTED[tests[0].part]
-    elif assessed.machines_at_fault(finding.where):  # by the recording alone
-        advice = detector_of(finding.kind).suggested_fix
+    elif tests and all(test.verdict is MetricVerdict.REFUTED for test in tests):
+        advice, hardware = _REFUTED[tests[0].part], False
+    elif tests and hardware:  # metrics were asked and do not confirm it
+        advice, hardware = None, False
+    heard = [*confirmed, *(test for test in tests if test not in confirmed)][:_MOST_SENTENCES]
     remedy = None if advice is None else remedy_for(advice, job.names, where, on_cpus=not job.shows(Fact.GPUS))
     return replace(
         finding,
         effect="; ".join([finding.effect, *(test.sentence for test in heard)]),
         suggested_fix=remedy or finding.suggested_fix,
-        hardware=certain and mechanism in _OF_HARDWARE,
+        hardware=hardware,
     )
+
+
+def _by_recording(job: Subject, finding: Cause) -> tuple[str | None, bool]:
+    """What the GPUs that were sampled say of a finding: the advice, if any, and whether the hardware is at fault."""
+    workers = _computing(job, finding)
+    if not isinstance(job, PipelineSubject) or not workers:
+        return None, False
+    says, host = sampled(job, workers), finding.where.host
+    if says is Sampled.FAULTY:
+        return (THROTTLED_RANK if host is None else THROTTLED_HOST), True
+    return _OF_SAMPLED.get(says) if finding.where.workers and host is None else None, False
+
+
+def _without_faults(job: Subject, finding: Cause) -> bool:
+    """Whether the GPUs of a finding were asked for reasons of a lower clock, and gave none that is a fault."""
+    return isinstance(job, PipelineSubject) and report_faults(job, _computing(job, finding)) is False
+
+
+def _computing(job: Subject, finding: Cause) -> list[Worker]:
+    """The workers of a finding, if these compute slower as a whole."""
+    if detector_of(finding.kind).part != "compute" or finding.where.ranks:
+        return []
+    return [worker for _, worker in job.places(finding.where) if worker is not None]

@@ -20,7 +20,7 @@ class Cause(Finding, frozen=True, kw_only=True, eq=False):
     `change`: the job without the cause, None if the trace is at fault and not the job; `without_s`: its step times,
     seconds, [steps]. `every_step`: it shows in nearly all steps, though its kind acts by chance. `follows`: kinds of
     finding that have to be seen to first. `excess`, `slowest`: as for a candidate. `tests`: what metrics say of its
-    machines; `hardware`: whether they show these at fault, None if nobody asked them.
+    machines; `hardware`: whether they, or else the recording, show these at fault.
     """
 
     change: Any = None
@@ -30,7 +30,7 @@ class Cause(Finding, frozen=True, kw_only=True, eq=False):
     excess: float | None = None
     slowest: Worker | None = None
     tests: tuple[MetricTest, ...] = ()
-    hardware: bool | None = None
+    hardware: bool = False
 
     @property
     def finding(self) -> Finding:

@@ -131,14 +131,24 @@ def test_traces_that_no_metric_can_confirm_say_so(trace: Trace, why: str) -> Non
     assert why in report.metrics.tests[0].sentence
 
 
+HOT = {"hw-thermal-slowdown": 0.9}
+
+
 @pytest.mark.parametrize(
-    ("own_mhz", "verdict", "does"),
-    [(1300, "confirmed", "Swap NODE-03"), (1950, "refuted", "Profile rank 3 on NODE-03")],
+    ("own_mhz", "reasons", "verdict", "does"),
+    [
+        (1300, None, "confirmed", "Swap NODE-03"),
+        (1300, HOT, "confirmed", "Swap NODE-03"),
+        (1300, {}, "confirmed", "Raise the GPU clocks of rank 3 on NODE-03"),
+        (1950, HOT, "refuted", "Profile rank 3 on NODE-03"),
+    ],
 )
 def test_clocks_that_were_sampled_while_the_job_was_recorded_are_a_source(
-    own_mhz: int, verdict: str, does: str
+    own_mhz: int, reasons: dict[str, float] | None, verdict: str, does: str
 ) -> None:
-    """Eight GPUs, each a peer of the others; the recording is all there is, so that none has another past."""
+    """Eight GPUs, each a peer of the others; the recording is all there is, so that none has another past. A low clock
+    that the GPU gives no fault as a reason for is a setting.
+    """
     times = [BEGAN + 300 + 2.0 * at for at in range(110)]
 
     def gpu(rank: int) -> dict[str, Any]:
@@ -147,6 +157,10 @@ def test_clocks_that_were_sampled_while_the_job_was_recorded_are_a_source(
 
     def report_on(series: dict[str, Any]) -> Report:
         sampled = {SAMPLED: {CLOCK: series, "x": 1, RATE: {"y": 2}}}
+        if reasons is not None:
+            sampled["gpus"] = {
+                str(rank): {"model": "H100", "reasons": reasons if rank == 3 else {}} for rank in range(8)
+            }
         return PipelineJob(replace(JOB, metadata={**JOB.metadata, **sampled})).report
 
     series = {f"NODE-{rank:02}:rank {rank}": gpu(rank) for rank in range(8)}
@@ -156,6 +170,7 @@ def test_clocks_that_were_sampled_while_the_job_was_recorded_are_a_source(
     assert (test.host, test.verdict) == ("NODE-03:rank 3", verdict)
     assert report.answer.action is not None
     assert report.answer.action.startswith(does)
+    assert report.answer.culprits[0].hardware is does.startswith("Swap")
     few = dict(list(series.items())[2:4])
     assert not report_on(few).metrics  # nothing to compare with, so nothing is said
 
