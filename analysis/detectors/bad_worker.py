@@ -22,7 +22,6 @@ from tracekit.analysis.detectors.rank_behind import compared
 from tracekit.analysis.detectors.remedies import SLOW_KIND, SLOW_RANK, Advice
 from tracekit.analysis.detectors.slow_computes import (
     ONE_KIND_CHECK,
-    sampled_remedy,
     slower,
     time_of,
     worker_figures,
@@ -97,7 +96,6 @@ class BadWorker(Detector):
         """The candidate that names `workers`, which are slow in the same steps."""
         hit = job.cells_of(workers)
         figures, one_kind = worker_figures(job, hit), slow_kind(job, hit) is not None
-        remedy = SLOW_KIND if one_kind else sampled_remedy(job, workers)
         return Candidate(
             cls.kind,
             Place(workers=tuple(workers)),
@@ -108,7 +106,7 @@ class BadWorker(Detector):
             worker_series(job, hit),
             time_of(job, hit),
             next_check=ONE_KIND_CHECK if one_kind else None,
-            suggested_fix=remedy,
+            suggested_fix=SLOW_KIND if one_kind else None,
             excess=figures[0].value,
         )
 

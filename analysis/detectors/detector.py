@@ -23,7 +23,7 @@ from tracekit.analysis.numeric.arrays import Floats
 from tracekit.base.text import code_name
 from tracekit.report.finding import Figure, Place, Spent
 from tracekit.report.verdict import LossKind
-from tracekit.trace.model import OpKind
+from tracekit.trace.model import OpKind, Worker
 
 J = TypeVar("J", bound=Subject)
 D = TypeVar("D", bound="Detector")
@@ -46,7 +46,8 @@ class Candidate(Struct, frozen=True, eq=False):
     change that its fix needs to be made before, which is no part of what it saves of a step without the profiler;
     `follows`: the kinds of finding that this is about.
     `most`: the job with as much gone as the fix can take away at most, where that is more than `change`. `excess`: how
-    much longer the part of the rank takes than its peers', 0.4 = 40 %, which metrics of its machine can confirm.
+    much longer the part of the rank takes than its peers', 0.4 = 40 %, which metrics of its machine can confirm;
+    `slowest`: the worker that this is of, if `where` holds others, too.
     """
 
     kind: str
@@ -67,6 +68,7 @@ class Candidate(Struct, frozen=True, eq=False):
     follows: tuple[str, ...] = ()
     most: Any = None
     excess: float | None = None
+    slowest: Worker | None = None
 
 
 class Repair(Struct, frozen=True):
@@ -100,11 +102,12 @@ class Detector(ABC):
     in (`remedies.py`). Both are an `Advice` if they differ in a job without GPUs.
 
     `loss`: the kind of loss that it causes; with `stragglers_where_few`, a few workers that it stops are stragglers.
-    `part`: the part of a rank that it slows down, None if it concerns no rank. `label`: readers see this instead of the
-    kind of loss where this finding leads. `lost_to`: the end of "12 ms of every step ...". `planned`: ops of planned
-    work of the training loop that it consists of, which is no straggler, though S counts it. `by_chance`: it hits
-    single ops, so no step is certain to have it. `explains_delays`: launch delays that go with it are accounted for.
-    `beyond_experts`: it looks at what uneven loads of experts leave unexplained.
+    `part`: the part of a rank that it slows down, None if it concerns no rank; `part_of_machine`: the part whose
+    metrics show it, if that is another. `label`: readers see this instead of the kind of loss where this finding leads.
+    `lost_to`: the end of "12 ms of every step ...". `planned`: ops of planned work of the training loop that it
+    consists of, which is no straggler, though S counts it. `by_chance`: it hits single ops, so no step is certain to
+    have it. `explains_delays`: launch delays that go with it are accounted for. `beyond_experts`: it looks at what
+    uneven loads of experts leave unexplained.
 
     `repair` or `treatment`: how to fix it; `fixes` for a fix of its own.
     """
@@ -118,6 +121,7 @@ class Detector(ABC):
     loss: ClassVar[LossKind] = LossKind.STRAGGLER
     stragglers_where_few: ClassVar[bool] = False
     part: ClassVar[str | None] = None
+    part_of_machine: ClassVar[str | None] = None
     label: ClassVar[str | None] = None
     lost_to: ClassVar[str | None] = None
     planned: ClassVar[OpKind | None] = None

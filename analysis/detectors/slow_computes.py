@@ -5,15 +5,12 @@ In: `PipelineSubject` and the workers. Out: words, figures and a `Candidate` for
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from tracekit.analysis.attribution.patterns import TimePattern
 from tracekit.analysis.detectors.detector import Candidate
 from tracekit.analysis.detectors.episode_figures import NOISE, chance_figures, time_of_episodes
-from tracekit.analysis.detectors.remedies import LOW_CLOCK, SAME_CARD, SAME_CLOCK, THROTTLED_HOST, THROTTLED_RANK
-from tracekit.analysis.evidence.cards import clocks_of, hardware_at_fault, shares_card
+from tracekit.analysis.evidence.cards import clocks_of
 from tracekit.analysis.evidence.compute_profile import FORWARD, SMALLEST_FACTOR
 from tracekit.analysis.evidence.groups import SlowGroup
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
@@ -29,7 +26,6 @@ from tracekit.analysis.evidence.slow_workers import (
 )
 from tracekit.analysis.numeric.arrays import Bools
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
-from tracekit.trace.model import Worker
 
 #: Factors within this of each other are one figure in a sentence. No experiment.
 _ALIKE = 0.03
@@ -73,19 +69,6 @@ def _growth(job: PipelineSubject, hit: Bools, kind: int | None) -> str:
     return f", growing step by step from {slow[0]:.0%} to {slow[-1]:.0%}"
 
 
-def sampled_remedy(job: PipelineSubject, workers: Sequence[Worker]) -> str | None:
-    """What to do about slow workers by what was sampled of their GPUs; None if that says nothing."""
-    if hardware_at_fault(job, workers):
-        return THROTTLED_RANK
-    if shares_card(job, workers):
-        return SAME_CARD
-    clocks = clocks_of(job, workers)
-    if clocks is None:
-        return None
-    factor = float(worker_factor(job)[job.cells_of(workers)].min())
-    return LOW_CLOCK if clocks.explain(factor) else SAME_CLOCK
-
-
 def worker_figures(job: PipelineSubject, hit: Bools) -> tuple[Figure, ...]:
     """Return by how much the workers in `hit` are slow, and how certain that is."""
     factor = float(worker_factor(job)[hit].min()) - 1
@@ -125,7 +108,6 @@ def time_of(job: PipelineSubject, hit: Bools) -> TimePattern | None:
 def of_group(kind: str, job: PipelineSubject, group: SlowGroup, where: Place, who: str) -> Candidate:
     """Return the candidate for a group of slow workers; `who`: its peers in words."""
     figures = worker_figures(job, group.hit)
-    drained = group.host is not None and hardware_at_fault(job, job.workers_where(group.hit))
     return Candidate(
         kind,
         where,
@@ -135,6 +117,5 @@ def of_group(kind: str, job: PipelineSubject, group: SlowGroup, where: Place, wh
         workers_as_fast_as_peers(job, group.hit),
         worker_series(job, group.hit),
         time_of(job, group.hit),
-        suggested_fix=THROTTLED_HOST if drained else None,
         excess=figures[0].value,
     )

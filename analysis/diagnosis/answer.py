@@ -20,9 +20,7 @@ from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.evidence.unprofiled_steps import unprofiled_step
 from tracekit.base.text import code_name, main_clause, of_whole, seconds, sure, three_digits, with_error
 from tracekit.report.answer import Account, Answer, Culprit
-from tracekit.report.finding import Place
 from tracekit.trace.facts import Fact
-from tracekit.trace.model import Worker
 
 
 def answer_of(
@@ -162,15 +160,8 @@ def _culprits(assessed: Assessment, causes: Sequence[Cause]) -> Iterator[Culprit
                 cost_s=cause.cost_s / job.steps_in_whole,
                 confidence=cause.confidence,
                 first_step=cause.since_step,
-                hardware=_hardware(assessed, cause, worker),
+                hardware=cause.hardware,
             )
-
-
-def _hardware(assessed: Assessment, cause: Cause, worker: Worker | None) -> bool:
-    """Whether metrics or, if nobody asked them, the recording show that the machine of a culprit is at fault."""
-    if cause.hardware is not None:
-        return cause.hardware
-    return worker is not None and assessed.machines_at_fault(Place(workers=(worker,)))
 
 
 def _accounts(

@@ -21,7 +21,6 @@ from tracekit.analysis.evidence.cause import Cause
 from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.report.finding import Place
 from tracekit.report.verdict import LossKind
 
 
@@ -121,11 +120,6 @@ class Assessment(Struct, frozen=True, eq=False):
     def seen(self, finding: Cause) -> str:
         """Return where exactly a finding is, and when it acts, in words that follow its place."""
         return f", {finding.when}"
-
-    def machines_at_fault(self, where: Place) -> bool:
-        """Return whether the recording shows that the machines of a place are slow, and not what runs on them."""
-        del where
-        return False
 
     @property
     def stalls(self) -> tuple[Stall, ...]:

@@ -23,6 +23,7 @@ from tracekit.analysis.evidence.cause import Cause
 from tracekit.base.plug_ins import in_words, tell
 from tracekit.report.conclusions import Finding
 from tracekit.report.plain_data import encoded
+from tracekit.trace.canonical import SAMPLED
 
 if TYPE_CHECKING:
     from tracekit.analysis.metrics.samples import MetricSource
@@ -67,11 +68,11 @@ def _reviewed(
     assessed: Assessment, findings: tuple[Cause, ...], metrics: MetricSource | None
 ) -> tuple[tuple[Cause, ...], MetricsInReport | None]:
     """See `testimony.reviewed`, which is imported only if there is somebody to ask."""
-    if metrics is None and "gpus" not in assessed.job.metadata:
+    if metrics is None and not {SAMPLED, "gpus"} & assessed.job.metadata.keys():
         return findings, None
     from tracekit.analysis.diagnosis.testimony import reviewed
 
-    return reviewed(assessed, findings, metrics)
+    return reviewed(assessed.job, findings, metrics)
 
 
 def _diagnosed(assessed: Assessment, detectors: Sequence[Detector], metrics: MetricSource | None) -> Diagnosis:

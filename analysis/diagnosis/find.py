@@ -220,6 +220,7 @@ def _cause(
         every_step=candidate.every_step,
         follows=candidate.follows,
         excess=candidate.excess,
+        slowest=candidate.slowest,
     )
 
 

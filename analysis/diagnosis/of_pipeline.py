@@ -30,7 +30,6 @@ from tracekit.analysis.diagnosis.find import can_conclude
 from tracekit.analysis.diagnosis.first_fix import paying_first
 from tracekit.analysis.diagnosis.loss_words import loss_sentence, part_of_step, rest_words
 from tracekit.analysis.diagnosis.priced_fix import PricedFix
-from tracekit.analysis.evidence.cards import hardware_at_fault
 from tracekit.analysis.evidence.cause import Cause
 from tracekit.analysis.evidence.launch_delays import delay_share_without
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
@@ -53,7 +52,6 @@ from tracekit.analysis.whatif.paper import IDEAL, ORIGINAL
 from tracekit.analysis.whatif.selection import communication
 from tracekit.analysis.whatif.selection import kind as kind_of
 from tracekit.base.text import main_clause, seconds
-from tracekit.report.finding import Place
 from tracekit.report.verdict import LossKind
 from tracekit.trace.facts import Fact
 
@@ -164,9 +162,6 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
     def seen(self, finding: Cause) -> str:
         workers = finding.where.workers
         return f"{f' ({workers[0].coordinates})' if len(workers) == 1 else ''}, {finding.when}"
-
-    def machines_at_fault(self, where: Place) -> bool:
-        return hardware_at_fault(self.job, where.workers)
 
     @property
     def time(self) -> TimePattern:

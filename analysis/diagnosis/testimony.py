@@ -1,7 +1,9 @@
 """Metrics as a witness: what they say of the machines that findings name.
 
-In: findings, and a source of metrics. Out: the findings, with what was confirmed, refuted or could not be tested in
-their words, and the advice that follows; the tests. Hardware is swapped or drained only if metrics confirm it.
+In: findings, and a source of metrics, or what was sampled while the job was recorded. Out: the findings, with what was
+confirmed, refuted or could not be tested in their words, and the advice that follows; the tests. Nothing else decides
+whether hardware is swapped or drained: metrics that were asked or sampled over time have to confirm it. Recordings
+without such series have medians of clocks and shares of faults, which decide alone.
 """
 
 from __future__ import annotations
@@ -12,27 +14,36 @@ import numpy as np
 from msgspec.structs import replace
 
 from tracekit.analysis.detectors.all_detectors import detector_of
-from tracekit.analysis.detectors.remedies import Advice, remedy_for
-from tracekit.analysis.diagnosis.assessment import Assessment
+from tracekit.analysis.detectors.remedies import (
+    LOW_CLOCK,
+    SAME_CARD,
+    SAME_CLOCK,
+    THROTTLED_HOST,
+    THROTTLED_RANK,
+    remedy_for,
+)
 from tracekit.analysis.diagnosis.find import acting
-from tracekit.analysis.evidence.cards import shares_card
+from tracekit.analysis.evidence.cards import Sampled, report_faults, sampled, shares_card
 from tracekit.analysis.evidence.cause import Cause
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.metrics.effects import FEWEST_PEERS
 from tracekit.analysis.metrics.guided import Suspicion, untestable, verdicts_on
 from tracekit.analysis.metrics.mechanisms import MECHANISMS, metrics_of
-from tracekit.analysis.metrics.recorded_clocks import RecordedClocks
+from tracekit.analysis.metrics.sampled import RECORDING, sampled_metrics
 from tracekit.analysis.metrics.samples import MetricSource, Samples, TimeSpan
 from tracekit.base.errors import FormatError
 from tracekit.report.finding import Place
-from tracekit.report.metrics import MechanismName, MetricsInReport, MetricVerdict
+from tracekit.report.metrics import MechanismName, MetricsInReport, MetricTest, MetricVerdict
 from tracekit.trace.facts import Fact
+from tracekit.trace.model import Worker
 
 #: Clock times of traces are seconds since 1970; smaller ones are of another clock.
 _EARLIEST_S = 1e9
 #: Of a finding on more hosts, so many are tested.
 _MOST_HOSTS = 16
+#: Mechanisms of which the hardware is to blame.
+_OF_HARDWARE = (MechanismName.CLOCK, MechanismName.LINK)
 #: Sentences that a finding tells.
 _MOST_SENTENCES = 2
 _CONFIRMED = {
@@ -42,7 +53,14 @@ _CONFIRMED = {
     " and PCIe slot of its network card checked",
     MechanismName.CPU_PRESSURE: "stop what else runs on the cores of {hosts}, or raise the CPU limit of its containers:"
     " metrics confirm that its processes wait for a CPU (/proc/pressure/cpu, top)",
+    MechanismName.CPU_LIMIT: "raise the CPU limit of {ranks} on {hosts}, which throttles them (cpu.max or"
+    " cpu.cfs_quota_us of the container)",
+    MechanismName.MEMORY_PRESSURE: "free memory on {hosts}: metrics confirm that its processes wait for it"
+    " (/proc/pressure/memory, memory.stat)",
+    MechanismName.IO_PRESSURE: "stop what else reads or writes on {hosts}: metrics confirm that its processes wait for"
+    " I/O (/proc/pressure/io, iotop)",
 }
+_OF_SAMPLED = {Sampled.SAME_CARD: SAME_CARD, Sampled.LOW_CLOCK: LOW_CLOCK, Sampled.SAME_CLOCK: SAME_CLOCK}
 _REFUTED = {
     "compute": "profile {ranks} on {hosts} beside a peer (torch.profiler, py-spy): metrics refute a lower clock, so"
     " look for more work, other input or user code",
@@ -53,40 +71,41 @@ _REFUTED = {
 
 
 def reviewed(
-    assessed: Assessment, findings: Sequence[Cause], source: MetricSource | None
+    job: Subject, findings: Sequence[Cause], source: MetricSource | None
 ) -> tuple[tuple[Cause, ...], MetricsInReport | None]:
     """Ask metrics about every finding on a machine. A source that cannot be read leaves all of them not testable.
 
     Without a source, what was sampled while the job was recorded is asked, and heard only where it can tell.
     """
-    job = assessed.job
-    sampled = RecordedClocks.of(job.metadata)
     if source is None:
-        return (tuple(findings), None) if sampled is None else _reviewed(assessed, findings, sampled, sampled.machines)
-    return _reviewed(assessed, findings, source, job.names.host_of_rank)
+        recorded = [_tested(job, findings, each, each.machines)[0] for each in sampled_metrics(job.metadata)]
+        tests = [_that_tell(of_finding) for of_finding in zip(*recorded, strict=True)] or [()] * len(findings)
+        every = [test for of_finding in tests for test in of_finding]
+        heard = MetricsInReport(RECORDING, every) if every else None
+    else:
+        tests, heard = _tested(job, findings, source, job.names.host_of_rank)
+    reviewed = (replace(finding, tests=of_one) for finding, of_one in zip(findings, tests, strict=True))
+    return tuple(_advised(job, finding) for finding in reviewed), heard
 
 
-def _reviewed(
-    assessed: Assessment, findings: Sequence[Cause], source: MetricSource, machines: Mapping[int, str]
-) -> tuple[tuple[Cause, ...], MetricsInReport | None]:
-    """`machines`: the name of the machine of each rank, as the source has it."""
-    suspected = [list(_suspicions(assessed.job, finding, machines)) for finding in findings]
-    every = [suspicion for of_one in suspected for suspicion in of_one]
-    heard = _heard(source, every)
+def _tested(
+    job: Subject, findings: Sequence[Cause], source: MetricSource, machines: Mapping[int, str]
+) -> tuple[list[tuple[MetricTest, ...]], MetricsInReport]:
+    """The tests of each finding. `machines`: the name of the machine of each rank, as the source has it."""
+    suspected = [list(_suspicions(job, finding, machines)) for finding in findings]
+    heard = _heard(source, [suspicion for of_one in suspected for suspicion in of_one])
     tests = iter(heard.tests)
-    with_tests = [
-        replace(finding, tests=tuple(next(tests) for _ in of_one))
-        for finding, of_one in zip(findings, suspected, strict=True)
-    ]
-    if isinstance(source, RecordedClocks):
-        with_tests = [each if _testable(each) else replace(each, tests=()) for each in with_tests]
-        heard = replace(heard, tests=[test for each in with_tests for test in each.tests])
-    advised = tuple(_advised(assessed, finding) if finding.tests else finding for finding in with_tests)
-    return advised, heard if heard.tests or not isinstance(source, RecordedClocks) else None
+    return [tuple(next(tests) for _ in of_one) for of_one in suspected], heard
 
 
-def _testable(finding: Cause) -> bool:
-    return all(test.verdict is not MetricVerdict.NOT_TESTABLE for test in finding.tests)
+def _that_tell(by_metric: Sequence[tuple[MetricTest, ...]]) -> tuple[MetricTest, ...]:
+    """The tests of a finding by the first of several metrics that confirms it, else by the first that refutes it."""
+
+    def verdicts(tests: Sequence[MetricTest]) -> set[MetricVerdict]:
+        return {test.verdict for test in tests}
+
+    telling = [tests for tests in by_metric if tests and MetricVerdict.NOT_TESTABLE not in verdicts(tests)]
+    return max(telling, key=lambda tests: MetricVerdict.CONFIRMED in verdicts(tests), default=())
 
 
 def _heard(source: MetricSource, suspicions: Sequence[Suspicion]) -> MetricsInReport:
@@ -105,10 +124,11 @@ def _heard(source: MetricSource, suspicions: Sequence[Suspicion]) -> MetricsInRe
 
 def _suspicions(job: Subject, finding: Cause, machines: Mapping[int, str]) -> Iterator[Suspicion]:
     """What to ask about a finding: once for each machine, nothing if no metric of a machine shows the part."""
-    part = detector_of(finding.kind).part
+    detector = detector_of(finding.kind)
+    part = detector.part_of_machine or detector.part
     if part not in MECHANISMS or finding.change is None:
         return
-    ranks = [rank for rank, _ in job.places(finding.where) if rank is not None]
+    ranks = [rank for rank, _ in job.places(_where(finding)) if rank is not None]
     hosts = dict.fromkeys(machines[rank] for rank in ranks if rank in machines)
     window = _window(job, finding)
     why_not = None
@@ -121,6 +141,11 @@ def _suspicions(job: Subject, finding: Cause, machines: Mapping[int, str]) -> It
     for host in list(hosts)[:_MOST_HOSTS]:
         peers = _peers(job, finding, host, machines)
         yield Suspicion(host, part, finding.excess or 0.0, window or TimeSpan(0.0, 0.0), peers, why_not)
+
+
+def _where(finding: Cause) -> Place:
+    """The place whose machines are tested."""
+    return finding.where if finding.slowest is None else Place(workers=(finding.slowest,))
 
 
 def _window(job: Subject, finding: Cause) -> TimeSpan | None:
@@ -147,27 +172,52 @@ def _peers(job: Subject, finding: Cause, host: str, machines: Mapping[int, str])
     return alike if len(alike - {host}) >= FEWEST_PEERS else frozenset(machines.values())
 
 
-def _advised(assessed: Assessment, finding: Cause) -> Cause:
-    """A finding with the sentences of its tests, and the advice that follows."""
-    job, tests = assessed.job, finding.tests
+def _advised(job: Subject, finding: Cause) -> Cause:
+    """A finding with the sentences of its tests, and the advice that follows from them or, without any, from what was
+    recorded of its GPUs.
+    """
+    tests, where = finding.tests, _where(finding)
+    advice, hardware = _by_recording(job, finding)
     confirmed = [test for test in tests if test.verdict is MetricVerdict.CONFIRMED]
-    # Either end of a link makes it slow; of several machines, each has to be slow itself.
-    certain = bool(confirmed) and (bool(finding.where.links) or len(confirmed) == len(tests))
     mechanism = confirmed[0].mechanism if confirmed else None
-    heard = [*confirmed, *(test for test in tests if test not in confirmed)][:_MOST_SENTENCES]
-    advice: str | Advice | None = None
-    where = finding.where
-    if certain and mechanism is not None:
-        advice = _CONFIRMED[mechanism]
+    # Either end of a link makes it slow; of several machines, each has to be slow itself.
+    if mechanism is not None and (where.links or len(confirmed) == len(tests)):
+        advice, hardware = _CONFIRMED[mechanism], mechanism in _OF_HARDWARE
+        if mechanism is MechanismName.CLOCK and _without_faults(job, finding):
+            advice, hardware = LOW_CLOCK, False
         where = Place(host=confirmed[0].host) if where.links else where
-    elif all(test.verdict is MetricVerdict.REFUTED for test in tests):
-        advice = _REFUTED[tests[0].part]
-    elif assessed.machines_at_fault(finding.where):  # by the recording alone
-        advice = detector_of(finding.kind).suggested_fix
+    elif tests and all(test.verdict is MetricVerdict.REFUTED for test in tests):
+        advice, hardware = _REFUTED[tests[0].part], False
+    elif tests and hardware:  # metrics were asked and do not confirm it
+        advice, hardware = None, False
+    heard = [*confirmed, *(test for test in tests if test not in confirmed)][:_MOST_SENTENCES]
     remedy = None if advice is None else remedy_for(advice, job.names, where, on_cpus=not job.shows(Fact.GPUS))
     return replace(
         finding,
         effect="; ".join([finding.effect, *(test.sentence for test in heard)]),
         suggested_fix=remedy or finding.suggested_fix,
-        hardware=certain and mechanism is not MechanismName.CPU_PRESSURE,
+        hardware=hardware,
     )
+
+
+def _by_recording(job: Subject, finding: Cause) -> tuple[str | None, bool]:
+    """What the GPUs that were sampled say of a finding: the advice, if any, and whether the hardware is at fault."""
+    workers = _computing(job, finding)
+    if not isinstance(job, PipelineSubject) or not workers:
+        return None, False
+    says, host = sampled(job, workers), finding.where.host
+    if says is Sampled.FAULTY:
+        return (THROTTLED_RANK if host is None else THROTTLED_HOST), True
+    return _OF_SAMPLED.get(says) if finding.where.workers and host is None else None, False
+
+
+def _without_faults(job: Subject, finding: Cause) -> bool:
+    """Whether the GPUs of a finding were asked for reasons of a lower clock, and gave none that is a fault."""
+    return isinstance(job, PipelineSubject) and report_faults(job, _computing(job, finding)) is False
+
+
+def _computing(job: Subject, finding: Cause) -> list[Worker]:
+    """The workers of a finding, if these compute slower as a whole."""
+    if detector_of(finding.kind).part != "compute" or finding.where.ranks:
+        return []
+    return [worker for _, worker in job.places(finding.where) if worker is not None]

@@ -9,7 +9,8 @@ data-center GPU reaches its cap. Nor does a GPU that a peer shares, or a worker 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
 from statistics import median
 from typing import Any
 
@@ -89,22 +90,41 @@ def clocks_of(job: PipelineSubject, workers: Iterable[Worker]) -> GpuClocks | No
     return GpuClocks(median(own_mhz), median(peers_mhz)) if own_mhz and peers_mhz else None
 
 
-def hardware_at_fault(job: PipelineSubject, workers: Iterable[Worker]) -> bool:
-    """Whether the recording shows that the GPUs of `workers` are at fault, and not the code on them.
+def report_faults(job: PipelineSubject, workers: Iterable[Worker]) -> bool | None:
+    """Whether the GPUs of `workers` report faults that their peers do not; None if nothing is known of either."""
+    own, peers = _own_and_peers(job, workers)
+    if not peers or all(card.faulty is None for card in own):
+        return None
+    return _faulty(own) and not _faulty(peers)
 
-    They report faults that their peers do not, and run at a clock that explains how slow the workers are. A slow
-    compute alone does not show it: user code, data or a neighbour on the cores slow it down just as well.
+
+class Sampled(Enum):
+    """What the samples of GPUs say of workers that are slow on them."""
+
+    NOTHING = "nothing"
+    FAULTY = "they report faults, and no clock says otherwise"
+    SAME_CARD = "a worker that is not slow computes on the same GPU"
+    LOW_CLOCK = "their clock explains it, without a fault"
+    SAME_CLOCK = "they run at the clock of the others"
+
+
+def sampled(job: PipelineSubject, workers: Sequence[Worker]) -> Sampled:
+    """Why `workers` are slow, as far as samples of their GPUs show it.
+
+    A slow compute alone shows no fault: user code, data or a neighbour on the cores slow it down just as well.
     """
-    slow = tuple(workers)
-    own, peers = _own_and_peers(job, slow)
-    if job.profile is None or shares_card(job, slow) or not peers or not _faulty(own) or _faulty(peers):
-        return False
-    hit = job.cells_of(slow)
-    factor = float(worker_factor(job)[hit].min())
-    if factor < 1 + SMALLEST_FACTOR or slow_kind(job, hit) is not None:
-        return False
-    clocks = clocks_of(job, slow)
-    return clocks is None or clocks.explain(factor)
+    hit = job.cells_of(workers)
+    if job.profile is None or not workers or slow_kind(job, hit) is not None:
+        return Sampled.NOTHING
+    if shares_card(job, workers):
+        return Sampled.SAME_CARD
+    clocks, factor = clocks_of(job, workers), float(worker_factor(job)[hit].min())
+    explained = clocks is None or clocks.explain(factor)
+    if explained and factor >= 1 + SMALLEST_FACTOR and report_faults(job, workers):
+        return Sampled.FAULTY
+    if clocks is None:
+        return Sampled.NOTHING
+    return Sampled.LOW_CLOCK if explained else Sampled.SAME_CLOCK
 
 
 def _own_and_peers(job: PipelineSubject, workers: Iterable[Worker]) -> tuple[list[SampledGpu], list[SampledGpu]]:

@@ -11,6 +11,7 @@ from tracekit.analysis.numeric.arrays import Floats
 from tracekit.base.text import hidden
 from tracekit.report.conclusions import Finding
 from tracekit.report.metrics import MetricTest
+from tracekit.trace.model import Worker
 
 
 class Cause(Finding, frozen=True, kw_only=True, eq=False):
@@ -18,8 +19,8 @@ class Cause(Finding, frozen=True, kw_only=True, eq=False):
 
     `change`: the job without the cause, None if the trace is at fault and not the job; `without_s`: its step times,
     seconds, [steps]. `every_step`: it shows in nearly all steps, though its kind acts by chance. `follows`: kinds of
-    finding that have to be seen to first. `excess`: as for a candidate. `tests`: what metrics say of its machines;
-    `hardware`: whether they show these at fault, None if nobody asked them.
+    finding that have to be seen to first. `excess`, `slowest`: as for a candidate. `tests`: what metrics say of its
+    machines; `hardware`: whether they, or else the recording, show these at fault.
     """
 
     change: Any = None
@@ -27,8 +28,9 @@ class Cause(Finding, frozen=True, kw_only=True, eq=False):
     every_step: bool = False
     follows: tuple[str, ...] = ()
     excess: float | None = None
+    slowest: Worker | None = None
     tests: tuple[MetricTest, ...] = ()
-    hardware: bool | None = None
+    hardware: bool = False
 
     @property
     def finding(self) -> Finding:

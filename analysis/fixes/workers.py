@@ -10,7 +10,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from tracekit.analysis.evidence.cards import hardware_at_fault
 from tracekit.analysis.evidence.cause import Cause
 from tracekit.analysis.evidence.naming import Names
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
@@ -40,7 +39,7 @@ def worker_plans(job: PipelineSubject, slow: Sequence[Cause]) -> Iterator[Plan]:
     names = job.names
     for cause in slow:
         host = cause.where.host is not None
-        hardware = _blamed(job, [cause], cause.where.workers)
+        hardware = cause.hardware
         drained = f"Drain {cause.where.host}" if host and hardware else None
         yield Plan(
             "drain-host" if host else "replace-workers",
@@ -61,12 +60,6 @@ def worker_plans(job: PipelineSubject, slow: Sequence[Cause]) -> Iterator[Plan]:
         yield from _shifted(job, workers[0], slow[0])
 
 
-def _blamed(job: PipelineSubject, slow: Sequence[Cause], workers: Sequence[Worker]) -> bool:
-    """Whether metrics or, if nobody asked them, the recording show that the machines of `workers` are at fault."""
-    asked = [cause.hardware for cause in slow if {*cause.where.workers} & {*workers} and cause.hardware is not None]
-    return all(asked) if asked else hardware_at_fault(job, workers)
-
-
 def _fewest(job: PipelineSubject, workers: tuple[Worker, ...], slow: Sequence[Cause]) -> Iterator[Plan]:
     """The smallest set of slow workers whose repair brings the slowdown below the target."""
     attribution = job.attribution
@@ -82,7 +75,8 @@ def _fewest(job: PipelineSubject, workers: tuple[Worker, ...], slow: Sequence[Ca
     chosen = fewest_that_suffice(ranked, reached)
     if chosen is None or len(chosen) == len(workers):
         return
-    where, hardware = Place(workers=tuple(sorted(chosen))), _blamed(job, slow, chosen)
+    where = Place(workers=tuple(sorted(chosen)))
+    hardware = all(cause.hardware for cause in slow if {*cause.where.workers} & {*chosen})
     yield Plan(
         "replace-workers",
         f"{_repair(job.names, where, hardware=hardware)}: enough for a slowdown under {TARGET_SLOWDOWN:g}",

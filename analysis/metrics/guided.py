@@ -14,7 +14,15 @@ from msgspec.structs import replace
 from tracekit.analysis.metrics.band import band_of
 from tracekit.analysis.metrics.effects import USUAL_BASIS, MetricEffect, TooLittleError, effect_of
 from tracekit.analysis.metrics.exporters import line_for
-from tracekit.analysis.metrics.mechanisms import CPU_PRESSURE, ERRORS, LINK, MECHANISMS, Mechanism
+from tracekit.analysis.metrics.mechanisms import (
+    CPU_LIMIT,
+    CPU_PRESSURE,
+    ERRORS,
+    LINK,
+    MECHANISMS,
+    Mechanism,
+    is_counter,
+)
 from tracekit.analysis.metrics.samples import Samples, TimeSpan, short_host
 from tracekit.base.text import short
 from tracekit.report.metrics import MetricTest, MetricVerdict
@@ -55,7 +63,8 @@ class _Measured(Struct, frozen=True):
     def predicts(self, sigmas: float = 0.0) -> float:
         """How much longer the work takes by the metric; `sigmas` standard errors more than measured."""
         assert self.effect is not None
-        return self.mechanism.excess(self.effect.size + self.mechanism.slow * sigmas * self.effect.sigma)
+        size = self.effect.size + self.mechanism.slow * sigmas * self.effect.sigma
+        return self.mechanism.excess(size, self.effect.own)
 
     @property
     def significant(self) -> bool:
@@ -141,7 +150,7 @@ def _may_be_otherwise(samples: Samples, suspicion: Suspicion, usual: _Measured) 
     effect = usual.effect
     if effect is not None and effect.apart is not None:
         departs = usual.mechanism.slow * effect.apart > 0
-        if departs and usual.mechanism.excess(effect.apart) >= _LEAST * suspicion.excess:
+        if departs and usual.mechanism.excess(effect.apart, effect.own) >= _LEAST * suspicion.excess:
             why = "it differs from its few peers as the trace says, before and after the trace, too"
             return untestable(suspicion, why)
     for hours in _ZONES:
@@ -202,7 +211,7 @@ def _concluded(
 
 def _told(test: MetricTest, mechanism: Mechanism, effect: MetricEffect, usual: Mechanism) -> MetricTest:
     """The test with its sentence: "confirmed by metrics: SM clock 1,410 against 1,980 MHz ... predicts 1.40x, ..."."""
-    usually = effect.own - effect.size if mechanism is CPU_PRESSURE else effect.own * math.exp(-effect.size)
+    usually = effect.own - effect.size if is_counter(test.metric or "") else effect.own * math.exp(-effect.size)
     own, peers = (_figure(value / mechanism.scale) for value in (effect.own, usually))
     device = "" if effect.device is None else f" ({_device(effect.device)})"
     predicts = 1 + (test.predicts or 0.0)
@@ -211,7 +220,7 @@ def _told(test: MetricTest, mechanism: Mechanism, effect: MetricEffect, usual: M
     compared = "" if effect.basis == USUAL_BASIS else f"; compared with {effect.basis}"
     if test.verdict is MetricVerdict.REFUTED:
         opening = "refuted"
-    elif mechanism is usual:
+    elif mechanism is usual or (mechanism, usual) == (CPU_LIMIT, CPU_PRESSURE):
         opening = "confirmed"
     else:
         opening = f"corrected, not the {usual.what}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,10 @@ from tracekit.base.errors import TraceError
 from tracekit.collectors.merge.collective_ops import ALL_TO_ALL
 from tracekit.collectors.merge.device_clock import DeviceClockFit, fit_device_clock
 from tracekit.collectors.merge.device_ops import on_host_clock, timed_alike, waited_for
-from tracekit.collectors.merge.gpu_samples import clock_series, read_samples, summarize_gpu
+from tracekit.collectors.merge.gpu_samples import summarize_gpu
 from tracekit.collectors.merge.gradients import gradient_figures
 from tracekit.collectors.merge.lockstep import ranks_of_workers, with_waits_for_peers, with_work_of_ranks
+from tracekit.collectors.merge.machine_samples import Read, read_samples, sampled_series
 from tracekit.collectors.merge.off_cpu import with_thread_waits
 from tracekit.collectors.merge.ops import OpReport, build_ops
 from tracekit.collectors.merge.placement import LayoutOptions, Placement, RankFacts, place_ranks
@@ -31,19 +32,15 @@ from tracekit.collectors.merge.unrecorded import find_unrecorded
 from tracekit.collectors.merge.values import logged_values
 from tracekit.collectors.nccl.join import join_nccl
 from tracekit.collectors.nccl.recording import read_nccl
-from tracekit.collectors.record.wire_format import Category, Flag
+from tracekit.collectors.record.wire_format import GPU_SUFFIX, Category, Flag
 from tracekit.collectors.run_directory.host_clocks import ClockFit
 from tracekit.collectors.run_directory.segments import AttemptRecording, RankRecording, joined
-from tracekit.trace.canonical import CLOCK_SERIES, COLLECTED, DEVICE_CLOCK, RUN_QUEUE, UNIT_KEY, Trace
+from tracekit.trace.canonical import COLLECTED, DEVICE_CLOCK, RUN_QUEUE, UNIT_KEY, Trace
 from tracekit.trace.model import Unit
 from tracekit.trace.schema import POSTED, RECEIVED, RESUMED, ROWS_TYPE, SENT, WAITED
 
 IntArray = npt.NDArray[np.int64]
 _CATEGORIES = {int(category): category.name.lower() for category in Category}
-
-
-#: Samples of clocks that the metadata keeps, of all GPUs together, and at least of each.
-MOST_SAMPLES, FEWEST_SAMPLES = 40_000, 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +109,8 @@ def merge_attempt(
     records_of_trace = cut if joined is None else cut.drop(POSTED, RESUMED, strict=False)
     peers_waited = with_waits_for_peers(records_of_trace, met, group_table, placement, step_starts_ns)
     begun_ns, members = epoch_ns(reference), ranks_of_workers(placement)
+    # The files of a run that goes on are longer than what is read of it now.
+    read = cache(lambda rank, suffix: [] if running else read_samples(recording.directory, rank, suffix))
     if members and WAITED in peers_waited.columns:
         others = _ops_of_peers(met, placement, group_table)
         peers_waited = with_work_of_ranks(peers_waited, pl.concat([ops.select(others.columns), others]), placement)
@@ -138,7 +137,8 @@ def merge_attempt(
             **logged_values(records, placement, step_starts_ns),
             "clocks": {host: asdict(fit) for host, fit in (clocks or {}).items()},
             "wall_clock_hosts": sorted({one.host for one in ranks} - {reference["host"], *(clocks or {})}),
-            **_device_metadata(recording, device_clocks, left_out, hidden, sampled=not running),
+            **_device_metadata(recording, device_clocks, left_out, hidden, read),
+            **({} if running else sampled_series(recording, read)),
             **find_unrecorded(recording).metadata(),
             **({"nccl": joined.to_dict()} if joined is not None else {}),
             **(metadata or {}),
@@ -186,8 +186,7 @@ def _device_metadata(
     clocks: Mapping[int, DeviceClockFit],
     left_out: int,
     hidden: Mapping[str, int],
-    *,
-    sampled: bool,
+    read: Read,
 ) -> dict[str, Any]:
     """Metadata on timing by GPUs, and the GPUs of the ranks; empty if there are none."""
     metadata: dict[str, Any] = {}
@@ -203,10 +202,8 @@ def _device_metadata(
         facts = of_rank.facts.get("device")
         if facts:
             process = of_rank.facts["process"][0]
-            samples = read_samples(recording.directory, of_rank.rank) if sampled else []
-            series = clock_series(samples, epoch_ns(process), max(MOST_SAMPLES // len(recording.ranks), FEWEST_SAMPLES))
-            gpu = summarize_gpu({"host": process["host"], **facts[-1]}, samples)
-            gpus[str(of_rank.rank)] = {**gpu, CLOCK_SERIES: series} if series["time"] else gpu
+            samples = read(of_rank.rank, GPU_SUFFIX)
+            gpus[str(of_rank.rank)] = summarize_gpu({"host": process["host"], **facts[-1]}, samples)
     if gpus:
         metadata["gpus"] = gpus
         models = {str(gpu["model"]) for gpu in gpus.values()}

@@ -1,72 +1,45 @@
-"""Record which GPU a rank has, and sample its state during training at a low rate into a separate file.
+"""Records which GPU a rank has, and samples its state during training.
 
-In: torch's properties of the device and NVML. Out: a fact `device`, and JSON lines of host time (ns), SM clock (MHz),
-temperature (C), power (mW) and throttle reasons (bits). A separate thread does this, because a call into the
-driver of a faulty GPU can take seconds, too long for a hook or the writer. Without the library, there is only the fact.
+In: torch's properties of the device and NVML. Out: a fact `device`, and samples of SM clock (MHz), temperature (C),
+power (mW) and throttle reasons (bits). Without the library, there is only the fact.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from .nvml import Nvml
-from .small_file import create
-
-#: Maximum number of samples: one every 2 s for a day.
-SAMPLE_LIMIT = 43_200
-#: How long to wait for the thread when the process ends, seconds.
-CLOSE_TIMEOUT_S = 0.5
+from .sampler import Sampler
 
 
-class GpuState:
-    """Describes and samples one GPU. `tell` takes the fact `device`; `path` gets the samples; the first creates it."""
+class GpuState(Sampler):
+    """Describes and samples one GPU. `tell` takes the fact `device`."""
 
     def __init__(self, path: Path, period_s: float, tell: Callable[[dict[str, Any]], None]) -> None:
-        self._path, self._period_s, self._tell = path, period_s, tell
-        self._over = threading.Event()
-        self._thread: threading.Thread | None = None
+        super().__init__(path, period_s)
+        self._tell = tell
+        self._facts: dict[str, Any] = {}
 
-    def start(self, index: int) -> None:
-        """Describe GPU `index` of this process and begin to sample it."""
-        facts = device_facts(index)
-        self._thread = threading.Thread(target=self._run, args=(facts,), name="tracekit-gpu", daemon=True)
-        self._thread.start()
+    def describe(self, index: int) -> None:
+        """Choose GPU `index` of this process. Raises what torch raises."""
+        self._facts = device_facts(index)
 
-    def close(self) -> None:
-        """Stop sampling."""
-        self._over.set()
-        if self._thread is not None:
-            self._thread.join(CLOSE_TIMEOUT_S)
-
-    def _run(self, facts: dict[str, Any]) -> None:
+    def reader(self) -> Callable[[], Sequence[int | None]] | None:
+        """See `Sampler`."""
         try:
             nvml = Nvml()
             driver = nvml.driver_version()
         except (OSError, AttributeError):  # no library, no driver, or a library without a function needed here
-            self._tell(facts)
-            return
-        self._tell({**facts, "driver": driver})
-        with contextlib.suppress(OSError, AttributeError):  # the disk or the library fails: no more samples
-            device = nvml.device(facts["uuid"], facts["pci_bus_id"])
-            if device is not None:
-                self._sample(nvml, device)
-            nvml.close()
-
-    def _sample(self, nvml: Nvml, device: Any) -> None:
-        with create(self._path) as file:
-            for _ in range(SAMPLE_LIMIT):
-                state = nvml.sample(device)
-                file.write(f"{json.dumps([time.monotonic_ns(), *state])}\n".encode())
-                if self._over.wait(self._period_s):
-                    return
+            self._tell(self._facts)
+            return None
+        self._tell({**self._facts, "driver": driver})
+        device = nvml.device(self._facts["uuid"], self._facts["pci_bus_id"])
+        return None if device is None else partial(nvml.sample, device)
 
 
 def device_facts(index: int) -> dict[str, Any]:

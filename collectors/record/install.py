@@ -20,9 +20,11 @@ from .hooks_deepspeed import DeepSpeedHooks
 from .hooks_functional import FunctionalHooks
 from .hooks_host import HostHooks
 from .hooks_reducer import BUCKETS, ReducerHooks
+from .host_state import HostState
 from .nccl import follow_steps
 from .patches import on_import
 from .session import Session
+from .wire_format import GPU_SUFFIX, HOST_SUFFIX
 
 _FSDP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 #: A module with hooks -> the package that imports it. If only the package exists, this torch has moved the module.
@@ -36,6 +38,7 @@ _COMES_WITH = {
 def install_hooks(session: Session) -> None:
     """Install all hooks that fit this process; those that cannot be installed are reported."""
     session.recorder.fact("torch", {"version": torch.__version__, "device": _device_software()})
+    session.install("the host's counters", _sample_host, session, lacks="CPU pressure and throttling")
     session.install("GPU events", _install_device, session, lacks="GPU times; ops have host times")
     host, loop = HostHooks(session), LoopHooks(session)
     pipeline = PipelineHooks(session, loop.stop_looking)
@@ -89,8 +92,14 @@ def _install_device(session: Session) -> None:
         opened=session.device_opened,
         failed=session.device_failed,
     )
-    gpu = GpuState(recorder.samples_path, session.options.gpu_sample_s, functools.partial(recorder.fact, "device"))
-    session.use_device(clock, gpu)
+    describe = functools.partial(recorder.fact, "device")
+    session.use_device(clock, GpuState(recorder.file(GPU_SUFFIX), session.options.gpu_sample_s, describe))
+
+
+def _sample_host(session: Session) -> None:
+    recorder = session.recorder
+    describe = functools.partial(recorder.fact, "host-state")
+    session.sample(HostState(recorder.file(HOST_SUFFIX), session.options.host_sample_s, describe))
 
 
 def _later(session: Session, module: str, install: Callable[[ModuleType], None], *, lacks: str) -> None:

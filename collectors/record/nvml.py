@@ -51,10 +51,6 @@ class Nvml:
             self._reasons(device),
         ]
 
-    def close(self) -> None:
-        """Release the driver."""
-        self._library.nvmlShutdown()
-
     def _number(self, function: str, device: ctypes.c_void_p, *which: int) -> int | None:
         value = ctypes.c_uint()
         arguments = [ctypes.c_int(one) for one in which]

@@ -24,7 +24,6 @@ from .wire_format import (
     MAGIC,
     OPEN_SUFFIX,
     RECORD,
-    SAMPLES_SUFFIX,
     SEALED_SUFFIX,
     VERSION,
     RuntimeOptions,
@@ -72,10 +71,9 @@ class Recorder:
         self._facts_file: BinaryIO | None = None
         self._writer = threading.Thread(target=self._run, name="tracekit-writer", daemon=True)
 
-    @property
-    def samples_path(self) -> Path:
-        """The file for samples of the rank's GPU."""
-        return self._directory / f"{rank_stem(self._rank)}{SAMPLES_SUFFIX}"
+    def file(self, suffix: str) -> Path:
+        """The path of a file of the rank."""
+        return self._directory / f"{rank_stem(self._rank)}{suffix}"
 
     def start(self) -> None:
         """Start the writer thread."""
@@ -168,7 +166,7 @@ class Recorder:
         if not self._facts:
             return
         if self._facts_file is None:
-            self._facts_file = create(self._directory / f"{rank_stem(self._rank)}{FACTS_SUFFIX}")
+            self._facts_file = create(self.file(FACTS_SUFFIX))
         lines = []
         while self._facts:
             lines.append(self._facts.popleft())

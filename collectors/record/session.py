@@ -25,6 +25,7 @@ from .guard import Guard
 from .inject._tracekit_recorder import warn
 from .recorder import Recorder
 from .run_queue import RunQueue
+from .sampler import Sampler
 from .scheduler import scheduler_facts
 from .wire_format import NONE, Category, Flag, RuntimeOptions
 
@@ -74,6 +75,7 @@ class Session(Guard):
         self.instant: Callable[[], Instant] = now_ns
         self.device: DeviceClock | None = None
         self._gpu: GpuState | None = None
+        self._samplers: list[Sampler] = []
         self.step_entered: list[Callable[[], None]] = []
         self.before_the_end: list[Callable[[], None]] = []
         self._names: dict[str, int] = {}
@@ -119,8 +121,8 @@ class Session(Guard):
         self.attempt_hook("close", self._close)
 
     def _close(self) -> None:
-        if self._gpu is not None:
-            self._gpu.close()
+        for sampler in self._samplers:
+            sampler.close()
         self.recorder.close(
             {
                 "steps": self.step,
@@ -154,6 +156,11 @@ class Session(Guard):
         """True in the training thread; other threads must not advance the step."""
         return threading.get_ident() == self.thread_id
 
+    def sample(self, sampler: Sampler) -> None:
+        """Begin to sample, until the end of the process."""
+        self._samplers.append(sampler)
+        sampler.begin()
+
     # ---- the device ----------------------------------------------------------------------------------------------
 
     def use_device(self, device: DeviceClock, gpu: GpuState) -> None:
@@ -165,7 +172,11 @@ class Session(Guard):
         """Called when the clock of GPU `index` runs."""
         if self.device is not None and self._gpu is not None:
             self.instant = self.device.instant
-            self.attempt_hook("gpu-state", self._gpu.start, index)
+            self.attempt_hook("gpu-state", self._sample_gpu, self._gpu, index)
+
+    def _sample_gpu(self, gpu: GpuState, index: int) -> None:
+        gpu.describe(index)
+        self.sample(gpu)
 
     def device_failed(self, error: BaseException) -> None:
         """Continue with host times because the device cannot be timed, and report it once."""

@@ -48,8 +48,8 @@ HANG_FOLDER = re.compile(r"hang-\d+")
 HANG_DUMP = "rank_{rank}.json"
 #: The file in a run directory that sets which steps are recorded from now on: a `RecordingSchedule` as JSON.
 CONTROL_FILE = "control.json"
-#: JSON lines with samples of the GPU's state.
-SAMPLES_SUFFIX = ".gpu"
+#: JSON lines with samples of the state of a rank's GPU, and of its host.
+GPU_SUFFIX, HOST_SUFFIX = ".gpu", ".host"
 
 
 class Category(IntEnum):
@@ -132,15 +132,17 @@ IDLE = RecordingSchedule(first_step=1, last_step=1)
 class RuntimeOptions(RecordingSchedule):
     """What the launcher tells the ranks.
 
-    `gpu_sample_s`: how often the state of the GPU (clock, temperature, power, throttling) is sampled. `hang_after_s`:
-    after this long without progress, the launcher requests the ranks' state; 0: never. `profiler_steps`: how many steps
-    torch.profiler records, from `first_step` on, into `profiler_folder`; 0: none. `keep_bytes`: size limit of a rank's
-    segments, of which the oldest are deleted; 0: no limit. `buckets`: record each bucket of a reducer on the host.
+    `gpu_sample_s`: how often the state of the GPU (clock, temperature, power, throttling) is sampled; `host_sample_s`:
+    that of the host (pressure, throttling). `hang_after_s`: after this long without progress, the launcher requests the
+    ranks' state; 0: never. `profiler_steps`: how many steps torch.profiler records, from `first_step` on, into
+    `profiler_folder`; 0: none. `keep_bytes`: size limit of a rank's segments, of which the oldest are deleted; 0: no
+    limit. `buckets`: record each bucket of a reducer on the host.
     """
 
     ring_capacity: int = RING_CAPACITY
     records_per_segment: int = 1 << 17
     gpu_sample_s: float = 2.0
+    host_sample_s: float = 1.0
     hang_after_s: float = 0.0
     profiler_folder: str = ""
     profiler_steps: int = 0

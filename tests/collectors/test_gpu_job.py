@@ -8,6 +8,7 @@ import pytest
 
 from tests.collectors.conftest import environment
 from tests.handmade import run
+from tracekit.trace.canonical import SAMPLED
 from tracekit.trace.model import OpKind
 from tracekit.trace.step_values import step_values
 
@@ -95,6 +96,8 @@ def test_the_metadata_names_the_gpu_and_how_it_fared(job):
     assert gpu["samples"] >= 1
     assert gpu["sm_mhz"]["max"] == 1980
     assert gpu["power_w"]["median"] == pytest.approx(654.321)
+    (clock,) = job.trace.metadata[SAMPLED]["DCGM_FI_DEV_SM_CLOCK"].values()
+    assert (clock["ranks"], max(clock["value"])) == ([0], 1980)
 
 
 def test_info_names_the_gpus_in_a_line(job):
@@ -169,11 +172,12 @@ import torch
 sys.path.insert(0, sys.argv[2])
 from tests.collectors.fake_cuda import FakeCuda
 FakeCuda().pretend(torch)
-from tracekit.collectors.record import gpu_state
-gpu_state.SAMPLE_LIMIT = 8
+from tracekit.collectors.record import gpu_state, sampler
+sampler.SAMPLE_LIMIT = 8
 told = []
 state = gpu_state.GpuState(Path(sys.argv[1]), 0.0, told.append)
-state.start(0)
+state.describe(0)
+state.begin()
 state._thread.join()
 print(told[0]["driver"])
 """
@@ -182,7 +186,8 @@ print(told[0]["driver"])
 @pytest.mark.slow
 def test_throttling_is_kept_with_its_reasons(tmp_path, nvml):
     """Eight samples of the played GPU: two throttled by heat, which its hardware did, idle is no throttling."""
-    from tracekit.collectors.merge.gpu_samples import read_samples, summarize_gpu
+    from tracekit.collectors.merge.gpu_samples import summarize_gpu
+    from tracekit.collectors.merge.machine_samples import read_samples
 
     path = tmp_path / "rank-000003.gpu"
     command = [sys.executable, "-c", SAMPLER, str(path), str(HERE.parents[1])]
@@ -192,21 +197,21 @@ def test_throttling_is_kept_with_its_reasons(tmp_path, nvml):
     assert done.stdout == "580.00.01\n"
     with path.open("ab") as file:
         file.write(b"[12")  # torn by a kill
-    summary = summarize_gpu({"host": "a"}, read_samples(tmp_path, 3))
+    summary = summarize_gpu({"host": "a"}, read_samples(tmp_path, 3, ".gpu"))
     assert (summary["host"], summary["samples"], summary["throttled"]) == ("a", 8, 0.25)
     assert summary["sm_mhz"] == {"min": 1200, "median": 1980, "max": 1980}
     assert (summary["temperature_c"]["min"], summary["temperature_c"]["max"]) == (61, 88)
     assert summary["reasons"] == {"hw-slowdown": 0.25, "hw-thermal-slowdown": 0.25}
 
 
-def test_the_clock_of_a_gpu_is_kept_over_time_and_thinned():
-    from tracekit.collectors.merge.gpu_samples import clock_series
+def test_a_series_is_kept_over_time_and_thinned():
+    from tracekit.collectors.merge.machine_samples import thinned
 
     samples = [[at * 10**9, 1000 + at, 40, None, 0] for at in range(10)] + [[10**10, None, 40, None, 0]]
     begun_ns = 1_700_000_000 * 10**9
-    whole = clock_series(samples, begun_ns, 100)
-    assert whole == {"time": [1_700_000_000.0 + at for at in range(10)], "sm_mhz": [*range(1000, 1010)]}
-    assert clock_series(samples, begun_ns, 4) == {"time": whole["time"][::3], "sm_mhz": [1000, 1003, 1006, 1009]}
+    times = [1_700_000_000.0 + at for at in range(10)]
+    assert thinned(samples, 1, begun_ns, 100) == (times, [*range(1000, 1010)])
+    assert thinned(samples, 1, begun_ns, 4) == (times[::3], [1000, 1003, 1006, 1009])
 
 
 def test_nothing_of_a_gpu_is_known_without_samples():

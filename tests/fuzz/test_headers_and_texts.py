@@ -29,13 +29,14 @@ JSON = st.recursive(
     max_leaves=8,
 )
 #: Keys of the free metadata that something reads, with what they are for most.
-GPU = st.fixed_dictionaries(
-    {}, optional={"model": JSON, "host": JSON, "throttled": JSON, "reasons": JSON, "clock": JSON}
-)
+GPU = st.fixed_dictionaries({}, optional={"model": JSON, "host": JSON, "throttled": JSON, "reasons": JSON})
+SERIES = st.fixed_dictionaries({}, optional={"ranks": JSON | st.just([0]), "time": JSON, "value": JSON})
+MACHINES = st.dictionaries(st.text(max_size=3), SERIES | JSON, max_size=3)
 FREE = st.fixed_dictionaries(
     {},
     optional={
         "gpus": JSON | st.dictionaries(st.sampled_from(["0", "1", "2", "x"]), GPU | JSON, max_size=4),
+        "sampled": JSON | st.dictionaries(st.sampled_from(["DCGM_FI_DEV_SM_CLOCK", "x_total"]), JSON | MACHINES),
         "hosts": JSON | st.dictionaries(st.sampled_from(["0", "1", "2", "3", "-1", "x"]), JSON, max_size=4),
         "collect": JSON | st.dictionaries(st.just("nested"), JSON | st.dictionaries(st.just("gc"), JSON)),
         "layers": JSON | st.lists(ODD | st.integers(1, 2000), min_size=2, max_size=2),

@@ -25,6 +25,9 @@ class MechanismName(StrEnum):
     CLOCK = "clock"
     LINK = "link"
     CPU_PRESSURE = "cpu-pressure"
+    CPU_LIMIT = "cpu-limit"
+    MEMORY_PRESSURE = "memory-pressure"
+    IO_PRESSURE = "io-pressure"
 
 
 class Band(Struct, frozen=True):

@@ -42,8 +42,8 @@ TRACE_FILE = Kind("a trace that tracekit wrote", parquet_with(METADATA_KEY))
 UNIT_KEY = "time_unit"
 #: Rank -> seconds of the mean step in which its training thread was ready to run but had no processor.
 RUN_QUEUE = "run_queue_s"
-#: Metadata: in that of a GPU, its SM clock over time, `time` in seconds since 1970 and `sm_mhz`.
-CLOCK_SERIES = "clock"
+#: Sampled while a job was recorded: metric -> machine -> `ranks` on it, `time`, seconds since 1970, and `value`.
+SAMPLED = "sampled"
 #: Metadata `format` of traces from our own collectors.
 COLLECTED = "collected"
 #: How the clocks of GPUs that timed ops relate to their hosts', in the free metadata.

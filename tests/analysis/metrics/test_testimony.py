@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from tests.analysis.metrics.fleet import BEGAN, CLOCK, Fault, fleet
+from tests.analysis.metrics.fleet import BEGAN, CLOCK, RATE, Fault, fleet
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job
 from tests.handmade import run
 from tracekit.analysis.job.pipeline import PipelineJob
@@ -21,7 +21,7 @@ from tracekit.report.findings import Findings
 from tracekit.report.metrics import MetricVerdict
 from tracekit.report.nodes import nodes_of
 from tracekit.report.report import Report
-from tracekit.trace.canonical import Trace
+from tracekit.trace.canonical import SAMPLED, Trace
 
 #: Rank 3 of eight, each on a node of its own, takes 1.5 times as long, from 300 s to 540 s of the fleet.
 JOB = replace(
@@ -131,30 +131,48 @@ def test_traces_that_no_metric_can_confirm_say_so(trace: Trace, why: str) -> Non
     assert why in report.metrics.tests[0].sentence
 
 
+HOT = {"hw-thermal-slowdown": 0.9}
+
+
 @pytest.mark.parametrize(
-    ("own_mhz", "verdict", "does"),
-    [(1300, "confirmed", "Swap NODE-03"), (1950, "refuted", "Profile rank 3 on NODE-03")],
+    ("own_mhz", "reasons", "verdict", "does"),
+    [
+        (1300, None, "confirmed", "Swap NODE-03"),
+        (1300, HOT, "confirmed", "Swap NODE-03"),
+        (1300, {}, "confirmed", "Raise the GPU clocks of rank 3 on NODE-03"),
+        (1950, HOT, "refuted", "Profile rank 3 on NODE-03"),
+    ],
 )
 def test_clocks_that_were_sampled_while_the_job_was_recorded_are_a_source(
-    own_mhz: int, verdict: str, does: str
+    own_mhz: int, reasons: dict[str, float] | None, verdict: str, does: str
 ) -> None:
-    """Eight GPUs, each a peer of the others; the recording is all there is, so that none has another past."""
+    """Eight GPUs, each a peer of the others; the recording is all there is, so that none has another past. A low clock
+    that the GPU gives no fault as a reason for is a setting.
+    """
     times = [BEGAN + 300 + 2.0 * at for at in range(110)]
 
     def gpu(rank: int) -> dict[str, Any]:
         mhz = [own_mhz if rank == 3 else 1950 + 15 * ((at + rank) % 3 - 1) for at in range(110)]
-        return {"host": f"NODE-{rank:02}", "index": 0, "model": "H100", "clock": {"time": times, "sm_mhz": mhz}}
+        return {"ranks": [rank], "time": times, "value": mhz}
 
-    gpus = {str(rank): gpu(rank) for rank in range(8)} | {"9": {"clock": {"time": "x"}}, "x": 1}
-    report = PipelineJob(replace(JOB, metadata={**JOB.metadata, "gpus": gpus})).report
+    def report_on(series: dict[str, Any]) -> Report:
+        sampled = {SAMPLED: {CLOCK: series, "x": 1, RATE: {"y": 2}}}
+        if reasons is not None:
+            sampled["gpus"] = {
+                str(rank): {"model": "H100", "reasons": reasons if rank == 3 else {}} for rank in range(8)
+            }
+        return PipelineJob(replace(JOB, metadata={**JOB.metadata, **sampled})).report
+
+    series = {f"NODE-{rank:02}:rank {rank}": gpu(rank) for rank in range(8)}
+    report = report_on(series | {"x": {"ranks": [9], "time": "x"}})
     assert report.metrics
     (test,) = report.metrics.tests
-    assert (test.host, test.verdict) == ("NODE-03:GPU 0", verdict)
+    assert (test.host, test.verdict) == ("NODE-03:rank 3", verdict)
     assert report.answer.action is not None
     assert report.answer.action.startswith(does)
-    few = {rank: gpu for rank, gpu in gpus.items() if rank in "23"}
-    alone = PipelineJob(replace(JOB, metadata={**JOB.metadata, "gpus": few})).report
-    assert not alone.metrics  # nothing to compare with, so nothing is said
+    assert report.answer.culprits[0].hardware is does.startswith("Swap")
+    few = dict(list(series.items())[2:4])
+    assert not report_on(few).metrics  # nothing to compare with, so nothing is said
 
 
 def test_only_the_hosts_and_the_time_of_the_job_are_asked_for_and_a_healthy_job_asks_nothing() -> None:

@@ -72,7 +72,7 @@ def import_fails(module, error):
 MODULES = (
     *("session", "install", "control", "hooks_reducer", "callbacks", "collectives", "compiling", "device"),
     *("evaluation", "gpu_state", "guard", "hooks_comm", "hooks_compute", "hooks_deepspeed", "hooks_functional"),
-    *("hooks_host", "nccl", "nvml", "run_queue"),
+    *("hooks_host", "host_state", "nccl", "nvml", "run_queue", "sampler"),
 )
 for name in MODULES:
     FAULTS[f"import-of-{name}"] = import_fails(name, ImportError(f"no module {name}"))

@@ -1,0 +1,96 @@
+"""What the kernel counts where a rank runs: read, recorded, and a witness of the job's diagnosis."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job
+from tests.cases import case
+from tests.collectors.conftest import collect, forks
+from tracekit.analysis.job.pipeline import PipelineJob
+from tracekit.collectors.record import host_state
+from tracekit.collectors.record.host_state import HostState, throttled_us, waited_us
+from tracekit.trace.canonical import SAMPLED
+
+PRESSURE = "node_pressure_cpu_waiting_seconds_total"
+
+
+def waiting(total_us: int) -> str:
+    return f"some avg10=0.12 avg60=0.00 avg300=0.00 total={total_us}\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=1\n"
+
+
+def test_totals_are_read_from_both_versions_of_cgroups() -> None:
+    assert waited_us(waiting(16_964_277_869)) == 16_964_277_869
+    assert throttled_us("usage_usec 5\nnr_periods 3\nnr_throttled 1\nthrottled_usec 70\n") == 70
+    assert throttled_us("nr_periods 33\nnr_throttled 27\nthrottled_time 784659643\n") == 784_659
+    for text in ("", "usage_usec 5\n", "some avg10=0.00"):
+        with case(text), pytest.raises((ValueError, LookupError)):
+            throttled_us(text)
+
+
+def test_the_own_cgroup_comes_before_the_host_and_what_is_not_counted_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The group counts CPU and memory alone; the limit is in a group of version 1; nothing at all samples nothing."""
+    group, limit, host = tmp_path / "group", tmp_path / "limit", tmp_path / "host"
+    for folder in (group, limit, host):
+        folder.mkdir()
+    (group / "cpu.pressure").write_text(waiting(10))
+    (group / "memory.pressure").write_text(waiting(30))
+    (limit / "cpu.stat").write_text("nr_periods 1\nthrottled_time 5000\n")
+    for resource in ("cpu", "io"):
+        (host / resource).write_text(waiting(99))
+    monkeypatch.setattr(host_state, "_HOST_PRESSURE", host)
+    facts = list[dict[str, Any]]()
+
+    def sampled(*folders: Path) -> object:
+        monkeypatch.setattr(host_state, "cgroup_folders", lambda: iter(folders))
+        read = HostState(tmp_path / "samples", 1.0, facts.append).reader()
+        return None if read is None else read()
+
+    assert sampled(limit, group) == [10, None, 30, 5]
+    assert sampled(limit) == [99, 99, None, 5]
+    assert [fact["pressure"] is None for fact in facts] == [False, True]
+    assert facts[0]["limit"] == facts[1]["limit"] != facts[0]["pressure"]
+    for file in host.iterdir():
+        file.unlink()
+    assert sampled() is None
+
+
+def test_this_process_has_cgroups_or_is_on_a_kernel_without() -> None:
+    assert all(folder.is_absolute() for folder in host_state.cgroup_folders())
+
+
+@pytest.mark.slow
+def test_pressure_that_a_real_job_recorded_confirms_what_slows_a_rank_down(tmp_path: Path) -> None:
+    """Two ranks, one of which shares its core from the middle of the job on. The slow job is made to fit: how much
+    slower the real one gets depends on what else runs on this machine.
+    """
+    recorded = collect(tmp_path, forks(2, "pressed.py"))
+    sampled = recorded.trace.metadata[SAMPLED][PRESSURE]
+    host = recorded.trace.hosts[0]
+    assert {name: series["ranks"] for name, series in sampled.items()} == {f"{host}:rank {at}": [at] for at in (0, 1)}
+    assert set(sampled[f"{host}:rank 0"]["value"]) == {0.0}
+    time, value = (np.array(sampled[f"{host}:rank 1"][name]) for name in ("time", "value"))
+    starts = [recorded.trace.step_starts[int(step)] for step in recorded.trace.steps]
+    assert starts[0] - 5 < time[0] < time[-1] < starts[-1] + 5
+    began = int(np.flatnonzero(value)[0])
+    share = (value[-1] - value[began]) / (time[-1] - time[began])
+    slower = [(kind, took_s / (1 - share)) for kind, took_s in (FORWARD, BACKWARD)]
+    every_s = (time[-1] - time[began]) / 8
+    job = replace(
+        data_parallel_job([[FORWARD, BACKWARD], slower], steps=8),
+        metadata={"hosts": {"0": host, "1": host}, SAMPLED: recorded.trace.metadata[SAMPLED]},
+        step_starts=dict(zip(itertools.count(), np.arange(8) * every_s + time[began], strict=False)),
+    )
+    report = PipelineJob(job).report
+    assert report.metrics is not None
+    (test,) = report.metrics.tests
+    assert (test.host, test.verdict, test.metric) == (f"{host}:rank 1", "confirmed", PRESSURE)
+    assert "by metrics: processes waiting for a CPU" in (report.answer.why or "")
