@@ -9,6 +9,7 @@ from tracekit.analysis.detectors.of_one_gpu import candidate, share_of
 from tracekit.analysis.detectors.stream_waits import stream_waits_recorded
 from tracekit.analysis.evidence.gpu_losses import gpu_alone, unseen_head_s
 from tracekit.analysis.evidence.graph_subject import RecordingSubject
+from tracekit.analysis.evidence.unprofiled_steps import unprofiled_step
 from tracekit.base.text import code_name, seconds
 from tracekit.report.finding import Spent
 from tracekit.report.verdict import LossKind
@@ -54,9 +55,11 @@ class IdleUnseen(Detector):
             )
 
     def _head(self, job: RecordingSubject) -> Iterator[Candidate]:
-        """The time from the launch of the first op to its start, in which the GPU did something that is not seen."""
+        """The time from the launch of the first op to its start, in which the GPU did something that is not seen. It
+        lies before the step without the profiler, if that is known.
+        """
         gpu, unseen_s = gpu_alone(job), unseen_head_s(job)
-        if gpu is None or share_of(job, unseen_s) < _SMALLEST_SHARE:
+        if gpu is None or unprofiled_step(job) is not None or share_of(job, unseen_s) < _SMALLEST_SHARE:
             return
         why = "what the GPU did before the recording is not seen"
         began = "the launch" if gpu.before_first.by_reason else "the recording, and after its launch"

@@ -69,10 +69,11 @@ def _cost(job: Subject, headline: Headline, causes: Sequence[Cause], leading: Ca
     if not job.shows(Fact.COMPUTE):
         return f"{most}{seconds(headline.lost_s)} {of_whole(job.whole)}{than.rstrip(',;')}"
     step, lost = unprofiled_step(job), seconds(headline.lost_s)
-    if step is not None:
+    in_few_steps = step is not None and headline.lost_s > step.value * job.steps_in_whole
+    if step is not None and not in_few_steps:
         lost = seconds(headline.lost_s / job.steps_in_whole)
         whole = f"every {seconds(step.value)} step without the profiler"
-    if not job.daily:
+    if in_few_steps or not job.daily:
         return f"{most}{lost} of {whole}{than.rstrip(',')}"
     return (
         f"{most}{lost} of {whole}{than}"

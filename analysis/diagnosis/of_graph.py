@@ -78,6 +78,8 @@ class GraphAssessment(Assessment, frozen=True, eq=False):
         if job.summary is not None and leading:
             named_s = _cost_s(job, leading[0])
             lost_s = named_s if named_s >= SMALLEST_HEADLINE_SHARE * whole_s else lost_s
+        if lost_s > whole_s:  # it lies in few steps, and the usual one is shorter
+            whole_s = job.recorded_s
         return Headline(
             kind=kind,
             sentence=_sentence(job, kind, leading, lost_s),

@@ -18,7 +18,7 @@ from tracekit.analysis.evidence.culprit import culprit_of, uneven_experts, unkno
 from tracekit.analysis.evidence.evidence import evidence
 from tracekit.analysis.evidence.graph_subject import GraphSubject, RecordingSubject
 from tracekit.analysis.evidence.host_time import host_time
-from tracekit.analysis.evidence.unprofiled_steps import in_production_s, profiler_s
+from tracekit.analysis.evidence.unprofiled_steps import in_production_s, profiler_s, unprofiled_step
 from tracekit.report.verdict import LossKind
 from tracekit.trace.facts import Fact
 from tracekit.trace.gpu_activity import NOT_THE_HOST, IdleReason
@@ -112,9 +112,14 @@ def _costliest(job: GraphSubject, lost_s: Mapping[LossKind, float], whole_s: flo
 
 @evidence(GraphSubject)
 def lost_in_production_s(job: GraphSubject) -> Mapping[LossKind, float]:
-    """What each kind of loss costs of `in_production_s`, seconds: of the hosts', without what is the profiler's."""
-    recorded_s = losses_s(job)
-    return {**recorded_s, LossKind.HOST: max(recorded_s[LossKind.HOST] - (profiler_s(job) or 0.0), 0.0)}
+    """What each kind of loss costs of `in_production_s`, seconds: of the hosts', without what is the profiler's; of
+    what is not seen, without what lies before the step.
+    """
+    lost_s = dict(losses_s(job))
+    lost_s[LossKind.HOST] = max(lost_s[LossKind.HOST] - (profiler_s(job) or 0.0), 0.0)
+    if LossKind.IDLE in lost_s and unprofiled_step(job) is not None:
+        lost_s[LossKind.IDLE] = max(lost_s[LossKind.IDLE] - (unseen_head_s(job) or 0.0), 0.0)
+    return lost_s
 
 
 @evidence(GraphSubject)

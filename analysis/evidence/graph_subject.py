@@ -23,6 +23,7 @@ from tracekit.trace.facts import OP_TRACE, RECORDING, RECORDING_OF_ONE, Fact, La
 if TYPE_CHECKING:
     from tracekit.analysis.experts.loads import Loads
     from tracekit.analysis.gpu.gpu_times import GpuTimes
+    from tracekit.analysis.gpu.measured_steps import MeasuredSteps
     from tracekit.analysis.gpu.pace import PaceOfPeers
     from tracekit.analysis.gpu.recorded import Kept, Recorded
     from tracekit.analysis.gpu.trust import UnexplainedTime
@@ -225,11 +226,12 @@ class GraphSubject(Subject, frozen=True, eq=False):
 
 class RecordingSubject(GraphSubject, frozen=True, eq=False, kw_only=True):
     """A recording of GPUs. `summary`: what is known of it beside its ops; `recorded`: the recording itself, None if
-    only its op trace is left.
+    only its op trace is left; `measured`: steps of the same job without a profiler, None if it has not been timed.
     """
 
     summary: Kept
     recorded: Recorded | None
+    measured: MeasuredSteps | None = None
 
     @property
     def kind(self) -> JobKind:
@@ -267,6 +269,12 @@ class RecordingSubject(GraphSubject, frozen=True, eq=False, kw_only=True):
     @property
     def gpus(self) -> int:
         return self.summary.world_size or len(self.ranks)
+
+    @property
+    def ranks_of_job(self) -> int | None:
+        """How many ranks the job has; None if its files do not tell, and one alone was recorded that has peers."""
+        peers = self.alone and self.summary.matched + self.summary.unmatched > 0
+        return None if peers and self.summary.world_size is None else self.gpus
 
     @property
     def lacks(self) -> tuple[Lack, ...]:

@@ -45,10 +45,37 @@ def unprofiled(job: RecordingSubject) -> WithoutProfiler | None:
     return unprofiled_after(job, ())
 
 
+@evidence(RecordingSubject)
+def recording_factors(job: RecordingSubject) -> tuple[float, ...]:
+    """How many times recording costs what the recording shows of it: likely, at most, at least; or, if steps were
+    measured without a profiler, the one factor with which the replay takes as long.
+
+    Raises SelectionError if none does, as those steps are of another job.
+    """
+    from tracekit.analysis.gpu.unprofiled import WITH_STACKS, WITHOUT_STACKS
+
+    if job.measured is None:
+        return WITH_STACKS if all(cost.stacks for cost in job.summary.costs.values()) else WITHOUT_STACKS
+
+    def step_s(factor: float) -> float:
+        without = _at_factors(job, (factor,), ())
+        return float("nan") if without is None else without.step_s.value
+
+    return (job.measured.factor(job.trace.name, step_s),)
+
+
 def unprofiled_after(
     job: RecordingSubject, after: Sequence[Intervention], *, bounds: bool = True
 ) -> WithoutProfiler | None:
-    """Return the same after some changes. `bounds`: as of `WithoutProfiler.of`."""
+    """Return the same after some changes. `bounds`: with the highest and lowest cost of recording, too."""
+    factors = recording_factors(job)
+    return _at_factors(job, factors if bounds else factors[:1], after)
+
+
+def _at_factors(
+    job: RecordingSubject, factors: Sequence[float], after: Sequence[Intervention]
+) -> WithoutProfiler | None:
+    """The job without the profiler after some changes, `factors`: as of `recording_factors`."""
     from tracekit.analysis.gpu.unprofiled import OpLaunches, WithoutProfiler
 
     costs = job.summary.costs
@@ -63,17 +90,16 @@ def unprofiled_after(
         in_queue_s(job),
     )
     recording_s = job.ops["recording_s"].fill_null(0.0).to_numpy()
-    stacks = all(cost.stacks for cost in costs.values())
-    return WithoutProfiler.of(
-        job.replay, marked_steps(job), recording_s, launches, stacks=stacks, after=after, bounds=bounds
-    )
+    return WithoutProfiler.of(job.replay, marked_steps(job), recording_s, launches, factors, after)
 
 
 @evidence(RecordingSubject)
 def unprofiled_step(job: RecordingSubject) -> Estimate | None:
-    """The step without the profiler, seconds; None if that is not known."""
+    """The step without the profiler, seconds, as measured or else replayed; None if that is not known."""
     without = unprofiled(job)
-    return None if without is None else without.step_s
+    if without is None or job.measured is None:
+        return None if without is None else without.step_s
+    return job.measured.step_s
 
 
 def profiled_steps_s(job: GraphSubject) -> Floats:

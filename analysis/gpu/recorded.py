@@ -20,10 +20,11 @@ from tracekit.analysis.gpu.comparable import Comparable, lost_in_words
 from tracekit.analysis.gpu.gpu_times import GpuTimes
 from tracekit.analysis.gpu.late_rank import LateRanks
 from tracekit.analysis.gpu.matching import Matches
+from tracekit.analysis.gpu.one_clock import contradictions
 from tracekit.analysis.gpu.times import times_of
 from tracekit.analysis.gpu.waits import Waits
-from tracekit.base.text import code_name, counted, ranks_text, seconds
-from tracekit.trace.gpu_activity import Activity, KernelClass
+from tracekit.base.text import ranks_text
+from tracekit.trace.gpu_activity import KernelClass
 from tracekit.trace.gpu_recording import GpuRecording
 from tracekit.trace.profiler_cost import ProfilerCost
 
@@ -93,7 +94,7 @@ class Kept(Struct, frozen=True):
             unmatched=matches.unmatched,
             idle_s=min((one.idle_s for one in breakdowns(recording)), default=0.0),
             left_out=dict(part.left_out),
-            doubts=(*part.doubts, *_too_long(recording)),
+            doubts=(*part.doubts, *contradictions(recording)),
             notes=(*left_out, *recording.notes, *([nothing] if alone else []), *_lacking_stacks(without_stacks)),
             without_stacks=without_stacks,
             late=late,
@@ -165,22 +166,6 @@ class Recorded:
             other.group_by("name")
             .agg(ops=pl.len(), seconds=pl.col("duration").sum())
             .sort("seconds", "name", descending=[True, False])
-        )
-
-
-def _too_long(recording: GpuRecording) -> Iterator[str]:
-    """Yield what cannot be told of ranks with kernels without a launch that last longer than all that has one."""
-    launched = recording.gpu_ops.filter(pl.col("launch").is_not_null())
-    rest = pl.concat([table.select("rank", "start", "duration") for table in (recording.calls, launched)])
-    rest = rest.group_by("rank").agg(rest_s=(pl.col("start") + pl.col("duration")).max() - pl.col("start").min())
-    others = recording.gpu_ops.filter(pl.col("launch").is_null() & pl.col("activity").eq(str(Activity.KERNEL)))
-    longer = others.join(rest, on="rank").filter(pl.col("duration") > pl.col("rest_s"))
-    for (rank,), kernels in longer.group_by("rank", maintain_order=True):
-        longest = kernels.sort("duration", descending=True)
-        yield (
-            f"rank {rank}: {counted(kernels.height, 'kernel')} such as {code_name(str(longest['name'][0]))} last"
-            f" {seconds(longest['duration'][0])}, longer than all that was recorded from launch to end"
-            f" ({seconds(longest['rest_s'][0])}): whether its GPU is idle meanwhile cannot be told"
         )
 
 

@@ -22,13 +22,13 @@ from tracekit.analysis.whatif.interventions import Intervention, LessRecording, 
 if TYPE_CHECKING:
     from tracekit.analysis.graph.fold import FoldedGraph
 
-#: The cost of recording lies within these factors of what the recording shows, in 90 % of cases; without stacks, less
-#: of it shows.
-_WITH_STACKS, _WITHOUT_STACKS = (0.8, 1.2), (0.7, 1.3)
+#: The cost of recording by what the recording shows of it: likely, and in 90 % of cases at most and at least; without
+#: stacks, less of it shows.
+WITH_STACKS, WITHOUT_STACKS = (1.0, 1.2, 0.8), (1.0, 1.3, 0.7)
 #: The 90 % interval of a median, as a multiple of the median absolute deviation over the root of the number.
 _WIDE = 1.645 * 1.2533 * 1.4826
 #: Even where the GPU is the limit, steps with and without a profiler differ by this share.
-_REPLAYED = 0.01
+REPLAYED = 0.01
 #: A step that a change makes no shorter than this is as long as before, seconds.
 _ROUNDING_S = 1e-9
 #: No more than this share of a piece of host work is the profiler's.
@@ -105,8 +105,8 @@ class OpLaunches(Struct, frozen=True, eq=False):
 
 
 class WithoutProfiler(Struct, frozen=True, eq=False):
-    """A job without its profiler. `changes`: for the likely cost of recording, the highest and the lowest; `steps_s`:
-    how long each step takes with each, seconds, [steps].
+    """A job without its profiler. `changes`: for each cost of recording, the likely one first; `steps_s`: how long each
+    step takes with each, seconds, [steps].
     """
 
     replay: GraphReplay
@@ -121,18 +121,16 @@ class WithoutProfiler(Struct, frozen=True, eq=False):
         steps: StepsOfRecording,
         recording_s: Floats,
         launches: OpLaunches,
-        *,
-        stacks: bool,
+        factors: Sequence[float],
         after: Sequence[Intervention] = (),
-        bounds: bool = True,
     ) -> Self:
-        """Take `recording_s` off each op, seconds, [ops]. `stacks`: whether Python functions were recorded. `after`: in
-        the job after these changes. `bounds`: with the highest and lowest cost, too.
+        """Take `recording_s` off each op, seconds, [ops], times each of these factors, the likely one first.
+
+        `after`: in the job after these changes.
         """
-        low, high = _WITH_STACKS if stacks else _WITHOUT_STACKS
         cost, delay = replay.cost_of_ops, replay.delay_of_ops
         changes = []
-        for factor in (1.0, high, low) if bounds else (1.0,):
+        for factor in factors:
             gone = np.minimum(factor * recording_s, _MOST * cost)
             remaining = 1 - np.divide(gone, cost, out=np.zeros_like(cost), where=cost > 0)
             faster = np.minimum(factor * launches.recording_s, launches.latency_s)
@@ -146,11 +144,11 @@ class WithoutProfiler(Struct, frozen=True, eq=False):
     @property
     def step_s(self) -> Estimate:
         """The step without a profiler, seconds: the median, as a profiler records few steps, the first one cold."""
-        typical = _typical(self.steps_s)
-        same = _REPLAYED * typical.value
+        step = typical(self.steps_s)
+        same = REPLAYED * step.value
         return Estimate(
-            typical.value, max(typical.value - hypot(typical.value - typical.low, same), 0.0),
-            typical.value + hypot(typical.high - typical.value, same),
+            step.value, max(step.value - hypot(step.value - step.low, same), 0.0),
+            step.value + hypot(step.high - step.value, same),
         )  # fmt: skip
 
     def saves(
@@ -171,11 +169,11 @@ class WithoutProfiler(Struct, frozen=True, eq=False):
         saved = [before - then for before, then in zip(now, changed_s, strict=True)]
         if 2 * np.count_nonzero(saved[0] > _ROUNDING_S) < self.steps.count:
             saved = [np.full(1, one.mean()) for one in saved]
-        typical = _typical(saved)
-        return Estimate(max(typical.value, 0.0), 0.0 if bound else max(typical.low, 0.0), max(typical.high, 0.0))
+        less = typical(saved)
+        return Estimate(max(less.value, 0.0), 0.0 if bound else max(less.low, 0.0), max(less.high, 0.0))
 
 
-def _typical(each: Sequence[Floats]) -> Estimate:
+def typical(each: Sequence[Floats]) -> Estimate:
     """The median of the steps, with the interval of what recording cost and that of so few steps, [likely, more, less];
     the first alone has only the second interval.
 

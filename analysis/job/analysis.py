@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from tracekit.analysis.diagnosis.diagnosis import Diagnosis
+from tracekit.base.errors import SelectionError
+from tracekit.base.text import short
 from tracekit.report.report import Report
 
 if TYPE_CHECKING:
     from tracekit.analysis.experts.expert_loads import RebalancePlan
     from tracekit.analysis.experts.loads import Loads
+    from tracekit.analysis.gpu.measured_steps import MeasuredSteps
     from tracekit.analysis.hardware.question import HardwareQuestion
+    from tracekit.analysis.job.job import Job
     from tracekit.analysis.job.lanes import Lanes
     from tracekit.analysis.metrics.samples import MetricSource
 
@@ -36,6 +40,7 @@ class ReportOptions(Struct, frozen=True, kw_only=True):
     plans: tuple[RebalancePlan, ...] = ()
     hardware: HardwareQuestion | None = None
     metrics: MetricSource | None = None
+    measured: MeasuredSteps | None = None
 
     @property
     def wants_bubbles(self) -> bool:
@@ -46,6 +51,13 @@ class ReportOptions(Struct, frozen=True, kw_only=True):
     def wants_experts(self) -> bool:
         """Whether the loads of experts are asked for."""
         return self.experts or bool(self.plans)
+
+    def refuse_measured(self, name: str, source: str) -> None:
+        """Raise SelectionError if steps without a profiler are given for the job `name`, which no profiler recorded."""
+        if self.measured is not None:
+            raise SelectionError(
+                f"--unprofiled is for recordings of torch.profiler; {short(name)} is {source}: leave it out"
+            )
 
 
 class Analysis(Struct, frozen=True, eq=False):
@@ -65,3 +77,12 @@ def hardware_question(gpus: Sequence[str], gpu_from: str | None, precision: str 
     from tracekit.analysis.hardware.question import HardwareQuestion
 
     return HardwareQuestion.parse(gpus, gpu_from, precision)
+
+
+def measured_steps(unprofiled: Job | None) -> MeasuredSteps | None:
+    """The steps of a job that ran without a profiler. Raises SelectionError if `tracekit collect` did not record it."""
+    if unprofiled is None:
+        return None
+    from tracekit.analysis.gpu.measured_steps import MeasuredSteps
+
+    return MeasuredSteps.of(unprofiled.trace)

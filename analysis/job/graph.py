@@ -16,7 +16,7 @@ from msgspec import structs
 from tracekit.analysis.attribution.critical_path import critical_path
 from tracekit.analysis.diagnosis.diagnose import diagnose
 from tracekit.analysis.diagnosis.of_graph import GraphAssessment
-from tracekit.analysis.evidence.graph_subject import GraphSubject, Times
+from tracekit.analysis.evidence.graph_subject import GraphSubject, RecordingSubject, Times
 from tracekit.analysis.gpu.comparable import Comparable, comparable_part
 from tracekit.analysis.gpu.late_rank import late_ranks
 from tracekit.analysis.gpu.op_trace import GpuOpTrace, gpu_op_trace
@@ -95,6 +95,11 @@ class OfGraph(Job):
         replay, evidence = self.replay, self.evidence
         if asked.expert_loads is not None:
             evidence = structs.replace(evidence, expert_loads=asked.expert_loads)
+        if not isinstance(evidence, RecordingSubject):
+            asked.refuse_measured(self.ops.name, self.source)
+        elif asked.measured is not None:
+            asked.measured.check(self.ops.name, evidence.ranks_of_job, evidence.summary.gpu)
+            evidence = structs.replace(evidence, measured=asked.measured)
         gpus = len(self.graph.ops.mesh.ranks)
         questions = [answer_fix(replay, text, gpus, evidence, op_edits) for text in asked.fix]
         questions += [answer_keep(replay, text, gpus) for text in asked.keep]

@@ -16,8 +16,8 @@ from tracekit.analysis.attribution.by_label import Share
 from tracekit.analysis.diagnosis.diagnosis import Diagnosis
 from tracekit.analysis.evidence.culprit import culprit_of
 from tracekit.analysis.evidence.gpu_losses import exposed_communication_s
-from tracekit.analysis.evidence.graph_subject import GraphSubject
-from tracekit.analysis.evidence.unprofiled_steps import profiled_steps_s, unprofiled_step
+from tracekit.analysis.evidence.graph_subject import GraphSubject, RecordingSubject
+from tracekit.analysis.evidence.unprofiled_steps import profiled_steps_s, recording_factors, unprofiled_step
 from tracekit.analysis.gpu.gpu_times import GpuTimes
 from tracekit.analysis.gpu.recorded import Kept, Recorded
 from tracekit.analysis.job import experts
@@ -319,14 +319,13 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
 
     def _unprofiled(self, rank: int) -> Unprofiled | str:
         """The step without the profiler, or why it is not known."""
-        step, cost = (
-            unprofiled_step(self.evidence),
-            self.evidence.summary.costs.get(rank) if self.evidence.summary else None,
-        )
-        if step is None or cost is None:
+        job, step = self.evidence, unprofiled_step(self.evidence)
+        if not isinstance(job, RecordingSubject) or step is None or rank not in job.summary.costs:
             return _NO_OVERHEAD
-        profiled_s = float(profiled_steps_s(self.evidence).mean())
-        return Unprofiled(profiled_s, step, profiled_s - step.value, cost.operator, cost.words)
+        cost, profiled_s = job.summary.costs[rank], float(profiled_steps_s(job).mean())
+        operator_s = cost.operator * recording_factors(job)[0]
+        how = cost.words if job.measured is None else job.measured.words
+        return Unprofiled(profiled_s, step, profiled_s - step.value, operator_s, how)
 
     def _of_recording(self, recorded: Recorded) -> dict[str, Any]:
         recording, clocks, waits = recorded.recording, recorded.clocks, recorded.waits

@@ -19,7 +19,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import tracekit
-from tracekit.analysis.job.analysis import Analysis, ReportOptions, hardware_question
+from tracekit.analysis.job.analysis import Analysis, ReportOptions, hardware_question, measured_steps
 from tracekit.base.errors import SelectionError, TraceError
 from tracekit.base.text import short
 
@@ -97,6 +97,7 @@ class Job(ABC):
         gpu_from: str | None = None,
         precision: str | None = None,
         metrics: MetricSource | None = None,
+        unprofiled: Job | None = None,
         progress: Progress | None = None,
     ) -> Report:
         """Return the whole report: what is lost, findings, fixes, and the answers to custom questions.
@@ -109,7 +110,8 @@ class Job(ABC):
         hides. `experts`: the loads of experts; `expert_loads`: tokens of each expert, as the job logged them; `plans`:
         with the price of these. `gpus`: other GPUs, as files of passports, names, or "FILE on rank=0-7"; `gpu_from`:
         that of the trace, by default a known one of its name; `precision`: with matrix products in it. `metrics`: what
-        to ask about the machines of culprits (`tracekit.collectors.importers.metrics.source.open_metrics`). Raises
+        to ask about the machines of culprits (`tracekit.collectors.importers.metrics.source.open_metrics`).
+        `unprofiled`: of a recording of torch.profiler, the same job as `tracekit collect` recorded it. Raises
         SelectionError for a selection that cannot be understood or matches no op, layers that do not fit, a schedule
         that does not exist, or a GPU that is not known; FormatError for loads of another job, or no passport.
         """
@@ -126,6 +128,7 @@ class Job(ABC):
             plans=tuple(plans),
             hardware=hardware_question(gpus, gpu_from, precision),
             metrics=metrics,
+            measured=measured_steps(unprofiled),
         )
         return self.analyse(asked, progress).report
 

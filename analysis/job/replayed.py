@@ -74,6 +74,7 @@ class ReplayedJob(Struct, frozen=True):
     ) -> AnalysedPipeline:
         """Everything from which the report follows."""
         check_layers(self.trace, asked.layers)
+        asked.refuse_measured(self.trace.name, "a pipeline trace")
         graph, method, loads = self.graph.graph, self.graph.method, asked.expert_loads
         gpus = self.trace.layout.world_size
         questions: list[Question] = []

@@ -38,9 +38,9 @@ def rl_command(
 ) -> int:
     """Where did the step of post-training go, and what would a step of staleness buy?
 
-    FILE is the log of verl, OpenRLHF, slime, NeMo-RL or SkyRL, or trajectories and phases with their times, such as the
-    folder into which tracekit.rl records. From phases alone, only staleness has a price; trajectories show queues,
-    tails and uneven engines, too.
+    FILE is the log of verl, OpenRLHF, slime, NeMo-RL, SkyRL or open-instruct, or trajectories and phases with their
+    times, such as the folder into which tracekit.rl records. From phases alone, only staleness has a price;
+    trajectories show queues, tails and uneven engines, too.
 
     An X may set what generation and training take then, such as "staleness=1,generate=40,train=35" in seconds, and
     several changes go together: "staleness=1,partial=0.9".

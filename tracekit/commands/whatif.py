@@ -19,7 +19,7 @@ from tracekit.base.exit_codes import ExitCode
 from tracekit.base.stderr import progress, say
 from tracekit.base.text import printable, short
 from tracekit.commands.arguments import Condition, parse_layers, parse_steps
-from tracekit.commands.options import OUT, PATH, JobArguments, PriceType, console, executor_of, job_source
+from tracekit.commands.options import OUT, PATH, JobArguments, PriceType, console, executor_of, job_source, read_job
 from tracekit.trace.model import TraceKind
 
 if TYPE_CHECKING:
@@ -100,6 +100,12 @@ _BYTES_PER_OP = 200
     metavar="SOURCE",
     help="Ask metrics about culprits: Parquet, OpenMetrics text, an answer or the URL of Prometheus.",
 )
+@click.option(
+    "--unprofiled",
+    type=PATH,
+    metavar="TRACE",
+    help="The same job by `tracekit collect`: how long its steps take.",
+)
 @click.option("--full", is_flag=True, help="Print every table, cause and fix, not only the answer.")
 @click.option("--explain", is_flag=True, help="Show how every number of the first screen was computed.")
 @click.option("--gpu-hour", type=PriceType(0), metavar="PRICE", help="State the cost in money, too.")
@@ -131,6 +137,7 @@ def whatif_command(
     method: str,
     engine: str | None,
     metrics: str | None,
+    unprofiled: Path | None,
     full: bool,
     explain: bool,
     gpu_hour: float | None,
@@ -153,7 +160,7 @@ def whatif_command(
     cause costs of the step, with a number: "slowdown>1.1", "bad-worker>5%". A SCHEDULE may state the share of the
     weight gradients in the whole backward: "zb-h1,weight=0.4".
     """
-    from tracekit.analysis.job.analysis import ReportOptions, hardware_question
+    from tracekit.analysis.job.analysis import ReportOptions, hardware_question, measured_steps
     from tracekit.report.report import read_report, write_tables
 
     condition = None if fail_on is None else Condition(fail_on)
@@ -178,6 +185,7 @@ def whatif_command(
         plans=tuple(priced),
         hardware=hardware_question(gpus, gpu_from, precision),
         metrics=witness,
+        measured=measured_steps(None if unprofiled is None else read_job(unprofiled)),
     )
     with progress("reading the trace") as tell:
         steps = () if ignore_steps is None else parse_steps(ignore_steps, "--ignore-steps")
@@ -187,6 +195,7 @@ def whatif_command(
             _refuse_others(_OF_REPORTS, "needs the trace, and a report is without it")
             report, named = read_report(source.traces[0]), None
         elif (used := engine or _engine_for(source)) != "local":
+            asked.refuse_measured(source.arguments, "a pipeline")
             report, lanes = _parts(_in_batches(source, used, asked, method, redact=redact, ignored=steps, tell=tell))
         else:
             try:

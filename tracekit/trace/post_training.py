@@ -32,6 +32,7 @@ class Format(StrEnum):
     SLIME = "slime"
     NEMO_RL = "nemo-rl"
     SKYRL = "skyrl"
+    OPEN_INSTRUCT = "open-instruct"
     TRAJECTORIES = "trajectories"
 
 

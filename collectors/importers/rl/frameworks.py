@@ -2,7 +2,8 @@
 
 In: lines of a log. Out: `Record`s, and the table of the frameworks. Checked in the sources: verl's `ray_trainer.py`,
 `fully_async_trainer.py` and `agent_loop.py`, OpenRLHF's `ppo_trainer.py` and `ppo_trainer_async.py`, slime's `actor.py`
-and `train_metric_utils.py`, NeMo-RL's `grpo.py`, SkyRL's `trainer.py`, `fully_async_trainer.py` and `tracking.py`.
+and `train_metric_utils.py`, NeMo-RL's `grpo.py`, SkyRL's `trainer.py`, `fully_async_trainer.py` and `tracking.py`,
+open-instruct's `grpo_fast.py` and `model_utils.py`.
 """
 
 from __future__ import annotations
@@ -159,6 +160,31 @@ def _nemo_rl(lines: Iterator[tuple[int, str]]) -> Iterator[Record]:
             epochs = int(head[3] or 2) if head[1] == "Epoch" else epochs
 
 
+def _open_instruct(lines: Iterator[tuple[int, str]]) -> Iterator[Record]:
+    """open-instruct: a panel of rich a step, with a row for each kind of metric, wrapped at the width of the terminal:
+    `│ time  total: 46.00 | training: 40.00 │`. Panels of validations name no step.
+
+    `training` contains the wait for samples, but for the first versions, which call that `trainer_idling`.
+    """
+    rows: dict[str, str] = {}
+    kind = ""
+    for _, line in chain(lines, [(0, "")]):
+        cells = _PANEL.search(line)
+        if cells is None:
+            values = pairs(rows.get("time", ""), _OF_PANEL)
+            step = pairs(rows.get("other", ""), _OF_PANEL).get("training_step")
+            if step is not None and "total" in values:
+                waited_s = sum(values.get(name, 0.0) for name in _WITHIN_TRAINING)
+                values["training"] = max(values.get("training", 0.0) - waited_s, 0.0)
+                yield int(step), {f"time/{name}": value for name, value in values.items()}, None
+            rows = {}
+        elif len(cells[1]) <= _PANEL_EDGE:
+            kind, _, text = cells[2].partition(" ")
+            rows[kind] = text
+        else:
+            rows[kind] = f"{rows.get(kind, '')} {cells[2]}"
+
+
 def _serial(_: Mapping[str, float], __: Mapping[str, float]) -> StepTime:
     return StepTime.SERIAL
 
@@ -201,6 +227,10 @@ _NEMO_HEAD = re.compile(r"(?<!=)={5,} (Epoch|Step) (\d{1,18})(?:/(\d{1,18}))?\b"
 _NEMO_AHEAD = frozenset(("Total validation time",))
 _OPENRLHF_STEP = re.compile(r"Global step (\d+):(?=\s*\{|\s*$)")
 _SLIME_STEP = re.compile(r"\bperf (\d+):(?=\s*\{|\s*$)")
+#: A row of a panel, or of a row that is wrapped; rows begin with their kind, so many spaces from the edge at most.
+_PANEL, _PANEL_EDGE = re.compile(r"│(\s+)(\S.*?)\s*│\s*$"), 3
+_OF_PANEL = pair_of(r"\w")
+_WITHIN_TRAINING = ("trainer_idle_waiting_for_inference", "trainer_waiting_for_data")
 _SKYRL_STEP = re.compile(r"(?<!Global )\bStep (\d+):(?=\s*\{|\s*$)")
 FRAMEWORKS = (
     Framework(
@@ -290,6 +320,20 @@ FRAMEWORKS = (
         _SKYRL_STEP,
         _OF_DICTS,
         _printed_dicts(_SKYRL_STEP),
+        _serial,
+    ),
+    Framework(
+        Format.OPEN_INSTRUCT,
+        # Weights are sent by another thread, and generation runs beside the training: their timers are no phases.
+        re.compile(r"time/(total|training|saving|health_check|trainer_\w+)"),
+        "total",
+        {"training": "train", "saving": CHECKPOINT}
+        | dict.fromkeys((*_WITHIN_TRAINING, "trainer_idling"), TRAINER_WAIT),
+        frozenset(),
+        "training_step:",
+        re.compile(r"│.*\btraining_step:"),
+        None,
+        _open_instruct,
         _serial,
     ),
 )

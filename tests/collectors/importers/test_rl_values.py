@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
 
 from tests.cases import case
 from tests.handmade import run
@@ -101,6 +105,49 @@ def test_skyrl_prints_a_dict_of_text_over_many_lines(tmp_path: Path) -> None:
     assert means(log) == {"generate": 60, "old-log-prob": 9, "train": 20, "sync": 10}
     waits = log_of(tmp_path / "async", text.replace("timing/generate", "timing/wait_for_generation_buffer"))
     assert (means(waits)["trainer-wait"], waits.stale) == (60.0, True)
+
+
+def panel(**metrics: float) -> str:
+    """What rich prints, 80 columns wide, for metrics by kind and name: `time_total` is in the row `time`."""
+    rows: dict[str, list[str]] = {}
+    for key, value in metrics.items():
+        kind, _, name = key.partition("_")
+        rows.setdefault(kind, []).append(f"{name}: {value:.2f}" if isinstance(value, float) else f"{name}: {value}")
+    table = Table(show_header=False, box=None)
+    for kind in sorted(rows):
+        table.add_row(kind, " | ".join(rows[kind]))
+    out = StringIO()
+    Console(file=out, width=80).print(Panel(table, title="Metrics", expand=False))
+    return out.getvalue()
+
+
+def open_instruct(step: int, **timers: float) -> str:
+    names = {f"time_{name}": value for name, value in timers.items()}
+    return "INFO:grpo_fast:step\n" + panel(
+        **names, loss_policy_avg=0.25, other_episode=512 * step, other_global_step=512 * step, other_training_step=step,
+        other_learner_tokens_per_second_overall=812.5,
+    )  # fmt: skip
+
+
+def test_open_instruct_prints_a_panel_of_rich(tmp_path: Path) -> None:
+    """Of 46 s, training takes 40, 12 of which it waits for samples; generation and weights are on other threads."""
+    timers = {
+        "total": 46.0, "training": 40.0, "saving": 0.0, "health_check": 1.5, "weight_sync": 8.0,
+        "weight_sync_mean": 7.9, "getting_response": 912.0, "trainer_idle_waiting_for_inference": 12.0,
+        "generation_idle_waiting_for_trainer": 3.0,
+    }  # fmt: skip
+    text = "".join(open_instruct(step, **timers) + panel(eval_scores=0.5) for step in (1, 2, 3))
+    log = log_of(tmp_path / "log", text)
+    assert (log.format, log.steps.tolist(), log.stale) == (Format.OPEN_INSTRUCT, [1, 2, 3], True)
+    assert log.step_s.tolist() == [46.0] * 3
+    assert means(log) == {"train": 28, "trainer-wait": 12, "health-check": 1.5}
+    newer = log_of(tmp_path / "newer", text.replace("trainer_idle_waiting_for_inference", "trainer_waiting_for_data"))
+    assert means(newer) == means(log)
+
+
+def test_the_first_versions_of_open_instruct_wait_before_the_training(tmp_path: Path) -> None:
+    text = "".join(open_instruct(step, total=53.0, training=40.0, trainer_idling=12.0) for step in (4, 5, 6))
+    assert means(log_of(tmp_path / "log", text)) == {"train": 40, "trainer-wait": 12}
 
 
 def test_validations_and_checkpoints_are_in_the_step_if_the_times_say_so(tmp_path: Path) -> None:
