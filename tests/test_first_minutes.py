@@ -126,7 +126,10 @@ def test_hang_study_and_store_say_what_else_they_were_given(folder: Path) -> Non
         ),
         (("culprits", "jobs.store"), "type `tracekit culprits --store jobs.store`"),
         (("fleet", "report", "jobs.store"), "a store, not a study; type `tracekit whatif --store"),
-        (("top", "--once", "--store", "slow.parquet"), "a trace, not a store; type `tracekit whatif slow.parquet`"),
+        (
+            ("store", "top", "--once", "--store", "slow.parquet"),
+            "a trace, not a store; type `tracekit whatif slow.parquet`",
+        ),
     ):
         ran = run(*command)
         assert ran.code == ExitCode.BAD_INPUT
@@ -163,7 +166,7 @@ def test_progress_of_what_is_quick_or_piped_is_not_shown() -> None:
 SLOW = (
     (("store", "list", "slow.parquet"), "reading the trace"),
     (("whatif", "slow.parquet"), "step times"),
-    (("export", "slow.parquet", "--out", "timeline.json.gz"), "replaying and writing"),
+    (("store", "export", "slow.parquet", "--out", "timeline.json.gz"), "replaying and writing"),
     (("import", "slow.parquet", "--store", "new.store"), "slow.parquet"),
     (("store", "check", "--store", "jobs.store"), "checking window 1 of 1"),
     (("store", "repair", "--store", "jobs.store"), "checking window 1 of 1"),
@@ -238,7 +241,7 @@ def test_the_shell_completes_jobs_of_the_store_that_is_named(folder: Path) -> No
     assert completed("tracekit compare --store jobs.store ", "zsh")[:2] == ["plain", "slow job"]
     assert completed("tracekit compare sl") == ["file,sl"]
     Path("jobs.store/catalog.duckdb").write_bytes(b"damaged")
-    assert completed("tracekit top --store jobs.store ") == [""]
+    assert completed("tracekit store top --store jobs.store ") == [""]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

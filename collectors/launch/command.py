@@ -11,6 +11,7 @@ import click
 
 from tracekit.base.command_line import command
 from tracekit.base.errors import SelectionError
+from tracekit.base.option_sections import SectionedCommand
 from tracekit.base.stderr import say
 from tracekit.base.text import printable, ranks_text, short
 from tracekit.collectors.launch.live import WatchOptions, watch_options
@@ -24,6 +25,17 @@ if TYPE_CHECKING:
 #: Hang detection of watched jobs, unless set otherwise, seconds.
 LIVE_HANG_AFTER_S = 300.0
 _PATH = click.Path(path_type=Path)
+
+
+#: The options of --help by section.
+_SECTIONS = {
+    "Where the recording goes": ("out", "store", "no_store", "name", "segments", "keep", "as_json"),
+    "What is recorded": ("steps", "every", "length", "idle", "buckets", "nccl", "profiler", "profiler_steps",
+                         "overhead"),
+    "Sizes that cannot be found": ("dp", "pp", "tp", "vpp"),
+    "Hangs": ("hang_after", "on_hang"),
+    "While the job runs": ("live", *WatchOptions.__slots__),
+}  # fmt: skip
 
 
 class Parsed(click.ParamType[Any]):
@@ -46,7 +58,12 @@ def _mask(text: str) -> int:
     return parse_mask(text)
 
 
-@click.command("collect", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command(
+    "collect",
+    cls=SectionedCommand,
+    sections=_SECTIONS,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--out", type=_PATH, help="Also write the trace to this Parquet file.")
 @click.option("--store", type=_PATH, help="Store [default: $TRACEKIT_STORE, else ./tracekit.store].")

@@ -93,6 +93,12 @@ def nearest(word: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
     return by_start[close[0]] if close else None
 
 
+def did_you_mean(word: str, names: Iterable[str], cutoff: float = 0.6) -> str:
+    """The end of an error about a mistyped word: "; did you mean `gc`?", empty if no name is like it."""
+    similar = nearest(word, names, cutoff)
+    return f"; did you mean `{printable(similar)}`?" if similar is not None else ""
+
+
 def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
     """First and last of each run of neighbours, ascending."""
     ranges: list[tuple[int, int]] = []

@@ -87,7 +87,7 @@ class PriceType(click.FloatRange):
 #: Units of times in traces.
 UNIT = click.Choice(["s", "ms", "us", "ns"])
 #: Commands that take `--store` with `--job` instead of a trace.
-_OF_ONE_JOB = ("culprits", "export", "whatif")
+_OF_ONE_JOB = ("culprits", "store export", "whatif")
 
 
 #: Every command that reads a store has the same option for it.
@@ -203,6 +203,13 @@ class JobArguments(Struct, frozen=True):
             raise SelectionError("--unit belongs to a TRACE; a store holds seconds")
 
     @property
+    def in_browser(self) -> Path | None:
+        """What `tracekit open` shows of the job: its trace or its store; None for what that cannot open."""
+        if len(self.traces) == 1 and self.layout is None and self.unit is None:
+            return self.traces[0]
+        return None if self.traces else store_at(self.store).path
+
+    @property
     def arguments(self) -> str:
         """The arguments that name the same job on the command line."""
         options = {name: getattr(self, name) for name in ("layout", "unit", "store", "job", "window")}
@@ -236,10 +243,11 @@ def read_job(*paths: Path, **stated: Any) -> Job:
 def _with_store(path: Path) -> str:
     """How the running command, or `whatif`, reads a store."""
     context = click.get_current_context(silent=True)
-    name = None if context is None else context.info_name
+    name = "" if context is None else context.command_path.partition(" ")[2]
     if name == "compare":
         return f"name two of its jobs: `{command('compare', 'JOB', 'JOB', '--store', path)}`"
-    return f"type `{command(name if name in _OF_ONE_JOB else 'whatif', '--store', path)}`"
+    words = name.split() if name in _OF_ONE_JOB else ["whatif"]
+    return f"type `{command(*words, '--store', path)}`"
 
 
 def _say_newest(name: str) -> None:

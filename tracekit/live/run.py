@@ -346,7 +346,7 @@ class LiveRun:
             why = f"the analysis failed, which is a bug of tracekit ({one_line(error)})"
             self._tell(
                 f"{title}: {why}; the window is stored without findings: report the bug with the output of"
-                f" `tracekit export`{where_traceback_is(self.options.store, title, error)}"
+                f" `tracekit store export`{where_traceback_is(self.options.store, title, error)}"
             )
             return Unanalysed(why)
 

@@ -7,7 +7,6 @@ written.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -22,7 +21,7 @@ from tracekit import __version__
 from tracekit.base.command_line import command
 from tracekit.base.errors import NotStoredError, StoreError
 from tracekit.base.stderr import say_once
-from tracekit.base.text import listed, short
+from tracekit.base.text import listed, nearest, short
 from tracekit.report.findings import FIGURES, Findings
 from tracekit.store.connection import OF_WINDOWS, check_version, insert
 from tracekit.store.frames import frame
@@ -220,8 +219,8 @@ class Catalogue:
         names = [row[0] for row in rows]
         if name in names:
             return NotStoredError(f"{self.path}: no window of job {name!r} yet")
-        close = difflib.get_close_matches(name, names, n=1)
-        hint = f"did you mean {short(close[0])!r}?" if close else f"the store holds {listed(names, 8) or 'none'}"
+        close = nearest(name, names)
+        hint = f"the store holds {listed(names, 8) or 'none'}" if close is None else f"did you mean {short(close)!r}?"
         return NotStoredError(f"{self.path}: no job {name!r}; {hint}")
 
     def holds(self, name: str) -> bool:
