@@ -30,7 +30,7 @@ _PATH = click.Path(path_type=Path)
 #: The options of --help by section.
 _SECTIONS = {
     "Where the recording goes": ("out", "store", "no_store", "name", "segments", "keep", "as_json"),
-    "What is recorded": ("steps", "every", "length", "idle", "buckets", "nccl", "profiler", "profiler_steps",
+    "What is recorded": ("steps", "every", "length", "idle", "buckets", "stacks", "nccl", "profiler", "profiler_steps",
                          "overhead"),
     "Sizes that cannot be found": ("dp", "pp", "tp", "vpp"),
     "Hangs": ("hang_after", "on_hang"),
@@ -84,6 +84,12 @@ def _mask(text: str) -> int:
     help="Keep at most this much of each rank's segments, such as 2GB; the oldest go.",
 )
 @click.option("--buckets", is_flag=True, help="On CPUs, record each bucket of gradients, for `tracekit optimize`.")
+@click.option(
+    "--stacks/--no-stacks",
+    default=True,
+    envvar="TRACEKIT_STACKS",
+    help="Let a watch ask which line of code a slow rank is at [default: yes, or $TRACEKIT_STACKS].",
+)
 @click.option("--dp", type=click.IntRange(min=1), help="Data-parallel size, if it cannot be found.")
 @click.option("--pp", type=click.IntRange(min=1), help="Pipeline-parallel size, if it cannot be found.")
 @click.option("--tp", type=click.IntRange(min=1), help="Tensor-parallel size, if it cannot be found.")
@@ -142,6 +148,7 @@ def collect_command(
     idle: bool,
     keep: int | None,
     buckets: bool,
+    stacks: bool,
     dp: int | None,
     pp: int | None,
     tp: int | None,
@@ -185,6 +192,7 @@ def collect_command(
                 schedule=schedule,
                 keep_bytes=keep or 0,
                 buckets=buckets,
+                stacks=stacks,
                 nccl=nccl,
                 hang_after_s=hang_after,
                 stop_on_hang=on_hang == "stop",

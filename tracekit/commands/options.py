@@ -89,6 +89,9 @@ UNIT = click.Choice(["s", "ms", "us", "ns"])
 #: Commands that take `--store` with `--job` instead of a trace.
 _OF_ONE_JOB = ("culprits", "store export", "whatif")
 
+#: Lines of code of incidents that a report lists.
+_MOST_LINES = 3
+
 
 #: Every command that reads a store has the same option for it.
 STORE = click.option("--store", type=PATH, help="Store [default: $TRACEKIT_STORE, else ./tracekit.store].")
@@ -151,13 +154,21 @@ class JobArguments(Struct, frozen=True):
             return report
         if redact:
             run = replace(run, notes=(), causes=[replace(cause, hosts=(), do=None) for cause in run.causes])
-        if self.window is None:
-            return replace(report, run=run)
         from tracekit.dashboards.run_words import elsewhere_words
         from tracekit.report.report import Remark
 
+        codes = [] if redact else [Remark("Code", words) for words in self._code_lines()]
+        if self.window is None:
+            return replace(report, run=run, remarks=[*report.remarks, *codes])
         words = elsewhere_words(run, report)
-        return report if words is None else replace(report, remarks=[*report.remarks, Remark("Run", words)])
+        elsewhere = [] if words is None else [Remark("Run", words)]
+        return replace(report, remarks=[*report.remarks, *codes, *elsewhere])
+
+    def _code_lines(self) -> list[str]:
+        """The lines of code of the incidents of the job, or of those that show in the window; the newest first."""
+        store, name = self.in_store()
+        incidents = [each for each in store.incidents(name) if self.window is None or each.shows_in_window(self.window)]
+        return [words for incident in incidents if (words := incident.cause.code)][:_MOST_LINES]
 
     def of_file(self, use: Callable[[Path], _Made]) -> _Made | None:
         """What `use` makes of the Parquet file of the job, None if this is not a pipeline in one file."""
