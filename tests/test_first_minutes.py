@@ -22,6 +22,7 @@ from tests.cases import case
 from tests.handmade import run, slow_trace
 from tracekit.base import stderr
 from tracekit.base.exit_codes import ExitCode
+from tracekit.base.text import pace_words
 from tracekit.cli import main
 from tracekit.store import Store
 from tracekit.synth.samples import DEMO
@@ -171,7 +172,8 @@ SLOW = (
     (("store", "check", "--store", "jobs.store"), "checking window 1 of 1"),
     (("store", "repair", "--store", "jobs.store"), "checking window 1 of 1"),
     (("store", "prune", "--max-size", "0", "--store", "jobs.store"), "removing ops of "),
-    (("fleet", "run", "slow.parquet", "--out", "study", "--processes", "1"), "looking for traces"),
+    (("fleet", "run", "slow.parquet", "--out", "study", "--processes", "1"), "analysing: 0 of 1 jobs"),
+    (("synth", "--jobs", "2", "--dp", "2", "--pp", "1", "--out", "jobs"), "simulating: 1 of 2 jobs"),
 )
 
 
@@ -182,10 +184,35 @@ class Terminal(io.StringIO):
         return True
 
 
+def test_a_count_has_a_rate_and_what_remains() -> None:
+    assert pace_words(0, 1000, "jobs", 3.0) == "0 of 1,000 jobs"
+    assert pace_words(320, 1000, "jobs", 20.0) == "320 of 1,000 jobs, 16 a second, 42 s to go"
+    assert pace_words(3, 60, "files", 30.0) == "3 of 60 files, 6 a minute, 10 min to go"
+    assert pace_words(5, 5, "jobs", 0.0) == "5 of 5 jobs, 5,000 a second, 0 s to go"
+
+
+def test_the_time_of_a_count_runs_from_its_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(stderr.time, "monotonic", lambda: now[0])
+    shown = stderr._Progress("looking", 0.0)
+    with contextlib.redirect_stderr(Terminal()) as terminal:
+        for at_s, done in ((110.0, 0), (114.0, 8), (114.1, 9), (120.0, 10)):
+            now[0] = at_s
+            shown.count("importing", done, 20, "jobs")
+    drawn = [line[5:] for line in terminal.getvalue().split("\r")[1:]]
+    assert drawn == [
+        "importing: 0 of 20 jobs ... 10 s",
+        "importing: 8 of 20 jobs, 2 a second, 6 s to go ... 14 s",
+        "importing: 10 of 20 jobs, 1 a second, 10 s to go ... 20 s",
+    ]
+    stderr.advance("importing", 1, 2, "jobs")  # where no command shows progress
+
+
 @pytest.mark.slow
 def test_a_command_says_on_a_terminal_what_it_is_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Progress shows from the first moment on here, not after two seconds."""
     monkeypatch.setitem(stderr.progress.__wrapped__.__kwdefaults__, "after_s", 0.0)
+    monkeypatch.setattr(stderr, "_REDRAW_S", 0.0)
     a_store()
     for command, words in SLOW:
         monkeypatch.setattr(sys, "argv", ["tracekit", *command])

@@ -163,6 +163,17 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun if number == 1 else plural}"
 
 
+def pace_words(done: int, total: int, things: str, took_s: float) -> str:
+    """How far work is: "320 of 1,000 jobs, 14 a second, 49 s to go"."""
+    if not done:
+        return f"0 of {total:,} {things}"
+    a_second = done / max(took_s, 1e-3)
+    rate = f"{three_digits(a_second)} a second" if a_second >= 1 else f"{three_digits(60 * a_second)} a minute"
+    rest_s = (total - done) / a_second
+    rest = f"{rest_s:,.0f} s" if rest_s < 120 else f"{rest_s / 60:,.0f} min"
+    return f"{done:,} of {total:,} {things}, {rate}, {rest} to go"
+
+
 def three_digits(value: float) -> str:
     """A figure with three significant digits, without an exponent: 0.0312, 11.5, 1,040."""
     rounded = float(f"{value:.3g}")

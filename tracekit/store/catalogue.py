@@ -232,8 +232,8 @@ class Catalogue:
         """The number of a job, which is created if needed."""
         if (number := self.job_id(name)) is not None:
             return number
-        insert(self.connection, "jobs", {"name": name, "source": source})
-        return self.ensured(name, source)
+        query = "INSERT INTO jobs (name, source) VALUES ($name, $source) RETURNING job_id"
+        return int(self.connection.execute(query, {"name": name, "source": source}).fetchall()[0][0])
 
     @property
     def live(self) -> LiveTables:
@@ -259,8 +259,7 @@ class Catalogue:
         """Add a window whose files have been written."""
         window = {"job_id": job_id, "number": number}
         insert(self.connection, "windows", window | {"added_at": added_at} | _facts(item) | _found(item))
-        for part, file in parts.items():
-            insert(self.connection, "files", window | {"part": part} | asdict(file))
+        insert(self.connection, "files", *(window | {"part": part} | asdict(file) for part, file in parts.items()))
         if isinstance(item.findings, Findings):
             self._add_hosts(job_id, item.findings.hosts())
             self._add_gpus(job_id, item.trace.metadata)
@@ -294,7 +293,8 @@ class Catalogue:
 
     def _add_hosts(self, job_id: int, hosts: Iterable[str]) -> None:
         self.connection.execute(
-            "INSERT INTO hosts SELECT $job, unnest($hosts::VARCHAR[]) EXCEPT SELECT job_id, host FROM hosts",
+            "INSERT INTO hosts SELECT $job, host FROM (SELECT unnest($hosts::VARCHAR[]) AS host)"
+            " WHERE host NOT IN (SELECT host FROM hosts WHERE job_id = $job)",
             {"job": job_id, "hosts": list(hosts)},
         )
 
