@@ -56,7 +56,7 @@ def main() -> None:
         webhook.shutdown()
         tracekit = [sys.executable, "-P", "-m", "tracekit"]
         subprocess.run([*tracekit, "store", "incidents", "--store", store], check=True)
-        subprocess.run([*tracekit, "top", "demo", "--once", "--store", store], check=True)
+        subprocess.run([*tracekit, "store", "top", "demo", "--once", "--store", store], check=True)
         if sys.stdout.isatty():
             print(f"\nThe page: {DASHBOARD}/job?job=demo   (Ctrl-C ends the demonstration)", flush=True)
             subprocess.run([*tracekit, "dashboard", store], check=False)

@@ -76,7 +76,7 @@ OUTPUTS: dict[str, Any] = {
     "metrics test": MetricsInReport,
     "hang": HangReport,
     "rl": RlOutput,
-    "sql": list[dict[str, Any]],
+    "store sql": list[dict[str, Any]],
 }
 
 

@@ -407,7 +407,7 @@ def test_a_path_that_is_not_utf8_works(slow_file: Path) -> None:
         b"\xfe",
         b"\xff.parquet",
     ]
-    exported = run("export", b"\xff.parquet", "-o", b"\xfc.json.gz", cwd=slow_file.parent)
+    exported = run("store", "export", b"\xff.parquet", "-o", b"\xfc.json.gz", cwd=slow_file.parent)
     assert exported.code == 0
     assert "Wrote \\udcfc.json.gz" in exported.out
 
@@ -537,7 +537,7 @@ def test_ctrl_c_while_writing_leaves_no_file(slow_file: Path, tmp_path: Path) ->
     folder = tmp_path / "out"
     folder.mkdir()
     done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, "export", slow_file, "-o", folder / "out.json.gz"],
+        [sys.executable, "-c", INTERRUPTED, "store", "export", slow_file, "-o", folder / "out.json.gz"],
         capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     assert done.returncode == 130
@@ -548,7 +548,7 @@ def test_ctrl_c_while_writing_leaves_no_file(slow_file: Path, tmp_path: Path) ->
 
 def test_a_disk_that_fills_up_leaves_no_half_file(slow_file: Path) -> None:
     for arguments, at_fault in (
-        (("export", "slow.parquet", "-o", "out.json.gz"), "out.json.gz"),
+        (("store", "export", "slow.parquet", "-o", "out.json.gz"), "out.json.gz"),
         (("whatif", "slow.parquet", "--parquet", "out.parquet"), "out.parquet"),
         (("whatif", "slow.parquet", "--csv", "."), "by_"),
     ):

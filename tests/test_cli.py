@@ -357,16 +357,16 @@ def test_info_lists_the_jobs_of_a_store_by_what_fixing_them_saves(slow: str, hea
 
 
 def test_export_writes_a_timeline_and_says_what_is_in_it(slow: str) -> None:
-    result = done("export", slow, "-o", "out.json.gz", "--steps", "1")
+    result = done("store", "export", slow, "-o", "out.json.gz", "--steps", "1")
     assert result.stdout == "Wrote out.json.gz: 144 slices, 1 of 2 steps. Open it in https://ui.perfetto.dev\n"
     with gzip.open("out.json.gz", "rt") as file:
         assert json.load(file)["otherData"]["name"] == "slow job"
     done("import", slow)
-    assert "288 slices, 2 of 2 steps" in done("export", "--job", "slow job", "--out", "two.json.gz").stdout
+    assert "288 slices, 2 of 2 steps" in done("store", "export", "--job", "slow job", "--out", "two.json.gz").stdout
     assert "none of these steps is in the job; it has 2 steps from 0 to 1" in failed(
-        "export", slow, "-o", "x.json.gz", "--steps", "9"
+        "store", "export", slow, "-o", "x.json.gz", "--steps", "9"
     )
-    assert "--steps 'x'; expected numbers" in failed("export", slow, "-o", "x.json.gz", "--steps", "x")
+    assert "--steps 'x'; expected numbers" in failed("store", "export", slow, "-o", "x.json.gz", "--steps", "x")
     assert not Path("x.json.gz").exists()
 
 
@@ -405,7 +405,7 @@ def test_a_simulated_job_can_be_asked_what_if_by_pasting_the_next_command(folder
 def test_every_command_and_option_explains_itself() -> None:
     for name, command in {"": commands, **COMMANDS}.items():
         assert command.help, name
-        assert command.help[0].isupper(), name
+        assert command.help.lstrip("\b\n")[0].isupper(), name
         for parameter in command.params:
             if isinstance(parameter, click.Option):
                 assert parameter.help, f"{name} {parameter.opts}"
@@ -488,9 +488,8 @@ def test_analysing_starts_no_threads_for_multiplying_matrices_and_the_job_of_col
             env=environment,
         )
 
-    for command in ("whatif", "export"):
-        out = ("--out", "job.json") if command == "export" else ()
-        assert said(command, slow_file.name, *out).stderr.startswith("threads 1\n")
+    for command, out in ((("whatif",), ()), (("store", "export"), ("--out", "job.json"))):
+        assert said(*command, slow_file.name, *out).stderr.startswith("threads 1\n")
     code = "import os; print(os.environ.get('OPENBLAS_NUM_THREADS'))"
     assert "None" in said("collect", "--no-store", "--", sys.executable, "-c", code).stdout.splitlines()
 

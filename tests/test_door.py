@@ -6,12 +6,17 @@ import pickle
 import shutil
 from pathlib import Path
 
+import click
 import pytest
 
 from tests.analysis.rl.logs import lines, write
 from tests.handmade import COMMANDS, run, slow_trace
 from tracekit.base import searches
+from tracekit.base.errors import StoreError
 from tracekit.base.exit_codes import ExitCode
+from tracekit.cli import _MOVED
+from tracekit.live import first_window
+from tracekit.store import Store
 
 GPU_FOLDER = Path(__file__).resolve().parents[1] / "sample_traces" / "gpu_slow_input"
 DUMP = {"version": "2.10", "pg_config": {}, "entries": []}
@@ -116,6 +121,72 @@ def test_a_misspelt_command_or_path_is_answered_with_the_nearest() -> None:
 def test_a_word_like_nothing_is_refused() -> None:
     assert "no such command or path 'zzz'" in run("zzz").err
     assert run("zzz/zzz.parquet").err.startswith("tracekit: zzz/zzz.parquet: no such file or folder")
+
+
+def test_the_help_opens_with_what_to_type_to_record_to_ask_and_to_open() -> None:
+    lines = [line.split(maxsplit=1) for line in run("--help").out.splitlines()[2:5]]
+    assert [word for word, _ in lines] == ["Record", "Ask", "Open"]
+    assert [line.split()[:2] for _, line in lines] == [["tracekit", name] for name in ("collect", "whatif", "open")]
+
+
+def test_a_command_that_moved_says_where_it_is() -> None:
+    for name, path in _MOVED.items():
+        ran = run(name, "x")
+        assert (ran.code, ran.out) == (2, "")
+        assert ran.message.startswith(f"tracekit: `tracekit {name}` is `tracekit {path}` now; see")
+        assert run(*path.split(), "--help").code == 0
+
+
+def test_a_long_list_of_options_has_sections_and_lacks_none() -> None:
+    for name in ("collect", "whatif"):
+        command = COMMANDS[name]
+        sections = [option for names in command.sections.values() for option in names]
+        options = [param.name for param in command.params if isinstance(param, click.Option)]
+        assert sorted(sections) == sorted(options)
+        shown = run(name, "--help").out
+        assert all(f"\n{title}:\n" in shown for title in command.sections)
+
+
+def test_a_mistyped_label_kind_or_cause_is_answered_with_the_nearest() -> None:
+    whatif = ("whatif", "slow.parquet")
+    for words, meant in (
+        ((*whatif, "--fix", "stge=1"), "stage"),
+        ((*whatif, "--by", "stpe"), "step"),
+        ((*whatif, "--fix", "kind=forward-computte"), "forward-compute"),
+        ((*whatif, "--fix", "fix=replace-worker"), "replace-workers"),
+        ((*whatif, "--fail-on", "bad-workr>5%"), "bad-worker"),
+        (("culprits", "slow.parquet", "--part", "compte"), "compute"),
+        (("gate", "slow.parquet", "--baseline", "one", "--part", "forward-comput"), "forward-compute"),
+        (("synth", "--out", "x.parquet", "--cause", "slow-workr"), "slow-worker"),
+    ):
+        ran = run(*words)
+        assert (ran.code, ran.out) == (2, ""), words
+        assert ran.message.endswith(f"; did you mean `{meant}`?"), ran.message
+
+
+def test_what_to_type_next_names_the_browser_once() -> None:
+    (named,) = [line for line in run("whatif", "slow.parquet").out.splitlines() if "tracekit open" in line]
+    assert named.split("  #")[0].strip() == "tracekit open slow.parquet"
+    assert run("import", "one", "--store", "jobs.store").code == 0
+    assert "tracekit open jobs.store" in run("whatif", "--store", "jobs.store").out
+    assert "tracekit open" not in run("whatif", "slow.parquet", "--redact").out
+
+
+def test_a_screen_waits_for_the_store_that_a_watch_is_about_to_make(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store(Path("jobs.store"))
+    monkeypatch.setattr(first_window.time, "sleep", lambda _: store.add([]))
+    first_window.await_store(store)
+    assert store.is_store()
+    assert capsys.readouterr().err == (
+        "tracekit: jobs.store: no store there yet; waiting for its first window (Ctrl-C ends it)\n"
+    )
+    Path("file.store").touch()
+    for path in ("slow.parquet", "file.store", "no-such"):
+        with pytest.raises(StoreError):
+            first_window.await_store(Store(Path(path)))
+    assert capsys.readouterr().err == ""
 
 
 def test_the_help_shows_every_command_whole() -> None:

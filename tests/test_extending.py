@@ -94,7 +94,9 @@ def test_the_job_of_the_page_shows_the_finding_in_a_report_and_in_a_store(acme: 
     subprocess.run([sys.executable, acme / "make_job.py"], cwd=tmp_path, check=True)
     run("import", "slow.parquet", "--store", "jobs.store", cwd=tmp_path)
     report = json.loads(run("whatif", "slow.parquet", "--json", cwd=tmp_path).out)
-    (row,) = json.loads(run("sql", "select * from findings", "--store", "jobs.store", "--json", cwd=tmp_path).out)
+    (row,) = json.loads(
+        run("store", "sql", "select * from findings", "--store", "jobs.store", "--json", cwd=tmp_path).out
+    )
     (cause,) = report["causes"]
     assert (cause["kind"], cause["where_text"]) == ("acme-stage-optimizer", "stage 1")
     assert cause["saved_s"] == pytest.approx(0.094, abs=0.001)

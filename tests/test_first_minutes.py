@@ -22,6 +22,7 @@ from tests.cases import case
 from tests.handmade import run, slow_trace
 from tracekit.base import stderr
 from tracekit.base.exit_codes import ExitCode
+from tracekit.base.text import pace_words
 from tracekit.cli import main
 from tracekit.store import Store
 from tracekit.synth.samples import DEMO
@@ -126,7 +127,10 @@ def test_hang_study_and_store_say_what_else_they_were_given(folder: Path) -> Non
         ),
         (("culprits", "jobs.store"), "type `tracekit culprits --store jobs.store`"),
         (("fleet", "report", "jobs.store"), "a store, not a study; type `tracekit whatif --store"),
-        (("top", "--once", "--store", "slow.parquet"), "a trace, not a store; type `tracekit whatif slow.parquet`"),
+        (
+            ("store", "top", "--once", "--store", "slow.parquet"),
+            "a trace, not a store; type `tracekit whatif slow.parquet`",
+        ),
     ):
         ran = run(*command)
         assert ran.code == ExitCode.BAD_INPUT
@@ -163,12 +167,13 @@ def test_progress_of_what_is_quick_or_piped_is_not_shown() -> None:
 SLOW = (
     (("store", "list", "slow.parquet"), "reading the trace"),
     (("whatif", "slow.parquet"), "step times"),
-    (("export", "slow.parquet", "--out", "timeline.json.gz"), "replaying and writing"),
+    (("store", "export", "slow.parquet", "--out", "timeline.json.gz"), "replaying and writing"),
     (("import", "slow.parquet", "--store", "new.store"), "slow.parquet"),
     (("store", "check", "--store", "jobs.store"), "checking window 1 of 1"),
     (("store", "repair", "--store", "jobs.store"), "checking window 1 of 1"),
     (("store", "prune", "--max-size", "0", "--store", "jobs.store"), "removing ops of "),
-    (("fleet", "run", "slow.parquet", "--out", "study", "--processes", "1"), "looking for traces"),
+    (("fleet", "run", "slow.parquet", "--out", "study", "--processes", "1"), "analysing: 0 of 1 jobs"),
+    (("synth", "--jobs", "2", "--dp", "2", "--pp", "1", "--out", "jobs"), "simulating: 1 of 2 jobs"),
 )
 
 
@@ -179,10 +184,35 @@ class Terminal(io.StringIO):
         return True
 
 
+def test_a_count_has_a_rate_and_what_remains() -> None:
+    assert pace_words(0, 1000, "jobs", 3.0) == "0 of 1,000 jobs"
+    assert pace_words(320, 1000, "jobs", 20.0) == "320 of 1,000 jobs, 16 a second, 42 s to go"
+    assert pace_words(3, 60, "files", 30.0) == "3 of 60 files, 6 a minute, 10 min to go"
+    assert pace_words(5, 5, "jobs", 0.0) == "5 of 5 jobs, 5,000 a second, 0 s to go"
+
+
+def test_the_time_of_a_count_runs_from_its_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(stderr.time, "monotonic", lambda: now[0])
+    shown = stderr._Progress("looking", 0.0)
+    with contextlib.redirect_stderr(Terminal()) as terminal:
+        for at_s, done in ((110.0, 0), (114.0, 8), (114.1, 9), (120.0, 10)):
+            now[0] = at_s
+            shown.count("importing", done, 20, "jobs")
+    drawn = [line[5:] for line in terminal.getvalue().split("\r")[1:]]
+    assert drawn == [
+        "importing: 0 of 20 jobs ... 10 s",
+        "importing: 8 of 20 jobs, 2 a second, 6 s to go ... 14 s",
+        "importing: 10 of 20 jobs, 1 a second, 10 s to go ... 20 s",
+    ]
+    stderr.advance("importing", 1, 2, "jobs")  # where no command shows progress
+
+
 @pytest.mark.slow
 def test_a_command_says_on_a_terminal_what_it_is_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Progress shows from the first moment on here, not after two seconds."""
     monkeypatch.setitem(stderr.progress.__wrapped__.__kwdefaults__, "after_s", 0.0)
+    monkeypatch.setattr(stderr, "_REDRAW_S", 0.0)
     a_store()
     for command, words in SLOW:
         monkeypatch.setattr(sys, "argv", ["tracekit", *command])
@@ -238,7 +268,7 @@ def test_the_shell_completes_jobs_of_the_store_that_is_named(folder: Path) -> No
     assert completed("tracekit compare --store jobs.store ", "zsh")[:2] == ["plain", "slow job"]
     assert completed("tracekit compare sl") == ["file,sl"]
     Path("jobs.store/catalog.duckdb").write_bytes(b"damaged")
-    assert completed("tracekit top --store jobs.store ") == [""]
+    assert completed("tracekit store top --store jobs.store ") == [""]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

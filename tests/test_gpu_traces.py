@@ -164,12 +164,12 @@ def test_the_timeline_has_three_replays_of_every_rank_and_arrows_along_the_criti
 
 def test_a_timeline_can_show_one_step_and_is_replaced_but_is_no_trace(tmp_path):
     path = tmp_path / "timeline.json.gz"
-    whole, one = (run("export", SAMPLE, "-o", path, *options) for options in ((), ("--steps", "6")))
+    whole, one = (run("store", "export", SAMPLE, "-o", path, *options) for options in ((), ("--steps", "6")))
     assert int(re.search("([0-9,]+) slices", one.out)[1].replace(",", "")) < int(
         re.search("([0-9,]+) slices", whole.out)[1].replace(",", "")
     )
     assert "a timeline that tracekit wrote, not a trace; open it in https://ui.perfetto.dev" in run("whatif", path).err
-    assert "has none of these steps" in run("export", SAMPLE, "-o", path, "--steps", "99").err
+    assert "has none of these steps" in run("store", "export", SAMPLE, "-o", path, "--steps", "99").err
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ class Writing:
 FOLDERS = frozenset({"by_kind.csv", "report.txt", "tracekit.rules.yml"})
 WRITING = {
     "synth --out": Writing("out.parquet", lambda path: ["synth", "--out", path]),
-    "export --out": Writing("out.json.gz", lambda path: ["export", "slow.parquet", "--out", path]),
+    "export --out": Writing("out.json.gz", lambda path: ["store", "export", "slow.parquet", "--out", path]),
     "whatif --parquet": Writing("out.parquet", lambda path: ["whatif", "slow.parquet", "--parquet", path]),
     "whatif --csv": Writing("by_kind.csv", lambda path: ["whatif", "slow.parquet", "--csv", path.parent]),
     "whatif --markdown": Writing("out.md", lambda path: ["whatif", "slow.parquet", "--markdown", path]),
@@ -69,7 +69,7 @@ WRITING = {
     "fleet report --html": Writing("out.html", lambda path: ["fleet", "report", "study", "--html", path]),
     "fleet culprits --csv": Writing("out.csv", lambda path: ["fleet", "culprits", "study", "--csv", path]),
     "hang --out": Writing("report.txt", lambda path: ["hang", "dumps", "--out", path.parent]),
-    "alerts": Writing("tracekit.rules.yml", lambda path: ["alerts", path.parent]),
+    "alerts": Writing("tracekit.rules.yml", lambda path: ["metrics", "alerts", path.parent]),
     "import --store": Writing("jobs.store", lambda path: ["import", "slow.parquet", "--store", path]),
     "collect --out": Writing("out.parquet", lambda path: ["collect", "--no-store", "--out", path, "touch", "started"]),
 }
@@ -122,7 +122,7 @@ OWN: dict[str, Callable[[Path], object]] = {
     "verdict.md": lambda path: run("gate", "slow.parquet", "--baseline", "slow.parquet", "--markdown", path),
     "out.html": lambda path: run("whatif", "slow.parquet", "--html", path),
     "report.txt": lambda path: run("hang", "dumps", "--out", path.parent),
-    "tracekit.rules.yml": lambda path: run("alerts", path.parent),
+    "tracekit.rules.yml": lambda path: run("metrics", "alerts", path.parent),
     "out.csv": lambda path: path.write_text("kind,machine,jobs\n"),
     "by_kind.csv": lambda path: slow_job().report.write_csv(path.parent),
     "jobs.store": lambda path: Store(path).add([Incoming(slow_trace(name="old"), "old", "by hand")]),
@@ -207,7 +207,7 @@ def test_standard_output_is_refused(work: Path) -> None:
 
 def test_a_trace_is_not_exported_over_itself(work: Path) -> None:
     before = everything(work)
-    ran = run("export", "slow.parquet", "--out", "./slow.parquet")
+    ran = run("store", "export", "slow.parquet", "--out", "./slow.parquet")
     assert ran.code == 2
     assert "is the trace to export" in ran.message
     assert everything(work) == before
@@ -325,8 +325,8 @@ def test_a_table_of_exact_slowdowns_is_no_trace(tmp_path: Path) -> None:
 
 #: Options and arguments that name what a command writes.
 TO_A_DASH = (
-    ("export", "slow.parquet", "--out", "-"),
-    ("export", "slow.parquet", "-o-"),
+    ("store", "export", "slow.parquet", "--out", "-"),
+    ("store", "export", "slow.parquet", "-o-"),
     ("synth", "--out", "-"),
     ("synth", "--jobs", "2", "--out", "-"),
     ("whatif", "slow.parquet", "--html", "-"),
@@ -338,7 +338,7 @@ TO_A_DASH = (
     ("fleet", "culprits", "study", "--csv", "-"),
     ("hang", "dumps", "--out", "-"),
     ("collect", "--out", "-", "--", "true"),
-    ("alerts", "-"),
+    ("metrics", "alerts", "-"),
 )
 
 

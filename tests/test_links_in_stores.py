@@ -91,13 +91,13 @@ THINGS: list[Callable[[Path, Path], None]] = [
 #: The last one is `repair`.
 COMMANDS: dict[str, list[str]] = {
     "info": ["store", "list", "--store", "{store}"],
-    "jobs": ["sql", "SELECT job FROM jobs", "--store", "{store}"],
-    "ops": ["sql", "SELECT count(*) FROM ops", "--store", "{store}"],
+    "jobs": ["store", "sql", "SELECT job FROM jobs", "--store", "{store}"],
+    "ops": ["store", "sql", "SELECT count(*) FROM ops", "--store", "{store}"],
     "windows": ["store", "windows", "live", "--store", "{store}"],
     "incidents": ["store", "incidents", "--store", "{store}"],
     "handle": ["store", "handle", "1", "--note", "mine", "--store", "{store}"],
     "hang": ["hang", "{store}", "--job", "live"],
-    "top": ["top", "live", "--once", "--store", "{store}"],
+    "top": ["store", "top", "live", "--once", "--store", "{store}"],
     "bill": ["bill", "{store}"],
     "whatif": ["whatif", "--job", "live", "--store", "{store}"],
     "check": ["store", "check", "{store}"],

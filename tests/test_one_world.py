@@ -166,7 +166,7 @@ def test_what_only_one_source_can_do_is_refused_in_a_sentence(source: Source, tm
 
 @pytest.mark.slow
 def test_timeline_info_and_the_bare_path(source: Source, tmp_path: Path) -> None:
-    assert run("export", source.slow, "--out", tmp_path / "timeline.json.gz").code == 0
+    assert run("store", "export", source.slow, "--out", tmp_path / "timeline.json.gz").code == 0
     assert run("store", "list", source.slow).code == 0
     assert run(str(source.slow)).out == run("whatif", source.slow).out
 

@@ -71,7 +71,7 @@ def _study(folder: Path) -> Path:
 
 def _sql(folder: Path) -> list[object]:
     assert run("import", SLOW, "--store", folder / "jobs").code == 0
-    return ["sql", "select * from jobs", "--store", folder / "jobs"]
+    return ["store", "sql", "select * from jobs", "--store", folder / "jobs"]
 
 
 def _metrics(folder: Path) -> Path:
@@ -104,7 +104,7 @@ CASES: dict[str, tuple[Callable[[Path], list[object]], ExitCode]] = {
         ExitCode.DONE,
     ),
     "rl": (lambda folder: ["rl", write(folder / "run.jsonl", lines())], ExitCode.DONE),
-    "sql": (_sql, ExitCode.DONE),
+    "store sql": (_sql, ExitCode.DONE),
 }
 
 

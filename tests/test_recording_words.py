@@ -79,11 +79,11 @@ def test_output_into_a_pipe_has_no_blanks_at_ends_of_lines(one_step: Path) -> No
 
 def test_an_export_counts_marked_steps_only(one_step: Path, tmp_path: Path) -> None:
     out = tmp_path / "timeline.json.gz"
-    assert ", 1 of 1 step. Open it" in run("export", one_step, "--out", out).out
-    assert "has none of these steps: it has 3" in run("export", one_step, "--out", out, "--steps", "4").err
+    assert ", 1 of 1 step. Open it" in run("store", "export", one_step, "--out", out).out
+    assert "has none of these steps: it has 3" in run("store", "export", one_step, "--out", out, "--steps", "4").err
     write(tmp_path / "unmarked" / "trace.json", document([launch(0, 1), kernel(GEMM, 10, 90, correlation=1)], world=1))
-    assert " slices. Open it" in run("export", tmp_path / "unmarked", "--out", out).out
-    assert "no step is marked" in run("export", tmp_path / "unmarked", "--out", out, "--steps", "4").err
+    assert " slices. Open it" in run("store", "export", tmp_path / "unmarked", "--out", out).out
+    assert "no step is marked" in run("store", "export", tmp_path / "unmarked", "--out", out, "--steps", "4").err
 
 
 def test_redacted_reports_find_the_same(tmp_path: Path) -> None:

@@ -62,7 +62,9 @@ def test_a_job_is_recorded_though_nobody_changed_its_command(tmp_path: Path) -> 
     assert (stored.name, stored.ranks, stored.steps) == ("4711-0", 2, 5)  # the first step is a warm-up
     known = {"slurm_job_id": "4711", "slurm_job_name": "llama", "slurm_partition": "h100", "label_team": "llm"}
     assert store.load("4711-0").metadata.items() >= known.items()
-    found = run("sql", "SELECT job FROM jobs WHERE metadata->>'label_team' = 'llm'", "--csv", "--store", store.path)
+    found = run(
+        "store", "sql", "SELECT job FROM jobs WHERE metadata->>'label_team' = 'llm'", "--csv", "--store", store.path
+    )
     assert found.out.split() == ["job", "4711-0"]
     registry = CollectorRegistry()
     registry.register(StoreMetrics(remembered(store)))

@@ -1,4 +1,4 @@
-"""`tracekit sql`: a store answers one SELECT, and the query reaches nothing else."""
+"""`tracekit store sql`: a store answers one SELECT, and the query reaches nothing else."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_ops_are_those_of_the_traces(store: Store) -> None:
     ],
 )
 def test_a_time_that_cannot_be_shown_is_one_clear_error_and_its_text_can(time: str, store: Store) -> None:
-    found = run("sql", f"SELECT {time} AS t", "--store", store.path)
+    found = run("store", "sql", f"SELECT {time} AS t", "--store", store.path)
     assert (found.code, found.out, found.err.count("\n")) == (2, "", 1)
     assert found.err.startswith("tracekit: t: has infinite times")
     assert rows_of(store, f"SELECT ({time})::VARCHAR AS t").height == 1
@@ -96,7 +96,7 @@ def test_lists_of_tables_show_what_the_documentation_names(store: Store) -> None
 def test_ctrl_c_ends_a_query(store: Store) -> None:
     """The sum of 10^13 products, in whatever of DuckDB's threads the signal arrives."""
     endless = "SELECT sum(a.range * b.range) FROM range(10000000) AS a, range(1000000) AS b"
-    command = [sys.executable, "-m", "tracekit", "sql", endless, "--store", str(store.path)]
+    command = [sys.executable, "-m", "tracekit", "store", "sql", endless, "--store", str(store.path)]
     for more_cpu_s in (0.5, 1.5):
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as asked:
             proc = Path("/proc", str(asked.pid))
@@ -160,7 +160,7 @@ def test_a_query_that_is_not_one_select_over_the_store_is_one_clear_error(
     secret, out = tmp_path / "secret.csv", tmp_path / "out"
     secret.write_text("password\nhunter2\n")
     before = {path: path.read_bytes() for path in store.path.rglob("*") if path.is_file()}
-    ran = run("sql", query.format(secret=secret, out=out), "--store", store.path)
+    ran = run("store", "sql", query.format(secret=secret, out=out), "--store", store.path)
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.startswith("tracekit: ")
     assert ran.err.count("\n") == 1
@@ -172,7 +172,7 @@ def test_a_query_that_is_not_one_select_over_the_store_is_one_clear_error(
 def test_every_format_has_the_same_rows(store: Store, tmp_path: Path) -> None:
     query = "SELECT job, cause_hosts, slowdown FROM windows ORDER BY ALL"
     rows = rows_of(store, query)
-    words = ("sql", query, "--store", store.path)
+    words = ("store", "sql", query, "--store", store.path)
     assert json.loads(run(*words, "--json").out) == rows.to_dicts()
     csv = pl.read_csv(io.StringIO(run(*words, "--csv").out))
     assert csv["job"].to_list() == rows["job"].to_list()
@@ -186,11 +186,11 @@ def test_every_format_has_the_same_rows(store: Store, tmp_path: Path) -> None:
 def test_a_join_and_types_that_polars_lacks_can_be_printed(store: Store, tmp_path: Path) -> None:
     query = """SELECT 1 AS one, 2 AS one, INTERVAL 1 DAY AS day, [INTERVAL 1 DAY] AS days, '101'::BIT AS bits,
         'x'::BLOB AS bytes, union_value(a := 1) AS either FROM jobs JOIN findings USING (job)"""
-    printed = run("sql", query, "--json", "--store", store.path)
+    printed = run("store", "sql", query, "--json", "--store", store.path)
     row = {"one": 1, "one_1": 2, "day": "1 day", "days": "[1 day]", "bits": "101", "bytes": "x", "either": "1"}
     assert json.loads(printed.out) == [row]
     for words in ([], ["--csv"], ["--parquet", tmp_path / "rows.parquet"]):
-        assert run("sql", query, *words, "--store", store.path).code == 0
+        assert run("store", "sql", query, *words, "--store", store.path).code == 0
     both = rows_of(store, "SELECT * FROM jobs JOIN findings ON jobs.job = findings.job")
     assert both["job"].to_list() == both["job_1"].to_list() == ["slow-worker"]
 
@@ -198,7 +198,7 @@ def test_a_join_and_types_that_polars_lacks_can_be_printed(store: Store, tmp_pat
 def test_a_file_of_somebody_else_is_not_replaced(store: Store, tmp_path: Path) -> None:
     theirs = tmp_path / "theirs.parquet"
     pl.DataFrame({"a": [1]}).write_parquet(theirs)
-    assert run("sql", "SELECT 1", "--store", store.path, "--parquet", theirs).code == 2
+    assert run("store", "sql", "SELECT 1", "--store", store.path, "--parquet", theirs).code == 2
     assert pl.read_parquet(theirs).columns == ["a"]
 
 
@@ -206,7 +206,7 @@ def test_names_cannot_leave_the_table(tmp_path: Path) -> None:
     job = load(str(SAMPLES / "healthy.parquet"))
     made = Store(tmp_path / "a store")
     made.append(Incoming(job.trace, "=1+1\x1b[31m'; DROP", "a sample"))
-    words = ("sql", "SELECT job FROM ops GROUP BY job", "--store", made.path)
+    words = ("store", "sql", "SELECT job FROM ops GROUP BY job", "--store", made.path)
     assert "\x1b" not in run(*words).out
     assert "'=1+1" in run(*words, "--csv").out
     assert json.loads(run(*words, "--json").out) == [{"job": "=1+1\x1b[31m'; DROP"}]
@@ -217,7 +217,7 @@ def test_pruned_ops_and_lost_files_are_said(store: Store, tmp_path: Path) -> Non
     made = Store(tmp_path / "a store")
     made.append(Incoming(job.trace, "healthy", "a sample"))
     (made.path / "jobs" / "1" / "0.parquet").write_bytes(b"PAR1")
-    lost = run("sql", "FROM ops", "--store", made.path)
+    lost = run("store", "sql", "FROM ops", "--store", made.path)
     assert lost.code == 2
     assert "store repair" in lost.err
     assert run("store", "prune", "--max-size", "0", "--store", made.path).code == 0

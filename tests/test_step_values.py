@@ -48,7 +48,7 @@ def test_steps_without_tokens_are_in_no_rate(tmp_path: Path) -> None:
     gated = json.loads(run("gate", path, "--baseline", path, "--noise", "1%", "--json").out)
     assert gated["notes"] == ["2 tokens a second before, 2 after (+0.0%)"]
     store.append(Incoming(trace, "some", "file", job.stored()))
-    assert "Tokens/s 2 " in " ".join(run("top", "--store", store.path, "--once").out.split())
+    assert "Tokens/s 2 " in " ".join(run("store", "top", "--store", store.path, "--once").out.split())
     silent = slow_trace((3, 4), name="some", step_starts={3: 1.7e9 + 60, 4: 1.7e9 + 80})
     store.append(Incoming(silent, "some", "file", PipelineJob(silent).stored()))
     with store.reading() as catalogue:

@@ -117,7 +117,7 @@ def test_an_op_trace_is_stored_listed_exported_and_asked_again(tmp_path: Path) -
     assert (row["slowdown"], row["lost_gpu_hours"]) == (pytest.approx(6.5 / 3), pytest.approx(18 / 3600))
     assert "two ranks" in run("store", "list", "--store", path).out
     assert "Ranks   2" in run("store", "list", "--store", path, "--job", "two ranks").out
-    assert run("export", "--store", path, "--out", tmp_path / "again.parquet").code == 0
+    assert run("store", "export", "--store", path, "--out", tmp_path / "again.parquet").code == 0
     assert run("whatif", tmp_path / "again.parquet", *asked).out == of_file.out
 
 

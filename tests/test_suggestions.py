@@ -68,11 +68,12 @@ TYPED = [
     ("whatif", "--store", "without catalogue.store"),
     ("store", "prune", "--store", "old one.duckdb", "--older-than", "1d"),
     ("dashboard", TRACE, STORE),
-    ("dashboard", "no such.store"),
-    ("top", "--once", "--store", TRACE),
+    ("store", "top", "--once", "--store", TRACE),
     *(
         (*command, thing)
-        for command in (["whatif"], ["import"], ["store", "list"], ["export"], ["culprits"], ["compare"], ["hang"])
+        for command in (
+            ["whatif"], ["import"], ["store", "list"], ["store", "export"], ["culprits"], ["compare"], ["hang"],
+        )
         for thing in (
             STORE, STUDY, "my dumps", "my dumps/nccl_trace_rank_0", "my traces", "train it.py", "sizes of it.yaml",
             "report of it.json", "notes of it.txt", "empty folder", "table of it.parquet",
@@ -166,8 +167,9 @@ def test_what_a_command_suggests_works_as_printed(folder: Path) -> None:
 def test_the_test_finds_suggestions_in_each_form(folder: Path) -> None:
     shown = run("whatif", TRACE).out
     assert suggested(shown) == [
-        f"tracekit export {shlex.quote(TRACE)} --steps 0 --out timeline.json.gz",
+        f"tracekit store export {shlex.quote(TRACE)} --steps 0 --out timeline.json.gz",
         f"tracekit whatif {shlex.quote(TRACE)} --full",
+        f"tracekit open {shlex.quote(TRACE)}",
     ]
     assert suggested(run("import", TRACE, "--store", "forms.store").out) == [
         f"tracekit whatif --store forms.store --job {shlex.quote(JOB)}"

@@ -188,7 +188,7 @@ def test_the_commands_take_a_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for arguments in (
         ["whatif", "ms.parquet", "--json"],
         ["store", "list", "ms.parquet"],
-        ["export", "ms.parquet", "--out", "out.json.gz"],
+        ["store", "export", "ms.parquet", "--out", "out.json.gz"],
         ["import", "ms.parquet", "--store", "jobs.duckdb"],
     ):
         assert "--unit ms" in error(*arguments)

@@ -12,13 +12,11 @@ from collections.abc import Callable
 from importlib.util import find_spec
 
 import tracekit
+from tracekit.base.memory import collect_seldom
 from tracekit.base.stderr import open_stderr, say
 
 EXIT_INTERRUPTED = 130
 EXIT_BAD_INPUT = 2
-#: Run Python's garbage collector after this many new objects. The default, 700, makes imports a tenth slower for
-#: nothing; a report of a small job makes 100,000 objects, hardly any of them in cycles.
-NEW_OBJECTS = 500_000
 
 
 def main() -> None:
@@ -30,7 +28,7 @@ def main() -> None:
             "pip uninstall tracekit, then pip install --force-reinstall tracekit-analysis"
         )
         sys.exit(EXIT_BAD_INPUT)
-    gc.set_threshold(NEW_OBJECTS)
+    collect_seldom()
     try:
         _command_line()()
     except KeyboardInterrupt:

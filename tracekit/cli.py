@@ -30,41 +30,45 @@ _GROUPS = {
     "Record": {
         "collect": ("tracekit.collectors.launch.command", "Record the steps of a training command, unmodified."),
         "attach": ("tracekit.commands.attach", "Record a few steps of a job that is already running."),
+        "import": ("tracekit.commands.importing", "Put traces of any format into a store."),
+        "synth": ("tracekit.commands.synth", "Simulate a job, or many, with known stragglers."),
         "passport": ("tracekit.commands.passport", "Measure a GPU, for `whatif --gpu`."),
         "doctor": ("tracekit.commands.doctor", "Check whether `collect` works on this machine."),
-        "import": ("tracekit.commands.importing", "Put traces of any format into a store."),
     },
-    "Analyse": {
+    "Ask": {
         "whatif": ("tracekit.commands.whatif", "Who slows the job down, why, and what each fix saves."),
-        "optimize": ("tracekit.commands.optimize", "The best plan that fits, with the bound that proves it."),
+        "watch": ("tracekit.commands.watch", "Analyse a running job window by window."),
+        "hang": ("tracekit.commands.hang", "Which rank a hung job waits for."),
+        "culprits": ("tracekit.commands.culprits", "Nodes that hold a job up, for scripts."),
         "compare": ("tracekit.commands.compare_command", "What changed from one run to another."),
         "gate": ("tracekit.commands.gate_command", "Fail if a run is slower than a baseline, beyond noise."),
-        "experts": ("tracekit.commands.experts", "Where to place experts, by the tokens that they get."),
-        "hang": ("tracekit.commands.hang", "Which rank a hung job waits for."),
-        "metrics": ("tracekit.commands.metrics", "Whether clocks, links, CPU pressure confirm a culprit."),
-        "rl": ("tracekit.commands.rl_command", "Where a step of RL post-training goes."),
         "bill": ("tracekit.commands.bill", "What every hour of a run went to, and what it cost."),
-        "culprits": ("tracekit.commands.culprits", "Nodes that hold a job up, for scripts."),
-        "export": ("tracekit.commands.export", "Write timelines for ui.perfetto.dev."),
-        "open": ("tracekit.commands.door", "Open a trace, store or study, or a demo, in the browser."),
+        "fleet": ("tracekit.commands.fleet", "Study many jobs: what is lost, and to what."),
+        "metrics": ("tracekit.commands.metrics", "Whether clocks, links, CPU pressure confirm a culprit; alerts."),
+        "optimize": ("tracekit.commands.optimize", "The best plan that fits, with the bound that proves it."),
+        "experts": ("tracekit.commands.experts", "Where to place experts, by the tokens that they get."),
+        "rl": ("tracekit.commands.rl_command", "Where a step of RL post-training goes."),
         "mcp": ("tracekit.commands.mcp", "Answer an agent's questions (MCP server)."),
     },
-    "Live": {
-        "watch": ("tracekit.commands.watch", "Analyse a running job window by window."),
-        "top": ("tracekit.commands.top", "Show a running job in the terminal."),
-        "alerts": ("tracekit.commands.alerts", "Write rules for Prometheus, a dashboard for Grafana."),
-    },
-    "Fleet": {"fleet": ("tracekit.commands.fleet", "Study many jobs: what is lost, and to what.")},
-    "Store": {
-        "dashboard": ("tracekit.dashboards.browser.web.command", "Serve the dashboard of a store or of traces."),
-        "store": ("tracekit.commands.store", "List what a path holds; check, repair, prune a store."),
-        "sql": ("tracekit.commands.sql", "Ask a store in SQL."),
-    },
-    "Try": {
-        "synth": ("tracekit.commands.synth", "Simulate a job, or many, with known stragglers."),
+    "Open": {
+        "open": ("tracekit.commands.door", "Open a trace, store or study, or a demo, in the browser."),
+        "dashboard": ("tracekit.dashboards.browser.web.command", "Serve the dashboard to others."),
+        "store": ("tracekit.commands.store", "List, query, export what a path holds; keep a store."),
     },
 }
+#: Commands that are part of a group now.
+_MOVED = {"alerts": "metrics alerts", "export": "store export", "sql": "store sql", "top": "store top"}
 _HOMES = {name: home for group in _GROUPS.values() for name, (home, _) in group.items()}
+_HELP = """\b
+Record  tracekit collect --out job.parquet -- torchrun train.py
+Ask     tracekit whatif job.parquet
+Open    tracekit open job.parquet
+
+Finds out what slows a large training job down, who causes it, and what each fix saves.
+
+PATH is a trace, a folder of torch.profiler, dumps of a hung job, a log of RL post-training, a store or a study:
+tracekit finds out which.
+"""
 
 #: The commands that start other people's processes, which must find the environment as it was.
 _STARTS_OTHERS = ("collect", "doctor")
@@ -159,6 +163,8 @@ class _Commands(click.Group):
         if args[0] not in _HOMES and not args[0].startswith("-"):
             from tracekit.commands import door
 
+            if args[0] in _MOVED:
+                raise click.UsageError(f"`tracekit {args[0]}` is `tracekit {_MOVED[args[0]]}` now", ctx)
             if not door.looks_like_path(args[0]):
                 raise click.UsageError(door.nearest_command(args[0], _HOMES), ctx)
             args = [*door.arguments_for(args[0]), *args[1:]]
@@ -179,14 +185,11 @@ class _Commands(click.Group):
     cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"]},
     subcommand_metavar="PATH | COMMAND [ARGS]...",
+    help=_HELP,
 )
 @click.version_option(__version__, prog_name="tracekit")
 def commands() -> None:
-    """Find out what slows a large training job down, who causes it, and what each fix saves.
-
-    PATH is a trace, a folder of torch.profiler, dumps of a hung job, a log of RL post-training, a store or a study:
-    tracekit finds out which.
-    """
+    """All commands."""
 
 
 def _analyse(trace: Trace) -> Findings | Unanalysed:

@@ -25,7 +25,7 @@ from tracekit.analysis.numeric.means import (
     slowdown_by_step,
 )
 from tracekit.base.errors import SelectionError
-from tracekit.base.text import counted, listed, ranks_text, seconds, three_digits
+from tracekit.base.text import counted, did_you_mean, listed, ranks_text, seconds, three_digits
 
 #: Version of the JSON object; it increases whenever readers of the last version could break.
 GATE_VERSION = 1
@@ -180,7 +180,8 @@ def judge(
     in_any_run = list(dict.fromkeys(part for side in sides for part in side.parts))
     names = [STEP, *dict.fromkeys(part.name for part in in_any_run)]
     if unknown := {*parts} - {*names}:
-        raise SelectionError(f"no part is called {listed(sorted(unknown))}; there are {listed(names)}")
+        meant = did_you_mean(min(unknown), names)
+        raise SelectionError(f"no part is called {listed(sorted(unknown))}; there are {listed(names)}{meant}")
     step_s = [float(side.step_s.mean()) for side in sides]
 
     def counts(part: SpentPart) -> bool:

@@ -87,7 +87,7 @@ class HostBound(Detector):
             AddTime(-idle_s),
             bound=True,
             title="The GPUs are idle",
-            next_check="a timeline of the hosts' threads while the GPUs are idle (`tracekit export`); py-spy",
+            next_check="a timeline of the hosts' threads while the GPUs are idle (`tracekit store export`); py-spy",
             suggested_fix=(
                 "see to what the hosts do meanwhile, as the other findings price it; launch fewer and larger kernels"
                 " (torch.compile, CUDA graphs) or give the data loader more workers"

@@ -17,7 +17,7 @@ class Unexplained(Detector):
     kind = "unexplained"
     title = "Slow for a reason tracekit does not know"
     signature = "S of at least 1.1, or more than noise makes of it, and none of the known signatures"
-    next_check = "by_kind and the worker map; a timeline of the slowest step (`tracekit export`)"
+    next_check = "by_kind and the worker map; a timeline of the slowest step (`tracekit store export`)"
 
 
 class Healthy(Detector):

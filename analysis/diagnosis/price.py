@@ -24,7 +24,7 @@ from tracekit.analysis.evidence.unprofiled_steps import saves_step, unprofiled_s
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.base.errors import SelectionError
-from tracekit.base.text import seconds
+from tracekit.base.text import did_you_mean, seconds
 from tracekit.report.finding import Place
 
 #: Leave out fixes that save less than this share of the step.
@@ -87,7 +87,9 @@ def fix_named(fixes: Sequence[PricedFix], name: str) -> PricedFix:
     at = int(number) if re.fullmatch(r"\d{1,9}", number) else 0 if number else 1
     if not 0 < at <= len(of_kind) or of_kind[at - 1].change is None:
         there = sorted({str(fix.kind) for fix in fixes if fix.change is not None})
-        raise SelectionError(f"fix={name:.80}: the job has no such fix; it has {', '.join(there) or 'none'}")
+        raise SelectionError(
+            f"fix={name:.80}: the job has no such fix; it has {', '.join(there) or 'none'}{did_you_mean(kind, there)}"
+        )
     return of_kind[at - 1]
 
 

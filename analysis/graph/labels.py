@@ -15,7 +15,7 @@ from msgspec import Struct
 from tracekit.analysis.graph.compiled import CompiledGraph
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.base.errors import SelectionError
-from tracekit.base.text import listed, ranks_text
+from tracekit.base.text import did_you_mean, listed, ranks_text
 
 Mask = npt.NDArray[np.bool_]
 #: The value of a label: a number or a name.
@@ -110,7 +110,9 @@ class LabelledGraph(Protocol):
 
 def unknown_label(name: str, names: Iterable[str]) -> SelectionError:
     """The error for a label that no op of the job has."""
-    return SelectionError(f"{name!r:.80} is not a label of this job; it has {', '.join(names)}")
+    labels = list(names)
+    meant = did_you_mean(name, labels)
+    return SelectionError(f"{name!r:.80} is not a label of this job; it has {', '.join(labels)}{meant}")
 
 
 def label_values(graph: LabelledGraph, name: str) -> list[Value]:

@@ -27,6 +27,7 @@ from tracekit.analysis.graph.labels import (
 from tracekit.analysis.replay.costs import Durations
 from tracekit.base.errors import SelectionError
 from tracekit.base.patterns import search
+from tracekit.base.text import did_you_mean
 from tracekit.base.time_limit import check_time
 from tracekit.trace.model import OpKind, Worker
 
@@ -109,10 +110,12 @@ class Labelled(Selection, frozen=True):
         if (label.names is not None and unknown) or not (
             numbers or any(isinstance(value, wanted) for value in self.values)
         ):
-            values = shown_values(label_values(context.graph, context.written(self.label)))
+            values = label_values(context.graph, context.written(self.label))
             article = "an" if self.label[:1] in set("aeio") else "a"
             first = min(map(str, unknown or self.values))
-            raise SelectionError(f"{first!r:.80} is not {article} {self.label} of this job; it has {values}")
+            meant = did_you_mean(first, map(str, values))
+            shown = shown_values(values)
+            raise SelectionError(f"{first!r:.80} is not {article} {self.label} of this job; it has {shown}{meant}")
         return label.within(numbers) if numbers else label.where(self.values)
 
 

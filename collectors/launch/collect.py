@@ -60,8 +60,8 @@ Analyse = Callable[[Trace], Findings | Unanalysed]
 
 @dataclass(frozen=True, slots=True)
 class CollectOptions:
-    """The command and the data to keep. `keep_bytes`: maximum size of a rank's segments; 0 keeps all. `buckets`: as in
-    `RuntimeOptions`.
+    """The command and the data to keep. `keep_bytes`: maximum size of a rank's segments; 0 keeps all. `buckets`,
+    `stacks`: as in `RuntimeOptions`.
 
     `segments`: where ranks write, shared by the nodes of a run; None makes a temporary folder. `store` None is the
     default store, `keep_in_store` False leaves it alone. `nccl`: mask of the events NCCL is to report, None for none.
@@ -80,6 +80,7 @@ class CollectOptions:
     schedule: RecordingSchedule = field(default_factory=RecordingSchedule)
     keep_bytes: int = 0
     buckets: bool = False
+    stacks: bool = True
     nccl: int | None = None
     hang_after_s: float = 0.0
     stop_on_hang: bool = False
@@ -125,6 +126,7 @@ def collect(options: CollectOptions) -> CollectSummary:
         **asdict(options.schedule),
         keep_bytes=options.keep_bytes,
         buckets=options.buckets,
+        stacks=options.stacks,
         hang_after_s=options.hang_after_s,
         profiler_folder="" if options.profiler is None else str(options.profiler.absolute()),
         profiler_steps=0 if options.profiler is None else options.profiler_steps,

@@ -11,6 +11,7 @@ import click
 
 from tracekit.base.command_line import command
 from tracekit.base.errors import SelectionError
+from tracekit.base.option_sections import SectionedCommand
 from tracekit.base.stderr import say
 from tracekit.base.text import printable, ranks_text, short
 from tracekit.collectors.launch.live import WatchOptions, watch_options
@@ -24,6 +25,17 @@ if TYPE_CHECKING:
 #: Hang detection of watched jobs, unless set otherwise, seconds.
 LIVE_HANG_AFTER_S = 300.0
 _PATH = click.Path(path_type=Path)
+
+
+#: The options of --help by section.
+_SECTIONS = {
+    "Where the recording goes": ("out", "store", "no_store", "name", "segments", "keep", "as_json"),
+    "What is recorded": ("steps", "every", "length", "idle", "buckets", "stacks", "nccl", "profiler", "profiler_steps",
+                         "overhead"),
+    "Sizes that cannot be found": ("dp", "pp", "tp", "vpp"),
+    "Hangs": ("hang_after", "on_hang"),
+    "While the job runs": ("live", *WatchOptions.__slots__),
+}  # fmt: skip
 
 
 class Parsed(click.ParamType[Any]):
@@ -46,7 +58,12 @@ def _mask(text: str) -> int:
     return parse_mask(text)
 
 
-@click.command("collect", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command(
+    "collect",
+    cls=SectionedCommand,
+    sections=_SECTIONS,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--out", type=_PATH, help="Also write the trace to this Parquet file.")
 @click.option("--store", type=_PATH, help="Store [default: $TRACEKIT_STORE, else ./tracekit.store].")
@@ -67,6 +84,12 @@ def _mask(text: str) -> int:
     help="Keep at most this much of each rank's segments, such as 2GB; the oldest go.",
 )
 @click.option("--buckets", is_flag=True, help="On CPUs, record each bucket of gradients, for `tracekit optimize`.")
+@click.option(
+    "--stacks/--no-stacks",
+    default=True,
+    envvar="TRACEKIT_STACKS",
+    help="Let a watch ask which line of code a slow rank is at [default: yes, or $TRACEKIT_STACKS].",
+)
 @click.option("--dp", type=click.IntRange(min=1), help="Data-parallel size, if it cannot be found.")
 @click.option("--pp", type=click.IntRange(min=1), help="Pipeline-parallel size, if it cannot be found.")
 @click.option("--tp", type=click.IntRange(min=1), help="Tensor-parallel size, if it cannot be found.")
@@ -125,6 +148,7 @@ def collect_command(
     idle: bool,
     keep: int | None,
     buckets: bool,
+    stacks: bool,
     dp: int | None,
     pp: int | None,
     tp: int | None,
@@ -168,6 +192,7 @@ def collect_command(
                 schedule=schedule,
                 keep_bytes=keep or 0,
                 buckets=buckets,
+                stacks=stacks,
                 nccl=nccl,
                 hang_after_s=hang_after,
                 stop_on_hang=on_hang == "stop",

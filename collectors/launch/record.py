@@ -75,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SIZE",
         help="keep at most this much of each rank's segments on disk, such as 2GB; the oldest are deleted",
     )
+    collect.add_argument("--no-stacks", action="store_true", help="never say which line of code a slow rank is at")
     collect.add_argument("--name", help="how `tracekit attach` finds the job [default: script]")
     attach = commands.add_parser("attach", help="record a few steps of a job that `tracekit collect` launched")
     attach.set_defaults(run=_attach)
@@ -106,7 +107,7 @@ def _collect(parsed: argparse.Namespace) -> int:
     schedule = schedule_options(parsed.steps, parsed.every, parsed.length, idle=parsed.idle, overhead=False)
     hold()
     try:
-        options = RuntimeOptions(**asdict(schedule), keep_bytes=parsed.keep)
+        options = RuntimeOptions(**asdict(schedule), keep_bytes=parsed.keep, stacks=not parsed.no_stacks)
         directory = (parsed.segments or Path(f"tracekit-{datetime.now():%Y%m%d-%H%M%S}")).absolute()
         environment = prepare_run(directory, options, parsed.command)
         launched = run_command(parsed.command, environment, directory, {}, parsed.name or script_name(parsed.command))

@@ -185,7 +185,11 @@ def _start(rank: int, world_size: int) -> Any:
     recorder = Recorder(directory, rank, attempt, options)
     session = Session(recorder, options, rank=rank, world_size=world_size, attempt=attempt)
     apply = functools.partial(setattr, session, "schedule")
-    recorder.between = Control(directory.parent, apply, recorder.first_of_all_ranks).look
+    recorder.between.append(Control(directory.parent, apply, recorder.first_of_all_ranks).look)
+    if options.stacks:
+        from .stack_samples import StackSampler
+
+        recorder.between.append(StackSampler(session, directory).look)
     session.start()  # raises if the process may start no more threads: then no hooks are installed either
     try:
         install_hooks(session)

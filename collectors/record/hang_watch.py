@@ -30,6 +30,7 @@ import torch.distributed as dist
 from .plain_pickle import load_plain
 from .session import Session
 from .small_file import create, read_small, write_whole
+from .stack_samples import stack_of
 from .wire_format import (
     HANG_DUMP,
     HANG_FOLDER,
@@ -199,7 +200,7 @@ class HangWatch:
                 config[name] = {**same, "name": name, "desc": description}
         dump["pg_config"] = config
         dump["entries"] = [*dump.get("entries", [])[-ENTRIES:], *self._transfers_waited_for(dump)]
-        stack = self._stack()
+        stack = stack_of(self._main or 0)
         dump["tracekit"] = {
             "rank": self._session.rank,
             "host": socket.gethostname(),
@@ -232,15 +233,6 @@ class HangWatch:
                 }
             )
         return entries
-
-    def _stack(self) -> list[tuple[Any, int]]:
-        """Code and line of the main thread's frames, innermost first."""
-        frame = sys._current_frames().get(self._main or 0)  # noqa: SLF001  there is no public way
-        frames: list[tuple[Any, int]] = []
-        while frame is not None and len(frames) < 64:
-            frames.append((frame.f_code, frame.f_lineno))
-            frame = frame.f_back
-        return [(code, line) for code, line in frames if _OWN_FILES not in code.co_filename]
 
 
 def _joined(dumps: list[dict[str, Any]]) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class Recorder:
     """Writes the records of one rank. `add` keeps one. `off`: why it stopped, if it has. `bounded`: whether its size on
     disk is limited.
 
-    `between`: called on the writer's thread several times a second.
+    `between`: called on the writer's thread several times a second; one that raises is dropped.
     """
 
     def __init__(self, directory: Path, rank: int, attempt: int, options: RuntimeOptions) -> None:
@@ -56,7 +56,7 @@ class Recorder:
         if self.bounded:
             self._per_segment = max(1, (options.keep_bytes // RING_SEGMENTS - HEADER.size) // RECORD.size)
         self._sealed: deque[Path] = deque()
-        self.between: Callable[[], None] | None = None
+        self.between: list[Callable[[], None]] = []
         self.ring = open_ring(rank, attempt, options.ring_capacity)
         self.add: Callable[[Record], None] = self.ring.add
         self._facts: deque[str] = deque()
@@ -135,13 +135,12 @@ class Recorder:
                     file.close()
 
     def _do_between(self) -> None:
-        if self.between is None:
-            return
-        try:
-            self.between()
-        except Exception as error:
-            self.between = None
-            warn(f"rank {self._rank}: {type(error).__name__}: {error!s:.200}; recording continues as before")
+        for look in list(self.between):
+            try:
+                look()
+            except Exception as error:
+                self.between.remove(look)
+                warn(f"rank {self._rank}: {type(error).__name__}: {error!s:.200}; recording continues as before")
 
     def _drain(self) -> None:
         while batch := self.ring.take(self._per_segment - self._in_segment):

@@ -46,6 +46,11 @@ LAST_WORDS_SUFFIX = ".last"
 HANG_REQUEST = "hang-request"
 HANG_FOLDER = re.compile(r"hang-\d+")
 HANG_DUMP = "rank_{rank}.json"
+#: The file with which a watch asks ranks of an attempt where their training threads are, a `StackRequest` as JSON, and
+#: the answer of a rank.
+STACK_REQUEST, STACK_SAMPLES_SUFFIX = "stack-request", ".lines"
+#: Limits of a request: samples, and seconds in which they are taken.
+MOST_STACK_SAMPLES, MOST_STACK_SECONDS = 1000, 60.0
 #: The file in a run directory that sets which steps are recorded from now on: a `RecordingSchedule` as JSON.
 CONTROL_FILE = "control.json"
 #: JSON lines with samples of the state of a rank's GPU, and of its host.
@@ -124,6 +129,24 @@ class RecordingSchedule:
         return cls(**content)
 
 
+@dataclass(frozen=True)
+class StackRequest:
+    """A request of `samples` of the stacks of these ranks, evenly over `seconds`; `id` tells it from earlier ones."""
+
+    id: int
+    ranks: tuple[int, ...]
+    samples: int
+    seconds: float
+
+    @classmethod
+    def parse(cls, content: bytes) -> StackRequest:
+        """The request in a file. Raises ValueError for anything else, TypeError for other fields."""
+        request = cls(**json.loads(content))
+        if not (0 < request.samples <= MOST_STACK_SAMPLES and 0 < request.seconds <= MOST_STACK_SECONDS):
+            raise ValueError(f"{request.samples} samples in {request.seconds} s; expected fewer")
+        return request
+
+
 #: Records nothing until a user requests it.
 IDLE = RecordingSchedule(first_step=1, last_step=1)
 
@@ -137,6 +160,7 @@ class RuntimeOptions(RecordingSchedule):
     ranks' state; 0: never. `profiler_steps`: how many steps torch.profiler records, from `first_step` on, into
     `profiler_folder`; 0: none. `keep_bytes`: size limit of a rank's segments, of which the oldest are deleted; 0: no
     limit. `buckets`: record each bucket of a reducer on the host.
+    `stacks`: a watch may ask where the training thread is.
     """
 
     ring_capacity: int = RING_CAPACITY
@@ -148,6 +172,7 @@ class RuntimeOptions(RecordingSchedule):
     profiler_steps: int = 0
     keep_bytes: int = 0
     buckets: bool = False
+    stacks: bool = False
 
     @property
     def schedule(self) -> RecordingSchedule:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from tracekit.base.contained import Contained
 from tracekit.base.errors import FormatError, UnsafeFileError
+from tracekit.base.stderr import advance
 from tracekit.collectors.record.small_file import open_to_read
 from tracekit.collectors.record.wire_format import HEADER, LEFT_OVER_SEGMENT, RECORD, SEALED_SUFFIX
 from tracekit.collectors.run_directory.facts import FactParser
@@ -77,7 +78,10 @@ class AttemptFollower:
         """
         notices = []
         self.grew = False
-        for entry, file in self._listed():
+        listed = self._listed()
+        for number, (entry, file) in enumerate(listed):
+            if self.over:
+                advance("reading what the ranks recorded", number, len(listed), "files")
             if (rank := self.ranks.get(file.rank)) is None:
                 rank = self.ranks[file.rank] = FollowedRank(file.rank, self.over)
             if rank.bad is not None or (rank.trouble is not None and now_s < rank.trouble.again_s):

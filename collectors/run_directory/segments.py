@@ -159,17 +159,19 @@ def records_in(content: bytes, path: Path | str, *, has_header: bool = True) -> 
 @dataclass(frozen=True, slots=True)
 class LaunchedRun:
     """The launcher's file about a run. `first_step`: the first step that belongs in the trace. `started_ns`,
-    `ended_ns`: of the command, by the wall clock; None if it does not say so.
+    `ended_ns`: of the command, by the wall clock; None if it does not say so. `stacks`: a watch may ask for stacks.
     """
 
     command: tuple[str, ...]
     first_step: int
     started_ns: int | None = None
     ended_ns: int | None = None
+    stacks: bool = False
 
 
 class _Options(msgspec.Struct):
     first_step: Annotated[int, msgspec.Meta(ge=0, lt=_LARGEST_STEP)]
+    stacks: bool = False
 
 
 #: A time of the wall clock.
@@ -192,7 +194,8 @@ def read_run(directory: Path) -> LaunchedRun:
         content = msgspec.json.decode(read_small(path, RUN_FILE_BYTES), type=_RunFile)
     except (OSError, ValueError, RecursionError) as error:
         raise FormatError(f"{path}: damaged or unreadable ({error!s:.200}); record the run again") from None
-    return LaunchedRun(content.command, content.options.first_step, content.started_ns, content.ended_ns)
+    options = content.options
+    return LaunchedRun(content.command, options.first_step, content.started_ns, content.ended_ns, options.stacks)
 
 
 def is_run_directory(path: str | os.PathLike[str]) -> bool:

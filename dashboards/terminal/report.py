@@ -7,11 +7,13 @@ comes from the report.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from tracekit.base.command_line import command
 from tracekit.base.text import short
 from tracekit.dashboards.run_words import first_line
 from tracekit.dashboards.terminal.colours import BAD, UNSURE, VERDICT_STYLE
@@ -31,17 +33,19 @@ def print_report(
     console: Console,
     *,
     source: str | None = None,
+    path: Path | None = None,
     full: bool = False,
     explain: bool = False,
     gpu_hour: float | None = None,
 ) -> None:
     """Print the answer, and with `full` all evidence behind it.
 
-    `source`: the job as arguments of a command, for the suggested next commands. `explain`: show how each number of the
+    `source`: the job as arguments of a command, for the suggested next commands; `path`: what a browser opens, None if
+    it cannot. `explain`: show how each number of the
     answer was computed. `gpu_hour`: the price of a GPU-hour, in any currency.
     """
     losses = bool(report.verdict.losses)
-    commands = list(_commands(report, source, full)) if source is not None else []
+    commands = list(_commands(report, source, path, full)) if source is not None else []
     lines = (_SCREEN if report.by_worker else _PLAIN_SCREEN) - len(commands) - 1
     answers = [_answer(report, gpu_hour, most, full=full) for most in range(MOST_CAUSES, -1, -1)]
     heights = [len(console.render_lines(answer)) for answer in answers]
@@ -67,10 +71,10 @@ def print_report(
     if source is not None:
         if full or (losses and (pictures or not (asked or explain))):
             console.print()
-        for number, (command, purpose) in enumerate(commands):
+        for number, (line, purpose) in enumerate(commands):
             name = "       " if number else "Next   "
-            fits = len(name) + len(command) + len(purpose) + 4 <= console.width
-            words = f"{command}  # {purpose}" if fits else command
+            fits = len(name) + len(line) + len(purpose) + 4 <= console.width
+            words = f"{line}  # {purpose}" if fits else line
             console.print(Text.assemble((name, "bold"), words), soft_wrap=True)  # on one line, for copying
 
 
@@ -106,12 +110,14 @@ def _answer(report: Report, gpu_hour: float | None, most_causes: int, *, full: b
     return Group(job, *gap, headline, *gap, labelled(rows))
 
 
-def _commands(report: Report, source: str, full: bool) -> Iterator[tuple[str, str]]:
-    """The commands to type next, and what for: a look at the worst step, and the whole report."""
+def _commands(report: Report, source: str, path: Path | None, full: bool) -> Iterator[tuple[str, str]]:
+    """The commands to type next, and what for: a look at the worst step, the whole report, the browser."""
     job = f"{source} " if source else ""  # none: the newest job of the default store
     if report.verdict.losses and report.by_worker:
         worst = worst_step(report).step
         out = f"step-{worst}.json.gz" if source.endswith("timeline.json.gz") else "timeline.json.gz"
-        yield f"tracekit export {job}--steps {worst} --out {out}", "that step, for ui.perfetto.dev"
+        yield f"tracekit store export {job}--steps {worst} --out {out}", "that step, for ui.perfetto.dev"
     if not full:
         yield f"tracekit whatif {job}--full", "what the answer rests on"
+    if path is not None:
+        yield command("open", path), "all of it in the browser"

@@ -8,7 +8,7 @@ node=${SLURMD_NODENAME:-$(hostname -s)}
 query="SELECT coalesce(string_agg(DISTINCT job, ' '), '') AS jobs FROM findings JOIN windows USING (job, \"window\")
   WHERE hosts = ['${node//\'/\'\'}'] AND findings.part IN ('compute', 'process', 'network') AND trustworthy
   AND findings.share >= 0.05 AND findings.confidence >= 0.9 AND added_at > now()::TIMESTAMP - INTERVAL ${HOURS:-24} HOUR"
-jobs=$(timeout 60 tracekit sql "$query" --store "$store" --csv 2>/dev/null | tail -n +2 | tr -d '"\r')
+jobs=$(timeout 60 tracekit store sql "$query" --store "$store" --csv 2>/dev/null | tail -n +2 | tr -d '"\r')
 if [ -n "${TEXTFILES:-}" ]; then
   {
     echo "# HELP tracekit_node_at_fault 1 if the last jobs show this node's hardware at fault, else 0"

@@ -59,7 +59,7 @@ def test_everything_reads_as_in_the_folder(folder: Store, address: str) -> None:
         ("store", "list", "--store", "{}"),
         ("store", "windows", "live", "--store", "{}"),
         ("store", "incidents", "--store", "{}"),
-        ("top", "--once", "--store", "{}"),
+        ("store", "top", "--once", "--store", "{}"),
         ("hang", "{}"),
     ],
     ids=" ".join,

@@ -46,8 +46,8 @@ def block(section: str, **replaced: str) -> str:
 
 @pytest.fixture
 def rules(tmp_path: Path) -> Path:
-    """What `tracekit alerts` writes."""
-    assert run("alerts", tmp_path / "tracekit").code == 0
+    """What `tracekit metrics alerts` writes."""
+    assert run("metrics", "alerts", tmp_path / "tracekit").code == 0
     return tmp_path / "tracekit"
 
 

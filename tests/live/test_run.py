@@ -231,8 +231,8 @@ def test_a_bug_in_the_analysis_costs_the_findings_of_one_window(
     (line,) = beside.said
     assert line == (
         "steps 1 to 10: the analysis failed, which is a bug of tracekit (ZeroDivisionError: float division by zero);"
-        " the window is stored without findings: report the bug with the output of `tracekit export` (traceback in"
-        f" {beside.store.path / 'watch-errors.log'})"
+        " the window is stored without findings: report the bug with the output of `tracekit store export`"
+        f" (traceback in {beside.store.path / 'watch-errors.log'})"
     )
     kept = (beside.store.path / "watch-errors.log").read_text()
     assert "steps 1 to 10\nTraceback" in kept
@@ -485,7 +485,7 @@ def test_how_the_job_ended_is_said_where_its_incidents_are(
         assert catalogue.live.live_jobs()["ending"].to_list() == [words if codes != [None] else None]
     said = run("store", "incidents", "--store", beside.store.path).out
     assert f", the job {words}: rank 3" in said
-    title = run("top", "--store", beside.store.path, "--once").out.splitlines()[0]
+    title = run("store", "top", "--store", beside.store.path, "--once").out.splitlines()[0]
     assert f", {words} at " in title
 
 

@@ -30,7 +30,7 @@ def test_a_screen_of_80_columns_says_what_who_and_since_when(tmp_path: Path) -> 
     store = Store(tmp_path / "jobs.store")
     for number in range(3):
         store.append(window(number, analysed=True))
-    ran = run("top", "--store", store.path, "--once", env={"COLUMNS": "80"})
+    ran = run("store", "top", "--store", store.path, "--once", env={"COLUMNS": "80"})
     assert ran.code == 0
     lines = ran.out.splitlines()
     assert max(map(len, lines)) <= 80
@@ -47,7 +47,7 @@ def test_a_screen_of_80_columns_says_what_who_and_since_when(tmp_path: Path) -> 
     assert "More to check DCGM on its GPUs" in text
     assert "how much each slows the job, stages 0 to 1 across: ·· hardly" in text
     store.handle(1, IncidentChange(1.0, "bob", owner="ann"))
-    assert "27% ann rank 1" in " ".join(run("top", "--store", store.path, "--once").out.split())
+    assert "27% ann rank 1" in " ".join(run("store", "top", "--store", store.path, "--once").out.split())
 
 
 def test_rows_of_the_map_name_their_ranks_and_say_what_they_pool() -> None:
@@ -76,7 +76,7 @@ def test_tokens_a_second_and_the_last_loss_that_is_known_are_rows(tmp_path: Path
     store.append(with_values(window(1), tokens={"2": 62e6}, loss={"2": 0.01234}))
     store.append(window(2, analysed=True))
     for width in (80, 120):
-        lines = run("top", "--store", store.path, "--once", env={"COLUMNS": str(width)}).out.splitlines()
+        lines = run("store", "top", "--store", store.path, "--once", env={"COLUMNS": str(width)}).out.splitlines()
         assert max(map(len, lines)) <= width
         assert [line.split() for line in lines if line.startswith((" Tokens", " Loss"))] == [
             ["Tokens/s", "4M", "2M", "2M", "4M", "▁█"],
@@ -94,25 +94,25 @@ def test_the_costliest_incident_comes_first_and_the_end_of_a_job_is_said(tmp_pat
             slow, incident_id=0, cause=structs.replace(slow.cause, what="a small one", share=0.06, ranks=(0,))
         )
         writer.catalogue.live.put_incident(writer.catalogue.ensured("live", ""), small)
-    said = run("top", "--store", store.path, "--once").out
+    said = run("store", "top", "--store", store.path, "--once").out
     rows = [line.split()[:2] for line in said.splitlines()]
     assert 0 < rows.index(["1", "0"]) < rows.index(["2", "0"])
     assert "s ago" in said.splitlines()[0]
     store.end_watch("live")
     (ended_at,) = {one.closed_at for one in store.incidents("live")}
     assert ended_at is not None
-    title = run("top", "--store", store.path, "--once").out.splitlines()[0]
+    title = run("store", "top", "--store", store.path, "--once").out.splitlines()[0]
     assert title.endswith(f"steps 0 to 1, ended at {ended_at.astimezone():%Y-%m-%d %H:%M:%S}")
 
 
 def test_a_job_without_a_window_is_said(tmp_path: Path) -> None:
     store = Store(tmp_path / "jobs.store")
     store.begin_watch("live", "torchrun")
-    ran = run("top", "live", "--store", store.path, "--once")
+    ran = run("store", "top", "live", "--store", store.path, "--once")
     assert (ran.code, "no window of job 'live' yet" in ran.message) == (2, True)
     ran = run("whatif", "--store", store.path, "--job", "live")
     assert (ran.code, "no window of job 'live' yet" in ran.message) == (2, True)
     store.add_hang("live", ["HANG"], STANDS)
-    said = run("top", "live", "--store", store.path, "--once").out
+    said = run("store", "top", "live", "--store", store.path, "--once").out
     assert said.startswith("live   no window yet\n")
     assert "rank 5 on node-b" in said

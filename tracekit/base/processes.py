@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import IO, Any, TypeVar, cast
 
 from tracekit.base.errors import FormatError, TracekitError
+from tracekit.base.memory import collect_seldom
 
 Task = TypeVar("Task")
 
@@ -30,6 +31,7 @@ def serve(work: Callable[[Any], Any]) -> None:
     """In such a process: for each pickled task on stdin, what `work` returns or the TracekitError that it raises,
     pickled, on stdout.
     """
+    collect_seldom()
     copyreg.pickle(MappingProxyType, lambda mapping: (_read_only, (dict(mapping),)))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started this one ends it
     answers = os.fdopen(os.dup(1), "wb")

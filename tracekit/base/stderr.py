@@ -16,7 +16,11 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, TextIO
 
+from tracekit.base.text import pace_words
+
 _SPINNER = "|/-\\"
+#: Redraw a count at most this often, seconds.
+_REDRAW_S = 0.2
 
 
 def open_stderr() -> None:
@@ -72,9 +76,56 @@ def silence_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
+class _Progress:
+    """The line that shows what a command is at, redrawn each second from `after_s` seconds on."""
+
+    def __init__(self, stage: str, after_s: float) -> None:
+        self._stage, self._after_s = stage, after_s
+        self._began = self._drawn = time.monotonic()
+        self._stages: dict[str, float] = {}
+
+    def __call__(self, stage: str) -> None:
+        """Show the next stage."""
+        self._stage = stage
+        self.draw()
+
+    def count(self, stage: str, done: int, total: int, things: str) -> None:
+        """Show how far a stage is; its time runs from the first call."""
+        now = time.monotonic()
+        began = self._stages.setdefault(stage, now)
+        self._stage = f"{stage}: {pace_words(done, total, things, now - began)}"
+        if now - self._drawn >= _REDRAW_S:
+            self.draw()
+
+    def draw(self) -> None:
+        """Write the line."""
+        self._drawn = time.monotonic()
+        elapsed = self._drawn - self._began
+        if self._stage and elapsed >= self._after_s:
+            say(f"\r\x1b[K{_SPINNER[int(elapsed) % len(_SPINNER)]} {self._stage} ... {elapsed:.0f} s", end="")
+
+    def clear(self) -> None:
+        """Remove the line."""
+        if time.monotonic() - self._began >= self._after_s:
+            say("\r\x1b[K", end="")
+
+
+#: What shows progress now; the last one counts.
+_shown: list[_Progress] = []
+
+
+def advance(stage: str, done: int, total: int, things: str) -> None:
+    """Show that a stage has done so many of its `things`, such as "files", with its rate and what remains. Nothing
+    where no command shows progress; cheap enough to call in a loop.
+    """
+    if _shown:
+        _shown[-1].count(stage, done, total, things)
+
+
 @contextmanager
 def progress(stage: str = "", *, after_s: float = 2.0) -> Iterator[Callable[[str], None]]:
-    """Yield a function to call with the name of each stage of the work after the first `stage`.
+    """Yield a function to call with the name of each stage of the work after the first `stage`; `advance` shows how far
+    a stage is.
 
     On a terminal, a line shows the stage and the time it takes, from `after_s` seconds on; elsewhere there is no
     output.
@@ -82,32 +133,23 @@ def progress(stage: str = "", *, after_s: float = 2.0) -> Iterator[Callable[[str
     if sys.stderr is None or not sys.stderr.isatty():
         yield lambda _: None
         return
-    began, over = time.monotonic(), threading.Event()
-
-    def show() -> None:
-        elapsed = time.monotonic() - began
-        if stage and elapsed >= after_s:
-            say(f"\r\x1b[K{_SPINNER[int(elapsed) % len(_SPINNER)]} {stage} ... {elapsed:.0f} s", end="")
+    shown, over = _Progress(stage, after_s), threading.Event()
 
     def tick() -> None:
         while not over.wait(1):
-            show()
-
-    def tell(what: str) -> None:
-        nonlocal stage
-        stage = what
-        show()
+            shown.draw()
 
     ticking = threading.Thread(target=tick, daemon=True)
     ticking.start()
-    show()
+    shown.draw()
+    _shown.append(shown)
     try:
-        yield tell
+        yield shown
     finally:
+        _shown.remove(shown)
         over.set()
         ticking.join()
-        if time.monotonic() - began >= after_s:
-            say("\r\x1b[K", end="")
+        shown.clear()
 
 
 @contextmanager

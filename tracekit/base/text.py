@@ -93,6 +93,12 @@ def nearest(word: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
     return by_start[close[0]] if close else None
 
 
+def did_you_mean(word: str, names: Iterable[str], cutoff: float = 0.6) -> str:
+    """The end of an error about a mistyped word: "; did you mean `gc`?", empty if no name is like it."""
+    similar = nearest(word, names, cutoff)
+    return f"; did you mean `{printable(similar)}`?" if similar is not None else ""
+
+
 def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
     """First and last of each run of neighbours, ascending."""
     ranges: list[tuple[int, int]] = []
@@ -155,6 +161,17 @@ def counted(number: int, noun: str) -> str:
     """So many things: "1 GPU", "1,024 GPUs", "2 dependencies", "3 trajectories"."""
     plural = f"{noun[:-1]}ies" if noun.endswith(("cy", "ry")) else f"{noun}s"
     return f"{number:,} {noun if number == 1 else plural}"
+
+
+def pace_words(done: int, total: int, things: str, took_s: float) -> str:
+    """How far work is: "320 of 1,000 jobs, 14 a second, 49 s to go"."""
+    if not done:
+        return f"0 of {total:,} {things}"
+    a_second = done / max(took_s, 1e-3)
+    rate = f"{three_digits(a_second)} a second" if a_second >= 1 else f"{three_digits(60 * a_second)} a minute"
+    rest_s = (total - done) / a_second
+    rest = f"{rest_s:,.0f} s" if rest_s < 120 else f"{rest_s / 60:,.0f} min"
+    return f"{done:,} of {total:,} {things}, {rate}, {rest} to go"
 
 
 def three_digits(value: float) -> str:

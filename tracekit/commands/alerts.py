@@ -1,4 +1,4 @@
-"""`tracekit alerts`: alert rules for Prometheus and a dashboard for Grafana, as files.
+"""`tracekit metrics alerts`: alert rules for Prometheus and a dashboard for Grafana, as files.
 
 In: a folder. Out: the files that come with tracekit, copied there.
 """
@@ -29,7 +29,10 @@ def alerts_command(folder: Path) -> None:
     from tracekit.base.atomic_write import Kind, check_writable, write_text
 
     made_folder(folder)
-    kinds = {folder / name: Kind("a file of `tracekit alerts`", partial(_holds, mark)) for name, mark in _MARKS.items()}
+    kinds = {
+        folder / name: Kind("a file of `tracekit metrics alerts`", partial(_holds, mark))
+        for name, mark in _MARKS.items()
+    }
     for path, kind in kinds.items():
         check_writable(path, kind)
     for path, kind in kinds.items():

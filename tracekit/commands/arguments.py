@@ -7,11 +7,13 @@ module, `analysis/whatif/selection_text.py`, because the dashboard reads them to
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from tracekit.base.errors import SelectionError
 from tracekit.base.exit_codes import ExitCode
 from tracekit.base.stderr import say
+from tracekit.base.text import did_you_mean
 
 if TYPE_CHECKING:
     from tracekit.report.report import Report
@@ -64,10 +66,11 @@ class Condition:
 
     def __init__(self, text: str) -> None:
         match = re.fullmatch(r"\s*([\w-]+)\s*(>=|<=|>|<)\s*([0-9]{0,15}\.?[0-9]{1,15})\s*(%?)\s*", text)
-        if not match or (match[1] not in _FIGURES and not _is_kind(match[1])):
+        if not match or (match[1] not in _FIGURES and match[1] not in _kinds()):
+            meant = did_you_mean(match[1], [*_FIGURES, *_kinds()]) if match else ""
             raise SelectionError(
                 f"--fail-on {text!r:.200}; expected slowdown, waste, replay_error, discrepancy or a kind of cause"
-                " compared with a number, such as 'slowdown>1.1' or 'bad-worker>=5%'"
+                f" compared with a number, such as 'slowdown>1.1' or 'bad-worker>=5%'{meant}"
             )
         self.figure, self.comparison = match[1], match[2]
         self.bound = float(match[3]) / (100 if match[4] else 1)
@@ -109,7 +112,7 @@ class Condition:
         }[self.comparison]
 
 
-def _is_kind(name: str) -> bool:
+def _kinds() -> Collection[str]:
     from tracekit.analysis.detectors.all_detectors import kinds
 
-    return name in kinds()
+    return kinds()

@@ -83,7 +83,7 @@ def attach_command(
         click.echo(report.to_json())
     else:
         source = None if out is None else quoted(out)
-        print_report(report, console(), source=source, full=full)
+        print_report(report, console(), source=source, path=out, full=full)
     say(f"tracekit: {cost if isinstance(cost, str) else cost.sentence()}")
     if out is not None:
         say(f"Wrote {printable(str(out))}")

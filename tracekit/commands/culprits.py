@@ -17,7 +17,7 @@ from tracekit.base.errors import SelectionError, StoreError
 from tracekit.base.exit_codes import ExitCode
 from tracekit.base.hostlist import hostlist, is_node_name
 from tracekit.base.stderr import progress, say
-from tracekit.base.text import listed, printable, short
+from tracekit.base.text import did_you_mean, listed, printable, short
 from tracekit.commands.options import JobArguments, console, store_at, trace_source
 from tracekit.report.answer import Culprit
 from tracekit.report.nodes import Accused, Nodes, nodes_of
@@ -157,4 +157,5 @@ def _check_parts(parts: Sequence[str]) -> None:
 
     expected = parts_of_ranks()
     if unknown := [name for name in parts if name not in expected]:
-        raise SelectionError(f"--part {unknown[0]!r:.100}; expected one of {', '.join(expected)}")
+        meant = did_you_mean(unknown[0], expected)
+        raise SelectionError(f"--part {unknown[0]!r:.100}; expected one of {', '.join(expected)}{meant}")

@@ -1,4 +1,4 @@
-"""`tracekit export`: a timeline for viewing, or the trace itself.
+"""`tracekit store export`: a timeline for viewing, or the trace itself.
 
 In: a trace or a job in a store. Out: a file for ui.perfetto.dev, or canonical Parquet.
 """

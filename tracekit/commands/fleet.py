@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING
 
 import click
@@ -22,7 +21,7 @@ from tracekit.base.command_line import command, quoted
 from tracekit.base.errors import SelectionError, StudyError
 from tracekit.base.exit_codes import ExitCode
 from tracekit.base.look import Look
-from tracekit.base.stderr import progress, say
+from tracekit.base.stderr import advance, progress, say
 from tracekit.base.text import bytes_of, printable
 from tracekit.commands.options import OUT, PATH, console, executor_of
 
@@ -87,10 +86,13 @@ def run(
     if most is None:
         raise SelectionError(f"--memory {memory!r:.40}; expected a size such as 2500M or 16G")
     executor = executor_of(ray is not None, None if ray == _OWN_CLUSTER else ray, most, processes)
-    with progress("looking for traces") as tell:
+    with progress("looking for traces"):
         traces = find_sources(sources)
-        began = monotonic()
-        done = run_study(Study(out), traces, executor, lambda standing: tell(_progress(standing, monotonic() - began)))
+        try:
+            done = run_study(Study(out), traces, executor, _show)
+        except KeyboardInterrupt:
+            say(f"tracekit: {printable(str(out))} keeps what is analysed; the same command goes on")
+            raise
     if timings is not None:
         _write_timings(timings, done)
     for line in _summary(done, out):
@@ -111,12 +113,10 @@ def _study(path: Path) -> Study:
     return opened
 
 
-def _progress(standing: Standing, took_s: float) -> str:
-    """Jobs done, rate, time left and failures, in a line."""
-    a_second = standing.done / max(took_s, 1e-9)
-    rest = f", {(standing.total - standing.done) / a_second / 60:.0f} min left" if standing.done else ""
-    failed = "".join(f", {count} {rule}" for rule, count in sorted(standing.failed.items()))
-    return f"{standing.done:,} of {standing.total:,} jobs, {a_second * 60:,.0f} a minute{rest}{failed}"
+def _show(standing: Standing) -> None:
+    """Show how many jobs are analysed, and how many failed by which rule."""
+    failed = "".join(f" ({count:,} {rule})" for rule, count in sorted(standing.failed.items()))
+    advance("analysing", standing.done, standing.total, f"jobs{failed}")
 
 
 def _summary(done: RunSummary, out: Path) -> list[str]:

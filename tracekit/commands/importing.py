@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,8 @@ import click
 from tracekit.base.command_line import command
 from tracekit.base.errors import SelectionError, TracekitError
 from tracekit.base.processes import answers_of, serve
-from tracekit.base.stderr import progress
-from tracekit.base.text import printable, short
+from tracekit.base.stderr import advance, progress, say
+from tracekit.base.text import counted, printable, short
 from tracekit.commands.options import OUT, PATH, UNIT, read_job, store_at
 
 if TYPE_CHECKING:
@@ -94,6 +93,10 @@ def import_command(
                 for item in incoming:
                     place = printable(str(opened.path))
                     click.echo(f"Imported {short(item.name)} ({item.trace.ops.height:,} ops) into {place}")
+        except KeyboardInterrupt:
+            if goes_on:
+                say(f"tracekit: {counted(len(stored), 'job')} of {len(readings):,} stored; the same command goes on")
+            raise
         except TracekitError as error:
             if not stored:
                 raise
@@ -154,7 +157,6 @@ def _in_batches(readings: Sequence[_Reading], tell: Callable[[str], None]) -> It
     from tracekit.report.findings import Unanalysed
 
     batch: list[Incoming] = []
-    began = time.monotonic()
     for number, item in enumerate(_read(readings, tell), 1):
         if isinstance(item.findings, Unanalysed):
             click.echo(f"tracekit: stored without a report: {printable(item.findings.problem)}", err=True)
@@ -164,11 +166,7 @@ def _in_batches(readings: Sequence[_Reading], tell: Callable[[str], None]) -> It
             yield batch
             batch = []
         if number < len(readings) and len(readings) >= _FEW:
-            rate = number / max(time.monotonic() - began, 1e-3)
-            tell(
-                f"{number:,} of {len(readings):,} jobs, {rate:.3g} a second,"
-                f" {(len(readings) - number) / rate:,.0f} s to go"
-            )
+            advance("importing", number, len(readings), "jobs")
 
 
 def _read(readings: Sequence[_Reading], tell: Callable[[str], None]) -> Iterator[Incoming]:

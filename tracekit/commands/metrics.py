@@ -1,4 +1,4 @@
-"""`tracekit metrics`: what metrics of hosts and GPUs say, without a trace.
+"""`tracekit metrics`: what metrics of hosts and GPUs say, without a trace; rules for alerts.
 
 In: a SOURCE of metrics and suspicions. Out: verdicts, alarms or missing metrics, as lines or one JSON object.
 """
@@ -16,6 +16,7 @@ from msgspec import Struct
 from tracekit.base.errors import SelectionError
 from tracekit.base.stderr import progress
 from tracekit.base.text import counted, printable
+from tracekit.commands.alerts import alerts_command
 from tracekit.report.metrics import Alarm, MetricsInReport, MissingMetric
 
 if TYPE_CHECKING:
@@ -39,13 +40,15 @@ class DoctorOfMetricsOutput(Struct, frozen=True):
 
 @click.group("metrics")
 def metrics_command() -> None:
-    """Do clocks, links and CPU pressure confirm a culprit? Tests a suspicion, scans a fleet, says what exporters lack.
+    """Do clocks, links and CPU pressure confirm a culprit? Tests a suspicion, scans a fleet, says what exporters lack,
+    writes rules for alerts.
 
     SOURCE is a Parquet file (time, host, device, metric, value), OpenMetrics text with timestamps, a saved answer of
     Prometheus' range API, or the base URL of Prometheus.
     """
 
 
+metrics_command.add_command(alerts_command)
 _SOURCE = click.argument("source")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the lines.")
 

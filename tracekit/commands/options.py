@@ -87,7 +87,10 @@ class PriceType(click.FloatRange):
 #: Units of times in traces.
 UNIT = click.Choice(["s", "ms", "us", "ns"])
 #: Commands that take `--store` with `--job` instead of a trace.
-_OF_ONE_JOB = ("culprits", "export", "whatif")
+_OF_ONE_JOB = ("culprits", "store export", "whatif")
+
+#: Lines of code of incidents that a report lists.
+_MOST_LINES = 3
 
 
 #: Every command that reads a store has the same option for it.
@@ -151,13 +154,21 @@ class JobArguments(Struct, frozen=True):
             return report
         if redact:
             run = replace(run, notes=(), causes=[replace(cause, hosts=(), do=None) for cause in run.causes])
-        if self.window is None:
-            return replace(report, run=run)
         from tracekit.dashboards.run_words import elsewhere_words
         from tracekit.report.report import Remark
 
+        codes = [] if redact else [Remark("Code", words) for words in self._code_lines()]
+        if self.window is None:
+            return replace(report, run=run, remarks=[*report.remarks, *codes])
         words = elsewhere_words(run, report)
-        return report if words is None else replace(report, remarks=[*report.remarks, Remark("Run", words)])
+        elsewhere = [] if words is None else [Remark("Run", words)]
+        return replace(report, remarks=[*report.remarks, *codes, *elsewhere])
+
+    def _code_lines(self) -> list[str]:
+        """The lines of code of the incidents of the job, or of those that show in the window; the newest first."""
+        store, name = self.in_store()
+        incidents = [each for each in store.incidents(name) if self.window is None or each.shows_in_window(self.window)]
+        return [words for incident in incidents if (words := incident.cause.code)][:_MOST_LINES]
 
     def of_file(self, use: Callable[[Path], _Made]) -> _Made | None:
         """What `use` makes of the Parquet file of the job, None if this is not a pipeline in one file."""
@@ -203,6 +214,13 @@ class JobArguments(Struct, frozen=True):
             raise SelectionError("--unit belongs to a TRACE; a store holds seconds")
 
     @property
+    def in_browser(self) -> Path | None:
+        """What `tracekit open` shows of the job: its trace or its store; None for what that cannot open."""
+        if len(self.traces) == 1 and self.layout is None and self.unit is None:
+            return self.traces[0]
+        return None if self.traces else store_at(self.store).path
+
+    @property
     def arguments(self) -> str:
         """The arguments that name the same job on the command line."""
         options = {name: getattr(self, name) for name in ("layout", "unit", "store", "job", "window")}
@@ -236,10 +254,11 @@ def read_job(*paths: Path, **stated: Any) -> Job:
 def _with_store(path: Path) -> str:
     """How the running command, or `whatif`, reads a store."""
     context = click.get_current_context(silent=True)
-    name = None if context is None else context.info_name
+    name = "" if context is None else context.command_path.partition(" ")[2]
     if name == "compare":
         return f"name two of its jobs: `{command('compare', 'JOB', 'JOB', '--store', path)}`"
-    return f"type `{command(name if name in _OF_ONE_JOB else 'whatif', '--store', path)}`"
+    words = name.split() if name in _OF_ONE_JOB else ["whatif"]
+    return f"type `{command(*words, '--store', path)}`"
 
 
 def _say_newest(name: str) -> None:

@@ -1,4 +1,4 @@
-"""`tracekit sql`: questions about a store that no other command answers.
+"""`tracekit store sql`: questions about a store that no other command answers.
 
 In: one SELECT. Out: its rows in the terminal, as JSON, CSV or Parquet.
 """

@@ -22,7 +22,10 @@ from tracekit.base.exit_codes import ExitCode
 from tracekit.base.stderr import progress
 from tracekit.base.text import bytes_of, printable, short
 from tracekit.commands.complete import job_names
+from tracekit.commands.export import export_command
 from tracekit.commands.options import PATH, STORE, JobArguments, console, store_at, trace_source
+from tracekit.commands.sql import sql_command
+from tracekit.commands.top import top_command
 
 _Code = TypeVar("_Code")
 
@@ -60,7 +63,11 @@ def _job_argument(*, required: bool) -> Callable[[Callable[..., None]], Callable
 
 @click.group("store")
 def store_command() -> None:
-    """List what a store, a folder or a trace holds, and keep a store in order: check, repair, prune."""
+    """List, query and export what a store, a folder or a trace holds; keep a store in order: check, repair, prune."""
+
+
+for reader in (export_command, sql_command, top_command):
+    store_command.add_command(reader)
 
 
 @store_command.command("list")

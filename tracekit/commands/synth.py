@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tracekit.base.command_line import command
-from tracekit.base.stderr import progress
+from tracekit.base.stderr import advance, progress
 from tracekit.base.text import printable
 from tracekit.commands.options import OUT, made_folder
 
@@ -94,10 +94,10 @@ def _write_jobs(spec: SynthSpec, jobs: int, out: Path) -> None:
     from tracekit.synth import synthesize
 
     made_folder(out)
-    with progress() as tell:
+    with progress():
         for number in range(jobs):
             name = f"{spec.name}-{number:06d}"
             synthesize(replace(spec, seed=spec.seed + number, name=name)).write_parquet(out / f"{number:06d}.parquet")
-            tell(f"{number + 1:,} of {jobs:,} jobs")
+            advance("simulating", number + 1, jobs, "jobs")
     click.echo(f"Wrote {jobs:,} jobs into {printable(str(out))}")
     click.echo(f"Next: {command('fleet', 'run', out, '--out', 'study')}")

@@ -1,4 +1,4 @@
-"""`tracekit top`: a running job on one screen, redrawn as its windows arrive.
+"""`tracekit store top`: a running job on one screen, redrawn as its windows arrive.
 
 In: a store to which `tracekit watch` or `tracekit collect --live` adds windows. Out: a screen of 80 columns.
 """
@@ -33,12 +33,14 @@ def top_command(job: str | None, store: Path | None, every: float, once: bool) -
     from rich.live import Live
     from rich.text import Text
 
+    from tracekit.live.first_window import await_store
     from tracekit.live.watch import stopped_by_signals
 
     opened = store_at(store)
     if once:
         console().print(_frame(opened, job))
         return
+    await_store(opened)
     screen = console()
     with stopped_by_signals() as stop, Live(console=screen, screen=screen.is_terminal, auto_refresh=False) as live:
         while not stop.is_set():

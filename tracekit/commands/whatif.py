@@ -16,6 +16,7 @@ from click.core import ParameterSource
 from tracekit.base import memory
 from tracekit.base.errors import FormatError, SelectionError
 from tracekit.base.exit_codes import ExitCode
+from tracekit.base.option_sections import SectionedCommand
 from tracekit.base.stderr import progress, say
 from tracekit.base.text import printable, short
 from tracekit.commands.arguments import Condition, parse_layers, parse_steps
@@ -39,7 +40,18 @@ _BYTES_PER_BYTE = 40
 _BYTES_PER_OP = 200
 
 
-@click.command("whatif")
+#: The options of --help by section.
+_SECTIONS = {
+    "The job": ("layout", "unit", "store", "job", "window", "ignore_steps", "kernel_classes"),
+    "What if": ("fix", "keep", "by", "layers", "gpus", "gpu_from", "precision"),
+    "Look closer": ("bubbles", "schedules", "overlap", "experts", "expert_loads", "plans", "metrics"),
+    "The analysis": ("method", "engine"),
+    "The report": ("full", "explain", "gpu_hour", "as_json", "form", "markdown", "html", "csv_directory",
+                   "parquet_file", "redact", "fail_on"),
+}  # fmt: skip
+
+
+@click.command("whatif", cls=SectionedCommand, sections=_SECTIONS)
 @click.argument("traces", metavar="[TRACE]...", nargs=-1, type=PATH)
 @job_source
 @click.option("--fix", multiple=True, metavar="SELECTION", help="What if these were as fast as peers? Repeatable.")
@@ -245,7 +257,8 @@ def whatif_command(
     elif markdown != STDOUT:
         from tracekit.dashboards.terminal.report import print_report
 
-        print_report(report, console(), source=named, full=full, explain=explain, gpu_hour=gpu_hour)
+        path = None if named is None or redact else source.in_browser
+        print_report(report, console(), source=named, path=path, full=full, explain=explain, gpu_hour=gpu_hour)
     for path in (csv_directory, parquet_file, markdown, html):
         if path is not None and path != STDOUT:
             click.echo(f"Wrote {printable(str(path))}", err=True)

@@ -30,6 +30,7 @@ from tracekit.analysis.numeric.whole import Asked, Divided
 from tracekit.analysis.replay.engine import JobGraph, cut_steps, incomplete_steps
 from tracekit.analysis.replay.method import Method
 from tracekit.base.errors import GraphError, LayoutError, OutputError, SelectionError, TraceError, TracekitError
+from tracekit.base.stderr import advance
 from tracekit.fleet.executor import BASE_BYTES, Batch, Executor, TaskOutcome
 from tracekit.sources.load import read_trace
 from tracekit.trace.canonical import Trace
@@ -157,7 +158,7 @@ def analysed_in_batches(
         raise SelectionError(f"--ignore-steps leaves {len(steps)} of {len(rows)} steps, {min(rows)} to {max(rows)}")
     job.read(list(steps)[:FEWEST_STEPS])  # what is wrong with the file, and a clock that runs on, shows at once
     ops = sum(steps.values())
-    whole = _Whole(job, executor, progress)
+    whole = _Whole(job, executor)
     while (parts := whole.replayed(steps, batch_ops)) is None:
         pass
     return whole.analysis(joined(parts), ops, len(steps), evidence_ops, asked)
@@ -166,8 +167,8 @@ def analysed_in_batches(
 class _Whole:
     """The analysis of a job in rounds. `steps`: ops of each step that is not left out."""
 
-    def __init__(self, job: JobFile, executor: Executor, progress: Progress) -> None:
-        self.job, self.executor, self.progress = job, executor, progress
+    def __init__(self, job: JobFile, executor: Executor) -> None:
+        self.job, self.executor = job, executor
         self.left_out: tuple[int, ...] = ()
         self.dropped: tuple[tuple[int, int], ...] = ()
         self.answers: list[Any] = []
@@ -216,7 +217,7 @@ class _Whole:
                     raise self._error(batches[int(outcome.url)], reason)
                 del unfinished[int(outcome.url)]
                 done = len(batches) - len(unfinished)
-                self.progress(f"round {len(self.answers) + 1}: {done} of {len(batches)} batches of steps")
+                advance(f"round {len(self.answers) + 1}", done, len(batches), "batches of steps")
             if not unfinished:
                 break
         if unfinished:

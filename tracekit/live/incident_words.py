@@ -15,12 +15,18 @@ from tracekit.store.handling import IncidentChange
 
 
 def advice(incident: Incident) -> Iterator[tuple[str, str]]:
-    """Yield title and text: the culprit, what metrics say of it, the first action with its saving, further checks; omit
-    unknown ones.
+    """Yield title and text: the culprit, its line of code, what metrics say of it, the first action with its saving,
+    further checks; omit unknown ones.
     """
     cause = incident.cause
-    rows = (("Who", cause.who), ("Metrics", cause.metrics), ("Do", cause.fix), ("More to check", cause.check))
-    for title, text in rows:
+    rows = {
+        "Who": cause.who,
+        "Code": cause.code,
+        "Metrics": cause.metrics,
+        "Do": cause.fix,
+        "More to check": cause.check,
+    }
+    for title, text in rows.items():
         if text:
             yield title, text
 

@@ -176,6 +176,7 @@ def incident_texts(incident: Incident, page: str) -> dict[str, str]:
         "what": cause.what,
         "who": cause.who,
         "why": cause.why,
+        "code": cause.code or "",
         "check": cause.check,
         "fix": cause.fix or "",
         "hosts": ", ".join(cause.hosts),

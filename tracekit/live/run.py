@@ -40,6 +40,7 @@ from tracekit.collectors.run_directory.segments import (
     read_run,
 )
 from tracekit.collectors.run_directory.writing import attempts
+from tracekit.live.code_lines import LineAsker
 from tracekit.live.survived_errors import one_line, where_traceback_is
 from tracekit.live.windows import RanksState, ReadyWindow, WindowCutter, WindowSize
 from tracekit.report.findings import Findings, Unanalysed
@@ -112,6 +113,7 @@ class LiveRun:
         self._why_unstored: str | None = None
         self._clocks: dict[str, ClockFit] = {}
         self._why_clocks: str | None = None
+        self._lines = LineAsker(self._store, options.name, tell)
 
     def poll(self) -> None:
         """Read what is new, and analyse and store the windows that are over.
@@ -207,7 +209,7 @@ class LiveRun:
     def _stored_to_the_end(self) -> str | None:
         """Store the waiting windows and the end of the job. Returns why that failed, None if all are stored."""
         self._retry_at = 0.0
-        self._store_again()
+        self._store_again(at_end=True)
         if self._unstored or self._source is None:
             return self._why_unstored
         try:
@@ -313,8 +315,15 @@ class LiveRun:
 
     def _add(self, job: Job, title: str) -> None:
         assert self._source is not None
-        self._unstored.append(Incoming(job.trace, self.options.name, self._source, self._findings(job, title)))
+        findings = self._findings(job, title)
+        if isinstance(findings, Findings) and not self._unstored:  # else it has waited long enough
+            self._ask_for_line(findings)
+        self._unstored.append(Incoming(job.trace, self.options.name, self._source, findings))
         self._store_again()
+
+    def _ask_for_line(self, findings: Findings) -> None:
+        if self._run is not None and self._run.stacks and self._follower is not None:
+            self._lines.ask(findings, self._follower.directory, self._follower.good)
 
     def _faulty(self, recording: AttemptRecording, window: ReadyWindow) -> int | None:
         """The one rank that keeps a window from being merged; None if it is not one rank alone.
@@ -346,7 +355,7 @@ class LiveRun:
             why = f"the analysis failed, which is a bug of tracekit ({one_line(error)})"
             self._tell(
                 f"{title}: {why}; the window is stored without findings: report the bug with the output of"
-                f" `tracekit export`{where_traceback_is(self.options.store, title, error)}"
+                f" `tracekit store export`{where_traceback_is(self.options.store, title, error)}"
             )
             return Unanalysed(why)
 
@@ -381,11 +390,18 @@ class LiveRun:
         else:
             self._why_clocks = None
 
-    def _store_again(self) -> None:
-        """Store the waiting windows, oldest first; if one cannot be stored, it and the rest keep waiting."""
+    def _store_again(self, *, at_end: bool = False) -> None:
+        """Store the waiting windows, oldest first; if one cannot be stored, it and the rest keep waiting.
+
+        `at_end`: the job has ended, and nobody answers any more.
+        """
         if time.monotonic() < self._retry_at:
             return
         while self._unstored:
+            if self._lines.waits(at_end=at_end):
+                return
+            if (answered := self._lines.answered(self._unstored[0].findings)) is not None:
+                self._unstored[0] = replace(self._unstored[0], findings=answered)
             try:
                 self._next = self._store.append(self._unstored[0], expected=self._next) + 1
             except StoreTakenError:

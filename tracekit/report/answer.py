@@ -18,7 +18,8 @@ class Account(Struct, frozen=True):
     `part`: what part of a rank is slow, None if the cause concerns the whole job. `what`: place, effect and cost.
     `who`, `why`, `check` and `fix`: as in `Answer`. `ranks`, `hosts`, `gpu_uuids`: where it is, as far as known.
     `cost_s`: seconds of the mean step, `share`: of the recorded step. `saved_gpu_hours_per_day`: saved by `fix`; None
-    if no saving is reported. `metrics`: what metrics of its machines say, left out if nobody asked them.
+    if no saving is reported. `metrics`: what metrics of its machines say, left out if nobody asked them. `code`: the
+    line of code at which its rank differs from healthy peers, left out if nobody asked or none explains it.
     """
 
     kind: str
@@ -37,6 +38,7 @@ class Account(Struct, frozen=True):
     first_step: int | None
     saved_gpu_hours_per_day: float | None
     metrics: Maybe[str] = UNSET
+    code: Maybe[str] = UNSET
 
 
 class Culprit(Struct, frozen=True):

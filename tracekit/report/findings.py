@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tracekit.report.answer import Account
 from tracekit.report.finding import Place
@@ -137,6 +138,12 @@ class Findings(Struct, frozen=True, dict=True):
             fix=answer.fix,
             sightings=answer.accounts,
         )
+
+    def with_code(self, rank: int, words: str) -> Findings:
+        """The findings, with the line of code of what slows a rank down (`Account.code`)."""
+        answer = self.report.answer
+        accounts = tuple(replace(one, code=words) if rank in one.ranks else one for one in answer.accounts)
+        return replace(self, report=replace(self.report, answer=replace(answer, accounts=accounts)))
 
     def hosts(self) -> list[str]:
         """The hosts of the job, as far as they are known."""

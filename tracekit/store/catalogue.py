@@ -7,7 +7,6 @@ written.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -22,7 +21,7 @@ from tracekit import __version__
 from tracekit.base.command_line import command
 from tracekit.base.errors import NotStoredError, StoreError
 from tracekit.base.stderr import say_once
-from tracekit.base.text import listed, short
+from tracekit.base.text import listed, nearest, short
 from tracekit.report.findings import FIGURES, Findings
 from tracekit.store.connection import OF_WINDOWS, check_version, insert
 from tracekit.store.frames import frame
@@ -220,8 +219,8 @@ class Catalogue:
         names = [row[0] for row in rows]
         if name in names:
             return NotStoredError(f"{self.path}: no window of job {name!r} yet")
-        close = difflib.get_close_matches(name, names, n=1)
-        hint = f"did you mean {short(close[0])!r}?" if close else f"the store holds {listed(names, 8) or 'none'}"
+        close = nearest(name, names)
+        hint = f"the store holds {listed(names, 8) or 'none'}" if close is None else f"did you mean {short(close)!r}?"
         return NotStoredError(f"{self.path}: no job {name!r}; {hint}")
 
     def holds(self, name: str) -> bool:
@@ -233,8 +232,8 @@ class Catalogue:
         """The number of a job, which is created if needed."""
         if (number := self.job_id(name)) is not None:
             return number
-        insert(self.connection, "jobs", {"name": name, "source": source})
-        return self.ensured(name, source)
+        query = "INSERT INTO jobs (name, source) VALUES ($name, $source) RETURNING job_id"
+        return int(self.connection.execute(query, {"name": name, "source": source}).fetchall()[0][0])
 
     @property
     def live(self) -> LiveTables:
@@ -260,8 +259,7 @@ class Catalogue:
         """Add a window whose files have been written."""
         window = {"job_id": job_id, "number": number}
         insert(self.connection, "windows", window | {"added_at": added_at} | _facts(item) | _found(item))
-        for part, file in parts.items():
-            insert(self.connection, "files", window | {"part": part} | asdict(file))
+        insert(self.connection, "files", *(window | {"part": part} | asdict(file) for part, file in parts.items()))
         if isinstance(item.findings, Findings):
             self._add_hosts(job_id, item.findings.hosts())
             self._add_gpus(job_id, item.trace.metadata)
@@ -295,7 +293,8 @@ class Catalogue:
 
     def _add_hosts(self, job_id: int, hosts: Iterable[str]) -> None:
         self.connection.execute(
-            "INSERT INTO hosts SELECT $job, unnest($hosts::VARCHAR[]) EXCEPT SELECT job_id, host FROM hosts",
+            "INSERT INTO hosts SELECT $job, host FROM (SELECT unnest($hosts::VARCHAR[]) AS host)"
+            " WHERE host NOT IN (SELECT host FROM hosts WHERE job_id = $job)",
             {"job": job_id, "hosts": list(hosts)},
         )
 

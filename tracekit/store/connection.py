@@ -214,11 +214,17 @@ def check_version(
     )
 
 
-def insert(connection: duckdb.DuckDBPyConnection, table: str, row: Mapping[str, Any], verb: str = "INSERT") -> None:
-    """Insert a row, by the names of its columns; a time of any zone as DuckDB keeps it."""
-    columns, values = ", ".join(row), ", ".join(f"${column}" for column in row)
-    stored = {column: naive(value) if isinstance(value, datetime) else value for column, value in row.items()}
-    connection.execute(f"{verb} INTO {table} ({columns}) VALUES ({values})", stored)
+def insert(connection: duckdb.DuckDBPyConnection, table: str, *rows: Mapping[str, Any], verb: str = "INSERT") -> None:
+    """Insert rows of the same columns, by their names; a time of any zone as DuckDB keeps it. To plan a statement takes
+    a millisecond, as long as all else.
+    """
+    if not rows:
+        return
+    columns = list(rows[0])
+    stored = [row[column] for row in rows for column in columns]
+    values = ", ".join([f"({', '.join('?' * len(columns))})"] * len(rows))
+    parameters = [naive(value) if isinstance(value, datetime) else value for value in stored]
+    connection.execute(f"{verb} INTO {table} ({', '.join(columns)}) VALUES {values}", parameters)
 
 
 def naive(time: datetime) -> datetime:

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from msgspec import structs
+
 from tracekit.report.answer import Account
 from tracekit.report.findings import WindowVerdict
 from tracekit.report.run import SMALLEST_ALARMING_SHARE
@@ -62,6 +64,10 @@ class Incident:
         if self.opened_window is None or self.seen_window is None:
             return 0
         return self.seen_window - self.opened_window + 1
+
+    def shows_in_window(self, number: int) -> bool:
+        """Whether a window is one of these."""
+        return bool(self.windows) and 0 <= number - (self.opened_window or 0) < self.windows
 
     @property
     def closed_because(self) -> str | None:
@@ -129,6 +135,8 @@ def followed(
 def _seen(incident: Incident, number: int, sightings: Sequence[Account]) -> Incident:
     """The incident, open, after a window that shows it: of several causes at its place, the costliest is its cause."""
     cause = max(sightings, key=lambda sighting: sighting.cost_s)
+    if not cause.code:  # which was asked for when the incident opened
+        cause = structs.replace(cause, code=incident.cause.code)
     return replace(incident, cause=cause, seen_window=number, clear=0, closed_at=None, closed_window=None)
 
 

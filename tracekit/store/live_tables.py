@@ -342,8 +342,9 @@ class LiveTables:
         }
         insert(self.connection, "findings", window | row)
         self.add_costs(job_id, number, item.findings.report, item.trace.step_starts)
-        for sighting in sorted(verdict.sightings, key=lambda sighting: -sighting.cost_s)[:MOST_CULPRITS]:
-            insert(self.connection, "culprits", window | {column: getattr(sighting, column) for column in _OF_CULPRITS})
+        costliest = sorted(verdict.sightings, key=lambda sighting: -sighting.cost_s)[:MOST_CULPRITS]
+        culprits = (window | {column: getattr(sighting, column) for column in _OF_CULPRITS} for sighting in costliest)
+        insert(self.connection, "culprits", *culprits)
 
     def add_costs(self, job_id: int, number: int, report: Report, step_starts: Mapping[int, float]) -> None:
         """Store what the mean step of a window goes to. `step_starts`: as in `costs_of`."""
@@ -362,19 +363,19 @@ class LiveTables:
             "cause": encode(incident.cause).decode(),
             **{column: getattr(incident, column) for column in _OF_INCIDENTS},
         }
-        insert(self.connection, "incidents", row, _OR_REPLACE)
+        insert(self.connection, "incidents", row, verb=_OR_REPLACE)
         if incident.first_step is not None:
             began = {"incident_id": number, "job_id": job_id, "first_step": incident.first_step}
-            insert(self.connection, "beginnings", {**began, "since": incident.since}, _OR_REPLACE)
+            insert(self.connection, "beginnings", {**began, "since": incident.since}, verb=_OR_REPLACE)
 
     def watch_begins(self, job_id: int, began_at: datetime) -> None:
         """Note that the job is cut into windows from now on."""
-        insert(self.connection, "watches", {"job_id": job_id, "began_at": began_at, "ended_at": None}, _OR_REPLACE)
+        insert(self.connection, "watches", {"job_id": job_id, "began_at": began_at, "ended_at": None}, verb=_OR_REPLACE)
 
     def watch_ends(self, job_id: int, ended_at: datetime, ending: str | None) -> None:
         """Note that the job has ended, which closes its incidents. `ending`: how, None if unknown."""
         if ending is not None:
-            insert(self.connection, "endings", {"job_id": job_id, "ending": ending}, _OR_REPLACE)
+            insert(self.connection, "endings", {"job_id": job_id, "ending": ending}, verb=_OR_REPLACE)
         now = {"job": job_id, "at": naive(ended_at)}
         self.connection.execute("UPDATE watches SET ended_at = $at WHERE job_id = $job", now)
         self.connection.execute("UPDATE incidents SET closed_at = $at WHERE job_id = $job AND closed_at IS NULL", now)

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.base.errors import SelectionError
+from tracekit.base.text import did_you_mean
 from tracekit.synth.job_shape import Effect, Floats, InjectedCause, JobShape
 from tracekit.synth.schedules import PlannedOp
 from tracekit.trace.model import DP_COLLECTIVES, P2P, OpKind
@@ -287,7 +288,7 @@ def parse_cause(text: str) -> InjectedCause:
     """
     name, _, rest = text.strip().partition(":")
     if name not in CAUSES:
-        raise SelectionError(f"unknown cause {name!r}; known: {', '.join(CAUSES)}")
+        raise SelectionError(f"unknown cause {name!r}; known: {', '.join(CAUSES)}{did_you_mean(name, CAUSES)}")
     cause = CAUSES[name]
     settings = {field.name: field.type for field in fields(cause)}
     values: dict[str, Any] = {}

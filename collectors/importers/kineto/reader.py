@@ -6,12 +6,13 @@ In: paths. Out: a `GpuRecording`. Files are read in separate processes, several 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from tracekit.base.errors import FormatError
 from tracekit.base.processes import answers_of
+from tracekit.base.stderr import advance
 from tracekit.collectors.importers.kineto.assemble import assemble
 from tracekit.collectors.importers.kineto.kernel_classes import kernel_classes
 from tracekit.collectors.importers.kineto.rank_columns import RankColumns
@@ -28,7 +29,6 @@ def read_kineto(
     *,
     classes: Sequence[str] = (),
     processes: int | None = None,
-    progress: Callable[[str], None] | None = None,
 ) -> GpuRecording:
     """Read the recording of one job.
 
@@ -42,11 +42,10 @@ def read_kineto(
     files = list(dict.fromkeys(file for path in paths for file in (traces_in(path) if path.is_dir() else [path])))
     if not files:
         raise FormatError(f"{paths[0]}: holds no traces of torch.profiler (files that end in {' or '.join(SUFFIXES)})")
-    tell = progress or (lambda _: None)
     read: list[RankColumns] = []
-    for done, columns_of_file in enumerate(_read_all(files, processes or len(os.sched_getaffinity(0)))):
+    for done, columns_of_file in enumerate(_read_all(files, processes or len(os.sched_getaffinity(0))), 1):
         read += columns_of_file
-        tell(f"reading: {done + 1} of {len(files)} files")
+        advance("reading", done, len(files), "files")
     read.sort(key=lambda columns: (files.index(Path(columns.file)), columns.part))
     recording = assemble(read, table, name=_name(paths[0]))
     empty = [f"{file.name}: empty, and left out" for path in paths if path.is_dir() for file in empty_in(path)]

@@ -56,7 +56,8 @@ def dashboard_command(
 ) -> None:
     """Serve the dashboard: what do stragglers cost, who, since when, why, and what would each fix buy?
 
-    Shows a store [default: $TRACEKIT_STORE, else ./tracekit.store], or the traces given. Stop it with Ctrl-C.
+    Shows a store [default: $TRACEKIT_STORE, else ./tracekit.store], or the traces given. A NAME.store that is not there
+    yet is waited for: start the dashboard before the job. Stop it with Ctrl-C.
     """
     if missing := [name for name in _EXTRAS if find_spec(name) is None]:
         raise SelectionError(f"the dashboard needs {', '.join(missing)}: pip install 'tracekit-analysis[dashboard]'")
@@ -122,15 +123,17 @@ def _store_of(sources: tuple[Path, ...], *, needed: bool) -> tuple[Path, Callabl
 
     `needed`: raise an error if there is none; with a study, the default store may be missing.
     """
+    from tracekit.live.first_window import STORE_ENDING, await_store
     from tracekit.sources.recognise import is_a
     from tracekit.sources.source import Content
     from tracekit.store import Store, default_store
 
     stores = [source for source in sources if is_a(Content.STORE, source)]
-    if not sources or (len(sources) == 1 and stores):
+    expected = [source for source in sources if source.name.endswith(STORE_ENDING) and not os.path.lexists(source)]
+    if not sources or (len(sources) == 1 and (stores or expected)):
         store = sources[0] if sources else default_store()
         if sources or needed:
-            Store(store).check()
+            await_store(Store(store))
         return absolute(store), lambda: None
     if stores:
         raise SelectionError(

@@ -421,7 +421,7 @@ def _slowest_table(shown: _Shown, most: int) -> pl.DataFrame:
 
 
 def _export(texts: Mapping[str, str]) -> flask.Response:
-    """The timeline of the step for ui.perfetto.dev, as `tracekit export` writes it."""
+    """The timeline of the step for ui.perfetto.dev, as `tracekit store export` writes it."""
     stored = analysed(texts.get("job", ""), with_workers=True)
     steps, workers = (results().table(stored.name, table) for table in ("by_step", "by_worker"))
     read = read_state({"step": texts.get("step", "")}, steps, workers)

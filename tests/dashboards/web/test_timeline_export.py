@@ -25,7 +25,7 @@ def test_the_perfetto_file_is_what_the_export_writes(visit: Visit, serving: Serv
         page.get_by_text("Open in Perfetto").click()
     assert download.value.suggested_filename == "slow-worker-step-102.json.gz"
     file = tmp_path / "timeline.json.gz"
-    ran = run("export", "--store", serving.store, "--job", "slow-worker", "--steps", "102", "--out", file)
+    ran = run("store", "export", "--store", serving.store, "--job", "slow-worker", "--steps", "102", "--out", file)
     assert ran.code == 0, ran.err
     assert gzip.decompress(Path(download.value.path()).read_bytes()) == gzip.decompress(file.read_bytes())
 
