@@ -28,13 +28,11 @@ from tracekit.dashboards.browser.ui.components import (
     attributes,
     figure_parts,
     folded,
-    html_table,
     inline_csv,
     note,
     panel,
     problem,
     row_table,
-    scrolled,
     term,
 )
 from tracekit.dashboards.browser.ui.context import viewer
@@ -76,16 +74,14 @@ def fixes_panel(report: Report) -> Component:
         times = f"{seconds(step_s)} \u2192 {seconds(fix.new_step_s or 0.0)}"
         cells = [title, times, bound + with_error(fix.saved_s or 0.0, fix.error_s), html.Td(ask, className="ask")]
         rows[confidence is not None].append(cells)
-    names = ["Fix", f"{report.job.whole.capitalize()} time", "Saves", "Change"]
-    heads = [*names[:-1], html.Th("", className="ask")]
+    heads = ["Fix", f"{report.job.whole.capitalize()} time", "Saves", html.Th("", className="ask")]
     said = note(
         "Edit puts a fix into the form above, where it has the same price: change its factors, add ` + SELECTION` or"
         " ` + SELECTION * FACTOR`, and replay."
     )
     title, general = "Priced fixes", f"Fixes that any job could try: {len(rows[False])}"
     of_causes, of_any_job = (
-        row_table(heads, some, label, (1, 2), names=names)
-        for some, label in ((rows[True], title), (rows[False], general))
+        row_table(heads, some, label, (1, 2)) for some, label in ((rows[True], title), (rows[False], general))
     )
     return panel(
         title,
@@ -138,7 +134,7 @@ def _list(head: str, figure: str, rows: Sequence[tuple[str, str, str]]) -> Compo
         [words, value, html.Td(ask_button("Ask", WhatifQuery(text)), className="ask")]
         for words, value, text in rows[:MOST_LOSSES]
     ]
-    return html_table([head, figure, html.Th("", className="ask")], cells, numbers=(1,)) if cells else None
+    return row_table([head, figure, html.Th("", className="ask")], cells, head, (1,)) if cells else None
 
 
 def ask_button(title: str, query: WhatifQuery, *, edit: bool = False) -> Component:
@@ -270,7 +266,7 @@ def kept_panel(report: Report, seen: Seen) -> Component | None:
     return panel(
         "Scenarios side by side",
         *said,
-        scrolled(_lines(rows, report.job.whole, len(seen.beside)), "Scenarios", style="scenarios"),
+        html.Div(_lines(rows, report.job.whole, len(seen.beside)), className="scenarios"),
         *figure,
     )
 
@@ -323,7 +319,7 @@ def _lines(rows: Sequence[tuple[WhatifQuery, Status]], whole: str, beside: int) 
         )
         row = [html.Td(str(number), className="label"), html.Td(str(query)), *cells, html.Td(last, className="number")]
         lines.append(html.Tr(row, className="" if number <= beside else "current"))
-    return html_table(heads, lines, numbers=range(2, 5))
+    return row_table(heads, lines, "Scenarios", range(2, 5))
 
 
 def _figures(answer: Answer) -> tuple[str, str, str]:
