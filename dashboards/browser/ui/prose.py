@@ -37,9 +37,7 @@ def _several(content: Any) -> list[Any]:
     return prose if isinstance(content, str) and isinstance(prose, list) else [prose]
 
 
-def _parts(text: str) -> str | list[Any]:
-    text = text.replace(" -> ", " \u2192 ")
+def _parts(text: str) -> Any:
     parts = _CODE.split(text)  # text and code in turn
-    if len(parts) == 1:
-        return text
-    return [html.Code(part) if number % 2 else part for number, part in enumerate(parts) if part]
+    prose = [html.Code(part) if number % 2 else part.replace(" -> ", " \u2192 ") for number, part in enumerate(parts)]
+    return prose[0] if len(prose) == 1 else [part for part in prose if part]
