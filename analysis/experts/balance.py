@@ -195,8 +195,9 @@ class ExpertJob(Struct, frozen=True, eq=False, dict=True):
         backward = self.exchanges.backward
         experts_s = self._error_s(_FORWARD, change[~backward].sum()) + self._error_s(_BACKWARD, change[backward].sum())
         transfers_s = sum(self._error_s(name, moved) for name, _ in self._transfers)
-        error_s = experts_s + min(transfers_s, abs(high_s - low_s))  # a transfer takes no less than in proportion
-        if not self.known or not np.isfinite(transfers_s) or not error_s <= _LARGEST_ERROR * self.step_s:
+        # A transfer takes no less than in proportion: an unknown slope moves the step within the bounds alone.
+        error_s = experts_s + min(transfers_s, abs(high_s - low_s))
+        if not self.known or not error_s <= _LARGEST_ERROR * self.step_s:
             return Rebalanced(plan, low_s=min(low_s, high_s), high_s=max(low_s, high_s))
         step_s = self._step_s(self._with_transfers(experts, most))
         return Rebalanced(plan, step_time_s=step_s, saved_s=self.step_s - step_s, error_s=error_s)

@@ -1,4 +1,7 @@
-"""What a page says, without a browser: its paragraphs, cells and badges as the server sends them."""
+"""What a page says, without a browser: its paragraphs, cells and badges as the server sends them.
+
+Code and arrows are written as in the reports that they come from.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +91,8 @@ def found(component: Any, kind: str, style: str = "") -> Iterator[Component]:
 
 def _parts(component: Any) -> Iterator[str]:
     if isinstance(component, Component):
-        edge = "\n" if type(component).__name__ in BLOCKS else " " if type(component).__name__ == "Span" else ""
+        name = type(component).__name__
+        edge = "\n" if name in BLOCKS else {"Span": " ", "Code": "`"}.get(name, "")
         yield edge
         yield from _parts(getattr(component, "children", None))
         yield edge
@@ -96,4 +100,4 @@ def _parts(component: Any) -> Iterator[str]:
         for child in component:
             yield from _parts(child)
     elif component is not None:
-        yield str(component)
+        yield str(component).replace("\u2192", "->")

@@ -324,6 +324,7 @@
       this.state.op = null;
       this.marks = this.handed = [];
       this.frame();
+      panel().clear();
       window.tracekit.remember({ op: null });
     }
 

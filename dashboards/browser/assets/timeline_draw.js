@@ -183,9 +183,9 @@
     }
   }
 
-  // Names take less room on a phone.
+  // Names have room for ten characters at least.
   function fit(width) {
-    [LABELS, STREAM_AT] = width < 480 ? [104, 52] : [216, 132];
+    [LABELS, STREAM_AT] = width < 480 ? [130, 78] : width < 1000 ? [140, 80] : [216, 132];
   }
 
   // Text that is too long ends in dots: squeezed, nobody could read it.

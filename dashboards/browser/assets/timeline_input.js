@@ -17,6 +17,7 @@
     on(timeline.canvas, "pointerleave", () => {
       timeline.tip.hidden = true;
       clearTimeout(timeline.dwelling);
+      if (element("timeline-details")?.dataset.kept === "false") window.tracekitTimelinePanel.clear();
     });
     on(timeline.scroll, "keydown", (event) => key(timeline, event));
     on(element("timeline-find"), "keydown", (event) => event.key === "Enter" && timeline.nextFound());
@@ -102,7 +103,8 @@
     else timeline.letGo();
   }
 
-  // What is under the pointer, in a few words; the side panel follows where it shows nothing that was asked for.
+  // What is under the pointer, in a few words; the panel follows on the other half where it shows nothing that was asked
+  // for.
   function point(timeline, event) {
     const { canvas, scene, tip } = timeline, box = canvas.getBoundingClientRect(), { AXIS, LABELS } = paint();
     const x = event.clientX - box.left, y = event.clientY - box.top, mark = timeline.under(x, y), place = scene && rows().at(timeline, y);
@@ -116,6 +118,7 @@
     tip.style.left = `${Math.max(0, Math.min(event.clientX - host.left + 14, host.width - 330))}px`;
     tip.style.top = `${event.clientY - host.top + 18}px`;
     if (!mark || timeline.pinned || timeline.state.range || timeline.state.find) return;
+    element("timeline-details").classList.toggle("left", event.clientX - host.left > host.width / 2);
     timeline.dwelling = setTimeout(() => timeline.guarded(() => timeline.tell(mark.name, false)), 90);
   }
 

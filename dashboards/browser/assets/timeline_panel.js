@@ -38,6 +38,14 @@
     place.replaceChildren(title, list);
   }
 
+  // Nothing is asked for: the panel goes.
+  function clear() {
+    const place = document.getElementById("timeline-details");
+    if (!place) return;
+    place.replaceChildren();
+    for (const name of ["op", "kept", "sums"]) delete place.dataset[name];
+  }
+
   // Rows with cells from column `numbers` on as figures; `choose`, if any, gets the name of the op whose row is chosen.
   function table(heads, rows, choose, numbers) {
     const drawn = document.createElement("table"), head = drawn.createTHead().insertRow(), body = drawn.createTBody();
@@ -55,6 +63,7 @@
       cells.forEach((text, at) => {
         const cell = row.insertCell();
         cell.className = style(at);
+        cell.dataset.head = heads[at];
         if (at || !choose) cell.textContent = text;
         else cell.append(button);
       });
@@ -87,5 +96,5 @@
     });
   }
 
-  window.tracekitTimelinePanel = { summary: summary, details: details, sums: sums, table: table, save: save };
+  window.tracekitTimelinePanel = { summary, details, sums, clear, table, save };
 })();

@@ -22,11 +22,10 @@ from tracekit.dashboards.browser.ui.components import (
     figure_parts,
     halves,
     href,
-    html_table,
     inline_csv,
     note,
     panel,
-    scrolled,
+    row_table,
     term,
 )
 from tracekit.dashboards.browser.ui.context import viewer
@@ -60,7 +59,7 @@ def verdict_panel(before: Side, after: Side, extra: Component) -> Component:
         "Did it help?",
         html.Div([html.P(judged.sentence, className="verdict"), outcome], className="verdict-line"),
         *(html.P(text, className="warning") for text in judged.notes),
-        scrolled(_figures(before, after), "Figures before and after"),
+        _figures(before, after),
         html.Div(extra, className="below"),
         note(
             "Intervals: 95%, bootstrap over blocks of steps; where steps resemble their neighbours, blocks are longer."
@@ -91,7 +90,7 @@ def _figures(before: Side, after: Side) -> Component:
     if before.tokens_per_s and after.tokens_per_s:
         rows.append(_row(["Tokens a second"], _exact(before.tokens_per_s, after.tokens_per_s), three_digits))
     heads = ["", f"Before: {short(before.title)}", f"After: {short(after.title)}", "Change", "95% interval"]
-    return html_table(heads, rows, numbers=range(1, 5))
+    return row_table(heads, rows, "Figures before and after", range(1, 5))
 
 
 def _exact(before: float, after: float) -> MeanDifference:
@@ -287,5 +286,5 @@ def _largest(before: Side, after: Side, reports: Mapping[str, Report]) -> Compon
         + [f"{row['before']:.3f}", f"{row['after']:.3f}", f"{row['change']:+.3f}"]
         for row in changed.iter_rows(named=True)
     ]
-    table = html_table(heads, rows, numbers=range(2 + len(hosts), len(heads)))
-    return panel("Workers that changed most", scrolled(table, "Workers that changed most"))
+    title = "Workers that changed most"
+    return panel(title, row_table(heads, rows, title, range(2 + len(hosts), len(heads))))

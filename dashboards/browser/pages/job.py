@@ -136,7 +136,6 @@ def _fixes(stored: Stored, report: Report) -> list[Component]:
     whole = "step" if unprofiled else whole
     then = ["Step then, without the profiler"] if unprofiled else [f"{whole.capitalize()} then, ", term("recorded")]
     heads = ["Fix", *where, term("sure", "Sure"), then, f"Saves a {whole}", *map(term, hours)]
-    names = ["Fix", *where, "Sure", f"{whole.capitalize()} then", f"Saves a {whole}", *hours]
     rows: dict[bool, list[list[Any]]] = {True: [], False: []}
     for fix in report.fixes:
         confidence = fix.confidence
@@ -151,7 +150,7 @@ def _fixes(stored: Stored, report: Report) -> list[Component]:
     of_cause, of_any_job = "What fixes give back", f"Fixes that any job could try: {len(rows[False])}"
     said = [note(f"{words}.") for words in report.assumptions]
     tables = [
-        row_table(heads, rows[each], label, range(1 + len(where), len(heads)), names=names)
+        row_table(heads, rows[each], label, range(1 + len(where), len(heads)))
         for each, label in ((True, of_cause), (False, of_any_job))
     ]
     priced = [tables[0], *said]

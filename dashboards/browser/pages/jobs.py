@@ -329,7 +329,7 @@ def _grid(rows: pl.DataFrame, view: dict[str, str | None]) -> Component:
         if name in kept
     ]
     numbers = [at for at, name in enumerate(kept) if name in (*FIGURES, "Cost a day")]
-    return row_table(heads, body, "Jobs", numbers, names=kept, id="jobs")
+    return row_table(heads, body, "Jobs", numbers, id="jobs")
 
 
 def _cells(row: dict[str, Any], shares: Sequence[float]) -> dict[str, Component]:

@@ -17,12 +17,10 @@ from tracekit.base.text import short
 from tracekit.dashboards.browser.data.fleet_study import FleetReport
 from tracekit.dashboards.browser.figures.slowdown_curves import distribution
 from tracekit.dashboards.browser.ui.components import (
-    attributes,
     figure_panel,
     folded,
     halves,
     href,
-    html_table,
     inline_csv,
     note,
     panel,
@@ -140,8 +138,7 @@ def _panel(table: Table, by: str = "", values: Sequence[str] = ()) -> Component:
 
 
 def _shown(table: Table, cells: Sequence[Any]) -> Component:
-    # On a phone the table scrolls sideways, so the keyboard must reach it.
-    return html_table(table.heads, cells, figure_columns(table), tabIndex=0, **attributes(aria_label=table.title))
+    return row_table(table.heads, cells, table.title, figure_columns(table))
 
 
 page(__name__, "/fleet", "Fleet", build, lambda _found, _state: [])

@@ -36,11 +36,11 @@ from tracekit.dashboards.figures.lanes import LEVEL_STEP, LEVELS, LEVELS_OF_RL
 from tracekit.dashboards.figures.theme import CLASSES, ink_on, legend
 
 _KEYS = (
-    "Wheel zooms, Shift + wheel scrolls the rows, dragging pans, Shift + dragging or dragging the ruler selects a range"
-    " for sums by kind. A click on a name at the left pins the row on top, or opens a group. The arrows of an op kept"
-    " follow its microbatch. Keys: W and S (+ and -) zoom, A and D (left and right) pan, up and down scroll, Home shows"
-    " all, R selects what is shown, N and P go to the next and previous op of the track, T pins its row, F fills the"
-    " screen, Escape lets go."
+    "Point at an op for its figures, click it to keep them. Wheel zooms, Shift + wheel scrolls the rows, dragging pans,"
+    " Shift + dragging or dragging the ruler selects a range for sums by kind. A click on a name at the left pins the"
+    " row on top, or opens a group. The arrows of an op kept follow its microbatch. Keys: W and S (+ and -) zoom, A and"
+    " D (left and right) pan, up and down scroll, Home shows all, R selects what is shown, N and P go to the next and"
+    " previous op of the track, T pins its row, F fills the screen, Escape lets go."
 )
 _TOUCHES = (
     "Pinch to zoom, drag sideways to move, drag the ruler to select a range; tap an op to keep it, or a name to pin it."
@@ -105,7 +105,6 @@ def build(stored: Stored, **texts: str) -> list[Component]:
         panel(
             [term(part) if part == "ideal" else part for part in words.title],
             _controls(stored, words, read.state, steps),
-            _legend(words),
             _canvas(stored, words, read.state),
             extra=_buttons(stored, words, read.state),
         ),
@@ -183,13 +182,11 @@ def _controls(stored: Stored, words: TimelineWords, state: TimelineState, steps:
     }
     groups = {Group.WORKER: words.group, Group.HOST: "By host"}
     groups |= {Group.STAGE: "By stage"} if words.peers else {}
+    path = {CriticalPath.NO: "Hide", CriticalPath.YES: "Show"}
     of_pipelines = [
         _choice("timeline-view", "Timeline", state.view, {str(view): name for view, name in views.items()}),
         _choice("timeline-streams", "Streams", state.streams, {Streams.COMPUTE: "Compute", Streams.ALL: "All"}),
         _choice("timeline-order", "Order", state.order, {Order.RANK: "By rank", Order.SLOWEST: "Slowest first"}),
-        _choice(
-            "timeline-critical", "Critical path", state.critical, {CriticalPath.NO: "Hide", CriticalPath.YES: "Show"}
-        ),
     ]
     of_several = [
         _choice("timeline-group", "Rows", state.group, groups),
@@ -199,13 +196,22 @@ def _controls(stored: Stored, words: TimelineWords, state: TimelineState, steps:
         _filter("timeline-stage", "Stages", state.stages, "0-3"),
         _filter("timeline-worker", "Worker", state.workers, "3,1"),
     ]
+    more = [
+        html.Div(of_pipelines, className=of_peers),
+        html.Div(of_several, className=of_rows),
+        html.Div(filters, className=of_peers),
+    ]
+    filtered = state.dp_ranks or state.stages or state.workers
     return html.Div(
         [
             step,
-            html.Div(of_pipelines, className=of_peers),
-            html.Div(of_several, className=of_rows),
-            html.Div(filters, className=of_peers),
+            html.Div(_choice("timeline-critical", "Critical path", state.critical, path), className=of_peers),
             _filter("timeline-find", "Find ops", state.find, words.find),
+            html.Details(
+                [html.Summary("Rows and filters"), html.Div(more, className="timeline-controls")],
+                open=bool(filtered),
+                className="timeline-more" if words.peers or of_rows == "contents" else "none",
+            ),
         ],
         className="timeline-controls",
     )
@@ -278,11 +284,8 @@ def _canvas(stored: Stored, words: TimelineWords, state: TimelineState) -> Compo
                 ],
                 id="timeline-host",
             ),
-            html.Aside(
-                html.P("Point at an op for its figures; click it to keep them.", className="note"),
-                id="timeline-details",
-                **attributes(aria_label="The op pointed at", aria_live="polite"),
-            ),
+            html.Aside(id="timeline-details", **attributes(aria_label="The op pointed at", aria_live="polite")),
+            _legend(words),
             html.P(id="timeline-path-words", **attributes(aria_live="polite")),
             html.P(_KEYS, id="timeline-keys", className="note"),
             html.P(_TOUCHES, id="timeline-touches", className="note"),
@@ -303,7 +306,7 @@ def _table(stored: Stored, words: TimelineWords, state: TimelineState) -> list[C
             ],
             className="note",
         ),
-        html.Div(html.P("Loading ...", className="note"), id="timeline-slowest", className="table-scroll"),
+        html.Div(html.P("Loading ...", className="note"), id="timeline-slowest", className="table-wide stacked"),
     ]
 
 

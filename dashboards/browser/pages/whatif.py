@@ -15,6 +15,7 @@ from dash.development.base_component import Component
 from dash.exceptions import PreventUpdate
 
 from tracekit.base.errors import SelectionError, StoreError, TracekitError
+from tracekit.dashboards.browser.data.gpu_questions import GpuQuestion, gpu_questions
 from tracekit.dashboards.browser.data.queries import Stored
 from tracekit.dashboards.browser.data.replays import Rejected
 from tracekit.dashboards.browser.data.whatif_query import (
@@ -31,6 +32,7 @@ from tracekit.dashboards.browser.pages.whatif_parts import (
     answer_panel,
     ask_button,
     fixes_panel,
+    gpu_prices,
     kept_panel,
     losses,
 )
@@ -77,10 +79,11 @@ class Asking(TypedDict):
 
 
 class Drawn(TypedDict):
-    """What the two parts of the page that change by themselves show, so that neither is drawn again in vain."""
+    """What the parts of the page that change by themselves show, so that none is drawn again in vain."""
 
     answer: str
     beside: str
+    losses: str
 
 
 class Answered(TypedDict):
@@ -99,13 +102,17 @@ def build(stored: Stored, **state: str) -> list[Component]:
         job=stored.name, select=select, action=action, factor=factor, beside=kept_text(others), remarks=list(remarks)
     )
     seen = _look(stored, asking, wait_s=FIRST_WAIT_S)
-    lists = losses(stored.report)
+    lists = gpu_prices(stored.report, seen) or losses(stored.report)
     form = _form(stored.report, asking, seen)
     if lists:
         form = [html.Details([html.Summary("Ask your own question"), *form], id="whatif-own", open=bool(seen.wrong))]
     return [
         html.Div(answer_panel(stored.report, seen), id="whatif-answer", **attributes(aria_live="polite")),
-        panel("Without which would the job be faster?" if lists else "What if ...", *lists, *form),
+        panel(
+            "Without which would the job be faster?" if lists else "What if ...",
+            html.Div(lists, id="whatif-losses"),
+            *form,
+        ),
         html.Div(kept_panel(stored.report, seen), id="whatif-kept"),
         fixes_panel(stored.report),
         dcc.Store(id="whatif-state", data=dict(asking)),
@@ -129,7 +136,12 @@ def _look(stored: Stored, state: Asking, *, wait_s: float = 0.0) -> Seen:
         wrong = status.message
     wait_s = wait_s if status is None else 0.0
     beside = tuple((other, replays().ask(stored, other, wait_s=wait_s)) for other in others)
-    return Seen(query, status, wrong, beside, (*state["remarks"], *remarks))
+    on_gpus = tuple((question, replays().ask(stored, question.query)) for question in _on_gpus(stored))
+    return Seen(query, status, wrong, beside, (*state["remarks"], *remarks), on_gpus)
+
+
+def _on_gpus(stored: Stored) -> tuple[GpuQuestion, ...]:
+    return () if stored.report is None else gpu_questions(stored.report)
 
 
 def _drawn(seen: Seen) -> Drawn:
@@ -138,6 +150,7 @@ def _drawn(seen: Seen) -> Drawn:
     return Drawn(
         answer=repr((*question, [query for query, _ in seen.beside])),
         beside=repr((*question, seen.beside, seen.beside_problems)),
+        losses=repr(seen.on_gpus),
     )
 
 
@@ -232,12 +245,13 @@ def _report(job: str) -> Report:
 
 def _not_shown(error: Exception) -> list[Any]:
     """What takes the place of the answers; the page stops asking until something else is asked."""
-    return [told(error), [], None, Drawn(answer="", beside=""), Answered(asked=0, pending=False)]
+    return [told(error), [], no_update, None, Drawn(answer="", beside="", losses=""), Answered(asked=0, pending=False)]
 
 
 @answers(
     Output("whatif-answer", "children"),
     Output("whatif-kept", "children"),
+    Output("whatif-losses", "children"),
     Output("whatif-wrong", "children"),
     Output("whatif-drawn", "data"),
     Output("whatif-answered", "data"),
@@ -257,6 +271,7 @@ def show(state: Asking, asked: int, before: Drawn) -> Any:
     return (
         no_update if same else answer_panel(stored.report, seen),
         no_update if now["beside"] == before["beside"] else kept_panel(stored.report, seen),
+        no_update if now["losses"] == before["losses"] else gpu_prices(stored.report, seen),
         no_update if same else seen.wrong,
         no_update if now == before else now,
         Answered(asked=asked, pending=seen.pending),

@@ -14,6 +14,7 @@ from dash import html
 from dash.development.base_component import Component
 
 from tracekit.base.text import seconds, sure, with_error
+from tracekit.dashboards.browser.data.gpu_questions import RANKS, GpuQuestion
 from tracekit.dashboards.browser.data.replays import Answer, Pending, Phase, Rejected, Status
 from tracekit.dashboards.browser.data.whatif_query import (
     MOST_KEPT,
@@ -28,16 +29,15 @@ from tracekit.dashboards.browser.ui.components import (
     attributes,
     figure_parts,
     folded,
-    html_table,
     inline_csv,
     note,
     panel,
     problem,
     row_table,
-    scrolled,
     term,
 )
 from tracekit.dashboards.browser.ui.context import viewer
+from tracekit.dashboards.browser.ui.glossary import GPU_REASONS
 from tracekit.report.report import Report
 
 #: Workers, places or op kinds that are listed: so many, if they cost this share of the step.
@@ -53,11 +53,13 @@ class Seen:
     wrong: str | None
     beside: tuple[tuple[WhatifQuery, Status], ...]
     beside_problems: tuple[str, ...]
+    on_gpus: tuple[tuple[GpuQuestion, Status], ...] = ()
 
     @property
     def pending(self) -> bool:
         """Whether an answer is still to come."""
-        return any(isinstance(status, Pending) for status in (self.status, *(status for _, status in self.beside)))
+        others = (*(status for _, status in self.beside), *(status for _, status in self.on_gpus))
+        return any(isinstance(status, Pending) for status in (self.status, *others))
 
 
 def fixes_panel(report: Report) -> Component:
@@ -68,7 +70,7 @@ def fixes_panel(report: Report) -> Component:
     step_s = report.step_time_s.recorded
     rows: dict[bool, list[list[Any]]] = {True: [], False: []}
     for fix in fixes:
-        query = query_of(fix) if report.by_worker else None
+        query = query_of(fix)
         ask = "" if query is None else ask_button("Edit", query, edit=True)
         bound = "at most " if fix.bound else ""
         confidence = fix.confidence
@@ -76,23 +78,43 @@ def fixes_panel(report: Report) -> Component:
         times = f"{seconds(step_s)} \u2192 {seconds(fix.new_step_s or 0.0)}"
         cells = [title, times, bound + with_error(fix.saved_s or 0.0, fix.error_s), html.Td(ask, className="ask")]
         rows[confidence is not None].append(cells)
-    names = ["Fix", f"{report.job.whole.capitalize()} time", "Saves", "Change"]
-    heads = [*names[:-1], html.Th("", className="ask")]
+    heads = ["Fix", f"{report.job.whole.capitalize()} time", "Saves", html.Th("", className="ask")]
     said = note(
         "Edit puts a fix into the form above, where it has the same price: change its factors, add ` + SELECTION` or"
         " ` + SELECTION * FACTOR`, and replay."
     )
     title, general = "Priced fixes", f"Fixes that any job could try: {len(rows[False])}"
     of_causes, of_any_job = (
-        row_table(heads, some, label, (1, 2), names=names)
-        for some, label in ((rows[True], title), (rows[False], general))
+        row_table(heads, some, label, (1, 2)) for some, label in ((rows[True], title), (rows[False], general))
     )
     return panel(
         title,
         *([of_causes] if rows[True] else []),
-        *([said] if rows[True] and report.by_worker else []),
+        *([said] if rows[True] and not report.rl else []),
         *([folded(general, of_any_job)] if rows[False] else []),
     )
+
+
+def gpu_prices(report: Report, seen: Seen) -> list[Component]:
+    """What makes the GPUs idle, which ranks are late, which ops take long: each with its price, the largest first."""
+    groups: dict[str, list[tuple[float, list[Any]]]] = {}
+    for question, status in seen.on_gpus:
+        saved_s = status.saved_s if isinstance(status, Answer) else 0.0
+        saves = f"{status.phase} ..." if isinstance(status, Pending) else "nothing"
+        if isinstance(status, Answer) and status.clear and saved_s >= SMALLEST_LOSS * status.recorded_s:
+            saves = f"{seconds(saved_s)} ({saved_s / status.recorded_s:.0%})"
+        words = GPU_REASONS.get(question.subject, question.subject)
+        words += "" if question.rank is None else f", rank {question.rank}"
+        asked = html.Td(ask_button("Edit", question.query, edit=True), className="ask")
+        groups.setdefault(question.heading, []).append((saved_s, [words, seconds(question.takes_s), saves, asked]))
+    lists = []
+    for heading, rows in groups.items():
+        ordered = [cells for _, cells in sorted(rows, key=lambda row: -row[0])]
+        takes, saves = "Others wait" if heading == RANKS else "Takes", f"Saves a {report.job.whole}"
+        table = row_table([heading, takes, saves, html.Th("", className="ask")], ordered, heading, (1, 2))
+        lists.append(html.Div(table, className="half"))
+    said = note("Prices are those of fixes: the job is replayed with launch delays, everything else as recorded.")
+    return [html.Div(lists, className="row"), said] if lists else []
 
 
 def losses(report: Report) -> list[Component]:
@@ -138,7 +160,7 @@ def _list(head: str, figure: str, rows: Sequence[tuple[str, str, str]]) -> Compo
         [words, value, html.Td(ask_button("Ask", WhatifQuery(text)), className="ask")]
         for words, value, text in rows[:MOST_LOSSES]
     ]
-    return html_table([head, figure, html.Th("", className="ask")], cells, numbers=(1,)) if cells else None
+    return row_table([head, figure, html.Th("", className="ask")], cells, head, (1,)) if cells else None
 
 
 def ask_button(title: str, query: WhatifQuery, *, edit: bool = False) -> Component:
@@ -270,7 +292,7 @@ def kept_panel(report: Report, seen: Seen) -> Component | None:
     return panel(
         "Scenarios side by side",
         *said,
-        scrolled(_lines(rows, report.job.whole, len(seen.beside)), "Scenarios", style="scenarios"),
+        html.Div(_lines(rows, report.job.whole, len(seen.beside)), className="scenarios"),
         *figure,
     )
 
@@ -323,7 +345,7 @@ def _lines(rows: Sequence[tuple[WhatifQuery, Status]], whole: str, beside: int) 
         )
         row = [html.Td(str(number), className="label"), html.Td(str(query)), *cells, html.Td(last, className="number")]
         lines.append(html.Tr(row, className="" if number <= beside else "current"))
-    return html_table(heads, lines, numbers=range(2, 5))
+    return row_table(heads, lines, "Scenarios", range(2, 5))
 
 
 def _figures(answer: Answer) -> tuple[str, str, str]:

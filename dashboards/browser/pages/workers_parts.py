@@ -14,7 +14,7 @@ from dash.development.base_component import Component
 from tracekit.base.text import seconds, short
 from tracekit.dashboards.browser.data.queries import Stored
 from tracekit.dashboards.browser.data.worker_view import WorkerView, comma
-from tracekit.dashboards.browser.ui.components import attributes, figure_parts, href, html_table, note, scrolled, term
+from tracekit.dashboards.browser.ui.components import attributes, figure_parts, href, note, row_table, term
 from tracekit.dashboards.browser.ui.context import results, viewer
 from tracekit.dashboards.browser.ui.sentences import host_words
 from tracekit.dashboards.browser.ui.time_range import in_range
@@ -65,8 +65,8 @@ def slowest(workers: WorkerMap, position: int | None, chosen: int) -> list[Compo
     nobody = float(workers.slowdown.max()) < WORTH_NAMING and position is None
     said = [note(f"Nobody reaches {WORTH_NAMING:.2f}: these are only the largest.")] if nobody else []
     places = [place for place, cell in enumerate(cells) if cell == chosen]
-    table = html_table(heads, rows, range(3, len(heads)), style="tight", chosen=places)
-    return [*said, scrolled(table, "Slowest workers", style="whole")]
+    numbers = range(3, len(heads))
+    return [*said, row_table(heads, rows, "Slowest workers", numbers, style="tight", chosen=places)]
 
 
 def slowest_steps(stored: Stored) -> Component:
@@ -80,7 +80,8 @@ def slowest_steps(stored: Stored) -> Component:
         ]
         for row in stored.table("by_step").top_k(SLOWEST_STEPS, by="recorded_s").iter_rows(named=True)
     ]
-    return html_table(["Step", "Recorded", term("slowdown", "Slowdown"), "Open"], rows, numbers=(1, 2), style="tight")
+    heads = ["Step", "Recorded", term("slowdown", "Slowdown"), "Open"]
+    return row_table(heads, rows, "Slowest steps", (1, 2), style="tight")
 
 
 def detail(workers: WorkerMap, cell: int, job: str, position: int | None, *, default: bool) -> list[Component]:
@@ -111,7 +112,7 @@ def detail(workers: WorkerMap, cell: int, job: str, position: int | None, *, def
         html.H3([f"{name[:1].upper()}{name[1:]}", html.Span("the slowest" if default else "", className="note")]),
         html.Div(
             [
-                html.Table(html.Tbody(body), className="plain tight"),
+                html.Table(html.Tbody(body), className="plain tight about"),
                 html.P([html.Span(link, className="next") for link in links]),
             ]
         ),
@@ -182,6 +183,6 @@ def hosts(workers: WorkerMap, chosen: str | None, report: Report) -> list[Compon
     rest = f"{more:,} more hosts have no slower worker. " if more > 0 else ""
     return [
         said,
-        scrolled(html_table(heads, rows, (1, 2, 4), style="tight", chosen=places), "Hosts", style="whole"),
+        row_table(heads, rows, "Hosts", (1, 2, 4), style="tight", chosen=places),
         note(f"{rest}Choose a host to mark its workers on the map."),
     ]

@@ -14,9 +14,11 @@ from typing import Any, ParamSpec, TypeVar, get_type_hints
 import flask
 import msgspec
 from dash import callback, html, set_props
+from dash.development.base_component import Component
 from werkzeug.exceptions import BadRequest, HTTPException
 
 from tracekit.dashboards.browser.ui.components import attributes, told
+from tracekit.dashboards.browser.ui.prose import as_prose
 
 #: Id of the element that shows errors of callbacks without a better place for them.
 TROUBLE = "page-trouble"
@@ -65,9 +67,19 @@ def checked(function: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _An
             several = expected.parameters[name].kind is Parameter.VAR_POSITIONAL
             if not all(_fits(each, hints[name]) for each in (value if several else [value])):
                 raise BadRequest(f"{function.__name__}: {name} = {value!r:.60} is not {hints[name]}")
-        return function(*values, **named)
+        return _in_prose(function(*values, **named))
 
     return safely
+
+
+def _in_prose(answer: _Answer) -> _Answer:
+    """The outputs of a callback, with the texts of components as people read them."""
+    for output in answer if isinstance(answer, list | tuple) else (answer,):
+        if isinstance(output, Component):
+            as_prose(output)
+        elif isinstance(output, list):
+            _in_prose(output)
+    return answer
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -81,6 +93,6 @@ def _fits(value: Any, kind: Any) -> bool:
 
 def say_failure(error: Exception) -> None:
     """Show a message over the page and leave the rest of it unchanged."""
-    message = told(error)
+    message = as_prose(told(error))
     message.children = [*message.children, html.Button("Close", **attributes(data_close=TROUBLE))]
     set_props(TROUBLE, {"children": message})

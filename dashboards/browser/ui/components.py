@@ -155,16 +155,16 @@ def as_table(table: pl.DataFrame, *, csv: str | None = None, most: int = MOST_RO
         [
             html.Summary(["Data table", more]),
             html.Div(links, className="table-links"),
-            scrolled(plain_table(table.head(most)), "The figure as numbers"),
+            html.Div(
+                plain_table(table.head(most)),
+                className="table-scroll",
+                tabIndex=0,
+                role="region",
+                **attributes(aria_label="The figure as numbers"),
+            ),
         ],
         className="as-table",
     )
-
-
-def scrolled(table: Component, label: str, *, style: str = "") -> Component:
-    """A table that scrolls within its frame if it is large, also by keyboard. `label`: what it lists."""
-    frame = attributes(aria_label=label)
-    return html.Div(table, className=f"table-scroll {style}".strip(), tabIndex=0, role="region", **frame)
 
 
 def html_table(
@@ -174,12 +174,10 @@ def html_table(
     *,
     style: str = "",
     chosen: Collection[int] = (),
-    **more: Any,
 ) -> Component:
     """A table. `rows`: lists of cells, of which those that are no `Td` or `Th` become one, or ready-made rows.
 
-    `numbers`: the positions of columns that hold figures; `chosen`: of rows that stand out. `more`: attributes of the
-    table.
+    `numbers`: the positions of columns that hold figures; `chosen`: of rows that stand out.
     """
 
     def row(kind: Any, cells: Sequence[Any], place: int = -1) -> Component:
@@ -191,7 +189,7 @@ def html_table(
         )
 
     body = [cells if isinstance(cells, html.Tr) else row(html.Td, cells, place) for place, cells in enumerate(rows)]
-    return html.Table([html.Thead(row(html.Th, heads)), html.Tbody(body)], className=f"plain {style}".strip(), **more)
+    return html.Table([html.Thead([row(html.Th, heads)]), html.Tbody(body)], className=f"plain {style}".strip())
 
 
 def row_table(
@@ -200,19 +198,29 @@ def row_table(
     label: str,
     numbers: Collection[int] = (),
     *,
-    names: Sequence[str] | None = None,
+    style: str = "",
+    chosen: Collection[int] = (),
     id: str | None = None,  # noqa: A002 - Dash's name
 ) -> Component:
-    """A table as `html_table` makes it; on a phone, each row becomes a block in which every cell names its column.
-
-    `label`: what it lists. `names`: the names of the columns, where `heads` are more than text.
+    """A table as `html_table` makes it; without room for its columns (assets/tables.js), each row becomes a block in
+    which every cell names its column. `label`: what it lists.
     """
-    whole_table = html_table(heads, rows, numbers)
-    for row in whole_table.children[1].children:
-        for name, cell in zip(names or heads, row.children, strict=False):  # a cell may span several columns
+    whole_table = html_table(heads, rows, numbers, style=style, chosen=chosen)
+    names = [_words(head).removesuffix(" \u2193") for head in heads]
+    for row in (*whole_table.children[0].children, *whole_table.children[1].children):
+        for name, cell in zip(names, row.children, strict=False):  # a cell may span several columns
             setattr(cell, "data-head", name)
     frame = named(id) | attributes(aria_label=label)
     return html.Div(whole_table, className="table-wide stacked", tabIndex=0, role="region", **frame)
+
+
+def _words(content: Any) -> str:
+    """The text of a component and of those in it."""
+    if isinstance(content, Component):
+        return _words(getattr(content, "children", None))
+    if isinstance(content, list | tuple):
+        return "".join(map(_words, content))
+    return "" if content is None else str(content)
 
 
 def inline_csv(table: pl.DataFrame) -> str:

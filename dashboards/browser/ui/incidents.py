@@ -58,7 +58,7 @@ def _lost(incident: Incident, gpus: int | None) -> float | None:
 
 def incident_table(rows: Sequence[Handled], heads: Sequence[Any] = COLUMNS) -> Component:
     """One row per incident; an open one names the culprit, the check and the action, and can be acknowledged."""
-    return row_table(heads, [_row(one) for one in rows], "Incidents", _FIGURES, names=COLUMNS)
+    return row_table(heads, [_row(one) for one in rows], "Incidents", _FIGURES)
 
 
 def _row(handled: Handled) -> list[Any]:

@@ -33,6 +33,7 @@ from tracekit.dashboards.browser.ui.context import (
     study,
     viewer,
 )
+from tracekit.dashboards.browser.ui.prose import as_prose
 from tracekit.dashboards.browser.ui.sentences import Tone, headline, run_headline
 from tracekit.dashboards.browser.ui.share import share
 from tracekit.dashboards.browser.ui.time_range import range_control
@@ -85,11 +86,8 @@ def page(module: str, path: str, title: str, build: Layout, reads: Reads) -> Non
             left_out = _left_out(results().left_out())
         content = guarded(_within_limits(build))(**texts)
         trouble = html.Div(id=TROUBLE, role="alert")
-        return html.Main(
-            [*(content if isinstance(content, list) else [content]), left_out, trouble],
-            id="page",
-            **attributes(data_page=path, **seen),
-        )
+        parts = [*(content if isinstance(content, list) else [content]), left_out, trouble]
+        return html.Main(as_prose(parts), id="page", **attributes(data_page=path, **seen))
 
     dash.register_page(module, path=path, title=f"{title} - tracekit", name=title, layout=layout)
 

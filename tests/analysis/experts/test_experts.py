@@ -244,6 +244,20 @@ def test_transfers_that_never_vary_leave_an_interval(tmp_path: Path) -> None:
     assert price["low_s"] <= even_us * 1e-6 - base_s <= price["high_s"]
 
 
+def test_transfers_that_never_vary_and_hardly_take_time_leave_a_price(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a row of them costs, 32 transfers of 5 us move the step by less than the 2 % that a point may be off."""
+    monkeypatch.setattr("tests.analysis.experts.simulated.TRANSFER", 1.0)
+    monkeypatch.setattr("tests.analysis.experts.simulated.PER_ROW", 0.001)
+    tokens = np.array([[np.roll([2500, 500, 500, 500], layer) for layer in range(4)]] * 3, float)
+    saved_s = (np.mean(simulate(tokens, tmp_path)) - np.mean(simulate(np.full(tokens.shape, 1000.0)))) * 1e-6
+    experts = whatif(tmp_path, "--rebalance", "balanced")["experts"]
+    (price,), (cause,) = experts["rebalance"], experts["causes"]
+    assert price["saved_s"] == cause["saved_s"] == pytest.approx(saved_s, abs=price["error_s"])
+    assert 0 < price["error_s"] < 0.02 * saved_s
+
+
 def test_cut_lists_are_said_and_priced_by_nothing(tmp_path: Path) -> None:
     simulate(SKEW, tmp_path / "recording", lists="cut")
     options = ("--expert-loads", log(tmp_path / "loads.jsonl", SKEW), "--rebalance", "balanced")
@@ -478,7 +492,10 @@ def test_the_command_places_experts_without_a_trace(tmp_path: Path) -> None:
     options = ("--ranks", "2", "--replicas", "6")
     (layer,) = json.loads(run("experts", path, *options, "--json").out)["layers"]
     assert (layer["layer"], layer["max_over_mean"], len(layer["placement"])) == (0, pytest.approx(1.0), 6)
-    assert "layer 0: the heaviest rank gets 1.000 times the mean" in run("experts", path, *options).out
+    out = run("experts", path, *options).out
+    assert "The heaviest rank of a layer gets 1.000 times the mean tokens; with experts in order, 1.500 times." in out
+    assert "layer 0: the heaviest rank gets 1.000 times the mean" in out
+    assert "--rebalance replicas=6 says what this saves" in out
     ran = run("experts", path, *options, "--nodes", "2")
     assert (ran.code, "--nodes 2 needs --groups" in ran.err) == (2, True)
     ran = run("experts", path, "--ranks", "4", "--replicas", "6")

@@ -24,7 +24,8 @@ from tests.test_gpu_traces import SAMPLE
 from tracekit.analysis.gpu.gpu_times import MemoryPoint, MemoryTimes
 from tracekit.analysis.job.graph import GraphJob
 from tracekit.base.text import code_name, cost
-from tracekit.dashboards.browser.data.replays import Answer
+from tracekit.dashboards.browser.data.gpu_questions import gpu_questions
+from tracekit.dashboards.browser.data.replays import Answer, answered
 from tracekit.dashboards.browser.data.whatif_query import QueryAction, WhatifQuery
 from tracekit.dashboards.browser.figures.gpu_pictures import memory_over_time
 from tracekit.dashboards.figures.lanes import LEVEL_STEP, LEVELS
@@ -77,6 +78,29 @@ def gpu_of(pages: Pages, name: str, rank: int | None = None) -> dict[str, Any]:
     assert report is not None
     gpu: dict[str, Any] = report["gpu"] if rank is None else report["gpus"][rank]
     return gpu
+
+
+def priced(pages: Pages, name: str) -> dict[str, float]:
+    """What the page What-if asks by itself, and what each question saves."""
+    stored = pages.service.results.stored(name)
+    assert stored.report is not None
+    job = pages.service.results.job_of(stored)
+    return {one.subject: answered(job, stored.report, one.query).saved_s for one in gpu_questions(stored.report)}
+
+
+def test_idleness_ranks_and_op_classes_have_the_prices_of_fixes(pages: Pages) -> None:
+    """Rank 2 of four is late with its data alone; of one GPU, two functions of Python are on the way of launches."""
+    four, one = (pages.service.results.stored(name).report for name in ("four", "one"))
+    assert four is not None
+    assert one is not None
+    of_four, of_one = priced(pages, "four"), priced(pages, "one")
+    assert list(of_four)[:2] == ["loader", "rank 2"]
+    (fix,) = [fix for fix in four.fixes if fix.cause == "late-data-loading"]
+    assert of_four["loader"] == pytest.approx(fix.saved_s)
+    saved = [fix.saved_s or 0.0 for fix in one.fixes if fix.kind == "no-python-between"]
+    assert len(saved) == 2
+    assert of_one["python"] == pytest.approx(sum(saved))
+    assert 0 < of_four["matrix-product"] < four.step_time_s.recorded / 2
 
 
 def rows(page: Any, table: str) -> list[str]:

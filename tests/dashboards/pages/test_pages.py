@@ -177,7 +177,7 @@ def test_a_job_shows_its_verdict_causes_and_fixes(visit: Visit, serving: Serving
     page = visit("/job?job=slow-worker", theme="dark")
     assert f"straggler, {found['verdict']['share']:.0%} lost" in page.inner_text(".job-title")
     sentence, answer = found["verdict"]["sentence"], found["answer"]
-    card = page.inner_text(".hero")
+    card = page.inner_text(".hero").replace("\u2192", "->")
     page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
     text = page.inner_text("#page")
     assert all(answer[part] in card for part in ("who", "cost", "check", "action", "saves", "trust"))

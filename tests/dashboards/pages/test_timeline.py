@@ -207,6 +207,7 @@ def test_a_permalink_shows_the_same_view_in_another_browser(visit: Visit) -> Non
 def test_controls_change_what_is_drawn_and_the_address(visit: Visit) -> None:
     page = visit("/timeline?job=slow-worker")
     painted(page)
+    page.get_by_text("Rows and filters").click()
     page.get_by_text("Original", exact=True).click()
     page.wait_for_function("() => tracekitTimeline.current().scene.replays[0] === 'original'")
     page.fill("#timeline-worker", "1,2")
@@ -249,6 +250,7 @@ def click_name(page: Page, row: int) -> None:
 def test_workers_collapse_by_stage_and_a_click_opens_one(visit: Visit) -> None:
     page = visit("/timeline?job=slow-worker")
     painted(page)
+    page.get_by_text("Rows and filters").click()
     page.get_by_text("By stage", exact=True).click()
     rows = "tracekitTimeline.current().scene.rows"
     page.wait_for_function(f"() => {rows} === 4")
@@ -525,7 +527,7 @@ def test_the_csv_has_all_digits(serving: Serving, slow_op: dict[str, Any]) -> No
     assert first["cost_s"] == pytest.approx(slow_op["duration"], rel=1e-6)
 
 
-@pytest.mark.parametrize(("width", "names"), [(1280, 216), (390, 104)])
+@pytest.mark.parametrize(("width", "names"), [(1280, 216), (390, 130)])
 def test_most_of_a_phone_shows_ops_instead_of_names(visit: Visit, width: int, names: int) -> None:
     page = visit("/timeline?job=slow-worker", width=width)
     painted(page)

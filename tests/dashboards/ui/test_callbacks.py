@@ -16,7 +16,7 @@ from tracekit.dashboards.browser.web.app import make_app
 Visit = Callable[..., Page]
 
 STATE = {"job": "slow-worker", "select": "stage=1", "action": "peers", "factor": None, "beside": "", "remarks": []}
-DRAWN = {"answer": "", "beside": ""}
+DRAWN = {"answer": "", "beside": "", "losses": ""}
 CLICKED = {"points": [{"customdata": [1, 2]}]}
 SHOWN = {"step": None, "worker": None, "host": None, "dp_rank": None, "stage": None}
 #: A right value for each value that a callback of the pages takes from the browser.
