@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, tzinfo
 
 from tracekit.base.text import ranks_text, seconds, three_digits
+from tracekit.report.finding import kind_words
 from tracekit.report.report import Report
 from tracekit.report.run import RunCause, RunVerdict, State
 from tracekit.report.verdict import LossKind
@@ -66,8 +67,7 @@ def who_words(cause: RunCause) -> str:
     """Who or what lost the time: "rank 1", "late data loading", "straggler losses without a known cause"."""
     if cause.ranks:
         return ranks_text(cause.ranks)
-    words = cause.cause if cause.is_known else f"{cause.kind} losses without a known cause"
-    return words if " " in words else words.replace("-", " ")
+    return kind_words(cause.cause) if cause.is_known else f"{cause.kind} losses without a known cause"
 
 
 def steps_words(cause: RunCause) -> str:

@@ -24,6 +24,9 @@ def side(recorded: list[float], *, ideal: list[float] | None = None, **more: Any
         recorded_s=np.array(recorded),
         original_s=np.array(recorded),
         ideal_s=np.array(given_ideal),
+        lost_s=np.array(recorded) - np.array(given_ideal),
+        lost_share=1 - sum(given_ideal) / sum(recorded),
+        lost_gpu_hours_per_day=24 * LAYOUT.world_size * (1 - sum(given_ideal) / sum(recorded)),
         dp_ranks=np.arange(2),
         workers=np.ones((2, 2)),
     )

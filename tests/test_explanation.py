@@ -25,14 +25,15 @@ def test_the_formulas_hold_the_numbers_worked_out_by_hand() -> None:
     rows = explanations(report, 2.0)
     assert rows["T(recorded)"].startswith("15.50 s, the mean of 3 recorded steps")
     assert rows["T(ideal)"].startswith("13.50 s")
-    assert rows["S"].startswith("T(original) / T(ideal) = 1.148")
+    assert rows["Method"].startswith("S = T(original) / T(ideal) = 1.148")
     assert rows["Lost"] == "T(kept) - T(kept, without the named causes) = 4.25 s a step"
     assert rows["Share"] == ("lost / the longer of T(recorded) and T(kept) = 4.25 s / 15.50 s = 27.4%")
     assert rows["Cause"] == "T(kept) - T(kept, without this cause) = 4.25 s a step, 27.4% of it"
     assert rows["GPU-hours"] == "share x GPUs x 24 h = 27.4% x 4 x 24 = 26.3 a day"
     assert rows["Money"] == "GPU-hours x price = 26.3 x 2 = 53 a day"
     assert rows["Replay"].startswith("|T(kept) - T(recorded)| / T(recorded) = 0.00%")
-    assert "worker (1,0), 1.204" in rows["Map"]  # 16.25 / 13.5
+    assert "worker (1,0), +20.4%" in rows["Map"]  # 16.25 / 13.5
+    assert rows["Steps"].endswith("most: step 0, 4.25 s of 15.50 s")
 
 
 def test_a_loss_that_all_ranks_share_is_explained_without_s() -> None:

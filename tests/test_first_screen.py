@@ -68,7 +68,7 @@ def test_the_answer_comes_in_the_order_of_the_questions() -> None:
     assert rows(lines) == ["Cost", "Who", "Do", "Saves", "Trust", "Workers", "Steps", "Next"]
     text = re.sub(r"\s+", " ", " ".join(lines))
     assert "119 of 384 GPU-hours a day, 298 a day at 2.5 a GPU-hour" in text
-    assert "Saves 343.5 ms ± 3.0 ms a step (1.11 s -> 763.8 ms, 31%)" in text
+    assert "Saves 343.5 ms ± 3.0 ms a step (1.11 s to 763.8 ms, 31%)" in text
 
 
 def test_orange_is_lost_time_and_nothing_else() -> None:

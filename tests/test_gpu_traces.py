@@ -40,7 +40,7 @@ def test_the_first_lines_say_who_why_how_much_and_how_long_the_others_wait():
     assert rows["Cost"].endswith(" of 96 GPU-hours a day")  # of four GPUs
     assert float(hours) == pytest.approx(96 * float(lost_ms) / float(of_ms), abs=0.5)
     assert rows["Who"].startswith("rank 2 on simulated: the others wait 17.9 ms for it")
-    assert re.match(r"\d\.\d ms of the recording \(13\.7 ms -> ", rows["Saves"])
+    assert re.match(r"\d\.\d ms of the recording \(13\.7 ms to ", rows["Saves"])
 
 
 def test_a_job_without_its_host_threads_has_the_same_report():

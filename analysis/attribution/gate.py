@@ -216,7 +216,7 @@ def unclear_slowdown(original_s: Floats, ideal_s: Floats, bound: float) -> str |
         return None
     more = difference.more_steps(0, apart)
     steps = "far more steps" if more is None else counted(more, "more step")
-    return f"S is {difference.after[0]:.3f} ± {margin:.3f}: record {steps}"
+    return f"slowdown is {difference.after[0]:.3f} ± {margin:.3f}: record {steps}"
 
 
 def _seconds(side: Spent | SpentPhases, part: SpentPart | None) -> Floats:

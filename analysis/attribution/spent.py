@@ -65,8 +65,13 @@ class Spent(Struct, frozen=True, eq=False, dict=True):
     ignored: Collection[int] = ()
 
     @property
+    def marked(self) -> bool:
+        """Whether these are steps that a profiler marked within one step of the graph."""
+        return _MARKED in self.replay.graph.label_names
+
+    @property
     def _step_label(self) -> str:
-        return _MARKED if _MARKED in self.replay.graph.label_names else "step"
+        return _MARKED if self.marked else "step"
 
     @cached_property
     def _steps(self) -> list[int]:
@@ -98,7 +103,7 @@ class Spent(Struct, frozen=True, eq=False, dict=True):
 
         Raises SelectionError if all steps are ignored.
         """
-        if self._step_label != _MARKED:
+        if not self.marked:
             return self.replay.recorded_step_times()[self._kept]
         begin, ends = np.inf, np.full(len(self._steps), -np.inf)
         for block, steps, _ in self._blocks("rank"):

@@ -51,8 +51,7 @@ class BadWorker(Detector):
     GPU, ten times the differences between healthy ones. Chance: a log-likelihood ratio that noise reaches in one
     healthy job of a thousand, for any number of workers and step patterns; the noise is that of the run, with its
     memory from step to step (see `significance`). The price comes from a replay in which the worker runs like its peers
-    in the steps in which it is slow. M_W is shown next to it; it cannot single out one worker of a DP rank that is slow
-    as a whole.
+    in the steps in which it is slow. M_W cannot single out one worker of a DP rank that is slow as a whole.
     """
 
     kind = "bad-worker"

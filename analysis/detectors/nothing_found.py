@@ -16,7 +16,7 @@ class Unexplained(Detector):
 
     kind = "unexplained"
     title = "Slow for a reason tracekit does not know"
-    signature = "S of at least 1.1, or more than noise makes of it, and none of the known signatures"
+    signature = "stragglers cost 9% or more, or more than noise does, and show none of the known signatures"
     next_check = "by_kind and the worker map; a timeline of the slowest step (`tracekit store export`)"
 
 
@@ -28,5 +28,5 @@ class Healthy(Detector):
 
     kind = "healthy"
     title = "No straggler"
-    signature = "S below 1.1, hardly more than noise makes of it, and none of the known signatures"
-    refuted_by = "S of at least 1.1 in another trace of the job"
+    signature = "stragglers cost less than 9%, hardly more than noise does, and show none of the known signatures"
+    refuted_by = "stragglers cost 9% or more in another trace of the job"

@@ -76,8 +76,7 @@ def worker_figures(job: PipelineSubject, hit: Bools) -> tuple[Figure, ...]:
     return (
         Figure("compute beyond that of its peers", factor, SMALLEST_FACTOR, Unit.SHARE),
         *_confidence_figures(job, hit),
-        Figure("slowdown from it alone", float(exact.max()), 0.0),
-        Figure("loss gone if the slowest 3% of workers were ideal", job.attribution.m_w.removal, 0.0, Unit.SHARE),
+        Figure("added to a step by it alone", float(exact.max()) - 1, 0.0, Unit.SHARE),
     )
 
 

@@ -55,7 +55,12 @@ class StageImbalance(Detector):
                     SMALLEST_STAGE_EXCESS,
                     Unit.SHARE,
                 ),
-                Figure("S of the stage", float(job.attribution.stage_slowdown[stage]), 0.0),
+                Figure(
+                    "added to a step by the stage alone",
+                    float(job.attribution.stage_slowdown[stage]) - 1,
+                    0.0,
+                    Unit.SHARE,
+                ),
                 Figure("loss gone if the last stage were ideal", job.attribution.m_s.removal, 0.0, Unit.SHARE),
             )
             yield Candidate(

@@ -132,13 +132,13 @@ def _saves(job: Subject, cause: Cause, best: PricedFix) -> str:
         most = "at most " * best.bound
         between = "" if best.bound else f"; {seconds(estimate.low)} to {seconds(estimate.high)}"
         return (
-            f"saves {most}{seconds(estimate.value)} a step without the profiler ({seconds(step.value)} ->"
+            f"saves {most}{seconds(estimate.value)} a step without the profiler ({seconds(step.value)} to"
             f" {seconds(step.value - estimate.value)}, {best.share:.0%}{between}){a_day}{assumes}"
         )
     saves = f"saves {'at most ' if best.bound else ''}{saved} {of_whole(job.whole)}"
     if job.shows(Fact.COMPUTE):
         share = best.saved_s / job.recorded_s
-        saves += f" ({seconds(job.recorded_s)} -> {seconds(best.new_step_s)}, {share:.0%})"
+        saves += f" ({seconds(job.recorded_s)} to {seconds(best.new_step_s)}, {share:.0%})"
     return f"{saves}{a_day}{assumes}"
 
 

@@ -31,7 +31,7 @@ from tracekit.analysis.numeric.arrays import Bools, Floats, number
 from tracekit.analysis.numeric.estimate import Estimate
 from tracekit.base.text import cost, hidden, quoted, seconds
 from tracekit.report import conclusions
-from tracekit.report.finding import Figure, Place, as_confidence
+from tracekit.report.finding import Figure, Place, Unit, as_confidence
 from tracekit.report.verdict import NEEDS, LossKind
 from tracekit.trace.facts import Fact
 
@@ -248,7 +248,7 @@ def _nothing_found(job: Subject) -> Cause:
         kind=Unexplained.kind if unexplained else Healthy.kind,
         where=Place(),
         effect=effect,
-        evidence=(Figure("S", job.slowdown, STRAGGLING_SLOWDOWN),),
+        evidence=(Figure("lost, compared with mean ops", max(share, 0.0), 1 - 1 / STRAGGLING_SLOWDOWN, Unit.SHARE),),
         confidence=0.0 if unexplained else 1.0,
         change=None,
         next_check=undecided(job),

@@ -276,10 +276,10 @@ def _unexplained(job: GraphSubject) -> Iterator[str]:
     slowdown = job.slowdown
     compares = job.shows(Fact.RANKS)  # as S does
     if compares and np.isnan(slowdown):
-        yield "the job without stragglers takes no time, so S is not known"
+        yield "the job without stragglers takes no time, so what stragglers cost is not known"
     elif compares and slowdown < SMALLEST_SLOWDOWN:
         yield (
-            f"S is {slowdown:.2f}: the job without stragglers is slower than the job itself, so these ideal durations"
+            f"the job without stragglers is {1 / slowdown - 1:.0%} slower than the job itself, so these ideal durations"
             " do not fit it"
         )
     if not job.replay_error <= LARGEST_DISCREPANCY:

@@ -326,7 +326,7 @@ def _named(
         return _Named(
             LossKind.CONTRADICTION,
             0.0,
-            f"without stragglers the job would be slower than it is (slowdown {found.slowdown:.2f}), which cannot be",
+            f"without stragglers the job would be {1 / found.slowdown - 1:.0%} slower than it is, which cannot be",
         )
     kind, of_kind_s = LossKind.BALANCED, 0.0
     sentence = "no straggler"

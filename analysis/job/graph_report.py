@@ -13,6 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from tracekit.analysis.attribution.by_label import Share
+from tracekit.analysis.attribution.spent import Spent
 from tracekit.analysis.diagnosis.diagnosis import Diagnosis
 from tracekit.analysis.evidence.culprit import culprit_of
 from tracekit.analysis.evidence.gpu_losses import exposed_communication_s
@@ -42,7 +43,7 @@ from tracekit.report.outline import ClockOfRank, Outline, Times
 from tracekit.report.plain_data import Number
 from tracekit.report.question import ByLabel, Question, label_table, question_table
 from tracekit.report.report import StepTimes, slowdown_with_error
-from tracekit.report.rows import Collectives, Contribution, OfRank, OnPath, WaitFor
+from tracekit.report.rows import Collectives, Contribution, MarkedStep, OfRank, OnPath, WaitFor
 from tracekit.report.section import Table
 from tracekit.trace.facts import Fact
 
@@ -196,7 +197,10 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
                      "and all ranks alike": self.mean.ideal}  # fmt: skip
             slowdown = slowdown_with_error(self.evidence.slowdown, slowdown_error(self.times))
             rows = ((name, seconds(time_s)) for name, time_s in times.items())
-            yield Table("Method", (f"Times of a {self.evidence.whole}", "mean"), (*rows, ("S", slowdown)))
+            worst = sorted(self.shares_by_rank.items(), key=lambda each: -each[1].slowdown)[:_FEWEST_RANKS]
+            alone = ((f"S, rank {rank} alone", f"{share.slowdown:.3f}") for rank, share in worst)
+            heads = (f"Times of a {self.evidence.whole}", "mean")
+            yield Table("Method", heads, (*rows, ("S", slowdown), *alone))
         if gpu is not None:
             yield from gpu_tables(gpu)
         if recorded is not None and gpu is None:
@@ -227,21 +231,20 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
     def _ranks(self, recorded: Recorded, *, full: bool) -> Table:
         """A row for each rank, the one that the others wait for first; a rank alone waits for nobody.
 
-        `full`: with S of each rank, which the prices of findings are not compared with.
+        `full`: all ranks.
         """
-        known, several = self.shares_by_rank, len(self.evidence.ranks) > 1
+        several = len(self.evidence.ranks) > 1
         each = list(
             zip(recorded.breakdowns, recorded.waits.wait.tolist(), recorded.waits.sole_delay.tolist(), strict=True)
         )
         each.sort(key=lambda row: -row[2])
         rows = []
         for one, wait, sole_delay in each:
-            alone = (f"{known[one.rank].slowdown:.3f}" if one.rank in known else "",) if full else ()
             parts = (one.compute_s, one.communication_s, one.exposed_communication_s, one.idle_s)
             shares = [f"{part / (one.span_s or 1.0) * 100:.0f}%" for part in parts]
-            waits = (*alone, seconds(sole_delay), seconds(wait)) if several else ()
+            waits = (seconds(sole_delay), seconds(wait)) if several else ()
             rows.append((str(one.rank), *waits, *shares, seconds(one.span_s)))
-        waits = (*(("slowdown",) if full else ()), "sole delay", "waits") if several else ()
+        waits = ("sole delay", "waits") if several else ()
         heads = ("rank", *waits, "compute", "comm", "exposed", "idle", "of")
         return shortened("Ranks", heads, rows, _MOST_RANKS if full else _FEWEST_RANKS)
 
@@ -312,8 +315,11 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
 
     def _of_kept(self, summary: Kept) -> dict[str, Any]:
         gpus = [in_report(times, self.diagnosis.causes, self._unprofiled(times.rank)) for times in summary.gpus]
+        spent = Spent(self.evidence.replay)
+        marked = zip(spent.steps, spent.step_s.tolist(), strict=True) if spent.marked else ()
         return {
             "recording_time_s": self.mean,
+            **({"marked_steps": [MarkedStep(*step) for step in marked]} if spent.marked else {}),
             **({"gpu": gpus[0]} if self.evidence.alone and gpus else {"gpus": gpus}),
         }
 

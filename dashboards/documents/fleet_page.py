@@ -31,31 +31,30 @@ def fleet_page(figures: FleetFigures, curves: pl.DataFrame, culprits: pl.DataFra
         f"<header><h1><bdi>{plain(name)}</bdi></h1><p>{figures.jobs:,} jobs</p></header>"
         f'<section class="card {"bad" if figures.straggling_jobs.value > 0 else "good"}"><p class="headline">'
         f"{plain(headline(figures))}</p><dl>{rows}</dl></section>"
-        f'<div class="pair">{"".join(_curves(curves)) if figures.jobs else ""}</div>{shown}'
+        f'<div class="pair">{_curves(curves) if figures.jobs else ""}</div>{shown}'
         f"<footer>Made by tracekit.</footer></main>"
         "</body></html>\n"
     )
 
 
-def _curves(curves: pl.DataFrame) -> Iterator[str]:
-    for figure, title in (("slowdown", "Slowdown"), ("waste", "Waste")):
-        lines = [(f"{figure}_jobs", "bar", "of jobs"), (f"{figure}_hours", "pick", "of GPU-hours")]
-        values = [curves[column].to_list() for column, _, _ in lines]
-        low = min(min(one) for one in values)
-        high = max(low + 1e-9, *map(max, values))
-        drawn = "".join(
-            f'<polyline fill="none" stroke="var(--{colour})" stroke-width="2" points="'
-            f'{_points(one, curves["quantile"].to_list(), low, high)}"/>'
-            for one, (_, colour, _) in zip(values, lines, strict=True)
-        )
-        legend = "".join(
-            f'<span><i style="background: var(--{colour})"></i>share {words}</span>' for _, colour, words in lines
-        )
-        yield (
-            f'<section><h2>{title}: cumulative distribution</h2><svg role="img" aria-label="Share of jobs and of'
-            f' GPU-hours with at most that {title}" viewBox="0 0 {_LEFT + _WIDTH + 20} {_HEIGHT + _BELOW}">{drawn}'
-            f'{"".join(_ticks(figure, low, high))}</svg><p class="legend">{legend}</p></section>'
-        )
+def _curves(curves: pl.DataFrame) -> str:
+    lines = [("waste_jobs", "bar", "of jobs"), ("waste_hours", "pick", "of GPU-hours")]
+    values = [curves[column].to_list() for column, _, _ in lines]
+    low = min(min(one) for one in values)
+    high = max(low + 1e-9, *map(max, values))
+    drawn = "".join(
+        f'<polyline fill="none" stroke="var(--{colour})" stroke-width="2" points="'
+        f'{_points(one, curves["quantile"].to_list(), low, high)}"/>'
+        for one, (_, colour, _) in zip(values, lines, strict=True)
+    )
+    legend = "".join(
+        f'<span><i style="background: var(--{colour})"></i>share {words}</span>' for _, colour, words in lines
+    )
+    return (
+        '<section><h2>What jobs lose: cumulative distribution</h2><svg role="img" aria-label="Share of jobs and of'
+        f' GPU-hours that lose at most that" viewBox="0 0 {_LEFT + _WIDTH + 20} {_HEIGHT + _BELOW}">{drawn}'
+        f'{"".join(_ticks(low, high))}</svg><p class="legend">{legend}</p></section>'
+    )
 
 
 def _points(values: Sequence[float], shares: Sequence[float], low: float, high: float) -> str:
@@ -68,9 +67,8 @@ def _points(values: Sequence[float], shares: Sequence[float], low: float, high: 
     return " ".join(points)
 
 
-def _ticks(figure: str, low: float, high: float) -> Iterator[str]:
+def _ticks(low: float, high: float) -> Iterator[str]:
     for part in (0.0, 0.25, 0.5, 0.75, 1.0):
         value = low + part * (high - low)
-        shown = f"{value:.2f}" if figure == "slowdown" else f"{value:.0%}"
-        yield f'<text x="{_LEFT + _WIDTH * part:.0f}" y="{_HEIGHT + 16}" text-anchor="middle">{shown}</text>'
+        yield f'<text x="{_LEFT + _WIDTH * part:.0f}" y="{_HEIGHT + 16}" text-anchor="middle">{value:.0%}</text>'
         yield f'<text x="{_LEFT - 6}" y="{_HEIGHT * (1 - part) + 4:.0f}" text-anchor="end">{part:.0%}</text>'

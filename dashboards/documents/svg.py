@@ -11,7 +11,7 @@ from html import escape
 import numpy as np
 
 from tracekit.analysis.bubbles.picture import LEGEND, WHATS
-from tracekit.base.text import seconds
+from tracekit.base.text import added, seconds
 from tracekit.dashboards.figures.worker_cells import WorkerCells, level_of, worker_cells
 from tracekit.dashboards.figures.worker_map import LEVELS
 from tracekit.dashboards.words import worker_name
@@ -28,7 +28,7 @@ _WIDE, _ROW = 1000, 20
 
 
 def worker_map(report: Report) -> str:
-    """S of every worker alone, DP ranks down, stages across."""
+    """What every worker alone adds to a step, DP ranks down, stages across."""
     grid = report.worker_grid()
     cells = worker_cells(grid.slowdown, grid.dp_ranks, _LARGEST_MAP)
     rows, columns = cells.slowdown.shape
@@ -37,12 +37,12 @@ def worker_map(report: Report) -> str:
     note = (
         "" if cells.patch == (1, 1) else f"<p>A cell is the worst of {cells.patch[0]} x {cells.patch[1]} workers.</p>"
     )
-    words = [f"&lt; {LEVELS[0]:.2f}", *(f"{bound:.2f}" for bound in LEVELS)]
+    words = [f"&lt; {LEVELS[0] - 1:.0%}", *(f"{bound - 1:.0%}" for bound in LEVELS)]
     legend = "".join(f'<span><i class="level{level}"></i>{word}</span>' for level, word in enumerate(words))
     return (
-        f'<svg class="map" role="img" aria-label="Slowdown of each worker alone, DP ranks down, stages across"'
+        f'<svg class="map" role="img" aria-label="What each worker alone adds to a step, DP ranks down, stages across"'
         f' viewBox="0 0 {width} {height}" width="{width}" height="{height}">{"".join(marks)}</svg>'
-        f'{note}<p class="legend">slowdown alone {legend}</p>'
+        f'{note}<p class="legend">adds to a step, alone {legend}</p>'
     )
 
 
@@ -56,7 +56,7 @@ def _cells(grid: WorkerGrid, cells: WorkerCells) -> Iterator[str]:
                 named = f"{worker_name(row_of_worker)}, dp {worker.dp_rank}, stage {worker.pp_rank}"
                 rank = row_of_worker.rank
             mark = "" if rank is None else f' data-rank="{rank}"'
-            words = f"{escape(named)}: slowdown alone {value:.3f}"
+            words = f"{escape(named)}: alone adds {added(value)} to a step"
             yield (
                 f'<rect class="level{level_of(value)}"{mark} x="{_LEFT + column * _CELL}" y="{_TOP + row * _CELL}"'
                 f' width="{_CELL - _GAP}" height="{_CELL - _GAP}"><title>{words}</title></rect>'
@@ -76,7 +76,7 @@ def _ticks(cells: WorkerCells) -> Iterator[str]:
 
 def step_bars(report: Report) -> str:
     """Recorded time of each step; the slowest ones of the timeline are marked."""
-    times, step_slowdown = report.step_times(), [row.slowdown or np.nan for row in report.by_step]
+    times, lost_s = report.step_times(), [row.lost_s or 0.0 for row in report.by_step]
     size = -(-len(times.steps) // _MOST_BARS)
     starts = np.arange(0, len(times.steps), size)
     peaks = np.maximum.reduceat(times.recorded, starts)
@@ -87,8 +87,8 @@ def step_bars(report: Report) -> str:
         height = max(1.0, _HEIGHT * float(peak) / top)
         bars.append(
             f'<rect class="bar" data-step="{times.steps[slowest]}" x="{number * _BAR}" y="{_HEIGHT - height:.1f}"'
-            f' width="{_BAR - 1}" height="{height:.1f}"><title>step {times.steps[slowest]}: {seconds(float(peak))}, S'
-            f" {step_slowdown[slowest]:.3f}</title></rect>"
+            f' width="{_BAR - 1}" height="{height:.1f}"><title>step {times.steps[slowest]}: {seconds(float(peak))},'
+            f" {seconds(lost_s[slowest])} lost</title></rect>"
         )
     note = "" if size == 1 else f"<p>A bar is the slowest of {size} steps.</p>"
     return (

@@ -19,7 +19,7 @@ from tracekit.analysis.job.job import Job
 from tracekit.analysis.job.lanes import Lanes
 from tracekit.analysis.numeric.arrays import Ints
 from tracekit.base.errors import OutputError, SelectionError
-from tracekit.base.text import short
+from tracekit.base.text import seconds, short
 from tracekit.dashboards.figures.path_spans import path_spans
 from tracekit.dashboards.figures.step_ops import SHORTEST_PEER_S, Replay, step_ops
 from tracekit.dashboards.figures.worker_cells import workers_that_matter
@@ -68,9 +68,9 @@ class Plots:
     lanes: Lanes
 
     def worker_map(self, step: int | None = None, *, theme: str = "light") -> go.Figure:
-        """S of each worker alone: one cell per worker, its colour shows how much the worker slows the job down.
+        """What each worker alone adds to a step: one cell per worker.
 
-        `step`: S in that step; by default over all steps. Workers that a cause names are outlined.
+        `step`: to that step; by default over all steps. Workers that a cause names are outlined.
         """
         colours = _theme(theme)
         from tracekit.dashboards.figures.workers import worker_heatmap
@@ -80,7 +80,9 @@ class Plots:
         named = {culprit.worker for culprit in self.report.answer.culprits if culprit.worker is not None}
         cells = [cell for worker in sorted(named) if (cell := workers.cell(worker)) is not None]
         when = "" if step is None else f", step {step}"
-        return self._titled(worker_heatmap(workers, position, colours, marked=cells), f"S of each worker alone{when}")
+        return self._titled(
+            worker_heatmap(workers, position, colours, marked=cells), f"what each worker alone adds to a step{when}"
+        )
 
     def steps(self, *, theme: str = "light") -> go.Figure:
         """Recorded and ideal time of each step, seconds."""
@@ -88,7 +90,7 @@ class Plots:
         from tracekit.dashboards.figures.time import step_times
 
         by_step = self.report.table("by_step")
-        moments = [f"slowdown {slowdown:.3f}" for slowdown in by_step["slowdown"]]
+        moments = ["" if lost_s is None else f"{seconds(lost_s)} lost" for lost_s in by_step["lost_s"]]
         return self._titled(step_times(by_step, moments, colours), "time of each step")
 
     def timeline(self, step: int | None = None, *, theme: str = "light") -> go.Figure:

@@ -80,11 +80,13 @@ THEMES: Final = {theme.name: theme for theme in (LIGHT, DARK)}
 
 
 def slowdown_scale(theme: Theme) -> dict[str, Any]:
-    """The colours of a heat map of S_w in Plotly's terms: one for each level of `LEVELS`, the same in every picture."""
+    """The colours of a heat map of what workers alone add to a step, S_w - 1, in Plotly's terms: one for each level of
+    `LEVELS`, the same in every picture.
+    """
     edges = [(bound - 1) / (_END - 1) for bound in (1, *LEVELS, _END)]
     stops = [(edge, colour) for at, colour in enumerate(theme.slow[: len(LEVELS) + 1]) for edge in edges[at : at + 2]]
-    bar = {"thickness": 12, "tickformat": ".2f", "outlinewidth": 0, "tickvals": list(LEVELS)}
-    return {"zmin": 1, "zmax": _END, "colorscale": stops, "colorbar": bar}
+    bar = {"thickness": 12, "tickformat": ".0%", "outlinewidth": 0, "tickvals": [level - 1 for level in LEVELS]}
+    return {"zmin": 0, "zmax": _END - 1, "colorscale": stops, "colorbar": bar}
 
 
 def legend(theme: Theme) -> list[tuple[str, str]]:

@@ -45,14 +45,14 @@ def worker_heatmap(
     height = int(np.clip(44 * rows + 70, 170, TALLEST_MAP_PX))
     drawn = figure(theme, height=height, x="stage", y="DP rank")
     drawn.add_heatmap(
-        z=pooled.values.astype(np.float32),
+        z=(pooled.values - 1).astype(np.float32),
         customdata=_who(workers, pooled),
         **slowdown_scale(theme),
         hovertemplate=_hover(workers, pooled, named=named),
         hoverongaps=False,
         xgap=2 if cells <= FEW_CELLS else 0,
         ygap=2 if cells <= FEW_CELLS else 0,
-        **({"texttemplate": "%{z:.2f}"} if cells <= FEW_CELLS else {}),
+        **({"texttemplate": "%{z:.0%}"} if cells <= FEW_CELLS else {}),
         **({"text": _hosts(workers, pooled)} if named else {}),
     )
     _outline(drawn, [_place(workers, pooled, cell) for cell in marked], theme.outline, 2, height)
@@ -76,16 +76,16 @@ def worker_heatmap(
 def worker_over_steps(
     workers: WorkerMap, cell: int, theme: Theme, *, moments: Sequence[str], position: int | None = None
 ) -> go.Figure:
-    """S_w of one worker over the steps, in front of the band that contains nine in ten of the others.
+    """What one worker alone adds to each step, in front of the band that contains nine in ten of the others.
 
     `moments`: when each step was. `position`: of the marked step.
     """
-    everyone = workers.per_step.reshape(len(workers.steps), -1)
+    everyone = workers.per_step.reshape(len(workers.steps), -1) - 1
     own, others = everyone[:, cell], np.delete(everyone, cell, axis=1)
     across = np.arange(len(workers.steps))
-    drawn = figure(theme, height=230, x="step", y="slowdown alone", legend=True)
+    drawn = figure(theme, height=230, x="step", y="added to a step", legend=True)
     if others.size:
-        filled = np.where(np.isnan(others), 1.0, others)
+        filled = np.where(np.isnan(others), 0.0, others)
         low, high = np.quantile(filled, (0.05, 0.95), axis=1)
         line = {"width": 0, "color": theme.dimmed}
         drawn.add_scatter(x=across, y=low, mode="lines", line=line, hoverinfo="skip", showlegend=False)
@@ -105,11 +105,12 @@ def worker_over_steps(
         line={"color": theme.bad, "width": 2},
         marker={"size": 5},
         customdata=list(zip(workers.steps.tolist(), moments, strict=True)),
-        hovertemplate="step %{customdata[0]}: slowdown alone %{y:.3f}<br>%{customdata[1]}<extra></extra>",
+        hovertemplate="step %{customdata[0]}: alone adds %{y:.1%}<br>%{customdata[1]}<extra></extra>",
         name="this worker",
     )
     if position is not None:
         drawn.add_vline(x=position, line={"color": theme.text, "width": 1, "dash": "dot"})
+    drawn.update_yaxes(tickformat=".0%")
     step_axis(drawn, workers.steps)
     return drawn
 
@@ -135,7 +136,7 @@ def _hover(workers: WorkerMap, pooled: Pooled, *, named: bool) -> str:
         host = f" on {host}"
     who = f"{rank}{host}<br>" if rank or host else ""
     place = "dp %{customdata[0]}, stage %{customdata[1]}"
-    return f"{worst}{who}{place}<br>slowdown alone %{{z:.3f}}<extra></extra>"
+    return f"{worst}{who}{place}<br>alone adds %{{z:.1%}} to a step<extra></extra>"
 
 
 def _place(workers: WorkerMap, pooled: Pooled, cell: int) -> tuple[int, int]:

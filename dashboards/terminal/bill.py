@@ -13,6 +13,7 @@ from tracekit.base.text import printable, short, three_digits
 from tracekit.bill.ledger import Bill
 from tracekit.costs.parts import BillPart
 from tracekit.dashboards.terminal.tables import labelled, new_table
+from tracekit.report.finding import kind_words
 
 #: Longer names are cut.
 _LONGEST_NAME = 46
@@ -47,7 +48,7 @@ def print_bill(bill: Bill, console: Console, by: str, gpu_hour: float | None) ->
     for row in totals.iter_rows(named=True):
         name = row[by] or "unknown"
         if row.get("cause"):
-            name = f"{row['part']}: {row['cause']}"
+            name = f"{row['part']}: {kind_words(row['cause'])}"
         add(name, row, gpu_hours if of_parts else row["gpu_hours"])
     useful = gpu_hours if of_parts else float(totals["useful"].sum())
     add("wall clock", {"hours": hours, "gpu_hours": gpu_hours, "useful": useful}, gpu_hours)

@@ -37,11 +37,8 @@ def print_details(report: Report, console: Console) -> None:
     """Print all evidence behind the answer."""
     if report.by_worker:
         grid = report.worker_grid()
-        worker_map = merged_map(grid.slowdown, grid.dp_ranks, LARGEST_MAP[0])
-        stages = {str(row.pp_rank): row for row in report.by_pp_rank or ()}
-        dp_ranks = {str(row.dp_rank): row for row in report.by_dp_rank or ()}
-        panels = [_kinds(report), _sets("Stage", stages), _sets("DP rank", dp_ranks), _workers(report)]
-        console.print(side_by_side([*panels, *([worker_map] if worker_map is not None else [])], console))
+        if (worker_map := merged_map(grid.slowdown, grid.dp_ranks, LARGEST_MAP[0])) is not None:
+            console.print(Padding(worker_map, (0, 0, 1, 0)))
         console.print(Padding(steps_line(report, max(console.width - 60, 10)), (0, 0, 1, 0)))
     if tables := [section_table(table) for table in report.sections]:
         console.print(side_by_side(tables, console))
@@ -49,7 +46,11 @@ def print_details(report: Report, console: Console) -> None:
     console.print(section_table(fix_table(report)))
     if report.by_worker:
         console.print(Text("Method", style="bold underline"))
-        console.print(labelled(_figures(report)))
+        console.print(Padding(labelled(_figures(report)), (0, 0, 1, 0)))
+        stages = {str(row.pp_rank): row for row in report.by_pp_rank or ()}
+        dp_ranks = {str(row.dp_rank): row for row in report.by_dp_rank or ()}
+        panels = [_kinds(report), _sets("Stage", stages), _sets("DP rank", dp_ranks), _workers(report)]
+        console.print(side_by_side(panels, console))
 
 
 def _figures(report: Report) -> Iterator[tuple[str, str]]:

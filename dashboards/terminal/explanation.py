@@ -6,7 +6,7 @@ in it; docs/method.md defines the rest.
 
 from __future__ import annotations
 
-from tracekit.base.text import counted, error_of, of_whole, percent_sure, seconds, three_digits
+from tracekit.base.text import added, counted, error_of, of_whole, percent_sure, seconds, three_digits
 from tracekit.report.conclusions import Finding, Fix
 from tracekit.report.report import Report
 from tracekit.report.verdict import LossKind
@@ -36,7 +36,7 @@ def _times(report: Report) -> dict[str, str]:
         "T(ideal)": f"{seconds(times.ideal)}, the same replay with every compute at the mean and every transfer at the"
         " median of its kind",
         "T(kept)": f"{seconds(times.with_delays or 0.0)}, the replay of T(original) with launch delays kept",
-        "S": f"T(original) / T(ideal) = {report.slowdown_text}; 1.1 or more is straggling",
+        "Method": f"S = T(original) / T(ideal) = {report.slowdown_text}; 1.1 or more is straggling",
         "Rest": f"T(original) - T(ideal) = {seconds(parts.lost_s)}, less {seconds(parts.explained_s)} of named causes"
         f" and {seconds(parts.noise_s)} of noise = {seconds(parts.unexplained_s)} a step; mentioned from 2% and three"
         f" standard errors ({seconds(parts.error_s)}) on",
@@ -150,10 +150,10 @@ def _pictures(report: Report) -> dict[str, str]:
     """The largest figures of map and steps."""
     if not report.by_worker:
         return {}
-    worker, step = report.by_worker[0], max(report.by_step, key=lambda row: row.slowdown or 0.0)
+    worker, step = report.by_worker[0], report.worst_step
     return {
-        "Map": "S alone = T(ideal, this worker as recorded) / T(ideal); largest: worker"
-        f" ({worker.dp_rank},{worker.pp_rank}), {worker.slowdown:.3f}",
-        "Steps": f"S of a step = its original / its ideal time; largest: step {step.step},"
-        f" {seconds(step.original_s)} / {seconds(step.ideal_s)} = {step.slowdown or 0.0:.3f}",
+        "Map": "T(ideal, this worker as recorded) / T(ideal) - 1; largest: worker"
+        f" ({worker.dp_rank},{worker.pp_rank}), {added(worker.slowdown)}",
+        "Steps": f"what goes with the causes, the rest as stragglers cost each step; most: step {step.step},"
+        f" {seconds(step.lost_s or 0.0)} of {seconds(step.recorded_s)}",
     }

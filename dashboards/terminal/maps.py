@@ -17,7 +17,6 @@ from tracekit.dashboards.figures.worker_cells import WorkerCells, level_of, work
 from tracekit.dashboards.terminal.colours import LOST
 from tracekit.report.finding import Place
 from tracekit.report.report import Report, WorkerGrid
-from tracekit.report.rows import OfStep
 
 #: The largest map, DP ranks x stages; larger jobs are pooled.
 LARGEST_MAP = (24, 32)
@@ -104,11 +103,6 @@ def _levels(cells: WorkerCells, row: int) -> tuple[int, ...]:
     return tuple(level_of(value) for value in cells.slowdown[row])
 
 
-def worst_step(report: Report) -> OfStep:
-    """The step with the largest S."""
-    return max(report.by_step, key=lambda row: row.slowdown or 0.0)
-
-
 def steps_line(report: Report, bars: int = _LINE_BARS) -> Text:
     """The recorded times of the steps in one line: bars, and the extremes in words."""
     times = report.step_times().recorded
@@ -117,7 +111,7 @@ def steps_line(report: Report, bars: int = _LINE_BARS) -> Text:
         return line.append(f"only step {report.by_step[0].step} was traced", style="not bold")
     line.append(sparkline(times / np.median(times), bars), style=f"not bold {LOST}")
     extremes = f"{seconds(float(times.min()))} to {seconds(float(times.max()))}"
-    return line.append(f" {extremes}, most lost in step {worst_step(report).step}", style="not bold")
+    return line.append(f" {extremes}, most lost in step {report.worst_step.step}", style="not bold")
 
 
 def sparkline(slowdown: Floats, width: int) -> str:

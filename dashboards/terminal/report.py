@@ -17,7 +17,7 @@ from tracekit.base.command_line import command
 from tracekit.base.text import short
 from tracekit.dashboards.run_words import first_line
 from tracekit.dashboards.terminal.colours import BAD, UNSURE, VERDICT_STYLE
-from tracekit.dashboards.terminal.maps import small_map, steps_line, worst_step
+from tracekit.dashboards.terminal.maps import small_map, steps_line
 from tracekit.dashboards.terminal.tables import labelled, section_table, side_by_side
 from tracekit.dashboards.words import MOST_CAUSES, answer_rows
 from tracekit.report.report import Report
@@ -114,7 +114,7 @@ def _commands(report: Report, source: str, path: Path | None, full: bool) -> Ite
     """The commands to type next, and what for: a look at the worst step, the whole report, the browser."""
     job = f"{source} " if source else ""  # none: the newest job of the default store
     if report.verdict.losses and report.by_worker:
-        worst = worst_step(report).step
+        worst = report.worst_step.step
         out = f"step-{worst}.json.gz" if source.endswith("timeline.json.gz") else "timeline.json.gz"
         yield f"tracekit store export {job}--steps {worst} --out {out}", "that step, for ui.perfetto.dev"
     if not full:

@@ -34,7 +34,7 @@ def test_a_slow_rank_is_named_with_what_it_costs_and_what_to_do() -> None:
         "Check rank 3 on node-1 for throttled GPUs (nvidia-smi -q -d PERFORMANCE): if throttled, "
     )
     assert answer.fix.startswith(f"{answer.action}; saves 300.0 ms")
-    assert "(610.0 ms -> 310.0 ms, 49%)" in answer.fix
+    assert "(610.0 ms to 310.0 ms, 49%)" in answer.fix
     assert answer.check == report.findings[0].next_check
     (culprit,) = answer.culprits
     assert (culprit.rank, culprit.host, culprit.gpu_uuid, culprit.part) == (3, "node-1", "GPU-3", "compute")

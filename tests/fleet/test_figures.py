@@ -222,8 +222,8 @@ def test_the_report_answers_on_one_screen_and_says_how_to_see_all(study: Path) -
     assert shown.endswith(f"Next   tracekit fleet report {study} --full\n")
     beginning = shown.partition("\n\n")[0]
     assert full.startswith(beginning)
-    assert ("GPU-hours lost by cause" in shown, "Slowdown and waste" in shown) == (True, False)
-    assert "Slowdown and waste" in full
+    assert ("GPU-hours lost by cause" in shown, "What jobs lose" in shown) == (True, False)
+    assert "What jobs lose" in full
 
 
 def test_an_empty_study_says_so(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def test_a_run_is_watched_to_its_end(tmp_path: Path) -> None:
     assert (ran.code, ran.out) == (0, "")
     lines = ran.err.splitlines()
     headline = "straggler: rank 3 on node-0000 costs"
-    assert lines[0].startswith("tracekit: run, window 0, steps 1 to 25: S = ")
+    assert lines[0].startswith("tracekit: run, window 0, steps 1 to 25: 46.2% lost, ")
     assert headline in lines[0]
     assert lines[1].startswith("tracekit: INCIDENT 1 of run opened: rank 3 on node-0000: computes 100% slower")
     assert [line.split(":")[1].strip() for line in lines[2:6]] == ["Since", "Who", "Do", "More to check"]
@@ -145,7 +145,7 @@ def test_a_store_that_others_write_is_watched(tmp_path: Path) -> None:
         stop.set()
         thread.join()
     assert [row["status"] for message in receiver.got for row in message["incidents"]] == ["opened", "closed"]
-    assert said[0].startswith("live, window 0, steps 0 to 1: S = 1.148, straggler: ")
+    assert said[0].startswith("live, window 0, steps 0 to 1: 27.4% lost, straggler: ")
     assert said[1].startswith("INCIDENT 1 of live opened: ")
     assert said[-1].startswith("incident 1 of live closed after ")
     assert 'tracekit_job_slowdown_ratio{training_job="live"} 1.148' in metrics

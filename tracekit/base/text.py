@@ -152,6 +152,11 @@ def percent(share: float) -> str:
     return f"{round(share * 100)}%"
 
 
+def added(slowdown: float | None) -> str:
+    """What some ops alone add to a step, from their S: 1.383 is `+38.3%`."""
+    return "-" if slowdown is None else f"{slowdown - 1:+z.1%}"
+
+
 def sure(confidence: float) -> str:
     """How sure it is that a cause is real, and where it is said to be; nothing about what it costs."""
     return f"{percent_sure(confidence)} sure"

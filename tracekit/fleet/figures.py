@@ -260,8 +260,8 @@ def _patterns(study: Study, jobs: pl.DataFrame) -> pl.DataFrame:
     wanted = [
         *(("over steps", str(shape), pl.col("time_pattern") == str(shape)) for shape in TimeShape),
         *(("over workers", str(shape), pl.col("space_pattern") == str(shape)) for shape in SpaceShape),
-        ("straggling because of", "the slowest 3% of workers (M_W >= 50%)", slow & (pl.col("m_w") >= 0.5)),
-        ("straggling because of", "the last stage (M_S >= 50%)", slow & (pl.col("m_s") >= 0.5)),
+        ("straggling because of", "the slowest 3% of workers, half of it or more", slow & (pl.col("m_w") >= 0.5)),
+        ("straggling because of", "the last stage, half of it or more", slow & (pl.col("m_s") >= 0.5)),
         (
             "straggling because of",
             "sequence lengths (r >= 0.9)",

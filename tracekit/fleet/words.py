@@ -10,16 +10,20 @@ from collections.abc import Iterator
 
 import polars as pl
 
+from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN
 from tracekit.base.text import seconds, short, three_digits, with_error
 from tracekit.fleet.bootstrap import CONFIDENCE, Interval
 from tracekit.fleet.exclusions import EVERYWHERE
 from tracekit.fleet.figures import FixOfFleet, FleetFigures
 from tracekit.fleet.paper import CITATION, SHARE
 from tracekit.report.applied import in_all
+from tracekit.report.finding import kind_words
 from tracekit.report.section import Table
 
 #: The number of table rows to show; the JSON has all.
 MOST_ROWS = 10
+#: What a job loses that straggles, as a share.
+_LEAST_LOST = 1 - 1 / STRAGGLING_SLOWDOWN
 BY_CAUSE, BY_TEAM, APPLIED = "GPU-hours lost by cause", "Who pays: by team", "Fixes that were applied"
 _TITLES = {
     "size": "By size, GPUs",
@@ -48,7 +52,7 @@ def answer_rows(figures: FleetFigures) -> Iterator[tuple[str, str]]:
     if not figures.jobs:
         return
     straggling = f"{between(figures.straggling_jobs)} of jobs, {between(figures.straggling_hours)} of GPU-hours"
-    yield "Straggling", f"{straggling} (S >= 1.1)"
+    yield "Straggling", f"{straggling}: lose {_LEAST_LOST:.0%} or more to differences between ranks"
     yield "Lost", f"{hours(figures.lost_gpu_hours)} GPU-hours, {between(figures.lost)}"
     if figures.causes.height:
         first = figures.causes.row(0, named=True)
@@ -115,7 +119,7 @@ def _applied(figures: FleetFigures) -> Table:
 
 
 def _fix(fix: FixOfFleet) -> str:
-    return fix.kind.replace("-", " ").capitalize()
+    return kind_words(fix.kind).capitalize()
 
 
 def _saved(fix: FixOfFleet) -> str:
@@ -131,16 +135,13 @@ def _distribution(figures: FleetFigures) -> Table:
     rows = [
         (
             f"{row['quantile']:.0%}",
-            f"{row['slowdown_jobs']:.3f}",
             _percent(row["waste_jobs"]),
-            f"{row['slowdown_hours']:.3f}",
             _percent(row["waste_hours"]),
         )
         for row in figures.quantiles.iter_rows(named=True)
         if figures.jobs
     ]
-    heads = ("At most, in", "S of jobs", "waste", "S by GPU-hours", "waste by GPU-hours")
-    return Table("Slowdown and waste", heads, tuple(rows))
+    return Table("What jobs lose", ("At most, in", "of jobs", "of GPU-hours"), tuple(rows))
 
 
 def _groups(figures: FleetFigures) -> Iterator[Table]:

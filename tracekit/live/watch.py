@@ -142,12 +142,13 @@ def lines(changes: Changes) -> Iterator[str]:
 
 
 def window_line(window: dict[str, Any]) -> str:
-    """One window in a line: its steps, S, and the headline."""
+    """One window in a line: its steps, what they lose, and the headline."""
     title = f"window {window['number']}, steps {window['first_step']} to {window['last_step']}"
     if window["headline"] is None:
         return f"{title}: {printable(window['problem'] or 'not analysed')}"
     doubt = "" if window["trustworthy"] else " (cannot be trusted)"
-    return f"{title}: S = {window['slowdown']:.3f}, {window['verdict']}{doubt}: {window['headline']}"
+    lost = "" if window["share"] is None else f"{window['share']:z.1%} lost, "
+    return f"{title}: {lost}{window['verdict']}{doubt}: {window['headline']}"
 
 
 @contextmanager

@@ -17,12 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.numeric.means import MeanDifference, difference_of_means, slowdown_by_step
+from tracekit.analysis.numeric.means import MeanDifference, difference_of_means
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import counted, ranks_text, seconds, three_digits
 from tracekit.report.conclusions import Finding
 from tracekit.report.report import Report
-from tracekit.report.rows import Contribution
+from tracekit.report.rows import Contribution, OfStep
 from tracekit.trace.step_values import tokens_per_s
 
 #: Ignore a difference of less than this share, however clear it is.
@@ -47,7 +47,8 @@ class WorkerSteps:
 class Side:
     """One side of a comparison: the job `job` or a part of it, named by `title`.
 
-    `recorded_s`, `original_s`, `ideal_s`: seconds, [steps]; `workers`: exact S_w over these steps, [dp_ranks, stages].
+    `recorded_s`, `original_s`, `ideal_s`: seconds, [steps]; `lost_s`: by the verdict, [steps]; `lost_share`: of the
+    time; `lost_gpu_hours_per_day`: at this rate. `workers`: exact S_w over these steps, [dp_ranks, stages].
     `unlike`: steps of post-training that differ from the others and are not here, in words.
     `steps_each`: training steps in each of `steps`, several in a recording of GPUs; times are those of one. `whole`:
     what they are of, "step" or, if no steps are marked, "recording". `tokens_per_s`: None if the loop logs no tokens.
@@ -62,6 +63,9 @@ class Side:
     recorded_s: Floats
     original_s: Floats
     ideal_s: Floats
+    lost_s: Floats
+    lost_share: float
+    lost_gpu_hours_per_day: float
     dp_ranks: npt.NDArray[np.int64]
     workers: Floats
     steps_each: int = 1
@@ -75,16 +79,6 @@ class Side:
         return float(self.original_s.mean() / self.ideal_s.mean())
 
     @property
-    def waste(self) -> float:
-        """1 - 1/S."""
-        return 1 - 1 / self.slowdown
-
-    @property
-    def lost_gpu_hours_per_day(self) -> float:
-        """GPU-hours lost per day at this rate; 0 if the ideal job would be slower."""
-        return max(self.waste, 0.0) * self.layout["world_size"] * 24
-
-    @property
     def sizes(self) -> str:
         """The layout in words."""
         gpus = counted(self.layout["world_size"], "GPU")
@@ -95,9 +89,10 @@ class Side:
         shown = " x ".join(f"{name} {self.layout[name]}" for name in _SIZES if self.layout[name] > 1)
         return f"{shown or 'one worker'} on {gpus}"
 
-    def slowdown_by_step(self) -> Floats:
-        """Contribution of each step to S, [steps]."""
-        return slowdown_by_step(self.original_s, self.ideal_s)
+    def lost_share_by_step(self) -> Floats:
+        """Contribution of each step to the share that is lost, [steps]."""
+        mean_s = float(self.lost_s.mean())
+        return self.lost_s * (self.lost_share / mean_s if mean_s else 0.0)
 
 
 class Outcome(StrEnum):
@@ -123,19 +118,19 @@ class Verdict:
     """The effect of the change, and notes.
 
     `change`: the difference, as a clause; `certainty`: its interval, or the reason why there is none; None if the sides
-    cannot be compared. `by_slowdown`: S decides, because the layouts differ.
+    cannot be compared. `by_share`: the share that is lost decides, because the layouts differ.
     """
 
     outcome: Outcome
     change: str
     certainty: str | None
     notes: tuple[str, ...]
-    by_slowdown: bool = False
+    by_share: bool = False
 
     @property
     def sentence(self) -> str:
         """The verdict without the notes."""
-        lead = "The layouts differ, so step times do not compare. By S: " if self.by_slowdown else ""
+        lead = "The layouts differ, so step times do not compare. By what is lost: " if self.by_share else ""
         if self.certainty is None:
             return f"{_LEADS[self.outcome]}: {self.change}"
         end = f", but {self.certainty}." if self.outcome is Outcome.UNKNOWN else f" ({self.certainty})."
@@ -185,12 +180,18 @@ def _steps_in_words(steps: npt.NDArray[np.int64]) -> str:
 
 def _side(name: str, report: Report, workers: WorkerSteps | None, chosen: npt.NDArray[np.bool_], title: str) -> Side:
     rows = [row for row, wanted in zip(report.by_step, chosen, strict=True) if wanted]
-    job, per_step = report.job, report.steps_in_whole
+    job, per_step, marked = report.job, report.steps_in_whole, report.marked_steps or []
     sizes = {"engines" if report.rl else "ranks": job.ranks or 0, "world_size": job.gpus}
     recorded, original, ideal = (
         np.array([getattr(row, f"{figure}_s") for row in rows]) / per_step
         for figure in ("recorded", "original", "ideal")
     )
+    lost, scale = np.array([row.lost_s or 0.0 for row in rows]) / per_step, _lost_here(report, rows)
+    steps = np.array([row.step for row in rows])
+    if marked:  # steps of one recording, each with its own time: what `gate` judges
+        original, ideal, lost = (np.full(len(marked), each.mean()) for each in (original, ideal, lost))
+        recorded = np.array([step.recorded_s for step in marked])
+        steps, per_step = np.array([step.step for step in marked]), 1
     none = np.zeros(0)
     slowdown = None if workers is None else workers.slowdown[chosen].astype(np.float64)
     return Side(
@@ -199,10 +200,13 @@ def _side(name: str, report: Report, workers: WorkerSteps | None, chosen: npt.ND
         layout=job.layout.to_dict() if job.layout else sizes,
         ops_per_step=(job.ops or job.gpu_ops or 0) / max(job.steps, 1),
         trustworthy=report.trust.trustworthy,
-        steps=np.array([row.step for row in rows]),
+        steps=steps,
         recorded_s=recorded,
         original_s=original,
         ideal_s=ideal,
+        lost_s=lost,
+        lost_share=report.verdict.share * scale,
+        lost_gpu_hours_per_day=report.verdict.lost_gpu_hours_per_day * scale,
         dp_ranks=none.astype(np.int64) if workers is None else workers.dp_ranks,
         workers=none if slowdown is None else np.tensordot(ideal / ideal.sum(), slowdown, axes=1),
         steps_each=per_step,
@@ -210,6 +214,16 @@ def _side(name: str, report: Report, workers: WorkerSteps | None, chosen: npt.ND
         tokens_per_s=tokens_per_s((row.tokens, row.recorded_s) for row in rows),
         unlike=ranks_text(unlike, name="step") if (unlike := _unlike_steps(report)) else "",
     )
+
+
+def _lost_here(report: Report, rows: Sequence[OfStep]) -> float:
+    """How many times as large a share these steps lose as all of them; 1 for all, 0 if nothing is lost."""
+
+    def share(steps: Sequence[OfStep]) -> float:
+        return sum(row.lost_s or 0.0 for row in steps) / (sum(row.recorded_s for row in steps) or 1.0)
+
+    whole = share(report.by_step)
+    return share(rows) / whole if whole else 0.0
 
 
 def rates(before: float | None, after: float | None) -> str | None:
@@ -220,7 +234,7 @@ def rates(before: float | None, after: float | None) -> str | None:
 
 
 def verdict(before: Side, after: Side) -> Verdict:
-    """Did the change help? Compares the recorded step time if the layouts are equal, else S."""
+    """Did the change help? Compares the recorded step time if the layouts are equal, else the share that is lost."""
     same_layout = dict(before.layout) == dict(after.layout) or "engines" in before.layout
     if same_layout:
         change = difference_of_means(before.recorded_s, after.recorded_s)
@@ -228,11 +242,12 @@ def verdict(before: Side, after: Side) -> Verdict:
         words, show = ("less", "more"), seconds
         size, spread = f"{seconds(abs(change.difference))} ({abs(change.share):.1%})", _between(change, seconds)
     else:
-        change = difference_of_means(before.slowdown_by_step(), after.slowdown_by_step())
-        what, words, show = "S is", ("lower", "higher"), "{:.3f}".format
-        size, spread = f"{abs(change.difference):.3f}", _between(change, lambda value: f"{value:+.3f}")
+        # Beside the whole step: of a loss of 0.1 %, no change is large.
+        change = difference_of_means(*(1 + side.lost_share_by_step() for side in (before, after)))
+        what, words, show = "a step loses", ("less", "more"), lambda value: f"{value - 1:.1%}"
+        size, spread = _points(abs(change.difference)), _between(change, _points)
         if distrusted := _distrusted(before, after):
-            unknown = f"the layouts differ, so only S compares, and {distrusted}"
+            unknown = f"the layouts differ, so only what is lost compares, and {distrusted}"
             return Verdict(Outcome.UNKNOWN, unknown, None, _notes(before, after))
     now, then, word = show(change.after), show(change.before), words[0] if change.difference <= 0 else words[1]
     outcome = _outcome(change)
@@ -258,6 +273,10 @@ def _outcome(change: MeanDifference) -> Outcome:
     if not change.clear or abs(change.share) < NEGLIGIBLE:
         return Outcome.NO_DIFFERENCE if change.largest_share <= _LARGEST_UNSEEN else Outcome.UNKNOWN
     return Outcome.BETTER if change.difference < 0 else Outcome.WORSE
+
+
+def _points(share: float) -> str:
+    return f"{share * 100:.1f} points"
 
 
 def _between(change: MeanDifference, show: Any) -> str:
@@ -286,9 +305,9 @@ def _notes(before: Side, after: Side) -> tuple[str, ...]:
 
 
 def _distrusted(before: Side, after: Side) -> str:
-    """A note that S of a side is not reliable; empty if both are."""
+    """A note that what a side loses is not reliable; empty if it is on both."""
     sides = " and ".join(name for name, side in (("before", before), ("after", after)) if not side.trustworthy)
-    return f"S is not to be trusted on the side {sides}." if sides else ""
+    return f"what is lost is not to be trusted on the side {sides}." if sides else ""
 
 
 def causes_of_jobs(before: Report, after: Report) -> CauseChange:
@@ -319,7 +338,7 @@ def causes_of_parts(report: Report, before: Side, after: Side, first_after: int)
         elif steps and steps[0] >= first_after:
             new.append(cause)
         elif not steps and since is not None and since >= first_after:
-            (new if after.slowdown >= before.slowdown else gone).append(cause)
+            (new if after.lost_share >= before.lost_share else gone).append(cause)
         else:
             staying.append((cause, cause))
     return CauseChange(tuple(gone), tuple(new), tuple(staying))

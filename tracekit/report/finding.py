@@ -19,6 +19,21 @@ from tracekit.trace.model import Worker
 SMALLEST_BLAMELESS_SHARE = 0.05
 
 
+#: What people call a kind of cause or fix, where its name in JSON is no phrase.
+_NAMES = {
+    "bad-worker": "slow rank",
+    "planned-gc": "garbage collection in the same steps",
+    "python-gc": "garbage collection",
+    "slow-nic": "slow network card",
+    "slow-p2p-link": "slow link",
+}
+
+
+def kind_words(kind: str) -> str:
+    """A kind of cause, loss or fix as a phrase."""
+    return _NAMES.get(kind, kind.replace("-", " "))
+
+
 class Link(Struct, frozen=True, order=True):
     """The connection of a stage to the next one on one DP rank; the last stage's is to the first."""
 

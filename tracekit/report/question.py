@@ -62,12 +62,12 @@ def question_table(answered: Sequence[Question], whole: str, *, daily: bool, fix
 
 
 def label_table(group: ByLabel, *, peers: bool = True) -> Table:
-    """Exact S of each value of a label, costliest first. `peers`: whether there are other ranks to compare with."""
+    """What each value of a label costs, costliest first. `peers`: whether there are other ranks to compare with."""
     rows = [
         (
             cut(printable(", ".join(map(str, share.values))), _LONGEST_VALUE),
             f"{share.ops:,}",
-            f"{share.slowdown:.3f}",
+            seconds(share.added_s),
             change_text(share.removed_s),
         )
         for share in group.shares[:_MOST_VALUES]
@@ -77,7 +77,7 @@ def label_table(group: ByLabel, *, peers: bool = True) -> Table:
         *([f"the costliest {_MOST_VALUES} of {len(group.shares)}; all with --json or --csv"] if more else []),
         *([] if peers else [_NO_PEERS]),
     ]
-    return Table(f"By {names}", (names, "ops", "slowdown", "if ideal"), tuple(rows), "; ".join(notes) or None)
+    return Table(f"By {names}", (names, "ops", "adds alone", "if average"), tuple(rows), "; ".join(notes) or None)
 
 
 def change_text(saved_s: float) -> str:

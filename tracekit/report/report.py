@@ -47,6 +47,7 @@ from tracekit.report.rows import (
     Contribution,
     Correlation,
     Kernels,
+    MarkedStep,
     OfLabel,
     OfRank,
     OfStep,
@@ -194,6 +195,7 @@ class Report(Struct, frozen=True, kw_only=True):
     critical_workers: Maybe[list[OnPath]] = UNSET
     forward_backward_correlation: Maybe[list[Correlation]] = UNSET
     by_rank: Maybe[list[OfRank]] = UNSET
+    marked_steps: Maybe[list[MarkedStep]] = UNSET
     critical_kinds: Maybe[list[OnPath]] = UNSET
     critical_ranks: Maybe[list[OnPath]] = UNSET
     gaps: Maybe[list[MissingMembers]] = UNSET
@@ -260,6 +262,11 @@ class Report(Struct, frozen=True, kw_only=True):
     def unit(self) -> str:
         """What times are compared by: "step", or "recording" if it is not divided into several."""
         return self.job.whole if self.steps_in_whole == 1 else "step"
+
+    @property
+    def worst_step(self) -> OfStep:
+        """The step that loses most; where none loses anything, the longest."""
+        return max(self.by_step, key=lambda row: (row.lost_s or 0.0, row.recorded_s))
 
     @property
     def tokens_per_s(self) -> float | None:

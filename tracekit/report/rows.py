@@ -83,6 +83,13 @@ class OfStep(Struct, frozen=True):
     loss: Maybe[Number] = UNSET
 
 
+class MarkedStep(Struct, frozen=True):
+    """A step that the profiler marked: from the end of the one before to its own, on all ranks."""
+
+    step: int
+    recorded_s: float
+
+
 class Correlation(Struct, frozen=True):
     """How forwards and backwards of a stage go together."""
 

@@ -24,8 +24,8 @@ def expert_loads(layers: Sequence[LayerLoads], theme: Theme) -> go.Figure:
     drawn = figure(theme, height=min(70 + 24 * len(layers), _TALLEST_PX), x="rank", y="layer")
     tokens = np.array([row.tokens_by_rank for row in layers])
     drawn.add_heatmap(
-        z=tokens / np.maximum(tokens.mean(axis=1, keepdims=True), 1),
-        hovertemplate="layer %{y}, rank %{x}: %{z:.2f} times the mean tokens<extra></extra>",
+        z=tokens / np.maximum(tokens.mean(axis=1, keepdims=True), 1) - 1,
+        hovertemplate="layer %{y}, rank %{x}: %{z:+.0%} tokens, compared with the mean<extra></extra>",
         **slowdown_scale(theme),
     )
     return drawn

@@ -14,7 +14,7 @@ from dash import html
 from dash.development.base_component import Component
 
 from tracekit.analysis.numeric.means import MeanDifference, difference_of_means
-from tracekit.base.text import seconds, short, sure, three_digits
+from tracekit.base.text import added, seconds, short, sure, three_digits
 from tracekit.dashboards.browser.figures.before_after import costs, distributions, step_series, worker_map
 from tracekit.dashboards.browser.ui.components import (
     badge,
@@ -71,16 +71,16 @@ def _figures(before: Side, after: Side) -> Component:
     """Every figure before and after, with the interval of its change where steps give one."""
     rows = [
         _row([term("recorded"), " step time"], difference_of_means(before.recorded_s, after.recorded_s), seconds),
-        _row([term("original"), " step time"], difference_of_means(before.original_s, after.original_s), seconds),
-        _row([term("ideal"), " step time"], _exact(before.ideal_s.mean(), after.ideal_s.mean()), seconds),
+        _row([term("lost", "Lost"), " a step"], difference_of_means(before.lost_s, after.lost_s), seconds),
         _row(
-            [term("slowdown")],
-            difference_of_means(before.slowdown_by_step(), after.slowdown_by_step()),
-            "{:.3f}".format,
+            ["Share lost"],
+            difference_of_means(before.lost_share_by_step(), after.lost_share_by_step()),
+            "{:.1%}".format,
+            share=False,
+            points=True,
         ),
-        _row([term("waste")], _exact(before.waste, after.waste), "{:.1%}".format, share=False, points=True),
         _row(
-            ["GPU-hours ", term("wasted"), " a day"],
+            ["GPU-hours lost a day"],
             _exact(before.lost_gpu_hours_per_day, after.lost_gpu_hours_per_day),
             "{:,.1f}".format,
             share=False,
@@ -126,7 +126,7 @@ def cost_panels(before: Report, after: Report) -> Component:
             }
         )
         picture = figure_panel(
-            ["Cost by ", term(title), ", each ", term("S alone", "alone")],
+            ["Cost by ", term(title), ", each ", term("adds alone", "alone")],
             costs(changes, viewer().theme, y=y),
             label=f"What each {title} alone costs a step, before and after",
             table=frame,
@@ -145,8 +145,7 @@ def step_panels(before: Side, after: Side, *, split: bool) -> Component:
                     "side": [name] * len(side.steps),
                     "step": side.steps,
                     "recorded_s": side.recorded_s,
-                    "original_s": side.original_s,
-                    "ideal_s": side.ideal_s,
+                    "lost_s": side.lost_s,
                 }
             )
             for name, side in (("before", before), ("after", after))
@@ -217,10 +216,10 @@ def worker_panels(before: Side, after: Side, reports: Mapping[str, Report], *, s
     """
     maps = [
         panel(
-            [f"{title.capitalize()}: ", term("slowdown alone"), " of each worker"],
+            [f"{title.capitalize()}: what each worker ", term("adds alone"), " to a step"],
             *figure_parts(
                 worker_map(side, _ranks(side, reports[title]), viewer().theme),
-                label=f"Slowdown of each worker {title} the change, DP ranks down, stages across",
+                label=f"What each worker alone adds to a step {title} the change, DP ranks down, stages across",
                 table=_map_table(side),
                 csv=href(f"/download/{'by_worker_per_step' if split else 'by_worker'}.csv", job=side.job),
                 most=MAP_ROWS,
@@ -270,7 +269,9 @@ def _largest(before: Side, after: Side, reports: Mapping[str, Report]) -> Compon
     )
     changed = changed.filter(pl.col("change").abs() >= LEAST_CHANGE)
     if changed.is_empty():
-        return panel("Workers that changed most", note(f"The slowdown of no worker changed by {LEAST_CHANGE} or more."))
+        return panel(
+            "Workers that changed most", note(f"What no worker alone adds changed by {LEAST_CHANGE:.0%} or more.")
+        )
     for name in ("before", "after"):
         columns = (pl.col(column).alias(f"{column} {name}") for column in ("rank", "host"))
         named = reports[name].table("by_worker").select(*places, *columns)
@@ -278,12 +279,12 @@ def _largest(before: Side, after: Side, reports: Mapping[str, Report]) -> Compon
     one_host = changed["host before"].equals(changed["host after"])
     hosts = ["host after"] if one_host else ["host before", "host after"]
     heads = ["Rank", *(["Host"] if one_host else ["Host before", "Host after"]), "DP rank, stage"]
-    heads += ["Slowdown before", "after", "Change"]
+    heads += ["Adds alone, before", "after", "Change"]
     rows = [
         ["-" if row["rank after"] is None else f"{row['rank after']}"]
         + ["-" if row[host] is None else short(row[host]) for host in hosts]
         + [Worker(row["dp_rank"], row["pp_rank"]).coordinates]
-        + [f"{row['before']:.3f}", f"{row['after']:.3f}", f"{row['change']:+.3f}"]
+        + [added(row["before"]), added(row["after"]), f"{row['change']:+.1%}"]
         for row in changed.iter_rows(named=True)
     ]
     title = "Workers that changed most"

@@ -16,6 +16,7 @@ from tracekit.dashboards.browser.ui.components import href, note, panel, row_tab
 from tracekit.dashboards.browser.ui.context import results, viewer
 from tracekit.dashboards.browser.ui.forms import text_field
 from tracekit.dashboards.browser.ui.shell import page
+from tracekit.report.finding import kind_words
 
 #: A host is judged by so many of its newest jobs.
 LAST_JOBS = 9
@@ -85,7 +86,7 @@ def _jobs(row: dict[str, Any]) -> list[Any]:
         html.Div(
             [
                 dcc.Link(short(one["job"]), href=href("/job", job=one["job"], window=one["number"])),
-                f": {one['kinds'].replace('-', ' ')}",
+                f": {', '.join(map(kind_words, one['kinds'].split(', ')))}",
             ]
         )
         for one in row["culprit_in"] or ()

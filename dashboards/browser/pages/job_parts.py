@@ -41,7 +41,7 @@ def hero(stored: Stored, report: Report) -> Component:
     ]
     if not trust.trustworthy:
         reasons = "; ".join(map(short, trust.reasons))
-        parts.append(html.P(["Do not trust the slowdown and what follows from it: ", reasons], className="warning"))
+        parts.append(html.P(["Do not trust these figures: ", reasons], className="warning"))
     return html.Section(parts, className=f"panel hero {verdict.tone}", **attributes(aria_label="The answer"))
 
 
@@ -62,7 +62,7 @@ def _action(stored: Stored, report: Report) -> Component:
 def _rows(stored: Stored, report: Report) -> list[AnswerRow]:
     """Label, sentence, and the link to where its figures can be seen."""
     answer = report.answer
-    step = max(report.by_step, key=lambda row: row.slowdown or 0.0).step if report.by_step else None
+    step = report.worst_step.step if report.by_step else None
     trust = f"{'yes' if report.trust.trustworthy else 'NO'}: {answer.trust}"
     path = way(
         stored,

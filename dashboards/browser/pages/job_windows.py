@@ -94,10 +94,10 @@ def history(stored: Stored) -> list[Component]:
             dcc.Link(f"{row['number']}", href=href("/job", job=stored.name, window=row["number"])),
             f"{row['first_step']} to {row['last_step']}",
             viewer().moment(row["added_at"]),
-            "-" if row["slowdown"] is None else f"{row['slowdown']:.3f}",
+            "-" if row["share"] is None else f"{row['share']:z.1%}",
             printable(row["headline"] or row["problem"] or "not analysed"),
         ]
         for row in reversed(results().history(stored.name, MOST_LISTED).to_dicts())
     ]
-    heads = ("Window", "Steps", "Stored", "Slowdown", "What it showed")
+    heads = ("Window", "Steps", "Stored", "Lost", "What it showed")
     return [*parts, panel("History", row_table(heads, rows, "Windows of this job", numbers=(3,)))]

@@ -32,6 +32,7 @@ from tracekit.dashboards.browser.ui.share import xlsx
 from tracekit.dashboards.browser.ui.shell import page
 from tracekit.dashboards.run_words import run_kind, run_sentence, who_words
 from tracekit.fleet.rows import TEAM_KEYS
+from tracekit.report.finding import kind_words
 from tracekit.report.verdict import UNNAMED, LossKind
 from tracekit.store import HANG, Incident
 
@@ -174,7 +175,7 @@ def _of_runs(schema: pl.Schema) -> pl.DataFrame:
         rows.append(
             {
                 "name": name,
-                "verdict": (cause_name or kind).replace("-", " "),
+                "verdict": kind_words(cause_name or kind),
                 "headline": run_sentence(run, zone),
                 "share": run.lost_share,
                 "lost_gpu_hours_per_day": 24 * run.gpu_hours_lost * 3600 / run.wall_s,
@@ -338,7 +339,7 @@ def _cells(row: dict[str, Any], shares: Sequence[float]) -> dict[str, Component]
     tone = Tone.GOOD if verdict == LossKind.BALANCED else Tone.UNSURE if verdict in _UNSURE else Tone.BAD
     why = row["headline"] or row["problem"] or "stored without an analysis"
     causes = "; ".join(
-        kind.replace("-", " ") + ("" if place == "whole job" else f": {place}")
+        kind_words(kind) + ("" if place == "whole job" else f": {place}")
         for kind, place in zip(row["cause_kinds"] or (), row["cause_places"] or (), strict=False)
     )
     numbers = {

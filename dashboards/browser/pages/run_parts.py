@@ -24,6 +24,7 @@ from tracekit.dashboards.run_words import (
     times_words,
     who_words,
 )
+from tracekit.report.finding import kind_words
 from tracekit.report.report import Report
 from tracekit.report.run import RunCause, RunVerdict, State
 
@@ -68,7 +69,7 @@ def _causes(job: str, run: RunVerdict) -> Component:
 
 
 def _row(job: str, cause: RunCause) -> list[Any]:
-    name = cause.cause.replace("-", " ")
+    name = kind_words(cause.cause)
     return [
         dcc.Link(name, href=href("/job", job=job, window=cause.worst_window)),
         who_words(cause) if cause.ranks else "whole job",

@@ -83,11 +83,11 @@ def build(team: str = "", cause: str = "", **_: str) -> list[Component]:
 
 
 def _distribution(report: FleetReport) -> Component:
-    table = report.curves.select("quantile", "slowdown_jobs", "slowdown_hours")
+    table = report.curves.select("quantile", "waste_jobs", "waste_hours")
     return figure_panel(
-        "Slowdown: cumulative distribution",
+        "What jobs lose: cumulative distribution",
         distribution(report.curves, viewer().theme),
-        label="Share of jobs and of GPU-hours with at most that slowdown",
+        label="Share of jobs and of GPU-hours that lose at most that",
         table=table,
         csv=inline_csv(table),
     )
@@ -106,13 +106,13 @@ def _jobs(report: FleetReport, team: str, cause: str, stored: set[str]) -> Compo
             if row["name"] in stored
             else short(row["name"]),
             short(row["team"] or "unknown"),
-            f"{row['slowdown']:.3f}",
+            "-" if row["verdict_share"] is None else f"{row['verdict_share']:.1%}",
             hours(row["lost_gpu_hours"]),
         ]
         for row in jobs.head(MOST_JOBS).filter(pl.col("slowdown").is_not_null()).iter_rows(named=True)
     ]
     of = ", ".join(f"{name} {short(value)}" for name, value in (("team", team), ("cause", cause)) if value)
-    table = row_table(("Job", "Team", "Slowdown", "GPU-hours lost"), rows, "Jobs that lose most", (2, 3))
+    table = row_table(("Job", "Team", "Lost", "GPU-hours lost"), rows, "Jobs that lose most", (2, 3))
     count = html.Span(f"{jobs.height:,} jobs ", className="note")
     everything = [dcc.Link("All jobs", href=href("/fleet"))] if of else []
     return panel(f"Jobs that lose most{f': {of}' if of else ''}", table, extra=[count, *everything])

@@ -19,6 +19,7 @@ from tracekit.dashboards.browser.ui.callbacks import answers
 from tracekit.dashboards.browser.ui.components import figure_panel, guarded, href, note, panel, row_table
 from tracekit.dashboards.browser.ui.context import chosen_range, results, viewer
 from tracekit.dashboards.browser.ui.shell import job_page
+from tracekit.report.finding import kind_words
 
 #: Events that are listed below their figure.
 MOST_LISTED = 50
@@ -74,7 +75,8 @@ def _panels(stored: Stored, life: Life, ends: tuple[float, float], chosen: bool)
         )
     ]
     if life.losses.height:
-        lost = life.losses.select("start_s", "kind", "lost_s")
+        named = pl.col("kind").map_elements(kind_words, return_dtype=pl.String)
+        lost = life.losses.select("start_s", named, "lost_s")
         parts.append(
             shown(
                 "Lost by cause, seconds of a step",

@@ -161,8 +161,8 @@ def _controls(stored: Stored, words: TimelineWords, state: TimelineState, steps:
     of_peers = "contents" if words.peers else "none"
     of_rows = "none" if len(results().by_worker(stored.name)) == 1 else "contents"
     options = {
-        str(step): f"{step}: {seconds(recorded)}, {slowdown:.2f} x"
-        for step, recorded, slowdown in steps.select("step", "recorded_s", "slowdown").iter_rows()
+        str(step): f"{step}: {seconds(recorded)}, {seconds(lost_s or 0.0)} lost"
+        for step, recorded, lost_s in steps.select("step", "recorded_s", "lost_s").iter_rows()
     }
     step = html.Div(
         [

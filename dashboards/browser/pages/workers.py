@@ -22,7 +22,7 @@ from dash import (
 )
 from dash.development.base_component import Component
 
-from tracekit.base.text import listed
+from tracekit.base.text import listed, seconds
 from tracekit.dashboards.browser.data.queries import Stored
 from tracekit.dashboards.browser.data.worker_view import (
     WorkerView,
@@ -155,13 +155,13 @@ def _map_panel(stored: Stored, workers: WorkerMap, view: WorkerView) -> Componen
     go_to = text_field("workers-go", "Show rank", "", placeholder="9, or dp,stage: 1,2", wait_s=True, style="beside")
     parts = figure_parts(
         draw(workers, view),
-        label=f"Map of the slowdown of {workers.slowdown.size:,} workers, DP ranks down, stages across",
+        label=f"Map of what {workers.slowdown.size:,} workers alone add to a step, DP ranks down, stages across",
         table=workers.table,
         csv=href("/download/by_worker.csv", job=stored.name),
         id="workers-map",
     )
     return panel(
-        [term("slowdown alone", "Slowdown"), " of each ", term("worker"), ": DP ranks down, stages across"],
+        ["What each ", term("worker"), " ", term("adds alone"), " to a step: DP ranks down, stages across"],
         _scrubber(stored, workers, view),
         *parts,
         html.Div(several(stored.name, workers, view), id="workers-several", role="status"),
@@ -186,9 +186,9 @@ def _times_panel(stored: Stored) -> Component:
 def _steps_panel(stored: Stored, workers: WorkerMap) -> Component:
     cells = workers.worst(None, MOST_ROWS)
     return figure_panel(
-        [term("slowdown alone", "Slowdown"), f" of the {len(cells):,} slowest workers, step by step"],
+        [f"What the {len(cells):,} slowest workers ", term("adds alone", "add alone"), ", step by step"],
         in_range(step_workers(workers, cells, viewer().theme), stored.name),
-        label=f"Slowdown of {len(cells):,} workers in {len(workers.steps):,} steps",
+        label=f"What {len(cells):,} workers alone add to {len(workers.steps):,} steps",
         table=workers.table.head(MOST_ROWS),
         csv=href("/download/by_worker_per_step.csv", job=stored.name),
         id="workers-steps",
@@ -197,7 +197,7 @@ def _steps_panel(stored: Stored, workers: WorkerMap) -> Component:
 
 
 def _scrubber(stored: Stored, workers: WorkerMap, view: WorkerView) -> Component:
-    """Chooses the step of the map. The strip above the slider shows S of each step; position 0 is all steps."""
+    """Chooses the step of the map. The strip above the slider shows what each step loses; position 0 is all steps."""
     count = len(workers.steps)
     slider = scale(
         "workers-step",
@@ -217,12 +217,15 @@ def _scrubber(stored: Stored, workers: WorkerMap, view: WorkerView) -> Component
 
 
 def _strip(stored: Stored, count: int) -> Component:
-    slowdowns = np.array([row.slowdown or 1.0 for row in stored.report.by_step]) if stored.report else np.ones(count)
-    top = max(0.1, float(slowdowns.max()) - 1)
+    rows = stored.report.by_step if stored.report else []
+    shares = np.array(
+        [(row.lost_s or 0.0) / row.recorded_s if row.recorded_s else 0.0 for row in rows] or [0.0] * count
+    )
+    top = max(0.1, float(shares.max()))
     block = -(-count // MOST_BARS)
     bars = []
     for first in range(0, count, block):
-        height = float(np.clip((slowdowns[first : first + block].max() - 1) / top, 0.04, 1))
+        height = float(np.clip(shares[first : first + block].max() / top, 0.04, 1))
         middle = (first + (min(first + block, count) - first + 1) / 2) / count
         style = {"left": f"{middle:.3%}", "height": f"{height:.0%}", "width": f"{min(0.7 * block / count, 0.02):.3%}"}
         bars.append(html.I(style=style))
@@ -235,9 +238,9 @@ def _readout(stored: Stored, workers: WorkerMap, view: WorkerView) -> list[Any]:
         return [html.B(f"All {len(workers.steps):,} steps"), html.Span("mean over the steps", className="note")]
     number = int(workers.steps[view.position])
     assert stored.report is not None
-    slowdown = stored.report.by_step[view.position].slowdown
+    lost_s = stored.report.by_step[view.position].lost_s or 0.0
     moment = viewer().moment(results().step_starts(stored.name).get(number))
-    return [html.B(f"Step {number}: slowdown {slowdown:.3f}"), html.Span(moment, className="note")]
+    return [html.B(f"Step {number}: {seconds(lost_s)} lost"), html.Span(moment, className="note")]
 
 
 class Point(TypedDict):

@@ -11,7 +11,7 @@ import polars as pl
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from tracekit.base.text import seconds, short
+from tracekit.base.text import added, seconds, short
 from tracekit.dashboards.browser.data.queries import Stored
 from tracekit.dashboards.browser.data.worker_view import WorkerView, comma
 from tracekit.dashboards.browser.ui.components import attributes, figure_parts, href, note, row_table, term
@@ -46,7 +46,7 @@ def slowest(workers: WorkerMap, position: int | None, chosen: int) -> list[Compo
         return [note("No worker was analysed in this step.")]
     in_step = None if position is None else workers.per_step[position].ravel()
     in_step_head = [] if in_step is None else ["in the step"]
-    heads = ["Rank", "Host", "dp, stage", *in_step_head, term("slowdown alone", "slowdown")]
+    heads = ["Rank", "Host", "dp, stage", *in_step_head, term("adds alone")]
     rows = []
     for cell in cells:
         worker, host = workers.worker(cell), workers.host_name(cell)
@@ -58,12 +58,12 @@ def slowest(workers: WorkerMap, position: int | None, chosen: int) -> list[Compo
                 shown,
                 html.Td("-" if host is None else short(host), className="host"),
                 f"{worker.dp_rank}, {worker.pp_rank}",
-                *([] if in_step is None else [f"{in_step[cell]:.3f}"]),
-                f"{workers.slowdown.ravel()[cell]:.3f}",
+                *([] if in_step is None else [added(in_step[cell])]),
+                added(workers.slowdown.ravel()[cell]),
             ]
         )
     nobody = float(workers.slowdown.max()) < WORTH_NAMING and position is None
-    said = [note(f"Nobody reaches {WORTH_NAMING:.2f}: these are only the largest.")] if nobody else []
+    said = [note(f"Nobody adds {WORTH_NAMING - 1:.0%}: these are only the largest.")] if nobody else []
     places = [place for place, cell in enumerate(cells) if cell == chosen]
     numbers = range(3, len(heads))
     return [*said, row_table(heads, rows, "Slowest workers", numbers, style="tight", chosen=places)]
@@ -75,13 +75,12 @@ def slowest_steps(stored: Stored) -> Component:
         [
             f"{row['step']}",
             seconds(row["recorded_s"]),
-            f"{row['slowdown']:.3f}",
+            seconds(row["lost_s"] or 0.0),
             dcc.Link("timeline", href=href("/timeline", job=stored.name, step=row["step"])),
         ]
         for row in stored.table("by_step").top_k(SLOWEST_STEPS, by="recorded_s").iter_rows(named=True)
     ]
-    heads = ["Step", "Recorded", term("slowdown", "Slowdown"), "Open"]
-    return row_table(heads, rows, "Slowest steps", (1, 2), style="tight")
+    return row_table(["Step", "Recorded", "Lost", "Open"], rows, "Slowest steps", (1, 2), style="tight")
 
 
 def detail(workers: WorkerMap, cell: int, job: str, position: int | None, *, default: bool) -> list[Component]:
@@ -91,11 +90,11 @@ def detail(workers: WorkerMap, cell: int, job: str, position: int | None, *, def
     everyone = workers.per_step.reshape(len(workers.steps), -1)
     slow = int((everyone[:, cell] >= WORTH_NAMING).sum())
     facts = {
-        "Slowdown": f"{workers.slowdown.ravel()[cell]:.3f}",
+        "Adds alone": f"{added(workers.slowdown.ravel()[cell])} to a step",
         "Place": f"{workers.place(cell):,} of {count:,}, the slowest first",
         "dp, stage": f"{worker.dp_rank}, {worker.pp_rank}",
         "Host": "unknown" if host is None else short(host),
-        "Stands out": f"in {slow:,} of {len(workers.steps):,} steps, with {WORTH_NAMING:.2f} or more",
+        "Stands out": f"in {slow:,} of {len(workers.steps):,} steps, with {WORTH_NAMING - 1:.0%} or more",
     }
     name, starts = workers.full_name(cell), results().step_starts(job)
     step = None if position is None else int(workers.steps[position])
@@ -118,7 +117,7 @@ def detail(workers: WorkerMap, cell: int, job: str, position: int | None, *, def
         ),
         *figure_parts(
             in_range(worker_over_steps(workers, cell, viewer().theme, moments=moments, position=position), job),
-            label=f"Slowdown of {name} alone over the steps",
+            label=f"What {name} alone adds to each step",
             table=table,
             id="workers-history",
         ),
@@ -132,7 +131,7 @@ def several(job: str, workers: WorkerMap, view: WorkerView) -> list[Component]:
     values = workers.values(view.position).ravel()
     cells = view.box.cells(workers)
     own, whole = (float(np.nansum(np.clip(each - 1, 0, None))) for each in (values[cells], values))
-    share = f" of {whole:.3f}, {own / whole:.0%} of that of all workers" if whole else ""
+    share = f" of {whole:.1%}, {own / whole:.0%} of what all workers add" if whole else ""
     where = {"dp_rank": view.box.dp_ranks, "stage": view.box.stages}
     step = None if view.position is None else int(workers.steps[view.position])
     selection = " and ".join(f"{name}={values}" for name, values in where.items())
@@ -144,7 +143,7 @@ def several(job: str, workers: WorkerMap, view: WorkerView) -> list[Component]:
         html.P(
             [
                 html.B(f"{len(cells):,} workers, dp {view.box.dp_ranks}, stage {view.box.stages}: "),
-                *(term("summed excess"), f" {own:.3f}{share}"),
+                *(term("summed"), f" {own:.1%}{share}"),
             ]
         ),
         html.P([html.Span(dcc.Link(words, href=to), className="next") for words, to in ways.items()]),
@@ -171,14 +170,14 @@ def hosts(workers: WorkerMap, chosen: str | None, report: Report) -> list[Compon
         [
             pick("host", load.name, short(load.name), place="hosts", pressed=load.name == chosen),
             f"{load.workers:,}",
-            f"{load.worst_slowdown:.3f}",
+            added(load.worst_slowdown),
             pick("worker", comma(load.worst), _label(workers, load.worst).removeprefix("rank "), place="hosts"),
-            f"{load.summed:.3f}",
+            f"{load.summed:.1%}",
         ]
         for load in loads[:HOSTS_LISTED]
     ]
     places = [place for place, load in enumerate(loads) if load.name == chosen]
-    heads = ["Host", "Workers", "Slowest", "Rank", term("summed excess")]
+    heads = ["Host", "Workers", "Slowest", "Rank", term("summed", "Summed")]
     more = len(loads) - HOSTS_LISTED
     rest = f"{more:,} more hosts have no slower worker. " if more > 0 else ""
     return [

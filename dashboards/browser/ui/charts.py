@@ -13,7 +13,7 @@ import numpy as np
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from tracekit.base.text import seconds
+from tracekit.base.text import added, seconds
 from tracekit.dashboards.browser.data.worker_view import comma
 from tracekit.dashboards.browser.ui.components import attributes, href
 from tracekit.dashboards.browser.ui.context import viewer
@@ -73,11 +73,11 @@ def _cell(workers: WorkerMap, job: str, pooled: Pooled, row: int, column: int, l
         return html.Span(className="cell gap", title="not analysed")
     cell = int(pooled.row[row, column]) * workers.stages + int(pooled.column[row, column])
     worker = workers.worker(cell)
-    words = f"{workers.full_name(cell)}: slowdown alone {value:.3f}"
+    words = f"{workers.full_name(cell)}: alone adds {added(value)} to a step"
     colour = viewer().theme.slow[level]
     figured = level and pooled.values.size <= FIGURED_CELLS
     return _mark(
-        f"{value:.2f}" if figured else "",
+        f"{value - 1:.0%}" if figured else "",
         href("/workers", job=job, worker=comma(worker)),
         words,
         className="cell",

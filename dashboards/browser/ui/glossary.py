@@ -7,17 +7,12 @@ from typing import Final
 from tracekit.trace.gpu_activity import IdleReason
 
 GLOSSARY: Final[dict[str, str]] = {
-    "slowdown": "S = T(original) / T(ideal): how much longer a step takes than if every op took its ideal time."
-    " From 1.1 on a job is straggling.",
-    "slowdown alone": "S_w, exact: the step time of the ideal job with only this worker as recorded, divided by that of"
-    " the ideal job. 1.00 is harmless.",
-    "summed excess": "Slowdown alone less 1, summed over these workers: what they cost together, as if it added up.",
-    "S alone": "The ideal job with only this set of ops as recorded, divided by the ideal job (added back).",
+    "adds alone": "By how much a step is longer with only this as recorded and all else like its peers, exact. 0% is"
+    " harmless.",
+    "summed": "What these workers alone add to a step, summed: what they cost together, as if it added up.",
     "launch delays": "Host-side time (data loading, Python, kernel launches) between an op being ready and its start.",
-    "waste": "1 - 1/S: the share of the GPU time that the ideal job would not need. The verdict counts what goes with"
-    " the causes instead, which is more where a slow worker is a large part of the mean.",
     "GPU-hours a day": "Assumes that all GPUs of the layout run all day as in the traced steps.",
-    "wasted": "Waste x GPUs x time. A day's figure assumes that the job goes on as in the traced steps.",
+    "lost": "What goes with the causes, and what stragglers cost beyond them, by the verdict of each job.",
     "recorded": "Mean step time as recorded in the trace.",
     "original": "Mean step time of the replay without launch delays.",
     "ideal": "Mean step time if every compute op took the mean and every communication op the median of its kind.",

@@ -14,7 +14,7 @@ from datetime import tzinfo
 from enum import StrEnum
 from statistics import fmean
 
-from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN
+from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE
 from tracekit.analysis.attribution.patterns import SpacePattern, TimePattern
 from tracekit.base.text import cost, listed, seconds, short, sure
 from tracekit.dashboards.figures.worker_map import WorkerMap
@@ -241,9 +241,9 @@ def space_words(space: SpacePattern, workers_map: WorkerMap) -> str:
         return "One worker: there is nobody to compare it with."
     match space.shape:
         case "none":
-            return f"No worker stands out: the largest slowdown alone is {largest:.3f}."
+            return f"No worker stands out: none alone adds more than {largest - 1:.1%} to a step."
         case "one-worker":
-            return f"One worker stands out: {named}{host}, with a slowdown alone of {largest:.3f}. {stays}"
+            return f"One worker stands out: {named}{host}, which alone adds {largest - 1:.1%} to a step. {stays}"
         case "one-host" if workers_map.only_host is not None:
             everyone = len(workers) == workers_map.slowdown.size
             which = f"All {len(workers):,} workers" if everyone else f"Several workers ({named})"
@@ -258,40 +258,40 @@ def space_words(space: SpacePattern, workers_map: WorkerMap) -> str:
             return f"Several workers stand out: {named}. {stays}"
         case _:
             return (
-                f"The slowest worker changes from step to step (largest slowdown alone over all steps: {largest:.3f})."
+                "The slowest worker changes from step to step; over all steps, none alone adds more than"
+                f" {largest - 1:.1%}."
             )
 
 
 def time_words(pattern: TimePattern, by_step: Sequence[OfStep]) -> str:
-    """The slowdown over the steps. `by_step`: the rows of that table of the report."""
+    """What is lost over the steps. `by_step`: the rows of that table of the report."""
     if len(by_step) == 1:
         return "One step was traced: since when cannot be said."
     steps = listed(map(str, pattern.slow_steps), MOST_NAMED)
-    values = [row.slowdown or 1.0 for row in by_step]
+    shares = {row.step: (row.lost_s or 0.0) / row.recorded_s if row.recorded_s else 0.0 for row in by_step}
+    least, most = min(shares.values()), max(shares.values())
     match pattern.shape:
         case "none":
-            return f"The slowdown shows no pattern over the steps: {min(values):.3f} to {max(values):.3f}."
+            return f"What steps lose shows no pattern: {least:.1%} to {most:.1%} of each."
         case "persistent":
-            slow = sum(value >= STRAGGLING_SLOWDOWN for value in values)
+            slow = sum(share >= SMALLEST_HEADLINE_SHARE for share in shares.values())
             if 0 < slow < len(by_step):
                 return (
-                    "The slowdown comes and goes from the first step on: it is 1.1 or more in"
-                    f" {slow:,} of {len(by_step):,} steps."
+                    "The loss comes and goes from the first step on: it is"
+                    f" {SMALLEST_HEADLINE_SHARE:.0%} or more in {slow:,} of {len(by_step):,} steps."
                 )
-            return (
-                f"The slowdown is raised in every step, from the first one on: {min(values):.3f} to {max(values):.3f}."
-            )
+            return f"Every step loses time, from the first one on: {least:.1%} to {most:.1%}."
         case "changed":
             since = pattern.since_step or 0
             before, after = (
-                fmean(row.slowdown or 1.0 for row in by_step if (row.step < since) is early) for early in (True, False)
+                fmean(share for step, share in shares.items() if (step < since) is early) for early in (True, False)
             )
             way = "rose" if after > before else "fell"
-            return f"The slowdown {way} at step {since}, from {before:.2f} on average to {after:.2f}."
+            return f"The loss {way} at step {since}, from {before:.1%} of a step on average to {after:.1%}."
         case "drifting":
-            return "The slowdown drifts: it grows or shrinks steadily over the steps."
+            return "The loss drifts: it grows or shrinks steadily over the steps."
         case "periodic":
             slow_ones = f" (slow: {steps})" if steps else ""
-            return f"The slowdown rises every {pattern.period} steps{slow_ones}."
+            return f"The loss rises every {pattern.period} steps{slow_ones}."
         case _:
             return f"Single slow steps: {steps}. All others run at the usual speed."

@@ -4,21 +4,56 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 
 from tests.handmade import LAYOUT
 from tests.reports import report_with
 from tests.sides import cause, side
-from tracekit.report.compare import Outcome, causes_of_jobs, causes_of_parts, cost_changes, verdict
+from tracekit.report.compare import (
+    Outcome,
+    WorkerSteps,
+    causes_of_jobs,
+    causes_of_parts,
+    cost_changes,
+    parts,
+    verdict,
+    whole,
+)
 
 
-def test_what_the_steps_contribute_to_s_averages_to_s() -> None:
-    # S = (3 + 5) / (2 + 2) = 2; contributions 2 + (3 - 4) / 2 and 2 + (5 - 4) / 2
+def test_what_the_steps_contribute_to_the_share_that_is_lost_averages_to_it() -> None:
+    """Of 3 s and 5 s, 1 s and 3 s are lost: half of the time, of which the second step contributes three quarters."""
     made = side([3, 5], ideal=[2, 2])
-    assert made.slowdown == 2
-    assert made.slowdown_by_step() == pytest.approx([1.5, 2.5])
-    assert made.waste == 0.5
-    assert made.lost_gpu_hours_per_day == 0.5 * 4 * 24
+    assert (made.slowdown, made.lost_share) == (2, 0.5)
+    assert made.lost_share_by_step() == pytest.approx([0.25, 0.75])
+
+
+def test_a_job_loses_what_its_report_says_and_parts_of_it_what_their_steps_do() -> None:
+    """Of ten seconds each, 1 s and 3 s are lost; the verdict counts them as 20 % and 19.2 GPU-hours a day of 96."""
+    steps = [
+        {"step": 1 + at, "recorded_s": 10.0, "original_s": 9.0, "ideal_s": 8.0, "slowdown": 1.1, "lost_s": lost_s}
+        for at, lost_s in enumerate((1.0, 3.0))
+    ]
+    verdict_of_all = {"lost_s": 2.0, "share": 0.2, "lost_gpu_hours_per_day": 19.2}
+    report = report_with(by_step=steps, verdict=verdict_of_all, step_time_s={"recorded": 10.0})
+    everything = whole("made", report)
+    assert (everything.lost_share, everything.lost_gpu_hours_per_day) == (0.2, 19.2)
+    workers = WorkerSteps(np.array([1, 2]), np.array([0]), np.ones((2, 1, 1), np.float32))
+    shares = [(part.lost_share, part.lost_gpu_hours_per_day) for part in parts("made", report, workers, 2)]
+    assert shares == [pytest.approx((0.1, 9.6)), pytest.approx((0.3, 28.8))]
+
+
+def test_a_recording_is_compared_by_the_steps_that_the_profiler_marked() -> None:
+    """Of 1 s, three steps are marked, of 0.3 s each: the rest is before the first and after the last."""
+    row = {"step": 0, "recorded_s": 1.0, "original_s": 1.0, "ideal_s": 1.0, "slowdown": 1.0, "lost_s": 0.3}
+    marked = [{"step": 7 + at, "recorded_s": 0.3} for at in range(3)]
+    job = {"source": "recording", "whole": "recording", "steps": 3}
+    report = report_with(by_step=[row], job=job, marked_steps=marked, verdict={"share": 0.3}, step_time_s={})
+    found = whole("made", report)
+    assert (found.steps.tolist(), found.steps_each) == ([7, 8, 9], 1)
+    assert found.recorded_s.tolist() == [0.3] * 3
+    assert (found.lost_s.tolist(), found.lost_share) == ([pytest.approx(0.1)] * 3, 0.3)
 
 
 def test_a_change_that_helps_is_told_with_its_size_and_interval() -> None:
@@ -62,12 +97,13 @@ def test_what_reads_the_same_on_both_sides_is_not_told_as_a_change() -> None:
         Outcome.BETTER, "a recorded step takes 4.0 ms (0.2%) less, about 2.00 s")  # fmt: skip
 
 
-def test_other_layouts_are_compared_by_s_and_that_is_said() -> None:
+def test_other_layouts_are_compared_by_what_is_lost_and_that_is_said() -> None:
     before = side([3.0, 3.1, 2.9, 3.0, 3.0], ideal=[2] * 5)
     after = side([2.4, 2.42, 2.38, 2.4, 2.4], ideal=[2] * 5, layout={**LAYOUT.to_dict(), "dp": 4, "world_size": 8})
     found = verdict(before, after)
     assert found.sentence.startswith(
-        "The layouts differ, so step times do not compare. By S: Yes, it helped: S is 1.200"
+        "The layouts differ, so step times do not compare. By what is lost: Yes, it helped: a step loses 16.7% instead"
+        " of 33.3%, 16.7 points less (95% interval of the change -"
     )
     assert found.notes == ("Layouts: dp 2 x pp 2 on 4 GPUs before, dp 4 x pp 2 on 8 GPUs after.",)
 

@@ -86,7 +86,7 @@ def test_sentences_are_about_the_step_without_the_profiler(tmp_path):
         "without the profiler, a step takes 800 us (1.9 ms as recorded); the GPU waits"
     )
     assert "of every 800 us step without the profiler" in answer["cost"]
-    assert "a step without the profiler (800 us -> 160 us" in answer["saves"]
+    assert "a step without the profiler (800 us to 160 us" in answer["saves"]
 
 
 def test_what_waits_is_to_go_before_launches_that_need_it_gone(tmp_path):

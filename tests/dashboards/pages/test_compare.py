@@ -41,7 +41,7 @@ def test_a_map_larger_than_a_screen_keeps_the_slowest_worker_and_its_name() -> N
     ranks = np.arange(1024 * 64).reshape(1024, 64)
     drawn = worker_map(each, ranks, LIGHT).data[0]
     assert drawn.z.shape == (147, 64)  # 7 DP ranks in a row
-    assert drawn.z.max() == drawn.z[73, 1] == 3.0
+    assert drawn.z.max() == drawn.z[73, 1] == 2.0
     assert drawn.customdata[73, 1].tolist() == [514, 1, 514 * 64 + 1]
     assert "rank %{customdata[2]}<br>dp %{customdata[0]}, stage %{customdata[1]}<br>" in drawn.hovertemplate
 
@@ -128,13 +128,11 @@ def test_two_jobs_show_the_numbers_of_their_reports(visit: Visit, pairs: Path) -
     assert "Before: slow <i>one</i>" in text
     cells = page.locator("#compare-content table.plain").first.locator("td").all_inner_texts()
     for report, at in ((before, 0), (after, 1)):
-        times = report["step_time_s"]
-        assert cells[at] == seconds(times["recorded"])
-        assert cells[4 + at] == seconds(times["original"])
-        assert cells[8 + at] == seconds(times["ideal"])
-        assert cells[12 + at] == f"{report['slowdown']:.3f}"
-        assert cells[16 + at] == f"{report['waste']:.1%}"
-        assert cells[20 + at] == f"{report['wasted_gpu_hours_per_day']:,.1f}"
+        verdict = report["verdict"]
+        assert cells[at] == seconds(report["step_time_s"]["recorded"])
+        assert cells[4 + at] == seconds(verdict["lost_s"])
+        assert cells[8 + at] == f"{verdict['share']:.1%}"
+        assert cells[12 + at] == f"{verdict['lost_gpu_hours_per_day']:,.1f}"
     expect(page.locator(".chart svg")).to_have_count(6)
 
 
@@ -179,9 +177,9 @@ def test_the_causes_that_went_away_are_named(sample_store: Path) -> None:
     assert "No cause is new." in new
 
 
-def test_jobs_of_other_layouts_are_compared_by_s(sample_store: Path) -> None:
+def test_jobs_of_other_layouts_are_compared_by_what_is_lost(sample_store: Path) -> None:
     text = Pages(sample_store).text("/compare", job="slow-worker", **{"with": "collected"})
-    assert "The layouts differ, so step times do not compare. By S:" in text
+    assert "The layouts differ, so step times do not compare. By what is lost:" in text
     assert "The two jobs have different workers" in text
 
 

@@ -38,7 +38,7 @@ def test_the_page_says_what_the_study_holds_now(study: Study, tmp_path: Path) ->
     assert "Fleet: last week" in lines
     assert "50.0% of 4 jobs straggle; 37.5% of 400 GPU-hours are lost to it" in lines
     text = "\n".join(lines)
-    for title in ("Slowdown: cumulative distribution", "GPU-hours lost by cause", "Our fleet beside the paper's"):
+    for title in ("What jobs lose: cumulative distribution", "GPU-hours lost by cause", "Our fleet beside the paper's"):
         assert title in text
     assert "None beyond chance." in lines
     (part,) = study.path.glob("jobs/*.parquet")

@@ -19,11 +19,11 @@ from tracekit.dashboards.browser.ui.sentences import (
 from tracekit.report.rows import OfStep
 
 
-def of_step(step: int, slowdown: float) -> OfStep:
-    return OfStep(step, slowdown, recorded_s=1.0, original_s=1.0, ideal_s=1.0, lost_s=None)
+def of_step(step: int, lost_s: float | None) -> OfStep:
+    return OfStep(step, 1.0, recorded_s=2.0, original_s=2.0, ideal_s=2.0, lost_s=lost_s)
 
 
-ROWS = [of_step(step, slowdown) for step, slowdown in ((1, 1.0), (2, 1.1), (5, 1.4), (6, 1.5))]
+ROWS = [of_step(step, lost_s) for step, lost_s in ((1, None), (2, 0.1), (5, 0.4), (6, 0.5))]
 
 
 def space(shape: str, *workers: tuple[int, int], host: str | None = None) -> SpacePattern:
@@ -38,10 +38,10 @@ def over_time(shape: str, **more: Any) -> TimePattern:
 
 def test_each_shape_on_the_map_has_its_sentence() -> None:
     for pattern, words in (
-        (space("none"), "No worker stands out: the largest slowdown alone is 1.300."),
+        (space("none"), "No worker stands out: none alone adds more than 30.0% to a step."),
         (
             space("one-worker", (1, 0), host="a"),
-            "One worker stands out: rank 2 on a, with a slowdown alone of 1.300. The same",
+            "One worker stands out: rank 2 on a, which alone adds 30.0% to a step. The same",
         ),
         (
             space("one-host", (0, 1), (1, 0), host="a"),
@@ -63,14 +63,14 @@ def test_each_shape_on_the_map_has_its_sentence() -> None:
 
 def test_each_shape_over_time_has_its_sentence() -> None:
     for pattern, words in (
-        (over_time("none"), "The slowdown shows no pattern over the steps: 1.000 to 1.500."),
+        (over_time("none"), "What steps lose shows no pattern: 0.0% to 25.0% of each."),
         (
             over_time("persistent"),
-            "The slowdown comes and goes from the first step on: it is 1.1 or more in 3 of 4 steps.",
+            "The loss comes and goes from the first step on: it is 5% or more in 3 of 4 steps.",
         ),
-        (over_time("changed", since_step=5), "The slowdown rose at step 5, from 1.05 on average to 1.45."),
-        (over_time("drifting"), "The slowdown drifts"),
-        (over_time("periodic", period=4, slow_steps=[1, 5]), "The slowdown rises every 4 steps (slow: 1, 5)."),
+        (over_time("changed", since_step=5), "The loss rose at step 5, from 2.5% of a step on average to 22.5%."),
+        (over_time("drifting"), "The loss drifts"),
+        (over_time("periodic", period=4, slow_steps=[1, 5]), "The loss rises every 4 steps (slow: 1, 5)."),
         (over_time("transient", slow_steps=[6]), "Single slow steps: 6."),
     ):
         assert time_words(pattern, ROWS).startswith(words)
@@ -80,9 +80,9 @@ def test_one_step_says_nothing_about_since_when() -> None:
     assert time_words(over_time("persistent"), ROWS[:1]) == "One step was traced: since when cannot be said."
 
 
-def test_a_slowdown_in_all_steps_is_said_to_be_in_all() -> None:
+def test_a_loss_in_all_steps_is_said_to_be_in_all() -> None:
     words = time_words(over_time("persistent"), ROWS[2:])
-    assert words == "The slowdown is raised in every step, from the first one on: 1.400 to 1.500."
+    assert words == "Every step loses time, from the first one on: 20.0% to 25.0%."
 
 
 def test_the_only_host_of_a_job_is_no_place_to_point_at() -> None:
