@@ -1,6 +1,7 @@
 """A large file is read without a table of its ops, and gives what a table of them gives."""
 
 from dataclasses import replace
+from functools import partial
 
 import polars as pl
 import pytest
@@ -9,13 +10,15 @@ from hypothesis import strategies as st
 
 from tests.analysis.attribution.test_exact_attribution import specs
 from tests.cases import case
-from tests.handmade import slow_frame, slow_trace, write_canonical
+from tests.handmade import published_columns, slow_frame, slow_trace, write_canonical
 from tests.properties import examples
 from tracekit.base.errors import TracekitError
+from tracekit.collectors.importers.published import read_published
 from tracekit.sources.load import load
 from tracekit.synth import synthesize
-from tracekit.trace import canonical, ordered
+from tracekit.trace import canonical
 from tracekit.trace.canonical import Trace, read_parquet
+from tracekit.trace.model import Unit
 from tracekit.trace.ordered import OrderedTrace
 from tracekit.trace.schema import SCHEMA
 
@@ -24,10 +27,8 @@ IN_ORDER = ["step", "dp_rank", "pp_rank", "kind", "seq"]
 
 @pytest.fixture(autouse=True)
 def large(monkeypatch):
-    """Every file is large, and read seven rows at a time."""
+    """Every file is large."""
     monkeypatch.setattr(canonical, "MOST_ROWS_AS_TABLE", 0)
-    monkeypatch.setattr(ordered, "PIECE_ROWS", 7)
-    monkeypatch.setattr(ordered, "MOST_PIECES", 10_000)
 
 
 def as_table(path, use):
@@ -103,16 +104,87 @@ def test_what_is_wrong_is_said_as_of_the_table(tmp_path):
             assert str(found.value) == str(expected.value)
 
 
-def test_what_only_a_table_can_hold_is_a_table(tmp_path):
-    ops = slow_frame((0, 1, 2))
-    others = {
-        "a clock across steps": ops.with_columns(start=pl.col("start") + 20.0 * pl.col("step")),
-        "times of the host": ops.with_columns(posted=pl.lit(0.001)),
-        "no chunks": ops.drop("chunk"),
-    }
-    for name, frame in others.items():
+def on_a_clock(ops, zero, per_second):
+    """Integers on a clock on which steps begin 20 s apart."""
+    integers = ops.with_columns((pl.col("start", "duration") * per_second).round().cast(pl.Int64))
+    return integers.with_columns(pl.col("start") + (zero + 20 * pl.col("step").cast(pl.Int64)) * per_second)
+
+
+def shapes():
+    """Name -> the same job as tables of users have it, and the unit of their times."""
+    ops = slow_frame((3, 4, 7))
+    transfer = pl.col("kind").cast(pl.String).str.contains("recv")
+    first = pl.int_range(pl.len()).over("step", "rank") == 0
+    wide = ops.with_columns(pl.col("step", "rank", "dp_rank", "pp_rank", "seq", "microbatch", "chunk").cast(pl.Int64))
+    hosts = ops.with_columns(
+        posted=pl.when(transfer).then(0.001), resumed=pl.when(transfer).then(pl.col("duration") / 2)
+    )
+    return {
+        "as it is": (ops, None),
+        "a clock across steps": (ops.with_columns(start=pl.col("start") + 20.0 * pl.col("step")), None),
+        "seconds since 1970": (ops.with_columns(start=pl.col("start") + 1.7e9 + 20.0 * pl.col("step")), None),
+        "half precision": (ops.with_columns(pl.col("start", "duration").cast(pl.Float32)), None),
+        "microseconds": (ops.with_columns((pl.col("start", "duration") * 1e6).round().cast(pl.Int64)), Unit.US),
+        "milliseconds": (ops.with_columns(pl.col("start", "duration") / 0.001), Unit.MS),
+        "nanoseconds since 1970": (on_a_clock(ops, 1_700_000_000, 10**9), Unit.NS),
+        "microseconds since a start": (on_a_clock(ops, 8000, 10**6), Unit.US),
+        "one rank for two workers": (on_a_clock(ops.with_columns(rank=pl.col("rank") // 2), 8000, 10**6), Unit.US),
+        "wide numbers": (wide, None),
+        "kinds as text": (ops.with_columns(pl.col("kind").cast(pl.String)), None),
+        "kinds as categories": (ops.with_columns(pl.col("kind").cast(pl.String).cast(pl.Categorical)), None),
+        "no chunks": (ops.drop("chunk"), None),
+        "no microbatches": (ops.drop("chunk", "microbatch"), None),
+        "more columns": (ops.with_columns(host=pl.lit("node"), iteration=1), None),
+        "times of hosts": (hosts, None),
+        "times of hosts, milliseconds": (
+            hosts.with_columns(pl.col("start", "duration", "posted", "resumed") * 1e3), Unit.MS
+        ),
+        "threads off their cores": (
+            ops.with_columns(pl.when(first).then(pl.lit([0.25])).alias(name) for name in ("off_cpu", "queued")), None
+        ),
+        "waits inside workers": (ops.with_columns(waited=pl.concat_list("duration") / 4), None),
+        "rows of exchanges": (ops.with_columns(sent=pl.lit([1, 2]), received=pl.lit([2, 1])), None),
+    }  # fmt: skip
+
+
+def test_every_shape_of_a_file_gives_what_its_table_gives(tmp_path):
+    """In any order of rows and any row groups: the same ops, to the last bit, starts of steps and outline."""
+    for name, (ops, unit) in shapes().items():
+        for order, row_groups in (("as recorded", None), ("any order", 5)):
+            with case((name, order)):
+                rows = ops if order == "as recorded" else ops.sample(fraction=1.0, shuffle=True, seed=1)
+                path = write_canonical(tmp_path / "job.parquet", rows)
+                rows.write_parquet(path, row_group_size=row_groups, metadata=pl.read_parquet_metadata(path))
+                read = partial(read_parquet, unit=unit)
+                ordered, table = read(path), as_table(path, read)
+                assert (type(ordered), type(table)) == (OrderedTrace, Trace)
+                assert ordered.optional == table.optional
+                assert dict(ordered.step_starts) == dict(table.step_starts)
+                assert ordered.metadata == table.metadata
+                assert ordered.coverage() == table.coverage()
+                assert ordered.worker_ranks() == table.worker_ranks()
+                names = ["start", "duration", "chunk", "microbatch", *{"posted", "resumed"} & table.optional]
+                for mine, theirs in zip(ordered.ordered(*names), table.ordered(*names), strict=True):
+                    assert mine.tobytes() == theirs.tobytes()
+                of_workers = ordered.outline().ops.columns
+                keys = [key for key in IN_ORDER if key in of_workers]
+                outlines = [each.outline().ops.select(of_workers).sort(keys) for each in (ordered, table)]
+                assert outlines[0].equals(outlines[1])
+                in_order = table.ops.sort(IN_ORDER)
+                assert ordered.ops.select(in_order.columns).equals(in_order)
+                assert ordered.ops.schema == table.ops.schema
+
+
+def test_a_published_file_on_any_clock_gives_what_its_table_gives(tmp_path):
+    layout = tmp_path / "layout.yaml"
+    layout.write_text("dp_size: 2\npp_size: 2\ntp_size: 1\nworld_size: 4")
+    for name, (ops, unit) in shapes().items():
+        if {*ops.columns} != {*SCHEMA}:
+            continue
         with case(name):
-            path = write_canonical(tmp_path / "job.parquet", frame)
-            found = read_parquet(path)
-            assert type(found) is Trace
-            assert found.ops.equals(as_table(path, read_parquet).ops)
+            published_columns(ops).write_parquet(path := tmp_path / "job.parquet")
+            read = partial(read_published, layout_path=layout, unit=unit)
+            ordered, table = read(path), as_table(path, read)
+            assert (type(ordered), type(table)) == (OrderedTrace, Trace)
+            assert dict(ordered.step_starts) == dict(table.step_starts)
+            assert ordered.ops.equals(table.ops.sort(IN_ORDER))

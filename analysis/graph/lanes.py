@@ -190,7 +190,7 @@ class _LaneOps:
         groups = by_value(row_hash(counts[lanes]), lanes)
         of_group = [counts[same[0]] for same in groups]
         first = self.workers.first.reshape(counts.shape)
-        timed = {POSTED, RESUMED} <= {*self.trace.outline().ops.columns}
+        timed = self.trace.optional >= {POSTED, RESUMED}
         names = ("chunk", "microbatch", "start", "duration", *((POSTED, RESUMED) if timed else ()))
         columns: list[dict[str, Any]] = [{} for _ in groups]
         for name, values in zip(names, self.trace.ordered(*names), strict=True):

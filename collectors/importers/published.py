@@ -19,7 +19,7 @@ from tracekit.base.errors import FormatError, LayoutError
 from tracekit.trace.canonical import Trace, trace_of_file
 from tracekit.trace.model import LARGEST_SIZE, Layout, Unit, is_size
 from tracekit.trace.parquet_file import columns_of_file
-from tracekit.trace.schema import NULLABLE, SCHEMA
+from tracekit.trace.schema import NULLABLE
 
 #: Published column -> canonical column.
 COLUMNS = {
@@ -74,7 +74,6 @@ def read_published(
         layout,
         unit=unit,
         steps=steps,
-        types={column: SCHEMA[name] for column, name in COLUMNS.items()},
         renamed=_canonical,
         name=str(_scalar(header.get("trial_name")) or "") or Path(os.fsdecode(path)).stem,
         metadata={"format": "published", "run_id": _scalar(header.get("run_id"))},

@@ -26,7 +26,7 @@ from tracekit.trace.facts import COLLECT, COLLECT_CPU, INSPECTOR, TABLE, SourceK
 from tracekit.trace.magnitudes import check_bounds, check_magnitudes, judged_steps
 from tracekit.trace.model import Layout, TraceKind, Unit, Worker, numbered_hosts, unit_of_time
 from tracekit.trace.parquet_file import METADATA_KEY, read_columns, read_header, read_steps, rows_of_file
-from tracekit.trace.schema import NULLABLE, SENT, WAITED, Origin, checked_columns, numbers_of
+from tracekit.trace.schema import NULLABLE, OPTIONAL, SENT, WAITED, Origin, checked_columns, numbers_of
 from tracekit.trace.step_grid import StepGrid, distinct_steps
 from tracekit.trace.step_values import STEP_VALUES, step_values
 from tracekit.trace.units import in_seconds
@@ -133,21 +133,30 @@ class Trace:
         """The number of ops."""
         return self.ops.height
 
+    @property
+    def optional(self) -> frozenset[str]:
+        """The optional columns of `ops`."""
+        return OPTIONAL & {*self._outline.ops.columns}
+
     @cached_property
     def workers(self) -> StepGrid:
         """What each worker does in each step."""
+        return self._placed[0]
+
+    @cached_property
+    def _placed(self) -> tuple[StepGrid, np.ndarray]:
+        """`workers`, and where each op belongs in their order."""
         workers = StepGrid(self.steps, self.dp_ranks, np.arange(self.layout.pp, dtype=np.int32))
-        workers.add(self.ops)
-        return workers
+        place = workers.place(self.ops, workers.cells(self.ops))
+        assert place is not None, "a valid trace"
+        return workers, place
 
     def ordered(self, *names: str) -> Iterator[np.ndarray]:
         """These columns in the order of step, DP rank, stage, kind and seq, one after the other, see `numbers_of`."""
-        place = self.workers.places(self.ops, np.zeros(self.rows, np.bool_))
-        assert place is not None, "a valid trace"
         for name in names:
             values = numbers_of(self.ops[name])
             ordered = np.empty_like(values)
-            ordered[place] = values
+            ordered[self._placed[1]] = values
             yield ordered
 
     def of_stages(self, stages: Iterable[int]) -> pl.DataFrame:
@@ -271,7 +280,7 @@ class Trace:
         Keeps all ops if they record waits inside workers (WAITED) or the rows of all-to-alls (SENT), which the analysis
         reads.
         """
-        return self if {WAITED, SENT} & {*self.ops.columns} else self._outline
+        return self if {WAITED, SENT} & self.optional else self._outline
 
     @cached_property
     def _outline(self) -> Trace:
@@ -358,25 +367,23 @@ def trace_of_file(
     *,
     unit: Unit | None,
     steps: Sequence[int] | None,
-    types: Mapping[str, pl.DataType | type[pl.DataType]] | None = None,
     columns: Mapping[str, str] | None = None,
     renamed: Renamed = lambda ops: ops,
     **fields: Any,
 ) -> Trace:
-    """The trace in a Parquet file: without a table if it is large and nothing is wrong with it.
+    """The trace in a Parquet file: without a table of its rows if it is large and nothing is wrong with it.
 
-    `types`: as `read_columns` takes them. `renamed`: gives columns their canonical names, which `columns` has. `known`:
-    more arguments of `Trace.from_frame`. Raises FormatError, TraceError or LayoutError.
+    `renamed`: gives columns their canonical names, which `columns` has. `fields`: more arguments of `Trace.from_frame`.
+    Raises FormatError, TraceError or LayoutError.
     """
-    with contextlib.suppress(TracekitError, pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError):
-        if unit is None and steps is None and rows_of_file(path) > MOST_ROWS_AS_TABLE:
-            from tracekit.trace.ordered import ordered_trace
+    if steps is None and rows_of_file(path) > MOST_ROWS_AS_TABLE:
+        from tracekit.trace.ordered import ordered_trace
 
-            if (
-                ordered := ordered_trace(path, layout, Origin(str(path), columns or {}), renamed, **fields)
-            ) is not None:
+        with contextlib.suppress(TracekitError, pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError):
+            ordered = ordered_trace(path, layout, Origin(str(path), columns or {}), renamed, unit=unit, **fields)
+            if ordered is not None:
                 return ordered
-    ops = renamed(read_columns(path, types) if steps is None else read_steps(path, steps))
+    ops = renamed(read_columns(path) if steps is None else read_steps(path, steps))
     return Trace.from_frame(ops, layout, source=str(path), columns=columns, unit=unit, **fields)
 
 

@@ -1,7 +1,8 @@
 """A large trace whose ops are in the order of their steps, workers and kinds.
 
-In: a Parquet file, read some rows at a time. Out: a `Trace` that keeps four numbers of an op; the rest follows from its
-place. Only a file that `Trace.from_frame` accepts as it is becomes one: to say what is wrong takes all of its rows.
+In: a Parquet file, read a few columns at a time. Out: a `Trace` that keeps four numbers of an op and its optional
+columns; the rest follows from its place. Only a file that `Trace.from_frame` accepts becomes one: to say what is wrong
+takes a table of its rows.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from tracekit.base.text import encodable
-from tracekit.trace.canonical import Renamed, Trace, finite_starts, stated_unit
+from tracekit.trace.canonical import UNIT_KEY, Renamed, Trace, finite_starts, stated_unit
 from tracekit.trace.magnitudes import check_bounds, check_magnitudes, judged_steps
-from tracekit.trace.model import Layout
+from tracekit.trace.model import Layout, Unit
 from tracekit.trace.parquet_file import check_size
 from tracekit.trace.schema import (
     KIND_TYPE,
@@ -31,29 +33,24 @@ from tracekit.trace.schema import (
     check_complete,
     check_ranges,
     numbers_of,
+    optional_columns,
 )
 from tracekit.trace.step_grid import StepGrid, distinct_steps
 from tracekit.trace.units import in_seconds
-
-#: Rows of a piece, unless that makes more pieces than this: rows before a piece have to be skipped.
-PIECE_ROWS, MOST_PIECES = 1_000_000, 32
-#: What is kept of an op, and which columns tell where it belongs.
-_KEPT = {"start": np.float64, "duration": np.float64, "chunk": np.int32, "microbatch": np.int32}
-_PLACE = tuple(name for name in SCHEMA if name not in _KEPT)
 
 
 class OrderedTrace(Trace):
     """A trace that makes the table `ops` when somebody asks for it."""
 
-    _kept: dict[str, np.ndarray]
+    _kept: dict[str, np.ndarray | pl.Series]
 
     def __new__(cls, *fields: Any, **named: Any) -> Self:
         """A trace with a table: what `dataclasses.replace` makes of this one."""
         return Trace(*fields, **named)  # type: ignore[return-value]
 
     @classmethod
-    def of(cls, outline: Trace, workers: StepGrid, columns: Mapping[str, np.ndarray]) -> Self:
-        """`columns`: some columns, in order. `outline`: all else."""
+    def of(cls, outline: Trace, workers: StepGrid, columns: Mapping[str, np.ndarray | pl.Series]) -> Self:
+        """`columns`: what does not follow from the place of an op, in order. `outline`: all else."""
         trace = object.__new__(cls)
         vars(trace).update(vars(outline), _outline=outline, workers=workers, _kept=dict(columns))
         del vars(trace)["ops"]
@@ -71,13 +68,12 @@ class OrderedTrace(Trace):
         """The number of ops."""
         return int(self.workers.counts.sum())
 
-    def outline(self) -> Trace:
-        """The trace with what is known of each worker and step."""
-        return self._outline
-
     def ordered(self, *names: str) -> Iterator[np.ndarray]:
         """As of other traces."""
-        yield from (self._kept[name] for name in names) if self._kept else super().ordered(*names)
+        if not self._kept:
+            yield from super().ordered(*names)
+        for column in [self._kept[name] for name in names if self._kept]:
+            yield numbers_of(column) if isinstance(column, pl.Series) else column
 
     def of_stages(self, stages: Iterable[int]) -> pl.DataFrame:
         """The ops of these stages."""
@@ -102,7 +98,77 @@ class OrderedTrace(Trace):
         columns += [pl.Series(name, values[place]) for name, values in self._kept.items()]
         ops = self.workers.frame(cell).with_columns(columns)
         absent = (pl.when(pl.col(name) != NONE).then(pl.col(name)).alias(name) for name in NULLABLE)
-        return ops.with_columns(absent).select(list(SCHEMA)).cast(pl.Schema(SCHEMA))
+        names = [*SCHEMA, *(name for name in self._kept if name not in SCHEMA)]
+        return ops.with_columns(absent).select(names).cast(pl.Schema(SCHEMA))
+
+
+class _File:
+    """The columns of a file, some at a time, with canonical names."""
+
+    def __init__(self, table: pl.LazyFrame, layout: Layout, source: Origin, renamed: Renamed) -> None:
+        self.table, self.layout, self.source, self.renamed = table, layout, source, renamed
+        self.types, self.rows = table.collect_schema(), int(table.select(pl.len()).collect().item())
+
+    def recorded(self, *names: str) -> pl.DataFrame:
+        """Those of these columns that the file has, as they are."""
+        columns = (self.source.columns.get(name, name) for name in names)
+        return self.renamed(self.table.select(column for column in columns if column in self.types).collect())
+
+    def canonical(self, *names: str, ops: pl.DataFrame | None = None) -> pl.DataFrame:
+        """These columns, of `ops` or of the file, in canonical types. Raises TraceError or LayoutError."""
+        columns = canonical_columns(self.recorded(*names) if ops is None else ops, self.source, names)
+        check_ranges(columns, self.layout, self.source)
+        return columns
+
+
+class _Places(NamedTuple):
+    """Where the ops of a file belong. `seen`: the cells of `workers` that have ops. In the order of the file: the step
+    and rank of each op, its cell, and its place in the order in which ops are kept.
+    """
+
+    workers: StepGrid
+    seen: npt.NDArray[np.int64]
+    ops: pl.DataFrame
+    cell: npt.NDArray[np.int32]
+    place: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, file: _File) -> Self | None:
+        """None if a table takes less memory, or if ops contradict each other. Raises TraceError or LayoutError."""
+        where = file.canonical("step", "dp_rank", "pp_rank")
+        steps, dp_ranks = (distinct_steps(where[each].to_numpy()) for each in ("step", "dp_rank"))
+        workers = StepGrid(steps, dp_ranks, np.arange(file.layout.pp, dtype=np.int32))
+        if not workers.fit(file.rows):
+            return None
+        cell, step = workers.cells(where), where["step"]
+        del where
+        ops = file.canonical("rank", "kind", "seq").with_columns(step)
+        place = workers.place(ops, cell)
+        seen = np.flatnonzero(workers.rank_of >= 0)
+        return None if place is None else cls(workers, seen, ops.select("step", "rank"), cell, place)
+
+    def spans(self, raw: pl.DataFrame) -> pl.DataFrame:
+        """As `spans_of`, of all ops."""
+        start = raw["start"].to_numpy()
+        first, end = np.empty(self.workers.rank_of.size, start.dtype), np.full(self.workers.rank_of.size, -np.inf)
+        first[self.cell] = start
+        np.minimum.at(first, self.cell, start)
+        np.maximum.at(end, self.cell, start.astype(np.float64) + raw["duration"].to_numpy())
+        spans = self.workers.frame(self.seen).with_columns(first=first[self.seen], end=end[self.seen])
+        return spans.group_by("step", "rank").agg(pl.col("first").min(), pl.col("end").max())
+
+    def outline(self, optional: pl.DataFrame) -> pl.DataFrame:
+        """Each worker in each step, with the `optional` columns of its first op in the file."""
+        op = np.empty(self.workers.rank_of.size, np.int64)
+        op[self.cell[::-1]] = np.arange(len(self.cell))[::-1]  # the one written last stays
+        return self.workers.frame(self.seen).with_columns(column[op[self.seen]] for column in optional)
+
+    def in_order(self, column: pl.Series) -> npt.NDArray[Any] | pl.Series:
+        """A column in the order in which ops are kept."""
+        values = np.arange(len(column)) if column.name in OPTIONAL else numbers_of(column)
+        ordered = np.empty_like(values)
+        ordered[self.place] = values
+        return column.gather(ordered) if column.name in OPTIONAL else ordered
 
 
 def ordered_trace(
@@ -111,57 +177,38 @@ def ordered_trace(
     source: Origin,
     renamed: Renamed,
     *,
+    unit: Unit | None,
     name: str,
     metadata: Mapping[str, Any],
     step_starts: Mapping[int, float] = MappingProxyType({}),
 ) -> Trace | None:
-    """The trace in a Parquet file, None if only a table of it can be judged, or used.
+    """The trace in a Parquet file, None if only a table of it can be judged. Arguments as of `trace_of_file`.
 
-    `renamed`: gives columns their canonical names. Raises TracekitError or an error of polars if something is wrong.
+    Raises TracekitError or an error of polars if something is wrong.
     """
-    with open(path, "rb") as file:
-        table = pl.scan_parquet(file)
-        types, rows = table.collect_schema(), int(table.select(pl.len()).collect().item())
-        check_size(path, rows, len(types))
-        if not types.keys() >= {source.columns.get(one, one) for one in SCHEMA} or OPTIONAL & types.keys():
+    with open(path, "rb") as opened:
+        file = _File(pl.scan_parquet(opened), layout, source, renamed)
+        check_size(path, file.rows, len(file.types))
+        places = _Places.of(file)
+        if places is None:
             return None
-
-        def checked(*names: str) -> Iterator[pl.DataFrame]:
-            size = max(PIECE_ROWS, rows // MOST_PIECES)
-            columns = [source.columns.get(one, one) for one in names]
-            for first in range(0, rows, size):
-                read = table.select(columns).slice(first, size).collect()
-                piece = canonical_columns(renamed(read), source, names)
-                check_ranges(piece, layout, source)
-                yield piece
-
-        parts = list(checked(*_PLACE))
-        steps, dp_ranks = (
-            distinct_steps(np.concatenate([distinct_steps(part[one].to_numpy()) for part in parts]))
-            for one in ("step", "dp_rank")
-        )
-        workers, filled = StepGrid(steps, dp_ranks, np.arange(layout.pp, dtype=np.int32)), np.zeros(rows, np.bool_)
-        if not workers.fit(rows):
-            return None
-        for part in parts:
-            workers.add(part)
-        places = [workers.places(part, filled) for part in parts]
-        if not (workers.have_one_rank and filled.all()):
-            return None
-        del parts, filled
-        arrays = {one: np.empty(rows, dtype) for one, dtype in _KEPT.items()}
-        for place, piece in zip(places, checked(*_KEPT), strict=True):
-            check_bounds(piece, source)
-            for column, values in arrays.items():
-                values[place] = numbers_of(piece[column])
-    outline = workers.frame(np.flatnonzero(workers.rank_of >= 0))
-    check_complete(distinct_steps(outline["pp_rank"].to_numpy()), int(arrays["chunk"].max()), layout, source)
-    frozen = MappingProxyType(dict(finite_starts(step_starts, source))), MappingProxyType(dict(metadata))
-    trace = OrderedTrace.of(Trace(outline, layout, encodable(name), *frozen), workers, arrays)
-    judged = judged_steps(steps, rows)
-    sample = trace.sample(judged)
-    if in_seconds(sample, None, step_starts, source)[0] is not sample:
-        return None
-    whole = all(types[source.columns.get(one, one)].is_integer() for one in ("start", "duration"))
-    check_magnitudes(sample, judged, step_starts, source, stated=stated_unit(metadata), integers=whole)
+        ops = places.ops.hstack(file.recorded("start", "duration", *OPTIONAL))
+        whole = ops["start"].dtype.is_integer() and ops["duration"].dtype.is_integer()
+        ops, starts = in_seconds(ops, unit, finite_starts(step_starts, source), source, places.spans)
+        optional = pl.DataFrame(optional_columns(ops, layout, source))
+        times = file.canonical("start", "duration", ops=ops)
+        del ops
+        check_bounds(times, source)
+        columns = {time: places.in_order(times.drop_in_place(time)) for time in ("start", "duration")}
+        labels = file.canonical(*NULLABLE, ops=places.ops.hstack(file.recorded(*NULLABLE)))
+    columns |= {column.name: places.in_order(column) for column in [*labels, *optional]}
+    workers, outline = places.workers, places.outline(optional)
+    del places, labels, optional
+    largest_chunk = int(np.max(columns["chunk"]))
+    check_complete(distinct_steps(outline["pp_rank"].to_numpy()), largest_chunk, layout, source)
+    free_metadata = {**metadata, UNIT_KEY: str(unit)} if unit else {**metadata}
+    frozen = MappingProxyType({**starts}), MappingProxyType(free_metadata)
+    trace = OrderedTrace.of(Trace(outline, layout, encodable(name), *frozen), workers, columns)
+    judged, stated = judged_steps(trace.steps, trace.rows), stated_unit(trace.metadata)
+    check_magnitudes(trace.sample(judged), judged, step_starts, source, stated=stated, integers=whole)
     return trace

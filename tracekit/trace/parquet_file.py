@@ -6,11 +6,10 @@ columns, or only a footer, need not validate a trace.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,36 +40,22 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     return header
 
 
-def read_columns(
-    path: str | os.PathLike[str], types: Mapping[str, pl.DataType | type[pl.DataType]] | None = None
-) -> pl.DataFrame:
-    """All columns of a Parquet file. Raises FormatError if it is empty, truncated or something else.
-
-    `types`: of columns that are to be of other numbers. In a large file, those that fit are converted as they are read,
-    so that the file is not in memory twice; all others stay as they are.
-    """
-    ops: pl.DataFrame = _parquet(path, lambda file: _columns_of(path, pl.scan_parquet(file), types or {}))
+def read_columns(path: str | os.PathLike[str]) -> pl.DataFrame:
+    """All columns of a Parquet file. Raises FormatError if it is empty, truncated or something else."""
+    ops: pl.DataFrame = _parquet(path, lambda file: _columns_of(path, pl.scan_parquet(file)))
     return ops
 
 
-def _columns_of(path: str | os.PathLike[str], file: pl.LazyFrame, types: Mapping[str, Any]) -> pl.DataFrame:
+def _columns_of(path: str | os.PathLike[str], file: pl.LazyFrame) -> pl.DataFrame:
     """See `read_columns`. `file` keeps the footer, which takes seconds to read if a file has 10^5 row groups."""
     names, rows = file.collect_schema().names(), int(file.select(pl.len()).collect().item())
     if len(names) > USUAL_COLUMNS or rows > MOST_ROWS_AT_ONCE:
         check_size(path, rows, len(names))
     if rows <= MOST_ROWS_AT_ONCE:
         return file.collect().rechunk()
-
-    def converted(series: pl.Series) -> pl.Series:
-        wanted = types.get(series.name, series.dtype)
-        alike = (series.dtype.is_integer() and wanted.is_integer()) or (series.dtype.is_float() and wanted.is_float())
-        with contextlib.suppress(pl.exceptions.InvalidOperationError):  # where columns are checked, it is an error
-            return series.cast(wanted) if alike else series
-        return series
-
     # Two columns at a time: joining the chunks of all columns at once would hold a large trace twice.
     pairs = (file.select(names[first : first + 2]).collect().rechunk() for first in range(0, len(names), 2))
-    return pl.DataFrame([converted(pair.drop_in_place(name)) for pair in pairs for name in pair.columns])
+    return pl.concat(pairs, how="horizontal")
 
 
 def read_steps(path: str | os.PathLike[str], steps: Sequence[int]) -> pl.DataFrame:

@@ -95,10 +95,14 @@ def checked_columns(ops: pl.DataFrame, layout: Layout, source: Origin) -> pl.Dat
     largest = int(numbers_of(checked["chunk"]).max())
     check_complete(distinct_steps(checked["pp_rank"].to_numpy()), largest, layout, source)
     _check_identity(checked, source)
+    return checked.with_columns(optional_columns(ops, layout, source))
+
+
+def optional_columns(ops: pl.DataFrame, layout: Layout, source: Origin) -> list[pl.Series]:
+    """The optional columns that `ops` has, validated. Raises TraceError."""
     optional = [_host_time(ops[name], source) for name in (POSTED, RESUMED) if name in ops.columns]
     optional += [_of_ranks(ops[name], layout, source) for name in OF_RANKS if name in ops.columns]
-    optional += [_rows_of_peers(ops[name], source) for name in (SENT, RECEIVED) if name in ops.columns]
-    return checked.with_columns(optional) if optional else checked
+    return optional + [_rows_of_peers(ops[name], source) for name in (SENT, RECEIVED) if name in ops.columns]
 
 
 def canonical_columns(ops: pl.DataFrame, source: Origin, names: Iterable[str] = SCHEMA) -> pl.DataFrame:
@@ -304,10 +308,7 @@ def _check_identity(ops: pl.DataFrame, source: Origin) -> None:
 def _are_identified(ops: pl.DataFrame) -> bool:
     """Whether ops satisfy `_check_identity`; False if that is uncertain."""
     workers = StepGrid(*(distinct_steps(ops[name].to_numpy()) for name in ("step", "dp_rank", "pp_rank")))
-    if not workers.fit(ops.height):
-        return False
-    workers.add(ops)
-    return workers.have_one_rank and workers.places(ops, np.zeros(ops.height, np.bool_)) is not None
+    return workers.fit(ops.height) and workers.place(ops, workers.cells(ops)) is not None
 
 
 def _describe(ops: pl.DataFrame, row: int) -> str:

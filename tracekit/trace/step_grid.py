@@ -1,6 +1,6 @@
 """Where each op of a trace belongs in the order of step, DP rank, stage, kind and seq.
 
-In: ops, a piece at a time. Out: `StepGrid`, which counts them without a table of all ops, and finds the place of each.
+In: the columns of ops. Out: `StepGrid`, which counts them, and finds the place of each.
 """
 
 from __future__ import annotations
@@ -40,13 +40,12 @@ def step_positions(step: npt.NDArray[np.integer[Any]], steps: npt.NDArray[np.int
 
 
 class StepGrid:
-    """What workers do in each step, counted in pieces of the ops. `steps`, `dp_ranks`, `stages`: all that there are."""
+    """What workers do in each step. `steps`, `dp_ranks`, `stages`: all that there are."""
 
     def __init__(
         self, steps: npt.NDArray[np.int32], dp_ranks: npt.NDArray[np.int32], stages: npt.NDArray[np.int32]
     ) -> None:
         self.numbers = {"step": steps, "dp_rank": dp_ranks, "pp_rank": stages}
-        self._one_rank = True
 
     def fit(self, ops: int) -> bool:
         """Whether a table of them takes no more memory than so many ops may."""
@@ -62,30 +61,32 @@ class StepGrid:
         """Ops of each kind of each worker in each step, [steps x dp_ranks x stages, kinds]."""
         return np.zeros((self.rank_of.size, len(KINDS)), np.int32)
 
-    def add(self, ops: pl.DataFrame) -> None:
-        """Count some ops."""
-        (cell, kind, _), rank = self._streams(ops), ops["rank"].to_numpy()
-        self._one_rank &= _rows.count(cell, rank, kind, len(KINDS), self.rank_of.reshape(-1), self.counts.reshape(-1))
+    def cells(self, ops: pl.DataFrame) -> npt.NDArray[np.int32]:
+        """The worker and step of each op, an index into `rank_of`, [ops]."""
+        cell = np.zeros(ops.height, np.int32)
+        for name, values in self.numbers.items():
+            cell *= np.int32(len(values))
+            cell += step_positions(ops[name].to_numpy(), values)
+        return cell
 
-    @property
-    def have_one_rank(self) -> bool:
-        """Whether each worker has one rank in all of its steps."""
-        return self._one_rank and bool(((self.rank_of == self.rank_of.max(axis=0)) | (self.rank_of < 0)).all())
+    def place(self, ops: pl.DataFrame, cell: npt.NDArray[np.int32]) -> npt.NDArray[np.int64] | None:
+        """Count all ops, and return where each belongs in the order of step, DP rank, stage, kind and seq, [ops].
+
+        `ops`: their ranks, kinds and seqs; `cell`: their `cells`. None if a worker has two ranks, two ops belong in one
+        place, or one beyond the last of its kind.
+        """
+        rank, kind, seq = ops["rank"].to_numpy(), ops["kind"].cat.physical().to_numpy(), ops["seq"].to_numpy()
+        counts = self.counts.reshape(-1)
+        one_rank = _rows.count(cell, rank, kind, len(KINDS), self.rank_of.reshape(-1), counts)
+        if not one_rank or not ((self.rank_of == self.rank_of.max(axis=0)) | (self.rank_of < 0)).all():
+            return None
+        place, filled, first = np.empty(len(cell), np.int64), np.zeros(len(cell), np.bool_), self.first.reshape(-1)
+        return place if _rows.find_places(cell, kind, seq, len(KINDS), counts, first, filled, place) else None
 
     @cached_property
     def first(self) -> npt.NDArray[np.int64]:
         """Where the ops of each kind of each worker in each step begin, if they are in that order; as `counts`."""
         return (np.cumsum(self.counts, dtype=np.int64) - self.counts.reshape(-1)).reshape(self.counts.shape)
-
-    def places(self, ops: pl.DataFrame, filled: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64] | None:
-        """Where these ops belong in the order of step, DP rank, stage, kind and seq, [ops], when all have been added.
-
-        Marks them in `filled`, [all ops]; None if two belong in one place, or one beyond the last of its kind.
-        """
-        place = np.empty(ops.height, np.int64)
-        counts, first = self.counts.reshape(-1), self.first.reshape(-1)
-        fits = _rows.find_places(*self._streams(ops), len(KINDS), counts, first, filled, place)
-        return place if fits else None
 
     def places_of(self, counts: npt.NDArray[np.int32]) -> tuple[npt.NDArray[Any], ...]:
         """Cell, kind, seq and place of the ops that `counts` has, all or none of a cell and kind, [ops] each."""
@@ -100,11 +101,3 @@ class StepGrid:
         indices = np.unravel_index(cell, self.rank_of.shape)
         columns = {name: values[index] for (name, values), index in zip(self.numbers.items(), indices, strict=True)}
         return pl.DataFrame(columns | {"rank": self.rank_of.reshape(-1)[cell]})
-
-    def _streams(self, ops: pl.DataFrame) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-        """The cell of each op in `rank_of`, its kind and its seq, [ops] each."""
-        cell = np.zeros(ops.height, np.int32)
-        for name, values in self.numbers.items():
-            cell *= np.int32(len(values))
-            cell += step_positions(ops[name].to_numpy(), values)
-        return cell, ops["kind"].cat.physical().to_numpy(), ops["seq"].to_numpy()

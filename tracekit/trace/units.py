@@ -8,7 +8,7 @@ the steps. Integers are shifted as integers and floats by exact subtraction, so 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import polars as pl
@@ -30,11 +30,24 @@ FEWEST_STEPS = 3
 SMALLEST_SHARE = 0.5
 
 
+def spans_of(raw: pl.DataFrame) -> pl.DataFrame:
+    """The `first` start and the last `end` of each rank in each step, of ops with their `step`, `rank`, `start` and
+    `duration`.
+    """
+    end = (pl.col("start").cast(pl.Float64) + pl.col("duration")).max()
+    return raw.group_by("step", "rank").agg(first=pl.col("start").min(), end=end)
+
+
 def in_seconds(
-    ops: pl.DataFrame, unit: Unit | None, step_starts: Mapping[int, float], source: Origin
+    ops: pl.DataFrame,
+    unit: Unit | None,
+    step_starts: Mapping[int, float],
+    source: Origin,
+    spans: Callable[[pl.DataFrame], pl.DataFrame] = spans_of,
 ) -> tuple[pl.DataFrame, Mapping[int, float]]:
     """`ops` with times in seconds from the start of their step; and when steps start, as far as known, seconds since
-    1970 or of the clock that runs across steps. `unit`: of the input times; None means seconds.
+    1970 or of the clock that runs across steps. `unit`: of the input times; None means seconds. `spans`: does what
+    `spans_of` does, with all `ops`.
 
     Columns without times are left for `checked_columns` to report. Raises TraceError if starts are clock times in
     another unit than `unit`.
@@ -42,15 +55,17 @@ def in_seconds(
     start, duration = (_raw(ops, name) for name in ("start", "duration"))
     if start is None or duration is None or "step" not in ops.columns or not ops["step"].dtype.is_integer():
         return ops, step_starts
+    ranked = "rank" in ops.columns and ops["rank"].dtype.is_integer() and not ops["rank"].null_count()
+    rank = ops["rank"] if ranked else pl.repeat(0, ops.height, eager=True)
+    raw = pl.DataFrame({"step": ops["step"], "rank": rank, "start": start, "duration": duration})
     per_second = (unit or Unit.S).per_second
-    runs_on = _may_run_on(ops, start, duration, per_second)
-    if not runs_on and per_second == 1:
+    beyond = float(start.max()) > LONGEST_S * per_second  # type: ignore[arg-type]
+    # A quick check: the starts are beyond any step, or those of one rank advance from step to step.
+    if beyond or (ranked and _runs_on(_by_step(spans_of(raw.filter(rank == rank[0]))))):
+        by_rank, stated = spans(raw).sort("step", "rank"), unit is not None
+        start, step_starts = _from_step_start(raw, by_rank, unit or Unit.S, step_starts, source, stated=stated)
+    elif per_second == 1:
         return ops, step_starts
-    start, duration = (one if one.dtype == pl.Int64 else one.cast(pl.Float64) for one in (start, duration))
-    if runs_on:
-        rank = ops["rank"] if _has_ranks(ops) else pl.repeat(0, ops.height, eager=True)
-        raw = pl.DataFrame({"step": ops["step"], "rank": rank, "start": start, "duration": duration})
-        start, step_starts = _from_step_start(raw, unit or Unit.S, step_starts, source, stated=unit is not None)
     times: list[pl.Series | pl.Expr] = [(start / per_second).alias("start"), (duration / per_second).alias("duration")]
     times += [pl.col(name) / per_second for name in (POSTED, RESUMED) if ops.schema.get(name, pl.String).is_numeric()]
     for name in OF_RANKS:
@@ -60,35 +75,18 @@ def in_seconds(
 
 
 def _raw(ops: pl.DataFrame, name: str) -> pl.Series | None:
-    """A column of times as Int64, Float64 or Float32; None if a value is missing, infinite or not a number."""
+    """A column of times as Int64 or Float64; None if a value is missing, infinite or not a number."""
     if name not in ops.columns or not (column := ops[name]).dtype.is_numeric():
         return None
-    if column.dtype != pl.Float32:
-        column = column.cast(pl.Int64 if column.dtype.is_integer() else pl.Float64, strict=False)
+    column = column.cast(pl.Int64 if column.dtype.is_integer() else pl.Float64, strict=False)
     if column.null_count() or not len(column) or (column.dtype != pl.Int64 and not column.is_finite().all()):
         return None
     return column
 
 
-def _has_ranks(ops: pl.DataFrame) -> bool:
-    return "rank" in ops.columns and ops["rank"].dtype.is_integer() and not ops["rank"].null_count()
-
-
-def _may_run_on(ops: pl.DataFrame, start: pl.Series, duration: pl.Series, per_second: int) -> bool:
-    """Quick check: whether starts are beyond any step, or those of one rank advance from step to step."""
-    if float(start.max()) > LONGEST_S * per_second:  # type: ignore[arg-type]
-        return True
-    if not _has_ranks(ops):
-        return False
-    of_rank = ops["rank"] == ops["rank"][0]
-    look = pl.DataFrame({"step": ops["step"], "start": start, "duration": duration}).filter(of_rank)
-    return _runs_on(_by_step(look))
-
-
-def _by_step(raw: pl.DataFrame, *also: str) -> pl.DataFrame:
-    """First start and last end of each step (and rank), ascending."""
-    end = (pl.col("start").cast(pl.Float64) + pl.col("duration")).max()
-    return raw.group_by("step", *also).agg(first=pl.col("start").min(), end=end).sort("step", *also)
+def _by_step(spans: pl.DataFrame) -> pl.DataFrame:
+    """First start and last end of each step, ascending. `spans`: those of its ranks."""
+    return spans.group_by("step").agg(pl.col("first").min(), pl.col("end").max()).sort("step")
 
 
 def _runs_on(steps: pl.DataFrame) -> bool:
@@ -102,15 +100,24 @@ def _runs_on(steps: pl.DataFrame) -> bool:
 
 
 def _from_step_start(
-    raw: pl.DataFrame, unit: Unit, step_starts: Mapping[int, float], source: Origin, *, stated: bool
+    raw: pl.DataFrame,
+    spans: pl.DataFrame,
+    unit: Unit,
+    step_starts: Mapping[int, float],
+    source: Origin,
+    *,
+    stated: bool,
 ) -> tuple[pl.Series, Mapping[int, float]]:
-    """Starts from the start of their step, in `unit`, and when the steps start, seconds of the clock across steps."""
+    """Starts from the start of their step, in `unit`, and when the steps start, seconds of the clock across steps.
+
+    `spans`: of each rank in each step, ascending.
+    """
     per_second = unit.per_second
-    steps = _by_step(raw)
+    steps = _by_step(spans)
     runs_on = _runs_on(steps)
     starts: dict[int, float] = dict(step_starts)
     zeros: list[float] = []
-    for step, first, lap in zip(steps["step"], steps["first"], _laps(raw, steps, per_second), strict=True):
+    for step, first, lap in zip(steps["step"], steps["first"], _laps(spans, steps, per_second), strict=True):
         since_1970 = EARLIEST_S * per_second <= first <= LATEST_S * per_second
         if first > LATEST_S * per_second:
             _refuse_other_clock(raw["start"], int(first), unit, source, stated=stated)
@@ -123,24 +130,23 @@ def _from_step_start(
         zero = base + (round(offset) if isinstance(first, int) else offset)  # to integers, only integers may be added
         zeros.append(zero)
         starts[step] = float(zero) / per_second
-    bases = steps.select("step", zero=pl.Series(zeros, dtype=raw["start"].dtype))
-    placed = raw.join(bases, on="step", how="left", maintain_order="left")
-    return placed["start"] - placed["zero"], starts
+    of_step = pl.Series(zeros, dtype=raw["start"].dtype)
+    return raw["start"] - of_step.gather(steps["step"].search_sorted(raw["step"])), starts
 
 
-def _laps(raw: pl.DataFrame, steps: pl.DataFrame, per_second: int) -> list[float]:
+def _laps(spans: pl.DataFrame, steps: pl.DataFrame, per_second: int) -> list[float]:
     """How long after its first op each step starts: when the last op of the step before it has ended.
 
     Ranks of a late stage begin while an early one still finishes; counted twice, that time would make steps longer than
     the distance between them. If the step before was not traced, the usual value is used. If ranks overlap with
     themselves, no clock ran from that step to the next.
     """
-    by_rank = _by_step(raw, "rank").with_columns(
+    again_s = spans.with_columns(
         again=pl.when(pl.col("step").diff().over("rank") == 1).then(
             pl.col("end").shift().over("rank") - pl.col("first")
         )
     )
-    again = by_rank.group_by("step").agg(pl.col("again").median()).sort("step")["again"].fill_null(0.0).to_numpy()
+    again = again_s.group_by("step").agg(pl.col("again").median()).sort("step")["again"].fill_null(0.0).to_numpy()
     number, end = steps["step"].cast(pl.Float64).to_numpy(), steps["end"].to_numpy()
     first = steps["first"].cast(pl.Float64).to_numpy()
     laps = np.full(len(first), np.nan)
