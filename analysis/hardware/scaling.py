@@ -111,11 +111,15 @@ def _weights(apart: Floats) -> Floats:
 
 
 class Scaling(Struct, frozen=True, eq=False, dict=True):
-    """From the GPU of the trace to another one. `precision`: to compute in, None for that of each work."""
+    """From the GPU of the trace to another one. `precision`: to compute products in, None for that of each work.
+
+    `recorded`: the precision of the trace. Works of other widths than that keep their type: autocast left them so.
+    """
 
     source: Passport
     target: Passport
     precision: str | None = None
+    recorded: str | None = None
 
     def check(self) -> None:
         """Raise SelectionError if the other GPU was not measured in the precision."""
@@ -139,13 +143,13 @@ class Scaling(Struct, frozen=True, eq=False, dict=True):
     def _of_product(self, work: Work) -> Scaled:
         source, target = self._types(work)
         pairs = self._pairs("matmul", source, target)
-        if pairs is None and work.kind == "compute" and self.precision is None:
-            pairs = self._pairs("matmul", None, None)
         cast_s = self._cast_s(work, source, target)
         if pairs is None:
             peaks, others = self.source.head.peak_tflops, self.target.head.peak_tflops
             if source in peaks and target in others:
                 return Scaled("roofline", peaks[source] / others[target], self._error_of_peaks, cast_s, ("peaks",))
+            pairs = self._pairs("matmul", None, None) if source == target else None
+        if pairs is None:
             return self._of_bandwidth(1.0)
         group = ("matmul", source or "", target or "")
         if work.shape is None or min(work.shape) < 1:
@@ -175,12 +179,13 @@ class Scaling(Struct, frozen=True, eq=False, dict=True):
 
     def _types(self, work: Work) -> tuple[str | None, str | None]:
         """The types in which a product computes, now and then."""
-        stays = self.precision is None or (self.precision == "tf32" and not work.switched)
-        return work.dtype, work.dtype if stays else self.precision
+        if self.precision is None:
+            return work.dtype, work.dtype
+        return work.dtype, "fp32" if self.precision == "tf32" and not work.switched else self.precision
 
     def _narrower(self, dtype: str | None) -> float:
         """The bytes of a tensor in the other precision, as a multiple of what it has; tensors have at least 16 bits."""
-        if self.precision is None or dtype not in _WIDTH:
+        if self.precision is None or dtype not in _WIDTH or _WIDTH[dtype] != _WIDTH.get(self.recorded or dtype):
             return 1.0
         return max(_WIDTH.get(self.precision, 1), min(2, _WIDTH[dtype])) / _WIDTH[dtype]
 

@@ -104,6 +104,20 @@ def test_tf32_is_for_products_of_libraries_only():
     assert scaling.of(Work("elementwise", "fp32")).factor == 1.0
 
 
+def test_autocast_left_ops_in_float32_that_another_precision_leaves_so():
+    own = passport(matmul(SMALL, 1.0, "bf16"), matmul(SMALL, 5.0), *(elementwise(sizes, 1.0) for sizes in TENSORS))
+    up = Scaling(own, own, "fp32", recorded="bf16")
+    assert up.of(Work("elementwise", "bf16")).factor == pytest.approx(2.0)
+    assert up.of(Work("elementwise", "fp32")).factor == 1.0
+    tf32 = Scaling(own, own, "tf32", recorded="bf16")
+    assert tf32.of(Work("attention", "bf16")).factor == pytest.approx(5.0)
+
+
+def test_products_of_a_type_that_neither_card_has_are_scaled_as_those_of_other_types():
+    source, target = passport(matmul(SMALL, 1.0)), passport(matmul(SMALL, 3.0), gpu="other")
+    assert Scaling(source, target).of(Work("matmul", "fp8", SMALL)).factor == pytest.approx(3.0)
+
+
 def test_a_precision_that_was_not_measured_is_refused():
     with pytest.raises(SelectionError, match="--precision 'fp8': the passport of other has fp32"):
         Scaling(usual(), passport(matmul(SMALL, 1.0), gpu="other"), "fp8").check()
