@@ -26,8 +26,8 @@ from tracekit.base.text import listed, quoted
 Tier = Literal["shapes", "class", "roofline", "unchanged"]
 #: The weight of a measured shape at distance d, in powers of two: 1 / (d^2 + this)^2.
 _NEAR = 0.5
-#: So many kernels show how badly they predict one another.
-_FEWEST = 3
+#: How badly kernels predict one another shows in more than so many for each of their sizes.
+_FEWEST = 2
 #: The standard error of a normal distribution, in mean and in median absolute errors.
 _OF_MEAN, _OF_MEDIAN = 1.2533, 1.4826
 #: The 90 % interval of a normal distribution, in standard deviations.
@@ -78,7 +78,7 @@ class _Pairs(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def error_near(self) -> float:
         """How badly the other kernels predict each one. The median: of the products of a job, few are the exception."""
-        if len(self.longer) < _FEWEST:
+        if self._few:
             return self._unknown
         weight = _weights(self.places[:, None] - self.places[None])
         np.fill_diagonal(weight, 0.0)
@@ -92,13 +92,17 @@ class _Pairs(Struct, frozen=True, eq=False, dict=True):
 
     def error_of(self, longer: float) -> float:
         """How badly one logarithm predicts the larger half. The mean: a job may consist of the exceptions."""
-        if len(self.longer) < _FEWEST:
+        if self._few:
             return self._unknown
         return _OF_MEAN * float(np.abs(self.longer[self._larger] - longer).mean())
 
     @property
     def _larger(self) -> Ints:
         return np.argsort(self.places.sum(axis=1), kind="stable")[len(self.longer) // 2 :]
+
+    @property
+    def _few(self) -> bool:
+        return len(self.longer) <= _FEWEST * self.places.shape[1]
 
     @property
     def _unknown(self) -> float:

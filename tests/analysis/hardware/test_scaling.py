@@ -23,15 +23,23 @@ def test_a_product_goes_by_the_nearest_shapes():
     assert scaled.factor == pytest.approx(2 ** (4 / (4 + 1 / 1.5**2)))
 
 
-def test_the_error_is_how_badly_the_other_shapes_predict_each_one():
-    """Of three shapes in a row, the ends are each 4 apart in squares, the others 1: the last takes twice as long."""
-    shapes = [(1, 1 << power, 64, 64) for power in (6, 7, 8)]
-    source = passport(*(matmul(shape, 1.0) for shape in shapes))
-    target = passport(*(matmul(shape, time) for shape, time in zip(shapes, (1, 1, 2), strict=True)))
+def test_the_error_is_how_badly_the_other_kernels_predict_each_one():
+    """Of three sizes in a row, the ends are each 4 apart in squares, the others 1: the last takes twice as long."""
+    rows = [elementwise(sizes, 1.0) for sizes in TENSORS[:3]]
+    target = passport(*rows[:2], elementwise(TENSORS[2], 2.0))
     near, far = 1 / 1.5**2, 1 / 4.5**2
     errors = np.log(2) * np.array([far / (near + far), 0.5, 1.0])
-    error = Scaling(source, target).of(Work("matmul", "fp32", shapes[0])).error
+    error = Scaling(passport(*rows), target).of(Work("softmax", "fp32", elements=9)).error
     assert error == pytest.approx(1.4826 * np.median(errors), rel=1e-6)
+
+
+def test_few_kernels_do_not_show_their_error():
+    """Two tensors, or eight products: their sizes are one and four dimensions. Ratios of peaks are off by as much."""
+    products = [(1, 1 << power, 64, 64) for power in range(6, 15)]
+    source, target = (passport(*(matmul(shape, time) for shape in products)) for time in (1.0, 2.0))
+    assert Scaling(source, target).of(Work("matmul", "fp32", SMALL)).error == pytest.approx(0.0, abs=1e-12)
+    fewer = passport(*(matmul(shape, 2.0) for shape in products[:8]))
+    assert Scaling(source, fewer).of(Work("matmul", "fp32", SMALL)).error == 0.49
 
 
 def test_without_a_shape_the_median_of_the_larger_half_stands_in():
