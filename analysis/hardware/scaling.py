@@ -102,7 +102,7 @@ class _Pairs(Struct, frozen=True, eq=False, dict=True):
 
     @property
     def _few(self) -> bool:
-        return len(self.longer) <= _FEWEST * self.places.shape[1]
+        return len(self.longer) <= _FEWEST * int(self.places.shape[1])
 
     @property
     def _unknown(self) -> float:
