@@ -98,7 +98,7 @@ def find_culprit(pace: PaceOfPeers, ops: pl.DataFrame, waits: Waits | None) -> B
     others_wait = waits is None or waits.sole_delay[waits.ranks.index(rank)] > 0
     alone = all(seconds <= _NEXT * saved_s for _, seconds in others)
     if saved_s >= least and others_wait and alone:
-        parts = _parts(ops)
+        parts = parts_of(ops)
         if _beyond_noise(pace, rank, parts) >= least:
             return _culprit(waits, rank, saved_s, _behind(pace, rank, parts))
     return None if waits is None else _late_start(pace, ops, waits)
@@ -185,7 +185,7 @@ def freed_of_waits(pace: PaceOfPeers, rank: int) -> PaceOfPeers | None:
     return pace.without_extra_waits(rank, SMALLEST_SHARE * pace.recorded_s)
 
 
-def _parts(ops: pl.DataFrame) -> Mapping[Part, Bools]:
+def parts_of(ops: pl.DataFrame) -> Mapping[Part, Bools]:
     """Return the ops of each part that the trace has, [ops] each."""
     kind = ops["kind"].cast(pl.String) if "kind" in ops.columns else pl.repeat("", ops.height, eager=True)
     masks = {part: kind.is_in(list(kinds)).to_numpy() for part, kinds in _KINDS.items()}

@@ -29,7 +29,7 @@ from tracekit.analysis.hardware.ops import Ops
 from tracekit.analysis.hardware.passport import Passport, known_passport
 from tracekit.analysis.hardware.question import HardwareQuestion, OtherGpu
 from tracekit.analysis.hardware.scaling import PRODUCTS, WIDE_90, Scaled, Scaling
-from tracekit.analysis.hardware.work import UNCHANGED, works_of_kinds
+from tracekit.analysis.hardware.work import UNCHANGED
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.whatif.interventions import Intervention, QueuedAhead
 from tracekit.base.errors import SelectionError
@@ -46,10 +46,16 @@ def on_other_gpus(job: GraphSubject | PipelineSubject, question: HardwareQuestio
     for gpu in gpus:
         Scaling(source, gpu.passport, question.precision).check()
     hardware = Hardware(job, Ops.of(job))
-    other = None if question.precision == hardware.precision else question.precision
+    recorded = hardware.precision
+    if question.precision is not None and recorded is None and hardware.has_products:
+        raise SelectionError("--precision: the trace does not say in which type it computes; record_shapes=True does")
+    other = None if question.precision == recorded else question.precision
     answers = [
         hardware.answer(
-            gpu, Scaling(source, gpu.passport, other), question.precision, [*warnings, *gpu.passport.warnings]
+            gpu,
+            Scaling(source, gpu.passport, other, recorded),
+            question.precision,
+            [*warnings, *(words for words in gpu.passport.warnings if words not in warnings)],
         )
         for gpu in gpus
     ]
@@ -75,10 +81,8 @@ def _source(job: GraphSubject | PipelineSubject, stated: Passport | None) -> tup
         why = f"{short(recorded)} is not a known GPU" if recorded else "the trace does not name its GPU"
         raise SelectionError(f"{why}: name it with --gpu-from FILE; `tracekit passport --out FILE` measures one")
     warnings = list(passport.warnings)
-    if recorded is not None and recorded != passport.head.gpu:
+    if recorded is not None and passport.head.gpu not in recorded:
         warnings.append(f"the trace is of {short(recorded)}, and its passport of {passport.head.gpu}")
-    if not passport.kernels.height:
-        warnings.append(f"no kernel was measured on {passport.head.gpu}: peaks stand in, which are often off by 60 %")
     return passport, warnings
 
 
@@ -97,6 +101,11 @@ class Hardware(Struct, frozen=True, eq=False, dict=True):
             if work.kind in PRODUCTS:
                 total[work.dtype] = total.get(work.dtype, 0.0) + seconds
         return max(total, key=lambda dtype: total[dtype], default=None)
+
+    @property
+    def has_products(self) -> bool:
+        """Whether it computes matrix products."""
+        return any(work.kind in PRODUCTS for work in self.ops.works.each)
 
     def answer(self, gpu: OtherGpu, scaling: Scaling, precision: str | None, warnings: list[str]) -> OnGpu:
         """Answer for one GPU. `precision`: as asked."""
@@ -118,7 +127,7 @@ class Hardware(Struct, frozen=True, eq=False, dict=True):
             fits=None if needed is None or has is None else needed <= has,
             memory_gb=MemoryOfGpu(needed, has),
             bottleneck=limit,
-            balanced=None if gpu.selection is None else self._balanced(cost_s),
+            balanced=None if gpu.selection is None else self._balanced(cost_s, step.value),
             ties=[],
             warnings=[*warnings, *self._lacks(scaled)],
         )
@@ -180,30 +189,34 @@ class Hardware(Struct, frozen=True, eq=False, dict=True):
 
     def _bottleneck(self, changes: tuple[Intervention, ...]) -> Limit:
         """What takes most of the critical path: the work of GPUs, communication, or hosts."""
-        path = critical_path(self.ops.replay, changes)
-        kinds = path.seconds_by(["kind"]) if "kind" in path.graph.label_names else {}
+        path, works = critical_path(self.ops.replay, changes), self.ops.works
+        spent = np.bincount(works.of_op[self.ops.on(path)], path.cost_s, len(works.each)) / len(path.graph.steps)
         total: dict[Limit, float] = {"compute": 0.0, "communication": 0.0, "host": path.mean_delay_s}
-        for (kind,), seconds in kinds.items():
-            total[_limit(str(kind))] += seconds
+        for work, seconds in zip(works.each, spent.tolist(), strict=True):
+            total[_LIMITS.get(work.kind, "compute")] += seconds
         return max(total, key=lambda limit: total[limit])
 
-    def _balanced(self, cost_s: Floats) -> Balanced | None:
-        """The job with the batch shared out among its replicas by speed; None if it has only one."""
+    def _balanced(self, cost_s: Floats, step_s: float) -> Balanced | None:
+        """The job with the batch shared out among its replicas by speed; None if that is no faster than `step_s`.
+
+        A replica is as much faster as its busiest GPU.
+        """
         ops = self.ops
         fixed = {*UNCHANGED, "collective", "optimizer"}
         of_batch = np.array([work.kind not in fixed for work in ops.works.each])[ops.works.of_op]
-        count = len(ops.replica)
-        now, then = (np.bincount(ops.gpu[of_batch], cost[of_batch], count) for cost in (ops.cost_s, cost_s))
-        speed = np.divide(now, then, out=np.full(count, np.inf), where=then > 0)
         replicas, replica = np.unique(ops.replica, return_inverse=True)
-        slowest = np.full(len(replicas), np.inf)
-        np.minimum.at(slowest, replica, speed)
-        if len(replicas) < 2 or not np.isfinite(slowest).all():
+        busiest_s = np.zeros((2, len(replicas)))
+        for row, cost in zip(busiest_s, (ops.cost_s, cost_s), strict=True):
+            np.maximum.at(row, replica, np.bincount(ops.gpu[of_batch], cost[of_batch], len(replica)))
+        if not busiest_s.all():
             return None
-        share = slowest / slowest.mean()
+        speed = busiest_s[0] / busiest_s[1]
+        share = speed / speed.mean()
         shared_s = np.where(of_batch, cost_s * share[replica][ops.gpu], cost_s)
-        step_s = self._replayed_step_s((ops.at(shared_s),))
-        return Balanced(step_s, dict(zip(map(str, replicas.tolist()), share.tolist(), strict=True)))
+        balanced_s = self._replayed_step_s((ops.at(shared_s),))
+        if balanced_s >= step_s:
+            return None
+        return Balanced(balanced_s, dict(zip(map(str, replicas.tolist()), share.tolist(), strict=True)))
 
     @cached_property
     def _memory_gb(self) -> float | None:
@@ -227,11 +240,8 @@ class Hardware(Struct, frozen=True, eq=False, dict=True):
         return []
 
 
-def _limit(kind: str) -> Limit:
-    (work,) = works_of_kinds((kind,))
-    if work.kind in UNCHANGED:
-        return "host"
-    return "communication" if work.kind == "collective" else "compute"
+#: What a step waits for during work of a kind; for other kinds, compute.
+_LIMITS: dict[str, Limit] = {"host": "host", "host copy": "host", "collective": "communication"}
 
 
 def _costs(ops: Ops, scaled: Sequence[Scaled], chosen: Bools, error: float) -> Floats:

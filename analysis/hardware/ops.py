@@ -8,20 +8,41 @@ from __future__ import annotations
 from typing import cast
 
 import numpy as np
+import polars as pl
 from msgspec import Struct
 
-from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.attribution.critical_path import CriticalPath
+from tracekit.analysis.evidence.graph_subject import GraphSubject, RecordingSubject
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
-from tracekit.analysis.graph.fold import FoldedGraph
-from tracekit.analysis.hardware.work import Works, works_of, works_of_kinds
+from tracekit.analysis.gpu.behind import parts_of
+from tracekit.analysis.gpu.part import Part
+from tracekit.analysis.graph.fold import FoldedGraph, FoldedSteps
+from tracekit.analysis.hardware.work import Work, Works, kernel_work, works_by_row, works_of
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.whatif.interventions import Intervention, SetCosts, SetOps
 from tracekit.analysis.whatif.selection import masks_of
 from tracekit.analysis.whatif.selection_text import checked_selection
+from tracekit.trace.gpu_activity import KernelClass, class_of
+from tracekit.trace.model import OpKind
 
 #: The label of the replicas of a model.
 _REPLICA = "dp_rank"
+#: A compute that is not divided into kernels: large jobs train in bf16.
+_COMPUTE = Work("compute", "bf16")
+_ON_HOST = {OpKind.DATA_LOAD, OpKind.GC, OpKind.CHECKPOINT, OpKind.HOST_DELAY}
+
+
+def _work_of_kind(kind: OpKind) -> Work:
+    if kind is OpKind.OPTIMIZER:
+        return Work("optimizer", keeps_type=True)
+    if kind.is_communication:
+        return Work("collective")
+    return Work("host") if kind in _ON_HOST else _COMPUTE
+
+
+_CLASSES = {*KernelClass} - {KernelClass.OTHER}
+_KINDS = {str(kind): _work_of_kind(kind) for kind in OpKind}
 
 
 class Ops(Struct, frozen=True, eq=False):
@@ -52,6 +73,16 @@ class Ops(Struct, frozen=True, eq=False):
             return np.asarray(graph.of_ops(cast("list[Floats]", shaped)), np.bool_)
         return np.concatenate([mask.ravel() for mask in shaped])
 
+    def on(self, path: CriticalPath) -> Ints:
+        """The ops of a path, [ops on it]."""
+        ops, cells = np.empty(len(path.row), np.int64), 0
+        for number, block in enumerate(path.graph.blocks):
+            inside, lanes = path.block == number, block.start.shape[1]
+            row, lane = path.row[inside], path.lane[inside]
+            ops[inside] = block.op[row, lane] if isinstance(block, FoldedSteps) else cells + row * lanes + lane
+            cells += block.start.size
+        return ops
+
     def at(self, cost_s: Floats) -> Intervention:
         """Return the job with other costs, seconds, [ops]."""
         graph = self.replay.graph
@@ -69,7 +100,27 @@ def _of_graph(job: GraphSubject) -> Ops:
     axes = list(mesh.axes)
     replica = mesh.coordinates[:, axes.index(_REPLICA)] if _REPLICA in axes else np.arange(len(mesh.ranks))
     gpu = np.searchsorted(mesh.ranks, ops.rank)
-    return Ops(job.replay, works_of(job.ops, cost_s), cost_s, np.asarray(gpu, np.int64), np.asarray(replica, np.int64))
+    works = works_of(job.ops, cost_s) if isinstance(job, RecordingSubject) else _works_of_op_trace(job, cost_s)
+    return Ops(job.replay, works, cost_s, np.asarray(gpu, np.int64), np.asarray(replica, np.int64))
+
+
+def _works_of_op_trace(job: GraphSubject, cost_s: Floats) -> Works:
+    """The work of ops by the parts of a rank's time, their kinds, and the names of kernels."""
+    part = np.full(job.ops.height, None, object)
+    for name, chosen in parts_of(job.ops).items():
+        part[chosen] = str(name)
+    table = job.columns("kind", "name").cast(pl.String)
+    return works_by_row(table.with_columns(part=pl.Series(part, dtype=pl.String)), _work_of_op, cost_s)
+
+
+def _work_of_op(row: tuple[str | None, str | None, str | None]) -> Work:
+    kind, name, part = row
+    if kind in _KINDS:
+        return _KINDS[kind]
+    if part != Part.COMPUTE:
+        return Work("collective" if part == Part.TRANSFERS else "host")
+    of_class = kind if kind in _CLASSES else max(class_of(name or ""), class_of(kind or ""), key=_CLASSES.__contains__)
+    return kernel_work(of_class, name or kind, None, None) if of_class in _CLASSES else _COMPUTE
 
 
 def _of_pipeline(job: PipelineSubject) -> Ops:
@@ -81,6 +132,6 @@ def _of_pipeline(job: PipelineSubject) -> Ops:
         work.append(np.broadcast_to(kind, block.start.shape).ravel())
         gpu.append(np.broadcast_to(worker, block.start.shape).ravel())
     workers, place = np.unique(np.concatenate(gpu), return_inverse=True)
-    works = Works(works_of_kinds(graph.label(0, "kind").names or ()), np.concatenate(work))
+    works = Works(tuple(_KINDS[name] for name in graph.label(0, "kind").names or ()), np.concatenate(work))
     cost_s = np.concatenate([matrix.ravel() for matrix in replay.durations.cost])
     return Ops(replay, works, cost_s, place.astype(np.int64), workers // graph.layout.pp)

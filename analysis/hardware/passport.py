@@ -84,8 +84,10 @@ class Passport(Struct, frozen=True, eq=False):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Why other cards of this name may be faster."""
+        """What makes answers about this card less certain."""
         head, warnings = self.head, []
+        if self.kernels.is_empty():
+            warnings.append(f"no kernel was measured on {head.gpu}: peaks stand in, which are often off by 60 %")
         if head.power_limit_w is not None and head.power_limit_w[0] < head.power_limit_w[1]:
             now_w, most_w = head.power_limit_w
             warnings.append(f"{head.gpu} was measured at {now_w:.0f} W of {most_w:.0f} W: uncapped cards are faster")

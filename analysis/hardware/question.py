@@ -54,13 +54,14 @@ class HardwareQuestion(Struct, frozen=True, eq=False):
         others = tuple(map(OtherGpu.parse, gpus))
         measured = {dtype for gpu in others for dtype in gpu.passport.kernels["dtype"].to_list()}
         if precision is not None and precision not in measured:
-            precision = _PRECISIONS.get(precision.lower(), precision.lower())
+            precision = precision.strip().lower()
+            precision = _PRECISIONS.get(precision, precision)
         return cls(others, passport, precision)
 
 
 def passport_of(text: str, option: str) -> Passport:
     """The passport in a file, or of the known GPU of that name. Raises FormatError or SelectionError."""
-    if not Path(text).exists() and not {"/", "."} & {*text}:
+    if not Path(text).is_file() and not {"/", "."} & {*text}:
         passport = known_passport(text)
         if passport is None:
             raise SelectionError(

@@ -26,8 +26,8 @@ from tracekit.base.text import listed, quoted
 Tier = Literal["shapes", "class", "roofline", "unchanged"]
 #: The weight of a measured shape at distance d, in powers of two: 1 / (d^2 + this)^2.
 _NEAR = 0.5
-#: So many kernels show how badly they predict one another.
-_FEWEST = 3
+#: How badly kernels predict one another shows in more than so many for each of their sizes.
+_FEWEST = 2
 #: The standard error of a normal distribution, in mean and in median absolute errors.
 _OF_MEAN, _OF_MEDIAN = 1.2533, 1.4826
 #: The 90 % interval of a normal distribution, in standard deviations.
@@ -78,7 +78,7 @@ class _Pairs(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def error_near(self) -> float:
         """How badly the other kernels predict each one. The median: of the products of a job, few are the exception."""
-        if len(self.longer) < _FEWEST:
+        if self._few:
             return self._unknown
         weight = _weights(self.places[:, None] - self.places[None])
         np.fill_diagonal(weight, 0.0)
@@ -92,13 +92,17 @@ class _Pairs(Struct, frozen=True, eq=False, dict=True):
 
     def error_of(self, longer: float) -> float:
         """How badly one logarithm predicts the larger half. The mean: a job may consist of the exceptions."""
-        if len(self.longer) < _FEWEST:
+        if self._few:
             return self._unknown
         return _OF_MEAN * float(np.abs(self.longer[self._larger] - longer).mean())
 
     @property
     def _larger(self) -> Ints:
         return np.argsort(self.places.sum(axis=1), kind="stable")[len(self.longer) // 2 :]
+
+    @property
+    def _few(self) -> bool:
+        return len(self.longer) <= _FEWEST * int(self.places.shape[1])
 
     @property
     def _unknown(self) -> float:
@@ -111,11 +115,15 @@ def _weights(apart: Floats) -> Floats:
 
 
 class Scaling(Struct, frozen=True, eq=False, dict=True):
-    """From the GPU of the trace to another one. `precision`: to compute in, None for that of each work."""
+    """From the GPU of the trace to another one. `precision`: to compute products in, None for that of each work.
+
+    `recorded`: the precision of the trace. Works of other widths than that keep their type: autocast left them so.
+    """
 
     source: Passport
     target: Passport
     precision: str | None = None
+    recorded: str | None = None
 
     def check(self) -> None:
         """Raise SelectionError if the other GPU was not measured in the precision."""
@@ -139,13 +147,13 @@ class Scaling(Struct, frozen=True, eq=False, dict=True):
     def _of_product(self, work: Work) -> Scaled:
         source, target = self._types(work)
         pairs = self._pairs("matmul", source, target)
-        if pairs is None and work.kind == "compute" and self.precision is None:
-            pairs = self._pairs("matmul", None, None)
         cast_s = self._cast_s(work, source, target)
         if pairs is None:
             peaks, others = self.source.head.peak_tflops, self.target.head.peak_tflops
             if source in peaks and target in others:
                 return Scaled("roofline", peaks[source] / others[target], self._error_of_peaks, cast_s, ("peaks",))
+            pairs = self._pairs("matmul", None, None) if source == target else None
+        if pairs is None:
             return self._of_bandwidth(1.0)
         group = ("matmul", source or "", target or "")
         if work.shape is None or min(work.shape) < 1:
@@ -175,12 +183,13 @@ class Scaling(Struct, frozen=True, eq=False, dict=True):
 
     def _types(self, work: Work) -> tuple[str | None, str | None]:
         """The types in which a product computes, now and then."""
-        stays = self.precision is None or (self.precision == "tf32" and not work.switched)
-        return work.dtype, work.dtype if stays else self.precision
+        if self.precision is None:
+            return work.dtype, work.dtype
+        return work.dtype, "fp32" if self.precision == "tf32" and not work.switched else self.precision
 
     def _narrower(self, dtype: str | None) -> float:
         """The bytes of a tensor in the other precision, as a multiple of what it has; tensors have at least 16 bits."""
-        if self.precision is None or dtype not in _WIDTH:
+        if self.precision is None or dtype not in _WIDTH or _WIDTH[dtype] != _WIDTH.get(self.recorded or dtype):
             return 1.0
         return max(_WIDTH.get(self.precision, 1), min(2, _WIDTH[dtype])) / _WIDTH[dtype]
 

@@ -1,6 +1,6 @@
 """What the ops of a job do, as far as it decides how long they would take on another GPU.
 
-In: the ops of a recording, any op trace, or a pipeline. Out: `Work`, of which many ops do the same.
+In: the ops of a recording. Out: `Work`, of which many ops do the same.
 
 Autocast to 16 bits is the model for a lower precision: matrix products and what follows them compute in it; norms,
 softmax and losses stay in float32, and so do optimizers.
@@ -9,7 +9,7 @@ softmax and losses stay in float32, and so do optimizers.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -47,10 +47,6 @@ _ACROSS = re.compile(r"(HtoD|DtoH|PtoP|HtoH)", re.IGNORECASE)
 _FLOAT32 = re.compile(r"loss|embedding|group_norm|pow|exp|log|cumsum|prod", re.IGNORECASE)
 
 
-#: In which computes without kernels are taken to be: large jobs train in it.
-_OF_COMPUTES = "bf16"
-
-
 class Work(Struct, frozen=True):
     """What one op does. `kind`: as in passports, or attention, optimizer, compute (of any kind), or one of UNCHANGED.
 
@@ -74,47 +70,32 @@ class Works(Struct, frozen=True, eq=False):
     of_op: Ints
 
 
-#: Columns of op traces.
+#: Columns of recordings.
 _READ = ("role", "kind", "name", "operator", "inputs")
 
 
 def works_of(ops: pl.DataFrame, taken_s: Floats) -> Works:
-    """The work of the ops of an op trace, that take so long, seconds, [ops]."""
+    """The work of the ops of a recording, that take so long, seconds, [ops]."""
     lacks = [pl.lit(None, pl.String).alias(name) for name in _READ if name not in ops.columns]
     table = ops.with_columns(lacks).select(pl.col(_READ).cast(pl.String))
+    return works_by_row(table, lambda row: kernel_work(*row[1:]) if row[0] == "gpu" else Work("host"), taken_s)
+
+
+def works_by_row(table: pl.DataFrame, work_of_row: Callable[[tuple[Any, ...]], Work], taken_s: Floats) -> Works:
+    """The work of each row, that takes so long, seconds, [rows]; a type that is not known is that of most time."""
     number = numbered(*table.get_columns())
-    row = np.zeros(int(number.max(initial=-1)) + 1, np.int64)
-    row[number] = np.arange(len(number))
-    recorded = "role" in ops.columns
-    works = [_of_kernel(*values) if recorded else _of_kind(values[1] or values[2]) for values in table[row].iter_rows()]
-    usual = _usual_types(works, np.bincount(number, taken_s, len(works)).astype(np.float64))
+    first = np.zeros(int(number.max(initial=-1)) + 1, np.int64)
+    first[number] = np.arange(len(number))
+    works = [work_of_row(row) for row in table[first].iter_rows()]
+    usual = _usual_type(works, np.bincount(number, taken_s, len(works)).astype(np.float64))
     typed = [msgspec.structs.replace(work, dtype=work.dtype or usual) for work in works]
     each = tuple(dict.fromkeys(typed))
     place = {work: index for index, work in enumerate(each)}
     return Works(each, np.array([place[work] for work in typed], np.int64)[number])
 
 
-def works_of_kinds(kinds: Sequence[str]) -> tuple[Work, ...]:
-    """The work of ops of which only the kind is known."""
-    return tuple(map(_of_kind, kinds))
-
-
-def _of_kind(kind: str | None) -> Work:
-    name = (kind or "").lower()
-    if name in {str(kernels) for kernels in KernelClass}:
-        return _of_kernel("gpu", name, "", None, None)
-    if re.search(r"forward|backward|compute|loss|evaluation", name) and not re.search(r"send|recv|collective", name):
-        return Work("compute", _OF_COMPUTES)
-    if re.fullmatch(r"optimizer", name):
-        return Work("optimizer", keeps_type=True)
-    communicates = re.search(r"send|recv|gather|reduce|scatter|all-to-all|collective|clip|communication", name)
-    return Work("collective" if communicates else "host")
-
-
-def _of_kernel(role: str, kind: str | None, name: str | None, operator: str | None, inputs: str | None) -> Work:
-    """The work of an op of a recording."""
-    if role != "gpu":
-        return Work("host")
+def kernel_work(kind: str | None, name: str | None, operator: str | None, inputs: str | None) -> Work:
+    """The work of a GPU op of this class, with the operator that launched it and the sizes and types of its inputs."""
     name, operator = name or "", operator or ""
     if kind == KernelClass.COMMUNICATION:
         return Work("collective")
@@ -134,12 +115,8 @@ def _of_kernel(role: str, kind: str | None, name: str | None, operator: str | No
         return Work("softmax", dtype, elements=elements, keeps_type=True)
     if _NORM.search(both):
         return Work("norm", dtype, elements=elements, keeps_type=True)
-    return Work(
-        "copy" if _COPY.search(operator) else "elementwise",
-        dtype,
-        elements=elements,
-        keeps_type=_FLOAT32.search(operator) is not None,
-    )
+    keeps_type = _FLOAT32.search(operator) is not None
+    return Work("copy" if _COPY.search(operator) else "elementwise", dtype, elements=elements, keeps_type=keeps_type)
 
 
 def _type_of(name: str, types: Sequence[Any], *, product: bool) -> str | None:
@@ -150,7 +127,7 @@ def _type_of(name: str, types: Sequence[Any], *, product: bool) -> str | None:
     return "tf32" if product and stated == "fp32" and _TENSOR_CORES.search(name) else stated
 
 
-def _usual_types(works: Sequence[Work], taken_s: Floats) -> str | None:
+def _usual_type(works: Sequence[Work], taken_s: Floats) -> str | None:
     """The type in which most of the time is spent; None if none is known."""
     total: dict[str, float] = {}
     for work, seconds in zip(works, taken_s.tolist(), strict=True):

@@ -72,7 +72,7 @@ class Analysis(Struct, frozen=True, eq=False):
 
 def hardware_question(gpus: Sequence[str], gpu_from: str | None, precision: str | None) -> HardwareQuestion | None:
     """What was asked about other GPUs, None if nothing was. Raises FormatError or SelectionError."""
-    if not (gpus or gpu_from or precision):
+    if not gpus and gpu_from is None and precision is None:
         return None
     from tracekit.analysis.hardware.question import HardwareQuestion
 

@@ -6,7 +6,9 @@ Nothing flows in or out. Processes that read traces import these without the lib
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from enum import StrEnum
+from functools import cache
 from typing import NamedTuple
 
 #: Lines of torch's profiler itself, which a job without it does not run.
@@ -23,6 +25,42 @@ class KernelClass(StrEnum):
     OPTIMIZER = "optimizer"
     MEMORY = "memory"
     OTHER = "other"
+
+
+#: Searched in the lower-case name, in this order.
+PATTERNS: Mapping[KernelClass, tuple[str, ...]] = {
+    KernelClass.MEMORY: (r"^mem(cpy|set)\b",),
+    KernelClass.COMMUNICATION: (
+        r"nccl|rccl|msccl|nvshmem|rocshmem|symm_?mem|multimem_|userbuffers",
+        # All-reduce of serving engines: vLLM, SGLang, TensorRT-LLM, FlashInfer, AITER.
+        r"cross_device_reduce|custom_?all_?reduce|(one|two)_?shot_?all_?reduce|all_?reduce_(fusion_)?kernel",
+        r"allreduce_fusion|lamport|moe_?all_?to_?all|quick_?reduce",
+        # Expert dispatch and combine: DeepEP and its relatives, PPLX.
+        r"deep_?ep|\b(internode(_ll)?|intranode)::|notify_dispatch|cached_notify|all_to_all::|a2a_?(dispatch|combine)",
+    ),
+    KernelClass.ATTENTION: (r"flash_?(fwd|bwd|attn|attention|mla|infer)|fmha|attention|attn|_mla_|sdpa|paged_kv",),
+    KernelClass.OPTIMIZER: (r"multi_tensor_apply|adam|lamb_|sgd|adagrad|fused_?optim|muon|newton_?schulz",),
+    KernelClass.MATRIX_PRODUCT: (
+        r"gemm|cutlass|cublas|cijk_|matmul|nvjet|splitk|gemv|xmma|_mm_|bmm",
+        r"conv|winograd|wgrad|dgrad|implicit",
+    ),
+    KernelClass.ELEMENT_WISE: (
+        r"elementwise|element_wise|pointwise|reduce|softmax|norm|dropout|copy|fill|catarray|index|gather|scatter",
+        r"embedding|relu|gelu|silu|swiglu|activation|cast|transpose|permute|triton_(poi|red|per)|bernoulli|cunn_",
+        r"nll_loss|where|distribution|random|sort|scan|cumsum|topk|arange|compare|add_|mul_|pool|upsample|rope|rotary",
+        r"padding|subtensorop|nchw_?(to|2)_?nhwc|nhwc_?(to|2)_?nchw",
+    ),
+}
+
+
+def class_of(name: str) -> KernelClass:
+    """Return the class of a kernel of that name, `other` if no pattern matches: libraries rename their kernels."""
+    return next((known for known, pattern in _compiled() if pattern.search(name.lower())), KernelClass.OTHER)
+
+
+@cache
+def _compiled() -> tuple[tuple[KernelClass, re.Pattern[str]], ...]:
+    return tuple((kernel_class, re.compile("|".join(patterns))) for kernel_class, patterns in PATTERNS.items())
 
 
 class Activity(StrEnum):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 from tests.analysis.gpu.recorded_job import RecordedJob, recorded
@@ -14,8 +15,10 @@ from tests.analysis.hardware.passports import TENSORS, elementwise, matmul, pass
 from tests.handmade import run
 from tests.kineto_files import GEMM, document, event, kernel, launch, write
 from tracekit.analysis.hardware.passport import Passport, known_passport
+from tracekit.base.errors import SelectionError
 from tracekit.report.report import Report, decoded
 from tracekit.sources.load import load
+from tracekit.trace.op import OpTrace
 
 
 def asked(folder: Path, tmp_path: Path, *targets: Passport, **more: Any) -> Report:
@@ -141,6 +144,7 @@ REFUSED = {
     "name another one with --gpu": ["--gpu-from", "H200"],
     "matches no op": ["--gpu", "H200 on rank=7", "--gpu-from", "H100"],
     "for 'rank' is missing": ["--gpu", "H200 on rank=", "--gpu-from", "H100"],
+    "no such file, and no known GPU; ": ["--gpu", ""],
     "--precision 'int3': the passport of NVIDIA H200 has bf16": ["--precision", "int3", "--gpu-from", "H200"],
 }
 
@@ -168,6 +172,35 @@ def test_computes_of_a_pipeline_are_scaled_and_transfers_are_not(tmp_path):
         "compute": "class", "collective": "unchanged", "optimizer": "class"
     }  # fmt: skip
     assert "not divided into kernels" in other["warnings"][0]
+
+
+def op_trace(tmp_path: Path, *rows: tuple[Any, ...]) -> Path:
+    """Ops of rank 0 behind one another, of 1 s each: kind, name, rendezvous."""
+    ops = [(0, kind, name, float(at), 1.0, meets) for at, (kind, name, meets) in enumerate(rows)]
+    table = pl.DataFrame(ops, ["rank", "kind", "name", "start", "duration", "rendezvous"], orient="row", strict=False)
+    trace = OpTrace(table.with_columns(stream=0), name="job", rules=("streams",), metadata={"gpu": "NVIDIA H200"})
+    trace.write_parquet(tmp_path / "ops.parquet")
+    return tmp_path / "ops.parquet"
+
+
+def test_ops_without_classes_are_known_by_their_part_their_kind_and_the_names_of_kernels(tmp_path):
+    path = op_trace(
+        tmp_path,
+        ("forward", None, None), ("exchange", None, 1), ("data-load", None, None), ("gc", None, None),
+        ("kernel", "ampere_bf16_s16816gemm_128x128", None), ("kernel", "cunn_SoftMaxForward", None),
+        ("optimizer", None, None),
+    )  # fmt: skip
+    (answer,) = load(path).whatif(gpus=["H100"]).on_gpus
+    assert {row.kind: round(7 * row.share) for row in answer.tiers} == {
+        "compute": 1, "collective": 1, "host": 2, "matmul": 1, "softmax": 1, "optimizer": 1
+    }  # fmt: skip
+    assert answer.bottleneck == "compute"
+
+
+def test_a_precision_is_refused_if_nothing_says_in_which_type_products_compute(tmp_path):
+    job = load(op_trace(tmp_path, ("kernel", "nvjet_tst_128x256", None)))
+    with pytest.raises(SelectionError, match="does not say in which type"):
+        job.whatif(precision="bf16")
 
 
 def test_on_mixed_gpus_the_slow_ones_hold_up_the_rest_until_the_batch_is_shared_out(tmp_path):

@@ -88,9 +88,11 @@ def test_only_passports_are_replaced(tmp_path):
 
 
 def test_a_cap_and_a_slice_are_warned_of():
-    capped = passport(power_limit_w=(350.0, 700.0), mig="1g.10gb")
+    kernel = matmul((1, 64, 64, 64), 1e-5)
+    capped = passport(kernel, power_limit_w=(350.0, 700.0), mig="1g.10gb")
     assert [words.partition(" was measured ")[2][:12] for words in capped.warnings] == ["at 350 W of ", "as MIG slice"]
-    assert not passport(power_limit_w=(700.0, 700.0)).warnings
+    assert not passport(kernel, power_limit_w=(700.0, 700.0)).warnings
+    assert "no kernel was measured" in passport().warnings[0]
 
 
 def test_this_machine_has_a_passport(tmp_path):

@@ -23,15 +23,23 @@ def test_a_product_goes_by_the_nearest_shapes():
     assert scaled.factor == pytest.approx(2 ** (4 / (4 + 1 / 1.5**2)))
 
 
-def test_the_error_is_how_badly_the_other_shapes_predict_each_one():
-    """Of three shapes in a row, the ends are each 4 apart in squares, the others 1: the last takes twice as long."""
-    shapes = [(1, 1 << power, 64, 64) for power in (6, 7, 8)]
-    source = passport(*(matmul(shape, 1.0) for shape in shapes))
-    target = passport(*(matmul(shape, time) for shape, time in zip(shapes, (1, 1, 2), strict=True)))
+def test_the_error_is_how_badly_the_other_kernels_predict_each_one():
+    """Of three sizes in a row, the ends are each 4 apart in squares, the others 1: the last takes twice as long."""
+    rows = [elementwise(sizes, 1.0) for sizes in TENSORS[:3]]
+    target = passport(*rows[:2], elementwise(TENSORS[2], 2.0))
     near, far = 1 / 1.5**2, 1 / 4.5**2
     errors = np.log(2) * np.array([far / (near + far), 0.5, 1.0])
-    error = Scaling(source, target).of(Work("matmul", "fp32", shapes[0])).error
+    error = Scaling(passport(*rows), target).of(Work("softmax", "fp32", elements=9)).error
     assert error == pytest.approx(1.4826 * np.median(errors), rel=1e-6)
+
+
+def test_few_kernels_do_not_show_their_error():
+    """Two tensors, or eight products: their sizes are one and four dimensions. Ratios of peaks are off by as much."""
+    products = [(1, 1 << power, 64, 64) for power in range(6, 15)]
+    source, target = (passport(*(matmul(shape, time) for shape in products)) for time in (1.0, 2.0))
+    assert Scaling(source, target).of(Work("matmul", "fp32", SMALL)).error == pytest.approx(0.0, abs=1e-12)
+    fewer = passport(*(matmul(shape, 2.0) for shape in products[:8]))
+    assert Scaling(source, fewer).of(Work("matmul", "fp32", SMALL)).error == 0.49
 
 
 def test_without_a_shape_the_median_of_the_larger_half_stands_in():
@@ -102,6 +110,20 @@ def test_tf32_is_for_products_of_libraries_only():
     assert scaling.of(Work("matmul", "fp32", SMALL, switched=True)).factor == pytest.approx(0.2)
     assert scaling.of(Work("attention", "fp32")).factor == 1.0
     assert scaling.of(Work("elementwise", "fp32")).factor == 1.0
+
+
+def test_autocast_left_ops_in_float32_that_another_precision_leaves_so():
+    own = passport(matmul(SMALL, 1.0, "bf16"), matmul(SMALL, 5.0), *(elementwise(sizes, 1.0) for sizes in TENSORS))
+    up = Scaling(own, own, "fp32", recorded="bf16")
+    assert up.of(Work("elementwise", "bf16")).factor == pytest.approx(2.0)
+    assert up.of(Work("elementwise", "fp32")).factor == 1.0
+    tf32 = Scaling(own, own, "tf32", recorded="bf16")
+    assert tf32.of(Work("attention", "bf16")).factor == pytest.approx(5.0)
+
+
+def test_products_of_a_type_that_neither_card_has_are_scaled_as_those_of_other_types():
+    source, target = passport(matmul(SMALL, 1.0)), passport(matmul(SMALL, 3.0), gpu="other")
+    assert Scaling(source, target).of(Work("matmul", "fp8", SMALL)).factor == pytest.approx(3.0)
 
 
 def test_a_precision_that_was_not_measured_is_refused():
