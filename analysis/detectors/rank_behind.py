@@ -53,6 +53,7 @@ class RankBehind(Struct, frozen=True, eq=False):
             1 - LARGEST_CHANCE,
             at_pace(job, self.rank, behind.ops, freed=freed),
             series=None if job.recorded is not None else 1 + behind.saved_each_s / job.unchanged_s,
+            excess=self.spent_s / self.usual_s - 1 if self.usual_s else None,
         )
 
 

@@ -25,6 +25,7 @@ from tracekit.analysis.detectors.remedies import (
 from tracekit.analysis.diagnosis.find import acting
 from tracekit.analysis.evidence.cards import Sampled, report_faults, sampled, shares_card
 from tracekit.analysis.evidence.cause import Cause
+from tracekit.analysis.evidence.graph_subject import RecordingSubject
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.metrics.effects import FEWEST_PEERS
@@ -149,7 +150,12 @@ def _where(finding: Cause) -> Place:
 
 
 def _window(job: Subject, finding: Cause) -> TimeSpan | None:
-    """The longest run of steps in which a finding acts, by the clock; None if the trace has no such times."""
+    """The longest run of steps in which a finding acts, by the clock, or the whole recording of GPUs; None if the trace
+    has no such times.
+    """
+    if isinstance(job, RecordingSubject):
+        began_s = job.summary.began_s
+        return None if began_s is None else TimeSpan(began_s, began_s + job.recorded_s)
     if not isinstance(job, PipelineSubject):
         return None
     steps = np.asarray(job.steps)

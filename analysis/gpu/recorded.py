@@ -56,6 +56,7 @@ class Kept(Struct, frozen=True):
     one. `idle_s`: how long the busiest GPU was idle, seconds. `left_out`, `doubts`: as of `Comparable`. `gpus`: what
     the GPU of each rank did (of `MOST_RANKS` at most). `costs`: what recording costs the host of a rank. `whats`: what
     host ops consist of, by their column `did`. `lost`: how many launches have no GPU op, empty if few.
+    `began_s`: when the first GPU op began, seconds since 1970, None if unknown.
     """
 
     steps: int
@@ -75,6 +76,7 @@ class Kept(Struct, frozen=True):
     whats: tuple[HostWhat, ...] = ()
     lost: str = ""
     without_stacks: tuple[int, ...] = ()
+    began_s: float | None = None
 
     @classmethod
     def of(cls, whole: GpuRecording, part: Comparable, late: LateRanks, whats: pl.DataFrame) -> Kept:
@@ -102,6 +104,7 @@ class Kept(Struct, frozen=True):
             costs={rank: recording.costs[rank] for rank in recording.ranks if rank in recording.costs},
             lost=_lost(recording, () if len(recording.ranks) == 1 else whole.cut),
             whats=tuple(HostWhat(*row) for row in whats.drop("busy").iter_rows()),
+            began_s=None if recording.began_s is None else recording.began_s + _first_s(recording),
         )
 
     @classmethod
@@ -115,6 +118,12 @@ class Kept(Struct, frozen=True):
     def to_dict(self) -> dict[str, Any]:
         """Plain data for the metadata of an op trace."""
         return {KEPT: msgspec.to_builtins(self, str_keys=True)}
+
+
+def _first_s(recording: GpuRecording) -> float:
+    """When the first GPU op begins."""
+    first = recording.gpu_ops["start"].min()
+    return first if isinstance(first, float) else 0.0
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from tracekit.analysis.job.bubbles_words import summary
 from tracekit.analysis.job.job import Job
 from tracekit.base.errors import TraceError
 from tracekit.base.text import printable, short
-from tracekit.dashboards.documents.svg import pipeline, step_bars, worker_map
+from tracekit.dashboards.documents.svg import metric_band, pipeline, step_bars, worker_map
 from tracekit.dashboards.figures.theme import DARK, LIGHT, Theme
 from tracekit.dashboards.run_words import first_line
 from tracekit.dashboards.words import answer_rows, tables
@@ -37,7 +37,7 @@ def card(shown: Report | Job) -> str:
         report = shown if isinstance(shown, Report) else shown.report
     except TraceError as error:
         return f"<p>{escape(repr(shown))}<br>{plain(str(error))}</p>"
-    drawn = pair(report) + bubbles(report) if report.by_worker else sections(report.overview)
+    drawn = pair(report) + metrics(report) + bubbles(report) if report.by_worker else sections(report.overview)
     pictures = drawn + sections(tables(report)) if report.verdict.losses else sections(report.asked)
     return (
         f'<div class="tracekit"><style>{style()}</style><header><b>{plain(short(report.name))}</b>'
@@ -104,6 +104,17 @@ def bubbles(report: Report) -> str:
         return ""
     notes = "".join(f"<p>{plain(line)}</p>" for line in summary(picture.schedules))
     return f"<section><h2>Pipeline, step {picture.step}</h2>{pipeline(picture.schedules)}{notes}</section>"
+
+
+def metrics(report: Report) -> str:
+    """The metric of each culprit that was tested, over the band of its peers; empty if none was."""
+    tests = report.metrics.tests if report.metrics else []
+    return "".join(
+        f"<section><h2>{plain(f'{test.metric} of {short(test.host)}')}</h2>"
+        f"{metric_band(test.band, printable(test.sentence))}<p>{plain(test.sentence)}</p></section>"
+        for test in tests
+        if test.band is not None
+    )
 
 
 def sections(tables_of_report: Iterable[Table]) -> str:

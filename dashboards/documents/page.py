@@ -36,6 +36,7 @@ def page(report: Report, lanes: Lanes | None = None, *, gpu_hour: float | None =
         f'{BEGINNING}<html lang="en" class="tracekit">{head(name)}<body><main>'
         f"<header><h1><bdi>{name}</bdi></h1><p>{report_html.plain(report.job.sizes)}</p></header>"
         f"{report_html.answer_of(report, gpu_hour=gpu_hour)}{report_html.pair(report) if report.by_worker else ''}"
+        f"{report_html.metrics(report)}"
         f"{pictures(report.rl_picture) if report.rl_picture else ''}"
         f"{report_html.sections((*tables(report), *shown))}{folded}"
         f"{report_html.bubbles(report)}{_FOOTER if lanes is None else _timeline(report, lanes)}</body></html>\n"

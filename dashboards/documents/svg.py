@@ -1,4 +1,4 @@
-"""The worker map, the steps and the pipeline of a report as SVG, coloured by the style sheet around them.
+"""The worker map, the steps, the pipeline and the metrics of a report as SVG, coloured by the style sheet around them.
 
 In: a `Report` on a pipeline. Out: markup without a script; tooltips show every figure.
 """
@@ -15,6 +15,7 @@ from tracekit.base.text import added, seconds
 from tracekit.dashboards.figures.worker_cells import WorkerCells, level_of, worker_cells
 from tracekit.dashboards.figures.worker_map import LEVELS
 from tracekit.dashboards.words import worker_name
+from tracekit.report.metrics import Band
 from tracekit.report.pictures import Picture
 from tracekit.report.report import Report, WorkerGrid
 from tracekit.trace.model import Worker
@@ -124,4 +125,38 @@ def pipeline(pictures: Sequence[Picture]) -> str:
         f'<svg class="pipeline" role="img" aria-label="Stages of the pipeline over time: computes, and bubbles by what'
         f' is waited for" viewBox="0 0 {_WIDE} {top}" width="{_WIDE}" height="{top}">{"".join(marks)}</svg>'
         f'<p class="legend">{legend}</p>'
+    )
+
+
+def metric_band(band: Band, label: str) -> str:
+    """The series of a suspect over the band of its peers, and when the trace shows it slow. `label`: in words."""
+    points = list(zip(band.time, band.own, band.low, band.high, strict=True))
+    values = [value for _, *row in points for value in row if value is not None]
+    if not values:
+        return ""
+    least, most = min(values), max(values)
+    scale = (_WIDE - _LEFT - 10) / (band.time[-1] - band.time[0] or 1.0), (_HEIGHT - 16) / (most - least or 1.0)
+
+    def at(time: float, value: float) -> str:
+        return f"{_LEFT + (time - band.time[0]) * scale[0]:.1f},{_HEIGHT - 8 - (value - least) * scale[1]:.1f}"
+
+    upper = [at(time, high) for time, _, _, high in points if high is not None]
+    lower = [at(time, low) for time, _, low, _ in reversed(points) if low is not None]
+    own = [at(time, value) for time, value, _, _ in points if value is not None]
+    ends = "".join(
+        f'<path class="end" d="M{at(time, least)} L{at(time, most)}"/>'
+        for time in (band.from_s, band.to_s)
+        if band.time[0] <= time <= band.time[-1]
+    )
+    ticks = "".join(
+        f'<text x="{_LEFT - 6}" y="{y}" text-anchor="end">{value:,.4g}</text>'
+        for value, y in ((most, 12), (least, _HEIGHT - 4))
+    )
+    peers = " ".join([*upper, *lower])
+    return (
+        f'<svg class="metric" role="img" aria-label="{escape(label)}" viewBox="0 0 {_WIDE} {_HEIGHT}"'
+        f' width="{_WIDE}" height="{_HEIGHT}">{ticks}<polygon class="peers" points="{peers}"/>{ends}'
+        f'<polyline class="own" points="{" ".join(own)}"/></svg><p class="legend">{band.unit} over'
+        f' {seconds(band.time[-1] - band.time[0])} <span><i class="own"></i>the host</span><span><i class="peers">'
+        "</i>its peers, the middle 80 %</span>; dotted: the beginning and the end of what the trace shows</p>"
     )

@@ -124,7 +124,8 @@ class GpuRecording:
     the share of its GPU ops and launches whose other half is missing; `lost`, launches whose GPU ops the file lacks;
     `left_out`, why a rank with a file is not in the tables. `coordinates`: of ranks on the job's mesh by label, such as
     tp_rank, as far as process groups are named after axes; `axes`: the labels that do not depend on others. `costs`:
-    what recording costs the host of a rank; without ranks of which that is not known.
+    what recording costs the host of a rank; without ranks of which that is not known. `began_s`: when time 0 was,
+    seconds since 1970, None if the files do not say.
     """
 
     name: str
@@ -150,6 +151,7 @@ class GpuRecording:
     coordinates: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     axes: tuple[str, ...] = ()
     costs: Mapping[int, ProfilerCost] = field(default_factory=dict)
+    began_s: float | None = None
 
     def redacted(self) -> GpuRecording:
         """The recording without names: hosts, Python functions, lines and modules are numbered, and files go by the

@@ -34,6 +34,8 @@ from tracekit.trace.gpu_recording import (
 )
 
 T = TypeVar("T")
+#: Times since 1970 are later; smaller ones are of a clock that began with the machine.
+_EARLIEST_NS = 10**18
 #: How torch.profiler's tensorboard_trace_handler names files: host_pid.time.pt.trace.json.
 _HOST_IN_NAME = re.compile(r"^(.+)_\d+\.\d+\.pt\.trace\.json")
 
@@ -90,6 +92,7 @@ def assemble(files: Sequence[RankColumns], classes: KernelClasses, *, name: str)
         coordinates=mesh.coordinates,
         axes=mesh.axes,
         costs={rank: one.work.cost for rank, one in by_rank.items() if one.work.cost is not None},
+        began_s=first / 1e9 if first > _EARLIEST_NS else None,
     )
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import polars as pl
 import pytest
 
+from judges.kinetosim import Job, Trouble
+from tests.analysis.gpu.jobs import loaded
 from tests.analysis.metrics.fleet import BEGAN, CLOCK, RATE, Fault, fleet
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job
 from tests.handmade import run
@@ -173,6 +175,27 @@ def test_clocks_that_were_sampled_while_the_job_was_recorded_are_a_source(
     assert report.answer.culprits[0].hardware is does.startswith("Swap")
     few = dict(list(series.items())[2:4])
     assert not report_on(few).metrics  # nothing to compare with, so nothing is said
+
+
+def test_a_recording_of_gpus_is_tested_at_the_time_of_day_at_which_it_was_made(tmp_path: Path) -> None:
+    """The GPU of rank 3 takes 1.3 times as long, in a recording of 24 s that begins at `BEGAN`."""
+    recording = Job(ranks=6, layers=6, bucket=2, host_us=30.0, seed=3, troubles=(Trouble(3, gpu=1.3),)).run()
+    slowed = 24e6 / recording.took_us
+    for rank in range(6):
+        document = recording.document(rank)
+        events = [
+            one | {name: slowed * one[name] for name in ("ts", "dur") if name in one} for one in document["traceEvents"]
+        ]
+        named = {"traceName": f"NODE-{rank:02}_1.2.pt.trace.json", "traceEvents": events}
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps(document | named))
+    source = Given(fleet(1, Fault(3, "compute", 0.3, 0, 60), hosts=6))
+    report = loaded(tmp_path).whatif(metrics=source)
+    assert report.metrics
+    (test,) = report.metrics.tests
+    assert (test.host, test.verdict, test.device) == ("NODE-03", "confirmed", "0")
+    assert test.shows == pytest.approx(0.3, abs=0.01)
+    ((_, window, _),) = source.asked
+    assert BEGAN < window.since < BEGAN + 24 < window.until + 1 < BEGAN + 60
 
 
 def test_only_the_hosts_and_the_time_of_the_job_are_asked_for_and_a_healthy_job_asks_nothing() -> None:

@@ -52,6 +52,8 @@ def test_times_may_be_absolute_or_relative_whole_or_fractional(tmp_path):
         with case(scale):
             recording = read_kineto([write(tmp_path / "trace.json.gz", document(events, **head))])
             assert recording.gpu_ops["start"].to_list() == pytest.approx([10e-6, 45e-6], abs=0.5e-6)
+            assert recording.began_s == pytest.approx(1.7e9 + scale * 1e-6 % 1.7e9, abs=1e-3)
+    assert read_kineto([write(tmp_path / "boot.json", document(EVENTS))]).began_s is None
 
 
 def test_relative_times_of_files_meet_by_their_bases(tmp_path):
