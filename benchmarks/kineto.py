@@ -18,7 +18,6 @@ from benchmarks.core import REFERENCE
 from benchmarks.measure import measure, table, tracekit
 from judges.kinetoinject import Delay, Moments
 from judges.kinetosim import Job, Trouble
-from tracekit.analysis.evidence.culprit import culprit_of
 from tracekit.analysis.gpu.behind import BlamedRank, find_culprit, saved_by_rank
 from tracekit.analysis.gpu.pace import PaceOfPeers
 from tracekit.analysis.gpu.waits import measure_waits
@@ -148,7 +147,7 @@ def _jobs(*, cuda_graphs: bool = False) -> Iterator[Job]:
 
 
 def _healthy(jobs: Iterator[Job]) -> list[str]:
-    named = [(job, culprit) for job in jobs if (culprit := culprit_of(_report(job).evidence)) is not None]
+    named = [(job, culprit) for job in jobs if (culprit := _report(job).verdict.culprit) is not None]
     missed = "; ".join(f"{_called(job)}: rank {culprit.rank}" for job, culprit in named)
     return [str(6 * SEEDS), f"{len(named)} (0 is right)", "", "", missed]
 

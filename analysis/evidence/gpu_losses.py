@@ -14,11 +14,11 @@ from msgspec import structs
 
 from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE
 from tracekit.analysis.attribution.chance import Parts
-from tracekit.analysis.evidence.culprit import culprit_of, uneven_experts, unknown_loads
+from tracekit.analysis.evidence.culprit import at_pace, culprit_of, uneven_experts, unknown_loads
 from tracekit.analysis.evidence.evidence import evidence
 from tracekit.analysis.evidence.graph_subject import GraphSubject, RecordingSubject
 from tracekit.analysis.evidence.host_time import host_time
-from tracekit.analysis.evidence.unprofiled_steps import in_production_s, profiler_s, unprofiled_step
+from tracekit.analysis.evidence.unprofiled_steps import in_production_s, profiler_s, saves_step, unprofiled_step
 from tracekit.report.verdict import LossKind
 from tracekit.trace.facts import Fact
 from tracekit.trace.gpu_activity import NOT_THE_HOST, IdleReason
@@ -112,10 +112,14 @@ def _costliest(job: GraphSubject, lost_s: Mapping[LossKind, float], whole_s: flo
 
 @evidence(GraphSubject)
 def lost_in_production_s(job: GraphSubject) -> Mapping[LossKind, float]:
-    """What each kind of loss costs of `in_production_s`, seconds: of the hosts', without what is the profiler's; of
-    what is not seen, without what lies before the step.
+    """What each kind of loss costs of `in_production_s`, seconds: of the hosts', without what is the profiler's; of a
+    rank, what its peers' pace saves then; of what is not seen, without what lies before the step.
     """
     lost_s = dict(losses_s(job))
+    culprit = culprit_of(job)
+    if culprit is not None and (saves := saves_step(job, (at_pace(job, culprit.rank),))) is not None:
+        rest_s = max(lost_s[LossKind.STRAGGLER] - culprit.saved_s, 0.0)
+        lost_s[LossKind.STRAGGLER] = min(lost_s[LossKind.STRAGGLER], rest_s + saves.value * job.steps_in_whole)
     lost_s[LossKind.HOST] = max(lost_s[LossKind.HOST] - (profiler_s(job) or 0.0), 0.0)
     if LossKind.IDLE in lost_s and unprofiled_step(job) is not None:
         lost_s[LossKind.IDLE] = max(lost_s[LossKind.IDLE] - (unseen_head_s(job) or 0.0), 0.0)

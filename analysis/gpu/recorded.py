@@ -181,8 +181,9 @@ class Recorded:
 def _without_stacks(recording: GpuRecording) -> tuple[int, ...]:
     """The ranks that lack stacks that others have."""
     named = pl.any_horizontal(pl.col("own").is_not_null(), pl.col("module").is_not_null())
+    functions = [rank for rank, cost in recording.costs.items() if cost.stacks]
     stacks = recording.calls.group_by("rank").agg(named.any().alias("stacks")).sort("rank")
-    lacking = stacks.filter(~pl.col("stacks"))["rank"].to_list()
+    lacking = stacks.filter(~pl.col("stacks") & ~pl.col("rank").is_in(functions))["rank"].to_list()
     return tuple(lacking) if len(lacking) < stacks.height else ()
 
 

@@ -170,7 +170,8 @@ class WithoutProfiler(Struct, frozen=True, eq=False):
         if 2 * np.count_nonzero(saved[0] > _ROUNDING_S) < self.steps.count:
             saved = [np.full(1, one.mean()) for one in saved]
         less = typical(saved)
-        return Estimate(max(less.value, 0.0), 0.0 if bound else max(less.low, 0.0), max(less.high, 0.0))
+        value = less.value if less.value > _ROUNDING_S else 0.0
+        return Estimate(value, 0.0 if bound else max(less.low, 0.0), max(less.high, 0.0))
 
 
 def typical(each: Sequence[Floats]) -> Estimate:

@@ -55,6 +55,7 @@ class _WatchedRank(Struct):
 def watchdog_record(lines: Sequence[str], source: str) -> FlightRecord | None:
     """What watchdogs say of the ranks of a job, None if they name no rank. `source`: the files, in words."""
     said: defaultdict[str, defaultdict[int, _WatchedRank]] = defaultdict(lambda: defaultdict(_WatchedRank))
+    works = []
     times = []
     for line in lines:
         work, status = _WORK.search(line), _STATUS.search(line)
@@ -62,13 +63,25 @@ def watchdog_record(lines: Sequence[str], source: str) -> FlightRecord | None:
         if rank is None or (number := int(rank[1] or rank[2])) >= MOST_RANKS:
             continue
         group = _GROUP.search(line)
-        of_rank = said[_DEFAULT if group is None or not group[1] else group[1]][number]
+        name = None if group is None or not group[1] else group[1]
         times.append(now_ns := _clock_ns(line))
         if work is not None:
-            of_rank.works[int(work[1])] = _timed_out(work, now_ns)
+            works.append((number, name, int(work[1]), _timed_out(work, now_ns)))
         if status is not None:
+            of_rank = said[name or _DEFAULT][number]
             of_rank.enqueued, of_rank.completed = int(status[1]), int(status[2])
+    for number, name, sequence, timed_out in works:
+        said[name or _group_of(said, number, sequence)][number].works[sequence] = timed_out
     return _record(said, max(times), source) if said else None
+
+
+def _group_of(said: Mapping[str, Mapping[int, _WatchedRank]], rank: int, sequence: int) -> str:
+    """The group of what timed out on a rank: messages of a timeout do not name it, those of counters do."""
+    for name, of_group in said.items():
+        counters = of_group.get(rank)
+        if counters is not None and (counters.completed or 0) < sequence <= (counters.enqueued or 0):
+            return name
+    return _DEFAULT
 
 
 def _timed_out(work: re.Match[str], now_ns: int) -> dict[str, Any]:

@@ -64,6 +64,8 @@ _LOGS = (
         f"a log of DeepSpeed, {_PHASES}; {_RECORD}",
     ),
 )
+#: Binary files have a zero in so many bytes; logs may have some where a node died.
+_MAGIC = 64
 #: What is in the first record of a file of TensorBoard's events.
 _EVENTS = b"brain.Event:"
 _EVENTS_ARE = (
@@ -81,14 +83,14 @@ def is_hang_log(look: Look) -> bool:
 
 def is_hang_text(head: bytes) -> bool:
     """Whether text has messages of NCCL's watchdog, or is a report of NCCL's RAS."""
-    return b"\0" not in head[:4096] and any(pattern.search(head) for pattern in _COMPILED.values())
+    return b"\0" not in head[:_MAGIC] and any(pattern.search(head) for pattern in _COMPILED.values())
 
 
 def other_log(head: bytes, path: str | Path = "FILE") -> str | None:
     """What a file is that begins with these bytes, and what to do; None if unknown. `path`: its name, for commands."""
     if _EVENTS in head[:64]:
         return _EVENTS_ARE
-    if b"\0" in head:
+    if b"\0" in head[:_MAGIC]:
         return None
     text = _COLOUR.sub(b"", head)
     if _COMPILED["ras"].search(text):

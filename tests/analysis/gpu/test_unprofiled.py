@@ -117,6 +117,19 @@ def test_several_ranks_lose_what_their_profiler_cost(tmp_path):
         assert found["step_s"]["value"] * 1e6 == pytest.approx(plain_us, rel=0.05)
 
 
+def test_a_rank_that_only_its_recording_slows_is_not_blamed(tmp_path):
+    """Rank 0 alone records stacks, which cost its host 48 us of 88 a unit; without the profiler both take 800 us."""
+    jobs = [RecordedJob(stacks=stacks, function_gap_us=40.0) for stacks in (True, False)]
+    run_together(jobs)
+    for rank, one in enumerate(jobs):
+        write(tmp_path / f"rank{rank}.json", document(one.events, rank))
+    report = report_on(tmp_path)
+    assert report["verdict"]["kind"] != "straggler"
+    assert not report["trust"]["trustworthy"]
+    assert "recording stacks alone slows a host" in report["trust"]["reasons"][0]
+    assert report["gpus"][0]["unprofiled"]["step_s"]["value"] * 1e6 == pytest.approx(880, rel=0.1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "host_us"), [(1, 40.0), (2, 40.0), (2, 6.0)])
 def test_simulated_jobs_take_as_long_as_without_recording(ranks, host_us, tmp_path):

@@ -58,6 +58,21 @@ def test_a_rank_that_was_signalled_while_it_waits_is_no_culprit(tmp_path: Path) 
     assert [waiting.rank for waiting in one.waiting] == [1, 2]
 
 
+def test_a_timeout_that_names_no_group_is_in_that_of_its_counters(tmp_path: Path) -> None:
+    """Rank 2 is not in tp_0, whose ranks wait: nobody can say who is late, and rank 2 is not."""
+    text = "".join(timed_out(rank, 78).replace("default_pg", "tp_0") for rank in (0, 1, 3))
+    bare = text.replace("[PG ID 0 PG GUID 0(tp_0) Rank 0] Watchdog", "[Rank 0] Watchdog")
+    assert bare != text
+    found, same = report(tmp_path / "bare", bare), report(tmp_path / "named", text)
+    assert found.culprits == same.culprits == ()
+    assert [(one.rank, one.group) for one in found.waiting] == [(rank, "tp_0") for rank in (0, 1, 3)]
+
+
+def test_zeros_where_a_node_died_do_not_hide_the_messages(tmp_path: Path) -> None:
+    text = "".join(timed_out(rank, 78) for rank in (1, 2, 3)) + signalled(0, 77, 77)
+    assert [one.rank for one in report(tmp_path / "log", text + 4096 * "\0").culprits] == [0]
+
+
 def test_messages_of_several_files_are_of_one_job_and_calls_are_compared(tmp_path: Path) -> None:
     for rank, elements in enumerate((1025, 1025, 1025, 7)):
         text = timed_out(rank, 39, "ALLREDUCE", elements=elements, enqueued=39)
