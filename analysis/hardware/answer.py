@@ -33,7 +33,7 @@ from tracekit.analysis.hardware.work import UNCHANGED
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.whatif.interventions import Intervention, QueuedAhead
 from tracekit.base.errors import SelectionError
-from tracekit.base.text import short
+from tracekit.base.text import listed, short
 from tracekit.report.hardware import Balanced, Limit, MemoryOfGpu, OnGpu, OtherStep, OtherStepTime, ScaledKind
 
 _BYTES_PER_GB = 1e9
@@ -46,8 +46,8 @@ def on_other_gpus(job: GraphSubject | PipelineSubject, question: HardwareQuestio
     for gpu in gpus:
         Scaling(source, gpu.passport, question.precision).check()
     hardware = Hardware(job, Ops.of(job))
-    recorded = hardware.precision
-    if question.precision is not None and recorded is None and hardware.has_products:
+    recorded = max(hardware.types, key=lambda dtype: hardware.types[dtype], default=None)
+    if question.precision is not None and recorded is None and hardware.types:
         raise SelectionError("--precision: the trace does not say in which type it computes; record_shapes=True does")
     other = None if question.precision == recorded else question.precision
     answers = [
@@ -93,19 +93,14 @@ class Hardware(Struct, frozen=True, eq=False, dict=True):
     ops: Ops
 
     @cached_property
-    def precision(self) -> str | None:
-        """The type in which matrix products compute now, most of the time; None if it is not known."""
+    def types(self) -> dict[str | None, float]:
+        """How long matrix products of each type take now, seconds; None: of a type that is not known."""
         total: dict[str | None, float] = {}
         spent = np.bincount(self.ops.works.of_op, self.ops.cost_s, len(self.ops.works.each))
         for work, seconds in zip(self.ops.works.each, spent.tolist(), strict=True):
             if work.kind in PRODUCTS:
                 total[work.dtype] = total.get(work.dtype, 0.0) + seconds
-        return max(total, key=lambda dtype: total[dtype], default=None)
-
-    @property
-    def has_products(self) -> bool:
-        """Whether it computes matrix products."""
-        return any(work.kind in PRODUCTS for work in self.ops.works.each)
+        return total
 
     def answer(self, gpu: OtherGpu, scaling: Scaling, precision: str | None, warnings: list[str]) -> OnGpu:
         """Answer for one GPU. `precision`: as asked."""
@@ -233,11 +228,15 @@ class Hardware(Struct, frozen=True, eq=False, dict=True):
         """What makes the answer worse than it could be."""
         works, tiers = self.ops.works.each, {one.tier for one in scaled}
         products = [work for work in works if work.kind == "matmul"]
+        stay = {work.kind for work, one in zip(works, scaled, strict=True) if one.tier == "unchanged"}
+        lacks = []
+        if unknown := sorted(stay - _LIMITS.keys()):
+            lacks.append(f"neither kernels nor peaks of both cards tell how long {listed(unknown)} take: they stay")
         if any(work.kind == "compute" for work in works):
-            return ["its computes are not divided into kernels: all are scaled as matrix products in bf16"]
-        if products and not any(work.shape for work in products) and "class" in tiers:
-            return ["recorded without shapes: products are scaled as a class; record with record_shapes=True"]
-        return []
+            lacks.append("its computes are not divided into kernels: all are scaled as matrix products in bf16")
+        elif products and not any(work.shape for work in products) and "class" in tiers:
+            lacks.append("recorded without shapes: products are scaled as a class; record with record_shapes=True")
+        return lacks
 
 
 #: What a step waits for during work of a kind; for other kinds, compute.
