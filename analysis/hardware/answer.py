@@ -6,10 +6,10 @@ faster than the host shows the host.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import cached_property
 from math import hypot
-from typing import Any
 
 import numpy as np
 from msgspec import Struct, structs
@@ -28,12 +28,12 @@ from tracekit.analysis.evidence.unprofiled_steps import (
 from tracekit.analysis.hardware.ops import Ops
 from tracekit.analysis.hardware.passport import Passport, known_passport
 from tracekit.analysis.hardware.question import HardwareQuestion, OtherGpu
-from tracekit.analysis.hardware.scaling import PRODUCTS, WIDE_90, Scaled, Scaling
-from tracekit.analysis.hardware.work import UNCHANGED
+from tracekit.analysis.hardware.scaling import PRODUCTS, WIDE_90, Scaled, Scaling, Tier
+from tracekit.analysis.hardware.work import UNCHANGED, Work
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.whatif.interventions import Intervention, QueuedAhead
 from tracekit.base.errors import SelectionError
-from tracekit.base.text import short
+from tracekit.base.text import listed, short
 from tracekit.report.hardware import Balanced, Limit, MemoryOfGpu, OnGpu, OtherStep, OtherStepTime, ScaledKind
 
 _BYTES_PER_GB = 1e9
@@ -46,8 +46,8 @@ def on_other_gpus(job: GraphSubject | PipelineSubject, question: HardwareQuestio
     for gpu in gpus:
         Scaling(source, gpu.passport, question.precision).check()
     hardware = Hardware(job, Ops.of(job))
-    recorded = hardware.precision
-    if question.precision is not None and recorded is None and hardware.has_products:
+    recorded = max(hardware.types, key=lambda dtype: hardware.types[dtype], default=None)
+    if question.precision is not None and recorded is None and hardware.types:
         raise SelectionError("--precision: the trace does not say in which type it computes; record_shapes=True does")
     other = None if question.precision == recorded else question.precision
     answers = [
@@ -93,26 +93,23 @@ class Hardware(Struct, frozen=True, eq=False, dict=True):
     ops: Ops
 
     @cached_property
-    def precision(self) -> str | None:
-        """The type in which matrix products compute now, most of the time; None if it is not known."""
-        total: dict[str | None, float] = {}
+    def types(self) -> dict[str | None, float]:
+        """How long matrix products of each type take now, seconds; None: of a type that is not known."""
+        total: dict[str | None, float] = defaultdict(float)
         spent = np.bincount(self.ops.works.of_op, self.ops.cost_s, len(self.ops.works.each))
         for work, seconds in zip(self.ops.works.each, spent.tolist(), strict=True):
             if work.kind in PRODUCTS:
-                total[work.dtype] = total.get(work.dtype, 0.0) + seconds
-        return max(total, key=lambda dtype: total[dtype], default=None)
-
-    @property
-    def has_products(self) -> bool:
-        """Whether it computes matrix products."""
-        return any(work.kind in PRODUCTS for work in self.ops.works.each)
+                total[work.dtype] += seconds
+        return total
 
     def answer(self, gpu: OtherGpu, scaling: Scaling, precision: str | None, warnings: list[str]) -> OnGpu:
         """Answer for one GPU. `precision`: as asked."""
         ops, chosen = self.ops, self.ops.chosen(gpu.selection)
         scaled = [scaling.of(work) for work in ops.works.each]
         cost_s = _costs(ops, scaled, chosen, 0.0)
-        error = WIDE_90 * _error(ops, scaled, cost_s, chosen)
+        of_op, count = ops.works.of_op[chosen], len(scaled)
+        now_s, then_s = (np.bincount(of_op, cost[chosen], count).tolist() for cost in (ops.cost_s, cost_s))
+        error = WIDE_90 * _error(scaled, then_s)
         costs = [cost_s, *(_costs(ops, scaled, chosen, times * error) for times in (-1, 1))]
         step, limit = self._step(costs)
         needed, has = self._memory_gb, gpu.passport.head.memory_gb or None
@@ -123,7 +120,7 @@ class Hardware(Struct, frozen=True, eq=False, dict=True):
             precision=precision,
             step_time_s=step,
             speedup=production.now / production.value if production.value else 1.0,
-            tiers=_tiers(ops, scaled, chosen),
+            tiers=_tiers(ops.works.each, scaled, now_s, then_s, float(ops.cost_s[~chosen].sum())),
             fits=None if needed is None or has is None else needed <= has,
             memory_gb=MemoryOfGpu(needed, has),
             bottleneck=limit,
@@ -233,11 +230,15 @@ class Hardware(Struct, frozen=True, eq=False, dict=True):
         """What makes the answer worse than it could be."""
         works, tiers = self.ops.works.each, {one.tier for one in scaled}
         products = [work for work in works if work.kind == "matmul"]
+        stay = {work.kind for work, one in zip(works, scaled, strict=True) if one.tier == "unchanged"}
+        lacks = []
+        if unknown := sorted(stay - _LIMITS.keys()):
+            lacks.append(f"neither kernels nor peaks of both cards tell how long {listed(unknown)} take: they stay")
         if any(work.kind == "compute" for work in works):
-            return ["its computes are not divided into kernels: all are scaled as matrix products in bf16"]
-        if products and not any(work.shape for work in products) and "class" in tiers:
-            return ["recorded without shapes: products are scaled as a class; record with record_shapes=True"]
-        return []
+            lacks.append("its computes are not divided into kernels: all are scaled as matrix products in bf16")
+        elif products and not any(work.shape for work in products) and "class" in tiers:
+            lacks.append("recorded without shapes: products are scaled as a class; record with record_shapes=True")
+        return lacks
 
 
 #: What a step waits for during work of a kind; for other kinds, compute.
@@ -252,32 +253,24 @@ def _costs(ops: Ops, scaled: Sequence[Scaled], chosen: Bools, error: float) -> F
     return np.where(chosen, ops.cost_s * factor + cast_s, ops.cost_s)
 
 
-def _error(ops: Ops, scaled: Sequence[Scaled], cost_s: Floats, chosen: Bools) -> float:
+def _error(scaled: Sequence[Scaled], then_s: Sequence[float]) -> float:
     """The standard error of the logarithm of all that is scaled: works of a group err together, groups do not."""
-    changes = np.array([one.tier != "unchanged" for one in scaled])
-    spent = np.bincount(ops.works.of_op[chosen], cost_s[chosen], len(scaled)) * changes
-    total = float(spent.sum()) or 1.0
-    of_group: dict[tuple[str, ...], float] = {}
-    for scale, seconds in zip(scaled, spent.tolist(), strict=True):
-        of_group[scale.group] = of_group.get(scale.group, 0.0) + seconds / total * scale.error
+    total = sum(seconds for scale, seconds in zip(scaled, then_s, strict=True) if scale.tier != "unchanged") or 1.0
+    of_group: dict[tuple[str, ...], float] = defaultdict(float)
+    for scale, seconds in zip(scaled, then_s, strict=True):
+        of_group[scale.group] += seconds / total * scale.error
     return hypot(*of_group.values())
 
 
-def _tiers(ops: Ops, scaled: Sequence[Scaled], chosen: Bools) -> list[ScaledKind]:
-    """The kinds of ops with their tiers, those that take most of the time first."""
-    then_s = _costs(ops, scaled, chosen, 0.0)
-    works, count = ops.works, len(scaled)
-    now, then = (np.bincount(works.of_op[chosen], cost[chosen], count) for cost in (ops.cost_s, then_s))
-    rest_s = float(ops.cost_s[~chosen].sum())
-    table: dict[tuple[str, Any], list[float]] = {("other ops", "unchanged"): [rest_s, rest_s]} if rest_s else {}
-    for work, scale, before_s, after_s in zip(works.each, scaled, now.tolist(), then.tolist(), strict=True):
-        row = table.setdefault((work.kind, scale.tier), [0.0, 0.0])
-        row[0] += before_s
-        row[1] += after_s
-    total = sum(before_s for before_s, _ in table.values()) or 1.0
-    rows = [
-        ScaledKind(kind, tier, before_s / total, after_s / before_s if before_s else 1.0)
-        for (kind, tier), (before_s, after_s) in table.items()
-        if before_s
-    ]
+def _tiers(
+    works: Sequence[Work], scaled: Sequence[Scaled], now_s: Sequence[float], then_s: Sequence[float], rest_s: float
+) -> list[ScaledKind]:
+    """The kinds of ops with their tiers, those that take most of the time first. `rest_s`: of ops that stay."""
+    now: dict[tuple[str, Tier], float] = defaultdict(float, {("other ops", "unchanged"): rest_s})
+    then = now.copy()
+    for work, scale, before_s, after_s in zip(works, scaled, now_s, then_s, strict=True):
+        now[work.kind, scale.tier] += before_s
+        then[work.kind, scale.tier] += after_s
+    total = sum(now.values())
+    rows = [ScaledKind(*key, seconds / total, then[key] / seconds) for key, seconds in now.items() if seconds]
     return sorted(rows, key=lambda row: -row.share)

@@ -24,25 +24,19 @@ from tracekit.analysis.whatif.interventions import Intervention, SetCosts, SetOp
 from tracekit.analysis.whatif.selection import masks_of
 from tracekit.analysis.whatif.selection_text import checked_selection
 from tracekit.trace.gpu_activity import KernelClass, class_of
-from tracekit.trace.model import OpKind
+from tracekit.trace.model import COMMUNICATION, OpKind
 
 #: The label of the replicas of a model.
 _REPLICA = "dp_rank"
 #: A compute that is not divided into kernels: large jobs train in bf16.
 _COMPUTE = Work("compute", "bf16")
-_ON_HOST = {OpKind.DATA_LOAD, OpKind.GC, OpKind.CHECKPOINT, OpKind.HOST_DELAY}
-
-
-def _work_of_kind(kind: OpKind) -> Work:
-    if kind is OpKind.OPTIMIZER:
-        return Work("optimizer", keeps_type=True)
-    if kind.is_communication:
-        return Work("collective")
-    return Work("host") if kind in _ON_HOST else _COMPUTE
-
-
 _CLASSES = {*KernelClass} - {KernelClass.OTHER}
-_KINDS = {str(kind): _work_of_kind(kind) for kind in OpKind}
+_KINDS: dict[str, Work] = {
+    **dict.fromkeys(OpKind, _COMPUTE),
+    **dict.fromkeys(COMMUNICATION, Work("collective")),
+    **dict.fromkeys((OpKind.DATA_LOAD, OpKind.GC, OpKind.CHECKPOINT, OpKind.HOST_DELAY), Work("host")),
+    OpKind.OPTIMIZER: Work("optimizer", keeps_type=True),
+}
 
 
 class Ops(Struct, frozen=True, eq=False):

@@ -74,7 +74,10 @@ class Passport(Struct, frozen=True, eq=False):
             head = msgspec.convert(header, PassportHead)
         except msgspec.ValidationError as error:
             raise FormatError(f"{path}: damaged passport: {error}; measure it again with `tracekit passport`") from None
-        return cls(head, _checked(path, read_columns(path)))
+        kernels = _checked(path, read_columns(path))
+        if kernels.is_empty() and not (head.peak_tflops and head.bandwidth_gb_s):
+            raise FormatError(f"{path}: holds no kernel and no peaks; measure it again with `tracekit passport`")
+        return cls(head, kernels)
 
     def write(self, path: str | os.PathLike[str], more: dict[str, Any]) -> None:
         """Write the file; replaces only another passport. `more`: what else its head says. Raises OutputError."""
@@ -111,7 +114,7 @@ def _checked(path: str | os.PathLike[str], table: pl.DataFrame) -> pl.DataFrame:
     if missing := [name for name in KERNEL_SCHEMA if name not in table.columns]:
         raise FormatError(f"{path}: lacks the columns {listed(missing)}; measure it again with `tracekit passport`")
     kernels = table.select(pl.col(name).cast(kind, strict=False) for name, kind in KERNEL_SCHEMA.items())
-    times = pl.col("time_s").is_finite() & pl.col("time_s").is_between(0, 1e6, closed="right")
+    times = pl.col("time_s").is_between(1e-9, 1e6)
     sizes = [pl.col(name).is_between(0, 1 << 40) for name in _SIZES]
     product = pl.col("kind") != "matmul"
     shaped = [product | (pl.col(name) >= 1) for name in _SIZES]

@@ -119,6 +119,15 @@ MEASURED = passport(
 )
 
 
+def test_kinds_of_which_nothing_is_known_stay_and_are_named(tmp_path):
+    own = passport(elementwise(TENSORS[0], 1.0), bandwidth_gb_s=0)
+    source = written(tmp_path / "source.passport", own)
+    other = written(tmp_path / "other.passport", slower(2.0, peak_tflops={}, bandwidth_gb_s=0))
+    (answer,) = load(products(tmp_path, **INPUTS)).whatif(gpus=[other], gpu_from=source).on_gpus
+    assert answer.tiers[0].tier == "unchanged"
+    assert any("how long matmul take" in words for words in answer.warnings)
+
+
 def test_a_precision_alone_asks_for_the_same_gpu(tmp_path):
     source = written(tmp_path / "source.passport", MEASURED)
     report = load(products(tmp_path, **INPUTS)).whatif(gpu_from=source, precision="bfloat16")
