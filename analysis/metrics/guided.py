@@ -34,7 +34,8 @@ _OF_95 = 1.96
 #: The dose agrees with the trace within these factors; below the smaller one, a metric refutes.
 _LEAST, _MOST = 0.5, 2.0
 #: By so many hours, times of another time zone are wrong.
-_ZONES = [sign * hours for hours in (*range(1, 15), 3.5, 4.5, 5.5, 6.5, 9.5, 10.5) for sign in (1, -1)]
+_PARTS_OF_HOURS = (2.5, 3.5, 4.5, 5.5, 5.75, 6.5, 8.75, 9.5, 10.5, 12.75)
+_ZONES = [sign * hours for hours in (*range(1, 15), *_PARTS_OF_HOURS) for sign in (1, -1)]
 
 
 class Suspicion(Struct, frozen=True):
@@ -157,7 +158,8 @@ def _may_be_otherwise(samples: Samples, suspicion: Suspicion, usual: _Measured) 
         moved = TimeSpan(suspicion.window.since + 3600 * hours, suspicion.window.until + 3600 * hours)
         then = replace(suspicion, window=moved)
         if samples.hold(moved) and _measured(samples, usual.mechanism, then).confirms(suspicion.excess):
-            why = f"what the trace shows is there {hours:+g} h apart: write times as seconds since 1970 UTC"
+            when = "later" if hours > 0 else "earlier"
+            why = f"metrics show it {abs(hours):g} h {when}: write times as seconds since 1970 UTC"
             return untestable(suspicion, why)
     if usual.mechanism is not LINK:
         return None
