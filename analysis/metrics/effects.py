@@ -74,10 +74,11 @@ def effect_of(
     """Measure a host. `slow`: the sign of a slow machine's departure; its slowest device counts, and so does that of
     the others. Raises TooLittleError.
     """
-    values = samples.of_metric(metric)
-    own = values.filter(host=host)
-    if own.is_empty():
+    recorded = samples.of_metric(metric)
+    if recorded.filter(host=host).is_empty():
         raise TooLittleError(f"{host} has no samples of {metric}", missing=True)
+    values = recorded if is_counter(metric) else recorded.filter(pl.col("value") > 0)
+    own = values.filter(host=host)
     if samples.span is not None and not (samples.span.since <= window.until and window.since <= samples.span.until):
         raise TooLittleError(_no_overlap(samples.span, window))
     counts = own.filter(_within(window)).group_by("series").len()
@@ -129,9 +130,8 @@ class _Measure:
     ) -> None:
         self.metric, self.host, self.slow, self.sampling_s = metric, host, slow, sampling_s
         x = pl.col("value") if is_counter(metric) else pl.col("value").log()
-        usable = values if is_counter(metric) else values.filter(pl.col("value") > 0)
         before, after = pl.col("time") < window.since, pl.col("before") > window.until
-        rows = usable.with_columns(x=x, inside=_within(window)).filter(pl.col("inside") | before | after)
+        rows = values.with_columns(x=x, inside=_within(window)).filter(pl.col("inside") | before | after)
         present = rows.filter(pl.col("inside") & (pl.col("host") != host))["host"].n_unique()
         self.has_peers = present >= FEWEST_PEERS
         level = (

@@ -34,7 +34,8 @@ _OF_95 = 1.96
 #: The dose agrees with the trace within these factors; below the smaller one, a metric refutes.
 _LEAST, _MOST = 0.5, 2.0
 #: By so many hours, times of another time zone are wrong.
-_ZONES = [sign * hours for hours in (*range(1, 15), 3.5, 4.5, 5.5, 6.5, 9.5, 10.5) for sign in (1, -1)]
+_PARTS_OF_HOURS = (2.5, 3.5, 4.5, 5.5, 5.75, 6.5, 8.75, 9.5, 10.5, 12.75)
+_ZONES = [sign * hours for hours in (*range(1, 15), *_PARTS_OF_HOURS) for sign in (1, -1)]
 
 
 class Suspicion(Struct, frozen=True):
@@ -157,7 +158,8 @@ def _may_be_otherwise(samples: Samples, suspicion: Suspicion, usual: _Measured) 
         moved = TimeSpan(suspicion.window.since + 3600 * hours, suspicion.window.until + 3600 * hours)
         then = replace(suspicion, window=moved)
         if samples.hold(moved) and _measured(samples, usual.mechanism, then).confirms(suspicion.excess):
-            why = f"what the trace shows is there {hours:+g} h apart: write times as seconds since 1970 UTC"
+            when = "later" if hours > 0 else "earlier"
+            why = f"metrics show it {abs(hours):g} h {when}: write times as seconds since 1970 UTC"
             return untestable(suspicion, why)
     if usual.mechanism is not LINK:
         return None
@@ -185,46 +187,34 @@ def _why_unclear(usual: _Measured, suspicion: Suspicion) -> str:
 def _concluded(
     samples: Samples, suspicion: Suspicion, measured: _Measured, verdict: MetricVerdict, usual: _Measured
 ) -> MetricTest:
-    effect = measured.effect
+    """The test with its sentence: "confirmed by metrics: SM clock 1,410 against 1,980 MHz ... predicts 1.40x, ..."."""
+    effect, mechanism, metric = measured.effect, measured.mechanism, measured.metric
     assert effect is not None
-    low, high = sorted((measured.predicts(-_OF_95), measured.predicts(_OF_95)))
-    test = MetricTest(
+    usually = effect.own - effect.size if is_counter(metric) else effect.own * math.exp(-effect.size)
+    own, peers = (_figure(value / mechanism.scale) for value in (effect.own, usually))
+    device = "" if effect.device is None else f" ({_device(effect.device)})"
+    facts = f"{mechanism.what} {own} against {peers} {mechanism.unit} on {short(suspicion.host)}{device}"
+    dose = f"predicts {1 + measured.predicts():.2f}x, the trace shows {1 + suspicion.excess:.2f}x"
+    compared = "" if effect.basis == USUAL_BASIS else f"; compared with {effect.basis}"
+    opening = str(verdict)
+    if mechanism is not usual.mechanism and (mechanism, usual.mechanism) != (CPU_LIMIT, CPU_PRESSURE):
+        opening = f"corrected, not the {usual.mechanism.what}"
+    return MetricTest(
         host=suspicion.host,
         device=effect.device,
         part=suspicion.part,
         verdict=verdict,
         shows=suspicion.excess,
-        mechanism=measured.mechanism.name,
-        metric=measured.metric,
+        mechanism=mechanism.name,
+        metric=metric,
         predicts=measured.predicts(),
-        interval=[low, high],
+        interval=sorted((measured.predicts(-_OF_95), measured.predicts(_OF_95))),
         sampling_s=effect.sampling_s,
         samples=effect.samples,
         basis=effect.basis,
-        band=band_of(
-            samples, measured.metric, effect.series, _peers(samples, suspicion), suspicion.window, measured.mechanism
-        ),
-        sentence="",
+        band=band_of(samples, metric, effect.series, _peers(samples, suspicion), suspicion.window, mechanism),
+        sentence=f"{opening} by metrics: {facts} {dose}{compared}",
     )
-    return _told(test, measured.mechanism, effect, usual.mechanism)
-
-
-def _told(test: MetricTest, mechanism: Mechanism, effect: MetricEffect, usual: Mechanism) -> MetricTest:
-    """The test with its sentence: "confirmed by metrics: SM clock 1,410 against 1,980 MHz ... predicts 1.40x, ..."."""
-    usually = effect.own - effect.size if is_counter(test.metric or "") else effect.own * math.exp(-effect.size)
-    own, peers = (_figure(value / mechanism.scale) for value in (effect.own, usually))
-    device = "" if effect.device is None else f" ({_device(effect.device)})"
-    predicts = 1 + (test.predicts or 0.0)
-    facts = f"{mechanism.what} {own} against {peers} {mechanism.unit} on {short(test.host)}{device}"
-    dose = f"predicts {predicts:.2f}x, the trace shows {1 + test.shows:.2f}x"
-    compared = "" if effect.basis == USUAL_BASIS else f"; compared with {effect.basis}"
-    if test.verdict is MetricVerdict.REFUTED:
-        opening = "refuted"
-    elif mechanism is usual or (mechanism, usual) == (CPU_LIMIT, CPU_PRESSURE):
-        opening = "confirmed"
-    else:
-        opening = f"corrected, not the {usual.what}"
-    return replace(test, sentence=f"{opening} by metrics: {facts} {dose}{compared}")
 
 
 def _device(name: str) -> str:

@@ -78,9 +78,9 @@ MECHANISMS = {
 
 
 def metrics_of(parts: Iterable[str]) -> tuple[str, ...]:
-    """The metrics that tests of these parts of a rank read."""
+    """The metrics of exporters that tests of these parts of a rank read."""
     mechanisms = dict.fromkeys(mechanism for part in parts for mechanism in MECHANISMS.get(part, ()))
-    names = [name for mechanism in mechanisms for name in mechanism.metrics]
+    names = [name for mechanism in mechanisms if mechanism is not CPU_LIMIT for name in mechanism.metrics]
     return (*names, ERRORS) if LINK in mechanisms else tuple(names)
 
 

@@ -46,7 +46,7 @@ class Sampler(ABC):
             self._thread.join(CLOSE_TIMEOUT_S)
 
     def _run(self) -> None:
-        with contextlib.suppress(OSError, AttributeError):  # the disk or a library fails: no more samples
+        with contextlib.suppress(Exception):  # whatever a kernel, a library or a disk does: no more samples
             read = self.reader()
             if read is None:
                 return

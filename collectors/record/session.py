@@ -158,8 +158,8 @@ class Session(Guard):
 
     def sample(self, sampler: Sampler) -> None:
         """Begin to sample, until the end of the process."""
-        self._samplers.append(sampler)
         sampler.begin()
+        self._samplers.append(sampler)
 
     # ---- the device ----------------------------------------------------------------------------------------------
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from tests.collectors.conftest import collect, forks
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.collectors.record import host_state
 from tracekit.collectors.record.host_state import HostState, throttled_us, waited_us
+from tracekit.collectors.record.sampler import Sampler
 from tracekit.trace.canonical import SAMPLED
 
 PRESSURE = "node_pressure_cpu_waiting_seconds_total"
@@ -61,6 +64,24 @@ def test_the_own_cgroup_comes_before_the_host_and_what_is_not_counted_is_none(
     for file in host.iterdir():
         file.unlink()
     assert sampled() is None
+
+
+def test_a_reader_that_fails_ends_the_samples_and_says_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    answers = iter([1, 2])
+
+    class Failing(Sampler):
+        def reader(self) -> Callable[[], list[int]]:
+            return lambda: [next(answers)]
+
+    sampler = Failing(tmp_path / "rank-000001.host", 0.0)
+    sampler.begin()
+    assert sampler._thread is not None
+    sampler._thread.join()
+    sampler.close()
+    samples = [json.loads(line)[1] for line in (tmp_path / "rank-000001.host").read_text().splitlines()]
+    assert (samples, capfd.readouterr()) == ([1, 2], ("", ""))
 
 
 def test_this_process_has_cgroups_or_is_on_a_kernel_without() -> None:

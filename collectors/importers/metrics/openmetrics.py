@@ -19,8 +19,8 @@ _PIECE_BYTES = 1 << 25
 _LINE = r'^([a-zA-Z_:][\w:]*(?:\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})?)[ \t]+(\S+)(?:[ \t]+(\S+))?'
 _LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 _ESCAPE = re.compile(r"\\(.)")
-#: No timestamp in seconds is that large: the older text format has milliseconds.
-_MILLISECONDS = 1e11
+#: No time in seconds is that large: the older text format has milliseconds, and tables have those or smaller units.
+_MOST_SECONDS = 1e11
 
 
 class Text:
@@ -91,11 +91,18 @@ def _wanted(key: SeriesKey | None, metrics: Collection[str] | None) -> bool:
 
 
 def framed(keys: list[SeriesKey | None], rows: pl.DataFrame) -> pl.DataFrame:
-    """Samples with the series of the numbers `key`; rows: key, time, value. Times in milliseconds become seconds."""
+    """Samples with the series of the numbers `key`; rows: key, time, value."""
     series = pl.DataFrame(
         [(number, key.host, key.device, key.uuid, key.metric) for number, key in enumerate(keys) if key is not None],
         {"key": pl.UInt32} | {name: COLUMNS[name] for name in ("host", "device", "uuid", "metric")},
         orient="row",
     )
-    seconds = pl.when(pl.col("time") > _MILLISECONDS).then(pl.col("time") / 1e3).otherwise(pl.col("time"))
-    return rows.drop_nulls().join(series, on="key").with_columns(time=seconds).select(*COLUMNS)
+    return rows.drop_nulls().join(series, on="key").with_columns(in_seconds(pl.col("time"))).select(*COLUMNS)
+
+
+def in_seconds(time: pl.Expr) -> pl.Expr:
+    """Times since 1970 in seconds, whether they are in seconds, milliseconds, microseconds or nanoseconds."""
+    number = time.cast(pl.Float64)
+    for _ in range(3):
+        number = pl.when(number > _MOST_SECONDS).then(number / 1e3).otherwise(number)
+    return number

@@ -16,7 +16,7 @@ from tracekit.analysis.metrics.samples import COLUMNS, MetricSource, TimeSpan
 from tracekit.base.errors import FormatError
 from tracekit.base.stderr import hushed_panics
 from tracekit.base.text import short
-from tracekit.collectors.importers.metrics.openmetrics import Text
+from tracekit.collectors.importers.metrics.openmetrics import Text, in_seconds
 from tracekit.collectors.importers.metrics.prometheus import Answers, Prometheus
 
 _URLS = ("http://", "https://")
@@ -53,7 +53,7 @@ class Table:
         self.name, self._path = str(path), path
         try:
             with hushed_panics():
-                self._columns = pl.read_parquet_schema(path)
+                self._columns = pl.scan_parquet(path, glob=False).collect_schema()
         except Exception as error:  # whatever polars raises for a damaged file
             raise FormatError(f"{path}: not a readable Parquet file; write the metrics again") from error
         if lacking := [name for name in _NEEDED if name not in self._columns]:
@@ -67,7 +67,7 @@ class Table:
         """See `MetricSource`."""
         del window, hosts  # the noise of the test comes from other hosts and other times
         absent = [pl.lit(None, pl.String).alias(name) for name in ("device", "uuid") if name not in self._columns]
-        rows = pl.scan_parquet(self._path)
+        rows = pl.scan_parquet(self._path, glob=False)
         if metrics is not None:
             rows = rows.filter(pl.col("metric").cast(pl.String).is_in(list(metrics)))
         try:
@@ -79,4 +79,6 @@ class Table:
 
 
 def _as(name: str, kind: PolarsDataType) -> pl.Expr:
+    if name == "time":
+        return in_seconds(pl.col(name))
     return pl.col(name).cast(kind) if kind.is_numeric() else pl.col(name).cast(pl.String).cast(kind)

@@ -113,6 +113,13 @@ def test_duplicates_and_values_that_are_no_numbers_change_nothing() -> None:
     assert asked(spoilt) == asked(frame)
 
 
+def test_a_clock_of_zero_is_no_sample() -> None:
+    frame = exact(CLOCK, 0.0, 1980)
+    test = asked(frame)
+    assert (test.verdict, test.missing) == (MetricVerdict.NOT_TESTABLE, ())
+    assert "0 samples of DCGM_FI_DEV_SM_CLOCK in 240 s" in test.sentence
+
+
 def test_a_reset_of_a_counter_is_no_negative_rate() -> None:
     frame = exact(PRESSURE, 0.2, 0.0, counter=True)
     falls = (pl.col("host") == "node-00") & (pl.col("time") > BEGAN + 400)
@@ -176,7 +183,7 @@ def test_times_of_another_zone_are_recognised_by_the_same_fault_whole_hours_away
     frame = fleet(9, Fault(0, "compute", 0.3, 7500, 7740), lasts_s=9000, every_s=5, hosts=6, devices=1)
     test = asked(frame)  # two hours earlier
     assert test.verdict is MetricVerdict.NOT_TESTABLE
-    assert "is there +2 h apart" in test.sentence
+    assert "metrics show it 2 h later: write times" in test.sentence
     assert asked(frame, "node-01").verdict is MetricVerdict.REFUTED
 
 

@@ -128,6 +128,23 @@ def test_parquet_text_a_saved_answer_and_a_folder_of_them_give_the_same_verdict(
         }
 
 
+def test_times_of_a_table_may_be_of_any_unit_or_a_date(tmp_path: Path) -> None:
+    time, path = pl.col("time"), tmp_path / "m[1]*.parquet"
+    date = pl.from_epoch((time * 1e6).cast(pl.Int64), time_unit="us")
+    FRAME.write_parquet(path)
+    (as_seconds,) = verdicts(path)
+    for unit, written in {
+        "ms": time * 1e3, "ns": (time * 1e9).cast(pl.Int64), "text": time.cast(pl.String), "date": date,
+        "ms date": date.dt.cast_time_unit("ms"),
+        "zone": date.dt.replace_time_zone("UTC").dt.convert_time_zone("Asia/Tokyo"),
+    }.items():  # fmt: skip
+        with case(unit):
+            FRAME.with_columns(time=written).write_parquet(path)
+            (test,) = verdicts(path)
+            assert test["verdict"] == "confirmed"
+            assert test["predicts"] == pytest.approx(as_seconds["predicts"], abs=1e-3)
+
+
 def test_labels_may_hold_anything(tmp_path: Path) -> None:
     odd = r"name\"with} \\ and # 1 2"
     (tmp_path / "m.txt").write_text(
