@@ -178,17 +178,19 @@ def _sentence(job: GraphSubject, kind: LossKind, leading: Sequence[Cause], lost_
     if kind is LossKind.STRAGGLER and not leading:
         lost = f"stragglers cost {lost_s / job.recorded_s:.0%} of {whole}"
         return rest if rest and parts_of_s(job).to_tell else f"{lost}, which the noise of its ops explains"
-    said = [_costs_most(job, kind, leading, whole), rest]
+    said = [_costs_most(job, kind, leading, whole, lost_s), rest]
     if step is not None:
         profiled = seconds(float(np.median(profiled_steps_s(job))))
         said.insert(0, f"without the profiler, a step takes {seconds(step.value)} ({profiled} as recorded)")
     return "; ".join(part for part in said if part)
 
 
-def _costs_most(job: GraphSubject, kind: LossKind, leading: Sequence[Cause], whole: str) -> str:
+def _costs_most(job: GraphSubject, kind: LossKind, leading: Sequence[Cause], whole: str, lost_s: float) -> str:
     """What costs most, if that is known."""
     if kind is LossKind.BALANCED:
         nobody = "no rank stands out, and " if len(job.ranks) > 1 else ""
+        if (share := lost_s / (in_production_s(job) or 1.0)) >= SMALLEST_HEADLINE_SHARE:
+            return f"{nobody}no single cause costs {SMALLEST_HEADLINE_SHARE:.0%} of {whole}, all together {share:.0%}"
         return f"{nobody}nothing costs {SMALLEST_HEADLINE_SHARE:.0%} of {whole}"
     effect, place = main_clause(leading[0].effect), job.names.place(leading[0].where)
     if leading[0].once is not None:

@@ -17,7 +17,8 @@ from tracekit.analysis.gpu.unprofiled import REPLAYED, typical
 from tracekit.analysis.numeric.estimate import Estimate
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import counted, seconds, short
-from tracekit.trace.canonical import Trace
+from tracekit.trace.canonical import COLLECTED, Trace
+from tracekit.trace.op import OpTrace
 
 #: A median of fewer steps tells nothing.
 _FEWEST_STEPS = 3
@@ -40,12 +41,13 @@ class MeasuredSteps(Struct, frozen=True):
     gpu: str | None
 
     @classmethod
-    def of(cls, trace: object) -> Self:
+    def of(cls, trace: Trace | OpTrace) -> Self:
         """Raises SelectionError for what `tracekit collect` did not record, and for too few steps."""
-        starts = trace.step_starts if isinstance(trace, Trace) and trace.metadata.get("format") == "collected" else None
-        if starts is None or not isinstance(trace, Trace):
-            name = short(str(getattr(trace, "name", "it")))
-            raise SelectionError(f"--unprofiled: {name} was not recorded by `tracekit collect`; {_INSTEAD}")
+        if not isinstance(trace, Trace) or trace.metadata.get("format") != COLLECTED:
+            raise SelectionError(
+                f"--unprofiled: {short(trace.name)} was not recorded by `tracekit collect`; {_INSTEAD}"
+            )
+        starts = trace.step_starts
         step_s = np.array([starts[step + 1] - start for step, start in starts.items() if step + 1 in starts])
         if len(step_s) < _FEWEST_STEPS:
             steps = counted(len(step_s), "whole step")
@@ -53,7 +55,7 @@ class MeasuredSteps(Struct, frozen=True):
                 f"--unprofiled: {short(trace.name)} has {steps}, too few for a median; record {_FEWEST_STEPS + 1}"
             )
         gpu = trace.metadata.get("gpu_model")
-        return cls(trace.name, typical([step_s]), len(step_s), trace.layout.world_size, gpu if gpu else None)
+        return cls(trace.name, typical([step_s]), len(step_s), trace.layout.world_size, gpu)
 
     @property
     def words(self) -> str:

@@ -52,6 +52,14 @@ def test_no_gpu_is_an_hour_behind_its_host(late_s: float, believed: bool, tmp_pa
     assert believed or any("the clocks of host and GPU differ" in why for why in report.trust.reasons)
 
 
+def test_causes_too_small_to_name_are_added_up(tmp_path: Path) -> None:
+    """Kernels of 4 us wait 44 us for each other, 1 s after their launch: no gap is 5 % of a recording of 1 s."""
+    moved = [later(one, 1e6) if one["cat"] == "kernel" else one for one in events()]
+    answer = report_on(tmp_path, moved).answer
+    assert "no single cause costs 5% of each step without the profiler, all together 9" in answer.headline
+    assert "nothing costs" not in answer.headline
+
+
 def test_what_costs_more_than_the_usual_step_is_part_of_the_recording(tmp_path: Path) -> None:
     """The work of the third step waits 1 s for something that is not recorded; the usual step takes 0.8 ms."""
     whole = events()
