@@ -12,18 +12,21 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.file_shapes import others, pipelines
 from benchmarks.measure import measure, median_s, table, tracekit
+from judges.kinetosim import Job as SimulatedJob
 
-#: Column of a canonical trace -> of a published one; the order of a published trace by worker and time.
-PUBLISHED = {
-    "pp_rank": "stage", "kind": "optype", "start": "start_ts", "seq": "seq_id", "chunk": "mc", "microbatch": "mb_id",
-}  # fmt: skip
+#: The order of a published trace by worker and time.
 PUBLISHED_ORDER = ("step", "dp_rank", "stage", "start_ts")
 SAMPLE = Path(__file__).parents[1] / "sample_traces" / "healthy.parquet"
 #: Published traces of other projects, which are not part of this repository.
 REFERENCE = Path(__file__).resolve().parents[2] / "shared" / "reference"
 PP, MICROBATCHES, STEPS = 16, 32, 10
 WORKERS = (512, 2048, 8192)
+#: The job of which all shapes of files are measured, without and with these causes.
+SHAPED_WORKERS, PROFILE_BYTES = 2048, 20_000_000
+CAUSES = ("slow-worker:dp=5,pp=2,factor=1.4", "slow-last-stage:factor=1.1",
+          "sequence-length-imbalance:quadratic_share=0.1")  # fmt: skip
 #: How time grows: steps of a small job, microbatches of a job of 32 workers, stages of a job of two DP ranks.
 LONGER, DEEPER, STAGES = (2_000, 8_000), (256, 1024), (32, 128)
 #: Steps of the long recording, and how many rounds `whatif` and kernel runs get.
@@ -33,7 +36,8 @@ RANKS, OPS_OF_RANK, SCENARIOS = 64, 15_625, 16
 #: Share of computes followed by a garbage collection in the irregular job.
 COLLECTIONS = 0.01
 QUICK = {"WORKERS": (32,), "LONG_STEPS": 100, "RUNS": 1, "KERNEL_RUNS": 1, "RANKS": 4, "OPS_OF_RANK": 150,
-         "LONGER": (100, 200), "DEEPER": (8, 16), "STAGES": (2, 4)}  # fmt: skip
+         "LONGER": (100, 200), "DEEPER": (8, 16), "STAGES": (2, 4), "SHAPED_WORKERS": 96,
+         "PROFILE_BYTES": 200_000}  # fmt: skip
 #: The least that any analysis does with a trace: read and sort it.
 BARE = "import polars, sys; polars.read_parquet(sys.argv[1]).sort(sys.argv[2:])"
 
@@ -66,6 +70,7 @@ def section() -> str:
             _whole_processes(traces),
             _kernel(traces[-1]),
             _op_graph(),
+            _file_shapes(Path(folder)),
         ]
     return "\n\n".join(parts)
 
@@ -85,7 +90,7 @@ def write_traces(folder: Path, long_steps: int, sizes: Sequence[int]) -> list[Me
         path = folder / f"{workers}.parquet"
         of_size = _synth(path, f"{workers:,} workers", workers // PP, PP, MICROBATCHES, STEPS, *slow)
         traces.append(replace(of_size, grows="workers"))
-    return [*traces[:-1], *_of_users(traces[-1]), traces[-1]]
+    return traces
 
 
 def _growing(folder: Path) -> list[Measured]:
@@ -102,29 +107,21 @@ def _growing(folder: Path) -> list[Measured]:
     return [replace(one, grows=grows) for grows, found in kinds for one in found]
 
 
-def _of_users(trace: Measured) -> list[Measured]:
-    """The same job as users have it: in the published format, by kinds, and canonical with its rows in any order."""
-    import polars as pl
-
-    from tracekit.trace.canonical import read_parquet
-
-    job, path = read_parquet(trace.path), trace.path
-    shuffled, published, layout = (
-        path.with_name(f"{path.stem}-{end}") for end in ("any.parquet", "p.parquet", "p.yaml")
+def _file_shapes(folder: Path) -> str:
+    """A job in every shape of a file, without causes and with several; an op trace, and files of torch.profiler."""
+    jobs = []
+    for name, causes in (("no cause", ()), ("three causes", CAUSES)):
+        chosen = (word for cause in causes for word in ("--cause", cause))
+        path = folder / f"{name}.parquet"
+        _synth(path, name, SHAPED_WORKERS // PP, PP, MICROBATCHES, STEPS, *chosen)
+        jobs.append(path)
+    profiles = folder / "profiles"
+    profiles.mkdir()
+    files = list(SimulatedJob(ranks=4, layers=8, host_us=25.0).run().write_repeated(profiles, PROFILE_BYTES))
+    return (
+        f"The same job of {SHAPED_WORKERS:,} workers in every shape of a file, whole processes:\n\n"
+        f"{pipelines(jobs, folder)}\n\n{others(folder / 'ops.parquet', files, folder)}"
     )
-    replace(job, ops=job.ops.sample(fraction=1.0, shuffle=True, seed=1)).write_parquet(shuffled)
-    numbers = pl.col("chunk", "microbatch").fill_null(-1)
-    ops = job.ops.with_columns(
-        numbers, pl.col("kind").cast(pl.Categorical), pl.col("start", "duration").cast(pl.Float32)
-    )
-    ops.rename(PUBLISHED).sort("step", "optype", "seq_id", "dp_rank", "stage").write_parquet(published)
-    sizes = {"dp": job.layout.dp, "pp": job.layout.pp, "tp": job.layout.tp}
-    lines = [f"{name}_size: {size}" for name, size in sizes.items()]
-    layout.write_text("\n".join([*lines, f"world_size: {job.layout.world_size}"]))
-    return [
-        Measured(f"{trace.name}, published", published, ("--layout", str(layout)), PUBLISHED_ORDER),
-        Measured(f"{trace.name}, rows in any order", shuffled),
-    ]
 
 
 def _synth(path: Path, name: str, dp: int, pp: int, microbatches: int, steps: int, *more: str) -> Measured:

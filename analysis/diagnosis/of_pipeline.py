@@ -46,7 +46,6 @@ from tracekit.analysis.whatif.interventions import (
     NoOverlap,
     SetCost,
     mean_step_time,
-    step_times,
 )
 from tracekit.analysis.whatif.paper import IDEAL, ORIGINAL
 from tracekit.analysis.whatif.selection import communication
@@ -57,6 +56,8 @@ from tracekit.trace.facts import Fact
 
 #: A job that spends this share of its step in exposed communication is communication-bound.
 COMMUNICATION_BOUND_SHARE = 0.3
+#: The job as S sees it.
+_PLAIN: tuple[Intervention, ...] = (NoDelays(), NoOverlap())
 #: Causes explain S if they cost at least this share of what stragglers cost.
 EXPLAINED_SHARE = 0.5
 
@@ -193,7 +194,7 @@ def _gone(job: PipelineSubject, causes: Sequence[Cause]) -> Floats:
     changes = [cause.change for cause in causes if cause.change is not None]
     if not changes:
         return np.zeros(len(job.unchanged))
-    return np.asarray(job.unchanged - step_times(job.replay, changes))
+    return np.asarray(job.unchanged - job.step_times(changes))
 
 
 def _losses(job: PipelineSubject, causes: Sequence[Cause], gone: Floats, parts: Parts) -> list[LossWithCauses]:
@@ -244,12 +245,10 @@ def _explained_of_s(job: PipelineSubject, causes: Sequence[Cause]) -> Floats:
 
     S ignores launch delays and overlap between steps: a cause that hides behind either costs less in the job as it is.
     """
-    plain: list[Intervention] = [NoDelays(), NoOverlap()]
     changes = [cause.change for cause in causes if cause.change is not None]
     if not changes:
         return np.zeros(len(job.unchanged))
-    with_s, without_s = (step_times(job.replay, some) for some in (plain, [*plain, *changes]))
-    return np.asarray(with_s - without_s)
+    return np.asarray(job.step_times(_PLAIN) - job.step_times((*_PLAIN, *changes)))
 
 
 def _beside(job: PipelineSubject, losses: Sequence[LossWithCauses]) -> float:
@@ -260,7 +259,7 @@ def _beside(job: PipelineSubject, losses: Sequence[LossWithCauses]) -> float:
     changes = {loss.kind: [cause.change for cause in loss.causes if cause.change is not None] for loss in losses}
     others = [change for kind, mine in changes.items() if kind is not LossKind.STRAGGLER for change in mine]
     everything = [*others, *changes[LossKind.STRAGGLER]]
-    alone_s = step_times(job.replay, others).mean() - step_times(job.replay, everything).mean()
+    alone_s = job.step_times(others).mean() - job.step_times(everything).mean()
     as_it_is_s = next(loss.lost_s for loss in losses if loss.kind is LossKind.STRAGGLER)
     return max(as_it_is_s, float(alone_s))
 

@@ -86,16 +86,21 @@ class ComputeTable(Struct, frozen=True, eq=False, dict=True):
 
     def parts(self, values: Floats) -> Iterator[GridPart]:
         """Factors, which broadcast to the grid's shape, as parts of the blocks; skips factors of 1."""
-        microbatches = self.shape[3]
-        wide = np.broadcast_to(values, self.shape)
+        _, _, chunks, microbatches, steps, dp_ranks = self.shape
+        values = values[(None,) * (len(self.shape) - values.ndim)]
+        by_stage = np.broadcast_to(values, (*self.shape[:2], *values.shape[2:]))
         for part in self.placements:
-            if (wide[part.kind, part.stage] == 1).all():
+            of_stage = by_stage[part.kind, part.stage]
+            if (of_stage == 1).all():
                 continue
-            # Chunks and microbatches share one axis of rows: cell = chunk x microbatches + microbatch.
-            computes = part.computes
-            chunk, microbatch = np.divmod(np.arange(len(computes)), microbatches)
-            cells = chunk[:, None], microbatch[:, None], part.step[None, :], part.dp_index[None, :]
-            factor = np.repeat(wide[part.kind, part.stage][cells], computes.parts, axis=0)
+            # Chunks and microbatches share one axis of rows, steps and DP ranks one of lanes.
+            wide = np.broadcast_to(of_stage, self.shape[2:]).reshape(chunks * microbatches, steps * dp_ranks)
+            computes, lane = part.computes, part.step * dp_ranks + part.dp_index
+            factor = wide[: len(computes)]
+            if not np.array_equal(lane, np.arange(steps * dp_ranks)):
+                factor = factor[:, lane]
+            if computes.parts > 1:
+                factor = np.repeat(factor, computes.parts, axis=0)
             rows = computes.rows[:, 0] if computes.rows.shape[1] == 1 else computes.rows
             yield GridPart(part.block, rows, factor)
 

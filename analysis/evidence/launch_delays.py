@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from tracekit.analysis.evidence.evidence import evidence
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.whatif.interventions import Intervention, NoDelays, step_times
+from tracekit.analysis.whatif.interventions import Intervention, NoDelays
+
+_NO_DELAYS = NoDelays()
 
 
 @evidence(PipelineSubject)
@@ -30,8 +32,7 @@ def delay_share_without(job: PipelineSubject, changes: Sequence[Intervention]) -
 
 def _delays_s(job: PipelineSubject, changes: Sequence[Intervention]) -> float:
     """Seconds that the launch delays of compute ops add to the mean step after `changes`."""
-    delayed_s = step_times(job.replay, changes)
-    return float((delayed_s - step_times(job.replay, (*changes, NoDelays()))).mean())
+    return float((job.step_times(changes) - job.step_times((*changes, _NO_DELAYS))).mean())
 
 
 @evidence(PipelineSubject)

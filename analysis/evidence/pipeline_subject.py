@@ -186,7 +186,17 @@ class PipelineSubject(Subject, frozen=True, eq=False):
             yield from (Worker(dp_rank, stage) for stage in range(self.stages))
 
     def step_times(self, changes: Sequence[Intervention]) -> Floats:
-        return step_times(self.replay, changes)
+        """See `Subject.step_times`; the same changes are replayed once."""
+        key = tuple(map(id, changes))
+        if key not in self._replayed:
+            times = step_times(self.replay, changes)
+            times.flags.writeable = False
+            self._replayed[key] = tuple(changes), times  # while a change is referenced, no other has its id
+        return self._replayed[key][1]
+
+    @cached_property
+    def _replayed(self) -> dict[tuple[int, ...], tuple[tuple[Intervention, ...], Floats]]:
+        return {}
 
     @cached_property
     def noise(self) -> Parts:

@@ -6,8 +6,8 @@ microbatches. No deal can give the busiest DP rank less than the mean.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from heapq import heappop, heappush
+from collections.abc import Iterator, Sequence
+from heapq import heappop, heapreplace
 
 import numpy as np
 
@@ -32,20 +32,22 @@ def deal_step(cost: Floats) -> Ints:
     `cost`: [microbatches, dp_ranks], relative or in seconds. Returns positions in `cost.ravel()`, of the same shape: DP
     rank d runs those in column d, in this order.
     """
-    flat, dealt = cost.ravel(), np.empty(cost.shape, np.int64)
+    flat = cost.ravel()
+    each, dealt = flat.tolist(), [[0] * cost.shape[1] for _ in range(len(cost))]
     least = [(0.0, dp_rank, 0) for dp_rank in range(cost.shape[1])]  # load and number of microbatches so far
     for item in np.argsort(-flat, kind="stable").tolist():
-        load, dp_rank, count = heappop(least)
-        dealt[count, dp_rank] = item
-        if count + 1 < len(cost):
-            heappush(least, (load + float(flat[item]), dp_rank, count + 1))
-    return dealt
+        load, dp_rank, count = least[0]
+        dealt[count][dp_rank] = item
+        if count + 1 < len(dealt):
+            heapreplace(least, (load + each[item], dp_rank, count + 1))
+        else:
+            heappop(least)
+    return np.array(dealt, np.int64).reshape(cost.shape)
 
 
-def best_deal_of_step(cost: Floats) -> Ints:
-    """As `deal_step`; then microbatches change places with those of the busiest DP rank while that helps it."""
-    dealt = deal_step(cost)
-    flat = cost.ravel()
+def best_deal_of_step(cost: Floats, dealt: Ints) -> Ints:
+    """As `dealt` by `deal_step`; then microbatches change places with those of the busiest DP rank while that helps."""
+    flat, dealt = cost.ravel(), dealt.copy()
     load = flat[dealt].sum(axis=0)
     for _ in range(SWAPS):
         if not _swap(flat, dealt, load):
@@ -81,9 +83,9 @@ def _swap(flat: Floats, dealt: Ints, load: Floats) -> bool:
     return True
 
 
-def deal_job(cost: Floats, deal: Callable[[Floats], Ints] = deal_step) -> Ints:
+def deal_job(cost: Floats) -> Ints:
     """Deal every step: `cost` [microbatches, steps, dp_ranks] to positions in each step's [microbatches x dp_ranks]."""
-    return np.stack([deal(cost[:, step]) for step in range(cost.shape[1])], axis=1)
+    return np.stack([deal_step(cost[:, step]) for step in range(cost.shape[1])], axis=1)
 
 
 def dealt_cost(cost: Floats, deal: Ints) -> Floats:
@@ -100,8 +102,9 @@ def balance_plans(job: PipelineSubject, causes: Sequence[Cause]) -> Iterator[Pla
     if not causes or profile is None:
         return
     cost = microbatch_cost(job)
-    load, dealt = cost.sum(axis=0), dealt_cost(cost, deal_job(cost))
-    best = dealt_cost(cost, deal_job(cost, best_deal_of_step))
+    load, deal = cost.sum(axis=0), deal_job(cost)
+    better = [best_deal_of_step(cost[:, step], deal[:, step]) for step in range(cost.shape[1])]
+    dealt, best = dealt_cost(cost, deal), dealt_cost(cost, np.stack(better, axis=1))
     elastic = profile.elasticity[:, :, :, None, None, None]
     change = Scale(job.table, (1 + elastic * (dealt - 1)) / safe(1 + elastic * (cost - 1)))
     cause = max(causes, key=lambda finding: finding.saved_s)
