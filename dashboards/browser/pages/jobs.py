@@ -27,7 +27,7 @@ from tracekit.dashboards.browser.ui.components import attributes, badge, href, n
 from tracekit.dashboards.browser.ui.context import gpu_hour, results, viewer
 from tracekit.dashboards.browser.ui.drawn import Views
 from tracekit.dashboards.browser.ui.forms import text_field
-from tracekit.dashboards.browser.ui.sentences import Tone
+from tracekit.dashboards.browser.ui.sentences import Tone, cause_title
 from tracekit.dashboards.browser.ui.share import xlsx
 from tracekit.dashboards.browser.ui.shell import page
 from tracekit.dashboards.run_words import run_kind, run_sentence, who_words
@@ -338,7 +338,7 @@ def _cells(row: dict[str, Any], shares: Sequence[float]) -> dict[str, Component]
     tone = Tone.GOOD if verdict == LossKind.BALANCED else Tone.UNSURE if verdict in _UNSURE else Tone.BAD
     why = row["headline"] or row["problem"] or "stored without an analysis"
     causes = "; ".join(
-        kind.replace("-", " ") + ("" if place == "whole job" else f": {place}")
+        cause_title(kind) + ("" if place == "whole job" else f": {place}")
         for kind, place in zip(row["cause_kinds"] or (), row["cause_places"] or (), strict=False)
     )
     numbers = {

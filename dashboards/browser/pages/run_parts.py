@@ -14,7 +14,7 @@ from tracekit.base.text import printable, short, three_digits
 from tracekit.dashboards.browser.data.queries import Stored
 from tracekit.dashboards.browser.ui.components import attributes, badge, folded, href, note, row_table
 from tracekit.dashboards.browser.ui.context import results, viewer
-from tracekit.dashboards.browser.ui.sentences import Tone, run_headline
+from tracekit.dashboards.browser.ui.sentences import Tone, cause_title, run_headline
 from tracekit.dashboards.run_words import (
     coverage_words,
     elsewhere_words,
@@ -68,7 +68,7 @@ def _causes(job: str, run: RunVerdict) -> Component:
 
 
 def _row(job: str, cause: RunCause) -> list[Any]:
-    name = cause.cause.replace("-", " ")
+    name = cause_title(cause.cause)
     return [
         dcc.Link(name, href=href("/job", job=job, window=cause.worst_window)),
         who_words(cause) if cause.ranks else "whole job",

@@ -9,6 +9,7 @@ the report's `verdict`, `run` and `answer`. All others describe a figure and con
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import tzinfo
 from enum import StrEnum
@@ -16,6 +17,7 @@ from statistics import fmean
 
 from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN
 from tracekit.analysis.attribution.patterns import SpacePattern, TimePattern
+from tracekit.analysis.detectors.all_detectors import detector_of
 from tracekit.base.text import cost, listed, seconds, short, sure
 from tracekit.dashboards.figures.worker_map import WorkerMap
 from tracekit.dashboards.run_words import run_kind, run_of_several, run_sentence
@@ -92,6 +94,13 @@ def _sentence(text: str) -> str:
 def costs_time(report: Report, cause: Finding) -> bool:
     """Whether the job loses time to a cause; the trace is at fault for the others, or none was found."""
     return any(account.kind == cause.kind for account in report.answer.accounts)
+
+
+def cause_title(kind: str) -> str:
+    """The title of a kind of cause, as in its findings; its name where nothing is known of it."""
+    with suppress(KeyError):  # of a plug-in that is not installed here, or no cause at all
+        return detector_of(kind).title or kind.replace("-", " ")
+    return kind.replace("-", " ")
 
 
 def named_causes(report: Report) -> list[Finding]:
