@@ -41,8 +41,8 @@ _UNUSED = re.compile(r'<script src="[^"]*(deps/polyfill@|/dash_table/)[^"]*"></s
 class _App(Dash):
     """Dash without its unused scripts."""
 
-    def interpolate_index(self, **parts: str) -> str:
-        return super().interpolate_index(**parts | {"scripts": _UNUSED.sub("", parts["scripts"])})
+    def _generate_scripts_html(self) -> str:
+        return _UNUSED.sub("", super()._generate_scripts_html())
 
 
 def make_app(
