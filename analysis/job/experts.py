@@ -138,5 +138,5 @@ def _price(row: Rebalanced) -> tuple[str, ...]:
         bounds = "unknown" if row.low_s is None else f"{seconds(row.low_s)} to {seconds(row.high_s or 0.0)}"
         return plan, bounds, "", dropped
     error = "" if not row.error_s else f" ± {seconds(row.error_s)}"
-    times = f"{seconds(row.step_time_s + row.saved_s)} -> {seconds(row.step_time_s)}"
+    times = f"{seconds(row.step_time_s + row.saved_s)} to {seconds(row.step_time_s)}"
     return plan, times, f"{seconds(row.saved_s)}{error}", dropped

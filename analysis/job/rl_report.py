@@ -120,8 +120,8 @@ def _sections(account: RlAccount) -> Iterator[Table]:
         if negative := [name for name, cost, _ in losses if cost.startswith("-")]:
             notes.append(f"below 0 ({listed(negative)}): without it, the step would take longer")
         yield Table("Losses", ("Loss", "costs a step", "share"), losses, "; ".join(notes) or None)
-    if account.what_if:
-        yield _prices(account)
+    if (prices := _prices(account)).rows or prices.note:
+        yield prices
 
 
 def _step(account: RlAccount) -> Iterator[str]:
@@ -152,14 +152,14 @@ def _engines(generation: Generation) -> Iterator[str]:
 
 
 def _prices(account: RlAccount) -> Table:
+    """The alternatives with a price; why the others have none is a note."""
     rows = []
     for one in account.what_if:
-        price = ("-", "-", "-", "-")
         if one.step_s is not None and one.saved_s is not None and one.high_s is not None:
             old = "-" if one.oldest_sample_steps is None else counted(one.oldest_sample_steps, "step")
             saved = with_error(one.saved_s, one.high_s - one.step_s)
-            price = (seconds(one.step_s), saved, percent(one.saved_s / account.step_s), old)
-        rows.append((short(one.scenario, 34), *price))
+            share = percent(one.saved_s / account.step_s)
+            rows.append((short(one.scenario, 34), seconds(one.step_s), saved, share, old))
     notes = [f"{one.scenario}: {one.assumes}" for one in account.what_if if one.assumes and not account.doubt]
     heads = ("What if", "step", "saved", "of the step", "oldest sample")
     return Table("Alternatives", heads, tuple(rows), ". ".join(notes) or None)

@@ -44,7 +44,7 @@ _BYTES_PER_OP = 200
 _SECTIONS = {
     "The job": ("layout", "unit", "store", "job", "window", "ignore_steps", "kernel_classes"),
     "What if": ("fix", "keep", "by", "layers", "gpus", "gpu_from", "precision"),
-    "Look closer": ("bubbles", "schedules", "overlap", "experts", "expert_loads", "plans", "metrics"),
+    "Look closer": ("bubbles", "schedules", "overlap", "experts", "expert_loads", "plans", "metrics", "unprofiled"),
     "The analysis": ("method", "engine"),
     "The report": ("full", "explain", "gpu_hour", "as_json", "form", "markdown", "html", "csv_directory",
                    "parquet_file", "redact", "fail_on"),

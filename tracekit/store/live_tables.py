@@ -197,6 +197,20 @@ _GPUS = _MACHINES.format(
 )
 
 
+#: The newest windows of the jobs that ran on a host, and what causes on it alone cost each.
+_ON_HOST = """
+WITH blamed AS (
+    SELECT job_id, number, max(share) AS share, list(DISTINCT kind ORDER BY kind) AS kinds
+    FROM culprits WHERE hosts = [$host] GROUP BY ALL
+)
+SELECT jobs.name AS job, number, coalesce(started_at, epoch(added_at)) AS at_s,
+       CASE WHEN trustworthy THEN coalesce(share, 0.0) END AS share, kinds
+FROM hosts JOIN jobs USING (job_id) JOIN windows USING (job_id) LEFT JOIN blamed USING (job_id, number)
+WHERE hosts.host = $host
+ORDER BY at_s DESC LIMIT $most
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class LiveTables:
     """Those tables in an open catalogue."""
@@ -319,6 +333,13 @@ class LiveTables:
         `text`: in the UUID or in the name of that host.
         """
         return self._alarming(_GPUS, text, last, most)
+
+    def on_host(self, host: str, most: int) -> pl.DataFrame:
+        """The last `most` windows of jobs that ran on a host, newest first: `job`, `number`, `at_s` (when it began,
+        else when it was stored, seconds since the epoch), the `share` of its step that the costliest cause on this host
+        alone takes (null if it is not to be trusted), and the `kinds` of these causes.
+        """
+        return frame(self.connection.sql(_ON_HOST, params={"host": host, "most": most}))
 
     def _alarming(self, query: str, text: str, last: int, most: int) -> pl.DataFrame:
         asked = {"text": text, "last": last, "most": most, "share": SMALLEST_ALARMING_SHARE}

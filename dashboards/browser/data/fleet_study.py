@@ -51,6 +51,11 @@ class FleetStudy:
                 self._kept = state, self._report()
             return self._kept[1]
 
+    def of_job(self, job: str) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """Return the causes of a job, and its fixes that save something, by its number in the study."""
+        causes, fixes = (self._study.table(name).filter(pl.col("job") == job).collect() for name in ("causes", "fixes"))
+        return causes, fixes.drop_nulls("saved_gpu_hours")
+
     def read_ahead(self) -> None:
         """Build the report in the background, so that the first request finds it ready."""
         threading.Thread(target=self._tried, daemon=True, name="fleet report").start()

@@ -170,6 +170,7 @@ class Results:
     losses = _of_live(LiveTables.losses)
     host_history = _of_live(LiveTables.host_history)
     gpu_history = _of_live(LiveTables.gpu_history)
+    on_host = _of_live(LiveTables.on_host)
 
     def left_out(self) -> tuple[str, ...]:
         """A line for each row of the catalogue that is impossible (`Catalogue.left_out`)."""

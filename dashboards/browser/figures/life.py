@@ -106,6 +106,25 @@ def happened(events: Sequence[Event], theme: Theme, where: Where) -> go.Figure:
     return drawn
 
 
+def cost_over_time(windows: pl.DataFrame, theme: Theme, where: Callable[[str, int], str]) -> go.Figure:
+    """A point for each window: when it began, and the share of its step that is lost.
+
+    `windows`: `job`, `number`, `at_s`, `share`; `where`: the link of a job and a window.
+    """
+    drawn = figure(theme, height=200)
+    judged = windows.drop_nulls("share").sort("at_s")
+    drawn.add_scatter(
+        x=(judged["at_s"] * 1e3).to_list(),
+        y=judged["share"].to_list(),
+        customdata=[[where(job, number), job] for job, number in judged.select("job", "number").iter_rows()],
+        mode="markers",
+        marker={"color": theme.bad, "size": 7},
+        hovertemplate="%{customdata[1]}: %{y:.1%} of the step<extra></extra>",
+    )
+    drawn.update_yaxes(rangemode="tozero", tickformat=".0%")
+    return drawn
+
+
 def on_the_clock(
     drawn: go.Figure, ends: tuple[float, float], chosen: tuple[float, float] | None, zone: tzinfo, title: str
 ) -> go.Figure:

@@ -43,11 +43,15 @@ Row = tuple[Any, ...]
 
 
 def gpu_panels(stored: Stored, report: Report, rank: str, q: str) -> list[Component]:
-    """One GPU: the only one; of several, that of `rank`, else the one that idles least. `q`: the filter of names."""
+    """One GPU: the only one; of several, that of `rank`, else of the culprit, else the one that idles least. `q`: the
+    filter of names.
+    """
     every = report.gpu_of_ranks
     if not every:
         return []
-    gpu = next((gpu for gpu in every if str(gpu.rank) == rank), min(every, key=lambda gpu: gpu.idle_s))
+    chosen = [rank, *(str(culprit.rank) for culprit in report.answer.culprits)]
+    by_rank = {str(gpu.rank): gpu for gpu in every}
+    gpu = next((by_rank[one] for one in chosen if one in by_rank), min(every, key=lambda gpu: gpu.idle_s))
     heads, calls = ("Call", "Where", "Times", "Waits", "Idle after", "Without them saves"), gpu.synchronisations
     return [
         _idle(gpu, _rank_links(stored, every, gpu)),

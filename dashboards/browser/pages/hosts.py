@@ -1,4 +1,4 @@
-"""Hosts: which hosts and GPUs held jobs up, over all jobs of the store."""
+"""Hosts: which hosts and GPUs held jobs up, over all jobs of the store; of one host, when and in which jobs."""
 
 from __future__ import annotations
 
@@ -7,25 +7,30 @@ from functools import partial
 from typing import Any
 
 import polars as pl
-from dash import dcc, html
+from dash import Input, clientside_callback, dcc, html
 from dash.development.base_component import Component
 
-from tracekit.base.text import short
+from tracekit.base.text import counted, short
 from tracekit.dashboards.browser.data.queries import Results
-from tracekit.dashboards.browser.ui.components import href, note, panel, row_table
+from tracekit.dashboards.browser.figures.life import cost_over_time, on_the_clock
+from tracekit.dashboards.browser.ui.components import figure_panel, href, note, panel, row_table
 from tracekit.dashboards.browser.ui.context import results, viewer
 from tracekit.dashboards.browser.ui.forms import text_field
+from tracekit.dashboards.browser.ui.sentences import Tone
 from tracekit.dashboards.browser.ui.shell import page
 from tracekit.report.finding import kind_words
+from tracekit.report.run import SMALLEST_ALARMING_SHARE
 
 #: A host is judged by so many of its newest jobs.
 LAST_JOBS = 9
-#: Hosts and GPUs that are listed.
-MOST_LISTED = 100
+#: Hosts and GPUs that are listed, and windows of one host.
+MOST_LISTED, MOST_WINDOWS = 100, 1000
 
 
-def build(q: str = "", **_: str) -> list[Component]:
-    """`q`: text that the name of a host, or the UUID or host of a GPU, contains."""
+def build(q: str = "", host: str = "", **_: str) -> list[Component]:
+    """`q`: text that the name of a host, or the UUID or host of a GPU, contains; `host`: the one host to show."""
+    if host:
+        return _of_host(host)
     found = results()
     tables = [
         _history_panel(title, what, read(q, last=LAST_JOBS, most=MOST_LISTED), everyone=bool(q))
@@ -61,7 +66,7 @@ def _history_panel(title: str, what: str, machines: pl.DataFrame, *, everyone: b
         return panel(title, note(f"None of {found:,} was ever the culprit."))
     rows = [
         [
-            [html.B(short(row["machine"])), *([f" on {short(row['host'])}"] if row["host"] else [])],
+            _machine(row),
             _verdict(row["blamed"], row["jobs"]),
             _jobs(row),
             viewer().moment(row["added_at"]),
@@ -72,6 +77,61 @@ def _history_panel(title: str, what: str, machines: pl.DataFrame, *, everyone: b
     more = found - machines.height
     said = f"{more:,} more are not listed: they were the culprit less often, or never. Search for a part of the name."
     return panel(title, table, *([note(said)] if more else []))
+
+
+def _machine(row: dict[str, Any]) -> Any:
+    """A host as a link to its page; a GPU with its host."""
+    if row["host"] is None and not row["machine"].startswith("GPU-"):
+        return dcc.Link(html.B(short(row["machine"])), href=href("/hosts", host=row["machine"]))
+    return [html.B(short(row["machine"])), *([f" on {short(row['host'])}"] if row["host"] else [])]
+
+
+def _of_host(host: str) -> list[Component]:
+    """One host: what it cost each window of its jobs over time, and its jobs."""
+    windows = results().on_host(host, MOST_WINDOWS)
+    head = [html.H1(short(host)), html.P(dcc.Link("All hosts", href=href("/hosts")))]
+    if windows.is_empty():
+        return [*head, panel("No job", note("No job in this store says that it ran on this host."))]
+    jobs = windows.group_by("job", maintain_order=True).agg(
+        pl.len().alias("windows"),
+        pl.col("share").max(),
+        pl.col("number").sort_by("share", descending=True, nulls_last=True).first(),
+        pl.col("kinds").explode().drop_nulls().unique(maintain_order=True),
+        pl.col("at_s").max(),
+    )
+    blamed = jobs.filter(pl.col("share") >= SMALLEST_ALARMING_SHARE)
+    words = f"The culprit in {blamed.height:,} of its last {counted(jobs.height, 'job')}"
+    if blamed.height:
+        worst = blamed.sort("share", descending=True).row(0, named=True)
+        words += f"; at worst it cost {worst['share']:.0%} of a window of {short(worst['job'])}"
+    rows = [
+        [
+            dcc.Link(short(row["job"]), href=href("/job", job=row["job"], window=row["number"])),
+            f"{row['windows']:,}",
+            "-" if row["share"] is None else f"{row['share']:.1%}",
+            ", ".join(map(kind_words, row["kinds"])) or "none on this host alone",
+            viewer().moment(row["at_s"]),
+        ]
+        for row in jobs.iter_rows(named=True)
+    ]
+    tone, moments = Tone.BAD if blamed.height else Tone.GOOD, windows["at_s"].to_list()
+    beside_s = max(0.02 * (max(moments) - min(moments)), 60.0)
+    ends = min(moments) - beside_s, max(moments) + beside_s
+    title = f"{viewer().moment(min(moments))} to {viewer().moment(max(moments))}"
+    drawn = cost_over_time(windows, viewer().theme, lambda job, number: href("/job", job=job, window=number))
+    heads = ("Job", "Windows", "Cost at worst", "Causes on this host alone", "Last window")
+    return [
+        *head,
+        html.Section(html.P(f"{words}.", className="verdict"), className=f"panel hero {tone}"),
+        figure_panel(
+            "What it cost each window of its jobs",
+            on_the_clock(drawn, ends, None, viewer().zone, title),
+            label="Share of the step that causes on this host alone took, a point for each window of its jobs",
+            table=windows.select("job", "number", "at_s", "share"),
+            id="host-cost",
+        ),
+        panel("Its jobs, newest first", row_table(heads, rows, "Jobs of this host", (1, 2))),
+    ]
 
 
 def _verdict(blamed: int, jobs: int) -> str:
@@ -97,5 +157,14 @@ def _reads(found: Results, texts: Mapping[str, str]) -> list[Callable[[], object
     ask = {"last": LAST_JOBS, "most": MOST_LISTED}
     return [partial(read, texts.get("q", ""), **ask) for read in (found.host_history, found.gpu_history)]
 
+
+clientside_callback(
+    """function (clicked) {
+        const [point] = (clicked && clicked.points) || [];
+        if (point && point.customdata) window.tracekit.follow(point.customdata[0]);
+    }""",
+    Input("host-cost", "clickData", allow_optional=True),
+    prevent_initial_call=True,
+)
 
 page(__name__, "/hosts", "Hosts", build, _reads)

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import polars as pl
 from dash import dcc, html
 from dash.development.base_component import Component
+from msgspec import Struct
 
-from tracekit.analysis.bubbles.picture import draw_step
+from tracekit.analysis.bubbles.picture import WAITS_FOR, draw_step
 from tracekit.analysis.job.bubbles_words import summary
 from tracekit.analysis.job.plan_words import PLAN_HEADS, plan_row, sentence, settings_words
 from tracekit.analysis.job.plans import optimize_job
 from tracekit.base.errors import LayoutError, SelectionError, TracekitError
+from tracekit.base.text import seconds
 from tracekit.dashboards.browser.data.queries import Stored
 from tracekit.dashboards.browser.data.replays import MOST_OPS
-from tracekit.dashboards.browser.ui.components import figure_panel, href, note, panel
+from tracekit.dashboards.browser.ui.components import (
+    figure_panel,
+    figure_parts,
+    halves,
+    href,
+    note,
+    panel,
+    row_table,
+)
 from tracekit.dashboards.browser.ui.context import results, viewer
 from tracekit.dashboards.browser.ui.shell import job_page
 from tracekit.dashboards.figures.plans import plan_front
@@ -21,7 +33,8 @@ from tracekit.dashboards.figures.stage_bars import pipeline_step
 from tracekit.report.pictures import Picture
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved:chunks=2", "zb-h1")
-SLOWEST_STEPS = 5
+#: Steps and DP ranks to choose from.
+SLOWEST_STEPS, MOST_LANES = 5, 16
 
 
 def build(
@@ -47,25 +60,88 @@ def build(
         ["schedule", "stage", "what", "start_s", "end_s", "words"],
         orient="row",
     )
-    lines = summary(drawn)
+    lines, here = summary(drawn), {"step": chosen, "dp": lane, "schedule": schedule}
+    ranks = results().replay(stored.name).graph.dp_ranks[:MOST_LANES]
+    lanes = [("the longest", here | {"dp": None}), *((str(rank), here | {"dp": int(rank)}) for rank in ranks)]
     links = {
-        "Steps": [(str(number), {"step": number, "schedule": schedule}) for number in slowest[:SLOWEST_STEPS]],
-        "Draw below it": [(name, {"step": chosen, "schedule": name}) for name in SCHEDULES],
-        "Search": [("the best plan", {"step": chosen, "schedule": schedule, "plans": 1})],
+        "Steps, slowest first": [(str(number), here | {"step": number}) for number in slowest[:SLOWEST_STEPS]],
+        "DP rank": lanes if len(ranks) > 1 else [],
+        "Draw below it": [(name, here | {"schedule": name}) for name in SCHEDULES],
+        "Search": [("the best plan", here | {"plans": 1})],
     }
+    stages = [_Stage.of(drawn[0], stage) for stage in range(drawn[0].stages)]
+    of_lane = "the DP rank with the longest pipeline" if lane is None else f"DP rank {lane}"
     return [
         *(html.Div(note(text), role="status") for text in remarks),
-        figure_panel(
-            f"Pipeline in step {chosen}",
-            pipeline_step(drawn, viewer().theme),
-            label=f"Computes and bubbles of {drawn[0].stages} stages in step {chosen}. {'; '.join(lines)}",
-            table=table,
-            id="pipeline-step",
+        panel(
+            f"Pipeline in step {chosen}, {of_lane}",
+            html.P(_sentence(stages, drawn[0].window_s), className="verdict"),
+            *(_choices(stored.name, title, of) for title, of in links.items() if of),
+            *figure_parts(
+                pipeline_step(drawn, viewer().theme),
+                label=f"Computes and bubbles of {drawn[0].stages} stages in step {chosen}. {'; '.join(lines)}",
+                table=table,
+                id="pipeline-step",
+            ),
         ),
-        panel("Time and memory", html.Ul([html.Li(line) for line in lines])),
+        halves(
+            panel("Idle stages", _stage_table(stages, drawn[0].window_s)),
+            panel("Time and memory", html.Ul([html.Li(line) for line in lines])),
+        ),
         *(_best_plans(stored) if plans else ()),
-        panel("Show", *(_choices(stored.name, title, of) for title, of in links.items())),
     ]
+
+
+class _Stage(Struct, frozen=True):
+    """A stage in the recorded pipeline: seconds that it computes, and that it waits for each of `WAITS_FOR`."""
+
+    number: int
+    computes_s: float
+    waits_s: dict[str, float]
+
+    @classmethod
+    def of(cls, picture: Picture, number: int) -> _Stage:
+        """What the bars of a stage add up to."""
+        taken: dict[str, float] = {}
+        for bar in picture.bars:
+            if bar.stage == number:
+                taken[bar.what] = taken.get(bar.what, 0.0) + bar.end_s - bar.start_s
+        waits = {reason: taken[reason] for reason in WAITS_FOR if reason in taken}
+        return cls(number, sum(taken.values()) - sum(waits.values()), waits)
+
+    @property
+    def idle_s(self) -> float:
+        """How long it waits."""
+        return sum(self.waits_s.values())
+
+
+def _sentence(stages: Sequence[_Stage], window_s: float) -> str:
+    """How long the stages are idle, which one most, and for what."""
+    idle_s = sum(stage.idle_s for stage in stages) / len(stages)
+    if not idle_s:
+        return "No stage waits."
+    most = max(stages, key=lambda stage: stage.idle_s)
+    reason = max(most.waits_s, key=lambda name: most.waits_s[name])
+    return (
+        f"Stages are idle for {idle_s / window_s:.0%} of the {seconds(window_s)} from the first to the last compute;"
+        f" most of all stage {most.number}, {most.idle_s / window_s:.0%}, mostly waiting for {WAITS_FOR[reason]}."
+    )
+
+
+def _stage_table(stages: Sequence[_Stage], window_s: float) -> Component:
+    """Compute and idle time of each stage, and what it waits for."""
+    reasons = [reason for reason in WAITS_FOR if any(reason in stage.waits_s for stage in stages)]
+    rows = [
+        [
+            f"stage {stage.number}",
+            seconds(stage.computes_s),
+            f"{stage.idle_s / window_s:.0%}",
+            *(seconds(stage.waits_s.get(reason, 0.0)) for reason in reasons),
+        ]
+        for stage in stages
+    ]
+    heads = ["Stage", "Computes", "Idle", *(f"Waits for {WAITS_FOR[reason]}" for reason in reasons)]
+    return row_table(heads, rows, "Idle stages", range(1, len(heads)))
 
 
 def _best_plans(stored: Stored) -> list[Component]:

@@ -12,9 +12,10 @@ from dash import dcc, html
 from dash.development.base_component import Component
 from msgspec import structs
 
+from tracekit.base.command_line import adding
 from tracekit.base.errors import StoreError
 from tracekit.base.text import short
-from tracekit.dashboards.browser.data.fleet_study import FleetReport
+from tracekit.dashboards.browser.data.fleet_study import FleetReport, FleetStudy
 from tracekit.dashboards.browser.figures.slowdown_curves import distribution
 from tracekit.dashboards.browser.ui.components import (
     figure_panel,
@@ -26,7 +27,7 @@ from tracekit.dashboards.browser.ui.components import (
     panel,
     row_table,
 )
-from tracekit.dashboards.browser.ui.context import results, study, viewer
+from tracekit.dashboards.browser.ui.context import gpu_hour, results, study, viewer
 from tracekit.dashboards.browser.ui.sentences import Tone
 from tracekit.dashboards.browser.ui.shell import page
 from tracekit.dashboards.words import figure_columns
@@ -47,13 +48,17 @@ from tracekit.report.section import Table
 MOST_JOBS, MOST_ROWS = 5, 4
 
 
-def build(team: str = "", cause: str = "", **_: str) -> list[Component]:
-    """The report on the study that the server was given. `team`, `cause`: those of the jobs that are listed."""
+def build(team: str = "", cause: str = "", job: str = "", **_: str) -> list[Component]:
+    """The report on the study that the server was given. `team`, `cause`: those of the jobs that are listed; `job`: the
+    one to show.
+    """
     served = study()
     if served is None:
         how = "`tracekit fleet run TRACES --out STUDY` makes one, `tracekit dashboard --study STUDY` shows it here."
         return [html.H1("Fleet"), panel("No study", note(how))]
     report = served.report()
+    if job:
+        return _of_job(served, report, job)
     applied: tuple[AppliedFix, ...] = ()
     stored: set[str] = set()
     with suppress(StoreError):  # a study can be served without a store
@@ -94,28 +99,61 @@ def _distribution(report: FleetReport) -> Component:
 
 
 def _jobs(report: FleetReport, team: str, cause: str, stored: set[str]) -> Component:
-    """The jobs that lose most, those that are `stored` as links."""
-    jobs = report.jobs
+    """The jobs that lose most, each with the way to its page: of those that are `stored`, the page Job."""
+    jobs, price = report.jobs, gpu_hour()
     if team:
         jobs = jobs.filter(pl.col("team").fill_null("unknown") == team)
     if cause:
         jobs = jobs.filter(pl.col("causes").list.contains(cause))
     rows = [
         [
-            dcc.Link(short(row["name"]), href=href("/job", job=row["name"]))
-            if row["name"] in stored
-            else short(row["name"]),
+            dcc.Link(short(row["name"]), href=_where(row["name"], stored)),
             short(row["team"] or "unknown"),
             "-" if row["verdict_share"] is None else f"{row['verdict_share']:.1%}",
             hours(row["lost_gpu_hours"]),
+            *([] if price is None else [hours(row["lost_gpu_hours"] * price)]),
         ]
         for row in jobs.head(MOST_JOBS).filter(pl.col("slowdown").is_not_null()).iter_rows(named=True)
     ]
     of = ", ".join(f"{name} {short(value)}" for name, value in (("team", team), ("cause", cause)) if value)
-    table = row_table(("Job", "Team", "Lost", "GPU-hours lost"), rows, "Jobs that lose most", (2, 3))
+    heads = ["Job", "Team", "Lost", "GPU-hours lost", *([] if price is None else ["Cost"])]
+    table = row_table(heads, rows, "Jobs that lose most", range(2, len(heads)))
     count = html.Span(f"{jobs.height:,} jobs ", className="note")
     everything = [dcc.Link("All jobs", href=href("/fleet"))] if of else []
     return panel(f"Jobs that lose most{f': {of}' if of else ''}", table, extra=[count, *everything])
+
+
+def _where(name: str, stored: set[str]) -> str:
+    return href("/job", job=name) if name in stored else href("/fleet", job=name)
+
+
+def _of_job(served: FleetStudy, report: FleetReport, name: str) -> list[Component]:
+    """What the study knows of one job: its verdict, causes and fixes."""
+    head = [html.H1(f"Fleet: {report.name}"), html.P(dcc.Link("All jobs", href=href("/fleet")))]
+    found = report.jobs.filter(pl.col("name") == name)
+    if found.is_empty():
+        return [*head, panel("No such job", note(f"The study has no job named {short(name)} that counts."))]
+    (row,), price = found.head(1).iter_rows(named=True), gpu_hour()
+    lost = f"{hours(row['lost_gpu_hours'])} of {hours(row['gpu_hours'])} GPU-hours lost"
+    lost += "" if price is None else f", {hours(row['lost_gpu_hours'] * price)} at {price:g} a GPU-hour"
+    causes, fixes = served.of_job(row["job"])
+    of_causes = [
+        [one["title"], one["where"], hours(one["lost_gpu_hours"]), one["suggested_fix"] or "-"]
+        for one in causes.iter_rows(named=True)
+    ]
+    of_fixes = [[one["title"], one["where"], hours(one["saved_gpu_hours"])] for one in fixes.iter_rows(named=True)]
+    sentence = row["headline"] or "no verdict"
+    verdict = html.P(f"{sentence[:1].upper()}{sentence[1:]}.", className="verdict")
+    way = note(f"`{adding(results().path)}` with its trace shows all of it, step by step.")
+    heads, fix_heads = ("Cause", "Where", "GPU-hours lost", "What to do"), ("Fix", "Where", "GPU-hours saved")
+    tone = Tone.BAD if row["straggling"] or of_causes else Tone.GOOD
+    return [
+        *head,
+        html.Section([html.H2(short(name)), verdict, note(f"{lost}.")], className=f"panel hero {tone}"),
+        *([panel("Why", row_table(heads, of_causes, "Causes", (2,)))] if of_causes else []),
+        *([panel("Fixes", row_table(fix_heads, of_fixes, "Fixes", (2,)))] if of_fixes else []),
+        way,
+    ]
 
 
 def _culprits(report: FleetReport) -> Component:

@@ -75,7 +75,7 @@ def fixes_panel(report: Report) -> Component:
         bound = "at most " if fix.bound else ""
         confidence = fix.confidence
         title = fix.title if confidence is None else f"{fix.title} ({sure(confidence)})"
-        times = f"{seconds(step_s)} \u2192 {seconds(fix.new_step_s or 0.0)}"
+        times = f"{seconds(step_s)} to {seconds(fix.new_step_s or 0.0)}"
         cells = [title, times, bound + with_error(fix.saved_s or 0.0, fix.error_s), html.Td(ask, className="ask")]
         rows[confidence is not None].append(cells)
     heads = ["Fix", f"{report.job.whole.capitalize()} time", "Saves", html.Th("", className="ask")]

@@ -6,6 +6,7 @@ and metrics.
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from html import escape
 from importlib import import_module
@@ -33,6 +34,17 @@ _DOCUMENT = """<!DOCTYPE html>
 """
 
 
+#: Scripts of Dash that no page needs: for browsers older than its styles need, and for a table of its own.
+_UNUSED = re.compile(r'<script src="[^"]*(deps/polyfill@|/dash_table/)[^"]*"></script>\n')
+
+
+class _App(Dash):
+    """Dash without its unused scripts."""
+
+    def _generate_scripts_html(self) -> str:
+        return _UNUSED.sub("", super()._generate_scripts_html())
+
+
 def make_app(
     store: Path, access: Access | None = None, study: Path | None = None, gpu_hour: float | None = None
 ) -> Dash:
@@ -41,7 +53,7 @@ def make_app(
     `study`: a study of many jobs for the page Fleet. `gpu_hour`: the price of a GPU-hour.
     """
     access = access or Access()
-    app = Dash(
+    app = _App(
         __name__,
         use_pages=True,
         pages_folder="",  # pages are modules of this package, registered by importing them

@@ -16,7 +16,7 @@ from playwright.sync_api import Page, expect
 from tests.dashboards.conftest import SAMPLES, Serving
 from tests.dashboards.page_text import Pages, found, lines
 from tests.dashboards.pages.test_hang import report
-from tests.dashboards.watched import HOSTS, analysed, trace
+from tests.dashboards.watched import HOSTS, analysed, trace, write_watched
 from tests.live.test_notify import PATIENCE_S, receiving
 from tests.test_store_windows import window
 from tracekit.live.incident_changes import StoreChanges
@@ -251,6 +251,19 @@ def test_a_gpu_is_told_in_how_many_of_its_last_jobs_it_was_the_culprit(tmp_path:
     assert "culprit in 3 of its last 9 jobs" in lines[lines.index("GPU-3 on node-e") + 1]
     assert not any(line.startswith(("GPU-0", "GPU-1", "GPU-2")) for line in lines)
     assert "GPU-3 on node-e" in Pages(store.path).lines("/hosts", q="GPU-3")
+
+
+def test_the_page_of_a_host_lists_its_jobs_and_what_it_cost_each_window(tmp_path: Path) -> None:
+    """Rank 3, alone on node-d, is slow in two windows of one job and in one of three of another."""
+    pages = Pages(write_watched(tmp_path / "s.store"))
+    assert "/hosts?host=node-d" in [link.href for link in found(pages.page("/hosts"), "Link")]
+    slow, fine = pages.text("/hosts", host="node-d"), pages.text("/hosts", host="node-a")
+    assert "The culprit in 2 of its last 2 jobs; at worst it cost" in slow
+    assert "The culprit in 0 of its last 2 jobs." in fine
+    rows = [lines(row) for row in found(pages.page("/hosts", host="node-d"), "Tr")]
+    (row,) = [row for row in rows if "over" in row and "Worker computes slower than its peers" in row]
+    assert row[:2] == ["over", "3"]
+    assert "No job in this store says that it ran on this host." in pages.text("/hosts", host="nowhere")
 
 
 @pytest.mark.every_push

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import polars as pl
 import pytest
 from msgspec import convert
 from playwright.sync_api import Page
@@ -14,12 +15,13 @@ import tracekit
 from tests.analysis.bubbles.simulated import one_f_one_b, random_lanes, trace
 from tests.analysis.plans.simulator import draw
 from tests.dashboards.conftest import Serving
-from tests.dashboards.page_text import Pages
+from tests.dashboards.page_text import Pages, found, lines
 from tests.handmade import run
 from tracekit.analysis.bubbles.picture import draw_step
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.analysis.plans.model import PlanModel
 from tracekit.analysis.plans.optimize import optimize
+from tracekit.base.text import seconds
 from tracekit.dashboards.figures.plans import plan_front
 from tracekit.dashboards.figures.theme import LIGHT
 from tracekit.store import Incoming, Store
@@ -63,6 +65,22 @@ def test_a_step_and_a_dp_rank_can_be_chosen(store: Path, job: PipelineJob) -> No
     assert "Pipeline in step 1" in text
     (bar, *_) = draw_step(job.replay, 1, 1)[0].bars
     assert bar.words in text
+
+
+def test_a_sentence_and_a_table_say_how_long_stages_are_idle(store: Path, job: PipelineJob) -> None:
+    """Idle is what is left of the time from the first to the last compute of the DP rank."""
+    computes = job.trace.ops.filter(step=1, dp_rank=1).filter(pl.col("kind").cast(str).str.ends_with("compute"))
+    ends = computes["start"] + computes["duration"]
+    window_s = ends.max() - computes["start"].min()
+    idle = 1 - computes.group_by("pp_rank").agg(pl.col("duration").sum()).sort("pp_rank")["duration"] / window_s
+    text = Pages(store).text("/pipeline", job="pipes", step="1", dp="1")
+    assert "Pipeline in step 1, DP rank 1" in text
+    assert f"Stages are idle for {idle.mean():.0%} of the {seconds(window_s)}" in text
+    assert f"most of all stage {idle.arg_max()}, {idle.max():.0%}, mostly waiting for" in text
+    for stage, share in enumerate(idle):
+        row = next(row for row in found(Pages(store).page("/pipeline", job="pipes", step="1", dp="1"), "Tr")
+                   if f"stage {stage}" in lines(row))  # fmt: skip
+        assert f"{share:.0%}" in lines(row)
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,18 @@ def test_the_page_says_what_the_study_holds_now(study: Study, tmp_path: Path) ->
     assert "100.0% of 1 jobs straggle; 50.0% of 200 GPU-hours are lost to it" in pages.text("/fleet")
 
 
+def test_every_job_has_a_page_that_says_what_the_study_knows_of_it_in_money_too(study: Study, tmp_path: Path) -> None:
+    """Job a loses half of 200 GPU-hours, at 2 each; the store has no job, so its page is one of the study."""
+    pages = Pages(tmp_path / "no.store", study.path, gpu_hour=2.0)
+    listed = pages.page("/fleet")
+    assert "/fleet?job=a" in [link.href for link in found(listed, "Link")]
+    assert "200" in lines(next(row for row in found(listed, "Tr") if "a" in lines(row)))
+    shown = pages.lines("/fleet", job="a")
+    assert "100 of 200 GPU-hours lost, 200 at 2 a GPU-hour." in shown
+    assert EVIL in "\n".join(shown)
+    assert "The study has no job named z that counts." in pages.lines("/fleet", job="z")
+
+
 @pytest.mark.slow
 def test_fixes_that_were_applied_are_shown_on_their_jobs_and_over_the_fleet(study: Study, tmp_path: Path) -> None:
     store = Store(tmp_path / "jobs.store")
