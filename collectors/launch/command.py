@@ -62,7 +62,7 @@ def _mask(text: str) -> int:
     "collect",
     cls=SectionedCommand,
     sections=_SECTIONS,
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    context_settings={"allow_interspersed_args": False},
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--out", type=_PATH, help="Also write the trace to this Parquet file.")
