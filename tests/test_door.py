@@ -164,6 +164,28 @@ def test_a_mistyped_label_kind_or_cause_is_answered_with_the_nearest() -> None:
         assert ran.message.endswith(f"; did you mean `{meant}`?"), ran.message
 
 
+def test_a_mistyped_option_of_collect_is_no_command() -> None:
+    ran = run("collect", "--stps", "1:2", "--", "true")
+    assert (ran.code, ran.out) == (2, "")
+    assert "no such option '--stps' (did you mean" in ran.message
+    assert "--steps" in ran.message
+
+
+def test_an_output_that_cannot_be_meant_is_refused() -> None:
+    assert "in object storage, which is only read" in run("metrics", "alerts", "s3://bucket/rules").message
+    assert "ends in .gz, .json, .parquet" in run("store", "export", "slow.parquet", "--out", "timeline.txt").message
+    assert not Path("s3:").exists()
+    assert not Path("timeline.txt").exists()
+
+
+def test_incidents_of_a_job_that_is_not_there_are_no_empty_list() -> None:
+    assert run("import", "slow.parquet", "--store", "jobs.store", "--name", "slow").code == 0
+    assert run("store", "incidents", "slow", "--store", "jobs.store").code == 0
+    ran = run("store", "incidents", "slw", "--store", "jobs.store")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.message.endswith("no job 'slw'; did you mean 'slow'?")
+
+
 def test_what_to_type_next_names_the_browser_once() -> None:
     (named,) = [line for line in run("whatif", "slow.parquet").out.splitlines() if "tracekit open" in line]
     assert named.split("  #")[0].strip() == "tracekit open slow.parquet"

@@ -15,7 +15,7 @@ from tracekit.base.option_sections import SectionedCommand
 from tracekit.base.stderr import say
 from tracekit.base.text import printable, ranks_text, short
 from tracekit.collectors.launch.live import WatchOptions, watch_options
-from tracekit.collectors.launch.option_values import parse_size, parse_steps, schedule_options
+from tracekit.collectors.launch.option_values import parse_size, parse_steps, schedule_options, stacks_allowed
 from tracekit.collectors.launch.signals import hold, release
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _mask(text: str) -> int:
     "collect",
     cls=SectionedCommand,
     sections=_SECTIONS,
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    context_settings={"allow_interspersed_args": False},
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--out", type=_PATH, help="Also write the trace to this Parquet file.")
@@ -86,9 +86,8 @@ def _mask(text: str) -> int:
 @click.option("--buckets", is_flag=True, help="On CPUs, record each bucket of gradients, for `tracekit optimize`.")
 @click.option(
     "--stacks/--no-stacks",
-    default=True,
-    envvar="TRACEKIT_STACKS",
-    help="Let a watch ask which line of code a slow rank is at [default: yes, or $TRACEKIT_STACKS].",
+    default=stacks_allowed,
+    help="Let a watch ask which line of code a slow rank is at [default: yes, unless $TRACEKIT_STACKS is 0].",
 )
 @click.option("--dp", type=click.IntRange(min=1), help="Data-parallel size, if it cannot be found.")
 @click.option("--pp", type=click.IntRange(min=1), help="Pipeline-parallel size, if it cannot be found.")

@@ -6,6 +6,7 @@ line without click also uses it.
 
 from __future__ import annotations
 
+import os
 import re
 
 from tracekit.base.errors import SelectionError
@@ -17,6 +18,11 @@ OVERHEAD_STEPS = 10
 #: Below this limit, segments would be replaced all the time, bytes.
 SMALLEST_KEPT = 1_000_000
 _STEPS = re.compile(r"(\d*):(\d*)$")
+
+
+def stacks_allowed() -> bool:
+    """Whether a watch may ask for lines of code, where no option says so: unless $TRACEKIT_STACKS is 0."""
+    return os.environ.get("TRACEKIT_STACKS") != "0"
 
 
 def parse_steps(text: str) -> tuple[int, int | None]:

@@ -26,7 +26,7 @@ from tracekit.collectors.launch.launcher import (
     script_name,
     why_nothing_was_recorded,
 )
-from tracekit.collectors.launch.option_values import parse_size, parse_steps, schedule_options
+from tracekit.collectors.launch.option_values import parse_size, parse_steps, schedule_options, stacks_allowed
 from tracekit.collectors.launch.signals import hold, release
 from tracekit.collectors.record.wire_format import RecordingSchedule, RuntimeOptions, attempt_directory
 from tracekit.collectors.run_directory.launchers import running_launchers
@@ -107,7 +107,9 @@ def _collect(parsed: argparse.Namespace) -> int:
     schedule = schedule_options(parsed.steps, parsed.every, parsed.length, idle=parsed.idle, overhead=False)
     hold()
     try:
-        options = RuntimeOptions(**asdict(schedule), keep_bytes=parsed.keep, stacks=not parsed.no_stacks)
+        options = RuntimeOptions(
+            **asdict(schedule), keep_bytes=parsed.keep, stacks=stacks_allowed() and not parsed.no_stacks
+        )
         directory = (parsed.segments or Path(f"tracekit-{datetime.now():%Y%m%d-%H%M%S}")).absolute()
         environment = prepare_run(directory, options, parsed.command)
         launched = run_command(parsed.command, environment, directory, {}, parsed.name or script_name(parsed.command))

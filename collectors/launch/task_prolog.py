@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from tracekit.collectors.launch.launcher import prepare_run
+from tracekit.collectors.launch.option_values import stacks_allowed
 from tracekit.collectors.record.wire_format import ENV_DIRECTORY, ENV_OPTIONS, RuntimeOptions
 
 
@@ -22,7 +23,8 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, metavar="N", help="record one step in N")
     asked = parser.parse_args()
     try:
-        environment = prepare_run(asked.folder.absolute(), RuntimeOptions(every=asked.every), ["TaskProlog"])
+        options = RuntimeOptions(every=asked.every, stacks=stacks_allowed())
+        environment = prepare_run(asked.folder.absolute(), options, ["TaskProlog"])
     except Exception as error:  # a prolog that fails ends the job
         sys.stdout.write(f"print tracekit: not recorded: {' '.join(str(error).split())}\n")
         return

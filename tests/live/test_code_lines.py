@@ -17,6 +17,7 @@ from tests.handmade import run
 from tests.live.beside import Beside
 from tests.live.test_notify import receiving
 from tracekit.collectors.record.wire_format import STACK_REQUEST
+from tracekit.collectors.run_directory.segments import read_run
 from tracekit.live.code_lines import PATIENCE_S, LineQuestion
 
 TRAIN, DECODE, TORCH = (
@@ -149,6 +150,18 @@ def test_a_job_that_forbids_it_is_not_asked(tmp_path: Path, written: WrittenRun,
     beside.look()
     assert beside.windows() == [(1, 10)]
     assert request_of(written) is None
+
+
+def test_the_options_of_a_launch_allow_it_or_forbid_it(tmp_path: Path) -> None:
+    """Where the launcher notes them, and every rank reads them."""
+    for number, (options, variables, allowed) in enumerate((
+        ([], {}, True), (["--no-stacks"], {}, False), ([], {"TRACEKIT_STACKS": "0"}, False),
+        (["--stacks"], {"TRACEKIT_STACKS": "0"}, True),
+    )):  # fmt: skip
+        folder = tmp_path / str(number)
+        assert run("collect", "--no-store", "--segments", folder, *options, "--", "true", env=variables).code == 0
+        assert json.loads((folder / "run.json").read_text())["options"]["stacks"] is allowed
+        assert read_run(folder).stacks is allowed
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, asked: WrittenRun, clock: list[float]) -> None:

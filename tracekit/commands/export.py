@@ -15,6 +15,9 @@ from tracekit.base.text import counted, printable
 from tracekit.commands.arguments import parse_steps
 from tracekit.commands.options import OUT, JobArguments, trace_source
 
+#: How the names of its files end: a timeline is packed JSON, whatever it is called.
+_ENDINGS = (".gz", ".json", ".parquet")
+
 
 @click.command("export")
 @trace_source
@@ -34,6 +37,8 @@ def export_command(
     from tracekit.trace.chrome import TIMELINE_FILE
 
     as_trace = out.suffix == ".parquet"
+    if out.suffix not in _ENDINGS:
+        raise OutputError(f"{out}: expected a name that ends in {', '.join(_ENDINGS)}; choose another --out")
     if as_trace and steps is not None:
         raise SelectionError("--steps chooses what a timeline shows; a .parquet file gets the whole trace")
     check_writable(out, TRACE_FILE if as_trace else TIMELINE_FILE)

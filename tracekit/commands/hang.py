@@ -37,8 +37,7 @@ def hang_command(directory: Path, job: str | None, as_json: bool, out: Path | No
 
     DIRECTORY holds the flight-recorder dumps of the ranks, one file each (pickle or JSON), or is the --segments folder
     of a `tracekit collect --hang-after` that saw a hang, or a file with what the watchdogs of NCCL printed, or with a
-    report of `ncclras`. With a STORE, shows the newest hang that it holds. Exit code
-    4: a hang was found.
+    report of `ncclras`. With a STORE, shows the newest hang that it holds. Exits with 3 if a hang was found.
     """
     from tracekit.store import Store
 

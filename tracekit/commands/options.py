@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from tracekit.base.command_line import command, quoted
 from tracekit.base.errors import FormatError, OutputError, SelectionError, StoreError
 from tracekit.base.look import Look
-from tracekit.base.object_storage import shown
+from tracekit.base.object_storage import object_url, shown
 from tracekit.base.stderr import hushed_panics, say
 from tracekit.base.text import short
 from tracekit.commands.complete import job_names
@@ -306,6 +306,8 @@ def layout_sizes(body: Callable[..., Any]) -> Any:
 
 def made_folder(path: Path, instead: str = "another folder") -> Path:
     """The folder for a command's output. Raises OutputError, which says what to choose `instead`."""
+    if object_url(path) is not None:
+        raise OutputError(f"{shown(path)}: in object storage, which is only read; choose {instead}")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

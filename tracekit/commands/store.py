@@ -127,7 +127,10 @@ def incidents(job: str | None, store: Path | None, only_open: bool) -> None:
     from tracekit.live.incident_words import advice, handling, lasted, since_words, utc
 
     opened = store_at(store)
-    for incident in opened.incidents(job, only_open=only_open):
+    listed = opened.incidents(job, only_open=only_open)
+    if job is not None and not listed:
+        opened.windows(job)  # of a job that is not there, says which are
+    for incident in listed:
         since = since_words(incident, utc)
         state = f"open for {lasted(incident)}"
         if incident.closed_at is not None:

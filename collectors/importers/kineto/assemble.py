@@ -20,7 +20,7 @@ from tracekit.collectors.importers.kineto.kernel_classes import KernelClasses
 from tracekit.collectors.importers.kineto.mesh import mesh_of
 from tracekit.collectors.importers.kineto.other_recordings import ACCELERATOR_IS, other_accelerator
 from tracekit.collectors.importers.kineto.rank_columns import RankColumns
-from tracekit.collectors.importers.kineto.rank_placement import Groups, groups_of, place, rank_of
+from tracekit.collectors.importers.kineto.rank_placement import Groups, check_one_job, groups_of, place, rank_of
 from tracekit.trace.gpu_activity import Activity
 from tracekit.trace.gpu_recording import (
     CALL_SCHEMA,
@@ -134,6 +134,7 @@ def _check_steps(files: Sequence[RankColumns]) -> None:
     for file, steps in marked[1:]:
         first, others = marked[0]
         if not steps & others:
+            check_one_job(files)
             raise FormatError(
                 f"{file.file} holds steps {min(steps)} to {max(steps)}, {first.file} steps {min(others)} to"
                 f" {max(others)}: no step in common; give the files of one recording, such as the folder of one"

@@ -6,15 +6,18 @@ In: `RankColumns` of all files. Out: their ranks and groups. Sources in order of
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import msgspec
 
+from tracekit.base.command_line import command
 from tracekit.base.errors import FormatError
+from tracekit.base.text import listed
 from tracekit.collectors.importers.kineto.event_tables import CollectiveArgs
 from tracekit.collectors.importers.kineto.rank_columns import RankColumns
 from tracekit.trace.model import LARGEST_SIZE, ProcessGroup
@@ -46,6 +49,7 @@ def place(files: Sequence[RankColumns]) -> RanksOfFiles:
         ranks = []
         for columns, rank in zip(files, stated, strict=True):
             if rank is None:
+                check_one_job(files)
                 raise FormatError(
                     f"{columns.file}: does not state its rank, other files do; rename it, for example to"
                     " rank3_trace.json"
@@ -54,6 +58,7 @@ def place(files: Sequence[RankColumns]) -> RanksOfFiles:
     seen: dict[int, str] = {}
     for columns, rank in zip(files, ranks, strict=True):
         if rank in seen:
+            check_one_job(files)
             raise FormatError(
                 f"{columns.file} and {seen[rank]}: both are traces of rank {rank}; give the files of one recording,"
                 " such as the folder of one iteration"
@@ -72,6 +77,21 @@ def place(files: Sequence[RankColumns]) -> RanksOfFiles:
             f"{len(missing)} of {world_size} ranks were not recorded ({listed}): the replay does not wait for them"
         )
     return RanksOfFiles(tuple(ranks), world_size, tuple(notes))
+
+
+def check_one_job(files: Sequence[RankColumns]) -> None:
+    """Raise FormatError, with the files, if one of them states no rank and meets no other: it is a recording of its
+    own, and a name for its rank would make one job of several. Called where files contradict each other.
+    """
+    if all(file.collectives or (_world_size(file) or 1) > 1 or rank_of(file) is not None for file in files):
+        return
+    paths = sorted({Path(file.file) for file in files})
+    folder = os.path.commonpath([path.parent for path in paths])
+    names = listed((os.path.relpath(path, folder) for path in paths), 12)
+    raise FormatError(
+        f"{folder}: {len(paths)} recordings, not the ranks of one job: {names}; name one, such as"
+        f" `{command('whatif', paths[0])}`"
+    )
 
 
 def rank_of(file: RankColumns) -> int | None:

@@ -299,8 +299,12 @@ BAD = {
         "says that the job has 2 ranks, but .* says 4",
     ),
     "one without rank": (
-        {"rank0.json": document(GPU, None), "t.json": document(GPU, None)},
+        {"rank0.json": document(GPU, None), "t.json": document([*GPU, all_reduce(0, 1)], None)},
         "does not state its rank, other files do",
+    ),
+    "recordings": (
+        {"a/t.json": document(GPU, None, None), "b.json": document(GPU, 0, None), "c.json": document(GPU, None, None)},
+        r"recordings: 3 recordings, not the ranks of one job: a/t.json, b.json, c.json; name one, such as `tracekit",
     ),
 }  # fmt: skip
 
