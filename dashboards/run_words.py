@@ -52,13 +52,17 @@ def run_kind(run: RunVerdict) -> LossKind:
 def run_sentence(run: RunVerdict, zone: tzinfo = UTC) -> str:
     """The first sentence about a run, without a full stop."""
     if run.alarming:
-        return cause_sentence(run.alarming[0], zone)
+        return cause_sentence(run.alarming[0], zone, run)
     return f"nothing costs 5% of any window; {_percent(run.lost_share)} of the run is lost in all"
 
 
-def cause_sentence(cause: RunCause, zone: tzinfo = UTC) -> str:
-    """What one cause cost: `rank 1 cost 15.6% of the run, steps 40 to 66, from 10:02 to 10:09 UTC; it is over`."""
-    cost = f"{who_words(cause)} cost {_percent(cause.lost_share)} of the run"
+def cause_sentence(cause: RunCause, zone: tzinfo, run: RunVerdict) -> str:
+    """What one cause cost: `rank 1 cost 15.6% of the run, steps 40 to 66, from 10:02 to 10:09 UTC; it is over`. Of
+    several on the same ranks, with its name.
+    """
+    several = cause.ranks and sum(one.ranks == cause.ranks for one in run.alarming) > 1
+    who = f"{who_words(cause)}, {kind_words(cause.cause)}," if several else who_words(cause)
+    cost = f"{who} cost {_percent(cause.lost_share)} of the run"
     parts = [cost, steps_words(cause), times_words(cause, zone)]
     return f"{', '.join(part for part in parts if part)}; {_STATES[cause.state]}"
 
@@ -95,7 +99,7 @@ def run_rows(report: Report, zone: tzinfo = UTC) -> Iterator[tuple[str, str]]:
     if run is None:
         return
     others = [cause for cause in run.alarming[1:] if cause.lost_share >= _SMALLEST_SHARE][:MOST_CAUSES]
-    yield from (("" if number else "Then", cause_sentence(cause, zone)) for number, cause in enumerate(others))
+    yield from (("" if number else "Then", cause_sentence(cause, zone, run)) for number, cause in enumerate(others))
     if run.lost_s > 0:
         hours = three_digits(run.gpu_hours_lost)
         yield "Lost", f"{hours} GPU-hours in all, {_percent(run.lost_share)} of the run; `tracekit bill` has every hour"
@@ -133,6 +137,22 @@ def coverage_words(run: RunVerdict) -> str:
     notes = [note for note in run.notes if "clock" in note]
     covered = [f"{run.covered_share:.0%} of {seconds(run.wall_s)}: the rest, such as the start, is in no window"]
     return "; ".join([*(covered if run.covered_share < _COVERED else ()), *notes[:1]])
+
+
+def since_words(report: Report, zone: tzinfo = UTC) -> str:
+    """Since when the leading cause of the newest window acts on its run, to stand behind the place of the cause: its
+    first slow step and when that began, as of its incident. Empty if it began in this window, or is not known.
+    """
+    run = run_of_several(report)
+    leading = next(iter(report.answer.accounts), None)
+    if run is None or leading is None or not report.by_step:
+        return ""
+    same = [cause for cause in run.causes if (cause.cause, cause.ranks) == (leading.kind, leading.ranks)]
+    if not same or same[0].first_step is None or same[0].first_step >= report.by_step[0].step:
+        return ""
+    began = _moment(same[0].since, zone)
+    moment = "" if began is None else f", {began:%Y-%m-%d %H:%M:%S %Z}"
+    return f"; since step {same[0].first_step}{moment}"
 
 
 def elsewhere_words(run: RunVerdict, report: Report) -> str | None:

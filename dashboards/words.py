@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from tracekit.analysis.replay.method import Method
 from tracekit.base.text import counted, main_clause, percent_sure, seconds, short, with_error
-from tracekit.dashboards.run_words import run_rows
+from tracekit.dashboards.run_words import run_rows, since_words
 from tracekit.report.answer import Answer
 from tracekit.report.conclusions import Fix
 from tracekit.report.report import Report
@@ -52,7 +52,7 @@ def answer_rows(
     answer, lost = report.answer, ""
     if gpu_hour is not None and report.daily:
         lost = f", {report.verdict.lost_gpu_hours_per_day * gpu_hour:,.0f} a day at {gpu_hour:g} a GPU-hour"
-    yield from core_rows(answer, lost)
+    yield from core_rows(answer, lost, since_words(report))
     others = list(answer.others[:most_causes])
     if more := len(answer.others) - len(others):
         others.append(f"{counted(more, 'more cause' if others else 'cause')}: {all_causes}")
@@ -64,12 +64,14 @@ def answer_rows(
     yield from ((remark.name, remark.words) for remark in report.remarks)
 
 
-def core_rows(answer: Answer, money: str = "") -> Iterator[tuple[str, str]]:
-    """Cost, who, why, what to do first, and what that saves. `money`: the end of the sentence about the cost."""
+def core_rows(answer: Answer, money: str = "", since: str = "") -> Iterator[tuple[str, str]]:
+    """Cost, who, why, what to do first, and what that saves. `money`, `since`: the ends of the sentences about the cost
+    and the culprit.
+    """
     why, saves = answer.why, answer.saves
     rows = {
         "Cost": answer.cost and answer.cost + money,
-        "Who": answer.who,
+        "Who": answer.who and answer.who + since,
         "Why": None if why is None or main_clause(why) in answer.headline else why,
         "Do": answer.action or answer.check,
         "Saves": saves and saves.removeprefix("saves "),

@@ -124,3 +124,12 @@ def test_a_job_that_is_missing_is_said_in_one_line(runs: tuple[Path, Path], tmp_
         ran = run("compare", *arguments)
         assert ran.code == ExitCode.BAD_INPUT
         assert ran.message
+
+
+def test_compare_and_gate_give_a_recording_one_step_time() -> None:
+    """Of the steps that the profiler marked; the time before the first and after the last is of no step."""
+    recording = SAMPLES / "gpu_slow_input"
+    compared = json.loads(run("compare", recording, recording, "--json").out)
+    judged = json.loads(run("gate", recording, "--baseline", recording, "--part", "step", "--json").out)
+    assert compared["after"]["recorded_s"] == pytest.approx(judged["rows"][0]["after_s"], rel=1e-12)
+    assert compared["after"]["steps"] == judged["run"]["steps"]

@@ -30,7 +30,7 @@ def test_what_is_said_of_nodes() -> None:
     assert Nodes((), ()).sentence is None
     assert Nodes(("a", "b"), ("c",)).sentence == "Drain a, b: the recording shows hardware at fault there."
     assert Nodes((), tuple("abcde")).sentence == (
-        "No host to drain: the recording shows no hardware at fault on 5 hosts."
+        "Do not drain 5 hosts yet: the recording shows no hardware at fault there."
     )
 
 
@@ -38,8 +38,8 @@ def test_what_is_said_of_nodes() -> None:
 @pytest.mark.parametrize(
     ("throttled", "said", "unsaid", "slurm"),
     [
-        (True, "Drain gpu-017: the recording shows hardware at fault there.", "No host to drain", "gpu-017\n"),
-        (False, "No host to drain: the recording shows no hardware at fault on gpu-017.", "Drain gpu-017", ""),
+        (True, "Drain gpu-017: the recording shows hardware at fault there.", "Do not drain", "gpu-017\n"),
+        (False, "Do not drain gpu-017 yet: the recording shows no hardware at fault there.", "Drain gpu-017", ""),
     ],
     ids=["throttled GPU", "slow, and nothing known of the GPU"],
 )

@@ -109,6 +109,8 @@ class Detector(ABC):
     have it. `explains_delays`: launch delays that go with it are accounted for. `beyond_experts`: it looks at what
     uneven loads of experts leave unexplained.
 
+    `counted`: it rests on what was counted beside the times of ops, so a longer op does not explain it.
+
     `repair` or `treatment`: how to fix it; `fixes` for a fix of its own.
     """
 
@@ -128,6 +130,7 @@ class Detector(ABC):
     by_chance: ClassVar[bool] = False
     explains_delays: ClassVar[bool] = True
     beyond_experts: ClassVar[bool] = True
+    counted: ClassVar[bool] = False
     repair: ClassVar[Repair | None] = None
     treatment: ClassVar[Treatment | None] = None
 

@@ -67,6 +67,7 @@ class ProcessPauses(Detector):
     loss = LossKind.STALLS
     stragglers_where_few = True
     by_chance = True
+    counted = True
     repair = Repair("stop-pauses", "Remove the pauses of the process")
 
     def find(self, job: PipelineSubject) -> Iterator[Candidate]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from math import isfinite
+from typing import Any
 
 import numpy as np
 from msgspec import structs
@@ -16,7 +17,7 @@ from msgspec import structs
 from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN
 from tracekit.analysis.attribution.patterns import TimePattern, pattern_of_series
 from tracekit.analysis.detectors.all_detectors import detector_of, guarded, is_plug_in, own_detectors
-from tracekit.analysis.detectors.detector import Candidate, Detector
+from tracekit.analysis.detectors.detector import MOST_OF_PRICE, Candidate, Detector
 from tracekit.analysis.detectors.nothing_found import Healthy, Unexplained
 from tracekit.analysis.detectors.remedies import Advice, advice_text, remedy_for
 from tracekit.analysis.diagnosis.assessment import Assessment
@@ -62,6 +63,7 @@ def causes_of(assessed: Assessment, detectors: Sequence[Detector] | None = None)
         with guarded(detector.kind):
             candidates = list(detector.review(job, candidates))
     candidates = [each for each in candidates if can_conclude(job, detector_of(each.kind).loss_at(each.where))]
+    candidates = one_at_a_place(job, candidates)
     named = [
         cause
         for cause in _priced(job, candidates)
@@ -93,6 +95,39 @@ def _in_turn(job: Subject, named: Sequence[Cause]) -> Iterator[Cause]:
         first = next((one for one in left if one.kind in kinds and one.worth_s >= least_s), left[0])
         left.remove(first)
         yield first
+
+
+def one_at_a_place(job: Subject, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Leave out candidates whose price a costlier one on the same ranks explains: signatures of one trouble overlap."""
+    remaining = list(candidates)
+    on_ranks = [
+        each for each in candidates if each.change is not None and _ranks_of(each) and not is_plug_in(each.kind)
+    ]
+    alone = {_ranks_of(each) for each in on_ranks}
+    if len(alone) == len(on_ranks) and not any(one < other for one in alone for other in alone):
+        return remaining
+
+    def beside(ranks: frozenset[Any]) -> list[Any]:
+        return [each.change for each in on_ranks if not _ranks_of(each) & ranks]
+
+    def price_s(each: Candidate) -> float:
+        others = beside(_ranks_of(each))
+        return float((job.step_times(others) - job.step_times((*others, each.change))).mean())
+
+    costliest_first = sorted(on_ranks, key=lambda each: -price_s(each))
+    for at, each in enumerate(costliest_first):
+        ranks = _ranks_of(each)
+        costlier = [one for one in costliest_first[:at] if one in remaining and ranks <= _ranks_of(one)]
+        if detector_of(each.kind).counted:
+            continue
+        if any(job.explained(each.change, one.change, beside(_ranks_of(one))) >= MOST_OF_PRICE for one in costlier):
+            remaining.remove(each)
+    return remaining
+
+
+def _ranks_of(candidate: Candidate) -> frozenset[Any]:
+    """The workers or ranks that a candidate is on; empty for the whole job, stages and links."""
+    return frozenset(candidate.where.workers or candidate.where.ranks)
 
 
 def can_conclude(job: Subject, kind: LossKind) -> bool:

@@ -11,7 +11,7 @@ from typing import Final
 
 from tracekit.base.text import printable, short
 from tracekit.dashboards.documents.markdown import answer_table, escaped
-from tracekit.dashboards.run_words import first_line, run_rows
+from tracekit.dashboards.run_words import first_line, run_rows, since_words
 from tracekit.dashboards.words import core_rows, trust_row
 from tracekit.report.report import Report
 
@@ -48,5 +48,9 @@ def messages(report: Report, address: str) -> dict[str, str]:
     """The message in each form, by its name. `address`: of the page that shows the report."""
     name, answer = short(report.name), report.answer
     _, _, sentence = first_line(report)
-    rows = [*run_rows(report), *core_rows(answer), trust_row(answer.trust, trustworthy=report.trust.trustworthy)]
+    rows = [
+        *run_rows(report),
+        *core_rows(answer, since=since_words(report)),
+        trust_row(answer.trust, trustworthy=report.trust.trustworthy),
+    ]
     return {form: write(name, sentence, rows, address) for form, write in _FORMS.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tracekit.base.exit_codes import ExitCode
 from tracekit.bill.run_account import run_of_job
 from tracekit.bill.stored import bill_of_store
 from tracekit.commands.mcp import who, why_slow
+from tracekit.live.incident_words import since_words, utc
 from tracekit.report.run import RunCause, RunVerdict, State
 from tracekit.store import Incoming
 from tracekit.trace.canonical import Trace
@@ -199,6 +201,21 @@ def test_the_culprits_of_a_run_are_the_ranks_of_its_causes(tmp_path: Path) -> No
     assert culprit["cost_s"] == pytest.approx(5 * LOST_S / 20)
     newest = run(*named, "--window", "3")
     assert (newest.code, newest.out) == (ExitCode.NO_ANSWER, "")
+
+
+def test_who_is_slow_since_an_earlier_window_is_told_since_then(tmp_path: Path) -> None:
+    """Slow from step 6 on, whose window began after five healthy steps: the newest window shows it from its start."""
+    store = stored(tmp_path, windows(False, True, True))
+    began = datetime.fromtimestamp(EPOCH_S + 5 * HEALTHY_STEP_S, UTC)
+    since = f"; since step 6, {began:%Y-%m-%d %H:%M:%S} UTC"
+    out = run("whatif", "--store", store.path, "--job", "job", env={"COLUMNS": "200"}).out
+    (who,) = [line for line in out.splitlines() if line.startswith("Who")]
+    assert who.startswith(f"Who    rank {SLOW_RANK}")
+    assert who.endswith(since)
+    (incident,) = store.incidents("job")
+    assert since == f"; since {since_words(incident, utc)}"
+    of_window = run("whatif", "--store", store.path, "--job", "job", "--window", "2", env={"COLUMNS": "200"}).out
+    assert "since step" not in of_window.partition("\nRun")[0]
 
 
 def test_an_agent_gets_the_run_and_its_culprits(tmp_path: Path) -> None:

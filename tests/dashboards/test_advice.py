@@ -78,7 +78,11 @@ def test_no_sentence_advises_without_its_confidence(pages: Pages) -> None:
     for path, name in itertools.product(PAGES, CAUSES):
         for line in pages.lines(path, job=name):
             if ADVISES.search(line):
-                assert "% sure" in line or line.startswith(("No host to drain", "No advice")), (path, name, line)
+                assert "% sure" in line or line.startswith(("No host to drain", "Do not drain", "No advice")), (
+                    path,
+                    name,
+                    line,
+                )
 
 
 @pytest.mark.parametrize("name", ["healthy", "untrusted"])
@@ -86,7 +90,7 @@ def test_where_the_diagnosis_names_nobody_nothing_is_advised(
     pages: Pages, reports: dict[str, dict[str, Any]], name: str
 ) -> None:
     text = "\n".join(line for path in PAGES for line in pages.lines(path, job=name))
-    assert not ADVISES.search(re.sub(r"No host to drain", "", text))
+    assert not ADVISES.search(re.sub(r"No host to drain|Do not drain", "", text))
     assert "% sure" not in text
     assert first_action(as_report(reports[name])) is None
     job = pages.text("/job", job=name)
@@ -104,8 +108,8 @@ def test_a_slow_worker_is_named_and_the_others_of_its_host_are_left_alone(
     assert answer["action"].startswith("Check rank 9 on host-0001")
     text = pages.text("/workers", job="worker")
     assert (
-        "No host to drain: the recording shows no hardware at fault on host-0001. The diagnosis names rank 9 (99% sure)"
-        " on host-0001; the other 7 workers of it are not named." in text
+        "Do not drain host-0001 yet: the recording shows no hardware at fault there. The diagnosis names rank 9"
+        " (99% sure) on host-0001; the other 7 workers of it are not named." in text
     )
 
 
@@ -113,7 +117,7 @@ def test_nothing_is_said_of_nodes_where_software_is_slow(reports: dict[str, dict
     """Such as the training thread: no machine can be at fault."""
     report = as_report(reports["worker"])
     culprits = tuple(structs.replace(one, part="host") for one in report.answer.culprits)
-    assert node_words(report) == "No host to drain: the recording shows no hardware at fault on host-0001."
+    assert node_words(report) == "Do not drain host-0001 yet: the recording shows no hardware at fault there."
     assert node_words(structs.replace(report, answer=structs.replace(report.answer, culprits=culprits))) is None
 
 

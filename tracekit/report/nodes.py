@@ -36,7 +36,7 @@ class Nodes(NamedTuple):
         if self.drain:
             return f"Drain {_listed(self.drain)}: the recording shows hardware at fault there."
         if self.suspects:
-            return f"No host to drain: the recording shows no hardware at fault on {_listed(self.suspects)}."
+            return f"Do not drain {_listed(self.suspects)} yet: the recording shows no hardware at fault there."
         return None
 
 

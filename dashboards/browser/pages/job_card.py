@@ -14,6 +14,7 @@ from tracekit.dashboards.browser.ui.charts import step_bars
 from tracekit.dashboards.browser.ui.components import badge, href, note
 from tracekit.dashboards.browser.ui.context import viewer
 from tracekit.dashboards.browser.ui.sentences import Tone, first_action, headline, run_headline, why_no_advice
+from tracekit.dashboards.run_words import run_advice, run_of_several
 from tracekit.store import Incident
 
 
@@ -24,7 +25,10 @@ def job_card(stored: Stored) -> Component:
     if report is None:  # the list of jobs says more than the report, which is gone or of an older version
         return html.Article(html.Header([html.H3(link), note(stored.problem)]), className="job-card")
     verdict, steps = run_headline(report, viewer().zone) or headline(report), report.by_step
+    run = run_of_several(report)
+    of_run = None if run is None else run_advice(run, report)
     action, saves = first_action(report) or (f"no advice: {why_no_advice(report)}", "")
+    action, saves = (action, saves) if of_run is None else (of_run, "")
     lines = [html.Dt("Do first"), html.Dd(html.B(action))]
     lines += [html.Dt("Saves"), html.Dd(saves.removeprefix("saves "))] if saves else []
     picture = [step_bars(steps, stored.name, links=False)] if len(steps) > 1 else []

@@ -19,7 +19,7 @@ from tracekit.dashboards.browser.ui.charts import Level, steps_picture, worker_c
 from tracekit.dashboards.browser.ui.components import attributes, href, panel
 from tracekit.dashboards.browser.ui.context import results, viewer
 from tracekit.dashboards.browser.ui.sentences import Tone, first_action, headline, node_words, why_no_advice
-from tracekit.dashboards.run_words import run_of_several
+from tracekit.dashboards.run_words import run_of_several, since_words
 from tracekit.report.report import Report
 
 #: A label, its sentence, and the link to where its figures can be seen.
@@ -71,11 +71,15 @@ def _rows(stored: Stored, report: Report) -> list[AnswerRow]:
         step=step,
         critical="yes",
     )
-    why = answer.why
+    why, since = answer.why, since_words(report, viewer().zone)
     if why and main_clause(why) in answer.headline:
         why = None
     return [
-        ("Who", answer.who, way(stored, "worker map", "/workers", worker=culprit(report))),
+        (
+            "Who",
+            answer.who and answer.who + since,
+            way(stored, "worker map", "/workers", worker=culprit(report)),
+        ),
         ("Why", why, path),
         ("Costs", answer.cost, path if why is None else way(stored, "steps", "/workers")),
         ("More to check", answer.check, None),

@@ -20,7 +20,7 @@ from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE
 from tracekit.analysis.detectors.all_detectors import detector_of
 from tracekit.base.command_line import adding, command
 from tracekit.base.errors import SelectionError
-from tracekit.base.text import counted, printable, short
+from tracekit.base.text import counted, printable, ranks_text, short
 from tracekit.dashboards.browser.pages.job_card import hang_card, job_card
 from tracekit.dashboards.browser.ui.charts import trend
 from tracekit.dashboards.browser.ui.components import attributes, badge, href, note, panel, row_table
@@ -146,7 +146,7 @@ def job_table() -> pl.DataFrame:
         team=pl.coalesce(metadata.json_path_match(f"$.{key}") for key in TEAM_KEYS),
         tokens_per_s=tokens.cast(pl.Float64, strict=False) / pl.col("recorded_s"),
         host=host,
-        culprit=pl.coalesce(host, pl.when(place != "whole job").then(place)),
+        culprit=pl.when(place != "whole job").then(place),
         status=pl.when("watched").then(pl.lit("running")).otherwise(pl.col("ending").fill_null("stored")),
     )
     named = named.update(_of_runs(named.schema), on="name")
@@ -196,7 +196,8 @@ def _hung(schema: pl.Schema) -> pl.DataFrame:
         ranks, host = int(results().hangs(name)[0].report["world_size"]), next(iter(one.cause.hosts), None)
         row = {"name": name, "verdict": HANG, "status": "hangs", "share": 1.0, "headline": one.cause.what}
         row |= {"world_size": ranks, "lost_gpu_hours_per_day": 24.0 * ranks, "trustworthy": True, "straggling": True}
-        rows.append(row | {"host": host, "culprit": host, "imported_at": one.opened_at.timestamp()})
+        culprit = ranks_text(one.cause.ranks) if one.cause.ranks else None
+        rows.append(row | {"host": host, "culprit": culprit, "imported_at": one.opened_at.timestamp()})
     return pl.DataFrame(rows, {name: schema[name] for name in rows[0]} if rows else {"name": pl.String})
 
 

@@ -57,7 +57,7 @@ def _lost(incident: Incident, gpus: int | None) -> float | None:
 
 
 def incident_table(rows: Sequence[Handled], heads: Sequence[Any] = COLUMNS) -> Component:
-    """One row per incident; an open one names the culprit, the check and the action, and can be acknowledged."""
+    """One row per incident; an open one names the culprit and what to do, and can be acknowledged."""
     return row_table(heads, [_row(one) for one in rows], "Incidents", _FIGURES)
 
 
@@ -68,11 +68,9 @@ def _row(handled: Handled) -> list[Any]:
         html.Div(dcc.Link(printable(incident.cause.what), href=href(path, **asked), className="incident"))
     ]
     if is_open:
-        advised = [html.Div([html.B(f"{title}: "), printable(text)]) for title, text in advice(incident)]
-        what += [
-            html.Div(advised[:1], className="note"),
-            *([folded("What to do", *advised[1:])] if advised[1:] else []),
-        ]
+        advised = {title: html.Div([html.B(f"{title}: "), printable(text)]) for title, text in advice(incident)}
+        first = [advised.pop(title) for title in ("Who", "Do") if title in advised]
+        what += [html.Div(first, className="note"), *([folded("More", *advised.values())] if advised else [])]
     history = [html.Div(words, className="note") for words in handling(handled.changes, viewer().moment)]
     what += [*([folded(f"Earlier: {len(history) - 1}", *history[:-1])] if history[1:] else []), *history[-1:]]
     return [

@@ -153,7 +153,7 @@ def test_a_row_names_its_causes_when_pointed_at_and_one_that_is_not_trustworthy_
     page = Pages(doubtful.store).page("/")
     (row,) = [row for row in found(page, "Tr") if "doubtful" in lines(row)]
     titles = [cell.title for cell in found(row, "Td") if getattr(cell, "title", None)]
-    assert [one.split(":")[0] for one in titles[1].split("; ")] == ["slow worker", "python gc", "late data"]
+    assert [one.split(":")[0] for one in titles[1].split("; ")] == ["slow worker", "garbage collection", "late data"]
     assert "no verdict" in lines(row)
     assert f"1 job needs attention: {lost:,.0f} of" in "\n".join(lines(page))
 
@@ -216,7 +216,7 @@ def test_badges_can_be_read(visit: Visit, theme: str) -> None:
 
 
 def test_the_change_of_a_percentage_is_in_points(sample_store: Path) -> None:
-    before, after = (whatif(sample_store, job)["waste"] for job in ("healthy", "slow-worker"))
+    before, after = (whatif(sample_store, job)["verdict"]["share"] for job in ("healthy", "slow-worker"))
     page = Pages(sample_store).page("/compare", job="slow-worker", **{"with": "healthy"})
-    row = next(row for row in map(lines, found(page, "Tr")) if "waste" in row[0])
+    row = next(row for row in map(lines, found(page, "Tr")) if row[0] == "Share lost")
     assert f"+{(after - before) * 100:.1f} points" in " ".join(row)
