@@ -75,9 +75,9 @@ def losses(lost: pl.DataFrame, theme: Theme) -> go.Figure:
             x=((rows["start_s"] + rows["end_s"]) * 500).to_list(),
             width=((rows["end_s"] - rows["start_s"]) * 1e3).to_list(),
             y=rows["lost_s"].to_list(),
-            name=kind.replace("-", " "),
+            name=kind,
             marker={"color": theme.dimmed if kind == "others" else shade},
-            hovertemplate=f"{kind.replace('-', ' ')}: %{{y:.3g}} s a step<extra></extra>",
+            hovertemplate=f"{kind}: %{{y:.3g}} s a step<extra></extra>",
         )
     drawn.update_layout(barmode="stack")
     drawn.update_yaxes(rangemode="tozero")

@@ -18,6 +18,7 @@ from tracekit.dashboards.browser.figures.life import happened, losses, on_the_cl
 from tracekit.dashboards.browser.ui.callbacks import answers
 from tracekit.dashboards.browser.ui.components import figure_panel, guarded, href, note, panel, row_table
 from tracekit.dashboards.browser.ui.context import chosen_range, results, viewer
+from tracekit.dashboards.browser.ui.sentences import cause_title
 from tracekit.dashboards.browser.ui.shell import job_page
 
 #: Events that are listed below their figure.
@@ -74,11 +75,12 @@ def _panels(stored: Stored, life: Life, ends: tuple[float, float], chosen: bool)
         )
     ]
     if life.losses.height:
-        lost = life.losses.select("start_s", "kind", "lost_s")
+        titled = life.losses.with_columns(pl.col("kind").map_elements(cause_title, return_dtype=pl.String))
+        lost = titled.select("start_s", "kind", "lost_s")
         parts.append(
             shown(
                 "Lost by cause, seconds of a step",
-                losses(life.losses, theme),
+                losses(titled, theme),
                 "Seconds of a step lost to each cause over time",
                 lost,
                 "time-losses",
