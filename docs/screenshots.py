@@ -1,42 +1,99 @@
-"""Make the pictures of README and docs/dashboard.md from the sample traces: `python docs/screenshots.py`."""
+"""Make the pictures of README and docs/ from the sample traces: `python docs/screenshots.py`.
+
+In: the samples, and the simulated windows of a job, of which a rank is slow in some. Out: docs/images/*.png, of 128
+colours each.
+"""
 
 import re
 import subprocess
 import sys
+import tempfile
+import time
+from dataclasses import replace
 from pathlib import Path
 
+from PIL import Image
 from playwright.sync_api import sync_playwright
 
+from tracekit.analysis.job.pipeline import PipelineJob
+from tracekit.dashboards.documents.card import card
+from tracekit.sources.load import load
+from tracekit.store import Incoming, Store
+from tracekit.synth import SynthSpec, parse_cause, synthesize
+from tracekit.trace.model import Layout
+
 ROOT = Path(__file__).parents[1]
-#: Picture: page, theme, height.
+IMAGES, SAMPLES = ROOT / "docs" / "images", ROOT / "sample_traces"
+#: The job of several windows, the slow ones among them, and seconds from one to the next.
+JOB, WINDOWS, SLOW, APART_S = "llama-70b", 13, (3, 4, 5, 10, 11, 12), 60.0
+#: Picture: page, theme, width, height.
 PICTURES = {
-    "jobs": ("/", "light", 800),
-    "job": ("/job?job=slow-worker", "light", 800),
-    "timeline": ("/timeline?job=slow-worker&critical=yes", "light", 800),
+    "jobs": ("/", "light", 1280, 800),
+    "job": ("/job?job=slow-worker", "light", 1280, 800),
+    "timeline": ("/timeline?job=slow-worker&critical=yes", "light", 1280, 800),
+    "gpu_job": ("/job?job=gpu_slow_input", "light", 1280, 900),
+    "gpu_timeline": ("/timeline?job=gpu_slow_input", "light", 1280, 640),
+    "whatif": ("/whatif?job=gpu_slow_input", "light", 1280, 700),
+    "time": (f"/time?job={JOB}", "light", 1280, 900),
+    "incidents": ("/incidents", "light", 1280, 520),
 }
+#: The card of a notebook, which is dark where the notebook is.
+CARD_WIDTH, CARD_HEIGHT = 900, 700
 
 
 def main() -> None:
-    traces = sorted(map(str, (ROOT / "sample_traces").glob("*.parquet")))
-    command = [sys.executable, "-m", "tracekit.cli", "dashboard", *traces, "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server, sync_playwright() as playwright:
-        assert server.stdout is not None
-        found = re.search(r"http://\S+/", server.stdout.readline())
-        assert found is not None
+    """Fill a store, serve it, and take the pictures."""
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        store = Path(folder) / "jobs.store"
+        _fill(Store(store))
+        command = [sys.executable, "-m", "tracekit.cli", "dashboard", str(store), "--port", "0"]
         browser = playwright.chromium.launch(
             executable_path="/usr/bin/chromium-headless-shell", args=["--no-sandbox", "--disable-gpu", "--disable-sync"]
         )
-        for name, (path, theme, height) in PICTURES.items():
-            context = browser.new_context(viewport={"width": 1280, "height": height})
-            context.add_cookies([{"name": "theme", "value": theme, "url": found[0]}])
-            page = context.new_page()
-            page.goto(found[0].rstrip("/") + path)
-            page.wait_for_selector("#page > *")
-            page.wait_for_load_state("networkidle")
-            page.screenshot(path=ROOT / "docs" / "images" / f"{name}.png")
-            print(f"Wrote docs/images/{name}.png")
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdout is not None
+            address = re.search(r"http://\S+/", server.stdout.readline())
+            assert address is not None
+            for name, (path, theme, width, height) in PICTURES.items():
+                context = browser.new_context(viewport={"width": width, "height": height})
+                context.add_cookies([{"name": "theme", "value": theme, "url": address[0]}])
+                page = context.new_page()
+                page.goto(address[0].rstrip("/") + path)
+                page.wait_for_selector("#page > *")
+                page.wait_for_load_state("networkidle")
+                _keep(name, page.screenshot())
+            server.terminate()
+        page = browser.new_page(viewport={"width": CARD_WIDTH, "height": CARD_HEIGHT}, color_scheme="dark")
+        page.set_content(f'<body style="background: #111">{card(load(SAMPLES / "slow_worker.parquet"))}')
+        _keep("card", page.screenshot())
         browser.close()
-        server.terminate()
+
+
+def _fill(store: Store) -> None:
+    """The samples, and a job of windows whose incident is open."""
+    for path in (*sorted(SAMPLES.glob("*.parquet")), SAMPLES / "gpu_slow_input"):
+        job = load(path)
+        store.add([Incoming(job.trace, job.trace.name, str(path), job.stored())])
+    begin_s = time.time() - WINDOWS * APART_S
+    store.begin_watch(JOB, "torchrun")
+    for number in range(WINDOWS):
+        causes = (parse_cause("slow-worker:dp=1,pp=2,factor=1.6"),) if number in SLOW else ()
+        ran = synthesize(SynthSpec(Layout(dp=4, pp=4), seed=number, name=JOB, causes=causes))
+        first, steps = 10 * number, range(10)
+        starts = {first + step: begin_s + APART_S * (number + step / len(steps)) for step in steps}
+        ops = ran.ops.with_columns(step=ran.ops["step"] - int(ran.ops["step"].min() or 0) + first)
+        hosts = {str(rank): f"node-{rank // 8:02d}" for rank in range(16)}
+        ran = replace(ran, ops=ops, step_starts=starts, metadata={"hosts": hosts, "tokens_per_step": 4_000_000})
+        store.append(Incoming(ran, JOB, "collect", PipelineJob(ran).stored()))
+
+
+def _keep(name: str, png: bytes) -> None:
+    """Write a picture with few colours, which is a third as large."""
+    path = IMAGES / f"{name}.png"
+    path.write_bytes(png)
+    with Image.open(path) as image:
+        image.convert("RGB").quantize(128).save(path, optimize=True)
+    print(f"Wrote docs/images/{name}.png")
 
 
 if __name__ == "__main__":

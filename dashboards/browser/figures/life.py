@@ -12,7 +12,6 @@ import polars as pl
 from tracekit.dashboards.browser.data.life import Event
 from tracekit.dashboards.figures.base import figure
 from tracekit.dashboards.figures.theme import Theme
-from tracekit.report.finding import kind_words
 
 #: Room for the labels of the y axes, so that moments are below each other, pixels.
 _LEFT = 104
@@ -76,9 +75,9 @@ def losses(lost: pl.DataFrame, theme: Theme) -> go.Figure:
             x=((rows["start_s"] + rows["end_s"]) * 500).to_list(),
             width=((rows["end_s"] - rows["start_s"]) * 1e3).to_list(),
             y=rows["lost_s"].to_list(),
-            name=kind_words(kind),
+            name=kind,
             marker={"color": theme.dimmed if kind == "others" else shade},
-            hovertemplate=f"{kind_words(kind)}: %{{y:.3g}} s a step<extra></extra>",
+            hovertemplate=f"{kind}: %{{y:.3g}} s a step<extra></extra>",
         )
     drawn.update_layout(barmode="stack")
     drawn.update_yaxes(rangemode="tozero")

@@ -75,12 +75,12 @@ def _panels(stored: Stored, life: Life, ends: tuple[float, float], chosen: bool)
         )
     ]
     if life.losses.height:
-        named = pl.col("kind").map_elements(kind_words, return_dtype=pl.String)
-        lost = life.losses.select("start_s", named, "lost_s")
+        titled = life.losses.with_columns(pl.col("kind").map_elements(kind_words, return_dtype=pl.String))
+        lost = titled.select("start_s", "kind", "lost_s")
         parts.append(
             shown(
                 "Lost by cause, seconds of a step",
-                losses(life.losses, theme),
+                losses(titled, theme),
                 "Seconds of a step lost to each cause over time",
                 lost,
                 "time-losses",
