@@ -19,7 +19,7 @@ from tracekit.analysis.bubbles.recorded import RecordedPipeline, recorded_pipeli
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.plans.best_plans import timed
+from tracekit.analysis.plans.best_plans import search, timed
 from tracekit.analysis.plans.buckets import DEFAULT_MB, buckets_of_size
 from tracekit.analysis.plans.model import PlanModel, Reduction, Space, TrainingPlan, layers_of
 from tracekit.analysis.plans.partition import stage_model
@@ -33,12 +33,14 @@ FOLLOWS_GRADIENTS = "computes of a layer take as long as its share of the gradie
 NO_LAYERS = "layers of stages are not known (--layers), so no layer moves"
 NO_SIZES = "sizes of gradients were not recorded (`collect` does), so buckets stay as they are"
 ONE_SIZE = "reductions of one size (on CPUs, try `collect --buckets`): their fixed cost is unknown, so buckets stay"
+BEST_SIZE = "no other size of buckets saves more than the error, so it stays"
 NO_DELAY = "how much reductions slow the backward down was not recorded (one microbatch, no times of the thread)"
 ONE_RANK = "one data-parallel rank: no gradients are reduced"
 #: A pipeline whose model takes longer than the recording by more than this is not described by it.
 MOST_BEYOND = 0.02
 #: 95 % of means are this close to the true one.
 STANDARD_ERRORS = 1.96
+_Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 
 
 class Gradients(Struct, frozen=True):
@@ -48,10 +50,10 @@ class Gradients(Struct, frozen=True):
     """
 
     bytes: list[list[Annotated[int, msgspec.Meta(gt=0)]]]
-    reductions: list[tuple[float, float, float, float]] = []
+    reductions: list[tuple[_Amount, _Amount, _Amount, _Amount]] = []
     bucket_cap_mb: float = DEFAULT_MB
     first_bucket_mb: float = 1.0
-    delay_s: float | None = None
+    delay_s: _Amount | None = None
 
 
 class RecordedModel(Struct, frozen=True):
@@ -100,6 +102,7 @@ def recorded_model(job: PipelineSubject, split: tuple[int, ...] | None, slowness
         reduce=reduced.cost,
         optimizer_s=0.0,
         slowness=tuple(slowness.tolist()),
+        bucket_cap_mb=gradients.bucket_cap_mb if gradients is not None and fitted else None,
         now=TrainingPlan(split, schedule, count, (False,) * job.stages, reduced.buckets),
         space=Space(
             schedule=[schedule, Schedule.ONE_F_ONE_B] if pipelined else "fixed",
@@ -138,7 +141,11 @@ def _calibrated(job: PipelineSubject, model: PlanModel, reduced: _Reduced, notes
         notes = [*notes, f"a backward takes {contention:.1%} longer while gradients are reduced"]
         backward_s = float(model.of_layers("backward_s", 1.0).sum()) / model.stages
         error = max(error, contention * backward_s / recorded_s)
-    return RecordedModel(replace(model, optimizer_s=max(recorded_s - modelled_s, 0.0)), error, tuple(notes))
+    model = replace(model, optimizer_s=max(recorded_s - modelled_s, 0.0))
+    best_s = search(model, None).plans[0].step_time_s if model.space.buckets == "size" else 0.0
+    if best_s >= max(recorded_s, modelled_s) * (1 - error):
+        model, notes = replace(model, space=replace(model.space, buckets="fixed")), [*notes, BEST_SIZE]
+    return RecordedModel(model, error, tuple(notes))
 
 
 def _pipeline(job: PipelineSubject) -> RecordedPipeline:

@@ -101,6 +101,7 @@ class Space(Struct, frozen=True):
 class PlanModel(Struct, frozen=True, kw_only=True, dict=True):
     """A job as `docs/plans.md` defines it. `samples`: of a replica in a step; `memory_gb`: of a worker, None: any.
     `slowness`: how many times as long as on a usual worker each stage computes, as that of a slow worker; None: 1.
+    `bucket_cap_mb`: the size of buckets in use, None if unknown.
     """
 
     model_version: Literal[1] = 1
@@ -114,6 +115,7 @@ class PlanModel(Struct, frozen=True, kw_only=True, dict=True):
     optimizer_s: _Amount
     memory_gb: _Amount | None = None
     slowness: tuple[_Slowness, ...] | None = None
+    bucket_cap_mb: _Amount | None = None
     now: TrainingPlan
     space: Space
 

@@ -23,8 +23,9 @@ _BYTES = 4
 
 def settings_of(model: PlanModel, plan: TimedPlan) -> PlanSettings:
     """The settings of a plan."""
-    chosen, size_mb, step_s = plan.plan, None, plan.step_time_s
-    if model.replicas > 1 and model.space.buckets in ("free", "size"):
+    chosen, size_mb, step_s = plan.plan, model.bucket_cap_mb, plan.step_time_s
+    changes = model.replicas > 1 and model.space.buckets in ("free", "size")
+    if changes:
         size_mb, step_s = _best_size(model, chosen)
     ends = np.cumsum(chosen.split)
     on = np.repeat(chosen.recompute, chosen.split)
@@ -38,7 +39,7 @@ def settings_of(model: PlanModel, plan: TimedPlan) -> PlanSettings:
         megatron += f" --pipeline-model-parallel-layout 'E{'|'.join('t' * count for count in chosen.split)}L'"
         torchtitan += f", stages begin at layers {first}"
     wrapped = "DistributedDataParallel(model)"
-    if size_mb is not None:
+    if changes and size_mb is not None:  # today's size needs no setting: its first bucket may be smaller
         megatron += f" --ddp-bucket-size {round(size_mb * (1 << 20) / _BYTES)}"
         wrapped = f"bucket_cap_mb={size_mb:g}"
     runs = [list(buckets) for buckets in chosen.buckets]

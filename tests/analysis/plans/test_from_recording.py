@@ -84,6 +84,15 @@ def test_buckets_follow_the_cost_of_reductions() -> None:
     assert sum(many.buckets[0]) == 6
 
 
+def test_a_size_that_saves_no_more_than_the_error_is_kept() -> None:
+    few = [(20 * MIB, 20 * 1e-6), (40 * MIB, 40 * 1e-6)]
+    result = _optimum(_ddp(reductions=few))
+    assert result.nothing_to_gain
+    assert result.plans[0].settings.bucket_cap_mb == 25.0
+    assert result.plans[0].saved_s == pytest.approx(0)
+    assert any("no other size of buckets" in note for note in result.notes)
+
+
 def test_reductions_of_one_size_show_no_cost_of_a_byte() -> None:
     result = _optimum(_ddp(reductions=[(20 * MIB, 0.01)]))
     assert result.plans[0].settings.bucket_cap_mb is None
