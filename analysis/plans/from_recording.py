@@ -7,8 +7,7 @@ the cost of reductions of several sizes, neither; without layers, nothing moves 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -20,37 +19,41 @@ from tracekit.analysis.bubbles.recorded import RecordedPipeline, recorded_pipeli
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.plans.best_plans import timed
+from tracekit.analysis.plans.best_plans import search, timed
+from tracekit.analysis.plans.buckets import DEFAULT_MB, buckets_of_size
 from tracekit.analysis.plans.model import PlanModel, Reduction, Space, TrainingPlan, layers_of
 from tracekit.analysis.plans.partition import stage_model
-from tracekit.analysis.plans.settings import buckets_of_size
+from tracekit.analysis.plans.reductions import MB, Buckets
 from tracekit.base.errors import TraceError
 from tracekit.base.text import seconds
 from tracekit.trace.compute_order import Schedule
 
-#: Sizes of gradients are in MiB, as DistributedDataParallel counts.
-MB = 1 << 20
-#: Reductions show what a byte costs if their sizes differ by this factor.
-SIZES_APART = 1.5
 FOLLOWS_SIZE = "computes follow the size of microbatches; launches and transfers do not"
-FOLLOWS_GRADIENTS = "the backward of a layer takes as long as its share of the gradients"
+FOLLOWS_GRADIENTS = "computes of a layer take as long as its share of the gradients, backwards of those of its bucket"
 NO_LAYERS = "layers of stages are not known (--layers), so no layer moves"
 NO_SIZES = "sizes of gradients were not recorded (`collect` does), so buckets stay as they are"
 ONE_SIZE = "reductions of one size (on CPUs, try `collect --buckets`): their fixed cost is unknown, so buckets stay"
+BEST_SIZE = "no other size of buckets saves more than the error, so it stays"
+NO_DELAY = "how much reductions slow the backward down was not recorded (one microbatch, no times of the thread)"
 ONE_RANK = "one data-parallel rank: no gradients are reduced"
-#: A model that takes longer than the recording by more than this does not describe the job.
+#: A pipeline whose model takes longer than the recording by more than this is not described by it.
 MOST_BEYOND = 0.02
+#: 95 % of means are this close to the true one.
+STANDARD_ERRORS = 1.96
+_Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 
 
 class Gradients(Struct, frozen=True):
-    """What `collect` records of gradients. `bytes`: of each layer, by stage; `reductions`: bytes and mean seconds of
-    each size of bucket; `bucket_cap_mb`, `first_bucket_mb`: when DistributedDataParallel closes a bucket.
+    """What `collect` records of gradients. `bytes`: of each layer, by stage; `reductions`: rows of `Buckets`;
+    `bucket_cap_mb`, `first_bucket_mb`: when DistributedDataParallel closes a bucket; `delay_s`: how much reductions
+    delay the last backward, by the processor time of its thread, None if unknown.
     """
 
     bytes: list[list[Annotated[int, msgspec.Meta(gt=0)]]]
-    reductions: list[tuple[float, float]] = []
-    bucket_cap_mb: float = 25.0
+    reductions: list[tuple[_Amount, _Amount, _Amount, _Amount]] = []
+    bucket_cap_mb: float = DEFAULT_MB
     first_bucket_mb: float = 1.0
+    delay_s: _Amount | None = None
 
 
 class RecordedModel(Struct, frozen=True):
@@ -73,19 +76,22 @@ def recorded_model(job: PipelineSubject, split: tuple[int, ...] | None, slowness
     sizes_mb = np.array([size / MB for stage in gradients.bytes for size in stage] if gradients else [])
     notes, moves = [FOLLOWS_SIZE], split is not None and pipelined
     takes_s = base_s.sum(axis=2) if split is None else stage_model(base_s, split).of_layers_s
-    if split is None and len(sizes_mb) and not pipelined:
+    by_gradients = split is None and len(sizes_mb) > 0 and not pipelined
+    if by_gradients:
         takes_s, split = takes_s * sizes_mb / sizes_mb.sum(), (len(sizes_mb),)
         notes.append(FOLLOWS_GRADIENTS)
     elif split is None:
         split = (1,) * job.stages
         notes.append(NO_LAYERS)
     fixed_s = np.median(pipeline.delay, axis=(1, 2, 3)).clip(0.0) * job.stages / sum(split)
-    reduced = _Reduced(Reduction(0.0, 0.0), tuple((each,) for each in split), NO_SIZES)
+    reduced = _Reduced(Reduction(0.0, 0.0), tuple((each,) for each in split), (NO_SIZES,))
     if len(job.dp_ranks) == 1:
-        reduced = replace(reduced, note=ONE_RANK)
+        reduced = replace(reduced, notes=(ONE_RANK,))
     elif gradients is not None and len(sizes_mb) == sum(split):
-        reduced = _reduced(gradients, sizes_mb, split) or replace(reduced, note=ONE_SIZE)
+        reduced = _reduced(job, gradients, sizes_mb, split) or replace(reduced, notes=(ONE_SIZE,))
     fitted = reduced.error is not None
+    if by_gradients and reduced.backward_s is not None:
+        takes_s[BACKWARD] = reduced.backward_s * takes_s[BACKWARD].sum()
     model = PlanModel(
         name=job.trace.name,
         layers=layers_of(takes_s[[FORWARD, BACKWARD]], fixed_s, sizes_mb if fitted else np.zeros(sum(split))),
@@ -96,34 +102,50 @@ def recorded_model(job: PipelineSubject, split: tuple[int, ...] | None, slowness
         reduce=reduced.cost,
         optimizer_s=0.0,
         slowness=tuple(slowness.tolist()),
+        bucket_cap_mb=gradients.bucket_cap_mb if gradients is not None and fitted else None,
         now=TrainingPlan(split, schedule, count, (False,) * job.stages, reduced.buckets),
         space=Space(
             schedule=[schedule, Schedule.ONE_F_ONE_B] if pipelined else "fixed",
             microbatches=[each for each in (count // 2, count, 2 * count) if each] if pipelined else "fixed",
             split="free" if moves else "fixed",
-            buckets="free" if fitted else "one",
+            buckets=_kind_of_buckets(fitted=fitted, pipelined=pipelined),
         ),
     )
-    return _calibrated(job, model, reduced.error or 0.0, [*notes, reduced.note])
+    return _calibrated(job, model, reduced, [*notes, *reduced.notes])
 
 
-def _calibrated(job: PipelineSubject, model: PlanModel, fit_error: float, notes: list[str]) -> RecordedModel:
+def _kind_of_buckets(*, fitted: bool, pipelined: bool) -> Literal["free", "size", "one"]:
+    if not fitted:
+        return "one"
+    return "free" if pipelined else "size"
+
+
+def _calibrated(job: PipelineSubject, model: PlanModel, reduced: _Reduced, notes: list[str]) -> RecordedModel:
     """The model with what the recording takes beyond it as the optimizer's time. Raises TraceError if it takes less."""
     if (problem := model.problem) is not None:
         raise TraceError(f"{job.trace.name}: {problem}")
     modelled_s, recorded_s = timed(model, model.now).step_time_s, job.measured_s
     beyond = modelled_s / recorded_s - 1
-    if beyond > MOST_BEYOND:
+    if beyond > MOST_BEYOND and reduced.backward_s is None:
         raise TraceError(
             f"{job.trace.name}: plans cannot be compared: by its computes, transfers and reductions, a step takes"
             f" {beyond:.1%} longer than recorded"
         )
-    error = max(job.replay_error, fit_error, beyond)
-    if model.replicas > 1 and (contention := _contention(job)) > 0:
+    # The line is off by its error of each reduction, the step only by that of all reductions.
+    fit_error = (reduced.error or 0.0) * reduced.takes_s / recorded_s
+    error = max(job.replay_error, fit_error + reduced.unsure_s / recorded_s, beyond)
+    if reduced.backward_s is not None:  # the cost of buckets is no better known than the steps that show it
+        steps_s = job.replay.recorded_step_times()
+        error = max(error, STANDARD_ERRORS * float(steps_s.std() / steps_s.mean()) / len(steps_s) ** 0.5)
+    if model.stages > 1 and model.replicas > 1 and (contention := _contention(job)) > 0:
         notes = [*notes, f"a backward takes {contention:.1%} longer while gradients are reduced"]
         backward_s = float(model.of_layers("backward_s", 1.0).sum()) / model.stages
         error = max(error, contention * backward_s / recorded_s)
-    return RecordedModel(replace(model, optimizer_s=max(recorded_s - modelled_s, 0.0)), error, tuple(notes))
+    model = replace(model, optimizer_s=max(recorded_s - modelled_s, 0.0))
+    best_s = search(model, None).plans[0].step_time_s if model.space.buckets == "size" else 0.0
+    if best_s >= max(recorded_s, modelled_s) * (1 - error):
+        model, notes = replace(model, space=replace(model.space, buckets="fixed")), [*notes, BEST_SIZE]
+    return RecordedModel(model, error, tuple(notes))
 
 
 def _pipeline(job: PipelineSubject) -> RecordedPipeline:
@@ -150,36 +172,58 @@ def _gradients(job: PipelineSubject) -> Gradients | None:
 
 
 class _Reduced(Struct, frozen=True):
-    """What reductions take, the buckets in use, and the relative error of the fit, None without one."""
+    """What reductions take, all of them together `takes_s`, the buckets in use, and the relative error of the fit, None
+    without one; see `FittedReduction`. `backward_s`: of each layer alone, over the whole recorded backward.
+    """
 
     cost: Reduction
     buckets: tuple[tuple[int, ...], ...]
-    note: str
+    notes: tuple[str, ...]
     error: float | None = None
+    takes_s: float = 0.0
+    unsure_s: float = 0.0
+    backward_s: Floats | None = None
 
 
-def _reduced(gradients: Gradients, sizes_mb: Floats, split: tuple[int, ...]) -> _Reduced | None:
-    fitted = fitted_reduction(gradients.reductions)
+def _reduced(job: PipelineSubject, gradients: Gradients, sizes_mb: Floats, split: tuple[int, ...]) -> _Reduced | None:
+    recorded, delay_s, rate, backward_s = Buckets.of(gradients.reductions), None, None, None
+    if job.stages == 1 and len(recorded.size_mb):
+        delay_s = _delay_s(job, gradients)
+        rate = recorded.compute_rate(delay_s or 0.0)
+    fitted = recorded.fitted(rate)
     if fitted is None:
         return None
-    cost, error = fitted
+    cost = fitted.cost
+    notes = [f"a reduction takes {seconds(cost.fixed_s)} and {seconds(cost.per_mb_s)} a MiB, within {fitted.error:.1%}"]
+    if rate is not None and recorded.ready_s.max() > 0:
+        until_s, whole_s = recorded.computed_until(sizes_mb, rate)
+        backward_s = np.diff(until_s, prepend=0.0)[::-1] / (whole_s if _microbatches(job) == 1 else until_s[-1])
+        both = (
+            f"while both run, the backward has {cost.compute_rate:.0%} of its speed, reductions {cost.reduce_rate:.0%}"
+        )
+        notes.append(both if delay_s is not None else NO_DELAY)
     parts = np.split(sizes_mb, np.cumsum(split)[:-1])
     buckets = tuple(
         buckets_of_size(part.tolist(), gradients.bucket_cap_mb, gradients.first_bucket_mb) for part in parts
     )
-    note = f"a reduction takes {seconds(cost.fixed_s)} and {seconds(cost.per_mb_s)} a MiB, within {error:.1%}"
-    return _Reduced(cost, buckets, note, error)
+    takes_s = float((cost.fixed_s + cost.per_mb_s * recorded.size_mb).sum())
+    return _Reduced(cost, buckets, tuple(notes), fitted.error, takes_s, fitted.unsure_s, backward_s)
 
 
-def fitted_reduction(reductions: Sequence[tuple[float, float]]) -> tuple[Reduction, float] | None:
-    """The line a + b x MiB through (bytes, seconds), and its relative error; None if the sizes are too close."""
-    sizes, times = np.array([(size / MB, taken_s) for size, taken_s in reductions if taken_s > 0]).reshape(-1, 2).T
-    if not len(sizes) or sizes.max() < SIZES_APART * sizes.min():
-        return None
-    rows = np.stack([np.ones(len(sizes)), sizes], axis=1) / times[:, None]
-    fixed_s, per_mb_s = np.maximum(np.linalg.lstsq(rows, np.ones(len(sizes)), rcond=None)[0], 0.0)
-    error = float(np.abs((fixed_s + per_mb_s * sizes) / times - 1).mean())
-    return Reduction(float(fixed_s), float(per_mb_s)), error
+def _microbatches(job: PipelineSubject) -> int:
+    assert job.profile is not None, "the job computes"
+    return len(job.profile.position[BACKWARD])
+
+
+def _delay_s(job: PipelineSubject, gradients: Gradients) -> float | None:
+    """How much reductions delay the last backward of a step, seconds; None if unknown.
+
+    Earlier backwards of the step show it. Without any, the processor time of the training thread does.
+    """
+    assert job.profile is not None, "the job computes"
+    if _microbatches(job) > 1:
+        return _contention(job) * float(job.profile.base_s[BACKWARD].sum())
+    return gradients.delay_s
 
 
 def _contention(job: PipelineSubject) -> float:

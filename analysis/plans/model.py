@@ -23,6 +23,7 @@ _LARGEST_FILE = 1 << 28
 _MOST_CELLS = 5_000_000
 _Amount = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 _Slowness = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+_Rate = Annotated[float, msgspec.Meta(gt=0, le=1)]
 _Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 _Microbatches = Annotated[int, msgspec.Meta(ge=1, le=1 << 14)]
 #: Seconds that a microbatch of s samples takes: the first + the second x s.
@@ -65,10 +66,14 @@ def layers_of(takes_s: Floats, fixed_s: Floats, gradients_mb: Floats) -> tuple[L
 
 
 class Reduction(Struct, frozen=True):
-    """Seconds that the reduction of a bucket takes."""
+    """Seconds that the reduction of a bucket takes. While a backward computes and gradients are reduced, both slow
+    down: `compute_rate`, `reduce_rate`: how fast each is then, 1: as fast as alone.
+    """
 
     fixed_s: _Amount
     per_mb_s: _Amount
+    compute_rate: _Rate = 1.0
+    reduce_rate: _Rate = 1.0
 
 
 class TrainingPlan(Struct, frozen=True):
@@ -90,12 +95,13 @@ class Space(Struct, frozen=True):
     microbatches: list[_Microbatches] | Fixed = "fixed"
     recompute: Literal["stages", "fixed"] = "fixed"
     split: Literal["free", "fixed"] = "fixed"
-    buckets: Literal["free", "one", "fixed"] = "fixed"
+    buckets: Literal["free", "size", "one", "fixed"] = "fixed"
 
 
 class PlanModel(Struct, frozen=True, kw_only=True, dict=True):
     """A job as `docs/plans.md` defines it. `samples`: of a replica in a step; `memory_gb`: of a worker, None: any.
     `slowness`: how many times as long as on a usual worker each stage computes, as that of a slow worker; None: 1.
+    `bucket_cap_mb`: the size of buckets in use, None if unknown.
     """
 
     model_version: Literal[1] = 1
@@ -109,6 +115,7 @@ class PlanModel(Struct, frozen=True, kw_only=True, dict=True):
     optimizer_s: _Amount
     memory_gb: _Amount | None = None
     slowness: tuple[_Slowness, ...] | None = None
+    bucket_cap_mb: _Amount | None = None
     now: TrainingPlan
     space: Space
 
@@ -146,6 +153,11 @@ class PlanModel(Struct, frozen=True, kw_only=True, dict=True):
                 return f'the space is empty: `{name}` has no values; list some, or write "fixed"'
         if Schedule.INTERLEAVED in (now.schedule, *space.schedule):
             return "schedule interleaved cannot be planned; expected gpipe or 1f1b"
+        slow = (self.reduce.compute_rate, self.reduce.reduce_rate) != (1.0, 1.0)
+        if stages > 1 and (slow or space.buckets == "size"):
+            return "rates of reductions, and buckets of one size, are planned on one stage only"
+        if slow and space.buckets == "free":
+            return 'with rates of reductions, buckets cannot be "free"; write "size", "one" or "fixed"'
         if space.buckets == "fixed" and space.split == "free":
             return '`buckets` cannot be fixed if the `split` is free; write "one" or "free"'
         return None

@@ -6,41 +6,26 @@ buckets, not a list of layers, so the size whose buckets are best is found and r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from operator import add
 
 import numpy as np
 
 from tracekit.analysis.plans.best_plans import TimedPlan, cells_of
+from tracekit.analysis.plans.buckets import buckets_of_size, sizes_of
 from tracekit.analysis.plans.model import PlanModel, TrainingPlan
 from tracekit.analysis.plans.replay import last_backwards
 from tracekit.report.plans import PlanSettings
 from tracekit.trace.compute_order import Schedule
 
-#: Sizes that are tried.
-_SIZES = 64
 #: Megatron-LM counts a bucket in gradients of full precision, bytes each.
 _BYTES = 4
 
 
-def buckets_of_size(gradients_mb: Sequence[float], size_mb: float, first_mb: float) -> tuple[int, ...]:
-    """How many layers each bucket holds if it is closed once it has `size_mb`, the first one once it has `first_mb`.
-
-    `gradients_mb`: of the layers, in order of the model; buckets begin with the last.
-    """
-    buckets, layers, held, limit = [], 0, 0.0, first_mb
-    for gradient in reversed(gradients_mb):
-        layers, held = layers + 1, held + gradient
-        if held >= limit:
-            buckets.append(layers)
-            layers, held, limit = 0, 0.0, size_mb
-    return (*buckets, layers) if layers else tuple(buckets)
-
-
 def settings_of(model: PlanModel, plan: TimedPlan) -> PlanSettings:
     """The settings of a plan."""
-    chosen, size_mb, step_s = plan.plan, None, plan.step_time_s
-    if model.replicas > 1 and model.space.buckets == "free":
+    chosen, size_mb, step_s = plan.plan, model.bucket_cap_mb, plan.step_time_s
+    changes = model.replicas > 1 and model.space.buckets in ("free", "size")
+    if changes:
         size_mb, step_s = _best_size(model, chosen)
     ends = np.cumsum(chosen.split)
     on = np.repeat(chosen.recompute, chosen.split)
@@ -54,7 +39,7 @@ def settings_of(model: PlanModel, plan: TimedPlan) -> PlanSettings:
         megatron += f" --pipeline-model-parallel-layout 'E{'|'.join('t' * count for count in chosen.split)}L'"
         torchtitan += f", stages begin at layers {first}"
     wrapped = "DistributedDataParallel(model)"
-    if size_mb is not None:
+    if changes and size_mb is not None:  # today's size needs no setting: its first bucket may be smaller
         megatron += f" --ddp-bucket-size {round(size_mb * (1 << 20) / _BYTES)}"
         wrapped = f"bucket_cap_mb={size_mb:g}"
     runs = [list(buckets) for buckets in chosen.buckets]
@@ -77,6 +62,4 @@ def _best_size(model: PlanModel, plan: TrainingPlan) -> tuple[float, float]:
         )
         return float(max(map(add, starts_s, tails)) + model.optimizer_s)
 
-    least, whole = max(float(gradients.max()) / 8, 0.1), max(float(gradients.sum()), 0.2)
-    sizes = {float(f"{size:.3g}") for size in np.geomspace(least, whole, _SIZES)} | {25.0}
-    return min(((size, step_s(size)) for size in sorted(sizes, reverse=True)), key=lambda each: each[1])
+    return min(((size, step_s(size)) for size in sizes_of(gradients.tolist())), key=lambda each: each[1])

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.plans.buckets import buckets_of_size, sizes_of
 from tracekit.analysis.plans.model import PlanModel
 from tracekit.trace.compute_order import Schedule
 
@@ -124,9 +125,9 @@ class Stages(Struct, frozen=True, eq=False, dict=True):
         """From the start of the last backward to the end of the last bucket, [stages, layers + 1, layers + 1]."""
         if self.model.replicas == 1:
             return self.backward_s
-        if self.model.space.buckets == "fixed":
-            tails, ends = np.full(self.allowed.shape, np.inf), np.cumsum(self.model.now.split).tolist()
-            for stage, (end, buckets) in enumerate(zip(ends, self.model.now.buckets, strict=True)):
+        if (of_stages := self._stated_buckets) is not None:
+            tails, ends = np.full(self.allowed.shape, np.inf), np.cumsum([sum(buckets) for buckets in of_stages])
+            for stage, (end, buckets) in enumerate(zip(ends.tolist(), of_stages, strict=True)):
                 place = stage, end - sum(buckets), end
                 tails[place] = self.tail_of(stage, end, buckets, bool(self.recompute[place]))
             return tails
@@ -137,6 +138,21 @@ class Stages(Struct, frozen=True, eq=False, dict=True):
             for recompute in (False, True)
         )
         return np.asarray(np.where(self.recompute, again, plain))
+
+    @cached_property
+    def _stated_buckets(self) -> tuple[tuple[int, ...], ...] | None:
+        """Buckets of each stage that follow from no search; None if one is needed."""
+        model, kind = self.model, self.model.space.buckets
+        if kind == "fixed":
+            return model.now.buckets
+        if kind != "size" and (model.stages > 1 or kind == "free"):
+            return None
+        count, recompute = len(model.layers), bool(self.recompute[0, 0, -1])
+        if kind == "one":
+            return ((count,),)
+        gradients_mb = model.of_layers("gradient_mb").tolist()
+        candidates = dict.fromkeys(buckets_of_size(gradients_mb, size, size) for size in sizes_of(gradients_mb))
+        return (min(candidates, key=lambda buckets: self.tail_of(0, count, buckets, recompute)),)
 
     def _ready_until(self, factor: float, recompute: bool) -> Floats:
         """When the gradients of all layers before each one are ready in the last backward, [layers + 1]."""
@@ -169,18 +185,21 @@ class Stages(Struct, frozen=True, eq=False, dict=True):
 
     def tail_of(self, stage: int, end: int, buckets: Sequence[int], recompute: bool) -> float:
         """The tail of the layers before an end on that stage, in these buckets, seconds."""
-        ready, tail, behind = self._ready_until(self._factor[stage], recompute), 0.0, end
+        ready, reduce = self._ready_until(self._factor[stage], recompute), self.model.reduce
+        computed, reduced, both, behind = 0.0, 0.0, 0.0, end  # seconds alone; of these, at the same time
         if self.model.replicas == 1:
             return float(ready[end] - ready[end - sum(buckets)])
         for count in buckets:
             behind -= count
-            tail = max(tail, float(ready[end] - ready[behind])) + float(self._cost(behind)[count - 1])
-        return tail
+            before, computed = computed, float(ready[end] - ready[behind])
+            both = min(both + (computed - before) / reduce.compute_rate, reduced / reduce.reduce_rate)
+            reduced += float(self._cost(behind)[count - 1])
+        return computed + reduced + both * (1 - reduce.compute_rate - reduce.reduce_rate)
 
     def best_buckets(self, stage: int, first: int, end: int, recompute: bool) -> tuple[int, ...]:
         """The buckets of the shortest tail of these layers on that stage, from the last layer to the first."""
-        if self.model.space.buckets == "fixed":
-            return self.model.now.buckets[stage]
+        if self.model.replicas > 1 and (of_stages := self._stated_buckets) is not None:
+            return of_stages[stage]
         if self.model.space.buckets == "one" or self.model.replicas == 1:
             return (end - first,)
         ready = self._ready_until(self._factor[stage], recompute)

@@ -1,6 +1,6 @@
 """Sizes of gradients and what their reductions take, for `tracekit optimize`.
 
-In: the facts and collectives of an attempt. Out: metadata that `analysis/plans/from_recording.py` reads.
+In: the facts and records of an attempt. Out: metadata that `analysis/plans/from_recording.py` reads.
 """
 
 from __future__ import annotations
@@ -8,13 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from tracekit.collectors.merge.collective_ops import all_there_ns
+from tracekit.collectors.merge.device_ops import ON_DEVICE
 from tracekit.collectors.merge.placement import Placement
 
-#: Sizes of buckets that are kept, those reduced most often.
-_MOST_SIZES = 64
+#: Buckets of a step that are kept, and cells of the arrays in which their times are added up.
+_MOST_BUCKETS, _MOST_CELLS = 64, 1 << 21
+#: Reductions that run at once: gloo has two threads, a stream of a GPU has one queue.
+_ON_HOST, _ON_STREAM = 2, 1
+_Seconds = npt.NDArray[np.float64]
 
 
 def gradient_figures(
@@ -34,14 +40,75 @@ def gradient_figures(
     reductions = (
         records.filter(pl.col("category") == "collective", pl.col("name").str.contains("allreduce|reduce_scatter"))
         .join(groups, on=["rank", "peer"], how="left", maintain_order="left")
-        .with_columns(all_there_ns=all_there_ns())
+        .with_columns(all_there_ns=all_there_ns(), on_device=ON_DEVICE)
         .filter("data_parallel", ~pl.col("extra").is_in(on_host))
-        .sort("rank", "start_ns")  # a bucket waits for the one before
-        .with_columns(pl.max_horizontal("all_there_ns", pl.col("end_ns").shift(1).over("rank")))
-        .group_by("extra")
-        .agg(taken_s=(pl.col("end_ns") - pl.col("all_there_ns")).median() / 1e9, count=pl.len())
-        .sort("count", "extra", descending=True)
-        .head(_MOST_SIZES)
+        .sort("rank", "step", "start_ns")
+        .group_by("rank", "step", maintain_order=True)
+        .agg("extra", "all_there_ns", "start_ns", "end_ns", pl.col("on_device").any(), queued_us="chunk")
     )
-    rows = reductions.select("extra", "taken_s").rows()
-    return {"gradients": {**of_stage[0], "bytes": sizes, "reductions": rows}}
+    each = ["rank", "extra"]  # the buckets of most steps: the first step, and those without some layers, have others
+    most = reductions.group_by(each).len().sort("len", "rank", descending=True).unique("rank", maintain_order=True)
+    usual = reductions.join(most, on=each, how="semi", maintain_order="left")
+    steps = _steps_of_ranks(records)
+    rows = [row for _, alike in usual.group_by("extra", maintain_order=True) for row in _of_buckets(alike, steps)]
+    return {"gradients": {**of_stage[0], "bytes": sizes, "reductions": rows[:_MOST_BUCKETS], **_delay(usual, records)}}
+
+
+def _steps_of_ranks(records: pl.DataFrame) -> pl.DataFrame:
+    """When the last backward of each step of each rank began, ns."""
+    backward = pl.col("name") == "backward-compute"
+    return records.filter(backward).group_by("rank", "step").agg(backward_ns=pl.col("start_ns").max())
+
+
+def _delay(reductions: pl.DataFrame, records: pl.DataFrame) -> dict[str, float]:
+    """How much reductions delay a backward, `delay_s`, by what the kernel counted; nothing if it did not.
+
+    Between its first bucket and its last, the training thread runs for a share of the time, waits for a processor for
+    the rest. Other programs keep it waiting as well, but not only then.
+    """
+    in_step = records.filter(pl.col("category") == "step", pl.col("peer") >= 0, pl.col("chunk") >= 0)
+    between = reductions.filter(pl.col("queued_us").list.min() >= 0).select(
+        "rank",
+        "step",
+        lasted_us=(pl.col("start_ns").list.last() - pl.col("start_ns").list.first()) / 1e3,
+        queued_us=pl.col("queued_us").list.last() - pl.col("queued_us").list.first(),
+    )
+    steps = between.join(in_step.select("rank", "step", all_us="peer", ran_us="chunk"), on=["rank", "step"])
+    steps = steps.filter(pl.col("lasted_us") > pl.col("queued_us"), pl.col("queued_us") >= 0)
+    if steps.is_empty():
+        return {}
+    lasted_us, queued_us, all_us, ran_us = (float(steps[name].sum()) for name in steps.columns[2:])
+    ran_between_us = lasted_us - queued_us
+    apart_us, queued_apart_us = max(ran_us - ran_between_us, 0.0), max(all_us - queued_us, 0.0)
+    usual_share = apart_us / max(apart_us + queued_apart_us, 1.0)
+    slower = 1 - ran_between_us / lasted_us / usual_share if usual_share > 0 else 0.0
+    return {"delay_s": max(slower, 0.0) * lasted_us / steps.height / 1e6}
+
+
+def _of_buckets(alike: pl.DataFrame, steps: pl.DataFrame) -> list[tuple[int, float, float, float]]:
+    """Of each bucket of steps with the same buckets: bytes, seconds of service alone and beside the backward, and
+    seconds from the start of the last backward until it was ready; medians.
+    """
+    sizes = alike["extra"][0].to_list()
+    begun = alike.join(steps, on=["rank", "step"]).head(max(_MOST_CELLS // (2 * len(sizes) ** 2), 8))
+    if begun.is_empty():
+        return []
+    ready, end = (np.array(begun[name].to_list(), float) / 1e9 for name in ("all_there_ns", "end_ns"))
+    at_once = _ON_STREAM if begun["on_device"].any() else _ON_HOST
+    after_s = ready - begun["backward_ns"].to_numpy()[:, None] / 1e9
+    figures = (*_service(ready, end, at_once), after_s)
+    return list(zip(sizes, *(np.median(each, axis=0).tolist() for each in figures), strict=True))
+
+
+def _service(ready: _Seconds, end: _Seconds, at_once: int) -> tuple[_Seconds, _Seconds]:
+    """Seconds in which each bucket was reduced, alone and while a backward computed, [steps, buckets].
+
+    Those under way share the time: the oldest `at_once` of them. The backward ends when the last bucket is ready.
+    """
+    edges = np.sort(np.concatenate([ready, end], axis=1), axis=1)
+    begin, lasts = edges[:, None, :-1], np.diff(edges, axis=1)[:, None]
+    under_way = (ready[:, :, None] <= begin) & (end[:, :, None] > begin)
+    served = under_way & (np.cumsum(under_way, axis=1) <= at_once)
+    took = served * lasts / np.maximum(served.sum(axis=1, keepdims=True), 1)
+    beside = begin < ready.max(axis=1)[:, None, None]
+    return (took * ~beside).sum(axis=2), (took * beside).sum(axis=2)

@@ -109,10 +109,12 @@ class SessionCollectives:
             self.session.recorder.fact("rows", {"number": number, "sent": rows[1], "received": rows[0]})
         return number
 
-    def started(self, name: str, group: Any, args: tuple[Any, ...], start: Instant, work: Any) -> tuple[int, int]:
+    def started(
+        self, name: str, group: Any, args: tuple[Any, ...], start: Instant, work: Any, queued_us: int = NONE
+    ) -> tuple[int, int]:
         """Record the collective once its caller has waited or its future completes; at once if it has neither.
 
-        Returns the numbers of its process group and of its rows.
+        `queued_us`: of a bucket, see `Session.queued_us`. Returns the numbers of its process group and of its rows.
         """
         session = self.session
         number = self._groups.get(group.group_name)
@@ -124,7 +126,7 @@ class SessionCollectives:
         if type(first) is list and len(first) == 1:  # nearly always
             first = first[0]
         size = first.nbytes if isinstance(first, torch.Tensor) else self.bytes_of(first)
-        rows = self.rows_number(name, group, args)
+        rows = self.rows_number(name, group, args) if queued_us == NONE else queued_us
         op = session.under_way(_COLLECTIVE, name, start, number, size, _BLOCKING if blocks else 0, rows)
         if work is None:  # it runs on the current stream
             session.ended(op)

@@ -22,7 +22,7 @@ from .collectives import SessionCollectives
 from .compiling import is_compiling
 from .device import Instant
 from .session import now_ns
-from .wire_format import Category
+from .wire_format import NONE, Category
 
 #: The collective that DistributedDataParallel's reducer starts from C++.
 REDUCERS = "allreduce"
@@ -118,7 +118,9 @@ class ReducerHooks:
             reduction.expected = False
 
     def _bucket_started(self, group: Any, tensors: Any, start: Instant, work: Any) -> None:
-        self.collectives.started(REDUCERS, dist.ProcessGroup.unbox(group), (tensors,), start, dist.Work.unbox(work))
+        queued_us = self.session.queued_us() if type(start) is int else NONE
+        group, work = dist.ProcessGroup.unbox(group), dist.Work.unbox(work)
+        self.collectives.started(REDUCERS, group, (tensors,), start, work, queued_us)
 
 
 def bytes_of_layers(parameters: Iterable[tuple[str, int]]) -> list[int]:

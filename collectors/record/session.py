@@ -388,6 +388,13 @@ class Session(Guard):
         since_ns, self._waited_ns = waited_ns - self._waited_ns, waited_ns
         return min(max(since_ns // 1000, 0), MOST_US)
 
+    def queued_us(self) -> int:
+        """Time that the training thread has waited for a processor so far, us, from 0 again after `MOST_US`; NONE if
+        unknown.
+        """
+        waited_ns = self._run_queue.waited_ns() if self.in_main_thread() else None
+        return NONE if waited_ns is None else waited_ns // 1000 % MOST_US
+
     def _ran_us(self) -> int:
         """Time that the calling thread has run since the last call, us; NONE if another thread called it before."""
         ran_ns = time.thread_time_ns()

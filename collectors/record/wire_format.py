@@ -63,7 +63,7 @@ class Category(IntEnum):
     COMPUTE = 1  # name: forward-compute, backward-compute, backward-weight
     P2P = 2  # name: one of the four p2p kinds; `extra`: when the wait began, ns
     # name: the collective; `peer`: number of the process group; `extra`: bytes; `chunk`: number of the fact "rows" of
-    # an all-to-all
+    # an all-to-all; of a bucket on the host, us in which the training thread has waited for a processor so far
     COLLECTIVE = 3
     OPTIMIZER = 4
     DATA_LOAD = 5

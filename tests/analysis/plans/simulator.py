@@ -93,15 +93,45 @@ def step_time_s(model: Model, plan: Model) -> float:
                 waiting[stage].pop(0)
     ends = list(free)
     for stage in range(stages if model["replicas"] > 1 else 0):
-        ready, clock, done = last[stage], 0.0, list(layers[stage])
-        for count in plan["buckets"][stage]:
-            for _ in range(count):
-                at = done.pop()
-                ready += (backward[at] + again[stage][at - begins[stage]]) * slowness[stage]
-            size = sum(model["layers"][at]["gradient_mb"] for at in range(at, at + count))
-            clock = max(clock, ready) + model["reduce"]["fixed_s"] + model["reduce"]["per_mb_s"] * size
-        ends[stage] = max(ends[stage], clock)
+        works = [(backward[at] + again[stage][at - begins[stage]]) * slowness[stage] for at in layers[stage]]
+        sizes = [model["layers"][at]["gradient_mb"] for at in layers[stage]]
+        buckets = reduced(works, sizes, plan["buckets"][stage], model["reduce"])
+        ends[stage] = max(ends[stage], last[stage] + buckets[-1]["end"])
     return max(ends) + model["optimizer_s"]
+
+
+def reduced(works: list[float], sizes: list[float], counts: list[int], reduce: Model) -> list[dict[str, float]]:
+    """Each bucket of a backward, from event to event: `mb`, seconds `alone` and `beside` the backward, `ready`, `end`.
+
+    `works`: seconds of the layers alone. Backward and reduction slow down while both run.
+    """
+    left, at, now = sum(works), len(works), 0.0
+    queue: list[dict[str, float]] = []
+    done: list[dict[str, float]] = []
+    for count in counts:
+        at -= count
+        layer = sum(works[:at])  # what is left when this bucket is ready
+        mb = sum(sizes[at : at + count])
+        work = reduce["fixed_s"] + reduce["per_mb_s"] * mb
+        while left > layer + 1e-12:
+            both = bool(queue)
+            speed, service = (reduce.get("compute_rate", 1), reduce.get("reduce_rate", 1)) if both else (1, 0)
+            lasts = (left - layer) / speed
+            if both:
+                lasts = min(lasts, queue[0]["work"] / service)
+                queue[0]["work"] -= lasts * service
+                queue[0]["beside"] += lasts
+            now, left = now + lasts, left - lasts * speed
+            if both and queue[0]["work"] <= 1e-12:
+                queue.pop(0)["end"] = now
+        bucket = {"mb": mb, "work": work, "alone": 0.0, "beside": 0.0, "ready": now, "end": now}
+        queue.append(bucket)
+        done.append(bucket)
+    for bucket in queue:
+        bucket["alone"] = bucket["work"]
+        now += bucket["work"]
+        bucket["end"] = now
+    return done
 
 
 def memory_gb(model: Model, plan: Model) -> float:

@@ -71,16 +71,26 @@ def test_nothing_to_gain_within_the_error_of_the_replay() -> None:
 def _ddp(*, reductions: list[tuple[int, float]], layers: int = 6) -> Trace:
     trace = synthesize(SynthSpec(Layout(dp=4), steps=6, noise=0.005, microbatches=2))
     sizes = [20 * MIB] * layers
-    figures = {"bytes": [sizes], "reductions": reductions, "bucket_cap_mb": 25.0}
+    alone = [(size, seconds, 0.0, 0.01 * number) for number, (size, seconds) in enumerate(reductions, 1)]
+    figures = {"bytes": [sizes], "reductions": alone, "bucket_cap_mb": 25.0}
     return replace(trace, metadata={**trace.metadata, "layers": None, "gradients": figures})
 
 
 def test_buckets_follow_the_cost_of_reductions() -> None:
     cheap, dear = ([(size * MIB, fixed_s + size * 1e-5) for size in (10, 20, 40)] for fixed_s in (1e-6, 0.01))
     many, few = (_optimum(_ddp(reductions=reductions)).plans[0] for reductions in (cheap, dear))
-    assert len(many.buckets[0]) > len(few.buckets[0])
+    assert many.buckets[0][-1] < few.buckets[0][-1]  # what nothing hides
     assert many.settings.bucket_cap_mb is not None
     assert sum(many.buckets[0]) == 6
+
+
+def test_a_size_that_saves_no_more_than_the_error_is_kept() -> None:
+    few = [(20 * MIB, 20 * 1e-6), (40 * MIB, 40 * 1e-6)]
+    result = _optimum(_ddp(reductions=few))
+    assert result.nothing_to_gain
+    assert result.plans[0].settings.bucket_cap_mb == 25.0
+    assert result.plans[0].saved_s == pytest.approx(0)
+    assert any("no other size of buckets" in note for note in result.notes)
 
 
 def test_reductions_of_one_size_show_no_cost_of_a_byte() -> None:

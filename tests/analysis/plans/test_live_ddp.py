@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from tracekit.analysis.plans.from_recording import MB, fitted_reduction
 from tracekit.analysis.plans.model import PlanModel
 from tracekit.analysis.plans.optimize import optimize
+from tracekit.analysis.plans.reductions import MB, Buckets
 
 JOB = Path(__file__).with_name("ddp_job.py")
 DEFAULT_MB = 25.0
@@ -30,7 +30,7 @@ def measured(out: Path, caps_mb: list[float]) -> dict[str, Any]:
 
 def model_of(figures: dict[str, Any]) -> PlanModel:
     """The model of that job, as a model file has it."""
-    fitted = fitted_reduction([(size * MB, seconds) for size, seconds in figures["reductions"]])
+    fitted = Buckets.of([(size * MB, seconds, 0.0, 0.0) for size, seconds in figures["reductions"]]).fitted(None)
     assert fitted is not None
     layers = len(figures["layers_mb"])
     forward_s, backward_s = (seconds / layers for seconds in figures["compute_s"])
@@ -39,7 +39,7 @@ def model_of(figures: dict[str, Any]) -> PlanModel:
         for size in figures["layers_mb"]
     ]
     plan = {"split": [layers], "schedule": "1f1b", "microbatches": 1, "recompute": [False], "buckets": [[layers]]}
-    reduce = msgspec.to_builtins(fitted[0])
+    reduce = msgspec.to_builtins(fitted.cost)
     rest = {"stages": 1, "replicas": 2, "samples": 1, "transfer_s": [0, 0], "reduce": reduce, "optimizer_s": 0}
     return msgspec.convert({"layers": rows, **rest, "now": plan, "space": {"buckets": "free"}}, PlanModel)
 

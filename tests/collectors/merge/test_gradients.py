@@ -1,6 +1,11 @@
 """Sizes of gradients and the time of their reductions, from records written by hand."""
 
+import numpy as np
+import polars as pl
+import pytest
+
 from tests.collectors.merge.test_ops import GROUP, compute, merged, rank
+from tracekit.collectors.merge.gradients import _delay, _service
 from tracekit.collectors.record.wire_format import Category
 
 MIB = 1 << 20
@@ -27,14 +32,32 @@ def _recorded(late, *, gradients=True):
     return merged(*ranks).trace.metadata
 
 
-def test_a_reduction_lasts_from_the_last_rank_on() -> None:
+def test_buckets_are_timed_alone_and_beside_the_backward() -> None:
     figures = _recorded(late=10)["gradients"]
     assert figures["bytes"] == [[2 * MIB, 10 * MIB]]
     assert figures["bucket_cap_mb"] == 5.0
-    assert sorted((size, round(seconds, 6)) for size, seconds in figures["reductions"]) == [
-        (2 * MIB, 0.03),
-        (10 * MIB, 0.04),
+    # From the last rank on: 160 to 200 beside the backward, which ends when its last bucket is ready, at 260.
+    assert [(row[0], *(round(each, 6) for each in row[1:])) for row in figures["reductions"]] == [
+        (10 * MIB, 0.0, 0.04, 0.05),
+        (2 * MIB, 0.03, 0.0, 0.15),
     ]
+
+
+def test_two_buckets_share_the_threads_of_gloo() -> None:
+    ready, end = np.array([[0.0, 10.0, 20.0]]), np.array([[30.0, 40.0, 50.0]])
+    alone, beside = _service(ready, end, 2)
+    # 0-10 the first, 10-30 the first two, 30-40 the last two, 40-50 the last; ready last at 20.
+    assert (alone.tolist(), beside.tolist()) == ([[5.0, 10.0, 15.0]], [[15.0, 5.0, 0.0]])
+    alone, beside = _service(ready, end, 1)  # a stream of a GPU: one after the other
+    assert (alone.tolist(), beside.tolist()) == ([[10.0, 10.0, 10.0]], [[20.0, 0.0, 0.0]])
+
+
+def test_the_delay_of_a_backward_is_what_it_waits_for_a_processor_more_than_elsewhere() -> None:
+    step = {"category": "step", "rank": 0, "step": 1, "name": "step", "peer": 60_000, "chunk": 140_000}
+    reductions = pl.DataFrame({"rank": [0], "step": [1], "start_ns": [[0, 100_000_000]], "queued_us": [[0, 40_000]]})
+    # Of 100 ms between the buckets it ran for 60, of 100 ms elsewhere for 80: a quarter slower.
+    assert _delay(reductions, pl.DataFrame([step])) == {"delay_s": pytest.approx(0.025)}
+    assert _delay(reductions.with_columns(queued_us=pl.lit([-1, -1])), pl.DataFrame([step])) == {}
 
 
 def test_without_sizes_there_are_no_figures() -> None:
