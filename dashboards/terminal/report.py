@@ -22,7 +22,8 @@ from tracekit.dashboards.terminal.tables import labelled, section_table, side_by
 from tracekit.dashboards.words import MOST_CAUSES, answer_rows
 from tracekit.report.report import Report
 
-#: Lines of the first screen, with pictures and without; lines that the steps take, including an empty one before.
+#: Lines of the first screen without that of the browser, with pictures and without; lines that the steps take,
+#: including an empty one before.
 _SCREEN, _PLAIN_SCREEN, _STEPS_LINES = 24, 20, 2
 #: A map with fewer rows is not informative, unless the job has no more.
 _FEWEST_ROWS = 2
@@ -41,12 +42,12 @@ def print_report(
     """Print the answer, and with `full` all evidence behind it.
 
     `source`: the job as arguments of a command, for the suggested next commands; `path`: what a browser opens, None if
-    it cannot. `explain`: show how each number of the
-    answer was computed. `gpu_hour`: the price of a GPU-hour, in any currency.
+    it cannot. `explain`: show how each number of the answer was computed. `gpu_hour`: the price of
+    a GPU-hour, in any currency.
     """
     losses = bool(report.verdict.losses)
     commands = list(_commands(report, source, path, full)) if source is not None else []
-    lines = (_SCREEN if report.by_worker else _PLAIN_SCREEN) - len(commands) - 1
+    lines = (_SCREEN if report.by_worker else _PLAIN_SCREEN) - len(commands) - 1 + (path is not None)
     answers = [_answer(report, gpu_hour, most, full=full) for most in range(MOST_CAUSES, -1, -1)]
     heights = [len(console.render_lines(answer)) for answer in answers]
     best = next((number for number, height in enumerate(heights) if height <= lines), MOST_CAUSES)
