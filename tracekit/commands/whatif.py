@@ -56,7 +56,7 @@ _SECTIONS = {
 @job_source
 @click.option("--fix", multiple=True, metavar="SELECTION", help="What if these were as fast as peers? Repeatable.")
 @click.option("--keep", multiple=True, metavar="SELECTION", help="What if only these ops were as recorded? Repeatable.")
-@click.option("--by", multiple=True, metavar="LABEL[,LABEL]", help="Loss by any label, such as host or rank. Repeatable.")
+@click.option("--by", multiple=True, metavar="LABEL[,LABEL]", help="Loss by a label, such as host or rank. Repeatable.")
 @click.option(
     "--kernel-class",
     "kernel_classes",
