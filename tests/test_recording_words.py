@@ -120,7 +120,7 @@ def test_the_table_of_ranks_keeps_its_last_column_at_80_columns() -> None:
     """Spans of 12.4 and 13.7 ms."""
     ranks = Path(__file__).parents[1] / "sample_traces" / "gpu_slow_input"
     lines = run("whatif", ranks, "--full", env={"COLUMNS": "80"}).out.splitlines()
-    at = next(number for number, line in enumerate(lines) if line.split()[:2] == ["rank", "slowdown"])
+    at = next(number for number, line in enumerate(lines) if line.split()[:3] == ["rank", "sole", "delay"])
     assert lines[at].endswith("  of")
     assert lines[at + 1].endswith("12.4 ms")
 

@@ -280,7 +280,7 @@ def test_the_command_waits_for_the_first_record(tmp_path: Path) -> None:
         ran = run("watch", records, "--store", tmp_path / "jobs.store", "--window-steps", "5")
     told = ran.err.splitlines()
     assert (ran.code, ran.out, told[0]) == (0, "", f"tracekit: {records}: no recording there yet; waiting")
-    headline = "S = 1.158, sync: the weight sync costs 9% of the step"
+    headline = "13.6% lost, sync: the weight sync costs 9% of the step"
     assert f"records, window 0, steps 0 to 4: {headline}" in ran.err
     assert f"records, window 1, steps 5 to 8: {headline}" in ran.err
     assert "INCIDENT 1 of records opened: the sync takes 1.00 s of each step" in ran.err

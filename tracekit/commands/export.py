@@ -37,11 +37,11 @@ def export_command(
     from tracekit.trace.chrome import TIMELINE_FILE
 
     as_trace = out.suffix == ".parquet"
+    check_writable(out, TRACE_FILE if as_trace else TIMELINE_FILE)
     if out.suffix not in _ENDINGS:
         raise OutputError(f"{out}: expected a name that ends in {', '.join(_ENDINGS)}; choose another --out")
     if as_trace and steps is not None:
         raise SelectionError("--steps chooses what a timeline shows; a .parquet file gets the whole trace")
-    check_writable(out, TRACE_FILE if as_trace else TIMELINE_FILE)
     if any(trace.exists() and out.exists() and out.samefile(trace) for trace in source.traces):
         raise OutputError(f"{out}: is the trace to export, which it would replace; choose another --out")
     with progress("reading the trace") as tell:

@@ -52,7 +52,7 @@ def answer_rows(figures: FleetFigures) -> Iterator[tuple[str, str]]:
     if not figures.jobs:
         return
     straggling = f"{between(figures.straggling_jobs)} of jobs, {between(figures.straggling_hours)} of GPU-hours"
-    yield "Straggling", f"{straggling} lose >= {_LEAST_LOST:.0%}"
+    yield "Straggling", f"{straggling} lose {_LEAST_LOST:.0%}+"
     yield "Lost", f"{hours(figures.lost_gpu_hours)} GPU-hours, {between(figures.lost)}"
     if figures.causes.height:
         first = figures.causes.row(0, named=True)

@@ -75,7 +75,7 @@ def test_jobs_that_hang_lead_the_jobs_page_also_before_they_have_a_trace(pages: 
     # all 16 GPUs wait, around the clock
     assert rows["at once"][:3] == ["hang", "100%", "384.0"]
     assert rows[NAME][:3] == ["hang", "100%", "384.0"]
-    assert "<i>node</i>" in rows["at once"]
+    assert "rank 6" in rows["at once"]
     assert rows["fine"][0] == "not analysed"
     assert "llm" in rows["fine"]  # TRACEKIT_LABEL_TEAM
     links = [link.href for link in found(page, "Link", "job")]

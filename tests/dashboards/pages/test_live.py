@@ -262,7 +262,7 @@ def test_the_page_of_a_host_lists_its_jobs_and_what_it_cost_each_window(tmp_path
     assert "The culprit in 2 of its last 2 jobs; at worst it cost" in slow
     assert "The culprit in 0 of its last 2 jobs." in fine
     rows = [lines(row) for row in found(pages.page("/hosts", host="node-d"), "Tr")]
-    (row,) = [row for row in rows if "over" in row and "Worker computes slower than its peers" in row]
+    (row,) = [row for row in rows if "over" in row and "slow rank" in row]
     assert row[:2] == ["over", "3"]
     assert "No job in this store says that it ran on this host." in pages.text("/hosts", host="nowhere")
 

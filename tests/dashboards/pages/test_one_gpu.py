@@ -150,13 +150,13 @@ def test_times_are_of_the_recording_and_tables_that_compare_ranks_are_left_out(p
     assert not {"Waits", "Ranks"} & {title.children for title in found(page, "H2")}
 
 
-def test_of_several_ranks_the_one_that_idles_least_is_shown_until_another_is_chosen(pages: Pages) -> None:
-    least = min(range(4), key=lambda rank: gpu_of(pages, "four", rank)["idle_s"])
+def test_of_several_ranks_that_of_the_culprit_is_shown_until_another_is_chosen(pages: Pages) -> None:
+    culprit = pages.service.results.stored("four").report.answer.culprits[0].rank
     shown = {
         rank: pages.page("/job", job="four", **({} if rank is None else {"rank": str(rank)})) for rank in (None, 2)
     }
     for rank, page in shown.items():
-        chosen = least if rank is None else rank
+        chosen = culprit if rank is None else rank
         assert f"recorded on rank {chosen}:" in sent(page)
         assert f"rank={(chosen + 1) % 4}" in sent(page)
     assert "the data loader has no batch ready" in rows(shown[2], "Why the GPU is idle")[0]
