@@ -271,12 +271,12 @@ def test_a_condition_on_s_knows_the_same_noise(tmp_path: Path) -> None:
     assert unclear_slowdown(steps, np.ones(20), 1.2) is None
     unclear = unclear_slowdown(steps, np.ones(20), 1.101)
     assert unclear is not None
-    assert unclear.startswith(f"S is {steps.mean():.3f} ± 0.")
+    assert unclear.startswith(f"slowdown is {steps.mean():.3f} ± 0.")
     assert unclear_slowdown(steps[:4], np.ones(4), 1.101) is None  # nobody knows the noise of so few
     simulated(0, steps=12, noise=0.1, memory=0.0).write_parquet(tmp_path / "noisy.parquet")
     slowdown = json.loads(run("whatif", tmp_path / "noisy.parquet", "--json").out)["slowdown"]
     ran = run("whatif", tmp_path / "noisy.parquet", "--fail-on", f"slowdown>{slowdown:.4f}")
-    assert (ran.code, "--fail-on slowdown: cannot tell: S is " in ran.err) == (ExitCode.NO_ANSWER, True)
+    assert (ran.code, "--fail-on slowdown: cannot tell: slowdown is " in ran.err) == (ExitCode.NO_ANSWER, True)
     assert run("whatif", tmp_path / "noisy.parquet", "--fail-on", f"waste>{1 - 1 / slowdown:.4f}").code == ran.code
     assert run("whatif", tmp_path / "noisy.parquet", "--fail-on", "slowdown>9").code == ExitCode.DONE
     assert run("whatif", tmp_path / "noisy.parquet", "--fail-on", "slowdown<9").code == ExitCode.CONDITION

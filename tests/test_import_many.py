@@ -32,6 +32,7 @@ def stored() -> list[str]:
     return sorted(job.name for job in Store(Path("tracekit.store")).jobs())
 
 
+@pytest.mark.slow
 def test_what_was_stored_before_a_bad_trace_stays_and_the_same_command_goes_on(many: Path) -> None:
     whole = (many / "052.parquet").read_bytes()
     (many / "052.parquet").write_bytes(whole[:100])
@@ -76,6 +77,7 @@ def test_files_of_the_same_names_in_another_folder_or_since_changed_are_not_take
     assert "already has a job '000'" in other.err
 
 
+@pytest.mark.slow
 def test_processes_store_the_reports_that_one_would(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [f"many/{name}.parquet" for name in JOBS[: importing._FEW]]
     assert run("import", *paths, "--store", "apart.store").code == 0
