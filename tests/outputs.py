@@ -1,13 +1,15 @@
 """What is generated from the code: `python -m tests.outputs` writes it.
 
 In: the types that commands print, and the registry of sources. Out: tracekit/commands/outputs.schema.json, with a
-definition for each command; tracekit/report/report.schema.json; the tables of docs/limits.md and docs/traces.md.
+definition for each command; tracekit/report/report.schema.json; the tables of docs/limits.md and docs/traces.md; keys,
+types and kinds of findings in docs/report-schema.md, where the meanings of the keys stand as they were written.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -17,6 +19,8 @@ import msgspec
 import polars as pl
 
 from tracekit.analysis.attribution.gate import Gate
+from tracekit.analysis.detectors.all_detectors import kinds_of_jobs, own_detectors
+from tracekit.analysis.evidence.subject import JobKind
 from tracekit.analysis.hang.hang_report import HangReport
 from tracekit.analysis.job.history import History
 from tracekit.analysis.rl.account import RlAccount
@@ -39,6 +43,14 @@ from tracekit.trace.facts import Fact
 SHIPPED = Path(str(files("tracekit.commands").joinpath("outputs.schema.json")))
 REPORT = Path(str(files("tracekit.report").joinpath("report.schema.json")))
 DOCS = Path(__file__).parents[1] / "docs"
+SCHEMA_PAGE = DOCS / "report-schema.md"
+#: Kinds of jobs, as the table of findings names them.
+JOBS = {
+    JobKind.PIPELINE: "pipelines",
+    JobKind.GRAPH: "op traces, recordings",
+    JobKind.RECORDING: "recordings",
+    JobKind.POST_TRAINING: "post-training",
+}
 #: Before the generated table of a page, by its name, and after it.
 BEGINNINGS, END = {"limits.md": "<!-- what sources lack -->", "traces.md": "<!-- formats -->"}, "<!-- end -->"
 
@@ -130,8 +142,62 @@ def with_table(name: str, page: str) -> str:
     return f"{before}{BEGINNINGS[name]}\n{table}\n{END}{rest.partition(END)[2]}"
 
 
+def schema_page(page: str) -> str:
+    """docs/report-schema.md with the keys and types of the code; a new key has no meaning until one is written."""
+    definitions = report_schema()["$defs"]
+    keyed = {f"## `{name}`\n": shape for name, shape in definitions.items() if "properties" in shape}
+    first, *parts = re.split(r"^(?=## )", page, flags=re.MULTILINE)
+    sections = {part[: part.index("\n") + 1]: part for part in parts}
+    for heading in [heading for heading in sections if heading.startswith("## `") and heading not in keyed]:
+        del sections[heading]
+    for heading, shape in keyed.items():
+        section = sections.setdefault(heading, f"\n{heading}\n| key | type | meaning |\n")
+        rows = _rows_of_keys(
+            shape, definitions, dict(re.findall(r"^\| `(\w+)` \| .*? \| (.*) \|$", section, re.MULTILINE))
+        )
+        sections[heading] = _with_rows("| key | type | meaning |", rows, section)
+    kinds = "## Kinds of findings\n"
+    sections[kinds] = _with_rows("| kind | title | looked for in | part | loss |", _rows_of_findings(), sections[kinds])
+    return first + "".join(sections.values())
+
+
+def _with_rows(header: str, rows: Iterable[str], section: str) -> str:
+    """A section with these rows below the header of its table."""
+    before, _, rest = section.partition(f"{header}\n")
+    behind = re.sub(r"\A(\|.*\n)*", "", rest)
+    return "\n".join([f"{before}{header}", f"|{'---|' * (header.count('|') - 1)}", *rows, behind])
+
+
+def _rows_of_keys(shape: dict[str, Any], definitions: dict[str, Any], meanings: dict[str, str]) -> Iterator[str]:
+    for key, kind in shape["properties"].items():
+        optional = "" if key in shape["required"] else ", optional"
+        yield f"| `{key}` | {_words_of(kind, definitions)}{optional} | {meanings.get(key, '')} |"
+
+
+def _words_of(kind: dict[str, Any], definitions: dict[str, Any]) -> str:
+    """A type of the schema as the page writes it."""
+    if "anyOf" in kind:
+        return " or ".join(_words_of(each, definitions) for each in kind["anyOf"])
+    if kind.get("type") == "array":
+        return f"list of {_words_of(kind['items'], definitions)}"
+    if isinstance(values := kind.get("additionalProperties"), dict):
+        return f"object of {_words_of(values, definitions)}"
+    name = kind.get("$ref", "").removeprefix("#/$defs/")
+    if "enum" in kind or "enum" in definitions.get(name, {}):
+        return "string"
+    return f"`{name}`" if name else str(kind["type"])
+
+
+def _rows_of_findings() -> Iterator[str]:
+    for detector in own_detectors():
+        jobs = ", ".join(words for kind, words in JOBS.items() if kind & kinds_of_jobs(detector.kind)) or "all"
+        part = "" if detector.part is None else f"`{detector.part}`"
+        yield f"| `{detector.kind}` | {detector.title} | {jobs} | {part} | `{detector.loss}` |"
+
+
 if __name__ == "__main__":
     REPORT.write_text(json.dumps(report_schema(), indent=2) + "\n", encoding="utf-8")
+    SCHEMA_PAGE.write_text(schema_page(SCHEMA_PAGE.read_text("utf-8")), encoding="utf-8")
     for name in BEGINNINGS:
         (DOCS / name).write_text(with_table(name, (DOCS / name).read_text("utf-8")), encoding="utf-8")
     SHIPPED.write_text(json.dumps(json_schema(), indent=2) + "\n", encoding="utf-8")

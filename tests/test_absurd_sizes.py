@@ -116,6 +116,7 @@ def test_ids_of_two_billion_cost_nothing() -> None:
     analyse(job(slow_frame((0, 1)).with_columns(pl.col("microbatch") + 2_000_000_000)))
 
 
+@pytest.mark.slow
 def test_few_traced_of_a_million_dp_ranks_cost_what_they_are(tmp_path: Path) -> None:
     """16 workers of a million, two of them at the far end: by the values of their DP rank, steps would take GBs."""
     layout = Layout(dp=2**19, pp=2)

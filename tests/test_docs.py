@@ -33,7 +33,12 @@ def blocks(document, language):
 
 @pytest.mark.parametrize(
     ("document", "least"),
-    [("README.md", 1), ("docs/report.md", 3), ("docs/scripts.md", 2), ("docs/bill.md", 1)],
+    [
+        ("README.md", 1),
+        pytest.param("docs/report.md", 3, marks=pytest.mark.slow),
+        ("docs/scripts.md", 2),
+        ("docs/bill.md", 1),
+    ],
     ids=str,
 )
 def test_every_command_shown_runs_and_prints_what_is_shown(document, least, workplace):
@@ -49,7 +54,10 @@ def test_every_command_shown_runs_and_prints_what_is_shown(document, least, work
                 assert [line.rstrip() for line in ran.out.rstrip().splitlines()] == output.rstrip().splitlines()
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/report.md", "docs/store.md"])
+@pytest.mark.parametrize(
+    "document",
+    ["README.md", *(pytest.param(f"docs/{page}.md", marks=pytest.mark.slow) for page in ("report", "store"))],
+)
 def test_every_python_block_runs(document, workplace):
     found = blocks(document, "python")
     assert found

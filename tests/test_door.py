@@ -72,6 +72,7 @@ def test_a_store_lists_its_jobs_and_a_study_is_reported() -> None:
     assert run("study").out == run("fleet", "report", "study").out
 
 
+@pytest.mark.slow
 def test_traces_and_the_store_that_they_were_imported_into_are_no_two_jobs() -> None:
     assert run("import", "one", "--store", "one/tracekit.store").code == 0
     assert (

@@ -60,6 +60,7 @@ def test_each_example_is_short() -> None:
     assert all(code.count("\n") <= 32 for code in modules().values())
 
 
+@pytest.mark.slow
 def test_the_importer_reads_its_format_and_is_listed(acme: Path, log: Path, tmp_path: Path) -> None:
     """In a process of its own. The forwards should take 2 s each: 4.5 s a step instead of 5.5 s."""
     store = tmp_path / "jobs.store"

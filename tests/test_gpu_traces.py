@@ -77,6 +77,7 @@ def test_the_json_object_counts_collectives_and_prices_each_rank():
     assert max(content["by_rank"], key=lambda row: row["slowdown"])["rank"] == 2
 
 
+@pytest.mark.slow
 def test_files_may_be_named_one_by_one_and_asked_about():
     files = sorted(SAMPLE.iterdir())
     ran = run("whatif", *files, "--json", "--fix", "rank=2 and kind=input", "--by", "rank,kind")

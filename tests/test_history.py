@@ -56,6 +56,7 @@ def test_hosts_that_are_all_slower_are_named_with_the_window_since_when_and_the_
     assert saved_s == pytest.approx(0.2 * 9, rel=0.01)
 
 
+@pytest.mark.slow
 def test_what_a_script_gets(tmp_path: Path) -> None:
     """A table, or JSON; none for Slurm, since nothing shows their hardware at fault."""
     store = stored(tmp_path, lambda number: window(number, 1.2 if number >= 7 else 1.0))

@@ -172,6 +172,7 @@ def test_windows_of_a_store_open_and_close_incidents(tmp_path: Path) -> None:
     assert store.history("live", 2)["number"].to_list() == [1, 2]
 
 
+@pytest.mark.slow
 def test_an_incident_of_a_store_opens_again_under_its_number_and_that_is_news(tmp_path: Path) -> None:
     store = Store(tmp_path / "jobs.store")
     changes, log = StoreChanges(store), DeliveryLog(store, "http://127.0.0.1/")

@@ -99,26 +99,28 @@ def accounts(report: Report) -> list[tuple[object, ...]]:
 
 
 def test_each_form_of_the_report_names_the_rank(source: Source, tmp_path: Path) -> None:
-    forms: dict[str, tuple[str, ...]] = {
-        "terminal": (), "full": ("--full",), "explain": ("--explain",), "markdown": ("--markdown", "-"),
-        "questions": ("--fix", source.edit),
+    """A report that was kept prints what its trace does (test_report_files.py), and is analysed once for all forms."""
+    kept = tmp_path / "report.json"
+    kept.write_text(run("whatif", source.slow, "--json").out)
+    edits = ("--fix", source.edit, *(("--keep", source.edit, "--by", "host") if source.rank is not None else ()))
+    forms: dict[str, tuple[object, ...]] = {
+        "terminal": (kept,), "full": (kept, "--full"), "explain": (kept, "--explain"),
+        "markdown": (kept, "--markdown", "-"), "questions": (source.slow, *edits),
     }  # fmt: skip
-    if source.rank is not None:
-        forms |= {"by": ("--by", "host"), "keep": ("--keep", source.edit)}
     for name, columns in [*((name, 80) for name in forms), ("terminal", 120), ("full", 120)]:
         with case((name, columns)):
-            ran = run("whatif", source.slow, *forms[name], env={"COLUMNS": str(columns)})
+            ran = run("whatif", *forms[name], env={"COLUMNS": str(columns)})
             assert (ran.code, ran.err) == (0, "")
             assert source.place in " ".join(ran.out.split())
             assert "…" not in ran.out
             if name == "terminal":
                 assert all(len(line) <= columns for line in ran.out.splitlines() if "tracekit " not in line)
-    priced = " ".join(run("whatif", source.slow, "--gpu-hour", "2.5").out.split())
+    priced = " ".join(run("whatif", kept, "--gpu-hour", "2.5").out.split())
     assert source.place in priced
     assert (" a day at 2.5 a GPU-hour" in priced) == (source.rank is not None)  # of post-training, no GPUs are known
-    assert run("whatif", source.slow, "--html", tmp_path / "page.html").code == 0
+    assert run("whatif", kept, "--html", tmp_path / "page.html").code == 0
     assert source.place in (tmp_path / "page.html").read_text()
-    assert run("whatif", source.slow, "--csv", tmp_path / "tables").code == 0
+    assert run("whatif", kept, "--csv", tmp_path / "tables").code == 0
     assert source.kind in (tmp_path / "tables" / "causes.csv").read_text()
 
 

@@ -107,6 +107,7 @@ def test_info_shows_a_recording_in_words(one_step: Path) -> None:
     assert "{" not in shown
 
 
+@pytest.mark.slow
 def test_a_stored_recording_is_answered_on_20_lines(tmp_path: Path) -> None:
     ranks = Path(__file__).parents[1] / "sample_traces" / "gpu_slow_input"
     assert run("import", ranks, "--store", tmp_path / "store").code == 0

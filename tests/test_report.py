@@ -28,8 +28,7 @@ from tests.handmade import (
     run,
     slow_frame,
 )
-from tracekit.analysis.detectors.all_detectors import kinds_of_jobs, own_detectors
-from tracekit.analysis.evidence.subject import JobKind
+from tests.outputs import SCHEMA_PAGE, schema_page
 from tracekit.analysis.job.analysis import ReportOptions
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.errors import SelectionError
@@ -37,7 +36,6 @@ from tracekit.report.report import COMMON_TABLES, PIPELINE_TABLES, REPORT_VERSIO
 from tracekit.sources.load import load
 from tracekit.trace.canonical import Trace, read_parquet
 
-SCHEMA_PAGE = Path(__file__).parent.parent / "docs" / "report-schema.md"
 SHIPPED = json.loads(files("tracekit.report").joinpath("report.schema.json").read_text("utf-8"))
 SAMPLES = Path(__file__).parent.parent / "sample_traces"
 
@@ -49,20 +47,6 @@ def problems(content: Any, name: str = "Report") -> list[str]:
         if "properties" in definition:
             definition["additionalProperties"] = False
     return [f"{error.json_path}: {error.message:.200}" for error in Draft202012Validator(schema).iter_errors(content)]
-
-
-def words_of(kind: dict[str, Any]) -> str:
-    """A type of the schema as the page writes it."""
-    if "anyOf" in kind:
-        return " or ".join(map(words_of, kind["anyOf"]))
-    if kind.get("type") == "array":
-        return f"list of {words_of(kind['items'])}"
-    if isinstance(values := kind.get("additionalProperties"), dict):
-        return f"object of {words_of(values)}"
-    name = kind.get("$ref", "").removeprefix("#/$defs/")
-    if "enum" in kind or "enum" in SHIPPED["$defs"].get(name, {}):
-        return "string"
-    return f"`{name}`" if name else str(kind["type"])
 
 
 def table(heading: str) -> list[list[str]]:
@@ -105,7 +89,7 @@ def stalled() -> Report:
 
 
 def test_the_shipped_schema_is_that_of_the_code() -> None:
-    """After a change of the types, write `json.dumps(json_schema(), indent=2)` there."""
+    """After a change of the types: `python -m tests.outputs`."""
     assert json.loads(json.dumps(json_schema())) == SHIPPED
 
 
@@ -204,27 +188,22 @@ def test_the_culprit_of_a_recording_has_the_findings_on_its_rank() -> None:
     assert verdict["exposed_communication_s"] > 0
 
 
-@pytest.mark.parametrize("name", [name for name, shape in SHIPPED["$defs"].items() if "properties" in shape])
-def test_the_page_explains_every_key(name: str) -> None:
-    shape = SHIPPED["$defs"][name]
-    optional = {key: "" if key in shape["required"] else ", optional" for key in shape["properties"]}
-    expected = [[f"`{key}`", words_of(kind) + optional[key]] for key, kind in shape["properties"].items()]
-    assert [row[:2] for row in table(f"`{name}`")] == expected
+def test_the_page_has_the_keys_types_and_kinds_of_the_code_and_the_meaning_of_each_key() -> None:
+    """After a change of the types: `python -m tests.outputs`, then write what new keys mean."""
+    page = SCHEMA_PAGE.read_text("utf-8")
+    assert schema_page(page) == page
+    assert re.findall(r"^.*\|  \|$", page, re.MULTILINE) == []
 
 
-def test_the_page_lists_every_kind_of_finding() -> None:
-    expected = []
-    for one in own_detectors():
-        ways = {
-            JobKind.PIPELINE: "pipelines",
-            JobKind.GRAPH: "op traces, recordings",
-            JobKind.RECORDING: "recordings",
-            JobKind.POST_TRAINING: "post-training",
-        }
-        where = [words for kind, words in ways.items() if kind & kinds_of_jobs(one.kind)]
-        part = "" if one.part is None else f"`{one.part}`"
-        expected.append([f"`{one.kind}`", one.title, ", ".join(where) or "all", part, f"`{one.loss}`"])
-    assert [[cell.strip() for cell in row] for row in table("Kinds of findings")] == expected
+def test_the_page_keeps_meanings_when_it_is_generated_and_new_keys_wait_for_theirs() -> None:
+    page = SCHEMA_PAGE.read_text("utf-8")
+    row = "| `straggling` | boolean | S is at least 1.1 |\n"
+    assert page.count(row) == 1
+    assert schema_page(page.replace(row, row.replace("boolean", "number"))) == page
+    without = schema_page(page.replace(row, ""))
+    assert without == page.replace(row, "| `straggling` | boolean |  |\n")
+    gone = "\n## `Gone`\n\n| key | type | meaning |\n|---|---|---|\n| `x` | number | was here |\n"
+    assert schema_page(page + gone) == page + "\n"
 
 
 def test_by_label_gives_each_value_what_keeping_it_alone_gives(slow: Report) -> None:

@@ -13,6 +13,7 @@ from tracekit.trace.canonical import read_parquet
 SAMPLES = Path(__file__).resolve().parents[1] / "sample_traces"
 
 
+@pytest.mark.slow
 def test_the_script_makes_the_same_traces(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["make.py", str(tmp_path)])
     runpy.run_path(str(SAMPLES / "make.py"), run_name="__main__")

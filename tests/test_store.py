@@ -302,6 +302,7 @@ def test_a_damaged_catalogue_leaves_others_readable(store: Store, tmp_path: Path
     assert [job.name for job in store.jobs()] == ["slow job"]
 
 
+@pytest.mark.slow
 def test_writers_take_turns_and_lose_nothing(store: Store) -> None:
     writer = (
         "import sys; from pathlib import Path; from tracekit.store import Incoming, Store;"

@@ -176,6 +176,7 @@ def test_the_test_finds_suggestions_in_each_form(folder: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_what_collect_suggests_works_as_printed(folder: Path) -> None:
     """As its summaries say after runs of each kind."""
     where = {"out": None, "store": None}
@@ -199,6 +200,7 @@ def attempt(**fields: str | None) -> CollectedAttempt:
     return CollectedAttempt(0, JOB, 1, 2, 48, layout, "x", (), (), **fields, cost=None, problem=None)
 
 
+@pytest.mark.slow
 def test_what_pages_suggest_works_as_printed(folder: Path) -> None:
     pages = Pages(Path(STORE))
     empty = Pages(Path("empty one.store"))

@@ -1,5 +1,7 @@
 """The table of tried versions: rows of this environment are replaced, those of others stay."""
 
+import pytest
+
 from benchmarks import compatibility
 from benchmarks.measure import table
 
@@ -20,6 +22,7 @@ def test_a_run_replaces_its_rows_and_keeps_those_of_other_environments(tmp_path,
     assert page.read_text().startswith("# Stable\n\nText.\n\n| Python | torch |")
 
 
+@pytest.mark.slow
 def test_the_slow_worker_of_the_simulated_job_is_named(tmp_path):
     ops, named = compatibility._simulated(tmp_path)
     assert (int(ops.replace(",", "")) > 0, named) == (True, "yes")

@@ -1,5 +1,7 @@
 """Judging the matrix of frameworks. Its rows train in `tests/collectors`."""
 
+import pytest
+
 from benchmarks.frameworks import ROWS, judge, present
 
 
@@ -38,6 +40,7 @@ def test_rank_1_alone_must_be_blamed_for_a_fitting_reason_and_nobody_on_a_health
         assert judge("ddp", part, found).right is right, (part, found["causes"])
 
 
+@pytest.mark.slow
 def test_every_row_has_its_training_and_missing_frameworks_are_named(monkeypatch):
     from benchmarks import frameworks_train  # with torch
 

@@ -55,6 +55,7 @@ def test_drifting_speeds_are_named_and_priced_as_random_variation():
     assert max(judged.cause_errors) < LARGEST_PRICE_ERROR
 
 
+@pytest.mark.slow
 def test_noise_accuses_no_worker():
     for case, seed in (("P15", 20000), ("P19", 20001), ("healthy-noisy", 20001)):
         assert not judged_job(seed, case).named, case

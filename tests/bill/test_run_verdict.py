@@ -173,6 +173,7 @@ def test_a_store_of_the_version_before_says_the_same_and_is_filled_by_its_next_w
     assert run_of_job(store, "job") == before
 
 
+@pytest.mark.slow
 def test_whatif_of_a_store_tells_the_run_and_of_a_window_what_others_name(tmp_path: Path) -> None:
     """The newest of five windows is healthy, and 10 of 25 steps were slow."""
     store = stored(tmp_path, windows(False, True, True, False, False))

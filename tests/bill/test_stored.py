@@ -91,6 +91,7 @@ def test_windows_of_a_restarted_job_whose_script_numbers_its_steps(tmp_path: Pat
     assert set(bill_of_store(store).rows["team"]) == {"llm"}
 
 
+@pytest.mark.slow
 def test_the_last_checkpoint_before_a_restart_says_which_windows_are_lost(tmp_path: Path) -> None:
     """Windows before that with the checkpoint are kept, those after it lost; where it is in its own is not known."""
     saving = frame({0: SAVING_LANE, 1: SAVING_LANE}, range(6, 11))

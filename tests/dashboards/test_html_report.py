@@ -116,6 +116,7 @@ def test_a_page_folds_tables_that_most_readers_skip_and_has_no_heading_without_c
     assert "<h2>Causes</h2>" not in made(even, tmp_path).read_text()
 
 
+@pytest.mark.slow
 def test_a_large_job_stays_small(tmp_path: Path) -> None:
     job = tmp_path / "large.parquet"
     ran = run("synth", "--dp", "48", "--pp", "8", "--steps", "6", "--microbatches", "24", "--out", job)

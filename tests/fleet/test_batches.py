@@ -179,6 +179,7 @@ def test_options_print_the_same_with_either_engine(options, tmp_path, without_pr
     same_with_either_engine(tmp_path / "job.parquet", *options)
 
 
+@pytest.mark.slow
 def test_the_only_trace_in_a_folder_and_a_window_of_a_job_in_a_store(tmp_path, without_processes):
     (tmp_path / "traces").mkdir()
     slow_trace(range(3)).write_parquet(tmp_path / "traces" / "job.parquet")
@@ -276,6 +277,7 @@ def test_a_clock_that_drifts(tmp_path):
     assert in_batches(path, batch_ops=1).to_json() == expected.report.to_json()
 
 
+@pytest.mark.slow
 def test_a_lane_without_a_stage_is_left_out_alike(tmp_path):
     lost = (pl.col("step") == 3) & (pl.col("dp_rank") == 1) & (pl.col("pp_rank") == 1)
     path = write_canonical(tmp_path / "job.parquet", slow_trace(range(6)).ops.filter(~lost))
@@ -291,6 +293,7 @@ def test_a_step_without_a_stage_needs_one_piece(tmp_path):
         in_batches(path, batch_ops=1)
 
 
+@pytest.mark.slow
 def test_transfers_that_nobody_recorded(tmp_path):
     """Each is as fast as its link usually is, in all steps of the job."""
     late = pl.when(pl.col("kind") == "forward-compute").then(pl.col("seq") * (pl.col("step") % 4) / 100).otherwise(0.0)
@@ -344,6 +347,7 @@ def test_what_collect_recorded(name):
     assert in_batches(path, batch_ops=600).to_json() == load(path).report.to_json()
 
 
+@pytest.mark.slow
 def test_steps_that_lack_a_dp_rank_are_left_out_alike(tmp_path):
     ops = slow_trace(range(6)).ops.filter((pl.col("step") != 1) | (pl.col("dp_rank") == 0))
     path = write_canonical(tmp_path / "job.parquet", ops)
@@ -355,6 +359,7 @@ def test_steps_that_lack_a_dp_rank_are_left_out_alike(tmp_path):
         in_batches(write_canonical(path, slow_trace(range(5)).ops.filter(lacks_most)), batch_ops=1)
 
 
+@pytest.mark.slow
 def test_steps_whose_recording_was_cut_are_left_out_alike(tmp_path):
     cut = (pl.col("step") == 5) & (pl.col("kind") == "backward-compute") & (pl.col("seq") == 1)
     path = write_canonical(tmp_path / "job.parquet", slow_trace(range(6)).ops.filter(~cut))

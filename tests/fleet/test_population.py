@@ -41,6 +41,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_shares_are_those_that_were_set(fleet: Path) -> None:
     truth = pl.read_csv(fleet / "truth.csv")
     assert dict(truth["gpus"].value_counts().iter_rows()) == {32: 15, 64: 9, 16: 6}

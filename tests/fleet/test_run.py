@@ -279,6 +279,7 @@ def test_a_trace_that_is_replaced_while_it_is_read_is_said_and_read_by_the_next_
     assert Study(tmp_path / "study").read("exclusions").is_empty()
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_as_the_tables_are_made_costs_nothing(jobs: Path, study: Path, tmp_path: Path) -> None:
     study_here(jobs / "slow1.parquet", out=tmp_path)
     before = tables(tmp_path)

@@ -38,6 +38,7 @@ def value(store: Store, name: str, **labels: str) -> float:
     return float(found.value)
 
 
+@pytest.mark.slow
 def test_figures_of_a_job_are_those_of_its_newest_window_and_counters_add_up_all(store: Store) -> None:
     store.append(window(0, analysed=True))
     store.append(window(1, analysed=True))

@@ -281,6 +281,7 @@ def test_a_watch_goes_on_where_the_store_ends_though_the_ops_were_pruned(
     assert again.windows() == [(1, 10), (11, 20)]
 
 
+@pytest.mark.slow
 def test_the_tail_of_an_attempt_that_ended_while_nobody_watched_is_analysed(
     tmp_path: Path, written: WrittenRun, clock: list[float]
 ) -> None:

@@ -169,6 +169,7 @@ def test_a_tracker_that_hangs_loses_its_windows_and_nothing_else(
     assert list(tracker.losses()) == [f"--log: {MOST_WAITING + 20} windows did not reach wandb"]
 
 
+@pytest.mark.slow
 def test_a_tracker_that_fails_is_said_and_the_watch_ends_as_it_would(
     tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -42,6 +42,7 @@ def test_a_run_is_watched_to_its_end(tmp_path: Path) -> None:
     assert len(lines) == 7
 
 
+@pytest.mark.slow
 def test_news_of_incidents_are_asked_for_and_not_all_there_ever_were(tmp_path: Path) -> None:
     """One that was open before the first look is no news until it closes; one that is over is not read again."""
     store = Store(tmp_path / "jobs.store")

@@ -206,6 +206,7 @@ class TestTellingApart:
         assert set(named) == {(Worker(1, 0),)}
         assert len(named) >= (3 if dp == 2 else 4)
 
+    @pytest.mark.slow
     def test_of_two_by_two_workers_uneven_sequences_bring_no_healthy_one_along(self):
         """What the worker across costs is as uncertain as what its microbatches cost."""
         for factor, fewest in ((1.3, 1), (1.6, 4)):

@@ -126,6 +126,7 @@ class TestLengthOfPauses:
     def test_three_pauses_prove_nothing(self):
         assert not self.of_their_own([0.05], [0.05, 0.05])
 
+    @pytest.mark.slow
     def test_noise_with_a_long_tail_is_never_of_a_length_of_its_own(self):
         """Exceedances in proportion, exponentially distributed: of 2,000 jobs about two may look otherwise."""
         rng = np.random.default_rng(0)

@@ -233,6 +233,7 @@ def test_bytes_and_chunks_cost_what_the_formulas_say(tmp_path: Path) -> None:
     assert chunked["saved_s"] == pytest.approx(3 * (layer_us(1) - layer_us(best)) * 1e-6, rel=0.01)
 
 
+@pytest.mark.slow
 def test_transfers_that_never_vary_leave_an_interval(tmp_path: Path) -> None:
     """The heaviest rank always has 4,000 of 8,000 rows, so nobody can tell the base of a transfer from its slope."""
     tokens = np.array([[np.roll([2500, 500, 500, 500], layer) for layer in range(4)]] * 3, float)

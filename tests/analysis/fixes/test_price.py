@@ -285,6 +285,7 @@ class TestPlans:
             assert len(chosen) == fewest
         assert fewest_that_suffice("abcd", lambda items: len(items) > 4) is None
 
+    @pytest.mark.slow
     def test_no_repair_where_the_target_is_met_without_one(self):
         """Slow workers in a job that is hardly slow: there were plans to replace nobody."""
         assert fewest_that_suffice("abcd", lambda _: True) is None

@@ -211,6 +211,7 @@ def test_two_ranks_of_which_one_is_damaged_are_compared_but_not_trusted(tmp_path
     assert any("rank 1 cannot be compared: up to 21% of its GPU ops" in doubt for doubt in report.trust.reasons)
 
 
+@pytest.mark.slow
 def test_most_ranks_may_lack_what_the_others_are_compared_by(folder):
     for rank in (0, OTHER):
         report = report_of(folder, rank, every(1, GPU, args=...))
@@ -229,6 +230,7 @@ def test_the_only_rank_with_arguments_is_answered_as_one_rank(folder, lacking):
         assert any(f"rank {rank} is left out: its events lack args" in doubt for doubt in said(report))
 
 
+@pytest.mark.slow
 def test_no_rank_is_left_out_for_what_all_of_them_lack(folder):
     """As exporters write that know no arguments."""
     for rank in range(4):

@@ -34,6 +34,7 @@ def steps(*, stacks: bool = False, begin: float = 0.0, host_us: float = 18) -> l
     return events
 
 
+@pytest.mark.slow
 def test_ranks_without_the_stacks_that_others_have_are_named(tmp_path: Path) -> None:
     mixed = load_ranks(tmp_path / "a", {0: steps(stacks=True), 1: steps()}).whatif()
     (note,) = [one for one in said(mixed) if "stacks" in one]
@@ -43,6 +44,7 @@ def test_ranks_without_the_stacks_that_others_have_are_named(tmp_path: Path) -> 
         assert not [one for one in said(report) if "stacks" in one]
 
 
+@pytest.mark.slow
 def test_a_host_that_is_behind_is_doubted_where_it_alone_recorded_stacks(tmp_path: Path) -> None:
     def doubts(name: str, *, slow: bool, others: bool) -> list[str]:
         ranks = {0: steps(stacks=slow, host_us=60), **{rank: steps(stacks=others) for rank in (1, 2, 3)}}

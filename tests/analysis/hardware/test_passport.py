@@ -99,6 +99,7 @@ def test_a_cap_and_a_slice_are_warned_of():
     assert "no kernel was measured" in passport().warnings[0]
 
 
+@pytest.mark.slow
 def test_this_machine_has_a_passport(tmp_path):
     """Real kernels on the CPU: every kind in both types, and products of the shapes that other passports have."""
     from tracekit.collectors.measure_passport import measure

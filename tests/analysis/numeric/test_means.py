@@ -216,6 +216,7 @@ def test_a_further_run_is_seldom_beyond_its_interval(runs: int, figures: int) ->
     assert beyond >= (0.0085 if figures == 1 else 0.001)
 
 
+@pytest.mark.slow
 def test_steps_of_several_runs_fail_no_more_often_than_they_may() -> None:
     """Runs of 10 steps whose means scatter by twice as much as their steps, and a further one of 10 steps or of 5 that
     are noisier: judged by one run alone, most of 200 are beyond their interval, judged by four at most 1 %.

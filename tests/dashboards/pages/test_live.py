@@ -80,6 +80,7 @@ def test_the_link_that_an_alert_carries_opens_a_page_that_names_the_culprit(tmp_
         assert places[job] in pages.text(link.path, **dict(parse_qsl(link.query)))
 
 
+@pytest.mark.slow
 def test_a_window_of_long_ago_is_shown_among_those_around_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The link of an alert leads there, and from there to the windows before and after it."""
     store = Store(tmp_path / "live.store")

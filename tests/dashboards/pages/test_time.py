@@ -59,6 +59,7 @@ def pages(store: Path) -> Pages:
     return Pages(store)
 
 
+@pytest.mark.slow
 def test_of_few_windows_every_step_is_a_span_with_its_rates(store: Path) -> None:
     life = read_life(Results(store), "live", *EVER)
     assert life is not None
@@ -214,6 +215,7 @@ def test_checkpoints_are_marked_where_their_steps_were(tmp_path: Path) -> None:
     assert (stop.kind, stop.step, stop.start_s - BEGIN, stop.words) == ("checkpoint", 5, 50, "step 5 took 2 s longer")
 
 
+@pytest.mark.slow
 def test_pages_of_a_range_show_its_newest_window_and_links_keep_it(pages: Pages) -> None:
     asked = {"job": "live", "since": "2023-11-14T23:00:00Z", "until": "2023-11-15T00:30:00Z"}
     for path in ("/workers", "/whatif", "/timeline"):
