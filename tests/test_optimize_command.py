@@ -99,6 +99,10 @@ def _fixed_buckets(model: dict[str, Any]) -> None:
     model["space"]["buckets"] = "fixed"
 
 
+def _mistyped(model: dict[str, Any]) -> None:
+    model["memory_gB"] = model.pop("memory_gb", 1.0)
+
+
 def _no_stages(model: dict[str, Any]) -> None:
     del model["stages"]
 
@@ -115,6 +119,7 @@ def _no_stages(model: dict[str, Any]) -> None:
         (_interleaved, "interleaved cannot be planned"),
         (_fixed_buckets, "cannot be fixed"),
         (_no_stages, "missing required field `stages`"),
+        (_mistyped, "unknown field `memory_gB`"),
     ],
 )
 def test_a_model_that_cannot_be_searched(change: Callable[[dict[str, Any]], None], words: str, tmp_path: Path) -> None:
@@ -128,11 +133,20 @@ def test_a_model_that_cannot_be_searched(change: Callable[[dict[str, Any]], None
 
 
 @pytest.mark.parametrize(
-    "words", [(), ("--model", "m.json", "--runs", "r.csv", "--microbatches", "2"), ("--runs", "r.csv")]
+    "words",
+    [
+        (),
+        ("--model", "m.json", "--runs", "r.csv", "--microbatches", "2"),
+        ("--runs", "r.csv"),
+        ("--model", "m.json", "--layers", "2,2"),
+        ("--model", "m.json", "--memory-gb", "nan"),
+        ("--runs", "r.csv", "--microbatches", "2", "--keep", "split"),
+    ],
 )
 def test_one_question_at_a_time(words: tuple[str, ...]) -> None:
     ran = run("optimize", *words)
     assert ran.code == 2
+    assert "cannot be read" not in ran.err
     assert ran.err.count("\n") == 1
 
 

@@ -19,7 +19,7 @@ from tracekit.analysis.attribution.attribution import (
     STRAGGLING_SLOWDOWN,
     Trust,
 )
-from tracekit.analysis.attribution.chance import SMALLEST_UNEXPLAINED, Parts
+from tracekit.analysis.attribution.chance import HEADLINE_UNEXPLAINED, SMALLEST_UNEXPLAINED, Parts
 from tracekit.analysis.attribution.patterns import SpacePattern, TimePattern, space_pattern, time_pattern
 from tracekit.analysis.attribution.stalls import Stall
 from tracekit.analysis.detectors.all_detectors import detector_of
@@ -184,7 +184,8 @@ class _Named(NamedTuple):
 def parts_of(job: PipelineSubject, causes: Sequence[Cause]) -> Parts:
     """What the loss that S measures consists of."""
     noise, found = job.noise, job.attribution
-    if noise.unexplained_s < SMALLEST_UNEXPLAINED * noise.step_s:  # there is nothing for causes to explain
+    small = noise.unexplained_s < SMALLEST_UNEXPLAINED * noise.step_s
+    if small and noise.noise_s < HEADLINE_UNEXPLAINED * noise.step_s:  # there is nothing for causes to explain
         return noise
     return Parts.of(found.original, found.ideal, job.noisy, _explained_of_s(job, causes))
 

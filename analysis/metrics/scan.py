@@ -17,6 +17,7 @@ from msgspec import Struct
 from tracekit.analysis.metrics.effects import FEWEST_PEERS, spread_of
 from tracekit.analysis.metrics.mechanisms import is_counter
 from tracekit.analysis.metrics.samples import Samples
+from tracekit.base.errors import FormatError
 from tracekit.report.metrics import Alarm
 
 #: Departures are medians over this time, seconds: shorter ones happen to healthy nodes.
@@ -37,9 +38,16 @@ class _Limits(Struct, frozen=True):
 
 
 def scanned(samples: Samples, baselines: Sequence[Samples]) -> Iterator[Alarm]:
-    """Yield alarms, by metric. A metric that no baseline has gets the threshold of this run."""
-    for metric in sorted(set(samples.series["metric"])):
-        departures = _departures(samples, metric)
+    """Yield alarms, by metric. A metric that no baseline has gets the threshold of this run.
+
+    Raises FormatError if no metric can be compared.
+    """
+    of_metrics = {metric: _departures(samples, metric) for metric in sorted(set(samples.series["metric"]))}
+    if all(departures is None for departures in of_metrics.values()):
+        raise FormatError(
+            f"too little to compare: a metric needs more than {FEWEST_PEERS} hosts with numbers for {SMOOTHED_S:.0f} s"
+        )
+    for metric, departures in of_metrics.items():
         if departures is None:
             continue
         healthy = [of_run for one in baselines if (of_run := _departures(one, metric)) is not None]
@@ -47,7 +55,11 @@ def scanned(samples: Samples, baselines: Sequence[Samples]) -> Iterator[Alarm]:
 
 
 def _departures(samples: Samples, metric: str) -> pl.DataFrame | None:
-    """Each series' smoothed departure from the median of all, less its usual one; None with too few hosts or times."""
+    """Each series' smoothed departure from the median of all, less its usual one; None with too few hosts or times.
+
+    What is usual for a series is its median, as nodes have fingerprints. A median that is far from those of the other
+    series is no fingerprint but a fault that lasts for most of this time.
+    """
     values = samples.of_metric(metric)
     spacing = samples.spacing(metric)["spacing"].median()
     if not isinstance(spacing, float) or values["host"].n_unique() <= FEWEST_PEERS:
@@ -56,7 +68,13 @@ def _departures(samples: Samples, metric: str) -> pl.DataFrame | None:
     usable = values if is_counter(metric) else values.filter(pl.col("value") > 0)
     moment = (pl.col("time") / spacing).floor().cast(pl.Int64)
     residuals = usable.with_columns(x=x, moment=moment).with_columns(r=x - x.median().over("moment"))
-    own = residuals.with_columns(r=pl.col("r") - pl.col("r").median().over("series")).sort("series", "moment")
+    usual = residuals.group_by("series").agg(usual=pl.col("r").median())
+    if usual.is_empty():
+        return None
+    center, sigma = spread_of(usual["usual"].to_numpy())
+    fingerprint = (pl.col("usual") - center).abs() <= _SIGMAS * sigma
+    usual = usual.with_columns(usual=pl.when(fingerprint).then("usual").otherwise(center))
+    own = residuals.join(usual, on="series").with_columns(r=pl.col("r") - pl.col("usual")).sort("series", "moment")
     width = max(int(SMOOTHED_S / spacing), 1)
     smoothed = pl.col("r").rolling_median_by("moment", f"{width}i", min_samples=max(width * 3 // 4, 1)).over("series")
     departures = own.with_columns(smoothed=smoothed).drop_nulls("smoothed")

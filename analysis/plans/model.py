@@ -42,7 +42,7 @@ def content_of(path: Path) -> bytes:
         raise FormatError(f"{path}: cannot be read: {error.strerror or error}; check the path") from None
 
 
-class Layer(Struct, frozen=True, kw_only=True):
+class Layer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a layer takes and holds; without all three figures of memory, plans are searched by time only."""
 
     name: str = ""
@@ -65,7 +65,7 @@ def layers_of(takes_s: Floats, fixed_s: Floats, gradients_mb: Floats) -> tuple[L
     )
 
 
-class Reduction(Struct, frozen=True):
+class Reduction(Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds that the reduction of a bucket takes. While a backward computes and gradients are reduced, both slow
     down: `compute_rate`, `reduce_rate`: how fast each is then, 1: as fast as alone.
     """
@@ -76,7 +76,7 @@ class Reduction(Struct, frozen=True):
     reduce_rate: _Rate = 1.0
 
 
-class TrainingPlan(Struct, frozen=True):
+class TrainingPlan(Struct, frozen=True, forbid_unknown_fields=True):
     """How a job runs. `split`: layers of each stage; `recompute`: stages that recompute their activations; `buckets`:
     of each stage, how many layers each bucket of gradients holds, from its last layer to its first.
     """
@@ -88,7 +88,7 @@ class TrainingPlan(Struct, frozen=True):
     buckets: tuple[tuple[_Count, ...], ...]
 
 
-class Space(Struct, frozen=True):
+class Space(Struct, frozen=True, forbid_unknown_fields=True):
     """What may change; `fixed`: as in the plan in use."""
 
     schedule: list[Schedule] | Fixed = "fixed"
@@ -98,7 +98,7 @@ class Space(Struct, frozen=True):
     buckets: Literal["free", "size", "one", "fixed"] = "fixed"
 
 
-class PlanModel(Struct, frozen=True, kw_only=True, dict=True):
+class PlanModel(Struct, frozen=True, kw_only=True, dict=True, forbid_unknown_fields=True):
     """A job as `docs/plans.md` defines it. `samples`: of a replica in a step; `memory_gb`: of a worker, None: any.
     `slowness`: how many times as long as on a usual worker each stage computes, as that of a slow worker; None: 1.
     `bucket_cap_mb`: the size of buckets in use, None if unknown.

@@ -21,8 +21,9 @@ from tracekit.base.text import main_clause
 from tracekit.report.conclusions import Verdict
 from tracekit.report.report import Report
 from tracekit.report.verdict import LossKind
-from tracekit.synth import PythonGc, SlowNic, SlowWorker, SynthSpec, synthesize
+from tracekit.synth import PythonGc, SequenceLengthImbalance, SlowNic, SlowWorker, SynthSpec, synthesize
 from tracekit.trace.canonical import Trace
+from tracekit.trace.compute_order import Schedule
 from tracekit.trace.model import Layout
 
 
@@ -287,3 +288,12 @@ def test_a_checkpoint_of_rank_0_is_named_first_and_no_part_of_what_stragglers_co
     )
     assert stragglers.lost_s == pytest.approx(scatter.verdict.lost_s, rel=1e-9)
     assert not report.answer.culprits
+
+
+def test_what_a_cause_explains_is_not_told_again_as_noise() -> None:
+    """Uneven sequences make ops noisy, so noise alone would explain the same loss."""
+    causes = (SlowWorker(dp_rank=2, pp_rank=0, factor=1.4), SequenceLengthImbalance())
+    spec = SynthSpec(Layout(dp=4, tp=2), Schedule.GPIPE, 4, 3, overlap_dp=True, noise=0.005, seed=203535, causes=causes)
+    report = PipelineJob(synthesize(spec)).whatif()
+    assert [cause.kind for cause in report.findings] == ["sequence-length-imbalance"]
+    assert "noise" not in report.answer.headline

@@ -5,6 +5,7 @@ In: a trace, a model file, or step times of whole runs. Out: plans, or a line, i
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,10 +46,16 @@ def optimize_command(
 
     The best plan is proven: no plan of the space takes less than `bound_s` (docs/plans.md).
     """
+    if memory_gb is not None and not math.isfinite(memory_gb):
+        raise SelectionError(f"--memory-gb {memory_gb}; expected a number of GB, or leave it out for no limit")
     if sum((source != JobArguments(), model is not None, runs is not None)) > 1:
         raise SelectionError("give a TRACE, --model or --runs, one of them")
     if (runs is None) != (counts is None):
         raise SelectionError("--runs needs --microbatches, such as --microbatches 24,56, and the other way round")
+    if layers is not None and (model is not None or runs is not None):
+        raise SelectionError("--layers describes a TRACE; a model file states its layers itself")
+    if runs is not None and (memory_gb is not None or keep):
+        raise SelectionError("--runs prices numbers of microbatches alone; leave out --memory-gb and --keep")
     if runs is not None:
         return _runs(runs, counts or "", as_json=as_json)
     if model is None:

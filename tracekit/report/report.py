@@ -405,7 +405,7 @@ def decoded(content: bytes, name: str) -> Report:
         return msgspec.json.decode(content, type=Report)
     except msgspec.ValidationError as error:
         raise FormatError(f"{name}: not a report as tracekit writes it ({error}); print it again with --json") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(f"{name}: not whole JSON ({error}); copy the report again") from None
 
 

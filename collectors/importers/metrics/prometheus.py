@@ -166,7 +166,7 @@ def _why(error: Exception) -> str:
     if isinstance(error, urllib.error.HTTPError):
         try:
             said = str(msgspec.json.decode(error.read(), type=_Refusal).error)[:200]
-        except (OSError, msgspec.MsgspecError, http.client.HTTPException):
+        except (OSError, ValueError, RecursionError, msgspec.MsgspecError, http.client.HTTPException):
             said = str(error.reason)
         return f"answers {error.code}: {said}; is it the base URL of Prometheus?"
     if isinstance(reason, TimeoutError):
@@ -214,7 +214,7 @@ def _rows(
             values = np.array([pair[1] for pair in pairs], dtype=np.str_).astype(np.float64) if pairs else times
             yield pl.DataFrame({"key": np.full(len(pairs), len(keys), np.uint32), "time": times, "value": values})
             keys.append(key)
-    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError):
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         raise FormatError(f"{short(name)}: not an answer of Prometheus' range API, with resultType matrix") from None
 
 

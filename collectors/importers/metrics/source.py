@@ -35,6 +35,8 @@ def open_metrics(text: str) -> MetricSource:
             if not files:
                 raise FormatError(f"{short(text)}: a folder without answers of Prometheus (*.json)")
             return Answers(path, files)
+        if not path.is_file() and path.exists():
+            raise FormatError(f"{short(text)}: neither a file nor a folder; expected samples of metrics")
         with open(path, "rb") as file:
             start = file.read(64)
     except OSError as error:

@@ -9,6 +9,7 @@ from tests.analysis.metrics.fleet import BEGAN, CLOCK, ERRORS, Fault, fleet
 from tracekit.analysis.metrics.exporters import lacking
 from tracekit.analysis.metrics.samples import Samples
 from tracekit.analysis.metrics.scan import scanned
+from tracekit.base.errors import FormatError
 
 
 def scan(frame: pl.DataFrame, *baselines: int) -> list[tuple[str, str]]:
@@ -35,6 +36,21 @@ def test_an_alarm_says_when_and_how_much() -> None:
     assert abs(alarm.change + 0.2) < 0.01
     assert abs(alarm.from_s - BEGAN - 600) < 100
     assert abs(alarm.to_s - BEGAN - 900) < 100
+
+
+def test_a_fault_of_most_of_the_time_is_no_fingerprint() -> None:
+    for lasted_s in (1260, 1800):
+        frame = fleet(1, Fault(3, "compute", 0.25, 0, lasted_s), lasts_s=1800, devices=1)
+        (alarm,) = scanned(Samples.of(frame), [])
+        assert (alarm.host, alarm.metric) == ("node-03", CLOCK)
+        assert abs(alarm.change + 0.2) < 0.01
+        assert abs(alarm.to_s - BEGAN - lasted_s) < 100
+
+
+@pytest.mark.parametrize("few", [pl.col("host").is_in(["node-01", "node-02", "node-03"]), pl.col("time") < BEGAN + 30])
+def test_what_cannot_be_compared_is_not_called_healthy(few: pl.Expr) -> None:
+    with pytest.raises(FormatError, match="too little to compare"):
+        list(scanned(Samples.of(fleet(1, lasts_s=1800, devices=1).filter(few)), []))
 
 
 def test_the_doctor_names_what_some_or_all_hosts_lack_with_the_line_to_add() -> None:

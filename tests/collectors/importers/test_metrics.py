@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
 import ssl
 import subprocess
 import threading
@@ -248,6 +249,7 @@ def test_files_that_are_no_metrics_are_one_line(tmp_path: Path) -> None:
         "samples without timestamps": b'up{instance="a:1"} 1\n',
         "not a readable Parquet file": (tmp_path / "whole.parquet").read_bytes()[:5000],
         "not an answer of Prometheus' range API": b'{"status": "success"}',
+        "range API, with resultType matrix": b'{"data":' * 100_000,
         "no samples of": b'up{instance="a:1"} 1 1700000000\n',
     }
     for why, content in contents.items():
@@ -260,6 +262,8 @@ def test_files_that_are_no_metrics_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="no column 'metric'"):
         open_metrics(str(tmp_path / "file"))
     assert "No such file" in run("metrics", "doctor", tmp_path / "absent").err
+    os.mkfifo(tmp_path / "pipe")
+    assert "neither a file nor a folder" in run("metrics", "doctor", tmp_path / "pipe").err
 
 
 @pytest.mark.slow
