@@ -121,6 +121,7 @@ def test_this_machine_has_a_passport(tmp_path):
     assert more["torch"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("device", "words"), [("tpu", "expected cuda"), ("cuda", "torch sees no GPU"), ("cpu:9:9", "cpu:9:9")]
 )
