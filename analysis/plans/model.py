@@ -147,7 +147,7 @@ class PlanModel(Struct, frozen=True, kw_only=True, dict=True, forbid_unknown_fie
         if Schedule.INTERLEAVED in (now.schedule, *space.schedule):
             return "schedule interleaved cannot be planned; expected gpipe or 1f1b"
         if space.buckets == "fixed" and space.split == "free":
-            return '`buckets` cannot be fixed if the `split` is free; write "one" or "free"'
+            return '`buckets` cannot be fixed if the `split` is free; write "one" or "free", or keep the split, too'
         return None
 
     @property
