@@ -57,7 +57,7 @@ def run_sentence(run: RunVerdict, zone: tzinfo = UTC) -> str:
 
 
 def cause_sentence(cause: RunCause, zone: tzinfo, run: RunVerdict) -> str:
-    """What one cause cost: `rank 1 cost 15.6% of the run, steps 40 to 66, from 10:02 to 10:09 UTC; it is over`. Of
+    """What one cause cost: `rank 1 on a cost 15.6% of the run, steps 40 to 66, from 10:02 to 10:09 UTC; it is over`. Of
     several on the same ranks, with its name.
     """
     several = cause.ranks and sum(one.ranks == cause.ranks for one in run.alarming) > 1
@@ -68,9 +68,10 @@ def cause_sentence(cause: RunCause, zone: tzinfo, run: RunVerdict) -> str:
 
 
 def who_words(cause: RunCause) -> str:
-    """Who or what lost the time: "rank 1", "late data loading", "straggler losses without a known cause"."""
+    """Who or what lost the time: "rank 1 on node-33", "late data loading", "straggler losses without a known cause"."""
     if cause.ranks:
-        return ranks_text(cause.ranks)
+        host = f" on {cause.hosts[0]}" if len(cause.hosts) == 1 else ""
+        return f"{ranks_text(cause.ranks)}{host}"
     return kind_words(cause.cause) if cause.is_known else f"{cause.kind} losses without a known cause"
 
 

@@ -117,7 +117,7 @@ def _no_stages(model: dict[str, Any]) -> None:
         (_negative_time, "forward_s"),
         (_unknown_schedule, "zigzag"),
         (_interleaved, "interleaved cannot be planned"),
-        (_fixed_buckets, "cannot be fixed"),
+        (_fixed_buckets, 'cannot be fixed if the `split` is free; write "one" or "free", or keep the split, too'),
         (_no_stages, "missing required field `stages`"),
         (_mistyped, "unknown field `memory_gB`"),
     ],

@@ -35,6 +35,8 @@ _Positive = Annotated[float, Meta(gt=0, le=1e12)]
 _NotNegative = Annotated[float, Meta(ge=0, le=1e12)]
 _NAMES = ("kind", "op", "dtype")
 _SIZES = ("batch", "m", "n", "k")
+#: No product is faster than so many times the peak, whatever the clock; one in another unit than seconds is.
+_MOST_OF_PEAK = 2.0
 
 
 class PassportHead(Struct, frozen=True, kw_only=True):
@@ -75,6 +77,11 @@ class Passport(Struct, frozen=True, eq=False):
         except msgspec.ValidationError as error:
             raise FormatError(f"{path}: damaged passport: {error}; measure it again with `tracekit passport`") from None
         kernels = _checked(path, read_columns(path))
+        if (row := _beyond_peak(head, kernels)) is not None:
+            raise FormatError(
+                f"{path}: kernel {row} is faster than the peak of {head.gpu} allows: `time_s` is in seconds; measure it"
+                " again with `tracekit passport`"
+            )
         if kernels.is_empty() and not (head.peak_tflops and head.bandwidth_gb_s):
             raise FormatError(f"{path}: holds no kernel and no peaks; measure it again with `tracekit passport`")
         return cls(head, kernels)
@@ -125,6 +132,15 @@ def _checked(path: str | os.PathLike[str], table: pl.DataFrame) -> pl.DataFrame:
         row = quoted(table.row(int(wrong[0])), 160)
         raise FormatError(f"{path}: kernel {wrong[0]} is {row}, with an impossible size or time; measure it again")
     return kernels
+
+
+def _beyond_peak(head: PassportHead, kernels: pl.DataFrame) -> int | None:
+    """The first product that is faster than `_MOST_OF_PEAK` of its peak, as times in another unit make it."""
+    peaks = pl.col("dtype").replace_strict(dict(head.peak_tflops), default=None, return_dtype=pl.Float64)
+    tflop = 2e-12 * pl.col("batch") * pl.col("m") * pl.col("n") * pl.col("k")
+    beyond = (pl.col("kind") == "matmul") & (tflop / pl.col("time_s") > _MOST_OF_PEAK * peaks)
+    rows = kernels.select(beyond.fill_null(value=False).arg_true()).to_series()
+    return int(rows[0]) if len(rows) else None
 
 
 @cache

@@ -159,7 +159,7 @@ class PlanModel(Struct, frozen=True, kw_only=True, dict=True, forbid_unknown_fie
         if slow and space.buckets == "free":
             return 'with rates of reductions, buckets cannot be "free"; write "size", "one" or "fixed"'
         if space.buckets == "fixed" and space.split == "free":
-            return '`buckets` cannot be fixed if the `split` is free; write "one" or "free"'
+            return '`buckets` cannot be fixed if the `split` is free; write "one" or "free", or keep the split, too'
         return None
 
     @property

@@ -11,12 +11,13 @@ from typing import Any
 import polars as pl
 import pytest
 
-from benchmarks.writtenrun import EPOCH_S
+from benchmarks.writtenrun import EPOCH_S, WrittenRun
 from tests.bill.test_stored import as_version_6, stored, window
 from tests.dashboards.watched import write_watched
 from tests.handmade import HEALTHY_STEP_S, SLOW_STEP_S, healthy_frame, run, slow_frame
+from tests.live.beside import Beside
 from tracekit.base.exit_codes import ExitCode
-from tracekit.bill.run_account import run_of_job
+from tracekit.bill.run_account import accused_of_run, run_of_job
 from tracekit.bill.stored import bill_of_store
 from tracekit.commands.mcp import who, why_slow
 from tracekit.live.incident_words import since_words, utc
@@ -103,6 +104,24 @@ def test_a_fault_is_open_over_or_ended_with_its_job(
     if ends:
         store.end_watch("job", "ended with exit code 0")
     assert only(run_of_job(store, "job")).state is state
+
+
+def test_a_slow_rank_that_a_restart_moves_is_slow_at_two_places(tmp_path: Path, clock: list[float]) -> None:
+    """Rank 3 loses 60 ms a step on node-0001, then 30 ms on node-0003, and node-0001 has another rank."""
+    written, beside = WrittenRun(tmp_path / "run", 4, per_host=2), Beside(tmp_path, clock)
+    beside.look()
+    written.run(range(11), slow={3: 2.0})
+    beside.look()
+    restarted = WrittenRun(tmp_path / "run", 4, attempt=1, per_host=1)
+    restarted._now_ms = written._now_ms + 1000
+    restarted.run(range(11, 22), slow={3: 1.5})
+    beside.look()
+    old, new = run_of_job(beside.store, "job").alarming
+    assert (old.hosts, old.state, new.hosts, new.state) == (("node-0001",), State.OVER, ("node-0003",), State.OPEN)
+    accused = accused_of_run(beside.store, "job")
+    assert accused is not None
+    assert [(one.rank, one.host) for one in accused.culprits] == [(3, "node-0001"), (3, "node-0003")]
+    assert "rank 3 on node-0003 cost " in run("whatif", "--store", beside.store.path, "--job", "job").out
 
 
 def test_a_fault_that_comes_and_goes_is_one_cause_from_its_first_step_to_its_last(tmp_path: Path) -> None:

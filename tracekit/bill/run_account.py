@@ -57,13 +57,13 @@ def accused_of_run(store: Store, name: str) -> Accused | None:
     run = run_of(account_of(store, name))
     on_ranks = [cause for cause in run.alarming if cause.ranks]
     reports = store.reports([(name, cause.worst_window) for cause in on_ranks])
-    steps, culprits = run.last_step - run.first_step + 1, dict[tuple[int | None, str], Culprit]()
+    steps, culprits = run.last_step - run.first_step + 1, dict[tuple[Any, ...], Culprit]()
     for cause in on_ranks:
         report = reports.get((name, cause.worst_window))
         for culprit in () if report is None else report.answer.culprits:
             if culprit.rank in cause.ranks:
                 of_run = replace(culprit, cost_s=cause.lost_s / steps, first_step=cause.first_step)
-                culprits.setdefault((culprit.rank, culprit.part), of_run)
+                culprits.setdefault((culprit.rank, culprit.host, culprit.part), of_run)
     if run.windows < 2 or not culprits:
         return None
     trust = f"{run.covered_share:.0%} of the time of the run is judged, in {run.windows:,} windows"
@@ -75,9 +75,14 @@ def run_of(account: Account) -> RunVerdict:
     windows, wall_s = account.windows, sum(account.bill.wall_s.values())
     of_place = dict[tuple[Any, ...], list[BilledLoss]]()
     for billed in account.losses:
-        of_place.setdefault((billed.loss.kind, billed.loss.cause, billed.loss.ranks), []).append(billed)
+        loss = billed.loss
+        of_place.setdefault((loss.kind, loss.cause, loss.ranks, loss.hosts), []).append(billed)
     ended = _ending(windows[0])
-    causes = [_cause(billed, account.judged, wall_s, has_ended=ended is not None) for billed in of_place.values()]
+    moved_to = {key[:3]: key for key in sorted(of_place, key=lambda key: of_place[key][-1].number)}
+    causes = [
+        _cause(billed, account.judged, wall_s, has_ended=ended is not None, has_moved=moved_to[key[:3]] != key)
+        for key, billed in of_place.items()
+    ]
     causes.sort(key=lambda cause: -cause.lost_s)
     lost_s = sum(cause.lost_s for cause in causes)
     return RunVerdict(
@@ -103,8 +108,12 @@ def _ending(row: Any) -> str | None:
     return row["ending"] or "ended"
 
 
-def _cause(billed: Sequence[BilledLoss], judged: Sequence[int], wall_s: float, *, has_ended: bool) -> RunCause:
-    """One cause at one place. `judged`: the windows that would show it."""
+def _cause(
+    billed: Sequence[BilledLoss], judged: Sequence[int], wall_s: float, *, has_ended: bool, has_moved: bool
+) -> RunCause:
+    """One cause at one place: ranks on hosts, as a restart can move ranks. `judged`: the windows that would show it.
+    `has_moved`: whether a later window shows it for the same ranks on other hosts.
+    """
     first, last = billed[0], billed[-1]
     worst = max(billed, key=_lost_s)
     lost_s = sum(map(_lost_s, billed))
@@ -114,7 +123,7 @@ def _cause(billed: Sequence[BilledLoss], judged: Sequence[int], wall_s: float, *
         kind=first.loss.kind,
         cause=first.loss.cause,
         ranks=first.loss.ranks,
-        hosts=tuple(dict.fromkeys(host for one in billed for host in one.loss.hosts)),
+        hosts=first.loss.hosts,
         lost_s=lost_s,
         lost_share=_share(lost_s, wall_s),
         gpu_hours_lost=sum(_lost_s(one) * one.gpus for one in billed) / 3600,
@@ -122,7 +131,7 @@ def _cause(billed: Sequence[BilledLoss], judged: Sequence[int], wall_s: float, *
         last_step=last.loss.last_step,
         since=min(sinces, default=None),
         until=max(untils, default=None),
-        state=_state(sum(number > last.number for number in judged), has_ended=has_ended),
+        state=State.OVER if has_moved else _state(sum(number > last.number for number in judged), has_ended=has_ended),
         windows=len(billed),
         worst_window=worst.number,
         worst_share=_share(_lost_s(worst), worst.window_s),

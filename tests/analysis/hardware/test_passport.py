@@ -47,6 +47,7 @@ DAMAGE = {
     "no kernel and no peaks": ({"rows": 0}, {}),
     "impossible size": ({"m": -4}, {}),
     "an impossible": ({"kind": None}, {}),
+    "kernel 0 is faster than the peak of X": ({"time_s": 1e-7}, {"peak_tflops": {"bf16": 2.0, "fp32": 2.0}}),
 }
 
 

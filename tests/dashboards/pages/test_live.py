@@ -303,7 +303,7 @@ def test_what_a_page_of_a_window_asks_for_later_is_of_that_window(
     """The newest window is balanced, and has steps 0 to 3; this one has steps 2 and 3, which are slow."""
     opened = visit("/workers?job=live&window=1", base=show(live_store).url)
     opened.locator("#workers-step").fill("1")
-    expect(opened.get_by_text("Step 2: slowdown 1.148")).to_be_visible()
+    expect(opened.get_by_text("Step 2: 4.25 s lost")).to_be_visible()
     opened.get_by_role("link", name="Timeline").first.click()
     expect(opened).to_have_url(re.compile(r"/timeline\?job=live&window=1"))
     expect(opened.locator("#timeline-slowest tbody tr").first).to_be_visible()
