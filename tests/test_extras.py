@@ -22,14 +22,14 @@ COMMANDS = (
     "whatif --store jobs.store --json",
     "store list --store jobs.store",
     "store check jobs.store",
-    "sql from/**/ops --store jobs.store --csv",
-    "export slow.parquet --out timeline.json.gz",
+    "store sql from/**/ops --store jobs.store --csv",
+    "store export slow.parquet --out timeline.json.gz",
     "compare slow.parquet slow.parquet",
     "culprits slow.parquet --suspects --format json",
     "synth --out made.parquet --dp 2 --pp 2 --steps 4",
     "fleet run slow.parquet --out study",
     "fleet report study",
-    "alerts rules",
+    "metrics alerts rules",
 )
 
 

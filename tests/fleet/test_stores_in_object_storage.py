@@ -65,7 +65,9 @@ def test_everything_reads_as_in_the_folder(folder: Store, address: str) -> None:
     ids=" ".join,
 )
 def test_commands_print_what_they_print_of_the_folder(words: tuple[str, ...], folder: Store, address: str) -> None:
-    here, there = (run(*(word.format(place) for word in words)) for place in (folder.path, address))
+    here, there = (
+        run(*(word.format(place) for word in words), env={"COLUMNS": "300"}) for place in (folder.path, address)
+    )  # wide enough for both addresses
     assert there.code == here.code, there.err
     assert _without_ages(there.out).replace(address, "X") == _without_ages(here.out).replace(str(folder.path), "X")
 
