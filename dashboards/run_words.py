@@ -58,9 +58,10 @@ def run_sentence(run: RunVerdict, zone: tzinfo = UTC) -> str:
 
 def cause_sentence(cause: RunCause, zone: tzinfo, run: RunVerdict) -> str:
     """What one cause cost: `rank 1 on a cost 15.6% of the run, steps 40 to 66, from 10:02 to 10:09 UTC; it is over`. Of
-    several on the same ranks, with its name.
+    several at the same place, with its name.
     """
-    several = cause.ranks and sum(one.ranks == cause.ranks for one in run.alarming) > 1
+    place = cause.ranks, cause.hosts
+    several = cause.ranks and sum((one.ranks, one.hosts) == place for one in run.alarming) > 1
     who = f"{who_words(cause)}, {kind_words(cause.cause)}," if several else who_words(cause)
     cost = f"{who} cost {_percent(cause.lost_share)} of the run"
     parts = [cost, steps_words(cause), times_words(cause, zone)]
