@@ -6,16 +6,12 @@ Whatever else is in its place is reported by one rank, and ignored.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from .inject._tracekit_recorder import warn
-from .small_file import read_small
+from .small_file import FollowedFile, read_small
 from .wire_format import CONTROL_FILE, RecordingSchedule
-
-#: How often the file is checked, seconds.
-PERIOD_S = 0.25
 
 
 class Control:
@@ -30,30 +26,19 @@ class Control:
         apply: Callable[[RecordingSchedule], None],
         first_to_say: Callable[[str], bool] = lambda _: True,
     ) -> None:
-        self._path = directory / CONTROL_FILE
+        self._file = FollowedFile(directory / CONTROL_FILE)
         self._apply, self._first_to_say = apply, first_to_say
-        self._seen: tuple[int, int] | None = None
-        self._due = 0.0
 
     def look(self) -> None:
         """Check for a new schedule; cheap enough to call in a loop."""
-        now = time.monotonic()
-        if now < self._due:
+        changed_ns = self._file.new_version()
+        if changed_ns is None:
             return
-        self._due = now + PERIOD_S
         try:
-            status = self._path.lstat()
-        except OSError:  # there is none, or its folder is out of reach for a moment
-            return
-        seen = (status.st_mtime_ns, status.st_ino)
-        if seen == self._seen:
-            return
-        self._seen = seen
-        try:
-            schedule = RecordingSchedule.parse(read_small(self._path))
+            schedule = RecordingSchedule.parse(read_small(self._file.path))
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
-            if self._first_to_say(f"control-{status.st_mtime_ns}"):
-                warn(f"{self._path}: {why}; recording continues as before")
+            if self._first_to_say(f"control-{changed_ns}"):
+                warn(f"{self._file.path}: {why}; recording continues as before")
             return
         self._apply(schedule)

@@ -9,11 +9,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 from pathlib import Path
 from typing import BinaryIO
 
 #: The files that control a run are smaller.
 MOST_BYTES = 64 << 10
+#: How often a file that is followed is checked, seconds.
+FOLLOWING_PERIOD_S = 0.25
 #: The state of a rank, and a report on a hang of thousands of ranks, are smaller.
 MOST_DUMP_BYTES = 64 << 20
 
@@ -43,6 +46,31 @@ def read_small(path: Path | str, most: int = MOST_BYTES, *, folder: int | None =
     if len(content) > most:
         raise OSError(errno.EFBIG, f"more than {most:,} bytes", os.fspath(path))
     return content
+
+
+class FollowedFile:
+    """A file of a run that others put in place or replace while the job runs, checked several times a second."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._version: tuple[int, int] | None = None
+        self._due = 0.0
+
+    def new_version(self) -> int | None:
+        """When the file was changed, ns since the epoch, if that is news; cheap enough to call in a loop."""
+        now = time.monotonic()
+        if now < self._due:
+            return None
+        self._due = now + FOLLOWING_PERIOD_S
+        try:
+            status = self.path.lstat()
+        except OSError:  # there is none, or its folder is out of reach for a moment
+            return None
+        version = (status.st_mtime_ns, status.st_ino)
+        if version == self._version:
+            return None
+        self._version = version
+        return status.st_mtime_ns
 
 
 def open_to_read(path: Path | str) -> BinaryIO:

@@ -16,11 +16,9 @@ from pathlib import Path
 from types import CodeType
 
 from .session import Session
-from .small_file import read_small, write_whole
+from .small_file import FollowedFile, read_small, write_whole
 from .wire_format import STACK_REQUEST, STACK_SAMPLES_SUFFIX, StackRequest, rank_stem
 
-#: How often the rank looks for a request, seconds.
-PERIOD_S = 0.25
 #: Frames of a stack that are read, and lines of code that an answer has: the most frequent.
 MOST_FRAMES, MOST_LINES = 64, 500
 _OWN_FILES = "/tracekit/collectors/record/"
@@ -31,26 +29,21 @@ class StackSampler:
 
     def __init__(self, session: Session, directory: Path) -> None:
         self._session = session
-        self._request = directory / STACK_REQUEST
+        self._request = FollowedFile(directory / STACK_REQUEST)
+        self._answered: int | None = None
         self._answer = directory / f"{rank_stem(session.rank)}{STACK_SAMPLES_SUFFIX}"
-        self._answered = b""
-        self._due = 0.0
 
     def look(self) -> None:
         """Begin to answer a new request that names this rank."""
-        now = time.monotonic()
-        if now < self._due:
+        if self._request.new_version() is None:
             return
-        self._due = now + PERIOD_S
         try:
-            content = read_small(self._request)
-        except OSError:  # there is none
+            content = read_small(self._request.path)
+        except OSError:  # it is gone again
             return
-        if content == self._answered:
-            return
-        self._answered = content
         request = StackRequest.parse(content)
-        if self._session.rank in request.ranks:
+        if self._session.rank in request.ranks and request.id != self._answered:
+            self._answered = request.id
             sampling = ("stack-samples", self._sample, request)
             threading.Thread(
                 target=self._session.attempt_hook, args=sampling, name="tracekit-stacks", daemon=True

@@ -10,7 +10,7 @@ import pytest
 import tracekit
 from tests.collectors.conftest import HEAVY, environment
 from tracekit.collectors import set_step, span
-from tracekit.collectors.record import bootstrap, control, spans
+from tracekit.collectors.record import bootstrap, control, small_file, spans
 from tracekit.collectors.record.patches import PatchSet, on_import
 from tracekit.collectors.record.wire_format import ENV_RINGS, IDLE, RecordingSchedule, RuntimeOptions
 
@@ -166,7 +166,7 @@ def test_which_steps_are_recorded():
 
 def test_the_control_file_changes_the_schedule(tmp_path, capfd, monkeypatch):
     """Each new file counts; one that is no schedule is named, and the schedule before stays."""
-    monkeypatch.setattr(control, "PERIOD_S", 0)
+    monkeypatch.setattr(small_file, "FOLLOWING_PERIOD_S", 0)
     applied = []
     follower = control.Control(tmp_path, applied.append)
     file = tmp_path / "control.json"
@@ -195,7 +195,7 @@ NO_SCHEDULE = {
 @pytest.mark.parametrize("name", NO_SCHEDULE)
 def test_what_is_no_control_file_is_reported_once_for_all_ranks_and_ignored(name, tmp_path, capfd, monkeypatch):
     """Nothing waits for it or fills the memory, and the next schedule counts."""
-    monkeypatch.setattr(control, "PERIOD_S", 0)
+    monkeypatch.setattr(small_file, "FOLLOWING_PERIOD_S", 0)
     make, why = NO_SCHEDULE[name]
     applied, said = [], set()
 

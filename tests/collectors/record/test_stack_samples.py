@@ -47,7 +47,7 @@ def sampler(tmp_path):
 def asked(sampler, folder, content):
     """Ask, and wait for what answers."""
     write_whole(folder / STACK_REQUEST, content)
-    sampler._due = 0.0
+    sampler._request._due = 0.0
     sampler.look()
     for thread in threading.enumerate():
         if thread.name == "tracekit-stacks":

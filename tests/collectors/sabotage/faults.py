@@ -441,11 +441,11 @@ def control_file(make):
     """A control file that `make` makes while the job runs; the training goes on once it has been looked at."""
 
     def break_it():
-        from _tracekit_recorder.collectors.record import control, recorder
+        from _tracekit_recorder.collectors.record import control, recorder, small_file
 
         folder, looked = own_run(), threading.Event()
         recorder.FLUSH_INTERVAL_S = 0.001
-        control.PERIOD_S = 0
+        small_file.FOLLOWING_PERIOD_S = 0
         look = control.Control.look
 
         def look_and_tell(follower):
