@@ -61,7 +61,7 @@ def cause_sentence(cause: RunCause, zone: tzinfo, run: RunVerdict) -> str:
     several at the same place, with its name.
     """
     place = cause.ranks, cause.hosts
-    several = cause.ranks and sum((one.ranks, one.hosts) == place for one in run.alarming) > 1
+    several = cause.ranks and sum((other.ranks, other.hosts) == place for other in run.alarming) > 1
     who = f"{who_words(cause)}, {kind_words(cause.cause)}," if several else who_words(cause)
     cost = f"{who} cost {_percent(cause.lost_share)} of the run"
     parts = [cost, steps_words(cause), times_words(cause, zone)]

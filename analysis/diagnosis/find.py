@@ -104,7 +104,7 @@ def one_at_a_place(job: Subject, candidates: Sequence[Candidate]) -> list[Candid
         each for each in candidates if each.change is not None and _ranks_of(each) and not is_plug_in(each.kind)
     ]
     alone = {_ranks_of(each) for each in on_ranks}
-    if len(alone) == len(on_ranks) and not any(one < other for one in alone for other in alone):
+    if len(alone) == len(on_ranks) and not any(ranks < others for ranks in alone for others in alone):
         return remaining
 
     def beside(ranks: frozenset[Any]) -> list[Any]:
@@ -117,10 +117,9 @@ def one_at_a_place(job: Subject, candidates: Sequence[Candidate]) -> list[Candid
     costliest_first = sorted(on_ranks, key=lambda each: -price_s(each))
     for at, each in enumerate(costliest_first):
         ranks = _ranks_of(each)
-        costlier = [one for one in costliest_first[:at] if one in remaining and ranks <= _ranks_of(one)]
-        if detector_of(each.kind).counted:
-            continue
-        if any(job.explained(each.change, one.change, beside(_ranks_of(one))) >= MOST_OF_PRICE for one in costlier):
+        costlier = [other for other in costliest_first[:at] if other in remaining and ranks <= _ranks_of(other)]
+        shares = (job.explained(each.change, other.change, beside(_ranks_of(other))) for other in costlier)
+        if not detector_of(each.kind).counted and any(share >= MOST_OF_PRICE for share in shares):
             remaining.remove(each)
     return remaining
 

@@ -69,7 +69,7 @@ def _of_causes(report: Report, gpu: GpuInReport) -> Iterator[GpuQuestion]:
         if fix.cause in fixes and fix.withheld is None:
             fixes[fix.cause].append(fix)
     for kind, reason in reasons.items():
-        taken_s = sum(found.seconds for found in gpu.findings if found.reason == reason)
+        taken_s = sum(finding.seconds for finding in gpu.findings if finding.reason == reason)
         edits = [query.selection for query in map(query_of, fixes[kind]) if query is not None]
         if edits:
             yield GpuQuestion(IDLE, reason, taken_s, WhatifQuery(" + ".join(edits)))

@@ -130,18 +130,18 @@ def _where(name: str, stored: set[str]) -> str:
 def _of_job(served: FleetStudy, report: FleetReport, name: str) -> list[Component]:
     """What the study knows of one job: its verdict, causes and fixes."""
     head = [html.H1(f"Fleet: {report.name}"), html.P(dcc.Link("All jobs", href=href("/fleet")))]
-    found = report.jobs.filter(pl.col("name") == name)
-    if found.is_empty():
+    rows = report.jobs.filter(pl.col("name") == name)
+    if rows.is_empty():
         return [*head, panel("No such job", note(f"The study has no job named {short(name)} that counts."))]
-    (row,), price = found.head(1).iter_rows(named=True), gpu_hour()
+    (row,), price = rows.head(1).iter_rows(named=True), gpu_hour()
     lost = f"{hours(row['lost_gpu_hours'])} of {hours(row['gpu_hours'])} GPU-hours lost"
     lost += "" if price is None else f", {hours(row['lost_gpu_hours'] * price)} at {price:g} a GPU-hour"
     causes, fixes = served.of_job(row["job"])
     of_causes = [
-        [one["title"], one["where"], hours(one["lost_gpu_hours"]), one["suggested_fix"] or "-"]
-        for one in causes.iter_rows(named=True)
+        [cause["title"], cause["where"], hours(cause["lost_gpu_hours"]), cause["suggested_fix"] or "-"]
+        for cause in causes.iter_rows(named=True)
     ]
-    of_fixes = [[one["title"], one["where"], hours(one["saved_gpu_hours"])] for one in fixes.iter_rows(named=True)]
+    of_fixes = [[fix["title"], fix["where"], hours(fix["saved_gpu_hours"])] for fix in fixes.iter_rows(named=True)]
     sentence = row["headline"] or "no verdict"
     verdict = html.P(f"{sentence[:1].upper()}{sentence[1:]}.", className="verdict")
     way = note(f"`{adding(results().path)}` with its trace shows all of it, step by step.")
