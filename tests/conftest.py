@@ -29,17 +29,16 @@ TOGETHER = {"tests/dashboards/ui": "tests/dashboards/pages", "tests/dashboards/w
 WITH_TORCH = {"tests/collectors/record"}
 #: The units that take longest: what waits for jobs and browsers begins first, and what only computes fills the rest.
 LONGEST = (
-    *(f"tests/collectors/launch/test_{name}.py" for name in ("fault_injection", "faults")),
+    "tests/collectors/launch/test_fault_injection.py",  # makes the trainings of every push, for which others would wait
     "tests/dashboards/pages",
-    "tests/collectors/test_job_shapes.py",
     "tests/dashboards",
-    "tests/collectors/test_framework_rows.py",
     "tests/live/test_alerts.py",
     *(f"tests/collectors/launch/test_{name}.py" for name in ("nodes", "hang", "doctor")),
     *(f"tests/collectors/launch/test_{name}.py" for name in ("around_a_command", "other_python")),
     *(f"tests/test_{name}.py" for name in ("killed_import", "suggestions", "site", "packaging")),
     "tests/live/test_run.py",
     "tests/fleet/test_run.py",
+    *(f"tests/collectors/{name}.py" for name in ("test_job_shapes", "test_framework_rows", "launch/test_faults")),
     *(f"tests/collectors/launch/test_{name}.py" for name in ("terminal", "standalone", "long_runs", "gone")),
     *(f"tests/test_{name}.py" for name in ("store_windows", "first_minutes", "docs")),
     *(f"tests/collectors/launch/test_{name}.py" for name in ("attach", "profiler")),
@@ -55,6 +54,18 @@ STARTED_CPU = pytest.StashKey[float]()
 HEAVY = {"mcp", "pandas", "scipy.stats", "torch"}
 #: Folders whose tests only compute: behind all others.
 COMPUTED = ("tests/analysis/", "tests/benchmarks/", "tests/fuzz/", "tests/judges/", "tests/synth/")
+
+
+@pytest.fixture(autouse=True)
+def _analysed_once(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests share jobs, unless they patch the code."""
+    if "monkeypatch" in request.fixturenames:
+        yield
+        return
+    from tests.analysed_once import load_once
+
+    with mock.patch("tracekit.sources.load.load_trace", load_once):
+        yield
 
 
 @pytest.fixture

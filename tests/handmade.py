@@ -46,6 +46,9 @@ FIXED_STEP_S = 12.0
 KEPT_STEP_S = 16.25
 
 
+#: How often a server of a test looks whether it is to end: `shutdown` waits for that.
+POLL_S = 0.01
+
 #: Every command of the command line.
 COMMANDS = {
     name: commands.get_command(click.Context(commands), name)

@@ -265,6 +265,7 @@ def test_sources_that_contradict_each_other_are_said() -> None:
 # ---- import, info and the store
 
 
+@pytest.mark.slow
 def test_import_then_whatif_by_name_by_default_and_by_environment(slow: str, healthy: str, folder: Path) -> None:
     result = done("import", slow, healthy)
     assert result.stdout.splitlines() == [

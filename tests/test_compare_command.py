@@ -127,6 +127,7 @@ def test_a_job_that_is_missing_is_said_in_one_line(runs: tuple[Path, Path], tmp_
         assert ran.message
 
 
+@pytest.mark.slow
 def test_compare_and_gate_give_a_recording_one_step_time() -> None:
     """Of the steps that the profiler marked; the time before the first and after the last is of no step."""
     recording = SAMPLES / "gpu_slow_input"

@@ -89,6 +89,7 @@ def test_the_detector_finds_the_stage_whose_optimizer_is_slow(acme: Path, tmp_pa
     assert report.answer.fix.startswith("Give the optimizer of that stage what the others have")
 
 
+@pytest.mark.slow
 def test_the_job_of_the_page_shows_the_finding_in_a_report_and_in_a_store(acme: Path, tmp_path: Path) -> None:
     """The optimizer of stage 1 takes 94 ms longer than that of other stages."""
     run("synth", "--out", "healthy.parquet", cwd=tmp_path)

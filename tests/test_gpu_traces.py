@@ -118,6 +118,7 @@ def test_a_recording_kept_as_an_op_trace_has_the_same_rank_cause_and_price(tmp_p
     assert found.saved_s == pytest.approx(was.saved_s)
 
 
+@pytest.mark.slow
 def test_a_folder_becomes_a_job_of_the_store_with_its_verdict(tmp_path):
     store = tmp_path / "jobs.store"
     ran = run("import", SAMPLE, "--store", store)

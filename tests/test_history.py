@@ -71,6 +71,7 @@ def test_what_a_script_gets(tmp_path: Path) -> None:
     assert content["slower"][0]["change"] == pytest.approx(0.2, abs=0.001)
 
 
+@pytest.mark.slow
 def test_one_host_alone_and_a_window_before_it_slowed_down(tmp_path: Path) -> None:
     """Stage 1 of both DP ranks, which is node-b; of window 6, nothing can be said yet."""
 
@@ -97,6 +98,7 @@ def test_only_equal_work_is_compared(tmp_path: Path) -> None:
     assert (found.windows, found.slower) == (5, ())
 
 
+@pytest.mark.slow
 def test_the_history_goes_on_in_a_job_of_another_name(tmp_path: Path) -> None:
     store = stored(tmp_path, window, 6, "monday")
     for number in range(6, 9):

@@ -131,6 +131,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["s3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gs", "az"))])
 def test_storage_that_never_answers_is_one_clear_error(scheme: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:

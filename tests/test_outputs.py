@@ -138,7 +138,9 @@ def test_the_shipped_schema_is_that_of_the_code() -> None:
     assert json.loads(SHIPPED.read_text("utf-8")) == json.loads(json.dumps(json_schema()))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * name.startswith(("culprits --", "fleet"))) for name in CASES]
+)
 def test_what_a_command_prints_fits_its_schema(name: str, tmp_path: Path) -> None:
     words, code = CASES[name]
     ending = ["--", "true"] if name == "collect" else []

@@ -86,6 +86,7 @@ def test_an_export_counts_marked_steps_only(one_step: Path, tmp_path: Path) -> N
     assert "no step is marked" in run("store", "export", tmp_path / "unmarked", "--out", out, "--steps", "4").err
 
 
+@pytest.mark.slow
 def test_redacted_reports_find_the_same(tmp_path: Path) -> None:
     """Two functions of the job between two launches, 50 us each, and a module, which a CUDA graph does not run."""
     names = ("job.py(3): secret", "job.py(9): also_secret", "nn.Module: Secret")

@@ -157,6 +157,7 @@ def test_s_is_as_certain_as_its_steps_are_alike() -> None:
     assert f"S          {found.slowdown_text}: " in run("whatif", SAMPLES / "slow_worker.parquet", "--full").out
 
 
+@pytest.mark.slow
 def test_reports_in_a_store_fit_the_schema(tmp_path: Path) -> None:
     for name in ("gpu_slow_input", "slow_worker.parquet"):
         assert run("import", SAMPLES / name, "--store", tmp_path / "jobs").code == 0

@@ -22,7 +22,9 @@ def sent(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["slow_worker.parquet", "gpu_slow_input", "rl.jsonl"])
+@pytest.mark.parametrize(
+    "name", ["slow_worker.parquet", pytest.param("gpu_slow_input", marks=pytest.mark.slow), "rl.jsonl"]
+)
 @pytest.mark.parametrize("words", [("--full", "--explain"), ("--markdown", "-"), ("--json",)])
 def test_a_file_prints_what_its_trace_did(name: str, words: tuple[str, ...], tmp_path: Path) -> None:
     trace = write(tmp_path / name, lines()) if name == "rl.jsonl" else SAMPLES / name

@@ -107,6 +107,7 @@ def recorded(tmp_path_factory):
     return folder / "records"
 
 
+@pytest.mark.slow
 def test_the_loop_records_what_the_report_reads(recorded):
     report = json.loads(run("rl", recorded, "--json").out)
     job = report["job"]
@@ -115,6 +116,7 @@ def test_the_loop_records_what_the_report_reads(recorded):
     assert report["step_s"] > report["generation_s"] > 0.0
 
 
+@pytest.mark.slow
 def test_the_lines_of_the_format_are_those_of_the_recorder(recorded):
     shown = [json.loads(line) for line in re.search(r"```json\n(.*?)```", PAGE, re.DOTALL)[1].splitlines()]
     (file,) = recorded.iterdir()

@@ -98,6 +98,7 @@ def test_a_window_of_another_kind_is_an_error(store: Store) -> None:
     assert files(store) == {"1/0.parquet"}
 
 
+@pytest.mark.slow
 def test_an_op_trace_is_stored_listed_exported_and_asked_again(tmp_path: Path) -> None:
     trace = OpTrace(OPS, "two ranks", groups=DP, metadata={"gpu": "H200"})
     trace.write_parquet(tmp_path / "ops.parquet")

@@ -20,6 +20,7 @@ def test_a_free_core_takes_the_longest_task_that_is_left() -> None:
     assert makespan([2.0, 3.0, 2.0], 1, 1.0) == 8.0
 
 
+@pytest.mark.slow
 def test_a_study_many_times_over_has_the_same_shares(tmp_path: Path) -> None:
     """Of 3 jobs one is left out; of the other two one straggles."""
     small = write_study(

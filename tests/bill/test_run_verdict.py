@@ -180,6 +180,7 @@ def test_another_job_of_the_store_is_not_in_it(tmp_path: Path) -> None:
     assert run_of_job(store, "job").alarming == ()
 
 
+@pytest.mark.slow
 def test_a_store_of_the_version_before_says_the_same_and_is_filled_by_its_next_writer(tmp_path: Path) -> None:
     store = stored(tmp_path, windows(False, True, False))
     before = run_of_job(store, "job")
@@ -245,6 +246,7 @@ def test_an_agent_gets_the_run_and_its_culprits(tmp_path: Path) -> None:
     assert [culprit["rank"] for culprit in who(str(store.path), "job")["culprits"]] == [SLOW_RANK]
 
 
+@pytest.mark.slow
 def test_a_redacted_report_names_no_host_of_the_run(tmp_path: Path) -> None:
     write_watched(tmp_path / "live.store")
     shown = run("whatif", "--store", tmp_path / "live.store", "--job", "over", "--json", "--redact").out
@@ -252,6 +254,7 @@ def test_a_redacted_report_names_no_host_of_the_run(tmp_path: Path) -> None:
     assert "node-d" not in shown
 
 
+@pytest.mark.slow
 def test_a_damaged_report_takes_advice_away_and_of_an_older_store_the_verdict(tmp_path: Path) -> None:
     store = stored(tmp_path, windows(False, True, False))
     named = ("whatif", "--store", store.path, "--job", "job", "--json")

@@ -69,6 +69,7 @@ def test_every_surface_of_every_source_speaks_of_time_that_is_lost(sample_store:
     check(sample_store)
 
 
+@pytest.mark.slow
 def test_windows_incidents_and_messages_speak_of_time_that_is_lost(tmp_path: Path) -> None:
     store = Store(write_watched(tmp_path / "live.store"))
     check(store.path)

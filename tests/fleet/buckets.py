@@ -14,6 +14,7 @@ from functools import partial
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 
+from tests.handmade import POLL_S
 from tracekit.base.object_storage import located
 
 Application = Callable[..., object]
@@ -34,7 +35,7 @@ def serving(cloud: str, *, throttling: bool = False) -> Iterator[dict[str, str]]
             yield environment
         return
     server, environment = _s3(throttling=throttling) if cloud == "s3" else _google()
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(POLL_S,), daemon=True).start()
     try:
         yield environment
     finally:

@@ -63,6 +63,7 @@ def test_batches_of_any_size_give_the_bytes_of_one_piece(tmp_path_factory, spec,
     assert in_batches(path, batch_ops=size).to_json() == load(path).report.to_json()
 
 
+@pytest.mark.slow
 def test_every_size_of_the_hand_made_job(tmp_path):
     trace = slow_trace(range(5))
     trace.write_parquet(tmp_path / "job.parquet")

@@ -59,6 +59,7 @@ def test_a_copy_counts_once_and_what_is_no_trace_is_a_row_with_its_reason(study:
     assert "not a readable Parquet file" in row["reason"]
 
 
+@pytest.mark.slow
 def test_a_damaged_store_stops_no_other_job(jobs: Path, tmp_path: Path) -> None:
     shutil.copytree(jobs, tmp_path / "jobs")
     torn = tmp_path / "jobs" / "torn.store"
@@ -71,6 +72,7 @@ def test_a_damaged_store_stops_no_other_job(jobs: Path, tmp_path: Path) -> None:
     assert "catalog.duckdb is missing" in row["reason"]
 
 
+@pytest.mark.slow
 def test_duckdb_pandas_and_polars_read_the_same_tables(study: Path) -> None:
     import pandas as pd
 

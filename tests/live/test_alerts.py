@@ -25,7 +25,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from tests.collectors.conftest import environment, forks
-from tests.handmade import command, run
+from tests.handmade import POLL_S, command, run
 from tests.live.alert_tools import PATIENCE_S, alertmanager, prometheus, promtool
 from tests.live.test_notify import Receiver, receiving
 from tracekit.live.metrics import StoreMetrics, remembered
@@ -153,7 +153,7 @@ class _Answer(BaseHTTPRequestHandler):
 
 @contextmanager
 def served(metrics: Metrics) -> Iterator[Metrics]:
-    thread = threading.Thread(target=metrics.serve_forever)
+    thread = threading.Thread(target=metrics.serve_forever, args=(POLL_S,))
     thread.start()
     try:
         yield metrics

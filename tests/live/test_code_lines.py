@@ -97,6 +97,7 @@ def request_of(written: WrittenRun) -> dict[str, Any] | None:
     return json.loads(path.read_text()) if path.exists() else None
 
 
+@pytest.mark.slow
 def test_the_line_is_on_the_incident_and_stays_there(tmp_path: Path, asked: WrittenRun, clock: list[float]) -> None:
     beside = Beside(tmp_path, clock)
     asked.run(range(1, 11))

@@ -17,6 +17,7 @@ import pytest
 from msgspec import structs
 
 from tests.cases import case
+from tests.handmade import POLL_S
 from tests.test_incidents import SLOW
 from tracekit.base.errors import SelectionError
 from tracekit.live import notify, outbox
@@ -82,7 +83,7 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def receiving(*answers: int) -> Iterator[Receiver]:
     with Receiver(*answers) as receiver:
-        thread = threading.Thread(target=receiver.serve_forever)
+        thread = threading.Thread(target=receiver.serve_forever, args=(POLL_S,))
         thread.start()
         try:
             yield receiver

@@ -182,6 +182,7 @@ def test_a_window_that_cannot_be_analysed_is_said_and_the_next_one_is(
     assert beside.windows() == [(11, 20)]
 
 
+@pytest.mark.slow
 def test_clocks_that_cannot_be_read_cost_a_line_and_no_window(
     tmp_path: Path, written: WrittenRun, clock: list[float]
 ) -> None:
@@ -267,6 +268,7 @@ def test_a_watch_that_was_killed_goes_on_where_the_store_ends(
     assert again.windows() == [(1, 10), (11, 20)]
 
 
+@pytest.mark.slow
 def test_a_watch_goes_on_where_the_store_ends_though_the_ops_were_pruned(
     tmp_path: Path, written: WrittenRun, clock: list[float]
 ) -> None:
@@ -295,6 +297,7 @@ def test_the_tail_of_an_attempt_that_ended_while_nobody_watched_is_analysed(
     assert again.windows() == [(1, 10), (11, 14), (1, 3), (1, 10)]
 
 
+@pytest.mark.slow
 def test_another_attempt_of_the_job_goes_on_in_the_same_job(
     tmp_path: Path, written: WrittenRun, clock: list[float]
 ) -> None:
@@ -561,6 +564,7 @@ def test_the_end_of_a_job_that_cannot_be_stored_is_tried_again(
     assert len(beside.store.incidents("job")) == 1
 
 
+@pytest.mark.slow
 def test_an_end_that_is_never_stored_is_an_error_and_the_next_watch_stores_it(
     tmp_path: Path, written: WrittenRun, clock: list[float]
 ) -> None:

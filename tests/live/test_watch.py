@@ -181,6 +181,7 @@ def test_what_a_killed_watch_did_not_tell_is_told_by_the_next_and_only_once(tmp_
     assert run("store", "check", "--store", store.path).code == 0
 
 
+@pytest.mark.slow
 def test_an_incident_that_came_and_went_while_nobody_watched_is_told_once_as_past(tmp_path: Path) -> None:
     """But not what was over before this receiver was ever told anything."""
     store = Store(tmp_path / "jobs.store")

@@ -68,6 +68,7 @@ class TestTime:
         pattern = shape_of(np.where(steps % 5 == 0, 1.5, 1.02), steps=steps.tolist())
         assert (pattern.shape, pattern.period) == (TimeShape.PERIODIC, 5)
 
+    @pytest.mark.slow
     def test_noise_has_no_shape(self):
         """Of a thousand noisy level series hardly any is called a change, a drift or a period."""
         shapes = [pattern_of_series(noisy(np.ones(20), seed, 0.01), list(range(20))).shape for seed in range(1000)]

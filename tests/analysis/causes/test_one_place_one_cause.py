@@ -70,7 +70,9 @@ def with_off_cpu(ops: pl.DataFrame, slept_s: float, *, counted: bool) -> pl.Data
     return joined.with_columns(pl.when(first).then(OFF_CPU).alias(OFF_CPU))
 
 
-@pytest.mark.parametrize("place", ["before", "forward", "loss"])
+@pytest.mark.parametrize(
+    "place", ["before", *(pytest.param(place, marks=pytest.mark.slow) for place in ("forward", "loss"))]
+)
 def test_a_sleep_at_one_place_is_one_finding_at_the_price_of_the_sleep(place: str) -> None:
     """Some draws are too short to tell from noise: those have no finding, never two."""
     told = 0

@@ -132,7 +132,7 @@ def test_a_report_without_the_late_rank_is_not_trusted_and_names_it(folder, name
 
 
 @pytest.mark.parametrize("rank", [OTHER, CULPRIT])
-@pytest.mark.parametrize("part", [0.35, 0.6, 0.9])
+@pytest.mark.parametrize("part", [pytest.param(0.35, marks=pytest.mark.slow), 0.6, 0.9])
 def test_a_file_that_is_cut_off_is_compared_over_the_steps_that_all_ranks_have(folder, expected, rank, part):
     """Shares are of these steps; of one step alone, nothing follows for the others."""
     path = folder / f"rank{rank}.json"

@@ -190,11 +190,11 @@ def test_a_thread_that_goes_on_after_another_one_called_waits_for_it(tmp_path):
     ("trouble", "kind"),
     [
         (Trouble(2, gpu=1.3), "bad-worker"),
-        (Trouble(2, host=1.5), "slow-host-code"),
+        pytest.param(Trouble(2, host=1.5), "slow-host-code", marks=pytest.mark.slow),
         (Trouble(2, input_us=2000), "late-data-loading"),
         (Trouble(2, pause_us=2000), "slow-host-code"),
         (Trouble(2, extra_kernels=12), "data-skew"),
-        (Trouble(2, gc_us=2000), "python-gc"),
+        pytest.param(Trouble(2, gc_us=2000), "python-gc", marks=pytest.mark.slow),
         (Trouble(2, syncs=5), "sync-calls"),
         (Trouble(2, link_us=800), "slow-nic"),
     ],

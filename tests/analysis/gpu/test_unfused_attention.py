@@ -161,6 +161,7 @@ def test_attention_is_the_first_finding_and_priced_whole(tmp_path: Path) -> None
     assert "scaled_dot_product_attention" in finding.suggested_fix
 
 
+@pytest.mark.slow
 def test_a_host_that_waits_for_room_in_the_queue_of_launches_is_not_busy(tmp_path: Path) -> None:
     """Of 2,400 launches, 600 fit into the queue: steps of 12 ms save as much as with room for all of them."""
     step = [LINEAR, *FORWARD, LINEAR, *BACKWARD, LINEAR, LINEAR]

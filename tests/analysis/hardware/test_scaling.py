@@ -131,6 +131,7 @@ def test_a_precision_that_was_not_measured_is_refused():
         Scaling(usual(), passport(matmul(SMALL, 1.0), gpu="other"), "fp8").check()
 
 
+@pytest.mark.slow
 def test_bars_cover_what_a_simulated_gpu_takes():
     """Of 100 pairs of GPUs that differ in peak, bandwidth and size, 85 % to 98 % of models are within their bars."""
     rng = np.random.default_rng(7)

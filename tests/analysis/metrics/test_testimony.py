@@ -177,6 +177,7 @@ def test_clocks_that_were_sampled_while_the_job_was_recorded_are_a_source(
     assert not report_on(few).metrics  # nothing to compare with, so nothing is said
 
 
+@pytest.mark.slow
 def test_a_recording_of_gpus_is_tested_at_the_time_of_day_at_which_it_was_made(tmp_path: Path) -> None:
     """The GPU of rank 3 takes 1.3 times as long, in a recording of 24 s that begins at `BEGAN`."""
     recording = Job(ranks=6, layers=6, bucket=2, host_us=30.0, seed=3, troubles=(Trouble(3, gpu=1.3),)).run()

@@ -187,6 +187,7 @@ def test_shorter_launch_delays_shorten_the_step_however_many_steps_are_looked_at
     assert step_times(replay, (ScaleDelays(optimizers, np.float64(0.5)),)) == pytest.approx(np.full(STEPS, 5.5))
 
 
+@pytest.mark.slow
 @examples(20)
 @given(
     ranks=st.lists(st.tuples(seconds, seconds), min_size=2, max_size=4),

@@ -19,7 +19,7 @@ import pytest
 
 from tests.analysis.metrics.fleet import BEGAN, CLOCK, PRESSURE, Fault, fleet
 from tests.cases import case
-from tests.handmade import run
+from tests.handmade import POLL_S, run
 from tests.live.alert_tools import prometheus, promtool, until_ready
 from tracekit.analysis.metrics.samples import Samples, TimeSpan
 from tracekit.base.errors import FormatError
@@ -90,7 +90,7 @@ def serving(
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answering)
     if tls is not None:
         server.socket = tls.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(POLL_S,))
     thread.start()
     try:
         yield f"http{'s' if tls else ''}://127.0.0.1:{server.server_port}"

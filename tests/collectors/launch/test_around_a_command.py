@@ -35,6 +35,7 @@ def test_exit_code_and_streams_pass_through(tmp_path):
     assert "nothing was recorded" in process.stderr
 
 
+@pytest.mark.slow
 def test_the_exit_code_passes_through_where_exits_of_children_are_ignored(tmp_path):
     """As some supervisors pass on; the command itself starts with it."""
     command = [sys.executable, "-c", "import signal, sys; sys.exit(7 - 3 * (signal.getsignal(signal.SIGCHLD) != 1))"]

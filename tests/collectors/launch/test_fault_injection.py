@@ -157,7 +157,7 @@ def test_what_the_launcher_writes_goes_through_no_link_and_waits_for_no_pipe(tmp
 COMMAND = "import os, signal, select; os.kill(os.getppid(), signal.{}); select.select([], [], [], 60)"
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("name", ["SIGTERM", pytest.param("SIGHUP", marks=pytest.mark.slow)])
 def test_a_signal_to_the_launcher_ends_the_command_as_it_would_alone(name, tmp_path):
     """With a shell's exit code."""
     command = [sys.executable, "-c", COMMAND.format(name)]

@@ -150,6 +150,7 @@ def test_python_that_does_not_train_says_nothing(other, tmp_path):
     assert "recorder (" not in ran.process.stderr
 
 
+@pytest.mark.slow
 def test_collecting_a_command_without_python_blames_no_python(tmp_path):
     ran = run_process("collect", "--no-store", "--", "true", cwd=tmp_path)
     assert ran.code == 0

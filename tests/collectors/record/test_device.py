@@ -211,6 +211,7 @@ def test_compute_time_is_that_of_the_device(rig):
     assert rig.clock.take_compute_ns() == 0
 
 
+@pytest.mark.slow
 def test_no_event_leaks_over_ten_thousand_steps(rig):
     for step in range(10_000):
         for _ in range(4):

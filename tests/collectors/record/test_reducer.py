@@ -82,6 +82,7 @@ def test_the_buckets_of_a_backward_are_one_collective(job):
     assert job.reductions == [(0.0, BYTES)] * 3
 
 
+@pytest.mark.slow
 def test_backwards_that_do_not_reduce_have_none(job):
     model = job.model()
     with model.no_sync():

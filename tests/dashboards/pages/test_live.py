@@ -55,6 +55,7 @@ def test_the_link_of_an_alert_opens_the_page_of_that_window(live_store: Path, pa
     assert newest.splitlines()[1].startswith("straggler, 26.9% of the run lost")
 
 
+@pytest.mark.slow
 def test_the_link_that_an_alert_carries_opens_a_page_that_names_the_culprit(tmp_path: Path) -> None:
     """Of jobs with different causes: a pipeline, a folder of GPU recordings, one that hung before it had a trace."""
     store = Store(tmp_path / "s.store")
@@ -255,6 +256,7 @@ def test_a_gpu_is_told_in_how_many_of_its_last_jobs_it_was_the_culprit(tmp_path:
     assert "GPU-3 on node-e" in Pages(store.path).lines("/hosts", q="GPU-3")
 
 
+@pytest.mark.slow
 def test_the_page_of_a_host_lists_its_jobs_and_what_it_cost_each_window(tmp_path: Path) -> None:
     """Rank 3, alone on node-d, is slow in two windows of one job and in one of three of another."""
     pages = Pages(write_watched(tmp_path / "s.store"))

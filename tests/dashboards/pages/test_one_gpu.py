@@ -167,7 +167,6 @@ def test_a_rank_that_was_not_recorded_and_one_that_is_no_number_show_the_page(pa
         assert "Why the GPU is idle" in pages.text("/job", job="four", rank=rank)
 
 
-@pytest.mark.every_push
 def test_kernels_and_operators_are_found_by_a_part_of_their_name(
     visit: Callable[..., Page], show: Callable[..., Serving], store: Store
 ) -> None:

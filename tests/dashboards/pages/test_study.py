@@ -116,7 +116,7 @@ def test_without_a_study_or_with_a_damaged_one_the_page_says_what_to_do(study: S
 
 
 @pytest.mark.every_push
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_the_page_opens_from_any_other_for_everybody(
     study: Study, tmp_path: Path, theme: str, serve: Callable[..., Serving], visit: Callable[..., Page]
 ) -> None:

@@ -162,6 +162,7 @@ def test_of_many_windows_a_span_is_several_and_their_mean_is_that_of_their_steps
     assert costs == pytest.approx([lost / 2 for lost in whole.losses["lost_s"]])  # half of the steps are slow
 
 
+@pytest.mark.slow
 def test_nothing_is_drawn_where_the_run_was_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two spans, the first would reach over nine hours without a window."""
     monkeypatch.setattr("tracekit.dashboards.browser.data.life.MOST_STEPWISE", 3)

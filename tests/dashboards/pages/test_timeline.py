@@ -144,7 +144,6 @@ def test_the_whole_step_begins_where_its_earliest_op_does(
     assert window(page) == whole
 
 
-@pytest.mark.every_push
 def test_zooming_and_panning_change_the_view_and_the_address(visit: Visit) -> None:
     page = visit("/timeline?job=slow-worker&step=105")
     painted(page)
@@ -246,7 +245,6 @@ def click_name(page: Page, row: int) -> None:
     page.mouse.click(x, y)
 
 
-@pytest.mark.every_push
 def test_workers_collapse_by_stage_and_a_click_opens_one(visit: Visit) -> None:
     page = visit("/timeline?job=slow-worker")
     painted(page)
@@ -268,7 +266,6 @@ def test_workers_collapse_by_stage_and_a_click_opens_one(visit: Visit) -> None:
     page.wait_for_selector('#timeline-details[data-op^="1,2,"]')
 
 
-@pytest.mark.every_push
 def test_a_pinned_row_stays_on_top_and_in_the_address(visit: Visit) -> None:
     page = visit("/timeline?job=slow-worker&order=rank&streams=all")
     painted(page)

@@ -138,7 +138,6 @@ def test_scaling_by_a_factor_is_the_replay_of_the_library(visit: Visit) -> None:
     assert clicks.state(page)["factor"] == "0.25"
 
 
-@pytest.mark.every_push
 def test_a_suggestion_is_asked_with_one_click(visit: Visit, serving: Serving) -> None:
     page = form(visit)
     page.click("text=Rank 9 on host-0001 like peers")

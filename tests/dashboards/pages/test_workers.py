@@ -150,7 +150,6 @@ def test_a_host_marks_its_workers_until_it_is_chosen_again(visit: Visit) -> None
     wait_for_state(page, job=JOB)
 
 
-@pytest.mark.every_push
 def test_a_drag_over_the_map_sums_up_the_workers_in_it_with_the_ways_on(visit: Visit, serving: Serving) -> None:
     report = whatif(serving.store, JOB)
     page = open_map(visit, f"/workers?job={JOB}")

@@ -14,6 +14,7 @@ from playwright.sync_api import Browser, Page
 from werkzeug.serving import make_server
 
 from tests.dashboards.web.test_tokens import NEW, write
+from tests.handmade import POLL_S
 from tests.test_store_windows import window
 from tracekit.dashboards.browser.web.access import Access
 from tracekit.dashboards.browser.web.app import make_app
@@ -56,7 +57,7 @@ class Victim:
 
 def serve(application: Any) -> tuple[Any, int]:
     server = make_server("127.0.0.1", 0, application, threaded=True)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(POLL_S,), daemon=True).start()
     return server, server.server_port
 
 

@@ -205,7 +205,6 @@ class TestHeaders:
 
 
 class TestBrokenAndHostile:
-    @pytest.mark.every_push
     def test_names_from_outside_are_text_and_never_markup(self, tmp_path: Path, show: Show, visit: Visit) -> None:
         name, host = "<script>alert(1)</script><img src=x onerror=alert(2)>", "<img src=x onerror=alert(3)>"
         trace = slow_trace((0, 1), metadata={"hosts": {str(rank): host for rank in range(4)}})
@@ -297,6 +296,7 @@ class TestBrokenAndHostile:
             assert len(names) == number
             assert name in names
 
+    @pytest.mark.slow
     def test_a_store_that_vanishes_or_breaks_is_said_and_comes_back(self, tmp_path: Path, serve: Serve) -> None:
         path = tmp_path / "s.store"
         trace = slow_trace((0,))
