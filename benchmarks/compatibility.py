@@ -1,4 +1,4 @@
-"""Which Python, torch and frameworks were tried, into docs/stability.md; rows of others stay.
+"""Which Python, torch and frameworks were tried, into docs/limits.md; rows of others stay.
 
 python -m benchmarks compatibility    run it with the Python of each environment that is to be tried
 
@@ -22,7 +22,7 @@ from pathlib import Path
 from benchmarks import frameworks
 from benchmarks.measure import table, tracekit
 
-PAGE = Path(__file__).parent.parent / "docs" / "stability.md"
+PAGE = Path(__file__).parent.parent / "docs" / "limits.md"
 #: Rows of benchmarks/frameworks.py; each library in the way in which most people start it.
 ROWS = ("ddp", "fsdp2", "pipeline", "accelerate", "hf_trainer", "lightning", "deepspeed_zero1")
 #: How much slower rank 1 is in its forward, ms a step: far more than those of a machine with other work vary.

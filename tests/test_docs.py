@@ -37,7 +37,7 @@ def blocks(document, language):
         ("README.md", 1),
         pytest.param("docs/report.md", 3, marks=pytest.mark.slow),
         ("docs/scripts.md", 2),
-        ("docs/bill.md", 1),
+        ("docs/fleet.md", 1),
     ],
     ids=str,
 )

@@ -1,4 +1,4 @@
-"""Bubbles: where the stages of a pipeline are idle, why, and what other schedules would cost (docs/bubbles.md).
+"""Bubbles: where the stages of a pipeline are idle, why, and what other schedules would cost (docs/plans.md).
 
 `order.py` says what each stage computes, in which order, and replays it; `asked.py` reads the names of schedules and
 makes their orders; `recorded.py` takes the pipeline out of a job's graph. From there, `places.py` names every idle

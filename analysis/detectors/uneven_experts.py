@@ -19,7 +19,7 @@ from tracekit.analysis.whatif.interventions import SetOps
 from tracekit.report.experts import CauseOfImbalance
 from tracekit.report.finding import Figure, Place, Unit
 
-_LOG = "log tokens per expert (docs/experts.md), then `tracekit whatif --experts --expert-loads FILE`"
+_LOG = "log tokens per expert (docs/plans.md), then `tracekit whatif --experts --expert-loads FILE`"
 #: With equal loads, a rank is late to all-to-alls if it costs the others this share of the job.
 _LATE_SHARE = 0.05
 LATE_PEER = "Loads are equal, and one rank comes late to all-to-alls"

@@ -28,7 +28,7 @@ _SHARE_OF_EXPERT = 0.6
 EQUAL = 0.05
 #: Rows are those that the loads state if they differ by rounding only.
 _ROUNDING = 1e-6
-NO_LOADS = "no all-to-all was recorded on all ranks of its group; docs/experts.md says what shows loads"
+NO_LOADS = "no all-to-all was recorded on all ranks of its group; docs/plans.md says what shows loads"
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 #: The largest number of each plan that has one. Placing replicas takes time and memory with the square of their number.
 _MOST = {"capacity": 1e6, "volume": 1e6, "replicas": 9_999}

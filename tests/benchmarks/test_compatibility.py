@@ -7,7 +7,7 @@ from benchmarks.measure import table
 
 
 def test_a_run_replaces_its_rows_and_keeps_those_of_other_environments(tmp_path, monkeypatch):
-    page = tmp_path / "stability.md"
+    page = tmp_path / "limits.md"
     page.write_text(f"# Stable\n\nText.\n\n{table(compatibility.COLUMNS, [])}\n")
     monkeypatch.setattr(compatibility, "PAGE", page)
     runs = [

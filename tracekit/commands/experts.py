@@ -43,7 +43,7 @@ def experts_command(loads: Path, ranks: int, replicas: int, nodes: int, groups: 
     """Where should experts and their replicas be? Places them so that the heaviest rank has few tokens.
 
     Each line of LOADS.jsonl is {"step": 0, "layer": 0, "tokens_per_expert": [12, 7, ...]}, the tokens of all source
-    ranks (docs/experts.md). The mean over the steps counts.
+    ranks (docs/plans.md). The mean over the steps counts.
     """
     from tracekit.analysis.experts.expert_placement import placed_layers
     from tracekit.analysis.experts.loads import Loads

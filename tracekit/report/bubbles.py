@@ -1,6 +1,6 @@
 """The bubbles of a pipeline: where its stages are idle, why, and what other schedules would cost.
 
-In: what `analysis/bubbles/` found. Out: `Bubbles`, plain data for JSON and all renderers. docs/bubbles.md explains it.
+In: what `analysis/bubbles/` found. Out: `Bubbles`, plain data for JSON and all renderers. docs/plans.md explains it.
 
 All figures are seconds per lane (one DP rank in one step, all its stages), means over the lanes.
 """

@@ -1,6 +1,6 @@
 """What hiding communication costs, and what uneven experts cost: plain data for JSON and all renderers.
 
-In: what `analysis/experts/` found. Out: `Overlap` and `Experts`. docs/experts.md explains the figures.
+In: what `analysis/experts/` found. Out: `Overlap` and `Experts`. docs/plans.md explains the figures.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The hook of docs/experts.md logs the tokens of each expert, whichever router chooses them."""
+"""The hook of docs/plans.md logs the tokens of each expert, whichever router chooses them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tracekit.analysis.experts.loads import Loads
 
-PAGE = Path(__file__).parents[3] / "docs" / "experts.md"
+PAGE = Path(__file__).parents[3] / "docs" / "plans.md"
 
 
 @pytest.mark.slow
