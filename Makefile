@@ -58,7 +58,7 @@ test-all: $(VENV)/.fleet $(CHROMIUM) $(NGINX) $(PROMETHEUS) $(NODE_EXPORTER)
 suite-all: $(VENV)/.fleet
 	$(BIN)/pytest -n 4 -m "not nightly"
 
-# The slowest tests and fixtures, into benchmarks/RESULTS.md.
+# The slowest tests, into benchmarks/RESULTS.md.
 durations: $(VENV)/.fleet $(CHROMIUM) $(NGINX) $(PROMETHEUS) $(NODE_EXPORTER)
 	$(BIN)/python -m benchmarks durations
 
