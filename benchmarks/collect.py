@@ -75,7 +75,7 @@ def _empty() -> None:
     pass
 
 
-class _Stage:
+class _PipelineStage:
     """The attributes of a pipeline stage that the hooks read."""
 
     stage_index, num_stages, is_last, group_rank, group = 0, 2, False, 0, None
@@ -119,12 +119,12 @@ def _hook_costs(folder: Path) -> tuple[dict[str, float], float]:
     before = recorder.dropped
     pipeline, host = PipelineHooks(session, pipelined=lambda: None), HostHooks(session)
     pipeline._described.add(0)
-    stage, work, op = _Stage(), _Work(), _FakeOp()
+    stage, work, op = _PipelineStage(), _Work(), _FakeOp()
 
     def nothing(*_args, **_kwargs):
         return [work]
 
-    compute = pipeline._compute("forward-compute", _Stage.forward_one_chunk)
+    compute = pipeline._compute("forward-compute", _PipelineStage.forward_one_chunk)
     make_ops = pipeline._tag("forward-send", lambda _stage, _chunk: [op])
     post, wait = pipeline._batch(nothing), pipeline._wait(nothing)
     load, loader = host._timed(Category.DATA_LOAD, "data-load", session.evaluation.loads, nothing), _Loader()

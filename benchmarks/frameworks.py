@@ -62,7 +62,7 @@ TIMEOUT_S = 300
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Trial:
     """The judged diagnosis of one run. `problem`: why there is none, else None. `ops`: how many were recorded.
 
     `first`: the kind of the first cause, of ranks or of all.
@@ -89,7 +89,7 @@ def blamed(cause: Mapping[str, Any], layout: Mapping[str, int]) -> frozenset[int
     return frozenset(ranks | set(where.get(f"{axis}s", ())) | set(where.get("ranks", ())))
 
 
-def judge(row: str, part: str, report: Mapping[str, Any]) -> Outcome:
+def judge(row: str, part: str, report: Mapping[str, Any]) -> Trial:
     """Judge the report of a run with rank 1 slow in `part` (empty: healthy)."""
     causes = report.get("causes", [])
     placed = [(cause, ranks) for cause in causes if (ranks := blamed(cause, report["job"]["layout"]))]
@@ -104,10 +104,10 @@ def judge(row: str, part: str, report: Mapping[str, Any]) -> Outcome:
     discrepancy = float(report["trust"]["discrepancy"])
     ops = report["job"].get("ops", 0)
     first = causes[0]["kind"] if causes else "nothing"
-    return Outcome(row, part, right, float(report["slowdown"]), discrepancy, trusted, saved_s, names, None, ops, first)
+    return Trial(row, part, right, float(report["slowdown"]), discrepancy, trusted, saved_s, names, None, ops, first)
 
 
-def run(row: str, part: str, folder: Path, *, ranks: int = 2, slow_ms: float = SLOW_MS) -> Outcome:
+def run(row: str, part: str, folder: Path, *, ranks: int = 2, slow_ms: float = SLOW_MS) -> Trial:
     """Train under `tracekit collect` and judge the diagnosis of `whatif`."""
     out = folder / f"{row}-{part or 'healthy'}.parquet"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "SLOW_IN": part, "SLOW_MS": str(slow_ms), "OUT": str(folder)}
@@ -121,7 +121,7 @@ def run(row: str, part: str, folder: Path, *, ranks: int = 2, slow_ms: float = S
         row,
     ]
     collect = [sys.executable, "-m", "tracekit", "collect", "--no-store", "--out", str(out), "--", *train]
-    nothing = Outcome(row, part, False, 0.0, 0.0, False, 0.0, ())
+    nothing = Trial(row, part, False, 0.0, 0.0, False, 0.0, ())
     try:
         ran = subprocess.run(collect, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
@@ -134,8 +134,8 @@ def run(row: str, part: str, folder: Path, *, ranks: int = 2, slow_ms: float = S
 
 def present(rows: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Rows that can run here with the version of their distribution, and rows that cannot."""
-    found = {row: f"{ROWS[row]} {metadata.version(ROWS[row])}" for row in rows if find_spec(ROWS[row]) is not None}
-    return found, [row for row in rows if row not in found]
+    versions = {row: f"{ROWS[row]} {metadata.version(ROWS[row])}" for row in rows if find_spec(ROWS[row]) is not None}
+    return versions, [row for row in rows if row not in versions]
 
 
 def section() -> str:
@@ -145,14 +145,14 @@ def section() -> str:
 
 def _section(rows: Sequence[str], parts: Sequence[str], slow_ms: float) -> str:
     versions, missing = present(rows)
-    outcomes: dict[tuple[str, str], Outcome] = {}
+    outcomes: dict[tuple[str, str], Trial] = {}
     with tempfile.TemporaryDirectory() as folder:
         for row in versions:
             for part in parts:
-                outcomes[row, part] = one = run(row, part, Path(folder), slow_ms=slow_ms)
-                print(f"{row:16s} {part or 'healthy':10s} {cell(one)}", flush=True)
+                outcomes[row, part] = outcome = run(row, part, Path(folder), slow_ms=slow_ms)
+                print(f"{row:16s} {part or 'healthy':10s} {cell(outcome)}", flush=True)
     body = [[row, versions[row], *(cell(outcomes[row, part]) for part in parts)] for row in versions]
-    right = sum(one.right for one in outcomes.values())
+    right = sum(outcome.right for outcome in outcomes.values())
     lines = [
         "## Frameworks",
         f"Two ranks on gloo, rank 1 {slow_ms:.0f} ms a step slower in one part. {right} of {len(outcomes)} right.",
@@ -163,13 +163,14 @@ def _section(rows: Sequence[str], parts: Sequence[str], slow_ms: float) -> str:
     return "\n\n".join(lines)
 
 
-def cell(one: Outcome) -> str:
+def cell(outcome: Trial) -> str:
     """An outcome in a few words."""
-    if one.problem is not None:
-        return f"no report: {one.problem:.60}"
-    words = "right" if one.right else "wrong"
-    trust = "" if one.trusted else ", untrusted"
-    return f"{words}: S {one.slowdown:.2f}, {one.discrepancy:+.1%}{trust}; {', '.join(one.causes) or 'no rank named'}"
+    if outcome.problem is not None:
+        return f"no report: {outcome.problem:.60}"
+    words = "right" if outcome.right else "wrong"
+    trust = "" if outcome.trusted else ", untrusted"
+    causes = ", ".join(outcome.causes) or "no rank named"
+    return f"{words}: S {outcome.slowdown:.2f}, {outcome.discrepancy:+.1%}{trust}; {causes}"
 
 
 def main(arguments: Sequence[str]) -> None:

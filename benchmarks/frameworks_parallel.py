@@ -12,8 +12,8 @@ from frameworks_parts import (
     SLOW_RANK,
     TOKENS,
     WIDTH,
-    Block,
     Garbage,
+    TransformerBlock,
     batches,
     loop,
     optimizer_of,
@@ -32,7 +32,7 @@ def fsdp1() -> nn.Module:
     return loop(
         FullyShardedDataParallel(
             stack(),
-            auto_wrap_policy=ModuleWrapPolicy({Block}),
+            auto_wrap_policy=ModuleWrapPolicy({TransformerBlock}),
             device_id=torch.device("cpu"),
             use_orig_params=True,
         )
@@ -156,7 +156,7 @@ class _Experts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.group = dist.group.WORLD
-        self.expert = Block()
+        self.expert = TransformerBlock()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         tokens = x.reshape(-1, WIDTH)
@@ -186,14 +186,14 @@ def _pipelined(schedule_of: Callable[..., Any], chunks: int, *, in_graph: bool =
     if rank == SLOW_RANK and rank:  # the block that is slow may be another rank's
         slow_block(parts[0][0], 1 / 4, in_graph=in_graph)
     device = torch.device("cpu")
-    made = [PipelineStage(part, at, stages, device) for at, part in zip(places, parts, strict=True)]
+    pipeline_stages = [PipelineStage(part, at, stages, device) for at, part in zip(places, parts, strict=True)]
 
     def loss_of(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return (y - target).square().mean()
 
-    schedule = schedule_of(made[0] if chunks == 1 else made, 4, loss_fn=loss_of)
+    schedule = schedule_of(pipeline_stages[0] if chunks == 1 else pipeline_stages, 4, loss_fn=loss_of)
     optimizer, garbage = optimizer_of(parts.parameters()), Garbage()
-    has_loss = any(stage.is_last for stage in made)
+    has_loss = any(stage.is_last for stage in pipeline_stages)
     for x in batches(shared=True):
         losses: list[torch.Tensor] = []  # not in `loss_of`: shapes are inferred from what was never written
         schedule.step(*([x] if rank == 0 else []), **({"target": x, "losses": losses} if has_loss else {}))

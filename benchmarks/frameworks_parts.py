@@ -50,7 +50,7 @@ class Garbage:
             gc.collect()
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """A transformer block without attention."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ def stack(*, in_graph: bool = True) -> nn.Sequential:
     `in_graph`: the backward hook may be a node of autograd's graph, which zero-bubble schedules cannot split.
     """
     torch.manual_seed(0)
-    model = nn.Sequential(*(Block() for _ in range(LAYERS)))
+    model = nn.Sequential(*(TransformerBlock() for _ in range(LAYERS)))
     slow_block(model[1], in_graph=in_graph)
     return model
 
@@ -96,9 +96,9 @@ class Batches(Dataset[torch.Tensor]):
     def __len__(self) -> int:
         return BATCH * STEPS
 
-    def __getitem__(self, at: int) -> torch.Tensor:
+    def __getitem__(self, index: int) -> torch.Tensor:
         slow("data", 1 / BATCH)
-        return torch.randn(TOKENS, WIDTH, generator=torch.Generator().manual_seed(1000 * at + self._rank))
+        return torch.randn(TOKENS, WIDTH, generator=torch.Generator().manual_seed(1000 * index + self._rank))
 
 
 def batches(*, shared: bool = False) -> Iterator[torch.Tensor]:

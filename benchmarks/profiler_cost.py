@@ -45,16 +45,18 @@ def jobs() -> Iterator[tuple[str, Step]]:
     """Yield jobs of small operators: mostly dispatch, as of a job for which a GPU waits."""
     for width in (8, 256):
         parameters = [nn.Parameter(torch.randn(width)) for _ in range(120)]
-        for one in parameters:
-            one.grad = torch.randn(width)
+        for parameter in parameters:
+            parameter.grad = torch.randn(width)
         yield f"AdamW, a loop over parameters of {width}", torch.optim.AdamW(parameters, foreach=False).step
     layers: dict[str, tuple[Callable[[], nn.Module], int, tuple[int, ...]]] = {
         "MLP": (lambda: nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU()), 20, (4, 8)),
         "transformer": (lambda: nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 4, (2, 4, 16)),
         "convolutions": (
-            lambda: nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()), 12, (1, 4, 4, 4)
+            lambda: nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()),
+            12,
+            (1, 4, 4, 4),
         ),
-    }  # fmt: skip
+    }
     for name, (make, count, sizes) in layers.items():
         model, data = nn.Sequential(*[make() for _ in range(count)]), torch.randn(sizes)
 
@@ -108,21 +110,21 @@ def main(arguments: list[str]) -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     ways = [(shapes, stacks) for stacks in (False, True) for shapes in (False, True)]
-    found = []
+    costs = []
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(int(arguments[0]) if arguments else 3):
             for name, step in jobs():
                 for shapes, stacks in ways:
-                    one = seen(name, step, Path(folder), shapes=shapes, stacks=stacks)
-                    found.append(one)
-    of_operators = [one.added_s / one.operators_s for one in found if not one.stacks]
+                    cost = seen(name, step, Path(folder), shapes=shapes, stacks=stacks)
+                    costs.append(cost)
+    of_operators = [cost.added_s / cost.operators_s for cost in costs if not cost.stacks]
     usual = statistics.median(of_operators)
-    of_functions = [(one.added_s - usual * one.operators_s) / one.functions_s for one in found if one.stacks]
-    for name in dict.fromkeys(one.job for one in found):
+    of_functions = [(cost.added_s - usual * cost.operators_s) / cost.functions_s for cost in costs if cost.stacks]
+    for name in dict.fromkeys(cost.job for cost in costs):
         for shapes, stacks in ways:
-            mine = [one for one in found if (one.job, one.shapes, one.stacks) == (name, shapes, stacks)]
+            alike = [cost for cost in costs if (cost.job, cost.shapes, cost.stacks) == (name, shapes, stacks)]
             step, added, operators, functions = (
-                1e3 * statistics.median(values) for values in zip(*[one[3:] for one in mine], strict=True)
+                1e3 * statistics.median(values) for values in zip(*[cost[3:] for cost in alike], strict=True)
             )
             said = OF_GAP * operators + OF_FUNCTION_GAP * functions
             way = "shapes " * shapes + "stacks " * stacks or "neither"
@@ -131,7 +133,9 @@ def main(arguments: list[str]) -> None:
                 f" gaps {operators:5.2f} + {functions:5.2f}; added over said {added / said:.2f}"
             )
     ratio = sorted(
-        one.added_s / (OF_GAP * one.operators_s + OF_FUNCTION_GAP * one.functions_s) for one in found if one.added_s
+        cost.added_s / (OF_GAP * cost.operators_s + OF_FUNCTION_GAP * cost.functions_s)
+        for cost in costs
+        if cost.added_s
     )
     print(f"operators: {_words(of_operators)}; functions: {_words(of_functions)}; added over said: {_words(ratio)}")
 

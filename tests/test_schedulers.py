@@ -19,7 +19,7 @@ from tests.collectors.conftest import SCRIPTS, TIMEOUT_S
 from tests.handmade import run
 from tracekit import load
 from tracekit.cli import commands
-from tracekit.collectors.record.scheduler import LONGEST, MOST_LABELS, scheduler_facts
+from tracekit.collectors.record.process_facts import LONGEST, MOST_LABELS, scheduler_facts
 from tracekit.live.metrics import StoreMetrics, remembered
 from tracekit.store import Incoming, Store
 

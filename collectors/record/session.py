@@ -5,16 +5,11 @@ In: begins and ends from the hooks. Out: records and facts for the recorder.
 
 from __future__ import annotations
 
-import math
 import operator
 import os
-import socket
-import struct
-import sys
 import threading
 import time
 from collections.abc import Callable
-from numbers import Real
 from typing import Any
 
 from ...trace.model import OpKind
@@ -23,10 +18,11 @@ from .evaluation import Evaluation
 from .gpu_state import GpuState
 from .guard import Guard
 from .inject._tracekit_recorder import warn
+from .logged_values import LoggedValues
+from .process_facts import process_facts
 from .recorder import Recorder
 from .run_queue import RunQueue
 from .sampler import Sampler
-from .scheduler import scheduler_facts
 from .wire_format import NONE, Category, Flag, RuntimeOptions
 
 now_ns = time.monotonic_ns
@@ -79,7 +75,7 @@ class Session(Guard):
         self.step_entered: list[Callable[[], None]] = []
         self.before_the_end: list[Callable[[], None]] = []
         self._names: dict[str, int] = {}
-        self._refused_value = False
+        self._values = LoggedValues(self)
         self._step_start: Instant = now_ns()
         self._compute_ns = 0
         self.step_over = False
@@ -95,21 +91,7 @@ class Session(Guard):
 
     def start(self) -> None:
         """Write the facts about this process and start the writer."""
-        self.recorder.fact(
-            "process",
-            {
-                "rank": self.rank,
-                "world_size": self.world_size,
-                "attempt": self.attempt,
-                "host": socket.gethostname(),
-                "process_id": self.process_id,
-                "local_rank": os.environ.get("LOCAL_RANK"),
-                "program": sys.argv,
-                "scheduler": scheduler_facts(os.environ),
-                "time_ns": time.time_ns(),
-                "monotonic_ns": now_ns(),
-            },
-        )
+        self.recorder.fact("process", process_facts(self.rank, self.world_size, self.attempt))
         self.recorder.start()
 
     def close(self) -> None:
@@ -452,33 +434,4 @@ class Session(Guard):
         reported once.
         """
         if self.recording:
-            self.attempt_hook("log", self._log, values, self.step - bool(ended and self.step))
-
-    def _log(self, values: dict[str, Any], step: int) -> None:
-        now = now_ns()
-        for name, value in values.items():
-            if value is None:
-                continue
-            try:
-                bits = _bits(value, is_count=name == "tokens")
-            except Exception as error:  # whatever the user's object raises
-                if not self._refused_value and self.recorder.first_of_all_ranks("value-refused"):
-                    warn(
-                        f"rank {self.rank}: tracekit.log({name}=...) in step {step}: {type(error).__name__}:"
-                        f" {error!s:.200}; such values are left out; training continues"
-                    )
-                self._refused_value = True
-                continue
-            self.recorder.add((Category.VALUE, 0, self.name(name), step, NONE, NONE, NONE, now, now, bits))
-
-
-def _bits(value: Any, is_count: bool) -> int:
-    """The bits of a number as a float of 64. Raises if it is no finite number of the host, or no possible count."""
-    if getattr(value, "is_cpu", False):  # any other tensor would make the host wait for its device
-        value = value.item()
-    if not isinstance(value, Real):
-        raise TypeError(f"a {type(value).__name__}; expected a number in the memory of the host")
-    number = float(value)
-    if not math.isfinite(number) or (is_count and not 0 <= number <= 1 << 53):
-        raise ValueError(f"{number}; expected a {'count from 0 to 2^53' if is_count else 'finite number'}")
-    return int.from_bytes(struct.pack("<d", number), "little", signed=True)
+            self.attempt_hook("log", self._values.add, values, self.step - bool(ended and self.step))

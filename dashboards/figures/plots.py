@@ -73,7 +73,7 @@ class Plots:
         `step`: to that step; by default over all steps. Workers that a cause names are outlined.
         """
         colours = _theme(theme)
-        from tracekit.dashboards.figures.workers import worker_heatmap
+        from tracekit.dashboards.figures.worker_charts import worker_heatmap
 
         workers = self._map()
         position = None if step is None else self._position(step)

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from tracekit.base.errors import TracekitError
 from tracekit.base.text import printable
-from tracekit.collectors.record.scheduler import VARIABLES
+from tracekit.collectors.record.process_facts import VARIABLES
 from tracekit.live.incident_words import evidence
 from tracekit.store import Incident, Store
 

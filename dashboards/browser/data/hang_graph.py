@@ -32,23 +32,25 @@ def fold(report: dict[str, Any]) -> tuple[Node, ...]:
     """Fold the wait-for graph of a hang report (docs/hang.md) into nodes: culprits, undecided ranks, then the waiting
     ranks, grouped by process group and distance from the culprits.
     """
-    nodes = [Node(0, one["class"], (one["rank"],), one["operation"], ()) for one in report["culprits"]]
+    nodes = [Node(0, row["class"], (row["rank"],), row["operation"], ()) for row in report["culprits"]]
     nodes += [
-        Node(0, "all alike" if one.get("alike") else "cannot tell", tuple(one["ranks"]), one["operation"], ())
-        for one in report["undecided"]
+        Node(0, "all alike" if row.get("alike") else "cannot tell", tuple(row["ranks"]), row["operation"], ())
+        for row in report["undecided"]
     ]
     place = {rank: number for number, node in enumerate(nodes) for rank in node.ranks}
-    waiting = {one["rank"]: one for one in report["waiting"] if one["rank"] not in place}
-    column = _columns(place, {rank: one["for"] for rank, one in waiting.items()})
+    waiting = {wait["rank"]: wait for wait in report["waiting"] if wait["rank"] not in place}
+    column = _columns(place, {rank: wait["for"] for rank, wait in waiting.items()})
     together: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
-    for rank, one in sorted(waiting.items()):
-        together[column[rank], one.get("group") or "unnamed group"].append(rank)
+    for rank, wait in sorted(waiting.items()):
+        together[column[rank], wait.get("group") or "unnamed group"].append(rank)
     first = len(nodes)
     keys = sorted(together)
     place |= {rank: first + number for number, key in enumerate(keys) for rank in together[key]}
     for number, key in enumerate(keys):
         ranks = together[key]
-        held_by = {place[one] for rank in ranks for one in waiting[rank]["for"] if one in place} - {first + number}
+        held_by = {place[other] for rank in ranks for other in waiting[rank]["for"] if other in place} - {
+            first + number
+        }
         operation = waiting[ranks[0]]["operation"]
         nodes.append(Node(key[0], key[1], tuple(ranks), operation, tuple(sorted(held_by))))
     return tuple(nodes)
@@ -58,15 +60,15 @@ def _columns(culprits: Iterable[int], waits_for: dict[int, Sequence[int]]) -> di
     """Return the number of waits between each waiting rank and the nearest culprit; 1 where unknown."""
     waiters: defaultdict[int, list[int]] = defaultdict(list)
     for rank, held in waits_for.items():
-        for one in held:
-            waiters[one].append(rank)
-    found: dict[int, int] = {}
-    at, ring = 1, list(culprits)
+        for other in held:
+            waiters[other].append(rank)
+    columns: dict[int, int] = {}
+    column, ring = 1, list(culprits)
     while ring:
-        ring = [rank for one in ring for rank in waiters.pop(one, ()) if rank in waits_for and rank not in found]
-        found |= dict.fromkeys(ring, at)
-        at += 1
-    return {rank: found.get(rank, 1) for rank in waits_for}
+        ring = [rank for other in ring for rank in waiters.pop(other, ()) if rank in waits_for and rank not in columns]
+        columns |= dict.fromkeys(ring, column)
+        column += 1
+    return {rank: columns.get(rank, 1) for rank in waits_for}
 
 
 def node_table(nodes: Sequence[Node]) -> pl.DataFrame:

@@ -66,20 +66,22 @@ class Life:
         return bool(self.spans["step"].is_not_null().all())
 
 
-def read_life(found: Results, job: str, since: float, until: float) -> Life | None:
+def read_life(results: Results, job: str, since: float, until: float) -> Life | None:
     """What is known of a job between two times; None where no step has one."""
-    parts = found.spans(job, MOST_SPANS, since, until)
+    parts = results.spans(job, MOST_SPANS, since, until)
     if parts.is_empty():
         return None
     few = int(parts["windows"].sum()) <= MOST_STEPWISE and parts["recorded_s"].null_count() == 0
     of_windows = parts.with_columns(window="last", step=pl.lit(None, pl.Int64), broken=_broken())
-    spans = (_steps(found, job, parts) if few else of_windows).filter(
+    spans = (_steps(results, job, parts) if few else of_windows).filter(
         (pl.col("end_s") >= since) & (pl.col("start_s") <= until)
     )
-    events = [*_incidents(found, job, parts), *_restarts(parts), *(_stops(found, job, parts, spans) if few else ())]
-    shown = [one for one in events if one.end_s >= since and one.start_s <= until]
+    events = [*_incidents(results, job, parts), *_restarts(parts), *(_stops(results, job, parts, spans) if few else ())]
+    shown = [event for event in events if event.end_s >= since and event.start_s <= until]
     return Life(
-        _with_rates(spans), _losses(found, job, since, until, parts), tuple(sorted(shown, key=lambda one: one.start_s))
+        _with_rates(spans),
+        _losses(results, job, since, until, parts),
+        tuple(sorted(shown, key=lambda event: event.start_s)),
     )
 
 
@@ -96,22 +98,24 @@ class Differences:
     outside_s: float
 
 
-def read_differences(found: Results, job: str, since: float, until: float) -> Differences:
+def read_differences(results: Results, job: str, since: float, until: float) -> Differences:
     """Compare the steps that begin in a range with those of the same windows and of windows around them.
 
     Raises SelectionError for a range of too many ops.
     """
-    parts = found.spans(job, MOST_SPANS, since, until)
+    parts = results.spans(job, MOST_SPANS, since, until)
     wanted, ops_each = int(parts["windows"].sum()), int(parts["ops"].sum()) // int(parts["windows"].sum())
     fitting = min(MOST_OPS // max(ops_each, 1), 2 * MOST_STEPWISE)
     if wanted > fitting:
         raise SelectionError(f"the range has {wanted:,} windows of {ops_each:,} ops; at most {fitting} can be compared")
-    around = found.history(job, fitting, int(parts.row(-1, named=True)["last"]))["number"].to_list()
-    traces = [found.of_window(job, number).trace(job) for number in sorted({*parts["number"], *around})]
+    around = results.history(job, fitting, int(parts.row(-1, named=True)["last"]))["number"].to_list()
+    traces = [results.of_window(job, number).trace(job) for number in sorted({*parts["number"], *around})]
     ops = labelled_ops(traces)
     starts = [(at, step, start) for at, trace in enumerate(traces) for step, start in trace.step_starts.items()]
-    known = pl.DataFrame(starts, ["trace", "step", "start_s"], orient="row").cast({"trace": pl.Int32, "step": pl.Int32})
-    ops = ops.join(known, on=["trace", "step"], maintain_order="left")
+    begins = pl.DataFrame(starts, ["trace", "step", "start_s"], orient="row").cast(
+        {"trace": pl.Int32, "step": pl.Int32}
+    )
+    ops = ops.join(begins, on=["trace", "step"], maintain_order="left")
     chosen = ops["start_s"].is_between(since, until)
     spent = ops.group_by("trace", "step", chosen.alias("chosen")).agg(pl.col("excess_s").sum())
     sides = [spent.filter(chosen=side)["excess_s"] for side in (True, False)]
@@ -124,11 +128,11 @@ def _broken() -> pl.Expr:
     return pl.col("restarted") | (pl.col("first_step") != pl.col("last_step").shift() + 1).fill_null(value=False)
 
 
-def _steps(found: Results, job: str, parts: pl.DataFrame) -> pl.DataFrame:
+def _steps(results: Results, job: str, parts: pl.DataFrame) -> pl.DataFrame:
     """A row for each step of the windows, with what the parts say of these."""
     frames = []
     for number in parts["number"]:
-        window = found.of_window(job, number)
+        window = results.of_window(job, number)
         starts = window.step_starts(job)
         table = window.stored(job).table("by_step")
         logged = {name: table[name] if name in table.columns else None for name in NAMES}
@@ -163,8 +167,8 @@ def _with_rates(spans: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _losses(found: Results, job: str, since: float, until: float, parts: pl.DataFrame) -> pl.DataFrame:
-    losses = found.losses(job, MOST_SPANS, since, until)
+def _losses(results: Results, job: str, since: float, until: float, parts: pl.DataFrame) -> pl.DataFrame:
+    losses = results.losses(job, MOST_SPANS, since, until)
     largest = losses.group_by("kind").agg(pl.col("lost_s").sum()).sort("lost_s", "kind", descending=True)["kind"]
     named = pl.when(pl.col("kind").is_in(largest[:MOST_KINDS].to_list())).then("kind").otherwise(pl.lit("others"))
     return (
@@ -176,21 +180,24 @@ def _losses(found: Results, job: str, since: float, until: float, parts: pl.Data
     )
 
 
-def _incidents(found: Results, job: str, parts: pl.DataFrame) -> Iterator[Event]:
+def _incidents(results: Results, job: str, parts: pl.DataFrame) -> Iterator[Event]:
     """The incidents, for as long as windows show them; hangs by the clock of who found them."""
     last = _ends(parts)[1]
-    for one in found.incidents(job):
-        words, opened = printable(one.cause.what), one.opened_at.timestamp()
-        if one.cause.kind == HANG:
+    for incident in results.incidents(job):
+        words, opened = printable(incident.cause.what), incident.opened_at.timestamp()
+        if incident.cause.kind == HANG:
             yield Event(
-                "hang", opened, max(opened, last) if one.closed_at is None else one.closed_at.timestamp(), words
+                "hang",
+                opened,
+                max(opened, last) if incident.closed_at is None else incident.closed_at.timestamp(),
+                words,
             )
         else:
-            seen = parts.filter((pl.col("last") >= one.opened_window) & (pl.col("number") <= one.seen_window))
+            seen = parts.filter((pl.col("last") >= incident.opened_window) & (pl.col("number") <= incident.seen_window))
             if seen.height:
                 begin, end = _ends(seen)
-                since = begin if one.since is None else max(one.since, begin)
-                yield Event("incident", min(since, end), end, words, one.seen_window)
+                since = begin if incident.since is None else max(incident.since, begin)
+                yield Event("incident", min(since, end), end, words, incident.seen_window)
 
 
 def _ends(spans: pl.DataFrame) -> tuple[float, float]:
@@ -204,15 +211,15 @@ def _restarts(parts: pl.DataFrame) -> Iterator[Event]:
         yield Event("restart", start_s, start_s, f"another attempt, from window {number} on", number)
 
 
-def _stops(found: Results, job: str, parts: pl.DataFrame, spans: pl.DataFrame) -> Iterator[Event]:
+def _stops(results: Results, job: str, parts: pl.DataFrame, spans: pl.DataFrame) -> Iterator[Event]:
     """Checkpoints and evaluations that made a step longer."""
-    at = {
+    times = {
         (window, step): (start, end)
         for window, step, start, end in spans.select("window", "step", "start_s", "end_s").iter_rows()
     }
     for number in parts["number"]:
-        report = found.of_window(job, number).stored(job).report
+        report = results.of_window(job, number).stored(job).report
         for stall in () if report is None else report.stalls:
-            if stall.part in _MEANT and (when := at.get((number, stall.step))) is not None:
+            if stall.part in _MEANT and (when := times.get((number, stall.step))) is not None:
                 words = f"step {stall.step} took {stall.extra_s:.3g} s longer"
                 yield Event(stall.part, *when, words, number, stall.step)

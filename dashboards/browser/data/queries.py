@@ -10,13 +10,12 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 import numpy as np
@@ -30,6 +29,7 @@ from tracekit.base.errors import NotStoredError, StoreError, TracekitError
 from tracekit.base.text import nearest, short
 from tracekit.bill.run_account import advised, run_of
 from tracekit.bill.stored import account_of
+from tracekit.dashboards.browser.data.result_cache import ResultCache
 from tracekit.dashboards.figures.lanes import lane_ops
 from tracekit.dashboards.figures.step_ops import StepOps, step_ops
 from tracekit.dashboards.figures.worker_map import WorkerMap
@@ -142,10 +142,10 @@ class Results:
         self._ahead = threading.Semaphore(AHEAD_AT_ONCE)
         self._pinned: list[pl.DataFrame] | None = None
         self._chosen: tuple[str, int] | None = None
-        self._lists, self._of_catalogue = _Kept(LISTS_KEPT), _Kept(TABLES_KEPT)
-        self._kept, self._tables = _Kept(RESULTS_KEPT), _Kept(TABLES_KEPT)
-        self._jobs, self._steps = _Kept(JOBS_KEPT), _Kept(STEPS_KEPT)
-        self._runs = _Kept(RUNS_KEPT)
+        self._lists, self._of_catalogue = ResultCache(LISTS_KEPT), ResultCache(TABLES_KEPT)
+        self._kept, self._tables = ResultCache(RESULTS_KEPT), ResultCache(TABLES_KEPT)
+        self._jobs, self._steps = ResultCache(JOBS_KEPT), ResultCache(STEPS_KEPT)
+        self._runs = ResultCache(RUNS_KEPT)
 
     def at_one_state(self) -> Results:
         """A copy pinned to one state of the store, taken at the first read, so that a page does not mix two windows."""
@@ -157,9 +157,9 @@ class Results:
 
     def _but(self, **fields: Any) -> Results:
         """A copy that shares caches, with these fields replaced."""
-        made = copy(self)
-        vars(made).update(fields)
-        return made
+        changed = copy(self)
+        vars(changed).update(fields)
+        return changed
 
     history = _of_live(LiveTables.history)
     live_jobs = _of_live(LiveTables.live_jobs)
@@ -368,15 +368,15 @@ class Results:
     def _build_worker_map(self, row: dict[str, Any]) -> WorkerMap:
         name = row["name"]
         stored = self._of_row(row, ("stored",), self._kept, self._read_stored)
-        found = self._of_row(row, ("workers",), self._kept, self._read_worker_steps)
+        worker_steps = self._of_row(row, ("workers",), self._kept, self._read_worker_steps)
         if stored.report is None:
             raise NotStoredError(f"the job {name!r} {_WITHOUT}")
         rows, coverage = stored.report.by_worker or [], stored.report.coverage
         return WorkerMap.build(
             frame_of(rows, OfWorker),
-            found.steps,
-            found.dp_ranks,
-            found.slowdown,
+            worker_steps.steps,
+            worker_steps.dp_ranks,
+            worker_steps.slowdown,
             [(one["step"], one["dp_rank"]) for one in (coverage.dropped if coverage else ())],
         )
 
@@ -390,50 +390,17 @@ class Results:
         hint = f"did you mean {short(close)!r}?" if close is not None else "the page Jobs lists those that there are"
         return NotStoredError(f"no job named {name!r} in this store; {hint}")
 
-    def _of(self, name: str, what: tuple[Any, ...], kept: _Kept, read: Callable[[dict[str, Any]], _Result]) -> _Result:
+    def _of(
+        self, name: str, what: tuple[Any, ...], cache: ResultCache, read: Callable[[dict[str, Any]], _Result]
+    ) -> _Result:
         """Return the result of `read` for the newest window of a job; cached, because a window never changes."""
-        return self._of_row(self._row(name), what, kept, read)
+        return self._of_row(self._row(name), what, cache, read)
 
     def _of_row(
-        self, row: dict[str, Any], what: tuple[Any, ...], kept: _Kept, read: Callable[[dict[str, Any]], _Result]
+        self, row: dict[str, Any], what: tuple[Any, ...], cache: ResultCache, read: Callable[[dict[str, Any]], _Result]
     ) -> _Result:
         # Identifies a window of the list of jobs, also among later windows of the same name.
-        return kept.get((row["job_id"], row["number"], row["imported_at"], *what), lambda: read(row))
-
-
-class _Kept:
-    """The last `most` results, each read once: reading twice at a time takes twice the time and memory."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._keeping = threading.Lock()
-        self._results: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
-        self._under_way: dict[tuple[Any, ...], threading.Lock] = {}
-
-    def __contains__(self, key: tuple[Any, ...]) -> bool:
-        with self._keeping:
-            return key in self._results
-
-    def get(self, key: tuple[Any, ...], read: Callable[[], _Result]) -> _Result:
-        """Return the result of `read`; read again only after eviction. Callers wait for a read in progress."""
-        with self._keeping:
-            if key in self._results:
-                self._results.move_to_end(key)
-                return cast("_Result", self._results[key])
-            reading = self._under_way.setdefault(key, threading.Lock())
-        with reading:
-            if key in self:
-                return self.get(key, read)
-            try:
-                result = read()
-            finally:
-                with self._keeping:
-                    self._under_way.pop(key, None)
-            with self._keeping:
-                self._results[key] = result
-                while len(self._results) > self._most:
-                    self._results.popitem(last=False)
-        return result
+        return cache.get((row["job_id"], row["number"], row["imported_at"], *what), lambda: read(row))
 
 
 def _newest(row: dict[str, Any]) -> tuple[Any, ...]:

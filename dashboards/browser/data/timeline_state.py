@@ -38,7 +38,7 @@ _Value = TypeVar("_Value")
 _Choice = TypeVar("_Choice", bound=StrEnum)
 
 
-class Shown(StrEnum):
+class DrawnReplays(StrEnum):
     """The replays to draw."""
 
     RECORDED = "recorded"
@@ -49,7 +49,7 @@ class Shown(StrEnum):
     @property
     def replays(self) -> tuple[Replay, ...]:
         """The replays from top to bottom."""
-        return (Replay.RECORDED, Replay.IDEAL) if self is Shown.BOTH else (Replay(self.value),)
+        return (Replay.RECORDED, Replay.IDEAL) if self is DrawnReplays.BOTH else (Replay(self.value),)
 
 
 class Streams(StrEnum):
@@ -66,7 +66,7 @@ class Order(StrEnum):
     SLOWEST = "slowest"
 
 
-class Group(StrEnum):
+class Grouping(StrEnum):
     """What a row is: a worker, or the pooled workers of a host or of a stage."""
 
     WORKER = "worker"
@@ -74,7 +74,7 @@ class Group(StrEnum):
     STAGE = "stage"
 
 
-class CriticalPath(StrEnum):
+class PathDrawn(StrEnum):
     """Option to draw the critical path over the ops."""
 
     NO = "no"
@@ -108,9 +108,9 @@ class Rows:
 
     def of_workers(self, workers: int) -> Ints:
         """The row of each worker of the step; -1 if it is not shown. Its own row counts before that of its group."""
-        found = np.full(workers, -1)
-        found[self.worker] = self.row
-        return found
+        row_of = np.full(workers, -1)
+        row_of[self.worker] = self.row
+        return row_of
 
     def leaders(self) -> Ints:
         """The first worker of each row."""
@@ -125,13 +125,13 @@ class Rows:
 @dataclass(frozen=True, slots=True)
 class TimelineState:
     """State of a timeline. `workers`, `stages`, `dp_ranks`: filters as typed, empty for all. `from_ms`, `to_ms`: window
-    from the start of the step, None for all of it. `at`: the worker at the top. `op`: the op in the side panel.
+    from the start of the step, None for all of it. `top`: the worker at the top. `op`: the op in the side panel.
     `find`: words in the names of ops. `pinned`, `opened`: workers whose rows stay on top, and whose groups are open.
     `range_ms`: the range whose sums are shown.
     """
 
     step: int
-    view: Shown
+    view: DrawnReplays
     streams: Streams
     order: Order
     workers: str = ""
@@ -139,10 +139,10 @@ class TimelineState:
     dp_ranks: str = ""
     from_ms: float | None = None
     to_ms: float | None = None
-    at: Worker | None = None
+    top: Worker | None = None
     op: OpName | None = None
-    critical: CriticalPath = CriticalPath.NO
-    group: Group = Group.WORKER
+    critical: PathDrawn = PathDrawn.NO
+    group: Grouping = Grouping.WORKER
     find: str = ""
     pinned: str = ""
     opened: str = ""
@@ -165,20 +165,20 @@ class TimelineState:
 
     def rows(self, ops: StepOps, workers: Ints, hosts: list[str]) -> Rows:
         """The rows of these workers, in their order. `hosts`: the host of each, empty where unknown."""
-        cell = {(int(ops.dp_rank[one]), int(ops.pp_rank[one])): int(one) for one in workers}
-        found = [("", [cell[at]]) for at in _cells(self.pinned) if at in cell]
-        pinned = len(found)
+        cell = {(int(ops.dp_rank[number]), int(ops.pp_rank[number])): int(number) for number in workers}
+        entries = [("", [cell[at]]) for at in _cells(self.pinned) if at in cell]
+        pinned = len(entries)
         opened = {cell[at] for at in _cells(self.opened) if at in cell}
         groups: dict[str, list[int]] = {}
-        for one, host in zip(workers.tolist(), hosts, strict=True):
-            name = f"stage {ops.pp_rank[one]}" if self.group is Group.STAGE else host or "host unknown"
-            groups.setdefault(name if self.group is not Group.WORKER else "", []).append(one)
+        for number, host in zip(workers.tolist(), hosts, strict=True):
+            name = f"stage {ops.pp_rank[number]}" if self.group is Grouping.STAGE else host or "host unknown"
+            groups.setdefault(name if self.group is not Grouping.WORKER else "", []).append(number)
         for name, members in groups.items():
-            found += [(name, members)] if name else []
-            found += [("", [one]) for one in members] if not name or opened.intersection(members) else []
-        sizes = [len(members) for _, members in found]
-        worker = np.array([one for _, members in found for one in members], np.int64)
-        return Rows(np.repeat(np.arange(len(found)), sizes), worker, [name for name, _ in found], pinned)
+            entries += [(name, members)] if name else []
+            entries += [("", [number]) for number in members] if not name or opened.intersection(members) else []
+        sizes = [len(members) for _, members in entries]
+        worker = np.array([number for _, members in entries for number in members], np.int64)
+        return Rows(np.repeat(np.arange(len(entries)), sizes), worker, [name for name, _ in entries], pinned)
 
     def ordered(self, ops: StepOps, by_worker: pl.DataFrame) -> Ints:
         """Positions in `ops` of the workers to show, top to bottom. `by_worker`: the table of the report."""
@@ -206,27 +206,29 @@ class Read:
     remarks: tuple[str, ...]
 
 
-def state_of(found: Results, job: str, texts: Mapping[str, str]) -> Read:
+def state_of(results: Results, job: str, texts: Mapping[str, str]) -> Read:
     """`read_state` for a stored job; one without workers has its ranks in their place."""
-    if not found.stored(job).has_workers:
+    if not results.stored(job).has_workers:
         texts = {**texts, **_LANES}
-    return read_state(texts, found.table(job, "by_step"), found.by_worker(job))
+    return read_state(texts, results.table(job, "by_step"), results.by_worker(job))
 
 
 def read_state(texts: Mapping[str, str], steps: pl.DataFrame, by_worker: pl.DataFrame) -> Read:
     """Parse the state in `texts`. `steps`, `by_worker`: the tables `by_step` and `by_worker` of the report."""
-    reader = _Reader(texts)
+    reader = _AddressReader(texts)
     dp_rank, pp_rank = by_worker["dp_rank"].to_numpy(), by_worker["pp_rank"].to_numpy()
     slowest_step = int(steps["step"][int(steps["recorded_s"].arg_max() or 0)])
-    known = np.sort(steps["step"].to_numpy())
+    recorded = np.sort(steps["step"].to_numpy())
     step = reader.read("step", _whole, slowest_step, "a number")
-    if step not in known:
-        near = int(known[np.argmin(np.abs(known.astype(np.int64) - step))])
-        reader.remark(f"step {step} is not in this job, which has {known[0]} to {known[-1]}; the nearest is {near}")
+    if step not in recorded:
+        near = int(recorded[np.argmin(np.abs(recorded.astype(np.int64) - step))])
+        reader.remark(
+            f"step {step} is not in this job, which has {recorded[0]} to {recorded[-1]}; the nearest is {near}"
+        )
         step = near
     state = TimelineState(
         step=step,
-        view=reader.choice("view", Shown, Shown.BOTH),
+        view=reader.choice("view", DrawnReplays, DrawnReplays.BOTH),
         streams=reader.choice("streams", Streams, Streams.ALL),
         order=reader.choice("order", Order, Order.SLOWEST),
         workers=reader.read("worker", _matching(_WORKERS), "", "DP,PP such as 3,1"),
@@ -234,9 +236,9 @@ def read_state(texts: Mapping[str, str], steps: pl.DataFrame, by_worker: pl.Data
         dp_ranks=reader.read("dp_rank", _matching(_RANGES), "", "numbers or ranges such as 0-3 7"),
         from_ms=reader.read("from", _milliseconds, None, "milliseconds"),
         to_ms=reader.read("to", _milliseconds, None, "milliseconds"),
-        at=reader.read("at", _worker, None, "DP,PP such as 3,1"),
-        critical=reader.choice("critical", CriticalPath, CriticalPath.NO),
-        group=reader.choice("group", Group, Group.WORKER),
+        top=reader.read("at", _worker, None, "DP,PP such as 3,1"),
+        critical=reader.choice("critical", PathDrawn, PathDrawn.NO),
+        group=reader.choice("group", Grouping, Grouping.WORKER),
         find=reader.read("find", _words, "", "words in the name of an op"),
         pinned=reader.read("pin", _pins, "", f"DP,PP such as 3,1, {MOST_PINNED} at most"),
         opened=reader.read("open", _matching(_WORKERS), "", "DP,PP such as 3,1"),
@@ -247,7 +249,7 @@ def read_state(texts: Mapping[str, str], steps: pl.DataFrame, by_worker: pl.Data
 
 
 def _settled(
-    state: TimelineState, reader: _Reader, dp_rank: Ints, pp_rank: Ints
+    state: TimelineState, reader: _AddressReader, dp_rank: Ints, pp_rank: Ints
 ) -> tuple[TimelineState, tuple[str, ...]]:
     """Drop an invalid window and filters that match no worker; choose the default streams."""
     changes: dict[str, Any] = {}
@@ -274,7 +276,7 @@ def _settled(
     return settled, tuple(reader.remarks)
 
 
-class _Reader:
+class _AddressReader:
     """Reads values from an address and collects remarks on invalid ones."""
 
     def __init__(self, texts: Mapping[str, str]) -> None:
@@ -329,8 +331,8 @@ def _pins(text: str) -> str | None:
 
 def _range(text: str) -> tuple[float, float] | None:
     """Two times in milliseconds, the second after the first."""
-    found = re.fullmatch(r"(-?[0-9.]{1,20})-(-?[0-9.]{1,20})", text)
-    first, last = map(_milliseconds, found.groups()) if found else (None, None)
+    match = re.fullmatch(r"(-?[0-9.]{1,20})-(-?[0-9.]{1,20})", text)
+    first, last = map(_milliseconds, match.groups()) if match else (None, None)
     return None if first is None or last is None or first >= last else (first, last)
 
 
@@ -340,15 +342,15 @@ def _cells(text: str) -> list[tuple[int, int]]:
 
 
 def _worker(text: str) -> Worker | None:
-    found = re.fullmatch(r"([0-9]{1,9}),([0-9]{1,9})", text)
-    return Worker(int(found[1]), int(found[2])) if found else None
+    match = re.fullmatch(r"([0-9]{1,9}),([0-9]{1,9})", text)
+    return Worker(int(match[1]), int(match[2])) if match else None
 
 
 def _op_name(text: str) -> OpName | None:
-    found = re.fullmatch(r"([0-9]{1,9}),([0-9]{1,9}),([a-z-]{1,40}),([0-9]{1,9})", text)
-    if not found or found[3] not in {LANE_OP, *OpKind}:
+    match = re.fullmatch(r"([0-9]{1,9}),([0-9]{1,9}),([a-z-]{1,40}),([0-9]{1,9})", text)
+    if not match or match[3] not in {LANE_OP, *OpKind}:
         return None
-    return OpName(Worker(int(found[1]), int(found[2])), found[3], int(found[4]))
+    return OpName(Worker(int(match[1]), int(match[2])), match[3], int(match[4]))
 
 
 def _ranges(text: str) -> list[tuple[int, int]]:

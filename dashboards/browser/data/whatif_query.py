@@ -222,7 +222,7 @@ def _general(report: Report) -> Iterator[Suggestion]:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChosenOps:
     """What the controls of the page say: each the text of one part of a selection, empty where it says nothing."""
 
     kinds: tuple[str, ...] = ()
@@ -234,7 +234,7 @@ class Choice:
     slowest: str = ""
 
     @classmethod
-    def of(cls, text: str) -> Choice:
+    def of(cls, text: str) -> ChosenOps:
         """The controls that write `text`; empty ones where it says more than they can."""
         parts: dict[str, str] = {}
         for part in " ".join(text.split()).split(" and ") if len(text) <= LONGEST_SELECTION else ("too long",):

@@ -10,8 +10,8 @@ import polars as pl
 
 from tracekit.dashboards.figures.base import figure, markers
 from tracekit.dashboards.figures.theme import Theme
+from tracekit.dashboards.figures.worker_charts import worker_heatmap
 from tracekit.dashboards.figures.worker_map import UNKNOWN, Ints, WorkerMap
-from tracekit.dashboards.figures.workers import worker_heatmap
 from tracekit.report.compare import CostChange, Side
 
 #: Sets of ops that cost less than this share of the costliest one are not drawn.

@@ -31,12 +31,12 @@ def build(q: str = "", host: str = "", **_: str) -> list[Component]:
     """`q`: text that the name of a host, or the UUID or host of a GPU, contains; `host`: the one host to show."""
     if host:
         return _of_host(host)
-    found = results()
+    reads = results()
     tables = [
         _history_panel(title, what, read(q, last=LAST_JOBS, most=MOST_LISTED), everyone=bool(q))
         for title, what, read in (
-            ("Hosts, the most frequent culprits first", "Host", found.host_history),
-            ("GPUs that were culprits", "GPU", found.gpu_history),
+            ("Hosts, the most frequent culprits first", "Host", reads.host_history),
+            ("GPUs that were culprits", "GPU", reads.gpu_history),
         )
     ]
     shown = [table for table in tables if table is not None]
@@ -60,10 +60,10 @@ def _history_panel(title: str, what: str, machines: pl.DataFrame, *, everyone: b
     """A row per host or GPU that was a culprit, or per one found; None where none is known."""
     if machines.is_empty():
         return None
-    found = machines["found"][0]
+    listed = machines["found"][0]
     machines = machines if everyone else machines.filter(pl.col("blamed") > 0)
     if machines.is_empty():
-        return panel(title, note(f"None of {found:,} was ever the culprit."))
+        return panel(title, note(f"None of {listed:,} was ever the culprit."))
     rows = [
         [
             _machine(row),
@@ -74,7 +74,7 @@ def _history_panel(title: str, what: str, machines: pl.DataFrame, *, everyone: b
         for row in machines.iter_rows(named=True)
     ]
     table = row_table((what, "History", "In which jobs", "Last seen"), rows, f"{what}s")
-    more = found - machines.height
+    more = listed - machines.height
     said = f"{more:,} more are not listed: they were the culprit less often, or never. Search for a part of the name."
     return panel(title, table, *([note(said)] if more else []))
 
@@ -153,9 +153,9 @@ def _jobs(row: dict[str, Any]) -> list[Any]:
     ]
 
 
-def _reads(found: Results, texts: Mapping[str, str]) -> list[Callable[[], object]]:
+def _reads(reads: Results, texts: Mapping[str, str]) -> list[Callable[[], object]]:
     ask = {"last": LAST_JOBS, "most": MOST_LISTED}
-    return [partial(read, texts.get("q", ""), **ask) for read in (found.host_history, found.gpu_history)]
+    return [partial(read, texts.get("q", ""), **ask) for read in (reads.host_history, reads.gpu_history)]
 
 
 clientside_callback(

@@ -10,7 +10,7 @@ from dash.development.base_component import Component
 
 from tracekit.dashboards.browser.ui.components import href, note, panel
 from tracekit.dashboards.browser.ui.context import results
-from tracekit.dashboards.browser.ui.incidents import COLUMNS, ORDERS, handled, incident_table
+from tracekit.dashboards.browser.ui.incident_table import COLUMNS, ORDERS, handled, incident_table
 from tracekit.dashboards.browser.ui.shell import page
 
 #: Incidents that are listed, of the open and of the closed ones.
@@ -47,5 +47,5 @@ page(
     "/incidents",
     "Incidents",
     build,
-    lambda found, _: [partial(found.incidents, only_open=True), found.count_incidents],
+    lambda reads, _: [partial(reads.incidents, only_open=True), reads.count_incidents],
 )

@@ -64,8 +64,8 @@ def build(stored: Stored, rank: str = "", q: str = "", **_: str) -> list[Compone
 def _causes(stored: Stored, report: Report) -> list[Component]:
     causes = [html.Li(_cause(stored, report, cause)) for cause in report.findings]
     more = html.Ol(causes[MOST_CAUSES:], className="causes", start=str(MOST_CAUSES + 1))
-    left = [folded(f"{len(causes) - MOST_CAUSES} more", more)] if len(causes) > MOST_CAUSES else []
-    return [panel("Why", html.Ol(causes[:MOST_CAUSES], className="causes"), *left)] if causes else []
+    folded_causes = [folded(f"{len(causes) - MOST_CAUSES} more", more)] if len(causes) > MOST_CAUSES else []
+    return [panel("Why", html.Ol(causes[:MOST_CAUSES], className="causes"), *folded_causes)] if causes else []
 
 
 def _cause(stored: Stored, report: Report, cause: Finding) -> list[Any]:
@@ -165,11 +165,11 @@ def _fixes(stored: Stored, report: Report) -> list[Component]:
 def _applied(name: str) -> list[Component]:
     """The fixes of this job that another run has, and those that this run has: expected and got."""
     rows = []
-    for one in results().applied():
-        if name in (one.before, one.after):
-            between = href("/compare", job=one.after, **{"with": one.before})
-            runs = dcc.Link(f"from {short(one.before)} to {short(one.after)}", href=between, className="way")
-            rows.append(html.P([html.B(one.title), f": {one.outcome}, ", runs]))
+    for fix in results().applied():
+        if name in (fix.before, fix.after):
+            between = href("/compare", job=fix.after, **{"with": fix.before})
+            runs = dcc.Link(f"from {short(fix.before)} to {short(fix.after)}", href=between, className="way")
+            rows.append(html.P([html.B(fix.title), f": {fix.outcome}, ", runs]))
     return [panel("Fixes applied", *rows)] if rows else []
 
 
@@ -212,6 +212,6 @@ job_page(
     "/job",
     "Job",
     build,
-    lambda found, texts: [partial(found.worker_map, texts["job"])],
+    lambda reads, texts: [partial(reads.worker_map, texts["job"])],
     any_job=True,
 )

@@ -104,10 +104,10 @@ def pictures(stored: Stored, report: Report) -> list[Component]:
     """Beside the answer: the worker map and the steps, small, or the GPU time of the ranks."""
     if not stored.has_workers:
         return ranks_picture(stored, report)
-    found = results().worker_map(stored.name)
+    worker_map = results().worker_map(stored.name)
     parts = [panel("Steps", steps_picture(report.by_step, stored.name))]
-    if found.slowdown.size > 1:
-        parts.insert(0, panel("Workers", worker_cells(found, stored.name)))
+    if worker_map.slowdown.size > 1:
+        parts.insert(0, panel("Workers", worker_cells(worker_map, stored.name)))
     return [html.Div(parts, className="pictures")]
 
 
@@ -120,12 +120,12 @@ def fix_levels(stored: Stored, report: Report) -> list[Level]:
     def page(path: str) -> str | None:
         return href(path, job=stored.name) if stored.has_workers else None
 
-    at, theme = report.step_time_s.recorded, viewer().theme
-    levels = [Level("Recorded", 0, at, theme.recorded, seconds(at), page("/workers"))]
+    step_s, theme = report.step_time_s.recorded, viewer().theme
+    levels = [Level("Recorded", 0, step_s, theme.recorded, seconds(step_s), page("/workers"))]
     doubtful = {fix.title for fix in report.fixes if fix.withheld is not None}
-    for one in fixes[0].details["sequence"]:
-        saved_s = one["marginal_saved_s"]
-        title = f"{one['title']} (not promised alone)" if one["title"] in doubtful else one["title"]
-        levels.append(Level(title, at, at - saved_s, theme.changed, f"-{seconds(saved_s)}", page("/whatif")))
-        at -= saved_s
-    return [*levels, Level("With these fixes", 0, at, theme.changed, seconds(at), page("/whatif"))]
+    for fix in fixes[0].details["sequence"]:
+        saved_s = fix["marginal_saved_s"]
+        title = f"{fix['title']} (not promised alone)" if fix["title"] in doubtful else fix["title"]
+        levels.append(Level(title, step_s, step_s - saved_s, theme.changed, f"-{seconds(saved_s)}", page("/whatif")))
+        step_s -= saved_s
+    return [*levels, Level("With these fixes", 0, step_s, theme.changed, seconds(step_s), page("/whatif"))]

@@ -17,7 +17,7 @@ from tracekit.base.text import printable
 from tracekit.dashboards.browser.data.queries import Stored
 from tracekit.dashboards.browser.ui.components import attributes, href, panel, row_table
 from tracekit.dashboards.browser.ui.context import chosen_window, results, viewer
-from tracekit.dashboards.browser.ui.incidents import handled, incident_table
+from tracekit.dashboards.browser.ui.incident_table import handled, incident_table
 
 #: Windows that are counted around the one shown, and those that are listed with their headline.
 MOST_AROUND, MOST_LISTED = 60, 20

@@ -82,8 +82,8 @@ _NOT_ANALYSED, _NO_VERDICT = "not analysed", "no verdict"
 _UNSURE = UNNAMED | {_NOT_ANALYSED, _NO_VERDICT}
 
 
-def build(q: str = "", sort: str = "lost", at: str = "1", days: str = "", **state: str) -> list[Component]:
-    """`q`: text that the jobs shown contain; `sort`: an order; `at`: a part of the table; `days`: of AGES; facets;
+def build(q: str = "", sort: str = "lost", days: str = "", **state: str) -> list[Component]:
+    """`q`: text that the jobs shown contain; `sort`: an order; `days`: of AGES; `at`: a part of the table; facets;
     `view`: the name of all this.
     """
     if len(q) > LONGEST_FILTER:
@@ -112,11 +112,12 @@ def build(q: str = "", sort: str = "lost", at: str = "1", days: str = "", **stat
         query=urlencode({name: value for name, value in view.items() if value}),
         name=short(state["view"]) if state.get("view") else "",
     )
+    part = state.get("at", "")
     return [
         html.H1("Jobs"),
         _sums(jobs),
         *_burning(jobs),
-        _table(jobs, view, int(at[:9]) if at.isdecimal() else 1, views),
+        _table(jobs, view, int(part[:9]) if part.isdecimal() else 1, views),
     ]
 
 
@@ -192,12 +193,12 @@ def _of_runs(schema: pl.Schema) -> pl.DataFrame:
 def _hung(schema: pl.Schema) -> pl.DataFrame:
     """The columns of `job_table` that differ while a job hangs, also of jobs that hung before they had a trace."""
     rows = []
-    for name, one in _hanging().items():
-        ranks, host = int(results().hangs(name)[0].report["world_size"]), next(iter(one.cause.hosts), None)
-        row = {"name": name, "verdict": HANG, "status": "hangs", "share": 1.0, "headline": one.cause.what}
+    for name, incident in _hanging().items():
+        ranks, host = int(results().hangs(name)[0].report["world_size"]), next(iter(incident.cause.hosts), None)
+        row = {"name": name, "verdict": HANG, "status": "hangs", "share": 1.0, "headline": incident.cause.what}
         row |= {"world_size": ranks, "lost_gpu_hours_per_day": 24.0 * ranks, "trustworthy": True, "straggling": True}
-        culprit = ranks_text(one.cause.ranks) if one.cause.ranks else None
-        rows.append(row | {"host": host, "culprit": culprit, "imported_at": one.opened_at.timestamp()})
+        culprit = ranks_text(incident.cause.ranks) if incident.cause.ranks else None
+        rows.append(row | {"host": host, "culprit": culprit, "imported_at": incident.opened_at.timestamp()})
     return pl.DataFrame(rows, {name: schema[name] for name in rows[0]} if rows else {"name": pl.String})
 
 
@@ -235,21 +236,21 @@ def _burning(jobs: pl.DataFrame) -> list[Component]:
     return [html.Div(cards, className="job-cards")] if cards else []
 
 
-def _table(jobs: pl.DataFrame, view: dict[str, str | None], at: int, views: Component) -> Component:
+def _table(jobs: pl.DataFrame, view: dict[str, str | None], part: int, views: Component) -> Component:
     """The facets, and a part of the rows that fit them."""
     rows = narrowed(jobs, view)
     column, largest_first = ORDERS[view["sort"] or "lost"]
     rows = rows.sort(column, "name", descending=[largest_first, False], nulls_last=True)
     parts = max(1, -(-rows.height // MOST_ROWS))
-    at = min(max(at, 1), parts)
-    shown = rows.slice((at - 1) * MOST_ROWS, MOST_ROWS)
+    part = min(max(part, 1), parts)
+    shown = rows.slice((part - 1) * MOST_ROWS, MOST_ROWS)
     count = counted(jobs.height, "job") if rows.height == jobs.height else f"{rows.height:,} of {jobs.height:,} jobs"
     pages = [
         dcc.Link(words, href=_address(view, at=str(number)))
-        for words, number in (("Previous", at - 1), ("Next", at + 1))
+        for words, number in (("Previous", part - 1), ("Next", part + 1))
         if 1 <= number <= parts
     ]
-    where = [note([f"Part {at:,} of {parts:,}. ", *(html.Span([one, " "]) for one in pages)])] if parts > 1 else []
+    where = [note([f"Part {part:,} of {parts:,}. ", *(html.Span([one, " "]) for one in pages)])] if parts > 1 else []
     said = [] if rows.height else [note(["No job fits. ", dcc.Link("All jobs", href=href("/"))])]
     files = html.Span(
         ["All as ", html.A("CSV", href=href("/download/jobs.csv"), download=""), " ", xlsx("jobs", "XLSX")]
@@ -275,7 +276,7 @@ def _address(view: dict[str, str | None], **changes: str | None) -> str:
 
 def _filter(view: dict[str, str | None]) -> Component:
     """A field whose text goes into the address with Enter, with all else that the address has."""
-    kept = [
+    hidden = [
         dcc.Input(id=f"jobs-{name}", type="hidden", name=name, value=value)
         for name, value in view.items()
         if value and name != "q"
@@ -283,7 +284,7 @@ def _filter(view: dict[str, str | None]) -> Component:
     field = text_field(
         "jobs-q", "Filter", view["q"] or "", placeholder="job, cause, node ...", style="wide", sent_as="q"
     )
-    return html.Form([field, *kept], action=href("/"), method="GET", role="search")
+    return html.Form([field, *hidden], action=href("/"), method="GET", role="search")
 
 
 def _facets(jobs: pl.DataFrame, view: dict[str, str | None]) -> Component:
@@ -317,27 +318,31 @@ def _facet(view: dict[str, str | None], facet: str, title: str, offered: Sequenc
 def _grid(rows: pl.DataFrame, view: dict[str, str | None]) -> Component:
     """The rows; columns of which no row has anything are left out."""
     trends = results().trends(tuple(rows["name"]))
-    made = [_cells(row, trends.get(row["name"], [])) for row in rows.iter_rows(named=True)]
-    kept = [name for name in COLUMNS if any(cells[name].children != "-" for cells in made)]
-    body = [[cells[name] for name in kept] for cells in made]
+    cells_of_rows = [_cells(row, trends.get(row["name"], [])) for row in rows.iter_rows(named=True)]
+    columns = [name for name in COLUMNS if any(cells[name].children != "-" for cells in cells_of_rows)]
+    body = [[cells[name] for name in columns] for cells in cells_of_rows]
     now = view["sort"] or "lost"
-    heads = [
-        dcc.Link(
-            f"{name} \u2193" if order == now else name, href=_address(view, sort=None if order == "lost" else order)
-        )
-        if order
-        else name
-        for name, order in COLUMNS.items()
-        if name in kept
-    ]
-    numbers = [at for at, name in enumerate(kept) if name in (*FIGURES, "Cost a day")]
+    heads = [_head(name, order, now, view) if order else name for name, order in COLUMNS.items() if name in columns]
+    numbers = [at for at, name in enumerate(columns) if name in (*FIGURES, "Cost a day")]
     return row_table(heads, body, "Jobs", numbers, id="jobs")
+
+
+def _head(name: str, order: str, now: str, view: dict[str, str | None]) -> Component:
+    """A heading that sorts the table; an arrow marks the order that it has."""
+    words = f"{name} \u2193" if order == now else name
+    return dcc.Link(words, href=_address(view, sort=None if order == "lost" else order))
+
+
+def _tone(verdict: str) -> Tone:
+    if verdict == LossKind.BALANCED:
+        return Tone.GOOD
+    return Tone.UNSURE if verdict in _UNSURE else Tone.BAD
 
 
 def _cells(row: dict[str, Any], shares: Sequence[float]) -> dict[str, Component]:
     """The cells of a job, by column."""
     name, verdict = row["name"], row["verdict"]
-    tone = Tone.GOOD if verdict == LossKind.BALANCED else Tone.UNSURE if verdict in _UNSURE else Tone.BAD
+    tone = _tone(verdict)
     why = row["headline"] or row["problem"] or "stored without an analysis"
     causes = "; ".join(
         kind_words(kind) + ("" if place == "whole job" else f": {place}")
@@ -364,4 +369,4 @@ def _cells(row: dict[str, Any], shares: Sequence[float]) -> dict[str, Component]
     }
 
 
-page(__name__, "/", "Jobs", build, lambda found, _: [found.jobs, found.live_jobs])
+page(__name__, "/", "Jobs", build, lambda reads, _: [reads.jobs, reads.live_jobs])

@@ -60,14 +60,14 @@ def build(
         ["schedule", "stage", "what", "start_s", "end_s", "words"],
         orient="row",
     )
-    lines, here = summary(drawn), {"step": chosen, "dp": lane, "schedule": schedule}
+    lines, shown = summary(drawn), {"step": chosen, "dp": lane, "schedule": schedule}
     ranks = results().replay(stored.name).graph.dp_ranks[:MOST_LANES]
-    lanes = [("the longest", here | {"dp": None}), *((str(rank), here | {"dp": int(rank)}) for rank in ranks)]
+    lanes = [("the longest", shown | {"dp": None}), *((str(rank), shown | {"dp": int(rank)}) for rank in ranks)]
     links = {
-        "Steps, slowest first": [(str(number), here | {"step": number}) for number in slowest[:SLOWEST_STEPS]],
+        "Steps, slowest first": [(str(number), shown | {"step": number}) for number in slowest[:SLOWEST_STEPS]],
         "DP rank": lanes if len(ranks) > 1 else [],
-        "Draw below it": [(name, here | {"schedule": name}) for name in SCHEDULES],
-        "Search": [("the best plan", here | {"plans": 1})],
+        "Draw below it": [(name, shown | {"schedule": name}) for name in SCHEDULES],
+        "Search": [("the best plan", shown | {"plans": 1})],
     }
     stages = [_Stage.of(drawn[0], stage) for stage in range(drawn[0].stages)]
     of_lane = "the DP rank with the longest pipeline" if lane is None else f"DP rank {lane}"
@@ -102,12 +102,12 @@ class _Stage(Struct, frozen=True):
     @classmethod
     def of(cls, picture: Picture, number: int) -> _Stage:
         """What the bars of a stage add up to."""
-        taken: dict[str, float] = {}
+        spent: dict[str, float] = {}
         for bar in picture.bars:
             if bar.stage == number:
-                taken[bar.what] = taken.get(bar.what, 0.0) + bar.end_s - bar.start_s
-        waits = {reason: taken[reason] for reason in WAITS_FOR if reason in taken}
-        return cls(number, sum(taken.values()) - sum(waits.values()), waits)
+                spent[bar.what] = spent.get(bar.what, 0.0) + bar.end_s - bar.start_s
+        waits = {reason: spent[reason] for reason in WAITS_FOR if reason in spent}
+        return cls(number, sum(spent.values()) - sum(waits.values()), waits)
 
     @property
     def idle_s(self) -> float:

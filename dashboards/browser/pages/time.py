@@ -91,14 +91,14 @@ def _panels(stored: Stored, life: Life, ends: tuple[float, float], chosen: bool)
         ("loss", "Loss", "%{y:.4g}", "time-loss"),
         ("mfu", "Model FLOPs utilisation", "%{y:.1%} of the peak", "time-mfu"),
     ):
-        known = spans.drop_nulls(column)
-        if known.height:
+        recorded = spans.drop_nulls(column)
+        if recorded.height:
             parts.append(
                 shown(
                     name,
-                    rates(known, column, theme, words, where),
+                    rates(recorded, column, theme, words, where),
                     f"{name} over time",
-                    known.select("start_s", column),
+                    recorded.select("start_s", column),
                     of,
                 )
             )
@@ -127,10 +127,10 @@ def _row(event: Event, where: str | None) -> list[Any]:
 @guarded
 def tell_what_differs(_clicks: int | None, job: str) -> list[Component]:
     """The labels with a larger share of the excess time of the ops in the range than of those around it."""
-    found, chosen = results(), chosen_range(job)
+    reads, chosen = results(), chosen_range(job)
     if chosen is None:
         return [note("All of the run is shown: choose a range.")]
-    different = read_differences(found, job, chosen.since, chosen.until)
+    different = read_differences(reads, job, chosen.since, chosen.until)
     if not (different.inside and different.outside):
         return [note("There is no step around the range to compare its steps with, or none in it.")]
     rows = [
@@ -156,4 +156,4 @@ clientside_callback(
     prevent_initial_call=True,
 )
 
-job_page(__name__, "/time", "Time", build, lambda found, texts: [partial(found.spans, texts["job"], 1)])
+job_page(__name__, "/time", "Time", build, lambda reads, texts: [partial(reads.spans, texts["job"], 1)])

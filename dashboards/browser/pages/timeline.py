@@ -20,10 +20,10 @@ from tracekit.base.text import seconds
 from tracekit.dashboards.browser.data.queries import Results, Stored
 from tracekit.dashboards.browser.data.timeline_state import (
     MOST_PINNED,
-    CriticalPath,
-    Group,
+    DrawnReplays,
+    Grouping,
     Order,
-    Shown,
+    PathDrawn,
     Streams,
     TimelineState,
     state_of,
@@ -147,8 +147,8 @@ def address(state: TimelineState) -> dict[str, Any]:
         "to": state.to_ms,
         "at": None if state.at is None else f"{state.at.dp_rank},{state.at.pp_rank}",
         "op": None if state.op is None else str(state.op),
-        "critical": str(state.critical) if state.critical is CriticalPath.YES else None,
-        "group": None if state.group is Group.WORKER else str(state.group),
+        "critical": str(state.critical) if state.critical is PathDrawn.YES else None,
+        "group": None if state.group is Grouping.WORKER else str(state.group),
         "find": state.find,
         "pin": state.pinned,
         "open": state.opened,
@@ -175,14 +175,14 @@ def _controls(stored: Stored, words: TimelineWords, state: TimelineState, steps:
         className=f"timeline-step {'none' if steps.height == 1 and not words.peers else ''}",
     )
     views = {
-        Shown.BOTH: "Recorded and ideal",
-        Shown.RECORDED: "Recorded",
-        Shown.ORIGINAL: "Original",
-        Shown.IDEAL: "Ideal",
+        DrawnReplays.BOTH: "Recorded and ideal",
+        DrawnReplays.RECORDED: "Recorded",
+        DrawnReplays.ORIGINAL: "Original",
+        DrawnReplays.IDEAL: "Ideal",
     }
-    groups = {Group.WORKER: words.group, Group.HOST: "By host"}
-    groups |= {Group.STAGE: "By stage"} if words.peers else {}
-    path = {CriticalPath.NO: "Hide", CriticalPath.YES: "Show"}
+    groups = {Grouping.WORKER: words.group, Grouping.HOST: "By host"}
+    groups |= {Grouping.STAGE: "By stage"} if words.peers else {}
+    path = {PathDrawn.NO: "Hide", PathDrawn.YES: "Show"}
     of_pipelines = [
         _choice("timeline-view", "Timeline", state.view, {str(view): name for view, name in views.items()}),
         _choice("timeline-streams", "Streams", state.streams, {Streams.COMPUTE: "Compute", Streams.ALL: "All"}),

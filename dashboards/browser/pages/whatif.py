@@ -20,7 +20,7 @@ from tracekit.dashboards.browser.data.queries import Stored
 from tracekit.dashboards.browser.data.replays import Rejected
 from tracekit.dashboards.browser.data.whatif_query import (
     LONGEST_ADDRESS,
-    Choice,
+    ChosenOps,
     QueryAction,
     kept_text,
     read_kept,
@@ -197,16 +197,16 @@ def _form(report: Report, state: Asking, seen: Seen) -> list[Component]:
     return [
         html.Div([html.Span("Examples", className="label"), *chips], className="suggestions", role="group"),
         html.Div(question, className="question"),
-        html.Div(_controls(report, Choice.of(state["select"] or "")), hidden=rl),
+        html.Div(_controls(report, ChosenOps.of(state["select"] or "")), hidden=rl),
     ]
 
 
-def _texts(choice: Choice) -> tuple[str, ...]:
+def _texts(choice: ChosenOps) -> tuple[str, ...]:
     """What the text fields among the controls show, in their order."""
     return choice.stages, choice.dp_ranks, choice.workers, choice.steps, choice.microbatches, choice.slowest
 
 
-def _controls(report: Report, chosen: Choice) -> Component:
+def _controls(report: Report, chosen: ChosenOps) -> Component:
     """Fields that write the selection."""
     steps, dp_ranks = report.by_step, [row.dp_rank for row in report.by_dp_rank or ()] or [0]
     stages = len(report.by_pp_rank or ())
@@ -291,9 +291,9 @@ def follow(state: Asking, select: str | None, kinds: list[str] | None, *texts: s
     query = state["select"] or ""
     if " ".join((select or "").split()) != query:
         raise PreventUpdate
-    chosen = Choice.of(query)
+    chosen = ChosenOps.of(query)
     if not set(chosen.kinds) <= {row.kind for row in _report(state["job"]).by_kind}:
-        chosen = Choice()  # the list of kinds cannot show it
+        chosen = ChosenOps()  # the list of kinds cannot show it
     wanted = (list(chosen.kinds), *_texts(chosen))
     shown = (list(kinds or []), *(text or "" for text in texts))
     changed = [no_update if new == old else new for new, old in zip(wanted, shown, strict=True)]

@@ -52,8 +52,8 @@ from tracekit.dashboards.browser.ui.sentences import MOST_NAMED, believed, space
 from tracekit.dashboards.browser.ui.shell import job_page
 from tracekit.dashboards.browser.ui.time_range import in_range
 from tracekit.dashboards.figures.time import step_times, step_workers
+from tracekit.dashboards.figures.worker_charts import worker_heatmap
 from tracekit.dashboards.figures.worker_map import WORTH_NAMING, WorkerMap
-from tracekit.dashboards.figures.workers import worker_heatmap
 from tracekit.report.report import Report
 
 #: Bars of the strip above the scrubber; more steps are pooled.

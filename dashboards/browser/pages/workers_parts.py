@@ -18,8 +18,8 @@ from tracekit.dashboards.browser.ui.components import attributes, figure_parts, 
 from tracekit.dashboards.browser.ui.context import results, viewer
 from tracekit.dashboards.browser.ui.sentences import host_words
 from tracekit.dashboards.browser.ui.time_range import in_range
+from tracekit.dashboards.figures.worker_charts import worker_over_steps
 from tracekit.dashboards.figures.worker_map import WORTH_NAMING, WorkerMap
-from tracekit.dashboards.figures.workers import worker_over_steps
 from tracekit.report.report import Report
 from tracekit.trace.model import Worker
 

@@ -7,7 +7,7 @@ import polars as pl
 
 from tests.handmade import slow_trace
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.dashboards.browser.data.timeline_state import OpName, Order, Shown, Streams, read_state
+from tracekit.dashboards.browser.data.timeline_state import DrawnReplays, OpName, Order, Streams, read_state
 from tracekit.dashboards.figures.spans import Line, Window
 from tracekit.dashboards.figures.step_ops import Replay, step_ops
 from tracekit.trace.model import OpKind, Worker
@@ -26,7 +26,7 @@ def many_workers(dp: int, pp: int) -> pl.DataFrame:
 def test_without_a_word_the_slowest_step_is_shown_recorded_and_ideal() -> None:
     read = read_state({}, STEPS, WORKERS)
     assert read.remarks == ()
-    assert (read.state.step, read.state.view, read.state.order) == (4, Shown.BOTH, Order.SLOWEST)
+    assert (read.state.step, read.state.view, read.state.order) == (4, DrawnReplays.BOTH, Order.SLOWEST)
     assert read.state.window(100) is None
 
 
@@ -55,7 +55,7 @@ def test_everything_an_address_can_say_is_read() -> None:
     read = read_state(texts, STEPS, WORKERS)
     state = read.state
     assert read.remarks == ()
-    assert (state.step, state.view, state.streams, state.order) == (9, Shown.IDEAL, Streams.COMPUTE, Order.RANK)
+    assert (state.step, state.view, state.streams, state.order) == (9, DrawnReplays.IDEAL, Streams.COMPUTE, Order.RANK)
     assert state.window(7) == Window(-0.0025, 1.0, 7)
     assert state.at == Worker(1, 0)
     assert state.op == OpName(Worker(1, 0), OpKind.GC, 2)

@@ -19,7 +19,7 @@ from tracekit.dashboards.browser.data.replays import answered
 from tracekit.dashboards.browser.data.whatif_query import (
     LONGEST_SELECTION,
     MOST_KEPT,
-    Choice,
+    ChosenOps,
     QueryAction,
     WhatifQuery,
     kept_text,
@@ -160,10 +160,10 @@ def test_a_link_is_suggested_by_both_its_ends() -> None:
 def test_the_controls_show_the_selections_that_they_can_write() -> None:
     text = "kind=gc,optimizer and stage=0-1 and dp_rank=3 and (worker=1,2 or worker=0,3) and step=5-9 and slowest=3%"
     parse_selection(text)
-    assert Choice.of(text) == Choice(("gc", "optimizer"), "0-1", "3", "1,2 0,3", "5-9", "", "3")
-    assert Choice.of("worker=1,2 and microbatch=4") == Choice(workers="1,2", microbatches="4")
+    assert ChosenOps.of(text) == ChosenOps(("gc", "optimizer"), "0-1", "3", "1,2 0,3", "5-9", "", "3")
+    assert ChosenOps.of("worker=1,2 and microbatch=4") == ChosenOps(workers="1,2", microbatches="4")
 
 
 @pytest.mark.parametrize("text", ["", "not stage=3", "stage=1 or stage=2", "stage=1 and stage=2", "<script>"])
 def test_the_controls_stay_empty_for_what_they_cannot_write(text: str) -> None:
-    assert Choice.of(text) == Choice()
+    assert ChosenOps.of(text) == ChosenOps()

@@ -1,11 +1,16 @@
-"""What the scheduler of this process says of its job, so that a trace can be found by it.
+"""Facts about a recorded process: where it runs, and what the scheduler says of its job, so that a trace can be found.
 
 In: the environment of a rank. Out: facts for the trace's metadata. Imports the standard library only.
 """
 
 from __future__ import annotations
 
+import os
+import socket
+import sys
+import time
 from collections.abc import Mapping
+from typing import Any
 
 #: Variable -> key of the metadata. Slurm sets its own; the manifest of a pod sets the others (deploy/kubernetes).
 VARIABLES = {
@@ -22,6 +27,22 @@ VARIABLES = {
 LABEL = "TRACEKIT_LABEL_"
 #: Characters of a value, and number of labels: the rest is left out.
 LONGEST, MOST_LABELS = 200, 16
+
+
+def process_facts(rank: int, world_size: int, attempt: int) -> dict[str, Any]:
+    """The facts of this process, at this moment of both clocks."""
+    return {
+        "rank": rank,
+        "world_size": world_size,
+        "attempt": attempt,
+        "host": socket.gethostname(),
+        "process_id": os.getpid(),
+        "local_rank": os.environ.get("LOCAL_RANK"),
+        "program": sys.argv,
+        "scheduler": scheduler_facts(os.environ),
+        "time_ns": time.time_ns(),
+        "monotonic_ns": time.monotonic_ns(),
+    }
 
 
 def scheduler_facts(environment: Mapping[str, str]) -> dict[str, str]:
