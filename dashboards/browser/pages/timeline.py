@@ -145,7 +145,7 @@ def address(state: TimelineState) -> dict[str, Any]:
         "dp_rank": state.dp_ranks,
         "from": state.from_ms,
         "to": state.to_ms,
-        "at": None if state.at is None else f"{state.at.dp_rank},{state.at.pp_rank}",
+        "at": None if state.top is None else f"{state.top.dp_rank},{state.top.pp_rank}",
         "op": None if state.op is None else str(state.op),
         "critical": str(state.critical) if state.critical is PathDrawn.YES else None,
         "group": None if state.group is Grouping.WORKER else str(state.group),

@@ -57,7 +57,7 @@ def test_everything_an_address_can_say_is_read() -> None:
     assert read.remarks == ()
     assert (state.step, state.view, state.streams, state.order) == (9, DrawnReplays.IDEAL, Streams.COMPUTE, Order.RANK)
     assert state.window(7) == Window(-0.0025, 1.0, 7)
-    assert state.at == Worker(1, 0)
+    assert state.top == Worker(1, 0)
     assert state.op == OpName(Worker(1, 0), OpKind.GC, 2)
     assert str(state.op) == texts["op"]
     assert state.matching(np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1])).tolist() == [1, 3]
