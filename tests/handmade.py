@@ -29,7 +29,9 @@ import click
 import polars as pl
 import pytest
 
+from tracekit.analysis.job.load import job_of
 from tracekit.cli import commands, main
+from tracekit.report.findings import Findings, Unanalysed
 from tracekit.sources.load import load_trace
 from tracekit.store.window import AnyTrace
 from tracekit.trace.canonical import Trace
@@ -158,6 +160,11 @@ def write_canonical(path: Path, ops: pl.DataFrame, layout: Mapping[str, Any] | N
     with open(path, "wb") as file:
         ops.write_parquet(file, metadata={METADATA_KEY: json.dumps(content)})
     return path
+
+
+def findings_of(trace: AnyTrace) -> Findings | Unanalysed:
+    """What a store keeps of the analysis of a trace."""
+    return job_of(trace).stored()
 
 
 def published_columns(ops: pl.DataFrame) -> pl.DataFrame:

@@ -23,7 +23,6 @@ from tracekit.analysis.detectors.all_detectors import kinds_of_jobs, own_detecto
 from tracekit.analysis.evidence.subject import JobKind
 from tracekit.analysis.hang.hang_report import HangReport
 from tracekit.analysis.job.history import History
-from tracekit.analysis.rl.account import RlAccount
 from tracekit.bill.ledger import BillOutput
 from tracekit.collectors.launch.collect import CollectSummary
 from tracekit.commands.culprits import CulpritsOutput
@@ -55,12 +54,6 @@ JOBS = {
 BEGINNINGS, END = {"limits.md": "<!-- what sources lack -->", "traces.md": "<!-- formats -->"}, "<!-- end -->"
 
 
-class RlOutput(RlAccount, frozen=True, kw_only=True):
-    """What `tracekit rl --json` prints."""
-
-    headline: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetReportOutput(FleetFigures):
     """What `tracekit fleet report --json` prints."""
@@ -87,7 +80,6 @@ OUTPUTS: dict[str, Any] = {
     "metrics scan": ScanOutput,
     "metrics test": MetricsInReport,
     "hang": HangReport,
-    "rl": RlOutput,
     "store sql": list[dict[str, Any]],
 }
 

@@ -19,7 +19,7 @@ from prometheus_client import generate_latest
 
 from tests.dashboards.page_text import Pages
 from tests.dashboards.watched import analysed, trace
-from tests.handmade import run
+from tests.handmade import findings_of, run
 from tests.test_store_windows import window
 from tracekit.live.delivery_log import DeliveryLog
 from tracekit.live.incident_changes import StoreChanges
@@ -304,7 +304,7 @@ def test_reports_on_hangs_are_checked_repaired_and_pruned(tmp_path: Path) -> Non
     damaged.write_text("{")
     (found,) = damages(store)
     assert found.startswith(f"{damaged}: not a report on a hang")
-    (line,) = repair(store)
+    (line,) = repair(store, findings_of)
     assert line == f"removed; {found}"
     assert (list(damages(store)), len(store.hangs("live"))) == ([], 1)
     assert prune(store, older_than=timedelta(days=1)) == []

@@ -62,7 +62,7 @@ class AnalysedRun(Struct, frozen=True, eq=False):
             asked=self._asked_tables(),
             keys={
                 "by_rank": [OfRank(rank, None, None, None) for rank in range(self.account.job.engines + 1)],
-                "rl": self.account,
+                **{name: getattr(self.account, name) for name in RlAccount.__struct_fields__ if name != "job"},
                 "rl_picture": picture_of(evidence.run, [phase.phase for phase in self.account.phases]),
             },
         )
@@ -79,6 +79,10 @@ class AnalysedRun(Struct, frozen=True, eq=False):
             steps=job.steps,
             ranks=job.engines,
             ops=job.trajectories + (len(phases) + 1) * job.steps,
+            format=job.format,
+            trajectories=job.trajectories,
+            engines=job.engines,
+            basis=job.basis,
         )
 
     def _asked_tables(self) -> list[Table]:

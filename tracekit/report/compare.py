@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import UNSET
 
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.means import MeanDifference, difference_of_means
@@ -154,9 +155,7 @@ def whole(name: str, report: Report, workers: WorkerSteps | None = None) -> Side
 
 def _unlike_steps(report: Report) -> list[int]:
     """The steps of post-training that differ from the others."""
-    if not report.rl or report.rl.unlike is None:
-        return []
-    return [step for group in report.rl.unlike.steps for step in group.steps]
+    return [step for group in report.unlike.steps for step in group.steps] if report.unlike else []
 
 
 def parts(name: str, report: Report, workers: WorkerSteps, first_after: int) -> tuple[Side, Side]:
@@ -181,7 +180,7 @@ def _steps_in_words(steps: npt.NDArray[np.int64]) -> str:
 def _side(name: str, report: Report, workers: WorkerSteps | None, chosen: npt.NDArray[np.bool_], title: str) -> Side:
     rows = [row for row, wanted in zip(report.by_step, chosen, strict=True) if wanted]
     job, per_step, marked = report.job, report.steps_in_whole, report.marked_steps or []
-    sizes = {"engines" if report.rl else "ranks": job.ranks or 0, "world_size": job.gpus}
+    sizes = {"ranks" if job.engines is UNSET else "engines": job.ranks or 0, "world_size": job.gpus}
     recorded, original, ideal = (
         np.array([getattr(row, f"{figure}_s") for row in rows]) / per_step
         for figure in ("recorded", "original", "ideal")
@@ -384,7 +383,7 @@ def _costs(report: Report, table: str, column: str) -> dict[str, float]:
 
 def phase_changes(before: Report, after: Report) -> tuple[CostChange, ...]:
     """Seconds a step of each phase of post-training, on each side."""
-    was, now = ({row.phase: row.usual_s for row in report.rl.phases} if report.rl else {} for report in (before, after))
+    was, now = ({row.phase: row.usual_s for row in report.phases or ()} for report in (before, after))
     return tuple(CostChange(name, was.get(name), now.get(name)) for name in was | now)
 
 

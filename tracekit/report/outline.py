@@ -15,7 +15,7 @@ from tracekit.trace.model import Layout, OpKind, Worker
 
 
 class Outline(Struct, frozen=True):
-    """Which job."""
+    """Which job. `format`, `trajectories`, `engines`, `basis`: of a run of post-training."""
 
     name: str
     source: Literal["pipeline", "ops", "recording", "rl"]
@@ -32,6 +32,10 @@ class Outline(Struct, frozen=True):
     gpu_ops: Maybe[int] = UNSET
     gpu_ops_without_launch: Maybe[int] = UNSET
     host_calls: Maybe[int] = UNSET
+    format: Maybe[str] = UNSET
+    trajectories: Maybe[int] = UNSET
+    engines: Maybe[int] = UNSET
+    basis: Maybe[Literal["trajectories", "phases"]] = UNSET
 
 
 class Times(Struct, frozen=True):
