@@ -140,7 +140,7 @@ class _Fed:
     def _answers(self) -> type[BaseHTTPRequestHandler]:
         fed = self
 
-        class Answer(BaseHTTPRequestHandler):
+        class Receiver(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 fed.received += len(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["incidents"])
                 self.send_response(200)
@@ -149,7 +149,7 @@ class _Fed:
             def log_message(self, *_: Any) -> None:
                 """Log nothing."""
 
-        return Answer
+        return Receiver
 
     def tell(self, line: str) -> None:
         """Receive a line of the watch: a stored window or an incident."""

@@ -11,17 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PENDING = (
-    "analysis/diagnosis",
     "benchmarks/frameworks.py",
     "benchmarks/frameworks_parallel.py",
     "benchmarks/frameworks_parts.py",
     "benchmarks/profiler_cost.py",
     "dashboards/browser/data",
     "dashboards/browser/pages",
-    "analysis/job",
-    "tracekit/report",
-    "tracekit/store/catalogue.py",
-    "tracekit/store/store.py",
 )
 
 FOLDERS = ("tracekit", "collectors", "analysis", "dashboards", "benchmarks")

@@ -35,7 +35,7 @@ from tracekit.report.findings import Findings, Unanalysed
 from tracekit.sources.load import load_trace
 from tracekit.store.window import AnyTrace
 from tracekit.trace.canonical import Trace
-from tracekit.trace.model import Layout, Unit
+from tracekit.trace.model import Layout, TimeUnit
 from tracekit.trace.parquet_file import METADATA_KEY
 from tracekit.trace.schema import SCHEMA
 
@@ -200,7 +200,9 @@ def _environment(env: Mapping[str, str]) -> dict[str, str]:
     return inherited | {"COLUMNS": "80"} | dict(env)
 
 
-def read_any(path: Path, *, name: str | None = None, layout: Path | None = None, unit: Unit | None = None) -> AnyTrace:
+def read_any(
+    path: Path, *, name: str | None = None, layout: Path | None = None, unit: TimeUnit | None = None
+) -> AnyTrace:
     """The trace that `load` reads at a path."""
     return load_trace(path, importer=name, layout=layout, unit=unit).trace
 

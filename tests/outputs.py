@@ -27,8 +27,8 @@ from tracekit.bill.ledger import BillOutput
 from tracekit.collectors.launch.collect import CollectSummary
 from tracekit.commands.culprits import CulpritsOutput
 from tracekit.commands.doctor import DoctorOutput
-from tracekit.commands.experts import ExpertsOutput
-from tracekit.commands.metrics import DoctorOfMetricsOutput, ScanOutput
+from tracekit.commands.experts_command import ExpertsOutput
+from tracekit.commands.metrics_command import DoctorOfMetricsOutput, ScanOutput
 from tracekit.fleet.figures import FleetFigures
 from tracekit.fleet.study_comparison import FleetComparison
 from tracekit.report.applied import ComparedOutput

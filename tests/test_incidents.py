@@ -25,21 +25,21 @@ from tracekit.live.delivery_log import DeliveryLog
 from tracekit.live.incident_changes import StoreChanges
 from tracekit.live.metrics import StoreMetrics, remembered
 from tracekit.live.watch import Watch
-from tracekit.report.findings import Account, WindowVerdict
+from tracekit.report.findings import CauseInWords, WindowVerdict
 from tracekit.store import Store
 from tracekit.store.care import damages, prune, repair
 from tracekit.store.handling import IncidentChange, current_user, muted_until, read_changes, write_change
 from tracekit.store.incidents import HANG, Incident, followed
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
-SLOW = Account(
+SLOW = CauseInWords(
     "bad-worker", "compute", "rank 3: slow", "rank 3", "slow", "look", "replace it", (3,), ("node-a",), (), 0.02, 0.2,
     0.9, None, 5.0,
 )  # fmt: skip
 LATE = replace(SLOW, kind="late-data-loading", part="data-loading", what="data comes late", ranks=(), hosts=())
 
 
-def verdict(*sightings: Account, kind: str = "straggler", trustworthy: bool = True) -> WindowVerdict:
+def verdict(*sightings: CauseInWords, kind: str = "straggler", trustworthy: bool = True) -> WindowVerdict:
     return WindowVerdict(kind, "headline", 0.2, 0.9, trustworthy, "why", None, sightings)
 
 

@@ -45,7 +45,7 @@ def rl_command(
     An X may set what generation and training take then, such as "staleness=1,generate=40,train=35" in seconds, and
     several changes go together: "staleness=1,partial=0.9".
     """
-    from tracekit.analysis.job.rl import RlJob
+    from tracekit.analysis.job.rl_job import RlJob
     from tracekit.analysis.rl.scenario import Gpus
     from tracekit.base.atomic_write import check_writable, write_text
     from tracekit.dashboards.documents.page import PAGE_FILE, page

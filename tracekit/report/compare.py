@@ -96,7 +96,7 @@ class Side:
         return self.lost_s * (self.lost_share / mean_s if mean_s else 0.0)
 
 
-class Outcome(StrEnum):
+class ChangeEffect(StrEnum):
     """The effect of the change."""
 
     BETTER = "better"
@@ -107,22 +107,22 @@ class Outcome(StrEnum):
 
 #: How the sentence about each outcome begins.
 _LEADS = {
-    Outcome.BETTER: "Yes, it helped",
-    Outcome.WORSE: "No, it got worse",
-    Outcome.NO_DIFFERENCE: "No difference",
-    Outcome.UNKNOWN: "Unknown",
+    ChangeEffect.BETTER: "Yes, it helped",
+    ChangeEffect.WORSE: "No, it got worse",
+    ChangeEffect.NO_DIFFERENCE: "No difference",
+    ChangeEffect.UNKNOWN: "Unknown",
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class EffectInWords:
     """The effect of the change, and notes.
 
     `change`: the difference, as a clause; `certainty`: its interval, or the reason why there is none; None if the sides
     cannot be compared. `by_share`: the share that is lost decides, because the layouts differ.
     """
 
-    outcome: Outcome
+    outcome: ChangeEffect
     change: str
     certainty: str | None
     notes: tuple[str, ...]
@@ -134,7 +134,7 @@ class Verdict:
         lead = "The layouts differ, so step times do not compare. By what is lost: " if self.by_share else ""
         if self.certainty is None:
             return f"{_LEADS[self.outcome]}: {self.change}"
-        end = f", but {self.certainty}." if self.outcome is Outcome.UNKNOWN else f" ({self.certainty})."
+        end = f", but {self.certainty}." if self.outcome is ChangeEffect.UNKNOWN else f" ({self.certainty})."
         return f"{lead}{_LEADS[self.outcome]}: {self.change}{end}"
 
 
@@ -232,7 +232,7 @@ def rates(before: float | None, after: float | None) -> str | None:
     return f"{three_digits(before)} tokens a second before, {three_digits(after)} after ({after / before - 1:+.1%})"
 
 
-def verdict(before: Side, after: Side) -> Verdict:
+def verdict(before: Side, after: Side) -> EffectInWords:
     """Did the change help? Compares the recorded step time if the layouts are equal, else the share that is lost."""
     same_layout = dict(before.layout) == dict(after.layout) or "engines" in before.layout
     if same_layout:
@@ -247,10 +247,10 @@ def verdict(before: Side, after: Side) -> Verdict:
         size, spread = _points(abs(change.difference)), _between(change, _points)
         if distrusted := _distrusted(before, after):
             unknown = f"the layouts differ, so only what is lost compares, and {distrusted}"
-            return Verdict(Outcome.UNKNOWN, unknown, None, _notes(before, after))
+            return EffectInWords(ChangeEffect.UNKNOWN, unknown, None, _notes(before, after))
     now, then, word = show(change.after), show(change.before), words[0] if change.difference <= 0 else words[1]
     outcome = _outcome(change)
-    if outcome is Outcome.NO_DIFFERENCE:
+    if outcome is ChangeEffect.NO_DIFFERENCE:
         both = f"{now} on both sides" if now == then else f"{then} before and {now} after"
         what = f"{what} {both}; a difference larger than {max(change.largest_share, NEGLIGIBLE):.1%} is unlikely"
     elif not change.difference:
@@ -263,15 +263,15 @@ def verdict(before: Side, after: Side) -> Verdict:
     several = "recordings" if max(before.steps_each, after.steps_each) > 1 else f"{before.whole}s"
     if change.low is None:
         how = f"too few {several} show how much they differ by chance"
-    elif outcome is Outcome.UNKNOWN:
+    elif outcome is ChangeEffect.UNKNOWN:
         how = f"it may be chance: {how}; record more steps"
-    return Verdict(outcome, what, how, _notes(before, after), not same_layout)
+    return EffectInWords(outcome, what, how, _notes(before, after), not same_layout)
 
 
-def _outcome(change: MeanDifference) -> Outcome:
+def _outcome(change: MeanDifference) -> ChangeEffect:
     if not change.clear or abs(change.share) < NEGLIGIBLE:
-        return Outcome.NO_DIFFERENCE if change.largest_share <= _LARGEST_UNSEEN else Outcome.UNKNOWN
-    return Outcome.BETTER if change.difference < 0 else Outcome.WORSE
+        return ChangeEffect.NO_DIFFERENCE if change.largest_share <= _LARGEST_UNSEEN else ChangeEffect.UNKNOWN
+    return ChangeEffect.BETTER if change.difference < 0 else ChangeEffect.WORSE
 
 
 def _points(share: float) -> str:

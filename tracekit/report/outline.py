@@ -64,7 +64,7 @@ class ClockOfRank(Struct, frozen=True):
     collectives: int
 
 
-class MissingOps(Struct, frozen=True):
+class CoverageGap(Struct, frozen=True):
     """Ops of collectives that a worker lacks although its peers recorded them."""
 
     kind: OpKind
@@ -82,7 +82,7 @@ class Coverage(Struct, frozen=True):
     worker_steps_expected: int
     worker_steps_traced: int
     missing_workers: list[Worker]
-    gaps: list[MissingOps]
+    gaps: list[CoverageGap]
     slowdown_as_recorded: Number
     hidden_slowdown: Number
     left_out_steps: list[int]

@@ -12,7 +12,7 @@ import pytest
 
 from judges.rlsim import PLANTED, alternatives, draw, generate, losses, record, step_s
 from tests.analysis.rl.logs import GENERATION_S, STEP_S, lines, request, write
-from tracekit.analysis.job.rl import RlJob
+from tracekit.analysis.job.rl_job import RlJob
 from tracekit.analysis.rl.account import RlAccount, first_line
 from tracekit.analysis.rl.logged import LoggedRun
 from tracekit.analysis.rl.loop import Loop
