@@ -15,8 +15,8 @@ import polars as pl
 
 from benchmarks.measure import table
 from tracekit.analysis.attribution.gate import Gate, Outcome, Runs, judge
-from tracekit.analysis.attribution.spent import Spent
-from tracekit.analysis.job.gate import gate
+from tracekit.analysis.attribution.spent import StepsSpent
+from tracekit.analysis.job.gate_jobs import gate
 from tracekit.analysis.job.graph import GraphJob
 from tracekit.trace.model import ProcessGroup
 from tracekit.trace.op import OpTrace
@@ -103,10 +103,10 @@ def several(baselines: int, factor: float, *, steps: int, noise: float, apart: f
     runs and baselines are drawn from RUNS equal ones, and from RUNS with a slower backward.
     """
 
-    def run(seed: int, backward: float) -> Spent:
+    def run(seed: int, backward: float) -> StepsSpent:
         speed = 1 + apart * float(np.random.default_rng([seed, 1]).normal())
         slower = {kind: speed * (backward if kind == "backward" else 1.0) for kind in KINDS}
-        return Spent(GraphJob(simulated(seed, steps=steps, noise=noise, memory=0.0, slower=slower)).replay)
+        return StepsSpent(GraphJob(simulated(seed, steps=steps, noise=noise, memory=0.0, slower=slower)).replay)
 
     equal, runs = ([run(first + seed, times) for seed in range(RUNS)] for first, times in ((0, 1.0), (RUNS, factor)))
     drawn, outcomes, side = np.random.default_rng(0), Counter[str](), Runs("", steps, 1)

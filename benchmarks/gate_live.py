@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.measure import table, tracekit
 from tracekit.analysis.attribution import gate
 from tracekit.analysis.attribution.gate import SMALLEST_WHOLE, Gate, Outcome, Runs
-from tracekit.analysis.attribution.spent import Spent, SpentPart
+from tracekit.analysis.attribution.spent import SpentPart, StepsSpent
 from tracekit.sources.load import load
 
 SCRIPT = Path(__file__).resolve().parents[1] / "tests" / "collectors" / "scripts" / "dp2_pp2.py"
@@ -60,7 +60,9 @@ def record(folder: Path, rounds: int) -> None:
 
 def judge(folder: Path) -> str:
     """A table of how often each kind of run passes, for one baseline and for several."""
-    sides = {kind: [Spent(load(path).replay) for path in sorted(folder.glob(f"*-{kind}.parquet"))] for kind in FACTORS}
+    sides = {
+        kind: [StepsSpent(load(path).replay) for path in sorted(folder.glob(f"*-{kind}.parquet"))] for kind in FACTORS
+    }
     equal, rows = sides["equal"], []
     for kind, runs in sides.items():
         for baselines, parts, learnt in SETTINGS:
@@ -82,19 +84,19 @@ def judge(folder: Path) -> str:
     return f"{words}\n\n{table(heads, rows)}"
 
 
-def _times(spent: Spent) -> dict[str, float]:
+def _times(spent: StepsSpent) -> dict[str, float]:
     """Mean seconds a step of the step and of the part that is slowed."""
     return {"step": float(spent.step_s.mean()), SLOWED: float(spent.parts[SpentPart("kind", SLOWED)].mean())}
 
 
-def _spread(runs: Sequence[Spent]) -> dict[str, float]:
+def _spread(runs: Sequence[StepsSpent]) -> dict[str, float]:
     """Standard deviation of the means of runs, as a share of their mean."""
     each = [_times(run) for run in runs]
     columns = {name: np.array([times[name] for times in each]) for name in each[0]}
     return {name: float(values.std(ddof=1) / values.mean()) for name, values in columns.items()}
 
 
-def _noise(runs: Sequence[Spent]) -> float:
+def _noise(runs: Sequence[StepsSpent]) -> float:
     """How far identical runs differ, as a gate on the last of them shows: the largest margin of any figure."""
     rows = gate.judge(runs[:-1], runs[-1], LIMIT)
     return max((row.margin_s or 0.0) / max(row.before_s, SMALLEST_WHOLE * rows[0].before_s) for row in rows)

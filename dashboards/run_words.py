@@ -39,7 +39,7 @@ def first_line(report: Report, zone: tzinfo = UTC) -> tuple[LossKind, str, str]:
     """
     run, verdict = run_of_several(report), report.verdict
     if run is None or not run.recorded_s:
-        return verdict.kind, f"{report.doubt}{verdict.label.upper()}", report.answer.headline
+        return verdict.kind, f"{report.caveat}{verdict.label.upper()}", report.answer.headline
     kind = run_kind(run)
     return kind, str(kind).upper(), run_sentence(run, zone)
 
@@ -110,7 +110,7 @@ def run_rows(report: Report, zone: tzinfo = UTC) -> Iterator[tuple[str, str]]:
     if covers := coverage_words(run):
         yield "Covers", covers
     steps = f"steps {report.by_step[0].step} to {report.by_step[-1].step}" if report.by_step else "the newest window"
-    yield "Now", f"{steps}: {report.doubt}{report.verdict.label}: {report.answer.headline}"
+    yield "Now", f"{steps}: {report.caveat}{report.verdict.label}: {report.answer.headline}"
 
 
 def run_advice(run: RunVerdict, report: Report) -> str | None:

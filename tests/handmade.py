@@ -29,11 +29,13 @@ import click
 import polars as pl
 import pytest
 
+from tracekit.analysis.job.load import job_of
 from tracekit.cli import commands, main
+from tracekit.report.findings import Findings, Unanalysed
 from tracekit.sources.load import load_trace
 from tracekit.store.window import AnyTrace
 from tracekit.trace.canonical import Trace
-from tracekit.trace.model import Layout, Unit
+from tracekit.trace.model import Layout, TimeUnit
 from tracekit.trace.parquet_file import METADATA_KEY
 from tracekit.trace.schema import SCHEMA
 
@@ -163,6 +165,11 @@ def write_canonical(path: Path, ops: pl.DataFrame, layout: Mapping[str, Any] | N
     return path
 
 
+def findings_of(trace: AnyTrace) -> Findings | Unanalysed:
+    """What a store keeps of the analysis of a trace."""
+    return job_of(trace).stored()
+
+
 def published_columns(ops: pl.DataFrame) -> pl.DataFrame:
     """The same ops in the columns of a published trace."""
     names = {"pp_rank": "stage", "kind": "optype", "start": "start_ts", "seq": "seq_id", "chunk": "mc"}
@@ -196,7 +203,9 @@ def _environment(env: Mapping[str, str]) -> dict[str, str]:
     return inherited | {"COLUMNS": "80"} | dict(env)
 
 
-def read_any(path: Path, *, name: str | None = None, layout: Path | None = None, unit: Unit | None = None) -> AnyTrace:
+def read_any(
+    path: Path, *, name: str | None = None, layout: Path | None = None, unit: TimeUnit | None = None
+) -> AnyTrace:
     """The trace that `load` reads at a path."""
     return load_trace(path, importer=name, layout=layout, unit=unit).trace
 

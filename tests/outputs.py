@@ -23,13 +23,12 @@ from tracekit.analysis.detectors.all_detectors import kinds_of_jobs, own_detecto
 from tracekit.analysis.evidence.subject import JobKind
 from tracekit.analysis.hang.hang_report import HangReport
 from tracekit.analysis.job.history import History
-from tracekit.analysis.rl.account import RlAccount
 from tracekit.bill.ledger import BillOutput
 from tracekit.collectors.launch.collect import CollectSummary
 from tracekit.commands.culprits import CulpritsOutput
 from tracekit.commands.doctor import DoctorOutput
-from tracekit.commands.experts import ExpertsOutput
-from tracekit.commands.metrics import DoctorOfMetricsOutput, ScanOutput
+from tracekit.commands.experts_command import ExpertsOutput
+from tracekit.commands.metrics_command import DoctorOfMetricsOutput, ScanOutput
 from tracekit.fleet.figures import FleetFigures
 from tracekit.fleet.study_comparison import FleetComparison
 from tracekit.report.applied import ComparedOutput
@@ -53,12 +52,6 @@ JOBS = {
 }
 #: Before the generated table of a page, by its name, and after it.
 BEGINNINGS, END = {"limits.md": "<!-- what sources lack -->", "traces.md": "<!-- formats -->"}, "<!-- end -->"
-
-
-class RlOutput(RlAccount, frozen=True, kw_only=True):
-    """What `tracekit rl --json` prints."""
-
-    headline: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +80,6 @@ OUTPUTS: dict[str, Any] = {
     "metrics scan": ScanOutput,
     "metrics test": MetricsInReport,
     "hang": HangReport,
-    "rl": RlOutput,
     "store sql": list[dict[str, Any]],
 }
 

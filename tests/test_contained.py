@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import tracekit
-from tests.handmade import slow_trace
+from tests.handmade import findings_of, slow_trace
 from tracekit.base.contained import Contained, sync_names
 from tracekit.base.errors import StoreError
 from tracekit.live.delivery_log import DeliveryLog
@@ -191,7 +191,7 @@ def test_a_damaged_line_in_the_note_of_unfinished_windows_is_named_and_stops_nob
     assert store.append(Incoming(slow_trace((0,), name="b"), "b", "by hand")) == 0
     assert (list(damages(store)), note.exists(), (store.path / "jobs" / "7").exists()) == ([], False, False)
     note.write_bytes(f"{line}\n".encode())
-    assert repair(store) == [f"dropped; {problem}"]
+    assert repair(store, findings_of) == [f"dropped; {problem}"]
     assert list(damages(store)) == []
 
 
@@ -227,7 +227,7 @@ def test_a_report_on_a_hang_with_a_field_that_cannot_be_is_left_out_by_name(
     assert len(store.hangs()) == 1
     assert f"left out: {damaged}: not a report on a hang" in capsys.readouterr().err
     (problem,) = damages(store)
-    assert repair(store) == [f"removed; {problem}"]
+    assert repair(store, findings_of) == [f"removed; {problem}"]
 
 
 def no_locks(*_: object) -> None:

@@ -22,7 +22,7 @@ from tests.cases import case
 from tests.handmade import HEALTHY_LANE as LANE
 from tests.handmade import LAYOUT, command, frame, healthy_frame, run, slow_trace
 from tracekit.analysis.attribution.gate import unclear_slowdown
-from tracekit.analysis.job.gate import gate
+from tracekit.analysis.job.gate_jobs import gate
 from tracekit.analysis.job.graph import GraphJob
 from tracekit.base.exit_codes import ExitCode
 from tracekit.trace.canonical import Trace

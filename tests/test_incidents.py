@@ -19,27 +19,27 @@ from prometheus_client import generate_latest
 
 from tests.dashboards.page_text import Pages
 from tests.dashboards.watched import analysed, trace
-from tests.handmade import run
+from tests.handmade import findings_of, run
 from tests.test_store_windows import window
 from tracekit.live.delivery_log import DeliveryLog
 from tracekit.live.incident_changes import StoreChanges
 from tracekit.live.metrics import StoreMetrics, remembered
 from tracekit.live.watch import Watch
-from tracekit.report.findings import Account, WindowVerdict
+from tracekit.report.findings import CauseInWords, WindowVerdict
 from tracekit.store import Store
 from tracekit.store.care import damages, prune, repair
 from tracekit.store.handling import IncidentChange, current_user, muted_until, read_changes, write_change
 from tracekit.store.incidents import HANG, Incident, followed
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
-SLOW = Account(
+SLOW = CauseInWords(
     "bad-worker", "compute", "rank 3: slow", "rank 3", "slow", "look", "replace it", (3,), ("node-a",), (), 0.02, 0.2,
     0.9, None, 5.0,
 )  # fmt: skip
 LATE = replace(SLOW, kind="late-data-loading", part="data-loading", what="data comes late", ranks=(), hosts=())
 
 
-def verdict(*sightings: Account, kind: str = "straggler", trustworthy: bool = True) -> WindowVerdict:
+def verdict(*sightings: CauseInWords, kind: str = "straggler", trustworthy: bool = True) -> WindowVerdict:
     return WindowVerdict(kind, "headline", 0.2, 0.9, trustworthy, "why", None, sightings)
 
 
@@ -304,7 +304,7 @@ def test_reports_on_hangs_are_checked_repaired_and_pruned(tmp_path: Path) -> Non
     damaged.write_text("{")
     (found,) = damages(store)
     assert found.startswith(f"{damaged}: not a report on a hang")
-    (line,) = repair(store)
+    (line,) = repair(store, findings_of)
     assert line == f"removed; {found}"
     assert (list(damages(store)), len(store.hangs("live"))) == ([], 1)
     assert prune(store, older_than=timedelta(days=1)) == []

@@ -18,7 +18,7 @@ from tracekit.sources.load import load
 from tracekit.synth import synthesize
 from tracekit.trace import canonical
 from tracekit.trace.canonical import Trace, read_parquet
-from tracekit.trace.model import Unit
+from tracekit.trace.model import TimeUnit
 from tracekit.trace.ordered import OrderedTrace
 from tracekit.trace.schema import SCHEMA
 
@@ -124,11 +124,11 @@ def shapes():
         "a clock across steps": (ops.with_columns(start=pl.col("start") + 20.0 * pl.col("step")), None),
         "seconds since 1970": (ops.with_columns(start=pl.col("start") + 1.7e9 + 20.0 * pl.col("step")), None),
         "half precision": (ops.with_columns(pl.col("start", "duration").cast(pl.Float32)), None),
-        "microseconds": (ops.with_columns((pl.col("start", "duration") * 1e6).round().cast(pl.Int64)), Unit.US),
-        "milliseconds": (ops.with_columns(pl.col("start", "duration") / 0.001), Unit.MS),
-        "nanoseconds since 1970": (on_a_clock(ops, 1_700_000_000, 10**9), Unit.NS),
-        "microseconds since a start": (on_a_clock(ops, 8000, 10**6), Unit.US),
-        "one rank for two workers": (on_a_clock(ops.with_columns(rank=pl.col("rank") // 2), 8000, 10**6), Unit.US),
+        "microseconds": (ops.with_columns((pl.col("start", "duration") * 1e6).round().cast(pl.Int64)), TimeUnit.US),
+        "milliseconds": (ops.with_columns(pl.col("start", "duration") / 0.001), TimeUnit.MS),
+        "nanoseconds since 1970": (on_a_clock(ops, 1_700_000_000, 10**9), TimeUnit.NS),
+        "microseconds since a start": (on_a_clock(ops, 8000, 10**6), TimeUnit.US),
+        "one rank for two workers": (on_a_clock(ops.with_columns(rank=pl.col("rank") // 2), 8000, 10**6), TimeUnit.US),
         "wide numbers": (wide, None),
         "kinds as text": (ops.with_columns(pl.col("kind").cast(pl.String)), None),
         "kinds as categories": (ops.with_columns(pl.col("kind").cast(pl.String).cast(pl.Categorical)), None),
@@ -137,7 +137,7 @@ def shapes():
         "more columns": (ops.with_columns(host=pl.lit("node"), iteration=1), None),
         "times of hosts": (hosts, None),
         "times of hosts, milliseconds": (
-            hosts.with_columns(pl.col("start", "duration", "posted", "resumed") * 1e3), Unit.MS
+            hosts.with_columns(pl.col("start", "duration", "posted", "resumed") * 1e3), TimeUnit.MS
         ),
         "threads off their cores": (
             ops.with_columns(pl.when(first).then(pl.lit([0.25])).alias(name) for name in ("off_cpu", "queued")), None

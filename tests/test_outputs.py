@@ -17,7 +17,6 @@ from judges.hangsim import write as write_dumps
 from tests.analysis.metrics.fleet import BEGAN, fleet
 from tests.analysis.metrics.fleet import Fault as Slowed
 from tests.analysis.plans.simulator import draw
-from tests.analysis.rl.logs import lines, write
 from tests.bill.test_run import restarted
 from tests.fleet.few_jobs import study_here, write_jobs
 from tests.handmade import run
@@ -29,7 +28,7 @@ from tracekit.cli import commands
 SAMPLES = Path(__file__).parents[1] / "sample_traces"
 SLOW, HEALTHY = SAMPLES / "slow_worker.parquet", SAMPLES / "healthy.parquet"
 #: Commands that print a report, whose schema is another one: tests/test_report.py.
-REPORTS = {"whatif", "attach"}
+REPORTS = {"whatif", "attach", "rl"}
 
 
 def _bill(folder: Path) -> list[object]:
@@ -103,7 +102,6 @@ CASES: dict[str, tuple[Callable[[Path], list[object]], ExitCode]] = {
         ],
         ExitCode.DONE,
     ),
-    "rl": (lambda folder: ["rl", write(folder / "run.jsonl", lines())], ExitCode.DONE),
     "store sql": (_sql, ExitCode.DONE),
 }
 

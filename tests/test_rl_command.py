@@ -12,9 +12,9 @@ import pytest
 import tracekit
 from tests.analysis.rl.logs import lines, write
 from tests.handmade import run
-from tracekit.analysis.job.rl import RlJob
+from tracekit.analysis.job.rl_job import RlJob
 from tracekit.analysis.job.rl_report import AnalysedRun
-from tracekit.analysis.rl.account import LossTime
+from tracekit.analysis.rl.account import LossTime, RlAccount
 from tracekit.dashboards.documents.markdown import markdown
 from tracekit.report.findings import Findings
 from tracekit.report.report import json_schema
@@ -23,7 +23,7 @@ VERL = "".join(
     f"step:{step} - timing_s/gen:60.0 - timing_s/update_actor:30.0 - timing_s/step:100.0\n" for step in range(3)
 )
 KEYS = [
-    "headline", "job", "step_s", "length_s", "replayed_s", "generation_s", "trainer_wait_s", "staleness", "phases",
+    "step_s", "length_s", "replayed_s", "generation_s", "trainer_wait_s", "staleness", "phases",
     "unaccounted_s", "flagged", "doubt", "losses", "leading", "generation", "what_if",
     "left_out", "restarts", "unlike", "sides", "tools",
 ]  # fmt: skip
@@ -87,12 +87,14 @@ def test_bytes_that_are_no_text_are_not_called_parquet(tmp_path: Path) -> None:
 
 
 def test_the_json_has_the_documented_keys(tmp_path: Path) -> None:
-    report = json.loads(run("rl", write(tmp_path / "run.jsonl", lines()), "--json").out)
-    assert list(report) == KEYS
-    assert ["headline", *json_schema()["$defs"]["RlAccount"]["properties"]] == KEYS
-    assert report["job"] == {
-        "format": "trajectories", "steps": 4, "trajectories": 12, "engines": 1, "basis": "trajectories",
-    }  # fmt: skip
+    """`rl` and `whatif` print one object, in which the account of the loop has its keys beside those of any report."""
+    log = write(tmp_path / "run.jsonl", lines())
+    report = json.loads(run("rl", log, "--json").out)
+    assert report == json.loads(run("whatif", log, "--json").out)
+    assert list(report)[-len(KEYS) :] == list(json_schema()["$defs"]["Report"]["properties"])[-len(KEYS) :] == KEYS
+    assert set(KEYS) | {"job"} == set(RlAccount.__struct_fields__)
+    job = {"format": "trajectories", "steps": 4, "trajectories": 12, "engines": 1, "basis": "trajectories"}
+    assert {name: report["job"][name] for name in job} == job
     assert [one["scenario"] for one in report["what_if"]] == ["staleness=1", "partial=0.9", "longest-first"]
 
 
@@ -160,7 +162,7 @@ def test_a_contradiction_is_the_verdict_of_every_command(tmp_path: Path) -> None
         assert "\nCONTRADICTION: the phases of a step take 15.50 s" in run(command, flagged).out
     report = json.loads(run("whatif", flagged, "--json", "--fix", "staleness=1").out)
     assert (report["causes"], report["fixes"], report["questions"]) == ([], [], [])
-    assert report["rl"]["what_if"][0]["step_s"] is None
+    assert report["what_if"][0]["step_s"] is None
     assert run("import", flagged, "--store", tmp_path / "jobs.store").code == 0
     assert run("culprits", flagged).code == 5
     whole = write(tmp_path / "whole.jsonl", lines())

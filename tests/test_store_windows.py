@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -13,16 +14,19 @@ from unittest.mock import ANY
 
 import duckdb
 import pytest
+from msgspec import structs
 
-from tests.handmade import Ran, little_space, run, slow_trace
+from tests.handmade import Ran, findings_of, little_space, run, slow_trace
 from tests.test_op_trace import DP, OPS
 from tracekit.analysis.job.graph import GraphJob
 from tracekit.analysis.job.load import load_from_store
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.errors import NotStoredError, StoreError
+from tracekit.report.findings import Findings
 from tracekit.store import Incoming, Store, connection
 from tracekit.store.care import damages, prune, repair
 from tracekit.store.folder import Folder
+from tracekit.store.window import WindowPart
 from tracekit.trace.op import OpTrace
 
 
@@ -134,7 +138,7 @@ def test_an_op_trace_that_is_none_is_not_stored(tmp_path: Path) -> None:
 
 def test_a_whole_store_has_nothing_to_repair(store: Store) -> None:
     store.append(window(0, analysed=True))
-    assert list(damages(store)) == repair(store) == []
+    assert list(damages(store)) == repair(store, findings_of) == []
     assert run("store", "check", "--store", store.path).out == f"{store.path}: all files are whole\n"
 
 
@@ -163,6 +167,7 @@ def test_damage_is_found_and_dropped_and_all_else_stays(store: Store) -> None:
         "dropped its ops",
         "dropped its report",
         "dropped",
+        "its report was made anew from its ops",
         "moved to " + str(moved),
     ]
     assert moved.read_bytes() == b"a killed writer's"
@@ -172,8 +177,31 @@ def test_damage_is_found_and_dropped_and_all_else_stays(store: Store) -> None:
     with pytest.raises(NotStoredError, match="the ops of job 'live', window 0, were pruned; its report is still there"):
         store.load("live", 0)
     assert store.load("live", 1).ops.equals(window(1).trace.ops)
-    assert store.windows("live")[1].problem == "its report was damaged, and dropped"
+    assert store.report("live", 1) == PipelineJob(window(1).trace).report
     assert store.append(window(4)) == 4
+
+
+def test_a_report_of_another_version_is_made_anew_once_and_stays_where_ops_are_gone(store: Store) -> None:
+    """As it was written, and yet not to be read: of version 2, or with other keys than today's."""
+    whole = window(0, analysed=True)
+    assert isinstance(whole.findings, Findings)
+    old = structs.replace(whole.findings, report=structs.replace(whole.findings.report, report_version=2))
+    store.append(replace(whole, findings=old))
+    store.append(replace(window(1), findings=old))
+    store.append(window(2, analysed=True))
+    assert [store.report("live", number) is None for number in range(3)] == [True, True, False]
+    with store.writing() as writer:
+        writer.remove_part(writer.catalogue.window("live", 1), WindowPart.OPS)
+    before = store.windows("live")
+    assert run("store", "check", "--store", store.path).code == 0
+    stays = "live, window 1: its report is of another version, and its ops are gone: it stays as it is"
+    assert repair(store, findings_of) == ["live, window 0: its report was made anew from its ops", stays]
+    assert store.report("live", 0) == PipelineJob(window(0).trace).report
+    assert store.workers("live", 0) is not None
+    assert [(one.number, one.added_at) for one in store.windows("live")] == [
+        (one.number, one.added_at) for one in before
+    ]
+    assert (list(damages(store)), repair(store, findings_of)) == ([], [stays])
 
 
 def test_a_repair_forgets_no_job_while_the_folder_of_all_files_is_away(store: Store) -> None:
@@ -239,7 +267,7 @@ def test_a_catalogue_that_is_gone_is_made_anew_of_the_traces(store: Store) -> No
     for use in (store.jobs, lambda: store.append(window(2))):
         with pytest.raises(StoreError, match=r"its catalog\.duckdb is missing; .* `tracekit store repair"):
             use()
-    assert len(repair(store)) == 3
+    assert len(repair(store, findings_of)) == 3
     assert {job.name: job.windows for job in store.jobs()} == {"live": 2, "other": 1}
     assert (store.report("live"), list(damages(store))) == (report, [])
     store.append(window(0, "third"))
@@ -296,7 +324,7 @@ def test_a_window_that_a_killed_writer_had_stored_outlives_the_catalogue(store: 
     for _ in range(2):
         with pytest.raises(StoreError, match=r"its catalog\.duckdb is missing; .* `tracekit store repair"):
             store.append(window(2))
-    assert len(repair(store)) == 2
+    assert len(repair(store, findings_of)) == 2
     assert [one.number for one in store.windows("live")] == [0, 1]
 
 
@@ -309,7 +337,7 @@ def test_a_file_that_no_window_names_is_not_written_over(store: Store) -> None:
     for _ in range(2):
         with pytest.raises(StoreError, match=r"1/1\.parquet: is in the way of a new window, .* `tracekit store repair"):
             store.append(window(2))
-    assert len(repair(store)) == 3
+    assert len(repair(store, findings_of)) == 3
     assert store.append(window(2)) == 1
 
 

@@ -44,16 +44,19 @@ _GROUPS = {
         "gate": ("tracekit.commands.gate_command", "Fail if a run is slower than a baseline, beyond noise."),
         "bill": ("tracekit.commands.bill", "What every hour of a run went to, and what it cost."),
         "fleet": ("tracekit.commands.fleet", "Study many jobs: what is lost, and to what."),
-        "metrics": ("tracekit.commands.metrics", "Whether clocks, links, CPU pressure confirm a culprit; alerts."),
+        "metrics": (
+            "tracekit.commands.metrics_command",
+            "Whether clocks, links, CPU pressure confirm a culprit; alerts.",
+        ),
         "optimize": ("tracekit.commands.optimize", "The best plan that fits, with the bound that proves it."),
-        "experts": ("tracekit.commands.experts", "Where to place experts, by the tokens that they get."),
+        "experts": ("tracekit.commands.experts_command", "Where to place experts, by the tokens that they get."),
         "rl": ("tracekit.commands.rl_command", "Where a step of RL post-training goes."),
         "mcp": ("tracekit.commands.mcp", "Answer an agent's questions (MCP server)."),
     },
     "Open": {
         "open": ("tracekit.commands.door", "Open a trace, store or study, or a demo, in the browser."),
         "dashboard": ("tracekit.dashboards.browser.web.command", "Serve the dashboard to others."),
-        "store": ("tracekit.commands.store", "List, query, export what a path holds; keep a store."),
+        "store": ("tracekit.commands.store_command", "List, query, export what a path holds; keep a store."),
     },
 }
 #: Commands that are part of a group now.

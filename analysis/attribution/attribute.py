@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from tracekit.analysis.attribution.attribution import Attribution, Contribution, CriticalTimes
+from tracekit.analysis.attribution.attribution import Attribution, CostOfOps, CriticalTimes
 from tracekit.analysis.attribution.correlation import forward_backward_correlation
 from tracekit.analysis.attribution.critical_path import critical_path
 from tracekit.analysis.attribution.exact_attribution import add_back_lanes, representative_lanes
@@ -160,8 +160,8 @@ def joined(parts: Sequence[ReplayedSteps]) -> dict[str, Any]:
         "critical": {
             name: _critical_times([part.paths[name] for part in parts], times["by_kind"]) for name in _WITH_PATH
         },
-        "m_w": Contribution(original_s, ideal_s, added_s=added_s, removed_s=removed_s),
-        "m_s": Contribution(
+        "m_w": CostOfOps(original_s, ideal_s, added_s=added_s, removed_s=removed_s),
+        "m_s": CostOfOps(
             original_s,
             ideal_s,
             added_s=float(times["by_stage"][:, -1].mean()),

@@ -35,7 +35,7 @@ LARGEST_CLAMPED_SHARE = 0.002
 SMALLEST_SLOWDOWN = 0.98
 
 
-class Trust(Struct, frozen=True):
+class ReplayTrust(Struct, frozen=True):
     """Trust in the figures: how well the replay explains the recording.
 
     `replay_error` = |T(launch delays kept) - T(recorded)| / T(recorded); `discrepancy` = T(recorded)/T(original) - 1,
@@ -49,7 +49,7 @@ class Trust(Struct, frozen=True):
     reasons: tuple[str, ...]
 
 
-class Contribution(Struct, frozen=True):
+class CostOfOps(Struct, frozen=True):
     """Two estimates of the cost of a set x of ops; mean step times in seconds.
 
     `added_s` = T(ideal, x as recorded); `removed_s` = T(original, x idealised).
@@ -126,8 +126,8 @@ class Attribution(Struct, frozen=True, eq=False, dict=True):
     delayed_by_stage: Floats
     delayed_by_dp_rank: Floats | None
     critical: Mapping[str, CriticalTimes]
-    m_w: Contribution
-    m_s: Contribution
+    m_w: CostOfOps
+    m_s: CostOfOps
     slowest_workers: tuple[Worker, ...]
     correlation: Mapping[int, float | None]
     clamped_transfers: int
@@ -218,11 +218,11 @@ class Attribution(Struct, frozen=True, eq=False, dict=True):
         return self.recorded_s / self.original_s - 1
 
     @cached_property
-    def trust(self) -> Trust:
+    def trust(self) -> ReplayTrust:
         """Trust in the figures, with reasons; as in the published method, no launch delay counts as explained."""
         return self.trust_given(self.discrepancy)
 
-    def trust_given(self, unexplained: float) -> Trust:
+    def trust_given(self, unexplained: float) -> ReplayTrust:
         """As `trust`, if named causes explain all launch delays except `unexplained`, a share of T(original)."""
         error = abs(float(self.with_delays.mean()) - self.recorded_s) / self.recorded_s
         discrepancy = self.discrepancy
@@ -248,7 +248,7 @@ class Attribution(Struct, frozen=True, eq=False, dict=True):
                 f"{clamped} transfers or launch delays lie more than 10 ms below zero (taken as 0): ops overlapped that"
                 " the graph orders, or clocks of ranks differ by more than could be taken out"
             )
-        return Trust(error, discrepancy, unexplained, not reasons, tuple(reasons))
+        return ReplayTrust(error, discrepancy, unexplained, not reasons, tuple(reasons))
 
     def _doubts(self) -> list[str]:
         """Reasons why a more complete recording could give a different verdict."""

@@ -16,7 +16,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tracekit.analysis.attribution.spent import Spent, SpentPart, SpentPhases
+from tracekit.analysis.attribution.spent import SpentPart, SpentPhases, StepsSpent
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.means import (
     MeanDifferences,
@@ -164,8 +164,8 @@ def percent(share: float) -> str:
 
 
 def judge(
-    baselines: Sequence[Spent | SpentPhases],
-    run: Spent | SpentPhases,
+    baselines: Sequence[StepsSpent | SpentPhases],
+    run: StepsSpent | SpentPhases,
     limit: float,
     parts: Collection[str] = (),
     noise: float | None = None,
@@ -219,7 +219,7 @@ def unclear_slowdown(original_s: Floats, ideal_s: Floats, bound: float) -> str |
     return f"slowdown is {difference.after[0]:.3f} ± {margin:.3f}: record {steps}"
 
 
-def _seconds(side: Spent | SpentPhases, part: SpentPart | None) -> Floats:
+def _seconds(side: StepsSpent | SpentPhases, part: SpentPart | None) -> Floats:
     """What each step takes, or a part of it on the mean rank, seconds, [steps]."""
     return side.step_s if part is None else side.parts.get(part, np.zeros_like(side.step_s))
 
@@ -249,7 +249,7 @@ def _judged(differences: MeanDifferences, column: int, part: SpentPart | None, a
     )
 
 
-def _where(sides: Sequence[Spent | SpentPhases], parts: list[SpentPart]) -> str:
+def _where(sides: Sequence[StepsSpent | SpentPhases], parts: list[SpentPart]) -> str:
     """The ranks that spend more on some part, beyond chance: on that of these parts that has grown most.
 
     Of ranks that differ, those that grew at least half as much as the one that grew most.

@@ -1,7 +1,7 @@
 """What each step of a job takes, and what ranks spend on each part of it.
 
-In: a replay of any job. Out: `Spent`: times of steps, and the seconds of each part in each step. A part is the ops of
-one kind, phase or kernel; its time is that of its ops without waiting for other ranks.
+In: a replay of any job. Out: `StepsSpent`: times of steps, and the seconds of each part in each step. A part is the ops
+of one kind, phase or kernel; its time is that of its ops without waiting for other ranks.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class SpentPart(Struct, frozen=True):
 
 
 class SpentPhases(Struct, frozen=True, eq=False):
-    """What steps of post-training take, [steps], as `Spent` says it of other jobs; no ranks are known. `unlike`: the
-    steps that differ from the others and are not here, in words; empty if there are none.
+    """What steps of post-training take, [steps], as `StepsSpent` says it of other jobs; no ranks are known. `unlike`:
+    the steps that differ from the others and are not here, in words; empty if there are none.
     """
 
     steps: list[int]
@@ -58,7 +58,7 @@ def kept_steps(steps: list[int], ignored: Collection[int]) -> Bools:
     return mask
 
 
-class Spent(Struct, frozen=True, eq=False, dict=True):
+class StepsSpent(Struct, frozen=True, eq=False, dict=True):
     """What the steps of a job take, but for those that are `ignored`."""
 
     replay: GraphReplay

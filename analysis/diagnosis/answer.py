@@ -10,21 +10,21 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import UNSET
 
-from tracekit.analysis.attribution.attribution import Trust
+from tracekit.analysis.attribution.attribution import ReplayTrust
 from tracekit.analysis.detectors.all_detectors import detector_of
-from tracekit.analysis.diagnosis.assessment import Assessment, Headline
+from tracekit.analysis.diagnosis.assessment import Assessment, NamedLoss
 from tracekit.analysis.diagnosis.first_fix import act_of, assumed_by, best_fix, first_fix
 from tracekit.analysis.diagnosis.priced_fix import PricedFix
 from tracekit.analysis.evidence.cause import Cause
 from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.evidence.unprofiled_steps import unprofiled_step
 from tracekit.base.text import code_name, main_clause, of_whole, seconds, sure, three_digits, with_error
-from tracekit.report.answer import Account, Answer, Culprit
+from tracekit.report.answer import Answer, CauseInWords, Culprit
 from tracekit.trace.facts import Fact
 
 
 def answer_of(
-    assessed: Assessment, headline: Headline, causes: Sequence[Cause], fixes: Sequence[PricedFix], trust: Trust
+    assessed: Assessment, headline: NamedLoss, causes: Sequence[Cause], fixes: Sequence[PricedFix], trust: ReplayTrust
 ) -> Answer:
     """Return the answer for a diagnosed job."""
     job = assessed.job
@@ -54,7 +54,7 @@ def _costs(cause: Cause) -> bool:
     return cause.change is not None and (cause.saves_step_s is None or cause.saves_step_s.high > 0)
 
 
-def _cost(job: Subject, headline: Headline, causes: Sequence[Cause], leading: Cause | None) -> str:
+def _cost(job: Subject, headline: NamedLoss, causes: Sequence[Cause], leading: Cause | None) -> str:
     # The saving is another figure: compared with its peers, a slow rank loses more than compared with the mean that
     # includes it.
     than = ", compared with mean ops;" if headline.of_mean_ops else ","
@@ -100,8 +100,8 @@ def _other(job: Subject, cause: Cause) -> str:
     spent, once = cause.spent, f", seen once: {cause.once.words}" if cause.once else ""
     if spent is None:
         return f"{_cause(job, cause)} ({cause.costs}{once})"
-    at = f" at {code_name(spent.where)}" if spent.where and spent.where != spent.name else ""
-    return f"{spent.reason}: {code_name(spent.name)}{at} {cause.costs}{once}"
+    where = f" at {code_name(spent.where)}" if spent.where and spent.where != spent.name else ""
+    return f"{spent.reason}: {code_name(spent.name)}{where} {cause.costs}{once}"
 
 
 def _who(assessed: Assessment, cause: Cause, *, trusted: bool = True) -> str:
@@ -167,7 +167,7 @@ def _culprits(assessed: Assessment, causes: Sequence[Cause]) -> Iterator[Culprit
 
 def _accounts(
     assessed: Assessment, causes: Sequence[Cause], leading: Cause | None, fixes: Sequence[PricedFix]
-) -> Iterator[Account]:
+) -> Iterator[CauseInWords]:
     """Everything to say about each cause that costs time."""
     job = assessed.job
     gpus, hosts = job.metadata.get("gpus"), job.names.host_of_rank
@@ -176,7 +176,7 @@ def _accounts(
             continue
         ranks = tuple(dict.fromkeys(rank for rank, _ in job.places(cause.where) if rank is not None))
         named, best = [hosts.get(rank) for rank in ranks], best_fix(cause, fixes)
-        yield Account(
+        yield CauseInWords(
             kind=str(cause.kind),
             part=detector_of(cause.kind).part,
             what=_other(job, cause),

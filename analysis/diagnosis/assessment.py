@@ -1,6 +1,6 @@
 """What the diagnosis of a job depends on its shape for: what it loses, what else could help, whether to believe it.
 
-In: a `Subject`. Out: `Assessment`, which `of_pipeline.py`, `of_graph.py` and `of_rl.py` implement, and its `Headline`.
+In: a `Subject`. Out: `Assessment`, which `of_pipeline.py`, `of_graph.py` and `of_rl.py` implement, and its `NamedLoss`.
 One diagnosis, one verdict and one answer are made of it (`diagnose.py`, `verdict.py`, `answer.py`).
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from msgspec import Struct
 
-from tracekit.analysis.attribution.attribution import Trust
+from tracekit.analysis.attribution.attribution import ReplayTrust
 from tracekit.analysis.attribution.chance import Parts
 from tracekit.analysis.attribution.patterns import SpacePattern, TimePattern
 from tracekit.analysis.attribution.stalls import Stall
@@ -36,7 +36,7 @@ class LossWithCauses(Struct, frozen=True, eq=False):
     explained_s: float
 
 
-class Headline(Struct, frozen=True, eq=False):
+class NamedLoss(Struct, frozen=True, eq=False):
     """The kind of loss to name, and the sentence about it.
 
     `headline_s`: what that kind costs; `lost_s`: what the job loses in all, of `whole_s`, of which `returning_s` will
@@ -106,15 +106,15 @@ class Assessment(Struct, frozen=True, eq=False):
         return fix
 
     @abstractmethod
-    def headline(self, causes: Sequence[Cause]) -> Headline:
+    def headline(self, causes: Sequence[Cause]) -> NamedLoss:
         """Return what the job loses to these causes."""
 
     @abstractmethod
-    def trust(self, causes: Sequence[Cause]) -> Trust:
+    def trust(self, causes: Sequence[Cause]) -> ReplayTrust:
         """Return whether the numbers can be trusted, given these causes."""
 
     @abstractmethod
-    def fit(self, trust: Trust) -> str:
+    def fit(self, trust: ReplayTrust) -> str:
         """Return how well the replay fits the recording, or why it is not trusted, in words."""
 
     def seen(self, finding: Cause) -> str:

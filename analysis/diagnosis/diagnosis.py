@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from tracekit.analysis.attribution.attribution import Trust
+from tracekit.analysis.attribution.attribution import ReplayTrust
 from tracekit.analysis.attribution.patterns import SpacePattern, TimePattern
 from tracekit.analysis.attribution.stalls import Stall
-from tracekit.analysis.diagnosis.assessment import Headline
+from tracekit.analysis.diagnosis.assessment import NamedLoss
 from tracekit.analysis.diagnosis.priced_fix import PricedFix
 from tracekit.analysis.evidence.cause import Cause
 from tracekit.report.answer import Answer
@@ -28,9 +28,9 @@ class Diagnosis(Struct, frozen=True, eq=False):
     its source cannot show.
     """
 
-    trust: Trust
+    trust: ReplayTrust
     answer: Answer
-    headline: Headline
+    headline: NamedLoss
     verdict: Verdict
     causes: tuple[Cause, ...]
     fixes: tuple[PricedFix, ...]

@@ -54,10 +54,10 @@ def causes_of(assessed: Assessment, detectors: Sequence[Detector] | None = None)
     candidates: Sequence[Candidate] = []
     for detector in used:
         with guarded(detector.kind):
-            found = detector.find(without_experts if detector.beyond_experts else job)
+            new = detector.find(without_experts if detector.beyond_experts else job)
             candidates = [
                 *candidates,
-                *(_of_plug_in(job, detector.kind, found) if is_plug_in(detector.kind) else found),
+                *(_of_plug_in(job, detector.kind, new) if is_plug_in(detector.kind) else new),
             ]
     for detector in used:
         with guarded(detector.kind):
@@ -88,12 +88,12 @@ def causes_of(assessed: Assessment, detectors: Sequence[Detector] | None = None)
 
 def _in_turn(job: Subject, named: Sequence[Cause]) -> Iterator[Cause]:
     """Yield findings in this order, but what a fix needs to be gone first, and is worth that, before what needs it."""
-    step, left = unprofiled_step(job), list(named)
+    step, remaining = unprofiled_step(job), list(named)
     least_s = SMALLEST_FIRST_SHARE * (job.unchanged_s if step is None else step.value)
-    while left:
-        kinds = left[0].follows
-        first = next((one for one in left if one.kind in kinds and one.worth_s >= least_s), left[0])
-        left.remove(first)
+    while remaining:
+        kinds = remaining[0].follows
+        first = next((one for one in remaining if one.kind in kinds and one.worth_s >= least_s), remaining[0])
+        remaining.remove(first)
         yield first
 
 
@@ -115,9 +115,9 @@ def one_at_a_place(job: Subject, candidates: Sequence[Candidate]) -> list[Candid
         return float((job.step_times(others) - job.step_times((*others, each.change))).mean())
 
     costliest_first = sorted(on_ranks, key=lambda each: -price_s(each))
-    for at, each in enumerate(costliest_first):
+    for place, each in enumerate(costliest_first):
         ranks = _ranks_of(each)
-        costlier = [other for other in costliest_first[:at] if other in remaining and ranks <= _ranks_of(other)]
+        costlier = [other for other in costliest_first[:place] if other in remaining and ranks <= _ranks_of(other)]
         shares = (job.explained(each.change, other.change, beside(_ranks_of(other))) for other in costlier)
         if not detector_of(each.kind).counted and any(share >= MOST_OF_PRICE for share in shares):
             remaining.remove(each)
@@ -138,9 +138,9 @@ def _untold(cause: Cause) -> bool:
     return cause.spent is not None and cause.spent.cannot_tell is not None
 
 
-def _of_plug_in(job: Subject, kind: str, found: Iterable[Candidate]) -> Iterator[Candidate]:
+def _of_plug_in(job: Subject, kind: str, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
     """Yield the candidates of a plug-in. Raises TypeError or ValueError for anything that no report can show."""
-    for candidate in found:
+    for candidate in candidates:
         if not isinstance(candidate, Candidate) or candidate.kind != kind:
             raise TypeError(f"it found {quoted(candidate, 80)}; expected a Candidate of kind {kind!r}")
         words = (candidate.effect, candidate.title or "")
@@ -231,7 +231,7 @@ def _cause(
         signature=detector.signature,
         effect=candidate.effect,
         evidence=tuple(
-            conclusions.Figure(each.name, number(each.value), float(each.needed), each.unit, each.words)
+            conclusions.EvidenceFigure(each.name, number(each.value), float(each.needed), each.unit, each.words)
             for each in candidate.evidence
         ),
         confidence=as_confidence(candidate.confidence),
@@ -263,8 +263,8 @@ def _time_of(series: Floats, steps: list[int]) -> TimePattern:
     pattern = pattern_of_series(series, steps)
     if pattern.since_step is None:
         return pattern
-    at = steps.index(pattern.since_step)
-    before, after = float(series[:at].mean()), float(series[at:].mean())
+    since = steps.index(pattern.since_step)
+    before, after = float(series[:since].mean()), float(series[since:].mean())
     if after > before:
         return pattern
     strong = tuple(steps[position] for position in np.flatnonzero(series > (before + after) / 2).tolist())

@@ -80,5 +80,5 @@ def best_fix(cause: Cause, fixes: Sequence[PricedFix]) -> PricedFix | None:
     of_cause = [fix for fix in fixes if fix.cause == cause.kind]
     own = [fix for fix in of_cause if fix.change is not None and fix.change is cause.change]
     of_cause = own or [fix for fix in of_cause if not fix.bound] or of_cause
-    here = [fix for fix in of_cause if fix.where == cause.where] or of_cause
-    return next((fix for fix in here if fix.withheld is None), here[0] if here else None)
+    in_place = [fix for fix in of_cause if fix.where == cause.where] or of_cause
+    return next((fix for fix in in_place if fix.withheld is None), in_place[0] if in_place else None)

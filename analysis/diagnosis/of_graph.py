@@ -14,11 +14,11 @@ from tracekit.analysis.attribution.attribution import (
     LARGEST_DISCREPANCY,
     SMALLEST_HEADLINE_SHARE,
     SMALLEST_SLOWDOWN,
-    Trust,
+    ReplayTrust,
 )
 from tracekit.analysis.detectors.all_detectors import detector_of
 from tracekit.analysis.detectors.uneven_experts import doubts_of
-from tracekit.analysis.diagnosis.assessment import Assessment, Headline, LossWithCauses
+from tracekit.analysis.diagnosis.assessment import Assessment, LossWithCauses, NamedLoss
 from tracekit.analysis.diagnosis.priced_fix import PricedFix
 from tracekit.analysis.evidence.cause import Cause
 from tracekit.analysis.evidence.culprit import culprit_of, uneven_experts, unknown_loads
@@ -68,7 +68,7 @@ class GraphAssessment(Assessment, frozen=True, eq=False):
             return fix
         return replace(fix, withheld=fix.withheld or doubt)
 
-    def headline(self, causes: Sequence[Cause]) -> Headline:
+    def headline(self, causes: Sequence[Cause]) -> NamedLoss:
         """See `Assessment.headline`. One kind of loss counts, the costliest: the time in which all GPUs are idle, or
         all transfer, may be the same time.
         """
@@ -78,9 +78,10 @@ class GraphAssessment(Assessment, frozen=True, eq=False):
         if job.summary is not None and leading:
             named_s = _cost_s(job, leading[0])
             lost_s = named_s if named_s >= SMALLEST_HEADLINE_SHARE * whole_s else lost_s
+        explained_s = lost_s if leading else 0.0
         if lost_s > whole_s:  # it lies in few steps, and the usual one is shorter
             whole_s = job.recorded_s
-        return Headline(
+        return NamedLoss(
             kind=kind,
             sentence=_sentence(job, kind, leading, lost_s),
             headline_s=lost_s,
@@ -89,25 +90,25 @@ class GraphAssessment(Assessment, frozen=True, eq=False):
             returning_s=lost_s * (leading[0].returning_share if leading else 1.0),
             step_lost_s=np.full(len(job.steps), lost_s),
             leading=leading,
-            losses=(LossWithCauses(loss, lost_s, leading, lost_s if leading else 0.0),) if lost_s > 0 else (),
+            losses=(LossWithCauses(loss, lost_s, leading, explained_s),) if lost_s > 0 else (),
             parts=parts_of_s(job),
             of_mean_ops=loss is LossKind.STRAGGLER and not leading,
         )
 
-    def trust(self, causes: Sequence[Cause]) -> Trust:
+    def trust(self, causes: Sequence[Cause]) -> ReplayTrust:
         job = self.job
         doubts, of_transfers = tuple(self._doubts(causes)), _of_transfers(job)
         first = next((cause for cause in causes if cause.change is not None), None)
         concerns = not job.alone or first is None or _loss_of(first) is LossKind.COMMUNICATION
         if of_transfers is not None and concerns:
             doubts = (*doubts, of_transfers)
-        return Trust(job.replay_error, discrepancy(job), discrepancy(job), not doubts, doubts)
+        return ReplayTrust(job.replay_error, discrepancy(job), discrepancy(job), not doubts, doubts)
 
     def _doubts(self, causes: Sequence[Cause]) -> Iterator[str]:
         yield from _doubts(self.job)
         yield from doubts_of(causes)
 
-    def fit(self, trust: Trust) -> str:
+    def fit(self, trust: ReplayTrust) -> str:
         if not trust.trustworthy:
             return "; ".join(trust.reasons)
         job, gaps = self.job, f"gaps between ops add {trust.discrepancy:z.1%}"

@@ -17,7 +17,7 @@ from tracekit.analysis.attribution.attribution import (
     SMALLEST_HEADLINE_SHARE,
     SMALLEST_SLOWDOWN,
     STRAGGLING_SLOWDOWN,
-    Trust,
+    ReplayTrust,
 )
 from tracekit.analysis.attribution.chance import HEADLINE_UNEXPLAINED, SMALLEST_UNEXPLAINED, Parts
 from tracekit.analysis.attribution.patterns import SpacePattern, TimePattern, space_pattern, time_pattern
@@ -25,7 +25,7 @@ from tracekit.analysis.attribution.stalls import Stall
 from tracekit.analysis.detectors.all_detectors import detector_of
 from tracekit.analysis.detectors.detector import SMALLEST_COST_SHARE, Treatment
 from tracekit.analysis.detectors.uneven_experts import doubts_of
-from tracekit.analysis.diagnosis.assessment import Assessment, Headline, LossWithCauses
+from tracekit.analysis.diagnosis.assessment import Assessment, LossWithCauses, NamedLoss
 from tracekit.analysis.diagnosis.find import can_conclude
 from tracekit.analysis.diagnosis.first_fix import paying_first
 from tracekit.analysis.diagnosis.loss_words import loss_sentence, part_of_step, rest_words
@@ -96,10 +96,10 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
 
     def withheld(self, causes: Sequence[Cause]) -> str | None:
         """See `Assessment.withheld`; launch delays that a cause explains do not count against the replay."""
-        left = delay_share_without(self.job, [cause.change for cause in causes if cause.change is not None])
-        if left > LARGEST_DISCREPANCY:
+        delay_share = delay_share_without(self.job, [cause.change for cause in causes if cause.change is not None])
+        if delay_share > LARGEST_DISCREPANCY:
             return (
-                f"launch delays that no cause explains make up {left:.1%} of the step (at most"
+                f"launch delays that no cause explains make up {delay_share:.1%} of the step (at most"
                 f" {LARGEST_DISCREPANCY:.0%}): the replay explains too little"
             )
         slower = -self.job.attribution.discrepancy
@@ -107,7 +107,7 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
             return f"the replay is {slower:.1%} slower than the recording: ops overlapped that the graph orders"
         return next(iter(doubts_of(causes)), None)
 
-    def headline(self, causes: Sequence[Cause]) -> Headline:
+    def headline(self, causes: Sequence[Cause]) -> NamedLoss:
         job, attribution = self.job, self.job.attribution
         gone, parts = _gone(job, causes), parts_of(job, causes)
         losses = _losses(job, causes, gone, parts)
@@ -120,7 +120,7 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
         leading = next((loss.causes for loss in of_kind if named.kind in {loss.kind, LossKind.MINOR}), ())
         rest = rest_words(job, parts) or ""
         once_s = sum((1 - cause.returning_share) * cause.saved_s for cause in causes)
-        return Headline(
+        return NamedLoss(
             kind=named.kind,
             sentence=named.sentence if rest in named.sentence else f"{named.sentence}; {rest}",
             headline_s=named.lost_s,
@@ -134,7 +134,7 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
             of_mean_ops=lost_s == straggling_s(job, causes, parts),
         )
 
-    def trust(self, causes: Sequence[Cause]) -> Trust:
+    def trust(self, causes: Sequence[Cause]) -> ReplayTrust:
         job, trust = self.job, self.job.attribution.trust
         if self.method is Method.TRACEKIT:
             gaps_are_the_host = job.trace.timed_on_gpus
@@ -148,7 +148,7 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
             return structs.replace(trust, trustworthy=False, reasons=(*trust.reasons, *doubts))
         return trust
 
-    def fit(self, trust: Trust) -> str:
+    def fit(self, trust: ReplayTrust) -> str:
         if not trust.trustworthy:
             return "; ".join(trust.reasons)
         explained = f"gaps between ops add {trust.discrepancy:.1%}"
@@ -183,11 +183,11 @@ class _Named(NamedTuple):
 
 def parts_of(job: PipelineSubject, causes: Sequence[Cause]) -> Parts:
     """What the loss that S measures consists of."""
-    noise, found = job.noise, job.attribution
+    noise, attribution = job.noise, job.attribution
     small = noise.unexplained_s < SMALLEST_UNEXPLAINED * noise.step_s
     if small and noise.noise_s < HEADLINE_UNEXPLAINED * noise.step_s:  # there is nothing for causes to explain
         return noise
-    return Parts.of(found.original, found.ideal, job.noisy, _explained_of_s(job, causes))
+    return Parts.of(attribution.original, attribution.ideal, job.noisy, _explained_of_s(job, causes))
 
 
 def _gone(job: PipelineSubject, causes: Sequence[Cause]) -> Floats:
@@ -272,12 +272,12 @@ def straggling_s(job: PipelineSubject, causes: Sequence[Cause], parts: Parts) ->
     S also counts the time that the others wait for the checkpoint or evaluation of one rank. If `causes` names it, it
     is subtracted.
     """
-    found = job.attribution
-    if not found.straggling and not parts.headline:
+    attribution = job.attribution
+    if not attribution.straggling and not parts.headline:
         return 0.0
     planned = [detector_of(cause.kind).planned for cause in causes if _done_for_all(cause)]
     if not planned:
-        return found.original_s - found.ideal_s
+        return attribution.original_s - attribution.ideal_s
     without = SetCost(kind_of(*filter(None, planned)), 0.0)
     original_s, ideal_s = (mean_step_time(job.replay, (*base, without)) for base in (ORIGINAL, IDEAL))
     straggling = original_s >= STRAGGLING_SLOWDOWN * ideal_s or parts.headline
@@ -293,12 +293,12 @@ def _lost_s(losses: Sequence[LossWithCauses], gone: Floats) -> float:
 
 def _step_lost_s(job: PipelineSubject, gone: Floats, lost_s: float) -> Floats:
     """What each step loses, [steps]: what goes with the causes; the rest as S, or if S sees none, as the steps last."""
-    found, gone = job.attribution, gone.clip(min=0)
+    attribution, gone = job.attribution, gone.clip(min=0)
     if gone.mean() > lost_s:
         return np.asarray(gone * (lost_s / gone.mean()))
-    rest = (found.original - found.ideal).clip(min=0)
+    rest = (attribution.original - attribution.ideal).clip(min=0)
     if not rest.any():
-        rest = found.recorded
+        rest = attribution.recorded
     return np.asarray(gone + (lost_s - gone.mean()) * rest / rest.mean())
 
 
@@ -306,27 +306,28 @@ def _named(
     job: PipelineSubject, losses: Sequence[LossWithCauses], lost_s: float, gone_s: float, parts: Parts
 ) -> _Named:
     """The kind of loss to name, its cost, and the sentence about it. `gone_s`: as in `_together`."""
-    found = job.attribution
+    attribution = job.attribution
     if losses and not losses[0].causes and losses[0].kind is LossKind.COMMUNICATION:
-        step, exposed = seconds(found.recorded_s), seconds(losses[0].lost_s)
+        step, exposed = seconds(attribution.recorded_s), seconds(losses[0].lost_s)
         return _Named(
             LossKind.COMMUNICATION,
             losses[0].lost_s,
             f"{exposed} of every {step} step are communication that no compute hides",
         )
-    if losses and (losses[0].lost_s >= SMALLEST_HEADLINE_SHARE * found.recorded_s or found.straggling):
+    if losses and (losses[0].lost_s >= SMALLEST_HEADLINE_SHARE * attribution.recorded_s or attribution.straggling):
         costliest_s = max((cause.saved_s for cause in losses[0].causes), default=0.0)
         hiding = losses[0].causes and losses[0].causes[0].hidden
         alone = sum(len(loss.causes) for loss in losses) == 1
-        if not hiding or alone or costliest_s >= SMALLEST_HEADLINE_SHARE * found.recorded_s:
+        if not hiding or alone or costliest_s >= SMALLEST_HEADLINE_SHARE * attribution.recorded_s:
             return _Named(losses[0].kind, losses[0].lost_s, loss_sentence(job, parts, *losses))
-    if losses and (lost_s >= SMALLEST_HEADLINE_SHARE * found.recorded_s or found.straggling):
+    if losses and (lost_s >= SMALLEST_HEADLINE_SHARE * attribution.recorded_s or attribution.straggling):
         return _together(job, losses, lost_s, gone_s)
-    if found.slowdown < SMALLEST_SLOWDOWN:
+    if attribution.slowdown < SMALLEST_SLOWDOWN:
         return _Named(
             LossKind.CONTRADICTION,
             0.0,
-            f"without stragglers the job would be {1 / found.slowdown - 1:.0%} slower than it is, which cannot be",
+            f"without stragglers the job would be {1 / attribution.slowdown - 1:.0%} slower than it is, which cannot"
+            " be",
         )
     kind, of_kind_s = LossKind.BALANCED, 0.0
     sentence = "no straggler"
@@ -338,9 +339,9 @@ def _named(
     if losses and losses[0].causes and not losses[0].causes[0].hidden:
         kind, of_kind_s = LossKind.MINOR, losses[0].lost_s
         sentence = f"{loss_sentence(job, parts, losses[0])}{little}"
-    left = delay_share_without(job, [cause.change for loss in losses for cause in loss.causes if cause.change])
-    if left > LARGEST_DISCREPANCY and job.shows(Fact.COMPUTE):
-        sentence += f"; launch delays that no cause explains add {left:.0%} to the step"
+    delay_share = delay_share_without(job, [cause.change for loss in losses for cause in loss.causes if cause.change])
+    if delay_share > LARGEST_DISCREPANCY and job.shows(Fact.COMPUTE):
+        sentence += f"; launch delays that no cause explains add {delay_share:.0%} to the step"
     return _Named(kind, of_kind_s, sentence)
 
 
@@ -350,8 +351,8 @@ def _together(job: PipelineSubject, losses: Sequence[LossWithCauses], lost_s: fl
     `gone_s`: what goes with all of them, seconds of the mean step.
     """
     causes = [cause for loss in losses for cause in loss.causes]
-    told = [(job.names.place(cause.where), main_clause(cause.effect)) for cause in causes[:2]]
-    named = "; ".join(f"{place.words}: {effect}" if place else effect for place, effect in told)
+    places = [(job.names.place(cause.where), main_clause(cause.effect)) for cause in causes[:2]]
+    named = "; ".join(f"{place.words}: {effect}" if place else effect for place, effect in places)
     more = f"; and {len(causes) - 2} more" if len(causes) > 2 else ""
     cost = part_of_step(job, min(lost_s, gone_s))
     sentence = f"{len(causes)} causes cost {cost} of each step together, each alone little: {named}{more}"

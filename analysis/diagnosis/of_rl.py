@@ -9,11 +9,11 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from tracekit.analysis.attribution.attribution import Trust
+from tracekit.analysis.attribution.attribution import ReplayTrust
 from tracekit.analysis.detectors.all_detectors import detector_of
 from tracekit.analysis.detectors.detector import SMALLEST_COST_SHARE
 from tracekit.analysis.detectors.rl_losses import STALE, Tail, alternative
-from tracekit.analysis.diagnosis.assessment import Assessment, Headline, LossWithCauses
+from tracekit.analysis.diagnosis.assessment import Assessment, LossWithCauses, NamedLoss
 from tracekit.analysis.evidence.cause import Cause
 from tracekit.analysis.evidence.rl_subject import RlSubject
 from tracekit.analysis.fixes.plan import Plan
@@ -43,7 +43,7 @@ class RlAssessment(Assessment, frozen=True, eq=False):
     def withheld(self, causes: Sequence[Cause]) -> str | None:
         return self.account.doubt or None
 
-    def headline(self, causes: Sequence[Cause]) -> Headline:
+    def headline(self, causes: Sequence[Cause]) -> NamedLoss:
         job, (label, sentence) = self.job, first_line(self.account)
         leading = [cause for cause in causes if cause.kind == label]
         named = sorted(causes, key=lambda cause: cause not in leading)
@@ -54,7 +54,7 @@ class RlAssessment(Assessment, frozen=True, eq=False):
             LossWithCauses(detector_of(cause.kind).loss, cost_s, (cause,), cost_s)
             for cause, cost_s in zip(named, costs_s, strict=True)
         ]
-        return Headline(
+        return NamedLoss(
             kind=LossKind(label),
             sentence=sentence,
             headline_s=leading[0].saved_s if leading else 0.0,
@@ -67,11 +67,11 @@ class RlAssessment(Assessment, frozen=True, eq=False):
             parts=job.noise,
         )
 
-    def trust(self, causes: Sequence[Cause]) -> Trust:
+    def trust(self, causes: Sequence[Cause]) -> ReplayTrust:
         doubts = tuple(filter(None, [self.account.doubt]))
-        return Trust(self.job.replay_error, 0.0, 0.0, not doubts, doubts)
+        return ReplayTrust(self.job.replay_error, 0.0, 0.0, not doubts, doubts)
 
-    def fit(self, trust: Trust) -> str:
+    def fit(self, trust: ReplayTrust) -> str:
         if not trust.trustworthy:
             return "; ".join(trust.reasons)
         if self.account.replayed_s is None:

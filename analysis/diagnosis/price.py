@@ -73,8 +73,8 @@ def _pays(job: Subject, fix: PricedFix) -> bool:
 def _named(fixes: Sequence[PricedFix]) -> tuple[PricedFix, ...]:
     """The fixes with edits that tell those of one kind apart, `fix=KIND` and `fix=KIND:2`."""
     named = []
-    for at, fix in enumerate(fixes):
-        number = 1 + sum(other.kind == fix.kind for other in fixes[:at])
+    for place, fix in enumerate(fixes):
+        number = 1 + sum(other.kind == fix.kind for other in fixes[:place])
         same = fix.edit == f"fix={fix.kind}" and number > 1
         named.append(replace(fix, edit=f"{fix.edit}:{number}") if same else fix)
     return tuple(named)
@@ -82,15 +82,15 @@ def _named(fixes: Sequence[PricedFix]) -> tuple[PricedFix, ...]:
 
 def fix_named(fixes: Sequence[PricedFix], name: str) -> PricedFix:
     """The fix that an edit calls `KIND` or `KIND:NUMBER`. Raises SelectionError if there is none with a change."""
-    kind, _, number = name.partition(":")
+    kind, _, text = name.partition(":")
     of_kind = [fix for fix in fixes if fix.kind == kind]
-    at = int(number) if re.fullmatch(r"\d{1,9}", number) else 0 if number else 1
-    if not 0 < at <= len(of_kind) or of_kind[at - 1].change is None:
-        there = sorted({str(fix.kind) for fix in fixes if fix.change is not None})
+    number = int(text or 1) if re.fullmatch(r"\d{0,9}", text) else 0
+    if not 0 < number <= len(of_kind) or of_kind[number - 1].change is None:
+        kinds = sorted({str(fix.kind) for fix in fixes if fix.change is not None})
         raise SelectionError(
-            f"fix={name:.80}: the job has no such fix; it has {', '.join(there) or 'none'}{did_you_mean(kind, there)}"
+            f"fix={name:.80}: the job has no such fix; it has {', '.join(kinds) or 'none'}{did_you_mean(kind, kinds)}"
         )
-    return of_kind[at - 1]
+    return of_kind[number - 1]
 
 
 def _removes_a_cause(fix: PricedFix) -> bool:
@@ -103,15 +103,15 @@ class _Pricer(Struct, frozen=True, eq=False):
 
     job: Subject
     withheld: str | None
-    known: dict[tuple[int, ...], Floats] = field(default_factory=dict)
+    replayed: dict[tuple[int, ...], Floats] = field(default_factory=dict)
 
     def times(self, fixes: Sequence[PricedFix]) -> Floats:
         """The step times after several fixes, seconds, [steps]; combinations have many in common."""
         changes = [fix.change for fix in fixes if fix.change is not None]
         key = tuple(map(id, changes))
-        if key not in self.known:
-            self.known[key] = self.job.step_times(changes)
-        return np.asarray(self.known[key] + sum(fix.extra_s for fix in fixes))
+        if key not in self.replayed:
+            self.replayed[key] = self.job.step_times(changes)
+        return np.asarray(self.replayed[key] + sum(fix.extra_s for fix in fixes))
 
     def price(self, plan: Plan, changes: Sequence[Any] | None = None) -> PricedFix:
         """Replay the plan, unless its step times are known, then with the `changes` that it makes."""
@@ -127,8 +127,8 @@ class _Pricer(Struct, frozen=True, eq=False):
         if plan.cause is not None and plan.change is plan.cause.change:
             saves = plan.cause.saves_step_s
         elif step is not None:
-            made = [plan.change] if changes is None else changes
-            saves = saves_step(self.job, [one for one in made if one is not None], bound=plan.bound)
+            of_plan = [plan.change] if changes is None else changes
+            saves = saves_step(self.job, [one for one in of_plan if one is not None], bound=plan.bound)
         share = saved_s / self.job.recorded_s if step is None or saves is None else saves.value / step.value
         share *= 1.0 if plan.cause is None else plan.cause.returning_share
         reason, bound, details = self.withheld, plan.bound, plan.details
@@ -188,7 +188,7 @@ def _combination(pricer: _Pricer, fixes: Sequence[PricedFix], hidden: Sequence[P
     grown = [_grown(pricer, start, fixes) for start in starts]
     if not grown:
         return
-    chosen, _ = min(grown, key=lambda one: (round(float(one[1].mean()), 9), len(one[0])))
+    chosen, _ = min(grown, key=lambda each: (round(float(each[1].mean()), 9), len(each[0])))
     for fix in reversed(chosen):
         if fix.withheld is not None and not _helps(pricer, fix, others := [one for one in chosen if one is not fix]):
             chosen = others

@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tracekit.analysis.detectors.all_detectors import detector_of
-from tracekit.analysis.diagnosis.assessment import Headline
+from tracekit.analysis.diagnosis.assessment import NamedLoss
 from tracekit.analysis.diagnosis.first_fix import first_fix
 from tracekit.analysis.diagnosis.priced_fix import PricedFix
 from tracekit.analysis.evidence.cause import Cause
 from tracekit.analysis.evidence.subject import Subject
 from tracekit.report.answer import Answer
-from tracekit.report.conclusions import Loss, Parts, Verdict
+from tracekit.report.conclusions import Loss, LossParts, Verdict
 from tracekit.report.verdict import LossKind
 
 
 def verdict_of(
-    job: Subject, headline: Headline, causes: Sequence[Cause], fixes: Sequence[PricedFix], answer: Answer
+    job: Subject, headline: NamedLoss, causes: Sequence[Cause], fixes: Sequence[PricedFix], answer: Answer
 ) -> Verdict:
     """Return the verdict on a job with this headline."""
     leading = headline.leading[0] if headline.leading else None
@@ -40,7 +40,7 @@ def verdict_of(
             Loss(loss.kind, loss.lost_s, [causes.index(cause) for cause in loss.causes], loss.explained_s)
             for loss in headline.losses
         ],
-        parts=Parts(parts.lost_s, parts.explained_s, parts.noise_s, parts.unexplained_s, parts.error_s),
+        parts=LossParts(parts.lost_s, parts.explained_s, parts.noise_s, parts.unexplained_s, parts.error_s),
         of_mean_ops=headline.of_mean_ops,
         first_fix=_place_of_first_fix(headline, fixes),
         who=answer.who,
@@ -49,7 +49,7 @@ def verdict_of(
     )
 
 
-def _place_of_first_fix(headline: Headline, fixes: Sequence[PricedFix]) -> int | None:
+def _place_of_first_fix(headline: NamedLoss, fixes: Sequence[PricedFix]) -> int | None:
     """The place of the fix to begin with; None if no cause leads, or nothing is known to help."""
     leading = headline.first_cause
     fix = None if leading is None else first_fix(leading, fixes)

@@ -96,7 +96,7 @@ def exchange_evidence(job: Trace, expert_loads: Loads | None) -> GraphSubject | 
     trace = exchange_trace(job)
     if trace is None:  # as most pipelines: they need none of these modules
         return None
-    from tracekit.analysis.evidence.graph_subject import GraphSubject, Times
+    from tracekit.analysis.evidence.graph_subject import GraphSubject, GraphTimes
     from tracekit.analysis.graph.fold import fold
     from tracekit.analysis.graph.rules.registry import op_graph
     from tracekit.analysis.replay.costs import measure_op_durations
@@ -104,7 +104,7 @@ def exchange_evidence(job: Trace, expert_loads: Loads | None) -> GraphSubject | 
 
     graph = fold(op_graph(trace))
     replay = GraphReplay(graph, measure_op_durations(graph))
-    return GraphSubject(trace, graph, replay, Times.of(graph, replay), expert_loads=expert_loads)
+    return GraphSubject(trace, graph, replay, GraphTimes.of(graph, replay), expert_loads=expert_loads)
 
 
 def even_share(job: GraphSubject) -> pl.DataFrame:

@@ -44,7 +44,7 @@ LOST_OPS = Lack(
 FEWEST_STEPS = 3
 
 
-class Times(Struct, frozen=True, eq=False):
+class GraphTimes(Struct, frozen=True, eq=False):
     """Step times, seconds, [steps]: as recorded; replayed with launch delays, without them, and with every op at its
     ideal; and the ideal job with the noise of the run.
     """
@@ -56,7 +56,7 @@ class Times(Struct, frozen=True, eq=False):
     noisy: Floats
 
     @classmethod
-    def of(cls, graph: FoldedGraph, replay: GraphReplay) -> Times:
+    def of(cls, graph: FoldedGraph, replay: GraphReplay) -> GraphTimes:
         """The step times of a replay."""
         original, ideal = (step_times(replay, question) for question in (ORIGINAL, IDEAL))
         return cls(replay.fit.recorded, replay.fit.with_delays, original, ideal, noisy_step_times_of_ops(replay, graph))
@@ -77,7 +77,7 @@ class GraphSubject(Subject, frozen=True, eq=False):
     trace: OpTrace
     graph: FoldedGraph
     replay: GraphReplay
-    times: Times
+    times: GraphTimes
     expert_loads: Loads | None = None
 
     @staticmethod
@@ -85,7 +85,7 @@ class GraphSubject(Subject, frozen=True, eq=False):
         trace: OpTrace,
         graph: FoldedGraph,
         replay: GraphReplay,
-        times: Times,
+        times: GraphTimes,
         recorded: Recorded | None = None,
     ) -> GraphSubject:
         """The job of an op trace. `recorded`: the recording that it was made from, if that is at hand."""

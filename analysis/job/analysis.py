@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tracekit.analysis.gpu.measured_steps import MeasuredSteps
     from tracekit.analysis.hardware.question import HardwareQuestion
     from tracekit.analysis.job.job import Job
-    from tracekit.analysis.job.lanes import Lanes
+    from tracekit.analysis.job.worker_lanes import WorkerLanes
     from tracekit.analysis.metrics.samples import MetricSource
 
 
@@ -67,7 +67,7 @@ class Analysis(Struct, frozen=True, eq=False):
 
     report: Report
     diagnosis: Diagnosis
-    lanes: Lanes | None = None
+    lanes: WorkerLanes | None = None
 
 
 def hardware_question(gpus: Sequence[str], gpu_from: str | None, precision: str | None) -> HardwareQuestion | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tracekit.analysis.bubbles.picture import WAITS_FOR
-from tracekit.base.text import seconds, three_digits
+from tracekit.base.text import counted, seconds, three_digits
 from tracekit.report.bubbles import Bubbles, CauseOfIdle, PricedSchedule
 from tracekit.report.pictures import Picture
 from tracekit.report.section import Table
@@ -25,31 +25,29 @@ _BECAUSE: dict[CauseOfIdle, str] = {
 _MOST_CAUSES, _SMALLEST_SHARE = 2, 0.01
 
 
-def sentence(found: Bubbles) -> str:
+def sentence(bubbles: Bubbles) -> str:
     """How long the stages are idle, and why most of all."""
-    if found.window_s is None or found.idle_s is None or found.share is None:
-        return f"unknown: {found.unknown}"
-    window = f"the {seconds(found.window_s)} from the first to the last compute of a step"
-    parts = [f"a stage is idle for {seconds(found.idle_s)} of {window} ({found.share:.0%})"]
-    largest = [row for row in found.causes if row.lost_s > _SMALLEST_SHARE * found.idle_s][:_MOST_CAUSES]
+    if bubbles.window_s is None or bubbles.idle_s is None or bubbles.share is None:
+        return f"unknown: {bubbles.unknown}"
+    window = f"the {seconds(bubbles.window_s)} from the first to the last compute of a step"
+    parts = [f"a stage is idle for {seconds(bubbles.idle_s)} of {window} ({bubbles.share:.0%})"]
+    largest = [row for row in bubbles.causes if row.lost_s > _SMALLEST_SHARE * bubbles.idle_s][:_MOST_CAUSES]
     parts += [
         f"{seconds(row.lost_s)}{'' if number else ' of it'} because {_BECAUSE[row.cause]}"
         for number, row in enumerate(largest)
     ]
-    parts += [] if found.causes_unknown is None else [f"causes unknown: {found.causes_unknown}"]
-    lanes = len(found.left_out)
-    left_out = (
-        f"; left out: {lanes:,} incomplete {'lanes' if lanes > 1 else 'lane'} (step and DP rank)" if lanes else ""
-    )
+    parts += [] if bubbles.causes_unknown is None else [f"causes unknown: {bubbles.causes_unknown}"]
+    lanes = len(bubbles.left_out)
+    left_out = f"; left out: {counted(lanes, 'incomplete lane')} (step and DP rank)" if lanes else ""
     return ", ".join(parts) + left_out
 
 
-def tables(found: Bubbles) -> Iterator[Table]:
+def tables(bubbles: Bubbles) -> Iterator[Table]:
     """Idle time by place and reason, by cause, and the prices of schedules."""
-    window = found.window_s or 0.0
-    reasons = list(dict.fromkeys(row.reason for row in found.places))
+    window = bubbles.window_s or 0.0
+    reasons = list(dict.fromkeys(row.reason for row in bubbles.places))
     by_place: dict[str, dict[str, float]] = {}
-    for row in found.places:
+    for row in bubbles.places:
         by_place.setdefault(row.place, {})[row.reason] = row.idle_s
     if by_place:
         yield Table(
@@ -60,21 +58,21 @@ def tables(found: Bubbles) -> Iterator[Table]:
                 for place, idle in by_place.items()
             ),
         )
-    if found.causes:
+    if bubbles.causes:
         yield Table(
             "Why stages are idle",
             ("Idle because", "a step", "of the window"),
             tuple(
                 (_BECAUSE[row.cause], seconds(row.lost_s), f"{row.lost_s / window if window else 0:z.1%}")
-                for row in found.causes
+                for row in bubbles.causes
             ),
         )
-    if found.schedules:
+    if bubbles.schedules:
         yield Table(
             "Other schedules",
             ("Schedule", "window", "step", "saves", "held"),
-            tuple(map(_schedule, found.schedules)),
-            "\n".join(_notes(found.schedules)),
+            tuple(map(_schedule, bubbles.schedules)),
+            "\n".join(_notes(bubbles.schedules)),
         )
 
 
@@ -82,15 +80,15 @@ def summary(pictures: Sequence[Picture]) -> list[str]:
     """What each schedule takes and holds, next to the recorded one."""
     recorded, *others = pictures
     held = three_digits(recorded.peak_microbatches)
-    found = [f"recorded: {seconds(recorded.window_s)}, at most {held} microbatches held"]
-    for one in others:
-        change = recorded.window_s - one.window_s
+    lines = [f"recorded: {seconds(recorded.window_s)}, at most {held} microbatches held"]
+    for other in others:
+        change = recorded.window_s - other.window_s
         words = f"{seconds(abs(change))} {'less' if change >= 0 else 'more'}"
-        held = three_digits(one.peak_microbatches)
-        found.append(f"{one.name}: {seconds(one.window_s)}, {words}, at most {held} microbatches held")
-    if left_out := sum(one.left_out for one in pictures):
-        found.append(f"the {left_out:,} shortest computes and bubbles are not drawn")
-    return found
+        held = three_digits(other.peak_microbatches)
+        lines.append(f"{other.name}: {seconds(other.window_s)}, {words}, at most {held} microbatches held")
+    if left_out := sum(other.left_out for other in pictures):
+        lines.append(f"the {left_out:,} shortest computes and bubbles are not drawn")
+    return lines
 
 
 def _notes(schedules: Sequence[PricedSchedule]) -> Iterator[str]:

@@ -62,12 +62,12 @@ def remarks(overlap: Overlap | None, experts: Experts | None, asked: ReportOptio
         yield "Experts", sentence(experts)
 
 
-def sentence(found: Experts) -> str:
+def sentence(experts: Experts) -> str:
     """Where loads were read, and why ranks wait for each other."""
-    source = "unknown" if found.source is None else f"by {_SOURCES[found.source]}"
-    why = [f"{_because(one)} ({seconds(one.saved_s)} a step)" for one in found.causes]
-    even = ["no uneven loads that cost 1% of a step"] if found.fits and not found.cut else []
-    return "; ".join([f"loads {source}", *(why or even), *found.notes])
+    source = "unknown" if experts.source is None else f"by {_SOURCES[experts.source]}"
+    why = [f"{_because(one)} ({seconds(one.saved_s)} a step)" for one in experts.causes]
+    even = ["no uneven loads that cost 1% of a step"] if experts.fits and not experts.cut else []
+    return "; ".join([f"loads {source}", *(why or even), *experts.notes])
 
 
 def _because(cause: CauseOfImbalance) -> str:
@@ -77,11 +77,11 @@ def _because(cause: CauseOfImbalance) -> str:
     return f"{title}: {', '.join(named)}" if named else title
 
 
-def _hidden(found: Overlap) -> str:
-    total = sum(one.communication_s for one in found.ranks) or 1.0
-    hidden, waits = sum(one.both_s for one in found.ranks), sum(one.wait_s for one in found.ranks)
-    taxes = [one.sm_tax_at_most_s for one in found.ranks if one.sm_tax_at_most_s]
-    at_most = "at most " if found.ranks[0].wait_basis == "minimum" else ""
+def _hidden(overlap: Overlap) -> str:
+    total = sum(one.communication_s for one in overlap.ranks) or 1.0
+    hidden, waits = sum(one.both_s for one in overlap.ranks), sum(one.wait_s for one in overlap.ranks)
+    taxes = [one.sm_tax_at_most_s for one in overlap.ranks if one.sm_tax_at_most_s]
+    at_most = "at most " if overlap.ranks[0].wait_basis == "minimum" else ""
     tax = f"; hiding cost at most {seconds(sum(taxes))} of SM time" if taxes else ""
     waiting = f"{at_most}{seconds(waits)} of it is waiting, not transfer"
     return f"{hidden / total:.1%} of communication is hidden; {waiting}{tax}"
@@ -95,8 +95,10 @@ def asked_tables(overlap: Overlap | None, experts: Experts | None, asked: Report
              f"{one.hidden_share:.1%}", "-" if one.sm_tax_at_most_s is None else seconds(one.sm_tax_at_most_s))
             for one in overlap.ranks
         ]  # fmt: skip
-        names = [(one.name, f"{one.ops:,}", *map(seconds, (one.seconds, one.exposed_s, one.wait_s)))
-                 for one in overlap.collectives]  # fmt: skip
+        names = [
+            (one.name, f"{one.ops:,}", *map(seconds, (one.seconds, one.exposed_s, one.wait_s)))
+            for one in overlap.collectives
+        ]
         pairs = [(f"{one.communication} under {one.compute}", seconds(one.seconds)) for one in overlap.pairs]
         heads = ("rank", "compute", "communication", "exposed", "waiting", "hidden", "SM tax <=")
         yield _table("Overlap", heads, ranks)
@@ -110,8 +112,10 @@ def asked_tables(overlap: Overlap | None, experts: Experts | None, asked: Report
 def loads(experts: Experts | None) -> Iterator[Table]:
     """Yield the tables of the loads of experts, if they are known, and the prices of plans."""
     if experts is not None and experts.layers:
-        rows = [(str(one.layer), _shades(one.tokens_by_rank), f"{one.max_over_mean:.2f}", f"{one.deviation:.2f}")
-                for one in experts.layers]  # fmt: skip
+        rows = [
+            (str(one.layer), _shades(one.tokens_by_rank), f"{one.max_over_mean:.2f}", f"{one.deviation:.2f}")
+            for one in experts.layers
+        ]
         scale = "ranks in order: · below 1.05 times the mean, ░ 1.05, ▒ 1.2, ▓ 1.5, █ 2"
         yield _table("Loads of experts", ("layer", "ranks", "max over mean", "± over steps"), rows, scale)
     if experts is not None and experts.rebalance:

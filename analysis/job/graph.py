@@ -16,7 +16,7 @@ from msgspec import structs
 from tracekit.analysis.attribution.critical_path import critical_path
 from tracekit.analysis.diagnosis.diagnose import diagnose
 from tracekit.analysis.diagnosis.of_graph import GraphAssessment
-from tracekit.analysis.evidence.graph_subject import GraphSubject, RecordingSubject, Times
+from tracekit.analysis.evidence.graph_subject import GraphSubject, GraphTimes, RecordingSubject
 from tracekit.analysis.gpu.comparable import Comparable, comparable_part
 from tracekit.analysis.gpu.late_rank import late_ranks
 from tracekit.analysis.gpu.op_trace import GpuOpTrace, gpu_op_trace
@@ -127,9 +127,9 @@ class OfGraph(Job):
         ).analysis()
 
     @cached_property
-    def times(self) -> Times:
+    def times(self) -> GraphTimes:
         """The step times of the job. Raises TraceError if its steps take no time."""
-        times, ops = Times.of(self.graph, self.replay), self.graph.ops
+        times, ops = GraphTimes.of(self.graph, self.replay), self.graph.ops
         if times.original.mean() > 0 >= times.recorded.mean():
             raise TraceError(
                 f"{short(self.ops.name)}: its steps end before they begin (at {(ops.start + ops.duration).max():.6g}"
@@ -153,29 +153,29 @@ class OfGraph(Job):
         """See `Job.export`. `steps`: by the label `profiler_step` if ops have it."""
         from tracekit.trace.chrome import MOST_SLICES, OpTimeline, write_op_chrome
 
-        ops, kept = self.ops.ops, np.ones(self.ops.ops.height, np.bool_)
+        ops, drawn_ops = self.ops.ops, np.ones(self.ops.ops.height, np.bool_)
         label = next((name for name in ("profiler_step", "step") if name in ops.columns), None)
         marked = [] if label is None else ops[label].drop_nulls().unique().sort().to_list()
         if steps is not None:
-            there = f"it has {shown_values(marked)}" if marked else "no step is marked; leave --steps out"
+            steps_of_job = f"it has {shown_values(marked)}" if marked else "no step is marked; leave --steps out"
             if not {*steps} & {*marked} or label is None:
-                raise SelectionError(f"{short(self.ops.name)} has none of these steps: {there}")
-            kept = ops[label].is_in(list(steps)).fill_null(value=False).to_numpy()
-        if (slices := 3 * int(kept.sum())) > MOST_SLICES:
+                raise SelectionError(f"{short(self.ops.name)} has none of these steps: {steps_of_job}")
+            drawn_ops = ops[label].is_in(list(steps)).fill_null(value=False).to_numpy()
+        if (slices := 3 * int(drawn_ops.sum())) > MOST_SLICES:
             raise SelectionError(
                 f"{slices:,} slices are too many for a browser (at most {MOST_SLICES:,}); choose fewer steps with"
                 " --steps"
             )
         drawn = [self._timeline("recorded", RECORDED), self._timeline("replayed", ORIGINAL),
                  self._timeline("ideal", IDEAL)]  # fmt: skip
-        place = np.cumsum(kept) - 1
+        place = np.cumsum(drawn_ops) - 1
         written = write_op_chrome(
             path,
             self.ops.name,
-            ops.filter(kept),
+            ops.filter(drawn_ops),
             [
-                OpTimeline(one.name, one.start[kept], one.duration[kept],
-                           place[one.critical_path[kept[one.critical_path]]])
+                OpTimeline(one.name, one.start[drawn_ops], one.duration[drawn_ops],
+                           place[one.critical_path[drawn_ops[one.critical_path]]])
                 for one in drawn
             ],
         )  # fmt: skip
@@ -192,14 +192,14 @@ class OfGraph(Job):
                 start[block.op], end[block.op] = timeline.start, timeline.end
         on_path = np.empty(len(path.row), np.int64)
         for number, block in enumerate(graph.blocks):
-            here = path.block == number
-            on_path[here] = block.op[path.row[here], path.lane[here]]
+            of_block = path.block == number
+            on_path[of_block] = block.op[path.row[of_block], path.lane[of_block]]
         return OpTimeline(name, start, end - start, on_path)
 
     def _usual_labels(self) -> list[str]:
         wanted = ("rank", *self.graph.ops.mesh.axes, *USUAL_LABELS)
-        there = [name for name in dict.fromkeys(wanted) if name in self.graph.label_names]
-        return [name for name in there if 1 < len(label_values(self.graph, name)) <= MOST_VALUES_UNASKED]
+        labels = [name for name in dict.fromkeys(wanted) if name in self.graph.label_names]
+        return [name for name in labels if 1 < len(label_values(self.graph, name)) <= MOST_VALUES_UNASKED]
 
 
 @dataclass(frozen=True, repr=False)

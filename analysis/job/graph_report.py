@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from tracekit.analysis.attribution.by_label import Share
-from tracekit.analysis.attribution.spent import Spent
+from tracekit.analysis.attribution.spent import StepsSpent
 from tracekit.analysis.diagnosis.diagnosis import Diagnosis
 from tracekit.analysis.evidence.culprit import culprit_of
 from tracekit.analysis.evidence.gpu_losses import exposed_communication_s
@@ -117,7 +117,7 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         """What the job takes on the GPUs that were asked for."""
         if self.asked.hardware is None:
             return ()
-        from tracekit.analysis.hardware.answer import on_other_gpus
+        from tracekit.analysis.hardware.on_other_gpus import on_other_gpus
 
         return on_other_gpus(self.evidence, self.asked.hardware)
 
@@ -177,7 +177,7 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         unnamed = any(cause.change is not None and cause.spent and not cause.spent.where for cause in causes)
         if gpu is not None and not gpu.stacks and unnamed and "with_stack" not in action:
             yield "Names", _NO_STACKS
-        notes = () if summary is None else summary.notes if self.recorded else (*summary.notes, _OPS_ONLY)
+        notes = [] if summary is None else [*summary.notes, *[_OPS_ONLY] * (self.recorded is None)]
         yield from (("" if number else "Notes", printable(note)) for number, note in enumerate(notes))
 
     def _overview(self) -> list[Table]:
@@ -239,11 +239,11 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         )
         each.sort(key=lambda row: -row[2])
         rows = []
-        for one, wait, sole_delay in each:
-            parts = (one.compute_s, one.communication_s, one.exposed_communication_s, one.idle_s)
-            shares = [f"{part / (one.span_s or 1.0) * 100:.0f}%" for part in parts]
+        for rank, wait, sole_delay in each:
+            parts = (rank.compute_s, rank.communication_s, rank.exposed_communication_s, rank.idle_s)
+            shares = [f"{part / (rank.span_s or 1.0) * 100:.0f}%" for part in parts]
             waits = (seconds(sole_delay), seconds(wait)) if several else ()
-            rows.append((str(one.rank), *waits, *shares, seconds(one.span_s)))
+            rows.append((str(rank.rank), *waits, *shares, seconds(rank.span_s)))
         waits = ("sole delay", "waits") if several else ()
         heads = ("rank", *waits, "compute", "comm", "exposed", "idle", "of")
         return shortened("Ranks", heads, rows, _MOST_RANKS if full else _FEWEST_RANKS)
@@ -315,7 +315,7 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
 
     def _of_kept(self, summary: Kept) -> dict[str, Any]:
         gpus = [in_report(times, self.diagnosis.causes, self._unprofiled(times.rank)) for times in summary.gpus]
-        spent = Spent(self.evidence.replay)
+        spent = StepsSpent(self.evidence.replay)
         marked = zip(spent.steps, spent.step_s.tolist(), strict=True) if spent.marked else ()
         return {
             "recording_time_s": self.mean,

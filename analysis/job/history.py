@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.attribution.gate import CONFIDENCE, SMALLEST_SHARE
-from tracekit.analysis.job.gate import SAME_JOB
+from tracekit.analysis.job.gate_jobs import SAME_JOB
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.student import student_tail
@@ -91,18 +91,18 @@ def history_of(store: Store, job: str | None = None, window: int | None = None) 
     with store.reading() as catalogue:
         newest = catalogue.window(name, window).number
         rows = catalogue.live.all_windows().sort("started_at", "added_s", nulls_last=False).rows(named=True)
-    last = next(at for at, row in enumerate(rows) if (row["job"], row["number"]) == (name, newest))
+    last = next(place for place, row in enumerate(rows) if (row["job"], row["number"]) == (name, newest))
     if rows[last]["kind"] != TraceKind.PIPELINE:
         raise SelectionError(f"--history: job {short(name)!r} is no pipeline, whose computes could be compared")
     alike = [row for row in rows[: last + 1] if _comparable(row, rows[last])]
-    some = [alike[index] for index in np.unique(np.linspace(0, len(alike) - 1, MOST_WINDOWS).round().astype(int))]
+    spread = [alike[index] for index in np.unique(np.linspace(0, len(alike) - 1, MOST_WINDOWS).round().astype(int))]
     trace = store.load(name, newest)
     assert isinstance(trace, Trace)  # by its kind
     now = _hosts(trace)
-    seen = [*_read(store, some[:-1]), (name, newest, now)]
+    seen = [*_read(store, spread[:-1]), (name, newest, now)]
     of_now = PipelineJob(trace)
     step_s = of_now.replay.recorded_step_times().mean()
-    found, compared = list[Slower](), 0
+    rises, compared = list[Slower](), 0
     for host, of_host in now.items():
         same = [
             (where, number, of[host].seconds)
@@ -113,25 +113,25 @@ def history_of(store: Store, job: str | None = None, window: int | None = None) 
             continue
         compared += 1
         level = np.array([seconds for *_, seconds in same])
-        at, chance = _shift(level)
-        before_s, now_s = float(level[:at].mean()), float(level[at:].mean())
+        rise, chance = _shift(level)
+        before_s, now_s = float(level[:rise].mean()), float(level[rise:].mean())
         if now_s - before_s >= SMALLEST_SHARE * step_s:
-            since, number, _ = same[at]
-            counts = at, len(same) - at
-            found.append(
+            since, number, _ = same[rise]
+            counts = rise, len(same) - rise
+            rises.append(
                 Slower(host, of_host.ranks, before_s, now_s, now_s / before_s - 1, since, number, counts, chance)
             )
-    certain = (replace(one, chance=one.chance * compared) for one in found)
-    slower = sorted((one for one in certain if one.chance <= 1 - CONFIDENCE), key=lambda one: -one.change)
+    certain = (replace(each, chance=each.chance * compared) for each in rises)
+    slower = sorted((each for each in certain if each.chance <= 1 - CONFIDENCE), key=lambda each: -each.change)
     return History(name, newest, compared, len(seen), tuple(slower), _saved(of_now, slower))
 
 
 def _comparable(row: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    facts, known = json.loads(row["metadata"]), json.loads(now["metadata"])
+    facts, facts_now = json.loads(row["metadata"]), json.loads(now["metadata"])
     return (
         row["kind"] == now["kind"]
         and all(row[size] == now[size] for size in SIZES)
-        and all(None in (facts.get(name), known.get(name)) or facts[name] == known[name] for name in SAME_JOB)
+        and all(None in (facts.get(name), facts_now.get(name)) or facts[name] == facts_now[name] for name in SAME_JOB)
     )
 
 
@@ -178,7 +178,7 @@ def _shift(level: Floats) -> tuple[int, float]:
         variance = (((old - old.mean()) ** 2).sum() + ((new - new.mean()) ** 2).sum()) / (len(level) - 2)
         error, risen = np.sqrt(variance * (1 / len(old) + 1 / len(new))), new.mean() - old.mean()
         chance = student_tail(float(risen / error), len(level) - 2) if error else float(risen <= 0)
-        best = min(best, (before, min(1.0, chance * len(places))), key=lambda found: found[1])
+        best = min(best, (before, min(1.0, chance * len(places))), key=lambda candidate: candidate[1])
     return best
 
 

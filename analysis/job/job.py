@@ -26,7 +26,7 @@ from tracekit.base.text import short
 if TYPE_CHECKING:
     import pandas
 
-    from tracekit.analysis.attribution.spent import Spent, SpentPhases
+    from tracekit.analysis.attribution.spent import SpentPhases, StepsSpent
     from tracekit.analysis.experts.expert_loads import RebalancePlan
     from tracekit.analysis.experts.loads import Loads
     from tracekit.analysis.job.replayed import ReplayedJob
@@ -166,11 +166,11 @@ class Job(ABC):
         del steps
         raise SelectionError(f"{short(self.trace.name)} is {self.source}: only pipelines can leave out steps")
 
-    def spent(self, ignored: Collection[int] = ()) -> Spent | SpentPhases:
+    def spent(self, ignored: Collection[int] = ()) -> StepsSpent | SpentPhases:
         """Return what each step takes, and each of its parts, but for the `ignored` steps. Raises TraceError."""
-        from tracekit.analysis.attribution.spent import Spent
+        from tracekit.analysis.attribution.spent import StepsSpent
 
-        return Spent(self.replay, ignored)
+        return StepsSpent(self.replay, ignored)
 
     @property
     def has_workers(self) -> bool:

@@ -18,7 +18,7 @@ from tracekit.trace.post_training import POST_TRAINING
 
 if TYPE_CHECKING:
     from tracekit.analysis.job.graph import GraphJob
-    from tracekit.analysis.job.rl import RlJob
+    from tracekit.analysis.job.rl_job import RlJob
     from tracekit.store.window import AnyTrace
 
 
@@ -28,7 +28,7 @@ def job_of(trace: AnyTrace, method: Method | str = Method.TRACEKIT) -> PipelineJ
         if Method(method) is not Method.TRACEKIT:
             raise SelectionError(f"--method is for pipeline traces; {short(trace.name)} is an op trace: leave it out")
         if POST_TRAINING in trace.metadata:
-            from tracekit.analysis.job.rl import RlJob
+            from tracekit.analysis.job.rl_job import RlJob
 
             return RlJob(trace)
         from tracekit.analysis.job.graph import GraphJob

@@ -69,8 +69,8 @@ class PipelineJob(Job):
         return attribute(self.replay, progress=progress)
 
     def analyse(self, asked: ReportOptions, progress: Progress | None = None) -> Analysis:
-        known = None if progress is not None else lambda: self.attribution
-        return self.lean().analyse(asked, progress, attribution=known)
+        attribution = None if progress is not None else lambda: self.attribution
+        return self.lean().analyse(asked, progress, attribution=attribution)
 
     def lean(self) -> ReplayedJob:
         """Everything that `whatif` needs of the job, without its ops; dropping this job then frees their memory."""

@@ -20,8 +20,8 @@ from tracekit.analysis.job import experts
 from tracekit.analysis.job import pipeline_words as words
 from tracekit.analysis.job.analysis import Analysis, ReportOptions
 from tracekit.analysis.job.build import SourceFigures, build
-from tracekit.analysis.job.lanes import Lanes
 from tracekit.analysis.job.tables import rows_of_pipeline
+from tracekit.analysis.job.worker_lanes import WorkerLanes
 from tracekit.analysis.numeric.arrays import number
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.method import Method
@@ -29,7 +29,7 @@ from tracekit.report.bubbles import Bubbles
 from tracekit.report.clocks import ClockReport
 from tracekit.report.experts import Experts
 from tracekit.report.hardware import OnGpu, hardware_table
-from tracekit.report.outline import Coverage, MethodUsed, MissingOps, Outline, Times
+from tracekit.report.outline import Coverage, CoverageGap, MethodUsed, Outline, Times
 from tracekit.report.pictures import PipelinePicture
 from tracekit.report.question import ByLabel, Question, label_table, question_table
 from tracekit.report.report import StepTimes
@@ -86,20 +86,27 @@ class AnalysedPipeline(Struct, frozen=True, kw_only=True, eq=False):
     def analysis(self) -> Analysis:
         """The report, and the lanes behind it. Raises SelectionError for a schedule that does not exist."""
         report = build(self._source(), self.diagnosis, self.questions, self.labels)
-        return Analysis(report, self.diagnosis, Lanes(self.attribution, self.replay))
+        return Analysis(report, self.diagnosis, WorkerLanes(self.attribution, self.replay))
 
     def _source(self) -> SourceFigures:
-        found, bubbles = self.attribution, self._bubbles()
+        attribution, bubbles = self.attribution, self._bubbles()
         loads = experts.asked_experts(self.exchanges, self.asked, self.diagnosis.causes)
         daily = all(lack.fact is not Fact.COMPUTE for lack in self.diagnosis.lacks)
         overview = _bubble_tables(bubbles)
         return SourceFigures(
             job=self._outline(),
-            times=StepTimes(np.asarray(found.steps, np.int32), found.recorded, found.original, found.ideal),
-            mean=Times(found.recorded_s, found.original_s, found.ideal_s, float(found.with_delays.mean())),
-            slowdown=found.slowdown,
+            times=StepTimes(
+                np.asarray(attribution.steps, np.int32), attribution.recorded, attribution.original, attribution.ideal
+            ),
+            mean=Times(
+                attribution.recorded_s,
+                attribution.original_s,
+                attribution.ideal_s,
+                float(attribution.with_delays.mean()),
+            ),
+            slowdown=attribution.slowdown,
             daily=daily,
-            wasted_gpu_hours=found.wasted_gpu_hours,
+            wasted_gpu_hours=attribution.wasted_gpu_hours,
             remarks=[
                 *words.pipeline_remarks(self),
                 *_bubble_remarks(bubbles),
@@ -108,7 +115,7 @@ class AnalysedPipeline(Struct, frozen=True, kw_only=True, eq=False):
             overview=overview,
             sections=[*overview, *([] if self.asked.wants_experts else experts.loads(loads))],
             asked=self._asked_tables(loads, daily=daily),
-            trust={"clamped_transfers": found.clamped_transfers, "clamped_delays": found.clamped_delays},
+            trust={"clamped_transfers": attribution.clamped_transfers, "clamped_delays": attribution.clamped_delays},
             keys=self._keys(bubbles, loads),
             step_values=self.step_values,
         )
@@ -150,10 +157,10 @@ class AnalysedPipeline(Struct, frozen=True, kw_only=True, eq=False):
         return [*gpus, *answers, *map(label_table, self.labels), *experts.asked_tables(None, loads, self.asked)]
 
     def _keys(self, bubbles: Bubbles | None, loads: Experts | None) -> dict[str, Any]:
-        found, published = self.attribution, self.published
+        attribution, published = self.attribution, self.published
         gaps = [
-            MissingOps(gap.kind, gap.worker.dp_rank, gap.worker.pp_rank, gap.ops, sorted(set(gap.steps)))
-            for gap in found.gaps
+            CoverageGap(gap.kind, gap.worker.dp_rank, gap.worker.pp_rank, gap.ops, sorted(set(gap.steps)))
+            for gap in attribution.gaps
         ]
         return {
             "method": MethodUsed(
@@ -170,8 +177,8 @@ class AnalysedPipeline(Struct, frozen=True, kw_only=True, eq=False):
                 worker_steps_traced=self.coverage.worker_steps_traced,
                 missing_workers=list(self.coverage.missing_workers),
                 gaps=gaps,
-                slowdown_as_recorded=number(found.slowdown_as_recorded),
-                hidden_slowdown=number(found.hidden_slowdown),
+                slowdown_as_recorded=number(attribution.slowdown_as_recorded),
+                hidden_slowdown=number(attribution.hidden_slowdown),
                 left_out_steps=list(self.left_out_steps),
                 dropped=[{"step": step, "dp_rank": dp_rank} for step, dp_rank in self.dropped_lanes],
                 inferred_transfers=self.replay.graph.inferred_transfers,
@@ -180,10 +187,10 @@ class AnalysedPipeline(Struct, frozen=True, kw_only=True, eq=False):
             **self._picture(bubbles),
             **({} if loads is None else {"experts": loads}),
             **({"gpus": self.on_gpus} if self.on_gpus else {}),
-            "m_w": number(found.m_w.removal),
-            "m_s": number(found.m_s.removal),
-            "slowest_workers": list(found.slowest_workers),
-            **rows_of_pipeline(found, self.ranks, self.hosts),
+            "m_w": number(attribution.m_w.removal),
+            "m_s": number(attribution.m_s.removal),
+            "slowest_workers": list(attribution.slowest_workers),
+            **rows_of_pipeline(attribution, self.ranks, self.hosts),
         }
 
 

@@ -15,7 +15,7 @@ from tracekit.base.text import listed, seconds
 
 if TYPE_CHECKING:
     from tracekit.analysis.job.pipeline_report import AnalysedPipeline
-    from tracekit.report.clocks import ClockOffset
+    from tracekit.report.clocks import WorkerClock
     from tracekit.trace.model import Worker
 
 #: The number of clocks to name.
@@ -37,8 +37,8 @@ def pipeline_sizes(report: AnalysedPipeline) -> str:
 def pipeline_remarks(report: AnalysedPipeline) -> Iterator[tuple[str, str]]:
     """Yield which clocks were off, by which rules the job was analysed, and what is missing from the trace."""
     method = "published: the rules of the OSDI'25 paper, nothing else" if report.method is Method.PUBLISHED else ""
-    some, steps = report.evidence_steps, len(report.attribution.steps)
-    causes = "" if some is None else f"they, fixes and answers follow from {some:,} of {steps:,} steps, evenly spread"
+    few, steps = report.evidence_steps, len(report.attribution.steps)
+    causes = "" if few is None else f"they, fixes and answers follow from {few:,} of {steps:,} steps, evenly spread"
     remarks = {"Clocks": _clocks(report), "Method": method, "Causes": causes, "Missing": _coverage(report)}
     yield from ((name, words) for name, words in remarks.items() if words)
 
@@ -54,7 +54,7 @@ def _clocks(report: AnalysedPipeline) -> str:
     return ""
 
 
-def _clock(report: AnalysedPipeline, row: ClockOffset) -> str:
+def _clock(report: AnalysedPipeline, row: WorkerClock) -> str:
     """How one clock was off."""
     who = worker_label(report, row.worker)
     if row.jump_step is not None:

@@ -27,7 +27,7 @@ from tracekit.analysis.replay.ideal import OCCASIONAL, OCCASIONAL_BY_STAGE
 from tracekit.analysis.replay.method import Method
 from tracekit.analysis.whatif.interventions import mean_step_time
 from tracekit.analysis.whatif.paper import IDEAL
-from tracekit.report.clocks import ClockOffset, ClockReport
+from tracekit.report.clocks import ClockReport, WorkerClock
 from tracekit.trace.canonical import Trace
 from tracekit.trace.step_values import step_values
 
@@ -90,7 +90,7 @@ class ReplayedJob(Struct, frozen=True):
         subject = structs.replace(PipelineSubject.of(self.trace, self.replay, lambda: attributed), expert_loads=loads)
         on_gpus: Sequence[OnGpu] = ()
         if asked.hardware is not None:
-            from tracekit.analysis.hardware.answer import on_other_gpus
+            from tracekit.analysis.hardware.on_other_gpus import on_other_gpus
 
             on_gpus = on_other_gpus(subject, asked.hardware)
         if asked.fix:
@@ -133,7 +133,7 @@ def _clock_report(replay: JobReplay, method: Method) -> ClockReport:
     """Which clocks were off, and which could not be compared."""
     clocks, graph = replay.clocks, replay.graph
     offsets = [
-        ClockOffset(
+        WorkerClock(
             graph.dp_ranks[int(dp_index)],
             int(stage),
             float(clocks.offset_s[stage, dp_index]),

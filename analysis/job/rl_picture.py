@@ -29,17 +29,17 @@ def picture_of(run: PostTrainingRun, phases: Sequence[str]) -> RlPicture:
     return RlPicture(steps, longest_s, bars, requests, window_s)
 
 
-def _requests(made: Generations) -> tuple[list[RequestBar], float]:
+def _requests(generations: Generations) -> tuple[list[RequestBar], float]:
     """The requests of the longest generation, by engine and start, and how long it took."""
-    ran, longest = made.ran, int(made.recorded.argmax())
-    own, tail = np.flatnonzero(ran.step == longest), made.longest()[longest]
+    ran, longest = generations.ran, int(generations.recorded.argmax())
+    own, tail = np.flatnonzero(ran.step == longest), generations.longest()[longest]
     own = own[np.lexsort((ran.start[own], ran.engine[own]))]
     drawn = own[np.unique(np.linspace(0, len(own) - 1, min(len(own), _MOST_REQUESTS)).astype(int))]
     first = float(ran.submit[own].min())
     bars = [
         RequestBar(
             engine=int(ran.engine[request]),
-            engine_name=made.names[ran.engine[request]],
+            engine_name=generations.names[ran.engine[request]],
             tokens=float(ran.tokens[request]),
             submit_s=float(ran.submit[request]) - first,
             start_s=float(ran.start[request]) - first,

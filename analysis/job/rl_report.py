@@ -62,7 +62,7 @@ class AnalysedRun(Struct, frozen=True, eq=False):
             asked=self._asked_tables(),
             keys={
                 "by_rank": [OfRank(rank, None, None, None) for rank in range(self.account.job.engines + 1)],
-                "rl": self.account,
+                **{name: getattr(self.account, name) for name in RlAccount.__struct_fields__ if name != "job"},
                 "rl_picture": picture_of(evidence.run, [phase.phase for phase in self.account.phases]),
             },
         )
@@ -79,6 +79,10 @@ class AnalysedRun(Struct, frozen=True, eq=False):
             steps=job.steps,
             ranks=job.engines,
             ops=job.trajectories + (len(phases) + 1) * job.steps,
+            format=job.format,
+            trajectories=job.trajectories,
+            engines=job.engines,
+            basis=job.basis,
         )
 
     def _asked_tables(self) -> list[Table]:
@@ -154,12 +158,12 @@ def _engines(generation: Generation) -> Iterator[str]:
 def _prices(account: RlAccount) -> Table:
     """The alternatives with a price; why the others have none is a note."""
     rows = []
-    for one in account.what_if:
-        if one.step_s is not None and one.saved_s is not None and one.high_s is not None:
-            old = "-" if one.oldest_sample_steps is None else counted(one.oldest_sample_steps, "step")
-            saved = with_error(one.saved_s, one.high_s - one.step_s)
-            share = percent(one.saved_s / account.step_s)
-            rows.append((short(one.scenario, 34), seconds(one.step_s), saved, share, old))
-    notes = [f"{one.scenario}: {one.assumes}" for one in account.what_if if one.assumes and not account.doubt]
+    for price in account.what_if:
+        if price.step_s is not None and price.saved_s is not None and price.high_s is not None:
+            old = "-" if price.oldest_sample_steps is None else counted(price.oldest_sample_steps, "step")
+            saved = with_error(price.saved_s, price.high_s - price.step_s)
+            share = percent(price.saved_s / account.step_s)
+            rows.append((short(price.scenario, 34), seconds(price.step_s), saved, share, old))
+    notes = [f"{price.scenario}: {price.assumes}" for price in account.what_if if price.assumes and not account.doubt]
     heads = ("What if", "step", "saved", "of the step", "oldest sample")
     return Table("Alternatives", heads, tuple(rows), ". ".join(notes) or None)

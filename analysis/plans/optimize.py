@@ -13,7 +13,7 @@ from tracekit.analysis.plans.model import PlanModel
 from tracekit.analysis.plans.settings import settings_of
 from tracekit.analysis.plans.stages import ROUNDING as OF_MEMORY
 from tracekit.base.errors import SelectionError
-from tracekit.report.plans import FrontPlan, OptimizedPlan, Optimum, Searched, StepTimes
+from tracekit.report.plans import FrontPlan, OptimizedPlan, Optimum, PlanTimes, Searched
 
 NO_MEMORY = "no figures of memory: plans are compared by time only, and may not fit"
 
@@ -29,7 +29,7 @@ def optimize(model: PlanModel, *, error: float = 0.0, notes: tuple[str, ...] = (
     plans = [_plan(model, each, now, result, error) for each in result.plans]
     best_s = plans[0].step_time_s if plans else None
     return Optimum(
-        step_time_s=StepTimes(now.step_time_s, best_s),
+        step_time_s=PlanTimes(now.step_time_s, best_s),
         plans=plans,
         nothing_to_gain=best_s is not None and _fits(model, now) and best_s >= now.step_time_s * (1 - error - ROUNDING),
         searched=Searched(space_size(model), result.replayed),

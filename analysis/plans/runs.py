@@ -19,7 +19,7 @@ from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.student import student_beyond
 from tracekit.analysis.plans.model import content_of
 from tracekit.base.errors import FormatError
-from tracekit.report.plans import Interval, Line, RunLine, RunOfMicrobatches
+from tracekit.report.plans import ConfidenceInterval, RunLine, RunOfMicrobatches, StepLine
 
 #: How far true step times are from a line, relative, a standard deviation.
 OFF_THE_LINE = 0.005
@@ -77,8 +77,8 @@ class WholeRuns(Struct, frozen=True, eq=False):
             error = (
                 relative * math.sqrt(float(row @ inverse @ row) + value**2) * student_beyond(0.025, freedom + _FREEDOM)
             )
-            times.append(RunOfMicrobatches(count, Interval(value, max(value - error, 0.0), value + error)))
-        return RunLine(Line(float(a), float(b)), times)
+            times.append(RunOfMicrobatches(count, ConfidenceInterval(value, max(value - error, 0.0), value + error)))
+        return RunLine(StepLine(float(a), float(b)), times)
 
 
 def _number(text: str | None) -> float:

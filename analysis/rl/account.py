@@ -179,13 +179,6 @@ _LOSSES: dict[Loss, str] = {
 }
 
 
-def headline(account: RlAccount) -> str:
-    """The first line of every output, with its kind: what costs most, and which alternative saves most."""
-    kind, sentence = first_line(account)
-    doubt = "NOT TRUSTED, looks like " if account.doubt and not account.flagged else ""
-    return f"{doubt}{kind.upper()}: {sentence}"
-
-
 def first_line(account: RlAccount) -> tuple[str, str]:
     """The kind of the first line, that of a `Verdict`, and its sentence: the leading loss, else the longest phase of a
     log; or the time that is in no phase, if that is more.

@@ -23,7 +23,7 @@ from tracekit.base.text import quoted
 from tracekit.collectors.importers.formats import read_whole, refuse_options
 from tracekit.collectors.importers.sniff import MEGASCAN_FILE
 from tracekit.trace.canonical import UNIT_KEY, Trace
-from tracekit.trace.model import Layout, OpKind, Unit
+from tracekit.trace.model import Layout, OpKind, TimeUnit
 
 _FORWARD, _BACKWARD = OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE
 _SEND_FORWARD, _RECV_FORWARD = OpKind.FORWARD_SEND, OpKind.FORWARD_RECV
@@ -90,7 +90,7 @@ class _Scope(Struct, frozen=True):
     attributes: dict[str, Any]
 
 
-def read_ranks(path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
+def read_ranks(path: Path, *, layout: Path | None = None, unit: TimeUnit | None = None) -> Trace:
     """The trace; positions are in the names of the files.
 
     Raises FormatError with the record that is damaged, or with the files that are missing.
@@ -115,10 +115,10 @@ def read_ranks(path: Path, *, layout: Path | None = None, unit: Unit | None = No
         rank = _MegatronRank((p * dp + d) * tp + t, d, p, t)  # as Megatron numbers them
         for step, records in enumerate(_iterations(_records(file))):
             scopes[rank, step] = _scopes(file, records, "rel_ts", 1)
-    return _trace(scopes, path, "megascan", Unit.NS)
+    return _trace(scopes, path, "megascan", TimeUnit.NS)
 
 
-def read_aggregated(path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
+def read_aggregated(path: Path, *, layout: Path | None = None, unit: TimeUnit | None = None) -> Trace:
     """The trace; positions are in its events. Raises FormatError with the event that is damaged."""
     refuse_options(path, layout, unit, "a trace of MegaScan")
     events: defaultdict[tuple[int, int], list[tuple[int, dict[str, Any]]]] = defaultdict(list)
@@ -136,7 +136,7 @@ def read_aggregated(path: Path, *, layout: Path | None = None, unit: Unit | None
         others = sum((one.pp, one.tp) == (stage, tensor) for one in ranks.values())
         ranks[pid] = _MegatronRank(pid, noted.get("dp_rk", others), stage, tensor)
     return _trace(
-        {(ranks[pid], step): found for (pid, step), found in scopes.items()}, path, "megascan-chrome", Unit.US
+        {(ranks[pid], step): found for (pid, step), found in scopes.items()}, path, "megascan-chrome", TimeUnit.US
     )
 
 
@@ -217,7 +217,7 @@ def _damaged(path: Path, number: int, why: str) -> FormatError:
     return FormatError(f"{path}, record {number}: damaged: {why}; copy or record it again")
 
 
-def _trace(scopes: Mapping[tuple[_MegatronRank, int], list[_Scope]], path: Path, form: str, unit: Unit) -> Trace:
+def _trace(scopes: Mapping[tuple[_MegatronRank, int], list[_Scope]], path: Path, form: str, unit: TimeUnit) -> Trace:
     """The ops of the tensor-parallel rank 0 of each worker; scopes of other names are counted in the metadata."""
     first = min((step for _, step in scopes), default=0)
     if any(step > first for _, step in scopes):

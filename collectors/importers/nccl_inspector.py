@@ -28,7 +28,7 @@ from tracekit.base.errors import FormatError
 from tracekit.base.text import encodable
 from tracekit.collectors.importers.formats import refuse_options
 from tracekit.trace.canonical import UNIT_KEY, Trace
-from tracekit.trace.model import Layout, OpKind, Unit, is_size
+from tracekit.trace.model import Layout, OpKind, TimeUnit, is_size
 
 #: Steps are numbered in 32 bits.
 _LARGEST_STEP = 1 << 31
@@ -61,7 +61,7 @@ class _Log:
     torn_lines: int = 0
 
 
-def read_inspector(path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
+def read_inspector(path: Path, *, layout: Path | None = None, unit: TimeUnit | None = None) -> Trace:
     """The trace of the collective that took longest in total. Raises FormatError with file and line."""
     refuse_options(path, layout, unit, "a log of the NCCL Inspector")
     log = _Log([], Counter(), {})
@@ -165,7 +165,7 @@ def _trace(frame: pl.DataFrame, log: _Log, path: Path) -> Trace:
         step_starts=_step_starts(chosen) if verbose else {},
         metadata={
             "format": "nccl-inspector",
-            UNIT_KEY: str(Unit.US),
+            UNIT_KEY: str(TimeUnit.US),
             "framework": "NCCL",
             "hosts": {str(rank): host for rank, host in own.select("rank", "host").unique().sort("rank").iter_rows()},
             "steps": "one collective each",

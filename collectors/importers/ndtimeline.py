@@ -24,7 +24,7 @@ from tracekit.collectors.importers.formats import refuse_options
 from tracekit.collectors.merge.fused_transfers import FUSED_TRANSFERS
 from tracekit.collectors.merge.stepcut import cut_steps
 from tracekit.trace.canonical import UNIT_KEY, Trace
-from tracekit.trace.model import Layout, OpKind, Unit
+from tracekit.trace.model import Layout, OpKind, TimeUnit
 
 #: Metric -> op kinds, where it is not the name of the kind itself.
 METRICS: dict[str, tuple[OpKind, ...]] = {
@@ -69,7 +69,7 @@ class _TimedMetric:
     duration_s: float
 
 
-def read_raw_log(path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
+def read_raw_log(path: Path, *, layout: Path | None = None, unit: TimeUnit | None = None) -> Trace:
     """The trace; sizes are in the log. Raises FormatError with the line that cannot be read."""
     refuse_options(path, layout, unit, "an NDTimeline file")
     sizes: dict[str, int] = {}
@@ -82,10 +82,10 @@ def read_raw_log(path: Path, *, layout: Path | None = None, unit: Unit | None = 
         tp=sizes.get("tp_size", 1),
         world_size=sizes.get("world_size", 0),
     )
-    return _trace(events, job, path, "ndtimeline", Unit.S)
+    return _trace(events, job, path, "ndtimeline", TimeUnit.S)
 
 
-def read_trace_file(path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
+def read_trace_file(path: Path, *, layout: Path | None = None, unit: TimeUnit | None = None) -> Trace:
     """The trace; sizes are the largest ranks seen. Raises FormatError with the event that cannot be read."""
     refuse_options(path, layout, unit, "an NDTimeline file")
     events = list(_chrome_events(path))
@@ -96,7 +96,7 @@ def read_trace_file(path: Path, *, layout: Path | None = None, unit: Unit | None
         pp=1 + max(event.pp_rank for event in events),
         tp=1 + max(event.tp_rank for event in events),
     )
-    return _trace(events, job, path, "ndtimeline-chrome", Unit.US)
+    return _trace(events, job, path, "ndtimeline-chrome", TimeUnit.US)
 
 
 def _raw_events(path: Path, sizes: dict[str, int]) -> Iterator[_TimedMetric]:
@@ -169,7 +169,7 @@ def _chrome_events(path: Path) -> Iterator[_TimedMetric]:
             ) from None
 
 
-def _trace(events: list[_TimedMetric], layout: Layout, path: Path, form: str, unit: Unit) -> Trace:
+def _trace(events: list[_TimedMetric], layout: Layout, path: Path, form: str, unit: TimeUnit) -> Trace:
     """Build ops of the tensor-parallel rank 0 of each worker; count other metrics in the metadata."""
     rows = []
     other: Counter[str] = Counter()

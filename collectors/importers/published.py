@@ -17,7 +17,7 @@ import polars as pl
 
 from tracekit.base.errors import FormatError, LayoutError
 from tracekit.trace.canonical import Trace, trace_of_file
-from tracekit.trace.model import LARGEST_SIZE, Layout, Unit, is_size
+from tracekit.trace.model import LARGEST_SIZE, Layout, TimeUnit, is_size
 from tracekit.trace.parquet_file import columns_of_file
 from tracekit.trace.schema import NULLABLE
 
@@ -54,7 +54,7 @@ def read_published(
     path: str | os.PathLike[str],
     layout_path: str | os.PathLike[str],
     *,
-    unit: Unit | None = None,
+    unit: TimeUnit | None = None,
     steps: Sequence[int] | None = None,
 ) -> Trace:
     """Read a published trace; `unit`: of its times, by default seconds. `steps`: only these.

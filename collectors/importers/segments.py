@@ -21,13 +21,13 @@ from tracekit.collectors.run_directory.segments import is_run_directory, read_ru
 from tracekit.collectors.run_directory.whole import read_attempt
 from tracekit.collectors.run_directory.writing import attempts
 from tracekit.trace.canonical import Trace
-from tracekit.trace.model import Unit, is_size
+from tracekit.trace.model import TimeUnit, is_size
 
 #: Size in the YAML file of a segments folder -> word of `LayoutOptions`.
 STATED_SIZES = {"dp_size": "dp", "pp_size": "pp", "tp_size": "tp", "vpp_size": "vpp"}
 
 
-def read_segments(path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
+def read_segments(path: Path, *, layout: Path | None = None, unit: TimeUnit | None = None) -> Trace:
     """Read the run's last job, from its first attempt on.
 
     `layout`: YAML with those of `STATED_SIZES` that the ranks did not record. Raises FormatError, TraceError or

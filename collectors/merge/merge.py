@@ -36,7 +36,7 @@ from tracekit.collectors.record.wire_format import GPU_SUFFIX, Category, Flag
 from tracekit.collectors.run_directory.host_clocks import ClockFit
 from tracekit.collectors.run_directory.segments import AttemptRecording, RankRecording, joined
 from tracekit.trace.canonical import COLLECTED, DEVICE_CLOCK, RUN_QUEUE, UNIT_KEY, Trace
-from tracekit.trace.model import Unit
+from tracekit.trace.model import TimeUnit
 from tracekit.trace.schema import POSTED, RECEIVED, RESUMED, ROWS_TYPE, SENT, WAITED
 
 IntArray = npt.NDArray[np.int64]
@@ -124,7 +124,7 @@ def merge_attempt(
             **recording.scheduler,
             "format": COLLECTED,
             "framework": "torch",
-            UNIT_KEY: str(Unit.S),  # known: a step that seems to take 1,000 times as long as the others really did
+            UNIT_KEY: str(TimeUnit.S),  # known: a step that seems to take 1,000 times as long as the others really did
             "hosts": {str(one.rank): one.host for one in ranks},
             "attempt": recording.attempt,
             "layout_source": placement.source,

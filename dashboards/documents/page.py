@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from importlib.resources import files
 
-from tracekit.analysis.job.lanes import Lanes
+from tracekit.analysis.job.worker_lanes import WorkerLanes
 from tracekit.base.atomic_write import Kind, starting_with
 from tracekit.base.text import short
 from tracekit.dashboards.documents import card as report_html
@@ -27,7 +27,7 @@ BEGINNING = "<!doctype html>\n<!-- tracekit whatif -->\n"
 PAGE_FILE = Kind("a page that `tracekit whatif --html` wrote", starting_with(BEGINNING.encode()))
 
 
-def page(report: Report, lanes: Lanes | None = None, *, gpu_hour: float | None = None) -> str:
+def page(report: Report, lanes: WorkerLanes | None = None, *, gpu_hour: float | None = None) -> str:
     """The whole page. `lanes`: of a pipeline, to show its slowest steps op by op. `gpu_hour`: as for the terminal."""
     name = report_html.plain(short(report.name))
     shown, every = report.overview, report.sections
@@ -43,7 +43,7 @@ def page(report: Report, lanes: Lanes | None = None, *, gpu_hour: float | None =
     )
 
 
-def _timeline(report: Report, lanes: Lanes) -> str:
+def _timeline(report: Report, lanes: WorkerLanes) -> str:
     """The slowest steps, op by op, with the script that draws them; ends the main part of the page."""
     data = json.dumps(worst_steps(report, lanes), separators=(",", ":")).replace("<", "\\u003c")
     return (

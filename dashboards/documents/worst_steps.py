@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracekit.analysis.job.lanes import Lanes
+from tracekit.analysis.job.worker_lanes import WorkerLanes
 from tracekit.analysis.numeric.arrays import Ints
 from tracekit.dashboards.figures.step_ops import Replay, StepOps, step_ops
 from tracekit.dashboards.figures.worker_cells import workers_that_matter
@@ -32,7 +32,7 @@ _CLASS = {
 }
 
 
-def worst_steps(report: Report, lanes: Lanes) -> dict[str, Any]:
+def worst_steps(report: Report, lanes: WorkerLanes) -> dict[str, Any]:
     """`kinds`: name and class of each; `workers`: rows, with rank and S; `steps`: slowest first, with their spans.
 
     Spans are flat lists of row, kind, start and duration in whole microseconds of the step. `left_out`: number of spans

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tracekit.analysis.job.job import Job
-from tracekit.analysis.job.lanes import Lanes
+from tracekit.analysis.job.worker_lanes import WorkerLanes
 from tracekit.analysis.numeric.arrays import Ints
 from tracekit.base.errors import OutputError, SelectionError
 from tracekit.base.text import seconds, short
@@ -65,7 +65,7 @@ class Plots:
     """
 
     report: Report
-    lanes: Lanes
+    lanes: WorkerLanes
 
     def worker_map(self, step: int | None = None, *, theme: str = "light") -> go.Figure:
         """What each worker alone adds to a step: one cell per worker.

@@ -15,10 +15,10 @@ from tracekit.dashboards.terminal.colours import BAD, GOOD, UNSURE
 from tracekit.dashboards.terminal.tables import labelled, print_next
 from tracekit.dashboards.words import trust_row
 from tracekit.report.applied import AppliedFix
-from tracekit.report.compare import Outcome, Side, rates
+from tracekit.report.compare import ChangeEffect, Side, rates
 from tracekit.report.comparison import Comparison
 
-_STYLE = {Outcome.BETTER: GOOD, Outcome.WORSE: BAD}
+_STYLE = {ChangeEffect.BETTER: GOOD, ChangeEffect.WORSE: BAD}
 #: The number of causes of a kind to list.
 _MOST_CAUSES = 4
 

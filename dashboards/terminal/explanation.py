@@ -17,8 +17,8 @@ _SURE_OF = "how sure it is that this cause exists where it is named, not a share
 def explanations(report: Report, gpu_hour: float | None = None) -> dict[str, str]:
     """How each number on the screen or in formulas was computed, by its name."""
     rows = {**_times(report), **_loss(report, gpu_hour)}
-    if report.leading is not None:
-        rows |= _cause(report.leading) | _headline(report, report.leading)
+    if report.leading_finding is not None:
+        rows |= _cause(report.leading_finding) | _headline(report, report.leading_finding)
         if report.first_fix is not None and report.first_fix.withheld is None:
             rows |= _price(report, report.first_fix)
     return rows | _trust(report) | _pictures(report)

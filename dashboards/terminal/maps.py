@@ -29,7 +29,7 @@ _LINE_BARS = 24
 
 def small_map(report: Report, grid: WorkerGrid, rows: int) -> RenderableType | None:
     """`merged_map` of a job, the culprit's DP ranks marked; None where the leading cause is no one's."""
-    lead = report.leading
+    lead = report.leading_finding
     if lead is not None and lead.where == Place(steps=lead.where.steps):
         return None
     accused = set() if lead is None else _rows_of(lead.where)

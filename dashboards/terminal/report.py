@@ -104,8 +104,8 @@ def _answer(report: Report, gpu_hour: float | None, most_causes: int, *, full: b
     all_causes = "see Causes" if full else "--full"
     rows = answer_rows(report, gpu_hour, most_causes=most_causes, all_causes=all_causes)
     job = Text.assemble((short(report.name), "bold"), (f"   {report.job.sizes}", "dim"))
-    kind = (label.removeprefix(report.doubt), VERDICT_STYLE.get(kind_of_loss, BAD))
-    doubt = report.doubt if label.startswith(report.doubt) else ""
+    kind = (label.removeprefix(report.caveat), VERDICT_STYLE.get(kind_of_loss, BAD))
+    doubt = report.caveat if label.startswith(report.caveat) else ""
     headline = Text.assemble((doubt, UNSURE), kind, f": {sentence}")
     gap = [Text()] * bool(verdict.losses)
     return Group(job, *gap, headline, *gap, labelled(rows))

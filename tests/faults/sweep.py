@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from tests.faults.forks import forked, import_all, sure
 from tests.faults.power import COPY, POWER, unsynced
 from tests.faults.shim import FAULTS, Fault, What, arm, disarm
-from tests.handmade import slow_trace
+from tests.handmade import findings_of, slow_trace
 from tracekit import cli
 from tracekit.base.errors import StoreError, TracekitError
 from tracekit.report.applied import AppliedFix
@@ -340,7 +340,7 @@ class Sweep:
                 list(damages(store))
             yield from self.next_writers(store, hangs=("hang", DAMAGED) not in found)
         if lost_catalogue or list(damages(store)):
-            repair(store)
+            repair(store, findings_of)
             yield "repaired"
             if problems := list(damages(store)):
                 yield f"repair leaves: {problems}"

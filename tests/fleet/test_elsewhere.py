@@ -15,7 +15,7 @@ from tests.fleet.buckets import upload
 from tests.fleet.few_jobs import Here, study_here, tables, write_jobs
 from tests.handmade import run
 from tracekit.base.object_storage import located
-from tracekit.fleet.run import run_study
+from tracekit.fleet.run_study import run_study
 from tracekit.fleet.sources import find_sources
 from tracekit.fleet.study import Study
 
@@ -37,7 +37,7 @@ ON_RAY = """
 import os, signal, sys
 from pathlib import Path
 from tracekit.fleet.on_ray import RayExecutor
-from tracekit.fleet.run import run_study
+from tracekit.fleet.run_study import run_study
 from tracekit.fleet.sources import find_sources
 from tracekit.fleet.study import Study
 

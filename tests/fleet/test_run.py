@@ -17,7 +17,7 @@ from tests.fleet.few_jobs import STEPS, Here, study_here, study_of, tables, writ
 from tests.handmade import IDEAL_STEP_S, SLOW_STEP_S, little_space, run, slow_trace
 from tracekit.base.errors import OutputError, SelectionError, StudyError
 from tracekit.fleet.exclusions import Rule
-from tracekit.fleet.run import Standing, analysing_files, run_study
+from tracekit.fleet.run_study import Standing, analysing_files, run_study
 from tracekit.fleet.sources import find_sources
 from tracekit.fleet.study import Study
 from tracekit.fleet.study_tables import TABLES
@@ -106,7 +106,7 @@ def test_with_nothing_to_do_nothing_is_read_or_written(
 @pytest.mark.slow
 def test_another_analysis_does_all_again(jobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study_here(jobs, out=tmp_path)
-    monkeypatch.setattr("tracekit.fleet.run.analysis_version", lambda: "of-tomorrow")
+    monkeypatch.setattr("tracekit.fleet.run_study.analysis_version", lambda: "of-tomorrow")
     assert study_here(jobs, out=tmp_path).unchanged == 0
     assert set(Study(tmp_path).read("jobs")["analysis"]) == {"of-tomorrow"}
     assert Study(tmp_path).read("jobs").height == 6
@@ -145,7 +145,7 @@ import os, signal, sys
 from pathlib import Path
 from tests.fleet.few_jobs import GIB
 from tracekit.fleet.local import LocalExecutor
-from tracekit.fleet.run import run_study
+from tracekit.fleet.run_study import run_study
 from tracekit.fleet.sources import find_sources
 from tracekit.fleet.study import Study
 

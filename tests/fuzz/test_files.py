@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fuzz.doors import analyse, ends_well
-from tests.handmade import slow_trace
+from tests.handmade import findings_of, slow_trace
 from tests.properties import examples
 from tracekit.analysis.job.load import load_from_store
 from tracekit.analysis.job.pipeline import PipelineJob
@@ -75,4 +75,4 @@ def test_a_damaged_store_ends_in_a_report_or_one_error(
     ends_well(lambda: analyse(load_from_store(store=path)))
     ends_well(lambda: (Store(path).report("job"), Store(path).workers("job")))
     ends_well(lambda: list(damages(Store(path))))
-    ends_well(lambda: repair(Store(path)))
+    ends_well(lambda: repair(Store(path), findings_of))

@@ -25,7 +25,7 @@ from tracekit.base.object_storage import ADDRESSES
 from tracekit.base.stderr import progress
 from tracekit.base.text import nearest, printable, short
 from tracekit.commands.options import PATH
-from tracekit.report.report import read_report
+from tracekit.report.read import read_report
 from tracekit.sources.recognise import is_a, source_of
 from tracekit.sources.search import jobs_in
 from tracekit.sources.source import Content

@@ -27,7 +27,7 @@ from tracekit.commands.options import OUT, PATH, console, executor_of
 
 if TYPE_CHECKING:
     from tracekit.base.atomic_write import Kind
-    from tracekit.fleet.run import RunSummary, Standing
+    from tracekit.fleet.run_study import RunSummary, Standing
     from tracekit.fleet.study import Study
 
 #: Value of `--ray` if it is given without one.
@@ -74,7 +74,7 @@ def run(
     `tracekit whatif` reads.
     Run it again to add sources, or to go on after an interruption: only what is new or has changed is analysed.
     """
-    from tracekit.fleet.run import run_study
+    from tracekit.fleet.run_study import run_study
     from tracekit.fleet.sources import find_sources
     from tracekit.fleet.study import Study
 

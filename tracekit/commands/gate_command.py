@@ -57,7 +57,7 @@ def gate_command(
     3 if one is a regression, 5 if the noise does not allow to tell, as with one baseline alone.
     """
     from tracekit.analysis.attribution.gate import Outcome
-    from tracekit.analysis.job.gate import gate
+    from tracekit.analysis.job.gate_jobs import gate
     from tracekit.base.atomic_write import check_writable
     from tracekit.dashboards.documents.gate_files import (
         GATE_JUNIT,

@@ -105,7 +105,7 @@ def _of_model(model: Path, memory_gb: float | None, keep: tuple[str, ...]) -> Op
 def _of_job(
     source: JobArguments, memory_gb: float | None, keep: tuple[str, ...], layers: tuple[int, ...] | None
 ) -> Optimum:
-    from tracekit.analysis.job.plans import optimize_job
+    from tracekit.analysis.job.best_plans import optimize_job
 
     with progress() as tell:
         tell("reading the job")

@@ -45,10 +45,7 @@ def rl_command(
     An X may set what generation and training take then, such as "staleness=1,generate=40,train=35" in seconds, and
     several changes go together: "staleness=1,partial=0.9".
     """
-    import msgspec
-
-    from tracekit.analysis.job.rl import RlJob
-    from tracekit.analysis.rl.account import headline
+    from tracekit.analysis.job.rl_job import RlJob
     from tracekit.analysis.rl.scenario import Gpus
     from tracekit.base.atomic_write import check_writable, write_text
     from tracekit.dashboards.documents.page import PAGE_FILE, page
@@ -59,13 +56,11 @@ def rl_command(
     with progress("reading the log") as tell:
         job = RlJob.read(files, None if written_by == "auto" else Format(written_by), gpus=stated, slots=slots)
         report = job.whatif(fix=what_ifs, progress=tell)
-    account = report.rl
-    assert account, "the report on such a run has it"
     if html is not None:
         write_text(html, page(report), PAGE_FILE)
         click.echo(f"Wrote {printable(str(html))}", err=True)
     if as_json:
-        click.echo(msgspec.json.encode({"headline": headline(account), **msgspec.structs.asdict(account)}))
+        click.echo(report.to_json())
     else:
         from tracekit.dashboards.terminal.report import print_report
 

@@ -36,7 +36,7 @@ def sql_command(
     """
     import polars as pl
 
-    from tracekit.analysis.job.lanes import TABLE_FILE, TABLE_KEY
+    from tracekit.analysis.job.worker_lanes import TABLE_FILE, TABLE_KEY
     from tracekit.base.atomic_write import check_writable, replacing
     from tracekit.base.safe_csv import safe_csv
     from tracekit.base.text import counted, printable

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tracekit.analysis.experts.expert_loads import RebalancePlan
     from tracekit.analysis.experts.loads import Loads
     from tracekit.analysis.job.analysis import Analysis, ReportOptions
-    from tracekit.analysis.job.lanes import Lanes
+    from tracekit.analysis.job.worker_lanes import WorkerLanes
     from tracekit.analysis.metrics.samples import MetricSource
     from tracekit.report.experts import Experts
     from tracekit.report.report import Report
@@ -173,7 +173,8 @@ def whatif_command(
     weight gradients in the whole backward: "zb-h1,weight=0.4".
     """
     from tracekit.analysis.job.analysis import ReportOptions, hardware_question, measured_steps
-    from tracekit.report.report import read_report, write_tables
+    from tracekit.report.read import read_report
+    from tracekit.report.report import write_tables
 
     condition = None if fail_on is None else Condition(fail_on)
     memory.reuse_large_arrays()
@@ -201,7 +202,7 @@ def whatif_command(
     )
     with progress("reading the trace") as tell:
         steps = () if ignore_steps is None else parse_steps(ignore_steps, "--ignore-steps")
-        lanes: Lanes | None = None
+        lanes: WorkerLanes | None = None
         named: str | None = "JOB" if redact else source.arguments
         if source.is_report:
             _refuse_others(_OF_REPORTS, "needs the trace, and a report is without it")
@@ -276,7 +277,7 @@ def _witness(source: str, *, redact: bool) -> MetricSource:
     return open_metrics(source)
 
 
-def _parts(analysis: Analysis) -> tuple[Report, Lanes | None]:
+def _parts(analysis: Analysis) -> tuple[Report, WorkerLanes | None]:
     """The report, and the lanes of a pipeline; what else the analysis holds is freed."""
     return analysis.report, analysis.lanes
 
@@ -423,7 +424,7 @@ def _check_writable(parquet_file: Path | None, markdown: Path | None, html: Path
     """Raise OutputError, before the analysis, for a file that cannot be written."""
     if all(path in (None, STDOUT) for path in (parquet_file, markdown, html)):
         return  # most people ask for none, and the page takes long to import
-    from tracekit.analysis.job.lanes import TABLE_FILE
+    from tracekit.analysis.job.worker_lanes import TABLE_FILE
     from tracekit.base.atomic_write import check_writable
     from tracekit.dashboards.documents.markdown import MARKDOWN_FILE
     from tracekit.dashboards.documents.page import PAGE_FILE

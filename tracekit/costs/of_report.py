@@ -51,7 +51,7 @@ def costs_of(report: Report, step_starts: Mapping[int, float] = MappingProxyType
     for op in report.critical_kinds or report.critical_path:
         if op.kind in PLANNED:
             planned[PLANNED[OpKind(op.kind)]] += max(op.recorded_s, 0.0)
-    length_s, gpus = report.rl.length_s if report.rl else None, report.job.gpus
+    length_s, gpus = report.length_s or None, report.job.gpus
     if not report.trust.trustworthy:
         return ClaimedCosts(planned, (), (NOT_TRUSTED,), gpus, length_s, next(iter(report.trust.reasons), None))
     losses_s = _losses_s(report)
@@ -100,7 +100,7 @@ def _divided(report: Report, losses_s: Mapping[LossKind, float], planned: Mappin
 
 def _places(report: Report) -> dict[int, tuple[tuple[int, ...], tuple[str, ...], int | None]]:
     """Ranks, hosts and first step of each finding that costs time, by its place among them: as the answer says."""
-    leading = report.leading
+    leading = report.leading_finding
     priced = [(at, cause) for at, cause in enumerate(report.findings) if cause.priced]
     priced.sort(key=lambda finding: finding[1] is not leading)
     return {

@@ -75,17 +75,14 @@ def _computed_s(gpu: GpuInReport) -> float:
 
 def _of_post_training(report: Report, losses: dict[LossKind, float], others: tuple[Claim, ...]) -> tuple[Claim, ...]:
     """Of trajectories, what engines decode; a log says how long phases last, not what GPUs do in them."""
-    rl = report.rl
-    decoded_s, unaccounted_s = 0.0, 0.0
-    if rl:
-        unaccounted_s = rl.unaccounted_s or 0.0
-        if rl.job.basis == "trajectories":
-            inside_s = sum(seconds for kind, seconds in losses.items() if kind in _OF_GENERATION)
-            inside_s += sum(seconds for _, kind, seconds in others if kind in _OF_GENERATION)
-            decoded_s = max((rl.generation_s or 0.0) - inside_s, 0.0)
+    decoded_s = 0.0
+    if report.job.basis == "trajectories":
+        inside_s = sum(seconds for kind, seconds in losses.items() if kind in _OF_GENERATION)
+        inside_s += sum(seconds for _, kind, seconds in others if kind in _OF_GENERATION)
+        decoded_s = max((report.generation_s or 0.0) - inside_s, 0.0)
     return (
         *others,
-        (BillPart.UNKNOWN, "in no phase", unaccounted_s),
+        (BillPart.UNKNOWN, "in no phase", report.unaccounted_s or 0.0),
         (BillPart.USEFUL, "generation", decoded_s),
         (BillPart.UNKNOWN, "phases: the log shows no compute", ALL),
     )

@@ -35,7 +35,7 @@ from tracekit.fleet.executor import BASE_BYTES, Batch, Executor, TaskOutcome
 from tracekit.sources.load import read_trace
 from tracekit.trace.canonical import Trace
 from tracekit.trace.coverage import TraceCoverage
-from tracekit.trace.model import Unit, Worker
+from tracekit.trace.model import TimeUnit, Worker
 from tracekit.trace.parquet_file import read_header, rows_of_steps
 from tracekit.trace.units import FEWEST_STEPS
 
@@ -62,7 +62,7 @@ class JobFile(Struct, frozen=True):
 
     path: Path
     layout: Path | None = None
-    unit: Unit | None = None
+    unit: TimeUnit | None = None
     method: Method = Method.TRACEKIT
     redact: bool = False
 

@@ -23,7 +23,7 @@ from tracekit.base.text import code_name
 from tracekit.collectors.record.small_file import MOST_DUMP_BYTES, read_small, write_whole
 from tracekit.collectors.record.wire_format import STACK_REQUEST, STACK_SAMPLES_SUFFIX, StackRequest, rank_stem
 from tracekit.live.survived_errors import one_line
-from tracekit.report.answer import Account
+from tracekit.report.answer import CauseInWords
 from tracekit.report.findings import Findings, Unanalysed
 from tracekit.report.report import Report
 from tracekit.store import Store
@@ -96,7 +96,7 @@ class LineQuestion:
     until_s: float
 
     @classmethod
-    def ask(cls, attempt: Path, cause: Account, report: Report, healthy: Collection[int]) -> LineQuestion | None:
+    def ask(cls, attempt: Path, cause: CauseInWords, report: Report, healthy: Collection[int]) -> LineQuestion | None:
         """Ask the ranks of the attempt in that folder; None if there is nobody to ask. Raises OSError.
 
         `healthy`: the recorded ranks that no cause of the window is on.

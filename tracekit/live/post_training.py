@@ -12,7 +12,7 @@ from pathlib import Path
 
 import polars as pl
 
-from tracekit.analysis.job.rl import RlJob
+from tracekit.analysis.job.rl_job import RlJob
 from tracekit.analysis.rl.loop import WARM_UP
 from tracekit.base.errors import FormatError, SelectionError
 from tracekit.base.text import ranks_text, short

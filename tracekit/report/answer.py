@@ -12,7 +12,7 @@ from tracekit.report.plain_data import Maybe
 from tracekit.trace.model import Worker
 
 
-class Account(Struct, frozen=True):
+class CauseInWords(Struct, frozen=True):
     """One cause in sentences, with everything that an alert about it needs.
 
     `part`: what part of a rank is slow, None if the cause concerns the whole job. `what`: place, effect and cost.
@@ -90,4 +90,4 @@ class Answer(Struct, frozen=True):
     places: tuple[str, ...]
     trust: str
     culprits: tuple[Culprit, ...]
-    accounts: tuple[Account, ...]
+    accounts: tuple[CauseInWords, ...]

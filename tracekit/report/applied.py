@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 from msgspec import Struct
 
 from tracekit.analysis.numeric.means import difference_of_means
@@ -21,12 +22,12 @@ from tracekit.report.report import Report
 class AppliedFix(Struct, frozen=True):
     """A fix for the job `before`, applied in the job `after`.
 
-    `at`: when it was noted, seconds since the epoch. `expected_s`, +- `error_s`: what the report on `before` promised,
-    seconds a `whole`. `got_s`: by how much `after` is faster, with its 95 % interval; None if there are too few steps.
+    `noted_at`: seconds since the epoch. `expected_s`, +- `error_s`: what the report on `before` promised, seconds a
+    `whole`. `got_s`: by how much `after` is faster, with its 95 % interval; None if there are too few steps.
     `expected_gpu_hours_per_day`: the same saving at the rate of `before`.
     """
 
-    at: float
+    noted_at: float = msgspec.field(name="at")
     by: str
     before: str
     after: str
@@ -72,9 +73,11 @@ def in_all(fixes: Sequence[AppliedFix]) -> str:
     return f"{many} gave back {three_digits(got)} of {three_digits(expected)} GPU-hours a day expected"
 
 
-def fix_applied(reports: tuple[Report, Report], fixes: Sequence[Fix], name: str, at: float, by: str) -> AppliedFix:
+def fix_applied(
+    reports: tuple[Report, Report], fixes: Sequence[Fix], name: str, noted_at: float, by: str
+) -> AppliedFix:
     """What a fix of the first run was expected to save, and what the second shows. `fixes`: those promised
-    for the first; `name`: the kind of one, or a part of its title. `at`, `by`: when it was noted, and by whom.
+    for the first; `name`: the kind of one, or a part of its title. `noted_at`, `by`: when it was noted, and by whom.
 
     Raises SelectionError if it is not exactly one fix with a price, or if step times of the runs do not compare.
     """
@@ -84,7 +87,7 @@ def fix_applied(reports: tuple[Report, Report], fixes: Sequence[Fix], name: str,
         raise SelectionError(f"--fix {name!r:.60}: the layouts of A and B differ, so their step times do not compare")
     change = difference_of_means(before.recorded_s, after.recorded_s)
     return AppliedFix(
-        at=at,
+        noted_at=noted_at,
         by=by,
         before=before.job,
         after=after.job,

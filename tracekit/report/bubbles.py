@@ -102,18 +102,18 @@ class Bubbles(Struct, frozen=True):
     left_out: list[LeftOut]
 
 
-def frames(found: Bubbles) -> dict[str, pl.DataFrame]:
+def frames(bubbles: Bubbles) -> dict[str, pl.DataFrame]:
     """Where each stage is idle, why, and what schedules would cost; of each schedule the most microbatches held."""
-    rows = {stage.pp_rank: frame_of(stage.places, IdleOfStage) for stage in found.by_stage}
+    rows = {stage.pp_rank: frame_of(stage.places, IdleOfStage) for stage in bubbles.by_stage}
     rows = rows or {0: frame_of([], IdleOfStage)}
-    held = [max(row.peak_microbatches) if row.peak_microbatches else None for row in found.schedules]
+    held = [max(row.peak_microbatches) if row.peak_microbatches else None for row in bubbles.schedules]
     return {
-        "bubbles_stages": frame_of(found.by_stage, StageBubbles),
+        "bubbles_stages": frame_of(bubbles.by_stage, StageBubbles),
         "bubbles_places": pl.concat(
             frame.select(pl.lit(stage, pl.Int64).alias("pp_rank"), pl.all()) for stage, frame in rows.items()
         ),
-        "bubbles_causes": frame_of(found.causes, LostTo),
-        "bubbles_schedules": frame_of(found.schedules, PricedSchedule).with_columns(
+        "bubbles_causes": frame_of(bubbles.causes, LostTo),
+        "bubbles_schedules": frame_of(bubbles.schedules, PricedSchedule).with_columns(
             peak_microbatches=pl.Series(held, dtype=pl.Float64)
         ),
     }

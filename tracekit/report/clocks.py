@@ -10,7 +10,7 @@ from msgspec import Struct
 from tracekit.trace.model import Worker
 
 
-class ClockOffset(Struct, frozen=True):
+class WorkerClock(Struct, frozen=True):
     """How far a worker's clock was ahead on average, seconds, with its standard error and its drift per second.
 
     `jump_s`, `jump_step`: by how much it was set ahead in mid-trace, and the first step after that, None if it was not.
@@ -33,5 +33,5 @@ class ClockOffset(Struct, frozen=True):
 class ClockReport(Struct, frozen=True):
     """Which clocks were off. `untied`: whose clocks could not be compared, None if all could be."""
 
-    offsets: tuple[ClockOffset, ...]
+    offsets: tuple[WorkerClock, ...]
     untied: str | None

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import UNSET
 
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.means import MeanDifference, difference_of_means
@@ -95,7 +96,7 @@ class Side:
         return self.lost_s * (self.lost_share / mean_s if mean_s else 0.0)
 
 
-class Outcome(StrEnum):
+class ChangeEffect(StrEnum):
     """The effect of the change."""
 
     BETTER = "better"
@@ -106,22 +107,22 @@ class Outcome(StrEnum):
 
 #: How the sentence about each outcome begins.
 _LEADS = {
-    Outcome.BETTER: "Yes, it helped",
-    Outcome.WORSE: "No, it got worse",
-    Outcome.NO_DIFFERENCE: "No difference",
-    Outcome.UNKNOWN: "Unknown",
+    ChangeEffect.BETTER: "Yes, it helped",
+    ChangeEffect.WORSE: "No, it got worse",
+    ChangeEffect.NO_DIFFERENCE: "No difference",
+    ChangeEffect.UNKNOWN: "Unknown",
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class EffectInWords:
     """The effect of the change, and notes.
 
     `change`: the difference, as a clause; `certainty`: its interval, or the reason why there is none; None if the sides
     cannot be compared. `by_share`: the share that is lost decides, because the layouts differ.
     """
 
-    outcome: Outcome
+    outcome: ChangeEffect
     change: str
     certainty: str | None
     notes: tuple[str, ...]
@@ -133,7 +134,7 @@ class Verdict:
         lead = "The layouts differ, so step times do not compare. By what is lost: " if self.by_share else ""
         if self.certainty is None:
             return f"{_LEADS[self.outcome]}: {self.change}"
-        end = f", but {self.certainty}." if self.outcome is Outcome.UNKNOWN else f" ({self.certainty})."
+        end = f", but {self.certainty}." if self.outcome is ChangeEffect.UNKNOWN else f" ({self.certainty})."
         return f"{lead}{_LEADS[self.outcome]}: {self.change}{end}"
 
 
@@ -154,9 +155,7 @@ def whole(name: str, report: Report, workers: WorkerSteps | None = None) -> Side
 
 def _unlike_steps(report: Report) -> list[int]:
     """The steps of post-training that differ from the others."""
-    if not report.rl or report.rl.unlike is None:
-        return []
-    return [step for group in report.rl.unlike.steps for step in group.steps]
+    return [step for group in report.unlike.steps for step in group.steps] if report.unlike else []
 
 
 def parts(name: str, report: Report, workers: WorkerSteps, first_after: int) -> tuple[Side, Side]:
@@ -181,7 +180,7 @@ def _steps_in_words(steps: npt.NDArray[np.int64]) -> str:
 def _side(name: str, report: Report, workers: WorkerSteps | None, chosen: npt.NDArray[np.bool_], title: str) -> Side:
     rows = [row for row, wanted in zip(report.by_step, chosen, strict=True) if wanted]
     job, per_step, marked = report.job, report.steps_in_whole, report.marked_steps or []
-    sizes = {"engines" if report.rl else "ranks": job.ranks or 0, "world_size": job.gpus}
+    sizes = {"ranks" if job.engines is UNSET else "engines": job.ranks or 0, "world_size": job.gpus}
     recorded, original, ideal = (
         np.array([getattr(row, f"{figure}_s") for row in rows]) / per_step
         for figure in ("recorded", "original", "ideal")
@@ -233,7 +232,7 @@ def rates(before: float | None, after: float | None) -> str | None:
     return f"{three_digits(before)} tokens a second before, {three_digits(after)} after ({after / before - 1:+.1%})"
 
 
-def verdict(before: Side, after: Side) -> Verdict:
+def verdict(before: Side, after: Side) -> EffectInWords:
     """Did the change help? Compares the recorded step time if the layouts are equal, else the share that is lost."""
     same_layout = dict(before.layout) == dict(after.layout) or "engines" in before.layout
     if same_layout:
@@ -248,10 +247,10 @@ def verdict(before: Side, after: Side) -> Verdict:
         size, spread = _points(abs(change.difference)), _between(change, _points)
         if distrusted := _distrusted(before, after):
             unknown = f"the layouts differ, so only what is lost compares, and {distrusted}"
-            return Verdict(Outcome.UNKNOWN, unknown, None, _notes(before, after))
+            return EffectInWords(ChangeEffect.UNKNOWN, unknown, None, _notes(before, after))
     now, then, word = show(change.after), show(change.before), words[0] if change.difference <= 0 else words[1]
     outcome = _outcome(change)
-    if outcome is Outcome.NO_DIFFERENCE:
+    if outcome is ChangeEffect.NO_DIFFERENCE:
         both = f"{now} on both sides" if now == then else f"{then} before and {now} after"
         what = f"{what} {both}; a difference larger than {max(change.largest_share, NEGLIGIBLE):.1%} is unlikely"
     elif not change.difference:
@@ -264,15 +263,15 @@ def verdict(before: Side, after: Side) -> Verdict:
     several = "recordings" if max(before.steps_each, after.steps_each) > 1 else f"{before.whole}s"
     if change.low is None:
         how = f"too few {several} show how much they differ by chance"
-    elif outcome is Outcome.UNKNOWN:
+    elif outcome is ChangeEffect.UNKNOWN:
         how = f"it may be chance: {how}; record more steps"
-    return Verdict(outcome, what, how, _notes(before, after), not same_layout)
+    return EffectInWords(outcome, what, how, _notes(before, after), not same_layout)
 
 
-def _outcome(change: MeanDifference) -> Outcome:
+def _outcome(change: MeanDifference) -> ChangeEffect:
     if not change.clear or abs(change.share) < NEGLIGIBLE:
-        return Outcome.NO_DIFFERENCE if change.largest_share <= _LARGEST_UNSEEN else Outcome.UNKNOWN
-    return Outcome.BETTER if change.difference < 0 else Outcome.WORSE
+        return ChangeEffect.NO_DIFFERENCE if change.largest_share <= _LARGEST_UNSEEN else ChangeEffect.UNKNOWN
+    return ChangeEffect.BETTER if change.difference < 0 else ChangeEffect.WORSE
 
 
 def _points(share: float) -> str:
@@ -384,7 +383,7 @@ def _costs(report: Report, table: str, column: str) -> dict[str, float]:
 
 def phase_changes(before: Report, after: Report) -> tuple[CostChange, ...]:
     """Seconds a step of each phase of post-training, on each side."""
-    was, now = ({row.phase: row.usual_s for row in report.rl.phases} if report.rl else {} for report in (before, after))
+    was, now = ({row.phase: row.usual_s for row in report.phases or ()} for report in (before, after))
     return tuple(CostChange(name, was.get(name), now.get(name)) for name in was | now)
 
 

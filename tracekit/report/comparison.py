@@ -13,10 +13,10 @@ from msgspec import Struct
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import cost, seconds, three_digits
 from tracekit.report.compare import (
+    ChangeEffect,
     CostChange,
-    Outcome,
+    EffectInWords,
     Side,
-    Verdict,
     causes_of_jobs,
     cost_changes,
     phase_changes,
@@ -50,7 +50,7 @@ class Comparison:
 
     before: Side
     after: Side
-    verdict: Verdict
+    verdict: EffectInWords
     cost: str
     gone: tuple[str, ...]
     new: tuple[str, ...]
@@ -112,7 +112,7 @@ class CompareOutput(Struct, frozen=True, kw_only=True):
     comparison_version: int = COMPARISON_VERSION
     before: ComparedRun
     after: ComparedRun
-    outcome: Outcome
+    outcome: ChangeEffect
     sentence: str
     notes: tuple[str, ...]
     cost: str

@@ -46,7 +46,7 @@ class Loss(Struct, frozen=True):
     explained_s: float
 
 
-class Parts(Struct, frozen=True):
+class LossParts(Struct, frozen=True):
     """What the loss that S measures consists of."""
 
     lost_s: float
@@ -97,7 +97,7 @@ class Verdict(Struct, frozen=True):
     sentence: str
     confidence: float | None
     losses: list[Loss]
-    parts: Parts
+    parts: LossParts
     of_mean_ops: bool
     first_fix: int | None
     who: str | None
@@ -114,7 +114,7 @@ class Patterns(Struct, frozen=True):
     space: SpacePattern | None
 
 
-class Figure(Struct, frozen=True):
+class EvidenceFigure(Struct, frozen=True):
     """A figure that supports a cause."""
 
     name: str
@@ -147,7 +147,7 @@ class Finding(Struct, frozen=True):
     time: TimePattern | None
     signature: str
     effect: str
-    evidence: tuple[Figure, ...]
+    evidence: tuple[EvidenceFigure, ...]
     confidence: float
     saved_s: float
     alone_s: float

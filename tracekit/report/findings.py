@@ -16,7 +16,7 @@ import polars as pl
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tracekit.report.answer import Account
+from tracekit.report.answer import CauseInWords
 from tracekit.report.finding import Place
 from tracekit.report.report import Report
 from tracekit.report.run import SMALLEST_ALARMING_SHARE
@@ -81,7 +81,7 @@ class WindowVerdict(Struct, frozen=True):
     trustworthy: bool
     trust: str
     fix: str | None
-    sightings: tuple[Account, ...]
+    sightings: tuple[CauseInWords, ...]
 
     @property
     def judged(self) -> bool:
@@ -89,7 +89,7 @@ class WindowVerdict(Struct, frozen=True):
         return self.trustworthy and self.kind != _CONTRADICTION
 
     @property
-    def alarming(self) -> tuple[Account, ...]:
+    def alarming(self) -> tuple[CauseInWords, ...]:
         """Causes to tell a person about: those of a headline loss that are each large enough to be a headline."""
         if not self.judged or self.kind in _CALM:
             return ()
@@ -140,7 +140,7 @@ class Findings(Struct, frozen=True, dict=True):
         )
 
     def with_code(self, rank: int, words: str) -> Findings:
-        """The findings, with the line of code of what slows a rank down (`Account.code`)."""
+        """The findings, with the line of code of what slows a rank down (`CauseInWords.code`)."""
         answer = self.report.answer
         accounts = tuple(replace(one, code=words) if rank in one.ranks else one for one in answer.accounts)
         return replace(self, report=replace(self.report, answer=replace(answer, accounts=accounts)))

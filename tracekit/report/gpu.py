@@ -69,7 +69,7 @@ def in_report(times: GpuTimes, findings: Sequence[Finding], unprofiled: Unprofil
 
     `unprofiled`: the step without the profiler, or why it is not known.
     """
-    found = [
+    findings_of_gpu = [
         GpuFinding(
             **{name: getattr(one.spent, name) for name in Spent.__struct_fields__},
             share=one.spent.seconds / (times.recording_s or 1.0),
@@ -80,17 +80,17 @@ def in_report(times: GpuTimes, findings: Sequence[Finding], unprofiled: Unprofil
         for one in findings
         if one.spent is not None
     ]
-    saves = {one.names: one.saves_s for one in found if one.reason == IdleReason.SYNCHRONISE}
+    saves = {one.names: one.saves_s for one in findings_of_gpu if one.reason == IdleReason.SYNCHRONISE}
     synchronisations = tuple(
         replace(row, saves_s=saves.get(tuple(name for name in (row.op, row.call) if name)))
         for row in times.synchronisations
     )
     own = {name: getattr(times, name) for name in GpuTimes.__struct_fields__}
-    known = None if isinstance(unprofiled, str) else unprofiled
+    step = None if isinstance(unprofiled, str) else unprofiled
     return GpuInReport(
         **own | {"synchronisations": synchronisations},
-        findings=tuple(found),
-        unprofiled=known,
+        findings=tuple(findings_of_gpu),
+        unprofiled=step,
         unprofiled_reason=unprofiled if isinstance(unprofiled, str) else None,
     )
 
@@ -107,9 +107,9 @@ def gpu_tables(times: GpuTimes) -> Iterator[Table]:
         return [row(indent + code_name(one.name).strip("`"), one.seconds) for one in named]
 
     idle = []
-    for one in times.idle_by_reason:
-        idle.append(row(one.reason, one.seconds, f"{one.gaps:,}"))
-        idle += [(*each, "") for each in longest(one.names, _MOST_OF_REASON, "  ")]
+    for reason in times.idle_by_reason:
+        idle.append(row(reason.reason, reason.seconds, f"{reason.gaps:,}"))
+        idle += [(*each, "") for each in longest(reason.names, _MOST_OF_REASON, "  ")]
     first = times.before_first
     before = [row(reason, spent_s) for reason, spent_s in first.by_reason.items()]
     unseen_s = first.seconds - sum(first.by_reason.values())

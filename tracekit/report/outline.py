@@ -15,7 +15,7 @@ from tracekit.trace.model import Layout, OpKind, Worker
 
 
 class Outline(Struct, frozen=True):
-    """Which job."""
+    """Which job. `format`, `trajectories`, `engines`, `basis`: of a run of post-training."""
 
     name: str
     source: Literal["pipeline", "ops", "recording", "rl"]
@@ -32,6 +32,10 @@ class Outline(Struct, frozen=True):
     gpu_ops: Maybe[int] = UNSET
     gpu_ops_without_launch: Maybe[int] = UNSET
     host_calls: Maybe[int] = UNSET
+    format: Maybe[str] = UNSET
+    trajectories: Maybe[int] = UNSET
+    engines: Maybe[int] = UNSET
+    basis: Maybe[Literal["trajectories", "phases"]] = UNSET
 
 
 class Times(Struct, frozen=True):
@@ -60,7 +64,7 @@ class ClockOfRank(Struct, frozen=True):
     collectives: int
 
 
-class MissingOps(Struct, frozen=True):
+class CoverageGap(Struct, frozen=True):
     """Ops of collectives that a worker lacks although its peers recorded them."""
 
     kind: OpKind
@@ -78,7 +82,7 @@ class Coverage(Struct, frozen=True):
     worker_steps_expected: int
     worker_steps_traced: int
     missing_workers: list[Worker]
-    gaps: list[MissingOps]
+    gaps: list[CoverageGap]
     slowdown_as_recorded: Number
     hidden_slowdown: Number
     left_out_steps: list[int]

@@ -39,8 +39,8 @@ def frame_of(things: Sequence[object], shape: type[Struct], but: Collection[str]
 
 def _without_none(form: Any) -> Any:
     """The type of a value that is there."""
-    there = get_args(form)[0] if get_origin(form) in {Union, UnionType} else form
-    return str if get_origin(there) is Literal else there
+    kind = get_args(form)[0] if get_origin(form) in {Union, UnionType} else form
+    return str if get_origin(kind) is Literal else kind
 
 
 def plain(content: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from msgspec import Struct
 from tracekit.report.conclusions import Fix
 
 
-class StepTimes(Struct, frozen=True):
+class PlanTimes(Struct, frozen=True):
     """Seconds: of the plan in use and of the best one, null if none fits."""
 
     now: float
@@ -69,7 +69,7 @@ class Optimum(Struct, frozen=True):
     `moves`: fixes in the report of a recorded job that change its plan.
     """
 
-    step_time_s: StepTimes
+    step_time_s: PlanTimes
     plans: list[OptimizedPlan]
     nothing_to_gain: bool
     searched: Searched
@@ -82,14 +82,14 @@ class Optimum(Struct, frozen=True):
     moves: list[Fix] = []
 
 
-class Line(Struct, frozen=True):
+class StepLine(Struct, frozen=True):
     """A step takes `per_microbatch_s` for each microbatch of a pipeline, and `fixed_s`."""
 
     per_microbatch_s: float
     fixed_s: float
 
 
-class Interval(Struct, frozen=True):
+class ConfidenceInterval(Struct, frozen=True):
     """A figure with its 95 % interval."""
 
     value: float
@@ -101,11 +101,11 @@ class RunOfMicrobatches(Struct, frozen=True):
     """The step time of a run with so many microbatches."""
 
     microbatches: int
-    step_time_s: Interval
+    step_time_s: ConfidenceInterval
 
 
 class RunLine(Struct, frozen=True):
     """What `tracekit optimize --runs` found."""
 
-    line: Line
+    line: StepLine
     microbatches: list[RunOfMicrobatches]

@@ -46,8 +46,8 @@ class ByLabel(Struct, frozen=True):
 
 def question_table(answered: Sequence[Question], whole: str, *, daily: bool, fix_means: str = _FIX_MEANS) -> Table:
     """The answers to custom questions. `whole`: what times are of, "step" or "recording"; `daily`: with GPU-hours."""
-    kept = [asked.question.startswith("keep only ") for asked in answered]
-    meanings = [*([] if all(kept) else [fix_means]), *([_KEEP_MEANS] if any(kept) else [])]
+    keeps = [asked.question.startswith("keep only ") for asked in answered]
+    meanings = [*([] if all(keeps) else [fix_means]), *([_KEEP_MEANS] if any(keeps) else [])]
     rows = [
         (
             printable(asked.question),
@@ -82,5 +82,5 @@ def label_table(group: ByLabel, *, peers: bool = True) -> Table:
 
 def change_text(saved_s: float) -> str:
     """The change of a step that saves so much, with its sign."""
-    shown = seconds(abs(saved_s))
-    return "0" if float(shown.split()[0]) == 0 else f"{'-' if saved_s > 0 else '+'}{shown}"
+    shown, sign = seconds(abs(saved_s)), "-" if saved_s > 0 else "+"
+    return "0" if float(shown.split()[0]) == 0 else f"{sign}{shown}"

@@ -24,9 +24,10 @@ from tracekit.analysis.attribution.stalls import Stall
 from tracekit.analysis.graph.op_graph import MissingMembers
 from tracekit.analysis.graph.rules.posting import PostingRule
 from tracekit.analysis.numeric.arrays import Floats, Int32s
-from tracekit.analysis.rl.account import LossTime, PhaseTime, Price, RlAccount
+from tracekit.analysis.rl.account import Generation, Loss, LossTime, PhaseTime, Price, RlAccount, Sides, ToolsBound
+from tracekit.analysis.rl.differing import Unlike
 from tracekit.base.atomic_write import Kind, replacing, starting_with
-from tracekit.base.errors import FormatError, OutputError, SelectionError, extra
+from tracekit.base.errors import OutputError, SelectionError, extra
 from tracekit.base.safe_csv import safe_csv
 from tracekit.base.text import short
 from tracekit.report import bubbles as idle
@@ -104,10 +105,6 @@ _LEFT_OUT = {
     "causes": ("signature", "effect", "bound", "saved_when_acting_s", "refuted_by", "costs", "priced"),
     "fixes": ("edit", "unprofiled_step_s"),
 }
-
-
-#: Shares are at most 1, but for rounding.
-_ROUNDING = 1e-6
 
 
 class StepTimes(Struct, frozen=True, eq=False):
@@ -206,10 +203,28 @@ class Report(Struct, frozen=True, kw_only=True):
     unknown_kernels: Maybe[list[Kernels]] = UNSET
     gpu: Maybe[GpuInReport] = UNSET
     gpus: Maybe[list[GpuInReport | OnGpu]] = UNSET
-    rl: Maybe[RlAccount] = UNSET
     rl_picture: Maybe[RlPicture] = UNSET
     metrics: Maybe[MetricsInReport] = UNSET
     run: Maybe[RunVerdict] = UNSET
+    step_s: Maybe[float] = UNSET
+    length_s: Maybe[float] = UNSET
+    replayed_s: Maybe[float | None] = UNSET
+    generation_s: Maybe[float | None] = UNSET
+    trainer_wait_s: Maybe[float | None] = UNSET
+    staleness: Maybe[int | None] = UNSET
+    phases: Maybe[list[PhaseTime]] = UNSET
+    unaccounted_s: Maybe[float | None] = UNSET
+    flagged: Maybe[str | None] = UNSET
+    doubt: Maybe[str | None] = UNSET
+    losses: Maybe[list[LossTime]] = UNSET
+    leading: Maybe[Loss | None] = UNSET
+    generation: Maybe[Generation | None] = UNSET
+    what_if: Maybe[list[Price]] = UNSET
+    left_out: Maybe[list[int]] = UNSET
+    restarts: Maybe[list[int]] = UNSET
+    unlike: Maybe[Unlike | None] = UNSET
+    sides: Maybe[Sides | None] = UNSET
+    tools: Maybe[ToolsBound | None] = UNSET
 
     def __repr__(self) -> str:
         return f"<Report on {short(self.name)}: {self.verdict.kind}, {self.answer.headline}>"
@@ -233,13 +248,18 @@ class Report(Struct, frozen=True, kw_only=True):
         return bool(self.assumptions)
 
     @property
-    def doubt(self) -> str:
+    def rl(self) -> RlAccount | None:
+        """The account of a run of post-training, whose keys are those of the report; None for other jobs."""
+        return msgspec.convert(self, RlAccount, from_attributes=True) if self.job.source == "rl" else None
+
+    @property
+    def caveat(self) -> str:
         """What stands before the kind of a loss in every output: empty if the report is to be believed."""
         believed = self.trust.trustworthy or self.verdict.kind is LossKind.CONTRADICTION
         return "" if believed else "NOT TRUSTED, looks like "
 
     @property
-    def leading(self) -> Finding | None:
+    def leading_finding(self) -> Finding | None:
         """The first cause of the largest loss that has one; None if no loss has a known cause."""
         return next((self.findings[loss.causes[0]] for loss in self.verdict.losses if loss.causes), None)
 
@@ -310,9 +330,7 @@ class Report(Struct, frozen=True, kw_only=True):
         """The table of that name (see `table_names`). Raises SelectionError for another name."""
         if name not in self.table_names:
             raise SelectionError(f"no table {name!r}; there are {', '.join(self.table_names)}")
-        rows: dict[str, Sequence[Struct]] = {"causes": self.findings}
-        if self.rl:
-            rows |= {"phases": self.rl.phases, "losses": self.rl.losses, "alternatives": self.rl.what_if}
+        rows: dict[str, Sequence[Struct]] = {"causes": self.findings, "alternatives": self.what_if or ()}
         return frame_of(rows[name] if name in rows else getattr(self, name), _ROWS[name], _LEFT_OUT.get(name, ()))
 
     def frames(self) -> dict[str, pl.DataFrame]:
@@ -365,61 +383,3 @@ def slowdown_with_error(slowdown: float | None, error: float | None) -> str:
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of the report, which is shipped as report.schema.json."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(Report)}
-
-
-class OtherVersionError(FormatError):
-    """A report of another version than the one that is read."""
-
-
-class _Versioned(Struct, frozen=True):
-    """What reports of all versions have."""
-
-    report_version: int
-
-
-def read_report(source: str | os.PathLike[str] | bytes) -> Report:
-    """Read a report from a file, or from the bytes of one.
-
-    Raises FormatError for anything but a whole report of this version with possible figures.
-    """
-    name = "the report" if isinstance(source, bytes) else os.fsdecode(source)
-    try:
-        content = source if isinstance(source, bytes) else Path(name).read_bytes()
-    except OSError as error:
-        raise FormatError(f"{name}: cannot be read: {error.strerror or error}") from None
-    report = decoded(content, name)
-    if (problem := _impossible(report)) is not None:
-        raise FormatError(f"{name}: {problem}, which no job can have: it was edited; print it again with --json")
-    return report
-
-
-def decoded(content: bytes, name: str) -> Report:
-    """The report in `content`, called `name` in errors. Raises FormatError, OtherVersionError."""
-    try:
-        version = msgspec.json.decode(content, type=_Versioned).report_version
-        if version != REPORT_VERSION:
-            raise OtherVersionError(
-                f"{name}: a report of version {version}, and this tracekit reads version {REPORT_VERSION}; analyse the"
-                " trace again, with --json"
-            )
-        return msgspec.json.decode(content, type=Report)
-    except msgspec.ValidationError as error:
-        raise FormatError(f"{name}: not a report as tracekit writes it ({error}); print it again with --json") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise FormatError(f"{name}: not whole JSON ({error}); copy the report again") from None
-
-
-def _impossible(report: Report) -> str | None:
-    """The first figure that no job can have, in words; None if all are possible."""
-    mean, verdict = report.step_time_s, report.verdict
-    times = {"a step time": (mean.recorded, mean.original, mean.ideal)}
-    times |= {f"a time of step {row.step}": (row.recorded_s, row.original_s, row.ideal_s) for row in report.by_step}
-    for name, values in times.items():
-        if (least := min(values)) < 0:
-            return f"{name} of {least:g} s"
-    shares = {"a lost share": verdict.share, "a confidence": verdict.confidence or 0.0}
-    shares |= {f"a confidence of {finding.kind}": finding.confidence for finding in report.findings}
-    for name, share in shares.items():
-        if not -_ROUNDING <= share <= 1 + _ROUNDING:
-            return f"{name} of {share:.0%}"
-    return None

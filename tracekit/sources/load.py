@@ -17,7 +17,7 @@ from tracekit.base.look import Look
 from tracekit.sources.recognise import is_a, with_content
 from tracekit.sources.registry import FORMATS, GPU_FORMATS, PROFILES
 from tracekit.sources.source import Content, ReadOptions, Source
-from tracekit.trace.model import Unit, unit_of_time
+from tracekit.trace.model import TimeUnit, unit_of_time
 
 if TYPE_CHECKING:
     from tracekit.trace.canonical import Trace
@@ -144,7 +144,7 @@ def _refuse(source: Source, path: Path, options: ReadOptions) -> None:
 
 
 def read_trace(
-    path: Path, layout: PathLike | None, unit: Unit | None = None, steps: Sequence[int] | None = None
+    path: Path, layout: PathLike | None, unit: TimeUnit | None = None, steps: Sequence[int] | None = None
 ) -> Trace:
     """The pipeline trace in a Parquet file. `steps`: only these."""
     if layout is not None:

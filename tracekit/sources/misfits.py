@@ -43,7 +43,7 @@ def written(title: str, hint: str) -> _Sentence:
 
 def is_table(path: Path) -> bool:
     """Whether a file is a table of a report, as Parquet; False if it cannot be read."""
-    from tracekit.analysis.job.lanes import TABLE_FILE
+    from tracekit.analysis.job.worker_lanes import TABLE_FILE
 
     try:
         if not path.is_file():  # a pipe would block

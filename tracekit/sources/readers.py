@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tracekit.base.errors import FormatError
 from tracekit.sources.misfits import a_table, is_table
 from tracekit.sources.source import ReadOptions
-from tracekit.trace.model import Unit
+from tracekit.trace.model import TimeUnit
 
 if TYPE_CHECKING:
     from tracekit.analysis.job.job import Job
@@ -36,7 +36,7 @@ def pipeline(module: str, reader: str) -> Callable[[Sequence[Path], ReadOptions]
     return read
 
 
-def read_canonical(path: Path, *, layout: Path | None, unit: Unit | None) -> Trace:
+def read_canonical(path: Path, *, layout: Path | None, unit: TimeUnit | None) -> Trace:
     """Read a trace that tracekit wrote. Raises FormatError for a layout, which is in the file."""
     from tracekit.trace.canonical import read_parquet
 
@@ -50,7 +50,7 @@ def read_canonical(path: Path, *, layout: Path | None, unit: Unit | None) -> Tra
         raise FormatError(f"{path}: {a_table(path)}") from None
 
 
-def read_published(path: Path, *, layout: Path | None, unit: Unit | None) -> Trace:
+def read_published(path: Path, *, layout: Path | None, unit: TimeUnit | None) -> Trace:
     """Read a published trace. Raises FormatError without its layout."""
     from tracekit.collectors.importers.published import read_published as read
 
@@ -79,7 +79,7 @@ def read_gpus(paths: Sequence[Path], options: ReadOptions) -> Job:
 
 def read_post_training(paths: Sequence[Path], options: ReadOptions) -> Job:
     """Read the logs of one run of post-training, which take no options."""
-    from tracekit.analysis.job.rl import RlJob
+    from tracekit.analysis.job.rl_job import RlJob
 
     del options
     return RlJob.read(list(paths))

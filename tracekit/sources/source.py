@@ -18,7 +18,7 @@ from tracekit.base.errors import FormatError
 from tracekit.base.look import Look
 from tracekit.base.object_storage import shown
 from tracekit.trace.facts import SourceKind
-from tracekit.trace.model import Unit
+from tracekit.trace.model import TimeUnit
 
 if TYPE_CHECKING:
     from tracekit.analysis.job.job import Job
@@ -43,7 +43,7 @@ class ReadOptions(Struct, frozen=True):
     """
 
     layout: Path | None = None
-    unit: Unit | None = None
+    unit: TimeUnit | None = None
     method: str | None = None
     kernel_classes: tuple[str, ...] = ()
 

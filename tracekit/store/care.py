@@ -7,26 +7,28 @@ file belongs is named and stays as it is; a window behind it is neither dropped 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 from tracekit.base.errors import FormatError, StoreError, TracekitError, UnreadableFileError, UnsafeFileError
 from tracekit.base.text import short
-from tracekit.report.findings import Findings
-from tracekit.report.report import decoded
+from tracekit.report.findings import Findings, Unanalysed
+from tracekit.report.read import decoded
 from tracekit.store.catalogue import Catalogue
 from tracekit.store.catalogue_file import if_nobody_writes
 from tracekit.store.folder import JOBS, LEFT_OUT, Folder, name_of
 from tracekit.store.hangs import HANGS, hang_files, read_hang
 from tracekit.store.store import Store
-from tracekit.store.window import Incoming, StoredFile, StoredWindow, WindowPart
+from tracekit.store.window import AnyTrace, Incoming, StoredFile, StoredWindow, WindowPart
 from tracekit.store.writer import Writer
 from tracekit.trace.canonical import read_parquet
 from tracekit.trace.op import is_op_trace, read_op_trace
 
 #: Called with the name of each stage of the work.
 Tell = Callable[[str], None]
+#: What a store keeps of the analysis of a trace, which the analysis above the store makes.
+Analyse = Callable[[AnyTrace], Findings | Unanalysed]
 
 #: The name of a trace of a window.
 _TRACE = re.compile(rf"{JOBS}/([0-9]{{1,18}})/([0-9]{{1,18}})\.parquet")
@@ -90,9 +92,9 @@ def _lasting(
         yield f"{folder.path / name}: no window names it; a killed writer or a lost catalogue left it behind"
 
 
-def repair(store: Store, tell: Tell = lambda _: None) -> list[str]:
-    """Drop what is damaged, one line each: a window without ops keeps its report, and the other way round. What cannot
-    be read now stays, with a line, too.
+def repair(store: Store, analyse: Analyse, tell: Tell = lambda _: None) -> list[str]:
+    """Drop what is damaged, one line each: a window without ops keeps its report. A report that is damaged, or of
+    another version, is made anew from the ops beside it. What cannot be read now stays, with a line, too.
 
     If the catalogue is gone, it is rebuilt from the traces, each of which names its job. Files that no window names
     move to `LEFT_OUT`.
@@ -116,8 +118,11 @@ def repair(store: Store, tell: Tell = lambda _: None) -> list[str]:
         if rebuilding or any(table == "windows" for table, _ in dropped):
             lines += _recovered(writer.catalogue, folder, tell)
         unnamed = _unnamed(writer.catalogue, folder)
-        for window, bad in _damaged(folder, writer.catalogue.windows(), tell, unsafe):
+        damaged = list(_damaged(folder, writer.catalogue.windows(), tell, unsafe))
+        for window, bad in damaged:
             lines += _without(writer, window, bad)
+        without_report = [window for window, bad in damaged if WindowPart.REPORT in bad]
+        lines += _made_anew(writer, without_report, analyse, tell)
     try:
         if unnamed:
             lines += _moved_out(store, folder)
@@ -229,6 +234,23 @@ def _findings(folder: Folder, name: str) -> Findings | None:
         return Findings(decoded(folder.read(name), name))
     except (FileNotFoundError, UnsafeFileError, FormatError, RecursionError):
         return None
+
+
+def _made_anew(writer: Writer, dropped: Collection[StoredWindow], analyse: Analyse, tell: Tell) -> Iterator[str]:
+    """Make the reports of another version, and those that were `dropped`, from the ops beside them."""
+    lost = {(window.job_id, window.number) for window in dropped}
+    for window in writer.catalogue.windows():
+        with suppress(StoreError, UnsafeFileError):  # what cannot be read has its line
+            is_old = WindowPart.REPORT in window.files and writer.folder.report(window) is None
+            if not is_old and (window.job_id, window.number) not in lost:
+                continue
+            if WindowPart.OPS in window.files:
+                tell(f"analysing {_title(window)}")
+                trace = writer.folder.trace(window)
+                writer.replace_findings(window, Incoming(trace, window.job, "", analyse(trace)))
+                yield f"{_title(window)}: its report was made anew from its ops"
+            elif is_old:
+                yield f"{_title(window)}: its report is of another version, and its ops are gone: it stays as it is"
 
 
 def _without(writer: Writer, window: StoredWindow, bad: dict[WindowPart, str]) -> Iterator[str]:

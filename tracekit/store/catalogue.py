@@ -327,8 +327,8 @@ def _found(item: Incoming) -> dict[str, Any]:
     """The columns of `windows` with findings; empty if the window was not analysed."""
     if item.findings is None:
         return {}
-    found = item.findings
-    figures = found.figures() if isinstance(found, Findings) else {"problem": found.problem}
+    findings = item.findings
+    figures = findings.figures() if isinstance(findings, Findings) else {"problem": findings.problem}
     return {"tracekit": __version__} | figures
 
 

@@ -36,7 +36,8 @@ from tracekit.base.contained import Contained
 from tracekit.base.errors import FormatError, OutputError, StoreError, UnreadableFileError, UnsafeFileError
 from tracekit.base.text import short
 from tracekit.report.findings import Findings
-from tracekit.report.report import OtherVersionError, Report, decoded
+from tracekit.report.read import decoded
+from tracekit.report.report import Report
 from tracekit.store.catalogue import Catalogue
 from tracekit.store.catalogue_file import STORE_FILE, lock_of
 from tracekit.store.connection import IMPORT_AGAIN, connected, writing
@@ -56,6 +57,9 @@ _MARK_TEXT = "This folder is a store of tracekit; `tracekit store list FOLDER` l
 _CHUNK = 1 << 20
 #: A line of the note of unfinished windows: job and number.
 _NOTED = re.compile(rb"([0-9]{1,18}) ([0-9]{1,18})")
+
+#: What writes each file of a window.
+_Parts = dict[WindowPart, Callable[[BinaryIO], object]]
 
 
 class FileGoneError(StoreError):
@@ -132,17 +136,17 @@ class Folder:
             raise self._damaged(str(error)) from None
 
     def report(self, window: StoredWindow) -> Report | None:
-        """The report of a window that has one; None if another version of tracekit wrote it."""
+        """The report of a window that has one; None if another version of tracekit wrote it: as it was written, and
+        yet not to be read.
+        """
         path = self._checked(window, WindowPart.REPORT)
         content = self.read(name_of(window.job_id, window.number, WindowPart.REPORT))
         if zlib.crc32(content) != window.files[WindowPart.REPORT].crc32:
             raise self._damaged(f"{path}: has changed since it was written")
         try:
             return decoded(content, str(path))
-        except OtherVersionError:
+        except FormatError:
             return None
-        except FormatError as error:
-            raise self._damaged(str(error)) from None
 
     def hangs(self, job: str | None) -> tuple[StoredHang, ...]:
         """The reports on hangs, newest first."""
@@ -295,16 +299,22 @@ class Folder:
     def write_window(self, job_id: int, number: int, item: Incoming) -> dict[WindowPart, StoredFile]:
         """Write the files of a window; they are on disk when this returns. Raises OSError."""
         trace = item.trace if item.trace.name == item.name else replace(item.trace, name=item.name)
-        parts: dict[WindowPart, Callable[[BinaryIO], object]] = {WindowPart.OPS: trace.write_to}
-        if isinstance(item.findings, Findings):
-            report = item.findings.report.to_json().encode()
-            parts[WindowPart.REPORT] = lambda file: file.write(report)
-            if item.findings.workers is not None:
-                rows = item.findings.workers.rows(trace.step_starts)
-                parts[WindowPart.WORKERS] = lambda file: rows.write_parquet(file, compression="zstd")
+        return self._write(job_id, number, {WindowPart.OPS: trace.write_to, **_of_findings(item)})
+
+    def replace_findings(self, job_id: int, number: int, item: Incoming) -> dict[WindowPart, StoredFile]:
+        """Write the files of a window but for its ops, in the place of older ones. Raises OSError."""
+        return self._write(job_id, number, _of_findings(item), ending=".new")
+
+    def _write(self, job_id: int, number: int, parts: _Parts, ending: str = "") -> dict[WindowPart, StoredFile]:
+        """Write files, those with an `ending` under another name first."""
         folder = f"{JOBS}/{job_id}"
         self.contained.make_folder(folder, lasting=True)
-        written = {part: self._written(name_of(job_id, number, part), write) for part, write in parts.items()}
+        written = {}
+        for part, write in parts.items():
+            name = name_of(job_id, number, part)
+            written[part] = self._written(f"{name}{ending}", write)
+            if ending:
+                self.contained.rename(f"{name}{ending}", name, replacing=True)
         self.contained.sync_folder(folder)
         return written
 
@@ -379,6 +389,18 @@ class Folder:
             for window in catalogue.windows()
             for part, file in window.files.items()
         }
+
+
+def _of_findings(item: Incoming) -> _Parts:
+    """The files of a window's findings, if there are any."""
+    if not isinstance(item.findings, Findings):
+        return {}
+    report, workers = item.findings.report.to_json().encode(), item.findings.workers
+    parts: _Parts = {WindowPart.REPORT: lambda file: file.write(report)}
+    if workers is not None:
+        rows = workers.rows(item.trace.step_starts)
+        parts[WindowPart.WORKERS] = lambda file: rows.write_parquet(file, compression="zstd")
+    return parts
 
 
 def name_of(job_id: int, number: int, part: WindowPart) -> str:

@@ -20,7 +20,7 @@ from tracekit.base.contained import Contained
 from tracekit.base.errors import StoreError, UnreadableFileError
 from tracekit.base.stderr import say_once
 from tracekit.base.text import LAST_MOMENT, MOST_CONFIDENT, printable, ranks_text
-from tracekit.report.answer import Account
+from tracekit.report.answer import CauseInWords
 from tracekit.store.incidents import HANG
 
 HANGS = "hangs"
@@ -115,7 +115,7 @@ def read_hang(folder: Path, name: str) -> StoredHang:
     return stored
 
 
-def sighting_of_hang(report: Mapping[str, Any]) -> Account:
+def sighting_of_hang(report: Mapping[str, Any]) -> CauseInWords:
     """The account of a hang for an incident, in the words of its report (docs/hang.md), as far as it has them.
 
     The whole job is stuck.
@@ -125,7 +125,7 @@ def sighting_of_hang(report: Mapping[str, Any]) -> Account:
     ranks = tuple(int(one["rank"]) for one in culprits)
     evidence = [str(line) for one in culprits for line in one.get("evidence", ())]
     on = f" on {', '.join(hosts)}" if hosts else ""
-    return Account(
+    return CauseInWords(
         kind=HANG,
         part=HANG,
         what=headline,

@@ -14,7 +14,7 @@ from datetime import datetime
 
 from msgspec import structs
 
-from tracekit.report.answer import Account
+from tracekit.report.answer import CauseInWords
 from tracekit.report.findings import WindowVerdict
 from tracekit.report.run import SMALLEST_ALARMING_SHARE
 
@@ -40,7 +40,7 @@ class Incident:
 
     incident_id: int
     job: str
-    cause: Account
+    cause: CauseInWords
     opened_at: datetime
     opened_window: int | None
     seen_window: int | None
@@ -95,7 +95,7 @@ class Incident:
         """Whether it has been gone for as long as it lasted."""
         return self.clear >= max(CLEAR_WINDOWS, self.windows)
 
-    def shows_in(self, sighting: Account) -> bool:
+    def shows_in(self, sighting: CauseInWords) -> bool:
         """Whether a sighting is at the place of this incident: some of the same ranks, or the same part of the whole
         job. A hang has no such place.
         """
@@ -132,7 +132,7 @@ def followed(
     return tuple(after)
 
 
-def _seen(incident: Incident, number: int, sightings: Sequence[Account]) -> Incident:
+def _seen(incident: Incident, number: int, sightings: Sequence[CauseInWords]) -> Incident:
     """The incident, open, after a window that shows it: of several causes at its place, the costliest is its cause."""
     cause = max(sightings, key=lambda sighting: sighting.cost_s)
     if not cause.code:  # which was asked for when the incident opened

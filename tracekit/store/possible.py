@@ -18,7 +18,7 @@ import polars as pl
 from polars import col
 
 from tracekit.base.text import short
-from tracekit.report.answer import Account
+from tracekit.report.answer import CauseInWords
 from tracekit.store.frames import frame
 from tracekit.trace.model import LARGEST_SIZE
 
@@ -63,10 +63,10 @@ def _is_metadata(text: str) -> bool:
         return False
 
 
-def stored_account(text: str) -> Account | None:
+def stored_account(text: str) -> CauseInWords | None:
     """The cause of an incident from its JSON; None if it is none."""
     try:
-        return msgspec.json.decode(text, type=Account)
+        return msgspec.json.decode(text, type=CauseInWords)
     except (msgspec.MsgspecError, RecursionError):
         return None
 

@@ -304,9 +304,9 @@ class Store:
         if not windows:
             return {}
         with backend.reading() as catalogue:
-            found = catalogue.windows_of(windows)
+            stored = catalogue.windows_of(windows)
         reports = {}
-        for window in found:
+        for window in stored:
             if WindowPart.REPORT in window.files:
                 with suppress(FileGoneError), backend.holding(window, WindowPart.REPORT) as folder:
                     if (report := folder.report(window)) is not None:

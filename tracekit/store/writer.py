@@ -80,6 +80,15 @@ class Writer:
         files = self.folder.write_window(job_id, number, item)
         self.catalogue.add_window(job_id, number, item, files, datetime.now(UTC))
 
+    def replace_findings(self, window: StoredWindow, item: Incoming) -> None:
+        """Replace the findings of a window; its ops stay. Raises OSError."""
+        place = {"job_id": window.job_id, "number": window.number}
+        self.folder.note_unfinished([(window.job_id, window.number)])
+        files = self.folder.replace_findings(window.job_id, window.number, item)
+        self.catalogue.delete(OF_WINDOWS, **place)
+        ops = {WindowPart.OPS: window.files[WindowPart.OPS]}
+        self.catalogue.add_window(window.job_id, window.number, item, ops | files, window.added_at)
+
     def fill_costs(self) -> None:
         """Store the costs of the windows that an older version has written: those that their reports show."""
         catalogue = self.catalogue

@@ -24,7 +24,7 @@ from tracekit.base.text import encodable, quoted
 from tracekit.trace.coverage import TraceCoverage
 from tracekit.trace.facts import COLLECT, COLLECT_CPU, INSPECTOR, TABLE, SourceKind
 from tracekit.trace.magnitudes import check_bounds, check_magnitudes, judged_steps
-from tracekit.trace.model import Layout, TraceKind, Unit, Worker, numbered_hosts, unit_of_time
+from tracekit.trace.model import Layout, TimeUnit, TraceKind, Worker, numbered_hosts, unit_of_time
 from tracekit.trace.parquet_file import METADATA_KEY, read_columns, read_header, read_steps, rows_of_file
 from tracekit.trace.schema import NULLABLE, OPTIONAL, SENT, WAITED, Origin, checked_columns, numbers_of
 from tracekit.trace.step_grid import StepGrid, distinct_steps
@@ -91,7 +91,7 @@ class Trace:
         metadata: Mapping[str, Any] | None = None,
         source: str = "trace",
         columns: Mapping[str, str] | None = None,
-        unit: Unit | str | None = None,
+        unit: TimeUnit | str | None = None,
     ) -> Trace:
         """Validate `ops` and freeze it. `source` (for example a file name) opens every error message.
 
@@ -324,7 +324,7 @@ def _of_pandas(frame: pandas.DataFrame, source: Origin) -> pl.DataFrame:
 
 
 def read_parquet(
-    path: str | os.PathLike[str], *, unit: Unit | None = None, steps: Sequence[int] | None = None
+    path: str | os.PathLike[str], *, unit: TimeUnit | None = None, steps: Sequence[int] | None = None
 ) -> Trace:
     """Read a canonical Parquet file, whose times may be in another `unit` than seconds. `steps`: only these.
 
@@ -365,7 +365,7 @@ def trace_of_file(
     path: str | os.PathLike[str],
     layout: Layout,
     *,
-    unit: Unit | None,
+    unit: TimeUnit | None,
     steps: Sequence[int] | None,
     columns: Mapping[str, str] | None = None,
     renamed: Renamed = lambda ops: ops,
@@ -397,10 +397,10 @@ def finite_starts(step_starts: Mapping[int, float], source: Origin) -> Mapping[i
     return step_starts
 
 
-def stated_unit(metadata: Mapping[str, Any]) -> Unit | None:
+def stated_unit(metadata: Mapping[str, Any]) -> TimeUnit | None:
     """The original unit of the times, if it was stated."""
     stated = metadata.get(UNIT_KEY)
-    return Unit(stated) if stated in tuple(Unit) else None
+    return TimeUnit(stated) if stated in tuple(TimeUnit) else None
 
 
 def _is_rank(text: str) -> bool:

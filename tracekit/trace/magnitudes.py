@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from tracekit.base.errors import TraceError
 from tracekit.base.text import seconds
-from tracekit.trace.model import DP_COLLECTIVES, KINDS, P2P, OpKind, Unit
+from tracekit.trace.model import DP_COLLECTIVES, KINDS, P2P, OpKind, TimeUnit
 from tracekit.trace.schema import Origin, violation
 
 
@@ -107,7 +107,7 @@ def check_magnitudes(
     step_starts: Mapping[int, float],
     source: Origin,
     *,
-    stated: Unit | None,
+    stated: TimeUnit | None,
     integers: bool,
 ) -> None:
     """Raise TraceError if another unit than seconds would explain the times far better.
@@ -115,7 +115,7 @@ def check_magnitudes(
     `ops`: canonical columns, at least of these `steps` (see `judged_steps`) and of the rank of the first row.
     `stated`: the unit of the input, if stated. `integers`: True if the input had integers.
     """
-    if stated is Unit.S:
+    if stated is TimeUnit.S:
         return
     of_steps = pl.col("step").is_in(list(steps)) & (pl.col("duration") > 0)
     few = ops.select("step", "rank", "kind", "duration").filter(of_steps)
@@ -134,7 +134,7 @@ def check_bounds(ops: pl.DataFrame, source: Origin) -> None:
             raise violation(source, ops[name], row, f"expected {expected}; convert the column")
 
 
-def _check_usual(statistics: list[_Statistic], source: Origin, stated: Unit | None, *, integers: bool) -> None:
+def _check_usual(statistics: list[_Statistic], source: Origin, stated: TimeUnit | None, *, integers: bool) -> None:
     """Raise TraceError if the statistics are far from usual and another unit would bring them back."""
     now = sum(one.beyond() for one in statistics)
     alarm = ALARM_OF_INTEGERS if integers else ALARM
@@ -151,10 +151,10 @@ def _check_usual(statistics: list[_Statistic], source: Origin, stated: Unit | No
     raise TraceError(f"{source}: {shown}; {_advice(best, stated)}")
 
 
-def _advice(factor: float, stated: Unit | None) -> str:
+def _advice(factor: float, stated: TimeUnit | None) -> str:
     """The likely unit, and what to do. `factor`: makes the times usual."""
-    used = Unit.S if stated is None else stated
-    for unit in Unit:
+    used = TimeUnit.S if stated is None else stated
+    for unit in TimeUnit:
         if math.isclose(unit.per_second * factor, used.per_second, rel_tol=1e-6):
             put = f" taken for {used.word}" if stated is None else f", not the {used.word} that were stated"
             return (

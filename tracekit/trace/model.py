@@ -99,7 +99,7 @@ COMMUNICATION = (
 )
 
 
-class Unit(StrEnum):
+class TimeUnit(StrEnum):
     """The unit of input times; a trace holds seconds."""
 
     S = "s"
@@ -110,20 +110,25 @@ class Unit(StrEnum):
     @property
     def per_second(self) -> int:
         """How many of the unit make a second."""
-        return {Unit.S: 1, Unit.MS: 10**3, Unit.US: 10**6, Unit.NS: 10**9}[self]
+        return {TimeUnit.S: 1, TimeUnit.MS: 10**3, TimeUnit.US: 10**6, TimeUnit.NS: 10**9}[self]
 
     @property
     def word(self) -> str:
         """Its name in sentences."""
-        return {Unit.S: "seconds", Unit.MS: "milliseconds", Unit.US: "microseconds", Unit.NS: "nanoseconds"}[self]
+        return {
+            TimeUnit.S: "seconds",
+            TimeUnit.MS: "milliseconds",
+            TimeUnit.US: "microseconds",
+            TimeUnit.NS: "nanoseconds",
+        }[self]
 
 
-def unit_of_time(value: str) -> Unit:
+def unit_of_time(value: str) -> TimeUnit:
     """The unit of that name; raises TraceError, which lists the known units."""
     try:
-        return Unit(value)
+        return TimeUnit(value)
     except ValueError:
-        raise TraceError(f"unknown unit {value!r:.40}; expected one of {', '.join(Unit)}") from None
+        raise TraceError(f"unknown unit {value!r:.40}; expected one of {', '.join(TimeUnit)}") from None
 
 
 class ReportedKind(StrEnum):

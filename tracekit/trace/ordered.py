@@ -20,7 +20,7 @@ import polars as pl
 from tracekit.base.text import encodable
 from tracekit.trace.canonical import UNIT_KEY, Renamed, Trace, finite_starts, stated_unit
 from tracekit.trace.magnitudes import check_bounds, check_magnitudes, judged_steps
-from tracekit.trace.model import Layout, Unit
+from tracekit.trace.model import Layout, TimeUnit
 from tracekit.trace.parquet_file import check_size
 from tracekit.trace.schema import (
     KIND_TYPE,
@@ -177,7 +177,7 @@ def ordered_trace(
     source: Origin,
     renamed: Renamed,
     *,
-    unit: Unit | None,
+    unit: TimeUnit | None,
     name: str,
     metadata: Mapping[str, Any],
     step_starts: Mapping[int, float] = MappingProxyType({}),

@@ -15,7 +15,7 @@ import polars as pl
 
 from tracekit.base.errors import TraceError
 from tracekit.trace.magnitudes import LONGEST_S
-from tracekit.trace.model import Unit
+from tracekit.trace.model import TimeUnit
 from tracekit.trace.schema import OF_RANKS, POSTED, RESUMED, Origin
 
 #: Values between these, seconds since 1970, count as clock times: 2001 to 2100.
@@ -40,7 +40,7 @@ def spans_of(raw: pl.DataFrame) -> pl.DataFrame:
 
 def in_seconds(
     ops: pl.DataFrame,
-    unit: Unit | None,
+    unit: TimeUnit | None,
     step_starts: Mapping[int, float],
     source: Origin,
     spans: Callable[[pl.DataFrame], pl.DataFrame] = spans_of,
@@ -58,12 +58,12 @@ def in_seconds(
     ranked = "rank" in ops.columns and ops["rank"].dtype.is_integer() and not ops["rank"].null_count()
     rank = ops["rank"] if ranked else pl.repeat(0, ops.height, eager=True)
     raw = pl.DataFrame({"step": ops["step"], "rank": rank, "start": start, "duration": duration})
-    per_second = (unit or Unit.S).per_second
+    per_second = (unit or TimeUnit.S).per_second
     beyond = float(start.max()) > LONGEST_S * per_second  # type: ignore[arg-type]
     # A quick check: the starts are beyond any step, or those of one rank advance from step to step.
     if beyond or (ranked and _runs_on(_by_step(spans_of(raw.filter(rank == rank[0]))))):
         by_rank, stated = spans(raw).sort("step", "rank"), unit is not None
-        start, step_starts = _from_step_start(raw, by_rank, unit or Unit.S, step_starts, source, stated=stated)
+        start, step_starts = _from_step_start(raw, by_rank, unit or TimeUnit.S, step_starts, source, stated=stated)
     elif per_second == 1:
         return ops, step_starts
     times: list[pl.Series | pl.Expr] = [(start / per_second).alias("start"), (duration / per_second).alias("duration")]
@@ -102,7 +102,7 @@ def _runs_on(steps: pl.DataFrame) -> bool:
 def _from_step_start(
     raw: pl.DataFrame,
     spans: pl.DataFrame,
-    unit: Unit,
+    unit: TimeUnit,
     step_starts: Mapping[int, float],
     source: Origin,
     *,
@@ -158,9 +158,9 @@ def _laps(spans: pl.DataFrame, steps: pl.DataFrame, per_second: int) -> list[flo
     return filled
 
 
-def _refuse_other_clock(start: pl.Series, first: float, unit: Unit, source: Origin, *, stated: bool) -> None:
+def _refuse_other_clock(start: pl.Series, first: float, unit: TimeUnit, source: Origin, *, stated: bool) -> None:
     """Raise TraceError if `first` would be a clock time in another unit."""
-    for other in Unit:
+    for other in TimeUnit:
         if other is not unit and EARLIEST_S * other.per_second <= first <= LATEST_S * other.per_second:
             row = int((start >= first).arg_max() or 0)
             taken_as = f"with --unit {unit}" if stated else "in seconds"

@@ -1,6 +1,6 @@
 """What a SOURCE of metrics is: a URL, a Parquet file, OpenMetrics text, saved answers of Prometheus.
 
-In: what the user typed. Out: a `MetricSource`; `Table` is that of a Parquet file.
+In: what the user typed. Out: a `MetricSource`; `SampleTable` is that of a Parquet file.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def open_metrics(text: str) -> MetricSource:
     if not start.strip():
         raise FormatError(f"{short(text)}: empty; expected samples of metrics")
     if start.startswith(_PARQUET):
-        return Table(path)
+        return SampleTable(path)
     return Answers(path, [path]) if start.lstrip().startswith(b"{") else Text(path)
 
 
-class Table:
+class SampleTable:
     """A Parquet file of samples. Raises FormatError if it is none."""
 
     def __init__(self, path: Path) -> None:

@@ -63,7 +63,7 @@ AHEAD_AT_ONCE = 8
 #: The reasons why a job is not on a page.
 _WITHOUT = "was stored without an analysis"
 _NO_WORKERS = "is no pipeline, so it has no workers"
-_OLDER = "It was analysed by an older version of tracekit."
+OTHER_VERSION = "It was analysed by another version of tracekit."
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
@@ -410,7 +410,7 @@ def _newest(row: dict[str, Any]) -> tuple[Any, ...]:
 
 def _stored(row: dict[str, Any], report: Report | None) -> Stored:
     """One row of the list of jobs with its report."""
-    older = report is None and bool(row["analysed"])
+    other = report is None and bool(row["analysed"])
     return Stored(
         name=row["name"],
         job_id=row["job_id"],
@@ -423,7 +423,7 @@ def _stored(row: dict[str, Any], report: Report | None) -> Stored:
         metadata=json.loads(row["metadata"]),
         has_workers=_has_workers(row),
         report=report,
-        problem=row["problem"] or (_OLDER if older else None),
+        problem=row["problem"] or (OTHER_VERSION if other else None),
     )
 
 

@@ -33,7 +33,7 @@ from tracekit.dashboards.browser.ui.sentences import Tone, cost_words, place_wor
 from tracekit.dashboards.figures.worker_map import UNKNOWN, Ints
 from tracekit.report.compare import (
     CauseChange,
-    Outcome,
+    ChangeEffect,
     Side,
     cost_changes,
     verdict,
@@ -46,7 +46,7 @@ from tracekit.trace.model import Worker
 MOST_WORKERS, MAP_ROWS = 20, 200
 #: A worker whose slowdown alone changed by less is not listed.
 LEAST_CHANGE = 0.01
-_TONES = {Outcome.BETTER: Tone.GOOD, Outcome.WORSE: Tone.BAD}
+_TONES = {ChangeEffect.BETTER: Tone.GOOD, ChangeEffect.WORSE: Tone.BAD}
 
 
 def verdict_panel(before: Side, after: Side, extra: Component) -> Component:

@@ -10,9 +10,9 @@ from dash.development.base_component import Component
 from msgspec import Struct
 
 from tracekit.analysis.bubbles.picture import WAITS_FOR, draw_step
+from tracekit.analysis.job.best_plans import optimize_job
 from tracekit.analysis.job.bubbles_words import summary
 from tracekit.analysis.job.plan_words import PLAN_HEADS, plan_row, sentence, settings_words
-from tracekit.analysis.job.plans import optimize_job
 from tracekit.base.errors import LayoutError, SelectionError, TracekitError
 from tracekit.base.text import seconds
 from tracekit.dashboards.browser.data.queries import Stored
@@ -28,7 +28,7 @@ from tracekit.dashboards.browser.ui.components import (
 )
 from tracekit.dashboards.browser.ui.context import results, viewer
 from tracekit.dashboards.browser.ui.shell import job_page
-from tracekit.dashboards.figures.plans import plan_front
+from tracekit.dashboards.figures.plan_front import plan_front
 from tracekit.dashboards.figures.stage_bars import pipeline_step
 from tracekit.report.pictures import Picture
 

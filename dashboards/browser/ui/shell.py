@@ -20,7 +20,7 @@ from dash.development.base_component import Component
 from tracekit.base.command_line import adding, command
 from tracekit.base.errors import NotStoredError, SelectionError, StoreError
 from tracekit.base.text import short
-from tracekit.dashboards.browser.data.queries import Results, Stored
+from tracekit.dashboards.browser.data.queries import OTHER_VERSION, Results, Stored
 from tracekit.dashboards.browser.data.whatif_query import LONGEST_ADDRESS
 from tracekit.dashboards.browser.ui.callbacks import TROUBLE
 from tracekit.dashboards.browser.ui.components import attributes, badge, guarded, href, note, panel, problem, term
@@ -163,6 +163,8 @@ def job_page(
         if stored.report is None:
             why = stored.problem or "It was stored without an analysis (collected, or imported with --no-analysis)."
             how = f"Import its trace again with `{adding(results().path)} --replace` to see its results here."
+            if why == OTHER_VERSION:
+                how = f"`{command('store', 'repair', '--store', results().path)}` analyses it again."
             return [job_head(stored, path), *remarks, problem(f"{why} {how}", title="Not analysed")]
         state.pop("stored", None)  # the name that the functions of the pages use for the job
         content = guarded(build)(stored, **state)

@@ -11,7 +11,7 @@ from judges.kinetosim import Trouble
 from tests.analysis.small_jobs import of_steps
 from tests.handmade import run
 from tracekit.analysis.attribution.chance import Parts
-from tracekit.analysis.diagnosis.assessment import Headline
+from tracekit.analysis.diagnosis.assessment import NamedLoss
 from tracekit.analysis.job.graph import GraphJob
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.report.verdict import LossKind
@@ -23,7 +23,7 @@ from tracekit.trace.op import OpTrace
 RANKS, STEPS = 8, 40
 
 
-def somebody_is_slow(longer: float, noise: float = 0.0, constant: float = 0.0) -> Headline:
+def somebody_is_slow(longer: float, noise: float = 0.0, constant: float = 0.0) -> NamedLoss:
     """Each step, another one of eight ranks at random takes `longer`; rank 0 always `constant`. All vary by `noise`."""
     draw = np.random.default_rng(0)
     steps = []

@@ -11,7 +11,7 @@ from tests.handmade import LAYOUT
 from tests.reports import report_with
 from tests.sides import cause, side
 from tracekit.report.compare import (
-    Outcome,
+    ChangeEffect,
     WorkerSteps,
     causes_of_jobs,
     causes_of_parts,
@@ -58,7 +58,7 @@ def test_a_recording_is_compared_by_the_steps_that_the_profiler_marked() -> None
 
 def test_a_change_that_helps_is_told_with_its_size_and_interval() -> None:
     found = verdict(side([2.0, 2.01, 1.99, 2.0]), side([1.0, 1.01, 0.99, 1.0]))
-    assert found.outcome is Outcome.BETTER
+    assert found.outcome is ChangeEffect.BETTER
     assert found.sentence.startswith(
         "Yes, it helped: a recorded step takes 1.00 s instead of 2.00 s, 1.00 s (50.0%) less (95% interval of the"
     )
@@ -68,8 +68,8 @@ def test_a_change_that_helps_is_told_with_its_size_and_interval() -> None:
 
 def test_a_change_for_the_worse_and_one_within_the_scatter_are_told_apart() -> None:
     steady = side([1.0, 1.01, 0.99])
-    assert verdict(steady, side([2.0, 2.01, 1.99])).outcome is Outcome.WORSE
-    assert verdict(side([1.0]), steady).outcome is Outcome.UNKNOWN
+    assert verdict(steady, side([2.0, 2.01, 1.99])).outcome is ChangeEffect.WORSE
+    assert verdict(side([1.0]), steady).outcome is ChangeEffect.UNKNOWN
 
 
 def test_no_difference_excludes_a_large_one_and_wide_steps_cannot_tell() -> None:
@@ -77,12 +77,12 @@ def test_no_difference_excludes_a_large_one_and_wide_steps_cannot_tell() -> None
     scatter = [-1, 1, 1, -1, 0, 0, -1, 1]
     steady, loose = (side([1 + size * one for one in scatter]) for size in (0.01, 0.5))
     narrow = verdict(steady, steady)
-    assert narrow.outcome is Outcome.NO_DIFFERENCE
+    assert narrow.outcome is ChangeEffect.NO_DIFFERENCE
     words = r"a recorded step takes 1.00 s on both sides; a difference larger than (.*)% is unlikely"
     share = float(re.fullmatch(words, narrow.change)[1])
     assert share == pytest.approx(0.99, abs=0.2)  # two errors of 0.87 % / sqrt(7), and a t of 14 degrees, 2.14
     wide = verdict(loose, loose)
-    assert (wide.outcome, wide.change) == (Outcome.UNKNOWN, "a recorded step takes 1.00 s on both sides")
+    assert (wide.outcome, wide.change) == (ChangeEffect.UNKNOWN, "a recorded step takes 1.00 s on both sides")
     assert wide.certainty is not None
     assert wide.certainty.startswith("it may be chance: 95% interval of the change -")
     assert wide.certainty.endswith("bootstrap over 8 and 8 steps; record more steps")
@@ -91,10 +91,10 @@ def test_no_difference_excludes_a_large_one_and_wide_steps_cannot_tell() -> None
 def test_what_reads_the_same_on_both_sides_is_not_told_as_a_change() -> None:
     tiny = verdict(side([1.0, 1.0]), side([1.0005, 1.0005]))
     assert (tiny.outcome, tiny.change.partition("; ")[2]) == (
-        Outcome.NO_DIFFERENCE, "a difference larger than 0.1% is unlikely")  # fmt: skip
+        ChangeEffect.NO_DIFFERENCE, "a difference larger than 0.1% is unlikely")  # fmt: skip
     small = verdict(side([2.0, 2.0]), side([1.996, 1.996]))
     assert (small.outcome, small.change) == (
-        Outcome.BETTER, "a recorded step takes 4.0 ms (0.2%) less, about 2.00 s")  # fmt: skip
+        ChangeEffect.BETTER, "a recorded step takes 4.0 ms (0.2%) less, about 2.00 s")  # fmt: skip
 
 
 def test_other_layouts_are_compared_by_what_is_lost_and_that_is_said() -> None:

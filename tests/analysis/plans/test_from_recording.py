@@ -11,8 +11,8 @@ import pytest
 from tests.analysis.bubbles.simulated import random_lanes, zb_h1
 from tests.analysis.bubbles.simulated import trace as bubbles_trace
 from tests.handmade import run
+from tracekit.analysis.job.best_plans import optimize_job
 from tracekit.analysis.job.pipeline import PipelineJob
-from tracekit.analysis.job.plans import optimize_job
 from tracekit.base.errors import SelectionError, TraceError
 from tracekit.report.plans import Optimum
 from tracekit.synth import Schedule, SlowWorker, SynthSpec, synthesize

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from tests.cases import case
 from tests.handmade import run
-from tracekit.analysis.job.rl import RlJob
+from tracekit.analysis.job.rl_job import RlJob
 from tracekit.collectors.importers.rl.reader import read_rl
 from tracekit.trace.post_training import Format, PhaseLog, part_of, run_of, trace_of
 

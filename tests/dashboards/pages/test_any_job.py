@@ -172,7 +172,7 @@ def test_data_about_workers_is_refused_in_a_line(pages: Pages) -> None:
 def test_a_job_without_a_report_that_can_be_shown_says_how_to_get_one(pages: Pages) -> None:
     reasons = {
         "bare ops": "It was stored without an analysis",
-        "older": "It was analysed by an older version of tracekit. Import its trace again with ",
+        "older": "It was analysed by another version of tracekit. `tracekit store repair --store ",
     }
     for name, why in reasons.items():
         with case(name):

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from tracekit.analysis.attribution.gate import Gate, Runs, judge
-from tracekit.analysis.attribution.spent import Spent, SpentPhases
+from tracekit.analysis.attribution.spent import SpentPhases, StepsSpent
 from tracekit.analysis.gpu.recorded import KEPT
 from tracekit.analysis.job.job import Job
 from tracekit.analysis.job.pipeline import PipelineJob
@@ -64,8 +64,8 @@ def gate(
         for job, side in zip((*baselines, run), (*before, after), strict=True)
         if isinstance(side, SpentPhases) and side.unlike
     ]
-    if found := rates(_tokens_per_s(baselines, before), _tokens_per_s([run], [after])):
-        notes.append(found)
+    if change := rates(_tokens_per_s(baselines, before), _tokens_per_s([run], [after])):
+        notes.append(change)
     names = listed([short(job.trace.name) for job in baselines])
     return Gate.of(
         Runs(names, sum(len(side.step_s) for side in before), len(before)),
@@ -77,16 +77,16 @@ def gate(
     )
 
 
-def _tokens_per_s(jobs: Sequence[Job], sides: Sequence[Spent | SpentPhases]) -> float | None:
+def _tokens_per_s(jobs: Sequence[Job], sides: Sequence[StepsSpent | SpentPhases]) -> float | None:
     """Tokens a second of the mean job; None if the loop of one logs no tokens."""
-    found = list[float]()
+    per_s = list[float]()
     for job, side in zip(jobs, sides, strict=True):
         tokens = step_values(job.trace.metadata).get("tokens", {})
         timed = zip(side.steps, side.step_s.tolist(), strict=True)
         if (rate := tokens_per_s((tokens.get(step), s) for step, s in timed)) is None:
             return None
-        found.append(rate)
-    return sum(found) / len(found)
+        per_s.append(rate)
+    return sum(per_s) / len(per_s)
 
 
 def _identity(job: Job) -> dict[str, Any]:
@@ -95,12 +95,12 @@ def _identity(job: Job) -> dict[str, Any]:
     if POST_TRAINING in trace.metadata:
         return {"source": job.source, "engines": trace.sizes["world_size"] - 1}
     recorded = "profiler_step" in job.replay.graph.label_names
-    known = {"source": "a recording of GPUs" if recorded else job.source, **trace.sizes}
-    known |= {name: trace.metadata.get(name) for name in SAME_JOB}
+    identity = {"source": "a recording of GPUs" if recorded else job.source, **trace.sizes}
+    identity |= {name: trace.metadata.get(name) for name in SAME_JOB}
     if isinstance(job, PipelineJob):
         forwards = job.trace.ops.filter(job.trace.ops["kind"] == OpKind.FORWARD_COMPUTE).height
-        return known | {"forward computes a step": round(forwards / len(trace.steps))}
-    return known | {"GPU": trace.metadata.get(KEPT, {}).get("gpu")}
+        return identity | {"forward computes a step": round(forwards / len(trace.steps))}
+    return identity | {"GPU": trace.metadata.get(KEPT, {}).get("gpu")}
 
 
 def _differences(baseline: dict[str, Any], run: dict[str, Any]) -> Iterator[str]:

@@ -186,12 +186,16 @@ def check(store: Path) -> int:
 @store_command.command()
 @_of_a_store
 def repair(store: Path) -> None:
-    """Drop what is damaged, with a line for each; everything else stays."""
+    """Drop what is damaged, with a line for each; everything else stays.
+
+    A report that is damaged, or that another version of tracekit wrote, is made anew from the ops beside it.
+    """
+    from tracekit.analysis.job.load import job_of
     from tracekit.store import Store
     from tracekit.store.care import repair as repairing
 
     with progress() as tell:
-        done = repairing(Store(store), tell)
+        done = repairing(Store(store), lambda trace: job_of(trace).stored(), tell)
     if not _echo(done):
         click.echo(f"{printable(str(store))}: nothing to repair")
 

@@ -48,9 +48,9 @@ class RlJob(Job):
     slots: int | None = None
 
     @classmethod
-    def read(cls, paths: Sequence[Path], written_by: Format | None = None, **known: Any) -> RlJob:
+    def read(cls, paths: Sequence[Path], written_by: Format | None = None, **stated: Any) -> RlJob:
         """Read the files of one run. `known`: `gpus`, `slots`. Raises FormatError."""
-        return cls(trace_of(read_rl(paths, written_by), paths[0].name), **known)
+        return cls(trace_of(read_rl(paths, written_by), paths[0].name), **stated)
 
     def __repr__(self) -> str:
         return f"<Job {short(self.trace.name)}: {len(self.trace.steps):,} steps of post-training>"
@@ -118,8 +118,8 @@ class RlJob(Job):
             raise SelectionError(f"{selection}: no price, {evidence.run.doubt}")
         parts = selection.split(" + ") if _FIX in selection else [selection]
         changes = [self._change(text.strip()) for text in parts]
-        for one in changes:
-            if isinstance(one, Scenario) and (price := evidence.run.price(one)).saved_s is None:
+        for change in changes:
+            if isinstance(change, Scenario) and (price := evidence.run.price(change)).saved_s is None:
                 raise SelectionError(f"{selection}: no price, {price.assumes}")
         saving = evidence.unchanged - evidence.step_times(changes)
         error_s = evidence.saving_error_s(saving, changes)
@@ -139,11 +139,11 @@ class RlJob(Job):
             raise TraceError(f"{short(self.trace.name)}: {flagged}")
         run, unlike = self.evidence.run, self.evidence.account.unlike
         differing = [] if unlike is None else sorted(set(unlike.numbers) - set(ignored))
-        kept = kept_steps(run.steps.tolist(), [*ignored, *differing])
-        parts = {SpentPart("kind", name): took[kept] for name, took in run.phases.items()}
+        counted_steps = kept_steps(run.steps.tolist(), [*ignored, *differing])
+        parts = {SpentPart("kind", name): took[counted_steps] for name, took in run.phases.items()}
         return SpentPhases(
-            run.steps[kept].tolist(),
-            run.recorded[kept],
+            run.steps[counted_steps].tolist(),
+            run.recorded[counted_steps],
             parts,
             self.trace.ops.height / len(self.trace.steps),
             "" if unlike is None or not differing else "; ".join(group.words for group in unlike.steps),
@@ -170,10 +170,10 @@ class RlJob(Job):
         return Exported(chosen["step"].n_unique(), len(marked), written)
 
     def redacted(self) -> RlJob:
-        known = dict(self.trace.metadata[POST_TRAINING])
-        if engines := known.get("engines"):
-            known["engines"] = [f"engine-{number}" for number in range(len(engines))]
-        return replace(self, trace=replace(self.trace, name="job", metadata={POST_TRAINING: known}))
+        facts = dict(self.trace.metadata[POST_TRAINING])
+        if engines := facts.get("engines"):
+            facts["engines"] = [f"engine-{number}" for number in range(len(engines))]
+        return replace(self, trace=replace(self.trace, name="job", metadata={POST_TRAINING: facts}))
 
     def _not_for(self, what: str) -> SelectionError:
         return SelectionError(f"{what} is for pipelines and op traces; {short(self.trace.name)} is {self.source}")

@@ -24,7 +24,7 @@ TABLE_KEY = "tracekit_table"
 TABLE_FILE = Kind("a table that tracekit wrote with --parquet", parquet_with(TABLE_KEY))
 
 
-class Lanes(Struct, frozen=True, eq=False):
+class WorkerLanes(Struct, frozen=True, eq=False):
     """The lanes of an analysed pipeline: `attribution`, whose arrays have every step, and `replay`, which draws single
     steps and may have only the steps that causes follow from.
     """
