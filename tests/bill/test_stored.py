@@ -167,15 +167,15 @@ def test_a_trace_without_times_is_billed_in_no_week(tmp_path: Path) -> None:
     assert "unknown" in run("bill", store.path, "--by", "week").out
 
 
-def test_windows_whose_clock_goes_back_are_billed_once_and_named(tmp_path: Path) -> None:
+def test_windows_whose_clock_goes_back_are_billed_by_their_steps_and_named(tmp_path: Path) -> None:
     traces = [
         window(healthy_frame(range(1, 5)), 1000.0, HEALTHY_STEP_S),
         window(healthy_frame(range(5, 9)), 0.0, HEALTHY_STEP_S),
     ]
     store = stored(tmp_path, traces)
-    assert sum(seconds(store).values()) == 4 * HEALTHY_STEP_S
+    assert seconds(store) == {("useful", "training"): 8 * HEALTHY_STEP_S}
     (note,) = bill_of_store(store).notes
-    assert note.startswith("job: window 1 begins before window 0 ends")
+    assert note.startswith("job: window 0: the clock contradicts that of other windows")
 
 
 def test_a_job_that_was_watched_begins_with_its_watch(tmp_path: Path, clock: list[float]) -> None:
@@ -189,7 +189,7 @@ def test_a_job_that_was_watched_begins_with_its_watch(tmp_path: Path, clock: lis
     beside.run.finish()
     found = seconds(beside.store)
     assert found["useful", "training"] == pytest.approx(10, abs=0.01)
-    assert found["unknown", "after the last window"] > 0  # the recording is of 2023, the watch of today
+    assert found.get(("unknown", "after the last window"), 0.0) < 60  # the recording is of 2023, the watch of today
 
 
 def test_post_training_is_billed_by_its_losses_and_what_is_in_no_phase(tmp_path: Path) -> None:

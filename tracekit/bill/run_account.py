@@ -6,6 +6,7 @@ show it as close an incident, and it ends with its job.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -71,34 +72,42 @@ def accused_of_run(store: Store, name: str) -> Accused | None:
 
 
 def run_of(account: Account) -> RunVerdict:
-    """The verdict that the account of a job shows."""
-    windows, wall_s = account.windows, sum(account.bill.wall_s.values())
+    """The verdict that the account of a job shows, or of a part of it. What is over is over for the whole job."""
+    whole, rows = account.whole or account, [window.row for window in account.windows]
+    last_seen = {_place(billed): billed.number for billed in whole.losses}
+    moved_to = {place[:3]: place for place in sorted(last_seen, key=lambda place: last_seen[place])}
     of_place = dict[tuple[Any, ...], list[BilledLoss]]()
     for billed in account.losses:
-        loss = billed.loss
-        of_place.setdefault((loss.kind, loss.cause, loss.ranks, loss.hosts), []).append(billed)
-    ended = _ending(windows[0])
-    moved_to = {key[:3]: key for key in sorted(of_place, key=lambda key: of_place[key][-1].number)}
-    causes = [
-        _cause(billed, account.judged, wall_s, has_ended=ended is not None, has_moved=moved_to[key[:3]] != key)
-        for key, billed in of_place.items()
-    ]
+        of_place.setdefault(_place(billed), []).append(billed)
+    ended, causes = _ending(rows[0]), list[RunCause]()
+    judged = [window.row["number"] for window in whole.windows if window.judged_s is not None]
+    for place, lost in of_place.items():
+        clear = len(judged) - bisect_right(judged, last_seen[place])
+        state = State.OVER if moved_to[place[:3]] != place else _state(clear, has_ended=ended is not None)
+        causes.append(_cause(lost, account.wall_s, state))
     causes.sort(key=lambda cause: -cause.lost_s)
-    lost_s = sum(cause.lost_s for cause in causes)
+    lost_s, recorded_s = sum(cause.lost_s for cause in causes), sum(each.judged_s or 0.0 for each in account.windows)
     return RunVerdict(
-        first_step=min(row["first_step"] for row in windows),
-        last_step=max(row["last_step"] for row in windows),
-        windows=len(windows),
-        wall_s=wall_s,
-        covered_share=_share(account.recorded_s, wall_s),
-        recorded_s=account.recorded_s,
+        first_step=min(row["first_step"] for row in rows),
+        last_step=max(row["last_step"] for row in rows),
+        windows=len(rows),
+        wall_s=account.wall_s,
+        covered_share=_share(min(recorded_s, account.wall_s), account.wall_s),
+        recorded_s=recorded_s,
         lost_s=lost_s,
-        lost_share=_share(lost_s, wall_s),
+        lost_share=_share(lost_s, account.wall_s),
         gpu_hours_lost=sum(cause.gpu_hours_lost for cause in causes),
         causes=causes,
         ended=ended,
         notes=account.bill.notes,
+        of_windows=None if account.whole is None else len(whole.windows),
     )
+
+
+def _place(billed: BilledLoss) -> tuple[Any, ...]:
+    """Cause and place of a loss: ranks on hosts, as a restart can move ranks."""
+    loss = billed.loss
+    return loss.kind, loss.cause, loss.ranks, loss.hosts
 
 
 def _ending(row: Any) -> str | None:
@@ -108,17 +117,11 @@ def _ending(row: Any) -> str | None:
     return row["ending"] or "ended"
 
 
-def _cause(
-    billed: Sequence[BilledLoss], judged: Sequence[int], wall_s: float, *, has_ended: bool, has_moved: bool
-) -> RunCause:
-    """One cause at one place: ranks on hosts, as a restart can move ranks. `judged`: the windows that would show it.
-    `has_moved`: whether a later window shows it for the same ranks on other hosts.
-    """
+def _cause(billed: Sequence[BilledLoss], wall_s: float, state: State) -> RunCause:
+    """One cause at one place, oldest loss first. Its times are those of its first and its last slow step."""
     first, last = billed[0], billed[-1]
     worst = max(billed, key=_lost_s)
     lost_s = sum(map(_lost_s, billed))
-    sinces = [one.loss.since for one in billed if one.loss.since is not None]
-    untils = [one.loss.until for one in billed if one.loss.until is not None]
     return RunCause(
         kind=first.loss.kind,
         cause=first.loss.cause,
@@ -129,9 +132,9 @@ def _cause(
         gpu_hours_lost=sum(_lost_s(one) * one.gpus for one in billed) / 3600,
         first_step=first.loss.first_step,
         last_step=last.loss.last_step,
-        since=min(sinces, default=None),
-        until=max(untils, default=None),
-        state=State.OVER if has_moved else _state(sum(number > last.number for number in judged), has_ended=has_ended),
+        since=first.loss.since,
+        until=last.loss.until,
+        state=state,
         windows=len(billed),
         worst_window=worst.number,
         worst_share=_share(_lost_s(worst), worst.window_s),
