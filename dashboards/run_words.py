@@ -75,7 +75,8 @@ def cause_sentence(cause: RunCause, zone: tzinfo, run: RunVerdict) -> str:
     several = cause.ranks and sum((other.ranks, other.hosts) == place for other in run.alarming) > 1
     who = f"{who_words(cause)}, {kind_words(cause.cause)}," if several else who_words(cause)
     parts = [f"{who} cost {share_words(run, cause.lost_s)}", steps_words(cause), times_words(cause, zone)]
-    return f"{', '.join(part for part in parts if part)}; {_STATES[cause.state]}"
+    state = f"; {_STATES[cause.state]}" if run.windows > 1 else ""
+    return f"{', '.join(part for part in parts if part)}{state}"
 
 
 def who_words(cause: RunCause) -> str:

@@ -19,7 +19,8 @@ from tests.handmade import HEALTHY_STEP_S, SLOW_STEP_S, healthy_frame, run, slow
 from tests.live.beside import Beside
 from tracekit.base.exit_codes import ExitCode
 from tracekit.base.text import ranks_text
-from tracekit.bill.run_account import accused_of_run, run_of, run_of_job
+from tracekit.bill.account import run_of
+from tracekit.bill.run_account import accused_of_run, run_of_job
 from tracekit.bill.stored import account_of, bill_of_store
 from tracekit.commands.mcp import who, why_slow
 from tracekit.dashboards.run_words import coverage_words, run_sentence

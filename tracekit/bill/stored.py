@@ -19,9 +19,10 @@ from msgspec.structs import replace
 from tracekit.analysis.job.job import Job
 from tracekit.base.errors import NotStoredError, StoreError
 from tracekit.base.text import short
+from tracekit.bill.account import Account, BilledLoss, BilledWindow, run_of
 from tracekit.bill.ledger import KEPT_OR_LOST, LOST_WORK, Bill, Ledger, joined, lost_share, resumed_at
 from tracekit.bill.placement import Stretch, axis_of
-from tracekit.costs.claimed import ClaimedCosts, PlacedLoss
+from tracekit.costs.claimed import ClaimedCosts
 from tracekit.costs.parts import ALL, BillPart, Claim
 from tracekit.fleet.rows import team_of
 from tracekit.report.findings import Findings
@@ -32,58 +33,6 @@ from tracekit.store.window import known_starts
 _SUCCESS = "ended with exit code 0"
 #: Twice what a double resolves of seconds since the epoch, and more.
 _LEAST_S = 1e-6
-
-
-class BilledLoss(Struct, frozen=True):
-    """What window `number` lost to one cause: `billed_s` seconds are on the bill as that; `redone_s` are in steps that
-    a later attempt did again, which the bill has as lost work. `window_s`: seconds of all its steps.
-    """
-
-    number: int
-    loss: PlacedLoss
-    billed_s: float
-    redone_s: float
-    window_s: float
-    gpus: int
-
-
-class BilledWindow(Struct, frozen=True):
-    """A window in an account: `row` of the catalogue; when it began and ended, seconds after the origin of the bill;
-    and the seconds of its steps, None if their losses are not known.
-    """
-
-    row: Mapping[str, Any]
-    stretch: Stretch
-    judged_s: float | None
-
-    def overlaps(self, since: float, until: float) -> bool:
-        """Whether it ran, by its own clock, between two times, seconds since the epoch."""
-        row = self.row
-        if row["started_at"] is None:
-            return False
-        return bool(row["ended_at"] + (row["recorded_s"] or 0.0) >= since and row["started_at"] <= until)
-
-
-class Account(Struct, frozen=True):
-    """The time of one job, or of a part of it. `windows`: oldest first. `wall_s`: seconds from the begin to the end.
-    `whole`: of all windows, for a part.
-    """
-
-    bill: Bill
-    losses: Sequence[BilledLoss]
-    windows: Sequence[BilledWindow]
-    wall_s: float
-    whole: Account | None = None
-
-    def between(self, since: float, until: float) -> Account:
-        """The part that its windows between two times make up, seconds since the epoch; all if none is."""
-        windows = [window for window in self.windows if window.overlaps(since, until)]
-        if len(windows) in (0, len(self.windows)):
-            return self
-        numbers = {window.row["number"] for window in windows}
-        losses = [loss for loss in self.losses if loss.number in numbers]
-        wall_s = windows[-1].stretch.until_s - windows[0].stretch.start_s
-        return Account(self.bill, losses, windows, wall_s, self)
 
 
 class _Window(Struct, frozen=True):
@@ -141,7 +90,8 @@ def bill_of_store(store: Store) -> Bill:
     bills, damaged = list[Bill](), list[StoreError]()
     for (job,), of_job in rows.group_by("job", maintain_order=True):
         try:
-            bills.append(_account(store, of_job.rows(named=True), costs).bill)
+            account = _account(store, of_job.rows(named=True), costs)
+            bills.append(replace(account.bill, runs={str(job): run_of(account)}))
         except StoreError as error:
             damaged.append(StoreError(f"{short(str(job))}: left out, {error}"))
     if not bills:

@@ -28,7 +28,8 @@ from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.command_line import adding
 from tracekit.base.errors import NotStoredError, StoreError, TracekitError
 from tracekit.base.text import nearest, short
-from tracekit.bill.run_account import advised, run_of
+from tracekit.bill.account import run_of
+from tracekit.bill.run_account import advised
 from tracekit.bill.stored import account_of
 from tracekit.dashboards.figures.lanes import lane_ops
 from tracekit.dashboards.figures.step_ops import StepOps, step_ops
