@@ -21,6 +21,8 @@ MOST_CAUSES, _SMALLEST_SHARE = 3, 0.005
 _SHORT_S = 600
 #: A verdict that covers less of the run says so.
 _COVERED = 0.9
+#: Of a run of which less is covered, a share of all its time says little about its steps.
+_SPARSE = 0.5
 _STATES = {
     State.OPEN: "it goes on",
     State.OVER: "it is over",
@@ -53,7 +55,16 @@ def run_sentence(run: RunVerdict, zone: tzinfo = UTC) -> str:
     """The first sentence about a run, without a full stop."""
     if run.alarming:
         return cause_sentence(run.alarming[0], zone, run)
-    return f"nothing costs 5% of any window; {_percent(run.lost_share)} of the run is lost in all"
+    return f"nothing costs 5% of any window; {share_words(run, run.lost_s)} is lost in all"
+
+
+def share_words(run: RunVerdict, lost_s: float) -> str:
+    """How much of a run so many seconds are: "15.6% of the run". If most of it was not recorded, also of what was."""
+    whole = "the run" if run.of_windows is None else "the chosen range"
+    words = f"{lost_s / run.wall_s if run.wall_s else 0.0:.1%} of {whole}"
+    if run.covered_share < _SPARSE and run.recorded_s:
+        words += f" ({lost_s / run.recorded_s:.1%} of its recorded steps)"
+    return words
 
 
 def cause_sentence(cause: RunCause, zone: tzinfo, run: RunVerdict) -> str:
@@ -63,9 +74,9 @@ def cause_sentence(cause: RunCause, zone: tzinfo, run: RunVerdict) -> str:
     place = cause.ranks, cause.hosts
     several = cause.ranks and sum((other.ranks, other.hosts) == place for other in run.alarming) > 1
     who = f"{who_words(cause)}, {kind_words(cause.cause)}," if several else who_words(cause)
-    cost = f"{who} cost {_percent(cause.lost_share)} of the run"
-    parts = [cost, steps_words(cause), times_words(cause, zone)]
-    return f"{', '.join(part for part in parts if part)}; {_STATES[cause.state]}"
+    parts = [f"{who} cost {share_words(run, cause.lost_s)}", steps_words(cause), times_words(cause, zone)]
+    state = f"; {_STATES[cause.state]}" if run.windows > 1 else ""
+    return f"{', '.join(part for part in parts if part)}{state}"
 
 
 def who_words(cause: RunCause) -> str:
@@ -104,7 +115,7 @@ def run_rows(report: Report, zone: tzinfo = UTC) -> Iterator[tuple[str, str]]:
     yield from (("" if number else "Then", cause_sentence(cause, zone, run)) for number, cause in enumerate(others))
     if run.lost_s > 0:
         hours = three_digits(run.gpu_hours_lost)
-        yield "Lost", f"{hours} GPU-hours in all, {_percent(run.lost_share)} of the run; `tracekit bill` has every hour"
+        yield "Lost", f"{hours} GPU-hours in all, {share_words(run, run.lost_s)}; `tracekit bill` has every hour"
     if advice := run_advice(run, report):
         yield "Do", advice
     if covers := coverage_words(run):
@@ -136,9 +147,14 @@ def _begun(advice: str) -> str:
 
 def coverage_words(run: RunVerdict) -> str:
     """How much of a run its verdict covers; empty if it is nearly all."""
-    notes = [note for note in run.notes if "clock" in note]
-    covered = [f"{run.covered_share:.0%} of {seconds(run.wall_s)}: the rest, such as the start, is in no window"]
-    return "; ".join([*(covered if run.covered_share < _COVERED else ()), *notes[:1]])
+    covered = []
+    if run.of_windows is not None:
+        covered.append(f"{run.windows:,} of {run.of_windows:,} windows, steps {run.first_step} to {run.last_step}")
+    if run.covered_share < _COVERED:
+        covered.append(
+            f"{run.covered_share:.0%} of {seconds(run.wall_s)}: the rest, such as the start, is in no window"
+        )
+    return "; ".join([*covered, *[note for note in run.notes if "clock" in note][:1]])
 
 
 def since_words(report: Report, zone: tzinfo = UTC) -> str:
@@ -171,10 +187,6 @@ def elsewhere_words(run: RunVerdict, report: Report) -> str | None:
 def _shown(report: Report) -> set[tuple[str, tuple[int, ...]]]:
     """Kinds and ranks of the causes in a report."""
     return {(account.kind, account.ranks) for account in report.answer.accounts}
-
-
-def _percent(share: float) -> str:
-    return f"{share:.1%}"
 
 
 def _moment(epoch_s: float | None, zone: tzinfo) -> datetime | None:

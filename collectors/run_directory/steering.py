@@ -110,7 +110,7 @@ def write_schedule(directory: Path, schedule: RecordingSchedule) -> None:
 def name_of_job(directory: Path) -> str:
     """The name of the job of a run directory: from its launcher on this host, else the name of the folder."""
     absolute = directory.absolute()
-    return next((job.name for job in running_jobs() if job.directory == absolute), directory.name)
+    return next((job.name for job in running_jobs() if job.directory == absolute), absolute.name)
 
 
 def find_job(named: str | None) -> Path:

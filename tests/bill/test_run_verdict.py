@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,9 +18,12 @@ from tests.dashboards.watched import write_watched
 from tests.handmade import HEALTHY_STEP_S, SLOW_STEP_S, healthy_frame, run, slow_frame
 from tests.live.beside import Beside
 from tracekit.base.exit_codes import ExitCode
+from tracekit.base.text import ranks_text
+from tracekit.bill.account import run_of
 from tracekit.bill.run_account import accused_of_run, run_of_job
-from tracekit.bill.stored import bill_of_store
+from tracekit.bill.stored import account_of, bill_of_store
 from tracekit.commands.mcp import who, why_slow
+from tracekit.dashboards.run_words import coverage_words, run_sentence
 from tracekit.live.incident_words import since_words, utc
 from tracekit.report.run import RunCause, RunVerdict, State
 from tracekit.store import Incoming
@@ -156,15 +160,91 @@ def test_a_run_says_how_much_of_it_the_verdict_covers(tmp_path: Path) -> None:
     assert found.lost_share == pytest.approx(5 * LOST_S / wall_s)
 
 
-def test_a_clock_that_jumps_back_is_named_and_counts_no_time_twice(tmp_path: Path) -> None:
-    traces = [
-        window(slow_frame(range(1, 5)), 1000.0, SLOW_STEP_S),
-        window(healthy_frame(range(5, 9)), 0.0, HEALTHY_STEP_S),
-    ]
-    found = verdict(tmp_path, traces)
-    assert found.wall_s == pytest.approx(4 * SLOW_STEP_S)
-    assert found.covered_share <= 1
-    assert "compare the clocks" in found.notes[0]
+def jumping(jumps_s: Sequence[float], slow: int) -> list[Trace]:
+    """Windows of four steps, of which one is slow; the clock of each is ahead by so many seconds."""
+    traces, start_s = list[Trace](), 0.0
+    for number, ahead_s in enumerate(jumps_s):
+        make, step_s = (slow_frame, SLOW_STEP_S) if number == slow else (healthy_frame, HEALTHY_STEP_S)
+        traces.append(window(make(range(1 + 4 * number, 5 + 4 * number)), start_s + ahead_s, step_s))
+        start_s += 4 * step_s
+    return traces
+
+
+DAY_S = 86_400.0
+
+
+@pytest.mark.parametrize(
+    "jumps_s",
+    [
+        (0.0, 0.0, DAY_S, 0.0, 0.0),  # one window a day ahead
+        (0.0, 0.0, -500.0, 0.0, 0.0),  # or back
+        (DAY_S, 0.0, 0.0, 0.0, 0.0),
+        (0.0, 0.0, 0.0, 0.0, -500.0),
+        (0.0, 0.0, 0.0, -500.0, -500.0),  # back from a window on
+    ],
+)
+def test_windows_whose_clocks_disagree_are_placed_by_their_steps(jumps_s: tuple[float, ...], tmp_path: Path) -> None:
+    """Whatever the clocks say, four of 20 steps are slow, and nothing lies between the windows."""
+    found = verdict(tmp_path, jumping(jumps_s, slow=2))
+    wall_s = 16 * HEALTHY_STEP_S + 4 * SLOW_STEP_S
+    assert (found.wall_s, found.covered_share) == (pytest.approx(wall_s), pytest.approx(1.0))
+    cause = only(found)
+    assert (cause.first_step, cause.last_step, cause.lost_s) == (9, 12, pytest.approx(4 * LOST_S))
+    assert cause.lost_share == pytest.approx(4 * LOST_S / wall_s)
+    began_s = EPOCH_S + 8 * HEALTHY_STEP_S
+    assert cause.since == (pytest.approx(began_s) if jumps_s[2] == 0 else None)
+    (note,) = found.notes
+    wrong = [number for number, ahead_s in enumerate(jumps_s) if ahead_s]
+    assert note.startswith(f"job: {ranks_text(wrong, name='window')}: the clock contradicts")
+    assert coverage_words(found) == note
+
+
+def test_a_gap_that_no_clock_contradicts_counts_and_the_sentence_has_the_share_of_the_steps(tmp_path: Path) -> None:
+    """The job may have stood still for the day that lies before its last windows."""
+    found = verdict(tmp_path, jumping((0.0, 0.0, DAY_S, DAY_S), slow=2))
+    steps_s = 12 * HEALTHY_STEP_S + 4 * SLOW_STEP_S
+    assert (found.wall_s, found.covered_share) == (
+        pytest.approx(steps_s + DAY_S),
+        pytest.approx(steps_s / (steps_s + DAY_S)),
+    )
+    words = run_sentence(found)
+    assert words.startswith(
+        f"rank {SLOW_RANK} cost 0.0% of the run ({4 * LOST_S / steps_s:.1%} of its recorded steps), "
+    )
+
+
+def test_a_clock_ahead_of_that_of_the_store_gives_no_times(tmp_path: Path) -> None:
+    """The last window says that it ran a day after it was stored."""
+    ahead_s = time.time() - EPOCH_S + DAY_S
+    found = verdict(tmp_path, jumping((0.0, 0.0, ahead_s), slow=2))
+    assert found.wall_s == pytest.approx(8 * HEALTHY_STEP_S + 4 * SLOW_STEP_S)
+    assert only(found).since is None
+
+
+def test_a_watch_by_another_clock_adds_no_time_to_the_run(tmp_path: Path) -> None:
+    """The windows are of 2023, the watch of today: between them, nobody recorded anything."""
+    store = stored(tmp_path, windows(True, False))
+    store.begin_watch("job", "collect")
+    store.end_watch("job", "ended with exit code 0")
+    found = run_of_job(store, "job")
+    assert 0 <= found.wall_s - 5 * (HEALTHY_STEP_S + SLOW_STEP_S) < 60
+    assert only(found).lost_share == pytest.approx(5 * LOST_S / found.wall_s)
+
+
+def test_a_range_is_judged_by_its_windows_and_is_over_as_the_run_says(tmp_path: Path) -> None:
+    """Of six windows, two of the range are slow; after it the fault goes on, so it is open."""
+    store = stored(tmp_path, windows(False, True, True, False, True, True))
+    begins_s = EPOCH_S + 5 * HEALTHY_STEP_S + 5 * SLOW_STEP_S
+    account = account_of(store, "job")
+    found = run_of(account.between(begins_s + 1, begins_s + 5 * SLOW_STEP_S + 1))
+    assert (found.windows, found.of_windows, found.first_step, found.last_step) == (2, 6, 11, 20)
+    wall_s = 5 * SLOW_STEP_S + 5 * HEALTHY_STEP_S
+    cause = only(found)
+    assert (cause.first_step, cause.last_step, cause.state) == (11, 15, State.OPEN)
+    assert (found.wall_s, cause.lost_share) == (pytest.approx(wall_s), pytest.approx(5 * LOST_S / wall_s))
+    assert run_sentence(found).startswith(f"rank {SLOW_RANK} cost {5 * LOST_S / wall_s:.1%} of the chosen range, steps")
+    assert coverage_words(found) == "2 of 6 windows, steps 11 to 20"
+    assert account.between(0, EPOCH_S - 1e6) is account
 
 
 def test_windows_without_times_have_steps_and_no_moments(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ In: stretches of the wall clock of a job, each with what it went to. Out: a `Bil
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import polars as pl
 from msgspec import Struct
 
 from tracekit.costs.parts import LEAST_S, BillPart, Claim
+from tracekit.report.run import RunVerdict
 
 BILL_VERSION = 1
 #: Monday, January 5, 1970, seconds since the epoch: weeks begin on Mondays, 00:00 UTC.
@@ -41,11 +43,13 @@ KEPT_OR_LOST = BillPart.UNKNOWN, "kept or lost: no checkpoint shows it"
 class Bill(Struct, frozen=True):
     """`rows`: `job`, `team`, `week` (its Monday, UTC), `part`, `cause`, `seconds` of the wall clock, `gpu_hours`; team
     and week are null where unknown. `wall_s`: the wall clock of each job, seconds. `notes`: what to bear in mind.
+    `runs`: the verdict on each job of a store.
     """
 
     rows: pl.DataFrame
     wall_s: Mapping[str, float]
     notes: tuple[str, ...] = ()
+    runs: Mapping[str, RunVerdict] = MappingProxyType({})
 
     @property
     def gpu_hours(self) -> float:
@@ -90,7 +94,8 @@ def joined(bills: Sequence[Bill]) -> Bill:
     """One bill of several jobs."""
     wall_s = {job: seconds for bill in bills for job, seconds in bill.wall_s.items()}
     rows = pl.concat([_ROWS.to_frame(), *(bill.rows for bill in bills)])
-    return Bill(rows, wall_s, tuple(note for bill in bills for note in bill.notes))
+    runs = {job: run for bill in bills for job, run in bill.runs.items()}
+    return Bill(rows, wall_s, tuple(note for bill in bills for note in bill.notes), runs)
 
 
 class Ledger:

@@ -14,12 +14,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tracekit.analysis.job.job import Job
 from tracekit.base.errors import NotStoredError, StoreError
 from tracekit.base.text import short
+from tracekit.bill.account import Account, BilledLoss, BilledWindow, run_of
 from tracekit.bill.ledger import KEPT_OR_LOST, LOST_WORK, Bill, Ledger, joined, lost_share, resumed_at
-from tracekit.costs.claimed import ClaimedCosts, PlacedLoss
+from tracekit.bill.placement import Stretch, axis_of
+from tracekit.costs.claimed import ClaimedCosts
 from tracekit.costs.parts import ALL, BillPart, Claim
 from tracekit.fleet.rows import team_of
 from tracekit.report.findings import Findings
@@ -30,31 +33,6 @@ from tracekit.store.window import known_starts
 _SUCCESS = "ended with exit code 0"
 #: Twice what a double resolves of seconds since the epoch, and more.
 _LEAST_S = 1e-6
-
-
-class BilledLoss(Struct, frozen=True):
-    """What window `number` lost to one cause: `billed_s` seconds are on the bill as that; `redone_s` are in steps that
-    a later attempt did again, which the bill has as lost work. `window_s`: seconds of all its steps.
-    """
-
-    number: int
-    loss: PlacedLoss
-    billed_s: float
-    redone_s: float
-    window_s: float
-    gpus: int
-
-
-class Account(Struct, frozen=True):
-    """The time of one job. `windows`: rows of the catalogue, oldest first; `judged`: the numbers of those whose losses
-    are known, and `recorded_s`: seconds of their steps.
-    """
-
-    bill: Bill
-    losses: Sequence[BilledLoss]
-    windows: Sequence[Mapping[str, Any]]
-    judged: Sequence[int]
-    recorded_s: float
 
 
 class _Window(Struct, frozen=True):
@@ -79,6 +57,20 @@ class _Window(Struct, frozen=True):
             and self.row["steps"] == self.row["last_step"] - self.row["first_step"] + 1
         )
 
+    @property
+    def length_s(self) -> float:
+        """Seconds of its steps, as far as known."""
+        stated_s = self.costs.length_s if isinstance(self.costs, ClaimedCosts) else None
+        return self.row["steps"] * (self.row["recorded_s"] or 0.0) if stated_s is None else stated_s
+
+    @property
+    def judged_s(self) -> float | None:
+        """Seconds of its steps if their losses are known."""
+        if isinstance(self.costs, str) or self.costs.doubt:
+            return None
+        seconds: float = self.row["steps"] * (self.row["recorded_s"] or 0.0)
+        return seconds
+
     def steps_in(self, length_s: float) -> float:
         """How many of its mean steps fit into seconds of it: steps that warm up are shorter."""
         step_s: float = self.row["recorded_s"] or 0.0
@@ -98,7 +90,8 @@ def bill_of_store(store: Store) -> Bill:
     bills, damaged = list[Bill](), list[StoreError]()
     for (job,), of_job in rows.group_by("job", maintain_order=True):
         try:
-            bills.append(_account(store, of_job.rows(named=True), costs).bill)
+            account = _account(store, of_job.rows(named=True), costs)
+            bills.append(replace(account.bill, runs={str(job): run_of(account)}))
         except StoreError as error:
             damaged.append(StoreError(f"{short(str(job))}: left out, {error}"))
     if not bills:
@@ -126,11 +119,12 @@ def bill_of_job(job: Job) -> Bill:
 def _account(store: Store, rows: list[dict[str, Any]], costs: Mapping[tuple[str, int], ClaimedCosts]) -> Account:
     windows = _windows(store, rows, costs)
     job, first = rows[0]["job"], rows[0]
+    axis = axis_of(rows, [window.length_s for window in windows])
+    stretches = dict(zip((row["number"] for row in rows), axis.stretches, strict=True))
     attempts = [list(some) for _, some in groupby(windows, lambda window: window.attempt)]
-    timed = all(row["started_at"] is not None for row in rows)
-    origin_s = min(first["started_at"], first["began_s"] or first["started_at"]) if timed else None
     teams = (team_of(json.loads(row["metadata"])) for row in rows)
-    ledger = Ledger(job, next(filter(None, teams), None), origin_s)
+    ledger = Ledger(job, next(filter(None, teams), None), axis.origin_s)
+    ledger.notes += [f"{short(job)}: {note}" for note in axis.notes]
     failed = first["ending"] not in (None, _SUCCESS)
     resumed, at_s = resumed_at([some[0].row["first_step"] for some in attempts]), 0.0
     losses = list[BilledLoss]()
@@ -138,31 +132,23 @@ def _account(store: Store, rows: list[dict[str, Any]], costs: Mapping[tuple[str,
         cut_off = failed or number + 1 < len(attempts)
         last = max((at for at, window in enumerate(of_attempt) if window.saves), default=-1)
         for place, window in enumerate(of_attempt):
-            row = window.row
+            row, stretch = window.row, stretches[window.row["number"]]
             gpus = window.costs.gpus if isinstance(window.costs, ClaimedCosts) else row["world_size"]
-            start_s, length_s = _stretch(window, at_s, origin_s)
-            if origin_s is not None and row["started_at"] - origin_s < at_s - (row["recorded_s"] or 0.0):
-                before = f"window {row['number']} begins before window {row['number'] - 1} ends"
-                ledger.notes.append(f"{short(job)}: {before}: it counts from then on; compare the clocks")
             gap = (BillPart.UNKNOWN, "between windows") if place else (BillPart.RESTARTS, "down and starting again")
-            ledger.add_one(
-                at_s, start_s, gpus, (*(gap if number or place else (BillPart.START, "until the first window")), ALL)
-            )
-            at_s = start_s + length_s
+            if not (number or place):
+                gap = BillPart.START, "until the first window"
+            ledger.add_one(at_s, stretch.start_s, gpus, (*gap, ALL))
+            at_s = stretch.until_s
             again, to = float(lost_share(row["first_step"], row["last_step"], resumed[number])), LOST_WORK
             if resumed[number] is None and cut_off and place >= last:
                 again = 1.0
                 if place == last or not (window.whole and any(one.saves for one in windows)):
                     to = KEPT_OR_LOST  # the checkpoint is somewhere in this window, or cannot be seen
-            losses += _book(ledger, window, start_s, length_s, gpus, (*to, again * length_s), again)
+            losses += _book(ledger, window, stretch, gpus, to, again)
     ledger.notes += _reasons(job, windows)
-    until_s = at_s
-    if origin_s is not None and first["watched_until_s"] is not None:
-        until_s = max(at_s, first["watched_until_s"] - origin_s)
-        ledger.add_one(at_s, until_s, gpus, (BillPart.UNKNOWN, "after the last window", ALL))
-    judged = [window for window in windows if isinstance(window.costs, ClaimedCosts) and not window.costs.doubt]
-    recorded_s = sum(window.row["steps"] * (window.row["recorded_s"] or 0.0) for window in judged)
-    return Account(ledger.bill(until_s), losses, rows, [one.row["number"] for one in judged], min(recorded_s, until_s))
+    ledger.add_one(at_s, axis.end_s, gpus, (BillPart.UNKNOWN, "after the last window", ALL))
+    billed = [BilledWindow(one.row, stretches[one.row["number"]], one.judged_s) for one in windows]
+    return Account(ledger.bill(axis.end_s), losses, billed, axis.end_s)
 
 
 def _windows(
@@ -191,19 +177,6 @@ def _unknown(row: Mapping[str, Any]) -> str:
     return "windows that are not analysed" if row["recorded_s"] is None else "windows without a report of this version"
 
 
-def _stretch(window: _Window, at_s: float, origin_s: float | None) -> tuple[float, float]:
-    """When a window begins, seconds after the origin, and how long it lasts. `at_s`: when the one before ended, from
-    which it counts; `origin_s`: seconds since the epoch, None for windows that do not say when they ran.
-    """
-    row, costs = window.row, window.costs
-    step_s: float = row["recorded_s"] or 0.0
-    if origin_s is None:
-        stated_s = costs.length_s if isinstance(costs, ClaimedCosts) else None
-        return at_s, row["steps"] * step_s if stated_s is None else stated_s
-    start_s = max(at_s, row["started_at"] - origin_s)
-    return start_s, max(0.0, row["ended_at"] - origin_s + step_s - start_s)
-
-
 def _reasons(job: str, windows: Sequence[_Window]) -> Iterator[str]:
     """Yield why windows are billed as unknown, the first of each reason."""
     first = dict[str, int]()
@@ -219,16 +192,17 @@ def _reasons(job: str, windows: Sequence[_Window]) -> Iterator[str]:
 
 
 def _book(
-    ledger: Ledger, window: _Window, start_s: float, length_s: float, gpus: int, lost_work: Claim, again: float
+    ledger: Ledger, window: _Window, stretch: Stretch, gpus: int, lost_to: tuple[BillPart, str], again: float
 ) -> Iterator[BilledLoss]:
-    """Bill a window of `length_s` seconds, of which the share `again` is lost work; yield its losses."""
-    costs, until_s, lasting_s = window.costs, start_s + length_s, length_s * (1 - again)
+    """Bill a window, of which the share `again` is lost work; yield its losses, without times if its clock is wrong."""
+    costs, length_s = window.costs, stretch.until_s - stretch.start_s
+    lost_work: Claim = (*lost_to, again * length_s)
     if isinstance(costs, str):
-        ledger.add_one(start_s, until_s, gpus, lost_work, (BillPart.UNKNOWN, costs, ALL))
+        ledger.add_one(stretch.start_s, stretch.until_s, gpus, lost_work, (BillPart.UNKNOWN, costs, ALL))
         return
     step_s, steps = window.row["recorded_s"] or 0.0, window.steps_in(length_s)
     steps_kept = steps * (1 - again)
-    rest_s = lasting_s - steps_kept * step_s
+    rest_s = length_s * (1 - again) - steps_kept * step_s
     between = (BillPart.UNKNOWN, "between recorded steps", rest_s if rest_s > _LEAST_S else 0.0)
     unplaced = dict(costs.planned)
     for loss in costs.losses:
@@ -238,9 +212,9 @@ def _book(
     beyond = [(loss.part, loss.cause, steps_kept * loss.seconds) for loss in costs.losses]
     work = [(part, str(part), steps_kept * max(seconds, 0.0)) for part, seconds in unplaced.items()]
     rest = [(part, cause, steps_kept * seconds if steps_kept else 0.0) for part, cause, seconds in costs.rest]
-    got = ledger.add_one(start_s, until_s, gpus, lost_work, between, *work, *planned, *beyond, *rest)
+    got = ledger.add_one(stretch.start_s, stretch.until_s, gpus, lost_work, between, *work, *planned, *beyond, *rest)
     got = got[2 + len(work) :]
     for loss, planned_s, beyond_s in zip(costs.losses, got, got[len(planned) :], strict=False):
         redone_s = steps * again * (loss.seconds + loss.planned_s)
-        billed_s = planned_s + beyond_s
-        yield BilledLoss(window.row["number"], loss, billed_s, redone_s, steps * step_s, gpus)
+        placed = loss if stretch.dated else replace(loss, since=None, until=None)
+        yield BilledLoss(window.row["number"], placed, planned_s + beyond_s, redone_s, steps * step_s, gpus)

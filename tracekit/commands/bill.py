@@ -6,14 +6,19 @@ In: a run directory, a store, or a trace. Out: the bill in the terminal, as JSON
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
+from tracekit.base.command_line import command
 from tracekit.base.errors import SelectionError
 from tracekit.base.look import Look
 from tracekit.base.stderr import progress
 from tracekit.commands.options import PATH, PriceType, console, read_job
+
+if TYPE_CHECKING:
+    from tracekit.bill.ledger import Bill
 
 #: As `tracekit.bill.ledger.GROUPS`; that module imports polars.
 _GROUPS = ("part", "cause", "week", "team", "job")
@@ -55,4 +60,11 @@ def bill_command(source: Path, by: str, gpu_hour: float | None, as_json: bool, a
         priced = bill.rows if gpu_hour is None else bill.rows.with_columns(cost=bill.rows["gpu_hours"] * gpu_hour)
         click.echo(safe_csv(priced), nl=False)
     else:
-        print_bill(bill, console(), by, gpu_hour)
+        is_store = kind is not None and kind.name == "store"
+        print_bill(bill, console(), by, gpu_hour, _next(source, bill) if is_store else command("whatif", source))
+
+
+def _next(store: Path, bill: Bill) -> str:
+    """The command that says more about the job of a store that lost most."""
+    lost = {job: run.gpu_hours_lost for job, run in bill.runs.items()}
+    return command("whatif", "--store", store, "--job", max(lost, key=lambda job: lost[job]))

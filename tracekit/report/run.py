@@ -67,7 +67,8 @@ class RunVerdict(Struct, frozen=True):
 
     `recorded_s`: seconds of the recorded steps whose losses are known; `covered_share`: these, of the time of the whole
     run, `wall_s`. `lost_share`: of that time, too. `causes`: worst first. `ended`: how the job ended, None while it
-    runs and if unknown. `notes`: what the times cannot be trusted for.
+    runs and if unknown. `notes`: what the times cannot be trusted for. `of_windows`: how many the job has, for the
+    verdict on a part of its run; None for the whole run.
     """
 
     first_step: int
@@ -82,6 +83,7 @@ class RunVerdict(Struct, frozen=True):
     causes: Sequence[RunCause]
     ended: str | None
     notes: Sequence[str]
+    of_windows: int | None = None
 
     @property
     def alarming(self) -> tuple[RunCause, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -105,7 +105,7 @@ class Store:
                 costs = catalogue.live.costs(item.name, number).get((item.name, number))
                 losses = () if costs is None else costs.losses
                 for incident in followed(before, item.name, number, verdict, now, _moved_at(item.trace)):
-                    catalogue.live.put_incident(job_id, _with_beginning(incident, losses))
+                    catalogue.live.put_incident(job_id, _with_beginning(incident, losses, item.trace.step_starts))
         return number
 
     def begin_watch(self, name: str, source: str) -> int:
@@ -403,13 +403,18 @@ class Store:
             raise StoreError(f"{self.path}: DuckDB needs a path in UTF-8; choose another --store")
 
 
-def _with_beginning(incident: Incident, losses: Sequence[PlacedLoss]) -> Incident:
-    """A new incident with the first step that it slows down in the window that shows it."""
+def _with_beginning(incident: Incident, losses: Sequence[PlacedLoss], starts: Mapping[int, float]) -> Incident:
+    """A new incident with the first step that it slows down in the window that shows it, whose steps began at `starts`;
+    the first of the window if its cause is not among the losses.
+    """
     if incident.incident_id:
         return incident
-    which = incident.cause.kind, incident.cause.ranks
-    loss = next((loss for loss in losses if (loss.cause, loss.ranks) == which), None)
-    return incident if loss is None else replace(incident, first_step=loss.first_step, since=loss.since)
+    cause = incident.cause
+    loss = next((loss for loss in losses if (loss.cause, loss.ranks) == (cause.kind, cause.ranks)), None)
+    if loss is not None:
+        return replace(incident, first_step=loss.first_step, since=loss.since)
+    step = min(starts, default=None) if cause.first_step is None else cause.first_step
+    return incident if step is None else replace(incident, first_step=step, since=starts.get(step))
 
 
 def _numbered(name: str, number: int) -> str:

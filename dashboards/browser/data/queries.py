@@ -27,7 +27,8 @@ from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.command_line import adding
 from tracekit.base.errors import NotStoredError, StoreError, TracekitError
 from tracekit.base.text import nearest, short
-from tracekit.bill.run_account import advised, run_of
+from tracekit.bill.account import run_of
+from tracekit.bill.run_account import advised
 from tracekit.bill.stored import account_of
 from tracekit.dashboards.browser.data.result_cache import ResultCache
 from tracekit.dashboards.figures.lanes import lane_ops
@@ -142,6 +143,7 @@ class Results:
         self._ahead = threading.Semaphore(AHEAD_AT_ONCE)
         self._pinned: list[pl.DataFrame] | None = None
         self._chosen: tuple[str, int] | None = None
+        self._range: tuple[str, float, float] | None = None
         self._lists, self._of_catalogue = ResultCache(LISTS_KEPT), ResultCache(TABLES_KEPT)
         self._kept, self._tables = ResultCache(RESULTS_KEPT), ResultCache(TABLES_KEPT)
         self._jobs, self._steps = ResultCache(JOBS_KEPT), ResultCache(STEPS_KEPT)
@@ -153,7 +155,13 @@ class Results:
 
     def of_window(self, name: str, number: int) -> Results:
         """A copy that reads window `number` of the job `name` instead of its newest."""
-        return self._but(_chosen=(name, number))
+        return self._but(_chosen=(name, number), _range=None)
+
+    def of_range(self, name: str, newest: int, since: float, until: float) -> Results:
+        """A copy that judges the part of the run of the job `name` between two times, seconds since the epoch, and else
+        reads window `newest` of it.
+        """
+        return self._but(_chosen=(name, newest), _range=(name, since, until))
 
     def _but(self, **fields: Any) -> Results:
         """A copy that shares caches, with these fields replaced."""
@@ -200,17 +208,22 @@ class Results:
         return self._lists.get((self._store.state(),), self._store.job_list)
 
     def stored(self, name: str) -> Stored:
-        """One job with its report; with the verdict of its run, if it has several windows and none is chosen."""
+        """One job with its report; with the verdict of its run or the chosen range of it, if it has several windows and
+        none is chosen.
+        """
         stored = self._of(name, ("stored",), self._kept, self._read_stored)
-        if stored.report is None or stored.windows < 2 or (self._chosen is not None and self._chosen[0] == name):
+        is_of_window = self._chosen is not None and self._chosen[0] == name and self._range is None
+        if stored.report is None or stored.windows < 2 or is_of_window:
             return stored
         run = self.run(name)
         return stored if run is None else replace(stored, report=structs.replace(stored.report, run=run))
 
     def run(self, name: str) -> RunVerdict | None:
-        """What all windows of a job lost, with what to do about it; None if what is stored of that is damaged."""
+        """What all windows of a job lost, or those in the chosen range, with what to do; None if what is stored of that
+        is damaged.
+        """
         row = next(self.jobs().filter(pl.col("name") == name).iter_rows(named=True))
-        run, key = self._run(row), (*_newest(row), "advised")
+        run, key = self._run(row), (*_newest(row), self._range, "advised")
         return None if run is None else self._runs.get(key, lambda: advised(self._store, name, run))
 
     def runs(self) -> dict[str, RunVerdict]:
@@ -221,8 +234,14 @@ class Results:
 
     def _run(self, row: dict[str, Any]) -> RunVerdict | None:
         """The verdict of a run: it changes with its newest window, and with the end of the job."""
+        name, chosen = row["name"], self._range
+
+        def judge() -> RunVerdict:
+            account = account_of(self._store, name)
+            return run_of(account if chosen is None or chosen[0] != name else account.between(*chosen[1:]))
+
         try:
-            return self._runs.get(_newest(row), lambda: run_of(account_of(self._store, row["name"])))
+            return self._runs.get((*_newest(row), chosen), judge)
         except StoreError:  # of an older store, which has it in its reports: a page about a report says what is wrong
             return None
 

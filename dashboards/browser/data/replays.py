@@ -1,8 +1,8 @@
 """What-if questions replayed in the background, for any number of people at once.
 
-In: a stored job and a question. Out: at once what is known of the answer: `Pending` with what is under way, `Answer`,
-or `Rejected` in words. Asking again is how progress is watched, so a page that is left, a server that is restarted and
-a second process need no care: who still wants the answer asks again.
+In: a stored job and a question. Out: at once what is known of the answer: `Pending` with what is under way,
+`WhatifAnswer`, or `Rejected` in words. Asking again is how progress is watched, so a page that is left, a server that
+is restarted and a second process need no care: who still wants the answer asks again.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WhatifAnswer:
     """The job after an edit. `ops`: how many were selected.
 
     `saved_s`: of the recorded step, `recorded_s`, seconds, +- `error_s`: the replay error and the scatter of the saving
@@ -87,7 +87,7 @@ class Answer:
         return abs(self.saved_s) > self.error_s
 
 
-Status = Pending | Answer | Rejected
+Status = Pending | WhatifAnswer | Rejected
 _Key = tuple[str, float, WhatifQuery]
 
 
@@ -170,7 +170,7 @@ class Replays:
     def _by_hand(self, name: str) -> str:
         return command("whatif", "--store", self._results.path, "--job", name)
 
-    def _replayed(self, run: _Run) -> Answer:
+    def _replayed(self, run: _Run) -> WhatifAnswer:
         run.status = Pending(Phase.READING)
         with self._loading:  # one trace at a time: two people who ask about one job read it once
             job = self._results.job_of(run.stored)
@@ -182,11 +182,11 @@ class Replays:
             return answered(job, run.stored.report, run.query)
 
 
-def answered(job: Job, report: Report, query: WhatifQuery) -> Answer:
+def answered(job: Job, report: Report, query: WhatifQuery) -> WhatifAnswer:
     """Replay the question. `report`: that of the job. Raises SelectionError for a selection without a single op."""
     keep = query.action is QueryAction.KEEP
     question = job.answer(query.edit, keep=keep)
-    return Answer(
+    return WhatifAnswer(
         ops=question.ops,
         recorded_s=question.step_time_s + question.saved_s,
         step_time_s=question.step_time_s,

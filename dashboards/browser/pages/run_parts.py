@@ -20,6 +20,7 @@ from tracekit.dashboards.run_words import (
     elsewhere_words,
     run_advice,
     run_of_several,
+    share_words,
     steps_words,
     times_words,
     who_words,
@@ -60,7 +61,7 @@ def _causes(job: str, run: RunVerdict) -> Component:
     rows = [_row(job, cause) for cause in run.alarming]
     small = [_row(job, cause) for cause in run.causes if cause not in run.alarming]
     parts = [row_table(_HEADS, rows, "What the run lost", (2, 3))] if rows else []
-    total = f"{three_digits(run.gpu_hours_lost)} GPU-hours lost in all, {run.lost_share:.1%} of the run"
+    total = f"{three_digits(run.gpu_hours_lost)} GPU-hours lost in all, {share_words(run, run.lost_s)}"
     if small:
         parts.append(folded(f"{len(small)} smaller; {total}", row_table(_HEADS, small, "Smaller losses", (2, 3))))
     elif len(rows) > 1:

@@ -15,7 +15,7 @@ from dash.development.base_component import Component
 
 from tracekit.base.text import added, seconds, sure, with_error
 from tracekit.dashboards.browser.data.gpu_questions import RANKS, GpuQuestion
-from tracekit.dashboards.browser.data.replays import Answer, Pending, Phase, Rejected, Status
+from tracekit.dashboards.browser.data.replays import Pending, Phase, Rejected, Status, WhatifAnswer
 from tracekit.dashboards.browser.data.whatif_query import (
     MOST_KEPT,
     QueryAction,
@@ -99,9 +99,9 @@ def gpu_prices(report: Report, seen: Seen) -> list[Component]:
     """What makes the GPUs idle, which ranks are late, which ops take long: each with its price, the largest first."""
     groups: dict[str, list[tuple[float, list[Any]]]] = {}
     for question, status in seen.on_gpus:
-        saved_s = status.saved_s if isinstance(status, Answer) else 0.0
+        saved_s = status.saved_s if isinstance(status, WhatifAnswer) else 0.0
         saves = f"{status.phase} ..." if isinstance(status, Pending) else "nothing"
-        if isinstance(status, Answer) and status.clear and saved_s >= SMALLEST_LOSS * status.recorded_s:
+        if isinstance(status, WhatifAnswer) and status.clear and saved_s >= SMALLEST_LOSS * status.recorded_s:
             saves = f"{seconds(saved_s)} ({saved_s / status.recorded_s:.0%})"
         words = GPU_REASONS.get(question.subject, question.subject)
         words += "" if question.rank is None else f", rank {question.rank}"
@@ -189,7 +189,7 @@ def answer_panel(report: Report, seen: Seen) -> Component | None:
             body = [problem(message, title="Not replayed")]
         case Pending(phase=phase):
             body = [_progress(phase)]
-        case Answer() as answer:
+        case WhatifAnswer() as answer:
             assert seen.query is not None
             return panel("Answer", *_answered(report, seen.query, answer), extra=_keep_button(seen))
     return panel("Answer", *body)
@@ -217,7 +217,7 @@ def _keep_button(seen: Seen) -> Component:
     )
 
 
-def sentence(query: WhatifQuery, answer: Answer, whole: str = "a step") -> str:
+def sentence(query: WhatifQuery, answer: WhatifAnswer, whole: str = "a step") -> str:
     """The answer in one sentence. `whole`: what the times are of."""
     if answer.slowdown is not None:
         return (
@@ -232,7 +232,7 @@ def sentence(query: WhatifQuery, answer: Answer, whole: str = "a step") -> str:
     return f"{takes}: {seconds(abs(answer.saved_s))} ({abs(answer.saved_s) / answer.recorded_s:.1%}) {word}."
 
 
-def _answered(report: Report, query: WhatifQuery, answer: Answer) -> list[Any]:
+def _answered(report: Report, query: WhatifQuery, answer: WhatifAnswer) -> list[Any]:
     trust, whole = report.trust, report.job.whole
     figures: list[tuple[str, Any]] = [
         (seconds(answer.step_time_s), f"a {whole}, recorded {seconds(answer.recorded_s)}"),
@@ -266,7 +266,9 @@ def kept_panel(report: Report, seen: Seen) -> Component | None:
     """The kept scenarios and the one just answered: a table, bars, exact numbers; None if none is kept."""
     rows = list(seen.beside)
     current = (
-        isinstance(seen.status, Answer) and seen.query is not None and seen.query not in [each for each, _ in rows]
+        isinstance(seen.status, WhatifAnswer)
+        and seen.query is not None
+        and seen.query not in [each for each, _ in rows]
     )
     if current:
         assert seen.query is not None
@@ -279,7 +281,7 @@ def kept_panel(report: Report, seen: Seen) -> Component | None:
     bars = [
         StepBar(f"{number}  {query}", status.step_time_s, status.error_s)
         for number, (query, status) in enumerate(rows, 1)
-        if isinstance(status, Answer) and status.slowdown is None
+        if isinstance(status, WhatifAnswer) and status.slowdown is None
     ]
     table = _numbers(recorded_s, rows)
     figure = figure_parts(
@@ -301,7 +303,7 @@ def _numbers(recorded_s: float, rows: Sequence[tuple[WhatifQuery, Status]]) -> p
     """The answers as exact numbers."""
     lines: list[dict[str, Any]] = [{"scenario": "as it ran", "step_time_s": recorded_s, "saved_s": 0.0}]
     for query, answer in rows:
-        if not isinstance(answer, Answer):
+        if not isinstance(answer, WhatifAnswer):
             continue
         line = {"scenario": str(query), "ops": answer.ops, "step_time_s": answer.step_time_s}
         if answer.slowdown is None:
@@ -328,7 +330,7 @@ def _lines(rows: Sequence[tuple[WhatifQuery, Status]], whole: str, beside: int) 
     ]
     lines = []
     for number, (query, status) in enumerate(rows, 1):
-        if isinstance(status, Answer):
+        if isinstance(status, WhatifAnswer):
             cells: list[Any] = [html.Td(figure, className="number") for figure in _figures(status)]
         else:
             said = status.message if isinstance(status, Rejected) else f"{status.phase} ..."
@@ -348,7 +350,7 @@ def _lines(rows: Sequence[tuple[WhatifQuery, Status]], whole: str, beside: int) 
     return row_table(heads, lines, "Scenarios", range(2, 5))
 
 
-def _figures(answer: Answer) -> tuple[str, str, str]:
+def _figures(answer: WhatifAnswer) -> tuple[str, str, str]:
     """Step time, what a step saves and GPU-hours a day; for the question of the paper, what these ops alone add."""
     if answer.slowdown is not None:
         return seconds(answer.step_time_s), f"alone adds {answer.slowdown - 1:.1%}", ""

@@ -113,7 +113,7 @@ def choose_window(job: str, window: str) -> None:
 
 
 def choose_range(job: str | None, since: str, until: str) -> None:
-    """Make `results` use the newest window of the job that overlaps that range, for the rest of the request.
+    """Make `results` judge that range of the job, and use the newest window in it, for the rest of the request.
 
     Raises SelectionError for what is no range, or if no window overlaps it.
     """
@@ -127,7 +127,7 @@ def choose_range(job: str | None, since: str, until: str) -> None:
     spans = results().spans(name, 1, chosen.since, chosen.until)
     if spans.is_empty():
         raise SelectionError(f"{words}: no step of this job is in that range")
-    flask.g.results = results().of_window(name, int(spans["last"][0]))
+    flask.g.results = results().of_range(name, int(spans["last"][0]), chosen.since, chosen.until)
     flask.g.range = (name, chosen)
 
 

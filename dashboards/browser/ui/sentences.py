@@ -18,7 +18,7 @@ from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE
 from tracekit.analysis.attribution.patterns import SpacePattern, TimePattern
 from tracekit.base.text import cost, listed, seconds, short, sure
 from tracekit.dashboards.figures.worker_map import WorkerMap
-from tracekit.dashboards.run_words import run_kind, run_of_several, run_sentence
+from tracekit.dashboards.run_words import run_kind, run_of_several, run_sentence, share_words
 from tracekit.report.conclusions import Finding, Fix
 from tracekit.report.nodes import MACHINE_PARTS, nodes_of
 from tracekit.report.report import Report
@@ -80,7 +80,7 @@ def run_headline(report: Report, zone: tzinfo) -> Headline | None:
         return None
     alarming = run.alarming
     tone = Tone.BAD if any(cause.state is not State.OVER for cause in alarming) else Tone.UNSURE
-    badge = f"{str(run_kind(run)).replace('-', ' ')}, {run.lost_share:.1%} of the run lost"
+    badge = f"{str(run_kind(run)).replace('-', ' ')}, {share_words(run, run.lost_s)} lost"
     return Headline(badge, _sentence(run_sentence(run, zone)), tone if alarming else Tone.GOOD)
 
 

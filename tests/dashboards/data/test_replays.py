@@ -13,7 +13,7 @@ from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.errors import StoreError
 from tracekit.dashboards.browser.data import replays
 from tracekit.dashboards.browser.data.queries import Results, Stored
-from tracekit.dashboards.browser.data.replays import Answer, Pending, Phase, Rejected, Replays
+from tracekit.dashboards.browser.data.replays import Pending, Phase, Rejected, Replays, WhatifAnswer
 from tracekit.dashboards.browser.data.whatif_query import QueryAction, WhatifQuery
 
 LONG_S = 60.0  # far more than a hand-made job takes: an answer ends the wait
@@ -66,7 +66,7 @@ class Held(Results):
 )
 def test_the_answer_is_the_one_worked_out_by_hand(results, stored, query: WhatifQuery, step_s: float) -> None:
     answer = Replays(results).ask(stored, query, wait_s=LONG_S)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, WhatifAnswer)
     assert (answer.step_time_s, answer.recorded_s) == pytest.approx((step_s, SLOW_STEP_S))
     assert answer.slowdown is None
     assert answer.saved_s == pytest.approx(SLOW_STEP_S - step_s)
@@ -76,7 +76,7 @@ def test_the_answer_is_the_one_worked_out_by_hand(results, stored, query: Whatif
 
 def test_what_is_kept_has_the_slowdown_of_the_paper(results, stored) -> None:
     answer = Replays(results).ask(stored, WhatifQuery("worker=1,0", QueryAction.KEEP), wait_s=LONG_S)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, WhatifAnswer)
     assert (answer.step_time_s, answer.slowdown) == pytest.approx((KEPT_STEP_S, KEPT_STEP_S / IDEAL_STEP_S))
 
 
@@ -88,7 +88,7 @@ def test_a_question_tells_what_is_under_way_until_its_answer_is_there(results, s
     held.reading_began.wait()
     assert asking.ask(stored, query) == Pending(Phase.READING)
     held.go.set()
-    assert isinstance(asking.ask(stored, query, wait_s=LONG_S), Answer)
+    assert isinstance(asking.ask(stored, query, wait_s=LONG_S), WhatifAnswer)
 
 
 def test_many_people_who_ask_the_same_share_one_replay(results, stored) -> None:
@@ -118,7 +118,7 @@ def test_a_store_that_is_gone_is_refused_and_asked_again_the_next_time(results, 
     assert not rejected.selection
     assert "is the store still there?" in rejected.message
     away.rename(results.path)
-    assert isinstance(asking.ask(stored, WhatifQuery("worker=1,0"), wait_s=LONG_S), Answer)
+    assert isinstance(asking.ask(stored, WhatifQuery("worker=1,0"), wait_s=LONG_S), WhatifAnswer)
 
 
 def test_a_job_removed_from_the_store_is_refused(results, stored, tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_question_that_takes_too_long_is_refused_and_may_be_asked_again(result
         assert rejected == Rejected(
             "it took longer than 1e-09 s; ask for less at a time, such as `worker=1,2` or `step=100-105`"
         )
-    assert isinstance(asking.ask(stored, WhatifQuery("worker=1,0"), wait_s=LONG_S), Answer)
+    assert isinstance(asking.ask(stored, WhatifQuery("worker=1,0"), wait_s=LONG_S), WhatifAnswer)
 
 
 def test_a_failure_of_our_own_is_no_stack_trace(results, stored, monkeypatch, caplog) -> None:

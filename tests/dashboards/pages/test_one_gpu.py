@@ -25,7 +25,7 @@ from tracekit.analysis.gpu.gpu_times import MemoryPoint, MemoryTimes
 from tracekit.analysis.job.graph import GraphJob
 from tracekit.base.text import code_name, cost
 from tracekit.dashboards.browser.data.gpu_questions import gpu_questions
-from tracekit.dashboards.browser.data.replays import Answer, answered
+from tracekit.dashboards.browser.data.replays import WhatifAnswer, answered
 from tracekit.dashboards.browser.data.whatif_query import QueryAction, WhatifQuery
 from tracekit.dashboards.browser.figures.gpu_pictures import memory_over_time
 from tracekit.dashboards.figures.lanes import LEVEL_STEP, LEVELS
@@ -279,7 +279,7 @@ def test_a_question_about_a_recording_is_answered_as_the_command_answers_it(page
     for query in (WhatifQuery("rank=2"), WhatifQuery("kind=matrix-product", QueryAction.SCALE, 0.5)):
         with case(query.edit):
             answer = pages.service.replays.ask(pages.service.results.stored("four"), query, wait_s=60)
-            assert isinstance(answer, Answer)
+            assert isinstance(answer, WhatifAnswer)
             asked_by_hand = GraphJob(trace).answer(query.edit)
             assert answer.saved_s == pytest.approx(asked_by_hand.saved_s)
             assert answer.saved_gpu_hours_per_day == pytest.approx(asked_by_hand.saved_gpu_hours_per_day)

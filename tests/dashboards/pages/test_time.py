@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -227,6 +228,22 @@ def test_pages_of_a_range_show_its_newest_window_and_links_keep_it(pages: Pages)
     assert "Range: 2023-11-14 23:00:00 UTC to 2023-11-15 00:30:00 UTC" in pages.lines("/time", **asked)
     alone = pages.lines("/time", job="live", since="2023-11-14T23:00:00Z")  # an open end
     assert "Range: 2023-11-14 23:00:00 UTC to 2023-11-15 01:00:30 UTC" in alone
+
+
+@pytest.mark.slow
+def test_pages_of_a_range_judge_the_windows_in_it(pages: Pages) -> None:
+    """Rank 3 is slow in both windows of the range, and in two of the four of the run."""
+    asked = {"job": "live", "since": "2023-11-14T23:00:00Z", "until": "2023-11-15T00:30:00Z"}
+    shown, whole = pages.lines("/job", **asked), pages.lines("/job", job="live")
+    (sentence,) = [line for line in shown if line.startswith("Rank 3 on node-d cost ")]
+    share = re.search(r"cost 0.0% of the chosen range \(([\d.]+% of its recorded steps)\), steps 4 to 11, ", sentence)
+    assert share is not None  # in both windows, but an hour lies between them
+    (of_run,) = [line for line in whole if line.startswith("Rank 3 on node-d cost ")]
+    assert " of the run " in of_run
+    assert any(line.startswith("Covers 2 of 4 windows, steps 4 to 11; ") for line in shown)
+    for path in ("/job", "/time", "/workers"):
+        badge = f"straggler, 0.0% of the chosen range ({share[1]}) lost trustworthy"
+        assert badge in pages.lines(path, **asked)
 
 
 def test_charts_of_steps_show_the_steps_of_the_range(
