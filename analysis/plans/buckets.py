@@ -10,6 +10,8 @@ from itertools import accumulate
 
 import numpy as np
 
+from tracekit.analysis.numeric.arrays import Floats
+
 #: Sizes that are tried at most.
 _SIZES = 64
 #: The default of DistributedDataParallel, MiB.
@@ -28,6 +30,31 @@ def buckets_of_size(gradients_mb: Sequence[float], size_mb: float, first_mb: flo
             buckets.append(layers)
             layers, held, limit = 0, 0.0, size_mb
     return (*buckets, layers) if layers else tuple(buckets)
+
+
+def served_until(arrivals: Sequence[float], works: Sequence[float], at_once: int) -> Floats:
+    """When each bucket is reduced, if those that arrived first, `at_once` of them, share the link, [buckets].
+
+    All times are seconds of service, during which the link is never idle.
+    """
+    if at_once == 1:
+        return np.cumsum(works)
+    rest, waiting, clock = np.array(works), list(range(len(works))), 0.0
+    until = np.zeros(len(works))
+    while waiting:
+        served = [bucket for bucket in waiting if arrivals[bucket] <= clock][:at_once] or waiting[:1]
+        coming_s = min((arrivals[bucket] for bucket in waiting if arrivals[bucket] > clock), default=np.inf)
+        first = served[int(rest[served].argmin())]
+        lasts = float(rest[first]) * len(served)
+        if clock + lasts > coming_s:
+            rest[served] -= (coming_s - clock) / len(served)
+            clock = coming_s
+            continue
+        rest[served] -= lasts / len(served)
+        clock += lasts
+        until[first] = clock
+        waiting.remove(first)
+    return until
 
 
 def sizes_of(gradients_mb: Sequence[float]) -> list[float]:

@@ -46,7 +46,8 @@ _Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 class Gradients(Struct, frozen=True):
     """What `collect` records of gradients. `bytes`: of each layer, by stage; `reductions`: rows of `Buckets`;
     `bucket_cap_mb`, `first_bucket_mb`: when DistributedDataParallel closes a bucket; `delay_s`: how much reductions
-    delay the last backward, by the processor time of its thread, None if unknown.
+    delay the last backward, by the processor time of its thread, None if unknown. `copy_per_mb_s`, `at_once`: of a
+    `Reduction`.
     """
 
     bytes: list[list[Annotated[int, msgspec.Meta(gt=0)]]]
@@ -54,6 +55,8 @@ class Gradients(Struct, frozen=True):
     bucket_cap_mb: float = DEFAULT_MB
     first_bucket_mb: float = 1.0
     delay_s: _Amount | None = None
+    copy_per_mb_s: _Amount = 0.0
+    at_once: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
 
 
 class RecordedModel(Struct, frozen=True):
@@ -91,7 +94,7 @@ def recorded_model(job: PipelineSubject, split: tuple[int, ...] | None, slowness
         reduced = _reduced(job, gradients, sizes_mb, split) or replace(reduced, notes=(ONE_SIZE,))
     fitted = reduced.error is not None
     if by_gradients and reduced.backward_s is not None:
-        takes_s[BACKWARD] = reduced.backward_s * takes_s[BACKWARD].sum()
+        takes_s[BACKWARD] = reduced.backward_s
     model = PlanModel(
         name=job.trace.name,
         layers=layers_of(takes_s[[FORWARD, BACKWARD]], fixed_s, sizes_mb if fitted else np.zeros(sum(split))),
@@ -173,7 +176,7 @@ def _gradients(job: PipelineSubject) -> Gradients | None:
 
 class _Reduced(Struct, frozen=True):
     """What reductions take, all of them together `takes_s`, the buckets in use, and the relative error of the fit, None
-    without one; see `FittedReduction`. `backward_s`: of each layer alone, over the whole recorded backward.
+    without one; see `FittedReduction`. `backward_s`: seconds of the backward of each layer alone.
     """
 
     cost: Reduction
@@ -194,10 +197,11 @@ def _reduced(job: PipelineSubject, gradients: Gradients, sizes_mb: Floats, split
     if fitted is None:
         return None
     cost = fitted.cost
+    if job.stages == 1:
+        cost = replace(cost, copy_per_mb_s=gradients.copy_per_mb_s, at_once=gradients.at_once)
     notes = [f"a reduction takes {seconds(cost.fixed_s)} and {seconds(cost.per_mb_s)} a MiB, within {fitted.error:.1%}"]
     if rate is not None and recorded.ready_s.max() > 0:
-        until_s, whole_s = recorded.computed_until(sizes_mb, rate)
-        backward_s = np.diff(until_s, prepend=0.0)[::-1] / (whole_s if _microbatches(job) == 1 else until_s[-1])
+        backward_s = np.diff(recorded.computed_until(sizes_mb, rate), prepend=0.0)[::-1]
         both = (
             f"while both run, the backward has {cost.compute_rate:.0%} of its speed, reductions {cost.reduce_rate:.0%}"
         )

@@ -67,13 +67,21 @@ def layers_of(takes_s: Floats, fixed_s: Floats, gradients_mb: Floats) -> tuple[L
 
 class Reduction(Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds that the reduction of a bucket takes. While a backward computes and gradients are reduced, both slow
-    down: `compute_rate`, `reduce_rate`: how fast each is then, 1: as fast as alone.
+    down: `compute_rate`, `reduce_rate`: how fast each is then, 1: as fast as alone. The oldest `at_once` buckets share
+    the link. Behind the backward, buckets are copied in order, `copy_per_mb_s` each MB.
     """
 
     fixed_s: _Amount
     per_mb_s: _Amount
     compute_rate: _Rate = 1.0
     reduce_rate: _Rate = 1.0
+    copy_per_mb_s: _Amount = 0.0
+    at_once: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+
+    @property
+    def plain(self) -> bool:
+        """Whether buckets are reduced one after the other, at one speed, and are not copied."""
+        return self == Reduction(self.fixed_s, self.per_mb_s)
 
 
 class TrainingPlan(Struct, frozen=True, forbid_unknown_fields=True):
@@ -153,11 +161,11 @@ class PlanModel(Struct, frozen=True, kw_only=True, dict=True, forbid_unknown_fie
                 return f'the space is empty: `{name}` has no values; list some, or write "fixed"'
         if Schedule.INTERLEAVED in (now.schedule, *space.schedule):
             return "schedule interleaved cannot be planned; expected gpipe or 1f1b"
-        slow = (self.reduce.compute_rate, self.reduce.reduce_rate) != (1.0, 1.0)
-        if stages > 1 and (slow or space.buckets == "size"):
-            return "rates of reductions, and buckets of one size, are planned on one stage only"
-        if slow and space.buckets == "free":
-            return 'with rates of reductions, buckets cannot be "free"; write "size", "one" or "fixed"'
+        plain = self.reduce.plain
+        if stages > 1 and (not plain or space.buckets == "size"):
+            return "rates and copies of reductions, and buckets of one size, are planned on one stage only"
+        if not plain and space.buckets == "free":
+            return 'with rates or copies of reductions, buckets cannot be "free"; write "size", "one" or "fixed"'
         if space.buckets == "fixed" and space.split == "free":
             return '`buckets` cannot be fixed if the `split` is free; write "one" or "free", or keep the split, too'
         return None

@@ -73,8 +73,8 @@ class Buckets(Struct, frozen=True, eq=False):
         spread = float(np.abs(rates[alike] - rates[chosen]).max())
         return FittedReduction(cost, error, spread * float(self.beside_s.sum()))
 
-    def computed_until(self, gradients_mb: Floats, compute_rate: float) -> tuple[Floats, float]:
-        """Seconds that the backward of the last layer, the last two, ... takes alone, [layers], and with contention.
+    def computed_until(self, gradients_mb: Floats, compute_rate: float) -> Floats:
+        """Seconds that the backward of the last layer, the last two, ... takes alone, [layers].
 
         Buckets show when their layers were computed; within a bucket, time follows the gradients.
         """
@@ -85,7 +85,7 @@ class Buckets(Struct, frozen=True, eq=False):
         later = (ready_s - first_s) * ((alone_s - first_s) / max(recorded_s - first_s, 1e-12))
         at_mb = np.cumsum(gradients_mb[::-1]) * (size_mb[-1] / gradients_mb.sum())
         computed_s = np.interp(at_mb, np.concatenate([[0.0], size_mb]), np.concatenate([[0.0], first_s + later]))
-        return computed_s, recorded_s
+        return np.asarray(computed_s)
 
 
 def _line(sizes_mb: Floats, takes_s: Floats) -> tuple[float, float, float]:

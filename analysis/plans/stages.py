@@ -15,7 +15,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.plans.buckets import buckets_of_size, sizes_of
+from tracekit.analysis.plans.buckets import buckets_of_size, served_until, sizes_of
 from tracekit.analysis.plans.model import PlanModel
 from tracekit.trace.compute_order import Schedule
 
@@ -186,15 +186,26 @@ class Stages(Struct, frozen=True, eq=False, dict=True):
     def tail_of(self, stage: int, end: int, buckets: Sequence[int], recompute: bool) -> float:
         """The tail of the layers before an end on that stage, in these buckets, seconds."""
         ready, reduce = self._ready_until(self._factor[stage], recompute), self.model.reduce
-        computed, reduced, both, behind = 0.0, 0.0, 0.0, end  # seconds alone; of these, at the same time
+        computed, both, behind = 0.0, 0.0, end  # seconds alone; of these, at the same time
         if self.model.replicas == 1:
             return float(ready[end] - ready[end - sum(buckets)])
+        arrivals: list[float] = []  # seconds of service
+        works: list[float] = []
         for count in buckets:
             behind -= count
             before, computed = computed, float(ready[end] - ready[behind])
-            both = min(both + (computed - before) / reduce.compute_rate, reduced / reduce.reduce_rate)
-            reduced += float(self._cost(behind)[count - 1])
-        return computed + reduced + both * (1 - reduce.compute_rate - reduce.reduce_rate)
+            both = min(both + (computed - before) / reduce.compute_rate, sum(works) / reduce.reduce_rate)
+            arrivals.append(both * reduce.reduce_rate)
+            works.append(float(self._cost(behind)[count - 1]))
+        later = np.maximum(served_until(arrivals, works, reduce.at_once) - arrivals[-1], 0.0)
+        copies = reduce.copy_per_mb_s * self._mb_of(end, buckets)
+        copied = later + np.cumsum(copies[::-1])[::-1]
+        return float(computed + both * (1 - reduce.compute_rate) + copied.max())
+
+    def _mb_of(self, end: int, buckets: Sequence[int]) -> Floats:
+        """The size of each bucket, the first of which ends there, MB."""
+        until = _until(self.model.of_layers("gradient_mb"))[end - np.cumsum([0, *buckets])]
+        return np.asarray(until[:-1] - until[1:])
 
     def best_buckets(self, stage: int, first: int, end: int, recompute: bool) -> tuple[int, ...]:
         """The buckets of the shortest tail of these layers on that stage, from the last layer to the first."""

@@ -36,6 +36,16 @@ def mark_nested(records: pl.DataFrame, direct: pl.DataFrame) -> pl.DataFrame:
     return marked.with_columns(nested=(pl.col("start_ns") < pl.col("host_end_ns")).fill_null(value=False))
 
 
+def copied_buckets(marked: pl.DataFrame) -> pl.DataFrame:
+    """End the buckets of a host when the backward around them does, which copies what was reduced.
+
+    `marked`: as returned by `mark_nested`. What a GPU copies is part of its stream.
+    """
+    copied = ((pl.col("flags") & int(Flag.BUCKET)) != 0) & pl.col("nested") & ~ON_DEVICE
+    end_ns = pl.when(copied).then(pl.max_horizontal("end_ns", "host_end_ns")).otherwise("end_ns")
+    return marked.with_columns(end_ns=end_ns)
+
+
 def classify_collectives(marked: pl.DataFrame, groups: pl.DataFrame, direct: pl.DataFrame) -> pl.DataFrame:
     """Collectives with their kind in the graph, null if it has none; reductions are never `nested`, but may be `inside`
     a compute. `marked`: collectives, as returned by `mark_nested`.

@@ -6,6 +6,7 @@ In: the facts and records of an attempt. Out: metadata that `analysis/plans/from
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -50,14 +51,17 @@ def gradient_figures(
     most = reductions.group_by(each).len().sort("len", "rank", descending=True).unique("rank", maintain_order=True)
     usual = reductions.join(most, on=each, how="semi", maintain_order="left")
     steps = _steps_of_ranks(records)
-    rows = [row for _, alike in usual.group_by("extra", maintain_order=True) for row in _of_buckets(alike, steps)]
-    return {"gradients": {**of_stage[0], "bytes": sizes, "reductions": rows[:_MOST_BUCKETS], **_delay(usual, records)}}
+    timed = [_TimedBuckets.of(alike, steps) for _, alike in usual.group_by("extra", maintain_order=True)]
+    rows = [row for buckets in timed for row in buckets.rows()]
+    copied = {"copy_per_mb_s": max(buckets.copy_per_mb_s() for buckets in timed), "at_once": timed[0].at_once}
+    figures = {**of_stage[0], "bytes": sizes, "reductions": rows[:_MOST_BUCKETS], **_delay(usual, records)}
+    return {"gradients": figures | (copied if timed else {})}
 
 
 def _steps_of_ranks(records: pl.DataFrame) -> pl.DataFrame:
-    """When the last backward of each step of each rank began, ns."""
-    backward = pl.col("name") == "backward-compute"
-    return records.filter(backward).group_by("rank", "step").agg(backward_ns=pl.col("start_ns").max())
+    """When the last backward of each step of each rank began and ended, ns."""
+    of_step = records.filter(pl.col("name") == "backward-compute").group_by("rank", "step")
+    return of_step.agg(backward_ns=pl.col("start_ns").max(), over_ns=pl.col("end_ns").max())
 
 
 def _delay(reductions: pl.DataFrame, records: pl.DataFrame) -> dict[str, float]:
@@ -85,19 +89,47 @@ def _delay(reductions: pl.DataFrame, records: pl.DataFrame) -> dict[str, float]:
     return {"delay_s": max(slower, 0.0) * lasted_us / steps.height / 1e6}
 
 
-def _of_buckets(alike: pl.DataFrame, steps: pl.DataFrame) -> list[tuple[int, float, float, float]]:
-    """Of each bucket of steps with the same buckets: bytes, seconds of service alone and beside the backward, and
-    seconds from the start of the last backward until it was ready; medians.
+@dataclass(frozen=True, eq=False)
+class _TimedBuckets:
+    """Steps with the same buckets: their bytes, [buckets], and seconds from the start of the last backward until each
+    was ready and reduced, [steps, buckets], and until the backward ended, [steps]. `at_once`: that are reduced at once.
     """
-    sizes = alike["extra"][0].to_list()
-    begun = alike.join(steps, on=["rank", "step"]).head(max(_MOST_CELLS // (2 * len(sizes) ** 2), 8))
-    if begun.is_empty():
-        return []
-    ready, end = (np.array(begun[name].to_list(), float) / 1e9 for name in ("all_there_ns", "end_ns"))
-    at_once = _ON_STREAM if begun["on_device"].any() else _ON_HOST
-    after_s = ready - begun["backward_ns"].to_numpy()[:, None] / 1e9
-    figures = (*_service(ready, end, at_once), after_s)
-    return list(zip(sizes, *(np.median(each, axis=0).tolist() for each in figures), strict=True))
+
+    sizes: list[int]
+    ready: _Seconds
+    end: _Seconds
+    over: _Seconds
+    at_once: int
+
+    @classmethod
+    def of(cls, alike: pl.DataFrame, steps: pl.DataFrame) -> _TimedBuckets:
+        """`alike`: the reductions of each step; `steps`: as returned by `_steps_of_ranks`."""
+        sizes = alike["extra"][0].to_list()
+        begun = alike.join(steps, on=["rank", "step"]).head(max(_MOST_CELLS // (2 * len(sizes) ** 2), 8))
+        from_ns = begun["backward_ns"].to_numpy().reshape(-1, 1)
+        names = ("all_there_ns", "end_ns")
+        ready, end = (np.array(begun[name].to_list()).reshape(-1, len(sizes)) - from_ns for name in names)
+        over = begun["over_ns"].to_numpy() - from_ns[:, 0]
+        at_once = _ON_STREAM if begun["on_device"].any() else _ON_HOST
+        return cls(sizes, ready / 1e9, end / 1e9, over / 1e9, at_once)
+
+    def rows(self) -> list[tuple[int, float, float, float]]:
+        """Of each bucket: bytes, seconds of service alone and beside the backward, and until it was ready; medians."""
+        if not len(self.ready):
+            return []
+        figures = (*_service(self.ready, self.end, self.at_once), self.ready)
+        return list(zip(self.sizes, *(np.median(each, axis=0).tolist() for each in figures), strict=True))
+
+    def copy_per_mb_s(self) -> float:
+        """Seconds that a MiB of reduced gradients takes to be copied; 0 on a GPU.
+
+        The reducer waits for the buckets in turn and copies each; the backward ends with the last copy.
+        """
+        if not len(self.ready) or self.at_once == _ON_STREAM:
+            return 0.0
+        reduced = np.maximum(self.end, self.ready.max(axis=1)[:, None])
+        behind_mb = np.cumsum(self.sizes[::-1])[::-1] / (1 << 20)
+        return max(float(np.median(((self.over[:, None] - reduced) / behind_mb).min(axis=1))), 0.0)
 
 
 def _service(ready: _Seconds, end: _Seconds, at_once: int) -> tuple[_Seconds, _Seconds]:

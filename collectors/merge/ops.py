@@ -30,6 +30,7 @@ from tracekit.collectors.merge.collective_ops import (
     OP_COLUMNS,
     REDUCTIONS,
     classify_collectives,
+    copied_buckets,
     cut_last_computes,
     ended_by_optimizers,
     mark_nested,
@@ -95,7 +96,7 @@ def build_ops(records: pl.DataFrame, layout: Layout, groups: pl.DataFrame) -> tu
     transfers = _transfers(records.filter(pl.col("category") == "p2p"))
     marked = mark_nested(records.filter(pl.col("category").is_in(["collective", "gc"])), direct)
     is_pause = pl.col("category") == "gc"
-    collectives = classify_collectives(marked.filter(~is_pause), groups, direct)
+    collectives = classify_collectives(copied_buckets(marked.filter(~is_pause)), groups, direct)
     pauses = marked.filter(is_pause).with_columns(kind=pl.when(~pl.col("nested")).then(pl.lit(str(OpKind.GC))))
     others = [frame.filter(pl.col("kind").is_not_null()).select(OP_COLUMNS) for frame in (collectives, pauses)]
     ops = cut_last_computes(pl.concat([direct.select(OP_COLUMNS), transfers.ops.select(OP_COLUMNS), *others]))

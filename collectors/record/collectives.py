@@ -110,11 +110,19 @@ class SessionCollectives:
         return number
 
     def started(
-        self, name: str, group: Any, args: tuple[Any, ...], start: Instant, work: Any, queued_us: int = NONE
+        self,
+        name: str,
+        group: Any,
+        args: tuple[Any, ...],
+        start: Instant,
+        work: Any,
+        *,
+        flags: int = 0,
+        queued_us: int = NONE,
     ) -> tuple[int, int]:
         """Record the collective once its caller has waited or its future completes; at once if it has neither.
 
-        `queued_us`: of a bucket, see `Session.queued_us`. Returns the numbers of its process group and of its rows.
+        `flags`, `queued_us`: of a bucket, see `Session.queued_us`. Returns the numbers of its process group and rows.
         """
         session = self.session
         number = self._groups.get(group.group_name)
@@ -127,7 +135,7 @@ class SessionCollectives:
             first = first[0]
         size = first.nbytes if isinstance(first, torch.Tensor) else self.bytes_of(first)
         rows = self.rows_number(name, group, args) if queued_us == NONE else queued_us
-        op = session.under_way(_COLLECTIVE, name, start, number, size, _BLOCKING if blocks else 0, rows)
+        op = session.under_way(_COLLECTIVE, name, start, number, size, flags | (_BLOCKING if blocks else 0), rows)
         if work is None:  # it runs on the current stream
             session.ended(op)
             return number, rows

@@ -22,7 +22,7 @@ from .collectives import SessionCollectives
 from .compiling import is_compiling
 from .device import Instant
 from .session import now_ns
-from .wire_format import NONE, Category
+from .wire_format import NONE, Category, Flag
 
 #: The collective that DistributedDataParallel's reducer starts from C++.
 REDUCERS = "allreduce"
@@ -120,7 +120,7 @@ class ReducerHooks:
     def _bucket_started(self, group: Any, tensors: Any, start: Instant, work: Any) -> None:
         queued_us = self.session.queued_us() if type(start) is int else NONE
         group, work = dist.ProcessGroup.unbox(group), dist.Work.unbox(work)
-        self.collectives.started(REDUCERS, group, (tensors,), start, work, queued_us)
+        self.collectives.started(REDUCERS, group, (tensors,), start, work, flags=int(Flag.BUCKET), queued_us=queued_us)
 
 
 def bytes_of_layers(parameters: Iterable[tuple[str, int]]) -> list[int]:

@@ -87,6 +87,7 @@ class Flag(IntEnum):
     LAST_BACKWARD = 4  # COMPUTE: gradients are reduced in it
     DEVICE_CLOCK = 8  # start and end (and the wait of P2P) are on the rank's device clock, else on the host's
     BLOCKING = 16  # COLLECTIVE: the call itself waited for its end
+    BUCKET = 32  # COLLECTIVE: the backward that started it waits for it and copies its result
 
 
 @dataclass(frozen=True)

@@ -96,41 +96,39 @@ def step_time_s(model: Model, plan: Model) -> float:
         works = [(backward[at] + again[stage][at - begins[stage]]) * slowness[stage] for at in layers[stage]]
         sizes = [model["layers"][at]["gradient_mb"] for at in layers[stage]]
         buckets = reduced(works, sizes, plan["buckets"][stage], model["reduce"])
-        ends[stage] = max(ends[stage], last[stage] + buckets[-1]["end"])
+        ends[stage] = max(ends[stage], last[stage] + buckets[-1]["copied"])
     return max(ends) + model["optimizer_s"]
 
 
 def reduced(works: list[float], sizes: list[float], counts: list[int], reduce: Model) -> list[dict[str, float]]:
-    """Each bucket of a backward, from event to event: `mb`, seconds `alone` and `beside` the backward, `ready`, `end`.
+    """Each bucket of a backward, from event to event: `mb`, seconds `alone` and `beside` the backward, and when it is
+    `ready`, reduced, `end`, and `copied`.
 
     `works`: seconds of the layers alone. Backward and reduction slow down while both run.
     """
-    left, at, now = sum(works), len(works), 0.0
-    queue: list[dict[str, float]] = []
-    done: list[dict[str, float]] = []
-    for count in counts:
-        at -= count
-        layer = sum(works[:at])  # what is left when this bucket is ready
-        mb = sum(sizes[at : at + count])
-        work = reduce["fixed_s"] + reduce["per_mb_s"] * mb
-        while left > layer + 1e-12:
-            both = bool(queue)
-            speed, service = (reduce.get("compute_rate", 1), reduce.get("reduce_rate", 1)) if both else (1, 0)
-            lasts = (left - layer) / speed
-            if both:
-                lasts = min(lasts, queue[0]["work"] / service)
-                queue[0]["work"] -= lasts * service
-                queue[0]["beside"] += lasts
-            now, left = now + lasts, left - lasts * speed
-            if both and queue[0]["work"] <= 1e-12:
-                queue.pop(0)["end"] = now
-        bucket = {"mb": mb, "work": work, "alone": 0.0, "beside": 0.0, "ready": now, "end": now}
-        queue.append(bucket)
-        done.append(bucket)
-    for bucket in queue:
-        bucket["alone"] = bucket["work"]
-        now += bucket["work"]
-        bucket["end"] = now
+    now, queue, done, behind = 0.0, [], [], len(works)
+    while behind or queue:
+        computes = sum(works[behind - counts[len(done)] : behind]) if behind else 0.0
+        while computes > 1e-12 or (not behind and queue):
+            served = queue[: reduce.get("at_once", 1)]
+            speed = reduce.get("compute_rate", 1) if served else 1
+            share = (reduce.get("reduce_rate", 1) if behind else 1) / max(len(served), 1)
+            lasts = min([computes / speed] * bool(behind) + [bucket["work"] / share for bucket in served])
+            now, computes = now + lasts, computes - lasts * speed
+            for bucket in served:
+                bucket["work"] -= lasts * share
+                bucket["beside" if behind else "alone"] += lasts / len(served)
+                bucket["end"] = now
+            queue = [bucket for bucket in queue if bucket["work"] > 1e-12]
+        if behind:
+            mb = sum(sizes[behind - counts[len(done)] : behind])
+            behind -= counts[len(done)]
+            work = reduce["fixed_s"] + reduce["per_mb_s"] * mb
+            done.append({"mb": mb, "work": work, "alone": 0.0, "beside": 0.0, "ready": now, "end": now})
+            queue.append(done[-1])
+    copied = done[-1]["ready"]
+    for bucket in done:
+        copied = bucket["copied"] = max(copied, bucket["end"]) + reduce.get("copy_per_mb_s", 0.0) * bucket["mb"]
     return done
 
 

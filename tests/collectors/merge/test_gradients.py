@@ -6,13 +6,13 @@ import pytest
 
 from tests.collectors.merge.test_ops import GROUP, compute, merged, rank
 from tracekit.collectors.merge.gradients import _delay, _service
-from tracekit.collectors.record.wire_format import Category
+from tracekit.collectors.record.wire_format import Category, Flag
 
 MIB = 1 << 20
 
 
 def _bucket(start, end, size):
-    return (Category.COLLECTIVE, "allreduce", start, end, {"peer": 0, "extra": size})
+    return (Category.COLLECTIVE, "allreduce", start, end, {"peer": 0, "extra": size, "flags": Flag.BUCKET})
 
 
 def _recorded(late, *, gradients=True):
@@ -41,6 +41,13 @@ def test_buckets_are_timed_alone_and_beside_the_backward() -> None:
         (10 * MIB, 0.0, 0.04, 0.05),
         (2 * MIB, 0.03, 0.0, 0.15),
     ]
+
+
+def test_the_reducer_copies_bucket_after_bucket_until_its_backward_ends() -> None:
+    """From 290 ms, when the second bucket is reduced, the backward copies it for 10 ms: at most 5 ms a MiB. Both would
+    take (300 - 260) / 12 from the first one on.
+    """
+    assert _recorded(late=10)["gradients"]["copy_per_mb_s"] == pytest.approx(0.040 / 12)
 
 
 def test_two_buckets_share_the_threads_of_gloo() -> None:

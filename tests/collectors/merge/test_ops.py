@@ -88,6 +88,21 @@ def buckets(first_end, second_end, *, backward_end=40):
     ]
 
 
+def test_the_reducer_ends_its_reduction_where_the_backward_ends_that_copies_it():
+    """The last bucket comes back at 45 ms, and 5 ms later its backward returns: no launch delay of the optimizer."""
+    result = data_parallel(
+        [
+            compute("forward-compute", 0, 10),
+            compute("backward-compute", 10, 50),
+            (Category.COLLECTIVE, "allreduce", 40, 45, {"peer": 0, "flags": Flag.BUCKET}),
+            (Category.OPTIMIZER, "optimizer", 50, 60, {}),
+        ]
+    )
+    assert ops_of(result, 0, OpKind.BACKWARD_COMPUTE) == [(10, 40)]
+    assert ops_of(result, 0, OpKind.ALL_REDUCE) == [(40, 50)]
+    assert PipelineJob(result.trace).attribution.discrepancy == pytest.approx(0)
+
+
 def test_buckets_that_run_at_the_same_time_are_one_reduction():
     """They share the network; one after the other, the second would seem to start 38 ms before it could."""
     result = data_parallel(buckets(first_end=78, second_end=75))
