@@ -48,11 +48,13 @@ def print_report(
     losses = bool(report.verdict.losses)
     commands = list(_commands(report, source, path, full)) if source is not None else []
     lines = (_SCREEN if report.by_worker else _PLAIN_SCREEN) - len(commands) - 1 + (path is not None)
-    answers = [_answer(report, gpu_hour, most, full=full) for most in range(MOST_CAUSES, -1, -1)]
-    heights = [len(console.render_lines(answer)) for answer in answers]
-    best = next((number for number, height in enumerate(heights) if height <= lines), MOST_CAUSES)
-    console.print(answers[best])
-    pictures = [] if full else list(_pictures(report, lines - heights[best], console))
+    for most in range(min(MOST_CAUSES, len(report.answer.others)), -1, -1):
+        answer = _answer(report, gpu_hour, most, full=full)
+        height = len(console.render_lines(answer))
+        if height <= lines:
+            break
+    console.print(answer)
+    pictures = [] if full else list(_pictures(report, lines - height, console))
     asked = [section_table(table) for table in report.asked]
     if full or pictures or asked or explain:
         console.print()

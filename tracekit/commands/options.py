@@ -342,4 +342,4 @@ def console() -> Console:
                     super().print(*objects, **options)
                 self.file.write(re.sub(r" +$", "", captured.get(), flags=re.MULTILINE))
 
-    return Terminal(highlight=False, soft_wrap=False)
+    return Terminal(highlight=False, markup=False, emoji=False, soft_wrap=False)
