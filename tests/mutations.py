@@ -105,8 +105,10 @@ def noticed(copy: Path, path: Path, options: list[str]) -> bool:
     module = ".".join(parts if parts[0] == "tracekit" else ("tracekit", *parts))
     tests = sorted((copy / "tests").rglob("test_*.py"))
     importing = [str(test) for test in tests if module in test.read_text()]
-    near = copy / Path("tests", *(part for part in path.parent.parts if part != "tracekit"))
-    in_folder = [str(near)] if near != copy / "tests" and near.is_dir() else []
+    near = copy / Path("tests", *(part for part in path.parent.parts if part not in ("tracekit", "browser")))
+    while not near.is_dir():
+        near = near.parent
+    in_folder = [str(near)] if near != copy / "tests" else []
     runs = [["-n", "0", *importing]] * bool(importing) + [["-n", "0", *in_folder]] * bool(in_folder) + [["-n", "3"]]
     return any(_fails(copy, [*options, *run]) for run in runs)
 

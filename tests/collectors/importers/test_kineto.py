@@ -268,10 +268,6 @@ def test_the_names_of_groups_may_differ_between_ranks(tmp_path):
     assert recording.gpu_ops["group"].n_unique() == 1
 
 
-def two_files(first, second):
-    return {"a/rank0.json": first, "b/rank1.json": second}
-
-
 GPU = [kernel(GEMM, 0, 5)]
 BAD = {
     "empty": ({"t.json": b""}, "empty; expected a trace of torch.profiler"),
