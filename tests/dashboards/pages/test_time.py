@@ -198,9 +198,12 @@ def test_what_is_different_in_a_range_is_whose_ops_take_longer_there_than_around
     assert part.outside_s == pytest.approx(6 * 0.2 / 14)
 
 
-def test_a_range_of_too_many_ops_says_what_fits(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracekit.dashboards.browser.data.life.MOST_OPS", 50)
-    with pytest.raises(SelectionError, match=r"the range has 4 windows of 48 ops; at most 1 can be compared"):
+@pytest.mark.parametrize(("limit", "value", "most"), [("MOST_OPS", 50, 1), ("MOST_STEPWISE", 1, 2)])
+def test_a_range_of_too_many_ops_or_windows_says_what_fits(
+    store: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, most: int
+) -> None:
+    monkeypatch.setattr(f"tracekit.dashboards.browser.data.life.{limit}", value)
+    with pytest.raises(SelectionError, match=rf"the range has 4 windows of 48 ops; at most {most} can be compared"):
         read_differences(Results(store), "live", *EVER)
 
 
