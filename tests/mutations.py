@@ -37,6 +37,8 @@ OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Is: ast.IsNot,
     ast.IsNot: ast.Is,
 }
+#: Tests that take longer hang.
+HANGS_S = 1800
 EVERY_PUSH = ("-m", "not slow and not fleet and not nightly")
 
 
@@ -116,7 +118,11 @@ def noticed(copy: Path, path: Path, options: list[str]) -> bool:
 def _fails(copy: Path, options: list[str]) -> bool:
     environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-x", *options]
-    return subprocess.run(command, cwd=copy, env=environment, capture_output=True).returncode not in (0, 5)
+    try:
+        ran = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=HANGS_S)
+    except subprocess.TimeoutExpired:
+        return True
+    return ran.returncode not in (0, 5)
 
 
 def main(count: int = 39, seed: int = 0, *options: str) -> None:

@@ -17,6 +17,8 @@ from tests.dashboards.watched import HOSTS, analysed, trace
 from tracekit.base.errors import SelectionError
 from tracekit.dashboards.browser.data.life import Event, read_differences, read_life
 from tracekit.dashboards.browser.data.queries import Results
+from tracekit.dashboards.browser.figures.life import happened
+from tracekit.dashboards.figures.theme import LIGHT
 from tracekit.store import Store
 from tracekit.trace.step_values import STEP_VALUES
 
@@ -160,6 +162,18 @@ def test_of_many_windows_a_span_is_several_and_their_mean_is_that_of_their_steps
     whole = read_life(Results(store), "live", BEGIN + HOUR, BEGIN + 3 * HOUR - 1)
     assert whole is not None
     assert costs == pytest.approx([lost / 2 for lost in whole.losses["lost_s"]])  # half of the steps are slow
+
+
+def test_a_kind_of_event_is_a_row_the_first_on_top_and_a_bar_leads_to_its_step() -> None:
+    events = (Event("restart", 1.0, 1.0, "another attempt", 3), Event("incident", 2.0, 5.0, "rank 3", 2, 7))
+    drawn = happened(events, LIGHT, lambda window, step: f"/{window}/{step}").to_dict()
+    (bars,), axis = drawn["data"], drawn["layout"]["yaxis"]
+    assert list(zip(bars["y"], bars["base"], bars["x"], strict=True)) == [
+        ("restart", 1000.0, 0.0),
+        ("incident", 2000.0, 3000.0),
+    ]
+    assert [href for (href,) in bars["customdata"]] == ["/3/None", "/2/7"]
+    assert (axis["type"], axis["autorange"]) == ("category", "reversed")
 
 
 @pytest.mark.slow
