@@ -37,6 +37,8 @@ OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Is: ast.IsNot,
     ast.IsNot: ast.Is,
 }
+#: Tests that take longer hang.
+HANGS_S = 1800
 EVERY_PUSH = ("-m", "not slow and not fleet and not nightly")
 
 
@@ -105,8 +107,10 @@ def noticed(copy: Path, path: Path, options: list[str]) -> bool:
     module = ".".join(parts if parts[0] == "tracekit" else ("tracekit", *parts))
     tests = sorted((copy / "tests").rglob("test_*.py"))
     importing = [str(test) for test in tests if module in test.read_text()]
-    near = copy / Path("tests", *(part for part in path.parent.parts if part != "tracekit"))
-    in_folder = [str(near)] if near != copy / "tests" and near.is_dir() else []
+    near = copy / Path("tests", *(part for part in path.parent.parts if part not in ("tracekit", "browser")))
+    while not near.is_dir():
+        near = near.parent
+    in_folder = [str(near)] if near != copy / "tests" else []
     runs = [["-n", "0", *importing]] * bool(importing) + [["-n", "0", *in_folder]] * bool(in_folder) + [["-n", "3"]]
     return any(_fails(copy, [*options, *run]) for run in runs)
 
@@ -114,7 +118,11 @@ def noticed(copy: Path, path: Path, options: list[str]) -> bool:
 def _fails(copy: Path, options: list[str]) -> bool:
     environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-x", *options]
-    return subprocess.run(command, cwd=copy, env=environment, capture_output=True).returncode not in (0, 5)
+    try:
+        ran = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=HANGS_S)
+    except subprocess.TimeoutExpired:
+        return True
+    return ran.returncode not in (0, 5)
 
 
 def main(count: int = 39, seed: int = 0, *options: str) -> None:

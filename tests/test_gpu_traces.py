@@ -118,21 +118,6 @@ def test_a_recording_kept_as_an_op_trace_has_the_same_rank_cause_and_price(tmp_p
     assert found.saved_s == pytest.approx(was.saved_s)
 
 
-@pytest.mark.slow
-def test_a_folder_becomes_a_job_of_the_store_with_its_verdict(tmp_path):
-    store = tmp_path / "jobs.store"
-    ran = run("import", SAMPLE, "--store", store)
-    assert "Imported gpu_slow_input" in ran.out
-    (job,) = Store(store).job_list().to_dicts()
-    assert (job["cause_kinds"][0], job["cause_places"][0]) == ("late-data-loading", "rank 2")
-    stored = Store(store).report("gpu_slow_input", job["number"])
-    assert stored is not None
-    assert stored.verdict == tracekit.load(SAMPLE).whatif().verdict
-    again = json.loads(run("whatif", "--store", store, "--json").out)
-    assert again["slowdown"] == pytest.approx(stored.slowdown)
-    assert again["verdict"]["kind"] == stored.verdict.kind
-
-
 def test_files_named_one_by_one_are_one_job_of_the_store(tmp_path):
     run("import", *sorted(SAMPLE.iterdir()), "--store", tmp_path / "jobs.store", "--name", "four")
     assert Store(tmp_path / "jobs.store").job_list()["world_size"].to_list() == [4]

@@ -158,14 +158,6 @@ def test_s_is_as_certain_as_its_steps_are_alike() -> None:
     assert f"S          {found.slowdown_text}: " in run("whatif", SAMPLES / "slow_worker.parquet", "--full").out
 
 
-@pytest.mark.slow
-def test_reports_in_a_store_fit_the_schema(tmp_path: Path) -> None:
-    for name in ("gpu_slow_input", "slow_worker.parquet"):
-        assert run("import", SAMPLES / name, "--store", tmp_path / "jobs").code == 0
-    stored = [path.read_text("utf-8") for path in (tmp_path / "jobs").rglob("*.report.json")]
-    assert [problems(json.loads(text)) for text in stored] == [[], []]
-
-
 def test_culprits_are_those_of_the_schema() -> None:
     for name in ("gpu_slow_input", "slow_worker.parquet"):
         content = json.loads(run("culprits", SAMPLES / name, "--format", "json").out)

@@ -70,8 +70,8 @@ SABOTAGED = {"none": "trains.py", **{name: f"SABOTAGE={name} trains.py" for name
 RUNS = {**PLAYED, **SHAPES, **ROWS, **PAUSES, **LOOPS, **FAULTS, **SABOTAGED}
 #: One of each kind, for `make test`; the tests that need another one are marked slow.
 EVERY_PUSH = (
-    *("gpu", "fsdp", "ddp", "logs", "pipeline", "plain", "spans", "rank-2-kills", "hooks-broken", "none"),
-    *("hooks-raise", "disk-is-full", "folder-is-a-link", "every-file-is-a-link"),
+    *("gpu", "fsdp", "ddp", "logs", "pipeline", "plain", "rank-2-kills", "hooks-broken", "none"),
+    *("disk-is-full", "every-file-is-a-link"),
 )
 #: Runs that one process makes, one after the other.
 BATCHES = {

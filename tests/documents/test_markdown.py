@@ -37,6 +37,7 @@ def test_answer_causes_and_fixes_are_the_tables_of_the_report() -> None:
     assert [row[0] for row in causes[1:]] == [cause["title"] for cause in report["causes"]]
     assert len(fixes) == 1 + len(report["fixes"])
     assert f"**STRAGGLER: {report['answer']['headline']}**" in text
+    assert text.endswith(f"```sh\ntracekit whatif {job} --full\n```\n")
 
 
 def test_names_stay_text(evil: Path) -> None:

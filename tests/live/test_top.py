@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
+import pytest
 from msgspec import structs
 from rich.console import Console
 
@@ -48,6 +51,19 @@ def test_a_screen_of_80_columns_says_what_who_and_since_when(tmp_path: Path) -> 
     assert "how much each slows the job, stages 0 to 1 across: ·· hardly" in text
     store.handle(1, IncidentChange(1.0, "bob", owner="ann"))
     assert "27% ann rank 1" in " ".join(run("store", "top", "--store", store.path, "--once").out.split())
+
+
+def test_the_screen_is_drawn_anew_until_a_signal_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window arrives after the first look; the signal, after the second."""
+    store = Store(tmp_path / "jobs.store")
+    store.append(window(0, analysed=True))
+    stop = mock.Mock()
+    stop.is_set.side_effect = [False, False, True]
+    stop.wait.side_effect = lambda _: store.append(window(stop.wait.call_count, analysed=True))
+    monkeypatch.setattr("tracekit.live.watch.stopped_by_signals", lambda: nullcontext(stop))
+    ran = run("store", "top", "--store", store.path, "--every", "0.5")
+    assert (ran.code, [call.args for call in stop.wait.mock_calls]) == (0, [(0.5,), (0.5,)])
+    assert ran.out.startswith("live   window 1, steps 2 to 3, ")
 
 
 def test_rows_of_the_map_name_their_ranks_and_say_what_they_pool() -> None:

@@ -150,7 +150,8 @@ both = st.tuples(seconds, seconds)
 def test_scenarios_take_as_long_as_the_pipeline_played_with_their_durations(data, forward, backward, optimizer, part):
     job = Pipeline(data, forward, backward, optimizer)
     replay = job.replayed()
-    assert mean_step_time(replay, ORIGINAL) == pytest.approx(job.step_s(), rel=1e-3)
+    for scenario in (ORIGINAL, RECORDED):
+        assert mean_step_time(replay, scenario) == pytest.approx(job.step_s(), rel=1e-3)
     name = "data" if part == "data-load" else part
     changed = replace(job, **{name: (0.01, 0.01)})
     assert mean_step_time(replay, with_set(f"kind={part}", 0.01)) == pytest.approx(changed.step_s(), rel=1e-3)

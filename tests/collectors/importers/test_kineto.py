@@ -45,6 +45,12 @@ def test_a_launch_gives_its_kernel_a_step_and_what_was_launched_before_has_none(
     assert recording.gpu_ops["start"].to_list() == pytest.approx([10e-6, 45e-6])  # from the launch, the first event
 
 
+def test_a_bare_list_of_events_is_a_trace(tmp_path):
+    """As Chrome's own format allows, with blanks before it."""
+    (tmp_path / "trace.json").write_text(f"\n {json.dumps(EVENTS)}")
+    assert names(read_kineto([tmp_path / "trace.json"])) == [GEMM, "Memcpy HtoD (Pageable -> Device)"]
+
+
 def test_times_may_be_absolute_or_relative_whole_or_fractional(tmp_path):
     relative = {"baseTimeNanoseconds": 1_700_000_000_000_000_000}
     for scale, head in ((1.7e15, {}), (1.7e15 + 0.5, {}), (0.0, relative), (123.25, relative)):
@@ -266,10 +272,6 @@ def test_the_names_of_groups_may_differ_between_ranks(tmp_path):
     recording = read_kineto([tmp_path])
     assert [group.ranks for group in recording.groups] == [(0, 1)]
     assert recording.gpu_ops["group"].n_unique() == 1
-
-
-def two_files(first, second):
-    return {"a/rank0.json": first, "b/rank1.json": second}
 
 
 GPU = [kernel(GEMM, 0, 5)]

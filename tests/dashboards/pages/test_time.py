@@ -18,6 +18,8 @@ from tests.dashboards.watched import HOSTS, analysed, trace
 from tracekit.base.errors import SelectionError
 from tracekit.dashboards.browser.data.life import Event, read_differences, read_life
 from tracekit.dashboards.browser.data.queries import Results
+from tracekit.dashboards.browser.figures.life import happened
+from tracekit.dashboards.figures.theme import LIGHT
 from tracekit.store import Store
 from tracekit.trace.step_values import STEP_VALUES
 
@@ -163,6 +165,18 @@ def test_of_many_windows_a_span_is_several_and_their_mean_is_that_of_their_steps
     assert costs == pytest.approx([lost / 2 for lost in whole.losses["lost_s"]])  # half of the steps are slow
 
 
+def test_a_kind_of_event_is_a_row_the_first_on_top_and_a_bar_leads_to_its_step() -> None:
+    events = (Event("restart", 1.0, 1.0, "another attempt", 3), Event("incident", 2.0, 5.0, "rank 3", 2, 7))
+    drawn = happened(events, LIGHT, lambda window, step: f"/{window}/{step}").to_dict()
+    (bars,), axis = drawn["data"], drawn["layout"]["yaxis"]
+    assert list(zip(bars["y"], bars["base"], bars["x"], strict=True)) == [
+        ("restart", 1000.0, 0.0),
+        ("incident", 2000.0, 3000.0),
+    ]
+    assert [href for (href,) in bars["customdata"]] == ["/3/None", "/2/7"]
+    assert (axis["type"], axis["autorange"]) == ("category", "reversed")
+
+
 @pytest.mark.slow
 def test_nothing_is_drawn_where_the_run_was_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two spans, the first would reach over nine hours without a window."""
@@ -199,9 +213,12 @@ def test_what_is_different_in_a_range_is_whose_ops_take_longer_there_than_around
     assert part.outside_s == pytest.approx(6 * 0.2 / 14)
 
 
-def test_a_range_of_too_many_ops_says_what_fits(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracekit.dashboards.browser.data.life.MOST_OPS", 50)
-    with pytest.raises(SelectionError, match=r"the range has 4 windows of 48 ops; at most 1 can be compared"):
+@pytest.mark.parametrize(("limit", "value", "most"), [("MOST_OPS", 50, 1), ("MOST_STEPWISE", 1, 2)])
+def test_a_range_of_too_many_ops_or_windows_says_what_fits(
+    store: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, most: int
+) -> None:
+    monkeypatch.setattr(f"tracekit.dashboards.browser.data.life.{limit}", value)
+    with pytest.raises(SelectionError, match=rf"the range has 4 windows of 48 ops; at most {most} can be compared"):
         read_differences(Results(store), "live", *EVER)
 
 
