@@ -1,6 +1,8 @@
-"""Parts of a report that every renderer draws in its own way.
+"""Parts of a report that every renderer draws in its own way: tables, and pictures of three shapes.
 
-In: what a report found out. Out: `Table`s, as words.
+In: what a report found out. Out: names, words and figures, few enough for a page. A picture says what is drawn; colours
+and places on paper are the renderer's. Colours have a number, the `tone`: 0 to 2 for work, 3 to 6 for time that is
+lost, the more the worse but for 6, which lies between 4 and 5.
 """
 
 from __future__ import annotations
@@ -8,10 +10,90 @@ from __future__ import annotations
 from msgspec import Struct
 
 
-class Table(Struct, frozen=True):
+class Table(Struct, frozen=True, tag="table"):
     """A table with a heading. The first column names things, the others are figures; `note`: a remark below."""
 
     title: str
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     note: str | None = None
+
+
+class ShareGrid(Struct, frozen=True, tag="grid"):
+    """How much more than the mean each of many has, as shares: `values`, [down, across]. `down`, `across`: what rows
+    and columns are; `rows`, `columns`: their names. `unit`: what the values are shares of.
+    """
+
+    title: str
+    down: str
+    across: str
+    rows: list[str]
+    columns: list[str]
+    values: list[list[float]]
+    unit: str
+
+
+class SeriesLine(Struct, frozen=True):
+    """The values of one line, or of one part of bars; None where there is none."""
+
+    name: str
+    tone: int
+    values: list[float | None]
+
+
+class UsualBand(Struct, frozen=True):
+    """The low and the high end of what is usual at each place, and what it is."""
+
+    name: str
+    low: list[float | None]
+    high: list[float | None]
+
+
+class Series(Struct, frozen=True, tag="series"):
+    """Values over `places` on an axis, in `unit`: the `lines`, or with `stacked` bars of these parts. `usual`: the band
+    below them. `marks`: places that are marked, explained by the `note` below.
+    """
+
+    title: str
+    axis: str
+    unit: str
+    places: list[float]
+    lines: list[SeriesLine]
+    stacked: bool = False
+    usual: UsualBand | None = None
+    marks: list[float] = []
+    note: str | None = None
+
+
+class TimelineBar(Struct, frozen=True):
+    """A bar in a row of a timeline, seconds; `what`: its place in the legend; `words`: for people who point at it."""
+
+    row: int
+    what: int
+    start_s: float
+    end_s: float
+    words: str
+
+
+class LegendEntry(Struct, frozen=True):
+    """What bars of one colour are."""
+
+    name: str
+    tone: int
+
+
+class BarTimeline(Struct, frozen=True, tag="timeline"):
+    """Bars in rows over time, which is `axis` in words. `rows`: their names, "" for none; a row with a name and no bars
+    is a heading. `legend`: what bars can be; `notes`: remarks below.
+    """
+
+    title: str
+    axis: str
+    rows: list[str]
+    legend: list[LegendEntry]
+    bars: list[TimelineBar]
+    notes: list[str]
+
+
+Picture = ShareGrid | Series | BarTimeline
+Section = Table | Picture
