@@ -20,7 +20,7 @@ from tracekit.analysis.bubbles.recorded import RecordedPipeline, recorded_pipeli
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import seconds
-from tracekit.report.section import BarTimeline, LegendEntry, TimelineBar
+from tracekit.report.section import TONES, BarTimeline, LegendEntry, TimelineBar
 
 #: What a bar can be: a compute, or a reason to wait.
 COMPUTES = ("forward", "backward", "weight gradient")
@@ -29,8 +29,6 @@ WHATS = (*COMPUTES, *REASONS)
 WAITS_FOR = {"peer": "another stage", "transfer": "a transfer", "collective": "its parameters", "host": "its host"}
 #: Each of `WHATS` for a legend.
 LEGEND = (*COMPUTES, *(f"waits for {WAITS_FOR[reason]}" for reason in REASONS))
-#: The tone of each of `WHATS` in a report: work, then lost time.
-_TONES = (0, 1, 2, 3, 4, 5, 6)
 #: More bars make a page slow: the shortest are left out.
 MOST_BARS = 6000
 _WAITS = {
@@ -89,7 +87,7 @@ def timeline_of(title: str, schedules: Sequence[DrawnSchedule], notes: Sequence[
             for bar in schedule.bars
         ]
         rows += [f"stage {stage}" for stage in range(schedule.stages)]
-    legend = [LegendEntry(name, tone) for name, tone in zip(LEGEND, _TONES, strict=True)]
+    legend = [LegendEntry(name, tone) for name, tone in zip(LEGEND, TONES, strict=True)]
     return BarTimeline(title, "since the first compute", rows, legend, bars, list(notes))
 
 

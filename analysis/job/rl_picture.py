@@ -12,10 +12,10 @@ import numpy as np
 from tracekit.analysis.rl.generation import Generations
 from tracekit.analysis.rl.rl_run import PostTrainingRun
 from tracekit.base.text import seconds, short
-from tracekit.report.section import BarTimeline, LegendEntry, Picture, Series, SeriesLine, TimelineBar
+from tracekit.report.section import TONES, BarTimeline, LegendEntry, Picture, Series, SeriesLine, TimelineBar
 
-#: The most steps and requests in a picture; the number of tones.
-_MOST_STEPS, _MOST_REQUESTS, _TONES = 200, 600, 7
+#: The most steps and requests in a picture.
+_MOST_STEPS, _MOST_REQUESTS = 200, 600
 #: What a bar of a request is: the engines take turns, so that neighbours differ.
 _LEGEND = [
     LegendEntry("decoding, even engines", 0),
@@ -30,7 +30,7 @@ def pictures_of(run: PostTrainingRun, phases: Sequence[str]) -> list[Picture]:
     steps = len(run.recorded)
     drawn = np.unique(np.linspace(0, steps - 1, min(steps, _MOST_STEPS)).astype(int))
     lines = [
-        SeriesLine(short(name, 30), number % _TONES, run.phases[name][drawn].tolist())
+        SeriesLine(short(name, 30), number % len(TONES), run.phases[name][drawn].tolist())
         for number, name in enumerate(phases)
     ]
     few = f"{len(drawn)} of {steps} steps" if len(drawn) < steps else None

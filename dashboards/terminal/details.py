@@ -112,7 +112,7 @@ def _kinds(report: Report) -> Table:
     table = new_table("Op kind", "Slowdown", "if ideal", "on path")
     on_path = {row.kind: row.recorded_s for row in report.critical_path}
     for row in report.by_kind[:_TOP]:
-        share = percent(on_path[row.kind] / report.step_time_s.recorded)
+        share = percent(on_path.get(row.kind, 0.0) / report.step_time_s.recorded)
         table.add_row(str(row.kind), slowdown_text(row.slowdown or 0.0), change_text(row.saved_s or 0.0), share)
     return table
 

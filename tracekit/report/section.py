@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+#: The numbers of colours.
+TONES = range(7)
+
 
 class Table(Struct, frozen=True, tag="table"):
     """A table with a heading. The first column names things, the others are figures; `note`: a remark below."""
@@ -17,6 +20,11 @@ class Table(Struct, frozen=True, tag="table"):
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     note: str | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every row has a cell for each head."""
+        return all(len(row) == len(self.heads) for row in self.rows)
 
 
 class ShareGrid(Struct, frozen=True, tag="grid"):
@@ -31,6 +39,11 @@ class ShareGrid(Struct, frozen=True, tag="grid"):
     columns: list[str]
     values: list[list[float]]
     unit: str
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether there is a value for each row and column."""
+        return len(self.values) == len(self.rows) and all(len(row) == len(self.columns) for row in self.values)
 
 
 class SeriesLine(Struct, frozen=True):
@@ -64,6 +77,13 @@ class Series(Struct, frozen=True, tag="series"):
     marks: list[float] = []
     note: str | None = None
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether every line has a value, or none, for each place, and a tone."""
+        rows = [line.values for line in self.lines] + ([self.usual.low, self.usual.high] if self.usual else [])
+        fit = bool(self.places) and all(len(row) == len(self.places) for row in rows)
+        return fit and all(line.tone in TONES for line in self.lines)
+
 
 class TimelineBar(Struct, frozen=True):
     """A bar in a row of a timeline, seconds; `what`: its place in the legend; `words`: for people who point at it."""
@@ -93,6 +113,13 @@ class BarTimeline(Struct, frozen=True, tag="timeline"):
     legend: list[LegendEntry]
     bars: list[TimelineBar]
     notes: list[str]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every bar has a row and an entry of the legend, and these a tone."""
+        rows, whats = range(len(self.rows)), range(len(self.legend))
+        fit = all(bar.row in rows and bar.what in whats for bar in self.bars)
+        return fit and all(entry.tone in TONES for entry in self.legend)
 
 
 Picture = ShareGrid | Series | BarTimeline
