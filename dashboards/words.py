@@ -15,7 +15,7 @@ from tracekit.report.answer import Answer
 from tracekit.report.conclusions import Fix
 from tracekit.report.report import Report
 from tracekit.report.rows import OfWorker
-from tracekit.report.section import Table
+from tracekit.report.section import Section, Table
 
 #: Limits of further causes, clocks and stalls in an answer.
 MOST_CAUSES = 3
@@ -84,7 +84,7 @@ def trust_row(trust: str, *, trustworthy: bool) -> tuple[str, str]:
     return "Trust", f"{'yes' if trustworthy else 'NO'}: {trust}"
 
 
-def tables(report: Report) -> Iterator[Table]:
+def tables(report: Report) -> Iterator[Section]:
     """Causes, fixes, and what a reader asked for."""
     if report.findings:
         yield cause_table(report)

@@ -52,6 +52,12 @@ def test_what_needs_the_trace_is_refused(option: tuple[str, ...], sent: Path) ->
     )
 
 
+GRID: dict[str, Any] = {
+    "type": "grid", "title": "loads", "down": "layer", "across": "rank", "rows": ["0"], "columns": [], "values": [[]],
+    "unit": "tokens",
+}  # fmt: skip
+
+
 def edited(**keys: Any) -> Any:
     def change(content: dict[str, Any]) -> str:
         return json.dumps({**content, **{key: {**content[key], **value} for key, value in keys.items()}})
@@ -74,6 +80,13 @@ def edited(**keys: Any) -> Any:
         (edited(verdict={"share": 4.0}), "a lost share of 400%, which no job can have: it was edited"),
         (lambda content: json.dumps({**content, "slowdown": 0}), "S = 0, which no job can have: it was edited"),
         (edited(answer={"headline": "x" * 5_000_000}), "a text of 5,000,000 characters, 'xxxxxxxxxxxxxxxxxxxx', which"),
+        (lambda content: json.dumps({**content, "by_step": []}), "a report without a step, which no job can have"),
+        (edited(answer={"places": []}), "an answer on 1 causes at 0 places, and 1 causes, which"),
+        (edited(verdict={"first_fix": 99}), "a first fix 99 of "),
+        (
+            lambda content: json.dumps({**content, "sections": [GRID | {"values": [[0.1, 0.2]]}]}),
+            "a section 'loads' whose parts do not fit together",
+        ),
         (edited(step_time_s={"recorded": -1.0}), "a step time of -1 s, which no job can have: it was edited"),
         (lambda _: '{"report_version": 3, "job": ' + "[" * 100_000, "not whole JSON"),
         (edited(trust={"trustworthy": "yes"}), "not a report as tracekit writes it"),

@@ -1,6 +1,7 @@
 """One step of a pipeline as bars, a row for each stage: what it computes, and what it waits for in between.
 
-In: a `JobReplay`, a step and the schedules to draw below it. Out: `Picture`s, the recorded one first.
+In: a `JobReplay`, a step and the schedules to draw below it. Out: `DrawnSchedule`s, the recorded one first, and the
+timeline of a report that shows them.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.bubbles.asked import AskedSchedule
@@ -17,7 +19,8 @@ from tracekit.analysis.bubbles.price import plans
 from tracekit.analysis.bubbles.recorded import RecordedPipeline, recorded_pipelines
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.base.errors import SelectionError
-from tracekit.report.pictures import Bar, Picture
+from tracekit.base.text import seconds
+from tracekit.report.section import TONES, BarTimeline, LegendEntry, TimelineBar
 
 #: What a bar can be: a compute, or a reason to wait.
 COMPUTES = ("forward", "backward", "weight gradient")
@@ -28,9 +31,69 @@ WAITS_FOR = {"peer": "another stage", "transfer": "a transfer", "collective": "i
 LEGEND = (*COMPUTES, *(f"waits for {WAITS_FOR[reason]}" for reason in REASONS))
 #: More bars make a page slow: the shortest are left out.
 MOST_BARS = 6000
+_WAITS = {
+    "peer": "waits for stage {}",
+    "transfer": "waits for the transfer from stage {}",
+    "collective": "waits for its parameters",
+    "host": "waits for its host, which launches late",
+}
 
 
-def draw_step(replay: JobReplay, step: int, dp_rank: int | None = None, schedules: Sequence[str] = ()) -> list[Picture]:
+class ScheduleBar(Struct, frozen=True):
+    """A compute or a part of a gap. `what`: of `WHATS`. Seconds from the first compute of the step on any stage.
+
+    `microbatch`, `chunk`: of a compute, the latter None if stages have one. `waits_for`: the stage that a gap waits
+    for.
+    """
+
+    stage: int
+    what: str
+    start_s: float
+    end_s: float
+    microbatch: int | None = None
+    chunk: int | None = None
+    waits_for: int | None = None
+
+    @property
+    def words(self) -> str:
+        """What it is, for people who point at it."""
+        took = seconds(self.end_s - self.start_s)
+        if self.microbatch is None:
+            return f"stage {self.stage} {_WAITS[self.what].format(self.waits_for)}: {took}"
+        of = "" if self.chunk is None else f", chunk {self.chunk}"
+        return f"stage {self.stage}: {self.what} of microbatch {self.microbatch}{of}: {took}"
+
+
+class DrawnSchedule(Struct, frozen=True):
+    """One schedule. `name`: "recorded", or as asked for. `window_s`: from the first start to the last end of any
+    compute. `peak_microbatches`: the most that any stage holds. `left_out`: the number of bars that did not fit.
+    """
+
+    name: str
+    stages: int
+    window_s: float
+    peak_microbatches: float
+    bars: list[ScheduleBar]
+    left_out: int = 0
+
+
+def timeline_of(title: str, schedules: Sequence[DrawnSchedule], notes: Sequence[str]) -> BarTimeline:
+    """The schedules below each other, on one axis of time: a heading with the name of each, and a row a stage."""
+    rows, bars = list[str](), list[TimelineBar]()
+    for schedule in schedules:
+        rows.append(schedule.name)
+        bars += [
+            TimelineBar(len(rows) + bar.stage, WHATS.index(bar.what), bar.start_s, bar.end_s, bar.words)
+            for bar in schedule.bars
+        ]
+        rows += [f"stage {stage}" for stage in range(schedule.stages)]
+    legend = [LegendEntry(name, tone) for name, tone in zip(LEGEND, TONES, strict=True)]
+    return BarTimeline(title, "since the first compute", rows, legend, bars, list(notes))
+
+
+def draw_step(
+    replay: JobReplay, step: int, dp_rank: int | None = None, schedules: Sequence[str] = ()
+) -> list[DrawnSchedule]:
     """Draw a step of one DP rank, by default the one whose computes take longest, and the same work under schedules.
 
     Raises SelectionError for a step without all computes of that DP rank and for a schedule that does not exist,
@@ -51,17 +114,17 @@ def draw_step(replay: JobReplay, step: int, dp_rank: int | None = None, schedule
     return [_with_the_longest(one, MOST_BARS // len(drawn)) for one in drawn]
 
 
-def _with_the_longest(picture: Picture, most: int) -> Picture:
+def _with_the_longest(picture: DrawnSchedule, most: int) -> DrawnSchedule:
     if len(picture.bars) <= most:
         return picture
     longest = sorted(picture.bars, key=lambda bar: bar.start_s - bar.end_s)[:most]
     return replace(picture, bars=longest, left_out=len(picture.bars) - most)
 
 
-def _picture(name: str, drawn: RecordedPipeline, lane: int) -> Picture:
+def _picture(name: str, drawn: RecordedPipeline, lane: int) -> DrawnSchedule:
     order = drawn.order
     begin = float(drawn.start[:, lane].min())
-    return Picture(
+    return DrawnSchedule(
         name=name,
         stages=order.stages,
         window_s=float(drawn.window_s[lane]),
@@ -70,7 +133,7 @@ def _picture(name: str, drawn: RecordedPipeline, lane: int) -> Picture:
     )
 
 
-def _computes(drawn: RecordedPipeline, lane: int, begin: float) -> Iterator[Bar]:
+def _computes(drawn: RecordedPipeline, lane: int, begin: float) -> Iterator[ScheduleBar]:
     order = drawn.order
     chunks = order.virtual_stages > order.stages
     for row, (stage, kind, virtual, microbatch) in enumerate(
@@ -78,10 +141,10 @@ def _computes(drawn: RecordedPipeline, lane: int, begin: float) -> Iterator[Bar]
     ):
         chunk = virtual // order.stages if chunks else None
         times = float(drawn.start[row, lane]) - begin, float(drawn.end[row, lane]) - begin
-        yield Bar(stage, COMPUTES[kind], *times, microbatch, chunk)
+        yield ScheduleBar(stage, COMPUTES[kind], *times, microbatch, chunk)
 
 
-def _gaps(drawn: RecordedPipeline, lane: int, begin: float) -> Iterator[Bar]:
+def _gaps(drawn: RecordedPipeline, lane: int, begin: float) -> Iterator[ScheduleBar]:
     last = int(drawn.order.stage[drawn.end[:, lane].argmax()])
     finish = float(drawn.end[:, lane].max())
     for stage in range(drawn.order.stages):
@@ -90,7 +153,7 @@ def _gaps(drawn: RecordedPipeline, lane: int, begin: float) -> Iterator[Bar]:
         for reason, compute in np.argwhere(np.diff(cuts, axis=0) > 0).tolist():
             other = int(gaps.waits_for[compute])
             waits_for = None if other < 0 or REASONS[reason] in ("collective", "host") else other
-            yield Bar(
+            yield ScheduleBar(
                 stage,
                 REASONS[reason],
                 float(cuts[reason, compute]),
@@ -98,4 +161,4 @@ def _gaps(drawn: RecordedPipeline, lane: int, begin: float) -> Iterator[Bar]:
                 waits_for=waits_for,
             )
         if finish > gaps.until[lane]:
-            yield Bar(stage, "peer", float(gaps.until[lane]) - begin, finish - begin, waits_for=last)
+            yield ScheduleBar(stage, "peer", float(gaps.until[lane]) - begin, finish - begin, waits_for=last)

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tracekit.analysis.bubbles.picture import WAITS_FOR
+from tracekit.analysis.bubbles.picture import WAITS_FOR, DrawnSchedule
 from tracekit.base.text import counted, seconds, three_digits
 from tracekit.report.bubbles import Bubbles, CauseOfIdle, PricedSchedule
-from tracekit.report.pictures import Picture
 from tracekit.report.section import Table
 
 _BECAUSE: dict[CauseOfIdle, str] = {
@@ -76,9 +75,9 @@ def tables(bubbles: Bubbles) -> Iterator[Table]:
         )
 
 
-def summary(pictures: Sequence[Picture]) -> list[str]:
+def summary(schedules: Sequence[DrawnSchedule]) -> list[str]:
     """What each schedule takes and holds, next to the recorded one."""
-    recorded, *others = pictures
+    recorded, *others = schedules
     held = three_digits(recorded.peak_microbatches)
     lines = [f"recorded: {seconds(recorded.window_s)}, at most {held} microbatches held"]
     for other in others:
@@ -86,7 +85,7 @@ def summary(pictures: Sequence[Picture]) -> list[str]:
         words = f"{seconds(abs(change))} {'less' if change >= 0 else 'more'}"
         held = three_digits(other.peak_microbatches)
         lines.append(f"{other.name}: {seconds(other.window_s)}, {words}, at most {held} microbatches held")
-    if left_out := sum(other.left_out for other in pictures):
+    if left_out := sum(other.left_out for other in schedules):
         lines.append(f"the {left_out:,} shortest computes and bubbles are not drawn")
     return lines
 

@@ -24,7 +24,7 @@ from tracekit.report.outline import Outline, Times
 from tracekit.report.question import ByLabel, Question
 from tracekit.report.report import REPORT_VERSION, Remark, Report, StepTimes
 from tracekit.report.rows import OfLabel, OfStep
-from tracekit.report.section import Table
+from tracekit.report.section import Section, Table
 from tracekit.trace.facts import Fact
 from tracekit.trace.step_values import StepValues
 
@@ -33,8 +33,9 @@ class SourceFigures(Struct, frozen=True, kw_only=True, eq=False):
     """What the source of a job adds to its report.
 
     `mean`: the mean step; `slowdown`: S; `daily`: whether enough was recorded to say what a day costs. `overview`: the
-    tables of the first screen, `sections`: all tables, `asked`: those that answer custom questions. `trust`, `verdict`,
-    `keys`: optional keys of these objects, and of the report. `step_values`: what the loop logs of its steps.
+    tables of the first screen, `sections`: all tables and pictures, `asked`: those that answer custom questions.
+    `trust`, `verdict`, `keys`: optional keys of these objects, and of the report. `step_values`: what the loop logs of
+    its steps.
     """
 
     job: Outline
@@ -45,8 +46,8 @@ class SourceFigures(Struct, frozen=True, kw_only=True, eq=False):
     wasted_gpu_hours: float
     remarks: Sequence[tuple[str, str]]
     overview: Sequence[Table]
-    sections: Sequence[Table]
-    asked: Sequence[Table]
+    sections: Sequence[Section]
+    asked: Sequence[Section]
     trust: Mapping[str, Any] = {}
     verdict: Mapping[str, Any] = {}
     keys: Mapping[str, Any] = {}

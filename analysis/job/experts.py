@@ -8,26 +8,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from tracekit.analysis.detectors.all_detectors import detector_of
 from tracekit.analysis.detectors.uneven_experts import LATE_PEER, other_causes
 from tracekit.analysis.evidence.culprit import experts_of, uneven_experts
 from tracekit.analysis.experts.balance import ExpertJob
 from tracekit.analysis.experts.expert_loads import ExpertLoads, RebalancePlan
 from tracekit.base.text import seconds
-from tracekit.report.experts import CauseOfImbalance, Experts, Overlap, Rebalanced
-from tracekit.report.section import Table
+from tracekit.report.experts import CauseOfImbalance, Experts, LayerLoads, Overlap, Rebalanced
+from tracekit.report.section import Section, ShareGrid, Table
 
 if TYPE_CHECKING:
     from tracekit.analysis.evidence.cause import Cause
     from tracekit.analysis.evidence.graph_subject import GraphSubject
     from tracekit.analysis.job.analysis import ReportOptions
 
-#: Rows of a table, and ranks of a heat map.
-_MOST_ROWS, _MOST_RANKS = 20, 64
-#: Loads over the mean from which on a cell is darker; as many as there are shades below the darkest.
-_SHADES, _FROM = "·░▒▓█", (1.05, 1.2, 1.5, 2.0)
+#: Rows of a table.
+_MOST_ROWS = 20
 _SOURCES = {"splits": "rows of the all-to-alls", "loads": "the log of loads", "kernel-times": "times of kernels only"}
 
 
@@ -87,7 +83,7 @@ def _hidden(overlap: Overlap) -> str:
     return f"{hidden / total:.1%} of communication is hidden; {waiting}{tax}"
 
 
-def asked_tables(overlap: Overlap | None, experts: Experts | None, asked: ReportOptions) -> Iterator[Table]:
+def asked_tables(overlap: Overlap | None, experts: Experts | None, asked: ReportOptions) -> Iterator[Section]:
     """Yield the tables of what was asked for."""
     if overlap is not None:
         ranks = [
@@ -109,24 +105,29 @@ def asked_tables(overlap: Overlap | None, experts: Experts | None, asked: Report
         yield from loads(experts)
 
 
-def loads(experts: Experts | None) -> Iterator[Table]:
-    """Yield the tables of the loads of experts, if they are known, and the prices of plans."""
+def loads(experts: Experts | None) -> Iterator[Section]:
+    """Yield the loads of experts, if they are known, as a picture and a table, and the prices of plans."""
     if experts is not None and experts.layers:
-        rows = [
-            (str(one.layer), _shades(one.tokens_by_rank), f"{one.max_over_mean:.2f}", f"{one.deviation:.2f}")
-            for one in experts.layers
-        ]
-        scale = "ranks in order: · below 1.05 times the mean, ░ 1.05, ▒ 1.2, ▓ 1.5, █ 2"
-        yield _table("Loads of experts", ("layer", "ranks", "max over mean", "± over steps"), rows, scale)
+        yield _grid(experts.layers)
+        rows = [(str(one.layer), f"{one.max_over_mean:.2f}", f"{one.deviation:.2f}") for one in experts.layers]
+        yield _table("Layers of experts", ("layer", "max over mean", "± over steps"), rows)
     if experts is not None and experts.rebalance:
         why = [f"{one.plan}: {one.unknown}" for one in experts.rebalance if one.unknown]
         yield _table("Other loads", ("Plan", "step", "saves", "dropped"), list(map(_price, experts.rebalance)), *why)
 
 
-def _shades(tokens_by_rank: Sequence[float]) -> str:
-    """Load over the mean, a character a rank."""
-    share = np.array(tokens_by_rank[:_MOST_RANKS]) / (np.mean(tokens_by_rank) or 1.0)
-    return "".join(_SHADES[at] for at in np.searchsorted(_FROM, share, side="right").tolist())
+def _grid(layers: Sequence[LayerLoads]) -> ShareGrid:
+    """Tokens of each rank over the mean, in each layer."""
+    means = [sum(one.tokens_by_rank) / len(one.tokens_by_rank) or 1.0 for one in layers]
+    return ShareGrid(
+        title="Loads of experts",
+        down="layer",
+        across="rank",
+        rows=[str(one.layer) for one in layers],
+        columns=[str(rank) for rank in range(len(layers[0].tokens_by_rank))],
+        values=[[tokens / mean - 1 for tokens in one.tokens_by_rank] for one, mean in zip(layers, means, strict=True)],
+        unit="tokens",
+    )
 
 
 def _table(title: str, heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], *notes: str) -> Table:

@@ -44,7 +44,7 @@ from tracekit.report.plain_data import Number
 from tracekit.report.question import ByLabel, Question, label_table, question_table
 from tracekit.report.report import StepTimes, slowdown_with_error
 from tracekit.report.rows import Collectives, Contribution, MarkedStep, OfRank, OnPath, WaitFor
-from tracekit.report.section import Table
+from tracekit.report.section import Section, Table
 from tracekit.trace.facts import Fact
 
 #: The most rows of ranks, on a first screen and in all.
@@ -190,7 +190,7 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         """What the GPU did, if it is the only one."""
         return self.evidence.gpu if self.evidence.alone else None
 
-    def _sections(self, loads: Experts | None) -> Iterator[Table]:
+    def _sections(self, loads: Experts | None) -> Iterator[Section]:
         recorded, gpu = self.recorded, self._alone
         if len(self.evidence.ranks) > 1:
             times = {"recorded": self.mean.recorded, "launch delays removed": self.mean.original,
@@ -220,7 +220,7 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         """The labels that a reader asked for."""
         return [group for group in self.labels if ",".join(group.labels) in self.asked.by]
 
-    def _asked_tables(self, overlap: Overlap | None, loads: Experts | None) -> list[Table]:
+    def _asked_tables(self, overlap: Overlap | None, loads: Experts | None) -> list[Section]:
         evidence, answers = self.evidence, []
         if self.questions:
             answers.append(question_table(self.questions, evidence.whole, daily=evidence.daily))

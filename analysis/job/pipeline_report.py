@@ -30,10 +30,9 @@ from tracekit.report.clocks import ClockReport
 from tracekit.report.experts import Experts
 from tracekit.report.hardware import OnGpu, hardware_table
 from tracekit.report.outline import Coverage, CoverageGap, MethodUsed, Outline, Times
-from tracekit.report.pictures import PipelinePicture
 from tracekit.report.question import ByLabel, Question, label_table, question_table
 from tracekit.report.report import StepTimes
-from tracekit.report.section import Table
+from tracekit.report.section import BarTimeline, Section, Table
 from tracekit.trace.coverage import TraceCoverage
 from tracekit.trace.facts import Fact
 from tracekit.trace.model import Layout, Worker
@@ -113,7 +112,7 @@ class AnalysedPipeline(Struct, frozen=True, kw_only=True, eq=False):
                 *experts.remarks(None, loads, self.asked),
             ],
             overview=overview,
-            sections=[*overview, *([] if self.asked.wants_experts else experts.loads(loads))],
+            sections=[*overview, *self._picture(bubbles), *([] if self.asked.wants_experts else experts.loads(loads))],
             asked=self._asked_tables(loads, daily=daily),
             trust={"clamped_transfers": attribution.clamped_transfers, "clamped_delays": attribution.clamped_delays},
             keys=self._keys(bubbles, loads),
@@ -141,17 +140,20 @@ class AnalysedPipeline(Struct, frozen=True, kw_only=True, eq=False):
 
         return find_bubbles(self.replay, self.asked.schedules)
 
-    def _picture(self, bubbles: Bubbles | None) -> dict[str, PipelinePicture]:
+    def _picture(self, bubbles: Bubbles | None) -> list[BarTimeline]:
         """The slowest step, as recorded and under the schedules that were priced."""
         if bubbles is None or bubbles.window_s is None:
-            return {}
-        from tracekit.analysis.bubbles.picture import draw_step
+            return []
+        from tracekit.analysis.bubbles.picture import draw_step, timeline_of
+        from tracekit.analysis.job.bubbles_words import summary
 
         step = int(self.attribution.steps[self.attribution.recorded.argmax()])
-        schedules = [row.schedule for row in bubbles.schedules if row.refused is None]
-        return {"pipeline_picture": PipelinePicture(step, draw_step(self.replay, step, schedules=schedules))}
+        drawn = draw_step(
+            self.replay, step, schedules=[row.schedule for row in bubbles.schedules if row.refused is None]
+        )
+        return [timeline_of(f"Pipeline, step {step}", drawn, summary(drawn))]
 
-    def _asked_tables(self, loads: Experts | None, *, daily: bool) -> list[Table]:
+    def _asked_tables(self, loads: Experts | None, *, daily: bool) -> list[Section]:
         answers = [question_table(self.questions, "step", daily=daily)] if self.questions else []
         gpus = [hardware_table(self.on_gpus)] if self.on_gpus else []
         return [*gpus, *answers, *map(label_table, self.labels), *experts.asked_tables(None, loads, self.asked)]
@@ -184,7 +186,6 @@ class AnalysedPipeline(Struct, frozen=True, kw_only=True, eq=False):
                 inferred_transfers=self.replay.graph.inferred_transfers,
             ),
             "bubbles": bubbles,
-            **self._picture(bubbles),
             **({} if loads is None else {"experts": loads}),
             **({"gpus": self.on_gpus} if self.on_gpus else {}),
             "m_w": number(attribution.m_w.removal),

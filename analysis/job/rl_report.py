@@ -14,7 +14,7 @@ from tracekit.analysis.diagnosis.diagnosis import Diagnosis
 from tracekit.analysis.evidence.rl_subject import RlSubject
 from tracekit.analysis.job.analysis import Analysis
 from tracekit.analysis.job.build import SourceFigures, build
-from tracekit.analysis.job.rl_picture import picture_of
+from tracekit.analysis.job.rl_picture import pictures_of
 from tracekit.analysis.rl.account import Generation, RlAccount
 from tracekit.analysis.rl.loop import WARM_UP
 from tracekit.analysis.rl.rl_run import CONTRADICTION
@@ -58,12 +58,11 @@ class AnalysedRun(Struct, frozen=True, eq=False):
             wasted_gpu_hours=self.diagnosis.verdict.lost_gpu_hours,
             remarks=list(_remarks(self.account)),
             overview=tables,
-            sections=tables,
+            sections=[*pictures_of(evidence.run, [phase.phase for phase in self.account.phases]), *tables],
             asked=self._asked_tables(),
             keys={
                 "by_rank": [OfRank(rank, None, None, None) for rank in range(self.account.job.engines + 1)],
                 **{name: getattr(self.account, name) for name in RlAccount.__struct_fields__ if name != "job"},
-                "rl_picture": picture_of(evidence.run, [phase.phase for phase in self.account.phases]),
             },
         )
 

@@ -12,16 +12,15 @@ from functools import cache
 from html import escape
 from importlib.resources import files
 
-from tracekit.analysis.job.bubbles_words import summary
 from tracekit.analysis.job.job import Job
 from tracekit.base.errors import TraceError
 from tracekit.base.text import printable, short
-from tracekit.dashboards.documents.svg import metric_band, pipeline, step_bars, worker_map
+from tracekit.dashboards.documents.svg import picture, step_bars, worker_map
 from tracekit.dashboards.figures.theme import DARK, LIGHT, Theme
 from tracekit.dashboards.run_words import first_line
 from tracekit.dashboards.words import answer_rows, tables
 from tracekit.report.report import Report
-from tracekit.report.section import Table
+from tracekit.report.section import BarTimeline, Section, Series, Table
 from tracekit.report.verdict import UNNAMED, LossKind
 
 #: A cell of figures: a number with its unit and error, nothing, or that none is known.
@@ -37,7 +36,8 @@ def card(shown: Report | Job) -> str:
         report = shown if isinstance(shown, Report) else shown.report
     except TraceError as error:
         return f"<p>{escape(repr(shown))}<br>{plain(str(error))}</p>"
-    drawn = pair(report) + metrics(report) + bubbles(report) if report.by_worker else sections(report.overview)
+    drawn = sections(report.pictures)
+    drawn = pair(report) + drawn if report.by_worker else drawn + sections(report.overview)
     pictures = drawn + sections(tables(report)) if report.verdict.losses else sections(report.asked)
     return (
         f'<div class="tracekit"><style>{style()}</style><header><b>{plain(short(report.name))}</b>'
@@ -97,33 +97,22 @@ def pair(report: Report) -> str:
     )
 
 
-def bubbles(report: Report) -> str:
-    """The slowest step of the pipeline, and the same work under the schedules that were priced; empty if none asked."""
-    picture = report.pipeline_picture
-    if not picture:
-        return ""
-    notes = "".join(f"<p>{plain(line)}</p>" for line in summary(picture.schedules))
-    return f"<section><h2>Pipeline, step {picture.step}</h2>{pipeline(picture.schedules)}{notes}</section>"
+def sections(parts: Iterable[Section]) -> str:
+    """Tables and pictures with their titles and remarks."""
+    return "".join(f"<section><h2>{plain(part.title)}</h2>{_drawn(part)}</section>" for part in parts)
 
 
-def metrics(report: Report) -> str:
-    """The metric of each culprit that was tested, over the band of its peers; empty if none was."""
-    tests = report.metrics.tests if report.metrics else []
-    return "".join(
-        f"<section><h2>{plain(f'{test.metric} of {short(test.host)}')}</h2>"
-        f"{metric_band(test.band, printable(test.sentence))}<p>{plain(test.sentence)}</p></section>"
-        for test in tests
-        if test.band is not None
-    )
+def _drawn(part: Section) -> str:
+    """A table or a picture, and the remarks below."""
+    if isinstance(part, Table):
+        return (table(part.heads, part.rows) if part.rows else "") + _notes(part.note)
+    if isinstance(part, BarTimeline):
+        return picture(part) + _notes(*part.notes)
+    return picture(part) + (_notes(part.note) if isinstance(part, Series) else "")
 
 
-def sections(tables_of_report: Iterable[Table]) -> str:
-    """Tables with their titles and remarks."""
-    return "".join(
-        f"<section><h2>{plain(each.title)}</h2>{table(each.heads, each.rows) if each.rows else ''}"
-        f"{f'<p>{plain(each.note)}</p>' if each.note else ''}</section>"
-        for each in tables_of_report
-    )
+def _notes(*notes: str | None) -> str:
+    return "".join(f"<p>{plain(note)}</p>" for note in notes if note)
 
 
 def plain(text: str) -> str:

@@ -11,9 +11,11 @@ from pathlib import Path
 
 from tracekit.base.atomic_write import Kind, starting_with, write_text
 from tracekit.base.text import printable, short
+from tracekit.dashboards.figures.characters import lines_of
 from tracekit.dashboards.run_words import first_line
 from tracekit.dashboards.words import answer_rows, tables
 from tracekit.report.report import Report
+from tracekit.report.section import Table
 
 #: The first line of a file: a comment, which Markdown viewers do not show.
 _BEGINNING = "<!-- tracekit whatif -->\n"
@@ -21,6 +23,8 @@ _BEGINNING = "<!-- tracekit whatif -->\n"
 MARKDOWN_FILE = Kind("a report that `tracekit whatif --markdown` wrote", starting_with(_BEGINNING.encode()))
 #: Characters that Markdown, or HTML in it, treats as markup, to be escaped; an underscore within a word is not markup.
 _MARKUP = re.compile(r"[\\`*\[\]|~<&@]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+#: Characters in a line of a picture.
+_WIDE = 80
 _ENTITIES = {"<": "&lt;", "&": "&amp;", "@": "&#64;"}
 
 
@@ -33,12 +37,15 @@ def markdown(report: Report, *, gpu_hour: float | None = None, source: str | Non
         f"**{escaped(label)}: {escaped(sentence)}**",
         answer_table(answer_rows(report, gpu_hour)),
     ]
-    for table in (*tables(report), *report.sections):
-        parts.append(f"### {escaped(table.title)}")
-        if table.rows:
-            parts.append(markdown_table(table.heads, table.rows))
-        if table.note:
-            parts += [escaped(line) for line in table.note.splitlines()]
+    for section in (*tables(report), *report.parts):
+        parts.append(f"### {escaped(section.title)}")
+        if not isinstance(section, Table):
+            parts.append("\n".join(["```text", *lines_of(section, _WIDE), "```"]))
+            continue
+        if section.rows:
+            parts.append(markdown_table(section.heads, section.rows))
+        if section.note:
+            parts += [escaped(line) for line in section.note.splitlines()]
     if source is not None:
         parts.append(f"```sh\ntracekit whatif {source} --full\n```")
     return "\n\n".join(parts) + "\n"

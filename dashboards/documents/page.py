@@ -13,7 +13,6 @@ from tracekit.analysis.job.worker_lanes import WorkerLanes
 from tracekit.base.atomic_write import Kind, starting_with
 from tracekit.base.text import short
 from tracekit.dashboards.documents import card as report_html
-from tracekit.dashboards.documents.rl_pictures import pictures
 from tracekit.dashboards.documents.worst_steps import worst_steps
 from tracekit.dashboards.words import tables
 from tracekit.report.report import Report
@@ -30,16 +29,14 @@ PAGE_FILE = Kind("a page that `tracekit whatif --html` wrote", starting_with(BEG
 def page(report: Report, lanes: WorkerLanes | None = None, *, gpu_hour: float | None = None) -> str:
     """The whole page. `lanes`: of a pipeline, to show its slowest steps op by op. `gpu_hour`: as for the terminal."""
     name = report_html.plain(short(report.name))
-    shown, every = report.overview, report.sections
+    shown, every = report.overview, report.tables_of_sections
     folded = f"<details><summary>All tables</summary>{report_html.sections(every)}</details>" if every != shown else ""
     return (
         f'{BEGINNING}<html lang="en" class="tracekit">{head(name)}<body><main>'
         f"<header><h1><bdi>{name}</bdi></h1><p>{report_html.plain(report.job.sizes)}</p></header>"
         f"{report_html.answer_of(report, gpu_hour=gpu_hour)}{report_html.pair(report) if report.by_worker else ''}"
-        f"{report_html.metrics(report)}"
-        f"{pictures(report.rl_picture) if report.rl_picture else ''}"
-        f"{report_html.sections((*tables(report), *shown))}{folded}"
-        f"{report_html.bubbles(report)}{_FOOTER if lanes is None else _timeline(report, lanes)}</body></html>\n"
+        f"{report_html.sections((*report.pictures, *tables(report), *shown))}{folded}"
+        f"{_FOOTER if lanes is None else _timeline(report, lanes)}</body></html>\n"
     )
 
 

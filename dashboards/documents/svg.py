@@ -1,31 +1,32 @@
-"""The worker map, the steps, the pipeline and the metrics of a report as SVG, coloured by the style sheet around them.
+"""The worker map, the steps and the pictures of a report as SVG, coloured by the style sheet around them.
 
-In: a `Report` on a pipeline. Out: markup without a script; tooltips show every figure.
+In: a `Report`, or a picture of one. Out: markup without a script; tooltips show every figure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
+from typing import assert_never
 
 import numpy as np
 
-from tracekit.analysis.bubbles.picture import LEGEND, WHATS
-from tracekit.base.text import added, seconds
+from tracekit.base.text import added, printable, seconds
 from tracekit.dashboards.figures.worker_cells import WorkerCells, level_of, worker_cells
 from tracekit.dashboards.figures.worker_map import LEVELS
 from tracekit.dashboards.words import worker_name
-from tracekit.report.metrics import Band
-from tracekit.report.pictures import Picture
 from tracekit.report.report import Report, WorkerGrid
+from tracekit.report.section import BarTimeline, Picture, Series, ShareGrid
 from tracekit.trace.model import Worker
 
 #: The largest map, DP ranks x stages, and the largest number of bars; beyond that, the maximum of several is shown.
 _LARGEST_MAP, _MOST_BARS = (64, 32), 240
 _CELL, _GAP, _LEFT, _TOP = 22, 2, 44, 18
 _BAR, _HEIGHT = 8, 96
-#: Width of the pipeline, and height of a stage.
-_WIDE, _ROW = 1000, 20
+#: Width of a picture, height of stacked bars; of a timeline the height of a row, the width of its name, and how many
+#: rows are drawn thinner.
+_WIDE, _BARS_HIGH = 1000, 160
+_ROW, _NAMES, _MANY_ROWS = 20, 64, 100
 
 
 def worker_map(report: Report) -> str:
@@ -100,63 +101,125 @@ def step_bars(report: Report) -> str:
     )
 
 
-def pipeline(pictures: Sequence[Picture]) -> str:
-    """What each stage computes and waits for, the pictures below each other on one axis of time."""
-    scale = (_WIDE - _LEFT - 10) / max(picture.window_s for picture in pictures)
-    marks, top = [], 0
-    for picture in pictures:
-        marks.append(f'<text x="0" y="{top + _ROW - 6}">{escape(picture.name)}</text>')
-        top += _ROW
-        for stage in range(picture.stages):
-            y = top + stage * _ROW + _ROW - 6
-            marks.append(f'<text x="{_LEFT - 6}" y="{y}" text-anchor="end">{stage}</text>')
-        marks += [
-            f'<rect class="what{WHATS.index(bar.what)}" x="{_LEFT + bar.start_s * scale:.2f}"'
-            f' y="{top + bar.stage * _ROW}" width="{max((bar.end_s - bar.start_s) * scale, 0.1):.2f}"'
-            f' height="{_ROW - 3}"><title>{escape(bar.words)}</title></rect>'
-            for bar in picture.bars
-        ]
-        top += picture.stages * _ROW
-    drawn = {bar.what for picture in pictures for bar in picture.bars}
-    legend = "".join(
-        f'<span><i class="what{at}"></i>{LEGEND[at]}</span>' for at, what in enumerate(WHATS) if what in drawn
-    )
-    return (
-        f'<svg class="pipeline" role="img" aria-label="Stages of the pipeline over time: computes, and bubbles by what'
-        f' is waited for" viewBox="0 0 {_WIDE} {top}" width="{_WIDE}" height="{top}">{"".join(marks)}</svg>'
-        f'<p class="legend">{legend}</p>'
-    )
+def picture(drawn: Picture) -> str:
+    """A picture of a report in its shape."""
+    match drawn:
+        case ShareGrid():
+            return _grid(drawn)
+        case Series():
+            return _bars(drawn) if drawn.stacked else _lines(drawn)
+        case BarTimeline():
+            return _timeline(drawn)
+        case _:
+            assert_never(drawn)
 
 
-def metric_band(band: Band, label: str) -> str:
-    """The series of a suspect over the band of its peers, and when the trace shows it slow. `label`: in words."""
-    points = list(zip(band.time, band.own, band.low, band.high, strict=True))
-    values = [value for _, *row in points for value in row if value is not None]
+def _grid(drawn: ShareGrid) -> str:
+    """Rows of cells in the colours of slowdown."""
+    width, height = _LEFT + len(drawn.columns) * _CELL, _TOP + len(drawn.rows) * _CELL
+    marks = [
+        f'<rect class="level{level_of(1 + value)}" x="{_LEFT + column * _CELL}" y="{_TOP + row * _CELL}"'
+        f' width="{_CELL - _GAP}" height="{_CELL - _GAP}"><title>{_escaped(drawn.down)} {_escaped(name)},'
+        f" {_escaped(drawn.across)} {_escaped(drawn.columns[column])}: {value:+.0%} {_escaped(drawn.unit)}"
+        "</title></rect>"
+        for row, name in enumerate(drawn.rows)
+        for column, value in enumerate(drawn.values[row])
+    ]
+    names = [
+        f'<text x="{_LEFT - 6}" y="{_TOP + row * _CELL + _CELL // 2 + 3}" text-anchor="end">{_escaped(name)}</text>'
+        for row, name in enumerate(drawn.rows)
+    ]
+    return _svg("map", drawn.title, (width, height), [*marks, *names], f"{drawn.down} down, {drawn.across} across")
+
+
+def _bars(drawn: Series) -> str:
+    """A bar at each place, of its parts; the first at the bottom."""
+    totals = [sum(line.values[place] or 0.0 for line in drawn.lines) for place in range(len(drawn.places))]
+    scale, width, marks = _BARS_HIGH / max(*totals, 1e-12), _WIDE / max(len(totals), 1), list[str]()
+    for number, place in enumerate(drawn.places):
+        top = float(_BARS_HIGH)
+        for line in drawn.lines:
+            value = line.values[number] or 0.0
+            top -= value * scale
+            marks.append(
+                f'<rect class="what{line.tone}" x="{number * width:.1f}" y="{top:.1f}" width="{width * 0.9:.1f}"'
+                f' height="{value * scale:.1f}"><title>{_escaped(drawn.axis)} {place:g}, {_escaped(line.name)}:'
+                f" {value:,.4g} {_escaped(drawn.unit)}</title></rect>"
+            )
+    legend = _legend((line.tone, line.name) for line in drawn.lines)
+    return _svg("series", drawn.title, (_WIDE, _BARS_HIGH), marks, f"{legend} {_escaped(drawn.note or '')}")
+
+
+def _lines(drawn: Series) -> str:
+    """Lines over the band of what is usual."""
+    low, high = ([], []) if drawn.usual is None else (drawn.usual.low, drawn.usual.high)
+    values = [
+        value for row in (low, high, *(line.values for line in drawn.lines)) for value in row if value is not None
+    ]
     if not values:
         return ""
+    begin, span = drawn.places[0], drawn.places[-1] - drawn.places[0]
     least, most = min(values), max(values)
-    scale = (_WIDE - _LEFT - 10) / (band.time[-1] - band.time[0] or 1.0), (_HEIGHT - 16) / (most - least or 1.0)
+    scale = (_WIDE - _LEFT - 10) / (span or 1.0), (_HEIGHT - 16) / (most - least or 1.0)
 
-    def at(time: float, value: float) -> str:
-        return f"{_LEFT + (time - band.time[0]) * scale[0]:.1f},{_HEIGHT - 8 - (value - least) * scale[1]:.1f}"
+    def point(place: float, value: float) -> str:
+        return f"{_LEFT + (place - begin) * scale[0]:.1f},{_HEIGHT - 8 - (value - least) * scale[1]:.1f}"
 
-    upper = [at(time, high) for time, _, _, high in points if high is not None]
-    lower = [at(time, low) for time, _, low, _ in reversed(points) if low is not None]
-    own = [at(time, value) for time, value, _, _ in points if value is not None]
-    ends = "".join(
-        f'<path class="end" d="M{at(time, least)} L{at(time, most)}"/>'
-        for time in (band.from_s, band.to_s)
-        if band.time[0] <= time <= band.time[-1]
-    )
-    ticks = "".join(
+    def points(row: Sequence[float | None]) -> list[str]:
+        return [point(place, value) for place, value in zip(drawn.places, row, strict=False) if value is not None]
+
+    marks = [
         f'<text x="{_LEFT - 6}" y="{y}" text-anchor="end">{value:,.4g}</text>'
         for value, y in ((most, 12), (least, _HEIGHT - 4))
-    )
-    peers = " ".join([*upper, *lower])
+    ]
+    marks.append(f'<polygon class="peers" points="{" ".join([*points(high), *reversed(points(low))])}"/>')
+    marks += [
+        f'<path class="end" d="M{point(place, least)} L{point(place, most)}"/>'
+        for place in drawn.marks
+        if begin <= place <= begin + span
+    ]
+    marks += [
+        f'<polyline class="line what{line.tone}" points="{" ".join(points(line.values))}"/>' for line in drawn.lines
+    ]
+    usual = "" if drawn.usual is None else f'<span><i class="peers"></i>{_escaped(drawn.usual.name)}</span>'
+    legend = f"{_escaped(drawn.unit)} over {seconds(span)} {_legend((line.tone, line.name) for line in drawn.lines)}"
+    return _svg("series", drawn.title, (_WIDE, _HEIGHT), marks, f"{legend}{usual}")
+
+
+def _timeline(drawn: BarTimeline) -> str:
+    """Bars in rows; rows without names are thin, and those with a name and no bars are headings."""
+    named, many = any(drawn.rows), len(drawn.rows) >= _MANY_ROWS
+    thin = 2 if many else 6
+    high, begin, gap = (_ROW, _NAMES, 3) if named else (thin, 0, 1)
+    end_s = max((bar.end_s for bar in drawn.bars), default=0.0)
+    scale, of_bars = (_WIDE - begin - 10) / (end_s or 1.0), {bar.row for bar in drawn.bars}
+    marks = []
+    for row, name in enumerate(drawn.rows):
+        at_end = f'x="{begin - 6}" text-anchor="end"' if row in of_bars else 'x="0"'
+        if name:
+            marks.append(f'<text {at_end} y="{(row + 1) * high - 6}">{_escaped(name)}</text>')
+    marks += [
+        f'<rect class="what{drawn.legend[bar.what].tone}" x="{begin + bar.start_s * scale:.2f}" y="{bar.row * high}"'
+        f' width="{max((bar.end_s - bar.start_s) * scale, 0.1):.2f}" height="{high - gap}"><title>'
+        f"{_escaped(bar.words)}</title></rect>"
+        for bar in drawn.bars
+    ]
+    seen = {bar.what for bar in drawn.bars}
+    legend = _legend((what.tone, what.name) for number, what in enumerate(drawn.legend) if number in seen)
+    return _svg("timeline", drawn.title, (_WIDE, len(drawn.rows) * high), marks, legend)
+
+
+def _legend(entries: Iterable[tuple[int, str]]) -> str:
+    return "".join(f'<span><i class="what{tone}"></i>{_escaped(name)}</span>' for tone, name in entries)
+
+
+def _svg(kind: str, title: str, size: tuple[int, int], marks: Sequence[str], legend: str) -> str:
+    width, height = size
     return (
-        f'<svg class="metric" role="img" aria-label="{escape(label)}" viewBox="0 0 {_WIDE} {_HEIGHT}"'
-        f' width="{_WIDE}" height="{_HEIGHT}">{ticks}<polygon class="peers" points="{peers}"/>{ends}'
-        f'<polyline class="own" points="{" ".join(own)}"/></svg><p class="legend">{band.unit} over'
-        f' {seconds(band.time[-1] - band.time[0])} <span><i class="own"></i>the host</span><span><i class="peers">'
-        "</i>its peers, the middle 80 %</span>; dotted: the beginning and the end of what the trace shows</p>"
+        f'<div class="scroll"><svg class="{kind}" role="img" aria-label="{_escaped(title)}" viewBox="0 0 {width}'
+        f' {height}" width="{width}" height="{height}">{"".join(marks)}</svg></div><p class="legend">{legend}</p>'
     )
+
+
+def _escaped(text: str) -> str:
+    return escape(printable(text))

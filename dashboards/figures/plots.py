@@ -169,12 +169,12 @@ class Plots:
         that does not exist, LayoutError for one that cannot run in this pipeline.
         """
         colours = _theme(theme)
-        from tracekit.analysis.bubbles.picture import draw_step
-        from tracekit.dashboards.figures.stage_bars import pipeline_step
+        from tracekit.analysis.bubbles.picture import draw_step, timeline_of
+        from tracekit.dashboards.figures.sections import timeline
 
         number = self._step(step)
-        drawn = pipeline_step(draw_step(self.lanes.replay, number, schedules=schedules), colours)
-        return self._titled(drawn, f"stages of step {number}")
+        drawn = timeline_of("", draw_step(self.lanes.replay, number, schedules=schedules), ())
+        return self._titled(timeline(drawn, colours), f"stages of step {number}")
 
     def _titled(self, drawn: go.Figure, title: str) -> go.Figure:
         """The figure under the name of the job and this title, with room for both above its legend."""

@@ -15,7 +15,14 @@ from rich.text import Text
 from tracekit.analysis.graph.rules.posting import Posting
 from tracekit.base.text import percent, seconds, short, sure, three_digits
 from tracekit.dashboards.terminal.maps import LARGEST_MAP, merged_map, steps_line
-from tracekit.dashboards.terminal.tables import labelled, new_table, section_table, side_by_side, slowdown_text
+from tracekit.dashboards.terminal.tables import (
+    labelled,
+    new_table,
+    section_panel,
+    section_table,
+    side_by_side,
+    slowdown_text,
+)
 from tracekit.dashboards.words import fix_table, published_instead, worker_label
 from tracekit.report.question import change_text
 from tracekit.report.report import Report
@@ -40,8 +47,8 @@ def print_details(report: Report, console: Console) -> None:
         if (worker_map := merged_map(grid.slowdown, grid.dp_ranks, LARGEST_MAP[0])) is not None:
             console.print(Padding(worker_map, (0, 0, 1, 0)))
         console.print(Padding(steps_line(report, max(console.width - 60, 10)), (0, 0, 1, 0)))
-    if tables := [section_table(table) for table in report.sections]:
-        console.print(side_by_side(tables, console))
+    if parts := [section_panel(part, console) for part in report.parts]:
+        console.print(side_by_side(parts, console))
     console.print(_causes(report))
     console.print(section_table(fix_table(report)))
     if report.by_worker:
@@ -105,7 +112,7 @@ def _kinds(report: Report) -> Table:
     table = new_table("Op kind", "Slowdown", "if ideal", "on path")
     on_path = {row.kind: row.recorded_s for row in report.critical_path}
     for row in report.by_kind[:_TOP]:
-        share = percent(on_path[row.kind] / report.step_time_s.recorded)
+        share = percent(on_path.get(row.kind, 0.0) / report.step_time_s.recorded)
         table.add_row(str(row.kind), slowdown_text(row.slowdown or 0.0), change_text(row.saved_s or 0.0), share)
     return table
 

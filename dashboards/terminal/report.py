@@ -18,7 +18,7 @@ from tracekit.base.text import short
 from tracekit.dashboards.run_words import first_line
 from tracekit.dashboards.terminal.colours import BAD, UNSURE, VERDICT_STYLE
 from tracekit.dashboards.terminal.maps import small_map, steps_line
-from tracekit.dashboards.terminal.tables import labelled, section_table, side_by_side
+from tracekit.dashboards.terminal.tables import labelled, section_panel, section_table, side_by_side
 from tracekit.dashboards.words import MOST_CAUSES, answer_rows
 from tracekit.report.report import Report
 
@@ -55,7 +55,7 @@ def print_report(
             break
     console.print(answer)
     pictures = [] if full else list(_pictures(report, lines - height, console))
-    asked = [section_table(table) for table in report.asked]
+    asked = [section_panel(section, console) for section in report.asked]
     if full or pictures or asked or explain:
         console.print()
     if explain:

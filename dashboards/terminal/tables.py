@@ -13,8 +13,10 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
+from tracekit.dashboards.figures.characters import lines_of
 from tracekit.dashboards.terminal.colours import LOST
-from tracekit.report.section import Table as Section
+from tracekit.report.section import Section
+from tracekit.report.section import Table as TableOfReport
 
 #: Columns between panels; the narrowest that a column of words gets, and the longest word that it does not break.
 _GAP, _NARROWEST, _LONGEST_WORD = 3, 16, 24
@@ -65,7 +67,14 @@ def new_table(*headers: str) -> Table:
     return table
 
 
-def section_table(section: Section) -> RenderableType:
+def section_panel(section: Section, console: Console) -> RenderableType:
+    """A table of a report, or a picture of it in characters."""
+    if isinstance(section, TableOfReport):
+        return section_table(section)
+    return Group(Text(section.title, style="bold underline"), *map(Text, lines_of(section, console.width)))
+
+
+def section_table(section: TableOfReport) -> RenderableType:
     """A table of a report; of one without rows, what it says instead."""
     if not section.rows:
         return Text(f"{section.title}: {section.note}")

@@ -394,12 +394,12 @@ def _print_loads(experts: Experts, *, as_json: bool) -> None:
         click.echo(msgspec.json.encode({"experts": experts}))
         return
     from tracekit.analysis.job.experts import loads, sentence
-    from tracekit.dashboards.terminal.tables import labelled, section_table
+    from tracekit.dashboards.terminal.tables import labelled, section_panel
 
     out = console()
     out.print(labelled([("Experts", sentence(experts)), ("Missing", "no GPU ops were recorded, so nothing is priced")]))
-    for table in loads(experts):
-        out.print(section_table(table))
+    for section in loads(experts):
+        out.print(section_panel(section, out))
 
 
 def _renderer(name: str, *, alone: bool) -> Callable[[Report], str]:

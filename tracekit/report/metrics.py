@@ -9,6 +9,8 @@ import msgspec
 from msgspec import Struct
 
 from tracekit.base.enums import StrEnum
+from tracekit.base.text import short
+from tracekit.report.section import Series, SeriesLine, UsualBand
 
 
 class MetricVerdict(StrEnum):
@@ -81,6 +83,24 @@ class MetricsInReport(Struct, frozen=True):
     tests: list[MetricTest]
     dropped: int = 0
     problem: str | None = None
+
+    @property
+    def pictures(self) -> list[Series]:
+        """The metric of each culprit that was tested, over the band of its peers."""
+        return [_picture(test, test.band) for test in self.tests if test.band is not None]
+
+
+def _picture(test: MetricTest, band: Band) -> Series:
+    return Series(
+        title=f"{test.metric} of {short(test.host)}",
+        axis="seconds from the beginning of the trace",
+        unit=band.unit,
+        places=[time - band.from_s for time in band.time],
+        lines=[SeriesLine("the host", 5, band.own)],
+        usual=UsualBand("its peers, the middle 80 %", band.low, band.high),
+        marks=[0.0, band.to_s - band.from_s],
+        note=f"{test.sentence}. Dotted: the beginning and the end of what the trace shows",
+    )
 
 
 class Alarm(Struct, frozen=True):

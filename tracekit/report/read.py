@@ -80,9 +80,31 @@ def _impossible(report: Report) -> Iterator[str]:
     for name, share in shares.items():
         if not -_ROUNDING <= share <= 1 + _ROUNDING:
             yield f"{name} of {share:.0%}"
+    yield from _mismatched(report)
     for text in _texts(report):
         if len(text) > _LONGEST_TEXT:
             yield f"a text of {len(text):,} characters, {text[:20]!r}"
+
+
+def _mismatched(report: Report) -> Iterator[str]:
+    """Yield what refers to something that is not in the report, in words."""
+    causes, answer = len(report.findings), report.answer
+    if not report.by_step:
+        yield "a report without a step"
+    if {len(answer.causes), len(answer.places)} != {causes}:
+        yield f"an answer on {len(answer.causes)} causes at {len(answer.places)} places, and {causes} causes"
+    workers = report.by_worker or []
+    cells = len({row.dp_rank for row in workers}) * len({row.pp_rank for row in workers})
+    if len({row.worker for row in workers}) != cells:
+        yield f"a map of {cells} workers, {len(workers)} of which have a figure"
+    named = [cause for loss in report.verdict.losses for cause in loss.causes]
+    if not all(0 <= cause < causes for cause in named):
+        yield f"losses by the causes {named} of {causes}"
+    if not 0 <= (first := report.verdict.first_fix or 0) < max(len(report.fixes), 1):
+        yield f"a first fix {first} of {len(report.fixes)}"
+    for section in (*report.overview, *report.asked, *report.sections):
+        if not section.is_whole:
+            yield f"a section {section.title!r:.40} whose parts do not fit together"
 
 
 def _texts(content: Any) -> Iterator[str]:

@@ -40,7 +40,6 @@ from tracekit.report.gpu import GpuInReport
 from tracekit.report.hardware import OnGpu
 from tracekit.report.metrics import MetricsInReport
 from tracekit.report.outline import ClockOfRank, Coverage, MethodUsed, Outline, Times
-from tracekit.report.pictures import PipelinePicture, RlPicture
 from tracekit.report.plain_data import Maybe, Number, frame_of
 from tracekit.report.question import Question
 from tracekit.report.rows import (
@@ -57,7 +56,7 @@ from tracekit.report.rows import (
     WaitFor,
 )
 from tracekit.report.run import RunVerdict
-from tracekit.report.section import Table
+from tracekit.report.section import Picture, Section, Table
 from tracekit.report.verdict import LossKind
 from tracekit.trace.facts import Lack
 from tracekit.trace.model import Worker
@@ -173,14 +172,13 @@ class Report(Struct, frozen=True, kw_only=True):
     critical_path: list[OnPath]
     remarks: list[Remark]
     overview: list[Table]
-    asked: list[Table]
-    sections: list[Table]
+    asked: list[Section]
+    sections: list[Section]
     method: Maybe[MethodUsed] = UNSET
     clocks: Maybe[ClockReport | list[ClockOfRank]] = UNSET
     posting: Maybe[PostingRule] = UNSET
     coverage: Maybe[Coverage] = UNSET
     bubbles: Maybe[Bubbles | None] = UNSET
-    pipeline_picture: Maybe[PipelinePicture] = UNSET
     overlap: Maybe[Overlap] = UNSET
     experts: Maybe[Experts] = UNSET
     m_w: Maybe[Number] = UNSET
@@ -203,7 +201,6 @@ class Report(Struct, frozen=True, kw_only=True):
     unknown_kernels: Maybe[list[Kernels]] = UNSET
     gpu: Maybe[GpuInReport] = UNSET
     gpus: Maybe[list[GpuInReport | OnGpu]] = UNSET
-    rl_picture: Maybe[RlPicture] = UNSET
     metrics: Maybe[MetricsInReport] = UNSET
     run: Maybe[RunVerdict] = UNSET
     step_s: Maybe[float] = UNSET
@@ -302,6 +299,21 @@ class Report(Struct, frozen=True, kw_only=True):
     def on_gpus(self) -> list[OnGpu]:
         """What the job takes on the GPUs that were asked for, in their order."""
         return [each for each in self.gpus or () if isinstance(each, OnGpu)]
+
+    @property
+    def parts(self) -> list[Section]:
+        """All that a renderer draws of it: the metrics of culprits over those of their peers, and its sections."""
+        return [*(self.metrics.pictures if self.metrics else ()), *self.sections]
+
+    @property
+    def pictures(self) -> list[Picture]:
+        """The parts that are no tables."""
+        return [part for part in self.parts if not isinstance(part, Table)]
+
+    @property
+    def tables_of_sections(self) -> list[Table]:
+        """The sections that are tables."""
+        return [part for part in self.sections if isinstance(part, Table)]
 
     def step_times(self) -> StepTimes:
         """The times of each step."""

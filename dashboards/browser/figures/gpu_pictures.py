@@ -5,30 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import plotly.graph_objects as go
 
 from tracekit.analysis.gpu.gpu_times import MemoryTimes
 from tracekit.dashboards.figures.base import figure
-from tracekit.dashboards.figures.theme import Theme, slowdown_scale
-from tracekit.report.experts import LayerLoads
-from tracekit.report.metrics import Band
+from tracekit.dashboards.figures.theme import Theme
 
 #: Most ranks in one figure.
 _MOST_RANKS = 32
-_TALLEST_PX = 640
-
-
-def expert_loads(layers: Sequence[LayerLoads], theme: Theme) -> go.Figure:
-    """Load of each rank over the mean in each layer, a heat map: `experts.layers` of the report."""
-    drawn = figure(theme, height=min(70 + 24 * len(layers), _TALLEST_PX), x="rank", y="layer")
-    tokens = np.array([row.tokens_by_rank for row in layers])
-    drawn.add_heatmap(
-        z=tokens / np.maximum(tokens.mean(axis=1, keepdims=True), 1) - 1,
-        hovertemplate="layer %{y}, rank %{x}: %{z:+.0%} tokens, compared with the mean<extra></extra>",
-        **slowdown_scale(theme),
-    )
-    return drawn
 
 
 def memory_over_time(memory: MemoryTimes, theme: Theme) -> go.Figure:
@@ -42,28 +26,6 @@ def memory_over_time(memory: MemoryTimes, theme: Theme) -> go.Figure:
         hovertemplate="%{x:.4g} s: %{y:.3g} GB<extra></extra>",
     )
     drawn.update_yaxes(rangemode="tozero")
-    return drawn
-
-
-def metric_band(band: Band, theme: Theme) -> go.Figure:
-    """A suspect's series over its peers' band, and when the trace shows it slow: `metrics.tests` of the report."""
-    drawn = figure(theme, height=220, x="seconds from the beginning of the trace", y=band.unit, legend=True)
-    seconds = [time - band.from_s for time in band.time]
-    peers = {"color": theme.dimmed, "width": 0}
-    for name, values, fill in (("", band.low, None), ("its peers, the middle 80 %", band.high, "tonexty")):
-        drawn.add_scatter(
-            x=seconds, y=values, name=name, mode="lines", line=peers, fill=fill, showlegend=bool(fill), hoverinfo="skip"
-        )
-    drawn.add_scatter(
-        x=seconds,
-        y=band.own,
-        name="the host",
-        mode="lines",
-        line={"color": theme.bad, "width": 2},
-        hovertemplate=f"%{{x:.4g}} s: %{{y:.4g}} {band.unit}<extra></extra>",
-    )
-    for end_s in (0.0, band.to_s - band.from_s):
-        drawn.add_vline(x=end_s, line={"color": theme.text, "width": 1, "dash": "dot"})
     return drawn
 
 

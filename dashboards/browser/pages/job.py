@@ -18,7 +18,7 @@ from tracekit.dashboards.browser.pages.gpu_parts import gpu_panels
 from tracekit.dashboards.browser.pages.job_parts import fix_levels, hero, pictures
 from tracekit.dashboards.browser.pages.job_windows import history, open_incidents, window_bar
 from tracekit.dashboards.browser.pages.run_parts import run_panel
-from tracekit.dashboards.browser.pages.section_parts import experts_picture, metrics_pictures, sections
+from tracekit.dashboards.browser.pages.section_parts import pictures_of_sections, sections
 from tracekit.dashboards.browser.ui.charts import waterfall
 from tracekit.dashboards.browser.ui.components import (
     folded,
@@ -52,9 +52,8 @@ def build(stored: Stored, rank: str = "", q: str = "", **_: str) -> list[Compone
         *_causes(stored, report),
         *_fixes(stored, report),
         *_applied(stored.name),
-        *metrics_pictures(report),
+        *pictures_of_sections(report),
         *gpu_panels(stored, report, rank, q),
-        *experts_picture(report),
         *sections(report),
         *history(stored),
         _about(stored, report),

@@ -9,7 +9,7 @@ from dash import dcc, html
 from dash.development.base_component import Component
 from msgspec import Struct
 
-from tracekit.analysis.bubbles.picture import WAITS_FOR, draw_step
+from tracekit.analysis.bubbles.picture import WAITS_FOR, DrawnSchedule, draw_step, timeline_of
 from tracekit.analysis.job.best_plans import optimize_job
 from tracekit.analysis.job.bubbles_words import summary
 from tracekit.analysis.job.plan_words import PLAN_HEADS, plan_row, sentence, settings_words
@@ -29,8 +29,7 @@ from tracekit.dashboards.browser.ui.components import (
 from tracekit.dashboards.browser.ui.context import results, viewer
 from tracekit.dashboards.browser.ui.shell import job_page
 from tracekit.dashboards.figures.plan_front import plan_front
-from tracekit.dashboards.figures.stage_bars import pipeline_step
-from tracekit.report.pictures import Picture
+from tracekit.dashboards.figures.sections import timeline
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved:chunks=2", "zb-h1")
 #: Steps and DP ranks to choose from.
@@ -78,7 +77,7 @@ def build(
             html.P(_sentence(stages, drawn[0].window_s), className="verdict"),
             *(_choices(stored.name, title, of) for title, of in links.items() if of),
             *figure_parts(
-                pipeline_step(drawn, viewer().theme),
+                timeline(timeline_of("", drawn, ()), viewer().theme),
                 label=f"Computes and bubbles of {drawn[0].stages} stages in step {chosen}. {'; '.join(lines)}",
                 table=table,
                 id="pipeline-step",
@@ -100,7 +99,7 @@ class _Stage(Struct, frozen=True):
     waits_s: dict[str, float]
 
     @classmethod
-    def of(cls, picture: Picture, number: int) -> _Stage:
+    def of(cls, picture: DrawnSchedule, number: int) -> _Stage:
         """What the bars of a stage add up to."""
         spent: dict[str, float] = {}
         for bar in picture.bars:
@@ -172,7 +171,7 @@ def _number(text: str | None, name: str, default: int | None) -> int | None:
     return int(text)
 
 
-def _drawn(job: str, step: int, dp_rank: int | None, schedule: str | None) -> tuple[list[Picture], list[str]]:
+def _drawn(job: str, step: int, dp_rank: int | None, schedule: str | None) -> tuple[list[DrawnSchedule], list[str]]:
     """The pictures, and why the schedule is not among them."""
     replay = results().replay(job)
     if schedule is None:

@@ -12,14 +12,14 @@ import polars as pl
 from dash import html
 from dash.development.base_component import Component
 
-from tracekit.base.text import short
 from tracekit.dashboards.browser.data.queries import Stored
-from tracekit.dashboards.browser.figures.gpu_pictures import expert_loads, metric_band, rank_times
+from tracekit.dashboards.browser.figures.gpu_pictures import rank_times
 from tracekit.dashboards.browser.ui.components import figure_panel, folded_panel, href, panel, row_table
 from tracekit.dashboards.browser.ui.context import viewer
+from tracekit.dashboards.figures.sections import picture
 from tracekit.dashboards.words import figure_columns
 from tracekit.report.report import Report
-from tracekit.report.section import Table
+from tracekit.report.section import Picture, Series, ShareGrid, Table
 
 #: A table of at most so many columns fits into half of a page.
 NARROW = 5
@@ -42,37 +42,33 @@ def ranks_picture(stored: Stored, report: Report) -> list[Component]:
     return [drawn]
 
 
-def metrics_pictures(report: Report) -> list[Component]:
-    """The metric of each culprit that was tested, over the band of its peers."""
-    tests = report.metrics.tests if report.metrics else []
+def pictures_of_sections(report: Report) -> list[Component]:
+    """The metrics of culprits over those of their peers, and the pictures among the sections, each with its figures."""
     return [
-        figure_panel(
-            f"Metrics: {test.metric} of {short(test.host)}",
-            metric_band(test.band, viewer().theme),
-            label=f"{test.sentence}. Dotted: the beginning and the end of what the trace shows",
-            table=pl.DataFrame({name: getattr(test.band, name) for name in ("time", "own", "low", "high")}),
-        )
-        for test in tests
-        if test.band is not None
+        figure_panel(part.title, picture(part, viewer().theme), label=_label(part), table=_figures(part))
+        for part in report.pictures
     ]
 
 
-def experts_picture(report: Report) -> list[Component]:
-    """Which ranks have how many tokens of experts, if those are uneven."""
-    if not report.experts or not report.experts.layers:
-        return []
-    layers = report.experts.layers
-    drawn = figure_panel(
-        "Loads of experts",
-        expert_loads(layers, viewer().theme),
-        label="Tokens of each rank over the mean, in each layer of experts",
-        table=pl.DataFrame(
-            [(row.layer, row.max_over_mean, row.deviation) for row in layers],
-            ["layer", "max_over_mean", "deviation"],
-            orient="row",
-        ),
-    )
-    return [drawn]
+def _label(part: Picture) -> str:
+    """A picture in words."""
+    if isinstance(part, ShareGrid):
+        return f"{part.unit} over the mean, {part.down} by {part.across}"
+    if isinstance(part, Series):
+        return part.note or f"{', '.join(line.name for line in part.lines)} over {part.axis}"
+    return "; ".join(part.notes) or part.title
+
+
+def _figures(part: Picture) -> pl.DataFrame:
+    """The figures of a picture as a table."""
+    if isinstance(part, ShareGrid):
+        columns = zip(*part.values, strict=True)
+        return pl.DataFrame({part.down: part.rows, **dict(zip(part.columns, columns, strict=True))}, strict=False)
+    if isinstance(part, Series):
+        band = {} if part.usual is None else {"low": part.usual.low, "high": part.usual.high}
+        return pl.DataFrame({part.axis: part.places} | {line.name: line.values for line in part.lines} | band)
+    rows = [(part.rows[bar.row], part.legend[bar.what].name, bar.start_s, bar.end_s, bar.words) for bar in part.bars]
+    return pl.DataFrame(rows, ["row", "what", "start_s", "end_s", "words"], orient="row")
 
 
 def sections(report: Report) -> list[Component]:
@@ -80,8 +76,8 @@ def sections(report: Report) -> list[Component]:
     alone = bool(report.gpu)
     tables = [
         html.Div(_table(section), className="half" if len(section.heads) <= NARROW else "whole")
-        for section in report.sections
-        if len(section.rows) > alone and not section.title.startswith(("GPU ", "Loads of experts"))
+        for section in report.tables_of_sections
+        if len(section.rows) > alone and not section.title.startswith("GPU ")
     ]
     if not tables:
         return []

@@ -9,7 +9,7 @@ import pytest
 from tests.analysis.bubbles.simulated import Pipeline, gpipe, one_f_one_b, random_lanes, trace
 from tracekit.analysis.bubbles import picture as picture_module
 from tracekit.analysis.bubbles.bubbles import find_bubbles
-from tracekit.analysis.bubbles.picture import Picture, draw_step
+from tracekit.analysis.bubbles.picture import DrawnSchedule, draw_step
 from tracekit.analysis.job.bubbles_words import summary
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.base.errors import LayoutError, SelectionError
@@ -24,7 +24,7 @@ def small() -> JobReplay:
     return JobReplay.from_trace(trace({(0, 0): lane}))
 
 
-def rows(picture: Picture, stage: int) -> list[tuple[str, float, float, int | None]]:
+def rows(picture: DrawnSchedule, stage: int) -> list[tuple[str, float, float, int | None]]:
     bars = sorted((bar for bar in picture.bars if bar.stage == stage), key=lambda bar: bar.start_s)
     return [(bar.what, round(bar.start_s, 9), round(bar.end_s, 9), bar.waits_for) for bar in bars]
 

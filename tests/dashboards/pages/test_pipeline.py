@@ -130,7 +130,7 @@ def test_the_page_of_html_shows_it_if_bubbles_were_asked_for(job: PipelineJob, t
         assert run("whatif", path, *words, "--html", page).code == 0
         text = page.read_text(encoding="utf-8")
         assert ("<h2>Pipeline, step" in text) == there
-    (drawn,) = re.findall(r'<svg class="pipeline".*?</svg>', text)
+    (drawn,) = re.findall(r'<svg class="timeline".*?</svg>', text)
     pictures = draw_step(job.replay, slowest(job), schedules=("gpipe",))
     assert drawn.count("<rect") == sum(len(one.bars) for one in pictures)
     assert "waits for stage" in drawn
