@@ -148,7 +148,8 @@ def _account(store: Store, rows: list[dict[str, Any]], costs: Mapping[tuple[str,
     ledger.notes += _reasons(job, windows)
     ledger.add_one(at_s, axis.end_s, gpus, (BillPart.UNKNOWN, "after the last window", ALL))
     billed = [BilledWindow(one.row, stretches[one.row["number"]], one.judged_s) for one in windows]
-    return Account(ledger.bill(axis.end_s), losses, billed, axis.end_s)
+    judged = [window.row["number"] for window in billed if window.judged_s is not None]
+    return Account(ledger.bill(axis.end_s), losses, billed, axis.end_s, judged)
 
 
 def _windows(
