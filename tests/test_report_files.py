@@ -71,6 +71,8 @@ def edited(**keys: Any) -> Any:
         (lambda content: json.dumps(content)[:5000], "not whole JSON"),
         (edited(verdict={"share": 4.0}), "a lost share of 400%, which no job can have: it was edited"),
         (edited(step_time_s={"recorded": -1.0}), "a step time of -1 s, which no job can have: it was edited"),
+        (lambda content: json.dumps({**content, "slowdown": 0.0}), "S = 0 and steps of "),
+        (edited(answer={"headline": "x" * 5_000_000}), "a text of 5,000,000 characters, which no job can have"),
         (lambda _: '{"report_version": 3, "job": ' + "[" * 100_000, "not whole JSON"),
         (edited(trust={"trustworthy": "yes"}), "not a report as tracekit writes it"),
     ],

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,6 +108,8 @@ _LEFT_OUT = {
 
 #: Shares are at most 1, but for rounding.
 _ROUNDING = 1e-6
+#: The longest text of a report, characters: names from outside are cut long before.
+_LONGEST_TEXT = 100_000
 
 
 class StepTimes(Struct, frozen=True, eq=False):
@@ -410,7 +412,7 @@ def decoded(content: bytes, name: str) -> Report:
 
 
 def _impossible(report: Report) -> str | None:
-    """The first figure that no job can have, in words; None if all are possible."""
+    """The first figure that no job can have, or text that no tracekit writes, in words; None if all are possible."""
     mean, verdict = report.step_time_s, report.verdict
     times = {"a step time": (mean.recorded, mean.original, mean.ideal)}
     times |= {f"a time of step {row.step}": (row.recorded_s, row.original_s, row.ideal_s) for row in report.by_step}
@@ -419,7 +421,27 @@ def _impossible(report: Report) -> str | None:
             return f"{name} of {least:g} s"
     shares = {"a lost share": verdict.share, "a confidence": verdict.confidence or 0.0}
     shares |= {f"a confidence of {finding.kind}": finding.confidence for finding in report.findings}
+    if report.run:
+        shares |= {"a lost share of the run": report.run.lost_share, "a covered share": report.run.covered_share}
     for name, share in shares.items():
         if not -_ROUNDING <= share <= 1 + _ROUNDING:
             return f"{name} of {share:.0%}"
-    return None
+    slowdown, ideal_s = report.slowdown, mean.ideal
+    if slowdown is not None and ideal_s > 0 and not math.isclose(slowdown * ideal_s, mean.original, rel_tol=_ROUNDING):
+        return f"S = {slowdown:g} and steps of {mean.original:g} s that would be {ideal_s:g} s without stragglers"
+    shown = report.job, report.answer, verdict, report.trust, report.findings, report.fixes, report.remarks
+    length = max(map(len, _texts(shown)), default=0)
+    return f"a text of {length:,} characters" if length > _LONGEST_TEXT else None
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Yield the texts in plain data."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Struct):
+        yield from _texts([getattr(value, name) for name in value.__struct_fields__])
+    elif isinstance(value, Mapping):
+        yield from _texts([*value, *value.values()])
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _texts(each)
