@@ -88,10 +88,13 @@ def who_words(cause: RunCause) -> str:
 
 
 def steps_words(cause: RunCause) -> str:
-    """The steps that a cause slowed down."""
+    """The steps that a cause slowed down; of one that comes and goes, also how many windows show it."""
     if cause.first_step is None or cause.first_step == cause.last_step:
         return "" if cause.first_step is None else f"step {cause.first_step}"
-    return f"steps {cause.first_step} to {cause.last_step}"
+    steps = f"steps {cause.first_step} to {cause.last_step}"
+    if not cause.clear_windows:
+        return steps
+    return f"{steps} in {cause.windows:,} of {cause.windows + cause.clear_windows:,} windows"
 
 
 def times_words(cause: RunCause, zone: tzinfo = UTC) -> str:

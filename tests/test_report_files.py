@@ -88,6 +88,7 @@ def edited(**keys: Any) -> Any:
             "a section 'loads' whose parts do not fit together",
         ),
         (edited(step_time_s={"recorded": -1.0}), "a step time of -1 s, which no job can have: it was edited"),
+        (lambda content: json.dumps({**content, "slowdown": 7.5}), "S = 7.5 of steps of "),
         (lambda _: '{"report_version": 3, "job": ' + "[" * 100_000, "not whole JSON"),
         (edited(trust={"trustworthy": "yes"}), "not a report as tracekit writes it"),
     ],

@@ -5,11 +5,11 @@ In: a pipeline and its losses. Out: sentences for the headline.
 
 from __future__ import annotations
 
-import numpy as np
-
 from tracekit.analysis.attribution.chance import Parts
 from tracekit.analysis.detectors.all_detectors import detector_of
 from tracekit.analysis.diagnosis.assessment import LossWithCauses
+from tracekit.analysis.diagnosis.course import is_run, steps_words
+from tracekit.analysis.diagnosis.find import acting
 from tracekit.analysis.evidence.cause import Cause
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.base.text import main_clause, seconds
@@ -55,13 +55,18 @@ def loss_sentence(job: PipelineSubject, parts: Parts, loss: LossWithCauses, *oth
 
 
 def _share_of_step(job: PipelineSubject, cause: Cause) -> str:
-    """What a cause costs, over the steps since it began: no step loses the mean over those before and after."""
-    since = None if cause.time is None else cause.time.since_step
-    if since is None or cause.saved_when_acting_s is None:
+    """What a cause costs, over the steps since it began, or between its begin and its end: no step loses the mean over
+    those with and without it.
+    """
+    time, acts = cause.time, acting(job, cause.time)
+    if time is None or acts is None or cause.saved_when_acting_s is None:
         return f"{part_of_step(job, cause.saved_s)} of each step"
-    acts = np.asarray(job.attribution.steps) >= since
     step_s = max(job.attribution.recorded[acts].mean(), job.unchanged[acts].mean())
-    return f"{part_of_step(job, cause.saved_when_acting_s, step_s)} of each step since step {since}"
+    if time.since_step is not None:
+        return f"{part_of_step(job, cause.saved_when_acting_s, step_s)} of each step since step {time.since_step}"
+    if time.period is None and is_run(time.slow_steps):
+        return f"{part_of_step(job, cause.saved_when_acting_s, step_s)} of {steps_words(time.slow_steps)}"
+    return f"{part_of_step(job, cause.saved_s)} of each step"
 
 
 def part_of_step(job: PipelineSubject, lost_s: float, step_s: float | None = None) -> str:

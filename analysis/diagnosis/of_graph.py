@@ -158,6 +158,8 @@ def _costliest(job: GraphSubject, causes: Sequence[Cause]) -> tuple[LossKind, Lo
     if once and (not leading or kind in {LossKind.BALANCED, LossKind.MINOR}):  # it is most of what was lost
         kind = loss = LossKind.STALLS
         leading, losses_s[loss] = tuple(once), once[0].saved_s
+    if kind is LossKind.STRAGGLER and not leading and not parts_of_s(job).to_tell:
+        kind = loss = LossKind.BALANCED  # the noise of its ops explains it
     lost_s = losses_s.get(loss, 0.0)
     if not leading and job.alone and kind not in {LossKind.BALANCED, LossKind.CONTRADICTION}:
         kind = loss = LossKind.BALANCED  # idle in pieces too small to name
@@ -177,8 +179,9 @@ def _sentence(job: GraphSubject, kind: LossKind, leading: Sequence[Cause], lost_
         whole = "each step without the profiler"
     rest = parts_of_s(job).words(job.recorded_s, whole)
     if kind is LossKind.STRAGGLER and not leading:
-        lost = f"stragglers cost {lost_s / job.recorded_s:.0%} of {whole}"
-        return rest if rest and parts_of_s(job).to_tell else f"{lost}, which the noise of its ops explains"
+        return rest or f"stragglers cost {lost_s / job.recorded_s:.0%} of {whole}"
+    if kind is LossKind.BALANCED and rest and not parts_of_s(job).to_tell:
+        return f"no rank stands out; {rest}"
     said = [_costs_most(job, kind, leading, whole, lost_s), rest]
     if step is not None:
         profiled = seconds(float(np.median(profiled_steps_s(job))))

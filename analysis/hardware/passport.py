@@ -35,8 +35,10 @@ _Positive = Annotated[float, Meta(gt=0, le=1e12)]
 _NotNegative = Annotated[float, Meta(ge=0, le=1e12)]
 _NAMES = ("kind", "op", "dtype")
 _SIZES = ("batch", "m", "n", "k")
-#: No product is faster than so many times the peak, whatever the clock; one in another unit than seconds is.
-_MOST_OF_PEAK = 2.0
+#: No product is faster than so many times the peak, whatever the clock, and the fastest of large ones, operations,
+#: reaches this share of it; in another unit than seconds they do not.
+_MOST_OF_PEAK, _LEAST_OF_PEAK = 2.0, 0.01
+_LARGE_FLOP = 1e11
 
 
 class PassportHead(Struct, frozen=True, kw_only=True):
@@ -77,11 +79,8 @@ class Passport(Struct, frozen=True, eq=False):
         except msgspec.ValidationError as error:
             raise FormatError(f"{path}: damaged passport: {error}; measure it again with `tracekit passport`") from None
         kernels = _checked(path, read_columns(path))
-        if (row := _beyond_peak(head, kernels)) is not None:
-            raise FormatError(
-                f"{path}: kernel {row} is faster than the peak of {head.gpu} allows: `time_s` is in seconds; measure it"
-                " again with `tracekit passport`"
-            )
+        if (problem := _beyond_peak(head, kernels)) is not None:
+            raise FormatError(f"{path}: {problem}: `time_s` is in seconds; measure it again with `tracekit passport`")
         if kernels.is_empty() and not (head.peak_tflops and head.bandwidth_gb_s):
             raise FormatError(f"{path}: holds no kernel and no peaks; measure it again with `tracekit passport`")
         return cls(head, kernels)
@@ -134,13 +133,24 @@ def _checked(path: str | os.PathLike[str], table: pl.DataFrame) -> pl.DataFrame:
     return kernels
 
 
-def _beyond_peak(head: PassportHead, kernels: pl.DataFrame) -> int | None:
-    """The first product that is faster than `_MOST_OF_PEAK` of its peak, as times in another unit make it."""
+def _beyond_peak(head: PassportHead, kernels: pl.DataFrame) -> str | None:
+    """The first product that is too fast for its peak, or too slow although it is the fastest of the large ones, as
+    times in another unit make it; None if all are possible.
+    """
     peaks = pl.col("dtype").replace_strict(dict(head.peak_tflops), default=None, return_dtype=pl.Float64)
-    tflop = 2e-12 * pl.col("batch") * pl.col("m") * pl.col("n") * pl.col("k")
-    beyond = (pl.col("kind") == "matmul") & (tflop / pl.col("time_s") > _MOST_OF_PEAK * peaks)
-    rows = kernels.select(beyond.fill_null(value=False).arg_true()).to_series()
-    return int(rows[0]) if len(rows) else None
+    flop = 2.0 * pl.col("batch") * pl.col("m") * pl.col("n") * pl.col("k")
+    of_peak = (
+        kernels.with_row_index("row")
+        .filter(pl.col("kind") == "matmul")
+        .select("row", "dtype", is_large=flop >= _LARGE_FLOP, share=flop / 1e12 / pl.col("time_s") / peaks)
+        .drop_nulls("share")
+    )
+    fast = of_peak.filter(pl.col("share") > _MOST_OF_PEAK)["row"]
+    if len(fast):
+        return f"kernel {fast[0]} is faster than the peak of {head.gpu} allows"
+    fastest = of_peak.filter("is_large").sort("share").group_by("dtype", maintain_order=True).last()
+    slow = fastest.filter(pl.col("share") < _LEAST_OF_PEAK)["row"]
+    return f"kernel {slow[0]} takes over 100 times as long as at the peak of {head.gpu}" if len(slow) else None
 
 
 @cache

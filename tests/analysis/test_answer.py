@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import polars as pl
 import pytest
 
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job
+from tests.handmade import LAYOUT, healthy_frame, slow_frame
 from tracekit.analysis.job.pipeline import PipelineJob
-from tracekit.trace.canonical import COLLECTED, DEVICE_CLOCK
+from tracekit.trace.canonical import COLLECTED, DEVICE_CLOCK, Trace
 
 #: One of four ranks takes twice as long: a step of 0.61 s where its peers would take 0.31 s.
 SLOW = data_parallel_job([[FORWARD, BACKWARD]] * 3 + [[("forward-compute", 0.2), ("backward-compute", 0.4)]], steps=8)
@@ -40,6 +42,24 @@ def test_a_slow_rank_is_named_with_what_it_costs_and_what_to_do() -> None:
     assert (culprit.rank, culprit.host, culprit.gpu_uuid, culprit.part) == (3, "node-1", "GPU-3", "compute")
     assert culprit.cost_s == pytest.approx(0.3)
     assert culprit.first_step is None
+
+
+@pytest.mark.parametrize(
+    ("slow", "when", "who"),
+    [
+        (range(12, 20), "each step since step 12", "since step 12"),  # the fault begins
+        (range(8), "steps 0 to 7", "in steps 0 to 7"),  # it ends
+        (range(5, 11), "steps 5 to 10", "in steps 5 to 10"),  # both
+    ],
+)
+def test_a_fault_that_begins_or_ends_costs_its_own_steps(slow: range, when: str, who: str) -> None:
+    """Stage 0 of DP rank 1 loses 4.25 s of each slow step of 15.5 s, of 20 steps."""
+    healthy = healthy_frame([step for step in range(20) if step not in slow])
+    ops = pl.concat([slow_frame(slow), healthy]).sort("step", maintain_order=True)
+    answer = PipelineJob(Trace.from_frame(ops, LAYOUT, name="job")).whatif().answer
+    assert answer.headline == f"rank 1 costs 27% of {when}: computes 100% slower than its peers"
+    assert answer.who is not None
+    assert answer.who.startswith(f"rank 1 (dp 1, stage 0), {who}, ")
 
 
 @pytest.mark.parametrize(

@@ -129,8 +129,10 @@ def test_a_slow_rank_that_a_restart_moves_is_slow_at_two_places(tmp_path: Path, 
 
 
 def test_a_fault_that_comes_and_goes_is_one_cause_from_its_first_step_to_its_last(tmp_path: Path) -> None:
-    cause = only(verdict(tmp_path, windows(False, True, False, True, False, True)))
-    assert (cause.first_step, cause.last_step, cause.windows) == (6, 30, 3)
+    found = verdict(tmp_path, windows(False, True, False, True, False, True))
+    cause = only(found)
+    assert (cause.first_step, cause.last_step, cause.windows, cause.clear_windows) == (6, 30, 3, 2)
+    assert ", steps 6 to 30 in 3 of 5 windows, from " in run_sentence(found)
     assert cause.lost_s == pytest.approx(15 * LOST_S)
 
 

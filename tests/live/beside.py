@@ -13,9 +13,17 @@ from tracekit.store import Store
 class Beside:
     """A live run whose clock the test turns; `said`: the lines it told."""
 
-    def __init__(self, folder: Path, clock: list[float], *, late_after_s: float = 5.0, **more: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        clock: list[float],
+        *,
+        late_after_s: float = 5.0,
+        store: Path | None = None,
+        **more: Any,
+    ) -> None:
         self.said: list[str] = []
-        self.store = Store(folder / "jobs.store")
+        self.store = Store(store or folder / "jobs.store")
         options = LiveOptions(
             folder / "run", self.store.path, "job", WindowSize(steps=10), late_after_s=late_after_s, **more
         )

@@ -15,6 +15,7 @@ from tests.analysis.metrics.test_testimony import Broken
 from tests.handmade import little_space, run
 from tests.live.beside import Beside
 from tracekit.base.errors import FormatError, StoreError, StoreTakenError
+from tracekit.bill.run_account import run_of_job
 from tracekit.collectors.record.wire_format import HEADER, MAGIC, RECORD, VERSION, Category
 from tracekit.collectors.run_directory.follow import AttemptFollower
 from tracekit.collectors.run_directory.launchers import announce_end
@@ -50,6 +51,25 @@ def test_windows_are_stored_as_they_end_and_a_slow_rank_is_an_incident(
     assert history["recorded_s"].to_list() == pytest.approx([0.070, 0.130, 0.130])
     assert [one.closed_at is not None for one in beside.store.incidents()] == [True]
     assert beside.said == []
+
+
+def test_a_run_is_not_added_to_the_job_of_another(tmp_path: Path, clock: list[float]) -> None:
+    """Two folders, one name: the second is refused, and the first can be watched again."""
+    folders = [tmp_path / name for name in ("first", "second")]
+    besides = []
+    for folder, started_ns in zip(folders, (1, 2), strict=True):
+        written = WrittenRun(folder / "run", 2)
+        started = json.loads((folder / "run" / "run.json").read_text()) | {"started_ns": started_ns}
+        (folder / "run" / "run.json").write_text(json.dumps(started))
+        written.run(range(11))
+        besides.append(Beside(folder, clock, store=tmp_path / "jobs.store"))
+    besides[0].look()
+    before = run_of_job(besides[0].store, "job")
+    with pytest.raises(StoreError, match=r"jobs.store: has job 'job' of another run; choose another --name"):
+        besides[1].look()
+    assert run_of_job(besides[0].store, "job") == before
+    Beside(folders[0], clock, store=tmp_path / "jobs.store").look()
+    assert besides[0].windows() == [(1, 10)]
 
 
 def test_a_window_asks_metrics_about_its_culprit_and_goes_on_without_an_answer(

@@ -6,7 +6,7 @@ as close an incident, and it ends with its job.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -51,14 +51,20 @@ class BilledWindow(Struct, frozen=True):
 
 class Account(Struct, frozen=True):
     """The time of one job, or of a part of it. `windows`: oldest first. `wall_s`: seconds from the begin to the end.
-    `whole`: of all windows, for a part.
+    `judged`: the numbers of the windows of the job whose losses are known, ascending. `whole`: of all windows, for a
+    part.
     """
 
     bill: Bill
     losses: Sequence[BilledLoss]
     windows: Sequence[BilledWindow]
     wall_s: float
+    judged: Sequence[int]
     whole: Account | None = None
+
+    def judged_between(self, first: int, last: int) -> int:
+        """How many of the windows with these numbers have losses that are known."""
+        return bisect_right(self.judged, last) - bisect_left(self.judged, first)
 
     def between(self, since: float, until: float) -> Account:
         """The part that its windows between two times make up, seconds since the epoch; all if none is."""
@@ -68,7 +74,7 @@ class Account(Struct, frozen=True):
         numbers = {window.row["number"] for window in windows}
         losses = [loss for loss in self.losses if loss.number in numbers]
         wall_s = windows[-1].stretch.until_s - windows[0].stretch.start_s
-        return Account(self.bill, losses, windows, wall_s, self)
+        return Account(self.bill, losses, windows, wall_s, self.judged, self)
 
 
 def run_of(account: Account) -> RunVerdict:
@@ -80,11 +86,10 @@ def run_of(account: Account) -> RunVerdict:
     for billed in account.losses:
         of_place.setdefault(_place(billed), []).append(billed)
     ended, causes = _ending(rows[0]), list[RunCause]()
-    judged = [window.row["number"] for window in whole.windows if window.judged_s is not None]
     for place, lost in of_place.items():
-        clear = len(judged) - bisect_right(judged, last_seen[place])
+        clear = whole.judged_between(last_seen[place] + 1, whole.windows[-1].row["number"])
         state = State.OVER if moved_to[place[:3]] != place else _state(clear, has_ended=ended is not None)
-        causes.append(_cause(lost, account.wall_s, state))
+        causes.append(_cause(lost, account, state))
     causes.sort(key=lambda cause: -cause.lost_s)
     lost_s, recorded_s = sum(cause.lost_s for cause in causes), sum(each.judged_s or 0.0 for each in account.windows)
     return RunVerdict(
@@ -117,25 +122,26 @@ def _ending(row: Any) -> str | None:
     return row["ending"] or "ended"
 
 
-def _cause(billed: Sequence[BilledLoss], wall_s: float, state: State) -> RunCause:
+def _cause(billed: Sequence[BilledLoss], account: Account, state: State) -> RunCause:
     """One cause at one place, oldest loss first. Its times are those of its first and its last slow step."""
     first, last = billed[0], billed[-1]
     worst = max(billed, key=_lost_s)
-    lost_s = sum(map(_lost_s, billed))
+    lost_s, shown = sum(map(_lost_s, billed)), {one.number for one in billed}
     return RunCause(
         kind=first.loss.kind,
         cause=first.loss.cause,
         ranks=first.loss.ranks,
         hosts=first.loss.hosts,
         lost_s=lost_s,
-        lost_share=_share(lost_s, wall_s),
+        lost_share=_share(lost_s, account.wall_s),
         gpu_hours_lost=sum(_lost_s(one) * one.gpus for one in billed) / 3600,
         first_step=first.loss.first_step,
         last_step=last.loss.last_step,
         since=first.loss.since,
         until=last.loss.until,
         state=state,
-        windows=len(billed),
+        windows=len(shown),
+        clear_windows=account.judged_between(first.number, last.number) - len(shown),
         worst_window=worst.number,
         worst_share=_share(_lost_s(worst), worst.window_s),
         redone_s=sum(one.redone_s for one in billed),

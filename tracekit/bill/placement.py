@@ -118,9 +118,9 @@ def _start_up_s(row: Row, begins_s: float, length_s: float) -> float:
 
 def _still_watched_s(row: Row, ends_s: float) -> float:
     """Seconds from the end of the last window to the end of the watch; by the clock of the store alone, from when the
-    window was stored, unless the window ended during the watch.
+    window was stored, unless the window ended during the watch; 0 if an earlier watch has stored it.
     """
-    if row["watched_until_s"] is None:
+    if row["watched_until_s"] is None or row["added_s"] < row["began_s"]:
         return 0.0
     during = row["began_s"] <= ends_s <= row["added_s"]
     return max(float(row["watched_until_s"]) - (ends_s if during else row["added_s"]), 0.0)

@@ -90,7 +90,7 @@ def bill_of_store(store: Store) -> Bill:
     bills, damaged = list[Bill](), list[StoreError]()
     for (job,), of_job in rows.group_by("job", maintain_order=True):
         try:
-            account = _account(store, of_job.rows(named=True), costs)
+            account = accounted(store, of_job.rows(named=True), costs)
             bills.append(replace(account.bill, runs={str(job): run_of(account)}))
         except StoreError as error:
             damaged.append(StoreError(f"{short(str(job))}: left out, {error}"))
@@ -105,7 +105,7 @@ def account_of(store: Store, name: str) -> Account:
         rows, costs = catalogue.live.all_windows(name), catalogue.live.costs(name)
     if rows.is_empty():
         raise NotStoredError(f"{store.name}: no window of job {short(name)!r}")
-    return _account(store, rows.rows(named=True), costs)
+    return accounted(store, rows.rows(named=True), costs)
 
 
 def bill_of_job(job: Job) -> Bill:
@@ -116,7 +116,8 @@ def bill_of_job(job: Job) -> Bill:
         return bill_of_store(store)
 
 
-def _account(store: Store, rows: list[dict[str, Any]], costs: Mapping[tuple[str, int], ClaimedCosts]) -> Account:
+def accounted(store: Store, rows: list[dict[str, Any]], costs: Mapping[tuple[str, int], ClaimedCosts]) -> Account:
+    """The account of a job from its rows in the catalogue of a store and costs of its windows by name and number."""
     windows = _windows(store, rows, costs)
     job, first = rows[0]["job"], rows[0]
     axis = axis_of(rows, [window.length_s for window in windows])
@@ -148,7 +149,8 @@ def _account(store: Store, rows: list[dict[str, Any]], costs: Mapping[tuple[str,
     ledger.notes += _reasons(job, windows)
     ledger.add_one(at_s, axis.end_s, gpus, (BillPart.UNKNOWN, "after the last window", ALL))
     billed = [BilledWindow(one.row, stretches[one.row["number"]], one.judged_s) for one in windows]
-    return Account(ledger.bill(axis.end_s), losses, billed, axis.end_s)
+    judged = [window.row["number"] for window in billed if window.judged_s is not None]
+    return Account(ledger.bill(axis.end_s), losses, billed, axis.end_s, judged)
 
 
 def _windows(

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from tracekit.analysis.job.job import Job
 from tracekit.analysis.job.pipeline import PipelineJob
@@ -47,6 +48,8 @@ from tracekit.report.findings import Findings, Unanalysed
 from tracekit.store import Incoming, Store
 from tracekit.trace.canonical import Trace
 
+#: In the metadata of a window, when its command began, ns since the epoch: a folder is of the same run if that agrees.
+RUN_STARTED = "run_started_ns"
 #: Limit of windows that could not be stored and wait for another attempt.
 MOST_UNSTORED = 8
 #: Delay before storing a window is tried again, seconds; it doubles each time, up to a limit.
@@ -232,14 +235,29 @@ class LiveRun:
         return True
 
     def _begin_watch(self, source: str) -> tuple[int, int] | None:
-        """Note the job in the store. Returns attempt and last step of its newest window there; None if it has none."""
+        """Note the job in the store. Returns attempt and last step of its newest window there; None if it has none.
+
+        Raises StoreError if the windows of the job are those of another run.
+        """
+        newest = self._newest_window()
+        if newest is not None and self._run is not None:
+            started_ns = newest[1].get(RUN_STARTED)
+            if None not in (started_ns, self._run.started_ns) and started_ns != self._run.started_ns:
+                raise StoreError(
+                    f"{self._store.name}: has job {short(self.options.name)!r} of another run; choose another --name"
+                )
         self._source, self._next = source, self._store.begin_watch(self.options.name, source)
-        if not self._next:
+        return None if newest is None else (int(newest[1].get("attempt", 0)), newest[0])
+
+    def _newest_window(self) -> tuple[int, dict[str, Any]] | None:
+        """The last step and the metadata of the newest window of the job in the store; None if it has none."""
+        if not self._store.is_store():
             return None
         with self._store.reading() as catalogue:  # not from the window's ops, which may have been pruned
+            if not catalogue.holds(self.options.name):
+                return None
             window = catalogue.window(self.options.name)
-            metadata = json.loads(catalogue.job_row(self.options.name, window.number)["metadata"])
-        return int(metadata.get("attempt", 0)), window.last_step
+            return window.last_step, json.loads(catalogue.job_row(self.options.name, window.number)["metadata"])
 
     def _follow(self, attempt: int) -> None:
         assert self._run is not None
@@ -373,6 +391,7 @@ class LiveRun:
                     "command": list(self._run.command),
                     "missing_ranks": sorted({*missing}),
                     "late_ranks": list(window.late),
+                    **({} if self._run.started_ns is None else {RUN_STARTED: self._run.started_ns}),
                 },
                 running=True,
             ).trace

@@ -5,6 +5,7 @@ In: a file, or its bytes. Out: a `Report`, or a FormatError of one sentence.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,8 +88,10 @@ def _impossible(report: Report) -> Iterator[str]:
 
 
 def _mismatched(report: Report) -> Iterator[str]:
-    """Yield what refers to something that is not in the report, in words."""
-    causes, answer = len(report.findings), report.answer
+    """Yield figures that contradict each other, and what refers to something that is not in the report, in words."""
+    causes, answer, mean = len(report.findings), report.answer, report.step_time_s
+    if report.slowdown is not None and not math.isclose(report.slowdown * mean.ideal, mean.original, rel_tol=_ROUNDING):
+        yield f"S = {report.slowdown:g} of steps of {mean.original:g} s that would take {mean.ideal:g} s"
     if not report.by_step:
         yield "a report without a step"
     if {len(answer.causes), len(answer.places)} != {causes}:

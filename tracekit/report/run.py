@@ -33,9 +33,10 @@ class RunCause(Struct, frozen=True):
 
     `lost_share`: of the time of the whole run. `first_step`, `last_step`: the first and the last step that it slowed
     down; `since`, `until`: when the first began and the last ended, seconds since the epoch, None where unknown.
-    `windows`: how many show it; `worst_window`: the one that lost most to it, and `worst_share`: of its time.
-    `redone_s`: the part of `lost_s` in steps that a later attempt did again: the bill has it as lost work. `do`: what
-    to do about it first, as the report on `worst_window` says; None if it says nothing, or was not asked.
+    `windows`: how many show it; `clear_windows`: how many between the first and the last of these do not;
+    `worst_window`: the one that lost most to it, and `worst_share`: of its time. `redone_s`: the part of `lost_s` in
+    steps that a later attempt did again: the bill has it as lost work. `do`: what to do about it first, as the report
+    on `worst_window` says; None if it says nothing, or was not asked.
     """
 
     kind: LossKind | None
@@ -54,6 +55,7 @@ class RunCause(Struct, frozen=True):
     worst_window: int
     worst_share: float
     redone_s: float
+    clear_windows: int = 0
     do: str | None = None
 
     @property

@@ -48,6 +48,11 @@ DAMAGE = {
     "impossible size": ({"m": -4}, {}),
     "an impossible": ({"kind": None}, {}),
     "kernel 0 is faster than the peak of X": ({"time_s": 1e-7}, {"peak_tflops": {"bf16": 2.0, "fp32": 2.0}}),
+    # 1.4e11 operations: 0.14 s at 1 TFLOP/s, as if milliseconds were seconds
+    "kernel 0 takes over 100 times as long": (
+        {"m": 1 << 24, "time_s": 140.0},
+        {"peak_tflops": {"bf16": 1.0, "fp32": 1.0}},
+    ),
 }
 
 
