@@ -16,7 +16,7 @@ from tracekit.analysis.fixes.layers import layers_of
 from tracekit.analysis.job.job import Job
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.analysis.plans.from_recording import recorded_model
-from tracekit.analysis.plans.optimize import optimize
+from tracekit.analysis.plans.optimize import TIME_LIMIT_S, optimize
 from tracekit.base.errors import TraceError
 from tracekit.base.text import short
 from tracekit.report.plans import Optimum
@@ -33,9 +33,10 @@ def optimize_job(
     memory_gb: float | None = None,
     keep: Sequence[str] = (),
     layers: tuple[int, ...] | None = None,
+    time_limit_s: float = TIME_LIMIT_S,
 ) -> Optimum:
     """Find the best plans of a job. `report`: its own; `keep`: what stays as it is; `layers`: of each stage, None: as
-    recorded.
+    recorded; `time_limit_s`: see `optimize`.
 
     Raises TraceError for a job that is no pipeline of microbatches, or whose replay is not trusted.
     """
@@ -53,6 +54,7 @@ def optimize_job(
     recorded = recorded_model(subject, layers_of(job.trace, layers), slowness)
     model = recorded.model
     fixed = replace(model.space, **dict.fromkeys(keep, "fixed"))
-    optimum = optimize(replace(model, space=fixed, memory_gb=memory_gb), error=recorded.error, notes=recorded.notes)
+    asked = replace(model, space=fixed, memory_gb=memory_gb)
+    optimum = optimize(asked, error=recorded.error, notes=recorded.notes, time_limit_s=time_limit_s)
     moves = [fix for fix in report.fixes if fix.kind in MOVES and fix.saved_s]
     return replace(optimum, moves=moves)

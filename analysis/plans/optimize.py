@@ -5,6 +5,7 @@ In: a `PlanModel`. Out: an `Optimum`.
 
 from __future__ import annotations
 
+from time import monotonic
 from typing import Any
 
 from tracekit.analysis.plans.best_plans import ROUNDING, SearchResult, TimedPlan, search, space_size, timed
@@ -15,17 +16,24 @@ from tracekit.analysis.plans.stages import ROUNDING as OF_MEMORY
 from tracekit.base.errors import SelectionError
 from tracekit.report.plans import FrontPlan, OptimizedPlan, Optimum, Searched, StepTimes
 
+#: A search ends after this time, the last share of which is for the front of time against memory.
+TIME_LIMIT_S, _OF_FRONT = 60.0, 1 / 3
 NO_MEMORY = "no figures of memory: plans are compared by time only, and may not fit"
 
 
-def optimize(model: PlanModel, *, error: float = 0.0, notes: tuple[str, ...] = ()) -> Optimum:
+def optimize(
+    model: PlanModel, *, error: float = 0.0, notes: tuple[str, ...] = (), time_limit_s: float = TIME_LIMIT_S
+) -> Optimum:
     """Find the best plans of a model. `error`: plans whose times differ by less, relative, are one group.
 
-    Raises SelectionError for a space that contradicts itself.
+    After `time_limit_s`, the best plans so far are the answer. Raises SelectionError for a space that contradicts
+    itself.
     """
     if (problem := model.problem) is not None:
         raise SelectionError(f"{model.name or 'the model'}: {problem}")
-    now, result = timed(model, model.now), search(model, model.memory_gb)
+    begun = monotonic()
+    now = timed(model, model.now)
+    result = search(model, model.memory_gb, until=begun + time_limit_s * (1 - _OF_FRONT * model.knows_memory))
     plans = [_plan(model, each, now, result, error) for each in result.plans]
     best_s = plans[0].step_time_s if plans else None
     return Optimum(
@@ -34,7 +42,8 @@ def optimize(model: PlanModel, *, error: float = 0.0, notes: tuple[str, ...] = (
         nothing_to_gain=best_s is not None and _fits(model, now) and best_s >= now.step_time_s * (1 - error - ROUNDING),
         searched=Searched(space_size(model), result.replayed),
         reason=None if plans else _reason(model),
-        front=[FrontPlan(**_columns(each)) for each in front(model, result)],
+        gap=0.0 if best_s is None or result.bound_s is None else 1 - result.bound_s / best_s,
+        front=[FrontPlan(**_columns(each)) for each in front(model, result, begun + time_limit_s)],
         limit_gb=model.memory_gb,
         now=FrontPlan(**_columns(now)),
         error=error,
