@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 from msgspec.structs import replace
 
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
-from tracekit.analysis.evidence.slow_workers import worker_factor
-from tracekit.analysis.fixes.layers import layers_of
+from tracekit.analysis.fixes.layers import layers_of, split_again
 from tracekit.analysis.job.job import Job
 from tracekit.analysis.job.pipeline import PipelineJob
+from tracekit.analysis.plans.best_plans import timed
 from tracekit.analysis.plans.from_recording import recorded_model
 from tracekit.analysis.plans.optimize import TIME_LIMIT_S, optimize
 from tracekit.base.errors import TraceError
@@ -50,11 +49,16 @@ def optimize_job(
     subject = PipelineSubject.of(job.trace, job.replay)
     if subject.profile is None:
         raise TraceError(f"{short(job.trace.name)}: no computes; plans need a training job")
-    slowness = np.maximum(worker_factor(subject).max(axis=1), 1.0)
-    recorded = recorded_model(subject, layers_of(job.trace, layers), slowness)
+    recorded = recorded_model(subject, layers_of(job.trace, layers))
     model = recorded.model
     fixed = replace(model.space, **dict.fromkeys(keep, "fixed"))
     asked = replace(model, space=fixed, memory_gb=memory_gb)
-    optimum = optimize(asked, error=recorded.error, notes=recorded.notes, time_limit_s=time_limit_s)
+
+    def beyond_s(split: tuple[int, ...]) -> float:
+        changes = () if split == model.now.split else (split_again(subject, model.now.split, split),)
+        saving_s = float((subject.unchanged - subject.step_times(changes)).mean())
+        return subject.recorded_s - saving_s - timed(model, recorded.plan_with(split)).step_time_s
+
+    optimum = optimize(asked, error=recorded.error, notes=recorded.notes, time_limit_s=time_limit_s, beyond_s=beyond_s)
     moves = [fix for fix in report.fixes if fix.kind in MOVES and fix.saved_s]
     return replace(optimum, moves=moves)

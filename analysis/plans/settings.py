@@ -21,8 +21,8 @@ from tracekit.trace.compute_order import Schedule
 _BYTES = 4
 
 
-def settings_of(model: PlanModel, plan: TimedPlan) -> PlanSettings:
-    """The settings of a plan."""
+def settings_of(model: PlanModel, plan: TimedPlan, off_s: float) -> PlanSettings:
+    """The settings of a plan. `off_s`: seconds that it takes beyond what the model says."""
     chosen, size_mb, step_s = plan.plan, model.bucket_cap_mb, plan.step_time_s
     changes = model.replicas > 1 and model.space.buckets in ("free", "size")
     if changes:
@@ -45,7 +45,7 @@ def settings_of(model: PlanModel, plan: TimedPlan) -> PlanSettings:
     runs = [list(buckets) for buckets in chosen.buckets]
     paste = {"DDP": wrapped, "FSDP2": f"fully_shard() by runs of layers {runs}, last first", "Megatron": megatron,
              "torchtitan": torchtitan}  # fmt: skip
-    return PlanSettings(size_mb, step_s, list(chosen.split), chosen.microbatches, again,
+    return PlanSettings(size_mb, step_s + off_s, list(chosen.split), chosen.microbatches, again,
                         {name: text + words for name, text in paste.items() if text})  # fmt: skip
 
 
