@@ -21,7 +21,7 @@ def sentence(optimum: Optimum) -> str:
     if optimum.nothing_to_gain:
         return f"Nothing to gain: a step takes {now}, and no plan takes less than {seconds(best.bound_s)}"
     proof = "no plan is faster"
-    if best.bound_s < best.step_time_s:
+    if optimum.gap > 0:
         proof = f"no plan takes less than {seconds(best.bound_s)} (a gap of {optimum.gap:.2%}: {TOO_LARGE})"
     tied = sum(plan.tied for plan in optimum.plans)
     if tied > 1 and optimum.error:

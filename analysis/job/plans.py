@@ -18,11 +18,12 @@ from tracekit.analysis.plans.from_recording import recorded_model
 from tracekit.analysis.plans.optimize import TIME_LIMIT_S, optimize
 from tracekit.base.errors import TraceError
 from tracekit.base.text import short
+from tracekit.report.conclusions import Fix
 from tracekit.report.plans import Optimum
 from tracekit.report.report import Report
 
-#: Fixes that change the plan of a job, not its machines.
-MOVES = ("repartition-stages", "shift-work-from-slow-worker", "balance-sequences", "more-microbatches")
+#: Fixes that change the plan of a job, not its machines. Those with layers are plans themselves where layers are known.
+MOVES = ("repartition-stages", "shift-work-from-slow-worker", "balance-sequences")
 
 
 def optimize_job(
@@ -60,5 +61,9 @@ def optimize_job(
         return subject.recorded_s - saving_s - timed(model, recorded.plan_with(split)).step_time_s
 
     optimum = optimize(asked, error=recorded.error, notes=recorded.notes, time_limit_s=time_limit_s, beyond_s=beyond_s)
-    moves = [fix for fix in report.fixes if fix.kind in MOVES and fix.saved_s]
+    moves = [fix for fix in report.fixes if fix.kind in MOVES and fix.saved_s and not _moves_layers(fix)]
     return replace(optimum, moves=moves)
+
+
+def _moves_layers(fix: Fix) -> bool:
+    return (fix.edit or "").startswith("layers=")

@@ -114,9 +114,11 @@ def search(
     kinds, best = kinds_of(model, memory_gb), _Best(until)
     if not kinds:
         return SearchResult([], None, 0)
+    promising: list[tuple[int, Ints]] = []
     for number, kind in enumerate(kinds):
         leaves = kind.leaves(np.finfo(float).max, _PROMISING)
-        best.take(kind, number, leaves.splits[np.argsort(leaves.bound_s)[:_OF_KIND]])
+        promising.append((number, leaves.splits[np.argsort(leaves.bound_s)[:_OF_KIND]]))
+        best.take(kind, *promising[-1])
     set_up_s = monotonic() - begun
     least_s, dropped_s = kinds[0].least_s + optimizer_s, np.inf
     proven_s, limit_s, rise = least_s, least_s * (1 + ROUNDING), FIRST_RISE
@@ -131,6 +133,8 @@ def search(
         splits = np.concatenate([each.splits for each in leaves_of])
         bound_s = np.concatenate([each.bound_s for each in leaves_of]) + optimizer_s
         new = bound_s > replayed_s
+        for number, these in promising:
+            new &= (of_kind != number) | ~(splits[:, None] == these).all(axis=2).any(axis=1)
         left_s = best.replay(kinds, of_kind[new], splits[new], bound_s[new])
         dropped_s = min(dropped_s, left_s, *(max(each.dropped_s + optimizer_s, proven_s) for each in leaves_of))
         proven_s = replayed_s = limit_s

@@ -66,7 +66,7 @@ def optimize(
         nothing_to_gain=best_s is not None and _fits(model, now) and best_s >= now_s * (1 - error - ROUNDING),
         searched=Searched(space_size(model), result.replayed),
         reason=None if plans else _reason(model),
-        gap=0.0 if best_s is None or bound_s is None else 1 - bound_s / best_s,
+        gap=0.0 if result.bound_s is None else max(1 - result.bound_s / result.plans[0].step_time_s, 0.0),
         front=[FrontPlan(**_columns(each)) for each in front(model, result, begun + time_limit_s)],
         limit_gb=model.memory_gb,
         now=FrontPlan(**_columns(now, off_s[model.now.split])),
