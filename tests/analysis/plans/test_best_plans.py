@@ -6,6 +6,7 @@ import json
 import random
 import re
 import sys
+from itertools import chain
 from math import comb
 from pathlib import Path
 from typing import Any
@@ -182,3 +183,20 @@ def test_the_command_reads_the_model_file_of_the_page(tmp_path: Path) -> None:
     best = json.loads(ran.out)["plans"][0]
     assert best["step_time_s"] == pytest.approx(best["bound_s"])
     assert best["split"] == [3, 1]  # the last layer takes as long as two others
+
+
+def test_settings_of_frameworks_are_the_plan() -> None:
+    model = draw(1, layers=6, stages=2, replicas=4)
+    result = optimize(msgspec.convert(model, PlanModel))
+    best = result.plans[0]
+    paste = {name: text.partition("  # ")[0] for name, text in best.settings.paste.items()}
+    layout = re.search(r"layout 'E(t+)\|(t+)L'", paste["Megatron"])
+    assert layout is not None
+    assert [len(stage) for stage in layout.groups()] == best.split
+    modules = json.loads(paste["torchtitan"].partition("module_fqns_per_model_part = ")[2])
+    assert [*chain(*modules)] == ["tok_embeddings", *(f"layers.{layer}" for layer in range(6)), "norm", "output"]
+    assert [sum(name.startswith("layers.") for name in stage) for stage in modules] == best.split
+    runs = json.loads(paste["FSDP2"].removeprefix("for run in ").partition("[stage]")[0])
+    assert [[len(run) for run in stage] for stage in runs] == best.buckets
+    assert [sorted(chain(*stage)) for stage in runs] == [list(range(count)) for count in best.split]
+    assert f"bucket_cap_mb={best.settings.bucket_cap_mb:g}" == paste["DDP"]
