@@ -121,6 +121,21 @@ def worker_factor(job: PipelineSubject) -> Floats:
     return np.where(slow.any(axis=1), factor, 1.0)
 
 
+def stage_slowness(job: PipelineSubject) -> Floats:
+    """How many times as long as its peers the slowest worker of each stage computes, 1 or more, [stages]."""
+    factor = worker_factor(job)
+    if len(job.dp_ranks) == 1:  # over the usual stage, which a stage with more work exceeds as well
+        factor = np.where(slow_workers(job), factor, 1.0)
+    return np.asarray(np.maximum(factor.max(axis=1), 1.0))
+
+
+def usual_base_s(job: PipelineSubject) -> Floats:
+    """`ComputeProfile.base_s` on usual workers: with one DP rank, that of a slow worker's stage is its own."""
+    assert job.profile is not None, "the job computes"
+    slowness = stage_slowness(job) if len(job.dp_ranks) == 1 else np.ones(job.stages)
+    return np.asarray(job.profile.base_s / slowness[:, None])
+
+
 def slow_kind(job: PipelineSubject, hit: Bools) -> int | None:
     """`FORWARD` or `BACKWARD` if the workers in `hit` are slow in that kind only; None if they are slow in both."""
     if len(job.dp_ranks) < 2 or not hit.any():

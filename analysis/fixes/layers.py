@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from tracekit.analysis.evidence.cause import Cause
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
-from tracekit.analysis.evidence.slow_workers import SMALLEST_STAGE_EXCESS, worker_factor
+from tracekit.analysis.evidence.slow_workers import SMALLEST_STAGE_EXCESS, stage_slowness, usual_base_s
 from tracekit.analysis.fixes.plan import MACHINE, Plan
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.plans.partition import (
@@ -57,14 +57,14 @@ def layer_plans(
     for cause, around in ((uneven, False), (slow, True)):
         if cause is None:
             continue
-        # How much slower the slowest worker of each stage is than its peers.
-        slowness = np.maximum(worker_factor(job).max(axis=1), 1.0) if around else np.ones(job.stages)
+        slowness = stage_slowness(job) if around else np.ones(job.stages)
+        base_s = usual_base_s(job) if around else profile.base_s
         if split is None and cause.where.chunks:
             yield from _even_chunks(cause)
         elif split is None:
-            yield from _shares(job, slowness, cause, around=around)
+            yield from _shares(job, base_s.sum(axis=(0, 2)), slowness, cause, around=around)
         else:
-            model = replace(stage_model(profile.base_s, split), slowness=slowness)
+            model = replace(stage_model(base_s, split), slowness=slowness)
             yield from _repartitioned(job, model, cause, around=around)
 
 
@@ -83,14 +83,11 @@ def _even_chunks(cause: Cause) -> Iterator[Plan]:
                    excludes="even-chunks")  # fmt: skip
 
 
-def _shares(job: PipelineSubject, slowness: Floats, cause: Cause, *, around: bool) -> Iterator[Plan]:
-    """Move work until all stages take equally long.
+def _shares(job: PipelineSubject, work_s: Floats, slowness: Floats, cause: Cause, *, around: bool) -> Iterator[Plan]:
+    """Move work, `work_s` of each stage on a usual worker, until all stages take equally long.
 
     Assumes that any part of the work can move, including embedding, loss and fractions of a layer.
     """
-    profile = job.profile
-    assert profile is not None
-    work_s = profile.stage_s.sum(axis=1)
     factor = work_shares(work_s, slowness) / work_s
     less = 1 - factor
     if not np.isfinite(factor).all() or less.max() < SMALLEST_MOVE:

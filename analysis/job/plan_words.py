@@ -8,6 +8,7 @@ from __future__ import annotations
 from tracekit.base.text import seconds
 from tracekit.report.plans import OptimizedPlan, Optimum
 
+TOO_LARGE = "the space was too large to be searched to the end"
 PLAN_HEADS = ("split", "step", "saves", "memory", "schedule", "microbatches", "recompute")
 
 
@@ -20,8 +21,8 @@ def sentence(optimum: Optimum) -> str:
     if optimum.nothing_to_gain:
         return f"Nothing to gain: a step takes {now}, and no plan takes less than {seconds(best.bound_s)}"
     proof = "no plan is faster"
-    if best.bound_s < best.step_time_s:
-        proof = f"no plan takes less than {seconds(best.bound_s)}"
+    if optimum.gap > 0:
+        proof = f"no plan takes less than {seconds(best.bound_s)} (a gap of {optimum.gap:.2%}: {TOO_LARGE})"
     tied = sum(plan.tied for plan in optimum.plans)
     if tied > 1 and optimum.error:
         proof += f"; {tied} plans are within the error of the replay, {optimum.error:.1%}"

@@ -7,12 +7,13 @@ whose bound is within a limit are made, and the limit rises until the best repla
 from __future__ import annotations
 
 from math import comb
+from time import monotonic
 
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tracekit.analysis.numeric.arrays import Ints
+from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.plans.bounds import MOST_PARTS, Bounds
 from tracekit.analysis.plans.model import PlanModel, Space, TrainingPlan
 from tracekit.analysis.plans.replay import step_times
@@ -22,8 +23,8 @@ from tracekit.analysis.plans.stages import Stages
 FIRST_RISE = 1e-3
 #: Splits of equal bounds that are replayed first; then twice as many each time.
 _FIRST_REPLAYED = 4
-#: How far beyond the least bound of other kinds of plans the most promising ones are looked for.
-_ASIDE = 0.01
+#: First stages that are kept to find the most promising splits of a kind, and how many of these are replayed.
+_PROMISING, _OF_KIND = 1 << 10, 2
 #: Times closer than this share are equal: sums in another order differ by rounding.
 ROUNDING = 1e-11
 #: Plans that a search returns at most.
@@ -39,17 +40,21 @@ class TimedPlan(Struct, frozen=True):
 
 
 class SearchResult(Struct, frozen=True):
-    """The best plans, best first, none if nothing fits. `bound_s`: nothing is faster. `replayed`: how many plans."""
+    """The best plans, best first, none if nothing fits. `bound_s`: nothing is faster. `replayed`: how many plans.
+    `set_up_s`: seconds until the first plans were replayed.
+    """
 
     plans: list[TimedPlan]
     bound_s: float | None
     replayed: int
+    set_up_s: float = 0.0
 
 
 class _Best:
-    """The best plans so far."""
+    """The best plans so far, until that time."""
 
-    def __init__(self) -> None:
+    def __init__(self, until: float) -> None:
+        self._until = until
         self.entries: list[tuple[float, int, tuple[int, ...]]] = []
         self.replayed = 0
 
@@ -58,14 +63,19 @@ class _Best:
         """The shortest step so far, seconds."""
         return self.entries[0][0] if self.entries else np.inf
 
-    def replay(self, kinds: list[Bounds], of_kind: Ints, splits: Ints, bound_s: np.ndarray) -> None:
-        """Replay splits in the order of their bounds, while these are below the best step time."""
+    def replay(self, kinds: list[Bounds], of_kind: Ints, splits: Ints, bound_s: Floats) -> float:
+        """Replay splits in the order of their bounds, while these are below the best step time. Returns the least bound
+        of those left when time is up.
+        """
         order, size = np.argsort(bound_s, kind="stable"), _FIRST_REPLAYED
         while len(order) and bound_s[order[0]] < self.step_s * (1 - ROUNDING):
+            if monotonic() >= self._until:
+                return float(bound_s[order[0]])
             batch, order = order[:size], order[size:]
             batch, size = batch[bound_s[batch] < self.step_s], size * 2
             for kind in np.unique(of_kind[batch]).tolist():
                 self.take(kinds[kind], kind, splits[batch[of_kind[batch] == kind]])
+        return np.inf
 
     def take(self, bounds: Bounds, kind: int, splits: Ints) -> None:
         """Replay splits of one kind."""
@@ -93,38 +103,46 @@ def kinds_of(model: PlanModel, memory_gb: float | None) -> list[Bounds]:
     return sorted((kind for kind in kinds if np.isfinite(kind.least_s)), key=lambda kind: kind.least_s)
 
 
-def search(model: PlanModel, memory_gb: float | None, *, most_parts: int = MOST_PARTS) -> SearchResult:
-    """Find the best plan that fits into so much memory, None for no limit. `most_parts`: see `Bounds.leaves`."""
-    kinds, best = kinds_of(model, memory_gb), _Best()
+def search(
+    model: PlanModel, memory_gb: float | None, *, most_parts: int = MOST_PARTS, until: float = np.inf
+) -> SearchResult:
+    """Find the best plan that fits into so much memory, None for no limit. `most_parts`, `until`: see `Bounds.leaves`.
+
+    The most promising plans of every kind are replayed first, so that kinds can be compared.
+    """
+    begun, optimizer_s = monotonic(), model.optimizer_s
+    kinds, best = kinds_of(model, memory_gb), _Best(until)
     if not kinds:
         return SearchResult([], None, 0)
-    optimizer_s = model.optimizer_s
-    least_s, dropped_s = kinds[0].least_s + optimizer_s, np.inf
-    before_s, limit_s, rise = -np.inf, least_s * (1 + ROUNDING), FIRST_RISE
-    while before_s < min(best.step_s, dropped_s) or not best.entries:
-        leaves = [
-            kind.leaves(limit_s - optimizer_s, most_parts) for kind in kinds if kind.least_s + optimizer_s <= limit_s
-        ]
-        dropped_s = min([dropped_s, *(each.dropped_s + optimizer_s for each in leaves)])
-        of_kind = np.repeat(np.arange(len(leaves)), [len(each.splits) for each in leaves])
-        splits = np.concatenate([each.splits for each in leaves])
-        bound_s = np.concatenate([each.bound_s for each in leaves]) + optimizer_s
-        new = bound_s > before_s
-        best.replay(kinds, of_kind[new], splits[new], bound_s[new])
-        before_s, limit_s, rise = limit_s, min(best.step_s, limit_s + rise * least_s), 2 * rise
-        if before_s >= best.step_s * (1 - ROUNDING):
-            break
-    _look_aside(kinds, best, most_parts)
-    plans = [_timed(kinds[kind].cells, split, time_s) for time_s, kind, split in best.entries]
-    return SearchResult(plans, min(best.step_s, dropped_s), best.replayed)
-
-
-def _look_aside(kinds: list[Bounds], best: _Best, most_parts: int) -> None:
-    """Replay the most promising splits of each kind of plan that was not replayed, so that kinds can be compared."""
+    promising: list[tuple[int, Ints]] = []
     for number, kind in enumerate(kinds):
-        if number not in {of_kind for _, of_kind, _ in best.entries}:
-            leaves = kind.leaves(kind.least_s * (1 + _ASIDE), most_parts)
-            best.take(kind, number, leaves.splits[np.argsort(leaves.bound_s)[:_FIRST_REPLAYED]])
+        leaves = kind.leaves(np.finfo(float).max, _PROMISING)
+        promising.append((number, leaves.splits[np.argsort(leaves.bound_s)[:_OF_KIND]]))
+        best.take(kind, *promising[-1])
+    set_up_s = monotonic() - begun
+    least_s, dropped_s = kinds[0].least_s + optimizer_s, np.inf
+    proven_s, limit_s, rise = least_s, least_s * (1 + ROUNDING), FIRST_RISE
+    replayed_s = -np.inf  # splits with a lower bound have been replayed
+    while limit_s > replayed_s and proven_s < min(best.step_s * (1 - ROUNDING), dropped_s) and monotonic() < until:
+        leaves_of = [
+            kind.leaves(limit_s - optimizer_s, most_parts, until)
+            for kind in kinds
+            if kind.least_s + optimizer_s <= limit_s
+        ]
+        of_kind = np.repeat(np.arange(len(leaves_of)), [len(each.splits) for each in leaves_of])
+        splits = np.concatenate([each.splits for each in leaves_of])
+        bound_s = np.concatenate([each.bound_s for each in leaves_of]) + optimizer_s
+        new = bound_s > replayed_s
+        for number, these in promising:
+            new &= (of_kind != number) | ~(splits[:, None] == these).all(axis=2).any(axis=1)
+        left_s = best.replay(kinds, of_kind[new], splits[new], bound_s[new])
+        dropped_s = min(dropped_s, left_s, *(max(each.dropped_s + optimizer_s, proven_s) for each in leaves_of))
+        proven_s = replayed_s = limit_s
+        limit_s, rise = min(best.step_s, limit_s + rise * least_s), 2 * rise
+    if proven_s >= best.step_s * (1 - ROUNDING):
+        proven_s = best.step_s
+    plans = [_timed(kinds[kind].cells, split, time_s) for time_s, kind, split in best.entries]
+    return SearchResult(plans, min(best.step_s, proven_s, dropped_s), best.replayed, set_up_s)
 
 
 def _timed(cells: Stages, split: tuple[int, ...], step_time_s: float) -> TimedPlan:

@@ -12,6 +12,7 @@ the length of a path through the computes of a step, so that it holds for every 
 from __future__ import annotations
 
 from functools import cached_property
+from time import monotonic
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,9 @@ _TOGETHER, MOST_PARTS = 1 << 13, 1 << 17
 
 
 class Leaves(Struct, frozen=True, eq=False):
-    """Whole splits with their bounds, seconds. `dropped_s`: the least bound of those left out for lack of memory."""
+    """Whole splits with their bounds, seconds. `dropped_s`: the least bound of those left out, for lack of memory or
+    time.
+    """
 
     splits: Ints
     bound_s: Floats
@@ -75,7 +78,9 @@ class Bounds(Struct, frozen=True, eq=False, dict=True):
         held = np.minimum(count - stage, rounds)
         first_back = reached + trip + (rounds - 2) * backward + (rounds - held) * forward
         trips = (rounds - 1) // held
-        cycles = reached + (trips + 1) * trip + (rounds - 2 - trips * held) * backward
+        others = rounds - 1 - trips * held  # microbatches that the stage alone sees through before these trips
+        cycles = reached + (trips + 1) * trip + others * (forward + backward) - backward
+        cycles = np.where(trips > 0, cycles, first_back)
         return np.asarray(np.maximum(own, np.maximum(first_back, cycles)))
 
     @cached_property
@@ -105,14 +110,20 @@ class Bounds(Struct, frozen=True, eq=False, dict=True):
     def _nothing(self) -> FirstStages:
         return FirstStages(np.zeros((1, 0), np.int64), np.full(1, -np.inf), np.zeros(1), np.full(1, -np.inf))
 
-    def leaves(self, limit_s: float, most_parts: int) -> Leaves:
-        """All splits with a bound of at most `limit_s`; beyond `most_parts` first stages, those of the least bounds."""
+    def leaves(self, limit_s: float, most_parts: int, until: float = np.inf) -> Leaves:
+        """All splits with a bound of at most `limit_s`; beyond `most_parts` first stages, those of the least bounds;
+        none if it lasts until that `time.monotonic`.
+        """
         parts, dropped_s = self._nothing, np.inf
         for stage in range(self.cells.model.stages):
-            pieces = [
-                self._extended(parts.only(np.arange(begin, min(begin + _TOGETHER, len(parts.bound_s)))), stage, limit_s)
-                for begin in range(0, len(parts.bound_s), _TOGETHER)
-            ]
+            pieces: list[FirstStages] = []
+            for begin in range(0, len(parts.bound_s), _TOGETHER):
+                if monotonic() >= until:
+                    dropped_s = min(dropped_s, float(parts.bound_s.min()))
+                    pieces.clear()
+                    break
+                these = np.arange(begin, min(begin + _TOGETHER, len(parts.bound_s)))
+                pieces.append(self._extended(parts.only(these), stage, limit_s))
             if not pieces:
                 return Leaves(np.zeros((0, self.cells.model.stages), np.int64), np.empty(0), dropped_s)
             names = ("ends", "finish_s", "longest_forward_s", "bound_s")

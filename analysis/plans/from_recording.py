@@ -18,6 +18,7 @@ from tracekit.analysis.bubbles.asked import AskedSchedule
 from tracekit.analysis.bubbles.recorded import RecordedPipeline, recorded_pipelines
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
+from tracekit.analysis.evidence.slow_workers import stage_slowness, usual_base_s
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.plans.best_plans import search, timed
 from tracekit.analysis.plans.buckets import DEFAULT_MB, buckets_of_size
@@ -60,20 +61,27 @@ class Gradients(Struct, frozen=True):
 
 
 class RecordedModel(Struct, frozen=True):
-    """A model with the relative `error` of its step times, and what it rests on."""
+    """A model with the relative `error` of its step times, and what it rests on. `first_bucket_mb`: see `Gradients`."""
 
     model: PlanModel
     error: float
     notes: tuple[str, ...]
+    first_bucket_mb: float
+
+    def plan_with(self, split: tuple[int, ...]) -> TrainingPlan:
+        """The plan in use with another split: buckets are closed at the sizes in use."""
+        model, cap_mb = self.model, self.model.bucket_cap_mb or np.inf
+        sizes_mb = model.of_layers("gradient_mb")
+        return replace(model.now, split=split, buckets=_buckets(sizes_mb, split, cap_mb, self.first_bucket_mb))
 
 
-def recorded_model(job: PipelineSubject, split: tuple[int, ...] | None, slowness: Floats) -> RecordedModel:
-    """The model of a job. `split`: the layers of each stage, None if unknown; `slowness`: of each stage's worst worker.
+def recorded_model(job: PipelineSubject, split: tuple[int, ...] | None) -> RecordedModel:
+    """The model of a job. `split`: the layers of each stage, None if unknown.
 
     Raises TraceError for a job whose schedule or steps it does not describe.
     """
     assert job.profile is not None, "the job computes"
-    pipeline, base_s = _pipeline(job), job.profile.base_s
+    pipeline, base_s = _pipeline(job), usual_base_s(job)
     schedule = _schedule(pipeline)
     count, pipelined, gradients = pipeline.order.microbatches, job.stages > 1, _gradients(job)
     sizes_mb = np.array([size / MB for stage in gradients.bytes for size in stage] if gradients else [])
@@ -104,7 +112,7 @@ def recorded_model(job: PipelineSubject, split: tuple[int, ...] | None, slowness
         transfer_s=(float(np.median(pipeline.transfer)) if pipeline.transfer.size else 0.0, 0.0),
         reduce=reduced.cost,
         optimizer_s=0.0,
-        slowness=tuple(slowness.tolist()),
+        slowness=tuple(stage_slowness(job).tolist()),
         bucket_cap_mb=gradients.bucket_cap_mb if gradients is not None and fitted else None,
         now=TrainingPlan(split, schedule, count, (False,) * job.stages, reduced.buckets),
         space=Space(
@@ -114,7 +122,14 @@ def recorded_model(job: PipelineSubject, split: tuple[int, ...] | None, slowness
             buckets=_kind_of_buckets(fitted=fitted, pipelined=pipelined),
         ),
     )
-    return _calibrated(job, model, reduced, [*notes, *reduced.notes])
+    first_bucket_mb = np.inf if gradients is None else gradients.first_bucket_mb
+    return _calibrated(job, RecordedModel(model, 0.0, (*notes, *reduced.notes), first_bucket_mb), reduced)
+
+
+def _buckets(sizes_mb: Floats, split: tuple[int, ...], cap_mb: float, first_mb: float) -> tuple[tuple[int, ...], ...]:
+    """The buckets of each stage."""
+    parts = np.split(sizes_mb, np.cumsum(split)[:-1])
+    return tuple(buckets_of_size(part.tolist(), cap_mb, first_mb) for part in parts)
 
 
 def _kind_of_buckets(*, fitted: bool, pipelined: bool) -> Literal["free", "size", "one"]:
@@ -123,11 +138,15 @@ def _kind_of_buckets(*, fitted: bool, pipelined: bool) -> Literal["free", "size"
     return "free" if pipelined else "size"
 
 
-def _calibrated(job: PipelineSubject, model: PlanModel, reduced: _Reduced, notes: list[str]) -> RecordedModel:
-    """The model with what the recording takes beyond it as the optimizer's time. Raises TraceError if it takes less."""
+def _calibrated(job: PipelineSubject, recorded: RecordedModel, reduced: _Reduced) -> RecordedModel:
+    """The model with its error, and with what the recording takes beyond it as the optimizer's time.
+
+    Raises TraceError if the recording takes less.
+    """
+    model, notes = recorded.model, recorded.notes
     if (problem := model.problem) is not None:
         raise TraceError(f"{job.trace.name}: {problem}")
-    modelled_s, recorded_s = timed(model, model.now).step_time_s, job.measured_s
+    modelled_s, recorded_s = timed(model, model.now).step_time_s, job.recorded_s
     beyond = modelled_s / recorded_s - 1
     if beyond > MOST_BEYOND and reduced.backward_s is None:
         raise TraceError(
@@ -141,14 +160,14 @@ def _calibrated(job: PipelineSubject, model: PlanModel, reduced: _Reduced, notes
         steps_s = job.replay.recorded_step_times()
         error = max(error, STANDARD_ERRORS * float(steps_s.std() / steps_s.mean()) / len(steps_s) ** 0.5)
     if model.stages > 1 and model.replicas > 1 and (contention := _contention(job)) > 0:
-        notes = [*notes, f"a backward takes {contention:.1%} longer while gradients are reduced"]
+        notes = (*notes, f"a backward takes {contention:.1%} longer while gradients are reduced")
         backward_s = float(model.of_layers("backward_s", 1.0).sum()) / model.stages
         error = max(error, contention * backward_s / recorded_s)
     model = replace(model, optimizer_s=max(recorded_s - modelled_s, 0.0))
     best_s = search(model, None).plans[0].step_time_s if model.space.buckets == "size" else 0.0
     if best_s >= max(recorded_s, modelled_s) * (1 - error):
-        model, notes = replace(model, space=replace(model.space, buckets="fixed")), [*notes, BEST_SIZE]
-    return RecordedModel(model, error, tuple(notes))
+        model, notes = replace(model, space=replace(model.space, buckets="fixed")), (*notes, BEST_SIZE)
+    return replace(recorded, model=model, error=error, notes=notes)
 
 
 def _pipeline(job: PipelineSubject) -> RecordedPipeline:
@@ -206,10 +225,7 @@ def _reduced(job: PipelineSubject, gradients: Gradients, sizes_mb: Floats, split
             f"while both run, the backward has {cost.compute_rate:.0%} of its speed, reductions {cost.reduce_rate:.0%}"
         )
         notes.append(both if delay_s is not None else NO_DELAY)
-    parts = np.split(sizes_mb, np.cumsum(split)[:-1])
-    buckets = tuple(
-        buckets_of_size(part.tolist(), gradients.bucket_cap_mb, gradients.first_bucket_mb) for part in parts
-    )
+    buckets = _buckets(sizes_mb, split, gradients.bucket_cap_mb, gradients.first_bucket_mb)
     takes_s = float((cost.fixed_s + cost.per_mb_s * recorded.size_mb).sum())
     return _Reduced(cost, buckets, tuple(notes), fitted.error, takes_s, fitted.unsure_s, backward_s)
 

@@ -7,6 +7,8 @@ of the fastest one.
 
 from __future__ import annotations
 
+from time import monotonic
+
 import numpy as np
 
 from tracekit.analysis.plans.best_plans import SearchResult, TimedPlan, search
@@ -38,18 +40,29 @@ def _least_of_kind(cells: Stages) -> float:
     return float(least[0])
 
 
-def front(model: PlanModel, best: SearchResult) -> list[TimedPlan]:
-    """The fastest plans by memory; none if memory is unknown. `best`: what was found within the limit of the model."""
+def front(model: PlanModel, best: SearchResult, until: float) -> list[TimedPlan]:
+    """The fastest plans by memory; none if memory is unknown. `best`: what was found within the limit of the model.
+
+    `until`: when to end, as `time.monotonic`; the searches have equal shares of what is left.
+    """
     if not model.knows_memory:
         return []
-    fastest = search(model, None, most_parts=_PARTS).plans[:1]
-    least, most = least_memory_gb(model), fastest[0].memory_gb
-    assert most is not None, "memory is known"
-    limits = np.linspace(least, most, LIMITS, endpoint=False)
-    within = [plan for limit in limits.tolist() for plan in search(model, limit, most_parts=_PARTS).plans[:1]]
-    candidates = [*fastest, *best.plans[:1], *within]
+    begun, each_s = monotonic(), best.set_up_s
+    fastest = best.plans[:1] if model.memory_gb is None else _fastest(model, None, (until - begun) / LIMITS, each_s)
+    candidates = [*fastest, *best.plans[:1]]
+    most_gb = max((plan.memory_gb or 0.0 for plan in candidates), default=0.0)
+    limits = np.linspace(least_memory_gb(model), most_gb, LIMITS, endpoint=False).tolist() if candidates else []
+    for number, limit in enumerate(limits):
+        candidates += _fastest(model, limit, (until - monotonic()) / (LIMITS - number), each_s)
     points: list[TimedPlan] = []
     for plan in sorted(candidates, key=lambda plan: (plan.memory_gb or 0.0, plan.step_time_s)):
         if not points or plan.step_time_s < points[-1].step_time_s:
             points.append(plan)
     return points
+
+
+def _fastest(model: PlanModel, limit_gb: float | None, share_s: float, set_up_s: float) -> list[TimedPlan]:
+    """The fastest plan within a limit, by a search of so many seconds; none if none fits or they do not suffice."""
+    if share_s < set_up_s:
+        return []
+    return search(model, limit_gb, most_parts=_PARTS, until=monotonic() + share_s).plans[:1]

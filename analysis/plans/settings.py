@@ -6,6 +6,9 @@ buckets, not a list of layers, so the size whose buckets are best is found and r
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from itertools import pairwise
 from operator import add
 
 import numpy as np
@@ -21,32 +24,44 @@ from tracekit.trace.compute_order import Schedule
 _BYTES = 4
 
 
-def settings_of(model: PlanModel, plan: TimedPlan) -> PlanSettings:
-    """The settings of a plan."""
+def settings_of(model: PlanModel, plan: TimedPlan, off_s: float) -> PlanSettings:
+    """The settings of a plan. `off_s`: seconds that it takes beyond what the model says."""
     chosen, size_mb, step_s = plan.plan, model.bucket_cap_mb, plan.step_time_s
     changes = model.replicas > 1 and model.space.buckets in ("free", "size")
     if changes:
         size_mb, step_s = _best_size(model, chosen)
-    ends = np.cumsum(chosen.split)
-    on = np.repeat(chosen.recompute, chosen.split)
-    again, first = np.flatnonzero(on).tolist(), [0, *ends[:-1].tolist()]
+    again = np.flatnonzero(np.repeat(chosen.recompute, chosen.split)).tolist()
     words = f"  # {chosen.microbatches} microbatches" + (f", recompute layers {again}" if again else "")
-    megatron, torchtitan = f"--pipeline-model-parallel-size {model.stages}", ""
+    paste = {"DDP": "DistributedDataParallel(model)", "Megatron": f"--pipeline-model-parallel-size {model.stages}"}
     if model.stages > 1:
         name = "GPipe" if chosen.schedule is Schedule.GPIPE else "1F1B"
-        torchtitan = f'--parallelism.pipeline_parallel_schedule "{name}"'
+        paste["torchtitan"] = f'parallelism.pipeline_parallel_schedule = "{name}"'
     if model.space.split == "free":
-        megatron += f" --pipeline-model-parallel-layout 'E{'|'.join('t' * count for count in chosen.split)}L'"
-        torchtitan += f", stages begin at layers {first}"
-    wrapped = "DistributedDataParallel(model)"
+        paste["Megatron"] += f" --pipeline-model-parallel-layout 'E{'|'.join('t' * count for count in chosen.split)}L'"
+        paste["torchtitan"] += f"; parallelism.module_fqns_per_model_part = {json.dumps(_modules(chosen.split))}"
     if changes and size_mb is not None:  # today's size needs no setting: its first bucket may be smaller
-        megatron += f" --ddp-bucket-size {round(size_mb * (1 << 20) / _BYTES)}"
-        wrapped = f"bucket_cap_mb={size_mb:g}"
-    runs = [list(buckets) for buckets in chosen.buckets]
-    paste = {"DDP": wrapped, "FSDP2": f"fully_shard() by runs of layers {runs}, last first", "Megatron": megatron,
-             "torchtitan": torchtitan}  # fmt: skip
-    return PlanSettings(size_mb, step_s, list(chosen.split), chosen.microbatches, again,
-                        {name: text + words for name, text in paste.items() if text})  # fmt: skip
+        paste["Megatron"] += f" --overlap-grad-reduce --ddp-bucket-size {round(size_mb * (1 << 20) / _BYTES)}"
+        paste["DDP"] = f"bucket_cap_mb={size_mb:g}"
+        runs = [_runs(buckets) for buckets in chosen.buckets]
+        of_stage = f"{runs}[stage]" if model.stages > 1 else str(runs[0])
+        paste["FSDP2"] = f"for run in {of_stage}: fully_shard([layers[i] for i in run])"
+    return PlanSettings(size_mb, step_s + off_s, list(chosen.split), chosen.microbatches, again,
+                        {name: text + words for name, text in paste.items()})  # fmt: skip
+
+
+def _runs(buckets: Sequence[int]) -> list[list[int]]:
+    """The layers of each bucket of a stage, counted from the first layer of the stage."""
+    ends = (sum(buckets) - np.cumsum([0, *buckets])).tolist()
+    return [list(range(first, end)) for end, first in pairwise(ends)]
+
+
+def _modules(split: Sequence[int]) -> list[list[str]]:
+    """The modules of each stage of a model of torchtitan."""
+    ends = np.cumsum(split).tolist()
+    stages = [[f"layers.{layer}" for layer in range(end - count, end)] for count, end in zip(split, ends, strict=True)]
+    stages[0].insert(0, "tok_embeddings")
+    stages[-1] += ["norm", "output"]
+    return stages
 
 
 def _best_size(model: PlanModel, plan: TrainingPlan) -> tuple[float, float]:

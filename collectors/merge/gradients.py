@@ -27,15 +27,14 @@ _Seconds = npt.NDArray[np.float64]
 def gradient_figures(
     facts: Mapping[int, Mapping[str, list[Any]]], records: pl.DataFrame, groups: pl.DataFrame, placement: Placement
 ) -> dict[str, Any]:
-    """The metadata, empty if no rank wrote the sizes of its gradients. `facts`: of each rank."""
-    of_stage: dict[int, dict[str, Any]] = {}
-    for rank, place in sorted(placement.places.items()):
-        written = facts.get(rank, {}).get("gradients", [])
-        if written and (place.tp, place.cp) == (0, 0):
-            of_stage.setdefault(place.pp, written[-1])
-    if len(of_stage) != placement.layout.pp:
+    """The metadata, empty if no rank wrote the sizes of its gradients. `facts`: of each rank.
+
+    `layers`, of each pipeline stage, too, if all stages wrote those that a plan can move.
+    """
+    written = _written(facts, placement)
+    sizes = [of_stage.layers or of_stage.wrapped.get("bytes", []) for of_stage in written]
+    if not all(sizes):
         return {}
-    sizes = [of_stage[stage]["bytes"] for stage in sorted(of_stage)]
     # All buckets of a reducer on the host are one collective, of which only the end is seen.
     on_host = [sum(of_layers) for of_layers in sizes]
     reductions = (
@@ -53,9 +52,33 @@ def gradient_figures(
     steps = _steps_of_ranks(records)
     timed = [_TimedBuckets.of(alike, steps) for _, alike in usual.group_by("extra", maintain_order=True)]
     rows = [row for buckets in timed for row in buckets.rows()]
-    copied = {"copy_per_mb_s": max(buckets.copy_per_mb_s() for buckets in timed), "at_once": timed[0].at_once}
-    figures = {**of_stage[0], "bytes": sizes, "reductions": rows[:_MOST_BUCKETS], **_delay(usual, records)}
-    return {"gradients": figures | (copied if timed else {})}
+    figures = {**written[0].wrapped, "bytes": sizes, "reductions": rows[:_MOST_BUCKETS], **_delay(usual, records)}
+    if timed:
+        figures["copy_per_mb_s"] = max(buckets.copy_per_mb_s() for buckets in timed)
+        figures["at_once"] = timed[0].at_once
+    moves = len(written) > 1 and all(of_stage.layers for of_stage in written)
+    return {"gradients": figures, **({"layers": list(map(len, sizes))} if moves else {})}
+
+
+@dataclass(frozen=True)
+class _Written:
+    """What a rank wrote of its gradients. `wrapped`: of DistributedDataParallel; `layers`: bytes of the layers of its
+    pipeline stages, which a plan can move.
+    """
+
+    wrapped: Mapping[str, Any]
+    layers: list[int]
+
+
+def _written(facts: Mapping[int, Mapping[str, list[Any]]], placement: Placement) -> list[_Written]:
+    """What the first rank of each stage that wrote something wrote, [stages]."""
+    of_stage: dict[int, _Written] = {}
+    for rank, place in sorted(placement.places.items()):
+        of_rank = facts.get(rank, {})
+        if (place.tp, place.cp) == (0, 0) and (of_rank.get("gradients") or of_rank.get("layers")):
+            layers = [size for stage in of_rank.get("layers", []) for size in stage["bytes"]]
+            of_stage.setdefault(place.pp, _Written(of_rank.get("gradients", [{}])[-1], layers))
+    return [of_stage.get(stage, _Written({}, [])) for stage in range(placement.layout.pp)]
 
 
 def _steps_of_ranks(records: pl.DataFrame) -> pl.DataFrame:

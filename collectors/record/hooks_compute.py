@@ -17,6 +17,7 @@ import torch
 from .compiling import is_compiling
 from .device import Instant
 from .evaluation import in_training_mode
+from .hooks_reducer import bytes_of_stage
 from .patches import Patch, Wrap
 from .session import Session, now_ns
 from .wire_format import NONE, Category, Flag
@@ -130,6 +131,10 @@ class PipelineHooks:
                 "group_rank": stage.group_rank,
             },
         )
+        self.session.attempt_hook("layers", self._measure, stage)
+
+    def _measure(self, stage: Any) -> None:
+        self.session.recorder.fact("layers", {"stage_index": stage.stage_index, "bytes": bytes_of_stage(stage.submod)})
 
     def _loss(self, original: Callable[..., Any]) -> Callable[..., Any]:
         session = self.session

@@ -66,7 +66,7 @@ class ReducerHooks:
     def _watch(self, ddp: Any) -> None:
         named = [(name, one) for name, one in ddp.module.named_parameters() if one.requires_grad]
         parameters = [one for _, one in named]
-        of_layers = bytes_of_layers((name, one.nbytes) for name, one in named)
+        of_layers = list(bytes_of_layers((name, one.nbytes) for name, one in named).values())
         cap_mb = getattr(ddp, "bucket_bytes_cap", DEFAULT_BUCKET) / (1 << 20)
         first_mb = DEFAULT_FIRST_MB if getattr(ddp, "bucket_bytes_cap_default", True) else cap_mb
         figures = {"bytes": of_layers, "bucket_cap_mb": cap_mb, "first_bucket_mb": first_mb}
@@ -123,14 +123,30 @@ class ReducerHooks:
         self.collectives.started(REDUCERS, group, (tensors,), start, work, flags=int(Flag.BUCKET), queued_us=queued_us)
 
 
-def bytes_of_layers(parameters: Iterable[tuple[str, int]]) -> list[int]:
+def bytes_of_layers(parameters: Iterable[tuple[str, int]]) -> dict[str, int]:
     """The bytes of each layer, in order: parameters whose names agree up to their first number, or their first part."""
     sizes: dict[str, int] = {}
     for name, size in parameters:
         numbered = _NUMBERED.match(name)
         layer = name.partition(".")[0] if numbered is None else numbered.group()
         sizes[layer] = sizes.get(layer, 0) + size
-    return list(sizes.values())
+    return sizes
+
+
+def bytes_of_stage(module: Any) -> list[int]:
+    """The bytes of the gradients of each numbered layer of a pipeline stage; without any, of each part.
+
+    What has no number, such as an embedding or a head, belongs to the layer before it, or to the first one.
+    """
+    inner = module.module if isinstance(module, torch.nn.parallel.DistributedDataParallel) else module
+    sizes = bytes_of_layers((name, one.nbytes) for name, one in inner.named_parameters() if one.requires_grad)
+    numbered = {name: 0 for name in sizes if _NUMBERED.match(f"{name}.")} or dict.fromkeys(sizes, 0)
+    layer = next(iter(numbered), None)
+    for name, size in sizes.items():
+        layer = name if name in numbered else layer
+        if layer is not None:
+            numbered[layer] += size
+    return list(numbered.values())
 
 
 class HostReduction:

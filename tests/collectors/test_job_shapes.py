@@ -123,6 +123,8 @@ def test_the_time_of_a_slow_rank_is_its_own(runs):
 def test_a_pipeline_without_a_data_loader(runs):
     """Where a step begins with a transfer, that is the transfer of this step; stages may differ in their layers."""
     trace = runs["uneven"].trace
+    assert trace.metadata["layers"] == [1, 2]
+    assert trace.metadata["gradients"]["bytes"] == [[4 * 16 * 17], [4 * 16 * 17] * 2]
     assert (trace.layout.dp, trace.layout.pp) == (1, 2)
     assert trace.metadata["collect"]["unmatched_p2p"] == 0
     received = trace.ops.filter(kind=OpKind.FORWARD_RECV)

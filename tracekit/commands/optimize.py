@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 @click.option("--keep", type=click.Choice(["schedule", "microbatches", "recompute", "split", "buckets"]), multiple=True,
               help="What must stay as it is. Repeat it.")  # fmt: skip
 @click.option("--layers", metavar="N,N", help="Layers of each stage of TRACE [default: those of its metadata].")
+@click.option("--time-limit", type=click.FloatRange(0, min_open=True), default=60.0, show_default=True,
+              metavar="SECONDS", help="End the search then, with the best plan so far and what is proven.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def optimize_command(
     source: JobArguments,
@@ -40,6 +42,7 @@ def optimize_command(
     memory_gb: float | None,
     keep: tuple[str, ...],
     layers: str | None,
+    time_limit: float,
     as_json: bool,
 ) -> int:
     """Which plan is fastest, and fits? Searches split, schedule, microbatches, recomputation and buckets together.
@@ -48,6 +51,8 @@ def optimize_command(
     """
     if memory_gb is not None and not math.isfinite(memory_gb):
         raise SelectionError(f"--memory-gb {memory_gb}; expected a number of GB, or leave it out for no limit")
+    if not math.isfinite(time_limit):
+        raise SelectionError(f"--time-limit {time_limit}; expected a number of seconds, such as 600")
     if sum((source != JobArguments(), model is not None, runs is not None)) > 1:
         raise SelectionError("give a TRACE, --model or --runs, one of them")
     if (runs is None) != (counts is None):
@@ -59,9 +64,9 @@ def optimize_command(
     if runs is not None:
         return _runs(runs, counts or "", as_json=as_json)
     if model is None:
-        optimum = _of_job(source, memory_gb, keep, parse_layers(layers))
+        optimum = _of_job(source, memory_gb, keep, parse_layers(layers), time_limit)
     else:
-        optimum = _of_model(model, memory_gb, keep)
+        optimum = _of_model(model, memory_gb, keep, time_limit)
     if as_json:
         click.echo(msgspec.json.encode(optimum))
     else:
@@ -91,7 +96,7 @@ def _runs(runs: Path, counts: str, *, as_json: bool) -> int:
     return ExitCode.DONE
 
 
-def _of_model(model: Path, memory_gb: float | None, keep: tuple[str, ...]) -> Optimum:
+def _of_model(model: Path, memory_gb: float | None, keep: tuple[str, ...], time_limit_s: float) -> Optimum:
     from msgspec.structs import replace
 
     from tracekit.analysis.plans.model import PlanModel
@@ -99,11 +104,15 @@ def _of_model(model: Path, memory_gb: float | None, keep: tuple[str, ...]) -> Op
 
     read = PlanModel.read(model)
     fixed = replace(read.space, **dict.fromkeys(keep, "fixed"))
-    return optimize(replace(read, space=fixed, memory_gb=memory_gb or read.memory_gb))
+    return optimize(replace(read, space=fixed, memory_gb=memory_gb or read.memory_gb), time_limit_s=time_limit_s)
 
 
 def _of_job(
-    source: JobArguments, memory_gb: float | None, keep: tuple[str, ...], layers: tuple[int, ...] | None
+    source: JobArguments,
+    memory_gb: float | None,
+    keep: tuple[str, ...],
+    layers: tuple[int, ...] | None,
+    time_limit_s: float,
 ) -> Optimum:
     from tracekit.analysis.job.best_plans import optimize_job
 
@@ -111,4 +120,5 @@ def _of_job(
         tell("reading the job")
         job = source.load()
         tell("searching")
-        return optimize_job(job, job.whatif(layers=layers), memory_gb=memory_gb, keep=keep, layers=layers)
+        report = job.whatif(layers=layers)
+        return optimize_job(job, report, memory_gb=memory_gb, keep=keep, layers=layers, time_limit_s=time_limit_s)

@@ -63,7 +63,8 @@ class Searched(Struct, frozen=True):
 
 class Optimum(Struct, frozen=True):
     """What `tracekit optimize` found. `plans`: best first, none if nothing fits, with the `reason`. `nothing_to_gain`:
-    the plan in use fits and no plan is faster than it. `front`: the fastest plan at each size of memory, smallest
+    the plan in use fits and no plan is faster than it. `gap`: by what share of its step a plan may still be faster than
+    the best one: 0 if the space was searched to the end. `front`: the fastest plan at each size of memory, smallest
     first; none if memory is unknown. `limit_gb`: of memory, null: none; `now`: the plan in use. `error`: how far
     the replay is from the recording, relative; 0 for a model file. `notes`: what the figures rest on.
     `moves`: fixes in the report of a recorded job that change its plan.
@@ -77,6 +78,7 @@ class Optimum(Struct, frozen=True):
     front: list[FrontPlan]
     limit_gb: float | None
     now: FrontPlan
+    gap: float = 0.0
     error: float = 0.0
     notes: list[str] = []
     moves: list[Fix] = []

@@ -34,6 +34,8 @@ from tracekit.dashboards.figures.sections import timeline
 SCHEDULES = ("gpipe", "1f1b", "interleaved:chunks=2", "zb-h1")
 #: Steps and DP ranks to choose from.
 SLOWEST_STEPS, MOST_LANES = 5, 16
+#: A page does not wait longer for plans.
+TIME_LIMIT_S = 10.0
 
 
 def build(
@@ -147,7 +149,7 @@ def _best_plans(stored: Stored) -> list[Component]:
     """The best plans of the job, or why there are none."""
     assert stored.report is not None
     try:
-        optimum = optimize_job(results().job(stored.name), stored.report)
+        optimum = optimize_job(results().job(stored.name), stored.report, time_limit_s=TIME_LIMIT_S)
     except TracekitError as error:
         return [panel("The best plan", note(str(error)))]
     table = pl.DataFrame([plan_row(plan) for plan in optimum.plans], PLAN_HEADS, orient="row")

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
 import re
+import sys
+from itertools import chain
+from math import comb
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +16,14 @@ import pytest
 
 from tests.analysis.plans.simulator import best_buckets, best_of_all, draw, memory_gb, step_time_s
 from tests.handmade import run
+from tracekit.analysis.job.plan_words import sentence
 from tracekit.analysis.plans.best_plans import SearchResult, search, space_size, timed
+from tracekit.analysis.plans.bounds import Bounds
 from tracekit.analysis.plans.model import PlanModel
 from tracekit.analysis.plans.optimize import optimize
+from tracekit.analysis.plans.replay import step_times
 from tracekit.analysis.plans.settings import buckets_of_size
+from tracekit.analysis.plans.stages import Stages
 
 #: Layers, stages and memory over that of the plan in use, of drawn spaces.
 SIZES = [(6, 1, None), (6, 2, 0.85), (7, 3, 0.7), (6, 4, 1.0), (7, 4, 0.85), (5, 2, None)]
@@ -52,6 +60,35 @@ def test_no_plan_of_the_space_is_faster(seed: int) -> None:
     )
     if best_s is not None:
         assert found.bound_s == pytest.approx(best_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_bound_is_above_the_step_that_it_bounds(seed: int) -> None:
+    pick = random.Random(seed)  # noqa: S311  draws need to be repeatable
+    for number in range(40):
+        stages = pick.randint(1, 6)
+        model = draw(1000 * seed + number, layers=stages + pick.randint(0, 4), stages=stages)
+        model["slowness"] = [pick.choice((1.0, 1.0, pick.uniform(1, 2))) for _ in range(stages)]
+        read = msgspec.convert(model, PlanModel)
+        for schedule in read.schedules:
+            bounds = Bounds(Stages(read, schedule, pick.randint(1, 24), None))
+            leaves = bounds.leaves(sys.float_info.max, 1 << 20)
+            assert len(leaves.splits) == comb(len(read.layers) - 1, stages - 1)
+            steps_s = (step_times(bounds.cells, leaves.splits) - read.optimizer_s) * (1 + 1e-12)
+            assert (leaves.bound_s <= steps_s).all()
+            assert bounds.least_s <= leaves.bound_s.min()
+
+
+def test_a_search_that_runs_out_of_time_says_what_is_proven() -> None:
+    space = {"schedule": ["1f1b"], "microbatches": [16], "split": "free", "buckets": "one"}
+    read = msgspec.convert(draw(3, layers=40, stages=8, space=space), PlanModel)
+    early, whole = search(read, None, until=0.0), search(read, None)
+    assert early.replayed < whole.replayed
+    assert early.bound_s <= whole.bound_s == whole.plans[0].step_time_s <= early.plans[0].step_time_s
+    assert early.bound_s > 0.8 * whole.bound_s
+    result = optimize(read, time_limit_s=1e-9)
+    assert result.gap == pytest.approx(1 - early.bound_s / early.plans[0].step_time_s)
+    assert "too large" in sentence(result)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -146,3 +183,20 @@ def test_the_command_reads_the_model_file_of_the_page(tmp_path: Path) -> None:
     best = json.loads(ran.out)["plans"][0]
     assert best["step_time_s"] == pytest.approx(best["bound_s"])
     assert best["split"] == [3, 1]  # the last layer takes as long as two others
+
+
+def test_settings_of_frameworks_are_the_plan() -> None:
+    model = draw(1, layers=6, stages=2, replicas=4)
+    result = optimize(msgspec.convert(model, PlanModel))
+    best = result.plans[0]
+    paste = {name: text.partition("  # ")[0] for name, text in best.settings.paste.items()}
+    layout = re.search(r"layout 'E(t+)\|(t+)L'", paste["Megatron"])
+    assert layout is not None
+    assert [len(stage) for stage in layout.groups()] == best.split
+    modules = json.loads(paste["torchtitan"].partition("module_fqns_per_model_part = ")[2])
+    assert [*chain(*modules)] == ["tok_embeddings", *(f"layers.{layer}" for layer in range(6)), "norm", "output"]
+    assert [sum(name.startswith("layers.") for name in stage) for stage in modules] == best.split
+    runs = json.loads(paste["FSDP2"].removeprefix("for run in ").partition("[stage]")[0])
+    assert [[len(run) for run in stage] for stage in runs] == best.buckets
+    assert [sorted(chain(*stage)) for stage in runs] == [list(range(count)) for count in best.split]
+    assert f"bucket_cap_mb={best.settings.bucket_cap_mb:g}" == paste["DDP"]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -164,7 +165,7 @@ def test_a_model_can_be_saved_without_a_warning(job, tmp_path, recwarn):
 
 
 def test_gradients_are_recorded_by_layer(job):
-    from tracekit.collectors.record.hooks_reducer import bytes_of_layers
+    from tracekit.collectors.record.hooks_reducer import bytes_of_layers, bytes_of_stage
 
     parameters = [
         ("embed.weight", 8),
@@ -174,7 +175,19 @@ def test_gradients_are_recorded_by_layer(job):
         ("head.weight", 16),
         ("head.bias", 1),
     ]
-    assert bytes_of_layers(parameters) == [8, 6, 4, 17]
+    assert list(bytes_of_layers(parameters).values()) == [8, 6, 4, 17]
+
+    class Stage:
+        def __init__(self, parameters):
+            self.parameters = parameters
+
+        def named_parameters(self):
+            return ((name, SimpleNamespace(nbytes=size, requires_grad=True)) for name, size in self.parameters)
+
+    # An embedding, a norm and a head move with the layer next to them.
+    assert bytes_of_stage(Stage(parameters)) == [14, 21]
+    assert bytes_of_stage(Stage([("norm.weight", 3), ("head.weight", 16)])) == [3, 16]
+    assert bytes_of_stage(Stage([])) == []
 
 
 def test_a_wrapped_model_says_how_large_its_gradients_are(job, monkeypatch):
