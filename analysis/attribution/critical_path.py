@@ -66,12 +66,14 @@ class CriticalPath(Struct, frozen=True, eq=False):
             codes = [np.broadcast_to(label.codes, shape)[self.row[of_block], self.lane[of_block]] for label in labels]
             combined, place = combinations([*codes, self.step[of_block]])
             seconds = np.bincount(place, weights=self.cost_s[of_block])
-            for (*key_codes, _), total in zip(combined.tolist(), seconds.tolist(), strict=True):
-                key = tuple(
-                    None if code == UNLABELLED else label.value(code)
-                    for label, code in zip(labels, key_codes, strict=True)
-                )
-                totals.setdefault(key, []).append(total)
+            keys: dict[tuple[int, ...], tuple[Value | None, ...]] = {}
+            for (*of_key, _), total in zip(combined.tolist(), seconds.tolist(), strict=True):
+                if (key_codes := tuple(of_key)) not in keys:
+                    keys[key_codes] = tuple(
+                        None if code == UNLABELLED else label.value(code)
+                        for label, code in zip(labels, key_codes, strict=True)
+                    )
+                totals.setdefault(keys[key_codes], []).append(total)
         return totals
 
     @property

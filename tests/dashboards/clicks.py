@@ -33,6 +33,18 @@ def click_figure(page: Page, figure: str, across: float, down: float) -> None:
     page.mouse.click(*point_at_figure(page, figure, across, down))
 
 
+def unfold(page: Page, which: str = "details") -> None:
+    """Open what is folded, and what is folded in it, until the browser has drawn all of it."""
+    page.wait_for_function(
+        """(which) => {
+            const folded = [...document.querySelectorAll(which)];
+            folded.forEach((one) => { one.open = true; });
+            return folded.every((one) => one.children.length > 1);
+        }""",
+        arg=which,
+    )
+
+
 def address(page: Page) -> str:
     """Path and query of the page, as the browser has them: Playwright learns of changes later."""
     return str(page.evaluate("() => location.pathname + location.search"))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, ViewportSize, expect
 
+from tests.dashboards.clicks import unfold
 from tests.dashboards.conftest import Serving
 from tests.dashboards.tabs import FOLLOW
 from tests.dashboards.watched import write_watched
@@ -69,7 +70,7 @@ def pages_in(visit: Visit, theme: str, width: int, every_page: list[tuple[str, s
     for path, base in every_page:
         page, last = visit(path, theme=theme, width=width, base=base, within=page if base == last else None), base
         whole(page, path)
-        page.evaluate("document.querySelectorAll('details:not(.share)').forEach((one) => { one.open = true; })")
+        unfold(page, "details:not(.share)")
         if page.evaluate("() => !window.axe"):
             page.evaluate(AXE)
         yield path, page

@@ -291,11 +291,13 @@ class Catalogue:
         for table in tables:
             self.connection.execute(f"DELETE FROM {table} WHERE {condition}", which)  # noqa: S608 - our own names
 
-    def _add_hosts(self, job_id: int, hosts: Iterable[str]) -> None:
+    def _add_hosts(self, job_id: int, hosts: Sequence[str]) -> None:
+        if not hosts:  # most jobs name none, and each statement takes a millisecond
+            return
         self.connection.execute(
             "INSERT INTO hosts SELECT $job, host FROM (SELECT unnest($hosts::VARCHAR[]) AS host)"
             " WHERE host NOT IN (SELECT host FROM hosts WHERE job_id = $job)",
-            {"job": job_id, "hosts": list(hosts)},
+            {"job": job_id, "hosts": hosts},
         )
 
     def _add_gpus(self, job_id: int, metadata: Mapping[str, Any]) -> None:
@@ -303,6 +305,8 @@ class Catalogue:
         gpus, hosts = (_by_rank(metadata.get(name)) for name in ("gpus", "hosts"))
         uuids = {rank: _by_rank(gpu).get("uuid") for rank, gpu in gpus.items()}
         host_of_gpu = {uuid: _text(hosts.get(rank)) for rank, uuid in uuids.items() if _text(uuid)}
+        if not host_of_gpu:
+            return
         self.connection.execute(
             "INSERT INTO gpus SELECT $job, gpu, host"
             " FROM (SELECT unnest($gpus::VARCHAR[]) AS gpu, unnest($hosts::VARCHAR[]) AS host)"

@@ -27,6 +27,7 @@ from tracekit.dashboards.browser.ui.components import (
     row_table,
 )
 from tracekit.dashboards.browser.ui.context import viewer
+from tracekit.dashboards.browser.ui.drawn import Folded
 from tracekit.dashboards.browser.ui.glossary import GAP_BEGINS, GPU_REASONS
 from tracekit.report.gpu import GpuInReport
 from tracekit.report.plain_data import frame_of
@@ -188,7 +189,7 @@ def _shapes(op: OpTime) -> Component:
         facts += [f"{three_digits(rate / 1e12)} {unit}" for key, unit in rates if (rate := getattr(shape, key))]
         facts += [f"at the card's peak {seconds(shape.roofline_s)}"] if shape.roofline_s else []
         items.append(html.Li(f"{printable(shape.dims)} {printable(shape.dtype)}: {', '.join(facts)}"))
-    return html.Details([html.Summary(f"{len(items)}"), html.Ul(items)]) if items else html.Div("-")
+    return Folded(children=[html.Summary(f"{len(items)}"), html.Ul(items)]) if items else html.Div("-")
 
 
 def _call(call: Synchronisation) -> Row:

@@ -20,7 +20,7 @@ from dash.development.base_component import Component
 from tracekit.base.errors import NotStoredError, TracekitError
 from tracekit.base.safe_csv import safe_csv
 from tracekit.dashboards.browser.ui.context import chosen_range, chosen_window, prefixed
-from tracekit.dashboards.browser.ui.drawn import Chart, drawing
+from tracekit.dashboards.browser.ui.drawn import Chart, Folded, drawing
 from tracekit.dashboards.browser.ui.glossary import GLOSSARY
 from tracekit.dashboards.browser.ui.sentences import Tone
 
@@ -73,12 +73,12 @@ def panel(title: Children, *children: Any, id: str | None = None, extra: Childre
 
 def folded(title: str, *children: Any) -> Component:
     """Details that most readers skip."""
-    return html.Details([html.Summary(title), *children], className="folded")
+    return Folded(children=[html.Summary(title), *children], className="folded")
 
 
 def folded_panel(title: str, *children: Any, opened: bool = False) -> Component:
     """A part of a page that most readers skip: its heading, which opens it."""
-    return html.Details([html.Summary(html.H2(title)), *children], className="panel", open=opened)
+    return Folded(children=[html.Summary(html.H2(title)), *children], className="panel", open=opened)
 
 
 def halves(*parts: Any) -> Component:
@@ -151,8 +151,8 @@ def as_table(table: pl.DataFrame, *, csv: str | None = None, most: int = MOST_RO
     """The data of a figure as a table, collapsed at first."""
     links = [html.A("CSV", href=csv, download="")] if csv else []
     more = f", the first {most} of {table.height:,} rows" if table.height > most else ""
-    return html.Details(
-        [
+    return Folded(
+        children=[
             html.Summary(["Data table", more]),
             html.Div(links, className="table-links"),
             html.Div(

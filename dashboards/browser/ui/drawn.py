@@ -51,6 +51,14 @@ class Choice(_Drawn):
     _properties = ("id", "options", "value")
 
 
+class Folded(_Drawn):
+    """A `details` of HTML (assets/folded.js). `children`: its summary, then what a browser draws once it is opened."""
+
+    _namespace = "tracekit_folded"
+    _type = "Folded"
+    _properties = ("children", "className", "open")
+
+
 class Views(_Drawn):
     """The named views of a table (assets/views.js). `query`: the view that is shown; `name`: that in the address."""
 

@@ -150,7 +150,7 @@ def test_incidents_are_listed_open_ones_with_advice_closed_ones_with_how_long(tm
     text = Pages(store.path).text("/incidents")
     assert "1 open" in text
     assert f"Do: {incident.cause.fix}" in text
-    assert "Do: " not in "\n".join(lines(next(found(listed, "Details", "folded"))))
+    assert "Do: " not in "\n".join(lines(next(found(listed, "Folded", "folded"))))
     assert f"{incident.cause.share:.0%}" in lines(listed)
     assert "/job?job=live&window=0" in [link.href for link in found(listed, "Link")]
     store.end_watch("live", "ended with exit code 137 (SIGKILL)")

@@ -186,7 +186,7 @@ def test_the_page_of_a_recording_is_two_screens_long_and_folds_the_rest(
 ) -> None:
     page = visit("/job?job=four", base=show(store.path).url, width=1440)
     assert page.evaluate("document.documentElement.scrollHeight") <= 2 * HEIGHT
-    expect(page.locator("#names")).to_be_hidden()
+    expect(page.locator("#names")).to_have_count(0)  # hundreds of rows take the browser longer than all that it shows
     page.click("text=8 kernels and 3 operators")
     expect(page.locator("#names")).to_be_visible()
 

@@ -15,6 +15,7 @@ from dash.development.base_component import Component
 from msgspec import structs
 from playwright.sync_api import Page, expect
 
+from tests.dashboards.clicks import unfold
 from tests.dashboards.conftest import Serving
 from tests.dashboards.page_text import Pages, found, lines
 from tests.dashboards.watched import write_watched
@@ -178,7 +179,7 @@ def test_a_job_shows_its_verdict_causes_and_fixes(visit: Visit, serving: Serving
     assert f"straggler, {found['verdict']['share']:.0%} lost" in page.inner_text(".job-title")
     sentence, answer = found["verdict"]["sentence"], found["answer"]
     card = page.inner_text(".hero").replace("\u2192", "->")
-    page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    unfold(page)
     text = page.inner_text("#page")
     assert all(answer[part] in card for part in ("who", "cost", "check", "action", "saves", "trust"))
     assert f"{sentence[1:]}." in text
