@@ -8,6 +8,7 @@ takes a table of its rows.
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -114,13 +115,12 @@ class _File:
     """The columns of a file, checked, with canonical names, in the order of `_IN_TURN`."""
 
     def __init__(self, table: pl.LazyFrame, layout: Layout, source: Origin, renamed: Renamed, unit: Unit) -> None:
-        self.layout, self.source, self.unit = layout, source, unit
+        def read(name: str) -> pl.Series:
+            return _checked(renamed(table.select(columns[name]).collect()), layout, source, unit)
+
         self.types, self.rows = table.collect_schema(), int(table.select(pl.len()).collect().item())
         columns = {name: column for name in _IN_TURN if (column := source.columns.get(name, name)) in self.types}
-        self.names = [*columns]
-        self._columns = _read_ahead(
-            lambda name: self._checked(renamed(table.select(columns[name]).collect())), self.names
-        )
+        self.layout, self.names, self._columns = layout, [*columns], _read_ahead(read, [*columns])
 
     def columns(self, *names: str) -> Iterator[pl.Series]:
         """Those of these columns that the file has: `start` and `duration` as recorded, others in canonical types.
@@ -129,30 +129,31 @@ class _File:
         """
         return (next(self._columns) for name in names if name in self.names)
 
-    def _checked(self, frame: pl.DataFrame) -> pl.Series:
-        (name,) = frame.columns
-        if name in OPTIONAL:
-            return optional_columns(optional_in_seconds(frame, self.unit.per_second), self.layout, self.source)[0]
-        if name in _TIMES:
-            times = raw_times(frame, name)
-            if times is None:
-                raise TraceError(f"{self.source}: {self.source.column(name)} holds other things than finite numbers")
-            frame = pl.DataFrame([times.rechunk()])
-        else:
-            frame = canonical_columns(frame, self.source, [name])
-        check_ranges(frame, self.layout, self.source)
-        return frame.to_series()
+
+def _checked(frame: pl.DataFrame, layout: Layout, source: Origin, unit: Unit) -> pl.Series:
+    """See `_File.columns`. `frame`: of one column."""
+    (name,) = frame.columns
+    if name in OPTIONAL:
+        return optional_columns(optional_in_seconds(frame, unit.per_second), layout, source)[0]
+    if name in _TIMES:
+        times = raw_times(frame, name)
+        if times is None:
+            raise TraceError(f"{source}: {source.column(name)} holds other things than finite numbers")
+        frame = pl.DataFrame([times.rechunk()])
+    else:
+        frame = canonical_columns(frame, source, [name])
+    check_ranges(frame, layout, source)
+    return frame.to_series()
 
 
 def _read_ahead(read: Callable[[str], pl.Series], names: Sequence[str]) -> Iterator[pl.Series]:
     """`read` of each name. While one is used, a thread reads the next."""
     with ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(read, names[0])
+        reading = deque([pool.submit(read, names[0])])
         for name in names[1:]:
-            column, reading = reading.result(), pool.submit(read, name)
-            yield column
-            del column
-        yield reading.result()
+            reading.append(pool.submit(read, name))
+            yield reading.popleft().result()  # and keep no reference to it
+    yield reading.popleft().result()
 
 
 class _Places:
