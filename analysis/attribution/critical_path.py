@@ -15,19 +15,23 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tracekit.analysis import native
+from tracekit.analysis.graph.compiled import CompiledGraph
 from tracekit.analysis.graph.labels import UNLABELLED, LabelledBlock, LabelledGraph, Value
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.analysis.numeric.codes import combinations
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.graph_replay import GraphReplay
-from tracekit.analysis.replay.kernel import Timeline
-from tracekit.analysis.whatif.interventions import Intervention, timelines
+from tracekit.analysis.replay.kernel import Timeline, replay_timelines
+from tracekit.analysis.whatif.interventions import Intervention, changed
 from tracekit.trace.schema import KIND_TYPE
 
 #: Allocate room for the longest possible path of this many steps at once.
 _STEPS_AT_ONCE = 256
+#: Replay about so many ops at once: all timelines of a large job would be its largest matrices.
+_OPS_AT_ONCE = 1 << 22
 
 
 class CriticalPath(Struct, frozen=True, eq=False):
@@ -89,19 +93,25 @@ class CriticalPath(Struct, frozen=True, eq=False):
 
 def critical_path(replay: GraphReplay, changes: Sequence[Intervention]) -> CriticalPath:
     """The critical path of every step after some changes."""
-    graph, replayed = replay.graph, timelines(replay, changes)
-    walks = [_Walk(block, timeline) for block, timeline in zip(graph.blocks, replayed, strict=True)]
+    graph, overlay = replay.graph, changed(replay, changes)
     if graph.blocks_meet:
-        return _assembled(graph, replayed, list(_across_blocks(graph, walks)))
+        walks = [
+            _Walk(block.template, timeline) for block, timeline in zip(graph.blocks, overlay.timelines(), strict=True)
+        ]
+        return _assembled(graph, list(_across_blocks(graph, walks)))
     parts = []
-    for number, (block, walk) in enumerate(zip(graph.blocks, walks, strict=True)):
-        bounds = block.first_lane
-        for first in range(0, len(bounds) - 1, _STEPS_AT_ONCE):
-            lanes_of_steps = bounds[first : first + _STEPS_AT_ONCE + 1]
-            lane = _last_lanes(walk.last, lanes_of_steps)
-            counts, ops = walk.back(lanes_of_steps, lane, walk.timeline.end[:, lane].argmax(axis=0), apart=False)
-            parts.append(_Part(np.repeat(block.step[lanes_of_steps[:-1]], counts), number, ops))
-    return _assembled(graph, replayed, parts)
+    for number, lanes in enumerate(overlay.lanes()):
+        together = max(1, min(_STEPS_AT_ONCE, _OPS_AT_ONCE * len(lanes.first_lane) // graph.blocks[number].start.size))
+        for first in range(0, len(lanes.first_lane) - 1, together):
+            batch = lanes.of_steps(first, first + together)
+            (timeline,) = replay_timelines([batch], 0, meet=False)
+            walk, bounds = _Walk(batch.template, timeline), batch.first_lane
+            lane = _last_lanes(walk.last, bounds)
+            counts, ops = walk.back(bounds, lane, timeline.end[:, lane].argmax(axis=0), apart=False)
+            part = _part(np.repeat(batch.step[bounds[:-1]], counts), number, ops, timeline)
+            offset = int(lanes.first_lane[first])
+            parts.append(replace(part, ops=replace(ops, lane=ops.lane + offset)))
+    return _assembled(graph, parts)
 
 
 def _across_blocks(graph: LabelledGraph, walks: Sequence[_Walk]) -> Iterator[_Part]:
@@ -116,14 +126,15 @@ def _across_blocks(graph: LabelledGraph, walks: Sequence[_Walk]) -> Iterator[_Pa
             walk = walks[block]
             _, ops = walk.back(lanes_of[block], np.array([lane]), np.array([row]), apart=True)
             steps = np.full(len(ops.row), step, np.int32)
+            part = _part(steps, block, ops, walk.timeline)
             if ops.late_row[-1] >= 0:
-                yield _Part(steps, block, ops)
+                yield part
                 break
             # Lanes of several templates take part in the collective: find the lane that arrived last.
             rendezvous = int(walk.template.rendezvous[walk.group_of_row[ops.row[-1]]])
             late = max(walks[number].latest(rendezvous, number, lanes) for number, lanes in lanes_of.items())
-            yield _Part(steps, block, ops, late[1:])
-            _, block, late_row, lane = late
+            part.begin_s[-1], block, late_row, lane = late
+            yield part
             waits = walks[block].waits(late_row)
             if not len(waits):
                 break
@@ -174,20 +185,28 @@ class _PathOps(Struct, frozen=True, eq=False):
 class _Part(Struct, frozen=True, eq=False):
     """Paths, or a piece of one, within one block. `step`: the step of each op.
 
-    `late`: (block, row, lane) that arrived last at the last collective of the piece, if that is in another block.
+    `begin_s`, `end_s`: when the op of its group that arrived last began, and when it ended.
     """
 
     step: Int32s
     block: int
     ops: _PathOps
-    late: tuple[int, int, int] | None = None
+    begin_s: Floats
+    end_s: Floats
+
+
+def _part(step: Int32s, block: int, ops: _PathOps, timeline: Timeline) -> _Part:
+    """The part of the path that `ops` are, with the times of `timeline`; nan for what arrived last in another block."""
+    begin, inside = np.full(len(ops.row), np.nan), ops.late_row >= 0
+    begin[inside] = timeline.start[ops.late_row[inside], ops.late_lane[inside]]
+    return _Part(step, block, ops, begin, timeline.end[ops.row, ops.lane])
 
 
 class _Walk:
-    """Walks the replayed timeline of one block."""
+    """Walks the replayed timeline of one block, or of some of its steps."""
 
-    def __init__(self, block: LabelledBlock, timeline: Timeline) -> None:
-        self.template, self.timeline = block.template, timeline
+    def __init__(self, template: CompiledGraph, timeline: Timeline) -> None:
+        self.template, self.timeline = template, timeline
         self.last = timeline.end.max(axis=0)
         groups = len(self.template.rendezvous)
         self.group_of_row = np.empty(self.template.rows, np.int32)
@@ -233,21 +252,14 @@ def _lanes_of_steps(graph: LabelledGraph) -> list[list[tuple[int, int, int]]]:
     return places
 
 
-def _assembled(graph: LabelledGraph, timelines: Sequence[Timeline], parts: Sequence[_Part]) -> CriticalPath:
+def _assembled(graph: LabelledGraph, parts: Sequence[_Part]) -> CriticalPath:
     """Join the pieces into one path: steps in order, the ops of a step from first to last."""
-    begin, end = [], []
-    for part in parts:
-        ops, timeline = part.ops, timelines[part.block]
-        begun = np.empty(len(ops.row))
-        inside = ops.late_row >= 0
-        begun[inside] = timeline.start[ops.late_row[inside], ops.late_lane[inside]]
-        if part.late is not None:
-            begun[-1] = timelines[part.late[0]].start[part.late[1:]]
-        begin.append(begun)
-        end.append(timeline.end[ops.row, ops.lane])
     steps = np.concatenate([part.step for part in parts])
     order = np.lexsort((-np.arange(len(steps)), steps))
-    ends, begins, steps = np.concatenate(end)[order], np.concatenate(begin)[order], steps[order]
+    ends, begins = (
+        np.concatenate(of)[order] for of in zip(*((part.end_s, part.begin_s) for part in parts), strict=True)
+    )
+    steps = steps[order]
     before = np.concatenate([[0.0], ends[:-1]])
     before[np.flatnonzero(np.diff(steps, prepend=-1))] = 0.0
     ran = np.concatenate([_present(graph.blocks[part.block], part.ops) for part in parts])[order]

@@ -191,7 +191,8 @@ class _LaneOps:
         of_group = [counts[same[0]] for same in groups]
         first = self.workers.first.reshape(counts.shape)
         timed = self.trace.optional >= {POSTED, RESUMED}
-        names = ("chunk", "microbatch", "start", "duration", *((POSTED, RESUMED) if timed else ()))
+        # Labels last: their matrices are freed at once, and would leave gaps below those of times.
+        names = ("start", "duration", *((POSTED, RESUMED) if timed else ()), "chunk", "microbatch")
         columns: list[dict[str, Any]] = [{} for _ in groups]
         for name, values in zip(names, self.trace.ordered(*names), strict=True):
             for same, rows, part in zip(groups, of_group, columns, strict=True):

@@ -112,7 +112,8 @@ class JobReplay(GraphReplay, frozen=True, eq=False, dict=True):
     def _with_delays(self) -> Floats:
         return self.step_times(self.recorded_costs(), () if self.sampled is None else self.sampled.recorded_costs())
 
-    def _lanes(self, costs: Sequence[Costs], sampled: Sequence[Costs]) -> list[LanesToReplay]:
+    def lanes(self, costs: Sequence[Costs], sampled: Sequence[Costs] = ()) -> list[LanesToReplay]:
+        """See `GraphReplay.lanes`."""
         return with_beginnings(self.graph_begun(costs, sampled), costs)
 
     def with_ideals(self, method: Method) -> JobReplay:

@@ -116,7 +116,7 @@ class GraphReplay(Struct, frozen=True, eq=False, dict=True):
         core.
         """
         check_time()
-        parts = self._lanes(costs, sampled)
+        parts = self.lanes(costs, sampled)
         if self.graph.blocks_meet:
             ends = replay_meeting_lanes(parts, self.graph.rendezvous_count, threads=threads)
         else:
@@ -130,7 +130,7 @@ class GraphReplay(Struct, frozen=True, eq=False, dict=True):
         """Times of every op, one timeline per block of the graph."""
         check_time()
         graph = self.graph
-        return tuple(replay_timelines(self._lanes(costs, sampled), graph.rendezvous_count, meet=graph.blocks_meet))
+        return tuple(replay_timelines(self.lanes(costs, sampled), graph.rendezvous_count, meet=graph.blocks_meet))
 
     def step_times_each_choice(
         self, usual: Sequence[Floats], chosen: Sequence[Floats], codes: Sequence[Int32s], choices: int
@@ -162,8 +162,8 @@ class GraphReplay(Struct, frozen=True, eq=False, dict=True):
         """The number of ops, absent ones included."""
         return sum(block.start.size for block in self.graph.blocks)
 
-    def _lanes(self, costs: Sequence[Costs], sampled: Sequence[Costs]) -> list[LanesToReplay]:
-        """The lanes of each block with these costs."""
+    def lanes(self, costs: Sequence[Costs], sampled: Sequence[Costs] = ()) -> list[LanesToReplay]:
+        """The lanes of each block with these costs. `sampled`: see `step_times`."""
         assert not sampled, "only a pipeline is replayed some steps at a time"
         return [
             LanesToReplay(block.template, block.step, block.first_lane, cost)

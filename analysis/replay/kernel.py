@@ -113,6 +113,12 @@ class LanesToReplay(Struct, frozen=True, eq=False):
     first_lane: Ints
     costs: Costs
 
+    def of_steps(self, first: int, last: int) -> LanesToReplay:
+        """The lanes of the steps from position `first` to before `last`."""
+        bounds = self.first_lane[first : last + 1]
+        lanes = np.arange(bounds[0], bounds[-1])
+        return LanesToReplay(self.template, self.step[lanes], bounds - bounds[0], self.costs.only_lanes(lanes))
+
 
 class Timeline(Struct, frozen=True, eq=False):
     """Times of each op in a replay, seconds from the step's start, [rows, lanes] each."""

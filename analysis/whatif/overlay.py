@@ -17,7 +17,7 @@ from tracekit.analysis.graph.labels import Mask
 from tracekit.analysis.graph.op_grid import GridPart
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.replay.graph_replay import GraphReplay
-from tracekit.analysis.replay.kernel import NO_MATRIX, Costs, Timeline
+from tracekit.analysis.replay.kernel import NO_MATRIX, Costs, LanesToReplay, Timeline
 from tracekit.analysis.whatif.selection import Context, Selection
 
 if TYPE_CHECKING:
@@ -190,6 +190,10 @@ class CostOverlay(Struct):
     def timelines(self) -> tuple[Timeline, ...]:
         """Times of every op, one timeline per block of the graph."""
         return self.replay.timelines(self.costs(), self.sampled_costs())
+
+    def lanes(self) -> list[LanesToReplay]:
+        """The lanes of each block with their costs."""
+        return self.replay.lanes(self.costs(), self.sampled_costs())
 
     def sampled_costs(self) -> Sequence[Costs]:
         """The costs of the steps of the whole job that tell when stages begin; none if these are some of the graph."""

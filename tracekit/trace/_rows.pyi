@@ -1,7 +1,6 @@
 import numpy as np
 import numpy.typing as npt
 
-_Bools = npt.NDArray[np.bool_]
 _Bytes = npt.NDArray[np.uint8]
 _Int32s = npt.NDArray[np.int32]
 _Int64s = npt.NDArray[np.int64]
@@ -17,13 +16,18 @@ def find_places(
     kind: _Bytes,
     seq: _Int32s,
     kinds: int,
-    counts: _Int32s,
-    first: _Int64s,
-    taken: _Bools,
-    place: _Int64s,
+    first: _Int32s,
+    filled: _Bytes,
+    place: _Int32s,
 ) -> bool:
     """Fill `place`, [ops], where each belongs if ops are in the order of cell, kind and seq.
 
-    `first`: where the ops of each cell and kind begin, [cells x kinds]. Marks places in `taken`; false if a seq is not
-    below its count, or a place was taken.
+    `first`: where the ops of each cell and kind begin, and where the last end, [cells x kinds + 1]. Sets the bits of
+    places in `filled`; false if a seq is not below its count, or a place was filled.
     """
+
+def put_4_bytes(values: _Int32s, place: _Int32s, ordered: _Int32s) -> None:
+    """Put each value into its place, all [ops]."""
+
+def put_8_bytes(values: _Int64s, place: _Int32s, ordered: _Int64s) -> None:
+    """Likewise."""

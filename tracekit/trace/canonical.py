@@ -27,7 +27,7 @@ from tracekit.trace.magnitudes import check_bounds, check_magnitudes, judged_ste
 from tracekit.trace.model import Layout, TimeUnit, TraceKind, Worker, numbered_hosts, unit_of_time
 from tracekit.trace.parquet_file import METADATA_KEY, read_columns, read_header, read_steps, rows_of_file
 from tracekit.trace.schema import NULLABLE, OPTIONAL, SENT, WAITED, Origin, checked_columns, numbers_of
-from tracekit.trace.step_grid import StepGrid, distinct_steps
+from tracekit.trace.step_grid import StepGrid, distinct_steps, in_order
 from tracekit.trace.step_values import STEP_VALUES, step_values
 from tracekit.trace.units import in_seconds
 
@@ -136,7 +136,7 @@ class Trace:
     @property
     def optional(self) -> frozenset[str]:
         """The optional columns of `ops`."""
-        return OPTIONAL & {*self._outline.ops.columns}
+        return frozenset(OPTIONAL).intersection(self._outline.ops.columns)
 
     @cached_property
     def workers(self) -> StepGrid:
@@ -154,10 +154,7 @@ class Trace:
     def ordered(self, *names: str) -> Iterator[np.ndarray]:
         """These columns in the order of step, DP rank, stage, kind and seq, one after the other, see `numbers_of`."""
         for name in names:
-            values = numbers_of(self.ops[name])
-            ordered = np.empty_like(values)
-            ordered[self._placed[1]] = values
-            yield ordered
+            yield in_order(numbers_of(self.ops[name]), self._placed[1])
 
     def of_stages(self, stages: Iterable[int]) -> pl.DataFrame:
         """The ops of these stages."""

@@ -8,18 +8,21 @@ takes a table of its rows.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit.base.errors import TraceError
 from tracekit.base.text import encodable
 from tracekit.trace.canonical import UNIT_KEY, Renamed, Trace, finite_starts, stated_unit
-from tracekit.trace.magnitudes import check_bounds, check_magnitudes, judged_steps
+from tracekit.trace.magnitudes import LONGEST_S, check_magnitudes, judged_steps
 from tracekit.trace.model import Layout, TimeUnit
 from tracekit.trace.parquet_file import check_size
 from tracekit.trace.schema import (
@@ -35,8 +38,14 @@ from tracekit.trace.schema import (
     numbers_of,
     optional_columns,
 )
-from tracekit.trace.step_grid import StepGrid, distinct_steps
-from tracekit.trace.units import in_seconds
+from tracekit.trace.step_grid import StepGrid, distinct_steps, in_order
+from tracekit.trace.units import on_clock, optional_in_seconds, raw_times, zeros_of_steps
+
+#: In this order, `ordered_trace` uses the columns of a file.
+_WHERE, _WHICH, _TIMES = ("step", "dp_rank", "pp_rank"), ("rank", "kind", "seq"), ("start", "duration")
+_IN_TURN = (*_WHERE, *_WHICH, *_TIMES, *OPTIONAL, *NULLABLE)
+#: Compute with about so many ops at a time.
+_OPS_AT_ONCE = 1 << 20
 
 
 class OrderedTrace(Trace):
@@ -103,72 +112,112 @@ class OrderedTrace(Trace):
 
 
 class _File:
-    """The columns of a file, some at a time, with canonical names."""
+    """The columns of a file, checked, with canonical names, in the order of `_IN_TURN`."""
 
-    def __init__(self, table: pl.LazyFrame, layout: Layout, source: Origin, renamed: Renamed) -> None:
-        self.table, self.layout, self.source, self.renamed = table, layout, source, renamed
+    def __init__(self, table: pl.LazyFrame, layout: Layout, source: Origin, renamed: Renamed, unit: TimeUnit) -> None:
+        def read(name: str) -> pl.Series:
+            return _checked(renamed(table.select(columns[name]).collect()), layout, source, unit)
+
         self.types, self.rows = table.collect_schema(), int(table.select(pl.len()).collect().item())
+        columns = {name: column for name in _IN_TURN if (column := source.columns.get(name, name)) in self.types}
+        self.layout, self.names, self._columns = layout, [*columns], _read_ahead(read, [*columns])
 
-    def recorded(self, *names: str) -> pl.DataFrame:
-        """Those of these columns that the file has, as they are."""
-        columns = (self.source.columns.get(name, name) for name in names)
-        return self.renamed(self.table.select(column for column in columns if column in self.types).collect())
+    def columns(self, *names: str) -> Iterator[pl.Series]:
+        """Those of these columns that the file has: `start` and `duration` as recorded, others in canonical types.
 
-    def canonical(self, *names: str, ops: pl.DataFrame | None = None) -> pl.DataFrame:
-        """These columns, of `ops` or of the file, in canonical types. Raises TraceError or LayoutError."""
-        columns = canonical_columns(self.recorded(*names) if ops is None else ops, self.source, names)
-        check_ranges(columns, self.layout, self.source)
-        return columns
+        Raises TraceError or LayoutError.
+        """
+        return (next(self._columns) for name in names if name in self.names)
 
 
-class _Places(NamedTuple):
-    """Where the ops of a file belong. `seen`: the cells of `workers` that have ops. In the order of the file: the step
-    and rank of each op, its cell, and its place in the order in which ops are kept.
+def _checked(frame: pl.DataFrame, layout: Layout, source: Origin, unit: TimeUnit) -> pl.Series:
+    """See `_File.columns`. `frame`: of one column."""
+    (name,) = frame.columns
+    if name in OPTIONAL:
+        return optional_columns(optional_in_seconds(frame, unit.per_second), layout, source)[0]
+    if name in _TIMES:
+        times = raw_times(frame, name)
+        if times is None:
+            raise TraceError(f"{source}: {source.column(name)} holds other things than finite numbers")
+        frame = pl.DataFrame([times.rechunk()])
+    else:
+        frame = canonical_columns(frame, source, [name])
+    check_ranges(frame, layout, source)
+    return frame.to_series()
+
+
+def _read_ahead(read: Callable[[str], pl.Series], names: Sequence[str]) -> Iterator[pl.Series]:
+    """`read` of each name. While one is used, a thread reads the next."""
+    with ThreadPoolExecutor(1) as pool:
+        reading = deque([pool.submit(read, names[0])])
+        for name in names[1:]:
+            reading.append(pool.submit(read, name))
+            yield reading.popleft().result()  # and keep no reference to it
+    yield reading.popleft().result()
+
+
+class _Places:
+    """Where the ops of a file belong.
+
+    `place`: of each op in the order in which ops are kept, [ops]. `seen`: the cells of `workers` that have ops,
+    `first`: the place of the first op of each. `bounds`: where the ops of each step begin, [steps + 1]. `first_rank`:
+    that of the first op of the file.
     """
 
-    workers: StepGrid
-    seen: npt.NDArray[np.int64]
-    ops: pl.DataFrame
-    cell: npt.NDArray[np.int32]
-    place: npt.NDArray[np.int64]
+    def __init__(self, workers: StepGrid, place: npt.NDArray[np.int32], first_rank: int) -> None:
+        self.workers, self.place, self.first_rank = workers, place, first_rank
+        self.seen = np.flatnonzero(workers.rank_of >= 0)
+        self.first = workers.first[self.seen, 0]
+        self.bounds = np.append(workers.first.reshape(len(workers.rank_of), -1)[:, 0], len(place))
 
     @classmethod
     def of(cls, file: _File) -> Self | None:
         """None if a table takes less memory, or if ops contradict each other. Raises TraceError or LayoutError."""
-        where = file.canonical("step", "dp_rank", "pp_rank")
+        where = pl.DataFrame([*file.columns(*_WHERE)])
         steps, dp_ranks = (distinct_steps(where[each].to_numpy()) for each in ("step", "dp_rank"))
         workers = StepGrid(steps, dp_ranks, np.arange(file.layout.pp, dtype=np.int32))
         if not workers.fit(file.rows):
             return None
-        cell, step = workers.cells(where), where["step"]
+        cell = workers.cells(where)
         del where
-        ops = file.canonical("rank", "kind", "seq").with_columns(step)
+        ops = pl.DataFrame([*file.columns(*_WHICH)])
         place = workers.place(ops, cell)
-        seen = np.flatnonzero(workers.rank_of >= 0)
-        return None if place is None else cls(workers, seen, ops.select("step", "rank"), cell, place)
+        return None if place is None else cls(workers, place, ops["rank"][0])
 
-    def spans(self, raw: pl.DataFrame) -> pl.DataFrame:
-        """As `spans_of`, of all ops."""
-        start = raw["start"].to_numpy()
-        first, end = np.empty(self.workers.rank_of.size, start.dtype), np.full(self.workers.rank_of.size, -np.inf)
-        first[self.cell] = start
-        np.minimum.at(first, self.cell, start)
-        np.maximum.at(end, self.cell, start.astype(np.float64) + raw["duration"].to_numpy())
-        spans = self.workers.frame(self.seen).with_columns(first=first[self.seen], end=end[self.seen])
+    @cached_property
+    def row(self) -> npt.NDArray[np.int32]:
+        """The row of the file that each op has, in the order in which ops are kept."""
+        return in_order(np.arange(len(self.place), dtype=np.int32), self.place)
+
+    def spans(self, start: npt.NDArray[Any], duration: npt.NDArray[Any]) -> pl.DataFrame:
+        """As `spans_of`, of all ops in order."""
+        end = np.empty(len(self.seen))
+        for _, ops in self._pieces():
+            cells = slice(*np.searchsorted(self.first, (ops.start, ops.stop)))
+            ends = np.add(start[ops], duration[ops], dtype=np.float64)
+            end[cells] = np.maximum.reduceat(ends, self.first[cells] - ops.start)
+        spans = self.workers.frame(self.seen).with_columns(first=np.minimum.reduceat(start, self.first), end=end)
         return spans.group_by("step", "rank").agg(pl.col("first").min(), pl.col("end").max())
 
-    def outline(self, optional: pl.DataFrame) -> pl.DataFrame:
-        """Each worker in each step, with the `optional` columns of its first op in the file."""
-        op = np.empty(self.workers.rank_of.size, np.int64)
-        op[self.cell[::-1]] = np.arange(len(self.cell))[::-1]  # the one written last stays
-        return self.workers.frame(self.seen).with_columns(column[op[self.seen]] for column in optional)
+    def in_seconds(
+        self, times: npt.NDArray[Any], per_second: int, zeros: npt.NDArray[Any] | None = None
+    ) -> npt.NDArray[np.float64]:
+        """Times in order as seconds from the zero of each step, [steps], or from 0; in the memory of `times`."""
+        seconds = times.view(np.float64)
+        if zeros is not None or times.dtype != np.float64 or per_second != 1:
+            zeros = np.zeros(len(self.bounds) - 1, times.dtype) if zeros is None else zeros
+            for steps, ops in self._pieces():
+                zero = np.repeat(zeros[steps], np.diff(self.bounds[steps.start : steps.stop + 1]))
+                seconds[ops] = (times[ops] - zero) * (1 / per_second)
+        return seconds
 
-    def in_order(self, column: pl.Series) -> npt.NDArray[Any] | pl.Series:
-        """A column in the order in which ops are kept."""
-        values = np.arange(len(column)) if column.name in OPTIONAL else numbers_of(column)
-        ordered = np.empty_like(values)
-        ordered[self.place] = values
-        return column.gather(ordered) if column.name in OPTIONAL else ordered
+    def _pieces(self) -> Iterator[tuple[slice, slice]]:
+        """Positions of a few whole steps, and their ops."""
+        first, steps = 0, len(self.bounds) - 1
+        while first < steps:
+            last = max(first + 1, int(np.searchsorted(self.bounds, self.bounds[first] + _OPS_AT_ONCE)) - 1)
+            yield slice(first, last), slice(*self.bounds[[first, last]])
+            first = last
 
 
 def ordered_trace(
@@ -186,29 +235,36 @@ def ordered_trace(
 
     Raises TracekitError or an error of polars if something is wrong.
     """
+    per_second, starts = (unit or TimeUnit.S).per_second, finite_starts(step_starts, source)
     with open(path, "rb") as opened:
-        file = _File(pl.scan_parquet(opened), layout, source, renamed)
+        file = _File(pl.scan_parquet(opened), layout, source, renamed, unit or TimeUnit.S)
         check_size(path, file.rows, len(file.types))
         places = _Places.of(file)
         if places is None:
             return None
-        ops = places.ops.hstack(file.recorded("start", "duration", *OPTIONAL))
-        whole = ops["start"].dtype.is_integer() and ops["duration"].dtype.is_integer()
-        ops, starts = in_seconds(ops, unit, finite_starts(step_starts, source), source, places.spans)
-        optional = pl.DataFrame(optional_columns(ops, layout, source))
-        times = file.canonical("start", "duration", ops=ops)
-        del ops
-        check_bounds(times, source)
-        columns = {time: places.in_order(times.drop_in_place(time)) for time in ("start", "duration")}
-        labels = file.canonical(*NULLABLE, ops=places.ops.hstack(file.recorded(*NULLABLE)))
-    columns |= {column.name: places.in_order(column) for column in [*labels, *optional]}
-    workers, outline = places.workers, places.outline(optional)
-    del places, labels, optional
+        start, duration = (in_order(column.to_numpy(), places.place) for column in file.columns(*_TIMES))
+        whole, zeros = start.dtype == duration.dtype == np.int64, None
+        spans = places.spans(start, duration)
+        if on_clock(float(start.max()), spans.filter(rank=places.first_rank), per_second):
+            zeros, starts = zeros_of_steps(spans, unit, starts, source, start)
+        start, duration = places.in_seconds(start, per_second, zeros), places.in_seconds(duration, per_second)
+        if max(-start.min(), start.max(), duration.max()) > LONGEST_S:
+            return None
+        columns: dict[str, npt.NDArray[Any] | pl.Series] = {"start": start, "duration": duration}
+        of_workers = places.workers.frame(places.seen)
+        for column in file.columns(*OPTIONAL):
+            columns[column.name] = column.gather(places.row)
+            first = column.gather(np.minimum.reduceat(places.row, places.first))
+            of_workers = of_workers.with_columns(first)
+        columns |= {name: np.full(file.rows, NONE, np.int32) for name in NULLABLE if name not in file.names}
+        columns |= {label.name: in_order(numbers_of(label), places.place) for label in file.columns(*NULLABLE)}
+    workers = places.workers
+    del places
     largest_chunk = int(np.max(columns["chunk"]))
-    check_complete(distinct_steps(outline["pp_rank"].to_numpy()), largest_chunk, layout, source)
+    check_complete(distinct_steps(of_workers["pp_rank"].to_numpy()), largest_chunk, layout, source)
     free_metadata = {**metadata, UNIT_KEY: str(unit)} if unit else {**metadata}
     frozen = MappingProxyType({**starts}), MappingProxyType(free_metadata)
-    trace = OrderedTrace.of(Trace(outline, layout, encodable(name), *frozen), workers, columns)
+    trace = OrderedTrace.of(Trace(of_workers, layout, encodable(name), *frozen), workers, columns)
     judged, stated = judged_steps(trace.steps, trace.rows), stated_unit(trace.metadata)
     check_magnitudes(trace.sample(judged), judged, step_starts, source, stated=stated, integers=whole)
     return trace

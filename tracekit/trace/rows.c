@@ -23,28 +23,47 @@ static KERNEL(count) {
 }
 
 static KERNEL(find_places) {
-    ENTER("find_places", "iBinil*b*l", 8);
-    const int32_t *cell = INT32S(a[0]), *seq = INT32S(a[2]), *counts = INT32S(a[4]);
+    ENTER("find_places", "iBini*B*i", 7);
+    const int32_t *cell = INT32S(a[0]), *seq = INT32S(a[2]), *first = INT32S(a[4]);
     const uint8_t *kind = BYTES(a[1]);
-    const int64_t rows = AXIS(a[0], 0), kinds = a[3].integer, *first = INT64S(a[5]);
-    uint8_t *taken = BYTES(a[6]);
-    int64_t *place = INT64S(a[7]);
-    const int64_t streams = AXIS(a[4], 0);
+    const int64_t rows = AXIS(a[0], 0), kinds = a[3].integer, streams = AXIS(a[4], 0) - 1;
+    uint8_t *filled = BYTES(a[5]);
+    int32_t *place = INT32S(a[6]);
     int once = 1;
     Py_BEGIN_ALLOW_THREADS
     for (int64_t i = 0; i < rows && once; i++) {
         const int64_t stream = cell[i] * kinds + kind[i];
         if (!(once = stream >= 0 && stream < streams)) break;
-        place[i] = first[stream] + seq[i];
-        once = seq[i] < counts[stream] && !taken[place[i]]++;
+        if (!(once = seq[i] < first[stream + 1] - first[stream])) break;
+        const int32_t at = place[i] = first[stream] + seq[i];
+        const uint8_t bit = (uint8_t)(1 << at % 8);
+        once = !(filled[at / 8] & bit);
+        filled[at / 8] |= bit;
     }
     Py_END_ALLOW_THREADS
     LEAVE(PyBool_FromLong(once));
 }
 
+/* Put each value into its place. */
+#define PUT(name, code, type)                                        \
+    static KERNEL(name) {                                            \
+        ENTER(#name, code "i*" code, 3);                             \
+        const type *values = a[0].view.buf;                          \
+        const int32_t *place = INT32S(a[1]);                         \
+        const int64_t rows = AXIS(a[0], 0);                          \
+        type *out = a[2].view.buf;                                   \
+        Py_BEGIN_ALLOW_THREADS                                       \
+        for (int64_t i = 0; i < rows; i++) out[place[i]] = values[i]; \
+        Py_END_ALLOW_THREADS                                         \
+        LEAVE(Py_NewRef(Py_None));                                   \
+    }
+
+PUT(put_4_bytes, "i", int32_t)
+PUT(put_8_bytes, "l", int64_t)
+
 #define METHOD(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 
-static PyMethodDef methods[] = {METHOD(count), METHOD(find_places), {NULL, NULL, 0, NULL}};
+static PyMethodDef methods[] = {METHOD(count), METHOD(find_places), METHOD(put_4_bytes), METHOD(put_8_bytes), {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, .m_name = "_rows", .m_doc = NULL, .m_size = -1, .m_methods = methods,

@@ -58,8 +58,8 @@ ROWS_TYPE = pl.List(pl.Int64)
 OF_RANKS = (WAITED, LASTED, OFF_CPU, QUEUED)
 #: "No chunk" and "no microbatch" among numbers.
 NONE = -1
-#: The optional columns.
-OPTIONAL = frozenset({*OF_RANKS, POSTED, RESUMED, SENT, RECEIVED})
+#: The optional columns, in the order in which a trace has them.
+OPTIONAL = (POSTED, RESUMED, *OF_RANKS, SENT, RECEIVED)
 
 
 def numbers_of(column: pl.Series) -> npt.NDArray[Any]:
@@ -192,13 +192,13 @@ def _kinds(column: pl.Series, source: Origin) -> pl.Series:
         raise violation(source, column, int(column.is_null().arg_max() or 0), "expected an op kind")
     if column.dtype == KIND_TYPE:
         return column
+    if column.dtype == pl.String and not (kinds := column.cast(KIND_TYPE, strict=False)).null_count():
+        return kinds
     codes, present = {str(kind): kind.code for kind in KINDS}, column.unique()
     names = present.cast(pl.String).to_list()
     if unknown := [name for name in names if name not in codes]:
         row = int((column == unknown[0]).arg_max() or 0)  # not as strings: a category can be long and in every row
         raise violation(source, column, row, f"known kinds: {', '.join(KINDS)}")
-    if column.dtype == pl.String:
-        return column.cast(KIND_TYPE)
     category = present.to_physical().to_numpy()  # a cast of all ops takes ten times as long
     code = np.zeros(int(category.max()) + 1, np.uint8)
     code[category] = [codes[name] for name in names]

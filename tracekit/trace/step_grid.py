@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,8 @@ import polars as pl
 
 from tracekit.trace import _rows
 from tracekit.trace.model import KINDS
+
+Number = TypeVar("Number", bound=np.generic)
 
 
 def distinct_steps(step: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int32]:
@@ -39,6 +41,16 @@ def step_positions(step: npt.NDArray[np.integer[Any]], steps: npt.NDArray[np.int
     return np.asarray(table[step - first])
 
 
+def in_order(values: npt.NDArray[Number], place: npt.NDArray[np.int32]) -> npt.NDArray[Number]:
+    """Each of the `values`, of 4 or 8 bytes, in its place."""
+    ordered = np.empty_like(values)
+    if values.itemsize == 4:
+        _rows.put_4_bytes(values.view(np.int32), place, ordered.view(np.int32))
+    else:
+        _rows.put_8_bytes(values.view(np.int64), place, ordered.view(np.int64))
+    return ordered
+
+
 class StepGrid:
     """What workers do in each step. `steps`, `dp_ranks`, `stages`: all that there are."""
 
@@ -49,7 +61,8 @@ class StepGrid:
 
     def fit(self, ops: int) -> bool:
         """Whether a table of them takes no more memory than so many ops may."""
-        return math.prod(map(len, self.numbers.values())) <= min(4 * ops + 1_000_000, np.iinfo(np.int32).max)
+        cells, most = math.prod(map(len, self.numbers.values())), np.iinfo(np.int32).max
+        return cells <= min(4 * ops + 1_000_000, most) and ops <= most
 
     @cached_property
     def rank_of(self) -> npt.NDArray[np.int32]:
@@ -69,19 +82,19 @@ class StepGrid:
             cell += step_positions(ops[name].to_numpy(), values)
         return cell
 
-    def place(self, ops: pl.DataFrame, cell: npt.NDArray[np.int32]) -> npt.NDArray[np.int64] | None:
+    def place(self, ops: pl.DataFrame, cell: npt.NDArray[np.int32]) -> npt.NDArray[np.int32] | None:
         """Count all ops, and return where each belongs in the order of step, DP rank, stage, kind and seq, [ops].
 
         `ops`: their ranks, kinds and seqs; `cell`: their `cells`. None if a worker has two ranks, two ops belong in one
         place, or one beyond the last of its kind.
         """
         rank, kind, seq = ops["rank"].to_numpy(), ops["kind"].cat.physical().to_numpy(), ops["seq"].to_numpy()
-        counts = self.counts.reshape(-1)
-        one_rank = _rows.count(cell, rank, kind, len(KINDS), self.rank_of.reshape(-1), counts)
+        one_rank = _rows.count(cell, rank, kind, len(KINDS), self.rank_of.reshape(-1), self.counts.reshape(-1))
         if not one_rank or not ((self.rank_of == self.rank_of.max(axis=0)) | (self.rank_of < 0)).all():
             return None
-        place, filled, first = np.empty(len(cell), np.int64), np.zeros(len(cell), np.bool_), self.first.reshape(-1)
-        return place if _rows.find_places(cell, kind, seq, len(KINDS), counts, first, filled, place) else None
+        first, filled = np.append(self.first, len(cell)).astype(np.int32), np.zeros(len(cell) // 8 + 1, np.uint8)
+        place = np.empty(len(cell), np.int32)
+        return place if _rows.find_places(cell, kind, seq, len(KINDS), first, filled, place) else None
 
     @cached_property
     def first(self) -> npt.NDArray[np.int64]:

@@ -8,9 +8,11 @@ the steps. Integers are shifted as integers and floats by exact subtraction, so 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from tracekit.base.errors import TraceError
@@ -39,42 +41,43 @@ def spans_of(raw: pl.DataFrame) -> pl.DataFrame:
 
 
 def in_seconds(
-    ops: pl.DataFrame,
-    unit: TimeUnit | None,
-    step_starts: Mapping[int, float],
-    source: Origin,
-    spans: Callable[[pl.DataFrame], pl.DataFrame] = spans_of,
+    ops: pl.DataFrame, unit: TimeUnit | None, step_starts: Mapping[int, float], source: Origin
 ) -> tuple[pl.DataFrame, Mapping[int, float]]:
     """`ops` with times in seconds from the start of their step; and when steps start, as far as known, seconds since
-    1970 or of the clock that runs across steps. `unit`: of the input times; None means seconds. `spans`: does what
-    `spans_of` does, with all `ops`.
+    1970 or of the clock that runs across steps. `unit`: of the input times; None means seconds.
 
     Columns without times are left for `checked_columns` to report. Raises TraceError if starts are clock times in
     another unit than `unit`.
     """
-    start, duration = (_raw(ops, name) for name in ("start", "duration"))
+    start, duration = (raw_times(ops, name) for name in ("start", "duration"))
     if start is None or duration is None or "step" not in ops.columns or not ops["step"].dtype.is_integer():
         return ops, step_starts
     ranked = "rank" in ops.columns and ops["rank"].dtype.is_integer() and not ops["rank"].null_count()
     rank = ops["rank"] if ranked else pl.repeat(0, ops.height, eager=True)
     raw = pl.DataFrame({"step": ops["step"], "rank": rank, "start": start, "duration": duration})
     per_second = (unit or TimeUnit.S).per_second
-    beyond = float(start.max()) > LONGEST_S * per_second  # type: ignore[arg-type]
-    # A quick check: the starts are beyond any step, or those of one rank advance from step to step.
-    if beyond or (ranked and _runs_on(_by_step(spans_of(raw.filter(rank == rank[0]))))):
-        by_rank, stated = spans(raw).sort("step", "rank"), unit is not None
-        start, step_starts = _from_step_start(raw, by_rank, unit or TimeUnit.S, step_starts, source, stated=stated)
+    of_one_rank = spans_of(raw.filter((rank == rank[0]) & ranked))
+    if on_clock(float(start.max()), of_one_rank, per_second):  # type: ignore[arg-type]
+        spans = spans_of(raw)
+        zeros, step_starts = zeros_of_steps(spans, unit, step_starts, source, start.to_numpy())
+        start -= zeros[spans["step"].unique().sort().search_sorted(raw["step"])]
     elif per_second == 1:
         return ops, step_starts
-    times: list[pl.Series | pl.Expr] = [(start / per_second).alias("start"), (duration / per_second).alias("duration")]
+    times = (start * (1 / per_second)).alias("start"), (duration * (1 / per_second)).alias("duration")
+    return optional_in_seconds(ops, per_second).with_columns(times), step_starts
+
+
+def optional_in_seconds(ops: pl.DataFrame, per_second: int) -> pl.DataFrame:
+    """`ops` with the optional columns of times divided by `per_second`."""
+    times: list[pl.Series | pl.Expr] = []
     times += [pl.col(name) / per_second for name in (POSTED, RESUMED) if ops.schema.get(name, pl.String).is_numeric()]
     for name in OF_RANKS:
         if isinstance(ops.schema.get(name), pl.List):
             times.append(ops.select(pl.col(name).list.eval(pl.element() / per_second)).to_series())
-    return ops.with_columns(times), step_starts
+    return ops.with_columns(times)
 
 
-def _raw(ops: pl.DataFrame, name: str) -> pl.Series | None:
+def raw_times(ops: pl.DataFrame, name: str) -> pl.Series | None:
     """A column of times as Int64 or Float64; None if a value is missing, infinite or not a number."""
     if name not in ops.columns or not (column := ops[name]).dtype.is_numeric():
         return None
@@ -82,6 +85,13 @@ def _raw(ops: pl.DataFrame, name: str) -> pl.Series | None:
     if column.null_count() or not len(column) or (column.dtype != pl.Int64 and not column.is_finite().all()):
         return None
     return column
+
+
+def on_clock(latest: float, of_one_rank: pl.DataFrame, per_second: int) -> bool:
+    """Whether starts may be clock times: the `latest` is beyond any step, or those of one rank advance from step to
+    step. `of_one_rank`: its `spans_of`.
+    """
+    return latest > LONGEST_S * per_second or _runs_on(_by_step(of_one_rank))
 
 
 def _by_step(spans: pl.DataFrame) -> pl.DataFrame:
@@ -99,20 +109,17 @@ def _runs_on(steps: pl.DataFrame) -> bool:
     return bool(moved_on.all() and (length > 0).all() and first[-1] > length.max())
 
 
-def _from_step_start(
-    raw: pl.DataFrame,
+def zeros_of_steps(
     spans: pl.DataFrame,
-    unit: TimeUnit,
+    unit: TimeUnit | None,
     step_starts: Mapping[int, float],
     source: Origin,
-    *,
-    stated: bool,
-) -> tuple[pl.Series, Mapping[int, float]]:
-    """Starts from the start of their step, in `unit`, and when the steps start, seconds of the clock across steps.
-
-    `spans`: of each rank in each step, ascending.
+    start: npt.NDArray[Any],
+) -> tuple[npt.NDArray[Any], Mapping[int, float]]:
+    """From when the starts of each step count, ascending, in `unit`; and when the steps start, seconds of the clock
+    across steps. `spans`: the `spans_of` all ops, whose starts `start` has. Raises TraceError as `in_seconds`.
     """
-    per_second = unit.per_second
+    per_second, spans = (unit or TimeUnit.S).per_second, spans.sort("step", "rank")
     steps = _by_step(spans)
     runs_on = _runs_on(steps)
     starts: dict[int, float] = dict(step_starts)
@@ -120,7 +127,7 @@ def _from_step_start(
     for step, first, lap in zip(steps["step"], steps["first"], _laps(spans, steps, per_second), strict=True):
         since_1970 = EARLIEST_S * per_second <= first <= LATEST_S * per_second
         if first > LATEST_S * per_second:
-            _refuse_other_clock(raw["start"], int(first), unit, source, stated=stated)
+            _refuse_other_clock(start, int(first), unit, source)
         if not since_1970 and not runs_on:
             zeros.append(0)
             continue
@@ -130,8 +137,7 @@ def _from_step_start(
         zero = base + (round(offset) if isinstance(first, int) else offset)  # to integers, only integers may be added
         zeros.append(zero)
         starts[step] = float(zero) / per_second
-    of_step = pl.Series(zeros, dtype=raw["start"].dtype)
-    return raw["start"] - of_step.gather(steps["step"].search_sorted(raw["step"])), starts
+    return np.array(zeros, start.dtype), starts
 
 
 def _laps(spans: pl.DataFrame, steps: pl.DataFrame, per_second: int) -> list[float]:
@@ -158,13 +164,13 @@ def _laps(spans: pl.DataFrame, steps: pl.DataFrame, per_second: int) -> list[flo
     return filled
 
 
-def _refuse_other_clock(start: pl.Series, first: float, unit: TimeUnit, source: Origin, *, stated: bool) -> None:
+def _refuse_other_clock(start: npt.NDArray[Any], first: float, unit: TimeUnit | None, source: Origin) -> None:
     """Raise TraceError if `first` would be a clock time in another unit."""
     for other in TimeUnit:
-        if other is not unit and EARLIEST_S * other.per_second <= first <= LATEST_S * other.per_second:
-            row = int((start >= first).arg_max() or 0)
-            taken_as = f"with --unit {unit}" if stated else "in seconds"
+        if other is not (unit or TimeUnit.S) and EARLIEST_S * other.per_second <= first <= LATEST_S * other.per_second:
+            row = int((start >= first).argmax())
+            taken_as = f"with --unit {unit}" if unit else "in seconds"
             raise TraceError(
-                f"{source}: {source.column('start')}, row {row}: {start[row]!r} {taken_as} is not a time since 1970,"
-                f" but in {other.word} it is; pass --unit {other} (unit={str(other)!r} in Python)"
+                f"{source}: {source.column('start')}, row {row}: {start[row].item()!r} {taken_as} is not a time since"
+                f" 1970, but in {other.word} it is; pass --unit {other} (unit={str(other)!r} in Python)"
             )
