@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from tracekit.analysis.gpu.gpu_times import MemoryTimes
-from tracekit.dashboards.figures.base import figure
+from tracekit.dashboards.figures.base import axis, figure
 from tracekit.dashboards.figures.theme import Theme, slowdown_scale
 from tracekit.report.experts import LayerLoads
 from tracekit.report.metrics import Band
@@ -17,6 +17,8 @@ from tracekit.report.metrics import Band
 #: Most ranks in one figure.
 _MOST_RANKS = 32
 _TALLEST_PX = 640
+#: Most numbers on an axis of ranks or layers.
+_TICKS = 16
 
 
 def expert_loads(layers: Sequence[LayerLoads], theme: Theme) -> go.Figure:
@@ -28,6 +30,8 @@ def expert_loads(layers: Sequence[LayerLoads], theme: Theme) -> go.Figure:
         hovertemplate="layer %{y}, rank %{x}: %{z:+.0%} tokens, compared with the mean<extra></extra>",
         **slowdown_scale(theme),
     )
+    drawn.update_xaxes(axis(range(tokens.shape[1]), _TICKS))
+    drawn.update_yaxes(axis([row.layer for row in layers], _TICKS))
     return drawn
 
 
@@ -70,7 +74,9 @@ def metric_band(band: Band, theme: Theme) -> go.Figure:
 def rank_times(ranks: Sequence[Mapping[str, Any]], theme: Theme) -> go.Figure:
     """GPU time of each rank as stacked bars: `by_rank` of the report on a recording; of many, the costliest."""
     shown = sorted(sorted(ranks, key=lambda row: -row["sole_delay_s"])[:_MOST_RANKS], key=lambda row: -row["rank"])
-    drawn = figure(theme, height=110 + 24 * len(shown), x="seconds")
+    short = max((row["compute_s"] + row["exposed_communication_s"] for row in shown), default=0.0) < 1
+    unit, each_s = ("milliseconds", 1e-3) if short else ("seconds", 1.0)
+    drawn = figure(theme, height=110 + 24 * len(shown), x=unit)
     parts = (  # lost time in the colours of slowdown
         *([("before its first op", "before_first_s", theme.slow[1])] if "before_first_s" in ranks[0] else []),
         ("computing", "compute_s", theme.dimmed),
@@ -80,11 +86,11 @@ def rank_times(ranks: Sequence[Mapping[str, Any]], theme: Theme) -> go.Figure:
     for name, key, color in parts:
         drawn.add_bar(
             y=[f"rank {row['rank']}" for row in shown],
-            x=[row[key] for row in shown],
+            x=[row[key] / each_s for row in shown],
             name=name,
             orientation="h",
             marker={"color": color},
-            hovertemplate=f"%{{y}}, {name}: %{{x:.4g}} s<extra></extra>",
+            hovertemplate=f"%{{y}}, {name}: %{{x:.4g}} {unit}<extra></extra>",
         )
     drawn.update_layout(barmode="stack", showlegend=True, legend={"orientation": "h", "y": 1.15})
     drawn.update_xaxes(rangemode="tozero")
