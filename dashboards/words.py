@@ -107,7 +107,7 @@ def fix_table(report: Report) -> Table:
     whole = report.job.whole
     unprofiled = any(fix.saves_step_s is not None for fix in report.fixes)
     of_step = whole == "step" or unprofiled
-    heads = ("Fix", "Sure", "Step then" if unprofiled else f"{whole.capitalize()} then",
+    heads = ("Fix", "Sure", "Step after" if unprofiled else f"{whole.capitalize()} after",
              "Saves a step" if of_step else "Saves", *(["GPU-hours a day"] if report.daily else []))  # fmt: skip
     rows = tuple((*_fix_row(fix), *_a_day(fix, report)) for fix in report.fixes)
     if not rows:
@@ -118,7 +118,7 @@ def fix_table(report: Report) -> Table:
 
 
 def _fix_row(fix: Fix) -> tuple[str, str, str, str]:
-    """What to do, how sure its cause is, the step then, and what it saves."""
+    """What to do, how sure its cause is, the step after it, and what it saves."""
     sure = "-" if fix.confidence is None else percent_sure(fix.confidence)
     if fix.withheld is not None or fix.new_step_s is None or fix.saved_s is None:
         return f"{fix.title}: no promise, {fix.withheld}", sure, "", ""

@@ -12,6 +12,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import polars as pl
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
@@ -24,8 +25,8 @@ from tracekit.trace.model import Layout
 
 ROOT = Path(__file__).parents[1]
 IMAGES, SAMPLES = ROOT / "docs" / "images", ROOT / "sample_traces"
-#: The job of several windows, the slow ones among them, and seconds from one to the next.
-JOB, WINDOWS, SLOW, APART_S = "llama-70b", 13, (3, 4, 5, 10, 11, 12), 60.0
+#: The job of several windows of so many steps, one right after another, and the slow ones among them.
+JOB, WINDOWS, STEPS, SLOW = "llama-70b", 13, 30, (3, 4, 5, 10, 11, 12)
 #: Picture: page, theme, width, height.
 PICTURES = {
     "jobs": ("/", "light", 1280, 800),
@@ -74,14 +75,17 @@ def _fill(store: Store) -> None:
     for path in (*sorted(SAMPLES.glob("*.parquet")), SAMPLES / "gpu_slow_input"):
         job = load(path)
         store.add([Incoming(job.trace, job.trace.name, str(path), job.stored())])
-    begin_s = time.time() - WINDOWS * APART_S
     store.begin_watch(JOB, "torchrun")
+    begin_s = time.time() - WINDOWS * STEPS
     for number in range(WINDOWS):
         causes = (parse_cause("slow-worker:dp=1,pp=2,factor=1.6"),) if number in SLOW else ()
-        ran = synthesize(SynthSpec(Layout(dp=4, pp=4), seed=number, name=JOB, causes=causes))
-        first, steps = 10 * number, range(10)
-        starts = {first + step: begin_s + APART_S * (number + step / len(steps)) for step in steps}
-        ops = ran.ops.with_columns(step=ran.ops["step"] - int(ran.ops["step"].min() or 0) + first)
+        ran = synthesize(SynthSpec(Layout(dp=4, pp=4), steps=STEPS, seed=number, name=JOB, causes=causes))
+        ops = ran.ops.with_columns(step=ran.ops["step"].rank("dense").cast(pl.Int32) - 1 + STEPS * number)
+        end_s = pl.col("start") + pl.col("duration")
+        spans = ops.group_by("step").agg(span_s=end_s.max() - pl.col("start").min()).sort("step")
+        starts = {}
+        for step, span_s in spans.iter_rows():
+            starts[step], begin_s = begin_s, begin_s + span_s
         hosts = {str(rank): f"node-{rank // 8:02d}" for rank in range(16)}
         ran = replace(ran, ops=ops, step_starts=starts, metadata={"hosts": hosts, "tokens_per_step": 4_000_000})
         store.append(Incoming(ran, JOB, "collect", PipelineJob(ran).stored()))

@@ -361,7 +361,7 @@ class Recording:
             "displayTimeUnit": "ms",
             "baseTimeNanoseconds": BASE_NS,
             "traceEvents": self.events[rank],
-            "traceName": f"simulated_{4000 + rank}.1.pt.trace.json",
+            "traceName": f"node-0_{4000 + rank}.1.pt.trace.json",
         }  # fmt: skip
 
     def write(self, folder: Path) -> list[Path]:

@@ -607,4 +607,4 @@ def test_a_stream_closed_from_the_start_changes_no_exit_code(stream: int, slow_f
 def test_a_terminal_without_unicode_shows_escapes(slow_file: Path) -> None:
     ran = run_process("whatif", slow_file, env={"PYTHONIOENCODING": "ascii"})
     assert ran.code == 0
-    assert "\\u2586" in ran.out
+    assert "\\u2593" in ran.out

@@ -104,5 +104,5 @@ def test_only_parts_that_speak_of_a_machine() -> None:
 def test_traces_of_gpus_name_the_rank_that_the_others_wait_for() -> None:
     ran = run("culprits", SAMPLES / "gpu_slow_input", "--format", "json")
     (culprit,) = json.loads(ran.out)["culprits"]
-    assert (culprit["rank"], culprit["host"], culprit["part"]) == (2, "simulated", "data-loading")
+    assert (culprit["rank"], culprit["host"], culprit["part"]) == (2, "node-0", "data-loading")
     assert run("culprits", SAMPLES / "gpu_slow_input", "--unit", "s").code == ExitCode.BAD_INPUT

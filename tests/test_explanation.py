@@ -32,7 +32,7 @@ def test_the_formulas_hold_the_numbers_worked_out_by_hand() -> None:
     assert rows["GPU-hours"] == "share x GPUs x 24 h = 27.4% x 4 x 24 = 26.3 a day"
     assert rows["Money"] == "GPU-hours x price = 26.3 x 2 = 53 a day"
     assert rows["Replay"].startswith("|T(kept) - T(recorded)| / T(recorded) = 0.00%")
-    assert "worker (1,0), +20.4%" in rows["Map"]  # 16.25 / 13.5
+    assert "worker (1,0), 16.9%" in rows["Map"]  # 16.25 / 13.5
     assert rows["Steps"].endswith("most: step 0, 4.25 s of 15.50 s")
 
 

@@ -78,7 +78,7 @@ def test_orange_is_lost_time_and_nothing_else() -> None:
     print_report(load(SAMPLES / "slow_worker.parquet").report, Console(file=out, width=80, **colours))
     oranges = re.findall(r"\x1b\[[0-9;]*[34]8;2;([0-9;]+)m([^\x1b]*)", out.getvalue())
     assert oranges[0] == ("179;88;6", "STRAGGLER")  # LIGHT.bad
-    assert oranges[1:3] == [("224;130;20", "██")] * 2  # what it means, and rank 9
+    assert oranges[1:3] == [("224;130;20", "▆▆")] * 2  # what it means, and rank 9
     assert oranges[3][0] == "224;130;20"  # the steps
     assert len(oranges) == 4
     assert "\x1b[38;5;244m··" in out.getvalue()
@@ -96,7 +96,7 @@ def test_tables_keep_their_columns_and_every_line_fits(troubled: Report) -> None
         assert "…" not in text
         for heads in (("Op kind", "Slowdown", "if ideal", "on path"),
                       ("Rank", "host", "(dp,pp)", "Slowdown", "on path"),
-                      ("Fix", "Sure", "Step then", "Saves a step", "GPU-hours a day")):  # fmt: skip
+                      ("Fix", "Sure", "Step after", "Saves a step", "GPU-hours a day")):  # fmt: skip
             assert re.search(r" +".join(map(re.escape, heads)), text), heads
 
 

@@ -34,12 +34,12 @@ def test_the_first_lines_say_who_why_how_much_and_how_long_the_others_wait():
     assert ran.code == 0
     verdict, *lines = [line.rstrip() for line in ran.out.splitlines() if line[:1].isalpha()][1:9]
     effect = "waits 3.1 ms for its data loader, its peers 104 us"
-    assert verdict == f"STRAGGLER: rank 2 on simulated costs 22% of the recording: {effect}"
+    assert verdict == f"STRAGGLER: rank 2 on node-0 costs 22% of the recording: {effect}"
     rows = dict(line.split(maxsplit=1) for line in lines)
     lost_ms, of_ms, hours = re.findall(r"[\d.]+", rows["Cost"])[:3]
     assert rows["Cost"].endswith(" of 96 GPU-hours a day")  # of four GPUs
     assert float(hours) == pytest.approx(96 * float(lost_ms) / float(of_ms), abs=0.5)
-    assert rows["Who"].startswith("rank 2 on simulated: the others wait 17.9 ms for it")
+    assert rows["Who"].startswith("rank 2 on node-0: the others wait 17.9 ms for it")
     assert re.match(r"\d\.\d ms of the recording \(13\.7 ms to ", rows["Saves"])
 
 
@@ -67,7 +67,7 @@ def test_documents_of_a_recording_have_no_name_of_a_host_if_asked(tmp_path):
     assert json.loads(ran.out)["answer"]["culprits"][0]["host"] == "host-1"
     for text in (ran.out, (tmp_path / "a.md").read_text(), (tmp_path / "a.html").read_text()):
         assert "rank 2 on host-1" in text
-        assert "simulated" not in text
+        assert "node-0" not in text
         assert "gpu_slow_input" not in text
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import os
 import pwd
+import re
 import time
 from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -159,11 +160,12 @@ def test_windows_of_a_store_open_and_close_incidents(tmp_path: Path) -> None:
     (incident,) = store.incidents("live", only_open=True)
     assert (incident.opened_window, incident.cause.ranks, incident.cause.part) == (1, (1,), "compute")
     assert store.incidents("other") == ()
-    line = run("store", "incidents", "--store", store.path).out.splitlines()[0]
-    assert "live, since step 2, 2023-11-14 " in line
-    assert " UTC, open for 0 min" in line
-    assert incident.cause.what in line
-    assert "rank 1 costs 27% of each step" in run("store", "windows", "live", "--store", store.path).out
+    title, what, since, *_ = run("store", "incidents", "--store", store.path, env={"COLUMNS": "200"}).out.splitlines()
+    assert title.startswith("1  live: open for 0 min")
+    assert what.split(maxsplit=1) == ["What", incident.cause.what]
+    assert since.split(maxsplit=1)[1].startswith("step 2, 2023-11-14 ")
+    windows = run("store", "windows", "live", "--store", store.path).out
+    assert re.search(r"1 +\d+ to \d+ +27\.\d% +rank 1 costs 27% of each step", windows)
     store.append(window(2, analysed=True))
     assert [one.seen_window for one in store.incidents()] == [2]
     store.end_watch("live")
@@ -203,7 +205,8 @@ def test_what_people_do_about_an_incident_is_kept_and_shown_and_mutes_its_messag
     first, second, third = store.handled(number)
     assert (first.by, first.owner, second.owner, third.note) == ("bob", None, "ann", "<b>node is\n bad")
     assert third.muted_until == third.changed_at + 4 * 3600
-    shown = [line for line in run("store", "incidents", "--store", store.path).out.splitlines() if "Handled" in line]
+    ran = run("store", "incidents", "--store", store.path, env={"COLUMNS": "200"})
+    shown = [line for line in ran.out.splitlines() if "Handled" in line]
     assert [line.partition(" UTC, ")[2].partition(" until")[0] for line in shown] == [
         "bob: acknowledged",
         "bob: owner ann",

@@ -146,7 +146,7 @@ def test_the_critical_path_takes_all_of_the_step(slow: PipelineJob) -> None:
 def test_a_figure_is_titled_with_its_job(slow: PipelineJob, plots: Plots, tmp_path: Path) -> None:
     plot = tracekit.plot(slow)
     assert [drawn.layout.title.text for drawn in (plot.worker_map(), plot.worker_map(8), plot.steps())] == [
-        "slow job: what each worker alone adds to a step", "slow job: what each worker alone adds to a step, step 8",
+        "slow job: what each worker alone costs of a step", "slow job: what each worker alone costs of a step, step 8",
         "slow job: time of each step",
     ]  # fmt: skip
     assert plots.timeline().layout.title.text == "slow-worker: step 105, recorded above ideal"
@@ -248,7 +248,7 @@ def test_the_notebook_is_kept_with_what_it_shows() -> None:
     assert "".join(shown[0]["text/html"]) == load(SAMPLES / "slow_worker.parquet")._repr_html_()
     titles = ["".join(data["text/plain"]) for data in shown if "image/png" in data]
     assert titles == [f"slow-worker: {of}" for of in (
-        "what each worker alone adds to a step", "time of each step", "step 105, recorded above ideal",
+        "what each worker alone costs of a step", "time of each step", "step 105, recorded above ideal",
         "critical path of step 105",
     )]  # fmt: skip
     assert "error" not in {output["output_type"] for cell in cells for output in cell["outputs"]}

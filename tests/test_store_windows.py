@@ -64,11 +64,11 @@ def test_windows_of_a_job_are_numbered_listed_and_loaded(store: Store) -> None:
     with pytest.raises(NotStoredError, match="job 'live' has no window 3; it has 0 to 2"):
         store.load("live", 3)
     assert "windows" in run("store", "list", "--store", store.path).out
-    lines = run("store", "windows", "live", "--store", store.path).out.splitlines()
-    assert [line.split("steps")[1] for line in lines] == [
-        " 0 to 1, 96 ops  not analysed",
-        " 2 to 3, 96 ops  not analysed",
-        " 4 to 5, 96 ops  not analysed",
+    lines = run("store", "windows", "live", "--store", store.path).out.splitlines()[1:]
+    assert [" ".join(line.split()) for line in lines] == [
+        "0 0 to 1 - not analysed",
+        "1 2 to 3 - not analysed",
+        "2 4 to 5 - not analysed",
     ]
 
 

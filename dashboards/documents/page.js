@@ -111,7 +111,7 @@
       paint.fillStyle = picked ? pick : text;
       paint.fillText(each.rank === null ? "(" + each.dp_rank + "," + each.pp_rank + ")" : "rank " + each.rank, 0, HEAD + row * ROW + 11);
       paint.fillStyle = dim;
-      paint.fillText("alone adds " + Math.round(100 * (each.slowdown - 1)) + "%", 0, HEAD + row * ROW + 24);
+      paint.fillText("alone costs " + Math.round(100 * (1 - 1 / each.slowdown)) + "%", 0, HEAD + row * ROW + 24);
       if (picked) { paint.strokeStyle = pick; paint.lineWidth = 2; paint.strokeRect(LEFT - 1, HEAD + row * ROW - 2, width - LEFT, 2 * LANE + 5); }
     });
     paint.fillStyle = dim;

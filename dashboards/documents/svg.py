@@ -11,9 +11,9 @@ from typing import assert_never
 
 import numpy as np
 
-from tracekit.base.text import added, printable, seconds
+from tracekit.base.text import cost_alone, printable, seconds
 from tracekit.dashboards.figures.worker_cells import WorkerCells, level_of, worker_cells
-from tracekit.dashboards.figures.worker_map import LEVELS
+from tracekit.dashboards.figures.worker_map import LOST_LEVELS
 from tracekit.dashboards.words import worker_name
 from tracekit.report.report import Report, WorkerGrid
 from tracekit.report.section import BarTimeline, Picture, Series, ShareGrid
@@ -30,7 +30,7 @@ _ROW, _NAMES, _MANY_ROWS = 20, 64, 100
 
 
 def worker_map(report: Report) -> str:
-    """What every worker alone adds to a step, DP ranks down, stages across."""
+    """What every worker alone costs of a step, DP ranks down, stages across."""
     grid = report.worker_grid()
     cells = worker_cells(grid.slowdown, grid.dp_ranks, _LARGEST_MAP)
     rows, columns = cells.slowdown.shape
@@ -39,12 +39,12 @@ def worker_map(report: Report) -> str:
     note = (
         "" if cells.patch == (1, 1) else f"<p>A cell is the worst of {cells.patch[0]} x {cells.patch[1]} workers.</p>"
     )
-    words = [f"&lt; {LEVELS[0] - 1:.0%}", *(f"{bound - 1:.0%}" for bound in LEVELS)]
+    words = [f"&lt; {LOST_LEVELS[0]:.0%}", *(f"{share:.0%}" for share in LOST_LEVELS)]
     legend = "".join(f'<span><i class="level{level}"></i>{word}</span>' for level, word in enumerate(words))
     return (
-        f'<svg class="map" role="img" aria-label="What each worker alone adds to a step, DP ranks down, stages across"'
+        f'<svg class="map" role="img" aria-label="What each worker alone costs of a step, DP ranks down, stages across"'
         f' viewBox="0 0 {width} {height}" width="{width}" height="{height}">{"".join(marks)}</svg>'
-        f'{note}<p class="legend">adds to a step, alone {legend}</p>'
+        f'{note}<p class="legend">share of a step that it alone costs {legend}</p>'
     )
 
 
@@ -58,7 +58,7 @@ def _cells(grid: WorkerGrid, cells: WorkerCells) -> Iterator[str]:
                 named = f"{worker_name(row_of_worker)}, dp {worker.dp_rank}, stage {worker.pp_rank}"
                 rank = row_of_worker.rank
             mark = "" if rank is None else f' data-rank="{rank}"'
-            words = f"{escape(named)}: alone adds {added(value)} to a step"
+            words = f"{escape(named)}: alone costs {cost_alone(value)} of a step"
             yield (
                 f'<rect class="level{level_of(value)}"{mark} x="{_LEFT + column * _CELL}" y="{_TOP + row * _CELL}"'
                 f' width="{_CELL - _GAP}" height="{_CELL - _GAP}"><title>{words}</title></rect>'

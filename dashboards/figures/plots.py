@@ -68,7 +68,7 @@ class Plots:
     lanes: WorkerLanes
 
     def worker_map(self, step: int | None = None, *, theme: str = "light") -> go.Figure:
-        """What each worker alone adds to a step: one cell per worker.
+        """What each worker alone costs of a step: one cell per worker.
 
         `step`: to that step; by default over all steps. Workers that a cause names are outlined.
         """
@@ -81,7 +81,7 @@ class Plots:
         cells = [cell for worker in sorted(named) if (cell := workers.cell(worker)) is not None]
         when = "" if step is None else f", step {step}"
         return self._titled(
-            worker_heatmap(workers, position, colours, marked=cells), f"what each worker alone adds to a step{when}"
+            worker_heatmap(workers, position, colours, marked=cells), f"what each worker alone costs of a step{when}"
         )
 
     def steps(self, *, theme: str = "light") -> go.Figure:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
-from tracekit.dashboards.figures.worker_map import LEVELS
+from tracekit.dashboards.figures.worker_map import LOST_LEVELS
 
-#: The end of the scale of slowdowns for a picture that needs one; everything above the last level looks alike.
-_END = 1.5
+#: The end of the scale of lost shares for a picture that needs one; everything above the last level looks alike.
+_END = 0.4
 #: Bounds of the colour classes of ops, as ratio to the peers.
 CLASSES = (1.1, 1.25, 1.5, 2.0, 3.0)
 
@@ -80,13 +80,14 @@ THEMES: Final = {theme.name: theme for theme in (LIGHT, DARK)}
 
 
 def slowdown_scale(theme: Theme) -> dict[str, Any]:
-    """The colours of a heat map of what workers alone add to a step, S_w - 1, in Plotly's terms: one for each level of
-    `LEVELS`, the same in every picture.
+    """The colours of a heat map of what workers alone cost of a step, in Plotly's terms: one for each level of
+    `LOST_LEVELS`, the same in every picture.
     """
-    edges = [(bound - 1) / (_END - 1) for bound in (1, *LEVELS, _END)]
-    stops = [(edge, colour) for at, colour in enumerate(theme.slow[: len(LEVELS) + 1]) for edge in edges[at : at + 2]]
-    bar = {"thickness": 12, "tickformat": ".0%", "outlinewidth": 0, "tickvals": [level - 1 for level in LEVELS]}
-    return {"zmin": 0, "zmax": _END - 1, "colorscale": stops, "colorbar": bar}
+    edges = [bound / _END for bound in (0, *LOST_LEVELS, _END)]
+    colours = theme.slow[: len(LOST_LEVELS) + 1]
+    stops = [(edge, colour) for at, colour in enumerate(colours) for edge in edges[at : at + 2]]
+    bar = {"thickness": 12, "tickformat": ".0%", "outlinewidth": 0, "tickvals": LOST_LEVELS}
+    return {"zmin": 0, "zmax": _END, "colorscale": stops, "colorbar": bar}
 
 
 def legend(theme: Theme) -> list[tuple[str, str]]:

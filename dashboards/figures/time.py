@@ -10,7 +10,7 @@ import polars as pl
 
 from tracekit.dashboards.figures.base import axis, figure, markers, step_axis
 from tracekit.dashboards.figures.theme import Theme, slowdown_scale
-from tracekit.dashboards.figures.worker_map import MOST_CELLS, UNKNOWN, WorkerMap, pool
+from tracekit.dashboards.figures.worker_map import MOST_CELLS, UNKNOWN, WorkerMap, lost_alone, pool
 
 #: Height of the map with the fewest rows: the title of its axis needs that much.
 LOWEST_MAP = 210
@@ -39,7 +39,7 @@ def step_times(by_step: pl.DataFrame, moments: Sequence[str], theme: Theme) -> g
 
 
 def step_workers(workers: WorkerMap, cells: Sequence[int], theme: Theme) -> go.Figure:
-    """What workers (down) alone add to each step (across). `cells`: the workers to show, by flat cell number."""
+    """What workers (down) alone cost of each step (across). `cells`: the workers to show, by flat cell number."""
     everyone = workers.per_step.reshape(len(workers.steps), -1).T
     shown = np.array(cells)
     column_block = max(1, -(-len(workers.steps) * len(shown) // MOST_CELLS))
@@ -56,10 +56,10 @@ def step_workers(workers: WorkerMap, cells: Sequence[int], theme: Theme) -> go.F
     drawn = figure(theme, height=height, x="step", y="" if ranked else "worker")
     several = "the worst here: " if column_block > 1 else ""
     drawn.add_heatmap(
-        z=(pooled.values - 1).astype(np.float32),
+        z=lost_alone(pooled.values).astype(np.float32),
         customdata=customdata,
         **slowdown_scale(theme),
-        hovertemplate=f"{several}step %{{customdata[0]}}, {who}: alone adds %{{z:.1%}}<extra></extra>",
+        hovertemplate=f"{several}step %{{customdata[0]}}, {who}: alone costs %{{z:.1%}}<extra></extra>",
         hoverongaps=False,
         xgap=1 if columns <= 100 else 0,
         ygap=1 if rows <= 60 else 0,

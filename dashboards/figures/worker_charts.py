@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from tracekit.dashboards.figures.base import axis, figure, markers, step_axis
 from tracekit.dashboards.figures.theme import Theme, slowdown_scale
-from tracekit.dashboards.figures.worker_map import UNKNOWN, Ints, Pooled, WorkerMap, blocks_that_fit, pool
+from tracekit.dashboards.figures.worker_map import UNKNOWN, Ints, Pooled, WorkerMap, blocks_that_fit, lost_alone, pool
 
 #: Maps up to this many cells show each value and the gaps between cells.
 FEW_CELLS = 160
@@ -45,7 +45,7 @@ def worker_heatmap(
     height = int(np.clip(44 * rows + 70, 170, TALLEST_MAP_PX))
     drawn = figure(theme, height=height, x="stage", y="DP rank")
     drawn.add_heatmap(
-        z=(pooled.values - 1).astype(np.float32),
+        z=lost_alone(pooled.values).astype(np.float32),
         customdata=_who(workers, pooled),
         **slowdown_scale(theme),
         hovertemplate=_hover(workers, pooled, named=named),
@@ -76,14 +76,14 @@ def worker_heatmap(
 def worker_over_steps(
     workers: WorkerMap, cell: int, theme: Theme, *, moments: Sequence[str], position: int | None = None
 ) -> go.Figure:
-    """What one worker alone adds to each step, in front of the band that contains nine in ten of the others.
+    """What one worker alone costs of each step, in front of the band that contains nine in ten of the others.
 
     `moments`: when each step was. `position`: of the marked step.
     """
-    everyone = workers.per_step.reshape(len(workers.steps), -1) - 1
+    everyone = lost_alone(workers.per_step.reshape(len(workers.steps), -1))
     own, others = everyone[:, cell], np.delete(everyone, cell, axis=1)
     across = np.arange(len(workers.steps))
-    drawn = figure(theme, height=230, x="step", y="added to a step", legend=True)
+    drawn = figure(theme, height=230, x="step", y="share of a step", legend=True)
     if others.size:
         filled = np.where(np.isnan(others), 0.0, others)
         low, high = np.quantile(filled, (0.05, 0.95), axis=1)
@@ -105,7 +105,7 @@ def worker_over_steps(
         line={"color": theme.bad, "width": 2},
         marker={"size": 5},
         customdata=list(zip(workers.steps.tolist(), moments, strict=True)),
-        hovertemplate="step %{customdata[0]}: alone adds %{y:.1%}<br>%{customdata[1]}<extra></extra>",
+        hovertemplate="step %{customdata[0]}: alone costs %{y:.1%}<br>%{customdata[1]}<extra></extra>",
         name="this worker",
     )
     if position is not None:
@@ -136,7 +136,7 @@ def _hover(workers: WorkerMap, pooled: Pooled, *, named: bool) -> str:
         host = f" on {host}"
     who = f"{rank}{host}<br>" if rank or host else ""
     place = "dp %{customdata[0]}, stage %{customdata[1]}"
-    return f"{worst}{who}{place}<br>alone adds %{{z:.1%}} to a step<extra></extra>"
+    return f"{worst}{who}{place}<br>alone costs %{{z:.1%}} of a step<extra></extra>"
 
 
 def _place(workers: WorkerMap, pooled: Pooled, cell: int) -> tuple[int, int]:

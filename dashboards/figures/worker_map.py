@@ -22,18 +22,24 @@ Ints = npt.NDArray[np.int64]
 
 #: Do not point at workers below this S_w: analysis/attribution/patterns.py treats less than 2 % as noise.
 WORTH_NAMING = 1.02
-#: The S_w at which each level but the lowest begins: the same colour and shade mean the same slowdown in every job,
-#: step and picture, and a map of healthy workers stays blank.
-LEVELS = (WORTH_NAMING, 1.05, 1.1, 1.2, 1.4)
+#: The share of a step lost, and the S_w, at which each level but the lowest begins. The same colour means the same loss
+#: in every job, step and picture, and a map of healthy workers stays blank.
+LOST_LEVELS = (0.02, 0.05, 0.1, 0.2, 0.3)
+LEVELS = tuple(1 / (1 - share) for share in LOST_LEVELS)
 #: Pool maps with more cells or rows: a screen cannot show them, and a browser draws them slowly.
 MOST_CELLS, MOST_MAP_ROWS = 20_000, 160
 #: Marks a rank or host that the trace does not name.
 UNKNOWN = -1
 
 
+def lost_alone(slowdown: Floats) -> Floats:
+    """The share of a step that workers alone cost, from their S_w."""
+    return 1 - 1 / slowdown
+
+
 @dataclass(frozen=True, slots=True)
 class HostLoad:
-    """One host: its workers, the worst S_w among them and where, and the sum of their S_w - 1."""
+    """One host: its workers, the worst S_w among them and where, and the sum of what each alone costs of a step."""
 
     name: str
     workers: int
@@ -170,7 +176,7 @@ class WorkerMap:
         """The known hosts, the one with the worst worker first."""
         cells = np.flatnonzero(self.host.ravel() != UNKNOWN)
         numbers, values = self.host.ravel()[cells], self.slowdown.ravel()[cells]
-        summed = np.bincount(numbers, np.clip(values - 1, 0, None), len(self.hosts))
+        summed = np.bincount(numbers, np.clip(lost_alone(values), 0, None), len(self.hosts))
         counts = np.bincount(numbers, minlength=len(self.hosts))
         order = np.argsort(-values, kind="stable")
         first, position = np.unique(numbers[order], return_index=True)

@@ -48,10 +48,11 @@ def print_details(report: Report, console: Console) -> None:
             console.print(Padding(worker_map, (0, 0, 1, 0)))
         console.print(Padding(steps_line(report, max(console.width - 60, 10)), (0, 0, 1, 0)))
     if parts := [section_panel(part, console) for part in report.parts]:
-        console.print(side_by_side(parts, console))
+        console.print(Padding(side_by_side(parts, console), (0, 0, 1, 0)))
     console.print(_causes(report))
     console.print(section_table(fix_table(report)))
     if report.by_worker:
+        console.print()
         console.print(Text("Method", style="bold underline"))
         console.print(Padding(labelled(_figures(report)), (0, 0, 1, 0)))
         stages = {str(row.pp_rank): row for row in report.by_pp_rank or ()}
@@ -105,7 +106,7 @@ def _who(report: Report) -> str:
     if shares[0][0] >= _CULPRIT_SHARE:
         return line
     most = max(shares[0][0], 0.0)
-    return f"nobody in particular: idealising the slowest workers or the last stage gives back at most {percent(most)}"
+    return f"no few workers: idealising the slowest workers or the last stage gives back at most {percent(most)}"
 
 
 def _kinds(report: Report) -> Table:

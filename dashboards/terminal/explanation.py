@@ -6,7 +6,7 @@ in it; docs/method.md defines the rest.
 
 from __future__ import annotations
 
-from tracekit.base.text import added, counted, error_of, of_whole, percent_sure, seconds, three_digits
+from tracekit.base.text import cost_alone, counted, error_of, of_whole, percent_sure, seconds, three_digits
 from tracekit.report.conclusions import Finding, Fix
 from tracekit.report.report import Report
 from tracekit.report.verdict import LossKind
@@ -152,8 +152,8 @@ def _pictures(report: Report) -> dict[str, str]:
         return {}
     worker, step = report.by_worker[0], report.worst_step
     return {
-        "Map": "T(ideal, this worker as recorded) / T(ideal) - 1; largest: worker"
-        f" ({worker.dp_rank},{worker.pp_rank}), {added(worker.slowdown)}",
+        "Map": "1 - T(ideal) / T(ideal, this worker as recorded); largest: worker"
+        f" ({worker.dp_rank},{worker.pp_rank}), {cost_alone(worker.slowdown)}",
         "Steps": f"what goes with the causes, the rest as stragglers cost each step; most: step {step.step},"
         f" {seconds(step.lost_s or 0.0)} of {seconds(step.recorded_s)}",
     }

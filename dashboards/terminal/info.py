@@ -123,14 +123,13 @@ def print_jobs(store: str, jobs: Sequence[StoredJob], console: Console) -> None:
         console.print(Text(f"{printable(store)}: no job yet; add one with `{adding(store)}`"))
         return
     several = any(job.windows > 1 for job in jobs)
-    heads = ["Job", "saves a day", "dp", "pp", "GPUs", "steps", "ops"]
-    heads += [*(["windows"] if several else []), "imported (UTC)"]
+    heads = ["Job", "saves a day", "GPUs", "steps", *(["windows"] if several else []), "imported (UTC)"]
     table = new_table(*heads)
     console.print("Jobs by the GPU-hours a day that fixing them saves, most first")
     for job in sorted(jobs, key=lambda job: -1.0 if job.gives_back is None else job.gives_back, reverse=True):
         saves = "-" if job.gives_back is None else three_digits(max(job.gives_back, 0.0))
-        grid = ("-", "-") if job.layout is None else (f"{job.layout.dp:,}", f"{job.layout.pp:,}")
-        sizes = (job.ranks, job.steps, job.ops, *([job.windows] if several else []))
-        shown = (*grid, *(f"{size:,}" for size in sizes))
-        table.add_row(Text(short(job.name)), saves, *shown, f"{job.imported_at:%Y-%m-%d %H:%M}")
+        sizes = (job.ranks, job.steps, *([job.windows] if several else []))
+        table.add_row(
+            Text(short(job.name)), saves, *(f"{size:,}" for size in sizes), f"{job.imported_at:%Y-%m-%d %H:%M}"
+        )
     console.print(table)

@@ -65,6 +65,8 @@ def print_report(
         console.print(Padding(labelled(explanations(report, gpu_hour).items()), (0, 0, 1, 0)))
     if asked:
         console.print(side_by_side(asked, console))
+        if full or pictures:
+            console.print()
     if full:
         from tracekit.dashboards.terminal.details import print_details
 
@@ -72,7 +74,7 @@ def print_report(
     for picture in pictures:
         console.print(picture)
     if source is not None:
-        if full or (losses and (pictures or not (asked or explain))):
+        if full or asked or pictures or (losses and not explain):
             console.print()
         for number, (line, purpose) in enumerate(commands):
             name = "       " if number else "Next   "
@@ -87,7 +89,7 @@ def _pictures(report: Report, lines: int, console: Console) -> Iterator[Renderab
     """
     if tables := [section_table(table) for table in report.overview]:
         shown = side_by_side(tables, console)
-        if report.by_worker or report.rl or len(console.render_lines(shown)) <= lines:
+        if report.by_worker or report.rl or len(console.render_lines(shown)) < lines:
             yield shown
     if not report.verdict.losses or lines < _STEPS_LINES or not report.by_worker:
         return

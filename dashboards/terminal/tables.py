@@ -100,7 +100,7 @@ def side_by_side(panels: Sequence[RenderableType], console: Console) -> Renderab
     for row in rows:
         grid = Table.grid(padding=(0, _GAP, 0, 0))
         grid.add_row(*row)
-        grids.append(Padding(grid, (0, 0, 1, 0)))
+        grids += [Text(), grid] if grids else [grid]
     return Group(*grids)
 
 

@@ -71,7 +71,7 @@ def test_an_anchor_picks_rank_and_step(report: Path, show: Callable[..., Page]) 
     page = show(report, "#rank=9&step=100")
     expect(page.locator("#timeline-controls button[aria-pressed=true]")).to_contain_text("step 100")
     expect(page.locator("svg.map rect.picked title")).to_contain_text(
-        "rank 9 on host-0001, dp 1, stage 2: alone adds +"
+        "rank 9 on host-0001, dp 1, stage 2: alone costs "
     )
     expect(page.locator("svg.steps rect.picked")).to_have_attribute("data-step", "100")
     page.locator("#timeline-controls button").nth(0).click()

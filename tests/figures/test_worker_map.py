@@ -16,7 +16,7 @@ from tracekit.dashboards.figures.theme import LIGHT
 from tracekit.dashboards.figures.time import step_workers
 from tracekit.dashboards.figures.worker_cells import level_of
 from tracekit.dashboards.figures.worker_charts import worker_heatmap
-from tracekit.dashboards.figures.worker_map import LEVELS, MOST_CELLS, WorkerMap, blocks_that_fit, pool
+from tracekit.dashboards.figures.worker_map import LOST_LEVELS, MOST_CELLS, WorkerMap, blocks_that_fit, pool
 from tracekit.trace.model import Worker
 
 DP_RANKS, STAGES, STEPS = (0, 1, 3), 2, (7, 9)
@@ -97,10 +97,10 @@ def test_the_worst_are_those_of_the_step_and_nobody_who_was_left_out_of_it() -> 
     assert np.isnan(found.per_step).sum() == STAGES
 
 
-def test_hosts_are_ranked_by_their_worst_worker_and_sum_what_is_above_one() -> None:
+def test_hosts_are_ranked_by_their_worst_worker_and_sum_what_each_worker_costs() -> None:
     first, second = small().host_loads()
     assert (first.name, first.workers, first.worst, first.worst_slowdown) == ("a", 4, Worker(1, 0), 1.3)
-    assert first.summed == pytest.approx(0.1 + 0.3)  # 0.9 does not pay anything back
+    assert first.summed == pytest.approx(0.1 / 1.1 + 0.3 / 1.3)  # 0.9 does not pay anything back
     assert (second.name, second.workers, second.worst, second.worst_slowdown) == ("b", 1, Worker(3, 0), 1.2)
 
 
@@ -142,7 +142,7 @@ def test_one_slow_worker_of_65536_is_on_the_map_with_its_name_and_a_ring() -> No
     heat, ring = drawn.data
     assert heat.z.size <= MOST_CELLS
     row, column = np.unravel_index(np.nanargmax(heat.z), heat.z.shape)
-    assert heat.z[row, column] == 2
+    assert heat.z[row, column] == pytest.approx(2 / 3)
     assert heat.customdata[row, column].tolist() == [700, 33, 700 * 64 + 33]
     assert (ring.x, ring.y) == ((column,), (row,))
     assert (heat.z > 0).sum() == 1
@@ -153,7 +153,7 @@ def test_a_small_map_outlines_cells_and_labels_dp_ranks_by_their_number() -> Non
     drawn = worker_heatmap(found, 1, LIGHT, marked=[2], chosen=4)
     assert [(shape.x0, shape.y0) for shape in drawn.layout.shapes] == [(-0.5, 0.5), (-0.5, 1.5)]
     assert drawn.layout.yaxis.ticktext == ("0", "1", "3")
-    assert drawn.data[0].z == pytest.approx(found.per_step[1] - 1)
+    assert drawn.data[0].z == pytest.approx(1 - 1 / found.per_step[1])
     assert "rank" not in drawn.data[0].hovertemplate  # one of them is unknown
 
 
@@ -161,7 +161,7 @@ def test_the_map_of_steps_shows_the_chosen_workers() -> None:
     found = one_slow(100, 10, Worker(42, 3))
     few = step_workers(found, found.worst(None, 5), LIGHT).data[0]
     assert few.customdata[0, 0].tolist() == [0, 42, 3, 423]  # step, DP rank, stage, rank
-    assert few.z[:, 0].tolist() == [2, 0, 0, 0, 0]
+    assert few.z[:, 0] == pytest.approx([2 / 3, 0, 0, 0, 0])
 
 
 def test_the_lowest_map_of_steps_has_room_for_the_title_of_its_axis() -> None:
@@ -170,10 +170,10 @@ def test_the_lowest_map_of_steps_has_room_for_the_title_of_its_axis() -> None:
 
 def test_a_slowdown_has_one_colour_in_every_picture() -> None:
     """Whatever else is on the map: in maps of other jobs and of steps, in small maps, and as a shade."""
-    assert [level_of(value) for value in (0.9, 1.019, 1.03, 1.07, 1.15, 1.39, 1.4)] == [0, 0, 1, 2, 3, 4, 5]
+    assert [level_of(value) for value in (0.9, 1.02, 1.03, 1.07, 1.15, 1.42, 1.43)] == [0, 0, 1, 2, 3, 4, 5]
     for drawn in (worker_heatmap(small(), None, LIGHT).data[0], step_workers(small(), [0, 1], LIGHT).data[0]):
-        assert (drawn.zmin, drawn.zmax) == (0, 0.5)
-        ends = [(0.5 * share, colour) for share, colour in drawn.colorscale]
-        for level, (low, high) in enumerate(pairwise((0, *(level - 1 for level in LEVELS), 0.5))):
+        assert (drawn.zmin, drawn.zmax) == (0, 0.4)
+        ends = [(0.4 * share, colour) for share, colour in drawn.colorscale]
+        for level, (low, high) in enumerate(pairwise((0, *LOST_LEVELS, 0.4))):
             assert ends[2 * level : 2 * level + 2] == [
                 (pytest.approx(low), LIGHT.slow[level]), (pytest.approx(high), LIGHT.slow[level])]  # fmt: skip

@@ -508,7 +508,7 @@ def test_how_the_job_ended_is_said_where_its_incidents_are(
     with beside.store.reading() as catalogue:
         assert catalogue.live.live_jobs()["ending"].to_list() == [words if codes != [None] else None]
     said = run("store", "incidents", "--store", beside.store.path).out
-    assert f", the job {words}: rank 3" in said
+    assert f", the job {words}\n" in said
     title = run("store", "top", "--store", beside.store.path, "--once").out.splitlines()[0]
     assert f", {words} at " in title
 

@@ -59,7 +59,7 @@ def parse_share(text: str, option: str) -> float:
 
 
 class Condition:
-    """A condition such as `slowdown>1.1` or `bad-worker>5%`, for --fail-on.
+    """A condition such as `slowdown>1.1` or `python-gc>5%`, for --fail-on.
 
     Raises SelectionError if it cannot be understood.
     """
@@ -70,7 +70,7 @@ class Condition:
             meant = did_you_mean(match[1], [*_FIGURES, *_kinds()]) if match else ""
             raise SelectionError(
                 f"--fail-on {text!r:.200}; expected slowdown, waste, replay_error, discrepancy or a kind of cause"
-                f" compared with a number, such as 'slowdown>1.1' or 'bad-worker>=5%'{meant}"
+                f" compared with a number, such as 'slowdown>1.1' or 'python-gc>=5%'{meant}"
             )
         self.figure, self.comparison = match[1], match[2]
         self.bound = float(match[3]) / (100 if match[4] else 1)

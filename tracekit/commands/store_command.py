@@ -9,7 +9,7 @@ import functools
 import re
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,7 +20,7 @@ from tracekit.base.command_line import command
 from tracekit.base.errors import SelectionError
 from tracekit.base.exit_codes import ExitCode
 from tracekit.base.stderr import progress
-from tracekit.base.text import bytes_of, printable, short
+from tracekit.base.text import bytes_of, printable
 from tracekit.commands.complete import job_names
 from tracekit.commands.export import export_command
 from tracekit.commands.options import PATH, STORE, JobArguments, console, store_at, trace_source
@@ -105,17 +105,10 @@ def list_command(source: JobArguments) -> None:
 @STORE
 def windows(job: str, store: Path | None) -> None:
     """List the windows of JOB, oldest first."""
-    from tracekit.store import WindowPart
+    from tracekit.dashboards.terminal.watched import print_windows
 
     opened = store_at(store)
-    headlines = dict(opened.history(job).select("number", "headline").iter_rows())
-    for window in opened.windows(job):
-        verdict = "not analysed" if window.slowdown is None else printable(headlines.get(window.number) or "")
-        pruned = "" if WindowPart.OPS in window.files else ", ops pruned"
-        click.echo(
-            f"{window.number:>6}  {window.added_at:%Y-%m-%d %H:%M:%S}  steps {window.first_step} to {window.last_step},"
-            f" {window.ops:,} ops{pruned}  {verdict}"
-        )
+    print_windows(opened.windows(job), opened.history(job), console())
 
 
 @store_command.command()
@@ -124,30 +117,13 @@ def windows(job: str, store: Path | None) -> None:
 @click.option("--open", "only_open", is_flag=True, help="Only those that are open.")
 def incidents(job: str | None, store: Path | None, only_open: bool) -> None:
     """List the incidents of JOB, or of all jobs, newest first: which cause acted on it, when, and for how long."""
-    from tracekit.live.incident_words import advice, handling, lasted, since_words, utc
+    from tracekit.dashboards.terminal.watched import print_incidents
 
     opened = store_at(store)
     listed = opened.incidents(job, only_open=only_open)
     if job is not None and not listed:
         opened.windows(job)  # of a job that is not there, says which are
-    for incident in listed:
-        since = since_words(incident, utc)
-        state = f"open for {lasted(incident)}"
-        if incident.closed_at is not None:
-            state = f"lasted {lasted(incident)}, {incident.closed_because}"
-        click.echo(
-            f"{incident.incident_id:>6}  {short(incident.job)}, since {since},"
-            f" {printable(state)}: {printable(incident.cause.what)}"
-        )
-        if incident.closed_at is None:
-            for title, text in advice(incident):
-                click.echo(f"{title:>14}: {printable(text)}")
-        for words in handling(opened.handled(incident.incident_id), _moment):
-            click.echo(f"{'Handled':>14}: {words}")
-
-
-def _moment(epoch_s: float) -> str:
-    return f"{datetime.fromtimestamp(epoch_s, UTC):%Y-%m-%d %H:%M} UTC"
+    print_incidents(listed, opened.handled, console())
 
 
 @store_command.command()

@@ -169,7 +169,7 @@ def whatif_command(
 
     A SELECTION reads like "worker=5,2", "stage=3 and step=100-200", "kind=gc", "slowest=3%",
     "everything but communication". A CONDITION compares slowdown, waste, replay_error, discrepancy, or what a kind of
-    cause costs of the step, with a number: "slowdown>1.1", "bad-worker>5%". A SCHEDULE may state the share of the
+    cause costs of the step, with a number: "slowdown>1.1", "python-gc>5%". A SCHEDULE may state the share of the
     weight gradients in the whole backward: "zb-h1,weight=0.4".
     """
     from tracekit.analysis.job.analysis import ReportOptions, hardware_question, measured_steps

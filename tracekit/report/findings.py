@@ -115,7 +115,7 @@ class Findings(Struct, frozen=True, dict=True):
             "lost_gpu_hours": verdict.lost_gpu_hours,
             "lost_gpu_hours_per_day": verdict.lost_gpu_hours_per_day,
             "cause_kinds": [cause.kind for cause in causes],
-            "cause_places": [cause.where_text for cause in causes],
+            "cause_places": list(report.answer.places),
             "cause_hosts": [self._host_of(cause.where) for cause in causes],
         }
 

@@ -77,7 +77,7 @@ def label_table(group: ByLabel, *, peers: bool = True) -> Table:
         *([f"the costliest {_MOST_VALUES} of {len(group.shares)}; all with --json or --csv"] if more else []),
         *([] if peers else [_NO_PEERS]),
     ]
-    return Table(f"By {names}", (names, "ops", "adds alone", "if average"), tuple(rows), "; ".join(notes) or None)
+    return Table(f"By {names}", (names, "ops", "costs alone", "if average"), tuple(rows), "; ".join(notes) or None)
 
 
 def change_text(saved_s: float) -> str:

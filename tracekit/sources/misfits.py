@@ -76,21 +76,31 @@ def _layout(look: Look, wanted: Content) -> str:
     return f"a layout, not {wanted}; give it with its trace: `{command('whatif', 'TRACE', '--layout', look.path)}`"
 
 
-def _empty_folder(look: Look, wanted: Content) -> str:
-    del look
-    studying = f"; `{command('fleet', 'run', 'TRACES', '--out', 'STUDY')}` makes one"
-    return f"an empty folder, not {wanted}{studying if wanted is Content.STUDY else ''}"
+def to_have(wanted: Content) -> str:
+    """How to come by what a command wants."""
+    match wanted:
+        case Content.DUMPS:
+            return "name the folder with the flight-recorder dumps of all ranks"
+        case Content.STUDY:
+            return f"`{command('fleet', 'run', 'TRACES', '--out', 'STUDY')}` makes one"
+        case Content.STORE:
+            return f"`{command('import', 'TRACE', '--store', 'STORE')}` makes one"
+        case _:
+            return "`tracekit import --format` lists the formats that tracekit reads"
+
+
+def _empty_folder(_: Look, wanted: Content) -> str:
+    return f"an empty folder, not {wanted}; {to_have(wanted)}"
 
 
 def _text(look: Look, wanted: Content) -> str:
     kind = "a file" if b"\0" in look.head else "a text file"
-    formats = "; `tracekit import --format` lists the formats that tracekit reads" if wanted is Content.TRACE else ""
-    return f"{kind}, not {wanted}{formats}"
+    return f"{kind}, not {wanted}; {to_have(wanted)}"
 
 
 def _json(_: Look, wanted: Content) -> str:
     kind = "not JSON that tracekit reads" if wanted is Content.TRACE else f"JSON, not {wanted}"
-    return f"{kind}; `tracekit import --format` lists the formats"
+    return f"{kind}; {to_have(wanted)}"
 
 
 def _advised(title: str, advice: str) -> _Sentence:

@@ -13,7 +13,7 @@ from tracekit.base.errors import TracekitError
 from tracekit.base.look import Look
 from tracekit.collectors.importers import sniff
 from tracekit.collectors.importers.kineto.sniff import SUFFIXES, is_export, is_gpu_trace, is_profile
-from tracekit.sources.misfits import DUMP, MISFITS, a_table, is_table, other_log
+from tracekit.sources.misfits import DUMP, MISFITS, a_table, is_table, other_log, to_have
 from tracekit.sources.readers import pipeline, read_gpus, read_ops, read_post_training
 from tracekit.sources.source import Content, Source
 from tracekit.trace import facts
@@ -47,7 +47,7 @@ def _parquet(look: Look, wanted: Content) -> str:
             return _trace("a trace")(look, wanted)
     except TracekitError:
         pass
-    return a_table(look.path, wanted) if is_table(look.path) else f"a Parquet file, not {wanted}"
+    return a_table(look.path, wanted) if is_table(look.path) else f"a Parquet file, not {wanted}; {to_have(wanted)}"
 
 
 def _report(look: Look, wanted: Content) -> str:

@@ -32,7 +32,7 @@
     if (typeof value !== "number") return value === null || value === undefined ? "-" : String(value);
     const [, sign, digits, kind] = /^(\+?),?(?:\.(\d+))?([fg%]?)$/.exec(spec || "") || [];
     const before = sign && value > 0 ? "+" : "", places = digits === undefined ? 6 : Number(digits);
-    if (kind === "%") return `${before}${(100 * value).toFixed(places)}%`;
+    if (kind === "%") return `${before}${(100 * value).toFixed(places).replace(/^-(?=0\.?0*$)/, "")}%`;
     if (kind === "f") return before + value.toFixed(places);
     const rounded = Number(value.toPrecision(Math.max(places, 1)));
     if (Math.abs(rounded) >= 1e15) return before + rounded.toExponential(); // in full, it fits on no axis

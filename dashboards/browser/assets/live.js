@@ -38,11 +38,17 @@
     window.setTimeout(look, POLL_MS);
   }
 
+  // As job_windows.py writes it.
+  function span(seconds) {
+    const [unit, each] = [["days", 86400], ["h", 3600], ["min", 60]].find(([, one]) => seconds >= 2 * one) || ["s", 1];
+    return `${Math.floor(seconds / each)} ${unit}`;
+  }
+
   function age() {
     for (const badge of document.querySelectorAll("[data-added-at]")) {
       const seconds = Date.now() / 1000 - Number(badge.dataset.addedAt);
       const stale = seconds > Number(badge.dataset.staleAfter);
-      badge.textContent = `${stale ? "stale" : "live"}: newest window ${Math.max(0, seconds).toFixed(0)} s ago`;
+      badge.textContent = `${stale ? "stale" : "live"}: newest window ${span(Math.max(0, seconds))} ago`;
       badge.className = stale ? "badge slow loud" : "badge fine";
     }
   }

@@ -1,9 +1,11 @@
-// Tables that fit: a column whose cells wrap is at least LEAST_PX wide. A table without room for that, and any on a
-// phone, becomes blocks (`data-stacked` in tracekit.css): one for each row, in which every cell names its column.
+// Tables that fit: a column whose cells wrap is at least LEAST_PX wide, one of sentences READABLE_PX. Where a table has no
+// room for that, panels side by side come below each other (`data-single` in tracekit.css). A table that still has none,
+// and any on a phone, becomes blocks (`data-stacked`): one for each row, in which every cell but the first names its
+// column, and cells without a value are left out.
 (function () {
   "use strict";
 
-  const LEAST_PX = 120, LONG_PX = 300, PHONE_PX = 700;
+  const LEAST_PX = 120, READABLE_PX = 360, LONG_PX = 300, SENTENCE_PX = 480, PHONE_PX = 700;
 
   // The widths of the columns if no cell wrapped; none if some cell spans several in every row.
   function natural(table) {
@@ -20,11 +22,22 @@
     if (!table || !table.tHead || !table.tBodies.length || !frame.clientWidth) return;
     delete frame.dataset.stacked;
     const widths = natural(table), heads = [...table.tHead.rows[0].cells];
-    heads.forEach((head, at) => { head.style.minWidth = `${Math.min(widths[at] || 0, LEAST_PX)}px`; });
+    heads.forEach((head, at) => {
+      head.style.minWidth = `${Math.min(widths[at] || 0, widths[at] > SENTENCE_PX ? READABLE_PX : LEAST_PX)}px`;
+    });
     if (window.innerWidth >= PHONE_PX && frame.scrollWidth <= frame.clientWidth) return;
+    const row = frame.closest(".row:not([data-single])");
+    if (window.innerWidth >= PHONE_PX && row) {
+      row.dataset.single = "";
+      row.querySelectorAll(".stacked").forEach(fit);
+      return;
+    }
     frame.dataset.stacked = "";
     for (const row of table.tBodies[0].rows) {
-      for (const [at, cell] of [...row.cells].entries()) cell.toggleAttribute("data-long", widths[at] > LONG_PX);
+      for (const [at, cell] of [...row.cells].entries()) {
+        cell.toggleAttribute("data-long", widths[at] > LONG_PX);
+        cell.toggleAttribute("data-empty", cell.textContent.trim() === "-");
+      }
     }
   }
 
@@ -40,5 +53,8 @@
     }
     frames.forEach(fit);
   }).observe(document.documentElement, { childList: true, subtree: true, attributeFilter: ["open"] });
-  window.addEventListener("resize", () => fitAll(document));
+  window.addEventListener("resize", () => {
+    document.querySelectorAll(".row[data-single]").forEach((row) => delete row.dataset.single);
+    fitAll(document);
+  });
 })();

@@ -209,7 +209,7 @@
     const after = EDGE + context.measureText(name).width + 10;
     context.font = FONT;
     context.fillStyle = colours.dimmed;
-    const of = scene.names ? [] : [known && place, `alone adds ${(100 * (scene.slowdown[row] - 1)).toFixed(1)}%`];
+    const of = scene.names ? [] : [known && place, `alone costs ${(100 * (1 - 1 / scene.slowdown[row])).toFixed(1)}%`];
     const who = scene.names ? "rank" : "worker", members = scene.members[row];
     const facts = group ? [`${members} ${who}${members === 1 ? "" : "s"}`] : [host, ...of].filter(Boolean);
     const room = Math.max(0, Math.floor((block.height - 20) / 14));

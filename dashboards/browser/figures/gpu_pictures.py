@@ -32,7 +32,9 @@ def memory_over_time(memory: MemoryTimes, theme: Theme) -> go.Figure:
 def rank_times(ranks: Sequence[Mapping[str, Any]], theme: Theme) -> go.Figure:
     """GPU time of each rank as stacked bars: `by_rank` of the report on a recording; of many, the costliest."""
     shown = sorted(sorted(ranks, key=lambda row: -row["sole_delay_s"])[:_MOST_RANKS], key=lambda row: -row["rank"])
-    drawn = figure(theme, height=110 + 24 * len(shown), x="seconds")
+    short = max((row["compute_s"] + row["exposed_communication_s"] for row in shown), default=0.0) < 1
+    unit, each_s = ("milliseconds", 1e-3) if short else ("seconds", 1.0)
+    drawn = figure(theme, height=110 + 24 * len(shown), x=unit)
     parts = (  # lost time in the colours of slowdown
         *([("before its first op", "before_first_s", theme.slow[1])] if "before_first_s" in ranks[0] else []),
         ("computing", "compute_s", theme.dimmed),
@@ -42,11 +44,11 @@ def rank_times(ranks: Sequence[Mapping[str, Any]], theme: Theme) -> go.Figure:
     for name, key, color in parts:
         drawn.add_bar(
             y=[f"rank {row['rank']}" for row in shown],
-            x=[row[key] for row in shown],
+            x=[row[key] / each_s for row in shown],
             name=name,
             orientation="h",
             marker={"color": color},
-            hovertemplate=f"%{{y}}, {name}: %{{x:.4g}} s<extra></extra>",
+            hovertemplate=f"%{{y}}, {name}: %{{x:.4g}} {unit}<extra></extra>",
         )
     drawn.update_layout(barmode="stack", showlegend=True, legend={"orientation": "h", "y": 1.15})
     drawn.update_xaxes(rangemode="tozero")

@@ -15,9 +15,14 @@ from tracekit.dashboards.figures.theme import Theme
 
 #: Most culprits and groups drawn one below the other; the table has all.
 MOST_ROWS = 12
-_ROW_HEIGHT, _LABEL, _RUNS = 58, 30, 4
-#: Where arrows end, in columns from the middle of a box.
-_HALF_BOX = 0.4
+_ROW_HEIGHT, _LABEL, _RUNS = 58, 24, 4
+#: Pixels: of a column, of a letter, and between the text of a box and its border.
+COLUMN_PX, _LETTER_PX, _PAD_PX = 230, 7, 6
+
+
+def graph_width(nodes: Sequence[Node]) -> int:
+    """Pixels that the columns of a graph need."""
+    return COLUMN_PX * (1 + max((node.column for node in nodes), default=0))
 
 
 def wait_graph(nodes: Sequence[Node], theme: Theme) -> go.Figure:
@@ -33,7 +38,8 @@ def wait_graph(nodes: Sequence[Node], theme: Theme) -> go.Figure:
     for number, (x, y) in places.items():
         for held in nodes[number].held_by:
             if held in places:
-                _arrow(drawn, (x, y), places[held], theme)
+                end_x, end_y = places[held]
+                _arrow(drawn, (x - _half(nodes[number]), y), (end_x + _half(nodes[held]), end_y), theme)
     for number, (x, y) in places.items():
         _box(drawn, nodes[number], x, y, theme)
     axis = {"visible": False, "fixedrange": True}
@@ -44,9 +50,9 @@ def wait_graph(nodes: Sequence[Node], theme: Theme) -> go.Figure:
 
 def _arrow(drawn: go.Figure, begin: tuple[float, float], end: tuple[float, float], theme: Theme) -> None:
     drawn.add_annotation(
-        x=end[0] + _HALF_BOX,
+        x=end[0],
         y=end[1],
-        ax=begin[0] - _HALF_BOX,
+        ax=begin[0],
         ay=begin[1],
         xref="x",
         yref="y",
@@ -60,12 +66,21 @@ def _arrow(drawn: go.Figure, begin: tuple[float, float], end: tuple[float, float
     )
 
 
+def _words(node: Node) -> tuple[str, str]:
+    return ranks_text(node.ranks, _RUNS), short(node.label, _LABEL)
+
+
+def _half(node: Node) -> float:
+    """Half the width of a box, in columns."""
+    return (_LETTER_PX * max(map(len, _words(node))) / 2 + _PAD_PX) / COLUMN_PX
+
+
 def _box(drawn: go.Figure, node: Node, x: float, y: float, theme: Theme) -> None:
-    culprit = node.column == 0
+    culprit, (ranks, label) = node.column == 0, _words(node)
     drawn.add_annotation(
         x=x,
         y=y,
-        text=f"<b>{ranks_text(node.ranks, _RUNS)}</b><br>{html.escape(short(node.label, _LABEL))}",
+        text=f"<b>{ranks}</b><br>{html.escape(label)}",
         showarrow=False,
         bgcolor=theme.paper,
         bordercolor=theme.outline if culprit else theme.grid,

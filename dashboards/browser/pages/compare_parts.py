@@ -14,7 +14,7 @@ from dash import html
 from dash.development.base_component import Component
 
 from tracekit.analysis.numeric.means import MeanDifference, difference_of_means
-from tracekit.base.text import added, seconds, short, sure, three_digits
+from tracekit.base.text import seconds, short, sure, three_digits
 from tracekit.dashboards.browser.figures.before_after import costs, distributions, step_series, worker_map
 from tracekit.dashboards.browser.ui.components import (
     badge,
@@ -126,7 +126,7 @@ def cost_panels(before: Report, after: Report) -> Component:
             }
         )
         picture = figure_panel(
-            ["Cost by ", term(title), ", each ", term("adds alone", "alone")],
+            ["Cost by ", term(title), ", each ", term("costs alone", "alone")],
             costs(changes, viewer().theme, y=y),
             label=f"What each {title} alone costs a step, before and after",
             table=frame,
@@ -153,7 +153,7 @@ def step_panels(before: Side, after: Side, *, split: bool) -> Component:
     )
     drawn = (
         figure_panel(
-            "Step times, dashed their means",
+            "Step times; dashed: mean",
             step_series(before, after, viewer().theme, split=split),
             label="Recorded time of each step before and after, with the means",
             table=frame,
@@ -216,10 +216,10 @@ def worker_panels(before: Side, after: Side, reports: Mapping[str, Report], *, s
     """
     maps = [
         panel(
-            [f"{title.capitalize()}: what each worker ", term("adds alone"), " to a step"],
+            [f"{title.capitalize()}: what each worker ", term("costs alone"), " of a step"],
             *figure_parts(
                 worker_map(side, _ranks(side, reports[title]), viewer().theme),
-                label=f"What each worker alone adds to a step {title} the change, DP ranks down, stages across",
+                label=f"What each worker alone costs of a step {title} the change, DP ranks down, stages across",
                 table=_map_table(side),
                 csv=href(f"/download/{'by_worker_per_step' if split else 'by_worker'}.csv", job=side.job),
                 most=MAP_ROWS,
@@ -253,16 +253,16 @@ def _map_table(side: Side) -> pl.DataFrame:
 
 
 def _largest(before: Side, after: Side, reports: Mapping[str, Report]) -> Component:
-    """The workers whose slowdown alone changed most, where both sides have the same ones."""
+    """The workers of which what they alone cost changed most, where both sides have the same ones."""
     if before.workers.shape != after.workers.shape or not np.array_equal(before.dp_ranks, after.dp_ranks):
         return panel(
-            "Workers that changed most", note("The two jobs have different workers, so they are not told one by one.")
+            "Workers that changed most", note("The two jobs have different workers, so workers cannot be paired.")
         )
     places = ["dp_rank", "pp_rank"]
     changed = (
         _map_table(after)
-        .rename({"slowdown": "after"})
-        .join(_map_table(before).rename({"slowdown": "before"}), on=places)
+        .select(*places, after=1 - 1 / pl.col("slowdown"))
+        .join(_map_table(before).select(*places, before=1 - 1 / pl.col("slowdown")), on=places)
         .with_columns(change=pl.col("after") - pl.col("before"))
         .sort(pl.col("change").abs(), descending=True, maintain_order=True)
         .head(MOST_WORKERS)
@@ -270,7 +270,7 @@ def _largest(before: Side, after: Side, reports: Mapping[str, Report]) -> Compon
     changed = changed.filter(pl.col("change").abs() >= LEAST_CHANGE)
     if changed.is_empty():
         return panel(
-            "Workers that changed most", note(f"What no worker alone adds changed by {LEAST_CHANGE:.0%} or more.")
+            "Workers that changed most", note(f"What each worker alone costs changed by less than {LEAST_CHANGE:.0%}.")
         )
     for name in ("before", "after"):
         columns = (pl.col(column).alias(f"{column} {name}") for column in ("rank", "host"))
@@ -279,12 +279,12 @@ def _largest(before: Side, after: Side, reports: Mapping[str, Report]) -> Compon
     one_host = changed["host before"].equals(changed["host after"])
     hosts = ["host after"] if one_host else ["host before", "host after"]
     heads = ["Rank", *(["Host"] if one_host else ["Host before", "Host after"]), "DP rank, stage"]
-    heads += ["Adds alone, before", "after", "Change"]
+    heads += ["Costs alone, before", "After", "Change"]
     rows = [
         ["-" if row["rank after"] is None else f"{row['rank after']}"]
         + ["-" if row[host] is None else short(row[host]) for host in hosts]
         + [Worker(row["dp_rank"], row["pp_rank"]).coordinates]
-        + [added(row["before"]), added(row["after"]), f"{row['change']:+.1%}"]
+        + [f"{row['before']:z.1%}", f"{row['after']:z.1%}", f"{100 * row['change']:+.1f} points"]
         for row in changed.iter_rows(named=True)
     ]
     title = "Workers that changed most"

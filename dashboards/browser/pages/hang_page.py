@@ -12,7 +12,7 @@ from tracekit.base.command_line import command
 from tracekit.base.errors import NotStoredError
 from tracekit.base.text import printable, ranks_text, short
 from tracekit.dashboards.browser.data.hang_graph import fold, node_table
-from tracekit.dashboards.browser.figures.wait_graph import wait_graph
+from tracekit.dashboards.browser.figures.wait_graph import graph_width, wait_graph
 from tracekit.dashboards.browser.ui.components import figure_panel, href, inline_csv, note, panel, problem
 from tracekit.dashboards.browser.ui.context import results, viewer
 from tracekit.dashboards.browser.ui.shell import job_head, page
@@ -45,6 +45,7 @@ def build(job: str | None = None, **_: str) -> list[Component]:
         table=table,
         csv=inline_csv(table),
         id="hang-graph",
+        width=graph_width(nodes),
         extra=html.Span("culprits at the left, then those that wait for them, by process group", className="note"),
     )
     return [*head, _verdict(newest), graph, *_stacks(newest.report), *_others(hangs[1:])]

@@ -69,16 +69,23 @@ def _age(live: dict[str, Any]) -> Component:
     age = max(time.time() - live["added_at"], 0.0)  # of another machine, whose clock may be ahead
     stale = age > stale_after
     return html.Span(
-        f"{'stale' if stale else 'live'}: newest window {age:.0f} s ago",
+        f"{'stale' if stale else 'live'}: newest window {_span(age)} ago",
         className=f"badge {'slow loud' if stale else 'fine'}",
         **attributes(data_added_at=f"{live['added_at']:.3f}", data_stale_after=f"{stale_after:.3f}"),
     )
 
 
+def _span(age_s: float) -> str:
+    """A time span in its largest unit, as assets/live.js writes it."""
+    units = (("days", 86400), ("h", 3600), ("min", 60))
+    unit, each_s = next((pair for pair in units if age_s >= 2 * pair[1]), ("s", 1))
+    return f"{age_s // each_s:.0f} {unit}"
+
+
 def open_incidents(stored: Stored) -> list[Component]:
     """What goes on in the job, with what to do: it leads the page."""
     incidents = results().incidents(stored.name, only_open=True)
-    return [panel("Open incident", incident_table(handled(incidents)))] if incidents else []
+    return [panel("Open incident", incident_table(handled(incidents), of_job=True))] if incidents else []
 
 
 def history(stored: Stored) -> list[Component]:
@@ -86,7 +93,7 @@ def history(stored: Stored) -> list[Component]:
     incidents = [one for one in results().incidents(stored.name) if one.closed_at is not None]
     parts = []
     if incidents:
-        parts.append(panel("Closed incidents of this job", incident_table(handled(incidents))))
+        parts.append(panel("Closed incidents of this job", incident_table(handled(incidents), of_job=True)))
     if stored.windows < 2:
         return parts
     rows = [

@@ -114,7 +114,7 @@ def _panels(stored: Stored, life: Life, ends: tuple[float, float], chosen: bool)
             table,
             "time-events",
         )
-        parts += [drawn, row_table(("When", "Kind", "What"), rows, "Events")]
+        parts += [drawn, panel("Events", row_table(("When", "Kind", "What"), rows, "Events"))]
     return parts
 
 

@@ -287,7 +287,11 @@ def _canvas(stored: Stored, words: TimelineWords, state: TimelineState) -> Compo
             html.Aside(id="timeline-details", **attributes(aria_label="The op pointed at", aria_live="polite")),
             _legend(words),
             html.P(id="timeline-path-words", **attributes(aria_live="polite")),
-            html.P(_KEYS, id="timeline-keys", className="note"),
+            html.Details(
+                [html.Summary("Mouse and keys"), html.P(_KEYS, id="timeline-keys")],
+                id="timeline-help",
+                className="folded",
+            ),
             html.P(_TOUCHES, id="timeline-touches", className="note"),
         ],
         className="timeline",

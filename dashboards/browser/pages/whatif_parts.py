@@ -13,7 +13,7 @@ import polars as pl
 from dash import html
 from dash.development.base_component import Component
 
-from tracekit.base.text import added, seconds, sure, with_error
+from tracekit.base.text import cost_alone, seconds, sure, with_error
 from tracekit.dashboards.browser.data.gpu_questions import RANKS, GpuQuestion
 from tracekit.dashboards.browser.data.replays import Pending, Phase, Rejected, Status, WhatifAnswer
 from tracekit.dashboards.browser.data.whatif_query import (
@@ -122,14 +122,14 @@ def losses(report: Report) -> list[Component]:
     speed of its peers would save; empty if none loses any.
     """
     workers = [
-        (worker_words(report, row.worker), added(row.slowdown), f"worker={row.dp_rank},{row.pp_rank}")
+        (worker_words(report, row.worker), cost_alone(row.slowdown), f"worker={row.dp_rank},{row.pp_rank}")
         for row in report.by_worker or ()
         if round(row.slowdown, 2) > 1
     ]
     places = [("by_pp_rank", "pp_rank", "stage"), ("by_dp_rank", "dp_rank", "dp_rank")]
     lost = "Lost a step" if report.job.whole == "step" else "Lost"
     lists = [
-        _list("Worker", "Adds alone", workers),
+        _list("Worker", "Costs alone", workers),
         _list("Stage or DP rank", lost, _lost(report, places)),
         _list("Op kind", lost, _lost(report, [("by_kind", "kind", "kind")])),
     ]
@@ -222,7 +222,7 @@ def sentence(query: WhatifQuery, answer: WhatifAnswer, whole: str = "a step") ->
     if answer.slowdown is not None:
         return (
             f"With {query.selection} alone as recorded and all else ideal, {whole} takes"
-            f" {seconds(answer.step_time_s)}: they alone add {answer.slowdown - 1:.1%}."
+            f" {seconds(answer.step_time_s)}: they alone cost {cost_alone(answer.slowdown)} of it."
         )
     how = f"With {query}" if query.action is QueryAction.PEERS else f"If {query}"
     takes = f"{how}, {whole} takes {seconds(answer.step_time_s)} instead of {seconds(answer.recorded_s)}"
@@ -242,7 +242,7 @@ def _answered(report: Report, query: WhatifQuery, answer: WhatifAnswer) -> list[
     if answer.slowdown is not None:
         figures = [
             (seconds(answer.step_time_s), [f"a {whole} of the ", term("ideal"), " job, with these as recorded"]),
-            (added(answer.slowdown), term("adds alone", "added alone")),
+            (cost_alone(answer.slowdown), term("costs alone", "lost to them alone")),
         ]
     every = f" of {report.job.ops:,}" if report.job.ops else ""
     figures.append((f"{answer.ops:,}", f"ops selected{every}"))
@@ -351,9 +351,9 @@ def _lines(rows: Sequence[tuple[WhatifQuery, Status]], whole: str, beside: int) 
 
 
 def _figures(answer: WhatifAnswer) -> tuple[str, str, str]:
-    """Step time, what a step saves and GPU-hours a day; for the question of the paper, what these ops alone add."""
+    """Step time, what a step saves and GPU-hours a day; for the question of the paper, what these ops alone cost."""
     if answer.slowdown is not None:
-        return seconds(answer.step_time_s), f"alone adds {answer.slowdown - 1:.1%}", ""
+        return seconds(answer.step_time_s), f"alone costs {cost_alone(answer.slowdown)}", ""
     saves = with_error(answer.saved_s, answer.error_s)
     saves += f" ({answer.saved_s / answer.recorded_s:+.1%})" if answer.clear else ", within the error"
     return seconds(answer.step_time_s), saves, f"{answer.saved_gpu_hours_per_day:,.1f}"

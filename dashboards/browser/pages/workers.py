@@ -155,13 +155,13 @@ def _map_panel(stored: Stored, workers: WorkerMap, view: WorkerView) -> Componen
     go_to = text_field("workers-go", "Show rank", "", placeholder="9, or dp,stage: 1,2", wait_s=True, style="beside")
     parts = figure_parts(
         draw(workers, view),
-        label=f"Map of what {workers.slowdown.size:,} workers alone add to a step, DP ranks down, stages across",
+        label=f"Map of what {workers.slowdown.size:,} workers alone cost of a step, DP ranks down, stages across",
         table=workers.table,
         csv=href("/download/by_worker.csv", job=stored.name),
         id="workers-map",
     )
     return panel(
-        ["What each ", term("worker"), " ", term("adds alone"), " to a step: DP ranks down, stages across"],
+        ["What each ", term("worker"), " ", term("costs alone"), " of a step: DP ranks down, stages across"],
         _scrubber(stored, workers, view),
         *parts,
         html.Div(several(stored.name, workers, view), id="workers-several", role="status"),
@@ -186,9 +186,9 @@ def _times_panel(stored: Stored) -> Component:
 def _steps_panel(stored: Stored, workers: WorkerMap) -> Component:
     cells = workers.worst(None, MOST_ROWS)
     return figure_panel(
-        [f"What the {len(cells):,} slowest workers ", term("adds alone", "add alone"), ", step by step"],
+        [f"What the {len(cells):,} slowest workers ", term("costs alone", "cost alone"), ", step by step"],
         in_range(step_workers(workers, cells, viewer().theme), stored.name),
-        label=f"What {len(cells):,} workers alone add to {len(workers.steps):,} steps",
+        label=f"What {len(cells):,} workers alone cost of {len(workers.steps):,} steps",
         table=workers.table.head(MOST_ROWS),
         csv=href("/download/by_worker_per_step.csv", job=stored.name),
         id="workers-steps",

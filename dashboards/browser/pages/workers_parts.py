@@ -11,7 +11,7 @@ import polars as pl
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from tracekit.base.text import added, seconds, short
+from tracekit.base.text import cost_alone, seconds, short
 from tracekit.dashboards.browser.data.queries import Stored
 from tracekit.dashboards.browser.data.worker_view import WorkerView, comma
 from tracekit.dashboards.browser.ui.components import attributes, figure_parts, href, note, row_table, term
@@ -19,7 +19,7 @@ from tracekit.dashboards.browser.ui.context import results, viewer
 from tracekit.dashboards.browser.ui.sentences import host_words
 from tracekit.dashboards.browser.ui.time_range import in_range
 from tracekit.dashboards.figures.worker_charts import worker_over_steps
-from tracekit.dashboards.figures.worker_map import WORTH_NAMING, WorkerMap
+from tracekit.dashboards.figures.worker_map import WORTH_NAMING, WorkerMap, lost_alone
 from tracekit.report.report import Report
 from tracekit.trace.model import Worker
 
@@ -45,8 +45,8 @@ def slowest(workers: WorkerMap, position: int | None, chosen: int) -> list[Compo
     if not cells:
         return [note("No worker was analysed in this step.")]
     in_step = None if position is None else workers.per_step[position].ravel()
-    in_step_head = [] if in_step is None else ["in the step"]
-    heads = ["Rank", "Host", "dp, stage", *in_step_head, term("adds alone")]
+    in_step_head = [] if in_step is None else ["In the step"]
+    heads = ["Rank", "Host", "DP, stage", *in_step_head, term("costs alone", "Costs alone")]
     rows = []
     for cell in cells:
         worker, host = workers.worker(cell), workers.host_name(cell)
@@ -58,12 +58,12 @@ def slowest(workers: WorkerMap, position: int | None, chosen: int) -> list[Compo
                 shown,
                 html.Td("-" if host is None else short(host), className="host"),
                 f"{worker.dp_rank}, {worker.pp_rank}",
-                *([] if in_step is None else [added(in_step[cell])]),
-                added(workers.slowdown.ravel()[cell]),
+                *([] if in_step is None else [cost_alone(in_step[cell])]),
+                cost_alone(workers.slowdown.ravel()[cell]),
             ]
         )
-    nobody = float(workers.slowdown.max()) < WORTH_NAMING and position is None
-    said = [note(f"Nobody adds {WORTH_NAMING - 1:.0%}: these are only the largest.")] if nobody else []
+    balanced = float(workers.slowdown.max()) < WORTH_NAMING and position is None
+    said = [note(f"No worker costs {WORTH_NAMING - 1:.0%}: these are only the largest.")] if balanced else []
     places = [place for place, cell in enumerate(cells) if cell == chosen]
     numbers = range(3, len(heads))
     return [*said, row_table(heads, rows, "Slowest workers", numbers, style="tight", chosen=places)]
@@ -90,9 +90,9 @@ def detail(workers: WorkerMap, cell: int, job: str, position: int | None, *, def
     everyone = workers.per_step.reshape(len(workers.steps), -1)
     slow = int((everyone[:, cell] >= WORTH_NAMING).sum())
     facts = {
-        "Adds alone": f"{added(workers.slowdown.ravel()[cell])} to a step",
+        "Costs alone": f"{cost_alone(workers.slowdown.ravel()[cell])} of a step",
         "Place": f"{workers.place(cell):,} of {count:,}, the slowest first",
-        "dp, stage": f"{worker.dp_rank}, {worker.pp_rank}",
+        "DP, stage": f"{worker.dp_rank}, {worker.pp_rank}",
         "Host": "unknown" if host is None else short(host),
         "Stands out": f"in {slow:,} of {len(workers.steps):,} steps, with {WORTH_NAMING - 1:.0%} or more",
     }
@@ -117,7 +117,7 @@ def detail(workers: WorkerMap, cell: int, job: str, position: int | None, *, def
         ),
         *figure_parts(
             in_range(worker_over_steps(workers, cell, viewer().theme, moments=moments, position=position), job),
-            label=f"What {name} alone adds to each step",
+            label=f"What {name} alone costs of each step",
             table=table,
             id="workers-history",
         ),
@@ -130,8 +130,8 @@ def several(job: str, workers: WorkerMap, view: WorkerView) -> list[Component]:
         return [note("A drag over the map chooses several workers.")]
     values = workers.values(view.position).ravel()
     cells = view.box.cells(workers)
-    own, whole = (float(np.nansum(np.clip(each - 1, 0, None))) for each in (values[cells], values))
-    share = f" of {whole:.1%}, {own / whole:.0%} of what all workers add" if whole else ""
+    own, whole = (float(np.nansum(np.clip(lost_alone(each), 0, None))) for each in (values[cells], values))
+    share = f" of {whole:.1%}, {own / whole:.0%} of what all workers cost" if whole else ""
     where = {"dp_rank": view.box.dp_ranks, "stage": view.box.stages}
     step = None if view.position is None else int(workers.steps[view.position])
     selection = " and ".join(f"{name}={values}" for name, values in where.items())
@@ -170,7 +170,7 @@ def hosts(workers: WorkerMap, chosen: str | None, report: Report) -> list[Compon
         [
             pick("host", load.name, short(load.name), place="hosts", pressed=load.name == chosen),
             f"{load.workers:,}",
-            added(load.worst_slowdown),
+            cost_alone(load.worst_slowdown),
             pick("worker", comma(load.worst), _label(workers, load.worst).removeprefix("rank "), place="hosts"),
             f"{load.summed:.1%}",
         ]

@@ -13,7 +13,7 @@ import numpy as np
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from tracekit.base.text import added, seconds
+from tracekit.base.text import cost_alone, seconds
 from tracekit.dashboards.browser.data.worker_view import comma
 from tracekit.dashboards.browser.ui.components import attributes, href
 from tracekit.dashboards.browser.ui.context import viewer
@@ -61,7 +61,7 @@ def worker_cells(workers: WorkerMap, job: str) -> Component:
         cells += [_cell(workers, job, pooled, row, column, int(levels[row, column])) for column in range(columns)]
     size = pooled.row_block * pooled.column_block
     patch = f"; a cell is the worst of {size} workers" if size > 1 else ""
-    caption = html.Figcaption(f"how much each worker slows the job: DP ranks down, stages across{patch}")
+    caption = html.Figcaption(f"share of a step that each worker alone costs: DP ranks down, stages across{patch}")
     height = int(np.clip(220 // rows, 5, 34))  # of a row: maps of all sizes take about the same room
     grid = html.Div(cells, className="cells", style={"--columns": columns, "--height": f"{height}px"})
     return html.Figure([grid, caption], className="picture")
@@ -73,11 +73,11 @@ def _cell(workers: WorkerMap, job: str, pooled: Pooled, row: int, column: int, l
         return html.Span(className="cell gap", title="not analysed")
     cell = int(pooled.row[row, column]) * workers.stages + int(pooled.column[row, column])
     worker = workers.worker(cell)
-    words = f"{workers.full_name(cell)}: alone adds {added(value)} to a step"
+    words = f"{workers.full_name(cell)}: alone costs {cost_alone(value)} of a step"
     colour = viewer().theme.slow[level]
     figured = level and pooled.values.size <= FIGURED_CELLS
     return _mark(
-        f"{value - 1:.0%}" if figured else "",
+        f"{1 - 1 / value:.0%}" if figured else "",
         href("/workers", job=job, worker=comma(worker)),
         words,
         className="cell",

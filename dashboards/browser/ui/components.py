@@ -128,9 +128,16 @@ def figure_panel(
     csv: str | None = None,
     id: str | None = None,  # noqa: A002 - Dash's name
     extra: Children = None,
+    width: int | None = None,
 ) -> Component:
-    """A figure with its data as a table below it. `label`: text for screen readers; `csv`: link to all rows."""
-    return panel(title, *figure_parts(drawn, label=label, table=table, csv=csv, id=id), extra=extra)
+    """A figure with its data as a table below it. `label`: text for screen readers; `csv`: link to all rows; `width`:
+    of a figure that scrolls where it does not fit, pixels.
+    """
+    graph, below = figure_parts(drawn, label=label, table=table, csv=csv, id=id)
+    if width is not None:
+        sized = html.Div(graph, style={"width": f"{width}px"})
+        graph = html.Div(sized, className="table-wide", tabIndex=0, role="region", **attributes(aria_label=label))
+    return panel(title, graph, below, extra=extra)
 
 
 def figure_parts(
@@ -205,6 +212,7 @@ def row_table(
     """A table as `html_table` makes it; without room for its columns (assets/tables.js), each row becomes a block in
     which every cell names its column. `label`: what it lists.
     """
+    heads = [head[:1].upper() + head[1:] if isinstance(head, str) else head for head in heads]
     whole_table = html_table(heads, rows, numbers, style=style, chosen=chosen)
     names = [_words(head).removesuffix(" \u2193") for head in heads]
     for row in (*whole_table.children[0].children, *whole_table.children[1].children):

@@ -7,9 +7,8 @@ from typing import Final
 from tracekit.trace.gpu_activity import IdleReason
 
 GLOSSARY: Final[dict[str, str]] = {
-    "adds alone": "By how much a step is longer with only this as recorded and all else like its peers, exact. 0% is"
-    " harmless.",
-    "summed": "What these workers alone add to a step, summed: what they cost together, as if it added up.",
+    "costs alone": "The share of a step that is lost with only this as recorded and all else like its peers, exact.",
+    "summed": "What each of these workers alone costs, summed: what they cost together if costs add up.",
     "launch delays": "Host-side time (data loading, Python, kernel launches) between an op being ready and its start.",
     "GPU-hours a day": "Assumes that all GPUs of the layout run all day as in the traced steps.",
     "lost": "What goes with the causes, and what stragglers cost beyond them, by the verdict of each job.",

@@ -56,9 +56,14 @@ def _lost(incident: Incident, gpus: int | None) -> float | None:
     return None if gpus is None else 24 * gpus * incident.cause.share
 
 
-def incident_table(rows: Sequence[Handled], heads: Sequence[Any] = COLUMNS) -> Component:
-    """One row per incident; an open one names the culprit and what to do, and can be acknowledged."""
-    return row_table(heads, [_row(one) for one in rows], "Incidents", _FIGURES)
+def incident_table(rows: Sequence[Handled], heads: Sequence[Any] = COLUMNS, *, of_job: bool = False) -> Component:
+    """One row per incident; an open one names the culprit and what to do, and can be acknowledged. `of_job`: on a page
+    about their job, which rows then do not name.
+    """
+    shown = [[*heads], *map(_row, rows)]
+    for cells in shown if of_job else ():
+        del cells[COLUMNS.index("Job")]
+    return row_table(shown[0], shown[1:], "Incidents", [column - of_job for column in _FIGURES])
 
 
 def _row(handled: Handled) -> list[Any]:
@@ -79,7 +84,7 @@ def _row(handled: Handled) -> list[Any]:
         what,
         percent(incident.cause.share),
         "-" if handled.lost is None else f"{handled.lost:,.1f}",
-        [html.Span(short(owner_of(handled.changes) or "nobody")), *([" ", _button(handled)] if is_open else [])],
+        [html.Span(short(owner_of(handled.changes) or "none")), *([" ", _button(handled)] if is_open else [])],
         html.Td(since_words(incident, viewer().moment), className="short"),
         [lasted(incident), html.Div(printable(incident.closed_because or ""), className="note")],
     ]

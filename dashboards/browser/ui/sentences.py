@@ -235,15 +235,15 @@ def space_words(space: SpacePattern, workers_map: WorkerMap) -> str:
     workers = space.workers
     named = _listed(workers, workers_map)
     host = f" on {short(space.host)}" if space.host else ""
-    largest = float(workers_map.slowdown.max())
+    largest = 1 - 1 / float(workers_map.slowdown.max())
     stays = f"The same worker is the slowest in {space.stays:.0%} of the steps."
     if workers_map.slowdown.size == 1:
-        return "One worker: there is nobody to compare it with."
+        return "The job has one worker: there is no peer to compare it with."
     match space.shape:
         case "none":
-            return f"No worker stands out: none alone adds more than {largest - 1:.1%} to a step."
+            return f"No worker stands out: none alone costs more than {largest:.1%} of a step."
         case "one-worker":
-            return f"One worker stands out: {named}{host}, which alone adds {largest - 1:.1%} to a step. {stays}"
+            return f"One worker stands out: {named}{host}, which alone costs {largest:.1%} of a step. {stays}"
         case "one-host" if workers_map.only_host is not None:
             everyone = len(workers) == workers_map.slowdown.size
             which = f"All {len(workers):,} workers" if everyone else f"Several workers ({named})"
@@ -258,8 +258,8 @@ def space_words(space: SpacePattern, workers_map: WorkerMap) -> str:
             return f"Several workers stand out: {named}. {stays}"
         case _:
             return (
-                "The slowest worker changes from step to step; over all steps, none alone adds more than"
-                f" {largest - 1:.1%}."
+                "The slowest worker changes from step to step; over all steps, none alone costs more than"
+                f" {largest:.1%}."
             )
 
 

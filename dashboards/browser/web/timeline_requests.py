@@ -303,7 +303,7 @@ def _sums(texts: Mapping[str, str]) -> flask.Response:
     rows = [[kind, f"{ops:,}", seconds(total), f"{total / wide:.0%}"] for kind, ops, total in totals.iter_rows()]
     words = f" that match {cut(printable(state.find), LONGEST_NAME)!r}" if state.find else ""
     title = f"{totals['ops'].sum():,} ops{words} of {of}, {window.start_s * 1e3:,.3f} to {window.end_s * 1e3:,.3f} ms"
-    return flask.jsonify({"title": title, "heads": ["kind", "ops", "total", "share"], "rows": rows})
+    return flask.jsonify({"title": title, "heads": ["Kind", "Ops", "Total", "Share"], "rows": rows})
 
 
 def _said(shown: _Shown, name: OpName, kind: OpKind, op: int) -> list[list[str]]:
@@ -384,8 +384,8 @@ def _slowest(texts: Mapping[str, str]) -> flask.Response:
         }
         for row in table.iter_rows(named=True)
     ]
-    heads = ["rank", "host", "worker", "op kind", "microbatch", "start", "duration", "own time", "peer median"]
-    return flask.jsonify({"heads": [*heads, "ratio", "beyond peers", "launch delay"], "rows": rows})
+    heads = ["Rank", "Host", "Worker", "Op kind", "Microbatch", "Start", "Duration", "Own time", "Peer median"]
+    return flask.jsonify({"heads": [*heads, "Ratio", "Beyond peers", "Launch delay"], "rows": rows})
 
 
 def _longest(ops: StreamOps, table: pl.DataFrame) -> dict[str, Any]:

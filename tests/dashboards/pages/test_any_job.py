@@ -71,12 +71,13 @@ def test_the_page_job_shows_the_answer_causes_fixes_and_tables_of_the_report(pag
             for cause, place in zip(report["causes"], answer["places"], strict=True):
                 assert f"{cause['title']} {place}, {cause['when']}" in text
                 assert all(figure["words"] in text for figure in cause["evidence"])
-            assert f"{whole.capitalize()} then, recorded Saves a {whole}" in text
+            assert f"{whole.capitalize()} after, recorded Saves a {whole}" in text
             for fix in report["fixes"]:
                 assert fix["title"] in text
                 assert (fix["withheld"] or seconds(fix["new_step_s"])) in text
             for section in report["sections"]:
-                rows = (section["heads"], *section["rows"]) if section["type"] == "table" else ()
+                heads, *rows = (section["heads"], *section["rows"]) if section["type"] == "table" else ([],)
+                rows = [[head[:1].upper() + head[1:] for head in heads], *rows]
                 assert " ".join([section["title"], *(cell for row in rows for cell in row)]) in text
 
 

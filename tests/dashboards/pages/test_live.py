@@ -73,7 +73,7 @@ def test_the_link_that_an_alert_carries_opens_a_page_that_names_the_culprit(tmp_
         notifier.close(PATIENCE_S)
     pages = Pages(store.path)
     told = {one["job"]: one for one in receiver.got[0]["incidents"]}
-    places = {"live": "rank 1", "gpus & more": "rank 2 on simulated", "stuck at once": "rank 6 on <i>node</i>"}
+    places = {"live": "rank 1", "gpus & more": "rank 2 on node-0", "stuck at once": "rank 6 on <i>node</i>"}
     assert told.keys() == places.keys()
     for job, one in told.items():
         assert one["who"].startswith(places[job])
@@ -179,7 +179,7 @@ def test_the_costliest_incident_comes_first_and_headings_sort(tmp_path: Path) ->
     assert b.cause.share > a.cause.share
     assert [row[1] for row in rows()] == ["b", "a"]
     assert f"{24 * 4 * b.cause.share:,.1f}" in rows()[0]
-    assert "nobody" in rows()[0]
+    assert "none" in rows()[0]
     assert [row[1] for row in rows(sort="Job")] == ["a", "b"]
     assert [row[1] for row in rows(sort="Owner")] == ["b", "a"]
     assert [row[1] for row in rows(sort="<b>What")] == ["b", "a"]
@@ -198,7 +198,7 @@ def test_an_incident_is_acknowledged_with_the_keys_and_others_see_who_took_it(
     store.append(window(0, analysed=True))
     base = show(store.path).url
     mine, theirs = visit("/incidents", base=base), visit("/incidents", base=base)
-    expect(theirs.get_by_text("nobody")).to_be_visible()
+    expect(theirs.get_by_text("none", exact=True)).to_be_visible()
     mine.keyboard.press("j")
     mine.keyboard.press("a")
     expect(mine.get_by_role("heading", name="Incident 1 of live")).to_be_visible()

@@ -140,6 +140,7 @@ def doubtful(tmp_path: Path, show: Serve) -> Serving:
     report = found.report.to_dict()
     report["trust"]["trustworthy"] = False
     report["causes"] = [{**report["causes"][0], "kind": kind} for kind in ("slow-worker", "python-gc", "late-data")]
+    report["answer"]["places"] = [report["answer"]["places"][0]] * 3
     store.add(
         [
             Incoming(trace, "good", "x", found),

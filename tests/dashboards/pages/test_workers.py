@@ -16,7 +16,7 @@ from tests.dashboards.clicks import address, click_figure, point_at_figure, wait
 from tests.dashboards.conftest import Serving
 from tests.dashboards.page_text import Pages
 from tests.dashboards.pages.test_pages import whatif
-from tracekit.base.text import added
+from tracekit.base.text import cost_alone
 from tracekit.dashboards.browser.data.queries import Results
 from tracekit.dashboards.browser.data.worker_view import Box, WorkerView, choose_box
 from tracekit.dashboards.figures.worker_map import WorkerMap
@@ -46,7 +46,7 @@ def test_the_map_and_the_list_show_the_slowdowns_of_the_report(visit: Visit, ser
     page = open_map(visit, f"/workers?job={JOB}", theme="dark", width=1920)
     drawn = np.array(page.evaluate(READ_MAP))
     for row in rows:
-        assert drawn[row["dp_rank"], row["pp_rank"]] == pytest.approx(row["slowdown"] - 1, abs=1e-6)
+        assert drawn[row["dp_rank"], row["pp_rank"]] == pytest.approx(1 - 1 / row["slowdown"], abs=1e-6)
     first = page.locator("#workers-list tbody tr").first.inner_text().split()
     worst = rows[0]
     assert first == [
@@ -54,10 +54,10 @@ def test_the_map_and_the_list_show_the_slowdowns_of_the_report(visit: Visit, ser
         worst["host"],
         f"{worst['dp_rank']},",
         str(worst["pp_rank"]),
-        added(worst["slowdown"]),
+        cost_alone(worst["slowdown"]),
     ]
     text = page.inner_text("#page")
-    assert f"One worker stands out: rank 9 on host-0001, which alone adds {worst['slowdown'] - 1:.1%}" in text
+    assert f"One worker stands out: rank 9 on host-0001, which alone costs {1 - 1 / worst['slowdown']:.1%}" in text
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
@@ -70,7 +70,7 @@ def test_a_click_on_a_cell_shows_that_worker_and_the_address_brings_it_back(visi
     wait_for_state(page, job=JOB, worker="3,0")
     (row,) = [row for row in whatif(serving.store, JOB)["by_worker"] if (row["dp_rank"], row["pp_rank"]) == (3, 0)]
     said = page.inner_text("#workers-detail")
-    assert f"{added(row['slowdown'])} to a step" in said
+    assert f"{cost_alone(row['slowdown'])} of a step" in said
     assert row["host"] in said
     links = page.locator("#workers-detail a").evaluate_all("links => links.map(link => link.getAttribute('href'))")
     assert "/timeline?job=slow-worker&worker=3%2C0" in links
@@ -90,9 +90,9 @@ def test_scrubbing_shows_the_map_of_each_step_and_the_address_brings_it_back(vis
         page.keyboard.press("ArrowRight")
         expect(page.locator("#workers-readout")).to_contain_text(re.compile(f"Step {step}: .* lost"))
         wait_for_state(page, job=JOB, step=str(step))
-        assert np.array(page.evaluate(READ_MAP)) == pytest.approx(found.slowdown[position - 1] - 1, abs=1e-6)
+        assert np.array(page.evaluate(READ_MAP)) == pytest.approx(1 - 1 / found.slowdown[position - 1], abs=1e-6)
     again = open_map(visit, address(page), theme="dark")
-    assert np.array(again.evaluate(READ_MAP)) == pytest.approx(found.slowdown[2] - 1, abs=1e-6)
+    assert np.array(again.evaluate(READ_MAP)) == pytest.approx(1 - 1 / found.slowdown[2], abs=1e-6)
     assert again.inner_text("#workers-list") == page.inner_text("#workers-list")
     page.keyboard.press("Home")
     expect(page.locator("#workers-readout")).to_contain_text("All 12 steps")
@@ -160,12 +160,12 @@ def test_a_drag_over_the_map_sums_up_the_workers_in_it_with_the_ways_on(visit: V
     page.mouse.move(area["x"] + area["width"] * 2.4 / 4, area["y"] + area["height"] * 0.6 / 4, steps=3)
     page.mouse.up()
     wait_for_state(page, job=JOB, dp_rank="0-1", stage="1-2")
-    excess = {(row["dp_rank"], row["pp_rank"]): row["slowdown"] - 1 for row in report["by_worker"]}
+    excess = {(row["dp_rank"], row["pp_rank"]): 1 - 1 / row["slowdown"] for row in report["by_worker"]}
     assert min(excess.values()) > -1e-12
     own, whole = sum(excess[at] for at in ((0, 1), (0, 2), (1, 1), (1, 2))), sum(excess.values())
     several = page.locator("#workers-several")
     expect(several).to_contain_text("4 workers, dp 0-1, stage 1-2: summed")
-    expect(several).to_contain_text(f"{own:.1%} of {whole:.1%}, {own / whole:.0%} of what all workers add")
+    expect(several).to_contain_text(f"{own:.1%} of {whole:.1%}, {own / whole:.0%} of what all workers cost")
     links = dict(several.locator("a").evaluate_all("all => all.map(one => [one.innerText, one.getAttribute('href')])"))
     assert links == {
         "Timeline of these workers": f"/timeline?job={JOB}&dp_rank=0-1&stage=1-2",
@@ -227,7 +227,7 @@ def test_workers_that_were_not_traced_are_named(visit: Visit, odd: Serving) -> N
 
 def test_a_job_of_one_worker_has_a_map_of_one_cell(visit: Visit, odd: Serving) -> None:
     page = open_map(visit, "/workers?job=single", base=odd.url)
-    assert "One worker: there is nobody to compare it with." in page.inner_text("#page")
+    assert "The job has one worker: there is no peer to compare it with." in page.inner_text("#page")
     assert page.inner_text("#workers-hosts") == "The job runs on one host, host-0000."
     assert "drain" not in page.inner_text("#page").lower()
     assert np.array(page.evaluate(READ_MAP)).shape == (1, 1)

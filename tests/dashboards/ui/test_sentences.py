@@ -38,10 +38,10 @@ def over_time(shape: str, **more: Any) -> TimePattern:
 
 def test_each_shape_on_the_map_has_its_sentence() -> None:
     for pattern, words in (
-        (space("none"), "No worker stands out: none alone adds more than 30.0% to a step."),
+        (space("none"), "No worker stands out: none alone costs more than 23.1% of a step."),
         (
             space("one-worker", (1, 0), host="a"),
-            "One worker stands out: rank 2 on a, which alone adds 30.0% to a step. The same",
+            "One worker stands out: rank 2 on a, which alone costs 23.1% of a step. The same",
         ),
         (
             space("one-host", (0, 1), (1, 0), host="a"),
