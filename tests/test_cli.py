@@ -102,6 +102,7 @@ def test_whatif_answers_what_was_worked_out_by_hand(slow: str) -> None:
     assert found["waste"] == pytest.approx(1 - IDEAL_STEP_S / SLOW_STEP_S)
     assert found["straggling"]
     assert found["wasted_gpu_hours"] == pytest.approx(2 * (SLOW_STEP_S - IDEAL_STEP_S) * 4 / 3600)
+    assert found["wasted_gpu_hours_per_day"] == pytest.approx((1 - IDEAL_STEP_S / SLOW_STEP_S) * 4 * 24)
     assert found["m_w"] == pytest.approx((SLOW_STEP_S - FIXED_STEP_S) / (SLOW_STEP_S - IDEAL_STEP_S))
     assert found["slowest_workers"] == [{"dp_rank": 1, "pp_rank": 0}]
     worst = found["by_worker"][0]

@@ -17,8 +17,10 @@ from tests.fleet.few_jobs import STEPS, Here, study_here, study_of, tables, writ
 from tests.handmade import IDEAL_STEP_S, SLOW_STEP_S, little_space, run, slow_trace
 from tracekit.base.errors import OutputError, SelectionError, StudyError
 from tracekit.fleet.exclusions import Rule
+from tracekit.fleet.executor import Task
+from tracekit.fleet.local import LocalExecutor
 from tracekit.fleet.run_study import Standing, analysing_files, run_study
-from tracekit.fleet.sources import find_sources
+from tracekit.fleet.sources import StudySource, find_sources
 from tracekit.fleet.study import Study
 from tracekit.fleet.study_tables import TABLES
 from tracekit.sources.load import load_trace
@@ -353,6 +355,15 @@ def test_stores_globs_and_folders_within_lead_to_the_same_jobs(jobs: Path, tmp_p
         f"slow{number}.parquet" for number in range(5)
     ]
     assert {one.url for one in find_sources([str(jobs.parent)])} >= {str(path) for path in jobs.iterdir()}
+
+
+def test_a_trace_starts_where_it_fits_beside_the_others_and_a_large_one_alone() -> None:
+    """220 MiB for a process, and 40 bytes for each byte of its trace: 260, 620 and 2,220 MiB, in 1,000."""
+    small, middle, large = (Task(StudySource(f"/{mib}", "", mib << 20), "", "") for mib in (1, 10, 50))
+    executor = LocalExecutor(processes=2, memory_bytes=1000 << 20)
+    waiting = [large, middle, small]
+    assert [executor._next(waiting, running) for running in ([small], [middle], [middle])] == [middle, small, None]
+    assert (waiting, executor._next(waiting, [])) == ([], large)
 
 
 def test_bad_places_are_one_clear_error(tmp_path: Path, jobs: Path) -> None:

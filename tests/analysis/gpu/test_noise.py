@@ -23,6 +23,9 @@ class Behind:
     def behind(self, *_):
         return self._behind
 
+    def part_of_step(self, _):
+        return np.arange(PARTS)
+
 
 def proven_parts(behind):
     """The parts of a step in which something is proven of rank 0, of a cause that covers all."""

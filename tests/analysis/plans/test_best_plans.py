@@ -183,6 +183,8 @@ def test_the_command_reads_the_model_file_of_the_page(tmp_path: Path) -> None:
     best = json.loads(ran.out)["plans"][0]
     assert best["step_time_s"] == pytest.approx(best["bound_s"])
     assert best["split"] == [3, 1]  # the last layer takes as long as two others
+    settings = json.dumps(best["settings"])
+    assert "--pipeline-model-parallel-layout 'Ettt|tL'" in settings
 
 
 def test_settings_of_frameworks_are_the_plan() -> None:
