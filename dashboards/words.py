@@ -112,8 +112,8 @@ def fix_table(report: Report) -> Table:
     rows = tuple((*_fix_row(fix), *_a_day(fix, report)) for fix in report.fixes)
     if not rows:
         return Table("Fixes", heads, rows, f"No fix saves enough of the {whole} to be named.")
-    times = "Times without the profiler" if unprofiled else "Times as recorded, with launch delays"
-    notes = (*report.assumptions, *([] if report.rl else [times]))
+    delays = ["Times as recorded, with launch delays"] if report.trust.discrepancy else []
+    notes = (*report.assumptions, *(["Times without the profiler"] if unprofiled else delays))
     return Table("Fixes", heads, rows, "".join(f"{note}. " for note in notes).rstrip())
 
 

@@ -271,6 +271,10 @@ class RecordingSubject(GraphSubject, frozen=True, eq=False, kw_only=True):
         return self.summary.world_size or len(self.ranks)
 
     @property
+    def gpu_model(self) -> str | None:
+        return self.summary.gpu or None
+
+    @property
     def ranks_of_job(self) -> int | None:
         """How many ranks the job has; None if its files do not tell, and one alone was recorded that has peers."""
         peers = self.alone and self.summary.matched + self.summary.unmatched > 0

@@ -95,6 +95,12 @@ class Subject(Struct, frozen=True, eq=False, dict=True):
         return {}
 
     @property
+    def gpu_model(self) -> str | None:
+        """The name of its GPUs, as far as it is recorded."""
+        name = self.metadata.get("gpu")
+        return str(name) if name else None
+
+    @property
     @abstractmethod
     def slowdown(self) -> float:
         """S = T(original) / T(ideal)."""

@@ -73,9 +73,7 @@ def _ties(answers: Sequence[OnGpu], number: int) -> Sequence[int]:
 
 def _source(job: GraphSubject | PipelineSubject, stated: Passport | None) -> tuple[Passport, list[str]]:
     """The passport of the GPU that the trace is from, and what to know of it."""
-    recording = job.summary if isinstance(job, RecordingSubject) else None
-    name = job.metadata.get("gpu") if recording is None else recording.gpu
-    recorded = str(name) if name else None
+    recorded = job.gpu_model
     passport = stated or known_passport(recorded)
     if passport is None:
         why = f"{short(recorded)} is not a known GPU" if recorded else "the trace does not name its GPU"

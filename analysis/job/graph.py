@@ -29,6 +29,7 @@ from tracekit.analysis.job.analysis import Analysis, ReportOptions
 from tracekit.analysis.job.graph_report import AnalysedGraph
 from tracekit.analysis.job.job import Exported, Job, PathLike, Progress
 from tracekit.analysis.job.questions import answer_fix, answer_keep, by_labels, op_edits
+from tracekit.analysis.job.recording_report import AnalysedRecording
 from tracekit.analysis.replay.costs import measure_op_durations
 from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.whatif.interventions import timelines
@@ -95,11 +96,14 @@ class OfGraph(Job):
         replay, evidence = self.replay, self.evidence
         if asked.expert_loads is not None:
             evidence = structs.replace(evidence, expert_loads=asked.expert_loads)
-        if not isinstance(evidence, RecordingSubject):
+        analysed: type[AnalysedGraph] = AnalysedGraph
+        if isinstance(evidence, RecordingSubject):
+            analysed = AnalysedRecording
+            if asked.measured is not None:
+                asked.measured.check(self.ops.name, evidence.ranks_of_job, evidence.summary.gpu)
+                evidence = structs.replace(evidence, measured=asked.measured)
+        else:
             asked.refuse_measured(self.ops.name, self.source)
-        elif asked.measured is not None:
-            asked.measured.check(self.ops.name, evidence.ranks_of_job, evidence.summary.gpu)
-            evidence = structs.replace(evidence, measured=asked.measured)
         gpus = len(self.graph.ops.mesh.ranks)
         questions = [answer_fix(replay, text, gpus, evidence, op_edits) for text in asked.fix]
         questions += [answer_keep(replay, text, gpus) for text in asked.keep]
@@ -112,7 +116,7 @@ class OfGraph(Job):
         numbers = ops["peer"].dtype.is_integer() if "peer" in ops.columns else False
         kinds = ["kind"] if "kind" in self.graph.ops.labels else []
         label = "kind" if numbers and kinds else "peer"
-        return AnalysedGraph(
+        return analysed(
             name=self.ops.name,
             evidence=evidence,
             diagnosis=diagnose(GraphAssessment(evidence), asked.metrics),

@@ -1,65 +1,42 @@
-"""The report on a job of any shape: an op trace, or a recording of GPUs.
+"""The report on an op trace; `recording_report` adds what only a recording of GPUs shows.
 
-In: `GraphSubject`, its diagnosis, who costs what, the critical path. Out: `Analysis`, with a
-`Report`.
+In: `GraphSubject`, its diagnosis, who costs what, the critical path. Out: `Analysis`, with a `Report`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from msgspec import Struct
 
 from tracekit.analysis.attribution.by_label import Share
-from tracekit.analysis.attribution.spent import StepsSpent
 from tracekit.analysis.diagnosis.diagnosis import Diagnosis
 from tracekit.analysis.evidence.culprit import culprit_of
-from tracekit.analysis.evidence.gpu_losses import exposed_communication_s
-from tracekit.analysis.evidence.graph_subject import GraphSubject, RecordingSubject
-from tracekit.analysis.evidence.unprofiled_steps import profiled_steps_s, recording_factors, unprofiled_step
-from tracekit.analysis.gpu.gpu_times import GpuTimes
-from tracekit.analysis.gpu.recorded import Kept, Recorded
+from tracekit.analysis.evidence.graph_subject import GraphSubject
 from tracekit.analysis.job import experts
 from tracekit.analysis.job.analysis import Analysis, ReportOptions
 from tracekit.analysis.job.build import SourceFigures, build, slowdown_error
 from tracekit.analysis.job.recording_tables import (
     MOST_WAITS,
     WIDEST_NAME,
-    kernel_rows,
-    kernels_table,
     on_path,
-    shortened,
-    waits_table,
 )
 from tracekit.analysis.numeric.arrays import number
-from tracekit.base.text import counted, of_whole, printable, seconds, short
+from tracekit.base.text import counted, of_whole, seconds, short
 from tracekit.report.conclusions import CauseOfCulprit, RankToBlame
 from tracekit.report.experts import Experts, Overlap
-from tracekit.report.gpu import Unprofiled, gpu_tables, in_report
 from tracekit.report.hardware import OnGpu, hardware_table
-from tracekit.report.outline import ClockOfRank, Outline, Times
+from tracekit.report.outline import Outline, Times
 from tracekit.report.plain_data import Number
 from tracekit.report.question import ByLabel, Question, label_table, question_table
 from tracekit.report.report import StepTimes, slowdown_with_error
-from tracekit.report.rows import Collectives, Contribution, MarkedStep, OfRank, OnPath, WaitFor
+from tracekit.report.rows import Contribution, OfRank, OnPath
 from tracekit.report.section import Section, Table
-from tracekit.trace.facts import Fact
 
-#: The most rows of ranks, on a first screen and in all.
-_FEWEST_RANKS, _MOST_RANKS = 8, 16
-_MOST_REASONS = 4
-#: Smaller shares of a recording are not mentioned.
-_SMALLEST_SHARE = 0.005
-#: The number of unclassified kernels in JSON.
-_MOST_UNKNOWN = 20
-_OPS_ONLY = "of the recording, only the ops are kept: no kernels, clocks, collectives"
-_NO_OVERHEAD = (
-    "what recording cost the hosts shows between operators, and the recording has too few of them, or was not made with"
-    " torch.profiler"
-)
-_NO_STACKS = "recorded without stacks; to see lines of code, record with_stack=True"
+#: The most rows of ranks on a first screen.
+FEWEST_RANKS = 8
 
 
 class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
@@ -69,6 +46,9 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
     step on the critical path of the recorded job, largest first; `critical_delay_s`: while nothing on it ran.
     `labels`: those that jobs are usually attributed to, and those of `asked`.
     """
+
+    #: What the critical path consists of where no op runs.
+    between: ClassVar[str] = "launch delays"
 
     name: str
     evidence: GraphSubject
@@ -85,11 +65,6 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
     def analysis(self) -> Analysis:
         """The report."""
         return Analysis(build(self._source(), self.diagnosis, self.questions, self.labels), self.diagnosis)
-
-    @property
-    def recorded(self) -> Recorded | None:
-        """What a recording of GPUs shows beside its ops; None for other op traces."""
-        return self.evidence.recorded
 
     @cached_property
     def mean(self) -> Times:
@@ -143,23 +118,14 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         )
 
     def _outline(self) -> Outline:
-        evidence, summary = self.evidence, self.evidence.summary
-        own: dict[str, Any] = {"source": "ops", "steps": len(evidence.steps), "ops": evidence.ops.height}
-        counts = {"rank": len(evidence.ranks), "step": len(evidence.steps), "op": evidence.ops.height}
-        if summary is not None:
-            own = {
-                "source": "recording",
-                "steps": summary.steps,
-                "world_size": summary.world_size,
-                "gpu": summary.gpu,
-                "gpu_ops": summary.gpu_ops,
-                "gpu_ops_without_launch": summary.without_launch,
-            }
-            counts = {"rank": len(evidence.ranks), "step": summary.steps, "GPU op": summary.gpu_ops}
-        if self.recorded is not None:
-            own["host_calls"] = self.recorded.recording.calls.height
-        sizes = ", ".join(counted(count, name) for name, count in counts.items() if count)
-        device = None if summary is None else summary.gpu
+        steps, ops = len(self.evidence.steps), self.evidence.ops.height
+        return self._outline_of({"step": steps, "op": ops}, source="ops", steps=steps, ops=ops)
+
+    def _outline_of(self, counts: Mapping[str, int], **own: Any) -> Outline:
+        """The outline, with the number of ranks and other `counts` in words."""
+        evidence, device = self.evidence, own.get("gpu")
+        numbers = {"rank": len(evidence.ranks), **counts}
+        sizes = ", ".join(counted(count, name) for name, count in numbers.items() if count)
         return Outline(
             name=self.name,
             whole="recording" if evidence.whole == "recording" else "step",
@@ -170,50 +136,40 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         )
 
     def _remarks(self) -> Iterator[tuple[str, str]]:
-        summary, gpu = self.evidence.summary, self.evidence.gpu
-        if self.evidence.alone and gpu is not None and self.evidence.shows(Fact.COMPUTE):
-            yield "GPU", _gpu_in_words(gpu)
-        causes, action = self.diagnosis.causes, self.diagnosis.answer.action or ""
-        unnamed = any(cause.change is not None and cause.spent and not cause.spent.where for cause in causes)
-        if gpu is not None and not gpu.stacks and unnamed and "with_stack" not in action:
-            yield "Names", _NO_STACKS
-        notes = [] if summary is None else [*summary.notes, *[_OPS_ONLY] * (self.recorded is None)]
-        yield from (("" if number else "Notes", printable(note)) for number, note in enumerate(notes))
+        """Yield what else a reader must know."""
+        yield from ()
 
     def _overview(self) -> list[Table]:
         """The tables of the first screen."""
-        ranks = [] if self.recorded is None or self._alone else [self._ranks(self.recorded, full=False)]
-        return [*ranks, *([self._critical_path()] if self.evidence.summary is None else [])]
-
-    @property
-    def _alone(self) -> GpuTimes | None:
-        """What the GPU did, if it is the only one."""
-        return self.evidence.gpu if self.evidence.alone else None
+        return [self._critical_path()]
 
     def _sections(self, loads: Experts | None) -> Iterator[Section]:
-        recorded, gpu = self.recorded, self._alone
         if len(self.evidence.ranks) > 1:
-            times = {"recorded": self.mean.recorded, "launch delays removed": self.mean.original,
-                     "and all ranks alike": self.mean.ideal}  # fmt: skip
-            slowdown = slowdown_with_error(self.evidence.slowdown, slowdown_error(self.times))
-            rows = ((name, seconds(time_s)) for name, time_s in times.items())
-            worst = sorted(self.shares_by_rank.items(), key=lambda each: -each[1].slowdown)[:_FEWEST_RANKS]
-            alone = ((f"S, rank {rank} alone", f"{share.slowdown:.3f}") for rank, share in worst)
-            heads = (f"Times of a {self.evidence.whole}", "mean")
-            yield Table("Method", heads, (*rows, ("S", slowdown), *alone))
-        if gpu is not None:
-            yield from gpu_tables(gpu)
-        if recorded is not None and gpu is None:
-            yield self._ranks(recorded, full=True)
-            yield waits_table(recorded)
-        if recorded is not None:
-            yield kernels_table(recorded)
+            yield self._method()
+        yield from self._tables_of_source()
         yield self._critical_path()
-        if gpu is None:
-            usual = [group for group in self.labels if recorded is None or group.labels != ("rank",)]
-            yield from (label_table(group) for group in usual if group not in self._labels_wanted)
+        yield from (label_table(group) for group in self._usual_labels if group not in self._labels_wanted)
         if not self.asked.wants_experts:
             yield from experts.loads(loads)
+
+    def _method(self) -> Table:
+        """The times that S is made of, and what the worst ranks cost alone."""
+        times = {"recorded": self.mean.recorded, "launch delays removed": self.mean.original,
+                 "and all ranks alike": self.mean.ideal}  # fmt: skip
+        slowdown = slowdown_with_error(self.evidence.slowdown, slowdown_error(self.times))
+        rows = ((name, seconds(time_s)) for name, time_s in times.items())
+        worst = sorted(self.shares_by_rank.items(), key=lambda each: -each[1].slowdown)[:FEWEST_RANKS]
+        alone = ((f"S, rank {rank} alone", f"{share.slowdown:.3f}") for rank, share in worst)
+        return Table("Method", (f"Times of a {self.evidence.whole}", "mean"), (*rows, ("S", slowdown), *alone))
+
+    def _tables_of_source(self) -> Iterator[Table]:
+        """Yield the tables that only some sources have."""
+        yield from ()
+
+    @property
+    def _usual_labels(self) -> Sequence[ByLabel]:
+        """The labels whose tables are shown unasked."""
+        return self.labels
 
     @property
     def _labels_wanted(self) -> list[ByLabel]:
@@ -228,59 +184,22 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         gpus = [hardware_table(self.on_gpus)] if self.on_gpus else []
         return [*gpus, *answers, *labels, *experts.asked_tables(overlap, loads, self.asked)]
 
-    def _ranks(self, recorded: Recorded, *, full: bool) -> Table:
-        """A row for each rank, the one that the others wait for first; a rank alone waits for nobody.
-
-        `full`: all ranks.
-        """
-        several = len(self.evidence.ranks) > 1
-        each = list(
-            zip(recorded.breakdowns, recorded.waits.wait.tolist(), recorded.waits.sole_delay.tolist(), strict=True)
-        )
-        each.sort(key=lambda row: -row[2])
-        rows = []
-        for rank, wait, sole_delay in each:
-            parts = (rank.compute_s, rank.communication_s, rank.exposed_communication_s, rank.idle_s)
-            shares = [f"{part / (rank.span_s or 1.0) * 100:.0f}%" for part in parts]
-            waits = (seconds(sole_delay), seconds(wait)) if several else ()
-            rows.append((str(rank.rank), *waits, *shares, seconds(rank.span_s)))
-        waits = ("sole delay", "waits") if several else ()
-        heads = ("rank", *waits, "compute", "comm", "exposed", "idle", "of")
-        return shortened("Ranks", heads, rows, _MOST_RANKS if full else _FEWEST_RANKS)
-
     def _critical_path(self) -> Table:
         """The critical path of the recorded job, by op class and by rank."""
         recorded_s = self.mean.recorded
         parts = [
             *((short(name), spent_s) for name, spent_s in list(self.critical_peers.items())[:MOST_WAITS]),
-            ("between ops" if self.evidence.summary else "launch delays", self.critical_delay_s),
+            (self.between, self.critical_delay_s),
             *((f"rank {rank}", spent_s) for rank, spent_s in list(self.critical_ranks.items())[:MOST_WAITS]),
         ]
         rows = tuple((name, seconds(spent_s), f"{spent_s / recorded_s * 100:.0f}%") for name, spent_s in parts)
         return Table("Critical path", ("On the critical path", of_whole(self.evidence.whole), "share"), rows)
 
     def _trust(self) -> dict[str, Any]:
-        summary = self.evidence.summary
-        if summary is None:
-            return {"notes": []}
-        unexplained = self.evidence.unexplained
-        trust = {
-            "notes": list(summary.notes),
-            "start_gap_p99_s": {
-                "communication": number(unexplained.communication_gap_s),
-                "compute": number(unexplained.compute_gap_s),
-            },
-            "edges": unexplained.edges,
-            "inferred_edges": unexplained.inferred,
-            "violations": unexplained.violations,
-        }
-        return trust if self.recorded is None else trust | {"host_ahead_of_gpu_s": self.recorded.skew_s}
+        return {"notes": []}
 
     def _verdict(self) -> dict[str, Any]:
-        verdict = {"culprit": self._rank_to_blame()}
-        if self.evidence.summary is None:
-            return verdict
-        return verdict | {"exposed_communication_s": exposed_communication_s(self.evidence)}
+        return {"culprit": self._rank_to_blame()}
 
     def _keys(self, overlap: Overlap | None, loads: Experts | None) -> dict[str, Any]:
         evidence = self.evidence
@@ -304,69 +223,15 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
                 for share in self._shares("kind")
             ],
         }
-        if evidence.summary is not None:
-            keys |= self._of_kept(evidence.summary)
-        if self.recorded is not None:
-            keys |= self._of_recording(self.recorded)
+        keys |= self._keys_of_source()
         if self.on_gpus:
             keys["gpus"] = [*self.on_gpus, *keys.get("gpus", ())]
         asked = {"overlap": overlap, "experts": loads}
         return keys | {name: answer for name, answer in asked.items() if answer is not None}
 
-    def _of_kept(self, summary: Kept) -> dict[str, Any]:
-        gpus = [in_report(times, self.diagnosis.causes, self._unprofiled(times.rank)) for times in summary.gpus]
-        spent = StepsSpent(self.evidence.replay)
-        marked = zip(spent.steps, spent.step_s.tolist(), strict=True) if spent.marked else ()
-        return {
-            "recording_time_s": self.mean,
-            **({"marked_steps": [MarkedStep(*step) for step in marked]} if spent.marked else {}),
-            **({"gpu": gpus[0]} if self.evidence.alone and gpus else {"gpus": gpus}),
-        }
-
-    def _unprofiled(self, rank: int) -> Unprofiled | str:
-        """The step without the profiler, or why it is not known."""
-        job, step = self.evidence, unprofiled_step(self.evidence)
-        if not isinstance(job, RecordingSubject) or step is None or rank not in job.summary.costs:
-            return _NO_OVERHEAD
-        cost, profiled_s = job.summary.costs[rank], float(profiled_steps_s(job).mean())
-        operator_s = cost.operator * recording_factors(job)[0]
-        how = cost.words if job.measured is None else job.measured.words
-        return Unprofiled(profiled_s, step, profiled_s - step.value, operator_s, how)
-
-    def _of_recording(self, recorded: Recorded) -> dict[str, Any]:
-        recording, clocks, waits = recorded.recording, recorded.clocks, recorded.waits
-        columns = (clocks.ahead, clocks.uncertainty, clocks.collectives)
-        by_rank = zip(recorded.breakdowns, waits.wait.tolist(), waits.sole_delay.tolist(), strict=True)
-        return {
-            "by_rank": [
-                OfRank(
-                    parts.rank,
-                    *self._cost_alone(parts.rank),
-                    recording.hosts.get(parts.rank),
-                    parts.span_s,
-                    parts.compute_s,
-                    parts.communication_s,
-                    parts.exposed_communication_s,
-                    parts.memory_s,
-                    parts.idle_s,
-                    wait,
-                    sole_delay,
-                )
-                for parts, wait, sole_delay in by_rank
-            ],
-            "collectives": Collectives(
-                recorded.matches.matched, recorded.matches.unmatched, list(recorded.matches.groups)
-            ),
-            "clocks": [
-                ClockOfRank(rank, ahead_s, number(uncertainty_s), collectives)
-                for rank, ahead_s, uncertainty_s, collectives in zip(
-                    clocks.ranks, *(column.tolist() for column in columns), strict=True
-                )
-            ],
-            "wait_for": [WaitFor(group, rank, other, waited) for waited, rank, other, group in waits.each()],
-            "kernel_classes": kernel_rows(recorded.kernel_time),
-            "unknown_kernels": kernel_rows(recorded.unknown_kernels.head(_MOST_UNKNOWN)),
-        }
+    def _keys_of_source(self) -> dict[str, Any]:
+        """The keys that only some sources have."""
+        return {}
 
     def _cost_alone(self, rank: int) -> tuple[Number, Number]:
         """S of a rank alone, and its error."""
@@ -392,17 +257,3 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         host = self.evidence.hosts.get(culprit.rank)
         waits = number(culprit.sole_delay_s), number(culprit.waited_s)
         return RankToBlame(culprit.rank, host, culprit.saved_s, *waits, causes)
-
-
-def _gpu_in_words(gpu: GpuTimes) -> str:
-    """What the GPU did: how long it was busy, and idle for which reasons, as shares of the recording."""
-    whole_s = gpu.recording_s or 1.0
-
-    def share(name: str, spent_s: float) -> list[str]:
-        return [f"{name} {spent_s / whole_s:.0%}"] if spent_s >= whole_s * _SMALLEST_SHARE else []
-
-    reasons = [words for idle in gpu.idle_by_reason for words in share(idle.reason, idle.seconds)]
-    why = f": {', '.join(reasons[:_MOST_REASONS])}" if reasons else ""
-    parts = [f"busy {gpu.busy_s / whole_s:.0%}", *share("before its first op", gpu.before_first.seconds),
-             *share("idle", gpu.idle_s)]  # fmt: skip
-    return f"{', '.join(parts)}{why}"

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from tracekit.dashboards.figures.theme import Theme
 
 _ROW_PX, _HEAD_PX, _TALLEST_PX, _SERIES_PX = 24, 110, 640, 220
-#: Most names on an axis of a grid.
-_TICKS = 16
+#: Rows and columns of a grid that have their names on the axis.
+_MOST_NAMED = 24
 #: Pixels of a row of many, and how many these are.
 _THIN_PX, _MANY_ROWS = 3, 64
 
@@ -41,15 +41,17 @@ def grid(drawn: ShareGrid, theme: Theme) -> go.Figure:
     """A heat map in the colours of slowdown."""
     height = min(70 + _ROW_PX * len(drawn.rows), _TALLEST_PX)
     shown = figure(theme, height=height, x=drawn.across, y=drawn.down)
-    place = f"{drawn.down} %{{customdata[0]}}, {drawn.across} %{{customdata[1]}}"
     shown.add_heatmap(
         z=np.array(drawn.values),
-        customdata=[[(row, column) for column in drawn.columns] for row in drawn.rows],
-        hovertemplate=f"{place}: %{{z:+.0%}} {drawn.unit}<extra></extra>",
+        customdata=[[[row, column] for column in drawn.columns] for row in drawn.rows],
+        hovertemplate=f"{drawn.down} %{{customdata[0]}}, {drawn.across} %{{customdata[1]}}: %{{z:+.0%}} {drawn.unit}"
+        "<extra></extra>",
+        xgap=2,
+        ygap=2,
         **slowdown_scale(theme),
     )
-    shown.update_xaxes(axis(drawn.columns, _TICKS))
-    shown.update_yaxes(axis(drawn.rows, _TICKS))
+    shown.update_xaxes(axis(drawn.columns, _MOST_NAMED, showgrid=False))
+    shown.update_yaxes(axis(drawn.rows, _MOST_NAMED, down=True, showgrid=False))
     return shown
 
 

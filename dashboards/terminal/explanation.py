@@ -139,7 +139,7 @@ def _trust(report: Report) -> dict[str, str]:
     """What the replay misses, and what launch delays add, where a host launches."""
     trust = report.trust
     error = f"|T(kept) - T(recorded)| / T(recorded) = {trust.replay_error or 0.0:.2%}; more than 5% is not trusted"
-    if report.rl:
+    if not trust.discrepancy:
         return {"Replay": error}
     delays = f"T(recorded) / T(original) - 1 = {trust.discrepancy or 0.0:.2%}, what launch delays add"
     unexplained = f"{trust.unexplained or 0.0:.2%} of it no cause explains; more than 5% is not trusted"

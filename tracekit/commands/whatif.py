@@ -221,8 +221,7 @@ def whatif_command(
                 return ExitCode.DONE
             if parquet_file is not None and not loaded.has_workers:
                 raise SelectionError(f"--parquet is for pipeline traces; {short(loaded.trace.name)} is {loaded.source}")
-            if not loaded.has_workers:
-                loaded.refuse_bubbles(asked)
+            loaded.refuse_bubbles(asked)
             if steps:
                 loaded = loaded.without_steps(steps)
             if redact:

@@ -151,7 +151,7 @@ def _of_pipeline(job: Job, report: Report) -> dict[str, Any]:
 
 def _worker_rows(report: Report) -> list[OfWorker | OfRank]:
     """The workers of a pipeline by place, the ranks of another job; none of post-training."""
-    if report.rl:
+    if report.what_if:
         return []
     return [*sorted(report.by_worker or (), key=lambda row: row.worker), *(report.by_rank or ())]
 

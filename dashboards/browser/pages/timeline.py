@@ -91,7 +91,7 @@ def words_for(stored: Stored) -> TimelineWords:
     """The words for a job."""
     if stored.has_workers:
         return PIPELINE
-    return PHASES if stored.report is not None and stored.report.rl else STREAMS
+    return PHASES if stored.report is not None and stored.report.what_if else STREAMS
 
 
 def build(stored: Stored, **texts: str) -> list[Component]:

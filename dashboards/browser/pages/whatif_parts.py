@@ -90,7 +90,7 @@ def fixes_panel(report: Report) -> Component:
     return panel(
         title,
         *([of_causes] if rows[True] else []),
-        *([said] if rows[True] and not report.rl else []),
+        *([said] if rows[True] and not report.what_if else []),
         *([folded(general, of_any_job)] if rows[False] else []),
     )
 
