@@ -72,8 +72,10 @@ def print_bill(bill: Bill, console: Console, by: str, gpu_hour: float | None, ne
     useful = gpu_hours if of_parts else float(totals["useful"].sum())
     add("wall clock", {"hours": hours, "gpu_hours": gpu_hours, "useful": useful}, gpu_hours)
     console.print(table)
-    console.print()
-    console.print(labelled([*(("Note", printable(note)) for note in bill.notes), ("Next", next_command)]))
+    if bill.notes:
+        console.print()
+        console.print(labelled(("Note", printable(note)) for note in bill.notes))
+    console.print(Text.assemble("\n", ("Next   ", "bold"), next_command), soft_wrap=True)
 
 
 def headline(bill: Bill) -> str:

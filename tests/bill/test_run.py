@@ -275,7 +275,9 @@ def test_the_terminal_fits_80_columns_and_totals_the_wall_clock(tmp_path: Path, 
     restarted(tmp_path)
     ran = run("bill", tmp_path, "--by", by, "--gpu-hour", "1000", env={"COLUMNS": "80"})
     assert ran.code == 0, ran.err
-    assert max(map(len, ran.out.splitlines())) <= 80
+    *lines, command_line = ran.out.splitlines()  # which is to be copied
+    assert command_line == f"Next   tracekit whatif {tmp_path}"
+    assert max(map(len, lines)) <= 80
     total = next(line for line in ran.out.splitlines() if "wall clock" in line).split()
     assert total[2:4] == ["0.0147", "0.0294"]
     assert total[-1] == "29.44"

@@ -231,7 +231,7 @@ def test_a_bill_opens_with_what_cost_most_since_when_and_the_bill_without_it(tmp
     assert head == "84% of 0.149 GPU-hours were useful; the largest other part is stragglers, 16%"
     assert worst.startswith("Worst    rank 1 cost 15.9% of the run, steps 6 to 10, from 22:14:16 to 22:15:33 UTC; ")
     assert without == "Without  0.149 to 0.125 GPU-hours, 0.05 less at 2 a GPU-hour; 84% to 100% useful"
-    assert last == f"Next  tracekit whatif --store {store.path} --job job"
+    assert last == f"Next   tracekit whatif --store {store.path} --job job"
 
 
 def test_a_bill_of_several_jobs_names_the_one_that_lost_most(tmp_path: Path) -> None:
