@@ -84,7 +84,7 @@ def recorded_model(job: PipelineSubject, split: tuple[int, ...] | None) -> Recor
     Raises TraceError for a job whose schedule or steps it does not describe.
     """
     assert job.profile is not None, "the job computes"
-    pipeline, base_s = _pipeline(job), usual_base_s(job)
+    pipeline, base_s, slowness = _pipeline(job), usual_base_s(job), stage_slowness(job)
     schedule = _schedule(pipeline)
     count, pipelined, gradients = pipeline.order.microbatches, job.stages > 1, _gradients(job)
     sizes_mb = np.array([size / MB for stage in gradients.bytes for size in stage] if gradients else [])
@@ -105,7 +105,7 @@ def recorded_model(job: PipelineSubject, split: tuple[int, ...] | None) -> Recor
         reduced = _reduced(job, gradients, sizes_mb, split) or replace(reduced, notes=(ONE_SIZE,))
     fitted = reduced.error is not None
     if by_gradients and reduced.backward_s is not None:
-        takes_s[BACKWARD] = reduced.backward_s
+        takes_s[BACKWARD] = reduced.backward_s / slowness[0]  # as recorded, it waits for a slow worker
     model = PlanModel(
         name=job.trace.name,
         layers=layers_of(takes_s[[FORWARD, BACKWARD]], fixed_s, sizes_mb if fitted else np.zeros(sum(split))),
@@ -115,7 +115,7 @@ def recorded_model(job: PipelineSubject, split: tuple[int, ...] | None) -> Recor
         transfer_s=(float(np.median(pipeline.transfer)) if pipeline.transfer.size else 0.0, 0.0),
         reduce=reduced.cost,
         optimizer_s=0.0,
-        slowness=tuple(stage_slowness(job).tolist()),
+        slowness=tuple(slowness.tolist()),
         bucket_cap_mb=gradients.bucket_cap_mb if gradients is not None and fitted else None,
         now=TrainingPlan(split, schedule, count, (False,) * job.stages, reduced.buckets),
         space=Space(
