@@ -48,6 +48,11 @@ def plan_row(plan: OptimizedPlan) -> tuple[str, ...]:
     )
 
 
+def moves_words(optimum: Optimum) -> list[str]:
+    """What else can move, by the same replay, a sentence a fix."""
+    return [f"{move.title}: saves {seconds(move.saved_s or 0.0)} a step" for move in optimum.moves]
+
+
 def settings_words(optimum: Optimum) -> list[str]:
     """The settings of the best plan, a line a framework."""
     return [f"{name}: {words}" for plan in optimum.plans[:1] for name, words in plan.settings.paste.items()]

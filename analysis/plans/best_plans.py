@@ -40,14 +40,11 @@ class TimedPlan(Struct, frozen=True):
 
 
 class SearchResult(Struct, frozen=True):
-    """The best plans, best first, none if nothing fits. `bound_s`: nothing is faster. `replayed`: how many plans.
-    `set_up_s`: seconds until the first plans were replayed.
-    """
+    """The best plans, best first, none if nothing fits. `bound_s`: nothing is faster. `replayed`: how many plans."""
 
     plans: list[TimedPlan]
     bound_s: float | None
     replayed: int
-    set_up_s: float = 0.0
 
 
 class _Best:
@@ -110,8 +107,7 @@ def search(
 
     The most promising plans of every kind are replayed first, so that kinds can be compared.
     """
-    begun, optimizer_s = monotonic(), model.optimizer_s
-    kinds, best = kinds_of(model, memory_gb), _Best(until)
+    kinds, best, optimizer_s = kinds_of(model, memory_gb), _Best(until), model.optimizer_s
     if not kinds:
         return SearchResult([], None, 0)
     promising: list[tuple[int, Ints]] = []
@@ -119,7 +115,6 @@ def search(
         leaves = kind.leaves(np.finfo(float).max, _PROMISING)
         promising.append((number, leaves.splits[np.argsort(leaves.bound_s)[:_OF_KIND]]))
         best.take(kind, *promising[-1])
-    set_up_s = monotonic() - begun
     least_s, dropped_s = kinds[0].least_s + optimizer_s, np.inf
     proven_s, limit_s, rise = least_s, least_s * (1 + ROUNDING), FIRST_RISE
     replayed_s = -np.inf  # splits with a lower bound have been replayed
@@ -142,7 +137,7 @@ def search(
     if proven_s >= best.step_s * (1 - ROUNDING):
         proven_s = best.step_s
     plans = [_timed(kinds[kind].cells, split, time_s) for time_s, kind, split in best.entries]
-    return SearchResult(plans, min(best.step_s, proven_s, dropped_s), best.replayed, set_up_s)
+    return SearchResult(plans, min(best.step_s, proven_s, dropped_s), best.replayed)
 
 
 def _timed(cells: Stages, split: tuple[int, ...], step_time_s: float) -> TimedPlan:

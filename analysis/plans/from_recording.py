@@ -7,6 +7,7 @@ the cost of reductions of several sizes, neither; without layers, nothing moves 
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 import msgspec
@@ -24,7 +25,7 @@ from tracekit.analysis.plans.best_plans import search, timed
 from tracekit.analysis.plans.buckets import DEFAULT_MB, buckets_of_size
 from tracekit.analysis.plans.model import PlanModel, Reduction, Space, TrainingPlan, layers_of
 from tracekit.analysis.plans.partition import stage_model
-from tracekit.analysis.plans.reductions import MB, Buckets
+from tracekit.analysis.plans.reductions import LEAST_RATE, MB, Buckets
 from tracekit.base.errors import TraceError
 from tracekit.base.text import seconds
 from tracekit.trace.compute_order import Schedule
@@ -47,7 +48,8 @@ _Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 class Gradients(Struct, frozen=True):
     """What `collect` records of gradients. `bytes`: of each layer, by stage; `reductions`: rows of `Buckets`;
     `bucket_cap_mb`, `first_bucket_mb`: when DistributedDataParallel closes a bucket; `delay_s`: how much reductions
-    delay the last backward, by the processor time of its thread, None if unknown. `copy_per_mb_s`, `at_once`: of a
+    delay the last backward, by the processor time of its thread, None if unknown, and its standard error;
+    `copy_per_mb_s`, `at_once`: of a
     `Reduction`.
     """
 
@@ -56,6 +58,7 @@ class Gradients(Struct, frozen=True):
     bucket_cap_mb: float = DEFAULT_MB
     first_bucket_mb: float = 1.0
     delay_s: _Amount | None = None
+    delay_error_s: _Amount = 0.0
     copy_per_mb_s: _Amount = 0.0
     at_once: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
 
@@ -81,7 +84,7 @@ def recorded_model(job: PipelineSubject, split: tuple[int, ...] | None) -> Recor
     Raises TraceError for a job whose schedule or steps it does not describe.
     """
     assert job.profile is not None, "the job computes"
-    pipeline, base_s = _pipeline(job), usual_base_s(job)
+    pipeline, base_s, slowness = _pipeline(job), usual_base_s(job), stage_slowness(job)
     schedule = _schedule(pipeline)
     count, pipelined, gradients = pipeline.order.microbatches, job.stages > 1, _gradients(job)
     sizes_mb = np.array([size / MB for stage in gradients.bytes for size in stage] if gradients else [])
@@ -102,7 +105,7 @@ def recorded_model(job: PipelineSubject, split: tuple[int, ...] | None) -> Recor
         reduced = _reduced(job, gradients, sizes_mb, split) or replace(reduced, notes=(ONE_SIZE,))
     fitted = reduced.error is not None
     if by_gradients and reduced.backward_s is not None:
-        takes_s[BACKWARD] = reduced.backward_s
+        takes_s[BACKWARD] = reduced.backward_s / slowness[0]  # as recorded, it waits for a slow worker
     model = PlanModel(
         name=job.trace.name,
         layers=layers_of(takes_s[[FORWARD, BACKWARD]], fixed_s, sizes_mb if fitted else np.zeros(sum(split))),
@@ -112,7 +115,7 @@ def recorded_model(job: PipelineSubject, split: tuple[int, ...] | None) -> Recor
         transfer_s=(float(np.median(pipeline.transfer)) if pipeline.transfer.size else 0.0, 0.0),
         reduce=reduced.cost,
         optimizer_s=0.0,
-        slowness=tuple(stage_slowness(job).tolist()),
+        slowness=tuple(slowness.tolist()),
         bucket_cap_mb=gradients.bucket_cap_mb if gradients is not None and fitted else None,
         now=TrainingPlan(split, schedule, count, (False,) * job.stages, reduced.buckets),
         space=Space(
@@ -164,9 +167,13 @@ def _calibrated(job: PipelineSubject, recorded: RecordedModel, reduced: _Reduced
         backward_s = float(model.of_layers("backward_s", 1.0).sum()) / model.stages
         error = max(error, contention * backward_s / recorded_s)
     model = replace(model, optimizer_s=max(recorded_s - modelled_s, 0.0))
-    best_s = search(model, None).plans[0].step_time_s if model.space.buckets == "size" else 0.0
-    if best_s >= max(recorded_s, modelled_s) * (1 - error):
-        model, notes = replace(model, space=replace(model.space, buckets="fixed")), (*notes, BEST_SIZE)
+    if model.space.buckets == "size":  # what would be left of the gain if reductions slowed the backward down further
+        best = search(model, None).plans[0].plan
+        slower = replace(model, reduce=replace(model.reduce, compute_rate=reduced.least_rate))
+        gains_s = [timed(each, each.now).step_time_s - timed(each, best).step_time_s for each in (model, slower)]
+        error = math.hypot(error, max(gains_s[0] - gains_s[1], 0.0) / recorded_s)
+        if gains_s[0] <= max(recorded_s, modelled_s) * error:
+            model, notes = replace(model, space=replace(model.space, buckets="fixed")), (*notes, BEST_SIZE)
     return replace(recorded, model=model, error=error, notes=notes)
 
 
@@ -195,7 +202,8 @@ def _gradients(job: PipelineSubject) -> Gradients | None:
 
 class _Reduced(Struct, frozen=True):
     """What reductions take, all of them together `takes_s`, the buckets in use, and the relative error of the fit, None
-    without one; see `FittedReduction`. `backward_s`: seconds of the backward of each layer alone.
+    without one; see `FittedReduction`. `backward_s`: seconds of the backward of each layer alone. `least_rate`: the
+    least `compute_rate` that the recording may show.
     """
 
     cost: Reduction
@@ -205,6 +213,7 @@ class _Reduced(Struct, frozen=True):
     takes_s: float = 0.0
     unsure_s: float = 0.0
     backward_s: Floats | None = None
+    least_rate: float = 1.0
 
 
 def _reduced(job: PipelineSubject, gradients: Gradients, sizes_mb: Floats, split: tuple[int, ...]) -> _Reduced | None:
@@ -227,7 +236,12 @@ def _reduced(job: PipelineSubject, gradients: Gradients, sizes_mb: Floats, split
         notes.append(both if delay_s is not None else NO_DELAY)
     buckets = _buckets(sizes_mb, split, gradients.bucket_cap_mb, gradients.first_bucket_mb)
     takes_s = float((cost.fixed_s + cost.per_mb_s * recorded.size_mb).sum())
-    return _Reduced(cost, buckets, tuple(notes), fitted.error, takes_s, fitted.unsure_s, backward_s)
+    least_rate = 1 - cost.reduce_rate  # what the reduction gets, the backward loses
+    if delay_s is not None:
+        least_rate = recorded.compute_rate(delay_s + STANDARD_ERRORS * gradients.delay_error_s)
+    return _Reduced(
+        cost, buckets, tuple(notes), fitted.error, takes_s, fitted.unsure_s, backward_s, max(least_rate, LEAST_RATE)
+    )
 
 
 def _microbatches(job: PipelineSubject) -> int:

@@ -47,13 +47,12 @@ def front(model: PlanModel, best: SearchResult, until: float) -> list[TimedPlan]
     """
     if not model.knows_memory:
         return []
-    begun, each_s = monotonic(), best.set_up_s
-    fastest = best.plans[:1] if model.memory_gb is None else _fastest(model, None, (until - begun) / LIMITS, each_s)
+    fastest = best.plans[:1] if model.memory_gb is None else _fastest(model, None, until, LIMITS + 1)
     candidates = [*fastest, *best.plans[:1]]
     most_gb = max((plan.memory_gb or 0.0 for plan in candidates), default=0.0)
     limits = np.linspace(least_memory_gb(model), most_gb, LIMITS, endpoint=False).tolist() if candidates else []
     for number, limit in enumerate(limits):
-        candidates += _fastest(model, limit, (until - monotonic()) / (LIMITS - number), each_s)
+        candidates += _fastest(model, limit, until, LIMITS - number)
     points: list[TimedPlan] = []
     for plan in sorted(candidates, key=lambda plan: (plan.memory_gb or 0.0, plan.step_time_s)):
         if not points or plan.step_time_s < points[-1].step_time_s:
@@ -61,8 +60,9 @@ def front(model: PlanModel, best: SearchResult, until: float) -> list[TimedPlan]
     return points
 
 
-def _fastest(model: PlanModel, limit_gb: float | None, share_s: float, set_up_s: float) -> list[TimedPlan]:
-    """The fastest plan within a limit, by a search of so many seconds; none if none fits or they do not suffice."""
-    if share_s < set_up_s:
+def _fastest(model: PlanModel, limit_gb: float | None, until: float, searches: int) -> list[TimedPlan]:
+    """The fastest plan within a limit, by the first of so many searches; none if none fits or time is up."""
+    left_s = until - monotonic()
+    if left_s <= 0:
         return []
-    return search(model, limit_gb, most_parts=_PARTS, until=monotonic() + share_s).plans[:1]
+    return search(model, limit_gb, most_parts=_PARTS, until=monotonic() + left_s / searches).plans[:1]

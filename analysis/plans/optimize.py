@@ -5,11 +5,11 @@ In: a `PlanModel`. Out: an `Optimum`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Any
 
-from tracekit.analysis.plans.best_plans import ROUNDING, TimedPlan, search, space_size, timed
+from tracekit.analysis.plans.best_plans import ROUNDING, SearchResult, TimedPlan, search, space_size, timed
 from tracekit.analysis.plans.front import front, least_memory_gb
 from tracekit.analysis.plans.model import PlanModel
 from tracekit.analysis.plans.settings import settings_of
@@ -44,25 +44,11 @@ def optimize(
     off_s = {split: beyond_s(split) for split in {model.now.split, *(each.plan.split for each in result.plans)}}
     now_s = now.step_time_s + off_s[model.now.split]
     error = max(error, (max(off_s.values()) - min(off_s.values())) / now_s)
-    best_s = min((each.step_time_s + off_s[each.plan.split] for each in result.plans), default=None)
-    bound_s = None
-    if best_s is not None and result.bound_s is not None:
-        bound_s = min(best_s, result.bound_s + min(off_s.values()))
-    plans = [
-        OptimizedPlan(
-            **_columns(each, off_s[each.plan.split]),
-            saved_s=now_s - each.step_time_s - off_s[each.plan.split],
-            bound_s=bound_s,
-            buckets=[list(buckets) for buckets in each.plan.buckets],
-            settings=settings_of(model, each, off_s[each.plan.split]),
-            tied=each.step_time_s + off_s[each.plan.split] <= best_s * (1 + max(error, ROUNDING)),
-        )
-        for each in result.plans
-        if best_s is not None and bound_s is not None
-    ]
+    plans = _plans(model, result, off_s, now_s, error)
+    best_s = plans[0].step_time_s if plans else None
     return Optimum(
         step_time_s=PlanTimes(now_s, best_s),
-        plans=sorted(plans, key=lambda plan: plan.step_time_s),
+        plans=plans,
         nothing_to_gain=best_s is not None and _fits(model, now) and best_s >= now_s * (1 - error - ROUNDING),
         searched=Searched(space_size(model), result.replayed),
         reason=None if plans else _reason(model),
@@ -73,6 +59,31 @@ def optimize(
         error=error,
         notes=[*notes, *([] if model.knows_memory else [NO_MEMORY])],
     )
+
+
+def _plans(
+    model: PlanModel, result: SearchResult, off_s: Mapping[tuple[int, ...], float], now_s: float, error: float
+) -> list[OptimizedPlan]:
+    """The plans of a search, best first. `off_s`: seconds that the replay of each split takes beyond the model."""
+    if result.bound_s is None:
+        return []
+    best_s = min(plan.step_time_s + off_s[plan.plan.split] for plan in result.plans)
+    bound_s = min(best_s, result.bound_s + min(off_s.values()))
+    plans = []
+    for plan in result.plans:
+        columns = _columns(plan, off_s[plan.plan.split])
+        step_s = columns["step_time_s"]
+        plans.append(
+            OptimizedPlan(
+                **columns,
+                saved_s=now_s - step_s,
+                bound_s=bound_s,
+                buckets=[list(buckets) for buckets in plan.plan.buckets],
+                settings=settings_of(model, plan, off_s[plan.plan.split]),
+                tied=step_s <= best_s * (1 + max(error, ROUNDING)),
+            )
+        )
+    return sorted(plans, key=lambda plan: plan.step_time_s)
 
 
 def _fits(model: PlanModel, plan: TimedPlan) -> bool:

@@ -19,7 +19,8 @@ MB = 1 << 20
 SIZES_APART = 1.5
 #: Rates that are tried, and how much the errors of rates that explain a recording equally well differ.
 _RATES, _ALIKE = np.linspace(0.02, 1.0, 99), 1e-3
-_LEAST_RATE = 0.05
+#: A backward that reductions slow down further would be at a standstill.
+LEAST_RATE = 0.05
 
 
 class FittedReduction(Struct, frozen=True):
@@ -51,7 +52,7 @@ class Buckets(Struct, frozen=True, eq=False):
     def compute_rate(self, delay_s: float) -> float:
         """How fast the backward computes while gradients are reduced, if that delays it by `delay_s`."""
         beside_s = float(self.beside_s.sum())
-        return float(np.clip(1 - delay_s / beside_s, _LEAST_RATE, 1.0)) if beside_s > 0 else 1.0
+        return float(np.clip(1 - delay_s / beside_s, LEAST_RATE, 1.0)) if beside_s > 0 else 1.0
 
     def fitted(self, compute_rate: float | None) -> FittedReduction | None:
         """The cost; None if sizes are too close. `compute_rate`: None to leave contention out.

@@ -88,7 +88,8 @@ def _steps_of_ranks(records: pl.DataFrame) -> pl.DataFrame:
 
 
 def _delay(reductions: pl.DataFrame, records: pl.DataFrame) -> dict[str, float]:
-    """How much reductions delay a backward, `delay_s`, by what the kernel counted; nothing if it did not.
+    """How much reductions delay a backward, `delay_s`, with its standard error `delay_error_s`, by what the kernel
+    counted; nothing if it did not.
 
     Between its first bucket and its last, the training thread runs for a share of the time, waits for a processor for
     the rest. Other programs keep it waiting as well, but not only then.
@@ -104,12 +105,15 @@ def _delay(reductions: pl.DataFrame, records: pl.DataFrame) -> dict[str, float]:
     steps = steps.filter(pl.col("lasted_us") > pl.col("queued_us"), pl.col("queued_us") >= 0)
     if steps.is_empty():
         return {}
-    lasted_us, queued_us, all_us, ran_us = (float(steps[name].sum()) for name in steps.columns[2:])
+    lasted_us, queued_us, all_us, ran_us = (steps[name].to_numpy().astype(float) for name in steps.columns[2:])
     ran_between_us = lasted_us - queued_us
-    apart_us, queued_apart_us = max(ran_us - ran_between_us, 0.0), max(all_us - queued_us, 0.0)
+    apart_us, queued_apart_us = (max(float(each.sum()), 0.0) for each in (ran_us - ran_between_us, all_us - queued_us))
     usual_share = apart_us / max(apart_us + queued_apart_us, 1.0)
-    slower = 1 - ran_between_us / lasted_us / usual_share if usual_share > 0 else 0.0
-    return {"delay_s": max(slower, 0.0) * lasted_us / steps.height / 1e6}
+    if usual_share == 0:
+        return {}
+    delay_s = (lasted_us - ran_between_us / usual_share) / 1e6
+    error_s = float(delay_s.std() / max(len(delay_s) - 1, 1) ** 0.5)
+    return {"delay_s": max(float(delay_s.mean()), 0.0), "delay_error_s": error_s}
 
 
 @dataclass(frozen=True, eq=False)

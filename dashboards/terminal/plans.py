@@ -8,7 +8,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from tracekit.analysis.job.plan_words import PLAN_HEADS, in_gb, plan_row, sentence
+from tracekit.analysis.job.plan_words import PLAN_HEADS, in_gb, moves_words, plan_row, sentence
 from tracekit.base.text import seconds
 from tracekit.dashboards.terminal.tables import labelled, section_table
 from tracekit.report.plans import Optimum
@@ -38,5 +38,5 @@ def print_optimum(optimum: Optimum, console: Console) -> None:
         console.print(section_table(Table("Front", heads, rows_of_front)))
     console.print()
     searched = f"{optimum.searched.replayed:,} of {optimum.searched.plans:,} plans replayed"
-    moves = [("Or", f"{move.title}: saves {seconds(move.saved_s or 0.0)} a step") for move in optimum.moves]
+    moves = [("Or", words) for words in moves_words(optimum)]
     console.print(labelled([*moves, ("Searched", searched), *(("Note", note) for note in optimum.notes)]))

@@ -12,7 +12,7 @@ from msgspec import Struct
 from tracekit.analysis.bubbles.picture import WAITS_FOR, DrawnSchedule, draw_step, timeline_of
 from tracekit.analysis.job.best_plans import optimize_job
 from tracekit.analysis.job.bubbles_words import summary
-from tracekit.analysis.job.plan_words import PLAN_HEADS, plan_row, sentence, settings_words
+from tracekit.analysis.job.plan_words import PLAN_HEADS, moves_words, plan_row, sentence, settings_words
 from tracekit.base.errors import LayoutError, SelectionError, TracekitError
 from tracekit.base.text import seconds
 from tracekit.dashboards.browser.data.queries import Stored
@@ -152,6 +152,7 @@ def _best_plans(stored: Stored) -> list[Component]:
         optimum = optimize_job(results().job(stored.name), stored.report, time_limit_s=TIME_LIMIT_S)
     except TracekitError as error:
         return [panel("The best plan", note(str(error)))]
+    others = [f"Or: {words}" for words in moves_words(optimum)]
     table = pl.DataFrame([plan_row(plan) for plan in optimum.plans], PLAN_HEADS, orient="row")
     return [
         figure_panel(
@@ -160,7 +161,7 @@ def _best_plans(stored: Stored) -> list[Component]:
         panel(
             "Plans",
             note(sentence(optimum)),
-            html.Ul([html.Li(words) for words in (*settings_words(optimum), *optimum.notes)]),
+            html.Ul([html.Li(words) for words in (*settings_words(optimum), *others, *optimum.notes)]),
         ),
     ]
 

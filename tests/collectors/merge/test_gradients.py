@@ -63,7 +63,12 @@ def test_the_delay_of_a_backward_is_what_it_waits_for_a_processor_more_than_else
     step = {"category": "step", "rank": 0, "step": 1, "name": "step", "peer": 60_000, "chunk": 140_000}
     reductions = pl.DataFrame({"rank": [0], "step": [1], "start_ns": [[0, 100_000_000]], "queued_us": [[0, 40_000]]})
     # Of 100 ms between the buckets it ran for 60, of 100 ms elsewhere for 80: a quarter slower.
-    assert _delay(reductions, pl.DataFrame([step])) == {"delay_s": pytest.approx(0.025)}
+    assert _delay(reductions, pl.DataFrame([step])) == {"delay_s": pytest.approx(0.025), "delay_error_s": 0.0}
+    # In another step, it runs for 70 of the 100 ms between the buckets, of 100 ms elsewhere for 70.
+    both = pl.DataFrame([step, step | {"step": 2}])
+    other = reductions.with_columns(step=pl.lit(2, pl.Int64), queued_us=pl.lit([0, 30_000]))
+    figures = _delay(pl.concat([reductions, other]), both)
+    assert figures == {"delay_s": pytest.approx(0.1 - 0.065 / 0.75), "delay_error_s": pytest.approx(0.005 / 0.75)}
     assert _delay(reductions.with_columns(queued_us=pl.lit([-1, -1])), pl.DataFrame([step])) == {}
 
 

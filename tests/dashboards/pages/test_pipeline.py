@@ -25,7 +25,7 @@ from tracekit.base.text import seconds
 from tracekit.dashboards.figures.plan_front import plan_front
 from tracekit.dashboards.figures.theme import LIGHT
 from tracekit.store import Incoming, Store
-from tracekit.synth import SynthSpec, synthesize
+from tracekit.synth import SlowWorker, SynthSpec, synthesize
 from tracekit.trace.model import Layout
 
 Visit = Callable[..., Page]
@@ -137,7 +137,9 @@ def test_the_page_of_html_shows_it_if_bubbles_were_asked_for(job: PipelineJob, t
 
 
 def test_the_best_plans_are_drawn_on_request(tmp_path: Path) -> None:
-    job = PipelineJob(synthesize(SynthSpec(Layout(dp=2, pp=4), layers=(9, 6, 6, 3), steps=4, name="uneven")))
+    slow = SlowWorker(dp_rank=1, pp_rank=2, factor=1.5)
+    spec = SynthSpec(Layout(dp=2, pp=4), layers=(8, 8, 8, 8), steps=4, causes=(slow,), name="uneven")
+    job = PipelineJob(synthesize(spec))
     store = Store(tmp_path / "jobs.store")
     store.add([Incoming(job.trace, "uneven", "x", job.stored())])
     pages = Pages(store.path)
@@ -146,6 +148,7 @@ def test_the_best_plans_are_drawn_on_request(tmp_path: Path) -> None:
     assert "The best plan takes" in text
     assert "no plan is faster" in text
     assert "Megatron: --pipeline-model-parallel-size 4" in text
+    assert "Or: Take 1 of 8 microbatches a step from dp 1: saves" in text
 
 
 def test_the_figure_of_plans_has_the_plan_in_use_and_the_bound() -> None:
