@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.slow_workers import worker_factor
-from tracekit.analysis.fixes.layers import layers_of
+from tracekit.analysis.fixes.known_layers import layers_of
 from tracekit.analysis.job.job import Job
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.analysis.plans.from_recording import recorded_model

@@ -48,7 +48,7 @@ def rl_command(
     import msgspec
 
     from tracekit.analysis.job.rl import RlJob
-    from tracekit.analysis.rl.account import headline
+    from tracekit.analysis.rl.headline import headline
     from tracekit.analysis.rl.scenario import Gpus
     from tracekit.base.atomic_write import check_writable, write_text
     from tracekit.dashboards.documents.page import PAGE_FILE, page
