@@ -7,7 +7,6 @@ probability of at most 1 %, whatever the limit.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Sequence
 from enum import StrEnum
 from typing import Any
@@ -193,7 +192,7 @@ def judge(
     differences = differences_from_runs(before, after, CONFIDENCE)
     whole_s = np.maximum(differences.before, SMALLEST_WHOLE * float(np.mean(step_s[:-1])))
     if noise is not None:
-        differences = dataclasses.replace(differences, noise=noise * whole_s)
+        differences = replace(differences, noise=noise * whole_s)
     rows = [_judged(differences, at, part, limit * float(whole_s[at])) for at, part in enumerate(wanted)]
     slower = [at for at, row in enumerate(rows) if row.outcome in SLOWER]
     for number in slower:

@@ -5,14 +5,15 @@ A detector is registered by one line here, or by an entry point of the group `tr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from importlib import import_module
 from typing import get_args, get_type_hints
 
 from tracekit.analysis.detectors.detector import Detector
-from tracekit.analysis.evidence.subject import JobKind
+from tracekit.analysis.evidence.exchanges import may_have_experts
+from tracekit.analysis.evidence.subject import JobKind, Subject
 from tracekit.base.plug_ins import PlugIn, plug_ins
 
 #: Of each kind of finding, the module and class of its detector, and the kinds of jobs in which that looks.
@@ -73,6 +74,11 @@ _DETECTORS = {
     "healthy": ("nothing_found.Healthy", JobKind.NONE),
 }
 
+#: Of kinds that few jobs have, what tells those jobs, so that no other job loads their modules.
+_NEEDS: dict[str, Callable[[Subject], bool]] = dict.fromkeys(
+    ("hot-expert", "hot-rank", "rotating", "skew", "unknown-loads"), may_have_experts
+)
+
 
 class PlugInError(Exception):
     """A detector of a plug-in has raised; the message names it. The diagnosis is made again without it."""
@@ -82,14 +88,18 @@ class PlugInError(Exception):
         self.kind = kind
 
 
-def detectors(kind: JobKind) -> tuple[Detector, ...]:
-    """Return the detectors that look in jobs of a kind, those of plug-ins last; no module of another one is loaded."""
-    return (*own_detectors(kind), *(plug_in.value for plug_in in _plugged()[0].values()))
+def detectors(kind: JobKind, job: Subject | None = None) -> tuple[Detector, ...]:
+    """Return the detectors that look in jobs of a kind, those of plug-ins last; no module of another one is loaded.
+
+    `job`: leave out those that look for what this job cannot have.
+    """
+    return (*own_detectors(kind, job), *(plug_in.value for plug_in in _plugged()[0].values()))
 
 
-def own_detectors(kind: JobKind = JobKind.ANY) -> tuple[Detector, ...]:
-    """Return the detectors of tracekit that look in jobs of a kind."""
-    return tuple(_own(name) for name, (_, where) in _DETECTORS.items() if where & kind or kind is JobKind.ANY)
+def own_detectors(kind: JobKind = JobKind.ANY, job: Subject | None = None) -> tuple[Detector, ...]:
+    """Return the detectors of tracekit that look in jobs of a kind. `job`: as for `detectors`."""
+    of_kind = [name for name, (_, where) in _DETECTORS.items() if where & kind or kind is JobKind.ANY]
+    return tuple(_own(name) for name in of_kind if job is None or name not in _NEEDS or _NEEDS[name](job))
 
 
 def kinds() -> frozenset[str]:

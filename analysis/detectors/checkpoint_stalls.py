@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, only_in
-from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, costly, on_each, share_of
 from tracekit.analysis.detectors.stops import (
     SMALLEST_STOP_SHARE,
     do_it_for_all,
@@ -18,19 +17,15 @@ from tracekit.analysis.detectors.stops import (
     stops_s,
 )
 from tracekit.analysis.evidence.evidence import evidence
-from tracekit.analysis.evidence.gpu_losses import idle_gpu
 from tracekit.analysis.evidence.graph_subject import RecordingSubject
 from tracekit.analysis.evidence.grids import checkpoints
-from tracekit.analysis.evidence.host_time import host_time
-from tracekit.analysis.evidence.launches import unnamed_saves
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.whatif.interventions import Intervention, NoStalls, Scale, Together
-from tracekit.base.text import code_name, seconds
-from tracekit.report.finding import Figure, Place, Spent, confidence_from
+from tracekit.base.text import seconds
+from tracekit.report.finding import Figure, Place, confidence_from
 from tracekit.report.verdict import LossKind
-from tracekit.trace.gpu_activity import IdleReason
 from tracekit.trace.model import OpKind, Worker
 
 _UNRECORDED = "as for a checkpoint that is not recorded"
@@ -104,45 +99,11 @@ class Checkpoints(Detector):
 
     @only_in(RecordingSubject)
     def _on_host(self, job: RecordingSubject) -> Iterator[Candidate]:
-        """Checkpoints that the training thread writes, by the functions around its work."""
-        work = host_time(job)
-        if idle_gpu(job) is None:
-            return
-        for part in costly(job, work.by_name(IdleReason.CHECKPOINT, key=lambda what: what.where or what.name)):
-            line = f" at {code_name(part.where)}" if part.where else ""
-            yield self._written(
-                job,
-                Spent(IdleReason.CHECKPOINT, part.name, part.where, part.names, part.count, part.seconds),
-                work.less(part.parts),
-                f"the host writes checkpoints in {code_name(part.name)}{line}: {on_each(job, part.seconds)}",
-            )
-        unnamed = unnamed_saves(job) & work.mask(IdleReason.PYTHON)
-        taken_s = float(work.seconds[unnamed].sum())
-        if share_of(job, taken_s) >= SMALLEST_SHARE:
-            tell = "no stack was recorded: record with_stack=True to see whether it is a checkpoint"
-            yield self._written(
-                job,
-                Spent(IdleReason.CHECKPOINT, "copies to the host", "", (), int(unnamed.sum()), taken_s, tell),
-                work.less(unnamed),
-                f"tensors are copied to the host in a row, which then works {on_each(job, taken_s)} outside of any"
-                " operator, as it does to write a checkpoint",
-                bound=True,
-            )
+        from tracekit.analysis.detectors.checkpoints_on_host import (
+            checkpoints_on_host,  # which a pipeline does not need
+        )
 
-    def _written(
-        self, job: RecordingSubject, spent: Spent, change: Intervention, effect: str, *, bound: bool = False
-    ) -> Candidate:
-        """The candidate of checkpoints that the training thread writes; copies from the GPU stay."""
-        return candidate(
-            self.kind, job, spent, effect, change,
-            bound=bound,
-            title="The GPU waits for checkpoints",
-            next_check="how long the write takes, and to which storage",
-            suggested_fix=(
-                "write checkpoints in the background: torch.distributed.checkpoint.async_save, or copy to pinned memory"
-                " and let a thread write; and write them less often"
-            ),
-        )  # fmt: skip
+        return checkpoints_on_host(self.kind, job)
 
     def _effect(
         self,

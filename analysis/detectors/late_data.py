@@ -7,13 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, only_in
-from tracekit.analysis.detectors.of_one_gpu import candidate, costly, idle_s, share_of
 from tracekit.analysis.detectors.rank_behind import rank_behind
 from tracekit.analysis.evidence.data_waits import data_waits_of, late_ranks
-from tracekit.analysis.evidence.gpu_losses import idle_gpu
 from tracekit.analysis.evidence.graph_subject import RecordingSubject
 from tracekit.analysis.evidence.grids import data_loads
-from tracekit.analysis.evidence.host_time import host_time
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.gpu.part import Part
@@ -62,6 +59,10 @@ class LateData(Detector):
     @only_in(RecordingSubject)
     def _in_one_gpu(self, job: RecordingSubject) -> Iterator[Candidate]:
         """The loader that the GPU waits for, from the recording of one rank."""
+        from tracekit.analysis.detectors.of_one_gpu import candidate, costly, idle_s, share_of
+        from tracekit.analysis.evidence.gpu_losses import idle_gpu
+        from tracekit.analysis.evidence.host_time import host_time
+
         gpu = idle_gpu(job)
         if gpu is None:
             return

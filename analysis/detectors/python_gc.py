@@ -7,16 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, only_in
-from tracekit.analysis.detectors.of_one_gpu import candidate, costly, on_each
 from tracekit.analysis.detectors.rank_behind import rank_behind
 from tracekit.analysis.detectors.stops import SMALLEST_STOP_SHARE, longest_share, stopped_workers, stops_s
 from tracekit.analysis.evidence.cause import Cause
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.evidence import evidence
-from tracekit.analysis.evidence.gpu_losses import idle_gpu
 from tracekit.analysis.evidence.graph_subject import RecordingSubject
 from tracekit.analysis.evidence.grids import collections
-from tracekit.analysis.evidence.host_time import host_time
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.scheduler import steps_with_stops
 from tracekit.analysis.evidence.subject import Subject
@@ -79,6 +76,10 @@ class GarbageCollection(Detector):
     @only_in(RecordingSubject)
     def _in_one_gpu(self, job: RecordingSubject) -> Iterator[Candidate]:
         """The collections in the recording of one rank; none if none were recorded."""
+        from tracekit.analysis.detectors.of_one_gpu import candidate, costly, on_each
+        from tracekit.analysis.evidence.gpu_losses import idle_gpu
+        from tracekit.analysis.evidence.host_time import host_time
+
         for part in costly(job, host_time(job).by_name(IdleReason.GC)) if idle_gpu(job) else ():
             yield candidate(
                 self.kind,

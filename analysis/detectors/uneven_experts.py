@@ -22,7 +22,6 @@ from tracekit.report.finding import Figure, Place, Unit
 _LOG = "log tokens per expert (docs/plans.md), then `tracekit whatif --experts --expert-loads FILE`"
 #: With equal loads, a rank is late to all-to-alls if it costs the others this share of the job.
 _LATE_SHARE = 0.05
-LATE_PEER = "Loads are equal, and one rank comes late to all-to-alls"
 
 
 def other_causes(job: GraphSubject, findings: Iterable[Cause]) -> Iterator[CauseOfImbalance]:
@@ -33,11 +32,6 @@ def other_causes(job: GraphSubject, findings: Iterable[Cause]) -> Iterator[Cause
     for finding in findings:
         if finding.kind == OneLaunchQueue.kind:
             yield CauseOfImbalance("one-launch-queue", None, None, [], finding.saved_s / job.steps_in_whole)
-
-
-def doubts_of(causes: Iterable[Cause]) -> tuple[str, ...]:
-    """Why a report with these causes cannot be trusted."""
-    return tuple(cause.effect for cause in causes if cause.kind == UnknownExpertLoads.kind)
 
 
 class UnevenExperts(Detector):

@@ -137,6 +137,11 @@ class Assessment(Struct, frozen=True, eq=False):
         return None
 
 
+def doubts_of(causes: Iterable[Cause]) -> tuple[str, ...]:
+    """Why a report with these causes cannot be trusted: loads of experts that are not known."""
+    return tuple(cause.effect for cause in causes if cause.kind == "unknown-loads")
+
+
 def every_step(lost_s: float, steps: int) -> Floats:
     """Return the same loss for each step, seconds, [steps]."""
     return np.full(steps, lost_s)

@@ -35,7 +35,7 @@ def diagnose(assessed: Assessment, metrics: MetricSource | None = None) -> Diagn
 
     `metrics`: what to ask about the machines of culprits.
     """
-    used, problems = detectors(assessed.job.kind), left_out()
+    used, problems = detectors(assessed.job.kind, assessed.job), left_out()
     failed: tuple[str, ...] = ()
     while True:
         plugged = [detector.kind for detector in used if is_plug_in(detector.kind)]
@@ -49,7 +49,7 @@ def diagnose(assessed: Assessment, metrics: MetricSource | None = None) -> Diagn
             if not plugged:
                 raise
             # Raises, too, unless a plug-in is to blame.
-            _ = _diagnosed(assessed, own_detectors(assessed.job.kind), metrics)
+            _ = _diagnosed(assessed, own_detectors(assessed.job.kind, assessed.job), metrics)
             problem = f"a finding of detector {' or '.join(map(repr, plugged))} cannot be used ({in_words(failure)})"
         else:
             tell(problems)

@@ -49,7 +49,7 @@ def causes_of(assessed: Assessment, detectors: Sequence[Detector] | None = None)
     `detectors`: by default those of tracekit. Raises PlugInError for one of a plug-in that raises.
     """
     job, least_s = assessed.job, assessed.smallest_cost_s
-    used = own_detectors(job.kind) if detectors is None else detectors
+    used = own_detectors(job.kind, job) if detectors is None else detectors
     without_experts = beyond_experts(job) or job
     candidates: Sequence[Candidate] = []
     for detector in used:

@@ -17,8 +17,7 @@ from tracekit.analysis.attribution.attribution import (
     ReplayTrust,
 )
 from tracekit.analysis.detectors.all_detectors import detector_of
-from tracekit.analysis.detectors.uneven_experts import doubts_of
-from tracekit.analysis.diagnosis.assessment import Assessment, LossWithCauses, NamedLoss
+from tracekit.analysis.diagnosis.assessment import Assessment, LossWithCauses, NamedLoss, doubts_of
 from tracekit.analysis.diagnosis.priced_fix import PricedFix
 from tracekit.analysis.evidence.cause import Cause
 from tracekit.analysis.evidence.culprit import culprit_of, uneven_experts, unknown_loads

@@ -24,8 +24,7 @@ from tracekit.analysis.attribution.patterns import SpacePattern, TimePattern, sp
 from tracekit.analysis.attribution.stalls import Stall
 from tracekit.analysis.detectors.all_detectors import detector_of
 from tracekit.analysis.detectors.detector import SMALLEST_COST_SHARE, Treatment
-from tracekit.analysis.detectors.uneven_experts import doubts_of
-from tracekit.analysis.diagnosis.assessment import Assessment, LossWithCauses, NamedLoss
+from tracekit.analysis.diagnosis.assessment import Assessment, LossWithCauses, NamedLoss, doubts_of
 from tracekit.analysis.diagnosis.find import can_conclude
 from tracekit.analysis.diagnosis.first_fix import paying_first
 from tracekit.analysis.diagnosis.loss_words import loss_sentence, part_of_step, rest_words
@@ -35,7 +34,6 @@ from tracekit.analysis.evidence.launch_delays import delay_share_without
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.fixes.balance import balance_plans
 from tracekit.analysis.fixes.general import general_plans
-from tracekit.analysis.fixes.layers import layer_plans
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.fixes.workers import worker_plans
 from tracekit.analysis.numeric.arrays import Floats
@@ -90,9 +88,16 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
         return (
             *balance_plans(self.job, treated[Treatment.BALANCE_DATA]),
             *worker_plans(self.job, machines),
-            *layer_plans(self.job, treated[Treatment.MOVE_LAYERS], machines, self.layers),
+            *self._layer_plans(treated[Treatment.MOVE_LAYERS], machines),
             *general_plans(self.job),
         )
+
+    def _layer_plans(self, uneven_stages: Sequence[Cause], machines: Sequence[Cause]) -> Iterable[Plan]:
+        if not uneven_stages and not machines:
+            return ()
+        from tracekit.analysis.fixes.layers import layer_plans  # and with it the search for plans
+
+        return layer_plans(self.job, uneven_stages, machines, self.layers)
 
     def withheld(self, causes: Sequence[Cause]) -> str | None:
         """See `Assessment.withheld`; launch delays that a cause explains do not count against the replay."""

@@ -17,7 +17,8 @@ from tracekit.analysis.diagnosis.assessment import Assessment, LossWithCauses, N
 from tracekit.analysis.evidence.cause import Cause
 from tracekit.analysis.evidence.rl_subject import RlSubject
 from tracekit.analysis.fixes.plan import Plan
-from tracekit.analysis.rl.account import RlAccount, first_line
+from tracekit.analysis.rl.account import RlAccount
+from tracekit.analysis.rl.headline import first_line
 from tracekit.report.verdict import LossKind
 
 

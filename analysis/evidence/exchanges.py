@@ -12,10 +12,10 @@ import numpy as np
 import polars as pl
 from msgspec import structs
 
-from tracekit.analysis.evidence.culprit import even_pace
 from tracekit.analysis.evidence.evidence import evidence
 from tracekit.analysis.evidence.grids import backwards, forwards
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
+from tracekit.analysis.evidence.subject import JobKind, Subject
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.whatif.interventions import Intervention, Scale, Together, changed
 from tracekit.trace.canonical import Trace
@@ -109,6 +109,8 @@ def exchange_evidence(job: Trace, expert_loads: Loads | None) -> GraphSubject | 
 
 def even_share(job: GraphSubject) -> pl.DataFrame:
     """How much of their time computes take without what loads explain: `step`, `rank`, `compute`, `seq`, `share`."""
+    from tracekit.analysis.evidence.culprit import even_pace
+
     cost, even = job.pace.cost, even_pace(job).cost
     share: Floats = np.divide(even, cost, out=np.ones_like(cost), where=cost > 0)
     shares = job.ops.select("step", "rank", "compute", "seq", share=pl.Series(share))
@@ -121,11 +123,20 @@ def exchanges_of(job: PipelineSubject) -> GraphSubject | None:
     return exchange_evidence(job.trace, job.expert_loads)
 
 
+def may_have_experts(job: Subject) -> bool:
+    """Return whether a job may have experts: a pipeline only if it has such all-to-alls."""
+    return job.kind is not JobKind.PIPELINE or exchanges_of(job) is not None
+
+
 @evidence(PipelineSubject)
 def even_experts(job: PipelineSubject) -> Intervention | None:
     """The job without what loads of experts explain, or may explain; None if that is nothing."""
     exchanges = exchanges_of(job)
-    if exchanges is None or even_pace(exchanges) is exchanges.pace:
+    if exchanges is None:
+        return None
+    from tracekit.analysis.evidence.culprit import even_pace
+
+    if even_pace(exchanges) is exchanges.pace:
         return None
     ranks = {rank: worker.dp_rank for worker, rank in job.worker_ranks.items()}
     changed = even_share(exchanges).filter(pl.col("step").is_in(job.steps.tolist()))

@@ -1,7 +1,8 @@
 """The training steps of a recording, as recorded and without the profiler that recorded them.
 
 In: a job of any graph. Out: seconds of its steps, and what changes save of a step without the profiler. A job that no
-profiler recorded, or one of which its cost is not known, has None.
+profiler recorded, or one of which its cost is not known, has None. The
+diagnosis asks any job, so what only recordings need is imported for those.
 """
 
 from __future__ import annotations
@@ -16,8 +17,6 @@ import polars as pl
 from tracekit.analysis.evidence.cause import Cause
 from tracekit.analysis.evidence.evidence import evidence
 from tracekit.analysis.evidence.graph_subject import GraphSubject, RecordingSubject
-from tracekit.analysis.evidence.host_time import host_time
-from tracekit.analysis.evidence.launches import arrives_s, in_queue_s, launch_latency_s
 from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.estimate import Estimate
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 @evidence(RecordingSubject)
 def marked_steps(job: RecordingSubject) -> StepsOfRecording:
     """The training steps of a recording."""
+    from tracekit.analysis.evidence.launches import arrives_s
     from tracekit.analysis.gpu.unprofiled import StepsOfRecording
 
     label = pl.col("profiler_step") if "profiler_step" in job.ops.columns else pl.lit(None, pl.Int32)
@@ -76,6 +76,8 @@ def _at_factors(
     job: RecordingSubject, factors: Sequence[float], after: Sequence[Intervention]
 ) -> WithoutProfiler | None:
     """The job without the profiler after some changes, `factors`: as of `recording_factors`."""
+    from tracekit.analysis.evidence.host_time import host_time
+    from tracekit.analysis.evidence.launches import arrives_s, in_queue_s, launch_latency_s
     from tracekit.analysis.gpu.unprofiled import OpLaunches, WithoutProfiler
 
     costs = job.summary.costs

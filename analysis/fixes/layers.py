@@ -17,10 +17,10 @@ from tracekit.analysis.evidence.cause import Cause
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.slow_workers import SMALLEST_STAGE_EXCESS, stage_slowness, usual_base_s
+from tracekit.analysis.fixes.known_layers import check_layers, layers_of
 from tracekit.analysis.fixes.plan import MACHINE, Plan
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.plans.partition import (
-    MOST_LAYERS,
     OneLane,
     StageModel,
     best_split,
@@ -28,10 +28,8 @@ from tracekit.analysis.plans.partition import (
     work_shares,
 )
 from tracekit.analysis.whatif.interventions import Scale
-from tracekit.base.errors import SelectionError, TraceError
-from tracekit.base.text import short
+from tracekit.base.errors import SelectionError
 from tracekit.report.finding import Place
-from tracekit.trace.canonical import Trace
 
 #: A plan names the stages that give up at least this share of what the largest giver gives up.
 NAMED_SHARE = 0.5
@@ -168,36 +166,3 @@ def _details(model: StageModel, best: tuple[int, ...]) -> dict[str, Any]:
         "loss_s": float(model.extra_s[:, -1].sum()),
         "assumes": SAME_LAYERS,
     }
-
-
-def check_layers(trace: Trace, layers: tuple[int, ...] | None) -> None:
-    """Raise SelectionError if the given `layers` do not fit the job, TraceError if the layers in its metadata are
-    impossible.
-
-    Call it before the analysis, which finds out only at its end whether it needs the layers.
-    """
-    stages = trace.layout.pp
-    if layers is not None and len(layers) != stages:
-        raise SelectionError(f"layers {_shown(layers)}: expected {stages} counts, one per stage")
-    if layers is not None and not all(1 <= count <= MOST_LAYERS for count in layers):
-        raise SelectionError(f"layers {_shown(layers)}: expected 1 to {MOST_LAYERS} on each stage")
-    recorded = trace.metadata.get("layers")
-    if isinstance(recorded, list | tuple) and any(type(count) is int and count > MOST_LAYERS for count in recorded):
-        raise TraceError(
-            f"{short(trace.name)}: its metadata says layers {_shown(recorded)}; expected 1 to {MOST_LAYERS} on each"
-            " stage: correct the metadata"
-        )
-
-
-def _shown(layers: Sequence[Any]) -> str:
-    return f"{','.join(f'{count!s:.20}' for count in layers[:8])}{',...' if len(layers) > 8 else ''}"
-
-
-def layers_of(trace: Trace, asked: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """The layers of each stage: `asked`, or those of the metadata, if it gives them for each stage."""
-    if asked is not None:
-        return asked
-    layers = trace.metadata.get("layers")
-    if not isinstance(layers, list | tuple) or len(layers) != trace.layout.pp:
-        return None
-    return tuple(layers) if all(type(count) is int and 1 <= count <= MOST_LAYERS for count in layers) else None

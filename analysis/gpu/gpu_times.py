@@ -5,6 +5,8 @@ In: what `times.py` measures. Out: `GpuTimes`, part of the JSON report and of wh
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec import Struct, field
 
 
@@ -149,3 +151,19 @@ class GpuTimes(Struct, frozen=True):
     stacks: bool
     shapes: bool
     memory: MemoryTimes | None
+
+
+class GroupMatches(Struct, frozen=True):
+    """One process group: number of `matched` instances, `unmatched` kernels by rank, shifts by rank.
+
+    `inside`: of the unmatched kernels, those between matched ones. `transfers`: whether these are transfers from one
+    rank to another.
+    """
+
+    group: str
+    ranks: tuple[int, ...]
+    matched: int
+    unmatched: Mapping[int, int]
+    shifts: Mapping[int, int]
+    inside: int = 0
+    transfers: bool = False

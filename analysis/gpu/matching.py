@@ -11,12 +11,13 @@ sender and receiver, and match first in, first out.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
+from tracekit.analysis.gpu.gpu_times import GroupMatches
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.trace.gpu_activity import KernelClass
 from tracekit.trace.gpu_recording import GpuRecording
@@ -40,23 +41,6 @@ _ROOTED = re.compile(
 #: A shift is preferred to one with more pairs, but at other times, if this share of its pairs is alike and overlaps in
 #: time.
 CONVINCING = 0.9
-
-
-@dataclass(frozen=True, slots=True)
-class GroupMatches:
-    """One process group: number of `matched` instances, `unmatched` kernels by rank, shifts by rank.
-
-    `inside`: of the unmatched kernels, those between matched ones. `transfers`: whether these are transfers from one
-    rank to another.
-    """
-
-    group: str
-    ranks: tuple[int, ...]
-    matched: int
-    unmatched: Mapping[int, int]
-    shifts: Mapping[int, int]
-    inside: int = 0
-    transfers: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

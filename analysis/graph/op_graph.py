@@ -22,6 +22,7 @@ from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s, Ints
 from tracekit.analysis.numeric.codes import numbered
 from tracekit.base.errors import GraphError, TraceError, extra
 from tracekit.base.text import listed, quoted
+from tracekit.trace.coverage import MissingMembers
 from tracekit.trace.magnitudes import LONGEST_S
 from tracekit.trace.model import ProcessGroup
 from tracekit.trace.units import LATEST_S
@@ -55,15 +56,6 @@ class Mesh:
     ranks: Int32s
     axes: Mapping[str, int]
     coordinates: Int32s
-
-
-@dataclass(frozen=True, slots=True)
-class MissingMembers:
-    """A rendezvous with missing members: its name, and the ranks that were not recorded."""
-
-    rendezvous: int
-    group: str
-    missing: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)

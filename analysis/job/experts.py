@@ -9,10 +9,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tracekit.analysis.detectors.all_detectors import detector_of
-from tracekit.analysis.detectors.uneven_experts import LATE_PEER, other_causes
-from tracekit.analysis.evidence.culprit import experts_of, uneven_experts
-from tracekit.analysis.experts.balance import ExpertJob
-from tracekit.analysis.experts.expert_loads import ExpertLoads, RebalancePlan
 from tracekit.base.text import seconds
 from tracekit.report.experts import CauseOfImbalance, Experts, LayerLoads, Overlap, Rebalanced
 from tracekit.report.section import Section, ShareGrid, Table
@@ -24,6 +20,7 @@ if TYPE_CHECKING:
 
 #: Rows of a table.
 _MOST_ROWS = 20
+_LATE_PEER = "Loads are equal, and one rank comes late to all-to-alls"
 _SOURCES = {"splits": "rows of the all-to-alls", "loads": "the log of loads", "kernel-times": "times of kernels only"}
 
 
@@ -40,6 +37,13 @@ def asked_experts(evidence: GraphSubject | None, asked: ReportOptions, findings:
     """The loads of the experts and the price of plans; if nobody asked, uneven loads with the price of equal ones, None
     if there are none.
     """
+    if evidence is None and not asked.wants_experts:  # as of most jobs: they need none of these modules
+        return None
+    from tracekit.analysis.detectors.uneven_experts import other_causes
+    from tracekit.analysis.evidence.culprit import experts_of, uneven_experts
+    from tracekit.analysis.experts.balance import ExpertJob
+    from tracekit.analysis.experts.expert_loads import ExpertLoads, RebalancePlan
+
     if not asked.wants_experts:
         if evidence is None or uneven_experts(evidence) is None:
             return None
@@ -67,7 +71,7 @@ def sentence(experts: Experts) -> str:
 
 
 def _because(cause: CauseOfImbalance) -> str:
-    title = LATE_PEER if cause.cause == "late-peer" else detector_of(cause.cause).title
+    title = _LATE_PEER if cause.cause == "late-peer" else detector_of(cause.cause).title
     of = (("rank", cause.rank), ("in most layers expert", cause.expert))
     named = [f"{name} {value}" for name, value in of if value is not None]
     return f"{title}: {', '.join(named)}" if named else title

@@ -14,7 +14,6 @@ from tracekit.analysis.replay.method import Method
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import short
 from tracekit.trace.model import TraceKind
-from tracekit.trace.post_training import POST_TRAINING
 
 if TYPE_CHECKING:
     from tracekit.analysis.job.graph import GraphJob
@@ -27,6 +26,8 @@ def job_of(trace: AnyTrace, method: Method | str = Method.TRACEKIT) -> PipelineJ
     if trace.kind is TraceKind.OPS:
         if Method(method) is not Method.TRACEKIT:
             raise SelectionError(f"--method is for pipeline traces; {short(trace.name)} is an op trace: leave it out")
+        from tracekit.trace.post_training import POST_TRAINING
+
         if POST_TRAINING in trace.metadata:
             from tracekit.analysis.job.rl_job import RlJob
 

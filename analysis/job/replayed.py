@@ -18,7 +18,7 @@ from tracekit.analysis.diagnosis.diagnose import diagnose
 from tracekit.analysis.diagnosis.of_pipeline import PipelineAssessment
 from tracekit.analysis.evidence.exchanges import exchanges_of
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
-from tracekit.analysis.fixes.layers import check_layers
+from tracekit.analysis.fixes.known_layers import check_layers
 from tracekit.analysis.graph.rules.posting import Posting
 from tracekit.analysis.job.analysis import Analysis, ReportOptions
 from tracekit.analysis.job.pipeline_report import AnalysedPipeline, PublishedView

@@ -11,9 +11,10 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.student import student_beyond
@@ -32,8 +33,7 @@ _MOST_RUNS = 100
 _NUMBERS_AT_ONCE = 1 << 22
 
 
-@dataclass(frozen=True, slots=True)
-class MeanDifference:
+class MeanDifference(Struct, frozen=True):
     """A mean before and after, and the 95 % interval of the difference; no interval if there are too few steps."""
 
     before: float
@@ -64,8 +64,7 @@ class MeanDifference:
         return max(-self.low, self.high) / self.before if self.before else 0.0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MeanDifferences:
+class MeanDifferences(Struct, frozen=True, eq=False):
     """Differences of several means, [figures] each.
 
     `errors`: standard errors of both means, [2, figures]. `reach`: half the width of an interval, in standard errors of

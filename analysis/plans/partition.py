@@ -22,8 +22,6 @@ from tracekit.trace.model import OpKind
 
 #: Extra cost of an end stage below this share of the stage is noise.
 SMALLEST_EXTRA = 0.02
-#: No model has more layers on a stage, and the search for a split would take too long.
-MOST_LAYERS = 1000
 #: First stages of plans that a search for a split keeps at most: a report must not wait for the last percent.
 _PARTS = 1 << 12
 

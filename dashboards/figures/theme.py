@@ -7,9 +7,10 @@ distinguishable with red-green colour blindness (Okabe-Ito colours, and scales w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
+
+from msgspec import Struct
 
 from tracekit.dashboards.figures.worker_map import LOST_LEVELS
 
@@ -19,8 +20,7 @@ _END = 0.4
 CLASSES = (1.1, 1.25, 1.5, 2.0, 3.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Theme:
+class Theme(Struct, frozen=True):
     """Colours of one theme. `slow`: colour scale from S = 1 (close to the paper) to the slowest. `bad`: bad news, one
     of them. `kinds`: of work, such as forward and backward.
 

@@ -7,12 +7,12 @@ figures on two pages share this map, so that none of them searches 65,536 rows f
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+from msgspec import Struct
 
 from tracekit.base.text import short
 from tracekit.trace.model import Worker
@@ -37,8 +37,7 @@ def lost_alone(slowdown: Floats) -> Floats:
     return 1 - 1 / slowdown
 
 
-@dataclass(frozen=True, slots=True)
-class HostLoad:
+class HostLoad(Struct, frozen=True):
     """One host: its workers, the worst S_w among them and where, and the sum of what each alone costs of a step."""
 
     name: str
@@ -48,8 +47,7 @@ class HostLoad:
     summed: float
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerMap:
+class WorkerMap(Struct, frozen=True, eq=False):
     """Exact S_w of every analysed worker. Arrays are [dp_ranks, stages] unless stated otherwise.
 
     `dp_ranks`: those analysed, ascending, [dp_ranks]. `rank`: global rank, `host`: index into `hosts`; both UNKNOWN if
@@ -194,8 +192,7 @@ class WorkerMap:
         return sorted(loads, key=lambda load: (-load.worst_slowdown, -load.summed))
 
 
-@dataclass(frozen=True, slots=True)
-class Pooled:
+class Pooled(Struct, frozen=True, eq=False):
     """A map with blocks of cells reduced to their largest value; arrays are [blocks down, blocks across].
 
     `row`, `column`: where in the map that value was. `row_block`, `column_block`: cells per block.

@@ -21,7 +21,6 @@ from msgspec import UNSET, Struct
 
 import tracekit
 from tracekit.analysis.attribution.stalls import Stall
-from tracekit.analysis.graph.op_graph import MissingMembers
 from tracekit.analysis.graph.rules.posting import PostingRule
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.analysis.rl.account import Generation, Loss, LossTime, PhaseTime, Price, RlAccount, Sides, ToolsBound
@@ -58,6 +57,7 @@ from tracekit.report.rows import (
 from tracekit.report.run import RunVerdict
 from tracekit.report.section import Picture, Section, Table
 from tracekit.report.verdict import LossKind
+from tracekit.trace.coverage import MissingMembers
 from tracekit.trace.facts import Lack
 from tracekit.trace.model import Worker
 from tracekit.trace.step_values import tokens_per_s

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, Struct
 
-from tracekit.analysis.gpu.matching import GroupMatches
+from tracekit.analysis.gpu.gpu_times import GroupMatches
 from tracekit.report.plain_data import Maybe, Number
 from tracekit.trace.model import Worker
 

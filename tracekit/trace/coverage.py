@@ -1,6 +1,6 @@
-"""How much of a job a trace covers: its workers, and each of them in each step.
+"""How much of a job a trace covers: its workers, and each of them in each step; the members of its collectives.
 
-In: the layout, and the workers that were traced. Out: `TraceCoverage`.
+In: the layout, and the workers that were traced. Out: `TraceCoverage`; of any graph of ops, `MissingMembers`.
 """
 
 from __future__ import annotations
@@ -49,6 +49,15 @@ class TraceCoverage:
     def complete(self) -> bool:
         """True if every worker of the layout is in every traced step."""
         return self.worker_steps_traced == self.worker_steps_expected
+
+
+@dataclass(frozen=True, slots=True)
+class MissingMembers:
+    """A rendezvous with missing members: its name, and the ranks that were not recorded."""
+
+    rendezvous: int
+    group: str
+    missing: tuple[int, ...]
 
 
 def traced_dp_ranks(layout: Layout, dp_rank: np.ndarray) -> int:

@@ -7,7 +7,6 @@ at once. All of its state is in the address.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -119,7 +118,7 @@ def _config(stored: Stored, words: TimelineWords, state: TimelineState) -> dict[
     return {
         "job": stored.name,
         "state": address(state),
-        "colours": asdict(viewer().theme),
+        "colours": structs.asdict(viewer().theme),
         "bounds": list(CLASSES),
         "most_pinned": MOST_PINNED,
         **({} if words.peers else _lanes_config()),
@@ -130,7 +129,7 @@ def _lanes_config() -> dict[str, Any]:
     """Levels in place of ratios to peers, each in a colour of its own."""
     colours, inks = _lane_colours()
     bounds = [(level - 0.5) * LEVEL_STEP for level in range(1, len(LEVELS))]
-    return {"colours": asdict(viewer().theme) | {"classes": colours, "on_classes": inks}, "bounds": bounds}
+    return {"colours": structs.asdict(viewer().theme) | {"classes": colours, "on_classes": inks}, "bounds": bounds}
 
 
 def address(state: TimelineState) -> dict[str, Any]:

@@ -1,9 +1,12 @@
-"""Evidence is gathered once per job, only of jobs that have what it needs, and loads no detector of another kind."""
+"""Evidence is gathered once per job, only of jobs that have what it needs; a report loads what its job needs."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from tests.handmade import LAYOUT, healthy_frame
 from tracekit.analysis.detectors.all_detectors import detector_of, kinds, own_detectors
@@ -12,6 +15,8 @@ from tracekit.analysis.evidence.graph_subject import GraphSubject
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.trace.canonical import Trace
+
+SAMPLES = Path(__file__).parents[3] / "sample_traces"
 
 
 def pipeline() -> PipelineSubject:
@@ -44,13 +49,25 @@ def test_the_registry_names_each_detector_as_it_names_itself() -> None:
     assert all(detector_of(detector.kind) is detector for detector in own_detectors())
 
 
-def test_detectors_of_other_kinds_of_jobs_are_not_loaded() -> None:
-    code = """
+@pytest.mark.parametrize(
+    ("trace", "most", "others"),
+    [
+        (
+            "healthy.parquet",
+            260,
+            ("analysis.experts", "analysis.plans", "analysis.evidence.host_time"),
+        ),
+        ("gpu_slow_input", 315, ("analysis.plans", "analysis.fixes.general", "analysis.diagnosis.of_pipeline")),
+    ],
+)
+def test_a_report_loads_what_jobs_of_its_kind_need(trace: str, most: int, others: tuple[str, ...]) -> None:
+    code = f"""
 import sys
-from tracekit.analysis.detectors.all_detectors import detectors
-from tracekit.analysis.evidence.subject import JobKind
-detectors(JobKind.POST_TRAINING)
-print("tracekit.analysis.detectors.slow_kernels" in sys.modules)
+from tracekit.cli import commands
+commands.main(["whatif", {str(SAMPLES / trace)!r}, "--json"], standalone_mode=False)
+print(*(name for name in sys.modules if name.startswith("tracekit.")), file=sys.stderr)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
+    loaded = [name.removeprefix("tracekit.") for name in done.stderr.split() if name.startswith("tracekit.")]
+    assert 100 < len(loaded) <= most
+    assert not [name for name in loaded if name.startswith((*others, "store", "dashboards.browser", "fleet", "live"))]

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from tests.properties import examples
 from tracekit.analysis.gpu.clock_offsets import measure_offsets
-from tracekit.analysis.gpu.matching import GroupMatches, Matches
+from tracekit.analysis.gpu.gpu_times import GroupMatches
+from tracekit.analysis.gpu.matching import Matches
 
 
 def matches(instances, ahead, synchronising=True, noise=0.0):

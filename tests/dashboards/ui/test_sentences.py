@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import structs
 
 from tests.figures.test_worker_map import small
 from tests.reports import report_with
@@ -86,7 +86,7 @@ def test_a_loss_in_all_steps_is_said_to_be_in_all() -> None:
 
 
 def test_the_only_host_of_a_job_is_no_place_to_point_at() -> None:
-    found = replace(small(), hosts=("a",), host=np.zeros((3, 2), np.int64))
+    found = structs.replace(small(), hosts=("a",), host=np.zeros((3, 2), np.int64))
     assert found.only_host == "a"
     assert small().only_host is None
     everyone = [(dp_rank, stage) for dp_rank in (0, 1, 3) for stage in (0, 1)]
