@@ -108,7 +108,7 @@ def _growing(folder: Path) -> list[Measured]:
 
 
 def _file_shapes(folder: Path) -> str:
-    """A job in every shape of a file, without causes and with several; an op trace, and files of torch.profiler."""
+    """A job in every shape of a file, without causes and with several; stores, an op trace, files of torch.profiler."""
     jobs = []
     for name, causes in (("no cause", ()), ("three causes", CAUSES)):
         chosen = (word for cause in causes for word in ("--cause", cause))
@@ -120,7 +120,7 @@ def _file_shapes(folder: Path) -> str:
     files = list(SimulatedJob(ranks=4, layers=8, host_us=25.0).run().write_repeated(profiles, PROFILE_BYTES))
     return (
         f"The same job of {SHAPED_WORKERS:,} workers in every shape of a file, whole processes:\n\n"
-        f"{pipelines(jobs, folder)}\n\n{others(folder / 'ops.parquet', files, folder)}"
+        f"{pipelines(jobs, folder)}\n\n{others(jobs[-1], folder / 'ops.parquet', files, folder)}"
     )
 
 

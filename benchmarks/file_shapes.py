@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 from benchmarks.measure import MeasuredRun, measure, table, tracekit
+from tests.fleet.buckets import serving, upload
+from tracekit.collectors.importers.kineto.event_columns import FUSED_PID
 
 if TYPE_CHECKING:
     import polars as pl
@@ -146,22 +152,52 @@ def _cells(run: MeasuredRun, best: tuple[float, float]) -> list[str]:
     return [f"{run.cpu_s:.2f}", f"{run.cpu_s / cpu_s:.2f}", f"{run.peak_mb:.0f}", f"{run.peak_mb / peak_mb:.2f}"]
 
 
-def others(op_trace: Path, profiles: Sequence[Path], folder: Path) -> str:
-    """A table of the shapes of an op trace and of files of torch.profiler, one a rank."""
-    of_ops = list(_op_traces(op_trace, folder))
+def others(job: Path, op_trace: Path, profiles: Sequence[Path], folder: Path) -> str:
+    """A table of a pipeline `job` in a store, of the shapes of an op trace, and of files of torch.profiler."""
+    of_stores, of_ops = list(_stores(job, folder)), list(_op_traces(op_trace, folder))
     zipped = folder / "zipped"
     zipped.mkdir()
     for path in profiles:
         (zipped / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes(), 6))
+    fused = folder / "fused"
+    fused.mkdir()
+    _fuse(profiles, fused / "all.json")
     of_profiles = [
         (f"torch.profiler, {name}", measure(*tracekit("whatif", str(place), "--json"), runs=1, warm_up=0))
-        for name, place in (("plain", profiles[0].parent), ("gzip", zipped))
+        for name, place in (("plain", profiles[0].parent), ("gzip", zipped), ("one file of all ranks", fused))
     ]
     rows = []
-    for group in (of_ops, of_profiles):
+    for group in (of_stores, of_ops, of_profiles):
         best = min(run.cpu_s for _, run in group), min(run.peak_mb for _, run in group)
         rows += [[name, *_cells(run, best)] for name, run in group]
     return table(["files", "CPU s", "to the best", "peak MB", "to the best"], rows)
+
+
+def _stores(job: Path, folder: Path) -> Iterator[tuple[str, MeasuredRun]]:
+    """The job as a file, in a store on disk, and in one on S3, which this process serves."""
+    once = partial(measure, runs=1, warm_up=0)
+    yield "pipeline, a file", once(*tracekit("whatif", str(job), "--json"))
+    store, address = folder / "jobs.store", "s3://bucket/jobs.store"
+    once(*tracekit("import", "--store", str(store), "--no-analysis", str(job)))
+    yield "pipeline, a store on disk", once(*tracekit("whatif", "--store", str(store), "--json"))
+    with serving("s3") as environment, patch.dict(os.environ, environment):
+        upload(store, address)
+        yield "pipeline, a store on S3", once(*tracekit("whatif", "--store", address, "--json"))
+
+
+def _fuse(profiles: Sequence[Path], path: Path) -> None:
+    """Write the events of all ranks to one file, as tools that merge timelines do: with processes numbered by rank."""
+    with path.open("w") as file:
+        for rank, profile in enumerate(profiles):
+            head, events = profile.read_text().split('"traceEvents": [')
+            events, tail = events.rsplit("]", 1)
+            file.write(",\n" if rank else f'{head}"traceEvents": [')
+            file.write(_of_rank(events, rank))
+        file.write(f"]{tail}")
+
+
+def _of_rank(events: str, rank: int) -> str:
+    return re.sub(r'"pid": (\d+)', lambda match: f'"pid": {rank * FUSED_PID + int(match[1])}', events)
 
 
 def _op_traces(op_trace: Path, folder: Path) -> Iterator[tuple[str, MeasuredRun]]:

@@ -84,6 +84,11 @@ def a_text() -> None:
     Path("notes.txt").write_text("hello\n")
 
 
+def a_file_of_zstd() -> None:
+    Path("packed").mkdir(exist_ok=True)
+    Path("packed/rank0.json.zst").write_bytes(bytes.fromhex("28b52ffd") + b"packed")
+
+
 WRONG: list[tuple[Callable[[], None], str, str]] = [
     (a_store, "jobs.store", "a store, not a trace; type `tracekit whatif --store jobs.store`"),
     (a_page, "report.html", "open it in a browser"),
@@ -91,6 +96,8 @@ WRONG: list[tuple[Callable[[], None], str, str]] = [
     (a_report, "report.json", "a report, not a trace; `tracekit whatif report.json` shows it"),
     (an_empty_file, "empty.json", "an empty file, not a trace"),
     (a_folder_with_an_empty_file, "traces", "a folder with nothing but empty files, not a trace"),
+    (a_file_of_zstd, "packed/rank0.json.zst", "packed with zstd, not a trace; unpack it with `zstd -d`"),
+    (a_file_of_zstd, "packed", "packed with zstd, not a trace; unpack it with `zstd -d`"),
     (a_dump, "dumps", "flight-recorder dumps of a hang, not a trace; type `tracekit hang dumps`"),
     (a_json_dump, "rank_0", "a flight-recorder dump, not a trace; type `tracekit hang .`"),
     (a_script, "train it.py", "record what it does: `tracekit collect -- python 'train it.py'`"),

@@ -157,6 +157,11 @@ MISFITS = (
         lambda look: bool(look.entries) and all(map(_is_empty, look.entries)),
         _advised("a folder with nothing but empty files", "record or copy them again"),
     ),
+    _other(
+        "zstd",
+        lambda look: any(each.head.startswith(b"\x28\xb5\x2f\xfd") for each in (look, *look.entries)),
+        _advised("packed with zstd", "unpack it with `zstd -d`, or pack it with gzip, which tracekit reads"),
+    ),
     _other("json", _ends(".json", ".json.gz"), _json),
     _other("file", lambda look: look.is_readable and look.path.suffix != ".gz", _text),
 )

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -44,8 +45,6 @@ from tracekit.trace.units import on_clock, optional_in_seconds, raw_times, zeros
 #: In this order, `ordered_trace` uses the columns of a file.
 _WHERE, _WHICH, _TIMES = ("step", "dp_rank", "pp_rank"), ("rank", "kind", "seq"), ("start", "duration")
 _IN_TURN = (*_WHERE, *_WHICH, *_TIMES, *OPTIONAL, *NULLABLE)
-#: Compute with about so many ops at a time.
-_OPS_AT_ONCE = 1 << 20
 
 
 class OrderedTrace(Trace):
@@ -160,15 +159,13 @@ class _Places:
     """Where the ops of a file belong.
 
     `place`: of each op in the order in which ops are kept, [ops]. `seen`: the cells of `workers` that have ops,
-    `first`: the place of the first op of each. `bounds`: where the ops of each step begin, [steps + 1]. `first_rank`:
-    that of the first op of the file.
+    `first`: the place of the first op of each. `first_rank`: that of the first op of the file.
     """
 
     def __init__(self, workers: StepGrid, place: npt.NDArray[np.int32], first_rank: int) -> None:
         self.workers, self.place, self.first_rank = workers, place, first_rank
         self.seen = np.flatnonzero(workers.rank_of >= 0)
         self.first = workers.first[self.seen, 0]
-        self.bounds = np.append(workers.first.reshape(len(workers.rank_of), -1)[:, 0], len(place))
 
     @classmethod
     def of(cls, file: _File) -> Self | None:
@@ -191,33 +188,15 @@ class _Places:
 
     def spans(self, start: npt.NDArray[Any], duration: npt.NDArray[Any]) -> pl.DataFrame:
         """As `spans_of`, of all ops in order."""
-        end = np.empty(len(self.seen))
-        for _, ops in self._pieces():
-            cells = slice(*np.searchsorted(self.first, (ops.start, ops.stop)))
-            ends = np.add(start[ops], duration[ops], dtype=np.float64)
-            end[cells] = np.maximum.reduceat(ends, self.first[cells] - ops.start)
+        end = np.maximum.reduceat(np.add(start, duration, dtype=np.float64), self.first)
         spans = self.workers.frame(self.seen).with_columns(first=np.minimum.reduceat(start, self.first), end=end)
         return spans.group_by("step", "rank").agg(pl.col("first").min(), pl.col("end").max())
 
-    def in_seconds(
-        self, times: npt.NDArray[Any], per_second: int, zeros: npt.NDArray[Any] | None = None
-    ) -> npt.NDArray[np.float64]:
-        """Times in order as seconds from the zero of each step, [steps], or from 0; in the memory of `times`."""
-        seconds = times.view(np.float64)
-        if zeros is not None or times.dtype != np.float64 or per_second != 1:
-            zeros = np.zeros(len(self.bounds) - 1, times.dtype) if zeros is None else zeros
-            for steps, ops in self._pieces():
-                zero = np.repeat(zeros[steps], np.diff(self.bounds[steps.start : steps.stop + 1]))
-                seconds[ops] = (times[ops] - zero) * (1 / per_second)
-        return seconds
-
-    def _pieces(self) -> Iterator[tuple[slice, slice]]:
-        """Positions of a few whole steps, and their ops."""
-        first, steps = 0, len(self.bounds) - 1
-        while first < steps:
-            last = max(first + 1, int(np.searchsorted(self.bounds, self.bounds[first] + _OPS_AT_ONCE)) - 1)
-            yield slice(first, last), slice(*self.bounds[[first, last]])
-            first = last
+    def count_from(self, zeros: npt.NDArray[Any], start: npt.NDArray[Any]) -> None:
+        """Subtract from the starts of each step, in order, its zero; in place."""
+        bounds = [*self.workers.first.reshape(len(zeros), -1)[:, 0].tolist(), len(start)]
+        for (first, last), zero in zip(pairwise(bounds), zeros, strict=True):
+            start[first:last] -= zero
 
 
 def ordered_trace(
@@ -243,11 +222,14 @@ def ordered_trace(
         if places is None:
             return None
         start, duration = (in_order(column.to_numpy(), places.place) for column in file.columns(*_TIMES))
-        whole, zeros = start.dtype == duration.dtype == np.int64, None
-        spans = places.spans(start, duration)
+        whole, spans = start.dtype == duration.dtype == np.int64, places.spans(start, duration)
         if on_clock(float(start.max()), spans.filter(rank=places.first_rank), per_second):
             zeros, starts = zeros_of_steps(spans, unit, starts, source, start)
-        start, duration = places.in_seconds(start, per_second, zeros), places.in_seconds(duration, per_second)
+            places.count_from(zeros, start)
+        if per_second != 1 or start.dtype == np.int64:
+            start = start * (1 / per_second)
+        if per_second != 1 or duration.dtype == np.int64:
+            duration = duration * (1 / per_second)
         if max(-start.min(), start.max(), duration.max()) > LONGEST_S:
             return None
         columns: dict[str, npt.NDArray[Any] | pl.Series] = {"start": start, "duration": duration}
