@@ -123,7 +123,7 @@ def test_a_folder_becomes_a_job_of_the_store_with_its_verdict(tmp_path):
     ran = run("import", SAMPLE, "--store", store)
     assert "Imported gpu_slow_input" in ran.out
     (job,) = Store(store).job_list().to_dicts()
-    assert (job["cause_kinds"][0], job["cause_places"][0]) == ("late-data-loading", "rank 2")
+    assert (job["cause_kinds"][0], job["cause_places"][0]) == ("late-data-loading", "rank 2 on node-0")
     stored = Store(store).report("gpu_slow_input", job["number"])
     assert stored is not None
     assert stored.verdict == tracekit.load(SAMPLE).whatif().verdict
