@@ -36,7 +36,7 @@ PICTURES = {
     "gpu_timeline": ("/timeline?job=gpu_slow_input", "light", 1280, 640),
     "whatif": ("/whatif?job=gpu_slow_input", "light", 1280, 700),
     "time": (f"/time?job={JOB}", "light", 1280, 900),
-    "incidents": ("/incidents", "light", 1280, 520),
+    "incidents": ("/incidents", "light", 1280, 700),
 }
 #: The card of a notebook, which is dark where the notebook is.
 CARD_WIDTH, CARD_HEIGHT = 900, 700
@@ -62,6 +62,7 @@ def main() -> None:
                 page.goto(address[0].rstrip("/") + path)
                 page.wait_for_selector("#page > *")
                 page.wait_for_load_state("networkidle")
+                page.wait_for_function("() => !document.querySelector('#page').innerText.includes(' ...')")
                 _keep(name, page.screenshot())
             server.terminate()
         page = browser.new_page(viewport={"width": CARD_WIDTH, "height": CARD_HEIGHT}, color_scheme="dark")

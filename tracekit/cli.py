@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from tracekit.report.findings import Findings, Unanalysed
     from tracekit.trace.canonical import Trace
 
+#: The group of commands that help names in one line.
+_FEW_NEED = "More"
 #: Commands by purpose: each with the module that defines `NAME_command`, and a line of help.
 _GROUPS = {
     "Record": {
@@ -32,7 +34,6 @@ _GROUPS = {
         "attach": ("tracekit.commands.attach", "Record a few steps of a job that is already running."),
         "import": ("tracekit.commands.importing", "Put traces of any format into a store."),
         "synth": ("tracekit.commands.synth", "Simulate a job, or many, with known stragglers."),
-        "passport": ("tracekit.commands.passport", "Measure a GPU, for `whatif --gpu`."),
         "doctor": ("tracekit.commands.doctor", "Check whether `collect` works on this machine."),
     },
     "Ask": {
@@ -49,14 +50,17 @@ _GROUPS = {
             "Whether clocks, links, CPU pressure confirm a culprit; alerts.",
         ),
         "optimize": ("tracekit.commands.optimize", "The best plan that fits, with the bound that proves it."),
-        "experts": ("tracekit.commands.experts_command", "Where to place experts, by the tokens that they get."),
-        "rl": ("tracekit.commands.rl_command", "Where a step of RL post-training goes."),
-        "mcp": ("tracekit.commands.mcp", "Answer an agent's questions (MCP server)."),
     },
     "Open": {
         "open": ("tracekit.commands.door", "Open a trace, store or study, or a demo, in the browser."),
         "dashboard": ("tracekit.dashboards.browser.web.command", "Serve the dashboard to others."),
         "store": ("tracekit.commands.store_command", "List, query, export what a path holds; keep a store."),
+    },
+    _FEW_NEED: {
+        "experts": ("tracekit.commands.experts_command", "Where to place experts, by the tokens that they get."),
+        "mcp": ("tracekit.commands.mcp", "Answer an agent's questions (MCP server)."),
+        "passport": ("tracekit.commands.passport", "Measure a GPU, for `whatif --gpu`."),
+        "rl": ("tracekit.commands.rl_command", "Where a step of RL post-training goes."),
     },
 }
 #: Commands that are part of a group now.
@@ -156,6 +160,10 @@ class _Commands(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """The commands in groups; none is imported."""
         for title, group in _GROUPS.items():
+            if title == _FEW_NEED:
+                formatter.write_paragraph()
+                formatter.write_text(f"{title}: {', '.join(group)}; `tracekit COMMAND --help` says what each does.")
+                continue
             with formatter.section(title):
                 formatter.write_dl([(f"{name:<11}", words) for name, (_, words) in group.items()])
 

@@ -24,7 +24,7 @@ class ExposedCommunication(Detector):
     title = "Transfers that no compute hides"
     signature = "the recording gets shorter if transfers take no time once all ranks have arrived"
     refuted_by = "the same recording with the transfers overlapped takes as long"
-    next_check = "bytes and bus bandwidth of the collectives (NCCL Inspector, nccl-tests); what could run beside them"
+    next_check = "bytes and bus bandwidth of the collectives (NCCL Inspector, nccl-tests); what could run meanwhile"
     suggested_fix = "overlap communication with compute, or send less (larger buckets, lower precision)"
     loss = LossKind.COMMUNICATION
     repair = Repair(

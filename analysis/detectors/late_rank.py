@@ -23,8 +23,8 @@ class LateRank(Detector):
     title = "The others wait for a rank"
     signature = "one rank comes last to collectives, and no part of its time alone is longer than its peers'"
     refuted_by = "another rank is last in a longer recording"
-    next_check = "a profile of the rank beside one of a peer, with stacks (torch.profiler, py-spy)"
-    suggested_fix = "profile {ranks} beside a peer (torch.profiler, py-spy record) and take out what runs only there"
+    next_check = "profiles of the rank and of a peer, with stacks (torch.profiler, py-spy)"
+    suggested_fix = "profile {ranks} and a peer (torch.profiler, py-spy record) and take out what runs only there"
     part = "compute"
 
     def find(self, job: GraphSubject) -> Iterator[Candidate]:

@@ -33,13 +33,13 @@ def advice_text(advice: str | Advice, *, on_cpus: bool = False) -> str:
 #: Slow compared with its peers, for no visible reason.
 SLOW_RANK = Advice(
     gpu="check {ranks} on {hosts} for throttled GPUs (nvidia-smi -q -d PERFORMANCE): if throttled, swap the node for a"
-    " spare; if not, profile {it} beside a peer (torch.profiler, py-spy)",
+    " spare; if not, profile {it} and a peer (torch.profiler, py-spy)",
     cpu="check the cores of {ranks} on {hosts} for other processes and lowered clocks (top, /proc/pressure/cpu,"
-    " turbostat); if there are none, profile {it} beside a peer (py-spy)",
+    " turbostat); if there are none, profile {it} and a peer (py-spy)",
 )
 #: Slow in forwards only, or in backwards only: a slow machine would be slow in both.
 SLOW_KIND = (
-    "profile {ranks} beside a peer (torch.profiler, py-spy record) and take out what runs only there: hooks, user"
+    "profile {ranks} and a peer (torch.profiler, py-spy record) and take out what runs only there: hooks, user"
     " code, other input"
 )
 #: A GPU is known to be throttled.
@@ -47,11 +47,11 @@ THROTTLED_RANK = "swap {hosts} for a spare, because the GPUs of {ranks} are thro
 THROTTLED_HOST = "drain {hosts}, because its GPUs are throttled; have power and cooling checked"
 #: GPUs were sampled: they are not what differs.
 SAME_CLOCK = (
-    "profile {ranks} on {hosts} beside a peer (torch.profiler, py-spy): GPUs ran at the clock of the others, so look"
+    "profile {ranks} on {hosts} and a peer (torch.profiler, py-spy): GPUs ran at the clock of the others, so look"
     " for more work, other input or user code"
 )
 SAME_CARD = (
-    "profile {ranks} on {hosts} beside a peer (torch.profiler, py-spy): both compute on one GPU, so look for more work,"
+    "profile {ranks} on {hosts} and a peer (torch.profiler, py-spy): both compute on one GPU, so look for more work,"
     " other input or user code"
 )
 LOW_CLOCK = (

@@ -25,7 +25,7 @@ SMALLEST_HOST_SHARE = 0.02
 #: If at least this share of it is in one place of the step, all of it counts as being there. No experiment.
 ALL_OF_IT = 0.9
 #: Where only collectives were recorded: compute, launches and waits look alike.
-_PROFILE_BESIDE_PEER = "profile {ranks} beside a peer (torch.profiler, py-spy record): what comes before the collective"
+_PROFILE_BESIDE_PEER = "profile {ranks} and a peer (torch.profiler, py-spy record): what comes before the collective"
 
 
 class SlowHostCode(Detector):

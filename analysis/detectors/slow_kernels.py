@@ -137,7 +137,7 @@ class SlowKernels(Detector):
             f" {usual:.0f} blocks in the mean for {card.processors} multiprocessors, and take"
             f" {share_of(job, taken_s):.0%} of the recording{_occupied(kernels)}",
             "give each kernel more to do at once (a larger batch, fused operators, products with split K), or run it"
-            " beside other work, on a stream of its own",
+            " at the same time as other work, on a stream of its own",
         )  # fmt: skip
 
     def _unknown(

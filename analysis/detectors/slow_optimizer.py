@@ -45,7 +45,7 @@ class SlowOptimizer(Detector):
         " foreach kernels; whether it also logs or writes there"
     )
     suggested_fix = (
-        "profile the optimizer step of {ranks} beside a peer's (torch.profiler), and take out what runs only there:"
+        "profile the optimizer step of {ranks} and a peer's (torch.profiler), and take out what runs only there:"
         " offloading, swapping, other kernels, logging"
     )
     part = "optimizer"

@@ -63,7 +63,7 @@ _CONFIRMED = {
 }
 _OF_SAMPLED = {Sampled.SAME_CARD: SAME_CARD, Sampled.LOW_CLOCK: LOW_CLOCK, Sampled.SAME_CLOCK: SAME_CLOCK}
 _REFUTED = {
-    "compute": "profile {ranks} on {hosts} beside a peer (torch.profiler, py-spy): metrics refute a lower clock, so"
+    "compute": "profile {ranks} on {hosts} and a peer (torch.profiler, py-spy): metrics refute a lower clock, so"
     " look for more work, other input or user code",
     "network": "look at what {ranks} on {hosts} send, and at the switches between: metrics refute a slow link",
     "process": "find what stops {ranks} on {hosts} (perf sched, strace -e signal, gc.callbacks): metrics refute that"

@@ -55,7 +55,7 @@ def _rest(report: HangReport) -> Iterator[str]:
     if silent and report.hang:
         yield ""
         they = "it hangs too or merely waits" if len(silent) == 1 else "they hang too or merely wait"
-        yield from _wrapped(f"No dump of {ranks_text(silent)}: whether {they} cannot be told without it.", "")
+        yield from _wrapped(f"No dump of {ranks_text(silent)}: without it, nothing says whether {they}.", "")
     if report.notes:
         yield ""
         for note in report.notes[:_LISTED]:

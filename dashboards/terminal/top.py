@@ -134,7 +134,7 @@ def _incidents(incidents: Sequence[tuple[Incident, str | None]], headline: str) 
     table.columns[-1].justify, table.columns[-1].no_wrap = "left", False
     for incident, owner in incidents[:_MOST_INCIDENTS]:
         what = incident.cause.who if _is_in(headline, incident) else incident.cause.what
-        cells = (short(owner or "nobody", _LONGEST_OWNER), Text(printable(what)))
+        cells = (short(owner or "none", _LONGEST_OWNER), Text(printable(what)))
         table.add_row(str(incident.incident_id), lasted(incident), percent(incident.cause.share), *cells)
     yield table
     if more := incidents[_MOST_INCIDENTS:]:

@@ -17,14 +17,19 @@ from tests.dashboards.watched import write_watched
 Visit = Callable[..., Page]
 
 WIDTHS = (1440, 1024, 768, 390)
+#: Pages that are in no other test of all pages.
+MORE = (f"/pipeline?{JOB}&schedule=gpipe", "/whatif?job=gpu_slow_input")
 #: Columns narrower than this do not wrap; below that width of the page, tables are blocks.
 LEAST_COLUMN, PHONE = 120, 700
+#: A column with a cell of more letters than this is at least so wide, pixels.
+SENTENCE, LEAST_SENTENCE = 100, 300
 #: Share of the width that the ops of a timeline have, and where their first row begins at the latest, pixels.
 TIMELINE_SHARE, FIRST_ROW = 0.7, 400
 
-#: What is wrong with a page: narrow columns with cells that wrap, tables that are wider than their frame or no blocks
-#: on a phone, text that is cut without dots, a page that scrolls sideways, commands between backticks.
-FAULTS = """([least, phone]) => {
+#: What is wrong with a page: narrow columns with cells that wrap, tables that are wider than their frame, no blocks
+#: on a phone, blocks without the heading of their table, text that is cut without dots, a page that scrolls
+#: sideways, commands between backticks.
+FAULTS = """([least, phone, sentence, leastSentence]) => {
   const faults = [], seen = (one) => one.checkVisibility({ visibilityProperty: true }) && one.getClientRects().length;
   const texts = document.createTreeWalker(document.querySelector("#page"), NodeFilter.SHOW_TEXT);
   for (let text = texts.nextNode(); text; text = texts.nextNode()) {
@@ -34,13 +39,16 @@ FAULTS = """([least, phone]) => {
     lines.selectNodeContents(text);
     const squeezed = cell && !cell.closest("[data-stacked]") && cell.getBoundingClientRect().width < least;
     if (squeezed && lines.getClientRects().length > 1) faults.push(["squeezed", text.data]);
+    const column = cell && !cell.closest("[data-stacked]") ? cell.getBoundingClientRect().width : Infinity;
+    if (text.data.length > sentence && column < leastSentence) faults.push(["narrow sentence", text.data]);
   }
   for (const frame of document.querySelectorAll("#page .stacked")) {
     if (!seen(frame)) continue;
     const name = frame.getAttribute("aria-label") || frame.id;
     if (frame.scrollWidth > frame.clientWidth) faults.push(["wider than its frame", name]);
-    const head = frame.querySelector("thead th:nth-child(2)");
-    if (innerWidth < phone && head && seen(head)) faults.push(["no blocks", name]);
+    const [first, second] = frame.querySelectorAll("thead th");
+    if (innerWidth < phone && second && seen(second)) faults.push(["no blocks", name]);
+    if (first && first.textContent && !seen(first)) faults.push(["no heading", name]);
   }
   for (const one of document.querySelectorAll("#page *")) {
     const style = getComputedStyle(one), hides = ["hidden", "clip"].includes(style.overflowX);
@@ -72,13 +80,13 @@ def test_no_page_squeezes_or_cuts_anything_at_any_width(
 ) -> None:
     faults, page, last = dict[tuple[str, int], Any](), None, ""
     served = show(watched_store)
-    addresses = [(path, serving.url) for path in (*PAGES, f"/pipeline?{JOB}&schedule=gpipe")]
+    addresses = [(path, serving.url) for path in (*PAGES, *MORE)]
     for path, base in [*addresses, *((path, served.url) for path in WATCHED)]:
         page, last = visit(path, base=base, within=page if base == last else None), base
         whole(page, path)
         for width in WIDTHS:
             resize(page, width)
-            if found := page.evaluate(FAULTS, [LEAST_COLUMN, PHONE]):
+            if found := page.evaluate(FAULTS, [LEAST_COLUMN, PHONE, SENTENCE, LEAST_SENTENCE]):
                 faults[path, width] = found
     assert faults == {}
 

@@ -147,7 +147,7 @@ def job_table() -> pl.DataFrame:
         team=pl.coalesce(metadata.json_path_match(f"$.{key}") for key in TEAM_KEYS),
         tokens_per_s=tokens.cast(pl.Float64, strict=False) / pl.col("recorded_s"),
         host=host,
-        culprit=pl.when(place != "whole job").then(place),
+        culprit=pl.when(~place.is_in(["whole job", "all ranks"])).then(place),
         status=pl.when("watched").then(pl.lit("running")).otherwise(pl.col("ending").fill_null("stored")),
     )
     named = named.update(_of_runs(named.schema), on="name")

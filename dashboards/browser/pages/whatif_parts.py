@@ -208,10 +208,10 @@ def _progress(phase: Phase) -> Component:
 def _keep_button(seen: Seen) -> Component:
     others = [query for query, _ in seen.beside]
     if seen.query in others:
-        return html.Span("Kept beside the others below")
+        return html.Span("Kept for comparison below")
     full = len(others) >= MOST_KEPT
     return html.Button(
-        "Keep beside others" if not full else f"{MOST_KEPT} scenarios are kept: remove one first",
+        "Keep for comparison" if not full else f"{MOST_KEPT} scenarios are kept: remove one first",
         disabled=full,
         **attributes(data_whatif="keep", data_asked=kept_text([] if seen.query is None else [seen.query])),
     )
@@ -286,7 +286,7 @@ def kept_panel(report: Report, seen: Seen) -> Component | None:
     table = _numbers(recorded_s, rows)
     figure = figure_parts(
         scenario_times(recorded_s, bars, viewer().theme, report.job.whole),
-        label="Step time of each scenario beside that of the job as it ran",
+        label="Step time of each scenario next to that of the job as it ran",
         table=table,
         csv=inline_csv(table),
         id="whatif-bars",

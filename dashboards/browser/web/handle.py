@@ -48,7 +48,7 @@ def handle() -> flask.Response:
     user = flask.g.get("user") or (current_user() if not forwarded and _is_own(request.environ) else None)
     if user is None:
         instead = command("store", "handle", "INCIDENT", "--owner", "NAME", "--store", store.path)
-        return refused(403, f"nobody knows who asks: start the dashboard with --auth, or type `{instead}`")
+        return refused(403, f"this dashboard does not know its users: start it with --auth, or type `{instead}`")
     if request.mimetype != "application/json":  # which no other site can send
         return refused(415, "expected JSON")
     try:

@@ -90,7 +90,7 @@ def test_a_clock_as_that_of_its_peers_blames_no_hardware_though_the_recording_do
     assert throttled.answer.action.startswith("Swap ")
     report = reported(trace=trace)
     assert report.answer.action is not None
-    assert report.answer.action.startswith("Profile rank 3 on NODE-03.cluster.local beside a peer")
+    assert report.answer.action.startswith("Profile rank 3 on NODE-03.cluster.local and a peer")
     assert "refuted by metrics: SM clock 1," in (report.answer.why or "")
     assert nodes_of(report.answer.culprits, trusted=True).drain == ()
 

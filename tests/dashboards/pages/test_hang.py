@@ -17,6 +17,8 @@ from tests.dashboards.page_text import Pages, found, lines, sent
 from tests.handmade import run as command
 from tests.handmade import slow_trace
 from tracekit.dashboards.browser.data.hang_graph import fold
+from tracekit.dashboards.browser.figures.wait_graph import wait_graph
+from tracekit.dashboards.figures.theme import LIGHT
 from tracekit.store import Incoming, Store
 
 #: Names come from outside, and are text.
@@ -103,6 +105,10 @@ def test_the_graph_has_every_rank_once_and_leads_to_the_culprits(tmp_path: Path)
         assert any(nodes[held].column < node.column for held in node.held_by)
     peers = {4, 5, 7}  # of its tensor-parallel group
     assert peers <= {rank for node in nodes if 0 in node.held_by for rank in node.ranks}
+    arrows = [one for one in wait_graph(nodes, LIGHT).layout.annotations if one.showarrow]
+    assert arrows
+    for arrow in arrows:  # from the left edge of a box to the right edge of another, less than half a column away
+        assert 0 < arrow.x % 1 < 0.5 < arrow.ax % 1
 
 
 def test_ranks_that_nobody_can_tell_apart_stand_where_culprits_do() -> None:

@@ -190,9 +190,9 @@ def test_kept_scenarios_survive_in_another_browser_and_can_be_removed(visit: Vis
     suggested = ("Rank 9 on host-0001 like peers", "Communication twice as fast", "Only the last stage slow")
     for number, suggestion in enumerate(suggested, start=1):
         page.click(f"text={suggestion}")
-        page.click("text=Keep beside others")
+        page.click("text=Keep for comparison")
         expect(page.locator(".scenarios button")).to_have_count(number)
-    page.wait_for_selector("text=Kept beside the others")
+    page.wait_for_selector("text=Kept for comparison")
     shown = page.inner_text(".scenarios")
     other = visit(clicks.address(page), theme="dark", width=1920)
     other.locator(".scenarios button").nth(2).wait_for()
@@ -237,7 +237,7 @@ def test_no_more_is_kept_than_an_address_can_hold(visit: Visit) -> None:
     state["factor"] = "1" * (LONGEST_ADDRESS - 10 - len(address(**state)))  # it has no meaning here
     page = visit(address(**state))
     says(page, "With stage=1 as fast as peers")
-    page.click("text=Keep beside others")
+    page.click("text=Keep for comparison")
     page.locator("#whatif-kept", has_text="The address would have more than 7,500 characters").wait_for()
     assert "kept" not in clicks.state(page)
 
@@ -286,7 +286,7 @@ def test_a_click_while_something_is_replayed_is_not_lost(visit: Visit, monkeypat
     monkeypatch.setattr(replays.Replays, "ask", _never_done(replays.Replays.ask, "stage=1"))
     page = visit(address(select="worker=1,2", kept="peers:stage=1"))
     says(page, "With worker=1,2 as fast as peers")
-    page.click("text=Keep beside others")
+    page.click("text=Keep for comparison")
     expect(page.locator(".scenarios button")).to_have_count(2)
     page.click("text=Ask your own question")
     page.click("text=Rank 9 on host-0001 like peers")
