@@ -13,7 +13,7 @@ from judges.eventsim.causes import ALWAYS, SlowRank, SlowWorkers, When
 from judges.eventsim.model import FIRST_STEP, Shape
 from judges.eventsim.truth import mean_step_s
 from tests.analysis.causes import simulated
-from tests.handmade import LAYOUT, healthy_frame, slow_frame
+from tests.handmade import LAYOUT, SLOW_LANE, WAITING_LANE, frame, healthy_frame, slow_frame
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.errors import TraceError
 from tracekit.report.report import Report
@@ -60,8 +60,10 @@ def test_the_rank_that_the_others_wait_for_is_named_and_priced() -> None:
 
 
 def test_a_worker_all_of_whose_ranks_are_slow_is_one_slow_worker() -> None:
-    found = report(slow_frame(range(STEPS)), lambda _: (0.0, 0.0))
+    """Named by the rank that was recorded: who waited for whom says that it is no other."""
+    found = report(frame({0: SLOW_LANE, 1: WAITING_LANE}, range(STEPS)), lambda _: (0.0, 0.0))
     assert [cause.kind for cause in found.findings] == ["bad-worker"]
+    assert found.answer.headline.startswith("rank 0 on node-0 costs 27% of each step")
 
 
 def test_a_slow_rank_in_every_worker_shows_though_no_worker_is_slower_than_another() -> None:
