@@ -61,11 +61,6 @@ class CostOfOps(Struct, frozen=True):
     removed_s: float
 
     @property
-    def slowdown(self) -> float:
-        """S_x = T(ideal, x as recorded) / T(ideal)."""
-        return self.added_s / self.ideal_s
-
-    @property
     def removal(self) -> float:
         """Share of the straggler loss that goes when x is idealised; nan if nothing is lost."""
         return _share(self.original_s - self.removed_s, self.original_s - self.ideal_s)

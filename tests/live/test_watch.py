@@ -15,6 +15,8 @@ from tests.handmade import run
 from tests.live.test_notify import PATIENCE_S, receiving
 from tests.test_store_windows import window
 from tracekit.base.errors import StoreError
+from tracekit.collectors.launch.collect import CollectOptions, _check_targets
+from tracekit.collectors.launch.live import WatchOptions
 from tracekit.live.delivery_log import DeliveryLog
 from tracekit.live.incident_changes import Changes, StoreChanges
 from tracekit.live.notify import Notifier
@@ -221,3 +223,8 @@ def test_what_does_not_go_with_live_is_said_before_the_command_starts(tmp_path: 
         ran = run("collect", *arguments, "--store", tmp_path / "jobs.store", "--", "touch", "started", cwd=tmp_path)
         assert (ran.code, reason in ran.message) == (2, True), ran.err
         assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.parametrize("options", [{"live": WatchOptions()}, {"nccl": 1}])
+def test_live_and_nccl_go_by_themselves(options: dict[str, Any]) -> None:
+    _check_targets(CollectOptions(("true",), **options))

@@ -13,7 +13,7 @@ from judges.eventsim.causes import ALWAYS, SlowRank, SlowWorkers, When
 from judges.eventsim.model import FIRST_STEP, Shape
 from judges.eventsim.truth import mean_step_s
 from tests.analysis.causes import simulated
-from tests.handmade import LAYOUT, healthy_frame, slow_frame
+from tests.handmade import LAYOUT, SLOW_LANE, WAITING_LANE, frame, healthy_frame, slow_frame
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.errors import TraceError
 from tracekit.report.report import Report
@@ -60,8 +60,10 @@ def test_the_rank_that_the_others_wait_for_is_named_and_priced() -> None:
 
 
 def test_a_worker_all_of_whose_ranks_are_slow_is_one_slow_worker() -> None:
-    found = report(slow_frame(range(STEPS)), lambda _: (0.0, 0.0))
+    """Named by the rank that was recorded: who waited for whom says that it is no other."""
+    found = report(frame({0: SLOW_LANE, 1: WAITING_LANE}, range(STEPS)), lambda _: (0.0, 0.0))
     assert [cause.kind for cause in found.findings] == ["bad-worker"]
+    assert found.answer.headline.startswith("rank 0 on node-0 costs 27% of each step")
 
 
 def test_a_slow_rank_in_every_worker_shows_though_no_worker_is_slower_than_another() -> None:
@@ -103,7 +105,8 @@ def test_a_slow_rank_on_one_stage_and_a_slow_worker_on_the_other_are_not_a_dp_ra
         assert found[kind].saved_s == pytest.approx(simulated.costs(of, cause), abs=0.005 * mean_step_s(of))
 
 
-def test_ranks_that_are_last_in_turn_are_blamed_for_nothing_but_their_waiting_counts() -> None:
+@pytest.mark.parametrize("second", [1.0, 1e-3])
+def test_ranks_that_are_last_in_turn_are_blamed_for_nothing_but_their_waiting_counts(second: float) -> None:
     """Half of the computes wait 20 % for the one rank, half for the other: alike, each would take 10 % less."""
     random = np.random.default_rng(1)
 
@@ -111,9 +114,10 @@ def test_ranks_that_are_last_in_turn_are_blamed_for_nothing_but_their_waiting_co
         wait = 0.2 * op["duration"]
         return (wait, 0.0) if random.integers(2) else (0.0, wait)
 
-    found = report(healthy_frame(range(STEPS)), in_turn)
+    found = report(healthy_frame(range(STEPS)).with_columns(pl.col("start", "duration") * second), in_turn)
     (cause,) = found.findings
     assert cause.kind == "lockstep-jitter"
+    assert cause.effect.startswith("ranks of a worker wait for each other for 10% of their ops; ")
     assert not cause.where.ranks
     assert not found.answer.culprits
     # The critical path of a step: both computes of stage 0, and what of stage 1 nothing hides.

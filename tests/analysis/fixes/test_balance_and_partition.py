@@ -49,6 +49,13 @@ def test_a_deal_is_within_one_percent_of_the_best(microbatches, dp_ranks, seed):
     assert dealt.sum(axis=0).max() <= best_load(cost) * 1.01
 
 
+def test_the_swap_that_helps_both_ranks_most_comes_first(monkeypatch):
+    """Of 16 and 3 s, 6 for 1 s leaves 11 and 8; 10 for 1 s would leave 7 and 12."""
+    monkeypatch.setattr("tracekit.analysis.fixes.balance.SWAPS", 1)
+    cost = np.array([[10.0, 1.0], [6.0, 1.0], [0.0, 1.0]])
+    assert cost.ravel()[best_deal_of_step(cost, np.arange(6).reshape(3, 2))].sum(axis=0).tolist() == [11.0, 8.0]
+
+
 def test_the_longest_microbatches_are_dealt_first_to_the_dp_rank_with_the_least_work_that_has_room():
     """7 to rank 0, 6 to 1, 3 to 1 (9), 2 to 0 (9): both have two of their three; 1 to rank 0, 1 to rank 1."""
     cost = np.array([[7.0, 1.0], [3.0, 2.0], [1.0, 6.0]])

@@ -106,3 +106,18 @@ def test_numbers_that_no_peer_confirms_are_damage_not_progress(tmp_path):
     report = verdict(tmp_path, content)
     assert named(report) == {5}
     assert "rank 2" in " ".join(report.notes)
+
+
+def test_a_dump_none_of_whose_entries_can_be_used_is_named_with_the_first_reason(tmp_path):
+    job, faults = HangJob(2, 2, 2), [Fault("host", 5, 24)]
+    content = dumps(job, faults, run(job, faults))
+    entries = content[4]["entries"]
+    for entry in entries:
+        entry["collective_seq_id"] = None
+    write(tmp_path, content)
+    assert read_flight_records(tmp_path).notes == (
+        (
+            f"nccl_trace_rank_4 is damaged: entry {entries[0]['record_id']}: collective_seq_id is None; none of its"
+            f" {len(entries)} entries can be used"
+        ),
+    )

@@ -1,5 +1,7 @@
 """Evaluation between training steps is one op, however a loop or a framework goes back to training."""
 
+from types import ModuleType
+
 import pytest
 
 from tests.collectors.record.test_clipping import MS, Loop
@@ -163,3 +165,20 @@ def test_a_span_named_checkpoint_ends_an_evaluation(loop):
     loop.save_7()
     assert loop.ops_ms(Category.EVALUATION) == [(10, 18)]
     assert loop.ops_ms(Category.CHECKPOINT) == [(18, 25)]
+
+
+@pytest.mark.parametrize("name", ["torch.distributed.checkpoint", "torch.distributed.checkpoint.state_dict_saver"])
+@pytest.mark.parametrize("saves", ["save", "async_save"])
+def test_a_save_of_torchs_distributed_checkpoints_is_an_op(loop, monkeypatch, name, saves):
+    """Hooked when the job imports the module."""
+    from tracekit.collectors.record import install
+
+    awaited = {}
+    monkeypatch.setattr(install, "_later", lambda _, module, hook, **_lacks: awaited.setdefault(module, hook))
+    monkeypatch.setattr(loop.session, "install", lambda *_, **__: None)
+    install.install_hooks(loop.session)
+    module = ModuleType(name)
+    module.save = module.async_save = lambda: loop.takes(7)
+    awaited[name](module)
+    getattr(module, saves)()
+    assert loop.ops_ms(Category.CHECKPOINT) == [(0.0, 7.0)]
