@@ -137,7 +137,7 @@ def _suspicions(job: Subject, finding: Cause, machines: Mapping[int, str]) -> It
         why_not = "the trace does not say at what time of day it was recorded"
     elif finding.excess is None or finding.excess <= 0:
         why_not = "the trace does not show by how much longer the work takes"
-    elif isinstance(job, PipelineSubject) and shares_card(job, finding.where.workers):
+    elif shares_card(job, finding.where.workers):
         why_not = "two ranks compute on one GPU, which its clock does not show"
     for host in list(hosts)[:_MOST_HOSTS]:
         peers = _peers(job, finding, host, machines)
@@ -219,7 +219,7 @@ def _by_recording(job: Subject, finding: Cause) -> tuple[str | None, bool]:
 
 def _without_faults(job: Subject, finding: Cause) -> bool:
     """Whether the GPUs of a finding were asked for reasons of a lower clock, and gave none that is a fault."""
-    return isinstance(job, PipelineSubject) and report_faults(job, _computing(job, finding)) is False
+    return report_faults(job, _computing(job, finding)) is False
 
 
 def _computing(job: Subject, finding: Cause) -> list[Worker]:

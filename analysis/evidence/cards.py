@@ -17,8 +17,10 @@ from typing import Any
 from msgspec import Struct
 
 from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR
+from tracekit.analysis.evidence.evidence import evidence
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.slow_workers import slow_kind, worker_factor
+from tracekit.analysis.evidence.subject import Subject
 from tracekit.trace.canonical import share_of_samples
 from tracekit.trace.model import Worker
 
@@ -55,6 +57,7 @@ class GpuClocks(Struct, frozen=True):
         return self.peers_mhz / self.own_mhz - 1 > EXPLAINED_SHARE * (factor - 1)
 
 
+@evidence(PipelineSubject)
 def cards_of(job: PipelineSubject) -> dict[Worker, SampledGpu]:
     """The sampled GPU of each worker, as far as the trace's metadata has it."""
     gpus = job.trace.metadata.get("gpus")
@@ -76,9 +79,9 @@ def _card(gpu: Mapping[str, Any]) -> SampledGpu:
     )
 
 
-def shares_card(job: PipelineSubject, workers: Iterable[Worker]) -> bool:
+def shares_card(job: Subject, workers: Iterable[Worker]) -> bool:
     """Whether one of `workers` computes on the GPU of another worker."""
-    slow, cards = set(workers), cards_of(job)
+    slow, cards = set(workers), cards_of(job) or {}
     own = {cards[worker].uuid for worker in slow & cards.keys()} - {None}
     return any(card.uuid in own for worker, card in cards.items() if worker not in slow)
 
@@ -90,7 +93,7 @@ def clocks_of(job: PipelineSubject, workers: Iterable[Worker]) -> GpuClocks | No
     return GpuClocks(median(own_mhz), median(peers_mhz)) if own_mhz and peers_mhz else None
 
 
-def report_faults(job: PipelineSubject, workers: Iterable[Worker]) -> bool | None:
+def report_faults(job: Subject, workers: Iterable[Worker]) -> bool | None:
     """Whether the GPUs of `workers` report faults that their peers do not; None if nothing is known of either."""
     own, peers = _own_and_peers(job, workers)
     if not peers or all(card.faulty is None for card in own):
@@ -127,9 +130,9 @@ def sampled(job: PipelineSubject, workers: Sequence[Worker]) -> Sampled:
     return Sampled.LOW_CLOCK if explained else Sampled.SAME_CLOCK
 
 
-def _own_and_peers(job: PipelineSubject, workers: Iterable[Worker]) -> tuple[list[SampledGpu], list[SampledGpu]]:
+def _own_and_peers(job: Subject, workers: Iterable[Worker]) -> tuple[list[SampledGpu], list[SampledGpu]]:
     """The GPUs of `workers`, and those of the other workers that are of the same models."""
-    slow, cards = set(workers), cards_of(job)
+    slow, cards = set(workers), cards_of(job) or {}
     own = [card for worker, card in cards.items() if worker in slow]
     models = {card.model for card in own}
     return own, [card for worker, card in cards.items() if worker not in slow and card.model in models]

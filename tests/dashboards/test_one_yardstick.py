@@ -52,7 +52,7 @@ def said(store: Path) -> Iterator[tuple[str, str]]:
             key: why_slow(str(store), name)["answer"][key] for key in ("headline", "cost", "who", "why", "fix")
         }
         yield f"{name}, MCP", json.dumps(sentences)
-        for path in PAGES if report.has_workers else PAGES[:1]:
+        for path in PAGES if report.by_worker else PAGES[:1]:
             yield f"{name}, {path}", pages.text(path, job=name)
     for path in OF_ALL:
         yield path, pages.text(path)

@@ -235,11 +235,6 @@ class Report(Struct, frozen=True, kw_only=True):
         return self.job.name
 
     @property
-    def has_workers(self) -> bool:
-        """Whether the job is a pipeline: made of workers, each at a stage of a DP rank."""
-        return self.job.source == "pipeline"
-
-    @property
     def daily(self) -> bool:
         """Whether enough was recorded to say what a day costs."""
         return bool(self.assumptions)

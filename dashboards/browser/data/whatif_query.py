@@ -203,7 +203,7 @@ def _general(report: Report) -> Iterator[Suggestion]:
         worker = f"{slowest.dp_rank},{slowest.pp_rank}"
         yield Suggestion(f"{worker_words(report, slowest.worker)} like peers", WhatifQuery(f"worker={worker}"))
     kinds = [str(row.kind) for row in report.by_kind]
-    if not report.has_workers:
+    if not report.by_worker:
         yield from (
             Suggestion(f"Every {kind} twice as fast", WhatifQuery(f"kind={kind}", QueryAction.SCALE, 0.5))
             for kind in kinds
