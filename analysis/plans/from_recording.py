@@ -154,7 +154,7 @@ def _calibrated(job: PipelineSubject, recorded: RecordedModel, reduced: _Reduced
     if beyond > MOST_BEYOND and reduced.backward_s is None:
         raise TraceError(
             f"{job.trace.name}: plans cannot be compared: by its computes, transfers and reductions, a step takes"
-            f" {beyond:.1%} longer than recorded"
+            f" {beyond:.1%} longer than recorded: they overlap or vary; write a model file instead (docs/plans.md)"
         )
     # The line is off by its error of each reduction, the step only by that of all reductions.
     fit_error = (reduced.error or 0.0) * reduced.takes_s / recorded_s

@@ -31,22 +31,27 @@ def settings_of(model: PlanModel, plan: TimedPlan, off_s: float) -> PlanSettings
     if changes:
         size_mb, step_s = _best_size(model, chosen)
     again = np.flatnonzero(np.repeat(chosen.recompute, chosen.split)).tolist()
-    words = f"  # {chosen.microbatches} microbatches" + (f", recompute layers {again}" if again else "")
-    paste = {"DDP": "DistributedDataParallel(model)", "Megatron": f"--pipeline-model-parallel-size {model.stages}"}
+    count = chosen.microbatches
+    words = f"  # {count} microbatch{'es' * (count > 1)}" + (f", recompute layers {again}" if again else "")
+    paste = {"DDP": "DistributedDataParallel(model)", "FSDP2": "", "Megatron": "", "torchtitan": ""}
     if model.stages > 1:
         name = "GPipe" if chosen.schedule is Schedule.GPIPE else "1F1B"
         paste["torchtitan"] = f'parallelism.pipeline_parallel_schedule = "{name}"'
-    if model.space.split == "free":
-        paste["Megatron"] += f" --pipeline-model-parallel-layout 'E{'|'.join('t' * count for count in chosen.split)}L'"
-        paste["torchtitan"] += f"; parallelism.module_fqns_per_model_part = {json.dumps(_modules(chosen.split))}"
+        paste["Megatron"] = f"--pipeline-model-parallel-size {model.stages} "
+        if model.space.split == "free":
+            layout = "|".join("t" * layers for layers in chosen.split)
+            paste["Megatron"] += f"--pipeline-model-parallel-layout 'E{layout}L' "
+            paste["torchtitan"] += f"; parallelism.module_fqns_per_model_part = {json.dumps(_modules(chosen.split))}"
     if changes and size_mb is not None:  # today's size needs no setting: its first bucket may be smaller
-        paste["Megatron"] += f" --overlap-grad-reduce --ddp-bucket-size {round(size_mb * (1 << 20) / _BYTES)}"
+        paste["Megatron"] += f"--overlap-grad-reduce --ddp-bucket-size {round(size_mb * (1 << 20) / _BYTES)}"
         paste["DDP"] = f"bucket_cap_mb={size_mb:g}"
         runs = [_runs(buckets) for buckets in chosen.buckets]
         of_stage = f"{runs}[stage]" if model.stages > 1 else str(runs[0])
         paste["FSDP2"] = f"for run in {of_stage}: fully_shard([layers[i] for i in run])"
+    if chosen.schedule is Schedule.GPIPE and model.stages > 1:
+        del paste["Megatron"]  # which has no GPipe
     return PlanSettings(size_mb, step_s + off_s, list(chosen.split), chosen.microbatches, again,
-                        {name: text + words for name, text in paste.items()})  # fmt: skip
+                        {name: text.rstrip() + words for name, text in paste.items() if text})  # fmt: skip
 
 
 def _runs(buckets: Sequence[int]) -> list[list[int]]:

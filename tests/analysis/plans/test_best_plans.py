@@ -202,3 +202,9 @@ def test_settings_of_frameworks_are_the_plan() -> None:
     assert [[len(run) for run in stage] for stage in runs] == best.buckets
     assert [sorted(chain(*stage)) for stage in runs] == [list(range(count)) for count in best.split]
     assert f"bucket_cap_mb={best.settings.bucket_cap_mb:g}" == paste["DDP"]
+
+
+def test_one_stage_has_no_settings_of_pipelines() -> None:
+    space = {"split": "free", "buckets": "one"}
+    paste = optimize(msgspec.convert(draw(2, layers=3, stages=1, space=space), PlanModel)).plans[0].settings.paste
+    assert paste == {"DDP": "DistributedDataParallel(model)  # 8 microbatches"}

@@ -65,7 +65,8 @@ def test_a_slow_worker_gets_fewer_layers() -> None:
 def test_a_split_takes_as_long_as_the_same_change_of_the_job(dp: int, layers: tuple[int, ...]) -> None:
     slow = (SlowWorker(dp_rank=0, pp_rank=2, factor=1.5),) if layers[0] == layers[3] else ()
     job = PipelineJob(synthesize(replace(SPEC, layout=Layout(dp=dp, pp=4), layers=layers, causes=slow, noise=0.02)))
-    result = optimize_job(job, job.whatif(), keep=KEPT)
+    report = job.whatif()
+    result = optimize_job(job, report, keep=KEPT)
     assert result.plans[0].saved_s > 0.05 * result.step_time_s.now
     assert result.plans[0].split[2] == (5 if slow else 6)
     for plan in result.plans:
@@ -73,6 +74,8 @@ def test_a_split_takes_as_long_as_the_same_change_of_the_job(dp: int, layers: tu
         assert plan.saved_s == pytest.approx(asked.saved_s, rel=1e-9, abs=1e-12)
         assert plan.step_time_s == pytest.approx(asked.step_time_s, rel=1e-9)
         assert plan.bound_s <= plan.step_time_s
+    (fix,) = [fix.edit for fix in report.fixes if fix.kind != "combination" and (fix.edit or "").startswith("layers=")]
+    assert fix == f"layers={','.join(map(str, layers))}>{','.join(map(str, result.plans[0].split))}"
 
 
 def test_nothing_to_gain_within_the_error_of_the_replay() -> None:
