@@ -17,6 +17,7 @@ from benchmarks.measure import measure, table, tracekit
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.store import Incoming, Store
 from tracekit.store.folder import Folder
+from tracekit.store.window import WrittenWindow
 from tracekit.synth import SynthSpec, synthesize
 from tracekit.trace.model import Layout
 
@@ -56,7 +57,8 @@ def _appending(folder: Path, item: Incoming) -> str:
                 shutil.copyfile(
                     writer.folder.file(first.job_id, 0, part), writer.folder.file(first.job_id, number, part)
                 )
-            writer.catalogue.add_window(first.job_id, number, item, first.files, first.added_at)
+            window = WrittenWindow(first.job_id, number, item, first.files, first.added_at)
+            writer.catalogue.add_windows([window])
     times: dict[str, list[tuple[float, float]]] = {"empty": [], "full": []}
     for _ in range(APPENDS):
         empty = Store(folder / "empty.store")

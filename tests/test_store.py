@@ -6,7 +6,9 @@ import fcntl
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import polars as pl
@@ -19,6 +21,7 @@ from tracekit.base.contained import Contained
 from tracekit.base.errors import StoreError
 from tracekit.report.findings import Findings, Unanalysed
 from tracekit.store import Incoming, Store, connection, default_store
+from tracekit.store.folder import Folder
 from tracekit.store.writer import Writer
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Layout
@@ -155,14 +158,14 @@ def test_a_failed_import_leaves_the_store_as_it_was(store: Store) -> None:
 def test_an_interrupted_import_leaves_the_store_as_it_was(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C after the first of two traces is in."""
     store.add([incoming(slow_trace((0,)), "old")])
-    write = Writer.write
+    write = Folder.write_window
 
-    def interrupted(self: Writer, job_id: int, number: int, item: Incoming) -> None:
+    def interrupted(self: Folder, job_id: int, number: int, item: Incoming) -> Any:
         if item.name == "second":
             raise KeyboardInterrupt
-        write(self, job_id, number, item)
+        return write(self, job_id, number, item)
 
-    monkeypatch.setattr(Writer, "write", interrupted)
+    monkeypatch.setattr(Folder, "write_window", interrupted)
     with pytest.raises(KeyboardInterrupt):
         store.add([incoming(slow_trace((0,)), "first"), incoming(slow_trace((0,)), "second")])
     assert [job.name for job in store.jobs()] == ["old"]
@@ -526,8 +529,8 @@ def test_a_store_that_another_program_changes_meanwhile_is_not_replaced(
     store.add([incoming(slow_trace((0,)), "a")])
     write = Writer.write
 
-    def changed(self: Writer, job_id: int, number: int, item: Incoming) -> None:
-        write(self, job_id, number, item)
+    def changed(self: Writer, windows: Sequence[tuple[int, int, Incoming]]) -> None:
+        write(self, windows)
         with duckdb.connect(str(store.path / CATALOGUE)) as other:
             other.execute("UPDATE jobs SET source = 'elsewhere'")
 

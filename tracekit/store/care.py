@@ -20,7 +20,7 @@ from tracekit.store.catalogue_file import if_nobody_writes
 from tracekit.store.folder import JOBS, LEFT_OUT, Folder, name_of
 from tracekit.store.hangs import HANGS, hang_files, read_hang
 from tracekit.store.store import Store
-from tracekit.store.window import AnyTrace, Incoming, StoredFile, StoredWindow, WindowPart
+from tracekit.store.window import AnyTrace, Incoming, StoredFile, StoredWindow, WindowPart, WrittenWindow
 from tracekit.store.writer import Writer
 from tracekit.trace.canonical import read_parquet
 from tracekit.trace.op import is_op_trace, read_op_trace
@@ -216,7 +216,8 @@ def _recovered(catalogue: Catalogue, folder: Folder, tell: Tell) -> Iterator[str
             files = {WindowPart.OPS: files[WindowPart.OPS]}
         item = Incoming(trace, trace.name, "unknown: found by repair", findings)
         catalogue.ensure_job(job_id, item.name, item.source)
-        catalogue.add_window(job_id, number, item, files, datetime.fromtimestamp(status.st_mtime, UTC))
+        added_at = datetime.fromtimestamp(status.st_mtime, UTC)
+        catalogue.add_windows([WrittenWindow(job_id, number, item, files, added_at)])
         yield f"{short(item.name)}, window {number}: recovered"
 
 

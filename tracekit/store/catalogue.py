@@ -33,6 +33,7 @@ from tracekit.store.window import (
     StoredJob,
     StoredWindow,
     WindowPart,
+    WrittenWindow,
 )
 from tracekit.trace.model import Layout, TraceKind
 from tracekit.trace.step_values import step_values
@@ -253,17 +254,17 @@ class Catalogue:
         query = "SELECT coalesce(max(number) + 1, 0) FROM windows WHERE job_id = $job"
         return int(self.connection.execute(query, {"job": job_id}).fetchall()[0][0])
 
-    def add_window(
-        self, job_id: int, number: int, item: Incoming, parts: Mapping[WindowPart, StoredFile], added_at: datetime
-    ) -> None:
-        """Add a window whose files have been written."""
-        window = {"job_id": job_id, "number": number}
-        insert(self.connection, "windows", window | {"added_at": added_at} | _facts(item) | _found(item))
-        insert(self.connection, "files", *(window | {"part": part} | asdict(file) for part, file in parts.items()))
-        if isinstance(item.findings, Findings):
-            self._add_hosts(job_id, item.findings.hosts())
-            self._add_gpus(job_id, item.trace.metadata)
-            self.live.add_findings(job_id, number, item)
+    def add_windows(self, windows: Sequence[WrittenWindow]) -> None:
+        """Add windows whose files have been written."""
+        facts = (each.key | {"added_at": each.added_at} | _facts(each.item) | _found(each.item) for each in windows)
+        insert(self.connection, "windows", *facts)
+        files = [(each.key, part, file) for each in windows for part, file in each.files.items()]
+        insert(self.connection, "files", *(key | {"part": part} | asdict(file) for key, part, file in files))
+        analysed = [(each, each.item.findings) for each in windows if isinstance(each.item.findings, Findings)]
+        self._add_hosts([(each.job_id, host) for each, findings in analysed for host in findings.hosts()])
+        for each, _ in analysed:
+            self._add_gpus(each.job_id, each.item.trace.metadata)
+        self.live.add_findings(windows)
 
     def remove_impossible(self) -> Iterator[tuple[str, str]]:
         """Remove the rows that are impossible, with all that the catalogue has of such a window; their tables, and a
@@ -291,13 +292,14 @@ class Catalogue:
         for table in tables:
             self.connection.execute(f"DELETE FROM {table} WHERE {condition}", which)  # noqa: S608 - our own names
 
-    def _add_hosts(self, job_id: int, hosts: Sequence[str]) -> None:
-        if not hosts:  # most jobs name none, and each statement takes a millisecond
-            return
+    def _add_hosts(self, named: Sequence[tuple[int, str]]) -> None:
+        """Add the hosts of jobs, as far as the catalogue does not have them."""
+        jobs, hosts = [job_id for job_id, _ in named], [host for _, host in named]
         self.connection.execute(
-            "INSERT INTO hosts SELECT $job, host FROM (SELECT unnest($hosts::VARCHAR[]) AS host)"
-            " WHERE host NOT IN (SELECT host FROM hosts WHERE job_id = $job)",
-            {"job": job_id, "hosts": hosts},
+            "INSERT INTO hosts SELECT DISTINCT job_id, host"
+            " FROM (SELECT unnest($jobs::INTEGER[]) AS job_id, unnest($hosts::VARCHAR[]) AS host)"
+            " WHERE (job_id, host) NOT IN (SELECT job_id, host FROM hosts WHERE job_id BETWEEN $first AND $last)",
+            {"jobs": jobs, "hosts": hosts, "first": min(jobs, default=0), "last": max(jobs, default=0)},
         )
 
     def _add_gpus(self, job_id: int, metadata: Mapping[str, Any]) -> None:

@@ -215,16 +215,17 @@ def check_version(
 
 
 def insert(connection: duckdb.DuckDBPyConnection, table: str, *rows: Mapping[str, Any], verb: str = "INSERT") -> None:
-    """Insert rows of the same columns, by their names; a time of any zone as DuckDB keeps it. To plan a statement takes
-    a millisecond, as long as all else.
+    """Insert rows by the names of their columns; a time of any zone as DuckDB keeps it. To plan a statement takes a
+    millisecond, as long as all else, so those of the same columns share one.
     """
-    if not rows:
-        return
-    columns = list(rows[0])
-    stored = [row[column] for row in rows for column in columns]
-    values = ", ".join([f"({', '.join('?' * len(columns))})"] * len(rows))
-    parameters = [naive(value) if isinstance(value, datetime) else value for value in stored]
-    connection.execute(f"{verb} INTO {table} ({', '.join(columns)}) VALUES {values}", parameters)
+    alike: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        alike.setdefault(tuple(row), []).append(row)
+    for columns, of_columns in alike.items():
+        stored = [row[column] for row in of_columns for column in columns]
+        values = ", ".join([f"({', '.join('?' * len(columns))})"] * len(of_columns))
+        parameters = [naive(value) if isinstance(value, datetime) else value for value in stored]
+        connection.execute(f"{verb} INTO {table} ({', '.join(columns)}) VALUES {values}", parameters)
 
 
 def naive(time: datetime) -> datetime:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import polars as pl
@@ -23,7 +23,7 @@ from tracekit.store.connection import insert, naive
 from tracekit.store.frames import frame
 from tracekit.store.incidents import CLEAR_WINDOWS, Incident
 from tracekit.store.possible import stored_account
-from tracekit.store.window import Incoming
+from tracekit.store.window import WrittenWindow
 from tracekit.trace.units import EARLIEST_S
 
 if TYPE_CHECKING:
@@ -347,32 +347,32 @@ class LiveTables:
 
     # ---- writing
 
-    def add_findings(self, job_id: int, number: int, item: Incoming) -> None:
-        """Store the findings of a window that has been written; nothing for an op trace."""
-        if not isinstance(item.findings, Findings):
-            return
-        verdict = item.findings.verdict()
-        leading, metadata = verdict.sightings[:1], item.trace.metadata
-        window = {"job_id": job_id, "number": number}
-        row = {
-            "verdict": verdict.kind,
-            **{column: getattr(verdict, column) for column in ("headline", "share", "confidence", "trust", "fix")},
-            "saved_gpu_hours_per_day": leading[0].saved_gpu_hours_per_day if leading else None,
-            "ranks_missing": _count(metadata.get("missing_ranks")),
-            "dropped_records": _number(metadata.get("dropped_records")),
-        }
-        insert(self.connection, "findings", window | row)
-        self.add_costs(job_id, number, item.findings.report, item.trace.step_starts)
-        costliest = sorted(verdict.sightings, key=lambda sighting: -sighting.cost_s)[:MOST_CULPRITS]
-        culprits = (window | {column: getattr(sighting, column) for column in _OF_CULPRITS} for sighting in costliest)
-        insert(self.connection, "culprits", *culprits)
+    def add_findings(self, windows: Sequence[WrittenWindow]) -> None:
+        """Store the findings of windows that have been written; nothing for one without."""
+        analysed = [(each, each.item.findings) for each in windows if isinstance(each.item.findings, Findings)]
+        rows: dict[str, list[dict[str, Any]]] = {"findings": [], "costs": [], "culprits": []}
+        for each, findings in analysed:
+            verdict, metadata = findings.verdict(), each.item.trace.metadata
+            leading = verdict.sightings[:1]
+            row = {
+                "verdict": verdict.kind,
+                **{column: getattr(verdict, column) for column in ("headline", "share", "confidence", "trust", "fix")},
+                "saved_gpu_hours_per_day": leading[0].saved_gpu_hours_per_day if leading else None,
+                "ranks_missing": _count(metadata.get("missing_ranks")),
+                "dropped_records": _number(metadata.get("dropped_records")),
+            }
+            rows["findings"].append(each.key | row)
+            rows["costs"].append(each.key | _costs(findings.report, each.item.trace.step_starts))
+            costliest = sorted(verdict.sightings, key=lambda sighting: -sighting.cost_s)[:MOST_CULPRITS]
+            rows["culprits"] += [
+                each.key | {column: getattr(one, column) for column in _OF_CULPRITS} for one in costliest
+            ]
+        for table, of_table in rows.items():
+            insert(self.connection, table, *of_table)
 
     def add_costs(self, job_id: int, number: int, report: Report, step_starts: Mapping[int, float]) -> None:
         """Store what the mean step of a window goes to. `step_starts`: as in `costs_of`."""
-        from tracekit.costs.of_report import costs_of  # it knows the detectors, which no reader needs
-
-        content = msgspec.json.encode(costs_of(report, step_starts)).decode()
-        insert(self.connection, "costs", {"job_id": job_id, "number": number, "content": content})
+        insert(self.connection, "costs", {"job_id": job_id, "number": number} | _costs(report, step_starts))
 
     def put_incident(self, job_id: int, incident: Incident) -> None:
         """Insert or update an incident."""
@@ -400,6 +400,13 @@ class LiveTables:
         now = {"job": job_id, "at": naive(ended_at)}
         self.connection.execute("UPDATE watches SET ended_at = $at WHERE job_id = $job", now)
         self.connection.execute("UPDATE incidents SET closed_at = $at WHERE job_id = $job AND closed_at IS NULL", now)
+
+
+def _costs(report: Report, step_starts: Mapping[int, float]) -> dict[str, str]:
+    """The column of what the mean step of a window goes to."""
+    from tracekit.costs.of_report import costs_of  # it knows the detectors, which no reader needs
+
+    return {"content": msgspec.json.encode(costs_of(report, step_starts)).decode()}
 
 
 def _count(value: object) -> int:

@@ -69,8 +69,7 @@ class Store:
                     f"two of the traces have the job name {name!r}; open one, or import one with another --name"
                 )
         with self.writing() as writer:
-            for item in incoming:
-                self._add(writer, item, replace)
+            writer.write([(self._emptied(writer, item, replace), 0, item) for item in incoming])
 
     def append(self, item: Incoming, *, expected: int | None = None) -> int:
         """Add a window to a job, which is created if needed; returns the number of the window.
@@ -98,7 +97,7 @@ class Store:
                     f"{self.path}: another process is adding windows to job {short(item.name)!r}; stop one of the two,"
                     " or choose another --name"
                 )
-            writer.write(job_id, number, item)
+            writer.write([(job_id, number, item)])
             verdict = item.findings.verdict() if isinstance(item.findings, Findings) else None
             if verdict is not None:
                 now, before = datetime.now(UTC), catalogue.live.unsettled(item.name)
@@ -198,7 +197,8 @@ class Store:
         with self._folder_to_write() as folder, changing(folder, rebuilding=rebuilding) as writer:
             yield writer
 
-    def _add(self, writer: Writer, item: Incoming, replace: bool) -> None:
+    def _emptied(self, writer: Writer, item: Incoming, replace: bool) -> int:
+        """The number of the job to be added, which has no window."""
         catalogue = writer.catalogue
         if catalogue.holds(item.name):
             if not replace:
@@ -207,7 +207,7 @@ class Store:
                 )
             windows = catalogue.windows(item.name)
             writer.remove(windows[0].job_id, windows)
-        writer.write(catalogue.ensured(item.name, item.source), 0, item)
+        return catalogue.ensured(item.name, item.source)
 
     def _check_name(self, name: str) -> None:
         if encodable(name) != name:

@@ -89,6 +89,22 @@ class Incoming:
     findings: Findings | Unanalysed | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class WrittenWindow:
+    """A window whose `files` have been written, and which the catalogue does not name yet."""
+
+    job_id: int
+    number: int
+    item: Incoming
+    files: Mapping[WindowPart, StoredFile]
+    added_at: datetime
+
+    @property
+    def key(self) -> dict[str, int]:
+        """What its rows in the catalogue have in common."""
+        return {"job_id": self.job_id, "number": self.number}
+
+
 def known_starts(row: Mapping[str, Any]) -> dict[int, float]:
     """When the first and the last step of a window began, from its row in the catalogue: seconds since the epoch; none
     where unknown.

@@ -15,7 +15,7 @@ from tracekit.store.catalogue import Catalogue
 from tracekit.store.catalogue_file import CatalogueCopy, catalogue_copy, locked
 from tracekit.store.connection import OF_JOBS, OF_WINDOWS, connected
 from tracekit.store.folder import Folder
-from tracekit.store.window import Incoming, StoredWindow, WindowPart, known_starts
+from tracekit.store.window import Incoming, StoredWindow, WindowPart, WrittenWindow, known_starts
 
 
 @contextmanager
@@ -73,12 +73,15 @@ class Writer:
     catalogue: Catalogue
     removes: bool = False
 
-    def write(self, job_id: int, number: int, item: Incoming) -> None:
-        """Write the files of a window and name them. Raises OSError."""
-        self.folder.check_free(job_id, number)  # a note of what others have written would be its end
-        self.folder.note_unfinished([(job_id, number)])
-        files = self.folder.write_window(job_id, number, item)
-        self.catalogue.add_window(job_id, number, item, files, datetime.now(UTC))
+    def write(self, windows: Sequence[tuple[int, int, Incoming]]) -> None:
+        """Write the files of windows, given with their jobs and numbers, and name them. Raises OSError."""
+        written = []
+        for job_id, number, item in windows:
+            self.folder.check_free(job_id, number)  # a note of what others have written would be its end
+            self.folder.note_unfinished([(job_id, number)])
+            files = self.folder.write_window(job_id, number, item)
+            written.append(WrittenWindow(job_id, number, item, files, datetime.now(UTC)))
+        self.catalogue.add_windows(written)
 
     def replace_findings(self, window: StoredWindow, item: Incoming) -> None:
         """Replace the findings of a window; its ops stay. Raises OSError."""
