@@ -57,7 +57,7 @@ def axis_of(rows: Sequence[Row], lengths_s: Sequence[float]) -> Axis:
         if is_dated:
             start_s = row["started_at"] - origin_s
             start_s = at_s if start_s < at_s + _LEAST_S else start_s
-            stretches.append(Stretch(start_s, start_s + max(_clocked_s(row), length_s), is_dated))
+            stretches.append(Stretch(start_s, start_s + _clocked_s(row), is_dated))
         else:
             stretches.append(Stretch(at_s, at_s + length_s, is_dated))
         at_s = stretches[-1].until_s

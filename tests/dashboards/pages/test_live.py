@@ -53,7 +53,7 @@ def test_the_link_of_an_alert_opens_the_page_of_that_window(live_store: Path, pa
     newest = pages.text("/job", job="live")
     assert "Window 2 of 0 to 2, steps 0 to 3" in newest
     # An hour lies between windows 0 and 1.
-    assert newest.splitlines()[1].startswith("straggler, 0.5% of the run (26.9% of its recorded steps) lost")
+    assert newest.splitlines()[1].startswith("straggler, 0.2% of the run (14.3% of its recorded steps) lost")
 
 
 def test_the_link_that_an_alert_carries_opens_a_page_that_names_the_culprit(tmp_path: Path) -> None:
