@@ -15,7 +15,7 @@ from dash.development.base_component import Component
 from tracekit.base.text import short
 from tracekit.dashboards.browser.data.queries import Stored
 from tracekit.dashboards.browser.figures.gpu_pictures import expert_loads, metric_band, rank_times
-from tracekit.dashboards.browser.ui.components import figure_panel, folded_panel, href, panel, row_table
+from tracekit.dashboards.browser.ui.components import figure_panel, folded_panel, href, note, panel, row_table
 from tracekit.dashboards.browser.ui.context import viewer
 from tracekit.dashboards.words import figure_columns
 from tracekit.report.report import Report
@@ -90,4 +90,5 @@ def sections(report: Report) -> list[Component]:
 
 
 def _table(section: Table) -> Component:
-    return panel(section.title, row_table(section.heads, section.rows, section.title, figure_columns(section)))
+    table = row_table(section.heads, section.rows, section.title, figure_columns(section))
+    return panel(section.title, table, note(section.note) if section.note else None)
