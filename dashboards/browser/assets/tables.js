@@ -5,7 +5,7 @@
 (function () {
   "use strict";
 
-  const LEAST_PX = 120, READABLE_PX = 360, HEAD_PX = 108, PHONE_PX = 700;
+  const LEAST_PX = 120, READABLE_PX = 360, HEAD_PX = 100, PHONE_PX = 700;
   const LONG_PX = 300, SENTENCE_PX = 480, HEAD_LETTERS = 12;
 
   // The widths of the columns if no cell wrapped; none if some cell spans several in every row.
