@@ -43,14 +43,14 @@ def loss_sentence(job: PipelineSubject, parts: Parts, loss: LossWithCauses, *oth
     if loss.kind is not LossKind.STRAGGLER:
         on = f" on {place.words}" if place else ""
         went_to = detector_of(first.kind).lost_to or _WENT_TO.get(loss.kind, "are lost")
-        with_others = f"; with {_others(more)} {seconds(loss.explained_s)}" if more else ""
+        with_others = f"; {seconds(loss.explained_s)} together with {_others(more)}" if more else ""
         return f"{seconds(first.saved_s)} of every {seconds(step_s)} step {went_to}{on}: {effect}{with_others}"
     share = _share_of_step(job, first)
     said = f"{effect}, which costs {share}"
     if place is not None:
         said = f"{place.words} {place.verb('costs', 'cost')} {share}: {effect}"
     if more:
-        said += f"; with {_others(more)} {part_of_step(job, loss.explained_s)}"
+        said += f"; {part_of_step(job, loss.explained_s)} together with {_others(more)}"
     return said
 
 

@@ -53,7 +53,7 @@ class Names(Struct, frozen=True):
             return self._links(where.links)
         if where.pp_ranks:
             stages = _several("stage", where.pp_ranks)
-            return Phrase(f"chunk {listed(where.chunks)} of {stages.words}", False) if where.chunks else stages
+            return Phrase(f"model chunk {listed(where.chunks)} of {stages.words}", False) if where.chunks else stages
         if where.dp_ranks and self.stages == 1:
             return self._workers([Worker(dp_rank, 0) for dp_rank in where.dp_ranks])
         return _several("DP rank", where.dp_ranks) if where.dp_ranks else None

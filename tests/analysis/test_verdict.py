@@ -240,7 +240,7 @@ def test_the_first_line_says_what_the_first_cause_costs_alone_and_what_all_of_th
     without_both_s = step_times(job.replay, [cause.change for cause in found.causes if cause.change]).mean()
     assert min(first.saved_s, second.saved_s) > 0.05 * step_s
     assert f" {first.saved_s / step_s:.0%} of each step: {main_clause(first.effect)}" in found.verdict.sentence
-    assert found.verdict.sentence.endswith(f"; with another cause {1 - without_both_s / step_s:.0%}")
+    assert found.verdict.sentence.endswith(f"; {1 - without_both_s / step_s:.0%} together with another cause")
 
 
 def test_a_small_cause_does_not_hide_that_communication_binds_the_job():

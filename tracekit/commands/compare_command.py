@@ -23,7 +23,7 @@ from tracekit.commands.options import PATH, UNIT, JobArguments, console
 @click.argument("after", metavar="B", shell_complete=traces_or_job_names)
 @click.option("--layout", type=PATH, help="YAML file with the parallel sizes of published traces.")
 @click.option("--unit", type=UNIT, help="Unit of the times in both traces [default: s].")
-@click.option("--store", type=PATH, help="A and B are jobs in this store, of each the newest window.")
+@click.option("--store", type=PATH, help="A and B are jobs in this store: their newest windows.")
 @click.option("--fix", metavar="NAME", help="The fix of A that B has, by its kind or title: keep what it gave back.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def compare_command(

@@ -74,8 +74,8 @@ def culprits_command(
     With --history, each node is compared with itself in earlier windows of the store, of jobs that gave it the same
     work: a node that became slower is named even if all its peers did, too. No hardware evidence, so only a suspect.
 
-    Exit codes: 0 all culprits have a node, 5 nobody is to blame, the report cannot be trusted, or a script gets no node
-    (slurm: no output), 6 the node of a culprit is unknown (slurm: the others).
+    Exit codes: 0 all culprits have a node, 5 no rank is to blame, the report cannot be trusted, or a script gets no
+    node (slurm: no output), 6 the node of a culprit is unknown (slurm: the others).
     """
     _check_parts(part)
     if history:

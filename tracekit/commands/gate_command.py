@@ -54,7 +54,7 @@ def gate_command(
     """Has RUN become slower than a baseline, by more than a limit and beyond the noise?
 
     Judges the step and its parts: kinds of ops, phases and kernels, on the mean rank. Exits with 0 if all of them pass,
-    3 if one is a regression, 5 if the noise does not allow to tell, as with one baseline alone.
+    3 if one is a regression, 5 if noise hides the answer, as with a single baseline.
     """
     from tracekit.analysis.attribution.gate import Outcome
     from tracekit.analysis.job.gate_jobs import gate

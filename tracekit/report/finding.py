@@ -77,7 +77,7 @@ class Place(Struct, frozen=True):
         if self.links:
             parts.append("; ".join(str(link) for link in self.links))
         if self.pp_ranks:
-            of = f"chunk {_listed(self.chunks)} of " if self.chunks else ""
+            of = f"model chunk {_listed(self.chunks)} of " if self.chunks else ""
             parts.append(f"{of}stage {_listed(self.pp_ranks)}")
         if self.dp_ranks:
             parts.append("dp " + _listed(self.dp_ranks))

@@ -1,11 +1,12 @@
-// Tables that fit: a column whose cells wrap is at least LEAST_PX wide, one of sentences READABLE_PX. Where a table has no
-// room for that, panels side by side come below each other (`data-single` in tracekit.css). A table that still has none,
-// and any on a phone, becomes blocks (`data-stacked`): one for each row, in which every cell but the first names its
-// column, and cells without a value are left out.
+// Tables that fit: a column whose cells wrap is at least LEAST_PX wide, one of sentences READABLE_PX, one with a heading
+// of several words HEAD_PX. Where a table has no room for that, panels side by side come below each other (`data-single`
+// in tracekit.css). A table that still has none, and any on a phone, becomes blocks (`data-stacked`): one for each row,
+// in which every cell but the first names its column, and cells without a value are left out.
 (function () {
   "use strict";
 
-  const LEAST_PX = 120, READABLE_PX = 360, LONG_PX = 300, SENTENCE_PX = 480, PHONE_PX = 700;
+  const LEAST_PX = 120, READABLE_PX = 360, HEAD_PX = 100, PHONE_PX = 700;
+  const LONG_PX = 300, SENTENCE_PX = 480, HEAD_LETTERS = 12;
 
   // The widths of the columns if no cell wrapped; none if some cell spans several in every row.
   function natural(table) {
@@ -23,7 +24,8 @@
     delete frame.dataset.stacked;
     const widths = natural(table), heads = [...table.tHead.rows[0].cells];
     heads.forEach((head, at) => {
-      head.style.minWidth = `${Math.min(widths[at] || 0, widths[at] > SENTENCE_PX ? READABLE_PX : LEAST_PX)}px`;
+      const least = Math.min(widths[at] || 0, widths[at] > SENTENCE_PX ? READABLE_PX : LEAST_PX);
+      head.style.minWidth = `${Math.max(least, head.textContent.length > HEAD_LETTERS ? HEAD_PX : 0)}px`;
     });
     if (window.innerWidth >= PHONE_PX && frame.scrollWidth <= frame.clientWidth) return;
     const row = frame.closest(".row:not([data-single])");

@@ -170,7 +170,7 @@ def _at(report: Report, where: Place) -> Iterator[Suggestion]:
         stages = ",".join(map(str, where.pp_ranks))
         chunks = ",".join(map(str, where.chunks))
         query = f"stage={stages} and compute" + (f" and chunk={chunks}" if chunks else "")
-        of = f"chunk {chunks} of " if chunks else ""
+        of = f"model chunk {chunks} of " if chunks else ""
         yield Suggestion(f"Computes of {of}stage {stages} like peers", WhatifQuery(query))
     elif not workers and 0 < len(where.steps) <= MOST_STEPS:
         yield Suggestion("Slow steps like others", WhatifQuery(f"step={','.join(map(str, where.steps))}"))

@@ -14,7 +14,7 @@ from dash.development.base_component import Component
 
 from tracekit.dashboards.browser.data.queries import Stored
 from tracekit.dashboards.browser.figures.gpu_pictures import rank_times
-from tracekit.dashboards.browser.ui.components import figure_panel, folded_panel, href, panel, row_table
+from tracekit.dashboards.browser.ui.components import figure_panel, folded_panel, href, note, panel, row_table
 from tracekit.dashboards.browser.ui.context import viewer
 from tracekit.dashboards.figures.sections import picture
 from tracekit.dashboards.words import figure_columns
@@ -86,4 +86,5 @@ def sections(report: Report) -> list[Component]:
 
 
 def _table(section: Table) -> Component:
-    return panel(section.title, row_table(section.heads, section.rows, section.title, figure_columns(section)))
+    table = row_table(section.heads, section.rows, section.title, figure_columns(section))
+    return panel(section.title, table, note(section.note) if section.note else None)

@@ -18,7 +18,7 @@ GLOSSARY: Final[dict[str, str]] = {
     "trust": "Whether the replay explains the recording: replay error and launch delays both at most 5%.",
     "replay error": "How far the replay with launch delays is from the recorded step time.",
     "worker": "One data-parallel rank x pipeline stage cell, with all its tensor- and context-parallel ranks.",
-    "stage": "Pipeline stage, pp_rank: a slice of the model's layers.",
+    "stage": "Pipeline stage, pp_rank: a slice of the model's layers, or several with interleaving: its model chunks.",
     "op kind": "What an operation does: forward-compute, backward-send, grads-reduce-scatter ...",
     "peers": "Ops of the same kind on other workers and microbatches of the step.",
     "fix": "What to do about it; its price is the step time of a replay, with its error.",

@@ -80,12 +80,12 @@ def _row(handled: Handled) -> list[Any]:
     what += [*([folded(f"Earlier: {len(history) - 1}", *history[:-1])] if history[1:] else []), *history[-1:]]
     return [
         [f"{incident.incident_id} ", *_state(handled)],
-        html.Td(dcc.Link(short(incident.job), href=href("/job", job=incident.job)), className="short"),
+        dcc.Link(short(incident.job), href=href("/job", job=incident.job)),
         what,
         percent(incident.cause.share),
         "-" if handled.lost is None else f"{handled.lost:,.1f}",
         [html.Span(short(owner_of(handled.changes) or "none")), *([" ", _button(handled)] if is_open else [])],
-        html.Td(since_words(incident, viewer().moment), className="short"),
+        since_words(incident, viewer().moment),
         [lasted(incident), html.Div(printable(incident.closed_because or ""), className="note")],
     ]
 

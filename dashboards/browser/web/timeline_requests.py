@@ -390,14 +390,15 @@ def _slowest(texts: Mapping[str, str]) -> flask.Response:
 
 def _longest(ops: StreamOps, table: pl.DataFrame) -> dict[str, Any]:
     """The longest ops of ranks, in the form of the slowest."""
-    heads = ["rank", "on", "kind", "op", "start", "duration"]
+    heads = ["Rank", "Track", "Kind", "Op", "Start", "Duration"]
+    each_s, unit = (1e-3, "ms") if (table["start_s"] < 1).all() else (1.0, "s")
     rows = [
         {
             "name": f"{row['rank']},0,{LANE_OP},{row['seq']}",
             "cells": [
                 ops.who(row["rank"]),
-                *(cut(row[name], LONGEST_NAME) for name in heads[1:4]),
-                f"{row['start_s'] * 1e3:,.3f} ms",
+                *(cut(row[name], LONGEST_NAME) for name in ("on", "kind", "op")),
+                f"{row['start_s'] / each_s:,.3f} {unit}",
                 seconds(row["duration_s"]),
             ],
         }

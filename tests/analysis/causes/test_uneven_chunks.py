@@ -49,12 +49,12 @@ def test_a_chunk_with_more_work_is_named_and_priced_by_replay(
     (cause,) = (one for one in found.causes if one.kind == "stage-imbalance")
     chunk, stage = divmod(next(iter(longer))[1], P)
     assert (cause.where.pp_ranks, cause.where.chunks, cause.effect) == ((stage,), (chunk,), effect)
-    assert str(cause.where) == f"chunk {chunk} of stage {stage}"
+    assert str(cause.where) == f"model chunk {chunk} of stage {stage}"
     even, uneven = (mean(one.window for one in lanes(of).values()) for of in ({}, longer))
     assert cause.saved_s == pytest.approx(uneven - even)
     (fix,) = (one for one in found.fixes if one.kind == "even-chunks")
     assert fix.saved_s == pytest.approx(uneven - even)
-    assert fix.title.startswith(f"Make chunk {chunk} of stage {stage} as fast as other chunks")
+    assert fix.title.startswith(f"Make model chunk {chunk} of stage {stage} as fast as other chunks")
 
 
 def test_if_both_directions_are_slower_each_has_a_price_of_its_own() -> None:
