@@ -81,7 +81,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[Source, ...]:
         Source(folder / "pipeline.parquet", folder / "pipeline_healthy.parquet", 1, "n1", "bad-worker", "slow job",
                "a pipeline trace"),
         Source(folder / "ops.parquet", folder / "ops_healthy.parquet", 1, "n1", "bad-worker", "ops", "an op trace"),
-        Source(RECORDING, RECORDING, 2, "simulated", "late-data-loading", "gpu_slow_input", "of torch.profiler",
+        Source(RECORDING, RECORDING, 2, "node-0", "late-data-loading", "gpu_slow_input", "of torch.profiler",
                "recording"),
         Source(folder / "rl.jsonl", folder / "rl_healthy.jsonl", None, None, "sync", "rl.jsonl", "of post-training"),
     )  # fmt: skip

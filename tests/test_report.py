@@ -174,7 +174,7 @@ def test_compare_prints_what_the_page_explains() -> None:
 def test_the_culprit_of_a_recording_has_the_findings_on_its_rank() -> None:
     content = load(SAMPLES / "gpu_slow_input").whatif().to_dict()
     (culprit, causes), verdict = (content["verdict"]["culprit"], content["causes"]), content["verdict"]
-    assert (culprit["rank"], culprit["host"]) == (2, "simulated")
+    assert (culprit["rank"], culprit["host"]) == (2, "node-0")
     assert [(one["cause"], one["saved_s"]) for one in culprit["causes"]] == [
         (one["kind"], one["saved_s"]) for one in causes if one["where"]["ranks"] == [2]
     ]

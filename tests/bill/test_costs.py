@@ -21,7 +21,7 @@ def cause(kind: str, saved_s: float, alone_s: float = 0.0, **where: object) -> d
     return {"kind": kind, "saved_s": saved_s, "alone_s": alone_s, "where": where}
 
 
-#: What a GPU did, and where a step of post-training went, but for what a test states.
+#: What a GPU did, but for what a test states.
 GPU = {
     **dict.fromkeys(("rank", "recording_s", "span_s", "idle_s", "after_last_s"), 0),
     **dict.fromkeys(("idle_by_reason", "ops", "synchronisations", "transfers", "findings"), ()),
@@ -31,12 +31,6 @@ GPU = {
     "before_first": {"seconds": 0.0, "by_reason": {}, "names": ()},
     "launch": dict.fromkeys(("calls", "call_s", "short_kernels", "short_s", "kernels", "kernel_s"), 0),
     "steps": {"count": 0, "mean_s": None},
-}
-RL = {
-    **dict.fromkeys(("replayed_s", "trainer_wait_s", "staleness", "flagged", "doubt", "leading", "generation")),
-    **dict.fromkeys(("unlike", "sides", "tools")),
-    **dict.fromkeys(("phases", "losses", "what_if", "left_out", "restarts"), ()),
-    "step_s": 10.0,
 }
 
 
@@ -202,9 +196,14 @@ def test_of_a_recording_only_what_gpus_compute_is_useful() -> None:
 @pytest.mark.parametrize(("basis", "decoded_s"), [("trajectories", 5.0), ("phases", 0.0)])
 def test_of_post_training_only_what_engines_decode_is_useful(basis: str, decoded_s: float) -> None:
     """A generation of 8 s with a tail of 3 s."""
-    run = {"format": "made", "steps": 7, "trajectories": 0, "engines": 1, "basis": basis}
-    rl = RL | {"job": run, "generation_s": 8.0, "unaccounted_s": 1.0, "length_s": 70.0}
-    found = costs({"tail": 3.0}, [cause("tail", 3.0, 3.0), cause("sync", 0.5, 0.5)], source="rl", rl=rl)
+    found = costs(
+        {"tail": 3.0},
+        [cause("tail", 3.0, 3.0), cause("sync", 0.5, 0.5)],
+        job={"source": "rl", "gpus": 4, "basis": basis},
+        generation_s=8.0,
+        unaccounted_s=1.0,
+        length_s=70.0,
+    )
     assert found.length_s == 70.0
     assert found.claims == (
         (BillPart.POST_TRAINING, "tail", 3.0),

@@ -90,7 +90,7 @@ class Writer:
         files = self.folder.replace_findings(window.job_id, window.number, item)
         self.catalogue.delete(OF_WINDOWS, **place)
         ops = {WindowPart.OPS: window.files[WindowPart.OPS]}
-        self.catalogue.add_window(window.job_id, window.number, item, ops | files, window.added_at)
+        self.catalogue.add_windows([WrittenWindow(window.job_id, window.number, item, ops | files, window.added_at)])
 
     def fill_costs(self) -> None:
         """Store the costs of the windows that an older version has written: those that their reports show."""
