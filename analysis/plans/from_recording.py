@@ -238,7 +238,9 @@ def _reduced(job: PipelineSubject, gradients: Gradients, sizes_mb: Floats, split
     takes_s = float((cost.fixed_s + cost.per_mb_s * recorded.size_mb).sum())
     least_rate = 1 - cost.reduce_rate  # what the reduction gets, the backward loses
     if delay_s is not None:
-        least_rate = recorded.compute_rate(delay_s + STANDARD_ERRORS * gradients.delay_error_s)
+        seen_rate = recorded.compute_rate(delay_s + STANDARD_ERRORS * gradients.delay_error_s)
+        # Other backwards of a step show all of the delay; processor time shows waits for cores, not for shared memory.
+        least_rate = seen_rate if _microbatches(job) > 1 else min(least_rate, seen_rate)
     return _Reduced(
         cost, buckets, tuple(notes), fitted.error, takes_s, fitted.unsure_s, backward_s, max(least_rate, LEAST_RATE)
     )
