@@ -7,7 +7,6 @@ the cost of reductions of several sizes, neither; without layers, nothing moves 
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Literal
 
 import msgspec
@@ -171,7 +170,7 @@ def _calibrated(job: PipelineSubject, recorded: RecordedModel, reduced: _Reduced
         best = search(model, None).plans[0].plan
         slower = replace(model, reduce=replace(model.reduce, compute_rate=reduced.least_rate))
         gains_s = [timed(each, each.now).step_time_s - timed(each, best).step_time_s for each in (model, slower)]
-        error = math.hypot(error, max(gains_s[0] - gains_s[1], 0.0) / recorded_s)
+        error += max(gains_s[0] - gains_s[1], 0.0) / recorded_s  # a bound, not chance: it adds up
         if gains_s[0] <= max(recorded_s, modelled_s) * error:
             model, notes = replace(model, space=replace(model.space, buckets="fixed")), (*notes, BEST_SIZE)
     return replace(recorded, model=model, error=error, notes=notes)
