@@ -217,7 +217,7 @@ def test_a_repair_forgets_no_job_while_the_folder_of_all_files_is_away(store: St
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", ["Catalogue.add_window", "CatalogueCopy.put", "Folder.forget_unfinished"])
+@pytest.mark.parametrize("moment", ["Catalogue.add_windows", "CatalogueCopy.put", "Folder.forget_unfinished"])
 def test_what_a_living_writer_has_not_finished_is_no_damage_and_what_a_killed_one_left_is(
     moment: str, store: Store
 ) -> None:

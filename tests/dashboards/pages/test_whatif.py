@@ -209,6 +209,7 @@ def test_bars_stand_for_the_kept_scenarios_beside_the_job_as_it_ran(visit: Visit
     page.wait_for_selector("#whatif-bars .bar >> nth=2")
     labels = page.locator("#whatif-bars .down").all_text_contents()
     assert set(labels) == {"as it ran", "1  worker=1,2 as fast as peers", "2  communication as fast as peers"}
+    clicks.unfold(page)
     csv = page.locator("#whatif-kept a", has_text="CSV").get_attribute("href")
     assert csv is not None
     assert csv.startswith("data:text/csv")

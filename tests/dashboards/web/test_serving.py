@@ -21,6 +21,7 @@ import pytest
 from playwright.sync_api import Page
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.dashboards.clicks import unfold
 from tests.dashboards.conftest import SAMPLES, Serving
 from tests.dashboards.page_text import Pages, sent
 from tests.handmade import run, run_process, slow_trace
@@ -215,6 +216,7 @@ class TestBrokenAndHostile:
         page.click("#jobs a.job")
         page.wait_for_selector(".job-title")
         assert name[:60] in page.inner_text("h1")
+        unfold(page)
         assert "<b>source</b>" in (page.text_content("#page") or "")
         assert page.locator("#page script, #page img").count() == 0
         visit(f"/timeline?{urlencode({'job': name, 'op': '1,0,backward-compute,1'})}", base=base, within=page)
