@@ -25,7 +25,7 @@ from tracekit.analysis.attribution.attribution import Attribution
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.base.errors import TracekitError
 from tracekit.synth import Schedule, SlowNic, SlowP2pLink, SlowWorker, SynthSpec, synthesize
-from tracekit.synth.job_shape import InjectedCause
+from tracekit.synth.injected_causes import InjectedCause
 from tracekit.trace.model import OpKind
 
 SAMPLES = Path(__file__).parents[1] / "sample_traces"

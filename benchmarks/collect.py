@@ -224,9 +224,7 @@ def _collective_costs(folder: Path, rank: int, calls: int, turns: int) -> dict[s
     from torch.distributed import _functional_collectives as functional
 
     from tracekit.collectors.record.collectives import SessionCollectives
-    from tracekit.collectors.record.hooks_comm import CollectiveHooks
-    from tracekit.collectors.record.hooks_functional import FunctionalHooks
-    from tracekit.collectors.record.hooks_reducer import ReducerHooks
+    from tracekit.collectors.record.hooks_comm import CollectiveHooks, FunctionalHooks, ReducerHooks
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=2, store=dist.FileStore(str(folder / "store"), 2))
@@ -279,8 +277,7 @@ def _bucket_costs(folder: Path) -> dict[str, tuple[float, float]]:
     import torch.distributed as dist
 
     from tracekit.collectors.record.collectives import SessionCollectives
-    from tracekit.collectors.record.hooks_comm import CollectiveHooks
-    from tracekit.collectors.record.hooks_reducer import DispatcherKernel, ReducerHooks, below_autograd
+    from tracekit.collectors.record.hooks_comm import CollectiveHooks, DispatcherKernel, ReducerHooks, below_autograd
 
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
     session = _session(folder, 0, 1)

@@ -195,8 +195,7 @@ def _ops(path: Path) -> int:
 def _kernel(trace: Measured) -> str:
     """Op-replays per second of the kernel alone."""
     import tracekit as library
-    from tracekit.analysis.whatif.interventions import changed
-    from tracekit.analysis.whatif.paper import ORIGINAL, RECORDED
+    from tracekit.analysis.whatif.interventions import ORIGINAL, RECORDED, changed
 
     replay = library.load(trace.path).replay
     rows = []
@@ -213,8 +212,7 @@ def _kernel(trace: Measured) -> str:
 def _op_graph() -> str:
     """One step: two streams a rank, a launch for every other op, a collective every 50 ops."""
     from tracekit.analysis.attribution.by_label import attribute_by
-    from tracekit.analysis.graph.fold import fold
-    from tracekit.analysis.graph.op_graph import OpGraph
+    from tracekit.analysis.graph.op_graph import OpGraph, fold
     from tracekit.analysis.replay.costs import measure_op_durations
     from tracekit.analysis.replay.graph_replay import GraphReplay
     from tracekit.analysis.replay.kernel import Costs, replay_lanes

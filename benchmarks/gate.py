@@ -14,8 +14,8 @@ import numpy as np
 import polars as pl
 
 from benchmarks.measure import table
+from tracekit.analysis.attribution.by_label import StepsSpent
 from tracekit.analysis.attribution.gate import Gate, Outcome, Runs, judge
-from tracekit.analysis.attribution.spent import StepsSpent
 from tracekit.analysis.job.gate_jobs import gate
 from tracekit.analysis.job.graph import GraphJob
 from tracekit.trace.model import ProcessGroup

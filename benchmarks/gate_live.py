@@ -19,8 +19,8 @@ import numpy as np
 
 from benchmarks.measure import table, tracekit
 from tracekit.analysis.attribution import gate
+from tracekit.analysis.attribution.by_label import SpentPart, StepsSpent
 from tracekit.analysis.attribution.gate import SMALLEST_WHOLE, Gate, Outcome, Runs
-from tracekit.analysis.attribution.spent import SpentPart, StepsSpent
 from tracekit.sources.load import load
 
 SCRIPT = Path(__file__).resolve().parents[1] / "tests" / "collectors" / "scripts" / "dp2_pp2.py"

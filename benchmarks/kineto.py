@@ -20,7 +20,7 @@ from judges.kinetoinject import Delay, Moments
 from judges.kinetosim import Job, Trouble
 from tracekit.analysis.gpu.behind import BlamedRank, find_culprit, saved_by_rank
 from tracekit.analysis.gpu.pace import PaceOfPeers
-from tracekit.analysis.gpu.waits import measure_waits
+from tracekit.analysis.gpu.recorded import measure_waits
 from tracekit.analysis.job.graph import RecordingJob
 from tracekit.report.report import Report
 from tracekit.sources.load import load
@@ -43,7 +43,7 @@ TROUBLES = {
 #: Troubles that a step of one CUDA graph can have, since the host is not involved between its kernels.
 GRAPH_TROUBLES = ("bad-worker", "late-data-loading", "data-skew", "python-gc", "slow-nic")
 _READ = (
-    "import pathlib, sys; from tracekit.collectors.importers.kineto.reading import read_file;"
+    "import pathlib, sys; from tracekit.collectors.importers.kineto.rank_columns import read_file;"
     " read_file(pathlib.Path(sys.argv[1]))"
 )
 REAL = ("torchrec_resnet18_2", "torchrec_sst_2b", "amd_ddp4")

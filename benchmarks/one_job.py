@@ -21,9 +21,8 @@ import polars as pl
 
 from benchmarks.measure import descendants
 from tracekit.synth import SynthSpec, parse_cause, synthesize
-from tracekit.trace.canonical import SCHEMA_VERSION
+from tracekit.trace.canonical import METADATA_KEY, SCHEMA_VERSION
 from tracekit.trace.model import Layout
-from tracekit.trace.parquet_file import METADATA_KEY
 
 #: Different steps to repeat, each time scaled by a factor of its own.
 DISTINCT = 4

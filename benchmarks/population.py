@@ -20,8 +20,15 @@ import numpy as np
 import polars as pl
 
 from tracekit.base.errors import SelectionError
-from tracekit.synth.injected_causes import PythonGc, SequenceLengthImbalance, SlowHost, SlowLastStage, SlowWorker
-from tracekit.synth.job_shape import InjectedCause, require
+from tracekit.synth.injected_causes import (
+    InjectedCause,
+    PythonGc,
+    SequenceLengthImbalance,
+    SlowHost,
+    SlowLastStage,
+    SlowWorker,
+    require,
+)
 from tracekit.synth.simulate import EPOCH_S, SynthSpec, simulated_slowdown, synthesize
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Layout

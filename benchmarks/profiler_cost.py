@@ -22,8 +22,8 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from tracekit.collectors.importers.kineto.measured_cost import OF_FUNCTION_GAP, OF_GAP
-from tracekit.collectors.importers.kineto.reading import read_file
+from tracekit.collectors.importers.kineto.host_work import OF_FUNCTION_GAP, OF_GAP
+from tracekit.collectors.importers.kineto.rank_columns import read_file
 
 _STEPS, _WARM = 12, 3
 Step = Callable[[], object]

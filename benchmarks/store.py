@@ -16,8 +16,8 @@ import numpy as np
 from benchmarks.measure import measure, table, tracekit
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.store import Incoming, Store
+from tracekit.store.catalogue_rows import WrittenWindow
 from tracekit.store.folder import Folder
-from tracekit.store.window import WrittenWindow
 from tracekit.synth import SynthSpec, synthesize
 from tracekit.trace.model import Layout
 

@@ -28,7 +28,7 @@ from tracekit.collectors.merge.merge import merge_attempt
 from tracekit.collectors.run_directory.follow import AttemptFollower
 from tracekit.live import watch, windows
 from tracekit.live.metrics import StoreMetrics, remembered
-from tracekit.live.notify import Notifier
+from tracekit.live.receivers import Notifier
 from tracekit.live.run import LiveOptions, LiveRun
 from tracekit.live.windows import WindowSize
 from tracekit.report.findings import Findings

@@ -1,21 +1,33 @@
-"""The text of a report: rows and tables. Terminal, Markdown, HTML and notebooks each lay them out in their own way.
-
-In: a `Report`. Out: names, sentences and `Table`s, without markup. Nothing is computed here.
+"""The text of a report: names, rows and tables, the verdict of a run, and pictures in characters.
+Terminal, Markdown, HTML and notebooks show the same.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime, tzinfo
+from typing import assert_never
+
+import numpy as np
 
 from tracekit.analysis.replay.method import Method
-from tracekit.base.text import counted, main_clause, percent_sure, seconds, short, with_error
-from tracekit.dashboards.run_words import run_rows, since_words
-from tracekit.report.answer import Answer
-from tracekit.report.conclusions import Fix
+from tracekit.base.text import (
+    counted,
+    main_clause,
+    percent_sure,
+    printable,
+    ranks_text,
+    seconds,
+    short,
+    three_digits,
+    with_error,
+)
+from tracekit.report.conclusions import Answer, Fix, RunCause, RunVerdict, State
+from tracekit.report.finding import LossKind, kind_words
 from tracekit.report.report import Report
-from tracekit.report.rows import OfWorker
-from tracekit.report.section import Section, Table
+from tracekit.report.tables import BarTimeline, OfWorker, Picture, Section, Series, ShareGrid, Table
+from tracekit.trace.units import EARLIEST_S
 
 #: Limits of further causes, clocks and stalls in an answer.
 MOST_CAUSES = 3
@@ -151,3 +163,259 @@ def published_instead(report: Report) -> str:
     if abs(report.slowdown / method.published_slowdown - 1) <= _LARGEST_DIFFERENCE:
         return ""
     return f"S = {method.published_slowdown:.2f}: {'; '.join(method.differs_because)}"
+
+
+#: Further causes that get a sentence each, and the share of the run that these cost at least.
+_MOST_RUN_CAUSES, _SMALLEST_SHARE = 3, 0.005
+#: What took less time than this, seconds, is told to the second.
+_SHORT_S = 600
+#: A verdict that covers less of the run says so.
+_COVERED = 0.9
+#: Of a run of which less is covered, a share of all its time says little about its steps.
+_SPARSE = 0.5
+_STATES = {
+    State.OPEN: "it goes on",
+    State.OVER: "it is over",
+    State.ENDED: "it lasted until the job ended",
+}
+
+
+def run_of_several(report: Report) -> RunVerdict | None:
+    """The verdict of a run of several windows, of which the report is about the newest; None for other reports."""
+    return report.run if report.run and report.run.windows > 1 else None
+
+
+def first_line(report: Report, zone: tzinfo = UTC) -> tuple[LossKind, str, str]:
+    """The kind of loss, its label and the first sentence of a report: about the run if it has several windows whose
+    losses are known.
+    """
+    run, verdict = run_of_several(report), report.verdict
+    if run is None or not run.recorded_s:
+        return verdict.kind, f"{report.caveat}{verdict.label.upper()}", report.answer.headline
+    kind = run_kind(run)
+    return kind, str(kind).upper(), run_sentence(run, zone)
+
+
+def run_kind(run: RunVerdict) -> LossKind:
+    """The kind of loss that cost a run most; balanced if no cause stands out in any window."""
+    return next((one.kind for one in run.alarming if one.kind), LossKind.BALANCED)
+
+
+def run_sentence(run: RunVerdict, zone: tzinfo = UTC) -> str:
+    """The first sentence about a run, without a full stop."""
+    if run.alarming:
+        return cause_sentence(run.alarming[0], zone, run)
+    return f"nothing costs 5% of any window; {share_words(run, run.lost_s)} is lost in all"
+
+
+def share_words(run: RunVerdict, lost_s: float) -> str:
+    """How much of a run so many seconds are: "15.6% of the run". If most of it was not recorded, also of what was."""
+    whole = "the run" if run.of_windows is None else "the chosen range"
+    words = f"{lost_s / run.wall_s if run.wall_s else 0.0:.1%} of {whole}"
+    if run.covered_share < _SPARSE and run.recorded_s:
+        words += f" ({lost_s / run.recorded_s:.1%} of its recorded steps)"
+    return words
+
+
+def cause_sentence(cause: RunCause, zone: tzinfo, run: RunVerdict) -> str:
+    """What one cause cost: `rank 1 on a cost 15.6% of the run, steps 40 to 66, from 10:02 to 10:09 UTC; it is over`. Of
+    several at the same place, with its name.
+    """
+    place = cause.ranks, cause.hosts
+    several = cause.ranks and sum((other.ranks, other.hosts) == place for other in run.alarming) > 1
+    who = f"{who_words(cause)}, {kind_words(cause.cause)}," if several else who_words(cause)
+    parts = [f"{who} cost {share_words(run, cause.lost_s)}", steps_words(cause), times_words(cause, zone)]
+    state = f"; {_STATES[cause.state]}" if run.windows > 1 else ""
+    return f"{', '.join(part for part in parts if part)}{state}"
+
+
+def who_words(cause: RunCause) -> str:
+    """Who or what lost the time: "rank 1 on node-33", "late data loading", "straggler losses without a known cause"."""
+    if cause.ranks:
+        host = f" on {cause.hosts[0]}" if len(cause.hosts) == 1 else ""
+        return f"{ranks_text(cause.ranks)}{host}"
+    return kind_words(cause.cause) if cause.is_known else f"{cause.kind} losses without a known cause"
+
+
+def steps_words(cause: RunCause) -> str:
+    """The steps that a cause slowed down; of one that comes and goes, also how many windows show it."""
+    if cause.first_step is None or cause.first_step == cause.last_step:
+        return "" if cause.first_step is None else f"step {cause.first_step}"
+    steps = f"steps {cause.first_step} to {cause.last_step}"
+    if not cause.clear_windows:
+        return steps
+    return f"{steps} in {cause.windows:,} of {cause.windows + cause.clear_windows:,} windows"
+
+
+def times_words(cause: RunCause, zone: tzinfo = UTC) -> str:
+    """When a cause acted; empty where that is unknown."""
+    since, until = _moment(cause.since, zone), _moment(cause.until, zone)
+    if since is None or until is None:
+        return ""
+    clock = "%H:%M:%S" if (until - since).total_seconds() < _SHORT_S else "%H:%M"
+    dated = clock if since.date() == until.date() else f"%Y-%m-%d {clock}"
+    return f"from {since:{dated}} to {until:{dated}} {until:%Z}"
+
+
+def run_rows(report: Report, zone: tzinfo = UTC) -> Iterator[tuple[str, str]]:
+    """Name and words of what else to say about a run: further causes, what to do, what the verdict covers, and the
+    newest window. Nothing for a report on one window.
+    """
+    run = run_of_several(report)
+    if run is None:
+        return
+    others = [cause for cause in run.alarming[1:] if cause.lost_share >= _SMALLEST_SHARE][:_MOST_RUN_CAUSES]
+    yield from (("" if number else "Then", cause_sentence(cause, zone, run)) for number, cause in enumerate(others))
+    if run.lost_s > 0:
+        hours = three_digits(run.gpu_hours_lost)
+        yield "Lost", f"{hours} GPU-hours in all, {share_words(run, run.lost_s)}; `tracekit bill` has every hour"
+    if advice := run_advice(run, report):
+        yield "Do", advice
+    if covers := coverage_words(run):
+        yield "Covers", covers
+    steps = f"steps {report.by_step[0].step} to {report.by_step[-1].step}" if report.by_step else "the newest window"
+    yield "Now", f"{steps}: {report.caveat}{report.verdict.label}: {report.answer.headline}"
+
+
+def run_advice(run: RunVerdict, report: Report) -> str | None:
+    """What to do first about the worst cause of a run; None without advice, or if the report on its newest window has
+    it.
+    """
+    worst = next(iter(run.alarming), None)
+    if worst is None or worst.do is None or (worst.cause, worst.ranks) in _shown(report):
+        return None
+    match worst.state:
+        case State.OPEN:
+            return worst.do
+        case State.OVER if run.ended is None:
+            return f"should it come back: {_begun(worst.do)}"
+        case _:
+            return f"before the next run: {_begun(worst.do)}"
+
+
+def _begun(advice: str) -> str:
+    """Advice in the middle of a sentence."""
+    return advice[:1].lower() + advice[1:]
+
+
+def coverage_words(run: RunVerdict) -> str:
+    """How much of a run its verdict covers; empty if it is nearly all."""
+    covered = []
+    if run.of_windows is not None:
+        covered.append(f"{run.windows:,} of {run.of_windows:,} windows, steps {run.first_step} to {run.last_step}")
+    if run.covered_share < _COVERED:
+        covered.append(
+            f"{run.covered_share:.0%} of {seconds(run.wall_s)}: the rest, such as the start, is in no window"
+        )
+    return "; ".join([*covered, *[note for note in run.notes if "clock" in note][:1]])
+
+
+def since_words(report: Report, zone: tzinfo = UTC) -> str:
+    """Since when the leading cause of the newest window acts on its run, to stand behind the place of the cause: its
+    first slow step and when that began, as of its incident. Empty if it began in this window, or is not known.
+    """
+    run = run_of_several(report)
+    leading = next(iter(report.answer.accounts), None)
+    if run is None or leading is None or not report.by_step:
+        return ""
+    same = [cause for cause in run.causes if (cause.cause, cause.ranks) == (leading.kind, leading.ranks)]
+    if not same or same[0].first_step is None or same[0].first_step >= report.by_step[0].step:
+        return ""
+    began = _moment(same[0].since, zone)
+    moment = "" if began is None else f", {began:%Y-%m-%d %H:%M:%S %Z}"
+    return f"; since step {same[0].first_step}{moment}"
+
+
+def elsewhere_words(run: RunVerdict, report: Report) -> str | None:
+    """The causes in other windows than that of the report: `5 other windows name rank 1, steps 45 to 95`."""
+    words = []
+    for cause in run.alarming[:_MOST_RUN_CAUSES]:
+        others = cause.windows - ((cause.cause, cause.ranks) in _shown(report))
+        if others:
+            name = "other window names" if others == 1 else "other windows name"
+            words.append(f"{others:,} {name} {who_words(cause)}, {steps_words(cause)}")
+    return "; ".join(words) or None
+
+
+def _shown(report: Report) -> set[tuple[str, tuple[int, ...]]]:
+    """Kinds and ranks of the causes in a report."""
+    return {(account.kind, account.ranks) for account in report.answer.accounts}
+
+
+def _moment(epoch_s: float | None, zone: tzinfo) -> datetime | None:
+    if epoch_s is None or epoch_s < EARLIEST_S:  # from a clock that does not count from 1970
+        return None
+    try:
+        return datetime.fromtimestamp(epoch_s, zone)
+    except (ValueError, OverflowError, OSError):  # a trace can hold any number
+        return None
+
+
+#: Shares over the mean from which on a cell of a grid is darker.
+_SHADES, _FROM = "·░▒▓█", (0.05, 0.2, 0.5, 1.0)
+_SPARKS = "▁▂▃▄▅▆▇█"
+#: What bars of a timeline can be, in the order of the legend.
+_WHATS = "█▓▒░:-+=*"
+#: The most rows of a timeline; the width of names, and of the ends of a range.
+_MOST_ROWS, _NAMES, _ENDS = 24, 16, 24
+
+
+def lines_of(drawn: Picture, width: int) -> list[str]:
+    """The picture, then what its characters mean."""
+    match drawn:
+        case ShareGrid():
+            return [*_grid(drawn, width - _NAMES)]
+        case Series():
+            return [*_series(drawn, width - _NAMES - _ENDS)]
+        case BarTimeline():
+            return [*_timeline(drawn, width - _NAMES)]
+        case _:
+            assert_never(drawn)
+
+
+def _named(name: str, marks: str) -> str:
+    shown = short(printable(name), _NAMES - 2) if name else ""
+    return f"{shown:<{_NAMES}}{marks}".rstrip()
+
+
+def _grid(drawn: ShareGrid, width: int) -> Iterator[str]:
+    for name, values in zip(drawn.rows, drawn.values, strict=True):
+        places = np.searchsorted(_FROM, values[:width], side="right")
+        yield _named(f"{drawn.down} {name}", "".join(_SHADES[place] for place in places.tolist()))
+    bounds = ", ".join(f"{shade} {bound:.0%}" for shade, bound in zip(_SHADES[1:], _FROM, strict=True))
+    yield f"{drawn.across}s in order; more {drawn.unit} than the mean: {_SHADES[0]} hardly, {bounds}"
+
+
+def _series(drawn: Series, width: int) -> Iterator[str]:
+    for line in drawn.lines:
+        values = np.array([np.nan if value is None else value for value in line.values])
+        cells = [cell[~np.isnan(cell)] for cell in np.array_split(values, min(width, len(values)) or 1)]
+        peaks = [float(cell.max()) if len(cell) else None for cell in cells]
+        if not np.isnan(values).all():
+            least, most = float(np.nanmin(values)), float(np.nanmax(values))
+            span = most - least or 1.0
+            marks = "".join(
+                " " if peak is None else _SPARKS[round((peak - least) / span * (len(_SPARKS) - 1))] for peak in peaks
+            )
+            yield _named(line.name, f"{marks} {least:,.3g} to {most:,.3g} {drawn.unit}")
+    ends = f"{drawn.axis} {drawn.places[0]:,.4g} to {drawn.places[-1]:,.4g}" if drawn.places else drawn.axis
+    yield "; ".join(filter(None, (ends, drawn.note)))
+
+
+def _timeline(drawn: BarTimeline, width: int) -> Iterator[str]:
+    end_s = max((bar.end_s for bar in drawn.bars), default=0.0) or 1.0
+    shown = np.unique(np.linspace(0, len(drawn.rows) - 1, min(len(drawn.rows), _MOST_ROWS)).astype(int)).tolist()
+    of_row: dict[int, np.ndarray] = {row: np.zeros((len(drawn.legend), width)) for row in shown}
+    edges = np.linspace(0, end_s, width + 1)
+    for bar in drawn.bars:
+        if bar.row in of_row:
+            inside = np.minimum(edges[1:], bar.end_s) - np.maximum(edges[:-1], bar.start_s)
+            of_row[bar.row][bar.what] += np.maximum(inside, 0)
+    for row, spent in of_row.items():
+        marks = np.where(spent.any(axis=0), spent.argmax(axis=0), len(drawn.legend))
+        yield _named(drawn.rows[row], "".join((*_WHATS[: len(drawn.legend)], " ")[mark] for mark in marks.tolist()))
+    seen = {bar.what for bar in drawn.bars}
+    legend = enumerate(zip(_WHATS, drawn.legend, strict=False))
+    yield ", ".join(f"{mark} {what.name}" for number, (mark, what) in legend if number in seen)
+    few = [f"{len(shown)} of {len(drawn.rows)} rows"] if len(shown) < len(drawn.rows) else []
+    yield "; ".join([f"{seconds(end_s)} in all", *few, *drawn.notes])

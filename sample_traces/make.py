@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from tracekit.synth import synthesize
-from tracekit.synth.samples import SAMPLES
+from tracekit.synth.simulate import SAMPLES
 
 HERE = Path(__file__).parent
 

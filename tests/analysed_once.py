@@ -13,8 +13,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
-from tracekit.analysis.job.analysis import Analysis, ReportOptions
-from tracekit.analysis.job.job import Job, PathLike, Progress
+from tracekit.analysis.job.job import Analysis, Job, PathLike, Progress, ReportOptions
 from tracekit.sources.load import load_trace
 
 #: Jobs kept.

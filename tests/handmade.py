@@ -33,10 +33,9 @@ from tracekit.analysis.job.load import job_of
 from tracekit.cli import commands, main
 from tracekit.report.findings import Findings, Unanalysed
 from tracekit.sources.load import load_trace
-from tracekit.store.window import AnyTrace
-from tracekit.trace.canonical import Trace
+from tracekit.store.catalogue_rows import AnyTrace
+from tracekit.trace.canonical import METADATA_KEY, Trace
 from tracekit.trace.model import Layout, TimeUnit
-from tracekit.trace.parquet_file import METADATA_KEY
 from tracekit.trace.schema import SCHEMA
 
 T = TypeVar("T")

@@ -25,17 +25,17 @@ from tracekit.analysis.hang.hang_report import HangReport
 from tracekit.analysis.job.history import History
 from tracekit.bill.ledger import BillOutput
 from tracekit.collectors.launch.collect import CollectSummary
-from tracekit.commands.culprits import CulpritsOutput
-from tracekit.commands.doctor import DoctorOutput
-from tracekit.commands.experts_command import ExpertsOutput
 from tracekit.commands.metrics_command import DoctorOfMetricsOutput, ScanOutput
+from tracekit.commands.optimize import ExpertsOutput
+from tracekit.commands.record import DoctorOutput
+from tracekit.commands.scripts import CulpritsOutput
 from tracekit.fleet.figures import FleetFigures
 from tracekit.fleet.study_comparison import FleetComparison
-from tracekit.report.applied import ComparedOutput
-from tracekit.report.metrics import MetricsInReport
-from tracekit.report.plans import Optimum, RunLine
+from tracekit.report.comparison import ComparedOutput
+from tracekit.report.finding import NEEDS
+from tracekit.report.hardware import MetricsInReport
+from tracekit.report.questions import Optimum, RunLine
 from tracekit.report.report import json_schema as report_schema
-from tracekit.report.verdict import NEEDS
 from tracekit.sources.registry import FORMATS, SOURCES
 from tracekit.trace.facts import Fact
 

@@ -26,11 +26,11 @@ from tracekit.analysis.attribution import patterns
 from tracekit.analysis.attribution.patterns import pattern_of_series, rising_pairs
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.errors import FormatError, GraphError, SelectionError, TraceError
-from tracekit.commands.arguments import parse_steps
+from tracekit.commands.options import parse_steps
 from tracekit.dashboards.terminal.info import print_trace
 from tracekit.report.findings import Unanalysed
 from tracekit.trace.canonical import Trace
-from tracekit.trace.coverage import MOST_MISSING
+from tracekit.trace.facts import MOST_MISSING
 from tracekit.trace.model import Layout
 
 #: Runs a command in this process and prints the most memory it held, in MB: VmHWM, for what getrusage says begins with

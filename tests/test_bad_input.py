@@ -39,7 +39,7 @@ from tests.handmade import (
     write_canonical,
 )
 from tracekit.base.errors import FormatError, GraphError, LayoutError, TraceError, TracekitError
-from tracekit.trace.coverage import MOST_MISSING
+from tracekit.trace.facts import MOST_MISSING
 
 SIZES = LAYOUT.to_dict()
 YAML = "dp_size: 2\npp_size: 2\nworld_size: 4\n"

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.handmade import LAYOUT, healthy_frame, run, slow_trace
-from tracekit.base.exit_codes import ExitCode
+from tracekit.base.errors import ExitCode
 from tracekit.base.text import with_error
-from tracekit.report.applied import in_all
 from tracekit.report.compare import verdict, whole
+from tracekit.report.comparison import in_all
 from tracekit.sources.load import load
 from tracekit.store import Store
 from tracekit.trace.canonical import Trace

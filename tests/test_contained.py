@@ -17,10 +17,10 @@ import tracekit
 from tests.handmade import findings_of, slow_trace
 from tracekit.base.contained import Contained, sync_names
 from tracekit.base.errors import StoreError
-from tracekit.live.delivery_log import DeliveryLog
+from tracekit.live.receivers import DeliveryLog
 from tracekit.store import Incoming, Store
 from tracekit.store.care import damages, repair
-from tracekit.store.handling import IncidentChange, read_changes, write_change
+from tracekit.store.incidents import IncidentChange, read_changes, write_change
 
 SOURCE = Path(tracekit.__file__).parent
 FILES = [

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from tests.handmade import run
-from tracekit.base.exit_codes import ExitCode
+from tracekit.base.errors import ExitCode
 from tracekit.trace.canonical import Trace, read_parquet
 
 SAMPLES = Path(__file__).parents[1] / "sample_traces"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.handmade import COMMANDS, run
-from tracekit.base.exit_codes import ExitCode
+from tracekit.base.errors import ExitCode
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()

@@ -12,11 +12,10 @@ import pytest
 
 from tests.analysis.rl.logs import lines, write
 from tests.handmade import COMMANDS, run, slow_trace
-from tracekit.base import searches
-from tracekit.base.errors import StoreError
-from tracekit.base.exit_codes import ExitCode
+from tracekit.base import limits
+from tracekit.base.errors import ExitCode, StoreError
 from tracekit.cli import _MOVED
-from tracekit.live import first_window
+from tracekit.live import watch
 from tracekit.store import Store
 
 GPU_FOLDER = Path(__file__).resolve().parents[1] / "sample_traces" / "gpu_slow_input"
@@ -200,8 +199,8 @@ def test_a_screen_waits_for_the_store_that_a_watch_is_about_to_make(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = Store(Path("jobs.store"))
-    monkeypatch.setattr(first_window.time, "sleep", lambda _: store.add([]))
-    first_window.await_store(store)
+    monkeypatch.setattr(watch.time, "sleep", lambda _: store.add([]))
+    watch.await_store(store)
     assert store.is_store()
     assert capsys.readouterr().err == (
         "tracekit: jobs.store: no store there yet; waiting for its first window (Ctrl-C ends it)\n"
@@ -209,7 +208,7 @@ def test_a_screen_waits_for_the_store_that_a_watch_is_about_to_make(
     Path("file.store").touch()
     for path in ("slow.parquet", "file.store", "no-such"):
         with pytest.raises(StoreError):
-            first_window.await_store(Store(Path(path)))
+            watch.await_store(Store(Path(path)))
     assert capsys.readouterr().err == ""
 
 
@@ -230,7 +229,7 @@ def test_a_folder_of_dumps_does_not_open_in_the_browser() -> None:
 def test_a_folder_as_large_as_a_disk_is_not_searched_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(searches, "MOST_ENTRIES", 30)
+    monkeypatch.setattr(limits, "MOST_ENTRIES", 30)
     for number in range(20):
         (tmp_path / "disk" / f"folder-{number:02}" / "below").mkdir(parents=True)
     few = tmp_path / "disk" / "folder-00"

@@ -11,9 +11,8 @@ from tests.cases import case
 from tests.handmade import run, slow_frame, write_canonical
 from tracekit.base.errors import FormatError, TraceError, bounded
 from tracekit.base.text import quoted
-from tracekit.trace.canonical import Trace
+from tracekit.trace.canonical import METADATA_KEY, Trace
 from tracekit.trace.model import Layout
-from tracekit.trace.parquet_file import METADATA_KEY
 
 HUGE = "x" * 1_000_000
 

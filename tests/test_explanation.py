@@ -12,7 +12,7 @@ from tests.handmade import LAYOUT, run, slow_frame
 from tests.test_op_trace import DP, OPS
 from tracekit import load
 from tracekit.analysis.job.pipeline import PipelineJob
-from tracekit.dashboards.terminal.explanation import explanations
+from tracekit.dashboards.terminal.details import explanations
 from tracekit.trace.canonical import Trace
 from tracekit.trace.op import OpTrace
 

@@ -15,7 +15,7 @@ import pytest
 import tracekit
 from tests.distributions import install
 from tests.handmade import LAYOUT, healthy_frame, run, run_process
-from tracekit.dashboards.documents.renderers import renderer
+from tracekit.dashboards.documents.markdown import renderer
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text()
 #: In each of two steps, rank 0 computes its forward in 1 s, and rank 1 in 3 s. Times count from T microseconds.

@@ -86,9 +86,9 @@ def test_a_graph_for_networkx_names_its_extra(folder: Path, monkeypatch: pytest.
 
 
 def test_a_store_in_object_storage_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tracekit.base import object_storage
+    from tracekit.base import paths
 
-    object_storage._filesystem.cache_clear()
+    paths._filesystem.cache_clear()
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     ran = run("store", "list", "--store", "s3://bucket/jobs.store")
     assert ran.code == 2

@@ -21,11 +21,11 @@ import pytest
 from tests.cases import case
 from tests.handmade import run, slow_trace
 from tracekit.base import stderr
-from tracekit.base.exit_codes import ExitCode
+from tracekit.base.errors import ExitCode
 from tracekit.base.text import pace_words
 from tracekit.cli import main
 from tracekit.store import Store
-from tracekit.synth.samples import DEMO
+from tracekit.synth.simulate import DEMO
 
 PATIENCE_S = 120
 DUMP = {"version": "2.10", "pg_config": {}, "entries": []}

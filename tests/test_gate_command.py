@@ -24,7 +24,7 @@ from tests.handmade import LAYOUT, command, frame, healthy_frame, run, slow_trac
 from tracekit.analysis.attribution.gate import unclear_slowdown
 from tracekit.analysis.job.gate_jobs import gate
 from tracekit.analysis.job.graph import GraphJob
-from tracekit.base.exit_codes import ExitCode
+from tracekit.base.errors import ExitCode
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Layout
 

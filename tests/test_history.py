@@ -13,7 +13,7 @@ import pytest
 
 from tests.handmade import LAYOUT, healthy_frame, run
 from tracekit.analysis.job.history import _shift, history_of
-from tracekit.base.exit_codes import ExitCode
+from tracekit.base.errors import ExitCode
 from tracekit.store import Incoming, Store
 from tracekit.synth import SynthSpec, synthesize
 from tracekit.trace.canonical import Trace

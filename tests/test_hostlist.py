@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cases import case
-from tracekit.base.hostlist import hostlist, is_node_name
+from tracekit.report.conclusions import hostlist, is_node_name
 
 
 def expanded(text: str) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 from tests.handmade import run, slow_trace
 from tracekit.base.errors import SelectionError
 from tracekit.base.processes import answers_of
-from tracekit.commands import importing
+from tracekit.commands import record
 from tracekit.store import Store
 
 JOBS = [f"{number:03}" for number in range(7)]
@@ -20,7 +20,7 @@ JOBS = [f"{number:03}" for number in range(7)]
 @pytest.fixture
 def many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a hundred-op trace for each of `JOBS`, which are imported five at a time, in this process."""
-    monkeypatch.setattr(importing, "_TOGETHER", 5)
+    monkeypatch.setattr(record, "_TOGETHER", 5)
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "many"
     folder.mkdir()
@@ -32,7 +32,7 @@ def many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """All jobs are many enough for processes of their own, as a few are."""
-    monkeypatch.setattr(importing, "_FEW", 3)
+    monkeypatch.setattr(record, "_FEW", 3)
 
 
 def stored() -> list[str]:
@@ -89,7 +89,7 @@ def test_files_of_the_same_names_in_another_folder_or_since_changed_are_not_take
 def test_processes_store_the_reports_that_one_would(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [f"many/{name}.parquet" for name in JOBS]
     assert run("import", *paths, "--store", "apart.store").code == 0
-    monkeypatch.setattr(importing, "_FEW", len(JOBS) + 1)
+    monkeypatch.setattr(record, "_FEW", len(JOBS) + 1)
     assert run("import", *paths, "--store", "here.store").code == 0
     apart, here = (
         {path.relative_to(store).as_posix(): path.read_bytes() for path in Path(store).rglob("*.report.json")}

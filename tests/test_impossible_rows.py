@@ -18,7 +18,7 @@ from tracekit.live.metrics import JobStates, StoreMetrics
 from tracekit.store import Incoming, Store
 from tracekit.store.care import damages
 from tracekit.store.catalogue import MOST_NAMED
-from tracekit.store.possible import TABLES, impossible
+from tracekit.store.catalogue_rows import TABLES, impossible
 
 #: Table, column and a value, as SQL, that a foreign or damaged catalogue can hold and tracekit never writes.
 IMPOSSIBLE = [
@@ -150,7 +150,7 @@ def test_pages_show_the_rest_and_name_what_is_left_out(foreign: Path) -> None:
 
 def test_a_catalogue_is_looked_at_again_once_it_has_changed_and_not_before(whole: Path, tmp_path: Path) -> None:
     store = Store(Path(shutil.copytree(whole, tmp_path / "jobs.store")))
-    with mock.patch("tracekit.store.possible.impossible", side_effect=impossible) as looked:
+    with mock.patch("tracekit.store.catalogue_rows.impossible", side_effect=impossible) as looked:
         for changed in (False, False, True, True):
             if changed and looked.call_count == len(TABLES):
                 with duckdb.connect(str(store.path / "catalog.duckdb")) as connection:

@@ -22,15 +22,22 @@ from tests.dashboards.page_text import Pages
 from tests.dashboards.watched import analysed, trace
 from tests.handmade import findings_of, run
 from tests.test_store_windows import window
-from tracekit.live.delivery_log import DeliveryLog
-from tracekit.live.incident_changes import StoreChanges
 from tracekit.live.metrics import StoreMetrics, remembered
-from tracekit.live.watch import Watch
+from tracekit.live.receivers import DeliveryLog
+from tracekit.live.watch import StoreChanges, Watch
 from tracekit.report.findings import CauseInWords, WindowVerdict
 from tracekit.store import Store
 from tracekit.store.care import damages, prune, repair
-from tracekit.store.handling import IncidentChange, current_user, muted_until, read_changes, write_change
-from tracekit.store.incidents import HANG, Incident, followed
+from tracekit.store.incidents import (
+    HANG,
+    Incident,
+    IncidentChange,
+    current_user,
+    followed,
+    muted_until,
+    read_changes,
+    write_change,
+)
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 SLOW = CauseInWords(

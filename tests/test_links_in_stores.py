@@ -24,10 +24,10 @@ from tracekit.base.contained import Contained
 from tracekit.base.errors import UnsafeFileError
 from tracekit.fleet.sources import find_sources
 from tracekit.fleet.study_tables import STUDY_VERSION
-from tracekit.live.delivery_log import DeliveryLog
-from tracekit.live.survived_errors import where_traceback_is
+from tracekit.live.code_lines import where_traceback_is
+from tracekit.live.receivers import DeliveryLog
 from tracekit.store import Incoming, Store
-from tracekit.store.handling import IncidentChange
+from tracekit.store.incidents import IncidentChange
 
 HANG = {"hang": True, "headline": "it hangs", "culprits": [{"rank": 1, "host": "a", "evidence": ["it waits"]}]}
 RECEIVER = "http://127.0.0.1/hook"

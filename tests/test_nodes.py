@@ -9,8 +9,7 @@ import pytest
 from tests.dashboards.page_text import Pages
 from tests.handmade import run
 from tests.test_culprits_command import named
-from tracekit.report.answer import Culprit
-from tracekit.report.nodes import Nodes, nodes_of
+from tracekit.report.conclusions import Culprit, Nodes, nodes_of
 from tracekit.store import Store
 
 

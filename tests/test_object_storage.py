@@ -14,8 +14,8 @@ import pytest
 from pyarrow import fs
 
 from tests.handmade import run
-from tracekit.base import object_storage
-from tracekit.base.object_storage import located
+from tracekit.base import paths
+from tracekit.base.paths import located
 
 ROOT = Path(__file__).parents[1]
 KEY = "a2V5"  # "key" in base 64
@@ -24,9 +24,9 @@ KEY = "a2V5"  # "key" in base 64
 @pytest.fixture(autouse=True)
 def storage() -> Iterator[None]:
     """Every test has its own environment."""
-    object_storage._filesystem.cache_clear()
+    paths._filesystem.cache_clear()
     yield
-    object_storage._filesystem.cache_clear()
+    paths._filesystem.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_azure_is_what_its_own_tools_are_told(
 @pytest.mark.parametrize("host", ["127.0.0.1:9023", "http://127.0.0.1:9023", "http://127.0.0.1:9023/"])
 def test_an_emulator_of_google_is_asked_without_keys(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", host)
-    (system, place), limit = located("gs://bucket/a"), object_storage._RETRYING
+    (system, place), limit = located("gs://bucket/a"), paths._RETRYING
     plain = {"anonymous": True, "scheme": "http", "retry_time_limit": limit}
     assert place == "bucket/a"
     assert system.equals(fs.GcsFileSystem(endpoint_override="127.0.0.1:9023", **plain))
@@ -123,7 +123,7 @@ import json, os, sys
 from tests.handmade import run
 from tracekit.base import object_storage
 
-object_storage._ANSWERS_S = 0.1
+paths._ANSWERS_S = 0.1
 for words in (("store", "list", "--store"), ("fleet", "run", "--out", "study")):
     ran = run(*words, sys.argv[1])
     print(json.dumps([ran.code, ran.message]), flush=True)

@@ -15,7 +15,7 @@ from tests.analysis.rl.logs import lines, write
 from tests.cases import case
 from tests.fleet.few_jobs import study_here
 from tests.handmade import LAYOUT, healthy_frame, run, slow_trace
-from tracekit.base.exit_codes import ExitCode
+from tracekit.base.errors import ExitCode
 from tracekit.report.findings import Findings
 from tracekit.report.report import REPORT_VERSION, Report
 from tracekit.store.incidents import followed

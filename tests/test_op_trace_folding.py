@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 import tracekit
-from tracekit.analysis.graph import fold
+from tracekit.analysis.graph import op_graph
 from tracekit.base.errors import GraphError, TraceError
 from tracekit.trace.op import OpTrace
 
@@ -73,7 +73,7 @@ def test_answers_do_not_depend_on_folding(seed: int, monkeypatch: pytest.MonkeyP
     assert len(folded.graph.blocks) == 1
     answers = [folded.whatif().slowdown, *(fixed_s(folded, text) for text in asked)]
     numbers = iter(range(count))
-    monkeypatch.setattr(fold._Step, "signature", lambda *_: next(numbers).to_bytes(8, "little"))
+    monkeypatch.setattr(op_graph._Step, "signature", lambda *_: next(numbers).to_bytes(8, "little"))
     alone = job(**columns)
     assert len(alone.graph.blocks) == steps
     assert answers == pytest.approx([alone.whatif().slowdown, *(fixed_s(alone, text) for text in asked)], rel=1e-12)

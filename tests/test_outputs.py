@@ -22,7 +22,7 @@ from tests.fleet.few_jobs import study_here, write_jobs
 from tests.handmade import run
 from tests.outputs import OUTPUTS, SHIPPED, json_schema
 from tests.test_history import stored, window
-from tracekit.base.exit_codes import ExitCode
+from tracekit.base.errors import ExitCode
 from tracekit.cli import commands
 
 SAMPLES = Path(__file__).parents[1] / "sample_traces"

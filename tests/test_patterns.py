@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from tests.cases import case
 from tests.properties import examples
-from tracekit.base import patterns
+from tracekit.base import limits
 from tracekit.base.errors import TimeLimitError
-from tracekit.base.patterns import check_pattern, search
-from tracekit.base.time_limit import time_limit
+from tracekit.base.limits import check_pattern, search, time_limit
 
 NAMES = st.lists(st.text("abAB-0. ", max_size=8), max_size=20)
 PATTERNS = st.lists(st.sampled_from(["a", "b+", ".", "[a-b]*", "-?", "^", "$", "|", "0{1,2}"]), max_size=6).map("".join)
@@ -30,7 +29,7 @@ def test_a_pattern_matches_what_pythons_does(pattern: str, names: list[str], any
 
 
 def test_names_of_any_length_are_all_searched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patterns, "_AT_ONCE", 10)
+    monkeypatch.setattr(limits, "_AT_ONCE", 10)
     names = ["a" * 25, "", "b", "ca", "b" * 9, "ba", ""]
     assert search("a", names) == [True, False, False, True, False, True, False]
     assert search("a", []) == []

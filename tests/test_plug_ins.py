@@ -17,7 +17,7 @@ from tests.handmade import run
 from tracekit.analysis.detectors.late_rank import LateStart
 from tracekit.base import plug_ins
 from tracekit.base.errors import OutputError, SelectionError, TracekitError
-from tracekit.dashboards.documents.renderers import renderer
+from tracekit.dashboards.documents.markdown import renderer
 
 OPS = pl.DataFrame({"rank": [0, 0], "kind": ["a", "b"], "start": [0.0, 1.0], "duration": [1.0, 2.0]})
 #: An importer of what begins with "odd".

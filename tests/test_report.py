@@ -29,11 +29,10 @@ from tests.handmade import (
     slow_frame,
 )
 from tests.outputs import SCHEMA_PAGE, schema_page
-from tracekit.analysis.job.analysis import ReportOptions
+from tracekit.analysis.job.job import ReportOptions
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.errors import SelectionError
-from tracekit.report.read import read_report
-from tracekit.report.report import COMMON_TABLES, PIPELINE_TABLES, REPORT_VERSION, Report, json_schema
+from tracekit.report.report import COMMON_TABLES, PIPELINE_TABLES, REPORT_VERSION, Report, json_schema, read_report
 from tracekit.sources.load import load
 from tracekit.trace.canonical import Trace, read_parquet
 

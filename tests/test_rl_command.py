@@ -12,8 +12,7 @@ import pytest
 import tracekit
 from tests.analysis.rl.logs import lines, write
 from tests.handmade import run
-from tracekit.analysis.job.rl_job import RlJob
-from tracekit.analysis.job.rl_report import AnalysedRun
+from tracekit.analysis.job.rl_job import AnalysedRun, RlJob
 from tracekit.analysis.rl.account import LossTime, RlAccount
 from tracekit.dashboards.documents.markdown import markdown
 from tracekit.report.findings import Findings

@@ -14,7 +14,7 @@ from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.dashboards.trackers import series
 from tracekit.store import Incoming, Store
 from tracekit.trace.canonical import Trace
-from tracekit.trace.step_values import STEP_VALUES
+from tracekit.trace.facts import STEP_VALUES
 
 #: Step 2 has none, step 9 is not in the trace.
 VALUES = {STEP_VALUES: {"tokens": {"0": 31.0, "1": 62.0, "9": 7.0}, "loss": {"1": 2.5}}}

@@ -20,9 +20,9 @@ from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.contained import Contained
 from tracekit.base.errors import StoreError
 from tracekit.report.findings import Findings, Unanalysed
-from tracekit.store import Incoming, Store, connection, default_store
+from tracekit.store import Incoming, Store, catalogue_file, default_store
 from tracekit.store.folder import Folder
-from tracekit.store.writer import Writer
+from tracekit.store.store import Writer
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Layout
 from tracekit.trace.schema import SCHEMA
@@ -237,7 +237,7 @@ def test_duckdb_is_started_once(store: Store, monkeypatch: pytest.MonkeyPatch) -
     """Starting it takes ten times as long as attaching a catalogue."""
     started, connect = [], duckdb.connect
     monkeypatch.setattr(duckdb, "connect", lambda *path, **options: started.append(path) or connect(*path, **options))
-    monkeypatch.setattr(connection, "_STARTED", {})
+    monkeypatch.setattr(catalogue_file, "_STARTED", {})
     store.add([incoming(slow_trace((0,)))])
     assert [job.name for job in store.jobs()] == ["slow job"]
     assert store.load("slow job").ops.height == 48

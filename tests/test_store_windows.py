@@ -23,10 +23,10 @@ from tracekit.analysis.job.load import load_from_store
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.errors import NotStoredError, StoreError
 from tracekit.report.findings import Findings
-from tracekit.store import Incoming, Store, connection
+from tracekit.store import Incoming, Store, catalogue_file
 from tracekit.store.care import damages, prune, repair
+from tracekit.store.catalogue_rows import WindowPart
 from tracekit.store.folder import Folder
-from tracekit.store.window import WindowPart
 from tracekit.trace.op import OpTrace
 
 
@@ -449,17 +449,17 @@ def test_a_catalogue_replaced_while_it_is_opened_is_read_in_one_state(
 ) -> None:
     """The old one by its descriptor; the new one where the system of files no longer has the old one."""
     store.append(window(0))
-    attach = connection._attach
+    attach = catalogue_file._attach
 
     def attach_late(reader: duckdb.DuckDBPyConnection, name: str, path: str, *, read_only: bool = False) -> None:
         attach(reader, name, path, read_only=read_only)
-        monkeypatch.setattr(connection, "_attach", attach)
+        monkeypatch.setattr(catalogue_file, "_attach", attach)
         subprocess.run(program("store.append(window(1))", store), check=True)
         if torn:
             reader.execute(f"DETACH {name}")
             raise duckdb.IOException("Could not read enough bytes from file")
 
-    monkeypatch.setattr(connection, "_attach", attach_late)
+    monkeypatch.setattr(catalogue_file, "_attach", attach_late)
     assert [one.number for one in store.windows("live")] == ([0, 1] if torn else [0])
     assert [one.number for one in store.windows("live")] == [0, 1]
 

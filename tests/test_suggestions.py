@@ -19,7 +19,7 @@ from tests.cases import case
 from tests.dashboards.page_text import Pages
 from tests.handmade import run, slow_trace
 from tests.test_first_minutes import DUMP
-from tracekit.base.exit_codes import ExitCode
+from tracekit.base.errors import ExitCode
 from tracekit.cli import commands
 from tracekit.collectors.launch.collect import CollectedAttempt, CollectSummary
 from tracekit.collectors.launch.command import summary_lines

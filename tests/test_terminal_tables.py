@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from tracekit.dashboards.terminal.tables import section_table
-from tracekit.report.section import Table
+from tracekit.report.tables import Table
 
 TABLE = Table(
     "Ranks",

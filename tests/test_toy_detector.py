@@ -15,7 +15,7 @@ from tests.dashboards.page_text import Pages
 from tests.distributions import install
 from tests.handmade import LAYOUT, healthy_frame, run
 from tracekit.dashboards.documents.page import page
-from tracekit.fleet.rows import rows_of
+from tracekit.fleet.analyse import rows_of
 from tracekit.report.findings import Findings
 from tracekit.store.incidents import followed
 
@@ -23,7 +23,7 @@ TOY = """
 import numpy as np
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, only_in
 from tracekit.analysis.evidence.graph_subject import GraphSubject
-from tracekit.analysis.evidence.grids import optimizers
+from tracekit.analysis.evidence.pipeline_subject import optimizers
 from tracekit.analysis.whatif.interventions import AddTime
 from tracekit.analysis.whatif.interventions import Scale
 from tracekit.report.finding import Place

@@ -19,12 +19,11 @@ from tests.properties import examples
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.errors import LayoutError, SelectionError, TraceError, TracekitError
 from tracekit.collectors.importers.published import read_published
-from tracekit.trace import canonical, parquet_file
+from tracekit.trace import canonical
 from tracekit.trace.canonical import Trace, read_parquet
-from tracekit.trace.magnitudes import LONGEST_S
 from tracekit.trace.model import COMMUNICATION, KINDS, LARGEST_SIZE, Layout, OpKind, Worker, kind_groups
-from tracekit.trace.schema import SCHEMA, Origin, _check_identity
-from tracekit.trace.step_grid import step_positions
+from tracekit.trace.schema import SCHEMA, Origin, _check_identity, step_positions
+from tracekit.trace.units import LONGEST_S
 
 KEYS = ["step", "dp_rank", "pp_rank", "kind", "seq"]
 
@@ -299,8 +298,8 @@ def test_a_large_published_file_is_read_like_a_small_one(tmp_path: Path, monkeyp
         few.with_columns(pl.when(row).then(pl.lit(value)).otherwise(name).alias(name)) for name, value in cell.items()
     ]
     found = []
-    for most, in_a_group in ((parquet_file.MOST_ROWS_AT_ONCE, None), (0, 1)):
-        monkeypatch.setattr(parquet_file, "MOST_ROWS_AT_ONCE", most)
+    for most, in_a_group in ((canonical.MOST_ROWS_AT_ONCE, None), (0, 1)):
+        monkeypatch.setattr(canonical, "MOST_ROWS_AT_ONCE", most)
         monkeypatch.setattr(canonical, "MOST_ROWS_AS_TABLE", most)
         for ops in (few, *bad):
             ops.write_parquet(tmp_path / "trace.parquet", row_group_size=in_a_group)

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from tracekit.dashboards.documents.card import card
     from tracekit.dashboards.figures.plots import plot
     from tracekit.dashboards.trackers import log_to
-    from tracekit.report.read import read_report
-    from tracekit.report.report import Report
+    from tracekit.report.report import Report, read_report
     from tracekit.sources.load import load
     from tracekit.trace.canonical import Trace
     from tracekit.trace.model import Layout, OpKind, ProcessGroup, Worker
@@ -34,7 +33,7 @@ _HOMES = {
     "load": "tracekit.sources.load",
     "load_from_store": "tracekit.analysis.job.load",
     "Report": "tracekit.report.report",
-    "read_report": "tracekit.report.read",
+    "read_report": "tracekit.report.report",
     "card": "tracekit.dashboards.documents.card",
     "plot": "tracekit.dashboards.figures.plots",
     "log_to": "tracekit.dashboards.trackers",

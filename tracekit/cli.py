@@ -16,8 +16,7 @@ import click
 
 from tracekit import __version__
 from tracekit.base import memory
-from tracekit.base.errors import NotAStoreError, TracekitError, bounded
-from tracekit.base.exit_codes import ExitCode
+from tracekit.base.errors import ExitCode, NotAStoreError, TracekitError, bounded
 from tracekit.base.stderr import open_stderr, open_stdout, say, silence_stdout
 from tracekit.base.text import printable
 
@@ -31,19 +30,19 @@ _FEW_NEED = "More"
 _GROUPS = {
     "Record": {
         "collect": ("tracekit.collectors.launch.command", "Record the steps of a training command, unmodified."),
-        "attach": ("tracekit.commands.attach", "Record a few steps of a job that is already running."),
-        "import": ("tracekit.commands.importing", "Put traces of any format into a store."),
-        "synth": ("tracekit.commands.synth", "Simulate a job, or many, with known stragglers."),
-        "doctor": ("tracekit.commands.doctor", "Check whether `collect` works on this machine."),
+        "attach": ("tracekit.commands.record", "Record a few steps of a job that is already running."),
+        "import": ("tracekit.commands.record", "Put traces of any format into a store."),
+        "synth": ("tracekit.commands.record", "Simulate a job, or many, with known stragglers."),
+        "doctor": ("tracekit.commands.record", "Check whether `collect` works on this machine."),
     },
     "Ask": {
         "whatif": ("tracekit.commands.whatif", "Who slows the job down, why, and what each fix saves."),
         "watch": ("tracekit.commands.watch", "Analyse a running job window by window."),
         "hang": ("tracekit.commands.hang", "Which rank a hung job waits for."),
-        "culprits": ("tracekit.commands.culprits", "Nodes that hold a job up, for scripts."),
-        "compare": ("tracekit.commands.compare_command", "What changed from one run to another."),
-        "gate": ("tracekit.commands.gate_command", "Fail if a run is slower than a baseline, beyond noise."),
-        "bill": ("tracekit.commands.bill", "What every hour of a run went to, and what it cost."),
+        "culprits": ("tracekit.commands.scripts", "Nodes that hold a job up, for scripts."),
+        "compare": ("tracekit.commands.scripts", "What changed from one run to another."),
+        "gate": ("tracekit.commands.scripts", "Fail if a run is slower than a baseline, beyond noise."),
+        "bill": ("tracekit.commands.scripts", "What every hour of a run went to, and what it cost."),
         "fleet": ("tracekit.commands.fleet", "Study many jobs: what is lost, and to what."),
         "metrics": (
             "tracekit.commands.metrics_command",
@@ -57,10 +56,10 @@ _GROUPS = {
         "store": ("tracekit.commands.store_command", "List, query, export what a path holds; keep a store."),
     },
     _FEW_NEED: {
-        "experts": ("tracekit.commands.experts_command", "Where to place experts, by the tokens that they get."),
+        "experts": ("tracekit.commands.optimize", "Where to place experts, by the tokens that they get."),
         "mcp": ("tracekit.commands.mcp", "Answer an agent's questions (MCP server)."),
-        "passport": ("tracekit.commands.passport", "Measure a GPU, for `whatif --gpu`."),
-        "rl": ("tracekit.commands.rl_command", "Where a step of RL post-training goes."),
+        "passport": ("tracekit.commands.optimize", "Measure a GPU, for `whatif --gpu`."),
+        "rl": ("tracekit.commands.whatif", "Where a step of RL post-training goes."),
     },
 }
 #: Commands that are part of a group now.
@@ -108,9 +107,9 @@ def main() -> None:
             raise
         _end_interrupted()
     except NotAStoreError as error:
-        from tracekit.base.look import Look
+        from tracekit.base.paths import Look
+        from tracekit.sources.recognise import wrong_source
         from tracekit.sources.source import Content
-        from tracekit.sources.wrong import wrong_source
 
         say(f"tracekit: {bounded(printable(str(wrong_source(Look(error.path), Content.STORE) or error)))}")
         sys.exit(ExitCode.BAD_INPUT)

@@ -15,19 +15,27 @@ import numpy as np
 from msgspec import Struct
 
 from tracekit.analysis.attribution.attribution import Attribution, CostOfOps, CriticalTimes
-from tracekit.analysis.attribution.correlation import forward_backward_correlation
 from tracekit.analysis.attribution.critical_path import critical_path
-from tracekit.analysis.attribution.exact_attribution import add_back_lanes, representative_lanes
-from tracekit.analysis.attribution.one_changed import step_times_each_changed
-from tracekit.analysis.attribution.resolution import coarse_starts_s
+from tracekit.analysis.attribution.exact import add_back_lanes, representative_lanes, step_times_each_changed
+from tracekit.analysis.graph.dependency_graph import DependencyGraph
+from tracekit.analysis.graph.op_grid import compute_rows
 from tracekit.analysis.numeric.arrays import Floats, Int32s
-from tracekit.analysis.numeric.whole import UNDIVIDED, Whole, by_name
+from tracekit.analysis.numeric.parallel import UNDIVIDED, Whole, by_name
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.analysis.whatif.interventions import SetCost, mean_step_time, step_times
-from tracekit.analysis.whatif.paper import IDEAL, ORIGINAL, RECORDED, addition, delayed, removal
+from tracekit.analysis.whatif.interventions import (
+    IDEAL,
+    ORIGINAL,
+    RECORDED,
+    SetCost,
+    addition,
+    delayed,
+    mean_step_time,
+    removal,
+    step_times,
+)
 from tracekit.analysis.whatif.selection import kind, labelled, stage, worker
 from tracekit.base.errors import TraceError
-from tracekit.trace.coverage import traced_dp_ranks
+from tracekit.trace.facts import traced_dp_ranks
 from tracekit.trace.model import DP_COLLECTIVES, KINDS, OpKind, Worker, kind_groups
 
 #: M_W idealises this share of the workers, at least one of them.
@@ -266,3 +274,77 @@ def _slowest_workers(times: Floats, dp_ranks: tuple[int, ...]) -> tuple[Worker, 
     count = max(1, math.ceil(SLOWEST_WORKERS_SHARE * times.size))
     cells = np.argsort(-times.ravel(), kind="stable")[:count]
     return tuple(Worker(dp_ranks[cell // times.shape[1]], int(cell % times.shape[1])) for cell in cells)
+
+
+def forward_backward_correlation(replay: JobReplay) -> dict[int, float | None]:
+    """Stage -> r; None if a stage has no forwards or no backwards, or if one of them does not vary."""
+    return {stage: _correlation(*_pairs(replay, stage)) for stage in range(replay.graph.layout.pp)}
+
+
+def _correlation(forward: Floats, backward: Floats) -> float | None:
+    if len(forward) < 2 or np.ptp(forward) == 0 or np.ptp(backward) == 0:
+        return None
+    return float(np.corrcoef(forward, backward)[0, 1])
+
+
+def _pairs(replay: JobReplay, stage: int) -> tuple[Floats, Floats]:
+    """Durations of forwards, and of the backwards of the same microbatch and chunk, seconds, [pairs] each."""
+    forward, backward = [np.empty(0)], [np.empty(0)]
+    for block, cost in zip(replay.graph.blocks, replay.durations.cost, strict=True):
+        both = [
+            compute_rows(block, stage, kind).seconds(cost) for kind in (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE)
+        ]
+        if len(both[0]) == len(both[1]):
+            forward.append(both[0].ravel())
+            backward.append(both[1].ravel())
+    return np.concatenate(forward), np.concatenate(backward)
+
+
+#: A grid coarser than this share of the usual compute spoils launch delays and transfer durations.
+LARGEST_SHARE = 0.1
+#: Starts closer than this, seconds, are equal: no recorder resolves them.
+SAME_S = 1e-6
+#: Starts lie on a grid if their gaps are whole multiples of its spacing, within this share of the spacing. Durations do
+#: not lie on it if they are usually further off.
+ON_GRID = 0.02
+#: Look at the ops of this many lanes; decide nothing from fewer gaps.
+LANES, FEWEST_GAPS = 8, 10
+
+
+def coarse_starts_s(graph: DependencyGraph) -> float | None:
+    """The spacing of the grid that starts lie on, seconds; None if there is no grid, or one that is fine enough for the
+    ops.
+
+    If durations lie on the same grid, the recorder's clock is that coarse or the trace was made by hand, and nothing
+    was lost.
+    """
+    gaps, durations = _samples(graph)
+    if len(gaps) < FEWEST_GAPS:
+        return None
+    step = float(gaps.min())
+    # The mean over multiples of the smallest gap is more accurate than that gap alone.
+    step = float(np.median(gaps[gaps < 1.5 * step]))
+    if np.quantile(_off_grid(gaps, step), 0.95) > ON_GRID or np.median(_off_grid(durations, step)) <= ON_GRID:
+        return None
+    return step if step > LARGEST_SHARE * float(np.median(durations)) else None
+
+
+def _samples(graph: DependencyGraph) -> tuple[Floats, Floats]:
+    """Gaps between the starts of one worker's ops in a step, and durations of its computes, seconds."""
+    gaps, durations = [], []
+    for block in graph.blocks:
+        template = block.template
+        of_stage = template.pp_rank == template.pp_rank[0]
+        work = of_stage & ~template.is_communication
+        start, duration = block.start[:, :LANES], block.duration[work, :LANES]
+        if block.present is not None:
+            start = np.where(block.present[:, :LANES], start, np.nan)
+        gaps.append(np.diff(np.sort(start[of_stage], axis=0), axis=0).ravel())
+        durations.append(duration.ravel())
+    between, lasting = np.concatenate(gaps), np.concatenate(durations)
+    return between[between > SAME_S], lasting[lasting > SAME_S]
+
+
+def _off_grid(values: Floats, step: float) -> Floats:
+    """Distance of values from the nearest multiple of `step`, as a share of it."""
+    return np.abs(values / step - np.round(values / step))

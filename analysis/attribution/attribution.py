@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 from msgspec import Struct
 
-from tracekit.analysis.graph.gaps import Gap, gaps_text
+from tracekit.analysis.graph.unrecorded import Gap, gaps_text
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.analysis.numeric.means import ratio_margins
 from tracekit.base.text import seconds

@@ -19,16 +19,14 @@ import polars as pl
 from msgspec import Struct
 
 from tracekit.analysis.numeric import parallel
-from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
-from tracekit.analysis.numeric.codes import combinations
+from tracekit.analysis.numeric.arrays import Bools, Floats, Ints, combinations
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, NOTHING, sample_stride
 from tracekit.analysis.replay.kernel import Costs
 from tracekit.base.text import seconds
 
 if TYPE_CHECKING:
     from tracekit.analysis.graph.dependency_graph import Block
-    from tracekit.analysis.graph.fold import FoldedGraph
-    from tracekit.analysis.graph.op_graph import OpGraph
+    from tracekit.analysis.graph.op_graph import FoldedGraph, OpGraph
     from tracekit.analysis.replay.engine import JobReplay
     from tracekit.analysis.replay.graph_replay import GraphReplay
 

@@ -18,10 +18,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis import native
-from tracekit.analysis.graph.compiled import CompiledGraph
-from tracekit.analysis.graph.labels import UNLABELLED, LabelledBlock, LabelledGraph, Value
-from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
-from tracekit.analysis.numeric.codes import combinations
+from tracekit.analysis.graph.compiled import UNLABELLED, CompiledGraph, LabelledBlock, LabelledGraph, Value
+from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints, combinations
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.replay.kernel import Timeline, replay_timelines

@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tracekit.analysis.attribution.spent import SpentPart, SpentPhases, StepsSpent
+from tracekit.analysis.attribution.by_label import SpentPart, SpentPhases, StepsSpent
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.means import (
     MeanDifferences,

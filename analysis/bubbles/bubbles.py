@@ -1,31 +1,39 @@
-"""The bubbles of a job: places, causes and prices, of all its lanes.
+"""The bubbles of a job: where its stages are idle, why, and what other schedules would cost.
 
-In: a `JobReplay` and the schedules to price. Out: `Bubbles`, the data of the report.
+In: a `JobReplay` and the schedules to price. Out: `Bubbles`, the data of the report, means of all lanes. Every idle
+interval has a place; Shapley's value divides idle time among causes; a schedule is priced by replaying its order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
+from math import factorial
 
 import numpy as np
+from msgspec import Struct
 
-from tracekit.analysis.bubbles.asked import AskedSchedule
-from tracekit.analysis.bubbles.causes_of_idle import SWITCHES, Factors, factors_of, find_causes
-from tracekit.analysis.bubbles.places import PLACES, REASONS, Places, find_places
-from tracekit.analysis.bubbles.price import V_SHAPED, assumptions, plans
-from tracekit.analysis.bubbles.recorded import RecordedPipeline, recorded_pipelines
-from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.bubbles.schedules import (
+    BACKWARD,
+    WEIGHT,
+    AskedSchedule,
+    ComputeOrder,
+    RecordedPipeline,
+    recorded_pipelines,
+)
+from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.base.errors import LayoutError
-from tracekit.report.bubbles import (
+from tracekit.report.questions import (
     Bubbles,
     CauseOfIdle,
     Idle,
     IdleOfStage,
     LeftOut,
     LostTo,
+    PlaceOfIdle,
     PricedSchedule,
+    ReasonOfIdle,
     StageBubbles,
 )
 
@@ -147,3 +155,270 @@ def _priced(
         refused=None,
         assumes="; ".join(dict.fromkeys(text for words in assumed for text in words)),
     )
+
+
+PLACES: tuple[PlaceOfIdle, ...] = ("warm-up", "between", "drain")
+REASONS: tuple[ReasonOfIdle, ...] = ("peer", "transfer", "collective", "host")
+#: A gap of this many seconds can hold other work.
+USABLE_S = 50e-6
+
+
+class Places(Struct, frozen=True, eq=False):
+    """Seconds, sums over lanes. `window_s`: from the first start to the last end of any compute. `work_s`, `usable_s`:
+    [stages]. `idle_s`: [stages, places, reasons, 1 + stages], the last by what is waited for: no stage, or which.
+    `overlap_s`: the most that computes of one stage overlap in one lane.
+    """
+
+    window_s: float
+    work_s: Floats
+    usable_s: Floats
+    idle_s: Floats
+    overlap_s: float
+
+
+class Gaps(Struct, frozen=True, eq=False):
+    """The gap before each compute of a stage, in all lanes. `cuts`: where it begins, where each of `REASONS` ends, [5,
+    computes, lanes]. `waits_for`: the stage whose result the compute needs, -1: none, [computes]. `work_s`: time in
+    which nothing else computes, `overlap_s`: time in which the compute before runs, too, [computes, lanes]. `until`:
+    when the last compute ends, [lanes].
+    """
+
+    cuts: Floats
+    waits_for: Ints
+    work_s: Floats
+    overlap_s: Floats
+    until: Floats
+
+
+def gaps_of(recorded: RecordedPipeline, stage: int) -> Gaps:
+    """Cut every gap of one stage."""
+    order, start, end = recorded.order, recorded.start, recorded.end
+    rows = np.flatnonzero(order.stage == stage)
+    own = slice(int(rows[0]), int(rows[-1]) + 1)
+    until = np.maximum.accumulate(end[own], axis=0)
+    free = np.concatenate([start.min(axis=0)[None], until[:-1]])  # from when on the stage has nothing else to do
+    low, high = np.minimum(free, start[own]), start[own]
+    needs = order.needs[own]
+    needed = np.where(needs[:, None] >= 0, end[needs], -np.inf)
+    arrived = np.maximum(recorded.arrived[own], needed)
+    gathered = recorded.gathered[own] > arrived
+    cuts = np.stack([low, *(np.clip(one, low, high) for one in (needed, arrived, recorded.gathered[own])), high])
+    cuts[1:3] = np.where(gathered, low, cuts[1:3])
+    cuts[3] = np.where(gathered, cuts[3], cuts[2])
+    return Gaps(
+        cuts=cuts,
+        waits_for=np.where(needs >= 0, order.stage[needs], -1),
+        work_s=np.maximum(end[own] - np.maximum(high, free), 0),
+        overlap_s=free - low,
+        until=until[-1],
+    )
+
+
+def find_places(recorded: RecordedPipeline) -> Places:
+    """Name every idle interval of every stage."""
+    order, stages = recorded.order, recorded.order.stages
+    begin, finish = recorded.start.min(axis=0), recorded.end.max(axis=0)
+    last_stage = order.stage[recorded.end.argmax(axis=0)]
+    work, usable = np.zeros(stages), np.zeros(stages)
+    idle = np.zeros((stages, len(PLACES), len(REASONS), stages + 1))
+    overlap = 0.0
+    for stage in range(stages):
+        gaps = gaps_of(recorded, stage)
+        overlap = max(overlap, float(gaps.overlap_s.sum(axis=0).max()))
+        work[stage] = gaps.work_s.sum()
+        cuts, waits_for = gaps.cuts, gaps.waits_for + 1
+        place = np.minimum(np.arange(len(waits_for)), 1)
+        nobody = np.zeros_like(waits_for)
+        for reason, waits in enumerate((waits_for, waits_for, nobody, nobody)):
+            np.add.at(idle[stage, :, reason], (place, waits), (cuts[reason + 1] - cuts[reason]).sum(axis=1))
+        drain, idle_s = finish - gaps.until, cuts[-1] - cuts[0]
+        np.add.at(idle[stage, PLACES.index("drain"), REASONS.index("peer")], last_stage + 1, drain)
+        usable[stage] = idle_s[idle_s > USABLE_S].sum() + drain[drain > USABLE_S].sum()
+    return Places(float((finish - begin).sum()), work, usable, idle, overlap)
+
+
+#: What can be switched off; what all of them leave unexplained is the host's.
+SWITCHES: tuple[CauseOfIdle, ...] = ("transfers", "jitter", "workers", "stages", "dependency")
+
+
+class Factors(Struct, frozen=True, eq=False):
+    """Durations taken apart. `kind`: mean seconds of each kind, [kinds, 1, 1]. `level`: seconds of a usual worker on
+    each virtual stage, [kinds, virtual stages, 1]. `worker`: how many times as long each worker takes, [kinds, virtual
+    stages, lanes]. `jitter`: how many times as long each compute takes, [kinds, virtual stages, microbatches, lanes].
+    """
+
+    kind: Floats
+    level: Floats
+    worker: Floats
+    jitter: Floats
+
+
+def factors_of(recorded: RecordedPipeline) -> Factors:
+    """Take the durations of a pipeline apart."""
+    of_lane = recorded.duration.mean(axis=2)
+    by_rank = np.argsort(recorded.dp_rank, kind="stable")
+    _, first, rank, lanes = np.unique(
+        recorded.dp_rank[by_rank], return_index=True, return_inverse=True, return_counts=True
+    )
+    of_worker = np.add.reduceat(of_lane[:, :, by_rank], first, axis=2) / lanes
+    level = np.median(of_worker, axis=2, keepdims=True)
+    kind = of_lane.mean(axis=(1, 2), keepdims=True)
+    level = level * _ratio(kind, level.mean(axis=1, keepdims=True))  # the total work of each kind is kept
+    worker = np.empty_like(of_lane)
+    worker[:, :, by_rank] = _ratio(of_worker, np.broadcast_to(level, of_worker.shape))[:, :, rank]
+    return Factors(kind, level, worker, _ratio(recorded.duration, (level * worker)[:, :, None]))
+
+
+def find_causes(recorded: RecordedPipeline, factors: Factors) -> dict[CauseOfIdle, float]:
+    """Seconds of idle time a lane that each switch causes; their sum is what a replay without launch delays has."""
+    times = np.empty((2,) * len(SWITCHES))
+    for jitter, workers, stages in product((0, 1), repeat=3):
+        times[:, jitter, workers, stages, :] = _times(recorded, factors, bool(jitter), bool(workers), bool(stages))
+    return dict(zip(SWITCHES, _shapley(times), strict=True))
+
+
+def _times(recorded: RecordedPipeline, factors: Factors, jitter: bool, workers: bool, stages: bool) -> Floats:
+    """Mean window with these factors, seconds, [without or with transfers, without or with dependencies]."""
+    order, lanes = recorded.order, recorded.lanes
+    usual = (factors.level if stages else factors.kind) * (factors.worker if workers else 1.0)
+    cells = np.broadcast_to(usual[:, :, None] * (factors.jitter if jitter else 1.0), recorded.duration.shape)
+    of_stage = cells.sum(axis=(0, 2)).reshape(-1, order.stages, lanes).sum(axis=0)
+    free, durations = of_stage.max(axis=0).mean(), cells.reshape(-1, lanes)
+    dependent = [order.windows(durations, order.cell, transfers).mean() for transfers in (None, recorded.transfer)]
+    return np.array([[free, one] for one in dependent])
+
+
+def _shapley(times: Floats) -> list[float]:
+    """Each switch's mean effect over all orders of switching on; `times`: [2, 2, ...], an axis for each switch."""
+    count = times.ndim
+    effects = []
+    for switch in range(count):
+        effect = np.take(times, 1, axis=switch) - np.take(times, 0, axis=switch)
+        on = np.indices(effect.shape).sum(axis=0)
+        orders = [factorial(others) * factorial(count - 1 - others) for others in range(count)]
+        effects.append(float((effect * np.array(orders)[on]).sum() / factorial(count)))
+    return effects
+
+
+def _ratio(over: Floats, under: Floats) -> Floats:
+    """Return over / under, 1 where both are nothing."""
+    return np.divide(over, under, out=np.ones(np.broadcast_shapes(over.shape, under.shape)), where=under > 0)
+
+
+def inverse(factor: Floats) -> Floats:
+    """Return 1 / factor, 0 where it is 0."""
+    return np.divide(1.0, factor, out=np.zeros_like(factor), where=factor > 0)
+
+
+#: The share of the weight gradients in a whole backward, least and most, if it is not known.
+WEIGHT_SHARES = (1 / 3, 1 / 2)
+V_SHAPED = "the recorded schedule is V-shaped, which is supported for places only"
+
+
+class TimedSchedule(Struct, frozen=True, eq=False):
+    """A schedule with what its ops take: `durations`, [rows, lanes], `transfers` and launch `delays`, as in
+    `ComputeOrder.windows`. `share`: of the weight gradients in the whole backward, if assumed.
+    """
+
+    order: ComputeOrder
+    durations: Floats
+    transfers: Floats
+    delays: Floats
+    share: float | None
+
+    @property
+    def window_s(self) -> float:
+        """From the first start to the last end of any compute, seconds, the sum over lanes."""
+        return float(self.order.windows(self.durations, self.order.cell, self.transfers, self.delays).sum())
+
+    def pipeline(self, dp_rank: Int32s) -> RecordedPipeline:
+        """What would be recorded. `dp_rank`: of the lanes."""
+        order, computes = self.order, len(self.order.kind)
+        timeline = order.timeline(self.durations, order.cell, self.transfers, self.delays)
+        arrived = np.full((computes, len(dp_rank)), -np.inf)
+        arrived[order.received] = timeline.end[computes:]
+        return RecordedPipeline(
+            order=order,
+            dp_rank=dp_rank,
+            start=timeline.start[:computes],
+            end=timeline.end[:computes],
+            arrived=arrived,
+            gathered=np.full_like(arrived, -np.inf),
+            transfer=timeline.end[computes:] - timeline.start[computes:],
+        )
+
+
+def plans(recorded: RecordedPipeline, factors: Factors, asked: AskedSchedule) -> list[TimedSchedule]:
+    """That schedule; if the share of its weight gradients is unknown, with the least and the most of `WEIGHT_SHARES`.
+
+    Raises LayoutError if it cannot run in this pipeline.
+    """
+    if recorded.order.v_shaped:
+        raise LayoutError(V_SHAPED)
+    shares: Sequence[float | None] = WEIGHT_SHARES if asked.weight is None else (asked.weight,)
+    if not asked.splits_backward or (recorded.kinds > WEIGHT and asked.weight is None):
+        shares = (None,)  # as recorded
+    order = asked.order(recorded.order.stages, recorded.order.microbatches)
+    work, delay = _redistributed(recorded, factors, order.virtual_stages)
+    if shares != (None,) or not asked.splits_backward:
+        work, delay = _backward_whole(work, delay)
+    transfers = recorded.usual_transfer[order.kind[order.received], order.stage[order.needs[order.received]]]
+    return [_plan(order, work, delay, transfers, share) for share in shares]
+
+
+def assumptions(recorded: RecordedPipeline, planned: Sequence[TimedSchedule]) -> list[str]:
+    """What the price rests on, in words."""
+    assumes = ["transfers as usual on their link"]
+    if planned[0].order.virtual_stages != recorded.order.virtual_stages:
+        assumes.append("layers spread evenly within a stage")
+    if shares := [f"{one.share:.0%}" for one in planned if one.share is not None]:
+        assumes.append(f"W takes {' to '.join(shares)} of the whole backward")
+    return assumes
+
+
+def _plan(order: ComputeOrder, work: Floats, delay: Floats, transfers: Floats, share: float | None) -> TimedSchedule:
+    if share is not None:
+        whole = work[BACKWARD]
+        work = np.stack([work[0], whole * (1 - share), whole * share])
+        delay = np.stack([*delay, delay[BACKWARD]])
+    lanes = work.shape[-1]
+    return TimedSchedule(order, work.reshape(-1, lanes), transfers, delay.reshape(-1, lanes)[order.cell], share)
+
+
+def _backward_whole(work: Floats, delay: Floats) -> tuple[Floats, Floats]:
+    """Backwards with their weight gradients, which are one op then."""
+    if len(work) <= WEIGHT:
+        return work, delay
+    return (
+        np.stack([work[0], work[BACKWARD] + work[WEIGHT]]),
+        np.stack([delay[0], (delay[BACKWARD] + delay[WEIGHT]) / 2]),
+    )
+
+
+def _redistributed(recorded: RecordedPipeline, factors: Factors, virtual_stages: int) -> tuple[Floats, Floats]:
+    """Work and launch delays of that many virtual stages, seconds, [kinds, virtual stages, microbatches, lanes]."""
+    old, stages = recorded.order.virtual_stages, recorded.order.stages
+    work, delay = recorded.duration, recorded.delay
+    if old == virtual_stages:
+        return work, delay
+    share = _overlaps(old, virtual_stages)
+    # A worker's factor belongs to the rank: mean over its chunks.
+    of_rank = factors.worker.reshape(recorded.kinds, -1, stages, recorded.lanes).mean(axis=1)
+    usual = work * inverse(factors.worker)[:, :, None]
+    median = np.median(factors.level, axis=1, keepdims=True)
+    ends = np.zeros(factors.level.shape)
+    for end in (0, -1):
+        ends[:, end] = np.maximum(1 - median * inverse(factors.level[:, end : end + 1 or None]), 0)[:, 0]
+    spread = np.einsum("nv,kvml->knml", share, usual * (1 - ends[:, :, None]))
+    for end in (0, -1):
+        spread[:, end] += usual[:, end] * ends[:, end, None]
+    again = np.tile(of_rank, (1, virtual_stages // stages, 1))[:, :, None]
+    mean_delay: Floats = np.einsum("nv,kvml->knml", share / share.sum(axis=1, keepdims=True), delay)
+    return spread * again, mean_delay
+
+
+def _overlaps(old: int, new: int) -> Floats:
+    """The share of each old part of the model that each new one has, [new, old]; parts are equally long."""
+    ends = np.arange(1, new + 1)[:, None] * old / new, np.arange(1, old + 1)[None]
+    begins = np.arange(new)[:, None] * old / new, np.arange(old)[None]
+    return np.asarray(np.maximum(np.minimum(*ends) - np.maximum(*begins), 0.0))

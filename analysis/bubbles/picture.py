@@ -12,15 +12,12 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tracekit.analysis.bubbles.asked import AskedSchedule
-from tracekit.analysis.bubbles.causes_of_idle import factors_of
-from tracekit.analysis.bubbles.places import REASONS, gaps_of
-from tracekit.analysis.bubbles.price import plans
-from tracekit.analysis.bubbles.recorded import RecordedPipeline, recorded_pipelines
+from tracekit.analysis.bubbles.bubbles import REASONS, factors_of, gaps_of, plans
+from tracekit.analysis.bubbles.schedules import AskedSchedule, RecordedPipeline, recorded_pipelines
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import seconds
-from tracekit.report.section import TONES, BarTimeline, LegendEntry, TimelineBar
+from tracekit.report.tables import TONES, BarTimeline, LegendEntry, TimelineBar
 
 #: What a bar can be: a compute, or a reason to wait.
 COMPUTES = ("forward", "backward", "weight gradient")

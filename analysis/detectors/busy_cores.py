@@ -9,20 +9,18 @@ import numpy as np
 from msgspec import structs
 
 from tracekit.analysis.attribution.patterns import TimePattern, pattern_of_series
-from tracekit.analysis.detectors.bad_worker import BadWorker
 from tracekit.analysis.detectors.detector import MOST_OF_PRICE, Candidate, Detector, Repair
-from tracekit.analysis.detectors.slow_optimizer import SlowOptimizer
-from tracekit.analysis.evidence.cores import LARGEST_WAITING_SHARE, without_core_waits
-from tracekit.analysis.evidence.grids import computing
-from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
-from tracekit.analysis.evidence.scheduler import run_queue_s
+from tracekit.analysis.detectors.host_work import SlowOptimizer
+from tracekit.analysis.detectors.slow_computes import BadWorker
+from tracekit.analysis.evidence.host_code import run_queue_s
+from tracekit.analysis.evidence.off_cpu import LARGEST_WAITING_SHARE, without_core_waits
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject, computing
 from tracekit.analysis.evidence.slow_workers import busy_s
 from tracekit.analysis.numeric.arrays import Bools
 from tracekit.analysis.numeric.robust import safe
 from tracekit.analysis.whatif.interventions import Intervention, Scale, ScaleDelays, Together
 from tracekit.base.text import seconds
-from tracekit.report.finding import SMALLEST_BLAMELESS_SHARE, Figure, Place, Unit, confidence_from
-from tracekit.report.verdict import LossKind
+from tracekit.report.finding import SMALLEST_BLAMELESS_SHARE, Figure, LossKind, Place, Unit, confidence_from
 from tracekit.trace.model import Worker
 
 #: Waits are followed over at most so many spans of steps.

@@ -1,16 +1,21 @@
-"""A rank for which the others wait: it begins later, or nothing recorded says what it takes longer for."""
+"""Ranks of an op graph that are late, or that all wait because every stream shares one launch queue."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tracekit.analysis.detectors.detector import Candidate, Detector
-from tracekit.analysis.evidence.culprit import at_pace, culprit_of
+import numpy as np
+
+from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
+from tracekit.analysis.evidence.exchanges import at_pace, culprit_of
 from tracekit.analysis.evidence.graph_subject import GraphSubject
-from tracekit.analysis.gpu.noise import LARGEST_CHANCE
-from tracekit.analysis.whatif.interventions import Intervention, SetSomeOps
+from tracekit.analysis.gpu.pace import LARGEST_CHANCE
+from tracekit.analysis.gpu.times import grid_blocks
+from tracekit.analysis.graph.op_graph import Why
+from tracekit.analysis.numeric.arrays import Bools, Int32s, Ints
+from tracekit.analysis.whatif.interventions import Intervention, LessTime, SetSomeOps, Together
 from tracekit.base.text import seconds
-from tracekit.report.finding import Figure, Place, Unit
+from tracekit.report.finding import Figure, LossKind, Place, Unit, confidence_from
 
 
 class LateRank(Detector):
@@ -80,3 +85,96 @@ def begins(job: GraphSubject, rank: int, begin_s: float) -> Intervention:
     """Return the job in which the recording of a rank begins `begin_s` seconds after that of the job."""
     cost = job.pace.with_window(rank, begin_s)
     return SetSomeOps(cost != job.pace.cost, cost)
+
+
+#: An op could have begun earlier if it was ready this long, seconds, before the op launched before it began.
+_READY_S = 20e-6
+#: So many ops must have had that chance, all in vain: by chance, each would be a toss-up.
+_FEWEST_CHANCES = 10
+
+
+class OneLaunchQueue(Detector):
+    """No op begins before an op of another stream that was launched earlier, although ops were ready to.
+
+    Paper: no signature. With CUDA_DEVICE_MAX_CONNECTIONS=1, all streams share one hardware queue: an op that waits
+    holds up every op launched after it. The order of launches is then that of starts, whatever streams are free.
+    """
+
+    kind = "one-launch-queue"
+    title = "One hardware queue launches the kernels of all streams"
+    signature = "ops begin in the order of their launches on all streams, although some were ready earlier"
+    refuted_by = "a recording with CUDA_DEVICE_MAX_CONNECTIONS=8 that takes as long"
+    next_check = "CUDA_DEVICE_MAX_CONNECTIONS in the environment of the ranks"
+    suggested_fix = (
+        "unset CUDA_DEVICE_MAX_CONNECTIONS or set it to 8, unless the job needs the order (Megatron-LM's overlap of"
+        " tensor-parallel communication); else launch the independent stream first"
+    )
+    loss = LossKind.HOST
+    repair = Repair("more-launch-queues", "Give streams hardware queues of their own")
+
+    def find(self, job: GraphSubject) -> Iterator[Candidate]:
+        if not {"launched_by", "stream", "role", "communicates"} <= set(job.ops.columns):
+            return
+        ops, graph = job.ops, job.graph.ops
+        communicates = ops["communicates"].fill_null(value=False).to_numpy()
+        stream = ops["stream"].rank("dense").fill_null(0).to_numpy().astype(np.int64)
+        before, after = graph.before, graph.after
+        # Computes of different streams whose order only their times suggest.
+        guessed = (graph.why == Why.INFERRED) & ~communicates[before] & ~communicates[after]
+        guessed &= stream[before] != stream[after]
+        end = graph.start + graph.duration
+        ready = np.full(len(end), -np.inf)
+        np.maximum.at(ready, after[~guessed], end[before[~guessed]])
+        first, second = _neighbours(job, stream)
+        certain = ~guessed & np.isin(after, second, kind="table")
+        free = ~joined(first, second, before[certain], after[certain], len(end)) & np.isfinite(ready[second])
+        # In one queue, an op begins no earlier than the one before it, or, if they cannot share the GPU, than its end.
+        held = second[:0]
+        for since, may in ((graph.start[first], free), (end[first], free & _leaves_room(job)[first])):
+            chance = may & (ready[second] < since - _READY_S)
+            if not (graph.start[second] < since - _READY_S)[chance].any() and chance.sum() > len(held):
+                held = second[chance]
+        if len(held) < _FEWEST_CHANCES:
+            return
+        late = np.zeros(len(end), np.bool_)
+        late[held] = True
+        figures = (Figure("ops held up by an op launched before them", float(len(held)), 2.0, Unit.COUNT),)
+        no_delay = LessTime(np.zeros(len(late)), np.where(late, np.inf, 0.0))
+        yield Candidate(
+            self.kind,
+            Place(),
+            f"all streams share one launch queue: {len(held):,} kernels were ready and waited for one of another stream"
+            " that was launched before them",
+            figures,
+            confidence_from(figures),
+            Together((job.pace.without_edges(guessed & late[after]), no_delay)),  # they begin when they are ready
+            bound=True,
+        )
+
+
+def joined(first: Ints, second: Ints, before: Int32s, after: Int32s, ops: int) -> Bools:
+    """Which pairs of rows are an edge from `before` to `after`, [pairs]. `ops`: how many rows there are."""
+    return np.isin(first * ops + second, before.astype(np.int64) * ops + after)
+
+
+def _neighbours(job: GraphSubject, stream: Ints) -> tuple[Ints, Ints]:
+    """GPU ops of different streams that a thread launched one directly after the other."""
+    ops, graph = job.ops, job.graph.ops
+    launcher = ops["launched_by"].fill_null(-1).to_numpy().astype(np.int64)
+    rows = np.flatnonzero(ops["role"].eq("gpu").to_numpy() & (launcher >= 0))
+    launched = (graph.start + graph.duration)[launcher[rows]]
+    order = rows[np.lexsort((launched, stream[launcher[rows]], graph.rank[rows]))]
+    first, second = order[:-1], order[1:]
+    alike = (graph.rank[first] == graph.rank[second]) & (stream[launcher[first]] == stream[launcher[second]])
+    apart = alike & (stream[first] != stream[second])
+    return first[apart], second[apart]
+
+
+def _leaves_room(job: GraphSubject) -> Bools:
+    """Which ops leave room for another one on the GPU, or may do so as far as their sizes were recorded, [ops]."""
+    room = np.ones(job.ops.height, np.bool_)
+    recording = None if job.recorded is None else job.recorded.recording
+    if recording is not None and recording.multiprocessors is not None:
+        blocks = recording.gpu_ops.select(grid_blocks()).to_series().fill_null(0).to_numpy()
+        room[np.flatnonzero(job.ops["role"].eq("gpu").to_numpy())] = blocks < recording.multiprocessors
+    return room

@@ -13,10 +13,9 @@ import polars as pl
 from msgspec import Struct
 
 from tracekit.analysis.detectors.detector import Candidate
-from tracekit.analysis.evidence.evidence import evidence
 from tracekit.analysis.evidence.graph_subject import GraphSubject
-from tracekit.analysis.evidence.subject import Subject
-from tracekit.analysis.gpu.part import Part
+from tracekit.analysis.evidence.subject import Subject, evidence
+from tracekit.analysis.gpu.gpu_times import Part
 from tracekit.report.finding import Figure, Place, Unit
 
 if TYPE_CHECKING:
@@ -40,8 +39,8 @@ class RankBehind(Struct, frozen=True, eq=False):
         """Return the finding that makes it late. `freed`: without the calls in which it waits for its GPU and its
         peers do not.
         """
-        from tracekit.analysis.evidence.culprit import at_pace
-        from tracekit.analysis.gpu.noise import LARGEST_CHANCE
+        from tracekit.analysis.evidence.exchanges import at_pace
+        from tracekit.analysis.gpu.pace import LARGEST_CHANCE
 
         job, behind = self.job, self.behind
         share = Figure(f"longer than its peers, over the {job.whole}", behind.saved_s / job.recorded_s, 0.0, Unit.SHARE)
@@ -65,7 +64,7 @@ def rank_behind(job: Subject, part: Part) -> RankBehind | None:
 
 @evidence(GraphSubject)
 def _ranks_behind(job: GraphSubject) -> dict[Part, RankBehind]:
-    from tracekit.analysis.evidence.culprit import culprit_of  # which a pipeline does not need
+    from tracekit.analysis.evidence.exchanges import culprit_of  # which a pipeline does not need
 
     culprit = culprit_of(job)
     return {} if culprit is None else {behind.part: _of(job, culprit.rank, behind) for behind in culprit.behind}
@@ -99,7 +98,7 @@ def compared(job: GraphSubject) -> Compared | None:
     late = rank_behind(job, Part.COMPUTE)
     if late is None:
         return None
-    from tracekit.analysis.evidence.culprit import even_pace  # which a pipeline does not need
+    from tracekit.analysis.evidence.exchanges import even_pace  # which a pipeline does not need
 
     peer = next((name for name in ("peer", "kind", "name") if name in job.ops.columns), "rank")
     ops = job.ops.with_columns(duration=pl.Series(even_pace(job).cost)).filter(late.behind.ops)

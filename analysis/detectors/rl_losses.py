@@ -9,18 +9,17 @@ import numpy as np
 from msgspec import structs
 
 from tracekit.analysis.detectors.detector import SMALLEST_COST_SHARE, Candidate, Detector, Repair
-from tracekit.analysis.evidence.cause import Cause
+from tracekit.analysis.evidence.subject import Cause
 from tracekit.analysis.fixes.plan import Plan
-from tracekit.analysis.rl.scenario import Scenario, Without, more_engines
+from tracekit.analysis.rl.rl_run import Scenario, Without, more_engines
 from tracekit.base.text import percent, seconds, three_digits
-from tracekit.report.finding import Figure, Place, Unit, confidence_from
-from tracekit.report.verdict import LossKind
+from tracekit.report.finding import Figure, LossKind, Place, Unit, confidence_from
 
 if TYPE_CHECKING:  # the replay of requests is imported for runs of post-training only
     from tracekit.analysis.evidence.rl_subject import RlSubject
     from tracekit.analysis.rl.account import Loss
-    from tracekit.analysis.rl.generation import Generations
     from tracekit.analysis.rl.rl_run import PostTrainingRun
+    from tracekit.analysis.rl.timed import Generations
 
 #: A loss in several steps is certain if it exceeds what the replay misses, and at least this share of the step.
 _SMALLEST_ERROR = 0.01

@@ -1,31 +1,402 @@
-"""Workers that compute slower than their peers: by how much, since when, how certain.
-
-In: `PipelineSubject` and the workers. Out: words, figures and a `Candidate` for detectors of slow machines.
-"""
+"""Workers, hosts and groups of ranks that compute slower than their peers."""
 
 from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from tracekit.analysis.attribution.patterns import TimePattern
-from tracekit.analysis.detectors.detector import Candidate
-from tracekit.analysis.detectors.episode_figures import NOISE, chance_figures, time_of_episodes
+from tracekit.analysis.detectors.detector import (
+    MOST_OF_PRICE,
+    SLOW_KIND,
+    SLOW_RANK,
+    SMALLEST_COST_SHARE,
+    Advice,
+    Candidate,
+    Detector,
+    Repair,
+    Treatment,
+    only_in,
+)
+from tracekit.analysis.detectors.host_work import SMALLEST_HOST_SHARE
+from tracekit.analysis.detectors.pauses import ProcessPauses
+from tracekit.analysis.detectors.rank_behind import compared
+from tracekit.analysis.detectors.stops import NOISE, chance_figures, time_of_episodes
 from tracekit.analysis.evidence.cards import clocks_of
 from tracekit.analysis.evidence.compute_profile import FORWARD, SMALLEST_FACTOR
-from tracekit.analysis.evidence.groups import SlowGroup
+from tracekit.analysis.evidence.off_cpu import Lockstep
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.slow_workers import (
+    SlowGroup,
+    as_fast_as_peers,
+    beyond_peers_s,
     factor_by_step,
     kind_factors,
     slow_factor,
+    slow_groups,
     slow_kind,
     slow_machines,
     worker_factor,
     worker_series,
     workers_as_fast_as_peers,
 )
+from tracekit.analysis.evidence.subject import Subject
+from tracekit.analysis.fixes.plan import MACHINE, SPEED_OF_PEERS
 from tracekit.analysis.numeric.arrays import Bools
-from tracekit.report.finding import Figure, Place, Unit, confidence_from
+from tracekit.analysis.whatif.interventions import Intervention, step_times
+from tracekit.base.text import seconds
+from tracekit.report.finding import SMALLEST_BLAMELESS_SHARE, Figure, Place, Unit, confidence_from
+from tracekit.trace.model import OpKind, Worker
+
+
+class BadWorker(Detector):
+    """A worker that computes slower than its peers of the same stage, always or at times.
+
+    Paper: finds it by M_W, the share of the loss saved by idealising the slowest 3 % of the workers (by min(S_dp,
+    S_pp)). tracekit names the workers themselves, from the median ratio of their forwards, and of their backwards, to
+    those of the same stage and microbatch in each step. 4 %: half the effect of an idle neighbour or a warmer rack on a
+    GPU, ten times the differences between healthy ones. Chance: a log-likelihood ratio that noise reaches in one
+    healthy job of a thousand, for any number of workers and step patterns; the noise is that of the run, with its
+    memory from step to step (see `significance`). The price comes from a replay in which the worker runs like its peers
+    in the steps in which it is slow. M_W cannot single out one worker of a DP rank that is slow as a whole.
+    """
+
+    kind = "bad-worker"
+    title = "Worker computes slower than its peers"
+    signature = "forwards, backwards or both of one worker take longer, on all microbatches of the steps it is slow in"
+    refuted_by = "the factor goes when the worker's sequences or layers change, or moves to another worker of the host"
+    next_check = Advice(
+        gpu="DCGM on its GPUs: DCGM_FI_DEV_SM_CLOCK, GPU_TEMP, POWER_USAGE, CLOCKS_EVENT_REASONS, XID_ERRORS; host:"
+        " PSI, steal, run queue",
+        cpu="its cores: clocks (turbostat), other processes (top); host: PSI, steal, run queue",
+    )
+    suggested_fix = SLOW_RANK
+    part = "compute"
+    treatment = Treatment.REPLACE_MACHINES
+    repair = Repair("replace-workers", "Make the rank as fast as its peers", SPEED_OF_PEERS, excludes=MACHINE)
+
+    def find(self, job: Subject) -> Iterator[Candidate]:
+        kernels = compared(job)
+        if kernels is not None and not kernels.uneven:
+            effect = f"its {kernels.op}s take {kernels.ratio:.2f} times as long as the same ones of its peers"
+            figure = Figure("time over that of its peers", kernels.ratio, 0.0, Unit.FACTOR)
+            yield kernels.behind.candidate(self.kind, effect, figure)
+        yield from self._workers(job)
+
+    @only_in(PipelineSubject)
+    def _workers(self, job: PipelineSubject) -> Iterator[Candidate]:
+        _, hit = slow_groups(job)
+        if not hit.any():
+            return
+        at_times = np.zeros_like(hit)
+        if len(job.dp_ranks) > 1:
+            assert job.profile is not None
+            at_times = hit & ~job.profile.on.all(axis=1)
+        if (hit & ~at_times).any():
+            yield self.of_workers(job, job.workers_where(hit & ~at_times))
+        for worker in job.workers_where(at_times):
+            yield self.of_workers(job, (worker,))
+
+    @classmethod
+    def of_workers(cls, job: PipelineSubject, workers: Sequence[Worker]) -> Candidate:
+        """The candidate that names `workers`, which are slow in the same steps."""
+        hit = job.cells_of(workers)
+        figures, one_kind = worker_figures(job, hit), slow_kind(job, hit) is not None
+        return Candidate(
+            cls.kind,
+            Place(workers=tuple(workers)),
+            slower(job, hit, "its peers" if len(workers) == 1 else "their peers"),
+            figures,
+            confidence_from(figures[:2]),
+            workers_as_fast_as_peers(job, hit),
+            worker_series(job, hit),
+            time_of(job, hit),
+            next_check=ONE_KIND_CHECK if one_kind else None,
+            suggested_fix=SLOW_KIND if one_kind else None,
+            excess=figures[0].value,
+        )
+
+    def review(self, job: Any, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+        """Leave out workers that are slow because their processes are stopped, and those whose slowness costs nothing
+        once all other findings are gone.
+        """
+        remaining = []
+        for candidate in candidates:
+            stopped = _stopped(job, candidate, candidates) if candidate.kind == self.kind else set()
+            slow = tuple(worker for worker in candidate.where.workers if worker not in stopped)
+            if not stopped:
+                remaining.append(candidate)
+            elif slow:
+                remaining.append(self.of_workers(job, slow))
+        reviewed = list(remaining)
+        for index, candidate in enumerate(remaining):
+            if candidate.kind == self.kind and len(candidate.where.workers) > 1:
+                others = [other.change for other in remaining if other is not candidate and other.change is not None]
+                reviewed[index] = self.of_workers(job, _costly(job, candidate.where.workers, others))
+        return reviewed
+
+
+def _stopped(job: PipelineSubject, slow: Candidate, candidates: Sequence[Candidate]) -> set[Worker]:
+    """The slow workers whose processes are stopped for long enough to explain that."""
+    stopped: set[Worker] = set()
+    for pauses in candidates:
+        both = set(pauses.where.workers) & set(slow.where.workers)
+        if pauses.kind == ProcessPauses.kind and pauses.change is not None and both:
+            change = as_fast_as_peers(job, sorted(both))
+            if job.explained(change, pauses.change) >= MOST_OF_PRICE:
+                stopped |= both
+    return stopped
+
+
+def _costly(job: PipelineSubject, workers: tuple[Worker, ...], others: Sequence[Intervention]) -> tuple[Worker, ...]:
+    """Return the workers that each cost as much as a finding must; all of them, if they do so only together.
+
+    The longer a worker computes beyond its peers, the more it costs, so bisection finds where it begins to matter.
+    """
+
+    def step_s(slow: Worker | None) -> float:
+        repaired = as_fast_as_peers(job, [worker for worker in workers if worker != slow])
+        return float(job.step_times((*others, repaired)).mean())
+
+    ranked = sorted(workers, key=lambda worker: beyond_peers_s(job, worker))
+    least_s = step_s(None) + SMALLEST_COST_SHARE * job.unchanged_s
+    return tuple(sorted(ranked[bisect_left(ranked, least_s, key=step_s) :])) or workers
+
+
+class SlowHosts(Detector):
+    """All (or most) workers of one host compute slower than their peers.
+
+    Paper: M_W counts workers, whatever their host; no signature. tracekit groups slow workers by the host of their
+    rank, because the check and the repair differ. It needs two traced workers on the host, 70 % of them slow: of eight,
+    one may not be busy enough to show it.
+    """
+
+    kind = "slow-host"
+    title = "All workers of one host compute slower"
+    signature = "most workers of one host, and of no other, share a factor in forwards and backwards"
+    refuted_by = "workers of other hosts share the factor, or the host's workers are all of one pipeline stage"
+    next_check = Advice(
+        gpu="host: PSI (cpu, memory, io), steal, run queue, page cache, CPU frequency governor; power and inlet"
+        " temperature of the chassis; DCGM_FI_DEV_POWER_USAGE of all its GPUs",
+        cpu="host: PSI (cpu, memory, io), steal, run queue, page cache, CPU frequency governor; power and inlet"
+        " temperature of the chassis",
+    )
+    suggested_fix = Advice(
+        gpu="on {hosts}, check clocks and power (nvidia-smi -q -d PERFORMANCE), busy cores (cat /proc/pressure/cpu),"
+        " other jobs: stop what should not run there; drain {hosts} if the GPUs are throttled",
+        cpu="on {hosts}, check clocks (turbostat), busy cores (cat /proc/pressure/cpu), other jobs: stop what should"
+        " not run there",
+    )
+    part = "compute"
+    treatment = Treatment.REPLACE_MACHINES
+
+    def find(self, job: PipelineSubject) -> Iterator[Candidate]:
+        for group in slow_groups(job)[0]:
+            if group.host is not None:
+                where = Place(workers=job.workers_where(group.hit), host=group.host)
+                yield of_group(self.kind, job, group, where, "their peers on other hosts")
+
+
+class SlowRankGroup(Detector):
+    """Several DP ranks compute slower than the others by one factor: older GPUs, a lower power cap, a warmer rack.
+
+    Paper: no signature. tracekit groups slow DP ranks that are adjacent or half of all DP ranks, are slow on all
+    stages, in the same steps, by factors that differ by less than a quarter of their excess and what chance adds, and
+    make up a quarter of the DP ranks (or, with a pipeline, have slow optimizers too). Independent faults agree in
+    neither factor nor time.
+    """
+
+    kind = "slow-rank-group"
+    title = "A group of DP ranks computes slower than the others"
+    signature = "forwards and backwards of several DP ranks take longer by one factor, on all stages, in the same steps"
+    refuted_by = "the factors differ within the group, or follow the tokens of its microbatches"
+    next_check = Advice(
+        gpu="what the group has in common: GPU model, power cap, driver, rack, inlet temperature",
+        cpu="what the group has in common: CPU model, frequency governor, rack, inlet temperature",
+    )
+    suggested_fix = Advice(
+        gpu="compare GPU model, power cap and driver of {ranks} with the others (nvidia-smi -q): make them alike, or"
+        " give {it} fewer microbatches",
+        cpu="compare CPU model and frequency governor of {ranks} with the others (lscpu, cpupower): make them alike, or"
+        " give {it} fewer microbatches",
+    )
+    part = "compute"
+    treatment = Treatment.REPLACE_MACHINES
+
+    def find(self, job: PipelineSubject) -> Iterator[Candidate]:
+        for group in slow_groups(job)[0]:
+            if group.dp_ranks:
+                yield of_group(self.kind, job, group, Place(dp_ranks=group.dp_ranks), "the other DP ranks")
+
+
+#: What makes a rank late besides computing: the kinds of op, and what they are in words.
+PARTS_OF_RANKS: Mapping[str, tuple[tuple[OpKind, ...], str]] = {
+    "slow-host-code": ((OpKind.HOST_DELAY, OpKind.LOSS), "host code"),
+    "slow-optimizer": ((OpKind.OPTIMIZER,), "the optimizer"),
+    "late-data-loading": ((OpKind.DATA_LOAD,), "data loading"),
+    "python-gc": ((OpKind.GC,), "garbage collection"),
+}
+
+
+def late_ranks(job: PipelineSubject) -> dict[str, Bools]:
+    """Ranks that hold up their worker by something other than computing, and when, [workers, ranks, steps] each; only
+    the kinds that the trace records for each rank.
+    """
+    lockstep = job.lockstep
+    if lockstep is None or lockstep.work_s is None:
+        return {}
+    by_kind = {"process-pauses": lockstep.stopped(job.unchanged_s)[0]}
+    for kind, (ops, _) in PARTS_OF_RANKS.items():
+        episodes = lockstep.late_by(ops, job.unchanged_s, len(PARTS_OF_RANKS))
+        hit = episodes.on & episodes.significant(SMALLEST_HOST_SHARE)[:, None]
+        by_kind[kind] = np.asarray(hit.reshape(lockstep.beyond_s(ops).shape))
+    return {kind: late for kind, late in by_kind.items() if late.any()}
+
+
+class SlowRankOfWorker(Detector):
+    """One rank of a worker is late for the others at each of their collectives.
+
+    Paper: tensor-parallel ranks run in lockstep, only one of them is recorded, and a slow one slows down its worker.
+    tracekit subtracts from every op the time that each rank waited inside it, and compares the rest. It names a rank
+    that computes longer than its peers by more than their noise explains; once fixed, the worker is as fast as its
+    slowest other rank.
+    """
+
+    kind = "slow-rank-of-worker"
+    title = "One rank of a worker is slow; its tensor- and context-parallel peers wait for it"
+    signature = "the other ranks of the worker wait for it inside their ops, and it waits for none"
+    refuted_by = "the others wait as long after it has changed its node with one of them"
+    next_check = Advice(
+        gpu="what the rank does between its collectives: clock and throttling of its GPU, its CPU cores, user code",
+        cpu="what the rank does between its collectives: its CPU cores, user code",
+    )
+    suggested_fix = SLOW_RANK
+    part = "compute"
+    repair = Repair("replace-workers", "Make the rank as fast as the other ranks of its worker", SPEED_OF_PEERS)
+
+    def find(self, job: PipelineSubject) -> Iterator[Candidate]:
+        lockstep = job.lockstep
+        if lockstep is None:
+            return
+        late_by_kind = late_ranks(job)
+        slow = lockstep.slow(SMALLEST_FACTOR)
+        if (stopped := late_by_kind.get("process-pauses")) is not None:
+            slow &= ~stopped.any(axis=2, keepdims=True)
+        for worker in np.flatnonzero(slow.any(axis=(1, 2))):
+            of_worker = np.zeros_like(slow)
+            of_worker[worker] = slow[worker]
+            yield self._candidate(job, lockstep, of_worker)
+        for kind, late in late_by_kind.items():
+            yield from self._late(job, lockstep, kind, late)
+
+    def _late(self, job: PipelineSubject, lockstep: Lockstep, kind: str, late: Bools) -> Iterator[Candidate]:
+        """Ranks that hold up their worker by something other than computing, one candidate per worker."""
+        if kind == "process-pauses":
+            beyond_s = lockstep.stopped(job.unchanged_s)[1]
+        else:
+            beyond_s = lockstep.beyond_s(PARTS_OF_RANKS[kind][0])
+        for worker in np.flatnonzero(late.any(axis=(1, 2))):
+            of_worker = np.zeros_like(late)
+            of_worker[worker] = late[worker]
+            positions, steps = np.flatnonzero(late[worker].any(axis=1)), late[worker].any(axis=0)
+            longer_s = float(beyond_s[of_worker].mean())
+            figures = (
+                Figure(
+                    "longer than its peers, over the step",
+                    longer_s / job.unchanged_s,
+                    SMALLEST_HOST_SHARE,
+                    Unit.SHARE,
+                ),
+            )
+            numbers = lockstep.ranks[worker]
+            where = (
+                Place(workers=(lockstep.workers[worker],))
+                if numbers is None
+                else Place(ranks=tuple(numbers[at] for at in positions))
+            )
+            if kind == "process-pauses":
+                when = f"in {int(steps.sum())} of {len(steps)} steps"
+                effect = (
+                    f"the process is stopped for {seconds(longer_s)} {when}; the other ranks of the worker wait for it"
+                )
+            else:
+                longer = f"{PARTS_OF_RANKS[kind][1]} takes {seconds(longer_s)} longer"
+                effect = f"{longer} than on the other ranks of the worker, which wait for it"
+            series = np.where(steps, 1 + longer_s / job.unchanged_s, 1.0)
+            change = lockstep.on_time(of_worker, beyond_s)
+            yield Candidate(kind, where, effect, figures, confidence_from(figures), change, series)
+
+    def _candidate(self, job: PipelineSubject, lockstep: Lockstep, slow: np.ndarray) -> Candidate:
+        (worker,) = np.flatnonzero(slow.any(axis=(1, 2)))
+        positions = np.flatnonzero(slow[worker].any(axis=1))
+        steps = slow[worker].any(axis=0)
+        gained = np.bincount(lockstep.step, lockstep.held_up_s(slow), minlength=len(steps))
+        episodes, members = lockstep.episodes, worker * slow.shape[1] + positions
+        excess, noise = float(np.expm1(episodes.level[members]).max()), float(episodes.error[members].max())
+        figures = (
+            Figure("computing beyond its peers", excess, SMALLEST_FACTOR, Unit.SHARE),
+            Figure("more likely slow than by chance", float(episodes.nats[members].min()), episodes.needed, Unit.NATS),
+        )
+        numbers = lockstep.ranks[worker]
+        if numbers is None:
+            where = Place(workers=(lockstep.workers[worker],))
+            who = f"its rank at position {', '.join(map(str, positions))} computes"
+        else:
+            where, who = Place(ranks=tuple(numbers[at] for at in positions)), "computes"
+        waits = seconds(float(gained[steps].mean()))
+        effect = (
+            f"{who} {excess:.0%} slower than its peers in the worker; they wait {waits} of each step for it, and noise"
+            f" alone makes {noise:.0%}"
+        )
+        series = 1 + gained / job.unchanged_s
+        change = lockstep.as_fast_as_peers(slow)
+        confidence = confidence_from(figures)
+        return Candidate(self.kind, where, effect, figures, confidence, change, series, excess=excess)
+
+
+class LockstepJitter(Detector):
+    """The ranks of a worker take turns in waiting for each other; none waits more than the others.
+
+    Paper: not seen, because only one rank of a worker is recorded. Each collective waits for the rank that is last this
+    time, so noise that evens out over a step still costs time. Nobody is to blame, and no saving is reported.
+    """
+
+    kind = "lockstep-jitter"
+    title = "The ranks of a worker wait for each other in turn"
+    signature = "ranks wait inside their ops for the last one, which is another one each time"
+    refuted_by = "a longer recording in which one rank is the last one more often than chance explains"
+    next_check = "what else runs on the cores and GPUs of these nodes; how long the ops between collectives are"
+    suggested_fix = Advice(
+        gpu="pin the processes to cores and lock the GPU clocks (nvidia-smi -lgc); merge small ops between collectives",
+        cpu="pin the processes to cores (taskset); merge small ops between collectives",
+    )
+
+    def find(self, job: PipelineSubject) -> Iterator[Candidate]:
+        lockstep = job.lockstep
+        if lockstep is None:
+            return
+        slow = [lockstep.slow(SMALLEST_FACTOR), *late_ranks(job).values()]
+        even = np.logical_not(np.logical_or.reduce(slow).any(axis=(1, 2)))
+        if not even.any():
+            return
+        change = lockstep.alike(even)
+        lost_s = job.unchanged_s - float(step_times(job.replay, (change,)).mean())
+        if lost_s < SMALLEST_BLAMELESS_SHARE * job.unchanged_s:
+            return
+        ops = even[lockstep.worker]
+        share = float(lockstep.waited_s[ops].mean(axis=1).sum() / max(lockstep.duration_s[ops].sum(), 1e-9))
+        figures = (
+            Figure("waiting in turn, over the step", lost_s / job.unchanged_s, SMALLEST_BLAMELESS_SHARE, Unit.SHARE),
+        )
+        effect = (
+            f"ranks of a worker wait for each other for {share:.0%} of their ops; none is last more often than chance"
+            " explains"
+        )
+        yield Candidate(self.kind, Place(), effect, figures, confidence_from(figures), change, bound=True)
+
 
 #: Factors within this of each other are one figure in a sentence. No experiment.
 _ALIKE = 0.03

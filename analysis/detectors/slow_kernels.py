@@ -13,22 +13,17 @@ import polars as pl
 from msgspec import structs
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
-from tracekit.analysis.detectors.of_one_gpu import MOST_OF_A_KIND, candidate, plain, share_of
-from tracekit.analysis.evidence.gpu_losses import idle_gpu
+from tracekit.analysis.detectors.gpu_time import MOST_OF_A_KIND, candidate, plain, share_of
+from tracekit.analysis.evidence.gpu_losses import host_time, idle_gpu
 from tracekit.analysis.evidence.graph_subject import RecordingSubject
-from tracekit.analysis.evidence.host_time import host_time
-from tracekit.analysis.gpu.roofline import Card, bytes_of, element_count, roofline_s, work_of
+from tracekit.analysis.gpu.roofline import Card, bytes_of, element_count, find_unfused_attention, roofline_s, work_of
 from tracekit.analysis.gpu.times import SHORT_S
-from tracekit.analysis.gpu.unfused_attention import find_unfused_attention
 from tracekit.analysis.hardware.passport import known_passport
-from tracekit.analysis.hardware.scaling import Scaling
-from tracekit.analysis.hardware.work import works_of
-from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
-from tracekit.analysis.numeric.codes import numbered, of_each
+from tracekit.analysis.hardware.scaling import Scaling, works_of
+from tracekit.analysis.numeric.arrays import Bools, Floats, Ints, numbered, of_each
 from tracekit.analysis.whatif.interventions import LessTime
 from tracekit.base.text import code_name, seconds
-from tracekit.report.finding import Spent
-from tracekit.report.verdict import LossKind
+from tracekit.report.finding import LossKind, Spent
 from tracekit.trace.gpu_activity import KernelClass
 
 #: What good kernels reach of the peak, by definition of this finding.

@@ -1,21 +1,268 @@
-"""Work that stops a worker, or that one worker does while the others wait.
-
-In: `PipelineSubject` and a grid of ops. Out: seconds, workers, figures and sentences for detectors of such work.
-"""
+"""Steps in which training stops, or is slower for all: checkpoints, evaluations, slow steps."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from tracekit.analysis.attribution.patterns import pattern_of_series
-from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
-from tracekit.analysis.evidence.significance import SMALLEST_SIGMA, Noise, needed_nats
+from tracekit.analysis.attribution.patterns import TimePattern, TimeShape, pattern_of_series
+from tracekit.analysis.detectors.detector import Advice, Candidate, Detector, Repair, only_in
+from tracekit.analysis.detectors.trace_faults import FEWEST_STEPS
+from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR
+from tracekit.analysis.evidence.graph_subject import RecordingSubject
+from tracekit.analysis.evidence.host_code import steps_with_stops
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject, checkpoints, evaluations
+from tracekit.analysis.evidence.significance import SMALLEST_SIGMA, Episodes, Noise, episodes_of, needed_nats
+from tracekit.analysis.evidence.subject import Subject, evidence
 from tracekit.analysis.graph.op_grid import OpGrid
-from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.numeric.robust import lower_median
+from tracekit.analysis.numeric.arrays import Bools, Floats, number
+from tracekit.analysis.numeric.robust import lower_median, median, safe
+from tracekit.analysis.whatif.interventions import Intervention, NoStalls, Scale, Together
 from tracekit.base.text import seconds
-from tracekit.report.finding import Figure, Place, Unit
-from tracekit.trace.model import Worker
+from tracekit.report.finding import Figure, LossKind, Place, Unit, confidence_from
+from tracekit.trace.model import OpKind, Worker
+
+_UNRECORDED = "as for a checkpoint that is not recorded"
+TOGETHER_TITLE = f"All ranks stop together, {_UNRECORDED}"
+ALONE_TITLE = f"A rank stops while the others wait, {_UNRECORDED}"
+#: Confidence that an unrecorded stall of all ranks is a checkpoint. No experiment.
+UNRECORDED_CONFIDENCE = 0.9
+STALL_CHECK = (
+    "what the loop does in these steps: its checkpoint and evaluation intervals against the period; record it as a span"
+)
+
+
+class Checkpoints(Detector):
+    """Checkpoints stop workers while all others wait, or stop the whole job.
+
+    Paper: leaves out steps with a checkpoint. tracekit names checkpoints that were recorded as ops and prices them by a
+    replay without them. An unrecorded checkpoint shows as time in which no rank does anything, before anybody begins a
+    step or between two steps: a tenth of the usual step or more, in some steps but not in most. Or all ranks, or the
+    first DP rank alone, are late with the first ops of every n-th step (see `evidence/step_edges.py`). Data that is
+    late for all ranks is late in every step, or in irregular ones. A period makes the stall a checkpoint (or an
+    evaluation); without one, time in which no rank does anything is still named, with less confidence.
+    """
+
+    kind = "checkpoint-stalls"
+    title = "Checkpoints stop the job"
+    signature = "recorded checkpoints that make up a large share of the time; or all ranks stand still every n steps"
+    refuted_by = "the steps stay as long with checkpoints off"
+    next_check = "how long a rank writes and to where; bandwidth of the storage; whether all ranks wait for one"
+    suggested_fix = (
+        "write checkpoints in the background (torch.distributed.checkpoint.async_save), each rank its own shard"
+    )
+    part = "checkpoint"
+    loss = LossKind.STALLS
+    stragglers_where_few = True
+    lost_to = "go to checkpoints"
+    planned = OpKind.CHECKPOINT
+    repair = Repair("async-checkpoint", "Write checkpoints asynchronously")
+
+    def find(self, job: Subject) -> Iterator[Candidate]:
+        yield from self._recorded(job)
+        yield from self._on_host(job)
+
+    @only_in(PipelineSubject)
+    def _recorded(self, job: PipelineSubject) -> Iterator[Candidate]:
+        stops, breaks = stops_s(job, checkpoints(job)), job.breaks
+        recorded = longest_share(job, stops) >= SMALLEST_STOP_SHARE
+        still_s = stalled_s(job) + (0.0 if breaks is None else breaks.late_s.max(axis=(0, 2)))
+        stalled = float(still_s.mean()) >= SMALLEST_STOP_SHARE * job.unchanged_s
+        if not recorded and not stalled:
+            return
+        lost_s = still_s * stalled + stops.max(axis=(0, 2)) * recorded
+        figures = figures_of_stops(
+            job, lost_s, *(("checkpoints", "a checkpoint") if recorded else ("all ranks stand still", "a stall"))
+        )
+        changes: list[Intervention] = [Scale(checkpoints(job), np.array(0.0))] if recorded else []
+        changes += [NoStalls()] if stalled else []
+        changes += [breaks.change] if stalled and breaks is not None else []
+        few = _stop_the_others(job, stops, recorded=recorded, stalled=stalled)
+        title = ALONE_TITLE if few else TOGETHER_TITLE
+        yield Candidate(
+            self.kind,
+            Place(workers=slow_at_it(job, stops) if recorded and not stalled else ()),
+            self._effect(job, few, lost_s, figures, recorded=recorded),
+            figures,
+            confidence_from(figures) * (1.0 if recorded else UNRECORDED_CONFIDENCE),
+            Together(tuple(changes)),
+            1 + lost_s / job.unchanged_s,
+            title=None if recorded else title,
+            next_check=None if recorded else STALL_CHECK,
+        )
+
+    @only_in(RecordingSubject)
+    def _on_host(self, job: RecordingSubject) -> Iterator[Candidate]:
+        from tracekit.analysis.detectors.gpu_host import (
+            checkpoints_on_host,  # which a pipeline does not need
+        )
+
+        return checkpoints_on_host(self.kind, job)
+
+    def _effect(
+        self,
+        job: PipelineSubject,
+        few: tuple[Worker, ...],
+        lost_s: Floats,
+        figures: tuple[Figure, ...],
+        *,
+        recorded: bool,
+    ) -> str:
+        """What the checkpoints do. `lost_s`: seconds of each step; `few`: who stops the others."""
+        if few and recorded:
+            return said_of_few(job, few, lost_s, "writes a checkpoint", "write checkpoints")
+        if few:
+            return said_of_few(job, few, lost_s, "stands still", "stand still")
+        return (
+            f"{'checkpoints take' if recorded else 'all ranks stand still for'} {figures[0].value:.0%} of the time, in"
+            f" {figures[1].value:,.0f} of {len(lost_s):,} steps, up to {seconds(figures[2].value)}"
+        )
+
+
+def _stop_the_others(job: PipelineSubject, stops: Floats, *, recorded: bool, stalled: bool) -> tuple[Worker, ...]:
+    """The workers for whose checkpoints, recorded or not, the others wait; empty if all stop together."""
+    if recorded:
+        return () if stalled else do_it_for_all(job, stops)
+    breaks = job.breaks
+    return () if breaks is None or stalled_s(job).any() else job.workers_where(breaks.alone)
+
+
+@evidence(PipelineSubject)
+def stalled_s(job: PipelineSubject) -> Floats:
+    """Seconds in which no rank does anything, [steps]."""
+    none = np.zeros(len(job.replay.graph.steps))
+    return none if job.replay.stalled_s is None else job.replay.stalled_s
+
+
+ROLLOUT_CHECK = (
+    "what the loop does between model.eval() and model.train(): for rollouts, tokens per second, the longest sequence"
+    " of a batch, and whether the inference engine batches continuously"
+)
+ROLLOUT_FIX = "generate rollouts with an inference engine on GPUs of its own, a step ahead; or fewer and shorter ones"
+
+
+class Evaluations(Detector):
+    """Evaluation between training steps takes a large share of the time.
+
+    Paper: no signature. tracekit names evaluations that were recorded as ops and prices them by a replay without them.
+    They are compared only with those of the same step, so an evaluation every n steps is not a straggler. An evaluation
+    in every step is part of the loop in evaluation mode, such as the rollouts of reinforcement learning.
+    """
+
+    kind = "evaluation"
+    title = "Evaluation takes its time from training"
+    signature = "recorded evaluations that make up a large share of the time"
+    refuted_by = "the time between training steps stays with evaluation off"
+    next_check = "how often the loop evaluates, on how many batches, and whether all ranks share them"
+    suggested_fix = (
+        "evaluate less often or on fewer batches, split over all ranks; or evaluate checkpoints in a job of its own"
+    )
+    part = "evaluation"
+    loss = LossKind.EVALUATION
+    stragglers_where_few = True
+    planned = OpKind.EVALUATION
+    repair = Repair("evaluate-elsewhere", "Evaluate, or generate rollouts, in a job of its own")
+
+    def find(self, job: PipelineSubject) -> Iterator[Candidate]:
+        stops = stops_s(job, evaluations(job))
+        if longest_share(job, stops) < SMALLEST_STOP_SHARE:
+            return
+        lost_s = stops.max(axis=(0, 2))
+        figures = figures_of_stops(job, lost_s, "evaluation", "an evaluation")
+        slow = slow_at_it(job, stops)
+        few, rollouts = do_it_for_all(job, stops), bool((lost_s > 0).all())
+        what = "evaluation or rollouts take" if rollouts else "evaluation takes"
+        effect = (
+            f"{what} {figures[0].value:.0%} of the time, in {figures[1].value:,.0f} of {len(lost_s):,} steps, up to"
+            f" {seconds(figures[2].value)}{', longer than on its peers' if slow else ''}"
+        )
+        if few:
+            effect = said_of_few(job, few, lost_s, "evaluates", "evaluate")
+        yield Candidate(
+            self.kind,
+            Place(workers=slow),
+            effect,
+            figures,
+            confidence_from(figures),
+            Scale(evaluations(job), _as_in_step(stops, job.cells_of(slow)) if slow else np.array(0.0)),
+            1 + lost_s / job.unchanged_s,
+            title="Evaluation takes longer on a worker than on its peers" if slow else None,
+            next_check=ROLLOUT_CHECK if rollouts else None,
+            suggested_fix=ROLLOUT_FIX if rollouts else None,
+        )
+
+
+def _as_in_step(stops: Floats, workers: Bools) -> Floats:
+    """The factor that takes these workers, [stages, dp_ranks], to what others of their stage take in the same step, as
+    a grid.
+    """
+    usual = np.asarray(lower_median(stops, axis=-1))[..., None]
+    return np.asarray(np.where(workers[:, None] & (stops > usual), usual / safe(stops), 1.0)[:, None])
+
+
+class StepsSlowForAll(Detector):
+    """All workers compute slower in some steps: warm-up, a power cap, another tenant.
+
+    Paper: reports S per step, without a threshold for slow ones. tracekit compares the lower quartile of the computes
+    of each step with that of the usual step: 4 %, and a likelihood against chance as for workers, with the noise of the
+    other steps and of the computes within them. Of three steps, one may be slow; then only two show what is usual, so
+    the confidence is at most one minus the share of slow steps.
+    """
+
+    kind = "slow-steps"
+    title = "All workers compute slower in some steps"
+    signature = "in a few steps forwards and backwards of all workers take longer by one factor"
+    refuted_by = "only some workers are slow in those steps"
+    next_check = Advice(
+        gpu="cluster power cap, DCGM_FI_DEV_SM_CLOCK over time, compilation or autotuning in warm-up steps",
+        cpu="cluster power cap, CPU clocks over time (turbostat), compilation in warm-up steps",
+    )
+    suggested_fix = Advice(
+        gpu="compare clocks and power caps of all GPUs in those steps with the others (DCGM_FI_DEV_SM_CLOCK); leave"
+        " warm-up and compilation out of the trace",
+        cpu="compare the clocks of all cores in those steps with the others (turbostat); leave warm-up and compilation"
+        " out of the trace",
+    )
+    repair = Repair("steady-steps", "Keep all steps as fast as the usual one", "all steps as fast as the usual one")
+
+    def find(self, job: PipelineSubject) -> Iterator[Candidate]:
+        profile = job.profile
+        if profile is None or len(profile.step) < FEWEST_STEPS:
+            return
+        slow = (profile.slow_step > 1) & ~steps_with_stops(job)
+        if job.pauses is not None and job.pauses.stopped.any():
+            slow &= _slow_on(~job.pauses.stopped, job.table.grid)
+        if not slow.any() or slow.mean() > 0.5:
+            return
+        figures = (
+            Figure(
+                "compute beyond that of the usual step",
+                float(profile.step[slow].max()) - 1,
+                SMALLEST_FACTOR,
+                Unit.SHARE,
+            ),
+            *chance_figures(profile.steps, np.array([True])),
+        )
+        steps = tuple(int(step) for step in job.replay.graph.steps[slow])
+        change = Scale(job.table, 1 / np.where(slow, profile.slow_step, 1.0)[:, None])
+        confidence = min(confidence_from(figures[:2]), 1 - float(slow.mean()))
+        effect = (
+            f"computes of {len(steps)} of {len(profile.step)} steps take up to {figures[0].value:.0%} longer than in"
+            " the usual step, on all workers"
+        )
+        yield Candidate(self.kind, Place(steps=steps), effect, figures, confidence, change, profile.step)
+
+
+def _slow_on(workers: Bools, grid: Floats) -> Bools:
+    """In which steps these workers, [stages, dp_ranks], compute slower than in the usual step, [steps].
+
+    `grid`: seconds, as in a `ComputeTable`.
+    """
+    theirs = np.moveaxis(grid, -1, 2)[:, workers]
+    step = median(theirs / safe(median(theirs, (4,)))[..., None], (0, 1, 2, 3))
+    return np.asarray(step / lower_median(step, 0) >= 1 + SMALLEST_FACTOR)
+
 
 #: Price by replay only if the worst worker is stopped for this share of the step.
 SMALLEST_STOP_SHARE = 0.02
@@ -86,3 +333,49 @@ def figures_of_stops(job: PipelineSubject, lost_s: Floats, what: str, single: st
 def longest_share(job: PipelineSubject, stops: Floats) -> float:
     """How long the worst worker of each step is stopped, as a share of the step."""
     return float(stops.max(axis=(0, 2)).mean()) / job.unchanged_s
+
+
+NOISE = "what noise alone does to it"
+
+
+def chance_figures(episodes: Episodes, hit: Bools) -> tuple[Figure, ...]:
+    """How unlikely these episodes are by chance, and how large the noise of the run is."""
+    members = np.flatnonzero(hit.ravel())
+    return (
+        Figure("more likely slow than by chance", float(episodes.nats[members].min()), episodes.needed, Unit.NATS),
+        Figure(NOISE, float(np.expm1(episodes.error[members].max())), 0.0, Unit.SHARE),
+    )
+
+
+def time_of_episodes(job: PipelineSubject, episodes: Episodes, member: int) -> TimePattern:
+    """When a member is slow, as a time pattern."""
+    steps = job.replay.graph.steps
+    on, since, period = episodes.on[member], int(episodes.since[member]), int(episodes.period[member])
+    shape, slow = TimeShape.TRANSIENT, tuple(int(step) for step in steps[on])
+    if episodes.rises[member]:
+        shape, slow = TimeShape.DRIFTING, ()
+    elif on.all():
+        shape, slow = TimeShape.PERSISTENT, ()
+    elif period:
+        shape = TimeShape.PERIODIC
+    elif since:
+        shape, slow = TimeShape.CHANGED, ()
+    return TimePattern(
+        shape=shape,
+        statistic=number(episodes.nats[member]),
+        needed=episodes.needed,
+        since_step=int(steps[since]) if since and not period else None,
+        period=period or None,
+        slow_steps=slow,
+    )
+
+
+def network_time(job: PipelineSubject, series: Floats) -> TimePattern:
+    """When the network is slow. `series`: by which factor, 1 if it is not, [steps]."""
+    return time_of_episodes(job, episodes_of(np.log(series)[None], 2, fewest=1, remembers=False), 0)
+
+
+def on_one_host(job: PipelineSubject) -> bool:
+    """Whether nothing passes a network: copies within a host are held up by its cores or memory."""
+    hosts = job.hosts
+    return len(set(hosts.values())) == 1 and len(hosts) == len(job.dp_ranks) * job.stages

@@ -7,17 +7,22 @@ from collections.abc import Iterable, Iterator
 from msgspec import structs
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, only_in
-from tracekit.analysis.detectors.one_launch_queue import OneLaunchQueue
-from tracekit.analysis.evidence.cause import Cause
-from tracekit.analysis.evidence.culprit import culprit_of, experts_of, uneven_experts, unknown_loads
-from tracekit.analysis.evidence.exchanges import even_experts, exchanges_of
+from tracekit.analysis.detectors.late_rank import OneLaunchQueue
+from tracekit.analysis.evidence.exchanges import (
+    culprit_of,
+    even_experts,
+    exchanges_of,
+    experts_of,
+    uneven_experts,
+    unknown_loads,
+)
 from tracekit.analysis.evidence.graph_subject import GraphSubject
-from tracekit.analysis.evidence.subject import Subject
+from tracekit.analysis.evidence.subject import Cause, Subject
 from tracekit.analysis.experts.expert_loads import EQUAL
-from tracekit.analysis.gpu.noise import LARGEST_CHANCE
+from tracekit.analysis.gpu.pace import LARGEST_CHANCE
 from tracekit.analysis.whatif.interventions import SetOps
-from tracekit.report.experts import CauseOfImbalance
 from tracekit.report.finding import Figure, Place, Unit
+from tracekit.report.questions import CauseOfImbalance
 
 _LOG = "log tokens per expert (docs/plans.md), then `tracekit whatif --experts --expert-loads FILE`"
 #: With equal loads, a rank is late to all-to-alls if it costs the others this share of the job.

@@ -16,24 +16,25 @@ from msgspec import structs
 
 from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN
 from tracekit.analysis.attribution.patterns import TimePattern, pattern_of_series
-from tracekit.analysis.detectors.all_detectors import detector_of, guarded, is_plug_in, own_detectors
-from tracekit.analysis.detectors.detector import MOST_OF_PRICE, Candidate, Detector
-from tracekit.analysis.detectors.nothing_found import Healthy, Unexplained
-from tracekit.analysis.detectors.remedies import Advice, advice_text, remedy_for
-from tracekit.analysis.diagnosis.assessment import Assessment
-from tracekit.analysis.diagnosis.course import since_step, when
-from tracekit.analysis.diagnosis.seen_once import seen_once
-from tracekit.analysis.evidence.cause import Cause
+from tracekit.analysis.detectors.all_detectors import (
+    Healthy,
+    Unexplained,
+    detector_of,
+    guarded,
+    is_plug_in,
+    own_detectors,
+)
+from tracekit.analysis.detectors.detector import MOST_OF_PRICE, Advice, Candidate, Detector, advice_text, remedy_for
+from tracekit.analysis.diagnosis.diagnosis import Assessment
 from tracekit.analysis.evidence.exchanges import beyond_experts
+from tracekit.analysis.evidence.graph_subject import lost_by_step, saves_step, unprofiled_step
 from tracekit.analysis.evidence.slow_workers import undecided
-from tracekit.analysis.evidence.subject import Subject
-from tracekit.analysis.evidence.unprofiled_steps import lost_by_step, saves_step, unprofiled_step
+from tracekit.analysis.evidence.subject import Cause, Subject
 from tracekit.analysis.numeric.arrays import Bools, Floats, number
-from tracekit.analysis.numeric.estimate import Estimate
+from tracekit.analysis.numeric.means import Estimate
 from tracekit.base.text import cost, hidden, quoted, seconds
 from tracekit.report import conclusions
-from tracekit.report.finding import Figure, Place, Unit, as_confidence
-from tracekit.report.verdict import NEEDS, LossKind
+from tracekit.report.finding import NEEDS, Figure, LossKind, Place, SeenOnce, Unit, as_confidence
 from tracekit.trace.facts import Fact
 
 #: What is worth this share of the step goes before what can only be done once it is gone; a fix that saves less, and
@@ -289,3 +290,60 @@ def _nothing_found(job: Subject) -> Cause:
     )
     lost_s = noise.lost_s if unexplained else 0.0
     return structs.replace(_cause(job, candidate, lost_s, lost_s), confidence=candidate.confidence)
+
+
+#: A loss was seen once if more than this share of it lies in one or two steps, beyond what the others lose.
+MOST_OF_IT = 0.5
+#: In this many steps it was seen at most, if they are fewer than half of all.
+MOST_STEPS = 2
+#: Another step that loses more than this share of what these lose has it, too.
+SHARE_OF_ANOTHER = 0.25
+
+
+def seen_once(steps: Sequence[int], lost_s: Floats) -> SeenOnce | None:
+    """The steps in which most of a loss lies, None if it returns. `lost_s`: of each of `steps`, seconds, [steps]."""
+    total_s = float(lost_s.clip(min=0).sum())
+    for count in range(1, MOST_STEPS + 1):
+        if 2 * count >= len(steps):
+            return None
+        largest = np.sort(np.argsort(-lost_s, kind="stable")[:count])
+        others = np.delete(lost_s, largest)
+        others_s = max(float(np.median(others)), 0.0)
+        beyond_s = lost_s[largest] - others_s
+        alone = others.max() - others_s <= SHARE_OF_ANOTHER * beyond_s.min()
+        if alone and beyond_s.sum() > MOST_OF_IT * total_s:
+            return SeenOnce(tuple(int(steps[at]) for at in largest), tuple(beyond_s.tolist()), others_s, len(steps))
+    return None
+
+
+def since_step(where: Place, time: TimePattern | None) -> int | None:
+    """First step of a lasting change or of a run of slow steps; None: from the beginning."""
+    if time is not None and time.since_step is not None:
+        return time.since_step
+    return where.steps[0] if where.steps else None
+
+
+def is_run(steps: Sequence[int]) -> bool:
+    """Whether these are several steps in a row."""
+    return len(steps) > 1 and steps[-1] - steps[0] == len(steps) - 1
+
+
+def steps_words(steps: Sequence[int]) -> str:
+    """Ascending steps: "step 7", "steps 7 to 12", or "6 steps, 7 the first"."""
+    if len(steps) == 1:
+        return f"step {steps[0]}"
+    return f"steps {steps[0]} to {steps[-1]}" if is_run(steps) else f"{len(steps)} steps, {steps[0]} the first"
+
+
+def when(where: Place, time: TimePattern | None, whole: str, *, by_chance: bool) -> str:
+    """When it acts. `whole`: what seconds are of, "step" or "recording"; `by_chance`: no step is certain to have it."""
+    if time is not None and time.period is not None:
+        return f"every {time.period} steps"
+    if time is not None and time.since_step is not None:
+        return f"since step {time.since_step}"
+    steps = where.steps or (() if time is None else time.slow_steps)
+    if steps:
+        return f"in {steps_words(steps)}"
+    if whole != "step":
+        return f"over the {whole}"
+    return "again and again" if by_chance else "in every step"

@@ -17,10 +17,8 @@ from tracekit.analysis.attribution.attribution import (
     ReplayTrust,
 )
 from tracekit.analysis.detectors.all_detectors import detector_of
-from tracekit.analysis.diagnosis.assessment import Assessment, LossWithCauses, NamedLoss, doubts_of
-from tracekit.analysis.diagnosis.priced_fix import PricedFix
-from tracekit.analysis.evidence.cause import Cause
-from tracekit.analysis.evidence.culprit import culprit_of, uneven_experts, unknown_loads
+from tracekit.analysis.diagnosis.diagnosis import Assessment, LossWithCauses, NamedLoss, PricedFix, doubts_of
+from tracekit.analysis.evidence.exchanges import culprit_of, uneven_experts, unknown_loads
 from tracekit.analysis.evidence.gpu_losses import (
     discrepancy,
     exposed_communication_s,
@@ -30,13 +28,19 @@ from tracekit.analysis.evidence.gpu_losses import (
     parts_of_s,
     unseen_s,
 )
-from tracekit.analysis.evidence.graph_subject import GraphSubject
-from tracekit.analysis.evidence.unprofiled_steps import in_production_s, profiled_steps_s, unprofiled_step, worth_s
+from tracekit.analysis.evidence.graph_subject import (
+    GraphSubject,
+    in_production_s,
+    profiled_steps_s,
+    unprofiled_step,
+    worth_s,
+)
+from tracekit.analysis.evidence.subject import Cause
 from tracekit.analysis.gpu.behind import BlamedRank
-from tracekit.analysis.gpu.late_rank import unexplained_waits
-from tracekit.analysis.gpu.part import Part
+from tracekit.analysis.gpu.gpu_times import Part
+from tracekit.analysis.gpu.recorded import unexplained_waits
 from tracekit.base.text import code_name, counted, main_clause, ranks_text, seconds
-from tracekit.report.verdict import LossKind
+from tracekit.report.finding import LossKind
 from tracekit.trace.facts import Fact
 
 #: Findings on a rank alone that cost a smaller share of the recording are not reported.

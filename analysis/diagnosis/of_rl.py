@@ -13,13 +13,12 @@ from tracekit.analysis.attribution.attribution import ReplayTrust
 from tracekit.analysis.detectors.all_detectors import detector_of
 from tracekit.analysis.detectors.detector import SMALLEST_COST_SHARE
 from tracekit.analysis.detectors.rl_losses import STALE, Tail, alternative
-from tracekit.analysis.diagnosis.assessment import Assessment, LossWithCauses, NamedLoss
-from tracekit.analysis.evidence.cause import Cause
+from tracekit.analysis.diagnosis.diagnosis import Assessment, LossWithCauses, NamedLoss
 from tracekit.analysis.evidence.rl_subject import RlSubject
+from tracekit.analysis.evidence.subject import Cause
 from tracekit.analysis.fixes.plan import Plan
-from tracekit.analysis.rl.account import RlAccount
-from tracekit.analysis.rl.headline import first_line
-from tracekit.report.verdict import LossKind
+from tracekit.analysis.rl.account import RlAccount, first_line
+from tracekit.report.finding import LossKind
 
 
 class RlAssessment(Assessment, frozen=True, eq=False):

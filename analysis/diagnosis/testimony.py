@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from tracekit.analysis.detectors.all_detectors import detector_of
-from tracekit.analysis.detectors.remedies import (
+from tracekit.analysis.detectors.detector import (
     LOW_CLOCK,
     SAME_CARD,
     SAME_CLOCK,
@@ -24,18 +24,23 @@ from tracekit.analysis.detectors.remedies import (
 )
 from tracekit.analysis.diagnosis.find import acting
 from tracekit.analysis.evidence.cards import Sampled, report_faults, sampled, shares_card
-from tracekit.analysis.evidence.cause import Cause
 from tracekit.analysis.evidence.graph_subject import RecordingSubject
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
-from tracekit.analysis.evidence.subject import Subject
+from tracekit.analysis.evidence.subject import Cause, Subject
 from tracekit.analysis.metrics.effects import FEWEST_PEERS
 from tracekit.analysis.metrics.guided import Suspicion, untestable, verdicts_on
-from tracekit.analysis.metrics.mechanisms import MECHANISMS, metrics_of
-from tracekit.analysis.metrics.sampled import RECORDING, sampled_metrics
-from tracekit.analysis.metrics.samples import MetricSource, Samples, TimeSpan
+from tracekit.analysis.metrics.samples import (
+    MECHANISMS,
+    RECORDING,
+    MetricSource,
+    Samples,
+    TimeSpan,
+    metrics_of,
+    sampled_metrics,
+)
 from tracekit.base.errors import FormatError
 from tracekit.report.finding import Place
-from tracekit.report.metrics import MechanismName, MetricsInReport, MetricTest, MetricVerdict
+from tracekit.report.hardware import MechanismName, MetricsInReport, MetricTest, MetricVerdict
 from tracekit.trace.facts import Fact
 from tracekit.trace.model import Worker
 

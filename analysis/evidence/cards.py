@@ -17,10 +17,9 @@ from typing import Any
 from msgspec import Struct
 
 from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR
-from tracekit.analysis.evidence.evidence import evidence
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.slow_workers import slow_kind, worker_factor
-from tracekit.analysis.evidence.subject import Subject
+from tracekit.analysis.evidence.subject import Subject, evidence
 from tracekit.trace.canonical import share_of_samples
 from tracekit.trace.model import Worker
 

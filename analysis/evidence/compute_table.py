@@ -12,9 +12,8 @@ from functools import cached_property
 import numpy as np
 from msgspec import Struct
 
-from tracekit.analysis.graph.compute_rows import ComputeRows, compute_rows
 from tracekit.analysis.graph.dependency_graph import Block
-from tracekit.analysis.graph.op_grid import GridPart
+from tracekit.analysis.graph.op_grid import ComputeRows, GridPart, compute_rows
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.trace.model import OpKind

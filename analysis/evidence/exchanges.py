@@ -1,7 +1,6 @@
-"""The all-to-alls of a pipeline trace as a job of their own: who computes how long between which of them.
+"""The rank that stands out of a job of any graph, and what its experts explain; the same for experts of a pipeline.
 
-In: a trace whose columns `sent` and `received` show which ops are all-to-alls, and the rows that they move. Out: an
-`OpTrace`: on each rank, all-to-alls and the work between them, in turn; and its `GraphSubject`.
+In: a job of any graph, or a pipeline with all-to-alls. Out: a `Culprit`, uneven experts, the job without them.
 """
 
 from __future__ import annotations
@@ -10,22 +9,141 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
-from msgspec import structs
+from msgspec import Struct, structs
 
-from tracekit.analysis.evidence.evidence import evidence
-from tracekit.analysis.evidence.grids import backwards, forwards
-from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
-from tracekit.analysis.evidence.subject import JobKind, Subject
-from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.whatif.interventions import Intervention, Scale, Together, changed
+from tracekit.analysis.evidence.graph_subject import GraphSubject, RecordingSubject
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject, backwards, forwards
+from tracekit.analysis.evidence.subject import JobKind, Subject, evidence
+from tracekit.analysis.gpu.gpu_times import Part
+from tracekit.analysis.numeric.arrays import Bools, Floats
+from tracekit.analysis.whatif.interventions import Intervention, Scale, SetSomeOps, Together, changed
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import OpKind
 from tracekit.trace.schema import RECEIVED, SENT
 
 if TYPE_CHECKING:
-    from tracekit.analysis.evidence.graph_subject import GraphSubject
+    from tracekit.analysis.experts.expert_loads import ExpertLoads
     from tracekit.analysis.experts.loads import Loads
+    from tracekit.analysis.gpu.behind import BlamedRank
+    from tracekit.analysis.gpu.pace import PaceOfPeers
+    from tracekit.report.questions import CauseOfImbalance
     from tracekit.trace.op import OpTrace
+
+
+@evidence(GraphSubject)
+def experts_of(job: GraphSubject) -> ExpertLoads:
+    """The loads of experts. Raises FormatError if those that the job logged are of another job."""
+    from tracekit.analysis.experts.balance import ExpertJob, members_of
+    from tracekit.analysis.experts.expert_loads import ExpertLoads
+
+    experts = ExpertJob.of_ops(job.ops, job.pace, job.steps_in_whole)
+    loads = ExpertLoads(experts, job.expert_loads, bool(_lists_cut(job)))
+    if job.expert_loads is not None:
+        if "exchanges" not in job.ops.columns and members_of(job.ops).is_empty():
+            raise job.expert_loads.without_experts(job.trace.name)
+        _ = loads.notes
+    return loads
+
+
+@evidence(RecordingSubject)
+def _lists_cut(job: RecordingSubject) -> bool:
+    """Whether the profiler cut lists of loads."""
+    return job.recorded is not None and bool(job.recorded.recording.gpu_ops["received"].cat.ends_with("...]").any())
+
+
+@evidence(GraphSubject)
+def uneven_experts(job: GraphSubject) -> CauseOfImbalance | None:
+    """Why ranks have unequal loads of experts, if the ops show it and it costs something."""
+    return next(iter(experts_of(job).causes()), None)
+
+
+@evidence(GraphSubject)
+def even_where_known(job: GraphSubject) -> PaceOfPeers:
+    """The ranks with equal loads of the experts whose loads are known."""
+    return job.pace.at(experts_of(job).job.balanced_cost) if experts_of(job).explain else job.pace
+
+
+class UnknownLoads(Struct, frozen=True, eq=False):
+    """`rank`: whose experts take `factor` times as long as those of its peers. `why`: its loads are not known.
+
+    `cost`: of each op if no rank took longer for such experts than its peers, seconds, [ops]; `saved_s`: what that
+    saves.
+    """
+
+    rank: int
+    factor: float
+    why: str
+    cost: Floats
+    saved_s: float
+
+
+@evidence(GraphSubject)
+def late_rank(job: GraphSubject) -> BlamedRank | None:
+    """The rank that the others wait for beyond what known loads of experts explain."""
+    from tracekit.analysis.gpu.behind import find_culprit
+
+    return find_culprit(even_where_known(job), job.ops, job.waits)
+
+
+@evidence(GraphSubject)
+def unknown_loads(job: GraphSubject) -> UnknownLoads | None:
+    """The rank that the others wait for, if most of what makes it late is experts whose loads are not known."""
+    from tracekit.analysis.experts.balance import between, find_exchanges, members_of
+
+    loads, graph = experts_of(job), job.graph.ops
+    whole = loads.job.members["group"].unique()
+    members = members_of(job.ops, of_whole_groups=False).with_columns(whole=pl.col("group").is_in(whole.implode()))
+    unknown = find_exchanges(members.filter(~pl.col("whole") | (not loads.known)), loads.job.layers)
+    late = late_rank(job) if len(unknown.step) else None
+    computes = None if late is None else next((one.ops for one in late.behind if one.part is Part.COMPUTE), None)
+    if late is None or computes is None:
+        return None
+    experts = computes & (between(graph, computes, unknown) >= 0)
+    pace, index = even_where_known(job), job.ranks.index(late.rank)
+
+    def taken_s(ops: Bools) -> tuple[float, float]:
+        """How long these ops take on the rank, and usually on its peers."""
+        by_rank = np.bincount(graph.rank[ops], pace.cost[ops], max(job.ranks) + 1)[list(job.ranks)]
+        return float(by_rank[index]), float(np.median(np.delete(by_rank, index)))
+
+    (mine_s, usual_s), (rest_s, usual_rest_s) = taken_s(experts), taken_s(computes & ~experts)
+    slower = max(rest_s / usual_rest_s, 1.0) if usual_rest_s else 1.0
+    if not usual_s or mine_s - slower * usual_s <= rest_s - usual_rest_s + (slower - 1) * usual_s:
+        return None
+    why = "the profiler cut the lists of its loads" if loads.cut else "its loads were not recorded"
+    if members.filter("whole", rank=late.rank).is_empty():
+        why = "not all ranks of its group were recorded"
+    cost = np.minimum.reduce([pace.cost, *(pace.costs(rank, experts) for rank in job.ranks)])
+    return UnknownLoads(late.rank, mine_s / usual_s, why, cost, pace.recorded_s - float(pace.times([cost])[0]))
+
+
+@evidence(GraphSubject)
+def even_pace(job: GraphSubject) -> PaceOfPeers:
+    """The ranks as they would be without what loads of experts explain, or may explain."""
+    pace, unknown = even_where_known(job), unknown_loads(job)
+    return pace if unknown is None else pace.at(unknown.cost)
+
+
+@evidence(GraphSubject)
+def culprit_of(job: GraphSubject) -> BlamedRank | None:
+    """The `rank` that the others wait for, beyond what loads of experts may explain; None if no rank stands out."""
+    from tracekit.analysis.gpu.behind import find_culprit
+
+    return late_rank(job) if unknown_loads(job) is None else find_culprit(even_pace(job), job.ops, job.waits)
+
+
+def at_pace(job: GraphSubject, rank: int, ops: Bools | None = None, *, freed: bool = False) -> Intervention:
+    """Return the job with some ops of a rank as fast as those of its peers. `ops`: which ones, of any rank, [ops].
+
+    `freed`: without the calls in which the rank waits for its GPU and its peers do not.
+    """
+    from tracekit.analysis.gpu.behind import SMALLEST_SHARE
+
+    cost = even_pace(job).costs(rank, ops)
+    edit = SetSomeOps(cost != even_pace(job).cost, cost)
+    faster = job.pace.freed((rank,), SMALLEST_SHARE * job.pace.recorded_s) if freed else None
+    return edit if faster is None else Together((faster, edit))
+
 
 #: More ops than this take too long in every report; the last steps that fit are looked at.
 _MOST_OPS = 1_000_000
@@ -96,9 +214,9 @@ def exchange_evidence(job: Trace, expert_loads: Loads | None) -> GraphSubject | 
     trace = exchange_trace(job)
     if trace is None:  # as most pipelines: they need none of these modules
         return None
-    from tracekit.analysis.evidence.graph_subject import GraphSubject, GraphTimes
-    from tracekit.analysis.graph.fold import fold
-    from tracekit.analysis.graph.rules.registry import op_graph
+    from tracekit.analysis.evidence.graph_subject import GraphTimes
+    from tracekit.analysis.graph.op_graph import fold
+    from tracekit.analysis.graph.op_rules import op_graph
     from tracekit.analysis.replay.costs import measure_op_durations
     from tracekit.analysis.replay.graph_replay import GraphReplay
 
@@ -109,8 +227,6 @@ def exchange_evidence(job: Trace, expert_loads: Loads | None) -> GraphSubject | 
 
 def even_share(job: GraphSubject) -> pl.DataFrame:
     """How much of their time computes take without what loads explain: `step`, `rank`, `compute`, `seq`, `share`."""
-    from tracekit.analysis.evidence.culprit import even_pace
-
     cost, even = job.pace.cost, even_pace(job).cost
     share: Floats = np.divide(even, cost, out=np.ones_like(cost), where=cost > 0)
     shares = job.ops.select("step", "rank", "compute", "seq", share=pl.Series(share))
@@ -134,7 +250,6 @@ def even_experts(job: PipelineSubject) -> Intervention | None:
     exchanges = exchanges_of(job)
     if exchanges is None:
         return None
-    from tracekit.analysis.evidence.culprit import even_pace
 
     if even_pace(exchanges) is exchanges.pace:
         return None

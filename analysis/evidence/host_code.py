@@ -1,27 +1,35 @@
-"""Work of the training thread between the ops of its worker, and the workers that take longer for it than their peers.
+"""What hosts do to a pipeline: their launch delays, input data, their own code, their scheduler.
 
-In: launch delays of compute ops, recorded host work, and the time between a forward and its backward. Out: `HostCode`:
-seconds by place in the step, and each worker's excess over its peers there. Does not include waits for data.
+In: a pipeline. Out: delays and waits by op and worker, and what explains them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
+from math import comb, log
 
 import numpy as np
 from msgspec import Struct
 
-from tracekit.analysis.evidence.data_waits import data_waits_of
-from tracekit.analysis.evidence.evidence import evidence
-from tracekit.analysis.evidence.grids import backwards, forwards
-from tracekit.analysis.evidence.launch_delays import launch_delays
-from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
+from tracekit.analysis.evidence.off_cpu import off_cpu_s, stops_of
+from tracekit.analysis.evidence.pipeline_subject import (
+    PipelineSubject,
+    backwards,
+    data_loads,
+    first_forwards,
+    first_gathers,
+    forwards,
+)
 from tracekit.analysis.evidence.significance import Episodes, episodes_of
+from tracekit.analysis.evidence.subject import evidence
 from tracekit.analysis.graph.op_grid import OpGrid, op_grid
 from tracekit.analysis.numeric.arrays import Bools, Floats
-from tracekit.analysis.numeric.robust import of_peers, safe
-from tracekit.analysis.whatif.interventions import Intervention, Scale, ScaleDelays, Together
+from tracekit.analysis.numeric.robust import median, of_peers, safe, sampled
+from tracekit.analysis.whatif.interventions import Intervention, NoDelays, Scale, ScaleDelays, Together
+from tracekit.trace.canonical import RUN_QUEUE
 from tracekit.trace.model import OpKind
+from tracekit.trace.units import LONGEST_S
 
 _BETWEEN_STEPS, _WITHIN_STEPS = "between steps", "between the ops of a step"
 #: Place in the step, by the kinds of op that the thread is late for.
@@ -194,3 +202,190 @@ def _waits_for_data(job: PipelineSubject, grid: OpGrid, kinds: tuple[OpKind, ...
 def _of_peers(values: Floats) -> Floats:
     """The usual value among the DP ranks of a stage, or among the stages of one DP rank."""
     return of_peers(values, -1 if values.shape[-1] > 1 else -3)
+
+
+#: Waiting for data at least this long, seconds, means late data.
+SMALLEST_DATA_DELAY_S = 5e-3
+#: In short steps, so does recorded loading that takes this share of the step.
+SMALLEST_DATA_SHARE = 0.05
+#: A first op waits for data if its delay is at least this many times the worker's usual launch delay.
+HOST_FACTOR = 2.0
+#: Data is late on a rank in a step if its wait exceeds the shortest by this share of the longest excess; the longest
+#: is this share of the mean of these.
+SHARE_OF_WORST, SHARE_OF_USUAL = 0.5, 0.25
+#: It is late on few ranks if they have this share of these waits, and each of them makes that so many times likelier
+#: than chance does.
+NEARLY_ALL_SHARE, LIKELIER = 0.9, 2.5
+
+
+class DataWait(Struct, frozen=True, eq=False):
+    """Ops in which, or before which, workers wait for data. `waits_s`: seconds; `late`: which are late; both like the
+    grid.
+    """
+
+    ops: OpGrid
+    waits_s: Floats
+    late: Bools
+
+
+class DataWaits(Struct, frozen=True, eq=False):
+    """All data waits of a job. `recorded`: True if loading itself was recorded; `usual_s`: the usual delay; `least_s`:
+    one that may be late.
+    """
+
+    recorded: bool
+    usual_s: float
+    least_s: float
+    waits: tuple[DataWait, ...]
+
+
+@evidence(PipelineSubject)
+def data_waits_of(job: PipelineSubject) -> DataWaits:
+    """Waits for data at the beginning of a step; none for a job without forwards and without recorded loading."""
+    recorded = not data_loads(job).empty
+    if recorded:
+        sources = [(data_loads(job), data_loads(job).gather(job.replay.durations.cost))]
+        smallest_s = min(SMALLEST_DATA_DELAY_S, SMALLEST_DATA_SHARE * job.unchanged_s)
+        usual_s, least_s = 0.0, np.array(smallest_s)
+    elif first_forwards(job).empty:
+        return DataWaits(recorded, 0.0, SMALLEST_DATA_DELAY_S, ())
+    else:
+        # A training loop fetches data at its top, before it gathers parameters, or just before the first forward.
+        grids = [grid for grid in (first_forwards(job), first_gathers(job)) if not grid.empty]
+        sources = [(grid, np.nan_to_num(grid.gather(launch_delays(job)))) for grid in grids]
+        usual_s = _typical_delay(job)
+        smallest_s = SMALLEST_DATA_DELAY_S
+        least_s = np.maximum(max(smallest_s, 10 * usual_s), HOST_FACTOR * _own_delay(job))
+    return DataWaits(
+        recorded, usual_s, smallest_s, tuple(DataWait(ops, waits_s, waits_s > least_s) for ops, waits_s in sources)
+    )
+
+
+def late_ranks(late_s: Floats) -> Bools:
+    """The DP ranks on which data is late: the fewest with nearly all of it; all, if these could have it by chance,
+    [dp_ranks]. `late_s`: seconds, [steps, dp_ranks].
+    """
+    beyond_s = late_s - late_s.min(axis=1, keepdims=True)
+    most_s = beyond_s.max(axis=1)
+    hit = most_s > SHARE_OF_WORST * late_s.max(axis=1)  # in other steps it is late on all
+    hit &= most_s > SHARE_OF_USUAL * float(late_s.max(axis=1).mean())
+    late = hit[:, None] & (beyond_s > SHARE_OF_WORST * most_s[:, None])
+    everybody, count = np.ones(late.shape[1], np.bool_), late.sum(axis=0)
+    if late_s[hit].max(axis=1).sum() < SHARE_OF_WORST * late_s.max(axis=1).sum():
+        return everybody
+    order = np.argsort(-count, kind="stable")
+    few = int(np.searchsorted(np.cumsum(count[order]), NEARLY_ALL_SHARE * count.sum())) + 1
+    chosen = np.isin(np.arange(len(count)), order[:few])
+    inside = ~late[:, ~chosen].any(axis=1)[hit]
+    # How many ways there are for as many ranks to be late in a step, over those among the chosen ones.
+    ways = sum(log(comb(len(count), some)) - log(comb(few, some)) for some in late.sum(axis=1)[hit][inside].tolist())
+    choices = log(comb(len(count), few)) + log(comb(len(inside), int(inside.sum())))
+    return chosen if ways - choices > few * log(LIKELIER) else everybody
+
+
+def _own_delay(job: PipelineSubject) -> Floats:
+    """The usual launch delay of each worker's computes, seconds, [stages, 1, 1, dp_ranks].
+
+    A host that is late with every launch is also late with the first one; that is not a wait for data.
+    """
+    delays = launch_delays(job)
+    of_forwards, of_backwards = (median(grid.gather(delays), (2,)) for grid in (forwards(job), backwards(job)))
+    later = np.nan_to_num(np.concatenate([of_forwards[:, 1:], of_backwards], axis=1))
+    longest: Floats = later.max(axis=1, initial=0.0)
+    return longest[:, None, None, :]
+
+
+def _typical_delay(job: PipelineSubject) -> float:
+    """Median launch delay, seconds."""
+    blocks, delays_s = job.replay.graph.blocks, job.replay.durations.launch_delay
+    delays = np.concatenate(
+        [
+            sampled(delay if block.present is None else delay[block.present])
+            for block, delay in zip(blocks, delays_s, strict=True)
+        ]
+    )
+    return max(float(np.median(delays)), 0.0)
+
+
+_NO_DELAYS = NoDelays()
+
+
+@evidence(PipelineSubject)
+def delay_share(job: PipelineSubject) -> float:
+    """The share that a step's own launch delays add to it; below 0 if ops overlap that the graph orders."""
+    return float(job.replay.fit.with_delays.mean()) / job.attribution.original_s - 1
+
+
+def delay_share_without(job: PipelineSubject, changes: Sequence[Intervention]) -> float:
+    """As `delay_share`, without the launch delays that go with `changes`: the part left to explain, at least 0.
+
+    Delays that only show once a change has made room for them cost the recorded step nothing.
+    """
+    gone_s = max(_delays_s(job, ()) - _delays_s(job, changes), 0.0)
+    return max(delay_share(job) - gone_s / job.attribution.original_s, 0.0)
+
+
+def _delays_s(job: PipelineSubject, changes: Sequence[Intervention]) -> float:
+    """Seconds that the launch delays of compute ops add to the mean step after `changes`."""
+    return float((job.step_times(changes) - job.step_times((*changes, _NO_DELAYS))).mean())
+
+
+@evidence(PipelineSubject)
+def launch_delays(job: PipelineSubject) -> tuple[Floats, ...]:
+    """Launch delays without the parts due to paused processes and to breaks, seconds, one [rows, lanes] matrix per
+    block.
+    """
+    paused = job.paused_starts
+    delays = job.replay.durations.launch_delay if paused is None else paused.delays_left
+    return delays if job.breaks is None else job.breaks.without(delays)
+
+
+@evidence(PipelineSubject)
+def run_queue_s(job: PipelineSubject) -> Floats:
+    """Seconds per mean step that each worker's training thread waited in the run queue, [stages, dp_ranks].
+
+    0 if the metadata does not give it.
+    """
+    stated, waits = job.trace.metadata.get(RUN_QUEUE), np.zeros((job.stages, len(job.dp_ranks)))
+    by_rank = stated if isinstance(stated, dict) else {}
+    for worker, rank in job.worker_ranks.items():
+        seconds = by_rank.get(str(rank))
+        if isinstance(seconds, int | float) and 0 <= seconds < LONGEST_S and worker.dp_rank in job.dp_index:
+            waits[worker.pp_rank, job.dp_index[worker.dp_rank]] = seconds
+    return waits
+
+
+@evidence(PipelineSubject)
+def _off_cpu_s(job: PipelineSubject) -> Floats:
+    """Seconds in which each worker neither ran nor was ready to run in its own ops, [stages, steps, dp_ranks].
+
+    0 for workers of several ranks (see `Lockstep.off_s`).
+    """
+    off_s = off_cpu_s(job.trace, job.replay.graph)
+    return off_s[..., 0] if off_s.shape[3] == 1 else np.zeros(off_s.shape[:3])
+
+
+@evidence(PipelineSubject)
+def process_stops_s(job: PipelineSubject) -> Floats:
+    """Time in which the process of each worker is stopped, if it is stopped repeatedly, as the kernel counted it,
+    seconds, [stages, steps, dp_ranks].
+    """
+    if job.table.empty:
+        return np.zeros_like(_off_cpu_s(job))
+    by_kind_s: Floats = np.nansum(job.table.grid, axis=(2, 3)).transpose(0, 1, 3, 2)
+    return stops_of(_off_cpu_s(job).transpose(0, 2, 1), by_kind_s, job.unchanged_s)[0].transpose(0, 2, 1)
+
+
+@evidence(PipelineSubject)
+def stopped_processes(job: PipelineSubject) -> Bools:
+    """Workers whose process is stopped in several steps, as the kernel counted it, [stages, dp_ranks]."""
+    return np.asarray((process_stops_s(job) > 0).any(axis=1))
+
+
+@evidence(PipelineSubject)
+def steps_with_stops(job: PipelineSubject) -> Bools:
+    """Steps with stops of the processes that count as stopped, [steps]."""
+    steps = np.asarray((process_stops_s(job) > 0).any(axis=(0, 2)))
+    if job.lockstep is not None:
+        steps = steps | job.lockstep.stopped(job.unchanged_s)[0].any(axis=(0, 1))
+    return steps

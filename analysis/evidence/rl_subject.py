@@ -16,8 +16,7 @@ from tracekit.analysis.attribution.chance import Parts
 from tracekit.analysis.evidence.subject import JobKind, Subject
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.analysis.rl.account import RlAccount
-from tracekit.analysis.rl.rl_run import PostTrainingRun
-from tracekit.analysis.rl.scenario import USUAL, Scenario, Without, more_engines
+from tracekit.analysis.rl.rl_run import USUAL, PostTrainingRun, Scenario, Without, more_engines
 from tracekit.report.finding import Place
 from tracekit.trace.facts import RL_LOG, TRAJECTORIES, Lack
 

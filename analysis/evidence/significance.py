@@ -20,8 +20,6 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tracekit.analysis.evidence.drifts import drifts_of
-from tracekit.analysis.evidence.spread import far_steps, sigma_of_kinds, usual_sigma
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.robust import safe
 
@@ -394,3 +392,128 @@ class _Masks:
         self.on[rises] = np.arange(steps) >= started[rises, None]
         self.cost[rises], self.period[rises], self.until[rises] = 2 * math.log(steps), 0, steps
         self.since[rises], self.rises = started[rises], rises
+
+
+#: The shortest range that holds half of n normal values is this many standard deviations wide, less a share of 1 /
+#: sqrt(n) that is larger for even n (fitted to 3 to 400 simulated normal values).
+HALF_WIDTH = 1.35
+HALF_WIDTH_LOST = (1.6, 1.25)
+#: The same for a third of at least this many values (fitted to 24 to 400): with a few outliers, neither of two levels
+#: has half of the steps.
+FEWEST_FOR_THIRD = 24
+THIRD_WIDTH, THIRD_WIDTH_LOST = 0.86, 1.45
+#: Cut in two, evenly spread values keep this share of their variance around the two means; others that are alike, more.
+SPLIT_BY_CHANCE = 0.25
+#: A group of members this large is a kind of its own: this many at least, and this share.
+FEWEST_OF_KIND, SHARE_OF_KIND = 2, 0.25
+#: By chance, values fall apart into two kinds in this share of cases.
+FALSE_KINDS = 1e-3
+TINY = 1e-12
+#: A value this many standard deviations, and this much, from the usual is far from it.
+OUTSTANDING = 6.0
+SMALLEST_OUTSTANDING = 0.02
+
+
+def usual_sigma(values: Floats, *, by_third: bool) -> Floats:
+    """The standard deviation of the values of each row (three at least) at one of the two levels that they may have.
+
+    Uses the shortest range with half of them: one of two levels has that many. A third of them suffices even if there
+    are outliers.
+    """
+    count = values.shape[1]
+    beyond = count // 3 if by_third else (count - 1) // 2
+    usual, lost = (THIRD_WIDTH, THIRD_WIDTH_LOST) if by_third else (HALF_WIDTH, HALF_WIDTH_LOST[count % 2])
+    ordered = np.sort(values, axis=1)
+    width = (ordered[:, beyond:] - ordered[:, : count - beyond]).min(axis=1)
+    return np.asarray(width / usual / (1 - lost / math.sqrt(count)))
+
+
+def sigma_of_kinds(level: Floats) -> float:
+    """Standard deviation of members around the level of their kind, if there clearly are two kinds; else infinite."""
+    count, fewest = len(level), max(FEWEST_OF_KIND, int(SHARE_OF_KIND * len(level)))
+    before = np.cumsum(np.sort(level - level.mean()))[fewest - 1 : count - fewest]
+    size = np.arange(fewest, fewest + len(before))
+    total = float(level.var()) * count
+    within = max(total - float((before**2 * count / (size * (count - size))).max()), TINY)
+    two = count / 2 * math.log(max(SPLIT_BY_CHANCE * total / within, TINY)) >= -math.log(FALSE_KINDS)
+    return math.sqrt(within / (count - 2)) if two else math.inf
+
+
+def far_steps(series: Floats, peers: int) -> tuple[Bools, Bools]:
+    """Masks of steps in which a member is far above the usual value of all, and far below; there it has another level.
+
+    Of two peers, one is as fast as the other is slow; of more, none is far below.
+    """
+    values = np.where(np.isfinite(series), series, 0.0)
+    steps = values.shape[1]
+    if steps < 3:
+        return np.zeros(values.shape, np.bool_), np.zeros(values.shape, np.bool_)
+    sigma = usual_sigma(values, by_third=steps >= FEWEST_FOR_THIRD)
+    far = max(OUTSTANDING * float(np.median(sigma)), SMALLEST_OUTSTANDING)
+    return values > far, (values < -far) & (peers == 2)
+
+
+#: The level stays as it is until one of these shares of the steps, then follows a polynomial of at most this degree.
+#: Each degree needs this many steps.
+STARTS = (0.0, 0.125, 0.25, 0.375, 0.5)
+HIGHEST_DEGREE = 3
+STEPS_PER_DEGREE = 3
+SMALLEST_VARIANCE = 1e-8
+
+
+class Drifts(Struct, frozen=True, eq=False):
+    """`level`: [series, steps]; `parameters`: of that curve, at most; `nats`: how unlikely by chance, [series]."""
+
+    level: Floats
+    parameters: int
+    nats: Floats
+
+
+def drifts_of(series: Floats, deviation: Floats, memory: float, *, pooled: float) -> Drifts:
+    """Fit a curve to each of `series`, [series, steps], six steps at least.
+
+    `deviation`: from the levels otherwise. `memory`: share of a deviation that remains a step later. `pooled`: number
+    of independent series that share one variance; 1: each has its own.
+    """
+    steps = series.shape[1]
+    starts = sorted({round(share * steps) for share in STARTS})
+    level, remaining, parameters = np.zeros_like(series), np.full(len(series), np.inf), np.zeros(len(series), np.int64)
+    bases = [_basis(steps, start) for start in starts]
+    for basis in bases:
+        weights = np.linalg.lstsq(_shocks(basis, memory).T, _shocks(series, memory).T, rcond=None)[0]
+        fitted = np.asarray(weights.T @ basis)
+        unlike = _squares(series - fitted, memory)
+        better = unlike < remaining
+        level[better], remaining[better], parameters[better] = fitted[better], unlike[better], len(basis)
+    without = _squares(deviation, memory)
+    freedom: Floats = np.maximum(steps - parameters, 1).astype(float)
+    variance = np.maximum(remaining / freedom, SMALLEST_VARIANCE)
+    if pooled > 1:
+        variance = np.maximum(variance, np.median(without) / (steps - 1))
+    freedom *= pooled
+    explained = np.maximum(without - remaining, 0.0) / variance
+    # Student's likelihood ratio, less the weight of the parameters that any curve has, and of the choice of its start.
+    spent = parameters - 1
+    nats = (freedom + spent) / 2 * np.log1p(explained / freedom) - spent / 2 * np.log(np.maximum(explained, 1.0))
+    return Drifts(level, max(map(len, bases)), nats - math.log(len(starts)))
+
+
+def _basis(steps: int, start: int) -> Floats:
+    """A level up to a step, then a polynomial, [parameters, steps]."""
+    after = np.arange(steps) >= start
+    degree = min(HIGHEST_DEGREE, (steps - start) // STEPS_PER_DEGREE)
+    place = np.clip(2 * (np.arange(steps) - start) / (steps - 1 - start) - 1, -1, 1)
+    curves = [np.ones(steps), place]
+    for n in range(2, degree + 1):  # Legendre's polynomials; importing numpy's takes longer than fitting all curves
+        curves.append((curves[-1] * place * (2 * n - 1) - curves[-2] * (n - 1)) / n)
+    return np.array([*(curve * after for curve in curves[: degree + 1]), *[~after] * bool(start)], np.float64)
+
+
+def _squares(series: Floats, memory: float) -> Floats:
+    return np.asarray((_shocks(series, memory) ** 2).sum(axis=-1))
+
+
+def _shocks(series: Floats, memory: float) -> Floats:
+    """Innovations of a series that remembers the previous step, [..., steps]; independent by chance."""
+    first = np.sqrt(1 - memory**2) * series[..., :1]
+    return np.concatenate([first, series[..., 1:] - memory * series[..., :-1]], axis=-1)

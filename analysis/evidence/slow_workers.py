@@ -1,16 +1,15 @@
-"""Find slow workers, when and by how much they are slow, and the job without the slowdown.
+"""Workers that compute slower than their peers: by how much, what they have in common, how they wander.
 
-In: a pipeline. Out: factors over the peers, the cells of the grid that stand out, the distinction between slow machines
-and more data, and `Intervention`s that make workers as fast as their peers. Detectors name the workers; fixes plan with
-them.
+In: a pipeline. Out: factors of workers, `SlowGroup`s, a `Wander`, and the job with workers as fast as their peers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
+from msgspec import Struct
 
 from tracekit.analysis.evidence.compute_profile import (
     BACKWARD,
@@ -18,15 +17,15 @@ from tracekit.analysis.evidence.compute_profile import (
     OPTIMIZER_SHARE,
     SMALLEST_FACTOR,
     ComputeProfile,
+    remembers,
+    uneven_lengths,
 )
-from tracekit.analysis.evidence.evidence import evidence
-from tracekit.analysis.evidence.grids import computing, optimizers
-from tracekit.analysis.evidence.launch_delays import launch_delays
-from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
-from tracekit.analysis.evidence.scheduler import run_queue_s
+from tracekit.analysis.evidence.host_code import launch_delays, run_queue_s
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject, computing, optimizers
 from tracekit.analysis.evidence.significance import episodes_of, kinds_and_all, most_telling
+from tracekit.analysis.evidence.subject import evidence
 from tracekit.analysis.numeric.arrays import Bools, Floats
-from tracekit.analysis.numeric.robust import lower_median, median, of_peers, safe
+from tracekit.analysis.numeric.robust import MEDIAN_ERROR, lower_median, median, nan_mean, of_peers, safe
 from tracekit.analysis.whatif.interventions import Intervention, Scale, Together
 from tracekit.trace.model import Worker
 
@@ -354,3 +353,118 @@ def worker_series(job: PipelineSubject, hit: Bools) -> Floats:
     measured = profile.worker_by_step.mean(axis=0) * machines
     series = np.nan_to_num(measured.transpose(0, 2, 1)[hit], nan=1.0).mean(axis=0)
     return np.asarray(series)
+
+
+#: A host is slow if this share of its workers is slow.
+WHOLE_HOST_SHARE = 0.7
+#: If at least this share of the DP ranks is slow, they are a different kind of machine, not bad workers.
+GROUP_SHARE = 0.25
+
+
+class SlowGroup(Struct, frozen=True, eq=False):
+    """Slow workers [stages, dp_ranks] with one label: a host, or DP ranks."""
+
+    hit: Bools
+    host: str | None = None
+    dp_ranks: tuple[int, ...] = ()
+
+
+def slow_groups(job: PipelineSubject) -> tuple[list[SlowGroup], Bools]:
+    """The groups, and the slow workers [stages, dp_ranks] outside of any group."""
+    ungrouped = slow_workers(job)
+    groups = []
+    if len(job.dp_ranks) > 1 and ungrouped.sum() > 1:
+        for find in (_ranks, _hosts):
+            for group in find(job, ungrouped):
+                groups.append(group)
+                ungrouped = ungrouped & ~group.hit
+    return groups, ungrouped
+
+
+def _ranks(job: PipelineSubject, slow: Bools) -> Iterator[SlowGroup]:
+    """DP ranks slow on all stages, by one factor and at the same time: so many that their kind of machine explains
+    them. Either neighbours, or half of all DP ranks wherever they are: every other host, or as a scheduler mixed them.
+    """
+    whole: Bools = np.asarray(slow.all(axis=0))
+    hosts = {job.hosts.get(worker) for worker in job.workers_where(slow & whole)}
+    if job.stages == 1 and len(hosts) == 1 and None not in hosts:
+        return  # a single host is the better label
+    if whole.sum() < 2 and (job.stages == 1 or not whole.any()):
+        return
+    if job.stages == 1 and whole.sum() < max(2, GROUP_SHARE * len(whole)):
+        return
+    hit, indices = slow & whole, np.flatnonzero(whole)
+    neighbours = indices[-1] - indices[0] == len(indices) - 1  # as the ranks on one kind of machine are
+    if _one_factor(job, hit) and (neighbours or 2 * whole.sum() >= len(whole) - 1):
+        yield SlowGroup(hit, dp_ranks=tuple(job.dp_ranks[one] for one in indices.tolist()))
+
+
+def _one_factor(job: PipelineSubject, hit: Bools) -> bool:
+    profile = job.profile
+    assert profile is not None
+    error = profile.workers.error if job.stages == 1 else profile.ranks.error
+    on = np.asarray((slow_factor(job) > 1).any(axis=0)).transpose(0, 2, 1)[hit]
+    return one_factor(worker_factor(job)[hit] - 1, error[hit.any(axis=0)], on)
+
+
+def _hosts(job: PipelineSubject, slow: Bools) -> Iterator[SlowGroup]:
+    """Hosts with at least two traced workers, most of them slow. A job's only host has no peers, so it is not one."""
+    hosts: dict[str, list[tuple[int, int]]] = {}
+    for dp_index, dp_rank in enumerate(job.dp_ranks):
+        for stage in range(job.stages):
+            host = job.hosts.get(Worker(dp_rank, stage))
+            if host is not None:
+                hosts.setdefault(host, []).append((stage, dp_index))
+    for host, cells in hosts.items():
+        hit = np.zeros_like(slow)
+        hit[tuple(np.array(cells).T)] = True
+        if len(cells) >= 2 and not hit.all() and (slow & hit).sum() >= max(2, WHOLE_HOST_SHARE * len(cells)):
+            yield SlowGroup(slow & hit, host=host)
+
+
+#: Steps of a worker vary this many times as much as the scatter of its ops explains.
+VARIANCE_RATIO = 2.0
+
+
+class Wander(Struct, frozen=True, eq=False):
+    """`spread`: standard deviation of workers from step to step, relative. `even`: factor on computes that makes each
+    worker's steps alike, broadcasts to the table. `in_workload`: it shows as differing microbatches.
+    """
+
+    spread: float
+    shows: bool
+    in_workload: bool
+    even: Floats
+
+
+def wander_of(job: PipelineSubject) -> Wander:
+    """Measure the wandering of a job's workers."""
+    profile = job.profile
+    if profile is None or len(job.dp_ranks) < 2:
+        return Wander(0.0, False, False, np.ones((1,) * 6))
+    if job.stages == 1:
+        return _of_workload(profile)
+    return _of_workers(job, profile)
+
+
+def _of_workload(profile: ComputeProfile) -> Wander:
+    work = profile.microbatch
+    over_run, within = remembers(work)
+    shows = over_run and (within or not uneven_lengths(profile.length_correlation, profile.length_spread))
+    level = nan_mean(work, (0,))
+    even = 1 / safe(level / np.nanmean(level))
+    return Wander(float(np.nanstd(level)), shows, shows, np.nan_to_num(even, nan=1.0)[None, None, None, None])
+
+
+def _of_workers(job: PipelineSubject, profile: ComputeProfile) -> Wander:
+    level = profile.worker_by_step / profile.slow_worker
+    seconds = profile.base_s.sum(axis=2)[:, :, None, None]
+    both = (level * seconds).sum(axis=0) / safe(seconds.sum(axis=0))
+    own = np.log(safe(both))
+    own = own - nan_mean(own, (1,))[:, None]
+    ops = 2 * job.table.shape[2] * job.table.shape[3]
+    expected = MEDIAN_ERROR**2 * profile.op_scatter**2 / ops
+    seen = float(np.nanmean(own**2))
+    shows = seen > VARIANCE_RATIO * expected
+    even = 1 / np.exp(np.nan_to_num(own))
+    return Wander(float(np.sqrt(seen)), bool(shows), False, even[None, :, None, None])

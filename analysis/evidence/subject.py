@@ -1,27 +1,30 @@
 """A job under diagnosis: what the diagnosis and every detector can ask, whatever kind of job it is.
 
-In: nothing. Out: `Subject`, which `PipelineSubject`, `GraphSubject` and `RlSubject` implement. Everything else that
-detectors read is a function of a job (`evidence.py`), and None where the job lacks what it needs.
+In: nothing. Out: `Subject`, which `PipelineSubject`, `GraphSubject` and `RlSubject` implement; `Cause`s found in one;
+`Names` of its places. Everything else that detectors read is `evidence`: a function of one kind of job, computed
+once per job, and None for others.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from enum import Flag, auto
-from functools import cached_property
-from typing import Any
+from functools import cached_property, wraps
+from typing import Any, Protocol, TypeVar, cast, overload
 
 from msgspec import Struct
 
 from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN
 from tracekit.analysis.attribution.chance import Parts
-from tracekit.analysis.evidence.naming import Names
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.analysis.numeric.means import saving_error_s
 from tracekit.analysis.numeric.robust import NOTHING
 from tracekit.analysis.whatif.interventions import Intervention
-from tracekit.report.finding import Place
+from tracekit.base.text import hidden, runs, short
+from tracekit.report.conclusions import Finding
+from tracekit.report.finding import Link, Place
+from tracekit.report.hardware import MetricTest
 from tracekit.trace.facts import Fact, Lack
 from tracekit.trace.model import Worker
 
@@ -164,3 +167,181 @@ class Subject(Struct, frozen=True, eq=False, dict=True):
     def places(self, where: Place) -> Iterator[tuple[int | None, Worker | None]]:
         """Yield the ranks of a place, as far as known, and their workers; none for the whole job."""
         yield from ((rank, None) for rank in where.ranks)
+
+
+class Cause(Finding, frozen=True, kw_only=True, eq=False):
+    """One cause of a job's slowness, with the replay that prices it.
+
+    `change`: the job without the cause, None if the trace is at fault and not the job; `without_s`: its step times,
+    seconds, [steps]. `every_step`: it shows in nearly all steps, though its kind acts by chance. `follows`: kinds of
+    finding that have to be seen to first. `excess`, `slowest`: as for a candidate. `tests`: what metrics say of its
+    machines; `hardware`: whether they, or else the recording, show these at fault.
+    """
+
+    change: Any = None
+    without_s: Floats | None = None
+    every_step: bool = False
+    follows: tuple[str, ...] = ()
+    excess: float | None = None
+    slowest: Worker | None = None
+    tests: tuple[MetricTest, ...] = ()
+    hardware: bool = False
+
+    @property
+    def finding(self) -> Finding:
+        """What a report has of it."""
+        return Finding(*(getattr(self, name) for name in Finding.__struct_fields__))
+
+    @property
+    def worth_s(self) -> float:
+        """By what causes are ordered: what a step saves without the profiler, if the job was recorded with one."""
+        return self.saved_s if self.saves_step_s is None else self.saves_step_s.value
+
+    @property
+    def returning_share(self) -> float:
+        """The share of what it costs that returns in other steps, from which a rate follows; 1 if all of it does."""
+        if self.once is None:
+            return 1.0
+        lost_s, others_s = sum(self.once.lost_s), self.once.others_s * self.once.of_steps
+        return others_s / (lost_s + others_s)
+
+    @property
+    def hidden(self) -> bool:
+        """True if the cause costs little until other causes are gone."""
+        return hidden(self.saved_s, self.alone_s)
+
+    @property
+    def cost_s(self) -> float:
+        """Mean step seconds saved without it: in the job as it is or, if it hides behind others, once they are gone."""
+        return self.alone_s if self.hidden else self.saved_s
+
+
+#: Lists with more names than this give their number instead.
+_MOST_NAMED = 4
+#: Begins the name of a worker whose ranks cannot be told apart.
+OF_RANKS = "the worker of "
+
+
+class Phrase(Struct, frozen=True):
+    """A place in words. `plural`: whether its verb is in the plural."""
+
+    words: str
+    plural: bool
+
+    def verb(self, singular: str, plural: str) -> str:
+        """The form of a verb that agrees with the place."""
+        return plural if self.plural else singular
+
+
+class Names(Struct, frozen=True):
+    """`ranks`: the recorded rank of each worker; `hosts`: its host, as far as known; `stages`: pipeline stages.
+
+    `host_of_rank`: the host of each rank, as far as known. `alike`: the number of ranks of a worker, from the recorded
+    one on, that the recording cannot distinguish.
+    """
+
+    ranks: Mapping[Worker, int] = {}
+    hosts: Mapping[Worker, str] = {}
+    stages: int = 1
+    host_of_rank: Mapping[int, str] = {}
+    alike: int = 1
+
+    def place(self, where: Place) -> Phrase | None:
+        """The name of `where`; None for the whole job."""
+        if where.workers:
+            return self._workers(where.workers)
+        if where.ranks:
+            return _on_hosts(_several("rank", where.ranks), {self.host_of_rank.get(rank, "") for rank in where.ranks})
+        if where.links:
+            return self._links(where.links)
+        if where.pp_ranks:
+            stages = _several("stage", where.pp_ranks)
+            return Phrase(f"model chunk {listed(where.chunks)} of {stages.words}", False) if where.chunks else stages
+        if where.dp_ranks and self.stages == 1:
+            return self._workers([Worker(dp_rank, 0) for dp_rank in where.dp_ranks])
+        return _several("DP rank", where.dp_ranks) if where.dp_ranks else None
+
+    def _workers(self, workers: Sequence[Worker]) -> Phrase:
+        if any(worker not in self.ranks for worker in workers):  # not recorded
+            return _several("worker", [worker.coordinates for worker in workers])
+        hosts = {self.hosts.get(worker, "") for worker in workers}
+        recorded = [self.ranks[worker] for worker in workers]
+        if self.alike == 1 or any(rank % self.alike for rank in recorded):
+            return _on_hosts(_several("rank", recorded), hosts)
+        ranks = _several("rank", [rank + more for rank in recorded for more in range(self.alike)])
+        if len(workers) == 1:  # one worker computes, costs and waits in the singular
+            ranks = Phrase(OF_RANKS + ranks.words, False)
+        return _on_hosts(ranks, hosts)
+
+    def _links(self, links: Sequence[Link]) -> Phrase:
+        first = links[0]
+        ends = first.ends
+        hosts = [f" on {short(host)}" if (host := self.hosts.get(end)) else "" for end in ends]
+        names = [f"rank {self.ranks[end]}" if end in self.ranks else end.coordinates for end in ends]
+        within = hosts[0] == hosts[1]
+        link = f"link between {names[0]}{'' if within else hosts[0]} and {names[1]}{hosts[1]}"
+        return (
+            Phrase(f"the {link}", False) if len(links) == 1 else Phrase(f"{len(links)} links, first the {link}", True)
+        )
+
+
+def _on_hosts(ranks: Phrase, hosts: Set[str]) -> Phrase:
+    """Ranks and the hosts they are on, if all hosts are known and there are few."""
+    if "" in hosts or len(hosts) > _MOST_NAMED:
+        return ranks
+    return Phrase(f"{ranks.words} on {listed(map(short, sorted(hosts)))}", ranks.plural)
+
+
+def listed(items: Iterable[object]) -> str:
+    """Items as a list in a sentence."""
+    shown = [str(item) for item in items]
+    return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
+
+
+def _several(noun: str, numbers: Sequence[object]) -> Phrase:
+    """One or more things of a kind; neighbours as ranges."""
+    if len(numbers) == 1:
+        return Phrase(f"{noun} {numbers[0]}", False)
+    named = [
+        f"{first}" if first == last else f"{first}-{last}"
+        for first, last in runs(number for number in numbers if isinstance(number, int))
+    ] or [str(number) for number in numbers]
+    if len(named) > _MOST_NAMED:
+        return Phrase(f"{len(numbers)} {noun}s ({', '.join(named[:_MOST_NAMED])}, ...)", True)
+    return Phrase(f"{noun}s {listed(named)}", True)
+
+
+J = TypeVar("J", bound=Subject)
+T_co = TypeVar("T_co", covariant=True)
+J_contra = TypeVar("J_contra", bound=Subject, contravariant=True)
+
+
+class Evidence(Protocol[J_contra, T_co]):
+    """Evidence on a job."""
+
+    @overload
+    def __call__(self, job: J_contra, /) -> T_co: ...
+    @overload
+    def __call__(self, job: Subject, /) -> T_co | None: ...
+
+
+def evidence(kind: type[J]) -> Callable[[Callable[[J], T_co]], Evidence[J, T_co]]:
+    """Return a decorator for a function that needs a job of this kind.
+
+    The result answers for any job, with None where the job is of another kind. It is computed once per job, and kept
+    with it.
+    """
+
+    def decorated(gather: Callable[[J], T_co]) -> Evidence[J, T_co]:
+        @wraps(gather)
+        def gathered(job: Subject) -> T_co | None:
+            if not isinstance(job, kind):
+                return None
+            memo = vars(job).setdefault("_evidence", {})
+            if gathered not in memo:
+                memo[gathered] = gather(job)
+            return cast("T_co", memo[gathered])
+
+        return cast("Evidence[J, T_co]", gathered)
+
+    return decorated

@@ -13,12 +13,11 @@ import numpy as np
 from msgspec import Struct, structs
 
 from tracekit.analysis.experts.balance import ExpertJob
-from tracekit.analysis.experts.expert_placement import balanced_placement, default_placement, loads_of_ranks
-from tracekit.analysis.experts.loads import Loads
+from tracekit.analysis.experts.loads import Loads, balanced_placement, default_placement, loads_of_ranks
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.base.errors import FormatError, SelectionError
 from tracekit.base.text import quoted
-from tracekit.report.experts import CauseOfImbalance, ExpertCause, Experts, LayerLoads, LoadSource, Rebalanced
+from tracekit.report.questions import CauseOfImbalance, ExpertCause, Experts, LayerLoads, LoadSource, Rebalanced
 
 #: Loads cost nothing worth a finding below this share of the step.
 _SMALLEST_SHARE = 0.01

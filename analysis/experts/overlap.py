@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import numpy as np
 import polars as pl
 
-from tracekit.analysis.gpu.breakdown import both, grid_blocks, length, union
 from tracekit.analysis.gpu.recorded import Recorded
+from tracekit.analysis.gpu.times import both, grid_blocks, length, union
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.report.experts import (
+from tracekit.report.questions import (
     Overlap,
     OverlapOfCollective,
     OverlapOfRank,

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from tracekit.analysis.evidence.cause import Cause
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.slow_workers import SMALLEST_STAGE_EXCESS, stage_slowness, usual_base_s
+from tracekit.analysis.evidence.subject import Cause
 from tracekit.analysis.fixes.known_layers import check_layers, layers_of
 from tracekit.analysis.fixes.plan import MACHINE, Plan
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.plans.partition import (
+from tracekit.analysis.plans.best_plans import (
     OneLane,
     StageModel,
     best_split,

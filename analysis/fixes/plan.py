@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from tracekit.analysis.evidence.cause import Cause
+from tracekit.analysis.evidence.subject import Cause
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.report.finding import Place
 

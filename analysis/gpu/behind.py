@@ -17,10 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from tracekit.analysis.gpu.noise import causes_that_stand_out, stands_out_once
-from tracekit.analysis.gpu.pace import PaceOfPeers
-from tracekit.analysis.gpu.part import Part
-from tracekit.analysis.gpu.waits import Waits
+from tracekit.analysis.gpu.gpu_times import Part
+from tracekit.analysis.gpu.pace import PaceOfPeers, causes_that_stand_out, stands_out_once
+from tracekit.analysis.gpu.recorded import Waits
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.trace.gpu_activity import KernelClass
 

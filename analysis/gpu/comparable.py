@@ -1,25 +1,33 @@
-"""The ranks and steps of a recording that can be compared.
+"""The ranks and steps of a recording that can be compared, and what its times contradict or leave unexplained.
 
 In: a recording. Out: `Comparable`: the recording without ranks that lack what the comparison needs, and of the steps
 that all other ranks recorded as a whole. If a rank with half of its events were compared, it would hide who is slow, or
 be blamed for what its file lacks. A recording in which nothing is missing stays as it is.
+
+The same kernel at the same place of the same step is equal work. Where the profiler did not mark steps, they are found:
+
+- *On some ranks*, whose window began or ended inside a step. A step that other ranks mark fills the time between two
+neighbouring marks of such a rank, or before or after all of its marks.
+- *On all ranks*. The collectives that all ranks take part in are anchors: between the same two anchors, ranks do equal
+work. If the kernels launched between anchors repeat, one period is taken as a step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
-from tracekit.analysis.gpu.clock_offsets import ClockOffsets, measure_offsets
-from tracekit.analysis.gpu.matching import Matches, match_collectives
-from tracekit.analysis.gpu.steps import with_steps
-from tracekit.analysis.gpu.trust import NOISE_S
-from tracekit.analysis.numeric.codes import numbered
-from tracekit.base.text import ranks_text
-from tracekit.trace.gpu_activity import LostOps
+from tracekit.analysis.gpu.matching import ClockOffsets, Matches, match_collectives, measure_offsets
+from tracekit.analysis.graph.op_graph import FoldedGraph, Why
+from tracekit.analysis.numeric.arrays import Floats, Ints, numbered
+from tracekit.analysis.replay.costs import Durations
+from tracekit.base.text import code_name, counted, ranks_text, seconds
+from tracekit.trace.gpu_activity import Activity, KernelClass, LostOps
 from tracekit.trace.gpu_recording import GpuRecording
 
 #: A rank is compared if at most this share of its events is missing or damaged: the smallest saving for which a rank is
@@ -249,3 +257,222 @@ def _disagreeing_marks(matches: Matches) -> list[str]:
         return []
     why = "ranks number their steps differently, or some kernels were not recorded"
     return [f"{unmatched} kernels of collectives in the compared steps fit none on the other ranks: {why}"]
+
+
+#: Sections between anchors repeat if this share of them looks like the section one period earlier.
+_ALIKE = 0.9
+
+
+class _StepSpan(NamedTuple):
+    """A step of a rank; seconds, without the begin itself."""
+
+    rank: int
+    step: int
+    begin: float
+    end: float
+
+
+def with_steps(recording: GpuRecording, matches: Matches) -> GpuRecording:
+    """The recording with a step for calls, and what they launched, without one; existing marks stay as they are."""
+    missing = _unmarked(recording, matches) if recording.step_spans.height else _repeated(recording, matches)
+    if not missing:
+        return recording
+    calls = recording.calls
+    step = calls["step"].fill_null(-1).to_numpy().copy()
+    rank, start = calls["rank"].to_numpy(), calls["start"].to_numpy()
+    for rank_number in recording.ranks:
+        spans = sorted((span for span in missing if span.rank == rank_number), key=lambda span: span.begin)
+        unmarked = np.flatnonzero((rank == rank_number) & (step < 0))
+        # A step begins after the call that launched its anchor: other calls can have the same whole microsecond.
+        span_of = np.searchsorted([span.begin for span in spans], start[unmarked], side="left") - 1
+        inside = (span_of >= 0) & (start[unmarked] <= np.array([*(span.end for span in spans), -np.inf])[span_of])
+        step[unmarked] = np.where(inside, np.array([*(span.step for span in spans), -1])[span_of], -1)
+    of_launch = np.append(step, -1)[recording.gpu_ops["launch"].fill_null(-1).to_numpy()]
+    return replace(
+        recording,
+        calls=calls.with_columns(step=_or_null(step)),
+        gpu_ops=recording.gpu_ops.with_columns(step=pl.coalesce("step", _or_null(of_launch))),
+    )
+
+
+def _or_null(step: Ints) -> pl.Series:
+    return pl.Series("step", step, dtype=pl.Int32).set(pl.Series(step < 0), None)
+
+
+def _unmarked(recording: GpuRecording, matches: Matches) -> list[_StepSpan]:
+    """Spans of steps that a rank does not mark; only those whose place is certain.
+
+    The time before the first mark of all ranks, and after the last, is a step if it launches at least half as many
+    collectives as one. Steps that launch none, such as all behind the end of a file that is cut off, do not count.
+    """
+    spans = {
+        (rank, step): (start, start + duration) for rank, step, start, duration in recording.step_spans.iter_rows()
+    }
+    marked = sorted({step for _, step in spans})
+    launched = dict(zip(recording.ranks, _launch_times(recording, matches), strict=True))
+    counts = [_count(launched[rank], *span) for (rank, _), span in spans.items()]
+    usual = np.median([count for count in counts if count] or [1])
+    earlier, later = marked[0] - 1, marked[-1] + 1
+    around = zip([earlier, earlier, *marked], [earlier, *marked, later], [*marked, later, later], strict=True)
+    unmarked = []
+    for rank, (before, step, behind) in product(recording.ranks, around):
+        begin = -np.inf if before == earlier else spans.get((rank, before), (None, None))[1]
+        end = np.inf if behind == later else spans.get((rank, behind), (None, None))[0]
+        if (rank, step) in spans or begin is None or end is None:
+            continue
+        if step in marked or 2 * _count(launched[rank], begin, end) >= usual:
+            unmarked.append(_StepSpan(rank, step, begin, end))
+    return unmarked
+
+
+def _count(times: Floats, begin: float, end: float) -> int:
+    """The number of times in a span."""
+    return int(((times > begin) & (times <= end)).sum())
+
+
+def _repeated(recording: GpuRecording, matches: Matches) -> list[_StepSpan]:
+    """Spans from anchor to anchor; none if there are no anchors, or ranks differ in their order."""
+    launched = _launch_times(recording, matches)
+    if not launched.shape[1] or (np.diff(launched, axis=1) < 0).any():
+        return []
+    first = launched[:, :: _period(_sections(recording, launched[0]))]
+    return [
+        _StepSpan(rank, number, begin, end)
+        for rank, begins in zip(recording.ranks, first.tolist(), strict=True)
+        for number, (begin, end) in enumerate(zip(begins, [*begins[1:], np.inf], strict=True))
+    ]
+
+
+def _launch_times(recording: GpuRecording, matches: Matches) -> Floats:
+    """When the calls that launched the collectives of all ranks began, in the order of the first rank, [ranks,
+    anchors].
+    """
+    launch = recording.gpu_ops["launch"].fill_null(-1).to_numpy()[matches.row]
+    called = np.append(recording.calls["start"].to_numpy(), np.nan)[launch]
+    times = np.full((len(recording.ranks), matches.matched), np.nan)
+    times[np.searchsorted(recording.ranks, matches.rank), matches.instance] = called
+    times = times[:, np.isfinite(times).all(axis=0)]
+    return times[:, np.argsort(times[0], kind="stable")]
+
+
+def _sections(recording: GpuRecording, anchors: Floats) -> Ints:
+    """A number for what the first rank launches between neighbouring anchors, [anchors - 1]; equal for equal names."""
+    ops = recording.gpu_ops.filter(pl.col("launch").is_not_null() & pl.col("rank").eq(recording.ranks[0]))
+    called = recording.calls["start"].gather(ops["launch"]).to_numpy()
+    ops = ops.select("name", called=called, section=np.searchsorted(anchors, called, side="left") - 1)
+    names = (
+        ops.filter(pl.col("section").is_between(0, len(anchors) - 2))
+        .sort("section", "called")
+        .group_by("section", maintain_order=True)
+        .agg(pl.col("name").str.join("\n"))
+    )
+    return names["name"].rank("dense").cast(pl.Int64).to_numpy()
+
+
+def _period(sections: Ints) -> int:
+    """The number of sections after which they repeat; more than their number if they do not."""
+    alike = (
+        shift for shift in range(1, len(sections) // 2 + 1) if (sections[shift:] == sections[:-shift]).mean() >= _ALIKE
+    )
+    return next(alike, len(sections) + 1)
+
+
+#: Ops of a stream run in the order of their launches; in no recording that was looked at does a single one overtake.
+_LARGEST_SHARE = 0.01
+#: No GPU has more work queued than this, seconds.
+_LONGEST_QUEUE_S = 10.0
+
+
+def contradictions(recording: GpuRecording) -> Iterator[str]:
+    """Yield what the times of each rank contradict."""
+    yield from _longer_than_all(recording)
+    yield from _overtaking(recording)
+    yield from _far_behind(recording)
+
+
+def _longer_than_all(recording: GpuRecording) -> Iterator[str]:
+    """Kernels without a launch that last longer than all that has one."""
+    launched = recording.gpu_ops.filter(pl.col("launch").is_not_null())
+    rest = pl.concat([table.select("rank", "start", "duration") for table in (recording.calls, launched)])
+    rest = rest.group_by("rank").agg(rest_s=(pl.col("start") + pl.col("duration")).max() - pl.col("start").min())
+    others = recording.gpu_ops.filter(pl.col("launch").is_null() & pl.col("activity").eq(str(Activity.KERNEL)))
+    longer = others.join(rest, on="rank").filter(pl.col("duration") > pl.col("rest_s"))
+    for (rank,), kernels in longer.group_by("rank", maintain_order=True):
+        longest = kernels.sort("duration", descending=True)
+        yield (
+            f"rank {rank}: {counted(kernels.height, 'kernel')} such as {code_name(str(longest['name'][0]))} last"
+            f" {seconds(longest['duration'][0])}, longer than all that was recorded from launch to end"
+            f" ({seconds(longest['rest_s'][0])}): whether its GPU is idle meanwhile cannot be told"
+        )
+
+
+def _overtaking(recording: GpuRecording) -> Iterator[str]:
+    """GPU ops that run before one of their stream that was launched earlier."""
+    ops = recording.gpu_ops.filter(pl.col("launch").is_not_null())
+    launched = recording.calls["start"].gather(ops["launch"]).to_numpy()
+    start, rank = ops["start"].to_numpy(), ops["rank"].to_numpy()
+    stream = numbered(ops["rank"], ops["device"], ops["stream"])
+    order = np.lexsort((start, launched, stream))
+    later = (np.diff(stream[order]) == 0) & (np.diff(launched[order]) > 0)
+    before = rank[order][1:][later & (np.diff(start[order]) < -NOISE_S)]
+    for number, count in zip(*np.unique(before, return_counts=True), strict=True):
+        if count > _LARGEST_SHARE * (rank == number).sum():
+            yield (
+                f"rank {number}: {counted(int(count), 'GPU op')} ran before one of the same stream that was launched"
+                " earlier: its times are of several clocks, so neither idle time nor its reasons can be told"
+            )
+
+
+def _far_behind(recording: GpuRecording) -> Iterator[str]:
+    """GPUs that begin what was launched only when the host had long finished."""
+    ops = recording.gpu_ops.filter(pl.col("launch").is_not_null())
+    calls = recording.calls.with_columns(end=pl.col("start") + pl.col("duration"))
+    behind = ops.select("rank", behind_s=pl.col("start") - calls["end"].gather(ops["launch"]))
+    hosts = calls.group_by("rank").agg(host_s=pl.col("end").max() - pl.col("start").min())
+    least = behind.group_by("rank").agg(pl.col("behind_s").min()).join(hosts, on="rank").sort("rank")
+    far = pl.col("behind_s") > pl.max_horizontal(pl.lit(_LONGEST_QUEUE_S), "host_s")
+    for rank, behind_s, host_s in least.filter(far).iter_rows():
+        yield (
+            f"rank {rank}: its GPU begins every op at least {seconds(behind_s)} after the launch, in a recording of"
+            f" {seconds(host_s)}: the clocks of host and GPU differ, so what its GPU waits for cannot be told"
+        )
+
+
+#: The times at the ends of an edge may contradict it by this much because of rounding and clock noise, seconds.
+NOISE_S = 5e-6
+
+
+@dataclass(frozen=True, slots=True)
+class UnexplainedTime:
+    """`communication_gap_s`, `compute_gap_s`: 99th percentile of the unexplained gap before GPU ops, seconds.
+
+    `inferred`: number of edges inferred from the order of calls; `edges`: of all edges. `violations`: of edges that the
+    recorded times contradict by more than NOISE_S.
+    """
+
+    communication_gap_s: float
+    compute_gap_s: float
+    edges: int
+    inferred: int
+    violations: int
+
+
+def unexplained(graph: FoldedGraph, durations: Durations) -> UnexplainedTime:
+    """Measure what the edges of `graph` leave unexplained."""
+    ops = graph.ops
+    delay = graph.of_ops(durations.launch_delay)
+    kind = ops.labels["kind"]
+    communicates = kind.where({str(KernelClass.COMMUNICATION)})
+    computes = ~communicates & kind.where({str(one) for one in KernelClass})
+    end = ops.start + ops.duration
+    return UnexplainedTime(
+        communication_gap_s=_percentile(delay[communicates]),
+        compute_gap_s=_percentile(delay[computes]),
+        edges=len(ops.before),
+        inferred=int((ops.why == Why.INFERRED).sum()),
+        violations=int((end[ops.before] > ops.start[ops.after] + NOISE_S).sum()),
+    )
+
+
+def _percentile(values: np.ndarray) -> float:
+    return float(np.percentile(values, 99)) if len(values) else 0.0

@@ -1,4 +1,4 @@
-"""What one GPU did, in figures. All times in seconds.
+"""What one GPU did, in figures, and the parts of a rank's time. All times in seconds.
 
 In: what `times.py` measures. Out: `GpuTimes`, part of the JSON report and of what an op trace keeps of a recording.
 """
@@ -6,6 +6,7 @@ In: what `times.py` measures. Out: `GpuTimes`, part of the JSON report and of wh
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 
 from msgspec import Struct, field
 
@@ -167,3 +168,14 @@ class GroupMatches(Struct, frozen=True):
     shifts: Mapping[int, int]
     inside: int = 0
     transfers: bool = False
+
+
+class Part(StrEnum):
+    """The parts of a rank's time that are compared with those of its peers."""
+
+    COMPUTE = "compute"
+    HOST = "host"  #: between the calls of its host threads
+    INPUT = "input"  #: waiting for its data loader
+    GC = "gc"
+    SYNC_CALLS = "sync-calls"  #: calls in which its host waits for the GPU
+    TRANSFERS = "transfers"  #: once all ranks are there

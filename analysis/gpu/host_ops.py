@@ -13,9 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit.analysis.numeric.arrays import Floats, Ints
-from tracekit.analysis.numeric.codes import numbered
-from tracekit.analysis.numeric.coincidence import waits_beyond_chance
+from tracekit.analysis.numeric.arrays import Floats, Ints, numbered, waits_beyond_chance
 from tracekit.trace.gpu_activity import Activity, CallRole
 
 #: Calls that wait for the whole device.

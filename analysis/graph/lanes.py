@@ -8,37 +8,42 @@ afterwards (`occasional`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from hashlib import blake2b
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis import native
-from tracekit.analysis.graph.gaps import MissingOps, missing_ops
-from tracekit.analysis.graph.inferred import with_inferred_transfers
+from tracekit.analysis.graph.megatron import BACKWARD, FORWARD, LaneOps, Structure, build_structure
 from tracekit.analysis.graph.occasional import (
     Cells,
     OccasionalOps,
+    PlacedLanes,
+    StructureHash,
+    by_structure,
+    by_value,
     merged_names,
     optional_kinds,
+    row_hash,
     varying_kinds,
     with_occasional,
 )
-from tracekit.analysis.graph.placed import PlacedLanes, StructureHash, by_structure, by_value, row_hash
-from tracekit.analysis.graph.rules.megatron import BACKWARD, FORWARD, build_structure
-from tracekit.analysis.graph.structure import LaneOps, Structure
-from tracekit.analysis.graph.virtual_stages import is_v_shaped, virtual_stages
+from tracekit.analysis.graph.posting import RecordedLanes, sampled_lanes
+from tracekit.analysis.graph.unrecorded import Gap, MissingOps, missing_ops, with_inferred_transfers
 from tracekit.analysis.numeric import parallel
 from tracekit.analysis.numeric.arrays import Int32s, Ints
-from tracekit.analysis.numeric.whole import UNDIVIDED, Whole
+from tracekit.analysis.numeric.parallel import UNDIVIDED, Whole, by_name
 from tracekit.base.errors import GraphError
 from tracekit.base.text import short
 from tracekit.trace.canonical import Trace
-from tracekit.trace.model import DP_COLLECTIVES, KINDS, OpKind
+from tracekit.trace.model import DP_COLLECTIVES, KINDS, Layout, OpKind
 from tracekit.trace.schema import POSTED, RESUMED
 
 #: Represents "no chunk" and "no microbatch" in integer columns.
@@ -283,3 +288,160 @@ def _none_complete(staged: npt.NDArray[np.bool_], steps: Int32s, dp_ranks: Int32
         f"{short(name)}: no DP rank has ops on all {staged.shape[2]} stages in any step: {'; '.join(lacks)}{more}; the"
         " replay needs one complete DP rank: record all stages of one, or correct dp_rank, pp_rank and the layout's pp"
     )
+
+
+#: Digest of a structure, and how many structures before it are equal.
+StructureKey = tuple[str, int]
+_Here = tuple[Structure, Int32s, Int32s, int]
+_Part = tuple[Mapping[StructureKey, _Here], tuple[tuple[int, int], ...], MissingOps, float]
+
+
+class JobLanes(Struct, frozen=True, eq=False):
+    """The lanes of a job. `structures`: each distinct one. `sampled`: some of its lanes, evenly spread: their step
+    numbers and DP ranks, [lanes] each.
+
+    `steps`, `lanes_of_step`: the step numbers, and how many lanes each has, [steps]. `dp_ranks`: ascending. `ops`: the
+    number of ops. `dropped`: as `Lanes.dropped_lanes`. `gaps`: of `Lanes.missing`.
+    `first_s`: start of the first op of any step, seconds after the step's.
+    """
+
+    structures: Mapping[StructureKey, Structure]
+    sampled: Mapping[StructureKey, tuple[Int32s, Int32s]]
+    steps: Int32s
+    lanes_of_step: Ints
+    dp_ranks: Int32s
+    ops: int
+    dropped: tuple[tuple[int, int], ...]
+    gaps: tuple[Gap, ...]
+    first_s: float
+
+    @property
+    def kinds(self) -> tuple[OpKind, ...]:
+        """The kinds of op, in the order of `OpKind`."""
+        codes = np.unique(np.concatenate([structure.kind for structure in self.structures.values()]))
+        return tuple(KINDS[code] for code in codes)
+
+    def samples_in(self, lanes: Lanes) -> dict[StructureKey, RecordedLanes]:
+        """The sampled lanes that are among `lanes`, in their order."""
+        return {
+            key: _recorded(group.only(_find(group, lanes.steps, *self.sampled[key])))
+            for key, group in by_key(lanes).items()
+        }
+
+
+def by_key(lanes: Lanes) -> dict[StructureKey, LaneGroup]:
+    """The lanes by structure."""
+    groups: dict[StructureKey, LaneGroup] = {}
+    for group in lanes.groups:
+        digest, again = _digest(group.structure), 0
+        while (digest, again) in groups:
+            again += 1
+        groups[digest, again] = group
+    return groups
+
+
+def lanes_here(lanes: Lanes) -> _Part:
+    """What some steps contribute to `JobLanes`: each structure, the step numbers and DP ranks of its lanes, and the
+    number of their ops; the lanes that were dropped; the ops that are missing; and `first_s`.
+    """
+    groups = {
+        key: (group.structure, lanes.steps[group.step], group.dp_rank, group.ops)
+        for key, group in by_key(lanes).items()
+    }
+    return groups, lanes.dropped_lanes, lanes.missing, min(float(group.start.min()) for group in lanes.groups)
+
+
+def merged_lanes(parts: Sequence[_Part]) -> JobLanes:
+    """The lanes of a job from the `lanes_here` of its batches of steps."""
+    groups, dropped, missing, first_s = zip(*parts, strict=True)
+    structures: dict[StructureKey, Structure] = {}
+    sampled, every_step, every_rank = {}, [], []
+    for key, of_batches in by_name(groups).items():
+        structures[key] = of_batches[0][0]
+        step, dp_rank = (np.concatenate([one[at] for one in of_batches]) for at in (1, 2))
+        chosen = sampled_lanes(len(step))
+        sampled[key] = step[chosen], dp_rank[chosen]
+        every_step.append(step)
+        every_rank.append(dp_rank)
+    steps, lanes_of_step = np.unique(np.concatenate(every_step), return_counts=True)
+    return JobLanes(
+        structures,
+        sampled,
+        steps,
+        lanes_of_step,
+        np.unique(np.concatenate(every_rank)),
+        ops=sum(here[3] for part in groups for here in part.values()),
+        dropped=tuple(chain.from_iterable(dropped)),
+        gaps=MissingOps.joined(missing).gaps(),
+        first_s=min(first_s),
+    )
+
+
+def merged_samples(parts: Sequence[Mapping[StructureKey, RecordedLanes]]) -> dict[StructureKey, RecordedLanes]:
+    """The sampled lanes of a job from the `samples_in` of its batches of steps."""
+    return {key: RecordedLanes.joined(some) for key, some in by_name(parts).items()}
+
+
+def _recorded(group: LaneGroup) -> RecordedLanes:
+    end = group.start + group.duration
+    return RecordedLanes(group.structure, group.start, end, group.present, group.posted, group.resumed)
+
+
+def _find(group: LaneGroup, steps: Int32s, step: Int32s, dp_rank: Int32s) -> Ints:
+    """The lanes of a group, in order, that have one of these step numbers and DP ranks."""
+    width = int(max(group.dp_rank.max(), dp_rank.max())) + 1
+    lane_keys = steps[group.step].astype(np.int64) * width + group.dp_rank
+    return np.flatnonzero(np.isin(lane_keys, step.astype(np.int64) * width + dp_rank))
+
+
+def _digest(structure: Structure) -> str:
+    """A digest of the ops and edges of a structure."""
+    columns = (getattr(structure, name) for name in ("pp_rank", "kind", "seq", "chunk", "before", "after", "group"))
+    digest = blake2b(digest_size=16)
+    for column in columns:
+        digest.update(np.ascontiguousarray(column, np.int64).tobytes())
+    return digest.hexdigest()
+
+
+def virtual_stages(layout: Layout, *, v_shaped: bool = False) -> Ints:
+    """The number of each virtual stage, [chunks, stages]. `v_shaped`: odd chunks run from the last stage on."""
+    number = np.arange(layout.vpp * layout.pp).reshape(layout.vpp, layout.pp)
+    if v_shaped:
+        number[1::2] = number[1::2, ::-1].copy()
+    return number
+
+
+def is_v_shaped(trace: Trace, whole: Whole = UNDIVIDED) -> bool:
+    """Whether most lanes compute in the order of a V-shaped pipeline.
+
+    Between its forward and its backward, a microbatch passes all later parts of the model. So an odd chunk holds it
+    longer on the first stage if chunks wrap around, and longer on the last stage in a V. Each stage measures that by
+    its own clock.
+    """
+    layout = trace.layout
+    return layout.pp > 1 and layout.vpp > 1 and whole.agreed(lambda: _v_shaped_lanes(trace), _most)
+
+
+def _most(lanes: Sequence[tuple[int, int]]) -> bool:
+    """Whether most lanes are V-shaped, given how many are, and how many there are, in each batch of steps."""
+    v_shaped, total = np.sum(lanes, axis=0).tolist()
+    return bool(2 * v_shaped > total)
+
+
+def _v_shaped_lanes(trace: Trace) -> tuple[int, int]:
+    """The number of lanes in that order, and of all that can tell."""
+    layout = trace.layout
+    first, forward = pl.col("pp_rank") == 0, pl.col("kind") == OpKind.FORWARD_COMPUTE
+    lanes = (
+        trace.of_stages((0, layout.pp - 1))
+        .filter(
+            pl.col("kind").is_in([str(OpKind.FORWARD_COMPUTE), str(OpKind.BACKWARD_COMPUTE)]),
+            pl.col("chunk") % 2 == 1,
+        )
+        .group_by("step", "dp_rank", "pp_rank", "kind")
+        .agg(pl.len().alias("count"), longer=pl.when(first != forward).then("start").otherwise(-pl.col("start")).sum())
+        .group_by("step", "dp_rank")
+        .agg(pl.len(), pl.col("count").n_unique(), pl.col("longer").sum())  # on the first stage than on the last
+        .filter(len=4, count=1)  # the same microbatches on both
+    )
+    return int((lanes["longer"] < 0).sum()), lanes.height

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 
 from tracekit.analysis.bubbles.picture import WAITS_FOR, DrawnSchedule
 from tracekit.base.text import counted, seconds, three_digits
-from tracekit.report.bubbles import Bubbles, CauseOfIdle, PricedSchedule
-from tracekit.report.section import Table
+from tracekit.report.questions import Bubbles, CauseOfIdle, PricedSchedule
+from tracekit.report.tables import Table
 
 _BECAUSE: dict[CauseOfIdle, str] = {
     "dependency": "the schedule makes stages wait for each other",

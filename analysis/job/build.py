@@ -19,14 +19,11 @@ from tracekit.analysis.numeric.arrays import Floats, number
 from tracekit.analysis.numeric.means import ratio_margins
 from tracekit.base.text import counted
 from tracekit.report.conclusions import Patterns, Trust
-from tracekit.report.metrics import MetricsInReport
-from tracekit.report.outline import Outline, Times
-from tracekit.report.question import ByLabel, Question
+from tracekit.report.hardware import MetricsInReport
+from tracekit.report.questions import ByLabel, Question
 from tracekit.report.report import REPORT_VERSION, Remark, Report, StepTimes
-from tracekit.report.rows import OfLabel, OfStep
-from tracekit.report.section import Section, Table
-from tracekit.trace.facts import Fact
-from tracekit.trace.step_values import StepValues
+from tracekit.report.tables import OfLabel, OfStep, Outline, Section, Table, Times
+from tracekit.trace.facts import Fact, StepValues
 
 
 class SourceFigures(Struct, frozen=True, kw_only=True, eq=False):

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from tracekit.analysis.detectors.all_detectors import detector_of
 from tracekit.base.text import seconds
-from tracekit.report.experts import CauseOfImbalance, Experts, LayerLoads, Overlap, Rebalanced
-from tracekit.report.section import Section, ShareGrid, Table
+from tracekit.report.questions import CauseOfImbalance, Experts, LayerLoads, Overlap, Rebalanced
+from tracekit.report.tables import Section, ShareGrid, Table
 
 if TYPE_CHECKING:
-    from tracekit.analysis.evidence.cause import Cause
     from tracekit.analysis.evidence.graph_subject import GraphSubject
-    from tracekit.analysis.job.analysis import ReportOptions
+    from tracekit.analysis.evidence.subject import Cause
+    from tracekit.analysis.job.job import ReportOptions
 
 #: Rows of a table.
 _MOST_ROWS = 20
@@ -40,7 +40,7 @@ def asked_experts(evidence: GraphSubject | None, asked: ReportOptions, findings:
     if evidence is None and not asked.wants_experts:  # as of most jobs: they need none of these modules
         return None
     from tracekit.analysis.detectors.uneven_experts import other_causes
-    from tracekit.analysis.evidence.culprit import experts_of, uneven_experts
+    from tracekit.analysis.evidence.exchanges import experts_of, uneven_experts
     from tracekit.analysis.experts.balance import ExpertJob
     from tracekit.analysis.experts.expert_loads import ExpertLoads, RebalancePlan
 

@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
+from tracekit.analysis.attribution.by_label import SpentPhases, StepsSpent
 from tracekit.analysis.attribution.gate import Gate, Runs, judge
-from tracekit.analysis.attribution.spent import SpentPhases, StepsSpent
 from tracekit.analysis.gpu.recorded import KEPT
 from tracekit.analysis.job.job import Job
 from tracekit.analysis.job.pipeline import PipelineJob
-from tracekit.analysis.rl.loop import WARM_UP
+from tracekit.analysis.rl.rl_run import WARM_UP
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import listed, quoted, short
 from tracekit.report.compare import SAME_WORK, rates
+from tracekit.trace.facts import step_values, tokens_per_s
 from tracekit.trace.model import OpKind
 from tracekit.trace.post_training import POST_TRAINING, Format
-from tracekit.trace.step_values import step_values, tokens_per_s
 
 #: What a trace may say of its job that makes runs different ones.
 SAME_JOB = ("model", "layers", "gpu_model", "schedule", "microbatches")

@@ -18,25 +18,20 @@ from tracekit.analysis.diagnosis.diagnose import diagnose
 from tracekit.analysis.diagnosis.of_graph import GraphAssessment
 from tracekit.analysis.evidence.graph_subject import GraphSubject, GraphTimes, RecordingSubject
 from tracekit.analysis.gpu.comparable import Comparable, comparable_part
-from tracekit.analysis.gpu.late_rank import late_ranks
 from tracekit.analysis.gpu.op_trace import GpuOpTrace, gpu_op_trace
-from tracekit.analysis.gpu.recorded import Kept, Recorded
-from tracekit.analysis.gpu.waits import measure_waits
-from tracekit.analysis.graph.fold import FoldedGraph, fold
-from tracekit.analysis.graph.labels import label_values, shown_values
-from tracekit.analysis.graph.rules.registry import op_graph
-from tracekit.analysis.job.analysis import Analysis, ReportOptions
-from tracekit.analysis.job.graph_report import AnalysedGraph
-from tracekit.analysis.job.job import Exported, Job, PathLike, Progress
+from tracekit.analysis.gpu.recorded import Kept, Recorded, late_ranks, measure_waits
+from tracekit.analysis.graph.compiled import label_values, shown_values
+from tracekit.analysis.graph.op_graph import FoldedGraph, fold
+from tracekit.analysis.graph.op_rules import op_graph
+from tracekit.analysis.job.graph_report import AnalysedGraph, AnalysedRecording
+from tracekit.analysis.job.job import Analysis, Exported, Job, PathLike, Progress, ReportOptions
 from tracekit.analysis.job.questions import answer_fix, answer_keep, by_labels, op_edits
-from tracekit.analysis.job.recording_report import AnalysedRecording
 from tracekit.analysis.replay.costs import measure_op_durations
 from tracekit.analysis.replay.graph_replay import GraphReplay
-from tracekit.analysis.whatif.interventions import timelines
-from tracekit.analysis.whatif.paper import IDEAL, ORIGINAL, RECORDED, Changes
+from tracekit.analysis.whatif.interventions import IDEAL, ORIGINAL, RECORDED, Changes, timelines
 from tracekit.base.errors import SelectionError, TraceError
 from tracekit.base.text import short
-from tracekit.report.question import ByLabel, Question
+from tracekit.report.questions import ByLabel, Question
 from tracekit.trace.gpu_recording import GpuRecording
 from tracekit.trace.op import OpTrace
 

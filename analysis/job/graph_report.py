@@ -1,4 +1,4 @@
-"""The report on an op trace; `recording_report` adds what only a recording of GPUs shows.
+"""The report on a job of any shape: an op trace, and a recording of GPUs, which shows more than its ops.
 
 In: `GraphSubject`, its diagnosis, who costs what, the critical path. Out: `Analysis`, with a `Report`.
 """
@@ -9,31 +9,47 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
+import polars as pl
 from msgspec import Struct
 
-from tracekit.analysis.attribution.by_label import Share
+from tracekit.analysis.attribution.by_label import Share, StepsSpent
 from tracekit.analysis.diagnosis.diagnosis import Diagnosis
-from tracekit.analysis.evidence.culprit import culprit_of
-from tracekit.analysis.evidence.graph_subject import GraphSubject
-from tracekit.analysis.job import experts
-from tracekit.analysis.job.analysis import Analysis, ReportOptions
-from tracekit.analysis.job.build import SourceFigures, build, slowdown_error
-from tracekit.analysis.job.recording_tables import (
-    MOST_WAITS,
-    WIDEST_NAME,
-    on_path,
+from tracekit.analysis.evidence.exchanges import culprit_of
+from tracekit.analysis.evidence.gpu_losses import exposed_communication_s
+from tracekit.analysis.evidence.graph_subject import (
+    GraphSubject,
+    RecordingSubject,
+    profiled_steps_s,
+    recording_factors,
+    unprofiled_step,
 )
+from tracekit.analysis.gpu.gpu_times import GpuTimes
+from tracekit.analysis.gpu.recorded import Kept, Recorded
+from tracekit.analysis.job import experts
+from tracekit.analysis.job.build import SourceFigures, build, slowdown_error
+from tracekit.analysis.job.job import Analysis, ReportOptions
 from tracekit.analysis.numeric.arrays import number
-from tracekit.base.text import counted, of_whole, seconds, short
+from tracekit.base.text import counted, of_whole, printable, seconds, short
 from tracekit.report.conclusions import CauseOfCulprit, RankToBlame
-from tracekit.report.experts import Experts, Overlap
-from tracekit.report.hardware import OnGpu, hardware_table
-from tracekit.report.outline import Outline, Times
-from tracekit.report.plain_data import Number
-from tracekit.report.question import ByLabel, Question, label_table, question_table
+from tracekit.report.hardware import OnGpu, Unprofiled, gpu_tables, hardware_table, in_report
+from tracekit.report.questions import ByLabel, Experts, Overlap, Question, label_table, question_table
 from tracekit.report.report import StepTimes, slowdown_with_error
-from tracekit.report.rows import Contribution, OfRank, OnPath
-from tracekit.report.section import Section, Table
+from tracekit.report.tables import (
+    ClockOfRank,
+    Collectives,
+    Contribution,
+    Kernels,
+    MarkedStep,
+    Number,
+    OfRank,
+    OnPath,
+    Outline,
+    Section,
+    Table,
+    Times,
+    WaitFor,
+)
+from tracekit.trace.facts import Fact
 
 #: The most rows of ranks on a first screen.
 FEWEST_RANKS = 8
@@ -257,3 +273,228 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         host = self.evidence.hosts.get(culprit.rank)
         waits = number(culprit.sole_delay_s), number(culprit.waited_s)
         return RankToBlame(culprit.rank, host, culprit.saved_s, *waits, causes)
+
+
+#: The most rows of ranks.
+_MOST_RANKS = 16
+_MOST_REASONS = 4
+#: Smaller shares of a recording are not mentioned.
+_SMALLEST_SHARE = 0.005
+#: The number of unclassified kernels in JSON.
+_MOST_UNKNOWN = 20
+_OPS_ONLY = "of the recording, only the ops are kept: no kernels, clocks, collectives"
+_NO_OVERHEAD = (
+    "what recording cost the hosts shows between operators, and the recording has too few of them, or was not made with"
+    " torch.profiler"
+)
+_NO_STACKS = "recorded without stacks; to see lines of code, record with_stack=True"
+
+
+class AnalysedRecording(AnalysedGraph, frozen=True, kw_only=True, eq=False):
+    """Everything that is known of an analysed recording of GPUs."""
+
+    between: ClassVar[str] = "between ops"
+
+    evidence: RecordingSubject
+
+    @property
+    def _recorded(self) -> Recorded | None:
+        """What the recording shows beside its ops; None if only these are left."""
+        return self.evidence.recorded
+
+    @property
+    def _alone(self) -> GpuTimes | None:
+        """What the GPU did, if it is the only one."""
+        return self.evidence.gpu if self.evidence.alone else None
+
+    def _outline(self) -> Outline:
+        summary, recorded = self.evidence.summary, self._recorded
+        return self._outline_of(
+            {"step": summary.steps, "GPU op": summary.gpu_ops},
+            source="recording",
+            steps=summary.steps,
+            world_size=summary.world_size,
+            gpu=summary.gpu,
+            gpu_ops=summary.gpu_ops,
+            gpu_ops_without_launch=summary.without_launch,
+            **({} if recorded is None else {"host_calls": recorded.recording.calls.height}),
+        )
+
+    def _remarks(self) -> Iterator[tuple[str, str]]:
+        gpu, causes, action = self.evidence.gpu, self.diagnosis.causes, self.diagnosis.answer.action or ""
+        if self._alone is not None and self.evidence.shows(Fact.COMPUTE):
+            yield "GPU", _gpu_in_words(self._alone)
+        unnamed = any(cause.change is not None and cause.spent and not cause.spent.where for cause in causes)
+        if gpu is not None and not gpu.stacks and unnamed and "with_stack" not in action:
+            yield "Names", _NO_STACKS
+        notes = [*self.evidence.summary.notes, *[_OPS_ONLY] * (self._recorded is None)]
+        yield from (("" if number else "Notes", printable(note)) for number, note in enumerate(notes))
+
+    def _overview(self) -> list[Table]:
+        recorded = self._recorded
+        return [] if recorded is None or self._alone else [self._ranks(recorded, FEWEST_RANKS)]
+
+    def _tables_of_source(self) -> Iterator[Table]:
+        recorded, gpu = self._recorded, self._alone
+        if gpu is not None:
+            yield from gpu_tables(gpu)
+        if recorded is not None and gpu is None:
+            yield self._ranks(recorded, _MOST_RANKS)
+            yield waits_table(recorded)
+        if recorded is not None:
+            yield kernels_table(recorded)
+
+    @property
+    def _usual_labels(self) -> Sequence[ByLabel]:
+        if self._alone is not None:
+            return ()
+        return [group for group in self.labels if self._recorded is None or group.labels != ("rank",)]
+
+    def _ranks(self, recorded: Recorded, most: int) -> Table:
+        """At most so many ranks, the one that the others wait for first; a rank alone waits for nobody."""
+        several = len(self.evidence.ranks) > 1
+        each = list(
+            zip(recorded.breakdowns, recorded.waits.wait.tolist(), recorded.waits.sole_delay.tolist(), strict=True)
+        )
+        each.sort(key=lambda row: -row[2])
+        rows = []
+        for rank, wait, sole_delay in each:
+            parts = (rank.compute_s, rank.communication_s, rank.exposed_communication_s, rank.idle_s)
+            shares = [f"{part / (rank.span_s or 1.0) * 100:.0f}%" for part in parts]
+            waits = (seconds(sole_delay), seconds(wait)) if several else ()
+            rows.append((str(rank.rank), *waits, *shares, seconds(rank.span_s)))
+        waits = ("sole delay", "waits") if several else ()
+        heads = ("rank", *waits, "compute", "comm", "exposed", "idle", "of")
+        return shortened("Ranks", heads, rows, most)
+
+    def _trust(self) -> dict[str, Any]:
+        unexplained, recorded = self.evidence.unexplained, self._recorded
+        return {
+            "notes": list(self.evidence.summary.notes),
+            "start_gap_p99_s": {
+                "communication": number(unexplained.communication_gap_s),
+                "compute": number(unexplained.compute_gap_s),
+            },
+            "edges": unexplained.edges,
+            "inferred_edges": unexplained.inferred,
+            "violations": unexplained.violations,
+            **({} if recorded is None else {"host_ahead_of_gpu_s": recorded.skew_s}),
+        }
+
+    def _verdict(self) -> dict[str, Any]:
+        return {**super()._verdict(), "exposed_communication_s": exposed_communication_s(self.evidence)}
+
+    def _keys_of_source(self) -> dict[str, Any]:
+        recorded = self._recorded
+        return self._of_kept(self.evidence.summary) | ({} if recorded is None else self._of_recording(recorded))
+
+    def _of_kept(self, summary: Kept) -> dict[str, Any]:
+        gpus = [in_report(times, self.diagnosis.causes, self._unprofiled(times.rank)) for times in summary.gpus]
+        spent = StepsSpent(self.evidence.replay)
+        marked = zip(spent.steps, spent.step_s.tolist(), strict=True) if spent.marked else ()
+        return {
+            "recording_time_s": self.mean,
+            **({"marked_steps": [MarkedStep(*step) for step in marked]} if spent.marked else {}),
+            **({"gpu": gpus[0]} if self.evidence.alone and gpus else {"gpus": gpus}),
+        }
+
+    def _unprofiled(self, rank: int) -> Unprofiled | str:
+        """The step without the profiler, or why it is not known."""
+        job, step = self.evidence, unprofiled_step(self.evidence)
+        if step is None or rank not in job.summary.costs:
+            return _NO_OVERHEAD
+        cost, profiled_s = job.summary.costs[rank], float(profiled_steps_s(job).mean())
+        operator_s = cost.operator * recording_factors(job)[0]
+        how = cost.words if job.measured is None else job.measured.words
+        return Unprofiled(profiled_s, step, profiled_s - step.value, operator_s, how)
+
+    def _of_recording(self, recorded: Recorded) -> dict[str, Any]:
+        recording, clocks, waits = recorded.recording, recorded.clocks, recorded.waits
+        columns = (clocks.ahead, clocks.uncertainty, clocks.collectives)
+        by_rank = zip(recorded.breakdowns, waits.wait.tolist(), waits.sole_delay.tolist(), strict=True)
+        return {
+            "by_rank": [
+                OfRank(
+                    parts.rank,
+                    *self._cost_alone(parts.rank),
+                    recording.hosts.get(parts.rank),
+                    parts.span_s,
+                    parts.compute_s,
+                    parts.communication_s,
+                    parts.exposed_communication_s,
+                    parts.memory_s,
+                    parts.idle_s,
+                    wait,
+                    sole_delay,
+                )
+                for parts, wait, sole_delay in by_rank
+            ],
+            "collectives": Collectives(
+                recorded.matches.matched, recorded.matches.unmatched, list(recorded.matches.groups)
+            ),
+            "clocks": [
+                ClockOfRank(rank, ahead_s, number(uncertainty_s), collectives)
+                for rank, ahead_s, uncertainty_s, collectives in zip(
+                    clocks.ranks, *(column.tolist() for column in columns), strict=True
+                )
+            ],
+            "wait_for": [WaitFor(group, rank, other, waited) for waited, rank, other, group in waits.each()],
+            "kernel_classes": kernel_rows(recorded.kernel_time),
+            "unknown_kernels": kernel_rows(recorded.unknown_kernels.head(_MOST_UNKNOWN)),
+        }
+
+
+def _gpu_in_words(gpu: GpuTimes) -> str:
+    """What the GPU did: how long it was busy, and idle for which reasons, as shares of the recording."""
+    whole_s = gpu.recording_s or 1.0
+
+    def share(name: str, spent_s: float) -> list[str]:
+        return [f"{name} {spent_s / whole_s:.0%}"] if spent_s >= whole_s * _SMALLEST_SHARE else []
+
+    reasons = [words for idle in gpu.idle_by_reason for words in share(idle.reason, idle.seconds)]
+    why = f": {', '.join(reasons[:_MOST_REASONS])}" if reasons else ""
+    parts = [f"busy {gpu.busy_s / whole_s:.0%}", *share("before its first op", gpu.before_first.seconds),
+             *share("idle", gpu.idle_s)]  # fmt: skip
+    return f"{', '.join(parts)}{why}"
+
+
+#: The most rows of waits, and of kernels of no class.
+MOST_WAITS, _MOST_KERNELS = 8, 5
+WIDEST_NAME = 40
+
+
+def shortened(title: str, heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], most: int) -> Table:
+    """A table of the first `most` rows."""
+    note = f"the costliest {most} of {len(rows)}; all with --json" if len(rows) > most else None
+    return Table(title, heads, tuple(rows[:most]), note)
+
+
+def waits_table(recorded: Recorded) -> Table:
+    """Which rank waits for which, longest first."""
+    rows = [
+        (f"rank {rank}", f"rank {other}", seconds(waited), short(group))
+        for waited, rank, other, group in sorted(recorded.waits.each(), reverse=True)
+    ]
+    return shortened("Waits", ("waits", "for", "in collectives", "group"), rows, MOST_WAITS)
+
+
+def on_path(label: str, name: str | None, recorded_s: float) -> OnPath:
+    """A row of the critical path. `label`: what its ops differ by, "kind" or "peer"; `name`: None for delays."""
+    return OnPath(kind=name, recorded_s=recorded_s) if label == "kind" else OnPath(peer=name, recorded_s=recorded_s)
+
+
+def kernel_rows(kernels: pl.DataFrame) -> list[Kernels]:
+    """The rows of a frame of kernels, as a report has them."""
+    return [Kernels(**row) for row in kernels.iter_rows(named=True)]
+
+
+def kernels_table(recorded: Recorded) -> Table:
+    """Time by class of kernels, and the longest kernels of no class."""
+    times, unknown = recorded.kernel_time, recorded.unknown_kernels.head(_MOST_KERNELS)
+    total = float(times["seconds"].sum()) or 1.0
+    named = [
+        *times.iter_rows(),
+        *((f"  {short(name, WIDEST_NAME)}", ops, spent) for name, ops, spent in unknown.iter_rows()),
+    ]
+    rows = tuple((name, f"{ops:,}", seconds(spent), f"{spent / total * 100:.0f}%") for name, ops, spent in named)
+    return Table("Kernels", ("Kernels", "ops", "time", "share"), rows)

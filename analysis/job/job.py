@@ -18,25 +18,30 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 import tracekit
-from tracekit.analysis.job.analysis import Analysis, ReportOptions, hardware_question, measured_steps
+from tracekit.analysis.diagnosis.diagnosis import Diagnosis
 from tracekit.base.errors import SelectionError, TraceError
 from tracekit.base.text import short
+from tracekit.report.report import Report
 
 if TYPE_CHECKING:
     import pandas
 
-    from tracekit.analysis.attribution.spent import SpentPhases, StepsSpent
+    from tracekit.analysis.attribution.by_label import SpentPhases, StepsSpent
     from tracekit.analysis.experts.expert_loads import RebalancePlan
     from tracekit.analysis.experts.loads import Loads
-    from tracekit.analysis.job.replayed import ReplayedJob
+    from tracekit.analysis.gpu.measured_steps import MeasuredSteps
+    from tracekit.analysis.hardware.passport import HardwareQuestion
+    from tracekit.analysis.job.pipeline_report import ReplayedJob
+    from tracekit.analysis.job.pipeline_tables import WorkerLanes
     from tracekit.analysis.metrics.samples import MetricSource
     from tracekit.analysis.replay.graph_replay import GraphReplay
     from tracekit.report.conclusions import Finding
     from tracekit.report.findings import Findings, Unanalysed
-    from tracekit.report.question import ByLabel, Question
-    from tracekit.report.report import Report
-    from tracekit.store.window import AnyTrace
+    from tracekit.report.questions import ByLabel, Question
+    from tracekit.store.catalogue_rows import AnyTrace
 
 PathLike = str | os.PathLike[str]
 Progress = Callable[[str], None]
@@ -110,7 +115,7 @@ class Job(ABC):
         hides. `experts`: the loads of experts; `expert_loads`: tokens of each expert, as the job logged them; `plans`:
         with the price of these. `gpus`: other GPUs, as files of passports, names, or "FILE on rank=0-7"; `gpu_from`:
         that of the trace, by default a known one of its name; `precision`: with matrix products in it. `metrics`: what
-        to ask about the machines of culprits (`tracekit.collectors.importers.metrics.source.open_metrics`).
+        to ask about the machines of culprits (`tracekit.collectors.importers.metrics.open_metrics`).
         `unprofiled`: of a recording of torch.profiler, the same job as `tracekit collect` recorded it. Raises
         SelectionError for a selection that cannot be understood or matches no op, layers that do not fit, a schedule
         that does not exist, or a GPU that is not known; FormatError for loads of another job, or no passport.
@@ -168,7 +173,7 @@ class Job(ABC):
 
     def spent(self, ignored: Collection[int] = ()) -> StepsSpent | SpentPhases:
         """Return what each step takes, and each of its parts, but for the `ignored` steps. Raises TraceError."""
-        from tracekit.analysis.attribution.spent import StepsSpent
+        from tracekit.analysis.attribution.by_label import StepsSpent
 
         return StepsSpent(self.replay, ignored)
 
@@ -226,3 +231,66 @@ class Job(ABC):
 
     def _repr_html_(self) -> str:
         return tracekit.card(self)
+
+
+class ReportOptions(Struct, frozen=True, kw_only=True):
+    """What a reader asks for beyond the report that every job has: see `Job.whatif`."""
+
+    fix: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
+    by: tuple[str, ...] = ()
+    layers: tuple[int, ...] | None = None
+    bubbles: bool = False
+    schedules: tuple[str, ...] = ()
+    overlap: bool = False
+    experts: bool = False
+    expert_loads: Loads | None = None
+    plans: tuple[RebalancePlan, ...] = ()
+    hardware: HardwareQuestion | None = None
+    metrics: MetricSource | None = None
+    measured: MeasuredSteps | None = None
+
+    @property
+    def wants_bubbles(self) -> bool:
+        """Whether the idle time of stages is asked for."""
+        return self.bubbles or bool(self.schedules)
+
+    @property
+    def wants_experts(self) -> bool:
+        """Whether the loads of experts are asked for."""
+        return self.experts or bool(self.plans)
+
+    def refuse_measured(self, name: str, source: str) -> None:
+        """Raise SelectionError if steps without a profiler are given for the job `name`, which no profiler recorded."""
+        if self.measured is not None:
+            raise SelectionError(
+                f"--unprofiled is for recordings of torch.profiler; {short(name)} is {source}: leave it out"
+            )
+
+
+class Analysis(Struct, frozen=True, eq=False):
+    """One analysed job. `diagnosis`: what the report's findings and fixes were made of, with the changes that priced
+    them. `lanes`: of a pipeline, what single steps are drawn from; None for other jobs.
+    """
+
+    report: Report
+    diagnosis: Diagnosis
+    lanes: WorkerLanes | None = None
+
+
+def hardware_question(gpus: Sequence[str], gpu_from: str | None, precision: str | None) -> HardwareQuestion | None:
+    """What was asked about other GPUs, None if nothing was. Raises FormatError or SelectionError."""
+    if not gpus and gpu_from is None and precision is None:
+        return None
+    from tracekit.analysis.hardware.passport import HardwareQuestion
+
+    return HardwareQuestion.parse(gpus, gpu_from, precision)
+
+
+def measured_steps(unprofiled: Job | None) -> MeasuredSteps | None:
+    """The steps of a job that ran without a profiler. Raises SelectionError if `tracekit collect` did not record it."""
+    if unprofiled is None:
+        return None
+    from tracekit.analysis.gpu.measured_steps import MeasuredSteps
+
+    return MeasuredSteps.of(unprofiled.trace)

@@ -18,7 +18,7 @@ from tracekit.trace.model import TraceKind
 if TYPE_CHECKING:
     from tracekit.analysis.job.graph import GraphJob
     from tracekit.analysis.job.rl_job import RlJob
-    from tracekit.store.window import AnyTrace
+    from tracekit.store.catalogue_rows import AnyTrace
 
 
 def job_of(trace: AnyTrace, method: Method | str = Method.TRACEKIT) -> PipelineJob | GraphJob | RlJob:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from tracekit.analysis.job.analysis import Analysis, ReportOptions
-from tracekit.analysis.job.job import Exported, Job, PathLike, Progress
+from tracekit.analysis.job.job import Analysis, Exported, Job, PathLike, Progress, ReportOptions
 from tracekit.analysis.replay.method import Method
 from tracekit.base.text import short
 from tracekit.trace.canonical import Trace
@@ -21,9 +20,9 @@ from tracekit.trace.canonical import Trace
 if TYPE_CHECKING:
     from tracekit.analysis.attribution.attribution import Attribution
     from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
-    from tracekit.analysis.job.replayed import ReplayedJob
+    from tracekit.analysis.job.pipeline_report import ReplayedJob
     from tracekit.analysis.replay.engine import JobGraph, JobReplay
-    from tracekit.report.question import ByLabel, Question
+    from tracekit.report.questions import ByLabel, Question
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,7 +76,7 @@ class PipelineJob(Job):
 
     def lean(self) -> ReplayedJob:
         """Everything that `whatif` needs of the job, without its ops; dropping this job then frees their memory."""
-        from tracekit.analysis.job.replayed import ReplayedJob, published_graph
+        from tracekit.analysis.job.pipeline_report import ReplayedJob, published_graph
 
         return ReplayedJob(
             trace=self.trace.outline(),
@@ -129,7 +128,7 @@ class PipelineJob(Job):
         SelectionError if none of `steps` is in the job.
         """
         from tracekit.analysis.attribution.critical_path import critical_ops
-        from tracekit.analysis.whatif.paper import IDEAL, ORIGINAL, RECORDED
+        from tracekit.analysis.whatif.interventions import IDEAL, ORIGINAL, RECORDED
         from tracekit.analysis.whatif.timeline import timeline_frame
         from tracekit.trace.chrome import ExportedTimeline, write_chrome
 

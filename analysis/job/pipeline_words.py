@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tracekit.analysis.detectors.clock_error import SMALLEST_OFFSET_S
-from tracekit.analysis.graph.gaps import gaps_text
+from tracekit.analysis.detectors.trace_faults import SMALLEST_OFFSET_S
+from tracekit.analysis.graph.unrecorded import gaps_text
 from tracekit.analysis.replay.method import Method
 from tracekit.base.text import listed, seconds
 
 if TYPE_CHECKING:
     from tracekit.analysis.job.pipeline_report import AnalysedPipeline
-    from tracekit.report.clocks import WorkerClock
+    from tracekit.report.tables import WorkerClock
     from tracekit.trace.model import Worker
 
 #: The number of clocks to name.

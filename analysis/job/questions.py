@@ -16,15 +16,23 @@ from tracekit.analysis.attribution.by_label import attribute_by
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.means import saving_error_s
 from tracekit.analysis.replay.graph_replay import GraphReplay
-from tracekit.analysis.whatif.interventions import AddTime, Intervention, SetOps, Together, scaled_ops, step_times
-from tracekit.analysis.whatif.paper import ORIGINAL, addition
+from tracekit.analysis.whatif.interventions import (
+    ORIGINAL,
+    AddTime,
+    Intervention,
+    SetOps,
+    Together,
+    addition,
+    scaled_ops,
+    step_times,
+)
 from tracekit.analysis.whatif.selection import all_of, count_selected, masks_of
 from tracekit.analysis.whatif.selection_text import Term, checked_selection, parse_edit
 from tracekit.base.errors import SelectionError
-from tracekit.report.question import ByLabel, Question
+from tracekit.report.questions import ByLabel, Question
 
 if TYPE_CHECKING:
-    from tracekit.analysis.diagnosis.priced_fix import PricedFix
+    from tracekit.analysis.diagnosis.diagnosis import PricedFix
     from tracekit.analysis.evidence.graph_subject import GraphSubject
     from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 

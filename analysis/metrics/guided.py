@@ -8,24 +8,26 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
+import polars as pl
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tracekit.analysis.metrics.band import band_of
 from tracekit.analysis.metrics.effects import USUAL_BASIS, MetricEffect, TooLittleError, effect_of
-from tracekit.analysis.metrics.exporters import line_for
-from tracekit.analysis.metrics.mechanisms import (
+from tracekit.analysis.metrics.samples import (
     CPU_LIMIT,
     CPU_PRESSURE,
     ERRORS,
     LINK,
     MECHANISMS,
     Mechanism,
+    Samples,
+    TimeSpan,
     is_counter,
+    line_for,
+    short_host,
 )
-from tracekit.analysis.metrics.samples import Samples, TimeSpan, short_host
 from tracekit.base.text import short
-from tracekit.report.metrics import MetricTest, MetricVerdict
+from tracekit.report.hardware import Band, MetricTest, MetricVerdict
 
 #: An effect of this many standard errors is not chance.
 SIGNIFICANT = 6.0
@@ -223,3 +225,35 @@ def _device(name: str) -> str:
 
 def _figure(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+#: Points of a figure.
+_POINTS = 120
+#: How much is drawn on each side, as a multiple of the interval.
+_MARGIN = 1.0
+_LOW, _HIGH = 0.1, 0.9
+
+
+def band_of(
+    samples: Samples, metric: str, series: int, peers: Collection[str], window: TimeSpan, mechanism: Mechanism
+) -> Band:
+    """The series and its peers' around the interval."""
+    margin = _MARGIN * (window.until - window.since)
+    since, until = window.since - margin, window.until + margin
+    width = (until - since) / _POINTS
+    values = samples.of_metric(metric).filter(pl.col("time").is_between(since, until))
+    own = pl.col("series") == series
+    thinned = (
+        values.filter(own | pl.col("host").is_in(list(peers)))
+        .with_columns(value=pl.col("value") / mechanism.scale, point=((pl.col("time") - since) / width).floor())
+        .group_by("point")
+        .agg(
+            own=pl.col("value").filter(own).mean(),
+            low=pl.col("value").filter(~own).quantile(_LOW),
+            high=pl.col("value").filter(~own).quantile(_HIGH),
+        )
+        .sort("point")
+    )
+    time = (since + (thinned["point"] + 0.5) * width).to_list()
+    own_values, low, high = (thinned[name].round_sig_figs(5).to_list() for name in ("own", "low", "high"))
+    return Band(mechanism.unit, time, own_values, low, high, window.since, window.until)

@@ -1,21 +1,25 @@
-"""Samples of metrics as one columnar table, cleaned.
+"""Samples of metrics as one columnar table, cleaned; the mechanisms that metrics show, and metrics that are missing.
 
-In: frames with the columns of `COLUMNS`, in any order, from `tracekit.collectors.importers.metrics`. Out: `Samples`:
-series by number, without duplicates and values that are no numbers; rates of counters.
+In: frames with the columns of `COLUMNS`, in any order, from `tracekit.collectors.importers.metrics`, or what
+`tracekit collect` sampled. Out: `Samples`: series by number, without duplicates and values that are no numbers;
+rates of counters.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import polars as pl
 from msgspec import Struct
 
-from tracekit.analysis.metrics.mechanisms import is_counter
+from tracekit.base.text import short
+from tracekit.report.hardware import MechanismName, MissingMetric
+from tracekit.trace.canonical import SAMPLED
 
 #: `time`: seconds since 1970. `host`: as the exporter names it. `device`: GPU or port, null for the whole host. `uuid`:
 #: of the device, null if unknown. `value`: of counters, the total.
@@ -88,8 +92,8 @@ class Samples(Struct, frozen=True, eq=False, dict=True):
             full=hosts.str.to_lowercase(), short=pl.Series([short_host(host) for host in hosts], dtype=pl.String)
         )
         names: dict[str, set[str]] = {}
-        for short, full in named.select("short", "full").unique().iter_rows():
-            names.setdefault(short, set()).add(full)
+        for short_name, full in named.select("short", "full").unique().iter_rows():
+            names.setdefault(short_name, set()).add(full)
         of_keys = named.with_columns(series=pl.struct("short", "device", "metric").rank("dense") - 1).with_columns(
             pl.col("series").cast(pl.UInt32)
         )
@@ -207,3 +211,195 @@ class Samples(Struct, frozen=True, eq=False, dict=True):
             )
             .drop_nulls()
         )
+
+
+#: The name of such a source.
+RECORDING = "the recording"
+
+
+class SampledMetric(Struct, frozen=True):
+    """One metric. `frame`: its samples, with the columns of `COLUMNS`; `machines`: the name of each rank's machine."""
+
+    frame: pl.DataFrame
+    machines: Mapping[int, str]
+    name: str = RECORDING
+
+    def samples(
+        self, metrics: Collection[str] | None, window: TimeSpan | None, hosts: Collection[str] | None
+    ) -> pl.DataFrame:
+        """See `MetricSource`."""
+        del metrics, window, hosts
+        return self.frame
+
+
+def sampled_metrics(metadata: Mapping[str, Any]) -> Iterator[SampledMetric]:
+    """Yield the metrics in the metadata of a trace, without series that are none: anybody can write metadata."""
+    sampled = metadata.get(SAMPLED)
+    for metric, series in sampled.items() if isinstance(sampled, dict) else ():
+        frames, machines = [], dict[int, str]()
+        for machine, content in series.items() if isinstance(series, dict) else ():
+            try:
+                values = pl.DataFrame({name: content[name] for name in ("time", "value")}, strict=False)
+                ranks = [int(rank) for rank in content["ranks"]]
+            except (KeyError, TypeError, ValueError, pl.exceptions.PolarsError):
+                continue
+            named = values.with_columns(host=pl.lit(machine), metric=pl.lit(metric), device=None, uuid=None)
+            frames.append(named.select(pl.col(name).cast(kind, strict=False) for name, kind in COLUMNS.items()))
+            machines.update({rank: str(machine) for rank in ranks})
+        if frames:
+            yield SampledMetric(pl.concat(frames).drop_nulls(["time", "value"]), machines)
+
+
+ERRORS = "node_infiniband_port_errors_received_total"
+#: Counters of dcgm-exporter whose names do not say so, in Parquet and in version 3 of the exporter.
+_DCGM_COUNTER = "_VIOLATION"
+
+
+class Mechanism(Struct, frozen=True):
+    """One mechanism. `metrics`: the names that show it, the best one first. `slow`: -1 if slow machines have lower
+    values, 1 if higher ones. `excess`: from the effect, the logarithm of a ratio or the difference of rates, and the
+    value itself to how much longer the work takes. `what`, `unit`, `scale`: for sentences; values are divided by
+    `scale`.
+    """
+
+    name: MechanismName
+    metrics: tuple[str, ...]
+    slow: int
+    excess: Callable[[float, float], float]
+    what: str
+    unit: str
+    scale: float = 1.0
+
+
+def _of_ratio(effect: float, own: float) -> float:
+    del own
+    return float(np.expm1(-effect))
+
+
+def _of_share(effect: float, own: float) -> float:
+    """Work that waits for this share of the time takes 1 / (1 - share) as long, usually with a share less `effect`."""
+    return effect / (1 - min(own, 0.99))
+
+
+def _waiting(name: MechanismName, metric: str, what: str) -> Mechanism:
+    return Mechanism(name, (metric,), 1, _of_share, what, "% of the time", 0.01)
+
+
+CLOCK = Mechanism(MechanismName.CLOCK, ("DCGM_FI_DEV_SM_CLOCK",), -1, _of_ratio, "SM clock", "MHz")
+LINK = Mechanism(
+    MechanismName.LINK,
+    ("node_infiniband_rate_bytes_per_second", "node_network_speed_bytes"),
+    -1,
+    _of_ratio,
+    "link rate",
+    "GB/s",
+    1e9,
+)
+CPU_PRESSURE = _waiting(
+    MechanismName.CPU_PRESSURE, "node_pressure_cpu_waiting_seconds_total", "processes waiting for a CPU"
+)
+MEMORY_PRESSURE = _waiting(
+    MechanismName.MEMORY_PRESSURE, "node_pressure_memory_waiting_seconds_total", "processes waiting for memory"
+)
+IO_PRESSURE = _waiting(MechanismName.IO_PRESSURE, "node_pressure_io_waiting_seconds_total", "processes waiting for I/O")
+#: Recorded by `tracekit collect` alone. One cause of CPU pressure.
+CPU_LIMIT = _waiting(
+    MechanismName.CPU_LIMIT, "tracekit_cpu_throttled_seconds_total", "processes throttled by their CPU limit"
+)
+#: The mechanisms to try for a part of a rank, the usual one first.
+MECHANISMS = {
+    "compute": (CLOCK, CPU_LIMIT, CPU_PRESSURE),
+    "network": (LINK,),
+    "process": (CPU_PRESSURE, CPU_LIMIT, CLOCK, MEMORY_PRESSURE, IO_PRESSURE),
+}
+
+
+def metrics_of(parts: Iterable[str]) -> tuple[str, ...]:
+    """The metrics of exporters that tests of these parts of a rank read."""
+    mechanisms = dict.fromkeys(mechanism for part in parts for mechanism in MECHANISMS.get(part, ()))
+    names = [name for mechanism in mechanisms if mechanism is not CPU_LIMIT for name in mechanism.metrics]
+    return (*names, ERRORS) if LINK in mechanisms else tuple(names)
+
+
+def is_counter(metric: str) -> bool:
+    """Whether a metric only grows until it is reset."""
+    return metric.endswith(("_total", _DCGM_COUNTER))
+
+
+#: More hosts than this are counted, not listed.
+_MOST_LISTED = 4
+
+
+class _Needed(Struct, frozen=True):
+    """A metric, or others that do as well; the exporter, what to add to it, and what cannot be told without it."""
+
+    metrics: tuple[str, ...]
+    exporter: str
+    line: str
+    why: str
+
+
+_OF_DCGM = "dcgm-exporter"
+_OF_NODE = "node_exporter"
+_NEEDED = (
+    _Needed(
+        CLOCK.metrics,
+        _OF_DCGM,
+        "DCGM_FI_DEV_SM_CLOCK, gauge, SM clock frequency (in MHz).",
+        "slow computing cannot be confirmed or refuted",
+    ),
+    _Needed(
+        ("DCGM_FI_DEV_POWER_VIOLATION",),
+        _OF_DCGM,
+        "DCGM_FI_DEV_POWER_VIOLATION, counter, Throttling duration due to power constraints (in ns).",
+        "whether a low clock is due to power is unknown; the default file has the line as a comment",
+    ),
+    _Needed(
+        ("DCGM_FI_DEV_THERMAL_VIOLATION",),
+        _OF_DCGM,
+        "DCGM_FI_DEV_THERMAL_VIOLATION, counter, Throttling duration due to thermal constraints (in ns).",
+        "whether a low clock is due to heat is unknown; the default file has the line as a comment",
+    ),
+    _Needed(
+        LINK.metrics,
+        _OF_NODE,
+        "--collector.infiniband (the default, if there is such a card), or --collector.netclass on Ethernet",
+        "a slow network card cannot be confirmed or refuted",
+    ),
+    _Needed(
+        (ERRORS,),
+        _OF_NODE,
+        "--collector.infiniband (the default)",
+        "a slow network card cannot be refuted: errors slow it, too",
+    ),
+    _Needed(
+        CPU_PRESSURE.metrics,
+        _OF_NODE,
+        "--collector.pressure (the default), and psi=1 on the kernel's command line",
+        "a process that waits for a CPU cannot be confirmed or refuted",
+    ),
+)
+#: What a server is asked for where all metrics of a fleet are wanted.
+FLEET = (
+    *(metric for needed in _NEEDED for metric in needed.metrics),
+    "DCGM_FI_DEV_POWER_USAGE",
+    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
+    "ipmi_dcmi_power_consumption_watts",
+)
+
+
+def line_for(metric: str) -> str:
+    """What to add where to have a metric: "add to dcgm-exporter: DCGM_FI_DEV_SM_CLOCK, gauge, ..."."""
+    needed = next(each for each in _NEEDED if metric in each.metrics)
+    return f"add to {needed.exporter}: {needed.line}"
+
+
+def lacking(samples: Samples) -> Iterator[MissingMetric]:
+    """Yield the metrics that no host has, or not all hosts."""
+    for needed in _NEEDED:
+        having = samples.series.filter(samples.series["metric"].is_in(list(needed.metrics)))
+        without = sorted(samples.hosts - set(having["host"]))
+        if without:
+            hosts = ", ".join(map(short, without)) if len(without) <= _MOST_LISTED else f"{len(without)} hosts"
+            where = "on all hosts" if len(without) == len(samples.hosts) else f"on {hosts}"
+            yield MissingMetric(needed.metrics[0], needed.exporter, needed.line, f"{where}, {needed.why}")

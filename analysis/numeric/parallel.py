@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
@@ -63,3 +63,59 @@ def _pool(workers: int) -> ThreadPoolExecutor:
 
 
 os.register_at_fork(after_in_child=_pool.cache_clear)  # its threads stay with the parent
+
+
+Contribution = TypeVar("Contribution")
+Answer = TypeVar("Answer")
+Name = TypeVar("Name", bound=Hashable)
+
+
+class Whole:
+    """A job of which all steps are here."""
+
+    #: Whether other steps of the job are elsewhere.
+    divided = False
+
+    def agreed(self, part: Callable[[], Contribution], merge: Callable[[Sequence[Contribution]], Answer]) -> Answer:
+        """What `merge` makes of the `part` of each batch of steps, in the order of the steps."""
+        return merge([part()])
+
+
+#: The usual job.
+UNDIVIDED = Whole()
+
+
+class Asked(Exception):  # noqa: N818 - no error: it ends the work until the answer is known
+    """The next question about the whole job: the `part` of the steps that are here, and how to `merge` all parts."""
+
+    def __init__(self, part: Any, merge: Callable[[Sequence[Any]], Any]) -> None:
+        super().__init__(merge.__qualname__)
+        self.part, self.merge = part, merge
+
+
+class Divided(Whole):
+    """Some steps of a job. `answers`: to the first questions about the whole job, in their order; `asked`: how many of
+    them have been.
+    """
+
+    divided = True
+
+    def __init__(self, answers: Sequence[Any], asked: int = 0) -> None:
+        self.answers, self.asked = answers, asked
+
+    def agreed(self, part: Callable[[], Contribution], merge: Callable[[Sequence[Contribution]], Answer]) -> Answer:
+        """The next of the answers. Raises `Asked` if it is not known yet."""
+        if self.asked == len(self.answers):
+            raise Asked(part(), merge)
+        self.asked += 1
+        answer: Answer = self.answers[self.asked - 1]
+        return answer
+
+
+def by_name(parts: Sequence[Mapping[Name, Contribution]]) -> dict[Name, list[Contribution]]:
+    """The values of each name in the parts that have it, in their order."""
+    grouped: dict[Name, list[Contribution]] = {}
+    for part in parts:
+        for name, value in part.items():
+            grouped.setdefault(name, []).append(value)
+    return grouped

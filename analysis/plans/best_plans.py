@@ -1,23 +1,157 @@
-"""The best plan of a space, proven: whole splits are replayed in the order of their bounds until none is left below.
-
-In: a `PlanModel`. Out: `SearchResult`. Schedules and numbers of microbatches are searched side by side. Only splits
-whose bound is within a limit are made, and the limit rises until the best replayed plan is within it.
-"""
+"""The fastest plan that fits: bounds of all plans, replays of the best, in the order of their bounds."""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
+from functools import cached_property, lru_cache
 from math import comb
 from time import monotonic
 
 import numpy as np
+import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
+from tracekit.analysis.graph.dependency_graph import Template
 from tracekit.analysis.numeric.arrays import Floats, Ints
-from tracekit.analysis.plans.bounds import MOST_PARTS, Bounds
-from tracekit.analysis.plans.model import PlanModel, Space, TrainingPlan
-from tracekit.analysis.plans.replay import step_times
+from tracekit.analysis.plans.model import PlanModel, Reduction, Space, TrainingPlan, layers_of
 from tracekit.analysis.plans.stages import Stages
+from tracekit.analysis.replay.engine import JobReplay
+from tracekit.analysis.replay.kernel import Costs, replay_lanes
+from tracekit.trace.compute_order import Schedule, compute_order
+from tracekit.trace.model import Layout, OpKind
+
+#: First stages that are extended together, and those that a search keeps at most: with more, it is not complete.
+_TOGETHER, MOST_PARTS = 1 << 13, 1 << 17
+
+
+class Leaves(Struct, frozen=True, eq=False):
+    """Whole splits with their bounds, seconds. `dropped_s`: the least bound of those left out, for lack of memory or
+    time.
+    """
+
+    splits: Ints
+    bound_s: Floats
+    dropped_s: float
+
+
+class FirstStages(Struct, frozen=True, eq=False):
+    """First stages of plans, [parts]. `ends`: where each stage ends, [parts, stages so far]. `finish_s`: from the start
+    of the last backward of the last of these stages to the end of them all. `bound_s`: of all plans that begin so.
+    """
+
+    ends: Ints
+    finish_s: Floats
+    longest_forward_s: Floats
+    bound_s: Floats
+
+    def only(self, chosen: npt.NDArray[np.bool_] | Ints) -> FirstStages:
+        """Some of the parts."""
+        ends, finish_s, longest_s = self.ends[chosen], self.finish_s[chosen], self.longest_forward_s[chosen]
+        return FirstStages(ends, finish_s, longest_s, self.bound_s[chosen])
+
+
+class Bounds(Struct, frozen=True, eq=False, dict=True):
+    """Bounds of the plans of one schedule and number of microbatches; without the optimizer."""
+
+    cells: Stages
+
+    @cached_property
+    def last_backward_s(self) -> Floats:
+        """The earliest start of the last backward of each cell, seconds, [stages, layers + 1, layers + 1]."""
+        cells, count = self.cells, self.cells.model.stages
+        stage, rounds = np.arange(count)[:, None, None], self.cells.microbatches
+        until_f, until_b = cells.forwards_until, cells.backwards_until
+        forward, backward, transfer = cells.forward_s, cells.backward_s, cells.transfer_s
+        reached = until_f[None, :, None] + stage * transfer
+        own = reached + rounds * forward + (rounds - 1) * backward
+        behind = 2 * transfer * (count - 1 - stage)
+        ahead = (until_f[-1] - until_f) + (until_b[-1] - until_b)
+        both_until = until_f + until_b  # what the stage takes beyond its layers on the fastest stage: slow, recomputed
+        beyond = forward + backward - (both_until[None, :] - both_until[:, None])
+        trip = ahead[None, :, None] + behind + beyond
+        if cells.schedule is Schedule.GPIPE:
+            after = (until_b[-1] - until_b)[None, None, :] + transfer * (count - 1 - stage)
+            passed = until_f[-1] + transfer * (count - 1) + (rounds - 1) * (forward + backward)
+            return np.asarray(passed + after)
+        held = np.minimum(count - stage, rounds)
+        first_back = reached + trip + (rounds - 2) * backward + (rounds - held) * forward
+        trips = (rounds - 1) // held
+        others = rounds - 1 - trips * held  # microbatches that the stage alone sees through before these trips
+        cycles = reached + (trips + 1) * trip + others * (forward + backward) - backward
+        cycles = np.where(trips > 0, cycles, first_back)
+        return np.asarray(np.maximum(own, np.maximum(first_back, cycles)))
+
+    @cached_property
+    def _completions(self) -> tuple[Floats, Floats]:
+        """The least over all ways to fill the stages from each one on, by its first layer, [stages + 1, layers + 1].
+
+        First of the longest path through the last backward of the stage before the rest, counted from layer 0, then of
+        the longest one through their own reductions.
+        """
+        cells = self.cells
+        count, size = cells.model.stages, len(cells.model.layers) + 1
+        passed, stayed = np.full((2, count + 1, size), np.inf)
+        passed[count, -1] = stayed[count, -1] = -np.inf
+        for stage in range(count - 1, -1, -1):
+            start = np.where(cells.possible[stage], self.last_backward_s[stage], np.inf)
+            down = cells.backwards_until[:, None] + stage * cells.transfer_s
+            passed[stage] = np.maximum(start + cells.backward_s[stage] + down, passed[stage + 1]).min(axis=1)
+            stayed[stage] = np.maximum(start + cells.tail_s[stage], stayed[stage + 1]).min(axis=1)
+        return passed, stayed
+
+    @cached_property
+    def least_s(self) -> float:
+        """No plan takes less; infinite if none fits."""
+        return float(self._extended(self._nothing, 0, np.inf).bound_s.min(initial=np.inf))
+
+    @property
+    def _nothing(self) -> FirstStages:
+        return FirstStages(np.zeros((1, 0), np.int64), np.full(1, -np.inf), np.zeros(1), np.full(1, -np.inf))
+
+    def leaves(self, limit_s: float, most_parts: int, until: float = np.inf) -> Leaves:
+        """All splits with a bound of at most `limit_s`; beyond `most_parts` first stages, those of the least bounds;
+        none if it lasts until that `time.monotonic`.
+        """
+        parts, dropped_s = self._nothing, np.inf
+        for stage in range(self.cells.model.stages):
+            pieces: list[FirstStages] = []
+            for begin in range(0, len(parts.bound_s), _TOGETHER):
+                if monotonic() >= until:
+                    dropped_s = min(dropped_s, float(parts.bound_s.min()))
+                    pieces.clear()
+                    break
+                these = np.arange(begin, min(begin + _TOGETHER, len(parts.bound_s)))
+                pieces.append(self._extended(parts.only(these), stage, limit_s))
+            if not pieces:
+                return Leaves(np.zeros((0, self.cells.model.stages), np.int64), np.empty(0), dropped_s)
+            names = ("ends", "finish_s", "longest_forward_s", "bound_s")
+            parts = FirstStages(*(np.concatenate([getattr(piece, name) for piece in pieces]) for name in names))
+            if len(parts.bound_s) > most_parts:
+                best = np.argpartition(parts.bound_s, most_parts)
+                dropped_s = min(dropped_s, float(parts.bound_s[best[most_parts:]].min()))
+                parts = parts.only(best[:most_parts])
+        return Leaves(np.diff(parts.ends, axis=1, prepend=0), parts.bound_s, dropped_s)
+
+    def _extended(self, parts: FirstStages, stage: int, limit_s: float) -> FirstStages:
+        """The parts with one more stage, in all ways whose bound is within the limit."""
+        cells = self.cells
+        first = parts.ends[:, -1] if stage else np.zeros(len(parts.bound_s), np.int64)
+        part, end = np.nonzero(cells.possible[stage][first])
+        first = first[part]
+        backward, start = cells.backward_s[stage, first, end], self.last_backward_s[stage, first, end]
+        longest = np.maximum(parts.longest_forward_s[part], cells.forward_s[stage, first, end])
+        if cells.schedule is Schedule.GPIPE:  # the longest forward may be another stage's than the longest backward
+            start = start + (cells.microbatches - 1) * (longest - cells.forward_s[stage, first, end])
+        finish = np.maximum(parts.finish_s[part] + cells.transfer_s + backward, cells.tail_s[stage, first, end])
+        passed, stayed = self._completions
+        through = passed[stage + 1, end] - (cells.backwards_until[end] + stage * cells.transfer_s) + finish
+        bound = np.maximum(np.maximum(parts.bound_s[part], start + finish), np.maximum(through, stayed[stage + 1, end]))
+        chosen = np.flatnonzero(bound <= limit_s)
+        ends = np.concatenate([parts.ends[part[chosen]], end[chosen, None]], axis=1)
+        return FirstStages(ends, finish[chosen], longest[chosen], bound[chosen])
+
 
 #: The limit rises by this share of the least bound at first, then by twice as much each time.
 FIRST_RISE = 1e-3
@@ -170,3 +304,197 @@ def timed(model: PlanModel, plan: TrainingPlan) -> TimedPlan:
     """Any plan of a job, whatever its space and memory."""
     cells = cells_of(model, plan)
     return TimedPlan(plan, float(step_times(cells, np.array([plan.split]))[0]), memory_of(cells, plan))
+
+
+#: Extra cost of an end stage below this share of the stage is noise.
+SMALLEST_EXTRA = 0.02
+#: First stages of plans that a search for a split keeps at most: a report must not wait for the last percent.
+_PARTS = 1 << 12
+
+
+class StageModel(Struct, frozen=True, eq=False):
+    """Cost of stages, seconds per microbatch.
+
+    `layer_s`: forward and backward of one layer, [kinds]. `extra_s`: cost of a stage's last chunk (of the first stage:
+    of its first chunk) beyond its layers, [kinds, stages]. `layers`: current layers per stage. `slowness`: how much
+    slower the slowest worker of each stage is than its peers, [stages].
+    """
+
+    layers: tuple[int, ...]
+    layer_s: Floats
+    extra_s: Floats
+    chunks: int
+    slowness: Floats
+
+    def chunk_s(self, layers: tuple[int, ...]) -> Floats:
+        """Cost of each chunk with the split `layers`, seconds, [kinds, stages, chunks]."""
+        share = np.array(layers) / self.chunks
+        cost = np.repeat((self.layer_s[:, None] * share)[:, :, None], self.chunks, axis=2)
+        cost[:, 0, 0] += self.extra_s[:, 0]
+        if len(layers) > 1:
+            cost[:, -1, -1] += self.extra_s[:, -1]
+        return cost
+
+    @property
+    def of_layers_s(self) -> Floats:
+        """Seconds of each layer of the model, with embedding and loss on the first and the last, [kinds, layers]."""
+        seconds: Floats = np.repeat(self.layer_s[:, None], sum(self.layers), axis=1)
+        seconds[:, 0] += self.extra_s[:, 0]
+        if len(self.layers) > 1:
+            seconds[:, -1] += self.extra_s[:, -1]
+        return seconds
+
+    def plan_model(self, microbatches: int, schedule: Schedule) -> PlanModel:
+        """A search for the best split, all else as it is. A sample is a microbatch."""
+        stages, takes_s = len(self.layers), self.of_layers_s[[0, -1]]
+        whole = tuple((count,) for count in self.layers)
+        return PlanModel(
+            layers=layers_of(takes_s, np.zeros(2), np.zeros(takes_s.shape[1])),
+            stages=stages,
+            replicas=1,
+            samples=microbatches,
+            transfer_s=(0.0, 0.0),
+            reduce=Reduction(0.0, 0.0),
+            optimizer_s=0.0,
+            slowness=tuple(self.slowness.tolist()),
+            now=TrainingPlan(self.layers, schedule, microbatches, (False,) * stages, whole),
+            space=Space(split="free", buckets="one"),
+        )
+
+    def factor(self, layers: tuple[int, ...]) -> Floats:
+        """Cost with the split `layers` over current cost, [kinds, stages, chunks]."""
+        return self.chunk_s(layers) / self.chunk_s(self.layers)
+
+
+def stage_model(base_s: Floats, layers: tuple[int, ...]) -> StageModel:
+    """Fit the model to `base_s`, seconds per chunk [kinds, stages, chunks].
+
+    The cost of a layer is the median over the inner stages (with fewer than three stages: over all but the last). What
+    the end stages cost beyond it is embedding and loss.
+    """
+    total = base_s.sum(axis=2)
+    per_layer = total / np.array(layers)
+    inner = per_layer[:, 1:-1] if len(layers) >= 3 else per_layer[:, :1]
+    layer_s = np.median(inner, axis=1)
+    extra = total - layer_s[:, None] * np.array(layers)
+    extra[:, 1:-1] = 0.0
+    extra[np.abs(extra) < SMALLEST_EXTRA * total] = 0.0
+    return StageModel(layers, layer_s, np.maximum(extra, 0.0), base_s.shape[2], np.ones(len(layers)))
+
+
+class OneLane(Struct, frozen=True, eq=False, dict=True):
+    """Replays a step of one DP rank with one cost per (kind, stage, chunk), 1000 times faster than the whole job."""
+
+    template: Template
+    rows: Floats
+
+    @classmethod
+    def of(cls, replay: JobReplay) -> OneLane:
+        """The structure that most lanes of the job share, with every op at its ideal cost."""
+        blocks = replay.graph.blocks
+        number = max(range(len(blocks)), key=lambda number: blocks[number].start.size)
+        ideal = replay.durations.ideal[number]
+        return cls(blocks[number].template, ideal if ideal.ndim == 1 else ideal[:, 0])
+
+    @property
+    def microbatches(self) -> int:
+        """Microbatches of a step."""
+        _, kind, stage, chunk = self._cells
+        return max(int(((kind == 0) & (stage == 0) & (chunk == 0)).sum()), 1)
+
+    @cached_property
+    def _cells(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        kinds = [OpKind.FORWARD_COMPUTE.code, OpKind.BACKWARD_COMPUTE.code]
+        rows = np.flatnonzero(np.isin(self.template.kind, kinds))
+        kind = (self.template.kind[rows] == kinds[1]).astype(np.int64)
+        return rows, kind, self.template.pp_rank[rows].astype(np.int64), np.maximum(self.template.chunk[rows], 0)
+
+    def step_s(self, chunk_s: Floats) -> float:
+        """Step time, seconds, with forwards and backwards of `chunk_s` [kinds, stages, chunks] seconds."""
+        rows, kind, stage, chunk = self._cells
+        costs = self.rows.copy()
+        costs[rows] = chunk_s[kind, stage, np.minimum(chunk, chunk_s.shape[2] - 1)]
+        return float(replay_lanes(self.template, np.array([0, 1]), Costs.of_constant(costs))[0])
+
+
+def work_shares(work_s: Floats, slowness: Floats) -> Floats:
+    """Spread the same total work over the stages so that all take equally long, seconds [stages].
+
+    `work_s`: work of each stage per microbatch on a healthy worker, seconds [stages]; `slowness`: how many times longer
+    the slowest worker of each stage takes, [stages].
+    """
+    speed = 1 / slowness
+    shares: Floats = work_s.sum() * speed / speed.sum()
+    return shares
+
+
+def best_split(model: StageModel, lane: OneLane) -> tuple[int, ...]:
+    """The integer split with the shortest step, each stage with at least one layer.
+
+    Of the best splits of a plain pipeline, the one with the shortest replayed step: the job itself may be interleaved,
+    and exchanges more than activations.
+    """
+    plain = model.plan_model(lane.microbatches, Schedule.ONE_F_ONE_B)
+    candidates = [] if plain.problem else search(plain, None, most_parts=_PARTS).plans
+    splits = [model.layers, *(each.plan.split for each in candidates)]
+    return min(splits, key=lambda layers: lane.step_s(model.chunk_s(layers) * model.slowness[None, :, None]))
+
+
+#: Plans of one pass over the schedule: their times fit into the cache.
+_AT_ONCE = 4096
+
+
+def step_times(stages: Stages, splits: Ints) -> Floats:
+    """Step times of the plans with these splits, seconds, [plans]; `splits`: layers of each stage, [plans, stages]."""
+    ends = np.cumsum(splits, axis=1)
+    tail_s = stages.tail_s[np.arange(splits.shape[1]), ends - splits, ends].T
+    return np.asarray((last_backwards(stages, splits) + tail_s).max(axis=0) + stages.model.optimizer_s)
+
+
+def last_backwards(stages: Stages, splits: Ints) -> Floats:
+    """When the last backward of each stage of these plans starts, seconds, [stages, plans]."""
+    ends, stage = np.cumsum(splits, axis=1), np.arange(splits.shape[1])
+    forward_s, backward_s = (takes[stage, ends - splits, ends].T for takes in (stages.forward_s, stages.backward_s))
+    start_s: Floats = np.empty(forward_s.shape)
+    for begin in range(0, len(splits), _AT_ONCE):
+        chunk = slice(begin, begin + _AT_ONCE)
+        start_s[:, chunk] = _last_backwards(stages, forward_s[:, chunk], backward_s[:, chunk])
+    return start_s
+
+
+def _last_backwards(stages: Stages, forward_s: Floats, backward_s: Floats) -> Floats:
+    """`last_backwards`, by what a forward and a backward of each stage take, seconds, [stages, plans]."""
+    count, transfer_s = len(forward_s), stages.transfer_s
+    free, start = np.zeros_like(forward_s), np.zeros_like(forward_s)
+    arrives: dict[tuple[int, bool, int], Floats] = {}
+    for stage, is_forward, microbatch in _computes(stages.schedule, count, stages.microbatches):
+        begin, end = start[stage], free[stage]
+        needed = arrives.pop((stage, is_forward, microbatch), None)
+        np.copyto(begin, end) if needed is None else np.maximum(end, needed, out=begin)
+        np.add(begin, (forward_s if is_forward else backward_s)[stage], out=end)
+        follower = stage + 1 if is_forward else stage - 1
+        if 0 <= follower < count:
+            arrives[follower, is_forward, microbatch] = end + transfer_s
+    return start
+
+
+@lru_cache(64)
+def _computes(schedule: Schedule, stages: int, microbatches: int) -> tuple[tuple[int, bool, int], ...]:
+    """The computes (stage, forward or backward, microbatch) of a schedule, each after what it needs."""
+    return tuple(_in_order(schedule, stages, microbatches))
+
+
+def _in_order(schedule: Schedule, stages: int, microbatches: int) -> Iterator[tuple[int, bool, int]]:
+    layout = Layout(dp=1, pp=stages, tp=1)
+    waiting = [deque(compute_order(schedule, layout, microbatches, stage)) for stage in range(stages)]
+    done: set[tuple[int, bool, int]] = set()
+    while any(waiting):
+        for stage, computes in enumerate(waiting):
+            while computes:
+                forward, microbatch = computes[0].forward, computes[0].microbatch
+                before = stage - 1 if forward else stage + 1
+                if 0 <= before < stages and (before, forward, microbatch) not in done:
+                    break
+                computes.popleft()
+                done.add((stage, forward, microbatch))
+                yield stage, forward, microbatch

@@ -5,17 +5,31 @@ In: a `PlanModel`. Out: an `Optimum`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from operator import add
 from time import monotonic
 from typing import Any
 
-from tracekit.analysis.plans.best_plans import ROUNDING, SearchResult, TimedPlan, search, space_size, timed
-from tracekit.analysis.plans.front import front, least_memory_gb
-from tracekit.analysis.plans.model import PlanModel
-from tracekit.analysis.plans.settings import settings_of
+import numpy as np
+
+from tracekit.analysis.plans.best_plans import (
+    ROUNDING,
+    SearchResult,
+    TimedPlan,
+    cells_of,
+    last_backwards,
+    search,
+    space_size,
+    timed,
+)
+from tracekit.analysis.plans.model import PlanModel, TrainingPlan
 from tracekit.analysis.plans.stages import ROUNDING as OF_MEMORY
+from tracekit.analysis.plans.stages import Stages, buckets_of_size, sizes_of
 from tracekit.base.errors import SelectionError
-from tracekit.report.plans import FrontPlan, OptimizedPlan, Optimum, PlanTimes, Searched
+from tracekit.report.questions import FrontPlan, OptimizedPlan, Optimum, PlanSettings, PlanTimes, Searched
+from tracekit.trace.compute_order import Schedule
 
 #: A search ends after this time, the last share of which is for the front of time against memory.
 TIME_LIMIT_S, _OF_FRONT = 60.0, 1 / 3
@@ -99,3 +113,121 @@ def _columns(plan: TimedPlan, off_s: float = 0.0) -> dict[str, Any]:
 
 def _reason(model: PlanModel) -> str:
     return f"no plan fits into {model.memory_gb:g} GB; the smallest needs {least_memory_gb(model):.4g} GB"
+
+
+#: Sizes of memory that are tried.
+LIMITS = 12
+#: First stages of plans that each search keeps at most: a front need not be proven to the last percent.
+_PARTS = 1 << 14
+
+
+def least_memory_gb(model: PlanModel) -> float:
+    """The least memory that any plan of the space needs in its fullest stage, GB."""
+    kinds = [Stages(model, schedule, count, None) for schedule in model.schedules for count in model.microbatches]
+    return min(_least_of_kind(cells) for cells in kinds)
+
+
+def _least_of_kind(cells: Stages) -> float:
+    if cells.model.space.recompute == "fixed":
+        needed = np.where(cells.recompute, cells.memory[1], cells.memory[0])
+    else:
+        needed = cells.memory.min(axis=0)
+    needed = np.where(cells.allowed, needed, np.inf)
+    least = np.full(needed.shape[1], np.inf)  # of the stages from here on, by first layer
+    least[-1] = 0.0
+    for stage in range(len(needed) - 1, -1, -1):
+        least = np.maximum(needed[stage], least).min(axis=1)
+    return float(least[0])
+
+
+def front(model: PlanModel, best: SearchResult, until: float) -> list[TimedPlan]:
+    """The fastest plans by memory; none if memory is unknown. `best`: what was found within the limit of the model.
+
+    `until`: when to end, as `time.monotonic`; the searches have equal shares of what is left.
+    """
+    if not model.knows_memory:
+        return []
+    fastest = best.plans[:1] if model.memory_gb is None else _fastest(model, None, until, LIMITS + 1)
+    candidates = [*fastest, *best.plans[:1]]
+    most_gb = max((plan.memory_gb or 0.0 for plan in candidates), default=0.0)
+    limits = np.linspace(least_memory_gb(model), most_gb, LIMITS, endpoint=False).tolist() if candidates else []
+    for number, limit in enumerate(limits):
+        candidates += _fastest(model, limit, until, LIMITS - number)
+    points: list[TimedPlan] = []
+    for plan in sorted(candidates, key=lambda plan: (plan.memory_gb or 0.0, plan.step_time_s)):
+        if not points or plan.step_time_s < points[-1].step_time_s:
+            points.append(plan)
+    return points
+
+
+def _fastest(model: PlanModel, limit_gb: float | None, until: float, searches: int) -> list[TimedPlan]:
+    """The fastest plan within a limit, by the first of so many searches; none if none fits or time is up."""
+    left_s = until - monotonic()
+    if left_s <= 0:
+        return []
+    return search(model, limit_gb, most_parts=_PARTS, until=monotonic() + left_s / searches).plans[:1]
+
+
+#: Megatron-LM counts a bucket in gradients of full precision, bytes each.
+_BYTES = 4
+
+
+def settings_of(model: PlanModel, plan: TimedPlan, off_s: float) -> PlanSettings:
+    """The settings of a plan. `off_s`: seconds that it takes beyond what the model says."""
+    chosen, size_mb, step_s = plan.plan, model.bucket_cap_mb, plan.step_time_s
+    changes = model.replicas > 1 and model.space.buckets in ("free", "size")
+    if changes:
+        size_mb, step_s = _best_size(model, chosen)
+    again = np.flatnonzero(np.repeat(chosen.recompute, chosen.split)).tolist()
+    count = chosen.microbatches
+    words = f"  # {count} microbatch{'es' * (count > 1)}" + (f", recompute layers {again}" if again else "")
+    paste = {"DDP": "DistributedDataParallel(model)", "FSDP2": "", "Megatron": "", "torchtitan": ""}
+    if model.stages > 1:
+        name = "GPipe" if chosen.schedule is Schedule.GPIPE else "1F1B"
+        paste["torchtitan"] = f'parallelism.pipeline_parallel_schedule = "{name}"'
+        paste["Megatron"] = f"--pipeline-model-parallel-size {model.stages} "
+        if model.space.split == "free":
+            layout = "|".join("t" * layers for layers in chosen.split)
+            paste["Megatron"] += f"--pipeline-model-parallel-layout 'E{layout}L' "
+            paste["torchtitan"] += f"; parallelism.module_fqns_per_model_part = {json.dumps(_modules(chosen.split))}"
+    if changes and size_mb is not None:  # today's size needs no setting: its first bucket may be smaller
+        paste["Megatron"] += f"--overlap-grad-reduce --ddp-bucket-size {round(size_mb * (1 << 20) / _BYTES)}"
+        paste["DDP"] = f"bucket_cap_mb={size_mb:g}"
+        runs = [_runs(buckets) for buckets in chosen.buckets]
+        of_stage = f"{runs}[stage]" if model.stages > 1 else str(runs[0])
+        paste["FSDP2"] = f"for run in {of_stage}: fully_shard([layers[i] for i in run])"
+    if chosen.schedule is Schedule.GPIPE and model.stages > 1:
+        del paste["Megatron"]  # which has no GPipe
+    return PlanSettings(size_mb, step_s + off_s, list(chosen.split), chosen.microbatches, again,
+                        {name: text.rstrip() + words for name, text in paste.items() if text})  # fmt: skip
+
+
+def _runs(buckets: Sequence[int]) -> list[list[int]]:
+    """The layers of each bucket of a stage, counted from the first layer of the stage."""
+    ends = (sum(buckets) - np.cumsum([0, *buckets])).tolist()
+    return [list(range(first, end)) for end, first in pairwise(ends)]
+
+
+def _modules(split: Sequence[int]) -> list[list[str]]:
+    """The modules of each stage of a model of torchtitan."""
+    ends = np.cumsum(split).tolist()
+    stages = [[f"layers.{layer}" for layer in range(end - count, end)] for count, end in zip(split, ends, strict=True)]
+    stages[0].insert(0, "tok_embeddings")
+    stages[-1] += ["norm", "output"]
+    return stages
+
+
+def _best_size(model: PlanModel, plan: TrainingPlan) -> tuple[float, float]:
+    """The size of buckets with the shortest step, the largest of equals, MB, and that step, seconds."""
+    cells, gradients = cells_of(model, plan), model.of_layers("gradient_mb")
+    starts_s, ends = last_backwards(cells, np.array([plan.split]))[:, 0].tolist(), np.cumsum(plan.split)
+    of_stages = [part.tolist() for part in np.split(gradients, ends[:-1])]
+
+    def step_s(size_mb: float) -> float:
+        tails = (
+            cells.tail_of(stage, end, buckets_of_size(of_stages[stage], size_mb, size_mb), plan.recompute[stage])
+            for stage, end in enumerate(ends.tolist())
+        )
+        return float(max(map(add, starts_s, tails)) + model.optimizer_s)
+
+    return min(((size, step_s(size)) for size in sizes_of(gradients.tolist())), key=lambda each: each[1])

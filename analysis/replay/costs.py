@@ -7,7 +7,7 @@ delay = recorded start - latest recorded end of the ops that it waits for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,21 +15,21 @@ import numpy as np
 from msgspec import Struct
 
 from tracekit.analysis import native
-from tracekit.analysis.graph.dependency_graph import DependencyGraph
-from tracekit.analysis.graph.labels import LabelledBlock, LabelledGraph
-from tracekit.analysis.graph.rules.gathering import HOST_KINDS
-from tracekit.analysis.graph.rules.posting import Posting
-from tracekit.analysis.graph.template import Template
+from tracekit.analysis.graph.compiled import LabelledBlock, LabelledGraph
+from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph, Template
+from tracekit.analysis.graph.lanes import StructureKey
+from tracekit.analysis.graph.op_grid import paired_rows
+from tracekit.analysis.graph.posting import HOST_KINDS, Posting
 from tracekit.analysis.numeric import parallel
-from tracekit.analysis.numeric.arrays import Bools, Floats
-from tracekit.analysis.numeric.whole import UNDIVIDED, Whole
-from tracekit.analysis.replay.calls import separate_transfers
+from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
+from tracekit.analysis.numeric.parallel import UNDIVIDED, Whole, by_name
+from tracekit.analysis.numeric.robust import lower_median, lower_quantile
 from tracekit.analysis.replay.ideal import ideal_rows
 from tracekit.analysis.replay.method import Method
-from tracekit.trace.model import DP_COLLECTIVES
+from tracekit.trace.model import DP_COLLECTIVES, OpKind
 
 if TYPE_CHECKING:
-    from tracekit.analysis.graph.fold import FoldedGraph
+    from tracekit.analysis.graph.op_graph import FoldedGraph
 
 #: Clocks differ: a transfer or delay down to this far below zero is kept, so that the replay reproduces the recording;
 #: one below that is set to 0 and counted.
@@ -76,7 +76,7 @@ def measure_durations(graph: DependencyGraph, method: Method = Method.TRACEKIT, 
 
 def measure_op_durations(graph: FoldedGraph) -> Durations:
     """Split every recorded duration of an op graph into the op's own cost and waiting."""
-    from tracekit.analysis.replay.ideal_of_peers import ideals_of_peers
+    from tracekit.analysis.replay.ideal import ideals_of_peers
 
     return _split(graph, lambda costs: ideals_of_peers(graph, costs))
 
@@ -143,3 +143,102 @@ def _launch_delays(block: LabelledBlock) -> tuple[Floats, int]:
         clamped = int(np.count_nonzero(low & block.present))
         delay[low] = 0.0
     return delay, clamped
+
+
+#: The usual transfer of a link is one of its fastest: with virtual stages, nearly all others wait for one of their
+#: call.
+USUAL_SHARE = 0.05
+#: Transfers up to this many times the usual keep their measured time.
+LONG_FACTOR = 2.0
+#: The end of a call is explained if it is met to this share of a transfer, and to this many seconds.
+UNEXPLAINED_SHARE, UNEXPLAINED_S = 0.5, 50e-6
+
+
+def separate_transfers(blocks: Sequence[Block], costs: Sequence[Floats], whole: Whole = UNDIVIDED) -> None:
+    """Subtract from the transfers in `costs`, [rows, lanes] per block, the time that their calls waited for others."""
+    of_blocks = (
+        _Calls(block, cost) for block, cost in zip(blocks, costs, strict=True) if block.structure.call is not None
+    )
+    calls = {one.block.key: one for one in of_blocks if len(one.send)}
+    usual = whole.agreed(lambda: {key: one.usual for key, one in calls.items()}, _usual_of_links)
+    hidden = {key: of_link > LONG_FACTOR * lower_median(of_link, 0) for key, of_link in usual.items()}
+    if any(mask.any() for mask in hidden.values()):
+        # unless such a link is slow itself, and some calls end with its transfers
+        assumed = {key: np.where(hidden[key], lower_median(of_link, 0), of_link) for key, of_link in usual.items()}
+        ending = whole.agreed(lambda: {key: one.ending(assumed[key]) for key, one in calls.items()}, _end_calls)
+        usual = {key: np.where(hidden[key] & ~ending[key], assumed[key], usual[key]) for key in usual}
+    for key, of_block in calls.items():
+        slow = of_block.unexplained(usual[key])
+        of_block.cost[of_block.send] = of_block.cost[of_block.recv] = np.where(
+            slow, of_block.measured, of_block.quick(usual[key])
+        )
+
+
+def _usual_of_links(parts: Sequence[Mapping[StructureKey, Floats]]) -> dict[StructureKey, Floats]:
+    """The usual transfer time of each link on all lanes, seconds, [links], from `_Calls.usual` of batches of steps."""
+    return {key: lower_median(np.concatenate(some, axis=1), 1) for key, some in by_name(parts).items()}
+
+
+def _end_calls(parts: Sequence[Mapping[StructureKey, tuple[Ints, Ints, int]]]) -> dict[StructureKey, Bools]:
+    """Links whose transfers end some calls, [links], from `_Calls.ending` of batches of steps."""
+    ending = {}
+    for key, of_batches in by_name(parts).items():
+        links, late, lanes = zip(*of_batches, strict=True)
+        share = np.bincount(links[0], np.sum(late, axis=0) / sum(lanes))
+        ending[key] = share >= USUAL_SHARE * np.bincount(links[0])
+    return ending
+
+
+class _Calls:
+    """The transfers of a block that are parts of calls, and their `measured` time, seconds, [transfers, lanes].
+
+    `link`: of each transfer. `usual`: the usual transfer time of each link in each lane, seconds, [links, lanes]. If
+    all transfers of a link share their calls with slow ones, its lane does not show how fast they are; those of the
+    same link in other lanes do.
+    """
+
+    def __init__(self, block: Block, cost: Floats) -> None:
+        assert block.structure.call is not None, "only blocks with calls"
+        self.block, self.cost, self.call = block, cost, block.structure.call
+        self.send, self.recv = _pairs(block, self.call)
+        self.measured = np.minimum(cost[self.send], cost[self.recv])
+        forward = block.template.kind[self.send] == OpKind.FORWARD_SEND.code
+        links, self.link = np.unique(block.template.pp_rank[self.send] * np.int64(2) + forward, return_inverse=True)
+        of_links = [lower_quantile(self.measured[self.link == at], 0, USUAL_SHARE) for at in range(len(links))]
+        self.usual = np.maximum(np.stack(of_links), 0.0) if of_links else np.empty((0, block.lanes))
+
+    def _own(self, most: Floats) -> Floats:
+        """The usual time of the link of each transfer, seconds, [transfers, lanes]. `most`: of each link."""
+        return np.minimum(self.usual, most[:, None])[self.link]
+
+    def quick(self, most: Floats) -> Floats:
+        """The time of transfers that are about as fast as usual, seconds, [transfers, lanes]. `most`: as in `_own`."""
+        own = self._own(most)
+        return np.where(self.measured <= LONG_FACTOR * own, self.measured, own)
+
+    def ending(self, most: Floats) -> tuple[Ints, Ints, int]:
+        """The link of each transfer, in how many lanes it is unexplained, and the number of lanes."""
+        return self.link, self.unexplained(most).sum(axis=1), self.block.lanes
+
+    def unexplained(self, most: Floats) -> Bools:
+        """Transfers that must be slow: their two calls end later than any quick transfer explains, [transfers, lanes].
+
+        `most`: as in `_own`.
+        """
+        block, call, quick = self.block, self.call, self.quick(most)
+        begin = np.maximum(block.start[self.send], block.start[self.recv])
+        shape = (int(call.max()) + 1, block.lanes)
+        explained, recorded, slack = (np.full(shape, -np.inf) for _ in range(3))
+        for rows in (self.send, self.recv):
+            np.maximum.at(explained, call[rows], begin + quick)
+            np.maximum.at(recorded, call[rows], block.start[rows] + block.duration[rows])
+            np.maximum.at(slack, call[rows], UNEXPLAINED_SHARE * self._own(most) + UNEXPLAINED_S)
+        late = recorded > explained + slack
+        return np.asarray(late[call[self.send]] & late[call[self.recv]])
+
+
+def _pairs(block: Block, call: Ints) -> tuple[Ints, Ints]:
+    """Rows of the sends and of the receives that belong to calls."""
+    send, recv = paired_rows(block.template)
+    real = (call[send] >= 0) & (call[recv] >= 0)
+    return send[real], recv[real]

@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tracekit.analysis.graph.labels import LabelledBlock, LabelledGraph
+from tracekit.analysis.graph.compiled import LabelledBlock, LabelledGraph
 from tracekit.analysis.numeric import parallel
 from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s
 from tracekit.analysis.replay.costs import Durations
@@ -28,10 +28,10 @@ from tracekit.analysis.replay.kernel import (
     replay_meeting_lanes,
     replay_timelines,
 )
-from tracekit.base.time_limit import check_time
+from tracekit.base.limits import check_time
 
 if TYPE_CHECKING:
-    from tracekit.analysis.graph.fold import FoldedGraph
+    from tracekit.analysis.graph.op_graph import FoldedGraph
 
 #: With fewer lanes than this, walking the graph takes longer than replaying them; so many replays run side by side.
 FEW_LANES, CHOICES_SIDE_BY_SIDE = 8, 16

@@ -11,10 +11,8 @@ from typing import ClassVar
 import numpy as np
 
 from tracekit.analysis.numeric.arrays import Bools, Floats
-from tracekit.analysis.rl.account import Loss, LossTime, RlAccount, Run, Sides, ToolsBound
-from tracekit.analysis.rl.differing import unlike
-from tracekit.analysis.rl.rl_run import NO_TRAINING, SIDE_BY_SIDE, Assumed, PostTrainingRun, contradiction
-from tracekit.analysis.rl.scenario import Scenario
+from tracekit.analysis.rl.account import Loss, LossTime, RlAccount, Run, Sides, ToolsBound, unlike
+from tracekit.analysis.rl.rl_run import NO_TRAINING, SIDE_BY_SIDE, Assumed, PostTrainingRun, Scenario, contradiction
 from tracekit.trace.post_training import ROLLOUT_IDLE, TOOL_CALLS, TOOLS, TRAINER_IDLE, TRAINER_WAIT, PhaseLog, StepTime
 
 

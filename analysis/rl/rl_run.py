@@ -1,25 +1,31 @@
-"""A run of post-training that can be replayed, whatever was recorded of it.
+"""A run of post-training that can be replayed, whatever was recorded of it, and the changes that have prices.
 
-In: nothing. Out: `PostTrainingRun`, the interface of `LoggedRun` (phases as logged) and `TimedRun` (recorded times).
+In: text, for a `Scenario`. Out: `PostTrainingRun`, the interface of `LoggedRun` (phases as logged) and `TimedRun`
+(recorded times), and `Loop`: generation j begins once generation j-1 and the sync of step j-1-k have ended, where k is
+the staleness; training j begins once reward j and sync j-1 have.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence, Set
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import msgspec
 import numpy as np
 from msgspec import Struct
 
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.means import saving_error_s
 from tracekit.analysis.rl.account import UNEXPLAINED, Loss, LossTime, PhaseTime, Price, RlAccount, leading
-from tracekit.analysis.rl.scenario import Scenario
+from tracekit.base.errors import SelectionError
+from tracekit.base.text import quoted
 
 if TYPE_CHECKING:
-    from tracekit.analysis.rl.generation import Generations
+    from tracekit.analysis.rl.timed import Generations
 
 #: Phases that exceed the step by this share contradict it.
 CONTRADICTION = 0.01
@@ -154,3 +160,151 @@ def contradiction(phases_s: float, step_s: float) -> str | None:
         f"the phases of a step take {phases_s:.2f} s, {phases_s / step_s - 1:.1%} more than the step itself:"
         " they overlap, or the timers are of different steps"
     )
+
+
+#: What is priced if nothing is asked for; without trajectories, the first alone.
+USUAL = ("staleness=1", "partial=0.9", "longest-first")
+#: ... and more engines by this share, if requests queue.
+_MORE_ENGINES = 0.25
+_WORDS = re.compile(
+    r"staleness=(?P<staleness>-?\d{1,18})|partial=(?P<partial>[-+\w.]+)|engines=(?P<engines>-?\d{1,18})"
+    r"|split=(?P<rollout>-?\d{1,18}):(?P<trainer>-?\d{1,18})|(?P<longest_first>longest-first)"
+    r"|generate=(?P<generate>[-+\w.]+)|train=(?P<train>[-+\w.]+)"
+)
+_MOST_STEPS, _MOST_GPUS = 9_999, 999_999
+
+
+def more_engines(engines: int) -> int:
+    """The number of engines to price where requests queue."""
+    return math.ceil(engines * (1 + _MORE_ENGINES))
+
+
+class Without(Struct, frozen=True):
+    """A run without one of its losses."""
+
+    loss: Loss
+
+
+class Scenario(Struct, frozen=True):
+    """A run changed in some ways; None: as recorded.
+
+    `staleness`: steps that the weights of a generation may lag behind. `partial`: share of its requests after which a
+    generation ends. `engines`: their number. `rollout`, `trainer`: GPUs of each. `longest_first`: requests start and
+    are dealt out by length. `generate_s`, `train_s`: seconds that these phases take.
+    """
+
+    text: str
+    staleness: int | None = None
+    partial: float | None = None
+    engines: int | None = None
+    rollout: int | None = None
+    trainer: int | None = None
+    longest_first: bool = False
+    generate_s: float | None = None
+    train_s: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Scenario:
+        """Read a scenario. Raises SelectionError."""
+        settings: dict[str, str] = {}
+        for part in re.split(r",| \+ ", text):
+            match = _WORDS.fullmatch(part.strip())
+            if match is None:
+                raise SelectionError(
+                    f"{quoted(text)}: {quoted(part)} is none of staleness=K, partial=Q, engines=N, split=A:B,"
+                    " longest-first, generate=S, train=S"
+                )
+            stated = {key: value for key, value in match.groupdict().items() if value is not None}
+            if not settings.keys().isdisjoint(stated):
+                raise SelectionError(f"{quoted(text)}: {quoted(part)} states once more what is stated before")
+            settings |= stated
+
+        def whole(key: str, least: int, most: int) -> int | None:
+            value = int(settings[key]) if key in settings else None
+            if value is not None and not least <= value <= most:
+                raise SelectionError(f"{quoted(text)}: {value} is not in the range {least} to {most:,}")
+            return value
+
+        def real(key: str, most: float) -> float | None:
+            try:
+                value = float(settings[key]) if key in settings else None
+            except ValueError:
+                value = math.nan
+            if value is not None and not 0 < value <= most:
+                raise SelectionError(f"{quoted(text)}: {settings[key]} is not a number above 0 and at most {most:g}")
+            return value
+
+        return cls(
+            text,
+            staleness=whole("staleness", 0, _MOST_STEPS),
+            partial=real("partial", 1.0),
+            engines=whole("engines", 1, _MOST_GPUS),
+            rollout=whole("rollout", 1, _MOST_GPUS),
+            trainer=whole("trainer", 1, _MOST_GPUS),
+            longest_first="longest_first" in settings,
+            generate_s=real("generate", 1e12),
+            train_s=real("train", 1e12),
+        )
+
+    @property
+    def regenerates(self) -> bool:
+        """Whether the generation itself has to be replayed."""
+        return bool(self.partial or self.engines or self.rollout or self.longest_first)
+
+
+class Gpus(Struct, frozen=True):
+    """GPUs of the rollout and of the trainer, as recorded."""
+
+    rollout: int
+    trainer: int
+
+    @classmethod
+    def parse(cls, text: str) -> Gpus:
+        """Read `rollout=A,trainer=B`. Raises SelectionError."""
+        match = re.fullmatch(r"rollout=([1-9]\d{0,5}),trainer=([1-9]\d{0,5})", text.replace(" ", ""))
+        if match is None:
+            raise SelectionError(f"--gpus {quoted(text)}: expected the GPUs of both roles, such as rollout=6,trainer=2")
+        return cls(int(match[1]), int(match[2]))
+
+
+#: Steps at the beginning that are no part of a mean: a run starts with empty pipelines.
+WARM_UP = 2
+
+
+class Loop(Struct, frozen=True, eq=False):
+    """A run. All arrays are [steps], in seconds.
+
+    `generate_late`, `train_late`: what generation and training start later than the rule says; replays keep it.
+    `reward`: from the end of the generation to that of the reward; `train`: from the start of the training to that of
+    the sync.
+    """
+
+    generate: Floats
+    reward: Floats
+    train: Floats
+    sync: Floats
+    generate_late: Floats
+    train_late: Floats
+    staleness: int
+
+    def replace(self, **changed: Floats | int) -> Loop:
+        """The same loop with some durations changed."""
+        return msgspec.structs.replace(self, **changed)
+
+    def step_times(self) -> Floats:
+        """The replayed steps after the warm-up, from the end of a sync to that of the next."""
+        return np.diff(self.sync_ends())[WARM_UP - 1 :]
+
+    def sync_ends(self) -> Floats:
+        """When each sync ends, from the start of the first generation."""
+        synced: list[float] = []
+        generated = last_sync = 0.0
+        columns = (self.generate, self.reward, self.train, self.sync, self.generate_late, self.train_late)
+        for number, (generate, reward, train, sync, generate_late, train_late) in enumerate(
+            zip(*(column.tolist() for column in columns), strict=True)
+        ):
+            weights = synced[number - 1 - self.staleness] if number > self.staleness else 0.0
+            generated = max(generated, weights) + generate_late + generate
+            last_sync = max(generated + reward, last_sync) + train_late + train + sync
+            synced.append(last_sync)
+        return np.array(synced)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 import numpy as np
 from msgspec import Struct
 
-from tracekit.analysis.graph.labels import Mask
+from tracekit.analysis.graph.compiled import Mask
 from tracekit.analysis.graph.op_grid import GridPart
 from tracekit.analysis.numeric import parallel
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
@@ -25,10 +25,10 @@ from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.replay.kernel import Timeline
 from tracekit.analysis.whatif.overlay import ChangedRows, CostOverlay
-from tracekit.analysis.whatif.selection import Selection
+from tracekit.analysis.whatif.selection import Selection, everything
 
 if TYPE_CHECKING:
-    from tracekit.analysis.graph.fold import FoldedGraph
+    from tracekit.analysis.graph.op_graph import FoldedGraph
 
 
 class Intervention(Protocol):
@@ -330,3 +330,31 @@ def _scale(matrices: Sequence[ChangedRows], parts: Iterable[GridPart]) -> None:
             matrices[part.block].scale(part)
         elif rows.any():
             matrices[part.block].scale(GridPart(part.block, part.rows[rows], part.values[rows]))
+
+
+Changes = tuple[Intervention, ...]
+
+_STEPS_ALONE: Changes = (NoStalls(), NoOverlap())
+#: The job as it ran, without launch delays.
+ORIGINAL: Changes = (NoDelays(), *_STEPS_ALONE)
+#: Every op at its ideal cost, without launch delays.
+IDEAL: Changes = (Idealise(everything()), *ORIGINAL)
+
+
+def delayed(selection: Selection) -> Changes:
+    """The job as it ran, with the launch delays of the selection only."""
+    return (OnlyDelays(selection), *_STEPS_ALONE)
+
+
+#: The job as it ran, with all launch delays.
+RECORDED = delayed(everything())
+
+
+def removal(selection: Selection) -> Changes:
+    """The original job with the selection ideal: what fixing the selection would save."""
+    return (Idealise(selection), *ORIGINAL)
+
+
+def addition(selection: Selection) -> Changes:
+    """The ideal job with the selection as recorded: what the selection costs alone (S_x in the paper)."""
+    return (Idealise(~selection), *ORIGINAL)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from msgspec import Struct, field
 
-from tracekit.analysis.graph.labels import Mask
+from tracekit.analysis.graph.compiled import Mask
 from tracekit.analysis.graph.op_grid import GridPart
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.replay.graph_replay import GraphReplay
@@ -23,7 +23,7 @@ from tracekit.analysis.whatif.selection import Context, Selection
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from tracekit.analysis.graph.fold import FoldedGraph
+    from tracekit.analysis.graph.op_graph import FoldedGraph
 
 
 class ChangedRows(Struct):

@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import Struct
 
+from tracekit.analysis.graph.compiled import Mask
 from tracekit.analysis.graph.dependency_graph import DependencyGraph
-from tracekit.analysis.graph.labels import Mask
 from tracekit.analysis.graph.op_grid import GridPart
-from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
-from tracekit.analysis.numeric.codes import combinations, dense
-from tracekit.analysis.replay.ideal import OCCASIONAL, OCCASIONAL_BY_STAGE
-from tracekit.analysis.replay.ideal_of_peers import fill_an_axis
+from tracekit.analysis.numeric.arrays import Bools, Floats, Ints, combinations, dense
+from tracekit.analysis.replay.ideal import OCCASIONAL, OCCASIONAL_BY_STAGE, fill_an_axis
 from tracekit.analysis.whatif.interventions import SetParts
 from tracekit.trace.model import KINDS, OpKind
 

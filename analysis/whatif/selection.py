@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct, StructMeta, field
 
-from tracekit.analysis.graph.labels import (
+from tracekit.analysis.graph.compiled import (
     Label,
     LabelledBlock,
     LabelledGraph,
@@ -26,9 +26,8 @@ from tracekit.analysis.graph.labels import (
 )
 from tracekit.analysis.replay.costs import Durations
 from tracekit.base.errors import SelectionError
-from tracekit.base.patterns import search
+from tracekit.base.limits import check_time, search
 from tracekit.base.text import did_you_mean
-from tracekit.base.time_limit import check_time
 from tracekit.trace.model import OpKind, Worker
 
 

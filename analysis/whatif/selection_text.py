@@ -21,12 +21,12 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from tracekit.analysis.graph.labels import MOST_SHOWN, LabelledGraph, label_values, shown_values
+from tracekit.analysis.graph.compiled import MOST_SHOWN, LabelledGraph, label_values, shown_values
 from tracekit.analysis.replay.costs import Durations
 from tracekit.analysis.whatif import selection as select
 from tracekit.analysis.whatif.selection import Selection, all_of, count_selected
 from tracekit.base.errors import SelectionError
-from tracekit.base.patterns import check_pattern
+from tracekit.base.limits import check_pattern
 from tracekit.trace.model import KINDS, Worker, kind_groups
 
 _TOKEN = re.compile(r"[()]|[^\s()=]+")

@@ -1,14 +1,12 @@
-"""Dumps of PyTorch's flight recorder: a folder with one file per rank in, a `FlightRecord` out.
-
-NCCL's recorder and gloo's, pickles and JSON, versions 2.1 to 2.10, and the files that `tracekit collect --hang-after`
-writes. A rank without a file, an empty file or a torn one is evidence in a hang, so none of them is an error.
-"""
+"""Dumps of PyTorch's flight recorder: a folder with one file per rank in, a `FlightRecord` out."""
 
 from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +15,21 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit.base.errors import FormatError
-from tracekit.base.text import printable, short
-from tracekit.collectors.importers.flight_recorder_entries import Entry, checked_entries, whole_number
-from tracekit.collectors.importers.flight_recorder_file import UnreadableError, bounded_memory, is_newer, read_dump
-from tracekit.collectors.importers.flight_recorder_groups import MOST_RANKS
-from tracekit.collectors.importers.flight_recorder_rows import DumpRows, take_operations, take_statuses
-from tracekit.trace.dumps import OPERATIONS, STATUSES, DumpedGroup, FlightRecord, RankDump
+from tracekit.base.text import printable, quoted, short
+from tracekit.collectors.importers.flight_recorder_entries import (
+    COALESCED,
+    Entry,
+    ImpossibleError,
+    UnreadableError,
+    bounded_memory,
+    checked_entries,
+    elements,
+    first_dtype,
+    is_newer,
+    read_dump,
+    whole_number,
+)
+from tracekit.trace.dumps import OPERATIONS, STATUSES, DumpedGroup, FlightRecord, Progress, RankDump
 
 #: Dumps whose newest operations are further apart hardly show the same hang: no timeout of PyTorch is longer.
 FAR_APART_S = 1800.0
@@ -257,3 +264,292 @@ def _far_apart(operations: pl.DataFrame) -> list[str]:
     first, last = newest["rank"][0], newest["rank"][-1]
     why = "dumps of two attempts, or of hosts whose clocks differ"
     return [f"the newest operations of rank {first} and rank {last} are {apart_s:,.0f} s apart: {why}"]
+
+
+_NUMBER = re.compile(r"\d+")
+_CUT = "..."
+#: No job has more ranks.
+MOST_RANKS = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """Identity of a group: its description, its members as stated (its name if they are not), and its number among such
+    groups of one rank.
+    """
+
+    description: str
+    members: str
+    occurrence: int
+
+
+@dataclass(slots=True)
+class GroupTable:
+    """Collects the groups of all dumps; `finish` returns their members."""
+
+    _keys: dict[_Key, int] = field(default_factory=dict)
+    _stated: dict[_Key, tuple[int, ...]] = field(default_factory=dict)
+    _seen_on: defaultdict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+
+    def add(self, rank: int, config: Mapping[Any, Any]) -> dict[str, int]:
+        """Take the `pg_config` of a rank; returns the group of each of its names, in order of creation.
+
+        Raises ValueError if no job has such members.
+        """
+        groups: dict[str, int] = {}
+        times: Counter[tuple[str, str]] = Counter()
+        for name in sorted(map(str, config), key=creation):
+            about = config[name]
+            members = about.get("ranks")
+            if not members or members == "[]":  # gloo's recorder does not record groups
+                continue
+            stated = (str(about.get("desc", "")), members if isinstance(members, str) else str(list(members)))
+            groups[name] = self._place(rank, _Key(*stated, times[stated]))
+            times[stated] += 1
+        return groups
+
+    def add_named(self, rank: int, name: str, description: str) -> int:
+        """Add a group whose members the dump does not state; every rank that uses the name is a member."""
+        return self._place(rank, _Key(description, f"name {name}", 0))
+
+    def _place(self, rank: int, key: _Key) -> int:
+        if key not in self._keys:
+            self._stated[key] = _stated(key.members)
+        place = self._keys.setdefault(key, len(self._keys))
+        self._seen_on[place].add(rank)
+        return place
+
+    def finish(self, without_dump: Iterable[int] = ()) -> tuple[tuple[DumpedGroup, ...], dict[int, int]]:
+        """Return all groups, and the final position for each place that `add` returned."""
+        missing = frozenset(without_dump)
+        stated = self._stated
+        whole = defaultdict(list)
+        for key, ranks in stated.items():
+            if _is_whole(key):
+                whole[key.description, key.occurrence].append((ranks, key))
+        groups: dict[_Key, DumpedGroup] = {}
+        same: dict[_Key, _Key] = {}
+        for key, place in self._keys.items():
+            ranks, seen = stated[key], self._seen_on[place]
+            if _is_whole(key):
+                groups[key] = DumpedGroup(key.description, ranks)
+                continue
+            head = ranks if _CUT not in key.members else _stated(key.members.split(_CUT, 1)[0])
+            twins = [twin for members, twin in whole[key.description, key.occurrence] if members[: len(head)] == head]
+            if _CUT in key.members and len(twins) == 1:
+                same[key] = twins[0]
+            else:
+                groups[key] = DumpedGroup(key.description, _completed(ranks, seen, missing))
+        for key, members in _beyond_the_end(
+            {key: groups[key] for key in groups if _CUT in key.members}, groups, missing
+        ):
+            groups[key] = DumpedGroup(key.description, members)
+        places = {key: place for place, key in enumerate(groups)}
+        return tuple(groups.values()), {place: places[same.get(key, key)] for key, place in self._keys.items()}
+
+
+def creation(name: str) -> tuple[int, int | str]:
+    """A key for the order of creation: names that are numbers count the groups of a process."""
+    return (0, int(name)) if name.isdecimal() else (1, name)
+
+
+def _is_whole(key: _Key) -> bool:
+    return key.members.startswith("[") and _CUT not in key.members
+
+
+def _stated(members: str) -> tuple[int, ...]:
+    """Parse stated members. Raises ValueError for ranks that no job has."""
+    ranks = tuple(map(int, _NUMBER.findall(members))) if members.startswith("[") else ()
+    if max(ranks, default=0) >= MOST_RANKS:
+        raise ValueError(f"rank {max(ranks)}")
+    return ranks
+
+
+def _beyond_the_end(
+    cut: Mapping[_Key, DumpedGroup], groups: Mapping[_Key, DumpedGroup], missing: frozenset[int]
+) -> list[tuple[_Key, tuple[int, ...]]]:
+    """Complete cut groups whose last members left no dump: with the next evenly spaced ranks that no group of the same
+    description has.
+    """
+    members_of: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
+    for key, group in groups.items():
+        members_of[key.description, key.occurrence].update(group.ranks)
+    completed = []
+    for key, group in cut.items():
+        ranks, others = list(group.ranks), members_of[key.description, key.occurrence]
+        stride = ranks[1] - ranks[0] if len(ranks) > 2 else 0
+        while stride > 0 and ranks[-1] + stride in missing and ranks[-1] + stride not in others:
+            ranks.append(ranks[-1] + stride)
+            others.add(ranks[-1])
+        completed.append((key, tuple(ranks)))
+    return completed
+
+
+def _completed(stated: tuple[int, ...], seen: set[int], missing: frozenset[int]) -> tuple[int, ...]:
+    """Return the members of a group with a cut list: the stated ones, the ranks that have the group and, if all of
+    these are evenly spaced, the ranks between them that left no dump.
+    """
+    members = sorted({*stated, *seen})
+    if len(stated) > 2 and missing:
+        stride = stated[1] - stated[0]
+        grid = range(members[0], members[-1] + 1, stride) if stride > 0 else range(0)
+        if all(rank in grid for rank in members):
+            members = [rank for rank in grid if rank in missing or rank in set(members)]
+    return tuple(members)
+
+
+#: Newest finished operations to keep per rank: they show where the calls of ranks begin to differ.
+FINISHED_KEPT = 512
+_TRANSFER = re.compile(r"(?:^|:)(send|recv|isend|irecv)\s+(\d+)\s*(?:->|<-)\s*(\d+)")
+_NOT_THE_PROGRAM = re.compile(
+    r"site-packages/torch/|/torch/(?:distributed|nn|autograd|utils|_)|tracekit/collectors/record/|<frozen "
+)
+
+
+@dataclass(slots=True)
+class DumpRows:
+    """Collects rows of `OPERATIONS` and `STATUSES`; groups are positions in the `GroupTable`."""
+
+    operations: list[tuple[Any, ...]] = field(default_factory=list)
+    statuses: list[tuple[int, int, int, int]] = field(default_factory=list)
+    groups: GroupTable = field(default_factory=GroupTable)
+    transfers: dict[str, tuple[bool, int, int] | None] = field(default_factory=dict)
+
+
+def take_operations(columns: DumpRows, rank: int, entries: list[Entry], groups: dict[str, int]) -> dict[int, int]:
+    """Add rows for the entries of a rank; return the group of each `pg_id` in them."""
+    places: dict[int, int] = {}
+    coalesced = _coalesced(entries)
+    finished_to_skip = sum(entry.finished for entry in entries) - FINISHED_KEPT
+    calls = set()
+    for entry in entries:
+        named, description = entry.group
+        group = groups.get(named)
+        if group is None:
+            group = groups[named] = columns.groups.add_named(rank, named, description)
+        if entry.pg_id >= 0:
+            places[entry.pg_id] = group
+        call = entry.pg_id, entry.sequence
+        finished = entry.finished
+        if whole := coalesced.get((*entry.counted, entry.sequence)):
+            if COALESCED in entry.name and not entry.p2p and call in calls:
+                continue
+            finished = finished or whole.finished
+            if COALESCED in entry.name and whole.parts:
+                continue
+        if finished and finished_to_skip > 0:
+            finished_to_skip -= 1
+            continue
+        if not entry.p2p:
+            if call in calls:
+                continue  # further parts of one coalesced call
+            calls.add(call)
+        columns.operations.append(_row(columns, rank, group, finished, entry))
+    return places
+
+
+@dataclass(slots=True)
+class _Coalesced:
+    finished: bool = False
+    parts: int = 0
+
+
+def _coalesced(entries: list[Entry]) -> dict[tuple[int, bool, int], _Coalesced]:
+    """Merge coalesced calls: the parts have no state of their own; the closing entry has it for all."""
+    merged = {
+        (*entry.counted, entry.sequence): _Coalesced(entry.finished) for entry in entries if COALESCED in entry.name
+    }
+    if merged:
+        for entry in entries:
+            key = *entry.counted, entry.sequence
+            if key in merged and COALESCED not in entry.name:
+                merged[key].parts += 1
+    return merged
+
+
+def _row(columns: DumpRows, rank: int, group: int, finished: bool, entry: Entry) -> tuple[Any, ...]:
+    """Build one row; peers of a transfer are still numbers within the group, which `_record` turns into ranks."""
+    sizes = entry.raw.get("input_sizes") or []
+    source, target = -1, -1
+    if entry.p2p and (ends := _transfer(columns, entry.name)) is not None:
+        sends, own, other = ends
+        source, target = (own, other) if sends else (other, own)
+    progress = Progress.STARTED if entry.started else Progress.SCHEDULED
+    if finished:
+        progress = Progress.FINISHED
+    return (
+        rank,
+        group,
+        entry.sequence,
+        entry.record,
+        short(entry.name.split(":", 1)[-1]),
+        source,
+        target,
+        quoted(sizes, 80),
+        elements(sizes),
+        first_dtype(entry.raw.get("input_dtypes")),
+        entry.created_ns or 0,
+        int(progress),
+        _call_site(entry.raw.get("frames")),
+        entry.p2p,
+    )
+
+
+def _transfer(columns: DumpRows, name: str) -> tuple[bool, int, int] | None:
+    """Return (sends, this rank, its peer), as numbered in the name."""
+    if name not in columns.transfers:
+        match = _TRANSFER.search(name)
+        columns.transfers[name] = None
+        if match is not None and max(own := int(match.group(2)), peer := int(match.group(3))) < MOST_RANKS:
+            columns.transfers[name] = "send" in match.group(1), own, peer
+    return columns.transfers[name]
+
+
+def _call_site(frames: Any) -> str | None:
+    """Return the innermost frame of the program itself; None if the entry has none."""
+    for frame in frames if isinstance(frames, list | tuple) else ():
+        file = frame.get("filename") if isinstance(frame, dict) else None
+        if isinstance(file, str) and not _NOT_THE_PROGRAM.search(file):
+            return short(f"{file}:{quoted(frame.get('line'), 12)} {frame.get('name', '')!s:.80}")
+    return None
+
+
+def take_statuses(
+    columns: DumpRows, rank: int, statuses: Any, groups: dict[str, int], places: dict[int, int]
+) -> str | None:
+    """Add the statuses, which are kept by the group's number in the process; return their impossible values.
+
+    Entries show some numbers. For the others, both tables are in order of creation, if that agrees with the entries.
+    """
+    try:
+        checked = {_number(number): _counts(status) for number, status in dict(statuses).items()}
+    except (TypeError, ValueError) as error:
+        return f"pg_status is not used: {error!s:.200}"
+    names = sorted(groups, key=creation)
+    in_order = dict(zip(sorted(checked), (groups[name] for name in names), strict=False))
+    agrees = len(checked) == len(names) and all(in_order.get(number) == place for number, place in places.items())
+    for number, place in (in_order if agrees else places).items():
+        if number in checked:
+            columns.statuses.append((rank, place, *checked[number]))
+    return None
+
+
+def _number(value: Any) -> int:
+    number = whole_number(value)
+    if number is None:
+        raise ImpossibleError(f"{quoted(value, 40)} is no number of a group")
+    return number
+
+
+def _counts(status: Any) -> tuple[int, int]:
+    """Return the last issued and the last finished sequence number, -1 for none."""
+    if not isinstance(status, dict):
+        raise ImpossibleError(f"a status is {quoted(status, 40)}")
+    counts = []
+    for name in ("last_enqueued_collective", "last_completed_collective"):
+        value = status.get(name)
+        number = -1 if value in (-1, "-1") else whole_number(value)
+        if number is None:
+            raise ImpossibleError(f"{name} is {quoted(value, 40)}")
+        counts.append(number)
+    return counts[0], counts[1]

@@ -16,9 +16,8 @@ from typing import Any
 import polars as pl
 
 from tracekit.base.errors import FormatError, LayoutError
-from tracekit.trace.canonical import Trace, trace_of_file
+from tracekit.trace.canonical import Trace, columns_of_file, trace_of_file
 from tracekit.trace.model import LARGEST_SIZE, Layout, TimeUnit, is_size
-from tracekit.trace.parquet_file import columns_of_file
 from tracekit.trace.schema import NULLABLE
 
 #: Published column -> canonical column.

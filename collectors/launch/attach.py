@@ -16,7 +16,7 @@ import numpy as np
 from tracekit.base.errors import SelectionError, TraceError
 from tracekit.collectors.record.wire_format import Category, Flag, RecordingSchedule, attempt_directory
 from tracekit.collectors.run_directory.follow import AttemptFollower
-from tracekit.collectors.run_directory.launchers import running_launchers
+from tracekit.collectors.run_directory.launchers import attempts, running_launchers
 from tracekit.collectors.run_directory.segments import AttemptRecording
 from tracekit.collectors.run_directory.steering import (
     current_schedule,
@@ -24,7 +24,6 @@ from tracekit.collectors.run_directory.steering import (
     pace,
     write_schedule,
 )
-from tracekit.collectors.run_directory.writing import attempts
 
 #: How often the ranks are checked, seconds.
 PERIOD_S = 0.2

@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tracekit.base.command_line import command
 from tracekit.base.errors import SelectionError
 from tracekit.base.option_sections import SectionedCommand
+from tracekit.base.paths import command
 from tracekit.base.stderr import say
 from tracekit.base.text import printable, ranks_text, short
+from tracekit.collectors.launch.launcher import hold, release
 from tracekit.collectors.launch.live import WatchOptions, watch_options
-from tracekit.collectors.launch.option_values import parse_size, parse_steps, schedule_options, stacks_allowed
-from tracekit.collectors.launch.signals import hold, release
+from tracekit.collectors.launch.record import parse_size, parse_steps, schedule_options, stacks_allowed
 
 if TYPE_CHECKING:
-    from tracekit.collectors.launch.attempts import CollectedAttempt
-    from tracekit.collectors.launch.collect import Analyse, CollectSummary
+    from tracekit.collectors.launch.collect import Analyse, CollectedAttempt, CollectSummary
 
 #: Hang detection of watched jobs, unless set otherwise, seconds.
 LIVE_HANG_AFTER_S = 300.0

@@ -22,8 +22,7 @@ from tracekit.base.errors import OutputError, StoreError
 from tracekit.base.text import short
 from tracekit.collectors.launch.launcher import INJECTED
 from tracekit.collectors.nccl.launching import find_plugin, hazards, installed_version
-from tracekit.collectors.record.nccl_wire_format import DEFAULT_MASK
-from tracekit.collectors.record.wire_format import RECORD
+from tracekit.collectors.record.wire_format import DEFAULT_MASK, RECORD
 from tracekit.store import Store, default_store
 
 #: Kernel clock sources that take a microsecond or more to read, twice for each op.

@@ -8,21 +8,35 @@ Its stack comes from py-spy, native frames included, if that is installed and pe
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
 import shutil
 import socket
+import struct
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tracekit.collectors.launch.departures import find_departure
-from tracekit.collectors.launch.hang_pulses import Pulse, handles, host_of, read_pulses, state_of
-from tracekit.collectors.record.small_file import MOST_DUMP_BYTES, open_regular, read_small, write_whole
-from tracekit.collectors.record.wire_format import HANG_DUMP, LAST_WORDS_SUFFIX, STACKS_SUFFIX, rank_stem
+import msgspec
+from msgspec import Struct
+
+from tracekit.collectors.record.small_file import MOST_BYTES, MOST_DUMP_BYTES, open_regular, read_small, write_whole
+from tracekit.collectors.record.wire_format import (
+    FACTS_SUFFIX,
+    HANG_DUMP,
+    LAST_WORDS_SUFFIX,
+    PULSE,
+    PULSE_SUFFIX,
+    STACKS_SUFFIX,
+    rank_stem,
+)
 
 #: A rank checks four times a second for a request. One that has not answered after this many seconds is inspected
 #: from outside. On a busy machine all answer late, so each has at least `PATIENCE` times as long as the slowest answer.
@@ -181,3 +195,131 @@ def _frame(line: str) -> str:
     place, _, rest = line.strip().removeprefix("File ").rpartition(", line ")
     number, _, function = rest.partition(" in ")
     return f"{place.strip(chr(34))}:{number} {function}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """A sign of life of a rank. `count` grows while it moves. `signal` makes it write its stacks; 0: none does."""
+
+    count: int
+    process_id: int
+    signal: int
+    world_size: int
+
+
+def read_pulses(attempt: Path) -> dict[int, Pulse]:
+    """The pulse of each rank that has begun."""
+    pulses: dict[int, Pulse] = {}
+    for path in attempt.glob(f"rank-{'[0-9]' * 6}*{PULSE_SUFFIX}"):
+        with contextlib.suppress(OSError, ValueError, struct.error):  # no pulse, or not whole yet
+            pulses[int(path.stem.removeprefix("rank-"))] = Pulse(*PULSE.unpack(read_small(path)))
+    return pulses
+
+
+def all_began(pulses: Mapping[int, Pulse]) -> bool:
+    """True if every rank of the job has a pulse; False if other nodes write theirs elsewhere."""
+    return bool(pulses) and len(pulses) == max(pulse.world_size for pulse in pulses.values())
+
+
+def host_of(attempt: Path, rank: int) -> str | None:
+    """The host on which a rank runs; None if unknown."""
+    try:
+        with open(open_regular(attempt / f"{rank_stem(rank)}{FACTS_SUFFIX}"), "rb") as file:
+            fact = json.loads(file.readline(MOST_BYTES))  # the first one describes the process
+        return str(fact["value"]["host"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
+
+
+def state_of(process_id: int) -> str | None:
+    """The state letter of a process (proc(5)); None if there is none."""
+    try:
+        return Path(f"/proc/{process_id}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except OSError:
+        return None
+
+
+def handles(process_id: int, number: int) -> bool:
+    """True if a process has a handler for a signal, which would end it otherwise."""
+    try:
+        status = Path(f"/proc/{process_id}/status").read_text(encoding="utf-8", errors="replace")
+        caught = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigCgt:"))
+    except (OSError, StopIteration, ValueError):
+        return False
+    return number > 0 and bool(caught >> (number - 1) & 1)
+
+
+class Departures:
+    """Records when processes end, in a thread that sleeps until one does."""
+
+    def __init__(self) -> None:
+        self.ended_ns: dict[int, int] = {}
+        self._followed: set[int] = set()
+        self._processes: dict[int, int] = {}
+        self._poll: select.epoll | None = None
+
+    def follow(self, process_ids: Iterable[int]) -> None:
+        """Follow processes of this host from now on, except those that have ended or are hidden."""
+        for process_id in set(process_ids) - self._followed:
+            self._followed.add(process_id)
+            try:
+                descriptor = os.pidfd_open(process_id)
+            except (AttributeError, OSError):  # an old kernel; it has ended
+                continue
+            self._processes[descriptor] = process_id
+            if self._poll is None:
+                self._poll = select.epoll()
+                threading.Thread(target=self._watch, args=(self._poll,), name="departures", daemon=True).start()
+            self._poll.register(descriptor, select.EPOLLIN)
+
+    def _watch(self, poll: select.epoll) -> None:
+        while True:
+            for descriptor, _ in poll.poll():
+                self.ended_ns[self._processes[descriptor]] = time.time_ns()
+                poll.unregister(descriptor)
+                os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """`rank` left first, without an error; `failed` are the ranks that ended with an error after it."""
+
+    rank: int
+    failed: frozenset[int]
+
+
+def find_departure(attempt: Path, pulses: Mapping[int, Pulse], ended_ns: Mapping[int, int]) -> Departure | None:
+    """The rank that left first, if that explains why others failed. A rank that ended with an error of its own has
+    reported it itself.
+
+    `ended_ns`: when processes were seen to end. The last words of a rank come before its connections close, and so
+    before its peers can fail. Raises OSError.
+    """
+    words = {rank: last for rank in pulses if (last := _last_words(attempt, rank)) is not None}
+    left_ns = {rank: ended_ns[pulse.process_id] for rank, pulse in pulses.items() if pulse.process_id in ended_ns}
+    left_ns |= {rank: last.taken_ns for rank, last in words.items()}
+    failed = frozenset(rank for rank, last in words.items() if last.error is not None)
+    if not left_ns or not failed:
+        return None
+    first = min(left_ns, key=left_ns.__getitem__)
+    return None if first in failed else Departure(first, failed)
+
+
+class _LastWords(Struct):
+    """What a rank left behind as its process ended. `error`: of the rank itself."""
+
+    taken_ns: int
+    error: str | None = None
+
+
+class _Dump(Struct):
+    tracekit: _LastWords
+
+
+def _last_words(attempt: Path, rank: int) -> _LastWords | None:
+    """The last words of a rank; None if there are none, or if they are damaged."""
+    try:
+        content = read_small(attempt / f"{rank_stem(rank)}{LAST_WORDS_SUFFIX}", MOST_DUMP_BYTES)
+        return msgspec.json.decode(content, type=_Dump).tracekit
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None

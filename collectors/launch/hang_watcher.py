@@ -19,9 +19,14 @@ from typing import Any
 
 from tracekit.base.stderr import say
 from tracekit.base.text import printable
-from tracekit.collectors.launch.departures import Departures, find_departure
-from tracekit.collectors.launch.hang_answers import write_departure
-from tracekit.collectors.launch.hang_pulses import Pulse, all_began, read_pulses
+from tracekit.collectors.launch.hang_answers import (
+    Departures,
+    Pulse,
+    all_began,
+    find_departure,
+    read_pulses,
+    write_departure,
+)
 from tracekit.collectors.record.small_file import MOST_DUMP_BYTES, read_small, write_whole
 from tracekit.collectors.record.wire_format import HANG_REQUEST
 

@@ -1,8 +1,4 @@
-"""Runs the user's command with the recorder injected and passes everything else through.
-
-In: the command and options. Out: its exit code, and a run directory full of segments. stdin, stdout and stderr are the
-command's own. Signals sent to tracekit are forwarded; a Ctrl-C at the terminal reaches the command directly.
-"""
+"""Runs the user's command with the recorder injected, keeps the clock of the run, and passes all else through."""
 
 from __future__ import annotations
 
@@ -10,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import time
@@ -18,28 +15,37 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tracekit.base.atomic_write import Kind, OutputPlace, write_text
+from tracekit.base.atomic_write import Kind, OutputPlace, starting_with, write_text
 from tracekit.base.errors import OutputError
 from tracekit.base.stderr import say
 from tracekit.base.text import printable
-from tracekit.collectors.launch.clock_keeper import ClockKeeper
-from tracekit.collectors.launch.signals import START_RECORDING, STEERING, WATCHED, hold, release
-from tracekit.collectors.record.nccl_wire_format import ENV_MASK, ENV_PLUGIN
-from tracekit.collectors.record.ring import RingStore
-from tracekit.collectors.record.small_file import read_small
+from tracekit.collectors.record.recorder import RingStore
+from tracekit.collectors.record.small_file import create, read_small
 from tracekit.collectors.record.wire_format import (
     ENV_DIRECTORY,
+    ENV_MASK,
     ENV_OPTIONS,
+    ENV_PLUGIN,
     ENV_RINGS,
     IDLE,
     RING_CAPACITY,
     RecordingSchedule,
     RuntimeOptions,
 )
-from tracekit.collectors.run_directory.job_notes import announced
-from tracekit.collectors.run_directory.launchers import announce, announce_end, running_launchers
-from tracekit.collectors.run_directory.steering import first_common_step, write_schedule
-from tracekit.collectors.run_directory.writing import RUN_FILE, RUN_FILE_BYTES, why_unrecorded, write_left_over
+from tracekit.collectors.run_directory.launchers import (
+    RUN_FILE,
+    RUN_FILE_BYTES,
+    EchoServer,
+    announce,
+    announce_end,
+    append_sample,
+    hosts_of_launchers,
+    measure,
+    running_launchers,
+    why_unrecorded,
+    write_left_over,
+)
+from tracekit.collectors.run_directory.steering import announced, first_common_step, write_schedule
 
 #: How often the launcher checks on the command, seconds.
 POLL_S = 0.5
@@ -279,3 +285,112 @@ def _act_on(received: signal.struct_siginfo, process: subprocess.Popen[bytes], d
     elif received.si_signo != signal.SIGCHLD and received.si_pid > 0:
         with contextlib.suppress(ProcessLookupError):  # it ended just now
             process.send_signal(received.si_signo)
+
+
+#: How often launchers measure the reference clock, or look whether another host needs one, seconds.
+CLOCK_PERIOD_S = 10.0
+_LOOK_PERIOD_S = 1.0
+_CLOCK_FILE = "clock-server.json"
+_CLOCK_KIND = Kind("the address of a run's reference clock", starting_with(b'{"host": '))
+
+
+def launched_elsewhere(directory: Path) -> bool:
+    """True if another launcher was the first of the run."""
+    return (directory / _CLOCK_FILE).exists()
+
+
+class ClockKeeper:
+    """Serves or measures the clock. `first`: this launcher is the first of the run. `tick` does what is due."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._path = directory / _CLOCK_FILE
+        self._host = socket.gethostname()
+        self._server: EchoServer | None = None
+        self._due = 0.0
+        self.first = self._claim()
+
+    def _claim(self) -> bool:
+        try:
+            with create(self._path) as file:
+                os.fchmod(file.fileno(), 0o600)
+                file.write(json.dumps({"host": self._host}).encode())
+        except FileExistsError:
+            return False
+        except OSError:  # the command removed the folder at once, or the disk is full: no other launcher finds this one
+            return True
+        return True
+
+    def tick(self) -> None:
+        """Measure, or serve, if it is time to. Raises OSError, ValueError, OutputError and errors of a damaged file."""
+        if self._server is not None or time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + (_LOOK_PERIOD_S if self.first else CLOCK_PERIOD_S)
+        if not self.first:
+            self._measure()
+        elif hosts_of_launchers(self._directory) - {self._host}:
+            self._serve()
+
+    def close(self) -> None:
+        """Measure for the last time, or stop serving."""
+        if self._server is not None:
+            self._server.close()
+        elif not self.first and self._due:
+            self._measure()
+
+    def _serve(self) -> None:
+        server = EchoServer()
+        about = {"host": self._host, "port": server.port, "token": server.token.hex()}
+        try:
+            write_text(self._path, json.dumps(about), _CLOCK_KIND)
+        except OutputError:
+            server.close()
+            raise
+        self._server = server
+
+    def _measure(self) -> None:
+        server = json.loads(read_small(self._path) or b"{}")  # the first launcher is about to write it
+        if server.get("host") == self._host:
+            return
+        if "token" not in server:  # it has not seen this launcher yet
+            self._due = time.monotonic() + _LOOK_PERIOD_S
+            return
+        sample = measure(str(server["host"]), int(server["port"]), bytes.fromhex(server["token"]))
+        if sample is not None:
+            append_sample(self._directory, self._host, sample)
+
+
+#: Signals that are forwarded to the command.
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+#: Signals to the launcher that start and stop recording: `kill -s RTMIN+1 PID`. They are not forwarded.
+START_RECORDING, STOP_RECORDING = signal.SIGRTMIN + 1, signal.SIGRTMIN + 2
+STEERING = (START_RECORDING, STOP_RECORDING)
+#: Signals the launcher waits for.
+WATCHED = (*FORWARDED, *STEERING, signal.SIGCHLD)
+
+_before: set[int] | None = None
+#: True if exits of children were ignored, as some supervisors do: the command's exit code would be lost.
+_ignored = False
+
+
+def hold() -> None:
+    """Block the signals in this thread and those it starts, and have exits of children reported. Calls nest: `release`
+    restores the state before the first.
+    """
+    global _before, _ignored  # noqa: PLW0603  a process has one mask
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    if _before is None:
+        _before = set(mask)
+        _ignored = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
+        if _ignored:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def release() -> None:
+    """Restore the state before the first `hold`; does nothing without one."""
+    global _before  # noqa: PLW0603  a process has one mask
+    if _before is not None:
+        if _ignored:
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, _before)
+        _before = None

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from tracekit.base.exit_codes import ExitCode
+from tracekit.base.errors import ExitCode
 from tracekit.base.stderr import say
 from tracekit.base.text import printable
-from tracekit.collectors.launch.signals import release
+from tracekit.collectors.launch.launcher import release
 
 if TYPE_CHECKING:
     from tracekit.collectors.merge.placement import LayoutOptions

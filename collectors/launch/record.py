@@ -7,6 +7,8 @@ so nothing else is installed with the training. If all of tracekit is installed,
 from __future__ import annotations
 
 import argparse
+import os
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -17,21 +19,20 @@ from typing import Any, Callable
 
 from tracekit.base.errors import SelectionError, TracekitError
 from tracekit.base.stderr import say
-from tracekit.base.text import printable
+from tracekit.base.text import bytes_of, printable
 from tracekit.collectors.launch.launcher import (
     await_other_launchers,
     finish_run,
+    hold,
     prepare_run,
+    release,
     run_command,
     script_name,
     why_nothing_was_recorded,
 )
-from tracekit.collectors.launch.option_values import parse_size, parse_steps, schedule_options, stacks_allowed
-from tracekit.collectors.launch.signals import hold, release
-from tracekit.collectors.record.wire_format import RecordingSchedule, RuntimeOptions, attempt_directory
-from tracekit.collectors.run_directory.launchers import running_launchers
+from tracekit.collectors.record.wire_format import IDLE, RecordingSchedule, RuntimeOptions, attempt_directory
+from tracekit.collectors.run_directory.launchers import attempts, ranks_in, running_launchers, write_manifest
 from tracekit.collectors.run_directory.steering import find_job, first_common_step, write_schedule
-from tracekit.collectors.run_directory.writing import attempts, ranks_in, write_manifest
 
 EXIT_BAD_INPUT = 2
 
@@ -156,3 +157,53 @@ def _conclude(directory: Path, ended_ns: int) -> list[str]:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+#: Number of consecutive steps that `--overhead` records, and then leaves out.
+OVERHEAD_STEPS = 10
+#: Below this limit, segments would be replaced all the time, bytes.
+SMALLEST_KEPT = 1_000_000
+_STEPS = re.compile(r"(\d*):(\d*)$")
+
+
+def stacks_allowed() -> bool:
+    """Whether a watch may ask for lines of code, where no option says so: unless $TRACEKIT_STACKS is 0."""
+    return os.environ.get("TRACEKIT_STACKS") != "0"
+
+
+def parse_steps(text: str) -> tuple[int, int | None]:
+    """`100:200`, `100:` or `:200` -> first step and exclusive last step, None if open."""
+    match = _STEPS.match(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a step range; write 100:200 for steps 100 to 199")
+    first, last = int(match.group(1) or 1), int(match.group(2)) if match.group(2) else None
+    if last is not None and last <= first:
+        raise ValueError(f"{text!r} contains no step; the second number must be larger than the first")
+    return first, last
+
+
+def parse_size(text: str) -> int:
+    """`500MB`, `2GB` or `1TB` -> bytes, by powers of ten."""
+    size = bytes_of(text)
+    if size is None:
+        raise ValueError(f"{text!r} is not a size; write it like 500MB or 2GB")
+    if size < SMALLEST_KEPT:
+        raise ValueError(f"{text!r} is too small; keep at least {SMALLEST_KEPT // 1_000_000}MB per rank")
+    return size
+
+
+def schedule_options(
+    steps: tuple[int, int | None], every: int, length: int, *, idle: bool, overhead: bool
+) -> RecordingSchedule:
+    """The steps to record, from the options about steps. Raises SelectionError if they exclude each other."""
+    if length > every:
+        raise SelectionError(f"--for {length} is larger than --every {every}; lower --for, or leave both out")
+    if idle and (every > 1 or steps != (1, None)):
+        raise SelectionError("--idle records only what `tracekit attach` asks for; leave out --steps and --every")
+    if overhead and (every > 1 or idle):
+        raise SelectionError("--overhead chooses the steps to record itself; leave out --every and --idle")
+    if idle:
+        return IDLE
+    if overhead:
+        every, length = 2 * OVERHEAD_STEPS, OVERHEAD_STEPS
+    return RecordingSchedule(steps[0], steps[1], every, length)

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from tracekit.collectors.launch.launcher import prepare_run
-from tracekit.collectors.launch.option_values import stacks_allowed
+from tracekit.collectors.launch.record import stacks_allowed
 from tracekit.collectors.record.wire_format import ENV_DIRECTORY, ENV_OPTIONS, RuntimeOptions
 
 

@@ -1,21 +1,24 @@
-"""What ranks sampled of their GPUs and hosts while a job was recorded, as series of metrics for the trace's metadata.
-
-In: the files of samples of an attempt, and the facts that name what was sampled. Out: metric -> machine -> its series.
-A machine is what the ranks with that series share: a GPU, the cgroup that the kernel counts for, or the host.
-"""
+"""What ranks sampled of their GPUs and hosts, and said of their steps with `tracekit.log`, for the trace's metadata."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+import statistics
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from enum import IntFlag
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tracekit.analysis.metrics.mechanisms import CLOCK, CPU_LIMIT, CPU_PRESSURE, IO_PRESSURE, MEMORY_PRESSURE
+import numpy as np
+import polars as pl
+
+from tracekit.analysis.metrics.samples import CLOCK, CPU_LIMIT, CPU_PRESSURE, IO_PRESSURE, MEMORY_PRESSURE
 from tracekit.base.text import ranks_text
+from tracekit.collectors.merge.placement import Placement
 from tracekit.collectors.record.wire_format import GPU_SUFFIX, HOST_SUFFIX, rank_stem
 from tracekit.collectors.run_directory.segments import AttemptRecording
 from tracekit.trace.canonical import SAMPLED
+from tracekit.trace.facts import STEP_VALUES
 
 #: Samples of a metric that the metadata keeps: of a machine, at most and at least; of all machines together.
 MOST_OF_ONE, FEWEST_OF_ONE, MOST_SAMPLES = 720, 60, 40_000
@@ -102,3 +105,73 @@ def thinned(samples: Sequence[Sample], column: int, begun_ns: int, most: int) ->
     present = [(sample[0] or 0, value) for sample in samples if (value := sample[column]) is not None]
     chosen = present[:: max(1, -(-len(present) // most))]
     return [round((at_ns + begun_ns) / 1e9, 3) for at_ns, _ in chosen], [value for _, value in chosen]
+
+
+class ClockReason(IntFlag):
+    """The reasons NVML gives for lowered clocks, as far as they slow the work down."""
+
+    SW_POWER_CAP = 0x4
+    HW_SLOWDOWN = 0x8
+    SW_THERMAL_SLOWDOWN = 0x20
+    HW_THERMAL_SLOWDOWN = 0x40
+    HW_POWER_BRAKE = 0x80
+
+    @property
+    def text(self) -> str:
+        """The reason in readable form."""
+        return (self.name or "").lower().replace("_", "-")
+
+
+def summarize_gpu(facts: Mapping[str, Any], samples: Sequence[Sequence[int | None]]) -> dict[str, Any]:
+    """What is known about one rank's GPU: `facts`, and `sm_mhz`, `temperature_c`, `power_w`, None if nothing was
+    sampled; `throttled`: share of the samples with any reason; `reasons`: reason -> share of the samples.
+    """
+    bits = [sample[4] for sample in samples if sample[4] is not None]
+    slowed = [ClockReason(value & sum(ClockReason)) for value in bits]
+    return {
+        **facts,
+        "samples": len(samples),
+        "sm_mhz": _spread([sample[1] for sample in samples]),
+        "temperature_c": _spread([sample[2] for sample in samples]),
+        "power_w": _spread([None if sample[3] is None else sample[3] / 1000 for sample in samples]),
+        "throttled": sum(map(bool, slowed)) / len(slowed) if slowed else None,
+        "reasons": {
+            reason.text: sum(reason in one for one in slowed) / len(slowed)
+            for reason in ClockReason
+            if any(reason in one for one in slowed)
+        },
+    }
+
+
+def _spread(values: Sequence[float | None]) -> dict[str, float] | None:
+    """The smallest, median and largest sample."""
+    present = [value for value in values if value is not None]
+    return {"min": min(present), "median": statistics.median(present), "max": max(present)} if present else None
+
+
+def logged_values(records: pl.DataFrame, placement: Placement, steps: Collection[int]) -> dict[str, Any]:
+    """The values of these steps, for `tracekit.trace.facts`; empty if nobody logged any.
+
+    The last value of a rank in a step counts. Ranks of a replica say the same of its tokens, so the most counts; a step
+    in which fewer replicas say it than in others has no sum.
+    """
+    logged = records.filter((pl.col("category") == "value") & pl.col("step").is_in(list(steps)))
+    if logged.is_empty():
+        return {}
+    replicas = {rank: place.dp for rank, place in placement.places.items()}
+    by_rank = (
+        logged.with_columns(value=pl.Series(logged["extra"].to_numpy().view(np.float64)))
+        .filter(pl.col("value").is_finite())
+        .with_columns(replica=pl.col("rank").replace_strict(replicas, return_dtype=pl.Int32))
+        .sort("number")
+        .group_by("name", "step", "replica", "rank", maintain_order=True)
+        .agg(pl.col("value").last())
+    )
+    tokens = by_rank.filter(name="tokens").group_by("step", "replica").agg(pl.col("value").max())
+    sums = tokens.group_by("step").agg(pl.col("value").sum(), replicas=pl.len())
+    whole = sums.filter(pl.col("replicas") == pl.col("replicas").max())
+    loss = by_rank.filter(name="loss").group_by("step").agg(pl.col("value").mean())
+    rows = {"tokens": whole.sort("step"), "loss": loss.sort("step")}
+    return {
+        STEP_VALUES: {name: dict(zip(one["step"].cast(str), one["value"], strict=True)) for name, one in rows.items()}
+    }

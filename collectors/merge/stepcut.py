@@ -1,14 +1,10 @@
-"""Cut ops on an absolute clock into steps that start at 0, and number the ops of each kind within a step.
-
-In: ops with absolute `start_ns` and `end_ns`; if the host's waits were recorded, transfers also have `posted_ns` and
-`resumed_ns`, which are null for other ops. Out: canonical columns, and when each step started.
-"""
+"""Cut ops on an absolute clock into steps that start at 0, and number the ops of each kind within a step."""
 
 from __future__ import annotations
 
 import polars as pl
 
-from tracekit.collectors.merge.runs import place_in_run
+from tracekit.trace.model import OpKind
 from tracekit.trace.schema import POSTED, RECEIVED, RESUMED, SENT
 
 COLUMNS = ("step", "rank", "dp_rank", "pp_rank", "kind", "seq", "microbatch", "chunk", "start", "duration")
@@ -41,3 +37,25 @@ def cut_steps(ops: pl.DataFrame) -> tuple[pl.DataFrame, dict[int, int]]:
     waited = [name for name in waits if ordered[name].count()]
     waited += [name for name in (SENT, RECEIVED) if name in ordered.columns]
     return ordered.select(*COLUMNS, *waited), {int(step): int(start) for step, start in starts.iter_rows()}
+
+
+def place_in_run(*columns: str) -> pl.Expr:
+    """The position of each row, from 0, among the adjacent rows that are equal in `columns`."""
+    row = pl.int_range(pl.len())
+    begins = pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift()) for name in columns) | (row == 0)
+    return row - pl.when(begins).then(row).forward_fill()
+
+
+#: Name of the fused transfer -> the ops in it.
+FUSED_TRANSFERS: dict[str, tuple[OpKind, ...]] = {
+    "forward-send-backward-recv": (OpKind.FORWARD_SEND, OpKind.BACKWARD_RECV),
+    "backward-send-forward-recv": (OpKind.BACKWARD_SEND, OpKind.FORWARD_RECV),
+    "forward-send-forward-recv": (OpKind.FORWARD_SEND, OpKind.FORWARD_RECV),
+    "backward-send-backward-recv": (OpKind.BACKWARD_SEND, OpKind.BACKWARD_RECV),
+    "forward-backward-send-forward-backward-recv": (
+        OpKind.FORWARD_SEND,
+        OpKind.BACKWARD_SEND,
+        OpKind.FORWARD_RECV,
+        OpKind.BACKWARD_RECV,
+    ),
+}

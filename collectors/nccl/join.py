@@ -17,9 +17,7 @@ from typing import Any
 
 import polars as pl
 
-from tracekit.collectors.nccl.clock import GpuClock, converted
-from tracekit.collectors.nccl.operations import COLLECTIVE
-from tracekit.collectors.nccl.recording import CommunicatorMembers, NcclRecording
+from tracekit.collectors.nccl.rings import COLLECTIVE, CommunicatorMembers, GpuClock, NcclRecording, converted
 from tracekit.collectors.record.wire_format import Flag
 from tracekit.collectors.run_directory.host_clocks import ClockFit
 

@@ -1,25 +1,35 @@
-"""Give NCCL the plugin before the command (`tracekit collect --nccl`), and report the result afterwards.
-
-In: the command's environment and the requested mask. Out: the environment with the plugin in it, lines for the user
-before the run (what may go wrong) and after it (ranks from which NCCL reported nothing). NCCL writes only an INFO line
-about a plugin that it cannot load, so only existing rings prove that it works.
+"""Give NCCL the plugin before the command (`tracekit collect --nccl`), save its rings while it runs, report the
+result afterwards.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import socket
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tracekit.base.errors import OutputError
+import numpy as np
+
+from tracekit.base.errors import FormatError, OutputError
 from tracekit.base.text import ranks_text
-from tracekit.collectors.nccl.recording import ring_files
-from tracekit.collectors.record.nccl_wire_format import DEFAULT_MASK, ENV_MASK, ENV_NCCL_PLUGIN, ENV_PLUGIN, NcclEvent
+from tracekit.collectors.nccl.rings import open_ring, ring_files
+from tracekit.collectors.record.small_file import create
+from tracekit.collectors.record.wire_format import (
+    DEFAULT_MASK,
+    ENV_MASK,
+    ENV_NCCL_PLUGIN,
+    ENV_PLUGIN,
+    LOG_SUFFIX,
+    RING_SUFFIX,
+    NcclEvent,
+)
 from tracekit.collectors.run_directory.segments import AttemptRecording
 
 #: NCCL truncates longer paths.
@@ -193,3 +203,50 @@ def _versions(recording: AttemptRecording, ranks: Iterable[int]) -> list[tuple[i
 
 def _facts(recording: AttemptRecording, ranks: Iterable[int]) -> list[dict[str, Any]]:
     return [fact for rank in ranks for fact in recording.ranks[rank].facts.get("nccl", [])]
+
+
+@dataclass(slots=True)
+class Drain:
+    """Follows the rings below a run directory that processes of `host` write."""
+
+    directory: Path
+    host: str = field(default_factory=socket.gethostname)
+    _saved: dict[tuple[Path, int], int] = field(default_factory=dict)
+
+    def update(self) -> int:
+        """Save the slots that are new since the last call; return their number. A ring that is not ready waits."""
+        saved = 0
+        for path in self.directory.glob(f"attempt-*/nccl-{self.host}-*{RING_SUFFIX}"):
+            try:
+                if path.lstat().st_uid == os.geteuid():  # other users could truncate the mapped file
+                    saved += self._update(path)
+            except (FormatError, OSError):  # not laid out yet, or gone: the reader reports it
+                continue
+        return saved
+
+    def _update(self, path: Path) -> int:
+        ring = open_ring(path)
+        fresh = []
+        for number in map(int, np.flatnonzero(ring.header["lane"]["written"])):
+            slots = ring.lane(number, self._saved.get((path, number), 0))
+            if len(slots):
+                fresh.append((number, slots))
+        if fresh:
+            _append(path.with_suffix(LOG_SUFFIX), b"".join(slots.tobytes() for _, slots in fresh))
+        for number, slots in fresh:
+            self._saved[path, number] = int(slots["sequence"][-1])
+        return sum(len(slots) for _, slots in fresh)
+
+
+def _append(path: Path, content: bytes) -> None:
+    """Write all of it or nothing: half a slot would shift those after it. Raises OSError."""
+    whole = False
+    with create(path, append=True) as log:
+        size = log.tell()
+        try:
+            whole = log.write(content) == len(content)
+        finally:
+            if not whole:
+                log.truncate(size)
+    if not whole:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))

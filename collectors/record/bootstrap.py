@@ -24,11 +24,13 @@ from . import spans
 from .inject._tracekit_recorder import first_to_say, warn
 from .patches import on_import
 from .recorder import Recorder
-from .small_file import read_small
+from .small_file import FollowedFile, read_small
 from .wire_format import (
+    CONTROL_FILE,
     ENV_DIRECTORY,
     ENV_OPTIONS,
     ENV_RINGS,
+    RecordingSchedule,
     RuntimeOptions,
     attempt_directory,
     rank_stem,
@@ -178,7 +180,6 @@ def _start(rank: int, world_size: int) -> Any:
     if not _claimed(directory, rank):
         return None
     options = _options()
-    from .control import Control
     from .install import install_hooks
     from .session import Session
 
@@ -187,7 +188,7 @@ def _start(rank: int, world_size: int) -> Any:
     apply = functools.partial(setattr, session, "schedule")
     recorder.between.append(Control(directory.parent, apply, recorder.first_of_all_ranks).look)
     if options.stacks:
-        from .stack_samples import StackSampler
+        from .hang_watch import StackSampler
 
         recorder.between.append(StackSampler(session, directory).look)
     session.start()  # raises if the process may start no more threads: then no hooks are installed either
@@ -203,3 +204,33 @@ def _start(rank: int, world_size: int) -> Any:
         session.give_up()
         raise
     return session
+
+
+class Control:
+    """Follows the control file of a run and hands each new schedule to `apply`.
+
+    `first_to_say`: returns True if this rank is the first to report something.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        apply: Callable[[RecordingSchedule], None],
+        first_to_say: Callable[[str], bool] = lambda _: True,
+    ) -> None:
+        self._file = FollowedFile(directory / CONTROL_FILE)
+        self._apply, self._first_to_say = apply, first_to_say
+
+    def look(self) -> None:
+        """Check for a new schedule; cheap enough to call in a loop."""
+        changed_ns = self._file.new_version()
+        if changed_ns is None:
+            return
+        try:
+            schedule = RecordingSchedule.parse(read_small(self._file.path))
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            if self._first_to_say(f"control-{changed_ns}"):
+                warn(f"{self._file.path}: {why}; recording continues as before")
+            return
+        self._apply(schedule)

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .ring import Record
+from .recorder import Record
 from .wire_format import Category, Flag
 
 #: A host time in ns, or a `Mark`. Any, because without a device they are added and subtracted without a check.

@@ -1,8 +1,4 @@
-"""Hooks for forward and backward: pipeline schedules, and loops without a pipeline.
-
-In: calls of torch. Out: compute and p2p records of the session. Each wrapper calls the original exactly once with the
-user's arguments and hands back its result.
-"""
+"""Hooks for forward and backward: pipeline schedules, loops without a pipeline, and DeepSpeed's engine."""
 
 from __future__ import annotations
 
@@ -14,12 +10,11 @@ from typing import Any
 
 import torch
 
-from .compiling import is_compiling
 from .device import Instant
-from .evaluation import in_training_mode
-from .hooks_reducer import bytes_of_stage
+from .hooks_comm import bytes_of_stage
+from .hooks_host import HostHooks
 from .patches import Patch, Wrap
-from .session import Session, now_ns
+from .session import Session, in_training_mode, is_compiling, now_ns
 from .wire_format import NONE, Category, Flag
 
 FORWARD, BACKWARD, BACKWARD_WEIGHT = "forward-compute", "backward-compute", "backward-weight"
@@ -432,3 +427,41 @@ def _trains(module: Any) -> bool:
         and in_training_mode(module)
         and any(parameter.requires_grad for parameter in module.parameters())
     )
+
+
+_HOOK = "deepspeed"
+
+
+class DeepSpeedHooks:
+    """Hooks of `deepspeed.runtime.engine`; one instance per session."""
+
+    def __init__(self, session: Session, loop: LoopHooks, host: HostHooks) -> None:
+        self.session = session
+        self._loop, self._host = loop, host
+
+    def install(self, engine: ModuleType) -> None:
+        """Hook the engine; called when it is imported."""
+        patch = self.session.patch
+        patch(engine, "DeepSpeedEngine.backward", self._loop.around_backward, lacks="what DeepSpeed adds to backwards")
+        patch(engine, "DeepSpeedEngine.step", self._step, lacks="what DeepSpeed does around its optimizer")
+
+    def _step(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        session, host = self.session, self._host
+
+        def begins(engine: Any) -> bool:
+            """Between two microbatches of one step, the engine only counts."""
+            if not engine.is_gradient_accumulation_boundary():
+                return False
+            host.optimizer_begins(engine)
+            return True
+
+        @functools.wraps(original)
+        def step(engine: Any, *args: Any, **kwargs: Any) -> Any:
+            begun = session.recording and session.in_main_thread() and session.attempt_hook(_HOOK, begins, engine)
+            try:
+                return original(engine, *args, **kwargs)
+            finally:
+                if begun:
+                    session.attempt_hook(_HOOK, host.optimizer_ended, engine)
+
+        return step

@@ -17,9 +17,8 @@ from typing import Any
 import torch
 from torch.optim import optimizer as torch_optimizer
 
-from .compiling import is_compiling
 from .device import Instant
-from .session import Session, now_ns
+from .session import Session, is_compiling, now_ns
 from .wire_format import Category
 
 #: Functions that scale or clip gradients for the optimizer. The inner ones cover scripts that imported

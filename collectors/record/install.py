@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import os
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -13,18 +15,13 @@ import torch.distributed as dist
 
 from .collectives import SessionCollectives
 from .device import DeviceClock
-from .gpu_state import GpuState
-from .hooks_comm import CollectiveHooks
-from .hooks_compute import LoopHooks, PipelineHooks
-from .hooks_deepspeed import DeepSpeedHooks
-from .hooks_functional import FunctionalHooks
+from .hooks_comm import BUCKETS, CollectiveHooks, FunctionalHooks, ReducerHooks
+from .hooks_compute import DeepSpeedHooks, LoopHooks, PipelineHooks
 from .hooks_host import HostHooks
-from .hooks_reducer import BUCKETS, ReducerHooks
-from .host_state import HostState
-from .nccl import follow_steps
+from .machine_state import GpuState, HostState, nccl_version
 from .patches import on_import
 from .session import Session
-from .wire_format import GPU_SUFFIX, HOST_SUFFIX
+from .wire_format import DEFAULT_MASK, ENV_MASK, ENV_PLUGIN, GPU_SUFFIX, HOST_SUFFIX
 
 _FSDP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 #: A module with hooks -> the package that imports it. If only the package exists, this torch has moved the module.
@@ -141,3 +138,25 @@ def _watch_mesh(session: Session, module: ModuleType) -> None:
         return init
 
     session.patch(module, "DeviceMesh.__init__", wrap, lacks="the layout that device meshes tell")
+
+
+def follow_steps(session: Session) -> None:
+    """Switch NCCL's events on and off with the steps, if `tracekit collect --nccl` gave NCCL its plugin."""
+    path = os.environ.get(ENV_PLUGIN)
+    if path is None:
+        return
+    session.recorder.fact("nccl", {"version": nccl_version(), "backends": _backends()})
+    mask = int(os.environ.get(ENV_MASK, str(int(DEFAULT_MASK))), 0)
+    set_step: Any = ctypes.CDLL(path).tracekit_nccl_set_step
+    set_step.argtypes, set_step.restype = (ctypes.c_int32, ctypes.c_uint32), None
+
+    def tell() -> None:
+        set_step(session.step, mask if session.recording else 0)
+
+    tell()
+    session.step_entered.append(tell)
+
+
+def _backends() -> str:
+    """The backends of the process groups, such as `nccl` or `cpu:gloo,cuda:nccl`."""
+    return str(dist.get_backend_config()) if dist.is_available() and dist.is_initialized() else ""

@@ -1,6 +1,5 @@
-"""Facts about a recorded process: where it runs, and what the scheduler says of its job, so that a trace can be found.
-
-In: the environment of a rank. Out: facts for the trace's metadata. Imports the standard library only.
+"""Facts about a recorded process: where it runs, what the scheduler says of its job, and how long its training
+thread was ready to run but had no processor.
 """
 
 from __future__ import annotations
@@ -53,3 +52,19 @@ def scheduler_facts(environment: Mapping[str, str]) -> dict[str, str]:
     labels = sorted(name for name in environment if name.startswith(LABEL) and len(name) > len(LABEL))
     named |= {f"label_{name.removeprefix(LABEL).lower()}": environment[name] for name in labels[:MOST_LABELS]}
     return {key: value for key, value in named.items() if value and len(value) <= LONGEST and value.isprintable()}
+
+
+class RunQueue:
+    """The waits of the thread that creates this object."""
+
+    def __init__(self) -> None:
+        try:
+            self._accounts = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._accounts = -1
+
+    def waited_ns(self) -> int | None:
+        """Total time spent waiting for a processor, ns; None if the kernel does not count it."""
+        if self._accounts < 0:
+            return None
+        return int(os.pread(self._accounts, 64, 0).split()[1])

@@ -1,28 +1,28 @@
-"""The recording session of one rank: the current step, whether it is recorded, and state that hooks share.
-
-In: begins and ends from the hooks. Out: records and facts for the recorder.
+"""The recording session of one rank: the current step, whether it is recorded, evaluation between steps, and state
+that hooks share.
 """
 
 from __future__ import annotations
 
+import functools
 import operator
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from ...trace.model import OpKind
 from .device import DeviceClock, Instant, host_ns
-from .evaluation import Evaluation
-from .gpu_state import GpuState
-from .guard import Guard
 from .inject._tracekit_recorder import warn
-from .logged_values import LoggedValues
-from .process_facts import process_facts
+from .machine_state import GpuState, Sampler
+from .patches import Guard, Patch
+from .process_facts import RunQueue, process_facts
 from .recorder import Recorder
-from .run_queue import RunQueue
-from .sampler import Sampler
+from .spans import LoggedValues
 from .wire_format import NONE, Category, Flag, RuntimeOptions
 
 now_ns = time.monotonic_ns
@@ -435,3 +435,87 @@ class Session(Guard):
         """
         if self.recording:
             self.attempt_hook("log", self._values.add, values, self.step - bool(ended and self.step))
+
+
+EVALUATION = "evaluation"
+
+
+def in_training_mode(module: Any) -> bool:
+    """True if any part of a module is in training mode: Lightning leaves the wrapper of a model in evaluation mode."""
+    return any(one.training for one in module.modules())
+
+
+class Evaluation:
+    """Begin and end of evaluations, as reported by hooks. `under_way`: one is running."""
+
+    def __init__(self, session: Session) -> None:
+        self.under_way = False
+        self._session = session
+        self._module: Any = None
+        self._start: Instant = 0
+        self._back = Patch(torch.nn.Module, "train", self._train)  # called for each inner module: on only when needed
+        self._training_loader: Callable[[], Any] = lambda: None
+        session.step_listeners.append(self.ends)
+
+    def install(self) -> None:
+        """Hook `eval`, which puts a whole model into evaluation mode at once."""
+        self._session.patch(torch.nn.Module, "eval", self._eval, lacks="evaluation ops")
+
+    def begins(self, module: Any) -> None:
+        """Begin an evaluation of `module`, unless the call is part of another op."""
+        session = self._session
+        if session.recording and session.busy == 0 and session.in_main_thread():
+            self._start = session.begin_op()
+            self.under_way, self._module = True, module
+            session.busy += 1
+            self._back.install()
+
+    def ends(self) -> None:
+        """End a running evaluation: training continues."""
+        if not self.under_way:
+            return
+        session = self._session
+        self.under_way, self._module = False, None
+        session.busy -= 1
+        self._back.remove()
+        session.record(Category.EVALUATION, EVALUATION, self._start, session.instant_like(self._start))
+
+    def loads(self, iterator: Any) -> None:
+        """Called when a loader must provide data: the training loader ends an evaluation; others belong to it."""
+        feeds_training = self._training_loader() is iterator
+        if not self.under_way and not feeds_training:
+            self._training_loader = weakref.ref(iterator)
+        elif feeds_training:
+            self.ends()
+
+    def _eval(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        session = self._session
+
+        @functools.wraps(original)
+        def evaluate(module: Any, *args: Any, **kwargs: Any) -> Any:
+            try:  # a module of the user's can have its own `parameters`
+                trains = in_training_mode(module) and any(one.requires_grad for one in module.parameters())
+            except Exception as error:
+                trains = False
+                session.failed(EVALUATION, error)
+            if trains and not is_compiling():
+                session.attempt_hook(EVALUATION, self.begins, module)
+            return original(module, *args, **kwargs)
+
+        return evaluate
+
+    def _train(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        session = self._session
+
+        @functools.wraps(original)
+        def train(module: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(module, *args, **kwargs)
+            if module is self._module and module.training:
+                session.attempt_hook(EVALUATION, self.ends)
+            return result
+
+        return train
+
+
+#: torch 2.2 has it under another name only.
+is_compiling: Any = getattr(torch.compiler, "is_compiling", None) or torch._utils.is_compiling  # noqa: SLF001  its only other name

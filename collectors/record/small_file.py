@@ -1,17 +1,15 @@
-"""Reads and creates files in folders where others may have put something else: a pipe, a link, a file without an end.
-
-In: a path. Out: the content of a regular file, or an open new one. No call waits, and none follows a link in the last
-part of the path. Imports the standard library only: it runs where the training does.
-"""
+"""Reads and creates files in folders where others may have put something else, and loads pickles of plain values."""
 
 from __future__ import annotations
 
 import errno
+import io
 import os
+import pickle
 import stat
 import time
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 #: The files that control a run are smaller.
 MOST_BYTES = 64 << 10
@@ -98,3 +96,34 @@ def write_whole(path: Path, content: bytes) -> None:
     with create(partial) as file:
         write_all(file, content)
     partial.rename(path)
+
+
+class RefusedPickleError(pickle.UnpicklingError):
+    """A pickle that contains more than plain values; the message is a clause to follow the pickle's name."""
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise RefusedPickleError(f"refused: it asks for {module}.{name}, but a dump holds only plain values")
+
+    def persistent_load(self, pid: Any) -> NoReturn:
+        raise RefusedPickleError(f"refused: it refers to an object outside itself, by a {type(pid).__name__}")
+
+
+def load_plain(content: bytes) -> Any:
+    """The contents of a pickle. Raises RefusedPickleError, or any of `DAMAGE` if the pickle is damaged."""
+    return _PlainUnpickler(io.BytesIO(content)).load()
+
+
+#: Errors of unpickling damaged bytes, except MemoryError, which is left to the caller.
+DAMAGE = (
+    pickle.UnpicklingError,
+    EOFError,
+    ImportError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    RecursionError,
+)

@@ -7,11 +7,19 @@ in about 100 ns. Imports only the standard library.
 from __future__ import annotations
 
 import functools
+import math
 import os
+import struct
+import time
 from collections.abc import Callable
+from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .wire_format import ENV_DIRECTORY
+from .inject._tracekit_recorder import warn
+from .wire_format import ENV_DIRECTORY, NONE, Category
+
+if TYPE_CHECKING:
+    from .session import Session
 
 if TYPE_CHECKING:
     from typing import ParamSpec  # Python 3.10
@@ -130,3 +138,41 @@ def log(*, tokens: float | None = None, loss: float | None = None, ended: bool =
     The last value in a step counts.
     """
     _sink.log({"tokens": tokens, "loss": loss}, ended)
+
+
+class LoggedValues:
+    """The values of one rank."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._refused = False
+
+    def add(self, values: dict[str, Any], step: int) -> None:
+        """Keep the values of a step; None is no value."""
+        session, now = self._session, time.monotonic_ns()
+        for name, value in values.items():
+            if value is None:
+                continue
+            try:
+                bits = _bits(value, is_count=name == "tokens")
+            except Exception as error:  # whatever the user's object raises
+                if not self._refused and session.recorder.first_of_all_ranks("value-refused"):
+                    warn(
+                        f"rank {session.rank}: tracekit.log({name}=...) in step {step}: {type(error).__name__}:"
+                        f" {error!s:.200}; such values are left out; training continues"
+                    )
+                self._refused = True
+                continue
+            session.recorder.add((Category.VALUE, 0, session.name(name), step, NONE, NONE, NONE, now, now, bits))
+
+
+def _bits(value: Any, is_count: bool) -> int:
+    """The bits of a number as a float of 64. Raises if it is no finite number of the host, or no possible count."""
+    if getattr(value, "is_cpu", False):  # any other tensor would make the host wait for its device
+        value = value.item()
+    if not isinstance(value, Real):
+        raise TypeError(f"a {type(value).__name__}; expected a number in the memory of the host")
+    number = float(value)
+    if not math.isfinite(number) or (is_count and not 0 <= number <= 1 << 53):
+        raise ValueError(f"{number}; expected a {'count from 0 to 2^53' if is_count else 'finite number'}")
+    return int.from_bytes(struct.pack("<d", number), "little", signed=True)

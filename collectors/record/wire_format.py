@@ -1,8 +1,4 @@
-"""Files of a rank: record layout, file names and environment variables, shared by writers and readers.
-
-A segment is a 32-byte header and fixed-size records, so an incomplete write costs at most one record. Facts (names,
-process groups, mesh, pipeline) are JSON lines in a file next to it.
-"""
+"""Files of a rank and of NCCL's plugin: layout, file names and environment variables, shared by writers and readers."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import json
 import re
 import struct
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 from pathlib import Path
 
 #: category, flags, name number, step, microbatch, stage index, peer or group number, start ns, end ns, extra, and the
@@ -194,3 +190,29 @@ def rank_stem(rank: int) -> str:
 def segment_stem(rank: int, number: int) -> str:
     """The file name of a segment, without suffix."""
     return f"{rank_stem(rank)}-{number:08d}"
+
+
+#: Where the compiled plugin is, for the rank that sets its step; unset if NCCL loads another plugin or none.
+ENV_PLUGIN = "TRACEKIT_NCCL_PLUGIN"
+#: The events to record, for the plugin; a number as C reads it.
+ENV_MASK = "TRACEKIT_NCCL_MASK"
+#: The variable that NCCL itself reads: the plugin to load.
+ENV_NCCL_PLUGIN = "NCCL_PROFILER_PLUGIN"
+
+RING_SUFFIX = ".ring"
+#: Slots read from a ring while the job ran.
+LOG_SUFFIX = ".slots"
+
+
+class NcclEvent(IntFlag):
+    """Events NCCL can report, as bits of its activation mask. Events inside an operation also activate it."""
+
+    COLL = 1 << 1
+    P2P = 1 << 2
+    PROXY_OP = 1 << 3
+    PROXY_STEP = 1 << 4
+    KERNEL_CH = 1 << 6
+
+
+#: Operations with the GPU times of their channels.
+DEFAULT_MASK = NcclEvent.COLL | NcclEvent.P2P | NcclEvent.KERNEL_CH

@@ -8,6 +8,7 @@ order for a window. One that cannot be read is retried for some time. `whole.py`
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -19,12 +20,17 @@ from tracekit.base.contained import Contained
 from tracekit.base.errors import FormatError, UnsafeFileError
 from tracekit.base.stderr import advance
 from tracekit.collectors.record.small_file import open_to_read
-from tracekit.collectors.record.wire_format import HEADER, LEFT_OVER_SEGMENT, RECORD, SEALED_SUFFIX
-from tracekit.collectors.run_directory.facts import FactParser
-from tracekit.collectors.run_directory.followed_rank import FileRead, FollowedRank, Notice, Trouble
-from tracekit.collectors.run_directory.plausible import GarbageError
-from tracekit.collectors.run_directory.segments import AttemptRecording, records_in
-from tracekit.collectors.run_directory.writing import RANK_FILE
+from tracekit.collectors.record.wire_format import (
+    HEADER,
+    LEFT_OVER_SEGMENT,
+    OPEN_SUFFIX,
+    RECORD,
+    SEALED_SUFFIX,
+    attempt_directory,
+)
+from tracekit.collectors.run_directory.followed_rank import FactParser, FileRead, FollowedRank, Notice, Trouble
+from tracekit.collectors.run_directory.launchers import MANIFEST, RANK_FILE, why_unrecorded
+from tracekit.collectors.run_directory.segments import AttemptRecording, GarbageError, joined, records_in
 
 #: A rank whose files cannot be read is retried after growing delays, and left out after this long, seconds.
 READ_RETRY_S = 300.0
@@ -245,3 +251,38 @@ class AttemptFollower:
                 if status is not None and progress.read >= status.st_size:
                     run.remove(path)
                     del self._files[name.removesuffix(SEALED_SUFFIX)]
+
+
+def read_attempt(directory: str | os.PathLike[str], attempt: int) -> AttemptRecording:
+    """Read one attempt of a run directory. Raises FormatError if it holds no segments, or garbage alone."""
+    path = attempt_directory(Path(directory), attempt)
+    _check_complete(path)
+    follower = AttemptFollower(attempt, path, 0, over=True)
+    skipped = tuple(notice.line for notice in follower.update(0.0) if not notice.left_out)
+    follower.leave_out_strangers()
+    bad = {number: why for number, rank in sorted(follower.ranks.items()) if (why := rank.bad) is not None}
+    if not follower.good:
+        if bad:
+            raise FormatError(bad[min(bad)])
+        why = why_unrecorded(path.parent) or "check that the command trains with torch in this Python environment"
+        raise FormatError(f"{path}: no rank recorded anything; {why}")
+    ranks = {number: rank.recording(joined(rank.pending)) for number, rank in sorted(follower.good.items())}
+    left_out = tuple(f"rank {number} is left out: {why}; the other ranks are read" for number, why in bad.items())
+    return AttemptRecording(attempt, path, ranks, (*left_out, *skipped))
+
+
+def _check_complete(path: Path) -> None:
+    """Raise FormatError unless all files of the manifest are complete: a folder may have been copied partially."""
+    manifest = path / MANIFEST
+    if not manifest.exists():
+        return
+    sizes = {entry.name: entry.stat().st_size for entry in path.iterdir() if RANK_FILE.match(entry.name)}
+    try:
+        with open_to_read(manifest) as file:
+            listed = {str(name): int(size) for name, size in json.load(file)["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise FormatError(f"{manifest}: damaged ({error!r:.200}); delete it to read the files that are there") from None
+    for name, size in listed.items():
+        sealed = name.replace(OPEN_SUFFIX, SEALED_SUFFIX)  # a rank that outlived the launcher
+        if max(sizes.get(name, -1), sizes.get(sealed, -1)) < size:
+            raise FormatError(f"{path / name}: missing, or shorter than the {size} bytes it had; copy it again")

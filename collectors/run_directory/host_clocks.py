@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from tracekit.base.errors import FormatError
 from tracekit.collectors.record.small_file import open_to_read
-from tracekit.collectors.run_directory.clock_pings import ClockSample
+from tracekit.collectors.run_directory.launchers import ClockSample
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,27 +1,26 @@
-"""The report as HTML: the card with the answer, tables of causes and fixes, and all of them together for a notebook.
-
-In: a `Report`. Out: markup without a script. Names are escaped wherever they appear. `documents/page.py` builds a whole
-page from the same parts.
-"""
+"""The report as HTML: the card with the answer, tables of causes and fixes, and its pictures as SVG."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from html import escape
 from importlib.resources import files
+from typing import assert_never
+
+import numpy as np
 
 from tracekit.analysis.job.job import Job
 from tracekit.base.errors import TraceError
-from tracekit.base.text import printable, short
-from tracekit.dashboards.documents.svg import picture, step_bars, worker_map
+from tracekit.base.text import cost_alone, printable, seconds, short
 from tracekit.dashboards.figures.theme import DARK, LIGHT, Theme
-from tracekit.dashboards.run_words import first_line
-from tracekit.dashboards.words import answer_rows, tables
-from tracekit.report.report import Report
-from tracekit.report.section import BarTimeline, Section, Series, Table
-from tracekit.report.verdict import UNNAMED, LossKind
+from tracekit.dashboards.figures.worker_map import LOST_LEVELS, WorkerCells, level_of, worker_cells
+from tracekit.dashboards.words import answer_rows, first_line, tables, worker_name
+from tracekit.report.finding import UNNAMED, LossKind
+from tracekit.report.report import Report, WorkerGrid
+from tracekit.report.tables import BarTimeline, Picture, Section, Series, ShareGrid, Table
+from tracekit.trace.model import Worker
 
 #: A cell of figures: a number with its unit and error, nothing, or that none is known.
 _FIGURE = re.compile(r"-?|[-+]?\d[\d.,]*( ?[%\w]+)?( ± .+)?")
@@ -136,3 +135,209 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         for row in rows
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(f'<tr>{row}</tr>' for row in cells)}</tbody></table>"
+
+
+#: The largest map, DP ranks x stages, and the largest number of bars; beyond that, the maximum of several is shown.
+_LARGEST_MAP, _MOST_BARS = (64, 32), 240
+_CELL, _GAP, _LEFT, _TOP = 22, 2, 44, 18
+_BAR, _HEIGHT = 8, 96
+#: Width of a picture, height of stacked bars; of a timeline the height of a row, the width of its name, and how many
+#: rows are drawn thinner.
+_WIDE, _BARS_HIGH = 1000, 160
+_ROW, _NAMES, _MANY_ROWS = 20, 64, 100
+
+
+def worker_map(report: Report) -> str:
+    """What every worker alone costs of a step, DP ranks down, stages across."""
+    grid = report.worker_grid()
+    cells = worker_cells(grid.slowdown, grid.dp_ranks, _LARGEST_MAP)
+    rows, columns = cells.slowdown.shape
+    width, height = _LEFT + columns * _CELL, _TOP + rows * _CELL
+    marks = [*_cells(grid, cells), *_ticks(cells)]
+    note = (
+        "" if cells.patch == (1, 1) else f"<p>A cell is the worst of {cells.patch[0]} x {cells.patch[1]} workers.</p>"
+    )
+    words = [f"&lt; {LOST_LEVELS[0]:.0%}", *(f"{share:.0%}" for share in LOST_LEVELS)]
+    legend = "".join(f'<span><i class="level{level}"></i>{word}</span>' for level, word in enumerate(words))
+    return (
+        f'<svg class="map" role="img" aria-label="What each worker alone costs of a step, DP ranks down, stages across"'
+        f' viewBox="0 0 {width} {height}" width="{width}" height="{height}">{"".join(marks)}</svg>'
+        f'{note}<p class="legend">share of a step that it alone costs {legend}</p>'
+    )
+
+
+def _cells(grid: WorkerGrid, cells: WorkerCells) -> Iterator[str]:
+    for row, values in enumerate(cells.slowdown):
+        for column, value in enumerate(values):
+            worker = Worker(cells.dp_ranks[row], column * cells.patch[1])
+            named, rank = f"workers from {worker} on", None
+            if cells.patch == (1, 1):
+                row_of_worker = grid.rows[worker]
+                named = f"{worker_name(row_of_worker)}, dp {worker.dp_rank}, stage {worker.pp_rank}"
+                rank = row_of_worker.rank
+            mark = "" if rank is None else f' data-rank="{rank}"'
+            words = f"{escape(named)}: alone costs {cost_alone(value)} of a step"
+            yield (
+                f'<rect class="level{level_of(value)}"{mark} x="{_LEFT + column * _CELL}" y="{_TOP + row * _CELL}"'
+                f' width="{_CELL - _GAP}" height="{_CELL - _GAP}"><title>{words}</title></rect>'
+            )
+
+
+def _ticks(cells: WorkerCells) -> Iterator[str]:
+    """Numbers of DP ranks and stages, as many as fit without overlap."""
+    rows, columns = cells.slowdown.shape
+    for row in range(0, rows, -(-rows // 32)):
+        y = _TOP + row * _CELL + _CELL // 2 + 3
+        yield f'<text x="{_LEFT - 6}" y="{y}" text-anchor="end">{cells.dp_ranks[row]}</text>'
+    for column in range(columns):
+        x = _LEFT + column * _CELL + (_CELL - _GAP) // 2
+        yield f'<text x="{x}" y="{_TOP - 6}" text-anchor="middle">{column * cells.patch[1]}</text>'
+
+
+def step_bars(report: Report) -> str:
+    """Recorded time of each step; the slowest ones of the timeline are marked."""
+    times, lost_s = report.step_times(), [row.lost_s or 0.0 for row in report.by_step]
+    size = -(-len(times.steps) // _MOST_BARS)
+    starts = np.arange(0, len(times.steps), size)
+    peaks = np.maximum.reduceat(times.recorded, starts)
+    top, width = float(peaks.max()), len(starts) * _BAR
+    bars = []
+    for number, (start, peak) in enumerate(zip(starts, peaks, strict=True)):
+        slowest = start + int(times.recorded[start : start + size].argmax())
+        height = max(1.0, _HEIGHT * float(peak) / top)
+        bars.append(
+            f'<rect class="bar" data-step="{times.steps[slowest]}" x="{number * _BAR}" y="{_HEIGHT - height:.1f}"'
+            f' width="{_BAR - 1}" height="{height:.1f}"><title>step {times.steps[slowest]}: {seconds(float(peak))},'
+            f" {seconds(lost_s[slowest])} lost</title></rect>"
+        )
+    note = "" if size == 1 else f"<p>A bar is the slowest of {size} steps.</p>"
+    return (
+        f'<svg class="steps" role="img" aria-label="Recorded time of each step" viewBox="0 0 {width} {_HEIGHT}"'
+        f' width="{width}" height="{_HEIGHT}" preserveAspectRatio="none">{"".join(bars)}</svg>'
+        f"<p>Steps {times.steps[0]} to {times.steps[-1]}, recorded: mean {seconds(report.step_time_s.recorded)},"
+        f" slowest {seconds(top)}.</p>{note}"
+    )
+
+
+def picture(drawn: Picture) -> str:
+    """A picture of a report in its shape."""
+    match drawn:
+        case ShareGrid():
+            return _grid(drawn)
+        case Series():
+            return _bars(drawn) if drawn.stacked else _lines(drawn)
+        case BarTimeline():
+            return _timeline(drawn)
+        case _:
+            assert_never(drawn)
+
+
+def _grid(drawn: ShareGrid) -> str:
+    """Rows of cells in the colours of slowdown."""
+    width, height = _LEFT + len(drawn.columns) * _CELL, _TOP + len(drawn.rows) * _CELL
+    marks = [
+        f'<rect class="level{level_of(1 + value)}" x="{_LEFT + column * _CELL}" y="{_TOP + row * _CELL}"'
+        f' width="{_CELL - _GAP}" height="{_CELL - _GAP}"><title>{_escaped(drawn.down)} {_escaped(name)},'
+        f" {_escaped(drawn.across)} {_escaped(drawn.columns[column])}: {value:+.0%} {_escaped(drawn.unit)}"
+        "</title></rect>"
+        for row, name in enumerate(drawn.rows)
+        for column, value in enumerate(drawn.values[row])
+    ]
+    names = [
+        f'<text x="{_LEFT - 6}" y="{_TOP + row * _CELL + _CELL // 2 + 3}" text-anchor="end">{_escaped(name)}</text>'
+        for row, name in enumerate(drawn.rows)
+    ]
+    return _svg("map", drawn.title, (width, height), [*marks, *names], f"{drawn.down} down, {drawn.across} across")
+
+
+def _bars(drawn: Series) -> str:
+    """A bar at each place, of its parts; the first at the bottom."""
+    totals = [sum(line.values[place] or 0.0 for line in drawn.lines) for place in range(len(drawn.places))]
+    scale, width, marks = _BARS_HIGH / max(*totals, 1e-12), _WIDE / max(len(totals), 1), list[str]()
+    for number, place in enumerate(drawn.places):
+        top = float(_BARS_HIGH)
+        for line in drawn.lines:
+            value = line.values[number] or 0.0
+            top -= value * scale
+            marks.append(
+                f'<rect class="what{line.tone}" x="{number * width:.1f}" y="{top:.1f}" width="{width * 0.9:.1f}"'
+                f' height="{value * scale:.1f}"><title>{_escaped(drawn.axis)} {place:g}, {_escaped(line.name)}:'
+                f" {value:,.4g} {_escaped(drawn.unit)}</title></rect>"
+            )
+    legend = _legend((line.tone, line.name) for line in drawn.lines)
+    return _svg("series", drawn.title, (_WIDE, _BARS_HIGH), marks, f"{legend} {_escaped(drawn.note or '')}")
+
+
+def _lines(drawn: Series) -> str:
+    """Lines over the band of what is usual."""
+    low, high = ([], []) if drawn.usual is None else (drawn.usual.low, drawn.usual.high)
+    values = [
+        value for row in (low, high, *(line.values for line in drawn.lines)) for value in row if value is not None
+    ]
+    if not values:
+        return ""
+    begin, span = drawn.places[0], drawn.places[-1] - drawn.places[0]
+    least, most = min(values), max(values)
+    scale = (_WIDE - _LEFT - 10) / (span or 1.0), (_HEIGHT - 16) / (most - least or 1.0)
+
+    def point(place: float, value: float) -> str:
+        return f"{_LEFT + (place - begin) * scale[0]:.1f},{_HEIGHT - 8 - (value - least) * scale[1]:.1f}"
+
+    def points(row: Sequence[float | None]) -> list[str]:
+        return [point(place, value) for place, value in zip(drawn.places, row, strict=False) if value is not None]
+
+    marks = [
+        f'<text x="{_LEFT - 6}" y="{y}" text-anchor="end">{value:,.4g}</text>'
+        for value, y in ((most, 12), (least, _HEIGHT - 4))
+    ]
+    marks.append(f'<polygon class="peers" points="{" ".join([*points(high), *reversed(points(low))])}"/>')
+    marks += [
+        f'<path class="end" d="M{point(place, least)} L{point(place, most)}"/>'
+        for place in drawn.marks
+        if begin <= place <= begin + span
+    ]
+    marks += [
+        f'<polyline class="line what{line.tone}" points="{" ".join(points(line.values))}"/>' for line in drawn.lines
+    ]
+    usual = "" if drawn.usual is None else f'<span><i class="peers"></i>{_escaped(drawn.usual.name)}</span>'
+    legend = f"{_escaped(drawn.unit)} over {seconds(span)} {_legend((line.tone, line.name) for line in drawn.lines)}"
+    return _svg("series", drawn.title, (_WIDE, _HEIGHT), marks, f"{legend}{usual}")
+
+
+def _timeline(drawn: BarTimeline) -> str:
+    """Bars in rows; rows without names are thin, and those with a name and no bars are headings."""
+    named, many = any(drawn.rows), len(drawn.rows) >= _MANY_ROWS
+    thin = 2 if many else 6
+    high, begin, gap = (_ROW, _NAMES, 3) if named else (thin, 0, 1)
+    end_s = max((bar.end_s for bar in drawn.bars), default=0.0)
+    scale, of_bars = (_WIDE - begin - 10) / (end_s or 1.0), {bar.row for bar in drawn.bars}
+    marks = []
+    for row, name in enumerate(drawn.rows):
+        at_end = f'x="{begin - 6}" text-anchor="end"' if row in of_bars else 'x="0"'
+        if name:
+            marks.append(f'<text {at_end} y="{(row + 1) * high - 6}">{_escaped(name)}</text>')
+    marks += [
+        f'<rect class="what{drawn.legend[bar.what].tone}" x="{begin + bar.start_s * scale:.2f}" y="{bar.row * high}"'
+        f' width="{max((bar.end_s - bar.start_s) * scale, 0.1):.2f}" height="{high - gap}"><title>'
+        f"{_escaped(bar.words)}</title></rect>"
+        for bar in drawn.bars
+    ]
+    seen = {bar.what for bar in drawn.bars}
+    legend = _legend((what.tone, what.name) for number, what in enumerate(drawn.legend) if number in seen)
+    return _svg("timeline", drawn.title, (_WIDE, len(drawn.rows) * high), marks, legend)
+
+
+def _legend(entries: Iterable[tuple[int, str]]) -> str:
+    return "".join(f'<span><i class="what{tone}"></i>{_escaped(name)}</span>' for tone, name in entries)
+
+
+def _svg(kind: str, title: str, size: tuple[int, int], marks: Sequence[str], legend: str) -> str:
+    width, height = size
+    return (
+        f'<div class="scroll"><svg class="{kind}" role="img" aria-label="{_escaped(title)}" viewBox="0 0 {width}'
+        f' {height}" width="{width}" height="{height}">{"".join(marks)}</svg></div><p class="legend">{legend}</p>'
+    )
+
+
+def _escaped(text: str) -> str:
+    return escape(printable(text))

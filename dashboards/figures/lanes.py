@@ -15,7 +15,7 @@ import polars as pl
 
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.base.text import cut, printable, seconds
-from tracekit.dashboards.figures.step_ops import Replay, StepOps
+from tracekit.dashboards.figures.spans import Replay, StepOps
 from tracekit.trace.gpu_activity import KernelClass
 from tracekit.trace.op import OpTrace
 from tracekit.trace.post_training import POST_TRAINING

@@ -16,14 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tracekit.analysis.job.job import Job
-from tracekit.analysis.job.worker_lanes import WorkerLanes
+from tracekit.analysis.job.pipeline_tables import WorkerLanes
 from tracekit.analysis.numeric.arrays import Ints
 from tracekit.base.errors import OutputError, SelectionError
 from tracekit.base.text import seconds, short
-from tracekit.dashboards.figures.path_spans import path_spans
-from tracekit.dashboards.figures.step_ops import SHORTEST_PEER_S, Replay, step_ops
-from tracekit.dashboards.figures.worker_cells import workers_that_matter
-from tracekit.dashboards.figures.worker_map import WorkerMap
+from tracekit.dashboards.figures.spans import SHORTEST_PEER_S, Replay, path_spans, step_ops
+from tracekit.dashboards.figures.worker_map import WorkerMap, workers_that_matter
 from tracekit.dashboards.words import worker_name
 from tracekit.report.report import Report
 from tracekit.trace.model import KINDS, Worker
@@ -73,7 +71,7 @@ class Plots:
         `step`: to that step; by default over all steps. Workers that a cause names are outlined.
         """
         colours = _theme(theme)
-        from tracekit.dashboards.figures.worker_charts import worker_heatmap
+        from tracekit.dashboards.figures.charts import worker_heatmap
 
         workers = self._map()
         position = None if step is None else self._position(step)
@@ -87,7 +85,7 @@ class Plots:
     def steps(self, *, theme: str = "light") -> go.Figure:
         """Recorded and ideal time of each step, seconds."""
         colours = _theme(theme)
-        from tracekit.dashboards.figures.time import step_times
+        from tracekit.dashboards.figures.charts import step_times
 
         by_step = self.report.table("by_step")
         moments = ["" if lost_s is None else f"{seconds(lost_s)} lost" for lost_s in by_step["lost_s"]]
@@ -170,7 +168,7 @@ class Plots:
         """
         colours = _theme(theme)
         from tracekit.analysis.bubbles.picture import draw_step, timeline_of
-        from tracekit.dashboards.figures.sections import timeline
+        from tracekit.dashboards.figures.charts import timeline
 
         number = self._step(step)
         drawn = timeline_of("", draw_step(self.lanes.replay, number, schedules=schedules), ())

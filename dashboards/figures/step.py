@@ -14,9 +14,8 @@ import numpy as np
 import plotly.graph_objects as go
 
 from tracekit.analysis.numeric.arrays import Floats, Ints
-from tracekit.dashboards.figures.base import axis, figure
-from tracekit.dashboards.figures.spans import Line, Spans, Window, count, spans
-from tracekit.dashboards.figures.step_ops import Replay, StepOps
+from tracekit.dashboards.figures.charts import axis, figure
+from tracekit.dashboards.figures.spans import Line, Replay, Spans, StepOps, Window, count, spans
 from tracekit.dashboards.figures.theme import CLASSES, Theme, legend
 from tracekit.trace.model import KINDS
 

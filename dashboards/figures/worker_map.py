@@ -1,12 +1,8 @@
-"""The map of exact S_w, ready to be drawn: where each worker is, what is missing, and pooling for large maps.
-
-In: the table `by_worker` of a report and S of each worker in each step. Out: `WorkerMap`, `Pooled`, `HostLoad`. Three
-figures on two pages share this map, so that none of them searches 65,536 rows for a worker.
-"""
+"""The map of exact S_w, ready to be drawn: where each worker is, what is known of it, and the map in cells."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +11,7 @@ import polars as pl
 from msgspec import Struct
 
 from tracekit.base.text import short
+from tracekit.report.report import Report
 from tracekit.trace.model import Worker
 
 Floats = npt.NDArray[np.floating]
@@ -231,3 +228,35 @@ def pool(values: Floats, row_block: int, column_block: int) -> Pooled:
         row_block=row_block,
         column_block=column_block,
     )
+
+
+class WorkerCells(Struct, frozen=True):
+    """`slowdown`: the largest exact S_w of each patch of workers, [rows, columns]; `patch`: DP ranks and stages per
+    patch.
+
+    `dp_ranks`: the first DP rank of each row.
+    """
+
+    slowdown: Floats
+    patch: tuple[int, int]
+    dp_ranks: tuple[int, ...]
+
+
+def worker_cells(values: Floats, dp_ranks: Sequence[int], largest: tuple[int, int]) -> WorkerCells:
+    """S of workers, [dp_ranks, stages], pooled by maximum to at most `largest` rows and columns."""
+    down, across = (-(-size // limit) for size, limit in zip(values.shape, largest, strict=True))
+    return WorkerCells(pool(values, down, across).values, (down, across), tuple(dp_ranks[::down]))
+
+
+def workers_that_matter(report: Report, most: int) -> list[Worker]:
+    """The workers of causes, then the slowest, at most `most`; in order of DP rank and stage."""
+    rows = report.by_worker or []
+    analysed = {row.worker for row in rows}
+    culprits = [culprit.worker for culprit in report.answer.culprits if culprit.worker in analysed]
+    slowest = [row.worker for row in rows[:most]]
+    return sorted(list(dict.fromkeys([*filter(None, culprits), *slowest]))[:most])
+
+
+def level_of(slowdown: float) -> int:
+    """The level of slowness of a worker, 0 to the number of `LEVELS`."""
+    return int(np.searchsorted(LEVELS, slowdown, side="right"))

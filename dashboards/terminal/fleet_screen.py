@@ -14,13 +14,12 @@ from rich.padding import Padding
 from rich.text import Text
 
 from tracekit.base.text import printable
-from tracekit.dashboards.terminal.colours import LOST
-from tracekit.dashboards.terminal.tables import labelled, new_table
+from tracekit.dashboards.terminal.tables import LOST, labelled, new_table
 from tracekit.dashboards.words import figure_columns
 from tracekit.fleet.figures import FleetFigures
 from tracekit.fleet.study_comparison import ChangeDirection, FleetComparison
 from tracekit.fleet.words import answer_rows, culprits_table, headline, tables
-from tracekit.report.section import Table
+from tracekit.report.tables import Table
 
 #: Lines of the first screen, and rows of each table on it.
 _SCREEN, _MOST_ROWS = 24, 4

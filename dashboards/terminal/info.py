@@ -17,12 +17,12 @@ from rich.table import Table
 from rich.text import Text
 
 from tracekit.analysis.gpu.recorded import KEPT, Kept
-from tracekit.base.command_line import adding, command
+from tracekit.base.paths import adding, command
 from tracekit.base.text import printable, seconds, short, three_digits
 from tracekit.dashboards.terminal.tables import new_table
 from tracekit.store import StoredJob
+from tracekit.store.catalogue_rows import AnyTrace
 from tracekit.store.folder import is_store_folder
-from tracekit.store.window import AnyTrace
 from tracekit.trace.canonical import share_of_samples
 from tracekit.trace.post_training import POST_TRAINING
 

@@ -13,13 +13,20 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from tracekit.base.command_line import command
+from tracekit.base.paths import command
 from tracekit.base.text import short
-from tracekit.dashboards.run_words import first_line
-from tracekit.dashboards.terminal.colours import BAD, UNSURE, VERDICT_STYLE
-from tracekit.dashboards.terminal.maps import small_map, steps_line
-from tracekit.dashboards.terminal.tables import labelled, section_panel, section_table, side_by_side
-from tracekit.dashboards.words import MOST_CAUSES, answer_rows
+from tracekit.dashboards.terminal.tables import (
+    BAD,
+    UNSURE,
+    VERDICT_STYLE,
+    labelled,
+    section_panel,
+    section_table,
+    side_by_side,
+    small_map,
+    steps_line,
+)
+from tracekit.dashboards.words import MOST_CAUSES, answer_rows, first_line
 from tracekit.report.report import Report
 
 #: Lines of the first screen without that of the browser, with pictures and without; lines that the steps take,
@@ -60,7 +67,7 @@ def print_report(
         console.print()
     if explain:
         console.print(Text("How each number came about", style="bold underline"))
-        from tracekit.dashboards.terminal.explanation import explanations
+        from tracekit.dashboards.terminal.details import explanations
 
         console.print(Padding(labelled(explanations(report, gpu_hour).items()), (0, 0, 1, 0)))
     if asked:

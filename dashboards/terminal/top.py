@@ -1,30 +1,35 @@
-"""One job on a screen of 80 columns: verdict, step time and loss over the windows, incidents, workers.
-
-In: a store. Out: what rich prints, again and again.
-"""
+"""Watched jobs in a terminal: one job on a screen of 80 columns, and tables of windows and incidents."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 import numpy as np
 import polars as pl
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from tracekit.base.errors import NotStoredError
 from tracekit.base.text import counted, percent, printable, seconds, short, three_digits
-from tracekit.dashboards.terminal.colours import BAD, LOST, UNSURE, VERDICT_STYLE
-from tracekit.dashboards.terminal.maps import merged_map, sparkline
-from tracekit.dashboards.terminal.tables import labelled, new_table
-from tracekit.live.incident_words import advice, lasted
-from tracekit.store import Incident, Store
-from tracekit.store.handling import owner_of
+from tracekit.dashboards.terminal.tables import (
+    BAD,
+    LOST,
+    UNSURE,
+    VERDICT_STYLE,
+    labelled,
+    merged_map,
+    new_table,
+    sparkline,
+)
+from tracekit.live.incident_words import advice, handling, lasted, since_words, utc
+from tracekit.store import Incident, Store, StoredWindow, WindowPart
+from tracekit.store.incidents import IncidentChange, owner_of
 
 #: The number of windows in the course of a figure, and of open incidents to describe.
 _MOST_WINDOWS, _MOST_INCIDENTS = 600, 3
@@ -154,3 +159,41 @@ def _workers(rows: pl.DataFrame) -> RenderableType | None:
     dp_ranks: Sequence[int] = rows["dp_ranks"][0].to_list()
     per_step = rows["slowdown"].explode().to_numpy().reshape(rows.height, len(dp_ranks), -1)
     return merged_map(np.asarray(per_step, np.float64).mean(axis=0), dp_ranks, _MAP_ROWS)
+
+
+def print_windows(windows: Iterable[StoredWindow], history: pl.DataFrame, console: Console) -> None:
+    """Print a line per window: its steps, the share of them that it lost, and its headline. `history`: as of
+    `Store.history`.
+    """
+    judged = {
+        number: (share, words) for number, share, words in history.select("number", "share", "headline").iter_rows()
+    }
+    table = Table("Window", "Steps", "Lost", "What it showed", box=None, padding=(0, 1), header_style="bold underline")
+    for column in table.columns[:3]:
+        column.no_wrap, column.justify = True, "right"
+    table.columns[3].overflow = "fold"
+    for window in windows:
+        share, words = judged.get(window.number, (None, None))
+        shown = "not analysed" if window.slowdown is None else printable(words or "")
+        pruned = "" if WindowPart.OPS in window.files else " (ops pruned)"
+        lost = "-" if share is None else f"{share:z.1%}"
+        table.add_row(f"{window.number}", f"{window.first_step} to {window.last_step}", lost, Text(f"{shown}{pruned}"))
+    console.print(table)
+
+
+def print_incidents(
+    incidents: Sequence[Incident], changes_of: Callable[[int], Sequence[IncidentChange]], console: Console
+) -> None:
+    """Print each incident: how long it lasts, the cause, since when, and of an open one the culprit and what to do.
+    `changes_of`: what people did about an incident, by its number.
+    """
+    for incident in incidents:
+        state, is_open = f"open for {lasted(incident)}", incident.closed_at is None
+        if not is_open:
+            state = f"lasted {lasted(incident)}, {incident.closed_because}"
+        title = Text(f"{incident.incident_id}  {short(incident.job)}", style="bold")
+        console.print(title.append(f": {printable(state)}", style="not bold"))
+        rows = [("What", incident.cause.what), ("Since", since_words(incident, utc))]
+        rows += [*(advice(incident) if is_open else ())]
+        rows += [("Handled", words) for words in handling(changes_of(incident.incident_id), utc)]
+        console.print(Padding(labelled((name, printable(text)) for name, text in rows), (0, 0, 1, 3)))

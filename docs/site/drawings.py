@@ -11,7 +11,7 @@ import numpy as np
 import plotly.graph_objects as go
 import polars as pl
 
-from tracekit.dashboards.figures.base import figure
+from tracekit.dashboards.figures.charts import figure
 from tracekit.dashboards.figures.theme import LIGHT
 
 TABLE = Path(__file__).parent / "paper_figures.csv"

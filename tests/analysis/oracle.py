@@ -8,7 +8,7 @@ import networkx
 import numpy as np
 from hypothesis import strategies as st
 
-from tracekit.analysis.graph.structure import Structure
+from tracekit.analysis.graph.megatron import Structure
 from tracekit.trace.model import KINDS, OpKind
 
 COMPUTE, SEND, RECV, GATHER = (

@@ -10,7 +10,7 @@ import pytest
 import tracekit
 from tests import outputs
 from tests.analysis.causes.corpus import STRENGTHS
-from tracekit.report.verdict import NEEDS, LossKind
+from tracekit.report.finding import NEEDS, LossKind
 from tracekit.sources.registry import SOURCES
 from tracekit.synth import BaseCosts, LateDataLoading, SlowWorker, SynthSpec, synthesize
 from tracekit.trace.facts import Fact

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 import tracekit
 from tests.kineto_files import document, event, kernel, launch, write
-from tracekit.analysis.diagnosis.seen_once import seen_once
-from tracekit.report.finding import SeenOnce
+from tracekit.analysis.diagnosis.find import seen_once
+from tracekit.report.finding import LossKind, SeenOnce
 from tracekit.report.report import Report
-from tracekit.report.verdict import LossKind
 from tracekit.synth import SlowSteps, SynthSpec, synthesize
 from tracekit.trace.model import Layout
 

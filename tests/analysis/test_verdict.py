@@ -19,8 +19,8 @@ from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.interventions import step_times
 from tracekit.base.text import main_clause
 from tracekit.report.conclusions import Verdict
+from tracekit.report.finding import LossKind
 from tracekit.report.report import Report
-from tracekit.report.verdict import LossKind
 from tracekit.synth import PythonGc, SequenceLengthImbalance, SlowNic, SlowWorker, SynthSpec, synthesize
 from tracekit.trace.canonical import Trace
 from tracekit.trace.compute_order import Schedule

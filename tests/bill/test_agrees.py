@@ -19,7 +19,7 @@ from tests.properties import examples
 from tracekit.analysis.detectors.all_detectors import detector_of
 from tracekit.analysis.job.job import Job
 from tracekit.analysis.job.load import job_of
-from tracekit.bill.stored import bill_of_job
+from tracekit.bill.account import bill_of_job
 from tracekit.report.finding import Place
 from tracekit.sources.load import load
 from tracekit.synth.injected_causes import CAUSES, parse_cause

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from tests.reports import report_with
-from tracekit.analysis.numeric.estimate import Estimate
-from tracekit.costs.claimed import ClaimedCosts
+from tracekit.analysis.numeric.means import Estimate
+from tracekit.costs.claimed import ALL, USEFUL, BillPart, ClaimedCosts
 from tracekit.costs.of_report import costs_of
-from tracekit.costs.parts import ALL, USEFUL, BillPart
 from tracekit.report.report import Report
 
 UNEXPLAINED_DELAYS = (BillPart.UNKNOWN, "launch delays without a cause", 0.0)

@@ -12,12 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.properties import examples
-from tracekit.bill.account import Account, run_of
-from tracekit.bill.stored import accounted
-from tracekit.costs.claimed import ClaimedCosts, PlacedLoss
-from tracekit.costs.parts import USEFUL, BillPart
-from tracekit.report.run import State
-from tracekit.report.verdict import LossKind
+from tracekit.bill.account import Account, accounted, run_of
+from tracekit.costs.claimed import USEFUL, BillPart, ClaimedCosts, PlacedLoss
+from tracekit.report.conclusions import State
+from tracekit.report.finding import LossKind
 from tracekit.store import Store
 
 BEGAN_S, GPUS = 1_700_000_000.0, 4

@@ -17,15 +17,13 @@ from tests.bill.test_stored import as_version_6, stored, window
 from tests.dashboards.watched import write_watched
 from tests.handmade import HEALTHY_STEP_S, SLOW_STEP_S, healthy_frame, run, slow_frame
 from tests.live.beside import Beside
-from tracekit.base.exit_codes import ExitCode
+from tracekit.base.errors import ExitCode
 from tracekit.base.text import ranks_text
-from tracekit.bill.account import run_of
-from tracekit.bill.run_account import accused_of_run, run_of_job
-from tracekit.bill.stored import account_of, bill_of_store
+from tracekit.bill.account import account_of, accused_of_run, bill_of_store, run_of, run_of_job
 from tracekit.commands.mcp import who, why_slow
-from tracekit.dashboards.run_words import coverage_words, run_sentence
+from tracekit.dashboards.words import coverage_words, run_sentence
 from tracekit.live.incident_words import since_words, utc
-from tracekit.report.run import RunCause, RunVerdict, State
+from tracekit.report.conclusions import RunCause, RunVerdict, State
 from tracekit.store import Incoming
 from tracekit.trace.canonical import Trace
 

@@ -25,8 +25,8 @@ from tests.handmade import (
 )
 from tests.live.beside import Beside
 from tracekit.analysis.job.pipeline import PipelineJob
-from tracekit.base.exit_codes import ExitCode
-from tracekit.bill.stored import bill_of_store
+from tracekit.base.errors import ExitCode
+from tracekit.bill.account import bill_of_store
 from tracekit.store import Incoming, Store
 from tracekit.store.folder import CATALOGUE
 from tracekit.trace.canonical import Trace

@@ -9,8 +9,8 @@ import pytest
 from tests.collectors.conftest import environment
 from tests.handmade import run
 from tracekit.trace.canonical import SAMPLED
+from tracekit.trace.facts import step_values
 from tracekit.trace.model import OpKind
-from tracekit.trace.step_values import step_values
 
 MS = 1e-3
 #: What `fake_gpu.py` launches, by its own clock, and how much faster that is than the host's.
@@ -186,8 +186,7 @@ print(told[0]["driver"])
 @pytest.mark.slow
 def test_throttling_is_kept_with_its_reasons(tmp_path, nvml):
     """Eight samples of the played GPU: two throttled by heat, which its hardware did, idle is no throttling."""
-    from tracekit.collectors.merge.gpu_samples import summarize_gpu
-    from tracekit.collectors.merge.machine_samples import read_samples
+    from tracekit.collectors.merge.machine_samples import read_samples, summarize_gpu
 
     path = tmp_path / "rank-000003.gpu"
     command = [sys.executable, "-c", SAMPLER, str(path), str(HERE.parents[1])]
@@ -215,7 +214,7 @@ def test_a_series_is_kept_over_time_and_thinned():
 
 
 def test_nothing_of_a_gpu_is_known_without_samples():
-    from tracekit.collectors.merge.gpu_samples import summarize_gpu
+    from tracekit.collectors.merge.machine_samples import summarize_gpu
 
     summary = summarize_gpu({}, [])
     assert (summary["throttled"], summary["power_w"], summary["reasons"]) == (None, None, {})

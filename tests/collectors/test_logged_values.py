@@ -11,11 +11,11 @@ import pytest
 
 from tests.collectors.conftest import Runs
 from tests.handmade import run
+from tracekit.collectors.merge.machine_samples import logged_values
 from tracekit.collectors.merge.placement import MeshPlace, Placement
-from tracekit.collectors.merge.values import logged_values
 from tracekit.store import Store
+from tracekit.trace.facts import STEP_VALUES, step_values
 from tracekit.trace.model import Layout
-from tracekit.trace.step_values import STEP_VALUES, step_values
 
 
 def test_the_store_has_what_two_ranks_wrote(runs: Runs, tmp_path: Path) -> None:

@@ -16,8 +16,7 @@ from werkzeug.serving import make_server
 
 from tests.dashboards.conftest import Serving
 from tests.dashboards.web.test_tokens import NEW, write
-from tracekit.dashboards.browser.web.access import read_access
-from tracekit.dashboards.browser.web.auth import read_auth
+from tracekit.dashboards.browser.web.access import read_access, read_auth
 
 pytestmark = pytest.mark.slow
 

@@ -15,13 +15,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.dashboards.page_text import Pages
 from tests.handmade import run, slow_trace
-from tracekit.analysis.job.analysis import ReportOptions
+from tracekit.analysis.job.job import ReportOptions
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.text import seconds, with_error
-from tracekit.dashboards.browser.data.whatif_query import WhatifQuery
+from tracekit.dashboards.browser.data.replays import WhatifQuery
 from tracekit.live.metrics import StoreMetrics, remembered
+from tracekit.report.finding import LossKind
 from tracekit.report.findings import Findings
-from tracekit.report.verdict import LossKind
 from tracekit.store import Incoming, Store
 
 JOB = "slow-worker"

@@ -15,10 +15,9 @@ from tests.dashboards.watched import write_watched
 from tests.handmade import run
 from tracekit.commands.mcp import why_slow
 from tracekit.dashboards.documents.card import card
-from tracekit.dashboards.documents.messages import messages
-from tracekit.live.incident_changes import Changes
-from tracekit.live.notify import text_message
-from tracekit.live.watch import lines
+from tracekit.dashboards.documents.markdown import messages
+from tracekit.live.receivers import text_message
+from tracekit.live.watch import Changes, lines
 from tracekit.store import Store
 
 #: What no surface says: figures of the published method, names of JSON and of code, arrows for words.

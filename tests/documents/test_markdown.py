@@ -10,7 +10,7 @@ import pytest
 
 from tests.documents.evil import EVIL, SAMPLES, write_evil
 from tests.handmade import run
-from tracekit.base.exit_codes import ExitCode
+from tracekit.base.errors import ExitCode
 from tracekit.dashboards.documents.markdown import escaped
 
 

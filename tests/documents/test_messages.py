@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.documents.evil import EVIL
 from tests.reports import report_with
-from tracekit.dashboards.documents.messages import messages
+from tracekit.dashboards.documents.markdown import messages
 from tracekit.report.report import Report
 
 ADDRESS = "https://tracekit.example.com/job?job=x"

@@ -26,11 +26,11 @@ from tests.faults.shim import FAULTS, Fault, What, arm, disarm
 from tests.handmade import findings_of, slow_trace
 from tracekit import cli
 from tracekit.base.errors import StoreError, TracekitError
-from tracekit.report.applied import AppliedFix
+from tracekit.report.comparison import AppliedFix
 from tracekit.report.findings import Findings
 from tracekit.store import Incoming, Store, WindowPart
 from tracekit.store.care import damages, repair
-from tracekit.store.handling import IncidentChange
+from tracekit.store.incidents import IncidentChange
 
 State = dict[tuple[Any, ...], tuple[Any, ...]]
 DAMAGED = "damaged"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tracekit.dashboards.figures.characters import lines_of
-from tracekit.report.section import (
+from tracekit.dashboards.words import lines_of
+from tracekit.report.tables import (
     BarTimeline,
     LegendEntry,
     Picture,

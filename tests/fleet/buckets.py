@@ -15,7 +15,7 @@ from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 from tests.handmade import POLL_S
-from tracekit.base.object_storage import located
+from tracekit.base.paths import located
 
 Application = Callable[..., object]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.fleet.buckets import CLOUDS, serving
-from tracekit.base import object_storage
+from tracekit.base import paths
 
 
 @pytest.fixture(params=CLOUDS)
@@ -23,7 +23,7 @@ def throttled_s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def _cloud(scheme: str, monkeypatch: pytest.MonkeyPatch, *, throttling: bool = False) -> Iterator[str]:
-    object_storage._filesystem.cache_clear()  # of another environment
+    paths._filesystem.cache_clear()  # of another environment
     with serving(scheme, throttling=throttling) as environment:
         for name, value in environment.items():
             monkeypatch.setenv(name, value)

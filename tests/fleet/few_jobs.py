@@ -8,9 +8,8 @@ from pathlib import Path
 from tests.handmade import LAYOUT, healthy_frame, slow_trace
 from tracekit.fleet.executor import Task, TaskOutcome
 from tracekit.fleet.local import LocalExecutor
-from tracekit.fleet.run_study import RunSummary, run_study
 from tracekit.fleet.sources import find_sources
-from tracekit.fleet.study import Study
+from tracekit.fleet.study import RunSummary, Study, run_study
 from tracekit.fleet.study_tables import TABLES
 from tracekit.fleet.worker import work
 from tracekit.trace.canonical import Trace

@@ -16,16 +16,16 @@ from tests.fleet.buckets import upload
 from tests.handmade import little_space, published_columns, run, run_process, slow_trace, write_canonical
 from tests.properties import examples
 from tests.test_op_trace import OPS
-from tracekit.analysis.job.analysis import ReportOptions
+from tracekit.analysis.job.job import ReportOptions
 from tracekit.base.errors import OutputError, SelectionError, TraceError
-from tracekit.dashboards.documents.worst_steps import worst_steps
+from tracekit.dashboards.documents.page import worst_steps
 from tracekit.fleet.batches import JobFile, analysed_in_batches
 from tracekit.fleet.worker import work
 from tracekit.sources.load import load
 from tracekit.store import Incoming, Store
 from tracekit.synth import synthesize
+from tracekit.trace.canonical import METADATA_KEY
 from tracekit.trace.op import OpTrace
-from tracekit.trace.parquet_file import METADATA_KEY
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 
@@ -330,7 +330,7 @@ PIPELINE, DATA_PARALLEL = Pipeline(data=(0.1, 3.0)), DataParallel((4.0, 3.0), op
 )
 def test_workers_that_begin_steps_early(tmp_path, monkeypatch, job, looked_at, steps):
     """Whichever steps of the job show when workers begin in a scenario, all batches begin them then."""
-    monkeypatch.setattr("tracekit.analysis.replay.step_overlap.MOST_STEPS", looked_at)
+    monkeypatch.setattr("tracekit.analysis.replay.engine.MOST_STEPS", looked_at)
     trace, _ = job.played()
     uneven = trace.ops.with_columns(duration=pl.col("duration") * (1 + pl.col("step") * 3 % 5 / 50))
     path = write_canonical(tmp_path / "job.parquet", uneven, trace.layout.to_dict())

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tracekit.fleet.exclusions import Rule
-from tracekit.fleet.study_tables import TABLES
+from tracekit.fleet.study_tables import TABLES, Rule
 
 TEXT = (Path(__file__).parents[2] / "docs" / "fleet.md").read_text()
 

@@ -14,10 +14,9 @@ import pytest
 from tests.fleet.buckets import upload
 from tests.fleet.few_jobs import Here, study_here, tables, write_jobs
 from tests.handmade import run
-from tracekit.base.object_storage import located
-from tracekit.fleet.run_study import run_study
+from tracekit.base.paths import located
 from tracekit.fleet.sources import find_sources
-from tracekit.fleet.study import Study
+from tracekit.fleet.study import Study, run_study
 
 pytestmark = [pytest.mark.fleet, pytest.mark.filterwarnings("ignore")]  # of libraries that are not ours
 
@@ -36,8 +35,8 @@ def study(jobs: Path) -> Path:
 ON_RAY = """
 import os, signal, sys
 from pathlib import Path
-from tracekit.fleet.on_ray import RayExecutor
-from tracekit.fleet.run_study import run_study
+from tracekit.fleet.local import RayExecutor
+from tracekit.fleet.study import run_study
 from tracekit.fleet.sources import find_sources
 from tracekit.fleet.study import Study
 

@@ -14,10 +14,9 @@ from tests.documents.evil import EVIL, write_evil
 from tests.fleet.few_jobs import STEPS, study_here
 from tests.fleet.written import job, write_study
 from tests.handmade import run, slow_trace
-from tracekit.fleet.bootstrap import bootstrapped, interval
-from tracekit.fleet.figures import counted_jobs, figures_of, quantiles
+from tracekit.fleet.analyse import machines_of
+from tracekit.fleet.figures import bootstrapped, counted_jobs, figures_of, interval, quantiles
 from tracekit.fleet.recurring_culprits import poisson_binomial_tail, q_values, recurring_culprits
-from tracekit.fleet.rows import machines_of
 from tracekit.fleet.study import Study
 from tracekit.fleet.study_comparison import ChangeDirection, compare_studies
 from tracekit.fleet.study_tables import frame

@@ -16,13 +16,11 @@ import pytest
 from tests.fleet.few_jobs import STEPS, Here, study_here, study_of, tables, write_jobs
 from tests.handmade import IDEAL_STEP_S, SLOW_STEP_S, little_space, run, slow_trace
 from tracekit.base.errors import OutputError, SelectionError, StudyError
-from tracekit.fleet.exclusions import Rule
 from tracekit.fleet.executor import Task
 from tracekit.fleet.local import LocalExecutor
-from tracekit.fleet.run_study import Standing, analysing_files, run_study
 from tracekit.fleet.sources import StudySource, find_sources
-from tracekit.fleet.study import Study
-from tracekit.fleet.study_tables import TABLES
+from tracekit.fleet.study import Standing, Study, analysing_files, run_study
+from tracekit.fleet.study_tables import TABLES, Rule
 from tracekit.sources.load import load_trace
 from tracekit.store import Incoming, Store
 from tracekit.trace.op import OpTrace
@@ -96,7 +94,7 @@ def test_neither_order_nor_processes_nor_a_second_half_change_a_byte(jobs: Path,
 def test_with_nothing_to_do_nothing_is_read_or_written(
     jobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tracekit.fleet.fetch._SETTLED_S", -1.0)  # the files are seconds old
+    monkeypatch.setattr("tracekit.fleet.sources._SETTLED_S", -1.0)  # the files are seconds old
     first = study_here(jobs, out=tmp_path)
     assert [Path(one.url).name for one in first.outcomes if one.reused] == ["slow0.parquet"]
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.parquet")}
@@ -108,7 +106,7 @@ def test_with_nothing_to_do_nothing_is_read_or_written(
 @pytest.mark.slow
 def test_another_analysis_does_all_again(jobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study_here(jobs, out=tmp_path)
-    monkeypatch.setattr("tracekit.fleet.run_study.analysis_version", lambda: "of-tomorrow")
+    monkeypatch.setattr("tracekit.fleet.study.analysis_version", lambda: "of-tomorrow")
     assert study_here(jobs, out=tmp_path).unchanged == 0
     assert set(Study(tmp_path).read("jobs")["analysis"]) == {"of-tomorrow"}
     assert Study(tmp_path).read("jobs").height == 6
@@ -147,7 +145,7 @@ import os, signal, sys
 from pathlib import Path
 from tests.fleet.few_jobs import GIB
 from tracekit.fleet.local import LocalExecutor
-from tracekit.fleet.run_study import run_study
+from tracekit.fleet.study import run_study
 from tracekit.fleet.sources import find_sources
 from tracekit.fleet.study import Study
 

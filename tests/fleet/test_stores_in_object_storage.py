@@ -14,7 +14,8 @@ from tests.handmade import command, run, run_process
 from tests.test_store_windows import window
 from tracekit.base.errors import NotStoredError, StoreError
 from tracekit.fleet.sources import find_sources
-from tracekit.store import Incoming, Store, remote
+from tracekit.store import Incoming, Store
+from tracekit.store import folder as store_folder
 
 pytestmark = [pytest.mark.fleet, pytest.mark.filterwarnings("ignore")]  # of libraries that are not ours
 
@@ -32,7 +33,7 @@ def folder(tmp_path: Path) -> Store:
 @pytest.fixture
 def address(folder: Store, cloud: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """Where its copy is; every look sees what is there."""
-    monkeypatch.setattr(remote, "LOOKED_AT_EVERY_S", 0.0)
+    monkeypatch.setattr(store_folder, "LOOKED_AT_EVERY_S", 0.0)
     upload(folder.path, f"{cloud}://stores/live")
     return f"{cloud}://stores/live"
 

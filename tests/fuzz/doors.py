@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from tracekit.analysis.job.analysis import ReportOptions
+from tracekit.analysis.job.job import ReportOptions
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.errors import TracekitError
 from tracekit.dashboards.terminal.info import print_trace

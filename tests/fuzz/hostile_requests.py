@@ -19,8 +19,7 @@ from tests.dashboards.ui.test_callbacks import RIGHT, callbacks, request
 from tests.properties import LONG
 from tracekit.base.errors import SelectionError
 from tracekit.dashboards.browser.data.queries import Stored
-from tracekit.dashboards.browser.data.replays import Pending, Rejected, Status
-from tracekit.dashboards.browser.data.whatif_query import read_query
+from tracekit.dashboards.browser.data.replays import Pending, Rejected, Status, read_query
 from tracekit.dashboards.browser.ui.context import EXTENSION, Service
 from tracekit.dashboards.browser.web.app import make_app
 

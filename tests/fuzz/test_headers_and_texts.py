@@ -15,9 +15,8 @@ from tests.handmade import LAYOUT, published_columns, slow_frame, slow_trace
 from tests.properties import examples
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.collectors.importers.published import read_layout_file
-from tracekit.commands.arguments import Condition, parse_layers, parse_steps
-from tracekit.trace.canonical import Trace
-from tracekit.trace.parquet_file import METADATA_KEY
+from tracekit.commands.options import Condition, parse_layers, parse_steps
+from tracekit.trace.canonical import METADATA_KEY, Trace
 
 ODD = st.sampled_from([0, -1, 1, 2.5, 1e12, 10**12, 10**400, float("nan"), float("inf"), "", "a\ud800\x1b[31m\n", None])
 JSON = st.recursive(

@@ -20,8 +20,8 @@ from tests.cases import case
 from tests.handmade import POLL_S
 from tests.test_incidents import SLOW
 from tracekit.base.errors import SelectionError
-from tracekit.live import notify, outbox
-from tracekit.live.notify import Notifier, text_message
+from tracekit.live import receivers
+from tracekit.live.receivers import Notifier, text_message
 from tracekit.store import Incident
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -121,7 +121,7 @@ def test_what_opens_and_closes_is_posted_with_all_that_is_to_be_said() -> None:
 
 
 def test_a_receiver_that_fails_is_asked_again() -> None:
-    with receiving(500, 503) as receiver, mock.patch.object(notify, "FIRST_RETRY_S", 0.01):
+    with receiving(500, 503) as receiver, mock.patch.object(receivers, "FIRST_RETRY_S", 0.01):
         notifier = Notifier(receiver.url)
         notifier.tell([OPENED], [])
         receiver.wait_for(3)
@@ -134,7 +134,7 @@ def test_a_receiver_that_is_overrun_says_when_to_ask_again() -> None:
     """No time, or none that makes sense, is the usual delay; an hour is a minute."""
     usual, headers = 0.01, ("30", "0", "86400", "-5", "Wed, 21 Oct 2026 07:28:00 GMT", None)
     waited: list[float] = []
-    with receiving() as receiver, mock.patch.object(notify, "FIRST_RETRY_S", usual):
+    with receiving() as receiver, mock.patch.object(receivers, "FIRST_RETRY_S", usual):
         notifier = Notifier(receiver.url)
         with mock.patch.object(notifier._outbox.closing, "wait", side_effect=waited.append):
             for header in headers:
@@ -149,7 +149,7 @@ def test_a_receiver_that_is_overrun_says_when_to_ask_again() -> None:
 def test_a_receiver_that_is_not_there_costs_counted_messages_and_nothing_waits() -> None:
     with receiving() as receiver:
         url = receiver.url
-    with mock.patch.object(outbox, "MOST_WAITING", 3):
+    with mock.patch.object(receivers, "MOST_WAITING", 3):
         notifier = Notifier(url)
     for _ in range(10):
         notifier.tell([OPENED], [])
@@ -163,7 +163,7 @@ def test_a_receiver_that_is_not_there_costs_counted_messages_and_nothing_waits()
 
 def test_a_receiver_that_fails_and_answers_again_is_said_once_each() -> None:
     """Neither the path of the address, which may be a secret, nor each attempt."""
-    with receiving(500, 503) as receiver, mock.patch.object(notify, "FIRST_RETRY_S", 0.01):
+    with receiving(500, 503) as receiver, mock.patch.object(receivers, "FIRST_RETRY_S", 0.01):
         notifier = Notifier(f"{receiver.url}/secret")
         assert [*notifier.changes()] == []
         notifier.problem = "answers 500"
@@ -180,14 +180,14 @@ def test_a_receiver_that_fails_and_answers_again_is_said_once_each() -> None:
 
 def test_a_redirect_is_no_delivery() -> None:
     """A browser would be led to a page to log in; the message would be gone."""
-    with receiving(302) as receiver, mock.patch.object(notify, "FIRST_RETRY_S", 0.01):
+    with receiving(302) as receiver, mock.patch.object(receivers, "FIRST_RETRY_S", 0.01):
         notifier = Notifier(receiver.url)
         notifier.tell([OPENED], [])
         receiver.wait_for(2)
         notifier.close(PATIENCE_S)
     assert (len(receiver.got), receiver.fetched) == (2, 0)
     assert (notifier.counts.sent, notifier.problem) == (1, None)
-    with receiving(302) as receiver, mock.patch.object(notify, "MOST_ATTEMPTS", 1):
+    with receiving(302) as receiver, mock.patch.object(receivers, "MOST_ATTEMPTS", 1):
         notifier = Notifier(receiver.url)
         notifier.tell([OPENED], [])
         receiver.wait_for(1)
@@ -196,7 +196,7 @@ def test_a_redirect_is_no_delivery() -> None:
 
 
 def test_name_and_password_of_an_address_are_sent_and_never_shown() -> None:
-    with receiving(500) as receiver, mock.patch.object(notify, "FIRST_RETRY_S", 0.01):
+    with receiving(500) as receiver, mock.patch.object(receivers, "FIRST_RETRY_S", 0.01):
         notifier = Notifier(receiver.url.replace("http://", "http://on%20call:p%40ss@"))
         notifier.problem = "answers 500"
         (said,) = notifier.changes()
@@ -257,7 +257,7 @@ def test_an_incident_that_ended_with_its_job_is_not_called_cured() -> None:
 
 def test_other_receivers_get_a_text_in_markdown() -> None:
     """`json://` is Apprise's own receiver, which can be played here; it is refused once, and tried again."""
-    with receiving(500) as receiver, mock.patch.object(notify, "FIRST_RETRY_S", 0.01):
+    with receiving(500) as receiver, mock.patch.object(receivers, "FIRST_RETRY_S", 0.01):
         told = []
         notifier = Notifier(f"json://127.0.0.1:{receiver.server_port}", "https://dash", arrived=told.append)
         notifier.tell([OPENED], [CLOSED])

@@ -13,8 +13,8 @@ from tests.handmade import run
 from tracekit import rl
 from tracekit.analysis.job.load import load_from_store
 from tracekit.base.errors import FormatError
-from tracekit.base.look import Look
-from tracekit.collectors.importers.rl.reader import looks_like_rl, read_rl
+from tracekit.base.paths import Look
+from tracekit.collectors.importers.rl_logs import looks_like_rl, read_rl
 from tracekit.collectors.record import rl_recorder as recorder
 from tracekit.live.post_training import LivePostTraining
 from tracekit.live.run import LiveOptions
@@ -274,7 +274,7 @@ def test_the_command_waits_for_the_first_record(tmp_path: Path) -> None:
         return found
 
     with (
-        mock.patch("tracekit.collectors.importers.rl.reader.looks_like_rl", looks),
+        mock.patch("tracekit.collectors.importers.rl_logs.looks_like_rl", looks),
         mock.patch.multiple("tracekit.live.post_training", QUIET_S=0.0, QUIET_STEPS=0),
     ):
         ran = run("watch", records, "--store", tmp_path / "jobs.store", "--window-steps", "5")

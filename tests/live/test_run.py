@@ -15,7 +15,7 @@ from tests.analysis.metrics.test_testimony import Broken
 from tests.handmade import little_space, run
 from tests.live.beside import Beside
 from tracekit.base.errors import FormatError, StoreError, StoreTakenError
-from tracekit.bill.run_account import run_of_job
+from tracekit.bill.account import run_of_job
 from tracekit.collectors.record.wire_format import HEADER, MAGIC, RECORD, VERSION, Category
 from tracekit.collectors.run_directory.follow import AttemptFollower
 from tracekit.collectors.run_directory.launchers import announce_end

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tracekit.live.scrapes import LONGEST_WAIT_S, Scrapes
+from tracekit.live.metrics import LONGEST_WAIT_S, Scrapes
 
 NOW = 10_000.0
 

@@ -17,10 +17,10 @@ from tests.handmade import run
 from tests.test_incidents import STANDS
 from tests.test_store_windows import window
 from tracekit.analysis.job.pipeline import PipelineJob
-from tracekit.dashboards.terminal.maps import merged_map
+from tracekit.dashboards.terminal.tables import merged_map
 from tracekit.store import Incoming, Store
-from tracekit.store.handling import IncidentChange
-from tracekit.trace.step_values import STEP_VALUES
+from tracekit.store.incidents import IncidentChange
+from tracekit.trace.facts import STEP_VALUES
 
 
 def with_values(item: Incoming, **values: dict[str, float]) -> Incoming:

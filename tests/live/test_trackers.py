@@ -16,8 +16,7 @@ from tests.test_store_windows import window
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.errors import SelectionError
 from tracekit.dashboards.trackers import PAGE, opened, series
-from tracekit.live.outbox import MOST_WAITING
-from tracekit.live.tracker import TrackerProcess
+from tracekit.live.receivers import MOST_WAITING, TrackerProcess
 from tracekit.store import Store
 
 #: What other packages warn of is not for this test.
@@ -195,7 +194,7 @@ def test_a_tracker_that_is_unknown_or_missing_is_one_line(
         with case(str(words)):
             ran = run("watch", store.path, *words)
             assert (ran.code, message in ran.message) == (2, True)
-    monkeypatch.setattr("tracekit.live.tracker.find_spec", lambda _: None)
+    monkeypatch.setattr("tracekit.live.receivers.find_spec", lambda _: None)
     assert run("watch", store.path, "--log", "mlflow", "--name", "live").message.endswith(
         "--log mlflow: not installed; pip install mlflow"
     )

@@ -9,7 +9,7 @@ from unittest import mock
 import tracekit
 from tests.outputs import DOCS
 from tests.test_plug_ins import IMPORTER, plug
-from tracekit.base.look import Look
+from tracekit.base.paths import Look
 from tracekit.sources.recognise import source_of, with_content
 from tracekit.sources.registry import SOURCES
 from tracekit.sources.source import Content

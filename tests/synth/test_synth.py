@@ -15,8 +15,7 @@ from tests.cases import case
 from tests.properties import examples
 from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.analysis.whatif.interventions import timelines
-from tracekit.analysis.whatif.paper import RECORDED
+from tracekit.analysis.whatif.interventions import RECORDED, timelines
 from tracekit.base.errors import LayoutError, SelectionError
 from tracekit.synth import (
     CAUSES,
@@ -39,7 +38,7 @@ from tracekit.synth import (
     parse_cause,
     synthesize,
 )
-from tracekit.synth.job_shape import JobShape
+from tracekit.synth.injected_causes import JobShape
 from tracekit.trace.canonical import Trace
 from tracekit.trace.compute_order import compute_order
 from tracekit.trace.model import Layout, OpKind

@@ -27,13 +27,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from .text import LONGEST_QUOTE, cut
 
 if TYPE_CHECKING:
     from pathlib import Path
-
 
 #: A message has at most this many characters in all, and `LONGEST_QUOTE` of one value.
 LONGEST_MESSAGE = 1500
@@ -133,3 +133,18 @@ def extra(name: str, what: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         missing = f"{what} needs {error.name or name}, which is not installed"
         raise MissingExtraError(f"{missing}: pip install 'tracekit-analysis[{name}]'") from None
+
+
+class ExitCode(IntEnum):
+    """How a command ended."""
+
+    DONE = 0  #: the command did what it was asked
+    BAD_INPUT = 2  #: input, options or environment are wrong; one line on stderr says what to do
+    #: `gate` found a regression, `hang` a hang, a `--fail-on` condition holds, `store check` found damage, `doctor` a
+    #: reason why collecting fails
+    CONDITION = 3
+    #: `culprits` names no node: no rank is to blame, no trust, or no hardware evidence; noise hides what `gate` or
+    #: `--fail-on` asks; a run is slower than the only baseline
+    NO_ANSWER = 5
+    UNKNOWN_NODE = 6  #: `culprits` names ranks, and the node of at least one is unknown
+    INTERRUPTED = 130  #: Ctrl-C

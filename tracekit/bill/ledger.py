@@ -13,8 +13,8 @@ import numpy as np
 import polars as pl
 from msgspec import Struct
 
-from tracekit.costs.parts import LEAST_S, BillPart, Claim
-from tracekit.report.run import RunVerdict
+from tracekit.costs.claimed import LEAST_S, BillPart, Claim
+from tracekit.report.conclusions import RunVerdict
 
 BILL_VERSION = 1
 #: Monday, January 5, 1970, seconds since the epoch: weeks begin on Mondays, 00:00 UTC.

@@ -17,19 +17,14 @@ from pathlib import Path
 
 import click
 
-from tracekit.base.command_line import command
-from tracekit.base.errors import FormatError, SelectionError
-from tracekit.base.exit_codes import ExitCode
-from tracekit.base.look import Look
-from tracekit.base.object_storage import ADDRESSES
+from tracekit.base.errors import ExitCode, FormatError, SelectionError
+from tracekit.base.paths import ADDRESSES, Look, command
 from tracekit.base.stderr import progress
 from tracekit.base.text import nearest, printable, short
 from tracekit.commands.options import PATH
-from tracekit.report.read import read_report
-from tracekit.sources.recognise import is_a, source_of
-from tracekit.sources.search import jobs_in
+from tracekit.report.report import read_report
+from tracekit.sources.recognise import is_a, jobs_in, source_of, wrong_source
 from tracekit.sources.source import Content
-from tracekit.sources.wrong import wrong_source
 
 #: Least similarity of a suggested name, from 0 to 1.
 _ALIKE = 0.6
@@ -110,7 +105,7 @@ def _fill(store: Path, tell: Callable[[str], None]) -> None:
     from tracekit.analysis.job.pipeline import PipelineJob
     from tracekit.store import Incoming, Store
     from tracekit.synth import synthesize
-    from tracekit.synth.samples import DEMO
+    from tracekit.synth.simulate import DEMO
 
     incoming = []
     for spec in DEMO:

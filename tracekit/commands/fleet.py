@@ -17,18 +17,15 @@ import click
 import msgspec
 
 from tracekit.base import memory
-from tracekit.base.command_line import command, quoted
-from tracekit.base.errors import SelectionError, StudyError
-from tracekit.base.exit_codes import ExitCode
-from tracekit.base.look import Look
+from tracekit.base.errors import ExitCode, SelectionError, StudyError
+from tracekit.base.paths import Look, command, quoted
 from tracekit.base.stderr import advance, progress, say
 from tracekit.base.text import bytes_of, printable
 from tracekit.commands.options import OUT, PATH, console, executor_of
 
 if TYPE_CHECKING:
     from tracekit.base.atomic_write import Kind
-    from tracekit.fleet.run_study import RunSummary, Standing
-    from tracekit.fleet.study import Study
+    from tracekit.fleet.study import RunSummary, Standing, Study
 
 #: Value of `--ray` if it is given without one.
 _OWN_CLUSTER = "local"
@@ -74,9 +71,8 @@ def run(
     `tracekit whatif` reads.
     Run it again to add sources, or to go on after an interruption: only what is new or has changed is analysed.
     """
-    from tracekit.fleet.run_study import run_study
     from tracekit.fleet.sources import find_sources
-    from tracekit.fleet.study import Study
+    from tracekit.fleet.study import Study, run_study
 
     if timings is not None:
         from tracekit.base.atomic_write import check_writable
@@ -102,8 +98,8 @@ def run(
 def _study(path: Path) -> Study:
     """The study at `path`. Raises FormatError if it is something else, StudyError if nothing is there."""
     from tracekit.fleet.study import Study
+    from tracekit.sources.recognise import wrong_source
     from tracekit.sources.source import Content
-    from tracekit.sources.wrong import wrong_source
 
     opened = Study(path)
     try:
@@ -153,7 +149,7 @@ def _write_timings(path: Path, done: RunSummary) -> None:
     import polars as pl
 
     from tracekit.base.atomic_write import write_text
-    from tracekit.base.safe_csv import safe_csv
+    from tracekit.report.tables import safe_csv
 
     columns = {name: [getattr(one, name) for one in done.outcomes] for name in _TIMINGS}
     table = pl.DataFrame(columns, schema_overrides={"rule": pl.String})
@@ -227,9 +223,9 @@ def culprits(study: Path, csv: Path | None, rate: float) -> None:
     """List hosts and GPUs that hold up one job of STUDY after another, more often than chance explains."""
     memory.return_later()
     from tracekit.base.atomic_write import check_writable, write_text
-    from tracekit.base.safe_csv import safe_csv
     from tracekit.dashboards.terminal.fleet_screen import print_culprits
     from tracekit.fleet.recurring_culprits import CULPRITS, recurring_culprits
+    from tracekit.report.tables import safe_csv
 
     kind = _kind(CULPRITS.names(), "culprits that `tracekit fleet culprits` wrote")
     if csv is not None:

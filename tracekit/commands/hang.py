@@ -10,14 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tracekit.base.command_line import command
-from tracekit.base.errors import FormatError
-from tracekit.base.exit_codes import ExitCode
-from tracekit.base.look import Look
+from tracekit.base.errors import ExitCode, FormatError
+from tracekit.base.paths import Look, command
 from tracekit.base.stderr import progress
 from tracekit.base.text import printable, short
-from tracekit.commands.complete import job_names
-from tracekit.commands.options import OUT, made_folder
+from tracekit.commands.options import OUT, job_names, made_folder
 
 if TYPE_CHECKING:
     from tracekit.store import Store, StoredHang
@@ -61,7 +58,7 @@ def hang_command(directory: Path, job: str | None, as_json: bool, out: Path | No
 def _newest_hang(store: Store, job: str | None) -> StoredHang:
     """The newest hang in a store. Raises NotStoredError if there is none."""
     from tracekit.base.errors import NotStoredError
-    from tracekit.base.object_storage import object_url
+    from tracekit.base.paths import object_url
 
     hangs = store.hangs(job)
     if not hangs:
@@ -79,9 +76,8 @@ def analyse(directory: Path) -> tuple[list[str], dict[str, Any]]:
     from tracekit.analysis.hang.hang_culprits import find_hang
     from tracekit.collectors.importers.flight_recorder import read_flight_records
     from tracekit.dashboards.terminal.hang_lines import report_lines
-    from tracekit.sources.recognise import with_content
+    from tracekit.sources.recognise import with_content, wrong_source
     from tracekit.sources.source import Content
-    from tracekit.sources.wrong import wrong_source
 
     with progress("reading the dumps") as tell:
         newest = newest_dumps(directory)

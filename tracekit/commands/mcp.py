@@ -72,7 +72,7 @@ def why_slow(path: str, job: str | None = None) -> dict[str, Any]:
     the newest. Times are seconds per step. Do not act on a report whose trust says no. run: of a job in a store, what
     all its windows lost, from when to when and whether that is over; the rest is about its newest window.
     """
-    from tracekit.bill.run_account import run_of_job
+    from tracekit.bill.account import run_of_job
 
     report = _job(path, job).report.to_dict()
     answer = {key: report[key] for key in _WHY}
@@ -86,8 +86,8 @@ def who(path: str, job: str | None = None) -> dict[str, Any]:
     drain: nodes whose hardware the recording shows at fault. suspects: nodes of the other culprits, to
     be checked first.
     """
-    from tracekit.bill.run_account import accused_of_run
-    from tracekit.report.nodes import Accused, nodes_of
+    from tracekit.bill.account import accused_of_run
+    from tracekit.report.conclusions import Accused, nodes_of
 
     store = Store(Path(path))
     named = accused_of_run(store, job or store.newest()) if store.is_store() else None

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
 
 import click
 import msgspec
@@ -16,12 +19,41 @@ from msgspec import Struct
 from tracekit.base.errors import SelectionError
 from tracekit.base.stderr import progress
 from tracekit.base.text import counted, printable
-from tracekit.commands.alerts import alerts_command
-from tracekit.report.metrics import Alarm, MetricsInReport, MissingMetric
+from tracekit.commands.options import OUT, made_folder
+from tracekit.report.hardware import Alarm, MetricsInReport, MissingMetric
 
 if TYPE_CHECKING:
     from tracekit.analysis.metrics.guided import Suspicion
     from tracekit.analysis.metrics.samples import MetricSource, Samples, TimeSpan
+
+#: The files, and the text that identifies ours among files of that name.
+_MARKS = {"tracekit.rules.yml": b"TracekitIncident", "tracekit.grafana.json": b'"uid": "tracekit-jobs"'}
+
+
+@click.command("alerts")
+@click.argument("folder", type=OUT)
+def alerts_command(folder: Path) -> None:
+    """Write alert rules for Prometheus and a dashboard for Grafana into FOLDER.
+
+    docs/live.md says where they go, and what to do about each alert.
+    """
+    from tracekit.base.atomic_write import Kind, check_writable, write_text
+
+    made_folder(folder)
+    kinds = {
+        folder / name: Kind("a file of `tracekit metrics alerts`", partial(_holds, mark))
+        for name, mark in _MARKS.items()
+    }
+    for path, kind in kinds.items():
+        check_writable(path, kind)
+    for path, kind in kinds.items():
+        write_text(path, (files("tracekit.live") / "alerts" / path.name).read_text(encoding="utf-8"), kind)
+        click.echo(f"Wrote {printable(str(path))}")
+
+
+def _holds(mark: bytes, file: BinaryIO) -> bool:
+    return mark in file.read()
+
 
 _SUSPECT = "HOST:part=compute,excess=0.3,from=T,to=T, times as seconds since 1970 or ISO"
 
@@ -67,8 +99,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON obj
 def test_command(source: str, suspects: tuple[str, ...], as_json: bool) -> None:
     """Does a metric of a suspected host show what was seen?"""
     from tracekit.analysis.metrics.guided import verdicts_on
-    from tracekit.analysis.metrics.mechanisms import metrics_of
-    from tracekit.analysis.metrics.samples import TimeSpan
+    from tracekit.analysis.metrics.samples import TimeSpan, metrics_of
 
     suspicions = [_suspicion(text) for text in suspects]
     windows = [each.window for each in suspicions]
@@ -92,8 +123,8 @@ def test_command(source: str, suspects: tuple[str, ...], as_json: bool) -> None:
 @_JSON
 def scan_command(source: str, baselines: tuple[str, ...], as_json: bool) -> None:
     """Which hosts depart from their peers for minutes?"""
-    from tracekit.analysis.metrics.mechanisms import is_counter
-    from tracekit.analysis.metrics.scan import scanned
+    from tracekit.analysis.metrics.effects import scanned
+    from tracekit.analysis.metrics.samples import is_counter
 
     alarms = list(scanned(_read(source)[1], [_read(each)[1] for each in baselines]))
     if as_json:
@@ -115,7 +146,7 @@ def scan_command(source: str, baselines: tuple[str, ...], as_json: bool) -> None
 @_JSON
 def doctor_of_metrics_command(source: str, as_json: bool) -> None:
     """What do the exporters lack, and which line adds it?"""
-    from tracekit.analysis.metrics.exporters import lacking
+    from tracekit.analysis.metrics.samples import lacking
 
     missing = list(lacking(_read(source)[1]))
     if as_json:
@@ -132,7 +163,7 @@ def _read(text: str, metrics: tuple[str, ...] | None = None, window: TimeSpan | 
     """The name of a source, and its samples. Raises FormatError for what is none, or has no metrics."""
     from tracekit.analysis.metrics.samples import Samples
     from tracekit.base.errors import FormatError
-    from tracekit.collectors.importers.metrics.source import open_metrics
+    from tracekit.collectors.importers.metrics import open_metrics
 
     with progress() as tell:
         tell("reading metrics")
@@ -147,8 +178,7 @@ def _read(text: str, metrics: tuple[str, ...] | None = None, window: TimeSpan | 
 def _suspicion(text: str) -> Suspicion:
     """A suspicion as it is typed. Raises SelectionError."""
     from tracekit.analysis.metrics.guided import Suspicion
-    from tracekit.analysis.metrics.mechanisms import MECHANISMS
-    from tracekit.analysis.metrics.samples import TimeSpan
+    from tracekit.analysis.metrics.samples import MECHANISMS, TimeSpan
 
     host, _, rest = text.rpartition(":part=")
     try:

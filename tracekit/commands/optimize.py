@@ -1,25 +1,29 @@
-"""`tracekit optimize`: the best plan of a job, with the bound that proves it.
+"""Commands that look for another plan: `tracekit optimize`, `experts` and `passport`.
 
-In: a trace, a model file, or step times of whole runs. Out: plans, or a line, in the terminal or as JSON.
+In: a trace, a model file, step times of whole runs, tokens per expert, a GPU that nothing else uses. Out: plans with
+the bound that proves them, placements of experts, measurements of a GPU for `whatif --gpu`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
-from tracekit.base.errors import SelectionError
-from tracekit.base.exit_codes import ExitCode
+from tracekit.base.errors import ExitCode, SelectionError, extra
+from tracekit.base.paths import command
 from tracekit.base.stderr import progress
-from tracekit.commands.arguments import parse_layers
-from tracekit.commands.options import PATH, JobArguments, console, trace_source
+from tracekit.base.text import counted, printable
+from tracekit.commands.options import OUT, PATH, JobArguments, console, parse_layers, trace_source
+from tracekit.report.questions import PlacedLayer
 
 if TYPE_CHECKING:
-    from tracekit.report.plans import Optimum
+    from tracekit.analysis.experts.loads import Loads
+    from tracekit.report.questions import Optimum
 
 
 @click.command("optimize")
@@ -70,14 +74,14 @@ def optimize_command(
     if as_json:
         click.echo(msgspec.json.encode(optimum))
     else:
-        from tracekit.dashboards.terminal.plans import print_optimum
+        from tracekit.dashboards.terminal.verdicts import print_optimum
 
         print_optimum(optimum, console())
     return ExitCode.DONE
 
 
 def _runs(runs: Path, counts: str, *, as_json: bool) -> int:
-    from tracekit.analysis.plans.runs import WholeRuns
+    from tracekit.analysis.plans.model import WholeRuns
     from tracekit.base.text import seconds
 
     asked = [int(text) if text.strip().isdecimal() else 0 for text in counts.split(",")]
@@ -122,3 +126,97 @@ def _of_job(
         tell("searching")
         report = job.whatif(layers=layers)
         return optimize_job(job, report, memory_gb=memory_gb, keep=keep, layers=layers, time_limit_s=time_limit_s)
+
+
+_COUNT = click.IntRange(1, 1 << 20)
+#: Placing them takes time and memory with the square of their number.
+_REPLICAS = click.IntRange(1, 9_999)
+
+
+class ExpertsOutput(msgspec.Struct, frozen=True):
+    """What `tracekit experts --json` prints."""
+
+    layers: list[PlacedLayer]
+
+
+@click.command("experts")
+@click.argument("loads", metavar="LOADS.jsonl", type=PATH)
+@click.option("--ranks", type=_COUNT, required=True, help="Ranks to place experts on.")
+@click.option("--replicas", type=_REPLICAS, required=True, help="Replicas of all experts, equally many on each rank.")
+@click.option("--nodes", type=_COUNT, default=1, show_default=True, help="Nodes that the ranks are on, in order.")
+@click.option("--groups", type=_COUNT, default=1, show_default=True, help="Groups of experts that stay on one node.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+def experts_command(loads: Path, ranks: int, replicas: int, nodes: int, groups: int, as_json: bool) -> int:
+    """Where should experts and their replicas be? Places them so that the heaviest rank has few tokens.
+
+    Each line of LOADS.jsonl is {"step": 0, "layer": 0, "tokens_per_expert": [12, 7, ...]}, the tokens of all source
+    ranks (docs/plans.md). The mean over the steps counts.
+    """
+    from tracekit.analysis.experts.loads import Loads, placed_layers
+
+    if nodes > 1 and groups == 1:
+        raise SelectionError(f"--nodes {nodes} needs --groups, how many groups of experts stay on one node each")
+    tokens = Loads.read(loads)
+    layers = placed_layers(tokens, ranks, replicas, nodes, groups)
+    if as_json:
+        click.echo(msgspec.json.encode(ExpertsOutput(layers)))
+        return ExitCode.DONE
+    click.echo(_headline(layers, tokens, ranks))
+    for layer in layers:
+        homes = [" ".join(str(expert) for expert, at in layer.placement if at == rank) for rank in range(ranks)]
+        click.echo(f"layer {layer.layer}: the heaviest rank gets {layer.max_over_mean:.3f} times the mean")
+        click.echo("\n".join(f"  rank {rank}: experts {named}" for rank, named in enumerate(homes)))
+    asked = command("whatif", "TRACE", "--expert-loads", loads, "--rebalance", f"replicas={replicas}")
+    click.echo(f"Next: {asked} says what this saves")
+    return ExitCode.DONE
+
+
+def _headline(layers: Sequence[PlacedLayer], tokens: Loads, ranks: int) -> str:
+    """The heaviest rank of any layer as placed here and, if experts divide among the ranks, with experts in order."""
+    from tracekit.analysis.experts.loads import default_placement, loads_of_ranks
+
+    mean = tokens.tokens.mean(axis=0)
+    words = (
+        f"The heaviest rank of a layer gets {max(layer.max_over_mean for layer in layers):.3f} times the mean tokens"
+    )
+    if mean.shape[1] % ranks:
+        return f"{words}."
+    in_order = loads_of_ranks(mean, default_placement(mean.shape[1], ranks), ranks)
+    before = (in_order.max(axis=1) / in_order.mean(axis=1).clip(1e-9)).max()
+    return f"{words}; with experts in order, {before:.3f} times."
+
+
+@click.command("passport")
+@click.option("--out", "-o", type=OUT, required=True, metavar="FILE", help="Parquet file to write.")
+@click.option("--device", default="cuda", show_default=True, help="Device of torch, such as cuda:1; cpu for a trial.")
+def passport_command(out: Path, device: str) -> None:
+    """Measure how long kernels take on this GPU: the passport that `whatif --gpu FILE` reads.
+
+    Takes seconds on a data-centre GPU, three minutes at most; nothing else may use the GPU meanwhile. Under torchrun,
+    all-reduces between the ranks are measured, too.
+    """
+    from tracekit.analysis.hardware.passport import PASSPORT_FILE
+    from tracekit.base.atomic_write import check_writable
+
+    check_writable(out, PASSPORT_FILE)
+    with extra("torch", "measuring a GPU"):
+        import torch
+
+        from tracekit.collectors.measure_passport import measure
+    kind = device.partition(":")[0]
+    if kind not in {"cuda", "cpu"}:
+        raise SelectionError(f"--device {device!r:.40}: expected cuda, cuda:1, ... or cpu")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise SelectionError("torch sees no GPU: run this on the machine that has it, or try --device cpu")
+    with progress() as tell:
+        tell("measuring kernels")
+        try:
+            measured = measure(device)
+        except (RuntimeError, ValueError) as error:
+            raise SelectionError(f"--device {device!r:.40}: {str(error).splitlines()[0]:.200}") from None
+    if measured is None:
+        return
+    passport, more = measured
+    passport.write(out, more)
+    count = counted(passport.kernels.height, "kernel")
+    click.echo(f"Wrote {printable(str(out))}: {count} of {printable(passport.head.gpu)}")

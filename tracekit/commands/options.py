@@ -1,6 +1,7 @@
-"""Shared by several commands: options that name a job, loading it, and the terminal's console.
+"""Shared by several commands: options that name a job, values with a grammar of their own, completion, the console.
 
-In: what the user typed. Out: jobs, or a SelectionError for contradictory options.
+In: what the user typed. Out: jobs, numbers, names of jobs in a store, or a SelectionError that shows the expected
+form. Selections have their own module, `analysis/whatif/selection_text.py`, because the dashboard reads them too.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ import functools
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+import shlex
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,25 +19,23 @@ import click
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tracekit.base.command_line import command, quoted
-from tracekit.base.errors import FormatError, OutputError, SelectionError, StoreError
-from tracekit.base.look import Look
-from tracekit.base.object_storage import object_url, shown
+from tracekit.base.errors import ExitCode, FormatError, OutputError, SelectionError, StoreError
+from tracekit.base.paths import Look, command, object_url, quoted, shown
 from tracekit.base.stderr import hushed_panics, say
-from tracekit.base.text import short
-from tracekit.commands.complete import job_names
+from tracekit.base.text import did_you_mean, printable, short
 from tracekit.sources.recognise import is_a, with_content
 from tracekit.sources.source import Content, WrongSourceError
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
     from rich.console import Console
 
     from tracekit.analysis.job.job import Job
     from tracekit.fleet.executor import Executor
+    from tracekit.report.conclusions import RunVerdict
     from tracekit.report.report import Report
-    from tracekit.report.run import RunVerdict
     from tracekit.store import Store
-    from tracekit.store.window import StoredWindow
+    from tracekit.store.catalogue_rows import StoredWindow
 
 _Made = TypeVar("_Made")
 
@@ -137,7 +137,7 @@ class JobArguments(Struct, frozen=True):
         """The verdict of the run, of a job in a store; None and a line on stderr if what is stored of it is damaged."""
         if self.traces:
             return None
-        from tracekit.bill.run_account import run_of_job
+        from tracekit.bill.account import run_of_job
 
         try:
             return run_of_job(*self.in_store())
@@ -154,7 +154,7 @@ class JobArguments(Struct, frozen=True):
             return report
         if redact:
             run = replace(run, notes=(), causes=[replace(cause, hosts=(), do=None) for cause in run.causes])
-        from tracekit.dashboards.run_words import elsewhere_words
+        from tracekit.dashboards.words import elsewhere_words
         from tracekit.report.report import Remark
 
         codes = [] if redact else [Remark("Code", words) for words in self._code_lines()]
@@ -174,8 +174,7 @@ class JobArguments(Struct, frozen=True):
         """What `use` makes of the Parquet file of the job, None if this is not a pipeline in one file."""
         self._check()
         if self.traces:
-            from tracekit.sources.search import only_job
-            from tracekit.sources.wrong import wrong_source
+            from tracekit.sources.recognise import only_job, wrong_source
 
             path = only_job(self.traces[0])
             look = Look(path)
@@ -321,7 +320,7 @@ def executor_of(ray: bool, address: str | None, memory_bytes: int, processes: in
     """
     cores = processes or len(os.sched_getaffinity(0))
     if ray:
-        from tracekit.fleet.on_ray import RayExecutor
+        from tracekit.fleet.local import RayExecutor
 
         return RayExecutor(address, cores)
     from tracekit.fleet.local import LocalExecutor
@@ -343,3 +342,160 @@ def console() -> Console:
                 self.file.write(re.sub(r" +$", "", captured.get(), flags=re.MULTILINE))
 
     return Terminal(highlight=False, markup=False, emoji=False, soft_wrap=False)
+
+
+_MOST_STEPS = 1_000_000
+#: Figures of a report that a condition may compare.
+_FIGURES = ("slowdown", "waste", "replay_error", "discrepancy")
+
+
+def parse_layers(text: str | None) -> tuple[int, ...] | None:
+    """`9,9,9,9` as layers per stage. Raises SelectionError for anything else."""
+    if text is None:
+        return None
+    if not re.fullmatch(r"\d{1,6}(,\d{1,6})*", text):
+        raise SelectionError(f"--layers {text!r:.200}; expected a number per stage, such as 9,9,9,9")
+    return tuple(int(count) for count in text.split(","))
+
+
+def parse_steps(text: str, option: str) -> list[int]:
+    """`3,5,9-12`, the value of `option`, as step numbers. Raises SelectionError for anything else."""
+    if not re.fullmatch(r"\d{1,9}(-\d{1,9})?(,\d{1,9}(-\d{1,9})?)*", text):
+        raise SelectionError(f"{option} {text!r:.200}; expected numbers and ranges such as 12,40-45")
+    steps: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        count = int(last or first) - int(first) + 1
+        if count < 1 or len(steps) + count > _MOST_STEPS:
+            raise SelectionError(
+                f"{option} {part!r}; expected a range from a smaller to a larger number, and at most {_MOST_STEPS}"
+                " numbers in all"
+            )
+        steps.extend(range(int(first), int(last or first) + 1))
+    return steps
+
+
+def parse_share(text: str, option: str) -> float:
+    """`3%` or `0.03`, the value of `option`, as 0.03. Raises SelectionError for anything else."""
+    match = re.fullmatch(r"\s*([0-9]{0,6}\.?[0-9]{1,9})\s*(%?)\s*", text)
+    if not match:
+        raise SelectionError(f"{option} {text!r:.200}; expected a share such as 3% or 0.03")
+    return float(match[1]) / (100 if match[2] else 1)
+
+
+class Condition:
+    """A condition such as `slowdown>1.1` or `python-gc>5%`, for --fail-on.
+
+    Raises SelectionError if it cannot be understood.
+    """
+
+    def __init__(self, text: str) -> None:
+        match = re.fullmatch(r"\s*([\w-]+)\s*(>=|<=|>|<)\s*([0-9]{0,15}\.?[0-9]{1,15})\s*(%?)\s*", text)
+        if not match or (match[1] not in _FIGURES and match[1] not in _kinds()):
+            meant = did_you_mean(match[1], [*_FIGURES, *_kinds()]) if match else ""
+            raise SelectionError(
+                f"--fail-on {text!r:.200}; expected slowdown, waste, replay_error, discrepancy or a kind of cause"
+                f" compared with a number, such as 'slowdown>1.1' or 'python-gc>=5%'{meant}"
+            )
+        self.figure, self.comparison = match[1], match[2]
+        self.bound = float(match[3]) / (100 if match[4] else 1)
+
+    def judge(self, report: Report) -> ExitCode:
+        """CONDITION if the figure satisfies the condition, DONE if not, and NO_ANSWER, with a reason on stderr, if the
+        noise of the steps does not allow to tell. The figure of a cause is its share of the step.
+
+        Raises SelectionError if the condition is about a cause whose detector failed.
+        """
+        if self.figure in ("slowdown", "waste"):
+            from tracekit.analysis.attribution.gate import unclear_slowdown
+
+            bound = self.bound if self.figure == "slowdown" else 1 / max(1 - self.bound, 1e-9)
+            times = report.step_times()
+            if words := unclear_slowdown(times.original, times.ideal, bound):
+                say(f"tracekit: --fail-on {self.figure}: cannot tell: {words}")
+                return ExitCode.NO_ANSWER
+        return ExitCode.CONDITION if self._holds(report) else ExitCode.DONE
+
+    def _holds(self, report: Report) -> bool:
+        if self.figure in report.failed:
+            raise SelectionError(f"--fail-on {self.figure}: cannot be judged, because its detector failed")
+        figures = {
+            "slowdown": report.slowdown,
+            "waste": report.waste,
+            "replay_error": report.trust.replay_error,
+            "discrepancy": report.trust.discrepancy,
+        }
+        of_kind = sum(account.share for account in report.answer.accounts if account.kind == self.figure)
+        value = figures.get(self.figure, of_kind)
+        if value is None:
+            return False
+        return {
+            ">": value > self.bound,
+            ">=": value >= self.bound,
+            "<": value < self.bound,
+            "<=": value <= self.bound,
+        }[self.comparison]
+
+
+def _kinds() -> Collection[str]:
+    from tracekit.analysis.detectors.all_detectors import kinds
+
+    return kinds()
+
+
+#: Most names to complete: more are no help on a terminal.
+_MOST_NAMES = 200
+#: As `tracekit.store.folder` names it, whose import takes longer than all of this.
+_CATALOGUE = "catalog.duckdb"
+_NEWEST_FIRST = "SELECT name FROM jobs WHERE starts_with(name, $typed) ORDER BY job_id DESC LIMIT $most"
+
+
+def job_names(context: click.Context, _: click.Parameter, typed: str) -> list[CompletionItem]:
+    """The jobs that begin with what is `typed`, in the store that the command line names, else in the default one."""
+    from click.shell_completion import CompletionItem
+
+    # Before an option without its value, click has parsed the options, but not the arguments: `hang STORE --job`.
+    given = context.params.get("store") or next(filter(_is_store, _words()), None)
+    store = Path(given or os.environ.get("TRACEKIT_STORE") or "tracekit.store")
+    # Unprintable names cannot be typed either.
+    names = [name for name in _stored(store, typed) if name.strip() and name == printable(name)]
+    return [CompletionItem(_quoted(name)) for name in names]
+
+
+def traces_or_job_names(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Jobs if a store is named, else files."""
+    from click.shell_completion import CompletionItem
+
+    if context.params.get("store") is None:
+        return [CompletionItem(typed, type="file")]
+    return job_names(context, parameter, typed)
+
+
+def _words() -> list[str]:
+    """The command line so far."""
+    from click.shell_completion import split_arg_string
+
+    return split_arg_string(os.environ.get("COMP_WORDS", ""))
+
+
+def _is_store(path: str | Path) -> bool:
+    return (Path(path) / _CATALOGUE).is_file()
+
+
+def _stored(store: Path, typed: str) -> list[str]:
+    """The newest jobs of a store in a folder; empty for anything else."""
+    if not _is_store(store):
+        return []
+    import duckdb
+
+    try:
+        with duckdb.connect(str(store / _CATALOGUE), read_only=True) as connection:
+            rows = connection.execute(_NEWEST_FIRST, {"typed": typed, "most": _MOST_NAMES}).fetchall()
+    except (duckdb.Error, OSError):  # damaged, or of another version: the command itself reports it
+        return []
+    return [name for (name,) in rows]
+
+
+def _quoted(name: str) -> str:
+    """The name quoted for the shell: bash inserts words as they are, zsh and fish quote them."""
+    return shlex.quote(name) if os.environ.get("_TRACEKIT_COMPLETE", "").startswith("bash") else name

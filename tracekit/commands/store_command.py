@@ -1,31 +1,187 @@
-"""`tracekit store`: what a store or another path holds, and maintenance of a store.
+"""`tracekit store`: what a store or another path holds, its export, SQL, a running job on one screen, maintenance.
 
-In: options. Out: a line for everything found or done. `check` exits with 3 if anything is damaged.
+In: options, a trace or a job in a store, one SELECT. Out: a line for everything found or done, timelines, rows, a
+screen of 80 columns. `check` exits with 3 if anything is damaged.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import re
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 from msgspec import structs
 
-from tracekit.base.command_line import command
-from tracekit.base.errors import SelectionError
-from tracekit.base.exit_codes import ExitCode
+from tracekit.base.errors import ExitCode, NotStoredError, OutputError, SelectionError
+from tracekit.base.paths import command
 from tracekit.base.stderr import progress
-from tracekit.base.text import bytes_of, printable
-from tracekit.commands.complete import job_names
-from tracekit.commands.export import export_command
-from tracekit.commands.options import PATH, STORE, JobArguments, console, store_at, trace_source
-from tracekit.commands.sql import sql_command
-from tracekit.commands.top import top_command
+from tracekit.base.text import bytes_of, counted, printable
+from tracekit.commands.options import (
+    OUT,
+    PATH,
+    STORE,
+    JobArguments,
+    console,
+    job_names,
+    parse_steps,
+    store_at,
+    trace_source,
+)
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from tracekit.store import Store
+
+#: How the names of its files end: a timeline is packed JSON, whatever it is called.
+_ENDINGS = (".gz", ".json", ".parquet")
+
+
+@click.command("export")
+@trace_source
+@click.option("-o", "--out", required=True, type=OUT, help="File to write: a timeline ending in .json.gz, or .parquet.")
+@click.option("--steps", metavar="STEPS", help="Steps to write, such as 100-103 [default: all, or the slowest].")
+def export_command(
+    source: JobArguments,
+    out: Path,
+    steps: str | None,
+) -> None:
+    """Write the recorded, original and ideal timeline for ui.perfetto.dev; or the trace itself as .parquet.
+
+    Of traces of torch.profiler, --steps are those of the training loop.
+    """
+    from tracekit.base.atomic_write import check_writable
+    from tracekit.trace.canonical import TRACE_FILE
+    from tracekit.trace.chrome import TIMELINE_FILE
+
+    as_trace = out.suffix == ".parquet"
+    check_writable(out, TRACE_FILE if as_trace else TIMELINE_FILE)
+    if out.suffix not in _ENDINGS:
+        raise OutputError(f"{out}: expected a name that ends in {', '.join(_ENDINGS)}; choose another --out")
+    if as_trace and steps is not None:
+        raise SelectionError("--steps chooses what a timeline shows; a .parquet file gets the whole trace")
+    if any(trace.exists() and out.exists() and out.samefile(trace) for trace in source.traces):
+        raise OutputError(f"{out}: is the trace to export, which it would replace; choose another --out")
+    with progress("reading the trace") as tell:
+        loaded = source.load()
+        if as_trace:
+            tell("writing")
+            loaded.trace.write_parquet(out)
+            click.echo(f"Wrote {printable(str(out))}: {loaded.trace.ops.height:,} ops")
+            return
+        tell("replaying and writing")
+        exported = loaded.export(out, steps=None if steps is None else parse_steps(steps, "--steps"))
+    chosen = f", {exported.steps} of {counted(exported.steps_in_job, 'step')}" if exported.steps_in_job else ""
+    if steps is None and exported.steps < exported.steps_in_job:
+        chosen += ", the slowest ones; choose others with --steps"
+    slices = counted(exported.slices, "slice")
+    click.echo(f"Wrote {printable(str(out))}: {slices}{chosen}. Open it in https://ui.perfetto.dev")
+
+
+#: Rows of a table in the terminal.
+_MOST_ROWS = 50
+
+
+@click.command("sql")
+@click.argument("query")
+@STORE
+@click.option("--job", "jobs", multiple=True, shell_complete=job_names, help="Ops of this job only; may be repeated.")
+@click.option("--json", "as_json", is_flag=True, help="Print a list of objects.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
+@click.option("--parquet", type=OUT, metavar="FILE", help="Write the rows to FILE instead of printing them.")
+def sql_command(
+    query: str, store: Path | None, jobs: tuple[str, ...], as_json: bool, as_csv: bool, parquet: Path | None
+) -> None:
+    """Ask a store in SQL: one SELECT, as DuckDB understands it.
+
+    Tables: jobs (the newest window of each), windows, findings (causes of a window), losses (what all its steps lost,
+    by cause and place), incidents, hosts, ops. For the columns of a table, ask "DESCRIBE jobs". docs/store.md has
+    questions with their answers.
+    """
+    import polars as pl
+
+    from tracekit.analysis.job.pipeline_tables import TABLE_FILE, TABLE_KEY
+    from tracekit.base.atomic_write import check_writable, replacing
+    from tracekit.base.text import counted, printable
+    from tracekit.report.tables import safe_csv
+    from tracekit.store.query import rows_of
+
+    if (parquet is not None) + as_json + as_csv > 1:
+        raise SelectionError("one of --json, --csv and --parquet at a time")
+    if parquet is not None:
+        check_writable(parquet, TABLE_FILE)
+    rows = rows_of(store_at(store), query, jobs)
+    if parquet is not None:
+        with replacing(parquet, TABLE_FILE) as temporary, open(temporary, "wb") as file:
+            rows.write_parquet(file, metadata={TABLE_KEY: "sql"})
+        click.echo(f"Wrote {printable(str(parquet))}: {counted(rows.height, 'row')}")
+    elif as_json:
+        click.echo(rows.write_json())
+    elif as_csv:
+        nested = [name for name, kind in rows.schema.items() if kind.is_nested()]
+        texts = [pl.Series(name, [*map(_json, rows[name].to_list())], pl.String) for name in nested]
+        click.echo(safe_csv(rows.with_columns(texts)), nl=False)
+    else:
+        width = console().width
+        with pl.Config(
+            tbl_rows=_MOST_ROWS,
+            tbl_width_chars=width,
+            fmt_str_lengths=width,
+            tbl_formatting="NOTHING",
+            tbl_hide_dataframe_shape=True,
+            tbl_hide_column_data_types=True,
+        ):
+            click.echo("\n".join(printable(line.rstrip()[1:]) for line in str(rows).splitlines()))
+        if rows.height > _MOST_ROWS:
+            click.echo(f"{rows.height:,} rows; --csv prints all")
+
+
+def _json(value: object) -> str | None:
+    """A list or a struct as one cell of CSV."""
+    return None if value is None else json.dumps(value, default=str)
+
+
+@click.command("top")
+@click.argument("job", required=False, shell_complete=job_names)
+@STORE
+@click.option("--every", type=click.FloatRange(min=0.2), default=1.0, show_default=True, help="Seconds between looks.")
+@click.option("--once", is_flag=True, help="Print one screen and leave.")
+def top_command(job: str | None, store: Path | None, every: float, once: bool) -> None:
+    """Show a running JOB: verdict, culprit, what to check, loss over its windows, map of workers.
+
+    JOB is by default the one whose newest window was added last. Ctrl-C ends it.
+    """
+    from rich.live import Live
+    from rich.text import Text
+
+    from tracekit.live.watch import await_store, stopped_by_signals
+
+    opened = store_at(store)
+    if once:
+        console().print(_frame(opened, job))
+        return
+    await_store(opened)
+    screen = console()
+    with stopped_by_signals() as stop, Live(console=screen, screen=screen.is_terminal, auto_refresh=False) as live:
+        while not stop.is_set():
+            try:
+                live.update(_frame(opened, job), refresh=True)
+            except NotStoredError as error:
+                live.update(Text(str(error)), refresh=True)
+            stop.wait(every)
+
+
+def _frame(store: Store, job: str | None) -> RenderableType:
+    from tracekit.dashboards.terminal.top import TopState, frame
+
+    return frame(TopState.of(store, store.newest() if job is None else job))
+
 
 _Code = TypeVar("_Code")
 
@@ -78,8 +234,7 @@ def list_command(source: JobArguments) -> None:
     TRACE may be a store or a folder. Without it, lists the jobs of --store, or shows the --job of it.
     """
     from tracekit.dashboards.terminal.info import print_folder, print_jobs, print_trace
-    from tracekit.sources.recognise import is_a
-    from tracekit.sources.search import jobs_in
+    from tracekit.sources.recognise import is_a, jobs_in
     from tracekit.sources.source import Content
 
     stores = [path for path in source.traces if is_a(Content.STORE, path)]
@@ -105,7 +260,7 @@ def list_command(source: JobArguments) -> None:
 @STORE
 def windows(job: str, store: Path | None) -> None:
     """List the windows of JOB, oldest first."""
-    from tracekit.dashboards.terminal.watched import print_windows
+    from tracekit.dashboards.terminal.top import print_windows
 
     opened = store_at(store)
     print_windows(opened.windows(job), opened.history(job), console())
@@ -117,7 +272,7 @@ def windows(job: str, store: Path | None) -> None:
 @click.option("--open", "only_open", is_flag=True, help="Only those that are open.")
 def incidents(job: str | None, store: Path | None, only_open: bool) -> None:
     """List the incidents of JOB, or of all jobs, newest first: which cause acted on it, when, and for how long."""
-    from tracekit.dashboards.terminal.watched import print_incidents
+    from tracekit.dashboards.terminal.top import print_incidents
 
     opened = store_at(store)
     listed = opened.incidents(job, only_open=only_open)
@@ -137,7 +292,7 @@ def handle(incident: int, store: Path | None, owner: str | None, mute: str | Non
 
     `tracekit store incidents` and the dashboard show the history.
     """
-    from tracekit.store.handling import IncidentChange, current_user
+    from tracekit.store.incidents import IncidentChange, current_user
 
     now = time.time()
     until = None if mute is None else now + _age("--mute", mute).total_seconds()

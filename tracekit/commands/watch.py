@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from tracekit.base.errors import SelectionError
-from tracekit.base.look import Look
+from tracekit.base.paths import Look
 from tracekit.base.stderr import say
 from tracekit.base.text import listed, printable
 from tracekit.collectors.launch.live import WatchOptions, watch_options
@@ -53,13 +53,11 @@ def watch_command(
     """
     from contextlib import ExitStack
 
-    from tracekit.collectors.importers.metrics.source import open_metrics
+    from tracekit.collectors.importers.metrics import open_metrics
     from tracekit.collectors.run_directory.segments import is_run_directory
-    from tracekit.live.delivery_log import DeliveryLog
-    from tracekit.live.notify import Notifier
     from tracekit.live.post_training import LivePostTraining
+    from tracekit.live.receivers import DeliveryLog, Notifier, TrackerProcess
     from tracekit.live.run import LiveOptions, LiveRun
-    from tracekit.live.tracker import TrackerProcess
     from tracekit.live.watch import POLL_S, Watch, serving_metrics, stopped_by_signals
     from tracekit.live.windows import WindowSize
     from tracekit.store import Store, default_store
@@ -122,7 +120,7 @@ def watch_command(
 
 def _is_post_training(source: Path) -> bool:
     """Whether this is a recording of post-training, or a file to which somebody writes, so that it may become one."""
-    from tracekit.collectors.importers.rl.reader import looks_like_rl
+    from tracekit.collectors.importers.rl_logs import looks_like_rl
     from tracekit.live.run import QUIET_S
 
     return looks_like_rl(Look(source)) or (source.is_file() and time.time() < source.stat().st_mtime + QUIET_S)
@@ -130,7 +128,7 @@ def _is_post_training(source: Path) -> bool:
 
 def _logs_in(source: Path) -> list[str]:
     """The logs of frameworks in a folder that holds no records: each is a run of its own."""
-    from tracekit.collectors.importers.rl.reader import looks_like_rl
+    from tracekit.collectors.importers.rl_logs import looks_like_rl
 
     look = Look(source)
     if not look.is_folder or looks_like_rl(look):

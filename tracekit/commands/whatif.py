@@ -1,4 +1,4 @@
-"""`tracekit whatif`: the report on a job, for any kind of trace.
+"""`tracekit whatif`: the report on a job, for any kind of trace; `tracekit rl`, with the options of post-training.
 
 In: a trace, a folder of torch.profiler or a job in a store. Out: the report in the terminal, as JSON or in files.
 """
@@ -14,22 +14,33 @@ import click
 from click.core import ParameterSource
 
 from tracekit.base import memory
-from tracekit.base.errors import FormatError, SelectionError
-from tracekit.base.exit_codes import ExitCode
+from tracekit.base.errors import ExitCode, FormatError, SelectionError
 from tracekit.base.option_sections import SectionedCommand
 from tracekit.base.stderr import progress, say
 from tracekit.base.text import printable, short
-from tracekit.commands.arguments import Condition, parse_layers, parse_steps
-from tracekit.commands.options import OUT, PATH, JobArguments, PriceType, console, executor_of, job_source, read_job
+from tracekit.commands.options import (
+    OUT,
+    PATH,
+    Condition,
+    JobArguments,
+    PriceType,
+    console,
+    executor_of,
+    job_source,
+    parse_layers,
+    parse_steps,
+    read_job,
+)
 from tracekit.trace.model import TraceKind
+from tracekit.trace.post_training import Format
 
 if TYPE_CHECKING:
     from tracekit.analysis.experts.expert_loads import RebalancePlan
     from tracekit.analysis.experts.loads import Loads
-    from tracekit.analysis.job.analysis import Analysis, ReportOptions
-    from tracekit.analysis.job.worker_lanes import WorkerLanes
+    from tracekit.analysis.job.job import Analysis, ReportOptions
+    from tracekit.analysis.job.pipeline_tables import WorkerLanes
     from tracekit.analysis.metrics.samples import MetricSource
-    from tracekit.report.experts import Experts
+    from tracekit.report.questions import Experts
     from tracekit.report.report import Report
 
 #: The FILE that stands for stdout.
@@ -172,9 +183,8 @@ def whatif_command(
     cause costs of the step, with a number: "slowdown>1.1", "python-gc>5%". A SCHEDULE may state the share of the
     weight gradients in the whole backward: "zb-h1,weight=0.4".
     """
-    from tracekit.analysis.job.analysis import ReportOptions, hardware_question, measured_steps
-    from tracekit.report.read import read_report
-    from tracekit.report.report import write_tables
+    from tracekit.analysis.job.job import ReportOptions, hardware_question, measured_steps
+    from tracekit.report.report import read_report, write_tables
 
     condition = None if fail_on is None else Condition(fail_on)
     memory.reuse_large_arrays()
@@ -269,7 +279,7 @@ def whatif_command(
 
 def _witness(source: str, *, redact: bool) -> MetricSource:
     """The source of metrics. Raises FormatError for what is none, SelectionError with --redact."""
-    from tracekit.collectors.importers.metrics.source import open_metrics
+    from tracekit.collectors.importers.metrics import open_metrics
 
     if redact:
         raise SelectionError("--metrics names hosts, which --redact leaves out; give one of them")
@@ -291,7 +301,7 @@ def _engine_for(source: JobArguments) -> str:
         (path, *more) = source.traces
         if more or path.suffix != ".parquet" or not path.is_file() or path.stat().st_size * _BYTES_PER_BYTE < free:
             return "local"  # and what reads a footer need not be imported
-        from tracekit.trace.parquet_file import rows_of_file
+        from tracekit.trace.canonical import rows_of_file
 
         ops = source.of_file(rows_of_file) or 0
     if (needed := _BYTES_PER_OP * ops) < free:
@@ -403,7 +413,7 @@ def _print_loads(experts: Experts, *, as_json: bool) -> None:
 
 def _renderer(name: str, *, alone: bool) -> Callable[[Report], str]:
     """The renderer of that name. Raises SelectionError if there is none, or if it is not `alone` on stdout."""
-    from tracekit.dashboards.documents.renderers import renderer
+    from tracekit.dashboards.documents.markdown import renderer
 
     if not alone:
         raise SelectionError("--as prints to stdout, and so does --json or --markdown -; choose one")
@@ -413,7 +423,7 @@ def _renderer(name: str, *, alone: bool) -> Callable[[Report], str]:
 def _check_schedules(schedules: tuple[str, ...]) -> None:
     """Raise SelectionError, before the analysis, for a schedule that does not exist."""
     if schedules:
-        from tracekit.analysis.bubbles.asked import AskedSchedule
+        from tracekit.analysis.bubbles.schedules import AskedSchedule
 
         for text in schedules:
             AskedSchedule.parse(text)
@@ -423,7 +433,7 @@ def _check_writable(parquet_file: Path | None, markdown: Path | None, html: Path
     """Raise OutputError, before the analysis, for a file that cannot be written."""
     if all(path in (None, STDOUT) for path in (parquet_file, markdown, html)):
         return  # most people ask for none, and the page takes long to import
-    from tracekit.analysis.job.worker_lanes import TABLE_FILE
+    from tracekit.analysis.job.pipeline_tables import TABLE_FILE
     from tracekit.base.atomic_write import check_writable
     from tracekit.dashboards.documents.markdown import MARKDOWN_FILE
     from tracekit.dashboards.documents.page import PAGE_FILE
@@ -431,3 +441,58 @@ def _check_writable(parquet_file: Path | None, markdown: Path | None, html: Path
     for path, kind in ((parquet_file, TABLE_FILE), (markdown, MARKDOWN_FILE), (html, PAGE_FILE)):
         if path is not None and path != STDOUT:
             check_writable(path, kind)
+
+
+@click.command("rl")
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=PATH)
+@click.option(
+    "--format", "written_by", type=click.Choice(["auto", *map(str, Format)]), default="auto", show_default=True,
+    help="Who wrote the files; trajectories: the generic format of docs/rl.md.",
+)  # fmt: skip
+@click.option("--gpus", metavar="rollout=A,trainer=B", help="GPUs of the two roles, for split=A:B.")
+@click.option("--slots", type=click.IntRange(1, 1 << 30), help="Most requests that an engine runs at once.")
+@click.option(
+    "--what-if", "what_ifs", multiple=True, metavar="X",
+    help="Price X: staleness=K, partial=Q, engines=N, split=A:B, longest-first. Repeatable.",
+)  # fmt: skip
+@click.option("--html", type=OUT, metavar="FILE", help="Write one page that needs no network, with pictures.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the report.")
+def rl_command(
+    files: tuple[Path, ...],
+    written_by: str,
+    gpus: str | None,
+    slots: int | None,
+    what_ifs: tuple[str, ...],
+    html: Path | None,
+    as_json: bool,
+) -> int:
+    """Where did the step of post-training go, and what would a step of staleness buy?
+
+    FILE is the log of verl, OpenRLHF, slime, NeMo-RL, SkyRL or open-instruct, or trajectories and phases with their
+    times, such as the folder into which tracekit.rl records. From phases alone, only staleness has a price;
+    trajectories show queues, tails and uneven engines, too.
+
+    An X may set what generation and training take then, such as "staleness=1,generate=40,train=35" in seconds, and
+    several changes go together: "staleness=1,partial=0.9".
+    """
+    from tracekit.analysis.job.rl_job import RlJob
+    from tracekit.analysis.rl.rl_run import Gpus
+    from tracekit.base.atomic_write import check_writable, write_text
+    from tracekit.dashboards.documents.page import PAGE_FILE, page
+
+    if html is not None:
+        check_writable(html, PAGE_FILE)
+    stated = None if gpus is None else Gpus.parse(gpus)
+    with progress("reading the log") as tell:
+        job = RlJob.read(files, None if written_by == "auto" else Format(written_by), gpus=stated, slots=slots)
+        report = job.whatif(fix=what_ifs, progress=tell)
+    if html is not None:
+        write_text(html, page(report), PAGE_FILE)
+        click.echo(f"Wrote {printable(str(html))}", err=True)
+    if as_json:
+        click.echo(report.to_json())
+    else:
+        from tracekit.dashboards.terminal.report import print_report
+
+        print_report(report, console())
+    return ExitCode.DONE

@@ -1,18 +1,21 @@
-"""What the mean step of a window goes to: its losses with their causes and places, and the rest.
+"""The parts of a bill, and what the mean step of a window goes to: losses with their causes and places, and the rest.
 
-In: what a report shows, or the JSON object that a store keeps of it. Out: claims to the seconds of a step.
+In: what a report shows, or the JSON object that a store keeps of it. Out: claims to the seconds of a step. Imported
+by all that divides time, of one step or of a whole run, so that they use the same parts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
 
 import msgspec
+import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tracekit.costs.parts import ALL, LEAST_S, BillPart, Claim
-from tracekit.report.verdict import LossKind
+from tracekit.report.finding import LossKind
 
 
 class PlacedLoss(Struct, frozen=True):
@@ -75,3 +78,31 @@ def stored_costs(text: str) -> ClaimedCosts | None:
         return None
     # JSON has no infinity.
     return replace(costs, rest=tuple((part, cause, ALL if s is None else s) for part, cause, s in costs.rest))
+
+
+#: Seconds that no clock resolves: what is left of a difference.
+LEAST_S = 1e-9
+
+
+class BillPart(StrEnum):
+    """What an hour went to, in the order of the bill."""
+
+    USEFUL = "useful"
+    STRAGGLERS = "stragglers"
+    HOST = "host"
+    COMMUNICATION = "communication"
+    COMPUTE = "compute"
+    POST_TRAINING = "post-training"
+    INPUT = "input"
+    CHECKPOINTS = "checkpoints"
+    EVALUATION = "evaluation"
+    IDLE = "idle"
+    START = "start-up"
+    RESTARTS = "restarts"
+    UNKNOWN = "unknown"
+
+
+#: A part, a cause, and the seconds that they get of each stretch: a number or an array, infinite for all that is left.
+Claim = tuple[BillPart, str, Any]
+ALL = np.inf
+USEFUL: Claim = BillPart.USEFUL, "training", ALL

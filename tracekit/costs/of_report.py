@@ -7,20 +7,22 @@ reports.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
 from types import MappingProxyType
 
+import numpy as np
 from msgspec.structs import replace
 
 from tracekit.analysis.detectors.all_detectors import detector_of
-from tracekit.costs.claimed import ClaimedCosts, PlacedLoss
-from tracekit.costs.parts import ALL, LEAST_S, BillPart, Claim
-from tracekit.costs.slow_steps import when_slow
-from tracekit.costs.useful import shown_useful
-from tracekit.report.conclusions import Finding
+from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
+from tracekit.costs.claimed import ALL, LEAST_S, USEFUL, BillPart, Claim, ClaimedCosts, PlacedLoss
+from tracekit.report.conclusions import UNEXPLAINED, Finding
+from tracekit.report.finding import OF_POST_TRAINING, LossKind
+from tracekit.report.hardware import GpuInReport
 from tracekit.report.report import Report
-from tracekit.report.run import UNEXPLAINED
-from tracekit.report.verdict import OF_POST_TRAINING, LossKind
+from tracekit.trace.facts import Fact
+from tracekit.trace.gpu_activity import KernelClass
 from tracekit.trace.model import OpKind
 
 #: The part of work that a report finds on the critical path, and that a run directory records.
@@ -191,3 +193,124 @@ def _planned_part(cause: Finding) -> BillPart | None:
     if detector.planned is not None:
         return PLANNED.get(detector.planned)
     return BillPart.INPUT if detector.loss is LossKind.INPUT else None
+
+
+#: A step is slow if it loses this share of what the usual slow one loses.
+_SLOW_SHARE = 0.5
+
+
+def when_slow(report: Report, step_starts: Mapping[int, float]) -> Callable[[PlacedLoss], PlacedLoss]:
+    """A function that adds to a loss of the report which steps it slows down, and when these ran.
+
+    A loss with a `first_step` begins there. `step_starts`: as in `costs_of`.
+    """
+    rows = report.by_step
+    if not rows:
+        return lambda loss: loss
+    steps = np.array([row.step for row in rows])
+    took_s = np.array([row.recorded_s for row in rows])
+    slow = _slow(np.array([row.lost_s or 0.0 for row in rows]))
+    starts = _starts(steps, step_starts)
+
+    def timed(loss: PlacedLoss) -> PlacedLoss:
+        in_it = np.flatnonzero(slow & (steps >= (steps[0] if loss.first_step is None else loss.first_step)))
+        if not len(in_it):
+            in_it = np.arange(len(steps))
+        first, last = int(in_it[0]), int(in_it[-1])
+        loss = replace(loss, first_step=int(steps[first]), last_step=int(steps[last]))
+        if starts is None:
+            return loss
+        return replace(loss, since=float(starts[first]), until=float(starts[last] + took_s[last]))
+
+    return timed
+
+
+def _slow(lost_s: Floats) -> Bools:
+    """Whether each step is slow. Half of what is lost is lost in steps that lose as much as the usual slow one: a
+    single long step among slow ones does not hide them.
+    """
+    most_first = np.sort(lost_s.clip(min=0.0))[::-1]
+    total = np.cumsum(most_first)
+    usual_s = most_first[np.searchsorted(total, total[-1] / 2)]
+    return np.asarray(lost_s >= _SLOW_SHARE * usual_s, np.bool_)
+
+
+def _starts(steps: Ints, step_starts: Mapping[int, float]) -> Floats | None:
+    """When each step began, as far as that is known; None if it is of none."""
+    if not step_starts:
+        return None
+    timed = sorted(step_starts)
+    return np.interp(steps, timed, [step_starts[step] for step in timed])
+
+
+#: Losses of post-training inside its generation.
+_OF_GENERATION = frozenset((LossKind.QUEUEING, LossKind.TAIL, LossKind.ENGINES, LossKind.TOOLS))
+
+
+def shown_useful(report: Report, losses: dict[LossKind, float], others: tuple[Claim, ...]) -> tuple[Claim, ...]:
+    """What the rest of the mean step of a trusted report goes to, beyond its losses, seconds by kind.
+
+    `others`: what causes cost whose losses the verdict does not count, because they may share their time with it.
+    """
+    lack = next((lack for lack in report.lacks if lack.fact is Fact.COMPUTE), None)
+    if lack is not None:
+        return (*others, (BillPart.UNKNOWN, lack.why, ALL))
+    match report.job.source:
+        case "recording":
+            return _of_recording(report, losses, others)
+        case "rl":
+            return _of_post_training(report, losses, others)
+        case _:
+            return _of_ops(report, others)
+
+
+def _of_ops(report: Report, others: tuple[Claim, ...]) -> tuple[Claim, ...]:
+    """Of pipelines and op traces, whose ops are the work: all but the delays between ops."""
+    delays_s = max(report.trust.unexplained or 0.0, 0.0) * report.step_time_s.original
+    return (*others, (BillPart.UNKNOWN, "launch delays without a cause", delays_s), USEFUL)
+
+
+def _of_recording(report: Report, losses: dict[LossKind, float], others: tuple[Claim, ...]) -> tuple[Claim, ...]:
+    """Of a recording of GPUs, the time in which they compute; the median rank, as a straggler computes more."""
+    gpus = report.gpu_of_ranks
+    wasted_s = losses.get(LossKind.COMPUTE, 0.0) + sum(
+        seconds for part, _, seconds in others if part is BillPart.COMPUTE
+    )
+    computed_s = max(median(map(_computed_s, gpus)) - wasted_s, 0.0) if gpus else 0.0
+    exposed_s = max(report.verdict.exposed_communication_s or 0.0, 0.0)
+    if LossKind.COMMUNICATION in losses or any(part is BillPart.COMMUNICATION for part, *_ in others):
+        exposed_s = 0.0
+    return (
+        (*USEFUL[:2], computed_s),
+        *others,
+        (BillPart.COMMUNICATION, "exposed-communication", exposed_s),
+        (BillPart.UNKNOWN, "the profiler's own cost", _recording_s(report, gpus)),
+        (BillPart.UNKNOWN, "no GPU computes, for no known loss", ALL),
+    )
+
+
+def _recording_s(report: Report, gpus: list[GpuInReport]) -> float:
+    """What recording cost of the whole recording, at least: that of the rank that it cost least."""
+    steps = [gpu.unprofiled for gpu in gpus if gpu.unprofiled is not None and gpu.unprofiled.profiled_step_s > 0]
+    shares = [step.overhead_s / step.profiled_step_s for step in steps]
+    return max(min(shares, default=0.0), 0.0) * report.step_time_s.recorded
+
+
+def _computed_s(gpu: GpuInReport) -> float:
+    kernels_s = sum(kernel.seconds for kernel in gpu.kernels if kernel.of_class != KernelClass.COMMUNICATION)
+    return min(kernels_s, gpu.busy_s)
+
+
+def _of_post_training(report: Report, losses: dict[LossKind, float], others: tuple[Claim, ...]) -> tuple[Claim, ...]:
+    """Of trajectories, what engines decode; a log says how long phases last, not what GPUs do in them."""
+    decoded_s = 0.0
+    if report.job.basis == "trajectories":
+        inside_s = sum(seconds for kind, seconds in losses.items() if kind in _OF_GENERATION)
+        inside_s += sum(seconds for _, kind, seconds in others if kind in _OF_GENERATION)
+        decoded_s = max((report.generation_s or 0.0) - inside_s, 0.0)
+    return (
+        *others,
+        (BillPart.UNKNOWN, "in no phase", report.unaccounted_s or 0.0),
+        (BillPart.USEFUL, "generation", decoded_s),
+        (BillPart.UNKNOWN, "phases: the log shows no compute", ALL),
+    )

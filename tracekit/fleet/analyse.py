@@ -1,26 +1,35 @@
 """One trace of a study: read it, analyse it, write its rows next to the study. Executors run this.
 
-In: a `Task`. Out: an `TaskOutcome`, and a file with the rows (`results`). Any problem with a trace becomes an outcome
-and never ends the run.
+In: a `Task`. Out: an `TaskOutcome`, and a file with the rows of each table. Any problem with a trace becomes an
+outcome and never ends the run.
 """
 
 from __future__ import annotations
 
 import errno
+import math
 import resource
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+import polars as pl
+
+from tracekit.analysis.job.job import Job
 from tracekit.base.errors import FormatError, OutputError, TracekitError, UnsafeFileError
 from tracekit.base.stderr import hushed_panics
-from tracekit.base.text import printable
-from tracekit.fleet.exclusions import Exclusion, Rule
+from tracekit.base.text import encodable, printable
 from tracekit.fleet.executor import Task, TaskOutcome
-from tracekit.fleet.fetch import Fetched, fetched
-from tracekit.fleet.results import result_name, write_result
-from tracekit.fleet.study import Study
+from tracekit.fleet.sources import Fetched, fetched
+from tracekit.fleet.study import Study, result_name, write_result
+from tracekit.fleet.study_tables import CAUSES, FIXES, Exclusion, Rule, exclusions_of, frame, usable_start
+from tracekit.report.conclusions import Culprit, Finding, Fix
+from tracekit.report.report import Report
+from tracekit.report.tables import OfRank, OfWorker
+from tracekit.trace.model import Worker
 
 _LONGEST_REASON = 400
 
@@ -52,7 +61,6 @@ def analyse(task: Task) -> TaskOutcome:
 
 
 def _analysed(task: Task, local: Fetched, study: Study, outcome: TaskOutcome, began: _Clock) -> TaskOutcome:
-    from tracekit.fleet.rows import exclusion_rows, rows_of
     from tracekit.sources.load import load_trace
     from tracekit.store import Store
     from tracekit.store.folder import is_store_folder
@@ -97,3 +105,246 @@ def _reason(error: OSError | TracekitError) -> str:
 
 def _short(text: str) -> str:
     return printable(text)[:_LONGEST_REASON]
+
+
+Rows = dict[str, pl.DataFrame]
+#: Free metadata that identifies who pays; that with "label" is of the scheduler.
+TEAM_KEYS = ("team", "project", "label_team", "label_project")
+#: Parts of a rank that concern its machine, as in `tracekit culprits --part`.
+_MACHINE_PARTS = ("compute", "network", "process")
+#: Columns that a finding and a fix have as attributes of the same name.
+_OF_CAUSE = tuple(name for name in CAUSES if name in {*Finding.__struct_fields__})
+_OF_FIX = tuple(name for name in FIXES if name in {*Fix.__struct_fields__})
+
+
+def rows_of(job: Job, digest: str, analysis: str) -> Rows:
+    """Return the rows of a job, including those of `exclusions`. `digest`: of its content; `analysis`: version of the
+    analysis.
+
+    Raises TracekitError if the job cannot be analysed.
+    """
+    metadata, starts = job.trace.metadata, getattr(job.trace, "step_starts", {})
+    report = job.whatif()
+    times = report.step_times()
+    hours, stated = _gpu_hours(metadata, report.job.gpus, times.recorded)
+    per_hour = hours / report.step_time_s.recorded
+    tables = {
+        "jobs": _many("jobs", [{**_figures(report, metadata, hours, stated=stated), **_of_pipeline(job, report)}]),
+        "workers": _workers(report, metadata.get("gpus")),
+        "steps": _steps(report, starts),
+        "causes": _causes(report, per_hour),
+        "fixes": _fixes(report, per_hour),
+    }
+    tables["machines"] = machines_of(tables["workers"])
+    first_start_s = min((starts[int(step)] for step in times.steps if int(step) in starts), default=None)
+    stamped = {"job": digest, "analysis": analysis, "started_at": usable_start(first_start_s)}
+    row = tables["jobs"].with_columns(
+        pl.lit(value, tables["jobs"].schema[name]).alias(name) for name, value in stamped.items()
+    )
+    left_out = list(exclusions_of(row.row(0, named=True), first_start_s))
+    rows = {name: table.with_columns(job=pl.lit(digest)) for name, table in tables.items()}
+    rows["jobs"] = row
+    rows["exclusions"] = exclusion_rows(digest, analysis, left_out)
+    return rows
+
+
+def machines_of(workers: pl.DataFrame) -> pl.DataFrame:
+    """The rows of `machines` of one job: each of its hosts and GPUs, with the costliest cause on its ranks.
+
+    Causes that do not concern a machine (data, garbage collection) do not count.
+    """
+    speaks = pl.col("part").is_in(_MACHINE_PARTS)
+    hits = workers.with_columns(
+        pl.when(speaks).then("part").alias("part"), pl.when(speaks).then("cost_s").alias("cost_s")
+    )
+    kinds = [
+        hits.filter(pl.col(kind).is_not_null())
+        .sort("cost_s", "part", descending=[True, False], nulls_last=True, maintain_order=True)
+        .group_by(machine=kind, maintain_order=True)
+        .agg(pl.col("part", "cost_s").first())
+        .sort("machine")
+        .with_columns(kind=pl.lit(kind))
+        for kind in ("host", "gpu")
+    ]
+    rows = pl.concat(kinds)
+    return frame("machines", {name: rows[name] for name in ("kind", "machine", "part", "cost_s")})
+
+
+def exclusion_rows(digest: str, analysis: str, left_out: Sequence[Exclusion]) -> pl.DataFrame:
+    """The rows of `exclusions` of one job."""
+    return frame(
+        "exclusions",
+        {
+            "job": [digest] * len(left_out),
+            "rule": [str(one.rule) for one in left_out],
+            "scope": [one.scope for one in left_out],
+            "reason": [encodable(one.reason) for one in left_out],
+            "analysis": [analysis] * len(left_out),
+        },
+    )
+
+
+def _figures(report: Report, metadata: Mapping[str, Any], hours: float, *, stated: bool) -> dict[str, Any]:
+    """Return the figures of a job, whatever its source."""
+    verdict, workers, about = report.verdict, _worker_rows(report), report.job
+    return {
+        "kind": about.source,
+        **_identity(report.name, {"gpu_model": about.gpu or None, **metadata}),
+        "gpus": about.gpus,
+        "hosts": len({row.host for row in workers if row.host}) or None,
+        "workers": len(workers),
+        "workers_traced": len(workers),
+        "steps": about.steps,
+        "ops": about.ops or about.gpu_ops or None,
+        **{f"{name}_s": getattr(report.step_time_s, name) for name in ("recorded", "original", "ideal")},
+        "slowdown": report.slowdown,
+        "waste": report.waste,
+        "straggling": report.straggling,
+        "gpu_hours": hours,
+        "gpu_hours_stated": stated,
+        "lost_gpu_hours": max(report.waste or 0.0, 0.0) * hours,
+        "verdict": str(verdict.kind),
+        "headline": report.answer.headline,
+        "verdict_share": verdict.share,
+        "trustworthy": report.trust.trustworthy,
+        "replay_error": report.trust.replay_error,
+        "discrepancy": report.trust.discrepancy,
+        "unexplained": report.trust.unexplained,
+        "doubts": "; ".join(report.trust.reasons) or None,
+    }
+
+
+def _of_pipeline(job: Job, report: Report) -> dict[str, Any]:
+    """Return the figures that only pipelines have."""
+    layout, coverage = report.job.layout, report.coverage
+    if not layout or not coverage:
+        return {}
+    correlations = [row.r for row in report.forward_backward_correlation or () if row.r is not None]
+    time, space = report.patterns.time, report.patterns.space
+    return {
+        **{name: getattr(layout, name) for name in ("dp", "pp", "tp", "cp", "ep", "vpp")},
+        "hosts": len(set(getattr(job.trace, "hosts", {}).values())) or None,
+        "workers": coverage.workers_expected,
+        "workers_traced": coverage.workers_traced,
+        "m_w": report.m_w,
+        "m_s": report.m_s if layout.pp > 1 else None,
+        "forward_backward_correlation": float(np.median(correlations)) if correlations else None,
+        "time_pattern": None if time is None else str(time.shape),
+        "space_pattern": None if space is None else str(space.shape),
+    }
+
+
+def _worker_rows(report: Report) -> list[OfWorker | OfRank]:
+    """The workers of a pipeline by place, the ranks of another job; none of post-training."""
+    if report.what_if:
+        return []
+    return [*sorted(report.by_worker or (), key=lambda row: row.worker), *(report.by_rank or ())]
+
+
+def _steps(report: Report, starts: Mapping[int, float]) -> pl.DataFrame:
+    times = report.step_times()
+    return frame(
+        "steps",
+        {
+            "step": times.steps,
+            "started_at": [usable_start(starts.get(int(step))) for step in times.steps],
+            "recorded_s": times.recorded,
+            "original_s": times.original,
+            "ideal_s": times.ideal,
+        },
+    )
+
+
+def _workers(report: Report, gpus: object) -> pl.DataFrame:
+    """One row per worker, with the part that the costliest cause on it slows down. `gpus`: of the free metadata."""
+    rows, slowest = _worker_rows(report), set(report.slowest_workers or ())
+    culprits: dict[Worker | int | None, Culprit] = {}
+    for culprit in sorted(report.answer.culprits, key=lambda culprit: -culprit.cost_s):
+        culprits.setdefault(culprit.worker or culprit.rank, culprit)
+    places = [row.worker if isinstance(row, OfWorker) else row.rank for row in rows]
+    named = [culprits.get(place) for place in places]
+    columns = {name: [getattr(row, name, None) for row in rows] for name in ("dp_rank", "pp_rank", "rank")}
+    return frame(
+        "workers",
+        {
+            **columns,
+            "host": [row.host or None for row in rows],
+            "slowdown": [row.slowdown for row in rows],
+            "gpu": [_uuid(gpus, rank) for rank in columns["rank"]],
+            "slowest": [place in slowest for place in places],
+            **{
+                figure: [None if culprit is None else getattr(culprit, figure) for culprit in named]
+                for figure in ("part", "cost_s", "confidence")
+            },
+        },
+    )
+
+
+def _uuid(gpus: object, rank: int | None) -> str | None:
+    """The UUID of a rank's GPU, as far as the free metadata gives it."""
+    gpu = gpus.get(str(rank)) if isinstance(gpus, dict) else None
+    uuid = gpu.get("uuid") if isinstance(gpu, dict) else None
+    return encodable(uuid) if isinstance(uuid, str) else None
+
+
+def _causes(report: Report, per_hour: float) -> pl.DataFrame:
+    """Why the job is slow. `per_hour`: GPU-hours for each second of a mean step."""
+    rows = [
+        {
+            **{name: getattr(cause, name) for name in _OF_CAUSE},
+            "order": order,
+            "sentence": sentence,
+            "where": cause.where_text,
+            "lost_gpu_hours": max(cause.saved_s, 0.0) * per_hour if cause.priced else 0.0,
+        }
+        for order, (cause, sentence) in enumerate(zip(report.findings, report.answer.causes, strict=True))
+    ]
+    return _many("causes", rows)
+
+
+def _fixes(report: Report, per_hour: float) -> pl.DataFrame:
+    rows = [
+        {
+            **{name: getattr(fix, name) for name in _OF_FIX},
+            "order": order,
+            "where": fix.where_text,
+            "saved_gpu_hours": None if fix.saved_s is None else fix.saved_s * per_hour,
+        }
+        for order, fix in enumerate(report.fixes)
+    ]
+    return _many("fixes", rows)
+
+
+def team_of(metadata: Mapping[str, Any]) -> str | None:
+    """Who pays for a job, by its free metadata; None if that is not known."""
+    return next((metadata[key] for key in TEAM_KEYS if isinstance(metadata.get(key), str)), None)
+
+
+def _identity(name: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """What the free metadata says about the job, as far as it is valid."""
+    texts = {
+        "name": name,
+        "team": team_of(metadata),
+        "gpu_model": metadata.get("gpu_model"),
+        "framework": metadata.get("framework"),
+    }
+    restarts = metadata.get("restarts", metadata.get("attempt"))
+    return {
+        **{key: encodable(value) if isinstance(value, str) else None for key, value in texts.items()},
+        "restarts": restarts if isinstance(restarts, int) and 0 <= restarts < 2**31 else None,
+    }
+
+
+def _gpu_hours(metadata: Mapping[str, Any], gpus: int, recorded: Any) -> tuple[float, bool]:
+    """GPU-hours of the job, and whether its metadata states them; otherwise those of the traced steps."""
+    stated = metadata.get("gpu_hours")
+    if isinstance(stated, int | float) and math.isfinite(stated) and stated > 0:
+        return float(stated), True
+    return float(recorded.sum()) * gpus / 3600, False
+
+
+def _many(table: str, rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
+    names = rows[0] if rows else ("job",)
+    return frame(table, {name: [row[name] for row in rows] for name in names}).with_columns(
+        pl.selectors.float().fill_nan(None)
+    )

@@ -2,9 +2,9 @@
 
 In: the file of a pipeline, and an executor. Out: its report. A batch is some steps that fit into the memory of a
 process. All batches are analysed alike until they need to know something of the whole job; then what they contribute is
-merged, and a round of tasks continues with the answer (`analysis/numeric/whole.py`). So all figures of steps, workers
-and ops are those of the job in one piece, to the last bit. What cannot be divided, causes, fixes and answers, follows
-from as many steps as fit, spread evenly over the job, with the clocks, rules and ideals of all of it.
+merged, and a round of tasks continues with the answer (`analysis/numeric/parallel.py`). So all figures of steps,
+workers and ops are those of the job in one piece, to the last bit. What cannot be divided, causes, fixes and answers,
+follows from as many steps as fit, spread evenly over the job, with the clocks, rules and ideals of all of it.
 
 Tasks exchange files in a folder that every process can reach. A task that dies is repeated.
 """
@@ -24,23 +24,21 @@ import numpy as np
 from msgspec import Struct, structs
 
 from tracekit.analysis.attribution.attribute import ReplayedSteps, joined
-from tracekit.analysis.graph.lanes import place_lanes
-from tracekit.analysis.graph.lanes_of_job import JobLanes
-from tracekit.analysis.numeric.whole import Asked, Divided
+from tracekit.analysis.graph.lanes import JobLanes, place_lanes
+from tracekit.analysis.numeric.parallel import Asked, Divided
 from tracekit.analysis.replay.engine import JobGraph, cut_steps, incomplete_steps
 from tracekit.analysis.replay.method import Method
 from tracekit.base.errors import GraphError, LayoutError, OutputError, SelectionError, TraceError, TracekitError
 from tracekit.base.stderr import advance
 from tracekit.fleet.executor import BASE_BYTES, Batch, Executor, TaskOutcome
 from tracekit.sources.load import read_trace
-from tracekit.trace.canonical import Trace
-from tracekit.trace.coverage import TraceCoverage
+from tracekit.trace.canonical import Trace, read_header, rows_of_steps
+from tracekit.trace.facts import TraceCoverage
 from tracekit.trace.model import TimeUnit, Worker
-from tracekit.trace.parquet_file import read_header, rows_of_steps
 from tracekit.trace.units import FEWEST_STEPS
 
 if TYPE_CHECKING:
-    from tracekit.analysis.job.analysis import Analysis, ReportOptions
+    from tracekit.analysis.job.job import Analysis, ReportOptions
 
 #: The ops of a batch, as far as a step does not have more, and those from which causes and fixes follow.
 BATCH_OPS, EVIDENCE_OPS = 4_000_000, 8_000_000
@@ -252,7 +250,7 @@ class _Whole:
         self, fields: Mapping[str, Any], ops: int, steps: int, evidence_ops: int, asked: ReportOptions
     ) -> Analysis:
         """The analysis, with causes and fixes from some steps."""
-        from tracekit.analysis.job.replayed import ReplayedJob, published_graph
+        from tracekit.analysis.job.pipeline_report import ReplayedJob, published_graph
 
         sampled = _spread(self.steps, evidence_ops)
         all_here, left_out = len(sampled) == len(self.steps), tuple(sorted(self.left_out))

@@ -1,7 +1,9 @@
-"""Results of a study: how many jobs straggle, what is lost, to what, where, and which fixes save most.
+"""Results of a study: how many jobs straggle, what is lost, to what, where, which fixes save most; the paper's figures
+next to ours.
 
-In: a study. Out: `FleetFigures`, plain numbers and tables, which terminal and page show. Every share is given twice: of
-jobs, and of GPU-hours. Intervals come from the bootstrap over jobs.
+In: a study. Out: `FleetFigures`, plain numbers and tables, which terminal and page show. Every share is given
+twice: of jobs, and of GPU-hours. Intervals come from the bootstrap over jobs: jobs are drawn with replacement, as
+many as there are; all figures use the same draws, which are the same every time.
 """
 
 from __future__ import annotations
@@ -16,12 +18,10 @@ import polars as pl
 
 from tracekit.analysis.attribution.patterns import SpaceShape, TimeShape
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.fleet.bootstrap import CONFIDENCE, Interval, bootstrapped, interval, ratio, samples_of
-from tracekit.fleet.exclusions import BY_TIME, EVERYWHERE, Rule
-from tracekit.fleet.paper import PaperFigure, beside_paper
 from tracekit.fleet.study import Study
-from tracekit.report.applied import AppliedFix
-from tracekit.report.plain_data import plain
+from tracekit.fleet.study_tables import BY_TIME, EVERYWHERE, Rule
+from tracekit.report.comparison import AppliedFix
+from tracekit.report.tables import plain
 
 #: Upper ends of the classes of job sizes, GPUs.
 SIZES = (8, 32, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -325,3 +325,128 @@ def _fixes(
             example=row["title"],
             example_job=row["name"],
         )
+
+
+#: Total number of draws, so that 100,000 jobs take half a second; the smallest and largest number of samples.
+_DRAWS, _FEWEST, _MOST = 40_000_000, 200, 2000
+#: Number of samples to sum at once: a product of matrices is several times as fast as one product per vector.
+_AT_ONCE = 16
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A figure with the ends of its interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def samples_of(jobs: int) -> int:
+    """The number of samples to draw for this many jobs."""
+    return int(np.clip(_DRAWS // max(jobs, 1), _FEWEST, _MOST))
+
+
+def bootstrapped(columns: Floats, seed: int = 0) -> Floats:
+    """Sums of `columns`, [jobs, figures], in each sample, [samples, figures]."""
+    jobs, samples = len(columns), samples_of(len(columns))
+    generator = np.random.default_rng(seed)
+    sums = np.empty((samples, columns.shape[1]))
+    drawn = np.empty((_AT_ONCE, jobs))
+    for first in range(0, samples, _AT_ONCE):
+        count = min(_AT_ONCE, samples - first)
+        for sample in drawn[:count]:
+            sample[:] = np.bincount(generator.integers(0, jobs, jobs, dtype=np.int64), minlength=jobs)
+        sums[first : first + count] = drawn[:count] @ columns
+    return sums
+
+
+def ratio(of: Floats, to: Floats, of_samples: Floats, to_samples: Floats) -> Interval:
+    """A ratio of two sums. `of`, `to`: columns [jobs]; `of_samples`, `to_samples`: their sums in each sample."""
+    whole = float(to.sum())
+    if not whole > 0:
+        return Interval(float("nan"), float("nan"), float("nan"))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        low, high = interval(of_samples / to_samples)
+    return Interval(float(of.sum()) / whole, low, high)
+
+
+def interval(samples: Floats) -> tuple[float, float]:
+    """The ends between which `CONFIDENCE` of the samples lie; undefined samples do not count."""
+    tail = (1 - CONFIDENCE) / 2
+    defined = samples[np.isfinite(samples)]
+    if not len(defined):
+        return float("nan"), float("nan")
+    low, high = np.quantile(defined, (tail, 1 - tail))
+    return float(low), float(high)
+
+
+CITATION = (
+    "Lin et al., Understanding Stragglers in Large Model Training Using What-if Analysis, OSDI'25: 3,079 jobs of 128"
+    " GPUs and more over five months"
+)
+AS_REPORTED = "as reported"
+#: The number of jobs in the paper's study, and its smallest job in GPUs.
+PAPER_JOBS, SMALLEST_JOB = 3079, 128
+SHARE, SLOWDOWN = "share", "S"
+
+
+@dataclass(frozen=True, slots=True)
+class PaperFigure:
+    """One figure of both fleets. `unit`: `share` or `S`. `jobs`: our jobs behind it; `ours`: None if there are none."""
+
+    name: str
+    paper: float
+    ours: float | None
+    unit: str
+    jobs: int
+    status: str = AS_REPORTED
+
+
+def beside_paper(jobs: pl.DataFrame, study: Study) -> tuple[PaperFigure, ...]:
+    """The paper's figures and ours, for jobs of 128 GPUs and more, as in the paper."""
+    return tuple(_figures(jobs.filter(pl.col("gpus") >= SMALLEST_JOB), study))
+
+
+def _figures(large: pl.DataFrame, study: Study) -> Iterator[PaperFigure]:
+    slow = large.filter("straggling")
+    single = slow.filter(pl.col("m_w") >= 0.5)
+    long = large.filter(pl.col("forward_backward_correlation") >= 0.9)
+    hours = float(large["gpu_hours"].sum())
+    yield _share("jobs with S >= 1.1", 0.425, slow, large)
+    lost = float(large["lost_gpu_hours"].sum()) / hours if hours else None
+    yield PaperFigure("GPU-hours lost", 0.104, lost, SHARE, large.height)
+    yield _waste(large, 0.9, 0.213)
+    yield _waste(large, 0.99, 0.45)
+    yield _share("straggling jobs with M_W >= 50%", 0.017, single, slow)
+    yield _mean("mean S of those", 3.04, single)
+    yield _share("jobs with M_S >= 50% (the last stage)", 0.393, large.filter(pl.col("m_s") >= 0.5), large)
+    yield _share("jobs with forward-backward correlation >= 0.9", 0.214, long, large)
+    yield _mean("mean S of those", 1.34, long)
+    planned = (
+        study.table("fixes")
+        .filter(kind="planned-gc")
+        .select("job", "saved_s")
+        .collect()
+        .join(large.filter(pl.col("dp") >= 128).select("job", "recorded_s"), on="job")
+    )
+    saved = (planned["saved_s"] / planned["recorded_s"]).median()
+    yield PaperFigure(
+        "step time given back by planned gc, jobs of 128 DP ranks and more (paper: one job; ours: the median)",
+        0.126, None if saved is None else float(str(saved)), SHARE, planned.height,
+    )  # fmt: skip
+
+
+def _share(name: str, paper: float, part: pl.DataFrame, whole: pl.DataFrame) -> PaperFigure:
+    return PaperFigure(name, paper, part.height / whole.height if whole.height else None, SHARE, whole.height)
+
+
+def _mean(name: str, paper: float, jobs: pl.DataFrame) -> PaperFigure:
+    slowdowns = jobs["slowdown"].to_numpy()
+    return PaperFigure(name, paper, float(slowdowns.mean()) if len(slowdowns) else None, SLOWDOWN, jobs.height)
+
+
+def _waste(jobs: pl.DataFrame, quantile: float, paper: float) -> PaperFigure:
+    waste = jobs["waste"].drop_nulls().quantile(quantile, "lower")
+    return PaperFigure(f"lost at least by the worst {1 - quantile:.0%} of jobs", paper, waste, SHARE, jobs.height)

@@ -1,10 +1,10 @@
-"""The folder of a study: Parquet tables, and the state that a run needs to continue the last one.
+"""The folder of a study, and a run, which analyses every new or changed source and builds the tables.
 
-    STUDY/tracekit-study           says that this folder is a study
-    STUDY/<table>/part-?.parquet   the tables (`tables`) in 16 parts, by the first digit of a job's digest
-    STUDY/.run/seen.jsonl          which content each source had, a line as each is done
-    STUDY/.run/results/            rows of jobs that are not in the tables yet (`results`)
-    STUDY/.run/lock                locked while a run is under way
+STUDY/tracekit-study           says that this folder is a study
+STUDY/<table>/part-?.parquet   the tables (`study_tables`) in 16 parts, by the first digit of a job's digest
+STUDY/.run/seen.jsonl          which content each source had, a line as each is done
+STUDY/.run/results/            rows of jobs that are not in the tables yet, a file for each trace
+STUDY/.run/lock                locked while a run is under way
 
 Every file is replaced whole. Tables are made of results and of the previous tables, so an interrupted step can be
 repeated; results are removed only once they are in the tables. The same sources make the same bytes, regardless of
@@ -14,24 +14,29 @@ order, number of processes and interruptions.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 import polars as pl
 
-from tracekit.base.command_line import command
+from tracekit import __version__
 from tracekit.base.contained import Contained
 from tracekit.base.errors import OutputError, StudyError, UnsafeFileError
-from tracekit.fleet.exclusions import EVERYWHERE
-from tracekit.fleet.executor import TaskOutcome
-from tracekit.fleet.results import RESULTS, read_result, result_name, waiting
+from tracekit.base.paths import command
+from tracekit.fleet.executor import Executor, Task, TaskOutcome
 from tracekit.fleet.sources import StudySource
-from tracekit.fleet.study_tables import BY_JOB, STUDY_VERSION, TABLES, frame
+from tracekit.fleet.study_tables import BY_JOB, EVERYWHERE, STUDY_VERSION, TABLES, frame
 from tracekit.sources.registry import STUDY_MARK
 
 PARTS = "0123456789abcdef"
@@ -267,3 +272,141 @@ def _cannot_write(path: Path, error: OSError) -> OutputError:
     return OutputError(
         f"{path}: cannot be written: {error.strerror or error}; make room or correct permissions, and run again"
     )
+
+
+#: Where the results are, below the folder of a study.
+RESULTS = ".run/results"
+_SUFFIX = ".result"
+_UNFINISHED = ".unfinished"
+
+
+def result_name(digest: str, analysis: str) -> str:
+    """The name of the result for a content, below the folder of the study."""
+    return f"{RESULTS}/{digest}-{analysis}{_SUFFIX}"
+
+
+def write_result(study: Contained, name: str, rows: Mapping[str, pl.DataFrame]) -> None:
+    """Write the rows of a job. Raises OSError, and then leaves nothing behind."""
+
+    def write(file: BinaryIO) -> None:
+        with zipfile.ZipFile(file, "w") as archive:
+            for table, frame in rows.items():
+                held = io.BytesIO()
+                frame.write_ipc(held, compression="zstd")
+                archive.writestr(table, held.getvalue())
+
+    study.put_by(name, f"{name}-{os.getpid()}{_UNFINISHED}", write)
+
+
+def read_result(study: Contained, name: str) -> dict[str, pl.DataFrame] | None:
+    """The rows of a job; None if the file is damaged, which also removes it."""
+    try:
+        with study.reading(name) as file, zipfile.ZipFile(file) as archive:  # checks the CRC of every member
+            rows = {table: pl.read_ipc(io.BytesIO(archive.read(table))) for table in archive.namelist()}
+    except (zipfile.BadZipFile, pl.exceptions.PolarsError, EOFError):
+        rows = {"": pl.DataFrame()}
+    if any(table not in TABLES or frame.schema != TABLES[table] for table, frame in rows.items()):
+        study.remove(name)
+        return None
+    return rows
+
+
+def waiting(study: Contained, analysis: str) -> Iterator[tuple[str, str]]:
+    """Digest and name of every result of this analysis, in order. Removes results of others and unfinished files."""
+    for name in study.files(RESULTS):
+        digest, _, rest = name.partition("-")
+        if rest == f"{analysis}{_SUFFIX}":
+            yield digest, f"{RESULTS}/{name}"
+        else:
+            study.remove(f"{RESULTS}/{name}")
+
+
+#: Folders whose code does not affect stored figures: they record jobs or show results. All other code counts as
+#: analysis, so a new module counts without being listed.
+_NO_ANALYSIS = frozenset({"commands", "dashboards", "documents", "figures", "launch", "live", "synth", "terminal"})
+_CODE = frozenset({".py", ".c", ".h"})
+Progress = Callable[["Standing"], None]
+
+
+@dataclass(slots=True)
+class Standing:
+    """Progress of a run. `done` of `total` sources have an outcome; `failed`: sources without a lasting result, by
+    rule.
+    """
+
+    total: int
+    done: int = 0
+    failed: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """The outcome of a run. `unchanged`: sources that were as in the study. `outcomes`: of all others."""
+
+    sources: int
+    unchanged: int
+    outcomes: Sequence[TaskOutcome]
+
+    @property
+    def failed(self) -> Counter[str]:
+        """The number of sources without a lasting result, by rule."""
+        return Counter(one.rule for one in self.outcomes if one.rule is not None)
+
+
+@cache
+def analysis_version() -> str:
+    """Tracekit's version and a digest of the analysis code: if it differs, the figures may differ."""
+    digest = hashlib.blake2b(digest_size=4)
+    for path in analysing_files():
+        digest.update(path.read_bytes())
+    return f"{__version__}-{digest.hexdigest()}"
+
+
+def analysing_files() -> Iterator[Path]:
+    """The code that reads a trace and computes what is stored about it, in a fixed order."""
+    for root, folders, files in os.walk(Path(__file__).parents[1], followlinks=True):
+        folders[:] = sorted(set(folders) - _NO_ANALYSIS)
+        yield from (Path(root, name) for name in sorted(files) if Path(name).suffix in _CODE)
+
+
+def run_study(
+    study: Study, sources: Sequence[StudySource], executor: Executor, progress: Progress = lambda _: None
+) -> RunSummary:
+    """Analyse what is new or changed, and build the tables. Raises StudyError, OutputError."""
+    analysis = analysis_version()
+    with study.running(analysis) as log:
+        seen, done = study.seen(), study.analysed(analysis)
+        todo = [source for source in sources if not _is_done(source, seen, done)]
+        outcomes = _analyse(study, todo, executor, analysis, log, progress)
+        failed = {one.url: one for one in outcomes if one.rule is not None}
+        if outcomes or study.unfinished:
+            study.fold(analysis, failed, {source.url for source in todo})
+    return RunSummary(len(sources), len(sources) - len(todo), outcomes)
+
+
+def _is_done(source: StudySource, seen: dict[str, tuple[str, str]], done: set[str]) -> bool:
+    stamp, digest = seen.get(source.url, ("", ""))
+    return stamp == source.stamp != "" and digest in done
+
+
+def _analyse(
+    study: Study, todo: Sequence[StudySource], executor: Executor, analysis: str, log: SeenLog, progress: Progress
+) -> list[TaskOutcome]:
+    """An outcome for each source. A source that ended its process is retried alone: memory may have been short."""
+    of_url = {source.url: source for source in todo}
+    standing, outcomes = Standing(len(todo)), list[TaskOutcome]()
+    progress(standing)
+    waiting = sorted(of_url, key=lambda url: (-of_url[url].bytes, url))
+    for last in (False, True):
+        again = []
+        for outcome in executor.run([Task(of_url[url], str(study.path), analysis) for url in waiting], alone=last):
+            log.add(of_url[outcome.url], outcome)
+            if outcome.died and not last:
+                again.append(outcome.url)
+                continue
+            outcomes.append(outcome)
+            standing.done += 1
+            standing.failed.update([outcome.rule] if outcome.rule is not None else [])
+            progress(standing)
+        waiting = sorted(again)
+    return sorted(outcomes, key=lambda outcome: outcome.url)

@@ -14,8 +14,7 @@ import numpy as np
 import polars as pl
 
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.fleet.bootstrap import Interval, bootstrapped, interval
-from tracekit.fleet.figures import counted_jobs
+from tracekit.fleet.figures import Interval, bootstrapped, counted_jobs, interval
 from tracekit.fleet.study import Study
 
 

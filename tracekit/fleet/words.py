@@ -12,13 +12,11 @@ import polars as pl
 
 from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN
 from tracekit.base.text import seconds, short, three_digits, with_error
-from tracekit.fleet.bootstrap import CONFIDENCE, Interval
-from tracekit.fleet.exclusions import EVERYWHERE
-from tracekit.fleet.figures import FixOfFleet, FleetFigures
-from tracekit.fleet.paper import CITATION, SHARE
-from tracekit.report.applied import in_all
+from tracekit.fleet.figures import CITATION, CONFIDENCE, SHARE, FixOfFleet, FleetFigures, Interval
+from tracekit.fleet.study_tables import EVERYWHERE
+from tracekit.report.comparison import in_all
 from tracekit.report.finding import kind_words
-from tracekit.report.section import Table
+from tracekit.report.tables import Table
 
 #: The number of table rows to show; the JSON has all.
 MOST_ROWS = 10

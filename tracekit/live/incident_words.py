@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from tracekit.base.text import printable
 from tracekit.store import Incident
-from tracekit.store.handling import IncidentChange
+from tracekit.store.incidents import IncidentChange
 
 
 def advice(incident: Incident) -> Iterator[tuple[str, str]]:

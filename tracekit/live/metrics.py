@@ -1,15 +1,20 @@
-"""Prometheus metrics about the jobs of a store, for the dashboard and `tracekit watch --metrics-port`.
+"""Prometheus metrics about the jobs of a store and about a watch: for the dashboard, `tracekit watch --metrics-port`.
 
-In: a store. Out: metric families, from stored findings alone. There is a fixed number of series per job, and a few for
-each open incident: never one per worker.
+In: a store. Out: metric families, from stored findings alone. There is a fixed number of series per job, and a few
+for each open incident: never one per worker. A watch waits until its last metrics have been scraped: otherwise,
+Prometheus cannot distinguish the end of the watch from a kill.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 import polars as pl
@@ -21,6 +26,9 @@ from tracekit.base.text import printable
 from tracekit.collectors.record.process_facts import VARIABLES
 from tracekit.live.incident_words import evidence
 from tracekit.store import Incident, Store
+
+if TYPE_CHECKING:
+    from tracekit.live.watch import Watch
 
 #: Limits of open incidents with series, per job and in total. A job with more than that has many of one kind.
 MOST_INCIDENTS, MOST_INCIDENTS_IN_ALL = 5, 1000
@@ -212,3 +220,70 @@ def remembered(store: Store) -> Callable[[], JobStates]:
 
 
 __all__ = ["JobStates", "StoreMetrics", "incident_texts", "page_of", "remembered"]
+
+
+class WatchMetrics(Collector):
+    """Counts of windows, ranks, records and notifications that were lost or left out."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def collect(self) -> Iterator[Metric]:
+        """One family per figure."""
+        run, notifier = self._watch.run, self._watch.notifier
+        figures: list[tuple[str, str, str, dict[str, int]]] = []
+        if run is not None:
+            counts = run.counts
+            failed = {"analysis": counts.failed, "storing": counts.lost}
+            without = "Windows that are stored without findings: the analysis failed"
+            figures = [
+                ("windows_failed", "Windows that are not in the store", "reason", failed),
+                ("windows_unanalysed", without, "", {"": counts.unanalysed}),
+                ("ranks_left_out", "Ranks whose segments are unusable", "", {"": counts.left_out}),
+                ("late_records", "Records of steps that were stored before", "", {"": counts.late_records}),
+            ]
+        if notifier is not None:
+            sent = {name: getattr(notifier.counts, name) for name in ("sent", "failed", "dropped")}
+            figures.append(("notifications", "Messages to --notify, by what became of them", "outcome", sent))
+        for name, says, label, values in figures:
+            family = CounterMetricFamily(f"tracekit_watch_{name}", says, labels=[label] if label else [])
+            for value, count in values.items():
+                family.add_metric([value] if label else [], count)
+            yield family
+
+
+#: A client that has not scraped for this many of its intervals has stopped.
+INTERVALS = 2.0
+#: A client's interval is the longest of its last gaps, this many: one late scrape makes the next one look early.
+GAPS = 5
+#: The longest wait for all clients, seconds.
+LONGEST_WAIT_S = 120.0
+
+
+@dataclass(slots=True)
+class Scrapes:
+    """`last`: when each address scraped last, on the monotonic clock; `gaps`: between its last scrapes, seconds."""
+
+    last: dict[str, float] = field(default_factory=dict)
+    gaps: dict[str, deque[float]] = field(default_factory=dict)
+    _asked: threading.Condition = field(default_factory=threading.Condition)
+
+    def note(self, address: str, asked_at: float) -> None:
+        """Note that a scrape of `asked_at` has been answered."""
+        with self._asked:
+            if address in self.last:
+                self.gaps.setdefault(address, deque(maxlen=GAPS)).append(asked_at - self.last[address])
+            self.last[address] = asked_at
+            self._asked.notify_all()
+
+    def wait_for_all(self, stop: threading.Event) -> None:
+        """Wait until every regular client has scraped again or has stopped, or `stop` is set."""
+        since = time.monotonic()
+        with self._asked:
+            while not stop.is_set() and (remaining_s := self._patience(since, time.monotonic())) > 0:
+                self._asked.wait(min(remaining_s, 0.5))  # a signal sets `stop` without notifying the condition
+
+    def _patience(self, since: float, now: float) -> float:
+        """Longest time that clients without a scrape since `since` may still take, seconds; 0 if there are none."""
+        due = [self.last[one] + INTERVALS * max(gaps) for one, gaps in self.gaps.items() if self.last[one] < since]
+        return max(0.0, min(max(due, default=now), since + LONGEST_WAIT_S) - now)

@@ -13,10 +13,10 @@ from pathlib import Path
 import polars as pl
 
 from tracekit.analysis.job.rl_job import RlJob
-from tracekit.analysis.rl.loop import WARM_UP
+from tracekit.analysis.rl.rl_run import WARM_UP
 from tracekit.base.errors import FormatError, SelectionError
 from tracekit.base.text import ranks_text, short
-from tracekit.collectors.importers.rl.reader import read_rl
+from tracekit.collectors.importers.rl_logs import read_rl
 from tracekit.live.run import QUIET_S, LiveOptions, LiveRun
 from tracekit.live.windows import RanksState, ReadyWindow, WindowCutter, WindowSize
 from tracekit.trace.op import OpTrace

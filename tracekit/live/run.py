@@ -18,8 +18,8 @@ from typing import Any
 from tracekit.analysis.job.job import Job
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.analysis.metrics.samples import MetricSource
-from tracekit.base.command_line import command
 from tracekit.base.errors import FormatError, OutputError, StoreError, StoreTakenError
+from tracekit.base.paths import command
 from tracekit.base.text import ranks_text, short
 from tracekit.collectors.merge.merge import merge_attempt
 from tracekit.collectors.merge.placement import LayoutOptions
@@ -28,6 +28,7 @@ from tracekit.collectors.run_directory.followed_rank import Notice
 from tracekit.collectors.run_directory.host_clocks import ClockFit, read_clocks
 from tracekit.collectors.run_directory.launchers import (
     Ending,
+    attempts,
     have_ended,
     how_ended,
     is_dead,
@@ -40,9 +41,7 @@ from tracekit.collectors.run_directory.segments import (
     is_run_directory,
     read_run,
 )
-from tracekit.collectors.run_directory.writing import attempts
-from tracekit.live.code_lines import LineAsker
-from tracekit.live.survived_errors import one_line, where_traceback_is
+from tracekit.live.code_lines import LineAsker, one_line, where_traceback_is
 from tracekit.live.windows import RanksState, ReadyWindow, WindowCutter, WindowSize
 from tracekit.report.findings import Findings, Unanalysed
 from tracekit.store import Incoming, Store

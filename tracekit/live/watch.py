@@ -1,35 +1,35 @@
 """`tracekit watch`: watch a run, or a store that others write, until it ends.
 
-In: a run or store, and receivers of notifications. Out: a line per window and incident, metrics, notifications. All of
-these report stored results only.
+In: a run or store, and receivers of notifications. Out: a line per window and incident, metrics, notifications. All
+of these report stored results only, so the process that adds windows and the one that reports them are independent.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIServer
 
 from tracekit.base.errors import SelectionError, StoreBusyError, StoreError
+from tracekit.base.paths import object_url
+from tracekit.base.stderr import say
 from tracekit.base.text import printable, short
-from tracekit.live.incident_changes import Changes, StoreChanges
 from tracekit.live.incident_words import advice, lasted, since_words, utc
 from tracekit.live.run import LiveRun
 from tracekit.store import Incident, Store
-from tracekit.store.handling import muted_until
+from tracekit.store.incidents import muted_until
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
 
-    from tracekit.live.delivery_log import DeliveryLog
-    from tracekit.live.notify import Notifier
-    from tracekit.live.scrapes import Scrapes
-    from tracekit.live.tracker import TrackerProcess
+    from tracekit.live.metrics import Scrapes
+    from tracekit.live.receivers import DeliveryLog, Notifier, TrackerProcess
 
 #: Interval at which the recording and the store are read, seconds.
 POLL_S = 0.5
@@ -168,9 +168,7 @@ def serving_metrics(host: str, port: int, store: Store, watch: Watch, page: str)
     """Serve /metrics meanwhile; yields the port and the scrapes. Raises SelectionError if the port cannot be used."""
     from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest, start_http_server
 
-    from tracekit.live.metrics import StoreMetrics, remembered
-    from tracekit.live.scrapes import Scrapes
-    from tracekit.live.watch_metrics import WatchMetrics
+    from tracekit.live.metrics import Scrapes, StoreMetrics, WatchMetrics, remembered
 
     registry, scrapes = CollectorRegistry(), Scrapes()
     for collector in (StoreMetrics(remembered(store), page), WatchMetrics(watch)):
@@ -196,3 +194,71 @@ def serving_metrics(host: str, port: int, store: Store, watch: Watch, page: str)
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """`windows`: job -> rows of `LiveTables.history`, oldest first."""
+
+    windows: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
+    opened: tuple[Incident, ...] = ()
+    closed: tuple[Incident, ...] = ()
+
+
+class StoreChanges:
+    """The changes of one job, or of all. The contents of the store at the first look are not news."""
+
+    def __init__(self, store: Store, job: str | None = None) -> None:
+        self._store, self._job = store, job
+        self._state: str | None = None
+        self._newest: dict[str, int] = {}
+        self._open: set[int] = set()
+        self._last = 0
+        self._begun = False
+
+    def look(self) -> Changes:
+        """Return the changes since the last look. Raises StoreError."""
+        if not self._store.is_store():
+            self._begun = True  # everything added to it from now on is news
+            return Changes()
+        state = self._store.state()
+        if state == self._state:
+            return Changes()
+        with self._store.reading() as catalogue:
+            rows = catalogue.live.live_jobs().select("name", "number").rows()
+            newest = {name: number for name, number in rows if self._job in (None, name)}
+            windows = {
+                name: catalogue.live.history(name, number - self._newest.get(name, -1)).to_dicts()
+                for name, number in newest.items()
+                if self._begun and number > self._newest.get(name, -1)
+            }
+            # Not all of them: a job that is watched for weeks has many closed ones.
+            incidents = catalogue.live.incidents(self._job, after=self._last, numbers=self._open)
+        new = [
+            one
+            for one in incidents
+            if one.incident_id > self._last or (one.closed_at is None and one.incident_id not in self._open)
+        ]
+        incident_ids = self._open | {one.incident_id for one in new}
+        closed = [one for one in incidents if one.closed_at is not None and one.incident_id in incident_ids]
+        changes = Changes(windows, tuple(reversed(new)), tuple(reversed(closed))) if self._begun else Changes()
+        self._state, self._newest, self._begun = state, newest, True
+        self._open = {one.incident_id for one in incidents if one.closed_at is None}
+        self._last = max([self._last, *(one.incident_id for one in incidents)])
+        return changes
+
+
+#: How the names of stores end.
+STORE_ENDING = ".store"
+
+
+def await_store(store: Store) -> None:
+    """Wait until the store is there, and say so. Raises StoreError if something else is in its place, or if it is in
+    object storage and not there.
+    """
+    path = store.path
+    if object_url(path) is None and path.name.endswith(STORE_ENDING) and not os.path.lexists(path):
+        say(f"tracekit: {printable(str(path))}: no store there yet; waiting for its first window (Ctrl-C ends it)")
+        while not (store.is_store() or path.is_file()):
+            time.sleep(POLL_S)
+    store.check()

@@ -23,8 +23,8 @@ from tracekit.base.errors import SelectionError
 from tracekit.base.text import counted, ranks_text, seconds, three_digits
 from tracekit.report.conclusions import Finding
 from tracekit.report.report import Report
-from tracekit.report.rows import Contribution, OfStep
-from tracekit.trace.step_values import tokens_per_s
+from tracekit.report.tables import Contribution, OfStep
+from tracekit.trace.facts import tokens_per_s
 
 #: Ignore a difference of less than this share, however clear it is.
 NEGLIGIBLE = 0.001

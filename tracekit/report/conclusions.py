@@ -1,4 +1,4 @@
-"""What the diagnosis concludes, as a report has it: trust, verdict, findings, fixes.
+"""What is concluded: trust, verdict, findings, fixes, the answer in words, nodes to drain, the verdict of a run.
 
 In: what the analysis found. Out: plain data, with every sentence that a reader sees. While the diagnosis is made, its
 causes and fixes are these, too, and carry what prices them beside (`Cause`, `PricedFix`).
@@ -6,15 +6,19 @@ causes and fixes are these, too, and carry what prices them beside (`Cause`, `Pr
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from typing import Any, NamedTuple
 
 from msgspec import UNSET, Struct
 
 from tracekit.analysis.attribution.patterns import SpacePattern, TimePattern
-from tracekit.analysis.numeric.estimate import Estimate
-from tracekit.report.finding import Place, SeenOnce, Spent, Unit
-from tracekit.report.plain_data import Maybe, Number
-from tracekit.report.verdict import LossKind
+from tracekit.analysis.numeric.means import Estimate
+from tracekit.base.text import runs, short
+from tracekit.report.finding import LossKind, Place, SeenOnce, Spent, Unit
+from tracekit.report.tables import Maybe, Number
+from tracekit.trace.model import Worker
 
 
 class Trust(Struct, frozen=True):
@@ -198,3 +202,261 @@ class Fix(Struct, frozen=True):
     def worth_s(self) -> float:
         """By what fixes are ordered: what a step saves without the profiler, if the job was recorded with one."""
         return (self.saved_s or 0.0) if self.saves_step_s is None else self.saves_step_s.value
+
+
+class CauseInWords(Struct, frozen=True):
+    """One cause in sentences, with everything that an alert about it needs.
+
+    `part`: what part of a rank is slow, None if the cause concerns the whole job. `what`: place, effect and cost.
+    `who`, `why`, `check` and `fix`: as in `Answer`. `ranks`, `hosts`, `gpu_uuids`: where it is, as far as known.
+    `cost_s`: seconds of the mean step, `share`: of the recorded step. `saved_gpu_hours_per_day`: saved by `fix`; None
+    if no saving is reported. `metrics`: what metrics of its machines say, left out if nobody asked them. `code`: the
+    line of code at which its rank differs from healthy peers, left out if nobody asked or none explains it.
+    """
+
+    kind: str
+    part: str | None
+    what: str
+    who: str
+    why: str
+    check: str
+    fix: str | None
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+    gpu_uuids: tuple[str, ...]
+    cost_s: float
+    share: float
+    confidence: float
+    first_step: int | None
+    saved_gpu_hours_per_day: float | None
+    metrics: Maybe[str] = UNSET
+    code: Maybe[str] = UNSET
+
+
+class Culprit(Struct, frozen=True):
+    """One rank that a cause is on. `part`: what part of it is slow. `cost_s`: of the whole cause, mean seconds per
+    step.
+
+    `rank`, `host`, `gpu_uuid`: None if unknown; `dp_rank`, `pp_rank`: None if the job is no pipeline. `first_step`:
+    since when, None if from the beginning. `hardware`: whether the recording shows that its machine is at fault.
+    """
+
+    rank: int | None
+    dp_rank: int | None
+    pp_rank: int | None
+    host: str | None
+    gpu_uuid: str | None
+    part: str
+    cost_s: float
+    confidence: float
+    first_step: int | None
+    hardware: bool
+
+    @property
+    def worker(self) -> Worker | None:
+        """The worker that the rank belongs to, None if the job is no pipeline."""
+        return None if self.dp_rank is None or self.pp_rank is None else Worker(self.dp_rank, self.pp_rank)
+
+
+class Answer(Struct, frozen=True):
+    """Sentences without a full stop, None if there is nothing to say.
+
+    `headline`: as the verdict's, without its kind. `fix`: what to do first about the leading cause, and what that
+    saves; `action` and `saves`: the two parts of it. `check`: where else to look. `others`: the other causes that cost
+    time, one sentence each, with the cost. `stalls`: isolated slow steps, by how much and why, longest first. `causes`:
+    where each of the diagnosis's causes is and what it does, in the same order; `places`: only where. `accounts`: for
+    each cause that costs time, the leading one first, everything to say about it.
+    """
+
+    headline: str
+    cost: str | None
+    who: str | None
+    why: str | None
+    check: str | None
+    fix: str | None
+    action: str | None
+    saves: str | None
+    others: tuple[str, ...]
+    stalls: tuple[str, ...]
+    causes: tuple[str, ...]
+    places: tuple[str, ...]
+    trust: str
+    culprits: tuple[Culprit, ...]
+    accounts: tuple[CauseInWords, ...]
+
+
+#: Parts of a rank that a fault of its machine can slow down; others are software or input.
+MACHINE_PARTS = frozenset(("compute", "process", "network"))
+#: More nodes than this are counted, not listed.
+_MOST_LISTED = 4
+
+
+class Nodes(NamedTuple):
+    """Nodes of culprits, costliest first, with names that are safe for a script: those to `drain`, and the others."""
+
+    drain: tuple[str, ...]
+    suspects: tuple[str, ...]
+
+    @property
+    def sentence(self) -> str | None:
+        """What to do with them; None if there are none."""
+        if self.drain:
+            return f"Drain {_listed(self.drain)}: the recording shows hardware at fault there."
+        if self.suspects:
+            return f"Do not drain {_listed(self.suspects)} yet: the recording shows no hardware at fault there."
+        return None
+
+
+class Accused(Struct, frozen=True):
+    """The culprits of a job, and whether what names them can be trusted."""
+
+    job: str
+    trustworthy: bool
+    trust: str
+    culprits: Sequence[Culprit]
+
+
+def nodes_of(culprits: Iterable[Culprit], *, trusted: bool) -> Nodes:
+    """The nodes of `culprits`. `trusted`: whether the report can be."""
+    drain: dict[str, None] = {}
+    named: dict[str, None] = {}
+    for culprit in culprits:
+        host = culprit.host
+        if host is not None and is_node_name(host):
+            named[host] = None
+            if trusted and culprit.hardware:
+                drain[host] = None
+    return Nodes(tuple(drain), tuple(host for host in named if host not in drain))
+
+
+def _listed(nodes: tuple[str, ...]) -> str:
+    return ", ".join(map(short, nodes)) if len(nodes) <= _MOST_LISTED else f"{len(nodes)} hosts"
+
+
+#: A valid node name: a host name without characters that mean something else to a shell or to Slurm.
+_NODE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
+#: A name that ends in a number, has more than that number, and whose number fits into Slurm's 64 bits.
+_NUMBERED = re.compile(r"(.*\D)(\d{1,18})")
+
+
+def is_node_name(name: str) -> bool:
+    """Whether a name can be passed unquoted to a shell and to Slurm."""
+    return _NODE_NAME.fullmatch(name) is not None
+
+
+def hostlist(names: Iterable[str]) -> str:
+    """Distinct names as a hostlist, in order; names with the same prefix and a number at the end share brackets.
+
+    Numbers with leading zeros share brackets only with those of the same length. Raises ValueError for a name that
+    `is_node_name` rejects.
+    """
+    numbers: dict[tuple[str, int], list[int]] = {}
+    plain: list[str] = []
+    distinct = sorted(set(names))
+    padded = {_group(name) for name in distinct if (match := _NUMBERED.fullmatch(name)) and match[2].startswith("0")}
+    for name in distinct:
+        if not is_node_name(name):
+            raise ValueError(f"{name!r:.100} is not a valid node name")
+        match = _NUMBERED.fullmatch(name)
+        if match is None:
+            plain.append(name)
+            continue
+        group = _group(name)
+        key = group if group in padded and len(match[2]) > 1 else (match[1], 1)
+        numbers.setdefault(key, []).append(int(match[2]))
+    lists = [_with_brackets(prefix, width, found) for (prefix, width), found in sorted(numbers.items())]
+    return ",".join([*plain, *lists])
+
+
+def _group(name: str) -> tuple[str, int]:
+    """The prefix of a numbered name, and the number of digits at its end."""
+    match = _NUMBERED.fullmatch(name)
+    assert match is not None
+    return match[1], len(match[2])
+
+
+def _with_brackets(prefix: str, width: int, numbers: list[int]) -> str:
+    """The numbers after their common prefix, neighbours as ranges."""
+    ranges = runs(numbers)
+    words = [f"{begin:0{width}}" if begin == end else f"{begin:0{width}}-{end:0{width}}" for begin, end in ranges]
+    return f"{prefix}{words[0]}" if len(numbers) == 1 else f"{prefix}[{','.join(words)}]"
+
+
+#: A cause that costs less than this share of the step is not a headline by itself.
+SMALLEST_ALARMING_SHARE = 0.05
+#: The cause of what is left of a straggler's loss once its causes are named.
+UNEXPLAINED = "unexplained"
+
+
+class State(StrEnum):
+    """Whether a cause still acts on its job."""
+
+    OPEN = "open"
+    OVER = "over"
+    ENDED = "ended-with-the-job"
+
+
+class RunCause(Struct, frozen=True):
+    """What one cause at one place cost a run. `kind`: of the loss; `ranks`: global ranks, none for the whole job;
+    `hosts`: of these ranks, as far as known.
+
+    `lost_share`: of the time of the whole run. `first_step`, `last_step`: the first and the last step that it slowed
+    down; `since`, `until`: when the first began and the last ended, seconds since the epoch, None where unknown.
+    `windows`: how many show it; `clear_windows`: how many between the first and the last of these do not;
+    `worst_window`: the one that lost most to it, and `worst_share`: of its time. `redone_s`: the part of `lost_s` in
+    steps that a later attempt did again: the bill has it as lost work. `do`: what to do about it first, as the report
+    on `worst_window` says; None if it says nothing, or was not asked.
+    """
+
+    kind: LossKind | None
+    cause: str
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+    lost_s: float
+    lost_share: float
+    gpu_hours_lost: float
+    first_step: int | None
+    last_step: int | None
+    since: float | None
+    until: float | None
+    state: State
+    windows: int
+    worst_window: int
+    worst_share: float
+    redone_s: float
+    clear_windows: int = 0
+    do: str | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it says who or why."""
+        return self.kind is not None and self.cause not in (UNEXPLAINED, str(self.kind))
+
+
+class RunVerdict(Struct, frozen=True):
+    """What a run lost in all its windows.
+
+    `recorded_s`: seconds of the recorded steps whose losses are known; `covered_share`: these, of the time of the whole
+    run, `wall_s`. `lost_share`: of that time, too. `causes`: worst first. `ended`: how the job ended, None while it
+    runs and if unknown. `notes`: what the times cannot be trusted for. `of_windows`: how many the job has, for the
+    verdict on a part of its run; None for the whole run.
+    """
+
+    first_step: int
+    last_step: int
+    windows: int
+    wall_s: float
+    covered_share: float
+    recorded_s: float
+    lost_s: float
+    lost_share: float
+    gpu_hours_lost: float
+    causes: Sequence[RunCause]
+    ended: str | None
+    notes: Sequence[str]
+    of_windows: int | None = None
+
+    @property
+    def alarming(self) -> tuple[RunCause, ...]:
+        """The causes to tell a person about, worst first: those that cost enough of a window to be its headline."""
+        return tuple(one for one in self.causes if one.kind and one.worst_share >= SMALLEST_ALARMING_SHARE)

@@ -1,6 +1,6 @@
-"""What a finding is made of: its place, its figures, what time is spent on, and how certain it is.
+"""What a finding is made of: its place, its figures, the kind of loss, what time is spent on, and how certain it is.
 
-In: what detectors find. Out: the parts of a `Finding` of a report.
+In: what detectors find. Out: the parts of a `Finding` of a report; `LossKind`, and what a source must show for each.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from tracekit.base.text import MOST_CONFIDENT, seconds
+from tracekit.trace.facts import Fact
 from tracekit.trace.model import Worker
 
 #: Report a cause that has neither culprit nor fix only if it takes at least this share of the step: every job needs an
@@ -177,3 +178,49 @@ def confidence_from(figures: tuple[Figure, ...]) -> float:
 def as_confidence(value: float) -> float:
     """A confidence as JSON and texts give it: whole percent, and never more than 0.99."""
     return min(round(value, 2), MOST_CONFIDENT)
+
+
+class LossKind(StrEnum):
+    """What most of the lost time is spent on."""
+
+    STRAGGLER = "straggler"
+    INPUT = "input-bound"
+    HOST = "host-bound"
+    COMMUNICATION = "communication-bound"
+    COMPUTE = "compute-bound"
+    IDLE = "idle"
+    STALLS = "stalls"
+    EVALUATION = "evaluation"
+    QUEUEING = "queueing"
+    TAIL = "tail"
+    ENGINES = "engines"
+    TOOLS = "tools"
+    REWARD = "reward"
+    SYNC = "sync"
+    UNACCOUNTED = "unaccounted"
+    PHASES = "phases"
+    MINOR = "minor"
+    BALANCED = "balanced"
+    CONTRADICTION = "contradiction"
+
+
+#: Losses of post-training.
+OF_POST_TRAINING = frozenset(
+    (LossKind.QUEUEING, LossKind.TAIL, LossKind.ENGINES, LossKind.TOOLS, LossKind.REWARD, LossKind.SYNC)
+)
+#: Kinds that name no loss to act on: it is small, or unknown. Only a balanced job loses nothing.
+UNNAMED = frozenset((LossKind.UNACCOUNTED, LossKind.PHASES, LossKind.MINOR, LossKind.CONTRADICTION))
+
+
+#: What a verdict of a kind rests on. It is not given where the source lacks that.
+NEEDS = {
+    LossKind.STRAGGLER: Fact.RANKS,
+    LossKind.INPUT: Fact.COMPUTE,
+    LossKind.HOST: Fact.COMPUTE,
+    LossKind.COMMUNICATION: Fact.COMPUTE,
+    LossKind.COMPUTE: Fact.COMPUTE,
+    LossKind.IDLE: Fact.COMPUTE,
+    LossKind.QUEUEING: Fact.REQUESTS,
+    LossKind.TAIL: Fact.REQUESTS,
+    LossKind.ENGINES: Fact.REQUESTS,
+}

@@ -16,10 +16,9 @@ import polars as pl
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tracekit.report.answer import CauseInWords
+from tracekit.report.conclusions import SMALLEST_ALARMING_SHARE, CauseInWords
 from tracekit.report.finding import Place
 from tracekit.report.report import Report
-from tracekit.report.run import SMALLEST_ALARMING_SHARE
 from tracekit.trace.model import Worker
 
 #: Figures of a report that lists of jobs show, stored separately so that nobody parses a thousand reports.

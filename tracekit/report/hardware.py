@@ -1,17 +1,152 @@
-"""What a job would take on other GPUs: `gpus` of a report for `--gpu`, and its table.
+"""Hardware in a report: what one GPU did, what a job would take on others, what metrics say about a culprit.
 
-In: what `analysis/hardware/` found. Out: `OnGpu`, plain data. docs/hardware.md explains the figures.
+In: what `analysis/gpu/`, `analysis/hardware/` and `analysis/metrics/` found. Out: plain data, and tables for people.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
+import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
-from tracekit.base.text import printable, seconds, short
-from tracekit.report.section import Table
+from tracekit.analysis.gpu.gpu_times import GpuTimes, NamedTime
+from tracekit.analysis.numeric.means import Estimate
+from tracekit.base.enums import StrEnum
+from tracekit.base.text import code_name, printable, seconds, short
+from tracekit.report.conclusions import Finding
+from tracekit.report.finding import Spent
+from tracekit.report.tables import Series, SeriesLine, Table, UsualBand
+from tracekit.trace.gpu_activity import IdleReason
+
+
+class Unprofiled(Struct, frozen=True):
+    """The step as it runs without the profiler that recorded the job, seconds.
+
+    `profiled_step_s`: the mean recorded step; `overhead_s`: their difference; `per_operator_s`: what it costs to record
+    one operator. `how`: how that was found out.
+    """
+
+    profiled_step_s: float
+    step_s: Estimate
+    overhead_s: float
+    per_operator_s: float
+    how: str
+
+
+class GpuFinding(Struct, frozen=True):
+    """A finding of one GPU. `reason`: an `IdleReason`, or transfer, kernel, launch-bound. `share`: of the recording.
+
+    `saves_s`: of the recording; None if that cannot be told, because of `cannot_tell`. `saves_step_s`: of a step
+    without the profiler; None if that is not known.
+    """
+
+    reason: str
+    name: str
+    where: str
+    names: tuple[str, ...]
+    count: int
+    seconds: float
+    share: float
+    saves_s: float | None
+    saves_step_s: Estimate | None
+    action: str
+    cannot_tell: str | None
+
+
+class GpuInReport(GpuTimes, frozen=True, kw_only=True, tag="rank", tag_field="about"):
+    """One rank in a report: its times, and the findings, those first that save most without the profiler.
+
+    `unprofiled`: None because of `unprofiled_reason`.
+    """
+
+    findings: tuple[GpuFinding, ...]
+    unprofiled: Unprofiled | None
+    unprofiled_reason: str | None
+
+
+def in_report(times: GpuTimes, findings: Sequence[Finding], unprofiled: Unprofiled | str) -> GpuInReport:
+    """Return the times of a rank with the findings of its recording.
+
+    `unprofiled`: the step without the profiler, or why it is not known.
+    """
+    findings_of_gpu = [
+        GpuFinding(
+            **{name: getattr(one.spent, name) for name in Spent.__struct_fields__},
+            share=one.spent.seconds / (times.recording_s or 1.0),
+            saves_s=one.saved_s if one.priced else None,
+            saves_step_s=one.saves_step_s,
+            action=one.suggested_fix,
+        )
+        for one in findings
+        if one.spent is not None
+    ]
+    saves = {one.names: one.saves_s for one in findings_of_gpu if one.reason == IdleReason.SYNCHRONISE}
+    synchronisations = tuple(
+        replace(row, saves_s=saves.get(tuple(name for name in (row.op, row.call) if name)))
+        for row in times.synchronisations
+    )
+    own = {name: getattr(times, name) for name in GpuTimes.__struct_fields__}
+    step = None if isinstance(unprofiled, str) else unprofiled
+    return GpuInReport(
+        **own | {"synchronisations": synchronisations},
+        findings=tuple(findings_of_gpu),
+        unprofiled=step,
+        unprofiled_reason=unprofiled if isinstance(unprofiled, str) else None,
+    )
+
+
+def gpu_tables(times: GpuTimes) -> Iterator[Table]:
+    """Yield what the GPU of a rank did as tables of words; shares are of the recording."""
+    whole_s = times.recording_s or 1.0
+
+    def row(name: str, spent_s: float, *more: str) -> tuple[str, ...]:
+        return (short(name, _WIDEST), seconds(spent_s), f"{spent_s / whole_s * 100:.1f}%", *more)
+
+    def longest(names: Sequence[NamedTime], most: int, indent: str = "") -> list[tuple[str, ...]]:
+        named = [one for one in names if one.name][:most]
+        return [row(indent + code_name(one.name).strip("`"), one.seconds) for one in named]
+
+    idle = []
+    for reason in times.idle_by_reason:
+        idle.append(row(reason.reason, reason.seconds, f"{reason.gaps:,}"))
+        idle += [(*each, "") for each in longest(reason.names, _MOST_OF_REASON, "  ")]
+    first = times.before_first
+    before = [row(reason, spent_s) for reason, spent_s in first.by_reason.items()]
+    unseen_s = first.seconds - sum(first.by_reason.values())
+    if before and unseen_s > 0:
+        before.append(row("launched, but not begun", unseen_s))
+    ops = [row(one.name, one.seconds, f"{one.gpu_ops:,}") for one in times.ops[:_MOST_ROWS]]
+    waits = [
+        row(
+            f"{one.call} in {one.op}" if one.op else one.call,
+            one.blocked_s,
+            f"{one.count:,}",
+            seconds(one.idle_after_s),
+        )
+        for one in times.synchronisations[:_MOST_ROWS]
+    ]
+    copies = [
+        row(one.kind + ", pageable" * one.pageable, one.seconds, f"{one.count:,}", f"{one.bytes:,}")
+        for one in times.transfers
+    ]
+    for title, heads, rows in (
+        ("GPU idle", ("Idle between GPU ops", "time", "share", "gaps"), idle),
+        ("GPU before", ("Before the first op", "time", "share"), before),
+        ("GPU before, names", ("Longest before the first op", "time", "share"), longest(first.names, _MOST_ROWS)),
+        ("GPU operators", ("Operator", "GPU time", "share", "GPU ops"), ops),
+        ("GPU waits", ("Calls that wait", "time", "share", "calls", "idle after"), waits),
+        ("GPU copies", ("Copies", "time", "share", "copies", "bytes"), copies),
+    ):
+        if rows:
+            yield Table(title, heads, tuple(rows), None)
+
+
+#: So many operators and calls, names of an idle reason, and characters of a name.
+_MOST_ROWS, _MOST_OF_REASON, _WIDEST = 8, 2, 50
+
 
 Limit = Literal["compute", "communication", "host"]
 
@@ -98,13 +233,13 @@ def hardware_table(answers: Sequence[OnGpu]) -> Table:
 
 
 _NOW = -1
-_WIDEST = 20
+_WIDEST_NAME = 20
 
 
 def _name(answer: OnGpu) -> str:
     precision = f" in {answer.precision}" if answer.precision else ""
     place = f" on {printable(answer.selection)}" if answer.selection else ""
-    return f"{short(answer.gpu.removeprefix('NVIDIA '), _WIDEST)}{precision}{place}"
+    return f"{short(answer.gpu.removeprefix('NVIDIA '), _WIDEST_NAME)}{precision}{place}"
 
 
 def _interval(step: OtherStep) -> str:
@@ -143,3 +278,113 @@ def _note(answers: Sequence[OnGpu]) -> str:
             notes.append(f"it does not fit on {_name(answer)}: {needed:.1f} GB are reserved, the card has {has:.1f}")
     warnings = dict.fromkeys(printable(warning) for answer in answers for warning in answer.warnings)
     return "; ".join([*notes, *warnings])
+
+
+class MetricVerdict(StrEnum):
+    """Whether metrics show what the trace shows."""
+
+    CONFIRMED = "confirmed"
+    REFUTED = "refuted"
+    NOT_TESTABLE = "not-testable"
+
+
+class MechanismName(StrEnum):
+    """How a machine slows down what runs on it."""
+
+    CLOCK = "clock"
+    LINK = "link"
+    CPU_PRESSURE = "cpu-pressure"
+    CPU_LIMIT = "cpu-limit"
+    MEMORY_PRESSURE = "memory-pressure"
+    IO_PRESSURE = "io-pressure"
+
+
+class Band(Struct, frozen=True):
+    """The suspect's series over its peers', for a figure: a few hundred points at most.
+
+    `time`: seconds since 1970; `own`: of the slowest device; `low`, `high`: the middle 80 % of the peers' series; all
+    in `unit`, None where nothing was sampled. The trace, or the suspicion, lasts `from_s` to `to_s`.
+    """
+
+    unit: str
+    time: list[float]
+    own: list[float | None]
+    low: list[float | None]
+    high: list[float | None]
+    from_s: float = msgspec.field(name="from")
+    to_s: float = msgspec.field(name="to")
+
+
+class MetricTest(Struct, frozen=True, kw_only=True):
+    """The test of one suspicion. A verdict but not-testable has everything but `missing` and `reason`.
+
+    `shows`, `predicts`: how much longer the work takes by the trace and by the metric, 0.4 = 40 %; `interval`: of
+    `predicts`, 95 %. `device`: the slowest GPU or port, None if the metric is of the host. `samples`: of that series in
+    the interval, every `sampling_s` seconds. `missing`: names of metrics. `basis`: what the host is compared with.
+    """
+
+    host: str
+    part: str
+    verdict: MetricVerdict
+    shows: float
+    sentence: str
+    device: str | None = None
+    mechanism: MechanismName | None = None
+    metric: str | None = None
+    predicts: float | None = None
+    interval: list[float] | None = None
+    sampling_s: float | None = None
+    samples: int | None = None
+    basis: str | None = None
+    missing: tuple[str, ...] = ()
+    reason: str | None = None
+    band: Band | None = None
+
+
+class MetricsInReport(Struct, frozen=True):
+    """The key `metrics` of a report. `source`: where the samples come from; `dropped`: samples that were no numbers or
+    came twice; `problem`: why nothing could be read, None if something was.
+    """
+
+    source: str
+    tests: list[MetricTest]
+    dropped: int = 0
+    problem: str | None = None
+
+    @property
+    def pictures(self) -> list[Series]:
+        """The metric of each culprit that was tested, over the band of its peers."""
+        return [_picture(test, test.band) for test in self.tests if test.band is not None]
+
+
+def _picture(test: MetricTest, band: Band) -> Series:
+    return Series(
+        title=f"{test.metric} of {short(test.host)}",
+        axis="seconds from the beginning of the trace",
+        unit=band.unit,
+        places=[time - band.from_s for time in band.time],
+        lines=[SeriesLine("the host", 5, band.own)],
+        usual=UsualBand("its peers, the middle 80 %", band.low, band.high),
+        marks=[0.0, band.to_s - band.from_s],
+        note=f"{test.sentence}. Dotted: the beginning and the end of what the trace shows",
+    )
+
+
+class Alarm(Struct, frozen=True):
+    """A host that departs from its peers for a while. `change`: of a gauge, relative; of a counter, of its rate."""
+
+    host: str
+    device: str | None
+    metric: str
+    from_s: float = msgspec.field(name="from")
+    to_s: float = msgspec.field(name="to")
+    change: float = 0.0
+
+
+class MissingMetric(Struct, frozen=True):
+    """A metric that the exporters lack. `line`: what to add; `why`: what cannot be told without it, and where."""
+
+    metric: str
+    exporter: str
+    line: str
+    why: str

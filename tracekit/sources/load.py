@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tracekit.analysis.job.job import Job, PathLike
 from tracekit.analysis.replay.method import Method
 from tracekit.base.errors import FormatError, SelectionError
-from tracekit.base.look import Look
+from tracekit.base.paths import Look
 from tracekit.sources.recognise import is_a, with_content
 from tracekit.sources.registry import FORMATS, GPU_FORMATS, PROFILES
 from tracekit.sources.source import Content, ReadOptions, Source
@@ -82,7 +82,7 @@ def load_trace(
 
 def _named(importer: str) -> Source:
     """The source with this name. Raises FormatError."""
-    from tracekit.sources.plug_in import plugged_in
+    from tracekit.sources.recognise import plugged_in
 
     formats = FORMATS if importer in FORMATS else FORMATS | {source.name: source for source in plugged_in()}
     if importer not in formats:
@@ -114,7 +114,7 @@ def _one(path: Path, options: ReadOptions) -> tuple[Source, list[Path]]:
     look = Look(path)
     source = with_content(Content.TRACE, look)
     if source is None and look.is_folder:
-        from tracekit.sources.search import jobs_in, only_of
+        from tracekit.sources.recognise import jobs_in, only_of
 
         jobs = jobs_in(path)
         if jobs == [path] and os.access(path, os.R_OK):
@@ -126,7 +126,7 @@ def _one(path: Path, options: ReadOptions) -> tuple[Source, list[Path]]:
     if options.layout is not None and not look.is_folder:
         return FORMATS["published"], [look.path]
     if source is None:
-        from tracekit.sources.wrong import wrong_source
+        from tracekit.sources.recognise import wrong_source
 
         if (error := wrong_source(look, Content.TRACE)) is not None:
             raise error

@@ -6,17 +6,240 @@ In: nothing. Out: `SOURCES`, in the order in which they are tried. To add a form
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tracekit.base.command_line import command
-from tracekit.base.errors import TracekitError
-from tracekit.base.look import Look
+from tracekit.base.errors import FormatError, TracekitError
+from tracekit.base.paths import Look, command, quoted
 from tracekit.collectors.importers import sniff
-from tracekit.collectors.importers.kineto.sniff import SUFFIXES, is_export, is_gpu_trace, is_profile
-from tracekit.sources.misfits import DUMP, MISFITS, a_table, is_table, other_log, to_have
-from tracekit.sources.readers import pipeline, read_gpus, read_ops, read_post_training
-from tracekit.sources.source import Content, Source
+from tracekit.collectors.importers.sniff import SUFFIXES, is_export, is_gpu_trace, is_profile
+from tracekit.sources.source import Content, ReadOptions, Source
 from tracekit.trace import facts
+from tracekit.trace.model import TIMELINE_MARK, TimeUnit
+
+if TYPE_CHECKING:
+    from tracekit.analysis.job.job import Job
+    from tracekit.trace.canonical import Trace
+
+_Sentence = Callable[[Look, Content], str]
+
+
+def other_recording(look: Look) -> str | None:
+    """What a recording of another tool is, and what to do; None for anything else."""
+    from tracekit.collectors.importers.kineto.json_events import other_recording as recognised
+
+    return recognised(look)
+
+
+def other_log(look: Look) -> str | None:
+    """What the log of a trainer or of NCCL is, and what to do; None for anything else."""
+    from tracekit.collectors.importers.sniff import other_log as recognised
+
+    return recognised(look.head, look.path) or recognised(look.tail, look.path)
+
+
+def written(title: str, hint: str) -> _Sentence:
+    """A file that tracekit wrote for people. `hint`: what to do with it."""
+
+    def sentence(look: Look, wanted: Content) -> str:
+        instead = ", or name the trace that it was made from" if wanted is Content.TRACE else ""
+        return f"{title}, not {wanted}; {hint.format(quoted(look.path))}{instead}"
+
+    return sentence
+
+
+def is_table(path: Path) -> bool:
+    """Whether a file is a table of a report, as Parquet; False if it cannot be read."""
+    from tracekit.analysis.job.pipeline_tables import TABLE_FILE
+
+    try:
+        if not path.is_file():  # a pipe would block
+            return False
+        with path.open("rb") as file:
+            return TABLE_FILE.recognises(file)
+    except OSError:
+        return False
+
+
+def a_table(path: Path, wanted: Content = Content.TRACE) -> str:
+    """What to say of a table of a report."""
+    title = "a table that tracekit wrote with --parquet"
+    return written(title, "read it with polars or pandas")(Look(path), wanted)
+
+
+def _one_dump(look: Look, wanted: Content) -> str:
+    hang = command("hang", look.path.parent)
+    if wanted is Content.DUMPS:
+        return f"one flight-recorder dump; name the folder with those of all ranks: `{hang}`"
+    return f"a flight-recorder dump, not {wanted}; type `{hang}`"
+
+
+def _script(look: Look, wanted: Content) -> str:
+    run = command("collect", "--", "python" if look.path.suffix == ".py" else "sh", look.path)
+    return f"a script, not {wanted}; record what it does: `{run}`"
+
+
+def _layout(look: Look, wanted: Content) -> str:
+    return f"a layout, not {wanted}; give it with its trace: `{command('whatif', 'TRACE', '--layout', look.path)}`"
+
+
+def to_have(wanted: Content) -> str:
+    """How to come by what a command wants."""
+    match wanted:
+        case Content.DUMPS:
+            return "name the folder with the flight-recorder dumps of all ranks"
+        case Content.STUDY:
+            return f"`{command('fleet', 'run', 'TRACES', '--out', 'STUDY')}` makes one"
+        case Content.STORE:
+            return f"`{command('import', 'TRACE', '--store', 'STORE')}` makes one"
+        case _:
+            return "`tracekit import --format` lists the formats that tracekit reads"
+
+
+def _empty_folder(_: Look, wanted: Content) -> str:
+    return f"an empty folder, not {wanted}; {to_have(wanted)}"
+
+
+def _text(look: Look, wanted: Content) -> str:
+    kind = "a file" if b"\0" in look.head else "a text file"
+    return f"{kind}, not {wanted}; {to_have(wanted)}"
+
+
+def _json(_: Look, wanted: Content) -> str:
+    kind = "not JSON that tracekit reads" if wanted is Content.TRACE else f"JSON, not {wanted}"
+    return f"{kind}; {to_have(wanted)}"
+
+
+def _advised(title: str, advice: str) -> _Sentence:
+    return lambda _, wanted: f"{title}, not {wanted}; {advice}"
+
+
+def _is_empty(look: Look) -> bool:
+    return look.is_readable and not look.head
+
+
+def _ends(*endings: str) -> Callable[[Look], bool]:
+    return lambda look: look.is_readable and look.name.endswith(endings)
+
+
+def _begins(text: bytes) -> Callable[[Look], bool]:
+    return lambda look: look.head.startswith(text)
+
+
+def _other(name: str, sniff: Callable[[Look], bool], sentence: _Sentence) -> Source:
+    return Source(name, f"a {name}", sniff, sentence=sentence)
+
+
+#: One dump of a hang, whose folder is what to read.
+DUMP = Source("dump", "a flight-recorder dump", sniff.is_dump, command=("hang",), sentence=_one_dump, page="hang.md")
+#: In the order in which they are tried.
+MISFITS = (
+    _other(
+        "timeline",
+        lambda look: TIMELINE_MARK.encode() in look.text[:4096],
+        written("a timeline that tracekit wrote", "open it in https://ui.perfetto.dev"),
+    ),
+    _other(
+        "page",
+        _begins(b"<!doctype html>\n<!-- tracekit "),
+        written("a page that tracekit wrote", "open it in a browser: `xdg-open {}`"),
+    ),
+    _other(
+        "document",
+        _begins(b"<!-- tracekit "),
+        written("a report in Markdown that tracekit wrote", "it is text to read"),
+    ),
+    _other(
+        "other-recording",
+        lambda look: other_recording(look) is not None,
+        lambda look, _: str(other_recording(look)),
+    ),
+    _other("script", _ends(".py", ".sh"), _script),
+    _other("layout", _ends(".yaml", ".yml"), _layout),
+    _other("other-log", lambda look: other_log(look) is not None, lambda look, _: str(other_log(look))),
+    _other("empty-file", _is_empty, _advised("an empty file", "record or copy it again")),
+    _other("empty-folder", lambda look: look.is_folder and not look.entries, _empty_folder),
+    _other(
+        "empty-files",
+        lambda look: bool(look.entries) and all(map(_is_empty, look.entries)),
+        _advised("a folder with nothing but empty files", "record or copy them again"),
+    ),
+    _other(
+        "zstd",
+        lambda look: any(each.head.startswith(b"\x28\xb5\x2f\xfd") for each in (look, *look.entries)),
+        _advised("packed with zstd", "unpack it with `zstd -d`, or pack it with gzip, which tracekit reads"),
+    ),
+    _other("json", _ends(".json", ".json.gz"), _json),
+    _other("file", lambda look: look.is_readable and look.path.suffix != ".gz", _text),
+)
+
+
+def pipeline(module: str, reader: str) -> Callable[[Sequence[Path], ReadOptions], Job]:
+    """Read one path as a pipeline job. `reader`: a function of `module` that returns a `Trace`."""
+
+    def read(paths: Sequence[Path], options: ReadOptions) -> Job:
+        from tracekit.analysis.job.pipeline import PipelineJob
+        from tracekit.analysis.replay.method import Method
+        from tracekit.collectors.importers.formats import one_error
+
+        (path,) = paths
+        with one_error(path):
+            trace = getattr(import_module(module), reader)(path, layout=options.layout, unit=options.unit)
+        return PipelineJob(trace, Method(options.method or Method.TRACEKIT))
+
+    return read
+
+
+def read_canonical(path: Path, *, layout: Path | None, unit: TimeUnit | None) -> Trace:
+    """Read a trace that tracekit wrote. Raises FormatError for a layout, which is in the file."""
+    from tracekit.trace.canonical import read_parquet
+
+    if layout is not None:
+        raise FormatError(f"{path}: a canonical trace contains its layout; leave out --layout")
+    try:
+        return read_parquet(path, unit=unit)
+    except FormatError:
+        if not is_table(path):
+            raise
+        raise FormatError(f"{path}: {a_table(path)}") from None
+
+
+def read_published(path: Path, *, layout: Path | None, unit: TimeUnit | None) -> Trace:
+    """Read a published trace. Raises FormatError without its layout."""
+    from tracekit.collectors.importers.published import read_published as read
+
+    if layout is None:
+        raise FormatError(f"{path}: a published trace needs its layout; add --layout meta.yaml")
+    return read(path, layout, unit=unit)
+
+
+def read_ops(paths: Sequence[Path], options: ReadOptions) -> Job:
+    """Read an op trace, which takes no options."""
+    from tracekit.analysis.job.load import job_of
+    from tracekit.trace.op import read_op_trace
+
+    del options
+    (path,) = paths
+    return job_of(read_op_trace(path))
+
+
+def read_gpus(paths: Sequence[Path], options: ReadOptions) -> Job:
+    """Read files or folders of torch.profiler or Nsight Systems as one job."""
+    from tracekit.analysis.job.graph import RecordingJob
+    from tracekit.collectors.importers.kineto.reader import read_kineto
+
+    return RecordingJob(read_kineto(list(paths), classes=options.kernel_classes))
+
+
+def read_post_training(paths: Sequence[Path], options: ReadOptions) -> Job:
+    """Read the logs of one run of post-training, which take no options."""
+    from tracekit.analysis.job.rl_job import RlJob
+
+    del options
+    return RlJob.read(list(paths))
+
 
 #: Files that mark folders of tracekit.
 STUDY_MARK, RUN_FILE = "tracekit-study", "run.json"
@@ -40,7 +263,7 @@ def _trace(title: str) -> Callable[[Look, Content], str]:
 
 def _parquet(look: Look, wanted: Content) -> str:
     """A Parquet file: a trace, a table of tracekit, or anybody's."""
-    from tracekit.trace.parquet_file import read_header
+    from tracekit.trace.canonical import read_header
 
     try:
         if read_header(look.path) is not None:
@@ -84,13 +307,13 @@ def _is_post_training(look: Look) -> bool:
     files = list(look.files(OTHER_ENDINGS))
     if look.is_folder and (not files or any(entry.name.endswith(PARQUET) for entry in look.entries)):
         return False
-    from tracekit.collectors.importers.rl.reader import is_record_of_rl, looks_like_rl
+    from tracekit.collectors.importers.rl_logs import is_record_of_rl, looks_like_rl
 
     return all(map(is_record_of_rl, files)) if look.is_folder else looks_like_rl(look)
 
 
 def _is_hang_log(look: Look) -> bool:
-    from tracekit.collectors.importers.other_logs import is_hang_log
+    from tracekit.collectors.importers.sniff import is_hang_log
 
     return is_hang_log(look)
 
@@ -186,14 +409,14 @@ FIRST: tuple[Source, ...] = (
     _format(
         "tracekit",
         _is_parquet,
-        "tracekit.sources.readers.read_canonical",
+        "tracekit.sources.registry.read_canonical",
         "canonical Parquet written by tracekit",
         sentence=_parquet,
     ),
     _format(
         "published",
         lambda _: False,  # --layout says that a Parquet file is one
-        "tracekit.sources.readers.read_published",
+        "tracekit.sources.registry.read_published",
         "Parquet + YAML of the straggler study (OSDI'25); give the YAML with --layout",
     ),
     Source(

@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from tracekit.base.command_line import command
 from tracekit.base.errors import FormatError
-from tracekit.base.look import Look
-from tracekit.base.object_storage import shown
+from tracekit.base.paths import Look, command, shown
 from tracekit.trace.facts import SourceKind
 from tracekit.trace.model import TimeUnit
 

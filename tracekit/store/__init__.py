@@ -4,10 +4,9 @@ In: validated traces of any kind and findings of the analysis. Out: the same by 
 `folder.py` describes the files.
 """
 
-from tracekit.store.hangs import StoredHang
-from tracekit.store.incidents import HANG, Incident
+from tracekit.store.catalogue_rows import Incoming, StoredJob, StoredWindow, WindowPart
+from tracekit.store.incidents import HANG, Incident, StoredHang
 from tracekit.store.store import STORE_VARIABLE, Store, default_store
-from tracekit.store.window import Incoming, StoredJob, StoredWindow, WindowPart
 from tracekit.trace.model import TraceKind
 
 __all__ = [

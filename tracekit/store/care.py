@@ -14,14 +14,13 @@ from datetime import UTC, datetime, timedelta
 from tracekit.base.errors import FormatError, StoreError, TracekitError, UnreadableFileError, UnsafeFileError
 from tracekit.base.text import short
 from tracekit.report.findings import Findings, Unanalysed
-from tracekit.report.read import decoded
+from tracekit.report.report import decoded
 from tracekit.store.catalogue import Catalogue
 from tracekit.store.catalogue_file import if_nobody_writes
+from tracekit.store.catalogue_rows import AnyTrace, Incoming, StoredFile, StoredWindow, WindowPart, WrittenWindow
 from tracekit.store.folder import JOBS, LEFT_OUT, Folder, name_of
-from tracekit.store.hangs import HANGS, hang_files, read_hang
-from tracekit.store.store import Store
-from tracekit.store.window import AnyTrace, Incoming, StoredFile, StoredWindow, WindowPart, WrittenWindow
-from tracekit.store.writer import Writer
+from tracekit.store.incidents import HANGS, hang_files, read_hang
+from tracekit.store.store import Store, Writer
 from tracekit.trace.canonical import read_parquet
 from tracekit.trace.op import is_op_trace, read_op_trace
 

@@ -18,25 +18,27 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from tracekit import __version__
-from tracekit.base.command_line import command
 from tracekit.base.errors import NotStoredError, StoreError
+from tracekit.base.paths import command
 from tracekit.base.stderr import say_once
 from tracekit.base.text import listed, nearest, short
 from tracekit.report.findings import FIGURES, Findings
-from tracekit.store.connection import OF_WINDOWS, check_version, insert
-from tracekit.store.frames import frame
-from tracekit.store.live_tables import LiveTables
-from tracekit.store.possible import TABLES, impossible, without_impossible
-from tracekit.store.window import (
+from tracekit.store.catalogue_file import OF_WINDOWS, check_version, insert
+from tracekit.store.catalogue_rows import (
+    TABLES,
     Incoming,
     StoredFile,
     StoredJob,
     StoredWindow,
     WindowPart,
     WrittenWindow,
+    frame,
+    impossible,
+    without_impossible,
 )
+from tracekit.store.live_tables import LiveTables
+from tracekit.trace.facts import step_values
 from tracekit.trace.model import Layout, TraceKind
-from tracekit.trace.step_values import step_values
 
 if TYPE_CHECKING:
     import duckdb

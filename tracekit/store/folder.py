@@ -1,18 +1,22 @@
-"""The folder of a store: where everything is, and how files get there whole.
+"""Where the files of a store are, and how they get there whole: a folder, or a copy of one in object storage.
 
-    STORE/tracekit-store                  says that this folder is a store
-    STORE/catalog.duckdb                  what lists need, and which files there are (schema.sql)
-    STORE/jobs/<job>/<window>.parquet     the trace, as `tracekit whatif` reads it
-    STORE/jobs/<job>/<window>.report.json, .workers.parquet   what its analysis found
-    STORE/left-out/<time>/<job>/...       files that no window named, which a repair has moved there
-    STORE/unfinished                      files that a writer at work adds or removes
-    STORE/watch-errors.log                tracebacks of errors that a watch has survived (live/survived_errors.py)
-    STORE/handled/                        what people do about incidents, and fixes they applied (handling.py)
-    STORE/told/<receiver>                 which incidents a webhook has been told of (live/delivery_log.py)
+STORE/tracekit-store                  says that this folder is a store
+STORE/catalog.duckdb                  what lists need, and which files there are (schema.sql)
+STORE/jobs/<job>/<window>.parquet     the trace, as `tracekit whatif` reads it
+STORE/jobs/<job>/<window>.report.json, .workers.parquet   what its analysis found
+STORE/left-out/<time>/<job>/...       files that no window named, which a repair has moved there
+STORE/unfinished                      files that a writer at work adds or removes
+STORE/hangs/                          reports on hangs (incidents.py)
+STORE/handled/                        what people do about incidents, and fixes they applied (incidents.py)
+STORE/watch-errors.log                tracebacks of errors that a watch has survived
+STORE/told/<receiver>                 which incidents a receiver has been told of (live/receivers.py)
 
-Files are written before the catalogue names them and removed after it does so no longer; numbers are never used twice.
-So a reader of any state of the catalogue finds every file that it names, unless that was removed meanwhile. All files
-are reached through `Contained`: a link, a pipe or the like in the place of one is refused by name.
+Files are written before the catalogue names them and removed after it does so no longer; numbers are never used
+twice. So a reader of any state of the catalogue finds every file that it names, unless that was removed meanwhile.
+All files are reached through `Contained`: a link, a pipe or the like in the place of one is refused by name.
+
+Of a store at an address such as s3://bucket/store, this process keeps the catalogue as a file as long as it is
+current; files of windows exist only while they are read.
 """
 
 from __future__ import annotations
@@ -21,33 +25,34 @@ import errno
 import os
 import re
 import stat
+import tempfile
+import threading
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
 import polars as pl
 
+from tracekit.base import paths
 from tracekit.base.atomic_write import OutputPlace, check_writable
-from tracekit.base.command_line import command
 from tracekit.base.contained import Contained
 from tracekit.base.errors import FormatError, OutputError, StoreError, UnreadableFileError, UnsafeFileError
+from tracekit.base.paths import command
 from tracekit.base.text import short
 from tracekit.report.findings import Findings
-from tracekit.report.read import decoded
-from tracekit.report.report import Report
+from tracekit.report.report import Report, decoded
 from tracekit.store.catalogue import Catalogue
-from tracekit.store.catalogue_file import STORE_FILE, lock_of
-from tracekit.store.connection import IMPORT_AGAIN, connected, writing
-from tracekit.store.handling import HANDLED
-from tracekit.store.hangs import HANGS, StoredHang, read_hangs
-from tracekit.store.window import AnyTrace, Incoming, StoredFile, StoredWindow, WindowPart
-from tracekit.trace.canonical import read_parquet
+from tracekit.store.catalogue_file import IMPORT_AGAIN, STORE_FILE, connected, lock_of, writing
+from tracekit.store.catalogue_rows import AnyTrace, Incoming, StoredFile, StoredWindow, WindowPart
+from tracekit.store.incidents import HANDLED, HANGS, StoredHang, read_hangs
+from tracekit.trace.canonical import read_columns, read_parquet
 from tracekit.trace.model import TraceKind
 from tracekit.trace.op import read_op_trace
-from tracekit.trace.parquet_file import read_columns
 
 MARK, CATALOGUE, UNFINISHED, JOBS, LEFT_OUT = "tracekit-store", "catalog.duckdb", "unfinished", "jobs", "left-out"
 #: Files of `tracekit.live`: incidents that each receiver has been told of, and tracebacks.
@@ -428,3 +433,124 @@ def is_store_folder(path: Path) -> bool:
         return Contained(path).status(MARK) is not None
     except (OSError, UnsafeFileError):
         return False
+
+
+#: Assume that the catalogue is unchanged for this long, seconds: a page reads it several times.
+LOOKED_AT_EVERY_S = 1.0
+#: How long to retry fetching a catalogue that is replaced meanwhile, seconds.
+_FETCHING_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """The store at the address `url`."""
+
+    url: str
+
+    def exists(self) -> bool:
+        """Whether there is a store. Raises StoreError if that cannot be determined."""
+        try:
+            with _errors(self.url):
+                paths.tag(f"{self.url}/{MARK}")
+        except FileNotFoundError:
+            return False
+        return True
+
+    def missing(self) -> StoreError:
+        """The error for a missing store; names the bucket if that is what is missing."""
+        bucket, _, key = self.url.partition("://")[2].partition("/")
+        with suppress(OSError):  # keys without permission to ask
+            if not paths.has_bucket(self.url):
+                check = f"check the address and {paths.variables(self.url)}"
+                return StoreError(f"{self.url}: no such bucket, {bucket!r}; {check}")
+        return StoreError(f"{self.url}: no tracekit store at {key!r} in bucket {bucket!r}; choose another --store")
+
+    def state(self) -> str:
+        """A tag that changes with the state of the store."""
+        return _copy(self.url).renewed()
+
+    @contextmanager
+    def reading(self) -> Iterator[Catalogue]:
+        """The catalogue as it is now."""
+        copy = _copy(self.url)
+        copy.renewed()
+        with open_catalogue(copy.path, self.url) as catalogue:
+            yield catalogue
+
+    def hangs(self, job: str | None) -> tuple[StoredHang, ...]:
+        """The reports on hangs, newest first."""
+        with tempfile.TemporaryDirectory(prefix="tracekit-store-") as name, _errors(self.url):
+            Path(name, HANGS).mkdir()
+            for number, url in enumerate(sorted(paths.objects_below(f"{self.url}/{HANGS}"))):
+                paths.fetch(url, Path(name, HANGS, f"{number:09}.json"))  # a key can end in any name
+            return read_hangs(Path(name), job)
+
+    @contextmanager
+    def holding(self, window: StoredWindow, part: WindowPart) -> Iterator[Folder]:
+        """A folder that has this part of a window meanwhile."""
+        with tempfile.TemporaryDirectory(prefix="tracekit-store-") as name:
+            folder = Folder(Path(name))
+            path = folder.file(window.job_id, window.number, part)
+            url = f"{self.url}/{path.relative_to(name)}"
+            path.parent.mkdir(parents=True)
+            try:
+                with _errors(url):
+                    paths.fetch(url, path)
+            except FileNotFoundError:
+                raise FileGoneError(f"{url}: is missing; copy windows before the catalogue that names them") from None
+            try:
+                yield folder
+            except StoreError as error:
+                raise StoreError(f"{url}: damaged, or copied only in part; copy it again") from error
+
+
+class _Copy:
+    """A copy of the catalogue of the store at `url` in the file `path`."""
+
+    def __init__(self, url: str) -> None:
+        self._url, self._tag, self._looked_at = url, "", float("-inf")
+        self._folder = tempfile.TemporaryDirectory(prefix="tracekit-store-")
+        self._renewing = threading.Lock()
+        self.path = Path(self._folder.name) / CATALOGUE
+
+    def renewed(self) -> str:
+        """Fetch the catalogue if it has changed; returns its tag."""
+        with self._renewing:
+            if time.monotonic() - self._looked_at >= LOOKED_AT_EVERY_S:
+                try:
+                    with _errors(self._url):
+                        self._tag = self._fetch()
+                except FileNotFoundError:
+                    raise StoreError(f"{self._url}: not a tracekit store; choose another --store") from None
+                self._looked_at = time.monotonic()
+            return self._tag
+
+    def _fetch(self) -> str:
+        """Raises OSError."""
+        url, new = f"{self._url}/{CATALOGUE}", self.path.with_suffix(".new")
+        deadline = time.monotonic() + _FETCHING_S
+        tag = paths.tag(url)
+        while tag != self._tag:
+            paths.fetch(url, new)  # takes several requests
+            if (after := paths.tag(url)) == tag:
+                new.replace(self.path)
+                return tag
+            if time.monotonic() > deadline:
+                raise OSError(f"for {_FETCHING_S:.0f} s, the catalogue was replaced during every attempt to read it")
+            tag = after
+        return tag
+
+
+#: One copy per store and process.
+_copy = lru_cache(maxsize=8)(_Copy)
+
+
+@contextmanager
+def _errors(url: str) -> Iterator[None]:
+    """Convert errors of the storage to StoreError; FileNotFoundError stays."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StoreError(f"{url}: cannot be read: {paths.said(url, error)}") from None

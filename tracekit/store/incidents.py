@@ -1,22 +1,40 @@
-"""Incidents: how long a cause has been acting on a job, across its windows.
+"""Incidents: how long a cause has been acting on a job; reports on hangs; and what people do about both.
 
-In: the incidents that are not settled and the causes in a window. Out: which incidents open, continue, close and open
-again. A place, such as a rank, has one incident, whatever is found to slow it down. The incident closes once several
+A place, such as a rank, has one incident, whatever is found to slow it down. The incident closes once several
 windows in a row no longer show it, and opens again if the place is slow before it has been gone for as long as it
 lasted, so that what comes and goes is one incident under one number.
+
+STORE/hangs/<time>-<number>.json   one report: the job's name, when it was found, its text and its JSON
+STORE/handled/<incident>           a line of JSON for each change: who takes it, until when messages are muted, notes
+STORE/handled/fixes                a line of JSON for each fix that was applied
+
+Reports are stored next to the jobs, because a job that hangs in its first step has no trace. All are read as data
+of others: a damaged report is named, a damaged line left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import getpass
+import json
+import os
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
+import msgspec
 from msgspec import structs
 
-from tracekit.report.answer import CauseInWords
+from tracekit.base.contained import Contained
+from tracekit.base.errors import SelectionError, StoreError, UnreadableFileError, UnsafeFileError
+from tracekit.base.stderr import say_once
+from tracekit.base.text import LAST_MOMENT, MOST_CONFIDENT, printable, ranks_text
+from tracekit.report.comparison import AppliedFix
+from tracekit.report.conclusions import SMALLEST_ALARMING_SHARE, CauseInWords
 from tracekit.report.findings import WindowVerdict
-from tracekit.report.run import SMALLEST_ALARMING_SHARE
 
 #: An incident closes after this many windows in a row without its cause.
 CLEAR_WINDOWS = 2
@@ -154,3 +172,210 @@ def _gone_on(
     if clear >= CLEAR_WINDOWS:
         return replace(incident, clear=clear, closed_at=ended_at, closed_window=number)
     return replace(incident, clear=clear)
+
+
+HANGS = "hangs"
+_SUFFIX = ".json"
+
+
+class _StoredPlace(msgspec.Struct, rename={"stall_class": "class", "waits_for": "for"}):
+    """The types of what docs/hang.md says about a rank or several, where they are given."""
+
+    rank: int | None = None
+    ranks: tuple[int, ...] = ()
+    host: str | None = None
+    group: str | None = None
+    stall_class: str | None = None
+    operation: str | None = None
+    phase: str | None = None
+    since_s: float | None = None
+    missing: str | None = None
+    evidence: tuple[str, ...] = ()
+    frames: tuple[str, ...] = ()
+
+
+class _Report(msgspec.Struct):
+    """The types of what docs/hang.md says about a hang, where they are given."""
+
+    hang: bool = False
+    headline: str = ""
+    first_step: str | None = None
+    world_size: Annotated[int, msgspec.Meta(ge=0)] = 0
+    culprits: tuple[_StoredPlace, ...] = ()
+    undecided: tuple[_StoredPlace, ...] = ()
+    waiting: tuple[_StoredPlace, ...] = ()
+    stacks: tuple[_StoredPlace, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class StoredHang(msgspec.Struct, frozen=True, tag_field="format", tag="tracekit-hang"):
+    """`job`: its name; the store need not have such a job. `found_at`: seconds since the epoch. `lines`: the report as
+    a terminal shows it; `report`: as described in docs/hang.md.
+    """
+
+    job: str
+    found_at: Annotated[float, msgspec.Meta(ge=0, le=LAST_MOMENT)]
+    lines: tuple[str, ...]
+    report: dict[str, Any]
+
+
+def write_hang(folder: Path, job: str, lines: Sequence[str], report: dict[str, Any]) -> None:
+    """Add a report to the store in `folder`. Raises OSError, UnsafeFileError."""
+    now, contained = datetime.now(UTC), Contained(folder)
+    stored = StoredHang(job, now.timestamp(), tuple(lines), report)
+    name = f"{HANGS}/{now:%Y%m%d-%H%M%S-%f}-{secrets.token_hex(4)}{_SUFFIX}"
+    contained.make_folder(HANGS, lasting=True)
+    contained.put(name, json.dumps(msgspec.to_builtins(stored)).encode() + b"\n")
+    contained.sync_folder(HANGS)
+
+
+def read_hangs(folder: Path, job: str | None) -> tuple[StoredHang, ...]:
+    """The reports in the store in `folder`, those of one job or of all, newest first; what is none is named on stderr.
+    Raises UnsafeFileError if their folder is something else.
+    """
+    reports, names = list[StoredHang](), hang_files(folder)
+    for line in Contained(folder).unsafe(HANGS):
+        say_once(f"left out: {line}")
+    for name in reversed(names):
+        try:
+            reports.append(read_hang(folder, name))
+        except FileNotFoundError:  # removed since
+            continue
+        except StoreError as error:
+            say_once(f"left out: {error}")
+    return tuple(report for report in reports if job in (None, report.job))
+
+
+def hang_files(folder: Path) -> list[str]:
+    """The names below the store in `folder` of the files of the reports, oldest first. Raises UnsafeFileError."""
+    return [f"{HANGS}/{name}" for name in Contained(folder).files(HANGS) if name.endswith(_SUFFIX)]
+
+
+def read_hang(folder: Path, name: str) -> StoredHang:
+    """One report. Raises StoreError if it is not one, FileNotFoundError if it is gone."""
+    try:
+        stored = msgspec.convert(json.loads(Contained(folder).read(name)), StoredHang)
+        msgspec.convert(stored.report, _Report)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        why = error.strerror or error
+        raise UnreadableFileError(printable(f"{folder / name}: cannot be read: {why}; check the path")) from None
+    except (ValueError, RecursionError) as error:
+        raise StoreError(printable(f"{folder / name}: not a report on a hang ({error}); remove it")) from None
+    return stored
+
+
+def sighting_of_hang(report: Mapping[str, Any]) -> CauseInWords:
+    """The account of a hang for an incident, in the words of its report (docs/hang.md), as far as it has them.
+
+    The whole job is stuck.
+    """
+    headline, culprits = str(report.get("headline", "the job hangs")), report.get("culprits", ())
+    hosts = dict.fromkeys(str(one["host"]) for one in culprits if one.get("host"))
+    ranks = tuple(int(one["rank"]) for one in culprits)
+    evidence = [str(line) for one in culprits for line in one.get("evidence", ())]
+    on = f" on {', '.join(hosts)}" if hosts else ""
+    return CauseInWords(
+        kind=HANG,
+        part=HANG,
+        what=headline,
+        who=f"{ranks_text(ranks)}{on}" if ranks else "nobody can be told yet",
+        why=evidence[0] if evidence else headline,
+        check=str(report.get("first_step", "")),
+        fix=None,
+        ranks=ranks,
+        hosts=tuple(hosts),
+        gpu_uuids=(),
+        cost_s=0.0,
+        share=1.0,
+        confidence=MOST_CONFIDENT,
+        first_step=None,
+        saved_gpu_hours_per_day=None,
+    )
+
+
+HANDLED, FIXES = "handled", "fixes"
+#: The most characters of an owner or a note.
+LONGEST_TEXT = 1000
+
+#: Seconds since the epoch.
+_Moment = Annotated[float, msgspec.Meta(ge=0, le=LAST_MOMENT)]
+_Text = Annotated[str, msgspec.Meta(max_length=LONGEST_TEXT)]
+
+_Record = TypeVar("_Record", bound=msgspec.Struct)
+
+
+class IncidentChange(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One change: `changed_at` and `muted_until` in seconds since the epoch; what is None stays as it was."""
+
+    changed_at: _Moment = msgspec.field(name="at")
+    by: _Text
+    owner: _Text | None = None
+    muted_until: _Moment | None = None
+    note: _Text | None = None
+
+
+def current_user() -> str:
+    """The user who runs this process."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # in a container, a number may have no name
+        return f"user {os.getuid()}"
+
+
+def write_change(store: Path, incident: int, change: IncidentChange) -> None:
+    """Append a change. Raises SelectionError for a text that is too long, OSError, UnsafeFileError."""
+    if max(len(change.owner or ""), len(change.note or "")) > LONGEST_TEXT:
+        raise SelectionError(f"an owner and a note have at most {LONGEST_TEXT:,} characters")
+    _append(store, str(incident), change)
+
+
+def write_applied(store: Path, fix: AppliedFix) -> None:
+    """Append a fix that was applied. Raises OSError, UnsafeFileError."""
+    _append(store, FIXES, fix)
+
+
+def _append(store: Path, name: str, record: msgspec.Struct) -> None:
+    folder = Contained(store)
+    folder.make_folder(HANDLED, lasting=True)
+    folder.append(f"{HANDLED}/{name}", msgspec.json.encode(record) + b"\n", lasting=True)
+    folder.sync_folder(HANDLED)
+    folder.touch_folder(HANDLED)  # so that `Store.state` changes
+
+
+def changed_at(store: Path) -> int:
+    """When something was last appended, nanoseconds; 0: never."""
+    with suppress(OSError, UnsafeFileError):
+        status = Contained(store).folder_status(HANDLED)
+        return 0 if status is None else status.st_mtime_ns
+    return 0
+
+
+def read_changes(store: Path, incident: int) -> tuple[IncidentChange, ...]:
+    """The changes of an incident, oldest first; none where there is no file. Raises UnsafeFileError."""
+    return tuple(_read(store, str(incident), IncidentChange))
+
+
+def read_applied(store: Path) -> tuple[AppliedFix, ...]:
+    """The fixes that were applied, oldest first; of the same fix between the same jobs, the last that was noted."""
+    return tuple({(one.before, one.after, one.title): one for one in _read(store, FIXES, AppliedFix)}.values())
+
+
+def _read(store: Path, name: str, kind: type[_Record]) -> Iterator[_Record]:
+    with suppress(OSError):
+        for line in Contained(store).read(f"{HANDLED}/{name}").splitlines():
+            with suppress(ValueError, RecursionError):
+                yield msgspec.json.decode(line, type=kind)
+
+
+def owner_of(changes: Sequence[IncidentChange]) -> str | None:
+    """Who takes the incident: the owner named last, else whoever acknowledged it last; None if nobody has."""
+    named = [change.owner for change in changes if change.owner is not None] or [change.by for change in changes]
+    return named[-1] if named else None
+
+
+def muted_until(changes: Sequence[IncidentChange], now: float) -> float | None:
+    """Until when the incident is muted, as the last change that mentions it says; None if it is not."""
+    until = [change.muted_until for change in changes if change.muted_until is not None]
+    return until[-1] if until and until[-1] > now else None

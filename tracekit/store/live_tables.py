@@ -16,14 +16,12 @@ import polars as pl
 from msgspec.json import encode
 
 from tracekit.costs.claimed import ClaimedCosts, stored_costs
+from tracekit.report.conclusions import SMALLEST_ALARMING_SHARE
 from tracekit.report.findings import Findings
 from tracekit.report.report import Report
-from tracekit.report.run import SMALLEST_ALARMING_SHARE
-from tracekit.store.connection import insert, naive
-from tracekit.store.frames import frame
+from tracekit.store.catalogue_file import insert, naive
+from tracekit.store.catalogue_rows import WrittenWindow, frame, stored_account
 from tracekit.store.incidents import CLEAR_WINDOWS, Incident
-from tracekit.store.possible import stored_account
-from tracekit.store.window import WrittenWindow
 from tracekit.trace.units import EARLIEST_S
 
 if TYPE_CHECKING:

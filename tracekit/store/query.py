@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from tracekit.base.command_line import command
 from tracekit.base.errors import SelectionError, StoreError
-from tracekit.base.object_storage import object_url
-from tracekit.store.connection import CLOSED
+from tracekit.base.paths import command, object_url
+from tracekit.store.catalogue_file import CLOSED
+from tracekit.store.catalogue_rows import WindowPart, frame
 from tracekit.store.folder import JOBS, Folder
-from tracekit.store.frames import frame
 from tracekit.store.store import Store
-from tracekit.store.window import WindowPart
 
 if TYPE_CHECKING:
     import duckdb

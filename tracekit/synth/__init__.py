@@ -8,6 +8,7 @@ from tracekit.synth.injected_causes import (
     CAUSES,
     ClockOffset,
     FlappingNetwork,
+    InjectedCause,
     LateDataLoading,
     MissingRanks,
     MissingSteps,
@@ -21,7 +22,6 @@ from tracekit.synth.injected_causes import (
     SlowWorker,
     parse_cause,
 )
-from tracekit.synth.job_shape import InjectedCause
 from tracekit.synth.simulate import BaseCosts, SynthSpec, simulated_slowdown, synthesize
 from tracekit.trace.compute_order import Schedule
 

@@ -1,14 +1,22 @@
-"""What each source of data cannot show. Detectors, verdict, trust, bill and documentation read this one table.
+"""What a recording tells of its job: what its source cannot show, which workers it covers, what its loop logged.
 
-In: a trace. Out: its `SourceKind`, with what that lacks. A conclusion that needs a fact which its source lacks is not
-drawn, and the report says what to record instead. What a single file lacks is found when it is read.
+In: the kind of a source, the layout, free metadata. Out: `SourceKind` with what it lacks, `TraceCoverage`, tokens
+and loss by step. A conclusion that needs a fact which its source lacks is not drawn, and the report says so.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated, Any
 
+import msgspec
+import numpy as np
 from msgspec import Struct
+
+from tracekit.trace.model import Layout, Worker
 
 
 class Fact(StrEnum):
@@ -84,3 +92,91 @@ WINDOW = SourceKind(
     "one window of a running job",
     (Lack(Fact.BEFORE, "what its first step shows may have begun earlier", "see the page Time of the job"),),
 )
+
+
+#: Name at most this many workers that were not traced.
+MOST_MISSING = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class TraceCoverage:
+    """How much of the job the trace covers. A worker-step is one worker in one step.
+
+    `missing_workers`: those without any op, the first `MOST_MISSING` of them.
+    """
+
+    workers_expected: int
+    workers_traced: int
+    worker_steps_expected: int
+    worker_steps_traced: int
+    missing_workers: tuple[Worker, ...]
+
+    @classmethod
+    def of(
+        cls, layout: Layout, dp_rank: np.ndarray, pp_rank: np.ndarray, steps: int, worker_steps: int
+    ) -> TraceCoverage:
+        """`dp_rank`, `pp_rank`: of the traced workers, repeated or not, in any order. `worker_steps`: those traced."""
+        workers = traced_dp_ranks(layout, dp_rank) * layout.pp
+        traced = np.zeros((max(workers // layout.pp, int(dp_rank.max()) + 1), layout.pp), dtype=bool)
+        traced[dp_rank, pp_rank] = True
+        missing = np.flatnonzero(~traced.ravel()[:workers])[:MOST_MISSING]
+        return cls(
+            workers_expected=workers,
+            workers_traced=int(traced.sum()),
+            worker_steps_expected=steps * workers,
+            worker_steps_traced=worker_steps,
+            missing_workers=tuple(Worker(*divmod(cell, layout.pp)) for cell in missing.tolist()),
+        )
+
+    @property
+    def complete(self) -> bool:
+        """True if every worker of the layout is in every traced step."""
+        return self.worker_steps_traced == self.worker_steps_expected
+
+
+@dataclass(frozen=True, slots=True)
+class MissingMembers:
+    """A rendezvous with missing members: its name, and the ranks that were not recorded."""
+
+    rendezvous: int
+    group: str
+    missing: tuple[int, ...]
+
+
+def traced_dp_ranks(layout: Layout, dp_rank: np.ndarray) -> int:
+    """The number of dp_rank values in a complete trace: with dsp > 1 some recorders number dp only, some dp x dsp."""
+    return layout.dp if int(dp_rank.max()) < layout.dp else layout.dp_ranks
+
+
+#: The key of the metadata: name -> step -> value.
+STEP_VALUES = "step_values"
+NAMES = ("tokens", "loss")
+#: Of a step; a float of 64 bits counts no further.
+MOST_TOKENS = 1 << 53
+StepValues = Mapping[str, Mapping[int, float]]
+_Step = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+
+
+def step_values(metadata: Mapping[str, Any]) -> dict[str, dict[int, float]]:
+    """The values of each step by name, without those that are impossible; a name without any, or with anything that is
+    no number, is left out.
+    """
+    stated = metadata.get(STEP_VALUES)
+    possible_by_name = {}
+    for name in NAMES:
+        try:
+            by_step = stated.get(name) if isinstance(stated, dict) else None
+            values = msgspec.convert(by_step or {}, dict[_Step, float], strict=False, str_keys=True)
+        except msgspec.ValidationError:
+            continue
+        least, most = (0, MOST_TOKENS) if name == "tokens" else (-sys.float_info.max, sys.float_info.max)
+        if possible := {step: value for step, value in values.items() if least <= value <= most}:
+            possible_by_name[name] = possible
+    return possible_by_name
+
+
+def tokens_per_s(steps: Iterable[tuple[object, float]]) -> float | None:
+    """Tokens a second over steps, each with its tokens (no number if it logs none) and seconds; None without any."""
+    logged = [(tokens, took_s) for tokens, took_s in steps if isinstance(tokens, int | float)]
+    time_s = sum(took_s for _, took_s in logged)
+    return sum(tokens for tokens, _ in logged) / time_s if time_s > 0 else None

@@ -14,9 +14,8 @@ from typing import Any
 
 import polars as pl
 
-from tracekit.trace.gpu_activity import PROFILER_LINE, LostOps
+from tracekit.trace.gpu_activity import PROFILER_LINE, LostOps, ProfilerCost
 from tracekit.trace.model import ProcessGroup, numbered_hosts
-from tracekit.trace.profiler_cost import ProfilerCost
 
 #: Begins the annotation of torch's data loader.
 LOADER = "enumerate(DataLoader)#"

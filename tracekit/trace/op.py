@@ -1,7 +1,7 @@
 """The op trace: a job of any shape, one row per op, each with the ops that it waits for.
 
 In: a polars frame or a Parquet file that any tool can write (docs/traces.md). Out: `OpTrace`. Its values are checked
-when the graph is built (`analysis/graph/rules/explicit.py`).
+when the graph is built (`analysis/graph/kineto.py`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ import polars as pl
 from tracekit.base.atomic_write import replacing
 from tracekit.base.errors import FormatError
 from tracekit.base.text import encodable, quoted
-from tracekit.trace.canonical import OP_TRACE_VERSION, TRACE_FILE
+from tracekit.trace.canonical import METADATA_KEY, OP_TRACE_VERSION, TRACE_FILE, read_columns, read_header
 from tracekit.trace.model import ProcessGroup, TraceKind
-from tracekit.trace.parquet_file import METADATA_KEY, read_columns, read_header
 
 
 @dataclass(frozen=True, slots=True)

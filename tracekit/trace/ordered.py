@@ -22,10 +22,8 @@ import polars as pl
 
 from tracekit.base.errors import TraceError
 from tracekit.base.text import encodable
-from tracekit.trace.canonical import UNIT_KEY, Renamed, Trace, finite_starts, stated_unit
-from tracekit.trace.magnitudes import LONGEST_S, check_magnitudes, judged_steps
+from tracekit.trace.canonical import UNIT_KEY, Renamed, Trace, check_size, finite_starts, stated_unit
 from tracekit.trace.model import Layout, TimeUnit
-from tracekit.trace.parquet_file import check_size
 from tracekit.trace.schema import (
     KIND_TYPE,
     NONE,
@@ -33,14 +31,24 @@ from tracekit.trace.schema import (
     OPTIONAL,
     SCHEMA,
     Origin,
+    StepGrid,
     canonical_columns,
     check_complete,
     check_ranges,
+    distinct_steps,
+    in_order,
     numbers_of,
     optional_columns,
 )
-from tracekit.trace.step_grid import StepGrid, distinct_steps, in_order
-from tracekit.trace.units import on_clock, optional_in_seconds, raw_times, zeros_of_steps
+from tracekit.trace.units import (
+    LONGEST_S,
+    check_magnitudes,
+    judged_steps,
+    on_clock,
+    optional_in_seconds,
+    raw_times,
+    zeros_of_steps,
+)
 
 #: In this order, `ordered_trace` uses the columns of a file.
 _WHERE, _WHICH, _TIMES = ("step", "dp_rank", "pp_rank"), ("rank", "kind", "seq"), ("start", "duration")

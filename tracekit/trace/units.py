@@ -1,24 +1,24 @@
-"""Convert input times to those of a trace: seconds, with `start` counted from the start of its step.
+"""Times of a trace in seconds from the start of their step, and whether they can be what they claim to be.
 
-In: a frame whose times may be in another unit, and whose starts may come from a clock that runs across steps (seconds
-since 1970, a monotonic clock). Out: the same frame in seconds from the start of each step, and the absolute starts of
-the steps. Integers are shifted as integers and floats by exact subtraction, so no digit is lost.
+In: a frame whose times may be in another unit, and whose starts may come from a clock that runs across steps. Out:
+seconds with `start` counted from the start of its step, or one TraceError that names the likely unit.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+from msgspec import Struct
 
 from tracekit.base.errors import TraceError
-from tracekit.trace.magnitudes import LONGEST_S
-from tracekit.trace.model import TimeUnit
-from tracekit.trace.schema import OF_RANKS, POSTED, RESUMED, Origin
+from tracekit.base.text import seconds
+from tracekit.trace.model import DP_COLLECTIVES, KINDS, P2P, OpKind, TimeUnit
+from tracekit.trace.schema import OF_RANKS, POSTED, RESUMED, Origin, violation
 
 #: Values between these, seconds since 1970, count as clock times: 2001 to 2100.
 EARLIEST_S, LATEST_S = 1e9, 4.1e9
@@ -174,3 +174,245 @@ def _refuse_other_clock(start: npt.NDArray[Any], first: float, unit: TimeUnit | 
                 f"{source}: {source.column('start')}, row {row}: {start[row].item()!r} {taken_as} is not a time since"
                 f" 1970, but in {other.word} it is; pass --unit {other} (unit={str(other)!r} in Python)"
             )
+
+
+class Usual(Struct, frozen=True):
+    """The usual duration of ops of `kinds`, seconds.
+
+    Their median is compared with both ends; that of communication, which includes waiting, only with the lower end, and
+    the fastest op of each step with the upper end.
+    """
+
+    what: str
+    kinds: frozenset[OpKind]
+    low: float
+    high: float
+    waits: bool
+
+
+#: What is judged, and why its usual range is that wide. Checkpoints, evaluation, gc, data loading and host time can
+#: last from nothing to hours, a step as long as its microbatches are many: they say nothing of the unit.
+#:
+#: statistic          from    to      because
+#: a compute          2 us    3 s     one microbatch on one stage: an element-wise op on a CPU .. a 70B model with
+#:                                    recomputation and a long context
+#: the optimizer      1 us    10 s    one scalar .. states off-loaded to the host
+#: transfer at best   0.2 us  200 ms  a kernel alone is 1 us and more; 200 MB at 1 GB/s
+#: collective at best 0.2 us  10 s    all gradients of a large model over Ethernet, nothing overlapped
+USUAL = (
+    Usual(
+        "a forward or backward",
+        frozenset({OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE}),
+        low=2e-6,
+        high=3.0,
+        waits=False,
+    ),
+    Usual("an optimizer", frozenset({OpKind.OPTIMIZER}), low=1e-6, high=10.0, waits=False),
+    Usual("the quickest transfer of a step", P2P, low=2e-7, high=0.2, waits=True),
+    Usual("the quickest collective of a step", DP_COLLECTIVES | {OpKind.ALL_TO_ALL}, low=2e-7, high=10.0, waits=True),
+)
+#: Decades beyond the usual that raise an alarm: a factor of four. Whole seconds, which no clock gives, need less. A
+#: stated unit is believed up to a factor of forty; stated seconds are always believed.
+ALARM, ALARM_OF_INTEGERS, ALARM_OF_STATED = 0.6, 0.3, 1.6
+#: A step's length over the time until the next step begins is between these: pauses can be long, overlaps are short.
+SHORTEST_STEP, LONGEST_OVERLAP = 0.02, 30.0
+#: Kinds that take every worker about equally long, whatever its stage: no rank (or step) of a job takes this many
+#: decades longer for all of them.
+SAME_WORK = frozenset({OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE, OpKind.OPTIMIZER})
+OTHER_UNIT = 2.4
+MOST_NAMED = 4
+#: No op and no step takes this long, seconds.
+LONGEST_S = 1e8
+#: Upper limits of what is looked at.
+MOST_STEPS, MOST_OPS, MOST_MEDIAN = 8, 1_000_000, 50_000
+
+
+class _Statistic(Struct, frozen=True):
+    """A statistic and its usual range: `value` is compared with the upper end, `typical` with the lower."""
+
+    what: str
+    value: float
+    typical: float
+    low: float
+    high: float
+    is_ratio: bool = False
+
+    def beyond(self, factor: float = 1.0) -> float:
+        """Decades outside the usual range if all times were multiplied by `factor`."""
+        return max(
+            math.log10(self.low) - math.log10(self.typical) - math.log10(factor),
+            math.log10(self.value) + math.log10(factor) - math.log10(self.high),
+            0.0,
+        )
+
+    def __str__(self) -> str:
+        if self.is_ratio:
+            return f"{self.what} lasts {self.value:.3g} times as long (usual: {self.low:.3g} to {self.high:.3g})"
+        shown = self.value if self.value > self.high else self.typical
+        return f"{self.what} takes {_time(shown)} (usual: {_time(self.low)} to {_time(self.high)})"
+
+
+def check_magnitudes(
+    ops: pl.DataFrame,
+    steps: Sequence[int],
+    step_starts: Mapping[int, float],
+    source: Origin,
+    *,
+    stated: TimeUnit | None,
+    integers: bool,
+) -> None:
+    """Raise TraceError if another unit than seconds would explain the times far better.
+
+    `ops`: canonical columns, at least of these `steps` (see `judged_steps`) and of the rank of the first row.
+    `stated`: the unit of the input, if stated. `integers`: True if the input had integers.
+    """
+    if stated is TimeUnit.S:
+        return
+    of_steps = pl.col("step").is_in(list(steps)) & (pl.col("duration") > 0)
+    few = ops.select("step", "rank", "kind", "duration").filter(of_steps)
+    _check_same_unit(few, source)
+    statistics = [*_statistics(few), *_overlap(ops, step_starts)]
+    _check_usual(statistics, source, stated, integers=integers)
+
+
+def check_bounds(ops: pl.DataFrame, source: Origin) -> None:
+    """Raise TraceError if a time is beyond all bounds. `ops`: canonical columns."""
+    for name in ("start", "duration"):
+        least, most = float(ops[name].min()), float(ops[name].max())  # type: ignore[arg-type]
+        if max(-least, most) > LONGEST_S:
+            row = int(((ops[name] > LONGEST_S) | (ops[name] < -LONGEST_S)).arg_max() or 0)
+            expected = "seconds from the start of the step" if name == "start" else "seconds"
+            raise violation(source, ops[name], row, f"expected {expected}; convert the column")
+
+
+def _check_usual(statistics: list[_Statistic], source: Origin, stated: TimeUnit | None, *, integers: bool) -> None:
+    """Raise TraceError if the statistics are far from usual and another unit would bring them back."""
+    now = sum(one.beyond() for one in statistics)
+    alarm = ALARM_OF_INTEGERS if integers else ALARM
+    if stated:
+        alarm = ALARM_OF_STATED
+    if now < alarm:
+        return
+    factors = [1000.0**power for power in (-3, -2, -1, 1, 2, 3)]
+    best = min(factors, key=lambda factor: (sum(one.beyond(factor) for one in statistics), -factor))
+    if now - sum(one.beyond(best) for one in statistics) < alarm:
+        return
+    worst = sorted(statistics, key=lambda statistic: -statistic.beyond())[:2]
+    shown = ", ".join(str(one) for one in worst if one.beyond())
+    raise TraceError(f"{source}: {shown}; {_advice(best, stated)}")
+
+
+def _advice(factor: float, stated: TimeUnit | None) -> str:
+    """The likely unit, and what to do. `factor`: makes the times usual."""
+    used = TimeUnit.S if stated is None else stated
+    for unit in TimeUnit:
+        if math.isclose(unit.per_second * factor, used.per_second, rel_tol=1e-6):
+            put = f" taken for {used.word}" if stated is None else f", not the {used.word} that were stated"
+            return (
+                f"the times look like {unit.word}{put}: pass --unit {unit} (unit={str(unit)!r} in Python), or"
+                " --unit s if they are seconds"
+            )
+    return (
+        f"the times look like seconds divided by {factor:.0e}, or like another unit converted twice: multiply start and"
+        f" duration by {factor:g}, or pass --unit s if they are seconds"
+    )
+
+
+def _statistics(few: pl.DataFrame) -> list[_Statistic]:
+    """Every statistic of `USUAL` that ops of a few steps have."""
+    quickest = _durations(few.group_by("step", "kind").agg(pl.col("duration").min()))
+    durations = _durations(few.gather_every(max(1, few.height // MOST_MEDIAN)))
+    statistics = []
+    for usual in USUAL:
+        kinds = [kind for kind in usual.kinds if kind in durations]
+        if not kinds:
+            continue
+        if usual.waits:
+            typical = max(_median(durations[kind]) for kind in kinds)
+            value = min(_median(quickest[kind]) for kind in kinds)
+        else:
+            typical = value = _median(np.concatenate([durations[kind] for kind in kinds]))
+        statistics.append(_Statistic(usual.what, value, typical, usual.low, usual.high))
+    return statistics
+
+
+def _durations(ops: pl.DataFrame) -> dict[OpKind, npt.NDArray[np.float64]]:
+    """The durations of each kind of op in the trace."""
+    codes, durations = ops["kind"].cat.physical().to_numpy(), ops["duration"].to_numpy()
+    return {KINDS[code]: durations[codes == code] for code in np.flatnonzero(np.bincount(codes))}
+
+
+def _median(values: npt.NDArray[np.float64]) -> float:
+    return float(np.median(values))
+
+
+def judged_steps(steps: npt.NDArray[np.int32], ops: int) -> list[int]:
+    """A few of the step numbers, evenly spaced. `ops`: how many all of them have."""
+    few = max(1, min(MOST_STEPS, MOST_OPS * len(steps) // ops))
+    judged: list[int] = steps[np.linspace(0, len(steps) - 1, few).astype(np.int64)].tolist()
+    return judged
+
+
+def _check_same_unit(few: pl.DataFrame, source: Origin) -> None:
+    """Raise TraceError if some ranks, or some steps, take a thousand times as long as others for the same work."""
+    same_work = few.filter(pl.col("kind").to_physical().is_in(sorted(kind.code for kind in SAME_WORK)))
+    for part in ("rank", "step"):
+        usual = same_work.group_by(part, "kind").agg(pl.col("duration").median())
+        numbers, part_number = np.unique(usual[part].to_numpy(), return_inverse=True)
+        kind, duration = usual["kind"].cat.physical().to_numpy(), usual["duration"].to_numpy()
+        over = np.log10(duration / _least_of_each(duration, kind, len(KINDS))[kind])
+        least = _least_of_each(over, part_number, len(numbers))
+        longer = least >= OTHER_UNIT
+        if not longer.any() or longer.all():
+            continue
+        factor = 1000 ** max(1, round(_median(least[longer]) / 3))
+        raise TraceError(
+            f"{source}: {_named(part, numbers[longer].tolist())}: all work takes about {factor:,} times as long as"
+            f" {'on' if part == 'rank' else 'in'} the other {part}s: these times are in another unit; divide their"
+            f" start and duration by {factor:,}, or pass --unit s if they are right"
+        )
+
+
+def _least_of_each(
+    values: npt.NDArray[np.float64], group: npt.NDArray[np.integer[Any]], groups: int
+) -> npt.NDArray[np.float64]:
+    """The least value of each group; inf if it has none."""
+    least = np.full(groups, np.inf)
+    np.minimum.at(least, group, values)
+    return least
+
+
+def _named(part: str, numbers: list[int]) -> str:
+    """Some ranks or steps by number. Only some of the steps were looked at."""
+    shown = ", ".join(map(str, numbers[:MOST_NAMED])) + (" ..." if len(numbers) > MOST_NAMED else "")
+    if part == "step":
+        return f"steps such as {shown}"
+    return f"{part}{'s' * (len(numbers) > 1)} {shown}"
+
+
+def _overlap(ops: pl.DataFrame, step_starts: Mapping[int, float]) -> list[_Statistic]:
+    """The length of a step over the time until the next one begins; empty if unknown."""
+    starts = sorted((step, start) for step, start in step_starts.items() if math.isfinite(start))
+    if len(starts) < 2:
+        return []
+    numbers = np.array([step for step, _ in starts], np.float64)
+    apart = np.diff(np.array([start for _, start in starts])) / np.diff(numbers)
+    apart = apart[apart > 0]
+    of_rank = ops.filter(pl.col("rank") == ops["rank"][0])
+    end = (pl.col("start") + pl.col("duration")).max()
+    lengths = of_rank.group_by("step").agg(length=end - pl.col("start").min())["length"]
+    length = lengths.median()
+    if not len(apart) or not isinstance(length, float) or not 0 < length < LONGEST_S:
+        return []
+    ratio = length / float(np.median(apart))
+    return [
+        _Statistic(
+            "a step beside the time until the next one", ratio, ratio, SHORTEST_STEP, LONGEST_OVERLAP, is_ratio=True
+        )
+    ]
+
+
+def _time(value: float) -> str:
+    if 0 < value < 5e-7:
+        return f"{value * 1e9:.3g} ns"
+    return f"{value / 60:.3g} min" if value > 600 else seconds(value)

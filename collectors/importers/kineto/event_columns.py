@@ -20,6 +20,7 @@ import numpy.typing as npt
 from tracekit.collectors.importers.kineto.event_tables import (
     ACTIVITY_OF,
     CATEGORIES,
+    COLLECTIVE_OPERATOR,
     NO_ID,
     SCHEMAS,
     TABLE_OF,
@@ -30,7 +31,6 @@ from tracekit.collectors.importers.kineto.event_tables import (
     Table,
     rows_of,
 )
-from tracekit.collectors.importers.kineto.host_names import COLLECTIVE_OPERATOR
 from tracekit.collectors.importers.kineto.json_events import Args, Column, EventBatch, TraceEvent, decoded
 from tracekit.trace.gpu_activity import CallRole
 from tracekit.trace.model import LARGEST_SIZE

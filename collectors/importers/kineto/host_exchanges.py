@@ -16,8 +16,8 @@ import polars as pl
 
 from tracekit.base.errors import FormatError
 from tracekit.collectors.importers.formats import read_whole
-from tracekit.collectors.importers.kineto.host_names import STEP
-from tracekit.collectors.importers.kineto.sniff import traces_in
+from tracekit.collectors.importers.kineto.event_tables import STEP
+from tracekit.collectors.importers.sniff import traces_in
 
 _CALL = "c10d::alltoall_base_"
 #: Places of the rows received from and sent to each rank among the call's inputs.

@@ -1,30 +1,29 @@
-"""What each host thread of a rank did at any time: its innermost operator, call or Python function.
-
-In: the host events of a rank. Out: `HostWork`: pieces of time, each with what the thread did, and the operator, module
-and line around each call. Arrays only, as everything that runs in the process that reads a file.
-"""
+"""What each host thread of a rank did at any time, what is around each of its calls, and what recording them cost."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntFlag
+from enum import IntEnum, IntFlag
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tracekit.collectors.importers.kineto._events import nest_spans
-from tracekit.collectors.importers.kineto.event_tables import Table, rows_of
-from tracekit.collectors.importers.kineto.measured_cost import (
-    EventKind,
-    Nested,
-    pace_of_host,
-    profiler_cost,
-    recorded_before,
+from tracekit.collectors.importers.kineto.event_columns import outermost
+from tracekit.collectors.importers.kineto.event_tables import (
+    NCCL_ANNOTATION,
+    PASS_OF_MODULE,
+    PIPELINE_ACTION,
+    RECOMPUTES,
+    STEP,
+    Table,
+    codes_of_phases,
+    rows_of,
 )
-from tracekit.trace.gpu_activity import PROFILER_LINE, IdleReason
-from tracekit.trace.profiler_cost import ProfilerCost
+from tracekit.trace.gpu_activity import PROFILER_LINE, IdleReason, ProfilerCost
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -227,3 +226,264 @@ def _text(names: Sequence[str], code: int) -> str:
 
 _REASONS = tuple(IdleReason)
 _NUMBER = {reason: number for number, reason in enumerate(_REASONS)}
+
+
+_CallInts = npt.NDArray[np.int64]
+_CallFloats = npt.NDArray[np.float64]
+_CallBools = npt.NDArray[np.bool_]
+
+
+def marked_steps(annotations: Table, names: Sequence[str]) -> Table:
+    """Return the marked steps, by start."""
+    matches = map(STEP.match, [*names, ""])
+    numbers = np.array([int(match[1]) if match else -1 for match in matches], np.int64)
+    step = numbers[annotations["name"]]
+    marked = np.flatnonzero((step >= 0) & (annotations["dur"] > 0))
+    return {"start": annotations["ts"][marked], "duration": annotations["dur"][marked], "step": step[marked]}
+
+
+def step_at(steps: Table, times: _CallFloats) -> _CallInts:
+    """Return the step that contains each time, -1 for none."""
+    begin = steps["start"]
+    row = np.searchsorted(begin, times, side="right") - 1
+    ends = np.append(begin + steps["duration"], -np.inf)
+    step = np.where((row >= 0) & (times <= ends[row]), np.append(steps["step"], -1)[row], -1)
+    return step.astype(np.int32)
+
+
+def pass_at(annotations: Table, names: Sequence[str], times: _CallFloats) -> _CallInts:
+    """Return the name of the shortest annotation such as "attn(F)" around each time, on any thread; -1 for none."""
+    annotation = np.full(len(times), -1)
+    codes = [code for code, name in enumerate(names) if PASS_OF_MODULE.fullmatch(name)]
+    rows = np.flatnonzero(np.isin(annotations["name"], codes))
+    begin, end = annotations["ts"][rows], annotations["ts"][rows] + annotations["dur"][rows]
+    first, last = np.searchsorted(times, begin), np.searchsorted(times, end, side="right")
+    for shorter in np.argsort(-annotations["dur"][rows], kind="stable").tolist():
+        annotation[first[shorter] : last[shorter]] = annotations["name"][rows[shorter]]
+    return annotation
+
+
+class CallThreads:
+    """The activity of a rank's host threads around each call."""
+
+    def __init__(self, calls: Table, operators: Table, annotations: Table, names: Sequence[str]) -> None:
+        self._calls, self._names = calls, names
+        self._operators, self._annotations = operators, annotations
+        self._operator_around = self.containing(operators)
+
+    def containing(self, spans: Table, inner: Table | None = None) -> _CallInts:
+        """Return the row of the outermost of `spans` around the start of each call, or of each `inner` span, on its
+        thread; -1 for none.
+        """
+        thread, started = ((self._calls if inner is None else inner)[name] for name in ("thread", "ts"))
+        container = np.full(len(thread), -1, np.int64)
+        begin, end = spans["ts"], spans["ts"] + spans["dur"]
+        for thread_number in np.unique(thread):
+            started_here, spans_here = (
+                np.flatnonzero(thread == thread_number),
+                np.flatnonzero(spans["thread"] == thread_number),
+            )
+            if not len(spans_here):
+                continue
+            rows = spans_here[outermost(begin[spans_here], spans["dur"][spans_here])]
+            place = np.searchsorted(begin[rows], started[started_here], side="right") - 1
+            holds = (place >= 0) & (started[started_here] <= end[rows[place]])
+            container[started_here] = np.where(holds, rows[place], -1)
+        return container
+
+    def recomputed(self, python: Table) -> _CallBools:
+        """Return which calls are inside the recomputation of an activation checkpoint.
+
+        The reentrant kind then runs a backward of its own, which is not repeated.
+        """
+        codes = ([code for code, name in enumerate(self._names) if pattern.search(name)] for pattern in RECOMPUTES)
+        again, gradients = (rows_of(python, np.flatnonzero(np.isin(python["name"], some))) for some in codes)
+        gradients = rows_of(gradients, np.flatnonzero(self.containing(again, gradients) >= 0))
+        return np.asarray((self.containing(again) >= 0) & (self.containing(gradients) < 0))
+
+    def busy_since(self) -> _CallFloats:
+        """Return the start of the operator around each call; outside any operator, the call's own start."""
+        begun = np.append(self._operators["ts"], np.inf)[self._operator_around]
+        return np.asarray(np.minimum(begun, self._calls["ts"]))
+
+    def operators(self) -> npt.NDArray[np.int32]:
+        """Return the name of the outermost operator around each call."""
+        return np.append(self._operators["name"], np.int32(-1))[self._operator_around].astype(np.int32)
+
+    def phases(self) -> npt.NDArray[np.int8]:
+        """Return the phase of a step that each call belongs to."""
+        phase_of_call = np.zeros(len(self._calls["ts"]), np.int8)
+        for phase, codes in reversed(list(enumerate(codes_of_phases(self._names), start=1))):
+            for spans in (self._operators, self._annotations):
+                of_phase = rows_of(spans, np.flatnonzero(np.isin(spans["name"], codes)))
+                phase_of_call[self.containing(of_phase) >= 0] = phase
+        return phase_of_call
+
+    def actions(self) -> npt.NDArray[np.int32]:
+        """Return the name of the schedule's action during which each call begins, on any thread; -1 for none.
+
+        One thread runs the schedule; autograd launches the kernels of backwards from others meanwhile.
+        """
+        codes = [code for code, name in enumerate(self._names) if PIPELINE_ACTION.match(name)]
+        spans = rows_of(self._annotations, np.flatnonzero(np.isin(self._annotations["name"], codes)))
+        row = np.searchsorted(spans["ts"], self._calls["ts"], side="right") - 1
+        ends = np.append(spans["ts"] + spans["dur"], -np.inf)
+        inside = (row >= 0) & (self._calls["ts"] <= ends[row])
+        return np.where(inside, np.append(spans["name"], np.int32(-1))[row], -1).astype(np.int32)
+
+    def collective_names(self) -> list[tuple[str, _CallBools]]:
+        """Return the collectives named by annotations such as nccl:all_reduce, each with a mask of the calls inside."""
+        named = {code: match[1] for code, name in enumerate(self._names) if (match := NCCL_ANNOTATION.match(name))}
+        spans = rows_of(self._annotations, np.flatnonzero(np.isin(self._annotations["name"], list(named))))
+        around = np.append(spans["name"], -1)[self.containing(spans)]
+        return [(name, around == code) for code, name in named.items() if (around == code).any()]
+
+
+_CostInts = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+_CostFloats = npt.NDArray[np.float64]
+_CostBools = npt.NDArray[np.bool_]
+
+#: What recording an event costs, by the gap that shows: operators and launches; functions of Python, between which the
+#: interpreter works too.
+OF_GAP, OF_FUNCTION_GAP = 2.3, 0.6
+#: CUPTI makes a launch take twice as long, and times the calls before it (which device, which stream) as those behind
+#: it (which error, which device); it does not write them down.
+_SHARE_OF_LAUNCH, _SIDES = 0.5, 2
+#: The cheapest pairs are those with this share of all pairs; those seen less often than `_FEWEST` do not count, and
+#: with fewer than `_FEWEST_PAIRS` nothing is known.
+_CHEAPEST, _FEWEST, _FEWEST_PAIRS = 0.1, 5, 20
+#: So many pairs, spread over the recording, are enough.
+_MOST_PAIRS = 200_000
+#: The pace of a host is that of so many pairs; it is known from so many stretches on, and no faster than this.
+_IN_STRETCH, _FEWEST_STRETCHES, _FASTEST = 100, 2, 0.2
+
+
+class EventKind(IntEnum):
+    """What is recorded."""
+
+    NOTE = 0
+    FUNCTION = 1
+    OPERATOR = 2
+    CALL = 3
+    LAUNCH = 4
+
+
+class Nested(NamedTuple):
+    """The host events of a rank, by thread and begin: `begin`, `end`, microseconds; `name`: its number; `kind`;
+    `parent`: the innermost event around each, -1 for none; [events].
+    """
+
+    thread: Int32s
+    begin: _CostFloats
+    end: _CostFloats
+    name: Int32s
+    kind: npt.NDArray[np.uint8]
+    parent: Int32s
+
+    @property
+    def siblings(self) -> _CostInts:
+        """The events that have no other inside and are followed by another of their kind and parent, by position."""
+        parent, kind = self.parent, self.kind
+        return np.flatnonzero((parent[1:] == parent[:-1]) & (parent[:-1] >= 0) & (kind[1:] == kind[:-1]))
+
+    def gap(self, before: _CostInts) -> _CostFloats:
+        """How long after each of these events the next one begins, microseconds."""
+        return np.maximum(self.begin[before + 1] - self.end[before], 0.0)
+
+
+def profiler_cost(events: Nested, pace: _CostFloats) -> ProfilerCost | None:
+    """Measure the cost of recording at the usual pace; None if there are too few operators. `pace`: `pace_of_host`."""
+    kind, name, parent, length = events.kind, events.name, events.parent, events.end - events.begin
+    siblings = events.siblings
+
+    def gap_between(what: EventKind) -> float:
+        before = siblings[kind[siblings] == what]
+        context = name[parent[before]] if what is EventKind.FUNCTION else name[before]
+        return _cheapest(events.gap(before) / pace[before], context, name[before + 1])
+
+    operator = gap_between(EventKind.OPERATOR)
+    if np.isnan(operator):
+        return None
+    launches = np.flatnonzero(kind == EventKind.LAUNCH)
+    last = launches[launches < len(kind) - 1]
+    last = last[(parent[last] >= 0) & (events.begin[last + 1] >= events.end[parent[last]])]
+    last = last[kind[parent[last]] == EventKind.OPERATOR]
+    behind = _or_0(_cheapest((events.end[parent[last]] - events.end[last]) / pace[last], name[parent[last]]))
+    leaves = np.flatnonzero((kind[:-1] == EventKind.FUNCTION) & (parent[1:] != np.arange(len(parent) - 1)))
+    function = _or_0(gap_between(EventKind.FUNCTION) + _cheapest(length[leaves] / pace[leaves], name[leaves]))
+    within = _SHARE_OF_LAUNCH * float(np.median(length[launches] / pace[launches])) if len(launches) else 0.0
+    launch = OF_GAP * (_SIDES * behind + within)
+    return ProfilerCost(
+        operator=1e-6 * OF_GAP * operator,
+        function=1e-6 * OF_FUNCTION_GAP * function,
+        call=1e-6 * OF_GAP * _or_0(gap_between(EventKind.CALL)),
+        launch=1e-6 * launch,
+        before_launch=1e-6 * (launch - behind - within),
+        in_launch=1e-6 * within,
+        stacks=bool((kind == EventKind.FUNCTION).any()),
+    )
+
+
+def recorded_before(events: Nested, cost: ProfilerCost | None, pace: _CostFloats) -> _CostFloats:
+    """Return what recording had cost the thread of each event before that, seconds, [events]; 0 if not known."""
+    kind, thread = events.kind, events.thread
+    if cost is None or not len(kind):
+        return np.zeros(len(kind))
+    each = np.array([0.0, cost.function, cost.operator, cost.call, cost.launch])[kind] * pace
+    total = np.cumsum(each) - each
+    begins = np.flatnonzero(np.diff(thread, prepend=thread[0] - 1))
+    total -= np.repeat(total[begins], np.diff(np.append(begins, len(kind))))
+    return np.asarray(total + np.where(kind == EventKind.LAUNCH, cost.before_launch * pace, 0.0))
+
+
+def pace_of_host(events: Nested) -> _CostFloats:
+    """How much longer gaps between events are now than usual, [events]: at times, others use the cores or caches.
+
+    Times in whole microseconds do not show it.
+    """
+    before, name = events.siblings, events.name
+    before = before[(events.kind[before] == EventKind.OPERATOR) | (events.kind[before] == EventKind.FUNCTION)]
+    stretches = len(before) // _IN_STRETCH
+    if stretches < _FEWEST_STRETCHES or not (events.begin % 1).any():
+        return np.ones(len(name))
+    gaps, key = events.gap(before), name[before].astype(np.int64) * (int(name.max()) + 1) + name[before + 1]
+    order = np.lexsort((gaps, key))
+    first = np.flatnonzero(np.diff(key[order], prepend=-1))
+    count = np.diff(np.append(first, len(order)))
+    usual = np.empty(len(before))
+    usual[order] = np.repeat(gaps[order][first + count // 2], count)
+    slower = np.divide(gaps, usual, out=np.ones(len(before)), where=usual > 0)
+    pace = np.median(slower[: stretches * _IN_STRETCH].reshape(stretches, _IN_STRETCH), axis=1)
+    stretch = np.minimum(np.searchsorted(before, np.arange(len(name))) // _IN_STRETCH, stretches - 1)
+    return np.asarray(np.maximum(pace, _FASTEST)[stretch])
+
+
+def _or_0(value: float) -> float:
+    return 0.0 if np.isnan(value) else float(value)
+
+
+def _cheapest(gaps: _CostFloats, *contexts: Int32s) -> float:
+    """Return the usual length of the shortest gaps, by context; nan if there are too few."""
+    if len(gaps) < _FEWEST_PAIRS:
+        return np.nan
+    spread = np.linspace(0, len(gaps) - 1, min(len(gaps), _MOST_PAIRS)).astype(np.int64)
+    gaps = gaps[spread]
+    key = contexts[0][spread].astype(np.int64)
+    for other in contexts[1:]:
+        key = key * (int(other.max()) + 1) + other[spread]
+    order = np.lexsort((gaps, key))
+    gaps, key = gaps[order], key[order]
+    first = np.flatnonzero(np.diff(key, prepend=key[0] - 1))
+    count = np.diff(np.append(first, len(key)))
+    rounded = not (gaps % 1).any()  # times in whole microseconds: only the mean of many tells
+    often = count >= min(_FEWEST_PAIRS if rounded else _FEWEST, int(count.max()))
+    first, count = first[often], count[often]
+    typical = (gaps[first + (count - 1) // 2] + gaps[first + count // 2]) / 2
+    if rounded:
+        total = np.append(0.0, np.cumsum(gaps))
+        typical = (total[first + count] - total[first]) / count
+    cheapest = np.argsort(typical, kind="stable")
+    enough = int(np.searchsorted(np.cumsum(count[cheapest]), _CHEAPEST * count.sum())) + 1
+    chosen = np.concatenate([gaps[first[one] : first[one] + count[one]] for one in cheapest[:enough].tolist()])
+    return float(chosen.mean() if rounded else np.median(chosen))

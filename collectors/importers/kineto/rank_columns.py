@@ -1,35 +1,48 @@
-"""A file's events as the GPU ops and calls of its ranks.
-
-In: `FileColumns`. Out: `RankColumns`, the only data that leaves the reading process. Launches are found by correlation;
-the operator, phase and step around a call, and since when its thread was busy, by time. It uses arrays only: importing
-a library of data frames would add a fifth of the time, and a third of the memory, of reading a file.
-"""
+"""Reads one file, in a separate process if there are several: its events as the GPU ops and calls of its ranks."""
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tracekit.collectors.importers.kineto.around_calls import CallThreads, marked_steps, pass_at, step_at
-from tracekit.collectors.importers.kineto.event_columns import RECORD_EVENT
-from tracekit.collectors.importers.kineto.event_tables import NO_ID, CollectiveArgs, FileColumns, Table, rows_of
-from tracekit.collectors.importers.kineto.host_names import (
+from tracekit.base.memory import reuse_large_arrays
+from tracekit.base.paths import Look
+from tracekit.base.processes import serve
+from tracekit.collectors.importers.kineto.event_columns import RECORD_EVENT, ColumnBuilder
+from tracekit.collectors.importers.kineto.event_tables import (
     ANNOTATION,
     BEGINS_CAPTURE,
+    CATEGORIES,
     COLLECTIVE_OPERATOR,
     ENDS_CAPTURE,
     HOST_COPY,
     LAUNCHES,
+    NO_ID,
     RUNS_ON_GPU,
     SYNCHRONISES,
+    CollectiveArgs,
+    FileColumns,
+    Table,
+    rows_of,
 )
-from tracekit.collectors.importers.kineto.host_work import HostWork, host_work
+from tracekit.collectors.importers.kineto.host_work import (
+    CallThreads,
+    HostWork,
+    host_work,
+    marked_steps,
+    pass_at,
+    step_at,
+)
+from tracekit.collectors.importers.kineto.json_events import EventStream
+from tracekit.collectors.importers.sniff import SQLITE
 from tracekit.trace.gpu_activity import Activity, LostOps
 
 #: At most so many points in time, and one, show how much memory is allocated.
@@ -341,3 +354,65 @@ def _recorded_waits(syncs: Table, calls: Table, all_calls: Table) -> Table:
         "waits_for_stream": np.append(syncs["waits_for_stream"], -1)[sync],
         "recorded_at": np.append(recorded_at, np.nan)[sync],
     }
+
+
+def read_file(path: Path) -> list[RankColumns]:
+    """Read the ranks of one file; empty if it has no events of torch.profiler. Raises FormatError."""
+    with _no_garbage_collection():
+        if Look(path).beginning(len(SQLITE)) == SQLITE:
+            from tracekit.collectors.importers.kineto.nsys import read_nsys  # most files are JSON
+
+            columns, header, said = read_nsys(path)
+            ranks = _ranks(path, columns, header, said)
+            # What is known of the cost of recording is torch.profiler's.
+            return [replace(one, work=replace(one.work, cost=None)) for one in ranks]
+        stream, builder = EventStream(path, CATEGORIES), ColumnBuilder()
+        for batch in stream:
+            builder.add(batch)
+        note = (
+            f"{path.name}: {stream.cut}; the part before was read, and only what all ranks have is compared: copy or"
+            " record it again for the rest"
+        )
+        cut = stream.cut is not None
+        return _ranks(path, builder.columns(), stream.header(), (note,) if cut else (), cut=cut, lost=stream.lost)
+
+
+def _ranks(
+    path: Path,
+    columns: FileColumns,
+    header: Mapping[str, Any],
+    notes: tuple[str, ...],
+    *,
+    cut: bool = False,
+    lost: int = 0,
+) -> list[RankColumns]:
+    """The ranks of a file of which `lost` events could not be read; they may be GPU ops."""
+    for count, what in (
+        (lost + columns.nameless, "damaged events were left out"),
+        (columns.absurd, "events with impossible times were left out"),
+        (columns.negative, "negative durations were set to 0"),
+    ):
+        if count:
+            notes = (*notes, f"{path.name}: {count} {what}")
+    ranks = ranks_of(columns, str(path), header, notes)
+    lost = max(lost - cut, 0)  # the event in which a file is cut off is not damaged
+    damaged = min(columns.damaged + lost / max(len(columns.gpu["ts"]) + lost, 1), 1.0)
+    return [replace(one, cut=cut, damaged=damaged) for one in ranks]
+
+
+def send_files() -> None:
+    """In a process of its own: for each path that it is asked for, its ranks."""
+    reuse_large_arrays()
+    serve(read_file)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Disable garbage collection: with millions of small objects without cycles, it would take longer than reading."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()

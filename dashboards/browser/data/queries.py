@@ -1,21 +1,18 @@
-"""Cached reads of a store for the dashboard.
-
-In: the path of a store. Out: frames, reports and traces of the newest window of each job. Results are computed when a
-window is added, so a page costs a lookup. A change of the store is noticed at the next call; cached data of a window
-stays valid, because a window never changes.
-"""
+"""Cached reads of a store and of the study next to it, for the dashboard."""
 
 from __future__ import annotations
 
 import json
 import logging
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -24,24 +21,23 @@ from msgspec import structs
 
 from tracekit.analysis.job.load import job_of
 from tracekit.analysis.job.pipeline import PipelineJob
-from tracekit.base.command_line import adding
 from tracekit.base.errors import NotStoredError, StoreError, TracekitError
+from tracekit.base.paths import adding
 from tracekit.base.text import nearest, short
-from tracekit.bill.account import run_of
-from tracekit.bill.run_account import advised
-from tracekit.bill.stored import account_of
-from tracekit.dashboards.browser.data.result_cache import ResultCache
+from tracekit.bill.account import account_of, advised, run_of
 from tracekit.dashboards.figures.lanes import lane_ops
-from tracekit.dashboards.figures.step_ops import StepOps, step_ops
+from tracekit.dashboards.figures.spans import StepOps, step_ops
 from tracekit.dashboards.figures.worker_map import WorkerMap
-from tracekit.report.applied import AppliedFix
+from tracekit.fleet.figures import CURVE, FleetFigures, counted_jobs, figures_of, quantiles
+from tracekit.fleet.recurring_culprits import FALSE_DISCOVERY_RATE, recurring_culprits
+from tracekit.fleet.study import Study
 from tracekit.report.compare import WorkerSteps
-from tracekit.report.plain_data import frame_of
+from tracekit.report.comparison import AppliedFix
+from tracekit.report.conclusions import RunVerdict
 from tracekit.report.report import Report
-from tracekit.report.rows import OfWorker
-from tracekit.report.run import RunVerdict
+from tracekit.report.tables import OfWorker, frame_of
 from tracekit.store import Store, StoredHang, TraceKind
-from tracekit.store.handling import IncidentChange
+from tracekit.store.incidents import IncidentChange
 from tracekit.store.live_tables import LiveTables
 from tracekit.trace.canonical import Trace
 
@@ -448,3 +444,101 @@ def _stored(row: dict[str, Any], report: Report | None) -> Stored:
 
 def _has_workers(row: dict[str, Any]) -> bool:
     return bool(row["kind"] != TraceKind.OPS)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetReport:
+    """Figures of a study. `curves`: quantiles as of `figures.quantiles`; `culprits`: recurring ones at that `rate`.
+
+    `jobs`: those that count, with `causes`, their kinds of cause; the job that loses most first.
+    """
+
+    name: str
+    figures: FleetFigures
+    curves: pl.DataFrame
+    culprits: pl.DataFrame
+    rate: float
+    jobs: pl.DataFrame
+
+
+class FleetStudy:
+    """The study in a folder. Its report stays in memory until the study changes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._study = Study(path)
+        self._making = threading.Lock()
+        self._kept: tuple[object, FleetReport] | None = None
+
+    def report(self) -> FleetReport:
+        """Return the report of the study as it is now. Raises StudyError if there is no study."""
+        with self._making:
+            state = self._study.state()
+            if self._kept is None or self._kept[0] != state:
+                self._kept = state, self._report()
+            return self._kept[1]
+
+    def of_job(self, job: str) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """Return the causes of a job, and its fixes that save something, by its number in the study."""
+        causes, fixes = (self._study.table(name).filter(pl.col("job") == job).collect() for name in ("causes", "fixes"))
+        return causes, fixes.drop_nulls("saved_gpu_hours")
+
+    def read_ahead(self) -> None:
+        """Build the report in the background, so that the first request finds it ready."""
+        threading.Thread(target=self._tried, daemon=True, name="fleet report").start()
+
+    def _tried(self) -> None:
+        with suppress(TracekitError):  # the page will show the error
+            self.report()
+
+    def _report(self) -> FleetReport:
+        jobs = counted_jobs(self._study)
+        causes = self._study.table("causes").group_by("job").agg(causes=pl.col("kind").unique()).collect()
+        return FleetReport(
+            self.path.name,
+            figures_of(self._study),
+            quantiles(jobs, CURVE),
+            recurring_culprits(self._study, FALSE_DISCOVERY_RATE),
+            FALSE_DISCOVERY_RATE,
+            jobs.join(causes, on="job", how="left").sort(
+                "lost_gpu_hours", "job", descending=[True, False], nulls_last=True
+            ),
+        )
+
+
+_Read = TypeVar("_Read")
+
+
+class ResultCache:
+    """The last `most` results, each read once: reading twice at a time takes twice the time and memory."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._keeping = threading.Lock()
+        self._results: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+        self._under_way: dict[tuple[Any, ...], threading.Lock] = {}
+
+    def __contains__(self, key: tuple[Any, ...]) -> bool:
+        with self._keeping:
+            return key in self._results
+
+    def get(self, key: tuple[Any, ...], read: Callable[[], _Read]) -> _Read:
+        """Return the result of `read`; read again only after eviction. Callers wait for a read in progress."""
+        with self._keeping:
+            if key in self._results:
+                self._results.move_to_end(key)
+                return cast("_Read", self._results[key])
+            reading = self._under_way.setdefault(key, threading.Lock())
+        with reading:
+            if key in self:
+                return self.get(key, read)
+            try:
+                result = read()
+            finally:
+                with self._keeping:
+                    self._under_way.pop(key, None)
+            with self._keeping:
+                self._results[key] = result
+                while len(self._results) > self._most:
+                    self._results.popitem(last=False)
+        return result

@@ -18,8 +18,7 @@ import polars as pl
 
 from tracekit.analysis.numeric.arrays import Ints
 from tracekit.dashboards.figures.lanes import LANE_OP
-from tracekit.dashboards.figures.spans import Line, Window
-from tracekit.dashboards.figures.step_ops import Replay, StepOps
+from tracekit.dashboards.figures.spans import Line, Replay, StepOps, Window
 from tracekit.trace.model import OpKind, Worker
 
 if TYPE_CHECKING:

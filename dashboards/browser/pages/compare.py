@@ -26,17 +26,17 @@ from tracekit.dashboards.browser.pages.compare_parts import (
     worker_panels,
 )
 from tracekit.dashboards.browser.pages.gpu_parts import gpu_changes
-from tracekit.dashboards.browser.ui.callbacks import answers
 from tracekit.dashboards.browser.ui.components import (
+    choice,
     guarded,
     href,
     note,
     panel,
     problem,
+    text_field,
 )
 from tracekit.dashboards.browser.ui.context import results
-from tracekit.dashboards.browser.ui.forms import choice, text_field
-from tracekit.dashboards.browser.ui.shell import job_page
+from tracekit.dashboards.browser.ui.shell import answers, job_page
 from tracekit.report.compare import (
     causes_of_jobs,
     causes_of_parts,

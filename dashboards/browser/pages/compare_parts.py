@@ -15,7 +15,6 @@ from dash.development.base_component import Component
 
 from tracekit.analysis.numeric.means import MeanDifference, difference_of_means
 from tracekit.base.text import seconds, short, sure, three_digits
-from tracekit.dashboards.browser.figures.before_after import costs, distributions, step_series, worker_map
 from tracekit.dashboards.browser.ui.components import (
     badge,
     figure_panel,
@@ -29,6 +28,7 @@ from tracekit.dashboards.browser.ui.components import (
     term,
 )
 from tracekit.dashboards.browser.ui.context import viewer
+from tracekit.dashboards.browser.ui.figures import costs, distributions, step_series, worker_map
 from tracekit.dashboards.browser.ui.sentences import Tone, cost_words, place_words
 from tracekit.dashboards.figures.worker_map import UNKNOWN, Ints
 from tracekit.report.compare import (

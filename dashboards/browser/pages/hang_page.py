@@ -8,11 +8,10 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from tracekit.analysis.hang.hang_report import waiting_ranks
-from tracekit.base.command_line import command
 from tracekit.base.errors import NotStoredError
+from tracekit.base.paths import command
 from tracekit.base.text import printable, ranks_text, short
-from tracekit.dashboards.browser.data.hang_graph import fold, node_table
-from tracekit.dashboards.browser.figures.wait_graph import graph_width, wait_graph
+from tracekit.dashboards.browser.data.hang_graph import fold, graph_width, node_table, wait_graph
 from tracekit.dashboards.browser.ui.components import figure_panel, href, inline_csv, note, panel, problem
 from tracekit.dashboards.browser.ui.context import results, viewer
 from tracekit.dashboards.browser.ui.shell import job_head, page

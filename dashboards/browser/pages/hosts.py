@@ -11,15 +11,14 @@ from dash import Input, clientside_callback, dcc, html
 from dash.development.base_component import Component
 
 from tracekit.base.text import counted, short
+from tracekit.dashboards.browser.data.life import cost_over_time, on_the_clock
 from tracekit.dashboards.browser.data.queries import Results
-from tracekit.dashboards.browser.figures.life import cost_over_time, on_the_clock
-from tracekit.dashboards.browser.ui.components import figure_panel, href, note, panel, row_table
+from tracekit.dashboards.browser.ui.components import figure_panel, href, note, panel, row_table, text_field
 from tracekit.dashboards.browser.ui.context import results, viewer
-from tracekit.dashboards.browser.ui.forms import text_field
 from tracekit.dashboards.browser.ui.sentences import Tone
 from tracekit.dashboards.browser.ui.shell import page
+from tracekit.report.conclusions import SMALLEST_ALARMING_SHARE
 from tracekit.report.finding import kind_words
-from tracekit.report.run import SMALLEST_ALARMING_SHARE
 
 #: A host is judged by so many of its newest jobs.
 LAST_JOBS = 9

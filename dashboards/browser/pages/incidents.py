@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from tracekit.dashboards.browser.ui.components import href, note, panel
-from tracekit.dashboards.browser.ui.context import results
-from tracekit.dashboards.browser.ui.incident_table import COLUMNS, ORDERS, handled, incident_table
+from tracekit.base.text import percent, printable, short
+from tracekit.dashboards.browser.ui.components import attributes, badge, folded, href, note, panel, row_table
+from tracekit.dashboards.browser.ui.context import results, viewer
+from tracekit.dashboards.browser.ui.sentences import Tone
 from tracekit.dashboards.browser.ui.shell import page
+from tracekit.live.incident_words import advice, evidence, handling, lasted, since_words
+from tracekit.store import HANG, Incident
+from tracekit.store.incidents import IncidentChange, muted_until, owner_of
 
 #: Incidents that are listed, of the open and of the closed ones.
 MOST_LISTED = 100
@@ -49,3 +56,91 @@ page(
     build,
     lambda reads, _: [partial(reads.incidents, only_open=True), reads.count_incidents],
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Handled:
+    """An incident, what people did about it, and its GPU-hours a day; None if the size of its job is unknown."""
+
+    incident: Incident
+    changes: tuple[IncidentChange, ...]
+    lost: float | None
+
+
+COLUMNS = ("Incident", "Job", "What", "Lost", "GPU-hours a day", "Owner", "Since", "Lasted")
+_FIGURES = (3, 4, 7)
+#: The orders of columns that can be sorted. Those that nobody takes come first.
+ORDERS: dict[str, Callable[[Handled], Any]] = {
+    "Job": lambda handled: handled.incident.job,
+    "Lost": lambda handled: -handled.incident.cause.share,
+    "GPU-hours a day": lambda handled: -(handled.lost or 0.0),
+    "Owner": lambda handled: owner_of(handled.changes) or "",
+    "Since": lambda handled: -handled.incident.began_s,
+    "Lasted": lambda handled: handled.incident.began_s,
+}
+
+
+def handled(incidents: Sequence[Incident]) -> list[Handled]:
+    """What is known of each."""
+    gpus: Mapping[str, int] = dict(results().jobs().select("name", "world_size").iter_rows()) if incidents else {}
+    return [Handled(one, results().handled(one.incident_id), _lost(one, gpus.get(one.job))) for one in incidents]
+
+
+def _lost(incident: Incident, gpus: int | None) -> float | None:
+    if gpus is None and incident.cause.kind == HANG:  # before the job had a trace
+        gpus = next((one.report.get("world_size") for one in results().hangs(incident.job)), None)
+    return None if gpus is None else 24 * gpus * incident.cause.share
+
+
+def incident_table(rows: Sequence[Handled], heads: Sequence[Any] = COLUMNS, *, of_job: bool = False) -> Component:
+    """One row per incident; an open one names the culprit and what to do, and can be acknowledged. `of_job`: on a page
+    about their job, which rows then do not name.
+    """
+    shown = [[*heads], *map(_row, rows)]
+    for cells in shown if of_job else ():
+        del cells[COLUMNS.index("Job")]
+    return row_table(shown[0], shown[1:], "Incidents", [column - of_job for column in _FIGURES])
+
+
+def _row(handled: Handled) -> list[Any]:
+    incident, is_open = handled.incident, handled.incident.closed_at is None
+    path, asked = evidence(incident)
+    what: list[Component] = [
+        html.Div(dcc.Link(printable(incident.cause.what), href=href(path, **asked), className="incident"))
+    ]
+    if is_open:
+        advised = {title: html.Div([html.B(f"{title}: "), printable(text)]) for title, text in advice(incident)}
+        first = [advised.pop(title) for title in ("Who", "Do") if title in advised]
+        what += [html.Div(first, className="note"), *([folded("More", *advised.values())] if advised else [])]
+    history = [html.Div(words, className="note") for words in handling(handled.changes, viewer().moment)]
+    what += [*([folded(f"Earlier: {len(history) - 1}", *history[:-1])] if history[1:] else []), *history[-1:]]
+    return [
+        [f"{incident.incident_id} ", *_state(handled)],
+        dcc.Link(short(incident.job), href=href("/job", job=incident.job)),
+        what,
+        percent(incident.cause.share),
+        "-" if handled.lost is None else f"{handled.lost:,.1f}",
+        [html.Span(short(owner_of(handled.changes) or "none")), *([" ", _button(handled)] if is_open else [])],
+        since_words(incident, viewer().moment),
+        [lasted(incident), html.Div(printable(incident.closed_because or ""), className="note")],
+    ]
+
+
+def _state(handled: Handled) -> list[Component]:
+    """Whether an open incident is muted, or nobody has taken it yet; whether a closed one may come back."""
+    if handled.incident.closed_at is not None:
+        settled = handled.incident.settled
+        return [badge("closed" if settled else "may come back", Tone.GOOD if settled else Tone.UNSURE, loud=False)]
+    if muted_until(handled.changes, time.time()) is not None:
+        return [badge("muted", Tone.UNSURE, loud=False)]
+    return [] if handled.changes else [badge("new", Tone.BAD, loud=True)]
+
+
+def _button(handled: Handled) -> Component:
+    number, words = str(handled.incident.incident_id), "Change" if handled.changes else "Acknowledge"
+    dialog = {
+        "data_handle": number,
+        "data_job": short(handled.incident.job),
+        "data_owner": owner_of(handled.changes) or "",
+    }
+    return html.Button(words, className="chip-button", **attributes(**dialog, aria_label=f"{words} incident {number}"))

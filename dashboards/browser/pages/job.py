@@ -1,26 +1,34 @@
-"""Job: the answer first, with small pictures of workers, steps or GPUs beside it; then why, and what each fix saves.
-
-The same for a job of any source; only pipelines have workers, to which the page then links.
-"""
+"""Job: the answer first, with small pictures of workers, steps or GPUs, then findings, windows and the run."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import polars as pl
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from tracekit.base.text import code_name, percent_sure, printable, seconds, short, sure, with_error
+from tracekit.base.text import (
+    code_name,
+    main_clause,
+    percent_sure,
+    printable,
+    seconds,
+    short,
+    sure,
+    three_digits,
+    with_error,
+)
 from tracekit.dashboards.browser.data.queries import Stored
-from tracekit.dashboards.browser.pages.gpu_parts import gpu_panels
-from tracekit.dashboards.browser.pages.job_parts import fix_levels, hero, pictures
-from tracekit.dashboards.browser.pages.job_windows import history, open_incidents, window_bar
-from tracekit.dashboards.browser.pages.run_parts import run_panel
-from tracekit.dashboards.browser.pages.section_parts import pictures_of_sections, sections
-from tracekit.dashboards.browser.ui.charts import waterfall
+from tracekit.dashboards.browser.pages.gpu_parts import gpu_panels, pictures_of_sections, ranks_picture, sections
+from tracekit.dashboards.browser.pages.incidents import handled, incident_table
+from tracekit.dashboards.browser.ui.charts import Level, steps_picture, waterfall, worker_cells
 from tracekit.dashboards.browser.ui.components import (
+    attributes,
+    badge,
     folded,
     folded_panel,
     href,
@@ -29,10 +37,34 @@ from tracekit.dashboards.browser.ui.components import (
     row_table,
     term,
 )
-from tracekit.dashboards.browser.ui.context import results, viewer
-from tracekit.dashboards.browser.ui.sentences import advised, cost_words, costs_time, fix_place, place_words
+from tracekit.dashboards.browser.ui.context import chosen_window, results, viewer
+from tracekit.dashboards.browser.ui.sentences import (
+    Tone,
+    advised,
+    cost_words,
+    costs_time,
+    first_action,
+    fix_place,
+    headline,
+    node_words,
+    place_words,
+    run_headline,
+    why_no_advice,
+)
 from tracekit.dashboards.browser.ui.shell import job_page
-from tracekit.report.conclusions import Finding, Fix
+from tracekit.dashboards.words import (
+    coverage_words,
+    elsewhere_words,
+    run_advice,
+    run_of_several,
+    share_words,
+    since_words,
+    steps_words,
+    times_words,
+    who_words,
+)
+from tracekit.report.conclusions import Finding, Fix, RunCause, RunVerdict, State
+from tracekit.report.finding import kind_words
 from tracekit.report.report import Report
 
 #: Causes that are shown at once.
@@ -214,3 +246,256 @@ job_page(
     lambda reads, texts: [partial(reads.worker_map, texts["job"])],
     any_job=True,
 )
+
+
+#: A label, its sentence, and the link to where its figures can be seen.
+AnswerRow = tuple[str, str | None, Component | None]
+
+
+def hero(stored: Stored, report: Report) -> Component:
+    """What, who, why, what to do first, what that saves, and whether to believe it: each with the way to see it."""
+    verdict, trust = headline(report), report.trust
+    now = "Now: " if run_of_several(report) else ""
+    rows = [row for row in _rows(stored, report) if row[1]]
+    parts: list[Any] = [
+        html.P(f"{now}{verdict.sentence}", className="verdict"),
+        _action(stored, report),
+        html.Dl(
+            [part for label, words, link in rows for part in (html.Dt(label), html.Dd([words, " ", link]))],
+            className="answer",
+        ),
+    ]
+    if not trust.trustworthy:
+        reasons = "; ".join(map(short, trust.reasons))
+        parts.append(html.P(["Do not trust these figures: ", reasons], className="warning"))
+    return html.Section(parts, className=f"panel hero {verdict.tone}", **attributes(aria_label="The answer"))
+
+
+def _action(stored: Stored, report: Report) -> Component:
+    """What to do first, and what that gives back; or why nothing is advised."""
+    action = first_action(report)
+    if action is None:
+        healthy = headline(report).tone is Tone.GOOD
+        nothing = "Nothing to do in this window." if stored.windows > 1 else "Nothing to do."
+        said = nothing if healthy else f"No advice: {why_no_advice(report)}."
+        return html.Div(html.P(said), className="action")
+    first = html.P([html.Span("Do this first: ", className="label"), html.B(action[0])])
+    then = [f"{words.rstrip('.')}." for words in (action[1], node_words(report)) if words]
+    parts = [*then, way(stored, "price other fixes", "/whatif")]
+    return html.Div([first, html.P([each for part in parts for each in (part, " ")])], className="action")
+
+
+def _rows(stored: Stored, report: Report) -> list[AnswerRow]:
+    """Label, sentence, and the link to where its figures can be seen."""
+    answer = report.answer
+    step = report.worst_step.step if report.by_step else None
+    trust = f"{'yes' if report.trust.trustworthy else 'NO'}: {answer.trust}"
+    path = way(
+        stored,
+        "critical path of the slowest step",
+        "/timeline",
+        step=step,
+        critical="yes",
+    )
+    why, since = answer.why, since_words(report, viewer().zone)
+    if why and main_clause(why) in answer.headline:
+        why = None
+    return [
+        (
+            "Who",
+            answer.who and answer.who + since,
+            way(stored, "worker map", "/workers", worker=culprit(report)),
+        ),
+        ("Why", why, path),
+        ("Costs", answer.cost, path if why is None else way(stored, "steps", "/workers")),
+        ("More to check", answer.check, None),
+        ("Run", others_note(stored, report), None),
+        ("Trust", trust, None),
+        *((remark.name, remark.words, None) for remark in report.remarks),
+    ]
+
+
+def way(stored: Stored, words: str, path: str, **state: object) -> Component | None:
+    """A link to a page of the job that is about workers; None if the job has none."""
+    return dcc.Link(words, href=href(path, job=stored.name, **state), className="way") if stored.has_workers else None
+
+
+def culprit(report: Report) -> str | None:
+    """The worker of the costliest cause that sits on one, as addresses write it."""
+    culprits = report.answer.culprits
+    return f"{culprits[0].dp_rank},{culprits[0].pp_rank}" if culprits else None
+
+
+def pictures(stored: Stored, report: Report) -> list[Component]:
+    """Beside the answer: the worker map and the steps, small, or the GPU time of the ranks."""
+    if not stored.has_workers:
+        return ranks_picture(stored, report)
+    worker_map = results().worker_map(stored.name)
+    parts = [panel("Steps", steps_picture(report.by_step, stored.name))]
+    if worker_map.slowdown.size > 1:
+        parts.insert(0, panel("Workers", worker_cells(worker_map, stored.name)))
+    return [html.Div(parts, className="pictures")]
+
+
+def fix_levels(stored: Stored, report: Report) -> list[Level]:
+    """Recorded, each fix of the best combination on top of those before it, and what is left; empty without one."""
+    fixes = [fix for fix in report.fixes if fix.kind == "combination" and fix.withheld is None]
+    if not fixes:
+        return []
+
+    def page(path: str) -> str | None:
+        return href(path, job=stored.name) if stored.has_workers else None
+
+    step_s, theme = report.step_time_s.recorded, viewer().theme
+    levels = [Level("Recorded", 0, step_s, theme.recorded, seconds(step_s), page("/workers"))]
+    doubtful = {fix.title for fix in report.fixes if fix.withheld is not None}
+    for fix in fixes[0].details["sequence"]:
+        saved_s = fix["marginal_saved_s"]
+        title = f"{fix['title']} (not promised alone)" if fix["title"] in doubtful else fix["title"]
+        levels.append(Level(title, step_s, step_s - saved_s, theme.changed, f"-{seconds(saved_s)}", page("/whatif")))
+        step_s -= saved_s
+    return [*levels, Level("With these fixes", 0, step_s, theme.changed, seconds(step_s), page("/whatif"))]
+
+
+#: Windows that are counted around the one shown, and those that are listed with their headline.
+MOST_AROUND, MOST_LISTED = 60, 20
+#: A watched job is stale after so many lengths of a window and so long, seconds: as `TracekitStoppedReporting` is due.
+STALE_WINDOWS, STALE_S = 5, 60.0
+
+
+def window_bar(stored: Stored) -> list[Component]:
+    """Which window this is, when the newest came, and the way to the others."""
+    live = next(results().live_jobs().filter(pl.col("name") == stored.name).iter_rows(named=True), None)
+    if live is None or (stored.windows < 2 and not live["watched"] and live["ending"] is None):
+        return []
+    rows = results().history(stored.name, MOST_AROUND, stored.window).to_dicts()
+    numbers = [row["number"] for row in rows]
+    shown = next((row for row in rows if row["number"] == stored.window), None)
+    steps = "" if shown is None else f", steps {shown['first_step']} to {shown['last_step']}"
+    earlier = max((number for number in numbers if number < stored.window), default=None)
+    later = min((number for number in numbers if number > stored.window), default=None)
+    newest = "" if numbers[-1] == live["number"] else f"; the newest is {live['number']}"
+    parts: list[Any] = [
+        _way("Earlier window", stored.name, earlier),
+        html.B(f"Window {stored.window} of {numbers[0]} to {numbers[-1]}{newest}{steps}"),
+        _way("Later window", stored.name, later),
+        _age(live),
+    ]
+    if chosen_window(stored.name) is not None:
+        parts.append(dcc.Link("Newest window", href=href("/job", job=stored.name, window=None)))
+    return [
+        html.Section(
+            html.Div(parts, className="window-way"),
+            className="panel windows",
+            **attributes(aria_label="Windows of this job", data_window=str(stored.window)),
+        )
+    ]
+
+
+def _way(words: str, job: str, window: int | None) -> Component:
+    if window is None:
+        return html.Span(words, className="note")
+    return dcc.Link(words, href=href("/job", job=job, window=window))
+
+
+def _age(live: dict[str, Any]) -> Component:
+    """How old the newest window is; a badge once no window has come for too long."""
+    if not live["watched"]:
+        ending = printable(live["ending"] or "ended")
+        return html.Span(f"{ending}; the last window came {viewer().moment(live['added_at'])}", className="note")
+    stale_after = STALE_WINDOWS * ((live["ended_at"] or 0.0) - (live["started_at"] or 0.0)) + STALE_S
+    age = max(time.time() - live["added_at"], 0.0)  # of another machine, whose clock may be ahead
+    stale = age > stale_after
+    return html.Span(
+        f"{'stale' if stale else 'live'}: newest window {_span(age)} ago",
+        className=f"badge {'slow loud' if stale else 'fine'}",
+        **attributes(data_added_at=f"{live['added_at']:.3f}", data_stale_after=f"{stale_after:.3f}"),
+    )
+
+
+def _span(age_s: float) -> str:
+    """A time span in its largest unit, as assets/live.js writes it."""
+    units = (("days", 86400), ("h", 3600), ("min", 60))
+    unit, each_s = next((pair for pair in units if age_s >= 2 * pair[1]), ("s", 1))
+    return f"{age_s // each_s:.0f} {unit}"
+
+
+def open_incidents(stored: Stored) -> list[Component]:
+    """What goes on in the job, with what to do: it leads the page."""
+    incidents = results().incidents(stored.name, only_open=True)
+    return [panel("Open incident", incident_table(handled(incidents), of_job=True))] if incidents else []
+
+
+def history(stored: Stored) -> list[Component]:
+    """What each of the last windows showed, and the incidents of the job that are over."""
+    incidents = [one for one in results().incidents(stored.name) if one.closed_at is not None]
+    parts = []
+    if incidents:
+        parts.append(panel("Closed incidents of this job", incident_table(handled(incidents), of_job=True)))
+    if stored.windows < 2:
+        return parts
+    rows = [
+        [
+            dcc.Link(f"{row['number']}", href=href("/job", job=stored.name, window=row["number"])),
+            f"{row['first_step']} to {row['last_step']}",
+            viewer().moment(row["added_at"]),
+            "-" if row["share"] is None else f"{row['share']:z.1%}",
+            printable(row["headline"] or row["problem"] or "not analysed"),
+        ]
+        for row in reversed(results().history(stored.name, MOST_LISTED).to_dicts())
+    ]
+    heads = ("Window", "Steps", "Stored", "Lost", "What it showed")
+    return [*parts, panel("History", row_table(heads, rows, "Windows of this job", numbers=(3,)))]
+
+
+_HEADS = ("Cause", "Where", "Lost", "GPU-hours", "Steps", "When", "State")
+_TONES = {State.OPEN: Tone.BAD, State.OVER: Tone.GOOD, State.ENDED: Tone.UNSURE}
+
+
+def run_panel(stored: Stored, report: Report) -> list[Component]:
+    """The first sentence about the run, what to do first, and its causes; nothing if the page is about one window."""
+    run, verdict = run_of_several(report), run_headline(report, viewer().zone)
+    if run is None or verdict is None:
+        return []
+    parts: list[Any] = [html.P(verdict.sentence, className="verdict")]
+    if (advice := run_advice(run, report)) is not None:
+        parts.append(html.P([html.Span("Do: ", className="label"), html.B(printable(advice))], className="action"))
+    if run.causes:
+        parts.append(_run_causes(stored.name, run))
+    if covers := coverage_words(run):
+        parts.append(note(f"Covers {covers}."))
+    return [html.Section(parts, className=f"panel hero {verdict.tone}", **attributes(aria_label="The run"))]
+
+
+def others_note(stored: Stored, report: Report) -> str | None:
+    """What other windows of the run name, for the page of one window."""
+    if stored.windows < 2 or report.run:
+        return None
+    run = results().run(stored.name)
+    return None if run is None else elsewhere_words(run, report)
+
+
+def _run_causes(job: str, run: RunVerdict) -> Component:
+    """The causes that were large in some window; the others folded, so that all of them add up to the bill."""
+    rows = [_row(job, cause) for cause in run.alarming]
+    small = [_row(job, cause) for cause in run.causes if cause not in run.alarming]
+    parts = [row_table(_HEADS, rows, "What the run lost", (2, 3))] if rows else []
+    total = f"{three_digits(run.gpu_hours_lost)} GPU-hours lost in all, {share_words(run, run.lost_s)}"
+    if small:
+        parts.append(folded(f"{len(small)} smaller; {total}", row_table(_HEADS, small, "Smaller losses", (2, 3))))
+    elif len(rows) > 1:
+        parts.append(note(f"{total}."))
+    return html.Div(parts)
+
+
+def _row(job: str, cause: RunCause) -> list[Any]:
+    name = kind_words(cause.cause)
+    return [
+        dcc.Link(name, href=href("/job", job=job, window=cause.worst_window)),
+        who_words(cause) if cause.ranks else "whole job",
+        f"{cause.lost_share:.1%}",
+        three_digits(cause.gpu_hours_lost),
+        short(steps_words(cause)),
+        times_words(cause, viewer().zone) or "-",
+        badge(str(cause.state).replace("-", " "), _TONES[cause.state], loud=cause.state is State.OPEN),
+    ]

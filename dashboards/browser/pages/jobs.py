@@ -18,22 +18,18 @@ from dash.development.base_component import Component
 
 from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE
 from tracekit.analysis.detectors.all_detectors import detector_of
-from tracekit.base.command_line import adding, command
 from tracekit.base.errors import SelectionError
+from tracekit.base.paths import adding, command
 from tracekit.base.text import counted, printable, ranks_text, short
-from tracekit.dashboards.browser.pages.job_card import hang_card, job_card
-from tracekit.dashboards.browser.ui.charts import trend
-from tracekit.dashboards.browser.ui.components import attributes, badge, href, note, panel, row_table
+from tracekit.dashboards.browser.data.queries import Stored
+from tracekit.dashboards.browser.ui.charts import step_bars, trend
+from tracekit.dashboards.browser.ui.components import Views, attributes, badge, href, note, panel, row_table, text_field
 from tracekit.dashboards.browser.ui.context import gpu_hour, results, viewer
-from tracekit.dashboards.browser.ui.drawn import Views
-from tracekit.dashboards.browser.ui.forms import text_field
-from tracekit.dashboards.browser.ui.sentences import Tone
-from tracekit.dashboards.browser.ui.share import xlsx
-from tracekit.dashboards.browser.ui.shell import page
-from tracekit.dashboards.run_words import run_kind, run_sentence, who_words
-from tracekit.fleet.rows import TEAM_KEYS
-from tracekit.report.finding import kind_words
-from tracekit.report.verdict import UNNAMED, LossKind
+from tracekit.dashboards.browser.ui.sentences import Tone, first_action, headline, run_headline, why_no_advice
+from tracekit.dashboards.browser.ui.shell import page, xlsx
+from tracekit.dashboards.words import run_advice, run_kind, run_of_several, run_sentence, who_words
+from tracekit.fleet.analyse import TEAM_KEYS
+from tracekit.report.finding import UNNAMED, LossKind, kind_words
 from tracekit.store import HANG, Incident
 
 #: Rows of a part of the table, cards above it, and values of a facet.
@@ -370,3 +366,45 @@ def _cells(row: dict[str, Any], shares: Sequence[float]) -> dict[str, Component]
 
 
 page(__name__, "/", "Jobs", build, lambda reads, _: [reads.jobs, reads.live_jobs])
+
+
+def job_card(stored: Stored) -> Component:
+    """One job."""
+    report = stored.report
+    link = dcc.Link(html.Bdi(short(stored.name)), href=href("/job", job=stored.name))
+    if report is None:  # the list of jobs says more than the report, which is gone or of an older version
+        return html.Article(html.Header([html.H3(link), note(stored.problem)]), className="job-card")
+    verdict, steps = run_headline(report, viewer().zone) or headline(report), report.by_step
+    run = run_of_several(report)
+    of_run = None if run is None else run_advice(run, report)
+    action, saves = first_action(report) or (f"no advice: {why_no_advice(report)}", "")
+    action, saves = (action, saves) if of_run is None else (of_run, "")
+    lines = [html.Dt("Do first"), html.Dd(html.B(action))]
+    lines += [html.Dt("Saves"), html.Dd(saves.removeprefix("saves "))] if saves else []
+    picture = [step_bars(steps, stored.name, links=False)] if len(steps) > 1 else []
+    return _card([html.H3(link), *picture], verdict.badge, verdict.tone, verdict.sentence, lines)
+
+
+def hang_card(incident: Incident) -> Component:
+    """A job that hangs."""
+    cause = incident.cause
+    link = dcc.Link(html.Bdi(short(incident.job)), href=href("/hang", job=incident.job))
+    lines = [
+        html.Dt("Who"),
+        html.Dd(printable(cause.who)),
+        html.Dt("Do first"),
+        html.Dd(html.B(printable(cause.check))),
+    ]
+    return _card([html.H3(link)], cause.kind, Tone.BAD, printable(cause.what), lines)
+
+
+def _card(head: list[Component], label: str, tone: Tone, sentence: str, lines: list[Component]) -> Component:
+    return html.Article(
+        [
+            html.Header(head),
+            badge(label, tone, loud=True),
+            html.P(sentence, className="what"),
+            html.Dl(lines, className="answer"),
+        ],
+        className=f"job-card {tone}",
+    )

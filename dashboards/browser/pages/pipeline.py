@@ -10,9 +10,8 @@ from dash.development.base_component import Component
 from msgspec import Struct
 
 from tracekit.analysis.bubbles.picture import WAITS_FOR, DrawnSchedule, draw_step, timeline_of
-from tracekit.analysis.job.best_plans import optimize_job
+from tracekit.analysis.job.best_plans import PLAN_HEADS, moves_words, optimize_job, plan_row, sentence, settings_words
 from tracekit.analysis.job.bubbles_words import summary
-from tracekit.analysis.job.plan_words import PLAN_HEADS, moves_words, plan_row, sentence, settings_words
 from tracekit.base.errors import LayoutError, SelectionError, TracekitError
 from tracekit.base.text import seconds
 from tracekit.dashboards.browser.data.queries import Stored
@@ -28,8 +27,7 @@ from tracekit.dashboards.browser.ui.components import (
 )
 from tracekit.dashboards.browser.ui.context import results, viewer
 from tracekit.dashboards.browser.ui.shell import job_page
-from tracekit.dashboards.figures.plan_front import plan_front
-from tracekit.dashboards.figures.sections import timeline
+from tracekit.dashboards.figures.charts import plan_front, timeline
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved:chunks=2", "zb-h1")
 #: Steps and DP ranks to choose from.

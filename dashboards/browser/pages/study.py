@@ -12,11 +12,10 @@ from dash import dcc, html
 from dash.development.base_component import Component
 from msgspec import structs
 
-from tracekit.base.command_line import adding
 from tracekit.base.errors import StoreError
+from tracekit.base.paths import adding
 from tracekit.base.text import short
-from tracekit.dashboards.browser.data.fleet_study import FleetReport, FleetStudy
-from tracekit.dashboards.browser.figures.slowdown_curves import distribution
+from tracekit.dashboards.browser.data.queries import FleetReport, FleetStudy
 from tracekit.dashboards.browser.ui.components import (
     figure_panel,
     folded,
@@ -28,6 +27,7 @@ from tracekit.dashboards.browser.ui.components import (
     row_table,
 )
 from tracekit.dashboards.browser.ui.context import gpu_hour, results, study, viewer
+from tracekit.dashboards.browser.ui.figures import distribution
 from tracekit.dashboards.browser.ui.sentences import Tone
 from tracekit.dashboards.browser.ui.shell import page
 from tracekit.dashboards.words import figure_columns
@@ -41,8 +41,8 @@ from tracekit.fleet.words import (
     hours,
     tables,
 )
-from tracekit.report.applied import AppliedFix
-from tracekit.report.section import Table
+from tracekit.report.comparison import AppliedFix
+from tracekit.report.tables import Table
 
 #: Jobs that are listed, and rows of a table on the first screen.
 MOST_JOBS, MOST_ROWS = 5, 4

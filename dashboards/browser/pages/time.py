@@ -12,13 +12,20 @@ from dash import Input, Output, State, clientside_callback, dcc, html
 from dash.development.base_component import Component
 
 from tracekit.base.text import seconds, short
-from tracekit.dashboards.browser.data.life import Event, Life, read_differences, read_life
+from tracekit.dashboards.browser.data.life import (
+    Event,
+    Life,
+    happened,
+    losses,
+    on_the_clock,
+    rates,
+    read_differences,
+    read_life,
+)
 from tracekit.dashboards.browser.data.queries import Stored
-from tracekit.dashboards.browser.figures.life import happened, losses, on_the_clock, rates
-from tracekit.dashboards.browser.ui.callbacks import answers
 from tracekit.dashboards.browser.ui.components import figure_panel, guarded, href, note, panel, row_table
 from tracekit.dashboards.browser.ui.context import chosen_range, results, viewer
-from tracekit.dashboards.browser.ui.shell import job_page
+from tracekit.dashboards.browser.ui.shell import answers, job_page
 from tracekit.report.finding import kind_words
 
 #: Events that are listed below their figure.

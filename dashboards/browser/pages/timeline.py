@@ -27,9 +27,8 @@ from tracekit.dashboards.browser.data.timeline_state import (
     TimelineState,
     state_of,
 )
-from tracekit.dashboards.browser.ui.components import attributes, href, panel, term
+from tracekit.dashboards.browser.ui.components import attributes, choice, href, menu, panel, term, text_field
 from tracekit.dashboards.browser.ui.context import results, viewer
-from tracekit.dashboards.browser.ui.forms import choice, menu, text_field
 from tracekit.dashboards.browser.ui.shell import job_page
 from tracekit.dashboards.figures.lanes import LEVEL_STEP, LEVELS, LEVELS_OF_RL
 from tracekit.dashboards.figures.theme import CLASSES, ink_on, legend

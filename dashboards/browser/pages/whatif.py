@@ -15,13 +15,14 @@ from dash.development.base_component import Component
 from dash.exceptions import PreventUpdate
 
 from tracekit.base.errors import SelectionError, StoreError, TracekitError
-from tracekit.dashboards.browser.data.gpu_questions import GpuQuestion, gpu_questions
 from tracekit.dashboards.browser.data.queries import Stored
-from tracekit.dashboards.browser.data.replays import Rejected
-from tracekit.dashboards.browser.data.whatif_query import (
+from tracekit.dashboards.browser.data.replays import (
     LONGEST_ADDRESS,
     ChosenOps,
+    GpuQuestion,
     QueryAction,
+    Rejected,
+    gpu_questions,
     kept_text,
     read_kept,
     read_query,
@@ -36,11 +37,9 @@ from tracekit.dashboards.browser.pages.whatif_parts import (
     kept_panel,
     losses,
 )
-from tracekit.dashboards.browser.ui.callbacks import answers
-from tracekit.dashboards.browser.ui.components import attributes, note, panel, told
+from tracekit.dashboards.browser.ui.components import attributes, choice, note, panel, text_field, told
 from tracekit.dashboards.browser.ui.context import replays, results
-from tracekit.dashboards.browser.ui.forms import choice, text_field
-from tracekit.dashboards.browser.ui.shell import job_page
+from tracekit.dashboards.browser.ui.shell import answers, job_page
 from tracekit.report.report import Report
 
 #: How long the first view waits for answers that are not there yet; then the page asks again (assets/whatif.js).

@@ -14,18 +14,23 @@ from dash import html
 from dash.development.base_component import Component
 
 from tracekit.base.text import cost_alone, seconds, sure, with_error
-from tracekit.dashboards.browser.data.gpu_questions import RANKS, GpuQuestion
-from tracekit.dashboards.browser.data.replays import Pending, Phase, Rejected, Status, WhatifAnswer
-from tracekit.dashboards.browser.data.whatif_query import (
+from tracekit.dashboards.browser.data.replays import (
     MOST_KEPT,
+    RANKS,
+    GpuQuestion,
+    Pending,
+    Phase,
     QueryAction,
+    Rejected,
+    Status,
+    WhatifAnswer,
     WhatifQuery,
     kept_text,
     query_of,
     worker_words,
 )
-from tracekit.dashboards.browser.figures.scenario_bars import StepBar, scenario_times
 from tracekit.dashboards.browser.ui.components import (
+    GPU_REASONS,
     attributes,
     figure_parts,
     folded,
@@ -37,7 +42,7 @@ from tracekit.dashboards.browser.ui.components import (
     term,
 )
 from tracekit.dashboards.browser.ui.context import viewer
-from tracekit.dashboards.browser.ui.glossary import GPU_REASONS
+from tracekit.dashboards.browser.ui.figures import StepBar, scenario_times
 from tracekit.report.report import Report
 
 #: Workers, places or op kinds that are listed: so many, if they cost this share of the step.

@@ -19,7 +19,7 @@ from tracekit.dashboards.browser.ui.components import attributes, href
 from tracekit.dashboards.browser.ui.context import viewer
 from tracekit.dashboards.figures.theme import ink_on
 from tracekit.dashboards.figures.worker_map import LEVELS, Pooled, WorkerMap, pool
-from tracekit.report.rows import OfStep
+from tracekit.report.tables import OfStep
 
 #: The largest small map (DP ranks, stages), and the most cells of a map that shows figures.
 MOST_ROWS, MOST_COLUMNS, FIGURED_CELLS = 32, 32, 128

@@ -1,15 +1,11 @@
-"""Building blocks of the pages: panels, terms with their definitions, tables, figures with tables.
-
-In: text, frames, figures. Out: Dash components. Every text is a child or a prop, never markup: names of jobs and hosts
-are untrusted.
-"""
+"""Building blocks of the pages: panels, tables, controls, figures that our assets draw, terms defined."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import wraps
-from typing import Any, ParamSpec
+from typing import Any, ClassVar, Final, ParamSpec
 from urllib.parse import quote, urlencode
 
 import plotly.graph_objects as go
@@ -18,11 +14,10 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from tracekit.base.errors import NotStoredError, TracekitError
-from tracekit.base.safe_csv import safe_csv
 from tracekit.dashboards.browser.ui.context import chosen_range, chosen_window, prefixed
-from tracekit.dashboards.browser.ui.drawn import Chart, Folded, drawing
-from tracekit.dashboards.browser.ui.glossary import GLOSSARY
 from tracekit.dashboards.browser.ui.sentences import Tone
+from tracekit.report.tables import safe_csv
+from tracekit.trace.gpu_activity import IdleReason
 
 Children = Component | str | None | Sequence[Any]
 _Arguments = ParamSpec("_Arguments")
@@ -254,3 +249,169 @@ def shown(value: Any) -> str | Component:
     if isinstance(value, float):
         return f"{value:,.4g}" if abs(value) < 1e5 else f"{value:,.0f}"
     return value if isinstance(value, Component) else str(value)
+
+
+def text_field(
+    name: str,
+    label: Any,
+    value: str,
+    *,
+    placeholder: str = "",
+    wait_s: float | bool = False,
+    style: str = "",
+    suggestions: Sequence[str] = (),
+    sent_as: str = "",
+) -> Component:
+    """A text field. `wait_s`: delay from the last key to sending; True: send on Enter or on leaving the field.
+
+    `suggestions`: those of the browser; any other text is allowed too. `sent_as`: its name in the form around it.
+    """
+    offered = html.Datalist([html.Option(value=each) for each in suggestions], id=f"{name}-known")
+    line = dcc.Input(
+        id=name,
+        value=value,
+        type="text",
+        placeholder=placeholder,
+        debounce=wait_s,
+        autoComplete="off",
+        spellCheck=False,
+        name=sent_as or None,
+        list=f"{name}-known" if suggestions else None,
+    )
+    parts = [html.Span(label, className="field-label"), line, *([offered] if suggestions else [])]
+    return html.Label(parts, className=f"text-field {style}")
+
+
+def choice(name: str, label: str, options: Mapping[str, str], value: str | Sequence[str]) -> Component:
+    """Radio buttons; checkboxes if `value` is a list. `options`: label by value."""
+    buttons = Choice(id=name, options=_items(options), value=value)
+    return html.Fieldset([html.Legend(label, className="field-label"), buttons], className="choice")
+
+
+def menu(name: str, label: str, options: Mapping[str, str], value: str) -> Component:
+    """A drop-down list."""
+    select = Menu(id=name, options=_items(options), value=value)
+    return html.Label([html.Span(label, className="field-label"), select], className="menu")
+
+
+def _items(options: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"value": value, "label": label} for value, label in options.items()]
+
+
+def scale(name: str, label: str, most: int, value: int) -> Component:
+    """A slider from 0 to `most` that sends its value while dragged. `label`: text for screen readers."""
+    knob = dcc.Input(id=name, type="range", min=0, max=most, step=1, value=value)
+    return html.Label([html.Span(label, className="unseen"), knob], className="scale")
+
+
+class _Drawn(Component):
+    """A component of `assets/`: its properties are in `_properties`."""
+
+    _namespace = "tracekit"
+    _type = "_Drawn"
+    _properties: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, **values: Any) -> None:
+        self._children_props: list[str] = []
+        self._base_nodes: list[str] = []
+        self._prop_names = self.available_properties = list(self._properties)
+        self._valid_wildcard_attributes: list[str] = []
+        self.available_wildcard_properties: list[str] = []
+        super().__init__(**values)
+
+
+class Chart(_Drawn):
+    """A figure (assets/chart_view.js). `figure`: of `drawing`; `clickData`: the points last clicked."""
+
+    _namespace = "tracekit_chart"
+    _type = "Chart"
+    _properties = ("id", "figure", "clickData")
+
+
+class Menu(_Drawn):
+    """A select of HTML (assets/forms.js). `options`: `value` and `label` of each."""
+
+    _namespace = "tracekit_forms"
+    _type = "Menu"
+    _properties = ("id", "options", "value")
+
+
+class Choice(_Drawn):
+    """Radio buttons, or checkboxes if `value` is a list (assets/forms.js). `options`: as of `Menu`."""
+
+    _namespace = "tracekit_forms"
+    _type = "Choice"
+    _properties = ("id", "options", "value")
+
+
+class Folded(_Drawn):
+    """A `details` of HTML (assets/folded.js). `children`: its summary, then what a browser draws once it is opened."""
+
+    _namespace = "tracekit_folded"
+    _type = "Folded"
+    _properties = ("children", "className", "open")
+
+
+class Views(_Drawn):
+    """The named views of a table (assets/views.js). `query`: the view that is shown; `name`: that in the address."""
+
+    _namespace = "tracekit_views"
+    _type = "Views"
+    _properties = ("id", "query", "name")
+
+
+def drawing(figure: go.Figure) -> dict[str, Any]:
+    """Return the traces and layout of a figure for the browser, without the template, which the assets contain."""
+    sent: dict[str, Any] = figure.to_plotly_json()
+    sent["layout"].pop("template", None)
+    return sent
+
+
+GLOSSARY: Final[dict[str, str]] = {
+    "costs alone": "The share of a step that is lost with only this as recorded and all else like its peers, exact.",
+    "summed": "What each of these workers alone costs, summed: what they cost together if costs add up.",
+    "launch delays": "Host-side time (data loading, Python, kernel launches) between an op being ready and its start.",
+    "GPU-hours a day": "Assumes that all GPUs of the layout run all day as in the traced steps.",
+    "lost": "What goes with the causes, and what stragglers cost beyond them, by the verdict of each job.",
+    "recorded": "Mean step time as recorded in the trace.",
+    "original": "Mean step time of the replay without launch delays.",
+    "ideal": "Mean step time if every compute op took the mean and every communication op the median of its kind.",
+    "trust": "Whether the replay explains the recording: replay error and launch delays both at most 5%.",
+    "replay error": "How far the replay with launch delays is from the recorded step time.",
+    "worker": "One data-parallel rank x pipeline stage cell, with all its tensor- and context-parallel ranks.",
+    "stage": "Pipeline stage, pp_rank: a slice of the model's layers, or several with interleaving: its model chunks.",
+    "op kind": "What an operation does: forward-compute, backward-send, grads-reduce-scatter ...",
+    "peers": "Ops of the same kind on other workers and microbatches of the step.",
+    "fix": "What to do about it; its price is the step time of a replay, with its error.",
+    "assumes": "What the price takes for granted and the trace does not show.",
+    "sure": "How sure it is that the cause exists where it is named: 50% where the weakest figure of its evidence is"
+    " at its threshold, at most 99%. Not a share of the loss.",
+    "at most": "A bound: the fix saves at most this, how much of it is reached is open.",
+}
+
+#: What a finding on a GPU is about, by its reason: why the GPU is idle, or what else takes time.
+GPU_REASONS: Final[dict[str, str]] = {
+    IdleReason.LOADER: "the data loader has no batch ready",
+    IdleReason.GC: "Python collects garbage",
+    IdleReason.SYNCHRONISE: "a call waits for the GPU",
+    IdleReason.ALLOCATION: "GPU memory is allocated or freed",
+    IdleReason.RUNTIME_CALL: "another call of the GPU's runtime",
+    IdleReason.OPERATOR: "an operator prepares its launch",
+    IdleReason.PYTHON: "Python runs between operators",
+    IdleReason.LAUNCH_CALL: "the call that launches",
+    IdleReason.LAUNCH_LATENCY: "launched, and on its way to the GPU",
+    IdleReason.QUEUED: "launched long before, and held up on the GPU",
+    IdleReason.UNKNOWN: "its launch was not recorded",
+    IdleReason.CHECKPOINT: "a checkpoint is written",
+    "kernel": "kernels below what the card can do",
+    "transfer": "copies that nothing hides",
+    "launch-bound": "kernels that end before the next is launched",
+}
+
+#: What began a gap of the GPU, by its name in a report.
+GAP_BEGINS: Final[dict[str, str]] = {
+    "synchronise": "a call that waited for the GPU",
+    "host": "the host late with its next launch",
+    "queued": "work held up on the GPU",
+    "unknown": "work whose launch was not recorded",
+}

@@ -15,8 +15,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import flask
 
 from tracekit.base.errors import SelectionError
-from tracekit.dashboards.browser.data.fleet_study import FleetStudy
-from tracekit.dashboards.browser.data.queries import Results
+from tracekit.dashboards.browser.data.queries import FleetStudy, Results
 from tracekit.dashboards.browser.data.replays import Replays
 from tracekit.dashboards.figures.theme import LIGHT, THEMES, Theme
 from tracekit.trace.units import EARLIEST_S

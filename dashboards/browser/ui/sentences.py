@@ -18,13 +18,11 @@ from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE
 from tracekit.analysis.attribution.patterns import SpacePattern, TimePattern
 from tracekit.base.text import cost, listed, seconds, short, sure
 from tracekit.dashboards.figures.worker_map import WorkerMap
-from tracekit.dashboards.run_words import run_kind, run_of_several, run_sentence, share_words
-from tracekit.report.conclusions import Finding, Fix
-from tracekit.report.nodes import MACHINE_PARTS, nodes_of
+from tracekit.dashboards.words import run_kind, run_of_several, run_sentence, share_words
+from tracekit.report.conclusions import MACHINE_PARTS, Finding, Fix, State, nodes_of
+from tracekit.report.finding import UNNAMED, LossKind
 from tracekit.report.report import Report
-from tracekit.report.rows import OfStep
-from tracekit.report.run import State
-from tracekit.report.verdict import UNNAMED, LossKind
+from tracekit.report.tables import OfStep
 from tracekit.trace.model import Worker
 
 #: Longer lists are cut.
@@ -146,7 +144,7 @@ def why_no_advice(report: Report) -> str:
 
 
 def node_words(report: Report) -> str | None:
-    """Advice on draining a node, by the shared rule of tracekit/report/nodes.py; None if no node is known, or if no
+    """Advice on draining a node, by the rule of tracekit/report/conclusions.py; None if no node is known, or if no
     machine can be at fault.
     """
     of_machines = [one for one in report.answer.culprits if one.hardware or one.part in MACHINE_PARTS]

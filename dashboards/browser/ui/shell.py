@@ -1,29 +1,44 @@
-"""The frame of every page: the header, the tabs of a job, and the registration of pages.
-
-In: a page's function from the state in the URL to its content. Out: that page in Dash, with errors shown in its place.
+"""The frame of every page: the header, the tabs of a job, its range of time, sharing, and the registration of pages
+and callbacks, which shows errors in their place.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC
-from functools import partial
-from typing import Any
+from datetime import UTC, datetime
+from functools import partial, wraps
+from importlib.util import find_spec
+from inspect import Parameter, signature
+from typing import Any, ParamSpec, TypeVar, get_type_hints
 
 import dash
 import flask
-from dash import dcc, html
+import msgspec
+import plotly.graph_objects as go
+from dash import callback, dcc, html, set_props
 from dash.development.base_component import Component
+from werkzeug.exceptions import BadRequest, HTTPException
 
-from tracekit.base.command_line import adding, command
 from tracekit.base.errors import NotStoredError, SelectionError, StoreError
+from tracekit.base.paths import adding, command
 from tracekit.base.text import short
 from tracekit.dashboards.browser.data.queries import OTHER_VERSION, Results, Stored
-from tracekit.dashboards.browser.data.whatif_query import LONGEST_ADDRESS
-from tracekit.dashboards.browser.ui.callbacks import TROUBLE
-from tracekit.dashboards.browser.ui.components import attributes, badge, guarded, href, note, panel, problem, term
+from tracekit.dashboards.browser.data.replays import LONGEST_ADDRESS
+from tracekit.dashboards.browser.ui.components import (
+    attributes,
+    badge,
+    guarded,
+    href,
+    note,
+    panel,
+    problem,
+    term,
+    text_field,
+    told,
+)
 from tracekit.dashboards.browser.ui.context import (
     choose_range,
     choose_window,
@@ -33,10 +48,8 @@ from tracekit.dashboards.browser.ui.context import (
     study,
     viewer,
 )
-from tracekit.dashboards.browser.ui.prose import as_prose
 from tracekit.dashboards.browser.ui.sentences import Tone, headline, run_headline
-from tracekit.dashboards.browser.ui.share import share
-from tracekit.dashboards.browser.ui.time_range import range_control
+from tracekit.dashboards.documents.markdown import messages
 from tracekit.dashboards.figures.theme import DARK
 from tracekit.report.report import Report
 from tracekit.store import HANG
@@ -274,3 +287,188 @@ def _log_out() -> list[Component]:
         return []
     button = html.Button("Log out", title=f"End the session of {short(flask.g.user)} in this browser")
     return [html.Form(button, action=href("/logout"), method="POST")]
+
+
+#: Id of the element that shows errors of callbacks without a better place for them.
+TROUBLE = "page-trouble"
+
+#: Pages send a few kilobytes; what a callback may cost grows with them.
+MOST_BYTES = 1 << 17
+
+_Arguments = ParamSpec("_Arguments")
+_Answer = TypeVar("_Answer")
+
+
+def answers(
+    *wiring: Any, on_error: Callable[[Exception], Any] | None = None
+) -> Callable[[Callable[_Arguments, _Answer]], Callable[_Arguments, _Answer]]:
+    """`dash.callback` for the pages: check values against the annotations and show errors on the page.
+
+    `wiring`: outputs, inputs and states. `on_error`: returns the outputs after an error, if they have a place for it.
+    """
+
+    def register(function: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _Answer]:
+        wired = callback(*wiring, prevent_initial_call=True, on_error=failed)
+        registered: Callable[_Arguments, _Answer] = wired(checked(function))
+        return registered
+
+    def failed(error: Exception) -> Any:
+        if isinstance(error, HTTPException):  # the answer is a status, not a page
+            raise error
+        return (on_error or say_failure)(error)
+
+    return register
+
+
+def checked(function: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _Answer]:
+    """Wrap the callback to raise BadRequest for values that do not fit its annotations, which no page sends."""
+    expected, hints = signature(function), get_type_hints(function)
+
+    @wraps(function)
+    def safely(*values: _Arguments.args, **named: _Arguments.kwargs) -> _Answer:
+        try:
+            given = expected.bind(*values, **named).arguments
+        except TypeError as error:
+            raise BadRequest(f"{function.__name__}: {error}") from None
+        if flask.request.content_length is None or flask.request.content_length > MOST_BYTES:
+            raise BadRequest(f"{function.__name__}: more than {MOST_BYTES:,} bytes")
+        for name, value in given.items():
+            several = expected.parameters[name].kind is Parameter.VAR_POSITIONAL
+            if not all(_fits(each, hints[name]) for each in (value if several else [value])):
+                raise BadRequest(f"{function.__name__}: {name} = {value!r:.60} is not {hints[name]}")
+        return _in_prose(function(*values, **named))
+
+    return safely
+
+
+def _in_prose(answer: _Answer) -> _Answer:
+    """The outputs of a callback, with the texts of components as people read them."""
+    for output in answer if isinstance(answer, list | tuple) else (answer,):
+        if isinstance(output, Component):
+            as_prose(output)
+        elif isinstance(output, list):
+            _in_prose(output)
+    return answer
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """True if a value from JSON is of that type; a TypedDict needs at least its keys."""
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def say_failure(error: Exception) -> None:
+    """Show a message over the page and leave the rest of it unchanged."""
+    message = as_prose(told(error))
+    message.children = [*message.children, html.Button("Close", **attributes(data_close=TROUBLE))]
+    set_props(TROUBLE, {"children": message})
+
+
+_CODE = re.compile(r"`([^`]+)`")
+
+
+def as_prose(content: Any) -> Any:
+    """`content` and all components in it, changed in place; text with code becomes a list of parts."""
+    match content:
+        case html.Code() | html.Pre():
+            return content
+        case Component():
+            if (children := getattr(content, "children", None)) is not None:
+                content.children = as_prose(children)
+            return content
+        case list() | tuple():
+            return [part for one in content for part in _several(one)]
+        case str():
+            return _parts(content)
+        case _:
+            return content
+
+
+def _several(content: Any) -> list[Any]:
+    prose = as_prose(content)
+    return prose if isinstance(content, str) and isinstance(prose, list) else [prose]
+
+
+def _parts(text: str) -> Any:
+    parts = _CODE.split(text)  # text and code in turn
+    prose = [html.Code(part) if number % 2 else part.replace(" -> ", " \u2192 ") for number, part in enumerate(parts)]
+    return prose[0] if len(prose) == 1 else [part for part in prose if part]
+
+
+#: Stands for the address of the page, which the browser knows. `printable` lets no name contain it.
+ADDRESS = "\ue000"
+
+
+def share(stored: Stored) -> Component:
+    """The menu Share."""
+    assert stored.report is not None
+    copies = [
+        html.Button(f"Copy {'as' if form == 'Markdown' else 'for'} {form}", **attributes(data_copy=text))
+        for form, text in messages(stored.report, ADDRESS).items()
+    ]
+    page = html.A("Download HTML", href=href("/download/report.html", job=stored.name), download="", className="button")
+    said = html.Span(role="status", className="note")
+    return html.Details(
+        [
+            html.Summary("Share"),
+            html.Div([*copies, page, xlsx("report", "Download XLSX", "button", job=stored.name), said]),
+        ],
+        className="share",
+    )
+
+
+def xlsx(name: str, words: str, style: str = "", **state: object) -> Component:
+    """The link to a file for Excel (`web/downloads.py`), or how to get one where the extra is missing."""
+    if find_spec("xlsxwriter") is None:
+        return html.Span("XLSX: pip install 'tracekit-analysis[xlsx]'", className="note")
+    return html.A(words, href=href(f"/download/{name}.xlsx", **state), download="", className=style)
+
+
+#: Ranges that end with the job: name and seconds.
+_LAST = (("last 15 minutes", 900.0), ("last hour", 3600.0), ("last day", 86400.0), ("last week", 604800.0))
+
+
+def range_control(job: str, path: str) -> list[Component]:
+    """What range is shown, with links to others and a form; nothing where the job has no times."""
+    whole = results().spans(job, 1)
+    if whole.is_empty():
+        return []
+    begin, end = float(whole["start_s"][0]), float(whole["end_s"][0])
+    chosen = chosen_range(job)
+    shown = "All of the run" if chosen is None else "Range"
+    moments = [viewer().moment(at) for at in ((begin, end) if chosen is None else chosen.within(begin, end))]
+    ways = [
+        dcc.Link(name, href=href(path, job=job, since=_iso(max(end - length, begin)), until=_iso(end), window=None))
+        for name, length in _LAST
+        if length < end - begin
+    ]
+    if chosen is not None:
+        ways.insert(0, dcc.Link("all of the run", href=href(path, job=job, since=None, until=None)))
+    texts = ("", "") if chosen is None else (chosen.begin, chosen.end)
+    fields = [
+        text_field(f"range-{name}", name.title(), text, placeholder=_iso(at), sent_as=name, style="wide")
+        for name, text, at in zip(("since", "until"), texts, (begin, end), strict=True)
+    ]
+    form = html.Form(
+        [dcc.Input(type="hidden", name="job", value=job), *fields, html.Button("Show")], action=href(path), method="GET"
+    )
+    summary = html.Summary([html.B(f"{shown}: "), f"{moments[0]} to {moments[1]}"])
+    return [html.Details([summary, html.Div(ways, className="ways-on"), form], className="time-range")]
+
+
+def in_range(drawn: go.Figure, job: str) -> go.Figure:
+    """A figure over the steps of a job (`step_axis`), zoomed to the chosen range."""
+    if (chosen := chosen_range(job)) is not None:
+        starts = results().step_starts(job)
+        steps = [step for step, at in starts.items() if at is not None and chosen.since <= at <= chosen.until]
+        if steps:
+            drawn.update_layout(meta=drawn.layout.meta | {"range": [min(steps) - 0.5, max(steps) + 0.5]})
+    return drawn
+
+
+def _iso(moment: float) -> str:
+    """As addresses write a moment."""
+    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -20,9 +20,8 @@ from pathlib import Path
 
 import click
 
-from tracekit.base.command_line import command
 from tracekit.base.errors import SelectionError
-from tracekit.base.object_storage import absolute, shown
+from tracekit.base.paths import absolute, command, shown
 from tracekit.base.text import printable
 
 _PATH = click.Path(path_type=Path)
@@ -61,9 +60,8 @@ def dashboard_command(
     """
     if missing := [name for name in _EXTRAS if find_spec(name) is None]:
         raise SelectionError(f"the dashboard needs {', '.join(missing)}: pip install 'tracekit-analysis[dashboard]'")
-    from tracekit.dashboards.browser.web.access import read_access
-    from tracekit.dashboards.browser.web.auth import ip_address, read_auth
-    from tracekit.dashboards.browser.web.server import make_server
+    from tracekit.dashboards.browser.web.access import ip_address, read_access, read_auth
+    from tracekit.dashboards.browser.web.app import make_server
 
     numeric = ip_address(host)
     is_own = host == "localhost" if numeric is None else numeric.is_loopback
@@ -123,7 +121,7 @@ def _store_of(sources: tuple[Path, ...], *, needed: bool) -> tuple[Path, Callabl
 
     `needed`: raise an error if there is none; with a study, the default store may be missing.
     """
-    from tracekit.live.first_window import STORE_ENDING, await_store
+    from tracekit.live.watch import STORE_ENDING, await_store
     from tracekit.sources.recognise import is_a
     from tracekit.sources.source import Content
     from tracekit.store import Store, default_store

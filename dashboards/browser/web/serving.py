@@ -1,35 +1,109 @@
-"""Operation of the dashboard: access checks, health checks, metrics, and headers that keep a page to itself.
-
-In: the Dash app. Out: the same with the routes that an operator needs.
-"""
+"""What the dashboard serves besides pages: health, metrics, downloads, search, and the handling of incidents."""
 
 from __future__ import annotations
 
+import io
+import ipaddress
 import logging
-from collections.abc import Callable
+import os
+import re
+import struct
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
 import flask
+import msgspec
+import polars as pl
 from dash import Dash
 from flask_compress import Compress
 from werkzeug.exceptions import BadRequest, HTTPException, InternalServerError
 from werkzeug.wrappers import Response
 
-from tracekit.base.errors import NotStoredError, StoreError, TracekitError
-from tracekit.base.text import printable
-from tracekit.dashboards.browser.data.whatif_query import LONGEST_ADDRESS
-from tracekit.dashboards.browser.ui.context import results
-from tracekit.dashboards.browser.web.access import HEALTH, MOST_BYTES_ASKED, Access, WithoutPrefix
-from tracekit.dashboards.browser.web.auth import refused
-from tracekit.dashboards.browser.web.downloads import download, report_page, workbook
-from tracekit.dashboards.browser.web.handle import HANDLE, handle
-from tracekit.dashboards.browser.web.search import search
-from tracekit.dashboards.browser.web.tokens import LOGIN, LOGOUT
+from tracekit.base.errors import NotStoredError, SelectionError, StoreError, TracekitError, extra
+from tracekit.base.paths import command
+from tracekit.base.text import printable, short
+from tracekit.dashboards.browser.data.queries import Stored
+from tracekit.dashboards.browser.data.replays import LONGEST_ADDRESS
+from tracekit.dashboards.browser.data.worker_view import WorkerView, choose_worker, comma
+from tracekit.dashboards.browser.ui.components import href
+from tracekit.dashboards.browser.ui.context import choose_window, results
+from tracekit.dashboards.browser.web.access import (
+    HEALTH,
+    LOGIN,
+    LOGOUT,
+    MOST_BYTES_ASKED,
+    Access,
+    WithoutPrefix,
+    refused,
+)
+from tracekit.dashboards.documents.page import page
+from tracekit.dashboards.figures.worker_map import WorkerMap
+from tracekit.report.report import COMMON_TABLES, PIPELINE_TABLES
+from tracekit.report.tables import safe_csv
+from tracekit.store import Store
+from tracekit.store.incidents import IncidentChange, current_user
 
 if TYPE_CHECKING:
     from tracekit.live.metrics import JobStates
+
+HANDLE = "/handle"
+#: What the headers begin with that proxies add.
+_OF_PROXIES = ("x-forwarded", "x-real-ip", "forwarded", "via")
+#: The state of a connection in /proc/net/tcp that has ended; its user is no longer known.
+_TIME_WAIT = "06"
+
+
+class _Asked(msgspec.Struct, forbid_unknown_fields=True):
+    """`mute_h`: hours; 0 ends the muting, None leaves it."""
+
+    incident: int
+    owner: str = ""
+    note: str = ""
+    mute_h: Annotated[int, msgspec.Meta(ge=0, le=10_000)] | None = None
+
+
+def handle() -> flask.Response:
+    """Add a change to an incident. Raises SelectionError, StoreError."""
+    request, store = flask.request, Store(results().path)
+    # A proxy on this machine asks for somebody whom only --auth can name.
+    forwarded = flask.g.proxied or any(name.startswith(_OF_PROXIES) for name in request.headers.keys(lower=True))
+    user = flask.g.get("user") or (current_user() if not forwarded and _is_own(request.environ) else None)
+    if user is None:
+        instead = command("store", "handle", "INCIDENT", "--owner", "NAME", "--store", store.path)
+        return refused(403, f"this dashboard does not know its users: start it with --auth, or type `{instead}`")
+    if request.mimetype != "application/json":  # which no other site can send
+        return refused(415, "expected JSON")
+    try:
+        asked = msgspec.json.decode(request.get_data(), type=_Asked)
+    except msgspec.DecodeError as error:
+        raise SelectionError(f"this is no change of an incident: {error}") from None
+    now = time.time()
+    until = None if asked.mute_h is None else now + 3600.0 * asked.mute_h
+    store.handle(
+        asked.incident, IncidentChange(now, user, asked.owner.strip() or None, until, asked.note.strip() or None)
+    )
+    return flask.Response(status=204)
+
+
+def _is_own(connection: Mapping[str, Any], tables: Path = Path("/proc/net")) -> bool:
+    """Whether the other end of a connection is a process on this machine of the user who runs this one."""
+    try:
+        address, port = ipaddress.ip_address(connection["REMOTE_ADDR"]), int(connection["REMOTE_PORT"])
+        table = (tables / ("tcp6" if address.version == 6 else "tcp")).read_text(encoding="ascii")
+    except (KeyError, ValueError, OSError):
+        return False
+    words = struct.unpack(f"={len(address.packed) // 4}I", address.packed)
+    client = f"{''.join(f'{word:08X}' for word in words)}:{port:04X}"
+    rows = map(str.split, table.splitlines())
+    # An address and port can have several connections, of different users.
+    users = {int(row[7]) for row in rows if row[1] == client and row[3] != _TIME_WAIT}
+    return users == {os.getuid()}
+
 
 #: Paths that Dash itself answers: callbacks of the pages, and the files of its components.
 _DASH, _FILES = "/_dash", "/_dash-component-suites/"
@@ -206,3 +280,134 @@ def _restrict(app: Dash, access: Access, response: flask.Response) -> flask.Resp
             " base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
         )
     return response
+
+
+#: Tables of a report that are a file of their own.
+TABLES = (*PIPELINE_TABLES, "by_rank", *COMMON_TABLES)
+_PER_STEP = "by_worker_per_step"
+#: All tables of a report, as the name of a workbook.
+REPORT = "report"
+#: Rows of a sheet, without the heads.
+MOST_SHEET_ROWS = 1_048_575
+#: Text from outside stays text.
+_AS_TEXT = {"in_memory": True, "strings_to_formulas": False, "strings_to_urls": False, "nan_inf_to_errors": True}
+
+
+def download(name: str) -> flask.Response:
+    """The file of a table. Raises StoreError or SelectionError."""
+    return csv_file(name, _table(name))
+
+
+def csv_file(name: str, table: pl.DataFrame) -> flask.Response:
+    """A table as a file to save."""
+    return _file(f"{name}.csv", safe_csv(table), "text/csv")
+
+
+def workbook(name: str) -> flask.Response:
+    """A table as a file for Excel, or with REPORT all of a job, a sheet for each.
+
+    Raises StoreError, SelectionError or MissingExtraError.
+    """
+    with extra("xlsx", "a file for Excel"):
+        from xlsxwriter import Workbook
+    if name == REPORT:
+        stored = results().stored(_job())
+        stem = file_stem(stored.name)
+        sheets = {one: _flat(stored.table(one)) for one in TABLES if stored.has_rows(one)}
+    else:
+        stem, sheets = name, {name: _table(name)}
+    longest = max((table.height for table in sheets.values()), default=0)
+    if longest > MOST_SHEET_ROWS:
+        raise SelectionError(f"{longest:,} rows are more than the {MOST_SHEET_ROWS:,} of a sheet; CSV has all")
+    file = io.BytesIO()
+    with Workbook(file, _AS_TEXT) as book:
+        for title, table in sheets.items():
+            table.write_excel(book, title, float_precision=6)
+    return _file(f"{stem}.xlsx", file.getvalue(), "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet")
+
+
+def report_page() -> flask.Response:
+    """The report on a job as one HTML page, as `tracekit whatif --html` writes it. Raises StoreError."""
+    stored = results().stored(_job())
+    analysis = results().job_of(stored).analysis
+    return _file(f"{file_stem(stored.name)}.html", page(analysis.report, analysis.lanes), "text/html")
+
+
+def _file(name: str, content: str | bytes, kind: str) -> flask.Response:
+    response = flask.Response(content, mimetype=kind)
+    response.headers["Content-Disposition"] = f'attachment; filename="{name}"'
+    return response
+
+
+def file_stem(job: str) -> str:
+    """The name of a job as that of a file."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", job)[:80].strip("._") or "job"
+
+
+def _job() -> str:
+    """The job in the address, else the newest; its window is chosen."""
+    job = flask.request.args.get("job") or results().newest()
+    if (window := flask.request.args.get("window")) is not None:
+        choose_window(job, window)
+    return job
+
+
+def _table(name: str) -> pl.DataFrame:
+    """The table `name`: the list of jobs, or a table of one job. Raises StoreError or SelectionError."""
+    if name == "jobs":
+        lists = pl.col("cause_kinds", "cause_places", "cause_hosts").list.join("; ")
+        return results().jobs().drop("job_id", "number", "analysed", "metadata", "tracekit").with_columns(lists)
+    if name not in (*TABLES, _PER_STEP):
+        raise NotStoredError(f"no table {name!r}; there are jobs, {', '.join(TABLES)} and {_PER_STEP}")
+    stored = results().stored(_job())
+    return _per_step(stored) if name == _PER_STEP else _flat(stored.table(name))
+
+
+def _flat(table: pl.DataFrame) -> pl.DataFrame:
+    """Keep the columns that a CSV file can hold."""
+    return table.select(name for name, kind in table.schema.items() if not kind.is_nested() and kind != pl.Null)
+
+
+def _per_step(stored: Stored) -> pl.DataFrame:
+    by_step = results().worker_steps(stored.name)
+    steps, dp_ranks, stages = by_step.slowdown.shape
+    return pl.DataFrame(
+        {
+            "step": by_step.steps.repeat(dp_ranks * stages),
+            "dp_rank": pl.Series(by_step.dp_ranks.repeat(stages).tolist() * steps),
+            "pp_rank": pl.Series(list(range(stages)) * (steps * dp_ranks)),
+            "slowdown": by_step.slowdown.ravel(),
+        }
+    )
+
+
+#: Most links of an answer, and most hosts among them.
+MOST_FOUND, MOST_HOSTS = 12, 4
+LONGEST_QUERY = 300
+
+
+def search() -> flask.Response:
+    """Links to what the query names. Raises StoreError."""
+    query = " ".join(flask.request.args.get("q", "").split())[:LONGEST_QUERY]
+    return flask.jsonify(list(islice(_found(query, flask.request.args.get("job")), MOST_FOUND)))
+
+
+def _found(query: str, job: str | None) -> Iterator[dict[str, str]]:
+    """Yield matches in the open job first, then jobs, the costliest first."""
+    if job is not None and query:
+        with suppress(NotStoredError):  # removed meanwhile, or without workers: there are still jobs to find
+            yield from _in_job(results().worker_map(job), job, query.casefold())
+    names = results().jobs()["name"]
+    matching = names.filter(names.str.to_lowercase().str.contains(query.lower(), literal=True))
+    for name in matching.head(MOST_FOUND):
+        yield {"text": short(name), "kind": "job", "href": href("/job", job=name)}
+
+
+def _in_job(workers: WorkerMap, job: str, query: str) -> Iterator[dict[str, str]]:
+    cell = choose_worker(workers, query, WorkerView()).cell
+    if cell is not None:
+        where = href("/workers", job=job, worker=comma(workers.worker(cell)))
+        yield {"text": workers.full_name(cell), "kind": "worker", "href": where}
+    hosts = [host for host in workers.hosts if query in host.casefold()]
+    for host in hosts[:MOST_HOSTS]:
+        yield {"text": short(host), "kind": "host", "href": href("/workers", job=job, host=host)}

@@ -26,11 +26,20 @@ from tracekit.base.text import LONGEST_NAME, cut, printable, seconds
 from tracekit.dashboards.browser.data.queries import Stored
 from tracekit.dashboards.browser.data.timeline_state import OpName, TimelineState, read_state, state_of
 from tracekit.dashboards.browser.ui.context import results, viewer
-from tracekit.dashboards.browser.web.downloads import csv_file, file_stem
+from tracekit.dashboards.browser.web.serving import csv_file, file_stem
 from tracekit.dashboards.figures.lanes import LANE_OP, StreamOps
-from tracekit.dashboards.figures.path_spans import PathSpans, path_spans
-from tracekit.dashboards.figures.spans import Window, count, overview, slowest, spans, sums
-from tracekit.dashboards.figures.step_ops import Replay, StepOps
+from tracekit.dashboards.figures.spans import (
+    PathSpans,
+    Replay,
+    StepOps,
+    Window,
+    count,
+    overview,
+    path_spans,
+    slowest,
+    spans,
+    sums,
+)
 from tracekit.trace.model import KINDS, OpKind, Worker
 
 #: Up to this many spans, the browser gets all of them at once; above, only those in its window.

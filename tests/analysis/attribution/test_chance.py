@@ -11,10 +11,10 @@ from judges.kinetosim import Trouble
 from tests.analysis.small_jobs import of_steps
 from tests.handmade import run
 from tracekit.analysis.attribution.chance import Parts
-from tracekit.analysis.diagnosis.assessment import NamedLoss
+from tracekit.analysis.diagnosis.diagnosis import NamedLoss
 from tracekit.analysis.job.graph import GraphJob
 from tracekit.analysis.job.pipeline import PipelineJob
-from tracekit.report.verdict import LossKind
+from tracekit.report.finding import LossKind
 from tracekit.sources.load import load
 from tracekit.synth import SynthSpec, synthesize
 from tracekit.trace.model import Layout

@@ -12,13 +12,11 @@ from tests.analysis.op_graphs import frames
 from tests.handmade import slow_trace
 from tests.properties import examples
 from tracekit.analysis.attribution.critical_path import critical_path
-from tracekit.analysis.graph.fold import FoldedGraph, fold
-from tracekit.analysis.graph.op_graph import OpGraph
+from tracekit.analysis.graph.op_graph import FoldedGraph, OpGraph, fold
 from tracekit.analysis.replay.costs import measure_op_durations
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.graph_replay import GraphReplay
-from tracekit.analysis.whatif.interventions import step_times
-from tracekit.analysis.whatif.paper import IDEAL, ORIGINAL, RECORDED
+from tracekit.analysis.whatif.interventions import IDEAL, ORIGINAL, RECORDED, step_times
 from tracekit.trace.model import OpKind
 
 Frames = tuple[pl.DataFrame, pl.DataFrame]

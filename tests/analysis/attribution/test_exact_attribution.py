@@ -8,10 +8,17 @@ from hypothesis import strategies as st
 
 from tests.properties import examples
 from tracekit.analysis.attribution.attribute import attribute
-from tracekit.analysis.attribution.one_changed import step_times_by_paths, step_times_each_changed
+from tracekit.analysis.attribution.exact import step_times_by_paths, step_times_each_changed
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.analysis.whatif.interventions import mean_step_time, step_times
-from tracekit.analysis.whatif.paper import IDEAL, ORIGINAL, addition, delayed, removal
+from tracekit.analysis.whatif.interventions import (
+    IDEAL,
+    ORIGINAL,
+    addition,
+    delayed,
+    mean_step_time,
+    removal,
+    step_times,
+)
 from tracekit.analysis.whatif.selection import Everything, dp_rank, stage, worker
 from tracekit.synth import Schedule, SynthSpec, parse_cause, synthesize
 from tracekit.trace.canonical import Trace

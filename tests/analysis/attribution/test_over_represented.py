@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tests.analysis.small_jobs import of_steps
 from tests.properties import examples
-from tracekit.analysis.attribution.over_represented import labelled_ops, over_represented
+from tracekit.analysis.whatif.timeline import labelled_ops, over_represented
 from tracekit.trace.canonical import Trace
-from tracekit.trace.step_values import STEP_VALUES
+from tracekit.trace.facts import STEP_VALUES
 
 METADATA = {
     "hosts": {"0": "a", "1": "a", "2": "b"},

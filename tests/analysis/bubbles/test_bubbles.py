@@ -23,7 +23,7 @@ from tracekit.analysis.bubbles.bubbles import find_bubbles
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.interventions import step_times
 from tracekit.base.errors import SelectionError
-from tracekit.report.bubbles import Bubbles
+from tracekit.report.questions import Bubbles
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Layout
 from tracekit.trace.schema import SCHEMA

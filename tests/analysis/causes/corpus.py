@@ -16,8 +16,8 @@ import polars as pl
 
 from tracekit.analysis.diagnosis.find import causes_of
 from tracekit.analysis.diagnosis.of_pipeline import PipelineAssessment
-from tracekit.analysis.evidence.cause import Cause as Found
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
+from tracekit.analysis.evidence.subject import Cause as Found
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.synth import (
     ClockOffset,
@@ -38,7 +38,7 @@ from tracekit.synth import (
     SynthSpec,
     synthesize,
 )
-from tracekit.synth.job_shape import GPUS_PER_HOST
+from tracekit.synth.injected_causes import GPUS_PER_HOST
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Layout
 

@@ -20,7 +20,7 @@ from tests.analysis.causes.corpus import (
     specs,
 )
 from tests.analysis.causes.disturbed import disturbed, one_worker
-from tracekit.analysis.attribution.correlation import forward_backward_correlation
+from tracekit.analysis.attribution.attribute import forward_backward_correlation
 from tracekit.analysis.detectors.all_detectors import own_detectors
 from tracekit.analysis.diagnosis.find import causes_of
 from tracekit.analysis.diagnosis.of_pipeline import PipelineAssessment
@@ -30,7 +30,7 @@ from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.interventions import step_times
 from tracekit.collectors.importers.published import read_published
-from tracekit.report.plain_data import plain
+from tracekit.report.tables import plain
 from tracekit.synth import (
     BaseCosts,
     ClockOffset,

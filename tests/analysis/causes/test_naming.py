@@ -2,7 +2,7 @@
 
 import pytest
 
-from tracekit.analysis.evidence.naming import Names
+from tracekit.analysis.evidence.subject import Names
 from tracekit.report.finding import Link, Place
 from tracekit.trace.model import Worker
 

@@ -39,7 +39,7 @@ from judges.eventsim.truth import mean_step_s, without
 from tests.analysis.causes.corpus import found_in
 from tests.analysis.causes.simulated import BUSY, FLAT, PIPELINE, costs, job, named, report
 from tests.handmade import frame
-from tracekit.report.verdict import LossKind
+from tracekit.report.finding import LossKind
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Layout
 

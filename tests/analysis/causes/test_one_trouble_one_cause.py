@@ -20,10 +20,9 @@ from judges.eventsim.run import simulate
 from judges.eventsim.troubles import Congestion, SlowLink, SlowNic
 from judges.eventsim.truth import mean_step_s
 from tests.analysis.causes.simulated import BUSY, FLAT, PIPELINE, costs, job, named, report
-from tracekit.analysis.evidence.grids import collectives
-from tracekit.analysis.evidence.network_repairs import rings_faster
-from tracekit.analysis.evidence.pauses import _own_length, _pauses_in
-from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
+from tracekit.analysis.evidence.computes import _own_length, _pauses_in
+from tracekit.analysis.evidence.congestion import rings_faster
+from tracekit.analysis.evidence.pipeline_subject import PipelineSubject, collectives
 from tracekit.analysis.evidence.transfers import traffic_of
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.interventions import Scale, step_times

@@ -11,8 +11,7 @@ from tests.analysis.causes.corpus import found_in
 from tests.handmade import frame
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.report.conclusions import Finding
-from tracekit.report.finding import Place
-from tracekit.report.verdict import LossKind
+from tracekit.report.finding import LossKind, Place
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Layout, Worker
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.analysis.causes.disturbed import disturbed, one_worker, real_noise
 from tests.properties import examples
-from tracekit.analysis.attribution.correlation import forward_backward_correlation
+from tracekit.analysis.attribution.attribute import forward_backward_correlation
 from tracekit.analysis.evidence.compute_profile import (
     BACKWARD,
     FORWARD,
@@ -149,7 +149,7 @@ class TestFactors:
         assert found == pytest.approx(0.2, abs=0.02)
 
     def test_microbatch_factors_are_those_that_were_injected(self):
-        from tracekit.synth.job_shape import JobShape
+        from tracekit.synth.injected_causes import JobShape
 
         cause = SequenceLengthImbalance(quadratic_share=0.6)
         rng = np.random.default_rng([SPEC.seed, zlib.crc32(cause.NAME.encode()), 0])

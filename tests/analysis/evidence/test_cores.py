@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from tests.analysis.causes.test_find import found_in
-from tracekit.analysis.evidence.cores import core_pace
+from tracekit.analysis.evidence.off_cpu import core_pace
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Layout
 

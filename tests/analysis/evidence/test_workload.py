@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tracekit.analysis.evidence.workload import position_factor, remembers
+from tracekit.analysis.evidence.compute_profile import position_factor, remembers
 
 #: [kinds, stages, chunks, microbatches, steps, dp_ranks]
 SHAPE = (2, 1, 1, 4, 12, 2)

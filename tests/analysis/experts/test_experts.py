@@ -25,11 +25,9 @@ from tests.analysis.experts.simulated import (
 )
 from tests.handmade import run
 from tests.kineto_files import document, event, kernel, launch, write
-from tracekit.analysis.experts.balance import ExpertJob
-from tracekit.analysis.experts.exchanges import MEMBERS
+from tracekit.analysis.experts.balance import MEMBERS, ExpertJob
 from tracekit.analysis.experts.expert_loads import NO_LOADS, ExpertLoads
-from tracekit.analysis.experts.expert_placement import balanced_placement, loads_of_ranks
-from tracekit.analysis.experts.loads import Loads
+from tracekit.analysis.experts.loads import Loads, balanced_placement, loads_of_ranks
 
 SAMPLES = Path(__file__).parents[3] / "sample_traces"
 RNG = np.random.default_rng(3)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.analysis.gpu.jobs import load_ranks
 from tests.kineto_files import event, kernel, launch
-from tracekit.analysis.detectors.one_launch_queue import joined
+from tracekit.analysis.detectors.late_rank import joined
 from tracekit.report.conclusions import Finding
 
 PAIRS = 15

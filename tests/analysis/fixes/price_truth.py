@@ -10,13 +10,13 @@ import numpy as np
 
 from tests.analysis.causes.corpus import recorded_s
 from tracekit.analysis.attribution.attribute import attribute
+from tracekit.analysis.diagnosis.diagnosis import PricedFix
 from tracekit.analysis.diagnosis.find import causes_of
 from tracekit.analysis.diagnosis.of_pipeline import PipelineAssessment
 from tracekit.analysis.diagnosis.price import fixes_of
-from tracekit.analysis.diagnosis.priced_fix import PricedFix
 from tracekit.analysis.evidence.computes import Computes
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
-from tracekit.analysis.fixes.balance import deal_job, dealt_cost
+from tracekit.analysis.fixes.workers import deal_job, dealt_cost
 from tracekit.analysis.numeric.arrays import Ints
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.synth import (
@@ -35,7 +35,7 @@ from tracekit.synth import (
     SynthSpec,
     synthesize,
 )
-from tracekit.synth.job_shape import Floats, JobShape
+from tracekit.synth.injected_causes import Floats, JobShape
 from tracekit.trace.model import Layout
 
 #: What goes when the fix is made.

@@ -26,7 +26,7 @@ from tracekit.analysis.fixes.workers import fewest_that_suffice
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.interventions import step_times
 from tracekit.base.errors import SelectionError
-from tracekit.report.plain_data import plain
+from tracekit.report.tables import plain
 from tracekit.synth import (
     BaseCosts,
     LateDataLoading,

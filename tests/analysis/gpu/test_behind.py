@@ -14,13 +14,12 @@ from tests.analysis.op_graphs import frames
 from tests.properties import examples
 from tracekit.analysis.gpu.behind import saved_by_rank
 from tracekit.analysis.gpu.pace import PaceOfPeers
-from tracekit.analysis.graph.fold import fold
-from tracekit.analysis.graph.op_graph import OpGraph
+from tracekit.analysis.graph.op_graph import OpGraph, fold
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.costs import measure_op_durations
 from tracekit.analysis.replay.graph_replay import GraphReplay
+from tracekit.report.finding import LossKind
 from tracekit.report.report import Report
-from tracekit.report.verdict import LossKind
 from tracekit.trace.op import OpTrace
 
 KINDS = ("gemm", "attention")

@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.properties import examples
-from tracekit.analysis.gpu.clock_offsets import measure_offsets
 from tracekit.analysis.gpu.gpu_times import GroupMatches
-from tracekit.analysis.gpu.matching import Matches
+from tracekit.analysis.gpu.matching import Matches, measure_offsets
 
 
 def matches(instances, ahead, synchronising=True, noise=0.0):

@@ -12,8 +12,8 @@ import pytest
 
 from judges.kinetosim import Job, Trouble
 from tests.analysis.gpu.jobs import loaded, said
+from tracekit.report.finding import LossKind
 from tracekit.report.report import Report
-from tracekit.report.verdict import LossKind
 
 HOST, GPU = ("cuda_runtime", "cpu_op", "user_annotation"), ("kernel", "gpu_memcpy")
 #: Rank 2 waits 1.5 ms for its data in each of four steps, a third of the job.

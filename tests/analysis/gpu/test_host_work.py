@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from tracekit.analysis.gpu.host_work import with_work
+from tracekit.analysis.gpu.op_trace import with_work
 from tracekit.trace.gpu_recording import HOST_SCHEMA, WHAT_SCHEMA
 
 WHATS = pl.DataFrame(

@@ -10,8 +10,8 @@ import pytest
 
 import tracekit
 from tests.kineto_files import document, event, kernel, launch, write
+from tracekit.report.finding import LossKind
 from tracekit.report.report import Report
-from tracekit.report.verdict import LossKind
 
 STEPS, PER_STEP = 4, 25
 

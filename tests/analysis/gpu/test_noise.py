@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tracekit.analysis.gpu.noise import causes_that_stand_out
+from tracekit.analysis.gpu.pace import causes_that_stand_out
 
 STEPS, PARTS = 3, 8
 #: In each of 8 parts of 3 steps, to and fro.

@@ -12,9 +12,8 @@ import pytest
 
 from tests.analysis.gpu.jobs import loaded
 from tests.kineto_files import document, event, kernel, launch, write
-from tracekit.analysis.gpu.roofline import Card
-from tracekit.analysis.gpu.unfused_attention import find_unfused_attention
-from tracekit.collectors.importers.kineto.kernel_classes import kernel_classes
+from tracekit.analysis.gpu.roofline import Card, find_unfused_attention
+from tracekit.collectors.importers.kineto.reader import kernel_classes
 
 #: 8 x 16 heads of 64, and 2,048 tokens.
 QUERY, KEY, SCORES = [128, 2048, 64], [128, 64, 2048], [128, 2048, 2048]

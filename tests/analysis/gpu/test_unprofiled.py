@@ -14,8 +14,8 @@ from judges.kinetosim import Job
 from tests.analysis.gpu.jobs import loaded
 from tests.analysis.gpu.recorded_job import RecordedJob, recorded, run_together
 from tests.kineto_files import GEMM, document, event, kernel, launch, write
-from tracekit.analysis.evidence.unprofiled_steps import unprofiled_step
-from tracekit.analysis.gpu.unprofiled import StepsOfRecording
+from tracekit.analysis.evidence.graph_subject import unprofiled_step
+from tracekit.analysis.gpu.measured_steps import StepsOfRecording
 
 JOBS = {
     "host-bound": RecordedJob(),

@@ -9,7 +9,7 @@ from tests.analysis.small_jobs import BACKWARD, FORWARD, of_steps
 from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.attribution.by_label import attribute_by
 from tracekit.analysis.attribution.critical_path import critical_ops, critical_path
-from tracekit.analysis.evidence.step_edges import with_step_delays
+from tracekit.analysis.evidence.pipeline_subject import with_step_delays
 from tracekit.analysis.graph import occasional
 from tracekit.analysis.graph.dependency_graph import DependencyGraph
 from tracekit.analysis.graph.op_grid import op_grid
@@ -17,8 +17,17 @@ from tracekit.analysis.replay.clocks import Clocks
 from tracekit.analysis.replay.costs import measure_durations
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.method import Method
-from tracekit.analysis.whatif.interventions import Idealise, SetCost, step_times
-from tracekit.analysis.whatif.paper import IDEAL, ORIGINAL, RECORDED, addition, delayed, removal
+from tracekit.analysis.whatif.interventions import (
+    IDEAL,
+    ORIGINAL,
+    RECORDED,
+    Idealise,
+    SetCost,
+    addition,
+    delayed,
+    removal,
+    step_times,
+)
 from tracekit.analysis.whatif.selection import count_selected, dp_rank, everything, kind, slowest
 from tracekit.analysis.whatif.timeline import compared_frame
 from tracekit.synth import SynthSpec, synthesize

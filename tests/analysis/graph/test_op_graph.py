@@ -5,10 +5,9 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from tracekit.analysis.graph.fold import fold
-from tracekit.analysis.graph.op_graph import OpGraph
+from tracekit.analysis.graph.op_graph import OpGraph, fold
 from tracekit.base.errors import GraphError, TraceError
-from tracekit.trace.coverage import MissingMembers
+from tracekit.trace.facts import MissingMembers
 from tracekit.trace.model import ProcessGroup
 
 NO_EDGES = pl.DataFrame({"before": [], "after": []}, schema={"before": pl.Int64, "after": pl.Int64})

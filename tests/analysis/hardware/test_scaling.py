@@ -7,8 +7,7 @@ import pytest
 
 from tests.analysis.hardware.ops import gpu_ops
 from tests.analysis.hardware.passports import TENSORS, drawn_time_s, elementwise, matmul, passport, slower, usual
-from tracekit.analysis.hardware.scaling import WIDE_90, Scaling
-from tracekit.analysis.hardware.work import Work, works_of
+from tracekit.analysis.hardware.scaling import WIDE_90, Scaling, Work, works_of
 from tracekit.base.errors import SelectionError
 
 SMALL, LARGE = (1, 1024, 1024, 1024), (1, 2048, 1024, 1024)

@@ -14,7 +14,7 @@ from tests.cases import case
 from tests.properties import examples
 from tracekit.analysis.metrics.guided import Suspicion, verdicts_on
 from tracekit.analysis.metrics.samples import COLUMNS, Samples, TimeSpan
-from tracekit.report.metrics import MechanismName, MetricTest, MetricVerdict
+from tracekit.report.hardware import MechanismName, MetricTest, MetricVerdict
 
 DURING = TimeSpan(BEGAN + 300, BEGAN + 540)
 

@@ -6,9 +6,8 @@ import polars as pl
 import pytest
 
 from tests.analysis.metrics.fleet import BEGAN, CLOCK, ERRORS, Fault, fleet
-from tracekit.analysis.metrics.exporters import lacking
-from tracekit.analysis.metrics.samples import Samples
-from tracekit.analysis.metrics.scan import scanned
+from tracekit.analysis.metrics.effects import scanned
+from tracekit.analysis.metrics.samples import Samples, lacking
 from tracekit.base.errors import FormatError
 
 

@@ -19,9 +19,9 @@ from tests.handmade import run
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.analysis.metrics.samples import TimeSpan
 from tracekit.base.errors import FormatError
+from tracekit.report.conclusions import nodes_of
 from tracekit.report.findings import Findings
-from tracekit.report.metrics import MetricVerdict
-from tracekit.report.nodes import nodes_of
+from tracekit.report.hardware import MetricVerdict
 from tracekit.report.report import Report
 from tracekit.trace.canonical import SAMPLED, Trace
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracekit.analysis.numeric.codes import combinations
+from tracekit.analysis.numeric.arrays import combinations
 
 
 def test_combinations_are_in_ascending_order_and_every_row_knows_its_own() -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tracekit.analysis.numeric.coincidence import _erlang_tail, waits_beyond_chance
+from tracekit.analysis.numeric.arrays import _erlang_tail, waits_beyond_chance
 
 
 def test_one_gap_proves_nothing_what_three_have_in_common_does():

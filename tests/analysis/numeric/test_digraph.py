@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.properties import examples
-from tracekit.analysis.numeric.digraph import adjacency, reachable, strong_components
+from tracekit.analysis.numeric.arrays import adjacency, reachable, strong_components
 
 NODES = 12
 EDGES = st.lists(st.tuples(st.integers(0, NODES - 1), st.integers(0, NODES - 1)), max_size=40)

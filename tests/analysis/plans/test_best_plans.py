@@ -16,13 +16,10 @@ import pytest
 
 from tests.analysis.plans.simulator import best_buckets, best_of_all, draw, memory_gb, step_time_s
 from tests.handmade import run
-from tracekit.analysis.job.plan_words import sentence
-from tracekit.analysis.plans.best_plans import SearchResult, search, space_size, timed
-from tracekit.analysis.plans.bounds import Bounds
+from tracekit.analysis.job.best_plans import sentence
+from tracekit.analysis.plans.best_plans import Bounds, SearchResult, search, space_size, step_times, timed
 from tracekit.analysis.plans.model import PlanModel
-from tracekit.analysis.plans.optimize import optimize
-from tracekit.analysis.plans.replay import step_times
-from tracekit.analysis.plans.settings import buckets_of_size
+from tracekit.analysis.plans.optimize import buckets_of_size, optimize
 from tracekit.analysis.plans.stages import Stages
 
 #: Layers, stages and memory over that of the plan in use, of drawn spaces.

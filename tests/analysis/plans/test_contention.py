@@ -11,9 +11,9 @@ import pytest
 
 from tests.analysis.plans.simulator import draw, reduced, splits, step_time_s
 from tracekit.analysis.plans.best_plans import search, timed
-from tracekit.analysis.plans.buckets import buckets_of_size, sizes_of
+from tracekit.analysis.plans.from_recording import MB, Buckets
 from tracekit.analysis.plans.model import PlanModel
-from tracekit.analysis.plans.reductions import MB, Buckets
+from tracekit.analysis.plans.stages import buckets_of_size, sizes_of
 
 RATES = ("compute_rate", "reduce_rate")
 

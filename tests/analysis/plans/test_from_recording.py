@@ -14,7 +14,7 @@ from tests.handmade import run
 from tracekit.analysis.job.best_plans import optimize_job
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.errors import SelectionError, TraceError
-from tracekit.report.plans import Optimum
+from tracekit.report.questions import Optimum
 from tracekit.synth import Schedule, SlowWorker, SynthSpec, synthesize
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Layout

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from tracekit.analysis.plans.from_recording import MB, Buckets
 from tracekit.analysis.plans.model import PlanModel
 from tracekit.analysis.plans.optimize import optimize
-from tracekit.analysis.plans.reductions import MB, Buckets
 
 JOB = Path(__file__).with_name("ddp_job.py")
 DEFAULT_MB = 25.0

@@ -11,7 +11,7 @@ import pytest
 
 from tests.analysis.causes.corpus import found_in
 from tracekit.analysis.attribution.attribute import attribute
-from tracekit.analysis.graph.gaps import SHARED
+from tracekit.analysis.graph.unrecorded import SHARED
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.analysis.replay.clocks import joint
 from tracekit.analysis.replay.engine import JobReplay

@@ -11,12 +11,21 @@ from tests.analysis.op_graphs import frames, simulated_ends
 from tests.properties import examples
 from tracekit.analysis.attribution import by_label
 from tracekit.analysis.attribution.by_label import attribute_by
-from tracekit.analysis.graph.fold import FoldedGraph, fold
-from tracekit.analysis.graph.op_graph import OpGraph
+from tracekit.analysis.graph.op_graph import FoldedGraph, OpGraph, fold
 from tracekit.analysis.replay.costs import measure_op_durations
 from tracekit.analysis.replay.graph_replay import FEW_LANES, GraphReplay
-from tracekit.analysis.whatif.interventions import SetCost, mean_step_time, step_times, step_times_each, timelines
-from tracekit.analysis.whatif.paper import IDEAL, ORIGINAL, RECORDED, addition, removal
+from tracekit.analysis.whatif.interventions import (
+    IDEAL,
+    ORIGINAL,
+    RECORDED,
+    SetCost,
+    addition,
+    mean_step_time,
+    removal,
+    step_times,
+    step_times_each,
+    timelines,
+)
 from tracekit.analysis.whatif.selection import communication, everything, labelled
 from tracekit.base.errors import SelectionError
 

@@ -9,8 +9,8 @@ import pytest
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job, of_steps
 from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.graph import dependency_graph
-from tracekit.analysis.graph.rules.posting import Posting
-from tracekit.analysis.job.analysis import ReportOptions
+from tracekit.analysis.graph.posting import Posting
+from tracekit.analysis.job.job import ReportOptions
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.method import Method

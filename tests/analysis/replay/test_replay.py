@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from tests.analysis.oracle import oracle_times, random_jobs
 from tests.properties import examples
-from tracekit.analysis.graph.structure import Structure
-from tracekit.analysis.graph.template import build_coupled_template, build_templates, rendezvous_keys
+from tracekit.analysis.graph.dependency_graph import build_coupled_template, build_templates, rendezvous_keys
+from tracekit.analysis.graph.megatron import Structure
 from tracekit.analysis.replay import kernel as replay
 from tracekit.analysis.replay.kernel import (
     Costs,

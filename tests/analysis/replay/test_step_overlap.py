@@ -14,8 +14,17 @@ from tests.properties import examples
 from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.graph.op_grid import op_grid
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.analysis.whatif.interventions import Intervention, ScaleDelays, SetCost, mean_step_time, step_times
-from tracekit.analysis.whatif.paper import IDEAL, ORIGINAL, RECORDED, addition
+from tracekit.analysis.whatif.interventions import (
+    IDEAL,
+    ORIGINAL,
+    RECORDED,
+    Intervention,
+    ScaleDelays,
+    SetCost,
+    addition,
+    mean_step_time,
+    step_times,
+)
 from tracekit.analysis.whatif.selection_text import parse_selection
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Layout, OpKind
@@ -179,7 +188,7 @@ def test_a_rank_computes_while_another_still_updates():
 @pytest.mark.parametrize("looked_at", [4, STEPS])
 def test_shorter_launch_delays_shorten_the_step_however_many_steps_are_looked_at(monkeypatch, looked_at):
     """Beginnings are found from some of the steps: half of a pause of 0.5 s is gone in all of them."""
-    monkeypatch.setattr("tracekit.analysis.replay.step_overlap.MOST_STEPS", looked_at)
+    monkeypatch.setattr("tracekit.analysis.replay.engine.MOST_STEPS", looked_at)
     slow = DataParallel(work=(4.0, 3.0), optimizer=(0.0, 2.0), pause_s=0.5)
     assert slow.step_s() == pytest.approx(5.75)
     replay = slow.replayed()

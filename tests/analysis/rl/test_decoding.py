@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from tracekit.analysis.rl.decoding import NO_LIMIT, Engines, Requests, decode, generations, partial_generations
+from tracekit.analysis.rl.latency import NO_LIMIT, Engines, Requests, decode, generations, partial_generations
 
 HALF = Engines(0.25, 0.25, np.ones(1), NO_LIMIT)
 

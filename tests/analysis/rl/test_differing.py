@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.properties import examples
-from tracekit.analysis.rl.differing import Unlike, unlike
+from tracekit.analysis.rl.account import Unlike, unlike
 
 #: Healthy scatter, which repeats: 100 s +- 3 %.
 SCATTER = (0.0, 2.0, -1.0, 3.0, -2.0, 1.0, -3.0, 0.0, 2.0, -2.0)

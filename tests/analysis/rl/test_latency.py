@@ -6,8 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from tracekit.analysis.rl.decoding import NO_LIMIT, Engines, Requests, decode
-from tracekit.analysis.rl.latency import Ran, fit, queued, started
+from tracekit.analysis.rl.latency import NO_LIMIT, Engines, Ran, Requests, decode, fit, queued, started
 
 
 def ran(engines: Engines, *, count: int = 60, steps: int = 3, tools: bool = False, seed: int = 1) -> Ran:

@@ -13,14 +13,12 @@ import pytest
 from judges.rlsim import PLANTED, alternatives, draw, generate, losses, record, step_s
 from tests.analysis.rl.logs import GENERATION_S, STEP_S, lines, request, write
 from tracekit.analysis.job.rl_job import RlJob
-from tracekit.analysis.rl.account import RlAccount
-from tracekit.analysis.rl.headline import first_line
+from tracekit.analysis.rl.account import RlAccount, first_line
 from tracekit.analysis.rl.logged import LoggedRun
-from tracekit.analysis.rl.loop import Loop
-from tracekit.analysis.rl.scenario import Gpus, Scenario
+from tracekit.analysis.rl.rl_run import Gpus, Loop, Scenario
 from tracekit.analysis.rl.timed import TimedRun
 from tracekit.base.errors import FormatError, SelectionError
-from tracekit.collectors.importers.rl.reader import read_rl
+from tracekit.collectors.importers.rl_logs import read_rl
 from tracekit.trace.post_training import Format, PhaseLog, RlTimeline, StepTime
 
 

@@ -6,7 +6,7 @@ import polars as pl
 
 from tests.handmade import slow_trace
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.analysis.whatif.paper import IDEAL, ORIGINAL
+from tracekit.analysis.whatif.interventions import IDEAL, ORIGINAL
 from tracekit.analysis.whatif.timeline import compared_frame, recorded_frame, timeline_frame
 
 

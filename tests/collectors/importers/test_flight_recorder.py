@@ -11,7 +11,7 @@ import pytest
 
 from judges.hangsim import Fault, HangJob, dumps, run, write
 from tracekit.base.errors import FormatError
-from tracekit.collectors.importers import flight_recorder_file
+from tracekit.collectors.importers import flight_recorder_entries
 from tracekit.collectors.importers.flight_recorder import read_flight_records
 
 FAULTS = [Fault("host", 5, 24)]
@@ -111,7 +111,7 @@ def test_a_pickle_that_would_run_code_is_refused_and_runs_nothing(tmp_path):
 
 def test_a_small_pickle_cannot_claim_the_memory(tmp_path, monkeypatch):
     """Twenty bytes that ask for a memo of 2**31 places."""
-    monkeypatch.setattr(flight_recorder_file, "LARGEST_GROWTH", 1 << 30)
+    monkeypatch.setattr(flight_recorder_entries, "LARGEST_GROWTH", 1 << 30)
     write(tmp_path, content())
     bomb = b"\x80\x02}r" + struct.pack("<I", 0x7FFFFFFF) + b"."
     (tmp_path / "nccl_trace_rank_3").write_bytes(bomb)
@@ -210,8 +210,8 @@ def test_no_damage_of_a_pickle_gets_past_the_reader(tmp_path):
         for at in chance.integers(0, len(whole), 3):
             damaged[at] = chance.integers(0, 256)
         (tmp_path / "nccl_trace_rank_3").write_bytes(damaged)
-        with contextlib.suppress(flight_recorder_file.UnreadableError):
-            flight_recorder_file.read_dump(tmp_path / "nccl_trace_rank_3")
+        with contextlib.suppress(flight_recorder_entries.UnreadableError):
+            flight_recorder_entries.read_dump(tmp_path / "nccl_trace_rank_3")
 
 
 @pytest.mark.parametrize("name", ["nccl_trace_rank_1.json.gz", "nccl_trace_rank_1.json.1758580155"])

@@ -14,7 +14,7 @@ from tests.handmade import read_any
 from tracekit.base.errors import FormatError, LayoutError
 from tracekit.collectors.record.recorder import Recorder
 from tracekit.collectors.record.wire_format import Category, Flag, RuntimeOptions
-from tracekit.collectors.run_directory.writing import write_manifest
+from tracekit.collectors.run_directory.launchers import write_manifest
 from tracekit.sources.load import load
 from tracekit.sources.registry import FORMATS
 from tracekit.trace.canonical import Trace

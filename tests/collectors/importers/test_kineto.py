@@ -11,10 +11,9 @@ from tests.cases import case
 from tests.kineto_files import COMM, GEMM, all_reduce, document, event, kernel, launch, write
 from tracekit.base.errors import FormatError, SelectionError
 from tracekit.collectors.importers.kineto import json_events
-from tracekit.collectors.importers.kineto.kernel_classes import KernelClasses, kernel_classes
-from tracekit.collectors.importers.kineto.reader import read_kineto
+from tracekit.collectors.importers.kineto.reader import KernelClasses, kernel_classes, read_kineto
 from tracekit.sources.load import load
-from tracekit.sources.search import jobs_in
+from tracekit.sources.recognise import jobs_in
 from tracekit.trace.gpu_activity import KernelClass
 from tracekit.trace.model import ProcessGroup
 

@@ -23,8 +23,8 @@ from tests.handmade import POLL_S, run
 from tests.live.alert_tools import prometheus, promtool, until_ready
 from tracekit.analysis.metrics.samples import Samples, TimeSpan
 from tracekit.base.errors import FormatError
-from tracekit.collectors.importers.metrics import prometheus as reading
-from tracekit.collectors.importers.metrics.source import open_metrics
+from tracekit.collectors.importers.metrics import metrics as reading
+from tracekit.collectors.importers.metrics import open_metrics
 
 SUSPECT = f"node-00:part=compute,excess=0.3,from={BEGAN + 300},to={BEGAN + 540}"
 FRAME = fleet(1, Fault(0, "compute", 0.3, 300, 540), hosts=6, devices=1).sort("metric", "host", "device", "time")

@@ -13,7 +13,7 @@ from tests.analysis.rl.logs import lines, request, write
 from tests.cases import case
 from tracekit.analysis.job.rl_job import RlJob
 from tracekit.base.errors import FormatError
-from tracekit.collectors.importers.rl.reader import read_rl
+from tracekit.collectors.importers.rl_logs import read_rl
 from tracekit.trace.post_training import Format, PhaseLog, RlTimeline, StepTime, run_of, trace_of
 
 VERL_S = {

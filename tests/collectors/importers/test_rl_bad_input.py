@@ -11,7 +11,7 @@ from tests.analysis.rl.logs import lines, write
 from tests.cases import case
 from tests.handmade import run
 from tracekit.base.errors import FormatError
-from tracekit.collectors.importers.rl.reader import read_rl
+from tracekit.collectors.importers.rl_logs import read_rl
 
 #: Seconds of a step.
 TIMES = {"gen": 30.0, "update_actor": 10.0, "step": 45.0}

@@ -13,7 +13,7 @@ from benchmarks.writtenrun import WrittenRun
 from tests.collectors.conftest import POLL_S, TIMEOUT_S, environment, forks
 from tests.handmade import run
 from tracekit.collectors.launch import attach
-from tracekit.collectors.launch.signals import START_RECORDING, STOP_RECORDING
+from tracekit.collectors.launch.launcher import START_RECORDING, STOP_RECORDING
 from tracekit.collectors.record.wire_format import (
     IDLE,
     OPEN_SUFFIX,
@@ -23,8 +23,7 @@ from tracekit.collectors.record.wire_format import (
     segment_stem,
 )
 from tracekit.collectors.run_directory.follow import AttemptFollower
-from tracekit.collectors.run_directory.job_notes import announced
-from tracekit.collectors.run_directory.steering import Pace, first_common_step, pace
+from tracekit.collectors.run_directory.steering import Pace, announced, first_common_step, pace
 from tracekit.trace.canonical import read_parquet
 
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from tracekit.collectors.launch import clock_keeper
-from tracekit.collectors.launch.attempts import CollectedAttempt
-from tracekit.collectors.launch.collect import CollectSummary
+from tracekit.collectors.launch import launcher
+from tracekit.collectors.launch.collect import CollectedAttempt, CollectSummary
 from tracekit.collectors.launch.command import summary_lines
 from tracekit.collectors.launch.launcher import prepare_run, run_command
 from tracekit.collectors.record.wire_format import ENV_DIRECTORY, RuntimeOptions
@@ -61,7 +60,7 @@ def test_the_launcher_leaves_word_of_how_its_command_ended(script, ending, tmp_p
 
 
 def test_a_command_that_removes_the_folder_before_the_clock_is_in_it_is_not_left_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(clock_keeper, "_CLOCK_FILE", "removed/clock.json")
+    monkeypatch.setattr(launcher, "_CLOCK_FILE", "removed/clock.json")
     command = ["sh", "-c", "exit 7"]
     ended = run_command(command, prepare_run(tmp_path, RuntimeOptions(), command), tmp_path, {})
     assert (ended.exit_code, ended.first) == (7, True)

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tracekit.collectors.launch.departures import Departure, find_departure
-from tracekit.collectors.launch.hang_pulses import Pulse
+from tracekit.collectors.launch.hang_answers import Departure, Pulse, find_departure
 from tracekit.collectors.record.wire_format import LAST_WORDS_SUFFIX, rank_stem
 
 

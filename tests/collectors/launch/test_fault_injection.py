@@ -14,15 +14,19 @@ from tests.collectors.shared_runs import ALONE, SABOTAGED
 from tracekit.base.errors import OutputError
 from tracekit.collectors.launch import collect as library
 from tracekit.collectors.launch import launcher
-from tracekit.collectors.launch.clock_keeper import ClockKeeper
 from tracekit.collectors.launch.collect import CollectOptions, collect
-from tracekit.collectors.launch.departures import Departures
+from tracekit.collectors.launch.hang_answers import Departures
 from tracekit.collectors.launch.hang_watcher import ExplainerProcess, HangWatcher
-from tracekit.collectors.record.ring import LeftOver
-from tracekit.collectors.run_directory import clock_pings, job_notes
-from tracekit.collectors.run_directory.clock_pings import append_sample
-from tracekit.collectors.run_directory.launchers import announce, announce_end
-from tracekit.collectors.run_directory.writing import write_left_over, write_manifest
+from tracekit.collectors.launch.launcher import ClockKeeper
+from tracekit.collectors.record.recorder import LeftOver
+from tracekit.collectors.run_directory import launchers, steering
+from tracekit.collectors.run_directory.launchers import (
+    announce,
+    announce_end,
+    append_sample,
+    write_left_over,
+    write_manifest,
+)
 
 
 @pytest.mark.parametrize("names", quick_and_slow(SABOTAGED))
@@ -68,7 +72,7 @@ def raises(*_args, **_kwargs):
 
 #: What the launcher does once the command runs, or has run.
 BESIDE = {
-    "the notes": (job_notes, "_open_first"),
+    "the notes": (steering, "_open_first"),
     "the way to the notes": (launcher, "announced"),
     "the reference clock": (ClockKeeper, "tick"),
     "the end of the clock": (ClockKeeper, "close"),
@@ -115,7 +119,7 @@ def test_a_clock_that_cannot_be_served_costs_a_line(tmp_path, monkeypatch, capsy
         raise RuntimeError("can't start new thread")
 
     (tmp_path / "launcher-elsewhere-1.running").touch()
-    monkeypatch.setattr(clock_pings.threading.Thread, "start", refuse)
+    monkeypatch.setattr(launchers.threading.Thread, "start", refuse)
     beside = launcher._Beside(tmp_path, announce(tmp_path), ClockKeeper(tmp_path), {})
     for _ in range(2):
         assert not beside.tick()
@@ -148,7 +152,7 @@ def test_what_the_launcher_writes_goes_through_no_link_and_waits_for_no_pipe(tmp
         announce(run)
     announce_end(presence, 0)
     with pytest.raises(OSError, match=r"link|regular|No such device"):
-        append_sample(run, "here", clock_pings.ClockSample(1, 2, 3))
+        append_sample(run, "here", launchers.ClockSample(1, 2, 3))
     assert not ClockKeeper(run).first
     assert victim.read_text() == "precious"
 

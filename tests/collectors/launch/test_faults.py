@@ -8,7 +8,7 @@ import pytest
 from tests.collectors.conftest import collect, contradictions, python
 from tests.handmade import read_any, run_process
 from tracekit.collectors.record.wire_format import HEADER, RECORD, Category
-from tracekit.collectors.run_directory.whole import read_attempt
+from tracekit.collectors.run_directory.follow import read_attempt
 
 
 @pytest.mark.parametrize("crash", [pytest.param("raise", marks=pytest.mark.slow), "kill"])

@@ -10,8 +10,8 @@ import pytest
 
 from tests.collectors.conftest import POLL_S, TIMEOUT_S, environment, forks
 from tests.handmade import read_any
+from tracekit.collectors.run_directory.follow import read_attempt
 from tracekit.collectors.run_directory.steering import pace
-from tracekit.collectors.run_directory.whole import read_attempt
 
 pytestmark = pytest.mark.slow
 

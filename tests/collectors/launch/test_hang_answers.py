@@ -10,8 +10,7 @@ import sys
 import pytest
 
 from tracekit.collectors.launch import hang_answers
-from tracekit.collectors.launch.hang_answers import gather
-from tracekit.collectors.launch.hang_pulses import read_pulses
+from tracekit.collectors.launch.hang_answers import gather, read_pulses
 from tracekit.collectors.record.wire_format import (
     FACTS_SUFFIX,
     LAST_WORDS_SUFFIX,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.collectors.conftest import collect, forks
-from tracekit.collectors.importers.kineto.reading import read_file
+from tracekit.collectors.importers.kineto.rank_columns import read_file
 from tracekit.collectors.launch.collect import _has_kernels
 
 SAMPLE = Path(__file__).parents[3] / "sample_traces" / "gpu_slow_input" / "rank0_trace.json.gz"

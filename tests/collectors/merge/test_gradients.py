@@ -5,7 +5,7 @@ import polars as pl
 import pytest
 
 from tests.collectors.merge.test_ops import GROUP, compute, merged, rank
-from tracekit.collectors.merge.gradients import _delay, _service
+from tracekit.collectors.merge.collective_ops import _delay, _service
 from tracekit.collectors.record.wire_format import Category, Flag
 
 MIB = 1 << 20

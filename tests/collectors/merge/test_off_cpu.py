@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from tracekit.collectors.merge.off_cpu import with_thread_waits
+from tracekit.collectors.merge.lockstep import with_thread_waits
 from tracekit.trace.schema import OFF_CPU, QUEUED
 
 

@@ -6,11 +6,10 @@ import pytest
 
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job
 from tracekit.base.errors import TraceError
-from tracekit.collectors.merge.merge import MergedAttempt
+from tracekit.collectors.merge.merge import SEGMENTS, MergedAttempt, merge_run, segments_of_jobs, trace_of_segments
 from tracekit.collectors.merge.ops import OpReport
 from tracekit.collectors.merge.placement import Placement
-from tracekit.collectors.merge.restarts import SEGMENTS, merge_run, segments_of_jobs, trace_of_segments
-from tracekit.trace.step_values import STEP_VALUES, step_values
+from tracekit.trace.facts import STEP_VALUES, step_values
 
 
 def attempt(number, *, ranks=2, host="node-1", program=("train.py",), numbered_from=0, steps=4):

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.collectors.nccl.harness import Nccl
-from tracekit.collectors.nccl.recording import ring_files
-from tracekit.collectors.nccl.ring_reader import NcclRing, read_ring
+from tracekit.collectors.nccl.rings import NcclRing, read_ring, ring_files
 
 ROOT = Path(__file__).parents[3]
 SOURCES = ROOT / "collectors" / "nccl"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tracekit.collectors.nccl import ring_reader
-from tracekit.collectors.nccl.operations import COLLECTIVE, KERNEL_CHANNEL, P2P, START, STATE
+from tracekit.collectors.nccl import rings
+from tracekit.collectors.nccl.rings import COLLECTIVE, KERNEL_CHANNEL, P2P, START, STATE
 
 MS = 1_000_000
 SLOTS_PER_LANE = 256
@@ -47,15 +47,15 @@ class HandmadeRing:
 
     def write(self, directory: Path) -> Path:
         directory.mkdir(parents=True, exist_ok=True)
-        header = np.zeros(1, ring_reader._HEADER)
+        header = np.zeros(1, rings._HEADER)
         one = header[0]
-        one["magic"], one["version"] = ring_reader.MAGIC, ring_reader.VERSION
+        one["magic"], one["version"] = rings.MAGIC, rings.VERSION
         one["slots_per_lane"], one["process"] = SLOTS_PER_LANE, self.process
         one["lane"]["written"][0] = len(self.slots)
         for number, (identity, ranks, rank) in enumerate(self.communicators):
             one["communicator"][number] = (1, ranks, rank, 0, identity, b"")
         one["name"]["text"][: len(self.names)] = [name.encode() for name in self.names]
-        slots = np.zeros((32, SLOTS_PER_LANE), ring_reader.SLOT)
+        slots = np.zeros((32, SLOTS_PER_LANE), rings.SLOT)
         for at, values in enumerate(self.slots):
             for name, value in values.items():
                 slots[0, at][name] = value

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.properties import examples
-from tracekit.collectors.nccl.clock import fit_gpu_clock
+from tracekit.collectors.nccl.rings import fit_gpu_clock
 
 SECOND = 1_000_000_000
 #: Nanoseconds since 1970, as GPUs count them: far beyond what a float64 holds to the nanosecond.

@@ -13,9 +13,8 @@ import pytest
 from tests.collectors.conftest import contradictions, several
 from tests.handmade import read_any
 from tracekit.collectors.nccl import launching
-from tracekit.collectors.nccl.operations import operations
-from tracekit.collectors.nccl.ring_reader import read_ring
-from tracekit.collectors.record.nccl_wire_format import DEFAULT_MASK
+from tracekit.collectors.nccl.rings import operations, read_ring
+from tracekit.collectors.record.wire_format import DEFAULT_MASK
 from tracekit.collectors.run_directory.segments import AttemptRecording, RankRecording
 
 ROOT = Path(__file__).parents[3]

@@ -26,10 +26,19 @@ from tests.collectors.nccl.harness import (
 )
 from tests.properties import examples
 from tracekit.collectors.nccl.launching import find_plugin
-from tracekit.collectors.nccl.operations import PROXY_OP as OP_SLOT
-from tracekit.collectors.nccl.operations import PROXY_STEP as STEP_SLOT
-from tracekit.collectors.nccl.operations import START, STATE, STOP, channels, count_proxy_steps, operations
-from tracekit.collectors.nccl.ring_reader import HEADER_BYTES, SLOT, Communicator
+from tracekit.collectors.nccl.rings import (
+    HEADER_BYTES,
+    SLOT,
+    START,
+    STATE,
+    STOP,
+    Communicator,
+    channels,
+    count_proxy_steps,
+    operations,
+)
+from tracekit.collectors.nccl.rings import PROXY_OP as OP_SLOT
+from tracekit.collectors.nccl.rings import PROXY_STEP as STEP_SLOT
 
 HERE = Path(__file__).parent
 DEFAULT = COLL | P2P | KERNEL_CH

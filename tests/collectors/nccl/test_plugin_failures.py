@@ -8,9 +8,7 @@ import pytest
 
 from tests.collectors.nccl.conftest import SOURCES
 from tests.collectors.nccl.harness import COLL, KERNEL_CH, P2P, in_process
-from tracekit.collectors.nccl.operations import operations
-from tracekit.collectors.nccl.recording import ring_files
-from tracekit.collectors.nccl.ring_reader import read_ring
+from tracekit.collectors.nccl.rings import operations, read_ring, ring_files
 
 HERE = Path(__file__).parent
 DEFAULT = COLL | P2P | KERNEL_CH

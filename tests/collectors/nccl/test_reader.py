@@ -8,9 +8,9 @@ import pytest
 
 from tests.collectors.nccl.handmade import HandmadeRing
 from tracekit.base.errors import FormatError
-from tracekit.collectors.nccl import ring_reader
-from tracekit.collectors.nccl.drain import Drain
-from tracekit.collectors.nccl.operations import operations
+from tracekit.collectors.nccl import rings
+from tracekit.collectors.nccl.launching import Drain
+from tracekit.collectors.nccl.rings import operations
 
 
 def test_a_drained_ring_loses_nothing(load):
@@ -90,12 +90,12 @@ def test_a_damaged_header_is_one_error(tmp_path):
         ({"slots_per_lane": 0}, "0 slots per lane do not fit"),
     ):
         content = bytearray(whole)
-        header = np.frombuffer(content, ring_reader._HEADER, 1)
+        header = np.frombuffer(content, rings._HEADER, 1)
         for field, value in damage.items():
             header[field] = value
         path.write_bytes(content)
         with pytest.raises(FormatError, match=message) as raised:
-            ring_reader.read_ring(path)
+            rings.read_ring(path)
         assert str(path) in str(raised.value)
 
 
@@ -104,6 +104,6 @@ def test_another_file_is_no_ring(tmp_path):
     path = tmp_path / "nccl-a-1.ring"
     path.write_bytes(b"short")
     with pytest.raises(FormatError, match="5 bytes; a ring of NCCL events has at least 40960"):
-        ring_reader.read_ring(path)
+        rings.read_ring(path)
     with pytest.raises(FormatError, match="not the name of a ring; expected nccl-HOST-PID"):
-        ring_reader.read_ring(tmp_path / "rank-000000.facts")
+        rings.read_ring(tmp_path / "rank-000000.facts")

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.collectors.nccl.conftest import SOURCES
-from tracekit.collectors.nccl.operations import operations
-from tracekit.collectors.nccl.recording import ring_files
-from tracekit.collectors.nccl.ring_reader import read_ring
+from tracekit.collectors.nccl.rings import operations, read_ring, ring_files
 
 pytestmark = pytest.mark.slow
 

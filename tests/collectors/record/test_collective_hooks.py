@@ -344,7 +344,7 @@ def functional(rig, monkeypatch):
     """Hooked functions: `all_reduce(tensor, op, group)` returns what waits, `wait_tensor`."""
     import torch
 
-    from tracekit.collectors.record.hooks_functional import FunctionalHooks
+    from tracekit.collectors.record.hooks_comm import FunctionalHooks
 
     module = SimpleNamespace(_resolve_group_name=lambda group: group if isinstance(group, str) else "dp")
     monkeypatch.setattr("torch.distributed.distributed_c10d._resolve_process_group", Group)

@@ -13,8 +13,7 @@ class Job:
 
     def __init__(self, monkeypatch):
         from tracekit.collectors.record import session as session_module
-        from tracekit.collectors.record.hooks_compute import LoopHooks
-        from tracekit.collectors.record.hooks_deepspeed import DeepSpeedHooks
+        from tracekit.collectors.record.hooks_compute import DeepSpeedHooks, LoopHooks
         from tracekit.collectors.record.hooks_host import HostHooks
 
         self.now_ns, self.sink, self.microbatches = 10**9, Sink(lambda: self.now_ns), 0

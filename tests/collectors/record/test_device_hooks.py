@@ -79,8 +79,7 @@ class Work:
 def rig(monkeypatch):
     from tracekit.collectors.record import session as session_module
     from tracekit.collectors.record.collectives import SessionCollectives
-    from tracekit.collectors.record.hooks_comm import CollectiveHooks
-    from tracekit.collectors.record.hooks_reducer import ReducerHooks
+    from tracekit.collectors.record.hooks_comm import CollectiveHooks, ReducerHooks
 
     host = Host()
     monkeypatch.setattr(session_module, "now_ns", host)

@@ -95,8 +95,7 @@ def test_a_module_with_parameters_that_raise_is_evaluated_and_called(session):
 
 def test_an_engine_without_the_method_that_is_asked_steps(session):
     """As a DeepSpeed of another version."""
-    from tracekit.collectors.record.hooks_compute import LoopHooks
-    from tracekit.collectors.record.hooks_deepspeed import DeepSpeedHooks
+    from tracekit.collectors.record.hooks_compute import DeepSpeedHooks, LoopHooks
     from tracekit.collectors.record.hooks_host import HostHooks
 
     hooks = DeepSpeedHooks(session, LoopHooks(session), HostHooks(session))

@@ -12,9 +12,9 @@ from tracekit.collectors.record.wire_format import (
     RuntimeOptions,
     segment_stem,
 )
+from tracekit.collectors.run_directory.follow import read_attempt
+from tracekit.collectors.run_directory.launchers import write_manifest
 from tracekit.collectors.run_directory.segments import records_in
-from tracekit.collectors.run_directory.whole import read_attempt
-from tracekit.collectors.run_directory.writing import write_manifest
 
 
 def record(step: int) -> tuple[int, ...]:

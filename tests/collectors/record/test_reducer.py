@@ -34,13 +34,13 @@ class Job:
     """A loop with a real reducer, on a clock that only the job moves."""
 
     def __init__(self, monkeypatch):
-        from tracekit.collectors.record import hooks_reducer
+        from tracekit.collectors.record import hooks_comm
         from tracekit.collectors.record.collectives import SessionCollectives
 
         self.loop = Loop(monkeypatch)
         self.computed = threading.Event()
-        monkeypatch.setattr(hooks_reducer, "now_ns", self._now_ns)
-        self.hooks = hooks_reducer.ReducerHooks(SessionCollectives(self.loop.session))
+        monkeypatch.setattr(hooks_comm, "now_ns", self._now_ns)
+        self.hooks = hooks_comm.ReducerHooks(SessionCollectives(self.loop.session))
         self.hooks.install()
 
     def _now_ns(self):
@@ -165,7 +165,7 @@ def test_a_model_can_be_saved_without_a_warning(job, tmp_path, recwarn):
 
 
 def test_gradients_are_recorded_by_layer(job):
-    from tracekit.collectors.record.hooks_reducer import bytes_of_layers, bytes_of_stage
+    from tracekit.collectors.record.hooks_comm import bytes_of_layers, bytes_of_stage
 
     parameters = [
         ("embed.weight", 8),

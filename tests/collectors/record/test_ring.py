@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 
 from tests.collectors.conftest import environment
 from tests.properties import examples
-from tracekit.collectors.record.recorder import Recorder
-from tracekit.collectors.record.ring import PLACES, Ring, RingStore, open_ring, ring_bytes
+from tracekit.collectors.record.recorder import PLACES, Recorder, Ring, RingStore, open_ring, ring_bytes
 from tracekit.collectors.record.wire_format import ENV_RINGS, RECORD, Category, RuntimeOptions
+from tracekit.collectors.run_directory.follow import read_attempt
+from tracekit.collectors.run_directory.launchers import write_left_over
 from tracekit.collectors.run_directory.segments import RECORD_DTYPE
-from tracekit.collectors.run_directory.whole import read_attempt
-from tracekit.collectors.run_directory.writing import write_left_over
 
 
 def record(step: int) -> tuple[int, ...]:
@@ -136,7 +135,7 @@ def test_threads_lose_nothing():
 WORKER = """
 import os, sys
 from tracekit.collectors.record.recorder import Recorder
-from tracekit.collectors.record.ring import open_ring
+from tracekit.collectors.record.recorder import open_ring
 rank = int(sys.argv[1])
 ring = open_ring(rank, 2, 10)
 for step in range(14):

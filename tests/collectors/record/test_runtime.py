@@ -10,7 +10,7 @@ import pytest
 import tracekit
 from tests.collectors.conftest import HEAVY, environment
 from tracekit.collectors import set_step, span
-from tracekit.collectors.record import bootstrap, control, small_file, spans
+from tracekit.collectors.record import bootstrap, small_file, spans
 from tracekit.collectors.record.patches import PatchSet, on_import
 from tracekit.collectors.record.wire_format import ENV_RINGS, IDLE, RecordingSchedule, RuntimeOptions
 
@@ -168,7 +168,7 @@ def test_the_control_file_changes_the_schedule(tmp_path, capfd, monkeypatch):
     """Each new file counts; one that is no schedule is named, and the schedule before stays."""
     monkeypatch.setattr(small_file, "FOLLOWING_PERIOD_S", 0)
     applied = []
-    follower = control.Control(tmp_path, applied.append)
+    follower = bootstrap.Control(tmp_path, applied.append)
     file = tmp_path / "control.json"
     follower.look()
     contents = ['{"first_step": 7}', '{"first_step": -1}', "[1]", "{", '{"last_step": 9, "every": 3, "length": 2}']
@@ -202,7 +202,7 @@ def test_what_is_no_control_file_is_reported_once_for_all_ranks_and_ignored(name
     def first_to_say(what):
         return what not in said and not said.add(what)
 
-    ranks = [control.Control(tmp_path, applied.append, first_to_say) for _ in range(2)]
+    ranks = [bootstrap.Control(tmp_path, applied.append, first_to_say) for _ in range(2)]
     make(tmp_path / "control.json")
     for rank in (*ranks, *ranks):
         rank.look()

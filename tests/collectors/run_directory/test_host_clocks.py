@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from tests.cases import case
 from tests.properties import examples
 from tracekit.base.errors import FormatError
-from tracekit.collectors.launch.clock_keeper import ClockKeeper
-from tracekit.collectors.run_directory.clock_pings import ClockSample, EchoServer, append_sample, measure
+from tracekit.collectors.launch.launcher import ClockKeeper
 from tracekit.collectors.run_directory.host_clocks import fit_clock, read_clocks
-from tracekit.collectors.run_directory.launchers import announce
+from tracekit.collectors.run_directory.launchers import ClockSample, EchoServer, announce, append_sample, measure
 
 
 def test_an_offset_is_measured():

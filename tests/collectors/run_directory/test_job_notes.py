@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from tracekit.collectors.run_directory.job_notes import RunningJob, announced, running_jobs
+from tracekit.collectors.run_directory.steering import RunningJob, announced, running_jobs
 
 HERE = os.getpid()
 

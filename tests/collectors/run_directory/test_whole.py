@@ -9,8 +9,8 @@ from tests.handmade import read_any, run
 from tests.live.test_hostile_segments import GARBAGE, copy_last, put
 from tracekit.base.errors import FormatError
 from tracekit.collectors.record.wire_format import RECORD, Category
+from tracekit.collectors.run_directory.follow import read_attempt
 from tracekit.collectors.run_directory.segments import RECORD_DTYPE
-from tracekit.collectors.run_directory.whole import read_attempt
 
 
 @pytest.fixture

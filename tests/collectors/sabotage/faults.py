@@ -396,7 +396,7 @@ def wall_clock_raises():
 
 @fault
 def kernel_accounts_are_garbage():
-    from _tracekit_recorder.collectors.record.run_queue import RunQueue
+    from _tracekit_recorder.collectors.record.process_facts import RunQueue
 
     RunQueue.waited_ns = raises(IndexError("list index out of range"))
 
@@ -472,7 +472,7 @@ FAULTS["control-file-is-a-folder"] = control_file(Path.mkdir)
 
 @fault
 def control_raises():
-    from _tracekit_recorder.collectors.record.control import Control
+    from _tracekit_recorder.collectors.record.bootstrap import Control
 
     Control.look = raises(ArithmeticError("sabotage"))
 

@@ -13,8 +13,15 @@ from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.errors import StoreError
 from tracekit.dashboards.browser.data import replays
 from tracekit.dashboards.browser.data.queries import Results, Stored
-from tracekit.dashboards.browser.data.replays import Pending, Phase, Rejected, Replays, WhatifAnswer
-from tracekit.dashboards.browser.data.whatif_query import QueryAction, WhatifQuery
+from tracekit.dashboards.browser.data.replays import (
+    Pending,
+    Phase,
+    QueryAction,
+    Rejected,
+    Replays,
+    WhatifAnswer,
+    WhatifQuery,
+)
 
 LONG_S = 60.0  # far more than a hand-made job takes: an answer ends the wait
 

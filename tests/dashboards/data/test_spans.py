@@ -30,9 +30,20 @@ from tracekit.base.errors import SelectionError
 from tracekit.dashboards.browser.data.queries import Results
 from tracekit.dashboards.browser.ui.context import EXTENSION
 from tracekit.dashboards.browser.web.app import make_app
-from tracekit.dashboards.figures.path_spans import path_spans
-from tracekit.dashboards.figures.spans import OVERVIEW_STEPS, Line, Window, count, overview, slowest, spans, sums
-from tracekit.dashboards.figures.step_ops import Replay, StepOps, step_ops
+from tracekit.dashboards.figures.spans import (
+    OVERVIEW_STEPS,
+    Line,
+    Replay,
+    StepOps,
+    Window,
+    count,
+    overview,
+    path_spans,
+    slowest,
+    spans,
+    step_ops,
+    sums,
+)
 from tracekit.store import Store
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import KINDS, OpKind

@@ -8,8 +8,7 @@ import polars as pl
 from tests.handmade import slow_trace
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.dashboards.browser.data.timeline_state import DrawnReplays, OpName, Order, Streams, read_state
-from tracekit.dashboards.figures.spans import Line, Window
-from tracekit.dashboards.figures.step_ops import Replay, step_ops
+from tracekit.dashboards.figures.spans import Line, Replay, Window, step_ops
 from tracekit.trace.model import OpKind, Worker
 
 STEPS = pl.DataFrame({"step": [3, 4, 9], "recorded_s": [1.0, 1.2, 1.1], "slowdown": [1.0, 1.2, 1.1]})

@@ -15,13 +15,13 @@ from tests.properties import examples
 from tests.reports import report_with
 from tracekit.analysis.whatif.selection_text import parse_selection
 from tracekit.base.errors import SelectionError
-from tracekit.dashboards.browser.data.replays import answered
-from tracekit.dashboards.browser.data.whatif_query import (
+from tracekit.dashboards.browser.data.replays import (
     LONGEST_SELECTION,
     MOST_KEPT,
     ChosenOps,
     QueryAction,
     WhatifQuery,
+    answered,
     kept_text,
     query_of,
     read_kept,

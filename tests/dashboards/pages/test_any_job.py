@@ -19,7 +19,7 @@ from tests.test_op_trace import DP, OPS
 from tracekit.analysis.job.graph import GraphJob
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.text import seconds
-from tracekit.dashboards.browser.data.whatif_query import read_query
+from tracekit.dashboards.browser.data.replays import read_query
 from tracekit.dashboards.figures.lanes import LEVELS_OF_RL, StreamOps
 from tracekit.store import Incoming, Store
 from tracekit.trace.op import OpTrace
@@ -190,7 +190,7 @@ def test_a_fix_that_is_not_promised_alone_says_so_in_the_chart(pages: Pages) -> 
         {"kind": "b", "title": "unsure", "withheld": "the saving is below its error"},
     ]
     report = report_with(fixes=fixes, step_time_s={"recorded": 10.0})
-    from tracekit.dashboards.browser.pages.job_parts import fix_levels  # pages need an app
+    from tracekit.dashboards.browser.pages.job import fix_levels  # pages need an app
 
     with pages._server.test_request_context("/job"):
         levels = fix_levels(pages.service.results.stored("pipeline"), report)

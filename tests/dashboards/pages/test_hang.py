@@ -16,8 +16,7 @@ from tests.dashboards.conftest import Serving
 from tests.dashboards.page_text import Pages, found, lines, sent
 from tests.handmade import run as command
 from tests.handmade import slow_trace
-from tracekit.dashboards.browser.data.hang_graph import fold
-from tracekit.dashboards.browser.figures.wait_graph import wait_graph
+from tracekit.dashboards.browser.data.hang_graph import fold, wait_graph
 from tracekit.dashboards.figures.theme import LIGHT
 from tracekit.store import Incoming, Store
 

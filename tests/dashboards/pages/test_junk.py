@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Page
 
 from tests.dashboards.page_text import Pages, sent
-from tracekit.dashboards.browser.data.whatif_query import WhatifQuery
+from tracekit.dashboards.browser.data.replays import WhatifQuery
 
 Visit = Callable[..., Page]
 JOB = "slow-worker"

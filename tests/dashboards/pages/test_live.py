@@ -19,12 +19,12 @@ from tests.dashboards.pages.test_hang import report
 from tests.dashboards.watched import HOSTS, analysed, trace, write_watched
 from tests.live.test_notify import PATIENCE_S, receiving
 from tests.test_store_windows import window
-from tracekit.live.incident_changes import StoreChanges
 from tracekit.live.metrics import page_of
-from tracekit.live.notify import Notifier
+from tracekit.live.receivers import Notifier
+from tracekit.live.watch import StoreChanges
 from tracekit.sources.load import load
 from tracekit.store import Incoming, Store
-from tracekit.store.handling import IncidentChange
+from tracekit.store.incidents import IncidentChange
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_a_window_of_long_ago_is_shown_among_those_around_it(tmp_path: Path, mon
             drawn = catalogue.live.history("live", 6, shown)["number"].to_list()
             assert (drawn[0], drawn[-1], len(drawn)) == (first, last, 6)
     pages = Pages(store.path)
-    monkeypatch.setattr("tracekit.dashboards.browser.pages.job_windows.MOST_AROUND", 6)
+    monkeypatch.setattr("tracekit.dashboards.browser.pages.job.MOST_AROUND", 6)
     page = pages.text("/job", job="live", window="1")
     assert "Window 1 of 0 to 5; the newest is 11, steps 2 to 3" in page
 
@@ -138,7 +138,7 @@ def test_the_page_of_a_job_says_how_old_it_is(
     store.begin_watch("live", "torchrun")
     store.append(window(0, analysed=True))
     now = SimpleNamespace(time=datetime(year, 1, 1, tzinfo=UTC).timestamp)
-    monkeypatch.setattr("tracekit.dashboards.browser.pages.job_windows.time", now)
+    monkeypatch.setattr("tracekit.dashboards.browser.pages.job.time", now)
     assert any(said in line for line in Pages(store.path).lines("/job", job="live"))
 
 

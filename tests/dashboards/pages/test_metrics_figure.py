@@ -10,13 +10,13 @@ from tests.analysis.metrics.test_testimony import JOB, LOW_CLOCK, Given
 from tests.dashboards.page_text import Pages, sent
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.dashboards.documents.card import card
+from tracekit.dashboards.documents.card import picture as drawn_svg
 from tracekit.dashboards.documents.markdown import markdown
 from tracekit.dashboards.documents.page import page
-from tracekit.dashboards.documents.svg import picture as drawn_svg
-from tracekit.dashboards.figures.sections import picture
+from tracekit.dashboards.figures.charts import picture
 from tracekit.dashboards.figures.theme import LIGHT
 from tracekit.report.findings import Findings
-from tracekit.report.section import Series, SeriesLine, UsualBand
+from tracekit.report.tables import Series, SeriesLine, UsualBand
 from tracekit.store import Incoming, Store
 
 

@@ -24,10 +24,8 @@ from tests.test_gpu_traces import SAMPLE
 from tracekit.analysis.gpu.gpu_times import MemoryPoint, MemoryTimes
 from tracekit.analysis.job.graph import GraphJob
 from tracekit.base.text import code_name, cost
-from tracekit.dashboards.browser.data.gpu_questions import gpu_questions
-from tracekit.dashboards.browser.data.replays import WhatifAnswer, answered
-from tracekit.dashboards.browser.data.whatif_query import QueryAction, WhatifQuery
-from tracekit.dashboards.browser.figures.gpu_pictures import memory_over_time
+from tracekit.dashboards.browser.data.replays import QueryAction, WhatifAnswer, WhatifQuery, answered, gpu_questions
+from tracekit.dashboards.browser.ui.figures import memory_over_time
 from tracekit.dashboards.figures.lanes import LEVEL_STEP, LEVELS
 from tracekit.dashboards.figures.theme import LIGHT
 from tracekit.store import Incoming, Store, TraceKind

@@ -22,7 +22,7 @@ from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.analysis.plans.model import PlanModel
 from tracekit.analysis.plans.optimize import optimize
 from tracekit.base.text import seconds
-from tracekit.dashboards.figures.plan_front import plan_front
+from tracekit.dashboards.figures.charts import plan_front
 from tracekit.dashboards.figures.theme import LIGHT
 from tracekit.store import Incoming, Store
 from tracekit.synth import SlowWorker, SynthSpec, synthesize

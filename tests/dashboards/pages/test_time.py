@@ -16,12 +16,11 @@ from tests.dashboards.conftest import Serving
 from tests.dashboards.page_text import Pages, found
 from tests.dashboards.watched import HOSTS, analysed, trace
 from tracekit.base.errors import SelectionError
-from tracekit.dashboards.browser.data.life import Event, read_differences, read_life
+from tracekit.dashboards.browser.data.life import Event, happened, read_differences, read_life
 from tracekit.dashboards.browser.data.queries import Results
-from tracekit.dashboards.browser.figures.life import happened
 from tracekit.dashboards.figures.theme import LIGHT
 from tracekit.store import Store
-from tracekit.trace.step_values import STEP_VALUES
+from tracekit.trace.facts import STEP_VALUES
 
 #: Window n begins at hour n after this moment, 2023-11-14 22:00 UTC; its steps begin 10 s apart.
 BEGIN = 1_699_999_200.0

@@ -20,7 +20,7 @@ from tests.dashboards.tabs import PATIENCE_MS
 from tests.handmade import run
 from tracekit.base.text import seconds
 from tracekit.dashboards.browser.data import replays
-from tracekit.dashboards.browser.data.whatif_query import LONGEST_ADDRESS
+from tracekit.dashboards.browser.data.replays import LONGEST_ADDRESS
 
 Visit = Callable[..., Page]
 SLOW = SAMPLES / "slow_worker.parquet"

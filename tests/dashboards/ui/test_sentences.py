@@ -16,7 +16,7 @@ from tracekit.dashboards.browser.ui.sentences import (
     space_words,
     time_words,
 )
-from tracekit.report.rows import OfStep
+from tracekit.report.tables import OfStep
 
 
 def of_step(step: int, lost_s: float | None) -> OfStep:

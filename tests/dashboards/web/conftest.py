@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from waitress import wasyncore
 
-from tracekit.dashboards.browser.web.server import make_server
+from tracekit.dashboards.browser.web.app import make_server
 
 #: More than the systems of both ends keep of what nobody reads.
 LARGE = b"x" * 10_000_000

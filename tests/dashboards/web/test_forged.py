@@ -12,9 +12,8 @@ import pytest
 from tests.dashboards.web.conftest import Turns
 from tests.dashboards.web.test_tokens import ANN, BOB, write
 from tests.test_store_windows import window
-from tracekit.dashboards.browser.web.access import Access, read_access
+from tracekit.dashboards.browser.web.access import Access, ProxyHeader, ip_address, read_access, read_auth
 from tracekit.dashboards.browser.web.app import make_app
-from tracekit.dashboards.browser.web.auth import ProxyHeader, ip_address, read_auth
 from tracekit.store import Store
 
 ServeTurns = Callable[[Any], Turns]

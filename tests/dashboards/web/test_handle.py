@@ -14,12 +14,11 @@ import pytest
 
 from tests.dashboards.conftest import Serving
 from tests.test_store_windows import window
-from tracekit.dashboards.browser.web.access import Access, read_access
+from tracekit.dashboards.browser.web.access import Access, read_access, read_auth
 from tracekit.dashboards.browser.web.app import make_app
-from tracekit.dashboards.browser.web.auth import read_auth
-from tracekit.dashboards.browser.web.handle import _is_own
+from tracekit.dashboards.browser.web.serving import _is_own
 from tracekit.store import Store
-from tracekit.store.handling import current_user
+from tracekit.store.incidents import current_user
 
 CHANGE = {"incident": 1, "owner": " ann ", "note": "", "mute_h": 4}
 

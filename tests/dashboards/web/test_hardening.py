@@ -13,9 +13,9 @@ from tests.handmade import run, slow_trace
 from tests.test_store_windows import window
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.errors import SelectionError
-from tracekit.base.safe_csv import safe_csv
 from tracekit.dashboards.browser.web.access import Access, read_access
 from tracekit.dashboards.browser.web.app import make_app
+from tracekit.report.tables import safe_csv
 from tracekit.store import Incoming, Store
 
 #: Addresses of each kind, and what is posted to them.

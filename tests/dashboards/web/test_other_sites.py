@@ -16,9 +16,8 @@ from werkzeug.serving import make_server
 from tests.dashboards.web.test_tokens import NEW, write
 from tests.handmade import POLL_S
 from tests.test_store_windows import window
-from tracekit.dashboards.browser.web.access import Access
+from tracekit.dashboards.browser.web.access import Access, read_auth
 from tracekit.dashboards.browser.web.app import make_app
-from tracekit.dashboards.browser.web.auth import read_auth
 from tracekit.store import Store
 
 BODY = json.dumps({"incident": 1, "owner": "mallory"})

@@ -12,11 +12,9 @@ import pytest
 
 from tests.dashboards.web.conftest import LARGE, Turns, application, arrived
 from tests.dashboards.web.test_tokens import NEW, bearer, write
-from tracekit.dashboards.browser.web import server
-from tracekit.dashboards.browser.web.access import Access
-from tracekit.dashboards.browser.web.app import make_app
-from tracekit.dashboards.browser.web.server import LONGEST_HEAD, PATIENCE_S
-from tracekit.dashboards.browser.web.tokens import Tokens
+from tracekit.dashboards.browser.web import app
+from tracekit.dashboards.browser.web.access import Access, Tokens
+from tracekit.dashboards.browser.web.app import LONGEST_HEAD, PATIENCE_S, make_app
 
 #: What slow clients send before they stop, or of which they do not read the answers.
 UNFINISHED = {
@@ -93,7 +91,7 @@ def test_with_too_many_connections_the_one_that_has_been_silent_for_longest_goes
     turns: Turns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever sends a byte now and then has no more right to stay than others, and nobody is kept out."""
-    monkeypatch.setattr(server, "MOST_CONNECTIONS", 4)
+    monkeypatch.setattr(app, "MOST_CONNECTIONS", 4)
     busy = turns.client(GET % b"/held")
     turns.until(lambda: turns.answered)
     first, second, third = (turns.client() for _ in range(3))
@@ -111,7 +109,7 @@ def test_everybody_is_answered_while_all_others_wait_for_a_thread(
     turns: Turns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody is silent who waits for an answer, so that the newcomer goes."""
-    monkeypatch.setattr(server, "MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(app, "MOST_CONNECTIONS", 2)
     for path in (b"/held", b"/waiting"):
         turns.client(GET % path)
         turns.until(lambda: sum(len(one.requests) for one in turns.server.active_channels.values()) == turns.open)

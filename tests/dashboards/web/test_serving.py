@@ -262,7 +262,7 @@ class TestBrokenAndHostile:
     def test_an_error_of_tracekit_itself_is_one_line_and_logged(
         self, sample_store: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("tracekit.dashboards.browser.web.downloads.safe_csv", lambda _: 1 / 0)
+        monkeypatch.setattr("tracekit.dashboards.browser.web.serving.safe_csv", lambda _: 1 / 0)
         answer = make_app(sample_store).server.test_client().get("/download/jobs.csv")
         assert (answer.status_code, len(answer.text.splitlines())) == (500, 1)
         assert "ZeroDivisionError" in caplog.text

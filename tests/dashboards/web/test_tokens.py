@@ -18,10 +18,17 @@ from itsdangerous import URLSafeTimedSerializer
 from itsdangerous.timed import TimestampSigner
 
 from tracekit.base.errors import SelectionError
-from tracekit.dashboards.browser.web.access import Access, read_access
+from tracekit.dashboards.browser.web.access import (
+    COOKIE,
+    LINK_HOLDER,
+    SESSION_LENGTH,
+    Access,
+    Auth,
+    Tokens,
+    read_access,
+    read_auth,
+)
 from tracekit.dashboards.browser.web.app import make_app
-from tracekit.dashboards.browser.web.auth import Auth, read_auth
-from tracekit.dashboards.browser.web.tokens import COOKIE, LINK_HOLDER, SESSION_LENGTH, Tokens
 
 ANN, BOB, NEW = "o3yXn0mQ9vR5sT1uW7zA4c", "0f1e2d3c4b5a69788796a5b4c3d2e1f1", "Zk8_q-Lr2Vb6Nd0Xw4Ej1g"
 HTML = {"Accept": "text/html"}
@@ -133,8 +140,8 @@ class TestLinks:
     def test_the_log_shows_no_token(
         self, site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("tracekit.dashboards.browser.web.downloads.safe_csv", lambda _: 1 / 0)
-        monkeypatch.setattr("tracekit.dashboards.browser.web.tokens._without_token", lambda _: 1 / 0)
+        monkeypatch.setattr("tracekit.dashboards.browser.web.serving.safe_csv", lambda _: 1 / 0)
+        monkeypatch.setattr("tracekit.dashboards.browser.web.access._without_token", lambda _: 1 / 0)
         headers = {"Authorization": bearer(ANN)}
         assert site.client.get("/download/jobs.csv", headers=headers).status_code == 500
         assert site.client.get(f"/?token={ANN}").status_code == 500
@@ -234,7 +241,7 @@ class TestPrograms:
 
     def test_every_token_is_compared_with_every_entry_in_constant_time(self, site: Site) -> None:
         with patch(
-            "tracekit.dashboards.browser.web.tokens.hmac.compare_digest", wraps=secrets.compare_digest
+            "tracekit.dashboards.browser.web.access.hmac.compare_digest", wraps=secrets.compare_digest
         ) as compared:
             for token in (ANN, BOB, NEW, "", "x" * 10_000):
                 sees(site.client.application.test_client(), Authorization=bearer(token))

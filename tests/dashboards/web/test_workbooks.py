@@ -82,12 +82,12 @@ def test_without_its_extra_a_workbook_is_said_to_need_it(sample_store: Path, mon
 def test_a_table_that_fits_no_sheet_is_said_to_be_there_as_csv(
     sample_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tracekit.dashboards.browser.web.downloads.MOST_SHEET_ROWS", 15)
+    monkeypatch.setattr("tracekit.dashboards.browser.web.serving.MOST_SHEET_ROWS", 15)
     answer = make_app(sample_store).server.test_client().get("/download/by_worker.xlsx?job=slow-worker")
     assert (answer.status_code, "16 rows are more than the 15 of a sheet" in answer.text) == (400, True)
 
 
 def test_pages_without_the_extra_say_how_to_get_it(sample_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracekit.dashboards.browser.ui.share.find_spec", lambda _: None)
+    monkeypatch.setattr("tracekit.dashboards.browser.ui.shell.find_spec", lambda _: None)
     for path, job in (("/", {}), ("/job", {"job": "slow-worker"})):
         assert "XLSX: pip install 'tracekit-analysis[xlsx]'" in Pages(sample_store).text(path, **job)

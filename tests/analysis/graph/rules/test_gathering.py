@@ -3,14 +3,13 @@
 import numpy as np
 import pytest
 
-from tracekit.analysis.graph.rules.gathering import (
+from tracekit.analysis.graph.megatron import LaneOps, build_structure
+from tracekit.analysis.graph.posting import (
+    RecordedLanes,
     gathers_first,
     with_gathering_among_work,
     with_gathers_first,
 )
-from tracekit.analysis.graph.rules.megatron import build_structure
-from tracekit.analysis.graph.rules.posting import RecordedLanes
-from tracekit.analysis.graph.structure import LaneOps
 from tracekit.trace.model import OpKind
 
 #: One stage, two chunks: rows in order of kind, then seq.

@@ -3,8 +3,7 @@
 import numpy as np
 
 from tests.analysis.graph.rules.test_megatron import FR, FS, Built, F, Lane
-from tracekit.analysis.graph.rules.host_order import with_host_order
-from tracekit.analysis.graph.rules.posting import RecordedLanes
+from tracekit.analysis.graph.posting import RecordedLanes, with_host_order
 
 LANES = 8
 

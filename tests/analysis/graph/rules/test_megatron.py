@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from tracekit.analysis.graph.rules.megatron import build_structure
-from tracekit.analysis.graph.structure import LaneOps
+from tracekit.analysis.graph.megatron import LaneOps, build_structure
 from tracekit.base.errors import GraphError
 from tracekit.trace.model import KINDS, OpKind
 

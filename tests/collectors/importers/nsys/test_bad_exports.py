@@ -8,10 +8,10 @@ import pytest
 from tests.cases import case
 from tests.collectors.importers.nsys.exports import GEMM, TWO_RANKS, export, kernel, span
 from tracekit.base.errors import FormatError
-from tracekit.base.look import Look
+from tracekit.base.paths import Look
 from tracekit.sources.load import load
+from tracekit.sources.recognise import wrong_source
 from tracekit.sources.source import Content
-from tracekit.sources.wrong import wrong_source
 
 
 def other_database(path):

@@ -21,7 +21,7 @@ from tests.collectors.importers.nsys.exports import (
 from tracekit.analysis.gpu.matching import match_collectives
 from tracekit.collectors.importers.kineto.reader import read_kineto
 from tracekit.sources.load import load
-from tracekit.sources.search import jobs_in
+from tracekit.sources.recognise import jobs_in
 
 
 def read(path, rows, **more):

@@ -1,0 +1,394 @@
+"""Computes prolonged by a fixed time: garbage collection, and processes that are stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from msgspec.structs import replace
+
+from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, only_in
+from tracekit.analysis.detectors.rank_behind import rank_behind
+from tracekit.analysis.detectors.stops import SMALLEST_STOP_SHARE, longest_share, stopped_workers, stops_s
+from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
+from tracekit.analysis.evidence.computes import Pauses, paused_share, stopped_cells
+from tracekit.analysis.evidence.graph_subject import RecordingSubject
+from tracekit.analysis.evidence.host_code import process_stops_s, run_queue_s, steps_with_stops, stopped_processes
+from tracekit.analysis.evidence.off_cpu import without_stops
+from tracekit.analysis.evidence.pipeline_subject import (
+    PipelineSubject,
+    all_ops,
+    collections,
+    communicating,
+    computing,
+    data_loads,
+    host_work,
+)
+from tracekit.analysis.evidence.subject import Cause, Subject, evidence
+from tracekit.analysis.fixes.plan import Plan
+from tracekit.analysis.gpu.gpu_times import Part
+from tracekit.analysis.numeric.arrays import Bools, Floats
+from tracekit.analysis.numeric.robust import safe
+from tracekit.analysis.whatif.interventions import Intervention, Scale, ScaleDelays, Together, step_times
+from tracekit.base.text import seconds
+from tracekit.report.finding import Figure, LossKind, Place, Spent, Unit, confidence_from
+from tracekit.trace.gpu_activity import IdleReason
+from tracekit.trace.model import OpKind
+
+#: One pause may be anything. No experiment.
+FEWEST_PAUSES = 2
+#: Intervals, in steps, at which to collect garbage; the first one that costs less than this share of the step is
+#: proposed.
+GC_INTERVALS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
+LARGEST_GC_SHARE = 0.005
+#: What stops a worker does so in every step if it does in this share of them. No experiment.
+EVERY_STEP_SHARE = 0.9
+
+
+def _in_every_step(job: PipelineSubject, stops: Floats, where: Place) -> bool:
+    """Whether these workers collect garbage in nearly every step, which Python does not do by itself."""
+    cells = [(worker.pp_rank, job.dp_index[worker.dp_rank]) for worker in where.workers]
+    return bool(cells) and all((stops[stage, :, at] > 0).mean() >= EVERY_STEP_SHARE for stage, at in cells)
+
+
+class GarbageCollection(Detector):
+    """Python's garbage collector stops a worker between its ops or during a forward.
+
+    Paper: pauses hit forwards only (backwards are launched from C++), on different workers at different steps, and can
+    get longer over time; found by hand. tracekit names collections that were recorded as ops, and pauses of forwards
+    that spare backwards too often for chance (see `evidence.pauses`).
+    """
+
+    kind = "python-gc"
+    title = "Python garbage collection stops workers"
+    signature = (
+        "recorded collections; or single long forwards, on other workers each time, whose backwards are not long"
+    )
+    refuted_by = "pauses also in backwards, or at the same microbatch on all workers"
+    next_check = "gc.callbacks with a timer, or gc.freeze() and gc.disable() for a hundred steps: do the pauses go?"
+    suggested_fix = "call gc.disable() on all ranks, then gc.collect() on all of them in the same step, every N steps"
+    part = "python-gc"
+    loss = LossKind.STALLS
+    stragglers_where_few = True
+    by_chance = True
+    repair = Repair("planned-gc", "Collect garbage on all ranks in the same steps", "none in other steps")
+
+    def find(self, job: Subject) -> Iterator[Candidate]:
+        yield from self._in_one_gpu(job)
+        late = rank_behind(job, Part.GC)
+        if late is not None:
+            effect = f"Python collects garbage for {seconds(late.spent_s)}, on its peers for {seconds(late.usual_s)}"
+            yield late.candidate(self.kind, effect)
+        yield from self._in_pipeline(job)
+
+    @only_in(RecordingSubject)
+    def _in_one_gpu(self, job: RecordingSubject) -> Iterator[Candidate]:
+        """The collections in the recording of one rank; none if none were recorded."""
+        from tracekit.analysis.detectors.gpu_time import candidate, costly, on_each
+        from tracekit.analysis.evidence.gpu_losses import host_time, idle_gpu
+
+        for part in costly(job, host_time(job).by_name(IdleReason.GC)) if idle_gpu(job) else ():
+            yield candidate(
+                self.kind,
+                job,
+                Spent(IdleReason.GC, part.name, part.where, part.names, part.count, part.seconds),
+                f"Python collects garbage for {on_each(job, part.seconds)} between launches",
+                host_time(job).less(part.parts),
+                suggested_fix="gc.freeze() after the model is built, gc.disable(), and gc.collect() every N steps",
+            )
+
+    @only_in(PipelineSubject)
+    def _in_pipeline(self, job: PipelineSubject) -> Iterator[Candidate]:
+        changes: list[Intervention] = []
+        figures: list[Figure] = []
+        effects: list[str] = []
+        stops = stops_s(job, collections(job))
+        where = Place()
+        if longest_share(job, stops) >= SMALLEST_STOP_SHARE:
+            changes.append(Scale(collections(job), np.array(0.0)))
+            share = Figure(
+                "recorded collections of garbage, over the step",
+                longest_share(job, stops),
+                SMALLEST_STOP_SHARE,
+                Unit.SHARE,
+            )
+            figures.append(share)
+            where = Place(workers=stopped_workers(job, stops))
+            effects.append(
+                f"Python's garbage collection takes {share.value:.0%} of the step"
+                if where.workers
+                else f"ranks collect garbage, the worst for {share.value:.0%} of the step, and wait for each other"
+            )
+        pause = pauses_in_forwards(job)
+        if pause is not None:
+            long = pause > 0
+            factor = np.ones_like(pause)
+            factor[long] = 1 - pause[long] / job.table.grid[long]
+            changes.append(Scale(job.table, factor))
+            paused = long[FORWARD].any(axis=(1, 2, 3))
+            figures += [
+                Figure("paused forwards", int(long[FORWARD].sum()), FEWEST_PAUSES),
+                Figure("longest pause", float(pause.max()), 0.0, Unit.SECONDS),
+            ]
+            effects.append(
+                f"{figures[-2].value:,.0f} forwards pause, up to {seconds(figures[-1].value)}, and no backwards,"
+                " which points to Python's garbage collector"
+            )
+            if not stops.any():
+                only = job.workers_where(paused) if paused.sum() == 1 else ()
+                where = Place(workers=only or stopped_workers(job, pause[FORWARD].sum(axis=(1, 2))))
+        if changes:
+            series = None if pause is None else _usual_pause(job, pause)
+            yield Candidate(
+                self.kind,
+                where,
+                "; ".join(effects),
+                tuple(figures),
+                confidence_from(tuple(figures[:1])),
+                Together(tuple(changes)),
+                series,
+                every_step=_in_every_step(job, stops, where),
+            )
+
+    def fixes(self, job: Subject, finding: Cause) -> Iterator[Plan]:
+        """Collect garbage on all ranks in the same steps, at an interval that costs little."""
+        pauses_s = _pauses_s(job)
+        if pauses_s is None:
+            yield from super().fixes(job, finding)
+        else:
+            yield _planned(job, finding, float(pauses_s.mean()))
+
+
+def pauses_in_forwards(job: PipelineSubject) -> Floats | None:
+    """Seconds of each pause in a forward, in the shape of the table; None if not caused by the garbage collector."""
+    pauses = job.pauses
+    if pauses is None or not pauses.spare_backwards:
+        return None
+    seen = pauses_inside_computes(job)
+    if seen is not None and seen < pauses.forwards / 2:  # something else paused them
+        return None
+    pause = np.where(steps_with_stops(job)[:, None], 0.0, pauses.seconds)
+    pause[BACKWARD] = 0.0
+    return pause if pause.any() else None
+
+
+def _usual_pause(job: PipelineSubject, pause: Floats) -> Floats:
+    """The usual pause of each step over the step, so that a leak shows as a drift, whatever the number of pauses."""
+    count = (pause[FORWARD] > 0).sum(axis=(0, 1, 2, 4))
+    total = pause.sum(axis=(0, 1, 2, 3, 5))
+    usual: Floats = np.where(count > 0, total / np.maximum(count, 1), total.sum() / count.sum())
+    return 1 + usual / job.unchanged_s
+
+
+def _planned(job: Subject, cause: Cause, pause_s: float) -> Plan:
+    """No pauses in forwards; all ranks pause together once every N steps, for the length of an average pause."""
+    step_s = job.measured_s
+    every = next((count for count in GC_INTERVALS if pause_s / count <= LARGEST_GC_SHARE * step_s), GC_INTERVALS[-1])
+    without = job.unchanged if cause.without_s is None else cause.without_s
+    sweep = [
+        {"every_steps": count, "new_step_s": step_s - job.unchanged_s + float(without.mean()) + pause_s / count}
+        for count in GC_INTERVALS
+    ]
+    title = (
+        f"Collect garbage on all ranks together every {every} steps (gc.disable(), then gc.collect() in those steps)"
+    )
+    place = job.names.place(cause.where)
+    if place is not None and cause.every_step:
+        title = (
+            f"Take out what collects garbage in every step on {place.words}"
+            " (gc.collect() in the loop or a callback: py-spy dump); if it is Python itself, collect on all ranks"
+            f" together every {every} steps"
+        )
+    return Plan(
+        "planned-gc",
+        title,
+        Place(),
+        cause.change,
+        step_times=cause.without_s,
+        extra_s=pause_s / every,
+        details={
+            "pause_s": pause_s,
+            "every_steps": every,
+            "sweep": sweep,
+            "assumes": "collections as long as now",
+        },
+        cause=cause,
+    )
+
+
+@evidence(PipelineSubject)
+def _pauses_s(job: PipelineSubject) -> Floats:
+    """Seconds of each garbage collection, recorded as an op or found as a pause of a forward."""
+    between = np.empty(0) if collections(job).empty else collections(job).gather(job.replay.durations.cost)
+    inside = pauses_in_forwards(job)
+    within = np.empty(0) if inside is None else inside
+    every: Floats = np.concatenate([between[between > 0], within[within > 0]])
+    lockstep = job.lockstep
+    if not len(every) and lockstep is not None and lockstep.work_s is not None:  # only other ranks of workers collect
+        of_ranks = lockstep.work_of((OpKind.GC,))
+        every = of_ranks[of_ranks > 0]
+    return every
+
+
+@evidence(PipelineSubject)
+def pauses_inside_computes(job: PipelineSubject) -> int | None:
+    """The number of garbage collections seen inside computes; None if they were not recorded."""
+    collected = job.trace.metadata.get("collect")
+    nested = collected.get("nested") if isinstance(collected, dict) else None
+    count = nested.get(str(OpKind.GC), 0) if isinstance(nested, dict) else None
+    return count if isinstance(count, int) and 0 <= count < 2**53 else None
+
+
+#: Fewer unrecorded pauses than this may be chance.
+FEWEST_UNRECORDED = 3
+#: At most this share of a worker's own time can be spent in stops.
+MOST_STOPPED = 0.95
+#: No stop is shorter, seconds: the kernel counts microseconds.
+NEGLIGIBLE_S = 1e-6
+
+
+def waited_for_a_core(job: PipelineSubject, pauses_s: Floats) -> Bools:
+    """Workers that paused no longer than they waited for a processor, [stages, dp_ranks]. `pauses_s`: shaped as the
+    table.
+
+    A stopped process is not in the run queue.
+    """
+    mean_s = np.nansum(pauses_s, axis=(0, 2, 3, 4)) / pauses_s.shape[4]
+    return np.asarray((mean_s > 0) & (mean_s <= run_queue_s(job)))
+
+
+class ProcessPauses(Detector):
+    """Processes are stopped for a while: by the operating system, by throttling, by an unrecorded garbage collector.
+
+    Paper: no signature. tracekit looks for computes prolonged by a fixed time: as long in forwards as in backwards of
+    twice the length, whereas noise and slow GPUs act in proportion. Pauses of forwards only are those of Python's
+    garbage collector. If a worker's process is stopped again and again, most of its computes are hit: they scatter four
+    times as much as its peers', but the fastest are as fast as theirs, unlike those of a slow worker. Where the kernel
+    counted how long the training thread neither ran nor was ready to, that decides. The trace does not show what stops
+    the process; the next check says where to look.
+    """
+
+    kind = "process-pauses"
+    title = "Processes pause"
+    signature = "single computes, forwards and backwards, take longer by about the same time, whatever their length"
+    refuted_by = "long computes are longer in proportion to what they compute"
+    next_check = (
+        "host: cgroup cpu.stat (nr_throttled), PSI cpu, steal, run queue, signals to the process (strace -e signal);"
+        " gc.callbacks with a timer: is it Python's collector?"
+    )
+    suggested_fix = (
+        "check nr_throttled in cpu.stat of the container of {ranks} on {hosts}: if it grows, raise the CPU limit; if"
+        " not, find what stops the process (perf sched, strace -e signal, gc.callbacks)"
+    )
+    part = "process"
+    loss = LossKind.STALLS
+    stragglers_where_few = True
+    by_chance = True
+    counted = True
+    repair = Repair("stop-pauses", "Remove the pauses of the process")
+
+    def find(self, job: PipelineSubject) -> Iterator[Candidate]:
+        pauses = job.pauses
+        if pauses is None:
+            return
+        counted = stopped_processes(job)
+        if counted.any():
+            yield self._counted(job, counted)
+        hit = pauses.stopped & ~waited_for_a_core(job, np.maximum(job.table.grid - pauses.usual_s, 0.0))
+        hit &= ~counted
+        if hit.any():
+            yield self._stopped(job, pauses, hit)
+        pauses = replace(pauses, seconds=np.where(steps_with_stops(job)[:, None], 0.0, pauses.seconds))
+        count = pauses.forwards + pauses.backwards
+        paused = (pauses.seconds > 0).any(axis=(0, 2, 3, 4))
+        if not pauses.of_processes or waited_for_a_core(job, pauses.seconds)[paused].all():
+            return
+        lengths = pauses.seconds[pauses.seconds > 0]
+        figures = (
+            Figure("paused computes", count, FEWEST_UNRECORDED),
+            Figure("usual pause", float(np.median(lengths)), 0.0, Unit.SECONDS),
+        )
+        factor = 1 - pauses.seconds / safe(job.table.grid)
+        effect = (
+            f"{count:,} computes pause by about {seconds(figures[1].value)} ({pauses.forwards:,} forwards,"
+            f" {pauses.backwards:,} backwards)"
+        )
+        changes: list[Intervention] = [Scale(job.table, factor)]
+        if job.paused_starts is not None:
+            changes.append(job.paused_starts.change(~pauses.stopped))
+        # No time pattern: pauses are random.
+        yield Candidate(self.kind, Place(), effect, figures, confidence_from(figures), Together(tuple(changes)))
+
+    def _counted(self, job: PipelineSubject, hit: Bools) -> Candidate:
+        """The candidate for the workers in `hit`, [stages, dp_ranks], whose stops the kernel counted."""
+        stops = process_stops_s(job)
+        busy_s = np.nansum(computing(job).gather(job.replay.durations.cost), axis=1)
+        lasts_s = stops[stops > 0]
+        usual_and_longest_s = float(np.median(lasts_s)), float(lasts_s.max())
+        changes: list[Intervention] = [
+            Scale(computing(job), (1 - np.minimum(stops / safe(busy_s), MOST_STOPPED))[:, None])
+        ]
+        # Who transfers with a stopped worker is in its stage or in its DP rank.
+        others = np.asarray(hit.any(axis=1, keepdims=True) | hit.any(axis=0, keepdims=True))
+        for ops, taking_part in ((data_loads(job), hit), (communicating(job), others)):
+            if not ops.empty:
+                took_s = ops.gather(job.replay.durations.cost)
+                changes.append(Scale(ops, without_stops(took_s, taking_part, usual_and_longest_s)))
+        late_s = all_ops(job).gather(job.replay.durations.launch_delay)
+        changes.append(ScaleDelays(all_ops(job), without_stops(late_s, hit, usual_and_longest_s)))
+        change = Together(tuple(changes))
+        # A step that gets shorter without them has a stop, even one that the kernel could not tell from other waits.
+        saved_s = job.unchanged - step_times(job.replay, (change,))
+        by_step = np.maximum(stops.max(axis=(0, 2)), saved_s.clip(min=0))
+        by_step[by_step < NEGLIGIBLE_S] = 0.0
+        long = by_step[by_step > 0]
+        figures = (
+            Figure(
+                "neither running nor ready to, over the step",
+                float(by_step.mean()) / job.unchanged_s,
+                SMALLEST_STOP_SHARE,
+                Unit.SHARE,
+            ),
+            Figure("usual pause", usual_and_longest_s[0], 0.0, Unit.SECONDS),
+        )
+        return Candidate(
+            self.kind,
+            Place(workers=job.workers_where(hit)),
+            f"the process is stopped for {seconds(float(long.mean()))} in {len(long)} of {len(by_step)} steps: its"
+            " training thread neither runs nor waits for a processor",
+            figures,
+            confidence_from(figures[:1]),
+            change,
+            1 + by_step / job.unchanged_s,
+            title="The process of a worker is stopped again and again",
+            excess=figures[0].value / (1 - figures[0].value),
+        )
+
+    def _stopped(self, job: PipelineSubject, pauses: Pauses, hit: Bools) -> Candidate:
+        """The candidate for the workers in `hit`, [stages, dp_ranks], whose processes are stopped again and again."""
+        grid = job.table.grid
+        cells = np.broadcast_to(stopped_cells(hit, grid.shape), grid.shape)
+        beyond = np.where(cells, grid - pauses.usual_s, 0.0)
+        factor = np.where(beyond > 0, pauses.usual_s / safe(grid), 1.0)
+        share = float(beyond[cells].sum() / grid[cells].sum())
+        figures = (
+            Figure("computes beyond those of its peers, now and then", share, SMALLEST_STOP_SHARE, Unit.SHARE),
+            Figure("usual pause", float(np.median(pauses.stops_s)), 0.0, Unit.SECONDS),
+        )
+        changes: list[Intervention] = [Scale(job.table, factor)]
+        for ops in (data_loads(job), host_work(job)):
+            if not ops.empty:
+                share_of_op = paused_share(ops.gather(job.replay.durations.cost), pauses)
+                changes.append(Scale(ops, 1 - share_of_op * hit[:, None, None]))
+        if job.paused_starts is not None:
+            changes.append(job.paused_starts.change(hit))
+        return Candidate(
+            self.kind,
+            Place(workers=job.workers_where(hit)),
+            f"the process is stopped about {seconds(figures[1].value)} at a time, for {share:.0%} of its compute time",
+            figures,
+            confidence_from(figures),
+            Together(tuple(changes)),
+            title="The process of a worker is stopped again and again",
+            excess=share / (1 - share),
+        )

@@ -1,0 +1,394 @@
+"""The dependency rules of pipeline jobs such as Megatron's, among the ops of one lane.
+
+In: the ops of one lane (one model-parallel group in one step) as columns in row order, that is, by (pp_rank, kind,
+seq). Out: a `Structure`, the edges and groups among those rows. Lanes with the same structure share it, so this runs
+once per distinct structure, not once per lane.
+
+The rules are those of "Understanding Stragglers in Large Model Training" (OSDI'25, section 3); docs/method.md
+states them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.base.errors import GraphError
+from tracekit.trace.model import DP_COLLECTIVES, KINDS, OpKind
+
+#: Kinds that run one after the other on a worker, in order of start. The last of them precedes the collectives and the
+#: optimizer at the end of the step.
+COMPUTE_STREAM = (
+    OpKind.FORWARD_COMPUTE,
+    OpKind.BACKWARD_COMPUTE,
+    OpKind.DATA_LOAD,
+    OpKind.CHECKPOINT,
+    OpKind.HOST_DELAY,
+    OpKind.ALL_TO_ALL,
+    OpKind.FORWARD_COLLECTIVES,
+    OpKind.BACKWARD_COLLECTIVES,
+    OpKind.GC,
+    OpKind.LOSS,
+    OpKind.EVALUATION,
+    OpKind.BACKWARD_WEIGHT,
+)
+#: Kinds that share the data-parallel stream, in order of start.
+DP_STREAM = (OpKind.PARAMS_ALL_GATHER, OpKind.GRADS_REDUCE_SCATTER, OpKind.ALL_REDUCE)
+#: The collectives that combine gradients over the DP ranks; DistributedDataParallel uses all-reduce.
+GRADIENT_REDUCTION = (OpKind.GRADS_REDUCE_SCATTER, OpKind.ALL_REDUCE)
+#: Largest tolerance in comparing recorded times, seconds, to detect a send that waited for a reduction.
+HELD_SLACK_S = 50e-6
+
+
+class Direction(Struct, frozen=True):
+    """One direction of the pipeline: its op kinds and how activations (or gradients) move through the stages."""
+
+    compute: OpKind
+    send: OpKind
+    recv: OpKind
+    stride: int
+
+
+FORWARD = Direction(OpKind.FORWARD_COMPUTE, OpKind.FORWARD_SEND, OpKind.FORWARD_RECV, 1)
+BACKWARD = Direction(OpKind.BACKWARD_COMPUTE, OpKind.BACKWARD_SEND, OpKind.BACKWARD_RECV, -1)
+
+
+def build_structure(ops: LaneOps) -> Structure:
+    """Apply the dependency rules to one lane. Raises GraphError for a send without its recv and the like."""
+    builder = _Builder(ops)
+    for stage in range(ops.stages):
+        builder.add_streams(stage)
+        builder.add_collectives(stage)
+        builder.add_held_send(stage)
+    for direction in (FORWARD, BACKWARD):
+        if ops.microbatch is not None:
+            builder.add_inferred(direction, ops.microbatch)
+            continue
+        sends: dict[int, Ints] = {}
+        recvs: dict[int, Ints] = {}
+        for stage in range(ops.stages):
+            recvs |= builder.match_recvs(direction, stage)
+            sends |= builder.match_sends(direction, stage)
+        builder.pair(direction, sends, recvs)
+    builder.join_stages()
+    before = np.concatenate(builder.before) if builder.before else np.empty(0, np.int64)
+    after = np.concatenate(builder.after) if builder.after else np.empty(0, np.int64)
+    return Structure(
+        pp_rank=ops.pp_rank,
+        kind=ops.kind,
+        seq=ops.seq,
+        chunk=ops.chunk,
+        before=before,
+        after=after,
+        group=builder.group,
+        dp_key=_dp_keys(ops),
+    )
+
+
+def merged_order(start: Floats, ranges: list[Ints]) -> Ints:
+    """Rows of several kinds in order of start, [rows]; each kind keeps its own order (seq)."""
+    rows = np.concatenate(ranges)
+    # A running maximum keeps seq order if a recorded start goes back in time.
+    keys = np.concatenate([np.maximum.accumulate(start[part]) if len(part) else start[part] for part in ranges])
+    return rows[np.argsort(keys, kind="stable")]
+
+
+def in_order_of_computes(transfers: Ints, virtual: Ints, of_computes: Ints) -> Ints:
+    """The transfers of a V-shaped pipeline in the order of their computes; as they are if their chunks are unknown.
+
+    A link keeps the order of its computes, but a stage has two links. `virtual`: the virtual stage of each transfer,
+    `of_computes`: of each compute.
+    """
+    by_transfer, by_compute = np.argsort(virtual, kind="stable"), np.argsort(of_computes, kind="stable")
+    if not np.array_equal(virtual[by_transfer], of_computes[by_compute]):
+        return transfers
+    ordered = np.empty_like(transfers)
+    ordered[by_compute] = transfers[by_transfer]
+    return ordered
+
+
+def is_held(send_start: Floats, reduction_start: Floats, reduction_end: Floats) -> npt.NDArray[np.bool_]:
+    """True if a send was recorded after a reduction, not before or during it; times in seconds."""
+    slack = np.minimum(HELD_SLACK_S, (reduction_end - reduction_start) / 2)
+    held: npt.NDArray[np.bool_] = send_start > reduction_end - slack
+    return held
+
+
+def _dp_keys(ops: LaneOps) -> Ints:
+    """A number per (collective, seq) that joins DP ranks: one per stage; for clipping, one for all stages."""
+    keys = np.full(len(ops.kind), -1, np.int64)
+    for kind in (*DP_COLLECTIVES, OpKind.OPTIMIZER_CLIP_MAIN_GRAD):
+        rows = np.flatnonzero(ops.kind == kind.code)
+        stage = ops.pp_rank[rows] if kind in DP_COLLECTIVES else 0
+        keys[rows] = (ops.seq[rows].astype(np.int64) * len(KINDS) + kind.code) * ops.stages + stage
+    return keys
+
+
+class _Builder:
+    """Collects edges and groups; each instance builds one structure."""
+
+    def __init__(self, ops: LaneOps) -> None:
+        self.ops = ops
+        self.before: list[Ints] = []
+        self.after: list[Ints] = []
+        self.group = np.arange(len(ops.kind), dtype=np.int64)
+        cell = ops.pp_rank.astype(np.int64) * len(KINDS) + ops.kind
+        self._bounds = np.searchsorted(cell, np.arange(ops.stages * len(KINDS) + 1))
+        self._compute: dict[int, Ints] = {}
+        self._stage_of = np.argsort(ops.virtual.reshape(-1)) % ops.stages
+        #: Whether even and odd chunks of a stage go over different links.
+        self._v_shaped = bool((self._stage_of[ops.stages :] != self._stage_of[: -ops.stages]).any())
+
+    def rows(self, stage: int, kind: OpKind) -> Ints:
+        """Rows of that kind on that stage, in order of seq."""
+        cell = stage * len(KINDS) + kind.code
+        return np.arange(self._bounds[cell], self._bounds[cell + 1])
+
+    def edge(self, before: Ints | int, after: Ints | int) -> None:
+        """Let `after[i]` wait for `before[i]`; a single row is repeated to match the other side."""
+        sources, targets = np.broadcast_arrays(np.atleast_1d(before), np.atleast_1d(after))
+        self.before.append(sources.astype(np.int64))
+        self.after.append(targets.astype(np.int64))
+
+    def add_streams(self, stage: int) -> None:
+        """Order the ops of each stream; the first backward p2p waits for the end of the warm-up."""
+        compute = merged_order(self.ops.stream_order, [self.rows(stage, kind) for kind in COMPUTE_STREAM])
+        self._compute[stage] = compute
+        self.edge(compute[:-1], compute[1:])
+        collectives = merged_order(self.ops.stream_order, [self.rows(stage, kind) for kind in DP_STREAM])
+        self.edge(collectives[:-1], collectives[1:])
+        if self.ops.microbatch is not None:  # inferred receives wait for nothing but the compute that they bring
+            return
+        for direction in (FORWARD, BACKWARD):
+            for kind in (direction.send, direction.recv):
+                rows = self.rows(stage, kind)
+                chunk = self.ops.chunk[rows]
+                for of_link in (rows[chunk % 2 == 0], rows[chunk % 2 == 1]) if self._v_shaped else (rows,):
+                    self.edge(of_link[:-1], of_link[1:])
+        steps = compute[np.isin(self.ops.kind[compute], (FORWARD.compute.code, BACKWARD.compute.code))]
+        backward = np.flatnonzero(self.ops.kind[steps] == BACKWARD.compute.code)
+        if len(backward) and backward[0] >= 2:
+            for kind in (BACKWARD.send, BACKWARD.recv):
+                self.edge(steps[backward[0] - 2], self.rows(stage, kind)[:1])
+
+    def add_collectives(self, stage: int) -> None:
+        """Gather parameters before the forwards; reduce gradients and run the optimizer after the backwards."""
+        forward, backward = self.rows(stage, FORWARD.compute), self.rows(stage, BACKWARD.compute)
+        for row in self.rows(stage, OpKind.PARAMS_ALL_GATHER):
+            self.edge(int(row), self._of_chunk(forward, row)[:1])
+        compute = self._compute[stage]
+        last = compute[-1:]
+        reductions = merged_order(self.ops.stream_order, [self.rows(stage, kind) for kind in GRADIENT_REDUCTION])
+        separate = self.rows(stage, OpKind.SEPARATE_GRADS_ALL_REDUCE)
+        overlapped = len(separate) > 0
+        rest = np.concatenate(
+            [
+                self.rows(stage, OpKind.LAYERNORM_GRADS_ALL_REDUCE),
+                self.rows(stage, OpKind.EMBEDDING_GRADS_ALL_REDUCE),
+                separate if overlapped else reductions,
+                self.rows(stage, OpKind.OPTIMIZER_CLIP_MAIN_GRAD),
+                self.rows(stage, OpKind.OPTIMIZER),
+            ]
+        )
+        self.edge(rest[:-1], rest[1:])
+        self.edge(last, rest[: len(last)])
+        if overlapped:
+            for row in reductions:
+                self.edge(self._of_chunk(backward, row)[-1:], int(row))
+            self.edge(reductions[-1:], rest[: len(reductions[-1:])])
+
+    def add_held_send(self, stage: int) -> None:
+        """Let the last backward and its send wait for the reductions inside it (DistributedDataParallel)."""
+        reductions, sends = self.rows(stage, OpKind.ALL_REDUCE), self.rows(stage, BACKWARD.send)
+        if len(reductions) and len(sends):
+            reduction, send = int(reductions[-1]), int(sends[-1])
+            if is_held(self.ops.start[send], self.ops.start[reduction], self.ops.end[reduction]):
+                self.edge(reduction, send)
+
+    def _of_chunk(self, computes: Ints, collective: int) -> Ints:
+        """The computes of the collective's chunk; all computes if it has no chunk."""
+        chunk = self.ops.chunk[collective]
+        return computes if chunk < 0 else computes[self.ops.chunk[computes] == chunk]
+
+    def match_recvs(self, direction: Direction, stage: int) -> dict[int, Ints]:
+        """Order recvs relative to the computes of their direction; returns those that pair with a send, by link."""
+        computes, rows = self.rows(stage, direction.compute), self.rows(stage, direction.recv)
+        link = self._link(direction, stage, receiving=True)
+        inner, at_edge = link >= 0, stage == self._edge_stage(direction, receiving=True)
+        for idle in self._idle(direction, stage, receiving=True):
+            recvs = rows[: len(rows) - idle]
+            if len(recvs) == len(computes):
+                matched = computes
+            elif at_edge and len(recvs) == len(computes) - 1:
+                matched = computes[1:]
+            elif len(recvs) == inner.sum():
+                matched = computes[inner]
+            else:
+                continue
+            if self._v_shaped:
+                recvs = in_order_of_computes(recvs, self._virtual(recvs), self._virtual(matched))
+            self.edge(recvs, matched)
+            previous = matched - 1
+            posted = previous >= (computes[0] if len(computes) else 0)
+            self.edge(previous[posted], recvs[posted])
+            return _by_link(recvs, link[matched - computes[:1]])
+        raise self._unmatched(direction.recv, rows, direction.compute, computes, stage)
+
+    def match_sends(self, direction: Direction, stage: int) -> dict[int, Ints]:
+        """Order sends after the computes of their direction; returns those that pair with a recv, by link."""
+        computes, rows = self.rows(stage, direction.compute), self.rows(stage, direction.send)
+        link = self._link(direction, stage, receiving=False)
+        inner = link >= 0
+        for idle in self._idle(direction, stage, receiving=False):
+            sends = rows[idle:]
+            if len(sends) == len(computes):
+                matched = computes
+            elif len(sends) == inner.sum():
+                matched = computes[inner]
+            else:
+                continue
+            if self._v_shaped:
+                sends = in_order_of_computes(sends, self._virtual(sends), self._virtual(matched))
+            self.edge(matched, sends)
+            return _by_link(sends, link[matched - computes[:1]])
+        raise self._unmatched(direction.send, rows, direction.compute, computes, stage)
+
+    def add_inferred(self, direction: Direction, microbatch: npt.NDArray[np.int32]) -> None:
+        """Let each inferred receive wait for the compute whose result it brings, and a compute for its receive."""
+        ops = self.ops
+        virtual = self._virtual(np.arange(len(ops.kind)))
+        computes = np.flatnonzero(ops.kind == direction.compute.code)
+        places = zip(virtual[computes].tolist(), microbatch[computes].tolist(), strict=True)
+        row_of = dict(zip(places, computes.tolist(), strict=True))
+        for stage in range(ops.stages):
+            consumers, rows = self.rows(stage, direction.compute), self.rows(stage, direction.recv)
+            inner = consumers[self._link(direction, stage, receiving=True) >= 0]
+            if len(rows) != len(inner):
+                raise self._unmatched(direction.recv, rows, direction.compute, consumers, stage)
+            needed = zip((virtual[inner] - direction.stride).tolist(), microbatch[inner].tolist(), strict=True)
+            self.edge(np.array([row_of[at] for at in needed], np.int64), rows)
+            self.edge(rows, inner)
+
+    def _idle(self, direction: Direction, stage: int, *, receiving: bool) -> list[int]:
+        """Numbers of transfers of a stage that may never have run, most likely first.
+
+        With virtual stages, some recorders add a send before the first compute and a recv after the last one. The
+        stages that transfer something for each compute show how many: those they have beyond their computes.
+        """
+        ops, kind = self.ops, direction.recv if receiving else direction.send
+        computes, rows = self.rows(stage, direction.compute), self.rows(stage, kind)
+        if len(ops.virtual) == 1 or not len(computes):
+            return [0]
+        edge = self._edge_stage(direction, receiving=receiving)
+        whole = [other for other in range(ops.stages) if other != edge] if stage == edge else [stage]
+        extra = [len(self.rows(other, kind)) - len(self.rows(other, direction.compute)) for other in whole]
+        beyond = len(rows) - int((self._link(direction, stage, receiving=receiving) >= 0).sum())
+        likely = dict.fromkeys([min(extra, default=0), 0, beyond])
+        return [idle for idle in likely if idle == 0 or (idle > 0 and not self._ran(computes, rows, idle, receiving))]
+
+    def _ran(self, computes: Ints, rows: Ints, idle: int, receiving: bool) -> bool:
+        """True if a compute in between shows that the last `idle` recvs (first sends) ran."""
+        if idle > len(rows):
+            return True
+        if receiving:
+            return bool(self.ops.start[rows[-idle]] < self.ops.start[computes[-2:][0]])
+        return bool(self.ops.start[rows[idle - 1]] > self.ops.end[computes[0]])
+
+    def _virtual(self, rows: Ints) -> Ints:
+        """The virtual stage of each row; rows without a chunk count as those of chunk 0."""
+        virtual: Ints = self.ops.virtual[np.maximum(self.ops.chunk[rows], 0), self.ops.pp_rank[rows]]
+        return virtual
+
+    def _edge_stage(self, direction: Direction, *, receiving: bool) -> int:
+        """The stage at the end of the model, which has one chunk without a peer to receive from (or send to)."""
+        return int(self._stage_of[0 if receiving == (direction.stride > 0) else -1])
+
+    def _link(self, direction: Direction, stage: int, *, receiving: bool) -> Ints:
+        """The link that brings each compute its input (or takes its result), [computes]: a number for each sender and
+        receiver; -1: none, as at the ends of the model.
+        """
+        virtual = self._virtual(self.rows(stage, direction.compute))
+        peer = virtual + (-direction.stride if receiving else direction.stride)
+        inside = (peer >= 0) & (peer < len(self._stage_of))
+        other = self._stage_of[np.where(inside, peer, 0)]
+        sender, receiver = (other, stage) if receiving else (stage, other)
+        return np.where(inside & (other != stage), sender * self.ops.stages + receiver, -1)
+
+    def pair(self, direction: Direction, sends: dict[int, Ints], recvs: dict[int, Ints]) -> None:
+        """Let the k-th send and the k-th recv of a link transfer together."""
+        for link in sorted(sends.keys() | recvs.keys()):
+            sent, received = (rows.get(link, np.empty(0, np.int64)) for rows in (sends, recvs))
+            if len(sent) != len(received):
+                stage, peer = divmod(link, self.ops.stages)
+                raise GraphError(
+                    f"{self.ops.where}: stage {stage} has {len(sent)} {direction.send} ops for stage {peer}, which has"
+                    f" {len(received)} {direction.recv} ops; every send needs its recv: record the step again or"
+                    " leave it out with --ignore-steps"
+                )
+            self.group[received] = self.group[sent]
+
+    def join_stages(self) -> None:
+        """Join first and last stage by embedding gradients, and all stages by clipping."""
+        last = self.ops.stages - 1
+        for kind, stages in (
+            (OpKind.EMBEDDING_GRADS_ALL_REDUCE, (0, last)),
+            (OpKind.OPTIMIZER_CLIP_MAIN_GRAD, range(1, last + 1)),
+        ):
+            first = self.rows(0, kind)
+            for stage in stages:
+                rows = self.rows(stage, kind)
+                common = min(len(first), len(rows))
+                self.group[rows[:common]] = self.group[first[:common]]
+
+    def _unmatched(self, kind: OpKind, rows: Ints, compute: OpKind, computes: Ints, stage: int) -> GraphError:
+        return GraphError(
+            f"{self.ops.where}, stage {stage}: {len(rows)} {kind} ops for {len(computes)} {compute} ops; expected one"
+            " for each (none at the model's ends): record the step again or leave it out with --ignore-steps"
+        )
+
+
+def _by_link(rows: Ints, link: Ints) -> dict[int, Ints]:
+    return {number: rows[link == number] for number in np.unique(link).tolist() if number >= 0}
+
+
+class LaneOps(Struct, frozen=True, eq=False):
+    """The ops of one lane in row order, [rows] each; `start` and `end` in seconds; `where` opens error messages.
+
+    `stream_order`: orders the ops of a stream; their starts, or numbers in the same order. `microbatch`: of each op, if
+    receives were inferred from the computes and there are no sends; None if transfers were recorded. `virtual`: the
+    `virtual_stages` of the job.
+    """
+
+    pp_rank: npt.NDArray[np.int16]
+    kind: npt.NDArray[np.uint8]
+    seq: npt.NDArray[np.int32]
+    chunk: npt.NDArray[np.int16]
+    start: Floats
+    end: Floats
+    stream_order: Floats
+    stages: int
+    virtual: Ints
+    where: str
+    microbatch: npt.NDArray[np.int32] | None = None
+
+
+class Structure(Struct, frozen=True, eq=False):
+    """Dependencies among the rows of a lane.
+
+    `before`, `after`: edges, [edges] row numbers. `group`: rows that start their transfer together share a number,
+    [rows]. `dp_key`: rows that also wait for the same op on all other DP ranks share a number, which is the same in
+    every structure of the job; -1 for other rows, [rows]. `call`: sends and receives of one stage posted in one call
+    share a number; -1 for other rows, [rows]; None if every transfer is a call of its own.
+    """
+
+    pp_rank: npt.NDArray[np.int16]
+    kind: npt.NDArray[np.uint8]
+    seq: npt.NDArray[np.int32]
+    chunk: npt.NDArray[np.int16]
+    before: Ints
+    after: Ints
+    group: Ints
+    dp_key: Ints
+    call: Ints | None = None

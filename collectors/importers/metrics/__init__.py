@@ -1,1 +1,0 @@
-"""Reads samples of metrics: Parquet, OpenMetrics text, answers of Prometheus, and its HTTP interface."""

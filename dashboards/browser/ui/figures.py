@@ -1,0 +1,206 @@
+"""Plotly figures that only pages draw: two jobs on one map, what-if answers, GPUs, the jobs of a study."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import polars as pl
+
+from tracekit.analysis.gpu.gpu_times import MemoryTimes
+from tracekit.base.text import seconds, short
+from tracekit.dashboards.figures.charts import figure, markers, worker_heatmap
+from tracekit.dashboards.figures.theme import Theme, ink_on
+from tracekit.dashboards.figures.worker_map import UNKNOWN, Ints, WorkerMap
+from tracekit.report.compare import CostChange, Side
+
+#: Sets of ops that cost less than this share of the costliest one are not drawn.
+LEAST_SHARE = 0.01
+
+
+def costs(changes: Sequence[CostChange], theme: Theme, *, y: str) -> go.Figure:
+    """The cost of each set of ops alone per step, before and after, as pairs of bars; negligible costs are only in the
+    table.
+    """
+    sizes = [max(abs(change.before_s or 0.0), abs(change.after_s or 0.0)) for change in changes]
+    changes = [
+        change for change, size in zip(changes, sizes, strict=True) if size >= LEAST_SHARE * max(sizes, default=0.0)
+    ]
+    drawn = figure(
+        theme, height=90 + 34 * max(len(changes), 2), x="seconds a step that it costs alone", y=y, legend=True
+    )
+    for name, colour, values in (
+        ("before", theme.dimmed, [change.before_s for change in changes]),
+        ("after", theme.changed, [change.after_s for change in changes]),
+    ):
+        drawn.add_bar(
+            y=[change.name for change in changes],
+            x=values,
+            orientation="h",
+            name=name,
+            marker={"color": colour},
+            hovertemplate="%{y}, " + name + ": %{x:.3g} s<extra></extra>",
+        )
+    drawn.update_layout(barmode="group", bargap=0.3)
+    drawn.update_yaxes(type="category", autorange="reversed", showgrid=False)
+    return drawn
+
+
+def step_series(before: Side, after: Side, theme: Theme, *, split: bool) -> go.Figure:
+    """Recorded step times with their means. `split`: both sides on one axis of steps, else each from its first step."""
+    drawn = figure(theme, x="step" if split else "steps from the first one traced", y="recorded seconds", legend=True)
+    for name, colour, side in (("before", theme.dimmed, before), ("after", theme.changed, after)):
+        positions = side.steps if split else np.arange(len(side.steps))
+        drawn.add_scatter(
+            x=positions,
+            y=side.recorded_s,
+            customdata=side.steps,
+            name=name,
+            mode=markers(len(positions)),
+            line={"color": colour, "width": 1.5},
+            marker={"size": 5},
+            hovertemplate="step %{customdata}: %{y:.4g} s<extra>" + name + "</extra>",
+        )
+        drawn.add_scatter(
+            x=positions[[0, -1]],
+            y=[side.recorded_s.mean()] * 2,
+            mode="lines",
+            line={"color": colour, "width": 2, "dash": "dash"},
+            showlegend=False,
+            hovertemplate="mean " + name + ": %{y:.4g} s<extra></extra>",
+        )
+    return drawn
+
+
+def distributions(before: Side, after: Side, theme: Theme) -> go.Figure:
+    """The share of steps that took at most x, on either side."""
+    drawn = figure(theme, x="recorded seconds of a step", y="share of the steps", legend=True)
+    for name, colour, side in (("before", theme.dimmed, before), ("after", theme.changed, after)):
+        values = np.sort(side.recorded_s)
+        drawn.add_scatter(
+            x=np.concatenate([values[:1], values]),
+            y=np.arange(len(values) + 1) / len(values),
+            name=name,
+            mode="lines",
+            line={"shape": "hv", "color": colour, "width": 2},
+            hovertemplate="%{y:.0%} of the steps took at most %{x:.4g} s<extra>" + name + "</extra>",
+        )
+    drawn.update_yaxes(tickformat=".0%", range=[0, 1.02])
+    return drawn
+
+
+def worker_map(side: Side, ranks: Ints, theme: Theme) -> go.Figure:
+    """Exact S_w of each worker, DP ranks down, stages across.
+
+    `ranks`: the global rank of each, shaped as `side.workers`; UNKNOWN where the trace lacks it.
+    """
+    nowhere, per_step = np.full(ranks.shape, UNKNOWN), side.workers[None]
+    worker_map_of_side = WorkerMap(
+        pl.DataFrame(), side.dp_ranks, side.workers, ranks, nowhere, (), side.steps[:0], per_step
+    )
+    return worker_heatmap(worker_map_of_side, None, theme)
+
+
+#: Characters of a name beside its bar.
+LONGEST_LABEL = 46
+
+
+@dataclass(frozen=True, slots=True)
+class StepBar:
+    """One scenario: its number and name, its step time and the error of that, seconds."""
+
+    label: str
+    step_time_s: float
+    error_s: float
+
+
+def scenario_times(recorded_s: float, bars: Sequence[StepBar], theme: Theme, whole: str) -> go.Figure:
+    """Times of a `whole`, a step or a recording, in scenarios and as the job ran."""
+    rows = [StepBar("as it ran", recorded_s, 0.0), *bars]
+    colours = [theme.recorded, *[theme.changed] * len(bars)]
+    drawn = figure(theme, height=74 + 34 * len(rows), x=f"seconds a {whole}")
+    drawn.add_bar(
+        y=[short(bar.label, LONGEST_LABEL) for bar in rows],
+        x=[bar.step_time_s for bar in rows],
+        error_x={"type": "data", "array": [bar.error_s for bar in rows], "color": theme.text, "thickness": 1.2},
+        orientation="h",
+        marker={"color": colours},
+        text=[
+            seconds(bar.step_time_s) + (f" ({bar.step_time_s / recorded_s - 1:+.1%})" if position else "")
+            for position, bar in enumerate(rows)
+        ],
+        textposition="inside",
+        insidetextanchor="start",
+        textfont={"color": [ink_on(colour) for colour in colours]},
+        hovertemplate="%{y}: %{x:.4g} s<extra></extra>",
+    )
+    drawn.add_vline(recorded_s, line={"color": theme.recorded, "width": 1.5, "dash": "dot"})
+    drawn.update_xaxes(rangemode="tozero")
+    drawn.update_yaxes(autorange="reversed", showgrid=False)
+    return drawn
+
+
+#: Most ranks in one figure.
+_MOST_RANKS = 32
+
+
+def memory_over_time(memory: MemoryTimes, theme: Theme) -> go.Figure:
+    """Memory that PyTorch has given out on a GPU: `gpu.memory` of the report."""
+    drawn = figure(theme, height=220, x="seconds", y="GB")
+    drawn.add_scatter(
+        x=[point.seconds for point in memory.points],
+        y=[point.bytes / 1e9 for point in memory.points],
+        mode="lines",
+        line={"color": theme.dimmed, "shape": "hv"},
+        hovertemplate="%{x:.4g} s: %{y:.3g} GB<extra></extra>",
+    )
+    drawn.update_yaxes(rangemode="tozero")
+    return drawn
+
+
+def rank_times(ranks: Sequence[Mapping[str, Any]], theme: Theme) -> go.Figure:
+    """GPU time of each rank as stacked bars: `by_rank` of the report on a recording; of many, the costliest."""
+    shown = sorted(sorted(ranks, key=lambda row: -row["sole_delay_s"])[:_MOST_RANKS], key=lambda row: -row["rank"])
+    short = max((row["compute_s"] + row["exposed_communication_s"] for row in shown), default=0.0) < 1
+    unit, each_s = ("milliseconds", 1e-3) if short else ("seconds", 1.0)
+    drawn = figure(theme, height=110 + 24 * len(shown), x=unit)
+    parts = (  # lost time in the colours of slowdown
+        *([("before its first op", "before_first_s", theme.slow[1])] if "before_first_s" in ranks[0] else []),
+        ("computing", "compute_s", theme.dimmed),
+        ("exposed communication", "exposed_communication_s", theme.slow[2]),
+        ("idle", "idle_s", theme.slow[4]),
+    )
+    for name, key, color in parts:
+        drawn.add_bar(
+            y=[f"rank {row['rank']}" for row in shown],
+            x=[row[key] / each_s for row in shown],
+            name=name,
+            orientation="h",
+            marker={"color": color},
+            hovertemplate=f"%{{y}}, {name}: %{{x:.4g}} {unit}<extra></extra>",
+        )
+    drawn.update_layout(barmode="stack", showlegend=True, legend={"orientation": "h", "y": 1.15})
+    drawn.update_xaxes(rangemode="tozero")
+    return drawn
+
+
+def distribution(curves: pl.DataFrame, theme: Theme) -> go.Figure:
+    """The share of jobs, and of GPU-hours, that lose at most a given share."""
+    drawn = figure(theme, height=280, x="share lost", y="share with at most that", legend=True)
+    for column, name, colour in (
+        ("waste_jobs", "of jobs", theme.text),
+        ("waste_hours", "of GPU-hours", theme.dimmed),
+    ):
+        drawn.add_scatter(
+            x=curves[column].to_list(),
+            y=curves["quantile"].to_list(),
+            name=name,
+            mode="lines",
+            line={"shape": "vh", "color": colour, "width": 2},
+        )
+    drawn.update_xaxes(tickformat=".0%")
+    drawn.update_yaxes(tickformat=".0%", range=[0, 1.01])
+    return drawn

@@ -1,0 +1,415 @@
+"""Plotly figures that pages and notebooks share: workers, steps, sections of a report, plans; and the look of all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, assert_never
+
+import numpy as np
+import numpy.typing as npt
+import plotly.graph_objects as go
+import polars as pl
+
+from tracekit.dashboards.figures.theme import Theme, slowdown_scale
+from tracekit.dashboards.figures.worker_map import (
+    MOST_CELLS,
+    UNKNOWN,
+    Ints,
+    Pooled,
+    WorkerMap,
+    blocks_that_fit,
+    lost_alone,
+    pool,
+)
+from tracekit.report.questions import FrontPlan, OptimizedPlan, Optimum
+from tracekit.report.tables import BarTimeline, Picture, Series, ShareGrid
+
+#: Maps up to this many cells show each value and the gaps between cells.
+FEW_CELLS = 160
+#: Maps up to this many cells name the host in the hover text.
+NAMED_CELLS = 4096
+#: Cells at least this large (pixels of a typical panel) are outlined exactly, smaller ones by a square around them.
+LARGE_CELL_PX = 14
+PANEL_WIDTH_PX = 740
+TALLEST_MAP_PX = 640
+TICKS = 16
+
+
+def worker_heatmap(
+    workers: WorkerMap,
+    position: int | None,
+    theme: Theme,
+    *,
+    marked: Sequence[int] = (),
+    chosen: int | None = None,
+    dotted: Sequence[int] = (),
+    boxed: Sequence[int] | Ints = (),
+) -> go.Figure:
+    """DP ranks down, stages across; pooled by maximum if there are too many cells.
+
+    `position`: which step, None for all. Flat cell numbers: `marked` are outlined, `chosen` is outlined boldly,
+    `dotted` get a dot, a box is drawn from the first to the last of `boxed`.
+    """
+    values = workers.values(position)
+    pooled = pool(values, *blocks_that_fit(*values.shape))
+    rows, columns = pooled.values.shape
+    cells = rows * columns
+    named = bool(workers.hosts) and cells <= NAMED_CELLS
+    height = int(np.clip(44 * rows + 70, 170, TALLEST_MAP_PX))
+    drawn = figure(theme, height=height, x="stage", y="DP rank")
+    drawn.add_heatmap(
+        z=lost_alone(pooled.values).astype(np.float32),
+        customdata=_who(workers, pooled),
+        **slowdown_scale(theme),
+        hovertemplate=_hover(workers, pooled, named=named),
+        hoverongaps=False,
+        xgap=2 if cells <= FEW_CELLS else 0,
+        ygap=2 if cells <= FEW_CELLS else 0,
+        **({"texttemplate": "%{z:.0%}"} if cells <= FEW_CELLS else {}),
+        **({"text": _hosts(workers, pooled)} if named else {}),
+    )
+    _outline(drawn, [_place(workers, pooled, cell) for cell in marked], theme.outline, 2, height)
+    if chosen is not None:
+        _outline(drawn, [_place(workers, pooled, chosen)], theme.text, 3, height)
+    if dotted:
+        aside = 0.4 if cells <= FEW_CELLS else 0.0  # of the figure in the cell
+        places = [(column - aside, row) for column, row in (_place(workers, pooled, cell) for cell in dotted)]
+        _markers(drawn, places, {"symbol": "circle", "size": 7, "color": theme.outline})
+    if len(boxed):
+        (west, north), (east, south) = (_place(workers, pooled, int(cell)) for cell in (boxed[0], boxed[-1]))
+        corners = {"x0": west - 0.5, "x1": east + 0.5, "y0": north - 0.5, "y1": south + 0.5}
+        drawn.add_shape(type="rect", line={"color": theme.text, "width": 3}, **corners)
+    stages = np.arange(workers.stages)[:: pooled.column_block]
+    drawn.update_xaxes(axis(stages, TICKS, showgrid=False, constrain="domain"))
+    drawn.update_yaxes(axis(workers.dp_ranks[:: pooled.row_block], TICKS, down=True, showgrid=False))
+    drawn.update_layout(uirevision="map")  # playing the steps keeps the zoom
+    return drawn
+
+
+def worker_over_steps(
+    workers: WorkerMap, cell: int, theme: Theme, *, moments: Sequence[str], position: int | None = None
+) -> go.Figure:
+    """What one worker alone costs of each step, in front of the band that contains nine in ten of the others.
+
+    `moments`: when each step was. `position`: of the marked step.
+    """
+    everyone = lost_alone(workers.per_step.reshape(len(workers.steps), -1))
+    own, others = everyone[:, cell], np.delete(everyone, cell, axis=1)
+    across = np.arange(len(workers.steps))
+    drawn = figure(theme, height=230, x="step", y="share of a step", legend=True)
+    if others.size:
+        filled = np.where(np.isnan(others), 0.0, others)
+        low, high = np.quantile(filled, (0.05, 0.95), axis=1)
+        line = {"width": 0, "color": theme.dimmed}
+        drawn.add_scatter(x=across, y=low, mode="lines", line=line, hoverinfo="skip", showlegend=False)
+        drawn.add_scatter(
+            x=across,
+            y=high,
+            mode="lines",
+            line=line,
+            fill="tonexty",
+            hoverinfo="skip",
+            name="nine in ten of the others",
+        )
+    drawn.add_scatter(
+        x=across,
+        y=own,
+        mode=markers(len(own)),
+        line={"color": theme.bad, "width": 2},
+        marker={"size": 5},
+        customdata=list(zip(workers.steps.tolist(), moments, strict=True)),
+        hovertemplate="step %{customdata[0]}: alone costs %{y:.1%}<br>%{customdata[1]}<extra></extra>",
+        name="this worker",
+    )
+    if position is not None:
+        drawn.add_vline(x=position, line={"color": theme.text, "width": 1, "dash": "dot"})
+    drawn.update_yaxes(tickformat=".0%")
+    step_axis(drawn, workers.steps)
+    return drawn
+
+
+def _who(workers: WorkerMap, pooled: Pooled) -> np.ndarray:
+    """dp_rank, pp_rank and global rank of the worker behind each cell, [rows, columns, 3]."""
+    ranks = workers.rank[pooled.row, pooled.column]
+    return np.stack([workers.dp_ranks[pooled.row], pooled.column, ranks], axis=2).astype(np.int32)
+
+
+def _hosts(workers: WorkerMap, pooled: Pooled) -> list[list[str]]:
+    names = np.array([*workers.hosts, "host unknown"], dtype=object)
+    rows: list[list[str]] = names[workers.host[pooled.row, pooled.column]].tolist()
+    return rows
+
+
+def _hover(workers: WorkerMap, pooled: Pooled, *, named: bool) -> str:
+    size = pooled.row_block * pooled.column_block
+    worst = f"the worst of {size} workers: " if size > 1 else ""
+    rank = "" if (workers.rank == UNKNOWN).any() else "rank %{customdata[2]}"
+    host = "%{text}" if named else ""
+    if rank and host:
+        host = f" on {host}"
+    who = f"{rank}{host}<br>" if rank or host else ""
+    place = "dp %{customdata[0]}, stage %{customdata[1]}"
+    return f"{worst}{who}{place}<br>alone costs %{{z:.1%}} of a step<extra></extra>"
+
+
+def _place(workers: WorkerMap, pooled: Pooled, cell: int) -> tuple[int, int]:
+    """Column and row of a flat cell number on the pooled map."""
+    row, stage = divmod(cell, workers.stages)
+    return stage // pooled.column_block, row // pooled.row_block
+
+
+def _outline(drawn: go.Figure, places: Sequence[tuple[int, int]], colour: str, width: int, height: int) -> None:
+    heat = drawn.data[0].z
+    large = min(PANEL_WIDTH_PX / heat.shape[1], (height - 70) / heat.shape[0]) >= LARGE_CELL_PX
+    if not large:
+        ring = {"symbol": "square-open", "size": 12 + width, "color": colour, "line": {"width": width}}
+        _markers(drawn, places, ring)
+        return
+    for column, row in places:
+        box = {"x0": column - 0.5, "x1": column + 0.5, "y0": row - 0.5, "y1": row + 0.5}
+        drawn.add_shape(type="rect", line={"color": colour, "width": width}, **box)
+
+
+def _markers(drawn: go.Figure, places: Sequence[tuple[float, int]], marker: dict[str, object]) -> None:
+    drawn.add_scatter(
+        x=[column for column, _ in places],
+        y=[row for _, row in places],
+        mode="markers",
+        marker=marker,
+        hoverinfo="skip",
+        showlegend=False,
+    )
+
+
+#: Height of the map with the fewest rows: the title of its axis needs that much.
+LOWEST_MAP = 210
+
+
+def step_times(by_step: pl.DataFrame, moments: Sequence[str], theme: Theme) -> go.Figure:
+    """Recorded and ideal time of each step, seconds. `moments`: when each step was, one per row of `by_step`."""
+    steps = by_step["step"].to_numpy()
+    drawn = figure(theme, height=240, x="step", y="seconds", legend=True)
+    customdata = list(zip(steps.tolist(), moments, strict=True))
+    for name in ("recorded", "ideal"):
+        drawn.add_scatter(
+            x=np.arange(len(steps)),
+            y=by_step[f"{name}_s"].to_numpy(),
+            name=name,
+            mode=markers(len(steps)),
+            line={"color": getattr(theme, name), "width": 2},
+            marker={"size": 4},
+            customdata=customdata,
+            hovertemplate=f"step %{{customdata[0]}}: {name} %{{y:.4g}} s<br>%{{customdata[1]}}<extra></extra>",
+        )
+    drawn.update_yaxes(rangemode="tozero")
+    step_axis(drawn, steps)
+    drawn.update_layout(hovermode="x", hoverdistance=-1)  # a click anywhere above a step is a click on that step
+    return drawn
+
+
+def step_workers(workers: WorkerMap, cells: Sequence[int], theme: Theme) -> go.Figure:
+    """What workers (down) alone cost of each step (across). `cells`: the workers to show, by flat cell number."""
+    everyone = workers.per_step.reshape(len(workers.steps), -1).T
+    shown = np.array(cells)
+    column_block = max(1, -(-len(workers.steps) * len(shown) // MOST_CELLS))
+    pooled = pool(everyone[shown], 1, column_block)
+    rows, columns = pooled.values.shape
+    behind = shown[pooled.row]
+    ranks = workers.rank.ravel()[behind]
+    dp_rank, stage = workers.dp_ranks[behind // workers.stages], behind % workers.stages
+    customdata = np.stack([workers.steps[pooled.column], dp_rank, stage, ranks], axis=2).astype(np.int32)
+    ranked = not (workers.rank == UNKNOWN).any()
+    place = "dp %{customdata[1]}, stage %{customdata[2]}"
+    who = f"rank %{{customdata[3]}} ({place})" if ranked else place
+    height = int(np.clip(18 * rows + 80, LOWEST_MAP, 640))
+    drawn = figure(theme, height=height, x="step", y="" if ranked else "worker")
+    several = "the worst here: " if column_block > 1 else ""
+    drawn.add_heatmap(
+        z=lost_alone(pooled.values).astype(np.float32),
+        customdata=customdata,
+        **slowdown_scale(theme),
+        hovertemplate=f"{several}step %{{customdata[0]}}, {who}: alone costs %{{z:.1%}}<extra></extra>",
+        hoverongaps=False,
+        xgap=1 if columns <= 100 else 0,
+        ygap=1 if rows <= 60 else 0,
+    )
+    labels = [workers.label(cell) for cell in cells]
+    drawn.update_yaxes(axis(labels, 40, down=True, showgrid=False, tickfont={"size": 11}))
+    step_axis(drawn, workers.steps, column_block, showgrid=False)
+    return drawn
+
+
+_ROW_PX, _HEAD_PX, _TALLEST_PX, _SERIES_PX = 24, 110, 640, 220
+#: Rows and columns of a grid that have their names on the axis.
+_MOST_NAMED = 24
+#: Pixels of a row of many, and how many these are.
+_THIN_PX, _MANY_ROWS = 3, 64
+
+
+def picture(drawn: Picture, theme: Theme) -> go.Figure:
+    """A picture of any shape."""
+    match drawn:
+        case ShareGrid():
+            return grid(drawn, theme)
+        case Series():
+            return series(drawn, theme)
+        case BarTimeline():
+            return timeline(drawn, theme)
+        case _:
+            assert_never(drawn)
+
+
+def grid(drawn: ShareGrid, theme: Theme) -> go.Figure:
+    """A heat map in the colours of slowdown."""
+    height = min(70 + _ROW_PX * len(drawn.rows), _TALLEST_PX)
+    shown = figure(theme, height=height, x=drawn.across, y=drawn.down)
+    shown.add_heatmap(
+        z=np.array(drawn.values),
+        customdata=[[[row, column] for column in drawn.columns] for row in drawn.rows],
+        hovertemplate=f"{drawn.down} %{{customdata[0]}}, {drawn.across} %{{customdata[1]}}: %{{z:+.0%}} {drawn.unit}"
+        "<extra></extra>",
+        xgap=2,
+        ygap=2,
+        **slowdown_scale(theme),
+    )
+    shown.update_xaxes(axis(drawn.columns, _MOST_NAMED, showgrid=False))
+    shown.update_yaxes(axis(drawn.rows, _MOST_NAMED, down=True, showgrid=False))
+    return shown
+
+
+def series(drawn: Series, theme: Theme) -> go.Figure:
+    """Lines over what is usual, or stacked bars."""
+    shown = figure(theme, height=_SERIES_PX, x=drawn.axis, y=drawn.unit, legend=True)
+    if drawn.usual is not None:
+        beside = {"x": drawn.places, "mode": "lines", "line": {"color": theme.dimmed, "width": 0}, "hoverinfo": "skip"}
+        shown.add_scatter(**beside, y=drawn.usual.low, name="", showlegend=False)
+        shown.add_scatter(**beside, y=drawn.usual.high, name=drawn.usual.name, fill="tonexty")
+    for line, colour in ((line, _colours(theme)[line.tone]) for line in drawn.lines):
+        words = f"%{{x:.4g}}, {line.name}: %{{y:.4g}} {drawn.unit}<extra></extra>"
+        named = {"x": drawn.places, "y": line.values, "name": line.name, "hovertemplate": words}
+        if drawn.stacked:
+            shown.add_bar(**named, marker={"color": colour, "line": {"width": 0}})
+        else:
+            shown.add_scatter(**named, mode="lines", line={"color": colour, "width": 2})
+    for place in drawn.marks:
+        shown.add_vline(x=place, line={"color": theme.text, "width": 1, "dash": "dot"})
+    shown.update_layout(barmode="stack")
+    return shown
+
+
+def timeline(drawn: BarTimeline, theme: Theme) -> go.Figure:
+    """Bars in rows."""
+    row_px = _ROW_PX if len(drawn.rows) <= _MANY_ROWS else _THIN_PX
+    shown = figure(theme, height=_HEAD_PX + row_px * len(drawn.rows), x=f"milliseconds {drawn.axis}", legend=True)
+    for number, what in enumerate(drawn.legend):
+        bars = [bar for bar in drawn.bars if bar.what == number]
+        if bars:
+            shown.add_bar(
+                orientation="h",
+                base=[bar.start_s * 1e3 for bar in bars],
+                x=[(bar.end_s - bar.start_s) * 1e3 for bar in bars],
+                y=[bar.row for bar in bars],
+                marker={"color": _colours(theme)[what.tone], "line": {"width": 0}},
+                text=[bar.words for bar in bars],
+                textposition="none",
+                hovertemplate="%{text}<extra></extra>",
+                name=what.name,
+            )
+    shown.update_layout(barmode="overlay", bargap=0.2, hovermode="closest")
+    shown.update_yaxes(axis(drawn.rows, len(drawn.rows), down=True, showgrid=False))
+    shown.update_xaxes(rangemode="tozero")
+    return shown
+
+
+def _colours(theme: Theme) -> tuple[str, ...]:
+    """The colour of each tone: lost time in those of slowdown."""
+    return (*theme.kinds[:3], theme.slow[1], theme.slow[2], theme.slow[4], theme.slow[3])
+
+
+def plan_front(optimum: Optimum, theme: Theme) -> go.Figure:
+    """The fastest plans by memory or, if that is unknown, by microbatches; the plan in use; the bound."""
+    plans: Sequence[FrontPlan | OptimizedPlan] = optimum.front or sorted(optimum.plans, key=_across)
+    memory = optimum.now.memory_gb is not None
+    drawn = figure(theme, x="memory of the fullest stage, GB" if memory else "microbatches", y="step, ms", legend=True)
+    bound_s = min(plan.bound_s for plan in optimum.plans)
+    now = optimum.now
+    ends = [_across(plan) for plan in (*plans, now)]
+    for name, points, mode, colour in (
+        ("fastest plans", [(_across(plan), plan.step_time_s, _words(plan)) for plan in plans], "markers", theme.ideal),
+        ("plan in use", [(_across(now), now.step_time_s, _words(now))], "markers", theme.recorded),
+        ("bound", [(end, bound_s, "no plan is faster") for end in (min(ends), max(ends))], "lines", theme.dimmed),
+    ):
+        drawn.add_scatter(
+            x=[x for x, _, _ in points],
+            y=[step_s * 1e3 for _, step_s, _ in points],
+            text=[words for _, _, words in points],
+            mode=mode,
+            line={"color": colour, "dash": "dash"},
+            marker={"color": colour, "size": 9},
+            hovertemplate="%{text}<br>%{y:.1f} ms<extra></extra>",
+            name=name,
+        )
+    return drawn
+
+
+def _across(plan: FrontPlan | OptimizedPlan) -> float:
+    return float(plan.microbatches) if plan.memory_gb is None else plan.memory_gb
+
+
+def _words(plan: FrontPlan | OptimizedPlan) -> str:
+    return f"{','.join(map(str, plan.split))}, {plan.schedule}, {plan.microbatches} microbatches"
+
+
+HEIGHT = 320
+#: The largest number of labels on an axis of steps.
+STEP_TICKS = 18
+#: Lines with more points than this have no markers.
+MARKED_STEPS = 120
+
+
+def figure(theme: Theme, *, height: int = HEIGHT, x: str = "", y: str = "", legend: bool = False) -> go.Figure:
+    """An empty figure in the theme, with titled axes."""
+    lines = dict.fromkeys(("gridcolor", "linecolor", "zerolinecolor"), theme.grid) | {"automargin": True}
+    return go.Figure(
+        layout={
+            "height": height,
+            "margin": {"l": 8, "r": 8, "t": 8, "b": 8},
+            "paper_bgcolor": theme.paper,
+            "plot_bgcolor": theme.paper,
+            "font": {"color": theme.text, "family": "system-ui, sans-serif", "size": 13},
+            "hoverlabel": {"bgcolor": theme.paper, "bordercolor": theme.dimmed, "font": {"color": theme.text}},
+            "xaxis": {**lines, "title": {"text": x, "standoff": 8}},
+            "yaxis": {**lines, "title": {"text": y, "standoff": 8}},
+            "showlegend": legend,
+            "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+        }
+    )
+
+
+def axis(names: Sequence[Any] | npt.NDArray[Any], most: int, *, down: bool = False, **more: Any) -> dict[str, Any]:
+    """An axis of positions from 0, at most `most` of them named. `down`: the first one on top."""
+    ticks = list(range(0, len(names), max(1, -(-len(names) // most))))
+    ends = [-0.5, len(names) - 0.5]
+    return {
+        "tickvals": ticks,
+        "ticktext": [str(names[at]) for at in ticks],
+        "range": ends[::-1] if down else ends,
+        "zeroline": False,
+        **more,
+    }
+
+
+def step_axis(drawn: go.Figure, steps: npt.NDArray[np.int64], block: int = 1, **more: Any) -> None:
+    """Put steps side by side in order, labelled with their numbers: traces have gaps between windows of steps.
+
+    `block`: number of steps that share one position; the first of them is its label. The charts of a page of the
+    dashboard that have steps share range and cursor (assets/chart_view.js).
+    """
+    shown = steps[::block]
+    drawn.update_xaxes(axis(shown, STEP_TICKS, **more))
+    drawn.update_layout(meta={"axis": "steps", "at": shown.tolist()})
+
+
+def markers(count: int) -> str:
+    """The mode of a line through that many points: of many, only the line shows."""
+    return "lines+markers" if count <= MARKED_STEPS else "lines"

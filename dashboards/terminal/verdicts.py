@@ -1,0 +1,272 @@
+"""Short screens of the terminal: what changed between two runs, the verdict of a gate, culprits, the best plans, and
+the bill of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC
+
+import polars as pl
+from rich.console import Console
+from rich.text import Text
+
+from tracekit.analysis.attribution.gate import SLOWER, Gate, Outcome, percent
+from tracekit.analysis.job.best_plans import PLAN_HEADS, in_gb, moves_words, plan_row, sentence
+from tracekit.analysis.job.history import FEWEST_WINDOWS, History
+from tracekit.base.text import counted, percent_sure, printable, seconds, short, three_digits
+from tracekit.bill.ledger import Bill
+from tracekit.costs.claimed import BillPart
+from tracekit.dashboards.documents.markdown import gate_table
+from tracekit.dashboards.terminal.tables import BAD, GOOD, UNSURE, labelled, new_table, print_next, section_table
+from tracekit.dashboards.words import cause_sentence, trust_row
+from tracekit.report.compare import ChangeEffect, Side, rates
+from tracekit.report.comparison import AppliedFix, Comparison
+from tracekit.report.conclusions import Culprit
+from tracekit.report.finding import kind_words
+from tracekit.report.questions import Optimum
+from tracekit.report.tables import Table
+
+_STYLE = {ChangeEffect.BETTER: GOOD, ChangeEffect.WORSE: BAD}
+#: The number of causes of a kind to list.
+_MOST_CAUSES = 4
+
+
+def print_comparison(
+    comparison: Comparison, console: Console, *, commands: Sequence[str], fix: AppliedFix | None = None
+) -> None:
+    """Print what changed. `commands`: what to type next. `fix`: the one that B has."""
+    console.print(_side("A", comparison.before))
+    console.print(_side("B", comparison.after))
+    console.print()
+    verdict = comparison.verdict
+    outcome = (str(verdict.outcome).upper(), _STYLE.get(verdict.outcome, UNSURE))
+    console.print(Text.assemble(outcome, f": {verdict.change}"))
+    console.print()
+    rows: list[tuple[str, str | None]] = [("Sure", verdict.certainty), ("Cost", comparison.cost)]
+    rows += [("Fix", f"{fix.title}: {fix.outcome}")] if fix else []
+    rows += _causes("Gone", comparison.gone, "no cause went away")
+    rows += _causes("New", comparison.new, "no cause is new")
+    rows += _causes("Stays", comparison.staying, None)
+    rows += [
+        ("Rate", rates(comparison.before.tokens_per_s, comparison.after.tokens_per_s)),
+        ("Ops", comparison.kinds),
+        trust_row(comparison.trust, trustworthy=comparison.before.trustworthy and comparison.after.trustworthy),
+    ]
+    rows += [("" if number else "Note", note) for number, note in enumerate(verdict.notes)]
+    console.print(labelled(rows))
+    print_next(commands, console)
+
+
+def _side(name: str, side: Side) -> Text:
+    steps = f", {counted(len(side.steps) * side.steps_each, 'step')}" if side.whole == "step" else ""
+    return Text.assemble((f"{name}  ", "bold"), (short(side.job), "bold"), (f"   {side.sizes}{steps}", "dim"))
+
+
+def _causes(name: str, causes: Sequence[str], none: str | None) -> list[tuple[str, str | None]]:
+    """A row per cause, with the name in the first one."""
+    shown: list[tuple[str, str | None]] = [
+        (name if at == 0 else "", cause) for at, cause in enumerate(causes[:_MOST_CAUSES])
+    ]
+    if len(causes) > _MOST_CAUSES:
+        shown.append(("", f"and {len(causes) - _MOST_CAUSES} more; all with --json"))
+    return shown or [(name, none)]
+
+
+_OUTCOME_STYLE = {
+    Outcome.PASSED: GOOD,
+    Outcome.REGRESSION: BAD,
+    Outcome.SLOWER: BAD,
+    Outcome.CANNOT_TELL: UNSURE,
+}
+#: Longer names of parts are cut.
+_LONGEST_METRIC = 30
+
+
+def print_gate(gate: Gate, console: Console, run: str) -> None:
+    """Print the verdict. `run`: the arguments that name the run."""
+    console.print(Text.assemble((str(gate.outcome).upper(), _OUTCOME_STYLE[gate.outcome]), f": {gate.sentence}"))
+    console.print()
+    console.print(section_table(gate_table(gate, _LONGEST_METRIC)))
+    console.print()
+    steps = " and ".join(counted(side.steps, "step") for side in (gate.baseline, gate.run))
+    if gate.baseline.runs > 1:
+        steps = f"{gate.baseline.runs} baselines of {steps}"
+    if gate.noise is not None:
+        steps += f"; identical runs differ by up to {percent(gate.noise)}"
+    rows = [("Limit", percent(gate.limit)), ("Noise", f"99% interval of all changes together, from {steps}")]
+    console.print(labelled([*rows, *(("Note", note) for note in gate.notes)]))
+    if gate.outcome in SLOWER:
+        print_next([f"tracekit whatif {run}"], console)
+
+
+_LONGEST_HOST = 28
+
+
+def print_culprits(culprits: Sequence[Culprit], console: Console) -> None:
+    """Print each culprit with its node, what is slow, its cost per step, the confidence, and since when."""
+    table = new_table("Rank", "host", "slow", "costs a step", "sure", "since")
+    for culprit in culprits:
+        table.add_row(
+            f"worker ({culprit.dp_rank},{culprit.pp_rank})" if culprit.rank is None else str(culprit.rank),
+            Text("unknown" if culprit.host is None else short(culprit.host)),
+            culprit.part,
+            seconds(culprit.cost_s),
+            percent_sure(culprit.confidence),
+            "-" if culprit.first_step is None else f"step {culprit.first_step}",
+        )
+    console.print(table)
+
+
+def print_history(history: History, console: Console) -> None:
+    """Print each host that computes slower than it used to, since when, and what that costs together."""
+    if not history.slower:
+        work = f"with the same work in {FEWEST_WINDOWS} windows"
+        none = f"Of {counted(history.hosts, 'node')} {work}, none is slower than it was."
+        console.print(none if history.hosts else f"There is no node {work}, so none could be compared.")
+        return
+    table = new_table("Host", "computes", "before", "change", "since")
+    for node in history.slower:
+        job = f" of {node.since_job}" if node.since_job != history.job else ""
+        table.add_row(
+            Text(short(node.host, _LONGEST_HOST)),
+            seconds(node.now_s),
+            seconds(node.before_s),
+            f"{node.change:+.1%}",
+            short(f"window {node.since_window}{job}", 24),
+        )
+    console.print(table)
+    saved = three_digits(history.saved_gpu_hours_per_day)
+    console.print(f"As fast as they used to be, the job would save {saved} GPU-hours a day.", soft_wrap=True)
+    if history.all_slower:
+        console.print("All became slower at once: compare their work first, such as the lengths of sequences.")
+
+
+def print_optimum(optimum: Optimum, console: Console) -> None:
+    """Print the answer, the plans, the settings of the best one, and the front."""
+    console.print(Text(sentence(optimum)))
+    if optimum.plans:
+        console.print()
+        faster = [plan for plan in optimum.plans if plan.saved_s > 0] or optimum.plans[:1]
+        console.print(section_table(Table("Plans", PLAN_HEADS, tuple(map(plan_row, faster)))))
+        buckets = "; ".join(",".join(map(str, stage)) for stage in optimum.plans[0].buckets)
+        rows = [("Buckets", f"{buckets} (layers of each, last first, by stage)")]
+        rows += list(optimum.plans[0].settings.paste.items())
+        console.print()
+        console.print(labelled(rows))
+    if optimum.front:
+        console.print()
+        rows_of_front = tuple(
+            (in_gb(plan.memory_gb), seconds(plan.step_time_s), ",".join(map(str, plan.split)), plan.schedule,
+             str(plan.microbatches))
+            for plan in optimum.front
+        )  # fmt: skip
+        heads = ("memory", "step", "split", "schedule", "microbatches")
+        console.print(section_table(Table("Front", heads, rows_of_front)))
+    console.print()
+    searched = f"{optimum.searched.replayed:,} of {optimum.searched.plans:,} plans replayed"
+    moves = [("Or", words) for words in moves_words(optimum)]
+    console.print(labelled([*moves, ("Searched", searched), *(("Note", note) for note in optimum.notes)]))
+
+
+#: Longer names are cut.
+_LONGEST_CAUSE = 46
+#: The rows of what has no team, or no time.
+_WITHOUT = {"team": "no team", "week": "no date"}
+#: Parts that somebody can win back by fixing their cause.
+_LOSSES = (
+    BillPart.STRAGGLERS,
+    BillPart.HOST,
+    BillPart.COMMUNICATION,
+    BillPart.COMPUTE,
+    BillPart.POST_TRAINING,
+    BillPart.INPUT,
+    BillPart.IDLE,
+)
+
+
+def print_bill(bill: Bill, console: Console, by: str, gpu_hour: float | None, next_command: str) -> None:
+    """Print the totals of each part, cause, week, team or job; what is unknown, with each reason. `gpu_hour`: the price
+    of a GPU-hour, in any currency. `next_command`: what says more about the job that lost most.
+    """
+    console.print(Text(headline(bill), style="bold"))
+    console.print(labelled(_worst(bill, gpu_hour)))
+    console.print()
+    totals, hours = bill.by(by), sum(bill.wall_s.values()) / 3600
+    if by == "part":  # the unknown is the last part
+        unknown = pl.col("part") == BillPart.UNKNOWN
+        totals = pl.concat([totals.remove(unknown), bill.by("cause").filter(unknown)], how="diagonal")
+    of_parts = by in ("part", "cause")
+    heads = [by, "hours", "GPU-hours", "share" if of_parts else "useful", *(["cost"] if gpu_hour is not None else [])]
+    table = new_table(*heads)
+    table.columns[0].no_wrap = True
+    gpu_hours = bill.gpu_hours
+
+    def add(name: str, row: dict[str, float], whole: float) -> None:
+        useful = row["gpu_hours"] if of_parts else row["useful"]
+        share = useful / whole if whole else 0.0
+        money = [] if gpu_hour is None else [f"{row['gpu_hours'] * gpu_hour:,.2f}"]
+        table.add_row(
+            Text(short(name, _LONGEST_CAUSE)),
+            three_digits(row["hours"]),
+            three_digits(row["gpu_hours"]),
+            f"{share:.1%}",
+            *money,
+        )
+
+    for row in totals.iter_rows(named=True):
+        name = _WITHOUT[by] if row[by] is None else row[by]
+        if row.get("cause"):
+            name = f"{row['part']}: {kind_words(row['cause'])}"
+        add(name, row, gpu_hours if of_parts else row["gpu_hours"])
+    useful = gpu_hours if of_parts else float(totals["useful"].sum())
+    add("wall clock", {"hours": hours, "gpu_hours": gpu_hours, "useful": useful}, gpu_hours)
+    console.print(table)
+    if bill.notes:
+        console.print()
+        console.print(labelled(("Note", printable(note)) for note in bill.notes))
+    console.print(Text.assemble("\n", ("Next   ", "bold"), next_command), soft_wrap=True)
+
+
+def headline(bill: Bill) -> str:
+    """How much was useful, and what most of the rest went to: "84% of 0.00435 GPU-hours were useful; ..."."""
+    whole = bill.gpu_hours
+    parts = {
+        part: hours / whole if whole else 0.0 for part, hours in bill.by("part").select("part", "gpu_hours").rows()
+    }
+    words = f"{parts.pop(BillPart.USEFUL, 0.0):.0%} of {three_digits(whole)} GPU-hours were useful"
+    most = max(parts, key=lambda part: parts[part], default=None)
+    return words if most is None else f"{words}; the largest other part is {most}, {parts[most]:.0%}"
+
+
+def _worst(bill: Bill, gpu_hour: float | None) -> Iterator[tuple[str, str]]:
+    """Yield the cause that cost most, with its place and its times where these are known, and the bill without it."""
+    cost = _costliest_of_runs(bill) or _costliest_of_rows(bill)
+    if cost is None:
+        return
+    words, hours = cost
+    whole, rest = bill.gpu_hours, bill.gpu_hours - hours
+    useful = float(bill.by("part").filter(part=BillPart.USEFUL)["gpu_hours"].sum())
+    money = "" if gpu_hour is None else f", {hours * gpu_hour:,.2f} less at {gpu_hour:g} a GPU-hour"
+    then = f"; {useful / whole:.0%} to {useful / rest:.0%} useful" if rest > 0 else ""
+    yield "Worst", words
+    yield "Without", f"{three_digits(whole)} to {three_digits(rest)} GPU-hours{money}{then}"
+
+
+def _costliest_of_runs(bill: Bill) -> tuple[str, float] | None:
+    """The sentence about the costliest cause of all jobs, and its GPU-hours; None if no cause stands out."""
+    causes = [(run.alarming[0].gpu_hours_lost, job, run) for job, run in bill.runs.items() if run.alarming]
+    if not causes:
+        return None
+    hours, job, run = max(causes, key=lambda cause: cause[0])
+    of_job = f"{short(job)}: " if len(bill.wall_s) > 1 else ""
+    return f"{of_job}{cause_sentence(run.alarming[0], UTC, run)}", hours
+
+
+def _costliest_of_rows(bill: Bill) -> tuple[str, float] | None:
+    """The same of a bill without places: the costliest cause of a loss."""
+    losses = bill.by("cause").filter(pl.col("part").is_in(list(map(str, _LOSSES)))).sort("gpu_hours", descending=True)
+    if losses.is_empty():
+        return None
+    cause, hours = losses.select("cause", "gpu_hours").row(0)
+    return f"{kind_words(cause)}, {three_digits(hours)} GPU-hours", hours
