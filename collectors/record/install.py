@@ -18,7 +18,8 @@ from .device import DeviceClock
 from .hooks_comm import BUCKETS, CollectiveHooks, FunctionalHooks, ReducerHooks
 from .hooks_compute import DeepSpeedHooks, LoopHooks, PipelineHooks
 from .hooks_host import HostHooks
-from .machine_state import GpuState, HostState, nccl_version
+from .host_state import HostState
+from .machine_state import GpuState, nccl_version
 from .patches import on_import
 from .session import Session
 from .wire_format import DEFAULT_MASK, ENV_MASK, ENV_PLUGIN, GPU_SUFFIX, HOST_SUFFIX

@@ -15,8 +15,8 @@ from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job
 from tests.cases import case
 from tests.collectors.conftest import collect, forks
 from tracekit.analysis.job.pipeline import PipelineJob
-from tracekit.collectors.record import machine_state
-from tracekit.collectors.record.machine_state import HostState, Sampler, throttled_us, waited_us
+from tracekit.collectors.record import host_state
+from tracekit.collectors.record.host_state import HostState, Sampler, throttled_us, waited_us
 from tracekit.trace.canonical import SAMPLED
 
 PRESSURE = "node_pressure_cpu_waiting_seconds_total"
@@ -47,11 +47,11 @@ def test_the_own_cgroup_comes_before_the_host_and_what_is_not_counted_is_none(
     (limit / "cpu.stat").write_text("nr_periods 1\nthrottled_time 5000\n")
     for resource in ("cpu", "io"):
         (host / resource).write_text(waiting(99))
-    monkeypatch.setattr(machine_state, "_HOST_PRESSURE", host)
+    monkeypatch.setattr(host_state, "_HOST_PRESSURE", host)
     facts = list[dict[str, Any]]()
 
     def sampled(*folders: Path) -> object:
-        monkeypatch.setattr(machine_state, "cgroup_folders", lambda: iter(folders))
+        monkeypatch.setattr(host_state, "cgroup_folders", lambda: iter(folders))
         read = HostState(tmp_path / "samples", 1.0, facts.append).reader()
         return None if read is None else read()
 
@@ -83,7 +83,7 @@ def test_a_reader_that_fails_ends_the_samples_and_says_nothing(
 
 
 def test_this_process_has_cgroups_or_is_on_a_kernel_without() -> None:
-    assert all(folder.is_absolute() for folder in machine_state.cgroup_folders())
+    assert all(folder.is_absolute() for folder in host_state.cgroup_folders())
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from tests.handmade import POLL_S, run
 from tests.live.alert_tools import prometheus, promtool, until_ready
 from tracekit.analysis.metrics.samples import Samples, TimeSpan
 from tracekit.base.errors import FormatError
-from tracekit.collectors.importers.metrics import metrics as reading
+from tracekit.collectors.importers import metrics as reading
 from tracekit.collectors.importers.metrics import open_metrics
 
 SUSPECT = f"node-00:part=compute,excess=0.3,from={BEGAN + 300},to={BEGAN + 540}"

@@ -1,1 +1,0 @@
-"""Dependency rules, one module for each family of jobs."""
