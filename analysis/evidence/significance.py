@@ -21,7 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
-from tracekit.analysis.numeric.robust import safe
+from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, median, safe
 
 #: Share of healthy jobs in which noise alone may cause a false accusation: one in a thousand.
 FALSE_ALARMS = 1e-3
@@ -442,7 +442,8 @@ def sigma_of_kinds(level: Floats) -> float:
 def far_steps(series: Floats, peers: int) -> tuple[Bools, Bools]:
     """Masks of steps in which a member is far above the usual value of all, and far below; there it has another level.
 
-    Of two peers, one is as fast as the other is slow; of more, none is far below.
+    Of two peers, one is as fast as the other is slow; of more, none is far below. If both are slow in turn, no step is
+    usual: one level is above 0, and the other one below.
     """
     values = np.where(np.isfinite(series), series, 0.0)
     steps = values.shape[1]
@@ -450,7 +451,28 @@ def far_steps(series: Floats, peers: int) -> tuple[Bools, Bools]:
         return np.zeros(values.shape, np.bool_), np.zeros(values.shape, np.bool_)
     sigma = usual_sigma(values, by_third=steps >= FEWEST_FOR_THIRD)
     far = max(OUTSTANDING * float(np.median(sigma)), SMALLEST_OUTSTANDING)
-    return values > far, (values < -far) & (peers == 2)
+    if peers != 2:
+        return values > far, np.zeros(values.shape, np.bool_)
+    beyond = np.where(_take_turns(values), 0.0, far)[:, None]
+    return values > beyond, values < -beyond
+
+
+def _take_turns(values: Floats) -> Bools:
+    """Mask of members that are slower than their only peer in some steps and faster in all others, [members].
+
+    Both levels are half as far from 0 as one level is from another that stands out, and chance makes them in
+    `FALSE_KINDS` of cases. A speed that wanders lies between such levels most of the time.
+    """
+    above, steps = values > 0, values.shape[1]
+    slower, faster = (median(np.where(side, values, np.nan), (1,)) for side in (above, ~above))
+    beyond = values - np.where(above, slower[:, None], faster[:, None])
+    apart = np.minimum(slower, -faster)
+    sigma = MAD_TO_SIGMA * np.median(np.abs(beyond), axis=1)
+    clear = apart > np.maximum(OUTSTANDING / 2 * sigma, SMALLEST_OUTSTANDING)
+    within = np.maximum((beyond**2).mean(axis=1), TINY)
+    nats = steps / 2 * np.log(np.maximum(SPLIT_BY_CHANCE * values.var(axis=1) / within, TINY))
+    fewest = np.minimum(above.sum(axis=1), (~above).sum(axis=1)) >= FEWEST_TURNS
+    return np.asarray(fewest & clear & (nats >= -math.log(FALSE_KINDS)))
 
 
 #: The level stays as it is until one of these shares of the steps, then follows a polynomial of at most this degree.
