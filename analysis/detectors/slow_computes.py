@@ -25,7 +25,6 @@ from tracekit.analysis.detectors.host_work import SMALLEST_HOST_SHARE
 from tracekit.analysis.detectors.pauses import ProcessPauses
 from tracekit.analysis.detectors.rank_behind import compared
 from tracekit.analysis.detectors.stops import NOISE, chance_figures, time_of_episodes
-from tracekit.analysis.evidence.cards import clocks_of
 from tracekit.analysis.evidence.compute_profile import FORWARD, SMALLEST_FACTOR
 from tracekit.analysis.evidence.off_cpu import Lockstep
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
@@ -33,6 +32,7 @@ from tracekit.analysis.evidence.slow_workers import (
     SlowGroup,
     as_fast_as_peers,
     beyond_peers_s,
+    clocks_of,
     factor_by_step,
     kind_factors,
     slow_factor,

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from msgspec import Struct, structs
 
-from tracekit.analysis.evidence.compute_table import ComputeTable
 from tracekit.analysis.evidence.off_cpu import core_pace, stands_out
 from tracekit.analysis.evidence.significance import Episodes, episodes_of, most_telling
+from tracekit.analysis.graph.op_grid import ComputeTable
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import (
     MAD_TO_SIGMA,

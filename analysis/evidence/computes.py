@@ -21,10 +21,9 @@ from tracekit.analysis.evidence.compute_profile import (
     ComputeProfile,
     profile_computes,
 )
-from tracekit.analysis.evidence.compute_table import ComputeTable
 from tracekit.analysis.evidence.off_cpu import LONGEST_OF_SEEN, Lockstep, without_core_waits
 from tracekit.analysis.evidence.significance import needed_nats
-from tracekit.analysis.graph.op_grid import OpGrid, op_grid
+from tracekit.analysis.graph.op_grid import ComputeTable, OpGrid, op_grid
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.means import student_beyond
 from tracekit.analysis.numeric.robust import (
@@ -59,7 +58,7 @@ class Computes(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def table(self) -> ComputeTable:
         """Their costs, as if no rank inside a worker were slower than the others, or waited for a processor."""
-        return ComputeTable.of(self.replay, self.costs)
+        return ComputeTable.of(self.replay.graph, self.costs)
 
     @cached_property
     def costs(self) -> tuple[Floats, ...]:
@@ -118,7 +117,7 @@ class Computes(Struct, frozen=True, eq=False, dict=True):
         rising = profile.slow_workers & profile.workers.rises.reshape(suspects.shape)
         if rising.any():  # no process is stopped a little longer in each step
             factor = np.where(rising[None, :, None], profile.slow_worker, 1.0)[:, :, None, None]
-            table = ComputeTable.of(self.replay, self._after(*self._explained, Scale(table, 1 / factor)))
+            table = ComputeTable.of(self.replay.graph, self._after(*self._explained, Scale(table, 1 / factor)))
         return find_pauses(table, suspects)
 
 

@@ -37,15 +37,9 @@ if TYPE_CHECKING:
     from tracekit.analysis.gpu.recorded import HostWhat
 
 
-def exposed_communication_s(job: GraphSubject) -> float:
-    """Return what a recording would save if transfers took no time once all ranks have arrived, seconds; 0 for other
-    jobs.
-    """
-    return _exposed_s(job) or 0.0
-
-
-@evidence(RecordingSubject)
-def _exposed_s(job: RecordingSubject) -> float:
+@evidence(RecordingSubject, otherwise=0.0)
+def exposed_communication_s(job: RecordingSubject) -> float:
+    """What a recording would save if transfers took no time once all ranks have arrived, seconds; 0 for other jobs."""
     from tracekit.analysis.gpu.behind import exposed_s  # only jobs of any graph need it
 
     return exposed_s(job.pace, job.ops)
@@ -102,18 +96,14 @@ def _idle_by_loss(job: RecordingSubject) -> dict[LossKind, float] | None:
     return by_loss
 
 
-@evidence(GraphSubject)
-def leading_loss(job: GraphSubject) -> LossKind:
-    """The kind of loss that costs most: one rank, or what all ranks lose together."""
-    return _costliest(job, losses_s(job), job.recorded_s)
-
-
 def leads(job: GraphSubject, kind: LossKind) -> bool:
     """Return whether this kind of loss costs most, as recorded or without the profiler."""
-    return kind in {leading_loss(job), _costliest(job, lost_in_production_s(job), in_production_s(job))}
+    recorded = _costliest(job, losses_s(job), job.recorded_s)
+    return kind in {recorded, _costliest(job, lost_in_production_s(job), in_production_s(job))}
 
 
 def _costliest(job: GraphSubject, lost_s: Mapping[LossKind, float], whole_s: float) -> LossKind:
+    """The kind of loss that costs most: one rank, or what all ranks lose together."""
     kind = max(lost_s, key=lambda each: lost_s[each])
     if lost_s[kind] >= SMALLEST_HEADLINE_SHARE * (whole_s or 1.0):
         return kind
@@ -130,9 +120,9 @@ def lost_in_production_s(job: GraphSubject) -> Mapping[LossKind, float]:
     if culprit is not None and (saves := saves_step(job, (at_pace(job, culprit.rank),))) is not None:
         rest_s = max(lost_s[LossKind.STRAGGLER] - culprit.saved_s, 0.0)
         lost_s[LossKind.STRAGGLER] = min(lost_s[LossKind.STRAGGLER], rest_s + saves.value * job.steps_in_whole)
-    lost_s[LossKind.HOST] = max(lost_s[LossKind.HOST] - (profiler_s(job) or 0.0), 0.0)
+    lost_s[LossKind.HOST] = max(lost_s[LossKind.HOST] - profiler_s(job), 0.0)
     if LossKind.IDLE in lost_s and unprofiled_step(job) is not None:
-        lost_s[LossKind.IDLE] = max(lost_s[LossKind.IDLE] - (unseen_head_s(job) or 0.0), 0.0)
+        lost_s[LossKind.IDLE] = max(lost_s[LossKind.IDLE] - unseen_head_s(job), 0.0)
     return lost_s
 
 
@@ -145,13 +135,9 @@ def discrepancy(job: GraphSubject) -> float:
     return (job.recorded_s - unseen_s(job)) / (float(job.times.original.mean()) or float("nan")) - 1
 
 
-def unseen_s(job: GraphSubject) -> float:
-    """Return how much of the time of a rank alone goes to what the recording does not show, by a finding, seconds."""
-    return _unseen_s(job) or 0.0
-
-
-@evidence(RecordingSubject)
-def _unseen_s(job: RecordingSubject) -> float:
+@evidence(RecordingSubject, otherwise=0.0)
+def unseen_s(job: RecordingSubject) -> float:
+    """How much of the time of a rank alone goes to what the recording does not show, by a finding, seconds."""
     gpu = gpu_alone(job)
     if gpu is None:
         return 0.0
@@ -168,7 +154,7 @@ def _backlog_s(job: RecordingSubject) -> float:
     return float(job.replay.delay_of_ops[before].max(initial=0.0))
 
 
-@evidence(RecordingSubject)
+@evidence(RecordingSubject, otherwise=0.0)
 def unseen_head_s(job: RecordingSubject) -> float:
     """How long the GPU of a rank alone did something from before the recording, seconds.
 
@@ -185,15 +171,9 @@ def unseen_head_s(job: RecordingSubject) -> float:
     return max(head.seconds - sum(head.by_reason.values()) - float(call_s), 0.0)
 
 
-def idles(job: GraphSubject) -> bool:
-    """Return whether to ask what the hosts do while GPUs idle: of a rank alone, or if nothing costs several ranks
-    more.
-    """
-    return bool(_idles(job))
-
-
-@evidence(RecordingSubject)
-def _idles(job: RecordingSubject) -> bool:
+@evidence(RecordingSubject, otherwise=False)
+def idles(job: RecordingSubject) -> bool:
+    """Whether to ask what the hosts do while GPUs idle: of a rank alone, or if nothing costs several ranks more."""
     return not job.shows(Fact.RANKS) or leads(job, LossKind.HOST)
 
 

@@ -380,16 +380,11 @@ def unprofiled_step(job: RecordingSubject) -> Estimate | None:
     return job.measured.step_s
 
 
+@evidence(GraphSubject)
 def profiled_steps_s(job: GraphSubject) -> Floats:
-    """Return how long steps take as recorded, with the work that a GPU finishes after them, seconds, [steps]."""
-    lengths_s = _lengths_s(job)
-    return job.times.recorded if lengths_s is None else lengths_s
-
-
-@evidence(RecordingSubject)
-def _lengths_s(job: RecordingSubject) -> Floats:
-    ops = job.graph.ops
-    return marked_steps(job).lengths_s(ops.start, ops.start + ops.duration)
+    """How long steps take as recorded, with the work that a GPU finishes after them, seconds, [steps]."""
+    marked, ops = marked_steps(job), job.graph.ops
+    return job.times.recorded if marked is None else marked.lengths_s(ops.start, ops.start + ops.duration)
 
 
 def in_production_s(job: GraphSubject) -> float:
@@ -398,7 +393,7 @@ def in_production_s(job: GraphSubject) -> float:
     return job.recorded_s if step is None else step.value * job.steps_in_whole
 
 
-@evidence(RecordingSubject)
+@evidence(RecordingSubject, otherwise=0.0)
 def profiler_s(job: RecordingSubject) -> float:
     """By how much the profiler made the recorded steps longer, seconds; 0 if that is not known."""
     without = unprofiled(job)

@@ -18,11 +18,10 @@ from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.attribution.attribution import Attribution
 from tracekit.analysis.attribution.chance import Parts, noisy_step_times
 from tracekit.analysis.evidence.compute_profile import ComputeProfile
-from tracekit.analysis.evidence.compute_table import ComputeTable
 from tracekit.analysis.evidence.computes import Computes, PausedStarts, Pauses, find_paused_starts, with_paused_starts
 from tracekit.analysis.evidence.off_cpu import Lockstep, on_shared_cores, queued_s
 from tracekit.analysis.evidence.subject import Evidence, JobKind, Names, Subject, evidence
-from tracekit.analysis.graph.op_grid import OpGrid, TransferGrid, op_grid, transfer_grid
+from tracekit.analysis.graph.op_grid import ComputeTable, OpGrid, TransferGrid, op_grid, transfer_grid
 from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, median, safe
 from tracekit.analysis.replay.engine import JobReplay
@@ -218,6 +217,12 @@ class PipelineSubject(Subject, frozen=True, eq=False):
     def profile(self) -> ComputeProfile | None:
         """The factors of compute costs; None if the job has no forwards or no backwards."""
         return self.computes.profile
+
+    @property
+    def factors(self) -> ComputeProfile:
+        """As `profile`, of a job that has both."""
+        assert self.profile is not None, "the job computes"
+        return self.profile
 
     @property
     def pauses(self) -> Pauses | None:

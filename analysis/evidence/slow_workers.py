@@ -1,12 +1,19 @@
-"""Workers that compute slower than their peers: by how much, what they have in common, how they wander.
+"""Workers that compute slower than their peers: by how much, what they have in common, what their GPUs say.
 
-In: a pipeline. Out: factors of workers, `SlowGroup`s, a `Wander`, and the job with workers as fast as their peers.
+In: a pipeline. Out: factors of workers, the job with workers as fast as their peers, disjoint `SlowGroup`s, a `Wander`,
+and what `collect` sampled of GPUs, as in the trace's metadata.
+
+A GPU is judged against others of its model only. A share of samples at the power cap says nothing: under load, every
+data-center GPU reaches its cap. Nor does a GPU that a peer shares, or a worker that is slow in its forwards alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
@@ -23,10 +30,11 @@ from tracekit.analysis.evidence.compute_profile import (
 from tracekit.analysis.evidence.host_code import launch_delays, run_queue_s
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject, computing, optimizers
 from tracekit.analysis.evidence.significance import episodes_of, kinds_and_all, most_telling
-from tracekit.analysis.evidence.subject import evidence
+from tracekit.analysis.evidence.subject import Subject, evidence
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import MEDIAN_ERROR, lower_median, median, nan_mean, of_peers, safe
 from tracekit.analysis.whatif.interventions import Intervention, Scale, Together
+from tracekit.trace.canonical import share_of_samples
 from tracekit.trace.model import Worker
 
 #: Stages differ by design; this much more than the usual stage is an imbalance.
@@ -69,8 +77,7 @@ def cells_as_fast_as_peers(job: PipelineSubject, factor: Floats, computes: Bools
 
 def _slowness(job: PipelineSubject) -> Floats:
     """How much slower than its peers each worker is, [kinds, stages, steps, dp_ranks]; 1 if it is not slow."""
-    profile = job.profile
-    assert profile is not None
+    profile = job.factors
     if len(job.dp_ranks) > 1:
         return slow_factor(job)
     return np.broadcast_to(worker_factor(job)[None, :, None, :], profile.slow_worker.shape)
@@ -91,15 +98,13 @@ def as_fast_as_peers(job: PipelineSubject, workers: Sequence[Worker]) -> Interve
 
 def beyond_peers_s(job: PipelineSubject, worker: Worker) -> float:
     """Seconds of each forward and backward by which a worker exceeds its peers."""
-    assert job.profile is not None
-    beyond = (worker_factor(job) - 1) * job.profile.stage_s.sum(axis=1)[:, None]
+    beyond = (worker_factor(job) - 1) * job.factors.stage_s.sum(axis=1)[:, None]
     return float(beyond[job.cells_of([worker])].sum())
 
 
 def slow_factor(job: PipelineSubject) -> Floats:
     """Slowdown of workers over their peers, 1 if they are not slow, [kinds, stages, steps, dp_ranks]."""
-    profile = job.profile
-    assert profile is not None
+    profile = job.factors
     if job.stages == 1:
         return profile.slow_worker
     return np.asarray(profile.slow_worker * _machine_factor(job, profile.slow_rank))
@@ -110,8 +115,7 @@ def worker_factor(job: PipelineSubject) -> Floats:
 
     The mean over the steps in which it is slow; forwards and backwards weighted by their time on its stage.
     """
-    profile = job.profile
-    assert profile is not None
+    profile = job.factors
     if len(job.dp_ranks) == 1:
         return np.asarray(1 + stage_excess(profile).min(axis=1)[:, None])
     both = factor_by_step(job)
@@ -130,9 +134,8 @@ def stage_slowness(job: PipelineSubject) -> Floats:
 
 def usual_base_s(job: PipelineSubject) -> Floats:
     """`ComputeProfile.base_s` on usual workers: with one DP rank, that of a slow worker's stage is its own."""
-    assert job.profile is not None, "the job computes"
     slowness = stage_slowness(job) if len(job.dp_ranks) == 1 else np.ones(job.stages)
-    return np.asarray(job.profile.base_s / slowness[:, None])
+    return np.asarray(job.factors.base_s / slowness[:, None])
 
 
 def slow_kind(job: PipelineSubject, hit: Bools) -> int | None:
@@ -161,8 +164,7 @@ def factor_by_step(job: PipelineSubject) -> Floats:
 
     With one DP rank: over those of the usual stage, the same in each step.
     """
-    profile = job.profile
-    assert profile is not None
+    profile = job.factors
     if len(job.dp_ranks) == 1:
         excess = stage_excess(profile).min(axis=1)
         return np.broadcast_to(1 + excess[:, None, None], (len(excess), len(job.replay.graph.steps), 1))
@@ -228,15 +230,13 @@ def ranks_with_more_data(job: PipelineSubject) -> Bools:
 
 def data_factor(job: PipelineSubject) -> Floats:
     """Data of each DP rank over that of the others, 1 if it has no more, [steps, dp_ranks]."""
-    profile = job.profile
-    assert profile is not None
+    profile = job.factors
     return np.asarray(profile.slow_rank / _machine_factor(job, profile.slow_rank))
 
 
 def microbatch_cost(job: PipelineSubject) -> Floats:
     """Relative cost of each microbatch on any rank, 1 = the mean one, [microbatches, steps, dp_ranks]."""
-    profile = job.profile
-    assert profile is not None
+    profile = job.factors
     more = np.where(ranks_with_more_data(job), data_factor(job), 1.0)
     cost = np.where(np.isfinite(profile.microbatch), profile.microbatch, 1.0) * more
     return np.asarray(cost / cost.mean())
@@ -345,8 +345,7 @@ def undecided(job: PipelineSubject) -> str | None:
 
 def worker_series(job: PipelineSubject, hit: Bools) -> Floats:
     """Slowdown of the workers in `hit` step by step, relative to their peers, as measured, [steps]."""
-    profile = job.profile
-    assert profile is not None
+    profile = job.factors
     if len(job.dp_ranks) == 1:
         return np.full(len(job.replay.graph.steps), float(worker_factor(job)[hit].mean()))
     machines = _machine_factor(job, profile.rank_by_step)
@@ -400,8 +399,7 @@ def _ranks(job: PipelineSubject, slow: Bools) -> Iterator[SlowGroup]:
 
 
 def _one_factor(job: PipelineSubject, hit: Bools) -> bool:
-    profile = job.profile
-    assert profile is not None
+    profile = job.factors
     error = profile.workers.error if job.stages == 1 else profile.ranks.error
     on = np.asarray((slow_factor(job) > 1).any(axis=0)).transpose(0, 2, 1)[hit]
     return one_factor(worker_factor(job)[hit] - 1, error[hit.any(axis=0)], on)
@@ -468,3 +466,122 @@ def _of_workers(job: PipelineSubject, profile: ComputeProfile) -> Wander:
     shows = seen > VARIANCE_RATIO * expected
     even = 1 / np.exp(np.nan_to_num(own))
     return Wander(float(np.sqrt(seen)), bool(shows), False, even[None, :, None, None])
+
+
+#: Reasons for a lower clock that no healthy GPU has under load, as `tracekit collect` names them.
+FAULTS = frozenset({"hw-slowdown", "sw-thermal-slowdown", "hw-thermal-slowdown", "hw-power-brake"})
+#: A GPU with faults in this share of its samples is slow because of them; short ones are normal.
+FAULTY_SHARE = 0.05
+#: A lower clock is to blame if it explains more than this share of what a worker is slow by: at half the clock, work
+#: that only computing limits takes twice as long.
+EXPLAINED_SHARE = 0.5
+#: No GPU has such a clock.
+HIGHEST_MHZ = 1e5
+
+
+class SampledGpu(Struct, frozen=True):
+    """One sampled GPU. `sm_mhz`: its median clock, None if unknown. `faulty`: the share of samples with a reason of
+    `FAULTS`, None if reasons were not sampled.
+    """
+
+    uuid: str | None
+    model: str | None
+    sm_mhz: float | None
+    faulty: float | None
+
+
+class GpuClocks(Struct, frozen=True):
+    """Median clocks of slow workers' GPUs and of the others', MHz."""
+
+    own_mhz: float
+    peers_mhz: float
+
+    def explain(self, factor: float) -> bool:
+        """Whether the lower clock explains most of a slowdown by `factor`."""
+        return self.peers_mhz / self.own_mhz - 1 > EXPLAINED_SHARE * (factor - 1)
+
+
+@evidence(PipelineSubject)
+def cards_of(job: PipelineSubject) -> dict[Worker, SampledGpu]:
+    """The sampled GPU of each worker, as far as the trace's metadata has it."""
+    gpus = job.trace.metadata.get("gpus")
+    sampled = gpus if isinstance(gpus, dict) else {}
+    of_workers = {worker: sampled.get(str(rank)) for worker, rank in job.worker_ranks.items()}
+    return {worker: _card(gpu) for worker, gpu in of_workers.items() if isinstance(gpu, dict)}
+
+
+def _card(gpu: Mapping[str, Any]) -> SampledGpu:
+    spread, reasons = gpu.get("sm_mhz"), gpu.get("reasons")
+    mhz = spread.get("median") if isinstance(spread, dict) else None
+    shares = [share_of_samples(reasons.get(fault, 0.0)) for fault in FAULTS] if isinstance(reasons, dict) else []
+    uuid, model = gpu.get("uuid"), gpu.get("model")
+    return SampledGpu(
+        uuid if isinstance(uuid, str) else None,
+        model if isinstance(model, str) else None,
+        float(mhz) if isinstance(mhz, int | float) and 0 < mhz < HIGHEST_MHZ else None,
+        max((share for share in shares if share is not None), default=None),
+    )
+
+
+def shares_card(job: Subject, workers: Iterable[Worker]) -> bool:
+    """Whether one of `workers` computes on the GPU of another worker."""
+    slow, cards = set(workers), cards_of(job) or {}
+    own = {cards[worker].uuid for worker in slow & cards.keys()} - {None}
+    return any(card.uuid in own for worker, card in cards.items() if worker not in slow)
+
+
+def clocks_of(job: PipelineSubject, workers: Iterable[Worker]) -> GpuClocks | None:
+    """The clocks of the GPUs of `workers` and of others of the same models; None if one of them is unknown."""
+    own, peers = _own_and_peers(job, workers)
+    own_mhz, peers_mhz = ([card.sm_mhz for card in cards if card.sm_mhz is not None] for cards in (own, peers))
+    return GpuClocks(statistics.median(own_mhz), statistics.median(peers_mhz)) if own_mhz and peers_mhz else None
+
+
+def report_faults(job: Subject, workers: Iterable[Worker]) -> bool | None:
+    """Whether the GPUs of `workers` report faults that their peers do not; None if nothing is known of either."""
+    own, peers = _own_and_peers(job, workers)
+    if not peers or all(card.faulty is None for card in own):
+        return None
+    return _faulty(own) and not _faulty(peers)
+
+
+class Sampled(Enum):
+    """What the samples of GPUs say of workers that are slow on them."""
+
+    NOTHING = "nothing"
+    FAULTY = "they report faults, and no clock says otherwise"
+    SAME_CARD = "a worker that is not slow computes on the same GPU"
+    LOW_CLOCK = "their clock explains it, without a fault"
+    SAME_CLOCK = "they run at the clock of the others"
+
+
+def sampled(job: PipelineSubject, workers: Sequence[Worker]) -> Sampled:
+    """Why `workers` are slow, as far as samples of their GPUs show it.
+
+    A slow compute alone shows no fault: user code, data or a neighbour on the cores slow it down just as well.
+    """
+    hit = job.cells_of(workers)
+    if job.profile is None or not workers or slow_kind(job, hit) is not None:
+        return Sampled.NOTHING
+    if shares_card(job, workers):
+        return Sampled.SAME_CARD
+    clocks, factor = clocks_of(job, workers), float(worker_factor(job)[hit].min())
+    explained = clocks is None or clocks.explain(factor)
+    if explained and factor >= 1 + SMALLEST_FACTOR and report_faults(job, workers):
+        return Sampled.FAULTY
+    if clocks is None:
+        return Sampled.NOTHING
+    return Sampled.LOW_CLOCK if explained else Sampled.SAME_CLOCK
+
+
+def _own_and_peers(job: Subject, workers: Iterable[Worker]) -> tuple[list[SampledGpu], list[SampledGpu]]:
+    """The GPUs of `workers`, and those of the other workers that are of the same models."""
+    slow, cards = set(workers), cards_of(job) or {}
+    own = [card for worker, card in cards.items() if worker in slow]
+    models = {card.model for card in own}
+    return own, [card for worker, card in cards.items() if worker not in slow and card.model in models]
+
+
+def _faulty(cards: Iterable[SampledGpu]) -> bool:
+    shares = [card.faulty for card in cards if card.faulty is not None]
+    return bool(shares) and statistics.median(shares) >= FAULTY_SHARE
