@@ -35,6 +35,29 @@ if TYPE_CHECKING:
     from tracekit.report.finding import Place
 
 
+class StepEdgeThresholds(Struct, frozen=True):
+    """When time between steps is a stall or a break. `causes`: the benchmark of 582 simulated jobs."""
+
+    #: Idle time of this share of the usual step, beyond the usual time between steps, is a stall ... Benchmark
+    #: `causes`.
+    stall_share: float = 0.1
+    #: ... if it also exceeds the usual by this many spreads. Statistic: no normal step of a million.
+    stall_spreads: float = 8.0
+    #: Stalls in every other step must have happened this many times. Chosen: fewer are chance.
+    fewest_turns: int = 3
+    #: Steps that overlap by less than this share on average run one after the other. Benchmark `causes`.
+    overlap_share: float = 0.005
+    #: Clocks and rounding make a worker's steps overlap by less than this share of a step. Benchmark `clocks`.
+    clock_share: float = 0.01
+    #: Idle time in more than this share of the steps is how the job works, not a stall. Definition.
+    steps_share: float = 0.5
+    #: A worker has a break if it is late by this share of the worst. Definition: nearer to that than to none.
+    of_worst: float = 0.5
+
+
+STEP_EDGES = StepEdgeThresholds()
+
+
 class PipelineSubject(Subject, frozen=True, eq=False):
     """A pipeline. `replay`: only with the launch delays of each step itself, see `step_edges`; `plain`: as recorded.
 
@@ -313,20 +336,6 @@ communicating = _grid(COMMUNICATION)
 computing = _grid(frozenset(OpKind) - COMMUNICATION)
 
 
-#: Idle time of this share of the usual step, beyond the usual time between steps, is a stall.
-SMALLEST_STALL_SHARE = 0.1
-#: ... if it also exceeds the usual by this many spreads.
-STALL_SPREADS = 8.0
-#: Stalls in every other step must have happened this many times.
-FEWEST_TURNS = 3
-#: Steps that overlap by less than this share on average run one after the other.
-SMALLEST_OVERLAP_SHARE = 0.005
-#: Clocks and rounding make a worker's steps overlap by less than this share of a step.
-LARGEST_OVERLAP_SHARE = 0.01
-#: Idle time in more than this share of the steps is how the job works, not a stall.
-MOST_STEPS_SHARE = 0.5
-
-
 def with_step_delays(replay: JobReplay, step_starts: Mapping[int, float]) -> JobReplay:
     """The job without stalls and late beginnings in its launch delays; its stalls are in `JobReplay.stalled_s`.
 
@@ -391,7 +400,7 @@ def _contradict(begins: Floats, ends: Floats, since: Floats) -> bool:
     finite = np.isfinite(overlap)
     least = np.where(finite, overlap, np.inf).min(axis=(0, 2))
     step_s = np.nanmax(ends, axis=(0, 2))[:-1]
-    return bool((np.isfinite(least) & (least > LARGEST_OVERLAP_SHARE * step_s)).any())
+    return bool((np.isfinite(least) & (least > STEP_EDGES.clock_share * step_s)).any())
 
 
 def with_overlap(replay: JobReplay, step_starts: Mapping[int, float], replayed_s: Floats) -> JobReplay:
@@ -403,7 +412,7 @@ def with_overlap(replay: JobReplay, step_starts: Mapping[int, float], replayed_s
     since = _distances(replay.graph.steps, step_starts, *_of_workers(replay))
     apart = np.r_[since[1:], np.nan]
     overlap = np.maximum(replayed_s - apart, 0.0)
-    if not np.isfinite(overlap).any() or np.nanmean(overlap) < SMALLEST_OVERLAP_SHARE * replayed_s.mean():
+    if not np.isfinite(overlap).any() or np.nanmean(overlap) < STEP_EDGES.overlap_share * replayed_s.mean():
         return replay
     usual = float(median(overlap, (0,)))
     return replace(replay, overlap_s=np.where(np.isfinite(overlap), overlap, usual))
@@ -437,19 +446,19 @@ def stalls_in(idle: Floats, step_s: float) -> Floats:
     ordered = np.sort(idle[finite])
     stalled = _beyond(idle, ordered, float(np.median(ordered)), step_s)
     hit = np.flatnonzero(stalled)
-    if len(hit) and len(hit) <= MOST_STEPS_SHARE * len(idle):
+    if len(hit) and len(hit) <= STEP_EDGES.steps_share * len(idle):
         return stalled
     # If the job stalls in every other step, the usual step is one of the shorter half.
     shorter = ordered[: len(ordered) // 2]
     stalled = _beyond(idle, shorter, float(shorter[-1]), step_s)
     hit = np.flatnonzero(stalled)
-    return stalled if len(hit) >= FEWEST_TURNS and (np.diff(hit) == 2).all() else np.zeros(len(idle))
+    return stalled if len(hit) >= STEP_EDGES.fewest_turns and (np.diff(hit) == 2).all() else np.zeros(len(idle))
 
 
 def _beyond(idle: Floats, among: Floats, usual: float, step_s: float) -> Floats:
     """Idle seconds beyond the usual where they exceed it by far, else 0, [steps]. `among`: what scatters around it."""
     spread = MAD_TO_SIGMA * float(np.median(np.abs(among - usual)))
-    far = np.isfinite(idle) & (idle - usual > max(SMALLEST_STALL_SHARE * step_s, STALL_SPREADS * spread))
+    far = np.isfinite(idle) & (idle - usual > max(STEP_EDGES.stall_share * step_s, STEP_EDGES.stall_spreads * spread))
     return np.where(far, idle - usual, 0.0)
 
 
@@ -467,8 +476,6 @@ def _late(begins: Floats, ends: Floats, since: Floats) -> Floats:
 
 #: A step begins with the first of these; each chunk gathers its parameters.
 _FIRST = (OpKind.DATA_LOAD, OpKind.PARAMS_ALL_GATHER, OpKind.FORWARD_COMPUTE)
-#: A worker has a break if it is late by this share of the worst.
-SHARE_OF_WORST = 0.5
 
 
 class Breaks(Struct, frozen=True, eq=False):
@@ -526,7 +533,7 @@ def find_breaks(replay: JobReplay) -> Breaks | None:
 def _together(late_s: Floats, steps: Int32s, step_s: float) -> Bools:
     """The steps before which all have a break of about the same length, [steps]. `late_s`: [steps, dp_ranks]."""
     hit = stalls_in(late_s.min(axis=1), step_s) > 0
-    alike = (late_s.min(axis=1) > SHARE_OF_WORST * late_s.max(axis=1))[hit].all()
+    alike = (late_s.min(axis=1) > STEP_EDGES.of_worst * late_s.max(axis=1))[hit].all()
     return hit if alike and (hit.sum() == 1 or _regular(steps[hit], steps)) else np.zeros_like(hit)
 
 
@@ -536,7 +543,7 @@ def _alone(late_s: Floats, steps: Int32s, step_s: float) -> Bools:
     hit = stalls_in(late_s[:, :, 0].max(axis=0), step_s) > 0
     if late_s.shape[2] > 1 and _regular(steps[hit], steps):
         beyond_s = late_s - median(late_s[:, ~hit], (1,))[:, None]
-        least_s = SHARE_OF_WORST * beyond_s[:, hit, 0].max(axis=0).min()
+        least_s = STEP_EDGES.of_worst * beyond_s[:, hit, 0].max(axis=0).min()
         if beyond_s[:, :, 1:].max() < least_s:  # others are never as late
             mask[:, :, 0] = (beyond_s[:, hit, 0].mean(axis=1) > least_s)[:, None] & hit
     return mask
