@@ -133,32 +133,33 @@ def _transfers(traffic: Traffic) -> _Sent:
 
 
 def _rings(traffic: Traffic) -> _Sent:
-    through_cards = np.zeros(traffic.rings.shape, np.bool_)
-    for card in traffic.cards:
-        through_cards |= through(card, traffic.rings)
     rings = traffic.rings[..., None]
-    level = _levels(traffic, rings, through_cards[..., None], np.zeros(len(rings), np.bool_))
-    usual_s = np.broadcast_to(median(_when_calm(rings, level), (2, 3))[:, :, None], through_cards.shape).copy()
-    for card in traffic.cards:
-        slow = through(card, traffic.rings)
-        usual_s[slow] = np.fmax(usual_s, level_s(traffic.rings, card, 2))[slow]
-    return _Sent(rings, usual_s[..., None], level, np.ones(1))
+    slow = [through(card, traffic.rings)[..., None] for card in traffic.cards]
+    level = _levels(traffic, rings, _any_of(slow, rings), np.zeros(len(rings), np.bool_))
+    usual_s = median(_when_calm(rings, level), (2, 3))[:, :, None, None]
+    return _Sent(rings, _at_cards(traffic, rings, usual_s, slow), level, np.ones(1))
 
 
 def _exchanges(traffic: Traffic) -> _Sent:
-    through_cards = np.zeros(traffic.exchanges.shape, np.bool_)
-    for card in traffic.cards:
-        through_cards |= exchanged(traffic, card)
     seconds = traffic.exchanges[None]
-    level = _levels(
-        traffic, seconds, through_cards[None], np.array([_several((traffic.host_number[0], traffic.host_number[-1]))])
-    )
-    usual_s = lower_median(median(_when_calm(seconds, level)[0], (1,)), axis=1)[:, None, None]
-    usual_s = np.broadcast_to(usual_s, through_cards.shape).copy()
-    for card in traffic.cards:
-        slow = exchanged(traffic, card)
-        usual_s[slow] = np.fmax(usual_s, level_s(traffic.exchanges, card, 1))[slow]
-    return _Sent(seconds, usual_s[None], level, np.full(1, 2.0))
+    slow = [exchanged(traffic, card)[None] for card in traffic.cards]
+    by_slot = np.array([_several((traffic.host_number[0], traffic.host_number[-1]))])
+    level = _levels(traffic, seconds, _any_of(slow, seconds), by_slot)
+    usual_s = lower_median(median(_when_calm(seconds, level), (2,)), axis=2)[:, :, None, None]
+    return _Sent(seconds, _at_cards(traffic, seconds, usual_s, slow), level, np.full(1, 2.0))
+
+
+def _any_of(masks: Sequence[Bools], seconds: Floats) -> Bools:
+    """Where any of the masks is true, shaped as `seconds`."""
+    return np.asarray(np.logical_or.reduce([np.zeros(seconds.shape, np.bool_), *masks]))
+
+
+def _at_cards(traffic: Traffic, seconds: Floats, usual_s: Floats, slow: Sequence[Bools]) -> Floats:
+    """The usual time of ops, shaped as `seconds`; of those that pass a slow card, `slow`, their level while it is."""
+    usual_s = np.broadcast_to(usual_s, seconds.shape).copy()
+    for card, mask in zip(traffic.cards, slow, strict=True):
+        usual_s[mask] = np.fmax(usual_s, level_s(seconds, card, 2))[mask]
+    return usual_s
 
 
 def _several(ends: Sequence[Ints]) -> bool:

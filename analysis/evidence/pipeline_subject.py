@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from msgspec import Struct
@@ -65,6 +65,7 @@ class PipelineSubject(Subject, frozen=True, eq=False):
     `expert_loads`: tokens of each expert, if the job logged them.
     """
 
+    kind: ClassVar[JobKind] = JobKind.PIPELINE
     trace: Trace
     replay: JobReplay
     plain: JobReplay
@@ -98,10 +99,6 @@ class PipelineSubject(Subject, frozen=True, eq=False):
     def attribution(self) -> Attribution:
         """What stragglers cost, and which ones."""
         return self.attributed()
-
-    @property
-    def kind(self) -> JobKind:
-        return JobKind.PIPELINE
 
     @property
     def dp_ranks(self) -> tuple[int, ...]:
@@ -140,10 +137,6 @@ class PipelineSubject(Subject, frozen=True, eq=False):
     @property
     def steps(self) -> Int32s:
         return self.replay.graph.steps
-
-    @property
-    def everywhere(self) -> str:
-        return "all ranks" if self.gpus > 1 else "its only rank"
 
     @cached_property
     def names(self) -> Names:

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from enum import Flag, auto
 from functools import cached_property, wraps
-from typing import Any, Protocol, TypeVar, overload
+from typing import Any, ClassVar, Protocol, TypeVar, overload
 
 from msgspec import Struct
 
@@ -43,10 +43,10 @@ class JobKind(Flag):
 class Subject(Struct, frozen=True, eq=False, dict=True):
     """A job under diagnosis. Seconds are of the mean step; of a recording of GPUs, which is one step, of all of it."""
 
-    @property
-    @abstractmethod
-    def kind(self) -> JobKind:
-        """What kind of job it is."""
+    #: What kind of job it is.
+    kind: ClassVar[JobKind]
+    #: What the times are of: "step" or "recording".
+    whole: ClassVar[str] = "step"
 
     @property
     @abstractmethod
@@ -59,13 +59,8 @@ class Subject(Struct, frozen=True, eq=False, dict=True):
         """The step numbers."""
 
     @property
-    def whole(self) -> str:
-        """What the times are of: "step" or "recording"."""
-        return "step"
-
-    @property
     def steps_in_whole(self) -> int:
-        """The number of training steps in one of those."""
+        """The number of training steps in what the times are of."""
         return 1
 
     @property
@@ -74,9 +69,9 @@ class Subject(Struct, frozen=True, eq=False, dict=True):
         return True
 
     @property
-    @abstractmethod
     def everywhere(self) -> str:
         """The whole job as a place, in words."""
+        return "all ranks" if self.gpus > 1 else "its only rank"
 
     @property
     def names(self) -> Names:

@@ -501,14 +501,12 @@ def _merged(side: SlowCard | None, other: SlowCard) -> SlowCard:
     """Both sides of a card as one."""
     if side is None:
         return other
-    return SlowCard(
-        side.host,
-        side.workers,
-        (*side.sides, *other.sides),
-        side.flows | other.flows,
-        side.stages,
-        side.steps | other.steps,
-        np.maximum(side.factor, other.factor),
-        min(side.fastest_factor, other.fastest_factor),
-        max(side.ring_factor, other.ring_factor),
+    return replace(
+        side,
+        sides=(*side.sides, *other.sides),
+        flows=side.flows | other.flows,
+        steps=side.steps | other.steps,
+        factor=np.maximum(side.factor, other.factor),
+        fastest_factor=min(side.fastest_factor, other.fastest_factor),
+        ring_factor=max(side.ring_factor, other.ring_factor),
     )
