@@ -11,7 +11,7 @@ from tests.analysis.evidence.test_compute_profile import SHAPES as FEW_PEERS
 from tests.analysis.evidence.test_compute_profile import job_of
 from tests.analysis.fixes.price_truth import checked_fixes
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD, profile_computes
-from tracekit.analysis.evidence.compute_table import ComputeTable
+from tracekit.analysis.graph.op_grid import ComputeTable
 from tracekit.analysis.replay.engine import JobReplay
 
 #: Published figures come from these seeds, so choose thresholds on other ones.
@@ -79,7 +79,7 @@ def _noise() -> str:
 
 def _named(replay: JobReplay) -> list[list[int]]:
     """Stage and DP rank of the slow workers."""
-    profile = profile_computes(ComputeTable.of(replay))
+    profile = profile_computes(ComputeTable.of(replay.graph, replay.durations.cost))
     slow: list[list[int]] = np.argwhere(profile.slow_workers | profile.slow_ranks[None]).tolist()
     return slow
 

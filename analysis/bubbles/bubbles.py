@@ -284,7 +284,7 @@ def _times(recorded: RecordedPipeline, factors: Factors, jitter: bool, workers: 
     cells = np.broadcast_to(usual[:, :, None] * (factors.jitter if jitter else 1.0), recorded.duration.shape)
     of_stage = cells.sum(axis=(0, 2)).reshape(-1, order.stages, lanes).sum(axis=0)
     free, durations = of_stage.max(axis=0).mean(), cells.reshape(-1, lanes)
-    dependent = [order.windows(durations, order.cell, transfers).mean() for transfers in (None, recorded.transfer)]
+    dependent = [order.windows(durations, transfers).mean() for transfers in (None, recorded.transfer)]
     return np.array([[free, one] for one in dependent])
 
 
@@ -329,12 +329,12 @@ class TimedSchedule(Struct, frozen=True, eq=False):
     @property
     def window_s(self) -> float:
         """From the first start to the last end of any compute, seconds, the sum over lanes."""
-        return float(self.order.windows(self.durations, self.order.cell, self.transfers, self.delays).sum())
+        return float(self.order.windows(self.durations, self.transfers, self.delays).sum())
 
     def pipeline(self, dp_rank: Int32s) -> RecordedPipeline:
         """What would be recorded. `dp_rank`: of the lanes."""
         order, computes = self.order, len(self.order.kind)
-        timeline = order.timeline(self.durations, order.cell, self.transfers, self.delays)
+        timeline = order.timeline(self.durations, self.transfers, self.delays)
         arrived = np.full((computes, len(dp_rank)), -np.inf)
         arrived[order.received] = timeline.end[computes:]
         return RecordedPipeline(

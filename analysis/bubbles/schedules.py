@@ -171,38 +171,34 @@ class ComputeOrder(Struct, frozen=True, eq=False, dict=True):
         )
         return compile_graphs([wiring], NO_RENDEZVOUS)[0]
 
-    def windows(
-        self, durations: Floats, row: Ints, transfers: Floats | None = None, delays: Floats | None = None
-    ) -> Floats:
+    def windows(self, durations: Floats, transfers: Floats | None = None, delays: Floats | None = None) -> Floats:
         """From the first start to the last end of any compute, seconds, [lanes].
 
-        `durations`: [rows, lanes], of which compute c takes row `row[c]`. `transfers`: [transfers, lanes], or
+        `durations`: [cells, lanes], of which a compute takes row `cell`. `transfers`: [transfers, lanes], or
         [transfers] if lanes agree, none: no time. `delays`: launch delays, [computes, lanes].
         """
-        costs = self._costs(durations, row, transfers, delays)
+        costs = self._costs(durations, transfers, delays)
         return replay_lanes(self.graph, np.arange(durations.shape[1] + 1), costs)
 
-    def timeline(
-        self, durations: Floats, row: Ints, transfers: Floats | None = None, delays: Floats | None = None
-    ) -> Timeline:
+    def timeline(self, durations: Floats, transfers: Floats, delays: Floats) -> Timeline:
         """Times of the computes, then of the transfers, of the same replay."""
-        costs, lanes = self._costs(durations, row, transfers, delays), np.arange(durations.shape[1] + 1)
+        costs, lanes = self._costs(durations, transfers, delays), np.arange(durations.shape[1] + 1)
         parts = [LanesToReplay(self.graph, lanes[:-1].astype(np.int32), lanes, costs)]
         return replay_timelines(parts, 0, meet=False)[0]
 
-    def _costs(self, durations: Floats, row: Ints, transfers: Floats | None, delays: Floats | None) -> Costs:
+    def _costs(self, durations: Floats, transfers: Floats | None, delays: Floats | None) -> Costs:
         count = len(self.received)
-        constant, changed, of_transfer = np.zeros(len(row) + count), NO_MATRIX, np.full(count, -1)
+        constant, changed, of_transfer = np.zeros(len(self.cell) + count), NO_MATRIX, np.full(count, -1)
         if transfers is not None and transfers.ndim == 1:
-            constant[len(row) :] = transfers
+            constant[len(self.cell) :] = transfers
         elif transfers is not None:
             changed, of_transfer = transfers, len(durations) + np.arange(count)
         delay_row = np.full(len(constant), -1)
         if delays is not None:
-            delay_row[: len(row)] = np.arange(len(row))
+            delay_row[: len(delays)] = np.arange(len(delays))
         return Costs(
             matrix=durations,
-            matrix_row=np.concatenate([row, of_transfer]),
+            matrix_row=np.concatenate([self.cell, of_transfer]),
             constant=constant,
             delay=NO_MATRIX if delays is None else delays,
             delay_row=delay_row,

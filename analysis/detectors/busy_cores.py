@@ -13,7 +13,7 @@ from tracekit.analysis.detectors.detector import MOST_OF_PRICE, Candidate, Detec
 from tracekit.analysis.detectors.host_work import SlowOptimizer
 from tracekit.analysis.detectors.slow_computes import BadWorker
 from tracekit.analysis.evidence.host_code import run_queue_s
-from tracekit.analysis.evidence.off_cpu import LARGEST_WAITING_SHARE, without_core_waits
+from tracekit.analysis.evidence.off_cpu import WAITS, without_core_waits
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject, computing
 from tracekit.analysis.evidence.slow_workers import busy_s
 from tracekit.analysis.numeric.arrays import Bools
@@ -138,7 +138,7 @@ def _course(job: PipelineSubject, worker: Worker) -> tuple[TimePattern | None, f
 
 def _longer(share: float, usual: float = 0.0) -> float:
     """How much longer work takes that waits for this share of the time, and usually for that one."""
-    return (share - usual) / (1 - min(share, LARGEST_WAITING_SHARE))
+    return (share - usual) / (1 - min(share, WAITS.share))
 
 
 def without_run_queue(job: PipelineSubject, workers: Bools) -> Intervention:
@@ -146,6 +146,6 @@ def without_run_queue(job: PipelineSubject, workers: Bools) -> Intervention:
     if job.computes.queued_s is not None:
         waits_s = np.where(workers[:, None], job.computes.queued_s, 0.0)
         return without_core_waits(computing(job), job.replay.durations.cost, waits_s)
-    share = 1 - np.minimum(run_queue_s(job) / safe(busy_s(job)), LARGEST_WAITING_SHARE)
+    share = 1 - np.minimum(run_queue_s(job) / safe(busy_s(job)), WAITS.share)
     factor = np.where(workers, share, 1.0)[:, None, None, :]
     return Together((Scale(computing(job), factor), ScaleDelays(computing(job), factor)))

@@ -24,7 +24,7 @@ from tracekit.analysis.detectors.gpu_time import (
 )
 from tracekit.analysis.detectors.rank_behind import rank_behind
 from tracekit.analysis.evidence.gpu_losses import (
-    LONGEST_DISPATCH_S,
+    HOST_TIME,
     computes_on_host,
     host_time,
     idle_gpu,
@@ -245,7 +245,7 @@ class PythonCode(Detector):
                 work.less(part.parts),
                 suggested_fix=plain(
                     f"let torch.compile or a CUDA graph spare the Python of {code_name(name)}, or call it less often"
-                    if _FUNCTION.search(name) and part.seconds < LONGEST_DISPATCH_S * part.count
+                    if _FUNCTION.search(name) and part.seconds < HOST_TIME.dispatch_s * part.count
                     else _action(name, "out of the loop or to the GPU, or cache what it returns")
                 ),
             )
@@ -379,7 +379,7 @@ def _in_one_gpu(kind: str, job: RecordingSubject, gpu: GpuTimes) -> Iterator[Can
     dispatch = work.mask(IdleReason.OPERATOR, IdleReason.RUNTIME_CALL) | work.mask(
         IdleReason.PYTHON, where=lambda what: OF_TORCH.match(what.name) is not None
     )
-    short = work.seconds < LONGEST_DISPATCH_S * work.pieces
+    short = work.seconds < HOST_TIME.dispatch_s * work.pieces
     dispatch &= ~in_head(job) & (short | work.mask(IdleReason.OPERATOR)) & ~computes_on_host(job)
     taken_s = float(work.steady_s[dispatch].sum())
     opened_s = gpu.idle_opened_by

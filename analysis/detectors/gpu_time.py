@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.evidence.gpu_losses import (
-    LATEST_ARRIVAL_S,
+    HOST_TIME,
     HostPart,
     exposed_communication_s,
     gpu_alone,
@@ -222,7 +222,7 @@ class StreamWaits(Detector):
         np.maximum.at(ready, graph.after[~event], end[graph.before[~event]])
         waited_s = end[graph.before] - ready[graph.after]
         since_s = graph.start[graph.after] - end[graph.before]
-        waits = np.flatnonzero(event & (waited_s > 0) & (since_s <= LATEST_ARRIVAL_S))
+        waits = np.flatnonzero(event & (waited_s > 0) & (since_s <= HOST_TIME.arrival_s))
         stream = [ops["stream"].gather(side[waits]) for side in (graph.after, graph.before)]
         pair = numbered(*stream)
         by_pair = np.bincount(pair, waited_s[waits])

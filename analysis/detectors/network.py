@@ -11,8 +11,7 @@ from tracekit.analysis.detectors.rank_behind import rank_behind
 from tracekit.analysis.detectors.stops import network_time, on_one_host
 from tracekit.analysis.detectors.trace_faults import FEWEST_STEPS
 from tracekit.analysis.evidence.congestion import (
-    HICCUP_FACTOR,
-    SMALLEST_LEVEL,
+    CONGESTION,
     card_as_usual,
     congestion_of,
     links_as_usual,
@@ -20,7 +19,7 @@ from tracekit.analysis.evidence.congestion import (
 )
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject, collectives, transfers
 from tracekit.analysis.evidence.subject import Subject
-from tracekit.analysis.evidence.transfers import SMALLEST_LINK_FACTOR, SMALLEST_RING_FACTOR, traffic_of
+from tracekit.analysis.evidence.transfers import NETWORK, traffic_of
 from tracekit.analysis.gpu.gpu_times import Part
 from tracekit.analysis.numeric.robust import lower_median, median
 from tracekit.analysis.whatif.interventions import Scale, step_times
@@ -75,7 +74,7 @@ class SlowLink(Detector):
                 Figure(
                     "transfer time over the usual",
                     usual,
-                    SMALLEST_LINK_FACTOR,
+                    NETWORK.link,
                     Unit.FACTOR,
                 ),
             )
@@ -150,12 +149,10 @@ class SlowNetworkCard(Detector):
         cards = () if transfers(job).empty else traffic_of(job).cards
         for card in cards:
             figures: tuple[Figure, ...] = (
-                Figure("transfer time over the usual", float(card.factor.max()), SMALLEST_LINK_FACTOR, Unit.FACTOR),
+                Figure("transfer time over the usual", float(card.factor.max()), NETWORK.link, Unit.FACTOR),
             )
-            if card.ring_factor > SMALLEST_RING_FACTOR:
-                ring = Figure(
-                    "its collectives over those of other stages", card.ring_factor, SMALLEST_RING_FACTOR, Unit.FACTOR
-                )
+            if card.ring_factor > NETWORK.ring:
+                ring = Figure("its collectives over those of other stages", card.ring_factor, NETWORK.ring, Unit.FACTOR)
                 figures = (*figures, ring)
             effect = f"transfers over one network card take {ratio(figures[0].value)} times as long as usual"
             if len(figures) > 1:
@@ -240,7 +237,7 @@ class NetworkCongestion(Detector):
         congested, most = congestion.level > 1, float(congestion.level.max())
         if congested.any():
             figures: tuple[Figure, ...] = (
-                Figure("transfer time over that of calm steps", most, SMALLEST_LEVEL, Unit.FACTOR),
+                Figure("transfer time over that of calm steps", most, CONGESTION.level, Unit.FACTOR),
             )
             title = "Transfers all over the job take longer in some steps"
             effect = (
@@ -291,7 +288,7 @@ class SharedCard(Detector):
         congestion = congestion_of(job)
         shared_s = shared_anyway_s(traffic, congestion.rings if congestion.shows else np.ones(traffic.rings.shape))
         alone = np.maximum(traffic.seconds - shared_s, usual)
-        long = (shared_s > 0) & (traffic.seconds > HICCUP_FACTOR * usual) & (alone < traffic.seconds)
+        long = (shared_s > 0) & (traffic.seconds > CONGESTION.hiccup * usual) & (alone < traffic.seconds)
         if not long.any():
             return
         with np.errstate(invalid="ignore", divide="ignore"):

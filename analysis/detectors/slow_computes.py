@@ -25,14 +25,14 @@ from tracekit.analysis.detectors.host_work import SMALLEST_HOST_SHARE
 from tracekit.analysis.detectors.pauses import ProcessPauses
 from tracekit.analysis.detectors.rank_behind import compared
 from tracekit.analysis.detectors.stops import NOISE, chance_figures, time_of_episodes
-from tracekit.analysis.evidence.cards import clocks_of
-from tracekit.analysis.evidence.compute_profile import FORWARD, SMALLEST_FACTOR
+from tracekit.analysis.evidence.compute_profile import COMPUTES, FORWARD
 from tracekit.analysis.evidence.off_cpu import Lockstep
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.slow_workers import (
     SlowGroup,
     as_fast_as_peers,
     beyond_peers_s,
+    clocks_of,
     factor_by_step,
     kind_factors,
     slow_factor,
@@ -282,7 +282,7 @@ class SlowRankOfWorker(Detector):
         if lockstep is None:
             return
         late_by_kind = late_ranks(job)
-        slow = lockstep.slow(SMALLEST_FACTOR)
+        slow = lockstep.slow(COMPUTES.factor)
         if (stopped := late_by_kind.get("process-pauses")) is not None:
             slow &= ~stopped.any(axis=2, keepdims=True)
         for worker in np.flatnonzero(slow.any(axis=(1, 2))):
@@ -337,7 +337,7 @@ class SlowRankOfWorker(Detector):
         episodes, members = lockstep.episodes, worker * slow.shape[1] + positions
         excess, noise = float(np.expm1(episodes.level[members]).max()), float(episodes.error[members].max())
         figures = (
-            Figure("computing beyond its peers", excess, SMALLEST_FACTOR, Unit.SHARE),
+            Figure("computing beyond its peers", excess, COMPUTES.factor, Unit.SHARE),
             Figure("more likely slow than by chance", float(episodes.nats[members].min()), episodes.needed, Unit.NATS),
         )
         numbers = lockstep.ranks[worker]
@@ -378,7 +378,7 @@ class LockstepJitter(Detector):
         lockstep = job.lockstep
         if lockstep is None:
             return
-        slow = [lockstep.slow(SMALLEST_FACTOR), *late_ranks(job).values()]
+        slow = [lockstep.slow(COMPUTES.factor), *late_ranks(job).values()]
         even = np.logical_not(np.logical_or.reduce(slow).any(axis=(1, 2)))
         if not even.any():
             return
@@ -445,7 +445,7 @@ def worker_figures(job: PipelineSubject, hit: Bools) -> tuple[Figure, ...]:
     factor = float(worker_factor(job)[hit].min()) - 1
     exact = job.attribution.worker_slowdown.T[hit]
     return (
-        Figure("compute beyond that of its peers", factor, SMALLEST_FACTOR, Unit.SHARE),
+        Figure("compute beyond that of its peers", factor, COMPUTES.factor, Unit.SHARE),
         *_confidence_figures(job, hit),
         Figure("added to a step by it alone", float(exact.max()) - 1, 0.0, Unit.SHARE),
     )

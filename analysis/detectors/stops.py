@@ -9,11 +9,11 @@ import numpy as np
 from tracekit.analysis.attribution.patterns import TimePattern, TimeShape, pattern_of_series
 from tracekit.analysis.detectors.detector import Advice, Candidate, Detector, Repair, only_in
 from tracekit.analysis.detectors.trace_faults import FEWEST_STEPS
-from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR
+from tracekit.analysis.evidence.compute_profile import COMPUTES
 from tracekit.analysis.evidence.graph_subject import RecordingSubject
 from tracekit.analysis.evidence.host_code import steps_with_stops
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject, checkpoints, evaluations
-from tracekit.analysis.evidence.significance import SMALLEST_SIGMA, Episodes, Noise, episodes_of, needed_nats
+from tracekit.analysis.evidence.significance import SIGNIFICANCE, Episodes, Noise, episodes_of, needed_nats
 from tracekit.analysis.evidence.subject import Subject, evidence
 from tracekit.analysis.graph.op_grid import OpGrid
 from tracekit.analysis.numeric.arrays import Bools, Floats, number
@@ -239,7 +239,7 @@ class StepsSlowForAll(Detector):
             Figure(
                 "compute beyond that of the usual step",
                 float(profile.step[slow].max()) - 1,
-                SMALLEST_FACTOR,
+                COMPUTES.factor,
                 Unit.SHARE,
             ),
             *chance_figures(profile.steps, np.array([True])),
@@ -261,7 +261,7 @@ def _slow_on(workers: Bools, grid: Floats) -> Bools:
     """
     theirs = np.moveaxis(grid, -1, 2)[:, workers]
     step = median(theirs / safe(median(theirs, (4,)))[..., None], (0, 1, 2, 3))
-    return np.asarray(step / lower_median(step, 0) >= 1 + SMALLEST_FACTOR)
+    return np.asarray(step / lower_median(step, 0) >= 1 + COMPUTES.factor)
 
 
 #: Price by replay only if the worst worker is stopped for this share of the step.
@@ -316,7 +316,7 @@ def stopped_workers(job: PipelineSubject, stops: Floats) -> tuple[Worker, ...]:
     steps = longer.shape[1]
     if steps < 2:
         return ()
-    scatter = np.maximum(longer.var(axis=1, ddof=1), (SMALLEST_SIGMA * job.unchanged_s) ** 2)
+    scatter = np.maximum(longer.var(axis=1, ddof=1), (SIGNIFICANCE.sigma * job.unchanged_s) ** 2)
     by_chance = Noise(scatter, freedom=steps - 1, spread=0.0, memory=0.0)
     return job.workers_where(hit & (by_chance.nats(longer.mean(axis=1), steps) >= needed_nats(hit.size)))
 

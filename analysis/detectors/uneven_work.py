@@ -10,19 +10,10 @@ from msgspec import structs
 from tracekit.analysis.detectors.detector import Advice, Candidate, Detector, Repair, Treatment, only_in
 from tracekit.analysis.detectors.rank_behind import compared
 from tracekit.analysis.detectors.stops import chance_figures, time_of_episodes
-from tracekit.analysis.evidence.compute_profile import (
-    BACKWARD,
-    FORWARD,
-    SMALLEST_CORRELATION,
-    SMALLEST_FACTOR,
-    SMALLEST_LENGTH_SPREAD,
-    SMALLEST_POSITION,
-    ComputeProfile,
-    uneven_lengths,
-)
+from tracekit.analysis.evidence.compute_profile import BACKWARD, COMPUTES, FORWARD, ComputeProfile, uneven_lengths
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.slow_workers import (
-    SMALLEST_STAGE_EXCESS,
+    SLOW_WORKERS,
     data_factor,
     larger_chunks,
     optimizer_factor,
@@ -67,7 +58,7 @@ class StageImbalance(Detector):
         excess = stage_excess(profile)
         if len(job.dp_ranks) == 1:
             excess[slow_workers(job)[:, 0]] = 0.0
-        larger = larger_chunks(job, profile) & (excess > SMALLEST_STAGE_EXCESS)
+        larger = larger_chunks(job, profile) & (excess > SLOW_WORKERS.stage_excess)
         for stage in np.flatnonzero(larger.any(axis=1) & ~larger.all(axis=1)):
             yield from _uneven_chunks(self.kind, job, profile, int(stage), np.flatnonzero(larger[stage]))
         for stage in np.flatnonzero(larger.all(axis=1)):
@@ -75,7 +66,7 @@ class StageImbalance(Detector):
                 Figure(
                     "compute beyond that of the usual stage",
                     float(excess[stage].max()),
-                    SMALLEST_STAGE_EXCESS,
+                    SLOW_WORKERS.stage_excess,
                     Unit.SHARE,
                 ),
                 Figure(
@@ -107,14 +98,14 @@ def _uneven_chunks(
         of = {"forward": float(times[FORWARD])}
         if len(times) > 1:
             of = {"backward": float(times[BACKWARD])} | of
-        longer = [(name, factor) for name, factor in of.items() if factor > 1 + SMALLEST_STAGE_EXCESS]
+        longer = [(name, factor) for name, factor in of.items() if factor > 1 + SLOW_WORKERS.stage_excess]
         (first, most), *more = longer or [max(of.items(), key=lambda item: item[1])]
         takes = f"its {first} takes {most:.2g} times as long as that of other chunks"
         figures = (
             Figure(
                 "compute beyond that of the usual stage",
                 float(stage_excess(profile)[stage, chunk]),
-                SMALLEST_STAGE_EXCESS,
+                SLOW_WORKERS.stage_excess,
                 Unit.SHARE,
             ),
             *(Figure(f"{name} over that of other chunks", factor, 0.0, Unit.FACTOR) for name, factor in of.items()),
@@ -175,8 +166,8 @@ class UnevenSequences(Detector):
         if not uneven_lengths(r, spread) or wander_of(job).in_workload:
             return
         figures = (
-            Figure("correlation within DP rank and step", r, SMALLEST_CORRELATION),
-            Figure("spread of microbatches", spread, SMALLEST_LENGTH_SPREAD, Unit.SHARE),
+            Figure("correlation within DP rank and step", r, COMPUTES.correlation),
+            Figure("spread of microbatches", spread, COMPUTES.length_spread, Unit.SHARE),
         )
         even = 1 / safe(profile.microbatch)
         yield Candidate(
@@ -234,7 +225,7 @@ class DataSkew(Detector):
         excess = float(np.expm1(profile.ranks.level[members].min()))
         optimizer = float(np.median(optimizer_factor(job)[:, :, hit])) - 1
         figures = (
-            Figure("compute beyond that of other DP ranks, on all stages", excess, SMALLEST_FACTOR, Unit.SHARE),
+            Figure("compute beyond that of other DP ranks, on all stages", excess, COMPUTES.factor, Unit.SHARE),
             *chance_figures(profile.ranks, hit),
             Figure("optimizer beyond that of other DP ranks", optimizer, 0.0, Unit.SHARE),
         )
@@ -282,7 +273,7 @@ class PositionEffect(Detector):
         places = np.flatnonzero((profile.position != 1).any(axis=0))
         figures = (
             Figure(
-                "compute beyond that of other places", float(profile.position.max()) - 1, SMALLEST_POSITION, Unit.SHARE
+                "compute beyond that of other places", float(profile.position.max()) - 1, COMPUTES.position, Unit.SHARE
             ),
             Figure("first slow place", float(places[0]), 0.0),
         )

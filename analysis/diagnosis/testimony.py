@@ -23,9 +23,9 @@ from tracekit.analysis.detectors.detector import (
     remedy_for,
 )
 from tracekit.analysis.diagnosis.find import acting
-from tracekit.analysis.evidence.cards import Sampled, report_faults, sampled, shares_card
 from tracekit.analysis.evidence.graph_subject import RecordingSubject
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
+from tracekit.analysis.evidence.slow_workers import Sampled, report_faults, sampled, shares_card
 from tracekit.analysis.evidence.subject import Cause, Subject
 from tracekit.analysis.metrics.effects import FEWEST_PEERS
 from tracekit.analysis.metrics.guided import Suspicion, untestable, verdicts_on

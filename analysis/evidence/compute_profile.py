@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from msgspec import Struct, structs
 
-from tracekit.analysis.evidence.compute_table import ComputeTable
 from tracekit.analysis.evidence.off_cpu import core_pace, stands_out
 from tracekit.analysis.evidence.significance import Episodes, episodes_of, most_telling
+from tracekit.analysis.graph.op_grid import ComputeTable
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import (
     MAD_TO_SIGMA,
@@ -32,25 +32,56 @@ from tracekit.analysis.numeric.robust import (
     spread_of_logs,
 )
 
+
+class ComputeThresholds(Struct, frozen=True):
+    """When computes differ by more than noise, and in what. `causes`: the benchmark of 582 simulated jobs."""
+
+    #: This quantile of the microbatches represents a DP rank or a step. Statistic: packed lengths have a floor, near
+    #: which quantiles scatter least.
+    quartile: float = 0.25
+    #: A pause is at least this share of the compute that it interrupts ... Benchmark `causes`.
+    pause: float = 0.5
+    #: ... and this many spreads long. Statistic: no normal compute of a million is.
+    pause_spreads: float = 8.0
+    #: A worker, DP rank or step that is slower by less than this is not worth naming. Chosen: no fix pays for less.
+    factor: float = 0.04
+    #: Forwards and backwards of microbatches that differ in length correlate by this much ... Benchmark `causes`.
+    correlation: float = 0.6
+    #: ... and differ by this much. Chosen: as `factor`.
+    length_spread: float = 0.04
+    #: A slow worker's optimizer, and each kind of its computes, exceeds the usual one by this share of the excess of
+    #: its computes. Benchmark `causes`.
+    optimizer_share: float = 0.6
+    #: In a slow step, the shortest microbatches exceed the usual ones by this share of its excess. Benchmark
+    #: `causes`.
+    shortest_share: float = 0.5
+    #: Values this many spreads above their peers do not count as usual. Statistic: one normal value of 30,000.
+    spreads: float = 4.0
+    #: Workloads that differ by less than this do not show how strongly a stage follows them. Chosen: as `factor`.
+    workload_spread: float = 0.04
+    #: A stage follows the workload fully unless its slope differs by this much. Benchmark `causes`.
+    inelasticity: float = 0.05
+    #: Computes further from the workload than this were paused. Definition: as `pause`.
+    deviation: float = 0.5
+    #: A place in the step that is slower by at least this is slow. Chosen: as `factor`.
+    position: float = 0.04
+    #: Places are compared with each other, so there must be at least this many ... Definition.
+    fewest_places: int = 3
+    #: ... of which at most this share is slow. Definition: the others are usual.
+    slow_share: float = 0.5
+    #: Neighbouring microbatches are related if they correlate by this much ... Statistic: sequence lengths do not
+    #: correlate; a walk that forgets within one microbatch or more correlates by exp(-1) = 0.37 at least, and by half
+    #: as much next to the mean of a few.
+    memory: float = 0.18
+    #: ... and this many standard errors. Statistic: one normal value of 30,000.
+    memory_errors: float = 4.0
+
+
+COMPUTES = ComputeThresholds()
+
+
 #: The first and the last of a table's kinds. In inference and evaluation, both are the forwards.
 FORWARD, BACKWARD = 0, -1
-#: This quantile of the microbatches represents a DP rank or a step.
-QUARTILE = 0.25
-#: A pause is at least this share of the compute that it interrupts, and this many spreads long.
-SMALLEST_PAUSE = 0.5
-PAUSE_SPREADS = 8.0
-#: A worker, DP rank or step that is slower by less than this is not worth naming.
-SMALLEST_FACTOR = 0.04
-#: Forwards and backwards of microbatches that differ in length correlate by this much, and differ by this much.
-SMALLEST_CORRELATION = 0.6
-SMALLEST_LENGTH_SPREAD = 0.04
-#: A slow worker's optimizer, and each kind of its computes, exceeds the usual one by this share of the excess of its
-#: computes.
-OPTIMIZER_SHARE = 0.6
-#: In a slow step, the shortest microbatches exceed the usual ones by this share of its excess.
-SHORTEST_SHARE = 0.5
-#: Values this many spreads above their peers do not count as usual.
-OUTSTANDING = 4.0
 
 
 class ComputeProfile(Struct, frozen=True, eq=False):
@@ -104,12 +135,12 @@ class ComputeProfile(Struct, frozen=True, eq=False):
     def slow_workers(self) -> Bools:
         """Workers that are slow compared with their peers, [stages, dp_ranks]."""
         shape = self.worker_by_step.shape
-        return self.workers.significant(SMALLEST_FACTOR).reshape(shape[1], shape[3])
+        return self.workers.significant(COMPUTES.factor).reshape(shape[1], shape[3])
 
     @property
     def slow_ranks(self) -> Bools:
         """DP ranks that are slow on all stages, [dp_ranks]."""
-        return self.ranks.significant(SMALLEST_FACTOR)
+        return self.ranks.significant(COMPUTES.factor)
 
     @property
     def on(self) -> Bools:
@@ -140,7 +171,7 @@ def profile_computes(
     if (elastic != 1).any():
         work = workload(relative[BACKWARD], slowness[BACKWARD], elastic[BACKWARD])
     # From step to step, the speed of a shared core varies as lengths do; only microbatches of one step tell them apart.
-    tells_lengths = other_work_s is None or grid.shape[3] >= FEWEST_PLACES
+    tells_lengths = other_work_s is None or grid.shape[3] >= COMPUTES.fewest_places
     correlation, spread = _length_signature(relative, np.zeros(1, np.bool_)) if tells_lengths else (0.0, 0.0)
     uneven = uneven_lengths(correlation, spread) and not all(remembers(work))
     model = _Model(base, elastic, position, work, uneven, tells_lengths)
@@ -267,10 +298,10 @@ def _slow_steps(work: Floats, *, uneven: bool) -> tuple[Floats, Episodes, Floats
     if uneven:
         unsure = max(unsure, float(np.log(safe(_dealt_by_chance(work, 1))).var()))
     alike = episodes_of(np.log(safe(step))[None], len(step), least_variance=unsure, fewest=1, remembers=False)
-    slow = alike.on[0] & alike.significant(SMALLEST_FACTOR)[0]
+    slow = alike.on[0] & alike.significant(COMPUTES.factor)[0]
     if uneven:
         shortest = np.nanmin(np.where(np.isfinite(work), work, np.inf), axis=(0, 2))
-        slow &= shortest / safe(lower_median(shortest, axis=0)) - 1 > SHORTEST_SHARE * (step - 1)
+        slow &= shortest / safe(lower_median(shortest, axis=0)) - 1 > COMPUTES.shortest_share * (step - 1)
     return step, alike, np.where(slow, step, 1.0)
 
 
@@ -294,13 +325,13 @@ def _without_long_data(episodes: Episodes, optimizer: Floats) -> Episodes:
     steps = episodes.on.shape[1]
     scattered = ~episodes.on.all(axis=1) & (episodes.since == 0) & (episodes.until == steps)
     then = np.array([np.median(own[on]) if on.any() else 1.0 for own, on in zip(optimizer, episodes.on, strict=True)])
-    of_data = scattered & (then - 1 < OPTIMIZER_SHARE * np.expm1(episodes.level))
+    of_data = scattered & (then - 1 < COMPUTES.optimizer_share * np.expm1(episodes.level))
     return structs.replace(episodes, nats=np.where(of_data, 0.0, episodes.nats))
 
 
 def uneven_lengths(correlation: float, spread: float) -> bool:
     """True if microbatches differ as sequences of unequal length do, see `_length_signature`."""
-    return correlation >= SMALLEST_CORRELATION and spread >= SMALLEST_LENGTH_SPREAD
+    return correlation >= COMPUTES.correlation and spread >= COMPUTES.length_spread
 
 
 def _beside_peers(values: Floats) -> Floats:
@@ -329,7 +360,7 @@ def _beside_usual(logs: Floats) -> tuple[Floats, float]:
     beside = logs - lower_median(logs, axis=-1)[..., None]
     low = beside[beside < 0]
     sigma = MAD_TO_SIGMA * float(np.median(-low)) if low.size else 0.0
-    return beside, max(OUTSTANDING * sigma, SMALLEST_FACTOR / 2)
+    return beside, max(COMPUTES.spreads * sigma, COMPUTES.factor / 2)
 
 
 def _slow_levels(beside: Floats, episodes: Episodes) -> Floats:
@@ -339,7 +370,7 @@ def _slow_levels(beside: Floats, episodes: Episodes) -> Floats:
     of the deviation from it that exceeds noise: the result follows a moving level, but not its noise.
     """
     steps, dp_ranks = beside.shape[-2:]
-    hit = episodes.on & episodes.significant(SMALLEST_FACTOR)[:, None]
+    hit = episodes.on & episodes.significant(COMPUTES.factor)[:, None]
     by_stage = hit.reshape(-1, dp_ranks, steps).transpose(0, 2, 1)
     on = np.broadcast_to(by_stage if beside.ndim > 2 else by_stage[0], beside.shape)
     values = np.where(on & np.isfinite(beside), beside, 0.0)
@@ -361,8 +392,9 @@ def _typical(values: Floats, axes: tuple[int, ...]) -> tuple[Floats, Floats]:
     quantile = np.nanquantile if np.isnan(values).any() else np.quantile
     count = np.isfinite(values).sum(axis=axes)
     values = np.where(np.expand_dims(count, axes) > 0, values, 1.0)  # no computes: same as the others
-    low, typical, high = quantile(values, (QUARTILE - 0.1, QUARTILE, QUARTILE + 0.1), axis=axes)
-    error = np.sqrt(QUARTILE * (1 - QUARTILE) / np.maximum(count, 1)) * (high - low) / 0.2
+    share = COMPUTES.quartile
+    low, typical, high = quantile(values, (share - 0.1, share, share + 0.1), axis=axes)
+    error = np.sqrt(share * (1 - share) / np.maximum(count, 1)) * (high - low) / 0.2
     return typical, error / safe(typical)
 
 
@@ -380,7 +412,7 @@ def _pauses(grid: Floats, model: _Model, worker: Floats) -> tuple[Bools, float]:
     centre = np.array([float(median(sample, (0,))) for sample in samples])[:, None, None, None, None, None]
     sigma = max(map(spread_of_logs, samples))
     ratio /= safe(centre)
-    return ratio > 1 + max(SMALLEST_PAUSE, PAUSE_SPREADS * sigma), sigma
+    return ratio > 1 + max(COMPUTES.pause, COMPUTES.pause_spreads * sigma), sigma
 
 
 def _length_signature(relative: Floats, paused: Bools) -> tuple[float, float]:
@@ -398,24 +430,6 @@ def _length_signature(relative: Floats, paused: Bools) -> tuple[float, float]:
     if len(forward) < 3 or forward.std() == 0 or backward.std() == 0:
         return 0.0, 0.0
     return float(np.corrcoef(forward, backward)[0, 1]), float(backward.std())
-
-
-#: Workloads that differ by less than this do not show how strongly a stage follows them.
-SMALLEST_WORKLOAD_SPREAD = 0.04
-#: A stage follows the workload fully unless its slope differs by this much.
-SMALLEST_INELASTICITY = 0.05
-#: Computes further from the workload than this were paused.
-LARGEST_DEVIATION = 0.5
-#: A place in the step that is slower by at least this is slow.
-SMALLEST_POSITION = 0.04
-#: Places are compared with each other, so there must be at least this many.
-FEWEST_PLACES = 3
-LARGEST_SLOW_SHARE = 0.5
-#: Neighbouring microbatches are related if they correlate by this much and this many standard errors. Sequence lengths
-#: do not correlate; a walk that forgets within one microbatch or more correlates by exp(-1) = 0.37 at least, and by
-#: half as much next to the mean of a few.
-SMALLEST_MEMORY = 0.18
-MEMORY_ERRORS = 4.0
 
 
 def workload(backward: Floats, slowness: Floats, elastic: Floats | None) -> Floats:
@@ -447,18 +461,18 @@ def elasticity(relative: Floats, slowness: Floats, work: Floats) -> Floats:
         return np.ones(shape[:3])
     low, high = np.quantile(work[finite], (0.25, 0.75))
     cheap, dear = finite & (work <= low), finite & (work >= high)
-    if high - low < SMALLEST_WORKLOAD_SPREAD:
+    if high - low < COMPUTES.workload_spread:
         return np.ones(shape[:3])
     apart = float(work[dear].mean() - work[cheap].mean())
     # A pause is not work.
-    cells = np.where(np.abs(cells / safe(work) - 1) < LARGEST_DEVIATION, cells, np.nan)
+    cells = np.where(np.abs(cells / safe(work) - 1) < COMPUTES.deviation, cells, np.nan)
     bottom, top = nan_mean(cells[..., cheap], (3,)), nan_mean(cells[..., dear], (3,))
     slope = (top - bottom) / apart
     elastic = slope / safe(bottom + slope * (1 - float(work[cheap].mean())))
     ordered = np.sort(elastic, axis=1)
     elastic = elastic / safe(ordered[:, elastic.shape[1] // 2].mean(axis=-1))[:, None, None]
     elastic = np.where(np.isfinite(elastic), np.clip(elastic, 0.1, 1.5), 1.0)
-    return np.where(np.abs(elastic - 1) < SMALLEST_INELASTICITY, 1.0, elastic)
+    return np.where(np.abs(elastic - 1) < COMPUTES.inelasticity, 1.0, elastic)
 
 
 def position_factor(relative: Floats) -> Floats:
@@ -468,7 +482,7 @@ def position_factor(relative: Floats) -> Floats:
     """
     kinds, _, _, places, steps, _ = relative.shape
     factor = np.ones((kinds, places))
-    if places < FEWEST_PLACES or steps < 2:
+    if places < COMPUTES.fewest_places or steps < 2:
         return factor
     few = relative[..., :: max(1, relative.size // (4 * SAMPLE))]
     # Of two middle ones the faster: what slows down half of a rank's microbatches must not make the others look fast.
@@ -478,8 +492,8 @@ def position_factor(relative: Floats) -> Floats:
     usual = lower_median(of_step, axis=1)[:, None]
     logs = np.log(safe(of_step / safe(usual)))
     episodes = episodes_of(logs.reshape(-1, steps), places)
-    slow = (episodes.significant(SMALLEST_POSITION) & episodes.on.all(axis=1)).reshape(kinds, places)
-    few_places = slow.mean(axis=1, keepdims=True) <= LARGEST_SLOW_SHARE
+    slow = (episodes.significant(COMPUTES.position) & episodes.on.all(axis=1)).reshape(kinds, places)
+    few_places = slow.mean(axis=1, keepdims=True) <= COMPUTES.slow_share
     return np.where(slow & few_places, np.exp(episodes.level).reshape(kinds, places), 1.0)
 
 
@@ -494,8 +508,8 @@ def remembers(work: Floats) -> tuple[bool, bool]:
     over_run, _ = _autocorrelation(series.reshape(len(series), -1))
     within, error = _autocorrelation(series)
     return (
-        over_run > max(SMALLEST_MEMORY, MEMORY_ERRORS / np.sqrt(max(np.isfinite(work).sum(), 1))),
-        len(work) < FEWEST_PLACES or within > max(SMALLEST_MEMORY, MEMORY_ERRORS * error) / 2,
+        over_run > max(COMPUTES.memory, COMPUTES.memory_errors / np.sqrt(max(np.isfinite(work).sum(), 1))),
+        len(work) < COMPUTES.fewest_places or within > max(COMPUTES.memory, COMPUTES.memory_errors * error) / 2,
     )
 
 

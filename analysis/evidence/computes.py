@@ -14,17 +14,10 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tracekit.analysis.evidence.compute_profile import (
-    BACKWARD,
-    FORWARD,
-    SMALLEST_FACTOR,
-    ComputeProfile,
-    profile_computes,
-)
-from tracekit.analysis.evidence.compute_table import ComputeTable
-from tracekit.analysis.evidence.off_cpu import LONGEST_OF_SEEN, Lockstep, without_core_waits
+from tracekit.analysis.evidence.compute_profile import BACKWARD, COMPUTES, FORWARD, ComputeProfile, profile_computes
+from tracekit.analysis.evidence.off_cpu import WAITS, Lockstep, without_core_waits
 from tracekit.analysis.evidence.significance import needed_nats
-from tracekit.analysis.graph.op_grid import OpGrid, op_grid
+from tracekit.analysis.graph.op_grid import ComputeTable, OpGrid, op_grid
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.means import student_beyond
 from tracekit.analysis.numeric.robust import (
@@ -40,6 +33,63 @@ from tracekit.analysis.replay.costs import keeps_delay
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.interventions import Intervention, Scale, ScaleDelays, Together, changed, scaled
 from tracekit.trace.model import COMMUNICATION, OpKind
+
+
+class PauseThresholds(Struct, frozen=True):
+    """When computes are paused, and by what. `causes`: the benchmark of 582 simulated jobs."""
+
+    #: An excess of this many spreads ... Statistic: no normal compute of a million has it.
+    spreads: float = 8.0
+    #: ... and this share of the compute is not noise. Benchmark `causes`.
+    share: float = 0.05
+    #: Pauses of a job. Chosen: fewer are chance.
+    fewest: int = 3
+    #: Pauses of one origin differ in length by less than the inverse of this. Benchmark `causes`.
+    of_usual: float = 0.25
+    #: ... and those of a process that is stopped again and again, less than the inverse of this. Benchmark `causes`.
+    of_longest: float = 0.2
+    #: The length of process pauses depends on the computes that they hit by less than this share of proportional
+    #: growth ... Definition: nearer to none than to that.
+    own_length_share: float = 0.5
+    #: ... and by chance it is so far away from it in this share of jobs. Statistic.
+    proportion_chance: float = 0.001
+    #: Standard error of the length below which half of the lost time lies, over that of a mean. Statistic: for
+    #: lengths that scatter by a factor of e, sqrt(p (1 - p)) / density at p = 0.84.
+    length_error: float = 1.51
+    #: The least spread to assume from a few pauses. Chosen: a larger one proves less.
+    length_spread: float = 0.05
+    #: Large and small computes can be compared if the largest is this many times the smallest. Benchmark `causes`.
+    contrast: float = 1.2
+    #: Pauses spare backwards if pauses that hit all computes alike would miss this many backwards with a chance below
+    #: this. Statistic.
+    spared_chance: float = 0.05
+    #: This many pauses ...
+    fewest_of_one: int = 8
+    #: ... with all but a tenth of them on one worker, belong to that worker. Statistic: by chance in one of a hundred
+    #: jobs with two workers.
+    of_one_share: float = 0.9
+    #: A stopped process loses most of its time in stops of at least this many times the range that holds eight of ten
+    #: computes of its usual peer ... Benchmark `causes`.
+    stop_ranges: float = 2.5
+    #: ... and of this share of a compute. Benchmark `causes`.
+    stop_share: float = 0.08
+    #: Such stops are about equally long, whereas noise has all lengths: of computes that lose between this share of a
+    #: stop ...
+    part_of_stop: float = 0.25
+    #: ... and this one ...
+    whole_stop: float = 0.67
+    #: ... there are at most so many for one that loses more. Benchmark `causes`.
+    parts_share: float = 0.5
+    #: Count as long the longest computes of all compared workers, as many as this share of one worker's computes.
+    #: Benchmark `causes`.
+    long_share: float = 0.25
+    #: The fastest computes of a stopped process are as fast as its peers' up to this share. Definition:
+    #: `COMPUTES.factor`.
+    as_fast: float = 0.04
+
+
+PAUSES = PauseThresholds()
+
 
 #: Work that shows how fast a core is, in addition to the computes.
 OTHER_WORK = (OpKind.OPTIMIZER, OpKind.LOSS, OpKind.HOST_DELAY, OpKind.DATA_LOAD)
@@ -59,7 +109,7 @@ class Computes(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def table(self) -> ComputeTable:
         """Their costs, as if no rank inside a worker were slower than the others, or waited for a processor."""
-        return ComputeTable.of(self.replay, self.costs)
+        return ComputeTable.of(self.replay.graph, self.costs)
 
     @cached_property
     def costs(self) -> tuple[Floats, ...]:
@@ -69,7 +119,7 @@ class Computes(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def _explained(self) -> tuple[Intervention, ...]:
         """Changes that make the ranks inside workers as fast as each other, or give each worker a processor."""
-        if self.lockstep is not None and (slow := self.lockstep.slow(SMALLEST_FACTOR)).any():
+        if self.lockstep is not None and (slow := self.lockstep.slow(COMPUTES.factor)).any():
             return (self.lockstep.as_fast_as_peers(slow),)
         if self.queued_s is None:
             return ()
@@ -118,43 +168,12 @@ class Computes(Struct, frozen=True, eq=False, dict=True):
         rising = profile.slow_workers & profile.workers.rises.reshape(suspects.shape)
         if rising.any():  # no process is stopped a little longer in each step
             factor = np.where(rising[None, :, None], profile.slow_worker, 1.0)[:, :, None, None]
-            table = ComputeTable.of(self.replay, self._after(*self._explained, Scale(table, 1 / factor)))
+            table = ComputeTable.of(self.replay.graph, self._after(*self._explained, Scale(table, 1 / factor)))
         return find_pauses(table, suspects)
 
 
 #: Look at a sample of this many computes before looking at all.
 LARGEST_SAMPLE = 200_000
-#: An excess of this many spreads, and this share of the compute, is not noise.
-PAUSE_SPREADS = 8.0
-SMALLEST_PAUSE_SHARE = 0.05
-FEWEST_PAUSES = 3
-#: Pauses of one origin differ in length by less than the inverse of this.
-SMALLEST_OF_USUAL = 0.25
-#: ... and those of a process that is stopped again and again, less than the inverse of this.
-SMALLEST_OF_LONGEST = 0.2
-#: The length of process pauses depends on the computes that they hit by less than this share of proportional growth,
-#: and by chance it is so far away from it in this share of jobs.
-OWN_LENGTH_SHARE, PROPORTION_CHANCE = 0.5, 0.001
-#: Standard error of the length below which half of the lost time lies, over that of a mean (for lengths that scatter by
-#: a factor of e: sqrt(p (1 - p)) / density at p = 0.84); and the least spread to assume from a few pauses.
-MEDIAN_ERROR, SMALLEST_LENGTH_SPREAD = 1.51, 0.05
-#: Large and small computes can be compared if the largest is this many times the smallest.
-SMALLEST_CONTRAST = 1.2
-#: Pauses spare backwards if pauses that hit all computes alike would miss this many backwards with a chance below this.
-SPARED_CHANCE = 0.05
-#: This many pauses, with all but a tenth of them on one worker, belong to that worker: by chance in one of a hundred
-#: jobs with two workers.
-FEWEST_OF_ONE, NEARLY_ALL_SHARE = 8, 0.9
-#: A stopped process loses most of its time in stops of at least this many times the range that holds eight of ten
-#: computes of its usual peer, and of this share of a compute. Such stops are about equally long, whereas noise has all
-#: lengths: at most half as many computes lose between a quarter and two thirds of a stop as lose more. The fastest
-#: computes of the process are as fast as its peers'.
-STOP_RANGES = 2.5
-SMALLEST_STOP = 0.08
-PART_OF_STOP, WHOLE_STOP, MOST_PARTS = 0.25, 0.67, 0.5
-#: Count as long the longest computes of all compared workers, as many as this share of one worker's computes.
-LONG_SHARE = 0.25
-AS_FAST = 0.04
 
 
 class Pauses(Struct, frozen=True, eq=False):
@@ -186,7 +205,7 @@ class Pauses(Struct, frozen=True, eq=False):
     @property
     def of_processes(self) -> bool:
         """True if single computes pause as processes do, regardless of what they compute."""
-        return self.forwards + self.backwards >= FEWEST_PAUSES and self.own_length and not self.spare_backwards
+        return self.forwards + self.backwards >= PAUSES.fewest and self.own_length and not self.spare_backwards
 
     @property
     def spare_backwards(self) -> bool:
@@ -199,7 +218,7 @@ class Pauses(Struct, frozen=True, eq=False):
         few = round(backwards * count / max(forwards + backwards, 1))
         hit, spared = self.backward_share, 1 - self.backward_share
         chance = sum(comb(count, at) * hit**at * spared ** (count - at) for at in range(few + 1))
-        return forwards > 0 and chance < SPARED_CHANCE and backwards <= 0.2 * forwards
+        return forwards > 0 and chance < PAUSES.spared_chance and backwards <= 0.2 * forwards
 
 
 def find_pauses(table: ComputeTable, suspects: Bools) -> Pauses:
@@ -233,7 +252,7 @@ def _pauses_in(grid: Floats) -> Pauses:
     relative = relative / safe(centre)[:, None, None, None, None, None]
     sigma = max(spread_of_logs(sampled(of_kind)) for of_kind in relative)
     with np.errstate(invalid="ignore"):
-        long = relative > 1 + max(SMALLEST_PAUSE_SHARE, PAUSE_SPREADS * sigma)
+        long = relative > 1 + max(PAUSES.share, PAUSES.spreads * sigma)
     beyond = np.where(long, grid * (1 - 1 / np.where(long, relative, 1.0)), 0.0)
     seconds = _without_noise(beyond, 1.0)
     stopped, usual_s = _stopped(grid, base, shared)
@@ -245,7 +264,7 @@ def _pauses_in(grid: Floats) -> Pauses:
     computes = stopped_cells(stopped, grid.shape)
     seconds[:, computes] = 0.0
     beyond = np.fmax((grid - usual_s)[:, computes], 0.0)
-    return replace(pauses, stopped=stopped, stops_s=beyond[beyond > SMALLEST_OF_LONGEST * beyond.max(initial=0.0)])
+    return replace(pauses, stopped=stopped, stops_s=beyond[beyond > PAUSES.of_longest * beyond.max(initial=0.0)])
 
 
 def _without_noise(seconds: Floats, of: Floats | float) -> Floats:
@@ -256,7 +275,7 @@ def _without_noise(seconds: Floats, of: Floats | float) -> Floats:
     """
     measured = seconds / of
     lengths = measured[measured > 0]
-    return np.where(measured < SMALLEST_OF_USUAL * _usual(lengths), 0.0, seconds) if len(lengths) else seconds
+    return np.where(measured < PAUSES.of_usual * _usual(lengths), 0.0, seconds) if len(lengths) else seconds
 
 
 def stopped_cells(stopped: Bools, shape: tuple[int, ...]) -> Bools:
@@ -268,7 +287,7 @@ def stopped_cells(stopped: Bools, shape: tuple[int, ...]) -> Bools:
 def _where_nearly_all_are(seconds: Floats) -> Bools:
     """The one worker that nearly all pauses hit, if they are too many for chance, [stages, dp_ranks]."""
     count = (seconds > 0).sum(axis=(0, 2, 3, 4))
-    hit: Bools = (count >= FEWEST_OF_ONE) & (count >= NEARLY_ALL_SHARE * count.sum()) & (count.size > 1)
+    hit: Bools = (count >= PAUSES.fewest_of_one) & (count >= PAUSES.of_one_share * count.sum()) & (count.size > 1)
     return hit
 
 
@@ -286,17 +305,17 @@ def _own_length(beyond: Floats, base: Floats) -> bool:
         return False
     length, of = np.log(seconds[cells]), np.log(np.broadcast_to(usual, seconds.shape)[cells])
     large = of > (of.min() + of.max()) / 2
-    if large.all() or np.ptp(of) < np.log(SMALLEST_CONTRAST):
+    if large.all() or np.ptp(of) < np.log(PAUSES.contrast):
         return False
     sides = [length[large], length[~large]]
     # Use the pauses in which most of the time is lost: a pause that began before the compute shows only its rest.
     centres = [_usual(np.exp(side)) for side in sides]
     off = np.concatenate([np.abs(side - np.log(centre)) for side, centre in zip(sides, centres, strict=True)])
-    spread = max(MAD_TO_SIGMA * float(np.median(off)), SMALLEST_LENGTH_SPREAD)
-    error = MEDIAN_ERROR * spread * float(np.sqrt(sum(1 / len(side) for side in sides)))
+    spread = max(MAD_TO_SIGMA * float(np.median(off)), PAUSES.length_spread)
+    error = PAUSES.length_error * spread * float(np.sqrt(sum(1 / len(side) for side in sides)))
     grows, in_proportion = float(np.log(centres[0] / centres[1])), float(np.median(of[large]) - np.median(of[~large]))
-    least = student_beyond(PROPORTION_CHANCE, len(off) - 2) * error if len(off) > 2 else float("inf")
-    return grows < OWN_LENGTH_SHARE * in_proportion and grows + least < in_proportion
+    least = student_beyond(PAUSES.proportion_chance, len(off) - 2) * error if len(off) > 2 else float("inf")
+    return grows < PAUSES.own_length_share * in_proportion and grows + least < in_proportion
 
 
 def _usual(lengths: Floats) -> float:
@@ -312,7 +331,7 @@ def _stopped(grid: Floats, base: Floats, shared: Floats) -> tuple[Bools, Floats]
     A worker that is slow in some steps is steady within each of them, so the scatter within steps decides.
     """
     peers = lower_median(base, axis=-1)[:, :, :, None, None, None]
-    even = spread_of_logs(sampled(shared)) <= AS_FAST
+    even = spread_of_logs(sampled(shared)) <= PAUSES.as_fast
     usual_s = np.broadcast_to(peers if even else peers * shared, grid.shape)
     none = np.zeros((grid.shape[1], grid.shape[-1]), np.bool_)
     if grid.shape[-1] < 2:
@@ -324,15 +343,15 @@ def _stopped(grid: Floats, base: Floats, shared: Floats) -> tuple[Bools, Floats]
     usual = np.fmax(
         lower_median(range_, axis=2)[:, :, None], lower_median(range_.reshape(len(range_), -1), axis=1)[:, None, None]
     )
-    stops = _stops(of_worker, np.maximum(STOP_RANGES * usual, SMALLEST_STOP))
+    stops = _stops(of_worker, np.maximum(PAUSES.stop_ranges * usual, PAUSES.stop_share))
     nats = np.where(stops, _nats_of_long(of_worker), 0.0)
     needed = needed_nats(nats[0].size)
     fastest = _between(grid / safe(peers), 0.1)
-    fast = fastest < (1 + AS_FAST) * lower_median(fastest, axis=-1)[..., None]
+    fast = fastest < (1 + PAUSES.as_fast) * lower_median(fastest, axis=-1)[..., None]
     both = stops.all(axis=0) & (nats.sum(axis=0) >= needed) & fast[BACKWARD]
     # A backward as long as the time between two stops is hit every time, by the same amount: slow, but steady. Then
     # the forwards alone must show that it is not slow itself.
-    each_time = (nats[FORWARD] >= needed) & (_between(beside, 0.5)[BACKWARD] > 1 + AS_FAST)
+    each_time = (nats[FORWARD] >= needed) & (_between(beside, 0.5)[BACKWARD] > 1 + PAUSES.as_fast)
     stopped = (both | each_time) & fast[FORWARD]
     return stopped if 2 * stopped.sum() <= stopped.size else none, usual_s
 
@@ -351,9 +370,9 @@ def _stops(within: Floats, least: Floats) -> Bools:
     lost = np.cumsum(beyond, axis=-1)
     half = (lost < lost[..., -1:] / 2).sum(axis=-1, keepdims=True)
     usual = np.take_along_axis(beyond, half, axis=-1)  # half of the lost time is in stops up to this long
-    whole = (beyond >= WHOLE_STOP * usual).sum(axis=-1)
-    parts = (beyond >= PART_OF_STOP * usual).sum(axis=-1) - whole
-    alike = parts.sum(axis=0) <= MOST_PARTS * whole.sum(axis=0)
+    whole = (beyond >= PAUSES.whole_stop * usual).sum(axis=-1)
+    parts = (beyond >= PAUSES.part_of_stop * usual).sum(axis=-1) - whole
+    alike = parts.sum(axis=0) <= PAUSES.parts_share * whole.sum(axis=0)
     return np.asarray((usual[..., 0] >= least) & alike)
 
 
@@ -367,7 +386,7 @@ def _nats_of_long(within: Floats) -> Floats:
     computes = present.sum(axis=-1)
     share = np.clip(computes / np.maximum(computes.sum(axis=-1, keepdims=True), 1), 1e-9, 1 - 1e-9)
     flat = np.where(present, within, -np.inf).reshape(*within.shape[:2], -1)
-    long = max(1, round(LONG_SHARE * within.shape[-1]))
+    long = max(1, round(PAUSES.long_share * within.shape[-1]))
     longest = np.argpartition(flat, flat.shape[-1] - long, axis=-1)[..., flat.shape[-1] - long :]
     of_worker = longest // within.shape[-1]
     held = np.stack([(of_worker == worker).sum(axis=-1) for worker in range(within.shape[2])], axis=-1) / long
@@ -442,7 +461,7 @@ def paused_share(seconds: Floats, pauses: Pauses) -> Floats:
     single_s = pauses.seconds[pauses.seconds > 0] if pauses.of_processes else np.zeros(0)
     for workers, lengths in ((pauses.stopped, pauses.stops_s), (~pauses.stopped, single_s)):
         if seconds.size and len(lengths):
-            usual_s, longest_s = float(np.median(lengths)), LONGEST_OF_SEEN * float(lengths.max())
+            usual_s, longest_s = float(np.median(lengths)), WAITS.of_seen * float(lengths.max())
             for stage in np.flatnonzero(workers.any(axis=1)):  # one at a time, to keep temporary arrays small
                 _add_pauses(share[stage], seconds[stage], workers[stage], usual_s, longest_s)
     return share
@@ -453,7 +472,7 @@ def _add_pauses(share: Floats, took: Floats, workers: Bools, usual_s: float, lon
     beyond = took - median(took, (1,))[:, None]
     off = np.abs(beyond)
     spread = MAD_TO_SIGMA * np.fmax(median(off, (1, 2))[:, None, None], median(off, (1,))[:, None])
-    least = np.maximum(PAUSE_SPREADS * spread, SMALLEST_PAUSE_SHARE * usual_s)
+    least = np.maximum(PAUSES.spreads * spread, PAUSES.share * usual_s)
     with np.errstate(invalid="ignore", divide="ignore"):
         paused = (took > 0) & (beyond > least) & (beyond < longest_s) & workers
         share[...] = np.where(paused, np.minimum(beyond / took, 1.0), share)

@@ -15,10 +15,10 @@ from msgspec import Struct
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject, collectives, embedding_exchanges, transfers
 from tracekit.analysis.evidence.subject import evidence
 from tracekit.analysis.evidence.transfers import (
+    NETWORK,
     NO_TIME_S,
     RECEIVING,
     SENDING,
-    SMALLEST_RING_FACTOR,
     SlowCard,
     Traffic,
     fewest_of,
@@ -29,16 +29,37 @@ from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, median, nan_mean
 from tracekit.analysis.whatif.interventions import Intervention, Scale, Together
 
-#: In a congested step the usual transfer takes this many times as long as in any calm step, and that gap is this many
-#: spreads of the steps on its side with more of them wide.
-SMALLEST_LEVEL = 1.5
-SPREADS = 6.0
-#: A transfer is long from this many times its usual time on, later if transfers scatter or share a card, but from the
-#: larger value on at the latest; it hangs at `HANGS` times that.
-SMALLEST_LONG, LARGEST_LONG = 1.25, 4.0
-HANGS = 1.5
-#: At most this share of all transfers may hang.
-LARGEST_HANGING_SHARE = 0.3
+
+class CongestionThresholds(Struct, frozen=True):
+    """When the network is congested. `causes`: the benchmark of 582 simulated jobs."""
+
+    #: In a congested step the usual transfer takes this many times as long as in any calm step ... Benchmark
+    #: `causes`.
+    level: float = 1.5
+    #: ... and that gap is this many spreads of the steps on its side with more of them wide. Statistic: no normal
+    #: step of a million.
+    spreads: float = 6.0
+    #: A transfer is long from this many times its usual time on, later if transfers scatter or share a card ...
+    #: Benchmark `causes`.
+    long: float = 1.25
+    #: ... but from this on at the latest. Benchmark `causes`.
+    surely_long: float = 4.0
+    #: It hangs at this many times that. Benchmark `causes`.
+    hangs: float = 1.5
+    #: At most this share of all transfers may hang. Definition: most show what is usual.
+    hanging_share: float = 0.3
+    #: A transfer over a slow link or card hangs at so many times its slow time. Definition: a card shared by four
+    #: workers makes it four times as long; this is one and a half times that.
+    hiccup: float = 6.0
+    #: Transfers in the same step as one that hangs, and this much longer than usual, have the same problem. Benchmark
+    #: `causes`.
+    beside: float = 2.5
+    #: A link is held up by its own DP rank if this much more of its transfers are long than on other DP ranks.
+    #: Benchmark `causes`.
+    held_up_share: float = 0.1
+
+
+CONGESTION = CongestionThresholds()
 
 
 class Congestion(Struct, frozen=True, eq=False):
@@ -60,7 +81,7 @@ class Congestion(Struct, frozen=True, eq=False):
     @property
     def shows(self) -> bool:
         """True if some steps are congested, or some transfers hang and most do not."""
-        return bool((self.level > 1).any()) or 0 < self.count <= LARGEST_HANGING_SHARE * self.of
+        return bool((self.level > 1).any()) or 0 < self.count <= CONGESTION.hanging_share * self.of
 
 
 @evidence(PipelineSubject)
@@ -77,7 +98,7 @@ def congestion_of(job: PipelineSubject) -> Congestion:
         count=sum(int(part.hangs.sum()) for part in sent),
         of=sum(int(np.isfinite(part.over).sum()) for part in sent),
         longest=max((float(part.over[part.hangs].max()) for part in sent if part.hangs.any()), default=1),
-        needed=HANGS * min(float(part.long.min(initial=LARGEST_LONG)) for part in sent),
+        needed=CONGESTION.hangs * min(float(part.long.min(initial=CONGESTION.surely_long)) for part in sent),
         level=np.max([part.level.max(axis=0, initial=1.0) for part in sent], axis=0),
         rings=rings[..., 0],
         change=Together(tuple(changes)),
@@ -112,32 +133,33 @@ def _transfers(traffic: Traffic) -> _Sent:
 
 
 def _rings(traffic: Traffic) -> _Sent:
-    through_cards = np.zeros(traffic.rings.shape, np.bool_)
-    for card in traffic.cards:
-        through_cards |= through(card, traffic.rings)
     rings = traffic.rings[..., None]
-    level = _levels(traffic, rings, through_cards[..., None], np.zeros(len(rings), np.bool_))
-    usual_s = np.broadcast_to(median(_when_calm(rings, level), (2, 3))[:, :, None], through_cards.shape).copy()
-    for card in traffic.cards:
-        slow = through(card, traffic.rings)
-        usual_s[slow] = np.fmax(usual_s, level_s(traffic.rings, card, 2))[slow]
-    return _Sent(rings, usual_s[..., None], level, np.ones(1))
+    slow = [through(card, traffic.rings)[..., None] for card in traffic.cards]
+    level = _levels(traffic, rings, _any_of(slow, rings), np.zeros(len(rings), np.bool_))
+    usual_s = median(_when_calm(rings, level), (2, 3))[:, :, None, None]
+    return _Sent(rings, _at_cards(traffic, rings, usual_s, slow), level, np.ones(1))
 
 
 def _exchanges(traffic: Traffic) -> _Sent:
-    through_cards = np.zeros(traffic.exchanges.shape, np.bool_)
-    for card in traffic.cards:
-        through_cards |= exchanged(traffic, card)
     seconds = traffic.exchanges[None]
-    level = _levels(
-        traffic, seconds, through_cards[None], np.array([_several((traffic.host_number[0], traffic.host_number[-1]))])
-    )
-    usual_s = lower_median(median(_when_calm(seconds, level)[0], (1,)), axis=1)[:, None, None]
-    usual_s = np.broadcast_to(usual_s, through_cards.shape).copy()
-    for card in traffic.cards:
-        slow = exchanged(traffic, card)
-        usual_s[slow] = np.fmax(usual_s, level_s(traffic.exchanges, card, 1))[slow]
-    return _Sent(seconds, usual_s[None], level, np.full(1, 2.0))
+    slow = [exchanged(traffic, card)[None] for card in traffic.cards]
+    by_slot = np.array([_several((traffic.host_number[0], traffic.host_number[-1]))])
+    level = _levels(traffic, seconds, _any_of(slow, seconds), by_slot)
+    usual_s = lower_median(median(_when_calm(seconds, level), (2,)), axis=2)[:, :, None, None]
+    return _Sent(seconds, _at_cards(traffic, seconds, usual_s, slow), level, np.full(1, 2.0))
+
+
+def _any_of(masks: Sequence[Bools], seconds: Floats) -> Bools:
+    """Where any of the masks is true, shaped as `seconds`."""
+    return np.asarray(np.logical_or.reduce([np.zeros(seconds.shape, np.bool_), *masks]))
+
+
+def _at_cards(traffic: Traffic, seconds: Floats, usual_s: Floats, slow: Sequence[Bools]) -> Floats:
+    """The usual time of ops, shaped as `seconds`; of those that pass a slow card, `slow`, their level while it is."""
+    usual_s = np.broadcast_to(usual_s, seconds.shape).copy()
+    for card, mask in zip(traffic.cards, slow, strict=True):
+        usual_s[mask] = np.fmax(usual_s, level_s(seconds, card, 2))[mask]
+    return usual_s
 
 
 def _several(ends: Sequence[Ints]) -> bool:
@@ -169,12 +191,12 @@ def _level(series: Floats) -> Floats:
     with np.errstate(invalid="ignore", divide="ignore"):
         logs = np.log(series)
     ordered = np.sort(logs[np.isfinite(logs)])
-    for count in np.flatnonzero(np.diff(ordered) >= np.log(SMALLEST_LEVEL)) + 1:
+    for count in np.flatnonzero(np.diff(ordered) >= np.log(CONGESTION.level)) + 1:
         calm, congested = ordered[:count], ordered[count:]
         # A few calm steps do not show how much steps scatter.
         most = max(calm, congested, key=len)
         spread = MAD_TO_SIGMA * float(lower_median(np.abs(most - lower_median(most, 0)), 0))
-        if count >= fewest_of(len(series)) and congested[0] - calm[-1] > SPREADS * spread:
+        if count >= fewest_of(len(series)) and congested[0] - calm[-1] > CONGESTION.spreads * spread:
             return np.where(logs >= congested[0], np.exp(logs - lower_median(calm, 0)), 1.0)
     return np.ones(series.shape)
 
@@ -207,26 +229,19 @@ class _Sent(Struct, frozen=True, eq=False, dict=True):
         logs = self.over[np.isfinite(self.over) & (self.over > 0)]
         np.abs(np.log(logs, out=logs), out=logs)
         spread = MAD_TO_SIGMA * float(np.median(logs, overwrite_input=True)) if logs.size else 0.0
-        return np.clip(np.maximum(self.streams, np.exp(SPREADS * spread)), SMALLEST_LONG, LARGEST_LONG)
+        least = np.maximum(self.streams, np.exp(CONGESTION.spreads * spread))
+        return np.clip(least, CONGESTION.long, CONGESTION.surely_long)
 
     @cached_property
     def hangs(self) -> Bools:
         """Mask of the ops that hang."""
-        return np.greater(self.over, HANGS * self.long)
+        return np.greater(self.over, CONGESTION.hangs * self.long)
 
     def calm(self, hit: Bools) -> Floats:
         """The factor that makes ops as fast as usual: in congested steps all, in the steps `hit` the long ones."""
         least = np.where(hit[:, None], self.long, np.inf)
         beyond = np.greater(self.over, np.where((self.level > 1)[:, None, :, None], 1.0, least))
         return to_usual(self.seconds, self.usual, beyond)
-
-
-#: A card shared by four workers makes a transfer four times as long; at one and a half times that, it hangs.
-HICCUP_FACTOR = 6.0
-#: Transfers in the same step as one that hangs, and this much longer than usual, have the same problem.
-BESIDE_FACTOR = 2.5
-#: A link is held up by its own DP rank if this much more of its transfers are long than on other DP ranks.
-HELD_UP_SHARE = 0.1
 
 
 def links_as_usual(traffic: Traffic, links: Bools) -> Intervention:
@@ -256,7 +271,7 @@ def rings_faster(traffic: Traffic, factor: Floats, of_transfers: Floats | float 
         return Scale(transfers(job), np.broadcast_to(of_transfers, traffic.seconds.shape))
     usual_s = np.fmax(traffic.link_s, traffic.usual_s)[:, None, None]
     alone_s = np.maximum(traffic.seconds - traffic.shared_with(1 - factor), usual_s)
-    wait = traffic.seconds > BESIDE_FACTOR * usual_s  # so long that they must be waiting
+    wait = traffic.seconds > CONGESTION.beside * usual_s  # so long that they must be waiting
     with np.errstate(invalid="ignore", divide="ignore"):
         waited = np.where(wait & (alone_s < traffic.seconds), alone_s / traffic.seconds, 1.0)
     return Together((rings, Scale(transfers(job), np.minimum(waited, of_transfers))))
@@ -282,9 +297,9 @@ def _waiting_behind(traffic: Traffic, links: Bools) -> Bools:
     anywhere: Bools = np.any(links, axis=1)
     near = traffic.beside(anywhere) | anywhere.reshape(-1, 2, anywhere.shape[1])[:, ::-1].reshape(anywhere.shape)
     steps: Bools = np.any(links, axis=(0, 2))
-    long = traffic.seconds > BESIDE_FACTOR * traffic.usual_s[:, None, None]
+    long = traffic.seconds > CONGESTION.beside * traffic.usual_s[:, None, None]
     often = nan_mean(np.where(np.isfinite(traffic.seconds), long, np.nan)[:, :, steps], (1, 2))
-    far = _connected(traffic, near) & (often > lower_median(often, axis=1)[:, None] + HELD_UP_SHARE)
+    far = _connected(traffic, near) & (often > lower_median(often, axis=1)[:, None] + CONGESTION.held_up_share)
     for card in traffic.cards:
         far &= ~card.flows
     far &= ~np.any(traffic.slow_links, axis=1)
@@ -340,7 +355,7 @@ def exchanged(traffic: Traffic, card: SlowCard) -> Bools:
     ends = {0, job.stages - 1}
     dp_ranks = {worker.dp_rank for worker in card.workers if worker.pp_rank in ends}
     passing: Bools = card.steps[:, None] & np.isin(job.dp_ranks, list(dp_ranks))
-    long = traffic.exchanges > SMALLEST_RING_FACTOR * usual_exchange_s(traffic, card)
+    long = traffic.exchanges > NETWORK.ring * usual_exchange_s(traffic, card)
     return passing & long
 
 
@@ -368,7 +383,7 @@ def to_usual(seconds: Floats, usual: Floats | float, where: Bools, level: Floats
         return np.broadcast_to(1.0, long.shape)
     seconds, usual, level = (np.broadcast_to(each, long.shape)[long] for each in (seconds, usual, level))
     with np.errstate(invalid="ignore", divide="ignore"):
-        factor = usual / np.where(seconds > HICCUP_FACTOR * level, level, seconds)
+        factor = usual / np.where(seconds > CONGESTION.hiccup * level, level, seconds)
     factors = np.ones(long.shape)
     factors[long] = np.where(np.isfinite(factor), factor, 1.0)
     return factors

@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 
 from tracekit.analysis.evidence.graph_subject import GraphSubject, RecordingSubject
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject, backwards, forwards
-from tracekit.analysis.evidence.subject import JobKind, Subject, evidence
+from tracekit.analysis.evidence.subject import evidence
 from tracekit.analysis.gpu.gpu_times import Part
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.whatif.interventions import Intervention, Scale, SetSomeOps, Together, changed
@@ -23,7 +23,6 @@ from tracekit.trace.schema import RECEIVED, SENT
 
 if TYPE_CHECKING:
     from tracekit.analysis.experts.expert_loads import ExpertLoads
-    from tracekit.analysis.experts.loads import Loads
     from tracekit.analysis.gpu.behind import BlamedRank
     from tracekit.analysis.gpu.pace import PaceOfPeers
     from tracekit.report.questions import CauseOfImbalance
@@ -209,9 +208,10 @@ def _rows(name: str, ranks: int) -> pl.Expr:
     return pl.when(pl.col(name).list.len() == ranks).then(pl.col(name).list.sum())
 
 
-def exchange_evidence(job: Trace, expert_loads: Loads | None) -> GraphSubject | None:
-    """The evidence on the all-to-alls of a trace and the work between them; None if it has none."""
-    trace = exchange_trace(job)
+@evidence(PipelineSubject)
+def exchanges_of(job: PipelineSubject) -> GraphSubject | None:
+    """The all-to-alls and the work between them; None if the trace has none."""
+    trace = exchange_trace(job.trace)
     if trace is None:  # as most pipelines: they need none of these modules
         return None
     from tracekit.analysis.evidence.graph_subject import GraphTimes
@@ -222,39 +222,26 @@ def exchange_evidence(job: Trace, expert_loads: Loads | None) -> GraphSubject | 
 
     graph = fold(op_graph(trace))
     replay = GraphReplay(graph, measure_op_durations(graph))
-    return GraphSubject(trace, graph, replay, GraphTimes.of(graph, replay), expert_loads=expert_loads)
+    return GraphSubject(trace, graph, replay, GraphTimes.of(graph, replay), expert_loads=job.expert_loads)
 
 
-def even_share(job: GraphSubject) -> pl.DataFrame:
-    """How much of their time computes take without what loads explain: `step`, `rank`, `compute`, `seq`, `share`."""
-    cost, even = job.pace.cost, even_pace(job).cost
-    share: Floats = np.divide(even, cost, out=np.ones_like(cost), where=cost > 0)
-    shares = job.ops.select("step", "rank", "compute", "seq", share=pl.Series(share))
-    return shares.drop_nulls(["compute", "seq"]).filter(pl.col("share") != 1)
-
-
-@evidence(PipelineSubject)
-def exchanges_of(job: PipelineSubject) -> GraphSubject | None:
-    """The all-to-alls and the work between them, None if the trace has none."""
-    return exchange_evidence(job.trace, job.expert_loads)
-
-
-def may_have_experts(job: Subject) -> bool:
-    """Return whether a job may have experts: a pipeline only if it has such all-to-alls."""
-    return job.kind is not JobKind.PIPELINE or exchanges_of(job) is not None
+@evidence(PipelineSubject, otherwise=True)
+def may_have_experts(job: PipelineSubject) -> bool:
+    """Whether a job may have experts: a pipeline only if it has such all-to-alls."""
+    return exchanges_of(job) is not None
 
 
 @evidence(PipelineSubject)
 def even_experts(job: PipelineSubject) -> Intervention | None:
     """The job without what loads of experts explain, or may explain; None if that is nothing."""
     exchanges = exchanges_of(job)
-    if exchanges is None:
+    if exchanges is None or even_pace(exchanges) is exchanges.pace:
         return None
-
-    if even_pace(exchanges) is exchanges.pace:
-        return None
+    cost, even = exchanges.pace.cost, even_pace(exchanges).cost
+    share = pl.Series(np.divide(even, cost, out=np.ones_like(cost), where=cost > 0))
+    changed = exchanges.ops.select("step", "rank", "compute", "seq", share=share).drop_nulls(["compute", "seq"])
+    changed = changed.filter(pl.col("share") != 1, pl.col("step").is_in(job.steps.tolist()))
     ranks = {rank: worker.dp_rank for worker, rank in job.worker_ranks.items()}
-    changed = even_share(exchanges).filter(pl.col("step").is_in(job.steps.tolist()))
     step = np.searchsorted(job.steps, changed["step"].to_numpy())
     lane = np.array([job.dp_index.get(ranks[rank], -1) for rank in changed["rank"].to_list()], np.int64)
     factors = []

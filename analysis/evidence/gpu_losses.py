@@ -37,15 +37,27 @@ if TYPE_CHECKING:
     from tracekit.analysis.gpu.recorded import HostWhat
 
 
-def exposed_communication_s(job: GraphSubject) -> float:
-    """Return what a recording would save if transfers took no time once all ranks have arrived, seconds; 0 for other
-    jobs.
-    """
-    return _exposed_s(job) or 0.0
+class HostTimeThresholds(Struct, frozen=True):
+    """What host time of a recording is unusual. `one_gpu`: the section of RESULTS.md on traces with injected losses."""
+
+    #: A call that takes this many times as long as usual ones does something that they do not. Benchmark `one_gpu`.
+    first_call: int = 10
+    #: An operator that takes longer than this each time does more than dispatch, seconds. Benchmark `one_gpu`.
+    dispatch_s: float = 1e-3
+    #: A launched op that nothing else keeps waiting begins within this time, seconds. Benchmark `one_gpu`.
+    arrival_s: float = 100e-6
+    #: A save is a run of copies of so many tensors ... Chosen: values to log are fewer.
+    copies: int = 8
+    #: ... and bytes at least. Chosen: values to log are smaller, results to keep are fewer.
+    bytes: int = 1 << 20
 
 
-@evidence(RecordingSubject)
-def _exposed_s(job: RecordingSubject) -> float:
+HOST_TIME = HostTimeThresholds()
+
+
+@evidence(RecordingSubject, otherwise=0.0)
+def exposed_communication_s(job: RecordingSubject) -> float:
+    """What a recording would save if transfers took no time once all ranks have arrived, seconds; 0 for other jobs."""
     from tracekit.analysis.gpu.behind import exposed_s  # only jobs of any graph need it
 
     return exposed_s(job.pace, job.ops)
@@ -102,18 +114,14 @@ def _idle_by_loss(job: RecordingSubject) -> dict[LossKind, float] | None:
     return by_loss
 
 
-@evidence(GraphSubject)
-def leading_loss(job: GraphSubject) -> LossKind:
-    """The kind of loss that costs most: one rank, or what all ranks lose together."""
-    return _costliest(job, losses_s(job), job.recorded_s)
-
-
 def leads(job: GraphSubject, kind: LossKind) -> bool:
     """Return whether this kind of loss costs most, as recorded or without the profiler."""
-    return kind in {leading_loss(job), _costliest(job, lost_in_production_s(job), in_production_s(job))}
+    recorded = _costliest(job, losses_s(job), job.recorded_s)
+    return kind in {recorded, _costliest(job, lost_in_production_s(job), in_production_s(job))}
 
 
 def _costliest(job: GraphSubject, lost_s: Mapping[LossKind, float], whole_s: float) -> LossKind:
+    """The kind of loss that costs most: one rank, or what all ranks lose together."""
     kind = max(lost_s, key=lambda each: lost_s[each])
     if lost_s[kind] >= SMALLEST_HEADLINE_SHARE * (whole_s or 1.0):
         return kind
@@ -130,9 +138,9 @@ def lost_in_production_s(job: GraphSubject) -> Mapping[LossKind, float]:
     if culprit is not None and (saves := saves_step(job, (at_pace(job, culprit.rank),))) is not None:
         rest_s = max(lost_s[LossKind.STRAGGLER] - culprit.saved_s, 0.0)
         lost_s[LossKind.STRAGGLER] = min(lost_s[LossKind.STRAGGLER], rest_s + saves.value * job.steps_in_whole)
-    lost_s[LossKind.HOST] = max(lost_s[LossKind.HOST] - (profiler_s(job) or 0.0), 0.0)
+    lost_s[LossKind.HOST] = max(lost_s[LossKind.HOST] - profiler_s(job), 0.0)
     if LossKind.IDLE in lost_s and unprofiled_step(job) is not None:
-        lost_s[LossKind.IDLE] = max(lost_s[LossKind.IDLE] - (unseen_head_s(job) or 0.0), 0.0)
+        lost_s[LossKind.IDLE] = max(lost_s[LossKind.IDLE] - unseen_head_s(job), 0.0)
     return lost_s
 
 
@@ -145,13 +153,9 @@ def discrepancy(job: GraphSubject) -> float:
     return (job.recorded_s - unseen_s(job)) / (float(job.times.original.mean()) or float("nan")) - 1
 
 
-def unseen_s(job: GraphSubject) -> float:
-    """Return how much of the time of a rank alone goes to what the recording does not show, by a finding, seconds."""
-    return _unseen_s(job) or 0.0
-
-
-@evidence(RecordingSubject)
-def _unseen_s(job: RecordingSubject) -> float:
+@evidence(RecordingSubject, otherwise=0.0)
+def unseen_s(job: RecordingSubject) -> float:
+    """How much of the time of a rank alone goes to what the recording does not show, by a finding, seconds."""
     gpu = gpu_alone(job)
     if gpu is None:
         return 0.0
@@ -168,7 +172,7 @@ def _backlog_s(job: RecordingSubject) -> float:
     return float(job.replay.delay_of_ops[before].max(initial=0.0))
 
 
-@evidence(RecordingSubject)
+@evidence(RecordingSubject, otherwise=0.0)
 def unseen_head_s(job: RecordingSubject) -> float:
     """How long the GPU of a rank alone did something from before the recording, seconds.
 
@@ -185,15 +189,9 @@ def unseen_head_s(job: RecordingSubject) -> float:
     return max(head.seconds - sum(head.by_reason.values()) - float(call_s), 0.0)
 
 
-def idles(job: GraphSubject) -> bool:
-    """Return whether to ask what the hosts do while GPUs idle: of a rank alone, or if nothing costs several ranks
-    more.
-    """
-    return bool(_idles(job))
-
-
-@evidence(RecordingSubject)
-def _idles(job: RecordingSubject) -> bool:
+@evidence(RecordingSubject, otherwise=False)
+def idles(job: RecordingSubject) -> bool:
+    """Whether to ask what the hosts do while GPUs idle: of a rank alone, or if nothing costs several ranks more."""
     return not job.shows(Fact.RANKS) or leads(job, LossKind.HOST)
 
 
@@ -204,8 +202,6 @@ def idle_gpu(job: RecordingSubject) -> GpuTimes | None:
 
 
 _CALLS = (IdleReason.RUNTIME_CALL, IdleReason.ALLOCATION)
-#: A call that takes this many times as long as usual ones does something that they do not.
-_MUCH = 10
 #: Work that may take longer the first time; that of Python is imports, or the profiler's.
 _WARMS = (*_CALLS, IdleReason.OPERATOR)
 
@@ -213,10 +209,6 @@ _WARMS = (*_CALLS, IdleReason.OPERATOR)
 def of_job(what: HostWhat) -> bool:
     """Whether the job does this, rather than the profiler."""
     return PROFILER_LINE.match(what.where or what.name) is None
-
-
-#: An operator that takes longer than this each time does more than dispatch, seconds.
-LONGEST_DISPATCH_S = 1e-3
 
 
 class HostPart(Struct, frozen=True, eq=False):
@@ -328,7 +320,7 @@ class HostTime(Struct, frozen=True, eq=False, dict=True):
 
         Calls that launch count as `first_call_excess_s`. Other calls of the runtime are of one kind by name, operators
         by all that is known of them. The first counts only if it is the longest; a call without others, if it takes
-        `_MUCH` times as long as usual calls.
+        `HOST_TIME.first_call` times as long as usual calls.
         """
         called = np.array([what.reason in _CALLS for what in self.whats], np.bool_)
         calls = [what.name.partition(" in ")[0] for what in self.whats]
@@ -351,7 +343,7 @@ class HostTime(Struct, frozen=True, eq=False, dict=True):
             first, others = alike[0], self.seconds[alike[1:]]
             excess = self.seconds[first] - (np.median(others) if len(others) else usual)
             longest = excess > 0 and self.seconds[first] > others.max(initial=0.0)
-            tells = len(others) or (called[self.what[first]] and excess > _MUCH * usual)
+            tells = len(others) or (called[self.what[first]] and excess > HOST_TIME.first_call * usual)
             if longest and tells and warms[self.what[first]]:
                 excess_s[first] = excess
         return excess_s
@@ -369,7 +361,7 @@ class HostTime(Struct, frozen=True, eq=False, dict=True):
             usual = float(np.median(self.called_s[rows]))
             _, first = np.unique(launched[rows], return_index=True)
             excess = self.called_s[rows[first]] - usual
-            excess_s[rows[first]] = np.where(excess > _MUCH * usual, excess, 0.0)
+            excess_s[rows[first]] = np.where(excess > HOST_TIME.first_call * usual, excess, 0.0)
         return excess_s
 
     def faster_calls(self, excess_s: Floats) -> LessTime:
@@ -419,22 +411,18 @@ def computes_on_host(job: RecordingSubject) -> Bools:
     """
     work = host_time(job)
     long = work.mask(IdleReason.OPERATOR, where=lambda what: not what.launches) & ~in_head(job)
-    return np.asarray(long & (work.steady_s >= LONGEST_DISPATCH_S * work.pieces))
-
-
-#: A launched op that nothing else keeps waiting begins within this time, seconds.
-LATEST_ARRIVAL_S = 100e-6
+    return np.asarray(long & (work.steady_s >= HOST_TIME.dispatch_s * work.pieces))
 
 
 @evidence(RecordingSubject)
 def arrives_s(job: RecordingSubject) -> Floats:
     """How long after its launch each op began, seconds, [ops]; nan if it was not launched, or waited for something.
 
-    Beyond `LATEST_ARRIVAL_S`, an op waited for something else.
+    Beyond `HOST_TIME.arrival_s`, an op waited for something else.
     """
     ops = job.graph.ops
     since_s = ops.start - np.append(ops.start + ops.duration, np.nan)[host_time(job).launched_by]
-    return np.where(since_s <= LATEST_ARRIVAL_S, since_s, np.nan)
+    return np.where(since_s <= HOST_TIME.arrival_s, since_s, np.nan)
 
 
 @evidence(RecordingSubject)
@@ -518,10 +506,6 @@ def waiting_calls(job: RecordingSubject, *, allocates: bool) -> WaitingCalls:
     return WaitingCalls(rows, table, graph.start[rows] + graph.duration[rows] - since, ops.height)
 
 
-#: A run of copies of so many tensors and bytes at least: values to log are smaller, results to keep are fewer.
-_FEWEST_COPIES, _FEWEST_BYTES = 8, 1 << 20
-
-
 def unnamed_saves(job: RecordingSubject) -> Bools:
     """Return which parts of `host_time` are from such a run of copies to the next launch, [parts]; none
     if stacks were recorded, which tell.
@@ -541,7 +525,7 @@ def unnamed_saves(job: RecordingSubject) -> Bools:
     begin_s, lane = graph.start[work.op], work.lane[work.op]
     for low, high in zip(first.tolist(), last.tolist(), strict=True):
         following = high + 1
-        if high - low + 1 < _FEWEST_COPIES or moved[low : high + 1].sum() < _FEWEST_BYTES or following >= len(by):
+        if high - low + 1 < HOST_TIME.copies or moved[low : high + 1].sum() < HOST_TIME.bytes or following >= len(by):
             continue
         if (work.lane[by[low : following + 1]] == work.lane[by[low]]).all():
             since_s, until_s = graph.start[by[low]], graph.start[by[following]]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import polars as pl
@@ -72,6 +72,9 @@ class GraphSubject(Subject, frozen=True, eq=False):
     `summary`, `recorded`, `gpu`, `waits`: None but for a recording (`RecordingSubject`).
     """
 
+    kind: ClassVar[JobKind] = JobKind.GRAPH
+    #: What its ops are called.
+    op_noun: ClassVar[str] = "op"
     trace: OpTrace
     graph: FoldedGraph
     replay: GraphReplay
@@ -95,10 +98,6 @@ class GraphSubject(Subject, frozen=True, eq=False):
         return RecordingSubject(trace, graph, replay, times, summary=summary, recorded=recorded)
 
     @property
-    def kind(self) -> JobKind:
-        return JobKind.GRAPH
-
-    @property
     def summary(self) -> Kept | None:
         return None
 
@@ -118,11 +117,6 @@ class GraphSubject(Subject, frozen=True, eq=False):
     def alone(self) -> bool:
         """Whether its only rank is compared with nobody."""
         return False
-
-    @property
-    def op_noun(self) -> str:
-        """What its ops are called."""
-        return "op"
 
     @property
     def idle_s(self) -> float:
@@ -150,10 +144,6 @@ class GraphSubject(Subject, frozen=True, eq=False):
     @property
     def lacks(self) -> tuple[Lack, ...]:
         return OP_TRACE.lacks
-
-    @property
-    def everywhere(self) -> str:
-        return "all ranks" if self.gpus > 1 else "its only rank"
 
     @cached_property
     def ops(self) -> pl.DataFrame:
@@ -227,13 +217,12 @@ class RecordingSubject(GraphSubject, frozen=True, eq=False, kw_only=True):
     only its op trace is left; `measured`: steps of the same job without a profiler, None if it has not been timed.
     """
 
+    kind: ClassVar[JobKind] = JobKind.GRAPH | JobKind.RECORDING
+    op_noun: ClassVar[str] = "kernel"
+    whole: ClassVar[str] = "recording"
     summary: Kept
     recorded: Recorded | None
     measured: MeasuredSteps | None = None
-
-    @property
-    def kind(self) -> JobKind:
-        return JobKind.GRAPH | JobKind.RECORDING
 
     @cached_property
     def gpu(self) -> GpuTimes | None:
@@ -250,10 +239,6 @@ class RecordingSubject(GraphSubject, frozen=True, eq=False, kw_only=True):
     @property
     def alone(self) -> bool:
         return len(self.ranks) == 1
-
-    @property
-    def op_noun(self) -> str:
-        return "kernel"
 
     @property
     def idle_s(self) -> float:
@@ -282,10 +267,6 @@ class RecordingSubject(GraphSubject, frozen=True, eq=False, kw_only=True):
     def lacks(self) -> tuple[Lack, ...]:
         source = RECORDING_OF_ONE if self.alone else RECORDING
         return (*source.lacks, LOST_OPS) if self.summary.lost else source.lacks
-
-    @property
-    def whole(self) -> str:
-        return "recording"
 
     @property
     def steps_in_whole(self) -> int:
@@ -380,16 +361,11 @@ def unprofiled_step(job: RecordingSubject) -> Estimate | None:
     return job.measured.step_s
 
 
+@evidence(GraphSubject)
 def profiled_steps_s(job: GraphSubject) -> Floats:
-    """Return how long steps take as recorded, with the work that a GPU finishes after them, seconds, [steps]."""
-    lengths_s = _lengths_s(job)
-    return job.times.recorded if lengths_s is None else lengths_s
-
-
-@evidence(RecordingSubject)
-def _lengths_s(job: RecordingSubject) -> Floats:
-    ops = job.graph.ops
-    return marked_steps(job).lengths_s(ops.start, ops.start + ops.duration)
+    """How long steps take as recorded, with the work that a GPU finishes after them, seconds, [steps]."""
+    marked, ops = marked_steps(job), job.graph.ops
+    return job.times.recorded if marked is None else marked.lengths_s(ops.start, ops.start + ops.duration)
 
 
 def in_production_s(job: GraphSubject) -> float:
@@ -398,7 +374,7 @@ def in_production_s(job: GraphSubject) -> float:
     return job.recorded_s if step is None else step.value * job.steps_in_whole
 
 
-@evidence(RecordingSubject)
+@evidence(RecordingSubject, otherwise=0.0)
 def profiler_s(job: RecordingSubject) -> float:
     """By how much the profiler made the recorded steps longer, seconds; 0 if that is not known."""
     without = unprofiled(job)

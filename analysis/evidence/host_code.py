@@ -31,6 +31,34 @@ from tracekit.trace.canonical import RUN_QUEUE
 from tracekit.trace.model import OpKind
 from tracekit.trace.units import LONGEST_S
 
+
+class HostCodeThresholds(Struct, frozen=True):
+    """When hosts come late. `frameworks`: real trainings with slowed data and host code in benchmarks/RESULTS.md."""
+
+    #: Without peers of its own stage, a worker stands out at this many times the usual host code. Chosen: stages
+    #: differ by design.
+    without_peers: float = 2.0
+    #: Waiting for data at least this long, seconds, means late data. Benchmark `frameworks`.
+    data_s: float = 5e-3
+    #: In short steps, so does recorded loading that takes this share of the step. Benchmark `frameworks`.
+    data_share: float = 0.05
+    #: A first op waits for data if its delay is at least this many times the worker's usual launch delay. Benchmark
+    #: `causes`.
+    own_delays: float = 2.0
+    #: Data is late on a rank in a step if its wait exceeds the shortest by this share of the longest excess ...
+    #: Definition: nearer to the latest than to none.
+    of_worst: float = 0.5
+    #: ... which is this share of the mean of these. Benchmark `causes`.
+    of_usual: float = 0.25
+    #: It is late on few ranks if they have this share of these waits ... Benchmark `causes`.
+    of_few_share: float = 0.9
+    #: ... and each of them makes that so many times likelier than chance does. Statistic.
+    likelier: float = 2.5
+
+
+HOST_CODE = HostCodeThresholds()
+
+
 _BETWEEN_STEPS, _WITHIN_STEPS = "between steps", "between the ops of a step"
 #: Place in the step, by the kinds of op that the thread is late for.
 _PLACES = {
@@ -51,8 +79,6 @@ _PLACES = {
 _DIFFER_BY_STAGE = ("before forwards", "before backwards", _WITHIN_STEPS)
 #: Ops that are host code themselves.
 _HOST_OPS = frozenset({OpKind.LOSS, OpKind.HOST_DELAY})
-#: Without peers of its own stage, a worker stands out at this many times the usual host code.
-FACTOR_WITHOUT_PEERS = 2.0
 
 
 class HostCode(Struct, frozen=True, eq=False, dict=True):
@@ -109,7 +135,7 @@ class HostCode(Struct, frozen=True, eq=False, dict=True):
         hit = hit.reshape(stages, dp_ranks, steps).transpose(0, 2, 1)
         if dp_ranks == 1:
             total, usual = self.taken_s.sum(axis=0), self.usual_s.sum(axis=0)
-            hit = hit & (total.mean(axis=1) > FACTOR_WITHOUT_PEERS * usual.mean(axis=1))[:, None]
+            hit = hit & (total.mean(axis=1) > HOST_CODE.without_peers * usual.mean(axis=1))[:, None]
         return np.asarray(hit)
 
     def beyond_s(self, slow: Bools) -> Floats:
@@ -204,20 +230,6 @@ def _of_peers(values: Floats) -> Floats:
     return of_peers(values, -1 if values.shape[-1] > 1 else -3)
 
 
-#: Waiting for data at least this long, seconds, means late data.
-SMALLEST_DATA_DELAY_S = 5e-3
-#: In short steps, so does recorded loading that takes this share of the step.
-SMALLEST_DATA_SHARE = 0.05
-#: A first op waits for data if its delay is at least this many times the worker's usual launch delay.
-HOST_FACTOR = 2.0
-#: Data is late on a rank in a step if its wait exceeds the shortest by this share of the longest excess; the longest
-#: is this share of the mean of these.
-SHARE_OF_WORST, SHARE_OF_USUAL = 0.5, 0.25
-#: It is late on few ranks if they have this share of these waits, and each of them makes that so many times likelier
-#: than chance does.
-NEARLY_ALL_SHARE, LIKELIER = 0.9, 2.5
-
-
 class DataWait(Struct, frozen=True, eq=False):
     """Ops in which, or before which, workers wait for data. `waits_s`: seconds; `late`: which are late; both like the
     grid.
@@ -245,17 +257,17 @@ def data_waits_of(job: PipelineSubject) -> DataWaits:
     recorded = not data_loads(job).empty
     if recorded:
         sources = [(data_loads(job), data_loads(job).gather(job.replay.durations.cost))]
-        smallest_s = min(SMALLEST_DATA_DELAY_S, SMALLEST_DATA_SHARE * job.unchanged_s)
+        smallest_s = min(HOST_CODE.data_s, HOST_CODE.data_share * job.unchanged_s)
         usual_s, least_s = 0.0, np.array(smallest_s)
     elif first_forwards(job).empty:
-        return DataWaits(recorded, 0.0, SMALLEST_DATA_DELAY_S, ())
+        return DataWaits(recorded, 0.0, HOST_CODE.data_s, ())
     else:
         # A training loop fetches data at its top, before it gathers parameters, or just before the first forward.
         grids = [grid for grid in (first_forwards(job), first_gathers(job)) if not grid.empty]
         sources = [(grid, np.nan_to_num(grid.gather(launch_delays(job)))) for grid in grids]
         usual_s = _typical_delay(job)
-        smallest_s = SMALLEST_DATA_DELAY_S
-        least_s = np.maximum(max(smallest_s, 10 * usual_s), HOST_FACTOR * _own_delay(job))
+        smallest_s = HOST_CODE.data_s
+        least_s = np.maximum(max(smallest_s, 10 * usual_s), HOST_CODE.own_delays * _own_delay(job))
     return DataWaits(
         recorded, usual_s, smallest_s, tuple(DataWait(ops, waits_s, waits_s > least_s) for ops, waits_s in sources)
     )
@@ -267,20 +279,20 @@ def late_ranks(late_s: Floats) -> Bools:
     """
     beyond_s = late_s - late_s.min(axis=1, keepdims=True)
     most_s = beyond_s.max(axis=1)
-    hit = most_s > SHARE_OF_WORST * late_s.max(axis=1)  # in other steps it is late on all
-    hit &= most_s > SHARE_OF_USUAL * float(late_s.max(axis=1).mean())
-    late = hit[:, None] & (beyond_s > SHARE_OF_WORST * most_s[:, None])
+    hit = most_s > HOST_CODE.of_worst * late_s.max(axis=1)  # in other steps it is late on all
+    hit &= most_s > HOST_CODE.of_usual * float(late_s.max(axis=1).mean())
+    late = hit[:, None] & (beyond_s > HOST_CODE.of_worst * most_s[:, None])
     everybody, count = np.ones(late.shape[1], np.bool_), late.sum(axis=0)
-    if late_s[hit].max(axis=1).sum() < SHARE_OF_WORST * late_s.max(axis=1).sum():
+    if late_s[hit].max(axis=1).sum() < HOST_CODE.of_worst * late_s.max(axis=1).sum():
         return everybody
     order = np.argsort(-count, kind="stable")
-    few = int(np.searchsorted(np.cumsum(count[order]), NEARLY_ALL_SHARE * count.sum())) + 1
+    few = int(np.searchsorted(np.cumsum(count[order]), HOST_CODE.of_few_share * count.sum())) + 1
     chosen = np.isin(np.arange(len(count)), order[:few])
     inside = ~late[:, ~chosen].any(axis=1)[hit]
     # How many ways there are for as many ranks to be late in a step, over those among the chosen ones.
     ways = sum(log(comb(len(count), some)) - log(comb(few, some)) for some in late.sum(axis=1)[hit][inside].tolist())
     choices = log(comb(len(count), few)) + log(comb(len(inside), int(inside.sum())))
-    return chosen if ways - choices > few * log(LIKELIER) else everybody
+    return chosen if ways - choices > few * log(HOST_CODE.likelier) else everybody
 
 
 def _own_delay(job: PipelineSubject) -> Floats:

@@ -31,11 +31,37 @@ from tracekit.trace.canonical import Trace
 from tracekit.trace.model import KINDS, OpKind, Worker
 from tracekit.trace.schema import LASTED, OFF_CPU, QUEUED, WAITED
 
-#: A kind of work stands out from the others of a core by this many of their spreads: by chance in one of twenty
-#: (Student's t of five kinds).
-KIND_SPREADS = 2.3
-#: At most this share of an op can be waiting for a processor.
-LARGEST_WAITING_SHARE = 0.95
+
+class WaitThresholds(Struct, frozen=True):
+    """When a thread waits for more than its work. `frameworks`: the benchmark of trainings, also at high load."""
+
+    #: A kind of work stands out from the others of a core by this many of their spreads. Statistic: by chance in one
+    #: of twenty (Student's t of five kinds).
+    kind_spreads: float = 2.3
+    #: At most this share of an op can be waiting for a processor. Chosen: some work remains.
+    share: float = 0.95
+    #: This share of a worker's steps counts as quiet. If it is stopped even in these, those of its peers count.
+    #: Benchmark `frameworks`.
+    quiet_share: float = 0.25
+    #: Time off the CPU is common up to this quantile of the steps of the usual member. Benchmark `frameworks`.
+    high_share: float = 0.9
+    #: A worker is stopped if time beyond that takes this share of the step ... Benchmark `frameworks`.
+    stop_share: float = 0.02
+    #: ... in at least this many steps. Chosen: fewer are chance.
+    fewest_stops: int = 3
+    #: If the usual member is off the CPU for more than this share of its computes, its thread waits for a device.
+    #: Benchmark `frameworks`.
+    usual_share: float = 0.25
+    #: Stops of at least this share of the longest one are the usual ones. Benchmark `frameworks`.
+    of_longest: float = 0.25
+    #: A stop is no longer than so many times the longest one seen. Chosen: that is noise.
+    of_seen: float = 1.25
+    #: Times are alike if eight of ten are within this share of the middle one, and at one place if the share of one
+    #: kind of compute in them varies by less. Benchmark `frameworks`.
+    alike: float = 0.5
+
+
+WAITS = WaitThresholds()
 
 
 def queued_s(trace: Trace, graph: DependencyGraph) -> Floats | None:
@@ -60,14 +86,14 @@ def without_core_waits(ops: OpGrid, cost: Sequence[Floats], waits_s: Floats) -> 
     all ops in proportion.
     """
     recorded_s = np.nan_to_num(ops.gather(cost))
-    quiet_s = lower_quantile(recorded_s, 2, QUIET_SHARE)[:, :, None]
+    quiet_s = lower_quantile(recorded_s, 2, WAITS.quiet_share)[:, :, None]
     seconds, rest_s = _shortened(recorded_s, quiet_s, waits_s)
     always_s = rest_s.mean(axis=1, keepdims=True)
     more_s = np.minimum(np.maximum(always_s - of_peers(always_s, 2), 0.0), rest_s)
     seconds, left_s = _shortened(seconds, np.minimum(quiet_s, of_peers(quiet_s, 3)), more_s)
     rest_s += left_s - more_s
     seconds = seconds * (1 - np.minimum(rest_s / safe(seconds.sum(axis=1)), 1.0))[:, None]
-    return Scale(ops, np.where(recorded_s > 0, np.maximum(seconds / safe(recorded_s), 1 - LARGEST_WAITING_SHARE), 1.0))
+    return Scale(ops, np.where(recorded_s > 0, np.maximum(seconds / safe(recorded_s), 1 - WAITS.share), 1.0))
 
 
 def _shortened(seconds: Floats, least_s: Floats, waits_s: Floats) -> tuple[Floats, Floats]:
@@ -107,7 +133,7 @@ def stands_out(beside: Floats, on: Bools) -> Bools:
         others = np.delete(level, kind, axis=0)
         middle = median(others, (0,))
         apart = MAD_TO_SIGMA * median(np.abs(others - middle), (0,))
-        out[kind] = level[kind] - middle >= KIND_SPREADS * apart
+        out[kind] = level[kind] - middle >= WAITS.kind_spreads * apart
     return out
 
 
@@ -339,23 +365,6 @@ def _numbers(trace: Trace, workers: tuple[Worker, ...], ranks: int) -> tuple[tup
     )
 
 
-#: This share of a worker's steps counts as quiet. If it is stopped even in these, those of its peers count.
-QUIET_SHARE = 0.25
-#: Time off the CPU is common up to this quantile of the steps of the usual member.
-HIGH_SHARE = 0.9
-#: A worker is stopped if time beyond that takes this share of the step, in at least this many steps.
-SMALLEST_STOP_SHARE, FEWEST_STOPS = 0.02, 3
-#: If the usual member is off the CPU for more than this share of its computes, its thread waits for a device.
-LARGEST_USUAL_SHARE = 0.25
-#: Stops of at least this share of the longest one are the usual ones.
-LEAST_OF_LONGEST = 0.25
-#: A stop is no longer than the longest one seen, apart from noise.
-LONGEST_OF_SEEN = 1.25
-#: Times are alike if eight of ten are within this share of the middle one, and at one place if the share of one kind of
-#: compute in them varies by less.
-ALIKE = 0.5
-
-
 def off_cpu_s(trace: Trace, graph: DependencyGraph) -> Floats:
     """Time in which the training thread of each rank of a worker neither ran nor was ready to run within its own ops,
     seconds, [stages, steps, dp_ranks, ranks]; 0 if that is unknown.
@@ -380,7 +389,7 @@ def replayed_ops(trace: Trace, graph: DependencyGraph, chosen: pl.Expr) -> tuple
 
 def within_computes(off_s: Floats, computes_s: Floats) -> Floats:
     """The part of `off_s` by which computes are longer than in quiet steps, seconds, [groups, peers, steps] each."""
-    quiet_s = lower_quantile(computes_s, -1, QUIET_SHARE)
+    quiet_s = lower_quantile(computes_s, -1, WAITS.quiet_share)
     quiet_s = np.minimum(quiet_s, lower_median(quiet_s, -1)[..., None])
     return np.minimum(off_s, np.maximum(computes_s - quiet_s[..., None], 0.0))
 
@@ -402,24 +411,24 @@ def _stops_of_members(off_s: Floats, stops_s: Floats, by_kind_s: Floats, step_s:
     none = np.zeros(off_s.shape)
     computes_s = by_kind_s.sum(axis=0)
     usual_share = float(lower_median((off_s / safe(computes_s)).mean(axis=1), 0))
-    if usual_share > LARGEST_USUAL_SHARE:  # threads wait for the devices that compute
+    if usual_share > WAITS.usual_share:  # threads wait for the devices that compute
         return none
     # What keeps all members off the CPU in one step, such as a first step that loads libraries, stops none of them.
     off_s = np.maximum(off_s - of_peers(off_s, 0), 0.0)
     stops_s = np.minimum(stops_s, off_s)
     # Any thread is off the CPU for a moment in any step: what happens to all members now and then is not a stop.
-    usual_s = float(lower_median(lower_quantile(off_s, -1, HIGH_SHARE), 0))
+    usual_s = float(lower_median(lower_quantile(off_s, -1, WAITS.high_share), 0))
     beyond_s = np.maximum(stops_s - usual_s, 0.0)
     # Stops hit host code, too. But a thread that waits for a file does so there alone, however long its computes are.
     off_beyond_s = np.maximum(off_s - usual_s, 0.0)
-    on = off_beyond_s > LEAST_OF_LONGEST * beyond_s.max(axis=1, keepdims=True)
-    within = on & (beyond_s >= ALIKE * off_beyond_s)
+    on = off_beyond_s > WAITS.of_longest * beyond_s.max(axis=1, keepdims=True)
+    within = on & (beyond_s >= WAITS.alike * off_beyond_s)
     on = np.where(2 * within.sum(axis=1, keepdims=True) >= on.sum(axis=1, keepdims=True), on, within)
-    costly = beyond_s.mean(axis=1) >= SMALLEST_STOP_SHARE * step_s
+    costly = beyond_s.mean(axis=1) >= WAITS.stop_share * step_s
     longest_s = off_s.max(axis=1)
-    costly &= longest_s > ALIKE * longest_s.max()  # next to longer stops of others, these are noise
-    hit: Bools = costly & within.any(axis=1) & (on.sum(axis=1) >= FEWEST_STOPS)
-    first_s = np.maximum(by_kind_s[0] - lower_quantile(by_kind_s[0], -1, QUIET_SHARE)[:, None], 0.0)
+    costly &= longest_s > WAITS.alike * longest_s.max()  # next to longer stops of others, these are noise
+    hit: Bools = costly & within.any(axis=1) & (on.sum(axis=1) >= WAITS.fewest_stops)
+    first_s = np.maximum(by_kind_s[0] - lower_quantile(by_kind_s[0], -1, WAITS.quiet_share)[:, None], 0.0)
     for member in np.flatnonzero(hit):
         hit[member] = not _steady(off_s[member], beyond_s[member], first_s[member], on[member])
     if 2 * hit.sum() > hit.size:
@@ -443,7 +452,7 @@ def without_stops(seconds: Floats, taking_part: Bools, stop_s: tuple[float, floa
     usual_s, longest_s = stop_s
     usually_s = median(seconds, (2,))[:, :, None]
     beyond_s = seconds - usually_s
-    by_a_stop = (beyond_s > ALIKE * usual_s) & (beyond_s < LONGEST_OF_SEEN * longest_s)
+    by_a_stop = (beyond_s > WAITS.alike * usual_s) & (beyond_s < WAITS.of_seen * longest_s)
     with np.errstate(invalid="ignore", divide="ignore"):
         factor: Floats = np.where(taking_part[:, None, None] & by_a_stop, np.maximum(usually_s, 0.0) / seconds, 1.0)
     return factor
@@ -460,4 +469,4 @@ def _steady(off_s: Floats, beyond_s: Floats, first_s: Floats, on: Bools) -> bool
     runs = int((np.diff(on.astype(np.int8), prepend=0) > 0).sum())
     by_chance = on.sum() * (len(on) - on.sum() + 1) / len(on)
     least, most = np.quantile(np.minimum(first_s[on] / safe(beyond_s[on]), 1.0), (0.1, 0.9))
-    return bool(high - low < ALIKE * middle and runs <= max(1.0, by_chance / 2) and most - least < ALIKE)
+    return bool(high - low < WAITS.alike * middle and runs <= max(1.0, by_chance / 2) and most - least < WAITS.alike)

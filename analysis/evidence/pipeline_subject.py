@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from msgspec import Struct
@@ -18,11 +18,10 @@ from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.attribution.attribution import Attribution
 from tracekit.analysis.attribution.chance import Parts, noisy_step_times
 from tracekit.analysis.evidence.compute_profile import ComputeProfile
-from tracekit.analysis.evidence.compute_table import ComputeTable
 from tracekit.analysis.evidence.computes import Computes, PausedStarts, Pauses, find_paused_starts, with_paused_starts
 from tracekit.analysis.evidence.off_cpu import Lockstep, on_shared_cores, queued_s
 from tracekit.analysis.evidence.subject import Evidence, JobKind, Names, Subject, evidence
-from tracekit.analysis.graph.op_grid import OpGrid, TransferGrid, op_grid, transfer_grid
+from tracekit.analysis.graph.op_grid import ComputeTable, OpGrid, TransferGrid, op_grid, transfer_grid
 from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, median, safe
 from tracekit.analysis.replay.engine import JobReplay
@@ -36,6 +35,29 @@ if TYPE_CHECKING:
     from tracekit.report.finding import Place
 
 
+class StepEdgeThresholds(Struct, frozen=True):
+    """When time between steps is a stall or a break. `causes`: the benchmark of 582 simulated jobs."""
+
+    #: Idle time of this share of the usual step, beyond the usual time between steps, is a stall ... Benchmark
+    #: `causes`.
+    stall_share: float = 0.1
+    #: ... if it also exceeds the usual by this many spreads. Statistic: no normal step of a million.
+    stall_spreads: float = 8.0
+    #: Stalls in every other step must have happened this many times. Chosen: fewer are chance.
+    fewest_turns: int = 3
+    #: Steps that overlap by less than this share on average run one after the other. Benchmark `causes`.
+    overlap_share: float = 0.005
+    #: Clocks and rounding make a worker's steps overlap by less than this share of a step. Benchmark `clocks`.
+    clock_share: float = 0.01
+    #: Idle time in more than this share of the steps is how the job works, not a stall. Definition.
+    steps_share: float = 0.5
+    #: A worker has a break if it is late by this share of the worst. Definition: nearer to that than to none.
+    of_worst: float = 0.5
+
+
+STEP_EDGES = StepEdgeThresholds()
+
+
 class PipelineSubject(Subject, frozen=True, eq=False):
     """A pipeline. `replay`: only with the launch delays of each step itself, see `step_edges`; `plain`: as recorded.
 
@@ -43,6 +65,7 @@ class PipelineSubject(Subject, frozen=True, eq=False):
     `expert_loads`: tokens of each expert, if the job logged them.
     """
 
+    kind: ClassVar[JobKind] = JobKind.PIPELINE
     trace: Trace
     replay: JobReplay
     plain: JobReplay
@@ -76,10 +99,6 @@ class PipelineSubject(Subject, frozen=True, eq=False):
     def attribution(self) -> Attribution:
         """What stragglers cost, and which ones."""
         return self.attributed()
-
-    @property
-    def kind(self) -> JobKind:
-        return JobKind.PIPELINE
 
     @property
     def dp_ranks(self) -> tuple[int, ...]:
@@ -118,10 +137,6 @@ class PipelineSubject(Subject, frozen=True, eq=False):
     @property
     def steps(self) -> Int32s:
         return self.replay.graph.steps
-
-    @property
-    def everywhere(self) -> str:
-        return "all ranks" if self.gpus > 1 else "its only rank"
 
     @cached_property
     def names(self) -> Names:
@@ -220,6 +235,12 @@ class PipelineSubject(Subject, frozen=True, eq=False):
         return self.computes.profile
 
     @property
+    def factors(self) -> ComputeProfile:
+        """As `profile`, of a job that has both."""
+        assert self.profile is not None, "the job computes"
+        return self.profile
+
+    @property
     def pauses(self) -> Pauses | None:
         """Pauses in computes; None if the job has no forwards or no backwards."""
         return self.computes.pauses
@@ -308,20 +329,6 @@ communicating = _grid(COMMUNICATION)
 computing = _grid(frozenset(OpKind) - COMMUNICATION)
 
 
-#: Idle time of this share of the usual step, beyond the usual time between steps, is a stall.
-SMALLEST_STALL_SHARE = 0.1
-#: ... if it also exceeds the usual by this many spreads.
-STALL_SPREADS = 8.0
-#: Stalls in every other step must have happened this many times.
-FEWEST_TURNS = 3
-#: Steps that overlap by less than this share on average run one after the other.
-SMALLEST_OVERLAP_SHARE = 0.005
-#: Clocks and rounding make a worker's steps overlap by less than this share of a step.
-LARGEST_OVERLAP_SHARE = 0.01
-#: Idle time in more than this share of the steps is how the job works, not a stall.
-MOST_STEPS_SHARE = 0.5
-
-
 def with_step_delays(replay: JobReplay, step_starts: Mapping[int, float]) -> JobReplay:
     """The job without stalls and late beginnings in its launch delays; its stalls are in `JobReplay.stalled_s`.
 
@@ -386,7 +393,7 @@ def _contradict(begins: Floats, ends: Floats, since: Floats) -> bool:
     finite = np.isfinite(overlap)
     least = np.where(finite, overlap, np.inf).min(axis=(0, 2))
     step_s = np.nanmax(ends, axis=(0, 2))[:-1]
-    return bool((np.isfinite(least) & (least > LARGEST_OVERLAP_SHARE * step_s)).any())
+    return bool((np.isfinite(least) & (least > STEP_EDGES.clock_share * step_s)).any())
 
 
 def with_overlap(replay: JobReplay, step_starts: Mapping[int, float], replayed_s: Floats) -> JobReplay:
@@ -398,7 +405,7 @@ def with_overlap(replay: JobReplay, step_starts: Mapping[int, float], replayed_s
     since = _distances(replay.graph.steps, step_starts, *_of_workers(replay))
     apart = np.r_[since[1:], np.nan]
     overlap = np.maximum(replayed_s - apart, 0.0)
-    if not np.isfinite(overlap).any() or np.nanmean(overlap) < SMALLEST_OVERLAP_SHARE * replayed_s.mean():
+    if not np.isfinite(overlap).any() or np.nanmean(overlap) < STEP_EDGES.overlap_share * replayed_s.mean():
         return replay
     usual = float(median(overlap, (0,)))
     return replace(replay, overlap_s=np.where(np.isfinite(overlap), overlap, usual))
@@ -432,19 +439,19 @@ def stalls_in(idle: Floats, step_s: float) -> Floats:
     ordered = np.sort(idle[finite])
     stalled = _beyond(idle, ordered, float(np.median(ordered)), step_s)
     hit = np.flatnonzero(stalled)
-    if len(hit) and len(hit) <= MOST_STEPS_SHARE * len(idle):
+    if len(hit) and len(hit) <= STEP_EDGES.steps_share * len(idle):
         return stalled
     # If the job stalls in every other step, the usual step is one of the shorter half.
     shorter = ordered[: len(ordered) // 2]
     stalled = _beyond(idle, shorter, float(shorter[-1]), step_s)
     hit = np.flatnonzero(stalled)
-    return stalled if len(hit) >= FEWEST_TURNS and (np.diff(hit) == 2).all() else np.zeros(len(idle))
+    return stalled if len(hit) >= STEP_EDGES.fewest_turns and (np.diff(hit) == 2).all() else np.zeros(len(idle))
 
 
 def _beyond(idle: Floats, among: Floats, usual: float, step_s: float) -> Floats:
     """Idle seconds beyond the usual where they exceed it by far, else 0, [steps]. `among`: what scatters around it."""
     spread = MAD_TO_SIGMA * float(np.median(np.abs(among - usual)))
-    far = np.isfinite(idle) & (idle - usual > max(SMALLEST_STALL_SHARE * step_s, STALL_SPREADS * spread))
+    far = np.isfinite(idle) & (idle - usual > max(STEP_EDGES.stall_share * step_s, STEP_EDGES.stall_spreads * spread))
     return np.where(far, idle - usual, 0.0)
 
 
@@ -462,8 +469,6 @@ def _late(begins: Floats, ends: Floats, since: Floats) -> Floats:
 
 #: A step begins with the first of these; each chunk gathers its parameters.
 _FIRST = (OpKind.DATA_LOAD, OpKind.PARAMS_ALL_GATHER, OpKind.FORWARD_COMPUTE)
-#: A worker has a break if it is late by this share of the worst.
-SHARE_OF_WORST = 0.5
 
 
 class Breaks(Struct, frozen=True, eq=False):
@@ -521,7 +526,7 @@ def find_breaks(replay: JobReplay) -> Breaks | None:
 def _together(late_s: Floats, steps: Int32s, step_s: float) -> Bools:
     """The steps before which all have a break of about the same length, [steps]. `late_s`: [steps, dp_ranks]."""
     hit = stalls_in(late_s.min(axis=1), step_s) > 0
-    alike = (late_s.min(axis=1) > SHARE_OF_WORST * late_s.max(axis=1))[hit].all()
+    alike = (late_s.min(axis=1) > STEP_EDGES.of_worst * late_s.max(axis=1))[hit].all()
     return hit if alike and (hit.sum() == 1 or _regular(steps[hit], steps)) else np.zeros_like(hit)
 
 
@@ -531,7 +536,7 @@ def _alone(late_s: Floats, steps: Int32s, step_s: float) -> Bools:
     hit = stalls_in(late_s[:, :, 0].max(axis=0), step_s) > 0
     if late_s.shape[2] > 1 and _regular(steps[hit], steps):
         beyond_s = late_s - median(late_s[:, ~hit], (1,))[:, None]
-        least_s = SHARE_OF_WORST * beyond_s[:, hit, 0].max(axis=0).min()
+        least_s = STEP_EDGES.of_worst * beyond_s[:, hit, 0].max(axis=0).min()
         if beyond_s[:, :, 1:].max() < least_s:  # others are never as late
             mask[:, :, 0] = (beyond_s[:, hit, 0].mean(axis=1) > least_s)[:, None] & hit
     return mask

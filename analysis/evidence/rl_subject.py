@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from msgspec import structs
@@ -24,6 +24,7 @@ from tracekit.trace.facts import RL_LOG, TRAJECTORIES, Lack
 class RlSubject(Subject, frozen=True, eq=False):
     """One run, of which `gpus` are known."""
 
+    kind: ClassVar[JobKind] = JobKind.POST_TRAINING
     run: PostTrainingRun
     gpus_known: int | None = None
 
@@ -39,10 +40,6 @@ class RlSubject(Subject, frozen=True, eq=False):
             return account
         more = Scenario.parse(f"engines={more_engines(account.job.engines)}")
         return structs.replace(account, what_if=[*account.what_if, self.run.price(more)])
-
-    @property
-    def kind(self) -> JobKind:
-        return JobKind.POST_TRAINING
 
     @property
     def gpus(self) -> int:

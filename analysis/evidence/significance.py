@@ -21,30 +21,51 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
-from tracekit.analysis.numeric.robust import safe
+from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, median, safe
 
-#: Share of healthy jobs in which noise alone may cause a false accusation: one in a thousand.
-FALSE_ALARMS = 1e-3
-#: Fewer series than this do not show how much healthy members differ permanently.
-FEWEST_MEMBERS = 6
-#: A periodic slowdown must have happened this many times; periods are searched up to this length.
-FEWEST_TURNS = 3
-LONGEST_PERIOD = 32
-#: No GPU repeats a step more precisely than this; rounding of recorded times is of this size.
-SMALLEST_SIGMA = 1e-4
-#: The longest memory that can be distinguished from a level.
-LONGEST_MEMORY = 0.95
-#: A memory shows if it is this many standard errors long: by chance in one job of forty.
-SHOWS_ERRORS = 2.0
-#: Fewer steps than this hide any memory.
-FEWEST_TO_SHOW = 6
-#: At least this share of the variance remains when levels are removed.
-LEAST_VARIANCE_LEFT = 0.1
-#: A rise has begun where it reaches this share of its height.
-STARTED_SHARE = 0.1
-#: Cut a trace into this many stretches to measure its noise over longer times than a step. More stretches are shorter
-#: and see less; fewer are too few samples.
-STRETCHES = 8
+
+class SignificanceThresholds(Struct, frozen=True):
+    """What stands out from noise. `causes`: the benchmark, also of few peers, drifting speeds and heavy tails."""
+
+    #: Share of healthy jobs in which noise alone may cause a false accusation. Definition: one in a thousand.
+    false_alarms: float = 1e-3
+    #: Fewer series than this do not show how much healthy members differ permanently. Benchmark `causes`.
+    fewest_members: int = 6
+    #: A periodic slowdown must have happened this many times. Chosen: fewer are chance.
+    fewest_turns: int = 3
+    #: Periods are searched up to this length. Chosen: each costs time.
+    longest_period: int = 32
+    #: No GPU repeats a step more precisely than this; rounding of recorded times is of this size. Chosen.
+    sigma: float = 1e-4
+    #: The longest memory that can be distinguished from a level. Benchmark `causes`.
+    longest_memory: float = 0.95
+    #: A memory shows if it is this many standard errors long. Statistic: by chance in one job of forty.
+    memory_errors: float = 2.0
+    #: Fewer steps than this hide any memory. Statistic: its error is larger.
+    fewest_steps: int = 6
+    #: At least this share of the variance remains when levels are removed. Chosen: less would accuse.
+    variance_left: float = 0.1
+    #: A rise has begun where it reaches this share of its height. Definition.
+    started_share: float = 0.1
+    #: Cut a trace into this many stretches to measure its noise over longer times than a step. Statistic: more
+    #: stretches are shorter and see less; fewer are too few samples.
+    stretches: int = 8
+    #: Cut in two, evenly spread values keep this share of their variance around the two means; others that are alike,
+    #: more. Statistic.
+    split: float = 0.25
+    #: A group of members this large is a kind of its own: this many at least ... Definition.
+    fewest_of_kind: int = 2
+    #: ... and this share. Chosen.
+    kind_share: float = 0.25
+    #: By chance, values fall apart into two kinds in this share of cases. Definition: as `false_alarms`.
+    false_kinds: float = 1e-3
+    #: A value this many standard deviations ... Statistic: no normal value of a million.
+    spreads: float = 6.0
+    #: ... and this much from the usual is far from it. Chosen: half of what is named.
+    outstanding: float = 0.02
+
+
+SIGNIFICANCE = SignificanceThresholds()
 
 
 class Noise(Struct, frozen=True, eq=False):
@@ -80,8 +101,8 @@ class Noise(Struct, frozen=True, eq=False):
 
 
 def needed_nats(tests: int) -> float:
-    """The value of `nats` that at most `FALSE_ALARMS` of all jobs reach by chance with this many tests."""
-    return math.log(max(tests, 1) / FALSE_ALARMS)
+    """The value of `nats` that at most `SIGNIFICANCE.false_alarms` of all jobs reach by chance with this many tests."""
+    return math.log(max(tests, 1) / SIGNIFICANCE.false_alarms)
 
 
 class Episodes(Struct, frozen=True, eq=False):
@@ -164,30 +185,30 @@ def noise_of(series: Floats, peers: int, *, remembers: bool = True, drifts: bool
     # Each level hides changes that move like it.
     levels: Ints = np.sum([part.any(axis=1) for part in parts], axis=0, dtype=np.int64)
     drift = None
-    if drifts and remembers and steps >= FEWEST_TO_SHOW and finite.all():
+    if drifts and remembers and steps >= SIGNIFICANCE.fewest_steps and finite.all():
         drift, parameters = _drift(series, deviation, independent)
         moves = drift.any(axis=1)
         deviation[moves], levels[moves] = (series - drift)[moves], parameters
     seen, error = _memory(deviation, independent) if remembers else (0.0, 0.0)
     # A memory that clearly shows may be longer than it looks; a few steps cannot show one.
-    longer = seen > SHOWS_ERRORS * error or steps < FEWEST_TO_SHOW
-    longest = min(seen + error, LONGEST_MEMORY) if longer else seen
+    longer = seen > SIGNIFICANCE.memory_errors * error or steps < SIGNIFICANCE.fewest_steps
+    longest = min(seen + error, SIGNIFICANCE.longest_memory) if longer else seen
     unexplained = 1 - levels * _share_left(seen, np.maximum(steps // np.maximum(levels, 1), 1)) / np.maximum(levels, 1)
-    own = (deviation**2).mean(axis=1) / np.maximum(unexplained, LEAST_VARIANCE_LEFT)
-    usual = float(np.median(own)) if members >= FEWEST_MEMBERS else float(own.mean())
+    own = (deviation**2).mean(axis=1) / np.maximum(unexplained, SIGNIFICANCE.variance_left)
+    usual = float(np.median(own)) if members >= SIGNIFICANCE.fewest_members else float(own.mean())
     # A member more restless than its peers has a larger error; its few steps determine that only roughly.
-    variance = np.maximum(np.maximum(usual, own), SMALLEST_SIGMA**2)
+    variance = np.maximum(np.maximum(usual, own), SIGNIFICANCE.sigma**2)
     spread = 0.0
-    if members >= FEWEST_MEMBERS and quiet.any():
+    if members >= SIGNIFICANCE.fewest_members and quiet.any():
         apart = float(usual_sigma(level[quiet.any(axis=1)][None], by_third=False)[0])
         apart = min(apart, sigma_of_kinds(np.where(quiet.any(axis=1), level, _level(series, finite))))
         spread = math.sqrt(max(apart**2 - usual / steps, 0.0))
     freedom = independent * (steps * (1 - seen**2) / (1 + seen**2) - float(levels.mean()))
-    if remembers and steps >= 2 * STRETCHES:
+    if remembers and steps >= 2 * SIGNIFICANCE.stretches:
         # Neighbours on a host or a link come and go over many steps; the memory of single steps does not predict that.
-        foretold = max(usual, SMALLEST_SIGMA**2) * float(_share_left(longest, steps))
+        foretold = max(usual, SIGNIFICANCE.sigma**2) * float(_share_left(longest, steps))
         variance = variance * max(_over_stretches(deviation, levels) / foretold, 1.0)
-        freedom = min(freedom, independent * (STRETCHES - float(levels.mean())))
+        freedom = min(freedom, independent * (SIGNIFICANCE.stretches - float(levels.mean())))
     return Noise(variance, max(freedom, 1.0), spread, longest, drift)
 
 
@@ -198,31 +219,31 @@ def _drift(series: Floats, deviation: Floats, independent: float) -> tuple[Float
     """
     own = (deviation**2).sum(axis=1)
     quiet = own <= np.median(own)
-    memory = min(sum(_memory(deviation[quiet], independent * float(quiet.mean()))), LONGEST_MEMORY)
+    memory = min(sum(_memory(deviation[quiet], independent * float(quiet.mean()))), SIGNIFICANCE.longest_memory)
     drifts = drifts_of(
-        series, deviation, memory, pooled=max(independent, 1.0) if len(series) >= FEWEST_MEMBERS else 1.0
+        series, deviation, memory, pooled=max(independent, 1.0) if len(series) >= SIGNIFICANCE.fewest_members else 1.0
     )
     return np.where((drifts.nats >= needed_nats(len(series)))[:, None], drifts.level, 0.0), drifts.parameters
 
 
 def _over_stretches(deviation: Floats, levels: Ints) -> float:
     """Variance of the mean over all steps, from the means of equally long stretches (batch means)."""
-    members, steps = deviation.shape
-    length = steps // STRETCHES
-    means: Floats = deviation[:, steps - length * STRETCHES :].reshape(members, STRETCHES, length).mean(axis=2)
-    own: Floats = (means**2).sum(axis=1) / (STRETCHES - levels)
-    usual = float(np.median(own)) if members >= FEWEST_MEMBERS else float(own.mean())
+    (members, steps), stretches = deviation.shape, SIGNIFICANCE.stretches
+    length = steps // stretches
+    means: Floats = deviation[:, steps - length * stretches :].reshape(members, stretches, length).mean(axis=2)
+    own: Floats = (means**2).sum(axis=1) / (stretches - levels)
+    usual = float(np.median(own)) if members >= SIGNIFICANCE.fewest_members else float(own.mean())
     return float(usual * length / steps)
 
 
 def _memory(deviation: Floats, independent: float) -> tuple[float, float]:
-    """The correlation of a step with the one before, 0 to LONGEST_MEMORY, and its standard error."""
+    """The correlation of a step with the one before, 0 to SIGNIFICANCE.longest_memory, and its standard error."""
     steps, total = deviation.shape[1], float((deviation**2).sum())
     if steps < 2 or total <= 0:
         return 0.0, 0.0
     shows = float((deviation[:, 1:] * deviation[:, :-1]).sum()) / total
     # Removing a level from a short series hides some of its memory (Kendall, 1954).
-    memory = min(max((shows * steps + 1) / (steps - 3), 0.0), LONGEST_MEMORY) if steps > 3 else 0.0
+    memory = min(max((shows * steps + 1) / (steps - 3), 0.0), SIGNIFICANCE.longest_memory) if steps > 3 else 0.0
     return memory, math.sqrt((1 - memory**2) / max(independent * (steps - 1), 1.0))
 
 
@@ -238,7 +259,7 @@ def episodes_of(
     peers: int,
     *,
     least_variance: float = 0.0,
-    fewest: int = FEWEST_TURNS,
+    fewest: int = SIGNIFICANCE.fewest_turns,
     remembers: bool = True,
 ) -> Episodes:
     """Find steps in which members are slow compared with `peers` (including itself), [series, steps] of log factors.
@@ -355,7 +376,7 @@ class _Masks:
     def try_periods(self) -> None:
         """Try every n-th step."""
         members, steps = self.values.shape
-        periods = range(2, min(steps // FEWEST_TURNS, LONGEST_PERIOD) + 1)
+        periods = range(2, min(steps // SIGNIFICANCE.fewest_turns, SIGNIFICANCE.longest_period) + 1)
         price = np.full(members, math.log(max(sum(periods), 1)))
         by_step = np.ascontiguousarray(self.values.T)
         for period in periods:
@@ -384,7 +405,7 @@ class _Masks:
         if drift is None:
             return
         highest = drift.max(axis=1, keepdims=True)
-        started = (drift > STARTED_SHARE * highest).argmax(axis=1)
+        started = (drift > SIGNIFICANCE.started_share * highest).argmax(axis=1)
         level = (self.values * self.on).sum(axis=1) / np.maximum(self.on.sum(axis=1), 1)
         unlike, unlike_rise = (self.values - level[:, None] * self.on) ** 2, (self.values - drift) ** 2
         grows = drift[:, steps // 2 :].sum(axis=1) > drift[:, : -(-steps // 2)].sum(axis=1)
@@ -402,16 +423,7 @@ HALF_WIDTH_LOST = (1.6, 1.25)
 #: has half of the steps.
 FEWEST_FOR_THIRD = 24
 THIRD_WIDTH, THIRD_WIDTH_LOST = 0.86, 1.45
-#: Cut in two, evenly spread values keep this share of their variance around the two means; others that are alike, more.
-SPLIT_BY_CHANCE = 0.25
-#: A group of members this large is a kind of its own: this many at least, and this share.
-FEWEST_OF_KIND, SHARE_OF_KIND = 2, 0.25
-#: By chance, values fall apart into two kinds in this share of cases.
-FALSE_KINDS = 1e-3
 TINY = 1e-12
-#: A value this many standard deviations, and this much, from the usual is far from it.
-OUTSTANDING = 6.0
-SMALLEST_OUTSTANDING = 0.02
 
 
 def usual_sigma(values: Floats, *, by_third: bool) -> Floats:
@@ -430,27 +442,49 @@ def usual_sigma(values: Floats, *, by_third: bool) -> Floats:
 
 def sigma_of_kinds(level: Floats) -> float:
     """Standard deviation of members around the level of their kind, if there clearly are two kinds; else infinite."""
-    count, fewest = len(level), max(FEWEST_OF_KIND, int(SHARE_OF_KIND * len(level)))
+    count, fewest = len(level), max(SIGNIFICANCE.fewest_of_kind, int(SIGNIFICANCE.kind_share * len(level)))
     before = np.cumsum(np.sort(level - level.mean()))[fewest - 1 : count - fewest]
     size = np.arange(fewest, fewest + len(before))
     total = float(level.var()) * count
     within = max(total - float((before**2 * count / (size * (count - size))).max()), TINY)
-    two = count / 2 * math.log(max(SPLIT_BY_CHANCE * total / within, TINY)) >= -math.log(FALSE_KINDS)
+    two = count / 2 * math.log(max(SIGNIFICANCE.split * total / within, TINY)) >= -math.log(SIGNIFICANCE.false_kinds)
     return math.sqrt(within / (count - 2)) if two else math.inf
 
 
 def far_steps(series: Floats, peers: int) -> tuple[Bools, Bools]:
     """Masks of steps in which a member is far above the usual value of all, and far below; there it has another level.
 
-    Of two peers, one is as fast as the other is slow; of more, none is far below.
+    Of two peers, one is as fast as the other is slow; of more, none is far below. If both are slow in turn, no step is
+    usual: one level is above 0, and the other one below.
     """
     values = np.where(np.isfinite(series), series, 0.0)
     steps = values.shape[1]
     if steps < 3:
         return np.zeros(values.shape, np.bool_), np.zeros(values.shape, np.bool_)
     sigma = usual_sigma(values, by_third=steps >= FEWEST_FOR_THIRD)
-    far = max(OUTSTANDING * float(np.median(sigma)), SMALLEST_OUTSTANDING)
-    return values > far, (values < -far) & (peers == 2)
+    far = max(SIGNIFICANCE.spreads * float(np.median(sigma)), SIGNIFICANCE.outstanding)
+    if peers != 2:
+        return values > far, np.zeros(values.shape, np.bool_)
+    beyond = np.where(_take_turns(values), 0.0, far)[:, None]
+    return values > beyond, values < -beyond
+
+
+def _take_turns(values: Floats) -> Bools:
+    """Mask of members that are slower than their only peer in some steps and faster in all others, [members].
+
+    Both levels are half as far from 0 as one level is from another that stands out, and chance makes them in
+    `SIGNIFICANCE.false_kinds` of cases. A speed that wanders lies between such levels most of the time.
+    """
+    above, steps = values > 0, values.shape[1]
+    slower, faster = (median(np.where(side, values, np.nan), (1,)) for side in (above, ~above))
+    beyond = values - np.where(above, slower[:, None], faster[:, None])
+    apart = np.minimum(slower, -faster)
+    sigma = MAD_TO_SIGMA * np.median(np.abs(beyond), axis=1)
+    clear = apart > np.maximum(SIGNIFICANCE.spreads / 2 * sigma, SIGNIFICANCE.outstanding)
+    within = np.maximum((beyond**2).mean(axis=1), TINY)
+    nats = steps / 2 * np.log(np.maximum(SIGNIFICANCE.split * values.var(axis=1) / within, TINY))
+    fewest = np.minimum(above.sum(axis=1), (~above).sum(axis=1)) >= SIGNIFICANCE.fewest_turns
+    return np.asarray(fewest & clear & (nats >= -math.log(SIGNIFICANCE.false_kinds)))
 
 
 #: The level stays as it is until one of these shares of the steps, then follows a polynomial of at most this degree.

@@ -1,21 +1,27 @@
-"""Workers that compute slower than their peers: by how much, what they have in common, how they wander.
+"""Workers that compute slower than their peers: by how much, what they have in common, what their GPUs say.
 
-In: a pipeline. Out: factors of workers, `SlowGroup`s, a `Wander`, and the job with workers as fast as their peers.
+In: a pipeline. Out: factors of workers, the job with workers as fast as their peers, disjoint `SlowGroup`s, a `Wander`,
+and what `collect` sampled of GPUs, as in the trace's metadata.
+
+A GPU is judged against others of its model only. A share of samples at the power cap says nothing: under load, every
+data-center GPU reaches its cap. Nor does a GPU that a peer shares, or a worker that is slow in its forwards alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
 
 from tracekit.analysis.evidence.compute_profile import (
     BACKWARD,
+    COMPUTES,
     FORWARD,
-    OPTIMIZER_SHARE,
-    SMALLEST_FACTOR,
     ComputeProfile,
     remembers,
     uneven_lengths,
@@ -23,28 +29,54 @@ from tracekit.analysis.evidence.compute_profile import (
 from tracekit.analysis.evidence.host_code import launch_delays, run_queue_s
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject, computing, optimizers
 from tracekit.analysis.evidence.significance import episodes_of, kinds_and_all, most_telling
-from tracekit.analysis.evidence.subject import evidence
+from tracekit.analysis.evidence.subject import Subject, evidence
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import MEDIAN_ERROR, lower_median, median, nan_mean, of_peers, safe
 from tracekit.analysis.whatif.interventions import Intervention, Scale, Together
+from tracekit.trace.canonical import share_of_samples
 from tracekit.trace.model import Worker
 
-#: Stages differ by design; this much more than the usual stage is an imbalance.
-SMALLEST_STAGE_EXCESS = 0.06
-#: Next to a slow worker, name others only if their excess is at least this share of its excess.
-WORTH_NAMING_SHARE = 0.1
-#: A DP rank has more data if it has more in at least this share of the steps.
-LASTING_SHARE = 0.5
-#: To separate noise from an effect, suggest at least this many steps, and at most this many times those of the trace.
-FEWEST_STEPS_TO_TELL = 10
-MOST_TIMES = 100.0
+
+class SlowWorkerThresholds(Struct, frozen=True):
+    """When workers are slow, alone or together. `causes`: the benchmark of 582 simulated jobs."""
+
+    #: Stages differ by design; this much more than the usual stage is an imbalance. Benchmark `causes`.
+    stage_excess: float = 0.06
+    #: Next to a slow worker, name others only if their excess is at least this share of its excess. Chosen: the first
+    #: fix is the worst one.
+    naming_share: float = 0.1
+    #: A DP rank has more data if it has more in at least this share of the steps. Definition: mostly.
+    lasting_share: float = 0.5
+    #: To separate noise from an effect, suggest at least this many steps ... Chosen.
+    fewest_steps: int = 10
+    #: ... and at most this many times those of the trace. Chosen: nobody records more.
+    times: float = 100.0
+    #: A worker is slow for lack of a core if waiting for one makes up this share of its excess over its peers.
+    #: Definition: most.
+    waiting_share: float = 0.5
+    #: DP ranks share one factor if theirs differ by less than this share of their excess. Benchmark `causes`.
+    one_factor_share: float = 0.25
+    #: A worker is slow in one kind only if the excess of the other kind is below this share of it. Benchmark
+    #: `causes`.
+    other_kind_share: float = 0.25
+    #: A host is slow if this share of its workers is slow. Benchmark `causes`.
+    host_share: float = 0.7
+    #: If at least this share of the DP ranks is slow, they are a different kind of machine, not bad workers. Chosen.
+    group_share: float = 0.25
+    #: Steps of a worker whose speed wanders vary this many times as much as the scatter of its ops explains.
+    #: Benchmark `causes`.
+    variance_ratio: float = 2.0
+    #: A GPU with faults in this share of its samples is slow because of them. Chosen: short ones are normal.
+    faulty_share: float = 0.05
+    #: A lower clock is to blame if it explains more than this share of what a worker is slow by. Definition: at half
+    #: the clock, work that only computing limits takes twice as long.
+    explained_share: float = 0.5
+
+
+SLOW_WORKERS = SlowWorkerThresholds()
+
+
 SMALLEST_NATS = 1e-3
-#: A worker is slow for lack of a core if waiting for one makes up this share of its excess over its peers.
-MOST_OF_EXCESS = 0.5
-#: DP ranks share one factor if theirs differ by less than this share of their excess.
-ONE_FACTOR_SHARE = 0.25
-#: A worker is slow in one kind only if the excess of the other kind is below this share of it.
-OTHER_KIND_SHARE = 0.25
 
 
 def workers_as_fast_as_peers(job: PipelineSubject, hit: Bools) -> Intervention:
@@ -62,15 +94,14 @@ def cells_as_fast_as_peers(job: PipelineSubject, factor: Floats, computes: Bools
     changes: list[Intervention] = [Scale(job.table, repair[:, :, None, None])]
     if not optimizers(job).empty:
         slow = np.where(of_optimizers, optimizer_factor(job), 1.0)
-        slow = np.where((slow > 1 + SMALLEST_FACTOR) & (repair < 1).any(axis=0), slow, 1.0)
+        slow = np.where((slow > 1 + COMPUTES.factor) & (repair < 1).any(axis=0), slow, 1.0)
         changes.append(Scale(optimizers(job), 1 / slow[:, None]))
     return Together(tuple(changes))
 
 
 def _slowness(job: PipelineSubject) -> Floats:
     """How much slower than its peers each worker is, [kinds, stages, steps, dp_ranks]; 1 if it is not slow."""
-    profile = job.profile
-    assert profile is not None
+    profile = job.factors
     if len(job.dp_ranks) > 1:
         return slow_factor(job)
     return np.broadcast_to(worker_factor(job)[None, :, None, :], profile.slow_worker.shape)
@@ -91,15 +122,13 @@ def as_fast_as_peers(job: PipelineSubject, workers: Sequence[Worker]) -> Interve
 
 def beyond_peers_s(job: PipelineSubject, worker: Worker) -> float:
     """Seconds of each forward and backward by which a worker exceeds its peers."""
-    assert job.profile is not None
-    beyond = (worker_factor(job) - 1) * job.profile.stage_s.sum(axis=1)[:, None]
+    beyond = (worker_factor(job) - 1) * job.factors.stage_s.sum(axis=1)[:, None]
     return float(beyond[job.cells_of([worker])].sum())
 
 
 def slow_factor(job: PipelineSubject) -> Floats:
     """Slowdown of workers over their peers, 1 if they are not slow, [kinds, stages, steps, dp_ranks]."""
-    profile = job.profile
-    assert profile is not None
+    profile = job.factors
     if job.stages == 1:
         return profile.slow_worker
     return np.asarray(profile.slow_worker * _machine_factor(job, profile.slow_rank))
@@ -110,8 +139,7 @@ def worker_factor(job: PipelineSubject) -> Floats:
 
     The mean over the steps in which it is slow; forwards and backwards weighted by their time on its stage.
     """
-    profile = job.profile
-    assert profile is not None
+    profile = job.factors
     if len(job.dp_ranks) == 1:
         return np.asarray(1 + stage_excess(profile).min(axis=1)[:, None])
     both = factor_by_step(job)
@@ -130,9 +158,8 @@ def stage_slowness(job: PipelineSubject) -> Floats:
 
 def usual_base_s(job: PipelineSubject) -> Floats:
     """`ComputeProfile.base_s` on usual workers: with one DP rank, that of a slow worker's stage is its own."""
-    assert job.profile is not None, "the job computes"
     slowness = stage_slowness(job) if len(job.dp_ranks) == 1 else np.ones(job.stages)
-    return np.asarray(job.profile.base_s / slowness[:, None])
+    return np.asarray(job.factors.base_s / slowness[:, None])
 
 
 def slow_kind(job: PipelineSubject, hit: Bools) -> int | None:
@@ -141,7 +168,7 @@ def slow_kind(job: PipelineSubject, hit: Bools) -> int | None:
         return None
     beyond = kind_factors(job, hit) - 1
     for kind, other in ((FORWARD, BACKWARD), (BACKWARD, FORWARD)):
-        if (beyond[other] < OTHER_KIND_SHARE * beyond[kind]).all():
+        if (beyond[other] < SLOW_WORKERS.other_kind_share * beyond[kind]).all():
             return kind
     return None
 
@@ -161,8 +188,7 @@ def factor_by_step(job: PipelineSubject) -> Floats:
 
     With one DP rank: over those of the usual stage, the same in each step.
     """
-    profile = job.profile
-    assert profile is not None
+    profile = job.factors
     if len(job.dp_ranks) == 1:
         excess = stage_excess(profile).min(axis=1)
         return np.broadcast_to(1 + excess[:, None, None], (len(excess), len(job.replay.graph.steps), 1))
@@ -191,15 +217,15 @@ def slow_machines(job: PipelineSubject) -> Bools:
         return hit
     optimizer = median(optimizer_factor(job), (1,)).min(axis=0) - 1
     # A bad worker among healthy ones has a slow optimizer too, so all stages must have one.
-    machines = hit & (optimizer > OPTIMIZER_SHARE * level)
+    machines = hit & (optimizer > COMPUTES.optimizer_share * level)
     if machines.any():
-        return np.asarray(machines | (hit & (optimizer > OPTIMIZER_SHARE * np.median(level[machines]))))
+        return np.asarray(machines | (hit & (optimizer > COMPUTES.optimizer_share * np.median(level[machines]))))
     return np.zeros_like(hit)
 
 
 def one_factor(excess: Floats, error: Floats, on: Bools) -> bool:
     """True if members, [members], are slow by one factor up to chance, and in the same steps, `on` [members, steps]."""
-    alike = ONE_FACTOR_SHARE * excess.max() + 2 * float(np.median(error))
+    alike = SLOW_WORKERS.one_factor_share * excess.max() + 2 * float(np.median(error))
     return bool(np.ptp(excess) <= alike) and bool((on == on[0]).all())
 
 
@@ -209,7 +235,7 @@ def _machine_factor(job: PipelineSubject, rank: Floats) -> Floats:
     if level is None or not machines.any():
         return np.ones_like(rank)
     usual = float(lower_median(level[machines], axis=0))
-    both = machines & (level - 1 > (usual - 1) * (1 + 1 / OPTIMIZER_SHARE))
+    both = machines & (level - 1 > (usual - 1) * (1 + 1 / COMPUTES.optimizer_share))
     factor: Floats = np.where(machines, np.where(both, usual, rank), 1.0)
     return factor
 
@@ -222,21 +248,19 @@ def ranks_with_more_data(job: PipelineSubject) -> Bools:
     if profile is None or job.stages < 2:
         return np.zeros(len(job.dp_ranks), np.bool_)
     # Sequences that happen to be long in a few steps are uneven sequences, not a shard with more data.
-    lasting = profile.ranks.on.mean(axis=1) >= LASTING_SHARE
-    return np.asarray(lasting & (data_factor(job) > 1 + SMALLEST_FACTOR).any(axis=0))
+    lasting = profile.ranks.on.mean(axis=1) >= SLOW_WORKERS.lasting_share
+    return np.asarray(lasting & (data_factor(job) > 1 + COMPUTES.factor).any(axis=0))
 
 
 def data_factor(job: PipelineSubject) -> Floats:
     """Data of each DP rank over that of the others, 1 if it has no more, [steps, dp_ranks]."""
-    profile = job.profile
-    assert profile is not None
+    profile = job.factors
     return np.asarray(profile.slow_rank / _machine_factor(job, profile.slow_rank))
 
 
 def microbatch_cost(job: PipelineSubject) -> Floats:
     """Relative cost of each microbatch on any rank, 1 = the mean one, [microbatches, steps, dp_ranks]."""
-    profile = job.profile
-    assert profile is not None
+    profile = job.factors
     more = np.where(ranks_with_more_data(job), data_factor(job), 1.0)
     cost = np.where(np.isfinite(profile.microbatch), profile.microbatch, 1.0) * more
     return np.asarray(cost / cost.mean())
@@ -251,7 +275,7 @@ def slow_workers(job: PipelineSubject) -> Bools:
         return _slow_without_peers(job, profile)
     slow = (profile.slow_workers | slow_machines(job)[None, :]) & ~waits_for_a_core(job)
     excess = worker_factor(job) - 1
-    hit: Bools = slow & (excess >= WORTH_NAMING_SHARE * np.where(slow, excess, 0.0).max())
+    hit: Bools = slow & (excess >= SLOW_WORKERS.naming_share * np.where(slow, excess, 0.0).max())
     return hit
 
 
@@ -275,7 +299,7 @@ def waits_for_a_core(job: PipelineSubject) -> Bools:
     computes_s = np.nansum(job.table.grid, axis=(0, 2, 3)).mean(axis=1)
     waits_s = run_queue_s(job) * np.minimum(computes_s / safe(busy_s(job)), 1.0)
     beyond_s, more_s = (each - lower_median(each, axis=1)[:, None] for each in (computes_s, waits_s))
-    return np.asarray((beyond_s > 0) & (more_s >= MOST_OF_EXCESS * beyond_s))
+    return np.asarray((beyond_s > 0) & (more_s >= SLOW_WORKERS.waiting_share * beyond_s))
 
 
 def _slow_without_peers(job: PipelineSubject, profile: ComputeProfile) -> Bools:
@@ -289,9 +313,9 @@ def _slow_without_peers(job: PipelineSubject, profile: ComputeProfile) -> Bools:
     of_kind = of_kind[of_kind.all(axis=1)]
     optimizer = median(optimizer_factor(job), (1,))[None, :, 0]
     parts = np.concatenate([of_kind / of_peers(of_kind, 1), optimizer]) - 1
-    alike = ((parts > OPTIMIZER_SHARE * excess) & (OPTIMIZER_SHARE * parts < excess)).all(axis=0)
+    alike = ((parts > COMPUTES.optimizer_share * excess) & (COMPUTES.optimizer_share * parts < excess)).all(axis=0)
     lasting = larger_chunks(job, profile).all(axis=1)
-    slow: Bools = (excess > SMALLEST_STAGE_EXCESS) & alike & lasting
+    slow: Bools = (excess > SLOW_WORKERS.stage_excess) & alike & lasting
     return slow[:, None]
 
 
@@ -309,12 +333,12 @@ def larger_chunks(job: PipelineSubject, profile: ComputeProfile) -> Bools:
     """
     excess = stage_excess(profile)
     steps = len(job.replay.graph.steps)
-    if len(job.dp_ranks) > 1 or steps < FEWEST_STEPS_TO_TELL:
-        return np.asarray(excess > SMALLEST_STAGE_EXCESS)
+    if len(job.dp_ranks) > 1 or steps < SLOW_WORKERS.fewest_steps:
+        return np.asarray(excess > SLOW_WORKERS.stage_excess)
     chunk_s = np.nansum(job.table.grid, axis=3).reshape(-1, excess.size, steps)
-    beyond = [view - math.log1p(SMALLEST_STAGE_EXCESS) for view in kinds_and_all(chunk_s, of_peers(chunk_s, 1))]
+    beyond = [view - math.log1p(SLOW_WORKERS.stage_excess) for view in kinds_and_all(chunk_s, of_peers(chunk_s, 1))]
     episodes = most_telling([episodes_of(view, excess.size) for view in beyond])
-    return np.asarray((excess > SMALLEST_STAGE_EXCESS) & (episodes.nats >= episodes.needed).reshape(excess.shape))
+    return np.asarray((excess > SLOW_WORKERS.stage_excess) & (episodes.nats >= episodes.needed).reshape(excess.shape))
 
 
 @evidence(PipelineSubject)
@@ -329,14 +353,14 @@ def undecided(job: PipelineSubject) -> str | None:
         return None
     episodes = profile.workers
     looks_slow = (
-        episodes.on.all(axis=1) & (np.expm1(episodes.level) >= SMALLEST_FACTOR) & (episodes.nats < episodes.needed)
+        episodes.on.all(axis=1) & (np.expm1(episodes.level) >= COMPUTES.factor) & (episodes.nats < episodes.needed)
     )
     if not looks_slow.any():
         return None
     worst = int(np.where(looks_slow, episodes.level, -np.inf).argmax())
     stage, dp_index = divmod(worst, len(job.dp_ranks))
-    more = min(episodes.needed / max(float(episodes.nats[worst]), SMALLEST_NATS), MOST_TIMES)
-    steps = max(math.ceil(more * episodes.on.shape[1]), FEWEST_STEPS_TO_TELL)
+    more = min(episodes.needed / max(float(episodes.nats[worst]), SMALLEST_NATS), SLOW_WORKERS.times)
+    steps = max(math.ceil(more * episodes.on.shape[1]), SLOW_WORKERS.fewest_steps)
     return (
         f"worker {job.worker(stage, dp_index)} computes {np.expm1(episodes.level[worst]):.0%} slower, where noise alone"
         f" makes {np.expm1(episodes.error[worst]):.0%}: about {steps} steps would tell"
@@ -345,20 +369,13 @@ def undecided(job: PipelineSubject) -> str | None:
 
 def worker_series(job: PipelineSubject, hit: Bools) -> Floats:
     """Slowdown of the workers in `hit` step by step, relative to their peers, as measured, [steps]."""
-    profile = job.profile
-    assert profile is not None
+    profile = job.factors
     if len(job.dp_ranks) == 1:
         return np.full(len(job.replay.graph.steps), float(worker_factor(job)[hit].mean()))
     machines = _machine_factor(job, profile.rank_by_step)
     measured = profile.worker_by_step.mean(axis=0) * machines
     series = np.nan_to_num(measured.transpose(0, 2, 1)[hit], nan=1.0).mean(axis=0)
     return np.asarray(series)
-
-
-#: A host is slow if this share of its workers is slow.
-WHOLE_HOST_SHARE = 0.7
-#: If at least this share of the DP ranks is slow, they are a different kind of machine, not bad workers.
-GROUP_SHARE = 0.25
 
 
 class SlowGroup(Struct, frozen=True, eq=False):
@@ -391,7 +408,7 @@ def _ranks(job: PipelineSubject, slow: Bools) -> Iterator[SlowGroup]:
         return  # a single host is the better label
     if whole.sum() < 2 and (job.stages == 1 or not whole.any()):
         return
-    if job.stages == 1 and whole.sum() < max(2, GROUP_SHARE * len(whole)):
+    if job.stages == 1 and whole.sum() < max(2, SLOW_WORKERS.group_share * len(whole)):
         return
     hit, indices = slow & whole, np.flatnonzero(whole)
     neighbours = indices[-1] - indices[0] == len(indices) - 1  # as the ranks on one kind of machine are
@@ -400,8 +417,7 @@ def _ranks(job: PipelineSubject, slow: Bools) -> Iterator[SlowGroup]:
 
 
 def _one_factor(job: PipelineSubject, hit: Bools) -> bool:
-    profile = job.profile
-    assert profile is not None
+    profile = job.factors
     error = profile.workers.error if job.stages == 1 else profile.ranks.error
     on = np.asarray((slow_factor(job) > 1).any(axis=0)).transpose(0, 2, 1)[hit]
     return one_factor(worker_factor(job)[hit] - 1, error[hit.any(axis=0)], on)
@@ -418,12 +434,8 @@ def _hosts(job: PipelineSubject, slow: Bools) -> Iterator[SlowGroup]:
     for host, cells in hosts.items():
         hit = np.zeros_like(slow)
         hit[tuple(np.array(cells).T)] = True
-        if len(cells) >= 2 and not hit.all() and (slow & hit).sum() >= max(2, WHOLE_HOST_SHARE * len(cells)):
+        if len(cells) >= 2 and not hit.all() and (slow & hit).sum() >= max(2, SLOW_WORKERS.host_share * len(cells)):
             yield SlowGroup(slow & hit, host=host)
-
-
-#: Steps of a worker vary this many times as much as the scatter of its ops explains.
-VARIANCE_RATIO = 2.0
 
 
 class Wander(Struct, frozen=True, eq=False):
@@ -465,6 +477,120 @@ def _of_workers(job: PipelineSubject, profile: ComputeProfile) -> Wander:
     ops = 2 * job.table.shape[2] * job.table.shape[3]
     expected = MEDIAN_ERROR**2 * profile.op_scatter**2 / ops
     seen = float(np.nanmean(own**2))
-    shows = seen > VARIANCE_RATIO * expected
+    shows = seen > SLOW_WORKERS.variance_ratio * expected
     even = 1 / np.exp(np.nan_to_num(own))
     return Wander(float(np.sqrt(seen)), bool(shows), False, even[None, :, None, None])
+
+
+#: Reasons for a lower clock that no healthy GPU has under load, as `tracekit collect` names them.
+FAULTS = frozenset({"hw-slowdown", "sw-thermal-slowdown", "hw-thermal-slowdown", "hw-power-brake"})
+#: No GPU has such a clock.
+HIGHEST_MHZ = 1e5
+
+
+class SampledGpu(Struct, frozen=True):
+    """One sampled GPU. `sm_mhz`: its median clock, None if unknown. `faulty`: the share of samples with a reason of
+    `FAULTS`, None if reasons were not sampled.
+    """
+
+    uuid: str | None
+    model: str | None
+    sm_mhz: float | None
+    faulty: float | None
+
+
+class GpuClocks(Struct, frozen=True):
+    """Median clocks of slow workers' GPUs and of the others', MHz."""
+
+    own_mhz: float
+    peers_mhz: float
+
+    def explain(self, factor: float) -> bool:
+        """Whether the lower clock explains most of a slowdown by `factor`."""
+        return self.peers_mhz / self.own_mhz - 1 > SLOW_WORKERS.explained_share * (factor - 1)
+
+
+@evidence(PipelineSubject)
+def cards_of(job: PipelineSubject) -> dict[Worker, SampledGpu]:
+    """The sampled GPU of each worker, as far as the trace's metadata has it."""
+    gpus = job.trace.metadata.get("gpus")
+    sampled = gpus if isinstance(gpus, dict) else {}
+    of_workers = {worker: sampled.get(str(rank)) for worker, rank in job.worker_ranks.items()}
+    return {worker: _card(gpu) for worker, gpu in of_workers.items() if isinstance(gpu, dict)}
+
+
+def _card(gpu: Mapping[str, Any]) -> SampledGpu:
+    spread, reasons = gpu.get("sm_mhz"), gpu.get("reasons")
+    mhz = spread.get("median") if isinstance(spread, dict) else None
+    shares = [share_of_samples(reasons.get(fault, 0.0)) for fault in FAULTS] if isinstance(reasons, dict) else []
+    uuid, model = gpu.get("uuid"), gpu.get("model")
+    return SampledGpu(
+        uuid if isinstance(uuid, str) else None,
+        model if isinstance(model, str) else None,
+        float(mhz) if isinstance(mhz, int | float) and 0 < mhz < HIGHEST_MHZ else None,
+        max((share for share in shares if share is not None), default=None),
+    )
+
+
+def shares_card(job: Subject, workers: Iterable[Worker]) -> bool:
+    """Whether one of `workers` computes on the GPU of another worker."""
+    slow, cards = set(workers), cards_of(job) or {}
+    own = {cards[worker].uuid for worker in slow & cards.keys()} - {None}
+    return any(card.uuid in own for worker, card in cards.items() if worker not in slow)
+
+
+def clocks_of(job: PipelineSubject, workers: Iterable[Worker]) -> GpuClocks | None:
+    """The clocks of the GPUs of `workers` and of others of the same models; None if one of them is unknown."""
+    own, peers = _own_and_peers(job, workers)
+    own_mhz, peers_mhz = ([card.sm_mhz for card in cards if card.sm_mhz is not None] for cards in (own, peers))
+    return GpuClocks(statistics.median(own_mhz), statistics.median(peers_mhz)) if own_mhz and peers_mhz else None
+
+
+def report_faults(job: Subject, workers: Iterable[Worker]) -> bool | None:
+    """Whether the GPUs of `workers` report faults that their peers do not; None if nothing is known of either."""
+    own, peers = _own_and_peers(job, workers)
+    if not peers or all(card.faulty is None for card in own):
+        return None
+    return _faulty(own) and not _faulty(peers)
+
+
+class Sampled(Enum):
+    """What the samples of GPUs say of workers that are slow on them."""
+
+    NOTHING = "nothing"
+    FAULTY = "they report faults, and no clock says otherwise"
+    SAME_CARD = "a worker that is not slow computes on the same GPU"
+    LOW_CLOCK = "their clock explains it, without a fault"
+    SAME_CLOCK = "they run at the clock of the others"
+
+
+def sampled(job: PipelineSubject, workers: Sequence[Worker]) -> Sampled:
+    """Why `workers` are slow, as far as samples of their GPUs show it.
+
+    A slow compute alone shows no fault: user code, data or a neighbour on the cores slow it down just as well.
+    """
+    hit = job.cells_of(workers)
+    if job.profile is None or not workers or slow_kind(job, hit) is not None:
+        return Sampled.NOTHING
+    if shares_card(job, workers):
+        return Sampled.SAME_CARD
+    clocks, factor = clocks_of(job, workers), float(worker_factor(job)[hit].min())
+    explained = clocks is None or clocks.explain(factor)
+    if explained and factor >= 1 + COMPUTES.factor and report_faults(job, workers):
+        return Sampled.FAULTY
+    if clocks is None:
+        return Sampled.NOTHING
+    return Sampled.LOW_CLOCK if explained else Sampled.SAME_CLOCK
+
+
+def _own_and_peers(job: Subject, workers: Iterable[Worker]) -> tuple[list[SampledGpu], list[SampledGpu]]:
+    """The GPUs of `workers`, and those of the other workers that are of the same models."""
+    slow, cards = set(workers), cards_of(job) or {}
+    own = [card for worker, card in cards.items() if worker in slow]
+    models = {card.model for card in own}
+    return own, [card for worker, card in cards.items() if worker not in slow and card.model in models]
+
+
+def _faulty(cards: Iterable[SampledGpu]) -> bool:
+    shares = [card.faulty for card in cards if card.faulty is not None]
+    return bool(shares) and statistics.median(shares) >= SLOW_WORKERS.faulty_share

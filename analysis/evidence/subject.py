@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from enum import Flag, auto
 from functools import cached_property, wraps
-from typing import Any, Protocol, TypeVar, cast, overload
+from typing import Any, ClassVar, Protocol, TypeVar, overload
 
 from msgspec import Struct
 
@@ -43,10 +43,10 @@ class JobKind(Flag):
 class Subject(Struct, frozen=True, eq=False, dict=True):
     """A job under diagnosis. Seconds are of the mean step; of a recording of GPUs, which is one step, of all of it."""
 
-    @property
-    @abstractmethod
-    def kind(self) -> JobKind:
-        """What kind of job it is."""
+    #: What kind of job it is.
+    kind: ClassVar[JobKind]
+    #: What the times are of: "step" or "recording".
+    whole: ClassVar[str] = "step"
 
     @property
     @abstractmethod
@@ -59,13 +59,8 @@ class Subject(Struct, frozen=True, eq=False, dict=True):
         """The step numbers."""
 
     @property
-    def whole(self) -> str:
-        """What the times are of: "step" or "recording"."""
-        return "step"
-
-    @property
     def steps_in_whole(self) -> int:
-        """The number of training steps in one of those."""
+        """The number of training steps in what the times are of."""
         return 1
 
     @property
@@ -74,9 +69,9 @@ class Subject(Struct, frozen=True, eq=False, dict=True):
         return True
 
     @property
-    @abstractmethod
     def everywhere(self) -> str:
         """The whole job as a place, in words."""
+        return "all ranks" if self.gpus > 1 else "its only rank"
 
     @property
     def names(self) -> Names:
@@ -312,6 +307,7 @@ def _several(noun: str, numbers: Sequence[object]) -> Phrase:
 
 
 J = TypeVar("J", bound=Subject)
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 J_contra = TypeVar("J_contra", bound=Subject, contravariant=True)
 
@@ -325,23 +321,29 @@ class Evidence(Protocol[J_contra, T_co]):
     def __call__(self, job: Subject, /) -> T_co | None: ...
 
 
-def evidence(kind: type[J]) -> Callable[[Callable[[J], T_co]], Evidence[J, T_co]]:
+@overload
+def evidence(kind: type[J]) -> Callable[[Callable[[J], T_co]], Evidence[J, T_co]]: ...
+@overload
+def evidence(kind: type[J], *, otherwise: T) -> Callable[[Callable[[J], T]], Callable[[Subject], T]]: ...
+
+
+def evidence(kind: type[J], *, otherwise: Any = None) -> Any:
     """Return a decorator for a function that needs a job of this kind.
 
-    The result answers for any job, with None where the job is of another kind. It is computed once per job, and kept
-    with it.
+    The result answers for any job, with `otherwise` where the job is of another kind. It is computed once per job, and
+    kept with it.
     """
 
-    def decorated(gather: Callable[[J], T_co]) -> Evidence[J, T_co]:
+    def decorated(gather: Callable[[J], Any]) -> Callable[[Subject], Any]:
         @wraps(gather)
-        def gathered(job: Subject) -> T_co | None:
+        def gathered(job: Subject) -> Any:
             if not isinstance(job, kind):
-                return None
+                return otherwise
             memo = vars(job).setdefault("_evidence", {})
             if gathered not in memo:
                 memo[gathered] = gather(job)
-            return cast("T_co", memo[gathered])
+            return memo[gathered]
 
-        return cast("Evidence[J, T_co]", gathered)
+        return gathered
 
     return decorated

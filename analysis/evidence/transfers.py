@@ -25,24 +25,53 @@ from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, lower_quantile, median
 from tracekit.trace.model import OpKind, Worker
 
-#: A link is slow if it is this many times slower than the usual one; transfers scatter, and a few may share a card.
-SMALLEST_LINK_FACTOR = 3.0
-#: ... and slower by this many spreads between links: if clock errors are as large as a transfer, they spread links too.
-LINK_SPREADS = 6.0
-#: With fewer DP ranks, none of them shows what is usual.
-FEWEST_PEERS = 3
-#: A link only waits for others if at least this many of its transfers did not have to.
-FEWEST_FREE = 3
-#: If more than this share of the links is slow at once, the whole network is, and a link is compared with the others.
-WHOLE_NETWORK_SHARE = 0.7
-#: A link or card is slow in at least this many steps, and in this share of them; fewer are chance.
-FEWEST_SLOW_STEPS = 2
-SMALLEST_STEP_SHARE = 0.1
-#: Gradients in full precision are twice the bytes of parameters in half precision; a longer reduction is waiting.
-SMALLEST_WAIT_FACTOR = 2.5
-#: A transfer recorded as this many times its cost, and this many seconds, waited for others of the same call; less than
-#: that is clock error.
-WAITED_FACTOR, WAITED_S = 1.5, 300e-6
+
+class NetworkThresholds(Struct, frozen=True):
+    """When a link or a network card is slow. `causes`: the benchmark of 582 simulated jobs."""
+
+    #: A link is slow if it is this many times slower than the usual one; transfers scatter, and a few may share a
+    #: card. Benchmark `causes`.
+    link: float = 3.0
+    #: ... and slower by this many spreads between links: if clock errors are as large as a transfer, they spread
+    #: links too. Statistic: no normal link of a million.
+    link_spreads: float = 6.0
+    #: With fewer DP ranks, none of them shows what is usual. Definition.
+    fewest_peers: int = 3
+    #: A link only waits for others if at least this many of its transfers did not have to. Chosen: fewer are chance.
+    fewest_free: int = 3
+    #: If more than this share of the links is slow at once, the whole network is, and a link is compared with the
+    #: others. Benchmark `causes`.
+    whole_share: float = 0.7
+    #: A link or card is slow in at least this many steps ... Chosen: fewer are chance.
+    fewest_steps: int = 2
+    #: ... and in this share of them. Benchmark `causes`.
+    step_share: float = 0.1
+    #: Times a gathering of parameters from which on a reduction is waiting. Definition: gradients in full precision
+    #: are twice the bytes of parameters in half precision.
+    wait: float = 2.5
+    #: A transfer recorded as this many times its cost ... Benchmark `causes`.
+    waited: float = 1.5
+    #: ... and this many seconds waited for others of the same call. Chosen: less than that is clock error.
+    waited_s: float = 300e-6
+    #: A ring this many times slower than those of the other stages contains a slow card ... Benchmark `causes`.
+    ring: float = 1.5
+    #: ... if it is slowed by at least this share of its transfers' slowdown; otherwise the stage just has more
+    #: parameters. Benchmark `causes`.
+    ring_share: float = 0.3
+    #: Among the cards of a slow ring, the slow card's transfers take this many times as long as the usual card's.
+    #: Benchmark `causes`.
+    card: float = 1.5
+    #: A side of a card is slow if its fastest transfers take at least this share of the other side's. Benchmark
+    #: `causes`.
+    side_share: float = 0.5
+    #: All transfers of a slow link are slow, except for this share that are recorded too short. A link with some fast
+    #: transfers only waits behind another one. Benchmark `causes`.
+    fastest_share: float = 0.1
+    #: In a step in which a link or card is slow, all of its transfers but this share are slow. Benchmark `causes`.
+    faster_share: float = 0.25
+
+
+NETWORK = NetworkThresholds()
 
 
 class Traffic(Struct, frozen=True, eq=False, dict=True):
@@ -92,14 +121,14 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
         Links between other stages can transfer more data, so the usual link is that of other DP ranks, if there are
         any.
         """
-        peers = self.link_s.shape[1] >= FEWEST_PEERS
+        peers = self.link_s.shape[1] >= NETWORK.fewest_peers
         usual: Floats = lower_median(self.link_s, axis=1)[:, None] if peers else self.usual_s
         return MAD_TO_SIGMA * float(lower_median(np.abs(self.link_s - usual).ravel(), 0))
 
     @cached_property
     def limit_s(self) -> Floats:
         """A link is slow if its transfers take longer than this, seconds, [slots, dp_ranks]."""
-        return np.maximum(SMALLEST_LINK_FACTOR * self.usual_s, self.usual_s + LINK_SPREADS * self.spread_s)
+        return np.maximum(NETWORK.link * self.usual_s, self.usual_s + NETWORK.link_spreads * self.spread_s)
 
     @cached_property
     def shared_s(self) -> Floats:
@@ -149,11 +178,11 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
         """Mask of slow links by step, [slots, steps, dp_ranks]."""
         if not self.seconds.size:
             return np.zeros((len(self.seconds), *self.seconds.shape[2:]), np.bool_)
-        faster = lower_quantile(self.seconds, 1, FASTER_SHARE)
+        faster = lower_quantile(self.seconds, 1, NETWORK.faster_share)
         limit_s = np.repeat(self.limit_s[:, None], faster.shape[1], axis=1)
         for kind in filter(np.any, self.kinds):
             of_kind = faster.transpose(1, 0, 2)[:, kind] / self.usual_s[kind]
-            level = np.fmax(lower_quantile(of_kind, 1, 1 - WHOLE_NETWORK_SHARE), 1.0)
+            level = np.fmax(lower_quantile(of_kind, 1, 1 - NETWORK.whole_share), 1.0)
             limit_s *= np.where(kind[:, None], level[:, None], 1.0)
         slow: Bools = faster > limit_s
         return slow
@@ -193,7 +222,7 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
             return waits
         gather_s = median(np.where(gathers[:, :, None], self.rings, np.nan), (1, 2))
         beyond = self.rings - gather_s[:, None, None]
-        late = reductions[:, :, None] & (self.rings > SMALLEST_WAIT_FACTOR * gather_s[:, None, None])
+        late = reductions[:, :, None] & (self.rings > NETWORK.wait * gather_s[:, None, None])
         return np.where(late, beyond, 0.0)
 
     @cached_property
@@ -235,9 +264,8 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
             links[slot, dp_index] = True
             beside = self.beside(links)
             steps = np.asarray(unexplained.transpose(1, 0, 2)[:, beside].any(axis=1))
-            slow_links[slot, :, dp_index] &= (
-                np.nanquantile(self.seconds[slot][:, steps, dp_index], FASTEST_SHARE) > self.limit_s[slot, dp_index]
-            )
+            fastest = np.nanquantile(self.seconds[slot][:, steps, dp_index], NETWORK.fastest_share)
+            slow_links[slot, :, dp_index] &= fastest > self.limit_s[slot, dp_index]
             beside[slot, dp_index] = False
             slow_links[slot, :, dp_index] &= not self._only_waits((slot, dp_index), beside & slow, steps)
         return slow_links
@@ -249,7 +277,7 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
         Single links or cards do not fail together: something that their hosts share is slow.
         """
         used = np.isfinite(self.link_s)
-        together = slow.sum(axis=2) > WHOLE_NETWORK_SHARE * np.maximum(used.sum(axis=1), 1)[:, None]
+        together = slow.sum(axis=2) > NETWORK.whole_share * np.maximum(used.sum(axis=1), 1)[:, None]
         sometimes = (~together).sum(axis=1) >= self.fewest_steps
         several = [
             min(len(np.unique(self.hosts_of_flows(side)[slot])) for side in (SENDING, RECEIVING)) > 1
@@ -269,7 +297,7 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
             end = np.where(long > self.limit_s[of, dp_index], ends_s[of][:, steps, dp_index], np.nan)
             under_way = (end - long < begin[:, None] + self.usual_s[slot, lane]) & (end > begin[:, None])
             free &= ~under_way.any(axis=1)
-        return int(free.sum()) >= FEWEST_FREE and bool(np.median(seconds[free]) <= self.limit_s[slot, lane])
+        return int(free.sum()) >= NETWORK.fewest_free and bool(np.median(seconds[free]) <= self.limit_s[slot, lane])
 
     @property
     def fewest_steps(self) -> int:
@@ -320,7 +348,7 @@ def traffic_of(job: PipelineSubject) -> Traffic:
 
 def fewest_of(steps: int) -> int:
     """The number of steps, of so many, that are no accident."""
-    return max(FEWEST_SLOW_STEPS, round(SMALLEST_STEP_SHARE * steps))
+    return max(NETWORK.fewest_steps, round(NETWORK.step_share * steps))
 
 
 def _transfers(job: PipelineSubject, recorded: Sequence[Floats]) -> Floats:
@@ -330,7 +358,7 @@ def _transfers(job: PipelineSubject, recorded: Sequence[Floats]) -> Floats:
     if not any(block.structure.call is not None for block in blocks):
         return seconds
     cost = transfers(job).gather(job.replay.durations.cost)
-    waited = seconds > WAITED_FACTOR * np.abs(cost) + WAITED_S
+    waited = seconds > NETWORK.waited * np.abs(cost) + NETWORK.waited_s
     return np.where(waited, np.maximum(cost, 0.0), seconds)
 
 
@@ -346,20 +374,7 @@ def _shortest(seconds: Floats, axis: int) -> Floats:
     return np.where(np.isfinite(least), least, np.nan)
 
 
-#: A ring this many times slower than those of the other stages contains a slow card, if it is slowed by at least this
-#: share of its transfers' slowdown; otherwise the stage just has more parameters.
-SMALLEST_RING_FACTOR = 1.5
-RING_SHARE = 0.3
-#: Among the cards of a slow ring, the slow card's transfers take this many times as long as the usual card's.
-CARD_MARGIN = 1.5
-#: A side of a card is slow if its fastest transfers take at least this share of the other side's.
-SIDE_SHARE = 0.5
 SENDING, RECEIVING = "sending", "receiving"
-#: All transfers of a slow link are slow, except for some that are recorded too short. A link with some fast transfers
-#: only waits behind another one.
-FASTEST_SHARE = 0.1
-#: In a step in which a link or card is slow, all of its transfers but this share are slow.
-FASTER_SHARE = 0.25
 #: Seconds; no transfer is faster.
 NO_TIME_S = 1e-9
 
@@ -415,7 +430,7 @@ def _cards_of_slow_rings(traffic: Traffic, side: str) -> Iterator[tuple[int, Slo
         return
     host, passes = passing(traffic, side)
     for stage in range(traffic.job.stages):
-        steps = traffic.ring_factor[stage] > SMALLEST_RING_FACTOR
+        steps = traffic.ring_factor[stage] > NETWORK.ring
         cards = np.unique(traffic.host_number[stage])
         if steps.sum() < traffic.fewest_steps or len(cards) < 2:
             continue
@@ -423,10 +438,10 @@ def _cards_of_slow_rings(traffic: Traffic, side: str) -> Iterator[tuple[int, Slo
         levels = np.array([_level(traffic, of_card, steps) for of_card in flows])
         ring = float(median(traffic.ring_factor[stage, steps], (0,)))
         # Congestion hits many transfers of a card by chance, and spares some.
-        slow, level = np.all(levels > CARD_MARGIN * lower_median(levels, 0), axis=1), levels[:, 0]
+        slow, level = np.all(levels > NETWORK.card * lower_median(levels, 0), axis=1), levels[:, 0]
         # Of several, take the one whose transfers are as slow as the ring; the others have a slow link.
         best = int(np.where(slow, np.abs(np.log(level / ring)), np.inf).argmin())
-        if slow[best] and ring > RING_SHARE * level[best]:
+        if slow[best] and ring > NETWORK.ring_share * level[best]:
             yield int(cards[best]), _card(traffic, int(cards[best]), side, flows[best], steps, ring)
 
 
@@ -438,7 +453,7 @@ def _level(traffic: Traffic, flows: Bools, steps: Bools) -> tuple[float, float]:
     if not factor.size:
         return 1.0, 1.0
     seconds = traffic.seconds.transpose(0, 3, 1, 2)[flows][..., steps]
-    faster = lower_quantile(seconds.reshape(len(seconds), -1), 1, FASTER_SHARE) / traffic.usual_s[flows]
+    faster = lower_quantile(seconds.reshape(len(seconds), -1), 1, NETWORK.faster_share) / traffic.usual_s[flows]
     return max(float(factor.mean(axis=0).min()), NO_TIME_S), max(float(faster.min()), NO_TIME_S)
 
 
@@ -450,8 +465,8 @@ def _cards_without_rings(traffic: Traffic, side: str) -> Iterator[tuple[int, Slo
         flows = passes & (host == card)
         steps: Bools = np.any(traffic.slow.transpose(1, 0, 2)[:, flows], axis=1)
         seconds = traffic.seconds.transpose(0, 3, 1, 2)[flows][..., steps]
-        fastest = lower_quantile(seconds.reshape(len(seconds), -1), 1, FASTEST_SHARE) / traffic.usual_s[flows]
-        alike = fastest.min() > max(CARD_MARGIN, SIDE_SHARE * fastest.max())
+        fastest = lower_quantile(seconds.reshape(len(seconds), -1), 1, NETWORK.fastest_share) / traffic.usual_s[flows]
+        alike = fastest.min() > max(NETWORK.card, NETWORK.side_share * fastest.max())
         several = len(np.unique(peer[flows])) > 1 and steps.sum() >= traffic.fewest_steps
         if alike and several and not _ring_stages(traffic, int(card)):
             yield int(card), _card(traffic, int(card), side, flows, steps, 1.0)
@@ -464,7 +479,8 @@ def _card(traffic: Traffic, host: int, side: str, flows: Bools, steps: Bools, ri
     seconds = traffic.seconds.transpose(0, 3, 1, 2)[flows][..., steps]
     fastest = 1.0
     if seconds.size:
-        fastest = max(float(np.nanquantile(seconds / traffic.usual_s[flows][:, None, None], FASTEST_SHARE)), 1.0)
+        over = seconds / traffic.usual_s[flows][:, None, None]
+        fastest = max(float(np.nanquantile(over, NETWORK.fastest_share)), 1.0)
     return SlowCard(host, workers, (side,), flows, _ring_stages(traffic, host), steps, factor, fastest, ring_factor)
 
 
@@ -476,8 +492,8 @@ def _with_slow_sides(traffic: Traffic, card: SlowCard) -> SlowCard:
     for side in card.sides:
         host, passes = passing(traffic, side)
         seconds = traffic.seconds.transpose(0, 3, 1, 2)[passes & (host == card.host)][..., card.steps]
-        fastest[side] = float(np.nanquantile(seconds, FASTEST_SHARE))
-    slow = tuple(side for side in card.sides if fastest[side] >= SIDE_SHARE * max(fastest.values()))
+        fastest[side] = float(np.nanquantile(seconds, NETWORK.fastest_share))
+    slow = tuple(side for side in card.sides if fastest[side] >= NETWORK.side_share * max(fastest.values()))
     return replace(card, sides=slow)
 
 
@@ -485,14 +501,12 @@ def _merged(side: SlowCard | None, other: SlowCard) -> SlowCard:
     """Both sides of a card as one."""
     if side is None:
         return other
-    return SlowCard(
-        side.host,
-        side.workers,
-        (*side.sides, *other.sides),
-        side.flows | other.flows,
-        side.stages,
-        side.steps | other.steps,
-        np.maximum(side.factor, other.factor),
-        min(side.fastest_factor, other.fastest_factor),
-        max(side.ring_factor, other.ring_factor),
+    return replace(
+        side,
+        sides=(*side.sides, *other.sides),
+        flows=side.flows | other.flows,
+        steps=side.steps | other.steps,
+        factor=np.maximum(side.factor, other.factor),
+        fastest_factor=min(side.fastest_factor, other.fastest_factor),
+        ring_factor=max(side.ring_factor, other.ring_factor),
     )

@@ -11,14 +11,13 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from tracekit.analysis.evidence.compute_table import ComputeTable
 from tracekit.analysis.evidence.computes import stopped_cells
 from tracekit.analysis.evidence.congestion import card_as_usual
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject, communicating, optimizers
 from tracekit.analysis.evidence.slow_workers import cells_as_fast_as_peers, slowness_with_data
 from tracekit.analysis.evidence.transfers import traffic_of
 from tracekit.analysis.graph.compiled import Mask
-from tracekit.analysis.graph.op_grid import OpGrid
+from tracekit.analysis.graph.op_grid import ComputeTable, OpGrid
 from tracekit.analysis.numeric.arrays import Bools
 from tracekit.analysis.numeric.robust import safe
 from tracekit.analysis.whatif.interventions import Intervention, Scale, Together

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
-from tracekit.analysis.evidence.slow_workers import SMALLEST_STAGE_EXCESS, stage_slowness, usual_base_s
+from tracekit.analysis.evidence.slow_workers import SLOW_WORKERS, stage_slowness, usual_base_s
 from tracekit.analysis.evidence.subject import Cause
 from tracekit.analysis.fixes.known_layers import check_layers, layers_of
 from tracekit.analysis.fixes.plan import MACHINE, Plan
@@ -72,7 +72,7 @@ def _even_chunks(cause: Cause) -> Iterator[Plan]:
     title = f"Make {cause.where} as fast as other chunks: fewer layers, or a faster head, loss or embedding"
     yield Plan("even-chunks", title, cause.where, cause.change, cause.without_s, details=details, cause=cause,
                excludes="even-chunks")  # fmt: skip
-    slower = [kind for kind in (BACKWARD, FORWARD) if factor[kind].min() < 1 / (1 + SMALLEST_STAGE_EXCESS)]
+    slower = [kind for kind in (BACKWARD, FORWARD) if factor[kind].min() < 1 / (1 + SLOW_WORKERS.stage_excess)]
     for kind in slower if len(factor) > 1 and len(slower) > 1 else ():
         alone, name = np.ones_like(factor), "backward" if kind == BACKWARD else "forward"
         alone[kind] = factor[kind]

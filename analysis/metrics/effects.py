@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from tracekit.analysis.metrics.samples import Samples, TimeSpan, is_counter
 from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.robust import MAD_TO_SIGMA
 from tracekit.base.errors import FormatError
 from tracekit.report.hardware import Alarm
 
@@ -20,8 +21,6 @@ FEWEST_SAMPLES = 6
 FEWEST_PEERS = 4
 #: The smallest standard error: clocks have steps.
 SMALLEST_SIGMA = 0.0008
-#: Standard deviations of a normal distribution in its median absolute deviation.
-_MAD_TO_SIGMA = 1.4826
 #: A host agrees with its peers where it is within this many standard deviations of what they differ by.
 _AGREES = 3.0
 #: The past is judged in pieces of at most this many seconds.
@@ -111,7 +110,7 @@ def location(values: pl.Expr, metric: str) -> pl.Expr:
 def spread_of(values: Floats) -> tuple[float, float]:
     """Median, and standard deviation by the median absolute deviation, at least `SMALLEST_SIGMA`."""
     center = float(np.median(values))
-    return center, max(_MAD_TO_SIGMA * float(np.median(np.abs(values - center))), SMALLEST_SIGMA)
+    return center, max(MAD_TO_SIGMA * float(np.median(np.abs(values - center))), SMALLEST_SIGMA)
 
 
 class _Measure:
@@ -242,13 +241,6 @@ _LEAST_SIGMAS = 4.5
 _SIGMAS = 10.0
 
 
-class _Limits(Struct, frozen=True):
-    """Departures between these are healthy."""
-
-    low: float
-    high: float
-
-
 def scanned(samples: Samples, baselines: Sequence[Samples]) -> Iterator[Alarm]:
     """Yield alarms, by metric. A metric that no baseline has gets the threshold of this run.
 
@@ -263,7 +255,7 @@ def scanned(samples: Samples, baselines: Sequence[Samples]) -> Iterator[Alarm]:
         if departures is None:
             continue
         healthy = [of_run for one in baselines if (of_run := _departures(one, metric)) is not None]
-        yield from _alarms(departures, metric, _limits(healthy, departures))
+        yield from _alarms(departures, metric, *_limits(healthy, departures))
 
 
 def _departures(samples: Samples, metric: str) -> pl.DataFrame | None:
@@ -293,19 +285,20 @@ def _departures(samples: Samples, metric: str) -> pl.DataFrame | None:
     return None if departures.is_empty() else departures.with_columns(pl.col("time") - SMOOTHED_S / 2)
 
 
-def _limits(healthy: Sequence[pl.DataFrame], departures: pl.DataFrame) -> _Limits:
+def _limits(healthy: Sequence[pl.DataFrame], departures: pl.DataFrame) -> tuple[float, float]:
+    """Departures between these are healthy."""
     if not healthy:
         _, sigma = spread_of(departures["smoothed"].to_numpy())
-        return _Limits(-_SIGMAS * sigma, _SIGMAS * sigma)
+        return -_SIGMAS * sigma, _SIGMAS * sigma
     values = pl.concat([of_run["smoothed"] for of_run in healthy]).to_numpy()
     _, sigma = spread_of(values)
     least = _LEAST_SIGMAS * sigma
-    return _Limits(min(_MARGIN * float(values.min()), -least), max(_MARGIN * float(values.max()), least))
+    return min(_MARGIN * float(values.min()), -least), max(_MARGIN * float(values.max()), least)
 
 
-def _alarms(departures: pl.DataFrame, metric: str, limits: _Limits) -> Iterator[Alarm]:
-    """An alarm for each stretch of a series beyond the limits."""
-    beyond = pl.when(pl.col("smoothed") < limits.low).then(-1).when(pl.col("smoothed") > limits.high).then(1)
+def _alarms(departures: pl.DataFrame, metric: str, low: float, high: float) -> Iterator[Alarm]:
+    """An alarm for each stretch of a series beyond these limits."""
+    beyond = pl.when(pl.col("smoothed") < low).then(-1).when(pl.col("smoothed") > high).then(1)
     marked = departures.with_columns(beyond=beyond.otherwise(0))
     stretches = (
         marked.with_columns(stretch=pl.col("beyond").rle_id().over("series"))

@@ -163,6 +163,11 @@ class Stages(Struct, frozen=True, eq=False, dict=True):
         """Seconds that the gradients of all layers before each one take beyond the fixed cost, [layers + 1]."""
         return _until(self.model.of_layers("gradient_mb") * self.model.reduce.per_mb_s)
 
+    @cached_property
+    def _mb_until(self) -> Floats:
+        """The size of the gradients of all layers before each one, MB, [layers + 1]."""
+        return _until(self.model.of_layers("gradient_mb"))
+
     def _tails(self, ends: npt.NDArray[np.int64], ready: Floats) -> Floats:
         """The shortest tails of the runs of layers with these ends, [layers + 1, layers + 1]; `ready`: `_ready_until`.
 
@@ -186,7 +191,7 @@ class Stages(Struct, frozen=True, eq=False, dict=True):
     def tail_of(self, stage: int, end: int, buckets: Sequence[int], recompute: bool) -> float:
         """The tail of the layers before an end on that stage, in these buckets, seconds."""
         ready, reduce = self._ready_until(self._factor[stage], recompute), self.model.reduce
-        computed, both, behind = 0.0, 0.0, end  # seconds alone; of these, at the same time
+        computed, both, behind, work = 0.0, 0.0, end, 0.0  # seconds alone; of these, at the same time
         if self.model.replicas == 1:
             return float(ready[end] - ready[end - sum(buckets)])
         arrivals: list[float] = []  # seconds of service
@@ -194,9 +199,10 @@ class Stages(Struct, frozen=True, eq=False, dict=True):
         for count in buckets:
             behind -= count
             before, computed = computed, float(ready[end] - ready[behind])
-            both = min(both + (computed - before) / reduce.compute_rate, sum(works) / reduce.reduce_rate)
+            both = min(both + (computed - before) / reduce.compute_rate, work / reduce.reduce_rate)
             arrivals.append(both * reduce.reduce_rate)
             works.append(float(self._cost(behind)[count - 1]))
+            work += works[-1]
         later = np.maximum(served_until(arrivals, works, reduce.at_once) - arrivals[-1], 0.0)
         copies = reduce.copy_per_mb_s * self._mb_of(end, buckets)
         copied = later + np.cumsum(copies[::-1])[::-1]
@@ -204,7 +210,7 @@ class Stages(Struct, frozen=True, eq=False, dict=True):
 
     def _mb_of(self, end: int, buckets: Sequence[int]) -> Floats:
         """The size of each bucket, the first of which ends there, MB."""
-        until = _until(self.model.of_layers("gradient_mb"))[end - np.cumsum([0, *buckets])]
+        until = self._mb_until[end - np.cumsum([0, *buckets])]
         return np.asarray(until[:-1] - until[1:])
 
     def best_buckets(self, stage: int, first: int, end: int, recompute: bool) -> tuple[int, ...]:

@@ -7,20 +7,25 @@ from collections.abc import Iterator
 import numpy as np
 from msgspec.structs import replace
 
-from tracekit.analysis.evidence.compute_table import ComputeTable
+from tracekit.analysis.graph.op_grid import ComputeTable
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.interventions import Scale, changed
 
 
+def table_of(replay: JobReplay) -> ComputeTable:
+    """The computes of a job as recorded."""
+    return ComputeTable.of(replay.graph, replay.durations.cost)
+
+
 def disturbed(replay: JobReplay, factor: np.ndarray) -> JobReplay:
     """The job with its computes times `factor`, which broadcasts to the grid of its `ComputeTable`."""
-    blocks = changed(replay, (Scale(ComputeTable.of(replay), factor),)).cost
+    blocks = changed(replay, (Scale(table_of(replay), factor),)).cost
     return replace(replay, durations=replace(replay.durations, cost=tuple(block.matrix() for block in blocks)))
 
 
 def one_worker(replay: JobReplay, kinds: list[int], stage: int, dp_index: int, factor: float) -> np.ndarray:
     """`factor` for the computes of these kinds on one worker, 1 elsewhere."""
-    shape = ComputeTable.of(replay).shape
+    shape = table_of(replay).shape
     slow = np.ones(shape)
     slow[kinds, stage, ..., dp_index] = factor
     return slow
@@ -28,7 +33,7 @@ def one_worker(replay: JobReplay, kinds: list[int], stage: int, dp_index: int, f
 
 def real_noise(replay: JobReplay, seed: int) -> np.ndarray:
     """As machines disturb: each worker wanders over the steps by 1.5 %, and one op in fifty takes up to five times."""
-    shape = ComputeTable.of(replay).shape
+    shape = table_of(replay).shape
     _, stages, _, _, steps, dp_ranks = shape
     rng = np.random.default_rng(seed)
     wander = np.stack(list(_wandering(rng, steps, (stages, dp_ranks))))  # [steps, stages, dp_ranks]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.analysis.causes.disturbed import disturbed, one_worker, real_noise
+from tests.analysis.causes.disturbed import disturbed, one_worker, real_noise, table_of
 from tests.properties import examples
 from tracekit.analysis.attribution.attribute import forward_backward_correlation
 from tracekit.analysis.evidence.compute_profile import (
@@ -21,7 +21,6 @@ from tracekit.analysis.evidence.compute_profile import (
     ComputeProfile,
     profile_computes,
 )
-from tracekit.analysis.evidence.compute_table import ComputeTable
 from tracekit.analysis.evidence.computes import Computes
 from tracekit.analysis.graph.op_grid import op_grid, transfer_grid
 from tracekit.analysis.numeric.robust import lower_median, median
@@ -51,7 +50,7 @@ def replay_of(*causes, **changes) -> JobReplay:
 
 
 def profile_of(*causes, **changes):
-    return profile_computes(ComputeTable.of(replay_of(*causes, **changes)))
+    return profile_computes(table_of(replay_of(*causes, **changes)))
 
 
 def workers_of(profile: ComputeProfile) -> np.ndarray:
@@ -82,7 +81,7 @@ class TestComputesInParts:
 
     def test_they_have_the_factors_of_whole_ones(self):
         whole, parts = (
-            profile_computes(ComputeTable.of(JobReplay.from_trace(one))) for one in (self.TRACE, in_parts(self.TRACE))
+            profile_computes(table_of(JobReplay.from_trace(one))) for one in (self.TRACE, in_parts(self.TRACE))
         )
         np.testing.assert_allclose(parts.worker_by_step, whole.worker_by_step, rtol=1e-9)
         np.testing.assert_allclose(parts.base_s, whole.base_s, rtol=1e-9)
@@ -92,7 +91,7 @@ class TestComputesInParts:
         whole, parts = (JobReplay.from_trace(one) for one in (self.TRACE, in_parts(self.TRACE)))
         steps = []
         for replay in (whole, parts):
-            table = ComputeTable.of(replay)
+            table = table_of(replay)
             steps.append(step_times(replay, [Scale(table, np.linspace(0.5, 2, table.shape[3])[:, None, None])]))
         np.testing.assert_allclose(steps[1], steps[0], rtol=1e-9)
 
@@ -203,9 +202,9 @@ class TestWorkersSlowInOneKind:
     @pytest.mark.parametrize("layout", SHAPES, ids=str)
     def test_all_stages_of_a_dp_rank_slow_in_backwards_make_nobody_elses_forwards_slow(self, layout):
         replay = job_of(layout, steps=12, noise=0.01)
-        factor = np.ones(ComputeTable.of(replay).shape)
+        factor = np.ones(table_of(replay).shape)
         factor[BACKWARD, ..., 1] = 1.5
-        profile = profile_computes(ComputeTable.of(disturbed(replay, factor)))
+        profile = profile_computes(table_of(disturbed(replay, factor)))
         both = workers_of(profile)
         assert both[BACKWARD, :, 1] == pytest.approx(1.5, rel=0.02)
         both[BACKWARD, :, 1] = 1
@@ -219,10 +218,10 @@ class TestRealNoise:
         replay, right = job_of(layout, steps=24, noise=0.01), 0
         for seed in range(5):
             noise = real_noise(replay, seed)
-            healthy = profile_computes(ComputeTable.of(disturbed(replay, noise)))
+            healthy = profile_computes(table_of(disturbed(replay, noise)))
             assert not self.named(healthy).any(), seed
             slow = noise * one_worker(replay, [FORWARD, BACKWARD], 0, 1, 1.25)
-            named = self.named(profile_computes(ComputeTable.of(disturbed(replay, slow))))
+            named = self.named(profile_computes(table_of(disturbed(replay, slow))))
             right += np.argwhere(named).tolist() == [[0, 1]]
         assert right >= (4 if layout.dp == 2 else 5)
 
@@ -232,9 +231,9 @@ class TestRealNoise:
 
     def test_a_worker_that_slows_down_for_good_is_no_noise(self):
         replay = job_of(Layout(dp=4, pp=2), steps=24, noise=0.01)
-        factor = np.ones(ComputeTable.of(replay).shape)
+        factor = np.ones(table_of(replay).shape)
         factor[:, 1, :, :, 8:, 2] = 1.4
-        profile = profile_computes(ComputeTable.of(disturbed(replay, factor)))
+        profile = profile_computes(table_of(disturbed(replay, factor)))
         assert np.argwhere(self.named(profile)).tolist() == [[1, 2]]
         assert np.argwhere(profile.on[1, :, 2]).ravel().tolist() == list(range(8, 24)), "and it says since when"
 
@@ -243,7 +242,7 @@ class TestGrids:
     @pytest.mark.parametrize("causes", [(), (MissingRanks(dp_rank=1, pp_rank=2),)])
     def test_the_table_holds_every_compute_once(self, causes):
         replay = replay_of(*causes)
-        table = ComputeTable.of(replay)
+        table = table_of(replay)
         cells = table.grid[np.isfinite(table.grid)]
         own = [
             matrix[np.isin(block.template.kind, [OpKind.FORWARD_COMPUTE.code, OpKind.BACKWARD_COMPUTE.code])].ravel()
@@ -253,14 +252,14 @@ class TestGrids:
 
     def test_scaling_all_computes_scales_what_the_table_gathers(self):
         replay = replay_of(layout=Layout(dp=2, pp=2, vpp=2), schedule=Schedule.INTERLEAVED, microbatches=4)
-        table = ComputeTable.of(replay)
+        table = table_of(replay)
         factor = np.random.default_rng(0).uniform(0.5, 2, table.shape)
         blocks = changed(replay, (Scale(table, factor),)).cost
         assert table.gather([block.matrix() for block in blocks]) == pytest.approx(table.grid * factor)
 
     def test_a_change_by_one_changes_nothing(self):
         replay = replay_of(SlowWorker())
-        same = step_times(replay, (Scale(ComputeTable.of(replay), np.ones((1,) * 6)),))
+        same = step_times(replay, (Scale(table_of(replay), np.ones((1,) * 6)),))
         assert np.array_equal(same, step_times(replay, ()))
 
     def test_transfers_are_found_by_link(self):
@@ -286,18 +285,18 @@ class TestNoiseInOneKind:
 
     def noise(self, seed: int) -> np.ndarray:
         spread = np.array([0.02, 0.12])[:, None, None]
-        steps, dp_ranks = ComputeTable.of(self.REPLAY).shape[-2:]
+        steps, dp_ranks = table_of(self.REPLAY).shape[-2:]
         logs = spread * np.random.default_rng(seed).normal(size=(2, steps, dp_ranks))
         return np.exp(logs)[:, None, None, None]
 
     @pytest.mark.parametrize("seed", range(4))
     def test_slow_forwards_show_whatever_the_backwards_do(self, seed):
         slow = one_worker(self.REPLAY, [FORWARD], 0, 1, 1.15)
-        profile = profile_computes(ComputeTable.of(disturbed(self.REPLAY, slow * self.noise(seed))))
+        profile = profile_computes(table_of(disturbed(self.REPLAY, slow * self.noise(seed))))
         assert profile.slow_workers.tolist() == [[False, True]]
         assert float(profile.slow_worker[FORWARD, 0, :, 1].mean()) == pytest.approx(1.15, abs=0.02)
 
     @pytest.mark.parametrize("seed", range(4))
     def test_noise_of_one_kind_names_nobody(self, seed):
-        profile = profile_computes(ComputeTable.of(disturbed(self.REPLAY, self.noise(seed))))
+        profile = profile_computes(table_of(disturbed(self.REPLAY, self.noise(seed))))
         assert not profile.slow_workers.any()

@@ -71,6 +71,21 @@ class TestWhen:
             found += episodes.significant(SMALLEST).tolist() == [False, True] and abs(episodes.since[1] - since) <= 1
         assert found >= 19
 
+    def test_of_two_peers_that_are_slow_in_turn_each_is_slow_in_its_half(self):
+        """Levels of 0.3 and -0.3, within each of which steps scatter evenly by up to 0.08. Half of the steps, 20, lie
+        within 0.16, which looks like a sigma of 0.17 of one level; 0.3 is 6 sigma of the scatter within (0.049).
+        """
+        scatter = np.random.default_rng(4).permutation(np.linspace(-0.08, 0.08, 20))
+        series = np.concatenate([0.3 + scatter, -0.3 - scatter])[None]
+        found = episodes_of(np.concatenate([series, -series]), 2)
+        assert found.significant(SMALLEST).tolist() == [True, True]
+        assert found.on.tolist() == [[True] * 20 + [False] * 20, [False] * 20 + [True] * 20]
+        assert found.level == pytest.approx([0.3, 0.3], abs=0.005)
+
+    def test_of_two_peers_that_come_close_to_each_other_between_turns_both_wander(self):
+        series = 0.3 * np.sin(2 * np.pi * (np.arange(40) + 0.5) / 40)[None]
+        assert not episodes_of(np.concatenate([series, -series]), 2).significant(SMALLEST).any()
+
     def test_one_long_step_is_the_tail_of_noise_and_no_episode(self):
         series = 0.005 * np.random.default_rng(2).normal(size=(12, 24))
         series[3, 7] = series[9, 2] = 2.0
