@@ -22,10 +22,10 @@ from tracekit.analysis.job.job import Job
 from tracekit.base.errors import FormatError, OutputError, TracekitError, UnsafeFileError
 from tracekit.base.stderr import hushed_panics
 from tracekit.base.text import encodable, printable
-from tracekit.fleet.executor import Task, TaskOutcome
 from tracekit.fleet.sources import Fetched, fetched
 from tracekit.fleet.study import Study, result_name, write_result
-from tracekit.fleet.study_tables import CAUSES, FIXES, Exclusion, Rule, exclusions_of, frame, usable_start
+from tracekit.fleet.study_tables import CAUSES, FIXES, Exclusion, exclusions_of, frame, usable_start
+from tracekit.fleet.tasks import Rule, Task, TaskOutcome
 from tracekit.report.conclusions import Culprit, Finding, Fix
 from tracekit.report.report import Report
 from tracekit.report.tables import OfRank, OfWorker
