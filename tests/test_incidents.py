@@ -22,6 +22,7 @@ from tests.dashboards.page_text import Pages
 from tests.dashboards.watched import analysed, trace
 from tests.handmade import findings_of, run
 from tests.test_store_windows import window
+from tracekit.live.incident_words import lasted
 from tracekit.live.metrics import StoreMetrics, remembered
 from tracekit.live.receivers import DeliveryLog
 from tracekit.live.watch import StoreChanges, Watch
@@ -174,11 +175,19 @@ def test_windows_of_a_store_open_and_close_incidents(tmp_path: Path) -> None:
     windows = run("store", "windows", "live", "--store", store.path).out
     assert re.search(r"1 +\d+ to \d+ +27\.\d% +rank 1 costs 27% of each step", windows)
     store.append(window(2, analysed=True))
-    assert [one.seen_window for one in store.incidents()] == [2]
+    assert [(one.seen_window, lasted(one)) for one in store.incidents()] == [(2, "1 h 0 min")]  # by the run's clock
     store.end_watch("live")
+    assert lasted(store.incidents()[0]) == "1 h 0 min"
     assert [(one.closed_at is None, one.closed_window) for one in store.incidents()] == [(False, None)]
     assert run("store", "incidents", "--store", store.path, "--open").out == ""
     assert store.history("live", 2)["number"].to_list() == [1, 2]
+
+
+def test_an_incident_of_a_run_that_says_no_time_lasted_for_its_steps(tmp_path: Path) -> None:
+    store = Store(tmp_path / "jobs.store")
+    for _ in range(2):
+        store.append(analysed(trace(slow=True)))
+    assert [lasted(one) for one in store.incidents()] == ["4 steps"]
 
 
 @pytest.mark.slow

@@ -160,7 +160,7 @@ class TimedRun(PostTrainingRun):
             changed = changed.replace(generate=_with_mean(changed.generate, scenario.generate_s))
         if scenario.train_s is not None:
             changed = changed.replace(train=_with_mean(changed.train, scenario.train_s))
-        algorithm = scenario.partial is not None or changed.staleness > 0
+        algorithm = scenario.partial is not None or changed.staleness > self.loop.staleness
         oldest = changed.staleness + carried if algorithm else None
         return changed, Assumed(None, tuple(assumed), dealing_s, oldest)
 

@@ -6,12 +6,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.handmade import LAYOUT, healthy_frame, slow_trace
-from tracekit.fleet.executor import Task, TaskOutcome
-from tracekit.fleet.local import LocalExecutor
+from tracekit.fleet.executors import LocalExecutor, work
 from tracekit.fleet.sources import find_sources
 from tracekit.fleet.study import RunSummary, Study, run_study
 from tracekit.fleet.study_tables import TABLES
-from tracekit.fleet.worker import work
+from tracekit.fleet.tasks import Task, TaskOutcome
 from tracekit.trace.canonical import Trace
 
 STEPS = range(4)

@@ -20,7 +20,7 @@ from tracekit.analysis.job.job import ReportOptions
 from tracekit.base.errors import OutputError, SelectionError, TraceError
 from tracekit.dashboards.documents.page import worst_steps
 from tracekit.fleet.batches import JobFile, analysed_in_batches
-from tracekit.fleet.worker import work
+from tracekit.fleet.executors import work
 from tracekit.sources.load import load
 from tracekit.store import Incoming, Store
 from tracekit.synth import synthesize
@@ -41,7 +41,7 @@ class InTurn:
 @pytest.fixture
 def without_processes(monkeypatch):
     """The command's batches are analysed here: `test_the_command_prints_the_same_with_either_engine` has processes."""
-    monkeypatch.setattr("tracekit.fleet.local.LocalExecutor", lambda *_: InTurn())
+    monkeypatch.setattr("tracekit.fleet.executors.LocalExecutor", lambda *_: InTurn())
 
 
 def analysis_in_batches(path, executor=None, layout=None, asked=None, **settings):

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tracekit.fleet.study_tables import TABLES, Rule
+from tracekit.fleet.study_tables import TABLES
+from tracekit.fleet.tasks import Rule
 
 TEXT = (Path(__file__).parents[2] / "docs" / "fleet.md").read_text()
 

@@ -35,7 +35,7 @@ def study(jobs: Path) -> Path:
 ON_RAY = """
 import os, signal, sys
 from pathlib import Path
-from tracekit.fleet.local import RayExecutor
+from tracekit.fleet.executors import RayExecutor
 from tracekit.fleet.study import run_study
 from tracekit.fleet.sources import find_sources
 from tracekit.fleet.study import Study

@@ -16,11 +16,11 @@ import pytest
 from tests.fleet.few_jobs import STEPS, Here, study_here, study_of, tables, write_jobs
 from tests.handmade import IDEAL_STEP_S, SLOW_STEP_S, little_space, run, slow_trace
 from tracekit.base.errors import OutputError, SelectionError, StudyError
-from tracekit.fleet.executor import Task
-from tracekit.fleet.local import LocalExecutor
+from tracekit.fleet.executors import LocalExecutor
 from tracekit.fleet.sources import StudySource, find_sources
 from tracekit.fleet.study import Standing, Study, analysing_files, run_study
-from tracekit.fleet.study_tables import TABLES, Rule
+from tracekit.fleet.study_tables import TABLES
+from tracekit.fleet.tasks import Rule, Task
 from tracekit.sources.load import load_trace
 from tracekit.store import Incoming, Store
 from tracekit.trace.op import OpTrace
@@ -115,10 +115,10 @@ def test_another_analysis_does_all_again(jobs: Path, tmp_path: Path, monkeypatch
 ANALYSED = """
 import sys
 from pathlib import Path
-from tracekit.fleet.executor import Task
+from tracekit.fleet.tasks import Task
 from tracekit.fleet.sources import find_sources
 from tracekit.fleet.study import Study
-from tracekit.fleet.worker import work
+from tracekit.fleet.executors import work
 
 (source,) = find_sources([sys.argv[1]])
 with Study(Path(sys.argv[2])).running("x"):
@@ -134,7 +134,7 @@ def test_all_code_that_takes_part_in_an_analysis_is_part_of_its_version(jobs: Pa
     command = [sys.executable, "-c", ANALYSED, str(jobs / "slow0.parquet"), str(tmp_path)]
     loaded = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     counted = {path.resolve() for path in analysing_files()}
-    assert {"canonical.py", "magnitudes.py", "lanes.py"} <= {Path(path).name for path in loaded}
+    assert {"canonical.py", "units.py", "lanes.py"} <= {Path(path).name for path in loaded}
     assert {Path(path).resolve() for path in loaded} <= counted
     assert {"replay.c", "pipeline.py"} <= {path.name for path in counted}
     assert not any("dashboards" in path.parts for path in counted)
@@ -144,7 +144,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from tests.fleet.few_jobs import GIB
-from tracekit.fleet.local import LocalExecutor
+from tracekit.fleet.executors import LocalExecutor
 from tracekit.fleet.study import run_study
 from tracekit.fleet.sources import find_sources
 from tracekit.fleet.study import Study
@@ -328,9 +328,9 @@ def test_a_disk_without_room_is_said_of_each_job_and_the_next_run_goes_on(
     """The processes that analyse may write nothing; what they would have written is missing, and nothing else."""
     script = (
         "import sys, resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "from pathlib import Path; from tests.fleet.few_jobs import study_of; import tracekit.fleet.local as local\n"
-        "start = local.subprocess.Popen\n"
-        "local.subprocess.Popen = lambda *a, **k: start(*a, **k, preexec_fn=lambda: resource.setrlimit("
+        "from pathlib import Path; from tests.fleet.few_jobs import study_of; from tracekit.fleet import executors\n"
+        "start = executors.subprocess.Popen\n"
+        "executors.subprocess.Popen = lambda *a, **k: start(*a, **k, preexec_fn=lambda: resource.setrlimit("
         "resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY)))\n"
         "print(sorted(study_of(Path(sys.argv[1]), out=Path(sys.argv[2])).failed.items()))\n"
     )

@@ -392,7 +392,7 @@ def test_a_full_disk_delays_windows_and_loses_none(tmp_path: Path, written: Writ
     failed, again = beside.said  # however often it was tried
     assert failed.startswith("a window cannot be stored: ")
     assert again == "windows are stored again"
-    assert (beside.windows(), beside.run.counts.lost) == ([(1, 10), (11, 20)], 0)
+    assert (beside.windows(), beside.run.queue.lost) == ([(1, 10), (11, 20)], 0)
 
 
 def test_segments_that_are_stored_are_removed_and_forgotten_where_asked(

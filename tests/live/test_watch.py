@@ -17,9 +17,10 @@ from tests.test_store_windows import window
 from tracekit.base.errors import StoreError
 from tracekit.collectors.launch.collect import CollectOptions, _check_targets
 from tracekit.collectors.launch.live import WatchOptions
+from tracekit.live.metrics import serving_metrics
 from tracekit.live.receivers import DeliveryLog, Notifier
 from tracekit.live.run import LiveOptions, LiveRun
-from tracekit.live.watch import Changes, StoreChanges, Watch, serving_metrics
+from tracekit.live.watch import Changes, StoreChanges, Watch
 from tracekit.live.windows import WindowSize
 from tracekit.store import Store
 

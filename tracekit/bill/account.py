@@ -23,9 +23,8 @@ from tracekit.analysis.job.job import Job
 from tracekit.base.errors import NotStoredError, StoreError
 from tracekit.base.text import short
 from tracekit.bill.ledger import KEPT_OR_LOST, LOST_WORK, Bill, Ledger, joined, lost_share, resumed_at
-from tracekit.bill.placement import Stretch, axis_of
-from tracekit.costs.claimed import ALL, BillPart, Claim, ClaimedCosts, PlacedLoss
-from tracekit.fleet.analyse import team_of
+from tracekit.bill.placement import LEAST_DATED_S, Stretch, axis_of
+from tracekit.costs.claimed import ALL, BillPart, Claim, ClaimedCosts, PlacedLoss, team_of
 from tracekit.report.conclusions import Accused, Culprit, RunCause, RunVerdict, State
 from tracekit.report.findings import Findings
 from tracekit.report.report import Report
@@ -84,51 +83,6 @@ def accused_of_run(store: Store, name: str) -> Accused | None:
 
 #: The ending of a job that did not fail.
 _SUCCESS = "ended with exit code 0"
-#: Twice what a double resolves of seconds since the epoch, and more.
-_LEAST_S = 1e-6
-
-
-class _Window(Struct, frozen=True):
-    """A window of a job. `row`: of the catalogue; `attempt`: of which it is a part; `costs`: of its mean step, or why
-    they are unknown.
-    """
-
-    row: dict[str, Any]
-    attempt: Any
-    costs: ClaimedCosts | str
-
-    @property
-    def saves(self) -> bool:
-        """Whether a checkpoint is on its critical path."""
-        return isinstance(self.costs, ClaimedCosts) and self.costs.planned[BillPart.CHECKPOINTS] > 0
-
-    @property
-    def whole(self) -> bool:
-        """Whether all its steps are known."""
-        return (
-            isinstance(self.costs, ClaimedCosts)
-            and self.row["steps"] == self.row["last_step"] - self.row["first_step"] + 1
-        )
-
-    @property
-    def length_s(self) -> float:
-        """Seconds of its steps, as far as known."""
-        stated_s = self.costs.length_s if isinstance(self.costs, ClaimedCosts) else None
-        return self.row["steps"] * (self.row["recorded_s"] or 0.0) if stated_s is None else stated_s
-
-    @property
-    def judged_s(self) -> float | None:
-        """Seconds of its steps if their losses are known."""
-        if isinstance(self.costs, str) or self.costs.doubt:
-            return None
-        seconds: float = self.row["steps"] * (self.row["recorded_s"] or 0.0)
-        return seconds
-
-    def steps_in(self, length_s: float) -> float:
-        """How many of its mean steps fit into seconds of it: steps that warm up are shorter."""
-        step_s: float = self.row["recorded_s"] or 0.0
-        steps: int = self.row["steps"]
-        return length_s / step_s if length_s < steps * step_s else steps
 
 
 def bill_of_store(store: Store) -> Bill:
@@ -171,12 +125,12 @@ def bill_of_job(job: Job) -> Bill:
 
 def accounted(store: Store, rows: list[dict[str, Any]], costs: Mapping[tuple[str, int], ClaimedCosts]) -> Account:
     """The account of a job from its rows in the catalogue of a store and costs of its windows by name and number."""
-    windows = _windows(store, rows, costs)
-    job, first = rows[0]["job"], rows[0]
-    axis = axis_of(rows, [window.length_s for window in windows])
-    stretches = dict(zip((row["number"] for row in rows), axis.stretches, strict=True))
-    attempts = [list(some) for _, some in groupby(windows, lambda window: window.attempt)]
-    teams = (team_of(json.loads(row["metadata"])) for row in rows)
+    job, first, costs_of_rows = rows[0]["job"], rows[0], _costs_of_rows(store, rows, costs)
+    axis = axis_of(rows, list(map(_length_s, rows, costs_of_rows)))
+    parts = zip(rows, (json.loads(row["metadata"]) for row in rows), costs_of_rows, axis.stretches, strict=True)
+    windows = [BilledWindow(*each) for each in parts]
+    attempts = [list(some) for _, some in groupby(windows, lambda window: window.metadata.get("attempt"))]
+    teams = (team_of(window.metadata) for window in windows)
     ledger = Ledger(job, next(filter(None, teams), None), axis.origin_s)
     ledger.notes += [f"{short(job)}: {note}" for note in axis.notes]
     failed = first["ending"] not in (None, _SUCCESS)
@@ -186,7 +140,7 @@ def accounted(store: Store, rows: list[dict[str, Any]], costs: Mapping[tuple[str
         cut_off = failed or number + 1 < len(attempts)
         last = max((at for at, window in enumerate(of_attempt) if window.saves), default=-1)
         for place, window in enumerate(of_attempt):
-            row, stretch = window.row, stretches[window.row["number"]]
+            row, stretch = window.row, window.stretch
             gpus = window.costs.gpus if isinstance(window.costs, ClaimedCosts) else row["world_size"]
             gap = (BillPart.UNKNOWN, "between windows") if place else (BillPart.RESTARTS, "down and starting again")
             if not (number or place):
@@ -198,33 +152,42 @@ def accounted(store: Store, rows: list[dict[str, Any]], costs: Mapping[tuple[str
                 again = 1.0
                 if place == last or not (window.whole and any(one.saves for one in windows)):
                     to = KEPT_OR_LOST  # the checkpoint is somewhere in this window, or cannot be seen
-            losses += _book(ledger, window, stretch, gpus, to, again)
+            losses += _book(ledger, window, gpus, to, again)
     ledger.notes += _reasons(job, windows)
     ledger.add_one(at_s, axis.end_s, gpus, (BillPart.UNKNOWN, "after the last window", ALL))
-    billed = [BilledWindow(one.row, stretches[one.row["number"]], one.judged_s) for one in windows]
-    judged = [window.row["number"] for window in billed if window.judged_s is not None]
-    return Account(ledger.bill(axis.end_s), losses, billed, axis.end_s, judged)
+    judged = [window.row["number"] for window in windows if window.judged_s is not None]
+    return Account(ledger.bill(axis.end_s), losses, windows, axis.end_s, judged)
 
 
-def _windows(
+def _costs_of_rows(
     store: Store, rows: Sequence[dict[str, Any]], costs: Mapping[tuple[str, int], ClaimedCosts]
-) -> list[_Window]:
-    """The windows of a job with what their steps went to: as the catalogue has it or, where an older version has
-    written the window, as its report shows it.
+) -> list[ClaimedCosts | str]:
+    """What the mean step of each window went to, or why that is unknown: as the catalogue has it or, where an older
+    version has written the window, as its report shows it.
     """
-    job = rows[0]["job"]
-    without = [(job, row["number"]) for row in rows if (job, row["number"]) not in costs]
-    reports = store.reports(without) if without else {}
-    windows = []
+    missing = [key for row in rows if (key := (row["job"], row["number"])) not in costs]
+    reports = store.reports(missing) if missing else {}
+    of_rows = list[ClaimedCosts | str]()
     for row in rows:
-        metadata, which = json.loads(row["metadata"]), (job, row["number"])
-        of_window = costs.get(which)
-        if of_window is None and which in reports:
+        key = row["job"], row["number"]
+        of_window = costs.get(key)
+        if of_window is None and key in reports:
             from tracekit.costs.of_report import costs_of  # it knows the detectors
 
-            of_window = costs_of(reports[which], known_starts(row))
-        windows.append(_Window(row, metadata.get("attempt"), of_window or _unknown(row)))
-    return windows
+            of_window = costs_of(reports[key], known_starts(row))
+        of_rows.append(of_window or _unknown(row))
+    return of_rows
+
+
+def _recorded_s(row: Mapping[str, Any]) -> float:
+    seconds: float = row["steps"] * (row["recorded_s"] or 0.0)
+    return seconds
+
+
+def _length_s(row: Mapping[str, Any], costs: ClaimedCosts | str) -> float:
+    """Seconds of the steps of a window, as far as known."""
+    stated_s = costs.length_s if isinstance(costs, ClaimedCosts) else None
+    return _recorded_s(row) if stated_s is None else stated_s
 
 
 def _unknown(row: Mapping[str, Any]) -> str:
@@ -232,7 +195,7 @@ def _unknown(row: Mapping[str, Any]) -> str:
     return "windows that are not analysed" if row["recorded_s"] is None else "windows without a report of this version"
 
 
-def _reasons(job: str, windows: Sequence[_Window]) -> Iterator[str]:
+def _reasons(job: str, windows: Sequence[BilledWindow]) -> Iterator[str]:
     """Yield why windows are billed as unknown, the first of each reason."""
     first = dict[str, int]()
     for window in windows:
@@ -247,18 +210,21 @@ def _reasons(job: str, windows: Sequence[_Window]) -> Iterator[str]:
 
 
 def _book(
-    ledger: Ledger, window: _Window, stretch: Stretch, gpus: int, lost_to: tuple[BillPart, str], again: float
+    ledger: Ledger, window: BilledWindow, gpus: int, lost_to: tuple[BillPart, str], again: float
 ) -> Iterator[BilledLoss]:
     """Bill a window, of which the share `again` is lost work; yield its losses, without times if its clock is wrong."""
-    costs, length_s = window.costs, stretch.until_s - stretch.start_s
+    costs, stretch = window.costs, window.stretch
+    length_s = stretch.until_s - stretch.start_s
     lost_work: Claim = (*lost_to, again * length_s)
     if isinstance(costs, str):
         ledger.add_one(stretch.start_s, stretch.until_s, gpus, lost_work, (BillPart.UNKNOWN, costs, ALL))
         return
-    step_s, steps = window.row["recorded_s"] or 0.0, window.steps_in(length_s)
+    step_s, steps = window.row["recorded_s"] or 0.0, window.row["steps"]
+    if length_s < steps * step_s:  # steps that warm up are shorter than the mean one
+        steps = length_s / step_s
     steps_kept = steps * (1 - again)
     rest_s = length_s * (1 - again) - steps_kept * step_s
-    between = (BillPart.UNKNOWN, "between recorded steps", rest_s if rest_s > _LEAST_S else 0.0)
+    between = (BillPart.UNKNOWN, "between recorded steps", rest_s if rest_s > LEAST_DATED_S else 0.0)
     unplaced = dict(costs.planned)
     for loss in costs.losses:
         if loss.work is not None:
@@ -289,13 +255,34 @@ class BilledLoss(Struct, frozen=True):
 
 
 class BilledWindow(Struct, frozen=True):
-    """A window in an account: `row` of the catalogue; when it began and ended, seconds after the origin of the bill;
-    and the seconds of its steps, None if their losses are not known.
+    """A window in an account. `row`: of the catalogue, with its free `metadata`; `costs`: of its mean step, or why they
+    are unknown; `stretch`: when it ran.
     """
 
-    row: Mapping[str, Any]
+    row: dict[str, Any]
+    metadata: dict[str, Any]
+    costs: ClaimedCosts | str
     stretch: Stretch
-    judged_s: float | None
+
+    @property
+    def saves(self) -> bool:
+        """Whether a checkpoint is on its critical path."""
+        return isinstance(self.costs, ClaimedCosts) and self.costs.planned[BillPart.CHECKPOINTS] > 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether all its steps are known."""
+        return (
+            isinstance(self.costs, ClaimedCosts)
+            and self.row["steps"] == self.row["last_step"] - self.row["first_step"] + 1
+        )
+
+    @property
+    def judged_s(self) -> float | None:
+        """Seconds of its steps if their losses are known."""
+        if isinstance(self.costs, str) or self.costs.doubt:
+            return None
+        return _recorded_s(self.row)
 
     def overlaps(self, since: float, until: float) -> bool:
         """Whether it ran, by its own clock, between two times, seconds since the epoch."""

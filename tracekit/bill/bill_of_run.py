@@ -25,9 +25,8 @@ from tracekit.collectors.run_directory.host_clocks import ClockFit, read_clocks
 from tracekit.collectors.run_directory.launchers import attempts, how_ended, is_dead, running_launchers
 from tracekit.collectors.run_directory.segments import AttemptRecording, read_run
 from tracekit.collectors.run_directory.steering import name_of_job
-from tracekit.costs.claimed import ALL, BillPart, Claim, ClaimedCosts
+from tracekit.costs.claimed import ALL, BillPart, Claim, ClaimedCosts, team_of
 from tracekit.costs.of_report import PLANNED, costs_of
-from tracekit.fleet.analyse import team_of
 from tracekit.report.findings import Unanalysed
 
 
@@ -257,4 +256,4 @@ def _costs(recording: AttemptRecording, first_step: int, clocks: Mapping[str, Cl
     except TracekitError as error:
         return str(error)
     stored = PipelineJob(merged.trace).stored()
-    return stored.problem if isinstance(stored, Unanalysed) else costs_of(stored.report) or "its report has no costs"
+    return stored.problem if isinstance(stored, Unanalysed) else costs_of(stored.report)

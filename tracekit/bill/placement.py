@@ -18,7 +18,7 @@ from tracekit.base.text import ranks_text
 #: How far ahead of the store's clock a clock may be, seconds: a window further ahead was stored before it ran.
 _AHEAD_S = 60.0
 #: Twice what a double resolves of seconds since the epoch, and more.
-_LEAST_S = 1e-6
+LEAST_DATED_S = 1e-6
 
 Row = Mapping[str, Any]
 
@@ -56,7 +56,7 @@ def axis_of(rows: Sequence[Row], lengths_s: Sequence[float]) -> Axis:
     for row, length_s, is_dated in zip(rows, lengths_s, dated, strict=True):
         if is_dated:
             start_s = row["started_at"] - origin_s
-            start_s = at_s if start_s < at_s + _LEAST_S else start_s
+            start_s = at_s if start_s < at_s + LEAST_DATED_S else start_s
             stretches.append(Stretch(start_s, start_s + _clocked_s(row), is_dated))
         else:
             stretches.append(Stretch(at_s, at_s + length_s, is_dated))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from tracekit.analysis.job.job import Job
-    from tracekit.fleet.executor import Executor
+    from tracekit.fleet.tasks import Executor
     from tracekit.report.conclusions import RunVerdict
     from tracekit.report.report import Report
     from tracekit.store import Store
@@ -320,10 +320,10 @@ def executor_of(ray: bool, address: str | None, memory_bytes: int, processes: in
     """
     cores = processes or len(os.sched_getaffinity(0))
     if ray:
-        from tracekit.fleet.local import RayExecutor
+        from tracekit.fleet.executors import RayExecutor
 
         return RayExecutor(address, cores)
-    from tracekit.fleet.local import LocalExecutor
+    from tracekit.fleet.executors import LocalExecutor
 
     return LocalExecutor(cores, memory_bytes)
 

@@ -58,7 +58,7 @@ def watch_command(
     from tracekit.live.post_training import LivePostTraining
     from tracekit.live.receivers import DeliveryLog, Notifier, TrackerProcess
     from tracekit.live.run import LiveOptions, LiveRun
-    from tracekit.live.watch import POLL_S, Watch, serving_metrics, stopped_by_signals
+    from tracekit.live.watch import POLL_S, Watch, stopped_by_signals
     from tracekit.live.windows import WindowSize
     from tracekit.store import Store, default_store
 
@@ -103,6 +103,8 @@ def watch_command(
         watch = Watch(watched, run, name, _tell, notifier, deliveries, tracker)
         scrapes = None
         if asked.metrics_port is not None:
+            from tracekit.live.metrics import serving_metrics
+
             serving = serving_metrics(asked.metrics_host, asked.metrics_port, watched, watch, asked.dashboard_url)
             port, scrapes = stack.enter_context(serving)
             _tell(f"metrics: http://{asked.metrics_host}:{port}/metrics")

@@ -1,4 +1,4 @@
-"""The parts of a bill, and what the mean step of a window goes to: losses with their causes and places, and the rest.
+"""The parts of a bill, who pays it, and what the mean step of a window goes to: placed losses, and the rest.
 
 In: what a report shows, or the JSON object that a store keeps of it. Out: claims to the seconds of a step. Imported
 by all that divides time, of one step or of a whole run, so that they use the same parts.
@@ -82,6 +82,8 @@ def stored_costs(text: str) -> ClaimedCosts | None:
 
 #: Seconds that no clock resolves: what is left of a difference.
 LEAST_S = 1e-9
+#: Free metadata that identifies who pays; that with "label" is of the scheduler.
+TEAM_KEYS = ("team", "project", "label_team", "label_project")
 
 
 class BillPart(StrEnum):
@@ -106,3 +108,8 @@ class BillPart(StrEnum):
 Claim = tuple[BillPart, str, Any]
 ALL = np.inf
 USEFUL: Claim = BillPart.USEFUL, "training", ALL
+
+
+def team_of(metadata: Mapping[str, Any]) -> str | None:
+    """Who pays for a job, by its free metadata; None if that is not known."""
+    return next((metadata[key] for key in TEAM_KEYS if isinstance(metadata.get(key), str)), None)

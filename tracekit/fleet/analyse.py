@@ -22,10 +22,11 @@ from tracekit.analysis.job.job import Job
 from tracekit.base.errors import FormatError, OutputError, TracekitError, UnsafeFileError
 from tracekit.base.stderr import hushed_panics
 from tracekit.base.text import encodable, printable
-from tracekit.fleet.executor import Task, TaskOutcome
+from tracekit.costs.claimed import team_of
 from tracekit.fleet.sources import Fetched, fetched
 from tracekit.fleet.study import Study, result_name, write_result
-from tracekit.fleet.study_tables import CAUSES, FIXES, Exclusion, Rule, exclusions_of, frame, usable_start
+from tracekit.fleet.study_tables import CAUSES, FIXES, Exclusion, exclusions_of, frame, usable_start
+from tracekit.fleet.tasks import Rule, Task, TaskOutcome
 from tracekit.report.conclusions import Culprit, Finding, Fix
 from tracekit.report.report import Report
 from tracekit.report.tables import OfRank, OfWorker
@@ -108,8 +109,6 @@ def _short(text: str) -> str:
 
 
 Rows = dict[str, pl.DataFrame]
-#: Free metadata that identifies who pays; that with "label" is of the scheduler.
-TEAM_KEYS = ("team", "project", "label_team", "label_project")
 #: Parts of a rank that concern its machine, as in `tracekit culprits --part`.
 _MACHINE_PARTS = ("compute", "network", "process")
 #: Columns that a finding and a fix have as attributes of the same name.
@@ -313,11 +312,6 @@ def _fixes(report: Report, per_hour: float) -> pl.DataFrame:
         for order, fix in enumerate(report.fixes)
     ]
     return _many("fixes", rows)
-
-
-def team_of(metadata: Mapping[str, Any]) -> str | None:
-    """Who pays for a job, by its free metadata; None if that is not known."""
-    return next((metadata[key] for key in TEAM_KEYS if isinstance(metadata.get(key), str)), None)
 
 
 def _identity(name: str, metadata: Mapping[str, Any]) -> dict[str, Any]:

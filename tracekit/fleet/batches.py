@@ -30,7 +30,7 @@ from tracekit.analysis.replay.engine import JobGraph, cut_steps, incomplete_step
 from tracekit.analysis.replay.method import Method
 from tracekit.base.errors import GraphError, LayoutError, OutputError, SelectionError, TraceError, TracekitError
 from tracekit.base.stderr import advance
-from tracekit.fleet.executor import BASE_BYTES, Batch, Executor, TaskOutcome
+from tracekit.fleet.tasks import BASE_BYTES, Batch, Executor, TaskOutcome
 from tracekit.sources.load import read_trace
 from tracekit.trace.canonical import Trace, read_header, rows_of_steps
 from tracekit.trace.facts import TraceCoverage

@@ -19,7 +19,8 @@ import polars as pl
 from tracekit.analysis.attribution.patterns import SpaceShape, TimeShape
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.fleet.study import Study
-from tracekit.fleet.study_tables import BY_TIME, EVERYWHERE, Rule
+from tracekit.fleet.study_tables import BY_TIME, EVERYWHERE
+from tracekit.fleet.tasks import Rule
 from tracekit.report.comparison import AppliedFix
 from tracekit.report.tables import plain
 

@@ -34,9 +34,9 @@ from tracekit import __version__
 from tracekit.base.contained import Contained
 from tracekit.base.errors import OutputError, StudyError, UnsafeFileError
 from tracekit.base.paths import command
-from tracekit.fleet.executor import Executor, Task, TaskOutcome
 from tracekit.fleet.sources import StudySource
 from tracekit.fleet.study_tables import BY_JOB, EVERYWHERE, STUDY_VERSION, TABLES, frame
+from tracekit.fleet.tasks import Executor, Task, TaskOutcome
 from tracekit.sources.registry import STUDY_MARK
 
 PARTS = "0123456789abcdef"

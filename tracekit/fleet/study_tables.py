@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
 import polars as pl
 
 from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY
+from tracekit.fleet.tasks import Rule
 
 #: Version of the tables; it increases whenever readers of the last version could break.
 STUDY_VERSION = 2
@@ -169,28 +169,6 @@ FEWEST_STEPS = 3
 MOST_RESTARTS = 15
 #: Starts before 2000 or from 2100 on come from a clock that was never set, or that counts from another origin.
 EARLIEST_START_S, LATEST_START_S = 946_684_800.0, 4_102_444_800.0
-
-
-class Rule(StrEnum):
-    """Reasons for leaving out a job. A job counts under the first rule that applies, in this order.
-
-    The first four may be temporary: nothing lasting is known about such a source, and the next run tries it again.
-    """
-
-    UNREADABLE = "unreadable"  #: the source cannot be read: permission, network, gone
-    CHANGED = "changed-while-read"  #: another trace took its place meanwhile
-    CRASHED = "crashed"  #: its analysis ended the process, twice
-    NOT_STORED = "not-stored"  #: its rows could not be written: the disk is full
-    NO_TRACE = "no-trace"  #: not of a format that tracekit reads, or damaged
-    INVALID = "failed-validation"  #: the ops do not fit together
-    FEW_STEPS = "too-few-steps"
-    RESTARTS = "many-restarts"
-    DISCREPANCY = "discrepancy"  #: launch delays that nothing explains add more than 5 %
-    REPLAY_ERROR = "replay-error"  #: the replay misses the recording by more than 5 %
-    DOUBTFUL = "doubtful"  #: the report cannot be trusted for another reason
-    CLOCK = "clock"  #: the job counts, but not by time
-
-
 #: A job is left out of everything, or only of figures over time.
 EVERYWHERE, BY_TIME = "everywhere", "by-time"
 

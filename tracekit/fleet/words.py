@@ -46,7 +46,7 @@ def answer_rows(figures: FleetFigures) -> Iterator[tuple[str, str]]:
     """The rows below the first line of the first screen."""
     left_out = sum(rule.first for rule in figures.left_out if rule.scope == EVERYWHERE)
     sources = f"{figures.sources:,} sources, {figures.copies:,} of them copies"
-    yield "Jobs", f"{sources}; {figures.jobs:,} jobs count, {left_out:,} are left out"
+    yield "Jobs", f"{sources}; {figures.jobs:,} jobs count, {left_out:,} left out"
     if not figures.jobs:
         return
     straggling = f"{between(figures.straggling_jobs)} of jobs, {between(figures.straggling_hours)} of GPU-hours"

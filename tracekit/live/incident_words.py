@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from urllib.parse import urlencode
 
 from tracekit.base.text import printable
 from tracekit.store import Incident
@@ -64,9 +65,43 @@ def utc(epoch_s: float) -> str:
 
 
 def lasted(incident: Incident) -> str:
-    """Format the duration of an incident; if it is open, until now."""
-    # By one clock: that of the process which opened it, and closes it.
-    ended = incident.closed_at.timestamp() if incident.closed_at is not None else time.time()
-    minutes, seconds = divmod(max(0, int(ended - incident.opened_at.timestamp())), 60)
+    """How long an incident lasted: the time of the run, or its steps where the run says no time. Of a hang, the time
+    until steps went on, or until now.
+    """
+    length_s, steps = incident.length_s, incident.steps or 0
+    if length_s is None or length_s < 0:  # clocks of a run can go back, as its steps can
+        if steps > 0:
+            return f"{steps:,} step{'s' * (steps > 1)}"
+        # By one clock: that of the process which opened it, and closes it.
+        ended = incident.closed_at.timestamp() if incident.closed_at is not None else time.time()
+        length_s = max(ended - incident.opened_at.timestamp(), 0.0)
+    minutes, seconds = divmod(int(length_s), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
+
+
+def incident_texts(incident: Incident, page: str) -> dict[str, str]:
+    """Annotations of an incident for alerts: the sentences of its analysis, and links.
+
+    `page`: as for `StoreMetrics`.
+    """
+    cause = incident.cause
+    return {
+        "what": cause.what,
+        "who": cause.who,
+        "why": cause.why,
+        "code": cause.code or "",
+        "check": cause.check,
+        "fix": cause.fix or "",
+        "hosts": ", ".join(cause.hosts),
+        "ranks": ", ".join(map(str, cause.ranks)),
+        "page": page_of(incident, page),
+    }
+
+
+def page_of(incident: Incident, page: str) -> str:
+    """The address of the evidence for an incident; "" without a dashboard."""
+    if not page:
+        return ""
+    path, state = evidence(incident)
+    return f"{page.rstrip('/')}{path}?{urlencode(state)}"

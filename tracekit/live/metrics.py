@@ -13,21 +13,25 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-from urllib.parse import urlencode
+from wsgiref.simple_server import WSGIServer
 
 import polars as pl
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tracekit.base.errors import TracekitError
+from tracekit.base.errors import SelectionError, TracekitError
 from tracekit.base.text import printable
 from tracekit.collectors.record.process_facts import VARIABLES
-from tracekit.live.incident_words import evidence
+from tracekit.live.incident_words import incident_texts, page_of
 from tracekit.store import Incident, Store
 
 if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIEnvironment
+
     from tracekit.live.watch import Watch
 
 #: Limits of open incidents with series, per job and in total. A job with more than that has many of one kind.
@@ -174,33 +178,6 @@ def _costliest(incidents: Sequence[Incident]) -> list[Incident]:
     return [incident for _, incident in ranked[:MOST_INCIDENTS_IN_ALL]]
 
 
-def incident_texts(incident: Incident, page: str) -> dict[str, str]:
-    """Annotations of an incident for alerts: the sentences of its analysis, and links.
-
-    `page`: as for `StoreMetrics`.
-    """
-    cause = incident.cause
-    return {
-        "what": cause.what,
-        "who": cause.who,
-        "why": cause.why,
-        "code": cause.code or "",
-        "check": cause.check,
-        "fix": cause.fix or "",
-        "hosts": ", ".join(cause.hosts),
-        "ranks": ", ".join(map(str, cause.ranks)),
-        "page": page_of(incident, page),
-    }
-
-
-def page_of(incident: Incident, page: str) -> str:
-    """The address of the evidence for an incident; "" without a dashboard."""
-    if not page:
-        return ""
-    path, state = evidence(incident)
-    return f"{page.rstrip('/')}{path}?{urlencode(state)}"
-
-
 def _label(text: str) -> str:
     shown = printable(text)
     return shown if len(shown) <= LONGEST_LABEL else f"{shown[: LONGEST_LABEL - 3]}..."
@@ -219,9 +196,6 @@ def remembered(store: Store) -> Callable[[], JobStates]:
     return states
 
 
-__all__ = ["JobStates", "StoreMetrics", "incident_texts", "page_of", "remembered"]
-
-
 class WatchMetrics(Collector):
     """Counts of windows, ranks, records and notifications that were lost or left out."""
 
@@ -234,7 +208,7 @@ class WatchMetrics(Collector):
         figures: list[tuple[str, str, str, dict[str, int]]] = []
         if run is not None:
             counts = run.counts
-            failed = {"analysis": counts.failed, "storing": counts.lost}
+            failed = {"analysis": counts.failed, "storing": run.queue.lost}
             without = "Windows that are stored without findings: the analysis failed"
             figures = [
                 ("windows_failed", "Windows that are not in the store", "reason", failed),
@@ -287,3 +261,32 @@ class Scrapes:
         """Longest time that clients without a scrape since `since` may still take, seconds; 0 if there are none."""
         due = [self.last[one] + INTERVALS * max(gaps) for one, gaps in self.gaps.items() if self.last[one] < since]
         return max(0.0, min(max(due, default=now), since + LONGEST_WAIT_S) - now)
+
+
+@contextmanager
+def serving_metrics(host: str, port: int, store: Store, watch: Watch, page: str) -> Iterator[tuple[int, Scrapes]]:
+    """Serve /metrics meanwhile; yields the port and the scrapes. Raises SelectionError if the port cannot be used."""
+    registry, scrapes = CollectorRegistry(), Scrapes()
+    for collector in (StoreMetrics(remembered(store), page), WatchMetrics(watch)):
+        registry.register(collector)
+
+    def answer(asked: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
+        asked_at = time.monotonic()
+        body = generate_latest(registry)
+        start_response("200 OK", [("Content-Type", CONTENT_TYPE_LATEST), ("Content-Length", str(len(body)))])
+        yield body
+        # Only now: the watch must not end until the answer is sent.
+        scrapes.note(str(asked.get("REMOTE_ADDR")), asked_at)
+
+    try:
+        server, thread = start_http_server(port, host)
+    except (OSError, OverflowError) as error:
+        raise SelectionError(f"cannot listen on {host}, port {port}: {error}; choose another --metrics-port") from None
+    assert isinstance(server, WSGIServer)
+    server.set_app(answer)
+    try:
+        yield int(server.server_port), scrapes
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -66,7 +66,7 @@ class LivePostTraining(LiveRun):
                 self._tell(f"{error}; it is read again once it has grown")
             self._problem = str(error)
         self._read_at = time.monotonic() + REST * (time.monotonic() - now_s)
-        if self._trace is not None and self._source is None and (stored := self._begin_watch(str(path))) is not None:
+        if self._trace is not None and not self.queue.has_begun and (stored := self.queue.begin(str(path))) is not None:
             (self._attempt, self._last), job = stored, short(self.options.name)
             self._tell(f"windows of {job!r} go on after step {self._last}; give another run another --name")
         restarts = [] if self._trace is None else self._trace.metadata[POST_TRAINING].get("restarts", [])

@@ -34,8 +34,7 @@ from tracekit.base.errors import SelectionError, UnsafeFileError
 from tracekit.base.http import OPENER
 from tracekit.base.paths import object_url
 from tracekit.base.text import printable
-from tracekit.live.incident_words import advice, lasted, since_words, utc
-from tracekit.live.metrics import incident_texts, page_of
+from tracekit.live.incident_words import advice, incident_texts, lasted, page_of, since_words, utc
 from tracekit.store import Incident, Store
 from tracekit.store.folder import TOLD
 

@@ -7,18 +7,15 @@ and the rest continues.
 
 from __future__ import annotations
 
-import json
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from tracekit.analysis.job.job import Job
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.analysis.metrics.samples import MetricSource
-from tracekit.base.errors import FormatError, OutputError, StoreError, StoreTakenError
+from tracekit.base.errors import FormatError, StoreError
 from tracekit.base.paths import command
 from tracekit.base.text import ranks_text, short
 from tracekit.collectors.merge.merge import merge_attempt
@@ -41,22 +38,15 @@ from tracekit.collectors.run_directory.segments import (
     is_run_directory,
     read_run,
 )
-from tracekit.live.code_lines import LineAsker, one_line, where_traceback_is
+from tracekit.live.code_lines import one_line, where_traceback_is
+from tracekit.live.window_queue import RUN_STARTED, WindowQueue
 from tracekit.live.windows import RanksState, ReadyWindow, WindowCutter, WindowSize
 from tracekit.report.findings import Findings, Unanalysed
-from tracekit.store import Incoming, Store
+from tracekit.store import Store
 from tracekit.trace.canonical import Trace
 
-#: In the metadata of a window, when its command began, ns since the epoch: a folder is of the same run if that agrees.
-RUN_STARTED = "run_started_ns"
-#: Limit of windows that could not be stored and wait for another attempt.
-MOST_UNSTORED = 8
-#: Delay before storing a window is tried again, seconds; it doubles each time, up to a limit.
-FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
 #: A run that announces no end counts as ended once nothing was written for this long, seconds.
 QUIET_S = 300.0
-#: Delays between attempts to store the remaining windows at the end of a job, seconds.
-END_RETRIES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 #: Limit of lines about ranks per look.
 MOST_NOTICES = 8
 #: Samples of a host's clock from which a window's times are put on the common clock; one is taken every 10 s.
@@ -83,13 +73,12 @@ class LiveOptions:
 
 @dataclass(slots=True)
 class Counts:
-    """Counts of failures since the watch began: windows that could not be merged (`failed`) or stored (`lost`) or are
-    stored without findings (`unanalysed`), ranks that were left out, records that came late.
+    """Counts of failures since the watch began: windows that could not be merged (`failed`) or are stored without
+    findings (`unanalysed`), ranks that were left out, records that came late.
     """
 
     failed: int = 0
     unanalysed: int = 0
-    lost: int = 0
     left_out: int = 0
     late_records: int = 0
 
@@ -100,22 +89,16 @@ class LiveRun:
     def __init__(self, options: LiveOptions, tell: Callable[[str], None]) -> None:
         self.options, self.counts = options, Counts()
         self._tell = tell
-        self._store = Store(options.store)
         self._run: LaunchedRun | None = None
-        self._source: str | None = None
         self._follower: AttemptFollower | None = None
         self._cutter = WindowCutter(options.size, options.late_after_s)
-        self._next = 0
         self._finished = -1
         self._unread_since: float | None = None
         self._heard_s, self._beats = time.monotonic(), dict[str, int]()
         self._resume: tuple[int, int] | None = None
-        self._unstored: deque[Incoming] = deque()
-        self._retry_s, self._retry_at = FIRST_RETRY_S, 0.0
-        self._why_unstored: str | None = None
         self._clocks: dict[str, ClockFit] = {}
         self._why_clocks: str | None = None
-        self._lines = LineAsker(self._store, options.name, tell)
+        self.queue = WindowQueue(Store(options.store), options.name, tell, self._remove_spent)
 
     def poll(self) -> None:
         """Read what is new, and analyse and store the windows that are over.
@@ -123,7 +106,7 @@ class LiveRun:
         If the folder cannot be read, later calls try again; raises FormatError once that has failed for `READ_RETRY_S`.
         """
         try:
-            self._store_again()
+            self.queue.store()
             self._poll()
             while (window := self._cutter.ready(self._state(), time.monotonic())) is not None:
                 self._window(window)
@@ -181,8 +164,8 @@ class LiveRun:
     def finish(self, wait: Callable[[float], object] = time.sleep) -> None:
         """Store the last steps of the ended job as a window, however few they are, and note its end.
 
-        If that fails, tries again after each of `END_RETRIES_S`; `wait` sleeps meanwhile. Raises StoreError if windows
-        or the end of the job are not in the store even then.
+        If that fails, tries again as in `WindowQueue.finish`; `wait` sleeps meanwhile. Raises StoreError if windows or
+        the end of the job are not in the store even then.
         """
         if self._follower is not None:
             try:
@@ -192,34 +175,14 @@ class LiveRun:
         self._finish_attempt()
         if (ending := self._ending()) is not None and ending.failed:
             self._tell(f"the job {ending.words}")
-        for delay_s in END_RETRIES_S:
-            if self._stored_to_the_end() is None:
-                return
-            wait(delay_s)
-        if (problem := self._stored_to_the_end()) is None:
+        if (problem := self.queue.finish(None if ending is None else ending.words, wait)) is None:
             return
-        if self._unstored:
-            self.counts.lost += len(self._unstored)
-            self._tell(f"{len(self._unstored)} window{'s' * (len(self._unstored) > 1)} could not be stored")
         options = self.options
         again = command("watch", options.directory, "--store", options.store, "--name", options.name)
         raise StoreError(
             f"the store does not know that job {short(options.name)!r} has ended: {problem}; run `{again}` once it can"
             " be written"
         )
-
-    def _stored_to_the_end(self) -> str | None:
-        """Store the waiting windows and the end of the job. Returns why that failed, None if all are stored."""
-        self._retry_at = 0.0
-        self._store_again(at_end=True)
-        if self._unstored or self._source is None:
-            return self._why_unstored
-        try:
-            ending = self._ending()
-            self._store.end_watch(self.options.name, None if ending is None else ending.words)
-        except (StoreError, OutputError) as error:
-            return str(error)
-        return None
 
     # ---- following
 
@@ -230,33 +193,8 @@ class LiveRun:
         if not is_run_directory(self.options.directory):
             return False
         self._run = read_run(self.options.directory)
-        self._resume = self._begin_watch(" ".join(self._run.command))
+        self._resume = self.queue.begin(" ".join(self._run.command), self._run.started_ns)
         return True
-
-    def _begin_watch(self, source: str) -> tuple[int, int] | None:
-        """Note the job in the store. Returns attempt and last step of its newest window there; None if it has none.
-
-        Raises StoreError if the windows of the job are those of another run.
-        """
-        newest = self._newest_window()
-        if newest is not None and self._run is not None:
-            started_ns = newest[1].get(RUN_STARTED)
-            if None not in (started_ns, self._run.started_ns) and started_ns != self._run.started_ns:
-                raise StoreError(
-                    f"{self._store.name}: has job {short(self.options.name)!r} of another run; choose another --name"
-                )
-        self._source, self._next = source, self._store.begin_watch(self.options.name, source)
-        return None if newest is None else (int(newest[1].get("attempt", 0)), newest[0])
-
-    def _newest_window(self) -> tuple[int, dict[str, Any]] | None:
-        """The last step and the metadata of the newest window of the job in the store; None if it has none."""
-        if not self._store.is_store():
-            return None
-        with self._store.reading() as catalogue:  # not from the window's ops, which may have been pruned
-            if not catalogue.holds(self.options.name):
-                return None
-            window = catalogue.window(self.options.name)
-            return window.last_step, json.loads(catalogue.job_row(self.options.name, window.number)["metadata"])
 
     def _follow(self, attempt: int) -> None:
         assert self._run is not None
@@ -331,16 +269,15 @@ class LiveRun:
         self._add(PipelineJob(trace), title)
 
     def _add(self, job: Job, title: str) -> None:
-        assert self._source is not None
-        findings = self._findings(job, title)
-        if isinstance(findings, Findings) and not self._unstored:  # else it has waited long enough
-            self._ask_for_line(findings)
-        self._unstored.append(Incoming(job.trace, self.options.name, self._source, findings))
-        self._store_again()
-
-    def _ask_for_line(self, findings: Findings) -> None:
+        answering = None
         if self._run is not None and self._run.stacks and self._follower is not None:
-            self._lines.ask(findings, self._follower.directory, self._follower.good)
+            answering = self._follower.directory, self._follower.good
+        self.queue.add(job.trace, self._findings(job, title), answering)
+
+    def _remove_spent(self) -> None:
+        """Remove the segments of stored steps, if that is requested."""
+        if self.options.consume and self._follower is not None:
+            self._follower.remove_spent()
 
     def _faulty(self, recording: AttemptRecording, window: ReadyWindow) -> int | None:
         """The one rank that keeps a window from being merged; None if it is not one rank alone.
@@ -407,49 +344,6 @@ class LiveRun:
             self._why_clocks = str(error)
         else:
             self._why_clocks = None
-
-    def _store_again(self, *, at_end: bool = False) -> None:
-        """Store the waiting windows, oldest first; if one cannot be stored, it and the rest keep waiting.
-
-        `at_end`: the job has ended, and nobody answers any more.
-        """
-        if time.monotonic() < self._retry_at:
-            return
-        while self._unstored:
-            if self._lines.waits(at_end=at_end):
-                return
-            if (answered := self._lines.answered(self._unstored[0].findings)) is not None:
-                self._unstored[0] = replace(self._unstored[0], findings=answered)
-            try:
-                self._next = self._store.append(self._unstored[0], expected=self._next) + 1
-            except StoreTakenError:
-                raise
-            except (StoreError, OutputError) as error:
-                self._put_off(str(error))
-                return
-            self._unstored.popleft()
-            self._retry_s = FIRST_RETRY_S
-            if self._why_unstored is not None:
-                self._tell("windows are stored again")
-                self._why_unstored = None
-            if self.options.consume and self._follower is not None:
-                self._follower.remove_spent()
-
-    def _put_off(self, why: str) -> None:
-        dropped = max(0, len(self._unstored) - MOST_UNSTORED)
-        for _ in range(dropped):
-            self._unstored.popleft()
-        self.counts.lost += dropped
-        if why != self._why_unstored:
-            self._tell(
-                f"a window cannot be stored: {why}; trying again after growing delays, keeping at most {MOST_UNSTORED}"
-                " windows"
-            )
-            self._why_unstored = why
-        if dropped:
-            self._tell(f"{MOST_UNSTORED} windows wait to be stored; the oldest is dropped")
-        self._retry_at = time.monotonic() + self._retry_s
-        self._retry_s = min(2 * self._retry_s, LONGEST_RETRY_S)
 
 
 def _without(recording: AttemptRecording, ranks: Collection[int]) -> AttemptRecording:

@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from wsgiref.simple_server import WSGIServer
 
-from tracekit.base.errors import SelectionError, StoreBusyError, StoreError
+from tracekit.base.errors import StoreBusyError, StoreError
 from tracekit.base.paths import object_url
 from tracekit.base.stderr import say
 from tracekit.base.text import printable, short
@@ -26,9 +25,6 @@ from tracekit.store import Incident, Store
 from tracekit.store.incidents import muted_until
 
 if TYPE_CHECKING:
-    from wsgiref.types import StartResponse, WSGIEnvironment
-
-    from tracekit.live.metrics import Scrapes
     from tracekit.live.receivers import DeliveryLog, Notifier, TrackerProcess
 
 #: Interval at which the recording and the store are read, seconds.
@@ -161,39 +157,6 @@ def stopped_by_signals() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def serving_metrics(host: str, port: int, store: Store, watch: Watch, page: str) -> Iterator[tuple[int, Scrapes]]:
-    """Serve /metrics meanwhile; yields the port and the scrapes. Raises SelectionError if the port cannot be used."""
-    from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest, start_http_server
-
-    from tracekit.live.metrics import Scrapes, StoreMetrics, WatchMetrics, remembered
-
-    registry, scrapes = CollectorRegistry(), Scrapes()
-    for collector in (StoreMetrics(remembered(store), page), WatchMetrics(watch)):
-        registry.register(collector)
-
-    def answer(asked: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
-        asked_at = time.monotonic()
-        body = generate_latest(registry)
-        start_response("200 OK", [("Content-Type", CONTENT_TYPE_LATEST), ("Content-Length", str(len(body)))])
-        yield body
-        # Only now: the watch must not end until the answer is sent.
-        scrapes.note(str(asked.get("REMOTE_ADDR")), asked_at)
-
-    try:
-        server, thread = start_http_server(port, host)
-    except (OSError, OverflowError) as error:
-        raise SelectionError(f"cannot listen on {host}, port {port}: {error}; choose another --metrics-port") from None
-    assert isinstance(server, WSGIServer)
-    server.set_app(answer)
-    try:
-        yield int(server.server_port), scrapes
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,8 +52,9 @@ class Incident:
     `opened_window`, `seen_window`, `closed_window`: the first and the last window that showed it, and the one that
     closed it; None for a hang, which no window shows, and for an incident closed by the end of the job. `clear`:
     windows in a row that no longer showed it, counted until it is settled. `incident_id`: 0 until it is stored.
-    `job_ending`: how its job ended, as in "ended with exit code 1"; None while it runs. `first_step`:
-    the first that its cause slowed down, and `since`: when that began, seconds since the epoch; None where unknown.
+    `job_ending`: how its job ended, as in "ended with exit code 1"; None while it runs. `first_step`: the first that
+    its cause slowed down, and `since`: when that began, seconds since the epoch. `length_s`, `steps`: from then, else
+    from the first window that showed it, to the end of the last one. All are None where unknown.
     """
 
     incident_id: int
@@ -68,6 +69,8 @@ class Incident:
     job_ending: str | None = None
     first_step: int | None = None
     since: float | None = None
+    length_s: float | None = None
+    steps: int | None = None
 
     @property
     def began_s(self) -> float:

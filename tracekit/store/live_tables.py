@@ -63,9 +63,12 @@ _INCIDENTS = """
 SELECT incident_id, jobs.name, cause, opened_at, opened_window, seen_window, clear, closed_at, closed_window,
        CASE WHEN watches.job_id IS NULL OR watches.ended_at IS NOT NULL
             THEN coalesce(ending, CASE WHEN watches.ended_at IS NOT NULL THEN 'ended' END) END AS ending,
-       first_step, since
+       beginnings.first_step, since, seen.ended_at + coalesce(seen.recorded_s, 0) - coalesce(since, opened.started_at),
+       seen.last_step - coalesce(beginnings.first_step, opened.first_step) + 1
 FROM incidents JOIN jobs USING (job_id) LEFT JOIN watches USING (job_id) LEFT JOIN endings USING (job_id)
      LEFT JOIN beginnings USING (incident_id)
+     LEFT JOIN windows AS opened ON opened.job_id = jobs.job_id AND opened.number = opened_window
+     LEFT JOIN windows AS seen ON seen.job_id = jobs.job_id AND seen.number = seen_window
 WHERE ($name IS NULL OR jobs.name = $name) AND (closed_at IS NULL OR NOT $open)
     AND (closed_at IS NULL OR incident_id > $after OR list_contains($known::INTEGER[], incident_id))
 QUALIFY $most IS NULL OR row_number() OVER (PARTITION BY closed_at IS NULL ORDER BY incident_id DESC) <= $most
@@ -247,10 +250,9 @@ class LiveTables:
         rows = self.connection.execute(_INCIDENTS, which).fetchall()
         return tuple(
             Incident(
-                number, job, cause, _utc(opened), first, last, clear, closed and _utc(closed), closed_by, ending, step,
-                since,
+                number, job, cause, _utc(opened), first, last, clear, closed and _utc(closed), closed_by, *known
             )
-            for number, job, text, opened, first, last, clear, closed, closed_by, ending, step, since in rows
+            for number, job, text, opened, first, last, clear, closed, closed_by, *known in rows
             if (cause := stored_account(text)) is not None  # a reader's `left_out` names others
         )  # fmt: skip
 

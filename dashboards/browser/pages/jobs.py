@@ -21,6 +21,7 @@ from tracekit.analysis.detectors.all_detectors import detector_of
 from tracekit.base.errors import SelectionError
 from tracekit.base.paths import adding, command
 from tracekit.base.text import counted, printable, ranks_text, short
+from tracekit.costs.claimed import TEAM_KEYS
 from tracekit.dashboards.browser.data.queries import Stored
 from tracekit.dashboards.browser.ui.charts import step_bars, trend
 from tracekit.dashboards.browser.ui.components import Views, attributes, badge, href, note, panel, row_table, text_field
@@ -28,7 +29,6 @@ from tracekit.dashboards.browser.ui.context import gpu_hour, results, viewer
 from tracekit.dashboards.browser.ui.sentences import Tone, first_action, headline, run_headline, why_no_advice
 from tracekit.dashboards.browser.ui.shell import page, xlsx
 from tracekit.dashboards.words import run_advice, run_kind, run_of_several, run_sentence, who_words
-from tracekit.fleet.analyse import TEAM_KEYS
 from tracekit.report.finding import UNNAMED, LossKind, kind_words
 from tracekit.store import HANG, Incident
 

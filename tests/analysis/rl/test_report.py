@@ -115,6 +115,8 @@ def test_a_drawn_job_has_the_losses_and_prices_of_its_simulation(tmp_path: Path,
     assert report.leading == (None if planted == "none" else planted)
     assert {one.loss: one.lost_s for one in report.losses} == pytest.approx(truth, abs=0.05 * step)
     assert prices(report) == pytest.approx(alternative, rel=0.05)
+    more_engines = f"engines={len(job.speeds) + 2}"  # which leaves samples as old as they are
+    assert {one.scenario: one.oldest_sample_steps for one in report.what_if}[more_engines] is None
 
 
 def test_contradictions_are_flagged_and_not_priced(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tests.dashboards.pages.test_hang import report
 from tests.dashboards.watched import HOSTS, analysed, trace, write_watched
 from tests.live.test_notify import PATIENCE_S, receiving
 from tests.test_store_windows import window
-from tracekit.live.metrics import page_of
+from tracekit.live.incident_words import page_of
 from tracekit.live.receivers import Notifier
 from tracekit.live.watch import StoreChanges
 from tracekit.sources.load import load

@@ -1,9 +1,11 @@
-"""Executors: processes on this machine, or tasks on a Ray cluster, that analyse traces.
+"""Executors: processes on this machine, or tasks on a Ray cluster, that analyse traces; and what runs in them.
 
-In: tasks. Out: outcomes. A process has one task at a time, so that a crash can be attributed to a task; together,
-the processes stay within their memory limit. Ray is imported only on request: each task declares the memory that
-its trace needs, reads its source from storage and writes its result to the study's folder, so both must be
-accessible from every node.
+A process has one task at a time, so that a crash can be attributed to a task; together, the processes stay within their
+memory limit. `python -m tracekit.fleet.executors` reads pickled tasks from stdin and writes pickled outcomes to the
+original stdout; anything else written there is discarded. It ends with its stdin, so also when the driver is killed.
+
+Ray is imported only on request: each task declares the memory that its trace needs, reads its source from storage and
+writes its result to the study's folder, so both must be accessible from every node.
 """
 
 from __future__ import annotations
@@ -17,13 +19,18 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
+from tracekit.base import memory
 from tracekit.base.errors import SelectionError, extra
+from tracekit.base.processes import serve
 from tracekit.base.text import short
-from tracekit.fleet.executor import BASE_BYTES, ONE_THREAD, AnyTask, TaskOutcome
-from tracekit.fleet.study_tables import Rule
+from tracekit.fleet.tasks import BASE_BYTES, ONE_THREAD, AnyTask, Batch, Rule, TaskOutcome
 
 #: A process that has grown beyond this is replaced after its task, because it would keep part of the memory.
 _GROWN_BYTES = 640 << 20
+#: Number of tasks to submit to Ray ahead of the running ones, per processor.
+_AHEAD = 2
+#: Number of attempts to start a local cluster: on a busy machine, Ray gives up early.
+_STARTS = 4
 
 
 class _Process:
@@ -32,7 +39,7 @@ class _Process:
     def __init__(self) -> None:
         path = os.pathsep.join(entry for entry in sys.path if entry)
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "tracekit.fleet.worker"],
+            [sys.executable, "-P", "-m", "tracekit.fleet.executors"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | ONE_THREAD | {"PYTHONPATH": path},
@@ -97,12 +104,6 @@ class LocalExecutor:
         return None
 
 
-#: Number of tasks to submit to Ray ahead of the running ones, per processor.
-_AHEAD = 2
-#: Number of attempts to start a local cluster: on a busy machine, Ray gives up early.
-_STARTS = 4
-
-
 class RayExecutor:
     """`address`: of a running cluster, None for a local one with `processes` processors.
 
@@ -165,8 +166,6 @@ class RayExecutor:
 def _work(task: bytes) -> bytes:
     """Runs in a Ray process. Bytes in and out: Ray itself imports nothing of ours."""
     os.environ.update(ONE_THREAD)  # before polars is imported, which reads the number of threads then
-    from tracekit.fleet.worker import work
-
     return pickle.dumps(work(pickle.loads(task)))  # noqa: S301 - of our own driver
 
 
@@ -175,3 +174,30 @@ def _ray() -> Any:
         import ray
         import ray.exceptions
     return ray
+
+
+def main() -> None:
+    """Work until stdin ends."""
+    memory.return_soon()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    serve(work)
+
+
+def work(task: AnyTask) -> TaskOutcome:
+    """Like `analyse` or `analyse_batch`, but a defect costs only one trace and not the run."""
+    try:
+        if isinstance(task, Batch):
+            from tracekit.fleet.batches import analyse_batch
+
+            return analyse_batch(task)
+        from tracekit.fleet.analyse import analyse
+
+        return analyse(task)
+    except Exception as error:  # a defect that one trace triggers must not cost the others their figures
+        return TaskOutcome(
+            task.name, rule=str(Rule.CRASHED), reason=f"the analysis ended with {type(error).__name__}: {error}"[:400]
+        )
+
+
+if __name__ == "__main__":
+    main()

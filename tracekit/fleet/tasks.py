@@ -1,14 +1,14 @@
-"""The interface between executors, which run the analyses of a study, and the driver.
+"""What executors of a study run: tasks, their outcomes, and the interface of executors.
 
-In: `Task`s, largest first. Out: an `TaskOutcome` for each, in the order in which they end. `local.LocalExecutor` runs
-processes on this machine, `on_ray.RayExecutor` tasks on a Ray cluster; both call only `analyse.analyse`, or
-`batches.analyse_batch` for a part of a job.
+In: `Task`s, largest first. Out: a `TaskOutcome` for each, in the order in which they end. Nothing here imports polars:
+a worker decides first how it allocates, and with how many threads it runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from tracekit.fleet.sources import StudySource
@@ -17,6 +17,26 @@ from tracekit.fleet.sources import StudySource
 BASE_BYTES, BYTES_PER_BYTE = 220 << 20, 40
 #: Environment of an analysis process: one thread, so that sums are the same everywhere and cores are not contended.
 ONE_THREAD = {"POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+class Rule(StrEnum):
+    """Reasons for leaving out a job. A job counts under the first rule that applies, in this order.
+
+    The first four may be temporary: nothing lasting is known about such a source, and the next run tries it again.
+    """
+
+    UNREADABLE = "unreadable"  #: the source cannot be read: permission, network, gone
+    CHANGED = "changed-while-read"  #: another trace took its place meanwhile
+    CRASHED = "crashed"  #: its analysis ended the process, twice
+    NOT_STORED = "not-stored"  #: its rows could not be written: the disk is full
+    NO_TRACE = "no-trace"  #: not of a format that tracekit reads, or damaged
+    INVALID = "failed-validation"  #: the ops do not fit together
+    FEW_STEPS = "too-few-steps"
+    RESTARTS = "many-restarts"
+    DISCREPANCY = "discrepancy"  #: launch delays that nothing explains add more than 5 %
+    REPLAY_ERROR = "replay-error"  #: the replay misses the recording by more than 5 %
+    DOUBTFUL = "doubtful"  #: the report cannot be trusted for another reason
+    CLOCK = "clock"  #: the job counts, but not by time
 
 
 @dataclass(frozen=True, slots=True)
