@@ -81,7 +81,7 @@ def answer_of(report: Report, *, gpu_hour: float | None = None) -> str:
 
 def answer_card(kind: LossKind, label: str, headline: str, rows: Iterable[tuple[str, str]]) -> str:
     """The card of an answer, in the colour of its kind of loss. `label`: the kind in words; `rows`: (name, text)."""
-    listed = "".join(f"<dt>{name}</dt><dd>{plain(words)}</dd>" for name, words in rows)
+    listed = "".join(f"<dt>{plain(name)}</dt><dd>{plain(words)}</dd>" for name, words in rows)
     return (
         f'<section class="card {_TONES.get(kind, "bad")}"><p class="headline"><b>{plain(label)}</b>'
         f" {plain(headline)}</p><dl>{listed}</dl></section>"
@@ -176,7 +176,7 @@ def _cells(grid: WorkerGrid, cells: WorkerCells) -> Iterator[str]:
                 named = f"{worker_name(row_of_worker)}, dp {worker.dp_rank}, stage {worker.pp_rank}"
                 rank = row_of_worker.rank
             mark = "" if rank is None else f' data-rank="{rank}"'
-            words = f"{escape(named)}: alone costs {cost_alone(value)} of a step"
+            words = f"{plain(named)}: alone costs {cost_alone(value)} of a step"
             yield (
                 f'<rect class="level{level_of(value)}"{mark} x="{_LEFT + column * _CELL}" y="{_TOP + row * _CELL}"'
                 f' width="{_CELL - _GAP}" height="{_CELL - _GAP}"><title>{words}</title></rect>'
@@ -237,17 +237,18 @@ def _grid(drawn: ShareGrid) -> str:
     width, height = _LEFT + len(drawn.columns) * _CELL, _TOP + len(drawn.rows) * _CELL
     marks = [
         f'<rect class="level{level_of(1 + value)}" x="{_LEFT + column * _CELL}" y="{_TOP + row * _CELL}"'
-        f' width="{_CELL - _GAP}" height="{_CELL - _GAP}"><title>{_escaped(drawn.down)} {_escaped(name)},'
-        f" {_escaped(drawn.across)} {_escaped(drawn.columns[column])}: {value:+.0%} {_escaped(drawn.unit)}"
+        f' width="{_CELL - _GAP}" height="{_CELL - _GAP}"><title>{plain(drawn.down)} {plain(name)},'
+        f" {plain(drawn.across)} {plain(drawn.columns[column])}: {value:+.0%} {plain(drawn.unit)}"
         "</title></rect>"
         for row, name in enumerate(drawn.rows)
         for column, value in enumerate(drawn.values[row])
     ]
     names = [
-        f'<text x="{_LEFT - 6}" y="{_TOP + row * _CELL + _CELL // 2 + 3}" text-anchor="end">{_escaped(name)}</text>'
+        f'<text x="{_LEFT - 6}" y="{_TOP + row * _CELL + _CELL // 2 + 3}" text-anchor="end">{plain(name)}</text>'
         for row, name in enumerate(drawn.rows)
     ]
-    return _svg("map", drawn.title, (width, height), [*marks, *names], f"{drawn.down} down, {drawn.across} across")
+    legend = plain(f"{drawn.down} down, {drawn.across} across")
+    return _svg("map", drawn.title, (width, height), [*marks, *names], legend)
 
 
 def _bars(drawn: Series) -> str:
@@ -261,11 +262,11 @@ def _bars(drawn: Series) -> str:
             top -= value * scale
             marks.append(
                 f'<rect class="what{line.tone}" x="{number * width:.1f}" y="{top:.1f}" width="{width * 0.9:.1f}"'
-                f' height="{value * scale:.1f}"><title>{_escaped(drawn.axis)} {place:g}, {_escaped(line.name)}:'
-                f" {value:,.4g} {_escaped(drawn.unit)}</title></rect>"
+                f' height="{value * scale:.1f}"><title>{plain(drawn.axis)} {place:g}, {plain(line.name)}:'
+                f" {value:,.4g} {plain(drawn.unit)}</title></rect>"
             )
     legend = _legend((line.tone, line.name) for line in drawn.lines)
-    return _svg("series", drawn.title, (_WIDE, _BARS_HIGH), marks, f"{legend} {_escaped(drawn.note or '')}")
+    return _svg("series", drawn.title, (_WIDE, _BARS_HIGH), marks, f"{legend} {plain(drawn.note or '')}")
 
 
 def _lines(drawn: Series) -> str:
@@ -299,8 +300,8 @@ def _lines(drawn: Series) -> str:
     marks += [
         f'<polyline class="line what{line.tone}" points="{" ".join(points(line.values))}"/>' for line in drawn.lines
     ]
-    usual = "" if drawn.usual is None else f'<span><i class="peers"></i>{_escaped(drawn.usual.name)}</span>'
-    legend = f"{_escaped(drawn.unit)} over {seconds(span)} {_legend((line.tone, line.name) for line in drawn.lines)}"
+    usual = "" if drawn.usual is None else f'<span><i class="peers"></i>{plain(drawn.usual.name)}</span>'
+    legend = f"{plain(drawn.unit)} over {seconds(span)} {_legend((line.tone, line.name) for line in drawn.lines)}"
     return _svg("series", drawn.title, (_WIDE, _HEIGHT), marks, f"{legend}{usual}")
 
 
@@ -315,11 +316,11 @@ def _timeline(drawn: BarTimeline) -> str:
     for row, name in enumerate(drawn.rows):
         at_end = f'x="{begin - 6}" text-anchor="end"' if row in of_bars else 'x="0"'
         if name:
-            marks.append(f'<text {at_end} y="{(row + 1) * high - 6}">{_escaped(name)}</text>')
+            marks.append(f'<text {at_end} y="{(row + 1) * high - 6}">{plain(name)}</text>')
     marks += [
         f'<rect class="what{drawn.legend[bar.what].tone}" x="{begin + bar.start_s * scale:.2f}" y="{bar.row * high}"'
         f' width="{max((bar.end_s - bar.start_s) * scale, 0.1):.2f}" height="{high - gap}"><title>'
-        f"{_escaped(bar.words)}</title></rect>"
+        f"{plain(bar.words)}</title></rect>"
         for bar in drawn.bars
     ]
     seen = {bar.what for bar in drawn.bars}
@@ -328,16 +329,12 @@ def _timeline(drawn: BarTimeline) -> str:
 
 
 def _legend(entries: Iterable[tuple[int, str]]) -> str:
-    return "".join(f'<span><i class="what{tone}"></i>{_escaped(name)}</span>' for tone, name in entries)
+    return "".join(f'<span><i class="what{tone}"></i>{plain(name)}</span>' for tone, name in entries)
 
 
 def _svg(kind: str, title: str, size: tuple[int, int], marks: Sequence[str], legend: str) -> str:
     width, height = size
     return (
-        f'<div class="scroll"><svg class="{kind}" role="img" aria-label="{_escaped(title)}" viewBox="0 0 {width}'
+        f'<div class="scroll"><svg class="{kind}" role="img" aria-label="{plain(title)}" viewBox="0 0 {width}'
         f' {height}" width="{width}" height="{height}">{"".join(marks)}</svg></div><p class="legend">{legend}</p>'
     )
-
-
-def _escaped(text: str) -> str:
-    return escape(printable(text))

@@ -17,6 +17,7 @@ from tracekit.analysis.job.history import FEWEST_WINDOWS, History
 from tracekit.base.text import counted, percent_sure, printable, seconds, short, three_digits
 from tracekit.bill.ledger import Bill
 from tracekit.costs.claimed import BillPart
+from tracekit.costs.of_report import PART_OF
 from tracekit.dashboards.documents.markdown import gate_table
 from tracekit.dashboards.terminal.tables import BAD, GOOD, UNSURE, labelled, new_table, print_next, section_table
 from tracekit.dashboards.words import cause_sentence, trust_row
@@ -174,15 +175,7 @@ _LONGEST_CAUSE = 46
 #: The rows of what has no team, or no time.
 _WITHOUT = {"team": "no team", "week": "no date"}
 #: Parts that somebody can win back by fixing their cause.
-_LOSSES = (
-    BillPart.STRAGGLERS,
-    BillPart.HOST,
-    BillPart.COMMUNICATION,
-    BillPart.COMPUTE,
-    BillPart.POST_TRAINING,
-    BillPart.INPUT,
-    BillPart.IDLE,
-)
+_LOSSES = sorted({*PART_OF.values()} - {BillPart.EVALUATION})
 
 
 def print_bill(bill: Bill, console: Console, by: str, gpu_hour: float | None, next_command: str) -> None:
@@ -248,9 +241,11 @@ def _worst(bill: Bill, gpu_hour: float | None) -> Iterator[tuple[str, str]]:
     whole, rest = bill.gpu_hours, bill.gpu_hours - hours
     useful = float(bill.by("part").filter(part=BillPart.USEFUL)["gpu_hours"].sum())
     money = "" if gpu_hour is None else f", {hours * gpu_hour:,.2f} less at {gpu_hour:g} a GPU-hour"
-    then = f"; {useful / whole:.0%} to {useful / rest:.0%} useful" if rest > 0 else ""
+    before, after = ((three_digits(each), f"{useful / each:.0%}" if each > 0 else "") for each in (whole, rest))
+    then = f"; {before[1]} to {after[1]} useful" if after[1] not in ("", before[1]) else ""
     yield "Worst", words
-    yield "Without", f"{three_digits(whole)} to {three_digits(rest)} GPU-hours{money}{then}"
+    if after[0] != before[0] or then:
+        yield "Without", f"{before[0]} to {after[0]} GPU-hours{money}{then}"
 
 
 def _costliest_of_runs(bill: Bill) -> tuple[str, float] | None:
@@ -265,7 +260,7 @@ def _costliest_of_runs(bill: Bill) -> tuple[str, float] | None:
 
 def _costliest_of_rows(bill: Bill) -> tuple[str, float] | None:
     """The same of a bill without places: the costliest cause of a loss."""
-    losses = bill.by("cause").filter(pl.col("part").is_in(list(map(str, _LOSSES)))).sort("gpu_hours", descending=True)
+    losses = bill.by("cause").filter(pl.col("part").is_in(_LOSSES)).sort("gpu_hours", descending=True)
     if losses.is_empty():
         return None
     cause, hours = losses.select("cause", "gpu_hours").row(0)

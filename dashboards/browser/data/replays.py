@@ -206,8 +206,8 @@ def _link(link: Link) -> Suggestion:
 
 
 def _general(report: Report) -> Iterator[Suggestion]:
-    if report.what_if:
-        edits = [price.scenario for price in report.what_if if price.step_s is not None]
+    if report.prices_alternatives:
+        edits = [price.scenario for price in report.what_if or () if price.step_s is not None]
         edits += [fix.edit for fix in report.fixes if fix.edit and fix.withheld is None]
         yield from (Suggestion(edit, WhatifQuery(edit)) for edit in edits)
         return

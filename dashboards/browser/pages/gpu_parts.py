@@ -220,10 +220,11 @@ def _memory(gpu: GpuInReport) -> Iterator[Component]:
     """The memory over time, if it was recorded."""
     if (memory := gpu.memory) is not None:
         most = f"At most {memory.peak_bytes / 1e9:.3g} GB given out, {memory.reserved_bytes / 1e9:.3g} GB kept"
+        given_out = memory_over_time(memory)
         yield folded_panel(
-            "Memory over time",
+            given_out.title,
             *figure_parts(
-                memory_over_time(memory, viewer().theme),
+                picture(given_out, viewer().theme).update_yaxes(rangemode="tozero"),
                 label="Memory of the GPU over the recording",
                 table=frame_of(memory.points, MemoryPoint),
             ),
@@ -291,9 +292,10 @@ def ranks_picture(stored: Stored, report: Report) -> list[Component]:
         return []
     if report.gpu:
         ranks = [ranks[0] | {"before_first_s": report.gpu.before_first.seconds}]
+    times = rank_times(ranks)
     drawn = figure_panel(
-        "What each GPU did",
-        rank_times(ranks, viewer().theme),
+        times.title,
+        picture(times, viewer().theme),
         label="Time of each rank's GPU that was computing, exposed communication, or idle",
         table=pl.DataFrame(ranks, infer_schema_length=None),
         csv=href("/download/by_rank.csv", job=stored.name),

@@ -166,7 +166,7 @@ def _fixes(stored: Stored, report: Report) -> list[Component]:
     unprofiled = any(fix.saves_step_s for fix in report.fixes)
     whole = "step" if unprofiled else whole
     then = ["Step after, without the profiler"] if unprofiled else [f"{whole.capitalize()} after, ", term("recorded")]
-    heads = ["Fix", *where, term("sure", "Sure"), then, f"Saves a {whole}", *map(term, hours)]
+    heads = ["Fix", *where, term("sure", "Sure"), then, f"Saved per {whole}", *map(term, hours)]
     rows: dict[bool, list[list[Any]]] = {True: [], False: []}
     for fix in report.fixes:
         confidence = fix.confidence

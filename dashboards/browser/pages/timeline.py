@@ -89,7 +89,7 @@ def words_for(stored: Stored) -> TimelineWords:
     """The words for a job."""
     if stored.has_workers:
         return PIPELINE
-    return PHASES if stored.report is not None and stored.report.what_if else STREAMS
+    return PHASES if stored.report is not None and stored.report.prices_alternatives else STREAMS
 
 
 def build(stored: Stored, **texts: str) -> list[Component]:

@@ -157,7 +157,7 @@ def _drawn(seen: Seen) -> Drawn:
 
 
 def _form(report: Report, state: Asking, seen: Seen) -> list[Component]:
-    rl, example = bool(report.what_if), "kind=host and rank=0"
+    rl, example = report.prices_alternatives, "kind=host and rank=0"
     if rl:  # has no ops to choose
         example = "staleness=1,partial=0.9"
     elif report.by_worker:

@@ -95,7 +95,7 @@ def fixes_panel(report: Report) -> Component:
     return panel(
         title,
         *([of_causes] if rows[True] else []),
-        *([said] if rows[True] and not report.what_if else []),
+        *([said] if rows[True] and not report.prices_alternatives else []),
         *([folded(general, of_any_job)] if rows[False] else []),
     )
 
@@ -115,7 +115,7 @@ def gpu_prices(report: Report, seen: Seen) -> list[Component]:
     lists = []
     for heading, rows in groups.items():
         ordered = [cells for _, cells in sorted(rows, key=lambda row: -row[0])]
-        takes, saves = "Others wait" if heading == RANKS else "Takes", f"Saves a {report.job.whole}"
+        takes, saves = "Others wait" if heading == RANKS else "Takes", f"Saved per {report.job.whole}"
         table = row_table([heading, takes, saves, html.Th("", className="ask")], ordered, heading, (1, 2))
         lists.append(html.Div(table, className="half"))
     said = note("Prices are those of fixes: the job is replayed with launch delays, everything else as recorded.")
@@ -329,7 +329,7 @@ def _lines(rows: Sequence[tuple[WhatifQuery, Status]], whole: str, beside: int) 
         "",
         "Scenario",
         f"{whole.capitalize()} time",
-        f"Saves a {whole}",
+        f"Saved per {whole}",
         "GPU-hours a day",
         "",
     ]
