@@ -10,11 +10,11 @@ import numpy.typing as npt
 import plotly.graph_objects as go
 import polars as pl
 
+from tracekit.analysis.numeric.arrays import Ints
 from tracekit.dashboards.figures.theme import Theme, slowdown_scale
 from tracekit.dashboards.figures.worker_map import (
     MOST_CELLS,
     UNKNOWN,
-    Ints,
     Pooled,
     WorkerMap,
     blocks_that_fit,

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from tracekit.analysis.numeric.arrays import Ints
 from tracekit.base.text import short
-from tracekit.dashboards.figures.worker_map import Ints, WorkerMap, blocks_that_fit
+from tracekit.dashboards.figures.worker_map import WorkerMap, blocks_that_fit
 from tracekit.trace.model import Worker
 
 _WORKER = re.compile(r"(?:worker\s*)?\(?\s*([0-9]{1,7})\s*,\s*([0-9]{1,7})\s*\)?", re.IGNORECASE)

@@ -83,12 +83,12 @@ ORDERS: dict[str, Callable[[Handled], Any]] = {
 def handled(incidents: Sequence[Incident]) -> list[Handled]:
     """What is known of each."""
     gpus: Mapping[str, int] = dict(results().jobs().select("name", "world_size").iter_rows()) if incidents else {}
-    return [Handled(one, results().handled(one.incident_id), _lost(one, gpus.get(one.job))) for one in incidents]
+    return [Handled(one, results().store.handled(one.incident_id), _lost(one, gpus.get(one.job))) for one in incidents]
 
 
 def _lost(incident: Incident, gpus: int | None) -> float | None:
     if gpus is None and incident.cause.kind == HANG:  # before the job had a trace
-        gpus = next((one.report.get("world_size") for one in results().hangs(incident.job)), None)
+        gpus = next((one.report.get("world_size") for one in results().store.hangs(incident.job)), None)
     return None if gpus is None else 24 * gpus * incident.cause.share
 
 

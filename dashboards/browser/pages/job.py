@@ -196,7 +196,7 @@ def _fixes(stored: Stored, report: Report) -> list[Component]:
 def _applied(name: str) -> list[Component]:
     """The fixes of this job that another run has, and those that this run has: expected and got."""
     rows = []
-    for fix in results().applied():
+    for fix in results().store.applied():
         if name in (fix.before, fix.after):
             between = href("/compare", job=fix.after, **{"with": fix.before})
             runs = dcc.Link(f"from {short(fix.before)} to {short(fix.after)}", href=between, className="way")

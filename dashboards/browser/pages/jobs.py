@@ -190,7 +190,7 @@ def _hung(schema: pl.Schema) -> pl.DataFrame:
     """The columns of `job_table` that differ while a job hangs, also of jobs that hung before they had a trace."""
     rows = []
     for name, incident in _hanging().items():
-        ranks, host = int(results().hangs(name)[0].report["world_size"]), next(iter(incident.cause.hosts), None)
+        ranks, host = int(results().store.hangs(name)[0].report["world_size"]), next(iter(incident.cause.hosts), None)
         row = {"name": name, "verdict": HANG, "status": "hangs", "share": 1.0, "headline": incident.cause.what}
         row |= {"world_size": ranks, "lost_gpu_hours_per_day": 24.0 * ranks, "trustworthy": True, "straggling": True}
         culprit = ranks_text(incident.cause.ranks) if incident.cause.ranks else None

@@ -62,7 +62,7 @@ def build(team: str = "", cause: str = "", job: str = "", **_: str) -> list[Comp
     applied: tuple[AppliedFix, ...] = ()
     stored: set[str] = set()
     with suppress(StoreError):  # a study can be served without a store
-        applied, stored = results().applied(), set(results().jobs()["name"])
+        applied, stored = results().store.applied(), set(results().jobs()["name"])
     figures = replace(report.figures, applied=applied)
     answer = [part for about, words in answer_rows(figures) for part in (html.Dt(about), html.Dd(words))]
     tone = Tone.BAD if figures.straggling_jobs.value > 0 else Tone.GOOD

@@ -11,10 +11,11 @@ import plotly.graph_objects as go
 import polars as pl
 
 from tracekit.analysis.gpu.gpu_times import MemoryTimes
+from tracekit.analysis.numeric.arrays import Ints
 from tracekit.base.text import seconds, short
 from tracekit.dashboards.figures.charts import figure, markers, worker_heatmap
 from tracekit.dashboards.figures.theme import Theme, ink_on
-from tracekit.dashboards.figures.worker_map import UNKNOWN, Ints, WorkerMap
+from tracekit.dashboards.figures.worker_map import UNKNOWN, WorkerMap
 from tracekit.report.compare import CostChange, Side
 from tracekit.report.tables import BarTimeline, LegendEntry, Series, SeriesLine, TimelineBar
 
