@@ -17,7 +17,7 @@ from msgspec import Struct, structs
 
 from tracekit.base.text import seconds
 from tracekit.dashboards.browser.data.queries import Results, Stored
-from tracekit.dashboards.browser.data.timeline_state import (
+from tracekit.dashboards.browser.data.view_state import (
     MOST_PINNED,
     DrawnReplays,
     Grouping,

@@ -14,7 +14,7 @@ from dash.development.base_component import Component
 
 from tracekit.base.text import cost_alone, listed, seconds, short
 from tracekit.dashboards.browser.data.queries import Stored
-from tracekit.dashboards.browser.data.worker_view import (
+from tracekit.dashboards.browser.data.view_state import (
     WorkerView,
     address,
     choose_box,

@@ -29,7 +29,7 @@ from tracekit.base.paths import command
 from tracekit.base.text import printable, short
 from tracekit.dashboards.browser.data.queries import Stored
 from tracekit.dashboards.browser.data.replays import LONGEST_ADDRESS
-from tracekit.dashboards.browser.data.worker_view import WorkerView, choose_worker, comma
+from tracekit.dashboards.browser.data.view_state import WorkerView, choose_worker, comma
 from tracekit.dashboards.browser.ui.components import href
 from tracekit.dashboards.browser.ui.context import choose_window, results
 from tracekit.dashboards.browser.web.access import (

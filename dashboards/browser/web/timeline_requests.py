@@ -24,7 +24,7 @@ from tracekit.analysis.numeric.arrays import Ints
 from tracekit.base.errors import NotStoredError, SelectionError
 from tracekit.base.text import LONGEST_NAME, cut, printable, seconds
 from tracekit.dashboards.browser.data.queries import Stored
-from tracekit.dashboards.browser.data.timeline_state import OpName, TimelineState, read_state, state_of
+from tracekit.dashboards.browser.data.view_state import OpName, TimelineState, read_state, state_of
 from tracekit.dashboards.browser.ui.context import results, viewer
 from tracekit.dashboards.browser.web.serving import csv_file, file_stem
 from tracekit.dashboards.figures.lanes import LANE_OP, StreamOps
