@@ -71,10 +71,8 @@ from tracekit.report.report import Report
 MOST_CAUSES = 3
 
 
-def build(stored: Stored, rank: str = "", q: str = "", **_: str) -> list[Component]:
+def build(stored: Stored, report: Report, rank: str = "", q: str = "", **_: str) -> list[Component]:
     """The page of one job. `rank`: whose GPU to show; `q`: the filter of kernels and operators."""
-    report = stored.report
-    assert report is not None
     beside = pictures(stored, report)
     return [
         *window_bar(stored),
