@@ -5,7 +5,7 @@ Terminal, Markdown, HTML and notebooks show the same.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, tzinfo
 from itertools import cycle, islice
 from typing import assert_never
@@ -155,10 +155,10 @@ def _a_day(fix: Fix, report: Report) -> tuple[str, ...]:
     return ("" if fix.saved_gpu_hours_per_day is None else f"{fix.saved_gpu_hours_per_day:,.1f}",)
 
 
-def figure_columns(table: Table) -> list[int]:
+def figure_columns(rows: Iterable[Sequence[object]]) -> list[int]:
     """The positions of the columns that contain figures; the first column is the row's subject."""
-    columns = enumerate(zip(*table.rows, strict=True))
-    return [number for number, column in columns if number and all(map(_FIGURE.match, column))]
+    columns = enumerate(zip(*rows, strict=True))
+    return [number for number, column in columns if number and all(map(_FIGURE.match, map(str, column)))]
 
 
 def published_instead(report: Report) -> str:
@@ -255,7 +255,7 @@ def steps_words(cause: RunCause) -> str:
 
 def times_words(cause: RunCause, zone: tzinfo = UTC) -> str:
     """When a cause acted; empty where that is unknown."""
-    since, until = _moment(cause.since, zone), _moment(cause.until, zone)
+    since, until = moment(cause.since, zone), moment(cause.until, zone)
     if since is None or until is None:
         return ""
     clock = "%H:%M:%S" if (until - since).total_seconds() < _SHORT_S else "%H:%M"
@@ -327,9 +327,9 @@ def since_words(report: Report, zone: tzinfo = UTC) -> str:
     same = [cause for cause in run.causes if (cause.cause, cause.ranks) == (leading.kind, leading.ranks)]
     if not same or same[0].first_step is None or same[0].first_step >= report.by_step[0].step:
         return ""
-    began = _moment(same[0].since, zone)
-    moment = "" if began is None else f", {began:%Y-%m-%d %H:%M:%S %Z}"
-    return f"; since step {same[0].first_step}{moment}"
+    began = moment(same[0].since, zone)
+    when = "" if began is None else f", {began:%Y-%m-%d %H:%M:%S %Z}"
+    return f"; since step {same[0].first_step}{when}"
 
 
 def elsewhere_words(run: RunVerdict, report: Report) -> str | None:
@@ -348,7 +348,8 @@ def _shown(report: Report) -> set[tuple[str, tuple[int, ...]]]:
     return {(account.kind, account.ranks) for account in report.answer.accounts}
 
 
-def _moment(epoch_s: float | None, zone: tzinfo) -> datetime | None:
+def moment(epoch_s: float | None, zone: tzinfo) -> datetime | None:
+    """A point in time in a zone; None where it is unknown, or no date can show it."""
     if epoch_s is None or epoch_s < EARLIEST_S:  # from a clock that does not count from 1970
         return None
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from html import escape
@@ -16,14 +15,12 @@ from tracekit.base.errors import TraceError
 from tracekit.base.text import cost_alone, printable, seconds, short
 from tracekit.dashboards.figures.theme import DARK, LIGHT, Theme
 from tracekit.dashboards.figures.worker_map import LOST_LEVELS, WorkerCells, level_of, worker_cells
-from tracekit.dashboards.words import answer_rows, first_line, tables, worker_name
+from tracekit.dashboards.words import answer_rows, figure_columns, first_line, tables, worker_name
 from tracekit.report.finding import UNNAMED, LossKind
 from tracekit.report.report import Report, WorkerGrid
 from tracekit.report.tables import BarTimeline, Picture, Section, Series, ShareGrid, Table
 from tracekit.trace.model import Worker
 
-#: A cell of figures: a number with its unit and error, nothing, or that none is known.
-_FIGURE = re.compile(r"-?|[-+]?\d[\d.,]*( ?[%\w]+)?( ± .+)?")
 _TONES = {LossKind.BALANCED: "good", **dict.fromkeys(UNNAMED, "unsure")}
 
 
@@ -122,10 +119,8 @@ def plain(text: str) -> str:
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table, figures to the right. Each cell carries its head, because narrow screens show rows as blocks."""
     rows = tuple(rows)
-    kinds = [
-        ' class="figure"' if number and all(map(_FIGURE.fullmatch, column)) else ""
-        for number, column in enumerate(zip(*rows, strict=True))
-    ]
+    figures = figure_columns(rows)
+    kinds = [' class="figure"' if number in figures else "" for number in range(len(heads))]
     head = "".join(f"<th{kind}>{plain(name)}</th>" for name, kind in zip(heads, kinds, strict=True))
     cells = (
         "".join(

@@ -347,5 +347,5 @@ def sections(report: Report) -> list[Component]:
 
 
 def _section_table(section: Table) -> Component:
-    table = row_table(section.heads, section.rows, section.title, figure_columns(section))
+    table = row_table(section.heads, section.rows, section.title, figure_columns(section.rows))
     return panel(section.title, table, note(section.note) if section.note else None)

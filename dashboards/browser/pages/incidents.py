@@ -12,7 +12,16 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from tracekit.base.text import percent, printable, short
-from tracekit.dashboards.browser.ui.components import attributes, badge, folded, href, note, panel, row_table
+from tracekit.dashboards.browser.ui.components import (
+    attributes,
+    badge,
+    folded,
+    href,
+    note,
+    panel,
+    row_table,
+    sorting_head,
+)
 from tracekit.dashboards.browser.ui.context import results, viewer
 from tracekit.dashboards.browser.ui.sentences import Tone
 from tracekit.dashboards.browser.ui.shell import page
@@ -45,8 +54,8 @@ def _head(name: str, chosen: str) -> Any:
     """The heading of a column, which sorts by it if it can."""
     if name not in ORDERS:
         return name
-    words = f"{name} \u2193" if name == chosen else name
-    return dcc.Link(words, href=href("/incidents", sort=None if name == _COSTLIEST else name))
+    path = href("/incidents", sort=None if name == _COSTLIEST else name)
+    return sorting_head(name, path, sorts=name == chosen)
 
 
 page(

@@ -23,7 +23,17 @@ from tracekit.base.paths import adding, command
 from tracekit.base.text import counted, printable, ranks_text, short
 from tracekit.dashboards.browser.data.queries import Stored
 from tracekit.dashboards.browser.ui.charts import step_bars, trend
-from tracekit.dashboards.browser.ui.components import Views, attributes, badge, href, note, panel, row_table, text_field
+from tracekit.dashboards.browser.ui.components import (
+    Views,
+    attributes,
+    badge,
+    href,
+    note,
+    panel,
+    row_table,
+    sorting_head,
+    text_field,
+)
 from tracekit.dashboards.browser.ui.context import gpu_hour, results, viewer
 from tracekit.dashboards.browser.ui.sentences import Tone, first_action, headline, run_headline, why_no_advice
 from tracekit.dashboards.browser.ui.shell import page, xlsx
@@ -318,15 +328,14 @@ def _grid(rows: pl.DataFrame, view: dict[str, str | None]) -> Component:
     columns = [name for name in COLUMNS if any(cells[name].children != "-" for cells in cells_of_rows)]
     body = [[cells[name] for name in columns] for cells in cells_of_rows]
     now = view["sort"] or "lost"
-    heads = [_head(name, order, now, view) if order else name for name, order in COLUMNS.items() if name in columns]
+    ways = {order: _address(view, sort=order) for order in ORDERS} | {"lost": _address(view, sort=None)}
+    heads = [
+        sorting_head(name, ways[order], sorts=order == now) if order else name
+        for name, order in COLUMNS.items()
+        if name in columns
+    ]
     numbers = [at for at, name in enumerate(columns) if name in (*FIGURES, "Cost a day")]
     return row_table(heads, body, "Jobs", numbers, id="jobs")
-
-
-def _head(name: str, order: str, now: str, view: dict[str, str | None]) -> Component:
-    """A heading that sorts the table; an arrow marks the order that it has."""
-    words = f"{name} \u2193" if order == now else name
-    return dcc.Link(words, href=_address(view, sort=None if order == "lost" else order))
 
 
 def _tone(verdict: str) -> Tone:

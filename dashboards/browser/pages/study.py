@@ -176,7 +176,7 @@ def _panel(table: Table, by: str = "", values: Sequence[str] = ()) -> Component:
 
 
 def _shown(table: Table, cells: Sequence[Any]) -> Component:
-    return row_table(table.heads, cells, table.title, figure_columns(table))
+    return row_table(table.heads, cells, table.title, figure_columns(table.rows))
 
 
 page(__name__, "/fleet", "Fleet", build, lambda _found, _state: [])
