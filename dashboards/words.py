@@ -149,7 +149,6 @@ def _fix_row(fix: Fix) -> tuple[str, str, str, str]:
 
 
 def _a_day(fix: Fix, report: Report) -> tuple[str, ...]:
-    """The cell of GPU-hours a day, if there is such a column."""
     if not report.daily:
         return ()
     return ("" if fix.saved_gpu_hours_per_day is None else f"{fix.saved_gpu_hours_per_day:,.1f}",)
@@ -300,7 +299,6 @@ def run_advice(run: RunVerdict, report: Report) -> str | None:
 
 
 def _begun(advice: str) -> str:
-    """Advice in the middle of a sentence."""
     return advice[:1].lower() + advice[1:]
 
 

@@ -99,7 +99,6 @@ def sections(parts: Iterable[Section]) -> str:
 
 
 def _drawn(part: Section) -> str:
-    """A table or a picture, and the remarks below."""
     if isinstance(part, Table):
         return (table(part.heads, part.rows) if part.rows else "") + _notes(part.note)
     if isinstance(part, BarTimeline):
@@ -228,7 +227,6 @@ def picture(drawn: Picture) -> str:
 
 
 def _grid(drawn: ShareGrid) -> str:
-    """Rows of cells in the colours of slowdown."""
     width, height = _LEFT + len(drawn.columns) * _CELL, _TOP + len(drawn.rows) * _CELL
     marks = [
         f'<rect class="level{level_of(1 + value)}" x="{_LEFT + column * _CELL}" y="{_TOP + row * _CELL}"'

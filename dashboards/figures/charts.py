@@ -153,7 +153,6 @@ def _hover(workers: WorkerMap, pooled: Pooled, *, named: bool) -> str:
 
 
 def _place(workers: WorkerMap, pooled: Pooled, cell: int) -> tuple[int, int]:
-    """Column and row of a flat cell number on the pooled map."""
     row, stage = divmod(cell, workers.stages)
     return stage // pooled.column_block, row // pooled.row_block
 

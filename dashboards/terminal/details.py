@@ -195,7 +195,6 @@ def explanations(report: Report, gpu_hour: float | None = None) -> dict[str, str
 
 
 def _times(report: Report) -> dict[str, str]:
-    """The times of the replays of a pipeline."""
     if not report.by_worker:
         return {}
     times, parts = report.step_time_s, report.verdict.parts
@@ -214,7 +213,6 @@ def _times(report: Report) -> dict[str, str]:
 
 
 def _loss(report: Report, gpu_hour: float | None) -> dict[str, str]:
-    """Cost, and the share in the headline."""
     verdict, gpus = report.verdict, report.job.gpus
     if not verdict.lost_s > 0:
         return {}
@@ -234,7 +232,6 @@ def _loss(report: Report, gpu_hour: float | None) -> dict[str, str]:
 
 
 def _how_lost(report: Report) -> str:
-    """The formula for the loss."""
     verdict, loss = report.verdict, report.verdict.losses[0]
     if verdict.of_mean_ops:
         return "T(original) - T(ideal)"
@@ -249,7 +246,6 @@ def _how_lost(report: Report) -> str:
 
 
 def _cause(cause: Finding) -> dict[str, str]:
-    """Why, and how certain."""
     ratios = [((figure.value or 0.0) / figure.needed, figure) for figure in cause.evidence if figure.needed > 0]
     ratio, weakest = min(ratios, key=lambda each: each[0], default=(1.0, None))
     sure = f"{percent_sure(cause.confidence)}, what this cause's rule gives for the figures above"
@@ -283,7 +279,6 @@ def _of(saved_s: float, whole_s: float, whole: str) -> str:
 
 
 def _price(report: Report, fix: Fix) -> dict[str, str]:
-    """What the fix saves."""
     whole, action = report.job.whole, f"{fix.title[:1].lower()}{fix.title[1:]}"
     if fix.saves_step_s is not None and fix.unprofiled_step_s is not None:
         return {

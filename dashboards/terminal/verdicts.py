@@ -61,7 +61,6 @@ def _side(name: str, side: Side) -> Text:
 
 
 def _causes(name: str, causes: Sequence[str], none: str | None) -> list[tuple[str, str | None]]:
-    """A row per cause, with the name in the first one."""
     shown: list[tuple[str, str | None]] = [
         (name if at == 0 else "", cause) for at, cause in enumerate(causes[:_MOST_CAUSES])
     ]

@@ -386,7 +386,6 @@ class Results:
         return dict(zip(frame["step"].to_list(), frame["started_at"].to_list(), strict=True))
 
     def _missing(self, name: str) -> NotStoredError:
-        """Build the error for a job that does not exist, suggesting a similar name."""
         close = nearest(name, self.jobs()["name"])
         hint = f"did you mean {short(close)!r}?" if close is not None else "the page Jobs lists those that there are"
         return NotStoredError(f"no job named {name!r} in this store; {hint}")
@@ -410,7 +409,6 @@ def _newest(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _stored(row: dict[str, Any], report: Report | None) -> Stored:
-    """One row of the list of jobs with its report."""
     other = report is None and bool(row["analysed"])
     same = ("name", "job_id", "windows", "source", "imported_at", "started_at", "ended_at")
     return Stored(

@@ -95,7 +95,6 @@ def _figures(before: Side, after: Side) -> Component:
 
 
 def _exact(before: float, after: float) -> MeanDifference:
-    """A change without an interval."""
     return MeanDifference(float(before), float(after), None, None)
 
 
@@ -242,7 +241,6 @@ def _ranks(side: Side, report: Report) -> Ints:
 
 
 def _map_table(side: Side) -> pl.DataFrame:
-    """The worker map as rows, slowest first."""
     stages = side.workers.shape[1]
     return pl.DataFrame(
         {

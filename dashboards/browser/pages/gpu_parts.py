@@ -78,7 +78,6 @@ def gpu_changes(before: Report, after: Report) -> list[Component]:
 
 
 def _rank_links(stored: Stored, every: Sequence[GpuInReport], shown: GpuInReport) -> list[Any]:
-    """The ranks to choose from, where there are several."""
     links = [
         html.B(f"rank {one.rank}", **attributes(aria_current="true"))
         if one is shown
@@ -148,7 +147,6 @@ def _before_first(gpu: GpuInReport) -> list[Component]:
 
 
 def _longest(names: Iterable[NamedTime]) -> Component:
-    """The names that took longest, with their lines of Python."""
     parts = []
     for named in names:
         if named.seconds >= SHORTEST_S:
@@ -196,7 +194,6 @@ def _shapes(op: OpTime) -> Component:
 
 
 def _call(call: Synchronisation) -> Row:
-    """A row for calls that wait."""
     name = f"{call.call} in {call.op}" if call.op else call.call
     times = (call.blocked_s, call.idle_after_s, call.saves_s)
     words = ("-" if spent is None else seconds(spent) for spent in times)
@@ -217,7 +214,6 @@ def _copies(gpu: GpuInReport) -> Component:
 
 
 def _memory(gpu: GpuInReport) -> Iterator[Component]:
-    """The memory over time, if it was recorded."""
     if (memory := gpu.memory) is not None:
         most = f"At most {memory.peak_bytes / 1e9:.3g} GB given out, {memory.reserved_bytes / 1e9:.3g} GB kept"
         given_out = memory_over_time(memory)
@@ -321,7 +317,6 @@ def _label(part: Picture) -> str:
 
 
 def _figures(part: Picture) -> pl.DataFrame:
-    """The figures of a picture as a table."""
     if isinstance(part, ShareGrid):
         columns = zip(*part.values, strict=True)
         return pl.DataFrame({part.down: part.rows, **dict(zip(part.columns, columns, strict=True))}, strict=False)

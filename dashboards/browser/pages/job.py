@@ -270,7 +270,6 @@ def hero(stored: Stored, report: Report) -> Component:
 
 
 def _action(stored: Stored, report: Report) -> Component:
-    """What to do first, and what that gives back; or why nothing is advised."""
     action = first_action(report)
     if action is None:
         healthy = headline(report).tone is Tone.GOOD
@@ -284,7 +283,6 @@ def _action(stored: Stored, report: Report) -> Component:
 
 
 def _rows(stored: Stored, report: Report) -> list[AnswerRow]:
-    """Label, sentence, and the link to where its figures can be seen."""
     answer = report.answer
     step = report.worst_step.step if report.by_step else None
     trust = f"{'yes' if report.trust.trustworthy else 'NO'}: {answer.trust}"

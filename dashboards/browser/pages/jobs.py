@@ -209,7 +209,6 @@ def _hung(schema: pl.Schema) -> pl.DataFrame:
 
 
 def _hanging() -> dict[str, Incident]:
-    """The open hang of each job that has one."""
     return {one.job: one for one in results().incidents(only_open=True) if one.cause.kind == HANG}
 
 
@@ -221,7 +220,6 @@ def _label(kind: str) -> str | None:
 
 
 def _sums(jobs: pl.DataFrame) -> Component:
-    """What all jobs that can be trusted lose together."""
     sure = jobs.filter(pl.col("trustworthy") & (pl.col("straggling") | (pl.col("share") >= SMALLEST_HEADLINE_SHARE)))
     if sure.is_empty():
         return html.H2("Nothing costs any analysed job 5% of its step", className="count")
@@ -243,7 +241,6 @@ def _burning(jobs: pl.DataFrame) -> list[Component]:
 
 
 def _table(jobs: pl.DataFrame, view: dict[str, str | None], part: int, views: Component) -> Component:
-    """The facets, and a part of the rows that fit them."""
     rows = narrowed(jobs, view)
     column, largest_first = ORDERS[view["sort"] or "lost"]
     rows = rows.sort(column, "name", descending=[largest_first, False], nulls_last=True)
@@ -345,7 +342,6 @@ def _tone(verdict: str) -> Tone:
 
 
 def _cells(row: dict[str, Any], shares: Sequence[float]) -> dict[str, Component]:
-    """The cells of a job, by column."""
     name, verdict = row["name"], row["verdict"]
     tone = _tone(verdict)
     why = row["headline"] or row["problem"] or "stored without an analysis"

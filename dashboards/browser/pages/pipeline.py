@@ -116,7 +116,6 @@ class _Stage(Struct, frozen=True):
 
 
 def _sentence(stages: Sequence[_Stage], window_s: float) -> str:
-    """How long the stages are idle, which one most, and for what."""
     idle_s = sum(stage.idle_s for stage in stages) / len(stages)
     if not idle_s:
         return "No stage waits."
@@ -129,7 +128,6 @@ def _sentence(stages: Sequence[_Stage], window_s: float) -> str:
 
 
 def _stage_table(stages: Sequence[_Stage], window_s: float) -> Component:
-    """Compute and idle time of each stage, and what it waits for."""
     reasons = [reason for reason in WAITS_FOR if any(reason in stage.waits_s for stage in stages)]
     rows = [
         [

@@ -128,7 +128,6 @@ def _where(name: str, stored: set[str]) -> str:
 
 
 def _of_job(served: FleetStudy, report: FleetReport, name: str) -> list[Component]:
-    """What the study knows of one job: its verdict, causes and fixes."""
     head = [html.H1(f"Fleet: {report.name}"), html.P(dcc.Link("All jobs", href=href("/fleet")))]
     rows = report.jobs.filter(pl.col("name") == name)
     if rows.is_empty():

@@ -109,7 +109,6 @@ def build(stored: Stored, report: Report, **texts: str) -> list[Component]:
 
 
 def _config(stored: Stored, words: TimelineWords, state: TimelineState) -> dict[str, Any]:
-    """What the canvas starts from."""
     return {
         "job": stored.name,
         "state": address(state),
@@ -239,7 +238,6 @@ def _buttons(job: str, whole: str, words: TimelineWords, state: TimelineState) -
 
 
 def _legend(words: TimelineWords) -> Component:
-    """What each colour means."""
     heading: Any = words.colours
     colours = list(zip(_lane_colours()[0], LEVELS_OF_RL if words is PHASES else map(str, LEVELS), strict=True))
     if words.peers:

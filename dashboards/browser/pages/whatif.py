@@ -140,7 +140,6 @@ def _look(stored: Stored, report: Report, state: Asking, *, wait_s: float = 0.0)
 
 
 def _drawn(seen: Seen) -> Drawn:
-    """Tells whether anything on the page changed."""
     question = (seen.query, seen.status, seen.wrong)
     return Drawn(
         answer=repr((*question, [query for query, _ in seen.beside])),
@@ -197,7 +196,6 @@ def _form(report: Report, state: Asking, seen: Seen) -> list[Component]:
 
 
 def _controls(report: Report, chosen: ChosenOps) -> Component:
-    """Fields that write the selection."""
     steps, dp_ranks = report.by_step, [row.dp_rank for row in report.by_dp_rank or ()] or [0]
     stages = len(report.by_pp_rank or ())
     examples = {

@@ -201,7 +201,6 @@ def answer_panel(report: Report, seen: Seen) -> Component | None:
 
 
 def _progress(phase: Phase) -> Component:
-    """What is done, under way and to come."""
     phases = list(Phase)
     done = phases.index(phase)
     items = [html.Li([str(each), ""], className="done") for each in phases[:done]]
@@ -305,7 +304,6 @@ def kept_panel(report: Report, seen: Seen) -> Component | None:
 
 
 def _numbers(recorded_s: float, rows: Sequence[tuple[WhatifQuery, Status]]) -> pl.DataFrame:
-    """The answers as exact numbers."""
     lines: list[dict[str, Any]] = [{"scenario": "as it ran", "step_time_s": recorded_s, "saved_s": 0.0}]
     for query, answer in rows:
         if not isinstance(answer, WhatifAnswer):

@@ -120,7 +120,6 @@ def _said(view: WorkerView) -> list[Component]:
 
 
 def _cell(workers: WorkerMap, view: WorkerView) -> int:
-    """The chosen worker, else the slowest."""
     return workers.worst(None, 1)[0] if view.cell is None else view.cell
 
 
@@ -219,7 +218,6 @@ def _strip(report: Report, count: int) -> Component:
 
 
 def _readout(job: str, report: Report, workers: WorkerMap, view: WorkerView) -> list[Any]:
-    """Which step the map shows, and what it costs."""
     if view.position is None:
         return [html.B(f"All {len(workers.steps):,} steps"), html.Span("mean over the steps", className="note")]
     number = int(workers.steps[view.position])
@@ -303,7 +301,6 @@ def change(
 def _followed(
     workers: WorkerMap, view: WorkerView, position: int | str, clicked: Clicked | None, typed: str | None
 ) -> WorkerView:
-    """The view after what was done."""
     match ctx.triggered_id:
         case "workers-step":
             number = int(position) if str(position).isdecimal() else 0  # a range field tells digits

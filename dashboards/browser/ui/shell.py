@@ -117,7 +117,6 @@ def _within_limits(build: Layout) -> Layout:
 
 
 def _left_out(lines: Sequence[str]) -> Component | None:
-    """A panel of the stored rows that no page shows."""
     if not lines:
         return None
     repair = command("store", "repair", "--store", results().path)
@@ -188,7 +187,6 @@ def job_page(
 
 
 def _pipelines_only(stored: Stored) -> Component:
-    """A placeholder for a page that only pipelines have."""
     link = dcc.Link("the page Job", href=href("/job", job=stored.name))
     words = "This page is about the workers of a pipeline, which this job does not have. Its results are on "
     return panel("Not for this job", html.P([words, link, "."]))
@@ -284,7 +282,6 @@ def frame() -> Component:
 
 
 def _log_out() -> list[Component]:
-    """A button for those who have logged in."""
     if not flask.g.get("can_log_out"):
         return []
     button = html.Button("Log out", title=f"End the session of {short(flask.g.user)} in this browser")
