@@ -147,7 +147,6 @@ def _mlflow(client: Any, run_id: str) -> Tracker:
 
 
 def _write(folder: Path, page: str) -> None:
-    """Write the page into the folder of a run."""
     from tracekit.base.atomic_write import write_text
     from tracekit.dashboards.documents.page import PAGE_FILE
 

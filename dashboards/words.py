@@ -5,8 +5,9 @@ Terminal, Markdown, HTML and notebooks show the same.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, tzinfo
+from itertools import cycle, islice
 from typing import assert_never
 
 import numpy as np
@@ -118,9 +119,14 @@ def fix_table(report: Report) -> Table:
     """The fixes, best first; without figures if no saving is promised."""
     whole = report.job.whole
     unprofiled = any(fix.saves_step_s is not None for fix in report.fixes)
-    of_step = whole == "step" or unprofiled
-    heads = ("Fix", "Sure", "Step after" if unprofiled else f"{whole.capitalize()} after",
-             "Saves a step" if of_step else "Saves", *(["GPU-hours a day"] if report.daily else []))  # fmt: skip
+    of = "step" if unprofiled else whole
+    heads = (
+        "Fix",
+        "Sure",
+        f"{of.capitalize()} after",
+        f"Saved per {of}",
+        *(["GPU-hours a day"] if report.daily else ()),
+    )
     rows = tuple((*_fix_row(fix), *_a_day(fix, report)) for fix in report.fixes)
     if not rows:
         return Table("Fixes", heads, rows, f"No fix saves enough of the {whole} to be named.")
@@ -143,16 +149,15 @@ def _fix_row(fix: Fix) -> tuple[str, str, str, str]:
 
 
 def _a_day(fix: Fix, report: Report) -> tuple[str, ...]:
-    """The cell of GPU-hours a day, if there is such a column."""
     if not report.daily:
         return ()
     return ("" if fix.saved_gpu_hours_per_day is None else f"{fix.saved_gpu_hours_per_day:,.1f}",)
 
 
-def figure_columns(table: Table) -> list[int]:
+def figure_columns(rows: Iterable[Sequence[object]]) -> list[int]:
     """The positions of the columns that contain figures; the first column is the row's subject."""
-    columns = enumerate(zip(*table.rows, strict=True))
-    return [number for number, column in columns if number and all(map(_FIGURE.match, column))]
+    columns = enumerate(zip(*rows, strict=True))
+    return [number for number, column in columns if number and all(map(_FIGURE.match, map(str, column)))]
 
 
 def published_instead(report: Report) -> str:
@@ -249,7 +254,7 @@ def steps_words(cause: RunCause) -> str:
 
 def times_words(cause: RunCause, zone: tzinfo = UTC) -> str:
     """When a cause acted; empty where that is unknown."""
-    since, until = _moment(cause.since, zone), _moment(cause.until, zone)
+    since, until = moment(cause.since, zone), moment(cause.until, zone)
     if since is None or until is None:
         return ""
     clock = "%H:%M:%S" if (until - since).total_seconds() < _SHORT_S else "%H:%M"
@@ -294,7 +299,6 @@ def run_advice(run: RunVerdict, report: Report) -> str | None:
 
 
 def _begun(advice: str) -> str:
-    """Advice in the middle of a sentence."""
     return advice[:1].lower() + advice[1:]
 
 
@@ -321,9 +325,9 @@ def since_words(report: Report, zone: tzinfo = UTC) -> str:
     same = [cause for cause in run.causes if (cause.cause, cause.ranks) == (leading.kind, leading.ranks)]
     if not same or same[0].first_step is None or same[0].first_step >= report.by_step[0].step:
         return ""
-    began = _moment(same[0].since, zone)
-    moment = "" if began is None else f", {began:%Y-%m-%d %H:%M:%S %Z}"
-    return f"; since step {same[0].first_step}{moment}"
+    began = moment(same[0].since, zone)
+    when = "" if began is None else f", {began:%Y-%m-%d %H:%M:%S %Z}"
+    return f"; since step {same[0].first_step}{when}"
 
 
 def elsewhere_words(run: RunVerdict, report: Report) -> str | None:
@@ -342,7 +346,8 @@ def _shown(report: Report) -> set[tuple[str, tuple[int, ...]]]:
     return {(account.kind, account.ranks) for account in report.answer.accounts}
 
 
-def _moment(epoch_s: float | None, zone: tzinfo) -> datetime | None:
+def moment(epoch_s: float | None, zone: tzinfo) -> datetime | None:
+    """A point in time in a zone; None where it is unknown, or no date can show it."""
     if epoch_s is None or epoch_s < EARLIEST_S:  # from a clock that does not count from 1970
         return None
     try:
@@ -354,27 +359,28 @@ def _moment(epoch_s: float | None, zone: tzinfo) -> datetime | None:
 #: Shares over the mean from which on a cell of a grid is darker.
 _SHADES, _FROM = "·░▒▓█", (0.05, 0.2, 0.5, 1.0)
 _SPARKS = "▁▂▃▄▅▆▇█"
-#: What bars of a timeline can be, in the order of the legend.
+#: What bars of a timeline can be, in the order of the legend, which begins again where it is longer.
 _WHATS = "█▓▒░:-+=*"
 #: The most rows of a timeline; the width of names, and of the ends of a range.
 _MOST_ROWS, _NAMES, _ENDS = 24, 16, 24
 
 
 def lines_of(drawn: Picture, width: int) -> list[str]:
-    """The picture, then what its characters mean."""
+    """The picture, then what its characters mean; `printable`, because names come from outside."""
     match drawn:
         case ShareGrid():
-            return [*_grid(drawn, width - _NAMES)]
+            lines = _grid(drawn, width - _NAMES)
         case Series():
-            return [*_series(drawn, width - _NAMES - _ENDS)]
+            lines = _series(drawn, width - _NAMES - _ENDS)
         case BarTimeline():
-            return [*_timeline(drawn, width - _NAMES)]
+            lines = _timeline(drawn, width - _NAMES)
         case _:
             assert_never(drawn)
+    return [*map(printable, lines)]
 
 
 def _named(name: str, marks: str) -> str:
-    shown = short(printable(name), _NAMES - 2) if name else ""
+    shown = short(name, _NAMES - 2) if name else ""
     return f"{shown:<{_NAMES}}{marks}".rstrip()
 
 
@@ -383,7 +389,8 @@ def _grid(drawn: ShareGrid, width: int) -> Iterator[str]:
         places = np.searchsorted(_FROM, values[:width], side="right")
         yield _named(f"{drawn.down} {name}", "".join(_SHADES[place] for place in places.tolist()))
     bounds = ", ".join(f"{shade} {bound:.0%}" for shade, bound in zip(_SHADES[1:], _FROM, strict=True))
-    yield f"{drawn.across}s in order; more {drawn.unit} than the mean: {_SHADES[0]} hardly, {bounds}"
+    cut = f", the first {width} of {len(drawn.columns)}" if width < len(drawn.columns) else ""
+    yield f"{drawn.across}s in order{cut}; more {drawn.unit} than the mean: {_SHADES[0]} hardly, {bounds}"
 
 
 def _series(drawn: Series, width: int) -> Iterator[str]:
@@ -406,16 +413,16 @@ def _timeline(drawn: BarTimeline, width: int) -> Iterator[str]:
     end_s = max((bar.end_s for bar in drawn.bars), default=0.0) or 1.0
     shown = np.unique(np.linspace(0, len(drawn.rows) - 1, min(len(drawn.rows), _MOST_ROWS)).astype(int)).tolist()
     of_row: dict[int, np.ndarray] = {row: np.zeros((len(drawn.legend), width)) for row in shown}
-    edges = np.linspace(0, end_s, width + 1)
+    edges, whats = np.linspace(0, end_s, width + 1), [*islice(cycle(_WHATS), len(drawn.legend))]
     for bar in drawn.bars:
         if bar.row in of_row:
             inside = np.minimum(edges[1:], bar.end_s) - np.maximum(edges[:-1], bar.start_s)
             of_row[bar.row][bar.what] += np.maximum(inside, 0)
     for row, spent in of_row.items():
         marks = np.where(spent.any(axis=0), spent.argmax(axis=0), len(drawn.legend))
-        yield _named(drawn.rows[row], "".join((*_WHATS[: len(drawn.legend)], " ")[mark] for mark in marks.tolist()))
+        yield _named(drawn.rows[row], "".join((*whats, " ")[mark] for mark in marks.tolist()))
     seen = {bar.what for bar in drawn.bars}
-    legend = enumerate(zip(_WHATS, drawn.legend, strict=False))
-    yield ", ".join(f"{mark} {what.name}" for number, (mark, what) in legend if number in seen)
+    legend = enumerate(zip(whats, drawn.legend, strict=True))
+    yield ", ".join(f"{mark} {short(what.name)}" for number, (mark, what) in legend if number in seen)
     few = [f"{len(shown)} of {len(drawn.rows)} rows"] if len(shown) < len(drawn.rows) else []
     yield "; ".join([f"{seconds(end_s)} in all", *few, *drawn.notes])

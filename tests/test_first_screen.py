@@ -96,7 +96,7 @@ def test_tables_keep_their_columns_and_every_line_fits(troubled: Report) -> None
         assert "…" not in text
         for heads in (("Op kind", "Slowdown", "if ideal", "on path"),
                       ("Rank", "host", "(dp,pp)", "Slowdown", "on path"),
-                      ("Fix", "Sure", "Step after", "Saves a step", "GPU-hours a day")):  # fmt: skip
+                      ("Fix", "Sure", "Step after", "Saved per step", "GPU-hours a day")):  # fmt: skip
             assert re.search(r" +".join(map(re.escape, heads)), text), heads
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from html import escape
@@ -16,14 +15,12 @@ from tracekit.base.errors import TraceError
 from tracekit.base.text import cost_alone, printable, seconds, short
 from tracekit.dashboards.figures.theme import DARK, LIGHT, Theme
 from tracekit.dashboards.figures.worker_map import LOST_LEVELS, WorkerCells, level_of, worker_cells
-from tracekit.dashboards.words import answer_rows, first_line, tables, worker_name
+from tracekit.dashboards.words import answer_rows, figure_columns, first_line, tables, worker_name
 from tracekit.report.finding import UNNAMED, LossKind
 from tracekit.report.report import Report, WorkerGrid
 from tracekit.report.tables import BarTimeline, Picture, Section, Series, ShareGrid, Table
 from tracekit.trace.model import Worker
 
-#: A cell of figures: a number with its unit and error, nothing, or that none is known.
-_FIGURE = re.compile(r"-?|[-+]?\d[\d.,]*( ?[%\w]+)?( ± .+)?")
 _TONES = {LossKind.BALANCED: "good", **dict.fromkeys(UNNAMED, "unsure")}
 
 
@@ -81,7 +78,7 @@ def answer_of(report: Report, *, gpu_hour: float | None = None) -> str:
 
 def answer_card(kind: LossKind, label: str, headline: str, rows: Iterable[tuple[str, str]]) -> str:
     """The card of an answer, in the colour of its kind of loss. `label`: the kind in words; `rows`: (name, text)."""
-    listed = "".join(f"<dt>{name}</dt><dd>{plain(words)}</dd>" for name, words in rows)
+    listed = "".join(f"<dt>{plain(name)}</dt><dd>{plain(words)}</dd>" for name, words in rows)
     return (
         f'<section class="card {_TONES.get(kind, "bad")}"><p class="headline"><b>{plain(label)}</b>'
         f" {plain(headline)}</p><dl>{listed}</dl></section>"
@@ -102,7 +99,6 @@ def sections(parts: Iterable[Section]) -> str:
 
 
 def _drawn(part: Section) -> str:
-    """A table or a picture, and the remarks below."""
     if isinstance(part, Table):
         return (table(part.heads, part.rows) if part.rows else "") + _notes(part.note)
     if isinstance(part, BarTimeline):
@@ -122,10 +118,8 @@ def plain(text: str) -> str:
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table, figures to the right. Each cell carries its head, because narrow screens show rows as blocks."""
     rows = tuple(rows)
-    kinds = [
-        ' class="figure"' if number and all(map(_FIGURE.fullmatch, column)) else ""
-        for number, column in enumerate(zip(*rows, strict=True))
-    ]
+    figures = figure_columns(rows)
+    kinds = [' class="figure"' if number in figures else "" for number in range(len(heads))]
     head = "".join(f"<th{kind}>{plain(name)}</th>" for name, kind in zip(heads, kinds, strict=True))
     cells = (
         "".join(
@@ -176,7 +170,7 @@ def _cells(grid: WorkerGrid, cells: WorkerCells) -> Iterator[str]:
                 named = f"{worker_name(row_of_worker)}, dp {worker.dp_rank}, stage {worker.pp_rank}"
                 rank = row_of_worker.rank
             mark = "" if rank is None else f' data-rank="{rank}"'
-            words = f"{escape(named)}: alone costs {cost_alone(value)} of a step"
+            words = f"{plain(named)}: alone costs {cost_alone(value)} of a step"
             yield (
                 f'<rect class="level{level_of(value)}"{mark} x="{_LEFT + column * _CELL}" y="{_TOP + row * _CELL}"'
                 f' width="{_CELL - _GAP}" height="{_CELL - _GAP}"><title>{words}</title></rect>'
@@ -233,21 +227,21 @@ def picture(drawn: Picture) -> str:
 
 
 def _grid(drawn: ShareGrid) -> str:
-    """Rows of cells in the colours of slowdown."""
     width, height = _LEFT + len(drawn.columns) * _CELL, _TOP + len(drawn.rows) * _CELL
     marks = [
         f'<rect class="level{level_of(1 + value)}" x="{_LEFT + column * _CELL}" y="{_TOP + row * _CELL}"'
-        f' width="{_CELL - _GAP}" height="{_CELL - _GAP}"><title>{_escaped(drawn.down)} {_escaped(name)},'
-        f" {_escaped(drawn.across)} {_escaped(drawn.columns[column])}: {value:+.0%} {_escaped(drawn.unit)}"
+        f' width="{_CELL - _GAP}" height="{_CELL - _GAP}"><title>{plain(drawn.down)} {plain(name)},'
+        f" {plain(drawn.across)} {plain(drawn.columns[column])}: {value:+.0%} {plain(drawn.unit)}"
         "</title></rect>"
         for row, name in enumerate(drawn.rows)
         for column, value in enumerate(drawn.values[row])
     ]
     names = [
-        f'<text x="{_LEFT - 6}" y="{_TOP + row * _CELL + _CELL // 2 + 3}" text-anchor="end">{_escaped(name)}</text>'
+        f'<text x="{_LEFT - 6}" y="{_TOP + row * _CELL + _CELL // 2 + 3}" text-anchor="end">{plain(name)}</text>'
         for row, name in enumerate(drawn.rows)
     ]
-    return _svg("map", drawn.title, (width, height), [*marks, *names], f"{drawn.down} down, {drawn.across} across")
+    legend = plain(f"{drawn.down} down, {drawn.across} across")
+    return _svg("map", drawn.title, (width, height), [*marks, *names], legend)
 
 
 def _bars(drawn: Series) -> str:
@@ -261,11 +255,11 @@ def _bars(drawn: Series) -> str:
             top -= value * scale
             marks.append(
                 f'<rect class="what{line.tone}" x="{number * width:.1f}" y="{top:.1f}" width="{width * 0.9:.1f}"'
-                f' height="{value * scale:.1f}"><title>{_escaped(drawn.axis)} {place:g}, {_escaped(line.name)}:'
-                f" {value:,.4g} {_escaped(drawn.unit)}</title></rect>"
+                f' height="{value * scale:.1f}"><title>{plain(drawn.axis)} {place:g}, {plain(line.name)}:'
+                f" {value:,.4g} {plain(drawn.unit)}</title></rect>"
             )
     legend = _legend((line.tone, line.name) for line in drawn.lines)
-    return _svg("series", drawn.title, (_WIDE, _BARS_HIGH), marks, f"{legend} {_escaped(drawn.note or '')}")
+    return _svg("series", drawn.title, (_WIDE, _BARS_HIGH), marks, f"{legend} {plain(drawn.note or '')}")
 
 
 def _lines(drawn: Series) -> str:
@@ -299,8 +293,8 @@ def _lines(drawn: Series) -> str:
     marks += [
         f'<polyline class="line what{line.tone}" points="{" ".join(points(line.values))}"/>' for line in drawn.lines
     ]
-    usual = "" if drawn.usual is None else f'<span><i class="peers"></i>{_escaped(drawn.usual.name)}</span>'
-    legend = f"{_escaped(drawn.unit)} over {seconds(span)} {_legend((line.tone, line.name) for line in drawn.lines)}"
+    usual = "" if drawn.usual is None else f'<span><i class="peers"></i>{plain(drawn.usual.name)}</span>'
+    legend = f"{plain(drawn.unit)} over {seconds(span)} {_legend((line.tone, line.name) for line in drawn.lines)}"
     return _svg("series", drawn.title, (_WIDE, _HEIGHT), marks, f"{legend}{usual}")
 
 
@@ -315,11 +309,11 @@ def _timeline(drawn: BarTimeline) -> str:
     for row, name in enumerate(drawn.rows):
         at_end = f'x="{begin - 6}" text-anchor="end"' if row in of_bars else 'x="0"'
         if name:
-            marks.append(f'<text {at_end} y="{(row + 1) * high - 6}">{_escaped(name)}</text>')
+            marks.append(f'<text {at_end} y="{(row + 1) * high - 6}">{plain(name)}</text>')
     marks += [
         f'<rect class="what{drawn.legend[bar.what].tone}" x="{begin + bar.start_s * scale:.2f}" y="{bar.row * high}"'
         f' width="{max((bar.end_s - bar.start_s) * scale, 0.1):.2f}" height="{high - gap}"><title>'
-        f"{_escaped(bar.words)}</title></rect>"
+        f"{plain(bar.words)}</title></rect>"
         for bar in drawn.bars
     ]
     seen = {bar.what for bar in drawn.bars}
@@ -328,16 +322,12 @@ def _timeline(drawn: BarTimeline) -> str:
 
 
 def _legend(entries: Iterable[tuple[int, str]]) -> str:
-    return "".join(f'<span><i class="what{tone}"></i>{_escaped(name)}</span>' for tone, name in entries)
+    return "".join(f'<span><i class="what{tone}"></i>{plain(name)}</span>' for tone, name in entries)
 
 
 def _svg(kind: str, title: str, size: tuple[int, int], marks: Sequence[str], legend: str) -> str:
     width, height = size
     return (
-        f'<div class="scroll"><svg class="{kind}" role="img" aria-label="{_escaped(title)}" viewBox="0 0 {width}'
+        f'<div class="scroll"><svg class="{kind}" role="img" aria-label="{plain(title)}" viewBox="0 0 {width}'
         f' {height}" width="{width}" height="{height}">{"".join(marks)}</svg></div><p class="legend">{legend}</p>'
     )
-
-
-def _escaped(text: str) -> str:
-    return escape(printable(text))

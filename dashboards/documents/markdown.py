@@ -51,7 +51,8 @@ def markdown(report: Report, *, gpu_hour: float | None = None, source: str | Non
     for section in (*tables(report), *report.parts):
         parts.append(f"### {escaped(section.title)}")
         if not isinstance(section, Table):
-            parts.append("\n".join(["```text", *lines_of(section, _WIDE), "```"]))
+            drawn = [line.replace("```", "'''") for line in lines_of(section, _WIDE)]  # a name cannot end the block
+            parts.append("\n".join(["```text", *drawn, "```"]))
             continue
         if section.rows:
             parts.append(markdown_table(section.heads, section.rows))

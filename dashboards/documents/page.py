@@ -142,5 +142,4 @@ def _worker(row: OfWorker) -> dict[str, Any]:
 
 
 def _us(seconds: npt.ArrayLike) -> Ints:
-    """Whole microseconds."""
     return np.rint(np.multiply(seconds, 1e6, dtype=np.float64)).astype(np.int64)

@@ -10,11 +10,11 @@ import numpy.typing as npt
 import plotly.graph_objects as go
 import polars as pl
 
+from tracekit.analysis.numeric.arrays import Ints
 from tracekit.dashboards.figures.theme import Theme, slowdown_scale
 from tracekit.dashboards.figures.worker_map import (
     MOST_CELLS,
     UNKNOWN,
-    Ints,
     Pooled,
     WorkerMap,
     blocks_that_fit,
@@ -153,7 +153,6 @@ def _hover(workers: WorkerMap, pooled: Pooled, *, named: bool) -> str:
 
 
 def _place(workers: WorkerMap, pooled: Pooled, cell: int) -> tuple[int, int]:
-    """Column and row of a flat cell number on the pooled map."""
     row, stage = divmod(cell, workers.stages)
     return stage // pooled.column_block, row // pooled.row_block
 
@@ -242,6 +241,8 @@ def step_workers(workers: WorkerMap, cells: Sequence[int], theme: Theme) -> go.F
 _ROW_PX, _HEAD_PX, _TALLEST_PX, _SERIES_PX = 24, 110, 640, 220
 #: Rows and columns of a grid that have their names on the axis.
 _MOST_NAMED = 24
+#: A timeline from so many seconds on is not drawn in milliseconds.
+_LONG_S = 10.0
 #: Pixels of a row of many, and how many these are.
 _THIN_PX, _MANY_ROWS = 3, 64
 
@@ -300,14 +301,16 @@ def series(drawn: Series, theme: Theme) -> go.Figure:
 def timeline(drawn: BarTimeline, theme: Theme) -> go.Figure:
     """Bars in rows."""
     row_px = _ROW_PX if len(drawn.rows) <= _MANY_ROWS else _THIN_PX
-    shown = figure(theme, height=_HEAD_PX + row_px * len(drawn.rows), x=f"milliseconds {drawn.axis}", legend=True)
+    short = max((bar.end_s for bar in drawn.bars), default=0.0) < _LONG_S
+    unit, per_s = ("milliseconds", 1e3) if short else ("seconds", 1.0)
+    shown = figure(theme, height=_HEAD_PX + row_px * len(drawn.rows), x=f"{unit} {drawn.axis}", legend=True)
     for number, what in enumerate(drawn.legend):
         bars = [bar for bar in drawn.bars if bar.what == number]
         if bars:
             shown.add_bar(
                 orientation="h",
-                base=[bar.start_s * 1e3 for bar in bars],
-                x=[(bar.end_s - bar.start_s) * 1e3 for bar in bars],
+                base=[bar.start_s * per_s for bar in bars],
+                x=[(bar.end_s - bar.start_s) * per_s for bar in bars],
                 y=[bar.row for bar in bars],
                 marker={"color": _colours(theme)[what.tone], "line": {"width": 0}},
                 text=[bar.words for bar in bars],

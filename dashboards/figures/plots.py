@@ -20,11 +20,11 @@ from tracekit.analysis.job.pipeline_tables import WorkerLanes
 from tracekit.analysis.numeric.arrays import Ints
 from tracekit.base.errors import OutputError, SelectionError
 from tracekit.base.text import seconds, short
-from tracekit.dashboards.figures.spans import SHORTEST_PEER_S, Replay, path_spans, step_ops
+from tracekit.dashboards.figures.spans import Replay, path_spans, step_ops
 from tracekit.dashboards.figures.worker_map import WorkerMap, workers_that_matter
 from tracekit.dashboards.words import worker_name
 from tracekit.report.report import Report
-from tracekit.trace.model import KINDS, Worker
+from tracekit.trace.model import Worker
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -143,22 +143,15 @@ class Plots:
         Gaps are launch delays: nothing on the path ran.
         """
         colours = _theme(theme)
-        from tracekit.dashboards.figures.step import PathOps, critical_path
+        from tracekit.dashboards.figures.step import critical_path
 
         number = self._step(step)
         replay = self.lanes.replay.only_steps([number])
         ops = step_ops(replay)
         path = path_spans(replay, ops, Replay.RECORDED)
         shown, row = np.unique(path.worker, return_inverse=True)
-        ops_of_path = PathOps(
-            row=row,
-            kind=[str(KINDS[kind]) for kind in ops.kind[path.op].tolist()],
-            start=path.start,
-            duration=path.duration,
-            ratio=path.duration / np.maximum(ops.median[ops.kind[path.op]], SHORTEST_PEER_S),
-        )
         names = [self._name(Worker(int(ops.dp_rank[at]), int(ops.pp_rank[at]))) for at in shown]
-        return self._titled(critical_path(number, ops_of_path, names, colours), f"critical path of step {number}")
+        return self._titled(critical_path(ops, path, row, names, colours), f"critical path of step {number}")
 
     def pipeline(self, step: int | None = None, *schedules: str, theme: str = "light") -> go.Figure:
         """The stages of one step, what each computes and waits for; below, the same work under other schedules.

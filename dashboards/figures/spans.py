@@ -76,20 +76,11 @@ def spans(ops: StepOps, workers: Ints, lines: Sequence[Line], window: Window | N
     columns["covers"] = columns["duration"].astype(np.float64)
     if window is not None:
         columns = _thinned(columns, window)
+    columns |= {name: columns[name].astype(np.float32) for name in ("ratio", "covers")}
     order = np.lexsort((columns["start"], columns["track"]))
     ordered = {name: values[order] for name, values in columns.items()}
     tracks = np.arange((rows.max(initial=-1) + 1) * len(lines) + 1)
-    return Spans(
-        first=np.searchsorted(ordered["track"], tracks).astype(np.uint32),
-        start=ordered["start"],
-        duration=ordered["duration"],
-        wait=ordered["wait"],
-        ratio=ordered["ratio"].astype(np.float32),
-        covers=ordered["covers"].astype(np.float32),
-        seq=ordered["seq"],
-        microbatch=ordered["microbatch"],
-        kind=ordered["kind"],
-    )
+    return Spans(first=np.searchsorted(ordered.pop("track"), tracks).astype(np.uint32), **ordered)
 
 
 def count(ops: StepOps, workers: Ints, lines: Sequence[Line]) -> int:

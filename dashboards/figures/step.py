@@ -15,7 +15,17 @@ import plotly.graph_objects as go
 
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.dashboards.figures.charts import axis, figure
-from tracekit.dashboards.figures.spans import Line, Replay, Spans, StepOps, Window, count, spans
+from tracekit.dashboards.figures.spans import (
+    SHORTEST_PEER_S,
+    Line,
+    PathSpans,
+    Replay,
+    Spans,
+    StepOps,
+    Window,
+    count,
+    spans,
+)
 from tracekit.dashboards.figures.theme import CLASSES, Theme, legend
 from tracekit.trace.model import KINDS
 
@@ -51,20 +61,6 @@ class Bars:
     text: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
-class PathOps:
-    """The ops of a critical path in order, [ops] each.
-
-    `row`: of the worker. `start`, `duration`: the part of the op that is on the path, seconds. `ratio`: as in `Bars`.
-    """
-
-    row: Ints
-    kind: Sequence[str]
-    start: Floats
-    duration: Floats
-    ratio: Floats
-
-
 def workers_that_fit(ops: StepOps, wanted: Ints) -> Ints:
     """The first of `wanted` (indices in `ops`) whose ops fit into a figure, at least one."""
     of_each = np.array([count(ops, wanted[at : at + 1], _lines(ops)) for at in range(len(wanted))])
@@ -84,22 +80,21 @@ def timeline(ops: StepOps, workers: Ints, names: Sequence[str], theme: Theme) ->
     return drawn
 
 
-def critical_path(step: int, path: PathOps, names: Sequence[str], theme: Theme) -> go.Figure:
-    """The ops on the critical path of the recorded step, a row for each worker, with a line that follows the path."""
-    drawn = _rows(names, theme, f"milliseconds of step {step}: the ops that it consists of, one after the other")
+def critical_path(ops: StepOps, path: PathSpans, row: Ints, names: Sequence[str], theme: Theme) -> go.Figure:
+    """The ops on the critical path of the recorded step, a row for each worker, with a line that follows the path.
+    `row`: of each op.
+    """
+    drawn = _rows(names, theme, f"milliseconds of step {ops.step}: the ops that it consists of, one after the other")
     times = np.stack([path.start, path.start + path.duration], axis=1).ravel() * 1e3
     line = {"color": theme.text, "width": 1}
-    drawn.add_scatter(x=times, y=np.repeat(path.row, 2), mode="lines", line=line, hoverinfo="skip", showlegend=False)
+    drawn.add_scatter(x=times, y=np.repeat(row, 2), mode="lines", line=line, hoverinfo="skip", showlegend=False)
+    kind, size = ops.kind[path.op], len(row)
+    ratio = path.duration / np.maximum(ops.median[kind], SHORTEST_PEER_S)
     text = [
-        f"{kind}<br>{start * 1e3:,.2f} ms + {length * 1e3:,.2f} ms{_against_peers(ratio)}"
-        for kind, start, length, ratio in zip(path.kind, path.start, path.duration, path.ratio, strict=True)
+        f"{KINDS[code]}<br>{start * 1e3:,.2f} ms + {length * 1e3:,.2f} ms{_against_peers(beyond)}"
+        for code, start, length, beyond in zip(kind, path.start, path.duration, ratio, strict=True)
     ]
-    size = len(path.row)
-    _draw(
-        drawn,
-        Bars(path.row, np.full(size, -0.3), np.full(size, 0.6), path.start, path.duration, path.ratio, text),
-        theme,
-    )
+    _draw(drawn, Bars(row, np.full(size, -0.3), np.full(size, 0.6), path.start, path.duration, ratio, text), theme)
     return drawn
 
 

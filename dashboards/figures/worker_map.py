@@ -10,13 +10,13 @@ import numpy.typing as npt
 import polars as pl
 from msgspec import Struct
 
+from tracekit.analysis.numeric.arrays import Ints
 from tracekit.base.text import short
 from tracekit.report.report import Report
 from tracekit.trace.model import Worker
 
+#: S_w of steps is kept in 32 bits.
 Floats = npt.NDArray[np.floating]
-Ints = npt.NDArray[np.int64]
-
 #: Do not point at workers below this S_w: analysis/attribution/patterns.py treats less than 2 % as noise.
 WORTH_NAMING = 1.02
 #: The share of a step lost, and the S_w, at which each level but the lowest begins. The same colour means the same loss

@@ -1,8 +1,9 @@
-"""The whole `whatif` report: every table, cause and fix behind the answer, and how each number is computed."""
+"""One job in detail: every table, cause and fix behind its answer, how each number is computed, culprits, plans."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -34,11 +35,15 @@ from tracekit.dashboards.terminal.tables import (
     steps_line,
 )
 from tracekit.dashboards.words import fix_table, published_instead, worker_label
-from tracekit.report.conclusions import Finding, Fix
+from tracekit.report.conclusions import Culprit, Finding, Fix
 from tracekit.report.finding import LossKind
-from tracekit.report.questions import change_text
+from tracekit.report.questions import Optimum, change_text
 from tracekit.report.report import Report
 from tracekit.report.tables import Contribution
+from tracekit.report.tables import Table as TableOfReport
+
+if TYPE_CHECKING:
+    from tracekit.analysis.job.history import History
 
 #: The number of rows in a table that names culprits.
 _TOP = 8
@@ -190,7 +195,6 @@ def explanations(report: Report, gpu_hour: float | None = None) -> dict[str, str
 
 
 def _times(report: Report) -> dict[str, str]:
-    """The times of the replays of a pipeline."""
     if not report.by_worker:
         return {}
     times, parts = report.step_time_s, report.verdict.parts
@@ -209,7 +213,6 @@ def _times(report: Report) -> dict[str, str]:
 
 
 def _loss(report: Report, gpu_hour: float | None) -> dict[str, str]:
-    """Cost, and the share in the headline."""
     verdict, gpus = report.verdict, report.job.gpus
     if not verdict.lost_s > 0:
         return {}
@@ -229,7 +232,6 @@ def _loss(report: Report, gpu_hour: float | None) -> dict[str, str]:
 
 
 def _how_lost(report: Report) -> str:
-    """The formula for the loss."""
     verdict, loss = report.verdict, report.verdict.losses[0]
     if verdict.of_mean_ops:
         return "T(original) - T(ideal)"
@@ -244,7 +246,6 @@ def _how_lost(report: Report) -> str:
 
 
 def _cause(cause: Finding) -> dict[str, str]:
-    """Why, and how certain."""
     ratios = [((figure.value or 0.0) / figure.needed, figure) for figure in cause.evidence if figure.needed > 0]
     ratio, weakest = min(ratios, key=lambda each: each[0], default=(1.0, None))
     sure = f"{percent_sure(cause.confidence)}, what this cause's rule gives for the figures above"
@@ -278,7 +279,6 @@ def _of(saved_s: float, whole_s: float, whole: str) -> str:
 
 
 def _price(report: Report, fix: Fix) -> dict[str, str]:
-    """What the fix saves."""
     whole, action = report.job.whole, f"{fix.title[:1].lower()}{fix.title[1:]}"
     if fix.saves_step_s is not None and fix.unprofiled_step_s is not None:
         return {
@@ -322,3 +322,76 @@ def _pictures(report: Report) -> dict[str, str]:
         "Steps": f"what goes with the causes, the rest as stragglers cost each step; most: step {step.step},"
         f" {seconds(step.lost_s or 0.0)} of {seconds(step.recorded_s)}",
     }
+
+
+_LONGEST_HOST = 28
+
+
+def print_culprits(culprits: Sequence[Culprit], console: Console) -> None:
+    """Print each culprit with its node, what is slow, its cost per step, the confidence, and since when."""
+    table = new_table("Rank", "host", "slow", "costs a step", "sure", "since")
+    for culprit in culprits:
+        table.add_row(
+            f"worker ({culprit.dp_rank},{culprit.pp_rank})" if culprit.rank is None else str(culprit.rank),
+            Text("unknown" if culprit.host is None else short(culprit.host)),
+            culprit.part,
+            seconds(culprit.cost_s),
+            percent_sure(culprit.confidence),
+            "-" if culprit.first_step is None else f"step {culprit.first_step}",
+        )
+    console.print(table)
+
+
+def print_history(history: History, console: Console) -> None:
+    """Print each host that computes slower than it used to, since when, and what that costs together."""
+    from tracekit.analysis.job.history import FEWEST_WINDOWS
+
+    if not history.slower:
+        work = f"with the same work in {FEWEST_WINDOWS} windows"
+        none = f"Of {counted(history.hosts, 'node')} {work}, none is slower than it was."
+        console.print(none if history.hosts else f"There is no node {work}, so none could be compared.")
+        return
+    table = new_table("Host", "computes", "before", "change", "since")
+    for node in history.slower:
+        job = f" of {node.since_job}" if node.since_job != history.job else ""
+        table.add_row(
+            Text(short(node.host, _LONGEST_HOST)),
+            seconds(node.now_s),
+            seconds(node.before_s),
+            f"{node.change:+.1%}",
+            short(f"window {node.since_window}{job}", 24),
+        )
+    console.print(table)
+    saved = three_digits(history.saved_gpu_hours_per_day)
+    console.print(f"As fast as they used to be, the job would save {saved} GPU-hours a day.", soft_wrap=True)
+    if history.all_slower:
+        console.print("All became slower at once: compare their work first, such as the lengths of sequences.")
+
+
+def print_optimum(optimum: Optimum, console: Console) -> None:
+    """Print the answer, the plans, the settings of the best one, and the front."""
+    from tracekit.analysis.job.best_plans import PLAN_HEADS, in_gb, moves_words, plan_row, sentence
+
+    console.print(Text(sentence(optimum)))
+    if optimum.plans:
+        console.print()
+        faster = [plan for plan in optimum.plans if plan.saved_s > 0] or optimum.plans[:1]
+        console.print(section_table(TableOfReport("Plans", PLAN_HEADS, tuple(map(plan_row, faster)))))
+        buckets = "; ".join(",".join(map(str, stage)) for stage in optimum.plans[0].buckets)
+        rows = [("Buckets", f"{buckets} (layers of each, last first, by stage)")]
+        rows += list(optimum.plans[0].settings.paste.items())
+        console.print()
+        console.print(labelled(rows))
+    if optimum.front:
+        console.print()
+        rows_of_front = tuple(
+            (in_gb(plan.memory_gb), seconds(plan.step_time_s), ",".join(map(str, plan.split)), plan.schedule,
+             str(plan.microbatches))
+            for plan in optimum.front
+        )  # fmt: skip
+        heads = ("memory", "step", "split", "schedule", "microbatches")
+        console.print(section_table(TableOfReport("Front", heads, rows_of_front)))
+    console.print()
+    searched = f"{optimum.searched.replayed:,} of {optimum.searched.plans:,} plans replayed"
+    moves = [("Or", words) for words in moves_words(optimum)]
+    console.print(labelled([*moves, ("Searched", searched), *(("Note", note) for note in optimum.notes)]))

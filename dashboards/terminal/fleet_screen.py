@@ -88,7 +88,7 @@ def print_fleet_comparison(comparison: FleetComparison, console: Console) -> Non
 
 def _drawn(table: Table) -> RenderableType:
     shown = new_table(*table.heads)
-    figures = figure_columns(table)
+    figures = figure_columns(table.rows)
     for number, (column, texts) in enumerate(zip(shown.columns, zip(*table.rows, strict=True), strict=True)):
         column.justify = "right" if number in figures else "left"
         column.no_wrap = not any(" " in text for text in texts)  # words break only if all columns have shrunk

@@ -12,7 +12,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.base.text import seconds
+from tracekit.base.text import printable, seconds
 from tracekit.dashboards.figures.theme import LIGHT
 from tracekit.dashboards.figures.worker_map import WorkerCells, level_of, worker_cells
 from tracekit.dashboards.words import lines_of
@@ -74,7 +74,7 @@ def section_panel(section: Section, console: Console) -> RenderableType:
     """A table of a report, or a picture of it in characters."""
     if isinstance(section, TableOfReport):
         return section_table(section)
-    return Group(Text(section.title, style="bold underline"), *map(Text, lines_of(section, console.width)))
+    return Group(Text(printable(section.title), style="bold underline"), *map(Text, lines_of(section, console.width)))
 
 
 def section_table(section: TableOfReport) -> RenderableType:

@@ -1,6 +1,4 @@
-"""Short screens of the terminal: what changed between two runs, the verdict of a gate, culprits, the best plans, and
-the bill of a run.
-"""
+"""Short screens of the terminal: what changed between two runs, the verdict of a gate, and the bill of a run."""
 
 from __future__ import annotations
 
@@ -12,22 +10,21 @@ from rich.console import Console
 from rich.text import Text
 
 from tracekit.analysis.attribution.gate import SLOWER, Gate, Outcome, percent
-from tracekit.analysis.job.best_plans import PLAN_HEADS, in_gb, moves_words, plan_row, sentence
-from tracekit.analysis.job.history import FEWEST_WINDOWS, History
-from tracekit.base.text import counted, percent_sure, printable, seconds, short, three_digits
+from tracekit.base.text import counted, printable, short, three_digits
 from tracekit.bill.ledger import Bill
 from tracekit.costs.claimed import BillPart
+from tracekit.costs.of_report import PART_OF
 from tracekit.dashboards.documents.markdown import gate_table
 from tracekit.dashboards.terminal.tables import BAD, GOOD, UNSURE, labelled, new_table, print_next, section_table
 from tracekit.dashboards.words import cause_sentence, trust_row
 from tracekit.report.compare import ChangeEffect, Side, rates
 from tracekit.report.comparison import AppliedFix, Comparison
-from tracekit.report.conclusions import Culprit
 from tracekit.report.finding import kind_words
-from tracekit.report.questions import Optimum
-from tracekit.report.tables import Table
 
-_STYLE = {ChangeEffect.BETTER: GOOD, ChangeEffect.WORSE: BAD}
+_STYLE = {
+    **dict.fromkeys((ChangeEffect.BETTER, Outcome.PASSED), GOOD),
+    **dict.fromkeys((ChangeEffect.WORSE, Outcome.REGRESSION, Outcome.SLOWER), BAD),
+}
 #: The number of causes of a kind to list.
 _MOST_CAUSES = 4
 
@@ -64,7 +61,6 @@ def _side(name: str, side: Side) -> Text:
 
 
 def _causes(name: str, causes: Sequence[str], none: str | None) -> list[tuple[str, str | None]]:
-    """A row per cause, with the name in the first one."""
     shown: list[tuple[str, str | None]] = [
         (name if at == 0 else "", cause) for at, cause in enumerate(causes[:_MOST_CAUSES])
     ]
@@ -73,19 +69,13 @@ def _causes(name: str, causes: Sequence[str], none: str | None) -> list[tuple[st
     return shown or [(name, none)]
 
 
-_OUTCOME_STYLE = {
-    Outcome.PASSED: GOOD,
-    Outcome.REGRESSION: BAD,
-    Outcome.SLOWER: BAD,
-    Outcome.CANNOT_TELL: UNSURE,
-}
 #: Longer names of parts are cut.
 _LONGEST_METRIC = 30
 
 
 def print_gate(gate: Gate, console: Console, run: str) -> None:
     """Print the verdict. `run`: the arguments that name the run."""
-    console.print(Text.assemble((str(gate.outcome).upper(), _OUTCOME_STYLE[gate.outcome]), f": {gate.sentence}"))
+    console.print(Text.assemble((str(gate.outcome).upper(), _STYLE.get(gate.outcome, UNSURE)), f": {gate.sentence}"))
     console.print()
     console.print(section_table(gate_table(gate, _LONGEST_METRIC)))
     console.print()
@@ -100,89 +90,12 @@ def print_gate(gate: Gate, console: Console, run: str) -> None:
         print_next([f"tracekit whatif {run}"], console)
 
 
-_LONGEST_HOST = 28
-
-
-def print_culprits(culprits: Sequence[Culprit], console: Console) -> None:
-    """Print each culprit with its node, what is slow, its cost per step, the confidence, and since when."""
-    table = new_table("Rank", "host", "slow", "costs a step", "sure", "since")
-    for culprit in culprits:
-        table.add_row(
-            f"worker ({culprit.dp_rank},{culprit.pp_rank})" if culprit.rank is None else str(culprit.rank),
-            Text("unknown" if culprit.host is None else short(culprit.host)),
-            culprit.part,
-            seconds(culprit.cost_s),
-            percent_sure(culprit.confidence),
-            "-" if culprit.first_step is None else f"step {culprit.first_step}",
-        )
-    console.print(table)
-
-
-def print_history(history: History, console: Console) -> None:
-    """Print each host that computes slower than it used to, since when, and what that costs together."""
-    if not history.slower:
-        work = f"with the same work in {FEWEST_WINDOWS} windows"
-        none = f"Of {counted(history.hosts, 'node')} {work}, none is slower than it was."
-        console.print(none if history.hosts else f"There is no node {work}, so none could be compared.")
-        return
-    table = new_table("Host", "computes", "before", "change", "since")
-    for node in history.slower:
-        job = f" of {node.since_job}" if node.since_job != history.job else ""
-        table.add_row(
-            Text(short(node.host, _LONGEST_HOST)),
-            seconds(node.now_s),
-            seconds(node.before_s),
-            f"{node.change:+.1%}",
-            short(f"window {node.since_window}{job}", 24),
-        )
-    console.print(table)
-    saved = three_digits(history.saved_gpu_hours_per_day)
-    console.print(f"As fast as they used to be, the job would save {saved} GPU-hours a day.", soft_wrap=True)
-    if history.all_slower:
-        console.print("All became slower at once: compare their work first, such as the lengths of sequences.")
-
-
-def print_optimum(optimum: Optimum, console: Console) -> None:
-    """Print the answer, the plans, the settings of the best one, and the front."""
-    console.print(Text(sentence(optimum)))
-    if optimum.plans:
-        console.print()
-        faster = [plan for plan in optimum.plans if plan.saved_s > 0] or optimum.plans[:1]
-        console.print(section_table(Table("Plans", PLAN_HEADS, tuple(map(plan_row, faster)))))
-        buckets = "; ".join(",".join(map(str, stage)) for stage in optimum.plans[0].buckets)
-        rows = [("Buckets", f"{buckets} (layers of each, last first, by stage)")]
-        rows += list(optimum.plans[0].settings.paste.items())
-        console.print()
-        console.print(labelled(rows))
-    if optimum.front:
-        console.print()
-        rows_of_front = tuple(
-            (in_gb(plan.memory_gb), seconds(plan.step_time_s), ",".join(map(str, plan.split)), plan.schedule,
-             str(plan.microbatches))
-            for plan in optimum.front
-        )  # fmt: skip
-        heads = ("memory", "step", "split", "schedule", "microbatches")
-        console.print(section_table(Table("Front", heads, rows_of_front)))
-    console.print()
-    searched = f"{optimum.searched.replayed:,} of {optimum.searched.plans:,} plans replayed"
-    moves = [("Or", words) for words in moves_words(optimum)]
-    console.print(labelled([*moves, ("Searched", searched), *(("Note", note) for note in optimum.notes)]))
-
-
 #: Longer names are cut.
 _LONGEST_CAUSE = 46
 #: The rows of what has no team, or no time.
 _WITHOUT = {"team": "no team", "week": "no date"}
 #: Parts that somebody can win back by fixing their cause.
-_LOSSES = (
-    BillPart.STRAGGLERS,
-    BillPart.HOST,
-    BillPart.COMMUNICATION,
-    BillPart.COMPUTE,
-    BillPart.POST_TRAINING,
-    BillPart.INPUT,
-    BillPart.IDLE,
-)
+_LOSSES = sorted({*PART_OF.values()} - {BillPart.EVALUATION})
 
 
 def print_bill(bill: Bill, console: Console, by: str, gpu_hour: float | None, next_command: str) -> None:
@@ -248,9 +161,11 @@ def _worst(bill: Bill, gpu_hour: float | None) -> Iterator[tuple[str, str]]:
     whole, rest = bill.gpu_hours, bill.gpu_hours - hours
     useful = float(bill.by("part").filter(part=BillPart.USEFUL)["gpu_hours"].sum())
     money = "" if gpu_hour is None else f", {hours * gpu_hour:,.2f} less at {gpu_hour:g} a GPU-hour"
-    then = f"; {useful / whole:.0%} to {useful / rest:.0%} useful" if rest > 0 else ""
+    before, after = ((three_digits(each), f"{useful / each:.0%}" if each > 0 else "") for each in (whole, rest))
+    then = f"; {before[1]} to {after[1]} useful" if after[1] not in ("", before[1]) else ""
     yield "Worst", words
-    yield "Without", f"{three_digits(whole)} to {three_digits(rest)} GPU-hours{money}{then}"
+    if after[0] != before[0] or then:
+        yield "Without", f"{before[0]} to {after[0]} GPU-hours{money}{then}"
 
 
 def _costliest_of_runs(bill: Bill) -> tuple[str, float] | None:
@@ -265,7 +180,7 @@ def _costliest_of_runs(bill: Bill) -> tuple[str, float] | None:
 
 def _costliest_of_rows(bill: Bill) -> tuple[str, float] | None:
     """The same of a bill without places: the costliest cause of a loss."""
-    losses = bill.by("cause").filter(pl.col("part").is_in(list(map(str, _LOSSES)))).sort("gpu_hours", descending=True)
+    losses = bill.by("cause").filter(pl.col("part").is_in(_LOSSES)).sort("gpu_hours", descending=True)
     if losses.is_empty():
         return None
     cause, hours = losses.select("cause", "gpu_hours").row(0)

@@ -7,11 +7,14 @@ import re
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.documents.evil import EVIL, SAMPLES, write_evil
 from tests.handmade import run
 from tracekit.base.errors import ExitCode
-from tracekit.dashboards.documents.markdown import escaped
+from tracekit.dashboards.documents.markdown import escaped, markdown
+from tracekit.report.tables import ShareGrid
+from tracekit.sources.load import load
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +47,12 @@ def test_names_stay_text(evil: Path) -> None:
     text = run("whatif", evil, "--markdown", "-").out
     assert "<img" not in text
     assert all(len(row) == len(table[0]) for table in tables(text) for row in table)
+
+
+def test_a_name_in_a_picture_does_not_end_its_block() -> None:
+    drawn = ShareGrid("loads", "", "", ["```", "row"], ["0"], [[0.0], [0.0]], "tokens")
+    report = structs.replace(load(SAMPLES / "healthy.parquet").report, sections=[drawn])
+    assert markdown(report).count("```") == 2
 
 
 def test_markup_is_escaped_and_plain_names_are_left_alone() -> None:

@@ -55,3 +55,38 @@ def test_of_many_rows_some_are_drawn() -> None:
     bars = [TimelineBar(row, 0, 0.0, 1.0, "") for row in range(600)]
     lines = lines_of(BarTimeline("many", "since", [""] * 600, [LegendEntry("work", 0)], bars, []), 30)
     assert (len(lines), lines[-1]) == (26, "1.00 s in all; 24 of 600 rows")
+
+
+HOSTILE = "\x1b[2J<b>```\n" + "x" * 5000
+
+
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        ShareGrid(HOSTILE, HOSTILE[:40], HOSTILE[:40], [HOSTILE], ["0"], [[0.5]], HOSTILE[:40]),
+        Series(HOSTILE, HOSTILE[:40], HOSTILE[:40], [0.0], [SeriesLine(HOSTILE, 5, [1.0])], note=HOSTILE[:40]),
+        BarTimeline(
+            HOSTILE, HOSTILE, [HOSTILE], [LegendEntry(HOSTILE, 0)], [TimelineBar(0, 0, 0.0, 1.0, "")], [HOSTILE[:40]]
+        ),
+    ],
+)
+def test_names_from_outside_control_no_terminal_and_fill_no_screen(drawn: Picture) -> None:
+    lines = lines_of(drawn, 80)
+    assert all(line.isprintable() for line in lines)
+    assert max(map(len, lines)) < 240
+
+
+def test_columns_beyond_the_width_are_counted() -> None:
+    drawn = ShareGrid("loads", "layer", "rank", ["3"], list("abcdef"), [[0.0] * 6], "tokens")
+    cells, legend = lines_of(drawn, 16 + 4)
+    assert cells == "layer 3         ····"
+    assert legend.startswith("ranks in order, the first 4 of 6; more tokens")
+
+
+def test_more_kinds_of_bars_than_characters_begin_again() -> None:
+    bars = [TimelineBar(0, what, float(what), what + 1.0, "") for what in range(12)]
+    legend = [LegendEntry(f"kind {what}", 0) for what in range(12)]
+    cells, names, _ = lines_of(BarTimeline("many", "since", ["row"], legend, bars, []), 16 + 12)
+    assert cells == "row             █▓▒░:-+=*█▓▒"
+    assert names.startswith("█ kind 0, ▓ kind 1")
+    assert names.endswith("▒ kind 11")

@@ -74,7 +74,7 @@ def optimize_command(
     if as_json:
         click.echo(msgspec.json.encode(optimum))
     else:
-        from tracekit.dashboards.terminal.verdicts import print_optimum
+        from tracekit.dashboards.terminal.details import print_optimum
 
         print_optimum(optimum, console())
     return ExitCode.DONE

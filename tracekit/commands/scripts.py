@@ -114,7 +114,7 @@ def culprits_command(
         output = CulpritsOutput(accused.job, trusted, accused.trust, named, hostlist(named), nodes.suspects, culprits)
         click.echo(msgspec.json.encode(output))
     elif form == "text" and culprits:
-        from tracekit.dashboards.terminal.verdicts import print_culprits
+        from tracekit.dashboards.terminal.details import print_culprits
 
         print_culprits(culprits, console())
     elif form == "slurm" and named:
@@ -155,7 +155,7 @@ def _accused(source: JobArguments) -> Accused:
 def _history(source: JobArguments, form: str, part: Sequence[str]) -> ExitCode:
     """Name the nodes that compute slower than they used to: no evidence against hardware, so none for Slurm."""
     from tracekit.analysis.job.history import history_of
-    from tracekit.dashboards.terminal.verdicts import print_history
+    from tracekit.dashboards.terminal.details import print_history
 
     if source.traces or part or form == "slurm":
         raise SelectionError(

@@ -32,12 +32,10 @@ from tracekit.fleet.figures import CURVE, FleetFigures, counted_jobs, figures_of
 from tracekit.fleet.recurring_culprits import FALSE_DISCOVERY_RATE, recurring_culprits
 from tracekit.fleet.study import Study
 from tracekit.report.compare import WorkerSteps
-from tracekit.report.comparison import AppliedFix
 from tracekit.report.conclusions import RunVerdict
 from tracekit.report.report import Report
 from tracekit.report.tables import OfWorker, frame_of
-from tracekit.store import Store, StoredHang, TraceKind
-from tracekit.store.incidents import IncidentChange
+from tracekit.store import Store, TraceKind
 from tracekit.store.live_tables import LiveTables
 from tracekit.trace.canonical import Trace
 
@@ -126,14 +124,14 @@ def _of_live(
 
 
 class Results:
-    """The results in one store.
+    """The results in one `store`.
 
     Every method raises StoreError where the store cannot be read, NotStoredError where it lacks the job.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._store = Store(path)
+        self.store = Store(path)
         self._building = threading.Lock()
         self._expanding = threading.Lock()
         self._ahead = threading.Semaphore(AHEAD_AT_ONCE)
@@ -182,16 +180,16 @@ class Results:
 
     def state(self) -> str:
         """Return the state of the store as text; it differs after every change."""
-        return self._store.state()
+        return self.store.state()
 
     def of_store(self, what: tuple[Any, ...], read: Callable[[Catalogue], _Result]) -> _Result:
         """Return the result of `read` on the current catalogue; run once per state of the store."""
 
         def ask() -> _Result:
-            with self._store.reading() as catalogue:
+            with self.store.reading() as catalogue:
                 return read(catalogue)
 
-        return self._of_catalogue.get((self._store.state(), *what), ask)
+        return self._of_catalogue.get((self.store.state(), *what), ask)
 
     def jobs(self) -> pl.DataFrame:
         """One row per job, the costliest first: sizes, figures (null if not analysed) and causes."""
@@ -201,7 +199,7 @@ class Results:
         return self._jobs_now()
 
     def _jobs_now(self) -> pl.DataFrame:
-        return self._lists.get((self._store.state(),), self._store.job_list)
+        return self._lists.get((self.store.state(),), self.store.job_list)
 
     def stored(self, name: str) -> Stored:
         """One job with its report; with the verdict of its run or the chosen range of it, if it has several windows and
@@ -220,7 +218,7 @@ class Results:
         """
         row = next(self.jobs().filter(pl.col("name") == name).iter_rows(named=True))
         run, key = self._run(row), (*_newest(row), self._range, "advised")
-        return None if run is None else self._runs.get(key, lambda: advised(self._store, name, run))
+        return None if run is None else self._runs.get(key, lambda: advised(self.store, name, run))
 
     def runs(self) -> dict[str, RunVerdict]:
         """What all windows of each job of several windows lost, by name."""
@@ -233,7 +231,7 @@ class Results:
         name, chosen = row["name"], self._range
 
         def judge() -> RunVerdict:
-            account = account_of(self._store, name)
+            account = account_of(self.store, name)
             return run_of(account if chosen is None or chosen[0] != name else account.between(*chosen[1:]))
 
         try:
@@ -266,12 +264,12 @@ class Results:
         return self._job(self._row(stored.name) | window)
 
     def _job(self, row: dict[str, Any]) -> Job:
-        return self._of_row(row, ("job",), self._jobs, lambda row: job_of(self._store.load(row["name"], row["number"])))
+        return self._of_row(row, ("job",), self._jobs, lambda row: job_of(self.store.load(row["name"], row["number"])))
 
     def trace(self, name: str) -> Trace:
         """The trace of a pipeline, read anew. Raises NotStoredError where the job is none or its ops were removed."""
         row = self._row(name)
-        trace = self._store.load(row["name"], row["number"])
+        trace = self.store.load(row["name"], row["number"])
         if trace.kind is not TraceKind.PIPELINE:
             raise NotStoredError(f"the job {name!r} {_NO_WORKERS}")
         return trace
@@ -323,18 +321,6 @@ class Results:
         finally:
             self._ahead.release()
 
-    def handled(self, incident: int) -> tuple[IncidentChange, ...]:
-        """What people have done about an incident, oldest first."""
-        return self._store.handled(incident)
-
-    def applied(self) -> tuple[AppliedFix, ...]:
-        """The fixes that were applied, oldest first."""
-        return self._store.applied()
-
-    def hangs(self, name: str | None = None) -> tuple[StoredHang, ...]:
-        """The reports on hangs, of one job or of all, newest first."""
-        return self._store.hangs(name)
-
     def newest(self) -> str:
         """The job imported last."""
         jobs = self.jobs()
@@ -345,7 +331,7 @@ class Results:
     def _take_apart(self, name: str, step: int) -> StepOps:
         row = self._row(name)
         if not _has_workers(row):
-            trace = self._store.load(row["name"], row["number"])
+            trace = self.store.load(row["name"], row["number"])
             assert trace.kind is TraceKind.OPS, "jobs without workers are op traces"
             return lane_ops(trace, step)
         replay = self.replay(name)
@@ -363,10 +349,10 @@ class Results:
         return rows.row(0, named=True)
 
     def _read_stored(self, row: dict[str, Any]) -> Stored:
-        return _stored(row, self._store.report(row["name"], row["number"]) if row["analysed"] else None)
+        return _stored(row, self.store.report(row["name"], row["number"]) if row["analysed"] else None)
 
     def _read_workers(self, row: dict[str, Any]) -> pl.DataFrame:
-        rows = self._store.workers(row["name"], row["number"])
+        rows = self.store.workers(row["name"], row["number"])
         if rows is None:
             raise NotStoredError(f"the job {row['name']!r} {_WITHOUT if _has_workers(row) else _NO_WORKERS}")
         return rows
@@ -400,7 +386,6 @@ class Results:
         return dict(zip(frame["step"].to_list(), frame["started_at"].to_list(), strict=True))
 
     def _missing(self, name: str) -> NotStoredError:
-        """Build the error for a job that does not exist, suggesting a similar name."""
         close = nearest(name, self.jobs()["name"])
         hint = f"did you mean {short(close)!r}?" if close is not None else "the page Jobs lists those that there are"
         return NotStoredError(f"no job named {name!r} in this store; {hint}")
@@ -424,17 +409,11 @@ def _newest(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _stored(row: dict[str, Any], report: Report | None) -> Stored:
-    """One row of the list of jobs with its report."""
     other = report is None and bool(row["analysed"])
+    same = ("name", "job_id", "windows", "source", "imported_at", "started_at", "ended_at")
     return Stored(
-        name=row["name"],
-        job_id=row["job_id"],
+        **{field: row[field] for field in same},
         window=row["number"],
-        windows=row["windows"],
-        source=row["source"],
-        imported_at=row["imported_at"],
-        started_at=row["started_at"],
-        ended_at=row["ended_at"],
         metadata=json.loads(row["metadata"]),
         has_workers=_has_workers(row),
         report=report,

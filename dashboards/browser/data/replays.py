@@ -14,7 +14,7 @@ from enum import StrEnum
 from statistics import median
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from tracekit.analysis.rl.rl_run import Scenario
 from tracekit.analysis.whatif.selection_text import parse_edit, parse_selection, read_factor
@@ -26,6 +26,7 @@ from tracekit.dashboards.browser.data.queries import Results, Stored
 from tracekit.report.conclusions import Fix
 from tracekit.report.finding import Link, Place
 from tracekit.report.hardware import GpuInReport
+from tracekit.report.questions import Question
 from tracekit.report.report import Report
 from tracekit.trace.gpu_activity import IdleReason
 from tracekit.trace.model import Worker
@@ -206,8 +207,8 @@ def _link(link: Link) -> Suggestion:
 
 
 def _general(report: Report) -> Iterator[Suggestion]:
-    if report.what_if:
-        edits = [price.scenario for price in report.what_if if price.step_s is not None]
+    if report.prices_alternatives:
+        edits = [price.scenario for price in report.what_if or () if price.step_s is not None]
         edits += [fix.edit for fix in report.fixes if fix.edit and fix.withheld is None]
         yield from (Suggestion(edit, WhatifQuery(edit)) for edit in edits)
         return
@@ -401,22 +402,17 @@ class Rejected:
     selection: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class WhatifAnswer:
-    """The job after an edit. `ops`: how many were selected.
-
-    `saved_s`: of the recorded step, `recorded_s`, seconds, +- `error_s`: the replay error and the scatter of the saving
-    over the steps (95 %), as in the prices of fixes. `slowdown`: only of the question of the paper, S of the ideal job
-    with these ops as recorded; its seconds are without launch delays, beside T(original).
+class WhatifAnswer(Question, frozen=True):
+    """The job after an edit. `slowdown`: only of the question of the paper, S of the ideal job with these ops as
+    recorded; its seconds are without launch delays, beside T(original).
     """
 
-    ops: int
-    recorded_s: float
-    step_time_s: float
-    saved_s: float
-    error_s: float
-    saved_gpu_hours_per_day: float
     slowdown: float | None = None
+
+    @property
+    def recorded_s(self) -> float:
+        """The step, seconds, that what is saved is of."""
+        return self.step_time_s + self.saved_s
 
     @property
     def clear(self) -> bool:
@@ -523,12 +519,5 @@ def answered(job: Job, report: Report, query: WhatifQuery) -> WhatifAnswer:
     """Replay the question. `report`: that of the job. Raises SelectionError for a selection without a single op."""
     keep = query.action is QueryAction.KEEP
     question = job.answer(query.edit, keep=keep)
-    return WhatifAnswer(
-        ops=question.ops,
-        recorded_s=question.step_time_s + question.saved_s,
-        step_time_s=question.step_time_s,
-        saved_s=question.saved_s,
-        error_s=question.error_s,
-        saved_gpu_hours_per_day=question.saved_gpu_hours_per_day,
-        slowdown=question.step_time_s / report.step_time_s.ideal if keep else None,
-    )
+    slowdown = question.step_time_s / report.step_time_s.ideal if keep else None
+    return WhatifAnswer(**structs.asdict(question), slowdown=slowdown)

@@ -52,16 +52,15 @@ MOST_SUGGESTED, MOST_OFFERED = 6, 200
 _JOB, _SPLIT = "job", "split"
 
 
-def build(stored: Stored, split: str = "", **state: str) -> list[Component]:
+def build(stored: Stored, report: Report, split: str = "", **state: str) -> list[Component]:
     """`with`: the job before; `split`: the first step after a change of this job."""
-    assert stored.report is not None
     other = state.get("with", "")
-    if stored.has_workers and not (other or split) and (changed := first_split(stored.report)) is not None:
+    if stored.has_workers and not (other or split) and (changed := first_split(report)) is not None:
         split = str(changed)
     return [
-        _chooser(stored, other, split),
+        _chooser(stored, report, other, split),
         dcc.Loading(
-            html.Div(guarded(_content)(stored, other, split), id="compare-content"),
+            html.Div(guarded(_content)(stored, report, other, split), id="compare-content"),
             delay_show=300,
             overlay_style={"visibility": "visible", "opacity": 0.5},
         ),
@@ -72,10 +71,9 @@ def build(stored: Stored, split: str = "", **state: str) -> list[Component]:
 # --- what is compared -----------------------------------------------------------------------------------------------
 
 
-def _chooser(stored: Stored, other: str, split: str) -> Component:
+def _chooser(stored: Stored, report: Report, other: str, split: str) -> Component:
     """The fields: the job before, or the first step after a change if only `split` is given."""
-    report, by_step_now = stored.report, bool(split and not other)
-    assert report is not None
+    by_step_now = bool(split and not other)
     names = [str(name) for name in results().jobs().filter(pl.col("slowdown").is_not_null())["name"]]
     steps = report.by_step
     by_job = [
@@ -112,14 +110,12 @@ def _chooser(stored: Stored, other: str, split: str) -> Component:
     )
 
 
-def _content(stored: Stored, before_name: str, split: str) -> list[Component]:
+def _content(stored: Stored, report: Report, before_name: str, split: str) -> list[Component]:
     """The comparison, or what is missing for one, in words."""
-    report = stored.report
-    assert report is not None
     if split and not before_name:
         return _by_step(stored, report, split)
     if not before_name:
-        return [_nothing_chosen(stored)]
+        return [_nothing_chosen(stored, report)]
     other = results().stored(before_name)
     if other.report is None or other.lacking != stored.lacking:
         return [problem(f"{short(other.name)} {other.lacking or 'is a pipeline'}; choose another job.")]
@@ -174,10 +170,9 @@ def _by_step(stored: Stored, report: Report, split: str) -> list[Component]:
     ]
 
 
-def _nothing_chosen(stored: Stored) -> Component:
+def _nothing_chosen(stored: Stored, report: Report) -> Component:
     """Jobs that suggest themselves: those of the same sizes, the most similar names first."""
-    layout = stored.report.job.layout if stored.report else None
-    own = layout.to_dict() if layout else {}
+    own = report.job.layout.to_dict() if report.job.layout else {}
     same = [pl.col(size) == own[size] for size in ("dp", "pp", "tp", "cp", "vpp") if size in own]
     same.append((pl.col("kind") == TraceKind.OPS) != stored.has_workers)
     names = results().jobs().filter(pl.col("slowdown").is_not_null(), pl.col("name") != stored.name, *same)["name"]
@@ -223,12 +218,12 @@ def _chosen(job: str, by_step: bool, other: str | None, split: str | None) -> li
     if stored.report is None:
         return [problem(f"{short(job)} is stored without an analysis by now.")]
     if not by_step:
-        return _content(stored, other or "", "")
+        return _content(stored, stored.report, other or "", "")
     split = (split or "").strip()
     if not split:
         steps = stored.report.by_step
         return [note(f"Which step is the first after the change? The job has {steps[0].step} to {steps[-1].step}.")]
-    return _content(stored, "", split)
+    return _content(stored, stored.report, "", split)
 
 
 clientside_callback(

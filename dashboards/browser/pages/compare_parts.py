@@ -13,6 +13,7 @@ import polars as pl
 from dash import html
 from dash.development.base_component import Component
 
+from tracekit.analysis.numeric.arrays import Ints
 from tracekit.analysis.numeric.means import MeanDifference, difference_of_means
 from tracekit.base.text import seconds, short, sure, three_digits
 from tracekit.dashboards.browser.ui.components import (
@@ -30,7 +31,7 @@ from tracekit.dashboards.browser.ui.components import (
 from tracekit.dashboards.browser.ui.context import viewer
 from tracekit.dashboards.browser.ui.figures import costs, distributions, step_series, worker_map
 from tracekit.dashboards.browser.ui.sentences import Tone, cost_words, place_words
-from tracekit.dashboards.figures.worker_map import UNKNOWN, Ints
+from tracekit.dashboards.figures.worker_map import UNKNOWN
 from tracekit.report.compare import (
     CauseChange,
     ChangeEffect,
@@ -94,7 +95,6 @@ def _figures(before: Side, after: Side) -> Component:
 
 
 def _exact(before: float, after: float) -> MeanDifference:
-    """A change without an interval."""
     return MeanDifference(float(before), float(after), None, None)
 
 
@@ -241,7 +241,6 @@ def _ranks(side: Side, report: Report) -> Ints:
 
 
 def _map_table(side: Side) -> pl.DataFrame:
-    """The worker map as rows, slowest first."""
     stages = side.workers.shape[1]
     return pl.DataFrame(
         {

@@ -78,7 +78,6 @@ def gpu_changes(before: Report, after: Report) -> list[Component]:
 
 
 def _rank_links(stored: Stored, every: Sequence[GpuInReport], shown: GpuInReport) -> list[Any]:
-    """The ranks to choose from, where there are several."""
     links = [
         html.B(f"rank {one.rank}", **attributes(aria_current="true"))
         if one is shown
@@ -148,7 +147,6 @@ def _before_first(gpu: GpuInReport) -> list[Component]:
 
 
 def _longest(names: Iterable[NamedTime]) -> Component:
-    """The names that took longest, with their lines of Python."""
     parts = []
     for named in names:
         if named.seconds >= SHORTEST_S:
@@ -196,7 +194,6 @@ def _shapes(op: OpTime) -> Component:
 
 
 def _call(call: Synchronisation) -> Row:
-    """A row for calls that wait."""
     name = f"{call.call} in {call.op}" if call.op else call.call
     times = (call.blocked_s, call.idle_after_s, call.saves_s)
     words = ("-" if spent is None else seconds(spent) for spent in times)
@@ -217,13 +214,13 @@ def _copies(gpu: GpuInReport) -> Component:
 
 
 def _memory(gpu: GpuInReport) -> Iterator[Component]:
-    """The memory over time, if it was recorded."""
     if (memory := gpu.memory) is not None:
         most = f"At most {memory.peak_bytes / 1e9:.3g} GB given out, {memory.reserved_bytes / 1e9:.3g} GB kept"
+        given_out = memory_over_time(memory)
         yield folded_panel(
-            "Memory over time",
+            given_out.title,
             *figure_parts(
-                memory_over_time(memory, viewer().theme),
+                picture(given_out, viewer().theme).update_yaxes(rangemode="tozero"),
                 label="Memory of the GPU over the recording",
                 table=frame_of(memory.points, MemoryPoint),
             ),
@@ -291,9 +288,10 @@ def ranks_picture(stored: Stored, report: Report) -> list[Component]:
         return []
     if report.gpu:
         ranks = [ranks[0] | {"before_first_s": report.gpu.before_first.seconds}]
+    times = rank_times(ranks)
     drawn = figure_panel(
-        "What each GPU did",
-        rank_times(ranks, viewer().theme),
+        times.title,
+        picture(times, viewer().theme),
         label="Time of each rank's GPU that was computing, exposed communication, or idle",
         table=pl.DataFrame(ranks, infer_schema_length=None),
         csv=href("/download/by_rank.csv", job=stored.name),
@@ -319,7 +317,6 @@ def _label(part: Picture) -> str:
 
 
 def _figures(part: Picture) -> pl.DataFrame:
-    """The figures of a picture as a table."""
     if isinstance(part, ShareGrid):
         columns = zip(*part.values, strict=True)
         return pl.DataFrame({part.down: part.rows, **dict(zip(part.columns, columns, strict=True))}, strict=False)
@@ -345,5 +342,5 @@ def sections(report: Report) -> list[Component]:
 
 
 def _section_table(section: Table) -> Component:
-    table = row_table(section.heads, section.rows, section.title, figure_columns(section))
+    table = row_table(section.heads, section.rows, section.title, figure_columns(section.rows))
     return panel(section.title, table, note(section.note) if section.note else None)

@@ -23,7 +23,7 @@ MOST_CULPRITS, MOST_STACKS, MOST_HANGS = 32, 6, 20
 
 def build(job: str | None = None, **_: str) -> list[Component]:
     """The newest hang of a job, without `job=` of the store; then a list of the others."""
-    hangs = results().hangs(job)
+    hangs = results().store.hangs(job)
     if not hangs and job is not None:
         results().stored(job)  # raises where there is no such job
     head = _head(job)

@@ -12,7 +12,16 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from tracekit.base.text import percent, printable, short
-from tracekit.dashboards.browser.ui.components import attributes, badge, folded, href, note, panel, row_table
+from tracekit.dashboards.browser.ui.components import (
+    attributes,
+    badge,
+    folded,
+    href,
+    note,
+    panel,
+    row_table,
+    sorting_head,
+)
 from tracekit.dashboards.browser.ui.context import results, viewer
 from tracekit.dashboards.browser.ui.sentences import Tone
 from tracekit.dashboards.browser.ui.shell import page
@@ -45,8 +54,8 @@ def _head(name: str, chosen: str) -> Any:
     """The heading of a column, which sorts by it if it can."""
     if name not in ORDERS:
         return name
-    words = f"{name} \u2193" if name == chosen else name
-    return dcc.Link(words, href=href("/incidents", sort=None if name == _COSTLIEST else name))
+    path = href("/incidents", sort=None if name == _COSTLIEST else name)
+    return sorting_head(name, path, sorts=name == chosen)
 
 
 page(
@@ -83,12 +92,12 @@ ORDERS: dict[str, Callable[[Handled], Any]] = {
 def handled(incidents: Sequence[Incident]) -> list[Handled]:
     """What is known of each."""
     gpus: Mapping[str, int] = dict(results().jobs().select("name", "world_size").iter_rows()) if incidents else {}
-    return [Handled(one, results().handled(one.incident_id), _lost(one, gpus.get(one.job))) for one in incidents]
+    return [Handled(one, results().store.handled(one.incident_id), _lost(one, gpus.get(one.job))) for one in incidents]
 
 
 def _lost(incident: Incident, gpus: int | None) -> float | None:
     if gpus is None and incident.cause.kind == HANG:  # before the job had a trace
-        gpus = next((one.report.get("world_size") for one in results().hangs(incident.job)), None)
+        gpus = next((one.report.get("world_size") for one in results().store.hangs(incident.job)), None)
     return None if gpus is None else 24 * gpus * incident.cause.share
 
 

@@ -71,10 +71,8 @@ from tracekit.report.report import Report
 MOST_CAUSES = 3
 
 
-def build(stored: Stored, rank: str = "", q: str = "", **_: str) -> list[Component]:
+def build(stored: Stored, report: Report, rank: str = "", q: str = "", **_: str) -> list[Component]:
     """The page of one job. `rank`: whose GPU to show; `q`: the filter of kernels and operators."""
-    report = stored.report
-    assert report is not None
     beside = pictures(stored, report)
     return [
         *window_bar(stored),
@@ -166,7 +164,7 @@ def _fixes(stored: Stored, report: Report) -> list[Component]:
     unprofiled = any(fix.saves_step_s for fix in report.fixes)
     whole = "step" if unprofiled else whole
     then = ["Step after, without the profiler"] if unprofiled else [f"{whole.capitalize()} after, ", term("recorded")]
-    heads = ["Fix", *where, term("sure", "Sure"), then, f"Saves a {whole}", *map(term, hours)]
+    heads = ["Fix", *where, term("sure", "Sure"), then, f"Saved per {whole}", *map(term, hours)]
     rows: dict[bool, list[list[Any]]] = {True: [], False: []}
     for fix in report.fixes:
         confidence = fix.confidence
@@ -196,7 +194,7 @@ def _fixes(stored: Stored, report: Report) -> list[Component]:
 def _applied(name: str) -> list[Component]:
     """The fixes of this job that another run has, and those that this run has: expected and got."""
     rows = []
-    for fix in results().applied():
+    for fix in results().store.applied():
         if name in (fix.before, fix.after):
             between = href("/compare", job=fix.after, **{"with": fix.before})
             runs = dcc.Link(f"from {short(fix.before)} to {short(fix.after)}", href=between, className="way")
@@ -272,7 +270,6 @@ def hero(stored: Stored, report: Report) -> Component:
 
 
 def _action(stored: Stored, report: Report) -> Component:
-    """What to do first, and what that gives back; or why nothing is advised."""
     action = first_action(report)
     if action is None:
         healthy = headline(report).tone is Tone.GOOD
@@ -286,7 +283,6 @@ def _action(stored: Stored, report: Report) -> Component:
 
 
 def _rows(stored: Stored, report: Report) -> list[AnswerRow]:
-    """Label, sentence, and the link to where its figures can be seen."""
     answer = report.answer
     step = report.worst_step.step if report.by_step else None
     trust = f"{'yes' if report.trust.trustworthy else 'NO'}: {answer.trust}"

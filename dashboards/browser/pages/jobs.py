@@ -24,7 +24,17 @@ from tracekit.base.text import counted, printable, ranks_text, short
 from tracekit.costs.claimed import TEAM_KEYS
 from tracekit.dashboards.browser.data.queries import Stored
 from tracekit.dashboards.browser.ui.charts import step_bars, trend
-from tracekit.dashboards.browser.ui.components import Views, attributes, badge, href, note, panel, row_table, text_field
+from tracekit.dashboards.browser.ui.components import (
+    Views,
+    attributes,
+    badge,
+    href,
+    note,
+    panel,
+    row_table,
+    sorting_head,
+    text_field,
+)
 from tracekit.dashboards.browser.ui.context import gpu_hour, results, viewer
 from tracekit.dashboards.browser.ui.sentences import Tone, first_action, headline, run_headline, why_no_advice
 from tracekit.dashboards.browser.ui.shell import page, xlsx
@@ -190,7 +200,7 @@ def _hung(schema: pl.Schema) -> pl.DataFrame:
     """The columns of `job_table` that differ while a job hangs, also of jobs that hung before they had a trace."""
     rows = []
     for name, incident in _hanging().items():
-        ranks, host = int(results().hangs(name)[0].report["world_size"]), next(iter(incident.cause.hosts), None)
+        ranks, host = int(results().store.hangs(name)[0].report["world_size"]), next(iter(incident.cause.hosts), None)
         row = {"name": name, "verdict": HANG, "status": "hangs", "share": 1.0, "headline": incident.cause.what}
         row |= {"world_size": ranks, "lost_gpu_hours_per_day": 24.0 * ranks, "trustworthy": True, "straggling": True}
         culprit = ranks_text(incident.cause.ranks) if incident.cause.ranks else None
@@ -199,7 +209,6 @@ def _hung(schema: pl.Schema) -> pl.DataFrame:
 
 
 def _hanging() -> dict[str, Incident]:
-    """The open hang of each job that has one."""
     return {one.job: one for one in results().incidents(only_open=True) if one.cause.kind == HANG}
 
 
@@ -211,7 +220,6 @@ def _label(kind: str) -> str | None:
 
 
 def _sums(jobs: pl.DataFrame) -> Component:
-    """What all jobs that can be trusted lose together."""
     sure = jobs.filter(pl.col("trustworthy") & (pl.col("straggling") | (pl.col("share") >= SMALLEST_HEADLINE_SHARE)))
     if sure.is_empty():
         return html.H2("Nothing costs any analysed job 5% of its step", className="count")
@@ -233,7 +241,6 @@ def _burning(jobs: pl.DataFrame) -> list[Component]:
 
 
 def _table(jobs: pl.DataFrame, view: dict[str, str | None], part: int, views: Component) -> Component:
-    """The facets, and a part of the rows that fit them."""
     rows = narrowed(jobs, view)
     column, largest_first = ORDERS[view["sort"] or "lost"]
     rows = rows.sort(column, "name", descending=[largest_first, False], nulls_last=True)
@@ -318,15 +325,14 @@ def _grid(rows: pl.DataFrame, view: dict[str, str | None]) -> Component:
     columns = [name for name in COLUMNS if any(cells[name].children != "-" for cells in cells_of_rows)]
     body = [[cells[name] for name in columns] for cells in cells_of_rows]
     now = view["sort"] or "lost"
-    heads = [_head(name, order, now, view) if order else name for name, order in COLUMNS.items() if name in columns]
+    ways = {order: _address(view, sort=order) for order in ORDERS} | {"lost": _address(view, sort=None)}
+    heads = [
+        sorting_head(name, ways[order], sorts=order == now) if order else name
+        for name, order in COLUMNS.items()
+        if name in columns
+    ]
     numbers = [at for at, name in enumerate(columns) if name in (*FIGURES, "Cost a day")]
     return row_table(heads, body, "Jobs", numbers, id="jobs")
-
-
-def _head(name: str, order: str, now: str, view: dict[str, str | None]) -> Component:
-    """A heading that sorts the table; an arrow marks the order that it has."""
-    words = f"{name} \u2193" if order == now else name
-    return dcc.Link(words, href=_address(view, sort=None if order == "lost" else order))
 
 
 def _tone(verdict: str) -> Tone:
@@ -336,7 +342,6 @@ def _tone(verdict: str) -> Tone:
 
 
 def _cells(row: dict[str, Any], shares: Sequence[float]) -> dict[str, Component]:
-    """The cells of a job, by column."""
     name, verdict = row["name"], row["verdict"]
     tone = _tone(verdict)
     why = row["headline"] or row["problem"] or "stored without an analysis"

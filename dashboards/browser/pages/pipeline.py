@@ -28,6 +28,7 @@ from tracekit.dashboards.browser.ui.components import (
 from tracekit.dashboards.browser.ui.context import results, viewer
 from tracekit.dashboards.browser.ui.shell import job_page
 from tracekit.dashboards.figures.charts import plan_front, timeline
+from tracekit.report.report import Report
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved:chunks=2", "zb-h1")
 #: Steps and DP ranks to choose from.
@@ -38,6 +39,7 @@ TIME_LIMIT_S = 10.0
 
 def build(
     stored: Stored,
+    report: Report,
     step: str | None = None,
     dp: str | None = None,
     schedule: str | None = None,
@@ -47,8 +49,7 @@ def build(
     """`step`: its number, by default the slowest; `dp`: its DP rank, by default the one with the longest pipeline;
     `schedule`: what to draw below it; `plans`: whether to search for better plans.
     """
-    assert stored.report is not None
-    if (ops := stored.report.job.ops or 0) > MOST_OPS:
+    if (ops := report.job.ops or 0) > MOST_OPS:
         return [note(f"The job has {ops:,} ops, more than the {MOST_OPS:,} that this server loads.")]
     slowest = stored.table("by_step").sort("recorded_s", descending=True)["step"].to_list()
     chosen, lane = _number(step, "step", slowest[0]), _number(dp, "dp", None)
@@ -87,7 +88,7 @@ def build(
             panel("Idle stages", _stage_table(stages, drawn[0].window_s)),
             panel("Time and memory", html.Ul([html.Li(line) for line in lines])),
         ),
-        *(_best_plans(stored) if plans else ()),
+        *(_best_plans(stored.name, report) if plans else ()),
     ]
 
 
@@ -115,7 +116,6 @@ class _Stage(Struct, frozen=True):
 
 
 def _sentence(stages: Sequence[_Stage], window_s: float) -> str:
-    """How long the stages are idle, which one most, and for what."""
     idle_s = sum(stage.idle_s for stage in stages) / len(stages)
     if not idle_s:
         return "No stage waits."
@@ -128,7 +128,6 @@ def _sentence(stages: Sequence[_Stage], window_s: float) -> str:
 
 
 def _stage_table(stages: Sequence[_Stage], window_s: float) -> Component:
-    """Compute and idle time of each stage, and what it waits for."""
     reasons = [reason for reason in WAITS_FOR if any(reason in stage.waits_s for stage in stages)]
     rows = [
         [
@@ -143,11 +142,10 @@ def _stage_table(stages: Sequence[_Stage], window_s: float) -> Component:
     return row_table(heads, rows, "Idle stages", range(1, len(heads)))
 
 
-def _best_plans(stored: Stored) -> list[Component]:
+def _best_plans(job: str, report: Report) -> list[Component]:
     """The best plans of the job, or why there are none."""
-    assert stored.report is not None
     try:
-        optimum = optimize_job(results().job(stored.name), stored.report, time_limit_s=TIME_LIMIT_S)
+        optimum = optimize_job(results().job(job), report, time_limit_s=TIME_LIMIT_S)
     except TracekitError as error:
         return [panel("The best plan", note(str(error)))]
     others = [f"Or: {words}" for words in moves_words(optimum)]

@@ -62,7 +62,7 @@ def build(team: str = "", cause: str = "", job: str = "", **_: str) -> list[Comp
     applied: tuple[AppliedFix, ...] = ()
     stored: set[str] = set()
     with suppress(StoreError):  # a study can be served without a store
-        applied, stored = results().applied(), set(results().jobs()["name"])
+        applied, stored = results().store.applied(), set(results().jobs()["name"])
     figures = replace(report.figures, applied=applied)
     answer = [part for about, words in answer_rows(figures) for part in (html.Dt(about), html.Dd(words))]
     tone = Tone.BAD if figures.straggling_jobs.value > 0 else Tone.GOOD
@@ -128,7 +128,6 @@ def _where(name: str, stored: set[str]) -> str:
 
 
 def _of_job(served: FleetStudy, report: FleetReport, name: str) -> list[Component]:
-    """What the study knows of one job: its verdict, causes and fixes."""
     head = [html.H1(f"Fleet: {report.name}"), html.P(dcc.Link("All jobs", href=href("/fleet")))]
     rows = report.jobs.filter(pl.col("name") == name)
     if rows.is_empty():
@@ -176,7 +175,7 @@ def _panel(table: Table, by: str = "", values: Sequence[str] = ()) -> Component:
 
 
 def _shown(table: Table, cells: Sequence[Any]) -> Component:
-    return row_table(table.heads, cells, table.title, figure_columns(table))
+    return row_table(table.heads, cells, table.title, figure_columns(table.rows))
 
 
 page(__name__, "/fleet", "Fleet", build, lambda _found, _state: [])

@@ -27,6 +27,7 @@ from tracekit.dashboards.browser.ui.components import figure_panel, guarded, hre
 from tracekit.dashboards.browser.ui.context import chosen_range, results, viewer
 from tracekit.dashboards.browser.ui.shell import answers, job_page
 from tracekit.report.finding import kind_words
+from tracekit.report.report import Report
 
 #: Events that are listed below their figure.
 MOST_LISTED = 50
@@ -35,7 +36,7 @@ MOST_DIFFERENT = 20
 _CHARTS = ("time-steps", "time-tokens", "time-loss", "time-mfu", "time-events")
 
 
-def build(stored: Stored, **_: str) -> list[Component]:
+def build(stored: Stored, _report: Report, **_: str) -> list[Component]:
     """The charts of the chosen range, all on one axis."""
     chosen = chosen_range(stored.name)
     since, until = (0.0, math.inf) if chosen is None else (chosen.since, chosen.until)

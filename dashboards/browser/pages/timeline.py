@@ -17,7 +17,7 @@ from msgspec import Struct, structs
 
 from tracekit.base.text import seconds
 from tracekit.dashboards.browser.data.queries import Results, Stored
-from tracekit.dashboards.browser.data.timeline_state import (
+from tracekit.dashboards.browser.data.view_state import (
     MOST_PINNED,
     DrawnReplays,
     Grouping,
@@ -32,6 +32,7 @@ from tracekit.dashboards.browser.ui.context import results, viewer
 from tracekit.dashboards.browser.ui.shell import job_page
 from tracekit.dashboards.figures.lanes import LEVEL_STEP, LEVELS, LEVELS_OF_RL
 from tracekit.dashboards.figures.theme import CLASSES, ink_on, legend
+from tracekit.report.report import Report
 
 _KEYS = (
     "Point at an op for its figures, click it to keep them. Wheel zooms, Shift + wheel scrolls the rows, dragging pans,"
@@ -85,17 +86,12 @@ STREAMS = TimelineWords(
 PHASES = structs.replace(STREAMS, title=("Phases and requests, one by one",), colours="Phase:")
 
 
-def words_for(stored: Stored) -> TimelineWords:
-    """The words for a job."""
-    if stored.has_workers:
-        return PIPELINE
-    return PHASES if stored.report is not None and stored.report.what_if else STREAMS
-
-
-def build(stored: Stored, **texts: str) -> list[Component]:
+def build(stored: Stored, report: Report, **texts: str) -> list[Component]:
     """The page; `texts` as in `read_state`."""
     steps, read = results().table(stored.name, "by_step"), state_of(results(), stored.name, texts)
-    words = words_for(stored)
+    words = PIPELINE if stored.has_workers else STREAMS
+    if report.prices_alternatives:
+        words = PHASES
     results().ahead(partial(results().step, stored.name, read.state.step))
     remarks = [html.P(f"{remark}.", className="warning", role="status") for remark in read.remarks]
     return [
@@ -104,7 +100,7 @@ def build(stored: Stored, **texts: str) -> list[Component]:
             [term(part) if part == "ideal" else part for part in words.title],
             _controls(stored, words, read.state, steps),
             _canvas(stored, words, read.state),
-            extra=_buttons(stored, words, read.state),
+            extra=_buttons(stored.name, report.job.whole, words, read.state),
         ),
         panel(f"The {words.longest[0]} ops of this view", *_table(stored, words, read.state)),
         dcc.Store(id="timeline-config", data=_config(stored, words, read.state)),
@@ -113,7 +109,6 @@ def build(stored: Stored, **texts: str) -> list[Component]:
 
 
 def _config(stored: Stored, words: TimelineWords, state: TimelineState) -> dict[str, Any]:
-    """What the canvas starts from."""
     return {
         "job": stored.name,
         "state": address(state),
@@ -223,8 +218,8 @@ def _filter(name: str, label: str, value: str, example: str) -> Component:
     return text_field(name, label, value, placeholder=f"e.g. {example}", wait_s=0.5, style="narrow")
 
 
-def _buttons(stored: Stored, words: TimelineWords, state: TimelineState) -> list[Component]:
-    export = href("/timeline/export.json.gz", job=stored.name, step=state.step)
+def _buttons(job: str, whole: str, words: TimelineWords, state: TimelineState) -> list[Component]:
+    export = href("/timeline/export.json.gz", job=job, step=state.step)
     perfetto = html.A(
         "Open in Perfetto",
         id="timeline-perfetto",
@@ -233,8 +228,6 @@ def _buttons(stored: Stored, words: TimelineWords, state: TimelineState) -> list
         className="button",
         title="Downloads this step as a file to open in ui.perfetto.dev; a million ops take half a minute",
     )
-    assert stored.report is not None
-    whole = stored.report.job.whole
     return [
         html.Span(id="timeline-export-said", role="status"),
         html.Button(f"Whole {whole}", id="timeline-home", title=f"Show the whole {whole} (Home)"),
@@ -245,7 +238,6 @@ def _buttons(stored: Stored, words: TimelineWords, state: TimelineState) -> list
 
 
 def _legend(words: TimelineWords) -> Component:
-    """What each colour means."""
     heading: Any = words.colours
     colours = list(zip(_lane_colours()[0], LEVELS_OF_RL if words is PHASES else map(str, LEVELS), strict=True))
     if words.peers:

@@ -19,7 +19,6 @@ from tracekit.dashboards.browser.data.queries import Stored
 from tracekit.dashboards.browser.data.replays import (
     LONGEST_ADDRESS,
     ChosenOps,
-    GpuQuestion,
     QueryAction,
     Rejected,
     gpu_questions,
@@ -54,14 +53,16 @@ _ACTIONS = {
     QueryAction.SCALE: "Scale them",
     QueryAction.KEEP: "Keep only these as recorded (the paper's question)",
 }
+#: The field of `ChosenOps` behind each text field, and its label.
 _CONTROLS = {
     "stages": "Stages",
-    "dp-ranks": "DP ranks",
+    "dp_ranks": "DP ranks",
     "workers": "Workers (dp,stage)",
     "steps": "Steps",
     "microbatches": "Microbatches",
     "slowest": "Slowest %",
 }
+_FIELDS = [f"whatif-{name.replace('_', '-')}" for name in _CONTROLS]
 
 
 class Asking(TypedDict):
@@ -92,28 +93,27 @@ class Answered(TypedDict):
     pending: bool
 
 
-def build(stored: Stored, **state: str) -> list[Component]:
+def build(stored: Stored, report: Report, **state: str) -> list[Component]:
     """`select`, `action`, `factor`: the question; `kept`: those kept beside it."""
-    assert stored.report is not None
     select, action, factor = (state.get(name) or None for name in ("select", "action", "factor"))
     others, remarks = read_kept(state.get("kept", ""))
     asking = Asking(
         job=stored.name, select=select, action=action, factor=factor, beside=kept_text(others), remarks=list(remarks)
     )
-    seen = _look(stored, asking, wait_s=FIRST_WAIT_S)
-    lists = gpu_prices(stored.report, seen) or losses(stored.report)
-    form = _form(stored.report, asking, seen)
+    seen = _look(stored, report, asking, wait_s=FIRST_WAIT_S)
+    lists = gpu_prices(report, seen) or losses(report)
+    form = _form(report, asking, seen)
     if lists:
         form = [html.Details([html.Summary("Ask your own question"), *form], id="whatif-own", open=bool(seen.wrong))]
     return [
-        html.Div(answer_panel(stored.report, seen), id="whatif-answer", **attributes(aria_live="polite")),
+        html.Div(answer_panel(report, seen), id="whatif-answer", **attributes(aria_live="polite")),
         panel(
             "Without which would the job be faster?" if lists else "What if ...",
             html.Div(lists, id="whatif-losses"),
             *form,
         ),
-        html.Div(kept_panel(stored.report, seen), id="whatif-kept"),
-        fixes_panel(stored.report),
+        html.Div(kept_panel(report, seen), id="whatif-kept"),
+        fixes_panel(report),
         dcc.Store(id="whatif-state", data=dict(asking)),
         dcc.Store(id="whatif-limit", data={"characters": LONGEST_ADDRESS, "said": TOO_LONG}),
         dcc.Store(id="whatif-drawn", data=dict(_drawn(seen))),
@@ -122,7 +122,7 @@ def build(stored: Stored, **state: str) -> list[Component]:
     ]
 
 
-def _look(stored: Stored, state: Asking, *, wait_s: float = 0.0) -> Seen:
+def _look(stored: Stored, report: Report, state: Asking, *, wait_s: float = 0.0) -> Seen:
     """Ask for all answers of the page; only the first is waited for."""
     others, remarks = read_kept(state["beside"])
     try:
@@ -135,16 +135,11 @@ def _look(stored: Stored, state: Asking, *, wait_s: float = 0.0) -> Seen:
         wrong = status.message
     wait_s = wait_s if status is None else 0.0
     beside = tuple((other, replays().ask(stored, other, wait_s=wait_s)) for other in others)
-    on_gpus = tuple((question, replays().ask(stored, question.query)) for question in _on_gpus(stored))
+    on_gpus = tuple((question, replays().ask(stored, question.query)) for question in gpu_questions(report))
     return Seen(query, status, wrong, beside, (*state["remarks"], *remarks), on_gpus)
 
 
-def _on_gpus(stored: Stored) -> tuple[GpuQuestion, ...]:
-    return () if stored.report is None else gpu_questions(stored.report)
-
-
 def _drawn(seen: Seen) -> Drawn:
-    """Tells whether anything on the page changed."""
     question = (seen.query, seen.status, seen.wrong)
     return Drawn(
         answer=repr((*question, [query for query, _ in seen.beside])),
@@ -157,7 +152,7 @@ def _drawn(seen: Seen) -> Drawn:
 
 
 def _form(report: Report, state: Asking, seen: Seen) -> list[Component]:
-    rl, example = bool(report.what_if), "kind=host and rank=0"
+    rl, example = report.prices_alternatives, "kind=host and rank=0"
     if rl:  # has no ops to choose
         example = "staleness=1,partial=0.9"
     elif report.by_worker:
@@ -200,27 +195,20 @@ def _form(report: Report, state: Asking, seen: Seen) -> list[Component]:
     ]
 
 
-def _texts(choice: ChosenOps) -> tuple[str, ...]:
-    """What the text fields among the controls show, in their order."""
-    return choice.stages, choice.dp_ranks, choice.workers, choice.steps, choice.microbatches, choice.slowest
-
-
 def _controls(report: Report, chosen: ChosenOps) -> Component:
-    """Fields that write the selection."""
     steps, dp_ranks = report.by_step, [row.dp_rank for row in report.by_dp_rank or ()] or [0]
     stages = len(report.by_pp_rank or ())
     examples = {
         "stages": f"0-{stages - 1}" if stages > 1 else "0",
-        "dp-ranks": f"{dp_ranks[0]}-{dp_ranks[-1]}",
+        "dp_ranks": f"{dp_ranks[0]}-{dp_ranks[-1]}",
         "workers": "1,2 3,0",
         "steps": f"{steps[0].step}-{steps[-1].step}",
         "microbatches": "0,3-5",
         "slowest": "3",
     }
-    values = _texts(chosen)
     fields = [
-        text_field(f"whatif-{name}", label, value, placeholder=examples[name])
-        for (name, label), value in zip(_CONTROLS.items(), values, strict=True)
+        text_field(field, label, getattr(chosen, name), placeholder=examples[name])
+        for field, (name, label) in zip(_FIELDS, _CONTROLS.items(), strict=True)
     ]
     kinds_of_job = sorted({str(row.kind) for row in report.by_kind} | set(chosen.kinds))
     kinds = choice("whatif-kinds", "Op kinds (none: all)", {kind: kind for kind in kinds_of_job}, list(chosen.kinds))
@@ -264,7 +252,7 @@ def show(state: Asking, asked: int, before: Drawn) -> Any:
     stored = results().stored(state["job"])
     if stored.report is None:
         raise StoreError("The job is stored without an analysis by now.")
-    seen = _look(stored, state, wait_s=FIRST_WAIT_S if ctx.triggered_id == "whatif-state" else 0.0)
+    seen = _look(stored, stored.report, state, wait_s=FIRST_WAIT_S if ctx.triggered_id == "whatif-state" else 0.0)
     now = _drawn(seen)
     same = now["answer"] == before["answer"]
     return (
@@ -279,11 +267,11 @@ def show(state: Asking, asked: int, before: Drawn) -> Any:
 
 @answers(
     Output("whatif-kinds", "value"),
-    *(Output(f"whatif-{name}", "value") for name in _CONTROLS),
+    *(Output(field, "value") for field in _FIELDS),
     Input("whatif-state", "data"),
     State("whatif-select", "value"),
     State("whatif-kinds", "value"),
-    *(State(f"whatif-{name}", "value") for name in _CONTROLS),
+    *(State(field, "value") for field in _FIELDS),
 )
 def follow(state: Asking, select: str | None, kinds: list[str] | None, *texts: str | None) -> Any:
     """The controls follow a selection that was typed or suggested, unless somebody goes on writing it."""
@@ -293,7 +281,7 @@ def follow(state: Asking, select: str | None, kinds: list[str] | None, *texts: s
     chosen = ChosenOps.of(query)
     if not set(chosen.kinds) <= {row.kind for row in _report(state["job"]).by_kind}:
         chosen = ChosenOps()  # the list of kinds cannot show it
-    wanted = (list(chosen.kinds), *_texts(chosen))
+    wanted = (list(chosen.kinds), *(getattr(chosen, name) for name in _CONTROLS))
     shown = (list(kinds or []), *(text or "" for text in texts))
     changed = [no_update if new == old else new for new, old in zip(wanted, shown, strict=True)]
     if all(new is no_update for new in changed):
@@ -305,7 +293,7 @@ clientside_callback(
     ClientsideFunction("whatif", "write"),
     Output("whatif-select", "value", allow_duplicate=True),
     Input("whatif-kinds", "value"),
-    *(Input(f"whatif-{name}", "value") for name in _CONTROLS),
+    *(Input(field, "value") for field in _FIELDS),
     State("whatif-select", "value"),
     prevent_initial_call=True,
 )

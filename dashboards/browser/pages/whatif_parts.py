@@ -95,7 +95,7 @@ def fixes_panel(report: Report) -> Component:
     return panel(
         title,
         *([of_causes] if rows[True] else []),
-        *([said] if rows[True] and not report.what_if else []),
+        *([said] if rows[True] and not report.prices_alternatives else []),
         *([folded(general, of_any_job)] if rows[False] else []),
     )
 
@@ -115,7 +115,7 @@ def gpu_prices(report: Report, seen: Seen) -> list[Component]:
     lists = []
     for heading, rows in groups.items():
         ordered = [cells for _, cells in sorted(rows, key=lambda row: -row[0])]
-        takes, saves = "Others wait" if heading == RANKS else "Takes", f"Saves a {report.job.whole}"
+        takes, saves = "Others wait" if heading == RANKS else "Takes", f"Saved per {report.job.whole}"
         table = row_table([heading, takes, saves, html.Th("", className="ask")], ordered, heading, (1, 2))
         lists.append(html.Div(table, className="half"))
     said = note("Prices are those of fixes: the job is replayed with launch delays, everything else as recorded.")
@@ -201,7 +201,6 @@ def answer_panel(report: Report, seen: Seen) -> Component | None:
 
 
 def _progress(phase: Phase) -> Component:
-    """What is done, under way and to come."""
     phases = list(Phase)
     done = phases.index(phase)
     items = [html.Li([str(each), ""], className="done") for each in phases[:done]]
@@ -305,7 +304,6 @@ def kept_panel(report: Report, seen: Seen) -> Component | None:
 
 
 def _numbers(recorded_s: float, rows: Sequence[tuple[WhatifQuery, Status]]) -> pl.DataFrame:
-    """The answers as exact numbers."""
     lines: list[dict[str, Any]] = [{"scenario": "as it ran", "step_time_s": recorded_s, "saved_s": 0.0}]
     for query, answer in rows:
         if not isinstance(answer, WhatifAnswer):
@@ -329,7 +327,7 @@ def _lines(rows: Sequence[tuple[WhatifQuery, Status]], whole: str, beside: int) 
         "",
         "Scenario",
         f"{whole.capitalize()} time",
-        f"Saves a {whole}",
+        f"Saved per {whole}",
         "GPU-hours a day",
         "",
     ]

@@ -14,7 +14,7 @@ from dash.development.base_component import Component
 
 from tracekit.base.text import cost_alone, listed, seconds, short
 from tracekit.dashboards.browser.data.queries import Stored
-from tracekit.dashboards.browser.data.worker_view import (
+from tracekit.dashboards.browser.data.view_state import (
     WorkerView,
     address,
     choose_box,
@@ -54,10 +54,9 @@ MOST_ROWS = 40
 MOST_MARKED = 500
 
 
-def build(stored: Stored, **state: str) -> list[Component]:
+def build(stored: Stored, report: Report, **state: str) -> list[Component]:
     """`step`: its number; `worker`: `dp,pp`; `host`: its name; `dp_rank`, `stage`: those of several workers, `1-3`."""
-    workers, report = results().worker_map(stored.name), stored.report
-    assert report is not None
+    workers = results().worker_map(stored.name)
     view = read_view(workers, state)
     space, time = report.patterns.space, report.patterns.time
     pattern = [
@@ -75,7 +74,7 @@ def build(stored: Stored, **state: str) -> list[Component]:
         panel("Who and since when", *pattern, *_missing(report)),
         html.Div(
             [
-                html.Div(_map_panel(stored, workers, view), className="twothirds"),
+                html.Div(_map_panel(stored.name, report, workers, view), className="twothirds"),
                 html.Div(panel("Slowest workers", listing), className="third"),
             ],
             className="row",
@@ -121,7 +120,6 @@ def _said(view: WorkerView) -> list[Component]:
 
 
 def _cell(workers: WorkerMap, view: WorkerView) -> int:
-    """The chosen worker, else the slowest."""
     return workers.worst(None, 1)[0] if view.cell is None else view.cell
 
 
@@ -141,20 +139,20 @@ def _missing(report: Report) -> list[Component]:
     return [note(gone + blank)]
 
 
-def _map_panel(stored: Stored, workers: WorkerMap, view: WorkerView) -> Component:
+def _map_panel(job: str, report: Report, workers: WorkerMap, view: WorkerView) -> Component:
     go_to = text_field("workers-go", "Show rank", "", placeholder="9, or dp,stage: 1,2", wait_s=True, style="beside")
     parts = figure_parts(
         draw(workers, view),
         label=f"Map of what {workers.slowdown.size:,} workers alone cost of a step, DP ranks down, stages across",
         table=workers.table,
-        csv=href("/download/by_worker.csv", job=stored.name),
+        csv=href("/download/by_worker.csv", job=job),
         id="workers-map",
     )
     return panel(
         ["What each ", term("worker"), " ", term("costs alone"), " of a step: DP ranks down, stages across"],
-        _scrubber(stored, workers, view),
+        _scrubber(job, report, workers, view),
         *parts,
-        html.Div(several(stored.name, workers, view), id="workers-several", role="status"),
+        html.Div(several(job, workers, view), id="workers-several", role="status"),
         extra=go_to,
     )
 
@@ -186,7 +184,7 @@ def _steps_panel(stored: Stored, workers: WorkerMap) -> Component:
     )
 
 
-def _scrubber(stored: Stored, workers: WorkerMap, view: WorkerView) -> Component:
+def _scrubber(job: str, report: Report, workers: WorkerMap, view: WorkerView) -> Component:
     """Chooses the step of the map. The strip above the slider shows what each step loses; position 0 is all steps."""
     count = len(workers.steps)
     slider = scale(
@@ -199,18 +197,15 @@ def _scrubber(stored: Stored, workers: WorkerMap, view: WorkerView) -> Component
     ends = html.Div(marks, className="ends", **attributes(aria_hidden="true"))
     return html.Div(
         [
-            html.Div([_strip(stored, count), slider, ends], className="scrub-track"),
-            html.Div(_readout(stored, workers, view), id="workers-readout", className="scrub-readout"),
+            html.Div([_strip(report, count), slider, ends], className="scrub-track"),
+            html.Div(_readout(job, report, workers, view), id="workers-readout", className="scrub-readout"),
         ],
         className="scrubber",
     )
 
 
-def _strip(stored: Stored, count: int) -> Component:
-    rows = stored.report.by_step if stored.report else []
-    shares = np.array(
-        [(row.lost_s or 0.0) / row.recorded_s if row.recorded_s else 0.0 for row in rows] or [0.0] * count
-    )
+def _strip(report: Report, count: int) -> Component:
+    shares = np.array([(row.lost_s or 0.0) / row.recorded_s if row.recorded_s else 0.0 for row in report.by_step])
     top = max(0.1, float(shares.max()))
     block = -(-count // MOST_BARS)
     bars = []
@@ -222,14 +217,12 @@ def _strip(stored: Stored, count: int) -> Component:
     return html.Div(bars, className="strip", **attributes(aria_hidden="true"))
 
 
-def _readout(stored: Stored, workers: WorkerMap, view: WorkerView) -> list[Any]:
-    """Which step the map shows, and what it costs."""
+def _readout(job: str, report: Report, workers: WorkerMap, view: WorkerView) -> list[Any]:
     if view.position is None:
         return [html.B(f"All {len(workers.steps):,} steps"), html.Span("mean over the steps", className="note")]
     number = int(workers.steps[view.position])
-    assert stored.report is not None
-    lost_s = stored.report.by_step[view.position].lost_s or 0.0
-    moment = viewer().moment(results().step_starts(stored.name).get(number))
+    lost_s = report.by_step[view.position].lost_s or 0.0
+    moment = viewer().moment(results().step_starts(job).get(number))
     return [html.B(f"Step {number}: {seconds(lost_s)} lost"), html.Span(moment, className="note")]
 
 
@@ -285,8 +278,8 @@ def change(
     """
     if not ctx.triggered[0]["value"] and ctx.triggered_id != "workers-step":  # buttons that were drawn anew
         return no_update
-    stored, workers = results().stored(job), results().worker_map(job)
-    assert stored.report is not None  # else there were no map
+    report, workers = results().stored(job).report, results().worker_map(job)
+    assert report is not None, "else there were no map"
     before = read_view(workers, shown)
     clicked = {"workers-map": cell, "workers-times": of_time, "workers-steps": of_steps}.get(str(ctx.triggered_id))
     view = _followed(workers, replace(before, said=()), position, clicked, typed)
@@ -296,11 +289,11 @@ def change(
         set_props("workers-step", {"value": view.position + 1})
     set_props("workers-map", {"figure": drawing(draw(workers, view))})
     set_props("workers-list", {"children": slowest(workers, view.position, _cell(workers, view))})
-    set_props("workers-readout", {"children": _readout(stored, workers, view)})
-    set_props("workers-several", {"children": several(stored.name, workers, view)})
+    set_props("workers-readout", {"children": _readout(job, report, workers, view)})
+    set_props("workers-several", {"children": several(job, workers, view)})
     if ctx.triggered_id != "workers-step":
         set_props("workers-detail", {"children": _detail(job, workers, view)})
-        set_props("workers-hosts", {"children": hosts(workers, view.host, stored.report)})
+        set_props("workers-hosts", {"children": hosts(workers, view.host, report)})
     set_props("workers-view", {"data": address(workers, view)})
     return []
 
@@ -308,7 +301,6 @@ def change(
 def _followed(
     workers: WorkerMap, view: WorkerView, position: int | str, clicked: Clicked | None, typed: str | None
 ) -> WorkerView:
-    """The view after what was done."""
     match ctx.triggered_id:
         case "workers-step":
             number = int(position) if str(position).isdecimal() else 0  # a range field tells digits

@@ -14,7 +14,7 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from tracekit.base.text import cost_alone, seconds
-from tracekit.dashboards.browser.data.worker_view import comma
+from tracekit.dashboards.browser.data.view_state import comma
 from tracekit.dashboards.browser.ui.components import attributes, href
 from tracekit.dashboards.browser.ui.context import viewer
 from tracekit.dashboards.figures.theme import ink_on

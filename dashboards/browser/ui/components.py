@@ -16,6 +16,7 @@ from dash.development.base_component import Component
 from tracekit.base.errors import NotStoredError, TracekitError
 from tracekit.dashboards.browser.ui.context import chosen_range, chosen_window, prefixed
 from tracekit.dashboards.browser.ui.sentences import Tone
+from tracekit.dashboards.words import figure_columns
 from tracekit.report.tables import safe_csv
 from tracekit.trace.gpu_activity import IdleReason
 
@@ -217,6 +218,11 @@ def row_table(
     return html.Div(whole_table, className="table-wide stacked", tabIndex=0, role="region", **frame)
 
 
+def sorting_head(name: str, path: str, *, sorts: bool) -> Component:
+    """The heading of a column that sorts its table; an arrow marks the one that does."""
+    return dcc.Link(f"{name} \u2193" if sorts else name, href=path)
+
+
 def _words(content: Any) -> str:
     """The text of a component and of those in it."""
     if isinstance(content, Component):
@@ -233,13 +239,9 @@ def inline_csv(table: pl.DataFrame) -> str:
 
 def plain_table(frame: pl.DataFrame) -> Component:
     """A frame as an HTML table; numbers have four digits."""
-    numbers = [at for at, one in enumerate(frame) if one.dtype.is_numeric() or (at and _figures(one))]
-    return html_table(frame.columns, [[shown(value) for value in row] for row in frame.iter_rows()], numbers)
-
-
-def _figures(column: pl.Series) -> bool:
-    """Whether words are all figures."""
-    return column.dtype == pl.String and bool(column.str.contains(r"^-?$|^[-+]?\d").all())
+    rows = [[shown(value) for value in row] for row in frame.iter_rows()]
+    first = [0] if frame.width and frame.dtypes[0].is_numeric() else []
+    return html_table(frame.columns, rows, [*first, *figure_columns(rows)])
 
 
 def shown(value: Any) -> str | Component:
@@ -305,11 +307,11 @@ def scale(name: str, label: str, most: int, value: int) -> Component:
 
 
 class _Drawn(Component):
-    """A component of `assets/`: its properties are in `_properties`."""
+    """A component of `assets/`, with these properties."""
 
-    _namespace = "tracekit"
-    _type = "_Drawn"
-    _properties: ClassVar[tuple[str, ...]] = ()
+    _namespace: str
+    _type: str
+    _properties: ClassVar[tuple[str, ...]]
 
     def __init__(self, **values: Any) -> None:
         self._children_props: list[str] = []
@@ -320,44 +322,20 @@ class _Drawn(Component):
         super().__init__(**values)
 
 
-class Chart(_Drawn):
-    """A figure (assets/chart_view.js). `figure`: of `drawing`; `clickData`: the points last clicked."""
-
-    _namespace = "tracekit_chart"
-    _type = "Chart"
-    _properties = ("id", "figure", "clickData")
+def _drawn(namespace: str, name: str, *properties: str) -> type[_Drawn]:
+    named = {"_namespace": namespace, "_type": name, "_properties": properties}
+    return type(name, (_Drawn,), {"__module__": __name__, **named})
 
 
-class Menu(_Drawn):
-    """A select of HTML (assets/forms.js). `options`: `value` and `label` of each."""
-
-    _namespace = "tracekit_forms"
-    _type = "Menu"
-    _properties = ("id", "options", "value")
-
-
-class Choice(_Drawn):
-    """Radio buttons, or checkboxes if `value` is a list (assets/forms.js). `options`: as of `Menu`."""
-
-    _namespace = "tracekit_forms"
-    _type = "Choice"
-    _properties = ("id", "options", "value")
-
-
-class Folded(_Drawn):
-    """A `details` of HTML (assets/folded.js). `children`: its summary, then what a browser draws once it is opened."""
-
-    _namespace = "tracekit_folded"
-    _type = "Folded"
-    _properties = ("children", "className", "open")
-
-
-class Views(_Drawn):
-    """The named views of a table (assets/views.js). `query`: the view that is shown; `name`: that in the address."""
-
-    _namespace = "tracekit_views"
-    _type = "Views"
-    _properties = ("id", "query", "name")
+#: A figure (assets/chart_view.js). `figure`: of `drawing`; `clickData`: the points last clicked.
+Chart = _drawn("tracekit_chart", "Chart", "id", "figure", "clickData")
+#: A select, and radio buttons or, if `value` is a list, checkboxes (assets/forms.js). `options`: `value` and `label`.
+Menu = _drawn("tracekit_forms", "Menu", "id", "options", "value")
+Choice = _drawn("tracekit_forms", "Choice", "id", "options", "value")
+#: A `details` of HTML (assets/folded.js). `children`: its summary, then what a browser draws once it is opened.
+Folded = _drawn("tracekit_folded", "Folded", "children", "className", "open")
+#: The named views of a table (assets/views.js). `query`: the view that is shown; `name`: that in the address.
+Views = _drawn("tracekit_views", "Views", "id", "query", "name")
 
 
 def drawing(figure: go.Figure) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from tracekit.base.errors import SelectionError
 from tracekit.dashboards.browser.data.queries import FleetStudy, Results
 from tracekit.dashboards.browser.data.replays import Replays
 from tracekit.dashboards.figures.theme import LIGHT, THEMES, Theme
-from tracekit.trace.units import EARLIEST_S
+from tracekit.dashboards.words import moment
 
 EXTENSION = "tracekit"
 #: Header with job and window, as in an address; a page of a window sends it with each request (assets/tracekit.js).
@@ -64,12 +64,8 @@ class Viewer:
 
     def moment(self, epoch_s: float | None) -> str:
         """A point in time in the viewer's zone, named."""
-        if epoch_s is None or epoch_s < EARLIEST_S:  # from a clock that does not count from 1970
-            return "unknown"
-        try:
-            return datetime.fromtimestamp(epoch_s, self.zone).strftime("%Y-%m-%d %H:%M:%S %Z")
-        except (ValueError, OverflowError, OSError):  # a trace can hold any number
-            return "unknown"
+        date = moment(epoch_s, self.zone)
+        return "unknown" if date is None else date.strftime("%Y-%m-%d %H:%M:%S %Z")
 
 
 def _service() -> Service:

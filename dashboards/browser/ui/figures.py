@@ -11,11 +11,13 @@ import plotly.graph_objects as go
 import polars as pl
 
 from tracekit.analysis.gpu.gpu_times import MemoryTimes
+from tracekit.analysis.numeric.arrays import Ints
 from tracekit.base.text import seconds, short
 from tracekit.dashboards.figures.charts import figure, markers, worker_heatmap
 from tracekit.dashboards.figures.theme import Theme, ink_on
-from tracekit.dashboards.figures.worker_map import UNKNOWN, Ints, WorkerMap
+from tracekit.dashboards.figures.worker_map import UNKNOWN, WorkerMap
 from tracekit.report.compare import CostChange, Side
+from tracekit.report.tables import BarTimeline, LegendEntry, Series, SeriesLine, TimelineBar
 
 #: Sets of ops that cost less than this share of the costliest one are not drawn.
 LEAST_SHARE = 0.01
@@ -145,46 +147,38 @@ def scenario_times(recorded_s: float, bars: Sequence[StepBar], theme: Theme, who
 
 #: Most ranks in one figure.
 _MOST_RANKS = 32
+#: What a GPU did in turn: its words, its seconds in `by_rank` of the report, and its tone.
+_GPU_PARTS = (
+    ("before its first op", "before_first_s", 3),
+    ("computing", "compute_s", 0),
+    ("exposed communication", "exposed_communication_s", 4),
+    ("idle", "idle_s", 5),
+)
 
 
-def memory_over_time(memory: MemoryTimes, theme: Theme) -> go.Figure:
+def memory_over_time(memory: MemoryTimes) -> Series:
     """Memory that PyTorch has given out on a GPU: `gpu.memory` of the report."""
-    drawn = figure(theme, height=220, x="seconds", y="GB")
-    drawn.add_scatter(
-        x=[point.seconds for point in memory.points],
-        y=[point.bytes / 1e9 for point in memory.points],
-        mode="lines",
-        line={"color": theme.dimmed, "shape": "hv"},
-        hovertemplate="%{x:.4g} s: %{y:.3g} GB<extra></extra>",
-    )
-    drawn.update_yaxes(rangemode="tozero")
-    return drawn
+    given_out = SeriesLine("given out", 0, [point.bytes / 1e9 for point in memory.points])
+    return Series("Memory over time", "seconds", "GB", [point.seconds for point in memory.points], [given_out])
 
 
-def rank_times(ranks: Sequence[Mapping[str, Any]], theme: Theme) -> go.Figure:
-    """GPU time of each rank as stacked bars: `by_rank` of the report on a recording; of many, the costliest."""
-    shown = sorted(sorted(ranks, key=lambda row: -row["sole_delay_s"])[:_MOST_RANKS], key=lambda row: -row["rank"])
-    short = max((row["compute_s"] + row["exposed_communication_s"] for row in shown), default=0.0) < 1
-    unit, each_s = ("milliseconds", 1e-3) if short else ("seconds", 1.0)
-    drawn = figure(theme, height=110 + 24 * len(shown), x=unit)
-    parts = (  # lost time in the colours of slowdown
-        *([("before its first op", "before_first_s", theme.slow[1])] if "before_first_s" in ranks[0] else []),
-        ("computing", "compute_s", theme.dimmed),
-        ("exposed communication", "exposed_communication_s", theme.slow[2]),
-        ("idle", "idle_s", theme.slow[4]),
-    )
-    for name, key, color in parts:
-        drawn.add_bar(
-            y=[f"rank {row['rank']}" for row in shown],
-            x=[row[key] / each_s for row in shown],
-            name=name,
-            orientation="h",
-            marker={"color": color},
-            hovertemplate=f"%{{y}}, {name}: %{{x:.4g}} {unit}<extra></extra>",
-        )
-    drawn.update_layout(barmode="stack", showlegend=True, legend={"orientation": "h", "y": 1.15})
-    drawn.update_xaxes(rangemode="tozero")
-    return drawn
+def rank_times(ranks: Sequence[Mapping[str, Any]]) -> BarTimeline:
+    """What the GPU of each rank did, one part after the other: `by_rank` of the report on a recording, with
+    `before_first_s` if that is known; of many ranks, the costliest.
+    """
+    shown = sorted(sorted(ranks, key=lambda row: -row["sole_delay_s"])[:_MOST_RANKS], key=lambda row: row["rank"])
+    bars = []
+    for number, row in enumerate(shown):
+        end_s = 0.0
+        for what, (words, key, _) in enumerate(_GPU_PARTS):
+            spent_s = row.get(key, 0.0)
+            if spent_s > 0:
+                said = f"rank {row['rank']}, {words}: {seconds(spent_s)}"
+                bars.append(TimelineBar(number, what, end_s, end_s + spent_s, said))
+            end_s += spent_s
+    names = [f"rank {row['rank']}" for row in shown]
+    legend = [LegendEntry(words, tone) for words, _, tone in _GPU_PARTS]
+    return BarTimeline("What each GPU did", "in all", names, legend, bars, [])
 
 
 def distribution(curves: pl.DataFrame, theme: Theme) -> go.Figure:

@@ -83,7 +83,6 @@ def run_headline(report: Report, zone: tzinfo) -> Headline | None:
 
 
 def _sentence(text: str) -> str:
-    """Give `text` a capital and a full stop."""
     return f"{text[:1].upper()}{text[1:]}."
 
 
@@ -205,7 +204,6 @@ def cost_words(report: Report, cause: Finding, *, bound: bool = False) -> str:
 
 
 def _cause_words(report: Report, cause: Finding) -> str:
-    """One cause: its name, place, cost and confidence."""
     where = place_words(report, cause)
     place = f", {where}" if where else ""
     costs = f"{cost_words(report, cause)}, " if costs_time(report, cause) else ""

@@ -117,7 +117,6 @@ def _within_limits(build: Layout) -> Layout:
 
 
 def _left_out(lines: Sequence[str]) -> Component | None:
-    """A panel of the stored rows that no page shows."""
     if not lines:
         return None
     repair = command("store", "repair", "--store", results().path)
@@ -141,7 +140,8 @@ def job_page(
     *,
     any_job: bool = False,
 ) -> None:
-    """Register a page about one job: `build` gets the `Stored` job first. Without `job=` the newest is taken.
+    """Register a page about one job: `build` gets the `Stored` job and its report first. Without `job=`, it is the
+    newest.
 
     `reads`: the data it needs besides the job's report, for an address that names the job. `any_job`: the page is not
     only about pipelines. `window=` chooses the window of the job.
@@ -179,15 +179,14 @@ def job_page(
             if why == OTHER_VERSION:
                 how = f"`{command('store', 'repair', '--store', results().path)}` analyses it again."
             return [job_head(stored, path), *remarks, problem(f"{why} {how}", title="Not analysed")]
-        state.pop("stored", None)  # the name that the functions of the pages use for the job
-        content = guarded(build)(stored, **state)
+        texts = {name: text for name, text in state.items() if name not in ("stored", "report")}  # names of arguments
+        content = guarded(build)(stored, stored.report, **texts)
         return [job_head(stored, path), *remarks, *(content if isinstance(content, list) else [content])]
 
     page(module, path, title, layout, all_reads)
 
 
 def _pipelines_only(stored: Stored) -> Component:
-    """A placeholder for a page that only pipelines have."""
     link = dcc.Link("the page Job", href=href("/job", job=stored.name))
     words = "This page is about the workers of a pipeline, which this job does not have. Its results are on "
     return panel("Not for this job", html.P([words, link, "."]))
@@ -196,8 +195,9 @@ def _pipelines_only(stored: Stored) -> Component:
 def job_head(stored: Stored, active: str) -> Component:
     """The title of the job, its badges and the links to its other pages."""
     badges: list[Any] = []
-    shared = [] if stored.report is None else [share(stored)]
+    shared: list[Component] = []
     if stored.report is not None:
+        shared = [share(stored.name, stored.report)]
         verdict = run_headline(stored.report, viewer().zone) or headline(stored.report)
         badges = [badge(verdict.badge, verdict.tone, loud=verdict.tone is Tone.BAD), trust_badge(stored.report)]
     hung = active == "/hang" or any(one.cause.kind == HANG for one in results().incidents(stored.name))
@@ -282,7 +282,6 @@ def frame() -> Component:
 
 
 def _log_out() -> list[Component]:
-    """A button for those who have logged in."""
     if not flask.g.get("can_log_out"):
         return []
     button = html.Button("Log out", title=f"End the session of {short(flask.g.user)} in this browser")
@@ -402,19 +401,18 @@ def _parts(text: str) -> Any:
 ADDRESS = "\ue000"
 
 
-def share(stored: Stored) -> Component:
+def share(job: str, report: Report) -> Component:
     """The menu Share."""
-    assert stored.report is not None
     copies = [
         html.Button(f"Copy {'as' if form == 'Markdown' else 'for'} {form}", **attributes(data_copy=text))
-        for form, text in messages(stored.report, ADDRESS).items()
+        for form, text in messages(report, ADDRESS).items()
     ]
-    page = html.A("Download HTML", href=href("/download/report.html", job=stored.name), download="", className="button")
+    page = html.A("Download HTML", href=href("/download/report.html", job=job), download="", className="button")
     said = html.Span(role="status", className="note")
     return html.Details(
         [
             html.Summary("Share"),
-            html.Div([*copies, page, xlsx("report", "Download XLSX", "button", job=stored.name), said]),
+            html.Div([*copies, page, xlsx("report", "Download XLSX", "button", job=job), said]),
         ],
         className="share",
     )

@@ -392,7 +392,6 @@ def _page(reason: str, wanted: str) -> flask.Response:
 
 
 def _logout() -> Response:
-    """End the session of this browser."""
     session.clear()
     answer = flask.redirect(flask.g.prefix, 303)
     answer.headers["Clear-Site-Data"] = '"cache", "storage"'
@@ -400,7 +399,6 @@ def _logout() -> Response:
 
 
 def _without_token(request: flask.Request) -> str:
-    """Return the path and parameters that were asked for, without the token."""
     others = urlencode([(name, value) for name, value in request.args.items(multi=True) if name != "token"])
     return quote(request.path) + (f"?{others}" if others else "")
 

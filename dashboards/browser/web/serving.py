@@ -29,7 +29,7 @@ from tracekit.base.paths import command
 from tracekit.base.text import printable, short
 from tracekit.dashboards.browser.data.queries import Stored
 from tracekit.dashboards.browser.data.replays import LONGEST_ADDRESS
-from tracekit.dashboards.browser.data.worker_view import WorkerView, choose_worker, comma
+from tracekit.dashboards.browser.data.view_state import WorkerView, choose_worker, comma
 from tracekit.dashboards.browser.ui.components import href
 from tracekit.dashboards.browser.ui.context import choose_window, results
 from tracekit.dashboards.browser.web.access import (
@@ -195,12 +195,10 @@ def _no_api(path: str = "") -> tuple[dict[str, str], int]:
 
 
 def _healthz() -> flask.Response:
-    """Alive: the process answers."""
     return flask.Response("ok\n", mimetype="text/plain")
 
 
 def _readyz() -> flask.Response:
-    """Ready: the store can be read."""
     try:
         count = results().jobs().height
     except TracekitError:
@@ -228,7 +226,6 @@ def _metrics(url: str) -> flask.Response:
 
 @lru_cache(maxsize=1)
 def _states(store: Path) -> Callable[[], JobStates]:
-    """Return the source of the metrics."""
     from tracekit.live.metrics import remembered
     from tracekit.store import Store
 
@@ -364,7 +361,6 @@ def _table(name: str) -> pl.DataFrame:
 
 
 def _flat(table: pl.DataFrame) -> pl.DataFrame:
-    """Keep the columns that a CSV file can hold."""
     return table.select(name for name, kind in table.schema.items() if not kind.is_nested() and kind != pl.Null)
 
 

@@ -24,7 +24,7 @@ from tracekit.analysis.numeric.arrays import Ints
 from tracekit.base.errors import NotStoredError, SelectionError
 from tracekit.base.text import LONGEST_NAME, cut, printable, seconds
 from tracekit.dashboards.browser.data.queries import Stored
-from tracekit.dashboards.browser.data.timeline_state import OpName, TimelineState, read_state, state_of
+from tracekit.dashboards.browser.data.view_state import OpName, TimelineState, read_state, state_of
 from tracekit.dashboards.browser.ui.context import results, viewer
 from tracekit.dashboards.browser.web.serving import csv_file, file_stem
 from tracekit.dashboards.figures.lanes import LANE_OP, StreamOps
@@ -192,7 +192,6 @@ def _lanes_used(shown: _Shown) -> Ints:
 
 
 def _started_at(shown: _Shown) -> float | None:
-    """Return the start of the step in seconds since the epoch, if known."""
     if not shown.stored.has_workers:
         return None
     return results().job(shown.stored.name).trace.step_starts.get(shown.state.step)
@@ -257,7 +256,6 @@ def _path_words(shown: _Shown, path: PathSpans, replay: Replay) -> str:
 
 
 def _worker_name(shown: _Shown, index: int) -> str:
-    """Name a worker by its rank if the trace has it, else by its coordinates."""
     worker = Worker(int(shown.ops.dp_rank[index]), int(shown.ops.pp_rank[index]))
     rank, _ = _facts_of(shown, worker)
     return worker.coordinates if rank == "-" else f"rank {rank}"
@@ -272,7 +270,6 @@ def _number(texts: Mapping[str, str], name: str, low: int, high: int) -> int:
 
 
 def _op(texts: Mapping[str, str]) -> flask.Response:
-    """Describe the op that `op` names, in words."""
     shown = _Shown(texts)
     name = shown.state.op
     op = None if name is None else shown.ops.find(name.worker.dp_rank, name.worker.pp_rank, name.kind, name.seq)
@@ -316,7 +313,6 @@ def _sums(texts: Mapping[str, str]) -> flask.Response:
 
 
 def _said(shown: _Shown, name: OpName, kind: OpKind, op: int) -> list[list[str]]:
-    """Return the rows of the side panel: label and value."""
     ops, ops_shown = shown.ops, np.array([op])
     facts = _facts_of(shown, name.worker)
     ratio = float(ops.ratios(ops_shown, Replay.RECORDED)[0])
@@ -359,7 +355,6 @@ def said_ratio(ratio: float) -> str:
 
 
 def _facts_of(shown: _Shown, worker: Worker) -> tuple[str, str]:
-    """Rank and host of a worker."""
     row = shown.by_worker.filter((pl.col("dp_rank") == worker.dp_rank) & (pl.col("pp_rank") == worker.pp_rank))
     if row.is_empty():
         return "-", "-"
@@ -417,7 +412,6 @@ def _longest(ops: StreamOps, table: pl.DataFrame) -> dict[str, Any]:
 
 
 def _slowest_csv(texts: Mapping[str, str]) -> flask.Response:
-    """The slowest ops with all digits, as a file."""
     return csv_file("slowest-ops", _slowest_table(_Shown(texts), SLOWEST_IN_CSV))
 
 

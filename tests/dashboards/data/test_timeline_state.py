@@ -7,7 +7,7 @@ import polars as pl
 
 from tests.handmade import slow_trace
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.dashboards.browser.data.timeline_state import DrawnReplays, OpName, Order, Streams, read_state
+from tracekit.dashboards.browser.data.view_state import DrawnReplays, OpName, Order, Streams, read_state
 from tracekit.dashboards.figures.spans import Line, Replay, Window, step_ops
 from tracekit.trace.model import OpKind, Worker
 

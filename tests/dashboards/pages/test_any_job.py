@@ -36,7 +36,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Pages:
     gpus = tracekit.load(SAMPLE)
     rl = tracekit.load(write(tmp_path_factory.mktemp("rl") / "rl.jsonl", lines_of_rl()))
     ops, pipeline = OpTrace(OPS, "op trace", groups=DP), slow_trace((3, 8), name="pipeline")
-    of_ops = GraphJob(ops).stored()
+    of_ops, of_rl = GraphJob(ops).stored(), rl.stored()
+    stale = structs.replace(of_rl, report=structs.replace(of_rl.report, what_if=[]))
     older = structs.replace(of_ops, report=structs.replace(of_ops.report, report_version=2))
     store = Store(tmp_path_factory.mktemp("any") / "jobs.store")
     store.add(
@@ -46,7 +47,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Pages:
             Incoming(ops, "bare ops", "ops.parquet"),
             Incoming(ops, "older", "ops.parquet", older),
             Incoming(gpus.trace, "recording", "gpu_slow_input", gpus.stored()),
-            Incoming(rl.trace, "post-training", "rl.jsonl", rl.stored()),
+            Incoming(rl.trace, "post-training", "rl.jsonl", of_rl),
+            Incoming(rl.trace, "stale", "rl.jsonl", stale),
         ]
     )
     return Pages(store.path)
@@ -71,7 +73,7 @@ def test_the_page_job_shows_the_answer_causes_fixes_and_tables_of_the_report(pag
             for cause, place in zip(report["causes"], answer["places"], strict=True):
                 assert f"{cause['title']} {place}, {cause['when']}" in text
                 assert all(figure["words"] in text for figure in cause["evidence"])
-            assert f"{whole.capitalize()} after, recorded Saves a {whole}" in text
+            assert f"{whole.capitalize()} after, recorded Saved per {whole}" in text
             for fix in report["fixes"]:
                 assert fix["title"] in text
                 assert (fix["withheld"] or seconds(fix["new_step_s"])) in text
@@ -98,6 +100,15 @@ def test_the_pages_of_post_training_have_its_words(pages: Pages) -> None:
         assert str(read_query(alternative)) == alternative
 
 
+def test_a_run_of_post_training_without_an_alternative_has_no_words_of_ops(pages: Pages) -> None:
+    """One that trains on stale samples already has none."""
+    assert "Phases and requests, one by one" in pages.text("/timeline", job="stale")
+    whatif = pages.lines("/whatif", job="stale")
+    assert "Alternative" in whatif
+    assert "Ops" not in whatif
+    assert not any(line.startswith("Every ") for line in whatif)
+
+
 def test_the_page_of_an_op_trace_has_the_numbers_of_the_hand(pages: Pages) -> None:
     """Two ranks lose 4.5 s of every 6.5 s step: 33.2 of 48 GPU-hours a day. Forwards take 3 s of the critical path."""
     text = pages.text("/job", job="op trace")
@@ -110,7 +121,7 @@ def test_what_each_gpu_did_is_drawn_where_it_was_recorded(pages: Pages) -> None:
     for name, drawn in {"pipeline": 0, "op trace": 0, "recording": 1, "post-training": 0}.items():
         with case(name):
             page = sent(pages.page("/job", job=name))
-            assert page.count("What each GPU did") == page.count("exposed communication: %{x") == drawn
+            assert page.count("What each GPU did") == page.count("rank 0, exposed communication: ") == drawn
 
 
 def test_only_a_job_with_workers_has_the_pages_about_them_and_links_to_them(pages: Pages) -> None:

@@ -26,6 +26,7 @@ from tracekit.analysis.job.graph import GraphJob
 from tracekit.base.text import code_name, cost
 from tracekit.dashboards.browser.data.replays import QueryAction, WhatifAnswer, WhatifQuery, answered, gpu_questions
 from tracekit.dashboards.browser.ui.figures import memory_over_time
+from tracekit.dashboards.figures.charts import picture
 from tracekit.dashboards.figures.lanes import LEVEL_STEP, LEVELS
 from tracekit.dashboards.figures.theme import LIGHT
 from tracekit.store import Incoming, Store, TraceKind
@@ -138,7 +139,7 @@ def test_idle_time_is_told_by_reason_in_words_with_the_longest_names(pages: Page
 
 def test_memory_over_time_is_drawn_where_it_was_recorded() -> None:
     memory = MemoryTimes(2_500_000_000, 3_000_000_000, (MemoryPoint(0.1, 2_500_000_000),))
-    (line,) = memory_over_time(memory, LIGHT).data
+    (line,) = picture(memory_over_time(memory), LIGHT).data
     assert (list(line.x), list(line.y)) == ([0.1], [2.5])
 
 

@@ -18,7 +18,7 @@ from tests.dashboards.page_text import Pages
 from tests.dashboards.pages.test_pages import whatif
 from tracekit.base.text import cost_alone
 from tracekit.dashboards.browser.data.queries import Results
-from tracekit.dashboards.browser.data.worker_view import Box, WorkerView, choose_box
+from tracekit.dashboards.browser.data.view_state import Box, WorkerView, choose_box
 from tracekit.dashboards.figures.worker_map import WorkerMap
 
 Visit = Callable[..., Page]

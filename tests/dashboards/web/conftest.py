@@ -57,8 +57,9 @@ class Turns:
         return data if whole else data.split(b"\r\n\r\n")[0]
 
     def idle(self) -> bool:
-        """Whether no request is being answered, and none can be read."""
-        return not any(one.requests for one in self.server.active_channels.values())
+        """Whether no request is being answered, and none can be read: a thread notes its activity after the answer."""
+        asked = any(one.requests for one in self.server.active_channels.values())
+        return not asked and self.server.task_dispatcher.active_count == 0
 
     def after(self, seconds: float) -> None:
         """Let time pass once clients have what they take, after which the server looks at its connections."""

@@ -1,0 +1,36 @@
+"""A bill in the terminal: what it leaves out."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from tracekit.bill.ledger import Bill, Ledger
+from tracekit.costs.claimed import BillPart
+from tracekit.dashboards.terminal.verdicts import print_bill
+
+
+def screen(bill: Bill) -> str:
+    console = Console(width=100)
+    with console.capture() as capture:
+        print_bill(bill, console, "part", None, "tracekit bill")
+    return "\n".join(map(str.rstrip, capture.get().splitlines()))
+
+
+def bill(useful_s: float, stragglers_s: float, rest_s: float) -> Bill:
+    """One GPU that works, waits for a straggler, and spends the rest unexplained."""
+    ledger = Ledger("job", None, None)
+    parts = ((BillPart.USEFUL, "training", useful_s), (BillPart.STRAGGLERS, "slow-worker", stragglers_s))
+    whole_s = useful_s + stragglers_s + rest_s
+    ledger.add_one(0.0, whole_s, 1, *parts, (BillPart.UNKNOWN, "unknown", rest_s))
+    return ledger.bill(whole_s)
+
+
+def test_the_useful_share_without_the_worst_cause_is_left_out_where_it_stays_the_same() -> None:
+    assert "Without  2 to 1 GPU-hours; 25% to 50% useful\n" in screen(bill(1800, 3600, 1800))
+    assert "Without  10 to 9.98 GPU-hours\n" in screen(bill(2880, 72, 33048))
+
+
+def test_a_cause_without_which_the_bill_is_the_same_has_no_line_about_that() -> None:
+    shown = screen(bill(2880, 3.6, 33116.4))
+    assert "Worst" in shown
+    assert "Without" not in shown
