@@ -81,7 +81,7 @@ class Repair(Struct, frozen=True):
     title: str
     reached: str = ""
     assumes: str | None = None
-    excludes: str | None = None
+    excludes: tuple[str, ...] = ()
 
 
 class Treatment(Enum):

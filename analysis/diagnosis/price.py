@@ -255,7 +255,7 @@ def _compatible(fixes: Sequence[PricedFix]) -> list[PricedFix]:
 
 def _exclude(fix: PricedFix, other: PricedFix) -> bool:
     """Return whether a combination has at most one of these fixes."""
-    return fix.excludes is not None and fix.excludes == other.excludes
+    return not set(fix.excludes).isdisjoint(other.excludes)
 
 
 def paying_first(causes: Sequence[Cause], fixes: Sequence[PricedFix]) -> tuple[Cause, ...]:

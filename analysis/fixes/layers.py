@@ -18,7 +18,7 @@ from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.slow_workers import SMALLEST_STAGE_EXCESS, stage_slowness, usual_base_s
 from tracekit.analysis.evidence.subject import Cause
 from tracekit.analysis.fixes.known_layers import check_layers, layers_of
-from tracekit.analysis.fixes.plan import MACHINE, Plan
+from tracekit.analysis.fixes.plan import LAYERS, MACHINE, Plan
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.plans.best_plans import (
     OneLane,
@@ -51,12 +51,12 @@ def layer_plans(
     if uneven is None and slow is None:
         return
     check_layers(job.trace, layers)
-    split = layers_of(job.trace, layers)
+    # Without the slowness of a worker, which is no work of its stage: a fix of the worker takes it away.
+    split, base_s = layers_of(job.trace, layers), usual_base_s(job)
     for cause, around in ((uneven, False), (slow, True)):
         if cause is None:
             continue
         slowness = stage_slowness(job) if around else np.ones(job.stages)
-        base_s = usual_base_s(job) if around else profile.base_s
         if split is None and cause.where.chunks:
             yield from _even_chunks(cause)
         elif split is None:
@@ -71,14 +71,14 @@ def _even_chunks(cause: Cause) -> Iterator[Plan]:
     details, factor = {"assumes": "the speed of other chunks afterwards"}, cause.change.factor
     title = f"Make {cause.where} as fast as other chunks: fewer layers, or a faster head, loss or embedding"
     yield Plan("even-chunks", title, cause.where, cause.change, cause.without_s, details=details, cause=cause,
-               excludes="even-chunks")  # fmt: skip
+               excludes=("even-chunks",))  # fmt: skip
     slower = [kind for kind in (BACKWARD, FORWARD) if factor[kind].min() < 1 / (1 + SMALLEST_STAGE_EXCESS)]
     for kind in slower if len(factor) > 1 and len(slower) > 1 else ():
         alone, name = np.ones_like(factor), "backward" if kind == BACKWARD else "forward"
         alone[kind] = factor[kind]
         yield Plan(f"even-chunk-{name}s", f"Make the {name}s of {cause.where} alone as fast as those of other chunks",
                    cause.where, Scale(cause.change.ops, alone), details=details, cause=cause,
-                   excludes="even-chunks")  # fmt: skip
+                   excludes=("even-chunks",))  # fmt: skip
 
 
 def _shares(job: PipelineSubject, work_s: Floats, slowness: Floats, cause: Cause, *, around: bool) -> Iterator[Plan]:
@@ -152,7 +152,7 @@ def _listed(layers: Sequence[int]) -> str:
 
 def _moved(title: str, change: Scale, details: dict[str, Any], cause: Cause, *, around: bool, edit: str) -> Plan:
     """Return the plan that moves layers; `around`: those of a slow worker, which stays slow."""
-    kind, excludes = ("shift-work-from-slow-worker", MACHINE) if around else ("repartition-stages", None)
+    kind, excludes = ("shift-work-from-slow-worker", MACHINE + LAYERS) if around else ("repartition-stages", LAYERS)
     return Plan(kind, title, Place(), change, details=details, cause=cause, around=around, excludes=excludes, edit=edit)
 
 
