@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from tracekit.analysis.attribution.patterns import TimePattern
 from tracekit.analysis.detectors.detector import (
-    MOST_OF_PRICE,
+    FINDINGS,
     SLOW_KIND,
     SLOW_RANK,
-    SMALLEST_COST_SHARE,
     Advice,
     Candidate,
     Detector,
@@ -21,7 +21,7 @@ from tracekit.analysis.detectors.detector import (
     Treatment,
     only_in,
 )
-from tracekit.analysis.detectors.host_work import SMALLEST_HOST_SHARE
+from tracekit.analysis.detectors.host_work import HOST
 from tracekit.analysis.detectors.pauses import ProcessPauses
 from tracekit.analysis.detectors.rank_behind import compared
 from tracekit.analysis.detectors.stops import NOISE, chance_figures, time_of_episodes
@@ -50,6 +50,16 @@ from tracekit.analysis.whatif.interventions import Intervention, step_times
 from tracekit.base.text import seconds
 from tracekit.report.finding import SMALLEST_BLAMELESS_SHARE, Figure, Place, Unit, confidence_from
 from tracekit.trace.model import OpKind, Worker
+
+
+class SlowComputeThresholds(Struct, frozen=True):
+    """Words on workers that compute slower; `evidence` decides which do."""
+
+    #: Factors that differ by less are one figure in a sentence. Chosen: only words follow.
+    alike: float = 0.03
+
+
+SLOW_COMPUTES = SlowComputeThresholds()
 
 
 class BadWorker(Detector):
@@ -146,7 +156,7 @@ def _stopped(job: PipelineSubject, slow: Candidate, candidates: Sequence[Candida
         both = set(pauses.where.workers) & set(slow.where.workers)
         if pauses.kind == ProcessPauses.kind and pauses.change is not None and both:
             change = as_fast_as_peers(job, sorted(both))
-            if job.explained(change, pauses.change) >= MOST_OF_PRICE:
+            if job.explained(change, pauses.change) >= FINDINGS.most_of_price:
                 stopped |= both
     return stopped
 
@@ -162,7 +172,7 @@ def _costly(job: PipelineSubject, workers: tuple[Worker, ...], others: Sequence[
         return float(job.step_times((*others, repaired)).mean())
 
     ranked = sorted(workers, key=lambda worker: beyond_peers_s(job, worker))
-    least_s = step_s(None) + SMALLEST_COST_SHARE * job.unchanged_s
+    least_s = step_s(None) + FINDINGS.smallest_cost_share * job.unchanged_s
     return tuple(sorted(ranked[bisect_left(ranked, least_s, key=step_s) :])) or workers
 
 
@@ -251,7 +261,7 @@ def late_ranks(job: PipelineSubject) -> dict[str, Bools]:
     by_kind = {"process-pauses": lockstep.stopped(job.unchanged_s)[0]}
     for kind, (ops, _) in PARTS_OF_RANKS.items():
         episodes = lockstep.late_by(ops, job.unchanged_s, len(PARTS_OF_RANKS))
-        hit = episodes.on & episodes.significant(SMALLEST_HOST_SHARE)[:, None]
+        hit = episodes.on & episodes.significant(HOST.code_share)[:, None]
         by_kind[kind] = np.asarray(hit.reshape(lockstep.beyond_s(ops).shape))
     return {kind: late for kind, late in by_kind.items() if late.any()}
 
@@ -307,7 +317,7 @@ class SlowRankOfWorker(Detector):
                 Figure(
                     "longer than its peers, over the step",
                     longer_s / job.unchanged_s,
-                    SMALLEST_HOST_SHARE,
+                    HOST.code_share,
                     Unit.SHARE,
                 ),
             )
@@ -398,8 +408,6 @@ class LockstepJitter(Detector):
         yield Candidate(self.kind, Place(), effect, figures, confidence_from(figures), change, bound=True)
 
 
-#: Factors within this of each other are one figure in a sentence. No experiment.
-_ALIKE = 0.03
 ONE_KIND_CHECK = (
     "a profile of that part on this rank and on a peer (py-spy record, torch.profiler): hooks and user code in it, its"
     " input; a machine that is slow is so in forwards and backwards"
@@ -412,7 +420,7 @@ def slower(job: PipelineSubject, hit: Bools, who: str) -> str:
     factors = worker_factor(job)[hit] - 1 if alone is None else kind_factors(job, hit)[alone] - 1
     low, high = float(factors.min()), float(factors.max())
     size = f"{high:.0%}" if f"{low:.0%}" == f"{high:.0%}" else f"{low:.0%} to {high:.0%}"
-    if 0 < high - low < _ALIKE:
+    if 0 < high - low < SLOW_COMPUTES.alike:
         size = f"about {(low + high) / 2:.0%}"
     grows = _growth(job, hit, alone)
     if alone is not None:

@@ -22,7 +22,7 @@ from tracekit.analysis.attribution.attribution import (
 from tracekit.analysis.attribution.chance import HEADLINE_UNEXPLAINED, SMALLEST_UNEXPLAINED, Parts
 from tracekit.analysis.attribution.patterns import SpacePattern, Stall, TimePattern, space_pattern, time_pattern
 from tracekit.analysis.detectors.all_detectors import detector_of
-from tracekit.analysis.detectors.detector import SMALLEST_COST_SHARE, Treatment
+from tracekit.analysis.detectors.detector import FINDINGS, Treatment
 from tracekit.analysis.diagnosis.diagnosis import Assessment, LossWithCauses, NamedLoss, PricedFix, doubts_of
 from tracekit.analysis.diagnosis.find import acting, can_conclude, is_run, steps_words
 from tracekit.analysis.diagnosis.price import paying_first
@@ -69,7 +69,7 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
 
     @property
     def smallest_cost_s(self) -> float:
-        return SMALLEST_COST_SHARE * self.job.unchanged_s
+        return FINDINGS.smallest_cost_share * self.job.unchanged_s
 
     def ordered(self, causes: tuple[Cause, ...], fixes: Sequence[PricedFix]) -> tuple[Cause, ...]:
         return paying_first(causes, fixes)

@@ -11,7 +11,7 @@ import numpy as np
 
 from tracekit.analysis.attribution.attribution import ReplayTrust
 from tracekit.analysis.detectors.all_detectors import detector_of
-from tracekit.analysis.detectors.detector import SMALLEST_COST_SHARE
+from tracekit.analysis.detectors.detector import FINDINGS
 from tracekit.analysis.detectors.rl_losses import STALE, Tail, alternative
 from tracekit.analysis.diagnosis.diagnosis import Assessment, LossWithCauses, NamedLoss
 from tracekit.analysis.evidence.rl_subject import RlSubject
@@ -29,7 +29,7 @@ class RlAssessment(Assessment, frozen=True, eq=False):
 
     @property
     def smallest_cost_s(self) -> float:
-        return SMALLEST_COST_SHARE * self.job.recorded_s
+        return FINDINGS.smallest_cost_share * self.job.recorded_s
 
     def reported(self, findings: Sequence[Cause]) -> tuple[Cause, ...]:
         return tuple(finding for finding in findings if finding.change is not None)

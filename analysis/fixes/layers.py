@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
@@ -31,10 +32,18 @@ from tracekit.analysis.whatif.interventions import Scale
 from tracekit.base.errors import SelectionError
 from tracekit.report.finding import Place
 
-#: A plan names the stages that give up at least this share of what the largest giver gives up.
-NAMED_SHARE = 0.5
-#: Moving less than this share of a stage's work is not worth a plan.
-SMALLEST_MOVE = 0.01
+
+class LayerFixThresholds(Struct, frozen=True):
+    """When work moves between stages."""
+
+    #: Share of what the largest giver gives up that a stage gives up which is named. Chosen: only words follow.
+    named_share: float = 0.5
+    #: Share of the work of a stage that has to move. Chosen: as little as a fix has to save.
+    smallest_move: float = 0.01
+
+
+LAYER_FIXES = LayerFixThresholds()
+
 SAME_LAYERS = "all layers cost the same"
 ANY_AMOUNT = "work moves in any amount (whatif --layers 8,8,... says which layers)"
 
@@ -88,9 +97,9 @@ def _shares(job: PipelineSubject, work_s: Floats, slowness: Floats, cause: Cause
     """
     factor = work_shares(work_s, slowness) / work_s
     less = 1 - factor
-    if not np.isfinite(factor).all() or less.max() < SMALLEST_MOVE:
+    if not np.isfinite(factor).all() or less.max() < LAYER_FIXES.smallest_move:
         return
-    giving = np.flatnonzero(less >= NAMED_SHARE * less.max())
+    giving = np.flatnonzero(less >= LAYER_FIXES.named_share * less.max())
     named = f"stage{'s' if len(giving) > 1 else ''} {', '.join(map(str, giving))}"
     keeps = "Keep the slow worker, move" if around else "Move"
     last = ", the last" if giving.tolist() == [job.stages - 1] else ""

@@ -241,8 +241,8 @@ def search(
 ) -> SearchResult:
     """Find the best plan that fits into so much memory, None for no limit. `most_parts`, `until`: see `Bounds.leaves`.
 
-    The most promising plans of every kind are replayed first, so that kinds can be compared. Kinds that half of the time
-    does not suffice to look at count with what no plan of them can undercut.
+    The most promising plans of every kind are replayed first, so that kinds can be compared. Kinds that half of the
+    time does not suffice to look at count with what no plan of them can undercut.
     """
     begun, best, optimizer_s = monotonic(), _Best(until), model.optimizer_s
     kinds, unseen_s = _kinds_of(model, memory_gb, begun + (until - begun) / 2)

@@ -251,10 +251,10 @@ class TestPlans:
         assert len(cause.where.workers) == 4
         proposed = [fix for fix in fixes_of(evidence, named) if fix.kind == "replace-workers" and "enough" in fix.title]
         from tracekit.analysis.evidence.slow_workers import as_fast_as_peers
-        from tracekit.analysis.fixes.workers import TARGET_SLOWDOWN
+        from tracekit.analysis.fixes.workers import WORKER_FIXES
 
         target_s = (
-            TARGET_SLOWDOWN
+            WORKER_FIXES.target_slowdown
             * evidence.job.attribution.ideal_s
             * evidence.job.unchanged_s
             / evidence.job.attribution.original_s
@@ -320,8 +320,8 @@ def test_where_dealing_sequences_gives_back_nothing_what_helps_anyway_comes_firs
 
 
 def test_a_slow_worker_of_one_dp_rank_is_no_work_of_its_stage():
-    """Stage 3 has half as much work again, rank 0 is slow. Layers go from stage 3 to all others, and a combination moves
-    them once: with rank 0 repaired, too, the step is that of the job with a healthy rank 0 whose layers move.
+    """Stage 3 has half as much work again, rank 0 is slow. Layers go from stage 3 to all others, and a combination
+    moves them once: with rank 0 repaired, too, the step is that of the job with a healthy rank 0 whose layers move.
     """
     uneven, slow = SlowLastStage(factor=1.5), SlowWorker(dp_rank=0, pp_rank=0, factor=1.5)
     by_kind = []
