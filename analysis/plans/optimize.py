@@ -67,7 +67,9 @@ def optimize(
     return Optimum(
         step_time_s=PlanTimes(now_s, best_s),
         plans=plans,
-        nothing_to_gain=best_s is not None and in_time and _fits(model, now) and best_s >= now_s * (1 - error - ROUNDING),
+        nothing_to_gain=(
+            best_s is not None and in_time and _fits(model, now) and best_s >= now_s * (1 - error - ROUNDING)
+        ),
         searched=Searched(space_size(model), result.replayed),
         reason=None if plans else _reason(model, result),
         gap=max(1 - (result.bound_s or 0.0) / result.plans[0].step_time_s, 0.0) if plans else 0.0,
