@@ -125,11 +125,6 @@ def _own(kind: str) -> Detector:
     return detector
 
 
-def kinds_of_jobs(kind: str) -> JobKind:
-    """Return the kinds of jobs in which the detector of a kind looks."""
-    return _DETECTORS[kind][1] if kind in _DETECTORS else JobKind.ANY
-
-
 def is_plug_in(kind: str) -> bool:
     """Whether findings of this kind come from a plug-in."""
     return kind not in _DETECTORS

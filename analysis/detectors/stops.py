@@ -124,10 +124,9 @@ class Checkpoints(Detector):
         recorded: bool,
     ) -> str:
         """What the checkpoints do. `lost_s`: seconds of each step; `few`: who stops the others."""
-        if few and recorded:
-            return said_of_few(job, few, lost_s, "writes a checkpoint", "write checkpoints")
         if few:
-            return said_of_few(job, few, lost_s, "stands still", "stand still")
+            words = ("writes a checkpoint", "write checkpoints") if recorded else ("stands still", "stand still")
+            return said_of_few(job, few, lost_s, *words)
         return (
             f"{'checkpoints take' if recorded else 'all ranks stand still for'} {figures[0].value:.0%} of the time, in"
             f" {figures[1].value:,.0f} of {len(lost_s):,} steps, up to {seconds(figures[2].value)}"

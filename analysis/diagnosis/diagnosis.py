@@ -191,6 +191,11 @@ class Assessment(Struct, frozen=True, eq=False):
         return None
 
 
+def changes_of(causes: Iterable[Cause]) -> list[Any]:
+    """Return the changes that undo these causes; a fault of the trace has none."""
+    return [cause.change for cause in causes if cause.change is not None]
+
+
 def doubts_of(causes: Iterable[Cause]) -> tuple[str, ...]:
     """Why a report with these causes cannot be trusted: loads of experts that are not known."""
     return tuple(cause.effect for cause in causes if cause.kind == "unknown-loads")

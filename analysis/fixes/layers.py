@@ -26,7 +26,6 @@ from tracekit.analysis.plans.best_plans import (
     StageModel,
     best_split,
     stage_model,
-    work_shares,
 )
 from tracekit.analysis.whatif.interventions import Scale
 from tracekit.base.errors import SelectionError
@@ -95,7 +94,8 @@ def _shares(job: PipelineSubject, work_s: Floats, slowness: Floats, cause: Cause
 
     Assumes that any part of the work can move, including embedding, loss and fractions of a layer.
     """
-    factor = work_shares(work_s, slowness) / work_s
+    speed = 1 / slowness
+    factor = work_s.sum() * speed / speed.sum() / work_s
     less = 1 - factor
     if not np.isfinite(factor).all() or less.max() < LAYER_FIXES.smallest_move:
         return

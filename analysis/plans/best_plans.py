@@ -421,17 +421,6 @@ class OneLane(Struct, frozen=True, eq=False, dict=True):
         return float(replay_lanes(self.template, np.array([0, 1]), Costs.of_constant(costs))[0])
 
 
-def work_shares(work_s: Floats, slowness: Floats) -> Floats:
-    """Spread the same total work over the stages so that all take equally long, seconds [stages].
-
-    `work_s`: work of each stage per microbatch on a healthy worker, seconds [stages]; `slowness`: how many times longer
-    the slowest worker of each stage takes, [stages].
-    """
-    speed = 1 / slowness
-    shares: Floats = work_s.sum() * speed / speed.sum()
-    return shares
-
-
 def best_split(model: StageModel, lane: OneLane) -> tuple[int, ...]:
     """The integer split with the shortest step, each stage with at least one layer.
 
