@@ -48,7 +48,7 @@ _DETECTORS = {
     "slow-optimizer": ("host_work.SlowOptimizer", JobKind.PIPELINE),
     "slow-host-code": ("host_work.SlowHostCode", JobKind.PIPELINE | JobKind.GRAPH),
     "host-bound-launch": ("host_work.HostBound", JobKind.PIPELINE | JobKind.RECORDING),
-    "busy-cores": ("busy_cores.BusyCores", JobKind.PIPELINE),
+    "busy-cores": ("pauses.BusyCores", JobKind.PIPELINE),
     "clock-error": ("trace_faults.ClockError", JobKind.PIPELINE),
     "too-little-trace": ("trace_faults.TooLittleTrace", JobKind.PIPELINE),
     "warm-up": ("gpu_time.WarmUp", JobKind.RECORDING),

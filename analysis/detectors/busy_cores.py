@@ -10,8 +10,6 @@ from msgspec import structs
 
 from tracekit.analysis.attribution.patterns import TimePattern, pattern_of_series
 from tracekit.analysis.detectors.detector import FINDINGS, Candidate, Detector, Repair
-from tracekit.analysis.detectors.host_work import SlowOptimizer
-from tracekit.analysis.detectors.slow_computes import BadWorker
 from tracekit.analysis.evidence.host_code import run_queue_s
 from tracekit.analysis.evidence.off_cpu import LARGEST_WAITING_SHARE, without_core_waits
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject, computing
@@ -26,7 +24,7 @@ from tracekit.trace.model import Worker
 #: Waits are followed over at most so many spans of steps.
 MOST_SPANS = 48
 #: Found in computes and optimizers without the waits of each step, where these are known.
-WITHOUT_WAITS = frozenset({BadWorker.kind, SlowOptimizer.kind})
+WITHOUT_WAITS = frozenset({"bad-worker", "slow-optimizer"})
 
 
 class BusyCores(Detector):
